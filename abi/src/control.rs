@@ -1,0 +1,388 @@
+//! What EL2 and the `underpin` command say to each other, over a byte stream (a virtio-console
+//! port of the machine).
+//!
+//! Either side sends frames: a [`FrameHeader`], then `length` bytes. The command sends requests;
+//! EL2 answers each with one reply frame of the same tag, in any order, and sends events of its
+//! own. A reply begins with a [`ReplyHeader`]; where its code is not [`code::OK`], a sentence in
+//! UTF-8 follows, otherwise the records that the request promises.
+
+use crate::{Text, bundle::VmRecord};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// [`FrameHeader::magic`]: "UPCT".
+pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
+/// The protocol's version, told by [`request::HELLO`].
+pub const VERSION: u32 = 1;
+/// The most bytes that may follow a frame's header.
+pub const PAYLOAD_MAX: usize = 16 * 1024;
+/// How many exit classes there are; see [`EXIT_CLASSES`].
+pub const EXIT_CLASS_COUNT: usize = 16;
+/// The exit classes' names, in the order of [`VcpuStatus::exits`].
+pub const EXIT_CLASSES: [&str; EXIT_CLASS_COUNT] = [
+    "hypercall", "smc", "id-register", "sysreg", "sgi", "gic", "uart", "virtio", "memory",
+    "irq", "timer", "wfi", "fp", "abort", "maintenance", "other",
+];
+
+/// Begins every frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FrameHeader {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// A [`request`], that request with [`REPLY`] set, or an [`event`].
+    pub kind: u32,
+    /// The asker's; a reply repeats it. Zero in events.
+    pub tag: u32,
+    /// Bytes that follow, at most [`PAYLOAD_MAX`].
+    pub length: u32,
+}
+const _: () = assert!(size_of::<FrameHeader>() == 16);
+
+/// Set in [`FrameHeader::kind`] of a reply.
+pub const REPLY: u32 = 0x8000_0000;
+
+/// Requests, with what follows the header and what the reply brings.
+pub mod request {
+    /// Nothing; replies a [`super::MachineStatus`].
+    pub const HELLO: u32 = 1;
+    /// Nothing, or a [`super::VmName`] to go on after; replies a [`super::VmStatus`] each for as
+    /// many VMs as fit. The last part of the list is followed by an empty one.
+    pub const LIST: u32 = 2;
+    /// A [`super::VmName`]; replies its [`super::VmStatus`] and a [`super::VcpuStatus`] each.
+    pub const SHOW: u32 = 3;
+    /// A [`super::VmName`]: starts a VM of the bundle, or one that has ended.
+    pub const START: u32 = 4;
+    /// A [`super::VmName`]: presses its power button.
+    pub const STOP: u32 = 5;
+    /// A [`super::VmName`]: ends it now.
+    pub const KILL: u32 = 6;
+    /// A [`super::VmName`]: its vCPUs stand still until resumed.
+    pub const PAUSE: u32 = 7;
+    /// A [`super::VmName`].
+    pub const RESUME: u32 = 8;
+    /// A [`super::VmName`]: as its reset button.
+    pub const RESET: u32 = 9;
+    /// A [`super::VmName`] and up to 4096 bytes typed at its console; replies how many were
+    /// taken, as a `u64`.
+    pub const CONSOLE_INPUT: u32 = 10;
+    /// A [`super::VmRecord`] whose entry numbers name entries of the machine's bundle: adds the
+    /// VM and, with `VM_AUTOSTART`, starts it.
+    pub const CREATE: u32 = 11;
+    /// A [`super::SetRequest`]: changes weight and cap.
+    pub const SET: u32 = 12;
+    /// Nothing; replies a [`super::NodeStatus`] for each node.
+    pub const NODES: u32 = 13;
+    /// Nothing; replies a [`super::EntryStatus`] for each entry of the bundle.
+    pub const ENTRIES: u32 = 14;
+    /// Nothing: ends all VMs and powers the machine off.
+    pub const POWER_OFF: u32 = 15;
+}
+
+/// Events that EL2 sends by itself.
+pub mod event {
+    /// A [`super::VmName`] and the bytes that the VM wrote to its console.
+    pub const CONSOLE_OUTPUT: u32 = 0x4001;
+    /// A [`super::VmStatus`]: the VM's state has changed.
+    pub const STATE: u32 = 0x4002;
+}
+
+/// [`ReplyHeader::code`]: why a request was refused. Stable, and the command's exit status.
+pub mod code {
+    /// Done.
+    pub const OK: u32 = 0;
+    /// The frame made no sense: unknown kind, wrong length, text that is not UTF-8.
+    pub const MALFORMED: u32 = 10;
+    /// No VM has that name.
+    pub const NO_SUCH_VM: u32 = 11;
+    /// The VM's state does not allow it.
+    pub const WRONG_STATE: u32 = 12;
+    /// A VM of that name is there.
+    pub const EXISTS: u32 = 13;
+    /// The machine has no memory left for it.
+    pub const NO_MEMORY: u32 = 14;
+    /// What the description asks for is impossible here.
+    pub const IMPOSSIBLE: u32 = 15;
+    /// Another VM uses it: a persistent disk.
+    pub const BUSY: u32 = 16;
+}
+
+/// Begins every reply.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReplyHeader {
+    /// One of [`code`].
+    pub code: u32,
+    /// How many records follow where the code is [`code::OK`].
+    pub count: u32,
+    /// The number measured, where the sentence names one.
+    pub value: u64,
+}
+const _: () = assert!(size_of::<ReplyHeader>() == 16);
+
+/// Names a VM.
+pub type VmName = Text<32>;
+
+/// A VM's states, in [`VmStatus::state`].
+pub mod state {
+    /// Described and never started.
+    pub const DEFINED: u32 = 0;
+    /// Its vCPUs run when they have something to do.
+    pub const RUNNING: u32 = 1;
+    /// Its vCPUs stand still.
+    pub const PAUSED: u32 = 2;
+    /// It has ended; [`super::VmStatus::reason`] says why.
+    pub const ENDED: u32 = 3;
+    /// It is being taken down: its memory goes back.
+    pub const ENDING: u32 = 4;
+}
+
+/// The machine.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MachineStatus {
+    /// [`VERSION`].
+    pub version: u32,
+    /// pCPUs that run.
+    pub cpus: u32,
+    /// NUMA nodes.
+    pub nodes: u32,
+    /// VMs known.
+    pub vms: u32,
+    /// Bytes of RAM.
+    pub memory: u64,
+    /// Bytes of RAM that no one uses.
+    pub memory_free: u64,
+    /// Bytes of the EL2 image with its zeroed data.
+    pub image: u64,
+    /// Bytes of the frame table.
+    pub frame_table: u64,
+    /// Bytes of EL2's heap in use.
+    pub heap: u64,
+    /// Bytes of the bundle.
+    pub bundle: u64,
+    /// Nanoseconds since EL2 started.
+    pub uptime_ns: u64,
+}
+const _: () = assert!(size_of::<MachineStatus>() == 72);
+
+/// A node of the machine.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NodeStatus {
+    /// Bytes of its memory that pools manage.
+    pub memory: u64,
+    /// Bytes free.
+    pub free: u64,
+    /// Frames given to those who run on it.
+    pub local: u64,
+    /// Frames given to those who run elsewhere.
+    pub remote: u64,
+    /// Its pCPUs.
+    pub cpus: u32,
+    /// vCPUs that it runs or queues now.
+    pub vcpus: u32,
+}
+const _: () = assert!(size_of::<NodeStatus>() == 40);
+
+/// A VM.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VmStatus {
+    /// Its name.
+    pub name: VmName,
+    /// The name of its kernel in the bundle.
+    pub kernel: Text<40>,
+    /// One of [`state`].
+    pub state: u32,
+    /// Its vCPUs.
+    pub vcpus: u32,
+    /// Its weight.
+    pub weight: u32,
+    /// Its cap in percent; 0: none.
+    pub cap: u32,
+    /// Why it ended, as a sentence; empty while it has not.
+    pub reason: Text<96>,
+    /// Bytes of memory it was given.
+    pub memory: u64,
+    /// Bytes of it that have a frame of the machine behind them.
+    pub touched: u64,
+    /// Bytes in overlays of its disks.
+    pub overlay: u64,
+    /// Bytes of translation tables and other bookkeeping that EL2 holds for it.
+    pub overhead: u64,
+    /// Nanoseconds that its vCPUs ran.
+    pub run_ns: u64,
+    /// Nanoseconds that its vCPUs could have run and did not.
+    pub steal_ns: u64,
+    /// Nanoseconds that EL2 worked for it.
+    pub hypervisor_ns: u64,
+    /// Nanoseconds that its vCPUs had nothing to do.
+    pub idle_ns: u64,
+    /// Exits of all its vCPUs, by [`EXIT_CLASSES`].
+    pub exits: [u64; EXIT_CLASS_COUNT],
+    /// Disk requests: reads, writes, flushes, refused.
+    pub disk: [u64; 4],
+    /// Bytes read from and written to disks.
+    pub disk_bytes: [u64; 2],
+    /// Bytes it wrote to its console, and those that were dropped of them.
+    pub console: [u64; 2],
+    /// Events that EL2 counted and went on: unknown registers, refused MMIO, broken queues, aborts.
+    pub oddities: [u64; 4],
+    /// The node where its memory begins.
+    pub node: u32,
+    /// Counts its starts.
+    pub starts: u32,
+}
+const _: () = assert!(size_of::<VmStatus>() == 32 + 40 + 16 + 96 + 64 + 128 + 32 + 16 + 16 + 32 + 8);
+
+/// A vCPU.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VcpuStatus {
+    /// One of [`vcpu_state`].
+    pub state: u32,
+    /// The pCPU it runs on or ran on last.
+    pub cpu: u32,
+    /// Nanoseconds it ran.
+    pub run_ns: u64,
+    /// Nanoseconds it could have run and did not.
+    pub steal_ns: u64,
+    /// Nanoseconds that EL2 worked for it.
+    pub hypervisor_ns: u64,
+    /// Nanoseconds it had nothing to do.
+    pub idle_ns: u64,
+    /// How often it changed from one pCPU to another.
+    pub migrations: u64,
+    /// Its program counter when it last left the CPU.
+    pub pc: u64,
+    /// Exits by [`EXIT_CLASSES`].
+    pub exits: [u64; EXIT_CLASS_COUNT],
+}
+const _: () = assert!(size_of::<VcpuStatus>() == 56 + 128);
+
+/// What a vCPU does, in [`VcpuStatus::state`].
+pub mod vcpu_state {
+    /// It is off (PSCI).
+    pub const OFF: u32 = 0;
+    /// It waits for an interrupt.
+    pub const WAITING: u32 = 1;
+    /// It waits for a CPU.
+    pub const READY: u32 = 2;
+    /// It runs.
+    pub const RUNNING: u32 = 3;
+}
+
+/// An entry of the machine's bundle.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct EntryStatus {
+    /// One of [`crate::bundle::kind`].
+    pub kind: u32,
+    /// Its number.
+    pub number: u32,
+    /// Its bytes.
+    pub size: u64,
+    /// Its name.
+    pub name: Text<40>,
+}
+const _: () = assert!(size_of::<EntryStatus>() == 56);
+
+/// Changes what can be changed while a VM runs.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetRequest {
+    /// The VM.
+    pub name: VmName,
+    /// The new weight, 1..=65535; 0 leaves it.
+    pub weight: u32,
+    /// The new cap in percent; 0: none, [`KEEP`] leaves it.
+    pub cap: u32,
+}
+const _: () = assert!(size_of::<SetRequest>() == 40);
+
+/// Leaves a value of [`SetRequest`] as it is.
+pub const KEEP: u32 = u32::MAX;
+
+/// A request, decoded and checked as far as that goes without looking at the machine.
+#[derive(Clone, Copy, Debug)]
+pub enum Request<'a> {
+    /// [`request::HELLO`].
+    Hello,
+    /// [`request::LIST`]: all VMs, or those after this one.
+    List(Option<VmName>),
+    /// A request about one VM that carries nothing but its name: its [`request`] number.
+    About(u32, VmName),
+    /// [`request::CONSOLE_INPUT`].
+    ConsoleInput(VmName, &'a [u8]),
+    /// [`request::CREATE`].
+    Create(&'a VmRecord),
+    /// [`request::SET`].
+    Set(SetRequest),
+    /// [`request::NODES`].
+    Nodes,
+    /// [`request::ENTRIES`].
+    Entries,
+    /// [`request::POWER_OFF`].
+    PowerOff,
+}
+
+impl<'a> Request<'a> {
+    /// Decodes a frame's payload; `None` where it is malformed. `payload` is aligned to 8 bytes
+    /// (a [`request::CREATE`] that is not is refused).
+    pub fn decode(kind: u32, payload: &'a [u8]) -> Option<Self> {
+        match kind {
+            request::HELLO if payload.is_empty() => Some(Self::Hello),
+            request::LIST if payload.is_empty() => Some(Self::List(None)),
+            request::LIST => {
+                Some(Self::List(Some(checked(VmName::read_from_bytes(payload).ok()?)?)))
+            }
+            request::NODES if payload.is_empty() => Some(Self::Nodes),
+            request::ENTRIES if payload.is_empty() => Some(Self::Entries),
+            request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
+            request::SHOW..=request::RESET => {
+                Some(Self::About(kind, checked(VmName::read_from_bytes(payload).ok()?)?))
+            }
+            request::CONSOLE_INPUT => {
+                let (name, typed) = VmName::read_from_prefix(payload).ok()?;
+                (typed.len() <= 4096).then_some(Self::ConsoleInput(checked(name)?, typed))
+            }
+            request::CREATE => {
+                let record = VmRecord::ref_from_bytes(payload).ok()?;
+                checked(record.name)?;
+                record.command_line.as_str()?;
+                Some(Self::Create(record))
+            }
+            request::SET => {
+                let set = SetRequest::read_from_bytes(payload).ok()?;
+                checked(set.name)?;
+                Some(Self::Set(set))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn checked(name: VmName) -> Option<VmName> {
+    (!name.is_empty() && name.as_str().is_some()).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_checked() {
+        let name = VmName::new("web").unwrap();
+        assert!(matches!(Request::decode(request::LIST, &[]), Some(Request::List(None))));
+        assert!(Request::decode(request::LIST, &[0]).is_none());
+        assert!(matches!(
+            Request::decode(request::KILL, name.as_bytes()),
+            Some(Request::About(request::KILL, n)) if n == name
+        ));
+        assert!(Request::decode(request::KILL, &[0; 32]).is_none());
+        assert!(Request::decode(request::KILL, &[0xff; 32]).is_none());
+        assert!(Request::decode(request::KILL, &name.as_bytes()[..31]).is_none());
+        assert!(Request::decode(0, &[]).is_none());
+        assert!(Request::decode(REPLY | request::LIST, &[]).is_none());
+    }
+}

@@ -1,0 +1,18 @@
+//! Every byte that crosses a boundary.
+//!
+//! [`bundle`] is what the boot loader hands to EL2 beside the image: VM descriptions, kernels,
+//! disk images. [`control`] is what EL2 and the `underpin` command say to each other.
+//!
+//! All integers are little-endian; both sides run on little-endian machines, which the layout
+//! asserts. Every struct is `repr(C)`, has no padding, and states its size in a `const` assert.
+//! What arrives is an allegation: the `parse` functions check every offset, length and tag.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod bundle;
+pub mod control;
+mod text;
+
+pub use text::Text;
+
+const _: () = assert!(cfg!(target_endian = "little"), "the layouts are little-endian");

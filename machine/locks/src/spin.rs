@@ -1,0 +1,221 @@
+//! A spin lock.
+
+use core::cell::UnsafeCell;
+use core::fmt;
+use core::hint;
+use core::ops::{Deref, DerefMut};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::rank::{RankEvent, track};
+use crate::{Once, Rank};
+
+static RELAX: Once<fn()> = Once::new();
+
+/// Installs what a CPU does between two looks at a lock that another CPU holds. Without it, it
+/// is [`core::hint::spin_loop`]. Called once at boot; later calls change nothing.
+///
+/// EL2 executes YIELD here: a simulator that runs the CPUs in turn then goes on to the holder.
+pub fn set_relax(relax: fn()) {
+    // The first one stays.
+    let _ = RELAX.set(relax);
+}
+
+/// A value for one CPU at a time: a test-and-test-and-set lock. Taking a free one is a single
+/// atomic swap (LSE `SWPA`) and giving it back a store-release.
+///
+/// CPUs that wait are not queued. A queue would hand the lock to a CPU that may not be running
+/// (EL2 itself under a simulator or another hypervisor) while all others wait for it; and what
+/// EL2 does under a lock is short and bounded, so that nobody waits long.
+pub struct SpinLock<T: ?Sized> {
+    held: AtomicBool,
+    rank: Rank,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock hands the value to one thread at a time, so sharing the lock only ever moves
+// the value's use between threads: `T: Send` is what that takes.
+unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
+// SAFETY: moving the lock moves the value.
+unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    /// A free lock around `value`, to be taken in the order `rank` says.
+    pub const fn new(rank: Rank, value: T) -> Self {
+        Self {
+            held: AtomicBool::new(false),
+            rank,
+            value: UnsafeCell::new(value),
+        }
+    }
+}
+
+impl<T: ?Sized> SpinLock<T> {
+    /// Waits for the value.
+    ///
+    /// # Panics
+    /// In debug builds, where the order of [`Rank`] forbids waiting for this lock now.
+    #[inline]
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        self.lock_as(RankEvent::Lock)
+    }
+
+    #[inline]
+    fn lock_as(&self, event: RankEvent) -> SpinGuard<'_, T> {
+        track(self.rank, event);
+        if self.held.swap(true, Ordering::Acquire) {
+            self.wait();
+        }
+        SpinGuard { lock: self }
+    }
+
+    /// The value, if it is free at this moment.
+    #[inline]
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        if self.held.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        track(self.rank, RankEvent::TryLock);
+        Some(SpinGuard { lock: self })
+    }
+
+    /// The value, without locking: `&mut self` says that nobody else has it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+
+    /// The value, out of its lock.
+    pub fn into_inner(self) -> T
+    where
+        T: Sized,
+    {
+        self.value.into_inner()
+    }
+
+    /// Waits until the lock was free and this CPU took it.
+    // Kept out of line, so that taking a free lock needs no stack frame.
+    #[cold]
+    #[inline(never)]
+    fn wait(&self) {
+        let relax = RELAX.get().copied().unwrap_or(hint::spin_loop);
+        loop {
+            // Looking only reads, so the line stays shared between the CPUs that wait.
+            while self.held.load(Ordering::Relaxed) {
+                relax();
+            }
+            if !self.held.swap(true, Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+}
+
+/// Takes two locks of one rank in ascending order of address, which every CPU does alike. Gives
+/// the guards in the order of the arguments; `None` where both are the same lock.
+pub fn lock_pair<'a, T>(
+    a: &'a SpinLock<T>,
+    b: &'a SpinLock<T>,
+) -> Option<(SpinGuard<'a, T>, SpinGuard<'a, T>)> {
+    if ptr::eq(a, b) {
+        return None;
+    }
+    if ptr::from_ref(a) < ptr::from_ref(b) {
+        let first = a.lock();
+        let second = b.lock_as(RankEvent::LockSecond);
+        Some((first, second))
+    } else {
+        let first = b.lock();
+        let second = a.lock_as(RankEvent::LockSecond);
+        Some((second, first))
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.try_lock() {
+            Some(value) => write!(f, "SpinLock({:?}, {:?})", self.rank, &*value),
+            None => write!(f, "SpinLock({:?}, held)", self.rank),
+        }
+    }
+}
+
+/// The value of a [`SpinLock`], given back when this is dropped.
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct SpinGuard<'a, T: ?Sized> {
+    lock: &'a SpinLock<T>,
+}
+
+// SAFETY: sharing a guard shares `&T` and nothing else. (Its `Send` follows from `SpinLock`'s
+// `Sync`; a guard that another thread drops gives the lock back all the same.)
+unsafe impl<T: ?Sized + Sync> Sync for SpinGuard<'_, T> {}
+
+impl<T: ?Sized> Deref for SpinGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: a guard is made only by the CPU whose swap found the lock free, so for as long
+        // as it lives no other guard exists and nobody else reaches the value.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for SpinGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`; `&mut self` excludes other references through this guard.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for SpinGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        track(self.lock.rank, RankEvent::Unlock);
+        self.lock.held.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_lock_cannot_be_tried() {
+        let lock = SpinLock::new(Rank::Device, 1);
+        let guard = lock.lock();
+        assert!(lock.try_lock().is_none());
+        drop(guard);
+        *lock.try_lock().unwrap() += 1;
+        assert_eq!(*lock.lock(), 2);
+    }
+
+    #[test]
+    fn a_pair_is_taken_once_and_in_the_order_asked() {
+        let locks = [
+            SpinLock::new(Rank::Scheduler, 'a'),
+            SpinLock::new(Rank::Scheduler, 'b'),
+        ];
+        for (x, y) in [(0, 1), (1, 0)] {
+            let (first, second) = lock_pair(&locks[x], &locks[y]).unwrap();
+            assert_eq!(
+                (*first, *second),
+                (
+                    if x == 0 { 'a' } else { 'b' },
+                    if y == 0 { 'a' } else { 'b' }
+                )
+            );
+        }
+        assert!(lock_pair(&locks[0], &locks[0]).is_none());
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "lock order: VmMemory taken")]
+    fn the_order_is_checked() {
+        let pool = SpinLock::new(Rank::NodePool, ());
+        let memory = SpinLock::new(Rank::VmMemory, ());
+        let _pool = pool.lock();
+        let _memory = memory.lock();
+    }
+}

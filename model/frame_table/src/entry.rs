@@ -1,0 +1,414 @@
+//! One frame's entry: four words, shared by all CPUs.
+
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use model_addr::{Gfn, VmId};
+
+use crate::{Event, FrameState, Refused, Use};
+
+/// The guest frame that a machine frame belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// The VM.
+    pub vm: VmId,
+    /// Its frame, below 2^32 (44 bits of address).
+    pub gfn: Gfn,
+}
+
+impl Owner {
+    /// The owner of the machine frame that is `n` further on.
+    pub(crate) const fn add(self, n: u64) -> Self {
+        Self {
+            vm: self.vm,
+            gfn: self.gfn.add(n),
+        }
+    }
+
+    /// One word; the next guest frame's is the next number.
+    pub(crate) const fn encode(self) -> u64 {
+        (self.vm.index as u64) << 48 | (self.vm.generation as u64) << 32 | self.gfn.0 & 0xffff_ffff
+    }
+
+    const fn decode(word: u64) -> Self {
+        let vm = VmId {
+            index: (word >> 48) as u16,
+            generation: (word >> 32) as u16,
+        };
+        Self {
+            vm,
+            gfn: Gfn(word & 0xffff_ffff),
+        }
+    }
+}
+
+/// The disk block that a frame holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheKey {
+    /// The disk.
+    pub disk: u16,
+    /// The 4 KiB block, below 2^48.
+    pub block: u64,
+}
+
+impl CacheKey {
+    const BLOCK_BITS: u32 = 48;
+    const BLOCK_MASK: u64 = (1 << Self::BLOCK_BITS) - 1;
+
+    const fn encode(self) -> u64 {
+        (self.disk as u64) << Self::BLOCK_BITS | self.block & Self::BLOCK_MASK
+    }
+
+    const fn decode(word: u64) -> Self {
+        Self {
+            disk: (word >> Self::BLOCK_BITS) as u16,
+            block: word & Self::BLOCK_MASK,
+        }
+    }
+}
+
+/// A frame's entry. All zeroes is a free frame that no pool has yet.
+#[derive(Debug, Default)]
+#[repr(C, align(32))]
+pub struct FrameEntry {
+    state: AtomicU64,
+    owner: AtomicU64,
+    key: AtomicU64,
+    /// Previous and next in a pool's list; changed under the pool's lock.
+    links: AtomicU64,
+}
+
+const _: () = assert!(size_of::<FrameEntry>() == 32);
+
+/// A place in a list: the frame's position among all entries of the [`crate::MemoryMap`].
+pub(crate) type Slot = u32;
+/// No frame.
+pub(crate) const NO_SLOT: Slot = Slot::MAX;
+
+impl FrameEntry {
+    /// The state at some moment.
+    pub fn state(&self) -> FrameState {
+        FrameState::decode(self.state.load(Ordering::Acquire))
+    }
+
+    /// Locks the frame; `None` where it is free, for a free frame is its pool's. Spins while
+    /// another CPU has it locked, which is a few instructions long.
+    pub fn lock(&self) -> Option<LockedFrame<'_>> {
+        loop {
+            match self.try_lock() {
+                Err(Refused::Locked) => spin_loop(),
+                result => return result.ok(),
+            }
+        }
+    }
+
+    /// Locks the frame if no other CPU has.
+    ///
+    /// # Errors
+    /// [`Refused::Locked`], or [`Refused::PoolOnly`] where it is free.
+    pub fn try_lock(&self) -> Result<LockedFrame<'_>, Refused> {
+        let word = self.state.load(Ordering::Relaxed);
+        if FrameState::is_locked(word) {
+            return Err(Refused::Locked);
+        }
+        let state = FrameState::decode(word);
+        if state.usage == Use::Free {
+            return Err(Refused::PoolOnly);
+        }
+        let locked = FrameState::locked(word);
+        self.state
+            .compare_exchange(word, locked, Ordering::Acquire, Ordering::Relaxed)
+            .map_err(|_| Refused::Locked)?;
+        Ok(LockedFrame { entry: self, state })
+    }
+
+    /// Takes a frame that is reserved for `owner`, to be its private memory; `false` where it is
+    /// not, or no longer.
+    pub fn take_reserved(&self, owner: Owner) -> bool {
+        self.take(owner.encode())
+    }
+
+    /// [`Self::take_reserved`] for an encoded owner.
+    pub(crate) fn take(&self, owner: u64) -> bool {
+        loop {
+            let word = self.state.load(Ordering::Relaxed);
+            let Some(taken) = FrameState::take(word) else {
+                return false;
+            };
+            let locked = FrameState::locked(word);
+            let exchange = |from| {
+                let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
+                self.state.compare_exchange(from, locked, success, failure)
+            };
+            if FrameState::is_locked(word) || exchange(word).is_err() {
+                spin_loop();
+                continue;
+            }
+            // While it is locked and reserved, its owner does not change.
+            let is_owner = self.owner.load(Ordering::Relaxed) == owner;
+            self.state
+                .store(if is_owner { taken } else { word }, Ordering::Release);
+            return is_owner;
+        }
+    }
+
+    /// Ends what [`LockedFrame::stay_locked`] began, with nothing changed.
+    pub(crate) fn unlock(&self) {
+        self.state.store(self.state().encode(), Ordering::Release);
+    }
+
+    /// Sets the state of a frame that is free, or locked to become so; the pool's lock is held.
+    pub(crate) fn set_state(&self, state: FrameState) {
+        self.state.store(state.encode(), Ordering::Release);
+    }
+
+    /// Makes a free frame what `given`, an encoded state, says; the pool's lock is held.
+    pub(crate) fn give(&self, given: u64, owner: Owner) {
+        self.owner.store(owner.encode(), Ordering::Relaxed);
+        let free = self.state.load(Ordering::Relaxed);
+        self.state
+            .store(FrameState::give(free, given), Ordering::Release);
+    }
+
+    pub(crate) fn links(&self) -> (Slot, Slot) {
+        let word = self.links.load(Ordering::Relaxed);
+        (word as Slot, (word >> 32) as Slot)
+    }
+
+    pub(crate) fn set_links(&self, previous: Slot, next: Slot) {
+        let word = u64::from(next) << 32 | u64::from(previous);
+        self.links.store(word, Ordering::Relaxed);
+    }
+}
+
+/// A frame in use that this CPU has locked, until it is dropped.
+#[must_use = "the lock is released at once"]
+#[derive(Debug)]
+pub struct LockedFrame<'a> {
+    entry: &'a FrameEntry,
+    /// What the unlock will publish.
+    state: FrameState,
+}
+
+impl LockedFrame<'_> {
+    /// The state.
+    pub fn state(&self) -> FrameState {
+        self.state
+    }
+
+    /// Moves the frame through the transition table.
+    ///
+    /// # Errors
+    /// [`Refused::Step`], [`Refused::References`]; [`Refused::PoolOnly`] for a release, which is
+    /// [`crate::Pool::free`]'s.
+    pub fn step(&mut self, event: Event) -> Result<Use, Refused> {
+        let state = self.state.step(event)?;
+        if state.usage == Use::Free {
+            return Err(Refused::PoolOnly);
+        }
+        self.state = state;
+        Ok(state.usage)
+    }
+
+    /// Counts an I/O operation in flight. The frame is not freed before it is unpinned.
+    ///
+    /// # Errors
+    /// [`Refused::Overflow`]; [`Refused::PoolOnly`] for a reserved frame, which its pool may free
+    /// at any moment.
+    pub fn pin(&mut self) -> Result<(), Refused> {
+        if self.state.usage == Use::Reserved {
+            return Err(Refused::PoolOnly);
+        }
+        self.state.pins = self.state.pins.checked_add(1).ok_or(Refused::Overflow)?;
+        Ok(())
+    }
+
+    /// Ends an I/O operation.
+    ///
+    /// # Errors
+    /// [`Refused::Overflow`] where none is in flight.
+    pub fn unpin(&mut self) -> Result<(), Refused> {
+        self.state.pins = self.state.pins.checked_sub(1).ok_or(Refused::Overflow)?;
+        Ok(())
+    }
+
+    /// Adds a user to a shared frame.
+    ///
+    /// # Errors
+    /// [`Refused::References`] where the frame is not shared, [`Refused::Overflow`].
+    pub fn add_reference(&mut self) -> Result<(), Refused> {
+        self.count_references(|references| references.checked_add(1))
+    }
+
+    /// Takes a user from a shared frame; the frame is to be retired or freed when none is left.
+    ///
+    /// # Errors
+    /// As [`Self::add_reference`].
+    pub fn drop_reference(&mut self) -> Result<u32, Refused> {
+        self.count_references(|references| references.checked_sub(1))?;
+        Ok(self.state.references)
+    }
+
+    fn count_references(&mut self, count: impl FnOnce(u32) -> Option<u32>) -> Result<(), Refused> {
+        if self.state.usage != Use::Shared {
+            return Err(Refused::References(self.state.references));
+        }
+        self.state.references = count(self.state.references).ok_or(Refused::Overflow)?;
+        Ok(())
+    }
+
+    /// The guest frame it belongs to, or was set aside for.
+    pub fn owner(&self) -> Owner {
+        Owner::decode(self.entry.owner.load(Ordering::Relaxed))
+    }
+
+    /// Sets the guest frame it belongs to.
+    pub fn set_owner(&mut self, owner: Owner) {
+        self.entry.owner.store(owner.encode(), Ordering::Relaxed);
+    }
+
+    /// The disk block it holds, as last set; meaningless where it was not set since it was
+    /// allocated.
+    pub fn cache_key(&self) -> CacheKey {
+        CacheKey::decode(self.entry.key.load(Ordering::Relaxed))
+    }
+
+    /// Sets the disk block it holds.
+    pub fn set_cache_key(&mut self, key: CacheKey) {
+        self.entry.key.store(key.encode(), Ordering::Relaxed);
+    }
+
+    /// Whether the frame could be freed now.
+    pub(crate) fn check_release(&self) -> Result<(), Refused> {
+        self.state.step(Event::Release).map(|_| ())
+    }
+
+    /// Frees it; the pool's lock is held.
+    pub(crate) fn release(mut self) -> Result<(), Refused> {
+        self.check_release()?;
+        self.state = self.state.freed();
+        Ok(())
+    }
+
+    /// Leaves the frame locked, for [`FrameEntry::set_state`] or [`FrameEntry::unlock`] to end.
+    pub(crate) fn stay_locked(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for LockedFrame<'_> {
+    fn drop(&mut self) {
+        self.entry
+            .state
+            .store(self.state.encode(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> FrameEntry {
+        let entry = FrameEntry::default();
+        let state = FrameState {
+            usage: Use::Shared,
+            references: 1,
+            ..FrameState::default()
+        };
+        entry.give(
+            state.encode(),
+            Owner {
+                vm: VmId {
+                    index: 7,
+                    generation: 9,
+                },
+                gfn: Gfn(0xffff_fffe),
+            },
+        );
+        entry
+    }
+
+    #[test]
+    fn a_free_frame_is_its_pools() {
+        let entry = FrameEntry::default();
+        assert!(entry.lock().is_none());
+        assert_eq!(entry.try_lock().map(|_| ()), Err(Refused::PoolOnly));
+    }
+
+    #[test]
+    fn a_locked_frame_is_locked_until_dropped() {
+        let entry = shared();
+        let mut frame = entry.lock().unwrap();
+        assert_eq!(entry.try_lock().map(|_| ()), Err(Refused::Locked));
+        frame.add_reference().unwrap();
+        assert_eq!(frame.step(Event::Claim), Err(Refused::References(2)));
+        assert_eq!(frame.drop_reference(), Ok(1));
+        assert_eq!(frame.step(Event::Claim), Ok(Use::Private));
+        assert_eq!(frame.step(Event::Release), Err(Refused::PoolOnly));
+        assert_eq!(frame.add_reference(), Err(Refused::References(1)));
+        assert_eq!(entry.state().usage, Use::Shared, "not published yet");
+        drop(frame);
+        assert_eq!(entry.state().usage, Use::Private);
+    }
+
+    #[test]
+    fn counts_do_not_wrap() {
+        let entry = shared();
+        let mut frame = entry.lock().unwrap();
+        assert_eq!(frame.unpin(), Err(Refused::Overflow));
+        frame.state.pins = u16::MAX;
+        frame.state.references = u32::MAX;
+        assert_eq!(frame.pin(), Err(Refused::Overflow));
+        assert_eq!(frame.add_reference(), Err(Refused::Overflow));
+        frame.state.references = 0;
+        assert_eq!(frame.drop_reference(), Err(Refused::Overflow));
+    }
+
+    #[test]
+    fn words_are_kept_whole() {
+        let entry = shared();
+        let mut frame = entry.lock().unwrap();
+        let owner = frame.owner();
+        assert_eq!(
+            (owner.vm.index, owner.vm.generation, owner.gfn),
+            (7, 9, Gfn(0xffff_fffe))
+        );
+        let key = CacheKey {
+            disk: 0xfffe,
+            block: 0xffff_ffff_fffe,
+        };
+        frame.set_cache_key(key);
+        assert_eq!(frame.cache_key(), key);
+        entry.set_links(1, NO_SLOT);
+        assert_eq!(entry.links(), (1, NO_SLOT));
+    }
+
+    #[test]
+    fn only_the_owner_takes_a_reserved_frame_and_once() {
+        let entry = FrameEntry::default();
+        let owner = Owner {
+            vm: VmId {
+                index: 1,
+                generation: 2,
+            },
+            gfn: Gfn(3),
+        };
+        let state = FrameState {
+            usage: Use::Reserved,
+            ..FrameState::default()
+        };
+        entry.give(state.encode(), owner);
+        assert!(!entry.take_reserved(owner.add(1)));
+        let late = VmId {
+            index: 1,
+            generation: 3,
+        };
+        assert!(!entry.take_reserved(Owner { vm: late, ..owner }));
+        assert!(entry.take_reserved(owner));
+        assert!(!entry.take_reserved(owner));
+        assert_eq!(
+            (entry.state().usage, entry.state().references),
+            (Use::Private, 1)
+        );
+    }
+}

@@ -1,0 +1,212 @@
+//! All memory of the machine: from frame number to entry.
+
+use core::fmt;
+
+use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId};
+
+use crate::entry::Slot;
+use crate::{Event, FrameEntry, FrameState, MAX_NODES, Owner, Refused, Use};
+
+/// How many ranges a machine may have.
+pub const MAX_RANGES: usize = 64;
+
+/// Bytes that the entries of `frames` frames take, in whole frames.
+pub const fn entries_bytes(frames: u64) -> u64 {
+    (frames * size_of::<FrameEntry>() as u64).next_multiple_of(FRAME_SIZE)
+}
+
+/// Frames of one node that follow each other, with their entries in the same order.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRange<'a> {
+    /// The frames.
+    pub frames: FrameRange,
+    /// Their node.
+    pub node: NodeId,
+    /// One for each frame. All zeroes at first.
+    pub entries: &'a [FrameEntry],
+}
+
+impl<'a> MemoryRange<'a> {
+    const NONE: Self = Self {
+        frames: FrameRange {
+            start: Mfn(0),
+            count: 0,
+        },
+        node: NodeId(0),
+        entries: &[],
+    };
+
+    pub(crate) fn entry(&self, frame: Mfn) -> Option<&'a FrameEntry> {
+        self.entries
+            .get(frame.0.checked_sub(self.frames.start.0)? as usize)
+    }
+
+    pub(crate) fn run(&self, first: Mfn, count: u64) -> Option<&'a [FrameEntry]> {
+        let at = first.0.checked_sub(self.frames.start.0)?;
+        let end = at.checked_add(count)?;
+        self.entries
+            .get(usize::try_from(at).ok()?..usize::try_from(end).ok()?)
+    }
+}
+
+/// Why ranges do not make a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapError {
+    /// More than [`MAX_RANGES`] ranges.
+    Ranges,
+    /// 2^32 - 1 frames (16 TiB) or more.
+    Frames,
+    /// A range is empty, wraps around, or has not one entry for each frame.
+    Entries(Mfn),
+    /// Two ranges share this frame.
+    Overlap(Mfn),
+    /// A node number of [`MAX_NODES`] or above.
+    Node(NodeId),
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ranges => write!(f, "more than {MAX_RANGES} ranges of memory"),
+            Self::Frames => f.write_str("more than 16 TiB of memory"),
+            Self::Entries(first) => write!(f, "the range at frame {first} lacks entries"),
+            Self::Overlap(frame) => write!(f, "two ranges of memory share frame {frame}"),
+            Self::Node(node) => write!(f, "{node}: there are at most {MAX_NODES} nodes"),
+        }
+    }
+}
+
+impl core::error::Error for MapError {}
+
+/// The frame table: all ranges of the machine's memory, holes between them.
+#[derive(Debug)]
+pub struct MemoryMap<'a> {
+    /// By frame number; the first `count` are in use.
+    ranges: [MemoryRange<'a>; MAX_RANGES],
+    /// The slot of each range's first frame.
+    slots: [Slot; MAX_RANGES],
+    count: usize,
+}
+
+impl<'a> MemoryMap<'a> {
+    /// The map of these ranges, in any order.
+    pub fn new(ranges: &[MemoryRange<'a>]) -> Result<Self, MapError> {
+        let count = ranges.len();
+        let mut map = Self {
+            ranges: [MemoryRange::NONE; MAX_RANGES],
+            slots: [0; MAX_RANGES],
+            count,
+        };
+        let sorted = map.ranges.get_mut(..count).ok_or(MapError::Ranges)?;
+        sorted.copy_from_slice(ranges);
+        sorted.sort_unstable_by_key(|range| range.frames.start);
+        let mut frames: u64 = 0;
+        let mut end = Mfn(0);
+        for (range, slot) in sorted.iter().zip(&mut map.slots) {
+            let FrameRange { start, count } = range.frames;
+            let wraps = start.0.checked_add(count).is_none();
+            if count == 0 || wraps || range.entries.len() as u64 != count {
+                return Err(MapError::Entries(start));
+            }
+            if start < end {
+                return Err(MapError::Overlap(start));
+            }
+            if usize::from(range.node.0) >= MAX_NODES {
+                return Err(MapError::Node(range.node));
+            }
+            *slot = Slot::try_from(frames).map_err(|_| MapError::Frames)?;
+            frames = frames.checked_add(count).ok_or(MapError::Frames)?;
+            end = range.frames.end();
+        }
+        if frames >= u64::from(Slot::MAX) {
+            Err(MapError::Frames)
+        } else {
+            Ok(map)
+        }
+    }
+
+    /// The ranges, by frame number.
+    pub fn ranges(&self) -> &[MemoryRange<'a>] {
+        self.ranges.get(..self.count).unwrap_or(&[])
+    }
+
+    /// The entry of `frame`; `None` where the machine has no such frame.
+    pub fn entry(&self, frame: Mfn) -> Option<&'a FrameEntry> {
+        self.range(frame)?.1.entry(frame)
+    }
+
+    /// The entries of `count` frames from `first`; `None` where they are not all in one range.
+    pub fn run(&self, first: Mfn, count: u64) -> Option<&'a [FrameEntry]> {
+        self.range(first)?.1.run(first, count)
+    }
+
+    /// Takes, one by one, `count` frames from `first` that are reserved for `owner` and the guest
+    /// frames after it. Returns how many from the first on are now its private memory.
+    pub fn take_reserved(&self, first: Mfn, count: u64, owner: Owner) -> u64 {
+        let entries = self.run(first, count).unwrap_or(&[]);
+        let owners = owner.encode()..;
+        let pairs = owners.zip(entries);
+        pairs
+            .take_while(|(owner, entry)| entry.take(*owner))
+            .count() as u64
+    }
+
+    /// Marks frames that no pool was given as the hypervisor's own: its image, the entries
+    /// themselves, what firmware keeps. Before any pool is filled.
+    ///
+    /// # Errors
+    /// [`Refused::NotHere`], or [`Refused::Step`] where one is in use; those before it are marked.
+    pub fn set_aside(&self, frames: FrameRange) -> Result<(), Refused> {
+        let (_, range) = self.range(frames.start).ok_or(Refused::NotHere)?;
+        let entries = range
+            .run(frames.start, frames.count)
+            .ok_or(Refused::NotHere)?;
+        for entry in entries {
+            let own = entry.state().step(Event::Grant)?;
+            entry.set_state(FrameState {
+                node: range.node,
+                ..own
+            });
+        }
+        Ok(())
+    }
+
+    /// How many frames are used for what, of `count` frames from `first`, for reports: indexed by
+    /// [`Use`]. Frames that the machine does not have are not counted.
+    pub fn census(&self, first: Mfn, count: u64) -> [u64; Use::ALL.len()] {
+        let mut counts = [0; Use::ALL.len()];
+        for entry in self.run(first, count).unwrap_or(&[]) {
+            counts[entry.state().usage as usize] += 1;
+        }
+        counts
+    }
+
+    /// The first frame at or after `from` on `node`, with its range.
+    pub(crate) fn next_on(&self, node: NodeId, from: Mfn) -> Option<(&MemoryRange<'a>, Mfn)> {
+        let mut ranges = self.ranges().iter();
+        let range = ranges.find(|r| r.node == node && r.frames.end() > from)?;
+        Some((range, from.max(range.frames.start)))
+    }
+
+    pub(crate) fn range(&self, frame: Mfn) -> Option<(Slot, &MemoryRange<'a>)> {
+        let after = self
+            .ranges()
+            .partition_point(|range| range.frames.start <= frame);
+        let index = after.checked_sub(1)?;
+        Some((*self.slots.get(index)?, self.ranges.get(index)?))
+    }
+
+    /// The frame in `slot`.
+    pub(crate) fn by_slot(&self, slot: Slot) -> Option<(Mfn, &'a FrameEntry)> {
+        let slots = self.slots.get(..self.count)?;
+        let index = slots
+            .partition_point(|first| *first <= slot)
+            .checked_sub(1)?;
+        let range = self.ranges.get(index)?;
+        let offset = slot - slots.get(index)?;
+        Some((
+            range.frames.start.add(offset.into()),
+            range.entries.get(offset as usize)?,
+        ))
+    }
+}

@@ -1,0 +1,393 @@
+//! A node's free frames: a buddy allocator whose lists run through the frame table.
+
+use model_addr::{FrameRange, Mfn, NodeId};
+
+use crate::entry::{NO_SLOT, Slot};
+use crate::map::MemoryRange;
+use crate::{Event, FrameEntry, FrameState, MemoryMap, Origin, Owner, Refused, Use, after};
+
+/// log2 of the frames in the largest block: 2 MiB.
+pub const MAX_ORDER: u8 = 9;
+/// Reserved frames are taken back in chunks of this many, aligned: 64 KiB.
+pub const RECLAIM_FRAMES: u64 = 16;
+const ORDERS: usize = MAX_ORDER as usize + 1;
+
+/// What frames are allocated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The hypervisor itself.
+    Hypervisor,
+    /// Translation tables and pmap nodes.
+    Table,
+    /// The memory of a guest frame and those after it.
+    Private(Owner),
+    /// To be the memory of a guest frame and those after it, when they are touched.
+    Reserved(Owner),
+    /// A node's copies of the frames behind a guest frame and those after it.
+    Replica(Owner),
+}
+
+impl Purpose {
+    fn event(self) -> Event {
+        match self {
+            Self::Hypervisor => Event::Grant,
+            Self::Table => Event::Tabulate,
+            Self::Private(_) => Event::Assign,
+            Self::Reserved(_) => Event::Reserve,
+            Self::Replica(_) => Event::Replicate,
+        }
+    }
+
+    /// Whose frames they are; a guest's are freed one by one.
+    fn owner(self) -> Option<Owner> {
+        match self {
+            Self::Hypervisor | Self::Table => None,
+            Self::Private(owner) | Self::Reserved(owner) | Self::Replica(owner) => Some(owner),
+        }
+    }
+}
+
+/// A pool's numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCounts {
+    /// Frames that are free now.
+    pub free: u64,
+    /// Free blocks of each order, the smallest first.
+    pub blocks: [u64; ORDERS],
+    /// Frames ever given to the pool's own node.
+    pub given_local: u64,
+    /// Frames ever given to other nodes.
+    pub given_remote: u64,
+}
+
+/// The free frames of one node. The caller holds a lock around it and passes the same map at
+/// every call.
+#[derive(Debug)]
+pub struct Pool {
+    node: NodeId,
+    heads: [Slot; ORDERS],
+    counts: PoolCounts,
+    /// Where the next reclaim looks.
+    hand: Mfn,
+}
+
+impl Pool {
+    /// A pool of `node` without frames.
+    pub const fn new(node: NodeId) -> Self {
+        let counts = PoolCounts {
+            free: 0,
+            blocks: [0; ORDERS],
+            given_local: 0,
+            given_remote: 0,
+        };
+        Self {
+            node,
+            heads: [NO_SLOT; ORDERS],
+            counts,
+            hand: Mfn(0),
+        }
+    }
+
+    /// The node.
+    pub const fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// The numbers.
+    pub const fn counts(&self) -> PoolCounts {
+        self.counts
+    }
+
+    /// Adds frames that no pool has: at boot, or when OS-0 lends them.
+    ///
+    /// # Errors
+    /// [`Refused::NotHere`] where they are not of one range of this node, [`Refused::Step`] where
+    /// one is in use or in a pool. Nothing was added.
+    pub fn add(
+        &mut self,
+        map: &MemoryMap<'_>,
+        frames: FrameRange,
+        origin: Origin,
+    ) -> Result<(), Refused> {
+        let (slot, range) = self.range(map, frames.start)?;
+        let entries = range
+            .run(frames.start, frames.count)
+            .ok_or(Refused::NotHere)?;
+        let is_new = |entry: &FrameEntry| {
+            let state = entry.state();
+            state.usage == Use::Free && !state.listed
+        };
+        if in_free_block(range, frames.start) || !entries.iter().all(is_new) {
+            return Err(Refused::Step(Use::Free, Event::Release));
+        }
+        for entry in entries {
+            entry.set_state(FrameState {
+                origin,
+                node: self.node,
+                ..FrameState::default()
+            });
+        }
+        let mut at = frames.start;
+        while at < frames.end() {
+            let left = frames.end().0 - at.0;
+            let order =
+                at.0.trailing_zeros()
+                    .min(left.ilog2())
+                    .min(MAX_ORDER.into()) as u8;
+            self.put(map, slot, range, at, order);
+            at = at.add(1 << order);
+        }
+        Ok(())
+    }
+
+    /// A block of 2^`order` frames, aligned to its size, on behalf of a CPU of node `home`;
+    /// `None` where the pool has none.
+    pub fn allocate(
+        &mut self,
+        map: &MemoryMap<'_>,
+        order: u8,
+        purpose: Purpose,
+        home: NodeId,
+    ) -> Option<Mfn> {
+        let found = (order..=MAX_ORDER).find(|o| self.counts.blocks[usize::from(*o)] > 0)?;
+        let (first, _) = map.by_slot(self.heads[usize::from(found)])?;
+        let (slot, range) = map.range(first)?;
+        let entries = range.run(first, 1 << order)?;
+        self.unlist(map, range, first, found)?;
+        for half in (order..found).rev() {
+            self.list(map, slot, range, first.add(1 << half), half)?;
+        }
+        let usage = after(Use::Free, purpose.event())?;
+        let references = purpose.event().references();
+        let state = |order| FrameState {
+            usage,
+            order,
+            references,
+            ..FrameState::default()
+        };
+        let (head, body) = match purpose.owner() {
+            None => (state(order), state(FrameState::BODY)),
+            Some(_) => (state(0), state(0)),
+        };
+        let owner = purpose.owner().unwrap_or_default();
+        let mut given = head.encode();
+        for (n, entry) in (0..).zip(entries) {
+            entry.give(given, owner.add(n));
+            given = body.encode();
+        }
+        let frames = 1 << order;
+        self.counts.free -= frames;
+        if home == self.node {
+            self.counts.given_local += frames;
+        } else {
+            self.counts.given_remote += frames;
+        }
+        Some(first)
+    }
+
+    /// Takes back 2^`order` frames from `first`: a block as it was allocated, or any aligned run
+    /// of a guest's frames. All debts to TLBs are paid.
+    ///
+    /// # Errors
+    /// Any [`Refused`] of one of the frames; none was freed then.
+    pub fn free(&mut self, map: &MemoryMap<'_>, first: Mfn, order: u8) -> Result<(), Refused> {
+        if order > MAX_ORDER || !first.is_aligned(1 << order) {
+            return Err(Refused::Order);
+        }
+        let (slot, range) = self.range(map, first)?;
+        let entries = range.run(first, 1 << order).ok_or(Refused::NotHere)?;
+        lock_block(entries, order)?;
+        for entry in entries {
+            entry.set_state(entry.state().freed());
+        }
+        self.put(map, slot, range, first, order);
+        Ok(())
+    }
+
+    /// Takes back those of `count` frames from `first` that are still reserved for `owner` and the
+    /// guest frames after it; returns how many.
+    pub fn free_reserved(
+        &mut self,
+        map: &MemoryMap<'_>,
+        first: Mfn,
+        count: u64,
+        owner: Owner,
+    ) -> u64 {
+        self.take_back(map, first, count, |n| Some(owner.add(n)))
+    }
+
+    /// Under memory pressure: takes reserved frames back, looking at `budget` chunks of
+    /// [`RECLAIM_FRAMES`] from where the last call stopped, round and round. Returns how many
+    /// frames became free.
+    pub fn reclaim_reserved(&mut self, map: &MemoryMap<'_>, budget: usize) -> u64 {
+        let mut freed = 0;
+        for _ in 0..budget {
+            let next = map.next_on(self.node, self.hand);
+            let Some((range, at)) = next.or_else(|| map.next_on(self.node, Mfn(0))) else {
+                break;
+            };
+            let end = at
+                .align_down(RECLAIM_FRAMES)
+                .add(RECLAIM_FRAMES)
+                .min(range.frames.end());
+            freed += self.take_back(map, at, end.0 - at.0, |_| None);
+            self.hand = end;
+        }
+        freed
+    }
+
+    /// Frees the reserved frames in a run, where `wanted` names an owner only its.
+    fn take_back(
+        &mut self,
+        map: &MemoryMap<'_>,
+        first: Mfn,
+        count: u64,
+        wanted: impl Fn(u64) -> Option<Owner>,
+    ) -> u64 {
+        let Ok((slot, range)) = self.range(map, first) else {
+            return 0;
+        };
+        let mut freed = 0;
+        for (n, entry) in (0..).zip(range.run(first, count).unwrap_or(&[])) {
+            if entry.state().usage != Use::Reserved {
+                continue;
+            }
+            // A frame that is locked is being taken.
+            let Ok(frame) = entry.try_lock() else {
+                continue;
+            };
+            let is_wanted = wanted(n).is_none_or(|owner| frame.owner() == owner);
+            let is_reserved = frame.state().usage == Use::Reserved;
+            if is_reserved && is_wanted && frame.release().is_ok() {
+                self.put(map, slot, range, first.add(n), 0);
+                freed += 1;
+            }
+        }
+        freed
+    }
+
+    /// Puts a free block into the lists, joined with its free buddies.
+    fn put(
+        &mut self,
+        map: &MemoryMap<'_>,
+        slot: Slot,
+        range: &MemoryRange<'_>,
+        first: Mfn,
+        order: u8,
+    ) {
+        self.counts.free += 1 << order;
+        let (mut at, mut order) = (first, order);
+        while order < MAX_ORDER {
+            let buddy = Mfn(at.0 ^ 1 << order);
+            if !heads_block(range, buddy, order) || self.unlist(map, range, buddy, order).is_none()
+            {
+                break;
+            }
+            at = at.min(buddy);
+            order += 1;
+        }
+        // It is one of the range's frames, so this cannot fail.
+        let _ = self.list(map, slot, range, at, order);
+    }
+
+    /// Makes a block the first of its list.
+    fn list(
+        &mut self,
+        map: &MemoryMap<'_>,
+        slot: Slot,
+        range: &MemoryRange<'_>,
+        first: Mfn,
+        order: u8,
+    ) -> Option<()> {
+        let entry = range.entry(first)?;
+        let own = slot + (first.0 - range.frames.start.0) as Slot;
+        let head = self.heads.get_mut(usize::from(order))?;
+        if let Some((_, next)) = map.by_slot(*head) {
+            next.set_links(own, next.links().1);
+        }
+        entry.set_links(NO_SLOT, *head);
+        entry.set_state(FrameState {
+            order,
+            listed: true,
+            ..entry.state()
+        });
+        *head = own;
+        self.counts.blocks[usize::from(order)] += 1;
+        Some(())
+    }
+
+    /// Takes a block out of its list.
+    fn unlist(
+        &mut self,
+        map: &MemoryMap<'_>,
+        range: &MemoryRange<'_>,
+        first: Mfn,
+        order: u8,
+    ) -> Option<()> {
+        let entry = range.entry(first)?;
+        let (previous, next) = entry.links();
+        if let Some((_, entry)) = map.by_slot(next) {
+            entry.set_links(previous, entry.links().1);
+        }
+        match map.by_slot(previous) {
+            Some((_, entry)) => entry.set_links(entry.links().0, next),
+            None => *self.heads.get_mut(usize::from(order))? = next,
+        }
+        entry.set_state(FrameState {
+            order: 0,
+            listed: false,
+            ..entry.state()
+        });
+        self.counts.blocks[usize::from(order)] -= 1;
+        Some(())
+    }
+
+    fn range<'m, 'a>(
+        &self,
+        map: &'m MemoryMap<'a>,
+        frame: Mfn,
+    ) -> Result<(Slot, &'m MemoryRange<'a>), Refused> {
+        map.range(frame)
+            .filter(|(_, range)| range.node == self.node)
+            .ok_or(Refused::NotHere)
+    }
+}
+
+/// Whether a free block of `order` begins at `first`.
+fn heads_block(range: &MemoryRange<'_>, first: Mfn, order: u8) -> bool {
+    range.entry(first).is_some_and(|entry| {
+        let state = entry.state();
+        state.listed && state.order == order
+    })
+}
+
+/// Whether `frame` lies in a free block.
+fn in_free_block(range: &MemoryRange<'_>, frame: Mfn) -> bool {
+    let mut orders = 0..=MAX_ORDER;
+    orders.any(|order| heads_block(range, frame.align_down(1 << order), order))
+}
+
+/// Locks the frames of a block that may be freed as one; all of them, or none.
+fn lock_block(entries: &[FrameEntry], order: u8) -> Result<(), Refused> {
+    let head_order = entries.first().map_or(0, |entry| entry.state().order);
+    // Frames of guests, and other single ones, make a block of any order.
+    let body_order = if head_order == 0 { 0 } else { FrameState::BODY };
+    for (n, entry) in entries.iter().enumerate() {
+        let frame = entry.try_lock().and_then(|frame| {
+            let fits = match n {
+                0 => [0, order].contains(&frame.state().order),
+                _ => frame.state().order == body_order,
+            };
+            frame.check_release()?;
+            if fits { Ok(frame) } else { Err(Refused::Order) }
+        });
+        match frame {
+            Ok(frame) => frame.stay_locked(),
+            Err(refused) => {
+                entries.iter().take(n).for_each(FrameEntry::unlock);
+                return Err(refused);
+            }
+        }
+    }
+    Ok(())
+}

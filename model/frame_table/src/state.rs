@@ -1,0 +1,424 @@
+//! What a frame is used for, and the one table of what may become what.
+
+use core::fmt;
+
+use model_addr::NodeId;
+
+/// What a frame is used for.
+///
+/// Free is zero, so that a table full of zeroes is a table of frames that no pool has yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Use {
+    /// Nobody's: in a pool, or not yet given to one.
+    #[default]
+    Free = 0,
+    /// The hypervisor's own memory.
+    Hypervisor = 1,
+    /// Set aside for one guest frame that was not touched yet, so that its region stays
+    /// contiguous. Taken back under memory pressure.
+    Reserved = 2,
+    /// Memory of one guest frame.
+    Private = 3,
+    /// Memory of one or more guest frames, none of which may write it.
+    Shared = 4,
+    /// A node's copy of a shared or private frame.
+    Replica = 5,
+    /// No guest's any more, but kept for the disk block that it holds.
+    CachedOnly = 6,
+    /// A translation table or pmap node.
+    Table = 7,
+}
+
+impl Use {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Free,
+        Self::Hypervisor,
+        Self::Reserved,
+        Self::Private,
+        Self::Shared,
+        Self::Replica,
+        Self::CachedOnly,
+        Self::Table,
+    ];
+
+    pub(crate) const fn from_bits(bits: u64) -> Self {
+        match bits & 7 {
+            0 => Self::Free,
+            1 => Self::Hypervisor,
+            2 => Self::Reserved,
+            3 => Self::Private,
+            4 => Self::Shared,
+            5 => Self::Replica,
+            6 => Self::CachedOnly,
+            _ => Self::Table,
+        }
+    }
+}
+
+/// Whose memory a frame was before it was the hypervisor's to give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// The machine's own pool.
+    #[default]
+    Machine,
+    /// Lent by OS-0, which wants it back.
+    Lent,
+}
+
+/// What happens to a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The hypervisor takes it for itself.
+    Grant,
+    /// It becomes a table.
+    Tabulate,
+    /// It is set aside for a guest frame.
+    Reserve,
+    /// A guest frame gets it.
+    Assign,
+    /// It becomes a copy for another node.
+    Replicate,
+    /// The guest frame that it was set aside for is touched.
+    Take,
+    /// Its guest may no longer write it, so that others can use it too.
+    Share,
+    /// Its last user writes it, and has it alone from now on.
+    Claim,
+    /// Its last user is gone; its contents are kept.
+    Retire,
+    /// A guest reads the block that it still holds.
+    Revive,
+    /// It goes back to the pool.
+    Release,
+}
+
+impl Event {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Grant,
+        Self::Tabulate,
+        Self::Reserve,
+        Self::Assign,
+        Self::Replicate,
+        Self::Take,
+        Self::Share,
+        Self::Claim,
+        Self::Retire,
+        Self::Revive,
+        Self::Release,
+    ];
+
+    /// How many users a frame has afterwards.
+    pub(crate) const fn references(self) -> u32 {
+        match self {
+            Self::Reserve | Self::Retire | Self::Release => 0,
+            Self::Grant
+            | Self::Tabulate
+            | Self::Assign
+            | Self::Replicate
+            | Self::Take
+            | Self::Share
+            | Self::Claim
+            | Self::Revive => 1,
+        }
+    }
+}
+
+/// The transition table: what a frame in use `from` is after `event`, `None` where that must not
+/// happen. The picture is in the crate's documentation.
+pub const fn after(from: Use, event: Event) -> Option<Use> {
+    Some(match (from, event) {
+        (Use::Free, Event::Grant) => Use::Hypervisor,
+        (Use::Free, Event::Tabulate) => Use::Table,
+        (Use::Free, Event::Reserve) => Use::Reserved,
+        (Use::Free, Event::Replicate) => Use::Replica,
+        (Use::Free, Event::Assign) | (Use::Reserved, Event::Take) | (Use::Shared, Event::Claim) => {
+            Use::Private
+        }
+        (Use::Private, Event::Share) | (Use::CachedOnly, Event::Revive) => Use::Shared,
+        (Use::Shared, Event::Retire) => Use::CachedOnly,
+        (
+            Use::Hypervisor
+            | Use::Reserved
+            | Use::Private
+            | Use::Shared
+            | Use::Replica
+            | Use::CachedOnly
+            | Use::Table,
+            Event::Release,
+        ) => Use::Free,
+        _ => return None,
+    })
+}
+
+/// Why a change of a frame, or of a pool, was refused. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The transition table has no such step.
+    Step(Use, Event),
+    /// Only a pool takes this step.
+    PoolOnly,
+    /// I/O is in flight to or from it.
+    Pinned,
+    /// It has this many users, which is the wrong number.
+    References(u32),
+    /// A count is at its end.
+    Overflow,
+    /// Another CPU has the frame locked.
+    Locked,
+    /// The frames are not all of one range of the pool's node, or not aligned to their order.
+    NotHere,
+    /// They were not allocated with this order.
+    Order,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Step(usage, event) => write!(f, "a frame in use {usage:?} refuses {event:?}"),
+            Self::PoolOnly => f.write_str("only a pool takes this step"),
+            Self::Pinned => f.write_str("I/O is in flight"),
+            Self::References(count) => write!(f, "the frame has {count} users"),
+            Self::Overflow => f.write_str("a count of the frame is at its end"),
+            Self::Locked => f.write_str("the frame is locked by another CPU"),
+            Self::NotHere => f.write_str("not whole frames of the pool's node"),
+            Self::Order => f.write_str("the frames were not allocated with this order"),
+        }
+    }
+}
+
+impl core::error::Error for Refused {}
+
+const LOCK: u64 = 1;
+const USE_SHIFT: u32 = 1;
+const LENT: u64 = 1 << 4;
+const ORDER_SHIFT: u32 = 5;
+const LISTED: u64 = 1 << 9;
+const NODE_SHIFT: u32 = 10;
+const PINS_SHIFT: u32 = 16;
+const REFERENCES_SHIFT: u32 = 32;
+
+/// The first word of an entry, decoded: all that changes as one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameState {
+    /// What it is used for.
+    pub usage: Use,
+    /// Where it came from.
+    pub origin: Origin,
+    /// In the first frame of a block: log2 of the block's frames. [`Self::BODY`] in the others.
+    /// Frames of guests are each a block of their own, however they were allocated.
+    pub order: u8,
+    /// Whether it is the first of a block in a pool's list.
+    pub listed: bool,
+    /// Its node.
+    pub node: NodeId,
+    /// I/O operations in flight.
+    pub pins: u16,
+    /// Users.
+    pub references: u32,
+}
+
+impl FrameState {
+    /// The order of a frame that is not the first of its block.
+    pub const BODY: u8 = 15;
+
+    /// The bits that stay with the frame when it is given away or taken: origin and node.
+    const KEPT: u64 = LENT | 0x3f << NODE_SHIFT;
+    const USE: u64 = 7 << USE_SHIFT;
+    const TAKEN: u64 = match after(Use::Reserved, Event::Take) {
+        Some(usage) => {
+            (usage as u64) << USE_SHIFT | (Event::Take.references() as u64) << REFERENCES_SHIFT
+        }
+        None => 0,
+    };
+
+    /// The word of a frame, free as in `word`, that becomes what `given` says.
+    pub(crate) const fn give(word: u64, given: u64) -> u64 {
+        word & Self::KEPT | given
+    }
+
+    /// The word of the frame in `word`, unlocked and [`Event::Take`]n, where it is reserved.
+    pub(crate) const fn take(word: u64) -> Option<u64> {
+        if word & Self::USE != (Use::Reserved as u64) << USE_SHIFT {
+            return None;
+        }
+        Some(word & Self::KEPT | Self::TAKEN)
+    }
+
+    pub(crate) const fn is_locked(word: u64) -> bool {
+        word & LOCK != 0
+    }
+
+    pub(crate) const fn locked(word: u64) -> u64 {
+        word | LOCK
+    }
+
+    pub(crate) const fn decode(word: u64) -> Self {
+        Self {
+            usage: Use::from_bits(word >> USE_SHIFT),
+            origin: if word & LENT == 0 {
+                Origin::Machine
+            } else {
+                Origin::Lent
+            },
+            order: (word >> ORDER_SHIFT & 0xf) as u8,
+            listed: word & LISTED != 0,
+            node: NodeId((word >> NODE_SHIFT & 0x3f) as u8),
+            pins: (word >> PINS_SHIFT) as u16,
+            references: (word >> REFERENCES_SHIFT) as u32,
+        }
+    }
+
+    /// The word, unlocked.
+    pub(crate) const fn encode(self) -> u64 {
+        let mut word = (self.usage as u64) << USE_SHIFT
+            | (self.order as u64 & 0xf) << ORDER_SHIFT
+            | (self.node.0 as u64 & 0x3f) << NODE_SHIFT
+            | (self.pins as u64) << PINS_SHIFT
+            | (self.references as u64) << REFERENCES_SHIFT;
+        if self.listed {
+            word |= LISTED;
+        }
+        if matches!(self.origin, Origin::Lent) {
+            word |= LENT;
+        }
+        word
+    }
+
+    /// The state of the frame once it is free: where it is and whose it was stays.
+    pub(crate) fn freed(self) -> Self {
+        Self {
+            origin: self.origin,
+            node: self.node,
+            ..Self::default()
+        }
+    }
+
+    /// The state after `event`, where the table and the counts allow it.
+    pub(crate) fn step(self, event: Event) -> Result<Self, Refused> {
+        let usage = after(self.usage, event).ok_or(Refused::Step(self.usage, event))?;
+        if usage == Use::Free && self.pins != 0 {
+            return Err(Refused::Pinned);
+        }
+        let wanted = match (self.usage, event) {
+            (Use::Shared, Event::Claim) => 1,
+            (Use::Shared, _) => 0,
+            _ => self.references,
+        };
+        if self.references != wanted {
+            return Err(Refused::References(self.references));
+        }
+        Ok(Self {
+            usage,
+            references: event.references(),
+            ..self
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_states_survive_the_word() {
+        for usage in Use::ALL {
+            let state = FrameState {
+                usage,
+                origin: Origin::Lent,
+                order: FrameState::BODY,
+                listed: true,
+                node: NodeId(63),
+                pins: u16::MAX,
+                references: u32::MAX,
+            };
+            assert_eq!(FrameState::decode(state.encode()), state);
+            assert!(!FrameState::is_locked(state.encode()));
+            let plain = FrameState {
+                usage,
+                ..FrameState::default()
+            };
+            assert_eq!(
+                FrameState::decode(FrameState::locked(plain.encode())),
+                plain
+            );
+        }
+        assert_eq!(FrameState::decode(0), FrameState::default());
+    }
+
+    /// The picture, written once more as a list: anything else is refused.
+    #[test]
+    fn the_table_is_the_picture() {
+        use Event as E;
+        use Use as U;
+        let picture = [
+            (U::Free, E::Grant, U::Hypervisor),
+            (U::Free, E::Tabulate, U::Table),
+            (U::Free, E::Replicate, U::Replica),
+            (U::Free, E::Reserve, U::Reserved),
+            (U::Free, E::Assign, U::Private),
+            (U::Reserved, E::Take, U::Private),
+            (U::Private, E::Share, U::Shared),
+            (U::Shared, E::Claim, U::Private),
+            (U::Shared, E::Retire, U::CachedOnly),
+            (U::CachedOnly, E::Revive, U::Shared),
+            (U::Hypervisor, E::Release, U::Free),
+            (U::Table, E::Release, U::Free),
+            (U::Replica, E::Release, U::Free),
+            (U::Reserved, E::Release, U::Free),
+            (U::Private, E::Release, U::Free),
+            (U::Shared, E::Release, U::Free),
+            (U::CachedOnly, E::Release, U::Free),
+        ];
+        for from in Use::ALL {
+            for event in Event::ALL {
+                let drawn = picture.iter().find(|(f, e, _)| (*f, *e) == (from, event));
+                assert_eq!(
+                    after(from, event),
+                    drawn.map(|(.., to)| *to),
+                    "{from:?} {event:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn taking_a_word_is_a_step_of_the_table() {
+        for usage in Use::ALL {
+            let from = FrameState {
+                usage,
+                origin: Origin::Lent,
+                node: NodeId(5),
+                ..FrameState::default()
+            };
+            let table = from.step(Event::Take).map(FrameState::encode);
+            assert_eq!(FrameState::take(from.encode()), table.ok());
+        }
+    }
+
+    /// Every use, event and small count: no step to free with a pin or a user of a shared frame.
+    #[test]
+    fn counts_guard_the_steps() {
+        for usage in Use::ALL {
+            for event in Event::ALL {
+                for (pins, references) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+                    let from = FrameState {
+                        usage,
+                        pins,
+                        references,
+                        ..FrameState::default()
+                    };
+                    let Ok(to) = from.step(event) else { continue };
+                    assert_eq!(Some(to.usage), after(usage, event));
+                    assert_eq!(to.pins, pins);
+                    assert!(to.usage != Use::Free || pins == 0);
+                    if usage == Use::Shared {
+                        assert_eq!(references, u32::from(event == Event::Claim));
+                    }
+                }
+            }
+        }
+    }
+}

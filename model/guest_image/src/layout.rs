@@ -1,0 +1,127 @@
+//! Where kernel, device tree and initrd go.
+//!
+//! ```text
+//! ram: | text_offset | kernel ... bss | to 2 MiB | device tree | to 4 KiB | initrd | free
+//! ```
+//! The tree has a 2 MiB block to itself as far as the kernel goes, so it crosses no 2 MiB
+//! boundary (booting.rst), and a flat image, which cannot say how much memory it uses behind its
+//! end, has at least up to the next such boundary.
+
+use core::fmt;
+
+use model_addr::{Ipa, IpaRange};
+
+use crate::ImageHeader;
+
+const BLOCK: u64 = 2 << 20;
+const PAGE: u64 = 4096;
+
+/// Bytes kept for the device tree.
+pub const TREE_ROOM: u64 = 64 << 10;
+
+/// What to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// A Linux `Image`.
+    Linux(ImageHeader),
+    /// An image without a header, entered at its first byte, which is the first byte of memory.
+    Flat,
+}
+
+/// Where everything goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Where the kernel's file goes, and as much memory behind it as the kernel asks for.
+    pub kernel: IpaRange,
+    /// The first instruction; x0 holds [`Self::tree`].
+    pub entry: Ipa,
+    /// Room for the device tree.
+    pub tree: IpaRange,
+    /// Where the initrd goes, if there is one.
+    pub initrd: Option<IpaRange>,
+}
+
+/// What does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutError {
+    /// There is nothing to start.
+    EmptyKernel,
+    /// Memory does not begin at a 2 MiB boundary.
+    Unaligned(Ipa),
+    /// This much memory, in bytes, would be needed.
+    TooSmall {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes there are.
+        given: u64,
+    },
+}
+
+/// Lays out a guest's memory `ram` for a kernel file of `kernel_size` bytes and an initrd of
+/// `initrd_size` bytes (0: none).
+///
+/// # Errors
+/// Where the kernel is empty, or memory is misaligned or too small.
+pub fn layout(
+    ram: IpaRange,
+    kernel: Kernel,
+    kernel_size: u64,
+    initrd_size: u64,
+) -> Result<Layout, LayoutError> {
+    if kernel_size == 0 {
+        return Err(LayoutError::EmptyKernel);
+    }
+    if !ram.start.is_aligned(BLOCK) {
+        return Err(LayoutError::Unaligned(ram.start));
+    }
+    let (offset, size) = match kernel {
+        Kernel::Linux(header) => (header.text_offset, header.image_size.max(kernel_size)),
+        Kernel::Flat => (0, kernel_size),
+    };
+    // Offsets from the start of memory; whatever overflows is too large for any memory.
+    let place = |from: u64, align: u64, size: u64| {
+        let start = from.checked_next_multiple_of(align)?;
+        Some((start, start.checked_add(size)?))
+    };
+    let placed = (|| {
+        let kernel_end = offset.checked_add(size)?;
+        let (tree, tree_end) = place(kernel_end, BLOCK, TREE_ROOM)?;
+        let (initrd, end) = place(tree_end, PAGE, initrd_size)?;
+        Some((tree, initrd, end))
+    })();
+    let (tree, initrd, end) = placed.unwrap_or((0, 0, u64::MAX));
+    if end > ram.size {
+        return Err(LayoutError::TooSmall {
+            needed: end,
+            given: ram.size,
+        });
+    }
+    // All of it lies within `ram`, so nothing below can wrap around.
+    let at = |offset: u64, size: u64| IpaRange {
+        start: Ipa(ram.start.0 + offset),
+        size,
+    };
+    Ok(Layout {
+        kernel: at(offset, size),
+        entry: at(offset, size).start,
+        tree: at(tree, TREE_ROOM),
+        initrd: (initrd_size > 0).then(|| at(initrd, initrd_size)),
+    })
+}
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EmptyKernel => f.write_str("the kernel is empty"),
+            Self::Unaligned(start) => {
+                write!(f, "memory begins at {start}, not at a 2 MiB boundary")
+            }
+            Self::TooSmall { needed, given } => write!(
+                f,
+                "kernel, device tree and initrd need {needed} bytes of memory, the VM has {given}"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for LayoutError {}

@@ -1,0 +1,250 @@
+//! The device tree a guest is given.
+
+use alloc::format;
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+
+use model_addr::IpaRange;
+use vm_fdt::FdtWriter;
+
+use crate::{TREE_ROOM, map};
+
+/// The most vCPUs: as many redistributors as fit below the UART.
+pub const MAX_VCPUS: u16 =
+    ((map::UART.start.0 - map::REDISTRIBUTORS.0) / map::REDISTRIBUTOR_SIZE) as u16;
+/// The most virtio-mmio transports, as QEMU has.
+pub const MAX_VIRTIO: u8 = 32;
+/// The most bytes of a command line: what arm64 Linux takes (COMMAND_LINE_SIZE).
+pub const MAX_BOOTARGS: usize = 2048;
+
+const GIC_PHANDLE: u32 = 1;
+const CLOCK_PHANDLE: u32 = 2;
+/// The clock that QEMU gives its UART.
+const CLOCK_HZ: u32 = 24_000_000;
+
+/// Cells of an interrupt specifier (binding `arm,gic-v3`).
+const SPI: u32 = 0;
+const PPI: u32 = 1;
+/// Active high. QEMU says "rising edge" for virtio-mmio, but a transport's line is a level: it
+/// is up while InterruptStatus is not zero. Telling the guest so means that the interrupt
+/// controller samples the line, and no notification hangs on an edge nobody saw.
+const LEVEL: u32 = 4;
+
+/// What the tree describes.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestTree<'a> {
+    /// The guest's memory.
+    pub ram: IpaRange,
+    /// How many vCPUs it has, 1 to [`MAX_VCPUS`].
+    pub vcpus: u16,
+    /// How many virtio-mmio transports, at most [`MAX_VIRTIO`].
+    pub virtio: u8,
+    /// The kernel's command line.
+    pub bootargs: &'a str,
+    /// Where the initrd is.
+    pub initrd: Option<IpaRange>,
+    /// Entropy for the kernel's random number generator.
+    pub rng_seed: [u8; 32],
+    /// Entropy for the placement of the kernel.
+    pub kaslr_seed: u64,
+}
+
+/// Why there is no tree.
+#[derive(Debug, PartialEq, Eq)]
+pub enum TreeError {
+    /// No vCPU, or too many.
+    Vcpus(u16),
+    /// Too many virtio-mmio transports.
+    Virtio(u8),
+    /// The command line has this many bytes, which are too many.
+    Bootargs(usize),
+    /// The tree has this many bytes, more than [`TREE_ROOM`].
+    TooLarge(usize),
+    /// It cannot be written: a NUL in the command line.
+    Write(vm_fdt::Error),
+}
+
+/// The affinity of a guest's vCPU number `index`, as in MPIDR_EL1: 16 vCPUs to a cluster, since
+/// an SGI reaches 16 of one cluster at once (GICv3, `ICC_SGI1R_EL1.TargetList`).
+pub const fn vcpu_mpidr(index: u16) -> u64 {
+    (index % 16) as u64 | ((index / 16) as u64) << 8
+}
+
+type Written = Result<(), vm_fdt::Error>;
+
+impl GuestTree<'_> {
+    /// The flattened tree, at most [`TREE_ROOM`] bytes.
+    ///
+    /// # Errors
+    /// Where the description is beyond this crate's limits.
+    pub fn write(&self) -> Result<Vec<u8>, TreeError> {
+        if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
+            return Err(TreeError::Vcpus(self.vcpus));
+        }
+        if self.virtio > MAX_VIRTIO {
+            return Err(TreeError::Virtio(self.virtio));
+        }
+        if self.bootargs.len() > MAX_BOOTARGS {
+            return Err(TreeError::Bootargs(self.bootargs.len()));
+        }
+        let tree = self.flatten().map_err(TreeError::Write)?;
+        if tree.len() as u64 > TREE_ROOM {
+            return Err(TreeError::TooLarge(tree.len()));
+        }
+        Ok(tree)
+    }
+
+    fn flatten(&self) -> Result<Vec<u8>, vm_fdt::Error> {
+        let mut fdt = FdtWriter::new()?;
+        let root = fdt.begin_node("")?;
+        fdt.property_string("compatible", "linux,dummy-virt")?;
+        fdt.property_string("model", "Underpin virtual machine")?;
+        fdt.property_u32("#address-cells", 2)?;
+        fdt.property_u32("#size-cells", 2)?;
+        fdt.property_u32("interrupt-parent", GIC_PHANDLE)?;
+        self.write_chosen(&mut fdt)?;
+        self.write_memory(&mut fdt)?;
+        self.write_cpus(&mut fdt)?;
+        write_psci(&mut fdt)?;
+        write_timer(&mut fdt)?;
+        self.write_gic(&mut fdt)?;
+        write_clock(&mut fdt)?;
+        write_uart(&mut fdt)?;
+        for index in 0..u32::from(self.virtio) {
+            write_virtio(&mut fdt, index)?;
+        }
+        fdt.end_node(root)?;
+        fdt.finish()
+    }
+
+    fn write_chosen(&self, fdt: &mut FdtWriter) -> Written {
+        let node = fdt.begin_node("chosen")?;
+        fdt.property_string("bootargs", self.bootargs)?;
+        fdt.property_string("stdout-path", &format!("/pl011@{:x}", map::UART.start.0))?;
+        if let Some(initrd) = self.initrd {
+            fdt.property_u64("linux,initrd-start", initrd.start.0)?;
+            fdt.property_u64("linux,initrd-end", initrd.end().0)?;
+        }
+        fdt.property("rng-seed", &self.rng_seed)?;
+        fdt.property_u64("kaslr-seed", self.kaslr_seed)?;
+        fdt.end_node(node)
+    }
+
+    fn write_memory(&self, fdt: &mut FdtWriter) -> Written {
+        let node = fdt.begin_node(&format!("memory@{:x}", self.ram.start.0))?;
+        fdt.property_string("device_type", "memory")?;
+        fdt.property_array_u64("reg", &[self.ram.start.0, self.ram.size])?;
+        fdt.end_node(node)
+    }
+
+    fn write_cpus(&self, fdt: &mut FdtWriter) -> Written {
+        let cpus = fdt.begin_node("cpus")?;
+        fdt.property_u32("#address-cells", 1)?;
+        fdt.property_u32("#size-cells", 0)?;
+        for index in 0..self.vcpus {
+            // Affinities of up to 123 vCPUs fit into one cell.
+            let mpidr = vcpu_mpidr(index) as u32;
+            let cpu = fdt.begin_node(&format!("cpu@{mpidr:x}"))?;
+            fdt.property_string("device_type", "cpu")?;
+            fdt.property_string("compatible", "arm,armv8")?;
+            fdt.property_string("enable-method", "psci")?;
+            fdt.property_u32("reg", mpidr)?;
+            fdt.end_node(cpu)?;
+        }
+        fdt.end_node(cpus)
+    }
+
+    fn write_gic(&self, fdt: &mut FdtWriter) -> Written {
+        let distributor = map::DISTRIBUTOR;
+        let redistributors = u64::from(self.vcpus) * map::REDISTRIBUTOR_SIZE;
+        let node = fdt.begin_node(&format!("intc@{:x}", distributor.start.0))?;
+        fdt.property_string("compatible", "arm,gic-v3")?;
+        fdt.property_null("interrupt-controller")?;
+        fdt.property_u32("#interrupt-cells", 3)?;
+        fdt.property_u32("#address-cells", 2)?;
+        fdt.property_u32("#size-cells", 2)?;
+        fdt.property_null("ranges")?;
+        fdt.property_u32("#redistributor-regions", 1)?;
+        let frames = [
+            distributor.start.0,
+            distributor.size,
+            map::REDISTRIBUTORS.0,
+            redistributors,
+        ];
+        fdt.property_array_u64("reg", &frames)?;
+        fdt.property_phandle(GIC_PHANDLE)?;
+        fdt.end_node(node)
+    }
+}
+
+fn write_psci(fdt: &mut FdtWriter) -> Written {
+    let node = fdt.begin_node("psci")?;
+    let versions = vec!["arm,psci-1.0".to_string(), "arm,psci-0.2".to_string()];
+    fdt.property_string_list("compatible", versions)?;
+    fdt.property_string("method", "hvc")?;
+    fdt.end_node(node)
+}
+
+fn write_timer(fdt: &mut FdtWriter) -> Written {
+    let node = fdt.begin_node("timer")?;
+    fdt.property_string("compatible", "arm,armv8-timer")?;
+    fdt.property_null("always-on")?;
+    let interrupts = map::TIMER_PPIS.map(|ppi| [PPI, ppi, LEVEL]);
+    fdt.property_array_u32("interrupts", interrupts.as_flattened())?;
+    fdt.end_node(node)
+}
+
+fn write_clock(fdt: &mut FdtWriter) -> Written {
+    let node = fdt.begin_node("apb-pclk")?;
+    fdt.property_string("compatible", "fixed-clock")?;
+    fdt.property_u32("#clock-cells", 0)?;
+    fdt.property_u32("clock-frequency", CLOCK_HZ)?;
+    fdt.property_string("clock-output-names", "clk24mhz")?;
+    fdt.property_phandle(CLOCK_PHANDLE)?;
+    fdt.end_node(node)
+}
+
+fn write_uart(fdt: &mut FdtWriter) -> Written {
+    let node = fdt.begin_node(&format!("pl011@{:x}", map::UART.start.0))?;
+    let compatible = vec!["arm,pl011".to_string(), "arm,primecell".to_string()];
+    fdt.property_string_list("compatible", compatible)?;
+    fdt.property_array_u64("reg", &[map::UART.start.0, map::UART.size])?;
+    fdt.property_array_u32("interrupts", &[SPI, map::UART_SPI, LEVEL])?;
+    fdt.property_array_u32("clocks", &[CLOCK_PHANDLE, CLOCK_PHANDLE])?;
+    let names = vec!["uartclk".to_string(), "apb_pclk".to_string()];
+    fdt.property_string_list("clock-names", names)?;
+    fdt.end_node(node)
+}
+
+fn write_virtio(fdt: &mut FdtWriter, index: u32) -> Written {
+    let base = map::VIRTIO.0 + u64::from(index) * map::VIRTIO_SIZE;
+    let node = fdt.begin_node(&format!("virtio_mmio@{base:x}"))?;
+    fdt.property_string("compatible", "virtio,mmio")?;
+    fdt.property_array_u64("reg", &[base, map::VIRTIO_SIZE])?;
+    fdt.property_array_u32("interrupts", &[SPI, map::VIRTIO_SPI + index, LEVEL])?;
+    fdt.property_null("dma-coherent")?;
+    fdt.end_node(node)
+}
+
+impl fmt::Display for TreeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vcpus(count) => write!(f, "{count} vCPUs (1 to {MAX_VCPUS} are possible)"),
+            Self::Virtio(count) => write!(f, "{count} virtio devices (at most {MAX_VIRTIO})"),
+            Self::Bootargs(bytes) => {
+                write!(
+                    f,
+                    "a command line of {bytes} bytes (at most {MAX_BOOTARGS})"
+                )
+            }
+            Self::TooLarge(bytes) => {
+                write!(f, "a device tree of {bytes} bytes (at most {TREE_ROOM})")
+            }
+            Self::Write(error) => write!(f, "the device tree: {error}"),
+        }
+    }
+}
+
+impl core::error::Error for TreeError {}

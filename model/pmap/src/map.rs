@@ -1,0 +1,541 @@
+//! The radix and its operations.
+
+use core::fmt;
+
+use machine_contract::TableMemory;
+use model_addr::{FRAME_SHIFT, FRAME_SIZE, Gfn, IpaRange, Mfn};
+
+use crate::entry::{self, DISCARDED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE, SHARED};
+use crate::{Entry, Reasons};
+
+/// Guest frames in a region: 2 MiB.
+pub const REGION_FRAMES: u64 = 1 << REGION_SHIFT;
+/// How many ranges of RAM a VM may have.
+pub const MAX_RAM_RANGES: usize = 4;
+
+pub(crate) const WORDS: u64 = 512;
+pub(crate) const REGION_SHIFT: u32 = 9;
+/// A region table has 256 regions of two words: 512 MiB.
+pub(crate) const TABLE_SHIFT: u32 = REGION_SHIFT + 8;
+pub(crate) const ROOT_SHIFT: u32 = TABLE_SHIFT + 9;
+pub(crate) const ROOTS: usize = 2;
+/// Guest frames that the roots reach: 512 GiB.
+pub(crate) const REACH: u64 = (ROOTS as u64) << ROOT_SHIFT;
+
+/// A table's number stands above this; zero is no table.
+const TABLE_NUMBER_SHIFT: u32 = FRAME_SHIFT;
+/// In a region's second word: there is a base, in the bits from [`FRAME_SHIFT`] up.
+const HAS_BASE: u64 = 1 << 10;
+/// In a region's second word: how many entries lie where the base says.
+const IN_PLACE: u64 = HAS_BASE - 1;
+
+/// Why a pmap refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PmapError {
+    /// The RAM of a VM: 1 to [`MAX_RAM_RANGES`] ranges of whole frames below 512 GiB, apart.
+    Ram,
+    /// A guest frame is not RAM.
+    NotRam(Gfn),
+    /// A run leaves its region, or is empty; or a base is not aligned to 2 MiB.
+    Run,
+    /// No table could be had. Nothing was changed.
+    NoMemory,
+}
+
+impl fmt::Display for PmapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ram => f.write_str("RAM is 1 to 4 separate ranges of frames below 512 GiB"),
+            Self::NotRam(gfn) => write!(f, "guest frame {gfn} is not RAM"),
+            Self::Run => f.write_str("the run is not inside one 2 MiB region"),
+            Self::NoMemory => f.write_str("no memory for a table"),
+        }
+    }
+}
+
+impl core::error::Error for PmapError {}
+
+/// How many guest frames there are of each kind; kept exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Nothing behind them.
+    pub absent: u64,
+    /// A frame of their own.
+    pub private: u64,
+    /// A frame that others may use too.
+    pub shared: u64,
+    /// A disk's block.
+    pub discarded: u64,
+}
+
+impl Counts {
+    /// Guest frames with a machine frame behind them.
+    pub const fn present(self) -> u64 {
+        self.private + self.shared
+    }
+}
+
+/// What is known of a region as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Region {
+    /// The first frame of the 2 MiB run that is reserved for it.
+    pub base: Option<Mfn>,
+    /// How many of its guest frames are private, unrestricted, and where the run says.
+    pub in_place: u64,
+}
+
+impl Region {
+    /// The run that a 2 MiB block may map, with all rights.
+    pub fn block(self) -> Option<Mfn> {
+        self.base.filter(|_| self.in_place == REGION_FRAMES)
+    }
+
+    fn decode(word: u64) -> Self {
+        let base = (word & HAS_BASE != 0).then_some(Mfn(word >> FRAME_SHIFT));
+        Self {
+            base,
+            in_place: word & IN_PLACE,
+        }
+    }
+
+    fn encode(self) -> u64 {
+        let base = self.base.map_or(0, |base| base.0 << FRAME_SHIFT | HAS_BASE);
+        base | self.in_place
+    }
+
+    /// 1 where `word` is entry `index` of the run.
+    fn counts(self, index: usize, word: u64) -> u64 {
+        let is_there = |base: Mfn| entry::is_plain(word, base.add(index as u64));
+        self.base.map_or(0, |base| u64::from(is_there(base)))
+    }
+}
+
+/// Where a region's two words are.
+#[derive(Clone, Copy)]
+pub(crate) struct RegionSlot {
+    pub(crate) table: Mfn,
+    index: usize,
+}
+
+impl RegionSlot {
+    pub(crate) fn new(table: Mfn, gfn: Gfn) -> Self {
+        let region = (gfn.0 >> REGION_SHIFT) % (WORDS / 2);
+        Self {
+            table,
+            index: 2 * region as usize,
+        }
+    }
+
+    pub(crate) fn leaf(self, memory: &impl TableMemory) -> Option<Mfn> {
+        table_in(memory.read(self.table, self.index))
+    }
+
+    pub(crate) fn region(self, memory: &impl TableMemory) -> Region {
+        Region::decode(memory.read(self.table, self.index + 1))
+    }
+
+    fn set_leaf(self, memory: &mut impl TableMemory, leaf: Mfn) {
+        memory.write(self.table, self.index, leaf.0 << TABLE_NUMBER_SHIFT);
+    }
+
+    fn set_region(self, memory: &mut impl TableMemory, region: Region) {
+        memory.write(self.table, self.index + 1, region.encode());
+    }
+}
+
+fn table_in(word: u64) -> Option<Mfn> {
+    (word != 0).then_some(Mfn(word >> TABLE_NUMBER_SHIFT))
+}
+
+/// A range of RAM, in frames.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ram {
+    first: Gfn,
+    count: u64,
+}
+
+/// A VM's map. One caller at a time: it holds the VM's memory lock.
+#[derive(Debug)]
+pub struct Pmap {
+    pub(crate) roots: [Option<Mfn>; ROOTS],
+    ram: [Ram; MAX_RAM_RANGES],
+    /// By the kind of the backing.
+    counts: [u64; 4],
+    tables: u64,
+}
+
+impl Pmap {
+    /// The map of a VM with this RAM, nothing of it touched.
+    ///
+    /// # Errors
+    /// [`PmapError::Ram`], [`PmapError::NoMemory`].
+    pub fn new(memory: &mut impl TableMemory, ram: &[IpaRange]) -> Result<Self, PmapError> {
+        if !(1..=MAX_RAM_RANGES).contains(&ram.len()) || !ram.iter().all(is_ram) || overlap(ram) {
+            return Err(PmapError::Ram);
+        }
+        let mut ranges = [Ram::default(); MAX_RAM_RANGES];
+        for (to, range) in ranges.iter_mut().zip(ram) {
+            *to = Ram {
+                first: range.start.frame(),
+                count: range.size >> FRAME_SHIFT,
+            };
+        }
+        let frames = ranges.iter().map(|range| range.count).sum();
+        let counts = [frames, 0, 0, 0];
+        let mut pmap = Self {
+            roots: [None; ROOTS],
+            ram: ranges,
+            counts,
+            tables: 0,
+        };
+        let border = 1 << (ROOT_SHIFT + FRAME_SHIFT);
+        let needed = [
+            ram.iter().any(|range| range.start.0 < border),
+            ram.iter().any(|range| range.end().0 > border),
+        ];
+        for n in (0..ROOTS).filter(|n| needed[*n]) {
+            let Some(root) = memory.allocate_table() else {
+                pmap.roots
+                    .into_iter()
+                    .flatten()
+                    .for_each(|root| memory.free_table(root));
+                return Err(PmapError::NoMemory);
+            };
+            pmap.roots[n] = Some(root);
+            pmap.tables += 1;
+        }
+        Ok(pmap)
+    }
+
+    /// The VM's RAM.
+    pub fn ram(&self) -> impl Iterator<Item = IpaRange> + '_ {
+        let used = self.ram.iter().filter(|ram| ram.count > 0);
+        used.map(|ram| IpaRange {
+            start: ram.first.address(),
+            size: ram.count << FRAME_SHIFT,
+        })
+    }
+
+    /// Whether all `count` guest frames from `gfn` are RAM, in one range.
+    pub fn contains(&self, gfn: Gfn, count: u64) -> bool {
+        self.ram_from(gfn) >= count.max(1)
+    }
+
+    /// How many guest frames from `gfn` on are RAM, up to the end of their range.
+    fn ram_from(&self, gfn: Gfn) -> u64 {
+        let left = |ram: &Ram| ram.count.saturating_sub(gfn.0.wrapping_sub(ram.first.0));
+        self.ram
+            .iter()
+            .map(left)
+            .find(|left| *left > 0)
+            .unwrap_or(0)
+    }
+
+    /// How many guest frames there are of each kind.
+    pub fn counts(&self) -> Counts {
+        let [absent, private, shared, discarded] = self.counts;
+        Counts {
+            absent,
+            private,
+            shared,
+            discarded,
+        }
+    }
+
+    /// Frames in use for the map itself.
+    pub fn tables(&self) -> u64 {
+        self.tables
+    }
+
+    /// What is known of `gfn`.
+    ///
+    /// # Errors
+    /// [`PmapError::NotRam`].
+    pub fn lookup(&self, memory: &impl TableMemory, gfn: Gfn) -> Result<Entry, PmapError> {
+        if !self.contains(gfn, 1) {
+            return Err(PmapError::NotRam(gfn));
+        }
+        let leaf = self
+            .region_slot(memory, gfn)
+            .and_then(|slot| slot.leaf(memory));
+        Ok(leaf.map_or(Entry::default(), |leaf| {
+            Entry::decode(memory.read(leaf, index(gfn)))
+        }))
+    }
+
+    /// How many guest frames from `gfn` on have nothing behind them: at most `most`, and none
+    /// beyond the region or its RAM range.
+    pub fn absent_run(&self, memory: &impl TableMemory, gfn: Gfn, most: u64) -> u64 {
+        let in_region = REGION_FRAMES - gfn.0 % REGION_FRAMES;
+        let most = most.min(in_region).min(self.ram_from(gfn));
+        let Some(leaf) = self
+            .region_slot(memory, gfn)
+            .and_then(|slot| slot.leaf(memory))
+        else {
+            return most;
+        };
+        let is_absent = |n: &u64| memory.read(leaf, index(gfn.add(*n))) & KIND == entry::ABSENT;
+        (0..most).take_while(is_absent).count() as u64
+    }
+
+    /// What is known of the region of `gfn`.
+    pub fn region(&self, memory: &impl TableMemory, gfn: Gfn) -> Region {
+        let slot = self.region_slot(memory, gfn);
+        slot.map_or(Region::default(), |slot| slot.region(memory))
+    }
+
+    /// Notes the 2 MiB run that is reserved for the region of `gfn`, or that there is none any
+    /// more.
+    ///
+    /// # Errors
+    /// [`PmapError::NotRam`], [`PmapError::Run`], [`PmapError::NoMemory`].
+    pub fn set_base(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+        base: Option<Mfn>,
+    ) -> Result<(), PmapError> {
+        if !self.contains(gfn, 1) {
+            return Err(PmapError::NotRam(gfn));
+        }
+        if base.is_some_and(|base| !base.is_aligned(REGION_FRAMES)) {
+            return Err(PmapError::Run);
+        }
+        let slot = self.add_region_table(memory, gfn)?;
+        let mut region = Region { base, in_place: 0 };
+        if let Some(leaf) = slot.leaf(memory) {
+            let entries = (0..WORDS as usize).map(|n| region.counts(n, memory.read(leaf, n)));
+            region.in_place = entries.sum();
+        }
+        slot.set_region(memory, region);
+        Ok(())
+    }
+
+    /// Sets `count` guest frames from `gfn` on, of one region: the first to `entry`, the others
+    /// alike with the frames (or blocks) that follow.
+    ///
+    /// # Errors
+    /// [`PmapError::NotRam`], [`PmapError::Run`], [`PmapError::NoMemory`].
+    pub fn set_run(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+        count: u64,
+        entry: Entry,
+    ) -> Result<(), PmapError> {
+        self.check_run(gfn, count)?;
+        let slot = self.add_region_table(memory, gfn)?;
+        let leaf = self.add_leaf(memory, slot)?;
+        let (first, index) = (entry.encode(), index(gfn));
+        let step = if first & KIND == entry::ABSENT {
+            0
+        } else {
+            1 << PAYLOAD_SHIFT
+        };
+        let mut region = slot.region(memory);
+        // Most runs fill what was never touched: that is counted once.
+        let mut fresh = 0;
+        let mut word = first;
+        for at in index..index + count as usize {
+            match memory.read(leaf, at) {
+                0 => fresh += 1,
+                old => self.leave(&mut region, at, old),
+            }
+            memory.write(leaf, at, word);
+            word = word.wrapping_add(step);
+        }
+        self.counts[entry::ABSENT as usize] -= fresh;
+        self.counts[(first & KIND) as usize] += count;
+        // The words follow each other as the run does: all are in place, or none.
+        region.in_place += region.counts(index, first) * count;
+        slot.set_region(memory, region);
+        Ok(())
+    }
+
+    /// Leaves nothing behind `count` guest frames from `gfn` on, of one region. What was there is
+    /// the caller's; that they are not to be shared stays.
+    ///
+    /// # Errors
+    /// [`PmapError::NotRam`], [`PmapError::Run`].
+    pub fn clear(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+        count: u64,
+    ) -> Result<(), PmapError> {
+        self.change(memory, gfn, count, |word| word & NEVER_SHARE)
+    }
+
+    /// Adds and removes reasons for `count` guest frames from `gfn` on, of one region, those that
+    /// nothing is behind left out.
+    ///
+    /// # Errors
+    /// [`PmapError::NotRam`], [`PmapError::Run`].
+    pub fn change_reasons(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+        count: u64,
+        add: Reasons,
+        remove: Reasons,
+    ) -> Result<(), PmapError> {
+        let (add, remove) = (entry::reason_bits(add), entry::reason_bits(remove));
+        let of_present = |word| match word & KIND {
+            PRIVATE | SHARED => word & !remove | add,
+            _ => word,
+        };
+        self.change(memory, gfn, count, of_present)
+    }
+
+    /// Calls `visit` for the guest frames from `from` on that something is behind, looking at
+    /// `budget` entries of tables. Returns where to go on, `None` at the end.
+    pub fn visit(
+        &self,
+        memory: &impl TableMemory,
+        from: Gfn,
+        budget: usize,
+        mut visit: impl FnMut(Gfn, Entry),
+    ) -> Option<Gfn> {
+        let mut at = from;
+        for _ in 0..budget {
+            if at.0 >= REACH {
+                return None;
+            }
+            let Some(slot) = self.region_slot(memory, at) else {
+                at = after(at, TABLE_SHIFT);
+                continue;
+            };
+            let Some(leaf) = slot.leaf(memory) else {
+                at = after(at, REGION_SHIFT);
+                continue;
+            };
+            let entry = Entry::decode(memory.read(leaf, index(at)));
+            if entry.backing != crate::Backing::Absent {
+                visit(at, entry);
+            }
+            at = at.add(1);
+        }
+        Some(at).filter(|at| at.0 < REACH)
+    }
+
+    fn check_run(&self, gfn: Gfn, count: u64) -> Result<(), PmapError> {
+        if !(1..=REGION_FRAMES - gfn.0 % REGION_FRAMES).contains(&count) {
+            return Err(PmapError::Run);
+        }
+        if self.contains(gfn, count) {
+            Ok(())
+        } else {
+            Err(PmapError::NotRam(gfn))
+        }
+    }
+
+    /// Replaces the words of entries that are there by what `change` makes of them; a region
+    /// without any is left so.
+    fn change(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+        count: u64,
+        change: impl Fn(u64) -> u64,
+    ) -> Result<(), PmapError> {
+        self.check_run(gfn, count)?;
+        let Some(slot) = self.region_slot(memory, gfn) else {
+            return Ok(());
+        };
+        let Some(leaf) = slot.leaf(memory) else {
+            return Ok(());
+        };
+        let mut region = slot.region(memory);
+        for at in index(gfn)..index(gfn) + count as usize {
+            let old = memory.read(leaf, at);
+            let new = change(old);
+            memory.write(leaf, at, new);
+            self.leave(&mut region, at, old);
+            self.counts[(new & KIND) as usize] += 1;
+            region.in_place += region.counts(at, new);
+        }
+        slot.set_region(memory, region);
+        Ok(())
+    }
+
+    /// Counts that `word` is no longer entry `at` of a region.
+    fn leave(&mut self, region: &mut Region, at: usize, word: u64) {
+        self.counts[(word & KIND) as usize] -= 1;
+        region.in_place -= region.counts(at, word);
+    }
+
+    /// The region of `gfn`, which is below the reach of the roots; `None` where its table is
+    /// missing.
+    pub(crate) fn region_slot(&self, memory: &impl TableMemory, gfn: Gfn) -> Option<RegionSlot> {
+        let root = *self.roots.get((gfn.0 >> ROOT_SHIFT) as usize)?;
+        let table = table_in(memory.read(root?, root_index(gfn)))?;
+        Some(RegionSlot::new(table, gfn))
+    }
+
+    fn add_region_table(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+    ) -> Result<RegionSlot, PmapError> {
+        if let Some(slot) = self.region_slot(memory, gfn) {
+            return Ok(slot);
+        }
+        let root = self
+            .roots
+            .get((gfn.0 >> ROOT_SHIFT) as usize)
+            .copied()
+            .flatten();
+        let root = root.ok_or(PmapError::NotRam(gfn))?;
+        let table = memory.allocate_table().ok_or(PmapError::NoMemory)?;
+        self.tables += 1;
+        memory.write(root, root_index(gfn), table.0 << TABLE_NUMBER_SHIFT);
+        Ok(RegionSlot::new(table, gfn))
+    }
+
+    fn add_leaf(
+        &mut self,
+        memory: &mut impl TableMemory,
+        slot: RegionSlot,
+    ) -> Result<Mfn, PmapError> {
+        if let Some(leaf) = slot.leaf(memory) {
+            return Ok(leaf);
+        }
+        let leaf = memory.allocate_table().ok_or(PmapError::NoMemory)?;
+        self.tables += 1;
+        slot.set_leaf(memory, leaf);
+        Ok(leaf)
+    }
+}
+
+/// The entry of `gfn` in its leaf.
+pub(crate) fn index(gfn: Gfn) -> usize {
+    (gfn.0 % REGION_FRAMES) as usize
+}
+
+fn root_index(gfn: Gfn) -> usize {
+    ((gfn.0 >> TABLE_SHIFT) % WORDS) as usize
+}
+
+/// The first guest frame of the next aligned run of 2^`shift`.
+pub(crate) fn after(gfn: Gfn, shift: u32) -> Gfn {
+    gfn.align_down(1 << shift).add(1 << shift)
+}
+
+/// Whether a range can be RAM by itself.
+fn is_ram(range: &IpaRange) -> bool {
+    let end = range.start.0.checked_add(range.size);
+    range.size > 0
+        && range.start.is_aligned(FRAME_SIZE)
+        && range.size.is_multiple_of(FRAME_SIZE)
+        && end.is_some_and(|end| end <= REACH << FRAME_SHIFT)
+}
+
+fn overlap(ram: &[IpaRange]) -> bool {
+    let mut pairs = ram
+        .iter()
+        .enumerate()
+        .flat_map(|(n, a)| ram.iter().take(n).map(move |b| (a, b)));
+    pairs.any(|(a, b)| a.overlaps(*b))
+}
+
+const _: () = assert!(DISCARDED == KIND, "counts are indexed by kind");

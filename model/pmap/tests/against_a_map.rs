@@ -1,0 +1,426 @@
+//! The radix against a plain map, with allocations that fail at any point.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::collections::BTreeMap;
+
+use machine_fake::FakeTables;
+use model_addr::{Gfn, Ipa, IpaRange, Mfn};
+use model_pmap::{
+    Backing, Counts, Entry, GivenBack, MAX_RAM_RANGES, Pmap, PmapError, REGION_FRAMES, Reasons,
+    Region,
+};
+use proptest::prelude::*;
+
+/// RAM on both sides of the border between the two roots, and a piece with ragged ends below.
+const LOW: (u64, u64) = (0x4_0000 - 3, 1200);
+const HIGH: (u64, u64) = ((1 << 26) - 700, 1500);
+
+fn ram() -> [IpaRange; 2] {
+    [LOW, HIGH].map(|(first, count)| IpaRange {
+        start: Gfn(first).address(),
+        size: count << 12,
+    })
+}
+
+fn is_ram(gfn: u64) -> bool {
+    [LOW, HIGH]
+        .iter()
+        .any(|(first, count)| (*first..first + count).contains(&gfn))
+}
+
+fn all_ram() -> impl Iterator<Item = u64> {
+    (LOW.0..LOW.0 + LOW.1).chain(HIGH.0..HIGH.0 + HIGH.1)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Set {
+        gfn: u64,
+        count: u64,
+        entry: Entry,
+    },
+    /// As the fault path does: the frames of the region's own run.
+    Fill {
+        gfn: u64,
+        count: u64,
+    },
+    Clear {
+        gfn: u64,
+        count: u64,
+    },
+    Change {
+        gfn: u64,
+        count: u64,
+        add: Reasons,
+        remove: Reasons,
+    },
+    SetBase {
+        gfn: u64,
+        base: Option<u64>,
+    },
+    FailAllocations(Option<u64>),
+}
+
+fn gfn() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        LOW.0 - 5..LOW.0 + LOW.1 + 5,
+        HIGH.0 - 5..HIGH.0 + HIGH.1 + 5
+    ]
+}
+
+fn count() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(1), Just(16), 0..520_u64]
+}
+
+fn reasons() -> impl Strategy<Value = Reasons> {
+    prop_oneof![
+        Just(Reasons::empty()),
+        any::<u8>().prop_map(Reasons::from_bits_truncate)
+    ]
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let backing = prop_oneof![
+        Just(Backing::Absent),
+        (0..4_u64).prop_map(|n| Backing::Private(Mfn(n << 9))),
+        (0..1_u64 << 36).prop_map(|n| Backing::Shared(Mfn(n))),
+        (0..1_u64 << 40).prop_map(Backing::Discarded),
+    ];
+    let parts = (backing, reasons(), any::<bool>());
+    parts.prop_map(|(backing, reasons, never_share)| Entry {
+        backing,
+        reasons,
+        never_share,
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (gfn(), count(), entry())
+            .prop_map(|(gfn, count, entry)| Step::Set { gfn, count, entry }),
+        3 => (gfn(), count()).prop_map(|(gfn, count)| Step::Fill { gfn, count }),
+        2 => (gfn(), count()).prop_map(|(gfn, count)| Step::Clear { gfn, count }),
+        1 => (gfn(), count(), reasons(), reasons())
+            .prop_map(|(gfn, count, add, remove)| Step::Change { gfn, count, add, remove }),
+        2 => (gfn(), prop::option::of(0..3_u64))
+            .prop_map(|(gfn, base)| Step::SetBase { gfn, base }),
+        1 => prop::option::of(0..3_u64).prop_map(Step::FailAllocations),
+    ]
+}
+
+struct World {
+    tables: FakeTables,
+    pmap: Pmap,
+    entries: BTreeMap<u64, Entry>,
+    bases: BTreeMap<u64, Mfn>,
+}
+
+fn region_of(gfn: u64) -> u64 {
+    gfn - gfn % REGION_FRAMES
+}
+
+/// The entry `n` further on in a run that begins with `first`.
+fn nth(first: Entry, n: u64) -> Entry {
+    let backing = match first.backing {
+        Backing::Absent => Backing::Absent,
+        Backing::Private(frame) => Backing::Private(frame.add(n)),
+        Backing::Shared(frame) => Backing::Shared(frame.add(n)),
+        Backing::Discarded(block) => Backing::Discarded(block + n),
+    };
+    Entry { backing, ..first }
+}
+
+impl World {
+    fn new() -> Self {
+        let mut tables = FakeTables::new();
+        let pmap = Pmap::new(&mut tables, &ram()).unwrap();
+        Self {
+            tables,
+            pmap,
+            entries: BTreeMap::new(),
+            bases: BTreeMap::new(),
+        }
+    }
+
+    fn entry(&self, gfn: u64) -> Entry {
+        self.entries.get(&gfn).copied().unwrap_or_default()
+    }
+
+    /// What any operation on a run must answer, memory permitting.
+    fn expected(gfn: u64, count: u64) -> Result<(), PmapError> {
+        if count == 0 || gfn % REGION_FRAMES + count > REGION_FRAMES {
+            return Err(PmapError::Run);
+        }
+        let all = (gfn..gfn + count).all(is_ram);
+        if all {
+            Ok(())
+        } else {
+            Err(PmapError::NotRam(Gfn(gfn)))
+        }
+    }
+
+    fn set(&mut self, gfn: u64, count: u64, entry: Entry) {
+        let result = self.pmap.set_run(&mut self.tables, Gfn(gfn), count, entry);
+        if result == Err(PmapError::NoMemory) {
+            return;
+        }
+        assert_eq!(result, Self::expected(gfn, count));
+        if result.is_ok() {
+            self.entries
+                .extend((0..count).map(|n| (gfn + n, nth(entry, n))));
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Set { gfn, count, entry } => self.set(gfn, count, entry),
+            Step::Fill { gfn, count } => {
+                let base = self.bases.get(&region_of(gfn)).copied().unwrap_or(Mfn(512));
+                self.set(gfn, count, Entry::private(base.add(gfn % REGION_FRAMES)));
+            }
+            Step::Clear { gfn, count } => {
+                let result = self.pmap.clear(&mut self.tables, Gfn(gfn), count);
+                assert_eq!(result, Self::expected(gfn, count));
+                for gfn in gfn..gfn + if result.is_ok() { count } else { 0 } {
+                    let never_share = self.entry(gfn).never_share;
+                    self.entries.insert(
+                        gfn,
+                        Entry {
+                            never_share,
+                            ..Entry::default()
+                        },
+                    );
+                }
+            }
+            Step::Change {
+                gfn,
+                count,
+                add,
+                remove,
+            } => {
+                let tables = &mut self.tables;
+                let result = self
+                    .pmap
+                    .change_reasons(tables, Gfn(gfn), count, add, remove);
+                assert_eq!(result, Self::expected(gfn, count));
+                for gfn in gfn..gfn + if result.is_ok() { count } else { 0 } {
+                    let old = self.entry(gfn);
+                    if old.frame().is_some() {
+                        let reasons = (old.reasons - remove) | add;
+                        self.entries.insert(gfn, Entry { reasons, ..old });
+                    }
+                }
+            }
+            Step::SetBase { gfn, base } => {
+                let base = base.map(|n| Mfn(n << 9));
+                let result = self.pmap.set_base(&mut self.tables, Gfn(gfn), base);
+                match result {
+                    Ok(()) => {
+                        self.bases.remove(&region_of(gfn));
+                        self.bases.extend(base.map(|base| (region_of(gfn), base)));
+                    }
+                    Err(error) => assert!(error == PmapError::NoMemory || !is_ram(gfn)),
+                }
+            }
+            Step::FailAllocations(after) => self.tables.fail_after(after),
+        }
+    }
+
+    fn expected_counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for gfn in all_ram() {
+            *match self.entry(gfn).backing {
+                Backing::Absent => &mut counts.absent,
+                Backing::Private(_) => &mut counts.private,
+                Backing::Shared(_) => &mut counts.shared,
+                Backing::Discarded(_) => &mut counts.discarded,
+            } += 1;
+        }
+        counts
+    }
+
+    fn expected_region(&self, gfn: u64) -> Region {
+        let first = region_of(gfn);
+        let base = self.bases.get(&first).copied();
+        let in_place = |n: &u64| {
+            let entry = self.entry(first + n);
+            let is_there = Some(entry.backing) == base.map(|base| Backing::Private(base.add(*n)));
+            is_there && entry.reasons.is_empty()
+        };
+        Region {
+            base,
+            in_place: (0..REGION_FRAMES).filter(in_place).count() as u64,
+        }
+    }
+
+    fn check(&self) {
+        for gfn in all_ram() {
+            assert_eq!(
+                self.pmap.lookup(&self.tables, Gfn(gfn)),
+                Ok(self.entry(gfn))
+            );
+        }
+        for gfn in all_ram().step_by(101) {
+            let region = self.pmap.region(&self.tables, Gfn(gfn));
+            assert_eq!(region, self.expected_region(gfn));
+            let end = region_of(gfn) + REGION_FRAMES;
+            let is_absent = |gfn: &u64| {
+                is_ram(*gfn) && *gfn < end && self.entry(*gfn).backing == Backing::Absent
+            };
+            let run = (gfn..).take(40).take_while(is_absent).count() as u64;
+            assert_eq!(self.pmap.absent_run(&self.tables, Gfn(gfn), 40), run);
+        }
+        assert_eq!(self.pmap.counts(), self.expected_counts());
+        assert_eq!(self.pmap.tables(), self.tables.in_use() as u64);
+    }
+
+    fn present(&self) -> Vec<(u64, Entry)> {
+        let all = self.entries.iter().map(|(gfn, entry)| (*gfn, *entry));
+        all.filter(|(_, entry)| entry.backing != Backing::Absent)
+            .collect()
+    }
+
+    fn finish(mut self, budget: usize) {
+        let mut visited = Vec::new();
+        let mut next = Some(Gfn(0));
+        while let Some(from) = next {
+            let visit = |gfn: Gfn, entry| visited.push((gfn.0, entry));
+            next = self.pmap.visit(&self.tables, from, budget, visit);
+        }
+        assert_eq!(visited, self.present());
+        let present = self.present();
+        let mut teardown = self.pmap.teardown();
+        let (mut entries, mut bases) = (Vec::new(), BTreeMap::new());
+        let mut done = false;
+        while !done {
+            let mut seen = 0;
+            done = teardown.step(&mut self.tables, budget, |given| match given {
+                GivenBack::Entry(gfn, entry) => {
+                    seen += 1;
+                    entries.push((gfn.0, entry));
+                }
+                GivenBack::Reservation(gfn, base) => drop(bases.insert(gfn.0, base)),
+            });
+            assert!(seen <= budget);
+        }
+        assert_eq!(entries, present);
+        assert_eq!(bases, self.bases);
+        assert_eq!(self.tables.in_use(), 0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn it_is_a_map(steps in prop::collection::vec(step(), 1..40), budget in 1..700_usize) {
+        let mut world = World::new();
+        for step in steps {
+            world.step(&step);
+            world.check();
+        }
+        world.finish(budget);
+    }
+}
+
+#[test]
+fn a_full_region_is_a_block() {
+    let mut tables = FakeTables::new();
+    let range = IpaRange {
+        start: Ipa(0x4000_0000),
+        size: 0x20_0000,
+    };
+    let mut pmap = Pmap::new(&mut tables, &[range]).unwrap();
+    let first = Gfn(0x4_0000);
+    let base = Mfn(0x80_0000);
+    pmap.set_base(&mut tables, first, Some(base)).unwrap();
+    assert_eq!(
+        pmap.set_base(&mut tables, first, Some(base.add(1))),
+        Err(PmapError::Run)
+    );
+    for n in (0..512).step_by(16) {
+        assert_eq!(pmap.region(&tables, first).block(), None);
+        assert_eq!(pmap.absent_run(&tables, first.add(n), 16), 16);
+        pmap.set_run(&mut tables, first.add(n), 16, Entry::private(base.add(n)))
+            .unwrap();
+    }
+    assert_eq!(pmap.region(&tables, first).block(), Some(base));
+    assert_eq!(pmap.counts().present(), 512);
+    let log = Reasons::DIRTY_LOG;
+    pmap.change_reasons(&mut tables, first.add(7), 1, log, Reasons::empty())
+        .unwrap();
+    assert_eq!(pmap.region(&tables, first).block(), None);
+    pmap.change_reasons(&mut tables, first, 512, Reasons::empty(), log)
+        .unwrap();
+    assert_eq!(pmap.region(&tables, first).block(), Some(base));
+}
+
+#[test]
+fn only_sound_ram_is_accepted() {
+    let mut tables = FakeTables::new();
+    let range = |start, size| IpaRange {
+        start: Ipa(start),
+        size,
+    };
+    let end = 1 << 39;
+    for ram in [
+        vec![],
+        vec![range(0, 0)],
+        vec![range(0x800, 0x1000)],
+        vec![range(0, 0x800)],
+        vec![range(end - 0x1000, 0x2000)],
+        vec![range(u64::MAX - 0xfff, 0x1000)],
+        vec![range(0, 0x2000), range(0x1000, 0x2000)],
+        (0..=MAX_RAM_RANGES as u64)
+            .map(|n| range(n << 20, 0x1000))
+            .collect(),
+    ] {
+        assert_eq!(
+            Pmap::new(&mut tables, &ram).map(|_| ()),
+            Err(PmapError::Ram),
+            "{ram:?}"
+        );
+    }
+    let both = [range(end - 0x1000, 0x1000), range(0, 0x1000)];
+    for allocations in 0..2 {
+        tables.fail_after(Some(allocations));
+        assert_eq!(
+            Pmap::new(&mut tables, &both).map(|_| ()),
+            Err(PmapError::NoMemory)
+        );
+        assert_eq!(tables.in_use(), 0);
+    }
+    tables.fail_after(None);
+    let pmap = Pmap::new(&mut tables, &both).unwrap();
+    assert_eq!(pmap.ram().count(), 2);
+    assert!(!pmap.contains(Gfn(u64::MAX), 1) && !pmap.contains(Gfn(0), u64::MAX));
+    assert!(
+        !pmap.contains(Gfn(1 << 60), 1),
+        "the address would wrap to 0"
+    );
+    assert_eq!(
+        pmap.lookup(&tables, Gfn(1 << 60)),
+        Err(PmapError::NotRam(Gfn(1 << 60)))
+    );
+    assert_eq!(pmap.absent_run(&tables, Gfn(1 << 60), 1), 0);
+}
+
+#[test]
+fn what_must_not_be_shared_stays_so() {
+    let mut tables = FakeTables::new();
+    let mut pmap = Pmap::new(&mut tables, &ram()).unwrap();
+    let secret = Entry {
+        never_share: true,
+        ..Entry::private(Mfn(7))
+    };
+    pmap.set_run(&mut tables, Gfn(LOW.0), 1, secret).unwrap();
+    pmap.clear(&mut tables, Gfn(LOW.0), 1).unwrap();
+    let left = pmap.lookup(&tables, Gfn(LOW.0)).unwrap();
+    assert_eq!(
+        left,
+        Entry {
+            never_share: true,
+            ..Entry::default()
+        }
+    );
+}

@@ -1,0 +1,225 @@
+//! A vCPU's redistributor: its SGIs and PPIs (Arm IHI 0069, 12.11).
+
+use crate::affinity::{affinity_of, bits};
+use crate::bank::{Bank, Groups};
+use crate::registers::{Fields, Register};
+use crate::{FIRST_SPI, SyncNeeded, VcpuSet};
+use machine_contract::ListRegisters;
+
+/// The SGIs among the private interrupts.
+const SGIS: u32 = 0xffff;
+/// Where the SGI frame begins, after the RD frame.
+const SGI_FRAME: u32 = 0x1_0000;
+
+const GICR_IIDR: u32 = 0x0004;
+const GICR_TYPER: u32 = 0x0008;
+const GICR_TYPER_HIGH: u32 = 0x000c;
+const GICR_WAKER: u32 = 0x0014;
+const GICR_PIDR2: u32 = 0xffe8;
+
+const TYPER_LAST: u32 = 1 << 4;
+const TYPER_PROCESSOR_SHIFT: u32 = 8;
+const WAKER_PROCESSOR_SLEEP: u32 = 1 << 1;
+const WAKER_CHILDREN_ASLEEP: u32 = 1 << 2;
+
+/// `GICR_IIDR` and `GICD_IIDR`: implementer Arm, as the architecture's `PIDR2` says too.
+pub(crate) const IIDR: u32 = 0x43b;
+/// `GICR_PIDR2` and `GICD_PIDR2`: architecture revision 3.
+pub(crate) const PIDR2: u32 = 0x3b;
+
+/// The SGIs 0..=15 and PPIs 16..=31 of one vCPU.
+#[derive(Clone, Debug)]
+pub struct Redistributor {
+    pub(crate) bank: Bank,
+    /// PPIs whose physical interrupt is active until the virtual one has ended.
+    pub(crate) physical_active: u32,
+    /// The physical interrupt of each, valid where `physical_active`.
+    pub(crate) physical: [u8; 32],
+    index: u8,
+    last: bool,
+    asleep: bool,
+    dropped: u64,
+}
+
+impl Redistributor {
+    /// That of vCPU `index` of a VM with `vcpus` vCPUs: everything off and the vCPU asleep.
+    pub const fn new(index: usize, vcpus: usize) -> Self {
+        Self {
+            bank: Bank::new(SGIS),
+            physical_active: 0,
+            physical: [0; 32],
+            index: index as u8,
+            last: index + 1 >= vcpus,
+            asleep: true,
+            dropped: 0,
+        }
+    }
+
+    /// Back to the state of [`Self::new`], apart from the count of what was dropped: for PSCI
+    /// SYSTEM_RESET, while the vCPU is on no CPU.
+    pub fn reset(&mut self) {
+        let fresh = Self::new(self.index(), self.index() + usize::from(self.last));
+        *self = Self {
+            dropped: self.dropped,
+            ..fresh
+        };
+    }
+
+    /// The vCPU's number in its VM.
+    pub const fn index(&self) -> usize {
+        self.index as usize
+    }
+
+    /// How many interrupts and accesses named nothing that exists.
+    pub const fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Takes over the groups the distributor lets through ([`crate::Effects::groups`]). Whether
+    /// the vCPU must run [`crate::ListFile::deliver`].
+    pub fn set_groups(&mut self, groups: Groups) -> bool {
+        self.bank.set_groups(groups);
+        self.needs_delivery()
+    }
+
+    /// An SGI arrives, or an edge of PPI `intid`. Whether the vCPU must run
+    /// [`crate::ListFile::deliver`].
+    #[inline]
+    pub fn set_pending(&mut self, intid: u32) -> bool {
+        let Some(mask) = self.mask_of(intid) else {
+            return false;
+        };
+        self.bank.latch |= mask;
+        self.bank.open & mask != 0
+    }
+
+    /// An [`crate::Sgi`] arrives. Whether the vCPU must run [`crate::ListFile::deliver`].
+    #[inline]
+    pub fn receive_sgi(&mut self, intid: u32, group1_too: bool) -> bool {
+        (group1_too || !self.bank.is_group1(intid)) && self.set_pending(intid & 0xf)
+    }
+
+    /// Interrupt `intid` is pending no more, unless its line is high.
+    pub fn clear_pending(&mut self, intid: u32) -> bool {
+        let Some(mask) = self.mask_of(intid) else {
+            return false;
+        };
+        self.bank.clear_pending(mask);
+        self.needs_delivery()
+    }
+
+    /// The line of PPI `intid` becomes high or low. Whether the vCPU must run
+    /// [`crate::ListFile::deliver`].
+    pub fn set_level(&mut self, intid: u32, high: bool) -> bool {
+        let Some(mask) = self.mask_of(intid) else {
+            return false;
+        };
+        self.bank.set_level(mask & !SGIS, high);
+        self.bank.attention() & mask != 0
+    }
+
+    /// Whether the vCPU must run [`crate::ListFile::deliver`] for a private interrupt.
+    pub fn needs_delivery(&self) -> bool {
+        self.attention() != 0
+    }
+
+    /// The interrupts that the next [`crate::ListFile::deliver`] has to act on.
+    #[inline]
+    pub(crate) fn attention(&self) -> u32 {
+        self.bank.attention() | self.physical_orphans()
+    }
+
+    /// The physical interrupts (PPIs, bit = number) that are active on behalf of this vCPU. When
+    /// it leaves a CPU their active state is to be cleared there, and set on the CPU it comes to.
+    pub fn hw_active(&self) -> u32 {
+        bits(self.physical_active.into())
+            .fold(0, |set, bit| set | 1 << (self.physical[bit as usize] % 32))
+    }
+
+    /// Forgets the physical interrupts that wait for this vCPU: it is turned off, and those whose
+    /// line stays high will fire again.
+    pub(crate) fn forget_physical(&mut self) {
+        self.bank.latch &= !self.physical_active;
+        self.physical_active = 0;
+    }
+
+    /// Ends the physical interrupts whose virtual ones the guest took back.
+    pub(crate) fn release_physical(&mut self, lrs: &mut impl ListRegisters) {
+        let orphans = self.physical_orphans();
+        for bit in bits(orphans.into()) {
+            lrs.deactivate_physical(self.physical[bit as usize].into());
+        }
+        self.physical_active &= !orphans;
+    }
+
+    fn physical_orphans(&self) -> u32 {
+        self.physical_active & !(self.bank.loaded | self.bank.latch | self.bank.active)
+    }
+
+    fn mask_of(&mut self, intid: u32) -> Option<u32> {
+        if intid < FIRST_SPI {
+            return Some(1 << intid);
+        }
+        self.dropped = self.dropped.saturating_add(1);
+        None
+    }
+
+    /// The guest reads `size` bytes at `offset` in the RD frame and the SGI frame after it. What
+    /// is not supported, misaligned or of a wrong size reads as zero.
+    ///
+    /// `fresh` says that the vCPU's own list registers were published; otherwise reading pending
+    /// or active state of a loaded interrupt is refused.
+    pub fn read(&self, offset: u32, size: u32, fresh: bool) -> Result<u64, SyncNeeded> {
+        let last = if self.last { TYPER_LAST } else { 0 };
+        let typer = u64::from(affinity_of(self.index())) << 32
+            | u64::from(u32::from(self.index) << TYPER_PROCESSOR_SHIFT | last);
+        Ok(match (offset, size) {
+            (GICR_IIDR, 4) => IIDR.into(),
+            (GICR_TYPER, 8) => typer,
+            (GICR_TYPER, 4) => typer & 0xffff_ffff,
+            (GICR_TYPER_HIGH, 4) => typer >> 32,
+            (GICR_WAKER, 4) if self.asleep => {
+                (WAKER_PROCESSOR_SLEEP | WAKER_CHILDREN_ASLEEP).into()
+            }
+            (GICR_PIDR2, 4) => PIDR2.into(),
+            _ => match private_fields(offset, size) {
+                Some(fields)
+                    if fields.register.shows_state() && !fresh && self.bank.loaded != 0 =>
+                {
+                    return Err(SyncNeeded(VcpuSet::only(self.index())));
+                }
+                Some(fields) => self.bank.read(fields).into(),
+                None => 0,
+            },
+        })
+    }
+
+    /// The guest writes `size` bytes at `offset` in the RD frame and the SGI frame after it. What
+    /// is not supported, misaligned or of a wrong size is ignored. Whether the vCPU must run
+    /// [`crate::ListFile::deliver`].
+    ///
+    /// A vCPU asleep by `GICR_WAKER` gets its interrupts all the same: guests that never wake
+    /// their redistributor run on other hypervisors too.
+    pub fn write(&mut self, offset: u32, size: u32, value: u64) -> bool {
+        match (offset, size, private_fields(offset, size)) {
+            (GICR_WAKER, 4, _) => self.asleep = value as u32 & WAKER_PROCESSOR_SLEEP != 0,
+            (_, _, Some(fields)) if is_fixed(fields) => {}
+            (_, _, Some(fields)) => {
+                self.bank.write(fields, value as u32);
+            }
+            _ => self.dropped = self.dropped.saturating_add(1),
+        }
+        self.needs_delivery()
+    }
+}
+
+/// The fields of private interrupts at `offset`, which counts from the RD frame.
+fn private_fields(offset: u32, size: u32) -> Option<Fields> {
+    let fields = Fields::decode(offset.checked_sub(SGI_FRAME)?, size)?;
+    (fields.bank == 0).then_some(fields)
+}
+
+/// SGIs are edge triggered, whatever is written.
+fn is_fixed(fields: Fields) -> bool {
+    fields.register == Register::Configuration && fields.first == 0
+}

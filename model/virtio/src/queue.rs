@@ -1,0 +1,358 @@
+//! The device side of a split virtqueue (virtio 2.7), with event indices and indirect
+//! descriptors.
+//!
+//! Indices are read once and checked; a chain is copied out of the rings before anybody looks at
+//! it. What the driver cannot be forgiven is a [`QueueError`], upon which the transport breaks the
+//! device.
+
+use crate::{Chain, MAX_SEGMENTS, Segment};
+use core::fmt;
+use core::sync::atomic::{Ordering, fence};
+use machine_contract::{GuestMemory, GuestMemoryError};
+use model_addr::Ipa;
+
+/// Largest queue that any device here offers.
+pub const MAX_QUEUE_SIZE: u16 = 256;
+
+/// Bytes of a descriptor (virtio 2.7.5).
+const DESCRIPTOR_BYTES: u64 = 16;
+/// The descriptor's `next` field is valid.
+const DESC_NEXT: u16 = 1;
+/// The device writes the buffer; otherwise it reads it.
+const DESC_WRITE: u16 = 2;
+/// The buffer holds a table of descriptors.
+const DESC_INDIRECT: u16 = 4;
+/// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY`: the other side is not to be told.
+const NO_NOTIFY: u16 = 1;
+/// Bytes before the entries of both rings: flags and index.
+const RING_HEADER: u64 = 4;
+
+/// How a driver broke the rules of a virtqueue or of the request in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueError {
+    /// The size is no power of two within the maximum, or an address is misaligned or wraps.
+    Layout,
+    /// The available index is ahead by more than the queue's size.
+    Overrun,
+    /// A descriptor index beyond its table.
+    NoSuchDescriptor,
+    /// A descriptor of no bytes.
+    EmptyDescriptor,
+    /// A buffer to read behind one to write.
+    ReadableAfterWritable,
+    /// More than [`MAX_SEGMENTS`] descriptors: a loop, or a driver deaf to `seg_max`.
+    TooManySegments,
+    /// 4 GiB or more in one chain.
+    TooManyBytes,
+    /// An indirect table that is nested, empty, oversized or continued.
+    Indirect,
+    /// A request too short for the device's own header and status.
+    Truncated,
+    /// A ring, table or buffer is not where the guest has memory.
+    Memory(GuestMemoryError),
+}
+
+impl From<GuestMemoryError> for QueueError {
+    fn from(error: GuestMemoryError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl fmt::Display for QueueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Layout => "virtqueue with a bad size or address",
+            Self::Overrun => "available index ahead by more than the queue's size",
+            Self::NoSuchDescriptor => "descriptor index beyond its table",
+            Self::EmptyDescriptor => "descriptor of no bytes",
+            Self::ReadableAfterWritable => "buffer to read behind a buffer to write",
+            Self::TooManySegments => "descriptor chain too long or looped",
+            Self::TooManyBytes => "descriptor chain of 4 GiB or more",
+            Self::Indirect => "bad indirect descriptor table",
+            Self::Truncated => "request without room for header and status",
+            Self::Memory(error) => return error.fmt(f),
+        };
+        f.write_str(text)
+    }
+}
+
+impl core::error::Error for QueueError {}
+
+/// Where a driver says its queue is; unchecked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueSetup {
+    /// Descriptors in the table and entries in each ring.
+    pub size: u32,
+    /// The descriptor table.
+    pub descriptors: u64,
+    /// The available ring (the driver writes it).
+    pub driver: u64,
+    /// The used ring (the device writes it).
+    pub device: u64,
+}
+
+/// Which ring features were negotiated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueFeatures {
+    /// `VIRTIO_F_EVENT_IDX`.
+    pub event_idx: bool,
+    /// `VIRTIO_F_INDIRECT_DESC`.
+    pub indirect: bool,
+}
+
+/// The device side of one split virtqueue. The default is a queue that is not ready: it yields
+/// nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Queue {
+    ready: bool,
+    features: QueueFeatures,
+    size: u16,
+    descriptors: Ipa,
+    driver: Ipa,
+    device: Ipa,
+    /// Next available entry to take.
+    next_avail: u16,
+    /// The driver's index as last read: entries before it are ours to take.
+    seen_avail: u16,
+    /// Next used entry to fill.
+    next_used: u16,
+    /// Where `next_used` was when the driver was last considered for an interrupt.
+    signalled: u16,
+    /// The driver was asked to kick for the entry at `next_avail`.
+    armed: bool,
+    /// Without event indices: the driver was told not to kick.
+    muted: bool,
+}
+
+/// One entry of a descriptor table (virtio 2.7.5).
+struct Descriptor {
+    segment: Segment,
+    flags: u16,
+    next: u16,
+}
+
+/// A descriptor table: the queue's own or an indirect one.
+struct Table {
+    start: Ipa,
+    entries: u16,
+}
+
+impl Table {
+    fn read(&self, memory: &impl GuestMemory, index: u16) -> Result<Descriptor, QueueError> {
+        if index >= self.entries {
+            return Err(QueueError::NoSuchDescriptor);
+        }
+        let mut raw = [0; DESCRIPTOR_BYTES as usize];
+        memory.read(
+            Ipa(self.start.0 + DESCRIPTOR_BYTES * u64::from(index)),
+            &mut raw,
+        )?;
+        let raw = u128::from_le_bytes(raw);
+        let segment = Segment {
+            ipa: Ipa(raw as u64),
+            len: (raw >> 64) as u32,
+        };
+        Ok(Descriptor {
+            segment,
+            flags: (raw >> 96) as u16,
+            next: (raw >> 112) as u16,
+        })
+    }
+
+    /// The table that `descriptor` points at, of [`MAX_QUEUE_SIZE`] entries at most.
+    fn indirect(descriptor: &Descriptor) -> Result<Self, QueueError> {
+        let Segment { ipa, len } = descriptor.segment;
+        let entries = u64::from(len) / DESCRIPTOR_BYTES;
+        let whole = u64::from(len).is_multiple_of(DESCRIPTOR_BYTES);
+        let wraps = ipa.checked_add(u64::from(len)).is_none();
+        if !whole || wraps || entries == 0 || entries > u64::from(MAX_QUEUE_SIZE) {
+            return Err(QueueError::Indirect);
+        }
+        Ok(Self {
+            start: ipa,
+            entries: entries as u16,
+        })
+    }
+}
+
+impl Queue {
+    /// The queue at `setup`, ready, with at most `max` entries.
+    pub fn new(setup: &QueueSetup, max: u16, features: QueueFeatures) -> Result<Self, QueueError> {
+        let size = u16::try_from(setup.size).map_err(|_| QueueError::Layout)?;
+        if !size.is_power_of_two() || size > max.min(MAX_QUEUE_SIZE) {
+            return Err(QueueError::Layout);
+        }
+        let entries = u64::from(size);
+        Ok(Self {
+            ready: true,
+            features,
+            size,
+            descriptors: area(setup.descriptors, 16, DESCRIPTOR_BYTES * entries)?,
+            driver: area(setup.driver, 2, RING_HEADER + 2 * entries + 2)?,
+            device: area(setup.device, 4, RING_HEADER + 8 * entries + 2)?,
+            ..Self::default()
+        })
+    }
+
+    /// Whether the driver has set the queue up.
+    pub fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    /// Entries.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Takes the next chain that the driver made available into `chain`; `false` if there is none,
+    /// and then the driver has been asked to kick when there is. While the queue yields chains the
+    /// driver is asked not to kick.
+    pub fn pop(
+        &mut self,
+        memory: &impl GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<bool, QueueError> {
+        if !self.ready || !self.has_available(memory)? {
+            return Ok(false);
+        }
+        self.mute_kicks(memory)?;
+        let slot = u64::from(self.next_avail & (self.size - 1));
+        let head = memory.read_u16(Ipa(self.driver.0 + RING_HEADER + 2 * slot))?;
+        self.walk(memory, head, chain)?;
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(true)
+    }
+
+    /// Gives the chain of `head` back to the driver, `len` bytes of it written from the front.
+    pub fn push_used(
+        &mut self,
+        memory: &impl GuestMemory,
+        head: u16,
+        len: u32,
+    ) -> Result<(), QueueError> {
+        let slot = u64::from(self.next_used & (self.size - 1));
+        let element = u64::from(len) << 32 | u64::from(head);
+        memory.write(
+            Ipa(self.device.0 + RING_HEADER + 8 * slot),
+            &element.to_le_bytes(),
+        )?;
+        self.next_used = self.next_used.wrapping_add(1);
+        fence(Ordering::Release);
+        Ok(memory.write_u16(Ipa(self.device.0 + 2), self.next_used)?)
+    }
+
+    /// Whether the driver wants an interrupt for what was pushed since this was last asked
+    /// (virtio 2.7.7.2). May be asked once for a batch.
+    pub fn needs_interrupt(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
+        let before = core::mem::replace(&mut self.signalled, self.next_used);
+        let pushed = self.next_used.wrapping_sub(before);
+        if pushed == 0 {
+            return Ok(false);
+        }
+        // The used index must be visible before the driver's wish is read, or both sides sleep.
+        fence(Ordering::SeqCst);
+        if !self.features.event_idx {
+            return Ok(memory.read_u16(self.driver)? & NO_NOTIFY == 0);
+        }
+        let used_event = Ipa(self.driver.0 + RING_HEADER + 2 * u64::from(self.size));
+        let event = memory.read_u16(used_event)?;
+        Ok(self.next_used.wrapping_sub(event).wrapping_sub(1) < pushed)
+    }
+
+    /// Whether there is an entry to take; asks for a kick and looks again before it says no.
+    fn has_available(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
+        if self.next_avail != self.seen_avail || self.look(memory)? {
+            return Ok(true);
+        }
+        if self.armed {
+            return Ok(false);
+        }
+        if self.features.event_idx {
+            let avail_event = Ipa(self.device.0 + RING_HEADER + 8 * u64::from(self.size));
+            memory.write_u16(avail_event, self.next_avail)?;
+        } else if self.muted {
+            memory.write_u16(self.device, 0)?;
+            self.muted = false;
+        }
+        self.armed = true;
+        // The wish must be visible before the index is read again, or both sides sleep.
+        fence(Ordering::SeqCst);
+        self.look(memory)
+    }
+
+    /// Reads the driver's index.
+    fn look(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
+        let index = memory.read_u16(Ipa(self.driver.0 + 2))?;
+        let ahead = index.wrapping_sub(self.next_avail);
+        if ahead > self.size {
+            return Err(QueueError::Overrun);
+        }
+        // Entries are read after the index that covers them.
+        fence(Ordering::Acquire);
+        self.seen_avail = index;
+        Ok(ahead > 0)
+    }
+
+    /// Asks the driver not to kick. With event indices the passed event says so by itself.
+    fn mute_kicks(&mut self, memory: &impl GuestMemory) -> Result<(), QueueError> {
+        self.armed = false;
+        if !self.features.event_idx && !self.muted {
+            memory.write_u16(self.device, NO_NOTIFY)?;
+            self.muted = true;
+        }
+        Ok(())
+    }
+
+    /// Copies the chain that starts at descriptor `head` into `chain`.
+    ///
+    /// Ends: every turn either fills one of [`MAX_SEGMENTS`] places or enters an indirect table,
+    /// which happens once.
+    fn walk(
+        &self,
+        memory: &impl GuestMemory,
+        head: u16,
+        chain: &mut Chain,
+    ) -> Result<(), QueueError> {
+        chain.restart(head);
+        let mut table = Table {
+            start: self.descriptors,
+            entries: self.size,
+        };
+        let mut may_enter = self.features.indirect;
+        let mut index = head;
+        loop {
+            let descriptor = table.read(memory, index)?;
+            if descriptor.flags & DESC_INDIRECT != 0 {
+                if !may_enter || descriptor.flags & DESC_NEXT != 0 {
+                    return Err(QueueError::Indirect);
+                }
+                may_enter = false;
+                table = Table::indirect(&descriptor)?;
+                index = 0;
+                continue;
+            }
+            chain.push(
+                memory,
+                descriptor.segment,
+                descriptor.flags & DESC_WRITE != 0,
+            )?;
+            if descriptor.flags & DESC_NEXT == 0 {
+                return Ok(());
+            }
+            index = descriptor.next;
+        }
+    }
+}
+
+/// `address`, if it is aligned and `bytes` from there do not wrap. Whether there is memory is
+/// checked at every access.
+fn area(address: u64, align: u64, bytes: u64) -> Result<Ipa, QueueError> {
+    let ipa = Ipa(address);
+    if ipa.is_aligned(align) && ipa.checked_add(bytes).is_some() {
+        Ok(ipa)
+    } else {
+        Err(QueueError::Layout)
+    }
+}
+
+const _: () = assert!(MAX_SEGMENTS <= MAX_QUEUE_SIZE as usize);

@@ -1,0 +1,21 @@
+//! The devices against a guest driver written from the specification, good and bad.
+#![allow(clippy::unwrap_used)]
+
+mod blk;
+mod bytes;
+mod driver;
+mod hostile;
+mod mmio;
+mod queue;
+mod races;
+
+use proptest::test_runner::Config;
+
+/// So many cases; failures are printed, not kept in files.
+fn cases(cases: u32) -> Config {
+    Config {
+        cases,
+        failure_persistence: None,
+        ..Config::default()
+    }
+}

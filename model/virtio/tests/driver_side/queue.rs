@@ -1,0 +1,301 @@
+//! Every chain comes out once, in order, as it went in; bad ones do not come out.
+
+use crate::driver::{Buffer, DATA, Driver, RAM, RAM_SIZE, Shape, ram};
+use machine_contract::GuestMemoryError;
+use machine_fake::FakeGuest;
+use model_addr::Ipa;
+use model_virtio::queue::QueueFeatures;
+use model_virtio::{Chain, Queue, QueueError, Segment};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Add {
+        readable: Vec<u32>,
+        writable: Vec<u32>,
+        shape: Shape,
+    },
+    Publish,
+    Pop,
+    Use {
+        which: usize,
+        len: u32,
+    },
+    Reap,
+}
+
+pub fn shapes() -> impl Strategy<Value = Shape> {
+    prop_oneof![
+        Just(Shape::Direct),
+        Just(Shape::Indirect),
+        Just(Shape::Mixed)
+    ]
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let lens = || prop::collection::vec(1..5000u32, 0..6);
+    prop_oneof![
+        3 => (lens(), lens(), shapes())
+            .prop_filter("a chain has a buffer", |(r, w, _)| !r.is_empty() || !w.is_empty())
+            .prop_map(|(readable, writable, shape)| Step::Add { readable, writable, shape }),
+        2 => Just(Step::Publish),
+        4 => Just(Step::Pop),
+        4 => (any::<usize>(), any::<u32>()).prop_map(|(which, len)| Step::Use { which, len }),
+        2 => Just(Step::Reap),
+    ]
+}
+
+fn buffers(readable: &[u32], writable: &[u32]) -> Vec<Buffer> {
+    let readable = readable.iter().map(|&len| (len, false));
+    let writable = writable.iter().map(|&len| (len, true));
+    let mut at = DATA;
+    let place = |(len, writable)| {
+        let buffer = Buffer {
+            ipa: at,
+            len,
+            writable,
+        };
+        at = Ipa(at.0 + u64::from(len) + 3);
+        buffer
+    };
+    readable.chain(writable).map(place).collect()
+}
+
+fn segments(buffers: &[Buffer], writable: bool) -> Vec<Segment> {
+    let wanted = buffers.iter().filter(|buffer| buffer.writable == writable);
+    wanted
+        .map(|buffer| Segment {
+            ipa: buffer.ipa,
+            len: buffer.len,
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(crate::cases(100))]
+
+    #[test]
+    fn chains_come_out_once_and_in_order(
+        log_size in 0..9u32, event_idx: bool, indirect: bool,
+        steps in prop::collection::vec(steps(), 1..300),
+    ) {
+        let guest = ram();
+        let features = QueueFeatures { event_idx, indirect };
+        let mut driver = Driver::new(0, 1 << log_size, features);
+        let mut queue = Queue::new(&driver.setup, 256, features).unwrap();
+        let mut chain = Chain::new();
+        let (mut added, mut visible) = (VecDeque::new(), VecDeque::new());
+        let (mut taken, mut used) = (Vec::new(), VecDeque::new());
+        for step in steps {
+            match step {
+                Step::Add { readable, writable, shape } => {
+                    let buffers = buffers(&readable, &writable);
+                    if let Some(head) = driver.add(&guest, &buffers, shape) {
+                        added.push_back((head, buffers));
+                    }
+                }
+                Step::Publish => {
+                    driver.publish(&guest);
+                    visible.append(&mut added);
+                }
+                Step::Pop => {
+                    let popped = queue.pop(&guest, &mut chain).unwrap();
+                    prop_assert_eq!(popped, !visible.is_empty());
+                    if let Some((head, buffers)) = visible.pop_front() {
+                        prop_assert_eq!(chain.head(), head);
+                        let (readable, writable) = (segments(&buffers, false), segments(&buffers, true));
+                        prop_assert_eq!(chain.readable(), &readable[..]);
+                        prop_assert_eq!(chain.writable(), &writable[..]);
+                        let bytes = |s: &[Segment]| s.iter().map(|s| s.len).sum::<u32>();
+                        prop_assert_eq!(chain.readable_bytes(), bytes(&readable));
+                        prop_assert_eq!(chain.writable_bytes(), bytes(&writable));
+                        taken.push(head);
+                    }
+                }
+                Step::Use { which, len } if !taken.is_empty() => {
+                    let head = taken.swap_remove(which % taken.len());
+                    queue.push_used(&guest, head, len).unwrap();
+                    used.push_back((head, len));
+                }
+                Step::Use { .. } => {}
+                Step::Reap => prop_assert_eq!(driver.reap(&guest), used.pop_front()),
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_consumed_across_segments(
+        lens in prop::collection::vec(1..40u32, 1..12),
+        cuts in prop::collection::vec(1..60usize, 1..20),
+        take_last: bool,
+    ) {
+        let guest = ram();
+        let features = QueueFeatures::default();
+        let mut driver = Driver::new(0, 64, features);
+        let mut queue = Queue::new(&driver.setup, 256, features).unwrap();
+        let buffers = buffers(&lens, &lens);
+        let total: usize = lens.iter().map(|&len| len as usize).sum();
+        let bytes: Vec<u8> = (0..total).map(|n| n as u8 ^ 0x5a).collect();
+        let mut at = 0;
+        for buffer in &buffers[..lens.len()] {
+            guest.put(buffer.ipa, &bytes[at..at + buffer.len as usize]);
+            at += buffer.len as usize;
+        }
+        driver.add(&guest, &buffers, Shape::Direct).unwrap();
+        driver.publish(&guest);
+        let mut chain = Chain::new();
+        prop_assert!(queue.pop(&guest, &mut chain).unwrap());
+        let last = buffers[buffers.len() - 1];
+        if take_last {
+            let at = Ipa(last.ipa.0 + u64::from(last.len) - 1);
+            prop_assert_eq!(chain.take_last_writable(), Some(at));
+        }
+        let room = total - usize::from(take_last);
+        let (mut read, mut written) = (Vec::new(), 0);
+        for cut in cuts {
+            let mut piece = vec![0; cut];
+            let n = chain.read(&guest, &mut piece).unwrap();
+            prop_assert_eq!(n, cut.min(total - read.len()));
+            read.extend_from_slice(&piece[..n]);
+            let end = (written + cut).min(total);
+            let n = chain.write(&guest, &bytes[written..end]).unwrap();
+            prop_assert_eq!(n, (end - written).min(room - written));
+            written += n;
+            prop_assert_eq!(chain.readable_bytes() as usize, total - read.len());
+            prop_assert_eq!(chain.writable_bytes() as usize, room - written);
+        }
+        prop_assert_eq!(&read[..], &bytes[..read.len()]);
+        let mut stored = Vec::new();
+        for buffer in &buffers[lens.len()..] {
+            stored.extend(guest.get(buffer.ipa, buffer.len as usize));
+        }
+        prop_assert_eq!(&stored[..written], &bytes[..written]);
+        prop_assert!(stored[written..].iter().all(|&byte| byte == 0));
+    }
+}
+
+/// A queue of 8 whose descriptor 0 is available, and its table for the test to fill.
+fn one_available(indirect: bool) -> (FakeGuest, Queue, u64) {
+    let guest = ram();
+    let features = QueueFeatures {
+        event_idx: true,
+        indirect,
+    };
+    let driver = Driver::new(0, 8, features);
+    let queue = Queue::new(&driver.setup, 256, features).unwrap();
+    guest.put(Ipa(driver.setup.driver + 2), &1u16.to_le_bytes());
+    (guest, queue, driver.setup.descriptors)
+}
+
+fn buffer(ipa: u64, len: u32) -> Buffer {
+    Buffer {
+        ipa: Ipa(ipa),
+        len,
+        writable: false,
+    }
+}
+
+fn pop(queue: &mut Queue, guest: &FakeGuest) -> Result<bool, QueueError> {
+    queue.pop(guest, &mut Chain::new())
+}
+
+#[test]
+fn bad_descriptors_are_refused() {
+    let outside = |at| QueueError::Memory(GuestMemoryError::NotMemory(Ipa(at)));
+    let end = RAM.0 + RAM_SIZE as u64;
+    let cases = [
+        (buffer(DATA.0, 1), 1, 8, QueueError::NoSuchDescriptor),
+        (buffer(DATA.0, 1), 1, 0, QueueError::TooManySegments),
+        (buffer(DATA.0, 0), 0, 0, QueueError::EmptyDescriptor),
+        (buffer(end - 1, 2), 0, 0, outside(end - 1)),
+        (buffer(0x1000, 4), 0, 0, outside(0x1000)),
+        (buffer(u64::MAX, 4), 0, 0, outside(u64::MAX)),
+        (buffer(DATA.0, 16), 4 | 1, 0, QueueError::Indirect),
+        (buffer(DATA.0, 0), 4, 0, QueueError::Indirect),
+        (buffer(DATA.0, 24), 4, 0, QueueError::Indirect),
+        (buffer(DATA.0, 257 * 16), 4, 0, QueueError::Indirect),
+        (buffer(u64::MAX - 8, 16), 4, 0, QueueError::Indirect),
+        (buffer(0x1000, 16), 4, 0, outside(0x1000)),
+        (buffer(DATA.0, 16), 4, 0, QueueError::EmptyDescriptor),
+    ];
+    for (descriptor, flags, next, error) in cases {
+        let (guest, mut queue, table) = one_available(true);
+        Driver::write_descriptor(&guest, table, descriptor, flags, next);
+        assert_eq!(pop(&mut queue, &guest), Err(error), "{descriptor:?}");
+    }
+}
+
+#[test]
+fn indirect_tables_do_not_nest_nor_come_uninvited() {
+    let (guest, mut queue, table) = one_available(true);
+    Driver::write_descriptor(&guest, table, buffer(DATA.0, 32), 4, 0);
+    Driver::write_descriptor(&guest, DATA.0, buffer(DATA.0, 32), 4, 0);
+    assert_eq!(pop(&mut queue, &guest), Err(QueueError::Indirect));
+    let (guest, mut queue, table) = one_available(false);
+    Driver::write_descriptor(&guest, table, buffer(DATA.0, 32), 4, 0);
+    assert_eq!(pop(&mut queue, &guest), Err(QueueError::Indirect));
+}
+
+#[test]
+fn bad_chains_are_refused() {
+    let (guest, mut queue, table) = one_available(false);
+    Driver::write_descriptor(&guest, table, buffer(DATA.0, 1), 1 | 2, 1);
+    Driver::write_descriptor(&guest, table + 16, buffer(DATA.0, 1), 0, 0);
+    assert_eq!(
+        pop(&mut queue, &guest),
+        Err(QueueError::ReadableAfterWritable)
+    );
+
+    let (guest, mut queue, _) = one_available(false);
+    guest.put(Ipa(RAM.0 + 0x1002), &9u16.to_le_bytes());
+    assert_eq!(pop(&mut queue, &guest), Err(QueueError::Overrun));
+    guest.put(Ipa(RAM.0 + 0x1002), &0xffffu16.to_le_bytes());
+    assert_eq!(pop(&mut queue, &guest), Err(QueueError::Overrun));
+}
+
+/// A guest that says it has all memory there is, so that sums can overflow.
+struct Endless(FakeGuest);
+
+impl machine_contract::GuestMemory for Endless {
+    fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
+        self.0.read(ipa, into)
+    }
+    fn write(&self, ipa: Ipa, from: &[u8]) -> Result<(), GuestMemoryError> {
+        self.0.write(ipa, from)
+    }
+    fn contains(&self, _: Ipa, _: u64) -> bool {
+        true
+    }
+}
+
+#[test]
+fn chains_of_4_gib_are_refused() {
+    let (guest, mut queue, table) = one_available(false);
+    Driver::write_descriptor(&guest, table, buffer(DATA.0, u32::MAX), 1, 1);
+    Driver::write_descriptor(&guest, table + 16, buffer(DATA.0, 1), 0, 0);
+    assert_eq!(
+        queue.pop(&Endless(guest), &mut Chain::new()),
+        Err(QueueError::TooManyBytes)
+    );
+}
+
+#[test]
+fn bad_layouts_are_refused() {
+    let good = Driver::new(0, 8, QueueFeatures::default()).setup;
+    let new = |setup| Queue::new(&setup, 64, QueueFeatures::default());
+    assert!(new(good).is_ok());
+    let mut bad = vec![good; 8];
+    bad[0].size = 0;
+    bad[1].size = 24;
+    bad[2].size = 128;
+    bad[3].size = 0x1_0008;
+    bad[4].descriptors += 8;
+    bad[5].driver += 1;
+    bad[6].device += 2;
+    bad[7].device = !3;
+    for setup in bad {
+        assert_eq!(new(setup).err(), Some(QueueError::Layout), "{setup:?}");
+    }
+    assert!(!pop(&mut Queue::default(), &ram()).unwrap());
+}

@@ -1,0 +1,51 @@
+//! Where things are that scenarios are made of: the command, kernels, images, bare guests.
+
+use std::{env, path::PathBuf};
+
+/// The kernels that every release of Underpin carries, by their names in the asset cache.
+pub const KERNELS: [&str; 4] = ["bookworm", "trixie", "trixie-cloud", "newest"];
+
+/// The checkout that this program was built from.
+pub fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .canonicalize()
+        .unwrap_or_else(|_| PathBuf::from("."))
+}
+
+/// Where cargo puts what the host runs.
+pub fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// The `underpin` command: `$UNDERPIN_COMMAND`, or the one that `xtask build` leaves.
+pub fn command() -> PathBuf {
+    env::var_os("UNDERPIN_COMMAND").map_or_else(|| target().join("release/underpin"), PathBuf::from)
+}
+
+/// The EL2 image: `$UNDERPIN_IMAGE`, or the one that `xtask build` leaves.
+pub fn image() -> PathBuf {
+    env::var_os("UNDERPIN_IMAGE")
+        .map_or_else(|| root().join("target/el2/underpin.img"), PathBuf::from)
+}
+
+/// A bare guest's flat image, as `xtask build` leaves it.
+pub fn guest(name: &str) -> String {
+    root()
+        .join("target/guests")
+        .join(format!("{name}.img"))
+        .display()
+        .to_string()
+}
+
+/// A kernel of the asset cache, as VM files name it.
+pub fn kernel(name: &str) -> String {
+    format!("cache:kernels/{name}/vmlinuz")
+}
+
+/// The test guests' initial RAM disk for a kernel of the asset cache.
+pub fn initramfs(name: &str) -> String {
+    format!("cache:initramfs/{name}.cpio.gz")
+}
+
+/// Debian 13's root disk: its file system is the first partition.
+pub const DEBIAN13: &str = "cache:debian13.img";

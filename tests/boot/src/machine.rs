@@ -1,0 +1,396 @@
+//! One simulated machine, driven through the `underpin` command.
+
+use crate::{
+    Outcome, assets, because,
+    status::{self, NodeStatus, VmDetails, VmStatus},
+    vm::Vm,
+};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// The machine's name. Machines of one name do not meet: each has a directory of its own.
+const NAME: &str = "sim";
+/// How often consoles and states are looked at.
+const POLL: Duration = Duration::from_millis(250);
+/// How long EL2 may take until it answers its first request, on a host that is busy.
+const START_MAX: Duration = Duration::from_mins(3);
+/// How long a machine may take to power itself off before it is killed.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(30);
+
+/// What `underpin sim` is asked to simulate.
+#[derive(Clone, Debug)]
+pub struct Hardware {
+    /// Options of `underpin sim`.
+    pub options: Vec<String>,
+}
+
+impl Hardware {
+    /// A machine with so many pCPUs and with RAM such as `2G`, all in one node.
+    pub fn new(cpus: u32, memory: &str) -> Self {
+        let words = ["--cpus", &cpus.to_string(), "--memory", memory].map(str::to_owned);
+        Self {
+            options: words.into(),
+        }
+    }
+
+    /// A machine of unlike nodes, each such as `cpus=2,memory=3G`.
+    pub fn uneven(nodes: &[&str]) -> Self {
+        let words = nodes
+            .iter()
+            .flat_map(|node| ["--node".to_owned(), (*node).to_owned()]);
+        Self {
+            options: words.collect(),
+        }
+    }
+
+    /// With CPUs and memory split evenly over so many nodes.
+    #[must_use]
+    pub fn nodes(self, nodes: u32) -> Self {
+        self.option("--nodes").option(nodes.to_string())
+    }
+
+    /// With deterministic time: two nanoseconds for each instruction.
+    #[must_use]
+    pub fn counted(self) -> Self {
+        self.option("--icount").option("1")
+    }
+
+    /// With one more word for `underpin sim`.
+    #[must_use]
+    pub fn option(mut self, word: impl Into<String>) -> Self {
+        self.options.push(word.into());
+        self
+    }
+}
+
+/// A machine that runs. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Machine {
+    command: PathBuf,
+    directory: PathBuf,
+    sim: Child,
+}
+
+impl Machine {
+    /// Starts a machine whose files all lie in `directory`.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub fn start(
+        command: &Path,
+        directory: &Path,
+        hardware: &Hardware,
+        vms: &[Vm],
+    ) -> Outcome<Self> {
+        let files = directory.join("vms");
+        fs::create_dir_all(&files).map_err(because("cannot make a directory for VM files"))?;
+        for vm in vms {
+            vm.write(&files)?;
+        }
+        let log =
+            File::create(directory.join("sim.log")).map_err(because("cannot write sim.log"))?;
+        let errors = log.try_clone().map_err(because("cannot write sim.log"))?;
+        // The machine dies with this thread, so that a killed test leaves no QEMU behind.
+        let mut sim = Command::new("setpriv");
+        sim.args(["--pdeathsig", "TERM"])
+            .arg(command)
+            .args(["--machine", NAME, "sim"]);
+        sim.args(&hardware.options).arg(&files);
+        sim.env("XDG_RUNTIME_DIR", directory)
+            .env("UNDERPIN_IMAGE", assets::image())
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors);
+        let sim = sim
+            .spawn()
+            .map_err(because(format!("cannot start {}", command.display())))?;
+        Ok(Self {
+            command: command.to_owned(),
+            directory: directory.to_owned(),
+            sim,
+        })
+    }
+
+    /// Waits until EL2 answers.
+    ///
+    /// # Errors
+    /// The machine dies or keeps silent.
+    pub fn await_answer(&mut self) -> Outcome {
+        let deadline = Instant::now() + START_MAX;
+        loop {
+            self.check_alive()?;
+            match self.run(&["list", "-o", "json"]) {
+                Ok(_) => return Ok(()),
+                Err(why) if Instant::now() > deadline => {
+                    return Err(format!(
+                        "EL2 kept silent for {} s: {why}",
+                        START_MAX.as_secs()
+                    ));
+                }
+                Err(_) => sleep(POLL),
+            }
+        }
+    }
+
+    /// Fails where the machine's process has ended.
+    pub fn check_alive(&mut self) -> Outcome {
+        match self
+            .sim
+            .try_wait()
+            .map_err(because("cannot look after the machine"))?
+        {
+            None => Ok(()),
+            Some(status) => Err(format!("the machine ended by itself ({status})")),
+        }
+    }
+
+    /// A verb of the command on this machine.
+    fn verb(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.command);
+        command.args(["--machine", NAME]).args(words);
+        command
+            .env("XDG_RUNTIME_DIR", &self.directory)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a verb that must succeed; gives what it printed.
+    ///
+    /// # Errors
+    /// The verb's own sentence.
+    pub fn run(&self, words: &[&str]) -> Outcome<String> {
+        let output = self
+            .verb(words)
+            .output()
+            .map_err(because("cannot run underpin"))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(format!(
+            "'underpin {}' failed ({}): {}",
+            words.join(" "),
+            output.status,
+            said.trim()
+        ))
+    }
+
+    /// Runs a verb that must be refused; gives its exit status.
+    ///
+    /// # Errors
+    /// It was done.
+    pub fn refused(&self, words: &[&str]) -> Outcome<i32> {
+        let status = self
+            .verb(words)
+            .output()
+            .map_err(because("cannot run underpin"))?
+            .status;
+        match status.code() {
+            Some(code) if code != 0 => Ok(code),
+            _ => Err(format!(
+                "'underpin {}' was not refused ({status})",
+                words.join(" ")
+            )),
+        }
+    }
+
+    /// Types at a VM's console.
+    ///
+    /// # Errors
+    /// The console cannot be opened.
+    pub fn type_line(&self, vm: &str, line: &str) -> Outcome {
+        use std::io::Write as _;
+        let tried = "cannot type at the console";
+        let mut console = self.verb(&["console", vm]);
+        console
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut child = console.spawn().map_err(because(tried))?;
+        if let Some(mut input) = child.stdin.take() {
+            writeln!(input, "{line}").map_err(because(tried))?;
+        }
+        let status = child.wait().map_err(because(tried))?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("{tried} of '{vm}' ({status})"))
+        }
+    }
+
+    /// All VMs.
+    ///
+    /// # Errors
+    /// The verb fails or prints what cannot be read.
+    pub fn list(&self) -> Outcome<Vec<VmStatus>> {
+        status::parse("list", &self.run(&["list", "-o", "json"])?)
+    }
+
+    /// One VM.
+    ///
+    /// # Errors
+    /// As [`Self::list`], or there is no such VM.
+    pub fn vm(&self, name: &str) -> Outcome<VmStatus> {
+        let found = self.list()?.into_iter().find(|vm| vm.name == name);
+        found.ok_or_else(|| format!("'underpin list' does not show '{name}'"))
+    }
+
+    /// How long each vCPU of a VM ran, in nanoseconds.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn vcpu_run_times(&self, vm: &str) -> Outcome<Vec<u64>> {
+        let shown: VmDetails = status::parse("show", &self.run(&["show", vm, "-o", "json"])?)?;
+        Ok(shown.vcpu.iter().map(|vcpu| vcpu.run_ns).collect())
+    }
+
+    /// The machine's nodes.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn nodes(&self) -> Outcome<Vec<NodeStatus>> {
+        status::parse("nodes", &self.run(&["nodes", "-o", "json"])?)
+    }
+
+    /// What a VM has written to its console since the machine started.
+    pub fn console(&self, vm: &str) -> String {
+        let log = self
+            .run_directory()
+            .map(|run| run.join("consoles").join(format!("{vm}.log")));
+        let bytes = log.and_then(|log| fs::read(log).ok()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Where the command keeps consoles and logs: below a directory named after the user.
+    fn run_directory(&self) -> Option<PathBuf> {
+        let mut users = fs::read_dir(&self.directory).ok()?.flatten();
+        let user =
+            users.find(|entry| entry.file_name().to_string_lossy().starts_with("underpin-"))?;
+        let run = user.path().join(NAME);
+        run.is_dir().then_some(run)
+    }
+
+    /// Waits until a VM's console has said `text` for the `times`-th time; gives the last such line.
+    ///
+    /// # Errors
+    /// The time is over, or the VM or the machine has ended without it.
+    pub fn expect(
+        &mut self,
+        vm: &str,
+        text: &str,
+        times: usize,
+        within: Duration,
+    ) -> Outcome<String> {
+        let deadline = Instant::now() + within;
+        loop {
+            // The state first: what an ended VM has not said by now, it will never say.
+            let alive = self.check_alive();
+            let ended = alive.is_ok() && self.vm(vm).is_ok_and(|status| status.state == "ended");
+            let console = self.console(vm);
+            if let Some(line) = console
+                .lines()
+                .filter(|line| line.contains(text))
+                .nth(times.saturating_sub(1))
+            {
+                return Ok(line.trim().to_owned());
+            }
+            alive?;
+            if ended {
+                let reason = self.vm(vm)?.reason;
+                return Err(format!("'{vm}' ended ({reason}) without saying '{text}'"));
+            }
+            if Instant::now() > deadline {
+                return Err(format!(
+                    "'{vm}' did not say '{text}' in {} s",
+                    within.as_secs()
+                ));
+            }
+            sleep(POLL);
+        }
+    }
+
+    /// Waits until a VM is in the state; gives its status.
+    ///
+    /// # Errors
+    /// The time is over or the machine has ended.
+    pub fn await_state(&mut self, vm: &str, state: &str, within: Duration) -> Outcome<VmStatus> {
+        let deadline = Instant::now() + within;
+        loop {
+            self.check_alive()?;
+            let status = self.vm(vm)?;
+            if status.state == state {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                return Err(format!(
+                    "'{vm}' is {} and not {state} after {} s",
+                    status.state,
+                    within.as_secs()
+                ));
+            }
+            sleep(POLL);
+        }
+    }
+
+    /// Powers the machine off, as `underpin shutdown` does.
+    ///
+    /// # Errors
+    /// It does not end in time.
+    pub fn shut_down(&mut self) -> Outcome {
+        self.run(&["shutdown"])?;
+        let deadline = Instant::now() + SHUTDOWN_MAX;
+        while self
+            .sim
+            .try_wait()
+            .map_err(because("cannot look after the machine"))?
+            .is_none()
+        {
+            if Instant::now() > deadline {
+                return Err(format!(
+                    "the machine did not power off in {} s",
+                    SHUTDOWN_MAX.as_secs()
+                ));
+            }
+            sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Kills the machine as a power failure would: QEMU dies with its broker.
+    pub fn kill(&mut self) {
+        // It may have ended already, which is as good.
+        let _ = self.sim.kill();
+        let _ = self.sim.wait();
+    }
+
+    /// Copies consoles and logs to where people find them after the test.
+    pub fn save_logs(&self, to: &Path) {
+        let run = self.run_directory();
+        let consoles = run.as_ref().map(|run| run.join("consoles"));
+        let sources = [run, consoles, Some(self.directory.clone())];
+        for log in sources
+            .into_iter()
+            .flatten()
+            .filter_map(|source| fs::read_dir(source).ok())
+            .flatten()
+            .flatten()
+        {
+            let path = log.path();
+            if path.extension().is_some_and(|extension| extension == "log") {
+                // Logs are a help; a test does not fail for want of them.
+                let _ = fs::copy(&path, to.join(log.file_name()));
+            }
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,48 @@
+//! Bare guests, which look where Linux does not.
+
+use super::kernels::powered_off;
+use crate::{machine::Hardware, scenario::Scenario, vm::Vm};
+
+/// The quick ones: a flat image starts, interrupts and PSCI are as the architecture says.
+pub fn plain() -> Vec<Scenario> {
+    let reset = Vm::bare("guest", "reset", "");
+    vec![
+        guest("hello", 1, 1),
+        guest("psci", 2, 2),
+        guest("gic", 2, 2),
+        // It asks for a reset each time, so it is seen more than once and never ends by itself.
+        Scenario::new("bare/reset", Hardware::new(1, "1G"), vec![reset]).check(|stage| {
+            let machine = stage.machine()?;
+            machine.expect(
+                "guest",
+                "underpin-guest: reset boots",
+                3,
+                std::time::Duration::from_mins(1),
+            )?;
+            machine.run(&["kill", "guest"])?;
+            let starts = machine.vm("guest")?.starts;
+            if starts >= 3 {
+                Ok(())
+            } else {
+                Err(format!(
+                    "{starts} starts were counted, at least 3 were seen"
+                ))
+            }
+        }),
+    ]
+}
+
+/// TLB, FP, timers and SGIs of vCPUs that share CPUs.
+pub fn thorough() -> Vec<Scenario> {
+    [(2, 1), (2, 2), (4, 1), (4, 2)]
+        .map(|(vcpus, pcpus)| guest("tlb_hygiene", vcpus, pcpus))
+        .into()
+}
+
+fn guest(program: &'static str, vcpus: u32, pcpus: u32) -> Scenario {
+    let name = format!("bare/{}-{vcpus}on{pcpus}", program.replace('_', "-"));
+    let vm = Vm::bare("guest", program, "mib=64").cpus(vcpus);
+    Scenario::new(name, Hardware::new(pcpus, "1G"), vec![vm])
+        .expect("guest", format!("underpin-guest: {program} ok"), 180)
+        .check(|stage| powered_off(stage, "guest"))
+}

@@ -1,0 +1,254 @@
+//! Disks: private overlays, and partitions that outlive the machine.
+
+use super::kernels::{BOOT, powered_off};
+use crate::{
+    Outcome,
+    assets::DEBIAN13,
+    because, disk_image,
+    machine::Hardware,
+    scenario::{Scenario, Stage},
+    vm::Vm,
+    write_log,
+};
+use std::{fs, path::Path, time::Duration};
+
+/// The command's exit status where a persistent disk has a user already.
+const BUSY: i32 = 16;
+/// How many files the write-log test makes, each synced before the next is begun.
+const SYNCED: usize = 12;
+/// The most flushes at which the replayed file system is checked.
+const CHECKS_MAX: usize = 40;
+/// How much `diskwrite` writes.
+const WRITTEN: usize = 8 << 20;
+
+pub fn scenarios() -> Vec<Scenario> {
+    vec![
+        copy_on_write(),
+        persistent(),
+        second_user(),
+        write_log_replayed(),
+    ]
+}
+
+/// Two VMs read one base image and find the same in it; one writes, and nobody else sees it.
+fn copy_on_write() -> Scenario {
+    let reader = |name: &str| Vm::linux(name, "trixie-cloud", "disk").cow_disk(DEBIAN13);
+    Scenario::new(
+        "disk/cow",
+        Hardware::new(2, "4G"),
+        vec![reader("one"), reader("two"), reader("late").asleep()],
+    )
+    .expect("one", "disk device=", 2 * BOOT)
+    .expect("two", "disk device=", 2 * BOOT)
+    .check(|stage| {
+        let machine = stage.machine()?;
+        machine.run(&["start", "late"])?;
+        let patience = Duration::from_secs(BOOT);
+        let mut line = |vm: &str| machine.expect(vm, "disk device=", 1, patience);
+        let found = [line("one")?, line("two")?, line("late")?];
+        if found[0] == found[1] && found[1] == found[2] {
+            Ok(())
+        } else {
+            Err(format!("one image, three contents: {found:?}"))
+        }
+    })
+}
+
+fn with_disk(directory: &Path) -> Outcome<Vec<String>> {
+    disk_image::scratch(directory)?;
+    let disk = disk_image::partitioned(directory)?;
+    Ok(vec!["--disk".into(), disk.display().to_string()])
+}
+
+fn writer(name: &str, pattern: u32) -> Vm {
+    let vm =
+        Vm::linux(name, "trixie-cloud", "diskwrite").args(&format!("underpin.pattern={pattern}"));
+    vm.cow_disk("../scratch.img").persistent_disk("spare")
+}
+
+/// What a guest has written and synced is there after the machine's plug was pulled: the host
+/// finds it in the image, and so does another guest on the next machine.
+fn persistent() -> Scenario {
+    Scenario::new(
+        "disk/persistent",
+        Hardware::new(2, "1G"),
+        vec![writer("writer", 5)],
+    )
+    .prepare(with_disk)
+    .expect("writer", "diskwrite ok", BOOT)
+    .check(|stage| {
+        let reader = Vm::linux("reader", "trixie-cloud", "shell").persistent_disk("spare");
+        stage.lose_power(&[reader])?;
+        let expected: Vec<u8> = b"underpin 5\n"
+            .iter()
+            .copied()
+            .cycle()
+            .take(WRITTEN)
+            .collect();
+        if disk_image::read_partition(&stage.directory.join("disk.img"), 1, WRITTEN)? != expected {
+            return Err("the partition does not hold what was written and synced".into());
+        }
+        let machine = stage.machine()?;
+        machine.expect("reader", "ready kernel=", 1, Duration::from_secs(BOOT))?;
+        machine.type_line(
+            "reader",
+            "echo found-$(head -c 22 /dev/vda | tr ' \\n' '__'); poweroff -f",
+        )?;
+        machine.expect(
+            "reader",
+            "found-underpin_5_underpin_5_",
+            1,
+            Duration::from_mins(1),
+        )?;
+        powered_off(stage, "reader")
+    })
+}
+
+/// A partition has one user at a time; the second is refused, and served when the first has ended.
+fn second_user() -> Scenario {
+    let first = Vm::linux("first", "trixie-cloud", "idle").persistent_disk("data");
+    let second = Vm::linux("second", "trixie-cloud", "idle")
+        .persistent_disk("data")
+        .asleep();
+    Scenario::new(
+        "disk/second-user",
+        Hardware::new(2, "1G"),
+        vec![first, second],
+    )
+    .prepare(with_disk)
+    .expect("first", "ready kernel=", BOOT)
+    .check(|stage| {
+        let machine = stage.machine()?;
+        let status = machine.refused(&["start", "second"])?;
+        if status != BUSY {
+            return Err(format!(
+                "the second user was refused with {status} and not {BUSY}"
+            ));
+        }
+        machine.run(&["kill", "first"])?;
+        machine.await_state("first", "ended", Duration::from_secs(30))?;
+        machine.run(&["start", "second"])?;
+        machine
+            .expect("second", "ready kernel=", 1, Duration::from_secs(BOOT))
+            .map(drop)
+    })
+}
+
+fn with_logged_disk(directory: &Path) -> Outcome<Vec<String>> {
+    let disk = disk_image::partitioned(directory)?;
+    fs::copy(&disk, directory.join("before.img")).map_err(because("cannot copy the disk"))?;
+    let log = directory.join("writes.dm");
+    fs::File::create(&log).map_err(because("cannot make the write log"))?;
+    let words = [
+        "--disk".into(),
+        disk.display().to_string(),
+        "--disk-log".into(),
+        log.display().to_string(),
+    ];
+    Ok(words.into())
+}
+
+/// A guest syncs file after file; at each flush that reached the disk, the disk's file system is
+/// clean and holds every file that was synced before the newest one was begun.
+fn write_log_replayed() -> Scenario {
+    let vm = Vm::linux("guest", "trixie-cloud", "shell").persistent_disk("data");
+    Scenario::new("disk/write-log", Hardware::new(2, "1G"), vec![vm])
+        .prepare(with_logged_disk)
+        .expect("guest", "ready kernel=", BOOT)
+        .check(|stage| {
+            let machine = stage.machine()?;
+            machine.type_line(
+                "guest",
+                "mount -t ext4 /dev/vda /mnt && cd /mnt && echo mounted-$((40 + 2))",
+            )?;
+            machine.expect("guest", "mounted-42", 1, Duration::from_mins(1))?;
+            let each = "yes synced-$n | head -c 20000 >f$((100 + n)); sync f$((100 + n)) || break";
+            machine.type_line(
+                "guest",
+                &format!(
+                    "n=0; while [ $n -lt {SYNCED} ]; do {each}; n=$((n + 1)); done; echo all-$n"
+                ),
+            )?;
+            machine.expect("guest", &format!("all-{SYNCED}"), 1, Duration::from_mins(2))?;
+            machine.kill();
+            survives_power_failures(stage)
+        })
+}
+
+fn survives_power_failures(stage: &mut Stage) -> Outcome {
+    let directory = stage.directory.clone();
+    let (log, before, replayed) = (
+        directory.join("writes.dm"),
+        directory.join("before.img"),
+        directory.join("replayed.img"),
+    );
+    let copy = || {
+        fs::copy(&before, &replayed)
+            .map(drop)
+            .map_err(because("cannot copy the disk"))
+    };
+    copy()?;
+    let flushes = write_log::replay(&log, &replayed, |_| Ok(()))?;
+    if flushes < SYNCED {
+        return Err(format!("{SYNCED} files were synced with {flushes} flushes"));
+    }
+    copy()?;
+    let step = flushes.div_ceil(CHECKS_MAX);
+    let mut files_at_last = 0;
+    write_log::replay(&log, &replayed, |flush| {
+        if flush % step == 0 || flush + 1 == flushes {
+            let files = disk_image::check_first_partition(&replayed, &directory)?;
+            files_at_last = whole_but_the_newest(&files)
+                .map_err(because(format!("at flush {flush} of {flushes}")))?;
+        }
+        Ok(())
+    })?;
+    // The last sync's own flush may stand at the log's end; all files but the last were before it.
+    if files_at_last + 1 >= SYNCED {
+        Ok(())
+    } else {
+        Err(format!("{files_at_last} of {SYNCED} files were there"))
+    }
+}
+
+/// Every file but the newest was synced, so it must be whole; gives how many files there are.
+fn whole_but_the_newest(files: &[(String, Vec<u8>)]) -> Outcome<usize> {
+    let synced = &files[..files.len().saturating_sub(1)];
+    for (number, (name, bytes)) in synced.iter().enumerate() {
+        let line = format!("synced-{number}\n");
+        let expected: Vec<u8> = line.bytes().cycle().take(20000).collect();
+        if *name != format!("f{}", 100 + number) || *bytes != expected {
+            return Err(format!(
+                "file {name} is not as it was synced ({} bytes)",
+                bytes.len()
+            ));
+        }
+    }
+    Ok(files.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(number: usize) -> (String, Vec<u8>) {
+        (
+            format!("f{}", 100 + number),
+            format!("synced-{number}\n")
+                .bytes()
+                .cycle()
+                .take(20000)
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn only_the_newest_file_may_be_torn() {
+        let mut files = vec![file(0), file(1), ("f102".to_owned(), vec![0; 5])];
+        assert_eq!(whole_but_the_newest(&files), Ok(3));
+        assert_eq!(whole_but_the_newest(&[]), Ok(0));
+        files[0].1.pop();
+        assert!(whole_but_the_newest(&files).is_err());
+        assert!(whole_but_the_newest(&[file(1), file(2)]).is_err());
+    }
+}

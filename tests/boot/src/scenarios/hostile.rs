@@ -1,0 +1,147 @@
+//! Guests that misbehave, each beside one that works.
+//!
+//! Time is counted in instructions (`--icount`), so that a neighbour's work can be compared: the
+//! same VM does the same work once beside the hostile one and once alone.
+
+use super::kernels::{BOOT, WORK, WORK_ARGS};
+use crate::{
+    Outcome, disk_image,
+    machine::Hardware,
+    scenario::{Scenario, Stage},
+    vm::Vm,
+};
+use std::time::Duration;
+
+/// What becomes of a hostile guest.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// It lives through it and says `underpin-guest: hostile/CASE ok`.
+    Survives,
+    /// Underpin ends it, and `list` says why: with this word.
+    Ends(&'static str),
+    /// It goes on for ever, at its own expense.
+    Spins,
+}
+
+/// A case, as the guest's `do=` and the guest's fate.
+type Case = (&'static str, Fate);
+
+/// Guests that do one wrong thing, all at once beside one neighbour.
+const FAULTS: [Case; 7] = [
+    ("unmapped", Fate::Survives),
+    ("unmapped_exec", Fate::Survives),
+    ("own_vector_abort", Fate::Ends("abort")),
+    ("mmio_nosyndrome", Fate::Survives),
+    ("self_modifying", Fate::Survives),
+    ("unknown_sysreg", Fate::Survives),
+    ("touch_all", Fate::Survives),
+];
+
+/// Guests that do the wrong thing again and again, each alone beside a neighbour.
+const STORMS: [Case; 9] = [
+    ("exception_loop", Fate::Spins),
+    ("console_flood", Fate::Survives),
+    ("sgi_storm", Fate::Survives),
+    ("wfi_storm", Fate::Survives),
+    ("hvc_storm", Fate::Survives),
+    ("timer_storm", Fate::Survives),
+    ("bad_virtio", Fate::Survives),
+    ("notify_storm", Fate::Survives),
+    ("spin", Fate::Survives),
+];
+
+/// How much more a neighbour may run for the same work, in thousandths.
+const INFLUENCE_MAX: u64 = 10;
+
+pub fn scenarios() -> Vec<Scenario> {
+    let storms = STORMS
+        .into_iter()
+        .map(|case| beside_a_neighbour(&vm_name(case.0), vec![case]));
+    std::iter::once(beside_a_neighbour("faults", FAULTS.into()))
+        .chain(storms)
+        .collect()
+}
+
+fn vm_name(case: &str) -> String {
+    case.replace('_', "-")
+}
+
+fn beside_a_neighbour(name: &str, cases: Vec<Case>) -> Scenario {
+    let worker = |name: &str| {
+        Vm::linux(name, "trixie-cloud", "work")
+            .args(WORK_ARGS)
+            .memory("128MiB")
+    };
+    // As long as the neighbour needs; the disk is there for the cases that abuse it.
+    let hostile = |(case, _): &Case| {
+        Vm::bare(&vm_name(case), "hostile", &format!("do={case} seconds=4"))
+            .cow_disk("../scratch.img")
+    };
+    let vms = [worker("neighbour"), worker("alone").asleep()]
+        .into_iter()
+        .chain(cases.iter().map(hostile));
+    Scenario::new(
+        format!("hostile/{name}"),
+        Hardware::new(2, "2G").counted(),
+        vms.collect(),
+    )
+    .prepare(|directory| disk_image::scratch(directory).map(|()| Vec::new()))
+    .expect("neighbour", WORK, 2 * BOOT)
+    .check(move |stage| cases.iter().try_for_each(|case| meets(stage, *case)))
+    .check(neighbour_did_not_notice)
+}
+
+/// The hostile VM meets its fate; what would go on is then killed.
+fn meets(stage: &mut Stage, (case, fate): Case) -> Outcome {
+    let vm = &vm_name(case);
+    let machine = stage.machine()?;
+    let patience = Duration::from_mins(3);
+    match fate {
+        Fate::Survives => {
+            machine.expect(
+                vm,
+                &format!("underpin-guest: hostile/{case} ok"),
+                1,
+                patience,
+            )?;
+            machine.await_state(vm, "ended", patience)?;
+        }
+        Fate::Ends(word) => {
+            let reason = machine.await_state(vm, "ended", patience)?.reason;
+            if !reason.contains(word) {
+                return Err(format!(
+                    "'list' does not say '{word}' of '{vm}', but: {reason}"
+                ));
+            }
+        }
+        Fate::Spins => {
+            let before = machine.vm(vm)?;
+            std::thread::sleep(Duration::from_secs(2));
+            let after = machine.vm(vm)?;
+            machine.run(&["kill", vm])?;
+            if after.state != "running" || after.run_ns <= before.run_ns {
+                return Err(format!(
+                    "'{vm}' is {} and its CPU time does not grow",
+                    after.state
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Beside the hostile VM the neighbour ran as many instructions as an equal VM alone.
+fn neighbour_did_not_notice(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let patience = Duration::from_secs(BOOT);
+    let beside = machine.await_state("neighbour", "ended", patience)?.run_ns;
+    machine.run(&["start", "alone"])?;
+    machine.expect("alone", WORK, 1, 2 * patience)?;
+    let alone = machine.await_state("alone", "ended", patience)?.run_ns;
+    if beside.abs_diff(alone) * 1000 <= alone * INFLUENCE_MAX {
+        return Ok(());
+    }
+    Err(format!(
+        "the neighbour ran {beside} ns beside the hostile VM, and an equal VM {alone} ns alone"
+    ))
+}

@@ -1,0 +1,134 @@
+//! Machines of many shapes: nodes, uneven memory, much memory.
+
+use super::kernels::{BOOT, WORK, WORK_ARGS, powered_off};
+use crate::{
+    Outcome,
+    machine::Hardware,
+    scenario::{Scenario, Stage},
+    status::NodeStatus,
+    vm::Vm,
+};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+/// What the hypervisor's image and the bundle may take of a machine, beside the frame table.
+const OWN: u64 = 256 * MIB;
+
+pub fn scenarios() -> Vec<Scenario> {
+    let mut all: Vec<Scenario> = [1, 2, 4, 8].map(even).into();
+    all.push(uneven());
+    all.push(huge());
+    all.push(memory_comes_back());
+    all
+}
+
+fn worker() -> Vm {
+    Vm::linux("guest", "trixie-cloud", "work")
+        .args(WORK_ARGS)
+        .cpus(2)
+        .memory("256MiB")
+}
+
+/// A machine split evenly; each node has its CPU and its part of the memory.
+fn even(nodes: u32) -> Scenario {
+    let hardware = Hardware::new(nodes.max(2), "4G").nodes(nodes);
+    Scenario::new(format!("machine/{nodes}-nodes"), hardware, vec![worker()])
+        .expect("guest", WORK, 2 * BOOT)
+        .check(|stage| powered_off(stage, "guest"))
+        .check(move |stage| {
+            let found = stage.machine()?.nodes()?;
+            let share = 4096 * MIB / u64::from(nodes);
+            let whole = |n: &NodeStatus| {
+                n.memory <= share && n.memory + share / 10 + OWN >= share && n.cpus >= 1
+            };
+            if found.len() == nodes as usize && found.iter().all(whole) {
+                return Ok(());
+            }
+            Err(format!(
+                "{nodes} even nodes of 4 GiB look like this: {found:?}"
+            ))
+        })
+}
+
+/// Nodes of unlike sizes, one of them without a CPU of its own.
+fn uneven() -> Scenario {
+    let hardware = Hardware::uneven(&[
+        "cpus=1,memory=512M",
+        "cpus=3,memory=3G",
+        "cpus=0,memory=1536M",
+    ]);
+    Scenario::new("machine/uneven", hardware, vec![worker()])
+        .check(|stage| {
+            let nodes = stage.machine()?.nodes()?;
+            let cpus: Vec<u32> = nodes.iter().map(|node| node.cpus).collect();
+            if cpus == [1, 3, 0]
+                && nodes[1].memory > nodes[2].memory
+                && nodes[2].memory > nodes[0].memory
+            {
+                return Ok(());
+            }
+            Err(format!(
+                "nodes of 1, 3, 0 CPUs and 512M, 3G, 1536M look like this: {nodes:?}"
+            ))
+        })
+        .expect("guest", WORK, 2 * BOOT)
+}
+
+/// 64 GiB, of which the frame table takes no more than 0.8 %: the rest is there to be given away.
+fn huge() -> Scenario {
+    Scenario::new(
+        "machine/64-gib",
+        Hardware::new(2, "64G").nodes(2),
+        vec![worker()],
+    )
+    .expect("guest", WORK, 2 * BOOT)
+    .check(|stage| {
+        let nodes = stage.machine()?.nodes()?;
+        let all = 64 << 30;
+        let managed: u64 = nodes.iter().map(|node| node.memory).sum();
+        let table_max = all / 1000 * 8;
+        if managed < all && managed + table_max + OWN >= all {
+            return Ok(());
+        }
+        Err(format!(
+            "of {all} bytes, {managed} are there to be given away"
+        ))
+    })
+}
+
+/// Every frame that a VM took is free again when it has ended.
+fn memory_comes_back() -> Scenario {
+    let vms = vec![
+        worker().asleep(),
+        Vm::bare("greedy", "hostile", "do=touch_all")
+            .memory("1GiB")
+            .asleep(),
+    ];
+    Scenario::new("machine/returned", Hardware::new(2, "2G").nodes(2), vms).check(|stage| {
+        run_to_the_end(stage, "guest")?;
+        // What a first start sets up for good is set up now.
+        let before = free(stage)?;
+        for vm in ["greedy", "guest", "greedy"] {
+            run_to_the_end(stage, vm)?;
+            let after = free(stage)?;
+            if after != before {
+                return Err(format!(
+                    "{before} bytes were free before '{vm}' ran, and {after} after it"
+                ));
+            }
+        }
+        Ok(())
+    })
+}
+
+fn free(stage: &mut Stage) -> Outcome<u64> {
+    Ok(stage.machine()?.nodes()?.iter().map(|node| node.free).sum())
+}
+
+fn run_to_the_end(stage: &mut Stage, vm: &str) -> Outcome {
+    let machine = stage.machine()?;
+    machine.run(&["start", vm])?;
+    machine
+        .await_state(vm, "ended", Duration::from_secs(2 * BOOT))
+        .map(drop)
+}

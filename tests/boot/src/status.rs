@@ -1,0 +1,70 @@
+//! What `underpin -o json` says.
+
+use crate::{Outcome, because};
+use serde::{Deserialize, de::DeserializeOwned};
+use std::collections::BTreeMap;
+
+/// A VM, as `underpin list` and `underpin show` tell it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct VmStatus {
+    /// Its name.
+    pub name: String,
+    /// Its kernel's name in the bundle.
+    pub kernel: String,
+    /// `defined`, `running`, `paused`, `ending` or `ended`.
+    pub state: String,
+    /// Why it ended; empty while it has not.
+    #[serde(default)]
+    pub reason: String,
+    /// Its vCPUs.
+    pub vcpus: u32,
+    /// Bytes of memory given.
+    pub memory: u64,
+    /// Bytes of it that a frame of the machine is behind.
+    pub touched: u64,
+    /// Nanoseconds that its vCPUs ran.
+    pub run_ns: u64,
+    /// Nanoseconds that they could have run and did not.
+    pub steal_ns: u64,
+    /// Nanoseconds that EL2 worked for it.
+    #[serde(default)]
+    pub hypervisor_ns: u64,
+    /// Exits by class.
+    #[serde(default)]
+    pub exits: BTreeMap<String, u64>,
+    /// How often it was started.
+    #[serde(default)]
+    pub starts: u32,
+}
+
+/// A vCPU, as `underpin show` tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct VcpuStatus {
+    /// Nanoseconds it ran.
+    pub run_ns: u64,
+}
+
+/// What `underpin show` tells beside a VM's status.
+#[derive(Clone, Debug, Deserialize)]
+pub struct VmDetails {
+    /// Each vCPU.
+    pub vcpu: Vec<VcpuStatus>,
+}
+
+/// A node, as `underpin nodes` tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct NodeStatus {
+    /// Bytes that its pool manages.
+    pub memory: u64,
+    /// Bytes free.
+    pub free: u64,
+    /// Its pCPUs.
+    pub cpus: u32,
+}
+
+/// Reads what a verb printed with `-o json`.
+pub fn parse<T: DeserializeOwned>(verb: &str, text: &str) -> Outcome<T> {
+    serde_json::from_str(text).map_err(because(format!(
+        "cannot read what 'underpin {verb} -o json' printed"
+    )))
+}

@@ -1,0 +1,193 @@
+//! VM files, written from Rust.
+
+use crate::{Outcome, assets, because};
+use serde::Serialize;
+use std::{fs, path::Path};
+
+/// A VM file's contents; see the manual page for what each key means.
+#[derive(Clone, Debug, Serialize)]
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    cpus: u32,
+    memory: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weight: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cap: Option<u32>,
+    autostart: bool,
+    on_reset: &'static str,
+    boot: Boot,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    disk: Vec<Disk>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Boot {
+    kernel: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    initrd: Option<String>,
+    args: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Disk {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partition: Option<String>,
+    mode: &'static str,
+}
+
+impl Vm {
+    fn new(name: &str, kernel: String, initrd: Option<String>, args: String) -> Self {
+        let boot = Boot {
+            kernel,
+            initrd,
+            args,
+        };
+        Self {
+            name: name.to_owned(),
+            cpus: 1,
+            memory: "256MiB".to_owned(),
+            weight: None,
+            cap: None,
+            autostart: true,
+            on_reset: "restart",
+            boot,
+            disk: Vec::new(),
+        }
+    }
+
+    /// A Debian kernel with the test guests' initial RAM disk, which does what `action` names. A
+    /// panic ends the VM at once, so that no test waits for it in vain.
+    pub fn linux(name: &str, kernel: &str, action: &str) -> Self {
+        let args = format!("console=ttyAMA0 quiet panic=-1 underpin.do={action}");
+        Self::new(
+            name,
+            assets::kernel(kernel),
+            Some(assets::initramfs(kernel)),
+            args,
+        )
+    }
+
+    /// A bare guest: a flat image of `tests/guests`.
+    pub fn bare(name: &str, guest: &str, args: &str) -> Self {
+        Self::new(name, assets::guest(guest), None, args.to_owned()).memory("64MiB")
+    }
+
+    /// With so many vCPUs.
+    #[must_use]
+    pub fn cpus(mut self, cpus: u32) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// With memory such as `512MiB`.
+    #[must_use]
+    pub fn memory(mut self, memory: &str) -> Self {
+        memory.clone_into(&mut self.memory);
+        self
+    }
+
+    /// Started again where it or somebody else resets it.
+    #[must_use]
+    pub fn restarts(mut self) -> Self {
+        self.on_reset = "restart";
+        self
+    }
+
+    /// With a weight; 256 is usual.
+    #[must_use]
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.weight = Some(weight);
+        self
+    }
+
+    /// With a cap, in percent of a CPU for each vCPU.
+    #[must_use]
+    pub fn cap(mut self, percent: u32) -> Self {
+        self.cap = Some(percent);
+        self
+    }
+
+    /// Not started until somebody asks.
+    #[must_use]
+    pub fn asleep(mut self) -> Self {
+        self.autostart = false;
+        self
+    }
+
+    /// With more words on the kernel's command line.
+    #[must_use]
+    pub fn args(mut self, more: &str) -> Self {
+        self.boot.args.push(' ');
+        self.boot.args.push_str(more);
+        self
+    }
+
+    /// With a private copy-on-write disk over an image.
+    #[must_use]
+    pub fn cow_disk(mut self, image: &str) -> Self {
+        self.disk.push(Disk {
+            image: Some(image.to_owned()),
+            partition: None,
+            mode: "cow",
+        });
+        self
+    }
+
+    /// With a partition of the machine's physical disk.
+    #[must_use]
+    pub fn persistent_disk(mut self, partition: &str) -> Self {
+        self.disk.push(Disk {
+            image: None,
+            partition: Some(partition.to_owned()),
+            mode: "persistent",
+        });
+        self
+    }
+
+    /// The VM file's text.
+    pub fn to_toml(&self) -> Outcome<String> {
+        toml::to_string(self).map_err(because(format!(
+            "cannot write the file of VM '{}'",
+            self.name
+        )))
+    }
+
+    /// Writes `NAME.toml` into the directory.
+    pub fn write(&self, directory: &Path) -> Outcome {
+        let path = directory.join(format!("{}.toml", self.name));
+        fs::write(&path, self.to_toml()?)
+            .map_err(because(format!("cannot write {}", path.display())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_has_the_documented_keys() {
+        let vm = Vm::linux("web", "trixie", "work")
+            .cpus(2)
+            .memory("512MiB")
+            .weight(512)
+            .cow_disk("a.img");
+        let text = vm.args("nosmp").to_toml().unwrap();
+        let back: toml::Table = text.parse().unwrap();
+        assert_eq!(back["name"].as_str(), Some("web"));
+        assert_eq!(back["weight"].as_integer(), Some(512));
+        assert_eq!(
+            back["boot"]["kernel"].as_str(),
+            Some("cache:kernels/trixie/vmlinuz")
+        );
+        assert_eq!(
+            back["boot"]["args"].as_str(),
+            Some("console=ttyAMA0 quiet panic=-1 underpin.do=work nosmp")
+        );
+        assert_eq!(back["disk"][0]["mode"].as_str(), Some("cow"));
+        assert!(!text.contains("cap"));
+    }
+}

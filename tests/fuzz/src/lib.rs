@@ -1,0 +1,38 @@
+//! Fuzz targets on every boundary: whatever the bytes are, a target returns, soon and without a
+//! panic.
+#![forbid(unsafe_code)]
+
+mod campaign;
+mod input;
+mod mutate;
+mod targets;
+
+pub use campaign::{Failure, campaign, replay, save_failure, seeds};
+pub use mutate::Mutator;
+
+/// A boundary: takes the bytes that come over it.
+pub type Target = fn(&[u8]);
+
+/// Every target by its name, which is its folder in `seeds/`.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("bundle", targets::control::bundle),
+    ("control_request", targets::control::request),
+    ("device_tree", targets::machine::device_tree),
+    ("gic", targets::gic::gic),
+    ("kernel_image", targets::machine::kernel_image),
+    ("partitions", targets::partitions::partitions),
+    ("psci_call", targets::exits::psci_call),
+    ("syndrome", targets::exits::syndrome),
+    ("uart", targets::exits::uart),
+    ("virtio_blk", targets::virtio::blk),
+    ("virtio_console", targets::virtio::console),
+    ("virtio_rng", targets::virtio::rng),
+];
+
+/// The target of that name.
+pub fn target(name: &str) -> Option<Target> {
+    TARGETS
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, target)| *target)
+}

@@ -1,0 +1,8 @@
+//! The targets, by boundary.
+
+pub mod control;
+pub mod exits;
+pub mod gic;
+pub mod machine;
+pub mod partitions;
+pub mod virtio;

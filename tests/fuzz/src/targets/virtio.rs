@@ -1,0 +1,146 @@
+//! A guest's rings and register writes against each virtio device.
+//!
+//! The bytes are a program: what it stores, where, and when the device is served.
+
+use crate::input::Input;
+use machine_contract::GuestMemory;
+use machine_fake::FakeGuest;
+use model_addr::{Ipa, IpaRange};
+use model_virtio::blk::{Blk, BlockSize, Next, Options, Request, Status};
+use model_virtio::console::Console;
+use model_virtio::rng::Rng;
+use model_virtio::{Device, Transport};
+
+const RAM: Ipa = Ipa(0x4000_0000);
+const RAM_SIZE: usize = 0x1_0000;
+const HOLE: IpaRange = IpaRange {
+    start: Ipa(RAM.0 + 0xe000),
+    size: 0x1000,
+};
+/// The rings of queue n are at this times n, where the driver had no say.
+const RINGS: u64 = 0x4000;
+/// Most accesses of guest memory that one bounded call may take.
+const MOST_ACCESSES: usize = 256 * (130 + 16);
+const CAPACITY: u64 = 1000;
+
+/// Requests against a disk of 512-byte or 4 KiB blocks.
+pub fn blk(data: &[u8]) {
+    let large = data.first().is_some_and(|byte| byte & 2 != 0);
+    let block_size = if large {
+        BlockSize::B4096
+    } else {
+        BlockSize::B512
+    };
+    let options = Options {
+        capacity: CAPACITY,
+        block_size,
+        discard: true,
+        ..Options::default()
+    };
+    let mut request = Request::new();
+    drive(data, Blk::new(options), |blk, guest| {
+        for _ in 0..64 {
+            match blk.next_request(guest, &mut request) {
+                Next::Empty => break,
+                Next::Answered => {}
+                Next::Request => {
+                    check(&request, guest);
+                    blk.complete(guest, &request, Status::Ok);
+                }
+            }
+        }
+    });
+}
+
+/// What an owner relies on.
+fn check(request: &Request, guest: &FakeGuest) {
+    let mut sum = 0;
+    for segment in request.data() {
+        assert!(guest.contains(segment.ipa, u64::from(segment.len)));
+        sum += u64::from(segment.len);
+    }
+    assert_eq!(sum, u64::from(request.data_bytes()));
+    for range in request.ranges() {
+        assert!(range.sector + u64::from(range.count) <= CAPACITY);
+    }
+}
+
+/// Console output and input.
+pub fn console(data: &[u8]) {
+    drive(data, Console::default(), |console, guest| {
+        let mut out = 0;
+        console.transmit(guest, 4096, |bytes| out += bytes.len());
+        assert!(out <= 4096);
+        assert!(console.receive(guest, b"typed by somebody") <= 17);
+    });
+}
+
+/// Requests for entropy.
+pub fn rng(data: &[u8]) {
+    drive(data, Rng::default(), |rng, guest| {
+        let mut given = 0;
+        rng.fill(guest, 4096, |bytes| given += bytes.len());
+        assert!(given <= 4096);
+    });
+}
+
+fn drive<D: Device>(data: &[u8], device: D, mut serve: impl FnMut(&mut Transport<D>, &FakeGuest)) {
+    let guest = FakeGuest::new(RAM, RAM_SIZE).with_hole(HOLE);
+    let mut input = Input(data);
+    let mut transport = Transport::new(device);
+    if input.u8().unwrap_or(0) & 1 == 1 {
+        start(&mut transport);
+    }
+    while step(&mut input, &mut transport, &guest, &mut serve).is_some() {}
+    serve(&mut transport, &guest);
+}
+
+fn step<D: Device>(
+    input: &mut Input<'_>,
+    transport: &mut Transport<D>,
+    guest: &FakeGuest,
+    serve: &mut impl FnMut(&mut Transport<D>, &FakeGuest),
+) -> Option<()> {
+    match input.u8()? % 4 {
+        0 => {
+            let (offset, value) = (u64::from(input.u16()?), u64::from(input.u32()?));
+            let size = 1 << (offset >> 12 & 3);
+            transport.read(offset & 0xfff, size);
+            transport.write(offset & 0xffc, 4, value);
+        }
+        1 | 2 => {
+            let (offset, len) = (u64::from(input.u16()?), usize::from(input.u8()?));
+            let bytes = input.bytes(len);
+            let at = Ipa(RAM.0 + offset);
+            if guest.contains(at, bytes.len() as u64) {
+                guest.put(at, bytes);
+            }
+        }
+        _ => {
+            guest.take_log();
+            serve(transport, guest);
+            assert!(guest.take_log().len() <= MOST_ACCESSES, "unbounded work");
+        }
+    }
+    Some(())
+}
+
+/// Does what a good driver does first: all features, 16 entries per queue.
+fn start<D: Device>(transport: &mut Transport<D>) {
+    for half in 0..2 {
+        transport.write(0x014, 4, half);
+        let offered = transport.read(0x010, 4);
+        transport.write(0x024, 4, half);
+        transport.write(0x020, 4, offered);
+    }
+    transport.write(0x070, 4, 0xb);
+    for queue in 0..D::QUEUE_SIZES.len() as u64 {
+        transport.write(0x030, 4, queue);
+        transport.write(0x038, 4, 16);
+        for (register, area) in [(0x080, 0), (0x090, 0x1000), (0x0a0, 0x2000)] {
+            transport.write(register, 4, RAM.0 + queue * RINGS + area);
+        }
+        transport.write(0x044, 4, 1);
+    }
+    transport.write(0x070, 4, 0xf);
+}

@@ -1,0 +1,320 @@
+//! One command's side of the control channel.
+
+use super::{
+    codec::{Codec, Frame, encode},
+    local,
+};
+use crate::failure::{Failure, Result, exit, reason};
+use abi::{
+    bundle::VmRecord,
+    control::{
+        EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, SetRequest, VcpuStatus, VmName,
+        VmStatus, code, event, request,
+    },
+};
+use std::{
+    collections::VecDeque,
+    io::{self, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+use zerocopy::{FromBytes, IntoBytes as _};
+
+/// How long the hypervisor may take to answer, on a slow machine under emulation.
+const ANSWER_TIME: Duration = Duration::from_mins(1);
+/// More VMs than a machine can have.
+const VMS_MAX: usize = 16 * 1024;
+/// Events kept while a reply is awaited; the oldest go first.
+const EVENTS_MAX: usize = 1024;
+
+/// What the hypervisor answered.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    header: ReplyHeader,
+    body: Vec<u8>,
+}
+
+impl Reply {
+    /// The number in the answer's header.
+    pub fn value(&self) -> u64 {
+        self.header.value
+    }
+
+    /// The answer's only record, or its first with what follows it.
+    fn first<T: FromBytes>(&self) -> Result<(T, &[u8])> {
+        T::read_from_prefix(&self.body).map_err(|_| garbled())
+    }
+
+    fn records<T: FromBytes>(&self) -> Result<Vec<T>> {
+        if self.body.len() != self.header.count as usize * size_of::<T>() {
+            return Err(garbled());
+        }
+        records(&self.body)
+    }
+}
+
+fn records<T: FromBytes>(bytes: &[u8]) -> Result<Vec<T>> {
+    let records = bytes.chunks(size_of::<T>()).map(T::read_from_bytes);
+    records
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|_| garbled())
+}
+
+/// Sends requests and takes answers and events.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    codec: Codec,
+    events: VecDeque<Frame>,
+    tag: u32,
+}
+
+impl Client {
+    /// Speaks over this stream, to a broker or to the hypervisor itself.
+    pub fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            codec: Codec::default(),
+            events: VecDeque::new(),
+            tag: 0,
+        }
+    }
+
+    /// Sends a request (`abi::control::request` or [`super::local`]) and waits for its answer.
+    /// A refusal is a failure with the hypervisor's code and sentence.
+    pub fn request(&mut self, kind: u32, parts: &[&[u8]]) -> Result<Reply> {
+        self.request_within(kind, parts, ANSWER_TIME)
+    }
+
+    /// As [`Client::request`], with a time of one's own.
+    pub fn request_within(&mut self, kind: u32, parts: &[&[u8]], time: Duration) -> Result<Reply> {
+        let deadline = Instant::now() + time;
+        self.tag = self.tag.wrapping_add(1);
+        self.stream
+            .write_all(&encode(kind, self.tag, parts))
+            .map_err(|error| lost(&error))?;
+        loop {
+            let Some(frame) = self.frame(Some(deadline))? else {
+                let message = format!("the hypervisor has not answered for {} s", time.as_secs());
+                return Err(Failure::new(exit::TIMEOUT, message).help(
+                    "look at the end of its log, hypervisor.log in the machine's directory",
+                ));
+            };
+            if frame.kind == kind | REPLY && frame.tag == self.tag {
+                return accept(&frame.payload);
+            }
+            self.keep(frame);
+        }
+    }
+
+    /// The next event; `None` when none came within `time`.
+    pub fn event(&mut self, time: Option<Duration>) -> Result<Option<Frame>> {
+        let deadline = time.map(|time| Instant::now() + time);
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(Some(event));
+            }
+            match self.frame(deadline)? {
+                Some(frame) => self.keep(frame),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn keep(&mut self, frame: Frame) {
+        if frame.kind & REPLY == 0 {
+            if self.events.len() == EVENTS_MAX {
+                self.events.pop_front();
+            }
+            self.events.push_back(frame);
+        }
+    }
+
+    fn frame(&mut self, deadline: Option<Instant>) -> Result<Option<Frame>> {
+        let mut buffer = [0; 16 * 1024];
+        loop {
+            if let Some(frame) = self.codec.next_frame() {
+                return Ok(Some(frame));
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            self.stream
+                .set_read_timeout(left)
+                .map_err(|error| lost(&error))?;
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(lost(&io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => self.codec.push(buffer.get(..n).unwrap_or_default()),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(lost(&error)),
+            }
+        }
+    }
+
+    /// What the machine is.
+    pub fn hello(&mut self, time: Duration) -> Result<MachineStatus> {
+        Ok(self.request_within(request::HELLO, &[], time)?.first()?.0)
+    }
+
+    /// All VMs.
+    pub fn list(&mut self) -> Result<Vec<VmStatus>> {
+        let mut vms: Vec<VmStatus> = Vec::new();
+        while vms.len() <= VMS_MAX {
+            let after = vms.last().map(|vm| vm.name);
+            let after = after.as_ref().map_or(&[][..], |name| name.as_bytes());
+            let more: Vec<VmStatus> = self.request(request::LIST, &[after])?.records()?;
+            if more.is_empty() {
+                return Ok(vms);
+            }
+            vms.extend(more);
+        }
+        Err(garbled())
+    }
+
+    /// One VM and its vCPUs.
+    pub fn show(&mut self, vm: &str) -> Result<(VmStatus, Vec<VcpuStatus>)> {
+        let reply = self.about(request::SHOW, vm)?;
+        let (status, vcpus) = reply.first()?;
+        Ok((status, records(vcpus)?))
+    }
+
+    /// A request that carries a VM's name and nothing else.
+    pub fn about(&mut self, kind: u32, vm: &str) -> Result<Reply> {
+        self.request(kind, &[vm_name(vm)?.as_bytes()])
+    }
+
+    /// Changes a VM's weight and cap.
+    pub fn set(&mut self, set: &SetRequest) -> Result<()> {
+        self.request(request::SET, &[set.as_bytes()]).map(drop)
+    }
+
+    /// Adds a VM.
+    pub fn create(&mut self, vm: &VmRecord) -> Result<()> {
+        self.request(request::CREATE, &[vm.as_bytes()]).map(drop)
+    }
+
+    /// The machine's nodes.
+    pub fn nodes(&mut self) -> Result<Vec<NodeStatus>> {
+        self.request(request::NODES, &[])?.records()
+    }
+
+    /// What is in the machine's bundle.
+    pub fn entries(&mut self) -> Result<Vec<EntryStatus>> {
+        self.request(request::ENTRIES, &[])?.records()
+    }
+
+    /// Types at a VM's console; tells how many bytes it took.
+    pub fn type_at(&mut self, vm: &str, bytes: &[u8]) -> Result<usize> {
+        let reply = self.request(request::CONSOLE_INPUT, &[vm_name(vm)?.as_bytes(), bytes])?;
+        let (taken, _): (u64, _) = reply.first()?;
+        Ok(usize::try_from(taken)
+            .unwrap_or(usize::MAX)
+            .min(bytes.len()))
+    }
+
+    /// Asks the broker for an event whenever the VM has written to its console; see
+    /// [`local::WATCH`].
+    pub fn watch(&mut self, vm: &str) -> Result<()> {
+        self.about(local::WATCH, vm).map(drop)
+    }
+
+    /// Waits until the machine is gone; `false` when it took longer than `time`.
+    pub fn wait_gone(&mut self, time: Duration) -> Result<bool> {
+        let deadline = Instant::now() + time;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.event(Some(left)) {
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(false),
+                Err(failure) if failure.code() == exit::MACHINE_DIED => return Ok(true),
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Waits until a VM is in a state (`abi::control::state`); `None` when it took longer than
+    /// `time`.
+    pub fn wait_state(
+        &mut self,
+        vm: &str,
+        wanted: u32,
+        time: Duration,
+    ) -> Result<Option<VmStatus>> {
+        let deadline = Instant::now() + time;
+        let (mut status, _) = self.show(vm)?;
+        // What was told before that answer is older than it.
+        self.events.clear();
+        while status.state != wanted {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(frame) = self.event(Some(left))? else {
+                return Ok(None);
+            };
+            match state_event(&frame) {
+                Some(changed) if changed.name == status.name => status = changed,
+                _ => {}
+            }
+        }
+        Ok(Some(status))
+    }
+}
+
+/// The VM whose state has changed, where the frame tells that.
+pub fn state_event(frame: &Frame) -> Option<VmStatus> {
+    let is_state = frame.kind == event::STATE;
+    is_state.then(|| VmStatus::read_from_bytes(&frame.payload).ok())?
+}
+
+/// A VM's name as it travels.
+pub fn vm_name(vm: &str) -> Result<VmName> {
+    let name = VmName::new(vm).filter(|_| crate::vmfile::is_name(vm));
+    name.ok_or_else(|| {
+        let message = format!("'{vm}' cannot be a VM's name");
+        Failure::new(code::NO_SUCH_VM as u8, message).help("`underpin list` shows the names")
+    })
+}
+
+fn accept(payload: &[u8]) -> Result<Reply> {
+    let (header, body) = ReplyHeader::read_from_prefix(payload).map_err(|_| garbled())?;
+    if header.code == code::OK {
+        return Ok(Reply {
+            header,
+            body: body.to_owned(),
+        });
+    }
+    let exit = u8::try_from(header.code).unwrap_or(exit::FAILED);
+    let sentence = String::from_utf8_lossy(body).trim().to_owned();
+    let sentence = if sentence.is_empty() {
+        format!("refused, code {}", header.code)
+    } else {
+        sentence
+    };
+    let failure = Failure::new(exit, sentence);
+    Err(match header.code {
+        code::NO_SUCH_VM => failure.help("`underpin list` shows the VMs"),
+        code::WRONG_STATE => failure.help("`underpin list` shows the VM's state"),
+        code::NO_MEMORY => failure.help("end another VM, or give the machine more: sim --memory"),
+        code::BUSY => failure.help("a persistent disk serves one VM at a time: end the other"),
+        _ => failure,
+    })
+}
+
+fn garbled() -> Failure {
+    let message = "the hypervisor's answer makes no sense to this command";
+    Failure::new(exit::FAILED, message).help("are EL2's image and this command of one version?")
+}
+
+fn lost(error: &io::Error) -> Failure {
+    let message = match error.kind() {
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::ConnectionReset => "the machine is gone".to_owned(),
+        _ => format!("the connection to the machine broke: {}", reason(error)),
+    };
+    Failure::new(exit::MACHINE_DIED, message)
+}

@@ -1,0 +1,18 @@
+//! The `underpin` command: VM files, bundles, the simulated machine, and everything that people
+//! ask of a running one.
+//!
+//! The command is a thin layer over this library, so that tests start machines the same way.
+#![forbid(unsafe_code)]
+
+pub mod bundle;
+pub mod cli;
+pub mod control;
+pub mod failure;
+pub mod output;
+pub mod progress;
+pub mod sim;
+pub mod units;
+mod verbs;
+pub mod vmfile;
+
+pub use verbs::run;

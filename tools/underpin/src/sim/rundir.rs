@@ -1,0 +1,207 @@
+//! The directory of a running machine: its sockets, logs and lock.
+
+use crate::{
+    control::{Client, console_log},
+    failure::{Failure, Result, exit},
+    vmfile,
+};
+use std::{
+    env,
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::{
+        fs::{DirBuilderExt as _, MetadataExt as _},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+};
+
+/// Where a machine's files are; it may run or not.
+#[derive(Clone, Debug)]
+pub struct RunDir {
+    machine: String,
+    path: PathBuf,
+}
+
+/// Held while a machine runs.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl RunDir {
+    /// The directory of the machine of that name.
+    pub fn of(machine: &str) -> Result<Self> {
+        if !vmfile::is_name(machine) {
+            let message = format!("'{machine}' cannot be a machine's name");
+            let help = "use 1 to 31 characters: small letters a to z, digits and hyphens";
+            return Err(Failure::new(exit::USAGE, message).help(help));
+        }
+        let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+        let runtime = runtime.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+        let user = rustix::process::getuid().as_raw();
+        let path = runtime.join(format!("underpin-{user}")).join(machine);
+        Ok(Self {
+            machine: machine.to_owned(),
+            path,
+        })
+    }
+
+    /// The machine's name.
+    pub fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The socket where the broker serves commands.
+    pub fn control_socket(&self) -> PathBuf {
+        self.path.join("control.sock")
+    }
+
+    /// What the hypervisor wrote to its UART.
+    pub fn hypervisor_log(&self) -> PathBuf {
+        self.path.join("hypervisor.log")
+    }
+
+    /// What QEMU and the broker said.
+    pub fn emulator_log(&self) -> PathBuf {
+        self.path.join("qemu.log")
+    }
+
+    /// The directory of the console logs.
+    pub fn consoles(&self) -> PathBuf {
+        self.path.join("consoles")
+    }
+
+    /// A VM's console log.
+    pub fn console_log(&self, vm: &str) -> PathBuf {
+        console_log::path(&self.consoles(), vm)
+    }
+
+    /// Makes the directory anew and takes its lock; fails when the machine runs.
+    pub fn take(&self) -> Result<Lock> {
+        self.make_private()?;
+        let path = self.path.join("lock");
+        let failed = |error: io::Error| Failure::file("cannot lock", &path, &error);
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&path);
+        let file = file
+            .as_mut()
+            .map_err(|error| Failure::file("cannot lock", &path, error))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::WouldBlock) => {
+                let mut owner = String::new();
+                let _ = file.read_to_string(&mut owner);
+                let message = format!(
+                    "a machine '{}' runs already (process {})",
+                    self.machine,
+                    owner.trim()
+                );
+                let help = "end it with `underpin shutdown`, or name this one: --machine NAME";
+                return Err(Failure::new(exit::FAILED, message).help(help));
+            }
+        }
+        file.set_len(0).map_err(failed)?;
+        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        self.clear_sockets();
+        for log in [self.hypervisor_log(), self.emulator_log()] {
+            let _ = fs::remove_file(log);
+        }
+        let _ = fs::remove_dir_all(self.consoles());
+        fs::create_dir(self.consoles()).map_err(failed)?;
+        Ok(Lock {
+            _file: file.try_clone().map_err(failed)?,
+        })
+    }
+
+    /// Makes the directory, and refuses one that others could have put there.
+    fn make_private(&self) -> Result<()> {
+        let failed = |error: io::Error| Failure::file("cannot make", &self.path, &error);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.path)
+            .map_err(failed)?;
+        let user = rustix::process::getuid().as_raw();
+        for directory in [self.path.parent().unwrap_or(&self.path), &self.path] {
+            let metadata = fs::symlink_metadata(directory).map_err(failed)?;
+            if !metadata.is_dir() || metadata.uid() != user || metadata.mode() & 0o077 != 0 {
+                let message = format!("{} is not private to this user", directory.display());
+                let help = "remove it, or set XDG_RUNTIME_DIR to a directory of yours";
+                return Err(Failure::new(exit::FAILED, message).help(help));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the sockets of a machine that has ended.
+    pub fn clear_sockets(&self) {
+        for socket in [self.control_socket(), self.path.join("qmp.sock")] {
+            let _ = fs::remove_file(socket);
+        }
+    }
+
+    /// Connects to the machine's broker.
+    pub fn connect(&self) -> Result<Client> {
+        UnixStream::connect(self.control_socket())
+            .map(Client::new)
+            .map_err(|_| {
+                let message = format!("no machine '{}' runs", self.machine);
+                Failure::new(exit::NO_MACHINE, message).help("start one: underpin sim FILE...")
+            })
+    }
+
+    /// The last lines of the hypervisor's log, or of QEMU's where that one is empty.
+    pub fn last_words(&self) -> String {
+        let words = tail(&self.hypervisor_log(), 25);
+        if words.is_empty() {
+            tail(&self.emulator_log(), 25)
+        } else {
+            words
+        }
+    }
+
+    /// Copies the logs to a directory.
+    pub fn keep_logs(&self, directory: &Path) -> Result<()> {
+        let failed = |error: io::Error| Failure::file("cannot keep the logs in", directory, &error);
+        fs::create_dir_all(directory.join("consoles")).map_err(failed)?;
+        for log in [self.hypervisor_log(), self.emulator_log()] {
+            if let Some(name) = log.file_name().filter(|_| log.exists()) {
+                fs::copy(&log, directory.join(name)).map_err(failed)?;
+            }
+        }
+        for log in fs::read_dir(self.consoles()).map_err(failed)? {
+            let log = log.map_err(failed)?;
+            fs::copy(log.path(), directory.join("consoles").join(log.file_name()))
+                .map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// The last lines of a file; what cannot be read is empty.
+pub fn tail(path: &Path, lines: usize) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(16 * 1024)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let text = String::from_utf8_lossy(&read().unwrap_or_default()).replace('\r', "");
+    let all: Vec<&str> = text.trim_end().lines().collect();
+    all.get(all.len().saturating_sub(lines)..)
+        .unwrap_or_default()
+        .join("\n")
+}

@@ -1,0 +1,241 @@
+//! What each verb of the command does.
+
+use crate::{
+    bundle::{Plan, entry_name, is_entry_of},
+    cli::{Cli, Set, Verb},
+    control::{Client, vm_name},
+    failure::{Failure, Result, exit},
+    output::{Output, print},
+    progress::Progress,
+    sim::RunDir,
+    units,
+    vmfile::{self, VmFile},
+};
+use abi::{
+    bundle::kind,
+    control::{KEEP, SetRequest, request, state},
+};
+use clap::CommandFactory as _;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+mod console;
+mod list;
+mod show;
+mod simulate;
+
+/// How long the machine may take to power off.
+const POWER_OFF_TIME: Duration = Duration::from_mins(1);
+
+/// What every verb needs to know.
+struct Context {
+    output: Output,
+    progress: Progress,
+    run: RunDir,
+}
+
+/// Does what the command line says; returns the exit status.
+pub fn run(cli: Cli) -> Result<u8> {
+    let output = Output::new(cli.output);
+    let progress = Progress::new(cli.quiet);
+    let context = Context {
+        output,
+        progress,
+        run: RunDir::of(&cli.machine)?,
+    };
+    match cli.verb {
+        Verb::Check { files } => context.check(&files)?,
+        Verb::Bundle { files, out } => context.bundle(&files, &out)?,
+        Verb::Sim(options) => return simulate::run(&context, &options),
+        Verb::Run { file } => return context.run_file(&file),
+        Verb::List => list::list(&context)?,
+        Verb::Nodes => list::nodes(&context)?,
+        Verb::Show(vm) => show::show(&context, &vm.vm)?,
+        Verb::Console(options) => console::console(&context, &options)?,
+        Verb::Start(vm) => context.about(request::START, &vm.vm, "started")?,
+        Verb::Kill(vm) => context.about(request::KILL, &vm.vm, "killed")?,
+        Verb::Pause(vm) => context.about(request::PAUSE, &vm.vm, "paused")?,
+        Verb::Resume(vm) => context.about(request::RESUME, &vm.vm, "goes on")?,
+        Verb::Reset(vm) => context.about(request::RESET, &vm.vm, "reset")?,
+        Verb::Stop { vm, timeout } => context.stop(&vm, timeout)?,
+        Verb::Set(options) => context.set(&options)?,
+        Verb::Shutdown => context.shutdown()?,
+        Verb::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "underpin", &mut script);
+            print(&String::from_utf8_lossy(&script))?;
+        }
+        Verb::Man { directory } => manual(directory.as_deref())?,
+    }
+    Ok(exit::OK)
+}
+
+impl Context {
+    fn connect(&self) -> Result<Client> {
+        self.run.connect()
+    }
+
+    /// Tells that something was done.
+    fn done(&self, vm: &str, what: &str) -> Result<()> {
+        self.output.result(
+            || json!({ "name": vm, "done": what }),
+            |_| format!("{vm}: {what}\n"),
+        )
+    }
+
+    fn about(&self, request: u32, vm: &str, done: &str) -> Result<()> {
+        self.connect()?.about(request, vm)?;
+        self.done(vm, done)
+    }
+
+    fn check(&self, files: &[PathBuf]) -> Result<()> {
+        let vms = vmfile::read_all(files)?;
+        let size = Plan::new(&vms)?.size();
+        let one = |vm: &VmFile| json!({ "name": vm.name, "file": vm.path, "cpus": vm.cpus, "memory": vm.memory });
+        let json = || json!({ "vms": vms.iter().map(one).collect::<Vec<Value>>(), "bundle": size });
+        self.output.result(json, |_| {
+            let line = |vm: &VmFile| {
+                let (cpus, memory) = (vm.cpus, units::size(vm.memory));
+                format!(
+                    "{}: good; {}, {cpus} vCPUs, {memory}\n",
+                    vm.path.display(),
+                    vm.name
+                )
+            };
+            vms.iter()
+                .map(line)
+                .chain([format!("bundle: {}\n", units::size(size))])
+                .collect()
+        })
+    }
+
+    fn bundle(&self, files: &[PathBuf], out: &Path) -> Result<()> {
+        let plan = Plan::new(&vmfile::read_all(files)?)?;
+        let wrote = plan.write(out, self.progress)?;
+        self.output.result(
+            || json!({ "file": out, "size": plan.size(), "written": wrote }),
+            |_| {
+                let what = if wrote { "written" } else { "unchanged" };
+                format!("{}: {what}, {}\n", out.display(), units::size(plan.size()))
+            },
+        )
+    }
+
+    /// Adds a VM to the running machine, or starts a machine for it.
+    fn run_file(&self, file: &Path) -> Result<u8> {
+        let vm = VmFile::read(file)?;
+        let mut client = match self.connect() {
+            Ok(client) => client,
+            Err(none) if none.code() == exit::NO_MACHINE => {
+                self.progress.say(&format!(
+                    "no machine '{}' runs: starting one",
+                    self.run.machine()
+                ));
+                return simulate::run_one(self, file);
+            }
+            Err(failure) => return Err(failure),
+        };
+        let entries = client.entries()?;
+        let record = vm.record(|kind, path| {
+            let size = fs::metadata(path)
+                .map_err(|e| Failure::file("cannot read", path, &e))?
+                .len();
+            let base = entry_name(kind, path);
+            let same = |e: &&abi::control::EntryStatus| {
+                let name = e.name.as_str().is_some_and(|name| is_entry_of(&base, name));
+                e.kind == kind && e.size == size && name
+            };
+            entries
+                .iter()
+                .find(same)
+                .map(|e| e.number)
+                .ok_or_else(|| not_in_bundle(kind, path, file))
+        })?;
+        client.create(&record)?;
+        if !vm.autostart {
+            client.about(request::START, &vm.name)?;
+        }
+        self.done(&vm.name, "started")?;
+        Ok(exit::OK)
+    }
+
+    fn stop(&self, vm: &str, timeout: Duration) -> Result<()> {
+        let mut client = self.connect()?;
+        client.about(request::STOP, vm)?;
+        let waiting = self.progress.wait(format!("waiting for {vm} to end"));
+        let ended = client.wait_state(vm, state::ENDED, timeout);
+        waiting.finish_and_clear();
+        let Some(status) = ended? else {
+            let message = format!("{vm} has not ended in {} s", timeout.as_secs());
+            let help = format!("wait longer with --timeout, or end it at once: underpin kill {vm}");
+            return Err(Failure::new(exit::TIMEOUT, message).help(help));
+        };
+        self.done(vm, &format!("ended: {}", status.reason))
+    }
+
+    fn set(&self, options: &Set) -> Result<()> {
+        let name = vm_name(&options.vm)?;
+        let (weight, cap) = (options.weight.unwrap_or(0), options.cap.unwrap_or(KEEP));
+        self.connect()?.set(&SetRequest { name, weight, cap })?;
+        self.done(&options.vm, "set")
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        let mut client = self.connect()?;
+        let waiting = self
+            .progress
+            .wait("waiting for the machine to power off".to_owned());
+        let asked = client.request(request::POWER_OFF, &[]);
+        let gone = asked.and_then(|_| client.wait_gone(POWER_OFF_TIME));
+        waiting.finish_and_clear();
+        match gone {
+            Ok(true) => self.done(self.run.machine(), "powered off"),
+            // The machine may be gone before its answer arrives.
+            Err(failure) if failure.code() == exit::MACHINE_DIED => {
+                self.done(self.run.machine(), "powered off")
+            }
+            Err(failure) => Err(failure),
+            Ok(false) => {
+                let message = "the machine has not powered off";
+                Err(Failure::new(exit::TIMEOUT, message).help("end the `underpin sim` process"))
+            }
+        }
+    }
+}
+
+fn not_in_bundle(kind: u32, path: &Path, file: &Path) -> Failure {
+    let what = match kind {
+        kind::KERNEL => "kernel",
+        kind::INITRD => "initrd",
+        _ => "disk image",
+    };
+    let message = format!(
+        "the {what} {} is not in the running machine's bundle",
+        path.display()
+    );
+    let help = format!(
+        "the machine takes files only when it starts: underpin shutdown, then underpin sim OTHERS... {}",
+        file.display()
+    );
+    Failure::new(exit::FILE, message).help(help)
+}
+
+/// Writes the manual: one page to standard output, or a page for each verb to a directory.
+fn manual(directory: Option<&Path>) -> Result<()> {
+    let command = Cli::command();
+    if let Some(directory) = directory {
+        let failed = |error| Failure::file("cannot write the manual to", directory, &error);
+        fs::create_dir_all(directory).map_err(failed)?;
+        return clap_mangen::generate_to(command, directory).map_err(failed);
+    }
+    let mut page = Vec::new();
+    let failed = |error: std::io::Error| Failure::new(exit::FAILED, error.to_string());
+    clap_mangen::Man::new(command)
+        .render(&mut page)
+        .map_err(failed)?;
+    print(&String::from_utf8_lossy(&page))
+}

@@ -1,0 +1,138 @@
+//! `underpin list` and `underpin nodes`.
+
+use super::Context;
+use crate::{
+    failure::Result,
+    output::{
+        Output,
+        Side::{Left, Right},
+        Table, Tone,
+    },
+    units,
+};
+use abi::control::{EXIT_CLASSES, NodeStatus, VmStatus, state};
+use serde_json::{Map, Value, json};
+
+/// Lists the VMs.
+pub fn list(context: &Context) -> Result<()> {
+    let mut vms = context.connect()?.list()?;
+    vms.sort_by_key(|vm| vm.name.to_string());
+    context.output.result(
+        || vms.iter().map(vm_json).collect(),
+        |output| vm_table(&vms, output),
+    )
+}
+
+/// Lists the machine's nodes.
+pub fn nodes(context: &Context) -> Result<()> {
+    let nodes = context.connect()?.nodes()?;
+    context.output.result(
+        || nodes.iter().enumerate().map(node_json).collect(),
+        |output| node_table(&nodes, output),
+    )
+}
+
+/// A state's name, and how it stands out.
+pub fn state_name(number: u32) -> (&'static str, Tone) {
+    match number {
+        state::DEFINED => ("defined", Tone::Plain),
+        state::RUNNING => ("running", Tone::Good),
+        state::PAUSED => ("paused", Tone::Still),
+        state::ENDED => ("ended", Tone::Plain),
+        state::ENDING => ("ending", Tone::Still),
+        _ => ("unknown", Tone::Bad),
+    }
+}
+
+fn vm_table(vms: &[VmStatus], output: Output) -> String {
+    let mut table = Table::new(&[
+        ("NAME", Left),
+        ("STATE", Left),
+        ("KERNEL", Left),
+        ("VCPUS", Right),
+        ("MEMORY", Right),
+        ("TOUCHED", Right),
+        ("RUN", Right),
+        ("STEAL", Right),
+        ("EXITS", Right),
+        ("REASON", Left),
+    ]);
+    for vm in vms {
+        let (name, tone) = state_name(vm.state);
+        table.row([
+            vm.name.to_string(),
+            name.to_owned(),
+            vm.kernel.to_string(),
+            vm.vcpus.to_string(),
+            units::size(vm.memory),
+            units::size(vm.touched),
+            units::nanoseconds(vm.run_ns),
+            units::nanoseconds(vm.steal_ns),
+            units::count(vm.exits.iter().fold(0, |sum, n| sum.saturating_add(*n))),
+            vm.reason.to_string(),
+        ]);
+        table.tone(1, tone);
+    }
+    table.render(output)
+}
+
+fn node_table(nodes: &[NodeStatus], output: Output) -> String {
+    let mut table = Table::new(&[
+        ("NODE", Right),
+        ("CPUS", Right),
+        ("VCPUS", Right),
+        ("MEMORY", Right),
+        ("FREE", Right),
+        ("LOCAL", Right),
+        ("REMOTE", Right),
+    ]);
+    for (n, node) in nodes.iter().enumerate() {
+        table.row([
+            n.to_string(),
+            node.cpus.to_string(),
+            node.vcpus.to_string(),
+            units::size(node.memory),
+            units::size(node.free),
+            units::count(node.local),
+            units::count(node.remote),
+        ]);
+    }
+    table.render(output)
+}
+
+fn node_json((n, node): (usize, &NodeStatus)) -> Value {
+    json!({
+        "node": n, "cpus": node.cpus, "vcpus": node.vcpus, "memory": node.memory,
+        "free": node.free, "local_frames": node.local, "remote_frames": node.remote,
+    })
+}
+
+/// Exits by class.
+pub fn exits_json(exits: &[u64]) -> Value {
+    let pairs = EXIT_CLASSES.iter().zip(exits);
+    Value::Object(
+        pairs
+            .map(|(class, n)| ((*class).to_owned(), json!(n)))
+            .collect::<Map<_, _>>(),
+    )
+}
+
+/// All of a VM's status.
+pub fn vm_json(vm: &VmStatus) -> Value {
+    let [reads, writes, flushes, refused] = vm.disk;
+    let [read, written] = vm.disk_bytes;
+    let [console_written, console_dropped] = vm.console;
+    let [registers, mmio, queues, aborts] = vm.oddities;
+    json!({
+        "name": vm.name.to_string(), "state": state_name(vm.state).0, "reason": vm.reason.to_string(),
+        "kernel": vm.kernel.to_string(), "vcpus": vm.vcpus, "weight": vm.weight, "cap": vm.cap,
+        "node": vm.node, "starts": vm.starts,
+        "memory": vm.memory, "touched": vm.touched, "overlay": vm.overlay, "overhead": vm.overhead,
+        "run_ns": vm.run_ns, "steal_ns": vm.steal_ns, "hypervisor_ns": vm.hypervisor_ns,
+        "idle_ns": vm.idle_ns, "exits": exits_json(&vm.exits),
+        "disk": { "reads": reads, "writes": writes, "flushes": flushes, "refused": refused,
+                  "bytes_read": read, "bytes_written": written },
+        "console": { "written": console_written, "dropped": console_dropped },
+        "oddities": { "registers": registers, "mmio": mmio, "queues": queues, "aborts": aborts },
+    })
+}

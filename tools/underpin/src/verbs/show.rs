@@ -1,0 +1,211 @@
+//! `underpin show`: one VM in full.
+
+use super::{Context, list};
+use crate::{
+    failure::Result,
+    output::{
+        Output,
+        Side::{Left, Right},
+        Table, Tone,
+    },
+    units,
+};
+use abi::control::{EXIT_CLASSES, VcpuStatus, VmStatus, vcpu_state};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// The width of a full bar in characters.
+const BAR: u64 = 30;
+
+/// Shows one VM.
+pub fn show(context: &Context, vm: &str) -> Result<()> {
+    let (vm, vcpus) = context.connect()?.show(vm)?;
+    context.output.result(
+        || to_json(&vm, &vcpus),
+        |output| to_text(&vm, &vcpus, output),
+    )
+}
+
+fn vcpu_state_name(state: u32) -> &'static str {
+    match state {
+        vcpu_state::OFF => "off",
+        vcpu_state::WAITING => "waiting",
+        vcpu_state::READY => "ready",
+        vcpu_state::RUNNING => "running",
+        _ => "unknown",
+    }
+}
+
+fn to_json(vm: &VmStatus, vcpus: &[VcpuStatus]) -> Value {
+    let vcpu = |vcpu: &VcpuStatus| {
+        json!({
+            "state": vcpu_state_name(vcpu.state), "cpu": vcpu.cpu, "run_ns": vcpu.run_ns,
+            "steal_ns": vcpu.steal_ns, "hypervisor_ns": vcpu.hypervisor_ns, "idle_ns": vcpu.idle_ns,
+            "migrations": vcpu.migrations, "pc": vcpu.pc, "exits": list::exits_json(&vcpu.exits),
+        })
+    };
+    let mut object = list::vm_json(vm);
+    object["vcpu"] = vcpus.iter().map(vcpu).collect();
+    object
+}
+
+fn to_text(vm: &VmStatus, vcpus: &[VcpuStatus], output: Output) -> String {
+    let mut text = String::new();
+    head(&mut text, vm, output);
+    heading(&mut text, output, "Memory");
+    memory(&mut text, vm);
+    heading(&mut text, output, "CPU time");
+    let times = [
+        ("run", vm.run_ns),
+        ("hypervisor", vm.hypervisor_ns),
+        ("stolen", vm.steal_ns),
+        ("idle", vm.idle_ns),
+    ];
+    bars(&mut text, &times, units::nanoseconds);
+    heading(&mut text, output, "Exits");
+    let exits = EXIT_CLASSES
+        .into_iter()
+        .zip(vm.exits)
+        .filter(|(_, n)| *n > 0);
+    bars(&mut text, &exits.collect::<Vec<_>>(), units::count);
+    heading(&mut text, output, "vCPUs");
+    text.push_str(&indent(&vcpu_table(vcpus).render(output)));
+    heading(&mut text, output, "Devices");
+    devices(&mut text, vm);
+    text
+}
+
+fn head(text: &mut String, vm: &VmStatus, output: Output) {
+    let (state, tone) = list::state_name(vm.state);
+    let name = output.paint(Tone::Strong, &vm.name.to_string());
+    let line = format!("{name}  {}  {}", output.paint(tone, state), vm.reason);
+    let _ = writeln!(text, "{}", line.trim_end());
+    let cap = if vm.cap == 0 {
+        "none".to_owned()
+    } else {
+        format!("{} %", vm.cap)
+    };
+    lines(
+        text,
+        &[
+            ("kernel", vm.kernel.to_string()),
+            ("starts", vm.starts.to_string()),
+            ("weight", vm.weight.to_string()),
+            ("cap", cap),
+        ],
+    );
+}
+
+fn memory(text: &mut String, vm: &VmStatus) {
+    let touched = percent(vm.touched, vm.memory);
+    lines(
+        text,
+        &[
+            ("given", units::size(vm.memory)),
+            (
+                "touched",
+                format!("{} ({touched} %)", units::size(vm.touched)),
+            ),
+            ("overlays", units::size(vm.overlay)),
+            ("overhead", units::size(vm.overhead)),
+            ("first node", vm.node.to_string()),
+        ],
+    );
+}
+
+fn devices(text: &mut String, vm: &VmStatus) {
+    let [reads, writes, flushes, refused] = vm.disk.map(units::count);
+    let [read, written] = vm.disk_bytes.map(units::size);
+    let [said, dropped] = vm.console.map(units::size);
+    lines(
+        text,
+        &[
+            (
+                "disks",
+                format!("{reads} reads ({read}), {writes} writes ({written}), {flushes} flushes"),
+            ),
+            ("refused", format!("{refused} disk requests")),
+            ("console", format!("{said} written, {dropped} dropped")),
+        ],
+    );
+    let [registers, mmio, queues, aborts] = vm.oddities;
+    if vm.oddities.iter().any(|n| *n > 0) {
+        let odd = format!(
+            "{registers} registers, {mmio} MMIO accesses, {queues} queues, {aborts} aborts"
+        );
+        lines(text, &[("odd", odd)]);
+    }
+}
+
+fn vcpu_table(vcpus: &[VcpuStatus]) -> Table {
+    let mut table = Table::new(&[
+        ("VCPU", Right),
+        ("STATE", Left),
+        ("CPU", Right),
+        ("RUN", Right),
+        ("HYPERVISOR", Right),
+        ("STEAL", Right),
+        ("IDLE", Right),
+        ("MOVES", Right),
+        ("PC", Left),
+    ]);
+    for (n, vcpu) in vcpus.iter().enumerate() {
+        table.row([
+            n.to_string(),
+            vcpu_state_name(vcpu.state).to_owned(),
+            vcpu.cpu.to_string(),
+            units::nanoseconds(vcpu.run_ns),
+            units::nanoseconds(vcpu.hypervisor_ns),
+            units::nanoseconds(vcpu.steal_ns),
+            units::nanoseconds(vcpu.idle_ns),
+            vcpu.migrations.to_string(),
+            format!("{:#x}", vcpu.pc),
+        ]);
+    }
+    table
+}
+
+fn heading(text: &mut String, output: Output, title: &str) {
+    let _ = writeln!(text, "\n{}", output.paint(Tone::Strong, title));
+}
+
+fn lines(text: &mut String, pairs: &[(&str, String)]) {
+    for (name, value) in pairs {
+        let _ = writeln!(text, "  {name:12} {value}");
+    }
+}
+
+/// A bar for each value, the longest for the greatest.
+fn bars(text: &mut String, pairs: &[(&str, u64)], shown: fn(u64) -> String) {
+    let most = pairs.iter().map(|(_, n)| *n).max().unwrap_or(0);
+    for (name, n) in pairs {
+        let length = (u128::from(*n) * u128::from(BAR)).div_ceil(u128::from(most.max(1))) as usize;
+        let line = format!("  {name:12} {:>10}  {}", shown(*n), "#".repeat(length));
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+}
+
+fn percent(part: u64, whole: u64) -> u128 {
+    (u128::from(part) * 100)
+        .checked_div(u128::from(whole))
+        .unwrap_or(0)
+}
+
+/// Two blanks before each line.
+fn indent(text: &str) -> String {
+    text.lines().flat_map(|line| ["  ", line, "\n"]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_in_proportion_and_small_values_are_seen() {
+        let mut text = String::new();
+        bars(&mut text, &[("a", 3000), ("b", 1), ("c", 0)], units::count);
+        let marks = |line: &str| line.matches('#').count();
+        assert_eq!(text.lines().map(marks).collect::<Vec<_>>(), [30, 1, 0]);
+        assert_eq!(percent(1, 0), 0);
+    }
+}

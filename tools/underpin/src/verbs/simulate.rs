@@ -1,0 +1,276 @@
+//! `underpin sim`: starts a machine and stays as its broker.
+
+use super::Context;
+use crate::{
+    cli::{Cli, Sim, Verb},
+    control::{Client, state_event},
+    failure::{Failure, Result, exit, reason},
+    output::print,
+    sim::{Machine, Shape},
+    units,
+    vmfile::{self, VmFile},
+};
+use abi::control::{VmStatus, request, state};
+use clap::Parser as _;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::{
+    collections::HashMap,
+    env,
+    io::{self, BufRead as _, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long the hypervisor may take to answer for the first time.
+const READY_TIME: Duration = Duration::from_mins(2);
+/// How long the machine may take to power off.
+const END_TIME: Duration = Duration::from_secs(30);
+/// The exit status of what Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+/// What a detached machine writes to the waiting command when its hypervisor answers.
+const READY: &str = "ready";
+
+/// Starts a machine and follows it to its end, or leaves it running.
+pub fn run(context: &Context, options: &Sim) -> Result<u8> {
+    if options.detach && !options.detached {
+        return detach(context);
+    }
+    let vms = vmfile::read_all(&options.files)?;
+    context.progress.say(&description(&options.shape)?);
+    let started = Instant::now();
+    let mut machine = Machine::start(context.run.clone(), &options.shape, &vms, context.progress)?;
+    let followed = follow(context, options, &vms, &mut machine, started);
+    if let Some(directory) = &options.keep_logs {
+        machine.run_dir().keep_logs(directory)?;
+    }
+    if matches!(followed, Ok(Ending::PoweredOff)) {
+        machine.wait_end(END_TIME);
+    }
+    match followed? {
+        Ending::PoweredOff => {
+            context.progress.say("the machine has powered off");
+            Ok(exit::OK)
+        }
+        Ending::Interrupted => Ok(INTERRUPTED),
+    }
+}
+
+/// Starts a machine of the usual shape for one VM.
+pub fn run_one(context: &Context, file: &Path) -> Result<u8> {
+    let words = [
+        Path::new("underpin"),
+        Path::new("sim"),
+        Path::new("--"),
+        file,
+    ];
+    match Cli::try_parse_from(words.map(Path::as_os_str)).map(|cli| cli.verb) {
+        Ok(Verb::Sim(options)) => run(context, &options),
+        _ => Err(Failure::new(
+            exit::USAGE,
+            format!("cannot run {}", file.display()),
+        )),
+    }
+}
+
+/// How a machine ended, where nothing failed.
+enum Ending {
+    PoweredOff,
+    Interrupted,
+}
+
+/// Waits for the hypervisor, then tells what becomes of the VMs until the machine ends.
+fn follow(
+    context: &Context,
+    options: &Sim,
+    vms: &[VmFile],
+    machine: &mut Machine,
+    started: Instant,
+) -> Result<Ending> {
+    let interrupted = watch_signals(machine)?;
+    let mut client = machine.client()?;
+    let ready = client.hello(options.timeout.unwrap_or(READY_TIME));
+    if interrupted.load(Ordering::Relaxed) {
+        return Ok(Ending::Interrupted);
+    }
+    let status = ready.map_err(|failure| machine.explain(failure))?;
+    let seconds = started.elapsed().as_secs_f64();
+    let (cpus, free) = (status.cpus, units::size(status.memory_free));
+    context.progress.say(&format!(
+        "the hypervisor is up after {seconds:.1} s: {cpus} CPUs, {}, {free} free for VMs",
+        count_of_nodes(status.nodes)
+    ));
+    if options.detached {
+        // From now on, the terminal's Ctrl-C and hang-up are not for this process.
+        let _ = rustix::process::setsid();
+        print(&format!("{READY}\n"))?;
+    }
+    let outcome = events(context, options, vms, &mut client, started);
+    if interrupted.load(Ordering::Relaxed) {
+        return Ok(Ending::Interrupted);
+    }
+    match outcome {
+        Err(gone) if gone.code() == exit::MACHINE_DIED && !machine.broker().is_powering_off() => {
+            Err(machine.explain(gone))
+        }
+        Err(failure) if failure.code() != exit::MACHINE_DIED => Err(failure),
+        _ => Ok(Ending::PoweredOff),
+    }
+}
+
+/// Follows state events until all VMs have ended (where that ends the machine) or it is gone.
+fn events(
+    context: &Context,
+    options: &Sim,
+    vms: &[VmFile],
+    client: &mut Client,
+    started: Instant,
+) -> Result<()> {
+    let deadline = options.timeout.map(|time| started + time);
+    let mut states: HashMap<String, u32> = HashMap::new();
+    for vm in client.list()? {
+        changed(context, &mut states, &vm);
+    }
+    let mut told = false;
+    loop {
+        // The hypervisor may answer before it has started those that start by themselves.
+        let to_start = |name: &str| vms.iter().any(|vm| vm.autostart && vm.name == name);
+        let is_over = |(name, now): (&String, &u32)| match *now {
+            state::DEFINED => !to_start(name),
+            now => now == state::ENDED,
+        };
+        let over = !states.is_empty() && states.iter().all(is_over);
+        if over && options.exit_when_done {
+            client.request(request::POWER_OFF, &[])?;
+            client.wait_gone(END_TIME)?;
+            return Ok(());
+        }
+        if over && !told && !options.detached {
+            context.progress.say(
+                "no VM runs any more; the machine stays up until Ctrl-C or `underpin shutdown`",
+            );
+        }
+        told = over;
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let Some(frame) = client.event(left)? else {
+            let seconds = started.elapsed().as_secs();
+            let message = format!("the machine has not finished in {seconds} s");
+            return Err(Failure::new(exit::TIMEOUT, message).help("allow more: --timeout"));
+        };
+        if let Some(vm) = state_event(&frame) {
+            changed(context, &mut states, &vm);
+        }
+    }
+}
+
+/// Tells a VM's new state, once.
+fn changed(context: &Context, states: &mut HashMap<String, u32>, vm: &VmStatus) {
+    let name = vm.name.to_string();
+    if states.insert(name.clone(), vm.state) == Some(vm.state) {
+        return;
+    }
+    let what = match vm.state {
+        state::DEFINED => "defined",
+        state::RUNNING => "runs",
+        state::PAUSED => "paused",
+        state::ENDED => &format!("ended: {}", vm.reason),
+        _ => return,
+    };
+    context.progress.say(&format!("{name}: {what}"));
+}
+
+/// On Ctrl-C and the like, cuts everybody off the machine, so that whoever waits for it wakes up.
+fn watch_signals(machine: &Machine) -> Result<Arc<AtomicBool>> {
+    let failed = |error: io::Error| {
+        Failure::new(
+            exit::FAILED,
+            format!("cannot watch signals: {}", reason(&error)),
+        )
+    };
+    let mut signals =
+        signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let (flag, broker) = (Arc::clone(&interrupted), machine.broker().clone());
+    let watch = move || {
+        if signals.forever().next().is_some() {
+            flag.store(true, Ordering::Relaxed);
+            broker.close();
+        }
+    };
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(watch)
+        .map_err(failed)?;
+    Ok(interrupted)
+}
+
+/// Starts this command again as a process of its own, and waits until its hypervisor answers.
+fn detach(context: &Context) -> Result<u8> {
+    let failed = |error: io::Error| {
+        Failure::new(
+            exit::FAILED,
+            format!("cannot start a process: {}", reason(&error)),
+        )
+    };
+    let mut broker = Command::new(env::current_exe().map_err(failed)?)
+        .args(env::args_os().skip(1))
+        .arg("--detached")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let said = broker.stderr.take();
+    let told = thread::spawn(move || {
+        for line in said
+            .into_iter()
+            .flat_map(|said| BufReader::new(said).lines())
+            .map_while(io::Result::ok)
+        {
+            let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("{line}\n"));
+        }
+    });
+    let mut line = String::new();
+    if let Some(out) = broker.stdout.take() {
+        BufReader::new(out).read_line(&mut line).map_err(failed)?;
+    }
+    if line.trim_end() == READY {
+        let words = "try: underpin list, underpin console VM, underpin shutdown";
+        context.progress.say(&format!(
+            "the machine '{}' is left running; {words}",
+            context.run.machine()
+        ));
+        return Ok(exit::OK);
+    }
+    // What went wrong is said once it has all been read.
+    let status = broker.wait().map_err(failed)?;
+    let _ = told.join();
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(exit::FAILED))
+}
+
+fn description(shape: &Shape) -> Result<String> {
+    let nodes = shape.nodes()?;
+    let cpus: u32 = nodes.iter().map(|node| node.cpus).sum();
+    let memory = units::size(nodes.iter().map(|node| node.memory).sum());
+    let nodes = count_of_nodes(nodes.len() as u32);
+    Ok(format!(
+        "starting a machine: {nodes}, {cpus} CPUs ({}), {memory}",
+        shape.cpu
+    ))
+}
+
+fn count_of_nodes(nodes: u32) -> String {
+    if nodes == 1 {
+        "one node".to_owned()
+    } else {
+        format!("{nodes} nodes")
+    }
+}

@@ -1,0 +1,255 @@
+//! A hypervisor that is a thread: VMs that only have a state, behind a real broker.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use abi::{
+    Text,
+    bundle::kind,
+    control::{
+        EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION, VcpuStatus,
+        VmName, VmStatus, code, event, request, state, vcpu_state,
+    },
+};
+use std::{
+    env, fs,
+    io::{Read as _, Write as _},
+    net::Shutdown,
+    os::unix::{
+        fs::DirBuilderExt as _,
+        net::{UnixListener, UnixStream},
+    },
+    path::PathBuf,
+    process::{Command, Output},
+    thread,
+};
+use underpin::control::{Broker, Codec, encode};
+use zerocopy::{FromZeros as _, IntoBytes as _};
+
+/// The command with these words.
+pub fn underpin(words: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_underpin"));
+    command.args(words.split_whitespace());
+    command
+}
+
+/// A running machine that is none.
+pub struct Fake {
+    runtime: PathBuf,
+    /// The machine's directory.
+    pub run_dir: PathBuf,
+    hypervisor: UnixStream,
+    broker: Broker,
+}
+
+impl Fake {
+    /// Starts a machine in a directory of its own.
+    pub fn start(test: &str) -> Self {
+        let runtime = env::temp_dir().join(format!("underpin-test-{}-{test}", std::process::id()));
+        let user = rustix::process::getuid().as_raw();
+        let run_dir = runtime.join(format!("underpin-{user}/sim"));
+        let consoles = run_dir.join("consoles");
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&consoles)
+            .unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let broker = Broker::start(ours, consoles).unwrap();
+        let listener = UnixListener::bind(run_dir.join("control.sock")).unwrap();
+        broker.serve(listener).unwrap();
+        let hypervisor = theirs.try_clone().unwrap();
+        thread::spawn(move || Hypervisor::new(theirs).serve());
+        Self {
+            runtime,
+            run_dir,
+            hypervisor,
+            broker,
+        }
+    }
+
+    /// The command with these words, for this machine.
+    pub fn command(&self, words: &str) -> Command {
+        let mut command = underpin(words);
+        command.env("XDG_RUNTIME_DIR", &self.runtime);
+        command
+    }
+
+    /// Runs the command to its end.
+    pub fn run(&self, words: &str) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    /// The hypervisor is gone, without a word.
+    pub fn die(&self) {
+        self.hypervisor.shutdown(Shutdown::Both).unwrap();
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.broker.close();
+        let _ = fs::remove_dir_all(&self.runtime);
+    }
+}
+
+/// The other end of the control channel.
+pub struct Hypervisor {
+    stream: UnixStream,
+    vms: Vec<VmStatus>,
+}
+
+type Answer = Result<(u32, Vec<u8>), (u32, String)>;
+
+impl Hypervisor {
+    /// Answers on this stream.
+    pub fn new(stream: UnixStream) -> Self {
+        let mut vms = vec![vm("web1"), vm("db"), vm("echo"), vm("stubborn")];
+        vms[0].exits[6] = 7;
+        vms[1].state = state::ENDED;
+        vms[1].reason = Text::cut("powered off");
+        Self { stream, vms }
+    }
+
+    /// Answers until the stream ends; tells whether it was asked to power off.
+    pub fn serve(mut self) -> bool {
+        let mut codec = Codec::default();
+        let mut buffer = [0; 8192];
+        while let Ok(n @ 1..) = self.stream.read(&mut buffer) {
+            codec.push(&buffer[..n]);
+            while let Some(frame) = codec.next_frame() {
+                // Requests are decoded from memory that is aligned, as EL2's is.
+                let mut words = vec![0u64; frame.payload.len().div_ceil(8)];
+                let payload = &mut words.as_mut_bytes()[..frame.payload.len()];
+                payload.copy_from_slice(&frame.payload);
+                let answer = match Request::decode(frame.kind, payload) {
+                    Some(request) => self.answer(&request),
+                    None => Err((code::MALFORMED, "malformed".to_owned())),
+                };
+                let (code, count, body) = match answer {
+                    Ok((count, body)) => (code::OK, count, body),
+                    Err((code, sentence)) => (code, 0, sentence.into_bytes()),
+                };
+                let header = ReplyHeader {
+                    code,
+                    count,
+                    value: 0,
+                };
+                self.send(frame.kind | REPLY, frame.tag, &[header.as_bytes(), &body]);
+                if frame.kind == request::POWER_OFF {
+                    let _ = self.stream.shutdown(Shutdown::Both);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn send(&mut self, kind: u32, tag: u32, parts: &[&[u8]]) {
+        let _ = self.stream.write_all(&encode(kind, tag, parts));
+    }
+
+    fn answer(&mut self, request: &Request<'_>) -> Answer {
+        match request {
+            Request::Hello => Ok((1, machine().as_bytes().to_vec())),
+            // Two at a time, so that the command has to ask again.
+            Request::List(after) => {
+                let start = after.map_or(Ok(0), |after| self.find(&after).map(|n| n + 1))?;
+                let some = &self.vms[start..self.vms.len().min(start + 2)];
+                Ok((some.len() as u32, some.as_bytes().to_vec()))
+            }
+            Request::Nodes => {
+                let (memory, free) = (2 << 30, 3 << 29);
+                let node = NodeStatus {
+                    memory,
+                    free,
+                    local: 9,
+                    remote: 0,
+                    cpus: 2,
+                    vcpus: 1,
+                };
+                Ok((1, node.as_bytes().to_vec()))
+            }
+            Request::Entries => {
+                let (number, size, name) = (4, 8, Text::cut("tiny"));
+                let entry = EntryStatus {
+                    kind: kind::KERNEL,
+                    number,
+                    size,
+                    name,
+                };
+                Ok((1, entry.as_bytes().to_vec()))
+            }
+            Request::PowerOff => Ok((0, Vec::new())),
+            Request::About(kind, name) => self.about(*kind, name),
+            Request::ConsoleInput(name, typed) => {
+                let taken = &typed[..typed.len().min(1000)];
+                self.send(event::CONSOLE_OUTPUT, 0, &[name.as_bytes(), taken]);
+                Ok((1, (taken.len() as u64).as_bytes().to_vec()))
+            }
+            Request::Create(record) => {
+                if self.find(&record.name).is_ok() {
+                    return Err((code::EXISTS, format!("a VM named {} is there", record.name)));
+                }
+                assert_eq!(record.kernel, 4);
+                self.vms.push(vm(&record.name.to_string()));
+                Ok((0, Vec::new()))
+            }
+            Request::Set(set) => {
+                let n = self.find(&set.name)?;
+                self.vms[n].weight = set.weight;
+                Ok((0, Vec::new()))
+            }
+        }
+    }
+
+    fn find(&self, name: &VmName) -> Result<usize, (u32, String)> {
+        let found = self.vms.iter().position(|vm| vm.name == *name);
+        found.ok_or_else(|| (code::NO_SUCH_VM, format!("no VM is named {name}")))
+    }
+
+    fn about(&mut self, kind: u32, name: &VmName) -> Answer {
+        let n = self.find(name)?;
+        if kind == request::SHOW {
+            let body = [self.vms[n].as_bytes(), vcpu().as_bytes()].concat();
+            return Ok((2, body));
+        }
+        let next = match (kind, self.vms[n].state) {
+            (request::STOP, state::RUNNING) if name.as_str() == Some("stubborn") => state::RUNNING,
+            (request::STOP | request::KILL, state::RUNNING) => state::ENDED,
+            (request::START, state::ENDED) | (request::RESUME, state::PAUSED) => state::RUNNING,
+            (request::PAUSE, state::RUNNING) => state::PAUSED,
+            (_, now) => return Err((code::WRONG_STATE, format!("{name} is in state {now}"))),
+        };
+        if next != self.vms[n].state {
+            self.vms[n].state = next;
+            self.vms[n].reason = Text::cut(if next == state::ENDED {
+                "powered off"
+            } else {
+                ""
+            });
+            let status = self.vms[n];
+            self.send(event::STATE, 0, &[status.as_bytes()]);
+        }
+        Ok((0, Vec::new()))
+    }
+}
+
+fn vm(name: &str) -> VmStatus {
+    let mut vm = VmStatus::new_zeroed();
+    vm.name = Text::cut(name);
+    vm.kernel = Text::cut("6.12.48-arm64");
+    (vm.state, vm.vcpus, vm.weight, vm.starts) = (state::RUNNING, 1, 256, 1);
+    (vm.memory, vm.touched, vm.run_ns) = (512 << 20, 100 << 20, 12_345_678_901);
+    vm
+}
+
+fn vcpu() -> VcpuStatus {
+    let mut vcpu = VcpuStatus::new_zeroed();
+    (vcpu.state, vcpu.pc) = (vcpu_state::RUNNING, 0x1000);
+    vcpu
+}
+
+fn machine() -> MachineStatus {
+    let mut machine = MachineStatus::new_zeroed();
+    (machine.version, machine.cpus, machine.nodes) = (VERSION, 2, 1);
+    machine
+}

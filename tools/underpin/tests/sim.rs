@@ -1,0 +1,231 @@
+//! `underpin sim` from start to end, with a stand-in for QEMU: this program itself, whose standard
+//! input is the control channel.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends where something is not as it should be"
+)]
+
+mod fake;
+
+use fake::Hypervisor;
+use std::{
+    env, fs,
+    io::{self, BufRead as _, BufReader},
+    os::{
+        fd::AsFd as _,
+        unix::{fs::PermissionsExt as _, net::UnixStream},
+    },
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The name of the variable that turns this program into QEMU; its value is how that ends.
+const ROLE: &str = "UNDERPIN_TEST_ROLE";
+
+/// Not a test of its own: what runs when a test starts "QEMU".
+#[test]
+fn stand_in_for_qemu() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let log = env::var("UNDERPIN_TEST_LOG").unwrap();
+    fs::write(log, format!("EL2 is up\nprocess {}\n", std::process::id())).unwrap();
+    if role == "dies" {
+        std::process::exit(3);
+    }
+    let control = io::stdin().as_fd().try_clone_to_owned().unwrap();
+    if !Hypervisor::new(UnixStream::from(control)).serve() {
+        // QEMU does not mind that nobody listens any more.
+        thread::sleep(Duration::from_secs(20));
+    }
+}
+
+/// A directory with a PATH, a cache and a machine's files.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(test: &str) -> Self {
+        let path = env::temp_dir().join(format!("underpin-sim-{}-{test}", std::process::id()));
+        fs::create_dir_all(path.join("bin")).unwrap();
+        let script = "#!/bin/sh\nfor a; do case $a in file:*) export UNDERPIN_TEST_LOG=${a#file:};; esac; done\n\
+                      exec \"$UNDERPIN_TEST_QEMU\" stand_in_for_qemu --exact --nocapture\n";
+        let qemu = path.join("bin/qemu-system-aarch64");
+        fs::write(&qemu, script).unwrap();
+        fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(path.join("image"), "EL2").unwrap();
+        fs::write(path.join("kernel"), "a kernel").unwrap();
+        let vm = "name = 'web1'\nmemory = '64MiB'\n[boot]\nkernel = 'kernel'\n";
+        fs::write(path.join("web1.toml"), vm).unwrap();
+        Self(path)
+    }
+
+    fn command(&self, role: &str, words: &str) -> Command {
+        let path = env::var("PATH").unwrap();
+        let mut command = fake::underpin(words);
+        command
+            .current_dir(&self.0)
+            .env("PATH", format!("{}:{path}", self.0.join("bin").display()))
+            .env("XDG_RUNTIME_DIR", &self.0)
+            .env("UNDERPIN_CACHE", self.0.join("cache"))
+            .env("UNDERPIN_IMAGE", self.0.join("image"))
+            .env("UNDERPIN_TEST_QEMU", env::current_exe().unwrap())
+            .env(ROLE, role)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, words: &str) -> Output {
+        self.command("lives", words).output().unwrap()
+    }
+
+    /// Starts `sim` in the foreground and waits until its hypervisor is up.
+    fn sim(&self, words: &str) -> (Child, BufReader<std::process::ChildStderr>) {
+        let mut sim = self
+            .command("lives", &format!("sim web1.toml {words}"))
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(sim.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("the hypervisor is up") {
+            line.clear();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "sim ended early");
+        }
+        (sim, said)
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.0.join(format!(
+            "underpin-{}/sim",
+            rustix::process::getuid().as_raw()
+        ))
+    }
+
+    /// Waits until the stand-in's process has ended.
+    fn qemu_is_gone(&self) -> bool {
+        let log = fs::read_to_string(self.run_dir().join("hypervisor.log")).unwrap();
+        let id = log
+            .lines()
+            .last()
+            .unwrap()
+            .strip_prefix("process ")
+            .unwrap()
+            .to_owned();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < deadline {
+            match fs::read_to_string(format!("/proc/{id}/stat")) {
+                Ok(stat) if !stat.contains(") Z ") => thread::sleep(Duration::from_millis(10)),
+                _ => return true,
+            }
+        }
+        false
+    }
+
+    fn has_sockets(&self) -> bool {
+        self.run_dir().join("control.sock").exists()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    let id = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(id, signal).unwrap();
+}
+
+#[test]
+fn a_machine_starts_tells_its_vms_and_is_shut_down() {
+    let place = Place::new("life");
+    let (sim, said) = place.sim("");
+    let second = place.run("sim");
+    assert_eq!(second.status.code(), Some(1));
+    assert!(stderr(&second).contains("runs already"), "{second:?}");
+    assert!(place.run("kill echo").status.success());
+    assert!(place.run("shutdown").status.success());
+    let lines: Vec<String> = said.lines().map_while(io::Result::ok).collect();
+    for line in [
+        "web1: runs",
+        "db: ended: powered off",
+        "echo: ended: powered off",
+        "the machine has powered off",
+    ] {
+        assert!(
+            lines.iter().any(|said| said == line),
+            "{line} in {lines:#?}"
+        );
+    }
+    assert!(sim.wait_with_output().unwrap().status.success());
+    assert!(place.qemu_is_gone() && !place.has_sockets());
+    assert_eq!(place.run("list").status.code(), Some(3));
+}
+
+#[test]
+fn a_machine_ends_when_its_vms_have_and_its_logs_are_kept() {
+    let place = Place::new("done");
+    let (sim, _said) = place.sim("--exit-when-done --keep-logs kept");
+    for vm in ["web1", "echo", "stubborn"] {
+        assert!(place.run(&format!("kill {vm}")).status.success());
+    }
+    assert!(sim.wait_with_output().unwrap().status.success());
+    assert!(
+        fs::read_to_string(place.0.join("kept/hypervisor.log"))
+            .unwrap()
+            .contains("EL2 is up")
+    );
+    assert!(place.qemu_is_gone());
+}
+
+#[test]
+fn a_detached_machine_stays_until_shut_down() {
+    let place = Place::new("detach");
+    let started = place.run("sim --detach web1.toml");
+    assert!(started.status.success(), "{started:?}");
+    assert!(stderr(&started).contains("is left running"), "{started:?}");
+    assert!(place.run("list").status.success());
+    assert!(place.run("shutdown").status.success());
+    assert!(place.qemu_is_gone());
+}
+
+#[test]
+fn interrupts_and_even_a_kill_leave_nothing_running() {
+    let place = Place::new("signals");
+    for wanted in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
+        let (sim, _said) = place.sim("");
+        signal(&sim, wanted);
+        assert_eq!(sim.wait_with_output().unwrap().status.code(), Some(130));
+        assert!(place.qemu_is_gone() && !place.has_sockets());
+    }
+    let (mut sim, _said) = place.sim("");
+    sim.kill().unwrap();
+    sim.wait().unwrap();
+    assert!(place.qemu_is_gone());
+    let (sim, _said) = place.sim("");
+    signal(&sim, rustix::process::Signal::HUP);
+    assert_eq!(sim.wait_with_output().unwrap().status.code(), Some(130));
+}
+
+#[test]
+fn a_machine_that_dies_tells_its_last_words() {
+    let place = Place::new("dies");
+    for words in ["sim web1.toml", "sim --detach web1.toml"] {
+        let dead = place.command("dies", words).output().unwrap();
+        assert_eq!(dead.status.code(), Some(4), "{dead:?}");
+        assert!(stderr(&dead).contains("EL2 is up"), "{dead:?}");
+    }
+}
+
+#[test]
+fn a_machine_that_takes_too_long_is_ended() {
+    let place = Place::new("timeout");
+    let late = place.run("sim web1.toml --timeout 1s");
+    assert_eq!(late.status.code(), Some(5), "{late:?}");
+    assert!(place.qemu_is_gone() && !place.has_sockets());
+}

@@ -1,0 +1,314 @@
+//! `xtask demo`: real Debian VMs at work on a simulated four-node machine.
+
+use crate::{
+    images, project,
+    step::{Outcome, Step, Steps, print_line},
+};
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tests_boot::{
+    assets,
+    status::{self, VmStatus},
+};
+
+/// The machine of the demo.
+const MACHINE: [&str; 6] = ["--nodes", "4", "--cpus", "8", "--memory", "8G"];
+/// How often the VMs are looked at.
+const POLL: Duration = Duration::from_millis(500);
+/// How long the hypervisor may take to answer, and the VMs to do their work.
+const START_MAX: Duration = Duration::from_mins(3);
+const WORK_MAX: Duration = Duration::from_mins(15);
+/// What begins a line that a guest says to people.
+const GUEST_LINE: &str = "underpin-guest:";
+
+/// Runs the demo; gives whether all went well.
+pub fn run(keep: bool) -> bool {
+    let mut steps = Steps::new(4, project::products().join("demo-logs"));
+    let outcome = play(&mut steps, keep);
+    outcome.is_some()
+}
+
+fn play(steps: &mut Steps, keep: bool) -> Option<()> {
+    steps.run("build", |step| {
+        images::command(step)?;
+        images::hypervisor(step)
+    })?;
+    let mut machine = steps.run("start a machine of 4 nodes, 8 CPUs and 8 GiB", |step| {
+        Machine::start(step, keep)
+    })?;
+    steps.run("Debian VMs compile bzip2, two CPUs each", |step| {
+        machine.watch_work(step)
+    })?;
+    if keep {
+        machine.leave();
+        return Some(());
+    }
+    steps.run("shut down", |step| machine.shut_down(step))
+}
+
+/// The machine, through the `underpin` command. Dropped, it is killed, unless it was left.
+struct Machine {
+    command: PathBuf,
+    sim: Option<Child>,
+    heard: BTreeSet<(String, usize)>,
+    states: BTreeSet<(String, String)>,
+}
+
+impl Machine {
+    fn start(step: &Step<'_>, keep: bool) -> Outcome<Self> {
+        let command = assets::command();
+        let logs = project::products().join("demo-logs");
+        fs::create_dir_all(&logs)
+            .map_err(|error| format!("cannot make {}: {error}", logs.display()))?;
+        let log = logs.join("sim.log");
+        let output = File::create(&log)
+            .map_err(|error| format!("cannot write {}: {error}", log.display()))?;
+        let errors = output.try_clone().map_err(|error| error.to_string())?;
+        // In the foreground it sees Ctrl-C as this process does; and it dies with this process,
+        // unless it is to be left.
+        let mut sim = Command::new(if keep { "env" } else { "setpriv" });
+        sim.args(
+            (!keep)
+                .then_some(["--pdeathsig", "TERM"])
+                .into_iter()
+                .flatten(),
+        );
+        sim.arg(&command)
+            .arg("sim")
+            .args(MACHINE)
+            .arg(project::root().join("demo"));
+        sim.env("UNDERPIN_IMAGE", assets::image());
+        sim.stdin(Stdio::null()).stdout(output).stderr(errors);
+        step.doing("QEMU starts; Underpin takes the machine at EL2");
+        let sim = sim
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", command.display()))?;
+        let mut machine = Self {
+            command,
+            sim: Some(sim),
+            heard: BTreeSet::new(),
+            states: BTreeSet::new(),
+        };
+        let deadline = Instant::now() + START_MAX;
+        while let Err(why) = machine.list() {
+            let ended = machine
+                .sim
+                .as_mut()
+                .is_none_or(|sim| !matches!(sim.try_wait(), Ok(None)));
+            if ended || Instant::now() > deadline {
+                let said = fs::read_to_string(&log).unwrap_or_default();
+                return Err(format!("{}\n{why}", said.trim()));
+            }
+            sleep(POLL);
+        }
+        Ok(machine)
+    }
+
+    fn verb(&self, words: &[&str]) -> Outcome<String> {
+        let output = Command::new(&self.command)
+            .args(words)
+            .stdin(Stdio::null())
+            .output();
+        let output =
+            output.map_err(|error| format!("cannot run {}: {error}", self.command.display()))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    }
+
+    fn list(&self) -> Outcome<Vec<VmStatus>> {
+        status::parse("list", &self.verb(&["list", "-o", "json"])?)
+    }
+
+    /// Tells what the VMs say until each has done its work; shows them once while all are up, and
+    /// again at the end.
+    fn watch_work(&mut self, step: &Step<'_>) -> Outcome {
+        let deadline = Instant::now() + WORK_MAX;
+        let mut shown = false;
+        loop {
+            let vms = self.list()?;
+            let done = vms
+                .iter()
+                .map(|vm| self.hear(step, vm))
+                .collect::<Outcome<Vec<bool>>>()?;
+            let all_up = vms
+                .iter()
+                .all(|vm| self.heard.iter().any(|(name, _)| *name == vm.name));
+            if all_up && !shown {
+                shown = true;
+                step.say(&table(&vms));
+            }
+            if done.iter().all(|done| *done) {
+                step.say(&table(&vms));
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(format!(
+                    "the VMs have not done their work in {} s\n{}",
+                    WORK_MAX.as_secs(),
+                    table(&vms)
+                ));
+            }
+            sleep(POLL);
+        }
+    }
+
+    /// Tells what is new of a VM; gives whether it has done its work.
+    fn hear(&mut self, step: &Step<'_>, vm: &VmStatus) -> Outcome<bool> {
+        if self.states.insert((vm.name.clone(), vm.state.clone())) {
+            step.say(&format!("{}: {} {}", vm.name, vm.state, vm.reason));
+        }
+        let console = self
+            .verb(&["console", &vm.name, "--log"])
+            .unwrap_or_default();
+        let mut done = vm.state == "ended";
+        for (number, line) in console.lines().filter_map(said).enumerate() {
+            if self.heard.insert((vm.name.clone(), number)) {
+                step.say(&format!("{}: {line}", vm.name));
+            }
+            if line.contains("failed") {
+                return Err(format!("{} has failed: {line}", vm.name));
+            }
+            done |= line.contains("compiled");
+        }
+        Ok(done)
+    }
+
+    fn shut_down(&mut self, step: &Step<'_>) -> Outcome {
+        for vm in self.list()?.iter().filter(|vm| vm.state == "running") {
+            step.doing(&format!("{}: power button pressed", vm.name));
+            let stopped = self.verb(&["stop", &vm.name, "--timeout", "120s"]);
+            // It may have been about to power off by itself.
+            if self
+                .list()?
+                .iter()
+                .any(|now| now.name == vm.name && now.state != "ended")
+            {
+                stopped?;
+            }
+            step.say(&format!("{}: has shut down", vm.name));
+        }
+        step.doing("the machine powers off");
+        self.verb(&["shutdown"])?;
+        if let Some(mut sim) = self.sim.take() {
+            sim.wait()
+                .map_err(|error| format!("cannot wait for the machine: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Leaves the machine up, and says what to do with it.
+    fn leave(&mut self) {
+        self.sim = None;
+        let command = self.command.display();
+        print_line("The machine stays up. Try:");
+        print_line(&format!("  {command} show compile-1"));
+        print_line(&format!(
+            "  {command} start compile-1 && {command} console compile-1"
+        ));
+        print_line(&format!("  {command} shutdown"));
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if let Some(sim) = &mut self.sim {
+            // Power off first, so that the broker cleans up; what does not obey is killed.
+            let _ = Command::new(&self.command)
+                .arg("shutdown")
+                .stderr(Stdio::null())
+                .status();
+            let _ = sim.kill();
+            let _ = sim.wait();
+        }
+    }
+}
+
+/// What a guest's line says to people.
+fn said(line: &str) -> Option<&str> {
+    line.split_once(GUEST_LINE).map(|(_, said)| said.trim())
+}
+
+/// The VMs as people see them: what they were given, what they took, where their exits went.
+fn table(vms: &[VmStatus]) -> String {
+    let mut text = format!(
+        "\n{:12} {:14} {:>5} {:>9} {:>9} {:>9} {:>9}  exits\n",
+        "VM", "kernel", "vCPUs", "memory", "touched", "run", "stolen"
+    );
+    for vm in vms {
+        let (given, touched) = (vm.memory >> 20, vm.touched >> 20);
+        let (run, stolen) = (vm.run_ns as f64 / 1e9, vm.steal_ns as f64 / 1e9);
+        let exits = exits(vm);
+        let row = format_args!(
+            "{:12} {:14} {:>5} {given:>5} MiB {touched:>5} MiB {run:>7.1} s {stolen:>7.1} s  {exits}",
+            vm.name, vm.kernel, vm.vcpus
+        );
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{row}");
+    }
+    text
+}
+
+/// A VM's exits by class, the most frequent first.
+fn exits(vm: &VmStatus) -> String {
+    let mut classes: Vec<(&String, &u64)> =
+        vm.exits.iter().filter(|(_, count)| **count > 0).collect();
+    classes.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let shown: Vec<String> = classes
+        .iter()
+        .map(|(class, count)| format!("{class} {count}"))
+        .collect();
+    shown.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_shows_what_people_ask_for() {
+        let json = r#"{"name":"compile-1","kernel":"trixie","state":"running","vcpus":2,"memory":536870912,
+            "touched":104857600,"run_ns":2500000000,"steal_ns":0,"exits":{"uart":7,"memory":0,"wfi":30}}"#;
+        let vm: VmStatus = serde_json::from_str(json).unwrap();
+        let shown = table(&[vm]);
+        let row = shown.lines().last().unwrap();
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(
+            words,
+            [
+                "compile-1",
+                "trixie",
+                "2",
+                "512",
+                "MiB",
+                "100",
+                "MiB",
+                "2.5",
+                "s",
+                "0.0",
+                "s",
+                "wfi",
+                "30,",
+                "uart",
+                "7"
+            ]
+        );
+    }
+
+    #[test]
+    fn guests_are_heard_amid_noise() {
+        assert_eq!(
+            said("[  1.0] underpin-guest: compiled bzip2\r"),
+            Some("compiled bzip2")
+        );
+        assert_eq!(said("login:"), None);
+    }
+}

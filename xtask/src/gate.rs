@@ -1,0 +1,343 @@
+//! `xtask test`: everything that must hold before a change is kept, the quick checks first.
+
+use crate::{
+    images, licences,
+    project::{self, cargo},
+    step::{Outcome, Step, Steps, print_line},
+    tidy,
+};
+use std::{fmt, process::Command};
+use tests_boot::assets;
+
+/// How long each fuzz target runs in the gate, in seconds.
+const FUZZ_SECONDS: &str = "10";
+
+/// How many tests passed and failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    passed: usize,
+    failed: usize,
+}
+
+impl Tally {
+    /// What a test program's `test result:` lines say.
+    fn read(output: &str) -> Self {
+        let mut tally = Self::default();
+        for line in output
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("test result:"))
+        {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            for pair in words.windows(2) {
+                let number = || pair[0].parse().unwrap_or(0);
+                match pair[1].trim_end_matches(';') {
+                    "passed" => tally.passed += number(),
+                    "failed" => tally.failed += number(),
+                    _ => {}
+                }
+            }
+        }
+        tally
+    }
+
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+/// Runs the whole gate; gives whether all passed.
+pub fn run() -> bool {
+    let mut gate = Gate {
+        steps: Steps::new(9, project::products().join("test-logs")),
+        tally: Tally::default(),
+    };
+    gate.check("format", format);
+    gate.check("house rules", house_rules);
+    gate.check("licences", allowed_licences);
+    gate.check("lints", lints);
+    gate.tests(
+        "host tests",
+        &mut cargo("host", "test --workspace --no-fail-fast"),
+        false,
+    );
+    gate.tests("fuzzing", &mut fuzz(FUZZ_SECONDS), false);
+    let built = gate.check("build", |step| images::all(step))
+        && gate.check("boot test harness", build_boot_tests);
+    if built {
+        gate.tests("boot tests", &mut boot_tests(false), true);
+    } else {
+        print_line("the boot tests were not run, because nothing could be built to boot");
+        gate.tally.failed += 1;
+    }
+    gate.sum_up()
+}
+
+/// The program that runs the boot tests, with the slow ones or without.
+pub fn boot_tests(soak: bool) -> Command {
+    let mut command = Command::new(assets::target().join("release/boot-tests"));
+    command.args(soak.then_some("--soak"));
+    command
+}
+
+/// Builds that program.
+///
+/// # Errors
+/// As cargo says.
+pub fn build_boot_tests(step: &mut Step<'_>) -> Outcome {
+    step.command(&mut cargo("host", "build --release -p tests_boot"))
+        .map(drop)
+}
+
+/// The fuzz targets, each for so many seconds on its saved seeds.
+pub fn fuzz(seconds: &str) -> Command {
+    cargo(
+        "host",
+        &format!("run --release -p tests_fuzz -- --seconds {seconds}"),
+    )
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)
+    }
+}
+
+struct Gate {
+    steps: Steps,
+    tally: Tally,
+}
+
+impl Gate {
+    /// A step that counts as one test.
+    fn check(&mut self, name: &str, check: impl FnOnce(&mut Step<'_>) -> Outcome) -> bool {
+        let good = self.steps.run(name, check).is_some();
+        self.tally.add(Tally {
+            passed: usize::from(good),
+            failed: usize::from(!good),
+        });
+        good
+    }
+
+    /// A program that runs tests and says how many. A `loud` one's lines are shown as they come,
+    /// another's last ones where it fails.
+    fn tests(&mut self, name: &str, command: &mut Command, loud: bool) {
+        let mut tally = Tally::default();
+        let done = self.steps.run(name, |step| {
+            let (good, output) = step.watch(command, |line| {
+                if loud && !line.starts_with("test result:") {
+                    step.say(line);
+                }
+            })?;
+            tally = Tally::read(&output);
+            match (good, loud) {
+                (true, _) => Ok(()),
+                (false, true) => Err(format!("{} of the {name} failed", tally.failed)),
+                (false, false) => Err(step.failed(command, &output)),
+            }
+        });
+        if done.is_none() {
+            // What does not even start is a failure, too.
+            tally.failed = tally.failed.max(1);
+        }
+        self.tally.add(tally);
+    }
+
+    fn sum_up(&self) -> bool {
+        print_line("");
+        for (name, time, good) in &self.steps.done {
+            print_line(&format!(
+                "{:20} {:>8.1} s  {}",
+                name,
+                time.as_secs_f32(),
+                if *good { "ok" } else { "FAILED" }
+            ));
+        }
+        print_line(&self.tally.to_string());
+        self.tally.failed == 0
+    }
+}
+
+/// Whether the toolchain for `kind` has the component, of its own version; says so where not.
+fn has(step: &Step<'_>, kind: &str, component: &str) -> bool {
+    let version = |words: &str| {
+        let output = cargo(kind, words)
+            .output()
+            .ok()
+            .filter(|output| output.status.success())?;
+        minor_version(&String::from_utf8_lossy(&output.stdout))
+    };
+    let found = version(&format!("{component} --version"));
+    // clippy reads what rustc wrote, and only the same version can.
+    let usable = found.is_some() && (component != "clippy" || found == version("--version"));
+    if !usable {
+        step.say(&format!(
+            "skipped for '{kind}': its Rust has no cargo {component} of its own version"
+        ));
+    }
+    usable
+}
+
+/// The minor version of Rust in text such as `cargo 1.95.0` or `clippy 0.1.95`.
+fn minor_version(text: &str) -> Option<u32> {
+    let version = text.split_whitespace().nth(1)?;
+    let numbers: Vec<u32> = version
+        .split(['.', '-'])
+        .map_while(|part| part.parse().ok())
+        .collect();
+    match numbers[..] {
+        [0, 1, minor] | [1, minor, _] => Some(minor),
+        _ => None,
+    }
+}
+
+fn manifests() -> impl Iterator<Item = &'static str> {
+    project::EL2_MANIFESTS
+        .into_iter()
+        .filter(|manifest| project::existing(manifest))
+}
+
+fn format(step: &mut Step<'_>) -> Outcome {
+    if has(step, "host", "fmt") {
+        step.command(&mut cargo("host", "fmt --all --check"))?;
+        for manifest in manifests() {
+            step.command(&mut cargo(
+                "host",
+                &format!("fmt --all --check --manifest-path {manifest}"),
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+fn house_rules(_: &mut Step<'_>) -> Outcome {
+    let findings = tidy::check(&project::root())
+        .map_err(|error| format!("cannot read the project: {error}"))?;
+    let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
+    if lines.is_empty() {
+        Ok(())
+    } else {
+        Err(lines.join("\n"))
+    }
+}
+
+fn lints(step: &mut Step<'_>) -> Outcome {
+    if has(step, "host", "clippy") {
+        step.command(&mut cargo(
+            "host",
+            "clippy --workspace --all-targets -- -D warnings",
+        ))?;
+    }
+    if has(step, "el2", "clippy") {
+        for manifest in manifests() {
+            step.command(&mut cargo(
+                "el2",
+                &format!("clippy --release --manifest-path {manifest} -- -D warnings"),
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+fn allowed_licences(_: &mut Step<'_>) -> Outcome {
+    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let mut refused = licences::refused(&project::metadata("Cargo.toml", &host)?)?;
+    for manifest in manifests() {
+        refused.extend(licences::refused(&project::metadata(
+            manifest,
+            project::EL2_TARGET,
+        )?)?);
+    }
+    refused.sort();
+    refused.dedup();
+    if refused.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
+            "licences that are not allowed:\n{}",
+            refused.join("\n")
+        ))
+    }
+}
+
+/// Each check alone, for people.
+pub fn alone(name: &str) -> bool {
+    let mut steps = Steps::new(1, project::products().join("test-logs"));
+    let done = match name {
+        "licences" => steps.run(name, allowed_licences),
+        _ => steps.run(name, house_rules),
+    };
+    done.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_counted() {
+        let logs = std::env::temp_dir().join(format!("gate-{}", std::process::id()));
+        let mut gate = Gate {
+            steps: Steps::new(5, logs.clone()),
+            tally: Tally::default(),
+        };
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        gate.tests(
+            "good",
+            &mut shell("echo 'test result: ok. 4 passed; 0 failed'"),
+            true,
+        );
+        gate.tests(
+            "bad",
+            &mut shell("echo 'test result: FAILED. 1 passed; 2 failed'; exit 1"),
+            true,
+        );
+        gate.tests(
+            "broken",
+            &mut shell("echo does not compile; exit 101"),
+            false,
+        );
+        gate.tests("absent", &mut Command::new("/no/such/program"), false);
+        gate.check("rules", |_| Err("broken".into()));
+        assert_eq!(
+            gate.tally,
+            Tally {
+                passed: 5,
+                failed: 5
+            }
+        );
+        assert_eq!(gate.tally.to_string(), "5 passed, 5 failed");
+        std::fs::remove_dir_all(logs).unwrap();
+    }
+
+    #[test]
+    fn versions_of_tools_are_compared() {
+        assert_eq!(
+            minor_version("cargo 1.96.0 (abc 2026-01-01) (built from a source tarball)"),
+            Some(96)
+        );
+        assert_eq!(
+            minor_version("clippy 0.1.95 (59807616e1 2026-04-14)"),
+            Some(95)
+        );
+        assert_eq!(minor_version("nonsense"), None);
+    }
+
+    #[test]
+    fn results_are_summed() {
+        let output = "running 2 tests\ntest result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
+                      test result: FAILED. 3 passed; 2 failed; 0 ignored\nnoise 5 passed;\n";
+        assert_eq!(
+            Tally::read(output),
+            Tally {
+                passed: 15,
+                failed: 2
+            }
+        );
+        assert_eq!(Tally::read(""), Tally::default());
+    }
+}

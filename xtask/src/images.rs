@@ -1,0 +1,114 @@
+//! Builds what runs: the command, the EL2 image, the bare guests.
+
+use crate::{
+    project::{self, cargo},
+    step::{Outcome, Step},
+};
+use std::{fs, path::Path, process::Command};
+use toml::{Table, Value};
+
+/// Programs that make a flat image of an ELF file for another architecture.
+const OBJCOPY: [&str; 3] = ["llvm-objcopy", "aarch64-linux-gnu-objcopy", "rust-objcopy"];
+/// Manifests whose binaries are bare guests; the first is their workspace's.
+const GUESTS: [&str; 2] = ["tests/guests/Cargo.toml", "bench/guest/Cargo.toml"];
+
+/// Builds the `underpin` command.
+///
+/// # Errors
+/// As cargo says.
+pub fn command(step: &Step<'_>) -> Outcome {
+    step.doing("building the underpin command");
+    step.command(&mut cargo("host", "build --release -p underpin"))
+        .map(drop)
+}
+
+/// Builds the EL2 image: `target/el2/underpin.img`.
+///
+/// # Errors
+/// As cargo and objcopy say.
+pub fn hypervisor(step: &Step<'_>) -> Outcome {
+    step.doing("building the hypervisor");
+    step.command(&mut cargo(
+        "el2",
+        "build --release --manifest-path hypervisor/Cargo.toml",
+    ))?;
+    flatten(
+        step,
+        &project::el2_binary("underpin"),
+        &project::products().join("el2/underpin.img"),
+    )
+}
+
+/// Builds the bare guests: `target/guests/NAME.img`.
+///
+/// # Errors
+/// As cargo and objcopy say.
+pub fn guests(step: &Step<'_>) -> Outcome {
+    step.doing("building the bare guests");
+    step.command(&mut cargo(
+        "el2",
+        &format!("build --release --workspace --manifest-path {}", GUESTS[0]),
+    ))?;
+    for manifest in GUESTS {
+        let text = fs::read_to_string(project::root().join(manifest))
+            .map_err(|e| format!("cannot read {manifest}: {e}"))?;
+        for name in binaries(&text) {
+            flatten(
+                step,
+                &project::el2_binary(&name),
+                &project::products().join(format!("guests/{name}.img")),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// All three.
+///
+/// # Errors
+/// As the first that fails.
+pub fn all(step: &Step<'_>) -> Outcome {
+    command(step)?;
+    hypervisor(step)?;
+    guests(step)
+}
+
+/// The names of a manifest's `[[bin]]` tables.
+fn binaries(manifest: &str) -> Vec<String> {
+    let table: Table = manifest.parse().unwrap_or_default();
+    let bins = table
+        .get("bin")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    bins.filter_map(|bin| bin.get("name").and_then(Value::as_str))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn flatten(step: &Step<'_>, elf: &Path, image: &Path) -> Outcome {
+    let objcopy = project::first_program(&OBJCOPY)
+        .ok_or("cannot make a flat image, because there is neither llvm-objcopy nor aarch64-linux-gnu-objcopy; run scripts/setup")?;
+    let directory = image.parent().unwrap_or(image);
+    fs::create_dir_all(directory)
+        .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
+    step.command(
+        Command::new(objcopy)
+            .args(["-O", "binary"])
+            .arg(elf)
+            .arg(image),
+    )
+    .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_are_the_binaries_of_their_manifest() {
+        let manifest = "[package]\nname = \"p\"\n[[bin]]\nname = \"a\"\n[[bin]]\nname = \"b\"\n";
+        assert_eq!(binaries(manifest), ["a", "b"]);
+        assert!(binaries("[package]\n").is_empty());
+    }
+}

@@ -1,0 +1,260 @@
+//! How many lines of Rust run at EL2, and how many of them are unsafe.
+
+use crate::{
+    project::{self, EL2_TARGET},
+    rust_source::Source,
+    step::print_line,
+    tidy::{self, Tree, is_test_file},
+};
+use serde::Deserialize;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::Path,
+};
+
+/// The most lines that all of Underpin may have at EL2 (mission row A19).
+const LINES_MAX: usize = 20_000;
+
+/// Lines with code on them: no blank ones, no comments, no tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// All of them.
+    pub code: usize,
+    /// Those within `unsafe` blocks and functions.
+    pub unsafe_code: usize,
+}
+
+/// The table that `xtask loc` prints.
+#[derive(Debug)]
+pub struct Table {
+    crates: Vec<(String, Lines)>,
+}
+
+impl Table {
+    /// Counts the `src` directories of these crates.
+    pub fn of(tree: &Tree, crates: impl IntoIterator<Item = String>) -> Self {
+        let count = |name: String| {
+            let below = format!("{name}/src/");
+            let files = tree
+                .iter()
+                .filter(|(path, _)| path.starts_with(&below) && tidy::has_extension(path, "rs"));
+            let total = files
+                .map(|(path, text)| count(path, text))
+                .fold(Lines::default(), Lines::plus);
+            (name, total)
+        };
+        Self {
+            crates: crates.into_iter().map(count).collect(),
+        }
+    }
+
+    /// All crates together.
+    pub fn total(&self) -> Lines {
+        self.crates
+            .iter()
+            .map(|(_, lines)| *lines)
+            .fold(Lines::default(), Lines::plus)
+    }
+}
+
+impl Lines {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            code: self.code + other.code,
+            unsafe_code: self.unsafe_code + other.unsafe_code,
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:28} {:>7} {:>7} {:>7}",
+            "crate", "lines", "unsafe", "share"
+        )?;
+        let total = ("at EL2 in all".to_owned(), self.total());
+        for (name, lines) in self.crates.iter().chain([&total]) {
+            let share = 100.0 * lines.unsafe_code as f64 / lines.code.max(1) as f64;
+            writeln!(
+                f,
+                "{name:28} {:>7} {:>7} {share:>6.1}%",
+                lines.code, lines.unsafe_code
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    id: String,
+    manifest_path: String,
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+    root: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    pkg: String,
+    dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Deserialize)]
+struct DependencyKind {
+    kind: Option<String>,
+}
+
+/// The directories of our own crates that end up in the hypervisor, from its root package on.
+fn crates_at_el2(metadata: &Metadata, root: &Path) -> Vec<String> {
+    let nodes: BTreeMap<&str, &Node> = metadata
+        .resolve
+        .nodes
+        .iter()
+        .map(|node| (node.id.as_str(), node))
+        .collect();
+    let mut reached = BTreeSet::new();
+    let mut waiting: Vec<&str> = metadata.resolve.root.as_deref().into_iter().collect();
+    while let Some(id) = waiting.pop() {
+        if let Some(node) = nodes.get(id).filter(|_| reached.insert(id)) {
+            // A kind is "dev" or "build"; the ordinary one has no name.
+            let linked = node
+                .deps
+                .iter()
+                .filter(|dep| dep.dep_kinds.iter().any(|kind| kind.kind.is_none()));
+            waiting.extend(linked.map(|dep| dep.pkg.as_str()));
+        }
+    }
+    let ours = metadata
+        .packages
+        .iter()
+        .filter(|package| reached.contains(package.id.as_str()));
+    let directory = |package: &Package| {
+        let path = Path::new(&package.manifest_path)
+            .parent()?
+            .strip_prefix(root)
+            .ok()?;
+        Some(path.to_string_lossy().into_owned())
+    };
+    let mut directories: Vec<String> = ours.filter_map(directory).collect();
+    directories.sort();
+    directories
+}
+
+/// Prints the table of the crates that the hypervisor is made of; gives whether they are few.
+pub fn print() -> bool {
+    match table() {
+        Ok(table) => {
+            print_line(table.to_string().trim_end());
+            table.total().code <= LINES_MAX
+        }
+        Err(why) => {
+            print_line(&why);
+            false
+        }
+    }
+}
+
+fn table() -> Result<Table, String> {
+    let metadata = project::metadata("hypervisor/Cargo.toml", EL2_TARGET)?;
+    let metadata: Metadata = serde_json::from_slice(&metadata)
+        .map_err(|error| format!("cannot read cargo's metadata: {error}"))?;
+    let tree = tidy::read_tree(&project::root())
+        .map_err(|error| format!("cannot read the project: {error}"))?;
+    Ok(Table::of(&tree, crates_at_el2(&metadata, &project::root())))
+}
+
+fn count(path: &str, text: &str) -> Lines {
+    let source = Source::read(text, is_test_file(path));
+    let product = |index: &usize| !source.tokens[*index].test;
+    let line = |index: usize| source.tokens[index].line;
+    let code: BTreeSet<usize> = (0..source.tokens.len()).filter(product).map(line).collect();
+    let mut unsafe_lines = BTreeSet::new();
+    for index in (0..source.tokens.len()).filter(product) {
+        let next = source.tokens.get(index + 1);
+        // `unsafe impl` promises something and runs nothing.
+        if source.tokens[index].is("unsafe")
+            && next.is_some_and(|next| next.mark('{') || next.is("fn") || next.is("extern"))
+        {
+            unsafe_lines.extend((index..=source.item_end(index)).map(line));
+        }
+    }
+    Lines {
+        code: code.len(),
+        unsafe_code: unsafe_lines.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_linked_counts() {
+        let dep = |to: &str, kind: &str| {
+            format!("{{\"pkg\":\"{to}\",\"dep_kinds\":[{{\"kind\":{kind}}}]}}")
+        };
+        let node = |id: &str, deps: &str| format!("{{\"id\":\"{id}\",\"deps\":[{deps}]}}");
+        let package = |id: &str, path: &str| {
+            format!("{{\"id\":\"{id}\",\"manifest_path\":\"{path}/Cargo.toml\"}}")
+        };
+        let nodes = [
+            node(
+                "h",
+                &[dep("m", "null"), dep("t", "\"dev\""), dep("o", "null")].join(","),
+            ),
+            node("m", ""),
+            node("t", ""),
+            node("o", ""),
+        ];
+        let packages = [
+            package("h", "/p/h"),
+            package("m", "/p/model/m"),
+            package("t", "/p/t"),
+            package("o", "/elsewhere"),
+        ];
+        let (packages, nodes) = (packages.join(","), nodes.join(","));
+        let text = format!(
+            "{{\"packages\":[{packages}],\"resolve\":{{\"root\":\"h\",\"nodes\":[{nodes}]}}}}"
+        );
+        let metadata: Metadata = serde_json::from_str(&text).unwrap();
+        assert_eq!(crates_at_el2(&metadata, Path::new("/p")), ["h", "model/m"]);
+    }
+
+    #[test]
+    fn code_is_counted_and_nothing_else() {
+        let text = "//! A.\n\nfn a() {\n    // b\n    unsafe {\n        c();\n    }\n}\n#[cfg(test)]\nmod tests {\n}\n";
+        assert_eq!(
+            count("a/src/lib.rs", text),
+            Lines {
+                code: 5,
+                unsafe_code: 3
+            }
+        );
+        assert_eq!(count("a/src/tests.rs", text), Lines::default());
+        let tree = Tree::from([
+            ("a/src/lib.rs".into(), text.into()),
+            ("a/tests/b.rs".into(), text.into()),
+        ]);
+        let table = Table::of(&tree, ["a".to_owned()]);
+        assert_eq!(table.total().code, 5);
+        assert!(table.to_string().contains("60.0%"), "{table}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Builds, tests and measures the project: `make demo` and `make test` end up here.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+mod gate;
+mod images;
+mod licences;
+mod lines;
+mod project;
+mod rust_source;
+mod soak;
+mod step;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use step::Steps;
+
+#[derive(Debug, Parser)]
+#[command(name = "xtask", about = "Builds, tests and measures Underpin")]
+struct Options {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Build the command, the EL2 image and the bare guests
+    Build,
+    /// Run all checks and tests, as continuous integration does
+    Test,
+    /// Run the demo: several Debian VMs on a simulated four-node machine
+    Demo {
+        /// Leave the machine up at the end
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Print what entries into the hypervisor cost, beside what they cost the peers
+    Bench,
+    /// Run also the slow boot tests, and fuzz, again and again
+    Soak {
+        /// For at least so many hours; 0: once
+        #[arg(long, default_value_t = 0.0)]
+        hours: f64,
+    },
+    /// Check the house rules
+    Tidy,
+    /// Count the lines of Rust that run at EL2
+    Loc,
+    /// Check the licences of all outside crates
+    Licences,
+}
+
+fn main() -> ExitCode {
+    let good = match Options::parse().task {
+        Task::Build => build(),
+        Task::Test => gate::run(),
+        Task::Demo { keep } => demo::run(keep),
+        Task::Bench => bench::run(),
+        Task::Soak { hours } => soak::run(hours),
+        Task::Tidy => gate::alone("house rules"),
+        Task::Loc => lines::print(),
+        Task::Licences => gate::alone("licences"),
+    };
+    if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn build() -> bool {
+    let mut steps = Steps::new(1, project::products().join("test-logs"));
+    steps.run("build", |step| images::all(step)).is_some()
+}

@@ -1,0 +1,52 @@
+//! `xtask soak`: all boot tests and long fuzzing, as often as there is time for.
+
+use crate::{
+    gate, images, project,
+    step::{Steps, print_line},
+};
+use std::time::{Duration, Instant};
+
+/// How long each fuzz target runs in a round, in seconds.
+const FUZZ_SECONDS: &str = "300";
+
+/// Runs rounds until the time is over; gives whether all passed.
+pub fn run(hours: f64) -> bool {
+    let time = Duration::try_from_secs_f64(hours * 3600.0).unwrap_or_default();
+    let start = Instant::now();
+    let mut steps = Steps::new(2, project::products().join("soak-logs"));
+    let built = steps.run("build", |step| images::all(step)).is_some();
+    if !built
+        || steps
+            .run("boot test harness", gate::build_boot_tests)
+            .is_none()
+    {
+        return false;
+    }
+    let mut rounds = 0;
+    while rounds == 0 || start.elapsed() < time {
+        rounds += 1;
+        print_line(&format!(
+            "round {rounds}, after {:.1} h",
+            start.elapsed().as_secs_f64() / 3600.0
+        ));
+        let mut steps = Steps::new(2, project::products().join("soak-logs"));
+        for (name, mut command) in [
+            ("boot tests", gate::boot_tests(true)),
+            ("fuzzing", gate::fuzz(FUZZ_SECONDS)),
+        ] {
+            let done = steps.run(name, |step| {
+                let (good, _) = step.watch(&mut command, |line| step.say(line))?;
+                if good {
+                    Ok(())
+                } else {
+                    Err(format!("{name} failed in round {rounds}"))
+                }
+            });
+            // A failure is kept as it is, with its logs, for somebody to look at.
+            if done.is_none() {
+                return false;
+            }
+        }
+    }
+    true
+}
