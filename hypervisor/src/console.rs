@@ -1,0 +1,104 @@
+//! EL2's own voice: a levelled, rate-limited log on the machine's PL011.
+
+use core::fmt::Write;
+use core::sync::atomic::{AtomicU64, Ordering};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use machine_aarch64::{timer, uart::Uart};
+use machine_locks::{Once, Rank, SpinLock};
+
+/// Lines a second that are printed; what comes beyond is counted. Warnings and errors have twice
+/// as much.
+const LINES_PER_SECOND: u64 = 100;
+
+struct Console {
+    uart: Once<SpinLock<Uart>>,
+    copy: Once<Uart>,
+    second: AtomicU64,
+    lines: AtomicU64,
+    dropped: AtomicU64,
+}
+
+static CONSOLE: Console = Console {
+    uart: Once::new(),
+    copy: Once::new(),
+    second: AtomicU64::new(0),
+    lines: AtomicU64::new(0),
+    dropped: AtomicU64::new(0),
+};
+
+/// Starts the log on `uart`. `arguments` is EL2's command line: `log=LEVEL` sets the level
+/// (error, warn, info, debug, trace; info without it).
+pub fn init(uart: Uart, arguments: &str) {
+    let level = arguments
+        .split_ascii_whitespace()
+        .find_map(|word| word.strip_prefix("log="))
+        .and_then(|level| level.parse().ok())
+        .unwrap_or(LevelFilter::Info);
+    let _ = CONSOLE.copy.set(uart);
+    if CONSOLE.uart.set(SpinLock::new(Rank::Console, uart)).is_ok()
+        && log::set_logger(&CONSOLE).is_ok()
+    {
+        log::set_max_level(level);
+    }
+}
+
+/// Writes last words: without waiting for whoever holds the log, who may be this CPU.
+pub fn last_words(words: core::fmt::Arguments<'_>) {
+    let Some(uart) = CONSOLE.uart.get() else { return };
+    let mut copy = uart.try_lock().map_or_else(|| CONSOLE.copy.get().copied(), |uart| Some(*uart));
+    if let Some(uart) = &mut copy {
+        let _ = uart.write_fmt(words);
+    }
+}
+
+impl Console {
+    /// Whether one more line may be printed in this second.
+    fn admit(&self, level: Level) -> bool {
+        let second = timer::now() / timer::frequency().max(1);
+        if self.second.swap(second, Ordering::Relaxed) != second {
+            self.lines.store(0, Ordering::Relaxed);
+        }
+        let limit = if level <= Level::Warn { 2 * LINES_PER_SECOND } else { LINES_PER_SECOND };
+        self.lines.fetch_add(1, Ordering::Relaxed) < limit
+    }
+}
+
+impl Log for Console {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let Some(uart) = self.uart.get() else { return };
+        if !self.admit(record.level()) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let dropped = self.dropped.swap(0, Ordering::Relaxed);
+        let micros = timer::now() / (timer::frequency() / 1_000_000).max(1);
+        let mut uart = uart.lock();
+        if dropped > 0 {
+            let _ = writeln!(uart, "underpin: {dropped} lines dropped");
+        }
+        let _ = writeln!(
+            uart,
+            "underpin [{:4}.{:06}] {:5} {}",
+            micros / 1_000_000,
+            micros % 1_000_000,
+            name(record.level()),
+            record.args()
+        );
+    }
+
+    fn flush(&self) {}
+}
+
+const fn name(level: Level) -> &'static str {
+    match level {
+        Level::Error => "error",
+        Level::Warn => "warn",
+        Level::Info => "info",
+        Level::Debug => "debug",
+        Level::Trace => "trace",
+    }
+}

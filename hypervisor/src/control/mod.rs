@@ -1,0 +1,204 @@
+//! Requests from outside: decoded and checked, then done, then answered.
+
+pub mod port;
+
+use crate::vm::{self, Refusal};
+use crate::{frames, heap, host};
+use abi::Text;
+use abi::control::{
+    EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION, VmName, code, request,
+};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use machine_aarch64::boot::image_parts;
+use machine_aarch64::timer;
+use model_addr::FRAME_SIZE;
+use port::Incoming;
+use zerocopy::{Immutable, IntoBytes};
+
+/// The most records' bytes in one reply.
+const ROOM: usize = abi::control::PAYLOAD_MAX - size_of::<ReplyHeader>();
+
+/// What a request that succeeds brings: records, and a number.
+#[derive(Default)]
+struct Answer {
+    count: u32,
+    value: u64,
+    records: Vec<u8>,
+}
+
+impl Answer {
+    /// Adds a record; `false` where there is no room for it.
+    fn push(&mut self, record: &(impl IntoBytes + Immutable)) -> bool {
+        let bytes = record.as_bytes();
+        if self.records.len() + bytes.len() > ROOM {
+            return false;
+        }
+        self.records.extend_from_slice(bytes);
+        self.count += 1;
+        true
+    }
+}
+
+/// Serves what has come in, if something has.
+pub fn serve() {
+    if !port::has_rung() {
+        return;
+    }
+    while let Some(incoming) = port::receive() {
+        answer(&incoming);
+    }
+}
+
+fn answer(incoming: &Incoming) {
+    let header = incoming.header;
+    let decoded = Request::decode(header.kind, incoming.payload.bytes());
+    let result = match decoded {
+        Some(request) if heap::reserve(2 * ROOM as u64) => act(request),
+        Some(_) => Err(Refusal::new(code::NO_MEMORY, 0, format_args!("no memory left to answer"))),
+        None => Err(Refusal::new(
+            code::MALFORMED,
+            header.kind.into(),
+            format_args!("request {} of {} bytes makes no sense", header.kind, header.length),
+        )),
+    };
+    let (reply, rest) = match &result {
+        Ok(answer) => {
+            let reply = ReplyHeader { code: code::OK, count: answer.count, value: answer.value };
+            (reply, answer.records.as_slice())
+        }
+        Err(refusal) => {
+            let reply = ReplyHeader { code: refusal.code, count: 0, value: refusal.value };
+            (reply, refusal.sentence.as_bytes())
+        }
+    };
+    let kind = header.kind | REPLY;
+    // The other side is slow at times: it takes replies as fast as it asks, so this ends.
+    for _ in 0..100_000_000_u32 {
+        if port::send(kind, header.tag, &[reply.as_bytes(), rest]) {
+            return;
+        }
+        core::hint::spin_loop();
+    }
+    log::warn!("the answer to request {} was not taken", header.kind);
+}
+
+fn act(request: Request<'_>) -> Result<Answer, Refusal> {
+    let mut answer = Answer::default();
+    match request {
+        Request::Hello => {
+            answer.push(&machine());
+        }
+        Request::List(after) => list(after, &mut answer)?,
+        Request::About(request::SHOW, name) => show(name, &mut answer)?,
+        Request::About(kind, name) => about(kind, name)?,
+        Request::ConsoleInput(name, typed) => answer.value = type_at(name, typed)?,
+        Request::Create(record) => {
+            vm::define(record)?;
+        }
+        Request::Set(request) => vm::set(&request)?,
+        Request::Nodes => nodes(&mut answer),
+        Request::Entries => entries(&mut answer),
+        Request::PowerOff => {
+            log::info!("powered off from outside");
+            host::get().power_off();
+        }
+    }
+    Ok(answer)
+}
+
+fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
+    match kind {
+        request::START => vm::start(name),
+        request::STOP => vm::stop(name),
+        request::KILL => vm::kill(name),
+        request::PAUSE => vm::pause(name),
+        request::RESUME => vm::resume(name),
+        request::RESET => vm::reset(name),
+        other => Err(Refusal::new(code::MALFORMED, other.into(), format_args!("request {other} is unknown"))),
+    }
+}
+
+/// All VMs, or those after `after`, as many as fit.
+fn list(after: Option<VmName>, answer: &mut Answer) -> Result<(), Refusal> {
+    let first = match after {
+        Some(name) => vm::find(name)?.slot + 1,
+        None => 0,
+    };
+    for vm in vm::all().iter().skip(first.into()) {
+        if !answer.push(&vm::vm_status(vm)) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn show(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
+    let vm = vm::find(name)?;
+    answer.push(&vm::vm_status(&vm));
+    if let Some(instance) = vm.instance() {
+        for vcpu in &instance.vcpus {
+            answer.push(&vm::vcpu_status(vcpu));
+        }
+    }
+    Ok(())
+}
+
+/// Somebody typed at a VM's console: at the one the guest uses.
+fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
+    let vm = vm::find(name)?;
+    let instance = vm.instance().ok_or_else(|| {
+        Refusal::new(code::WRONG_STATE, 0, format_args!("{name} does not run"))
+    })?;
+    if !instance.uart.is_in_use.load(Ordering::Relaxed) {
+        for (n, slot) in instance.virtio.iter().enumerate() {
+            if let Some(taken) = slot.receive(&instance, n, typed) {
+                return Ok(taken as u64);
+            }
+        }
+    }
+    Ok(instance.uart.receive(&instance, typed) as u64)
+}
+
+fn machine() -> MachineStatus {
+    let host = host::get();
+    let nodes = host.tree.distances.nodes();
+    MachineStatus {
+        version: VERSION,
+        cpus: host::cpus().count() as u32,
+        nodes: host.nodes() as u32,
+        vms: vm::all().len() as u32,
+        memory: host.tree.memory.iter().map(|memory| memory.range.size).sum(),
+        memory_free: nodes.map(|node| frames::counts(node).free * FRAME_SIZE).sum(),
+        image: image_parts().whole.size,
+        frame_table: host.frame_table_bytes,
+        heap: heap::usage().0,
+        bundle: host.bundle_bytes,
+        uptime_ns: host::nanoseconds(timer::now() - host.started),
+    }
+}
+
+fn nodes(answer: &mut Answer) {
+    let host = host::get();
+    let loads = crate::sched::loads();
+    for (node, load) in host.tree.distances.nodes().zip(loads) {
+        let frames: u64 = host.map.ranges().iter().filter(|range| range.node == node).map(|range| range.frames.count).sum();
+        let counts = frames::counts(node);
+        answer.push(&NodeStatus {
+            memory: frames * FRAME_SIZE,
+            free: counts.free * FRAME_SIZE,
+            local: counts.given_local,
+            remote: counts.given_remote,
+            cpus: host::cpus().filter(|cpu| cpu.node == node).count() as u32,
+            vcpus: (load.weight / 256) as u32,
+        });
+    }
+}
+
+fn entries(answer: &mut Answer) {
+    let Some(bundle) = &host::get().bundle else { return };
+    for (number, entry) in bundle.entries() {
+        let name: Text<40> = entry.name;
+        answer.push(&EntryStatus { kind: entry.kind, number, size: entry.size, name });
+    }
+}

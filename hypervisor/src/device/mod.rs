@@ -1,0 +1,7 @@
+//! The devices of a VM: model crates wired to its memory, its interrupt lines and the world.
+
+pub mod block;
+pub mod overlay;
+pub mod terminal;
+pub mod uart;
+pub mod virtio;

@@ -1,0 +1,97 @@
+//! A VM's PL011.
+
+use super::terminal::Terminal;
+use crate::vm::{Instance, layout};
+use abi::Text;
+use core::sync::atomic::{AtomicBool, Ordering};
+use machine_locks::{Rank, SpinLock};
+use model_vuart::Pl011;
+
+const DATA: u64 = 0x00;
+const FLAGS: u64 = 0x18;
+const FLAG_TX_FULL: u64 = 1 << 5;
+const FLAG_TX_EMPTY: u64 = 1 << 7;
+/// Typed bytes that wait for the guest to take them.
+const TYPED_ROOM: usize = 4096;
+
+struct State {
+    pl011: Pl011,
+    typed: heapless::Deque<u8, TYPED_ROOM>,
+    line: bool,
+}
+
+/// A PL011, and the terminal at its other end.
+pub struct Uart {
+    state: SpinLock<State>,
+    /// What the VM writes.
+    pub terminal: Terminal,
+    /// The guest wrote here last, not to a virtio console: this is where typing goes.
+    pub is_in_use: AtomicBool,
+}
+
+impl Uart {
+    /// The UART of the VM with that name, after reset.
+    pub const fn new(name: Text<32>) -> Self {
+        let state = State { pl011: Pl011::new(), typed: heapless::Deque::new(), line: false };
+        Self {
+            state: SpinLock::new(Rank::Device, state),
+            terminal: Terminal::new(name),
+            is_in_use: AtomicBool::new(true),
+        }
+    }
+
+    /// The guest reads the register at `offset`, or writes it.
+    #[inline]
+    pub fn access(&self, vm: &Instance, offset: u64, value: Option<u64>) -> u64 {
+        let mut state = self.state.lock();
+        let Some(value) = value else {
+            let read = u64::from(state.pl011.read(offset as u32));
+            if offset == FLAGS {
+                // The interrupt line does not depend on flags: most reads end here.
+                drop(state);
+                return if self.terminal.has_room() { read } else { read & !FLAG_TX_EMPTY | FLAG_TX_FULL };
+            }
+            if offset == DATA {
+                state.refill();
+            }
+            state.update_line(vm);
+            return read;
+        };
+        let sent = state.pl011.write(offset as u32, value as u32);
+        state.update_line(vm);
+        drop(state);
+        if let Some(byte) = sent {
+            self.is_in_use.store(true, Ordering::Relaxed);
+            self.terminal.put(byte);
+        }
+        0
+    }
+
+    /// Somebody typed: how many of the bytes were taken.
+    pub fn receive(&self, vm: &Instance, bytes: &[u8]) -> usize {
+        let mut state = self.state.lock();
+        let taken = bytes.iter().take_while(|&&byte| state.typed.push_back(byte).is_ok()).count();
+        state.refill();
+        state.update_line(vm);
+        taken
+    }
+}
+
+impl State {
+    /// Moves typed bytes into the receive FIFO as far as they fit.
+    fn refill(&mut self) {
+        while self.pl011.room() > 0
+            && let Some(byte) = self.typed.pop_front()
+        {
+            self.pl011.receive(byte);
+        }
+    }
+
+    fn update_line(&mut self, vm: &Instance) {
+        let level = self.pl011.irq_level();
+        if level != self.line {
+            self.line = level;
+            vm.set_line(layout::UART_INTID, level);
+        }
+    }
+}

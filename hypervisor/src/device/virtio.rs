@@ -1,0 +1,134 @@
+//! A VM's virtio devices, each behind its register window.
+
+use super::block::Block;
+use crate::entropy;
+use crate::vm::{Instance, layout};
+use core::sync::atomic::Ordering;
+use machine_locks::{Rank, SpinLock};
+use model_virtio::console::Console;
+use model_virtio::rng::Rng;
+use model_virtio::{Device, Effect, Transport};
+
+/// Bytes that a console or the entropy source moves in one go.
+const BYTES_AT_ONCE: usize = 4096;
+
+/// One device.
+pub enum Slot {
+    /// A disk.
+    Block(Block),
+    /// A console.
+    Console(SpinLock<Transport<Console>>),
+    /// An entropy source.
+    Rng(SpinLock<Transport<Rng>>),
+}
+
+impl Slot {
+    /// A console.
+    pub fn console() -> Self {
+        Self::Console(SpinLock::new(Rank::Device, Transport::new(Console::default())))
+    }
+
+    /// An entropy source.
+    pub fn rng() -> Self {
+        Self::Rng(SpinLock::new(Rank::Device, Transport::new(Rng::default())))
+    }
+
+    /// The guest reads the register at `offset` of window `n`, or writes it.
+    pub fn access(&self, vm: &Instance, n: usize, offset: u64, size: usize, value: Option<u64>) -> u64 {
+        match self {
+            Self::Block(block) => block.access(vm, n, offset, size, value),
+            Self::Console(transport) => {
+                let mut transport = transport.lock();
+                register(&mut transport, vm, n, offset, size, value, transmit)
+            }
+            Self::Rng(transport) => {
+                let mut transport = transport.lock();
+                register(&mut transport, vm, n, offset, size, value, fill)
+            }
+        }
+    }
+
+    /// Goes on with work that was put off.
+    pub fn proceed(&self, vm: &Instance, n: usize) {
+        match self {
+            Self::Block(block) => block.proceed(vm, n),
+            Self::Console(transport) => {
+                let mut transport = transport.lock();
+                transmit(&mut transport, vm);
+                update_line(&transport, vm, n);
+            }
+            Self::Rng(transport) => {
+                let mut transport = transport.lock();
+                fill(&mut transport, vm);
+                update_line(&transport, vm, n);
+            }
+        }
+    }
+
+    /// Queues that their drivers broke, since the start.
+    pub fn errors(&self) -> u64 {
+        let (errors, _) = match self {
+            Self::Block(block) => return block.errors(),
+            Self::Console(transport) => transport.lock().errors(),
+            Self::Rng(transport) => transport.lock().errors(),
+        };
+        errors.into()
+    }
+
+    /// Somebody typed: how many bytes a console took; `None` where this is none, or its driver is
+    /// not there.
+    pub fn receive(&self, vm: &Instance, n: usize, bytes: &[u8]) -> Option<usize> {
+        let Self::Console(transport) = self else { return None };
+        let mut transport = transport.lock();
+        if !transport.status().contains(model_virtio::mmio::Status::DRIVER_OK) {
+            return None;
+        }
+        let taken = transport.receive(&vm.memory(), bytes);
+        update_line(&transport, vm, n);
+        Some(taken)
+    }
+}
+
+/// Does a register access and what it asks for.
+pub fn register<D: Device>(
+    transport: &mut Transport<D>,
+    vm: &Instance,
+    n: usize,
+    offset: u64,
+    size: usize,
+    value: Option<u64>,
+    work: impl FnOnce(&mut Transport<D>, &Instance),
+) -> u64 {
+    let Some(value) = value else { return transport.read(offset, size) };
+    match transport.write(offset, size, value) {
+        Effect::Notify(_) | Effect::Live => work(transport, vm),
+        Effect::None | Effect::Reset => {}
+    }
+    update_line(transport, vm, n);
+    0
+}
+
+/// Shows the guest the device's interrupt line.
+pub fn update_line<D: Device>(transport: &Transport<D>, vm: &Instance, n: usize) {
+    vm.set_line(layout::VIRTIO_INTID + n as u32, transport.irq_level());
+}
+
+fn transmit(transport: &mut Transport<Console>, vm: &Instance) {
+    let progress = transport.transmit(&vm.memory(), BYTES_AT_ONCE, |bytes| {
+        for &byte in bytes {
+            vm.uart.terminal.put(byte);
+        }
+    });
+    if progress.bytes > 0 {
+        vm.uart.is_in_use.store(false, Ordering::Relaxed);
+    }
+    if progress.more {
+        vm.put_off_device_work();
+    }
+}
+
+fn fill(transport: &mut Transport<Rng>, vm: &Instance) {
+    if transport.fill(&vm.memory(), BYTES_AT_ONCE, entropy::fill).more {
+        vm.put_off_device_work();
+    }
+}

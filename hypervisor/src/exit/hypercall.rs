@@ -1,0 +1,112 @@
+//! HVC and SMC: PSCI, SMCCC and what hangs on them.
+
+use super::{inject, skip};
+use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
+use crate::vm::End;
+use model_addr::Ipa;
+use model_trap::Injection;
+use model_vgic::vcpu_at;
+use model_vpsci::{Call, Capabilities, Random, Refusal, Reply};
+
+/// HVC: the return address is behind it already.
+#[inline]
+pub fn hvc(guest: &mut Loaded<'_>, imm: u16) -> Flow {
+    guest.vcpu.stats.count(ExitClass::Hypercall);
+    if imm != 0 {
+        return inject_undefined_at(guest, 4);
+    }
+    call(guest)
+}
+
+/// SMC: the return address is the instruction's own.
+pub fn smc(guest: &mut Loaded<'_>, imm: u16) -> Flow {
+    guest.vcpu.stats.count(ExitClass::Smc);
+    if imm != 0 {
+        return inject(guest, Injection::Undefined);
+    }
+    skip(guest);
+    call(guest)
+}
+
+/// An HVC that means nothing is an undefined instruction, at its own address.
+fn inject_undefined_at(guest: &mut Loaded<'_>, back: u64) -> Flow {
+    let context = &mut guest.core.context;
+    context.pc = context.pc.wrapping_sub(back);
+    inject(guest, Injection::Undefined)
+}
+
+#[inline]
+fn call(guest: &mut Loaded<'_>) -> Flow {
+    let [function, first, second, third, ..] = guest.core.context.registers;
+    const OFFERED: Capabilities = Capabilities {
+        entropy: true,
+        workaround_1: model_vpsci::Workaround::Unknown,
+        workaround_2: model_vpsci::Workaround::Unknown,
+        workaround_3: model_vpsci::Workaround::Unknown,
+        stolen_time: None,
+    };
+    match model_vpsci::decode(function, [first, second, third], &OFFERED) {
+        Call::Answered(answer) => reply(guest, answer),
+        call => act(guest, call),
+    }
+}
+
+#[inline]
+fn reply(guest: &mut Loaded<'_>, reply: Reply) -> Flow {
+    let registers = &mut guest.core.context.registers;
+    match reply {
+        Reply::X0(value) => registers[0] = value,
+        Reply::X0To3(values) => registers[..4].copy_from_slice(&values),
+    }
+    Flow::Resume
+}
+
+fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
+    match call {
+        Call::Answered(answer) => reply(guest, answer),
+        Call::CpuOn { target, entry, context } => {
+            let answer = turn_on(guest, target, entry, context);
+            reply(guest, answer)
+        }
+        Call::CpuOff => Flow::Leave(Outcome::Off),
+        Call::Standby => {
+            guest.core.context.set_register(0, 0);
+            guest.idle_in_place()
+        }
+        Call::AffinityInfo { target } => {
+            let vcpu = vcpu_at(target, guest.vm.vcpus.len()).and_then(|n| guest.vm.vcpus.get(n));
+            let answer = vcpu.map_or(Refusal::InvalidParameters.reply(), |vcpu| {
+                vcpu.power.lock().state.affinity_info()
+            });
+            reply(guest, answer)
+        }
+        Call::SystemOff => {
+            guest.vm.finish(End::PowerOff);
+            Flow::Leave(Outcome::Stopped)
+        }
+        Call::SystemReset => {
+            guest.vm.finish(End::Reset);
+            Flow::Leave(Outcome::Stopped)
+        }
+        Call::Workaround { .. } => reply(guest, Reply::SUCCESS),
+        Call::Random(random) => {
+            let answer = crate::entropy::words().map_or(Random::NO_ENTROPY, |words| random.reply(words));
+            reply(guest, answer)
+        }
+        Call::Unknown => {
+            guest.vm.oddities.unknown_call();
+            reply(guest, Refusal::NotSupported.reply())
+        }
+    }
+}
+
+/// CPU_ON.
+fn turn_on(guest: &mut Loaded<'_>, target: u32, entry: Ipa, context: u64) -> Reply {
+    let vcpu = vcpu_at(target, guest.vm.vcpus.len()).and_then(|n| guest.vm.vcpus.get(n));
+    let Some(vcpu) = vcpu else { return Refusal::InvalidParameters.reply() };
+    let is_memory = guest.vm.memory_contains(entry);
+    match vcpu.turn_on(entry, is_memory, context) {
+        Ok(()) => Reply::SUCCESS,
+        Err(refusal) => refusal.reply(),
+    }
+}

@@ -1,0 +1,109 @@
+//! Physical interrupts: acknowledged by EL2, handed on or handled.
+
+use crate::cpu::Cpu;
+use crate::host;
+use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
+use core::sync::atomic::Ordering;
+use machine_aarch64::{gic, timer};
+
+/// What a physical interrupt was.
+enum Kind {
+    Spurious,
+    Kick,
+    Alarm,
+    GuestTimer,
+    Maintenance,
+    Device,
+}
+
+/// The guest left, or slept in place, because of a physical interrupt. One is taken.
+#[inline]
+pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
+    let stats = &guest.vcpu.stats;
+    match take(guest.cpu) {
+        Kind::GuestTimer => {
+            stats.count(ExitClass::Timer);
+            guest_timer(guest);
+        }
+        Kind::Maintenance => {
+            stats.count(ExitClass::Maintenance);
+            guest.deliver();
+        }
+        Kind::Alarm => {
+            stats.count(ExitClass::Interrupt);
+            crate::sched::wake_sleepers(guest.cpu);
+            if timer::now() >= guest.cpu.slice_end.get() {
+                return Flow::Leave(Outcome::Preempted);
+            }
+            crate::sched::set_alarm(guest.cpu);
+        }
+        Kind::Kick | Kind::Device => stats.count(ExitClass::Interrupt),
+        Kind::Spurious => {}
+    }
+    if guest.cpu.reschedule.load(Ordering::Relaxed) {
+        return Flow::Leave(Outcome::Preempted);
+    }
+    Flow::Resume
+}
+
+/// Takes what is pending while the CPU has no guest.
+pub fn take_interrupts(cpu: &'static Cpu) {
+    loop {
+        match take(cpu) {
+            Kind::Spurious => return,
+            Kind::Alarm => crate::sched::wake_sleepers(cpu),
+            // A timer that fired as its vCPU left: it goes with the vCPU.
+            Kind::GuestTimer => gic::deactivate(host::get().tree.timer.virtual_timer.intid),
+            Kind::Kick | Kind::Maintenance | Kind::Device => {}
+        }
+    }
+}
+
+/// Acknowledges one interrupt and ends it, all but the guest's timer, which stays active until
+/// the guest ends it.
+#[inline]
+fn take(cpu: &'static Cpu) -> Kind {
+    let intid = gic::acknowledge();
+    if intid == gic::SGI_KICK {
+        gic::drop_priority(intid);
+        gic::deactivate(intid);
+        return Kind::Kick;
+    }
+    if intid >= gic::SPURIOUS - 3 {
+        return Kind::Spurious;
+    }
+    let host = host::get();
+    gic::drop_priority(intid);
+    if intid == host.tree.timer.virtual_timer.intid {
+        return Kind::GuestTimer;
+    }
+    if intid == host.tree.timer.hypervisor_timer.intid {
+        timer::clear_alarm();
+        gic::deactivate(intid);
+        return Kind::Alarm;
+    }
+    let kind = if intid == host.tree.gic.maintenance.intid {
+        Kind::Maintenance
+    } else {
+        crate::physical::interrupt(cpu, intid);
+        Kind::Device
+    };
+    gic::deactivate(intid);
+    kind
+}
+
+/// The guest's virtual timer fired: into a list register with it, so that the guest's own end of
+/// interrupt ends the physical one.
+#[inline]
+fn guest_timer(guest: &mut Loaded<'_>) {
+    let physical = host::get().tree.timer.virtual_timer.intid;
+    let injected = {
+        let mut redistributor = guest.vcpu.redistributor.lock();
+        let lists = &mut guest.core.lists;
+        lists.inject_hw_ppi(&mut redistributor, &mut guest.lists, crate::vm::layout::TIMER_PPI, physical)
+    };
+    if !injected {
+        guest.deliver_private();
+    }
+}
+

@@ -1,0 +1,168 @@
+//! Loads and stores of device registers.
+
+use super::{inject, skip};
+use crate::vcpu::{ExitClass, Flow, Loaded, attention};
+use crate::vm::layout;
+use machine_aarch64::{cpu, guest};
+use model_addr::Ipa;
+use model_trap::{Injection, MmioAccess, instruction};
+use model_vgic::{SyncNeeded, VcpuSet};
+
+/// What became of an access.
+enum Access {
+    /// Done; a load has this value.
+    Done(u64),
+    /// The same instruction must run again: another vCPU was asked for what it holds.
+    Again,
+    /// There is no device.
+    Nobody,
+}
+
+/// An access that the syndrome describes.
+#[inline]
+pub fn described(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, va: u64) -> Flow {
+    let stored = access.stored(guest.core.context.register(access.rt));
+    match reach(guest, ipa, access, stored) {
+        Access::Done(value) => {
+            if !access.write {
+                guest.core.context.set_register(access.rt, access.loaded(value));
+            }
+            skip(guest);
+            Flow::Resume
+        }
+        Access::Again => Flow::Resume,
+        Access::Nobody => abort(guest, ipa, va, access.write),
+    }
+}
+
+/// An access that the syndrome does not describe: the instruction itself tells.
+pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Flow {
+    let Some(instruction) = fetch(guest).and_then(instruction::decode) else {
+        return abort(guest, ipa, va, write);
+    };
+    let context = &guest.core.context;
+    let index = instruction.index().map_or(0, |n| context.register(n));
+    let base = match instruction.base {
+        31 => guest::stack_pointer(context.pstate),
+        n => context.register(n),
+    };
+    // The registers must be those that made the address, or the instruction is not the one that
+    // faulted: another vCPU may have changed it.
+    if instruction.address(base, index) != va {
+        return Flow::Resume;
+    }
+    let size = u64::from(instruction.first.size);
+    for (n, access) in core::iter::once(instruction.first).chain(instruction.second).enumerate() {
+        let stored = access.stored(guest.core.context.register(access.rt));
+        match reach(guest, Ipa(ipa.0.wrapping_add(n as u64 * size)), access, stored) {
+            Access::Done(value) if !access.write => {
+                guest.core.context.set_register(access.rt, access.loaded(value));
+            }
+            Access::Done(_) => {}
+            Access::Again => return Flow::Resume,
+            Access::Nobody => return abort(guest, ipa, va, access.write),
+        }
+    }
+    if let Some(base_after) = instruction.written_back(base, index) {
+        match instruction.base {
+            31 => guest::set_stack_pointer(guest.core.context.pstate, base_after),
+            n => guest.core.context.set_register(n, base_after),
+        }
+    }
+    skip(guest);
+    Flow::Resume
+}
+
+/// The instruction at the guest's program counter, if it can be read.
+fn fetch(guest: &Loaded<'_>) -> Option<u32> {
+    let pa = cpu::translate_guest_read(guest.core.context.pc)?;
+    crate::frames::is_memory(pa).then(|| {
+        // SAFETY: RAM, and the program counter of an A64 guest is a multiple of four (else it had
+        // taken an alignment fault).
+        unsafe { guest::fetch(model_addr::Pa(pa.0 & !3)) }
+    })
+}
+
+/// Nothing is there: the guest has an external abort, as on a bus without a device.
+pub fn abort(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Flow {
+    guest.vcpu.stats.count(ExitClass::Abort);
+    guest.vm.oddities.refused_access(ipa);
+    inject(guest, Injection::DataAbort { va, write })
+}
+
+/// Finds the device and does the access.
+#[inline]
+fn reach(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, value: u64) -> Access {
+    let size = u32::from(access.size);
+    if layout::UART.contains(ipa) {
+        guest.vcpu.stats.count(ExitClass::Uart);
+        let offset = ipa.0 - layout::UART.start.0;
+        return Access::Done(guest.vm.uart.access(guest.vm, offset, access.write.then_some(value)));
+    }
+    if layout::DISTRIBUTOR.contains(ipa) {
+        guest.vcpu.stats.count(ExitClass::Gic);
+        let offset = (ipa.0 - layout::DISTRIBUTOR.start.0) as u32;
+        return distributor(guest, offset, size, access.write.then_some(value));
+    }
+    if layout::REDISTRIBUTORS.contains(ipa) {
+        guest.vcpu.stats.count(ExitClass::Gic);
+        let offset = ipa.0 - layout::REDISTRIBUTORS.start.0;
+        return redistributor(guest, offset, size, access.write.then_some(value));
+    }
+    if layout::VIRTIO.contains(ipa) {
+        guest.vcpu.stats.count(ExitClass::Virtio);
+        let offset = ipa.0 - layout::VIRTIO.start.0;
+        let value = access.write.then_some(value);
+        return guest.vm.virtio_access(offset, usize::from(access.size), value).map_or(Access::Nobody, Access::Done);
+    }
+    Access::Nobody
+}
+
+fn distributor(guest: &mut Loaded<'_>, offset: u32, size: u32, value: Option<u64>) -> Access {
+    let Some(value) = value else {
+        let fresh = guest.vm.fresh_vcpus();
+        let read = guest.vm.distributor.lock().read(offset, size, fresh);
+        return read.map_or_else(|needed| ask(guest, needed), Access::Done);
+    };
+    let deliver = {
+        let mut distributor = guest.vm.distributor.lock();
+        let effects = distributor.write(offset, size, value);
+        let mut deliver = effects.deliver;
+        if let Some(groups) = effects.groups {
+            for vcpu in &guest.vm.vcpus {
+                if vcpu.redistributor.lock().set_groups(groups) {
+                    deliver = deliver.or(VcpuSet::only(vcpu.index.into()));
+                }
+            }
+        }
+        deliver
+    };
+    guest.vm.call_vcpus(deliver, attention::DELIVER);
+    Access::Done(0)
+}
+
+fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u32, value: Option<u64>) -> Access {
+    let index = (offset / layout::REDISTRIBUTOR_SIZE) as usize;
+    let offset = (offset % layout::REDISTRIBUTOR_SIZE) as u32;
+    let vm = guest.vm;
+    let Some(vcpu) = vm.vcpus.get(index) else { return Access::Nobody };
+    let Some(value) = value else {
+        let fresh = vm.fresh_vcpus().contains(index);
+        let read = vcpu.redistributor.lock().read(offset, size, fresh);
+        return read.map_or_else(|needed| ask(guest, needed), Access::Done);
+    };
+    if vcpu.redistributor.lock().write(offset, size, value) {
+        vcpu.call(attention::DELIVER);
+    }
+    Access::Done(0)
+}
+
+/// Part of what the register shows lies in list registers: this vCPU's are published at once, the
+/// others are asked to, and the guest's instruction runs again.
+fn ask(guest: &mut Loaded<'_>, SyncNeeded(vcpus): SyncNeeded) -> Access {
+    guest.vm.ask_for_fresh(vcpus, guest.vcpu.index);
+    if vcpus.contains(guest.vcpu.index.into()) {
+        guest.publish();
+    }
+    Access::Again
+}

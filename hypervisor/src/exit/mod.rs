@@ -1,0 +1,136 @@
+//! From an exit to what is done about it.
+
+mod abort;
+mod hypercall;
+mod interrupt;
+mod mmio;
+mod sysreg;
+
+pub use interrupt::{interrupt, take_interrupts};
+
+use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
+use core::sync::atomic::Ordering;
+use machine_aarch64::entry::Syndrome;
+use machine_aarch64::guest;
+use machine_aarch64::timer::{self, VirtualTimer};
+use model_trap::{El1State, Exit, Injection, enter_el1, skip_instruction};
+
+/// An instruction of the guest's own made it leave.
+#[inline]
+pub fn synchronous(guest: &mut Loaded<'_>) -> Flow {
+    let Syndrome { esr, far, hpfar } = Syndrome::read();
+    match model_trap::decode(esr, far, hpfar) {
+        Exit::Hvc { imm } => hypercall::hvc(guest, imm),
+        Exit::Sysreg(access) => sysreg::access(guest, access),
+        Exit::DataAbort(abort) => abort::data(guest, abort),
+        Exit::InstructionAbort(abort) => abort::instruction(guest, abort),
+        Exit::Wfx { is_wfe } => wait(guest, is_wfe),
+        Exit::Smc { imm } => hypercall::smc(guest, imm),
+        Exit::FpSimd => floating_point(guest),
+        Exit::Illegal => end_vm(guest, "it returned to an illegal state"),
+        Exit::SError { .. } => system_error(guest),
+        Exit::Sve | Exit::Sme | Exit::PointerAuth | Exit::Other { .. } => {
+            guest.vcpu.stats.count(ExitClass::Other);
+            inject(guest, Injection::Undefined)
+        }
+    }
+}
+
+/// A system error while the guest ran: the machine's, and no guest may suffer for another's. The
+/// one that was running ends.
+pub fn system_error(guest: &mut Loaded<'_>) -> Flow {
+    guest.vcpu.stats.count(ExitClass::Other);
+    end_vm(guest, "the machine reported a system error while it ran")
+}
+
+/// Ends the guest's VM for a reason of its own.
+pub fn end_vm(guest: &mut Loaded<'_>, reason: &str) -> Flow {
+    guest.vm.end(format_args!(
+        "{reason} (vcpu {}, pc {:#x})",
+        guest.vcpu.index, guest.core.context.pc
+    ));
+    Flow::Leave(Outcome::Stopped)
+}
+
+/// Steps over the instruction that was done for the guest.
+#[inline]
+pub fn skip(guest: &mut Loaded<'_>) {
+    let context = &mut guest.core.context;
+    (context.pc, context.pstate) = skip_instruction(context.pc, context.pstate);
+}
+
+/// Makes the guest take an exception at EL1.
+pub fn inject(guest: &mut Loaded<'_>, exception: Injection) -> Flow {
+    let (sctlr, vbar) = guest::loaded_sctlr_vbar();
+    let context = &mut guest.core.context;
+    let entry =
+        enter_el1(El1State { pc: context.pc, pstate: context.pstate, vbar, sctlr }, exception);
+    context.pc = entry.pc;
+    context.pstate = entry.pstate;
+    // SAFETY: this vCPU is the one that is loaded.
+    unsafe { guest::set_loaded_exception(entry.esr, entry.elr, entry.spsr, entry.far) }
+    Flow::Resume
+}
+
+/// First use of floating point since the vCPU came to this CPU.
+fn floating_point(guest: &mut Loaded<'_>) -> Flow {
+    guest.vcpu.stats.count(ExitClass::FloatingPoint);
+    if !guest.core.fp_loaded {
+        // SAFETY: the vCPU is loaded and the flag says that its state is not in the registers.
+        unsafe { guest.core.fp.load() }
+        guest.core.fp_loaded = true;
+    }
+    Flow::Resume
+}
+
+/// WFI, and WFE where it traps. The guest may go on at any time; it does so at once where an
+/// interrupt is there for it, and its CPU goes to others where there are any.
+fn wait(guest: &mut Loaded<'_>, is_wfe: bool) -> Flow {
+    guest.vcpu.stats.count(ExitClass::WaitForInterrupt);
+    skip(guest);
+    if is_wfe {
+        return Flow::Leave(Outcome::Preempted);
+    }
+    guest.idle_in_place()
+}
+
+impl Loaded<'_> {
+    /// Waits for an interrupt with the guest still in the CPU, as long as nobody else wants it: no
+    /// world switch then, and the guest's own timer wakes the CPU.
+    fn idle_in_place(&mut self) -> Flow {
+        let began = timer::now();
+        self.vm.uart.terminal.flush();
+        self.cpu.sleeps_in_place.store(true, Ordering::SeqCst);
+        let flow = loop {
+            if self.has_interrupt() || self.vcpu.attention.load(Ordering::Relaxed) != 0 {
+                break Flow::Resume;
+            }
+            if self.cpu.reschedule.load(Ordering::Acquire) || crate::sched::somebody_waits(self.cpu) {
+                break Flow::Leave(Outcome::Waiting);
+            }
+            crate::sched::sleep(self.cpu);
+            if let flow @ Flow::Leave(_) = interrupt(self) {
+                break flow;
+            }
+        };
+        self.cpu.sleeps_in_place.store(false, Ordering::Relaxed);
+        let waited = timer::now() - began;
+        crate::vcpu::add(&self.vcpu.stats.idle, waited);
+        // The caller counts all since the exit as EL2's work; what was idle is not.
+        crate::vcpu::subtract(&self.vcpu.stats.hypervisor, waited);
+        flow
+    }
+
+    /// Whether a WFI must return at once.
+    fn has_interrupt(&mut self) -> bool {
+        let deadline = VirtualTimer::loaded_deadline();
+        if deadline.is_some_and(|at| at <= timer::now().wrapping_sub(self.vm.time_offset())) {
+            return true;
+        }
+        self.publish();
+        let mask = machine_aarch64::list_registers::VirtualInterface::loaded_priority_mask();
+        let distributor = self.vm.distributor.lock();
+        let redistributor = self.vcpu.redistributor.lock();
+        self.core.lists.has_deliverable(&redistributor, Some(&distributor), mask)
+    }
+}

@@ -1,0 +1,109 @@
+//! The machine as a whole: what was found at boot and never changes again.
+
+use crate::cpu::{CPUS_MAX, Cpu};
+use abi::bundle::Bundle;
+use machine_aarch64::psci::{self, Conduit};
+use machine_aarch64::{cpu as metal, timer};
+use machine_locks::Once;
+use model_frame_table::{MemoryMap, PreferenceOrder};
+use model_id_registers::GuestIdRegisters;
+use model_machine_tree::Machine;
+
+/// What was found at boot.
+pub struct Host {
+    /// The device tree's contents.
+    pub tree: Machine,
+    /// The frame table.
+    pub map: MemoryMap<'static>,
+    /// Which node's memory to take when the own is used up.
+    pub preference: PreferenceOrder,
+    /// The bundle, if the boot loader brought one.
+    pub bundle: Option<Bundle<'static>>,
+    /// `VTCR_EL2` for every guest.
+    pub vtcr: u64,
+    /// Bytes of the frame table.
+    pub frame_table_bytes: u64,
+    /// Bytes of the bundle.
+    pub bundle_bytes: u64,
+    /// The count at which EL2 started.
+    pub started: u64,
+}
+
+static HOST: Once<Host> = Once::new();
+static GUEST_ID: Once<GuestIdRegisters> = Once::new();
+static CPUS: [Once<&'static Cpu>; CPUS_MAX] = [const { Once::new() }; CPUS_MAX];
+
+impl Host {
+    /// How the firmware below is called.
+    pub fn conduit(&self) -> Conduit {
+        match self.tree.psci.conduit {
+            model_machine_tree::Conduit::Smc => Conduit::Smc,
+            model_machine_tree::Conduit::Hvc => Conduit::Hvc,
+        }
+    }
+
+    /// Powers the machine off.
+    pub fn power_off(&self) {
+        psci::system_off(self.conduit());
+    }
+
+    /// NUMA nodes.
+    pub fn nodes(&self) -> usize {
+        self.tree.distances.count()
+    }
+}
+
+/// Installs what was found. Done once, by the first CPU.
+pub fn install(host: Host) {
+    assert!(HOST.set(host).is_ok(), "the machine is found once");
+}
+
+/// What was found; `None` early at boot.
+pub fn try_get() -> Option<&'static Host> {
+    HOST.get()
+}
+
+/// What was found, for everything that runs after boot.
+#[inline]
+pub fn get() -> &'static Host {
+    match HOST.get() {
+        Some(host) => host,
+        None => metal::halt(),
+    }
+}
+
+/// Says what guests read of CPU features. Done once, when all CPUs are known.
+pub fn set_guest_id(registers: GuestIdRegisters) {
+    assert!(GUEST_ID.set(registers).is_ok(), "the CPUs are known once");
+}
+
+/// A CPU feature register as guests read it.
+#[inline]
+pub fn guest_id(crm: u8, op2: u8) -> u64 {
+    GUEST_ID.get().map_or(0, |registers| registers.read(crm, op2))
+}
+
+/// Registers a CPU that is about to come up.
+pub fn add_cpu(cpu: &'static Cpu) {
+    assert!(CPUS[usize::from(cpu.id.0)].set(cpu).is_ok(), "{} comes up once", cpu.id);
+}
+
+/// The CPU with that number, if it came up.
+pub fn cpu(number: u16) -> Option<&'static Cpu> {
+    CPUS.get(usize::from(number))?.get().copied()
+}
+
+/// All CPUs that came up.
+pub fn cpus() -> impl Iterator<Item = &'static Cpu> {
+    CPUS.iter().filter_map(|cpu| cpu.get().copied())
+}
+
+/// Counts to nanoseconds.
+pub fn nanoseconds(counts: u64) -> u64 {
+    (u128::from(counts) * 1_000_000_000 / u128::from(timer::frequency().max(1))) as u64
+}
+
+/// Nanoseconds to counts.
+pub fn counts(nanoseconds: u64) -> u64 {
+    (u128::from(nanoseconds) * u128::from(timer::frequency()) / 1_000_000_000) as u64
+}

@@ -1,0 +1,51 @@
+//! Underpin at EL2: the model wired to the metal.
+//!
+//! Read [`primary_main`] for what happens at boot, `vcpu/run.rs` for how a guest runs, `exit/` for
+//! why it stops, and `sched.rs` for who runs next.
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+mod console;
+mod control;
+mod cpu;
+mod device;
+mod entropy;
+mod epitaph;
+mod exit;
+mod frames;
+mod heap;
+mod host;
+mod housekeeping;
+mod physical;
+mod sched;
+mod start;
+mod vcpu;
+mod vm;
+
+/// The first CPU arrives from `boot.S` at EL2, with the MMU off and the address of the machine's
+/// device tree.
+#[unsafe(no_mangle)]
+extern "C" fn primary_main(device_tree: u64) -> ! {
+    let (tree, blob) = start::read_device_tree(device_tree);
+    let mut map = start::turn_mmu_on(&tree, blob);
+    start::open_console(&tree);
+    start::take_memory(tree, blob);
+    start::first_cpu();
+    start::other_cpus(&mut map);
+    sched::init();
+    start::devices();
+    start::say_what_was_found();
+    vm::init();
+    start::release_cpus();
+    sched::run_forever(cpu::this())
+}
+
+/// Every other CPU arrives with the MMU on, its stack and its per-CPU word set.
+#[unsafe(no_mangle)]
+extern "C" fn secondary_main() -> ! {
+    start::this_cpu(cpu::this());
+    start::wait_for_release();
+    sched::run_forever(cpu::this())
+}

@@ -1,0 +1,288 @@
+//! The scheduler on the machine: run queues per node, CPUs that choose, sleep and are kicked.
+
+use crate::cpu::{self, Cpu, ENTITIES_MAX};
+use crate::host;
+use crate::vcpu::{self, Outcome};
+use crate::vm::Instance;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec;
+use core::sync::atomic::{AtomicU8, Ordering};
+use machine_aarch64::{cpu as metal, timer};
+use machine_locks::{Once, Rank, SpinLock, lock_pair};
+use model_addr::{CpuId, NodeId};
+use model_frame_table::MAX_NODES;
+use model_scheduler::{Entity, EntityId, Kick, Load, NodeSet, Parameters, Pick, RunQueue, Steal};
+
+type Queue = SpinLock<RunQueue<'static>>;
+
+static QUEUES: [Once<Box<Queue>>; MAX_NODES] = [const { Once::new() }; MAX_NODES];
+/// Who is behind an entity.
+static OCCUPANTS: [SpinLock<Option<Arc<Instance>>>; ENTITIES_MAX] =
+    [const { SpinLock::new(Rank::Scheduler, None) }; ENTITIES_MAX];
+/// The vCPU's number in its VM.
+static INDICES: [AtomicU8; ENTITIES_MAX] = [const { AtomicU8::new(0) }; ENTITIES_MAX];
+/// In whose queue an entity is.
+static NODES: [AtomicU8; ENTITIES_MAX] = [const { AtomicU8::new(NOWHERE) }; ENTITIES_MAX];
+
+const NOWHERE: u8 = u8::MAX;
+/// An entity moves while somebody looks for it at most this often.
+const CHASES: usize = 16;
+
+/// Makes the queues. Done once, before any CPU chooses.
+pub fn init() {
+    let host = host::get();
+    for node in 0..host.nodes() {
+        let node = NodeId(node as u8);
+        let cpus: heapless::Vec<CpuId, { cpu::CPUS_MAX }> =
+            host::cpus().filter(|cpu| cpu.node == node).map(|cpu| cpu.id).collect();
+        let entities = Box::leak(vec![Entity::ABSENT; ENTITIES_MAX].into_boxed_slice());
+        let queue = SpinLock::new(Rank::Scheduler, RunQueue::new(node, &cpus, entities));
+        if let Some(place) = QUEUES.get(usize::from(node.0)) {
+            let _ = place.set(Box::new(queue));
+        }
+    }
+}
+
+fn queue(node: u8) -> Option<&'static Queue> {
+    Some(QUEUES.get(usize::from(node))?.get()?)
+}
+
+fn now_ns() -> u64 {
+    host::nanoseconds(timer::now())
+}
+
+/// How busy each node is.
+pub fn loads() -> heapless::Vec<Load, MAX_NODES> {
+    QUEUES.iter().filter_map(Once::get).map(|queue| queue.lock().load()).collect()
+}
+
+/// Reserves an entity for a vCPU that is about to be made.
+pub fn claim() -> Option<EntityId> {
+    const CLAIMED: u8 = u8::MAX - 1;
+    let free = NODES.iter().position(|node| {
+        node.compare_exchange(NOWHERE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    })?;
+    Some(EntityId(free as u16))
+}
+
+/// Gives back an entity that never entered a queue, or that has left it.
+pub fn release(entity: EntityId) {
+    let index = usize::from(entity.0);
+    *OCCUPANTS[index].lock() = None;
+    NODES[index].store(NOWHERE, Ordering::Release);
+}
+
+/// Puts vCPU `index` of `vm` into the queue of `node`, asleep.
+pub fn enter(
+    entity: EntityId,
+    vm: &Arc<Instance>,
+    index: u16,
+    node: NodeId,
+    parameters: Parameters,
+) -> Result<(), model_scheduler::Refused> {
+    let queue = queue(node.0).ok_or(model_scheduler::Refused::Node(node))?;
+    queue.lock().add(entity, parameters, now_ns())?;
+    let place = usize::from(entity.0);
+    *OCCUPANTS[place].lock() = Some(Arc::clone(vm));
+    INDICES[place].store(index as u8, Ordering::Relaxed);
+    NODES[place].store(node.0, Ordering::Release);
+    Ok(())
+}
+
+/// Does something with the queue that an entity is in; `action` says `None` if it is not there.
+fn in_queue<T>(entity: EntityId, mut action: impl FnMut(&mut RunQueue<'static>) -> Option<T>) -> Option<T> {
+    for _ in 0..CHASES {
+        let node = NODES.get(usize::from(entity.0))?.load(Ordering::Acquire);
+        if let Some(done) = action(&mut queue(node)?.lock()) {
+            return Some(done);
+        }
+    }
+    None
+}
+
+/// Takes an entity out of its queue for good; `false` while it runs.
+pub fn leave(entity: EntityId) -> bool {
+    in_queue(entity, |queue| {
+        queue.entity(entity)?;
+        Some(queue.remove(entity).is_some())
+    })
+    .unwrap_or(true)
+}
+
+/// Changes what an entity is entitled to.
+pub fn entitle(entity: EntityId, weight: u16, cap: u8) {
+    in_queue(entity, |queue| {
+        let nodes = queue.entity(entity)?.parameters().nodes;
+        let changed = queue.entitle(entity, Parameters { weight, cap, nodes }, now_ns());
+        Some(changed.is_ok())
+    });
+}
+
+/// An entity has something to do.
+pub fn wake(entity: EntityId) {
+    let Some((kick, node)) = in_queue(entity, |queue| {
+        let kick = queue.wake(entity, now_ns())?;
+        Some((kick, queue.node()))
+    }) else {
+        return;
+    };
+    let cpu = match kick {
+        Kick::Idle(cpu) | Kick::Preempt(cpu) => host::cpu(cpu.0),
+        // A CPU whose guest sleeps in place looks busy to the queue, and is not.
+        Kick::None => host::cpus()
+            .find(|cpu| cpu.node == node && cpu.sleeps_in_place.load(Ordering::Relaxed))
+            .or_else(|| idle_elsewhere(node)),
+    };
+    if let Some(cpu) = cpu {
+        cpu.poke();
+    }
+}
+
+/// An idle CPU of another node, which may steal what waits at `node`.
+fn idle_elsewhere(node: NodeId) -> Option<&'static Cpu> {
+    let others = QUEUES.iter().filter_map(Once::get);
+    others.filter_map(|queue| {
+        let queue = queue.try_lock()?;
+        if queue.node() == node { None } else { host::cpu(queue.idle_cpu()?.0) }
+    }).next()
+}
+
+/// Whether anybody waits for a CPU of this one's node.
+pub fn somebody_waits(cpu: &Cpu) -> bool {
+    queue(cpu.node.0).is_some_and(|queue| queue.lock().waiting() > 0)
+}
+
+/// Runs vCPUs for ever.
+pub fn run_forever(cpu: &'static Cpu) -> ! {
+    loop {
+        crate::housekeeping::some();
+        cpu.reschedule.store(false, Ordering::Relaxed);
+        match choose(cpu) {
+            Some(pick) => run(cpu, pick),
+            None => rest(cpu),
+        }
+    }
+}
+
+/// Whom this CPU runs next: from its node's queue, or from another node's.
+fn choose(cpu: &Cpu) -> Option<Pick> {
+    let now = now_ns();
+    let own = queue(cpu.node.0)?;
+    let balance = {
+        let mut own = own.lock();
+        let due = own.is_balance_due(now);
+        if !due && let Some(pick) = own.pick(cpu.id, now) {
+            return Some(pick);
+        }
+        due
+    };
+    let reason = if balance { Steal::Balance } else { Steal::Idle };
+    let host = host::get();
+    for &node in host.preference.from(cpu.node).iter().skip(1) {
+        let Some(victim) = queue(node.0) else { continue };
+        let Some((mut mine, mut theirs)) = lock_pair(own, victim) else { continue };
+        if let Some(stolen) = mine.steal_from(&mut theirs, reason, now) {
+            NODES[usize::from(stolen.0)].store(cpu.node.0, Ordering::Release);
+            break;
+        }
+    }
+    own.lock().pick(cpu.id, now)
+}
+
+/// Runs one pick to its end.
+fn run(cpu: &'static Cpu, pick: Pick) {
+    let place = usize::from(pick.entity.0);
+    let occupant = OCCUPANTS[place].lock().clone();
+    let index = usize::from(INDICES[place].load(Ordering::Relaxed));
+    let Some(vm) = occupant else { return };
+    let Some(vcpu) = vm.vcpus.get(index) else { return };
+    let used = || vcpu.stats.run.load(Ordering::Relaxed) + vcpu.stats.hypervisor.load(Ordering::Relaxed);
+    let before = used();
+    cpu.slice_end.set(timer::now() + host::counts(pick.slice));
+    set_alarm(cpu);
+    let outcome = vcpu::run(cpu, &vm, vcpu);
+    let ran = host::nanoseconds(used().wrapping_sub(before));
+    cpu.slice_end.set(u64::MAX);
+    settle(cpu, &vm, vcpu, outcome, ran);
+}
+
+/// Back into the queue, awake or asleep.
+fn settle(cpu: &'static Cpu, vm: &Instance, vcpu: &vcpu::Vcpu, outcome: Outcome, ran: u64) {
+    let entity = vcpu.entity;
+    let now = now_ns();
+    let deadline = vcpu.core.try_lock().and_then(|core| core.timer.deadline());
+    if outcome == Outcome::Preempted {
+        in_queue(entity, |queue| {
+            queue.entity(entity)?;
+            queue.put_back(entity, ran, now);
+            Some(())
+        });
+        return;
+    }
+    let asleep = in_queue(entity, |queue| {
+        queue.entity(entity)?;
+        Some(queue.block(entity, ran, now))
+    });
+    if asleep != Some(true) || outcome != Outcome::Waiting {
+        return;
+    }
+    if let Some(at) = deadline {
+        let at = at.wrapping_add(vm.time_offset());
+        if !cpu.sleepers.lock().add(at, entity.0) {
+            wake(entity);
+        }
+    }
+    // Whoever asked for its attention while it fell asleep may have missed it.
+    if vcpu.attention.load(Ordering::SeqCst) != 0 {
+        wake(entity);
+    }
+}
+
+/// Sets the CPU's alarm for whatever comes first: the end of a slice, or somebody to wake.
+pub fn set_alarm(cpu: &Cpu) {
+    let at = cpu.sleepers.lock().earliest().min(cpu.slice_end.get());
+    if at == u64::MAX {
+        timer::clear_alarm();
+    } else {
+        timer::set_alarm(at);
+    }
+}
+
+/// Wakes those whose time has come.
+pub fn wake_sleepers(cpu: &Cpu) {
+    loop {
+        let due = cpu.sleepers.lock().take_due(timer::now());
+        match due {
+            Some(entity) => wake(EntityId(entity)),
+            None => return,
+        }
+    }
+}
+
+/// Nobody to run: sleeps until an interrupt, and takes it.
+fn rest(cpu: &'static Cpu) {
+    if crate::housekeeping::is_needed() {
+        return;
+    }
+    let refill = queue(cpu.node.0).and_then(|queue| queue.lock().next_event());
+    cpu.slice_end.set(refill.map_or(u64::MAX, host::counts));
+    set_alarm(cpu);
+    if !cpu.reschedule.load(Ordering::Acquire) {
+        sleep(cpu);
+    }
+    crate::exit::take_interrupts(cpu);
+    cpu.slice_end.set(u64::MAX);
+}
+
+/// Sleeps until an interrupt is pending, and counts the time.
+pub fn sleep(cpu: &Cpu) {
+    let began = timer::now();
+    metal::wait_for_interrupt();
+    vcpu::add(&cpu.idle, timer::now() - began);
+}
+
+/// All nodes that a VM's description allows.
+pub const fn node_set(nodes: u64) -> NodeSet {
+    if nodes == 0 { NodeSet::ALL } else { NodeSet(nodes as u32) }
+}

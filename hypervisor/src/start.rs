@@ -1,0 +1,344 @@
+//! From the first instruction in Rust to the first guest: the steps of [`crate::primary_main`].
+
+use crate::cpu::{self, Cpu};
+use crate::host::{self, Host};
+use crate::{console, frames, heap, physical};
+use abi::bundle::Bundle;
+use core::sync::atomic::{AtomicBool, Ordering};
+use machine_aarch64::boot::{SecondaryRecord, image_parts, secondary_entry};
+use machine_aarch64::mmu::{El2Map, MapError, Rights};
+use machine_aarch64::uart::Uart;
+use machine_aarch64::{cpu as metal, features, gic, guest, mmu, psci, timer};
+use machine_locks::{Rank, SpinLock};
+use model_addr::{CpuId, FRAME_SIZE, FrameRange, NodeId, Pa, PaRange};
+use model_frame_table::{FrameEntry, MAX_RANGES, MemoryMap, MemoryRange, Origin, PreferenceOrder, entries_bytes};
+use model_id_registers::{GuestIdRegisters, HostIdRegisters, Shown};
+use model_machine_tree::Machine;
+use model_stage2::{IpaSize, VmidBits, vtcr};
+
+/// A CPU's stack, as an order of frames: 64 KiB.
+const STACK_ORDER: u8 = 4;
+/// Where stacks are mapped, each with as much unmapped space before it.
+const STACKS: u64 = 0x4000_0000_0000;
+/// How long a CPU that was started may take to come up, in seconds.
+const START_PATIENCE: u64 = 10;
+
+/// Runs of memory that are in use before there are pools.
+type InUse = heapless::Vec<PaRange, 48>;
+
+/// Reads the machine's device tree, with the MMU off. A machine without one, or with one that
+/// makes no sense, cannot even say so: there is no console yet.
+pub fn read_device_tree(address: u64) -> (Machine, PaRange) {
+    let start = core::ptr::with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: the boot protocol (booting.rst) says that x0 is the address of a device tree in RAM,
+    // which nothing writes any more.
+    let header = unsafe { core::slice::from_raw_parts(start, 8) };
+    let Some(size) = model_machine_tree::blob_size(header) else { metal::halt() };
+    // SAFETY: as above; the blob says how long it is.
+    let blob = unsafe { core::slice::from_raw_parts(start, size) };
+    match model_machine_tree::read(blob) {
+        Ok(tree) => (tree, PaRange { start: Pa(address), size: size as u64 }),
+        Err(_) => metal::halt(),
+    }
+}
+
+/// Maps the image with W^X, all other RAM, and the devices that are used; then turns the MMU on.
+pub fn turn_mmu_on(tree: &Machine, _blob: PaRange) -> El2Map {
+    // SAFETY: the first CPU comes here once, with the MMU off.
+    let mut map = unsafe { El2Map::take_boot_tables() };
+    if map_all(&mut map, tree).is_err() {
+        metal::halt();
+    }
+    // SAFETY: the map holds the image, the stack this runs on, all RAM and all devices.
+    unsafe { mmu::enable(map.root()) }
+    map
+}
+
+fn map_all(map: &mut El2Map, tree: &Machine) -> Result<(), MapError> {
+    let image = image_parts();
+    map.map(image.code.start.0, image.code, Rights::Code)?;
+    map.map(image.constants.start.0, image.constants, Rights::Constant)?;
+    map.map(image.data.start.0, image.data, Rights::Data)?;
+    map.map(image.stack.start.0, image.stack, Rights::Data)?;
+    for memory in &tree.memory {
+        for run in without(memory.range, image.whole).into_iter().flatten() {
+            map.map(run.start.0, run, Rights::Data)?;
+        }
+    }
+    let mut mapped: heapless::Vec<u64, 128> = heapless::Vec::new();
+    let devices = tree.gic.redistributors.iter().copied().chain([tree.gic.distributor]);
+    let windows = tree.virtio.iter().map(|window| window.registers);
+    let uart = tree.console.iter().map(|uart| PaRange { start: uart.base, size: FRAME_SIZE });
+    for range in devices.chain(windows).chain(uart) {
+        let start = range.start.align_down(FRAME_SIZE);
+        let end = range.end().align_up(FRAME_SIZE).unwrap_or(range.end());
+        if mapped.contains(&start.0) {
+            continue;
+        }
+        map.map(start.0, PaRange { start, size: end.0 - start.0 }, Rights::Device)?;
+        // More devices than fit here would be an overlap, which `map` reports.
+        let _ = mapped.push(start.0);
+    }
+    Ok(())
+}
+
+/// What is left of `range` before and behind `hole`.
+fn without(range: PaRange, hole: PaRange) -> [Option<PaRange>; 2] {
+    if !range.overlaps(hole) {
+        return [Some(range), None];
+    }
+    let part = |start: Pa, end: Pa| (start < end).then(|| PaRange { start, size: end.0 - start.0 });
+    [part(range.start, hole.start.min(range.end())), part(hole.end().max(range.start), range.end())]
+}
+
+/// Starts the log.
+pub fn open_console(tree: &Machine) {
+    machine_locks::set_relax(metal::relax);
+    if let Some(pl011) = &tree.console {
+        // SAFETY: the device tree says that a PL011 is there; it was mapped, and only EL2 uses it.
+        console::init(unsafe { Uart::new(pl011.base) }, &tree.bootargs);
+    }
+    log::info!("Underpin {} at EL2", env!("CARGO_PKG_VERSION"));
+}
+
+/// Builds the frame table, each range's part in the range itself, and fills the pools.
+pub fn take_memory(tree: Machine, blob: PaRange) {
+    let bundle = tree.initrd.and_then(open_bundle);
+    let mut in_use = InUse::new();
+    let fixed = [Some(image_parts().whole), Some(blob), tree.initrd];
+    for range in fixed.into_iter().flatten().chain(tree.reserved.iter().copied()) {
+        assert!(in_use.push(range).is_ok(), "too many reserved runs of memory");
+    }
+    let mut ranges: heapless::Vec<MemoryRange<'static>, MAX_RANGES> = heapless::Vec::new();
+    let mut frame_table_bytes = 0;
+    for memory in &tree.memory {
+        let frames = memory.range.whole_frames();
+        if frames.count == 0 {
+            continue;
+        }
+        let entries = carve_entries(frames, &mut in_use);
+        frame_table_bytes += size_of_val(entries) as u64;
+        let range = MemoryRange { frames, node: memory.node, entries };
+        assert!(ranges.push(range).is_ok(), "more than {MAX_RANGES} runs of memory");
+    }
+    let map = match MemoryMap::new(&ranges) {
+        Ok(map) => map,
+        Err(error) => panic!("the machine's memory: {error}"),
+    };
+    let distances = tree.distances.clone();
+    let preference = PreferenceOrder::new(distances.count(), |a, b| distances.between(a, b).into());
+    let vmid = if features::has_16_bit_vmid() { VmidBits::Sixteen } else { VmidBits::Eight };
+    host::install(Host {
+        bundle_bytes: tree.initrd.map_or(0, |range| range.size),
+        vtcr: vtcr(IpaSize::ONE_TABLE, features::physical_address_bits(), vmid),
+        tree,
+        map,
+        preference,
+        bundle,
+        frame_table_bytes,
+        started: timer::now(),
+    });
+    for range in &ranges {
+        fill_pool(range.frames, range.node, &mut in_use);
+    }
+}
+
+fn open_bundle(range: PaRange) -> Option<Bundle<'static>> {
+    let start = core::ptr::with_exposed_provenance::<u8>(range.start.0 as usize);
+    // SAFETY: the boot loader put it into RAM; it is set aside below and never written.
+    let bytes = unsafe { core::slice::from_raw_parts(start, range.size as usize) };
+    Bundle::parse(bytes).map_err(|error| log::warn!("no VMs: {error}")).ok()
+}
+
+/// Takes room for the entries of `frames` from among them.
+fn carve_entries(frames: FrameRange, in_use: &mut InUse) -> &'static [FrameEntry] {
+    let bytes = entries_bytes(frames.count);
+    let (start, end) = (frames.start.address(), frames.end().address());
+    let mut at = start;
+    while let Some(taken) = in_use.iter().find(|run| run.overlaps(PaRange { start: at, size: bytes })) {
+        at = taken.end().align_up(FRAME_SIZE).unwrap_or(end);
+    }
+    let room = PaRange { start: at, size: bytes };
+    assert!(room.end() <= end, "no room for {bytes} bytes of frame table at {start}");
+    assert!(in_use.push(room).is_ok(), "too many runs of memory");
+    let pointer = core::ptr::with_exposed_provenance_mut::<FrameEntry>(at.0 as usize);
+    // SAFETY: RAM that nobody uses; entries are valid when all zero, and shared from now on.
+    unsafe {
+        core::ptr::write_bytes(pointer, 0, frames.count as usize);
+        core::slice::from_raw_parts(pointer, frames.count as usize)
+    }
+}
+
+/// Gives the pool of `node` those of `frames` that nobody uses, and marks the others.
+fn fill_pool(frames: FrameRange, node: NodeId, in_use: &mut InUse) {
+    let host = host::get();
+    in_use.sort_unstable_by_key(|run| run.start);
+    let mut next = frames.start;
+    let add = |from: model_addr::Mfn, to: model_addr::Mfn| {
+        if from < to {
+            let run = FrameRange { start: from, count: to.0 - from.0 };
+            let added = frames::with_pool(node, |pool| pool.add(&host.map, run, Origin::Machine));
+            assert!(matches!(added, Some(Ok(()))), "pool of {node}: {added:?}");
+        }
+    };
+    for run in in_use.iter() {
+        let first = run.start.frame().max(next);
+        let end = run.end().align_up(FRAME_SIZE).unwrap_or(run.end()).frame().min(frames.end());
+        if first >= end || !frames.contains(first) {
+            continue;
+        }
+        let aside = host.map.set_aside(FrameRange { start: first, count: end.0 - first.0 });
+        assert!(aside.is_ok(), "frames at {first}: {aside:?}");
+        add(next, first);
+        next = end;
+    }
+    add(next, frames.end());
+}
+
+/// Makes the per-CPU part of the executing CPU.
+pub fn first_cpu() {
+    let host = host::get();
+    // SAFETY: the device tree says where the distributor is; it was mapped.
+    unsafe { gic::Distributor::new(host.tree.gic.distributor.start) }.init();
+    let affinity = metal::affinity();
+    let number = host.tree.cpus.iter().position(|cpu| cpu.mpidr == affinity).unwrap_or(0);
+    let cpu = make_cpu(number);
+    metal::set_local_word(core::ptr::from_ref(cpu).expose_provenance() as u64);
+    machine_locks::set_rank_tracker(|rank, event| cpu::this().held.note(rank, event));
+    this_cpu(cpu);
+}
+
+/// A CPU's own structure, in memory of its node.
+fn make_cpu(number: usize) -> &'static Cpu {
+    let described = &host::get().tree.cpus[number];
+    let order = (size_of::<Cpu>() as u64).div_ceil(FRAME_SIZE).next_power_of_two().ilog2() as u8;
+    let Some(frame) = frames::take_for_el2(described.node, order) else {
+        panic!("no memory for cpu {number}");
+    };
+    let place = core::ptr::with_exposed_provenance_mut::<Cpu>(frame.address().0 as usize);
+    // SAFETY: frames of EL2's own, large enough and aligned, for ever.
+    let cpu = unsafe {
+        place.write(Cpu::new(CpuId(number as u16), described.node, described.mpidr));
+        &*place
+    };
+    host::add_cpu(cpu);
+    cpu
+}
+
+static HOST_ID: SpinLock<Option<HostIdRegisters>> = SpinLock::new(Rank::Vm, None);
+
+/// Sets up the executing CPU: its interrupt interface, what guests may do on it, what it can.
+pub fn this_cpu(cpu: &'static Cpu) {
+    let host = host::get();
+    let tree = &host.tree;
+    // SAFETY: the device tree says where redistributors are; they were mapped.
+    let Some(redistributor) = (unsafe { gic::Redistributor::find_own(&tree.gic.redistributors) }) else {
+        panic!("{} has no redistributor", cpu.id);
+    };
+    redistributor.init();
+    for intid in [
+        gic::SGI_KICK,
+        tree.gic.maintenance.intid,
+        tree.timer.virtual_timer.intid,
+        tree.timer.hypervisor_timer.intid,
+    ] {
+        redistributor.enable(intid);
+    }
+    gic::init_cpu_interface();
+    assert!(cpu.redistributor.set(redistributor).is_ok(), "{} starts once", cpu.id);
+    // SAFETY: EL2 runs with E2H clear (boot.S), and no guest has run here.
+    unsafe { guest::init_cpu(host.vtcr) }
+    let registers = features::id_registers();
+    let own = HostIdRegisters::new(|crm, op2| registers[(usize::from(crm) - 1) * 8 + usize::from(op2)]);
+    let mut all = HOST_ID.lock();
+    *all = Some(all.take().map_or(own, |others| others.minimum(own)));
+    drop(all);
+    cpu.online.store(true, Ordering::Release);
+}
+
+/// Starts the other CPUs through PSCI and waits for each.
+pub fn other_cpus(map: &mut El2Map) {
+    let host = host::get();
+    let own = cpu::this().id;
+    for number in 0..host.tree.cpus.len() {
+        if number != usize::from(own.0) {
+            start_cpu(map, number);
+        }
+    }
+    let pa_bits = features::physical_address_bits().min(40) as u8;
+    let shown = Shown { pa_bits, pointer_auth: false, mops: false };
+    let host_id = HOST_ID.lock().take();
+    if let Some(host_id) = host_id {
+        host::set_guest_id(GuestIdRegisters::new(&host_id, shown));
+    }
+}
+
+fn start_cpu(map: &mut El2Map, number: usize) {
+    let host = host::get();
+    let described = &host.tree.cpus[number];
+    let Some(stack) = frames::take_for_el2(described.node, STACK_ORDER) else {
+        log::warn!("cpu {number} stays off: no memory for its stack");
+        return;
+    };
+    let size = FRAME_SIZE << STACK_ORDER;
+    let va = STACKS + number as u64 * 2 * size + size;
+    if let Err(error) = map.map(va, PaRange { start: stack.address(), size }, Rights::Data) {
+        log::warn!("cpu {number} stays off: {error}");
+        return;
+    }
+    let cpu = make_cpu(number);
+    let record = SecondaryRecord {
+        stack: va + size,
+        root: map.root().0,
+        local_word: core::ptr::from_ref(cpu).expose_provenance() as u64,
+    };
+    record.publish();
+    let context = core::ptr::from_ref(&record).expose_provenance() as u64;
+    if let Err(error) = psci::cpu_on(host.conduit(), described.mpidr, secondary_entry(), context) {
+        log::warn!("cpu {number} stays off: the firmware says {error:?}");
+        return;
+    }
+    let patience = timer::now() + START_PATIENCE * timer::frequency();
+    while !cpu.online.load(Ordering::Acquire) {
+        assert!(timer::now() < patience, "cpu {number} was started and does not come up");
+        metal::relax();
+    }
+}
+
+static RELEASED: AtomicBool = AtomicBool::new(false);
+
+/// Lets the other CPUs look for work.
+pub fn release_cpus() {
+    RELEASED.store(true, Ordering::Release);
+}
+
+/// Waits until the machine is ready.
+pub fn wait_for_release() {
+    while !RELEASED.load(Ordering::Acquire) {
+        metal::relax();
+    }
+}
+
+/// Starts the machine's own devices.
+pub fn devices() {
+    // SAFETY: as in `first_cpu`.
+    physical::init(unsafe { gic::Distributor::new(host::get().tree.gic.distributor.start) });
+}
+
+/// One line for whoever reads the log.
+pub fn say_what_was_found() {
+    let host = host::get();
+    let memory: u64 = host.tree.memory.iter().map(|memory| memory.range.size).sum();
+    log::info!(
+        "{} CPUs, {} nodes, {} MiB of memory, image {} KiB, frame table {} KiB, heap {} KiB",
+        host::cpus().count(),
+        host.nodes(),
+        memory >> 20,
+        image_parts().whole.size >> 10,
+        host.frame_table_bytes >> 10,
+        heap::usage().1 >> 10,
+    );
+    for node in host.tree.distances.nodes() {
+        log::info!("{node}: {} MiB free", frames::counts(node).free >> 8);
+    }
+}

@@ -1,0 +1,84 @@
+//! The world switch: a vCPU's state into the CPU and out of it again.
+
+use super::run::Loaded;
+use super::{NOWHERE, Vcpu};
+use crate::vm::Instance;
+use core::sync::atomic::Ordering;
+use machine_aarch64::guest::{self, El1State};
+use machine_aarch64::list_registers::VirtualInterface;
+use machine_aarch64::timer::VirtualTimer;
+use machine_aarch64::tlb;
+
+impl Loaded<'_> {
+    /// Puts the vCPU into the executing CPU.
+    pub(super) fn load(&mut self) {
+        self.vcpu.running_on.store(self.cpu.id.0, Ordering::SeqCst);
+        self.count_migration();
+        load_address_space(self.cpu, self.vm, self.vcpu);
+        // SAFETY: this CPU runs no guest until the rest is loaded: `load` is not preempted.
+        unsafe { self.core.el1.load() }
+        self.core.timer.load(self.vm.time_offset());
+        self.core.interface.load();
+        self.core.lists.load(&mut self.lists);
+        let active = self.vcpu.redistributor.lock().hw_active();
+        self.set_physical_active(active, true);
+    }
+
+    /// Takes the vCPU out of the executing CPU.
+    pub(super) fn unload(&mut self) {
+        if self.core.fp_loaded {
+            // SAFETY: the flag says that `load` was called since this vCPU was loaded.
+            unsafe { self.core.fp.save() }
+            self.core.fp_loaded = false;
+        }
+        self.core.timer = VirtualTimer::save();
+        self.core.interface = VirtualInterface::save();
+        let others = {
+            let mut distributor = self.vm.distributor.lock();
+            let mut redistributor = self.vcpu.redistributor.lock();
+            self.core.lists.save(&mut redistributor, Some(&mut distributor), &mut self.lists)
+        };
+        self.vm.call_vcpus(others, super::attention::DELIVER);
+        let active = self.vcpu.redistributor.lock().hw_active();
+        self.set_physical_active(active, false);
+        let mut el1 = El1State::default();
+        el1.save();
+        self.core.el1 = el1;
+        self.vcpu.stats.pc.store(self.core.context.pc, Ordering::Relaxed);
+        self.vcpu.running_on.store(NOWHERE, Ordering::SeqCst);
+    }
+
+    /// The physical interrupts behind what the guest has not ended go with the vCPU: another
+    /// vCPU's timer shares the same PPI.
+    fn set_physical_active(&self, mut intids: u32, active: bool) {
+        let Some(redistributor) = self.cpu.redistributor.get() else { return };
+        while intids != 0 {
+            redistributor.set_active(intids.trailing_zeros(), active);
+            intids &= intids - 1;
+        }
+    }
+
+    fn count_migration(&self) {
+        let here = u64::from(self.cpu.id.0);
+        let before = self.vcpu.stats.last_cpu.swap(here, Ordering::Relaxed);
+        if before != here && before != u64::MAX {
+            super::stats::add(&self.vcpu.stats.migrations, 1);
+        }
+    }
+}
+
+/// Gives the CPU the VM's stage 2. Where another vCPU of the same VM ran here before, its stage-1
+/// entries, tagged with the same VMID and perhaps the same ASID, must go (design, section 6).
+fn load_address_space(cpu: &crate::cpu::Cpu, vm: &Instance, vcpu: &Vcpu) {
+    let vttbr = vm.vttbr();
+    let (last_vttbr, last_index) = cpu.last_context.get();
+    if last_vttbr != vttbr {
+        // SAFETY: the instance's own tables.
+        unsafe { guest::load_stage2(vttbr) }
+        // Another vCPU of this VM may have been the last of this VM here, before other VMs.
+        tlb::flush_stage1_local();
+    } else if last_index != vcpu.index {
+        tlb::flush_stage1_local();
+    }
+    cpu.last_context.set((vttbr, vcpu.index));
+}

@@ -1,0 +1,167 @@
+//! A vCPU: what it is when no CPU runs it, what others may ask of it, and what it has used.
+
+mod load;
+mod run;
+mod stats;
+
+pub use run::{Flow, Loaded, Outcome, run};
+pub use stats::{ExitClass, Stats, add, subtract};
+
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use machine_aarch64::entry::GuestContext;
+use machine_aarch64::guest::{El1State, FpState};
+use machine_aarch64::list_registers::VirtualInterface;
+use machine_aarch64::timer::VirtualTimer;
+use machine_locks::{Rank, SpinLock};
+use model_addr::Ipa;
+use model_scheduler::EntityId;
+use model_vgic::{ListFile, Redistributor};
+use model_vpsci::{Power, Refusal};
+
+/// "On no CPU", in [`Vcpu::running_on`].
+const NOWHERE: u16 = u16::MAX;
+
+/// Reasons for which a vCPU must do something before it runs on; bits of [`Vcpu::attention`].
+pub mod attention {
+    /// Interrupts may have become deliverable: look at the list registers.
+    pub const DELIVER: u32 = 1 << 0;
+    /// Another vCPU wants to read what the list registers say.
+    pub const PUBLISH: u32 = 1 << 1;
+    /// It must stand still: its VM is paused, ends or restarts.
+    pub const STAND_STILL: u32 = 1 << 2;
+    /// A device has more of its work to do on this vCPU.
+    pub const DEVICE: u32 = 1 << 3;
+}
+
+/// The state of a vCPU that only the CPU that runs it may touch: whoever holds the lock has it,
+/// for as long as it is loaded.
+pub struct Core {
+    /// General registers.
+    pub context: GuestContext,
+    /// EL1 registers, while not loaded.
+    pub el1: El1State,
+    /// Floating point, while not in the registers.
+    pub fp: FpState,
+    /// Floating point is in the registers.
+    pub fp_loaded: bool,
+    /// The virtual timer, while not loaded.
+    pub timer: VirtualTimer,
+    /// The virtual CPU interface, while not loaded.
+    pub interface: VirtualInterface,
+    /// Which interrupts are in which list register.
+    pub lists: ListFile,
+}
+
+/// Whether a vCPU is on.
+#[derive(Default)]
+pub struct PowerState {
+    /// On, off, or about to be on.
+    pub state: Power,
+    /// Where it begins.
+    pub entry: Ipa,
+    /// Its first x0.
+    pub context: u64,
+}
+
+/// A vCPU of a running VM.
+pub struct Vcpu {
+    /// Its number in the VM.
+    pub index: u16,
+    /// Its affinity as the guest sees it, as `MPIDR_EL1` has it.
+    pub mpidr: u64,
+    /// What the scheduler knows it by.
+    pub entity: EntityId,
+    /// Its state; held by the CPU that runs it.
+    pub core: SpinLock<Core>,
+    /// Its SGIs and PPIs.
+    pub redistributor: SpinLock<Redistributor>,
+    /// What it must do before it runs on: bits of [`attention`].
+    pub attention: AtomicU32,
+    /// The CPU that has it loaded, or [`NOWHERE`].
+    running_on: AtomicU16,
+    /// Whether it is on (PSCI), and where it begins when it is turned on.
+    pub power: SpinLock<PowerState>,
+    /// What it has used.
+    pub stats: Stats,
+}
+
+impl Core {
+    /// A vCPU that has never run.
+    pub fn new(mpidr: u64) -> Self {
+        Self {
+            context: GuestContext::default(),
+            el1: El1State::reset(mpidr),
+            fp: FpState::RESET,
+            fp_loaded: false,
+            timer: VirtualTimer::default(),
+            interface: VirtualInterface::RESET,
+            lists: ListFile::new(),
+        }
+    }
+
+    /// As after reset, about to run at `entry` with `argument` in x0 (PSCI CPU_ON; booting.rst):
+    /// EL1 with SP_EL1, everything masked, MMU off.
+    pub fn start_at(&mut self, mpidr: u64, entry: u64, argument: u64) {
+        const EL1H_MASKED: u64 = 0x3c5;
+        self.context = GuestContext { pc: entry, pstate: EL1H_MASKED, ..GuestContext::default() };
+        self.context.set_register(0, argument);
+        self.el1 = El1State::reset(mpidr);
+        self.fp = FpState::RESET;
+        self.timer = VirtualTimer::default();
+        self.interface = VirtualInterface::RESET;
+        self.lists.reset();
+    }
+}
+
+impl Vcpu {
+    /// A vCPU that is off.
+    pub fn new(index: u16, mpidr: u64, entity: EntityId, redistributor: Redistributor) -> Self {
+        Self {
+            index,
+            mpidr,
+            entity,
+            core: SpinLock::new(Rank::Vcpu, Core::new(mpidr)),
+            redistributor: SpinLock::new(Rank::Redistributor, redistributor),
+            attention: AtomicU32::new(0),
+            running_on: AtomicU16::new(NOWHERE),
+            power: SpinLock::new(Rank::Vm, PowerState::default()),
+            stats: Stats::new(),
+        }
+    }
+
+    /// PSCI CPU_ON: it begins at `entry` with `context` in x0. `is_memory` says whether the VM
+    /// has memory at the entry.
+    pub fn turn_on(&self, entry: Ipa, is_memory: bool, context: u64) -> Result<(), Refusal> {
+        {
+            let mut power = self.power.lock();
+            power.state.turn_on(entry, is_memory)?;
+            power.entry = entry;
+            power.context = context;
+        }
+        crate::sched::wake(self.entity);
+        Ok(())
+    }
+
+    /// The CPU that has it loaded.
+    pub fn running_on(&self) -> Option<u16> {
+        let cpu = self.running_on.load(Ordering::SeqCst);
+        (cpu != NOWHERE).then_some(cpu)
+    }
+
+    /// Asks it to do what `bits` of [`attention`] say before it runs on, and makes it look.
+    ///
+    /// Either this sees the vCPU on a CPU and kicks that CPU, or the vCPU, about to sleep, sees
+    /// the bits: both sides write first and read then.
+    pub fn call(&self, bits: u32) {
+        self.attention.fetch_or(bits, Ordering::SeqCst);
+        match self.running_on() {
+            None => crate::sched::wake(self.entity),
+            Some(cpu) if cpu == crate::cpu::this().id.0 => {}
+            Some(cpu) => {
+                if let Some(cpu) = crate::host::cpu(cpu) {
+                    cpu.kick();
+                }
+            }
+        }
+    }
+}

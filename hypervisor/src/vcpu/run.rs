@@ -1,0 +1,187 @@
+//! Running a vCPU on the executing CPU, from exit to exit.
+
+use super::stats::add;
+use super::{Core, Vcpu, attention};
+use crate::cpu::Cpu;
+use crate::exit;
+use crate::vm::Instance;
+use core::sync::atomic::Ordering;
+use machine_aarch64::entry::{self, Leave};
+use machine_aarch64::list_registers::HardwareLists;
+use machine_aarch64::timer;
+use machine_locks::SpinGuard;
+use model_vpsci::Power;
+
+/// Why a vCPU left its CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Its slice is over, or somebody more urgent came.
+    Preempted,
+    /// It waits for an interrupt.
+    Waiting,
+    /// It has turned itself off.
+    Off,
+    /// Its VM is paused, ends or restarts.
+    Stopped,
+}
+
+/// What follows an exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Back into the guest.
+    Resume,
+    /// Off the CPU.
+    Leave(Outcome),
+}
+
+/// A vCPU in the executing CPU.
+pub struct Loaded<'a> {
+    /// The CPU.
+    pub cpu: &'static Cpu,
+    /// The VM.
+    pub vm: &'a Instance,
+    /// The vCPU.
+    pub vcpu: &'a Vcpu,
+    /// Its state: EL1 registers, timer and interface are in the hardware.
+    pub core: SpinGuard<'a, Core>,
+    /// The CPU's list registers.
+    pub lists: HardwareLists,
+}
+
+/// Runs the vCPU until it must leave.
+pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
+    let arrived = timer::now();
+    if vcpu.power.lock().state == Power::Off {
+        return Outcome::Off;
+    }
+    if vm.must_stand_still() {
+        return Outcome::Stopped;
+    }
+    let core = vcpu.core.lock();
+    let mut loaded = Loaded { cpu, vm, vcpu, core, lists: HardwareLists::of_this_cpu() };
+    loaded.account_wait(arrived);
+    loaded.begin_if_turned_on();
+    loaded.load();
+    let outcome = loaded.run_loaded(arrived);
+    loaded.unload();
+    if outcome == Outcome::Off {
+        loaded.turned_off();
+    }
+    vcpu.stats.ready.store(outcome == Outcome::Preempted, Ordering::Relaxed);
+    let left = timer::now();
+    vcpu.stats.waiting_since.store(left, Ordering::Relaxed);
+    outcome
+}
+
+impl Loaded<'_> {
+    fn run_loaded(&mut self, mut left_guest: u64) -> Outcome {
+        loop {
+            if self.vcpu.attention.load(Ordering::Relaxed) != 0 {
+                if let Flow::Leave(outcome) = self.attend() {
+                    return outcome;
+                }
+            }
+            let entered = timer::now();
+            add(&self.vcpu.stats.hypervisor, entered - left_guest);
+            // SAFETY: `load` has put this vCPU's state into the CPU, and its VM's stage 2 maps
+            // frames of the VM alone.
+            let leave = unsafe { entry::enter(&mut self.core.context) };
+            left_guest = timer::now();
+            add(&self.vcpu.stats.run, left_guest - entered);
+            let flow = match leave {
+                Leave::Synchronous => exit::synchronous(self),
+                Leave::Interrupt => exit::interrupt(self),
+                Leave::FastInterrupt => Flow::Resume,
+                Leave::SystemError => exit::system_error(self),
+                Leave::Aarch32 => exit::end_vm(self, "it switched to AArch32"),
+            };
+            if let Flow::Leave(outcome) = flow {
+                add(&self.vcpu.stats.hypervisor, timer::now() - left_guest);
+                return outcome;
+            }
+        }
+    }
+
+    /// Does what others asked for.
+    fn attend(&mut self) -> Flow {
+        let asked = self.vcpu.attention.swap(0, Ordering::SeqCst);
+        if asked & attention::STAND_STILL != 0 && self.vm.must_stand_still() {
+            // What else was asked stays to be done when it runs again.
+            self.vcpu.attention.fetch_or(asked & !attention::STAND_STILL, Ordering::SeqCst);
+            return Flow::Leave(Outcome::Stopped);
+        }
+        if asked & attention::DEVICE != 0 {
+            self.vm.continue_devices();
+        }
+        if asked & (attention::DELIVER | attention::DEVICE) != 0 {
+            self.deliver();
+        }
+        if asked & attention::PUBLISH != 0 {
+            self.publish();
+        }
+        Flow::Resume
+    }
+
+    /// Brings the list registers up to date with the vGIC.
+    pub fn deliver(&mut self) {
+        let mut distributor = self.vm.distributor.lock();
+        let mut redistributor = self.vcpu.redistributor.lock();
+        let lists = &mut self.core.lists;
+        let others = lists.deliver(&mut redistributor, Some(&mut distributor), &mut self.lists);
+        drop((redistributor, distributor));
+        self.vm.call_vcpus(others, attention::DELIVER);
+    }
+
+    /// As [`Self::deliver`] where only SGIs and PPIs can have changed: without the VM's lock.
+    pub fn deliver_private(&mut self) {
+        if self.core.lists.needs_distributor() {
+            return self.deliver();
+        }
+        let mut redistributor = self.vcpu.redistributor.lock();
+        let others = self.core.lists.deliver(&mut redistributor, None, &mut self.lists);
+        drop(redistributor);
+        self.vm.call_vcpus(others, attention::DELIVER);
+    }
+
+    /// Shows others what the list registers say.
+    pub fn publish(&mut self) {
+        let mut distributor = self.vm.distributor.lock();
+        let mut redistributor = self.vcpu.redistributor.lock();
+        let lists = &mut self.core.lists;
+        let others = lists.publish(&mut redistributor, Some(&mut distributor), &mut self.lists);
+        drop((redistributor, distributor));
+        self.vm.is_fresh(self.vcpu.index);
+        self.vm.call_vcpus(others, attention::DELIVER);
+    }
+
+    /// If the vCPU was just turned on: it begins where CPU_ON said.
+    fn begin_if_turned_on(&mut self) {
+        let mut power = self.vcpu.power.lock();
+        if power.state == Power::OnPending {
+            power.state.arrive();
+            self.core.start_at(self.vcpu.mpidr, power.entry.0, power.context);
+        }
+    }
+
+    fn turned_off(&mut self) {
+        let others = {
+            let mut distributor = self.vm.distributor.lock();
+            let mut redistributor = self.vcpu.redistributor.lock();
+            self.core.lists.turn_off(&mut redistributor, Some(&mut distributor))
+        };
+        self.vm.call_vcpus(others, attention::DELIVER);
+        self.vcpu.power.lock().state.turn_off();
+    }
+
+    /// The time since the vCPU left its last CPU was idle, or stolen from it.
+    fn account_wait(&self, now: u64) {
+        let since = self.vcpu.stats.waiting_since.load(Ordering::Relaxed);
+        if since == 0 {
+            return;
+        }
+        let stats = &self.vcpu.stats;
+        let waited = now.saturating_sub(since);
+        let counter = if stats.ready.load(Ordering::Relaxed) { &stats.steal } else { &stats.idle };
+        add(counter, waited);
+    }
+}

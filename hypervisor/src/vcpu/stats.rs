@@ -1,0 +1,102 @@
+//! What a vCPU has used. Written by the CPU that runs it, read by anybody.
+
+use abi::control::EXIT_CLASS_COUNT;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Classes of exits, in the order of [`abi::control::EXIT_CLASSES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum ExitClass {
+    /// HVC.
+    Hypercall,
+    /// SMC.
+    Smc,
+    /// A read of a CPU feature register.
+    IdRegister,
+    /// Another trapped system register.
+    SystemRegister,
+    /// An SGI to send.
+    Sgi,
+    /// The distributor or a redistributor.
+    Gic,
+    /// The PL011.
+    Uart,
+    /// A virtio device.
+    Virtio,
+    /// Memory that was not there yet.
+    Memory,
+    /// A physical interrupt.
+    Interrupt,
+    /// The vCPU's timer.
+    Timer,
+    /// WFI and WFE.
+    WaitForInterrupt,
+    /// The first use of floating point.
+    FloatingPoint,
+    /// An access that was answered with an abort.
+    Abort,
+    /// List registers ran empty.
+    Maintenance,
+    /// Anything else.
+    Other,
+}
+
+/// Counters of one vCPU. Times in counts of the system counter.
+pub struct Stats {
+    /// Exits by [`ExitClass`].
+    pub exits: [AtomicU64; EXIT_CLASS_COUNT],
+    /// Ran.
+    pub run: AtomicU64,
+    /// EL2 worked for it.
+    pub hypervisor: AtomicU64,
+    /// Had nothing to do.
+    pub idle: AtomicU64,
+    /// Could have run and did not.
+    pub steal: AtomicU64,
+    /// Changes of CPU.
+    pub migrations: AtomicU64,
+    /// When it began to wait, in counts: for a CPU or for an interrupt.
+    pub waiting_since: AtomicU64,
+    /// It waits for a CPU, not for an interrupt.
+    pub ready: core::sync::atomic::AtomicBool,
+    /// Its program counter when it last left.
+    pub pc: AtomicU64,
+    /// The CPU it ran on last.
+    pub last_cpu: AtomicU64,
+}
+
+impl Stats {
+    /// All zero.
+    pub const fn new() -> Self {
+        Self {
+            exits: [const { AtomicU64::new(0) }; EXIT_CLASS_COUNT],
+            run: AtomicU64::new(0),
+            hypervisor: AtomicU64::new(0),
+            idle: AtomicU64::new(0),
+            steal: AtomicU64::new(0),
+            migrations: AtomicU64::new(0),
+            waiting_since: AtomicU64::new(0),
+            ready: core::sync::atomic::AtomicBool::new(false),
+            pc: AtomicU64::new(0),
+            last_cpu: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Counts an exit. Only the CPU that runs the vCPU calls this, so a plain load and store do.
+    #[inline]
+    pub fn count(&self, class: ExitClass) {
+        add(&self.exits[class as usize], 1);
+    }
+}
+
+/// Adds to a counter that only one CPU writes at a time.
+#[inline]
+pub fn add(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+}
+
+/// Takes from a counter that only one CPU writes at a time.
+#[inline]
+pub fn subtract(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_sub(amount), Ordering::Relaxed);
+}

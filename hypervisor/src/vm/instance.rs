@@ -1,0 +1,247 @@
+//! A VM that runs: from its start to its end or reset. A VM that is started again is a new one.
+
+use super::address_space::{AddressSpace, Dismantling, Filled};
+use super::guest_memory::DeviceView;
+use super::oddities::Oddities;
+use super::layout;
+use crate::device::uart::Uart;
+use crate::device::virtio::Slot;
+use crate::vcpu::{Vcpu, attention};
+use abi::Text;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use machine_locks::{Rank, SpinLock};
+use model_addr::{Ipa, NodeId, VmId};
+use model_vgic::{Distributor, VcpuSet};
+
+/// Why a VM stops running.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
+    /// It powered itself off.
+    PowerOff,
+    /// It asked for a reset, or somebody pressed the button.
+    Reset,
+    /// Somebody ended it.
+    Killed,
+    /// It did what no guest may do, or the machine could not go on with it.
+    Failed(Text<96>),
+}
+
+/// A running VM.
+pub struct Instance {
+    /// Its slot and which start of it this is.
+    pub id: VmId,
+    /// The node where its memory begins.
+    pub home: NodeId,
+    name: Text<32>,
+    /// Its memory.
+    pub space: AddressSpace,
+    /// Its vCPUs.
+    pub vcpus: Box<[Vcpu]>,
+    /// Its shared interrupts.
+    pub distributor: SpinLock<Distributor>,
+    /// vCPUs whose list registers' state others can read: bit n is vCPU n.
+    fresh: AtomicU64,
+    /// Its PL011 and console.
+    pub uart: Uart,
+    /// Its virtio devices, in the order of their windows.
+    pub virtio: Vec<Slot>,
+    /// What its guest did that was out of the ordinary.
+    pub oddities: Oddities,
+    /// Virtual time = physical time - this, in counts.
+    time_offset: u64,
+    paused: AtomicBool,
+    ending: AtomicBool,
+    end: SpinLock<Option<End>>,
+}
+
+/// What a new instance is made of.
+pub struct Parts {
+    /// Its slot and which start of it this is.
+    pub id: VmId,
+    /// The node where its memory begins.
+    pub home: NodeId,
+    /// Its name.
+    pub name: Text<32>,
+    /// Its memory.
+    pub space: AddressSpace,
+    /// Its vCPUs.
+    pub vcpus: Box<[Vcpu]>,
+    /// Its virtio devices.
+    pub virtio: Vec<Slot>,
+}
+
+impl Instance {
+    /// A VM about to run, its time beginning now.
+    pub fn new(parts: Parts) -> Self {
+        let Parts { id, home, name, space, vcpus, virtio } = parts;
+        let distributor = Distributor::new(layout::SPIS, vcpus.len());
+        Self {
+            id,
+            home,
+            name,
+            space,
+            vcpus,
+            distributor: SpinLock::new(Rank::Distributor, distributor),
+            fresh: AtomicU64::new(0),
+            uart: Uart::new(name),
+            virtio,
+            oddities: Oddities::new(),
+            time_offset: machine_aarch64::timer::now(),
+            paused: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            end: SpinLock::new(Rank::Vm, None),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.name.as_str().unwrap_or("?")
+    }
+
+    /// `VTTBR_EL2`.
+    pub fn vttbr(&self) -> u64 {
+        self.space.vttbr()
+    }
+
+    /// `CNTVOFF_EL2`.
+    #[inline]
+    pub fn time_offset(&self) -> u64 {
+        self.time_offset
+    }
+
+    /// Its memory, for devices.
+    pub fn memory(&self) -> DeviceView<'_> {
+        DeviceView { space: &self.space, node: self.home }
+    }
+
+    /// Whether the guest has memory at `ipa`.
+    #[inline]
+    pub fn memory_contains(&self, ipa: Ipa) -> bool {
+        self.space.contains(ipa)
+    }
+
+    /// Puts a frame behind `ipa`, which faulted.
+    pub fn fill(&self, ipa: Ipa, node: NodeId) -> Filled {
+        self.space.fill(ipa, node)
+    }
+
+    /// Asks these vCPUs to do what `bits` of [`attention`] say.
+    #[inline]
+    pub fn call_vcpus(&self, vcpus: VcpuSet, bits: u32) {
+        if vcpus.is_empty() {
+            return;
+        }
+        for vcpu in vcpus.iter().filter_map(|index| self.vcpus.get(index)) {
+            vcpu.call(bits);
+        }
+    }
+
+    /// Sets the level of a shared interrupt line.
+    pub fn set_line(&self, intid: u32, high: bool) {
+        let vcpus = self.distributor.lock().set_level(intid, high);
+        self.call_vcpus(vcpus, attention::DELIVER);
+    }
+
+    /// vCPUs whose list registers' state others can read now: those that published it since they
+    /// were asked, and those on no CPU.
+    pub fn fresh_vcpus(&self) -> VcpuSet {
+        let asleep = self.vcpus.iter().filter(|vcpu| vcpu.running_on().is_none());
+        let asleep = asleep.fold(VcpuSet::NONE, |set, vcpu| set.or(VcpuSet::only(vcpu.index.into())));
+        asleep.or(VcpuSet(self.fresh.load(Ordering::SeqCst)))
+    }
+
+    /// vCPU `index` has published.
+    pub fn is_fresh(&self, index: u16) {
+        self.fresh.fetch_or(VcpuSet::only(index.into()).0, Ordering::SeqCst);
+    }
+
+    /// Asks `vcpus` to publish, on behalf of vCPU `asker`, whose instruction runs again then.
+    pub fn ask_for_fresh(&self, vcpus: VcpuSet, asker: u16) {
+        self.fresh.fetch_and(!vcpus.0, Ordering::SeqCst);
+        self.call_vcpus(vcpus.without(VcpuSet::only(asker.into())), attention::PUBLISH);
+    }
+
+    /// Goes on with device work that was put off.
+    pub fn continue_devices(&self) {
+        for (n, slot) in self.virtio.iter().enumerate() {
+            slot.proceed(self, n);
+        }
+    }
+
+    /// A device has more to do than one go allows: vCPU 0 comes back to it.
+    pub fn put_off_device_work(&self) {
+        self.call_vcpus(VcpuSet::only(0), attention::DEVICE);
+    }
+
+    /// An access to the virtio windows at `offset`; `None` where there is no device.
+    pub fn virtio_access(&self, offset: u64, size: usize, value: Option<u64>) -> Option<u64> {
+        let window = model_guest_image::map::VIRTIO_SIZE;
+        let n = (offset / window) as usize;
+        Some(self.virtio.get(n)?.access(self, n, offset % window, size, value))
+    }
+
+    /// Whether its vCPUs must not run now.
+    #[inline]
+    pub fn must_stand_still(&self) -> bool {
+        self.paused.load(Ordering::SeqCst) || self.ending.load(Ordering::SeqCst)
+    }
+
+    /// Whether somebody paused it.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
+    }
+
+    /// Whether it is on its way out.
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::SeqCst)
+    }
+
+    /// Stops its vCPUs where they are.
+    pub fn pause(&self) {
+        self.paused.store(true, Ordering::SeqCst);
+        self.call_vcpus(VcpuSet::first(self.vcpus.len()), attention::STAND_STILL);
+    }
+
+    /// Lets its vCPUs go on.
+    pub fn resume(&self) {
+        self.paused.store(false, Ordering::SeqCst);
+        for vcpu in &self.vcpus {
+            crate::sched::wake(vcpu.entity);
+        }
+    }
+
+    /// Presses its power button; `false` where the guest does not listen to it.
+    #[expect(clippy::unused_self, reason = "the button comes with the GPIO model")]
+    pub fn press_power_button(&self) -> bool {
+        false
+    }
+
+    /// Ends it because of something that went wrong.
+    pub fn end(&self, reason: fmt::Arguments<'_>) {
+        let mut text = heapless::String::<160>::new();
+        let _ = fmt::Write::write_fmt(&mut text, reason);
+        self.finish(End::Failed(Text::cut(&text)));
+    }
+
+    /// Ends it; the first reason counts.
+    pub fn finish(&self, end: End) {
+        self.end.lock().get_or_insert(end);
+        if !self.ending.swap(true, Ordering::SeqCst) {
+            super::reaper::begin(self.id);
+        }
+        self.call_vcpus(VcpuSet::first(self.vcpus.len()), attention::STAND_STILL);
+    }
+
+    /// Why it ended.
+    pub fn reason(&self) -> Option<End> {
+        *self.end.lock()
+    }
+
+    /// Takes it apart, once nothing runs or refers to it.
+    pub fn dismantle(self) -> Dismantling {
+        self.space.dismantle()
+    }
+}

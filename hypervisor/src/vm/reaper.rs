@@ -1,0 +1,122 @@
+//! What follows a VM's end: its vCPUs leave the scheduler, its memory goes back in bounded pieces,
+//! and, after a reset, it starts again.
+
+use super::instance::{End, Instance};
+use super::table::{self, Vm};
+use super::{address_space::Dismantling, report};
+use crate::device::block::Backing;
+use crate::device::overlay::Remains;
+use crate::device::virtio::Slot;
+use crate::{housekeeping, sched};
+use abi::bundle::VM_RESTART;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use machine_locks::{Rank, SpinLock};
+use model_addr::VmId;
+
+/// Table entries that one step looks at.
+const BUDGET: usize = 2048;
+
+/// A VM on its way out.
+enum Stage {
+    /// Its vCPUs may still run.
+    Stopping(VmId),
+    /// Nothing runs; somebody may still hold it for a moment.
+    Waiting(Arc<Vm>, Arc<Instance>, End),
+    /// Its memory goes back.
+    Dismantling(Arc<Vm>, Dismantling, Vec<Remains>, End),
+}
+
+static LEAVING: SpinLock<Vec<Stage>> = SpinLock::new(Rank::Vm, Vec::new());
+
+/// A VM has begun to end.
+pub fn begin(id: VmId) {
+    LEAVING.lock().push(Stage::Stopping(id));
+    housekeeping::request();
+}
+
+/// Goes on with one VM; whether there is more to do.
+pub fn step() -> bool {
+    let stage = {
+        let mut leaving = LEAVING.lock();
+        if leaving.is_empty() {
+            return false;
+        }
+        leaving.remove(0)
+    };
+    let next = match stage {
+        Stage::Stopping(id) => stopping(id),
+        Stage::Waiting(vm, instance, end) => waiting(vm, instance, end),
+        Stage::Dismantling(vm, space, disks, end) => dismantling(vm, space, disks, end),
+    };
+    let mut leaving = LEAVING.lock();
+    leaving.extend(next);
+    !leaving.is_empty()
+}
+
+/// Takes the vCPUs out of the scheduler; they stand still by themselves.
+fn stopping(id: VmId) -> Option<Stage> {
+    let instance = table::instance(id)?;
+    let out = instance.vcpus.iter().fold(true, |all, vcpu| sched::leave(vcpu.entity) && all);
+    if !out {
+        return Some(Stage::Stopping(id));
+    }
+    for vcpu in &instance.vcpus {
+        sched::release(vcpu.entity);
+    }
+    let end = instance.reason().unwrap_or(End::Killed);
+    let vm = table::all().into_iter().find(|vm| vm.slot == id.index)?;
+    instance.uart.terminal.flush();
+    drop(instance);
+    let instance = vm.take_ended()?;
+    log::info!("{} has ended: {}", vm.record.name, report::reason(end));
+    Some(Stage::Waiting(vm, instance, end))
+}
+
+/// Waits until nobody else holds the instance, which from now on can only become fewer.
+fn waiting(vm: Arc<Vm>, instance: Arc<Instance>, end: End) -> Option<Stage> {
+    match Arc::try_unwrap(instance) {
+        Ok(instance) => {
+            let Parts { space, disks } = take_apart(instance);
+            Some(Stage::Dismantling(vm, space, disks, end))
+        }
+        Err(instance) => Some(Stage::Waiting(vm, instance, end)),
+    }
+}
+
+struct Parts {
+    space: Dismantling,
+    disks: Vec<Remains>,
+}
+
+fn take_apart(mut instance: Instance) -> Parts {
+    let slots = core::mem::take(&mut instance.virtio);
+    let disks = slots.into_iter().filter_map(|slot| match slot {
+        Slot::Block(block) => match block.into_backing() {
+            Backing::Cow(disk) => Some(disk.dismantle()),
+            Backing::ReadOnly(_) | Backing::Partition(_) => None,
+        },
+        Slot::Console(_) | Slot::Rng(_) => None,
+    });
+    let disks = disks.collect();
+    Parts { space: instance.dismantle(), disks }
+}
+
+fn dismantling(vm: Arc<Vm>, mut space: Dismantling, mut disks: Vec<Remains>, end: End) -> Option<Stage> {
+    if let Some(disk) = disks.last_mut() {
+        if disk.step(BUDGET as u32) {
+            disks.pop();
+        }
+        return Some(Stage::Dismantling(vm, space, disks, end));
+    }
+    if !space.step(BUDGET) {
+        return Some(Stage::Dismantling(vm, space, disks, end));
+    }
+    report::send_state(&vm);
+    if matches!(end, End::Reset) && vm.record.flags & VM_RESTART != 0
+        && let Err(refusal) = table::begin(&vm)
+    {
+        log::warn!("{} does not start again: {}", vm.record.name, refusal.sentence);
+    }
+    None
+}

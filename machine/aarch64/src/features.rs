@@ -1,0 +1,66 @@
+//! What this CPU can do, read from its ID registers.
+
+/// How many ID registers guests can read by trap: op0=3, op1=0, CRn=0, CRm=1..=7, op2=0..=7.
+pub const ID_REGISTER_COUNT: usize = 56;
+
+macro_rules! read_id_registers {
+    ($($index:literal = $name:literal),* $(,)?) => {{
+        let mut values = [0u64; ID_REGISTER_COUNT];
+        $(values[$index] = read_sysreg!($name);)*
+        values
+    }};
+}
+
+/// The executing CPU's ID registers, indexed by (CRm - 1) * 8 + op2. Encodings that have no
+/// register read as zero on every CPU (Arm ARM D24.1: reserved, RES0).
+pub fn id_registers() -> [u64; ID_REGISTER_COUNT] {
+    read_id_registers! {
+        24 = "id_aa64pfr0_el1", 25 = "id_aa64pfr1_el1", 26 = "s3_0_c0_c4_2", 28 = "s3_0_c0_c4_4",
+        32 = "id_aa64dfr0_el1", 33 = "id_aa64dfr1_el1", 36 = "id_aa64afr0_el1", 37 = "id_aa64afr1_el1",
+        40 = "id_aa64isar0_el1", 41 = "id_aa64isar1_el1", 42 = "s3_0_c0_c6_2", 43 = "s3_0_c0_c6_3",
+        48 = "id_aa64mmfr0_el1", 49 = "id_aa64mmfr1_el1", 50 = "s3_0_c0_c7_2", 51 = "s3_0_c0_c7_3",
+        52 = "s3_0_c0_c7_4",
+    }
+}
+
+/// `MIDR_EL1`: who made the CPU.
+pub fn midr() -> u64 {
+    read_sysreg!("midr_el1")
+}
+
+/// Bits of physical address (`ID_AA64MMFR0_EL1.PARange`).
+pub fn physical_address_bits() -> u32 {
+    match read_sysreg!("id_aa64mmfr0_el1") & 0xf {
+        0 => 32,
+        1 => 36,
+        2 => 40,
+        3 => 42,
+        4 => 44,
+        _ => 48,
+    }
+}
+
+/// Whether VMIDs have 16 bits (`ID_AA64MMFR1_EL1.VMIDBits`).
+pub fn has_16_bit_vmid() -> bool {
+    read_sysreg!("id_aa64mmfr1_el1") >> 4 & 0xf == 2
+}
+
+/// A true random number (FEAT_RNG, `RNDRRS`), where the CPU has it and has one ready.
+pub fn random() -> Option<u64> {
+    if read_sysreg!("id_aa64isar0_el1") >> 60 & 0xf == 0 {
+        return None;
+    }
+    let (value, flags): (u64, u64);
+    // SAFETY: the register exists (checked); reading it changes the flags, which are declared.
+    unsafe {
+        core::arch::asm!(
+            "mrs {value}, s3_3_c2_c4_1",
+            "mrs {flags}, nzcv",
+            value = out(reg) value,
+            flags = out(reg) flags,
+            options(nostack)
+        );
+    }
+    // The instruction sets Z where it has nothing.
+    (flags & 1 << 30 == 0).then_some(value)
+}

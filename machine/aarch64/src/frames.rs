@@ -1,0 +1,152 @@
+//! Access to frames by machine address: copies through raw pointers, never a reference.
+//!
+//! Guests and devices may write the same bytes at the same time. Such races tear values, which
+//! the callers expect: what a guest says is an allegation, read once and checked afterwards.
+
+use core::arch::{asm, global_asm};
+use core::ptr;
+use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use model_addr::{FRAME_SIZE, Mfn, Pa};
+
+global_asm!(include_str!("frames.S"));
+
+unsafe extern "C" {
+    fn frame_zero_clean(start: u64, frames: u64);
+    fn frame_copy(to: u64, from: u64);
+}
+
+/// A run of RAM that EL2 may read and write by machine address.
+///
+/// Holding one is the proof that the run is RAM: only [`Ram::new`] makes them.
+#[derive(Clone, Copy, Debug)]
+pub struct Ram {
+    start: Pa,
+    size: u64,
+}
+
+impl Ram {
+    /// Names a run of RAM.
+    ///
+    /// # Safety
+    ///
+    /// All `size` bytes from `start` are RAM that EL2 has mapped one to one as Normal memory, and
+    /// Rust owns none of them: no reference and no allocation of EL2 lies inside.
+    pub const unsafe fn new(start: Pa, size: u64) -> Self {
+        Self { start, size }
+    }
+
+    /// Whole frames from `first`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::new`].
+    pub const unsafe fn frames(first: Mfn, count: u64) -> Self {
+        Self { start: first.address(), size: count * FRAME_SIZE }
+    }
+
+    /// Bytes.
+    pub const fn size(self) -> u64 {
+        self.size
+    }
+
+    /// Where it begins.
+    pub const fn start(self) -> Pa {
+        self.start
+    }
+
+    fn pointer(self, offset: u64, len: usize) -> *mut u8 {
+        assert!(
+            offset <= self.size && len as u64 <= self.size - offset,
+            "run of {len} bytes at {offset:#x} leaves RAM of {:#x} bytes at {}",
+            self.size,
+            self.start
+        );
+        ptr::with_exposed_provenance_mut((self.start.0 + offset) as usize)
+    }
+
+    /// Copies bytes out.
+    pub fn read(self, offset: u64, into: &mut [u8]) {
+        let from = self.pointer(offset, into.len());
+        // SAFETY: `from` is RAM for `into.len()` bytes (checked), `into` is EL2's own, and the
+        // two do not overlap since Rust owns nothing inside the run.
+        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies bytes in.
+    pub fn write(self, offset: u64, from: &[u8]) {
+        let to = self.pointer(offset, from.len());
+        // SAFETY: as in `read`, with the roles exchanged.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+    }
+
+    /// Copies bytes from another run.
+    pub fn copy_from(self, offset: u64, source: Ram, source_offset: u64, len: usize) {
+        let to = self.pointer(offset, len);
+        let from = source.pointer(source_offset, len);
+        // SAFETY: both are RAM for `len` bytes (checked); `copy` allows them to overlap.
+        unsafe { ptr::copy(from, to, len) }
+    }
+
+    /// Fills a part with zeroes.
+    pub fn zero(self, offset: u64, len: usize) {
+        // SAFETY: RAM for `len` bytes (checked) that Rust does not own.
+        unsafe { ptr::write_bytes(self.pointer(offset, len), 0, len) }
+    }
+
+    /// The aligned 16-bit word at `offset`, in one access.
+    pub fn read_u16(self, offset: u64) -> u16 {
+        let word = self.pointer(offset, 2).cast::<u16>();
+        assert!(word.is_aligned(), "odd address for a 16-bit word");
+        // SAFETY: RAM for two bytes, aligned; all accesses of EL2 to it are atomic or copies.
+        unsafe { AtomicU16::from_ptr(word).load(Ordering::Acquire) }
+    }
+
+    /// Sets the aligned 16-bit word at `offset`, after all earlier stores.
+    pub fn write_u16(self, offset: u64, value: u16) {
+        let word = self.pointer(offset, 2).cast::<u16>();
+        assert!(word.is_aligned(), "odd address for a 16-bit word");
+        // SAFETY: as in `read_u16`.
+        unsafe { AtomicU16::from_ptr(word).store(value, Ordering::Release) }
+    }
+
+    /// Word `index` of a table frame, in one access.
+    pub fn read_word(self, index: usize) -> u64 {
+        let word = self.pointer(index as u64 * 8, 8).cast::<u64>();
+        // SAFETY: RAM for eight bytes; frames are aligned, so are their words.
+        unsafe { AtomicU64::from_ptr(word).load(Ordering::Acquire) }
+    }
+
+    /// Sets word `index` of a table frame, in one access.
+    pub fn write_word(self, index: usize, value: u64) {
+        let word = self.pointer(index as u64 * 8, 8).cast::<u64>();
+        // SAFETY: as in `read_word`.
+        unsafe { AtomicU64::from_ptr(word).store(value, Ordering::Release) }
+    }
+}
+
+/// Zeroes whole frames and cleans them to the point of coherency line by line, so that a guest
+/// whose caches are off sees zeroes too and never what was there before.
+///
+/// # Safety
+///
+/// The frames are RAM that nobody uses.
+pub unsafe fn zero_frames_for_guest(first: Mfn, frames: u64) {
+    // SAFETY: the caller's promise; the routine touches exactly these frames.
+    unsafe { frame_zero_clean(first.address().0, frames) }
+}
+
+/// Copies one frame to another.
+///
+/// # Safety
+///
+/// Both are RAM; nobody uses `to`.
+pub unsafe fn copy_frame(to: Mfn, from: Mfn) {
+    // SAFETY: the caller's promise.
+    unsafe { frame_copy(to.address().0, from.address().0) }
+}
+
+/// Makes an instruction or table that was just written visible before what follows.
+pub fn order_writes() {
+    // SAFETY: a barrier changes nothing.
+    unsafe { asm!("dsb ish", options(nostack)) }
+}

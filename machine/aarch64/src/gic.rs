@@ -1,0 +1,221 @@
+//! The machine's GICv3 as EL2 uses it (Arm IHI 0069): few interrupts, one security state,
+//! priority drop and deactivation apart (EOImode 1), so that a guest can end what is its own.
+
+use crate::cpu::{affinity, dsb_sy, isb};
+use core::arch::asm;
+use core::ptr;
+use model_addr::{Pa, PaRange};
+
+/// The SGI by which one CPU makes another look at its work.
+pub const SGI_KICK: u32 = 0;
+/// What [`acknowledge`] gives when nothing is pending.
+pub const SPURIOUS: u32 = 1023;
+/// INTIDs below are a CPU's own.
+pub const FIRST_SPI: u32 = 32;
+
+const PRIORITY: u8 = 0x80;
+const GICD_CTLR: usize = 0x0;
+const GICD_IGROUPR: usize = 0x80;
+const GICD_ISENABLER: usize = 0x100;
+const GICD_IPRIORITYR: usize = 0x400;
+const GICD_ICFGR: usize = 0xc00;
+const GICD_IROUTER: usize = 0x6000;
+const GICR_WAKER: usize = 0x14;
+const GICR_TYPER: usize = 0x8;
+const GICR_SGI_FRAME: usize = 0x1_0000;
+const GICR_STRIDE: u64 = 0x2_0000;
+const GICR_ISACTIVER0: usize = 0x300;
+const GICR_ICACTIVER0: usize = 0x380;
+const CTLR_RWP: u32 = 1 << 31;
+
+fn register<T>(frame: Pa, offset: usize) -> *mut T {
+    ptr::with_exposed_provenance_mut(frame.0 as usize + offset)
+}
+
+/// The distributor.
+#[derive(Clone, Copy, Debug)]
+pub struct Distributor(Pa);
+
+impl Distributor {
+    /// The distributor whose registers are at `base`.
+    ///
+    /// # Safety
+    ///
+    /// A GICv3 distributor is there and EL2 has mapped it as Device memory.
+    pub const unsafe fn new(base: Pa) -> Self {
+        Self(base)
+    }
+
+    fn read32(self, offset: usize) -> u32 {
+        // SAFETY: a register of the distributor that `new` was promised.
+        unsafe { register::<u32>(self.0, offset).read_volatile() }
+    }
+
+    fn write32(self, offset: usize, value: u32) {
+        // SAFETY: as above; EL2 is the only one that drives it.
+        unsafe { register::<u32>(self.0, offset).write_volatile(value) }
+    }
+
+    /// Affinity routing on, group 1 on. Done once, by the first CPU.
+    pub fn init(self) {
+        const ARE: u32 = 1 << 4;
+        const ENABLE_GROUP_1: u32 = 1 << 1;
+        self.write32(GICD_CTLR, 0);
+        self.wait();
+        self.write32(GICD_CTLR, ARE);
+        self.wait();
+        self.write32(GICD_CTLR, ARE | ENABLE_GROUP_1);
+        self.wait();
+    }
+
+    fn wait(self) {
+        while self.read32(GICD_CTLR) & CTLR_RWP != 0 {
+            core::hint::spin_loop();
+        }
+    }
+
+    /// Lets the shared interrupt `intid` (32..1020) reach the executing CPU.
+    pub fn enable_here(self, intid: u32, edge: bool) {
+        let (word, bit) = (intid as usize / 32 * 4, 1 << (intid % 32));
+        let config = GICD_ICFGR + intid as usize / 16 * 4;
+        let edge_bit = 2 << (intid % 16 * 2);
+        let old = self.read32(config);
+        self.write32(config, if edge { old | edge_bit } else { old & !edge_bit });
+        self.write32(GICD_IGROUPR + word, self.read32(GICD_IGROUPR + word) | bit);
+        // SAFETY: byte and doubleword registers of the distributor, as `new` was promised.
+        unsafe {
+            register::<u8>(self.0, GICD_IPRIORITYR + intid as usize).write_volatile(PRIORITY);
+            register::<u64>(self.0, GICD_IROUTER + intid as usize * 8).write_volatile(affinity());
+        }
+        self.write32(GICD_ISENABLER + word, bit);
+    }
+}
+
+/// The redistributor of one CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Redistributor(Pa);
+
+impl Redistributor {
+    /// Finds the executing CPU's redistributor among those in `regions`.
+    ///
+    /// # Safety
+    ///
+    /// The regions hold GICv3 redistributors and EL2 has mapped them as Device memory.
+    pub unsafe fn find_own(regions: &[PaRange]) -> Option<Self> {
+        const LAST: u64 = 1 << 4;
+        let wanted = compact_affinity(affinity());
+        for region in regions {
+            for n in 0..region.size / GICR_STRIDE {
+                let frame = Pa(region.start.0 + n * GICR_STRIDE);
+                // SAFETY: the frame lies inside a region of redistributors.
+                let typer = unsafe { register::<u64>(frame, GICR_TYPER).read_volatile() };
+                if typer >> 32 == wanted {
+                    return Some(Self(frame));
+                }
+                if typer & LAST != 0 {
+                    break;
+                }
+            }
+        }
+        None
+    }
+
+    fn sgi_frame(self, offset: usize) -> *mut u32 {
+        register(self.0, GICR_SGI_FRAME + offset)
+    }
+
+    /// Wakes the redistributor, silences all its interrupts and puts them into group 1.
+    pub fn init(self) {
+        const PROCESSOR_SLEEP: u32 = 1 << 1;
+        const CHILDREN_ASLEEP: u32 = 1 << 2;
+        // SAFETY: registers of this CPU's redistributor, which no other CPU writes.
+        unsafe {
+            let waker = register::<u32>(self.0, GICR_WAKER);
+            waker.write_volatile(waker.read_volatile() & !PROCESSOR_SLEEP);
+            while waker.read_volatile() & CHILDREN_ASLEEP != 0 {
+                core::hint::spin_loop();
+            }
+            self.sgi_frame(0x180).write_volatile(!0); // ICENABLER0
+            self.sgi_frame(GICR_ICACTIVER0).write_volatile(!0);
+            self.sgi_frame(GICD_IGROUPR).write_volatile(!0);
+            for word in 0..8 {
+                self.sgi_frame(GICD_IPRIORITYR + word * 4)
+                    .write_volatile(u32::from_ne_bytes([PRIORITY; 4]));
+            }
+        }
+    }
+
+    /// Lets this CPU's own interrupt `intid` (0..32) through.
+    pub fn enable(self, intid: u32) {
+        // SAFETY: a write-one-to-set register of this CPU's redistributor.
+        unsafe { self.sgi_frame(GICD_ISENABLER).write_volatile(1 << intid) }
+    }
+
+    /// Sets or clears the active state of this CPU's interrupt `intid` (0..32).
+    pub fn set_active(self, intid: u32, active: bool) {
+        let offset = if active { GICR_ISACTIVER0 } else { GICR_ICACTIVER0 };
+        // SAFETY: write-one registers of this CPU's redistributor.
+        unsafe { self.sgi_frame(offset).write_volatile(1 << intid) }
+    }
+}
+
+/// Aff3.Aff2.Aff1.Aff0 as 32 bits, as `GICR_TYPER` has it.
+fn compact_affinity(affinity: u64) -> u64 {
+    (affinity >> 8 & 0xff00_0000) | (affinity & 0xff_ffff)
+}
+
+/// Sets up the executing CPU's interface: system registers, all priorities, EOImode 1.
+pub fn init_cpu_interface() {
+    // SAFETY: EL2's own physical interface; guests see the virtual one.
+    unsafe {
+        write_sysreg!("s3_4_c12_c9_5", 0xf_u64); // ICC_SRE_EL2: SRE, DFB, DIB, Enable
+        isb();
+        write_sysreg!("s3_0_c4_c6_0", 0xff_u64); // ICC_PMR_EL1
+        write_sysreg!("s3_0_c12_c12_3", 0_u64); // ICC_BPR1_EL1
+        write_sysreg!("s3_0_c12_c12_4", 2_u64); // ICC_CTLR_EL1.EOImode
+        write_sysreg!("s3_0_c12_c12_7", 1_u64); // ICC_IGRPEN1_EL1
+    }
+    isb();
+}
+
+/// Takes the pending interrupt with the highest priority; [`SPURIOUS`] if there is none.
+#[inline]
+pub fn acknowledge() -> u32 {
+    read_sysreg!("s3_0_c12_c12_0") as u32 // ICC_IAR1_EL1
+}
+
+/// Drops the running priority of an acknowledged interrupt; it stays active.
+#[inline]
+pub fn drop_priority(intid: u32) {
+    // SAFETY: EL2 acknowledged it on this CPU.
+    unsafe { write_sysreg!("s3_0_c12_c12_1", u64::from(intid)) } // ICC_EOIR1_EL1
+}
+
+/// Ends an active interrupt.
+#[inline]
+pub fn deactivate(intid: u32) {
+    // SAFETY: ending an interrupt that is not active has no effect.
+    unsafe { write_sysreg!("s3_0_c12_c11_1", u64::from(intid)) } // ICC_DIR_EL1
+}
+
+/// Sends [`SGI_KICK`] to the CPU with that affinity.
+pub fn kick(affinity: u64) {
+    let target = 1 << (affinity & 0xf)
+        | (affinity >> 8 & 0xff) << 16
+        | (affinity >> 16 & 0xff) << 32
+        | (affinity >> 4 & 0xf) << 44
+        | (affinity >> 32 & 0xff) << 48;
+    // SAFETY: an SGI only makes the other CPU look at its work; the barrier before it makes the
+    // work visible.
+    unsafe {
+        asm!("dsb ishst", options(nostack));
+        write_sysreg!("s3_0_c12_c11_5", target | u64::from(SGI_KICK) << 24); // ICC_SGI1R_EL1
+    }
+    isb();
+}
+
+/// Waits until the interface has seen earlier writes to device registers.
+pub fn settle() {
+    dsb_sy();
+    isb();
+}

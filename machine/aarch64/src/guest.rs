@@ -1,0 +1,277 @@
+//! A vCPU's state beside its general registers: EL1 system registers, floating point, and the
+//! registers by which EL2 confines it.
+//!
+//! The table in [`El1State`] is the world switch: a feature that a guest may use has its
+//! registers here, and a feature that has none here is hidden or trapped.
+
+use crate::cpu::isb;
+use core::arch::{asm, global_asm};
+
+global_asm!(include_str!("fp.S"));
+
+unsafe extern "C" {
+    fn fp_save(state: *mut FpState);
+    fn fp_load(state: *const FpState);
+}
+
+/// `HCR_EL2` bits (Arm ARM D24.2), and the value with which every guest runs.
+pub mod hcr {
+    const VM: u64 = 1 << 0;
+    const SWIO: u64 = 1 << 1;
+    const FMO: u64 = 1 << 3;
+    const IMO: u64 = 1 << 4;
+    const AMO: u64 = 1 << 5;
+    const FB: u64 = 1 << 9;
+    const BSU_INNER: u64 = 1 << 10;
+    const TWI: u64 = 1 << 13;
+    const TID3: u64 = 1 << 18;
+    const TSC: u64 = 1 << 19;
+    const TIDCP: u64 = 1 << 20;
+    const TACR: u64 = 1 << 21;
+    const RW: u64 = 1 << 31;
+    const TLOR: u64 = 1 << 35;
+    /// Virtual SError pending: the guest takes one.
+    pub const VSE: u64 = 1 << 8;
+    /// Stage 2 on; interrupts to EL2; broadcast TLB maintenance and barriers made inner
+    /// shareable, so that they follow a vCPU from CPU to CPU; WFI, SMC, ID registers and
+    /// implementation-defined registers trap. TID2 stays clear: cache geometry reads are frequent
+    /// and harmless.
+    pub const GUEST: u64 = VM | SWIO | FMO | IMO | AMO | FB | BSU_INNER | TWI | TID3 | TSC
+        | TIDCP | TACR | TLOR | RW;
+}
+
+/// `CPTR_EL2` with E2H clear: RES1 bits, SVE and trace trapped.
+const CPTR_TRAP_SVE: u64 = 0x32ff | 1 << 8 | 1 << 20;
+/// `CPTR_EL2.TFP`: floating point traps.
+const CPTR_TRAP_FP: u64 = 1 << 10;
+/// `MDCR_EL2`: debug, OS lock, debug ROM, PMU and its counters trap.
+const MDCR_TRAP_ALL: u64 = 1 << 11 | 1 << 10 | 1 << 9 | 1 << 6 | 1 << 5;
+/// `CNTHCTL_EL2`: the physical counter may be read, the physical timer traps.
+const CNTHCTL: u64 = 1;
+
+/// Sets the registers that are the same for every guest. Done once on each CPU.
+///
+/// # Safety
+///
+/// EL2 runs with E2H clear and no guest has run yet on this CPU.
+pub unsafe fn init_cpu(vtcr: u64) {
+    let midr = read_sysreg!("midr_el1");
+    // SAFETY: these registers confine guests and do not concern EL2's own execution.
+    unsafe {
+        write_sysreg!("vtcr_el2", vtcr);
+        write_sysreg!("hcr_el2", hcr::GUEST);
+        write_sysreg!("cptr_el2", CPTR_TRAP_SVE | CPTR_TRAP_FP);
+        write_sysreg!("mdcr_el2", MDCR_TRAP_ALL);
+        write_sysreg!("cnthctl_el2", CNTHCTL);
+        write_sysreg!("hstr_el2", 0_u64);
+        write_sysreg!("vpidr_el2", midr);
+        write_sysreg!("cntvoff_el2", 0_u64);
+        write_sysreg!("cntv_ctl_el0", 0_u64);
+    }
+    isb();
+}
+
+macro_rules! el1_registers {
+    ($($(#[$doc:meta])* $field:ident = $name:literal),* $(,)?) => {
+        /// EL1 and EL0 system registers of a vCPU that is not loaded.
+        #[derive(Clone, Copy, Debug, Default)]
+        #[repr(C)]
+        pub struct El1State {
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl El1State {
+            /// Reads the executing CPU's registers.
+            pub fn save(&mut self) {
+                $(self.$field = read_sysreg!($name);)*
+            }
+
+            /// Writes the executing CPU's registers.
+            ///
+            /// # Safety
+            ///
+            /// The CPU runs no guest until the rest of this vCPU is loaded too.
+            pub unsafe fn load(&self) {
+                // SAFETY: EL1 registers have no effect on EL2's own execution with E2H clear.
+                unsafe { $(write_sysreg!($name, self.$field);)* }
+            }
+        }
+    };
+}
+
+el1_registers! {
+    /// System control: MMU, caches, endianness.
+    sctlr = "sctlr_el1",
+    /// Floating-point access.
+    cpacr = "cpacr_el1",
+    /// Translation table base, lower half.
+    ttbr0 = "ttbr0_el1",
+    /// Translation table base, upper half.
+    ttbr1 = "ttbr1_el1",
+    /// Translation control.
+    tcr = "tcr_el1",
+    /// Syndrome of the last exception.
+    esr = "esr_el1",
+    /// Address of the last fault.
+    far = "far_el1",
+    /// Implementation-defined syndrome 0.
+    afsr0 = "afsr0_el1",
+    /// Implementation-defined syndrome 1.
+    afsr1 = "afsr1_el1",
+    /// Memory attributes.
+    mair = "mair_el1",
+    /// Implementation-defined memory attributes.
+    amair = "amair_el1",
+    /// Vectors.
+    vbar = "vbar_el1",
+    /// Context number, for debuggers.
+    contextidr = "contextidr_el1",
+    /// Thread pointer of EL0.
+    tpidr_el0 = "tpidr_el0",
+    /// Read-only thread pointer of EL0.
+    tpidrro_el0 = "tpidrro_el0",
+    /// Thread pointer of EL1.
+    tpidr_el1 = "tpidr_el1",
+    /// Result of an address translation instruction.
+    par = "par_el1",
+    /// EL0's access to timers.
+    cntkctl = "cntkctl_el1",
+    /// Exception return address.
+    elr = "elr_el1",
+    /// Exception return state.
+    spsr = "spsr_el1",
+    /// Stack pointer of EL0.
+    sp_el0 = "sp_el0",
+    /// Stack pointer of EL1.
+    sp_el1 = "sp_el1",
+    /// Debug control.
+    mdscr = "mdscr_el1",
+    /// Cache size selection.
+    csselr = "csselr_el1",
+    /// Affinity as the guest sees it.
+    vmpidr = "vmpidr_el2",
+}
+
+impl El1State {
+    /// The state of a vCPU after reset: MMU and caches off (Arm ARM D1.9).
+    pub fn reset(mpidr: u64) -> Self {
+        Self { sctlr: 0x30d0_0800, vmpidr: mpidr, ..Self::default() }
+    }
+}
+
+/// Reads the loaded vCPU's `SCTLR_EL1`, `VBAR_EL1`: what an injected exception needs.
+pub fn loaded_sctlr_vbar() -> (u64, u64) {
+    (read_sysreg!("sctlr_el1"), read_sysreg!("vbar_el1"))
+}
+
+/// Gives the loaded vCPU an exception's syndrome: `ESR_EL1`, `ELR_EL1`, `SPSR_EL1` and, if the
+/// exception has one, `FAR_EL1`.
+///
+/// # Safety
+///
+/// The vCPU is loaded on this CPU.
+pub unsafe fn set_loaded_exception(esr: u64, elr: u64, spsr: u64, far: Option<u64>) {
+    // SAFETY: EL1 registers of the loaded vCPU.
+    unsafe {
+        write_sysreg!("esr_el1", esr);
+        write_sysreg!("elr_el1", elr);
+        write_sysreg!("spsr_el1", spsr);
+        if let Some(far) = far {
+            write_sysreg!("far_el1", far);
+        }
+    }
+}
+
+/// Gives this CPU the stage-2 tables of a VM: `VTTBR_EL2`, root and VMID.
+///
+/// # Safety
+///
+/// The tables map frames of that VM only.
+pub unsafe fn load_stage2(vttbr: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { write_sysreg!("vttbr_el2", vttbr) }
+    isb();
+}
+
+/// The `VTTBR_EL2` in this CPU.
+pub fn loaded_stage2() -> u64 {
+    read_sysreg!("vttbr_el2")
+}
+
+/// Floating-point and SIMD registers: v0 to v31, FPSR, FPCR.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
+pub struct FpState {
+    v: [u128; 32],
+    fpsr: u64,
+    fpcr: u64,
+}
+
+impl FpState {
+    /// All zero.
+    pub const RESET: Self = Self { v: [0; 32], fpsr: 0, fpcr: 0 };
+
+    /// Lets the loaded vCPU use floating point from now on, with this state in the registers.
+    ///
+    /// # Safety
+    ///
+    /// This is the state of the vCPU that is loaded, and it is not in the registers yet.
+    pub unsafe fn load(&self) {
+        // SAFETY: with TFP clear EL2 may touch the registers; it never uses them itself.
+        unsafe {
+            write_sysreg!("cptr_el2", CPTR_TRAP_SVE);
+            isb();
+            fp_load(self);
+        }
+    }
+
+    /// Takes the state out of the registers; floating point traps again.
+    ///
+    /// # Safety
+    ///
+    /// [`Self::load`] was called for this vCPU since it was loaded.
+    pub unsafe fn save(&mut self) {
+        // SAFETY: as in `load`.
+        unsafe {
+            fp_save(self);
+            write_sysreg!("cptr_el2", CPTR_TRAP_SVE | CPTR_TRAP_FP);
+        }
+        isb();
+    }
+}
+
+/// Reads a 32-bit instruction of the loaded guest at `pa`, which is inside RAM.
+///
+/// # Safety
+///
+/// `pa` is a multiple of four and inside RAM.
+pub unsafe fn fetch(pa: model_addr::Pa) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's promise; an aligned load of RAM.
+    unsafe {
+        asm!("ldr {0:w}, [{1}]", out(reg) value, in(reg) pa.0, options(readonly, nostack));
+    }
+    value
+}
+
+/// The stack pointer that register number 31 means for a loaded guest in state `pstate`.
+pub fn stack_pointer(pstate: u64) -> u64 {
+    if uses_sp_el1(pstate) { read_sysreg!("sp_el1") } else { read_sysreg!("sp_el0") }
+}
+
+/// Sets the stack pointer that register number 31 means for a loaded guest in state `pstate`.
+pub fn set_stack_pointer(pstate: u64, value: u64) {
+    // SAFETY: a stack pointer of the guest.
+    unsafe {
+        if uses_sp_el1(pstate) {
+            write_sysreg!("sp_el1", value);
+        } else {
+            write_sysreg!("sp_el0", value);
+        }
+    }
+}
+
+/// EL1h: exception level 1 with its own stack pointer.
+const fn uses_sp_el1(pstate: u64) -> bool {
+    pstate & 0xf == 0x5
+}

@@ -1,0 +1,30 @@
+//! Calls to the firmware below: starting CPUs, powering off.
+
+use model_addr::Pa;
+use smccc::{Hvc, Smc, psci};
+
+/// How the firmware is called (`method` of the device tree's psci node).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conduit {
+    /// By SMC.
+    Smc,
+    /// By HVC.
+    Hvc,
+}
+
+/// Starts the CPU with that affinity at `entry`, at this exception level, with `context` in x0.
+/// The error is the firmware's.
+pub fn cpu_on(conduit: Conduit, affinity: u64, entry: Pa, context: u64) -> Result<(), psci::Error> {
+    match conduit {
+        Conduit::Smc => psci::cpu_on::<Smc>(affinity, entry.0, context),
+        Conduit::Hvc => psci::cpu_on::<Hvc>(affinity, entry.0, context),
+    }
+}
+
+/// Powers the machine off. Returns only if the firmware refuses.
+pub fn system_off(conduit: Conduit) {
+    let _refused = match conduit {
+        Conduit::Smc => psci::system_off::<Smc>(),
+        Conduit::Hvc => psci::system_off::<Hvc>(),
+    };
+}
