@@ -1,0 +1,170 @@
+//! Doing what may fault, and going on.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::cpu::{self, MAX_CPUS};
+
+/// A synchronous exception (Arm ARM D24, ESR_EL1).
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// Syndrome.
+    pub esr: u64,
+    /// Faulting address, where the syndrome says that it is valid.
+    pub far: u64,
+    /// The instruction's address.
+    pub elr: u64,
+}
+
+impl Fault {
+    /// Exception class: ESR_EL1.EC.
+    pub const fn class(&self) -> u64 {
+        self.esr >> 26 & 0x3f
+    }
+
+    /// Fault status code of an abort: ESR_EL1.DFSC or IFSC.
+    pub const fn status(&self) -> u64 {
+        self.esr & 0x3f
+    }
+
+    /// A data abort from EL1 that is a synchronous external abort, not on a table walk.
+    pub const fn is_external_data_abort(&self) -> bool {
+        self.class() == 0x25 && self.status() == 0x10
+    }
+
+    /// An instruction abort from EL1.
+    pub const fn is_instruction_abort(&self) -> bool {
+        self.class() == 0x21
+    }
+
+    /// An undefined instruction, or a trapped system register (EC 0 and 0x18).
+    pub const fn is_undefined(&self) -> bool {
+        matches!(self.class(), 0 | 0x18)
+    }
+}
+
+struct Catcher {
+    armed: AtomicBool,
+    count: AtomicU64,
+    esr: AtomicU64,
+    far: AtomicU64,
+    elr: AtomicU64,
+}
+
+static CATCHERS: [Catcher; MAX_CPUS] = [const {
+    Catcher {
+        armed: AtomicBool::new(false),
+        count: AtomicU64::new(0),
+        esr: AtomicU64::new(0),
+        far: AtomicU64::new(0),
+        elr: AtomicU64::new(0),
+    }
+}; MAX_CPUS];
+
+/// Runs `work`; an instruction in it that faults on this CPU is skipped (a faulting branch
+/// returns), and the first such fault is the result. For single accesses by the functions of this
+/// crate, which are asm and expect to be skipped.
+///
+/// # Errors
+/// The first fault.
+pub fn catch<R>(work: impl FnOnce() -> R) -> Result<R, Fault> {
+    let catcher = &CATCHERS[cpu::index()];
+    catcher.count.store(0, Ordering::Relaxed);
+    catcher.armed.store(true, Ordering::SeqCst);
+    let result = work();
+    catcher.armed.store(false, Ordering::SeqCst);
+    if catcher.count.load(Ordering::Relaxed) == 0 {
+        return Ok(result);
+    }
+    Err(Fault {
+        esr: catcher.esr.load(Ordering::Relaxed),
+        far: catcher.far.load(Ordering::Relaxed),
+        elr: catcher.elr.load(Ordering::Relaxed),
+    })
+}
+
+/// Takes a fault if this CPU is in [`catch`].
+pub(crate) fn record(fault: Fault) -> bool {
+    let catcher = &CATCHERS[cpu::index()];
+    if !catcher.armed.load(Ordering::SeqCst) {
+        return false;
+    }
+    if catcher.count.fetch_add(1, Ordering::Relaxed) == 0 {
+        catcher.esr.store(fault.esr, Ordering::Relaxed);
+        catcher.far.store(fault.far, Ordering::Relaxed);
+        catcher.elr.store(fault.elr, Ordering::Relaxed);
+    }
+    true
+}
+
+/// Loads the 64-bit word at any address.
+///
+/// # Errors
+/// The fault that the load took.
+pub fn load(address: u64) -> Result<u64, Fault> {
+    catch(|| {
+        let value: u64;
+        // SAFETY: a load changes nothing of this program, and a fault is caught.
+        unsafe { asm!("ldr {}, [{}]", inout(reg) !0u64 => value, in(reg) address) };
+        value
+    })
+}
+
+/// Branches to `address`, where nothing may be that can be executed.
+///
+/// # Errors
+/// The fault that the branch took.
+pub fn branch(address: u64) -> Result<(), Fault> {
+    // SAFETY: the fault returns to the link register; code that is there after all keeps to the
+    // procedure call standard or the test has lost anyway.
+    catch(|| unsafe { asm!("blr {}", in(reg) address, clobber_abi("C")) })
+}
+
+/// Two instructions that are written while the program runs.
+#[repr(align(64))]
+struct Code([AtomicU64; MAX_CPUS]);
+
+static CODE: Code = Code([const { AtomicU64::new(0) }; MAX_CPUS]);
+
+/// `ret`.
+const RETURN: u64 = 0xd65f_03c0;
+
+/// Writes `instruction` and a return, makes them visible to instruction fetch, and calls them.
+///
+/// # Safety
+/// The instruction changes no register but x0 and flags, and no memory or system state that this
+/// program relies on.
+unsafe fn execute(instruction: u32) -> u64 {
+    let code = &CODE.0[cpu::index()];
+    code.store(RETURN << 32 | u64::from(instruction), Ordering::Relaxed);
+    let value: u64;
+    // SAFETY: the caller promises a harmless instruction; cache maintenance as in Arm ARM B2.4.4.
+    unsafe {
+        asm!("dc cvau, {code}", "dsb ish", "ic ivau, {code}", "dsb ish", "isb", "blr {code}",
+            code = in(reg) code.as_ptr(), inout("x0") 0u64 => value, clobber_abi("C"));
+    }
+    value
+}
+
+/// A system register by its encoding, as in `S<op0>_<op1>_C<n>_C<m>_<op2>`.
+#[derive(Clone, Copy, Debug)]
+pub struct Register(pub u32, pub u32, pub u32, pub u32, pub u32);
+
+/// Reads a system register of any encoding, which need not exist.
+///
+/// # Errors
+/// The exception that the read took.
+pub fn read_register(register: Register) -> Result<u64, Fault> {
+    let Register(op0, op1, n, m, op2) = register;
+    let encoding =
+        (op0 & 3) << 19 | (op1 & 7) << 16 | (n & 15) << 12 | (m & 15) << 8 | (op2 & 7) << 5;
+    // SAFETY: `mrs x0, <register>`: x0 alone changes, apart from read side effects of registers
+    // that acknowledge interrupts.
+    catch(|| unsafe { execute(0xd520_0000 | encoding) })
+}
+
+/// Makes this CPU execute `mov x0, #value`, written a moment ago.
+pub fn execute_constant(value: u16) -> u64 {
+    // SAFETY: `movz x0, #value` changes x0 alone.
+    unsafe { execute(0xd280_0000 | u32::from(value) << 5) }
+}
