@@ -1,0 +1,21 @@
+# What people type. Each target prepares the machine first, which takes no time once it is done.
+#
+# KEEP=1 leaves the demo's virtual machines running.
+
+xtask = scripts/cargo host run --release --quiet --package xtask --
+
+.PHONY: help demo test bench soak clean
+
+help:
+	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
+	@echo 'make test   all tests'
+	@echo 'make bench  the figures of SPECIFICATION.md'
+	@echo 'make soak   random work for hours'
+	@echo 'make clean  removes what was built; what was downloaded stays in the cache'
+
+demo test bench soak:
+	@scripts/setup --for $@
+	@$(xtask) $@ $(if $(KEEP),--keep)
+
+clean:
+	rm -rf target
