@@ -1,11 +1,17 @@
 //! The machine's frames: pools of free ones per node, and access to their contents.
 
 use crate::host;
-use machine_aarch64::frames::{self as metal, Ram};
+use machine_aarch64::cache::{self, Duty};
+use machine_aarch64::frames::{self as metal, Ram, Table};
+use machine_aarch64::tlb;
 use machine_contract::TableMemory;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
-use model_frame_table::{MAX_NODES, Pool, PoolCounts, Purpose};
+use model_address_space::{Frames, Translation};
+use model_frame_table::{
+    CHUNK_FRAMES, MAX_NODES, MAX_ORDER, MemoryMap, Owner, Pool, PoolCounts, Purpose,
+};
+use model_stage2::Invalidation;
 
 static POOLS: [SpinLock<Pool>; MAX_NODES] = [
     pool(0), pool(1), pool(2), pool(3), pool(4), pool(5), pool(6), pool(7),
@@ -44,11 +50,6 @@ pub fn allocate(home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
         });
         if freed { take() } else { None }
     })
-}
-
-/// As [`allocate`], only from `home` itself and without taking anything back.
-pub fn allocate_local(home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
-    with_pool(home, |pool| pool.allocate(&host::get().map, order, purpose, home)).flatten()
 }
 
 /// Gives back what [`allocate`] gave.
@@ -114,11 +115,73 @@ impl TableMemory for Tables {
         self.count -= 1;
     }
 
+    #[inline]
     fn read(&self, table: Mfn, index: usize) -> u64 {
-        ram(table, 1).read_word(index)
+        view(table).read(index)
     }
 
+    #[inline]
     fn write(&mut self, table: Mfn, index: usize, value: u64) {
-        ram(table, 1).write_word(index, value);
+        view(table).write(index, value);
+    }
+}
+
+#[inline]
+fn view(table: Mfn) -> Table {
+    // SAFETY: as in `ram`: tables come from the pools.
+    unsafe { Table::new(table) }
+}
+
+/// The machine, as VMs' memory uses it.
+#[derive(Clone, Copy)]
+pub struct Metal;
+
+impl Frames for Metal {
+    #[inline]
+    fn map(&self) -> &MemoryMap<'_> {
+        &host::get().map
+    }
+
+    fn allocate(&self, home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
+        allocate(home, order, purpose)
+    }
+
+    fn allocate_local(&self, home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
+        with_pool(home, |pool| pool.allocate(self.map(), order, purpose, home)).flatten()
+    }
+
+    fn free(&self, first: Mfn, order: u8) {
+        free(first, order);
+    }
+
+    fn free_reserved(&self, first: Mfn, owner: Owner) {
+        let node = self.map().entry(first).map_or(NodeId(0), |entry| entry.state().node);
+        with_pool(node, |pool| pool.free_reserved(self.map(), first, 1 << MAX_ORDER, owner));
+    }
+
+    #[inline]
+    fn zero(&self, first: Mfn, count: u64) {
+        // SAFETY: the frames are one VM's, and nobody sees them yet.
+        unsafe { metal::zero_frames_for_guest(first, count) }
+    }
+
+    fn write(&self, first: Mfn, offset: u64, bytes: &[u8]) {
+        ram(first, CHUNK_FRAMES).write(offset, bytes);
+        cache::publish(Pa(first.address().0 + offset), bytes.len() as u64, Duty::Guest);
+    }
+}
+
+impl Translation for Tables {
+    /// The VMID is the one that this CPU has loaded.
+    fn invalidate(&mut self, what: Invalidation) {
+        match what {
+            Invalidation::Nothing => {}
+            Invalidation::Run(run) => {
+                tlb::begin_stage2();
+                run.addresses().for_each(tlb::flush_stage2_page);
+                tlb::finish_stage2();
+            }
+            Invalidation::All => tlb::flush_vmid(),
+        }
     }
 }

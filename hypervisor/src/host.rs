@@ -5,7 +5,8 @@ use abi::bundle::Bundle;
 use machine_aarch64::psci::{self, Conduit};
 use machine_aarch64::{cpu as metal, timer};
 use machine_locks::Once;
-use model_frame_table::{MemoryMap, PreferenceOrder};
+use model_addr::NodeId;
+use model_frame_table::{MAX_NODES, MemoryMap, PreferenceOrder};
 use model_id_registers::GuestIdRegisters;
 use model_machine_tree::Machine;
 
@@ -47,9 +48,14 @@ impl Host {
         psci::system_off(self.conduit());
     }
 
-    /// NUMA nodes.
+    /// NUMA nodes that are used.
     pub fn nodes(&self) -> usize {
-        self.tree.distances.count()
+        self.tree.distances.count().min(MAX_NODES)
+    }
+
+    /// The nodes that are used.
+    pub fn node_ids(&self) -> impl Iterator<Item = NodeId> {
+        self.tree.distances.nodes().take(MAX_NODES)
     }
 }
 

@@ -10,25 +10,28 @@ static BUSY: AtomicBool = AtomicBool::new(false);
 
 /// There is something to do: some CPU will come.
 pub fn request() {
-    NEEDED.store(true, Ordering::Release);
+    NEEDED.store(true, Ordering::SeqCst);
 }
 
 /// Whether there is something to do.
 pub fn is_needed() -> bool {
-    NEEDED.load(Ordering::Acquire) && !BUSY.load(Ordering::Relaxed)
+    NEEDED.load(Ordering::SeqCst) && !BUSY.load(Ordering::SeqCst)
 }
 
 /// Does a piece of what there is to do, if no other CPU is at it.
 pub fn some() {
-    if !NEEDED.load(Ordering::Acquire) || BUSY.swap(true, Ordering::Acquire) {
-        return;
+    // Whoever asks while this CPU is at it finds it busy and relies on the second look.
+    while NEEDED.load(Ordering::SeqCst) && !BUSY.swap(true, Ordering::SeqCst) {
+        NEEDED.store(false, Ordering::SeqCst);
+        control::serve();
+        let more = vm::reaper::step();
+        vm::flush_terminals();
+        BUSY.store(false, Ordering::SeqCst);
+        if more {
+            // In pieces: vCPUs that wait for this CPU come first.
+            request();
+            break;
+        }
     }
-    NEEDED.store(false, Ordering::Relaxed);
-    control::serve();
-    if vm::reaper::step() {
-        request();
-    }
-    vm::flush_terminals();
-    BUSY.store(false, Ordering::Release);
     debug_assert!(cpu::this().held.is_empty());
 }

@@ -249,6 +249,12 @@ pub fn set_alarm(cpu: &Cpu) {
     }
 }
 
+/// The guest that slept in place goes on, with a slice of its own.
+pub fn begin_slice(cpu: &Cpu) {
+    cpu.slice_end.set(timer::now() + host::counts(model_scheduler::SHARED_SLICE));
+    set_alarm(cpu);
+}
+
 /// Wakes those whose time has come.
 pub fn wake_sleepers(cpu: &Cpu) {
     loop {

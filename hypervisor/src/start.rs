@@ -8,10 +8,10 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use machine_aarch64::boot::{SecondaryRecord, image_parts, secondary_entry};
 use machine_aarch64::mmu::{El2Map, MapError, Rights};
 use machine_aarch64::uart::Uart;
-use machine_aarch64::{cpu as metal, features, gic, guest, mmu, psci, timer};
+use machine_aarch64::{cpu as metal, entry, features, gic, guest, mmu, psci, timer};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{CpuId, FRAME_SIZE, FrameRange, NodeId, Pa, PaRange};
-use model_frame_table::{FrameEntry, MAX_RANGES, MemoryMap, MemoryRange, Origin, PreferenceOrder, entries_bytes};
+use model_frame_table::{FrameEntry, MAX_NODES, MAX_RANGES, MemoryMap, MemoryRange, Origin, PreferenceOrder, entries_bytes};
 use model_id_registers::{GuestIdRegisters, HostIdRegisters, Shown};
 use model_machine_tree::Machine;
 use model_stage2::{IpaSize, VmidBits, vtcr};
@@ -113,6 +113,10 @@ pub fn take_memory(tree: Machine, blob: PaRange) {
     let mut frame_table_bytes = 0;
     for memory in &tree.memory {
         let frames = memory.range.whole_frames();
+        if usize::from(memory.node.0) >= MAX_NODES {
+            log::warn!("memory of {} is not used: {MAX_NODES} nodes are the most", memory.node);
+            continue;
+        }
         if frames.count == 0 {
             continue;
         }
@@ -246,6 +250,11 @@ pub fn this_cpu(cpu: &'static Cpu) {
     }
     gic::init_cpu_interface();
     assert!(cpu.redistributor.set(redistributor).is_ok(), "{} starts once", cpu.id);
+    assert!(!metal::is_e2h(), "{} cannot run with HCR_EL2.E2H clear, as Underpin does", cpu.id);
+    let branches = features::branch_history_length();
+    if branches > 0 && !tree.bootargs.split_ascii_whitespace().any(|word| word == "bhb=off") {
+        entry::forget_branches_at_exits(branches);
+    }
     // SAFETY: EL2 runs with E2H clear (boot.S), and no guest has run here.
     unsafe { guest::init_cpu(host.vtcr) }
     let registers = features::id_registers();
@@ -276,6 +285,10 @@ pub fn other_cpus(map: &mut El2Map) {
 fn start_cpu(map: &mut El2Map, number: usize) {
     let host = host::get();
     let described = &host.tree.cpus[number];
+    if usize::from(described.node.0) >= MAX_NODES {
+        log::warn!("cpu {number} stays off: {} is one too many", described.node);
+        return;
+    }
     let Some(stack) = frames::take_for_el2(described.node, STACK_ORDER) else {
         log::warn!("cpu {number} stays off: no memory for its stack");
         return;
@@ -338,7 +351,7 @@ pub fn say_what_was_found() {
         host.frame_table_bytes >> 10,
         heap::usage().1 >> 10,
     );
-    for node in host.tree.distances.nodes() {
+    for node in host.node_ids() {
         log::info!("{node}: {} MiB free", frames::counts(node).free >> 8);
     }
 }

@@ -19,11 +19,10 @@ use zerocopy::{Immutable, IntoBytes};
 /// The most records' bytes in one reply.
 const ROOM: usize = abi::control::PAYLOAD_MAX - size_of::<ReplyHeader>();
 
-/// What a request that succeeds brings: records, and a number.
+/// What a request that succeeds brings: records.
 #[derive(Default)]
 struct Answer {
     count: u32,
-    value: u64,
     records: Vec<u8>,
 }
 
@@ -64,7 +63,7 @@ fn answer(incoming: &Incoming) {
     };
     let (reply, rest) = match &result {
         Ok(answer) => {
-            let reply = ReplyHeader { code: code::OK, count: answer.count, value: answer.value };
+            let reply = ReplyHeader { code: code::OK, count: answer.count, value: 0 };
             (reply, answer.records.as_slice())
         }
         Err(refusal) => {
@@ -92,7 +91,9 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         Request::List(after) => list(after, &mut answer)?,
         Request::About(request::SHOW, name) => show(name, &mut answer)?,
         Request::About(kind, name) => about(kind, name)?,
-        Request::ConsoleInput(name, typed) => answer.value = type_at(name, typed)?,
+        Request::ConsoleInput(name, typed) => {
+            answer.push(&type_at(name, typed)?);
+        }
         Request::Create(record) => {
             vm::define(record)?;
         }
@@ -144,7 +145,7 @@ fn show(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Somebody typed at a VM's console: at the one the guest uses.
+/// Somebody typed at a VM's console: at the one the guest uses. How many bytes it took.
 fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
     let vm = vm::find(name)?;
     let instance = vm.instance().ok_or_else(|| {
@@ -162,7 +163,7 @@ fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
 
 fn machine() -> MachineStatus {
     let host = host::get();
-    let nodes = host.tree.distances.nodes();
+    let nodes = host.node_ids();
     MachineStatus {
         version: VERSION,
         cpus: host::cpus().count() as u32,
@@ -181,7 +182,7 @@ fn machine() -> MachineStatus {
 fn nodes(answer: &mut Answer) {
     let host = host::get();
     let loads = crate::sched::loads();
-    for (node, load) in host.tree.distances.nodes().zip(loads) {
+    for (node, load) in host.node_ids().zip(loads) {
         let frames: u64 = host.map.ranges().iter().filter(|range| range.node == node).map(|range| range.frames.count).sum();
         let counts = frames::counts(node);
         answer.push(&NodeStatus {

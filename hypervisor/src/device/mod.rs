@@ -2,6 +2,7 @@
 
 pub mod block;
 pub mod overlay;
+pub mod power_button;
 pub mod terminal;
 pub mod uart;
 pub mod virtio;

@@ -2,20 +2,19 @@
 
 use crate::control;
 use abi::Text;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Rank, SpinLock};
 
 /// Bytes kept while nobody takes them.
 const ROOM: usize = 8192;
-/// Bytes from which on they are passed on without waiting for the end of a line.
+/// Bytes from which on they are passed on while the vCPU still runs.
 const PASS_ON: usize = 1024;
 
 /// A VM's output.
 pub struct Terminal {
     name: Text<32>,
-    waiting: SpinLock<heapless::Deque<u8, ROOM>>,
-    written: AtomicU64,
-    dropped: AtomicU64,
+    waiting: SpinLock<Ring>,
+    is_full: AtomicBool,
 }
 
 impl Terminal {
@@ -23,59 +22,88 @@ impl Terminal {
     pub const fn new(name: Text<32>) -> Self {
         Self {
             name,
-            waiting: SpinLock::new(Rank::Terminal, heapless::Deque::new()),
-            written: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
+            waiting: SpinLock::new(Rank::Terminal, Ring::new()),
+            is_full: AtomicBool::new(false),
         }
     }
 
-    /// Takes a byte; `false` where there is no room left, and the byte is lost.
-    pub fn put(&self, byte: u8) -> bool {
+    /// Takes a byte; one for which there is no room is lost. It is passed on with those that
+    /// follow, at the latest when the vCPU leaves its CPU or waits.
+    #[inline]
+    pub fn put(&self, byte: u8) {
         let mut waiting = self.waiting.lock();
-        if waiting.push_back(byte).is_err() {
-            drop(waiting);
-            self.flush();
-            waiting = self.waiting.lock();
-            if waiting.push_back(byte).is_err() {
-                self.dropped.fetch_add(1, Ordering::Relaxed);
-                return false;
-            }
-        }
-        let due = byte == b'\n' || waiting.len() >= PASS_ON;
+        waiting.push(byte);
+        let len = waiting.len;
         drop(waiting);
-        self.written.fetch_add(1, Ordering::Relaxed);
-        if due {
+        if len >= PASS_ON {
+            self.is_full.store(len == ROOM, Ordering::Relaxed);
             self.flush();
         }
-        true
     }
 
     /// Whether there is room for a byte, after an attempt to make some.
+    #[inline]
     pub fn has_room(&self) -> bool {
-        if !self.waiting.lock().is_full() {
-            return true;
+        if self.is_full.load(Ordering::Relaxed) {
+            self.flush();
         }
-        self.flush();
-        !self.waiting.lock().is_full()
+        !self.is_full.load(Ordering::Relaxed)
     }
 
     /// Passes on what waits, as far as the way out takes it.
     pub fn flush(&self) {
         let mut waiting = self.waiting.lock();
-        while !waiting.is_empty() {
-            let (first, _) = waiting.as_slices();
-            let sent = control::port::console_output(self.name, first);
+        while waiting.len > 0 {
+            let sent = control::port::console_output(self.name, waiting.front());
             if sent == 0 {
                 return;
             }
-            for _ in 0..sent {
-                waiting.pop_front();
-            }
+            waiting.drop_front(sent);
+            self.is_full.store(false, Ordering::Relaxed);
         }
     }
 
     /// Bytes written, and bytes lost of them.
     pub fn counts(&self) -> [u64; 2] {
-        [&self.written, &self.dropped].map(|counter| counter.load(Ordering::Relaxed))
+        let waiting = self.waiting.lock();
+        [waiting.written, waiting.dropped]
+    }
+}
+
+/// Bytes in the order they came.
+struct Ring {
+    bytes: [u8; ROOM],
+    start: usize,
+    len: usize,
+    written: u64,
+    dropped: u64,
+}
+
+impl Ring {
+    const fn new() -> Self {
+        Self { bytes: [0; ROOM], start: 0, len: 0, written: 0, dropped: 0 }
+    }
+
+    /// Adds a byte; one too many is dropped.
+    fn push(&mut self, byte: u8) {
+        self.written += 1;
+        if self.len == ROOM {
+            self.dropped += 1;
+            return;
+        }
+        self.bytes[(self.start + self.len) % ROOM] = byte;
+        self.len += 1;
+    }
+
+    /// The oldest bytes, up to where the ring wraps around.
+    fn front(&self) -> &[u8] {
+        &self.bytes[self.start..(self.start + self.len).min(ROOM)]
+    }
+
+    /// Takes out the `count` oldest bytes, at most as many as there are.
+    fn drop_front(&mut self, count: usize) {
+        let count = count.min(self.len);
+        self.start = (self.start + count) % ROOM;
+        self.len -= count;
     }
 }

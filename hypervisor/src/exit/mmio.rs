@@ -2,7 +2,7 @@
 
 use super::{inject, skip};
 use crate::vcpu::{ExitClass, Flow, Loaded, attention};
-use crate::vm::layout;
+use crate::vm::{Instance, layout};
 use machine_aarch64::{cpu, guest};
 use model_addr::Ipa;
 use model_trap::{Injection, MmioAccess, instruction};
@@ -115,14 +115,17 @@ fn reach(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, value: u64) -> Ac
         let value = access.write.then_some(value);
         return guest.vm.virtio_access(offset, usize::from(access.size), value).map_or(Access::Nobody, Access::Done);
     }
+    if layout::GPIO.contains(ipa) {
+        guest.vcpu.stats.count(ExitClass::Other);
+        let offset = (ipa.0 - layout::GPIO.start.0) as u32;
+        return Access::Done(guest.vm.power_button.access(guest.vm, offset, access.write.then_some(value)));
+    }
     Access::Nobody
 }
 
 fn distributor(guest: &mut Loaded<'_>, offset: u32, size: u32, value: Option<u64>) -> Access {
     let Some(value) = value else {
-        let fresh = guest.vm.fresh_vcpus();
-        let read = guest.vm.distributor.lock().read(offset, size, fresh);
-        return read.map_or_else(|needed| ask(guest, needed), Access::Done);
+        return read_fresh(guest, |vm, fresh| vm.distributor.lock().read(offset, size, fresh));
     };
     let deliver = {
         let mut distributor = guest.vm.distributor.lock();
@@ -146,10 +149,13 @@ fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u32, value: Option<u
     let offset = (offset % layout::REDISTRIBUTOR_SIZE) as u32;
     let vm = guest.vm;
     let Some(vcpu) = vm.vcpus.get(index) else { return Access::Nobody };
+    if index == usize::from(guest.vcpu.index) {
+        guest.withdraw_timer();
+    }
     let Some(value) = value else {
-        let fresh = vm.fresh_vcpus().contains(index);
-        let read = vcpu.redistributor.lock().read(offset, size, fresh);
-        return read.map_or_else(|needed| ask(guest, needed), Access::Done);
+        return read_fresh(guest, |_, fresh| {
+            vcpu.redistributor.lock().read(offset, size, fresh.contains(index))
+        });
     };
     if vcpu.redistributor.lock().write(offset, size, value) {
         vcpu.call(attention::DELIVER);
@@ -157,12 +163,25 @@ fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u32, value: Option<u
     Access::Done(0)
 }
 
-/// Part of what the register shows lies in list registers: this vCPU's are published at once, the
-/// others are asked to, and the guest's instruction runs again.
-fn ask(guest: &mut Loaded<'_>, SyncNeeded(vcpus): SyncNeeded) -> Access {
-    guest.vm.ask_for_fresh(vcpus, guest.vcpu.index);
-    if vcpus.contains(guest.vcpu.index.into()) {
+/// Reads a register that may show what lies in list registers. This vCPU's are published at once;
+/// others are asked to publish theirs, and the guest's instruction runs again.
+fn read_fresh(
+    guest: &mut Loaded<'_>,
+    read: impl Fn(&Instance, VcpuSet) -> Result<u64, SyncNeeded>,
+) -> Access {
+    let vm = guest.vm;
+    let SyncNeeded(needed) = match read(vm, VcpuSet::NONE) {
+        Ok(value) => return Access::Done(value),
+        Err(needed) => needed,
+    };
+    let own = VcpuSet::only(guest.vcpu.index.into());
+    if needed.contains(guest.vcpu.index.into()) {
         guest.publish();
     }
+    let missing = needed.without(own).without(vm.take_fresh(needed));
+    if missing.is_empty() {
+        return read(vm, needed).map_or(Access::Again, Access::Done);
+    }
+    vm.call_vcpus(missing, attention::PUBLISH);
     Access::Again
 }

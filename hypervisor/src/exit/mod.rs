@@ -8,10 +8,12 @@ mod sysreg;
 
 pub use interrupt::{interrupt, take_interrupts};
 
+use crate::housekeeping;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use core::sync::atomic::Ordering;
 use machine_aarch64::entry::Syndrome;
 use machine_aarch64::guest;
+use machine_aarch64::list_registers::VirtualInterface;
 use machine_aarch64::timer::{self, VirtualTimer};
 use model_trap::{El1State, Exit, Injection, enter_el1, skip_instruction};
 
@@ -98,22 +100,17 @@ impl Loaded<'_> {
     /// Waits for an interrupt with the guest still in the CPU, as long as nobody else wants it: no
     /// world switch then, and the guest's own timer wakes the CPU.
     fn idle_in_place(&mut self) -> Flow {
+        if self.has_interrupt() {
+            return Flow::Resume;
+        }
         let began = timer::now();
         self.vm.uart.terminal.flush();
         self.cpu.sleeps_in_place.store(true, Ordering::SeqCst);
-        let flow = loop {
-            if self.has_interrupt() || self.vcpu.attention.load(Ordering::Relaxed) != 0 {
-                break Flow::Resume;
-            }
-            if self.cpu.reschedule.load(Ordering::Acquire) || crate::sched::somebody_waits(self.cpu) {
-                break Flow::Leave(Outcome::Waiting);
-            }
-            crate::sched::sleep(self.cpu);
-            if let flow @ Flow::Leave(_) = interrupt(self) {
-                break flow;
-            }
-        };
+        let flow = self.sleep_until_interrupt();
         self.cpu.sleeps_in_place.store(false, Ordering::Relaxed);
+        if self.cpu.slice_end.get() == u64::MAX {
+            crate::sched::begin_slice(self.cpu);
+        }
         let waited = timer::now() - began;
         crate::vcpu::add(&self.vcpu.stats.idle, waited);
         // The caller counts all since the exit as EL2's work; what was idle is not.
@@ -121,14 +118,37 @@ impl Loaded<'_> {
         flow
     }
 
+    fn sleep_until_interrupt(&mut self) -> Flow {
+        loop {
+            let wanted = self.cpu.reschedule.load(Ordering::Acquire) || housekeeping::is_needed();
+            if wanted || crate::sched::somebody_waits(self.cpu) {
+                return Flow::Leave(Outcome::Waiting);
+            }
+            crate::sched::sleep(self.cpu);
+            if let Flow::Leave(outcome) = interrupt(self) {
+                if timer::now() < self.cpu.slice_end.get() {
+                    return Flow::Leave(outcome);
+                }
+                // Nobody else wants the CPU, so the end of the slice means nothing; the guest has
+                // a new one when it goes on.
+                self.cpu.slice_end.set(u64::MAX);
+                crate::sched::set_alarm(self.cpu);
+            }
+            if self.has_interrupt() || self.vcpu.attention.load(Ordering::Relaxed) != 0 {
+                return Flow::Resume;
+            }
+        }
+    }
+
     /// Whether a WFI must return at once.
     fn has_interrupt(&mut self) -> bool {
+        self.withdraw_timer();
         let deadline = VirtualTimer::loaded_deadline();
         if deadline.is_some_and(|at| at <= timer::now().wrapping_sub(self.vm.time_offset())) {
             return true;
         }
         self.publish();
-        let mask = machine_aarch64::list_registers::VirtualInterface::loaded_priority_mask();
+        let mask = VirtualInterface::loaded_priority_mask();
         let distributor = self.vm.distributor.lock();
         let redistributor = self.vcpu.redistributor.lock();
         self.core.lists.has_deliverable(&redistributor, Some(&distributor), mask)

@@ -93,7 +93,9 @@ pub fn start(number: usize, mut transport: Transport) -> Result<(), Error> {
     begin(&mut transport, FEATURE_FLUSH);
     let queue = BufferQueue::new(&mut transport, 0, BUFFER_ORDER)?;
     transport.finish_init();
-    let sectors: u64 = transport.read_config_space(0)?;
+    // struct virtio_blk_config begins with the capacity; registers are read by words.
+    let [low, high]: [u32; 2] = transport.read_config_space(0)?;
+    let sectors = u64::from(high) << 32 | u64::from(low);
     let mut hardware = Hardware { transport, queue, jobs: [const { None }; JOBS] };
     let partitions = read_partitions(&mut hardware, sectors);
     for entry in &partitions {

@@ -50,7 +50,10 @@ pub fn init(distributor: gic::Distributor) {
             distributor.enable_here(interrupt.intid, interrupt.edge);
         }
     }
-    if routes.control.is_none() {
+    if routes.control.is_some() {
+        // What came in before the interrupt was let through raised no edge that counts.
+        control::port::acknowledge();
+    } else {
         log::warn!("no virtio console: the machine cannot be controlled from outside");
     }
     let _ = ROUTES.set(routes);

@@ -4,11 +4,11 @@ use super::stats::add;
 use super::{Core, Vcpu, attention};
 use crate::cpu::Cpu;
 use crate::exit;
-use crate::vm::Instance;
+use crate::vm::{Instance, layout};
 use core::sync::atomic::Ordering;
 use machine_aarch64::entry::{self, Leave};
 use machine_aarch64::list_registers::HardwareLists;
-use machine_aarch64::timer;
+use machine_aarch64::timer::{self, VirtualTimer};
 use machine_locks::SpinGuard;
 use model_vpsci::Power;
 
@@ -64,6 +64,7 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
     loaded.load();
     let outcome = loaded.run_loaded(arrived);
     loaded.unload();
+    vm.uart.terminal.flush();
     if outcome == Outcome::Off {
         loaded.turned_off();
     }
@@ -118,6 +119,7 @@ impl Loaded<'_> {
         }
         if asked & attention::PUBLISH != 0 {
             self.publish();
+            self.vm.note_published(self.vcpu.index);
         }
         Flow::Resume
     }
@@ -143,6 +145,21 @@ impl Loaded<'_> {
         self.vm.call_vcpus(others, attention::DELIVER);
     }
 
+    /// The virtual timer's interrupt is its line: where the guest has stopped the timer since it
+    /// fired, nothing is pending any more.
+    pub fn withdraw_timer(&mut self) {
+        if VirtualTimer::is_loaded_asserted() {
+            return;
+        }
+        let withdrawn = {
+            let mut redistributor = self.vcpu.redistributor.lock();
+            redistributor.clear_pending(layout::TIMER_PPI)
+        };
+        if withdrawn {
+            self.deliver_private();
+        }
+    }
+
     /// Shows others what the list registers say.
     pub fn publish(&mut self) {
         let mut distributor = self.vm.distributor.lock();
@@ -150,7 +167,6 @@ impl Loaded<'_> {
         let lists = &mut self.core.lists;
         let others = lists.publish(&mut redistributor, Some(&mut distributor), &mut self.lists);
         drop((redistributor, distributor));
-        self.vm.is_fresh(self.vcpu.index);
         self.vm.call_vcpus(others, attention::DELIVER);
     }
 

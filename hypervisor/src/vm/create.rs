@@ -4,6 +4,7 @@ use super::address_space::{AddressSpace, Bytes, Source};
 use super::instance::{Instance, Parts};
 use super::layout::{RAM_START, SPIS, VIRTIO_MAX};
 use super::table::{Refusal, Vm};
+use super::vmids::Vmid;
 use crate::device::block::{Backing, Block};
 use crate::device::overlay::CowDisk;
 use crate::device::virtio::Slot;
@@ -25,8 +26,6 @@ use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
 const VCPUS_MAX: u32 = 16;
 /// Bytes of heap that a VM of the largest kind takes, and some to spare.
 const HEAP_FOR_A_VM: u64 = 256 * 1024;
-/// VMIDs that a slot uses in turn would make reuse visible; one for each slot does.
-const FIRST_VMID: u16 = 1;
 
 fn impossible(value: u64, sentence: core::fmt::Arguments<'_>) -> Refusal {
     Refusal::new(code::IMPOSSIBLE, value, sentence)
@@ -75,9 +74,12 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     let load = u64::from(weight) * u64::from(record.vcpus);
     let home = model_scheduler::place(load, nodes, &sched::loads()).unwrap_or(NodeId(0));
     let virtio = devices(record, home)?;
-    let space = address_space(record, id, home, virtio.len() as u8)?;
+    let vmid = Vmid::take().ok_or_else(|| {
+        impossible(0, format_args!("no VMID is free: VMs that have ended are still being taken apart"))
+    })?;
+    let space = address_space(record, id, &vmid, home, virtio.len() as u8)?;
     let vcpus = vcpus(record.vcpus)?;
-    let parts = Parts { id, home, name: record.name, space, vcpus, virtio };
+    let parts = Parts { id, home, name: record.name, space, vmid, vcpus, virtio };
     let instance = Arc::new(Instance::new(parts));
     for vcpu in &instance.vcpus {
         let parameters = Parameters { weight, cap, nodes };
@@ -111,7 +113,7 @@ fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
 }
 
 /// Lays kernel, initrd and device tree out in new memory.
-fn address_space(record: &VmRecord, id: VmId, home: NodeId, virtio: u8) -> Result<AddressSpace, Refusal> {
+fn address_space(record: &VmRecord, id: VmId, vmid: &Vmid, home: NodeId, virtio: u8) -> Result<AddressSpace, Refusal> {
     let ram = IpaRange { start: RAM_START, size: record.memory };
     let kernel = content(record.kernel, kind::KERNEL)?;
     let initrd = match record.initrd {
@@ -132,9 +134,8 @@ fn address_space(record: &VmRecord, id: VmId, home: NodeId, virtio: u8) -> Resul
         Some(Source { at: laid.tree.start, bytes: Bytes::Owned(tree.into_boxed_slice()) }),
         laid.initrd.map(|range| Source { at: range.start, bytes: Bytes::Static(initrd) }),
     ];
-    let vmid = FIRST_VMID + id.index;
     let begin = (laid.entry, laid.tree.start);
-    AddressSpace::new(id, vmid, ram, sources, begin, home).ok_or_else(|| {
+    AddressSpace::new(id, vmid.number(), ram, sources, begin, home).ok_or_else(|| {
         Refusal::new(code::NO_MEMORY, FRAME_SIZE, format_args!("no memory left for the VM's tables"))
     })
 }

@@ -4,6 +4,8 @@ use super::address_space::{AddressSpace, Dismantling, Filled};
 use super::guest_memory::DeviceView;
 use super::oddities::Oddities;
 use super::layout;
+use super::vmids::Vmid;
+use crate::device::power_button::PowerButton;
 use crate::device::uart::Uart;
 use crate::device::virtio::Slot;
 use crate::vcpu::{Vcpu, attention};
@@ -38,14 +40,18 @@ pub struct Instance {
     name: Text<32>,
     /// Its memory.
     pub space: AddressSpace,
+    /// What tags its entries in TLBs.
+    vmid: Vmid,
     /// Its vCPUs.
     pub vcpus: Box<[Vcpu]>,
     /// Its shared interrupts.
     pub distributor: SpinLock<Distributor>,
-    /// vCPUs whose list registers' state others can read: bit n is vCPU n.
+    /// vCPUs that published their list registers' state for others to read: bit n is vCPU n.
     fresh: AtomicU64,
     /// Its PL011 and console.
     pub uart: Uart,
+    /// Its power button.
+    pub power_button: PowerButton,
     /// Its virtio devices, in the order of their windows.
     pub virtio: Vec<Slot>,
     /// What its guest did that was out of the ordinary.
@@ -67,6 +73,8 @@ pub struct Parts {
     pub name: Text<32>,
     /// Its memory.
     pub space: AddressSpace,
+    /// The VMID that `space` was made with.
+    pub vmid: Vmid,
     /// Its vCPUs.
     pub vcpus: Box<[Vcpu]>,
     /// Its virtio devices.
@@ -76,17 +84,19 @@ pub struct Parts {
 impl Instance {
     /// A VM about to run, its time beginning now.
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, home, name, space, vcpus, virtio } = parts;
+        let Parts { id, home, name, space, vmid, vcpus, virtio } = parts;
         let distributor = Distributor::new(layout::SPIS, vcpus.len());
         Self {
             id,
             home,
             name,
             space,
+            vmid,
             vcpus,
             distributor: SpinLock::new(Rank::Distributor, distributor),
             fresh: AtomicU64::new(0),
             uart: Uart::new(name),
+            power_button: PowerButton::new(),
             virtio,
             oddities: Oddities::new(),
             time_offset: machine_aarch64::timer::now(),
@@ -145,23 +155,17 @@ impl Instance {
         self.call_vcpus(vcpus, attention::DELIVER);
     }
 
-    /// vCPUs whose list registers' state others can read now: those that published it since they
-    /// were asked, and those on no CPU.
-    pub fn fresh_vcpus(&self) -> VcpuSet {
-        let asleep = self.vcpus.iter().filter(|vcpu| vcpu.running_on().is_none());
-        let asleep = asleep.fold(VcpuSet::NONE, |set, vcpu| set.or(VcpuSet::only(vcpu.index.into())));
-        asleep.or(VcpuSet(self.fresh.load(Ordering::SeqCst)))
-    }
-
-    /// vCPU `index` has published.
-    pub fn is_fresh(&self, index: u16) {
+    /// vCPU `index` has published what its list registers say.
+    pub fn note_published(&self, index: u16) {
         self.fresh.fetch_or(VcpuSet::only(index.into()).0, Ordering::SeqCst);
     }
 
-    /// Asks `vcpus` to publish, on behalf of vCPU `asker`, whose instruction runs again then.
-    pub fn ask_for_fresh(&self, vcpus: VcpuSet, asker: u16) {
-        self.fresh.fetch_and(!vcpus.0, Ordering::SeqCst);
-        self.call_vcpus(vcpus.without(VcpuSet::only(asker.into())), attention::PUBLISH);
+    /// Those of `vcpus` that have published since this was last asked, and those on no CPU, which
+    /// did it when they left.
+    pub fn take_fresh(&self, vcpus: VcpuSet) -> VcpuSet {
+        let published = VcpuSet(self.fresh.fetch_and(!vcpus.0, Ordering::SeqCst));
+        let off = |index: &usize| self.vcpus.get(*index).is_none_or(|vcpu| vcpu.running_on().is_none());
+        vcpus.iter().filter(off).fold(published, |set, index| set.or(VcpuSet::only(index)))
     }
 
     /// Goes on with device work that was put off.
@@ -214,9 +218,8 @@ impl Instance {
     }
 
     /// Presses its power button; `false` where the guest does not listen to it.
-    #[expect(clippy::unused_self, reason = "the button comes with the GPIO model")]
     pub fn press_power_button(&self) -> bool {
-        false
+        self.power_button.press(self)
     }
 
     /// Ends it because of something that went wrong.
@@ -242,6 +245,9 @@ impl Instance {
 
     /// Takes it apart, once nothing runs or refers to it.
     pub fn dismantle(self) -> Dismantling {
-        self.space.dismantle()
+        let space = self.space.dismantle();
+        // No TLB has an entry of it any more.
+        drop(self.vmid);
+        space
     }
 }

@@ -4,7 +4,7 @@
 use model_addr::{Ipa, IpaRange};
 use model_guest_image::map;
 
-pub use model_guest_image::map::{DISTRIBUTOR, REDISTRIBUTOR_SIZE, UART};
+pub use model_guest_image::map::{DISTRIBUTOR, GPIO, POWER_BUTTON_LINE, REDISTRIBUTOR_SIZE, UART};
 
 /// Redistributors, one after the other, up to the UART.
 pub const REDISTRIBUTORS: IpaRange =
@@ -20,7 +20,9 @@ pub const RAM_START: Ipa = map::RAM;
 pub const TIMER_PPI: u32 = 16 + map::TIMER_PPIS[2];
 /// The interrupt of the PL011.
 pub const UART_INTID: u32 = 32 + map::UART_SPI;
+/// The interrupt of the PL061.
+pub const GPIO_INTID: u32 = 32 + map::GPIO_SPI;
 /// The interrupt of the first virtio device; the others follow.
 pub const VIRTIO_INTID: u32 = 32 + map::VIRTIO_SPI;
 /// SPIs of the distributor.
-pub const SPIS: u32 = 64;
+pub const SPIS: u32 = 224;

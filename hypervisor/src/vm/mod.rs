@@ -9,6 +9,7 @@ mod oddities;
 pub mod reaper;
 mod report;
 mod table;
+mod vmids;
 
 pub use address_space::Filled;
 pub use instance::{End, Instance};

@@ -191,7 +191,7 @@ pub fn stop(name: VmName) -> Result<(), Refusal> {
     Err(Refusal::new(
         code::IMPOSSIBLE,
         0,
-        format_args!("the guest of {name} does not listen to its power button"),
+        format_args!("the guest of {name} does not listen to its power button; `underpin kill {name}` ends it without asking"),
     ))
 }
 

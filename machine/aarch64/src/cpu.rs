@@ -16,6 +16,11 @@ pub fn current_el() -> u64 {
     read_sysreg!("CurrentEL") >> 2 & 3
 }
 
+/// Whether `HCR_EL2.E2H` is set, as it stays on CPUs where it cannot be cleared.
+pub fn is_e2h() -> bool {
+    read_sysreg!("hcr_el2") >> 34 & 1 != 0
+}
+
 /// Completes every memory access and cache or TLB maintenance before what follows.
 pub fn dsb_sy() {
     // SAFETY: a barrier changes nothing.

@@ -51,6 +51,26 @@ guest_enter:
     b       guest_leave
     .endm
 
+// guest_exit_mitigated: as guest_exit, on a CPU whose branch history EL2 must not inherit from a
+// guest (CVE-2022-23960): so many taken branches push the guest's out.
+    .macro guest_exit_mitigated code
+    stp     x0, x1, [sp, #-16]!
+    ldr     x0, [sp, #16]
+    stp     x2, x3, [x0, #16]
+    mov     x1, #\code
+    b       forget_branches
+    .endm
+
+forget_branches:
+    adrp    x2, branch_history
+    ldr     w2, [x2, :lo12:branch_history]
+1:  b       2f
+2:  subs    w2, w2, #1
+    b.ne    1b
+    dsb     nsh
+    isb
+    b       guest_leave
+
     .balign 64
 guest_leave:
     stp     x4, x5, [x0, #32]
@@ -127,14 +147,12 @@ hypervisor_fault_dump:
     mov     x1, sp
     b       hypervisor_fault_report // (vector, &FaultFrame) -> !
 
-    .section .text.vectors, "ax"
-    .balign 2048
-    .global el2_vectors
-el2_vectors:
     .macro vector kind, code
     .balign 128
     \kind   \code
     .endm
+
+    .macro vectors exit
     vector  hypervisor_fault 0      // current EL, SP_EL0
     vector  hypervisor_fault 1
     vector  hypervisor_fault 2
@@ -143,11 +161,29 @@ el2_vectors:
     vector  hypervisor_fault 5
     vector  hypervisor_fault 6
     vector  hypervisor_fault 7
-    vector  guest_exit 0            // lower EL, AArch64
-    vector  guest_exit 1
-    vector  guest_exit 2
-    vector  guest_exit 3
-    vector  guest_exit 4            // lower EL, AArch32
-    vector  guest_exit 4
-    vector  guest_exit 4
-    vector  guest_exit 4
+    vector  \exit 0                 // lower EL, AArch64
+    vector  \exit 1
+    vector  \exit 2
+    vector  \exit 3
+    vector  \exit 4                 // lower EL, AArch32
+    vector  \exit 4
+    vector  \exit 4
+    vector  \exit 4
+    .endm
+
+    .section .text.vectors, "ax"
+    .balign 2048
+    .global el2_vectors
+el2_vectors:
+    vectors guest_exit
+    .balign 2048
+    .global el2_vectors_mitigated
+el2_vectors_mitigated:
+    vectors guest_exit_mitigated
+
+    .section .data
+    .balign 4
+branch_history:
+    .word   0                       // branches that guest_exit_mitigated takes
+    .global branch_history
+    .text

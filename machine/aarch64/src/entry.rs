@@ -1,11 +1,28 @@
 //! In and out of a guest.
 
+use crate::cpu::isb;
 use core::arch::global_asm;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 global_asm!(include_str!("entry.S"));
 
 unsafe extern "C" {
     fn guest_enter(context: *mut GuestContext) -> u64;
+    fn el2_vectors_mitigated();
+    static branch_history: AtomicU32;
+}
+
+/// Makes the executing CPU take `branches` branches at every exit of a guest, so that EL2 does not
+/// predict by the guest's branch history. All CPUs of a machine take as many as the worst needs.
+pub fn forget_branches_at_exits(branches: u32) {
+    let vectors = el2_vectors_mitigated as *const () as u64;
+    // SAFETY: the word is only read by the vectors; the vectors differ from the plain ones by the
+    // branches alone.
+    unsafe {
+        branch_history.fetch_max(branches, Ordering::Relaxed);
+        write_sysreg!("vbar_el2", vectors);
+    }
+    isb();
 }
 
 /// A guest's general registers, as `entry.S` knows them.

@@ -108,19 +108,45 @@ impl Ram {
         // SAFETY: as in `read_u16`.
         unsafe { AtomicU16::from_ptr(word).store(value, Ordering::Release) }
     }
+}
 
-    /// Word `index` of a table frame, in one access.
-    pub fn read_word(self, index: usize) -> u64 {
-        let word = self.pointer(index as u64 * 8, 8).cast::<u64>();
-        // SAFETY: RAM for eight bytes; frames are aligned, so are their words.
-        unsafe { AtomicU64::from_ptr(word).load(Ordering::Acquire) }
+/// A frame of 512 words that table walkers may read at any moment. Whatever the index, an access
+/// stays inside, so that none is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Table(Mfn);
+
+impl Table {
+    const WORDS: usize = FRAME_SIZE as usize / size_of::<u64>();
+
+    /// Names a frame that holds a table.
+    ///
+    /// # Safety
+    ///
+    /// As [`Ram::new`], for the whole frame.
+    #[inline]
+    pub const unsafe fn new(frame: Mfn) -> Self {
+        Self(frame)
     }
 
-    /// Sets word `index` of a table frame, in one access.
-    pub fn write_word(self, index: usize, value: u64) {
-        let word = self.pointer(index as u64 * 8, 8).cast::<u64>();
-        // SAFETY: as in `read_word`.
-        unsafe { AtomicU64::from_ptr(word).store(value, Ordering::Release) }
+    #[inline]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        let start = ptr::with_exposed_provenance_mut::<u64>(self.0.address().0 as usize);
+        // SAFETY: RAM (the promise of `new`), inside the frame and aligned to eight bytes; all
+        // accesses of EL2 to it are atomic.
+        unsafe { AtomicU64::from_ptr(start.add(index % Self::WORDS)) }
+    }
+
+    /// Word `index`, below 512. Whoever calls holds the lock of what the table belongs to.
+    #[inline]
+    pub fn read(self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Relaxed)
+    }
+
+    /// Sets word `index`. Walkers that see it see what it leads to: zeroing a frame, publishing
+    /// bytes and paying a debt each end in a barrier, and come before.
+    #[inline]
+    pub fn write(self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Relaxed);
     }
 }
 

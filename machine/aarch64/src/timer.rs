@@ -66,6 +66,12 @@ impl VirtualTimer {
         }
     }
 
+    /// Whether the timer that is in the hardware now raises its interrupt (`CNTV_CTL_EL0.ISTATUS`
+    /// and not masked).
+    pub fn is_loaded_asserted() -> bool {
+        read_sysreg!("cntv_ctl_el0") & 7 == 5
+    }
+
     /// The deadline of the timer that is in the hardware now, in virtual counts.
     pub fn loaded_deadline() -> Option<u64> {
         Self { control: read_sysreg!("cntv_ctl_el0"), compare: read_sysreg!("cntv_cval_el0") }

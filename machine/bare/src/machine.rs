@@ -99,7 +99,9 @@ impl Machine {
 
     /// Memory for tests: all behind the image, from the next 2 MiB boundary on.
     pub fn scratch(&self) -> Scratch {
-        let base = self.entry.image_end.next_multiple_of(2 << 20);
+        let tree_end = self.entry.device_tree + self.device_tree_size;
+        let used = self.entry.image_end.max(tree_end.min(self.memory.end()));
+        let base = used.next_multiple_of(2 << 20);
         let size = self.memory.end().saturating_sub(base);
         // SAFETY: memory by the device tree, and every Rust object lies in the image before it.
         unsafe { Scratch::at(Range { base, size }) }

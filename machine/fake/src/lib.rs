@@ -6,12 +6,14 @@
 //! break-before-make or one interrupt in two list registers, fails the test at once.
 #![forbid(unsafe_code)]
 
+mod frames;
 mod guest;
 mod list_registers;
 mod mmu;
 mod tables;
 mod walk;
 
+pub use frames::{FakeFrames, FakeTranslation};
 pub use guest::{Access, FakeGuest};
 pub use list_registers::{FakeListRegisters, ListRegister, ListState};
 pub use mmu::FakeMmu;

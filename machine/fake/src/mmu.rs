@@ -66,6 +66,11 @@ impl FakeMmu {
         &mut self.tables
     }
 
+    /// How many tables are allocated now.
+    pub fn tables_in_use(&self) -> usize {
+        self.tables.in_use()
+    }
+
     /// What a CPU that uses the translation may see now: the stale translation where there is
     /// one, else what the tables say.
     pub fn translate(&self, ipa: Ipa) -> Result<Translation, Fault> {

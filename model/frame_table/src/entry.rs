@@ -1,7 +1,7 @@
 //! One frame's entry: four words, shared by all CPUs.
 
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use model_addr::{Gfn, VmId};
 
@@ -122,14 +122,10 @@ impl FrameEntry {
         Ok(LockedFrame { entry: self, state })
     }
 
-    /// Takes a frame that is reserved for `owner`, to be its private memory; `false` where it is
-    /// not, or no longer.
-    pub fn take_reserved(&self, owner: Owner) -> bool {
-        self.take(owner.encode())
-    }
-
-    /// [`Self::take_reserved`] for an encoded owner.
-    pub(crate) fn take(&self, owner: u64) -> bool {
+    /// Takes the chunk that this entry is the first of, and `body` the others, where it is
+    /// reserved for `owner` and the guest frames after it.
+    #[inline]
+    pub(crate) fn take_chunk(&self, body: &[Self], owner: Owner) -> bool {
         loop {
             let word = self.state.load(Ordering::Relaxed);
             let Some(taken) = FrameState::take(word) else {
@@ -144,8 +140,19 @@ impl FrameEntry {
                 spin_loop();
                 continue;
             }
-            // While it is locked and reserved, its owner does not change.
-            let is_owner = self.owner.load(Ordering::Relaxed) == owner;
+            // While it is locked and reserved, its owner does not change, nor do the others. They
+            // were one block with it, so their node and origin are its.
+            let is_owner = self.owner.load(Ordering::Relaxed) == owner.encode();
+            if is_owner {
+                for (n, entry) in (1..).zip(body) {
+                    entry.owner.store(owner.encode() + n, Ordering::Relaxed);
+                }
+                // One barrier for all of them: whoever sees a state sees its owner.
+                fence(Ordering::Release);
+                for entry in body {
+                    entry.state.store(taken, Ordering::Relaxed);
+                }
+            }
             self.state
                 .store(if is_owner { taken } else { word }, Ordering::Release);
             return is_owner;
@@ -200,10 +207,10 @@ impl LockedFrame<'_> {
     ///
     /// # Errors
     /// [`Refused::Step`], [`Refused::References`]; [`Refused::PoolOnly`] for a release, which is
-    /// [`crate::Pool::free`]'s.
+    /// [`crate::Pool::free`]'s, and for a reserved frame, which is one of a chunk.
     pub fn step(&mut self, event: Event) -> Result<Use, Refused> {
         let state = self.state.step(event)?;
-        if state.usage == Use::Free {
+        if state.usage == Use::Free || self.state.usage == Use::Reserved {
             return Err(Refused::PoolOnly);
         }
         self.state = state;
@@ -306,6 +313,8 @@ impl Drop for LockedFrame<'_> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     fn shared() -> FrameEntry {
@@ -384,8 +393,11 @@ mod tests {
     }
 
     #[test]
-    fn only_the_owner_takes_a_reserved_frame_and_once() {
-        let entry = FrameEntry::default();
+    fn only_the_owner_takes_a_reserved_chunk_and_once() {
+        let (entry, body) = (
+            FrameEntry::default(),
+            [(); 15].map(|()| FrameEntry::default()),
+        );
         let owner = Owner {
             vm: VmId {
                 index: 1,
@@ -398,17 +410,21 @@ mod tests {
             ..FrameState::default()
         };
         entry.give(state.encode(), owner);
-        assert!(!entry.take_reserved(owner.add(1)));
+        assert!(!entry.take_chunk(&body, owner.add(1)));
         let late = VmId {
             index: 1,
             generation: 3,
         };
-        assert!(!entry.take_reserved(Owner { vm: late, ..owner }));
-        assert!(entry.take_reserved(owner));
-        assert!(!entry.take_reserved(owner));
-        assert_eq!(
-            (entry.state().usage, entry.state().references),
-            (Use::Private, 1)
-        );
+        assert!(!entry.take_chunk(&body, Owner { vm: late, ..owner }));
+        assert_eq!(body[3].state().usage, Use::Free);
+        let step = entry.lock().unwrap().step(Event::Take);
+        assert_eq!(step, Err(Refused::PoolOnly), "a chunk is taken as a whole");
+        assert!(entry.take_chunk(&body, owner));
+        assert!(!entry.take_chunk(&body, owner));
+        for (n, entry) in std::iter::once(&entry).chain(&body).enumerate() {
+            let state = entry.state();
+            assert_eq!((state.usage, state.references), (Use::Private, 1));
+            assert_eq!(entry.lock().unwrap().owner(), owner.add(n as u64));
+        }
     }
 }

@@ -5,7 +5,7 @@ use core::fmt;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId};
 
 use crate::entry::Slot;
-use crate::{Event, FrameEntry, FrameState, MAX_NODES, Owner, Refused, Use};
+use crate::{CHUNK_FRAMES, Event, FrameEntry, FrameState, MAX_NODES, Owner, Refused, Use};
 
 /// How many ranges a machine may have.
 pub const MAX_RANGES: usize = 64;
@@ -41,6 +41,13 @@ impl<'a> MemoryRange<'a> {
             .get(frame.0.checked_sub(self.frames.start.0)? as usize)
     }
 
+    /// Whether `frame` lies in a reserved chunk.
+    pub(crate) fn is_reserved(&self, frame: Mfn) -> bool {
+        let head = self.entry(frame.align_down(CHUNK_FRAMES));
+        head.is_some_and(|head| head.state().usage == Use::Reserved)
+    }
+
+    #[inline]
     pub(crate) fn run(&self, first: Mfn, count: u64) -> Option<&'a [FrameEntry]> {
         let at = first.0.checked_sub(self.frames.start.0)?;
         let end = at.checked_add(count)?;
@@ -140,15 +147,13 @@ impl<'a> MemoryMap<'a> {
         self.range(first)?.1.run(first, count)
     }
 
-    /// Takes, one by one, `count` frames from `first` that are reserved for `owner` and the guest
-    /// frames after it. Returns how many from the first on are now its private memory.
-    pub fn take_reserved(&self, first: Mfn, count: u64, owner: Owner) -> u64 {
-        let entries = self.run(first, count).unwrap_or(&[]);
-        let owners = owner.encode()..;
-        let pairs = owners.zip(entries);
-        pairs
-            .take_while(|(owner, entry)| entry.take(*owner))
-            .count() as u64
+    /// Takes the [`CHUNK_FRAMES`] frames from `first` where they are reserved for `owner` and the
+    /// guest frames after it: from now on they are its private memory. `false` where they are not
+    /// reserved for it, or no longer.
+    #[inline]
+    pub fn take_reserved(&self, first: Mfn, owner: Owner) -> bool {
+        let chunk = self.run(first, CHUNK_FRAMES).and_then(<[_]>::split_first);
+        chunk.is_some_and(|(head, body)| head.take_chunk(body, owner))
     }
 
     /// Marks frames that no pool was given as the hypervisor's own: its image, the entries
@@ -175,8 +180,15 @@ impl<'a> MemoryMap<'a> {
     /// [`Use`]. Frames that the machine does not have are not counted.
     pub fn census(&self, first: Mfn, count: u64) -> [u64; Use::ALL.len()] {
         let mut counts = [0; Use::ALL.len()];
-        for entry in self.run(first, count).unwrap_or(&[]) {
-            counts[entry.state().usage as usize] += 1;
+        let Some((_, range)) = self.range(first) else {
+            return counts;
+        };
+        for (n, entry) in (0..).zip(range.run(first, count).unwrap_or(&[])) {
+            let usage = match entry.state().usage {
+                Use::Free if range.is_reserved(first.add(n)) => Use::Reserved,
+                usage => usage,
+            };
+            counts[usage as usize] += 1;
         }
         counts
     }
@@ -188,6 +200,7 @@ impl<'a> MemoryMap<'a> {
         Some((range, from.max(range.frames.start)))
     }
 
+    #[inline]
     pub(crate) fn range(&self, frame: Mfn) -> Option<(Slot, &MemoryRange<'a>)> {
         let after = self
             .ranges()

@@ -8,8 +8,10 @@ use crate::{Event, FrameEntry, FrameState, MemoryMap, Origin, Owner, Refused, Us
 
 /// log2 of the frames in the largest block: 2 MiB.
 pub const MAX_ORDER: u8 = 9;
-/// Reserved frames are taken back in chunks of this many, aligned: 64 KiB.
-pub const RECLAIM_FRAMES: u64 = 16;
+/// Frames are reserved, taken by guests and reclaimed in aligned chunks of this many: 64 KiB.
+pub const CHUNK_FRAMES: u64 = 1 << CHUNK_ORDER;
+/// log2 of [`CHUNK_FRAMES`].
+pub const CHUNK_ORDER: u8 = 4;
 const ORDERS: usize = MAX_ORDER as usize + 1;
 
 /// What frames are allocated for.
@@ -21,7 +23,7 @@ pub enum Purpose {
     Table,
     /// The memory of a guest frame and those after it.
     Private(Owner),
-    /// To be the memory of a guest frame and those after it, when they are touched.
+    /// To be the memory of a guest frame and those after it, when they are touched: whole chunks.
     Reserved(Owner),
     /// A node's copies of the frames behind a guest frame and those after it.
     Replica(Owner),
@@ -117,7 +119,8 @@ impl Pool {
             let state = entry.state();
             state.usage == Use::Free && !state.listed
         };
-        if in_free_block(range, frames.start) || !entries.iter().all(is_new) {
+        let held = range.is_reserved(frames.start) || in_free_block(range, frames.start);
+        if held || !entries.iter().all(is_new) {
             return Err(Refused::Step(Use::Free, Event::Release));
         }
         for entry in entries {
@@ -141,7 +144,7 @@ impl Pool {
     }
 
     /// A block of 2^`order` frames, aligned to its size, on behalf of a CPU of node `home`;
-    /// `None` where the pool has none.
+    /// `None` where the pool has none, or less than a chunk were to be reserved.
     pub fn allocate(
         &mut self,
         map: &MemoryMap<'_>,
@@ -149,6 +152,9 @@ impl Pool {
         purpose: Purpose,
         home: NodeId,
     ) -> Option<Mfn> {
+        if matches!(purpose, Purpose::Reserved(_)) && order < CHUNK_ORDER {
+            return None;
+        }
         let found = (order..=MAX_ORDER).find(|o| self.counts.blocks[usize::from(*o)] > 0)?;
         let (first, _) = map.by_slot(self.heads[usize::from(found)])?;
         let (slot, range) = map.range(first)?;
@@ -157,24 +163,7 @@ impl Pool {
         for half in (order..found).rev() {
             self.list(map, slot, range, first.add(1 << half), half)?;
         }
-        let usage = after(Use::Free, purpose.event())?;
-        let references = purpose.event().references();
-        let state = |order| FrameState {
-            usage,
-            order,
-            references,
-            ..FrameState::default()
-        };
-        let (head, body) = match purpose.owner() {
-            None => (state(order), state(FrameState::BODY)),
-            Some(_) => (state(0), state(0)),
-        };
-        let owner = purpose.owner().unwrap_or_default();
-        let mut given = head.encode();
-        for (n, entry) in (0..).zip(entries) {
-            entry.give(given, owner.add(n));
-            given = body.encode();
-        }
+        give(entries, order, purpose)?;
         let frames = 1 << order;
         self.counts.free -= frames;
         if home == self.node {
@@ -204,8 +193,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes back those of `count` frames from `first` that are still reserved for `owner` and the
-    /// guest frames after it; returns how many.
+    /// Takes back those chunks of the `count` frames from `first`, the first of a chunk, that are
+    /// still reserved for `owner` and the guest frames after it; returns how many frames.
     pub fn free_reserved(
         &mut self,
         map: &MemoryMap<'_>,
@@ -213,11 +202,14 @@ impl Pool {
         count: u64,
         owner: Owner,
     ) -> u64 {
-        self.take_back(map, first, count, |n| Some(owner.add(n)))
+        let chunks = (0..count / CHUNK_FRAMES).map(|n| n * CHUNK_FRAMES);
+        chunks
+            .map(|n| self.take_back(map, first.add(n), Some(owner.add(n))))
+            .sum()
     }
 
     /// Under memory pressure: takes reserved frames back, looking at `budget` chunks of
-    /// [`RECLAIM_FRAMES`] from where the last call stopped, round and round. Returns how many
+    /// [`CHUNK_FRAMES`] from where the last call stopped, round and round. Returns how many
     /// frames became free.
     pub fn reclaim_reserved(&mut self, map: &MemoryMap<'_>, budget: usize) -> u64 {
         let mut freed = 0;
@@ -226,47 +218,35 @@ impl Pool {
             let Some((range, at)) = next.or_else(|| map.next_on(self.node, Mfn(0))) else {
                 break;
             };
-            let end = at
-                .align_down(RECLAIM_FRAMES)
-                .add(RECLAIM_FRAMES)
-                .min(range.frames.end());
-            freed += self.take_back(map, at, end.0 - at.0, |_| None);
-            self.hand = end;
+            let chunk = at.align_down(CHUNK_FRAMES);
+            self.hand = chunk.add(CHUNK_FRAMES).min(range.frames.end());
+            freed += self.take_back(map, chunk, None);
         }
         freed
     }
 
-    /// Frees the reserved frames in a run, where `wanted` names an owner only its.
-    fn take_back(
-        &mut self,
-        map: &MemoryMap<'_>,
-        first: Mfn,
-        count: u64,
-        wanted: impl Fn(u64) -> Option<Owner>,
-    ) -> u64 {
+    /// Frees the chunk at `first` where it is reserved, for `wanted` if that names an owner.
+    fn take_back(&mut self, map: &MemoryMap<'_>, first: Mfn, wanted: Option<Owner>) -> u64 {
         let Ok((slot, range)) = self.range(map, first) else {
             return 0;
         };
-        let mut freed = 0;
-        for (n, entry) in (0..).zip(range.run(first, count).unwrap_or(&[])) {
-            if entry.state().usage != Use::Reserved {
-                continue;
-            }
-            // A frame that is locked is being taken.
-            let Ok(frame) = entry.try_lock() else {
-                continue;
-            };
-            let is_wanted = wanted(n).is_none_or(|owner| frame.owner() == owner);
-            let is_reserved = frame.state().usage == Use::Reserved;
-            if is_reserved && is_wanted && frame.release().is_ok() {
-                self.put(map, slot, range, first.add(n), 0);
-                freed += 1;
-            }
+        let is_reserved = |entry: &&FrameEntry| entry.state().usage == Use::Reserved;
+        let Some(entry) = range.entry(first).filter(is_reserved) else {
+            return 0;
+        };
+        // A chunk that is locked is being taken.
+        let Ok(head) = entry.try_lock() else {
+            return 0;
+        };
+        let is_wanted = wanted.is_none_or(|owner| head.owner() == owner);
+        if head.state().usage != Use::Reserved || !is_wanted || head.release().is_err() {
+            return 0;
         }
-        freed
+        self.put(map, slot, range, first, CHUNK_ORDER);
+        CHUNK_FRAMES
     }
 
-    /// Puts a free block into the lists, joined with its free buddies.
+    /// Puts a free block into the lists, joined with its free buddies of the same origin.
     fn put(
         &mut self,
         map: &MemoryMap<'_>,
@@ -277,9 +257,13 @@ impl Pool {
     ) {
         self.counts.free += 1 << order;
         let (mut at, mut order) = (first, order);
+        let origin = range
+            .entry(first)
+            .map_or(Origin::Machine, |entry| entry.state().origin);
         while order < MAX_ORDER {
             let buddy = Mfn(at.0 ^ 1 << order);
-            if !heads_block(range, buddy, order) || self.unlist(map, range, buddy, order).is_none()
+            if !heads_block(range, buddy, order, Some(origin))
+                || self.unlist(map, range, buddy, order).is_none()
             {
                 break;
             }
@@ -353,18 +337,48 @@ impl Pool {
     }
 }
 
-/// Whether a free block of `order` begins at `first`.
-fn heads_block(range: &MemoryRange<'_>, first: Mfn, order: u8) -> bool {
+/// Makes a free block of `order`, in no list, what `purpose` says.
+fn give(entries: &[FrameEntry], order: u8, purpose: Purpose) -> Option<()> {
+    let usage = after(Use::Free, purpose.event())?;
+    let references = purpose.event().references();
+    let state = |order| FrameState {
+        usage,
+        order,
+        references,
+        ..FrameState::default()
+    };
+    let owner = purpose.owner().unwrap_or_default();
+    let (head, body, stride) = match purpose {
+        Purpose::Hypervisor | Purpose::Table => (state(order), state(FrameState::BODY), 1),
+        Purpose::Private(_) | Purpose::Replica(_) => (state(0), state(0), 1),
+        Purpose::Reserved(_) => (
+            state(CHUNK_ORDER),
+            state(CHUNK_ORDER),
+            CHUNK_FRAMES as usize,
+        ),
+    };
+    let mut given = head.encode();
+    // Stepping over the slice alone is a constant step; over the pairs it would be a walk.
+    for (n, entry) in (0..).step_by(stride).zip(entries.iter().step_by(stride)) {
+        entry.give(given, owner.add(n));
+        given = body.encode();
+    }
+    Some(())
+}
+
+/// Whether a free block of `order` begins at `first`, of `origin` if that is given.
+fn heads_block(range: &MemoryRange<'_>, first: Mfn, order: u8, origin: Option<Origin>) -> bool {
     range.entry(first).is_some_and(|entry| {
         let state = entry.state();
-        state.listed && state.order == order
+        let is_alike = origin.is_none_or(|origin| state.origin == origin);
+        state.listed && state.order == order && is_alike
     })
 }
 
 /// Whether `frame` lies in a free block.
 fn in_free_block(range: &MemoryRange<'_>, frame: Mfn) -> bool {
     let mut orders = 0..=MAX_ORDER;
-    orders.any(|order| heads_block(range, frame.align_down(1 << order), order))
+    orders.any(|order| heads_block(range, frame.align_down(1 << order), order, None))
 }
 
 /// Locks the frames of a block that may be freed as one; all of them, or none.

@@ -15,8 +15,8 @@ pub enum Use {
     Free = 0,
     /// The hypervisor's own memory.
     Hypervisor = 1,
-    /// Set aside for one guest frame that was not touched yet, so that its region stays
-    /// contiguous. Taken back under memory pressure.
+    /// Set aside for a chunk of guest frames that was not touched yet, so that its region stays
+    /// contiguous; said by the first frame of the chunk alone. Taken back under memory pressure.
     Reserved = 2,
     /// Memory of one guest frame.
     Private = 3,
@@ -207,7 +207,7 @@ pub struct FrameState {
     pub usage: Use,
     /// Where it came from.
     pub origin: Origin,
-    /// In the first frame of a block: log2 of the block's frames. [`Self::BODY`] in the others.
+    /// In the first frame of a block, or of a reserved chunk: log2 of its frames. [`Self::BODY`] in the others.
     /// Frames of guests are each a block of their own, however they were allocated.
     pub order: u8,
     /// Whether it is the first of a block in a pool's list.

@@ -1,16 +1,18 @@
-//! Guests take reserved frames while the pool takes them back: each frame goes to one of them.
+//! Guests take reserved chunks while the pool takes them back: each chunk goes to one of them.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::thread;
 
 use model_addr::{FrameRange, Gfn, Mfn, NodeId, VmId};
-use model_frame_table::{FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose, Use};
+use model_frame_table::{
+    CHUNK_FRAMES, FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose, Use,
+};
 
 const FRAMES: u64 = 512;
 const NODE: NodeId = NodeId(0);
 
 #[test]
-fn a_reserved_frame_is_taken_or_reclaimed() {
+fn a_reserved_chunk_is_taken_or_reclaimed() {
     let entries: Vec<_> = (0..FRAMES).map(|_| FrameEntry::default()).collect();
     let frames = FrameRange {
         start: Mfn(0x200),
@@ -42,13 +44,14 @@ fn a_reserved_frame_is_taken_or_reclaimed() {
                     vm,
                     gfn: Gfn(0x4_0000 + n),
                 };
-                map.take_reserved(first.add(*n), 1, owner) == 1
+                map.take_reserved(first.add(*n), owner)
             };
-            (from..to).filter(one).count() as u64
+            let chunks = (from..to).step_by(CHUNK_FRAMES as usize);
+            CHUNK_FRAMES * chunks.filter(one).count() as u64
         };
         let (taken, freed) = thread::scope(|scope| {
-            let takers = [scope.spawn(|| take(0, 400)), scope.spawn(|| take(100, 512))];
-            let freed: u64 = (0..40).map(|_| pool.reclaim_reserved(&map, 1)).sum();
+            let takers = [scope.spawn(|| take(0, 400)), scope.spawn(|| take(96, 512))];
+            let freed: u64 = (0..20).map(|_| pool.reclaim_reserved(&map, 1)).sum();
             (
                 takers
                     .map(|taker| taker.join().unwrap())
@@ -62,6 +65,7 @@ fn a_reserved_frame_is_taken_or_reclaimed() {
         assert_eq!(left[Use::Free as usize], freed);
         assert_eq!(taken + freed + left[Use::Reserved as usize], FRAMES);
         assert_eq!(pool.counts().free, freed);
+        pool.free_reserved(&map, first, FRAMES, owner);
         for n in (0..FRAMES).filter(|n| map.entry(first.add(*n)).unwrap().lock().is_some()) {
             pool.free(&map, first.add(n), 0).unwrap();
         }

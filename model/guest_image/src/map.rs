@@ -18,6 +18,15 @@ pub const UART: IpaRange = IpaRange {
 };
 /// The UART's SPI, counted from INTID 32.
 pub const UART_SPI: u32 = 1;
+/// The PL061 GPIO with the power button.
+pub const GPIO: IpaRange = IpaRange {
+    start: Ipa(0x0903_0000),
+    size: 0x1000,
+};
+/// The GPIO's SPI, counted from INTID 32.
+pub const GPIO_SPI: u32 = 7;
+/// The GPIO's line that the power button drives high while it is pressed.
+pub const POWER_BUTTON_LINE: u8 = 3;
 /// The first virtio-mmio transport; the others follow, each [`VIRTIO_SIZE`] further on.
 pub const VIRTIO: Ipa = Ipa(0x0a00_0000);
 /// Bytes of a virtio-mmio transport.

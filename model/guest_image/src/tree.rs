@@ -21,6 +21,7 @@ pub const MAX_BOOTARGS: usize = 2048;
 
 const GIC_PHANDLE: u32 = 1;
 const CLOCK_PHANDLE: u32 = 2;
+const GPIO_PHANDLE: u32 = 3;
 /// The clock that QEMU gives its UART.
 const CLOCK_HZ: u32 = 24_000_000;
 
@@ -31,6 +32,11 @@ const PPI: u32 = 1;
 /// is up while InterruptStatus is not zero. Telling the guest so means that the interrupt
 /// controller samples the line, and no notification hangs on an edge nobody saw.
 const LEVEL: u32 = 4;
+
+/// A line that is high when it means something (binding `gpio`).
+const ACTIVE_HIGH: u32 = 0;
+/// The code that Linux's input layer gives the power key (`KEY_POWER`).
+const POWER_KEY: u32 = 116;
 
 /// What the tree describes.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +118,8 @@ impl GuestTree<'_> {
         self.write_gic(&mut fdt)?;
         write_clock(&mut fdt)?;
         write_uart(&mut fdt)?;
+        write_gpio(&mut fdt)?;
+        write_power_button(&mut fdt)?;
         for index in 0..u32::from(self.virtio) {
             write_virtio(&mut fdt, index)?;
         }
@@ -216,6 +224,32 @@ fn write_uart(fdt: &mut FdtWriter) -> Written {
     let names = vec!["uartclk".to_string(), "apb_pclk".to_string()];
     fdt.property_string_list("clock-names", names)?;
     fdt.end_node(node)
+}
+
+fn write_gpio(fdt: &mut FdtWriter) -> Written {
+    let node = fdt.begin_node(&format!("pl061@{:x}", map::GPIO.start.0))?;
+    let compatible = vec!["arm,pl061".to_string(), "arm,primecell".to_string()];
+    fdt.property_string_list("compatible", compatible)?;
+    fdt.property_array_u64("reg", &[map::GPIO.start.0, map::GPIO.size])?;
+    fdt.property_array_u32("interrupts", &[SPI, map::GPIO_SPI, LEVEL])?;
+    fdt.property_null("gpio-controller")?;
+    fdt.property_u32("#gpio-cells", 2)?;
+    fdt.property_u32("clocks", CLOCK_PHANDLE)?;
+    fdt.property_string("clock-names", "apb_pclk")?;
+    fdt.property_phandle(GPIO_PHANDLE)?;
+    fdt.end_node(node)
+}
+
+fn write_power_button(fdt: &mut FdtWriter) -> Written {
+    let keys = fdt.begin_node("gpio-keys")?;
+    fdt.property_string("compatible", "gpio-keys")?;
+    let key = fdt.begin_node("poweroff")?;
+    fdt.property_string("label", "GPIO Key Poweroff")?;
+    fdt.property_u32("linux,code", POWER_KEY)?;
+    let line = [GPIO_PHANDLE, map::POWER_BUTTON_LINE.into(), ACTIVE_HIGH];
+    fdt.property_array_u32("gpios", &line)?;
+    fdt.end_node(key)?;
+    fdt.end_node(keys)
 }
 
 fn write_virtio(fdt: &mut FdtWriter, index: u32) -> Written {

@@ -203,6 +203,14 @@ fn the_tree_says_what_the_guest_has() {
     assert_eq!(cells(&node("/pl011@9000000"), "interrupts"), [0, 1, 4]);
     let clock = cells(&node("/apb-pclk"), "phandle")[0];
     assert_eq!(cells(&node("/pl011@9000000"), "clocks"), [clock, clock]);
+    let gpio = node("/pl061@9030000");
+    assert_eq!(cells(&gpio, "reg"), [0, 0x903_0000, 0, 0x1000]);
+    assert_eq!(cells(&gpio, "interrupts"), [0, 7, 4]);
+    assert_eq!(cells(&gpio, "clocks"), [clock]);
+    let button = node("/gpio-keys/poweroff");
+    let line = [cells(&gpio, "phandle")[0], 3, 0];
+    assert_eq!(cells(&button, "gpios"), line);
+    assert_eq!(cells(&button, "linux,code"), [116]);
     assert_eq!(
         cells(&node("/virtio_mmio@a000400"), "interrupts"),
         [0, 18, 4]

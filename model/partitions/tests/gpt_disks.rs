@@ -1,10 +1,6 @@
-//! Disks laid out by another crate are read back; damaged ones are not believed.
+//! Disks laid out field by field, and by sfdisk, are read back; damaged ones are not believed.
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use bytemuck::bytes_of;
-use gpt_disk_types::{
-    Crc32, GptHeader, GptPartitionEntry, GptPartitionType, Guid, LbaLe, MasterBootRecord, U32Le,
-};
 use model_partitions::{Copy, Fault, PartitionError, Table, read};
 use proptest::prelude::*;
 
@@ -17,8 +13,50 @@ struct Layout {
     partitions: Vec<(u32, u64, u64, String)>,
 }
 
-fn crc(bytes: &[u8]) -> Crc32 {
-    let digest = !bytes.iter().fold(!0u32, |crc, byte| {
+/// "Microsoft basic data", as it lies on the disk.
+const BASIC_DATA: [u8; 16] = [
+    0xa2, 0xa0, 0xd0, 0xeb, 0xe5, 0xb9, 0x33, 0x44, 0x87, 0xc0, 0x68, 0xb6, 0xb7, 0x26, 0x99, 0xc7,
+];
+
+/// A header's fields, in the order in which they lie on the disk (UEFI 2.10 table 5.5).
+struct Header {
+    signature: [u8; 8],
+    revision: u32,
+    size: u32,
+    lba: u64,
+    alternate_lba: u64,
+    first_usable_lba: u64,
+    last_usable_lba: u64,
+    entries_lba: u64,
+    entries: u32,
+    entry_size: u32,
+    entries_crc: u32,
+}
+
+impl Header {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.signature.to_vec();
+        // The checksum is made with zero in its own place.
+        for word in [self.revision, self.size, 0, 0] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let (first, last) = (self.first_usable_lba, self.last_usable_lba);
+        for lba in [self.lba, self.alternate_lba, first, last] {
+            bytes.extend(lba.to_le_bytes());
+        }
+        bytes.extend([0xd1; 16]); // the disk's own identifier
+        bytes.extend(self.entries_lba.to_le_bytes());
+        for word in [self.entries, self.entry_size, self.entries_crc] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let crc = crc(&bytes);
+        bytes[16..20].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+}
+
+fn crc(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
             if crc & 1 == 1 {
                 crc >> 1 ^ 0xedb8_8320
@@ -26,8 +64,7 @@ fn crc(bytes: &[u8]) -> Crc32 {
                 crc >> 1
             }
         })
-    });
-    Crc32(U32Le::from_u32(digest))
+    })
 }
 
 impl Layout {
@@ -45,42 +82,42 @@ impl Layout {
     fn array(&self) -> Vec<u8> {
         let mut array = vec![0; self.array_blocks() as usize * self.block];
         for (index, first, last, name) in &self.partitions {
-            let mut entry = GptPartitionEntry {
-                partition_type_guid: GptPartitionType::BASIC_DATA,
-                unique_partition_guid: Guid::from_bytes([*index as u8; 16]),
-                starting_lba: LbaLe::from_u64(*first),
-                ending_lba: LbaLe::from_u64(*last),
-                ..GptPartitionEntry::default()
-            };
-            for (n, unit) in name.encode_utf16().take(36).enumerate() {
-                entry.name.0[2 * n..2 * n + 2].copy_from_slice(&unit.to_le_bytes());
+            let mut entry = BASIC_DATA.to_vec();
+            entry.extend([*index as u8; 16]);
+            for field in [*first, *last, 0] {
+                entry.extend(field.to_le_bytes()); // the last one: attributes
+            }
+            for unit in name.encode_utf16().take(36) {
+                entry.extend(unit.to_le_bytes());
             }
             let at = *index as usize * 128;
-            array[at..at + 128].copy_from_slice(bytes_of(&entry));
+            array[at..at + entry.len()].copy_from_slice(&entry);
         }
         array
     }
 
-    fn header(&self, lba: u64, entries_lba: u64, edit: impl Fn(&mut GptHeader)) -> Vec<u8> {
+    fn header(&self, lba: u64, entries_lba: u64, edit: impl Fn(&mut Header)) -> Vec<u8> {
         let (first, last) = self.usable();
         let array = self.array();
-        let mut header = GptHeader {
-            my_lba: LbaLe::from_u64(lba),
-            alternate_lba: LbaLe::from_u64(self.blocks - lba),
-            first_usable_lba: LbaLe::from_u64(first),
-            last_usable_lba: LbaLe::from_u64(last),
-            partition_entry_lba: LbaLe::from_u64(entries_lba),
-            number_of_partition_entries: U32Le::from_u32(self.entries),
-            partition_entry_array_crc32: crc(&array[..self.entries as usize * 128]),
-            ..GptHeader::default()
+        let mut header = Header {
+            signature: *b"EFI PART",
+            revision: 0x1_0000,
+            size: 92,
+            lba,
+            alternate_lba: self.blocks - lba,
+            first_usable_lba: first,
+            last_usable_lba: last,
+            entries_lba,
+            entries: self.entries,
+            entry_size: 128,
+            entries_crc: crc(&array[..self.entries as usize * 128]),
         };
         edit(&mut header);
-        header.update_header_crc32();
-        bytes_of(&header).to_vec()
+        header.bytes()
     }
 
     /// The whole disk; `edit` changes both headers before their checksum is made.
-    fn disk(&self, edit: impl Fn(&mut GptHeader)) -> Vec<u8> {
+    fn disk(&self, edit: impl Fn(&mut Header)) -> Vec<u8> {
         let mut disk = vec![0; self.blocks as usize * self.block];
         let mut put = |lba: u64, bytes: &[u8]| {
             let at = lba as usize * self.block;
@@ -88,13 +125,23 @@ impl Layout {
         };
         let backup = self.blocks - 1;
         let backup_array = backup - self.array_blocks();
-        put(0, bytes_of(&MasterBootRecord::protective_mbr(self.blocks)));
+        put(0, &protective_mbr(self.blocks as u32));
         put(1, &self.header(1, 2, &edit));
         put(2, &self.array());
         put(backup_array, &self.array());
         put(backup, &self.header(backup, backup_array, &edit));
         disk
     }
+}
+
+/// A master boot record with one partition of type 0xee over the whole disk.
+fn protective_mbr(blocks: u32) -> [u8; 512] {
+    let mut mbr = [0; 512];
+    mbr[446..454].copy_from_slice(&[0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff]);
+    mbr[454..458].copy_from_slice(&1u32.to_le_bytes());
+    mbr[458..462].copy_from_slice(&(blocks - 1).to_le_bytes());
+    mbr[510..].copy_from_slice(&[0x55, 0xaa]);
+    mbr
 }
 
 fn read_disk(disk: &[u8], block: usize) -> Result<Table, PartitionError> {
@@ -188,12 +235,12 @@ proptest! {
         let mut disk = layout.disk(|header| for &(field, value) in &fields {
             let value = value >> (value % 60);
             match field {
-                0 => header.first_usable_lba = LbaLe::from_u64(value),
-                1 => header.last_usable_lba = LbaLe::from_u64(value),
-                2 => header.partition_entry_lba = LbaLe::from_u64(value),
-                3 => header.number_of_partition_entries = U32Le::from_u32(value as u32),
-                4 => header.size_of_partition_entry = U32Le::from_u32(value as u32),
-                _ => header.header_size = U32Le::from_u32(value as u32),
+                0 => header.first_usable_lba = value,
+                1 => header.last_usable_lba = value,
+                2 => header.entries_lba = value,
+                3 => header.entries = value as u32,
+                4 => header.entry_size = value as u32,
+                _ => header.size = value as u32,
             }
         });
         for (at, value) in edits {
@@ -220,7 +267,7 @@ fn small() -> Layout {
 }
 
 /// The fault of both copies, which are laid out alike.
-fn fault(layout: &Layout, edit: impl Fn(&mut GptHeader)) -> Fault {
+fn fault(layout: &Layout, edit: impl Fn(&mut Header)) -> Fault {
     match read_disk(&layout.disk(edit), layout.block) {
         Err(PartitionError::Damaged { primary, backup }) => {
             assert_eq!(primary, backup);
@@ -252,40 +299,24 @@ fn partitions_that_cannot_be_are_refused() {
 #[test]
 fn headers_that_cannot_be_are_refused() {
     let layout = small();
-    let number = |n: u64| LbaLe::from_u64(n);
-    let fault = |edit: &dyn Fn(&mut GptHeader)| fault(&layout, edit);
-    assert_eq!(fault(&|h| h.signature.0.0[0] = 0), Fault::Signature);
-    assert_eq!(
-        fault(&|h| h.revision.0 = U32Le::from_u32(0x2_0000)),
-        Fault::Header
-    );
-    assert_eq!(fault(&|h| h.my_lba = number(7)), Fault::Header);
-    assert_eq!(fault(&|h| h.last_usable_lba = number(200)), Fault::Header);
-    assert_eq!(fault(&|h| h.first_usable_lba = number(1)), Fault::Header);
-    assert_eq!(
-        fault(&|h| h.partition_entry_lba = number(50)),
-        Fault::Header
-    );
-    assert_eq!(
-        fault(&|h| h.partition_entry_lba = number(u64::MAX)),
-        Fault::Header
-    );
-    let count = |n| move |h: &mut GptHeader| h.number_of_partition_entries = U32Le::from_u32(n);
+    let fault = |edit: &dyn Fn(&mut Header)| fault(&layout, edit);
+    assert_eq!(fault(&|h| h.signature[0] = 0), Fault::Signature);
+    assert_eq!(fault(&|h| h.revision = 0x2_0000), Fault::Header);
+    assert_eq!(fault(&|h| h.lba = 7), Fault::Header);
+    assert_eq!(fault(&|h| h.last_usable_lba = 200), Fault::Header);
+    assert_eq!(fault(&|h| h.first_usable_lba = 1), Fault::Header);
+    assert_eq!(fault(&|h| h.entries_lba = 50), Fault::Header);
+    assert_eq!(fault(&|h| h.entries_lba = u64::MAX), Fault::Header);
+    let count = |n| move |h: &mut Header| h.entries = n;
     assert_eq!(fault(&count(1025)), Fault::Header);
     assert_eq!(fault(&count(u32::MAX)), Fault::Header);
     assert_eq!(fault(&count(127)), Fault::EntriesChecksum);
     for size in [0, 64, 130, 1024] {
-        let edit = |h: &mut GptHeader| h.size_of_partition_entry = U32Le::from_u32(size);
+        let edit = |h: &mut Header| h.entry_size = size;
         assert_eq!(fault(&edit), Fault::Header);
     }
-    assert_eq!(
-        fault(&|h| h.header_size = U32Le::from_u32(91)),
-        Fault::Header
-    );
-    assert_eq!(
-        fault(&|h| h.header_size = U32Le::from_u32(513)),
-        Fault::Header
-    );
+    assert_eq!(fault(&|h| h.size = 91), Fault::Header);
+    assert_eq!(fault(&|h| h.size = 513), Fault::Header);
 }
 
 #[test]
@@ -313,4 +344,59 @@ fn an_unreadable_primary_does_not_hide_the_backup() {
     });
     let unreadable = Copy::Backup(Fault::Unreadable { lba: 3 });
     assert_eq!(table.map(|table| table.copy), Ok(unreadable));
+}
+
+/// From byte 446 on, block 0 of a disk of 200 blocks that sfdisk 2.41 has partitioned.
+const SFDISK_MBR: [u8; 66] = [
+    0x00, 0x00, 0x02, 0x00, 0xee, 0xff, 0xff, 0xff, 0x01, 0x00, 0x00, 0x00, 0xc7, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x55, 0xaa,
+];
+
+/// Its block 1.
+const SFDISK_HEADER: [u8; 92] = [
+    0x45, 0x46, 0x49, 0x20, 0x50, 0x41, 0x52, 0x54, 0x00, 0x00, 0x01, 0x00, 0x5c, 0x00, 0x00, 0x00,
+    0xdc, 0x5b, 0xe4, 0x1c, 0x00, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0xc7, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x22, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0xc5, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x67, 0x45, 0x23, 0x01, 0xab, 0x89, 0xef, 0xcd,
+    0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0x02, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x04, 0x00, 0x00, 0x00, 0x80, 0x00, 0x00, 0x00, 0x81, 0x43, 0x30, 0x5d,
+];
+
+/// The used part of its block 2; the table has four entries.
+const SFDISK_ENTRIES: [u8; 192] = [
+    0xaf, 0x3d, 0xc6, 0x0f, 0x83, 0x84, 0x72, 0x47, 0x8e, 0x79, 0x3d, 0x69, 0xd8, 0x47, 0x7d, 0xe4,
+    0x11, 0x11, 0x11, 0x11, 0x22, 0x22, 0x33, 0x33, 0x44, 0x44, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55,
+    0x28, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x32, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x72, 0x00, 0x6f, 0x00, 0x6f, 0x00, 0x74, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0xaf, 0x3d, 0xc6, 0x0f, 0x83, 0x84, 0x72, 0x47, 0x8e, 0x79, 0x3d, 0x69, 0xd8, 0x47, 0x7d, 0xe4,
+    0x11, 0x11, 0x11, 0x11, 0x22, 0x22, 0x33, 0x33, 0x44, 0x44, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66,
+    0x3c, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x3c, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x64, 0x00, 0x61, 0x00, 0x74, 0x00, 0x61, 0x00,
+];
+
+#[test]
+fn what_sfdisk_wrote_is_read() {
+    let mut disk = vec![0; 200 * 512];
+    disk[446..512].copy_from_slice(&SFDISK_MBR);
+    disk[512..604].copy_from_slice(&SFDISK_HEADER);
+    disk[1024..1216].copy_from_slice(&SFDISK_ENTRIES);
+    let table = read_disk(&disk, 512).unwrap();
+    assert_eq!(table.copy, Copy::Primary);
+    let shown = table.partitions.iter().map(|p| {
+        let blocks = (p.first_lba, p.last_lba);
+        (p.index, &p.name[..], blocks, p.type_guid.to_string())
+    });
+    let linux = || "0fc63daf-8483-4772-8e79-3d69d8477de4".to_owned();
+    let expected = [
+        (0, "root", (40, 50), linux()),
+        (1, "data", (60, 60), linux()),
+    ];
+    assert!(shown.eq(expected));
 }

@@ -19,8 +19,10 @@
 
 mod entry;
 mod map;
+mod region;
 mod teardown;
 
 pub use entry::{Backing, Entry, Reasons};
-pub use map::{Counts, MAX_RAM_RANGES, Pmap, PmapError, REGION_FRAMES, Region};
+pub use map::{Counts, MAX_RAM_RANGES, Pmap, PmapError, REGION_FRAMES};
+pub use region::{Region, Survey};
 pub use teardown::{GivenBack, PmapTeardown};

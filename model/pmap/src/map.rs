@@ -5,8 +5,9 @@ use core::fmt;
 use machine_contract::TableMemory;
 use model_addr::{FRAME_SHIFT, FRAME_SIZE, Gfn, IpaRange, Mfn};
 
-use crate::entry::{self, DISCARDED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE, SHARED};
-use crate::{Entry, Reasons};
+use crate::entry::{self, ABSENT, DISCARDED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE, SHARED};
+use crate::region::{RegionSlot, TABLE_NUMBER_SHIFT, table_in};
+use crate::{Backing, Entry, Reasons, Region, Survey};
 
 /// Guest frames in a region: 2 MiB.
 pub const REGION_FRAMES: u64 = 1 << REGION_SHIFT;
@@ -22,13 +23,6 @@ pub(crate) const ROOTS: usize = 2;
 /// Guest frames that the roots reach: 512 GiB.
 pub(crate) const REACH: u64 = (ROOTS as u64) << ROOT_SHIFT;
 
-/// A table's number stands above this; zero is no table.
-const TABLE_NUMBER_SHIFT: u32 = FRAME_SHIFT;
-/// In a region's second word: there is a base, in the bits from [`FRAME_SHIFT`] up.
-const HAS_BASE: u64 = 1 << 10;
-/// In a region's second word: how many entries lie where the base says.
-const IN_PLACE: u64 = HAS_BASE - 1;
-
 /// Why a pmap refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PmapError {
@@ -38,6 +32,8 @@ pub enum PmapError {
     NotRam(Gfn),
     /// A run leaves its region, or is empty; or a base is not aligned to 2 MiB.
     Run,
+    /// Something is behind one of the guest frames already.
+    Present,
     /// No table could be had. Nothing was changed.
     NoMemory,
 }
@@ -48,6 +44,7 @@ impl fmt::Display for PmapError {
             Self::Ram => f.write_str("RAM is 1 to 4 separate ranges of frames below 512 GiB"),
             Self::NotRam(gfn) => write!(f, "guest frame {gfn} is not RAM"),
             Self::Run => f.write_str("the run is not inside one 2 MiB region"),
+            Self::Present => f.write_str("something is behind a guest frame already"),
             Self::NoMemory => f.write_str("no memory for a table"),
         }
     }
@@ -73,78 +70,6 @@ impl Counts {
     pub const fn present(self) -> u64 {
         self.private + self.shared
     }
-}
-
-/// What is known of a region as a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Region {
-    /// The first frame of the 2 MiB run that is reserved for it.
-    pub base: Option<Mfn>,
-    /// How many of its guest frames are private, unrestricted, and where the run says.
-    pub in_place: u64,
-}
-
-impl Region {
-    /// The run that a 2 MiB block may map, with all rights.
-    pub fn block(self) -> Option<Mfn> {
-        self.base.filter(|_| self.in_place == REGION_FRAMES)
-    }
-
-    fn decode(word: u64) -> Self {
-        let base = (word & HAS_BASE != 0).then_some(Mfn(word >> FRAME_SHIFT));
-        Self {
-            base,
-            in_place: word & IN_PLACE,
-        }
-    }
-
-    fn encode(self) -> u64 {
-        let base = self.base.map_or(0, |base| base.0 << FRAME_SHIFT | HAS_BASE);
-        base | self.in_place
-    }
-
-    /// 1 where `word` is entry `index` of the run.
-    fn counts(self, index: usize, word: u64) -> u64 {
-        let is_there = |base: Mfn| entry::is_plain(word, base.add(index as u64));
-        self.base.map_or(0, |base| u64::from(is_there(base)))
-    }
-}
-
-/// Where a region's two words are.
-#[derive(Clone, Copy)]
-pub(crate) struct RegionSlot {
-    pub(crate) table: Mfn,
-    index: usize,
-}
-
-impl RegionSlot {
-    pub(crate) fn new(table: Mfn, gfn: Gfn) -> Self {
-        let region = (gfn.0 >> REGION_SHIFT) % (WORDS / 2);
-        Self {
-            table,
-            index: 2 * region as usize,
-        }
-    }
-
-    pub(crate) fn leaf(self, memory: &impl TableMemory) -> Option<Mfn> {
-        table_in(memory.read(self.table, self.index))
-    }
-
-    pub(crate) fn region(self, memory: &impl TableMemory) -> Region {
-        Region::decode(memory.read(self.table, self.index + 1))
-    }
-
-    fn set_leaf(self, memory: &mut impl TableMemory, leaf: Mfn) {
-        memory.write(self.table, self.index, leaf.0 << TABLE_NUMBER_SHIFT);
-    }
-
-    fn set_region(self, memory: &mut impl TableMemory, region: Region) {
-        memory.write(self.table, self.index + 1, region.encode());
-    }
-}
-
-fn table_in(word: u64) -> Option<Mfn> {
-    (word != 0).then_some(Mfn(word >> TABLE_NUMBER_SHIFT))
 }
 
 /// A range of RAM, in frames.
@@ -263,6 +188,28 @@ impl Pmap {
         }))
     }
 
+    /// What a fault on `gfn` looks at first.
+    ///
+    /// # Errors
+    /// [`PmapError::NotRam`].
+    #[inline]
+    pub fn survey(&self, memory: &impl TableMemory, gfn: Gfn) -> Result<Survey, PmapError> {
+        if !self.contains(gfn, 1) {
+            return Err(PmapError::NotRam(gfn));
+        }
+        let Some(slot) = self.region_slot(memory, gfn) else {
+            return Ok(Survey::default());
+        };
+        let leaf = slot.leaf(memory);
+        Ok(Survey {
+            entry: leaf.map_or(Entry::default(), |leaf| {
+                Entry::decode(memory.read(leaf, index(gfn)))
+            }),
+            region: slot.region(memory),
+            has_leaf: leaf.is_some(),
+        })
+    }
+
     /// How many guest frames from `gfn` on have nothing behind them: at most `most`, and none
     /// beyond the region or its RAM range.
     pub fn absent_run(&self, memory: &impl TableMemory, gfn: Gfn, most: u64) -> u64 {
@@ -309,6 +256,50 @@ impl Pmap {
         }
         slot.set_region(memory, region);
         Ok(())
+    }
+
+    /// Puts private frames, from `frame` on, behind the `N` guest frames from `gfn` on, an aligned
+    /// chunk of a power of two that nothing is behind. Returns what is now known of the region.
+    ///
+    /// `N` is a constant since this is the hot path: its loops are unrolled.
+    ///
+    /// # Errors
+    /// [`PmapError::Present`]; [`PmapError::NotRam`], [`PmapError::NoMemory`], and
+    /// [`PmapError::Run`] where it is no such chunk.
+    #[inline]
+    pub fn fill<const N: usize>(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+        frame: Mfn,
+    ) -> Result<Region, PmapError> {
+        let count = N as u64;
+        if !count.is_power_of_two() || !gfn.is_aligned(count) {
+            return Err(PmapError::Run);
+        }
+        self.check_run(gfn, count)?;
+        let slot = self.add_region_table(memory, gfn)?;
+        let leaf = self.add_leaf(memory, slot)?;
+        let index = index(gfn.align_down(count));
+        let old = together::<N>(memory, leaf, index);
+        if !is_absent(old) {
+            return Err(PmapError::Present);
+        }
+        let first = Entry::private(frame).encode();
+        for n in 0..N {
+            let mut word = first.wrapping_add((n as u64) << PAYLOAD_SHIFT);
+            if old != 0 {
+                word |= memory.read(leaf, index + n) & NEVER_SHARE;
+            }
+            memory.write(leaf, index + n, word);
+        }
+        self.counts[ABSENT as usize] -= count;
+        self.counts[PRIVATE as usize] += count;
+        let mut region = slot.region(memory);
+        // The words follow each other as the reserved run does: all are in place, or none.
+        region.in_place += region.counts(index, first) * count;
+        slot.set_region(memory, region);
+        Ok(region)
     }
 
     /// Sets `count` guest frames from `gfn` on, of one region: the first to `entry`, the others
@@ -410,7 +401,7 @@ impl Pmap {
                 continue;
             };
             let entry = Entry::decode(memory.read(leaf, index(at)));
-            if entry.backing != crate::Backing::Absent {
+            if entry.backing != Backing::Absent {
                 visit(at, entry);
             }
             at = at.add(1);
@@ -505,6 +496,17 @@ impl Pmap {
         slot.set_leaf(memory, leaf);
         Ok(leaf)
     }
+}
+
+/// The `N` entries of `leaf` from `index` on, ORed.
+#[inline]
+fn together<const N: usize>(memory: &impl TableMemory, leaf: Mfn, index: usize) -> u64 {
+    (0..N).fold(0, |all, n| all | memory.read(leaf, index + n))
+}
+
+/// Whether nothing is behind the entries of [`together`].
+fn is_absent(words: u64) -> bool {
+    words & KIND == ABSENT
 }
 
 /// The entry of `gfn` in its leaf.

@@ -15,6 +15,9 @@ use proptest::prelude::*;
 const LOW: (u64, u64) = (0x4_0000 - 3, 1200);
 const HIGH: (u64, u64) = ((1 << 26) - 700, 1500);
 
+/// Guest frames that are filled with one call.
+const CHUNK: u64 = 16;
+
 fn ram() -> [IpaRange; 2] {
     [LOW, HIGH].map(|(first, count)| IpaRange {
         start: Gfn(first).address(),
@@ -41,6 +44,10 @@ enum Step {
     },
     /// As the fault path does: the frames of the region's own run.
     Fill {
+        gfn: u64,
+        whole: bool,
+    },
+    SetInPlace {
         gfn: u64,
         count: u64,
     },
@@ -98,7 +105,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (gfn(), count(), entry())
             .prop_map(|(gfn, count, entry)| Step::Set { gfn, count, entry }),
-        3 => (gfn(), count()).prop_map(|(gfn, count)| Step::Fill { gfn, count }),
+        3 => (gfn(), any::<bool>()).prop_map(|(gfn, whole)| Step::Fill { gfn, whole }),
+        2 => (gfn(), count()).prop_map(|(gfn, count)| Step::SetInPlace { gfn, count }),
         2 => (gfn(), count()).prop_map(|(gfn, count)| Step::Clear { gfn, count }),
         1 => (gfn(), count(), reasons(), reasons())
             .prop_map(|(gfn, count, add, remove)| Step::Change { gfn, count, add, remove }),
@@ -171,10 +179,43 @@ impl World {
         }
     }
 
+    fn fill<const N: usize>(&mut self, gfn: u64) {
+        let base = self.bases.get(&region_of(gfn)).copied();
+        let first = Entry::private(base.unwrap_or(Mfn(512)).add(gfn % REGION_FRAMES));
+        let frame = first.frame().unwrap();
+        let result = self.pmap.fill::<N>(&mut self.tables, Gfn(gfn), frame);
+        let run = gfn..gfn + N as u64;
+        let is_absent = |gfn| self.entry(gfn).backing == Backing::Absent;
+        match result {
+            Err(PmapError::NoMemory) => {}
+            Err(PmapError::Present) => assert!(!run.clone().all(is_absent)),
+            Err(error) => assert_eq!(Self::expected(gfn, N as u64), Err(error)),
+            Ok(region) => {
+                assert!(run.clone().all(is_absent));
+                for (n, gfn) in (0..).zip(run) {
+                    let never_share = self.entry(gfn).never_share;
+                    let entry = Entry {
+                        never_share,
+                        ..nth(first, n)
+                    };
+                    self.entries.insert(gfn, entry);
+                }
+                assert_eq!(region, self.expected_region(gfn));
+            }
+        }
+    }
+
     fn step(&mut self, step: &Step) {
         match *step {
             Step::Set { gfn, count, entry } => self.set(gfn, count, entry),
-            Step::Fill { gfn, count } => {
+            Step::Fill { gfn, whole } => {
+                if whole {
+                    self.fill::<{ CHUNK as usize }>(gfn - gfn % CHUNK);
+                } else {
+                    self.fill::<1>(gfn);
+                }
+            }
+            Step::SetInPlace { gfn, count } => {
                 let base = self.bases.get(&region_of(gfn)).copied().unwrap_or(Mfn(512));
                 self.set(gfn, count, Entry::private(base.add(gfn % REGION_FRAMES)));
             }
@@ -263,6 +304,9 @@ impl World {
         for gfn in all_ram().step_by(101) {
             let region = self.pmap.region(&self.tables, Gfn(gfn));
             assert_eq!(region, self.expected_region(gfn));
+            let survey = self.pmap.survey(&self.tables, Gfn(gfn)).unwrap();
+            assert_eq!((survey.entry, survey.region), (self.entry(gfn), region));
+            assert!(survey.has_leaf || survey.entry == Entry::default());
             let end = region_of(gfn) + REGION_FRAMES;
             let is_absent = |gfn: &u64| {
                 is_ram(*gfn) && *gfn < end && self.entry(*gfn).backing == Backing::Absent
@@ -341,7 +385,7 @@ fn a_full_region_is_a_block() {
     for n in (0..512).step_by(16) {
         assert_eq!(pmap.region(&tables, first).block(), None);
         assert_eq!(pmap.absent_run(&tables, first.add(n), 16), 16);
-        pmap.set_run(&mut tables, first.add(n), 16, Entry::private(base.add(n)))
+        pmap.fill::<16>(&mut tables, first.add(n), base.add(n))
             .unwrap();
     }
     assert_eq!(pmap.region(&tables, first).block(), Some(base));

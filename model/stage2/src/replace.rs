@@ -163,7 +163,8 @@ impl Stage2 {
 
 /// Whether `table`, below an entry of `size`, could be freed on its own.
 fn only_leaves(memory: &impl TableMemory, table: Mfn, size: Size) -> Result<(), MapError> {
-    let Some(smaller) = size.smaller() else {
+    // Pages have nothing below them, and are never themselves replaced.
+    let Some(smaller) = size.smaller().filter(|smaller| *smaller != Size::Page) else {
         return Ok(());
     };
     for index in 0..ENTRIES {

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use machine_contract::TableMemory;
-use model_addr::{FRAME_SHIFT, FRAME_SIZE, Ipa, Mfn, Pa};
+use model_addr::{FRAME_SIZE, Ipa, Mfn, Pa};
 
 use crate::debt::Invalidation;
 use crate::descriptor::{self, ENTRIES, Entry, decode};
@@ -153,33 +153,44 @@ impl Stage2 {
         fill(memory, slot, value)
     }
 
-    /// Maps `pages` pages from `ipa` on to the frames from `pa` on, all in one 2 MiB region of
-    /// the guest. It is [`Self::map`] for each page, with one walk.
+    /// Maps the `N` pages from `ipa` on, an aligned chunk of a power of two up to 2 MiB, to the
+    /// frames from `pa` on. It is [`Self::map`] for each page, with one walk.
+    ///
+    /// `N` is a constant since this is the hot path: its loops are unrolled.
     ///
     /// # Errors
-    /// As [`Self::map`]; pages before the one that could not be mapped are mapped.
-    pub fn map_run(
+    /// As [`Self::map`], and [`MapError::Misaligned`] where it is no such chunk; pages before the
+    /// one that could not be mapped are mapped.
+    #[inline]
+    pub fn map_chunk<const N: usize>(
         &mut self,
         memory: &mut impl TableMemory,
         ipa: Ipa,
         pa: Pa,
-        pages: usize,
         rights: Rights,
     ) -> Result<(), MapError> {
-        let before = (ipa.0 >> FRAME_SHIFT) as usize % ENTRIES;
-        if !(1..=ENTRIES - before).contains(&pages) {
-            return Err(MapError::OutOfRange);
+        let bytes = N as u64 * FRAME_SIZE;
+        if !N.is_power_of_two() || N > ENTRIES || !ipa.is_aligned(bytes) {
+            return Err(MapError::Misaligned);
         }
+        let last = pa.checked_add(bytes - FRAME_SIZE);
         self.check(ipa, pa, Size::Page)?;
-        self.check(ipa, Pa(pa.0 + (pages as u64 - 1) * FRAME_SIZE), Size::Page)?;
+        self.check(ipa, last.ok_or(MapError::Misaligned)?, Size::Page)?;
         let slot = self.reach(memory, ipa, Size::Page)?;
         if slot.size != Size::Page {
             return covered(memory, slot, ipa, pa, rights);
         }
-        let mut value = descriptor::leaf(pa, Size::Page, rights);
-        for index in slot.index..slot.index + pages {
-            fill(memory, Slot { index, ..slot }, value)?;
-            value += FRAME_SIZE;
+        let value = descriptor::leaf(pa, Size::Page, rights);
+        let first = slot.index & !(N - 1);
+        // Most chunks were never mapped.
+        let is_empty = (0..N).fold(0, |all, n| all | memory.read(slot.table, first + n)) == 0;
+        for n in 0..N {
+            let (index, value) = (first + n, value + n as u64 * FRAME_SIZE);
+            if is_empty {
+                memory.write(slot.table, index, value);
+            } else {
+                fill(memory, Slot { index, ..slot }, value)?;
+            }
         }
         Ok(())
     }
@@ -272,6 +283,7 @@ impl Stage2 {
 
     /// The entry for a leaf of `size` at `ipa`, with tables added on the way; or the entry of a
     /// larger leaf that is in the way.
+    #[inline]
     pub(crate) fn reach(
         &mut self,
         memory: &mut impl TableMemory,
@@ -279,7 +291,10 @@ impl Stage2 {
         size: Size,
     ) -> Result<Slot, MapError> {
         let mut slot = self.root_slot(ipa);
-        while let Some(smaller) = slot.size.smaller().filter(|_| slot.size != size) {
+        for smaller in [Size::Block2M, Size::Page] {
+            if slot.size == size {
+                break;
+            }
             let table = match slot.read(memory) {
                 Entry::Table(table) => table,
                 Entry::Leaf(..) => return Ok(slot),

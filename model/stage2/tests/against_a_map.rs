@@ -14,6 +14,8 @@ use proptest::prelude::*;
 const FIRST: u64 = 0x800_0000 - 1024;
 const PAGES: u64 = 2048;
 const REGION: u64 = 512;
+/// Pages that are mapped with one call.
+const CHUNK: u64 = 16;
 /// Two root tables.
 const SIZE: IpaSize = match IpaSize::new(40) {
     Some(size) => size,
@@ -27,10 +29,9 @@ enum Step {
         frame: u64,
         rights: Rights,
     },
-    MapRun {
+    MapChunk {
         page: u64,
         frame: u64,
-        pages: usize,
         rights: Rights,
     },
     MapBlock {
@@ -75,11 +76,10 @@ fn step() -> impl Strategy<Value = Step> {
             frame,
             rights
         }),
-        (page(), frame(), 0..40_usize, rights()).prop_map(|(page, frame, pages, rights)| {
-            Step::MapRun {
-                page,
+        (page(), frame(), any::<bool>(), rights()).prop_map(|(page, frame, aligned, rights)| {
+            Step::MapChunk {
+                page: if aligned { page - page % CHUNK } else { page },
                 frame,
-                pages,
                 rights,
             }
         }),
@@ -192,17 +192,18 @@ impl World {
         Ok(())
     }
 
-    fn map_run(&mut self, page: u64, frame: u64, pages: usize, rights: Rights) {
+    fn map(&mut self, page: u64, frame: u64, count: u64, rights: Rights) {
         let new = |at: u64| (base(frame) + at, rights, 1);
         let (ipa, pa) = (ipa(page), pa(base(frame) + page));
-        let result = if pages == 1 {
+        let result = if count == 1 {
             self.stage2.map(&mut self.mmu, ipa, pa, Size::Page, rights)
         } else {
-            self.stage2.map_run(&mut self.mmu, ipa, pa, pages, rights)
+            let mmu = &mut self.mmu;
+            self.stage2
+                .map_chunk::<{ CHUNK as usize }>(mmu, ipa, pa, rights)
         };
-        let count = pages as u64;
-        if count == 0 || page % REGION + count > REGION {
-            assert_eq!(result, Err(MapError::OutOfRange));
+        if !page.is_multiple_of(count) {
+            assert_eq!(result, Err(MapError::Misaligned));
             return;
         }
         if result == Err(MapError::NoMemory) {
@@ -370,15 +371,12 @@ impl World {
                 page,
                 frame,
                 rights,
-            } => self.map_run(page, frame, 1, rights),
-            Step::MapRun {
+            } => self.map(page, frame, 1, rights),
+            Step::MapChunk {
                 page,
                 frame,
-                pages,
                 rights,
-            } => {
-                self.map_run(page, frame, pages, rights);
-            }
+            } => self.map(page, frame, CHUNK, rights),
             Step::MapBlock {
                 region,
                 frame,

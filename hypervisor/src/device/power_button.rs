@@ -1,0 +1,55 @@
+//! A VM's power button, on its PL061.
+
+use crate::vm::{Instance, layout};
+use machine_locks::{Rank, SpinLock};
+use model_vgpio::PowerButton as Button;
+
+struct State {
+    button: Button,
+    line: bool,
+}
+
+/// A power button and the PL061 by which the guest feels it.
+pub struct PowerButton {
+    state: SpinLock<State>,
+}
+
+impl PowerButton {
+    /// A button that is not pressed.
+    pub const fn new() -> Self {
+        let state = State { button: Button::new(layout::POWER_BUTTON_LINE), line: false };
+        Self { state: SpinLock::new(Rank::Device, state) }
+    }
+
+    /// The guest reads the register at `offset`, or writes it.
+    pub fn access(&self, vm: &Instance, offset: u32, value: Option<u64>) -> u64 {
+        let mut state = self.state.lock();
+        let read = match value {
+            None => state.button.read(offset).into(),
+            Some(value) => {
+                state.button.write(offset, value as u32);
+                0
+            }
+        };
+        state.update_line(vm);
+        read
+    }
+
+    /// Somebody presses it; `false` where the guest does not listen to it.
+    pub fn press(&self, vm: &Instance) -> bool {
+        let mut state = self.state.lock();
+        let heard = state.button.press();
+        state.update_line(vm);
+        heard
+    }
+}
+
+impl State {
+    fn update_line(&mut self, vm: &Instance) {
+        let level = self.button.irq_level();
+        if level != self.line {
+            self.line = level;
+            vm.set_line(layout::GPIO_INTID, level);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! How a VM's memory goes back to the pools.
+
+use crate::{Frames, Maps, Translation};
+use model_addr::VmId;
+use model_frame_table::Owner;
+use model_pmap::{GivenBack, PmapTeardown};
+use model_stage2::Teardown;
+
+/// The memory of a VM that is gone. [`Self::step`] until all is back.
+#[must_use = "frames leak until all steps are done"]
+#[derive(Debug)]
+pub struct Dismantling<T> {
+    vm: VmId,
+    stage2: Option<Teardown>,
+    pmap: PmapTeardown,
+    tables: T,
+}
+
+impl<T: Translation> Maps<T> {
+    /// Begins the end of `vm`'s memory: none of its vCPUs runs or will run again. The debt of the
+    /// whole translation is paid here.
+    pub fn dismantle(self, vm: VmId) -> Dismantling<T> {
+        let Self {
+            pmap,
+            stage2,
+            mut tables,
+        } = self;
+        let stage2 = stage2.retire().pay(|what| tables.invalidate(what));
+        Dismantling {
+            vm,
+            stage2: Some(stage2),
+            pmap: pmap.teardown(),
+            tables,
+        }
+    }
+}
+
+impl<T: Translation> Dismantling<T> {
+    /// Gives back some more, looking at `budget` entries; `true` when all is back.
+    pub fn step(&mut self, frames: &impl Frames, budget: usize) -> bool {
+        if let Some(stage2) = &mut self.stage2 {
+            if stage2.step(&mut self.tables, budget)
+                && let Some(done) = self.stage2.take()
+            {
+                self.tables.free_table(done.root());
+            }
+            return false;
+        }
+        let vm = self.vm;
+        self.pmap.step(&mut self.tables, budget, |back| match back {
+            GivenBack::Entry(_, entry) => {
+                if let Some(frame) = entry.frame() {
+                    frames.free(frame, 0);
+                }
+            }
+            GivenBack::Reservation(gfn, base) => frames.free_reserved(base, Owner { vm, gfn }),
+        })
+    }
+
+    /// The memory of the tables, to see that none is left.
+    pub fn tables(&self) -> &T {
+        &self.tables
+    }
+}

@@ -1,0 +1,159 @@
+//! The pmap and the stage-2 tables, which change together under the VM's lock.
+
+use crate::Translation;
+use model_addr::{FRAME_SIZE, Gfn, IpaRange, Mfn};
+use model_frame_table::CHUNK_FRAMES;
+use model_pmap::{Entry, Pmap, PmapError, REGION_FRAMES, Region};
+use model_stage2::{IpaSize, MapError, Rights, Size, Stage2};
+
+/// A frame, or a chunk of frames, for guest frames aligned alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first guest frame.
+    pub first: Gfn,
+    /// The frame for it.
+    pub frame: Mfn,
+    /// How many: 1 or [`CHUNK_FRAMES`].
+    pub count: u64,
+}
+
+/// A VM's maps and the memory they stand in. One caller at a time: it holds the VM's lock.
+#[derive(Debug)]
+pub struct Maps<T> {
+    pub(crate) pmap: Pmap,
+    pub(crate) stage2: Stage2,
+    pub(crate) tables: T,
+}
+
+/// Why frames were not shown. They are the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotShown {
+    /// Something is behind one of the guest frames already.
+    Present,
+    /// No table could be had.
+    NoMemory,
+    /// It is not RAM.
+    Refused,
+}
+
+impl<T: Translation> Maps<T> {
+    /// The maps of a VM with this RAM, nothing of it touched; `None` where there is no memory for
+    /// the first tables, or `ram` is no whole run of frames below 512 GiB.
+    pub fn new(mut tables: T, ram: IpaRange) -> Option<Self> {
+        let root = tables.allocate_table()?;
+        let Ok(pmap) = Pmap::new(&mut tables, &[ram]) else {
+            tables.free_table(root);
+            return None;
+        };
+        let stage2 = Stage2::new(root, IpaSize::ONE_TABLE);
+        Some(Self {
+            pmap,
+            stage2,
+            tables,
+        })
+    }
+
+    /// The frame that `VTTBR_EL2` names.
+    pub fn root(&self) -> Mfn {
+        self.stage2.root()
+    }
+
+    /// The memory of the tables.
+    pub fn tables(&self) -> &T {
+        &self.tables
+    }
+
+    /// [`Self::tables`], to be changed with care.
+    pub fn tables_mut(&mut self) -> &mut T {
+        &mut self.tables
+    }
+
+    /// Frames behind the guest's memory.
+    pub fn present(&self) -> u64 {
+        self.pmap.counts().present()
+    }
+
+    /// What is behind `gfn`; nothing where it is not RAM.
+    pub fn entry(&self, gfn: Gfn) -> Entry {
+        self.pmap.lookup(&self.tables, gfn).unwrap_or_default()
+    }
+
+    /// Notes the run that is reserved for the region of `gfn`, unless it has one: `false` then.
+    pub(crate) fn note(&mut self, gfn: Gfn, base: Mfn) -> Result<bool, PmapError> {
+        if self.pmap.region(&self.tables, gfn).base.is_some() {
+            return Ok(false);
+        }
+        self.pmap
+            .set_base(&mut self.tables, gfn, Some(base))
+            .map(|()| true)
+    }
+
+    /// Puts frames behind guest frames that nothing is behind, and lets the hardware see them: as
+    /// pages, or as one block once the region is full.
+    #[inline]
+    pub(crate) fn show<const N: usize>(
+        &mut self,
+        Run { first, frame, .. }: Run,
+    ) -> Result<(), NotShown> {
+        let region = self.pmap.fill::<N>(&mut self.tables, first, frame);
+        let region = region.map_err(|error| match error {
+            PmapError::Present => NotShown::Present,
+            PmapError::NoMemory => NotShown::NoMemory,
+            PmapError::Ram | PmapError::NotRam(_) | PmapError::Run => NotShown::Refused,
+        })?;
+        // From here on the frames are the guest's: what stage 2 lacks, another fault fills.
+        let _ = if let Some(base) = region.block() {
+            self.merge(first, base)
+        } else {
+            let (ipa, pa) = (first.address(), frame.address());
+            self.stage2
+                .map_chunk::<N>(&mut self.tables, ipa, pa, Rights::ALL)
+        };
+        Ok(())
+    }
+
+    /// Lets the hardware see again what is behind `gfn`.
+    #[cold]
+    pub(crate) fn show_again(
+        &mut self,
+        gfn: Gfn,
+        (frame, rights): (Mfn, Rights),
+        region: Region,
+    ) -> Result<(), MapError> {
+        let (ipa, pa) = (gfn.address(), frame.address());
+        match self.stage2.translate(&self.tables, ipa) {
+            // Another vCPU was faster, or a TLB was told of it only now.
+            Some(seen) if (seen.pa, seen.rights) == (pa, rights) => return Ok(()),
+            Some(_) => {
+                let debt = self.stage2.unmap(&mut self.tables, ipa, 1);
+                debt.pay(|what| self.tables.invalidate(what));
+            }
+            None => {}
+        }
+        match region.block() {
+            Some(base) => self.merge(gfn, base),
+            None => self
+                .stage2
+                .map(&mut self.tables, ipa, pa, Size::Page, rights),
+        }
+    }
+
+    /// Replaces what is mapped in a full region by one block.
+    #[cold]
+    fn merge(&mut self, gfn: Gfn, base: Mfn) -> Result<(), MapError> {
+        let ipa = gfn.align_down(REGION_FRAMES).address();
+        let (pa, size) = (base.address(), Size::Block2M);
+        let broken = self
+            .stage2
+            .begin_merge(&mut self.tables, ipa, pa, size, Rights::ALL)?;
+        let ready = broken.pay(&mut self.tables, T::invalidate);
+        // Nothing came in between: the lock is held.
+        let _ = self.stage2.make(&mut self.tables, ready);
+        Ok(())
+    }
+}
+
+/// A chunk, for what is unrolled.
+pub(crate) const CHUNK: usize = CHUNK_FRAMES as usize;
+
+const _: () = assert!(Size::Block2M.bytes() == REGION_FRAMES * FRAME_SIZE);

@@ -1,0 +1,47 @@
+//! What a VM's memory is from the start, and never changes.
+
+use crate::{Frames, Run};
+use model_addr::{FRAME_SIZE, Ipa, IpaRange, VmId};
+
+/// How many sources a VM may have: kernel, initial RAM disk, device tree.
+pub const SOURCES: usize = 3;
+
+/// Bytes that are in a VM's memory from the start.
+#[derive(Clone, Debug)]
+pub struct Source<B> {
+    /// Where the guest finds them.
+    pub at: Ipa,
+    /// The bytes.
+    pub bytes: B,
+}
+
+/// A VM's RAM and what is in it before it is touched: the sources' bytes, zeroes elsewhere.
+#[derive(Clone, Debug)]
+pub struct GuestRam<B> {
+    /// Whose it is.
+    pub vm: VmId,
+    /// Where it is.
+    pub range: IpaRange,
+    /// Where two overlap, the later one counts.
+    pub sources: [Option<Source<B>>; SOURCES],
+}
+
+impl<B: AsRef<[u8]>> GuestRam<B> {
+    /// Gives frames that nobody sees yet the contents of the guest frames they are for.
+    #[inline]
+    pub(crate) fn write(&self, frames: &impl Frames, run: Run) {
+        frames.zero(run.frame, run.count);
+        let start = run.first.address().0;
+        let end = start + run.count * FRAME_SIZE;
+        for source in self.sources.iter().flatten() {
+            let bytes = source.bytes.as_ref();
+            let skipped = start.saturating_sub(source.at.0);
+            if source.at.0 < end && skipped < bytes.len() as u64 {
+                let (_, left) = bytes.split_at(skipped as usize);
+                let at = source.at.0.max(start);
+                let room = (end - at) as usize;
+                frames.write(run.frame, at - start, left.get(..room).unwrap_or(left));
+            }
+        }
+    }
+}
