@@ -1,238 +1,353 @@
-//! `xtask bench`: what one entry into the hypervisor costs, in instructions, beside the peers.
+//! `xtask bench`: what Underpin costs, beside the bare machine, our aims and the peers.
 //!
-//! `nano`, a bare guest, times one kind of entry at a time. Time is counted in instructions
-//! (two nanoseconds each), so the same binaries print the same figures every time.
+//! `nano`, a bare guest, times one kind of entry into the hypervisor at a time; `bench_linux`, the
+//! first program of a Linux guest, times what the kernel's services cost. Both run on machines
+//! whose clock counts instructions (see [`counted`]), each run twice: the same binaries must
+//! print the same bytes. What is measured and aimed at is in `bench/figures.toml`.
+
+mod counted;
+mod initramfs;
+mod table;
 
 use crate::{
-    images, project,
+    images,
+    project::{self, cargo},
     step::{Outcome, Step, Steps, print_line},
 };
-use std::{collections::BTreeMap, env, process::Command, time::Duration};
+use counted::{Guest, Run};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use table::{Figures, Rows, Table, Unit, replace_between};
 use tests_boot::{
     assets,
     machine::{Hardware, Machine},
+    status,
     vm::Vm,
 };
 
-/// How long `nano` may take.
-const NANO_MAX: Duration = Duration::from_mins(5);
-/// What `nano` prints before each figure: `nano: KEY NS INSTRUCTIONS`.
-const NANO_LINE: &str = "nano:";
+/// The kernel that is measured.
+const KERNEL: &str = "trixie-cloud";
+/// KASLR and KPTI are off: on this CPU the first turns the second on, which makes each system call
+/// several times as long, here and on the peers. The kernel's jitter source is off, too: its start
+/// takes as long as chance will have it.
+const LINUX_ARGS: &str =
+    "console=ttyAMA0 quiet panic=-1 nokaslr kpti=off initcall_blacklist=jent_mod_init";
+/// Bytes of the disk that Linux reads.
+const DISK: usize = 16 << 20;
+/// How long the machine whose memory is looked at may take for a step.
+const MEMORY_MAX: Duration = Duration::from_mins(2);
+/// Where the figures are kept.
+const SPECIFICATION: &str = "SPECIFICATION.md";
 
-/// One figure: `nano`'s key, what it is, our aim, and Xen 4.20's and KVM's instructions.
-struct Row {
-    key: &'static str,
-    what: &'static str,
-    aim: Option<f64>,
-    xen: &'static str,
-    kvm: &'static str,
+/// What was measured: the tables, and what else is worth a line.
+struct Report {
+    tables: Vec<Table>,
+    notes: Vec<String>,
 }
 
-const fn row(
-    key: &'static str,
-    what: &'static str,
-    aim: Option<f64>,
-    xen: &'static str,
-    kvm: &'static str,
-) -> Row {
-    Row {
-        key,
-        what,
-        aim,
-        xen,
-        kvm,
-    }
-}
-
-/// The peers' figures were measured on the same simulated machine with the same kind of program.
-const ROWS: [Row; 14] = [
-    row(
-        "null_hypercall",
-        "null hypercall (PSCI_VERSION)",
-        Some(200.0),
-        "571",
-        "1328",
-    ),
-    row(
-        "id_register",
-        "trapped ID register",
-        Some(200.0),
-        "529",
-        "1647",
-    ),
-    row("cntvct", "read CNTVCT", None, "3", "3"),
-    row("timer_program", "program the virtual timer", None, "5", "5"),
-    row("gicd_typer", "read GICD_TYPER", Some(300.0), "692", "2096"),
-    row(
-        "uart_flags",
-        "read the UART's status",
-        Some(300.0),
-        "729",
-        "6952",
-    ),
-    row(
-        "uart_transmit",
-        "transmit a byte by UART",
-        Some(600.0),
-        "3025",
-        "17623",
-    ),
-    row(
-        "sgi_self",
-        "SGI to self until handled",
-        Some(500.0),
-        "1174",
-        "2747",
-    ),
-    row(
-        "virtual_timer",
-        "virtual timer interrupt until handled",
-        Some(500.0),
-        "1235",
-        "2678",
-    ),
-    row(
-        "wfi_wake",
-        "WFI, wake past the deadline",
-        Some(900.0),
-        "1185-4425",
-        "2685",
-    ),
-    row(
-        "first_store",
-        "first store to new memory, per 4 KiB",
-        Some(250.0),
-        "-",
-        "879",
-    ),
-    row(
-        "first_store_worst",
-        "the same, the worst single fault",
-        None,
-        "-",
-        "-",
-    ),
-    row("vcpu_switch", "switch between two vCPUs", None, "-", "-"),
-    row(
-        "loop1000",
-        "loop of 1000 instructions",
-        None,
-        "1007",
-        "1010",
-    ),
-];
-
-/// `nano`'s figures in instructions, by key.
-type Figures = BTreeMap<String, f64>;
-
-/// Prints the table; gives whether it could be measured.
-pub fn run() -> bool {
-    let mut steps = Steps::new(3, project::products().join("bench-logs"));
-    let figures = measure(&mut steps);
-    let Some((bare, ours, again)) = figures else {
+/// Measures and prints; with `write`, also puts the tables into SPECIFICATION.md. Gives whether
+/// it could be measured and repeated runs agreed.
+pub fn run(write: bool) -> bool {
+    let mut steps = Steps::new(6, directory().join("logs"));
+    let Some((report, agreed)) = measure(&mut steps) else {
         return false;
     };
-    print_line(&table(&bare, &ours));
-    let same = ours == again;
-    print_line(if same {
-        "a second run printed the same figures"
-    } else {
-        "A SECOND RUN PRINTED OTHER FIGURES"
-    });
-    same
+    for table in &report.tables {
+        print_line(&format!("\n{}\n", table.name));
+        print_line(&table.markdown());
+    }
+    for note in &report.notes {
+        print_line(note);
+    }
+    for table in &report.tables {
+        for key in table.missed() {
+            print_line(&format!("missed: {key} ({})", table.name));
+        }
+    }
+    let kept = steps.run("files", |_| keep(&report, write));
+    agreed && kept.is_some()
 }
 
-fn measure(steps: &mut Steps) -> Option<(Figures, Figures, Figures)> {
-    steps.run("build", |step| images::all(step))?;
-    let bare = steps.run("nano at EL1 without a hypervisor", on_bare_machine)?;
-    let twice = steps.run("nano under Underpin, twice", |step| {
-        Ok((under_underpin(step)?, under_underpin(step)?))
-    })?;
-    Some((bare, twice.0, twice.1))
-}
-
-/// `nano` on QEMU's machine itself, at EL1.
-fn on_bare_machine(step: &mut Step<'_>) -> Outcome<Figures> {
-    let mut qemu = Command::new("timeout");
-    qemu.arg(NANO_MAX.as_secs().to_string()).arg("qemu-system-aarch64").args(
-        "-M virt,gic-version=3 -cpu neoverse-n1 -smp 1 -m 512 -accel tcg,thread=single -icount shift=1,sleep=off \
-         -nodefaults -display none -serial stdio -no-reboot -append plain -kernel"
-            .split_whitespace(),
-    );
-    let said = step.command(qemu.arg(assets::guest("nano")))?;
-    figures(&said)
-}
-
-/// `nano` in a VM of the same size, alone on the same machine, with a second vCPU to switch to.
-fn under_underpin(step: &Step<'_>) -> Outcome<Figures> {
-    step.doing("nano runs");
-    let directory = env::temp_dir()
-        .join(format!("up{}", std::process::id()))
-        .join("nano");
-    std::fs::create_dir_all(&directory)
-        .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
-    let vm = Vm::bare("nano", "nano", "").cpus(2).memory("512MiB");
-    let mut machine = Machine::start(
-        &assets::command(),
-        &directory,
-        &Hardware::new(1, "2G").counted(),
-        &[vm],
-    )?;
-    machine.await_answer()?;
-    machine.await_state("nano", "ended", NANO_MAX)?;
-    let said = machine.console("nano");
-    machine.shut_down()?;
-    drop(machine);
-    // It holds nothing but a bundle and logs.
-    let _ = std::fs::remove_dir_all(&directory);
-    figures(&said)
-}
-
-fn figures(console: &str) -> Outcome<Figures> {
-    let figure = |line: &str| {
-        let words: Vec<&str> = line.split_once(NANO_LINE)?.1.split_whitespace().collect();
-        let [key, _, instructions] = words[..] else {
+fn measure(steps: &mut Steps) -> Option<(Report, bool)> {
+    let rows: Rows = match toml::from_str(include_str!("../../bench/figures.toml")) {
+        Ok(rows) => rows,
+        Err(error) => {
+            print_line(&format!("bench/figures.toml: {error}"));
             return None;
-        };
-        Some((key.to_owned(), instructions.parse().ok()?))
+        }
+    };
+    steps.run("build", build)?;
+    let nano = steps.run("nano", |step| entries(step, &rows))?;
+    let one = steps.run("Linux with one CPU", |step| {
+        linux(step, &rows, 1, "linux-1cpu")
+    })?;
+    let two = steps.run("Linux with two CPUs", |step| {
+        linux(step, &rows, 2, "linux-2cpu")
+    })?;
+    let memory = steps.run("memory", |step| memory(step, &rows, &one.run.log))?;
+    let runs = [nano, one, two];
+    let agreed = runs.iter().all(|measured| measured.agreed);
+    let mut notes = vec![if agreed {
+        "each run was repeated and gave the same bytes".to_owned()
+    } else {
+        "A REPEATED RUN GAVE OTHER BYTES".to_owned()
+    }];
+    notes.extend(
+        runs.iter()
+            .map(|measured| exits(measured.table.name, &measured.run)),
+    );
+    let tables = runs
+        .into_iter()
+        .map(|measured| measured.table)
+        .chain([memory])
+        .collect();
+    Some((Report { tables, notes }, agreed))
+}
+
+/// Where files and results go.
+fn directory() -> PathBuf {
+    project::products().join("bench")
+}
+
+fn initrd() -> PathBuf {
+    directory().join("initramfs.cpio")
+}
+
+fn disk() -> PathBuf {
+    directory().join("disk.img")
+}
+
+/// A file of the asset cache.
+fn cached(path: &str) -> Outcome<PathBuf> {
+    let cache = assets::cache()
+        .ok_or("there is no asset cache, because neither UNDERPIN_CACHE nor HOME is set")?;
+    Ok(cache.join(path))
+}
+
+/// Builds Underpin, the guests, and what the Linux guest boots and reads.
+fn build(step: &mut Step<'_>) -> Outcome {
+    images::all(step)?;
+    step.doing("building the Linux benchmark");
+    step.command(&mut cargo(
+        "linux",
+        "build --release --manifest-path bench/linux/Cargo.toml",
+    ))?;
+    let program = assets::target().join("linux/aarch64-unknown-linux-gnu/release/bench_linux");
+    let archive = initramfs::archive(&program, &cached(&format!("kernels/{KERNEL}"))?)?;
+    let write = |path: PathBuf, bytes: &[u8]| {
+        fs::write(&path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))
+    };
+    write(initrd(), &archive)?;
+    // No page of it is like another, and none is zero.
+    let numbers = (0..DISK as u64 / 8).flat_map(u64::to_le_bytes);
+    write(disk(), &numbers.collect::<Vec<u8>>())
+}
+
+/// A table, the run it is from, and whether a second run was the same.
+struct Measured {
+    table: Table,
+    run: Run,
+    agreed: bool,
+}
+
+/// Runs a guest in a VM, twice; gives the first run and whether the second was the same.
+fn twice(step: &Step<'_>, guest: &Guest, cpus: u32) -> Outcome<(Run, bool)> {
+    step.doing("in a VM");
+    let first = counted::under_underpin(guest, cpus)?;
+    step.doing("in a VM, again");
+    let second = counted::under_underpin(guest, cpus)?;
+    let agreed = first == second;
+    Ok((first, agreed))
+}
+
+/// `nano` on a bare machine and in a VM, whose second vCPU shares the only CPU.
+fn entries(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
+    let kernel = PathBuf::from(assets::guest("nano"));
+    let mut guest = Guest {
+        name: "nano",
+        cpus: 1,
+        kernel,
+        initrd: None,
+        args: "",
+        disk: None,
+    };
+    step.doing("on the bare machine");
+    let bare = figures("nano:", 1, &counted::bare(&guest)?.console)?;
+    guest.cpus = 2;
+    let (run, agreed) = twice(step, &guest, 1)?;
+    let ours = figures("nano:", 1, &run.console)?;
+    let table = Table::new("entries", Unit::Instructions, &rows.entry, &bare, &ours);
+    Ok(Measured { table, run, agreed })
+}
+
+/// Linux on a bare machine, and in a VM alone on a machine with as many CPUs.
+fn linux(step: &mut Step<'_>, rows: &Rows, cpus: u32, name: &'static str) -> Outcome<Measured> {
+    let guest = Guest {
+        name,
+        cpus,
+        kernel: cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
+        initrd: Some(initrd()),
+        args: LINUX_ARGS,
+        disk: Some(disk()),
+    };
+    step.doing("on the bare machine");
+    let bare = figures("bench:", 0, &counted::bare(&guest)?.console)?;
+    let (run, agreed) = twice(step, &guest, cpus)?;
+    let mut ours = figures("bench:", 0, &run.console)?;
+    ours.extend(own_start(&run.log).map(|ns| ("own_start".to_owned(), ns)));
+    let table = Table::new(name, Unit::Times, &rows.linux, &bare, &ours);
+    Ok(Measured { table, run, agreed })
+}
+
+/// Reads `PREFIX KEY NUMBER...` lines: the number that follows `skip` others.
+fn figures(prefix: &str, skip: usize, console: &str) -> Outcome<Figures> {
+    let figure = |line: &str| {
+        let mut words = line.split_once(prefix)?.1.split_whitespace();
+        let key = words.next()?.to_owned();
+        Some((key, words.nth(skip)?.parse().ok()?))
     };
     let figures: Figures = console.lines().filter_map(figure).collect();
-    if figures.is_empty() {
-        Err(format!("nano printed no figures, but:\n{console}"))
+    if figures.is_empty() || console.contains("bench: failed") {
+        Err(format!(
+            "the guest did not print its figures, but:\n{console}"
+        ))
     } else {
         Ok(figures)
     }
 }
 
-fn table(bare: &Figures, ours: &Figures) -> String {
-    let head = format!(
-        "\n{:40} {:>9} {:>9} {:>9} {:>10} {:>9}\n",
-        "instructions per round trip", "at EL1", "Underpin", "aim", "Xen 4.20", "KVM"
-    );
-    let number =
-        |value: Option<&f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
-    let line = |row: &Row| {
-        let found = ours.get(row.key);
-        let missed = row.aim.zip(found).is_some_and(|(aim, found)| *found > aim);
-        format!(
-            "{:40} {:>9} {:>9} {:>9} {:>10} {:>9}{}\n",
-            row.what,
-            number(bare.get(row.key)),
-            number(found),
-            row.aim
-                .map_or_else(|| "-".to_owned(), |aim| format!("<= {aim:.0}")),
-            row.xen,
-            row.kvm,
-            if missed { "  missed" } else { "" }
-        )
+/// When EL2 started the VM, in nanoseconds since the machine's first instruction.
+fn own_start(log: &str) -> Option<f64> {
+    let line = log.lines().find(|line| line.contains(" starts: "))?;
+    let seconds: f64 = line
+        .split_once('[')?
+        .1
+        .split_once(']')?
+        .0
+        .trim()
+        .parse()
+        .ok()?;
+    Some(seconds * 1e9)
+}
+
+/// The number before `KiB` that follows `name` in EL2's log.
+fn kib(log: &str, name: &str) -> Option<f64> {
+    let mut words = log.split_once(name)?.1.split_whitespace();
+    words.next()?.parse().ok()
+}
+
+/// What Underpin itself takes, and what it takes for a VM whose Linux has booted and is idle.
+fn memory(step: &mut Step<'_>, rows: &Rows, log: &str) -> Outcome<Table> {
+    step.doing("an idle VM");
+    let work = std::env::temp_dir().join(format!("up{}", std::process::id()));
+    let idle = idle_vm(&work)?;
+    let _ = fs::remove_dir_all(&work); // it holds nothing but a bundle and logs
+    let image =
+        fs::metadata(assets::image()).map_err(|error| format!("cannot read the image: {error}"))?;
+    let in_kib = |bytes: u64| Some(bytes as f64 / 1024.0);
+    let found = [
+        ("image_file", in_kib(image.len())),
+        ("image", kib(log, ", image ")),
+        ("frame_table", kib(log, ", frame table ")),
+        ("idle_vm", in_kib(idle.account)),
+        ("idle_vm_touched", in_kib(idle.touched)),
+        ("idle_vm_set_aside", in_kib(idle.set_aside())),
+    ];
+    let found = found
+        .into_iter()
+        .filter_map(|(key, value)| Some((key.to_owned(), value?)));
+    let ours = found.collect();
+    Ok(Table::new(
+        "memory",
+        Unit::Kib,
+        &rows.memory,
+        &Figures::new(),
+        &ours,
+    ))
+}
+
+/// Bytes that an idle VM costs.
+struct Idle {
+    /// All that came free when it was killed.
+    taken: u64,
+    /// Of that, its own memory that it had touched.
+    touched: u64,
+    /// Tables and state that EL2 holds for the VM, by its own account.
+    account: u64,
+}
+
+impl Idle {
+    /// Free frames next to touched ones, which other VMs get only when memory is short.
+    fn set_aside(&self) -> u64 {
+        self.taken.saturating_sub(self.touched + self.account)
+    }
+}
+
+fn idle_vm(work: &Path) -> Outcome<Idle> {
+    let vm = Vm::linux("idle", KERNEL, "idle").memory("512MiB").cpus(1);
+    let mut machine = Machine::start(&assets::command(), work, &Hardware::new(1, "2G"), &[vm])?;
+    machine.await_answer()?;
+    machine.expect("idle", "ready", 1, MEMORY_MAX)?;
+    // Paused, it touches nothing between the two looks.
+    machine.run(&["pause", "idle"])?;
+    let idle: serde_json::Value =
+        status::parse("show", &machine.run(&["show", "idle", "-o", "json"])?)?;
+    let before = free(&machine)?;
+    machine.run(&["kill", "idle"])?;
+    machine.await_state("idle", "ended", MEMORY_MAX)?;
+    let taken = free(&machine)?.saturating_sub(before);
+    machine.shut_down()?;
+    let bytes = |key: &str| {
+        let value = idle[key].as_u64();
+        value.ok_or_else(|| format!("'underpin show' does not tell '{key}'"))
     };
-    let known = ROWS.iter().map(line);
-    let others = ours
+    Ok(Idle {
+        taken,
+        touched: bytes("touched")?,
+        account: bytes("overhead")?,
+    })
+}
+
+/// Bytes of the machine that nobody uses.
+fn free(machine: &Machine) -> Outcome<u64> {
+    Ok(machine.nodes()?.iter().map(|node| node.free).sum())
+}
+
+/// A line about a run's exits.
+fn exits(name: &str, run: &Run) -> String {
+    let all: Vec<String> = run
+        .exits
         .iter()
-        .filter(|(key, _)| ROWS.iter().all(|row| row.key != key.as_str()));
-    let others =
-        others.map(|(key, value)| format!("{key:40} {:>9} {value:>9.1}\n", number(bare.get(key))));
-    std::iter::once(head).chain(known).chain(others).collect()
+        .map(|(class, count)| format!("{class} {count}"))
+        .collect();
+    format!("exits of {name}: {}", all.join(", "))
+}
+
+/// Writes the CSV files and, where asked, the tables in SPECIFICATION.md.
+fn keep(report: &Report, write: bool) -> Outcome {
+    for table in &report.tables {
+        table.write_csv(&directory())?;
+    }
+    if !write {
+        return Ok(());
+    }
+    let path = project::root().join(SPECIFICATION);
+    let mut text = fs::read_to_string(&path)
+        .map_err(|error| format!("cannot read {SPECIFICATION}: {error}"))?;
+    for table in &report.tables {
+        text = replace_between(&text, table.name, &table.markdown())?;
+    }
+    let notes: Vec<String> = report
+        .notes
+        .iter()
+        .map(|note| format!("- {note}"))
+        .collect();
+    let notes = notes.join("\n") + "\n";
+    text = replace_between(&text, "notes", &notes)?;
+    fs::write(&path, text).map_err(|error| format!("cannot write {SPECIFICATION}: {error}"))
 }
 
 #[cfg(test)]
@@ -240,22 +355,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_read_and_set_beside_the_aims() {
-        let ours = figures("nano: null_hypercall 398.2 199.1\r\nnoise\nnano: gicd_typer 700.0 350.0\nnano: other 4 2\nnano: bad\n").unwrap();
-        assert_eq!(ours.len(), 3);
-        assert!(figures("nothing").is_err());
-        let shown = table(&Figures::new(), &ours);
-        let line = |what: &str| {
-            shown
-                .lines()
-                .find(|line| line.contains(what))
-                .unwrap()
-                .to_owned()
-        };
-        assert!(
-            line("null hypercall").contains("199.1") && !line("null hypercall").contains("missed")
-        );
-        assert!(line("GICD_TYPER").ends_with("missed"));
-        assert!(line("other").contains("2.0"));
+    fn figures_are_read_from_consoles() {
+        let nano =
+            "nano: null_hypercall 398.2 199.1\r\nnoise\nnano: gicd_typer 700.0 350.0\nnano: bad\n";
+        let found = figures("nano:", 1, nano).unwrap();
+        assert_eq!(found.len(), 2);
+        assert!((found["gicd_typer"] - 350.0).abs() < 0.01);
+        assert!(figures("bench:", 0, "[ 0.1] bench: a 12.5\n").is_ok());
+        assert!(figures("bench:", 0, "bench: a 12.5\nbench: failed b\n").is_err());
+        assert!(figures("bench:", 0, "nothing").is_err());
+    }
+
+    #[test]
+    fn figures_are_read_from_the_log() {
+        let log = "underpin [   0.028331] info  1 CPUs, image 704 KiB, frame table 16384 KiB, heap 512 KiB\n\
+            underpin [   0.029080] info  bench starts: 1 vCPUs\n";
+        assert_eq!(kib(log, ", frame table "), Some(16384.0));
+        assert_eq!(kib(log, ", image "), Some(704.0));
+        assert!(own_start(log).is_some_and(|ns| (ns - 29_080_000.0).abs() < 1.0));
     }
 }

@@ -27,12 +27,20 @@ const START_MAX: Duration = Duration::from_mins(3);
 const WORK_MAX: Duration = Duration::from_mins(15);
 /// What begins a line that a guest says to people.
 const GUEST_LINE: &str = "underpin-guest:";
+/// The VM of `demo/` that does no work: it is started where the machine is left to people.
+const KEPT: &str = "login";
+/// What its console shows when somebody can type there.
+const PROMPT: &str = "root@";
+const INTRODUCTION: &str = "\
+QEMU simulates an arm64 machine of 4 NUMA nodes, 8 CPUs and 8 GiB. Underpin takes it at EL2 and runs
+four Debian 13 systems there: 2 vCPUs each, three versions of Linux, one disk image for all. Each
+boots with systemd, compiles bzip2 with gcc on both CPUs, and shuts down.";
 
 /// Runs the demo; gives whether all went well.
 pub fn run(keep: bool) -> bool {
+    print_line(INTRODUCTION);
     let mut steps = Steps::new(4, project::products().join("demo-logs"));
-    let outcome = play(&mut steps, keep);
-    outcome.is_some()
+    play(&mut steps, keep).is_some()
 }
 
 fn play(steps: &mut Steps, keep: bool) -> Option<()> {
@@ -43,10 +51,11 @@ fn play(steps: &mut Steps, keep: bool) -> Option<()> {
     let mut machine = steps.run("start a machine of 4 nodes, 8 CPUs and 8 GiB", |step| {
         Machine::start(step, keep)
     })?;
-    steps.run("Debian VMs compile bzip2, two CPUs each", |step| {
+    steps.run("four Debian VMs boot and compile", |step| {
         machine.watch_work(step)
     })?;
     if keep {
+        steps.run("one more Debian, for you", |step| machine.start_kept(step))?;
         machine.leave();
         return Some(());
     }
@@ -124,8 +133,11 @@ impl Machine {
         Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
     }
 
+    /// The VMs that work.
     fn list(&self) -> Outcome<Vec<VmStatus>> {
-        status::parse("list", &self.verb(&["list", "-o", "json"])?)
+        let mut vms: Vec<VmStatus> = status::parse("list", &self.verb(&["list", "-o", "json"])?)?;
+        vms.retain(|vm| vm.name != KEPT);
+        Ok(vms)
     }
 
     /// Tells what the VMs say until each has done its work; shows them once while all are up, and
@@ -182,6 +194,21 @@ impl Machine {
         Ok(done)
     }
 
+    /// Starts the VM that stays, and waits until somebody can type at its console.
+    fn start_kept(&self, step: &Step<'_>) -> Outcome {
+        step.doing("it boots to a shell");
+        self.verb(&["start", KEPT])?;
+        let deadline = Instant::now() + START_MAX;
+        let console = || self.verb(&["console", KEPT, "--log"]).unwrap_or_default();
+        while !console().contains(PROMPT) {
+            if Instant::now() > deadline {
+                return Err(format!("{KEPT} has not booted in {} s", START_MAX.as_secs()));
+            }
+            sleep(POLL);
+        }
+        Ok(())
+    }
+
     fn shut_down(&mut self, step: &Step<'_>) -> Outcome {
         for vm in self.list()?.iter().filter(|vm| vm.state == "running") {
             step.doing(&format!("{}: power button pressed", vm.name));
@@ -209,11 +236,9 @@ impl Machine {
     fn leave(&mut self) {
         self.sim = None;
         let command = self.command.display();
-        print_line("The machine stays up. Try:");
-        print_line(&format!("  {command} show compile-1"));
-        print_line(&format!(
-            "  {command} start compile-1 && {command} console compile-1"
-        ));
+        print_line("\nThe machine stays up. Try:");
+        print_line(&format!("  {command} console {KEPT}    (Ctrl-] leaves it)"));
+        print_line(&format!("  {command} show {KEPT}"));
         print_line(&format!("  {command} shutdown"));
     }
 }

@@ -37,7 +37,11 @@ enum Task {
         keep: bool,
     },
     /// Print what entries into the hypervisor cost, beside what they cost the peers
-    Bench,
+    Bench {
+        /// Put the figures into SPECIFICATION.md, too
+        #[arg(long)]
+        write: bool,
+    },
     /// Run also the slow boot tests, and fuzz, again and again
     Soak {
         /// For at least so many hours; 0: once
@@ -57,7 +61,7 @@ fn main() -> ExitCode {
         Task::Build => build(),
         Task::Test => gate::run(),
         Task::Demo { keep } => demo::run(keep),
-        Task::Bench => bench::run(),
+        Task::Bench { write } => bench::run(write),
         Task::Soak { hours } => soak::run(hours),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),

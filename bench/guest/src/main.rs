@@ -142,7 +142,10 @@ fn wake() {
             cpu::wait_for_interrupt();
         }
         late += timer::now() - deadline;
+        // Taken and ended by hand: an interrupt that stayed pending would keep the next WFI awake.
+        let intid = gic::acknowledge();
         timer::stop();
+        gic::end(intid);
     }
     report("wfi_wake", late, FEW);
 }

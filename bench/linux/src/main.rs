@@ -1,0 +1,84 @@
+//! The first program of a Linux guest: measures what the kernel's services cost and powers off.
+//!
+//! Each line is `bench: KEY NS`, in nanoseconds of the guest's clock for one operation. They are
+//! exact where a simulator makes that clock of instructions (QEMU, `-icount shift=1,sleep=off`).
+//! A run that cannot go on says `bench: failed WHY`.
+#![forbid(unsafe_code)]
+
+mod clock;
+mod console;
+mod disk;
+mod memory;
+mod process;
+mod wake;
+
+use rustix::{
+    mount::{MountFlags, mount},
+    rand::{GetRandomFlags, getrandom},
+    system::{RebootCommand, init_module, reboot},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
+use std::{env, error::Error, fs, hint::black_box, thread::sleep, time::Duration};
+
+/// What a part of the run gives, or why it cannot go on.
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// What the kernel puts off until after boot is done by then.
+const SETTLE: Duration = Duration::from_secs(3);
+/// Iterations of the CPU loop that are one operation.
+const SPINS: u64 = 1000;
+
+fn main() {
+    let started = clock::since_start();
+    // The benchmark runs itself again where it needs another process.
+    match env::args().nth(1).as_deref() {
+        Some(process::EXIT) => {}
+        Some(process::ECHO) => process::echo(),
+        _ => {
+            if let Err(why) = run(started) {
+                println!("bench: failed {why}");
+            }
+            // A machine that cannot be powered off is ended by whoever watches it.
+            let _ = reboot(RebootCommand::PowerOff);
+        }
+    }
+}
+
+fn run(started: f64) -> Outcome {
+    mount("dev", "/dev", "devtmpfs", MountFlags::empty(), None)?;
+    for module in fs::read_to_string("/modules.order")?.lines() {
+        init_module(&fs::read(format!("/modules/{module}"))?, c"")?;
+    }
+    // Waits for the pool of random numbers: while it is empty, each system call pays for that.
+    getrandom(&mut [0_u8; 8], GetRandomFlags::empty())?;
+    sleep(SETTLE);
+    let cpus = sched_getaffinity(None)?.count();
+    pin(0)?;
+    clock::report("boot_to_init", started);
+    clock::measure("cpu_loop", 1000, || {
+        for i in 0..SPINS {
+            black_box(i);
+        }
+    });
+    clock::measure("null_syscall", 20_000, || {
+        black_box(rustix::process::getppid());
+    });
+    process::measure()?;
+    memory::measure();
+    clock::overshoot("sleep_1ms", 200, Duration::from_millis(1));
+    if cpus > 1 {
+        wake::measure()?;
+    }
+    console::measure("console_pl011", "/dev/ttyAMA0")?;
+    console::measure("console_virtio", "/dev/hvc0")?;
+    disk::measure("/dev/vda")?;
+    println!("bench: done");
+    Ok(())
+}
+
+/// Keeps the calling thread, and what it starts, on one CPU.
+fn pin(cpu: usize) -> rustix::io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+}
