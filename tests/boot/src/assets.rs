@@ -1,6 +1,11 @@
 //! Where things are that scenarios are made of: the command, kernels, images, bare guests.
 
-use std::{env, path::PathBuf};
+use crate::{Outcome, because};
+use std::{
+    env, fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
 /// The kernels that every release of Underpin carries, by their names in the asset cache.
 pub const KERNELS: [&str; 4] = ["bookworm", "trixie", "trixie-cloud", "newest"];
@@ -35,6 +40,44 @@ pub fn guest(name: &str) -> String {
         .join(format!("{name}.img"))
         .display()
         .to_string()
+}
+
+/// Makes `directory` an asset cache with the same assets, but without the bundles that machines
+/// of other tests were started from: the command would take one for this machine's.
+///
+/// # Errors
+/// The directory or a link cannot be made.
+pub fn private_cache(directory: &Path) -> Outcome {
+    let tried = || format!("cannot make {}", directory.display());
+    fs::create_dir_all(directory).map_err(because(tried()))?;
+    // Without a cache there is nothing to link; the command says what a test misses then.
+    for asset in cache()
+        .and_then(|cache| fs::read_dir(cache).ok())
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        if asset.file_name() != "bundles" {
+            match symlink(asset.path(), directory.join(asset.file_name())) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(because(tried())(error));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The asset cache.
+pub fn cache() -> Option<PathBuf> {
+    let set = |name: &str| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+    set("UNDERPIN_CACHE").or_else(|| Some(user()?.join("underpin")))
 }
 
 /// A kernel of the asset cache, as VM files name it.

@@ -2,11 +2,13 @@
 
 use crate::{
     Outcome, assets, because,
-    status::{self, NodeStatus, VmDetails, VmStatus},
+    status::{self, MachineStatus, NodeStatus, VmDetails, VmStatus},
     vm::Vm,
 };
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -74,6 +76,9 @@ pub struct Machine {
     command: PathBuf,
     directory: PathBuf,
     sim: Child,
+    /// Whoever types at a VM's console stays there.
+    typists: BTreeMap<String, Child>,
+    killed: bool,
 }
 
 impl Machine {
@@ -92,6 +97,8 @@ impl Machine {
         for vm in vms {
             vm.write(&files)?;
         }
+        let cache = directory.join("cache");
+        assets::private_cache(&cache)?;
         let log =
             File::create(directory.join("sim.log")).map_err(because("cannot write sim.log"))?;
         let errors = log.try_clone().map_err(because("cannot write sim.log"))?;
@@ -103,6 +110,7 @@ impl Machine {
         sim.args(&hardware.options).arg(&files);
         sim.env("XDG_RUNTIME_DIR", directory)
             .env("UNDERPIN_IMAGE", assets::image())
+            .env("UNDERPIN_CACHE", cache)
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors);
@@ -113,6 +121,8 @@ impl Machine {
             command: command.to_owned(),
             directory: directory.to_owned(),
             sim,
+            typists: BTreeMap::new(),
+            killed: false,
         })
     }
 
@@ -203,24 +213,20 @@ impl Machine {
     ///
     /// # Errors
     /// The console cannot be opened.
-    pub fn type_line(&self, vm: &str, line: &str) -> Outcome {
-        use std::io::Write as _;
-        let tried = "cannot type at the console";
-        let mut console = self.verb(&["console", vm]);
-        console
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let mut child = console.spawn().map_err(because(tried))?;
-        if let Some(mut input) = child.stdin.take() {
-            writeln!(input, "{line}").map_err(because(tried))?;
+    pub fn type_line(&mut self, vm: &str, line: &str) -> Outcome {
+        let tried = || format!("cannot type at the console of '{vm}'");
+        if !self.typists.contains_key(vm) {
+            let mut console = self.verb(&["console", vm]);
+            console
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            let typist = console.spawn().map_err(because(tried()))?;
+            self.typists.insert(vm.to_owned(), typist);
         }
-        let status = child.wait().map_err(because(tried))?;
-        if status.success() {
-            Ok(())
-        } else {
-            Err(format!("{tried} of '{vm}' ({status})"))
-        }
+        let input = self.typists.get_mut(vm).and_then(|t| t.stdin.as_mut());
+        let input = input.ok_or_else(tried)?;
+        writeln!(input, "{line}").map_err(because(tried()))
     }
 
     /// All VMs.
@@ -249,6 +255,14 @@ impl Machine {
         Ok(shown.vcpu.iter().map(|vcpu| vcpu.run_ns).collect())
     }
 
+    /// The machine as a whole.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn status(&self) -> Outcome<MachineStatus> {
+        status::parse("machine", &self.run(&["machine", "-o", "json"])?)
+    }
+
     /// The machine's nodes.
     ///
     /// # Errors
@@ -275,7 +289,8 @@ impl Machine {
         run.is_dir().then_some(run)
     }
 
-    /// Waits until a VM's console has said `text` for the `times`-th time; gives the last such line.
+    /// Waits until a VM's console has said `text` for the `times`-th time; gives that line, as far
+    /// as it has come.
     ///
     /// # Errors
     /// The time is over, or the VM or the machine has ended without it.
@@ -292,12 +307,11 @@ impl Machine {
             let alive = self.check_alive();
             let ended = alive.is_ok() && self.vm(vm).is_ok_and(|status| status.state == "ended");
             let console = self.console(vm);
-            if let Some(line) = console
-                .lines()
-                .filter(|line| line.contains(text))
-                .nth(times.saturating_sub(1))
-            {
-                return Ok(line.trim().to_owned());
+            if let Some((at, _)) = console.match_indices(text).nth(times.saturating_sub(1)) {
+                let (before, after) = console.split_at(at);
+                let begin = before.lines().last().filter(|_| !before.ends_with('\n'));
+                let rest = after.lines().next().unwrap_or_default();
+                return Ok(format!("{}{rest}", begin.unwrap_or_default()));
             }
             alive?;
             if ended {
@@ -337,11 +351,14 @@ impl Machine {
         }
     }
 
-    /// Powers the machine off, as `underpin shutdown` does.
+    /// Powers the machine off, as `underpin shutdown` does, unless it was killed.
     ///
     /// # Errors
     /// It does not end in time.
     pub fn shut_down(&mut self) -> Outcome {
+        if self.killed {
+            return Ok(());
+        }
         self.run(&["shutdown"])?;
         let deadline = Instant::now() + SHUTDOWN_MAX;
         while self
@@ -363,9 +380,12 @@ impl Machine {
 
     /// Kills the machine as a power failure would: QEMU dies with its broker.
     pub fn kill(&mut self) {
-        // It may have ended already, which is as good.
-        let _ = self.sim.kill();
-        let _ = self.sim.wait();
+        self.killed = true;
+        // They may have ended already, which is as good.
+        for child in self.typists.values_mut().chain([&mut self.sim]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 
     /// Copies consoles and logs to where people find them after the test.

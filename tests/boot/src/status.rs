@@ -51,6 +51,23 @@ pub struct VmDetails {
     pub vcpu: Vec<VcpuStatus>,
 }
 
+/// The machine, as `underpin machine` tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct MachineStatus {
+    /// Bytes of RAM.
+    pub memory: u64,
+    /// Bytes that no one uses.
+    pub memory_free: u64,
+    /// Bytes of the EL2 image.
+    pub image: u64,
+    /// Bytes of the frame table.
+    pub frame_table: u64,
+    /// Bytes of EL2's heap in use.
+    pub heap: u64,
+    /// Bytes of the bundle.
+    pub bundle: u64,
+}
+
 /// A node, as `underpin nodes` tells it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct NodeStatus {

@@ -130,6 +130,8 @@ pub enum Verb {
     Console(Console),
     /// List the machine's NUMA nodes
     Nodes,
+    /// Show the machine, and what the hypervisor takes of its memory
+    Machine,
     /// End all VMs and power the machine off
     Shutdown,
     /// Print the completion script of a shell

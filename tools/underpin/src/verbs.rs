@@ -25,6 +25,7 @@ use std::{
 
 mod console;
 mod list;
+mod machine;
 mod show;
 mod simulate;
 
@@ -54,6 +55,7 @@ pub fn run(cli: Cli) -> Result<u8> {
         Verb::Run { file } => return context.run_file(&file),
         Verb::List => list::list(&context)?,
         Verb::Nodes => list::nodes(&context)?,
+        Verb::Machine => machine::machine(&context)?,
         Verb::Show(vm) => show::show(&context, &vm.vm)?,
         Verb::Console(options) => console::console(&context, &options)?,
         Verb::Start(vm) => context.about(request::START, &vm.vm, "started")?,

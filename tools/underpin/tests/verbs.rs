@@ -60,6 +60,9 @@ fn list_and_show_tell_what_the_hypervisor_says() {
         assert!(shown.contains(part), "{part} in {shown}");
     }
     assert!(ok(&fake.run("nodes")).contains("1.5 GiB"));
+    assert!(ok(&fake.run("machine")).contains("frame table"));
+    let json: Value = serde_json::from_str(&ok(&fake.run("machine -o json"))).unwrap();
+    assert_eq!(json["cpus"], 2);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn beside_a_neighbour(name: &str, cases: Vec<Case>) -> Scenario {
         .chain(cases.iter().map(hostile));
     Scenario::new(
         format!("hostile/{name}"),
-        Hardware::new(2, "2G").counted(),
+        Hardware::new(1, "2G").counted(),
         vms.collect(),
     )
     .prepare(|directory| disk_image::scratch(directory).map(|()| Vec::new()))

@@ -1,4 +1,5 @@
-//! Shares of CPU time.
+//! Shares of CPU time. Time is counted in instructions (`--icount`), so that shares depend on
+//! Underpin alone and not on what else the host has to do.
 
 use crate::{
     Outcome,
@@ -42,7 +43,7 @@ pub fn scenarios() -> Vec<Scenario> {
         .slow(),
         Scenario::new(
             "cpu/smp-equal",
-            Hardware::new(2, "1G"),
+            Hardware::new(2, "1G").counted(),
             vec![spinner("four").cpus(4)],
         )
         .check(vcpus_are_equal),
@@ -63,7 +64,7 @@ fn spinners(weights: &[(&str, u32)]) -> Vec<Vm> {
 
 /// Each VM of `ratios` runs so many times as long as VM `a`, within `tolerance`, on two pCPUs.
 fn shares(name: &str, vms: Vec<Vm>, ratios: &'static [(&str, f64)], tolerance: f64) -> Scenario {
-    Scenario::new(name, Hardware::new(2, "1G"), vms).check(move |stage| {
+    Scenario::new(name, Hardware::new(2, "1G").counted(), vms).check(move |stage| {
         let ran = run_times(stage)?;
         let time = |vm: &str| {
             ran.iter()

@@ -64,11 +64,11 @@ fn attach(context: &Context, vm: &str) -> Result<()> {
     let raw = RawTerminal::begin()?;
     let restore = raw.as_ref().map(|raw| raw.before.clone());
     let name = vm.to_owned();
-    let typing = move || {
-        let left = type_input(&mut typist, &name);
-        if matches!(left, Ok(Left::Escape)) {
-            leave(restore.as_ref());
-        }
+    let progress = context.progress;
+    let typing = move || match type_input(&mut typist, &name) {
+        Ok(Left::Escape) => leave(restore.as_ref()),
+        Ok(Left::EndOfInput) => {}
+        Err(failure) => progress.say(&format!("\r\ncannot type any more: {failure}")),
     };
     thread::Builder::new()
         .name("typing".into())

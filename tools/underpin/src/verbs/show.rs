@@ -169,7 +169,8 @@ fn heading(text: &mut String, output: Output, title: &str) {
     let _ = writeln!(text, "\n{}", output.paint(Tone::Strong, title));
 }
 
-fn lines(text: &mut String, pairs: &[(&str, String)]) {
+/// Names and values, a pair on each line.
+pub fn lines(text: &mut String, pairs: &[(&str, String)]) {
     for (name, value) in pairs {
         let _ = writeln!(text, "  {name:12} {value}");
     }

@@ -1,0 +1,45 @@
+//! `underpin machine`: the machine, and what the hypervisor takes of it.
+
+use super::{Context, show};
+use crate::{failure::Result, units};
+use abi::control::MachineStatus;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// How long the hypervisor may take to answer.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+
+/// Shows the machine.
+pub fn machine(context: &Context) -> Result<()> {
+    let machine = context.connect()?.hello(ANSWER_TIME)?;
+    context
+        .output
+        .result(|| to_json(&machine), |_| to_text(&machine))
+}
+
+fn to_json(machine: &MachineStatus) -> Value {
+    json!({
+        "version": machine.version, "cpus": machine.cpus, "nodes": machine.nodes, "vms": machine.vms,
+        "memory": machine.memory, "memory_free": machine.memory_free, "image": machine.image,
+        "frame_table": machine.frame_table, "heap": machine.heap, "bundle": machine.bundle,
+        "uptime_ns": machine.uptime_ns,
+    })
+}
+
+fn to_text(machine: &MachineStatus) -> String {
+    let mut text = String::new();
+    let pairs = [
+        ("CPUs", machine.cpus.to_string()),
+        ("nodes", machine.nodes.to_string()),
+        ("VMs", machine.vms.to_string()),
+        ("memory", units::size(machine.memory)),
+        ("free", units::size(machine.memory_free)),
+        ("image", units::size(machine.image)),
+        ("frame table", units::size(machine.frame_table)),
+        ("heap", units::size(machine.heap)),
+        ("bundle", units::size(machine.bundle)),
+        ("up for", units::nanoseconds(machine.uptime_ns)),
+    ];
+    show::lines(&mut text, &pairs);
+    text
+}
