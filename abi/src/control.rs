@@ -293,7 +293,7 @@ const _: () = assert!(size_of::<EntryStatus>() == 56);
 pub struct SetRequest {
     /// The VM.
     pub name: VmName,
-    /// The new weight, 1..=65535; 0 leaves it.
+    /// The new weight, 1..=10000; 0 leaves it.
     pub weight: u32,
     /// The new cap in percent; 0: none, [`KEEP`] leaves it.
     pub cap: u32,

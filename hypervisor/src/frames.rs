@@ -2,6 +2,7 @@
 
 use crate::host;
 use machine_aarch64::cache::{self, Duty};
+use machine_aarch64::guest;
 use machine_aarch64::frames::{self as metal, Ram, Table};
 use machine_aarch64::tlb;
 use machine_contract::TableMemory;
@@ -86,13 +87,15 @@ pub fn ram(first: Mfn, count: u64) -> Ram {
 /// Table frames of one VM: taken from the pools, counted, zeroed.
 pub struct Tables {
     node: NodeId,
+    vmid: u16,
     count: u64,
 }
 
 impl Tables {
-    /// Tables as near to `node` as there is memory.
-    pub const fn new(node: NodeId) -> Self {
-        Self { node, count: 0 }
+    /// Tables as near to `node` as there is memory, of the translation that TLBs know as `vmid`
+    /// (zero, which no VM has, for tables that no CPU walks).
+    pub const fn new(node: NodeId, vmid: u16) -> Self {
+        Self { node, vmid, count: 0 }
     }
 
     /// Frames in use.
@@ -172,9 +175,9 @@ impl Frames for Metal {
 }
 
 impl Translation for Tables {
-    /// The VMID is the one that this CPU has loaded.
     fn invalidate(&mut self, what: Invalidation) {
-        match what {
+        // The CPU may have another VM loaded: a device fills memory wherever its interrupt goes.
+        guest::with_vmid(self.vmid, || match what {
             Invalidation::Nothing => {}
             Invalidation::Run(run) => {
                 tlb::begin_stage2();
@@ -182,6 +185,6 @@ impl Translation for Tables {
                 tlb::finish_stage2();
             }
             Invalidation::All => tlb::flush_vmid(),
-        }
+        });
     }
 }

@@ -60,7 +60,7 @@ impl CowDisk {
         let blocks = size.div_ceil(FRAME_SIZE);
         let base_blocks = (base.len() as u64).div_ceil(FRAME_SIZE);
         let overlay = Overlay::new(blocks, base_blocks.min(blocks), limit / FRAME_SIZE)?;
-        Ok(Self { base, overlay, memory: Memory { node, tables: Tables::new(node) } })
+        Ok(Self { base, overlay, memory: Memory { node, tables: Tables::new(node, 0) } })
     }
 
     /// Bytes of frames it holds.

@@ -28,6 +28,7 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
 }
 
 /// An instruction fetch.
+#[inline(never)]
 pub fn instruction(guest: &mut Loaded<'_>, abort: Abort) -> Flow {
     let va = abort.va.unwrap_or(guest.core.context.pc);
     if let Some(ipa) = address(&abort).filter(|&ipa| guest.vm.memory_contains(ipa)) {
@@ -51,6 +52,7 @@ fn address(abort: &Abort) -> Option<Ipa> {
 }
 
 /// Memory of the guest that has no frame yet, or fewer rights than it needs.
+#[inline(never)]
 fn memory(
     guest: &mut Loaded<'_>,
     ipa: Ipa,

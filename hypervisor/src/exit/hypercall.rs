@@ -19,6 +19,7 @@ pub fn hvc(guest: &mut Loaded<'_>, imm: u16) -> Flow {
 }
 
 /// SMC: the return address is the instruction's own.
+#[inline(never)]
 pub fn smc(guest: &mut Loaded<'_>, imm: u16) -> Flow {
     guest.vcpu.stats.count(ExitClass::Smc);
     if imm != 0 {
@@ -61,6 +62,7 @@ fn reply(guest: &mut Loaded<'_>, reply: Reply) -> Flow {
     Flow::Resume
 }
 
+#[inline(never)]
 fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
     match call {
         Call::Answered(answer) => reply(guest, answer),

@@ -36,6 +36,7 @@ pub fn described(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, va: u64) 
 }
 
 /// An access that the syndrome does not describe: the instruction itself tells.
+#[inline(never)]
 pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Flow {
     let Some(instruction) = fetch(guest).and_then(instruction::decode) else {
         return abort(guest, ipa, va, write);
@@ -84,6 +85,7 @@ fn fetch(guest: &Loaded<'_>) -> Option<u32> {
 }
 
 /// Nothing is there: the guest has an external abort, as on a bus without a device.
+#[inline(never)]
 pub fn abort(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Flow {
     guest.vcpu.stats.count(ExitClass::Abort);
     guest.vm.oddities.refused_access(ipa);

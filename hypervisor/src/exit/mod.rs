@@ -40,12 +40,14 @@ pub fn synchronous(guest: &mut Loaded<'_>) -> Flow {
 
 /// A system error while the guest ran: the machine's, and no guest may suffer for another's. The
 /// one that was running ends.
+#[inline(never)]
 pub fn system_error(guest: &mut Loaded<'_>) -> Flow {
     guest.vcpu.stats.count(ExitClass::Other);
     end_vm(guest, "the machine reported a system error while it ran")
 }
 
 /// Ends the guest's VM for a reason of its own.
+#[inline(never)]
 pub fn end_vm(guest: &mut Loaded<'_>, reason: &str) -> Flow {
     guest.vm.end(format_args!(
         "{reason} (vcpu {}, pc {:#x})",
@@ -62,6 +64,7 @@ pub fn skip(guest: &mut Loaded<'_>) {
 }
 
 /// Makes the guest take an exception at EL1.
+#[inline(never)]
 pub fn inject(guest: &mut Loaded<'_>, exception: Injection) -> Flow {
     let (sctlr, vbar) = guest::loaded_sctlr_vbar();
     let context = &mut guest.core.context;
@@ -75,6 +78,7 @@ pub fn inject(guest: &mut Loaded<'_>, exception: Injection) -> Flow {
 }
 
 /// First use of floating point since the vCPU came to this CPU.
+#[inline(never)]
 fn floating_point(guest: &mut Loaded<'_>) -> Flow {
     guest.vcpu.stats.count(ExitClass::FloatingPoint);
     if !guest.core.fp_loaded {
@@ -99,6 +103,7 @@ fn wait(guest: &mut Loaded<'_>, is_wfe: bool) -> Flow {
 impl Loaded<'_> {
     /// Waits for an interrupt with the guest still in the CPU, as long as nobody else wants it: no
     /// world switch then, and the guest's own timer wakes the CPU.
+    #[inline(never)]
     fn idle_in_place(&mut self) -> Flow {
         if self.has_interrupt() {
             return Flow::Resume;

@@ -44,6 +44,7 @@ pub fn access(guest: &mut Loaded<'_>, access: SysregAccess) -> Flow {
 }
 
 /// Sends an SGI: straight into the list registers if it is to the sender itself.
+#[inline(never)]
 fn send(guest: &mut Loaded<'_>, register: SgiRegister, value: u64) {
     guest.vcpu.stats.count(ExitClass::Sgi);
     let own = usize::from(guest.vcpu.index);
@@ -64,6 +65,7 @@ fn send(guest: &mut Loaded<'_>, register: SgiRegister, value: u64) {
 
 /// Registers that read as zero and ignore writes, so that guests which touch them without asking
 /// live on; everything else is undefined. Both are counted.
+#[inline(never)]
 fn others(guest: &mut Loaded<'_>, SysregAccess { register, rt, is_read }: SysregAccess) -> Flow {
     guest.vcpu.stats.count(ExitClass::SystemRegister);
     let value = match register {

@@ -6,7 +6,7 @@
 
 use super::queue::{BufferQueue, Transport, begin};
 use crate::device::virtio::Slot;
-use crate::vm;
+use crate::{heap, vm};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_aarch64::frames::Ram;
@@ -167,6 +167,9 @@ impl Partition {
     ) -> Result<(), Status> {
         if matches!(request.operation(), Operation::Discard | Operation::WriteZeroes) {
             return Err(Status::Unsupported);
+        }
+        if !heap::reserve(size_of::<Job>() as u64) {
+            return Err(Status::IoError);
         }
         let (slot, buffer) = self.disk.hardware.lock().queue.claim().ok_or(Status::IoError)?;
         let (start, request) = (self.entry.first, request.clone());

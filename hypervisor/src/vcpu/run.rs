@@ -75,6 +75,7 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
 }
 
 impl Loaded<'_> {
+    #[inline(never)]
     fn run_loaded(&mut self, mut left_guest: u64) -> Outcome {
         loop {
             if self.vcpu.attention.load(Ordering::Relaxed) != 0 {
@@ -104,6 +105,7 @@ impl Loaded<'_> {
     }
 
     /// Does what others asked for.
+    #[inline(never)]
     fn attend(&mut self) -> Flow {
         let asked = self.vcpu.attention.swap(0, Ordering::SeqCst);
         if asked & attention::STAND_STILL != 0 && self.vm.must_stand_still() {

@@ -2,7 +2,6 @@
 
 use crate::frames::{Metal, Tables};
 use alloc::boxed::Box;
-use machine_aarch64::guest;
 use machine_locks::{Rank, SpinGuard, SpinLock};
 use model_addr::{FRAME_SIZE, Ipa, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{GuestRam, Maps, SOURCES};
@@ -46,9 +45,9 @@ impl AddressSpace {
         begin: (Ipa, Ipa),
         node: NodeId,
     ) -> Option<Self> {
-        let maps = Maps::new(Tables::new(node), range)?;
+        let maps = Maps::new(Tables::new(node, vmid), range)?;
         let vttbr = u64::from(vmid) << 48 | maps.root().address().0;
-        let ram = GuestRam { vm, range, sources };
+        let ram = GuestRam::new(vm, range, sources);
         Some(Self { ram, vttbr, begin, maps: SpinLock::new(Rank::VmMemory, maps) })
     }
 
@@ -95,9 +94,6 @@ impl AddressSpace {
 
     /// Begins the end: no vCPU of the VM runs or will run again.
     pub fn dismantle(self) -> Dismantling {
-        // SAFETY: no guest runs on this CPU until another address space is loaded.
-        unsafe { guest::load_stage2(self.vttbr) }
-        crate::cpu::this().last_context.set((0, 0));
         Dismantling(self.maps.into_inner().dismantle(self.ram.vm))
     }
 }

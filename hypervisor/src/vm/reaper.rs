@@ -2,7 +2,7 @@
 //! and, after a reset, it starts again.
 
 use super::instance::{End, Instance};
-use super::table::{self, Vm};
+use super::table::{self, VMS_MAX, Vm};
 use super::{address_space::Dismantling, report};
 use crate::device::block::Backing;
 use crate::device::overlay::Remains;
@@ -28,6 +28,11 @@ enum Stage {
 }
 
 static LEAVING: SpinLock<Vec<Stage>> = SpinLock::new(Rank::Vm, Vec::new());
+
+/// Makes room for all VMs at once, so that the end of one allocates nothing.
+pub fn init() {
+    LEAVING.lock().reserve(VMS_MAX);
+}
 
 /// A VM has begun to end.
 pub fn begin(id: VmId) {

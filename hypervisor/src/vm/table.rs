@@ -62,6 +62,7 @@ static TABLE: SpinLock<heapless::Vec<Arc<Vm>, VMS_MAX>> =
 
 /// Describes the bundle's VMs, and starts those that are to start by themselves.
 pub fn init() {
+    super::reaper::init();
     let Some(bundle) = &host::get().bundle else { return };
     for (number, entry) in bundle.entries() {
         if entry.kind != kind::VM {

@@ -2,7 +2,7 @@
 
 // frame_zero_clean(x0 = first byte, x1 = frames)
 // DC ZVA zeroes a block (DCZID_EL0.BS), DC CIVAC cleans each cache line of it to the point of
-// coherency. The common case of 64-byte blocks and lines is unrolled to one frame.
+// coherency. The common case of 64-byte blocks and lines is unrolled to two frames.
     .global frame_zero_clean
 frame_zero_clean:
     cbz     x1, 9f
@@ -13,14 +13,21 @@ frame_zero_clean:
     cmp     w4, #4                  // DZP clear and 64-byte blocks
     ccmp    w3, #4, #0, eq          // 64-byte lines
     b.ne    5f
-1:  .rept 64
+    .macro zero_clean_lines count
+    .rept \count
     dc      zva, x0
     dc      civac, x0
     add     x0, x0, #64
     .endr
+    .endm
+    tbz     x1, #0, 2f
+    zero_clean_lines 64
     subs    x1, x1, #1
-    b.ne    1b
-    dsb     ish
+    b.eq    3f
+2:  zero_clean_lines 128            // two frames
+    subs    x1, x1, #2
+    b.ne    2b
+3:  dsb     ish
     ret
 5:  // Any block and line size: stores, then cleaning by lines.
     mov     x5, #4

@@ -193,9 +193,22 @@ pub unsafe fn load_stage2(vttbr: u64) {
     isb();
 }
 
-/// The `VTTBR_EL2` in this CPU.
-pub fn loaded_stage2() -> u64 {
-    read_sysreg!("vttbr_el2")
+/// Does `action`, TLB maintenance of the VM with that VMID, whichever VM the CPU has loaded. No
+/// guest runs meanwhile, so the tables behind the VMID are not walked.
+pub fn with_vmid(vmid: u16, action: impl FnOnce()) {
+    let loaded = read_sysreg!("vttbr_el2");
+    let wanted = u64::from(vmid) << 48;
+    if loaded >> 48 == wanted >> 48 {
+        return action();
+    }
+    // SAFETY: EL2 does not use stage 2 itself; the loaded VM's register is put back before any
+    // guest is entered.
+    unsafe { write_sysreg!("vttbr_el2", wanted) }
+    isb();
+    action();
+    // SAFETY: the value that was there.
+    unsafe { write_sysreg!("vttbr_el2", loaded) }
+    isb();
 }
 
 /// Floating-point and SIMD registers: v0 to v31, FPSR, FPCR.

@@ -23,15 +23,27 @@ pub struct GuestRam<B> {
     /// Where it is.
     pub range: IpaRange,
     /// Where two overlap, the later one counts.
-    pub sources: [Option<Source<B>>; SOURCES],
+    sources: [Option<Source<B>>; SOURCES],
+    /// The address after the last source's last byte: most memory lies behind it.
+    sources_end: u64,
 }
 
 impl<B: AsRef<[u8]>> GuestRam<B> {
+    /// The RAM `range` of `vm` with `sources` in it; where two overlap, the later one counts.
+    pub fn new(vm: VmId, range: IpaRange, sources: [Option<Source<B>>; SOURCES]) -> Self {
+        let end = |source: &Source<B>| source.at.0.saturating_add(source.bytes.as_ref().len() as u64);
+        let sources_end = sources.iter().flatten().map(end).max().unwrap_or(0);
+        Self { vm, range, sources, sources_end }
+    }
+
     /// Gives frames that nobody sees yet the contents of the guest frames they are for.
     #[inline]
     pub(crate) fn write(&self, frames: &impl Frames, run: Run) {
         frames.zero(run.frame, run.count);
         let start = run.first.address().0;
+        if start >= self.sources_end {
+            return;
+        }
         let end = start + run.count * FRAME_SIZE;
         for source in self.sources.iter().flatten() {
             let bytes = source.bytes.as_ref();

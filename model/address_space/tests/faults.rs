@@ -53,16 +53,16 @@ impl Vm {
                 .map(|n| (n % 251) as u8 + index as u8 + 1)
                 .collect(),
         };
-        let ram = GuestRam {
+        let ram = GuestRam::new(
             vm,
             range,
-            sources: [
+            [
                 Some(source(0x1_f000, 0x1_2345)),
                 None,
                 // Across a border of regions, and of frames, and up to an odd end.
                 Some(source(0x20_0000 - 5, 0x2007)),
             ],
-        };
+        );
         let maps = Maps::new(FakeTranslation::new(), range).unwrap();
         Self {
             ram,

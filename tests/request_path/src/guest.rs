@@ -22,11 +22,7 @@ impl<'a> Guest<'a> {
         let vm = VmId::default();
         let maps = Maps::new(FakeTranslation::new(), range).unwrap();
         Self {
-            ram: GuestRam {
-                vm,
-                range,
-                sources: [None, None, None],
-            },
+            ram: GuestRam::new(vm, range, [None, None, None]),
             maps: Mutex::new(maps),
             frames,
         }

@@ -30,7 +30,7 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   name      = \"web1\"       small letters, digits and hyphens
   cpus      = 2            1 to 16; left out: 1
   memory    = \"512MiB\"     64MiB to 256GiB
-  weight    = 256          share of CPU time, 1 to 65535
+  weight    = 256          share of CPU time, 1 to 10000
   cap       = 0            percent of one CPU for each vCPU at most; 0: no limit
   nodes     = \"auto\"       or a list of NUMA nodes, as in [0, 1]
   autostart = true         start with the machine
@@ -185,7 +185,7 @@ pub struct Set {
     /// The VM's name
     pub vm: String,
     /// Its share of CPU time against other VMs; 256 is usual
-    #[arg(long, required_unless_present = "cap", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535))]
+    #[arg(long, required_unless_present = "cap", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10000))]
     pub weight: Option<u32>,
     /// The most CPU time it may have, in percent of one CPU for each of its CPUs; 0: no limit
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]

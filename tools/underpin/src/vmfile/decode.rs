@@ -71,7 +71,7 @@ impl Decoder<'_> {
         let memory = self.memory(root);
         let boot = self.boot(root, memory.as_ref());
         let cpus = root.number("cpus", 1..CPUS_MAX + 1, 1);
-        let weight = root.number("weight", 1..65536, 256);
+        let weight = root.number("weight", 1..10001, 256);
         let cap = root.number("cap", 0..101, 0);
         let nodes = nodes(root);
         let autostart = root.boolean("autostart", true);

@@ -146,7 +146,7 @@ fn errors_point_at_the_value_and_say_what_to_do() {
         ),
         (
             "weight = 99999999999999999999",
-            "3:10 'weight' is 9223372036854775807, outside 1 to 65535 / use a number from 1 to 65535",
+            "3:10 'weight' is 9223372036854775807, outside 1 to 10000 / use a number from 1 to 10000",
         ),
         (
             "autostart = 1",
