@@ -157,7 +157,9 @@ impl fmt::Display for BundleError {
             Self::Short(size) => write!(f, "{size} bytes are too few for a bundle"),
             Self::NotABundle => write!(f, "no bundle: the first bytes are not UNDERPIN"),
             Self::Version(v) => write!(f, "bundle version {v}, this reader knows {VERSION}"),
-            Self::Truncated(size) => write!(f, "the bundle claims {size} bytes or entries it has not"),
+            Self::Truncated(size) => {
+                write!(f, "the bundle claims {size} bytes or entries it has not")
+            }
             Self::Entry(n) => write!(f, "entry {n} lies outside the bundle"),
             Self::Vm(n) => write!(f, "entry {n} is no VM description"),
         }
@@ -186,7 +188,10 @@ impl<'a> Bundle<'a> {
         }
         let truncated = BundleError::Truncated(header.size);
         let size = usize::try_from(header.size).map_err(|_| truncated)?;
-        let bundle = Self { bytes: bytes.get(..size).ok_or(truncated)?, entries: header.entries };
+        let bundle = Self {
+            bytes: bytes.get(..size).ok_or(truncated)?,
+            entries: header.entries,
+        };
         let table = u64::from(header.entries) * size_of::<Entry>() as u64;
         if header.entries > ENTRIES_MAX || header.size < size_of::<Header>() as u64 + table {
             return Err(truncated);
@@ -217,7 +222,8 @@ impl<'a> Bundle<'a> {
 
     /// The entry of that kind and name.
     pub fn find(&self, kind: u32, name: &str) -> Option<(u32, Entry)> {
-        self.entries().find(|(_, e)| e.kind == kind && e.name.as_str() == Some(name))
+        self.entries()
+            .find(|(_, e)| e.kind == kind && e.name.as_str() == Some(name))
     }
 
     /// An entry's bytes.
@@ -238,7 +244,11 @@ impl<'a> Bundle<'a> {
         let bytes = self.content_of(n, kind::VM).ok_or(BundleError::Vm(n))?;
         let record = VmRecord::read_from_bytes(bytes).map_err(|_| BundleError::Vm(n))?;
         let texts = record.name.as_str().is_some() && record.command_line.as_str().is_some();
-        if texts && !record.name.is_empty() { Ok(record) } else { Err(BundleError::Vm(n)) }
+        if texts && !record.name.is_empty() {
+            Ok(record)
+        } else {
+            Err(BundleError::Vm(n))
+        }
     }
 }
 

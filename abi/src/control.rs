@@ -19,8 +19,22 @@ pub const PAYLOAD_MAX: usize = 16 * 1024;
 pub const EXIT_CLASS_COUNT: usize = 16;
 /// The exit classes' names, in the order of [`VcpuStatus::exits`].
 pub const EXIT_CLASSES: [&str; EXIT_CLASS_COUNT] = [
-    "hypercall", "smc", "id-register", "sysreg", "sgi", "gic", "uart", "virtio", "memory",
-    "irq", "timer", "wfi", "fp", "abort", "maintenance", "other",
+    "hypercall",
+    "smc",
+    "id-register",
+    "sysreg",
+    "sgi",
+    "gic",
+    "uart",
+    "virtio",
+    "memory",
+    "irq",
+    "timer",
+    "wfi",
+    "fp",
+    "abort",
+    "maintenance",
+    "other",
 ];
 
 /// Begins every frame.
@@ -233,7 +247,8 @@ pub struct VmStatus {
     /// Counts its starts.
     pub starts: u32,
 }
-const _: () = assert!(size_of::<VmStatus>() == 32 + 40 + 16 + 96 + 64 + 128 + 32 + 16 + 16 + 32 + 8);
+const _: () =
+    assert!(size_of::<VmStatus>() == 32 + 40 + 16 + 96 + 64 + 128 + 32 + 16 + 16 + 32 + 8);
 
 /// A vCPU.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -333,15 +348,16 @@ impl<'a> Request<'a> {
         match kind {
             request::HELLO if payload.is_empty() => Some(Self::Hello),
             request::LIST if payload.is_empty() => Some(Self::List(None)),
-            request::LIST => {
-                Some(Self::List(Some(checked(VmName::read_from_bytes(payload).ok()?)?)))
-            }
+            request::LIST => Some(Self::List(Some(checked(
+                VmName::read_from_bytes(payload).ok()?,
+            )?))),
             request::NODES if payload.is_empty() => Some(Self::Nodes),
             request::ENTRIES if payload.is_empty() => Some(Self::Entries),
             request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
-            request::SHOW..=request::RESET => {
-                Some(Self::About(kind, checked(VmName::read_from_bytes(payload).ok()?)?))
-            }
+            request::SHOW..=request::RESET => Some(Self::About(
+                kind,
+                checked(VmName::read_from_bytes(payload).ok()?)?,
+            )),
             request::CONSOLE_INPUT => {
                 let (name, typed) = VmName::read_from_prefix(payload).ok()?;
                 (typed.len() <= 4096).then_some(Self::ConsoleInput(checked(name)?, typed))
@@ -373,7 +389,10 @@ mod tests {
     #[test]
     fn requests_are_checked() {
         let name = VmName::new("web").unwrap();
-        assert!(matches!(Request::decode(request::LIST, &[]), Some(Request::List(None))));
+        assert!(matches!(
+            Request::decode(request::LIST, &[]),
+            Some(Request::List(None))
+        ));
         assert!(Request::decode(request::LIST, &[0]).is_none());
         assert!(matches!(
             Request::decode(request::KILL, name.as_bytes()),

@@ -15,4 +15,7 @@ mod text;
 
 pub use text::Text;
 
-const _: () = assert!(cfg!(target_endian = "little"), "the layouts are little-endian");
+const _: () = assert!(
+    cfg!(target_endian = "little"),
+    "the layouts are little-endian"
+);

@@ -15,13 +15,17 @@ impl<const N: usize> Text<N> {
         if text.as_bytes().contains(&0) {
             return None;
         }
-        bytes.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
+        bytes
+            .get_mut(..text.len())?
+            .copy_from_slice(text.as_bytes());
         Some(Self(bytes))
     }
 
     /// The text, cut to the field's length at a character's edge.
     pub fn cut(text: &str) -> Self {
-        let end = (0..=text.len().min(N)).rev().find(|&end| text.is_char_boundary(end));
+        let end = (0..=text.len().min(N))
+            .rev()
+            .find(|&end| text.is_char_boundary(end));
         let text = end.and_then(|end| text.get(..end)).unwrap_or_default();
         Self::new(text).unwrap_or(Self([0; N]))
     }

@@ -44,8 +44,12 @@ pub fn init(uart: Uart, arguments: &str) {
 
 /// Writes last words: without waiting for whoever holds the log, who may be this CPU.
 pub fn last_words(words: core::fmt::Arguments<'_>) {
-    let Some(uart) = CONSOLE.uart.get() else { return };
-    let mut copy = uart.try_lock().map_or_else(|| CONSOLE.copy.get().copied(), |uart| Some(*uart));
+    let Some(uart) = CONSOLE.uart.get() else {
+        return;
+    };
+    let mut copy = uart
+        .try_lock()
+        .map_or_else(|| CONSOLE.copy.get().copied(), |uart| Some(*uart));
     if let Some(uart) = &mut copy {
         let _ = uart.write_fmt(words);
     }
@@ -58,7 +62,11 @@ impl Console {
         if self.second.swap(second, Ordering::Relaxed) != second {
             self.lines.store(0, Ordering::Relaxed);
         }
-        let limit = if level <= Level::Warn { 2 * LINES_PER_SECOND } else { LINES_PER_SECOND };
+        let limit = if level <= Level::Warn {
+            2 * LINES_PER_SECOND
+        } else {
+            LINES_PER_SECOND
+        };
         self.lines.fetch_add(1, Ordering::Relaxed) < limit
     }
 }

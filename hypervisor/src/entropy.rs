@@ -11,7 +11,10 @@ static STATE: AtomicU64 = AtomicU64::new(0x9e37_79b9_7f4a_7c15);
 
 /// Mixes `value` into the state: addresses, times, names.
 pub fn stir(value: u64) {
-    STATE.fetch_add(value.wrapping_mul(0xd134_2543_de82_ef95) ^ timer::now(), Ordering::Relaxed);
+    STATE.fetch_add(
+        value.wrapping_mul(0xd134_2543_de82_ef95) ^ timer::now(),
+        Ordering::Relaxed,
+    );
 }
 
 /// 64 random bits.
@@ -28,7 +31,11 @@ pub fn word() -> u64 {
 
 /// What a TRNG call is answered with, if there is a true source.
 pub fn words() -> Option<[u64; 3]> {
-    Some([features::random()?, features::random()?, features::random()?])
+    Some([
+        features::random()?,
+        features::random()?,
+        features::random()?,
+    ])
 }
 
 /// Fills `bytes`.

@@ -27,7 +27,18 @@ fn stop() -> ! {
 }
 
 fn who() -> u16 {
-    if local_word() == 0 { 0 } else { cpu::this().id.0 }
+    if local_word() == 0 {
+        0
+    } else {
+        cpu::this().id.0
+    }
+}
+
+/// The machine cannot run Underpin: says why, and stops it. No fault of EL2's own.
+pub fn give_up(reason: core::fmt::Arguments<'_>) -> ! {
+    first_or_halt();
+    last_words(format_args!("\nunderpin: cannot start: {reason}\n"));
+    stop()
 }
 
 /// Where EL2's vectors for its own faults end up (`entry.S`).
@@ -35,7 +46,12 @@ fn who() -> u16 {
 extern "C" fn hypervisor_fault_report(vector: u64, frame: &FaultFrame) -> ! {
     first_or_halt();
     let syndrome = Syndrome::read();
-    let kind = ["synchronous exception", "interrupt", "fast interrupt", "system error"];
+    let kind = [
+        "synchronous exception",
+        "interrupt",
+        "fast interrupt",
+        "system error",
+    ];
     last_words(format_args!(
         "\nunderpin: EPITAPH: {} in EL2 on cpu {}\n  pc {:#018x} (image + {:#x})  esr {:#010x}  far {:#018x}  pstate {:#x}\n",
         kind[vector as usize & 3],
@@ -56,6 +72,9 @@ extern "C" fn hypervisor_fault_report(vector: u64, frame: &FaultFrame) -> ! {
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
     first_or_halt();
-    last_words(format_args!("\nunderpin: EPITAPH: on cpu {}: {info}\n", who()));
+    last_words(format_args!(
+        "\nunderpin: EPITAPH: on cpu {}: {info}\n",
+        who()
+    ));
     stop()
 }

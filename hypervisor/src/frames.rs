@@ -2,8 +2,8 @@
 
 use crate::host;
 use machine_aarch64::cache::{self, Duty};
-use machine_aarch64::guest;
 use machine_aarch64::frames::{self as metal, Ram, Table};
+use machine_aarch64::guest;
 use machine_aarch64::tlb;
 use machine_contract::TableMemory;
 use machine_locks::{Rank, SpinLock};
@@ -15,7 +15,14 @@ use model_frame_table::{
 use model_stage2::Invalidation;
 
 static POOLS: [SpinLock<Pool>; MAX_NODES] = [
-    pool(0), pool(1), pool(2), pool(3), pool(4), pool(5), pool(6), pool(7),
+    pool(0),
+    pool(1),
+    pool(2),
+    pool(3),
+    pool(4),
+    pool(5),
+    pool(6),
+    pool(7),
 ];
 
 const fn pool(node: u8) -> SpinLock<Pool> {
@@ -27,7 +34,9 @@ const RECLAIM_BUDGET: usize = 4096;
 
 /// Does something with a node's pool.
 pub fn with_pool<T>(node: NodeId, action: impl FnOnce(&mut Pool) -> T) -> Option<T> {
-    POOLS.get(usize::from(node.0)).map(|pool| action(&mut pool.lock()))
+    POOLS
+        .get(usize::from(node.0))
+        .map(|pool| action(&mut pool.lock()))
 }
 
 /// A node's numbers.
@@ -47,7 +56,11 @@ pub fn allocate(home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
     };
     take().or_else(|| {
         let freed = host.preference.from(home).iter().any(|&node| {
-            with_pool(node, |pool| pool.reclaim_reserved(&host.map, RECLAIM_BUDGET)).unwrap_or(0) > 0
+            with_pool(node, |pool| {
+                pool.reclaim_reserved(&host.map, RECLAIM_BUDGET)
+            })
+            .unwrap_or(0)
+                > 0
         });
         if freed { take() } else { None }
     })
@@ -56,8 +69,12 @@ pub fn allocate(home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
 /// Gives back what [`allocate`] gave.
 pub fn free(first: Mfn, order: u8) {
     let host = host::get();
-    let Some(entry) = host.map.entry(first) else { return };
-    let freed = with_pool(entry.state().node, |pool| pool.free(&host.map, first, order));
+    let Some(entry) = host.map.entry(first) else {
+        return;
+    };
+    let freed = with_pool(entry.state().node, |pool| {
+        pool.free(&host.map, first, order)
+    });
     if let Some(Err(refused)) = freed {
         // A bug of EL2's own: the frame is lost, which harms nobody but the count.
         log::error!("frame {first} could not be freed: {refused:?}");
@@ -95,7 +112,11 @@ impl Tables {
     /// Tables as near to `node` as there is memory, of the translation that TLBs know as `vmid`
     /// (zero, which no VM has, for tables that no CPU walks).
     pub const fn new(node: NodeId, vmid: u16) -> Self {
-        Self { node, vmid, count: 0 }
+        Self {
+            node,
+            vmid,
+            count: 0,
+        }
     }
 
     /// Frames in use.
@@ -158,8 +179,13 @@ impl Frames for Metal {
     }
 
     fn free_reserved(&self, first: Mfn, owner: Owner) {
-        let node = self.map().entry(first).map_or(NodeId(0), |entry| entry.state().node);
-        with_pool(node, |pool| pool.free_reserved(self.map(), first, 1 << MAX_ORDER, owner));
+        let node = self
+            .map()
+            .entry(first)
+            .map_or(NodeId(0), |entry| entry.state().node);
+        with_pool(node, |pool| {
+            pool.free_reserved(self.map(), first, 1 << MAX_ORDER, owner)
+        });
     }
 
     #[inline]
@@ -170,7 +196,11 @@ impl Frames for Metal {
 
     fn write(&self, first: Mfn, offset: u64, bytes: &[u8]) {
         ram(first, CHUNK_FRAMES).write(offset, bytes);
-        cache::publish(Pa(first.address().0 + offset), bytes.len() as u64, Duty::Guest);
+        cache::publish(
+            Pa(first.address().0 + offset),
+            bytes.len() as u64,
+            Duty::Guest,
+        );
     }
 }
 

@@ -27,7 +27,10 @@ static HEAP: Heap = Heap {
 
 /// Bytes in use, and bytes taken from the frame pools for it.
 pub fn usage() -> (u64, u64) {
-    (HEAP.used.load(Ordering::Relaxed), HEAP.claimed.load(Ordering::Relaxed))
+    (
+        HEAP.used.load(Ordering::Relaxed),
+        HEAP.claimed.load(Ordering::Relaxed),
+    )
 }
 
 /// Makes sure that `bytes` more can be allocated; `false` where the machine has no frames for
@@ -45,7 +48,9 @@ pub fn reserve(bytes: u64) -> bool {
 
 /// Takes a run of frames for the heap.
 fn grow(order: u8) -> bool {
-    let Some(run) = crate::frames::take_for_el2(NodeId(0), order) else { return false };
+    let Some(run) = crate::frames::take_for_el2(NodeId(0), order) else {
+        return false;
+    };
     let size = FRAME_SIZE << order;
     let start = ptr::with_exposed_provenance_mut(run.address().0 as usize);
     // SAFETY: the run is RAM that the pools gave to nobody else.

@@ -86,12 +86,18 @@ pub fn set_guest_id(registers: GuestIdRegisters) {
 /// A CPU feature register as guests read it.
 #[inline]
 pub fn guest_id(crm: u8, op2: u8) -> u64 {
-    GUEST_ID.get().map_or(0, |registers| registers.read(crm, op2))
+    GUEST_ID
+        .get()
+        .map_or(0, |registers| registers.read(crm, op2))
 }
 
 /// Registers a CPU that is about to come up.
 pub fn add_cpu(cpu: &'static Cpu) {
-    assert!(CPUS[usize::from(cpu.id.0)].set(cpu).is_ok(), "{} comes up once", cpu.id);
+    assert!(
+        CPUS[usize::from(cpu.id.0)].set(cpu).is_ok(),
+        "{} comes up once",
+        cpu.id
+    );
 }
 
 /// The CPU with that number, if it came up.

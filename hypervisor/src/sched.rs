@@ -34,8 +34,10 @@ pub fn init() {
     let host = host::get();
     for node in 0..host.nodes() {
         let node = NodeId(node as u8);
-        let cpus: heapless::Vec<CpuId, { cpu::CPUS_MAX }> =
-            host::cpus().filter(|cpu| cpu.node == node).map(|cpu| cpu.id).collect();
+        let cpus: heapless::Vec<CpuId, { cpu::CPUS_MAX }> = host::cpus()
+            .filter(|cpu| cpu.node == node)
+            .map(|cpu| cpu.id)
+            .collect();
         let entities = Box::leak(vec![Entity::ABSENT; ENTITIES_MAX].into_boxed_slice());
         let queue = SpinLock::new(Rank::Scheduler, RunQueue::new(node, &cpus, entities));
         if let Some(place) = QUEUES.get(usize::from(node.0)) {
@@ -54,14 +56,19 @@ fn now_ns() -> u64 {
 
 /// How busy each node is.
 pub fn loads() -> heapless::Vec<Load, MAX_NODES> {
-    QUEUES.iter().filter_map(Once::get).map(|queue| queue.lock().load()).collect()
+    QUEUES
+        .iter()
+        .filter_map(Once::get)
+        .map(|queue| queue.lock().load())
+        .collect()
 }
 
 /// Reserves an entity for a vCPU that is about to be made.
 pub fn claim() -> Option<EntityId> {
     const CLAIMED: u8 = u8::MAX - 1;
     let free = NODES.iter().position(|node| {
-        node.compare_exchange(NOWHERE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        node.compare_exchange(NOWHERE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     })?;
     Some(EntityId(free as u16))
 }
@@ -91,7 +98,10 @@ pub fn enter(
 }
 
 /// Does something with the queue that an entity is in; `action` says `None` if it is not there.
-fn in_queue<T>(entity: EntityId, mut action: impl FnMut(&mut RunQueue<'static>) -> Option<T>) -> Option<T> {
+fn in_queue<T>(
+    entity: EntityId,
+    mut action: impl FnMut(&mut RunQueue<'static>) -> Option<T>,
+) -> Option<T> {
     for _ in 0..CHASES {
         let node = NODES.get(usize::from(entity.0))?.load(Ordering::Acquire);
         if let Some(done) = action(&mut queue(node)?.lock()) {
@@ -142,10 +152,16 @@ pub fn wake(entity: EntityId) {
 /// An idle CPU of another node, which may steal what waits at `node`.
 fn idle_elsewhere(node: NodeId) -> Option<&'static Cpu> {
     let others = QUEUES.iter().filter_map(Once::get);
-    others.filter_map(|queue| {
-        let queue = queue.try_lock()?;
-        if queue.node() == node { None } else { host::cpu(queue.idle_cpu()?.0) }
-    }).next()
+    others
+        .filter_map(|queue| {
+            let queue = queue.try_lock()?;
+            if queue.node() == node {
+                None
+            } else {
+                host::cpu(queue.idle_cpu()?.0)
+            }
+        })
+        .next()
 }
 
 /// Whether anybody waits for a CPU of this one's node.
@@ -180,8 +196,12 @@ fn choose(cpu: &Cpu) -> Option<Pick> {
     let reason = if balance { Steal::Balance } else { Steal::Idle };
     let host = host::get();
     for &node in host.preference.from(cpu.node).iter().skip(1) {
-        let Some(victim) = queue(node.0) else { continue };
-        let Some((mut mine, mut theirs)) = lock_pair(own, victim) else { continue };
+        let Some(victim) = queue(node.0) else {
+            continue;
+        };
+        let Some((mut mine, mut theirs)) = lock_pair(own, victim) else {
+            continue;
+        };
         if let Some(stolen) = mine.steal_from(&mut theirs, reason, now) {
             NODES[usize::from(stolen.0)].store(cpu.node.0, Ordering::Release);
             break;
@@ -196,8 +216,11 @@ fn run(cpu: &'static Cpu, pick: Pick) {
     let occupant = OCCUPANTS[place].lock().clone();
     let index = usize::from(INDICES[place].load(Ordering::Relaxed));
     let Some(vm) = occupant else { return };
-    let Some(vcpu) = vm.vcpus.get(index) else { return };
-    let used = || vcpu.stats.run.load(Ordering::Relaxed) + vcpu.stats.hypervisor.load(Ordering::Relaxed);
+    let Some(vcpu) = vm.vcpus.get(index) else {
+        return;
+    };
+    let used =
+        || vcpu.stats.run.load(Ordering::Relaxed) + vcpu.stats.hypervisor.load(Ordering::Relaxed);
     let before = used();
     cpu.slice_end.set(timer::now() + host::counts(pick.slice));
     set_alarm(cpu);
@@ -251,7 +274,8 @@ pub fn set_alarm(cpu: &Cpu) {
 
 /// The guest that slept in place goes on, with a slice of its own.
 pub fn begin_slice(cpu: &Cpu) {
-    cpu.slice_end.set(timer::now() + host::counts(model_scheduler::SHARED_SLICE));
+    cpu.slice_end
+        .set(timer::now() + host::counts(model_scheduler::SHARED_SLICE));
     set_alarm(cpu);
 }
 
@@ -290,5 +314,9 @@ pub fn sleep(cpu: &Cpu) {
 
 /// All nodes that a VM's description allows.
 pub const fn node_set(nodes: u64) -> NodeSet {
-    if nodes == 0 { NodeSet::ALL } else { NodeSet(nodes as u32) }
+    if nodes == 0 {
+        NodeSet::ALL
+    } else {
+        NodeSet(nodes as u32)
+    }
 }

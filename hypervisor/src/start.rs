@@ -1,6 +1,7 @@
 //! From the first instruction in Rust to the first guest: the steps of [`crate::primary_main`].
 
 use crate::cpu::{self, Cpu};
+use crate::epitaph::give_up;
 use crate::host::{self, Host};
 use crate::{console, frames, heap, physical};
 use abi::bundle::Bundle;
@@ -11,7 +12,10 @@ use machine_aarch64::uart::Uart;
 use machine_aarch64::{cpu as metal, entry, features, gic, guest, mmu, psci, timer};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{CpuId, FRAME_SIZE, FrameRange, NodeId, Pa, PaRange};
-use model_frame_table::{FrameEntry, MAX_NODES, MAX_RANGES, MemoryMap, MemoryRange, Origin, PreferenceOrder, entries_bytes};
+use model_frame_table::{
+    FrameEntry, MAX_NODES, MAX_RANGES, MemoryMap, MemoryRange, Origin, PreferenceOrder,
+    entries_bytes,
+};
 use model_id_registers::{GuestIdRegisters, HostIdRegisters, Shown};
 use model_machine_tree::Machine;
 use model_stage2::{IpaSize, VmidBits, vtcr};
@@ -33,11 +37,19 @@ pub fn read_device_tree(address: u64) -> (Machine, PaRange) {
     // SAFETY: the boot protocol (booting.rst) says that x0 is the address of a device tree in RAM,
     // which nothing writes any more.
     let header = unsafe { core::slice::from_raw_parts(start, 8) };
-    let Some(size) = model_machine_tree::blob_size(header) else { metal::halt() };
+    let Some(size) = model_machine_tree::blob_size(header) else {
+        metal::halt()
+    };
     // SAFETY: as above; the blob says how long it is.
     let blob = unsafe { core::slice::from_raw_parts(start, size) };
     match model_machine_tree::read(blob) {
-        Ok(tree) => (tree, PaRange { start: Pa(address), size: size as u64 }),
+        Ok(tree) => (
+            tree,
+            PaRange {
+                start: Pa(address),
+                size: size as u64,
+            },
+        ),
         Err(_) => metal::halt(),
     }
 }
@@ -66,16 +78,31 @@ fn map_all(map: &mut El2Map, tree: &Machine) -> Result<(), MapError> {
         }
     }
     let mut mapped: heapless::Vec<u64, 128> = heapless::Vec::new();
-    let devices = tree.gic.redistributors.iter().copied().chain([tree.gic.distributor]);
+    let devices = tree
+        .gic
+        .redistributors
+        .iter()
+        .copied()
+        .chain([tree.gic.distributor]);
     let windows = tree.virtio.iter().map(|window| window.registers);
-    let uart = tree.console.iter().map(|uart| PaRange { start: uart.base, size: FRAME_SIZE });
+    let uart = tree.console.iter().map(|uart| PaRange {
+        start: uart.base,
+        size: FRAME_SIZE,
+    });
     for range in devices.chain(windows).chain(uart) {
         let start = range.start.align_down(FRAME_SIZE);
         let end = range.end().align_up(FRAME_SIZE).unwrap_or(range.end());
         if mapped.contains(&start.0) {
             continue;
         }
-        map.map(start.0, PaRange { start, size: end.0 - start.0 }, Rights::Device)?;
+        map.map(
+            start.0,
+            PaRange {
+                start,
+                size: end.0 - start.0,
+            },
+            Rights::Device,
+        )?;
         // More devices than fit here would be an overlap, which `map` reports.
         let _ = mapped.push(start.0);
     }
@@ -87,8 +114,16 @@ fn without(range: PaRange, hole: PaRange) -> [Option<PaRange>; 2] {
     if !range.overlaps(hole) {
         return [Some(range), None];
     }
-    let part = |start: Pa, end: Pa| (start < end).then(|| PaRange { start, size: end.0 - start.0 });
-    [part(range.start, hole.start.min(range.end())), part(hole.end().max(range.start), range.end())]
+    let part = |start: Pa, end: Pa| {
+        (start < end).then(|| PaRange {
+            start,
+            size: end.0 - start.0,
+        })
+    };
+    [
+        part(range.start, hole.start.min(range.end())),
+        part(hole.end().max(range.start), range.end()),
+    ]
 }
 
 /// Starts the log.
@@ -106,15 +141,24 @@ pub fn take_memory(tree: Machine, blob: PaRange) {
     let bundle = tree.initrd.and_then(open_bundle);
     let mut in_use = InUse::new();
     let fixed = [Some(image_parts().whole), Some(blob), tree.initrd];
-    for range in fixed.into_iter().flatten().chain(tree.reserved.iter().copied()) {
-        assert!(in_use.push(range).is_ok(), "too many reserved runs of memory");
+    for range in fixed
+        .into_iter()
+        .flatten()
+        .chain(tree.reserved.iter().copied())
+    {
+        if in_use.push(range).is_err() {
+            give_up(format_args!("too many reserved runs of memory"));
+        }
     }
     let mut ranges: heapless::Vec<MemoryRange<'static>, MAX_RANGES> = heapless::Vec::new();
     let mut frame_table_bytes = 0;
     for memory in &tree.memory {
         let frames = memory.range.whole_frames();
         if usize::from(memory.node.0) >= MAX_NODES {
-            log::warn!("memory of {} is not used: {MAX_NODES} nodes are the most", memory.node);
+            log::warn!(
+                "memory of {} is not used: {MAX_NODES} nodes are the most",
+                memory.node
+            );
             continue;
         }
         if frames.count == 0 {
@@ -122,16 +166,26 @@ pub fn take_memory(tree: Machine, blob: PaRange) {
         }
         let entries = carve_entries(frames, &mut in_use);
         frame_table_bytes += size_of_val(entries) as u64;
-        let range = MemoryRange { frames, node: memory.node, entries };
-        assert!(ranges.push(range).is_ok(), "more than {MAX_RANGES} runs of memory");
+        let range = MemoryRange {
+            frames,
+            node: memory.node,
+            entries,
+        };
+        if ranges.push(range).is_err() {
+            give_up(format_args!("more than {MAX_RANGES} runs of memory"));
+        }
     }
     let map = match MemoryMap::new(&ranges) {
         Ok(map) => map,
-        Err(error) => panic!("the machine's memory: {error}"),
+        Err(error) => give_up(format_args!("the machine's memory: {error}")),
     };
     let distances = tree.distances.clone();
     let preference = PreferenceOrder::new(distances.count(), |a, b| distances.between(a, b).into());
-    let vmid = if features::has_16_bit_vmid() { VmidBits::Sixteen } else { VmidBits::Eight };
+    let vmid = if features::has_16_bit_vmid() {
+        VmidBits::Sixteen
+    } else {
+        VmidBits::Eight
+    };
     host::install(Host {
         bundle_bytes: tree.initrd.map_or(0, |range| range.size),
         vtcr: vtcr(IpaSize::ONE_TABLE, features::physical_address_bits(), vmid),
@@ -151,7 +205,9 @@ fn open_bundle(range: PaRange) -> Option<Bundle<'static>> {
     let start = core::ptr::with_exposed_provenance::<u8>(range.start.0 as usize);
     // SAFETY: the boot loader put it into RAM; it is set aside below and never written.
     let bytes = unsafe { core::slice::from_raw_parts(start, range.size as usize) };
-    Bundle::parse(bytes).map_err(|error| log::warn!("no VMs: {error}")).ok()
+    Bundle::parse(bytes)
+        .map_err(|error| log::warn!("no VMs: {error}"))
+        .ok()
 }
 
 /// Takes room for the entries of `frames` from among them.
@@ -159,12 +215,26 @@ fn carve_entries(frames: FrameRange, in_use: &mut InUse) -> &'static [FrameEntry
     let bytes = entries_bytes(frames.count);
     let (start, end) = (frames.start.address(), frames.end().address());
     let mut at = start;
-    while let Some(taken) = in_use.iter().find(|run| run.overlaps(PaRange { start: at, size: bytes })) {
+    while let Some(taken) = in_use.iter().find(|run| {
+        run.overlaps(PaRange {
+            start: at,
+            size: bytes,
+        })
+    }) {
         at = taken.end().align_up(FRAME_SIZE).unwrap_or(end);
     }
-    let room = PaRange { start: at, size: bytes };
-    assert!(room.end() <= end, "no room for {bytes} bytes of frame table at {start}");
-    assert!(in_use.push(room).is_ok(), "too many runs of memory");
+    let room = PaRange {
+        start: at,
+        size: bytes,
+    };
+    if room.end() > end {
+        give_up(format_args!(
+            "no room for {bytes} bytes of frame table at {start}"
+        ));
+    }
+    if in_use.push(room).is_err() {
+        give_up(format_args!("too many runs of memory"));
+    }
     let pointer = core::ptr::with_exposed_provenance_mut::<FrameEntry>(at.0 as usize);
     // SAFETY: RAM that nobody uses; entries are valid when all zero, and shared from now on.
     unsafe {
@@ -180,18 +250,29 @@ fn fill_pool(frames: FrameRange, node: NodeId, in_use: &mut InUse) {
     let mut next = frames.start;
     let add = |from: model_addr::Mfn, to: model_addr::Mfn| {
         if from < to {
-            let run = FrameRange { start: from, count: to.0 - from.0 };
+            let run = FrameRange {
+                start: from,
+                count: to.0 - from.0,
+            };
             let added = frames::with_pool(node, |pool| pool.add(&host.map, run, Origin::Machine));
             assert!(matches!(added, Some(Ok(()))), "pool of {node}: {added:?}");
         }
     };
     for run in in_use.iter() {
         let first = run.start.frame().max(next);
-        let end = run.end().align_up(FRAME_SIZE).unwrap_or(run.end()).frame().min(frames.end());
+        let end = run
+            .end()
+            .align_up(FRAME_SIZE)
+            .unwrap_or(run.end())
+            .frame()
+            .min(frames.end());
         if first >= end || !frames.contains(first) {
             continue;
         }
-        let aside = host.map.set_aside(FrameRange { start: first, count: end.0 - first.0 });
+        let aside = host.map.set_aside(FrameRange {
+            start: first,
+            count: end.0 - first.0,
+        });
         assert!(aside.is_ok(), "frames at {first}: {aside:?}");
         add(next, first);
         next = end;
@@ -205,7 +286,12 @@ pub fn first_cpu() {
     // SAFETY: the device tree says where the distributor is; it was mapped.
     unsafe { gic::Distributor::new(host.tree.gic.distributor.start) }.init();
     let affinity = metal::affinity();
-    let number = host.tree.cpus.iter().position(|cpu| cpu.mpidr == affinity).unwrap_or(0);
+    let number = host
+        .tree
+        .cpus
+        .iter()
+        .position(|cpu| cpu.mpidr == affinity)
+        .unwrap_or(0);
     let cpu = make_cpu(number);
     metal::set_local_word(core::ptr::from_ref(cpu).expose_provenance() as u64);
     machine_locks::set_rank_tracker(|rank, event| cpu::this().held.note(rank, event));
@@ -215,14 +301,21 @@ pub fn first_cpu() {
 /// A CPU's own structure, in memory of its node.
 fn make_cpu(number: usize) -> &'static Cpu {
     let described = &host::get().tree.cpus[number];
-    let order = (size_of::<Cpu>() as u64).div_ceil(FRAME_SIZE).next_power_of_two().ilog2() as u8;
+    let order = (size_of::<Cpu>() as u64)
+        .div_ceil(FRAME_SIZE)
+        .next_power_of_two()
+        .ilog2() as u8;
     let Some(frame) = frames::take_for_el2(described.node, order) else {
-        panic!("no memory for cpu {number}");
+        give_up(format_args!("no memory for cpu {number}"));
     };
     let place = core::ptr::with_exposed_provenance_mut::<Cpu>(frame.address().0 as usize);
     // SAFETY: frames of EL2's own, large enough and aligned, for ever.
     let cpu = unsafe {
-        place.write(Cpu::new(CpuId(number as u16), described.node, described.mpidr));
+        place.write(Cpu::new(
+            CpuId(number as u16),
+            described.node,
+            described.mpidr,
+        ));
         &*place
     };
     host::add_cpu(cpu);
@@ -236,8 +329,9 @@ pub fn this_cpu(cpu: &'static Cpu) {
     let host = host::get();
     let tree = &host.tree;
     // SAFETY: the device tree says where redistributors are; they were mapped.
-    let Some(redistributor) = (unsafe { gic::Redistributor::find_own(&tree.gic.redistributors) }) else {
-        panic!("{} has no redistributor", cpu.id);
+    let Some(redistributor) = (unsafe { gic::Redistributor::find_own(&tree.gic.redistributors) })
+    else {
+        give_up(format_args!("{} has no redistributor", cpu.id));
     };
     redistributor.init();
     for intid in [
@@ -249,16 +343,31 @@ pub fn this_cpu(cpu: &'static Cpu) {
         redistributor.enable(intid);
     }
     gic::init_cpu_interface();
-    assert!(cpu.redistributor.set(redistributor).is_ok(), "{} starts once", cpu.id);
-    assert!(!metal::is_e2h(), "{} cannot run with HCR_EL2.E2H clear, as Underpin does", cpu.id);
+    assert!(
+        cpu.redistributor.set(redistributor).is_ok(),
+        "{} starts once",
+        cpu.id
+    );
+    if metal::is_e2h() {
+        give_up(format_args!(
+            "{} cannot run with HCR_EL2.E2H clear, as Underpin does",
+            cpu.id
+        ));
+    }
     let branches = features::branch_history_length();
-    if branches > 0 && !tree.bootargs.split_ascii_whitespace().any(|word| word == "bhb=off") {
+    if branches > 0
+        && !tree
+            .bootargs
+            .split_ascii_whitespace()
+            .any(|word| word == "bhb=off")
+    {
         entry::forget_branches_at_exits(branches);
     }
     // SAFETY: EL2 runs with E2H clear (boot.S), and no guest has run here.
     unsafe { guest::init_cpu(host.vtcr) }
     let registers = features::id_registers();
-    let own = HostIdRegisters::new(|crm, op2| registers[(usize::from(crm) - 1) * 8 + usize::from(op2)]);
+    let own =
+        HostIdRegisters::new(|crm, op2| registers[(usize::from(crm) - 1) * 8 + usize::from(op2)]);
     let mut all = HOST_ID.lock();
     *all = Some(all.take().map_or(own, |others| others.minimum(own)));
     drop(all);
@@ -275,7 +384,11 @@ pub fn other_cpus(map: &mut El2Map) {
         }
     }
     let pa_bits = features::physical_address_bits().min(40) as u8;
-    let shown = Shown { pa_bits, pointer_auth: false, mops: false };
+    let shown = Shown {
+        pa_bits,
+        pointer_auth: false,
+        mops: false,
+    };
     let host_id = HOST_ID.lock().take();
     if let Some(host_id) = host_id {
         host::set_guest_id(GuestIdRegisters::new(&host_id, shown));
@@ -295,7 +408,14 @@ fn start_cpu(map: &mut El2Map, number: usize) {
     };
     let size = FRAME_SIZE << STACK_ORDER;
     let va = STACKS + number as u64 * 2 * size + size;
-    if let Err(error) = map.map(va, PaRange { start: stack.address(), size }, Rights::Data) {
+    if let Err(error) = map.map(
+        va,
+        PaRange {
+            start: stack.address(),
+            size,
+        },
+        Rights::Data,
+    ) {
         log::warn!("cpu {number} stays off: {error}");
         return;
     }
@@ -313,7 +433,11 @@ fn start_cpu(map: &mut El2Map, number: usize) {
     }
     let patience = timer::now() + START_PATIENCE * timer::frequency();
     while !cpu.online.load(Ordering::Acquire) {
-        assert!(timer::now() < patience, "cpu {number} was started and does not come up");
+        if timer::now() >= patience {
+            give_up(format_args!(
+                "cpu {number} was started and does not come up"
+            ));
+        }
         metal::relax();
     }
 }
@@ -341,7 +465,12 @@ pub fn devices() {
 /// One line for whoever reads the log.
 pub fn say_what_was_found() {
     let host = host::get();
-    let memory: u64 = host.tree.memory.iter().map(|memory| memory.range.size).sum();
+    let memory: u64 = host
+        .tree
+        .memory
+        .iter()
+        .map(|memory| memory.range.size)
+        .sum();
     log::info!(
         "{} CPUs, {} nodes, {} MiB of memory, image {} KiB, frame table {} KiB, heap {} KiB",
         host::cpus().count(),

@@ -202,7 +202,10 @@ impl Machine {
         let console = || self.verb(&["console", KEPT, "--log"]).unwrap_or_default();
         while !console().contains(PROMPT) {
             if Instant::now() > deadline {
-                return Err(format!("{KEPT} has not booted in {} s", START_MAX.as_secs()));
+                return Err(format!(
+                    "{KEPT} has not booted in {} s",
+                    START_MAX.as_secs()
+                ));
             }
             sleep(POLL);
         }

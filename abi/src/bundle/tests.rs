@@ -19,7 +19,13 @@ fn bundle_of(entry: Entry, content: &[u8]) -> Vec<u8> {
 
 fn kernel(size: u64) -> Entry {
     let name = Text::new("k").unwrap();
-    Entry { kind: kind::KERNEL, reserved: 0, offset: 4096, size, name }
+    Entry {
+        kind: kind::KERNEL,
+        reserved: 0,
+        offset: 4096,
+        size,
+        name,
+    }
 }
 
 #[test]
@@ -37,7 +43,10 @@ fn what_was_put_in_comes_out() {
 fn lies_are_refused() {
     let parse = |bytes: &[u8]| Bundle::parse(bytes).map(|_| ()).unwrap_err();
     assert_eq!(parse(&bundle_of(kernel(4), b"abc")), BundleError::Entry(0));
-    assert_eq!(parse(&bundle_of(kernel(u64::MAX), b"abc")), BundleError::Entry(0));
+    assert_eq!(
+        parse(&bundle_of(kernel(u64::MAX), b"abc")),
+        BundleError::Entry(0)
+    );
     let mut odd = kernel(1);
     odd.offset = 4097;
     assert_eq!(parse(&bundle_of(odd, b"abc")), BundleError::Entry(0));

@@ -6,7 +6,8 @@ use crate::vm::{self, Refusal};
 use crate::{frames, heap, host};
 use abi::Text;
 use abi::control::{
-    EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION, VmName, code, request,
+    EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION, VmName, code,
+    request,
 };
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -54,20 +55,35 @@ fn answer(incoming: &Incoming) {
     let decoded = Request::decode(header.kind, incoming.payload.bytes());
     let result = match decoded {
         Some(request) if heap::reserve(2 * ROOM as u64) => act(request),
-        Some(_) => Err(Refusal::new(code::NO_MEMORY, 0, format_args!("no memory left to answer"))),
+        Some(_) => Err(Refusal::new(
+            code::NO_MEMORY,
+            0,
+            format_args!("no memory left to answer"),
+        )),
         None => Err(Refusal::new(
             code::MALFORMED,
             header.kind.into(),
-            format_args!("request {} of {} bytes makes no sense", header.kind, header.length),
+            format_args!(
+                "request {} of {} bytes makes no sense",
+                header.kind, header.length
+            ),
         )),
     };
     let (reply, rest) = match &result {
         Ok(answer) => {
-            let reply = ReplyHeader { code: code::OK, count: answer.count, value: 0 };
+            let reply = ReplyHeader {
+                code: code::OK,
+                count: answer.count,
+                value: 0,
+            };
             (reply, answer.records.as_slice())
         }
         Err(refusal) => {
-            let reply = ReplyHeader { code: refusal.code, count: 0, value: refusal.value };
+            let reply = ReplyHeader {
+                code: refusal.code,
+                count: 0,
+                value: refusal.value,
+            };
             (reply, refusal.sentence.as_bytes())
         }
     };
@@ -116,7 +132,11 @@ fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
         request::PAUSE => vm::pause(name),
         request::RESUME => vm::resume(name),
         request::RESET => vm::reset(name),
-        other => Err(Refusal::new(code::MALFORMED, other.into(), format_args!("request {other} is unknown"))),
+        other => Err(Refusal::new(
+            code::MALFORMED,
+            other.into(),
+            format_args!("request {other} is unknown"),
+        )),
     }
 }
 
@@ -148,9 +168,9 @@ fn show(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
 /// Somebody typed at a VM's console: at the one the guest uses. How many bytes it took.
 fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
     let vm = vm::find(name)?;
-    let instance = vm.instance().ok_or_else(|| {
-        Refusal::new(code::WRONG_STATE, 0, format_args!("{name} does not run"))
-    })?;
+    let instance = vm
+        .instance()
+        .ok_or_else(|| Refusal::new(code::WRONG_STATE, 0, format_args!("{name} does not run")))?;
     if !instance.uart.is_in_use.load(Ordering::Relaxed) {
         for (n, slot) in instance.virtio.iter().enumerate() {
             if let Some(taken) = slot.receive(&instance, n, typed) {
@@ -169,8 +189,15 @@ fn machine() -> MachineStatus {
         cpus: host::cpus().count() as u32,
         nodes: host.nodes() as u32,
         vms: vm::all().len() as u32,
-        memory: host.tree.memory.iter().map(|memory| memory.range.size).sum(),
-        memory_free: nodes.map(|node| frames::counts(node).free * FRAME_SIZE).sum(),
+        memory: host
+            .tree
+            .memory
+            .iter()
+            .map(|memory| memory.range.size)
+            .sum(),
+        memory_free: nodes
+            .map(|node| frames::counts(node).free * FRAME_SIZE)
+            .sum(),
         image: image_parts().whole.size,
         frame_table: host.frame_table_bytes,
         heap: heap::usage().0,
@@ -183,7 +210,13 @@ fn nodes(answer: &mut Answer) {
     let host = host::get();
     let loads = crate::sched::loads();
     for (node, load) in host.node_ids().zip(loads) {
-        let frames: u64 = host.map.ranges().iter().filter(|range| range.node == node).map(|range| range.frames.count).sum();
+        let frames: u64 = host
+            .map
+            .ranges()
+            .iter()
+            .filter(|range| range.node == node)
+            .map(|range| range.frames.count)
+            .sum();
         let counts = frames::counts(node);
         answer.push(&NodeStatus {
             memory: frames * FRAME_SIZE,
@@ -197,9 +230,16 @@ fn nodes(answer: &mut Answer) {
 }
 
 fn entries(answer: &mut Answer) {
-    let Some(bundle) = &host::get().bundle else { return };
+    let Some(bundle) = &host::get().bundle else {
+        return;
+    };
     for (number, entry) in bundle.entries() {
         let name: Text<40> = entry.name;
-        answer.push(&EntryStatus { kind: entry.kind, number, size: entry.size, name });
+        answer.push(&EntryStatus {
+            kind: entry.kind,
+            number,
+            size: entry.size,
+            name,
+        });
     }
 }

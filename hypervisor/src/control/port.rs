@@ -46,9 +46,18 @@ pub fn start(mut transport: Transport) -> Result<(), Error> {
     while let Some((slot, buffer)) = receive.claim() {
         receive.lend(&mut transport, slot, 0, buffer.size() as u32)?;
     }
-    let received = Inbox { bytes: [0; HEADER + PAYLOAD_MAX], len: 0 };
-    let port = Port { transport, receive, transmit, received };
-    PORT.set(SpinLock::new(Rank::PhysicalDevice, port)).map_err(|_| Error::AlreadyUsed)
+    let received = Inbox {
+        bytes: [0; HEADER + PAYLOAD_MAX],
+        len: 0,
+    };
+    let port = Port {
+        transport,
+        receive,
+        transmit,
+        received,
+    };
+    PORT.set(SpinLock::new(Rank::PhysicalDevice, port))
+        .map_err(|_| Error::AlreadyUsed)
 }
 
 /// The port's interrupt: housekeeping looks at it.
@@ -94,7 +103,12 @@ pub fn receive() -> Option<Incoming> {
         if let Some(frame) = port.received.take() {
             return Some(frame);
         }
-        let Port { transport, receive, received, .. } = &mut *port;
+        let Port {
+            transport,
+            receive,
+            received,
+            ..
+        } = &mut *port;
         let (slot, buffer, len) = receive.take_back()?;
         let room = received.bytes.len() - received.len;
         // A buffer is smaller than what is left of the largest frame, or a frame is complete.
@@ -119,10 +133,16 @@ impl Inbox {
             }
             let len = header.length as usize;
             let payload = self.bytes[..self.len].get(HEADER..HEADER + len)?;
-            let mut copy = alloc::boxed::Box::new(Payload { bytes: [0; PAYLOAD_MAX], len });
+            let mut copy = alloc::boxed::Box::new(Payload {
+                bytes: [0; PAYLOAD_MAX],
+                len,
+            });
             copy.bytes[..len].copy_from_slice(payload);
             self.drop_front(HEADER + len);
-            return Some(Incoming { header, payload: copy });
+            return Some(Incoming {
+                header,
+                payload: copy,
+            });
         }
     }
 
@@ -144,14 +164,23 @@ pub fn console_output(name: Text<32>, bytes: &[u8]) -> usize {
         // Nobody listens: output is lost, as on a line that is not plugged in.
         return bytes.len();
     }
-    let sent = send_leaving(SLOTS_FOR_REPLIES, event::CONSOLE_OUTPUT, 0, &[name.as_bytes(), bytes]);
+    let sent = send_leaving(
+        SLOTS_FOR_REPLIES,
+        event::CONSOLE_OUTPUT,
+        0,
+        &[name.as_bytes(), bytes],
+    );
     if sent { bytes.len() } else { 0 }
 }
 
 fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
     let Some(port) = PORT.get() else { return false };
     let mut port = port.lock();
-    let Port { transport, transmit, .. } = &mut *port;
+    let Port {
+        transport,
+        transmit,
+        ..
+    } = &mut *port;
     while let Some((slot, ..)) = transmit.take_back() {
         transmit.release(slot);
     }
@@ -159,12 +188,19 @@ fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
         return false;
     }
     let length: usize = parts.iter().map(|part| part.len()).sum();
-    let Some((slot, buffer)) = transmit.claim() else { return false };
+    let Some((slot, buffer)) = transmit.claim() else {
+        return false;
+    };
     if length > PAYLOAD_MAX {
         transmit.release(slot);
         return false;
     }
-    let header = FrameHeader { magic: MAGIC, kind, tag, length: length as u32 };
+    let header = FrameHeader {
+        magic: MAGIC,
+        kind,
+        tag,
+        length: length as u32,
+    };
     buffer.write(0, header.as_bytes());
     let mut at = HEADER as u64;
     for part in parts {

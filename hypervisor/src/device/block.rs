@@ -57,14 +57,32 @@ pub struct Block {
 impl Block {
     /// A disk that looks like `device` and keeps its data in `backing`.
     pub fn new(device: Blk, backing: Backing) -> Self {
-        let state = State { transport: Transport::new(device), backing, request: Box::default() };
-        Self { state: SpinLock::new(Rank::Device, state), counts: Counts::default() }
+        let state = State {
+            transport: Transport::new(device),
+            backing,
+            request: Box::default(),
+        };
+        Self {
+            state: SpinLock::new(Rank::Device, state),
+            counts: Counts::default(),
+        }
     }
 
     /// The guest reads the register at `offset`, or writes it.
-    pub fn access(&self, vm: &Instance, n: usize, offset: u64, size: usize, value: Option<u64>) -> u64 {
+    pub fn access(
+        &self,
+        vm: &Instance,
+        n: usize,
+        offset: u64,
+        size: usize,
+        value: Option<u64>,
+    ) -> u64 {
         let mut state = self.state.lock();
-        let State { transport, backing, request } = &mut *state;
+        let State {
+            transport,
+            backing,
+            request,
+        } = &mut *state;
         register(transport, vm, n, offset, size, value, |transport, vm| {
             self.serve(transport, backing, request, vm, n);
         })
@@ -73,7 +91,11 @@ impl Block {
     /// Goes on with requests that were put off.
     pub fn proceed(&self, vm: &Instance, n: usize) {
         let mut state = self.state.lock();
-        let State { transport, backing, request } = &mut *state;
+        let State {
+            transport,
+            backing,
+            request,
+        } = &mut *state;
         self.serve(transport, backing, request, vm, n);
         update_line(transport, vm, n);
     }
@@ -101,7 +123,14 @@ impl Block {
     /// Requests: reads, writes, flushes, refused; bytes read and written.
     pub fn counts(&self) -> ([u64; 4], [u64; 2]) {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counts { reads, writes, flushes, refused, bytes_read, bytes_written } = &self.counts;
+        let Counts {
+            reads,
+            writes,
+            flushes,
+            refused,
+            bytes_read,
+            bytes_written,
+        } = &self.counts;
         (
             [load(reads), load(writes), load(flushes), load(refused)],
             [load(bytes_read), load(bytes_written)],
@@ -180,17 +209,24 @@ impl Block {
 fn execute(backing: &mut Backing, request: &Request, vm: &Instance) -> Status {
     let done = match (request.operation(), backing) {
         (Operation::Read { sector }, Backing::Cow(disk)) => {
-            transfer(request, sector, |at, ipa, len| read_piece(disk, vm, at, ipa, len))
+            transfer(request, sector, |at, ipa, len| {
+                read_piece(disk, vm, at, ipa, len)
+            })
         }
         (Operation::Read { sector }, Backing::ReadOnly(image)) => {
-            transfer(request, sector, |at, ipa, len| read_base(image, vm, at, ipa, len))
+            transfer(request, sector, |at, ipa, len| {
+                read_base(image, vm, at, ipa, len)
+            })
         }
         (Operation::Write { sector }, Backing::Cow(disk)) => {
-            transfer(request, sector, |at, ipa, len| write_piece(disk, vm, at, ipa, len))
+            transfer(request, sector, |at, ipa, len| {
+                write_piece(disk, vm, at, ipa, len)
+            })
         }
-        (Operation::Discard | Operation::WriteZeroes, Backing::Cow(disk)) => {
-            request.ranges().iter().all(|range| zero_range(disk, *range))
-        }
+        (Operation::Discard | Operation::WriteZeroes, Backing::Cow(disk)) => request
+            .ranges()
+            .iter()
+            .all(|range| zero_range(disk, *range)),
         // What is written lives as long as the VM: there is nothing to make durable.
         (Operation::Flush, _) => true,
         _ => false,
@@ -199,11 +235,7 @@ fn execute(backing: &mut Backing, request: &Request, vm: &Instance) -> Status {
 }
 
 /// Goes through a request's segments in pieces that lie in one 4 KiB block of the disk.
-fn transfer(
-    request: &Request,
-    sector: u64,
-    mut each: impl FnMut(u64, Ipa, usize) -> bool,
-) -> bool {
+fn transfer(request: &Request, sector: u64, mut each: impl FnMut(u64, Ipa, usize) -> bool) -> bool {
     let mut at = sector * SECTOR_SIZE;
     for segment in request.data() {
         let mut done = 0;
@@ -238,10 +270,15 @@ fn read_piece(disk: &CowDisk, vm: &Instance, at: u64, ipa: Ipa, len: usize) -> b
 fn read_base(base: &[u8], vm: &Instance, at: u64, ipa: Ipa, len: usize) -> bool {
     let start = (at as usize).min(base.len());
     let there = (base.len() - start).min(len);
-    let rest = vm.memory().pieces(Ipa(ipa.0 + there as u64), len - there, |frame, to, part| {
-        frames::ram(frame, 1).zero(to, part.len());
-    });
-    vm.memory().write(ipa, &base[start..start + there]).and(rest).is_ok()
+    let rest = vm
+        .memory()
+        .pieces(Ipa(ipa.0 + there as u64), len - there, |frame, to, part| {
+            frames::ram(frame, 1).zero(to, part.len());
+        });
+    vm.memory()
+        .write(ipa, &base[start..start + there])
+        .and(rest)
+        .is_ok()
 }
 
 fn write_piece(disk: &mut CowDisk, vm: &Instance, at: u64, ipa: Ipa, len: usize) -> bool {
@@ -254,14 +291,20 @@ fn write_piece(disk: &mut CowDisk, vm: &Instance, at: u64, ipa: Ipa, len: usize)
         copied.map_err(|_| OverlayError::NoMemory)
     });
     if let Err(error) = written {
-        log::warn!("{}: write at byte {at:#x} of a disk refused: {error}", vm.name());
+        log::warn!(
+            "{}: write at byte {at:#x} of a disk refused: {error}",
+            vm.name()
+        );
     }
     written.is_ok()
 }
 
 /// Zeroes a range of sectors: whole blocks by leaving them out, the rest by writing.
 fn zero_range(disk: &mut CowDisk, range: SectorRange) -> bool {
-    let (mut at, end) = (range.sector * SECTOR_SIZE, (range.sector + u64::from(range.count)) * SECTOR_SIZE);
+    let (mut at, end) = (
+        range.sector * SECTOR_SIZE,
+        (range.sector + u64::from(range.count)) * SECTOR_SIZE,
+    );
     while at < end {
         let offset = at % FRAME_SIZE;
         let advanced = if offset == 0 && end - at >= FRAME_SIZE {

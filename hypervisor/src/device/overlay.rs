@@ -56,11 +56,23 @@ pub struct CowDisk {
 
 impl CowDisk {
     /// A disk of `size` bytes over `base`, that may keep `limit` bytes of its own near `node`.
-    pub fn new(base: &'static [u8], size: u64, limit: u64, node: NodeId) -> Result<Self, OverlayError> {
+    pub fn new(
+        base: &'static [u8],
+        size: u64,
+        limit: u64,
+        node: NodeId,
+    ) -> Result<Self, OverlayError> {
         let blocks = size.div_ceil(FRAME_SIZE);
         let base_blocks = (base.len() as u64).div_ceil(FRAME_SIZE);
         let overlay = Overlay::new(blocks, base_blocks.min(blocks), limit / FRAME_SIZE)?;
-        Ok(Self { base, overlay, memory: Memory { node, tables: Tables::new(node, 0) } })
+        Ok(Self {
+            base,
+            overlay,
+            memory: Memory {
+                node,
+                tables: Tables::new(node, 0),
+            },
+        })
     }
 
     /// Bytes of frames it holds.
@@ -87,7 +99,10 @@ impl CowDisk {
     ) -> Result<(), OverlayError> {
         let offset = at % FRAME_SIZE;
         let block = at / FRAME_SIZE;
-        match self.overlay.prepare_write(&mut self.memory, block, len == FRAME_SIZE)? {
+        match self
+            .overlay
+            .prepare_write(&mut self.memory, block, len == FRAME_SIZE)?
+        {
             WritePlan::InPlace(frame) => copy(frame, offset),
             WritePlan::New(new) => {
                 let ram = frames::ram(new.frame(), 1);
@@ -120,7 +135,10 @@ impl CowDisk {
 
     /// Begins to give all frames back.
     pub fn dismantle(self) -> Remains {
-        Remains { teardown: self.overlay.into_teardown(), memory: self.memory }
+        Remains {
+            teardown: self.overlay.into_teardown(),
+            memory: self.memory,
+        }
     }
 }
 

@@ -17,8 +17,13 @@ pub struct PowerButton {
 impl PowerButton {
     /// A button that is not pressed.
     pub const fn new() -> Self {
-        let state = State { button: Button::new(layout::POWER_BUTTON_LINE), line: false };
-        Self { state: SpinLock::new(Rank::Device, state) }
+        let state = State {
+            button: Button::new(layout::POWER_BUTTON_LINE),
+            line: false,
+        };
+        Self {
+            state: SpinLock::new(Rank::Device, state),
+        }
     }
 
     /// The guest reads the register at `offset`, or writes it.

@@ -81,7 +81,13 @@ struct Ring {
 
 impl Ring {
     const fn new() -> Self {
-        Self { bytes: [0; ROOM], start: 0, len: 0, written: 0, dropped: 0 }
+        Self {
+            bytes: [0; ROOM],
+            start: 0,
+            len: 0,
+            written: 0,
+            dropped: 0,
+        }
     }
 
     /// Adds a byte; one too many is dropped.

@@ -32,7 +32,11 @@ pub struct Uart {
 impl Uart {
     /// The UART of the VM with that name, after reset.
     pub const fn new(name: Text<32>) -> Self {
-        let state = State { pl011: Pl011::new(), typed: heapless::Deque::new(), line: false };
+        let state = State {
+            pl011: Pl011::new(),
+            typed: heapless::Deque::new(),
+            line: false,
+        };
         Self {
             state: SpinLock::new(Rank::Device, state),
             terminal: Terminal::new(name),
@@ -49,7 +53,11 @@ impl Uart {
             if offset == FLAGS {
                 // The interrupt line does not depend on flags: most reads end here.
                 drop(state);
-                return if self.terminal.has_room() { read } else { read & !FLAG_TX_EMPTY | FLAG_TX_FULL };
+                return if self.terminal.has_room() {
+                    read
+                } else {
+                    read & !FLAG_TX_EMPTY | FLAG_TX_FULL
+                };
             }
             if offset == DATA {
                 state.refill();
@@ -70,7 +78,10 @@ impl Uart {
     /// Somebody typed: how many of the bytes were taken.
     pub fn receive(&self, vm: &Instance, bytes: &[u8]) -> usize {
         let mut state = self.state.lock();
-        let taken = bytes.iter().take_while(|&&byte| state.typed.push_back(byte).is_ok()).count();
+        let taken = bytes
+            .iter()
+            .take_while(|&&byte| state.typed.push_back(byte).is_ok())
+            .count();
         state.refill();
         state.update_line(vm);
         taken

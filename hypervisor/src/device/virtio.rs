@@ -25,7 +25,10 @@ pub enum Slot {
 impl Slot {
     /// A console.
     pub fn console() -> Self {
-        Self::Console(SpinLock::new(Rank::Device, Transport::new(Console::default())))
+        Self::Console(SpinLock::new(
+            Rank::Device,
+            Transport::new(Console::default()),
+        ))
     }
 
     /// An entropy source.
@@ -34,7 +37,14 @@ impl Slot {
     }
 
     /// The guest reads the register at `offset` of window `n`, or writes it.
-    pub fn access(&self, vm: &Instance, n: usize, offset: u64, size: usize, value: Option<u64>) -> u64 {
+    pub fn access(
+        &self,
+        vm: &Instance,
+        n: usize,
+        offset: u64,
+        size: usize,
+        value: Option<u64>,
+    ) -> u64 {
         match self {
             Self::Block(block) => block.access(vm, n, offset, size, value),
             Self::Console(transport) => {
@@ -78,9 +88,14 @@ impl Slot {
     /// Somebody typed: how many bytes a console took; `None` where this is none, or its driver is
     /// not there.
     pub fn receive(&self, vm: &Instance, n: usize, bytes: &[u8]) -> Option<usize> {
-        let Self::Console(transport) = self else { return None };
+        let Self::Console(transport) = self else {
+            return None;
+        };
         let mut transport = transport.lock();
-        if !transport.status().contains(model_virtio::mmio::Status::DRIVER_OK) {
+        if !transport
+            .status()
+            .contains(model_virtio::mmio::Status::DRIVER_OK)
+        {
             return None;
         }
         let taken = transport.receive(&vm.memory(), bytes);
@@ -99,7 +114,9 @@ pub fn register<D: Device>(
     value: Option<u64>,
     work: impl FnOnce(&mut Transport<D>, &Instance),
 ) -> u64 {
-    let Some(value) = value else { return transport.read(offset, size) };
+    let Some(value) = value else {
+        return transport.read(offset, size);
+    };
     match transport.write(offset, size, value) {
         Effect::Notify(_) | Effect::Live => work(transport, vm),
         Effect::None | Effect::Reset => {}
@@ -128,7 +145,10 @@ fn transmit(transport: &mut Transport<Console>, vm: &Instance) {
 }
 
 fn fill(transport: &mut Transport<Rng>, vm: &Instance) {
-    if transport.fill(&vm.memory(), BYTES_AT_ONCE, entropy::fill).more {
+    if transport
+        .fill(&vm.memory(), BYTES_AT_ONCE, entropy::fill)
+        .more
+    {
         vm.put_off_device_work();
     }
 }

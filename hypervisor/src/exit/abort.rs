@@ -13,10 +13,23 @@ use model_trap::{Abort, DataAbort, Injection};
 pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
     let va = data.abort.va.unwrap_or(0);
     let Some(ipa) = address(&data.abort) else {
-        return inject(guest, Injection::DataAbort { va, write: data.write });
+        return inject(
+            guest,
+            Injection::DataAbort {
+                va,
+                write: data.write,
+            },
+        );
     };
     if guest.vm.memory_contains(ipa) {
-        return memory(guest, ipa, Injection::DataAbort { va, write: data.write });
+        return memory(
+            guest,
+            ipa,
+            Injection::DataAbort {
+                va,
+                write: data.write,
+            },
+        );
     }
     if data.abort.walk || data.cache_maintenance {
         return mmio::abort(guest, ipa, va, data.write);
@@ -53,11 +66,7 @@ fn address(abort: &Abort) -> Option<Ipa> {
 
 /// Memory of the guest that has no frame yet, or fewer rights than it needs.
 #[inline(never)]
-fn memory(
-    guest: &mut Loaded<'_>,
-    ipa: Ipa,
-    refusal: Injection,
-) -> Flow {
+fn memory(guest: &mut Loaded<'_>, ipa: Ipa, refusal: Injection) -> Flow {
     guest.vcpu.stats.count(ExitClass::Memory);
     match guest.vm.fill(ipa, guest.cpu.node) {
         Filled::Done => Flow::Resume,

@@ -66,7 +66,11 @@ fn reply(guest: &mut Loaded<'_>, reply: Reply) -> Flow {
 fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
     match call {
         Call::Answered(answer) => reply(guest, answer),
-        Call::CpuOn { target, entry, context } => {
+        Call::CpuOn {
+            target,
+            entry,
+            context,
+        } => {
             let answer = turn_on(guest, target, entry, context);
             reply(guest, answer)
         }
@@ -92,7 +96,8 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
         }
         Call::Workaround { .. } => reply(guest, Reply::SUCCESS),
         Call::Random(random) => {
-            let answer = crate::entropy::words().map_or(Random::NO_ENTROPY, |words| random.reply(words));
+            let answer =
+                crate::entropy::words().map_or(Random::NO_ENTROPY, |words| random.reply(words));
             reply(guest, answer)
         }
         Call::Unknown => {
@@ -105,7 +110,9 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
 /// CPU_ON.
 fn turn_on(guest: &mut Loaded<'_>, target: u32, entry: Ipa, context: u64) -> Reply {
     let vcpu = vcpu_at(target, guest.vm.vcpus.len()).and_then(|n| guest.vm.vcpus.get(n));
-    let Some(vcpu) = vcpu else { return Refusal::InvalidParameters.reply() };
+    let Some(vcpu) = vcpu else {
+        return Refusal::InvalidParameters.reply();
+    };
     let is_memory = guest.vm.memory_contains(entry);
     match vcpu.turn_on(entry, is_memory, context) {
         Ok(()) => Reply::SUCCESS,

@@ -100,10 +100,14 @@ fn guest_timer(guest: &mut Loaded<'_>) {
     let injected = {
         let mut redistributor = guest.vcpu.redistributor.lock();
         let lists = &mut guest.core.lists;
-        lists.inject_hw_ppi(&mut redistributor, &mut guest.lists, crate::vm::layout::TIMER_PPI, physical)
+        lists.inject_hw_ppi(
+            &mut redistributor,
+            &mut guest.lists,
+            crate::vm::layout::TIMER_PPI,
+            physical,
+        )
     };
     if !injected {
         guest.deliver_private();
     }
 }
-

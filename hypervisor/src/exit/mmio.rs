@@ -25,7 +25,10 @@ pub fn described(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, va: u64) 
     match reach(guest, ipa, access, stored) {
         Access::Done(value) => {
             if !access.write {
-                guest.core.context.set_register(access.rt, access.loaded(value));
+                guest
+                    .core
+                    .context
+                    .set_register(access.rt, access.loaded(value));
             }
             skip(guest);
             Flow::Resume
@@ -53,11 +56,22 @@ pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Fl
         return Flow::Resume;
     }
     let size = u64::from(instruction.first.size);
-    for (n, access) in core::iter::once(instruction.first).chain(instruction.second).enumerate() {
+    for (n, access) in core::iter::once(instruction.first)
+        .chain(instruction.second)
+        .enumerate()
+    {
         let stored = access.stored(guest.core.context.register(access.rt));
-        match reach(guest, Ipa(ipa.0.wrapping_add(n as u64 * size)), access, stored) {
+        match reach(
+            guest,
+            Ipa(ipa.0.wrapping_add(n as u64 * size)),
+            access,
+            stored,
+        ) {
             Access::Done(value) if !access.write => {
-                guest.core.context.set_register(access.rt, access.loaded(value));
+                guest
+                    .core
+                    .context
+                    .set_register(access.rt, access.loaded(value));
             }
             Access::Done(_) => {}
             Access::Again => return Flow::Resume,
@@ -99,7 +113,12 @@ fn reach(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, value: u64) -> Ac
     if layout::UART.contains(ipa) {
         guest.vcpu.stats.count(ExitClass::Uart);
         let offset = ipa.0 - layout::UART.start.0;
-        return Access::Done(guest.vm.uart.access(guest.vm, offset, access.write.then_some(value)));
+        return Access::Done(
+            guest
+                .vm
+                .uart
+                .access(guest.vm, offset, access.write.then_some(value)),
+        );
     }
     if layout::DISTRIBUTOR.contains(ipa) {
         guest.vcpu.stats.count(ExitClass::Gic);
@@ -115,19 +134,28 @@ fn reach(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, value: u64) -> Ac
         guest.vcpu.stats.count(ExitClass::Virtio);
         let offset = ipa.0 - layout::VIRTIO.start.0;
         let value = access.write.then_some(value);
-        return guest.vm.virtio_access(offset, usize::from(access.size), value).map_or(Access::Nobody, Access::Done);
+        return guest
+            .vm
+            .virtio_access(offset, usize::from(access.size), value)
+            .map_or(Access::Nobody, Access::Done);
     }
     if layout::GPIO.contains(ipa) {
         guest.vcpu.stats.count(ExitClass::Other);
         let offset = (ipa.0 - layout::GPIO.start.0) as u32;
-        return Access::Done(guest.vm.power_button.access(guest.vm, offset, access.write.then_some(value)));
+        return Access::Done(guest.vm.power_button.access(
+            guest.vm,
+            offset,
+            access.write.then_some(value),
+        ));
     }
     Access::Nobody
 }
 
 fn distributor(guest: &mut Loaded<'_>, offset: u32, size: u32, value: Option<u64>) -> Access {
     let Some(value) = value else {
-        return read_fresh(guest, |vm, fresh| vm.distributor.lock().read(offset, size, fresh));
+        return read_fresh(guest, |vm, fresh| {
+            vm.distributor.lock().read(offset, size, fresh)
+        });
     };
     let deliver = {
         let mut distributor = guest.vm.distributor.lock();
@@ -150,13 +178,17 @@ fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u32, value: Option<u
     let index = (offset / layout::REDISTRIBUTOR_SIZE) as usize;
     let offset = (offset % layout::REDISTRIBUTOR_SIZE) as u32;
     let vm = guest.vm;
-    let Some(vcpu) = vm.vcpus.get(index) else { return Access::Nobody };
+    let Some(vcpu) = vm.vcpus.get(index) else {
+        return Access::Nobody;
+    };
     if index == usize::from(guest.vcpu.index) {
         guest.withdraw_timer();
     }
     let Some(value) = value else {
         return read_fresh(guest, |_, fresh| {
-            vcpu.redistributor.lock().read(offset, size, fresh.contains(index))
+            vcpu.redistributor
+                .lock()
+                .read(offset, size, fresh.contains(index))
         });
     };
     if vcpu.redistributor.lock().write(offset, size, value) {

@@ -68,8 +68,15 @@ pub fn skip(guest: &mut Loaded<'_>) {
 pub fn inject(guest: &mut Loaded<'_>, exception: Injection) -> Flow {
     let (sctlr, vbar) = guest::loaded_sctlr_vbar();
     let context = &mut guest.core.context;
-    let entry =
-        enter_el1(El1State { pc: context.pc, pstate: context.pstate, vbar, sctlr }, exception);
+    let entry = enter_el1(
+        El1State {
+            pc: context.pc,
+            pstate: context.pstate,
+            vbar,
+            sctlr,
+        },
+        exception,
+    );
     context.pc = entry.pc;
     context.pstate = entry.pstate;
     // SAFETY: this vCPU is the one that is loaded.
@@ -156,6 +163,8 @@ impl Loaded<'_> {
         let mask = VirtualInterface::loaded_priority_mask();
         let distributor = self.vm.distributor.lock();
         let redistributor = self.vcpu.redistributor.lock();
-        self.core.lists.has_deliverable(&redistributor, Some(&distributor), mask)
+        self.core
+            .lists
+            .has_deliverable(&redistributor, Some(&distributor), mask)
     }
 }

@@ -1,8 +1,8 @@
 //! Trapped system registers: SGIs, CPU features, and what guests are not given.
 
 use super::{inject, skip};
-use crate::vcpu::{ExitClass, Flow, Loaded, attention};
 use crate::host;
+use crate::vcpu::{ExitClass, Flow, Loaded, attention};
 use model_trap::{Injection, SysregAccess, SysregId};
 use model_vgic::{Sgi, SgiRegister};
 
@@ -21,7 +21,11 @@ const OS_LOCK_OPEN: u64 = 1 << 3;
 /// MRS, MSR or a system instruction.
 #[inline]
 pub fn access(guest: &mut Loaded<'_>, access: SysregAccess) -> Flow {
-    let SysregAccess { register, rt, is_read } = access;
+    let SysregAccess {
+        register,
+        rt,
+        is_read,
+    } = access;
     if register.is_id() {
         guest.vcpu.stats.count(ExitClass::IdRegister);
         if !is_read {
@@ -50,8 +54,13 @@ fn send(guest: &mut Loaded<'_>, register: SgiRegister, value: u64) {
     let own = usize::from(guest.vcpu.index);
     let sgi = Sgi::decode(register, value, own, guest.vm.vcpus.len());
     for index in sgi.targets.iter() {
-        let Some(vcpu) = guest.vm.vcpus.get(index) else { continue };
-        let deliverable = vcpu.redistributor.lock().receive_sgi(sgi.intid, sgi.group1_too);
+        let Some(vcpu) = guest.vm.vcpus.get(index) else {
+            continue;
+        };
+        let deliverable = vcpu
+            .redistributor
+            .lock()
+            .receive_sgi(sgi.intid, sgi.group1_too);
         if !deliverable {
             continue;
         }
@@ -66,7 +75,14 @@ fn send(guest: &mut Loaded<'_>, register: SgiRegister, value: u64) {
 /// Registers that read as zero and ignore writes, so that guests which touch them without asking
 /// live on; everything else is undefined. Both are counted.
 #[inline(never)]
-fn others(guest: &mut Loaded<'_>, SysregAccess { register, rt, is_read }: SysregAccess) -> Flow {
+fn others(
+    guest: &mut Loaded<'_>,
+    SysregAccess {
+        register,
+        rt,
+        is_read,
+    }: SysregAccess,
+) -> Flow {
     guest.vcpu.stats.count(ExitClass::SystemRegister);
     let value = match register {
         OSLSR_EL1 => OS_LOCK_OPEN,

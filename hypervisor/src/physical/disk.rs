@@ -96,12 +96,23 @@ pub fn start(number: usize, mut transport: Transport) -> Result<(), Error> {
     // struct virtio_blk_config begins with the capacity; registers are read by words.
     let [low, high]: [u32; 2] = transport.read_config_space(0)?;
     let sectors = u64::from(high) << 32 | u64::from(low);
-    let mut hardware = Hardware { transport, queue, jobs: [const { None }; JOBS] };
+    let mut hardware = Hardware {
+        transport,
+        queue,
+        jobs: [const { None }; JOBS],
+    };
     let partitions = read_partitions(&mut hardware, sectors);
     for entry in &partitions {
-        log::info!("disk {number}: partition {:?}, {} MiB", entry.name, entry.sectors >> 11);
+        log::info!(
+            "disk {number}: partition {:?}, {} MiB",
+            entry.name,
+            entry.sectors >> 11
+        );
     }
-    let disk = Disk { hardware: SpinLock::new(Rank::PhysicalDevice, hardware), partitions };
+    let disk = Disk {
+        hardware: SpinLock::new(Rank::PhysicalDevice, hardware),
+        partitions,
+    };
     let slot = DISKS.get(number).ok_or(Error::Unsupported)?;
     slot.set(disk).map_err(|_| Error::AlreadyUsed)
 }
@@ -165,16 +176,34 @@ impl Partition {
         memory: &impl GuestMemory,
         request: &Request,
     ) -> Result<(), Status> {
-        if matches!(request.operation(), Operation::Discard | Operation::WriteZeroes) {
+        if matches!(
+            request.operation(),
+            Operation::Discard | Operation::WriteZeroes
+        ) {
             return Err(Status::Unsupported);
         }
         if !heap::reserve(size_of::<Job>() as u64) {
             return Err(Status::IoError);
         }
-        let (slot, buffer) = self.disk.hardware.lock().queue.claim().ok_or(Status::IoError)?;
+        let (slot, buffer) = self
+            .disk
+            .hardware
+            .lock()
+            .queue
+            .claim()
+            .ok_or(Status::IoError)?;
         let (start, request) = (self.entry.first, request.clone());
-        let job = Box::new(Job { vm, window, start, request, done: 0, now: 0 });
-        self.disk.begin(slot, buffer, job, memory).map_err(|(_, status)| status)
+        let job = Box::new(Job {
+            vm,
+            window,
+            start,
+            request,
+            done: 0,
+            now: 0,
+        });
+        self.disk
+            .begin(slot, buffer, job, memory)
+            .map_err(|(_, status)| status)
     }
 }
 
@@ -209,9 +238,15 @@ impl Disk {
             });
         }
         let mut hardware = self.hardware.lock();
-        let Hardware { transport, queue, jobs } = &mut *hardware;
+        let Hardware {
+            transport,
+            queue,
+            jobs,
+        } = &mut *hardware;
         let lent = filled.and_then(|()| {
-            queue.lend(transport, slot, reads, writes).map_err(|_| Status::IoError)
+            queue
+                .lend(transport, slot, reads, writes)
+                .map_err(|_| Status::IoError)
         });
         match lent {
             Ok(()) => {
@@ -278,7 +313,9 @@ fn take_result(buffer: Ram, written: u32, job: &Job, memory: &impl GuestMemory) 
 impl Hardware {
     /// Reads a sector while nothing else happens: at boot.
     fn read_now(&mut self, sector: u64, into: &mut [u8]) -> Result<(), Error> {
-        let Self { transport, queue, .. } = self;
+        let Self {
+            transport, queue, ..
+        } = self;
         let (slot, buffer) = queue.claim().ok_or(Error::QueueFull)?;
         write_header(buffer, REQUEST_IN, sector);
         queue.lend(transport, slot, HEADER_BYTES, into.len() as u32 + 1)?;
@@ -290,7 +327,11 @@ impl Hardware {
                 buffer.read(HEADER_BYTES.into(), into);
                 let mut status = [0xff];
                 buffer.read(u64::from(HEADER_BYTES) + into.len() as u64, &mut status);
-                return if status[0] == 0 { Ok(()) } else { Err(Error::IoError) };
+                return if status[0] == 0 {
+                    Ok(())
+                } else {
+                    Err(Error::IoError)
+                };
             }
             core::hint::spin_loop();
         }
@@ -323,11 +364,15 @@ fn for_each_piece(
 
 /// The disk says that something is done.
 pub fn interrupt(number: usize) {
-    let Some(disk) = DISKS.get(number).and_then(Once::get) else { return };
+    let Some(disk) = DISKS.get(number).and_then(Once::get) else {
+        return;
+    };
     disk.hardware.lock().transport.ack_interrupt();
     loop {
         let mut hardware = disk.hardware.lock();
-        let Some((slot, buffer, written)) = hardware.queue.take_back() else { return };
+        let Some((slot, buffer, written)) = hardware.queue.take_back() else {
+            return;
+        };
         let job = hardware.jobs[slot].take();
         drop(hardware);
         match job {

@@ -27,7 +27,10 @@ static ROUTES: Once<Routes> = Once::new();
 
 /// Finds and starts the devices; their interrupts come to the executing CPU.
 pub fn init(distributor: gic::Distributor) {
-    let mut routes = Routes { control: None, disks: heapless::Vec::new() };
+    let mut routes = Routes {
+        control: None,
+        disks: heapless::Vec::new(),
+    };
     for window in &host::get().tree.virtio {
         let Some(header) = NonNull::new(core::ptr::with_exposed_provenance_mut::<VirtIOHeader>(
             window.registers.start.0 as usize,
@@ -42,7 +45,9 @@ pub fn init(distributor: gic::Distributor) {
         };
         let interrupt = window.interrupt;
         let used = match transport.device_type() {
-            DeviceType::Console if routes.control.is_none() => start_control(transport, &mut routes, interrupt.intid),
+            DeviceType::Console if routes.control.is_none() => {
+                start_control(transport, &mut routes, interrupt.intid)
+            }
             DeviceType::Block => start_disk(transport, &mut routes, interrupt.intid),
             _ => false,
         };
@@ -89,7 +94,8 @@ pub fn interrupt(cpu: &'static Cpu, intid: u32) {
     if routes.control == Some(intid) {
         control::port::acknowledge();
         // Requests are served between guests, not in the middle of one.
-        cpu.reschedule.store(true, core::sync::atomic::Ordering::Relaxed);
+        cpu.reschedule
+            .store(true, core::sync::atomic::Ordering::Relaxed);
     } else if let Some(&(_, number)) = routes.disks.iter().find(|(disk, _)| *disk == intid) {
         disk::interrupt(number);
     }

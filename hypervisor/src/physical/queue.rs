@@ -25,7 +25,10 @@ unsafe impl Hal for El2Memory {
         };
         let address = first.address().0;
         let pointer = core::ptr::with_exposed_provenance_mut(address as usize);
-        (address, NonNull::new(pointer).unwrap_or(NonNull::dangling()))
+        (
+            address,
+            NonNull::new(pointer).unwrap_or(NonNull::dangling()),
+        )
     }
 
     unsafe fn dma_dealloc(address: PhysAddr, _: NonNull<u8>, pages: usize) -> i32 {
@@ -73,17 +76,28 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
             let first = frames::take_for_el2(NodeId(0), order).ok_or(Error::DmaError)?;
             *buffer = frames::ram(first, 1 << order);
         }
-        Ok(Self { queue, buffers, slots: [Slot::Free; SLOTS], number })
+        Ok(Self {
+            queue,
+            buffers,
+            slots: [Slot::Free; SLOTS],
+            number,
+        })
     }
 
     /// How many buffers are free.
     pub fn free(&self) -> usize {
-        self.slots.iter().filter(|slot| matches!(slot, Slot::Free)).count()
+        self.slots
+            .iter()
+            .filter(|slot| matches!(slot, Slot::Free))
+            .count()
     }
 
     /// Takes a free buffer, to be filled and lent, or released.
     pub fn claim(&mut self) -> Option<(usize, Ram)> {
-        let slot = self.slots.iter().position(|slot| matches!(slot, Slot::Free))?;
+        let slot = self
+            .slots
+            .iter()
+            .position(|slot| matches!(slot, Slot::Free))?;
         self.slots[slot] = Slot::Claimed;
         Some((slot, self.buffers[slot]))
     }
@@ -95,7 +109,13 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
 
     /// Lends a claimed buffer to the device: it reads the first `reads` bytes and may write
     /// `writes` bytes behind them.
-    pub fn lend(&mut self, transport: &mut Transport, slot: usize, reads: u32, writes: u32) -> Result<(), Error> {
+    pub fn lend(
+        &mut self,
+        transport: &mut Transport,
+        slot: usize,
+        reads: u32,
+        writes: u32,
+    ) -> Result<(), Error> {
         let (read, written) = parts(self.buffers[slot], reads, writes);
         // SAFETY: the buffers are EL2's for ever and are not touched until `take_back`.
         let token = unsafe {
@@ -117,7 +137,9 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
         let used = self.queue.peek_used()?;
         let lent = |slot: &Slot| matches!(slot, Slot::Lent(token, ..) if *token == used);
         let slot = self.slots.iter().position(lent)?;
-        let Slot::Lent(token, reads, writes) = self.slots[slot] else { return None };
+        let Slot::Lent(token, reads, writes) = self.slots[slot] else {
+            return None;
+        };
         let (read, written) = parts(self.buffers[slot], reads, writes);
         // SAFETY: the same buffers as in `lend`.
         let len = unsafe {

@@ -36,7 +36,9 @@ impl Loaded<'_> {
         let others = {
             let mut distributor = self.vm.distributor.lock();
             let mut redistributor = self.vcpu.redistributor.lock();
-            self.core.lists.save(&mut redistributor, Some(&mut distributor), &mut self.lists)
+            self.core
+                .lists
+                .save(&mut redistributor, Some(&mut distributor), &mut self.lists)
         };
         self.vm.call_vcpus(others, super::attention::DELIVER);
         let active = self.vcpu.redistributor.lock().hw_active();
@@ -44,14 +46,19 @@ impl Loaded<'_> {
         let mut el1 = El1State::default();
         el1.save();
         self.core.el1 = el1;
-        self.vcpu.stats.pc.store(self.core.context.pc, Ordering::Relaxed);
+        self.vcpu
+            .stats
+            .pc
+            .store(self.core.context.pc, Ordering::Relaxed);
         self.vcpu.running_on.store(NOWHERE, Ordering::SeqCst);
     }
 
     /// The physical interrupts behind what the guest has not ended go with the vCPU: another
     /// vCPU's timer shares the same PPI.
     fn set_physical_active(&self, mut intids: u32, active: bool) {
-        let Some(redistributor) = self.cpu.redistributor.get() else { return };
+        let Some(redistributor) = self.cpu.redistributor.get() else {
+            return;
+        };
         while intids != 0 {
             redistributor.set_active(intids.trailing_zeros(), active);
             intids &= intids - 1;

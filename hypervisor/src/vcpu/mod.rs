@@ -103,7 +103,11 @@ impl Core {
     /// EL1 with SP_EL1, everything masked, MMU off.
     pub fn start_at(&mut self, mpidr: u64, entry: u64, argument: u64) {
         const EL1H_MASKED: u64 = 0x3c5;
-        self.context = GuestContext { pc: entry, pstate: EL1H_MASKED, ..GuestContext::default() };
+        self.context = GuestContext {
+            pc: entry,
+            pstate: EL1H_MASKED,
+            ..GuestContext::default()
+        };
         self.context.set_register(0, argument);
         self.el1 = El1State::reset(mpidr);
         self.fp = FpState::RESET;

@@ -58,7 +58,13 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
         return Outcome::Stopped;
     }
     let core = vcpu.core.lock();
-    let mut loaded = Loaded { cpu, vm, vcpu, core, lists: HardwareLists::of_this_cpu() };
+    let mut loaded = Loaded {
+        cpu,
+        vm,
+        vcpu,
+        core,
+        lists: HardwareLists::of_this_cpu(),
+    };
     loaded.account_wait(arrived);
     loaded.begin_if_turned_on();
     loaded.load();
@@ -68,7 +74,9 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
     if outcome == Outcome::Off {
         loaded.turned_off();
     }
-    vcpu.stats.ready.store(outcome == Outcome::Preempted, Ordering::Relaxed);
+    vcpu.stats
+        .ready
+        .store(outcome == Outcome::Preempted, Ordering::Relaxed);
     let left = timer::now();
     vcpu.stats.waiting_since.store(left, Ordering::Relaxed);
     outcome
@@ -110,7 +118,9 @@ impl Loaded<'_> {
         let asked = self.vcpu.attention.swap(0, Ordering::SeqCst);
         if asked & attention::STAND_STILL != 0 && self.vm.must_stand_still() {
             // What else was asked stays to be done when it runs again.
-            self.vcpu.attention.fetch_or(asked & !attention::STAND_STILL, Ordering::SeqCst);
+            self.vcpu
+                .attention
+                .fetch_or(asked & !attention::STAND_STILL, Ordering::SeqCst);
             return Flow::Leave(Outcome::Stopped);
         }
         if asked & attention::DEVICE != 0 {
@@ -142,7 +152,10 @@ impl Loaded<'_> {
             return self.deliver();
         }
         let mut redistributor = self.vcpu.redistributor.lock();
-        let others = self.core.lists.deliver(&mut redistributor, None, &mut self.lists);
+        let others = self
+            .core
+            .lists
+            .deliver(&mut redistributor, None, &mut self.lists);
         drop(redistributor);
         self.vm.call_vcpus(others, attention::DELIVER);
     }
@@ -177,7 +190,8 @@ impl Loaded<'_> {
         let mut power = self.vcpu.power.lock();
         if power.state == Power::OnPending {
             power.state.arrive();
-            self.core.start_at(self.vcpu.mpidr, power.entry.0, power.context);
+            self.core
+                .start_at(self.vcpu.mpidr, power.entry.0, power.context);
         }
     }
 
@@ -185,7 +199,9 @@ impl Loaded<'_> {
         let others = {
             let mut distributor = self.vm.distributor.lock();
             let mut redistributor = self.vcpu.redistributor.lock();
-            self.core.lists.turn_off(&mut redistributor, Some(&mut distributor))
+            self.core
+                .lists
+                .turn_off(&mut redistributor, Some(&mut distributor))
         };
         self.vm.call_vcpus(others, attention::DELIVER);
         self.vcpu.power.lock().state.turn_off();
@@ -199,7 +215,11 @@ impl Loaded<'_> {
         }
         let stats = &self.vcpu.stats;
         let waited = now.saturating_sub(since);
-        let counter = if stats.ready.load(Ordering::Relaxed) { &stats.steal } else { &stats.idle };
+        let counter = if stats.ready.load(Ordering::Relaxed) {
+            &stats.steal
+        } else {
+            &stats.idle
+        };
         add(counter, waited);
     }
 }

@@ -92,11 +92,17 @@ impl Stats {
 /// Adds to a counter that only one CPU writes at a time.
 #[inline]
 pub fn add(counter: &AtomicU64, amount: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_add(amount),
+        Ordering::Relaxed,
+    );
 }
 
 /// Takes from a counter that only one CPU writes at a time.
 #[inline]
 pub fn subtract(counter: &AtomicU64, amount: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_sub(amount), Ordering::Relaxed);
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_sub(amount),
+        Ordering::Relaxed,
+    );
 }

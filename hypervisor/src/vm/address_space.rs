@@ -48,7 +48,12 @@ impl AddressSpace {
         let maps = Maps::new(Tables::new(node, vmid), range)?;
         let vttbr = u64::from(vmid) << 48 | maps.root().address().0;
         let ram = GuestRam::new(vm, range, sources);
-        Some(Self { ram, vttbr, begin, maps: SpinLock::new(Rank::VmMemory, maps) })
+        Some(Self {
+            ram,
+            vttbr,
+            begin,
+            maps: SpinLock::new(Rank::VmMemory, maps),
+        })
     }
 
     /// Where the guest begins: its first instruction, and its device tree.
@@ -75,7 +80,10 @@ impl AddressSpace {
     /// Bytes of frames behind the guest's memory, and of tables.
     pub fn usage(&self) -> (u64, u64) {
         let maps = self.maps.lock();
-        (maps.present() * FRAME_SIZE, maps.tables().count() * FRAME_SIZE)
+        (
+            maps.present() * FRAME_SIZE,
+            maps.tables().count() * FRAME_SIZE,
+        )
     }
 
     /// Puts a frame behind `ipa` and lets the hardware see it, on behalf of a vCPU on `node`.

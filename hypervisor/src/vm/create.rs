@@ -33,17 +33,33 @@ fn impossible(value: u64, sentence: core::fmt::Arguments<'_>) -> Refusal {
 
 /// Checks a description as far as the machine does not matter.
 pub fn check(record: &VmRecord) -> Result<(), Refusal> {
-    let VmRecord { vcpus, memory, weight, cap, nodes, .. } = *record;
+    let VmRecord {
+        vcpus,
+        memory,
+        weight,
+        cap,
+        nodes,
+        ..
+    } = *record;
     if !(1..=VCPUS_MAX).contains(&vcpus) {
-        return Err(impossible(vcpus.into(), format_args!("{vcpus} vCPUs: 1 to {VCPUS_MAX} are possible")));
+        return Err(impossible(
+            vcpus.into(),
+            format_args!("{vcpus} vCPUs: 1 to {VCPUS_MAX} are possible"),
+        ));
     }
     if memory == 0 || !memory.is_multiple_of(2 << 20) || memory > 256 << 30 {
-        return Err(impossible(memory, format_args!("{memory} bytes of memory: multiples of 2 MiB up to 256 GiB are possible")));
+        return Err(impossible(
+            memory,
+            format_args!("{memory} bytes of memory: multiples of 2 MiB up to 256 GiB are possible"),
+        ));
     }
     share(weight, cap, (256, 0))?;
     let existing = (1_u64 << host::get().nodes()) - 1;
     if nodes & !existing != 0 {
-        return Err(impossible(nodes, format_args!("nodes {nodes:#x}: this machine has {existing:#x}")));
+        return Err(impossible(
+            nodes,
+            format_args!("nodes {nodes:#x}: this machine has {existing:#x}"),
+        ));
     }
     Ok(())
 }
@@ -53,12 +69,22 @@ pub fn share(weight: u32, cap: u32, before: (u16, u8)) -> Result<(u16, u8), Refu
     let weight = match weight {
         0 => before.0,
         1..=10_000 => weight as u16,
-        _ => return Err(impossible(weight.into(), format_args!("a weight of {weight}: 1 to 10000 are possible"))),
+        _ => {
+            return Err(impossible(
+                weight.into(),
+                format_args!("a weight of {weight}: 1 to 10000 are possible"),
+            ));
+        }
     };
     let cap = match cap {
         KEEP => before.1,
         0..=100 => cap as u8,
-        _ => return Err(impossible(cap.into(), format_args!("a cap of {cap} %: 0 (none) to 100 are possible"))),
+        _ => {
+            return Err(impossible(
+                cap.into(),
+                format_args!("a cap of {cap} %: 0 (none) to 100 are possible"),
+            ));
+        }
     };
     Ok((weight, cap))
 }
@@ -67,7 +93,11 @@ pub fn share(weight: u32, cap: u32, before: (u16, u8)) -> Result<(u16, u8), Refu
 pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     let record = &vm.record;
     if !heap::reserve(HEAP_FOR_A_VM) {
-        return Err(Refusal::new(code::NO_MEMORY, HEAP_FOR_A_VM, format_args!("no memory left for the VM's bookkeeping")));
+        return Err(Refusal::new(
+            code::NO_MEMORY,
+            HEAP_FOR_A_VM,
+            format_args!("no memory left for the VM's bookkeeping"),
+        ));
     }
     let (weight, cap) = *vm.share.lock();
     let nodes = sched::node_set(record.nodes);
@@ -75,11 +105,22 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     let home = model_scheduler::place(load, nodes, &sched::loads()).unwrap_or(NodeId(0));
     let virtio = devices(record, home)?;
     let vmid = Vmid::take().ok_or_else(|| {
-        impossible(0, format_args!("no VMID is free: VMs that have ended are still being taken apart"))
+        impossible(
+            0,
+            format_args!("no VMID is free: VMs that have ended are still being taken apart"),
+        )
     })?;
     let space = address_space(record, id, &vmid, home, virtio.len() as u8)?;
     let vcpus = vcpus(record.vcpus)?;
-    let parts = Parts { id, home, name: record.name, space, vmid, vcpus, virtio };
+    let parts = Parts {
+        id,
+        home,
+        name: record.name,
+        space,
+        vmid,
+        vcpus,
+        virtio,
+    };
     let instance = Arc::new(Instance::new(parts));
     for vcpu in &instance.vcpus {
         let parameters = Parameters { weight, cap, nodes };
@@ -102,8 +143,13 @@ fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
     let mut vcpus = Vec::with_capacity(count as usize);
     for index in 0..count as u16 {
         let Some(entity) = sched::claim() else {
-            vcpus.iter().for_each(|vcpu: &Vcpu| sched::release(vcpu.entity));
-            return Err(impossible(index.into(), format_args!("the machine runs as many vCPUs as it can")));
+            vcpus
+                .iter()
+                .for_each(|vcpu: &Vcpu| sched::release(vcpu.entity));
+            return Err(impossible(
+                index.into(),
+                format_args!("the machine runs as many vCPUs as it can"),
+            ));
         };
         let mpidr = model_guest_image::vcpu_mpidr(index);
         let redistributor = Redistributor::new(index.into(), count as usize);
@@ -113,8 +159,17 @@ fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
 }
 
 /// Lays kernel, initrd and device tree out in new memory.
-fn address_space(record: &VmRecord, id: VmId, vmid: &Vmid, home: NodeId, virtio: u8) -> Result<AddressSpace, Refusal> {
-    let ram = IpaRange { start: RAM_START, size: record.memory };
+fn address_space(
+    record: &VmRecord,
+    id: VmId,
+    vmid: &Vmid,
+    home: NodeId,
+    virtio: u8,
+) -> Result<AddressSpace, Refusal> {
+    let ram = IpaRange {
+        start: RAM_START,
+        size: record.memory,
+    };
     let kernel = content(record.kernel, kind::KERNEL)?;
     let initrd = match record.initrd {
         NO_ENTRY => &[],
@@ -130,13 +185,26 @@ fn address_space(record: &VmRecord, id: VmId, vmid: &Vmid, home: NodeId, virtio:
         .map_err(|error| impossible(record.memory, format_args!("{error}")))?;
     let tree = tree(record, ram, &laid, virtio)?;
     let sources = [
-        Some(Source { at: laid.entry, bytes: Bytes::Static(kernel) }),
-        Some(Source { at: laid.tree.start, bytes: Bytes::Owned(tree.into_boxed_slice()) }),
-        laid.initrd.map(|range| Source { at: range.start, bytes: Bytes::Static(initrd) }),
+        Some(Source {
+            at: laid.entry,
+            bytes: Bytes::Static(kernel),
+        }),
+        Some(Source {
+            at: laid.tree.start,
+            bytes: Bytes::Owned(tree.into_boxed_slice()),
+        }),
+        laid.initrd.map(|range| Source {
+            at: range.start,
+            bytes: Bytes::Static(initrd),
+        }),
     ];
     let begin = (laid.entry, laid.tree.start);
     AddressSpace::new(id, vmid.number(), ram, sources, begin, home).ok_or_else(|| {
-        Refusal::new(code::NO_MEMORY, FRAME_SIZE, format_args!("no memory left for the VM's tables"))
+        Refusal::new(
+            code::NO_MEMORY,
+            FRAME_SIZE,
+            format_args!("no memory left for the VM's tables"),
+        )
     })
 }
 
@@ -153,20 +221,30 @@ fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<V
         rng_seed,
         kaslr_seed: entropy::word(),
     };
-    tree.write().map_err(|error| impossible(0, format_args!("the device tree: {error}")))
+    tree.write()
+        .map_err(|error| impossible(0, format_args!("the device tree: {error}")))
 }
 
 fn content(entry: u32, kind: u32) -> Result<&'static [u8], Refusal> {
     let bundle = host::get().bundle.as_ref();
-    bundle.and_then(|bundle| bundle.content_of(entry, kind)).ok_or_else(|| {
-        impossible(entry.into(), format_args!("entry {entry} of the bundle is not what the description needs"))
-    })
+    bundle
+        .and_then(|bundle| bundle.content_of(entry, kind))
+        .ok_or_else(|| {
+            impossible(
+                entry.into(),
+                format_args!("entry {entry} of the bundle is not what the description needs"),
+            )
+        })
 }
 
 /// The virtio devices: disks in their order, then entropy and a console.
 fn devices(record: &VmRecord, home: NodeId) -> Result<Vec<Slot>, Refusal> {
     let mut slots = Vec::with_capacity(VIRTIO_MAX);
-    for disk in record.disks.iter().take_while(|disk| disk.mode != disk_mode::NONE) {
+    for disk in record
+        .disks
+        .iter()
+        .take_while(|disk| disk.mode != disk_mode::NONE)
+    {
         slots.push(Slot::Block(block(disk, home)?));
     }
     slots.push(Slot::rng());
@@ -179,13 +257,26 @@ fn block(disk: &DiskRecord, home: NodeId) -> Result<Block, Refusal> {
     let block_size = match disk.block_size {
         512 => BlockSize::B512,
         4096 => BlockSize::B4096,
-        other => return Err(impossible(other.into(), format_args!("blocks of {other} bytes: 512 or 4096 are possible"))),
+        other => {
+            return Err(impossible(
+                other.into(),
+                format_args!("blocks of {other} bytes: 512 or 4096 are possible"),
+            ));
+        }
     };
     let (backing, bytes) = match disk.mode {
         disk_mode::COW => {
             let base = content(disk.entry, kind::DISK)?;
-            let size = if disk.size == 0 { base.len() as u64 } else { disk.size };
-            let limit = if disk.overlay_max == 0 { size } else { disk.overlay_max };
+            let size = if disk.size == 0 {
+                base.len() as u64
+            } else {
+                disk.size
+            };
+            let limit = if disk.overlay_max == 0 {
+                size
+            } else {
+                disk.overlay_max
+            };
             let cow = CowDisk::new(base, size, limit, home)
                 .map_err(|error| impossible(size, format_args!("{error}")))?;
             (Backing::Cow(cow), size)
@@ -200,7 +291,12 @@ fn block(disk: &DiskRecord, home: NodeId) -> Result<Block, Refusal> {
             let bytes = partition.sectors() * SECTOR_SIZE;
             (Backing::Partition(partition), bytes)
         }
-        other => return Err(impossible(other.into(), format_args!("a disk of unknown kind {other}"))),
+        other => {
+            return Err(impossible(
+                other.into(),
+                format_args!("a disk of unknown kind {other}"),
+            ));
+        }
     };
     let options = Options {
         capacity: bytes / SECTOR_SIZE,
@@ -215,9 +311,14 @@ fn block(disk: &DiskRecord, home: NodeId) -> Result<Block, Refusal> {
 fn unavailable(disk: &DiskRecord, error: Unavailable) -> Refusal {
     let name = disk.partition;
     match error {
-        Unavailable::Missing => impossible(0, format_args!("no disk of the machine has a partition named {name}")),
-        Unavailable::Taken => {
-            Refusal::new(code::BUSY, 0, format_args!("partition {name} is in use by another VM"))
-        }
+        Unavailable::Missing => impossible(
+            0,
+            format_args!("no disk of the machine has a partition named {name}"),
+        ),
+        Unavailable::Taken => Refusal::new(
+            code::BUSY,
+            0,
+            format_args!("partition {name} is in use by another VM"),
+        ),
     }
 }

@@ -17,10 +17,12 @@ pub struct DeviceView<'a> {
 impl DeviceView<'_> {
     /// The frame behind `ipa`.
     pub fn frame(&self, ipa: Ipa) -> Result<Mfn, GuestMemoryError> {
-        self.space.frame_at(ipa, self.node).map_err(|filled| match filled {
-            Filled::NoMemory => GuestMemoryError::NoFrame(ipa),
-            Filled::Done | Filled::Refused => GuestMemoryError::NotMemory(ipa),
-        })
+        self.space
+            .frame_at(ipa, self.node)
+            .map_err(|filled| match filled {
+                Filled::NoMemory => GuestMemoryError::NoFrame(ipa),
+                Filled::Done | Filled::Refused => GuestMemoryError::NotMemory(ipa),
+            })
     }
 
     /// Calls `each` with every piece of the run of `len` bytes from `ipa` that lies in one frame:

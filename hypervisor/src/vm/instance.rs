@@ -2,8 +2,8 @@
 
 use super::address_space::{AddressSpace, Dismantling, Filled};
 use super::guest_memory::DeviceView;
-use super::oddities::Oddities;
 use super::layout;
+use super::oddities::Oddities;
 use super::vmids::Vmid;
 use crate::device::power_button::PowerButton;
 use crate::device::uart::Uart;
@@ -84,7 +84,15 @@ pub struct Parts {
 impl Instance {
     /// A VM about to run, its time beginning now.
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, home, name, space, vmid, vcpus, virtio } = parts;
+        let Parts {
+            id,
+            home,
+            name,
+            space,
+            vmid,
+            vcpus,
+            virtio,
+        } = parts;
         let distributor = Distributor::new(layout::SPIS, vcpus.len());
         Self {
             id,
@@ -124,7 +132,10 @@ impl Instance {
 
     /// Its memory, for devices.
     pub fn memory(&self) -> DeviceView<'_> {
-        DeviceView { space: &self.space, node: self.home }
+        DeviceView {
+            space: &self.space,
+            node: self.home,
+        }
     }
 
     /// Whether the guest has memory at `ipa`.
@@ -157,15 +168,23 @@ impl Instance {
 
     /// vCPU `index` has published what its list registers say.
     pub fn note_published(&self, index: u16) {
-        self.fresh.fetch_or(VcpuSet::only(index.into()).0, Ordering::SeqCst);
+        self.fresh
+            .fetch_or(VcpuSet::only(index.into()).0, Ordering::SeqCst);
     }
 
     /// Those of `vcpus` that have published since this was last asked, and those on no CPU, which
     /// did it when they left.
     pub fn take_fresh(&self, vcpus: VcpuSet) -> VcpuSet {
         let published = VcpuSet(self.fresh.fetch_and(!vcpus.0, Ordering::SeqCst));
-        let off = |index: &usize| self.vcpus.get(*index).is_none_or(|vcpu| vcpu.running_on().is_none());
-        vcpus.iter().filter(off).fold(published, |set, index| set.or(VcpuSet::only(index)))
+        let off = |index: &usize| {
+            self.vcpus
+                .get(*index)
+                .is_none_or(|vcpu| vcpu.running_on().is_none())
+        };
+        vcpus
+            .iter()
+            .filter(off)
+            .fold(published, |set, index| set.or(VcpuSet::only(index)))
     }
 
     /// Goes on with device work that was put off.
@@ -184,7 +203,11 @@ impl Instance {
     pub fn virtio_access(&self, offset: u64, size: usize, value: Option<u64>) -> Option<u64> {
         let window = model_guest_image::map::VIRTIO_SIZE;
         let n = (offset / window) as usize;
-        Some(self.virtio.get(n)?.access(self, n, offset % window, size, value))
+        Some(
+            self.virtio
+                .get(n)?
+                .access(self, n, offset % window, size, value),
+        )
     }
 
     /// Whether its vCPUs must not run now.

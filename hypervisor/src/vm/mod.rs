@@ -15,5 +15,6 @@ pub use address_space::Filled;
 pub use instance::{End, Instance};
 pub use report::{vcpu_status, vm_status};
 pub use table::{
-    Refusal, all, define, find, flush_terminals, init, instance, kill, pause, reset, resume, set, start, stop,
+    Refusal, all, define, find, flush_terminals, init, instance, kill, pause, reset, resume, set,
+    start, stop,
 };

@@ -40,6 +40,7 @@ impl Oddities {
 
     /// The counters: registers, accesses, calls.
     pub fn counts(&self) -> [u64; 3] {
-        [&self.registers, &self.accesses, &self.calls].map(|counter| counter.load(Ordering::Relaxed))
+        [&self.registers, &self.accesses, &self.calls]
+            .map(|counter| counter.load(Ordering::Relaxed))
     }
 }

@@ -62,7 +62,10 @@ pub fn step() -> bool {
 /// Takes the vCPUs out of the scheduler; they stand still by themselves.
 fn stopping(id: VmId) -> Option<Stage> {
     let instance = table::instance(id)?;
-    let out = instance.vcpus.iter().fold(true, |all, vcpu| sched::leave(vcpu.entity) && all);
+    let out = instance
+        .vcpus
+        .iter()
+        .fold(true, |all, vcpu| sched::leave(vcpu.entity) && all);
     if !out {
         return Some(Stage::Stopping(id));
     }
@@ -104,10 +107,18 @@ fn take_apart(mut instance: Instance) -> Parts {
         Slot::Console(_) | Slot::Rng(_) => None,
     });
     let disks = disks.collect();
-    Parts { space: instance.dismantle(), disks }
+    Parts {
+        space: instance.dismantle(),
+        disks,
+    }
 }
 
-fn dismantling(vm: Arc<Vm>, mut space: Dismantling, mut disks: Vec<Remains>, end: End) -> Option<Stage> {
+fn dismantling(
+    vm: Arc<Vm>,
+    mut space: Dismantling,
+    mut disks: Vec<Remains>,
+    end: End,
+) -> Option<Stage> {
     if let Some(disk) = disks.last_mut() {
         if disk.step(BUDGET as u32) {
             disks.pop();
@@ -118,10 +129,15 @@ fn dismantling(vm: Arc<Vm>, mut space: Dismantling, mut disks: Vec<Remains>, end
         return Some(Stage::Dismantling(vm, space, disks, end));
     }
     report::send_state(&vm);
-    if matches!(end, End::Reset) && vm.record.flags & VM_RESTART != 0
+    if matches!(end, End::Reset)
+        && vm.record.flags & VM_RESTART != 0
         && let Err(refusal) = table::begin(&vm)
     {
-        log::warn!("{} does not start again: {}", vm.record.name, refusal.sentence);
+        log::warn!(
+            "{} does not start again: {}",
+            vm.record.name,
+            refusal.sentence
+        );
     }
     None
 }

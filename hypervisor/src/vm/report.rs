@@ -42,7 +42,9 @@ pub fn vm_status(vm: &Vm) -> VmStatus {
 fn kernel_name(vm: &Vm) -> Text<40> {
     let bundle = host::get().bundle.as_ref();
     let entry = bundle.and_then(|bundle| bundle.entry(vm.record.kernel));
-    entry.filter(|entry| entry.kind == kind::KERNEL).map_or_else(Text::default, |entry| entry.name)
+    entry
+        .filter(|entry| entry.kind == kind::KERNEL)
+        .map_or_else(Text::default, |entry| entry.name)
 }
 
 fn describe(instance: &Instance, status: &mut VmStatus) {

@@ -53,7 +53,11 @@ impl Refusal {
         let mut text = heapless::String::new();
         // A sentence that is too long is cut.
         let _ = core::fmt::Write::write_fmt(&mut text, sentence);
-        Self { code, value, sentence: text }
+        Self {
+            code,
+            value,
+            sentence: text,
+        }
     }
 }
 
@@ -63,7 +67,9 @@ static TABLE: SpinLock<heapless::Vec<Arc<Vm>, VMS_MAX>> =
 /// Describes the bundle's VMs, and starts those that are to start by themselves.
 pub fn init() {
     super::reaper::init();
-    let Some(bundle) = &host::get().bundle else { return };
+    let Some(bundle) = &host::get().bundle else {
+        return;
+    };
     for (number, entry) in bundle.entries() {
         if entry.kind != kind::VM {
             continue;
@@ -84,9 +90,16 @@ pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     let vm = {
         let mut table = TABLE.lock();
         if table.iter().any(|vm| vm.record.name == record.name) {
-            return Err(Refusal::new(code::EXISTS, 0, format_args!("a VM named {} is there already", record.name)));
+            return Err(Refusal::new(
+                code::EXISTS,
+                0,
+                format_args!("a VM named {} is there already", record.name),
+            ));
         }
-        let share = (record.weight.clamp(1, 10_000) as u16, record.cap.min(100) as u8);
+        let share = (
+            record.weight.clamp(1, 10_000) as u16,
+            record.cap.min(100) as u8,
+        );
         let vm = Arc::new(Vm {
             slot: table.len() as u16,
             record: *record,
@@ -95,7 +108,11 @@ pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
             life: SpinLock::new(Rank::Vm, Life::Defined),
         });
         table.push(Arc::clone(&vm)).map_err(|_| {
-            Refusal::new(code::IMPOSSIBLE, VMS_MAX as u64, format_args!("there are {VMS_MAX} VMs already, the most there can be"))
+            Refusal::new(
+                code::IMPOSSIBLE,
+                VMS_MAX as u64,
+                format_args!("there are {VMS_MAX} VMs already, the most there can be"),
+            )
         })?;
         vm
     };
@@ -115,7 +132,11 @@ pub fn find(name: VmName) -> Result<Arc<Vm>, Refusal> {
     let table = TABLE.lock();
     let found = table.iter().find(|vm| vm.record.name == name);
     found.cloned().ok_or_else(|| {
-        Refusal::new(code::NO_SUCH_VM, 0, format_args!("there is no VM named {name}"))
+        Refusal::new(
+            code::NO_SUCH_VM,
+            0,
+            format_args!("there is no VM named {name}"),
+        )
     })
 }
 
@@ -156,22 +177,41 @@ impl Vm {
     }
 
     fn running(&self) -> Result<Arc<Instance>, Refusal> {
-        self.instance().filter(|instance| !instance.is_ending()).ok_or_else(|| {
-            Refusal::new(code::WRONG_STATE, 0, format_args!("{} does not run", self.record.name))
-        })
+        self.instance()
+            .filter(|instance| !instance.is_ending())
+            .ok_or_else(|| {
+                Refusal::new(
+                    code::WRONG_STATE,
+                    0,
+                    format_args!("{} does not run", self.record.name),
+                )
+            })
     }
 }
 
 /// Makes a VM run that does not.
 pub fn begin(vm: &Arc<Vm>) -> Result<(), Refusal> {
     if vm.instance().is_some() {
-        return Err(Refusal::new(code::WRONG_STATE, 0, format_args!("{} runs already", vm.record.name)));
+        return Err(Refusal::new(
+            code::WRONG_STATE,
+            0,
+            format_args!("{} runs already", vm.record.name),
+        ));
     }
     let starts = vm.starts.fetch_add(1, Ordering::Relaxed) + 1;
-    let id = VmId { index: vm.slot, generation: starts as u16 };
+    let id = VmId {
+        index: vm.slot,
+        generation: starts as u16,
+    };
     let instance = create::instance(vm, id)?;
     *vm.life.lock() = Life::Running(Arc::clone(&instance));
-    log::info!("{} starts: {} vCPUs, {} MiB, {}", vm.record.name, vm.record.vcpus, vm.record.memory >> 20, instance.home);
+    log::info!(
+        "{} starts: {} vCPUs, {} MiB, {}",
+        vm.record.name,
+        vm.record.vcpus,
+        vm.record.memory >> 20,
+        instance.home
+    );
     create::launch(&instance);
     report::send_state(vm);
     Ok(())
@@ -192,7 +232,9 @@ pub fn stop(name: VmName) -> Result<(), Refusal> {
     Err(Refusal::new(
         code::IMPOSSIBLE,
         0,
-        format_args!("the guest of {name} does not listen to its power button; `underpin kill {name}` ends it without asking"),
+        format_args!(
+            "the guest of {name} does not listen to its power button; `underpin kill {name}` ends it without asking"
+        ),
     ))
 }
 
@@ -221,7 +263,11 @@ pub fn resume(name: VmName) -> Result<(), Refusal> {
     let vm = find(name)?;
     let instance = vm.running()?;
     if !instance.is_paused() {
-        return Err(Refusal::new(code::WRONG_STATE, 0, format_args!("{name} is not paused")));
+        return Err(Refusal::new(
+            code::WRONG_STATE,
+            0,
+            format_args!("{name} is not paused"),
+        ));
     }
     instance.resume();
     report::send_state(&vm);

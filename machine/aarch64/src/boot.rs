@@ -21,7 +21,10 @@ fn address_of(symbol: &'static u8) -> u64 {
 
 fn between(start: &'static u8, end: &'static u8) -> PaRange {
     let start = address_of(start);
-    PaRange { start: Pa(start), size: address_of(end) - start }
+    PaRange {
+        start: Pa(start),
+        size: address_of(end) - start,
+    }
 }
 
 /// The parts of the image in memory, each a whole number of frames.
@@ -43,14 +46,23 @@ pub struct ImageParts {
 pub fn image_parts() -> ImageParts {
     // SAFETY: the linker script defines these symbols; only their addresses are used.
     let (start, text, rodata, end, guard) = unsafe {
-        (&__image_start, &__text_end, &__rodata_end, &__image_end, &__boot_stack_guard)
+        (
+            &__image_start,
+            &__text_end,
+            &__rodata_end,
+            &__image_end,
+            &__boot_stack_guard,
+        )
     };
     let stack = Pa(address_of(guard) + 4096);
     ImageParts {
         code: between(start, text),
         constants: between(text, rodata),
         data: between(rodata, guard),
-        stack: PaRange { start: stack, size: address_of(end) - stack.0 },
+        stack: PaRange {
+            start: stack,
+            size: address_of(end) - stack.0,
+        },
         whole: between(start, end),
     }
 }

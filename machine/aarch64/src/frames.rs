@@ -41,7 +41,10 @@ impl Ram {
     ///
     /// As [`Self::new`].
     pub const unsafe fn frames(first: Mfn, count: u64) -> Self {
-        Self { start: first.address(), size: count * FRAME_SIZE }
+        Self {
+            start: first.address(),
+            size: count * FRAME_SIZE,
+        }
     }
 
     /// Bytes.

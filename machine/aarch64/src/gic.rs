@@ -80,7 +80,14 @@ impl Distributor {
         let config = GICD_ICFGR + intid as usize / 16 * 4;
         let edge_bit = 2 << (intid % 16 * 2);
         let old = self.read32(config);
-        self.write32(config, if edge { old | edge_bit } else { old & !edge_bit });
+        self.write32(
+            config,
+            if edge {
+                old | edge_bit
+            } else {
+                old & !edge_bit
+            },
+        );
         self.write32(GICD_IGROUPR + word, self.read32(GICD_IGROUPR + word) | bit);
         // SAFETY: byte and doubleword registers of the distributor, as `new` was promised.
         unsafe {
@@ -153,7 +160,11 @@ impl Redistributor {
 
     /// Sets or clears the active state of this CPU's interrupt `intid` (0..32).
     pub fn set_active(self, intid: u32, active: bool) {
-        let offset = if active { GICR_ISACTIVER0 } else { GICR_ICACTIVER0 };
+        let offset = if active {
+            GICR_ISACTIVER0
+        } else {
+            GICR_ICACTIVER0
+        };
         // SAFETY: write-one registers of this CPU's redistributor.
         unsafe { self.sgi_frame(offset).write_volatile(1 << intid) }
     }

@@ -36,8 +36,8 @@ pub mod hcr {
     /// shareable, so that they follow a vCPU from CPU to CPU; WFI, SMC, ID registers and
     /// implementation-defined registers trap. TID2 stays clear: cache geometry reads are frequent
     /// and harmless.
-    pub const GUEST: u64 = VM | SWIO | FMO | IMO | AMO | FB | BSU_INNER | TWI | TID3 | TSC
-        | TIDCP | TACR | TLOR | RW;
+    pub const GUEST: u64 =
+        VM | SWIO | FMO | IMO | AMO | FB | BSU_INNER | TWI | TID3 | TSC | TIDCP | TACR | TLOR | RW;
 }
 
 /// `CPTR_EL2` with E2H clear: RES1 bits, SVE and trace trapped.
@@ -155,7 +155,11 @@ el1_registers! {
 impl El1State {
     /// The state of a vCPU after reset: MMU and caches off (Arm ARM D1.9).
     pub fn reset(mpidr: u64) -> Self {
-        Self { sctlr: 0x30d0_0800, vmpidr: mpidr, ..Self::default() }
+        Self {
+            sctlr: 0x30d0_0800,
+            vmpidr: mpidr,
+            ..Self::default()
+        }
     }
 }
 
@@ -222,7 +226,11 @@ pub struct FpState {
 
 impl FpState {
     /// All zero.
-    pub const RESET: Self = Self { v: [0; 32], fpsr: 0, fpcr: 0 };
+    pub const RESET: Self = Self {
+        v: [0; 32],
+        fpsr: 0,
+        fpcr: 0,
+    };
 
     /// Lets the loaded vCPU use floating point from now on, with this state in the registers.
     ///
@@ -269,7 +277,11 @@ pub unsafe fn fetch(pa: model_addr::Pa) -> u32 {
 
 /// The stack pointer that register number 31 means for a loaded guest in state `pstate`.
 pub fn stack_pointer(pstate: u64) -> u64 {
-    if uses_sp_el1(pstate) { read_sysreg!("sp_el1") } else { read_sysreg!("sp_el0") }
+    if uses_sp_el1(pstate) {
+        read_sysreg!("sp_el1")
+    } else {
+        read_sysreg!("sp_el0")
+    }
 }
 
 /// Sets the stack pointer that register number 31 means for a loaded guest in state `pstate`.

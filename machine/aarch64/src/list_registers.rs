@@ -12,7 +12,9 @@ pub struct HardwareLists {
 impl HardwareLists {
     /// The executing CPU's.
     pub fn of_this_cpu() -> Self {
-        Self { count: (read_sysreg!("s3_4_c12_c11_1") & 0x1f) as u8 + 1 } // ICH_VTR_EL2
+        Self {
+            count: (read_sysreg!("s3_4_c12_c11_1") & 0x1f) as u8 + 1,
+        } // ICH_VTR_EL2
     }
 }
 
@@ -87,8 +89,11 @@ pub struct VirtualInterface {
 
 impl VirtualInterface {
     /// An interface after reset: everything masked and off.
-    pub const RESET: Self =
-        Self { control: 0, active_priorities_0: 0, active_priorities_1: 0 };
+    pub const RESET: Self = Self {
+        control: 0,
+        active_priorities_0: 0,
+        active_priorities_1: 0,
+    };
 
     /// Reads this CPU's.
     pub fn save() -> Self {

@@ -59,7 +59,11 @@ impl fmt::Display for MapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoTable(range) => {
-                write!(f, "no table left to map {:#x} bytes at {}", range.size, range.start)
+                write!(
+                    f,
+                    "no table left to map {:#x} bytes at {}",
+                    range.size, range.start
+                )
             }
             Self::Overlap(va) => write!(f, "{va:#x} is mapped twice"),
         }

@@ -74,7 +74,10 @@ impl VirtualTimer {
 
     /// The deadline of the timer that is in the hardware now, in virtual counts.
     pub fn loaded_deadline() -> Option<u64> {
-        Self { control: read_sysreg!("cntv_ctl_el0"), compare: read_sysreg!("cntv_cval_el0") }
-            .deadline()
+        Self {
+            control: read_sysreg!("cntv_ctl_el0"),
+            compare: read_sysreg!("cntv_cval_el0"),
+        }
+        .deadline()
     }
 }

@@ -12,7 +12,15 @@ pub fn flush_vmid_local() {
 /// Drops every entry of the current VMID, both stages, on every CPU.
 pub fn flush_vmid() {
     // SAFETY: as above.
-    unsafe { asm!("dsb ishst", "tlbi vmalls12e1is", "dsb ish", "isb", options(nostack)) }
+    unsafe {
+        asm!(
+            "dsb ishst",
+            "tlbi vmalls12e1is",
+            "dsb ish",
+            "isb",
+            options(nostack)
+        )
+    }
 }
 
 /// Drops stage-1 entries of the current VMID on this CPU: another vCPU of the same VM ran here.
@@ -37,17 +45,41 @@ pub fn begin_stage2() {
 /// Ends a batch: combined entries go too (Arm ARM D8.14: IPAS2E1IS + DSB + VMALLE1IS).
 pub fn finish_stage2() {
     // SAFETY: as above.
-    unsafe { asm!("dsb ish", "tlbi vmalle1is", "dsb ish", "isb", options(nostack)) }
+    unsafe {
+        asm!(
+            "dsb ish",
+            "tlbi vmalle1is",
+            "dsb ish",
+            "isb",
+            options(nostack)
+        )
+    }
 }
 
 /// Drops every EL1 and EL0 entry of every VMID on this CPU and every other.
 pub fn flush_all_guests() {
     // SAFETY: as above.
-    unsafe { asm!("dsb ishst", "tlbi alle1is", "dsb ish", "isb", options(nostack)) }
+    unsafe {
+        asm!(
+            "dsb ishst",
+            "tlbi alle1is",
+            "dsb ish",
+            "isb",
+            options(nostack)
+        )
+    }
 }
 
 /// Drops EL2's own entries on every CPU.
 pub fn flush_el2() {
     // SAFETY: as above.
-    unsafe { asm!("dsb ishst", "tlbi alle2is", "dsb ish", "isb", options(nostack)) }
+    unsafe {
+        asm!(
+            "dsb ishst",
+            "tlbi alle2is",
+            "dsb ish",
+            "isb",
+            options(nostack)
+        )
+    }
 }

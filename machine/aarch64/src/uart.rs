@@ -24,7 +24,9 @@ impl Uart {
     /// A PL011 is there, EL2 has mapped it as Device memory (or the MMU is off), and nobody else
     /// drives it.
     pub unsafe fn new(base: Pa) -> Self {
-        let uart = Self { base: base.0 as usize };
+        let uart = Self {
+            base: base.0 as usize,
+        };
         let control = ptr::with_exposed_provenance_mut::<u32>(uart.base + CONTROL);
         // SAFETY: a register of the PL011 that the caller promises. Line settings stay as the
         // firmware left them.

@@ -84,7 +84,10 @@ impl PaRange {
     pub const fn whole_frames(self) -> FrameRange {
         let first = self.start.0.div_ceil(1 << FRAME_SHIFT);
         let end = self.end().0 >> FRAME_SHIFT;
-        FrameRange { start: Mfn(first), count: end.saturating_sub(first) }
+        FrameRange {
+            start: Mfn(first),
+            count: end.saturating_sub(first),
+        }
     }
 }
 
@@ -95,7 +98,10 @@ mod tests {
     #[test]
     fn ranges_do_not_wrap() {
         assert!(PaRange::new(Pa(u64::MAX), 2).is_none());
-        let r = IpaRange { start: Ipa(0x1000), size: 0x1000 };
+        let r = IpaRange {
+            start: Ipa(0x1000),
+            size: 0x1000,
+        };
         assert!(r.contains(Ipa(0x1fff)) && !r.contains(Ipa(0x2000)));
         assert!(r.contains_run(Ipa(0x1ff0), 0x10) && !r.contains_run(Ipa(0x1ff0), 0x11));
         assert!(!r.contains_run(Ipa(0x1800), u64::MAX));
@@ -103,9 +109,21 @@ mod tests {
 
     #[test]
     fn only_whole_frames_count() {
-        let r = PaRange { start: Pa(0x1001), size: 0x2fff };
-        assert_eq!(r.whole_frames(), FrameRange { start: Mfn(2), count: 2 });
-        let none = PaRange { start: Pa(0x1001), size: 0x10 };
+        let r = PaRange {
+            start: Pa(0x1001),
+            size: 0x2fff,
+        };
+        assert_eq!(
+            r.whole_frames(),
+            FrameRange {
+                start: Mfn(2),
+                count: 2
+            }
+        );
+        let none = PaRange {
+            start: Pa(0x1001),
+            size: 0x10,
+        };
         assert_eq!(none.whole_frames().count, 0);
     }
 }

@@ -31,9 +31,24 @@ pub struct GuestRam<B> {
 impl<B: AsRef<[u8]>> GuestRam<B> {
     /// The RAM `range` of `vm` with `sources` in it; where two overlap, the later one counts.
     pub fn new(vm: VmId, range: IpaRange, sources: [Option<Source<B>>; SOURCES]) -> Self {
-        let end = |source: &Source<B>| source.at.0.saturating_add(source.bytes.as_ref().len() as u64);
+        let end = |source: &Source<B>| {
+            source
+                .at
+                .0
+                .saturating_add(source.bytes.as_ref().len() as u64)
+        };
         let sources_end = sources.iter().flatten().map(end).max().unwrap_or(0);
-        Self { vm, range, sources, sources_end }
+        Self {
+            vm,
+            range,
+            sources,
+            sources_end,
+        }
+    }
+
+    /// What is in it from the start.
+    pub fn sources(&self) -> impl Iterator<Item = &Source<B>> {
+        self.sources.iter().flatten()
     }
 
     /// Gives frames that nobody sees yet the contents of the guest frames they are for.
@@ -45,7 +60,7 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
             return;
         }
         let end = start + run.count * FRAME_SIZE;
-        for source in self.sources.iter().flatten() {
+        for source in self.sources() {
             let bytes = source.bytes.as_ref();
             let skipped = start.saturating_sub(source.at.0);
             if source.at.0 < end && skipped < bytes.len() as u64 {

@@ -80,7 +80,7 @@ impl Vm {
     fn expected(&self, gfn: Gfn) -> Vec<u8> {
         let mut page = vec![0; FRAME_SIZE as usize];
         let start = gfn.address().0;
-        for source in self.ram.sources.iter().flatten() {
+        for source in self.ram.sources() {
             let end = source.at.0 + source.bytes.len() as u64;
             for at in source.at.0.max(start)..end.min(start + FRAME_SIZE) {
                 page[(at - start) as usize] = source.bytes[(at - source.at.0) as usize];

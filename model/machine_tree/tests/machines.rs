@@ -131,6 +131,54 @@ fn eight_uneven_nodes() {
     assert!(machine.memory.is_sorted_by_key(|memory| memory.range.start));
 }
 
+/// One CPU on `node`, and what every machine has: interrupt controller, timer, firmware.
+fn add_cpu_and_controllers(fdt: &mut FdtWriter, node: u32) {
+    let cpus = fdt.begin_node("cpus").unwrap();
+    fdt.property_u32("#address-cells", 1).unwrap();
+    fdt.property_u32("#size-cells", 0).unwrap();
+    let cpu = fdt.begin_node("cpu@100").unwrap();
+    fdt.property_u32("reg", 0x100).unwrap();
+    fdt.property_u32("numa-node-id", node).unwrap();
+    fdt.end_node(cpu).unwrap();
+    fdt.end_node(cpus).unwrap();
+    let gic = fdt.begin_node("intc@8000000").unwrap();
+    fdt.property_string("compatible", "arm,gic-v3").unwrap();
+    fdt.property_array_u64("reg", &[0x800_0000, 0x1_0000, 0x80a_0000, 0x4_0000])
+        .unwrap();
+    fdt.property_array_u32("interrupts", &[1, 9, 4]).unwrap();
+    fdt.end_node(gic).unwrap();
+    let timer = fdt.begin_node("timer").unwrap();
+    fdt.property_string("compatible", "arm,armv8-timer")
+        .unwrap();
+    let names = ["hyp-phys".to_string(), "virt".to_string()];
+    fdt.property_string_list("interrupt-names", names.into())
+        .unwrap();
+    fdt.property_array_u32("interrupts", &[1, 10, 4, 1, 11, 4])
+        .unwrap();
+    fdt.end_node(timer).unwrap();
+    let psci = fdt.begin_node("psci").unwrap();
+    fdt.property_string("compatible", "arm,psci-0.2").unwrap();
+    fdt.property_string("method", "hvc").unwrap();
+    fdt.end_node(psci).unwrap();
+}
+
+/// Two on a bus, the first of them switched off.
+fn serial_ports(fdt: &mut FdtWriter) {
+    let soc = fdt.begin_node("soc").unwrap();
+    fdt.property_string("compatible", "simple-bus").unwrap();
+    fdt.property_u32("#address-cells", 2).unwrap();
+    fdt.property_u32("#size-cells", 2).unwrap();
+    fdt.property_null("ranges").unwrap();
+    for (at, status) in [(0x100_0000_u64, "disabled"), (0x200_0000, "okay")] {
+        let uart = fdt.begin_node(&format!("serial@{at:x}")).unwrap();
+        fdt.property_string("compatible", "arm,pl011").unwrap();
+        fdt.property_string("status", status).unwrap();
+        fdt.property_array_u64("reg", &[at, 0x1000]).unwrap();
+        fdt.end_node(uart).unwrap();
+    }
+    fdt.end_node(soc).unwrap();
+}
+
 /// A tree made to order: (start, size, numa id) of memory, and triples of the distance map.
 fn made(memory: &[(u64, u64, u32)], map: &[u32], reserve: &[(u64, u64)]) -> Vec<u8> {
     let reserve: Vec<_> = reserve
@@ -155,47 +203,8 @@ fn made(memory: &[(u64, u64, u32)], map: &[u32], reserve: &[(u64, u64)]) -> Vec<
     fdt.property_array_u64("reg", &[0x10_0000, 0x1000]).unwrap();
     fdt.end_node(firmware).unwrap();
     fdt.end_node(held).unwrap();
-    let cpus = fdt.begin_node("cpus").unwrap();
-    fdt.property_u32("#address-cells", 1).unwrap();
-    fdt.property_u32("#size-cells", 0).unwrap();
-    let cpu = fdt.begin_node("cpu@100").unwrap();
-    fdt.property_u32("reg", 0x100).unwrap();
-    fdt.property_u32("numa-node-id", memory.first().map_or(0, |memory| memory.2))
-        .unwrap();
-    fdt.end_node(cpu).unwrap();
-    fdt.end_node(cpus).unwrap();
-    let gic = fdt.begin_node("intc@8000000").unwrap();
-    fdt.property_string("compatible", "arm,gic-v3").unwrap();
-    fdt.property_array_u64("reg", &[0x800_0000, 0x1_0000, 0x80a_0000, 0x4_0000])
-        .unwrap();
-    fdt.property_array_u32("interrupts", &[1, 9, 4]).unwrap();
-    fdt.end_node(gic).unwrap();
-    let timer = fdt.begin_node("timer").unwrap();
-    fdt.property_string("compatible", "arm,armv8-timer")
-        .unwrap();
-    let names = ["hyp-phys".to_string(), "virt".to_string()];
-    fdt.property_string_list("interrupt-names", names.into())
-        .unwrap();
-    fdt.property_array_u32("interrupts", &[1, 10, 4, 1, 11, 4])
-        .unwrap();
-    fdt.end_node(timer).unwrap();
-    let psci = fdt.begin_node("psci").unwrap();
-    fdt.property_string("compatible", "arm,psci-0.2").unwrap();
-    fdt.property_string("method", "hvc").unwrap();
-    fdt.end_node(psci).unwrap();
-    let soc = fdt.begin_node("soc").unwrap();
-    fdt.property_string("compatible", "simple-bus").unwrap();
-    fdt.property_u32("#address-cells", 2).unwrap();
-    fdt.property_u32("#size-cells", 2).unwrap();
-    fdt.property_null("ranges").unwrap();
-    for (at, status) in [(0x100_0000_u64, "disabled"), (0x200_0000, "okay")] {
-        let uart = fdt.begin_node(&format!("serial@{at:x}")).unwrap();
-        fdt.property_string("compatible", "arm,pl011").unwrap();
-        fdt.property_string("status", status).unwrap();
-        fdt.property_array_u64("reg", &[at, 0x1000]).unwrap();
-        fdt.end_node(uart).unwrap();
-    }
-    fdt.end_node(soc).unwrap();
+    add_cpu_and_controllers(&mut fdt, memory.first().map_or(0, |memory| memory.2));
+    serial_ports(&mut fdt);
     if !map.is_empty() {
         let distances = fdt.begin_node("distance-map").unwrap();
         fdt.property_string("compatible", "numa-distance-map-v1")

@@ -138,7 +138,10 @@ pub fn decode(esr: u64, far: u64, hpfar: u64) -> Exit {
 }
 
 /// The part that data and instruction aborts share.
-#[expect(clippy::inline_always, reason = "on the way of every MMIO exit: 40 instructions less")]
+#[expect(
+    clippy::inline_always,
+    reason = "on the way of every MMIO exit: 40 instructions less"
+)]
 #[inline(always)]
 fn abort(iss: u32, far: u64, hpfar: u64) -> Abort {
     let fault = fault((iss & 0x3f) as u8);
@@ -161,7 +164,10 @@ fn abort(iss: u32, far: u64, hpfar: u64) -> Abort {
     }
 }
 
-#[expect(clippy::inline_always, reason = "on the way of every MMIO exit: 40 instructions less")]
+#[expect(
+    clippy::inline_always,
+    reason = "on the way of every MMIO exit: 40 instructions less"
+)]
 #[inline(always)]
 fn data_abort(iss: u32, far: u64, hpfar: u64) -> DataAbort {
     let bit = |n: u32| iss >> n & 1 != 0;
@@ -186,7 +192,10 @@ fn data_abort(iss: u32, far: u64, hpfar: u64) -> DataAbort {
 
 /// Levels, in the codes' lower bits, are not told apart. With FEAT_LPA2 level -1 has codes of
 /// its own.
-#[expect(clippy::inline_always, reason = "on the way of every MMIO exit: 40 instructions less")]
+#[expect(
+    clippy::inline_always,
+    reason = "on the way of every MMIO exit: 40 instructions less"
+)]
 #[inline(always)]
 const fn fault(code: u8) -> Fault {
     match code {

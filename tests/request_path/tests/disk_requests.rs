@@ -5,7 +5,7 @@ use machine_fake::FakeFrames;
 use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn};
 use model_virtio::Effect;
 use proptest::prelude::*;
-use request_path::{Disk, Guest, Interrupts};
+use tests_request_path::{Disk, Guest, Interrupts};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),

@@ -57,10 +57,13 @@ pub fn scenarios() -> Vec<Scenario> {
     let storms = STORMS
         .into_iter()
         .map(|case| beside_a_neighbour(&vm_name(case.0), vec![case]));
-    [exception_loop(), beside_a_neighbour("faults", FAULTS.into())]
-        .into_iter()
-        .chain(storms)
-        .collect()
+    [
+        exception_loop(),
+        beside_a_neighbour("faults", FAULTS.into()),
+    ]
+    .into_iter()
+    .chain(storms)
+    .collect()
 }
 
 fn vm_name(case: &str) -> String {

@@ -10,8 +10,8 @@ use crate::{
 use std::{thread::sleep, time::Duration};
 
 /// Time for all VMs to be running, and then the window that is measured.
-const SETTLE: Duration = Duration::from_secs(3);
-const WINDOW: Duration = Duration::from_secs(20);
+const SETTLE: Duration = Duration::from_secs(2);
+const WINDOW: Duration = Duration::from_secs(10);
 
 pub fn scenarios() -> Vec<Scenario> {
     vec![
@@ -130,7 +130,7 @@ fn idle_leaves() -> Scenario {
     )
     .expect("idle", "ready kernel=", 2 * super::kernels::BOOT)
     .check(|stage| {
-        sleep(Duration::from_secs(10)); // the boot's deferred work
+        sleep(Duration::from_secs(5)); // the boot's deferred work
         let ran = run_times(stage)?;
         let time = |vm: &str| {
             ran.iter()
