@@ -1,8 +1,8 @@
 //! Random words for guests' seeds and their TRNG calls.
 //!
-//! The source is the firmware's TRNG or FEAT_RNG where the machine has one; a machine without
-//! either gets a generator seeded by what varies between boots, which is good enough to tell VMs
-//! apart and is no basis for keys: guests with virtio-rng or interrupts to sample do better.
+//! The source is FEAT_RNG where the machine has it; a machine without it gets a generator seeded by
+//! what varies between boots, which is good enough to tell VMs apart and is no basis for keys:
+//! guests with interrupts to sample do better.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::{features, timer};

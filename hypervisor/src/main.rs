@@ -2,6 +2,14 @@
 //!
 //! Read [`primary_main`] for what happens at boot, `vcpu/run.rs` for how a guest runs, `exit/` for
 //! why it stops, and `sched.rs` for who runs next.
+//!
+//! # Soundness
+//!
+//! Unsafe code is where Rust cannot know what the boot protocol, the device tree or the pools
+//! promise: the first references to memory that the boot loader filled (`start.rs`), per-CPU
+//! structures behind `TPIDR_EL2` (`cpu.rs`), frames that the pools gave to nobody else (`heap.rs`,
+//! `frames.rs`, `physical/queue.rs`), and entering a guest whose stage 2 maps its own frames alone
+//! (`vcpu/`). No reference to memory that a guest or a device may write is ever formed.
 #![no_std]
 #![no_main]
 

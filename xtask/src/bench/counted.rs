@@ -78,11 +78,12 @@ pub fn bare(guest: &Guest) -> Outcome<Run> {
     })
 }
 
-/// Runs a guest in a VM of 512 MiB, alone on a machine with 2 GiB and `cpus` CPUs.
+/// Runs a guest in a VM of 512 MiB, alone on a machine with 2 GiB and `cpus` CPUs; `el2` is
+/// Underpin's own command line.
 ///
 /// # Errors
 /// The VM does not end in time, or the bundle cannot be made.
-pub fn under_underpin(guest: &Guest, cpus: u32) -> Outcome<Run> {
+pub fn under_underpin(guest: &Guest, cpus: u32, el2: &str) -> Outcome<Run> {
     let directory = directory(guest, "vm")?;
     let bundle = bundle(guest, &directory)?;
     let (log, control) = (directory.join("el2.log"), directory.join("control"));
@@ -90,7 +91,7 @@ pub fn under_underpin(guest: &Guest, cpus: u32) -> Outcome<Run> {
     let mut qemu = qemu(cpus, "2G", &log);
     qemu.args(["-M", "virtualization=on", "-kernel"])
         .arg(assets::image());
-    qemu.arg("-initrd").arg(bundle);
+    qemu.args(["-append", el2, "-initrd"]).arg(bundle);
     qemu.arg("-chardev")
         .arg(format!("file,id=control,path={}", control.display()));
     qemu.args([
