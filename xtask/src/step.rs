@@ -103,6 +103,11 @@ impl Step<'_> {
         }
     }
 
+    /// Whether [`Self::doing`] shows in place, so that it can be told often.
+    pub fn has_bar(&self) -> bool {
+        self.bar.is_some()
+    }
+
     /// Prints a line that stays.
     pub fn say(&self, line: &str) {
         match &self.bar {
