@@ -2,7 +2,7 @@
 #
 # KEEP=1 leaves the demo's virtual machines running.
 
-xtask = scripts/cargo host run --release --quiet --package xtask --
+xtask = scripts/cargo host run --release --package xtask --
 
 .PHONY: help demo test bench soak clean
 

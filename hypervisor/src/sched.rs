@@ -151,17 +151,11 @@ pub fn wake(entity: EntityId) {
 
 /// An idle CPU of another node, which may steal what waits at `node`.
 fn idle_elsewhere(node: NodeId) -> Option<&'static Cpu> {
-    let others = QUEUES.iter().filter_map(Once::get);
-    others
-        .filter_map(|queue| {
-            let queue = queue.try_lock()?;
-            if queue.node() == node {
-                None
-            } else {
-                host::cpu(queue.idle_cpu()?.0)
-            }
-        })
-        .next()
+    QUEUES.iter().filter_map(Once::get).find_map(|queue| {
+        let queue = queue.try_lock()?;
+        let idle = queue.idle_cpu().filter(|_| queue.node() != node)?;
+        host::cpu(idle.0)
+    })
 }
 
 /// Whether anybody waits for a CPU of this one's node.

@@ -38,6 +38,10 @@ struct Inbox {
 }
 
 /// Starts the port.
+#[expect(
+    clippy::large_stack_arrays,
+    reason = "once, while the CPU does nothing else"
+)]
 pub fn start(mut transport: Transport) -> Result<(), Error> {
     begin(&mut transport, 0);
     let mut receive = BufferQueue::new(&mut transport, RECEIVE, 0)?;

@@ -165,7 +165,7 @@ impl Block {
             }
             match transport.next_request(&memory, request) {
                 Next::Empty => return,
-                Next::Answered => self.count(&self.counts.refused, 1),
+                Next::Answered => count(&self.counts.refused, 1),
                 Next::Request => {
                     bytes += u64::from(request.data_bytes());
                     self.count_request(request);
@@ -188,21 +188,21 @@ impl Block {
         let bytes = u64::from(request.data_bytes());
         match request.operation() {
             Operation::Read { .. } => {
-                self.count(&self.counts.reads, 1);
-                self.count(&self.counts.bytes_read, bytes);
+                count(&self.counts.reads, 1);
+                count(&self.counts.bytes_read, bytes);
             }
             Operation::Write { .. } => {
-                self.count(&self.counts.writes, 1);
-                self.count(&self.counts.bytes_written, bytes);
+                count(&self.counts.writes, 1);
+                count(&self.counts.bytes_written, bytes);
             }
-            Operation::Flush => self.count(&self.counts.flushes, 1),
+            Operation::Flush => count(&self.counts.flushes, 1),
             Operation::Discard | Operation::WriteZeroes => {}
         }
     }
+}
 
-    fn count(&self, counter: &AtomicU64, amount: u64) {
-        counter.fetch_add(amount, Ordering::Relaxed);
-    }
+fn count(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
 }
 
 /// Does a request whose data are in memory.

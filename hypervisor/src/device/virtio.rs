@@ -13,6 +13,7 @@ use model_virtio::{Device, Effect, Transport};
 const BYTES_AT_ONCE: usize = 4096;
 
 /// One device.
+#[expect(clippy::large_enum_variant, reason = "a few for each VM")]
 pub enum Slot {
     /// A disk.
     Block(Block),

@@ -71,7 +71,7 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
     /// Queue `number` of the device, with buffers of 2^`order` frames.
     pub fn new(transport: &mut Transport, number: u16, order: u8) -> Result<Self, Error> {
         let queue = VirtQueue::new(transport, number, false, false)?;
-        let mut buffers = [frames::ram(model_addr::Mfn(0), 0); SLOTS];
+        let mut buffers = [Ram::EMPTY; SLOTS];
         for buffer in &mut buffers {
             let first = frames::take_for_el2(NodeId(0), order).ok_or(Error::DmaError)?;
             *buffer = frames::ram(first, 1 << order);

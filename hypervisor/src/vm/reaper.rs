@@ -7,6 +7,7 @@ use super::{address_space::Dismantling, report};
 use crate::device::block::Backing;
 use crate::device::overlay::Remains;
 use crate::device::virtio::Slot;
+use crate::vcpu::Vcpu;
 use crate::{housekeeping, sched};
 use abi::bundle::VM_RESTART;
 use alloc::sync::Arc;
@@ -18,6 +19,7 @@ use model_addr::VmId;
 const BUDGET: usize = 2048;
 
 /// A VM on its way out.
+#[expect(clippy::large_enum_variant, reason = "at most one for each VM")]
 enum Stage {
     /// Its vCPUs may still run.
     Stopping(VmId),
@@ -51,7 +53,7 @@ pub fn step() -> bool {
     };
     let next = match stage {
         Stage::Stopping(id) => stopping(id),
-        Stage::Waiting(vm, instance, end) => waiting(vm, instance, end),
+        Stage::Waiting(vm, instance, end) => Some(waiting(vm, instance, end)),
         Stage::Dismantling(vm, space, disks, end) => dismantling(vm, space, disks, end),
     };
     let mut leaving = LEAVING.lock();
@@ -62,11 +64,8 @@ pub fn step() -> bool {
 /// Takes the vCPUs out of the scheduler; they stand still by themselves.
 fn stopping(id: VmId) -> Option<Stage> {
     let instance = table::instance(id)?;
-    let out = instance
-        .vcpus
-        .iter()
-        .fold(true, |all, vcpu| sched::leave(vcpu.entity) && all);
-    if !out {
+    let stays = |vcpu: &&Vcpu| !sched::leave(vcpu.entity);
+    if instance.vcpus.iter().filter(stays).count() > 0 {
         return Some(Stage::Stopping(id));
     }
     for vcpu in &instance.vcpus {
@@ -82,13 +81,13 @@ fn stopping(id: VmId) -> Option<Stage> {
 }
 
 /// Waits until nobody else holds the instance, which from now on can only become fewer.
-fn waiting(vm: Arc<Vm>, instance: Arc<Instance>, end: End) -> Option<Stage> {
+fn waiting(vm: Arc<Vm>, instance: Arc<Instance>, end: End) -> Stage {
     match Arc::try_unwrap(instance) {
         Ok(instance) => {
             let Parts { space, disks } = take_apart(instance);
-            Some(Stage::Dismantling(vm, space, disks, end))
+            Stage::Dismantling(vm, space, disks, end)
         }
-        Err(instance) => Some(Stage::Waiting(vm, instance, end)),
+        Err(instance) => Stage::Waiting(vm, instance, end),
     }
 }
 
@@ -113,6 +112,16 @@ fn take_apart(mut instance: Instance) -> Parts {
     }
 }
 
+/// Starts the VM after a reset; whether that went well.
+fn starts_again(vm: &Arc<Vm>) -> bool {
+    let begun = table::begin_again(vm);
+    if let Err(refusal) = &begun {
+        let name = vm.record.name;
+        log::warn!("{name} does not start again: {}", refusal.sentence);
+    }
+    begun.is_ok()
+}
+
 fn dismantling(
     vm: Arc<Vm>,
     mut space: Dismantling,
@@ -128,16 +137,9 @@ fn dismantling(
     if !space.step(BUDGET) {
         return Some(Stage::Dismantling(vm, space, disks, end));
     }
-    report::send_state(&vm);
-    if matches!(end, End::Reset)
-        && vm.record.flags & VM_RESTART != 0
-        && let Err(refusal) = table::begin(&vm)
-    {
-        log::warn!(
-            "{} does not start again: {}",
-            vm.record.name,
-            refusal.sentence
-        );
+    if !matches!(end, End::Reset) || vm.record.flags & VM_RESTART == 0 || !starts_again(&vm) {
+        vm.settle();
+        report::send_state(&vm);
     }
     None
 }

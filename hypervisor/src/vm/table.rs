@@ -163,17 +163,34 @@ impl Vm {
         }
     }
 
-    /// It has ended, and nothing runs any more: its instance, for the reaper.
+    /// Nothing of it runs any more: its instance, for the reaper. The VM is ending until what it had
+    /// is free again; see [`Self::settle`].
     pub fn take_ended(&self) -> Option<Arc<Instance>> {
         let instance = self.instance()?;
         let mut status = report::vm_status(self);
-        status.state = state::ENDED;
+        status.state = state::ENDING;
         status.touched = 0;
         status.overlay = 0;
         status.overhead = 0;
         let status = alloc::boxed::Box::new(status);
         *self.life.lock() = Life::Ended(status);
         Some(instance)
+    }
+
+    /// All that it had is free again: it has ended.
+    pub fn settle(&self) {
+        if let Life::Ended(status) = &mut *self.life.lock() {
+            status.state = state::ENDED;
+        }
+    }
+
+    /// Whether nothing of it is left.
+    fn is_settled(&self) -> bool {
+        match &*self.life.lock() {
+            Life::Defined => true,
+            Life::Ended(status) => status.state == state::ENDED,
+            Life::Running(_) => false,
+        }
     }
 
     fn running(&self) -> Result<Arc<Instance>, Refusal> {
@@ -191,13 +208,18 @@ impl Vm {
 
 /// Makes a VM run that does not.
 pub fn begin(vm: &Arc<Vm>) -> Result<(), Refusal> {
-    if vm.instance().is_some() {
+    if !vm.is_settled() {
         return Err(Refusal::new(
             code::WRONG_STATE,
             0,
-            format_args!("{} runs already", vm.record.name),
+            format_args!("{} runs already, or has not quite ended", vm.record.name),
         ));
     }
+    begin_again(vm)
+}
+
+/// Makes a VM run of which nothing is left.
+pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
     let starts = vm.starts.fetch_add(1, Ordering::Relaxed) + 1;
     let id = VmId {
         index: vm.slot,

@@ -25,6 +25,12 @@ pub struct Ram {
 }
 
 impl Ram {
+    /// No memory at all: a place holder.
+    pub const EMPTY: Self = Self {
+        start: Pa(0),
+        size: 0,
+    };
+
     /// Names a run of RAM.
     ///
     /// # Safety
