@@ -79,6 +79,10 @@ pub fn get() -> &'static Host {
 }
 
 /// Says what guests read of CPU features. Done once, when all CPUs are known.
+#[expect(
+    clippy::large_types_passed_by_value,
+    reason = "it moves to where it stays"
+)]
 pub fn set_guest_id(registers: GuestIdRegisters) {
     assert!(GUEST_ID.set(registers).is_ok(), "the CPUs are known once");
 }

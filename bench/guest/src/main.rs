@@ -116,6 +116,10 @@ fn handle(_frame: &mut Frame) {
 
 /// Waits until the interrupt that is on its way has been handled.
 #[inline]
+#[expect(
+    clippy::missing_spin_loop,
+    reason = "a hint would be part of the figure"
+)]
 fn until_handled(cause: impl FnOnce()) {
     let before = HANDLED.load(Ordering::Relaxed);
     cause();

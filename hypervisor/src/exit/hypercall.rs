@@ -6,7 +6,17 @@ use crate::vm::End;
 use model_addr::Ipa;
 use model_trap::Injection;
 use model_vgic::vcpu_at;
-use model_vpsci::{Call, Capabilities, Random, Refusal, Reply};
+use model_vpsci::{Call, Capabilities, Random, Refusal, Reply, Workaround};
+
+/// What the standard calls offer here. Guests learn from `CSV2`, which they are shown, whether their
+/// CPU needs a workaround.
+const OFFERED: Capabilities = Capabilities {
+    entropy: true,
+    workaround_1: Workaround::Unknown,
+    workaround_2: Workaround::Unknown,
+    workaround_3: Workaround::Unknown,
+    stolen_time: None,
+};
 
 /// HVC: the return address is behind it already.
 #[inline]
@@ -39,13 +49,6 @@ fn inject_undefined_at(guest: &mut Loaded<'_>, back: u64) -> Flow {
 #[inline]
 fn call(guest: &mut Loaded<'_>) -> Flow {
     let [function, first, second, third, ..] = guest.core.context.registers;
-    const OFFERED: Capabilities = Capabilities {
-        entropy: true,
-        workaround_1: model_vpsci::Workaround::Unknown,
-        workaround_2: model_vpsci::Workaround::Unknown,
-        workaround_3: model_vpsci::Workaround::Unknown,
-        stolen_time: None,
-    };
     match model_vpsci::decode(function, [first, second, third], &OFFERED) {
         Call::Answered(answer) => reply(guest, answer),
         call => act(guest, call),

@@ -86,8 +86,7 @@ fn others(
     guest.vcpu.stats.count(ExitClass::SystemRegister);
     let value = match register {
         OSLSR_EL1 => OS_LOCK_OPEN,
-        ACTLR_EL1 => 0,
-        CNTP_TVAL | CNTP_CTL | CNTP_CVAL => 0,
+        ACTLR_EL1 | CNTP_TVAL | CNTP_CTL | CNTP_CVAL => 0,
         // Debug: guests see no breakpoint that works (op0 = 2).
         register if register.op0() == 2 => 0,
         register => return undefined(guest, register),

@@ -86,10 +86,10 @@ impl Loaded<'_> {
     #[inline(never)]
     fn run_loaded(&mut self, mut left_guest: u64) -> Outcome {
         loop {
-            if self.vcpu.attention.load(Ordering::Relaxed) != 0 {
-                if let Flow::Leave(outcome) = self.attend() {
-                    return outcome;
-                }
+            if self.vcpu.attention.load(Ordering::Relaxed) != 0
+                && let Flow::Leave(outcome) = self.attend()
+            {
+                return outcome;
             }
             let entered = timer::now();
             add(&self.vcpu.stats.hypervisor, entered - left_guest);

@@ -140,12 +140,12 @@ pub fn launch(instance: &Arc<Instance>) {
 }
 
 fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
-    let mut vcpus = Vec::with_capacity(count as usize);
+    let mut vcpus: Vec<Vcpu> = Vec::with_capacity(count as usize);
     for index in 0..count as u16 {
         let Some(entity) = sched::claim() else {
-            vcpus
-                .iter()
-                .for_each(|vcpu: &Vcpu| sched::release(vcpu.entity));
+            for vcpu in &vcpus {
+                sched::release(vcpu.entity);
+            }
             return Err(impossible(
                 index.into(),
                 format_args!("the machine runs as many vCPUs as it can"),

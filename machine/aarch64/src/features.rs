@@ -65,6 +65,9 @@ pub fn random() -> Option<u64> {
     (flags & 1 << 30 == 0).then_some(value)
 }
 
+/// `MIDR_EL1.Implementer` of Arm's own CPUs.
+const ARM: u64 = 0x41;
+
 /// How many branches make the executing CPU forget a guest's branch history (Spectre-BHB,
 /// CVE-2022-23960); zero where the CPU needs none.
 ///
@@ -76,12 +79,11 @@ pub fn branch_history_length() -> u32 {
     if csv2 >= 3 || ecbhb >= 1 {
         return 0;
     }
-    const ARM: u64 = 0x41;
     match (midr() >> 24 & 0xff, midr() >> 4 & 0xfff) {
         // Cortex-A72.
         (ARM, 0xd08) => 8,
-        // Cortex-A76, A77, Neoverse N1.
-        (ARM, 0xd0b | 0xd0d | 0xd0c) => 24,
+        // Cortex-A76, Neoverse N1, Cortex-A77.
+        (ARM, 0xd0b..=0xd0d) => 24,
         // Cortex-A78, A78AE, A78C, X1, X2, A710, Neoverse N2, V1.
         (ARM, 0xd41 | 0xd42 | 0xd4b | 0xd44 | 0xd48 | 0xd47 | 0xd49 | 0xd40) => 32,
         // Cortex-A57 and older take part in another way (firmware), in-order ones not at all.

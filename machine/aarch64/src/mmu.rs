@@ -89,8 +89,9 @@ impl El2Map {
     ///
     /// Called once, by the first CPU, with the MMU off.
     pub unsafe fn take_boot_tables() -> Self {
+        let tables = &raw mut TABLES;
         // SAFETY: called once, so no other reference to the tables exists.
-        let tables = unsafe { &mut *(&raw mut TABLES) };
+        let tables = unsafe { &mut *tables };
         Self { tables, used: 1 }
     }
 
