@@ -110,8 +110,10 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
             format_args!("no VMID is free: VMs that have ended are still being taken apart"),
         )
     })?;
-    let space = address_space(record, id, &vmid, home, virtio.len() as u8)?;
+    // Memory last: what was claimed before is given back here, tables are not.
     let vcpus = vcpus(record.vcpus)?;
+    let space = address_space(record, id, &vmid, home, virtio.len() as u8);
+    let space = space.inspect_err(|_| release(&vcpus))?;
     let parts = Parts {
         id,
         home,
@@ -139,13 +141,18 @@ pub fn launch(instance: &Arc<Instance>) {
     }
 }
 
+/// Gives back the entities of vCPUs that never entered a queue.
+fn release(vcpus: &[Vcpu]) {
+    for vcpu in vcpus {
+        sched::release(vcpu.entity);
+    }
+}
+
 fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
     let mut vcpus: Vec<Vcpu> = Vec::with_capacity(count as usize);
     for index in 0..count as u16 {
         let Some(entity) = sched::claim() else {
-            for vcpu in &vcpus {
-                sched::release(vcpu.entity);
-            }
+            release(&vcpus);
             return Err(impossible(
                 index.into(),
                 format_args!("the machine runs as many vCPUs as it can"),
