@@ -4,13 +4,11 @@ use super::{Finding, Tree, has_extension, within};
 
 /// Left-overs that must not be committed.
 const LEFT_OVERS: [&str; 3] = ["TODO", "FIXME", "XXX"];
-/// Hosts of package registries, and directories of somebody's own machine.
-const BANNED: [&str; 4] = [
-    "crates.io",
-    "/work/",
-    "/root/",
-    "/home/",
-];
+/// Directories of somebody's own machine.
+const BANNED: [&str; 3] = ["/work/", "/root/", "/home/"];
+/// How addresses of hosts begin: programs derive them from the machine's own configuration, only
+/// documents for people may hold some.
+const ADDRESSES: [&str; 2] = ["https://", "http://"];
 /// The file that names what is banned.
 const RULES: &str = "xtask/src/tidy/text.rs";
 /// Made by cargo.
@@ -39,6 +37,10 @@ pub fn check(path: &str, content: &str, tree: &Tree) -> Vec<Finding> {
         };
         for word in BANNED.iter().filter(banned) {
             say(format!("'{word}' must not be named"));
+        }
+        let is_prose = has_extension(path, "md") || path.starts_with("LICENSE");
+        if !is_prose && ADDRESSES.iter().any(|scheme| line.contains(scheme)) {
+            say("the address of a host; derive it from the machine's configuration".into());
         }
         if has_extension(path, "md") {
             dead_links(path, line, tree).into_iter().for_each(say);
@@ -107,9 +109,10 @@ mod tests {
 
     #[test]
     fn names_of_this_machine() {
-        assert_eq!(found("a.md", "see /home/me/x and crates.io"), 2);
+        assert_eq!(found("a.md", "see /home/me/x and https://example.org"), 1);
+        assert_eq!(found("a.sh", "fetch https://example.org/x"), 1);
         assert_eq!(found("assets/init", "mount /root/proc"), 0);
-        assert_eq!(found("Cargo.lock", "crates.io"), 0);
+        assert_eq!(found("Cargo.lock", "https://example.org"), 0);
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub fn decode(path: &Path, text: &str) -> Result<VmFile> {
         problems.add(
             &span,
             error.message().to_owned(),
-            "VM files are TOML; see https://toml.io",
+            "VM files are TOML; `underpin check --help` shows one",
         );
     }
     let vm = errors.is_empty().then(|| {
