@@ -11,11 +11,6 @@ pub fn affinity() -> u64 {
     read_sysreg!("mpidr_el1") & AFFINITY_MASK
 }
 
-/// The exception level the CPU runs at.
-pub fn current_el() -> u64 {
-    read_sysreg!("CurrentEL") >> 2 & 3
-}
-
 /// Whether `HCR_EL2.E2H` is set, as it stays on CPUs where it cannot be cleared.
 pub fn is_e2h() -> bool {
     read_sysreg!("hcr_el2") >> 34 & 1 != 0

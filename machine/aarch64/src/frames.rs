@@ -3,7 +3,7 @@
 //! Guests and devices may write the same bytes at the same time. Such races tear values, which
 //! the callers expect: what a guest says is an allegation, read once and checked afterwards.
 
-use core::arch::{asm, global_asm};
+use core::arch::global_asm;
 use core::ptr;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use model_addr::{FRAME_SIZE, Mfn, Pa};
@@ -12,7 +12,6 @@ global_asm!(include_str!("frames.S"));
 
 unsafe extern "C" {
     fn frame_zero_clean(start: u64, frames: u64);
-    fn frame_copy(to: u64, from: u64);
 }
 
 /// A run of RAM that EL2 may read and write by machine address.
@@ -168,20 +167,4 @@ impl Table {
 pub unsafe fn zero_frames_for_guest(first: Mfn, frames: u64) {
     // SAFETY: the caller's promise; the routine touches exactly these frames.
     unsafe { frame_zero_clean(first.address().0, frames) }
-}
-
-/// Copies one frame to another.
-///
-/// # Safety
-///
-/// Both are RAM; nobody uses `to`.
-pub unsafe fn copy_frame(to: Mfn, from: Mfn) {
-    // SAFETY: the caller's promise.
-    unsafe { frame_copy(to.address().0, from.address().0) }
-}
-
-/// Makes an instruction or table that was just written visible before what follows.
-pub fn order_writes() {
-    // SAFETY: a barrier changes nothing.
-    unsafe { asm!("dsb ish", options(nostack)) }
 }

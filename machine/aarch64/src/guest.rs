@@ -30,8 +30,6 @@ pub mod hcr {
     const TACR: u64 = 1 << 21;
     const RW: u64 = 1 << 31;
     const TLOR: u64 = 1 << 35;
-    /// Virtual SError pending: the guest takes one.
-    pub const VSE: u64 = 1 << 8;
     /// Stage 2 on; interrupts to EL2; broadcast TLB maintenance and barriers made inner
     /// shareable, so that they follow a vCPU from CPU to CPU; WFI, SMC, ID registers and
     /// implementation-defined registers trap. TID2 stays clear: cache geometry reads are frequent

@@ -3,15 +3,9 @@
 use core::arch::asm;
 use model_addr::Ipa;
 
-/// Drops every entry of the current VMID, both stages, on this CPU.
-pub fn flush_vmid_local() {
-    // SAFETY: dropping TLB entries only costs time.
-    unsafe { asm!("tlbi vmalls12e1", "dsb nsh", "isb", options(nostack)) }
-}
-
 /// Drops every entry of the current VMID, both stages, on every CPU.
 pub fn flush_vmid() {
-    // SAFETY: as above.
+    // SAFETY: dropping TLB entries only costs time.
     unsafe {
         asm!(
             "dsb ishst",
@@ -49,34 +43,6 @@ pub fn finish_stage2() {
         asm!(
             "dsb ish",
             "tlbi vmalle1is",
-            "dsb ish",
-            "isb",
-            options(nostack)
-        )
-    }
-}
-
-/// Drops every EL1 and EL0 entry of every VMID on this CPU and every other.
-pub fn flush_all_guests() {
-    // SAFETY: as above.
-    unsafe {
-        asm!(
-            "dsb ishst",
-            "tlbi alle1is",
-            "dsb ish",
-            "isb",
-            options(nostack)
-        )
-    }
-}
-
-/// Drops EL2's own entries on every CPU.
-pub fn flush_el2() {
-    // SAFETY: as above.
-    unsafe {
-        asm!(
-            "dsb ishst",
-            "tlbi alle2is",
             "dsb ish",
             "isb",
             options(nostack)
