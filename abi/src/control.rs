@@ -6,13 +6,20 @@
 //! own. A reply begins with a [`ReplyHeader`]; where its code is not [`code::OK`], a sentence in
 //! UTF-8 follows, otherwise the records that the request promises.
 
+mod mem;
+
+pub use mem::{
+    FitStatus, MEM_EVENT_COUNT, MEM_EVENTS, MachineMem, MemStatus, PageStatus, PagesRequest,
+    ReclaimRequest, WHY_COUNT, WHY_PRIVATE, WhyStatus, fit, page,
+};
+
 use crate::{Text, bundle::VmRecord};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -90,6 +97,21 @@ pub mod request {
     pub const ENTRIES: u32 = 14;
     /// Nothing: ends all VMs and powers the machine off.
     pub const POWER_OFF: u32 = 15;
+    /// Nothing, or a [`super::VmName`] to go on after; replies a [`super::MemStatus`] each for as
+    /// many running VMs as fit. The last part of the list is followed by an empty one.
+    pub const MEM: u32 = 16;
+    /// Nothing; replies a [`super::MachineMem`].
+    pub const MACHINE_MEM: u32 = 17;
+    /// A [`super::VmName`]; replies a [`super::WhyStatus`].
+    pub const MEM_WHY: u32 = 18;
+    /// A [`super::ReclaimRequest`]; replies how many bytes were taken, as a `u64`.
+    pub const RECLAIM: u32 = 19;
+    /// A [`super::VmRecord`] as for [`CREATE`], or the [`super::VmName`] of one that is described;
+    /// replies a [`super::FitStatus`]. Changes nothing.
+    pub const FIT: u32 = 20;
+    /// A [`super::PagesRequest`]; replies a [`super::PageStatus`] each, from that guest frame on,
+    /// for as many as fit; none at the end of the VM's memory.
+    pub const PAGES: u32 = 21;
 }
 
 /// Events that EL2 sends by itself.
@@ -195,8 +217,12 @@ pub struct NodeStatus {
     pub cpus: u32,
     /// vCPUs that it runs or queues now.
     pub vcpus: u32,
+    /// Bytes of the free ones that are known to be zero.
+    pub zeroed: u64,
+    /// Frames ever given that were known to be zero.
+    pub zeroed_given: u64,
 }
-const _: () = assert!(size_of::<NodeStatus>() == 40);
+const _: () = assert!(size_of::<NodeStatus>() == 56);
 
 /// A VM.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -312,8 +338,14 @@ pub struct SetRequest {
     pub weight: u32,
     /// The new cap in percent; 0: none, [`KEEP`] leaves it.
     pub cap: u32,
+    /// Bytes of memory that it is sure of; 0 leaves it.
+    pub base: u64,
+    /// What becomes of what sharing saves: one of [`crate::bundle::claim`]; [`KEEP`] leaves it.
+    pub claim: u32,
+    /// Zero.
+    pub reserved: u32,
 }
-const _: () = assert!(size_of::<SetRequest>() == 40);
+const _: () = assert!(size_of::<SetRequest>() == 56);
 
 /// Leaves a value of [`SetRequest`] as it is.
 pub const KEEP: u32 = u32::MAX;
@@ -339,6 +371,16 @@ pub enum Request<'a> {
     Entries,
     /// [`request::POWER_OFF`].
     PowerOff,
+    /// [`request::MEM`]: all VMs, or those after this one.
+    Mem(Option<VmName>),
+    /// [`request::MACHINE_MEM`].
+    MachineMem,
+    /// [`request::RECLAIM`].
+    Reclaim(ReclaimRequest),
+    /// [`request::FIT`].
+    Fit(&'a VmRecord),
+    /// [`request::PAGES`].
+    Pages(PagesRequest),
 }
 
 impl<'a> Request<'a> {
@@ -347,26 +389,35 @@ impl<'a> Request<'a> {
     pub fn decode(kind: u32, payload: &'a [u8]) -> Option<Self> {
         match kind {
             request::HELLO if payload.is_empty() => Some(Self::Hello),
-            request::LIST if payload.is_empty() => Some(Self::List(None)),
-            request::LIST => Some(Self::List(Some(checked(
-                VmName::read_from_bytes(payload).ok()?,
-            )?))),
+            request::LIST => Some(Self::List(after(payload).ok()?)),
+            request::MEM => Some(Self::Mem(after(payload).ok()?)),
+            request::MACHINE_MEM if payload.is_empty() => Some(Self::MachineMem),
             request::NODES if payload.is_empty() => Some(Self::Nodes),
             request::ENTRIES if payload.is_empty() => Some(Self::Entries),
             request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
-            request::SHOW..=request::RESET => Some(Self::About(
-                kind,
-                checked(VmName::read_from_bytes(payload).ok()?)?,
-            )),
+            request::SHOW..=request::RESET | request::MEM_WHY => {
+                let name = VmName::read_from_bytes(payload).ok()?;
+                Some(Self::About(kind, checked(name)?))
+            }
             request::CONSOLE_INPUT => {
                 let (name, typed) = VmName::read_from_prefix(payload).ok()?;
                 (typed.len() <= 4096).then_some(Self::ConsoleInput(checked(name)?, typed))
             }
-            request::CREATE => {
-                let record = VmRecord::ref_from_bytes(payload).ok()?;
-                checked(record.name)?;
-                record.command_line.as_str()?;
-                Some(Self::Create(record))
+            request::CREATE => described(payload).map(Self::Create),
+            request::FIT if payload.len() == size_of::<VmName>() => {
+                let name = VmName::read_from_bytes(payload).ok()?;
+                Some(Self::About(kind, checked(name)?))
+            }
+            request::FIT => described(payload).map(Self::Fit),
+            request::RECLAIM => {
+                let reclaim = ReclaimRequest::read_from_bytes(payload).ok()?;
+                checked(reclaim.name)?;
+                Some(Self::Reclaim(reclaim))
+            }
+            request::PAGES => {
+                let pages = PagesRequest::read_from_bytes(payload).ok()?;
+                checked(pages.name)?;
+                Some(Self::Pages(pages))
             }
             request::SET => {
                 let set = SetRequest::read_from_bytes(payload).ok()?;
@@ -380,6 +431,22 @@ impl<'a> Request<'a> {
 
 fn checked(name: VmName) -> Option<VmName> {
     (!name.is_empty() && name.as_str().is_some()).then_some(name)
+}
+
+/// Nothing, or the VM to go on after; an error where it is malformed.
+fn after(payload: &[u8]) -> Result<Option<VmName>, ()> {
+    if payload.is_empty() {
+        return Ok(None);
+    }
+    let name = VmName::read_from_bytes(payload).map_err(|_| ())?;
+    checked(name).map(Some).ok_or(())
+}
+
+fn described(payload: &[u8]) -> Option<&VmRecord> {
+    let record = VmRecord::ref_from_bytes(payload).ok()?;
+    checked(record.name)?;
+    record.command_line.as_str()?;
+    Some(record)
 }
 
 #[cfg(test)]

@@ -27,6 +27,9 @@ pub struct Cpu {
     pub reschedule: AtomicBool,
     /// When its vCPU's slice ends, in counts. Its own.
     pub slice_end: Cell<u64>,
+    /// When its vCPU's physical timer raises its line, in counts; the end of time if it will not.
+    /// Its own.
+    pub guest_deadline: Cell<u64>,
     /// The VM and vCPU whose TLB entries it last made, as `VTTBR_EL2` and the vCPU's number.
     pub last_context: Cell<(u64, u16)>,
     /// It sleeps with a guest loaded that waits for an interrupt.
@@ -54,6 +57,7 @@ impl Cpu {
             online: AtomicBool::new(false),
             reschedule: AtomicBool::new(false),
             slice_end: Cell::new(u64::MAX),
+            guest_deadline: Cell::new(u64::MAX),
             last_context: Cell::new((0, 0)),
             sleeps_in_place: AtomicBool::new(false),
             sleepers: SpinLock::new(Rank::Scheduler, Sleepers::new()),

@@ -1,6 +1,8 @@
 //! The machine's frames: pools of free ones per node, and access to their contents.
 
-use crate::host;
+use crate::physical::disk;
+use crate::{host, sched, sharing};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::cache::{self, Duty};
 use machine_aarch64::frames::{self as metal, Ram, Table};
 use machine_aarch64::guest;
@@ -10,8 +12,10 @@ use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
 use model_address_space::{Frames, Translation};
 use model_frame_table::{
-    CHUNK_FRAMES, MAX_NODES, MAX_ORDER, MemoryMap, Owner, Pool, PoolCounts, Purpose,
+    CHUNK_FRAMES, CacheKey, MAX_NODES, MAX_ORDER, MemoryMap, Owner, Pool, PoolCounts, Purpose,
 };
+use model_paging::{Store, Token};
+use model_pmap::Why;
 use model_stage2::Invalidation;
 
 static POOLS: [SpinLock<Pool>; MAX_NODES] = [
@@ -32,11 +36,35 @@ const fn pool(node: u8) -> SpinLock<Pool> {
 /// Chunks of reserved frames that are looked at before an allocation is tried again.
 const RECLAIM_BUDGET: usize = 4096;
 
+/// Whether a node's reserve of zeroed blocks lacks any, so that idle CPUs need not lock the pool
+/// to know. Taken by the one that zeroes; written under the pool's lock otherwise.
+static LACKS_ZEROED: [AtomicBool; MAX_NODES] = [const { AtomicBool::new(false) }; MAX_NODES];
+
 /// Does something with a node's pool.
 pub fn with_pool<T>(node: NodeId, action: impl FnOnce(&mut Pool) -> T) -> Option<T> {
-    POOLS
-        .get(usize::from(node.0))
-        .map(|pool| action(&mut pool.lock()))
+    let mut pool = POOLS.get(usize::from(node.0))?.lock();
+    let done = action(&mut pool);
+    let lacks = LACKS_ZEROED.get(usize::from(node.0))?;
+    lacks.store(pool.wants_zeroing(), Ordering::Relaxed);
+    Some(done)
+}
+
+/// Whether an idle CPU of `node` may [`zero_ahead`].
+pub fn lacks_zeroed(node: NodeId) -> bool {
+    let lacks = LACKS_ZEROED.get(usize::from(node.0));
+    lacks.is_some_and(|lacks| lacks.load(Ordering::Relaxed))
+}
+
+/// Zeroes one frame of `node` for its reserve, unless another CPU is at it. The pool is locked so
+/// long: nobody else has the frame, and whoever needs the pool waits for one frame at most.
+#[cold]
+pub fn zero_ahead(node: NodeId) {
+    let lacks = LACKS_ZEROED.get(usize::from(node.0));
+    if lacks.is_some_and(|lacks| lacks.swap(false, Ordering::Relaxed)) {
+        // SAFETY: the frame is free and its pool is locked, so nobody uses it.
+        let zero = |frame| unsafe { metal::zero_frames_for_guest(frame, 1) };
+        with_pool(node, |pool| pool.zero_ahead(&host::get().map, zero));
+    }
 }
 
 /// A node's numbers.
@@ -44,14 +72,48 @@ pub fn counts(node: NodeId) -> PoolCounts {
     with_pool(node, |pool| pool.counts()).unwrap_or_default()
 }
 
+/// What each node keeps of its memory for [`allocate_from_reserve`]: one frame of so many.
+const RESERVE_SHARE: u64 = 256;
+static RESERVES: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
+
+/// Frames of a node that are kept for guests that write what they share.
+pub fn reserve(node: NodeId) -> u64 {
+    let reserve = RESERVES.get(usize::from(node.0));
+    reserve.map_or(0, |frames| frames.load(Ordering::Relaxed))
+}
+
+/// Sets the reserves aside, once the pools are full.
+pub fn keep_reserves() {
+    for (node, kept) in (0..).zip(&RESERVES) {
+        let free = counts(NodeId(node)).free;
+        kept.store(free / RESERVE_SHARE, Ordering::Relaxed);
+    }
+}
+
 /// A block of 2^`order` frames as near to `home` as there is one. Only where no node has any are
-/// frames that were set aside for guests taken back.
+/// frames that were set aside for guests taken back. A guest gets none of the reserve.
 pub fn allocate(home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
+    let is_guests = matches!(purpose, Purpose::Private(_) | Purpose::Reserved(_));
+    allocate_above(home, order, purpose, is_guests)
+}
+
+/// A frame for a guest that writes what it shares with others: it never waits for them.
+pub fn allocate_from_reserve(home: NodeId, purpose: Purpose) -> Option<Mfn> {
+    allocate_above(home, 0, purpose, false)
+}
+
+fn allocate_above(home: NodeId, order: u8, purpose: Purpose, keep: bool) -> Option<Mfn> {
     let host = host::get();
     let take = || {
         let mut nodes = host.preference.from(home).iter();
         nodes.find_map(|&node| {
-            with_pool(node, |pool| pool.allocate(&host.map, order, purpose, home)).flatten()
+            let kept = if keep { reserve(node) } else { 0 };
+            with_pool(node, |pool| {
+                let is_enough = pool.counts().free >= kept + (1 << order);
+                is_enough.then(|| pool.allocate(&host.map, order, purpose, home))
+            })
+            .flatten()
+            .flatten()
         })
     };
     take().or_else(|| {
@@ -62,7 +124,11 @@ pub fn allocate(home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
             .unwrap_or(0)
                 > 0
         });
-        if freed { take() } else { None }
+        if freed || order == 0 && sharing::evict_some(home) {
+            take()
+        } else {
+            None
+        }
     })
 }
 
@@ -86,11 +152,6 @@ pub fn take_for_el2(home: NodeId, order: u8) -> Option<Mfn> {
     let first = allocate(home, order, Purpose::Hypervisor)?;
     ram(first, 1 << order).zero(0, (FRAME_SIZE as usize) << order);
     Some(first)
-}
-
-/// Whether `pa` is memory of the machine that the frame table knows.
-pub fn is_memory(pa: Pa) -> bool {
-    host::get().map.entry(pa.frame()).is_some()
 }
 
 /// The contents of frames that pools gave out. Frames of EL2's own heap are not for this.
@@ -150,6 +211,17 @@ impl TableMemory for Tables {
     }
 }
 
+/// Word `n` of what a frame holds.
+#[inline]
+pub fn word(frame: Mfn, n: usize) -> u64 {
+    view(frame).read(n)
+}
+
+/// Sets word `n` of a frame of EL2's own.
+pub fn set_word(frame: Mfn, n: usize, value: u64) {
+    view(frame).write(n, value);
+}
+
 #[inline]
 fn view(table: Mfn) -> Table {
     // SAFETY: as in `ram`: tables come from the pools.
@@ -171,7 +243,15 @@ impl Frames for Metal {
     }
 
     fn allocate_local(&self, home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
-        with_pool(home, |pool| pool.allocate(self.map(), order, purpose, home)).flatten()
+        let (first, lacks_now) = with_pool(home, |pool| {
+            let lacked = pool.wants_zeroing();
+            let first = pool.allocate(self.map(), order, purpose, home);
+            (first, !lacked && pool.wants_zeroing())
+        })?;
+        if lacks_now {
+            sched::rouse(home);
+        }
+        first
     }
 
     fn free(&self, first: Mfn, order: u8) {
@@ -192,6 +272,54 @@ impl Frames for Metal {
     fn zero(&self, first: Mfn, count: u64) {
         // SAFETY: the frames are one VM's, and nobody sees them yet.
         unsafe { metal::zero_frames_for_guest(first, count) }
+    }
+
+    fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
+        allocate_from_reserve(home, Purpose::Private(owner))
+    }
+
+    fn copy(&self, from: Mfn, to: Mfn) {
+        ram(to, 1).copy_from(0, ram(from, 1), 0, FRAME_SIZE as usize);
+        cache::publish(to.address(), FRAME_SIZE, Duty::Guest);
+    }
+
+    fn join(&self, frame: Mfn, user: Owner) -> Result<(), Why> {
+        if sharing::join_image(frame, user)? {
+            // The boot loader wrote it: a guest may look at it with its caches off.
+            cache::publish(frame.address(), FRAME_SIZE, Duty::Guest);
+        }
+        Ok(())
+    }
+
+    fn leave(&self, frame: Mfn, user: Owner) {
+        model_sharing::leave(self, frame, user, true);
+    }
+
+    fn leave_later(&self, frame: Mfn, user: Owner) {
+        sharing::leave_later(frame, user);
+    }
+
+    fn claim(&self, frame: Mfn, user: Owner) -> bool {
+        model_sharing::claim(self, frame, user)
+    }
+
+    fn publish(&self, frame: Mfn, user: Owner) -> bool {
+        sharing::publish(frame, user)
+    }
+
+    fn publish_block(&self, frame: Mfn, user: Owner, key: CacheKey) -> bool {
+        sharing::publish_block(frame, user, key)
+    }
+
+    fn forget(&self, token: u64) {
+        let Token { store, disk, block } = Token::decode(token);
+        if store == Store::Swap {
+            disk::forget(disk, block);
+        }
+    }
+
+    fn enlist(&self, frame: Mfn) {
+        sharing::enlist(frame);
     }
 
     fn write(&self, first: Mfn, offset: u64, bytes: &[u8]) {

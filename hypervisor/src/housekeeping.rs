@@ -1,16 +1,44 @@
 //! Work that is nobody's in particular: requests from outside, VMs to take apart, output that
 //! waits. Done between guests, a bounded piece at a time.
 
-use crate::cpu;
-use crate::{control, vm};
-use core::sync::atomic::{AtomicBool, Ordering};
+use crate::cpu::{self, Cpu};
+use crate::{control, host, sched, sharing, vm};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// When there is something to do again, in counts; `u64::MAX`: not by itself.
+static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
 static NEEDED: AtomicBool = AtomicBool::new(false);
 static BUSY: AtomicBool = AtomicBool::new(false);
+static TICKED: AtomicBool = AtomicBool::new(false);
 
 /// There is something to do: some CPU will come.
 pub fn request() {
     NEEDED.store(true, Ordering::SeqCst);
+}
+
+/// There is something to do at that count.
+pub fn request_at(count: u64) {
+    if DUE.fetch_min(count, Ordering::SeqCst) > count {
+        match cpu::this() {
+            cpu if cpu.id.0 == 0 => sched::set_alarm(cpu),
+            // Its alarm is set anew.
+            _ => host::cpu(0).into_iter().for_each(Cpu::poke),
+        }
+    }
+}
+
+/// When there is something to do again: the first CPU's alarm is no later.
+pub fn due_at() -> u64 {
+    DUE.load(Ordering::Relaxed)
+}
+
+/// Requests what is due.
+pub fn notice(now: u64) {
+    if now >= DUE.load(Ordering::Relaxed) {
+        DUE.store(u64::MAX, Ordering::SeqCst);
+        TICKED.store(true, Ordering::SeqCst);
+        request();
+    }
 }
 
 /// Whether there is something to do.
@@ -24,7 +52,10 @@ pub fn some() {
     while NEEDED.load(Ordering::SeqCst) && !BUSY.swap(true, Ordering::SeqCst) {
         NEEDED.store(false, Ordering::SeqCst);
         control::serve();
-        let more = vm::reaper::step();
+        if TICKED.swap(false, Ordering::SeqCst) {
+            vm::tick();
+        }
+        let more = vm::reaper::step() | sharing::settle();
         vm::flush_terminals();
         BUSY.store(false, Ordering::SeqCst);
         if more {

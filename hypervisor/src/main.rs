@@ -26,8 +26,10 @@ mod frames;
 mod heap;
 mod host;
 mod housekeeping;
+mod paging;
 mod physical;
 mod sched;
+mod sharing;
 mod start;
 mod vcpu;
 mod vm;
@@ -45,6 +47,7 @@ extern "C" fn primary_main(device_tree: u64) -> ! {
     sched::init();
     start::devices();
     start::say_what_was_found();
+    sharing::init();
     vm::init();
     start::release_cpus();
     sched::run_forever(cpu::this())

@@ -1,6 +1,7 @@
 //! The scheduler on the machine: run queues per node, CPUs that choose, sleep and are kicked.
 
 use crate::cpu::{self, Cpu, ENTITIES_MAX};
+use crate::frames;
 use crate::host;
 use crate::vcpu::{self, Outcome};
 use crate::vm::Instance;
@@ -61,6 +62,12 @@ pub fn loads() -> heapless::Vec<Load, MAX_NODES> {
         .filter_map(Once::get)
         .map(|queue| queue.lock().load())
         .collect()
+}
+
+/// How many vCPUs more the machine can run.
+pub fn free_entities() -> u64 {
+    let free = |node: &&AtomicU8| node.load(Ordering::Relaxed) == NOWHERE;
+    NODES.iter().filter(free).count() as u64
 }
 
 /// Reserves an entity for a vCPU that is about to be made.
@@ -158,6 +165,15 @@ fn idle_elsewhere(node: NodeId) -> Option<&'static Cpu> {
     })
 }
 
+/// Lets an idle CPU of `node`, where there is one, see what there is for idle CPUs to do.
+#[cold]
+pub fn rouse(node: NodeId) {
+    let idle = queue(node.0).and_then(|queue| queue.lock().idle_cpu());
+    if let Some(cpu) = idle.and_then(|cpu| host::cpu(cpu.0)) {
+        cpu.kick();
+    }
+}
+
 /// Whether anybody waits for a CPU of this one's node.
 pub fn somebody_waits(cpu: &Cpu) -> bool {
     queue(cpu.node.0).is_some_and(|queue| queue.lock().waiting() > 0)
@@ -228,7 +244,10 @@ fn run(cpu: &'static Cpu, pick: Pick) {
 fn settle(cpu: &'static Cpu, vm: &Instance, vcpu: &vcpu::Vcpu, outcome: Outcome, ran: u64) {
     let entity = vcpu.entity;
     let now = now_ns();
-    let deadline = vcpu.core.try_lock().and_then(|core| core.timer.deadline());
+    let deadline = vcpu
+        .core
+        .try_lock()
+        .and_then(|core| core.deadline(vm.time_offset()));
     if outcome == Outcome::Preempted {
         in_queue(entity, |queue| {
             queue.entity(entity)?;
@@ -244,11 +263,10 @@ fn settle(cpu: &'static Cpu, vm: &Instance, vcpu: &vcpu::Vcpu, outcome: Outcome,
     if asleep != Some(true) || outcome != Outcome::Waiting {
         return;
     }
-    if let Some(at) = deadline {
-        let at = at.wrapping_add(vm.time_offset());
-        if !cpu.sleepers.lock().add(at, entity.0) {
-            wake(entity);
-        }
+    if let Some(at) = deadline
+        && !cpu.sleepers.lock().add(at, entity.0)
+    {
+        wake(entity);
     }
     // Whoever asked for its attention while it fell asleep may have missed it.
     if vcpu.attention.load(Ordering::SeqCst) != 0 {
@@ -256,9 +274,14 @@ fn settle(cpu: &'static Cpu, vm: &Instance, vcpu: &vcpu::Vcpu, outcome: Outcome,
     }
 }
 
-/// Sets the CPU's alarm for whatever comes first: the end of a slice, or somebody to wake.
+/// Sets the CPU's alarm for whatever comes first: the end of a slice, the guest's physical timer,
+/// or somebody to wake.
 pub fn set_alarm(cpu: &Cpu) {
-    let at = cpu.sleepers.lock().earliest().min(cpu.slice_end.get());
+    let mut own = cpu.slice_end.get().min(cpu.guest_deadline.get());
+    if cpu.id.0 == 0 {
+        own = own.min(crate::housekeeping::due_at());
+    }
+    let at = cpu.sleepers.lock().earliest().min(own);
     if at == u64::MAX {
         timer::clear_alarm();
     } else {
@@ -275,6 +298,7 @@ pub fn begin_slice(cpu: &Cpu) {
 
 /// Wakes those whose time has come.
 pub fn wake_sleepers(cpu: &Cpu) {
+    crate::housekeeping::notice(timer::now());
     loop {
         let due = cpu.sleepers.lock().take_due(timer::now());
         match due {
@@ -299,9 +323,12 @@ fn rest(cpu: &'static Cpu) {
     cpu.slice_end.set(u64::MAX);
 }
 
-/// Sleeps until an interrupt is pending, and counts the time.
+/// Sleeps until an interrupt is pending, and counts the time; zeroes frames ahead before.
 pub fn sleep(cpu: &Cpu) {
     let began = timer::now();
+    while frames::lacks_zeroed(cpu.node) && !metal::is_interrupt_pending() {
+        frames::zero_ahead(cpu.node);
+    }
     metal::wait_for_interrupt();
     vcpu::add(&cpu.idle, timer::now() - began);
 }

@@ -5,9 +5,9 @@
 //! whose clock counts instructions (see [`counted`]), each run twice: the same binaries must
 //! print the same bytes. What is measured and aimed at is in `bench/figures.toml`.
 
-mod counted;
-mod initramfs;
-mod table;
+pub mod counted;
+pub mod initramfs;
+pub mod table;
 
 use crate::{
     images,
@@ -29,11 +29,11 @@ use tests_boot::{
 };
 
 /// The kernel that is measured.
-const KERNEL: &str = "trixie-cloud";
+pub const KERNEL: &str = "trixie-cloud";
 /// KASLR and KPTI are off: on this CPU the first turns the second on, which makes each system call
 /// several times as long, here and on the peers. The kernel's jitter source is off, too: its start
 /// takes as long as chance will have it.
-const LINUX_ARGS: &str =
+pub const LINUX_ARGS: &str =
     "console=ttyAMA0 quiet panic=-1 nokaslr kpti=off initcall_blacklist=jent_mod_init";
 /// Bytes of the disk that Linux reads.
 const DISK: usize = 16 << 20;
@@ -112,7 +112,8 @@ fn directory() -> PathBuf {
     project::products().join("bench")
 }
 
-fn initrd() -> PathBuf {
+/// What Linux starts with.
+pub fn initrd() -> PathBuf {
     directory().join("initramfs.cpio")
 }
 
@@ -121,7 +122,10 @@ fn disk() -> PathBuf {
 }
 
 /// A file of the asset cache.
-fn cached(path: &str) -> Outcome<PathBuf> {
+///
+/// # Errors
+/// There is no cache.
+pub fn cached(path: &str) -> Outcome<PathBuf> {
     let cache = assets::cache()
         .ok_or("there is no asset cache, because neither UNDERPIN_CACHE nor HOME is set")?;
     Ok(cache.join(path))
@@ -130,6 +134,18 @@ fn cached(path: &str) -> Outcome<PathBuf> {
 /// Builds Underpin, the guests, and what the Linux guest boots and reads.
 fn build(step: &mut Step<'_>) -> Outcome {
     images::all(step)?;
+    linux_program(step)?;
+    // No page of it is like another, and none is zero.
+    let numbers = (0..DISK as u64 / 8).flat_map(u64::to_le_bytes);
+    fs::write(disk(), numbers.collect::<Vec<u8>>())
+        .map_err(|error| format!("cannot write {}: {error}", disk().display()))
+}
+
+/// Builds what the Linux guest boots: [`initrd`].
+///
+/// # Errors
+/// As cargo says, or a file cannot be read or written.
+pub fn linux_program(step: &Step<'_>) -> Outcome {
     step.doing("building the Linux benchmark");
     step.command(&mut cargo(
         "linux",
@@ -137,13 +153,9 @@ fn build(step: &mut Step<'_>) -> Outcome {
     ))?;
     let program = assets::target().join("linux/aarch64-unknown-linux-gnu/release/bench_linux");
     let archive = initramfs::archive(&program, &cached(&format!("kernels/{KERNEL}"))?)?;
-    let write = |path: PathBuf, bytes: &[u8]| {
-        fs::write(&path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))
-    };
-    write(initrd(), &archive)?;
-    // No page of it is like another, and none is zero.
-    let numbers = (0..DISK as u64 / 8).flat_map(u64::to_le_bytes);
-    write(disk(), &numbers.collect::<Vec<u8>>())
+    fs::create_dir_all(directory())
+        .and_then(|()| fs::write(initrd(), archive))
+        .map_err(|error| format!("cannot write {}: {error}", initrd().display()))
 }
 
 /// A table, the run it is from, and whether a second run was the same.
@@ -187,6 +199,15 @@ fn entries(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
     if let (Some(with), Some(without)) = (null(&mitigated), null(&ours)) {
         ours.insert("bhb".to_owned(), with - without);
     }
+    let ready = ["first_store", "first_store_worst"];
+    set_apart(
+        step,
+        &guest,
+        (1, "bhb=off zeroed=off"),
+        ("nano:", 1),
+        &ready,
+        &mut ours,
+    )?;
     let table = Table::new("entries", Unit::Instructions, &rows.entry, &bare, &ours);
     Ok(Measured { table, run, agreed })
 }
@@ -205,13 +226,48 @@ fn linux(step: &mut Step<'_>, rows: &Rows, cpus: u32, name: &'static str) -> Out
     let bare = figures("bench:", 0, &counted::bare(&guest)?.console)?;
     let (run, agreed) = twice(step, &guest, cpus, "")?;
     let mut ours = figures("bench:", 0, &run.console)?;
+    let ready = ["mmap_64m_first_touch"];
+    set_apart(
+        step,
+        &guest,
+        (cpus, "zeroed=off"),
+        ("bench:", 0),
+        &ready,
+        &mut ours,
+    )?;
     ours.extend(own_start(&run.log).map(|ns| ("own_start".to_owned(), ns)));
     let table = Table::new(name, Unit::Times, &rows.linux, &bare, &ours);
     Ok(Measured { table, run, agreed })
 }
 
+/// The figures `keys` of `ours` are from memory that idle CPUs had zeroed, as is usual: they become
+/// `KEY_ready`, beside those of a run without such memory.
+fn set_apart(
+    step: &Step<'_>,
+    guest: &Guest,
+    (cpus, el2): (u32, &str),
+    (prefix, skip): (&str, usize),
+    keys: &[&str],
+    ours: &mut Figures,
+) -> Outcome {
+    step.doing("in a VM, with nothing zeroed ahead");
+    let run = counted::under_underpin(guest, cpus, el2)?;
+    let without = figures(prefix, skip, &run.console)?;
+    for &key in keys {
+        let ready = match without.get(key) {
+            Some(figure) => ours.insert(key.to_owned(), *figure),
+            None => ours.remove(key),
+        };
+        ours.extend(ready.map(|figure| (format!("{key}_ready"), figure)));
+    }
+    Ok(())
+}
+
 /// Reads `PREFIX KEY NUMBER...` lines: the number that follows `skip` others.
-fn figures(prefix: &str, skip: usize, console: &str) -> Outcome<Figures> {
+///
+/// # Errors
+/// There are none, or the guest has failed.
+pub fn figures(prefix: &str, skip: usize, console: &str) -> Outcome<Figures> {
     let figure = |line: &str| {
         let mut words = line.split_once(prefix)?.1.split_whitespace();
         let key = words.next()?.to_owned();

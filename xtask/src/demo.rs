@@ -4,6 +4,7 @@ use crate::{
     images, project,
     step::{Outcome, Step, Steps, print_line},
 };
+use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -64,14 +65,44 @@ fn play(steps: &mut Steps, keep: bool) -> Option<()> {
     steps.run("shut down", |step| machine.shut_down(step))
 }
 
+/// What is asked of `underpin mem -o json`.
+#[derive(Deserialize)]
+struct Memory {
+    vms: Vec<VmMemory>,
+    machine: MachineMemory,
+}
+
+/// Bytes of a VM's memory.
+#[derive(Deserialize)]
+struct VmMemory {
+    name: String,
+    shared: u64,
+    entitlement: u64,
+}
+
+/// Bytes of the machine's memory.
+#[derive(Deserialize)]
+struct MachineMemory {
+    saved: u64,
+}
+
+/// The most bytes that a VM had, of each kind: an ended VM holds nothing any more.
+#[derive(Clone, Copy, Default)]
+struct Most {
+    touched: u64,
+    shared: u64,
+    entitlement: u64,
+}
+
 /// The machine, through the `underpin` command. Dropped, it is killed, unless it was left.
 struct Machine {
     command: PathBuf,
     sim: Option<Child>,
     heard: BTreeSet<(String, usize)>,
     states: BTreeSet<(String, String)>,
-    /// The most memory that each VM has touched.
-    touched: BTreeMap<String, u64>,
+    most: BTreeMap<String, Most>,
+    /// The most bytes that sharing has saved at one time.
+    saved: u64,
 }
 
 impl Machine {
@@ -108,7 +139,8 @@ impl Machine {
             sim: Some(sim),
             heard: BTreeSet::new(),
             states: BTreeSet::new(),
-            touched: BTreeMap::new(),
+            most: BTreeMap::new(),
+            saved: 0,
         };
         let deadline = Instant::now() + START_MAX;
         while let Err(why) = machine.list() {
@@ -145,35 +177,63 @@ impl Machine {
         Ok(vms)
     }
 
+    /// Looks at what the VMs have of the machine's memory.
+    fn look_at_memory(&mut self, vms: &[VmStatus]) -> Outcome {
+        let memory: Memory = status::parse("mem", &self.verb(&["mem", "-o", "json"])?)?;
+        self.saved = self.saved.max(memory.machine.saved);
+        for vm in vms {
+            let most = self.most.entry(vm.name.clone()).or_default();
+            most.touched = most.touched.max(vm.touched);
+        }
+        for vm in memory.vms {
+            let most = self.most.entry(vm.name).or_default();
+            most.shared = most.shared.max(vm.shared);
+            most.entitlement = most.entitlement.max(vm.entitlement);
+        }
+        Ok(())
+    }
+
     /// Tells what the VMs say and use until each has done its work and powered itself off; then
     /// shows what they have used.
     fn watch_work(&mut self, step: &Step<'_>) -> Outcome {
         let deadline = Instant::now() + WORK_MAX;
         let mut told = Instant::now();
         loop {
-            let mut vms = self.list()?;
-            for vm in &mut vms {
+            let vms = self.list()?;
+            for vm in &vms {
                 self.hear(step, vm)?;
-                let most = self.touched.entry(vm.name.clone()).or_default();
-                *most = vm.touched.max(*most);
-                // An ended VM holds nothing any more.
-                vm.touched = *most;
             }
+            self.look_at_memory(&vms)?;
             if vms.iter().all(|vm| vm.state == "ended") {
-                step.say(&table(&vms));
+                step.say(&table(&vms, &self.most, self.saved));
                 return self.all_compiled(&vms);
             }
             if step.has_bar() || told.elapsed() > TELL {
                 told = Instant::now();
-                step.doing(&vms.iter().map(figures).collect::<Vec<_>>().join("   "));
+                step.doing(
+                    &vms.iter()
+                        .map(|vm| self.figures(vm))
+                        .collect::<Vec<_>>()
+                        .join("   "),
+                );
             }
             if Instant::now() > deadline {
                 let seconds = WORK_MAX.as_secs();
                 let late = format!("the VMs have not done their work in {seconds} s");
-                return Err(format!("{late}\n{}", table(&vms)));
+                let table = table(&vms, &self.most, self.saved);
+                return Err(format!("{late}\n{table}"));
             }
             sleep(POLL);
         }
+    }
+
+    /// What a VM has used so far, in a few words.
+    fn figures(&self, vm: &VmStatus) -> String {
+        let most = self.most.get(&vm.name).copied().unwrap_or_default();
+        let [touched, shared] = [most.touched, most.shared].map(|bytes| bytes >> 20);
+        let run = vm.run_ns as f64 / 1e9;
+        let name = &vm.name;
+        format!("{name}: {touched} MiB touched, {shared} MiB shared, ran {run:.0} s")
     }
 
     fn all_compiled(&self, vms: &[VmStatus]) -> Outcome {
@@ -241,9 +301,10 @@ impl Machine {
         self.sim = None;
         let command = self.command.display();
         print_line("\nThe machine stays up. Try:");
+        print_line(&format!("  {command} mem"));
+        print_line(&format!("  {command} mem why {KEPT}"));
         print_line(&format!("  {command} console {KEPT}    (Ctrl-] leaves it)"));
-        print_line(&format!("  {command} show {KEPT}"));
-        print_line(&format!("  {command} shutdown"));
+        print_line(&format!("and end it with: {command} shutdown"));
     }
 }
 
@@ -266,29 +327,28 @@ fn said(line: &str) -> Option<&str> {
     line.split_once(GUEST_LINE).map(|(_, said)| said.trim())
 }
 
-/// What a VM has used so far, in a few words.
-fn figures(vm: &VmStatus) -> String {
-    let (touched, run) = (vm.touched >> 20, vm.run_ns as f64 / 1e9);
-    format!("{}: {touched} MiB touched, ran {run:.0} s", vm.name)
-}
-
-/// The VMs as people see them: what they were given and what they took, and below that where
-/// their exits went, the most frequent class first.
-fn table(vms: &[VmStatus]) -> String {
+/// The VMs as people see them: what they were given and took, and what sharing saved; below that
+/// where their exits went, the most frequent class first.
+fn table(vms: &[VmStatus], most: &BTreeMap<String, Most>, saved: u64) -> String {
     let mut text = format!(
-        "\n{:12} {:26} {:>5} {:>9} {:>9} {:>9} {:>9}\n",
-        "VM", "kernel", "vCPUs", "memory", "touched", "run", "stolen"
+        "\n{:12} {:26} {:>5} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}\n",
+        "VM", "kernel", "vCPUs", "memory", "touched", "shared", "entitled", "run", "stolen"
     );
     for vm in vms {
-        let (given, touched) = (vm.memory >> 20, vm.touched >> 20);
+        let most = most.get(&vm.name).copied().unwrap_or_default();
+        let amounts = [vm.memory, most.touched, most.shared, most.entitlement];
+        let amounts = amounts
+            .map(|bytes| format!(" {:>4} MiB", bytes >> 20))
+            .concat();
         let (run, stolen) = (vm.run_ns as f64 / 1e9, vm.steal_ns as f64 / 1e9);
         let row = format_args!(
-            "{:12} {:26} {:>5} {given:>5} MiB {touched:>5} MiB {run:>7.1} s {stolen:>7.1} s",
+            "{:12} {:26} {:>5}{amounts} {run:>6.1} s {stolen:>6.1} s",
             vm.name, vm.kernel, vm.vcpus
         );
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{row}");
     }
+    let _ = writeln!(text, "saved by sharing, at most: {} MiB", saved >> 20);
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     for (class, count) in vms.iter().flat_map(|vm| &vm.exits) {
         *sums.entry(class).or_default() += count;
@@ -316,14 +376,21 @@ mod tests {
         let json = r#"{"name":"compile-1","kernel":"trixie","state":"running","vcpus":2,"memory":536870912,
             "touched":104857600,"run_ns":2500000000,"steal_ns":0,"exits":{"uart":7,"memory":0,"wfi":30}}"#;
         let vm: VmStatus = serde_json::from_str(json).unwrap();
-        let shown = table(&[vm]);
+        let most = Most {
+            touched: 100 << 20,
+            shared: 60 << 20,
+            entitlement: 30 << 20,
+        };
+        let most = BTreeMap::from([("compile-1".to_owned(), most)]);
+        let shown = table(&[vm], &most, 90 << 20);
         let words = |line: usize| shown.lines().nth(line).map(str::split_whitespace);
-        let row = "compile-1 trixie 2 512 MiB 100 MiB 2.5 s 0.0 s";
+        let row = "compile-1 trixie 2 512 MiB 100 MiB 60 MiB 30 MiB 2.5 s 0.0 s";
         assert!(words(2).unwrap().eq(row.split(' ')), "{shown}");
-        let exits: Vec<&str> = shown.lines().skip(4).collect();
+        assert!(shown.contains("at most: 90 MiB"), "{shown}");
+        let exits: Vec<&str> = shown.lines().skip(5).collect();
         assert_eq!(exits.len(), 3, "{shown}");
-        assert!(words(5).unwrap().eq(["wfi", "30"]));
-        assert!(words(6).unwrap().eq(["uart", "7"]));
+        assert!(words(6).unwrap().eq(["wfi", "30"]));
+        assert!(words(7).unwrap().eq(["uart", "7"]));
     }
 
     #[test]

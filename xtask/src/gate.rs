@@ -12,6 +12,12 @@ use tests_boot::assets;
 /// How long each fuzz target runs in the gate, in seconds.
 const FUZZ_SECONDS: &str = "10";
 
+/// The seed of all property tests in the gate, so that what passed passes again; `soak` looks further.
+const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261121");
+
+/// What the measuring machine may use, because it is loaded into QEMU and never linked with the rest.
+const SIM_LICENCES: [(&str, &str); 1] = [("qemu-plugin-sys", "GPL-2.0-or-later")];
+
 /// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -49,7 +55,7 @@ impl Tally {
 /// Runs the whole gate; gives whether all passed.
 pub fn run() -> bool {
     let mut gate = Gate {
-        steps: Steps::new(9, project::products().join("test-logs")),
+        steps: Steps::new(10, project::products().join("test-logs")),
         tally: Tally::default(),
     };
     gate.check("format", format);
@@ -58,7 +64,12 @@ pub fn run() -> bool {
     gate.check("lints", lints);
     gate.tests(
         "host tests",
-        &mut cargo("host", "test --workspace --no-fail-fast"),
+        cargo("host", "test --workspace --no-fail-fast").env(PROPERTY_SEED.0, PROPERTY_SEED.1),
+        false,
+    );
+    gate.tests(
+        "simulator tests",
+        &mut project::sim_cargo("test --no-fail-fast"),
         false,
     );
     gate.tests("fuzzing", &mut fuzz(FUZZ_SECONDS), false);
@@ -87,6 +98,13 @@ pub fn boot_tests(soak: bool) -> Command {
 pub fn build_boot_tests(step: &mut Step<'_>) -> Outcome {
     step.command(&mut cargo("host", "build --release -p tests_boot"))
         .map(drop)
+}
+
+/// The property tests, each with so many random cases that nobody saw before.
+pub fn properties(cases: &str) -> Command {
+    let mut command = cargo("host", "test --release --workspace --no-fail-fast");
+    command.env("PROPTEST_CASES", cases);
+    command
 }
 
 /// The fuzz targets, each for so many seconds on its saved seeds.
@@ -200,7 +218,7 @@ fn manifests() -> impl Iterator<Item = &'static str> {
 fn format(step: &mut Step<'_>) -> Outcome {
     if has(step, "host", "fmt") {
         step.command(&mut cargo("host", "fmt --all --check"))?;
-        for manifest in manifests() {
+        for manifest in manifests().chain([project::SIM_MANIFEST]) {
             step.command(&mut cargo(
                 "host",
                 &format!("fmt --all --check --manifest-path {manifest}"),
@@ -227,6 +245,8 @@ fn lints(step: &mut Step<'_>) -> Outcome {
             "host",
             "clippy --workspace --all-targets -- -D warnings",
         ))?;
+        let mut sim = project::sim_cargo("clippy --workspace --all-targets");
+        step.command(sim.args(["--", "-D", "warnings"]))?;
     }
     if has(step, "el2", "clippy") {
         // A dependency of the image's, which its own lints leave out.
@@ -243,12 +263,12 @@ fn lints(step: &mut Step<'_>) -> Outcome {
 
 fn allowed_licences(_: &mut Step<'_>) -> Outcome {
     let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let mut refused = licences::refused(&project::metadata("Cargo.toml", &host)?)?;
+    let mut refused = licences::refused(&project::metadata("Cargo.toml", &host)?, &[])?;
+    let sim = project::metadata(project::SIM_MANIFEST, &host)?;
+    refused.extend(licences::refused(&sim, &SIM_LICENCES)?);
     for manifest in manifests() {
-        refused.extend(licences::refused(&project::metadata(
-            manifest,
-            project::EL2_TARGET,
-        )?)?);
+        let metadata = project::metadata(manifest, project::EL2_TARGET)?;
+        refused.extend(licences::refused(&metadata, &[])?);
     }
     refused.sort();
     refused.dedup();

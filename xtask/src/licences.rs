@@ -31,18 +31,22 @@ struct Package {
     source: Option<String>,
 }
 
-/// Checks what `cargo metadata` printed; gives a line for each outside crate that is refused.
+/// Checks what `cargo metadata` printed; gives a line for each outside crate that is refused. Those
+/// of `by_name` may have the licence that stands beside them, whatever it is.
 ///
 /// # Errors
 /// It is not what `cargo metadata` prints.
-pub fn refused(metadata: &[u8]) -> Result<Vec<String>, String> {
+pub fn refused(metadata: &[u8], by_name: &[(&str, &str)]) -> Result<Vec<String>, String> {
     let metadata: Metadata = serde_json::from_slice(metadata)
         .map_err(|e| format!("cannot read cargo's metadata: {e}"))?;
     let outside = metadata
         .packages
         .into_iter()
         .filter(|package| package.source.is_some());
-    let refused = outside.filter(|package| !package.license.as_deref().is_some_and(is_allowed));
+    let refused = outside.filter(|package| {
+        let may_have = |licence| is_allowed(licence) || by_name.contains(&(&package.name, licence));
+        !package.license.as_deref().is_some_and(may_have)
+    });
     let say = |p: Package| {
         format!(
             "{} {}: {}",
@@ -139,9 +143,14 @@ mod tests {
         let none = package("none", "\"registry\"", "null");
         let metadata = format!("{{\"packages\":[{ours},{good},{bad},{none}]}}");
         assert_eq!(
-            refused(metadata.as_bytes()).unwrap(),
+            refused(metadata.as_bytes(), &[]).unwrap(),
             ["bad 1.0.0: GPL-3.0", "none 1.0.0: no licence"]
         );
-        assert!(refused(b"[]").is_err());
+        let by_name = [("bad", "GPL-3.0"), ("none", "GPL-3.0")];
+        assert_eq!(
+            refused(metadata.as_bytes(), &by_name).unwrap(),
+            ["none 1.0.0: no licence"]
+        );
+        assert!(refused(b"[]", &[]).is_err());
     }
 }

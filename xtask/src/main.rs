@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_sharing;
 mod demo;
 mod gate;
 mod images;
@@ -42,6 +43,17 @@ enum Task {
         #[arg(long)]
         write: bool,
     },
+    /// Print what sharing memory costs, saves and tells
+    BenchSharing {
+        /// Experiments, of `steps`, `unique`, `hiding` and `footprint`; all without a name
+        experiments: Vec<String>,
+        /// Take Underpin and the bare guests as `xtask build` has left them
+        #[arg(long)]
+        built: bool,
+        /// Put the figures into SPECIFICATION.md, too
+        #[arg(long)]
+        write: bool,
+    },
     /// Run also the slow boot tests, and fuzz, again and again
     Soak {
         /// For at least so many hours; 0: once
@@ -62,6 +74,11 @@ fn main() -> ExitCode {
         Task::Test => gate::run(),
         Task::Demo { keep } => demo::run(keep),
         Task::Bench { write } => bench::run(write),
+        Task::BenchSharing {
+            experiments,
+            built,
+            write,
+        } => bench_sharing::run(&experiments, built, write),
         Task::Soak { hours } => soak::run(hours),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),

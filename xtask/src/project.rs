@@ -10,7 +10,13 @@ use tests_boot::assets;
 /// The target of everything that runs at EL2 or bare in a VM.
 pub const EL2_TARGET: &str = "aarch64-unknown-none-softfloat";
 /// Manifests of workspaces beside the root's, all built by `scripts/cargo el2`.
-pub const EL2_MANIFESTS: [&str; 2] = ["hypervisor/Cargo.toml", "tests/guests/Cargo.toml"];
+pub const EL2_MANIFESTS: [&str; 3] = [
+    "hypervisor/Cargo.toml",
+    "tests/guests/Cargo.toml",
+    "sim/guest/Cargo.toml",
+];
+/// The workspace of the measuring machine, built for the host.
+pub const SIM_MANIFEST: &str = "sim/Cargo.toml";
 
 /// The checkout.
 pub fn root() -> PathBuf {
@@ -21,6 +27,14 @@ pub fn root() -> PathBuf {
 /// `underpin` command finds the image.
 pub fn products() -> PathBuf {
     root().join("target")
+}
+
+/// `scripts/cargo host WORDS` for the measuring machine, whose products have a place of their own.
+pub fn sim_cargo(command: &str) -> Command {
+    let target = assets::target().join("sim");
+    let mut cargo = cargo("host", &format!("{command} --manifest-path {SIM_MANIFEST}"));
+    cargo.arg("--target-dir").arg(target);
+    cargo
 }
 
 /// What cargo built for EL2.

@@ -1,4 +1,4 @@
-//! `xtask soak`: all boot tests and long fuzzing, as often as there is time for.
+//! `xtask soak`: all boot tests, long fuzzing and many cases of all properties, as often as there is time for.
 
 use crate::{
     gate, images, project,
@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 /// How long each fuzz target runs in a round, in seconds.
 const FUZZ_SECONDS: &str = "300";
+
+/// Random cases of each property test in a round.
+const CASES: &str = "20000";
 
 /// Runs rounds until the time is over; gives whether all passed.
 pub fn run(hours: f64) -> bool {
@@ -29,10 +32,11 @@ pub fn run(hours: f64) -> bool {
             "round {rounds}, after {:.1} h",
             start.elapsed().as_secs_f64() / 3600.0
         ));
-        let mut steps = Steps::new(2, project::products().join("soak-logs"));
+        let mut steps = Steps::new(3, project::products().join("soak-logs"));
         for (name, mut command) in [
             ("boot tests", gate::boot_tests(true)),
             ("fuzzing", gate::fuzz(FUZZ_SECONDS)),
+            ("property tests", gate::properties(CASES)),
         ] {
             let done = steps.run(name, |step| {
                 let (good, _) = step.watch(&mut command, |line| step.say(line))?;

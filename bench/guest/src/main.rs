@@ -28,6 +28,8 @@ const MANY: u64 = 10_000;
 const FEW: u64 = 100;
 /// Microseconds that WFI sleeps.
 const SLEEP: u64 = 100;
+/// Microseconds in which a hypervisor can do what it does when its CPU is idle.
+const REST: u64 = 50_000;
 /// Memory that is stored to for the first time, in bytes.
 const NEW_MEMORY: u64 = 64 << 20;
 /// The SGI to itself, and the one that goes to and fro.
@@ -43,6 +45,7 @@ fn main(machine: &'static Machine) -> Verdict {
     for intid in [SELF, BALL, VIRTUAL_INTID] {
         gic::Line::new(intid).enable();
     }
+    sleep(REST);
     entries();
     interrupts();
     wake();
@@ -138,20 +141,23 @@ fn interrupts() {
 
 /// How late WFI wakes for the timer, with the interrupt masked.
 fn wake() {
-    let mut late = 0;
-    for _ in 0..FEW {
-        let deadline = timer::now() + timer::ticks(SLEEP);
-        timer::fire_at(deadline);
-        while !timer::is_firing() {
-            cpu::wait_for_interrupt();
-        }
-        late += timer::now() - deadline;
-        // Taken and ended by hand: an interrupt that stayed pending would keep the next WFI awake.
-        let intid = gic::acknowledge();
-        timer::stop();
-        gic::end(intid);
-    }
+    let late = (0..FEW).map(|_| sleep(SLEEP)).sum();
     report("wfi_wake", late, FEW);
+}
+
+/// Sleeps so many microseconds by WFI; gives by how many ticks it woke late.
+fn sleep(microseconds: u64) -> u64 {
+    let deadline = timer::now() + timer::ticks(microseconds);
+    timer::fire_at(deadline);
+    while !timer::is_firing() {
+        cpu::wait_for_interrupt();
+    }
+    let late = timer::now() - deadline;
+    // Taken and ended by hand: an interrupt that stayed pending would keep the next WFI awake.
+    let intid = gic::acknowledge();
+    timer::stop();
+    gic::end(intid);
+    late
 }
 
 /// Stores to memory that nobody has touched, one per page: the average over one part, the worst

@@ -10,6 +10,7 @@ mod console;
 mod disk;
 mod memory;
 mod process;
+mod reading;
 mod wake;
 
 use rustix::{
@@ -34,6 +35,12 @@ fn main() {
     match env::args().nth(1).as_deref() {
         Some(process::EXIT) => {}
         Some(process::ECHO) => process::echo(),
+        Some(reading::READ) => {
+            if let Err(why) = start().and_then(|()| reading::measure("/dev/vda")) {
+                println!("bench: failed {why}");
+            }
+            let _ = reboot(RebootCommand::PowerOff);
+        }
         _ => {
             if let Err(why) = run(started) {
                 println!("bench: failed {why}");
@@ -44,7 +51,8 @@ fn main() {
     }
 }
 
-fn run(started: f64) -> Outcome {
+/// Loads the drivers, and waits until the kernel has settled.
+fn start() -> Outcome {
     mount("dev", "/dev", "devtmpfs", MountFlags::empty(), None)?;
     for module in fs::read_to_string("/modules.order")?.lines() {
         init_module(&fs::read(format!("/modules/{module}"))?, c"")?;
@@ -52,6 +60,11 @@ fn run(started: f64) -> Outcome {
     // Waits for the pool of random numbers: while it is empty, each system call pays for that.
     getrandom(&mut [0_u8; 8], GetRandomFlags::empty())?;
     sleep(SETTLE);
+    Ok(())
+}
+
+fn run(started: f64) -> Outcome {
+    start()?;
     let cpus = sched_getaffinity(None)?.count();
     pin(0)?;
     clock::report("boot_to_init", started);

@@ -1,5 +1,6 @@
 //! Requests from outside: decoded and checked, then done, then answered.
 
+mod memory;
 pub mod port;
 
 use crate::vm::{self, Refusal};
@@ -106,6 +107,10 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         }
         Request::List(after) => list(after, &mut answer)?,
         Request::About(request::SHOW, name) => show(name, &mut answer)?,
+        Request::About(request::MEM_WHY, name) => memory::why(name, &mut answer)?,
+        Request::About(request::FIT, name) => {
+            answer.push(&vm::fit(&vm::find(name)?.record)?);
+        }
         Request::About(kind, name) => about(kind, name)?,
         Request::ConsoleInput(name, typed) => {
             answer.push(&type_at(name, typed)?);
@@ -116,6 +121,17 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         Request::Set(request) => vm::set(&request)?,
         Request::Nodes => nodes(&mut answer),
         Request::Entries => entries(&mut answer),
+        Request::Mem(after) => memory::list(after, &mut answer)?,
+        Request::MachineMem => {
+            answer.push(&memory::machine());
+        }
+        Request::Reclaim(request) => {
+            answer.push(&vm::reclaim(&request)?);
+        }
+        Request::Fit(record) => {
+            answer.push(&vm::fit(record)?);
+        }
+        Request::Pages(request) => memory::pages(&request, &mut answer)?,
         Request::PowerOff => {
             log::info!("powered off from outside");
             host::get().power_off();
@@ -225,6 +241,8 @@ fn nodes(answer: &mut Answer) {
             remote: counts.given_remote,
             cpus: host::cpus().filter(|cpu| cpu.node == node).count() as u32,
             vcpus: (load.weight / 256) as u32,
+            zeroed: counts.zeroed() * FRAME_SIZE,
+            zeroed_given: counts.given_zeroed,
         });
     }
 }

@@ -44,8 +44,8 @@ struct Inbox {
 )]
 pub fn start(mut transport: Transport) -> Result<(), Error> {
     begin(&mut transport, 0);
-    let mut receive = BufferQueue::new(&mut transport, RECEIVE, 0)?;
-    let transmit = BufferQueue::new(&mut transport, TRANSMIT, TRANSMIT_ORDER)?;
+    let mut receive = BufferQueue::new(&mut transport, RECEIVE, 0, 0)?;
+    let transmit = BufferQueue::new(&mut transport, TRANSMIT, TRANSMIT_ORDER, 0)?;
     transport.finish_init();
     while let Some((slot, buffer)) = receive.claim() {
         receive.lend(&mut transport, slot, 0, buffer.size() as u32)?;

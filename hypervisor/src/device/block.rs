@@ -1,40 +1,98 @@
-//! A VM's disk: requests of its virtio-blk device, served from a base image and an overlay, or
-//! from a partition of a physical disk.
+//! A VM's disk: requests of its virtio-blk device, served from a base and an overlay, or from a
+//! partition of a physical disk.
+//!
+//! What is in memory is served at once. For what is not, a [`Part`] of the request goes to the
+//! physical disk in a buffer of EL2's own, and the request goes on from there when it is back.
 
-use super::overlay::{CowDisk, Piece};
-use super::virtio::{register, update_line};
-use crate::frames;
-use crate::physical::disk::Partition;
-use crate::vm::Instance;
+use super::overlay::{Base, CowDisk};
+use super::request::{Loaded, Turn, execute, fill, first_read};
+use super::virtio::{Slot, register, update_line};
+use crate::physical::disk::{self, Buffer, Io, JOBS_FOR_PAGES, Job, Partition};
+use crate::vm::{self, Instance};
+use crate::{heap, housekeeping};
+use abi::bundle::Image;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine_contract::GuestMemory;
+use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
-use model_addr::{FRAME_SIZE, Ipa};
-use model_disk_overlay::OverlayError;
+use model_addr::{Gfn, VmId};
 use model_virtio::Transport;
-use model_virtio::blk::{Blk, Next, Operation, Request, SECTOR_SIZE, SectorRange, Status};
+use model_virtio::blk::{Blk, Next, Operation, Request, Status};
 
 /// Bytes moved, and requests served, in one go.
 const BYTES_AT_ONCE: u64 = 256 * 1024;
 const REQUESTS_AT_ONCE: u32 = 64;
-/// Table entries that one go of a discard looks at.
-const ZERO_BUDGET: u32 = 4096;
 
 /// What holds a disk's data.
 pub enum Backing {
-    /// A base image and a private overlay.
+    /// A base and a private overlay.
     Cow(CowDisk),
-    /// A base image that cannot be written.
-    ReadOnly(&'static [u8]),
+    /// A base image that cannot be written, and whether others may use what is read of it.
+    ReadOnly(Image<'static>, bool),
     /// A partition of a physical disk.
     Partition(Partition),
+}
+
+impl Backing {
+    fn partition(&self) -> Option<&Partition> {
+        match self {
+            Self::Partition(partition) => Some(partition),
+            Self::Cow(disk) => match &disk.base {
+                Base::Partition(partition) => Some(partition),
+                Base::Image(_) => None,
+            },
+            Self::ReadOnly(..) => None,
+        }
+    }
+}
+
+/// A request of a VM that a physical disk is at.
+pub struct Part {
+    /// The VM.
+    pub vm: VmId,
+    /// Its virtio window.
+    window: usize,
+    /// The request.
+    pub request: Request,
+    /// Bytes of its data that are done.
+    pub done: u64,
+    /// Bytes that were really read or written for it.
+    moved: u64,
+}
+
+impl Part {
+    /// What `io` said was done with `buffer`, or went wrong: the request goes on.
+    pub fn go_on(self: Box<Self>, buffer: Buffer, io: Io, done: bool) {
+        // Where the VM has ended in the meantime there is nobody to tell.
+        if let Some(vm) = vm::instance(self.vm)
+            && let Some(Slot::Block(block)) = vm.virtio.get(self.window)
+        {
+            block.go_on(&vm, self, buffer, io, done);
+        }
+    }
+}
+
+/// A request that is done, of which a disk with a limited rate tells later.
+struct Held {
+    until: u64,
+    request: Box<Request>,
+    status: Status,
 }
 
 struct State {
     transport: Transport<Blk>,
     backing: Backing,
-    request: Box<Request>,
+    /// Where the next request is taken to.
+    request: Option<Box<Request>>,
+    /// A request that waits for a buffer of the physical disk.
+    parked: Option<(Box<Part>, Io)>,
+    /// Requests that the physical disk is at.
+    under_way: u32,
+    /// Bytes a second; 0: no limit.
+    limit: u64,
+    /// When the disk is done with what it was limited to.
+    busy_until: u64,
+    held: Option<Held>,
 }
 
 /// Counters of a disk.
@@ -55,12 +113,18 @@ pub struct Block {
 }
 
 impl Block {
-    /// A disk that looks like `device` and keeps its data in `backing`.
-    pub fn new(device: Blk, backing: Backing) -> Self {
+    /// A disk that looks like `device` and keeps its data in `backing`, of which `limit` bytes a
+    /// second may be read or written (0: any number).
+    pub fn new(device: Blk, backing: Backing, limit: u64) -> Self {
         let state = State {
             transport: Transport::new(device),
             backing,
-            request: Box::default(),
+            request: Some(Box::default()),
+            parked: None,
+            under_way: 0,
+            limit,
+            busy_until: 0,
+            held: None,
         };
         Self {
             state: SpinLock::new(Rank::Device, state),
@@ -77,34 +141,66 @@ impl Block {
         size: usize,
         value: Option<u64>,
     ) -> u64 {
+        let mut notified = false;
         let mut state = self.state.lock();
-        let State {
-            transport,
-            backing,
-            request,
-        } = &mut *state;
-        register(transport, vm, n, offset, size, value, |transport, vm| {
-            self.serve(transport, backing, request, vm, n);
-        })
+        let read = register(&mut state.transport, vm, n, offset, size, value, |_, _| {
+            notified = true;
+        });
+        if notified {
+            self.serve(&mut state, vm, n);
+            update_line(&state.transport, vm, n);
+        }
+        read
     }
 
     /// Goes on with requests that were put off.
     pub fn proceed(&self, vm: &Instance, n: usize) {
         let mut state = self.state.lock();
-        let State {
-            transport,
-            backing,
-            request,
-        } = &mut *state;
-        self.serve(transport, backing, request, vm, n);
-        update_line(transport, vm, n);
+        self.serve(&mut state, vm, n);
+        update_line(&state.transport, vm, n);
     }
 
-    /// A request to the physical disk has ended.
-    pub fn complete(&self, vm: &Instance, n: usize, request: &Request, status: Status) {
+    /// Whether a request that was held may be told of now; asks to be asked again where it may later.
+    pub fn is_due(&self) -> bool {
+        let state = self.state.lock();
+        let Some(held) = &state.held else {
+            return false;
+        };
+        let is_due = timer::now() >= held.until;
+        if !is_due {
+            housekeeping::request_at(held.until);
+        }
+        is_due
+    }
+
+    fn go_on(&self, vm: &Instance, mut part: Box<Part>, buffer: Buffer, io: Io, done: bool) {
+        let n = part.window;
         let mut state = self.state.lock();
-        state.transport.complete(&vm.memory(), request, status);
+        state.under_way -= 1;
+        part.moved += io.bytes;
+        let page = buffer.data();
+        let turn = if done {
+            let loaded = Some(Loaded { page, io });
+            execute(
+                &mut state.backing,
+                &part.request,
+                &mut part.done,
+                loaded,
+                vm,
+            )
+        } else {
+            Turn::Done(Status::IoError)
+        };
+        match turn {
+            Turn::Needs(io) => begin(&mut state, vm, part, io, Some(buffer)),
+            Turn::Done(status) => {
+                drop(buffer);
+                finish(&mut state, vm, &part.request, status, part.moved);
+            }
+        }
         update_line(&state.transport, vm, n);
+        // Requests may wait for the buffer that became free.
+        vm.put_off_device_work();
     }
 
     /// Queues that the driver broke, since the start.
@@ -137,47 +233,78 @@ impl Block {
         )
     }
 
+    /// Bytes of frames in the overlay that nobody else can use.
+    pub fn overlay_private(&self) -> u64 {
+        match &self.state.lock().backing {
+            Backing::Cow(disk) => disk.private(),
+            _ => 0,
+        }
+    }
+
+    /// The number of the partition that is its base, if one is.
+    pub fn base(&self) -> Option<u8> {
+        let state = self.state.lock();
+        let Backing::Cow(_) = &state.backing else {
+            return None;
+        };
+        state
+            .backing
+            .partition()
+            .map(|partition| partition.number())
+    }
+
     /// Takes the disk's data from it: the VM has ended.
     pub fn into_backing(self) -> Backing {
         self.state.into_inner().backing
     }
 
+    /// Whether the rings of the disk, or a request under way, use a guest frame.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        let Some(state) = self.state.try_lock() else {
+            return true;
+        };
+        let parked = state.parked.as_ref().map(|(part, _)| &part.request);
+        let held = state.held.as_ref().map(|held| &*held.request);
+        let mut waiting = [parked, held].into_iter().flatten();
+        state.transport.uses(gfn) || waiting.any(|request| request.uses(gfn))
+    }
+
     /// Serves requests, as many as one go allows; vCPU 0 comes back for the rest.
-    fn serve(
-        &self,
-        transport: &mut Transport<Blk>,
-        backing: &mut Backing,
-        request: &mut Request,
-        vm: &Instance,
-        n: usize,
-    ) {
+    fn serve(&self, state: &mut State, vm: &Instance, n: usize) {
+        if let Some((part, io)) = state.parked.take() {
+            begin(state, vm, part, io, None);
+        }
+        if let Some(held) = state.held.take_if(|held| timer::now() >= held.until) {
+            let Held {
+                request, status, ..
+            } = held;
+            state.transport.complete(&vm.memory(), &request, status);
+        }
+        if let Some(mut request) = state.request.take() {
+            self.serve_next(state, &mut request, vm, n);
+            state.request = Some(request);
+        }
+    }
+
+    fn serve_next(&self, state: &mut State, request: &mut Request, vm: &Instance, n: usize) {
         let memory = vm.memory();
         let mut bytes = 0;
         for _ in 0..REQUESTS_AT_ONCE {
+            // A disk with a limited rate does one request after the other.
+            let is_busy = state.held.is_some() || state.limit > 0 && state.under_way > 0;
+            if is_busy || state.parked.is_some() {
+                return;
+            }
             if bytes >= BYTES_AT_ONCE {
                 break;
             }
-            if let Backing::Partition(partition) = backing
-                && !partition.has_room()
-            {
-                // The end of a request under way comes back to this.
-                return;
-            }
-            match transport.next_request(&memory, request) {
+            match state.transport.next_request(&memory, request) {
                 Next::Empty => return,
                 Next::Answered => count(&self.counts.refused, 1),
                 Next::Request => {
                     bytes += u64::from(request.data_bytes());
                     self.count_request(request);
-                    if let Backing::Partition(partition) = backing {
-                        match partition.submit(vm.id, n, &memory, request) {
-                            Ok(()) => {}
-                            Err(status) => transport.complete(&memory, request, status),
-                        }
-                    } else {
-                        let status = execute(backing, request, vm);
-                        transport.complete(&memory, request, status);
-                    }
+                    start(state, request, vm, n);
                 }
             }
         }
@@ -205,122 +332,71 @@ fn count(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);
 }
 
-/// Does a request whose data are in memory.
-fn execute(backing: &mut Backing, request: &Request, vm: &Instance) -> Status {
-    let done = match (request.operation(), backing) {
-        (Operation::Read { sector }, Backing::Cow(disk)) => {
-            transfer(request, sector, |at, ipa, len| {
-                read_piece(disk, vm, at, ipa, len)
-            })
-        }
-        (Operation::Read { sector }, Backing::ReadOnly(image)) => {
-            transfer(request, sector, |at, ipa, len| {
-                read_base(image, vm, at, ipa, len)
-            })
-        }
-        (Operation::Write { sector }, Backing::Cow(disk)) => {
-            transfer(request, sector, |at, ipa, len| {
-                write_piece(disk, vm, at, ipa, len)
-            })
-        }
-        (Operation::Discard | Operation::WriteZeroes, Backing::Cow(disk)) => request
-            .ranges()
-            .iter()
-            .all(|range| zero_range(disk, *range)),
-        // What is written lives as long as the VM: there is nothing to make durable.
-        (Operation::Flush, _) => true,
-        _ => false,
+/// Begins with a request.
+fn start(state: &mut State, request: &mut Request, vm: &Instance, window: usize) {
+    let mut done = 0;
+    let moved = match (&state.backing, state.limit) {
+        (_, 0) => 0,
+        (backing, _) => first_read(backing, request),
     };
-    if done { Status::Ok } else { Status::IoError }
-}
-
-/// Goes through a request's segments in pieces that lie in one 4 KiB block of the disk.
-fn transfer(request: &Request, sector: u64, mut each: impl FnMut(u64, Ipa, usize) -> bool) -> bool {
-    let mut at = sector * SECTOR_SIZE;
-    for segment in request.data() {
-        let mut done = 0;
-        while done < u64::from(segment.len) {
-            let piece = (u64::from(segment.len) - done).min(FRAME_SIZE - at % FRAME_SIZE);
-            if !each(at, Ipa(segment.ipa.0 + done), piece as usize) {
-                return false;
-            }
-            done += piece;
-            at += piece;
+    match execute(&mut state.backing, request, &mut done, None, vm) {
+        Turn::Done(status) => finish(state, vm, request, status, moved),
+        Turn::Needs(_) if !heap::reserve(size_of::<Part>() as u64) => {
+            finish(state, vm, request, Status::IoError, 0);
         }
-    }
-    true
-}
-
-fn read_piece(disk: &CowDisk, vm: &Instance, at: u64, ipa: Ipa, len: usize) -> bool {
-    match disk.locate(at) {
-        Piece::Base(from) => read_base(disk.base, vm, from, ipa, len),
-        Piece::Zero => read_base(&[], vm, 0, ipa, len),
-        Piece::Frame(source, offset) => {
-            let source = frames::ram(source, 1);
-            let copied = vm.memory().pieces(ipa, len, |frame, to, part| {
-                let from = offset + part.start as u64;
-                frames::ram(frame, 1).copy_from(to, source, from, part.len());
+        Turn::Needs(io) => {
+            let part = Box::new(Part {
+                vm: vm.id,
+                window,
+                request: core::mem::take(request),
+                done,
+                moved,
             });
-            copied.is_ok()
+            begin(state, vm, part, io, None);
         }
     }
 }
 
-/// Copies from a base image; beyond its end there are zeroes.
-fn read_base(base: &[u8], vm: &Instance, at: u64, ipa: Ipa, len: usize) -> bool {
-    let start = (at as usize).min(base.len());
-    let there = (base.len() - start).min(len);
-    let rest = vm
-        .memory()
-        .pieces(Ipa(ipa.0 + there as u64), len - there, |frame, to, part| {
-            frames::ram(frame, 1).zero(to, part.len());
-        });
-    vm.memory()
-        .write(ipa, &base[start..start + there])
-        .and(rest)
-        .is_ok()
+/// Gives a part of a request to the physical disk, or parks it until there is a buffer.
+fn begin(state: &mut State, vm: &Instance, part: Box<Part>, io: Io, buffer: Option<Buffer>) {
+    let Some(partition) = state.backing.partition() else {
+        return;
+    };
+    let Some(buffer) = buffer.or_else(|| partition.buffer(JOBS_FOR_PAGES)) else {
+        state.parked = Some((part, io));
+        if state.under_way == 0 {
+            // Nobody else comes back to it.
+            vm.put_off_device_work();
+        }
+        return;
+    };
+    let filled = io.operation != disk::Operation::Write || fill(&part, io, buffer.data(), vm);
+    let refused = match (filled, Job::Request(part)) {
+        (true, job) => partition.begin(buffer, io, job).err(),
+        (false, job) => Some(job),
+    };
+    match refused {
+        None => state.under_way += 1,
+        Some(Job::Request(part)) => finish(state, vm, &part.request, Status::IoError, 0),
+        Some(Job::Page(_)) => {}
+    }
 }
 
-fn write_piece(disk: &mut CowDisk, vm: &Instance, at: u64, ipa: Ipa, len: usize) -> bool {
-    let written = disk.write(at, len as u64, |frame, offset| {
-        let to = frames::ram(frame, 1);
-        let copied = vm.memory().pieces(ipa, len, |from, from_offset, part| {
-            let source = frames::ram(from, 1);
-            to.copy_from(offset + part.start as u64, source, from_offset, part.len());
-        });
-        copied.map_err(|_| OverlayError::NoMemory)
+/// Tells the guest how a request ended for which so many bytes were really moved: now, or when a
+/// disk of the rate it is limited to would be done with them.
+fn finish(state: &mut State, vm: &Instance, request: &Request, status: Status, moved: u64) {
+    if state.limit == 0 || moved == 0 || !heap::reserve(size_of::<Request>() as u64) {
+        state.transport.complete(&vm.memory(), request, status);
+        return;
+    }
+    let takes = u128::from(moved) * u128::from(timer::frequency()) / u128::from(state.limit);
+    let begins = state.busy_until.max(timer::now());
+    let until = begins.saturating_add(u64::try_from(takes).unwrap_or(u64::MAX));
+    state.busy_until = until;
+    housekeeping::request_at(until);
+    state.held = Some(Held {
+        until,
+        request: Box::new(request.clone()),
+        status,
     });
-    if let Err(error) = written {
-        log::warn!(
-            "{}: write at byte {at:#x} of a disk refused: {error}",
-            vm.name()
-        );
-    }
-    written.is_ok()
-}
-
-/// Zeroes a range of sectors: whole blocks by leaving them out, the rest by writing.
-fn zero_range(disk: &mut CowDisk, range: SectorRange) -> bool {
-    let (mut at, end) = (
-        range.sector * SECTOR_SIZE,
-        (range.sector + u64::from(range.count)) * SECTOR_SIZE,
-    );
-    while at < end {
-        let offset = at % FRAME_SIZE;
-        let advanced = if offset == 0 && end - at >= FRAME_SIZE {
-            disk.zero(at, (end - at) & !(FRAME_SIZE - 1), ZERO_BUDGET)
-        } else {
-            let len = (end - at).min(FRAME_SIZE - offset);
-            let zero = |frame, offset| {
-                frames::ram(frame, 1).zero(offset, len as usize);
-                Ok(())
-            };
-            disk.write(at, len, zero).map(|()| len)
-        };
-        match advanced {
-            Ok(bytes) if bytes > 0 => at += bytes,
-            _ => return false,
-        }
-    }
-    true
 }

@@ -1,15 +1,53 @@
-//! A copy-on-write disk: a base image of the bundle, and what the VM wrote over it, in frames.
+//! A copy-on-write disk: a base, which is an image of the bundle or a partition of a physical disk,
+//! and what the VM wrote over it, in frames.
+//!
+//! A block that was written as a whole is a frame that others of the VM's share group may use, with
+//! the disk as one of its users; and a block that equals what a frame of the group holds uses that
+//! frame. Before the disk changes a block, it makes the frame its own again.
 
-use crate::frames::{self, Tables};
+use crate::frames::{self, Metal, Tables};
+use crate::physical::disk::Partition;
+use crate::sharing;
+use abi::bundle::{Image, Place};
 use machine_contract::{FrameSource, TableMemory};
 use model_addr::{FRAME_SIZE, Mfn, NodeId};
 use model_disk_overlay::{Block, Fill, Overlay, OverlayError, Teardown, WritePlan};
-use model_frame_table::Purpose;
+use model_frame_table::{CacheKey, Owner, Purpose, Use};
+use model_virtio::blk::SECTOR_SIZE;
 
 /// Frames and tables of an overlay.
 struct Memory {
     node: NodeId,
     tables: Tables,
+    /// The disk as a user of frames.
+    user: Owner,
+    /// Frames of it that others may use.
+    shared: u64,
+}
+
+impl Memory {
+    fn is_shared(frame: Mfn) -> bool {
+        let entry = crate::host::get().map.entry(frame);
+        entry.is_some_and(|entry| entry.state().usage == Use::Shared)
+    }
+
+    /// Lets others use what a block holds.
+    fn publish(&mut self, frame: Mfn) {
+        if sharing::publish(frame, self.user) {
+            sharing::enlist(frame);
+            self.shared += 1;
+        }
+    }
+
+    /// Takes the frame of a block back from those who may use it; whether it can be written now.
+    fn claim(&mut self, frame: Mfn) -> bool {
+        if !Self::is_shared(frame) {
+            return true;
+        }
+        let claimed = model_sharing::claim(&Metal, frame, self.user);
+        self.shared -= u64::from(claimed);
+        claimed
+    }
 }
 
 impl TableMemory for Memory {
@@ -29,48 +67,81 @@ impl TableMemory for Memory {
 
 impl FrameSource for Memory {
     fn allocate_frame(&mut self) -> Option<Mfn> {
-        frames::allocate(self.node, 0, Purpose::Hypervisor)
+        frames::allocate(self.node, 0, Purpose::Private(self.user))
     }
     fn free_frame(&mut self, frame: Mfn) {
-        frames::free(frame, 0);
+        if Self::is_shared(frame) {
+            model_sharing::leave(&Metal, frame, self.user, false);
+            self.shared -= 1;
+        } else {
+            frames::free(frame, 0);
+        }
     }
 }
 
-/// Where a piece of a block is.
+/// Where a block is.
 pub enum Piece {
-    /// In the base, from this byte on; what is beyond its end reads as zero.
-    Base(u64),
-    /// In a frame, from this byte on.
-    Frame(Mfn, u64),
+    /// In the base.
+    Base,
+    /// In this frame.
+    Frame(Mfn),
     /// Nowhere: zeroes.
     Zero,
 }
 
+/// What is below what a VM wrote.
+pub enum Base {
+    /// An image of the bundle.
+    Image(Image<'static>),
+    /// A partition that nobody writes.
+    Partition(Partition),
+}
+
+impl Base {
+    /// Bytes; whole blocks of a partition.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Image(image) => image.size(),
+            Self::Partition(partition) => (partition.sectors() * SECTOR_SIZE) & !(FRAME_SIZE - 1),
+        }
+    }
+}
+
 /// A base and an overlay.
 pub struct CowDisk {
-    /// The base image.
-    pub base: &'static [u8],
+    /// The base.
+    pub base: Base,
+    /// Whether others may use its blocks, and it theirs.
+    pub share: bool,
     overlay: Overlay,
     memory: Memory,
 }
 
 impl CowDisk {
-    /// A disk of `size` bytes over `base`, that may keep `limit` bytes of its own near `node`.
+    /// A disk of `size` bytes over `base`, that may keep `limit` bytes of its own near `node`, as
+    /// `user` of frames; whether it shares them.
     pub fn new(
-        base: &'static [u8],
-        size: u64,
-        limit: u64,
+        base: Base,
+        (size, limit): (u64, u64),
         node: NodeId,
+        user: Owner,
+        share: bool,
     ) -> Result<Self, OverlayError> {
         let blocks = size.div_ceil(FRAME_SIZE);
-        let base_blocks = (base.len() as u64).div_ceil(FRAME_SIZE);
-        let overlay = Overlay::new(blocks, base_blocks.min(blocks), limit / FRAME_SIZE)?;
+        let overlay = Overlay::new(
+            blocks,
+            base.size().div_ceil(FRAME_SIZE).min(blocks),
+            limit / FRAME_SIZE,
+        )?;
         Ok(Self {
             base,
+            share,
             overlay,
             memory: Memory {
                 node,
                 tables: Tables::new(node, 0),
+                user,
+                shared: 0,
             },
         })
     }
@@ -80,49 +151,126 @@ impl CowDisk {
         (self.overlay.data_blocks() + self.memory.tables.count()) * FRAME_SIZE
     }
 
-    /// Where the byte at `at` is. The piece goes on to the end of its 4 KiB block.
+    /// What the block of byte `at` is known as, where the base is a partition.
+    pub fn key(&self, at: u64) -> Option<CacheKey> {
+        let Base::Partition(partition) = &self.base else {
+            return None;
+        };
+        let block = at / FRAME_SIZE;
+        Some(sharing::key_of(self.memory.user, partition.number(), block))
+    }
+
+    /// Where the block of byte `at` is.
     pub fn locate(&self, at: u64) -> Piece {
         match self.overlay.lookup(&self.memory, at / FRAME_SIZE) {
-            Block::Base => Piece::Base(at),
-            Block::Data(frame) => Piece::Frame(frame, at % FRAME_SIZE),
+            Block::Base => Piece::Base,
+            Block::Data(frame) => Piece::Frame(frame),
             Block::Zero => Piece::Zero,
         }
     }
 
+    /// Bytes of frames that nobody else can use.
+    pub fn private(&self) -> u64 {
+        self.usage().saturating_sub(self.memory.shared * FRAME_SIZE)
+    }
+
     /// Writes `len` bytes at `at`, all in one 4 KiB block. `copy` puts them into the frame, from
-    /// that byte on.
+    /// that byte on. `false` where the base's block must be read first: then `loaded` is to be the
+    /// frame that it was read to.
     pub fn write(
         &mut self,
-        at: u64,
-        len: u64,
+        (at, len): (u64, u64),
+        loaded: Option<Mfn>,
         copy: impl FnOnce(Mfn, u64) -> Result<(), OverlayError>,
-    ) -> Result<(), OverlayError> {
-        let offset = at % FRAME_SIZE;
-        let block = at / FRAME_SIZE;
-        match self
-            .overlay
-            .prepare_write(&mut self.memory, block, len == FRAME_SIZE)?
-        {
-            WritePlan::InPlace(frame) => copy(frame, offset),
+    ) -> Result<bool, OverlayError> {
+        let (block, whole) = (at / FRAME_SIZE, len == FRAME_SIZE);
+        let plan = self.overlay.prepare_write(&mut self.memory, block, whole)?;
+        let frame = match plan {
+            WritePlan::InPlace(old) => {
+                let frame = self.own(block, old)?;
+                copy(frame, at % FRAME_SIZE)?;
+                frame
+            }
             WritePlan::New(new) => {
-                let ram = frames::ram(new.frame(), 1);
-                if new.fill() != Fill::Nothing {
-                    ram.zero(0, FRAME_SIZE as usize);
-                }
-                if new.fill() == Fill::Base {
-                    let start = (block * FRAME_SIZE) as usize;
-                    let end = (start + FRAME_SIZE as usize).min(self.base.len());
-                    ram.write(0, self.base.get(start..end).unwrap_or_default());
-                }
-                match copy(new.frame(), offset) {
-                    Ok(()) => self.overlay.commit(&mut self.memory, new),
-                    Err(error) => {
-                        self.overlay.abandon(&mut self.memory, new);
-                        Err(error)
+                let frame = new.frame();
+                let filled = match new.fill() {
+                    Fill::Nothing => true,
+                    Fill::Base => self.fill(at, frame, loaded),
+                    Fill::Zeroes => {
+                        frames::ram(frame, 1).zero(0, FRAME_SIZE as usize);
+                        true
                     }
+                };
+                if !filled {
+                    self.overlay.abandon(&mut self.memory, new);
+                    return Ok(false);
                 }
+                if let Err(error) = copy(frame, at % FRAME_SIZE) {
+                    self.overlay.abandon(&mut self.memory, new);
+                    return Err(error);
+                }
+                self.overlay.commit(&mut self.memory, new)?;
+                frame
+            }
+        };
+        if whole && self.share {
+            self.memory.publish(frame);
+        }
+        Ok(true)
+    }
+
+    /// Fills a frame with the base's block at `at`; whether that is at hand.
+    fn fill(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> bool {
+        let ram = frames::ram(frame, 1);
+        match (&self.base, loaded) {
+            (Base::Image(image), _) => match image.block(at / FRAME_SIZE) {
+                Place::Page(page, _) => ram.write(0, page),
+                Place::Zero => ram.zero(0, FRAME_SIZE as usize),
+            },
+            (Base::Partition(_), Some(page)) => {
+                ram.copy_from(0, frames::ram(page, 1), 0, FRAME_SIZE as usize);
+            }
+            (Base::Partition(_), None) => {
+                let key = self.key(at).filter(|_| self.share);
+                let copy = |key| sharing::copy_block(key, 0, frame, 0, FRAME_SIZE as usize);
+                return key.is_some_and(copy);
             }
         }
+        true
+    }
+
+    /// The frame of `block`, to be written: `old`, or another one where others use that. It holds
+    /// what the block holds, for a write may fail.
+    fn own(&mut self, block: u64, old: Mfn) -> Result<Mfn, OverlayError> {
+        if self.memory.claim(old) {
+            return Ok(old);
+        }
+        let new = self.memory.allocate_frame().ok_or(OverlayError::NoMemory)?;
+        frames::ram(new, 1).copy_from(0, frames::ram(old, 1), 0, FRAME_SIZE as usize);
+        // The block has an entry: this needs no memory.
+        self.overlay.put(&mut self.memory, block, new)?;
+        self.memory.free_frame(old);
+        Ok(new)
+    }
+
+    /// Makes the block at `at` use a frame of the group that holds what `page` holds, if there is
+    /// one; whether it does. `page` is the guest's: what it stores there meanwhile is written, or
+    /// not.
+    pub fn write_equal(&mut self, at: u64, page: Mfn) -> bool {
+        if !self.share {
+            return false;
+        }
+        let Some(frame) = sharing::join_equal(page, self.memory.user) else {
+            return false;
+        };
+        self.memory.shared += 1;
+        let put = self.overlay.put(&mut self.memory, at / FRAME_SIZE, frame);
+        let is_put = put.is_ok();
+        // What the block had before, or what it could not get.
+        if let Some(left) = put.unwrap_or(Some(frame)) {
+            self.memory.free_frame(left);
+        }
+        is_put
     }
 
     /// Makes whole blocks among `len` bytes from `at` read as zeroes, looking at `budget` entries;

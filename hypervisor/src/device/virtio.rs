@@ -1,10 +1,12 @@
 //! A VM's virtio devices, each behind its register window.
 
+use super::balloon::Balloon;
 use super::block::Block;
 use crate::entropy;
 use crate::vm::{Instance, layout};
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
+use model_addr::Gfn;
 use model_virtio::console::Console;
 use model_virtio::rng::Rng;
 use model_virtio::{Device, Effect, Transport};
@@ -21,6 +23,8 @@ pub enum Slot {
     Console(SpinLock<Transport<Console>>),
     /// An entropy source.
     Rng(SpinLock<Transport<Rng>>),
+    /// A balloon.
+    Balloon(Balloon),
 }
 
 impl Slot {
@@ -56,6 +60,7 @@ impl Slot {
                 let mut transport = transport.lock();
                 register(&mut transport, vm, n, offset, size, value, fill)
             }
+            Self::Balloon(balloon) => balloon.access(vm, n, offset, size, value),
         }
     }
 
@@ -73,15 +78,27 @@ impl Slot {
                 fill(&mut transport, vm);
                 update_line(&transport, vm, n);
             }
+            Self::Balloon(balloon) => balloon.proceed(vm, n),
         }
     }
 
-    /// Queues that their drivers broke, since the start.
+    /// Whether its queues, or a request under way, use a guest frame; yes where that cannot be told.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        match self {
+            Self::Block(block) => block.uses(gfn),
+            Self::Console(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
+            Self::Rng(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
+            Self::Balloon(balloon) => balloon.uses(gfn),
+        }
+    }
+
+    /// Queues that their drivers broke, since the start, and pages that a balloon refused.
     pub fn errors(&self) -> u64 {
         let (errors, _) = match self {
             Self::Block(block) => return block.errors(),
             Self::Console(transport) => transport.lock().errors(),
             Self::Rng(transport) => transport.lock().errors(),
+            Self::Balloon(balloon) => return balloon.errors(),
         };
         errors.into()
     }

@@ -1,35 +1,39 @@
 //! What stage 2 refused: memory that is not there yet, devices, and nothing at all.
 
 use super::{end_vm, inject, mmio};
-use crate::vcpu::{ExitClass, Flow, Loaded};
-use crate::vm::Filled;
-use machine_aarch64::cpu::translate_stage1;
-use machine_aarch64::guest;
+use crate::paging::{self, Coming};
+use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
+use crate::vm::{self, Filled};
+use machine_aarch64::{cpu, guest};
 use model_addr::Ipa;
-use model_trap::{Abort, DataAbort, Injection};
+use model_address_space::Access;
+use model_trap::overwrite::{COPY_BEFORE, Overwrite, Store, is_clear_loop, is_copy_loop};
+use model_trap::{Abort, DataAbort, Fault, Injection};
 
 /// A load or store.
 #[inline]
 pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
     let va = data.abort.va.unwrap_or(0);
-    let Some(ipa) = address(&data.abort) else {
-        return inject(
-            guest,
-            Injection::DataAbort {
-                va,
-                write: data.write,
-            },
-        );
+    let refusal = Injection::DataAbort {
+        va,
+        write: data.write,
+    };
+    let ipa = match address(&data.abort) {
+        Some(ipa) => ipa,
+        // Stage 1 had an address a moment ago: another vCPU has changed the guest's tables, or what
+        // is behind them. The instruction runs again and tells.
+        None if data.abort.fault == Fault::Permission => return Flow::Resume,
+        None => return inject(guest, refusal),
     };
     if guest.vm.memory_contains(ipa) {
-        return memory(
-            guest,
-            ipa,
-            Injection::DataAbort {
-                va,
-                write: data.write,
-            },
-        );
+        let access = if data.is_refused_store() && overwrites(guest, va) {
+            Access::Overwrite
+        } else if data.wants_write() {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        return memory(guest, ipa, access, refusal);
     }
     if data.abort.walk || data.cache_maintenance {
         return mmio::abort(guest, ipa, va, data.write);
@@ -44,8 +48,14 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
 #[inline(never)]
 pub fn instruction(guest: &mut Loaded<'_>, abort: Abort) -> Flow {
     let va = abort.va.unwrap_or(guest.core.context.pc);
+    let refusal = Injection::InstructionAbort { va };
     if let Some(ipa) = address(&abort).filter(|&ipa| guest.vm.memory_contains(ipa)) {
-        return memory(guest, ipa, Injection::InstructionAbort { va });
+        let access = if abort.is_table_update() {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        return memory(guest, ipa, access, refusal);
     }
     guest.vcpu.stats.count(ExitClass::Abort);
     // A guest whose vectors are not in memory would take this abort for ever, at the same place.
@@ -54,22 +64,54 @@ pub fn instruction(guest: &mut Loaded<'_>, abort: Abort) -> Flow {
     if pc.wrapping_sub(vbar) < 0x800 {
         return end_vm(guest, "its exception vectors are not in its memory");
     }
-    inject(guest, Injection::InstructionAbort { va })
+    inject(guest, refusal)
 }
 
 /// The guest-physical address: from the hardware, or, for a permission fault, by the guest's own
 /// stage 1.
 #[inline]
 fn address(abort: &Abort) -> Option<Ipa> {
-    abort.ipa.or_else(|| translate_stage1(abort.va?))
+    abort.ipa.or_else(|| cpu::translate_stage1(abort.va?))
+}
+
+/// Whether the refused store to `va` begins a loop that overwrites all of its page.
+#[inline(never)]
+fn overwrites(guest: &Loaded<'_>, va: u64) -> bool {
+    let context = &guest.core.context;
+    let store = Store {
+        va,
+        pstate: context.pstate,
+        x0: context.register(0),
+        x1: context.register(1),
+        dczid: cpu::dczid(),
+    };
+    let start = context.pc.wrapping_sub(4 * COPY_BEFORE as u64);
+    match store.candidate() {
+        Some(Overwrite::Clear) => mmio::code(guest, context.pc).is_some_and(|c| is_clear_loop(&c)),
+        Some(Overwrite::Copy) => mmio::code(guest, start).is_some_and(|c| is_copy_loop(&c)),
+        None => false,
+    }
 }
 
 /// Memory of the guest that has no frame yet, or fewer rights than it needs.
 #[inline(never)]
-fn memory(guest: &mut Loaded<'_>, ipa: Ipa, refusal: Injection) -> Flow {
+fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) -> Flow {
     guest.vcpu.stats.count(ExitClass::Memory);
-    match guest.vm.fill(ipa, guest.cpu.node) {
+    let (gfn, vcpu) = (ipa.frame(), guest.vcpu.index);
+    if paging::must_wait(guest.vm, gfn, access.writes(), vcpu) {
+        return Flow::Leave(Outcome::Waiting);
+    }
+    match guest.vm.fill(ipa, guest.cpu.node, access) {
         Filled::Done => Flow::Resume,
+        Filled::Away(token) => match paging::bring(guest.vm, gfn, token, 1 << vcpu) {
+            Coming::Now => Flow::Resume,
+            Coming::Soon => Flow::Leave(Outcome::Waiting),
+            Coming::Later => Flow::Leave(Outcome::Preempted),
+        },
+        Filled::NoMemory if vm::somebody_owes() => {
+            paging::stall(guest.vm, vcpu);
+            Flow::Leave(Outcome::Waiting)
+        }
         Filled::NoMemory => end_vm(guest, "the machine has no memory left for it"),
         Filled::Refused => inject(guest, refusal),
     }

@@ -15,7 +15,7 @@ const OFFERED: Capabilities = Capabilities {
     workaround_1: Workaround::Unknown,
     workaround_2: Workaround::Unknown,
     workaround_3: Workaround::Unknown,
-    stolen_time: None,
+    stolen_time: true,
 };
 
 /// HVC: the return address is behind it already.
@@ -49,7 +49,7 @@ fn inject_undefined_at(guest: &mut Loaded<'_>, back: u64) -> Flow {
 #[inline]
 fn call(guest: &mut Loaded<'_>) -> Flow {
     let [function, first, second, third, ..] = guest.core.context.registers;
-    match model_vpsci::decode(function, [first, second, third], &OFFERED) {
+    match model_vpsci::decode(function, [first, second, third], OFFERED) {
         Call::Answered(answer) => reply(guest, answer),
         call => act(guest, call),
     }
@@ -102,6 +102,10 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             let answer =
                 crate::entropy::words().map_or(Random::NO_ENTROPY, |words| random.reply(words));
             reply(guest, answer)
+        }
+        Call::StolenTime => {
+            let record = guest.begin_stolen_time();
+            reply(guest, Reply::X0(record.0))
         }
         Call::Unknown => {
             guest.vm.oddities.unknown_call();

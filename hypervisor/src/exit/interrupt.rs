@@ -32,7 +32,11 @@ pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
         Kind::Alarm => {
             stats.count(ExitClass::Interrupt);
             crate::sched::wake_sleepers(guest.cpu);
-            if timer::now() >= guest.cpu.slice_end.get() {
+            let now = timer::now();
+            if now >= guest.cpu.guest_deadline.get() {
+                guest.drive_physical_timer();
+            }
+            if now >= guest.cpu.slice_end.get() {
                 return Flow::Leave(Outcome::Preempted);
             }
             crate::sched::set_alarm(guest.cpu);

@@ -1,10 +1,12 @@
 //! Loads and stores of device registers.
 
 use super::{inject, skip};
+use crate::frames;
 use crate::vcpu::{ExitClass, Flow, Loaded, attention};
 use crate::vm::{Instance, layout};
 use machine_aarch64::{cpu, guest};
-use model_addr::Ipa;
+use model_addr::{FRAME_SIZE, Ipa};
+use model_address_space::Access as PageAccess;
 use model_trap::{Injection, MmioAccess, instruction};
 use model_vgic::{SyncNeeded, VcpuSet};
 
@@ -41,7 +43,8 @@ pub fn described(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, va: u64) 
 /// An access that the syndrome does not describe: the instruction itself tells.
 #[inline(never)]
 pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Flow {
-    let Some(instruction) = fetch(guest).and_then(instruction::decode) else {
+    let code = code(guest, guest.core.context.pc);
+    let Some(instruction) = code.and_then(|[word]| instruction::decode(word)) else {
         return abort(guest, ipa, va, write);
     };
     let context = &guest.core.context;
@@ -88,14 +91,20 @@ pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Fl
     Flow::Resume
 }
 
-/// The instruction at the guest's program counter, if it can be read.
-fn fetch(guest: &Loaded<'_>) -> Option<u32> {
-    let pa = cpu::translate_guest_read(guest.core.context.pc)?;
-    crate::frames::is_memory(pa).then(|| {
-        // SAFETY: RAM, and the program counter of an A64 guest is a multiple of four (else it had
-        // taken an alignment fault).
-        unsafe { guest::fetch(model_addr::Pa(pa.0 & !3)) }
-    })
+/// The instruction words at a virtual address of the guest, where they can be read and are in one
+/// page.
+pub fn code<const WORDS: usize>(guest: &Loaded<'_>, va: u64) -> Option<[u32; WORDS]> {
+    let ipa = cpu::translate_stage1(va)?;
+    let offset = ipa.offset();
+    if !ipa.is_aligned(4) || offset + 4 * WORDS as u64 > FRAME_SIZE {
+        return None;
+    }
+    let memory = guest.vm.memory();
+    let read = |frame| frames::ram(frame, 1).read_words(offset);
+    let words = memory
+        .space
+        .with_frame(ipa, PageAccess::Read, memory.node, read);
+    words.ok()
 }
 
 /// Nothing is there: the guest has an external abort, as on a bus without a device.

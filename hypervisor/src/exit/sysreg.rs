@@ -3,8 +3,10 @@
 use super::{inject, skip};
 use crate::host;
 use crate::vcpu::{ExitClass, Flow, Loaded, attention};
+use machine_aarch64::timer;
 use model_trap::{Injection, SysregAccess, SysregId};
 use model_vgic::{Sgi, SgiRegister};
+use model_vtimer::Register;
 
 const ICC_SGI1R: SysregId = SysregId::new(3, 0, 12, 11, 5);
 const ICC_ASGI1R: SysregId = SysregId::new(3, 0, 12, 11, 6);
@@ -72,8 +74,8 @@ fn send(guest: &mut Loaded<'_>, register: SgiRegister, value: u64) {
     }
 }
 
-/// Registers that read as zero and ignore writes, so that guests which touch them without asking
-/// live on; everything else is undefined. Both are counted.
+/// The physical timer; registers that read as zero and ignore writes, so that guests which touch
+/// them without asking live on; everything else is undefined. The latter two are counted.
 #[inline(never)]
 fn others(
     guest: &mut Loaded<'_>,
@@ -85,8 +87,11 @@ fn others(
 ) -> Flow {
     guest.vcpu.stats.count(ExitClass::SystemRegister);
     let value = match register {
+        CNTP_CTL => return physical_timer(guest, Register::Control, rt, is_read),
+        CNTP_CVAL => return physical_timer(guest, Register::Compare, rt, is_read),
+        CNTP_TVAL => return physical_timer(guest, Register::Value, rt, is_read),
         OSLSR_EL1 => OS_LOCK_OPEN,
-        ACTLR_EL1 | CNTP_TVAL | CNTP_CTL | CNTP_CVAL => 0,
+        ACTLR_EL1 => 0,
         // Debug: guests see no breakpoint that works (op0 = 2).
         register if register.op0() == 2 => 0,
         register => return undefined(guest, register),
@@ -96,6 +101,21 @@ fn others(
     }
     if is_read {
         guest.core.context.set_register(rt, value);
+    }
+    skip(guest);
+    Flow::Resume
+}
+
+/// The physical timer counts as `CNTPCT_EL0` does, which guests read without a trap.
+fn physical_timer(guest: &mut Loaded<'_>, register: Register, rt: u8, is_read: bool) -> Flow {
+    let now = timer::now();
+    if is_read {
+        let value = guest.core.physical_timer.read(register, now);
+        guest.core.context.set_register(rt, value);
+    } else {
+        let value = guest.core.context.register(rt);
+        guest.core.physical_timer.write(register, value, now);
+        guest.drive_physical_timer();
     }
     skip(guest);
     Flow::Resume

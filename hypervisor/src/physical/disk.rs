@@ -1,63 +1,105 @@
-//! Physical disks: virtio-blk driven at EL2, divided by a GUID partition table, a partition for
-//! one VM at a time.
+//! Physical disks: virtio-blk driven at EL2, divided by a GUID partition table. A partition is in
+//! the hands of one VM at a time, or the base of the disks of many.
 //!
-//! Requests of guests go through buffers of EL2's own, so that a guest's frames are never in a
-//! device's hands; a request larger than a buffer goes in turns.
+//! Requests go through buffers of EL2's own, so that a guest's frames are never in a device's
+//! hands; one that is larger than a buffer goes in turns. In a buffer the data begin with a frame,
+//! so that whole blocks of the disk are whole frames of the buffer.
 
 use super::queue::{BufferQueue, Transport, begin};
-use crate::device::virtio::Slot;
-use crate::{heap, vm};
+use crate::device::block::Part;
+use crate::frames::Tables;
+use crate::{paging, sharing};
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::ops::Deref;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use machine_aarch64::frames::Ram;
-use machine_contract::GuestMemory;
 use machine_locks::{Once, Rank, SpinLock};
-use model_addr::VmId;
-use model_virtio::blk::{Operation, Request, SECTOR_SIZE, Status};
+use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
+use model_paging::Words;
+use model_virtio::blk::SECTOR_SIZE;
 use virtio_drivers::Error;
 use virtio_drivers::transport::Transport as _;
 
 /// Requests under way at a time.
 const JOBS: usize = 16;
-/// A job's buffer as an order of frames: 128 KiB, for 64 KiB of data, header and status.
+/// Of them, those that wait for no guest's requests: pages that vCPUs wait for.
+pub const JOBS_FOR_PAGES: usize = 4;
+/// A job's buffer as an order of frames: 128 KiB, for header, 64 KiB of data, and status.
 const BUFFER_ORDER: u8 = 5;
-const DATA_AT_ONCE: u64 = 64 * 1024;
+/// The most bytes of data in one job.
+pub const DATA_AT_ONCE: u64 = 64 * 1024;
 /// `struct virtio_blk_req` before its data: le32 type, le32 reserved, le64 sector.
 const HEADER_BYTES: u32 = 16;
+/// Where header and data are in a buffer.
+const HEADER_AT: u64 = FRAME_SIZE - HEADER_BYTES as u64;
+const DATA_AT: u64 = FRAME_SIZE;
 const FEATURE_FLUSH: u64 = 1 << 9;
-const REQUEST_IN: u32 = 0;
-const REQUEST_OUT: u32 = 1;
-const REQUEST_FLUSH: u32 = 4;
 /// The most physical disks.
 const DISKS_MAX: usize = 4;
 /// The most partitions of a disk that are offered.
 const PARTITIONS_MAX: usize = 16;
+/// Blocks looked at for a free one to swap to.
+const SWAP_BUDGET: u64 = 4096;
 
-/// A guest's request under way.
-struct Job {
-    vm: VmId,
-    /// The VM's virtio window.
-    window: usize,
-    /// The partition's first sector.
-    start: u64,
-    request: Request,
-    /// Bytes done, and bytes in the device's hands.
-    done: u64,
-    now: u64,
+/// What a job asks of the device (virtio 5.2.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Operation {
+    /// Fills the buffer.
+    Read = 0,
+    /// Stores what is in the buffer.
+    Write = 1,
+    /// Makes durable what was written.
+    Flush = 4,
+}
+
+/// A transfer between a buffer and a partition.
+#[derive(Clone, Copy, Debug)]
+pub struct Io {
+    /// What is done.
+    pub operation: Operation,
+    /// The first sector on the partition.
+    pub sector: u64,
+    /// Bytes, at most [`DATA_AT_ONCE`].
+    pub bytes: u64,
+}
+
+/// Who hears of a transfer's end.
+pub enum Job {
+    /// A disk of a VM, which is at a part of a request.
+    Request(Box<Part>),
+    /// A VM, of which a page comes or goes.
+    Page(paging::Move),
 }
 
 struct Hardware {
     transport: Transport,
     queue: BufferQueue<64, JOBS>,
-    jobs: [Option<Box<Job>>; JOBS],
+    jobs: [Option<Lent>; JOBS],
+}
+
+/// What a buffer in the device's hands is for.
+struct Lent {
+    partition: u8,
+    io: Io,
+    job: Job,
 }
 
 /// A partition as it was found.
 struct Entry {
+    /// From 1 on, over all disks.
+    number: u8,
     name: heapless::String<108>,
     first: u64,
     sectors: u64,
-    taken: AtomicBool,
+    /// How many VMs have it as a base; -1 where one has it alone.
+    takers: AtomicI32,
+    /// Blocks of it may be in the cache.
+    was_base: AtomicBool,
+    /// What its blocks must hold, as far as it is known: [`sharing::fingerprint`], 0 where not.
+    known: SpinLock<(Words, Tables)>,
+    /// Bytes read of it.
+    reads: AtomicU64,
 }
 
 struct Disk {
@@ -67,10 +109,25 @@ struct Disk {
 
 static DISKS: [Once<Disk>; DISKS_MAX] = [const { Once::new() }; DISKS_MAX];
 
-/// A partition in the hands of one VM; it is free again when this is dropped.
-pub struct Partition {
+/// A partition, for those who know that a VM has it.
+#[derive(Clone, Copy)]
+pub struct Extent {
     disk: &'static Disk,
     entry: &'static Entry,
+}
+
+/// A partition in the hands of a VM; it is given back when this is dropped.
+pub struct Partition {
+    extent: Extent,
+    is_base: bool,
+}
+
+impl Deref for Partition {
+    type Target = Extent;
+
+    fn deref(&self) -> &Extent {
+        &self.extent
+    }
 }
 
 /// Why a partition cannot be had.
@@ -82,16 +139,51 @@ pub enum Unavailable {
     Taken,
 }
 
+/// A buffer of a disk, for one transfer after the other; free again when this is dropped.
+pub struct Buffer {
+    disk: &'static Disk,
+    slot: usize,
+    ram: Ram,
+}
+
 impl Drop for Partition {
     fn drop(&mut self) {
-        self.entry.taken.store(false, Ordering::Release);
+        let left = i32::from(self.is_base);
+        let Entry {
+            name,
+            takers,
+            reads,
+            ..
+        } = self.extent.entry;
+        if self.is_base {
+            let read = reads.load(Ordering::Relaxed);
+            log::info!("partition {name:?}: {} KiB read so far", read >> 10);
+        } else {
+            self.extent.clear();
+        }
+        let _ = takers.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |now| {
+            Some((now - left).max(0))
+        });
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.disk.hardware.lock().queue.release(self.slot);
+    }
+}
+
+impl Buffer {
+    /// The first of the frames of its data.
+    pub fn data(&self) -> Mfn {
+        Pa(self.ram.start().0 + DATA_AT).frame()
     }
 }
 
 /// Starts a disk and reads its partition table.
 pub fn start(number: usize, mut transport: Transport) -> Result<(), Error> {
     begin(&mut transport, FEATURE_FLUSH);
-    let queue = BufferQueue::new(&mut transport, 0, BUFFER_ORDER)?;
+    let queue = BufferQueue::new(&mut transport, 0, BUFFER_ORDER, HEADER_AT)?;
     transport.finish_init();
     // struct virtio_blk_config begins with the capacity; registers are read by words.
     let [low, high]: [u32; 2] = transport.read_config_space(0)?;
@@ -101,7 +193,7 @@ pub fn start(number: usize, mut transport: Transport) -> Result<(), Error> {
         queue,
         jobs: [const { None }; JOBS],
     };
-    let partitions = read_partitions(&mut hardware, sectors);
+    let partitions = read_partitions(number, &mut hardware, sectors);
     for entry in &partitions {
         log::info!(
             "disk {number}: partition {:?}, {} MiB",
@@ -117,7 +209,11 @@ pub fn start(number: usize, mut transport: Transport) -> Result<(), Error> {
     slot.set(disk).map_err(|_| Error::AlreadyUsed)
 }
 
-fn read_partitions(hardware: &mut Hardware, sectors: u64) -> heapless::Vec<Entry, PARTITIONS_MAX> {
+fn read_partitions(
+    disk: usize,
+    hardware: &mut Hardware,
+    sectors: u64,
+) -> heapless::Vec<Entry, PARTITIONS_MAX> {
     let mut found = heapless::Vec::new();
     let mut buffer = [0; SECTOR_SIZE as usize];
     let table = model_partitions::read(sectors, &mut buffer, |sector, into| {
@@ -126,11 +222,17 @@ fn read_partitions(hardware: &mut Hardware, sectors: u64) -> heapless::Vec<Entry
     match table {
         Ok(table) => {
             for partition in &table.partitions {
+                let sectors = partition.last_lba - partition.first_lba + 1;
+                let words = Words::new(sectors * SECTOR_SIZE / FRAME_SIZE);
                 let entry = Entry {
+                    number: (disk * PARTITIONS_MAX + found.len() + 1) as u8,
                     name: partition.name.clone(),
                     first: partition.first_lba,
-                    sectors: partition.last_lba - partition.first_lba + 1,
-                    taken: AtomicBool::new(false),
+                    sectors,
+                    takers: AtomicI32::new(0),
+                    was_base: AtomicBool::new(false),
+                    known: SpinLock::new(Rank::Blocks, (words, Tables::new(NodeId(0), 0))),
+                    reads: AtomicU64::new(0),
                 };
                 if found.push(entry).is_err() {
                     log::warn!("only the first {PARTITIONS_MAX} partitions are used");
@@ -143,171 +245,194 @@ fn read_partitions(hardware: &mut Hardware, sectors: u64) -> heapless::Vec<Entry
     found
 }
 
-/// Takes the partition of that name for one VM.
-pub fn take(name: &str) -> Result<Partition, Unavailable> {
-    for disk in DISKS.iter().filter_map(Once::get) {
-        if let Some(entry) = disk.partitions.iter().find(|entry| entry.name == name) {
-            if entry.taken.swap(true, Ordering::AcqRel) {
-                return Err(Unavailable::Taken);
-            }
-            return Ok(Partition { disk, entry });
-        }
-    }
-    Err(Unavailable::Missing)
+fn partitions() -> impl Iterator<Item = (&'static Disk, &'static Entry)> {
+    let disks = DISKS.iter().filter_map(Once::get);
+    disks.flat_map(|disk| disk.partitions.iter().map(move |entry| (disk, entry)))
 }
 
-impl Partition {
+/// Takes the partition of that name: for one VM alone, or as a base that others may have too.
+pub fn take(name: &str, is_base: bool) -> Result<Partition, Unavailable> {
+    let found = partitions().find(|(_, entry)| entry.name == name);
+    let (disk, entry) = found.ok_or(Unavailable::Missing)?;
+    let extent = Extent { disk, entry };
+    // What a VM that has ended asked for last may still be on its way.
+    let is_of = |lent: &Lent| lent.partition == entry.number;
+    if disk.hardware.lock().jobs.iter().flatten().any(is_of) && !is_base {
+        return Err(Unavailable::Taken);
+    }
+    let one_more = |now| match (is_base, now) {
+        (true, 0..) => Some(now + 1),
+        (false, 0) => Some(-1),
+        _ => None,
+    };
+    let takers = &entry.takers;
+    takers
+        .fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more)
+        .map_err(|_| Unavailable::Taken)?;
+    if is_base {
+        entry.was_base.store(true, Ordering::Relaxed);
+    } else {
+        if entry.was_base.swap(false, Ordering::Relaxed) {
+            sharing::forget_disk(entry.number);
+        }
+        extent.clear();
+    }
+    Ok(Partition { extent, is_base })
+}
+
+/// A partition by its number.
+pub fn extent(number: u8) -> Option<Extent> {
+    let mut all = partitions();
+    let (disk, entry) = all.find(|(_, entry)| entry.number == number)?;
+    Some(Extent { disk, entry })
+}
+
+/// Notes that a block of a partition is free of what was swapped to it.
+pub fn forget(number: u8, block: u64) {
+    if let Some(extent) = extent(number) {
+        let (words, tables) = &mut *extent.entry.known.lock();
+        let _ = words.set(tables, block, 0);
+    }
+}
+
+/// Whether a request of a VM that is under way uses a guest frame.
+pub fn is_in_use(vm: VmId, gfn: Gfn) -> bool {
+    DISKS.iter().filter_map(Once::get).any(|disk| {
+        let hardware = disk.hardware.lock();
+        hardware.jobs.iter().flatten().any(|lent| match &lent.job {
+            Job::Request(part) => part.vm == vm && part.request.uses(gfn),
+            Job::Page(_) => false,
+        })
+    })
+}
+
+/// Calls `join` with pages that are on their way, until it says so; whether it did.
+pub fn any_page(mut join: impl FnMut(&mut paging::Move) -> bool) -> bool {
+    DISKS.iter().filter_map(Once::get).any(|disk| {
+        let mut hardware = disk.hardware.lock();
+        hardware
+            .jobs
+            .iter_mut()
+            .flatten()
+            .any(|lent| match &mut lent.job {
+                Job::Request(_) => false,
+                Job::Page(page) => join(page),
+            })
+    })
+}
+
+impl Extent {
     /// Its 512-byte sectors.
     pub fn sectors(&self) -> u64 {
         self.entry.sectors
     }
 
-    /// Whether another request can be begun.
-    pub fn has_room(&self) -> bool {
-        self.disk.hardware.lock().queue.free() > 0
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        &self.entry.name
     }
 
-    /// Begins a guest's request; `window` is the VM's virtio window that hears of its end.
-    /// Refused with the status that the guest is to see.
-    pub fn submit(
-        &self,
-        vm: VmId,
-        window: usize,
-        memory: &impl GuestMemory,
-        request: &Request,
-    ) -> Result<(), Status> {
-        if matches!(
-            request.operation(),
-            Operation::Discard | Operation::WriteZeroes
-        ) {
-            return Err(Status::Unsupported);
+    /// Its number on the machine, from 1 on.
+    pub fn number(&self) -> u8 {
+        self.entry.number
+    }
+
+    /// A free buffer, where so many are `kept` for others; `None` while others have them.
+    pub fn buffer(&self, kept: usize) -> Option<Buffer> {
+        let mut hardware = self.disk.hardware.lock();
+        if hardware.queue.free() <= kept {
+            return None;
         }
-        if !heap::reserve(size_of::<Job>() as u64) {
-            return Err(Status::IoError);
+        let (slot, ram) = hardware.queue.claim()?;
+        let disk = self.disk;
+        Some(Buffer { disk, slot, ram })
+    }
+
+    /// Begins a transfer to or from `buffer`, which is of this partition's disk. Gives the job back
+    /// where the device does not take it; nobody hears of that.
+    pub fn begin(&self, buffer: Buffer, io: Io, job: Job) -> Result<(), Job> {
+        let Io {
+            operation, bytes, ..
+        } = io;
+        let end = io.sector + bytes.div_ceil(SECTOR_SIZE);
+        if end > self.entry.sectors || bytes > DATA_AT_ONCE {
+            return Err(job);
         }
-        let (slot, buffer) = self
-            .disk
-            .hardware
-            .lock()
-            .queue
-            .claim()
-            .ok_or(Status::IoError)?;
-        let (start, request) = (self.entry.first, request.clone());
-        let job = Box::new(Job {
-            vm,
-            window,
-            start,
-            request,
-            done: 0,
-            now: 0,
-        });
-        self.disk
-            .begin(slot, buffer, job, memory)
-            .map_err(|(_, status)| status)
+        write_header(buffer.ram, operation, self.entry.first + io.sector);
+        let data = bytes as u32;
+        let (reads, writes) = match operation {
+            Operation::Write => (HEADER_BYTES + data, 1),
+            Operation::Read | Operation::Flush => (HEADER_BYTES, data + 1),
+        };
+        {
+            let mut hardware = self.disk.hardware.lock();
+            let Hardware {
+                transport,
+                queue,
+                jobs,
+            } = &mut *hardware;
+            if queue.lend(transport, buffer.slot, reads, writes).is_err() {
+                drop(hardware);
+                return Err(job);
+            }
+            let partition = self.entry.number;
+            jobs[buffer.slot] = Some(Lent { partition, io, job });
+        }
+        if operation == Operation::Read {
+            self.entry.reads.fetch_add(bytes, Ordering::Relaxed);
+        }
+        // It is the device's; it comes back in `interrupt`.
+        core::mem::forget(buffer);
+        Ok(())
+    }
+
+    /// Whether a block holds what it held before, as far as that is known; it is from now on.
+    pub fn check(&self, block: u64, page: Mfn) -> bool {
+        let hash = hash(page);
+        let (words, tables) = &mut *self.entry.known.lock();
+        match words.get(tables, block) {
+            // What was swapped is known. Without memory for it, a base's block stays unknown, and is
+            // not taken from those who read it.
+            0 => {
+                let _ = words.set(tables, block, hash);
+                true
+            }
+            known => known == hash,
+        }
+    }
+
+    /// Whether it is known what a block holds.
+    pub fn knows(&self, block: u64) -> bool {
+        let (words, tables) = &*self.entry.known.lock();
+        words.get(tables, block) != 0
+    }
+
+    /// A block of the partition, for swap, that is free, and from now on holds `page`.
+    pub fn take_block(&self, page: Mfn) -> Option<u64> {
+        let (words, tables) = &mut *self.entry.known.lock();
+        words.take(tables, hash(page), SWAP_BUDGET).ok()
+    }
+
+    /// Forgets what its blocks hold.
+    fn clear(&self) {
+        let (words, tables) = &mut *self.entry.known.lock();
+        words.clear(tables);
+    }
+
+    /// Blocks that nothing was swapped to.
+    pub fn free_blocks(&self) -> u64 {
+        self.entry.known.lock().0.free()
     }
 }
 
-impl Disk {
-    /// Gives the next part of a job to the device. Where that fails the buffer is free again.
-    fn begin(
-        &self,
-        slot: usize,
-        buffer: Ram,
-        mut job: Box<Job>,
-        memory: &impl GuestMemory,
-    ) -> Result<(), (Box<Job>, Status)> {
-        let total = u64::from(job.request.data_bytes());
-        job.now = (total - job.done).min(DATA_AT_ONCE);
-        let (kind, sector) = match job.request.operation() {
-            Operation::Read { sector } => (REQUEST_IN, job.start + sector),
-            Operation::Write { sector } => (REQUEST_OUT, job.start + sector),
-            _ => (REQUEST_FLUSH, 0),
-        };
-        write_header(buffer, kind, sector + job.done / SECTOR_SIZE);
-        let data = job.now as u32;
-        let (reads, writes) = match kind {
-            REQUEST_OUT => (HEADER_BYTES + data, 1),
-            _ => (HEADER_BYTES, data + 1),
-        };
-        let mut filled = Ok(());
-        if kind == REQUEST_OUT {
-            filled = for_each_piece(&job, |ipa, offset, piece| {
-                memory.read(ipa, piece).ok()?;
-                buffer.write(u64::from(HEADER_BYTES) + offset, piece);
-                Some(())
-            });
-        }
-        let mut hardware = self.hardware.lock();
-        let Hardware {
-            transport,
-            queue,
-            jobs,
-        } = &mut *hardware;
-        let lent = filled.and_then(|()| {
-            queue
-                .lend(transport, slot, reads, writes)
-                .map_err(|_| Status::IoError)
-        });
-        match lent {
-            Ok(()) => {
-                jobs[slot] = Some(job);
-                Ok(())
-            }
-            Err(status) => {
-                queue.release(slot);
-                Err((job, status))
-            }
-        }
-    }
-
-    /// A part of a job has ended: the next part, or the guest hears of it.
-    fn end(&self, slot: usize, buffer: Ram, written: u32, mut job: Box<Job>) {
-        let Some(vm) = vm::instance(job.vm) else {
-            // The VM has ended in the meantime: there is nobody to tell.
-            self.hardware.lock().queue.release(slot);
-            return;
-        };
-        let memory = vm.memory();
-        let mut status = take_result(buffer, written, &job, &memory);
-        job.done += job.now;
-        if status == Status::Ok && job.done < u64::from(job.request.data_bytes()) {
-            match self.begin(slot, buffer, job, &memory) {
-                Ok(()) => return,
-                Err((failed, refused)) => (job, status) = (failed, refused),
-            }
-        } else {
-            self.hardware.lock().queue.release(slot);
-        }
-        if let Some(Slot::Block(block)) = vm.virtio.get(job.window) {
-            block.complete(&vm, job.window, &job.request, status);
-            // Requests may wait for the buffer that became free.
-            vm.put_off_device_work();
-        }
-    }
+fn hash(page: Mfn) -> u64 {
+    sharing::fingerprint(page).max(1)
 }
 
-fn write_header(buffer: Ram, kind: u32, sector: u64) {
-    buffer.write(0, &kind.to_le_bytes());
-    buffer.write(4, &[0; 4]);
-    buffer.write(8, &sector.to_le_bytes());
-}
-
-/// Takes what a read brought to the guest, and tells how the part went.
-fn take_result(buffer: Ram, written: u32, job: &Job, memory: &impl GuestMemory) -> Status {
-    let is_write = matches!(job.request.operation(), Operation::Write { .. });
-    let mut status = [0xff];
-    buffer.read(u64::from(HEADER_BYTES) + job.now, &mut status);
-    if written == 0 || status[0] != 0 {
-        return Status::IoError;
-    }
-    if is_write {
-        return Status::Ok;
-    }
-    let copied = for_each_piece(job, |ipa, offset, piece| {
-        buffer.read(u64::from(HEADER_BYTES) + offset, piece);
-        memory.write(ipa, piece).ok()
-    });
-    copied.err().unwrap_or(Status::Ok)
+fn write_header(buffer: Ram, operation: Operation, sector: u64) {
+    buffer.write(HEADER_AT, &(operation as u32).to_le_bytes());
+    buffer.write(HEADER_AT + 4, &[0; 4]);
+    buffer.write(HEADER_AT + 8, &sector.to_le_bytes());
 }
 
 impl Hardware {
@@ -317,16 +442,16 @@ impl Hardware {
             transport, queue, ..
         } = self;
         let (slot, buffer) = queue.claim().ok_or(Error::QueueFull)?;
-        write_header(buffer, REQUEST_IN, sector);
+        write_header(buffer, Operation::Read, sector);
         queue.lend(transport, slot, HEADER_BYTES, into.len() as u32 + 1)?;
         // A device that never answers must not keep the machine from starting.
         for _ in 0..100_000_000_u32 {
             if queue.take_back().is_some() {
                 transport.ack_interrupt();
                 queue.release(slot);
-                buffer.read(HEADER_BYTES.into(), into);
+                buffer.read(DATA_AT, into);
                 let mut status = [0xff];
-                buffer.read(u64::from(HEADER_BYTES) + into.len() as u64, &mut status);
+                buffer.read(DATA_AT + into.len() as u64, &mut status);
                 return if status[0] == 0 {
                     Ok(())
                 } else {
@@ -339,29 +464,6 @@ impl Hardware {
     }
 }
 
-/// Goes through the part of a job's data that is in the device's hands, in pieces of at most a
-/// frame: the guest's address, the offset in the part, and a buffer of the piece's size.
-fn for_each_piece(
-    job: &Job,
-    mut each: impl FnMut(model_addr::Ipa, u64, &mut [u8]) -> Option<()>,
-) -> Result<(), Status> {
-    let mut bytes = [0; 512];
-    let (first, end) = (job.done, job.done + job.now);
-    let mut at = 0;
-    for segment in job.request.data() {
-        let segment_end = at + u64::from(segment.len);
-        let mut from = at.max(first);
-        while from < segment_end.min(end) {
-            let len = (segment_end.min(end) - from).min(bytes.len() as u64);
-            let ipa = model_addr::Ipa(segment.ipa.0 + (from - at));
-            each(ipa, from - first, &mut bytes[..len as usize]).ok_or(Status::IoError)?;
-            from += len;
-        }
-        at = segment_end;
-    }
-    Ok(())
-}
-
 /// The disk says that something is done.
 pub fn interrupt(number: usize) {
     let Some(disk) = DISKS.get(number).and_then(Once::get) else {
@@ -370,14 +472,21 @@ pub fn interrupt(number: usize) {
     disk.hardware.lock().transport.ack_interrupt();
     loop {
         let mut hardware = disk.hardware.lock();
-        let Some((slot, buffer, written)) = hardware.queue.take_back() else {
+        let Some((slot, ram, written)) = hardware.queue.take_back() else {
             return;
         };
         let job = hardware.jobs[slot].take();
         drop(hardware);
+        let buffer = Buffer { disk, slot, ram };
+        let Some(Lent { io, job, .. }) = job else {
+            continue;
+        };
+        let mut status = [0xff];
+        ram.read(DATA_AT + io.bytes, &mut status);
+        let done = written > 0 && status[0] == 0;
         match job {
-            Some(job) => disk.end(slot, buffer, written, job),
-            None => disk.hardware.lock().queue.release(slot),
+            Job::Request(part) => part.go_on(buffer, io, done),
+            Job::Page(page) => page.end(buffer, done),
         }
     }
 }

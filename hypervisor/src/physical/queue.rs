@@ -59,17 +59,25 @@ enum Slot {
 }
 
 /// A queue of `SIZE` descriptors and `SLOTS` buffers of whole frames. A buffer in the device's
-/// hands holds, from its first byte, what the device reads, and behind that what it writes.
+/// hands holds, behind bytes that are skipped, what the device reads, and behind that what it
+/// writes.
 pub struct BufferQueue<const SIZE: usize, const SLOTS: usize> {
     queue: VirtQueue<El2Memory, SIZE>,
     buffers: [Ram; SLOTS],
     slots: [Slot; SLOTS],
     number: u16,
+    skip: u64,
 }
 
 impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
-    /// Queue `number` of the device, with buffers of 2^`order` frames.
-    pub fn new(transport: &mut Transport, number: u16, order: u8) -> Result<Self, Error> {
+    /// Queue `number` of the device, with buffers of 2^`order` frames of which the first `skip`
+    /// bytes are not used.
+    pub fn new(
+        transport: &mut Transport,
+        number: u16,
+        order: u8,
+        skip: u64,
+    ) -> Result<Self, Error> {
         let queue = VirtQueue::new(transport, number, false, false)?;
         let mut buffers = [Ram::EMPTY; SLOTS];
         for buffer in &mut buffers {
@@ -81,6 +89,7 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
             buffers,
             slots: [Slot::Free; SLOTS],
             number,
+            skip,
         })
     }
 
@@ -107,8 +116,8 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
         self.slots[slot] = Slot::Free;
     }
 
-    /// Lends a claimed buffer to the device: it reads the first `reads` bytes and may write
-    /// `writes` bytes behind them.
+    /// Lends a claimed buffer to the device: it reads `reads` bytes behind those that are skipped
+    /// and may write `writes` bytes behind them.
     pub fn lend(
         &mut self,
         transport: &mut Transport,
@@ -116,7 +125,7 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
         reads: u32,
         writes: u32,
     ) -> Result<(), Error> {
-        let (read, written) = parts(self.buffers[slot], reads, writes);
+        let (read, written) = parts(self.buffers[slot], self.skip, reads, writes);
         // SAFETY: the buffers are EL2's for ever and are not touched until `take_back`.
         let token = unsafe {
             match (reads, writes) {
@@ -140,7 +149,7 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
         let Slot::Lent(token, reads, writes) = self.slots[slot] else {
             return None;
         };
-        let (read, written) = parts(self.buffers[slot], reads, writes);
+        let (read, written) = parts(self.buffers[slot], self.skip, reads, writes);
         // SAFETY: the same buffers as in `lend`.
         let len = unsafe {
             match (reads, writes) {
@@ -155,9 +164,9 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
 }
 
 /// The two parts of a buffer, as virtio-drivers wants them: only their addresses are used.
-fn parts(buffer: Ram, reads: u32, writes: u32) -> (&'static [u8], &'static mut [u8]) {
-    let start = buffer.start().0 as usize;
-    debug_assert!(u64::from(reads) + u64::from(writes) <= buffer.size());
+fn parts(buffer: Ram, skip: u64, reads: u32, writes: u32) -> (&'static [u8], &'static mut [u8]) {
+    let start = (buffer.start().0 + skip) as usize;
+    debug_assert!(skip + u64::from(reads) + u64::from(writes) <= buffer.size());
     // SAFETY: the buffer is EL2's own for ever and holds both parts (callers stay within it); no
     // other reference to it is formed.
     unsafe {

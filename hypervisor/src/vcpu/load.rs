@@ -22,6 +22,9 @@ impl Loaded<'_> {
         self.core.lists.load(&mut self.lists);
         let active = self.vcpu.redistributor.lock().hw_active();
         self.set_physical_active(active, true);
+        if self.core.physical_timer.deadline().is_some() {
+            self.drive_physical_timer();
+        }
     }
 
     /// Takes the vCPU out of the executing CPU.
@@ -32,6 +35,7 @@ impl Loaded<'_> {
             self.core.fp_loaded = false;
         }
         self.core.timer = VirtualTimer::save();
+        self.cpu.guest_deadline.set(u64::MAX);
         self.core.interface = VirtualInterface::save();
         let others = {
             let mut distributor = self.vm.distributor.lock();

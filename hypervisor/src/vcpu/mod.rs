@@ -3,6 +3,7 @@
 mod load;
 mod run;
 mod stats;
+mod stolen_time;
 
 pub use run::{Flow, Loaded, Outcome, run};
 pub use stats::{ExitClass, Stats, add, subtract};
@@ -17,6 +18,7 @@ use model_addr::Ipa;
 use model_scheduler::EntityId;
 use model_vgic::{ListFile, Redistributor};
 use model_vpsci::{Power, Refusal};
+use model_vtimer::PhysicalTimer;
 
 /// "On no CPU", in [`Vcpu::running_on`].
 const NOWHERE: u16 = u16::MAX;
@@ -31,6 +33,8 @@ pub mod attention {
     pub const STAND_STILL: u32 = 1 << 2;
     /// A device has more of its work to do on this vCPU.
     pub const DEVICE: u32 = 1 << 3;
+    /// What it waits for in memory may be there: it tries again.
+    pub const PAGE: u32 = 1 << 4;
 }
 
 /// The state of a vCPU that only the CPU that runs it may touch: whoever holds the lock has it,
@@ -46,10 +50,14 @@ pub struct Core {
     pub fp_loaded: bool,
     /// The virtual timer, while not loaded.
     pub timer: VirtualTimer,
+    /// The physical timer, which traps.
+    pub physical_timer: PhysicalTimer,
     /// The virtual CPU interface, while not loaded.
     pub interface: VirtualInterface,
     /// Which interrupts are in which list register.
     pub lists: ListFile,
+    /// The stolen time that the guest was shown, in counts; `None` where it never asked.
+    stolen_shown: Option<u64>,
 }
 
 /// Whether a vCPU is on.
@@ -94,8 +102,10 @@ impl Core {
             fp: FpState::RESET,
             fp_loaded: false,
             timer: VirtualTimer::default(),
+            physical_timer: PhysicalTimer::default(),
             interface: VirtualInterface::RESET,
             lists: ListFile::new(),
+            stolen_shown: None,
         }
     }
 
@@ -112,8 +122,18 @@ impl Core {
         self.el1 = El1State::reset(mpidr);
         self.fp = FpState::RESET;
         self.timer = VirtualTimer::default();
+        self.physical_timer = PhysicalTimer::default();
         self.interface = VirtualInterface::RESET;
         self.lists.reset();
+        self.stolen_shown = None;
+    }
+
+    /// When one of the timers has something to say, in counts of the machine, while the vCPU is
+    /// not loaded; its virtual time runs `offset` counts late.
+    pub fn deadline(&self, offset: u64) -> Option<u64> {
+        let of_virtual = self.timer.deadline().map(|at| at.saturating_add(offset));
+        let deadlines = [of_virtual, self.physical_timer.deadline()];
+        deadlines.into_iter().flatten().min()
     }
 }
 

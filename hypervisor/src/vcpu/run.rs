@@ -12,6 +12,9 @@ use machine_aarch64::timer::{self, VirtualTimer};
 use machine_locks::SpinGuard;
 use model_vpsci::Power;
 
+/// The interrupt of the EL1 physical timer.
+const PHYSICAL_TIMER_PPI: u32 = 16 + model_guest_image::map::TIMER_PPIS[1];
+
 /// Why a vCPU left its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -68,6 +71,7 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
     loaded.account_wait(arrived);
     loaded.begin_if_turned_on();
     loaded.load();
+    loaded.show_stolen_time();
     let outcome = loaded.run_loaded(arrived);
     loaded.unload();
     vm.uart.terminal.flush();
@@ -175,6 +179,23 @@ impl Loaded<'_> {
         }
     }
 
+    /// The physical timer's interrupt line becomes what it must be now, and the CPU's alarm is
+    /// set for when that changes by itself.
+    #[inline(never)]
+    pub fn drive_physical_timer(&mut self) {
+        let high = self.core.physical_timer.line(timer::now());
+        let deadline = self.core.physical_timer.deadline();
+        self.cpu.guest_deadline.set(deadline.unwrap_or(u64::MAX));
+        crate::sched::set_alarm(self.cpu);
+        let changed = {
+            let mut redistributor = self.vcpu.redistributor.lock();
+            redistributor.set_level(PHYSICAL_TIMER_PPI, high)
+        };
+        if changed {
+            self.deliver_private();
+        }
+    }
+
     /// Shows others what the list registers say.
     pub fn publish(&mut self) {
         let mut distributor = self.vm.distributor.lock();
@@ -199,6 +220,7 @@ impl Loaded<'_> {
         let others = {
             let mut distributor = self.vm.distributor.lock();
             let mut redistributor = self.vcpu.redistributor.lock();
+            redistributor.set_level(PHYSICAL_TIMER_PPI, false);
             self.core
                 .lists
                 .turn_off(&mut redistributor, Some(&mut distributor))

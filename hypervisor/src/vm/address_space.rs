@@ -2,11 +2,13 @@
 
 use crate::frames::{Metal, Tables};
 use alloc::boxed::Box;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinGuard, SpinLock};
-use model_addr::{FRAME_SIZE, Ipa, IpaRange, Mfn, NodeId, VmId};
-use model_address_space::{GuestRam, Maps, SOURCES};
+use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
+use model_address_space::{Events, GuestRam, Maps, SOURCES};
+use model_pmap::{Counts, Entry, REGION_FRAMES};
 
-pub use model_address_space::{Filled, Source};
+pub use model_address_space::{AGE_AT_ONCE, Access, EXCHANGE_MAX, Filled, Gets, Policy, Source};
 
 /// Bytes of the bundle, or made for the VM.
 pub enum Bytes {
@@ -31,6 +33,10 @@ pub struct AddressSpace {
     vttbr: u64,
     begin: (Ipa, Ipa),
     maps: SpinLock<Maps<Tables>>,
+    /// Something of it was, or is about to be, on a disk.
+    may_be_away: AtomicBool,
+    /// A guest frame, plus one, that a device waits for and that is on a disk.
+    wanted: AtomicU64,
 }
 
 impl AddressSpace {
@@ -44,15 +50,18 @@ impl AddressSpace {
         sources: [Option<Source<Bytes>>; SOURCES],
         begin: (Ipa, Ipa),
         node: NodeId,
+        policy: Policy,
     ) -> Option<Self> {
         let maps = Maps::new(Tables::new(node, vmid), range)?;
         let vttbr = u64::from(vmid) << 48 | maps.root().address().0;
-        let ram = GuestRam::new(vm, range, sources);
+        let ram = GuestRam::new(vm, range, sources, policy);
         Some(Self {
             ram,
             vttbr,
             begin,
             maps: SpinLock::new(Rank::VmMemory, maps),
+            may_be_away: AtomicBool::new(false),
+            wanted: AtomicU64::new(0),
         })
     }
 
@@ -64,6 +73,11 @@ impl AddressSpace {
     /// `VTTBR_EL2`.
     pub fn vttbr(&self) -> u64 {
         self.vttbr
+    }
+
+    /// All of it.
+    pub fn range(&self) -> IpaRange {
+        self.ram.range
     }
 
     /// Whether the guest has memory at `ipa`.
@@ -81,19 +95,140 @@ impl AddressSpace {
     pub fn usage(&self) -> (u64, u64) {
         let maps = self.maps.lock();
         (
-            maps.present() * FRAME_SIZE,
+            maps.counts().present() * FRAME_SIZE,
             maps.tables().count() * FRAME_SIZE,
         )
     }
 
-    /// Puts a frame behind `ipa` and lets the hardware see it, on behalf of a vCPU on `node`.
-    pub fn fill(&self, ipa: Ipa, node: NodeId) -> Filled {
-        self.ram.fill(ipa, node, &Metal, &self.lock())
+    /// How many guest frames have what behind them, and what happened.
+    pub fn counts(&self) -> (Counts, Events) {
+        let maps = self.maps.lock();
+        (maps.counts(), maps.events())
     }
 
-    /// The frame behind `ipa`, for a device or EL2 itself; filled where it was absent.
-    pub fn frame_at(&self, ipa: Ipa, node: NodeId) -> Result<Mfn, Filled> {
-        self.ram.frame_at(ipa, node, &Metal, &self.lock())
+    /// How many 2 MiB and 4 KiB entries the translation has once all is seen.
+    pub fn leaves(&self) -> (u64, u64) {
+        self.maps.lock().leaves()
+    }
+
+    /// What it shares.
+    pub fn policy(&self) -> Policy {
+        self.ram.policy
+    }
+
+    /// Puts a frame behind `ipa` that allows `access` and lets the hardware see it, on behalf of a
+    /// vCPU on `node`.
+    pub fn fill(&self, ipa: Ipa, node: NodeId, access: Access) -> Filled {
+        self.ram.fill(ipa, node, access, &Metal, &self.lock())
+    }
+
+    /// Lets `with` use the frame behind `ipa`, for a device or EL2 itself; filled where it was
+    /// absent. The memory's lock is held meanwhile.
+    pub fn with_frame<R>(
+        &self,
+        ipa: Ipa,
+        access: Access,
+        node: NodeId,
+        with: impl FnOnce(Mfn) -> R,
+    ) -> Result<R, Filled> {
+        self.ram
+            .with_frame((ipa, access), node, &Metal, &self.lock(), with)
+    }
+
+    /// Gives pages that were read from a disk what they get; see [`Maps::exchange`].
+    pub fn exchange(&self, pages: &[(Gfn, Gets)]) -> u64 {
+        self.maps.lock().exchange(&self.ram, pages, &Metal)
+    }
+
+    /// Takes away what is behind `count` guest frames from `gfn` on, which the guest does not need;
+    /// how many had something. The lock is held for a piece at a time.
+    pub fn release(&self, gfn: Gfn, count: u64) -> u64 {
+        let mut released = 0;
+        let (mut at, end) = (gfn, gfn.add(count));
+        while at < end {
+            let piece = (REGION_FRAMES - at.0 % REGION_FRAMES).min(end.0 - at.0);
+            released += self.maps.lock().release(&self.ram, at, piece, &Metal);
+            at = at.add(piece);
+        }
+        released
+    }
+
+    /// Calls `visit` for guest frames from `from` on that something is behind, looking at `budget`
+    /// entries under the lock; where to go on.
+    pub fn visit(&self, from: Gfn, budget: usize, visit: impl FnMut(Gfn, Entry)) -> Option<Gfn> {
+        self.maps.lock().visit(from, budget, visit)
+    }
+
+    /// What is behind a guest frame.
+    pub fn entry(&self, gfn: Gfn) -> Entry {
+        self.maps.lock().entry(gfn)
+    }
+
+    /// Whether any of it may be on a disk.
+    #[inline]
+    pub fn may_be_away(&self) -> bool {
+        self.may_be_away.load(Ordering::Relaxed)
+    }
+
+    /// A device waits for a page that is on a disk.
+    pub fn want(&self, gfn: Gfn) {
+        self.wanted.store(gfn.0 + 1, Ordering::Relaxed);
+    }
+
+    /// The page that a device waits for, once.
+    pub fn take_wanted(&self) -> Option<Gfn> {
+        if self.wanted.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let wanted = self.wanted.swap(0, Ordering::Relaxed);
+        wanted.checked_sub(1).map(Gfn)
+    }
+
+    /// Something of it is about to be on a disk.
+    pub fn note_away(&self) {
+        self.may_be_away.store(true, Ordering::SeqCst);
+    }
+
+    /// Readies a page for a device; `false` where it must be read first. See [`Maps::ready`].
+    pub fn ready(&self, gfn: Gfn, overwrites: bool) -> bool {
+        let away = self.maps.lock().ready(gfn, overwrites, &Metal);
+        if away.is_some() {
+            self.want(gfn);
+        }
+        away.is_none()
+    }
+
+    /// A turn of the clock; see [`Maps::age`].
+    pub fn age(
+        &self,
+        from: Gfn,
+        may: impl FnMut(Gfn, Entry) -> bool,
+        old: &mut heapless::Vec<(Gfn, Entry), AGE_AT_ONCE>,
+    ) -> Option<Gfn> {
+        self.note_away();
+        self.maps.lock().age(from, may, old)
+    }
+
+    /// See [`Maps::begin_out`].
+    pub fn begin_out(&self, gfn: Gfn, copy: impl FnOnce(Mfn)) -> bool {
+        self.maps.lock().begin_out(gfn, copy)
+    }
+
+    /// See [`Maps::cancel_out`].
+    pub fn cancel_out(&self, gfn: Gfn) {
+        self.maps.lock().cancel_out(gfn);
+    }
+
+    /// See [`Maps::discard`].
+    pub fn discard(&self, gfn: Gfn, frame: Mfn, token: u64) -> bool {
+        self.maps
+            .lock()
+            .discard(&self.ram, gfn, frame, token, &Metal)
+    }
+
+    /// See [`Maps::restore`].
+    pub fn restore(&self, gfn: Gfn, token: u64, new: Entry) -> bool {
+        self.maps.lock().restore(gfn, token, new)
     }
 
     fn lock<'a>(&'a self) -> impl Fn() -> SpinGuard<'a, Maps<Tables>> {

@@ -1,22 +1,28 @@
 //! From a description to a VM that runs.
 
-use super::address_space::{AddressSpace, Bytes, Source};
+use super::address_space::{AddressSpace, Bytes, Policy, Source};
 use super::instance::{Instance, Parts};
 use super::layout::{RAM_START, SPIS, VIRTIO_MAX};
 use super::table::{Refusal, Vm};
 use super::vmids::Vmid;
+use crate::device::balloon::Balloon;
 use crate::device::block::{Backing, Block};
-use crate::device::overlay::CowDisk;
+use crate::device::overlay::{Base, CowDisk};
 use crate::device::virtio::Slot;
-use crate::physical::disk::{self, Unavailable};
+use crate::paging::Paging;
+use crate::physical::disk::{self, Partition, Unavailable};
 use crate::vcpu::Vcpu;
-use crate::{entropy, heap, host, sched};
-use abi::bundle::{DiskRecord, NO_ENTRY, VmRecord, disk_mode, kind};
+use crate::{entropy, heap, host, sched, sharing};
+use abi::Text;
+use abi::bundle::{
+    DISK_NEVER_SHARE, DiskRecord, Image, NO_ENTRY, VmRecord, block_policy, claim, disk_mode, kind,
+};
 use abi::control::{KEEP, code};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use model_addr::{FRAME_SIZE, IpaRange, NodeId, VmId};
+use model_addr::{FRAME_SIZE, Gfn, IpaRange, NodeId, VmId};
+use model_frame_table::Owner;
 use model_guest_image::{GuestTree, HEADER_SIZE, ImageHeader, Kernel, Layout, layout};
 use model_scheduler::Parameters;
 use model_vgic::Redistributor;
@@ -24,6 +30,8 @@ use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
 
 /// The most vCPUs of a VM.
 const VCPUS_MAX: u32 = 16;
+/// The disks of a VM are users of frames too: as guest frames beyond any memory.
+const FIRST_DISK_USER: u64 = 0xffff_ff00;
 /// Bytes of heap that a VM of the largest kind takes, and some to spare.
 const HEAP_FOR_A_VM: u64 = 256 * 1024;
 
@@ -36,6 +44,7 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
     let VmRecord {
         vcpus,
         memory,
+        base,
         weight,
         cap,
         nodes,
@@ -47,11 +56,16 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
             format_args!("{vcpus} vCPUs: 1 to {VCPUS_MAX} are possible"),
         ));
     }
-    if memory == 0 || !memory.is_multiple_of(2 << 20) || memory > 256 << 30 {
-        return Err(impossible(
-            memory,
-            format_args!("{memory} bytes of memory: multiples of 2 MiB up to 256 GiB are possible"),
-        ));
+    for (bytes, most) in [(memory, 256 << 30), (base, memory)] {
+        if bytes == 0 || !bytes.is_multiple_of(2 << 20) || bytes > most {
+            let what = format_args!("{bytes} bytes of memory: multiples of 2 MiB up to {most} fit");
+            return Err(impossible(bytes, what));
+        }
+    }
+    let known = record.claim <= claim::LAST && record.blocks <= block_policy::LAST;
+    if !(known && record.hide <= 1 && record.never_share <= 1 && record.has_texts()) {
+        let sentence = format_args!("the description is garbled: its sharing or a text of it");
+        return Err(impossible(0, sentence));
     }
     share(weight, cap, (256, 0))?;
     let existing = (1_u64 << host::get().nodes()) - 1;
@@ -62,6 +76,27 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         ));
     }
     Ok(())
+}
+
+/// Makes what the VM needs of the bundle its share group's, where it is no other's.
+pub fn adopt(record: &VmRecord) -> Result<(), Refusal> {
+    let group = sharing::group(record.group).ok_or_else(|| {
+        let what = format_args!("there are as many share groups as there can be");
+        impossible(0, what)
+    })?;
+    let disks = record
+        .disks
+        .iter()
+        .filter(|disk| disk.mode != disk_mode::NONE);
+    let disks = disks.map(|disk| disk.entry);
+    sharing::adopt(disks.chain([record.kernel, record.initrd]), group);
+    Ok(())
+}
+
+/// Whether only one VM of this description can run: it has a disk for itself.
+pub fn has_disk_of_its_own(record: &VmRecord) -> bool {
+    let mut disks = record.disks.iter();
+    disks.any(|disk| disk.mode == disk_mode::PERSISTENT)
 }
 
 /// A weight and a cap as they were asked for, over those there were.
@@ -103,7 +138,17 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     let nodes = sched::node_set(record.nodes);
     let load = u64::from(weight) * u64::from(record.vcpus);
     let home = model_scheduler::place(load, nodes, &sched::loads()).unwrap_or(NodeId(0));
-    let virtio = devices(record, home)?;
+    if record.hide != 0 {
+        sharing::hide();
+    }
+    if let Some(group) = sharing::group(record.group) {
+        sharing::enter_group(id.index, group);
+    }
+    let virtio = devices(record, id, home)?;
+    let swap = match record.swap {
+        name if name.is_empty() => None,
+        name => Some(partition(name, false)?),
+    };
     let vmid = Vmid::take().ok_or_else(|| {
         impossible(
             0,
@@ -114,6 +159,11 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     let vcpus = vcpus(record.vcpus)?;
     let space = address_space(record, id, &vmid, home, virtio.len() as u8);
     let space = space.inspect_err(|_| release(&vcpus))?;
+    let bases = virtio.iter().filter_map(|slot| match slot {
+        Slot::Block(block) => block.base(),
+        _ => None,
+    });
+    let paging = Paging::new(swap, bases);
     let parts = Parts {
         id,
         home,
@@ -122,6 +172,7 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
         vmid,
         vcpus,
         virtio,
+        paging,
     };
     let instance = Arc::new(Instance::new(parts));
     for vcpu in &instance.vcpus {
@@ -195,18 +246,26 @@ fn address_space(
         Some(Source {
             at: laid.entry,
             bytes: Bytes::Static(kernel),
+            frames: Some(sharing::frame_of(kernel)),
         }),
         Some(Source {
             at: laid.tree.start,
             bytes: Bytes::Owned(tree.into_boxed_slice()),
+            frames: None,
         }),
         laid.initrd.map(|range| Source {
             at: range.start,
             bytes: Bytes::Static(initrd),
+            frames: Some(sharing::frame_of(initrd)),
         }),
     ];
+    let policy = Policy {
+        share: record.never_share == 0,
+        keep_blocks: record.blocks == block_policy::KEEP,
+        hide: record.hide != 0,
+    };
     let begin = (laid.entry, laid.tree.start);
-    AddressSpace::new(id, vmid.number(), ram, sources, begin, home).ok_or_else(|| {
+    AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy).ok_or_else(|| {
         Refusal::new(
             code::NO_MEMORY,
             FRAME_SIZE,
@@ -236,31 +295,44 @@ fn content(entry: u32, kind: u32) -> Result<&'static [u8], Refusal> {
     let bundle = host::get().bundle.as_ref();
     bundle
         .and_then(|bundle| bundle.content_of(entry, kind))
-        .ok_or_else(|| {
-            impossible(
-                entry.into(),
-                format_args!("entry {entry} of the bundle is not what the description needs"),
-            )
-        })
+        .ok_or_else(|| wrong_entry(entry))
 }
 
-/// The virtio devices: disks in their order, then entropy and a console.
-fn devices(record: &VmRecord, home: NodeId) -> Result<Vec<Slot>, Refusal> {
+fn image(entry: u32) -> Result<Image<'static>, Refusal> {
+    let bundle = host::get().bundle.as_ref();
+    bundle
+        .and_then(|bundle| bundle.image(entry))
+        .ok_or_else(|| wrong_entry(entry))
+}
+
+fn wrong_entry(entry: u32) -> Refusal {
+    let what = format_args!("entry {entry} of the bundle is not what the description needs");
+    impossible(entry.into(), what)
+}
+
+/// The virtio devices: disks in their order, then entropy, a console and a balloon.
+fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refusal> {
     let mut slots = Vec::with_capacity(VIRTIO_MAX);
     for disk in record
         .disks
         .iter()
         .take_while(|disk| disk.mode != disk_mode::NONE)
     {
-        slots.push(Slot::Block(block(disk, home)?));
+        let share = record.never_share == 0 && disk.flags & DISK_NEVER_SHARE == 0;
+        let user = Owner {
+            vm,
+            gfn: Gfn(FIRST_DISK_USER + slots.len() as u64),
+        };
+        slots.push(Slot::Block(block(disk, home, user, share)?));
     }
     slots.push(Slot::rng());
     slots.push(Slot::console());
+    slots.push(Slot::Balloon(Balloon::new()));
     debug_assert!(slots.len() <= VIRTIO_MAX && slots.len() as u32 + 16 <= SPIS);
     Ok(slots)
 }
 
-fn block(disk: &DiskRecord, home: NodeId) -> Result<Block, Refusal> {
+fn block(disk: &DiskRecord, home: NodeId, user: Owner, share: bool) -> Result<Block, Refusal> {
     let block_size = match disk.block_size {
         512 => BlockSize::B512,
         4096 => BlockSize::B4096,
@@ -271,11 +343,18 @@ fn block(disk: &DiskRecord, home: NodeId) -> Result<Block, Refusal> {
             ));
         }
     };
+    if disk.flags & !DISK_NEVER_SHARE != 0 {
+        let what = format_args!("a disk with unknown flags {:#x}", disk.flags);
+        return Err(impossible(disk.flags.into(), what));
+    }
     let (backing, bytes) = match disk.mode {
         disk_mode::COW => {
-            let base = content(disk.entry, kind::DISK)?;
+            let base = match disk.entry {
+                NO_ENTRY => Base::Partition(partition(disk.partition, true)?),
+                entry => Base::Image(image(entry)?),
+            };
             let size = if disk.size == 0 {
-                base.len() as u64
+                base.size()
             } else {
                 disk.size
             };
@@ -284,17 +363,16 @@ fn block(disk: &DiskRecord, home: NodeId) -> Result<Block, Refusal> {
             } else {
                 disk.overlay_max
             };
-            let cow = CowDisk::new(base, size, limit, home)
+            let cow = CowDisk::new(base, (size, limit), home, user, share)
                 .map_err(|error| impossible(size, format_args!("{error}")))?;
             (Backing::Cow(cow), size)
         }
         disk_mode::READ_ONLY => {
-            let base = content(disk.entry, kind::DISK)?;
-            (Backing::ReadOnly(base), base.len() as u64)
+            let base = image(disk.entry)?;
+            (Backing::ReadOnly(base, share), base.size())
         }
         disk_mode::PERSISTENT => {
-            let partition = disk::take(disk.partition.as_str().unwrap_or_default())
-                .map_err(|error| unavailable(disk, error))?;
+            let partition = partition(disk.partition, false)?;
             let bytes = partition.sectors() * SECTOR_SIZE;
             (Backing::Partition(partition), bytes)
         }
@@ -312,12 +390,12 @@ fn block(disk: &DiskRecord, home: NodeId) -> Result<Block, Refusal> {
         discard: disk.mode == disk_mode::COW,
         id: *b"underpin\0\0\0\0\0\0\0\0\0\0\0\0",
     };
-    Ok(Block::new(Blk::new(options), backing))
+    Ok(Block::new(Blk::new(options), backing, disk.limit))
 }
 
-fn unavailable(disk: &DiskRecord, error: Unavailable) -> Refusal {
-    let name = disk.partition;
-    match error {
+fn partition(name: Text<40>, is_base: bool) -> Result<Partition, Refusal> {
+    let taken = disk::take(name.as_str().unwrap_or_default(), is_base);
+    taken.map_err(|error| match error {
         Unavailable::Missing => impossible(
             0,
             format_args!("no disk of the machine has a partition named {name}"),
@@ -327,5 +405,5 @@ fn unavailable(disk: &DiskRecord, error: Unavailable) -> Refusal {
             0,
             format_args!("partition {name} is in use by another VM"),
         ),
-    }
+    })
 }

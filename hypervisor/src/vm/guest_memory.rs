@@ -1,11 +1,14 @@
 //! A VM's memory as its devices reach it.
 
-use super::address_space::{AddressSpace, Filled};
+use super::address_space::{Access, AddressSpace, Filled};
 use crate::frames;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, NodeId};
 
 /// Access for devices, on behalf of a CPU of a node.
+///
+/// A frame is reached only while the VM's memory lock is held: so nothing that a device does is in
+/// flight when a frame is taken from the guest, and no frame of a guest needs to be pinned.
 #[derive(Clone, Copy)]
 pub struct DeviceView<'a> {
     /// The memory.
@@ -15,22 +18,31 @@ pub struct DeviceView<'a> {
 }
 
 impl DeviceView<'_> {
-    /// The frame behind `ipa`.
-    pub fn frame(&self, ipa: Ipa) -> Result<Mfn, GuestMemoryError> {
-        self.space
-            .frame_at(ipa, self.node)
-            .map_err(|filled| match filled {
-                Filled::NoMemory => GuestMemoryError::NoFrame(ipa),
-                Filled::Done | Filled::Refused => GuestMemoryError::NotMemory(ipa),
-            })
+    /// Lets `with` use the frame behind `ipa`; see [`AddressSpace::with_frame`].
+    pub fn with<R>(
+        &self,
+        ipa: Ipa,
+        access: Access,
+        with: impl FnOnce(Mfn) -> R,
+    ) -> Result<R, GuestMemoryError> {
+        let done = self.space.with_frame(ipa, access, self.node, with);
+        done.map_err(|filled| match filled {
+            Filled::NoMemory => GuestMemoryError::NoFrame(ipa),
+            Filled::Away(_) => {
+                self.space.want(ipa.frame());
+                GuestMemoryError::Away(ipa)
+            }
+            Filled::Done | Filled::Refused => GuestMemoryError::NotMemory(ipa),
+        })
     }
 
     /// Calls `each` with every piece of the run of `len` bytes from `ipa` that lies in one frame:
-    /// the frame, where in it, and which bytes of the run.
+    /// the frame, where in it, and which bytes of the run. It is read, or `write`n.
     pub fn pieces(
         &self,
         ipa: Ipa,
         len: usize,
+        write: bool,
         mut each: impl FnMut(Mfn, u64, core::ops::Range<usize>),
     ) -> Result<(), GuestMemoryError> {
         if !self.space.contains_run(ipa, len as u64) {
@@ -40,7 +52,14 @@ impl DeviceView<'_> {
         while done < len {
             let at = Ipa(ipa.0 + done as u64);
             let piece = (len - done).min((FRAME_SIZE - at.offset()) as usize);
-            each(self.frame(at)?, at.offset(), done..done + piece);
+            let access = match (write, piece as u64) {
+                (false, _) => Access::Read,
+                (true, FRAME_SIZE) => Access::Overwrite,
+                (true, _) => Access::Write,
+            };
+            self.with(at, access, |frame| {
+                each(frame, at.offset(), done..done + piece);
+            })?;
             done += piece;
         }
         Ok(())
@@ -49,13 +68,13 @@ impl DeviceView<'_> {
 
 impl GuestMemory for DeviceView<'_> {
     fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
-        self.pieces(ipa, into.len(), |frame, offset, part| {
+        self.pieces(ipa, into.len(), false, |frame, offset, part| {
             frames::ram(frame, 1).read(offset, &mut into[part]);
         })
     }
 
     fn write(&self, ipa: Ipa, from: &[u8]) -> Result<(), GuestMemoryError> {
-        self.pieces(ipa, from.len(), |frame, offset, part| {
+        self.pieces(ipa, from.len(), true, |frame, offset, part| {
             frames::ram(frame, 1).write(offset, &from[part]);
         })
     }
@@ -64,20 +83,39 @@ impl GuestMemory for DeviceView<'_> {
         self.space.contains_run(ipa, len)
     }
 
+    fn ready(&self, ipa: Ipa, len: u64, write: bool) -> bool {
+        if !self.space.may_be_away() {
+            return true;
+        }
+        let (mut at, end) = (ipa.0, ipa.0.saturating_add(len));
+        while at < end {
+            let next = (at & !(FRAME_SIZE - 1)).saturating_add(FRAME_SIZE).min(end);
+            let overwrites = write && next - at == FRAME_SIZE;
+            if !self.space.ready(Ipa(at).frame(), overwrites) {
+                return false;
+            }
+            at = next;
+        }
+        true
+    }
+
     fn read_u16(&self, ipa: Ipa) -> Result<u16, GuestMemoryError> {
         if !ipa.is_aligned(2) {
             let mut bytes = [0; 2];
             self.read(ipa, &mut bytes)?;
             return Ok(u16::from_le_bytes(bytes));
         }
-        Ok(frames::ram(self.frame(ipa)?, 1).read_u16(ipa.offset()))
+        self.with(ipa, Access::Read, |frame| {
+            frames::ram(frame, 1).read_u16(ipa.offset())
+        })
     }
 
     fn write_u16(&self, ipa: Ipa, value: u16) -> Result<(), GuestMemoryError> {
         if !ipa.is_aligned(2) {
             return self.write(ipa, &value.to_le_bytes());
         }
-        frames::ram(self.frame(ipa)?, 1).write_u16(ipa.offset(), value);
-        Ok(())
+        self.with(ipa, Access::Write, |frame| {
+            frames::ram(frame, 1).write_u16(ipa.offset(), value);
+        })
     }
 }

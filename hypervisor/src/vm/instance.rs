@@ -1,13 +1,15 @@
 //! A VM that runs: from its start to its end or reset. A VM that is started again is a new one.
 
-use super::address_space::{AddressSpace, Dismantling, Filled};
+use super::address_space::{Access, AddressSpace, Dismantling, Filled};
 use super::guest_memory::DeviceView;
 use super::layout;
 use super::oddities::Oddities;
 use super::vmids::Vmid;
+use crate::device::balloon::Balloon;
 use crate::device::power_button::PowerButton;
 use crate::device::uart::Uart;
 use crate::device::virtio::Slot;
+use crate::paging::{self, Paging};
 use crate::vcpu::{Vcpu, attention};
 use abi::Text;
 use alloc::boxed::Box;
@@ -16,6 +18,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Ipa, NodeId, VmId};
+use model_pmap::Why;
 use model_vgic::{Distributor, VcpuSet};
 
 /// Why a VM stops running.
@@ -56,11 +59,44 @@ pub struct Instance {
     pub virtio: Vec<Slot>,
     /// What its guest did that was out of the ordinary.
     pub oddities: Oddities,
+    /// What became of pages that it read from its disks.
+    pub sharing: SharingCounts,
+    /// What it has on disks, and owes.
+    pub paging: Paging,
     /// Virtual time = physical time - this, in counts.
     time_offset: u64,
     paused: AtomicBool,
     ending: AtomicBool,
     end: SpinLock<Option<End>>,
+}
+
+/// What became of pages that were read from disks, beside what [`model_address_space::Events`] count.
+#[derive(Default)]
+pub struct SharingCounts {
+    /// Found equal to a frame that others use.
+    pub by_content: AtomicU64,
+    /// Something changed while they were compared.
+    pub lost_races: AtomicU64,
+    /// The frame had as many users as it may have.
+    pub full: AtomicU64,
+    /// The block is another share group's.
+    pub other_group: AtomicU64,
+    /// The disk, or the VM, shares nothing.
+    pub never: AtomicU64,
+}
+
+impl SharingCounts {
+    /// Counts a page that is the guest's alone.
+    pub fn refused(&self, why: Why) {
+        let counter = match why {
+            Why::LostRace => &self.lost_races,
+            Why::Full => &self.full,
+            Why::OtherGroup => &self.other_group,
+            Why::Never => &self.never,
+            _ => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// What a new instance is made of.
@@ -79,6 +115,8 @@ pub struct Parts {
     pub vcpus: Box<[Vcpu]>,
     /// Its virtio devices.
     pub virtio: Vec<Slot>,
+    /// What it may have on disks.
+    pub paging: Paging,
 }
 
 impl Instance {
@@ -92,6 +130,7 @@ impl Instance {
             vmid,
             vcpus,
             virtio,
+            paging,
         } = parts;
         let distributor = Distributor::new(layout::SPIS, vcpus.len());
         Self {
@@ -107,6 +146,8 @@ impl Instance {
             power_button: PowerButton::new(),
             virtio,
             oddities: Oddities::new(),
+            sharing: SharingCounts::default(),
+            paging,
             time_offset: machine_aarch64::timer::now(),
             paused: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -144,9 +185,9 @@ impl Instance {
         self.space.contains(ipa)
     }
 
-    /// Puts a frame behind `ipa`, which faulted.
-    pub fn fill(&self, ipa: Ipa, node: NodeId) -> Filled {
-        self.space.fill(ipa, node)
+    /// Puts a frame that allows `access` behind `ipa`, which faulted.
+    pub fn fill(&self, ipa: Ipa, node: NodeId, access: Access) -> Filled {
+        self.space.fill(ipa, node, access)
     }
 
     /// Asks these vCPUs to do what `bits` of [`attention`] say.
@@ -187,11 +228,55 @@ impl Instance {
             .fold(published, |set, index| set.or(VcpuSet::only(index)))
     }
 
+    fn balloon(&self) -> Option<(usize, &Balloon)> {
+        let mut slots = self.virtio.iter().enumerate();
+        slots.find_map(|(n, slot)| match slot {
+            Slot::Balloon(balloon) => Some((n, balloon)),
+            _ => None,
+        })
+    }
+
+    /// How many of `max` guest frames its guest was asked to keep to; `None` where there is no driver
+    /// to ask.
+    pub fn target(&self, max: u64) -> Option<u64> {
+        let (_, balloon) = self.balloon()?;
+        let (target, _) = balloon.pages();
+        balloon
+            .has_driver()
+            .then(|| max.saturating_sub(target.into()))
+    }
+
+    /// Asks the guest to keep to `frames` of `max` guest frames; `false` where there is nobody to ask.
+    pub fn set_target(&self, frames: u64, max: u64) -> bool {
+        let Some((n, balloon)) = self.balloon().filter(|(_, balloon)| balloon.has_driver()) else {
+            return false;
+        };
+        balloon.set_target(self, n, max.saturating_sub(frames) as u32);
+        true
+    }
+
+    /// Guest frames that the guest gave to its balloon, and that it reported free.
+    pub fn given_back(&self) -> [u64; 2] {
+        self.balloon().map_or([0; 2], |(_, balloon)| {
+            let (counts, _) = balloon.counts();
+            [counts.inflated, counts.reported]
+        })
+    }
+
+    /// Puts off device work that waited for its time, where that has come.
+    pub fn wake_devices(&self) {
+        let is_due = |slot: &Slot| matches!(slot, Slot::Block(block) if block.is_due());
+        if self.virtio.iter().any(is_due) {
+            self.put_off_device_work();
+        }
+    }
+
     /// Goes on with device work that was put off.
     pub fn continue_devices(&self) {
         for (n, slot) in self.virtio.iter().enumerate() {
             slot.proceed(self, n);
         }
+        paging::bring_wanted(self);
     }
 
     /// A device has more to do than one go allows: vCPU 0 comes back to it.
@@ -203,11 +288,10 @@ impl Instance {
     pub fn virtio_access(&self, offset: u64, size: usize, value: Option<u64>) -> Option<u64> {
         let window = model_guest_image::map::VIRTIO_SIZE;
         let n = (offset / window) as usize;
-        Some(
-            self.virtio
-                .get(n)?
-                .access(self, n, offset % window, size, value),
-        )
+        let slot = self.virtio.get(n)?;
+        let read = slot.access(self, n, offset % window, size, value);
+        paging::bring_wanted(self);
+        Some(read)
     }
 
     /// Whether its vCPUs must not run now.
@@ -234,10 +318,13 @@ impl Instance {
 
     /// Lets its vCPUs go on.
     pub fn resume(&self) {
+        self.paging.forgive();
         self.paused.store(false, Ordering::SeqCst);
         for vcpu in &self.vcpus {
             crate::sched::wake(vcpu.entity);
         }
+        // A device may have waited for a page that could not be read.
+        self.put_off_device_work();
     }
 
     /// Presses its power button; `false` where the guest does not listen to it.

@@ -5,16 +5,18 @@ mod create;
 mod guest_memory;
 mod instance;
 pub mod layout;
+mod memory;
 mod oddities;
 pub mod reaper;
 mod report;
 mod table;
 mod vmids;
 
-pub use address_space::Filled;
+pub use address_space::{Access, EXCHANGE_MAX, Filled, Gets};
 pub use instance::{End, Instance};
+pub use memory::{fit, mem_status, pool, reclaim, somebody_owes, tick};
 pub use report::{vcpu_status, vm_status};
 pub use table::{
-    Refusal, all, define, find, flush_terminals, init, instance, kill, pause, reset, resume, set,
-    start, stop,
+    Refusal, Vm, all, define, find, flush_terminals, init, instance, kill, pause, reset, resume,
+    set, start, stop,
 };

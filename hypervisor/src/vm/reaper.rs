@@ -101,9 +101,9 @@ fn take_apart(mut instance: Instance) -> Parts {
     let disks = slots.into_iter().filter_map(|slot| match slot {
         Slot::Block(block) => match block.into_backing() {
             Backing::Cow(disk) => Some(disk.dismantle()),
-            Backing::ReadOnly(_) | Backing::Partition(_) => None,
+            Backing::ReadOnly(..) | Backing::Partition(_) => None,
         },
-        Slot::Console(_) | Slot::Rng(_) => None,
+        Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) => None,
     });
     let disks = disks.collect();
     Parts {

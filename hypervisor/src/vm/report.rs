@@ -53,7 +53,11 @@ fn describe(instance: &Instance, status: &mut VmStatus) {
         (false, true) => state::PAUSED,
         (false, false) => state::RUNNING,
     };
-    status.reason = instance.reason().map(reason).unwrap_or_default();
+    status.reason = instance
+        .reason()
+        .map(reason)
+        .or_else(|| instance.paging.complaint())
+        .unwrap_or_default();
     (status.touched, status.overhead) = instance.space.usage();
     status.overhead += size_of::<Instance>() as u64 + size_of_val(&*instance.vcpus) as u64;
     status.node = instance.home.0.into();

@@ -1,7 +1,7 @@
 //! Which VMs there are, and what may be asked of them.
 
 use super::instance::{End, Instance};
-use super::{create, report};
+use super::{create, memory, report};
 use crate::host;
 use abi::bundle::{VM_AUTOSTART, VmRecord, kind};
 use abi::control::{SetRequest, VmName, VmStatus, code, state};
@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
+use model_entitlement::Terms;
 
 /// The most VMs that are described at a time.
 pub const VMS_MAX: usize = 64;
@@ -21,6 +22,8 @@ pub struct Vm {
     pub record: VmRecord,
     /// Its weight and cap, which can change.
     pub share: SpinLock<(u16, u8)>,
+    /// What memory it was promised, which can change.
+    terms: SpinLock<Terms>,
     /// How often it was started.
     pub starts: AtomicU32,
     life: SpinLock<Life>,
@@ -67,6 +70,7 @@ static TABLE: SpinLock<heapless::Vec<Arc<Vm>, VMS_MAX>> =
 /// Describes the bundle's VMs, and starts those that are to start by themselves.
 pub fn init() {
     super::reaper::init();
+    memory::init();
     let Some(bundle) = &host::get().bundle else {
         return;
     };
@@ -87,6 +91,7 @@ pub fn init() {
 /// Adds a VM, and starts it if its description says so.
 pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     create::check(record)?;
+    create::adopt(record)?;
     let vm = {
         let mut table = TABLE.lock();
         if table.iter().any(|vm| vm.record.name == record.name) {
@@ -104,6 +109,7 @@ pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
             slot: table.len() as u16,
             record: *record,
             share: SpinLock::new(Rank::Vm, share),
+            terms: SpinLock::new(Rank::Vm, memory::terms(record)),
             starts: AtomicU32::new(0),
             life: SpinLock::new(Rank::Vm, Life::Defined),
         });
@@ -147,6 +153,11 @@ pub fn instance(id: VmId) -> Option<Arc<Instance>> {
 }
 
 impl Vm {
+    /// What memory it was promised.
+    pub fn terms(&self) -> Terms {
+        *self.terms.lock()
+    }
+
     /// The VM as it runs, if it does.
     pub fn instance(&self) -> Option<Arc<Instance>> {
         match &*self.life.lock() {
@@ -225,6 +236,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
         index: vm.slot,
         generation: starts as u16,
     };
+    memory::admit(vm)?;
     let instance = create::instance(vm, id)?;
     *vm.life.lock() = Life::Running(Arc::clone(&instance));
     log::info!(
@@ -235,6 +247,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
         instance.home
     );
     create::launch(&instance);
+    memory::tick();
     report::send_state(vm);
     Ok(())
 }
@@ -296,11 +309,14 @@ pub fn resume(name: VmName) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Changes a VM's share of CPU time.
+/// Changes a VM's share of CPU time, and what memory it is promised.
 pub fn set(request: &SetRequest) -> Result<(), Refusal> {
     let vm = find(request.name)?;
     let (weight, cap) = create::share(request.weight, request.cap, *vm.share.lock())?;
+    let terms = memory::change(vm.terms(), request)?;
     *vm.share.lock() = (weight, cap);
+    *vm.terms.lock() = terms;
+    memory::tick();
     if let Some(instance) = vm.instance() {
         for vcpu in &instance.vcpus {
             crate::sched::entitle(vcpu.entity, weight, cap);

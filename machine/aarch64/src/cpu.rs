@@ -1,7 +1,7 @@
 //! The executing CPU: barriers, sleep, identity.
 
 use core::arch::asm;
-use model_addr::{Ipa, Pa};
+use model_addr::Ipa;
 
 /// `MPIDR_EL1`'s affinity fields, which name a CPU (Arm ARM D24.2).
 pub const AFFINITY_MASK: u64 = 0xff_00ff_ffff;
@@ -40,6 +40,11 @@ pub fn wait_for_interrupt() {
     unsafe { asm!("dsb sy", "wfi", options(nostack)) }
 }
 
+/// Whether an interrupt is pending, masked or not, so that WFI would return at once.
+pub fn is_interrupt_pending() -> bool {
+    read_sysreg!("isr_el1") != 0
+}
+
 /// What to do between two looks at what another CPU changes. A simulator that runs the CPUs in
 /// turn goes on to the next.
 pub fn relax() {
@@ -65,27 +70,19 @@ pub fn set_local_word(word: u64) {
     unsafe { write_sysreg!("tpidr_el2", word) }
 }
 
-/// Where the loaded guest's virtual address lies in the machine, for a read at EL1: both stages.
-/// `None` where either faults.
-pub fn translate_guest_read(va: u64) -> Option<Pa> {
-    let saved = read_sysreg!("par_el1");
-    // SAFETY: the instruction writes PAR_EL1 only, which belongs to the guest and is put back.
-    unsafe { asm!("at s12e1r, {}", "isb", in(reg) va, options(nostack)) }
-    result_of_translation(va, saved).map(Pa)
+/// DCZID_EL0, as guests read it, too: how much `dc zva` clears.
+pub fn dczid() -> u64 {
+    read_sysreg!("dczid_el0")
 }
 
 /// The guest-physical address of the loaded guest's virtual address, for a read at EL1: stage 1
 /// alone. `None` where it faults.
 pub fn translate_stage1(va: u64) -> Option<Ipa> {
     let saved = read_sysreg!("par_el1");
-    // SAFETY: as above.
+    // SAFETY: the instruction writes PAR_EL1 only, which belongs to the guest and is put back.
     unsafe { asm!("at s1e1r, {}", "isb", in(reg) va, options(nostack)) }
-    result_of_translation(va, saved).map(Ipa)
-}
-
-fn result_of_translation(va: u64, saved: u64) -> Option<u64> {
     let par = read_sysreg!("par_el1");
     // SAFETY: the guest's own value.
     unsafe { write_sysreg!("par_el1", saved) }
-    (par & 1 == 0).then_some((par & 0x000f_ffff_ffff_f000) | (va & 0xfff))
+    (par & 1 == 0).then_some(Ipa((par & 0x000f_ffff_ffff_f000) | (va & 0xfff)))
 }

@@ -3,7 +3,7 @@
 //! Guests and devices may write the same bytes at the same time. Such races tear values, which
 //! the callers expect: what a guest says is an allegation, read once and checked afterwards.
 
-use core::arch::global_asm;
+use core::arch::{asm, global_asm};
 use core::ptr;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use model_addr::{FRAME_SIZE, Mfn, Pa};
@@ -12,7 +12,10 @@ global_asm!(include_str!("frames.S"));
 
 unsafe extern "C" {
     fn frame_zero_clean(start: u64, frames: u64);
+    fn frame_copy(to: *mut u8, from: *const u8);
 }
+
+const FRAME: usize = FRAME_SIZE as usize;
 
 /// A run of RAM that EL2 may read and write by machine address.
 ///
@@ -91,14 +94,59 @@ impl Ram {
     pub fn copy_from(self, offset: u64, source: Ram, source_offset: u64, len: usize) {
         let to = self.pointer(offset, len);
         let from = source.pointer(source_offset, len);
+        let (first, second) = (self.start.0 + offset, source.start.0 + source_offset);
+        let is_aligned = (first | second).is_multiple_of(8);
+        if len == FRAME && is_aligned && first.abs_diff(second) >= FRAME_SIZE {
+            // SAFETY: both are RAM for a frame (checked), apart, and aligned for its accesses.
+            return unsafe { frame_copy(to, from) };
+        }
         // SAFETY: both are RAM for `len` bytes (checked); `copy` allows them to overlap.
         unsafe { ptr::copy(from, to, len) }
+    }
+
+    /// Whether the first frame of both runs holds the same.
+    pub fn equals(self, other: Ram) -> bool {
+        let (mut one, mut two) = (self.pointer(0, FRAME), other.pointer(0, FRAME));
+        let end = one.wrapping_add(FRAME);
+        while one != end {
+            let differ: u64;
+            // SAFETY: both are RAM for a frame (checked); loads change nothing, and what somebody
+            // else stores meanwhile is seen or not.
+            unsafe {
+                asm!(
+                    "ldp {a}, {b}, [{one}], #16",
+                    "ldp {c}, {d}, [{two}], #16",
+                    "eor {a}, {a}, {c}",
+                    "eor {b}, {b}, {d}",
+                    "orr {a}, {a}, {b}",
+                    one = inout(reg) one,
+                    two = inout(reg) two,
+                    a = out(reg) differ,
+                    b = out(reg) _,
+                    c = out(reg) _,
+                    d = out(reg) _,
+                    options(nostack, readonly, preserves_flags)
+                );
+            }
+            if differ != 0 {
+                return false;
+            }
+        }
+        true
     }
 
     /// Fills a part with zeroes.
     pub fn zero(self, offset: u64, len: usize) {
         // SAFETY: RAM for `len` bytes (checked) that Rust does not own.
         unsafe { ptr::write_bytes(self.pointer(offset, len), 0, len) }
+    }
+
+    /// The aligned 32-bit words from `offset` on, each in one access.
+    pub fn read_words<const WORDS: usize>(self, offset: u64) -> [u32; WORDS] {
+        let first = self.pointer(offset, 4 * WORDS).cast::<u32>();
+        assert!(first.is_aligned(), "odd address for 32-bit words");
+        // SAFETY: RAM for so many words, aligned; volatile, as others may write it meanwhile.
+        core::array::from_fn(|n| unsafe { first.add(n).read_volatile() })
     }
 
     /// The aligned 16-bit word at `offset`, in one access.

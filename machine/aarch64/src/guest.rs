@@ -5,7 +5,7 @@
 //! registers here, and a feature that has none here is hidden or trapped.
 
 use crate::cpu::isb;
-use core::arch::{asm, global_asm};
+use core::arch::global_asm;
 
 global_asm!(include_str!("fp.S"));
 
@@ -257,20 +257,6 @@ impl FpState {
         }
         isb();
     }
-}
-
-/// Reads a 32-bit instruction of the loaded guest at `pa`, which is inside RAM.
-///
-/// # Safety
-///
-/// `pa` is a multiple of four and inside RAM.
-pub unsafe fn fetch(pa: model_addr::Pa) -> u32 {
-    let value: u32;
-    // SAFETY: the caller's promise; an aligned load of RAM.
-    unsafe {
-        asm!("ldr {0:w}, [{1}]", out(reg) value, in(reg) pa.0, options(readonly, nostack));
-    }
-    value
 }
 
 /// The stack pointer that register number 31 means for a loaded guest in state `pstate`.

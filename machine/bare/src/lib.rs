@@ -18,6 +18,7 @@ pub mod gic;
 pub mod machine;
 pub mod memory;
 pub mod mmu;
+pub mod pages;
 pub mod probe;
 pub mod psci;
 pub mod simd;

@@ -1,9 +1,12 @@
-//! The generic timer: the counter and the EL1 virtual timer (Arm ARM D12).
+//! The generic timer: the counters and EL1's timers, virtual and physical (Arm ARM D12).
 
 use core::arch::asm;
 
 /// Interrupt of the virtual timer: PPI 11.
 pub const VIRTUAL_INTID: u32 = 27;
+
+/// Interrupt of the physical timer: PPI 14.
+pub const PHYSICAL_INTID: u32 = 30;
 
 /// CNTVCT_EL0, not ordered with what surrounds it.
 #[inline]
@@ -82,4 +85,55 @@ pub fn is_firing() -> bool {
     // SAFETY: reads a timer register.
     unsafe { asm!("mrs {}, cntv_ctl_el0", out(reg) control, options(nostack)) };
     control & 0b101 == 0b101
+}
+
+/// The EL1 physical timer, register by register.
+pub mod physical {
+    use core::arch::asm;
+
+    /// CNTP_CTL_EL0: the timer is on.
+    pub const ENABLE: u64 = 1 << 0;
+    /// CNTP_CTL_EL0: it does not interrupt.
+    pub const IMASK: u64 = 1 << 1;
+    /// CNTP_CTL_EL0: its time has come.
+    pub const ISTATUS: u64 = 1 << 2;
+
+    macro_rules! registers {
+        ($($(#[$doc:meta])* $read:ident, $write:ident, $register:literal;)*) => {$(
+            $(#[$doc])*
+            pub fn $read() -> u64 {
+                let value: u64;
+                // SAFETY: reads a timer register.
+                unsafe {
+                    asm!("isb", concat!("mrs {}, ", $register), out(reg) value, options(nostack));
+                }
+                value
+            }
+
+            /// Writes the register of the same name.
+            pub fn $write(value: u64) {
+                // SAFETY: programs a timer; its interrupt is the guest's to handle.
+                unsafe {
+                    asm!(concat!("msr ", $register, ", {}"), "isb", in(reg) value, options(nostack));
+                }
+            }
+        )*};
+    }
+
+    registers! {
+        /// CNTP_CTL_EL0.
+        control, set_control, "cntp_ctl_el0";
+        /// CNTP_CVAL_EL0: the count at which its time comes.
+        compare, set_compare, "cntp_cval_el0";
+        /// CNTP_TVAL_EL0: the same, as 32 signed bits from now.
+        value, set_value, "cntp_tval_el0";
+    }
+
+    /// CNTPCT_EL0 after everything before it.
+    pub fn now() -> u64 {
+        let value: u64;
+        // SAFETY: reads a counter.
+        unsafe { asm!("isb", "mrs {}, cntpct_el0", out(reg) value, options(nostack)) };
+        value
+    }
 }

@@ -40,6 +40,8 @@ pub enum GuestMemoryError {
     NotMemory(Ipa),
     /// The machine has no frame left to put behind the address.
     NoFrame(Ipa),
+    /// What is there must be read from a disk first: the device is to try again.
+    Away(Ipa),
 }
 
 impl fmt::Display for GuestMemoryError {
@@ -47,6 +49,7 @@ impl fmt::Display for GuestMemoryError {
         match self {
             Self::NotMemory(ipa) => write!(f, "{ipa} is not memory of this VM"),
             Self::NoFrame(ipa) => write!(f, "no machine frame left for {ipa}"),
+            Self::Away(ipa) => write!(f, "what is at {ipa} is on a disk"),
         }
     }
 }
@@ -67,6 +70,13 @@ pub trait GuestMemory {
     /// Whether all `len` bytes from `ipa` are memory of this guest (absent frames count: they
     /// are filled when touched).
     fn contains(&self, ipa: Ipa, len: u64) -> bool;
+
+    /// Readies memory that a device is about to read, or to write all of; `false` where that takes
+    /// time: the device is to try again when it is told to.
+    fn ready(&self, ipa: Ipa, len: u64, write: bool) -> bool {
+        let _ = (ipa, len, write);
+        true
+    }
 
     /// A little-endian 16-bit word. Aligned words are read in one access.
     fn read_u16(&self, ipa: Ipa) -> Result<u16, GuestMemoryError> {

@@ -7,11 +7,14 @@ use machine_contract::TableMemory;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId};
 use model_address_space::{Frames, Translation};
 use model_frame_table::{
-    FrameEntry, MAX_ORDER, MemoryMap, MemoryRange, Origin, Owner, Pool, PoolCounts,
-    PreferenceOrder, Purpose,
+    CHUNK_FRAMES, CacheKey, Contents, FrameEntry, FrameState, MAX_ORDER, MemoryMap, MemoryRange,
+    Origin, Owner, Pool, PoolCounts, PreferenceOrder, Purpose, Use,
 };
+use model_pmap::Why;
+use model_sharing::{Expect, NotJoined};
 use model_stage2::{Invalidation, IpaSize, VmidBits, vtcr};
 
+use crate::sharing::Sharing;
 use crate::{FakeMmu, FakeTables, Walker};
 
 /// What a frame that nobody has zeroed yet contains.
@@ -24,13 +27,15 @@ type Page = Box<[u8; FRAME_SIZE as usize]>;
 
 /// The machine's frames with their contents: pools per node, allocations that fail on demand.
 ///
-/// What a frame holds is poison until it is zeroed. Freeing a frame forgets its contents, and
-/// zeroing it a second time before that fails the test: somebody may see it already.
+/// What a frame holds is poison until it is zeroed. Freeing a frame forgets its contents, and so
+/// does allocating it, but for those that are reserved as zeroes. Zeroing it a second time before
+/// that fails the test: somebody may see it already.
 #[derive(Debug)]
 pub struct FakeFrames {
     map: MemoryMap<'static>,
     preference: PreferenceOrder,
     inner: Mutex<Inner>,
+    pub(crate) sharing: Sharing,
 }
 
 #[derive(Debug)]
@@ -38,17 +43,33 @@ struct Inner {
     pools: Vec<Pool>,
     contents: BTreeMap<Mfn, Page>,
     fail_after: Option<u64>,
+    fail_records_after: Option<u64>,
+}
+
+/// Counts an allocation; whether it is to fail.
+fn fails(after: &mut Option<u64>) -> bool {
+    match after {
+        None => false,
+        Some(0) => true,
+        Some(left) => {
+            *left -= 1;
+            false
+        }
+    }
 }
 
 impl Inner {
-    /// Counts an allocation; whether it is to fail.
-    fn fails(&mut self) -> bool {
-        match &mut self.fail_after {
-            None => false,
-            Some(0) => true,
-            Some(left) => {
-                *left -= 1;
-                false
+    /// Forgets what new frames held, but for chunks that are reserved as zeroes.
+    fn forget(&mut self, map: &MemoryMap<'_>, first: Mfn, order: u8) {
+        for frame in (0..1 << order).map(|n| first.add(n)) {
+            let chunk = map
+                .entry(frame.align_down(CHUNK_FRAMES))
+                .map(FrameEntry::state);
+            let is_kept = |state: FrameState| {
+                state.usage == Use::Reserved && state.contents == Contents::Zeroes
+            };
+            if !chunk.is_some_and(is_kept) {
+                self.contents.remove(&frame);
             }
         }
     }
@@ -57,27 +78,51 @@ impl Inner {
 impl FakeFrames {
     /// A machine with these frames, one run for each node, all of them in its pools.
     pub fn new(nodes: &[FrameRange]) -> Self {
+        Self::with_image(nodes, Mfn(0), &[])
+    }
+
+    /// As [`Self::new`], with the pages of an image in frames apart, from `first` on.
+    pub fn with_image(nodes: &[FrameRange], first: Mfn, pages: &[Vec<u8>]) -> Self {
         let ranges = (0..).zip(nodes).map(|(node, frames)| range(node, *frames));
-        let ranges: Vec<_> = ranges.collect();
+        let mut ranges: Vec<_> = ranges.collect();
+        let image = FrameRange {
+            start: first,
+            count: pages.len() as u64,
+        };
+        if image.count > 0 {
+            ranges.push(range(0, image));
+        }
         let map = MemoryMap::new(&ranges).unwrap_or_else(|error| bad(&error));
         let mut pools = Vec::new();
-        for range in map.ranges() {
+        for range in &ranges[..nodes.len()] {
             let mut pool = Pool::new(range.node);
             let added = pool.add(&map, range.frames, Origin::Machine);
             added.unwrap_or_else(|error| bad(&error));
             pools.push(pool);
         }
+        let mut contents = BTreeMap::new();
+        for (n, bytes) in (0..).zip(pages) {
+            let mut page = Box::new([0; FRAME_SIZE as usize]);
+            page[..bytes.len()].copy_from_slice(bytes);
+            contents.insert(first.add(n), page);
+        }
+        if image.count > 0 {
+            let aside = map.set_aside_image(image);
+            aside.unwrap_or_else(|error| bad(&error));
+        }
         pools.sort_by_key(Pool::node);
         let preference = PreferenceOrder::new(nodes.len(), |a, b| 10 + u32::from(a != b));
         let inner = Inner {
             pools,
-            contents: BTreeMap::new(),
+            contents,
             fail_after: None,
+            fail_records_after: None,
         };
         Self {
             map,
             preference,
             inner: Mutex::new(inner),
+            sharing: Sharing::default(),
         }
     }
 
@@ -85,6 +130,15 @@ impl FakeFrames {
     /// with `None`.
     pub fn fail_after(&self, successes: Option<u64>) {
         self.inner().fail_after = successes;
+    }
+
+    /// As [`Self::fail_after`], for the records of users.
+    pub fn fail_records_after(&self, successes: Option<u64>) {
+        self.inner().fail_records_after = successes;
+    }
+
+    pub(crate) fn record_fails(&self) -> bool {
+        fails(&mut self.inner().fail_records_after)
     }
 
     /// The numbers of each node's pool.
@@ -95,6 +149,23 @@ impl FakeFrames {
     /// Takes reserved frames of `node` back, as another VM's need does; how many.
     pub fn reclaim(&self, node: NodeId, budget: usize) -> u64 {
         self.inner().pools[usize::from(node.0)].reclaim_reserved(&self.map, budget)
+    }
+
+    /// Zeroes up to `count` frames of `node` ahead, of the `blocks` blocks that it wants zeroed.
+    pub fn zero_ahead(&self, node: NodeId, blocks: u64, count: u64) {
+        let mut inner = self.inner();
+        let Inner {
+            pools, contents, ..
+        } = &mut *inner;
+        let pool = &mut pools[usize::from(node.0)];
+        pool.keep_zeroed(blocks);
+        for _ in 0..count {
+            let _ = pool.zero_ahead(&self.map, |frame| {
+                let is_free = self.map.census(frame, 1)[Use::Free as usize] == 1;
+                assert!(is_free, "{frame} is somebody's");
+                contents.insert(frame, Box::new([0; FRAME_SIZE as usize]));
+            });
+        }
     }
 
     /// What a frame holds; `None` where it was not zeroed since it was last free.
@@ -135,7 +206,7 @@ fn range(node: u8, frames: FrameRange) -> MemoryRange<'static> {
 }
 
 #[allow(clippy::panic, reason = "it is there to fail the test")]
-fn bad(why: &dyn std::fmt::Display) -> ! {
+pub(crate) fn bad(why: &dyn std::fmt::Display) -> ! {
     panic!("{why}")
 }
 
@@ -146,7 +217,7 @@ impl Frames for FakeFrames {
 
     fn allocate(&self, home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
         let mut inner = self.inner();
-        if inner.fails() {
+        if fails(&mut inner.fail_after) {
             return None;
         }
         let nodes = self.preference.from(home);
@@ -159,15 +230,20 @@ impl Frames for FakeFrames {
                 pool.allocate(&self.map, order, purpose, home)
             })
         };
-        take(false).or_else(|| take(true))
+        let first = take(false).or_else(|| take(true))?;
+        inner.forget(&self.map, first, order);
+        Some(first)
     }
 
     fn allocate_local(&self, home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
         let mut inner = self.inner();
-        if inner.fails() {
+        if fails(&mut inner.fail_after) {
             return None;
         }
-        inner.pools[usize::from(home.0)].allocate(&self.map, order, purpose, home)
+        let pool = &mut inner.pools[usize::from(home.0)];
+        let first = pool.allocate(&self.map, order, purpose, home)?;
+        inner.forget(&self.map, first, order);
+        Some(first)
     }
 
     fn free(&self, first: Mfn, order: u8) {
@@ -202,6 +278,47 @@ impl Frames for FakeFrames {
                 .insert(frame, Box::new([0; FRAME_SIZE as usize]));
             assert!(old.is_none(), "{frame} is in use already");
         }
+    }
+
+    fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
+        Frames::allocate(self, home, 0, Purpose::Private(owner))
+    }
+
+    fn copy(&self, from: Mfn, to: Mfn) {
+        let page = self.contents(from);
+        let page = page.unwrap_or_else(|| bad(&format_args!("{from} was never zeroed")));
+        self.zero(to, 1);
+        self.store(to, 0, &page);
+    }
+
+    fn join(&self, frame: Mfn, user: Owner) -> Result<(), Why> {
+        match model_sharing::join(self, frame, user, Expect::Image) {
+            Ok(_) => Ok(()),
+            Err(NotJoined::OtherGroup) => Err(Why::OtherGroup),
+            Err(NotJoined::Gone) => Err(Why::LostRace),
+            Err(NotJoined::Full | NotJoined::NoMemory) => Err(Why::Full),
+        }
+    }
+
+    fn leave(&self, frame: Mfn, user: Owner) {
+        let left = model_sharing::leave(self, frame, user, true);
+        assert!(left.is_some(), "{user:?} was no user of {frame}");
+    }
+
+    fn leave_later(&self, frame: Mfn, user: Owner) {
+        Frames::leave(self, frame, user);
+    }
+
+    fn claim(&self, frame: Mfn, user: Owner) -> bool {
+        model_sharing::claim(self, frame, user)
+    }
+
+    fn publish(&self, frame: Mfn, user: Owner) -> bool {
+        model_sharing::publish(self, frame, user, CacheKey::of_content(0)).is_ok()
+    }
+
+    fn enlist(&self, frame: Mfn) {
+        self.index_content(frame);
     }
 
     fn write(&self, first: Mfn, offset: u64, bytes: &[u8]) {

@@ -10,6 +10,7 @@ mod frames;
 mod guest;
 mod list_registers;
 mod mmu;
+mod sharing;
 mod tables;
 mod walk;
 

@@ -82,6 +82,11 @@ impl FakeMmu {
         }
     }
 
+    /// What the TLB holds.
+    pub fn leaves(&self) -> impl Iterator<Item = &Leaf> {
+        self.cached.values()
+    }
+
     /// Whether any address may still be translated to `frame`.
     pub fn reaches(&self, frame: Mfn) -> bool {
         let pa = frame.address().0;

@@ -23,8 +23,14 @@ pub enum Rank {
     Device,
     /// One VM's pmap and stage-2 tables.
     VmMemory,
+    /// What is known of the blocks of one partition.
+    Blocks,
+    /// Some of the lists by which shared frames are found.
+    Index,
     /// The frame table's lists. (A single frame is locked by a bit of its own entry.)
     Frame,
+    /// One node's records of who uses which shared frame.
+    Slab,
     /// The free frames of one node.
     NodePool,
     /// One VM's interrupt distributor.

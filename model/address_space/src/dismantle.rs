@@ -1,5 +1,6 @@
 //! How a VM's memory goes back to the pools.
 
+use crate::exchange::give_back;
 use crate::{Frames, Maps, Translation};
 use model_addr::VmId;
 use model_frame_table::Owner;
@@ -24,6 +25,7 @@ impl<T: Translation> Maps<T> {
             pmap,
             stage2,
             mut tables,
+            ..
         } = self;
         let stage2 = stage2.retire().pay(|what| tables.invalidate(what));
         Dismantling {
@@ -48,11 +50,9 @@ impl<T: Translation> Dismantling<T> {
         }
         let vm = self.vm;
         self.pmap.step(&mut self.tables, budget, |back| match back {
-            GivenBack::Entry(_, entry) => {
-                if let Some(frame) = entry.frame() {
-                    frames.free(frame, 0);
-                }
-            }
+            // What is on a disk goes as a whole.
+            GivenBack::Entry(_, entry) if entry.frame().is_none() => {}
+            GivenBack::Entry(gfn, entry) => give_back(frames, vm, gfn, entry),
             GivenBack::Reservation(gfn, base) => frames.free_reserved(base, Owner { vm, gfn }),
         })
     }

@@ -4,13 +4,32 @@ use core::ops::ControlFlow::{Break, Continue};
 use core::ops::{ControlFlow, DerefMut};
 
 use crate::maps::{CHUNK, NotShown};
+use crate::paging::SAMPLED;
 use crate::{Frames, GuestRam, Maps, Run, Translation};
 use model_addr::{Gfn, Ipa, Mfn, NodeId, VmId};
 use model_frame_table::{
-    CHUNK_FRAMES, CHUNK_ORDER, FrameEntry, MAX_ORDER, MemoryMap, Owner, Purpose, Use,
+    CHUNK_FRAMES, CHUNK_ORDER, Contents, MAX_ORDER, MemoryMap, Owner, Purpose,
 };
 use model_pmap::{Backing, REGION_FRAMES, Survey};
-use model_stage2::MapError;
+use model_stage2::{MapError, Rights};
+
+/// What is done to the page of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It is read, or executed.
+    Read,
+    /// Some of it is written.
+    Write,
+    /// All of it is written before any of it is read.
+    Overwrite,
+}
+
+impl Access {
+    /// Whether it changes the page.
+    pub const fn writes(self) -> bool {
+        !matches!(self, Self::Read)
+    }
+}
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,30 +40,45 @@ pub enum Filled {
     NoMemory,
     /// The address is not the VM's memory.
     Refused,
+    /// What was there is on a disk, where this token says.
+    Away(u64),
 }
 
 /// What a fault does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(crate) enum Step {
     /// Decide by what is there; locks.
     Look,
     /// Set a run aside for the whole region.
-    Reserve,
+    Reserve(Filling),
     /// Note that run; locks.
-    Note(Mfn),
+    Note(Mfn, Filling),
     /// Take 2^order new frames.
-    Take(u8),
+    Take(u8, Filling),
     /// Give the frames their contents. They are this fault's alone.
     Write(Run),
     /// Show them to the guest; locks.
     Show(Run),
+    /// Take a frame for a page that is shared.
+    TakeForBreak,
+    /// Give the guest this frame instead of the one it shares; locks.
+    Break(Mfn),
 }
 
-type Next = ControlFlow<Filled, Step>;
+/// What belongs into new frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filling {
+    /// What the guest frames hold from the start: nothing ever was behind them.
+    Sources,
+    /// Zeroes.
+    Zeroes,
+}
+
+pub(crate) type Next = ControlFlow<Filled, Step>;
 
 /// More steps than any fault takes.
 const STEPS: usize = 16;
-/// How often [`GuestRam::frame_at`] looks. Another CPU fills a chunk in microseconds.
+/// How often [`GuestRam::with_frame`] looks. Another CPU fills a chunk in microseconds.
 const LOOKS: usize = 1 << 20;
 
 /// A fault on its way. It can stand still between any two steps while others go on; frames that
@@ -54,15 +88,17 @@ const LOOKS: usize = 1 << 20;
 pub struct Fault {
     gfn: Gfn,
     node: NodeId,
+    access: Access,
     step: Step,
 }
 
 impl Fault {
     /// A fault on `gfn`, by a vCPU on `node`.
-    pub const fn new(gfn: Gfn, node: NodeId) -> Self {
+    pub const fn new(gfn: Gfn, node: NodeId, access: Access) -> Self {
         Self {
             gfn,
             node,
+            access,
             step: Step::Look,
         }
     }
@@ -76,15 +112,17 @@ impl Fault {
         lock: impl FnOnce() -> G,
     ) -> Option<Filled> {
         let next = match self.step {
-            Step::Look => lock().look(ram.vm, self.gfn, frames),
-            Step::Reserve => self.reserve(ram.vm, frames),
-            Step::Note(base) => self.note(ram.vm, base, frames, lock),
-            Step::Take(order) => self.take(ram.vm, order, frames),
+            Step::Look => lock().look(ram, self.gfn, self.access, frames),
+            Step::Reserve(filling) => self.reserve(ram.vm, filling, frames),
+            Step::Note(base, filling) => self.note(ram.vm, (base, filling), frames, lock),
+            Step::Take(order, filling) => self.take(ram, order, filling, frames),
             Step::Write(run) => {
                 ram.write(frames, run);
                 Continue(Step::Show(run))
             }
             Step::Show(run) => Break(show(run, frames, lock)),
+            Step::TakeForBreak => self.take_for_break(ram.vm, frames),
+            Step::Break(new) => Break(lock().unshare(ram, self.gfn, self.access, new, frames)),
         };
         match next {
             Break(filled) => Some(filled),
@@ -101,20 +139,23 @@ impl Fault {
     }
 
     #[cold]
-    fn reserve(&self, vm: VmId, frames: &impl Frames) -> Next {
+    fn reserve(&self, vm: VmId, filling: Filling, frames: &impl Frames) -> Next {
         let owner = Owner {
             vm,
             gfn: self.first(MAX_ORDER),
         };
         let run = frames.allocate_local(self.node, MAX_ORDER, Purpose::Reserved(owner));
-        Continue(run.map_or(Step::Take(CHUNK_ORDER), Step::Note))
+        Continue(match run {
+            Some(base) => Step::Note(base, filling),
+            None => Step::Take(CHUNK_ORDER, filling),
+        })
     }
 
     #[cold]
     fn note<T: Translation, G: DerefMut<Target = Maps<T>>>(
         &self,
         vm: VmId,
-        base: Mfn,
+        (base, filling): (Mfn, Filling),
         frames: &impl Frames,
         lock: impl FnOnce() -> G,
     ) -> Next {
@@ -126,22 +167,41 @@ impl Fault {
         Continue(if noted.is_ok() {
             Step::Look
         } else {
-            Step::Take(CHUNK_ORDER)
+            Step::Take(CHUNK_ORDER, filling)
         })
     }
 
     #[cold]
-    fn take(&self, vm: VmId, order: u8, frames: &impl Frames) -> Next {
-        let first = self.first(order);
-        let owner = Owner { vm, gfn: first };
+    fn take<B: AsRef<[u8]>>(
+        &self,
+        ram: &GuestRam<B>,
+        order: u8,
+        filling: Filling,
+        frames: &impl Frames,
+    ) -> Next {
+        let (first, count) = (self.first(order), 1 << order);
+        let owner = Owner {
+            vm: ram.vm,
+            gfn: first,
+        };
         match frames.allocate(self.node, order, Purpose::Private(owner)) {
             Some(frame) => Continue(Step::Write(Run {
                 first,
                 frame,
-                count: 1 << order,
+                count,
+                contents: Contents::Unknown,
+                sources: filling == Filling::Sources && ram.has_sources(first, count),
             })),
             None if order == 0 => Break(Filled::NoMemory),
-            None => Continue(Step::Take(0)),
+            None => Continue(Step::Take(0, filling)),
+        }
+    }
+
+    fn take_for_break(&self, vm: VmId, frames: &impl Frames) -> Next {
+        let owner = Owner { vm, gfn: self.gfn };
+        match frames.allocate_for_break(self.node, owner) {
+            Some(frame) => Continue(Step::Break(frame)),
+            None => Break(Filled::NoMemory),
         }
     }
 }
@@ -150,61 +210,131 @@ impl<T: Translation> Maps<T> {
     /// Decides what a fault on `gfn` does. A reserved chunk is taken here, so that whoever looks
     /// next finds it taken.
     #[inline]
-    fn look(&mut self, vm: VmId, gfn: Gfn, frames: &impl Frames) -> Next {
+    fn look<B: AsRef<[u8]>>(
+        &mut self,
+        ram: &GuestRam<B>,
+        gfn: Gfn,
+        access: Access,
+        frames: &impl Frames,
+    ) -> Next {
         let Ok(survey) = self.pmap.survey(&self.tables, gfn) else {
             return Break(Filled::Refused);
         };
         if survey.entry.backing != Backing::Absent {
-            return Break(self.look_again(gfn, survey));
+            return self.look_again(ram, gfn, access, survey, frames);
+        }
+        if ram.may_be_image(gfn) && !access.writes() && self.use_images(ram, gfn, frames) {
+            return Break(Filled::Done);
         }
         let Some(base) = survey.region.base else {
-            return self.look_for_new(gfn, survey);
+            return self.look_for_new(ram, gfn, survey);
+        };
+        let first = gfn.align_down(CHUNK_FRAMES);
+        let filling = if survey.region.mixed {
+            self.filling(ram, first, CHUNK_FRAMES)
+        } else {
+            Some(Filling::Sources)
+        };
+        let Some(filling) = filling else {
+            return self.look_for_new(ram, gfn, survey);
         };
         // That nothing is behind the rest of the chunk is seen when it is shown.
-        let first = gfn.align_down(CHUNK_FRAMES);
         let frame = base.add(first.0 % REGION_FRAMES);
-        let owner = Owner { vm, gfn: first };
-        if frames.map().take_reserved(frame, owner) {
+        let owner = Owner {
+            vm: ram.vm,
+            gfn: first,
+        };
+        if let Some(contents) = frames.map().take_reserved(frame, owner) {
             Continue(Step::Write(Run {
                 first,
                 frame,
                 count: CHUNK_FRAMES,
+                contents,
+                sources: filling == Filling::Sources && ram.has_sources(first, CHUNK_FRAMES),
             }))
-        } else if is_being_filled(frames.map(), frame, owner) {
+        } else if self.pmap.absent_run(&self.tables, first, CHUNK_FRAMES) == CHUNK_FRAMES
+            && is_being_filled(frames.map(), frame, owner)
+        {
             Break(Filled::Done)
         } else {
-            self.look_for_new(gfn, survey)
+            self.look_for_new(ram, gfn, survey)
         }
     }
 
     /// Nothing is reserved for the chunk of `gfn`, or no longer.
     #[cold]
-    fn look_for_new(&self, gfn: Gfn, survey: Survey) -> Next {
+    fn look_for_new<B: AsRef<[u8]>>(&self, ram: &GuestRam<B>, gfn: Gfn, survey: Survey) -> Next {
+        let Some(filling) = self.filling(ram, gfn.align_down(CHUNK_FRAMES), CHUNK_FRAMES) else {
+            let filling = self.filling(ram, gfn, 1).unwrap_or(Filling::Zeroes);
+            return Continue(Step::Take(0, filling));
+        };
         let region = gfn.align_down(REGION_FRAMES);
-        let is_new = survey.region.base.is_none() && !survey.has_leaf;
-        if is_new && self.pmap.contains(region, REGION_FRAMES) {
-            return Continue(Step::Reserve);
-        }
-        let chunk = gfn.align_down(CHUNK_FRAMES);
-        let absent = self.pmap.absent_run(&self.tables, chunk, CHUNK_FRAMES);
-        Continue(Step::Take(if absent == CHUNK_FRAMES {
-            CHUNK_ORDER
+        let absent = self.pmap.absent_run(&self.tables, region, REGION_FRAMES);
+        let is_new = survey.region.base.is_none() && absent == REGION_FRAMES;
+        Continue(if is_new {
+            Step::Reserve(filling)
         } else {
-            0
-        }))
+            Step::Take(CHUNK_ORDER, filling)
+        })
+    }
+
+    /// What belongs into frames for the `count` guest frames from `first` on; `None` where
+    /// something is behind one of them, or they cannot be filled alike.
+    fn filling<B: AsRef<[u8]>>(
+        &self,
+        ram: &GuestRam<B>,
+        first: Gfn,
+        count: u64,
+    ) -> Option<Filling> {
+        if self.pmap.absent_run(&self.tables, first, count) < count {
+            return None;
+        }
+        if !ram.has_sources(first, count) {
+            return Some(Filling::Zeroes);
+        }
+        match self.pmap.untouched(&self.tables, first, count) {
+            0 => Some(Filling::Zeroes),
+            all if all == count => Some(Filling::Sources),
+            _ => None,
+        }
     }
 
     /// Something is behind `gfn` and the guest faulted all the same.
     #[cold]
-    fn look_again(&mut self, gfn: Gfn, survey: Survey) -> Filled {
-        let (Some(frame), Some(rights)) = (survey.entry.frame(), survey.entry.rights()) else {
-            return Filled::Refused;
+    fn look_again<B: AsRef<[u8]>>(
+        &mut self,
+        ram: &GuestRam<B>,
+        gfn: Gfn,
+        access: Access,
+        survey: Survey,
+        frames: &impl Frames,
+    ) -> Next {
+        if let Backing::Discarded(token) = survey.entry.backing {
+            if access != Access::Overwrite {
+                return Break(Filled::Away(token));
+            }
+            self.forget(gfn, token, frames);
+            return Continue(Step::Take(0, Filling::Zeroes));
+        }
+        let mut survey = survey;
+        if survey.entry.reasons.intersects(SAMPLED) {
+            self.touch(gfn);
+            survey = self.pmap.survey(&self.tables, gfn).unwrap_or(survey);
+        }
+        let (Some(frame), Some(mut rights)) = (survey.entry.frame(), survey.entry.rights()) else {
+            return Break(Filled::Refused);
         };
-        match self.show_again(gfn, (frame, rights), survey.region) {
+        if access.writes() && survey.entry.backing == Backing::Shared(frame) {
+            if !self.claim(ram, gfn, frame, frames) {
+                return Continue(Step::TakeForBreak);
+            }
+            rights = Rights::ALL;
+        }
+        Break(match self.show_again(gfn, (frame, rights), survey.region) {
             Ok(()) | Err(MapError::Busy) => Filled::Done,
             Err(MapError::NoMemory) => Filled::NoMemory,
             Err(_) => Filled::Refused,
-        }
+        })
     }
 }
 
@@ -226,9 +356,9 @@ fn show<T: Translation, G: DerefMut<Target = Maps<T>>>(
 /// will, and the guest tries again.
 #[cold]
 fn is_being_filled(map: &MemoryMap<'_>, frame: Mfn, owner: Owner) -> bool {
+    // Not locked: by now it may be another's, and its pool does not wait for a lock.
     map.entry(frame)
-        .and_then(FrameEntry::lock)
-        .is_some_and(|locked| locked.state().usage == Use::Private && locked.owner() == owner)
+        .is_some_and(|entry| entry.is_private_of(owner))
 }
 
 /// Frees frames that could not be shown.
@@ -250,18 +380,27 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
         &self,
         ipa: Ipa,
         node: NodeId,
+        access: Access,
         frames: &impl Frames,
         lock: &impl Fn() -> G,
     ) -> Filled {
         let gfn = ipa.frame();
         // The usual way, straight; all others step by step.
-        let next = lock().look(self.vm, gfn, frames);
+        let next = lock().look(self, gfn, access, frames);
         match next {
             Continue(Step::Write(run)) if run.count == CHUNK_FRAMES => {
                 self.write(frames, run);
                 show(run, frames, lock)
             }
-            Continue(step) => self.finish(Fault { gfn, node, step }, frames, lock),
+            Continue(step) => {
+                let fault = Fault {
+                    gfn,
+                    node,
+                    access,
+                    step,
+                };
+                self.finish(fault, frames, lock)
+            }
             Break(filled) => filled,
         }
     }
@@ -278,24 +417,31 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
         steps.find_map(|filled| filled).unwrap_or(Filled::Done)
     }
 
-    /// The frame behind `ipa`, for a device or EL2 itself; filled where it was absent.
+    /// Lets `with` use the frame behind `ipa`, for a device or EL2 itself; filled where it was
+    /// absent, the guest's own where it is written. The VM's lock is held meanwhile, and that is
+    /// what keeps the frame: afterwards it may be another's.
     ///
     /// # Errors
     /// What became of the fault.
-    pub fn frame_at<T: Translation, G: DerefMut<Target = Maps<T>>>(
+    pub fn with_frame<T: Translation, G: DerefMut<Target = Maps<T>>, R>(
         &self,
-        ipa: Ipa,
+        (ipa, access): (Ipa, Access),
         node: NodeId,
         frames: &impl Frames,
         lock: &impl Fn() -> G,
-    ) -> Result<Mfn, Filled> {
+        with: impl FnOnce(Mfn) -> R,
+    ) -> Result<R, Filled> {
         // A chunk that another CPU is filling appears soon.
         for _ in 0..LOOKS {
-            let entry = lock().entry(ipa.frame());
-            if let Some(frame) = entry.frame() {
-                return Ok(frame);
+            let maps = lock();
+            let entry = maps.entry(ipa.frame());
+            match entry.backing {
+                _ if entry.reasons.intersects(SAMPLED) => drop(maps),
+                Backing::Private(frame) => return Ok(with(frame)),
+                Backing::Shared(frame) if !access.writes() => return Ok(with(frame)),
+                _ => drop(maps),
             }
-            match self.fill(ipa, node, frames, lock) {
+            match self.fill(ipa, node, access, frames, lock) {
                 Filled::Done => {}
                 refused => return Err(refused),
             }

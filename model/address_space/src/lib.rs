@@ -25,23 +25,43 @@
 //! block. What is reserved can be reclaimed for other VMs at any moment until it is taken, which
 //! is one compare-and-swap in the frame table; from then on the chunk is this fault's alone.
 //!
+//! A guest frame may also use a frame that others use ([`Gets`], [`Maps::exchange`]): the page of a
+//! disk's base image that it read, or one that was found equal. Kernel and initrd are pages of the
+//! bundle from the start. A write gives the guest a frame of its own:
+//!
+//! ```text
+//!                  only user, no image's page
+//!  write ─► ╔══════╗ ──────────────► claimed in place ─────────────────────► Done
+//!           ║ look ║                            ╔═══════╗ copy, or zero where the guest
+//!           ╚══════╝ ─────────► take one ─────► ║ break ║ overwrites it all ──► Done
+//!                                  │none        ╚═══════╝
+//!                                  ▼            somebody was faster: give back
+//!                               NoMemory
+//! ```
+//!
 //! The machine is behind [`Frames`] and [`Translation`]. Callers lock: they pass what locks the VM's [`Maps`].
 #![no_std]
 #![forbid(unsafe_code)]
 
 mod dismantle;
+mod exchange;
 mod fault;
 mod maps;
 mod memory;
+mod paging;
+mod unshare;
 
 pub use dismantle::Dismantling;
-pub use fault::{Fault, Filled};
-pub use maps::{Maps, Run};
-pub use memory::{GuestRam, SOURCES, Source};
+pub use exchange::{EXCHANGE_MAX, Gets};
+pub use fault::{Access, Fault, Filled};
+pub use maps::{Events, Maps, Run};
+pub use memory::{GuestRam, Policy, SOURCES, Source};
+pub use paging::AGE_AT_ONCE;
 
 use machine_contract::TableMemory;
 use model_addr::{Mfn, NodeId};
-use model_frame_table::{MemoryMap, Owner, Purpose};
+use model_frame_table::{CacheKey, MemoryMap, Owner, Purpose};
+use model_pmap::Why;
 use model_stage2::Invalidation;
 
 /// The machine's frames, as a VM's memory uses them. None of this waits for the VM's lock.
@@ -59,6 +79,39 @@ pub trait Frames {
     fn free_reserved(&self, first: Mfn, owner: Owner);
     /// Fills frames with zeroes that a guest sees whether its caches are on or off.
     fn zero(&self, first: Mfn, count: u64);
+    /// A frame for a page that a guest is about to have alone, near `home`. It may come from what is
+    /// kept for this, so that a write never waits for others to give memory back.
+    fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn>;
+    /// Copies a frame that nobody writes into one that nobody sees yet; as for [`Self::write`].
+    fn copy(&self, from: Mfn, to: Mfn);
+    /// Adds `user` to a frame that others use, or that is kept for its contents. An image's page
+    /// is made visible to guests whose caches are off.
+    ///
+    /// # Errors
+    /// Why it must have a frame of its own.
+    fn join(&self, frame: Mfn, user: Owner) -> Result<(), Why>;
+    /// Takes `user` from a shared frame, and gives the frame back where that was the last and
+    /// nothing keeps it. No TLB knows the user's translation any more.
+    fn leave(&self, frame: Mfn, user: Owner);
+    /// As [`Self::leave`], at a time that does not show in this call, which takes as long whoever
+    /// else uses the frame.
+    fn leave_later(&self, frame: Mfn, user: Owner);
+    /// Makes a shared frame private memory of `user` where that is its only user; whether it did.
+    fn claim(&self, frame: Mfn, user: Owner) -> bool;
+    /// Makes a private frame one that others may use, with `user` as its only user; whether it
+    /// did. Others find it after [`Self::enlist`] only.
+    fn publish(&self, frame: Mfn, user: Owner) -> bool;
+    /// As [`Self::publish`], of a frame that holds this block of a disk.
+    fn publish_block(&self, frame: Mfn, user: Owner, key: CacheKey) -> bool {
+        let _ = key;
+        self.publish(frame, user)
+    }
+    /// Lets others find a shared frame by its contents: nobody writes it any more.
+    fn enlist(&self, frame: Mfn);
+    /// What `token` names of a page on a disk is not needed any more.
+    fn forget(&self, token: u64) {
+        let _ = token;
+    }
     /// Puts bytes where `offset` says, counted from the start of `first`; a guest sees them as
     /// data and as instructions, whether its caches are on or off.
     fn write(&self, first: Mfn, offset: u64, bytes: &[u8]);

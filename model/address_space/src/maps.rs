@@ -2,8 +2,8 @@
 
 use crate::Translation;
 use model_addr::{FRAME_SIZE, Gfn, IpaRange, Mfn};
-use model_frame_table::CHUNK_FRAMES;
-use model_pmap::{Entry, Pmap, PmapError, REGION_FRAMES, Region};
+use model_frame_table::{CHUNK_FRAMES, Contents};
+use model_pmap::{Counts, Entry, Pmap, PmapError, REGION_FRAMES, Region};
 use model_stage2::{IpaSize, MapError, Rights, Size, Stage2};
 
 /// A frame, or a chunk of frames, for guest frames aligned alike.
@@ -15,6 +15,10 @@ pub struct Run {
     pub frame: Mfn,
     /// How many: 1 or [`CHUNK_FRAMES`].
     pub count: u64,
+    /// What the frames hold before anything is written.
+    pub contents: Contents,
+    /// Whether bytes of the VM's sources belong into them.
+    pub sources: bool,
 }
 
 /// A VM's maps and the memory they stand in. One caller at a time: it holds the VM's lock.
@@ -23,12 +27,42 @@ pub struct Maps<T> {
     pub(crate) pmap: Pmap,
     pub(crate) stage2: Stage2,
     pub(crate) tables: T,
+    pub(crate) events: Events,
+}
+
+/// What happened to memory that is shared, counted since the VM's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Pages of kernel and initrd that are the bundle's own.
+    pub at_boot: u64,
+    /// Pages that got a frame which others use, or might.
+    pub exchanged: u64,
+    /// Pages whose own frame others may use from then on.
+    pub entered: u64,
+    /// Pages read as zeroes: nothing is behind them.
+    pub zeroed: u64,
+    /// Writes that got a frame of their own, with a copy or without.
+    pub breaks: u64,
+    /// Of them, those without: the guest overwrites the whole page.
+    pub copies_saved: u64,
+    /// Writes of an only user, which has the frame alone from then on.
+    pub claims: u64,
+    /// Pages taken away on the guest's own wish.
+    pub released: u64,
+    /// Debts paid for the above.
+    pub flushes: u64,
+    /// Pages taken away of which a disk has what they hold.
+    pub discarded: u64,
+    /// Pages taken away that were written to a disk for it.
+    pub swapped: u64,
+    /// Pages that came back from a disk.
+    pub refaults: u64,
 }
 
 /// Why frames were not shown. They are the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotShown {
-    /// Something is behind one of the guest frames already.
+    /// Something is, or was, behind one of the guest frames already.
     Present,
     /// No table could be had.
     NoMemory,
@@ -50,6 +84,7 @@ impl<T: Translation> Maps<T> {
             pmap,
             stage2,
             tables,
+            events: Events::default(),
         })
     }
 
@@ -68,9 +103,26 @@ impl<T: Translation> Maps<T> {
         &mut self.tables
     }
 
-    /// Frames behind the guest's memory.
-    pub fn present(&self) -> u64 {
-        self.pmap.counts().present()
+    /// How many guest frames have what behind them.
+    pub fn counts(&self) -> Counts {
+        self.pmap.counts()
+    }
+
+    /// How many 2 MiB and 4 KiB leaves show all that is there.
+    pub fn leaves(&self) -> (u64, u64) {
+        let blocks = self.pmap.blocks(&self.tables);
+        (blocks, self.counts().present() - blocks * REGION_FRAMES)
+    }
+
+    /// What happened.
+    pub fn events(&self) -> Events {
+        self.events
+    }
+
+    /// Calls `visit` for guest frames from `from` on that something is behind, looking at `budget`
+    /// entries; where to go on, `None` at the end.
+    pub fn visit(&self, from: Gfn, budget: usize, visit: impl FnMut(Gfn, Entry)) -> Option<Gfn> {
+        self.pmap.visit(&self.tables, from, budget, visit)
     }
 
     /// What is behind `gfn`; nothing where it is not RAM.
@@ -91,10 +143,12 @@ impl<T: Translation> Maps<T> {
     /// Puts frames behind guest frames that nothing is behind, and lets the hardware see them: as
     /// pages, or as one block once the region is full.
     #[inline]
-    pub(crate) fn show<const N: usize>(
-        &mut self,
-        Run { first, frame, .. }: Run,
-    ) -> Result<(), NotShown> {
+    pub(crate) fn show<const N: usize>(&mut self, run: Run) -> Result<(), NotShown> {
+        let Run { first, frame, .. } = run;
+        // What was emptied meanwhile is zeroes.
+        if run.sources && self.pmap.untouched(&self.tables, first, run.count) < run.count {
+            return Err(NotShown::Present);
+        }
         let region = self.pmap.fill::<N>(&mut self.tables, first, frame);
         let region = region.map_err(|error| match error {
             PmapError::Present => NotShown::Present,

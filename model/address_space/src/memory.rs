@@ -1,7 +1,8 @@
 //! What a VM's memory is from the start, and never changes.
 
 use crate::{Frames, Run};
-use model_addr::{FRAME_SIZE, Ipa, IpaRange, VmId};
+use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, VmId};
+use model_frame_table::Contents;
 
 /// How many sources a VM may have: kernel, initial RAM disk, device tree.
 pub const SOURCES: usize = 3;
@@ -13,6 +14,28 @@ pub struct Source<B> {
     pub at: Ipa,
     /// The bytes.
     pub bytes: B,
+    /// The frame of the first byte, where all bytes are in frames that many VMs may use: whole
+    /// pages, zeroes behind the last byte.
+    pub frames: Option<Mfn>,
+}
+
+impl<B: AsRef<[u8]>> Source<B> {
+    /// The address after the last byte.
+    fn end(&self) -> u64 {
+        let len = self.bytes.as_ref().len() as u64;
+        self.at.0.saturating_add(len)
+    }
+}
+
+/// What a VM shares, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Whether it uses frames that others use.
+    pub share: bool,
+    /// Whether 2 MiB blocks stay whole, so that nothing in them is shared.
+    pub keep_blocks: bool,
+    /// Whether every first write to a page that was read takes the same way, shared or not.
+    pub hide: bool,
 }
 
 /// A VM's RAM and what is in it before it is touched: the sources' bytes, zeroes elsewhere.
@@ -22,28 +45,66 @@ pub struct GuestRam<B> {
     pub vm: VmId,
     /// Where it is.
     pub range: IpaRange,
+    /// What it shares.
+    pub policy: Policy,
     /// Where two overlap, the later one counts.
     sources: [Option<Source<B>>; SOURCES],
     /// The address after the last source's last byte: most memory lies behind it.
     sources_end: u64,
+    /// The address after the last page that may be an image's; zero where there is none.
+    images_end: u64,
 }
 
 impl<B: AsRef<[u8]>> GuestRam<B> {
     /// The RAM `range` of `vm` with `sources` in it; where two overlap, the later one counts.
-    pub fn new(vm: VmId, range: IpaRange, sources: [Option<Source<B>>; SOURCES]) -> Self {
-        let end = |source: &Source<B>| {
-            source
-                .at
-                .0
-                .saturating_add(source.bytes.as_ref().len() as u64)
-        };
-        let sources_end = sources.iter().flatten().map(end).max().unwrap_or(0);
+    pub fn new(
+        vm: VmId,
+        range: IpaRange,
+        sources: [Option<Source<B>>; SOURCES],
+        policy: Policy,
+    ) -> Self {
+        let ends = sources.iter().flatten().map(Source::end);
+        let sources_end = ends.max().unwrap_or(0);
+        let in_frames = |source: &&Source<B>| policy.share && source.frames.is_some();
+        let images = sources.iter().flatten().filter(in_frames);
+        let images_end = images.map(Source::end).max().unwrap_or(0);
         Self {
             vm,
             range,
+            policy,
             sources,
             sources_end,
+            images_end,
         }
+    }
+
+    /// Whether the guest frame may have a page of an image from the start.
+    #[inline]
+    pub(crate) fn may_be_image(&self, gfn: Gfn) -> bool {
+        gfn.address().0 < self.images_end
+    }
+
+    /// The image's frame that holds what is in the guest frame from the start, if one does.
+    pub(crate) fn image_behind(&self, gfn: Gfn) -> Option<Mfn> {
+        let mut there = self.sources_in(gfn, 1);
+        let (Some(source), None) = (there.next(), there.next()) else {
+            return None;
+        };
+        let skipped = gfn.address().0.checked_sub(source.at.0)?;
+        let first = source.frames.filter(|_| source.at.is_aligned(FRAME_SIZE))?;
+        Some(first.add(skipped / FRAME_SIZE))
+    }
+
+    /// Whether any bytes are in these guest frames from the start.
+    #[inline]
+    pub(crate) fn has_sources(&self, first: Gfn, count: u64) -> bool {
+        first.address().0 < self.sources_end && self.sources_in(first, count).next().is_some()
+    }
+
+    fn sources_in(&self, first: Gfn, count: u64) -> impl Iterator<Item = &Source<B>> {
+        let (start, end) = (first.address().0, first.add(count).address().0);
+        self.sources()
+            .filter(move |source| source.at.0 < end && source.end() > start)
     }
 
     /// What is in it from the start.
@@ -54,11 +115,13 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
     /// Gives frames that nobody sees yet the contents of the guest frames they are for.
     #[inline]
     pub(crate) fn write(&self, frames: &impl Frames, run: Run) {
-        frames.zero(run.frame, run.count);
-        let start = run.first.address().0;
-        if start >= self.sources_end {
+        if run.contents == Contents::Unknown {
+            frames.zero(run.frame, run.count);
+        }
+        if !run.sources {
             return;
         }
+        let start = run.first.address().0;
         let end = start + run.count * FRAME_SIZE;
         for source in self.sources() {
             let bytes = source.bytes.as_ref();

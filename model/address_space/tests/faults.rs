@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use machine_fake::{FakeFrames, FakeTranslation};
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
-use model_address_space::{Fault, Filled, GuestRam, Maps, Source};
-use model_frame_table::{CHUNK_FRAMES, PoolCounts, Use};
+use model_address_space::{Access, Fault, Filled, GuestRam, Maps, Policy, Source};
+use model_frame_table::{CHUNK_FRAMES, MAX_ORDER, PoolCounts, Use};
 use model_pmap::REGION_FRAMES;
 use proptest::prelude::*;
 
@@ -52,6 +52,7 @@ impl Vm {
             bytes: (0..len)
                 .map(|n| (n % 251) as u8 + index as u8 + 1)
                 .collect(),
+            frames: None,
         };
         let ram = GuestRam::new(
             vm,
@@ -62,6 +63,7 @@ impl Vm {
                 // Across a border of regions, and of frames, and up to an odd end.
                 Some(source(0x20_0000 - 5, 0x2007)),
             ],
+            Policy::default(),
         );
         let maps = Maps::new(FakeTranslation::new(), range).unwrap();
         Self {
@@ -100,6 +102,7 @@ enum Step {
         vm: usize,
         vcpu: usize,
         gfn: u64,
+        access: Access,
     },
     /// A whole fault, or a device's access.
     Fill {
@@ -121,6 +124,11 @@ enum Step {
         node: u8,
         budget: usize,
     },
+    /// An idle CPU zeroes frames ahead.
+    ZeroAhead {
+        node: u8,
+        frames: u64,
+    },
     FailFrames(Option<u64>),
     FailTables(usize, Option<u64>),
     Check,
@@ -136,15 +144,21 @@ fn gfn() -> impl Strategy<Value = u64> {
     ]
 }
 
+fn access() -> impl Strategy<Value = Access> {
+    prop::sample::select(vec![Access::Read, Access::Write, Access::Overwrite])
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let vm = || 0..VMS;
     prop_oneof![
-        24 => (vm(), 0..VCPUS, gfn()).prop_map(|(vm, vcpu, gfn)| Step::Fault { vm, vcpu, gfn }),
+        24 => (vm(), 0..VCPUS, gfn(), access())
+            .prop_map(|(vm, vcpu, gfn, access)| Step::Fault { vm, vcpu, gfn, access }),
         3 => (vm(), gfn(), any::<bool>())
             .prop_map(|(vm, gfn, device)| Step::Fill { vm, gfn, device }),
         1 => (vm(), 0..3_u64).prop_map(|(vm, region)| Step::FillRegion { vm, region }),
         4 => (vm(), gfn()).prop_map(|(vm, gfn)| Step::Store { vm, gfn }),
         1 => (0..2_u8, 0..300_usize).prop_map(|(node, budget)| Step::Reclaim { node, budget }),
+        2 => (0..2_u8, 0..1100_u64).prop_map(|(node, frames)| Step::ZeroAhead { node, frames }),
         1 => prop::option::of(0..4_u64).prop_map(Step::FailFrames),
         1 => (vm(), prop::option::of(0..3_u64)).prop_map(|(vm, n)| Step::FailTables(vm, n)),
         1 => Just(Step::Check),
@@ -170,7 +184,7 @@ fn is_ram(gfn: Gfn) -> bool {
 impl World {
     fn new() -> Self {
         let frames = FakeFrames::new(&NODES);
-        let fresh = frames.counts();
+        let fresh = free_blocks(&frames);
         let vms = (0..VMS as u16).map(Vm::new).collect();
         Self {
             frames,
@@ -198,14 +212,16 @@ impl World {
         match filled {
             Filled::Done => assert!(is_ram(gfn)),
             Filled::Refused => assert!(!is_ram(gfn)),
+            Filled::Away(_) => unreachable!("nothing is evicted here"),
             Filled::NoMemory => assert!(self.failing || self.is_empty(), "there was memory"),
         }
     }
 
-    fn fault(&mut self, vm: usize, vcpu: usize, gfn: Gfn) {
+    fn fault(&mut self, vm: usize, vcpu: usize, gfn: Gfn, access: Access) {
         let guest = &mut self.vms[vm];
         let begun = guest.faults[vcpu].take();
-        let (mut fault, gfn) = begun.unwrap_or_else(|| (Fault::new(gfn, node_of(vcpu)), gfn));
+        let new = || (Fault::new(gfn, node_of(vcpu), access), gfn);
+        let (mut fault, gfn) = begun.unwrap_or_else(new);
         match fault.step(&guest.ram, &self.frames, || guest.lock()) {
             Some(filled) => self.judge(gfn, filled),
             None => self.vms[vm].faults[vcpu] = Some((fault, gfn)),
@@ -219,10 +235,12 @@ impl World {
         let waits = guest.faults.iter().flatten();
         let same = |at: Gfn| at.align_down(CHUNK_FRAMES) == gfn.align_down(CHUNK_FRAMES);
         let filled = if device && !waits.into_iter().any(|(_, at)| same(*at)) {
-            let frame = guest
+            let at = (gfn.address(), Access::Write);
+            let with = |frame| frame;
+            match guest
                 .ram
-                .frame_at(gfn.address(), NodeId(1), &self.frames, &lock);
-            match frame {
+                .with_frame(at, NodeId(1), &self.frames, &lock, with)
+            {
                 Ok(frame) => {
                     assert_eq!(guest.lock().entry(gfn).frame(), Some(frame));
                     Filled::Done
@@ -232,7 +250,7 @@ impl World {
         } else {
             guest
                 .ram
-                .fill(gfn.address(), NodeId(0), &self.frames, &lock)
+                .fill(gfn.address(), NodeId(0), Access::Read, &self.frames, &lock)
         };
         self.judge(gfn, filled);
     }
@@ -253,7 +271,12 @@ impl World {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Fault { vm, vcpu, gfn } => self.fault(vm, vcpu, RAM.add(gfn)),
+            Step::Fault {
+                vm,
+                vcpu,
+                gfn,
+                access,
+            } => self.fault(vm, vcpu, RAM.add(gfn), access),
             Step::Fill { vm, gfn, device } => self.fill(vm, RAM.add(gfn), device),
             Step::FillRegion { vm, region } => {
                 for n in (0..REGION_FRAMES).step_by(CHUNK_FRAMES as usize) {
@@ -262,6 +285,7 @@ impl World {
             }
             Step::Store { vm, gfn } => self.store(vm, RAM.add(gfn)),
             Step::Reclaim { node, budget } => drop(self.frames.reclaim(NodeId(node), budget)),
+            Step::ZeroAhead { node, frames } => self.frames.zero_ahead(NodeId(node), 2, frames),
             Step::FailFrames(after) => {
                 self.frames.fail_after(after);
                 self.failing |= after.is_some();
@@ -310,13 +334,14 @@ impl World {
                     assert_eq!(seen.pa, frame.address(), "{gfn} is stale");
                     let is_block = seen.leaf.size > FRAME_SIZE;
                     let is_full = in_place.get(&region.0) == Some(&REGION_FRAMES);
-                    // Counted upwards, so what is known of a region is known at its last frame.
-                    if (gfn.0 + 1).is_multiple_of(REGION_FRAMES) && !self.failing {
-                        assert_eq!(is_block, is_full, "{gfn}");
+                    // Counted upwards, so what is known of a region is known at its last frame. The
+                    // other way round does not hold: chunks may follow each other by chance.
+                    if (gfn.0 + 1).is_multiple_of(REGION_FRAMES) && is_block {
+                        assert!(is_full, "{gfn}");
                     }
                 }
             }
-            assert_eq!(vm.lock().present(), present);
+            assert_eq!(vm.lock().counts().present(), present);
         }
     }
 
@@ -326,14 +351,14 @@ impl World {
             for vcpu in 0..VCPUS {
                 for _ in 0..20 {
                     if let Some((_, gfn)) = self.vms[vm].faults[vcpu] {
-                        self.fault(vm, vcpu, gfn);
+                        self.fault(vm, vcpu, gfn, Access::Read);
                     }
                 }
                 assert!(self.vms[vm].faults[vcpu].is_none(), "a fault has no end");
             }
         }
         self.check();
-        let present: u64 = self.vms.iter().map(|vm| vm.lock().present()).sum();
+        let present: u64 = self.vms.iter().map(present).sum();
         let private: u64 = NODES
             .iter()
             .map(|n| census(&self.frames, *n)[Use::Private as usize])
@@ -346,14 +371,31 @@ impl World {
             while !dismantling.step(&self.frames, budget) {}
             assert_eq!(dismantling.tables().tables_in_use(), 0);
         }
-        let without_given = |counts: &PoolCounts| PoolCounts {
-            given_local: 0,
-            given_remote: 0,
-            ..*counts
-        };
-        let now: Vec<_> = self.frames.counts().iter().map(without_given).collect();
-        assert_eq!(now, self.fresh, "all is back, and joined");
+        assert_eq!(
+            free_blocks(&self.frames),
+            self.fresh,
+            "all is back, and joined"
+        );
     }
+}
+
+fn present(vm: &Vm) -> u64 {
+    vm.lock().counts().present()
+}
+
+/// Each pool's free blocks, whether they are zeroed or not.
+fn free_blocks(frames: &FakeFrames) -> Vec<PoolCounts> {
+    let plain = |counts: PoolCounts| {
+        let mut blocks = counts.blocks;
+        let largest = usize::from(MAX_ORDER);
+        blocks[largest] += std::mem::take(&mut blocks[largest + 1]);
+        PoolCounts {
+            free: counts.free,
+            blocks,
+            ..PoolCounts::default()
+        }
+    };
+    frames.counts().into_iter().map(plain).collect()
 }
 
 fn census(frames: &FakeFrames, run: FrameRange) -> [u64; Use::ALL.len()] {
@@ -393,6 +435,23 @@ proptest! {
     }
 }
 
+#[test]
+fn a_region_that_is_filled_is_one_block() {
+    let mut world = World::new();
+    let last = RAM.add(REGION_FRAMES - 1);
+    let size = |world: &World| {
+        let seen = world.vms[0]
+            .lock()
+            .tables_mut()
+            .mmu
+            .translate(last.address());
+        seen.unwrap().leaf.size
+    };
+    world.step(&Step::FillRegion { vm: 0, region: 0 });
+    assert_eq!(size(&world), REGION_FRAMES * FRAME_SIZE);
+    world.finish(100);
+}
+
 /// Two faults on one chunk, at every distance between them, with and without a reclaim between.
 #[test]
 fn two_faults_on_one_chunk_meet_at_every_step() {
@@ -401,7 +460,7 @@ fn two_faults_on_one_chunk_meet_at_every_step() {
             for (first, second) in [(0, 5), (3, 3), (RAM_FRAMES - 1, RAM_FRAMES - 2)] {
                 let mut world = World::new();
                 for _ in 0..lead {
-                    world.fault(0, 0, RAM.add(first));
+                    world.fault(0, 0, RAM.add(first), Access::Read);
                 }
                 if reclaim {
                     world.frames.reclaim(NodeId(0), 1000);
@@ -409,7 +468,8 @@ fn two_faults_on_one_chunk_meet_at_every_step() {
                 for round in 0..16 {
                     // Once the others have come as far as they can, the first goes on.
                     for vcpu in [1, 2, 0].into_iter().take(if round < 8 { 2 } else { 3 }) {
-                        world.fault(0, vcpu, RAM.add(if vcpu == 1 { second } else { first }));
+                        let gfn = RAM.add(if vcpu == 1 { second } else { first });
+                        world.fault(0, vcpu, gfn, Access::Write);
                     }
                     if round % 4 == 3 {
                         world.check();
@@ -475,6 +535,28 @@ fn a_full_region_is_one_block() {
     world.finish(4096);
 }
 
+/// Chunks of a zeroed block are not zeroed again, which the fake machine would not let pass; those
+/// of others are; and what is taken back is as unknown as any.
+#[test]
+fn zeroed_blocks_are_used_as_they_are() {
+    let mut world = World::new();
+    // The block of the first region is zeroed, that of the second only halfway.
+    world.frames.zero_ahead(NodeId(0), 2, 512 + 300);
+    for region in 0..2 {
+        world.step(&Step::FillRegion { vm: 0, region });
+    }
+    assert_eq!(world.frames.counts()[0].given_zeroed, 512);
+    world.check();
+    world.frames.zero_ahead(NodeId(0), 1, 512);
+    world.fill(1, RAM, false);
+    assert_eq!(world.frames.counts()[0].given_zeroed, 1024);
+    world.store(1, RAM);
+    world.frames.reclaim(NodeId(0), 1000);
+    world.step(&Step::FillRegion { vm: 1, region: 0 });
+    world.check();
+    world.finish(64);
+}
+
 /// Another VM takes what this one reserved; what it took already stays.
 #[test]
 fn reservations_serve_others_under_pressure() {
@@ -489,6 +571,6 @@ fn reservations_serve_others_under_pressure() {
         }
         world.check();
     }
-    assert_eq!(world.vms[0].lock().present(), RAM_FRAMES);
+    assert_eq!(present(&world.vms[0]), RAM_FRAMES);
     world.finish(100);
 }

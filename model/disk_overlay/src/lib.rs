@@ -270,6 +270,33 @@ impl Overlay {
         }
     }
 
+    /// Makes `frame`, which is the caller's to give, the contents of `block`; the frame that it had
+    /// is the caller's from now on.
+    ///
+    /// # Errors
+    /// [`OverlayError`]; `frame` stays the caller's.
+    pub fn put(
+        &mut self,
+        memory: &mut impl OverlayMemory,
+        block: u64,
+        frame: Mfn,
+    ) -> Result<Option<Mfn>, OverlayError> {
+        if block >= self.blocks {
+            return Err(OverlayError::Beyond);
+        }
+        let before = match self.lookup(memory, block) {
+            Block::Data(frame) => Some(frame),
+            Block::Base | Block::Zero => None,
+        };
+        if before.is_none() && self.data_blocks >= self.limit {
+            return Err(OverlayError::Full);
+        }
+        let slot = self.leaf(memory, block)?;
+        self.write(memory, slot, Entry::data(frame));
+        self.data_blocks += u64::from(before.is_none());
+        Ok(before)
+    }
+
     /// Gives the frame of `new` back: its fill or its write failed.
     #[allow(
         clippy::needless_pass_by_value,

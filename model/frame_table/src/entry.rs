@@ -1,11 +1,11 @@
 //! One frame's entry: four words, shared by all CPUs.
 
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use model_addr::{Gfn, VmId};
 
-use crate::{Event, FrameState, Refused, Use};
+use crate::{Chain, Contents, Event, FrameState, Refused, Use};
 
 /// The guest frame that a machine frame belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,11 +26,12 @@ impl Owner {
     }
 
     /// One word; the next guest frame's is the next number.
-    pub(crate) const fn encode(self) -> u64 {
+    pub const fn encode(self) -> u64 {
         (self.vm.index as u64) << 48 | (self.vm.generation as u64) << 32 | self.gfn.0 & 0xffff_ffff
     }
 
-    const fn decode(word: u64) -> Self {
+    /// What [`Self::encode`] made the word of.
+    pub const fn decode(word: u64) -> Self {
         let vm = VmId {
             index: (word >> 48) as u16,
             generation: (word >> 32) as u16,
@@ -42,27 +43,42 @@ impl Owner {
     }
 }
 
-/// The disk block that a frame holds.
+/// What is known of the contents of a frame that guests share. It does not change while the frame
+/// is shared or kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheKey {
-    /// The disk.
-    pub disk: u16,
-    /// The 4 KiB block, below 2^48.
+    /// The share group: only its VMs may use the frame.
+    pub group: u16,
+    /// The disk; zero where the frame holds no disk's block.
+    pub disk: u8,
+    /// The 4 KiB block, below 2^[`Self::BLOCK_BITS`].
     pub block: u64,
 }
 
 impl CacheKey {
-    const BLOCK_BITS: u32 = 48;
-    const BLOCK_MASK: u64 = (1 << Self::BLOCK_BITS) - 1;
+    /// Bits of a block's number: 4 PiB of disk.
+    pub const BLOCK_BITS: u32 = 40;
 
-    const fn encode(self) -> u64 {
-        (self.disk as u64) << Self::BLOCK_BITS | self.block & Self::BLOCK_MASK
+    /// The key of contents that are no disk's block.
+    pub const fn of_content(group: u16) -> Self {
+        Self {
+            group,
+            disk: 0,
+            block: 0,
+        }
+    }
+
+    /// One word, another one for each key.
+    pub const fn encode(self) -> u64 {
+        let block = self.block & ((1 << Self::BLOCK_BITS) - 1);
+        (self.group as u64) << 48 | (self.disk as u64) << Self::BLOCK_BITS | block
     }
 
     const fn decode(word: u64) -> Self {
         Self {
-            disk: (word >> Self::BLOCK_BITS) as u16,
-            block: word & Self::BLOCK_MASK,
+            group: (word >> 48) as u16,
+            disk: (word >> Self::BLOCK_BITS) as u8,
+            block: word & ((1 << Self::BLOCK_BITS) - 1),
         }
     }
 }
@@ -74,8 +90,9 @@ pub struct FrameEntry {
     state: AtomicU64,
     owner: AtomicU64,
     key: AtomicU64,
-    /// Previous and next in a pool's list; changed under the pool's lock.
-    links: AtomicU64,
+    /// Of a free frame, previous and next in a pool's list, under the pool's lock. Of a shared or
+    /// kept one, the next in each [`Chain`] of the index, under that chain's lock.
+    links: [AtomicU32; 2],
 }
 
 const _: () = assert!(size_of::<FrameEntry>() == 32);
@@ -91,11 +108,26 @@ impl FrameEntry {
         FrameState::decode(self.state.load(Ordering::Acquire))
     }
 
+    /// Whether it is private memory of `owner`, at some moment.
+    pub fn is_private_of(&self, owner: Owner) -> bool {
+        self.state().usage == Use::Private && self.owner.load(Ordering::Relaxed) == owner.encode()
+    }
+
     /// Locks the frame; `None` where it is free, for a free frame is its pool's. Spins while
     /// another CPU has it locked, which is a few instructions long.
     pub fn lock(&self) -> Option<LockedFrame<'_>> {
+        self.lock_if(|usage| usage != Use::Free)
+    }
+
+    /// Locks the frame where it is shared or kept, as [`Self::lock`] does. In any other use it is
+    /// not locked even for a moment: whoever frees it meanwhile is not in its way.
+    pub fn lock_shared(&self) -> Option<LockedFrame<'_>> {
+        self.lock_if(|usage| matches!(usage, Use::Shared | Use::CachedOnly))
+    }
+
+    fn lock_if(&self, wanted: impl Fn(Use) -> bool) -> Option<LockedFrame<'_>> {
         loop {
-            match self.try_lock() {
+            match self.try_lock_if(&wanted) {
                 Err(Refused::Locked) => spin_loop(),
                 result => return result.ok(),
             }
@@ -107,12 +139,16 @@ impl FrameEntry {
     /// # Errors
     /// [`Refused::Locked`], or [`Refused::PoolOnly`] where it is free.
     pub fn try_lock(&self) -> Result<LockedFrame<'_>, Refused> {
+        self.try_lock_if(|usage| usage != Use::Free)
+    }
+
+    fn try_lock_if(&self, wanted: impl Fn(Use) -> bool) -> Result<LockedFrame<'_>, Refused> {
         let word = self.state.load(Ordering::Relaxed);
         if FrameState::is_locked(word) {
             return Err(Refused::Locked);
         }
         let state = FrameState::decode(word);
-        if state.usage == Use::Free {
+        if !wanted(state.usage) {
             return Err(Refused::PoolOnly);
         }
         let locked = FrameState::locked(word);
@@ -123,14 +159,12 @@ impl FrameEntry {
     }
 
     /// Takes the chunk that this entry is the first of, and `body` the others, where it is
-    /// reserved for `owner` and the guest frames after it.
+    /// reserved for `owner` and the guest frames after it; says what is in them.
     #[inline]
-    pub(crate) fn take_chunk(&self, body: &[Self], owner: Owner) -> bool {
+    pub(crate) fn take_chunk(&self, body: &[Self], owner: Owner) -> Option<Contents> {
         loop {
             let word = self.state.load(Ordering::Relaxed);
-            let Some(taken) = FrameState::take(word) else {
-                return false;
-            };
+            let taken = FrameState::take(word)?;
             let locked = FrameState::locked(word);
             let exchange = |from| {
                 let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
@@ -155,7 +189,7 @@ impl FrameEntry {
             }
             self.state
                 .store(if is_owner { taken } else { word }, Ordering::Release);
-            return is_owner;
+            return is_owner.then(|| FrameState::contents(word));
         }
     }
 
@@ -169,22 +203,41 @@ impl FrameEntry {
         self.state.store(state.encode(), Ordering::Release);
     }
 
-    /// Makes a free frame what `given`, an encoded state, says; the pool's lock is held.
-    pub(crate) fn give(&self, given: u64, owner: Owner) {
-        self.owner.store(owner.encode(), Ordering::Relaxed);
-        let free = self.state.load(Ordering::Relaxed);
-        self.state
-            .store(FrameState::give(free, given), Ordering::Release);
+    /// Makes a free frame what `given`, an encoded state, says, of an encoded `owner`; the pool's
+    /// lock is held.
+    pub(crate) fn give(&self, given: u64, owner: u64) {
+        self.owner.store(owner, Ordering::Relaxed);
+        self.state.store(given, Ordering::Release);
     }
 
     pub(crate) fn links(&self) -> (Slot, Slot) {
-        let word = self.links.load(Ordering::Relaxed);
-        (word as Slot, (word >> 32) as Slot)
+        let [previous, next] = &self.links;
+        (
+            previous.load(Ordering::Relaxed),
+            next.load(Ordering::Relaxed),
+        )
     }
 
     pub(crate) fn set_links(&self, previous: Slot, next: Slot) {
-        let word = u64::from(next) << 32 | u64::from(previous);
-        self.links.store(word, Ordering::Relaxed);
+        self.links[0].store(previous, Ordering::Relaxed);
+        self.links[1].store(next, Ordering::Relaxed);
+    }
+
+    /// The next frame in `chain`, as [`crate::MemoryMap::linked`] takes it. The frame is in that
+    /// chain, and the chain's lock is held.
+    pub fn next_in(&self, chain: Chain) -> u32 {
+        self.links[chain as usize].load(Ordering::Relaxed)
+    }
+
+    /// Sets what [`Self::next_in`] returns; as there, or the frame is about to be in the chain.
+    pub fn set_next_in(&self, chain: Chain, link: u32) {
+        self.links[chain as usize].store(link, Ordering::Relaxed);
+    }
+
+    /// What is known of the contents. It stays so while the frame cannot leave its use: the frame
+    /// is in the index and the lock of one of its chains is held, or the frame is locked.
+    pub fn cache_key(&self) -> CacheKey {
+        CacheKey::decode(self.key.load(Ordering::Relaxed))
     }
 }
 
@@ -206,11 +259,13 @@ impl LockedFrame<'_> {
     /// Moves the frame through the transition table.
     ///
     /// # Errors
-    /// [`Refused::Step`], [`Refused::References`]; [`Refused::PoolOnly`] for a release, which is
-    /// [`crate::Pool::free`]'s, and for a reserved frame, which is one of a chunk.
+    /// [`Refused::Step`], [`Refused::References`], [`Refused::Indexed`], [`Refused::Image`];
+    /// [`Refused::PoolOnly`] for a release, which is [`crate::Pool::free`]'s, for a reserved frame,
+    /// which is one of a chunk, and for [`crate::MemoryMap::set_aside_image`]'s step.
     pub fn step(&mut self, event: Event) -> Result<Use, Refused> {
         let state = self.state.step(event)?;
-        if state.usage == Use::Free || self.state.usage == Use::Reserved {
+        let is_ours = event != Event::Keep && self.state.usage != Use::Reserved;
+        if state.usage == Use::Free || !is_ours {
             return Err(Refused::PoolOnly);
         }
         self.state = state;
@@ -226,7 +281,10 @@ impl LockedFrame<'_> {
         if self.state.usage == Use::Reserved {
             return Err(Refused::PoolOnly);
         }
-        self.state.pins = self.state.pins.checked_add(1).ok_or(Refused::Overflow)?;
+        if self.state.pins >= FrameState::MAX_PINS {
+            return Err(Refused::Overflow);
+        }
+        self.state.pins += 1;
         Ok(())
     }
 
@@ -247,16 +305,16 @@ impl LockedFrame<'_> {
         self.count_references(|references| references.checked_add(1))
     }
 
-    /// Takes a user from a shared frame; the frame is to be retired or freed when none is left.
+    /// Takes a user from a shared frame; the frame is to be retired when none is left.
     ///
     /// # Errors
     /// As [`Self::add_reference`].
-    pub fn drop_reference(&mut self) -> Result<u32, Refused> {
+    pub fn drop_reference(&mut self) -> Result<u16, Refused> {
         self.count_references(|references| references.checked_sub(1))?;
         Ok(self.state.references)
     }
 
-    fn count_references(&mut self, count: impl FnOnce(u32) -> Option<u32>) -> Result<(), Refused> {
+    fn count_references(&mut self, count: impl FnOnce(u16) -> Option<u16>) -> Result<(), Refused> {
         if self.state.usage != Use::Shared {
             return Err(Refused::References(self.state.references));
         }
@@ -264,7 +322,45 @@ impl LockedFrame<'_> {
         Ok(())
     }
 
-    /// The guest frame it belongs to, or was set aside for.
+    /// How many use it.
+    pub fn users(&self) -> u32 {
+        self.state.references.into()
+    }
+
+    /// Notes that a shared or kept frame is in `chain` of the index, or no longer. The chain's
+    /// lock is held.
+    ///
+    /// # Errors
+    /// [`Refused::Indexed`] where it is in the chain already, or not; [`Refused::Step`] where it
+    /// is neither shared nor kept.
+    pub fn set_indexed(&mut self, chain: Chain, indexed: bool) -> Result<(), Refused> {
+        if !matches!(self.state.usage, Use::Shared | Use::CachedOnly) {
+            return Err(Refused::Step(self.state.usage, Event::Share));
+        }
+        if (self.state.chains & chain.bit() != 0) == indexed {
+            return Err(Refused::Indexed);
+        }
+        self.state.chains ^= chain.bit();
+        Ok(())
+    }
+
+    /// Sets [`FrameState::recent`].
+    pub fn set_recent(&mut self, recent: bool) {
+        self.state.recent = recent;
+    }
+
+    /// The first of the records of a shared frame's users, which takes the place of the owner: a
+    /// word that whoever keeps the records understands.
+    pub fn first_record(&self) -> u64 {
+        self.entry.owner.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`Self::first_record`].
+    pub fn set_first_record(&mut self, record: u64) {
+        self.entry.owner.store(record, Ordering::Relaxed);
+    }
+
+    /// The guest frame it belongs to, or was set aside for. Not for a shared or kept frame.
     pub fn owner(&self) -> Owner {
         Owner::decode(self.entry.owner.load(Ordering::Relaxed))
     }
@@ -274,13 +370,13 @@ impl LockedFrame<'_> {
         self.entry.owner.store(owner.encode(), Ordering::Relaxed);
     }
 
-    /// The disk block it holds, as last set; meaningless where it was not set since it was
+    /// What is known of its contents, as last set; meaningless where it was not set since it was
     /// allocated.
     pub fn cache_key(&self) -> CacheKey {
-        CacheKey::decode(self.entry.key.load(Ordering::Relaxed))
+        self.entry.cache_key()
     }
 
-    /// Sets the disk block it holds.
+    /// Sets what is known of its contents, before others find it.
     pub fn set_cache_key(&mut self, key: CacheKey) {
         self.entry.key.store(key.encode(), Ordering::Relaxed);
     }
@@ -324,16 +420,14 @@ mod tests {
             references: 1,
             ..FrameState::default()
         };
-        entry.give(
-            state.encode(),
-            Owner {
-                vm: VmId {
-                    index: 7,
-                    generation: 9,
-                },
-                gfn: Gfn(0xffff_fffe),
+        let owner = Owner {
+            vm: VmId {
+                index: 7,
+                generation: 9,
             },
-        );
+            gfn: Gfn(0xffff_fffe),
+        };
+        entry.give(state.encode(), owner.encode());
         entry
     }
 
@@ -361,12 +455,32 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_enters_and_leaves_a_chain_once() {
+        let entry = shared();
+        let mut frame = entry.lock().unwrap();
+        assert_eq!(
+            frame.set_indexed(Chain::Block, false),
+            Err(Refused::Indexed)
+        );
+        frame.set_indexed(Chain::Block, true).unwrap();
+        frame.set_indexed(Chain::Content, true).unwrap();
+        assert_eq!(frame.set_indexed(Chain::Block, true), Err(Refused::Indexed));
+        frame.set_indexed(Chain::Content, false).unwrap();
+        assert_eq!(frame.step(Event::Claim), Err(Refused::Indexed));
+        frame.set_indexed(Chain::Block, false).unwrap();
+        assert_eq!(frame.step(Event::Claim), Ok(Use::Private));
+        assert!(frame.set_indexed(Chain::Block, true).is_err());
+        drop(frame);
+        assert!(entry.lock_shared().is_none() && entry.lock().is_some());
+    }
+
+    #[test]
     fn counts_do_not_wrap() {
         let entry = shared();
         let mut frame = entry.lock().unwrap();
         assert_eq!(frame.unpin(), Err(Refused::Overflow));
-        frame.state.pins = u16::MAX;
-        frame.state.references = u32::MAX;
+        frame.state.pins = FrameState::MAX_PINS;
+        frame.state.references = u16::MAX;
         assert_eq!(frame.pin(), Err(Refused::Overflow));
         assert_eq!(frame.add_reference(), Err(Refused::Overflow));
         frame.state.references = 0;
@@ -383,13 +497,19 @@ mod tests {
             (7, 9, Gfn(0xffff_fffe))
         );
         let key = CacheKey {
-            disk: 0xfffe,
-            block: 0xffff_ffff_fffe,
+            group: 0xfffd,
+            disk: 0xfe,
+            block: 0xff_ffff_fffe,
         };
         frame.set_cache_key(key);
-        assert_eq!(frame.cache_key(), key);
+        assert_eq!((frame.cache_key(), entry.cache_key()), (key, key));
+        frame.set_first_record(u64::MAX - 1);
+        assert_eq!(frame.first_record(), u64::MAX - 1);
         entry.set_links(1, NO_SLOT);
         assert_eq!(entry.links(), (1, NO_SLOT));
+        entry.set_next_in(Chain::Block, 7);
+        assert_eq!(entry.links(), (1, 7));
+        assert_eq!(entry.next_in(Chain::Content), 1);
     }
 
     #[test]
@@ -407,23 +527,30 @@ mod tests {
         };
         let state = FrameState {
             usage: Use::Reserved,
+            contents: Contents::Zeroes,
             ..FrameState::default()
         };
-        entry.give(state.encode(), owner);
-        assert!(!entry.take_chunk(&body, owner.add(1)));
+        entry.give(state.encode(), owner.encode());
+        assert_eq!(entry.take_chunk(&body, owner.add(1)), None);
         let late = VmId {
             index: 1,
             generation: 3,
         };
-        assert!(!entry.take_chunk(&body, Owner { vm: late, ..owner }));
+        let late = Owner { vm: late, ..owner };
+        assert_eq!(entry.take_chunk(&body, late), None);
         assert_eq!(body[3].state().usage, Use::Free);
         let step = entry.lock().unwrap().step(Event::Take);
         assert_eq!(step, Err(Refused::PoolOnly), "a chunk is taken as a whole");
-        assert!(entry.take_chunk(&body, owner));
-        assert!(!entry.take_chunk(&body, owner));
+        assert_eq!(entry.take_chunk(&body, owner), Some(Contents::Zeroes));
+        assert_eq!(entry.take_chunk(&body, owner), None);
         for (n, entry) in std::iter::once(&entry).chain(&body).enumerate() {
             let state = entry.state();
             assert_eq!((state.usage, state.references), (Use::Private, 1));
+            assert_eq!(
+                state.contents,
+                Contents::Unknown,
+                "the mark is for one fault"
+            );
             assert_eq!(entry.lock().unwrap().owner(), owner.add(n as u64));
         }
     }

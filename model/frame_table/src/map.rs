@@ -5,7 +5,9 @@ use core::fmt;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId};
 
 use crate::entry::Slot;
-use crate::{CHUNK_FRAMES, Event, FrameEntry, FrameState, MAX_NODES, Owner, Refused, Use};
+use crate::{
+    CHUNK_FRAMES, Contents, Event, FrameEntry, FrameState, MAX_NODES, Origin, Owner, Refused, Use,
+};
 
 /// How many ranges a machine may have.
 pub const MAX_RANGES: usize = 64;
@@ -148,12 +150,12 @@ impl<'a> MemoryMap<'a> {
     }
 
     /// Takes the [`CHUNK_FRAMES`] frames from `first` where they are reserved for `owner` and the
-    /// guest frames after it: from now on they are its private memory. `false` where they are not
-    /// reserved for it, or no longer.
+    /// guest frames after it: from now on they are its private memory, which holds what is said.
+    /// `None` where they are not reserved for it, or no longer.
     #[inline]
-    pub fn take_reserved(&self, first: Mfn, owner: Owner) -> bool {
-        let chunk = self.run(first, CHUNK_FRAMES).and_then(<[_]>::split_first);
-        chunk.is_some_and(|(head, body)| head.take_chunk(body, owner))
+    pub fn take_reserved(&self, first: Mfn, owner: Owner) -> Option<Contents> {
+        let (head, body) = self.run(first, CHUNK_FRAMES)?.split_first()?;
+        head.take_chunk(body, owner)
     }
 
     /// Marks frames that no pool was given as the hypervisor's own: its image, the entries
@@ -162,18 +164,44 @@ impl<'a> MemoryMap<'a> {
     /// # Errors
     /// [`Refused::NotHere`], or [`Refused::Step`] where one is in use; those before it are marked.
     pub fn set_aside(&self, frames: FrameRange) -> Result<(), Refused> {
+        self.mark(frames, Event::Grant, Origin::Machine)
+    }
+
+    /// Marks frames that no pool was given as a disk image's: kept for guests to read, for ever.
+    /// Before any guest runs, and before or after [`Self::set_aside`].
+    ///
+    /// # Errors
+    /// As [`Self::set_aside`].
+    pub fn set_aside_image(&self, frames: FrameRange) -> Result<(), Refused> {
+        self.mark(frames, Event::Keep, Origin::Image)
+    }
+
+    fn mark(&self, frames: FrameRange, event: Event, origin: Origin) -> Result<(), Refused> {
         let (_, range) = self.range(frames.start).ok_or(Refused::NotHere)?;
         let entries = range
             .run(frames.start, frames.count)
             .ok_or(Refused::NotHere)?;
         for entry in entries {
-            let own = entry.state().step(Event::Grant)?;
+            let own = entry.state().step(event)?;
             entry.set_state(FrameState {
                 node: range.node,
+                origin,
                 ..own
             });
         }
         Ok(())
+    }
+
+    /// `frame` as a word of a list, which zero is not; `None` where the machine has no such frame.
+    pub fn link(&self, frame: Mfn) -> Option<u32> {
+        let (slot, range) = self.range(frame)?;
+        range.entry(frame)?;
+        Some(slot + (frame.0 - range.frames.start.0) as Slot + 1)
+    }
+
+    /// The frame that [`Self::link`] made the word of; `None` for zero.
+    pub fn linked(&self, link: u32) -> Option<(Mfn, &'a FrameEntry)> {
+        self.by_slot(link.checked_sub(1)?)
     }
 
     /// How many frames are used for what, of `count` frames from `first`, for reports: indexed by
@@ -194,7 +222,7 @@ impl<'a> MemoryMap<'a> {
     }
 
     /// The first frame at or after `from` on `node`, with its range.
-    pub(crate) fn next_on(&self, node: NodeId, from: Mfn) -> Option<(&MemoryRange<'a>, Mfn)> {
+    pub fn next_on(&self, node: NodeId, from: Mfn) -> Option<(&MemoryRange<'a>, Mfn)> {
         let mut ranges = self.ranges().iter();
         let range = ranges.find(|r| r.node == node && r.frames.end() > from)?;
         Some((range, from.max(range.frames.start)))

@@ -4,7 +4,9 @@ use model_addr::{FrameRange, Mfn, NodeId};
 
 use crate::entry::{NO_SLOT, Slot};
 use crate::map::MemoryRange;
-use crate::{Event, FrameEntry, FrameState, MemoryMap, Origin, Owner, Refused, Use, after};
+use crate::{
+    Contents, Event, FrameEntry, FrameState, MemoryMap, Origin, Owner, Refused, Use, after,
+};
 
 /// log2 of the frames in the largest block: 2 MiB.
 pub const MAX_ORDER: u8 = 9;
@@ -12,7 +14,9 @@ pub const MAX_ORDER: u8 = 9;
 pub const CHUNK_FRAMES: u64 = 1 << CHUNK_ORDER;
 /// log2 of [`CHUNK_FRAMES`].
 pub const CHUNK_ORDER: u8 = 4;
-const ORDERS: usize = MAX_ORDER as usize + 1;
+/// The list of zeroed blocks of [`MAX_ORDER`], after a list for each order.
+const ZEROED: u8 = MAX_ORDER + 1;
+const LISTS: usize = ZEROED as usize + 1;
 
 /// What frames are allocated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +58,21 @@ impl Purpose {
 pub struct PoolCounts {
     /// Frames that are free now.
     pub free: u64,
-    /// Free blocks of each order, the smallest first.
-    pub blocks: [u64; ORDERS],
+    /// Free blocks of each order, the smallest first; last, those of [`MAX_ORDER`] that are zeroed.
+    pub blocks: [u64; LISTS],
     /// Frames ever given to the pool's own node.
     pub given_local: u64,
     /// Frames ever given to other nodes.
     pub given_remote: u64,
+    /// Of both, frames reserved from zeroed blocks, with their contents known.
+    pub given_zeroed: u64,
+}
+
+impl PoolCounts {
+    /// Free frames that are known to be zeroed.
+    pub const fn zeroed(&self) -> u64 {
+        self.blocks[ZEROED as usize] << MAX_ORDER
+    }
 }
 
 /// The free frames of one node. The caller holds a lock around it and passes the same map at
@@ -67,10 +80,16 @@ pub struct PoolCounts {
 #[derive(Debug)]
 pub struct Pool {
     node: NodeId,
-    heads: [Slot; ORDERS],
+    heads: [Slot; LISTS],
     counts: PoolCounts,
     /// Where the next reclaim looks.
     hand: Mfn,
+    /// How many zeroed blocks it keeps ready.
+    reserve: u64,
+    /// Whether blocks are being zeroed: from when few are left until there are as many as wanted.
+    refills: bool,
+    /// The free block that is being zeroed, and how many of its frames are.
+    zeroing: Option<(Mfn, u64)>,
 }
 
 impl Pool {
@@ -78,15 +97,19 @@ impl Pool {
     pub const fn new(node: NodeId) -> Self {
         let counts = PoolCounts {
             free: 0,
-            blocks: [0; ORDERS],
+            blocks: [0; LISTS],
             given_local: 0,
             given_remote: 0,
+            given_zeroed: 0,
         };
         Self {
             node,
-            heads: [NO_SLOT; ORDERS],
+            heads: [NO_SLOT; LISTS],
             counts,
             hand: Mfn(0),
+            reserve: 0,
+            refills: false,
+            zeroing: None,
         }
     }
 
@@ -143,8 +166,42 @@ impl Pool {
         Ok(())
     }
 
+    /// Wants `blocks` blocks of 2 MiB zeroed ahead, and again whenever a quarter of them is left.
+    pub const fn keep_zeroed(&mut self, blocks: u64) {
+        self.reserve = blocks;
+        self.refills = true;
+    }
+
+    /// Whether a block is to be zeroed, and there is one.
+    pub const fn wants_zeroing(&self) -> bool {
+        let [.., ordinary, zeroed] = self.counts.blocks;
+        self.refills && zeroed < self.reserve && ordinary > 0
+    }
+
+    /// Lets `zero` zero one frame ahead, where that is wanted. It stays in the pool, whose lock is
+    /// held; when its block is all zeroed, reservations take that first.
+    pub fn zero_ahead(&mut self, map: &MemoryMap<'_>, zero: impl FnOnce(Mfn)) -> Option<()> {
+        if !self.wants_zeroing() {
+            return None;
+        }
+        let [.., head, _] = self.heads;
+        let begun = || Some((map.by_slot(head)?.0, 0));
+        let (first, done) = self.zeroing.or_else(begun)?;
+        zero(first.add(done));
+        let done = done + 1;
+        self.zeroing = Some((first, done));
+        if done == 1 << MAX_ORDER {
+            let (slot, range) = map.range(first)?;
+            self.unlist(map, range, first, MAX_ORDER)?;
+            self.list(map, slot, range, first, ZEROED)?;
+            self.refills = self.counts.zeroed() < self.reserve << MAX_ORDER;
+        }
+        Some(())
+    }
+
     /// A block of 2^`order` frames, aligned to its size, on behalf of a CPU of node `home`;
-    /// `None` where the pool has none, or less than a chunk were to be reserved.
+    /// `None` where the pool has none, or less than a chunk were to be reserved. Zeroed blocks are
+    /// the first that are reserved whole, and the last for all else.
     pub fn allocate(
         &mut self,
         map: &MemoryMap<'_>,
@@ -155,16 +212,32 @@ impl Pool {
         if matches!(purpose, Purpose::Reserved(_)) && order < CHUNK_ORDER {
             return None;
         }
-        let found = (order..=MAX_ORDER).find(|o| self.counts.blocks[usize::from(*o)] > 0)?;
+        let mut lists = order..=ZEROED;
+        let has_blocks = |list: &u8| self.counts.blocks[usize::from(*list)] > 0;
+        let wants_zeroes = matches!(purpose, Purpose::Reserved(_)) && order == MAX_ORDER;
+        let found = if wants_zeroes {
+            lists.rfind(has_blocks)
+        } else {
+            lists.find(has_blocks)
+        }?;
         let (first, _) = map.by_slot(self.heads[usize::from(found)])?;
         let (slot, range) = map.range(first)?;
         let entries = range.run(first, 1 << order)?;
         self.unlist(map, range, first, found)?;
-        for half in (order..found).rev() {
+        for half in (order..found.min(MAX_ORDER)).rev() {
             self.list(map, slot, range, first.add(1 << half), half)?;
         }
-        give(entries, order, purpose)?;
+        if found == ZEROED {
+            self.refills |= self.counts.zeroed() <= self.reserve << MAX_ORDER >> 2;
+        }
         let frames = 1 << order;
+        let contents = if wants_zeroes && found == ZEROED {
+            self.counts.given_zeroed += frames;
+            Contents::Zeroes
+        } else {
+            Contents::Unknown
+        };
+        give(entries, order, purpose, contents)?;
         self.counts.free -= frames;
         if home == self.node {
             self.counts.given_local += frames;
@@ -274,40 +347,41 @@ impl Pool {
         let _ = self.list(map, slot, range, at, order);
     }
 
-    /// Makes a block the first of its list.
+    /// Makes a block the first of a list: that of its order, or [`ZEROED`].
     fn list(
         &mut self,
         map: &MemoryMap<'_>,
         slot: Slot,
         range: &MemoryRange<'_>,
         first: Mfn,
-        order: u8,
+        list: u8,
     ) -> Option<()> {
         let entry = range.entry(first)?;
         let own = slot + (first.0 - range.frames.start.0) as Slot;
-        let head = self.heads.get_mut(usize::from(order))?;
+        let head = self.heads.get_mut(usize::from(list))?;
         if let Some((_, next)) = map.by_slot(*head) {
             next.set_links(own, next.links().1);
         }
         entry.set_links(NO_SLOT, *head);
         entry.set_state(FrameState {
-            order,
+            order: list.min(MAX_ORDER),
             listed: true,
             ..entry.state()
         });
         *head = own;
-        self.counts.blocks[usize::from(order)] += 1;
+        self.counts.blocks[usize::from(list)] += 1;
         Some(())
     }
 
-    /// Takes a block out of its list.
+    /// Takes a block out of the list that it is in; what was zeroed of it is forgotten.
     fn unlist(
         &mut self,
         map: &MemoryMap<'_>,
         range: &MemoryRange<'_>,
         first: Mfn,
-        order: u8,
+        list: u8,
     ) -> Option<()> {
+        self.zeroing.take_if(|(block, _)| *block == first);
         let entry = range.entry(first)?;
         let (previous, next) = entry.links();
         if let Some((_, entry)) = map.by_slot(next) {
@@ -315,14 +389,14 @@ impl Pool {
         }
         match map.by_slot(previous) {
             Some((_, entry)) => entry.set_links(entry.links().0, next),
-            None => *self.heads.get_mut(usize::from(order))? = next,
+            None => *self.heads.get_mut(usize::from(list))? = next,
         }
         entry.set_state(FrameState {
             order: 0,
             listed: false,
             ..entry.state()
         });
-        self.counts.blocks[usize::from(order)] -= 1;
+        self.counts.blocks[usize::from(list)] -= 1;
         Some(())
     }
 
@@ -338,16 +412,19 @@ impl Pool {
 }
 
 /// Makes a free block of `order`, in no list, what `purpose` says.
-fn give(entries: &[FrameEntry], order: u8, purpose: Purpose) -> Option<()> {
+fn give(entries: &[FrameEntry], order: u8, purpose: Purpose, contents: Contents) -> Option<()> {
     let usage = after(Use::Free, purpose.event())?;
     let references = purpose.event().references();
+    // All frames of a block have its origin and node.
+    let free = entries.first()?.state().freed();
     let state = |order| FrameState {
         usage,
         order,
         references,
-        ..FrameState::default()
+        contents,
+        ..free
     };
-    let owner = purpose.owner().unwrap_or_default();
+    let mut owner = purpose.owner().unwrap_or_default().encode();
     let (head, body, stride) = match purpose {
         Purpose::Hypervisor | Purpose::Table => (state(order), state(FrameState::BODY), 1),
         Purpose::Private(_) | Purpose::Replica(_) => (state(0), state(0), 1),
@@ -358,10 +435,11 @@ fn give(entries: &[FrameEntry], order: u8, purpose: Purpose) -> Option<()> {
         ),
     };
     let mut given = head.encode();
-    // Stepping over the slice alone is a constant step; over the pairs it would be a walk.
-    for (n, entry) in (0..).step_by(stride).zip(entries.iter().step_by(stride)) {
-        entry.give(given, owner.add(n));
-        given = body.encode();
+    let body = body.encode();
+    for entry in entries.iter().step_by(stride) {
+        entry.give(given, owner);
+        given = body;
+        owner = owner.wrapping_add(stride as u64);
     }
     Some(())
 }

@@ -24,7 +24,7 @@ pub enum Use {
     Shared = 4,
     /// A node's copy of a shared or private frame.
     Replica = 5,
-    /// No guest's any more, but kept for the disk block that it holds.
+    /// No guest's, or none's any more, but kept for what it holds.
     CachedOnly = 6,
     /// A translation table or pmap node.
     Table = 7,
@@ -65,6 +65,47 @@ pub enum Origin {
     Machine,
     /// Lent by OS-0, which wants it back.
     Lent,
+    /// A disk image's, from the boot loader: it stays what it is, is never written and never free.
+    Image,
+}
+
+impl Origin {
+    const fn from_bits(bits: u64) -> Self {
+        match bits & 3 {
+            1 => Self::Lent,
+            2 => Self::Image,
+            _ => Self::Machine,
+        }
+    }
+}
+
+/// What is in frames that their user has not written yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Contents {
+    /// Whatever was there before.
+    #[default]
+    Unknown,
+    /// Zeroes, to those who read without caches too.
+    Zeroes,
+}
+
+/// The index's chains that run through the frame table: each finds frames by something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chain {
+    /// By what the frame holds.
+    Content = 0,
+    /// By the disk block that it holds.
+    Block = 1,
+}
+
+impl Chain {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Content, Self::Block];
+
+    /// Its bit in [`FrameState::chains`].
+    pub const fn bit(self) -> u8 {
+        1 << self as u8
+    }
 }
 
 /// What happens to a frame.
@@ -80,6 +121,8 @@ pub enum Event {
     Assign,
     /// It becomes a copy for another node.
     Replicate,
+    /// It is a disk image's from now on.
+    Keep,
     /// The guest frame that it was set aside for is touched.
     Take,
     /// Its guest may no longer write it, so that others can use it too.
@@ -88,32 +131,36 @@ pub enum Event {
     Claim,
     /// Its last user is gone; its contents are kept.
     Retire,
-    /// A guest reads the block that it still holds.
+    /// A guest reads what it still holds.
     Revive,
+    /// What it holds is not kept any longer; whoever takes this step frees it.
+    Discard,
     /// It goes back to the pool.
     Release,
 }
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Grant,
         Self::Tabulate,
         Self::Reserve,
         Self::Assign,
         Self::Replicate,
+        Self::Keep,
         Self::Take,
         Self::Share,
         Self::Claim,
         Self::Retire,
         Self::Revive,
+        Self::Discard,
         Self::Release,
     ];
 
     /// How many users a frame has afterwards.
-    pub(crate) const fn references(self) -> u32 {
+    pub(crate) const fn references(self) -> u16 {
         match self {
-            Self::Reserve | Self::Retire | Self::Release => 0,
+            Self::Reserve | Self::Keep | Self::Retire | Self::Release => 0,
             Self::Grant
             | Self::Tabulate
             | Self::Assign
@@ -121,7 +168,8 @@ impl Event {
             | Self::Take
             | Self::Share
             | Self::Claim
-            | Self::Revive => 1,
+            | Self::Revive
+            | Self::Discard => 1,
         }
     }
 }
@@ -130,7 +178,7 @@ impl Event {
 /// happen. The picture is in the crate's documentation.
 pub const fn after(from: Use, event: Event) -> Option<Use> {
     Some(match (from, event) {
-        (Use::Free, Event::Grant) => Use::Hypervisor,
+        (Use::Free, Event::Grant) | (Use::CachedOnly, Event::Discard) => Use::Hypervisor,
         (Use::Free, Event::Tabulate) => Use::Table,
         (Use::Free, Event::Reserve) => Use::Reserved,
         (Use::Free, Event::Replicate) => Use::Replica,
@@ -138,15 +186,11 @@ pub const fn after(from: Use, event: Event) -> Option<Use> {
             Use::Private
         }
         (Use::Private, Event::Share) | (Use::CachedOnly, Event::Revive) => Use::Shared,
-        (Use::Shared, Event::Retire) => Use::CachedOnly,
+        (Use::Free | Use::Hypervisor, Event::Keep) | (Use::Shared, Event::Retire) => {
+            Use::CachedOnly
+        }
         (
-            Use::Hypervisor
-            | Use::Reserved
-            | Use::Private
-            | Use::Shared
-            | Use::Replica
-            | Use::CachedOnly
-            | Use::Table,
+            Use::Hypervisor | Use::Reserved | Use::Private | Use::Replica | Use::Table,
             Event::Release,
         ) => Use::Free,
         _ => return None,
@@ -158,12 +202,16 @@ pub const fn after(from: Use, event: Event) -> Option<Use> {
 pub enum Refused {
     /// The transition table has no such step.
     Step(Use, Event),
-    /// Only a pool takes this step.
+    /// Only a pool, or the map, takes this step.
     PoolOnly,
     /// I/O is in flight to or from it.
     Pinned,
+    /// It is in the index, where others find it.
+    Indexed,
+    /// It is a disk image's, and stays so.
+    Image,
     /// It has this many users, which is the wrong number.
-    References(u32),
+    References(u16),
     /// A count is at its end.
     Overflow,
     /// Another CPU has the frame locked.
@@ -180,6 +228,8 @@ impl fmt::Display for Refused {
             Self::Step(usage, event) => write!(f, "a frame in use {usage:?} refuses {event:?}"),
             Self::PoolOnly => f.write_str("only a pool takes this step"),
             Self::Pinned => f.write_str("I/O is in flight"),
+            Self::Indexed => f.write_str("the frame is in the index"),
+            Self::Image => f.write_str("the frame is a disk image's"),
             Self::References(count) => write!(f, "the frame has {count} users"),
             Self::Overflow => f.write_str("a count of the frame is at its end"),
             Self::Locked => f.write_str("the frame is locked by another CPU"),
@@ -193,12 +243,15 @@ impl core::error::Error for Refused {}
 
 const LOCK: u64 = 1;
 const USE_SHIFT: u32 = 1;
-const LENT: u64 = 1 << 4;
-const ORDER_SHIFT: u32 = 5;
-const LISTED: u64 = 1 << 9;
-const NODE_SHIFT: u32 = 10;
-const PINS_SHIFT: u32 = 16;
+const ORIGIN_SHIFT: u32 = 4;
+const ORDER_SHIFT: u32 = 6;
+const LISTED: u64 = 1 << 10;
+const NODE_SHIFT: u32 = 11;
+const PINS_SHIFT: u32 = 17;
 const REFERENCES_SHIFT: u32 = 32;
+const CHAINS_SHIFT: u32 = 48;
+const RECENT: u64 = 1 << 50;
+const ZEROES: u64 = 1 << 51;
 
 /// The first word of an entry, decoded: all that changes as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -214,18 +267,26 @@ pub struct FrameState {
     pub listed: bool,
     /// Its node.
     pub node: NodeId,
-    /// I/O operations in flight.
+    /// I/O operations in flight, up to [`Self::MAX_PINS`].
     pub pins: u16,
     /// Users.
-    pub references: u32,
+    pub references: u16,
+    /// The chains of the index that it is in: [`Chain::bit`]s.
+    pub chains: u8,
+    /// Whether it was in use since the clock that looks for frames to discard last passed.
+    pub recent: bool,
+    /// In the first frame of a reserved chunk: what is in all of it.
+    pub contents: Contents,
 }
 
 impl FrameState {
     /// The order of a frame that is not the first of its block.
     pub const BODY: u8 = 15;
+    /// The most I/O operations that are counted.
+    pub const MAX_PINS: u16 = 0x7fff;
 
-    /// The bits that stay with the frame when it is given away or taken: origin and node.
-    const KEPT: u64 = LENT | 0x3f << NODE_SHIFT;
+    /// The bits that stay with the frame when it is taken: origin and node.
+    const KEPT: u64 = 3 << ORIGIN_SHIFT | 0x3f << NODE_SHIFT;
     const USE: u64 = 7 << USE_SHIFT;
     const TAKEN: u64 = match after(Use::Reserved, Event::Take) {
         Some(usage) => {
@@ -234,17 +295,21 @@ impl FrameState {
         None => 0,
     };
 
-    /// The word of a frame, free as in `word`, that becomes what `given` says.
-    pub(crate) const fn give(word: u64, given: u64) -> u64 {
-        word & Self::KEPT | given
-    }
-
     /// The word of the frame in `word`, unlocked and [`Event::Take`]n, where it is reserved.
     pub(crate) const fn take(word: u64) -> Option<u64> {
         if word & Self::USE != (Use::Reserved as u64) << USE_SHIFT {
             return None;
         }
         Some(word & Self::KEPT | Self::TAKEN)
+    }
+
+    /// What the word of a reserved chunk's first frame says of its contents.
+    pub(crate) const fn contents(word: u64) -> Contents {
+        if word & ZEROES == 0 {
+            Contents::Unknown
+        } else {
+            Contents::Zeroes
+        }
     }
 
     pub(crate) const fn is_locked(word: u64) -> bool {
@@ -258,31 +323,35 @@ impl FrameState {
     pub(crate) const fn decode(word: u64) -> Self {
         Self {
             usage: Use::from_bits(word >> USE_SHIFT),
-            origin: if word & LENT == 0 {
-                Origin::Machine
-            } else {
-                Origin::Lent
-            },
+            origin: Origin::from_bits(word >> ORIGIN_SHIFT),
             order: (word >> ORDER_SHIFT & 0xf) as u8,
             listed: word & LISTED != 0,
             node: NodeId((word >> NODE_SHIFT & 0x3f) as u8),
-            pins: (word >> PINS_SHIFT) as u16,
-            references: (word >> REFERENCES_SHIFT) as u32,
+            pins: (word >> PINS_SHIFT) as u16 & Self::MAX_PINS,
+            references: (word >> REFERENCES_SHIFT) as u16,
+            chains: (word >> CHAINS_SHIFT & 3) as u8,
+            recent: word & RECENT != 0,
+            contents: Self::contents(word),
         }
     }
 
     /// The word, unlocked.
     pub(crate) const fn encode(self) -> u64 {
         let mut word = (self.usage as u64) << USE_SHIFT
+            | (self.origin as u64) << ORIGIN_SHIFT
             | (self.order as u64 & 0xf) << ORDER_SHIFT
             | (self.node.0 as u64 & 0x3f) << NODE_SHIFT
-            | (self.pins as u64) << PINS_SHIFT
-            | (self.references as u64) << REFERENCES_SHIFT;
+            | ((self.pins & Self::MAX_PINS) as u64) << PINS_SHIFT
+            | (self.references as u64) << REFERENCES_SHIFT
+            | (self.chains as u64 & 3) << CHAINS_SHIFT;
         if self.listed {
             word |= LISTED;
         }
-        if matches!(self.origin, Origin::Lent) {
-            word |= LENT;
+        if self.recent {
+            word |= RECENT;
+        }
+        if matches!(self.contents, Contents::Zeroes) {
+            word |= ZEROES;
         }
         word
     }
@@ -296,11 +365,20 @@ impl FrameState {
         }
     }
 
-    /// The state after `event`, where the table and the counts allow it.
+    /// The state after `event`, where the table, the counts and the index allow it.
     pub(crate) fn step(self, event: Event) -> Result<Self, Refused> {
         let usage = after(self.usage, event).ok_or(Refused::Step(self.usage, event))?;
         if usage == Use::Free && self.pins != 0 {
             return Err(Refused::Pinned);
+        }
+        // What others find, and what is an image's, stays as it is: nobody may write it.
+        if matches!(event, Event::Claim | Event::Discard) {
+            if self.origin == Origin::Image {
+                return Err(Refused::Image);
+            }
+            if self.chains != 0 {
+                return Err(Refused::Indexed);
+            }
         }
         let wanted = match (self.usage, event) {
             (Use::Shared, Event::Claim) => 1,
@@ -331,13 +409,17 @@ mod tests {
                 order: FrameState::BODY,
                 listed: true,
                 node: NodeId(63),
-                pins: u16::MAX,
-                references: u32::MAX,
+                pins: FrameState::MAX_PINS,
+                references: u16::MAX,
+                chains: 3,
+                recent: true,
+                contents: Contents::Zeroes,
             };
             assert_eq!(FrameState::decode(state.encode()), state);
             assert!(!FrameState::is_locked(state.encode()));
             let plain = FrameState {
                 usage,
+                origin: Origin::Image,
                 ..FrameState::default()
             };
             assert_eq!(
@@ -359,18 +441,19 @@ mod tests {
             (U::Free, E::Replicate, U::Replica),
             (U::Free, E::Reserve, U::Reserved),
             (U::Free, E::Assign, U::Private),
+            (U::Free, E::Keep, U::CachedOnly),
+            (U::Hypervisor, E::Keep, U::CachedOnly),
             (U::Reserved, E::Take, U::Private),
             (U::Private, E::Share, U::Shared),
             (U::Shared, E::Claim, U::Private),
             (U::Shared, E::Retire, U::CachedOnly),
             (U::CachedOnly, E::Revive, U::Shared),
+            (U::CachedOnly, E::Discard, U::Hypervisor),
             (U::Hypervisor, E::Release, U::Free),
             (U::Table, E::Release, U::Free),
             (U::Replica, E::Release, U::Free),
             (U::Reserved, E::Release, U::Free),
             (U::Private, E::Release, U::Free),
-            (U::Shared, E::Release, U::Free),
-            (U::CachedOnly, E::Release, U::Free),
         ];
         for from in Use::ALL {
             for event in Event::ALL {
@@ -380,6 +463,36 @@ mod tests {
                     drawn.map(|(.., to)| *to),
                     "{from:?} {event:?}"
                 );
+            }
+        }
+    }
+
+    /// Nobody writes what others may find, nor an image's frame, whatever the order of the steps.
+    #[test]
+    fn a_frame_leaves_the_index_before_it_is_anything_else() {
+        for usage in Use::ALL {
+            for event in Event::ALL {
+                let step = |origin, chains| {
+                    let state = FrameState {
+                        usage,
+                        origin,
+                        chains,
+                        references: 1,
+                        ..FrameState::default()
+                    };
+                    state.step(event)
+                };
+                let Ok(free_of_both) = step(Origin::Machine, 0) else {
+                    continue;
+                };
+                let is_kept = |usage| [Use::Shared, Use::CachedOnly].contains(&usage);
+                let leaves = is_kept(usage) && !is_kept(free_of_both.usage);
+                for chain in Chain::ALL {
+                    let refused = step(Origin::Machine, chain.bit()) == Err(Refused::Indexed);
+                    assert_eq!(refused, leaves, "{usage:?} {event:?}");
+                }
+                let refused = step(Origin::Image, 0) == Err(Refused::Image);
+                assert_eq!(refused, leaves, "{usage:?} {event:?}");
             }
         }
     }
@@ -415,7 +528,7 @@ mod tests {
                     assert_eq!(to.pins, pins);
                     assert!(to.usage != Use::Free || pins == 0);
                     if usage == Use::Shared {
-                        assert_eq!(references, u32::from(event == Event::Claim));
+                        assert_eq!(references, u16::from(event == Event::Claim));
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Where kernel, device tree and initrd go.
 //!
 //! ```text
-//! ram: | text_offset | kernel ... bss | to 2 MiB | device tree | to 4 KiB | initrd | free
+//! ram: | text_offset | kernel ... bss | to 2 MiB | device tree | to 4 KiB | initrd | free | stolen times
 //! ```
 //! The tree has a 2 MiB block to itself as far as the kernel goes, so it crosses no 2 MiB
 //! boundary (booting.rst), and a flat image, which cannot say how much memory it uses behind its
@@ -11,13 +11,33 @@ use core::fmt;
 
 use model_addr::{Ipa, IpaRange};
 
-use crate::ImageHeader;
+use crate::{ImageHeader, MAX_VCPUS};
 
 const BLOCK: u64 = 2 << 20;
 const PAGE: u64 = 4096;
 
 /// Bytes kept for the device tree.
 pub const TREE_ROOM: u64 = 64 << 10;
+
+/// Bytes of a vCPU's stolen-time structure and what keeps it apart from the next (DEN0057A, 3.2.2).
+const STOLEN_TIME_SIZE: u64 = 64;
+
+/// Bytes kept for the stolen-time structures of as many vCPUs as there can be.
+pub const STOLEN_TIMES_ROOM: u64 = (STOLEN_TIME_SIZE * MAX_VCPUS as u64).next_multiple_of(PAGE);
+
+/// What is kept for stolen-time structures: the end of a guest's memory `ram`. The device tree says
+/// that it is reserved, and not `no-map`: Linux reaches it as it reaches all its memory.
+pub const fn stolen_times(ram: IpaRange) -> IpaRange {
+    IpaRange {
+        start: Ipa(ram.end().0.saturating_sub(STOLEN_TIMES_ROOM)),
+        size: STOLEN_TIMES_ROOM,
+    }
+}
+
+/// Where the stolen-time structure of vCPU `index`, below [`MAX_VCPUS`], is.
+pub const fn stolen_time(ram: IpaRange, index: u16) -> Ipa {
+    Ipa(stolen_times(ram).start.0 + STOLEN_TIME_SIZE * (index % MAX_VCPUS) as u64)
+}
 
 /// What to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,9 +110,10 @@ pub fn layout(
         Some((tree, initrd, end))
     })();
     let (tree, initrd, end) = placed.unwrap_or((0, 0, u64::MAX));
-    if end > ram.size {
+    let needed = end.saturating_add(STOLEN_TIMES_ROOM);
+    if needed > ram.size {
         return Err(LayoutError::TooSmall {
-            needed: end,
+            needed,
             given: ram.size,
         });
     }

@@ -15,5 +15,7 @@ pub mod map;
 mod tree;
 
 pub use header::{HEADER_SIZE, HeaderError, ImageHeader};
-pub use layout::{Kernel, Layout, LayoutError, TREE_ROOM, layout};
+pub use layout::{
+    Kernel, Layout, LayoutError, STOLEN_TIMES_ROOM, TREE_ROOM, layout, stolen_time, stolen_times,
+};
 pub use tree::{GuestTree, MAX_BOOTARGS, MAX_VCPUS, MAX_VIRTIO, TreeError, vcpu_mpidr};

@@ -9,7 +9,7 @@ use core::fmt;
 use model_addr::IpaRange;
 use vm_fdt::FdtWriter;
 
-use crate::{TREE_ROOM, map};
+use crate::{TREE_ROOM, map, stolen_times};
 
 /// The most vCPUs: as many redistributors as fit below the UART.
 pub const MAX_VCPUS: u16 =
@@ -112,6 +112,7 @@ impl GuestTree<'_> {
         fdt.property_u32("interrupt-parent", GIC_PHANDLE)?;
         self.write_chosen(&mut fdt)?;
         self.write_memory(&mut fdt)?;
+        self.write_reserved(&mut fdt)?;
         self.write_cpus(&mut fdt)?;
         write_psci(&mut fdt)?;
         write_timer(&mut fdt)?;
@@ -145,6 +146,18 @@ impl GuestTree<'_> {
         fdt.property_string("device_type", "memory")?;
         fdt.property_array_u64("reg", &[self.ram.start.0, self.ram.size])?;
         fdt.end_node(node)
+    }
+
+    fn write_reserved(&self, fdt: &mut FdtWriter) -> Written {
+        let kept = stolen_times(self.ram);
+        let reserved = fdt.begin_node("reserved-memory")?;
+        fdt.property_u32("#address-cells", 2)?;
+        fdt.property_u32("#size-cells", 2)?;
+        fdt.property_null("ranges")?;
+        let node = fdt.begin_node(&format!("stolen-time@{:x}", kept.start.0))?;
+        fdt.property_array_u64("reg", &[kept.start.0, kept.size])?;
+        fdt.end_node(node)?;
+        fdt.end_node(reserved)
     }
 
     fn write_cpus(&self, fdt: &mut FdtWriter) -> Written {

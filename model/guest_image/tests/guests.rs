@@ -9,7 +9,7 @@ use dtoolkit::{Node, Property};
 use model_addr::{Ipa, IpaRange};
 use model_guest_image::{
     GuestTree, HeaderError, ImageHeader, Kernel, LayoutError, MAX_BOOTARGS, MAX_VCPUS, MAX_VIRTIO,
-    TREE_ROOM, TreeError, layout, map, vcpu_mpidr,
+    STOLEN_TIMES_ROOM, TREE_ROOM, TreeError, layout, map, stolen_time, stolen_times, vcpu_mpidr,
 };
 use proptest::prelude::*;
 
@@ -79,7 +79,7 @@ fn what_does_not_fit_is_refused() {
         laid.initrd.unwrap().start,
         Ipa(0x4000_0000 + 40 * MIB + TREE_ROOM)
     );
-    let needed = 70 * MIB + TREE_ROOM;
+    let needed = 70 * MIB + TREE_ROOM + STOLEN_TIMES_ROOM;
     let small = layout(ram(needed - 1), linux, 38 * MIB, 30 * MIB);
     assert_eq!(
         small,
@@ -103,6 +103,19 @@ fn what_does_not_fit_is_refused() {
     );
 }
 
+#[test]
+fn every_vcpu_has_a_stolen_time_of_its_own() {
+    let ram = ram(128 * MIB);
+    let kept = stolen_times(ram);
+    assert!(kept.start.is_aligned(4096) && kept.end() == ram.end());
+    let mut end = kept.start;
+    for index in 0..MAX_VCPUS {
+        let record = stolen_time(ram, index);
+        assert!(record >= end && record.is_aligned(64) && kept.contains_run(record, 64));
+        end = Ipa(record.0 + 64);
+    }
+}
+
 proptest! {
     #[test]
     fn layouts_fit_and_do_not_overlap(
@@ -118,7 +131,7 @@ proptest! {
         let ram = ram(size);
         match layout(ram, kernel, kernel_size, initrd_size) {
             Ok(laid) => {
-                let parts = [Some(laid.kernel), Some(laid.tree), laid.initrd];
+                let parts = [Some(laid.kernel), Some(laid.tree), laid.initrd, Some(stolen_times(ram))];
                 let parts: Vec<IpaRange> = parts.into_iter().flatten().collect();
                 for (index, part) in parts.iter().enumerate() {
                     prop_assert!(ram.contains_run(part.start, part.size));
@@ -182,6 +195,9 @@ fn the_tree_says_what_the_guest_has() {
         cells(&node("/memory@40000000"), "reg"),
         [0, 0x4000_0000, 0, 0x2000_0000]
     );
+    let reserved = node("/reserved-memory/stolen-time@5fffe000");
+    assert_eq!(cells(&reserved, "reg"), [0, 0x5fff_e000, 0, 0x2000]);
+    assert!(reserved.property("no-map").is_none(), "Linux maps it");
     let cpus: Vec<u32> = node("/cpus")
         .children()
         .map(|cpu| cells(&cpu, "reg")[0])

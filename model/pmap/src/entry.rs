@@ -29,7 +29,7 @@ impl Reasons {
 /// What holds the contents of a guest frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// Nothing yet: reads as zero.
+    /// Nothing: reads as zero, or, where nothing ever was, as what a VM's memory is from the start.
     #[default]
     Absent,
     /// A frame of its own.
@@ -38,6 +38,56 @@ pub enum Backing {
     Shared(Mfn),
     /// A disk's block, below 2^52 as the disk layer numbers it; read again when touched.
     Discarded(u64),
+}
+
+/// Why a private frame is nobody else's too: what happened to it last. A closed list, so that the
+/// private frames of a VM can be told by it (`underpin mem why`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Why {
+    /// It never came from a disk: the guest made it.
+    #[default]
+    NotFromDisk = 0,
+    /// It was shared, and the guest wrote it.
+    Dirtied = 1,
+    /// Its bytes came from a disk, but not as one whole aligned block.
+    Unaligned = 2,
+    /// The disk, the VM or the range is never shared.
+    Never = 3,
+    /// The block belongs to another share group.
+    OtherGroup = 4,
+    /// Its frame had as many users as one may have, or no memory was left to note one more.
+    Full = 5,
+    /// It lies in a 2 MiB block that was to be kept whole.
+    KeptBlock = 6,
+    /// It was taken from the guest and read again.
+    Evicted = 7,
+    /// Something changed while it was compared.
+    LostRace = 8,
+}
+
+impl Why {
+    /// All of them, by their number.
+    pub const ALL: [Self; 9] = [
+        Self::NotFromDisk,
+        Self::Dirtied,
+        Self::Unaligned,
+        Self::Never,
+        Self::OtherGroup,
+        Self::Full,
+        Self::KeptBlock,
+        Self::Evicted,
+        Self::LostRace,
+    ];
+
+    const fn decode(word: u64) -> Self {
+        let number = (word >> WHY_SHIFT & 0xf) as usize;
+        if number < Self::ALL.len() {
+            Self::ALL[number]
+        } else {
+            Self::NotFromDisk
+        }
+    }
 }
 
 /// What is known of one guest frame.
@@ -49,6 +99,8 @@ pub struct Entry {
     pub reasons: Reasons,
     /// Its contents must not be shared with others, whatever they are.
     pub never_share: bool,
+    /// Why it is private, where it is.
+    pub why: Why,
 }
 
 /// The backing's kind.
@@ -58,7 +110,11 @@ pub(crate) const PRIVATE: u64 = 1;
 pub(crate) const SHARED: u64 = 2;
 pub(crate) const DISCARDED: u64 = 3;
 pub(crate) const NEVER_SHARE: u64 = 1 << 2;
+/// Nothing is behind it any more: it was made to read as zeroes.
+pub(crate) const EMPTIED: u64 = 1 << PAYLOAD_SHIFT;
 const REASONS_SHIFT: u32 = 3;
+const WHY_SHIFT: u32 = 8;
+const WHY: u64 = 0xf << WHY_SHIFT;
 /// The frame, or the block, stands above.
 pub(crate) const PAYLOAD_SHIFT: u32 = FRAME_SHIFT;
 
@@ -69,6 +125,15 @@ impl Entry {
             backing: Backing::Private(frame),
             reasons: Reasons::empty(),
             never_share: false,
+            why: Why::NotFromDisk,
+        }
+    }
+
+    /// A frame that others may use too.
+    pub const fn shared(frame: Mfn) -> Self {
+        Self {
+            backing: Backing::Shared(frame),
+            ..Self::private(frame)
         }
     }
 
@@ -98,13 +163,14 @@ impl Entry {
 
     pub(crate) fn encode(self) -> u64 {
         let (kind, payload) = match self.backing {
-            Backing::Absent => (ABSENT, 0),
+            Backing::Absent => (ABSENT, EMPTIED >> PAYLOAD_SHIFT),
             Backing::Private(frame) => (PRIVATE, frame.0),
             Backing::Shared(frame) => (SHARED, frame.0),
             Backing::Discarded(block) => (DISCARDED, block),
         };
         let never_share = if self.never_share { NEVER_SHARE } else { 0 };
-        payload << PAYLOAD_SHIFT | reason_bits(self.reasons) | never_share | kind
+        let why = (self.why as u64) << WHY_SHIFT;
+        payload << PAYLOAD_SHIFT | why | reason_bits(self.reasons) | never_share | kind
     }
 
     pub(crate) fn decode(word: u64) -> Self {
@@ -120,6 +186,7 @@ impl Entry {
             backing,
             reasons,
             never_share: word & NEVER_SHARE != 0,
+            why: Why::decode(word),
         }
     }
 }
@@ -131,7 +198,7 @@ pub(crate) fn reason_bits(reasons: Reasons) -> u64 {
 
 /// Whether `word` is a private frame, without restrictions, at `frame`.
 pub(crate) fn is_plain(word: u64, frame: Mfn) -> bool {
-    word & !NEVER_SHARE == frame.0 << PAYLOAD_SHIFT | PRIVATE
+    word & !(NEVER_SHARE | WHY) == frame.0 << PAYLOAD_SHIFT | PRIVATE
 }
 
 #[cfg(test)]
@@ -149,12 +216,16 @@ mod tests {
     fn entries_survive_their_word() {
         for backing in BACKINGS {
             for bits in 0..=Reasons::all().bits() {
-                for never_share in [false, true] {
+                for (never_share, why) in [false, true]
+                    .into_iter()
+                    .flat_map(|never| Why::ALL.map(|why| (never, why)))
+                {
                     let reasons = Reasons::from_bits_truncate(bits);
                     let entry = Entry {
                         backing,
                         reasons,
                         never_share,
+                        why,
                     };
                     assert_eq!(Entry::decode(entry.encode()), entry);
                 }

@@ -22,7 +22,7 @@ mod map;
 mod region;
 mod teardown;
 
-pub use entry::{Backing, Entry, Reasons};
+pub use entry::{Backing, Entry, Reasons, Why};
 pub use map::{Counts, MAX_RAM_RANGES, Pmap, PmapError, REGION_FRAMES};
 pub use region::{Region, Survey};
 pub use teardown::{GivenBack, PmapTeardown};

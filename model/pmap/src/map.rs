@@ -5,7 +5,9 @@ use core::fmt;
 use machine_contract::TableMemory;
 use model_addr::{FRAME_SHIFT, FRAME_SIZE, Gfn, IpaRange, Mfn};
 
-use crate::entry::{self, ABSENT, DISCARDED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE, SHARED};
+use crate::entry::{
+    self, ABSENT, DISCARDED, EMPTIED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE, SHARED,
+};
 use crate::region::{RegionSlot, TABLE_NUMBER_SHIFT, table_in};
 use crate::{Backing, Entry, Reasons, Region, Survey};
 
@@ -206,7 +208,6 @@ impl Pmap {
                 Entry::decode(memory.read(leaf, index(gfn)))
             }),
             region: slot.region(memory),
-            has_leaf: leaf.is_some(),
         })
     }
 
@@ -225,10 +226,31 @@ impl Pmap {
         (0..most).take_while(is_absent).count() as u64
     }
 
+    /// Behind how many of `count` guest frames from `gfn` on, of one region, nothing ever was.
+    pub fn untouched(&self, memory: &impl TableMemory, gfn: Gfn, count: u64) -> u64 {
+        let slot = self.region_slot(memory, gfn);
+        slot.and_then(|slot| slot.leaf(memory))
+            .map_or(count, |leaf| {
+                let words = (0..count).map(|n| memory.read(leaf, index(gfn.add(n))));
+                words.filter(|word| word & !NEVER_SHARE == 0).count() as u64
+            })
+    }
+
     /// What is known of the region of `gfn`.
     pub fn region(&self, memory: &impl TableMemory, gfn: Gfn) -> Region {
         let slot = self.region_slot(memory, gfn);
         slot.map_or(Region::default(), |slot| slot.region(memory))
+    }
+
+    /// How many regions a 2 MiB block can map. It looks at every region of the RAM.
+    pub fn blocks(&self, memory: &impl TableMemory) -> u64 {
+        let regions = self.ram.iter().flat_map(|ram| {
+            let first = ram.first.align_down(REGION_FRAMES);
+            let end = ram.first.add(ram.count);
+            (first.0..end.0).step_by(REGION_FRAMES as usize)
+        });
+        let is_block = |gfn: &u64| self.region(memory, Gfn(*gfn)).block().is_some();
+        regions.filter(is_block).count() as u64
     }
 
     /// Notes the 2 MiB run that is reserved for the region of `gfn`, or that there is none any
@@ -249,7 +271,12 @@ impl Pmap {
             return Err(PmapError::Run);
         }
         let slot = self.add_region_table(memory, gfn)?;
-        let mut region = Region { base, in_place: 0 };
+        let mixed = slot.region(memory).mixed;
+        let mut region = Region {
+            base,
+            in_place: 0,
+            mixed,
+        };
         if let Some(leaf) = slot.leaf(memory) {
             let entries = (0..WORDS as usize).map(|n| region.counts(n, memory.read(leaf, n)));
             region.in_place = entries.sum();
@@ -339,12 +366,14 @@ impl Pmap {
         self.counts[(first & KIND) as usize] += count;
         // The words follow each other as the run does: all are in place, or none.
         region.in_place += region.counts(index, first) * count;
+        region.mixed |= first & KIND != PRIVATE;
         slot.set_region(memory, region);
         Ok(())
     }
 
-    /// Leaves nothing behind `count` guest frames from `gfn` on, of one region. What was there is
-    /// the caller's; that they are not to be shared stays.
+    /// Leaves nothing behind `count` guest frames from `gfn` on, of one region: those that had
+    /// something read as zeroes. What was there is the caller's; that they are not to be shared
+    /// stays.
     ///
     /// # Errors
     /// [`PmapError::NotRam`], [`PmapError::Run`].
@@ -354,7 +383,10 @@ impl Pmap {
         gfn: Gfn,
         count: u64,
     ) -> Result<(), PmapError> {
-        self.change(memory, gfn, count, |word| word & NEVER_SHARE)
+        self.change(memory, gfn, count, |word| match word & KIND {
+            ABSENT => word & (NEVER_SHARE | EMPTIED),
+            _ => word & NEVER_SHARE | EMPTIED,
+        })
     }
 
     /// Adds and removes reasons for `count` guest frames from `gfn` on, of one region, those that
@@ -441,6 +473,7 @@ impl Pmap {
             let old = memory.read(leaf, at);
             let new = change(old);
             memory.write(leaf, at, new);
+            region.mixed |= is_emptied(old, new);
             self.leave(&mut region, at, old);
             self.counts[(new & KIND) as usize] += 1;
             region.in_place += region.counts(at, new);
@@ -507,6 +540,11 @@ fn together<const N: usize>(memory: &impl TableMemory, leaf: Mfn, index: usize) 
 /// Whether nothing is behind the entries of [`together`].
 fn is_absent(words: u64) -> bool {
     words & KIND == ABSENT
+}
+
+/// Whether an entry had something behind it and has nothing now.
+fn is_emptied(old: u64, new: u64) -> bool {
+    old & KIND != ABSENT && new & KIND == ABSENT
 }
 
 /// The entry of `gfn` in its leaf.

@@ -12,6 +12,8 @@ pub(crate) const TABLE_NUMBER_SHIFT: u32 = FRAME_SHIFT;
 const HAS_BASE: u64 = 1 << 10;
 /// In a region's second word: how many entries lie where the base says.
 const IN_PLACE: u64 = HAS_BASE - 1;
+/// In a region's second word: [`Region::mixed`].
+const MIXED: u64 = 1 << 11;
 
 /// What is known of a region as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +22,9 @@ pub struct Region {
     pub base: Option<Mfn>,
     /// How many of its guest frames are private, unrestricted, and where the run says.
     pub in_place: u64,
+    /// Whether something else than private frames was ever put behind it, or something was taken
+    /// away: then a chunk of it is not always behind its guest frames as a whole, or not at all.
+    pub mixed: bool,
 }
 
 impl Region {
@@ -34,12 +39,13 @@ impl Region {
         Self {
             base,
             in_place: word & IN_PLACE,
+            mixed: word & MIXED != 0,
         }
     }
 
     fn encode(self) -> u64 {
         let base = self.base.map_or(0, |base| base.0 << FRAME_SHIFT | HAS_BASE);
-        base | self.in_place
+        base | self.in_place | if self.mixed { MIXED } else { 0 }
     }
 
     /// 1 where `word` is entry `index` of the run.
@@ -56,8 +62,6 @@ pub struct Survey {
     pub entry: Entry,
     /// What is known of its region.
     pub region: Region,
-    /// Whether anything of its region was ever touched.
-    pub has_leaf: bool,
 }
 
 /// Where a region's two words are.

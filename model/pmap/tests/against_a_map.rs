@@ -1,13 +1,13 @@
 //! The radix against a plain map, with allocations that fail at any point.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use machine_fake::FakeTables;
 use model_addr::{Gfn, Ipa, IpaRange, Mfn};
 use model_pmap::{
     Backing, Counts, Entry, GivenBack, MAX_RAM_RANGES, Pmap, PmapError, REGION_FRAMES, Reasons,
-    Region,
+    Region, Why,
 };
 use proptest::prelude::*;
 
@@ -93,11 +93,13 @@ fn entry() -> impl Strategy<Value = Entry> {
         (0..1_u64 << 36).prop_map(|n| Backing::Shared(Mfn(n))),
         (0..1_u64 << 40).prop_map(Backing::Discarded),
     ];
-    let parts = (backing, reasons(), any::<bool>());
-    parts.prop_map(|(backing, reasons, never_share)| Entry {
+    let why = prop::sample::select(&Why::ALL);
+    let parts = (backing, reasons(), any::<bool>(), why);
+    parts.prop_map(|(backing, reasons, never_share, why)| Entry {
         backing,
         reasons,
         never_share,
+        why,
     })
 }
 
@@ -121,6 +123,8 @@ struct World {
     pmap: Pmap,
     entries: BTreeMap<u64, Entry>,
     bases: BTreeMap<u64, Mfn>,
+    mixed: BTreeSet<u64>,
+    touched: BTreeSet<u64>,
 }
 
 fn region_of(gfn: u64) -> u64 {
@@ -147,11 +151,17 @@ impl World {
             pmap,
             entries: BTreeMap::new(),
             bases: BTreeMap::new(),
+            mixed: BTreeSet::new(),
+            touched: BTreeSet::new(),
         }
     }
 
     fn entry(&self, gfn: u64) -> Entry {
         self.entries.get(&gfn).copied().unwrap_or_default()
+    }
+
+    fn is_anything(&self, gfn: u64, count: u64) -> bool {
+        (gfn..gfn + count).any(|gfn| self.entry(gfn).backing != Backing::Absent)
     }
 
     /// What any operation on a run must answer, memory permitting.
@@ -174,6 +184,10 @@ impl World {
         }
         assert_eq!(result, Self::expected(gfn, count));
         if result.is_ok() {
+            if !matches!(entry.backing, Backing::Private(_)) {
+                self.mixed.insert(region_of(gfn));
+            }
+            self.touched.extend(gfn..gfn + count);
             self.entries
                 .extend((0..count).map(|n| (gfn + n, nth(entry, n))));
         }
@@ -192,6 +206,7 @@ impl World {
             Err(error) => assert_eq!(Self::expected(gfn, N as u64), Err(error)),
             Ok(region) => {
                 assert!(run.clone().all(is_absent));
+                self.touched.extend(run.clone());
                 for (n, gfn) in (0..).zip(run) {
                     let never_share = self.entry(gfn).never_share;
                     let entry = Entry {
@@ -222,6 +237,9 @@ impl World {
             Step::Clear { gfn, count } => {
                 let result = self.pmap.clear(&mut self.tables, Gfn(gfn), count);
                 assert_eq!(result, Self::expected(gfn, count));
+                if result.is_ok() && self.is_anything(gfn, count) {
+                    self.mixed.insert(region_of(gfn));
+                }
                 for gfn in gfn..gfn + if result.is_ok() { count } else { 0 } {
                     let never_share = self.entry(gfn).never_share;
                     self.entries.insert(
@@ -291,6 +309,7 @@ impl World {
         Region {
             base,
             in_place: (0..REGION_FRAMES).filter(in_place).count() as u64,
+            mixed: self.mixed.contains(&first),
         }
     }
 
@@ -306,8 +325,16 @@ impl World {
             assert_eq!(region, self.expected_region(gfn));
             let survey = self.pmap.survey(&self.tables, Gfn(gfn)).unwrap();
             assert_eq!((survey.entry, survey.region), (self.entry(gfn), region));
-            assert!(survey.has_leaf || survey.entry == Entry::default());
             let end = region_of(gfn) + REGION_FRAMES;
+            let untouched = (gfn..end)
+                .take(40)
+                .filter(|gfn| !self.touched.contains(gfn));
+            let untouched = untouched.count() as u64;
+            let count = (end - gfn).min(40);
+            assert_eq!(
+                self.pmap.untouched(&self.tables, Gfn(gfn), count),
+                untouched
+            );
             let is_absent = |gfn: &u64| {
                 is_ram(*gfn) && *gfn < end && self.entry(*gfn).backing == Backing::Absent
             };

@@ -270,7 +270,7 @@ impl World {
         }
         if let Some(Motion::Broken(_, after) | Motion::Ready(_, after)) = &mut self.motion {
             let region = after.region * REGION..(after.region + 1) * REGION;
-            after.overtaken |= page < region.end && end > region.start;
+            after.overtaken |= page < end && page < region.end && end > region.start;
         }
         // Until the debt is paid, whatever was taken out may still be in use.
         for (at, (frame, ..)) in before.iter().filter(|(at, _)| !self.model.contains_key(at)) {

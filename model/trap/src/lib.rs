@@ -9,6 +9,7 @@
 mod inject;
 pub mod instruction;
 mod mmio;
+pub mod overwrite;
 mod syndrome;
 mod sysreg;
 

@@ -95,16 +95,32 @@ pub struct DataAbort {
     pub access: Option<MmioAccess>,
 }
 
+impl Abort {
+    /// Whether it was the guest's walk, which may read its tables but wants to set an access or
+    /// dirty flag in them.
+    pub fn is_table_update(&self) -> bool {
+        self.walk && self.fault == Fault::Permission
+    }
+}
+
 impl DataAbort {
-    /// Whether the page must be writable before the access can succeed. A walk that only lacks
-    /// permission wants to set an access or dirty flag. Cache maintenance needs no more than to
-    /// read.
-    pub fn wants_write(self) -> bool {
-        if self.abort.walk {
-            self.abort.fault == Fault::Permission
-        } else {
-            self.write && !self.cache_maintenance
+    /// Whether the page must be writable before the access can succeed. Where a page may be read,
+    /// but not written, all that says it writes does: DC IVAC is the only cache maintenance among
+    /// it. Elsewhere cache maintenance needs no more than to read, and so does a walk.
+    pub fn wants_write(&self) -> bool {
+        match self.abort.fault {
+            Fault::Permission => self.write || self.abort.walk,
+            _ => self.write && !self.cache_maintenance && !self.abort.walk,
         }
+    }
+
+    /// Whether it is a store into a page that may be read: not a walk's, nor cache maintenance.
+    /// Only such a one can begin an [`overwrite`](crate::overwrite).
+    pub fn is_refused_store(&self) -> bool {
+        self.abort.fault == Fault::Permission
+            && self.write
+            && !self.cache_maintenance
+            && !self.abort.walk
     }
 }
 

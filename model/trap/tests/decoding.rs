@@ -39,7 +39,7 @@ fn a_permission_fault_does_not_say_where() {
         (fault.abort.ipa, fault.abort.va),
         (None, Some(0xffff_0000_1234_5678))
     );
-    assert!(fault.wants_write());
+    assert!(fault.wants_write() && fault.is_refused_store());
     let access = MmioAccess {
         size: 4,
         write: true,
@@ -57,8 +57,54 @@ fn a_walk_that_lacks_permission_wants_to_write() {
         panic!("no data abort");
     };
     assert_eq!(fault.abort.ipa, Some(Ipa(0x4000_1000)));
-    assert!(fault.abort.walk && fault.wants_write());
+    assert!(fault.abort.walk && fault.wants_write() && !fault.is_refused_store());
     assert_eq!(fault.access, None);
+    // So does the walk of a fetch.
+    let Exit::InstructionAbort(fetch) = decode(esr(0x20, 1 << 7 | 0xe), 0x678, 0x4_0001 << 4)
+    else {
+        panic!("no instruction abort");
+    };
+    assert_eq!(fetch.ipa, Some(Ipa(0x4000_1000)));
+    assert!(fetch.is_table_update());
+}
+
+#[test]
+fn who_wants_to_write() {
+    const WALK: u64 = 1 << 7;
+    const MAINTENANCE: u64 = 1 << 8;
+    const WRITE: u64 = 1 << 6;
+    const TRANSLATION: u64 = 0b00_0111;
+    const PERMISSION: u64 = 0b00_1111;
+    // ISS, whether the page must be writable, whether it is a plain store to a read-only page.
+    let cases = [
+        (PERMISSION, false, false),
+        (PERMISSION | WRITE, true, true),
+        (PERMISSION | WALK, true, false),
+        (PERMISSION | WRITE | WALK, true, false),
+        // DC IVAC wants to write; if it did not, it would fault at the same place for ever.
+        (PERMISSION | WRITE | MAINTENANCE, true, false),
+        (TRANSLATION, false, false),
+        (TRANSLATION | WRITE, true, false),
+        (TRANSLATION | WALK, false, false),
+        (TRANSLATION | WRITE | WALK, false, false),
+        (TRANSLATION | WRITE | MAINTENANCE, false, false),
+    ];
+    for (iss, wants_write, is_refused_store) in cases {
+        let Exit::DataAbort(fault) = decode(esr(0x24, iss), 0x40, 0x900 << 4) else {
+            panic!("no data abort");
+        };
+        assert_eq!(fault.wants_write(), wants_write, "{iss:#x}");
+        assert_eq!(fault.is_refused_store(), is_refused_store, "{iss:#x}");
+        assert_eq!(
+            fault.abort.is_table_update(),
+            iss & (WALK | 0x3f) == WALK | PERMISSION
+        );
+        // Where the address is: of a permission fault, only the walk's.
+        assert_eq!(
+            fault.abort.ipa.is_some(),
+            iss & 0x3f == TRANSLATION || iss & WALK != 0
+        );
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use crate::{Chain, Device, QueueError, Segment, Transport};
 use heapless::Vec;
 use machine_contract::GuestMemory;
-use model_addr::Ipa;
+use model_addr::{Gfn, Ipa};
 
 /// Bytes of a sector, the unit of addresses and capacities whatever the block size.
 pub const SECTOR_SIZE: u64 = 512;
@@ -241,6 +241,15 @@ impl Request {
             Operation::Write { .. } => self.chain.readable_bytes(),
             _ => 0,
         }
+    }
+
+    /// Whether its data or its status are in this guest frame.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        let covers = |segment: &Segment| {
+            let last = segment.ipa.0 + u64::from(segment.len.max(1)) - 1;
+            (segment.ipa.frame()..=Ipa(last).frame()).contains(&gfn)
+        };
+        self.status.frame() == gfn || self.data().iter().any(covers)
     }
 
     /// The sectors of a discard or write-zeroes, each range within the disk; they may overlap.

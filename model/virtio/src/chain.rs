@@ -140,6 +140,14 @@ impl Chain {
         Some(at)
     }
 
+    /// Consumes up to `n` bytes of the first writable segment without storing anything.
+    pub(crate) fn skip_writable(&mut self, n: u32) {
+        if let Some(first) = self.writable().first() {
+            let n = n.min(first.len);
+            self.writable.advance(&mut self.segments, n);
+        }
+    }
+
     /// How many segments the chain came with.
     pub(crate) fn segment_count(&self) -> usize {
         self.segments.len()

@@ -2,7 +2,8 @@
 //!
 //! - [`queue`]: the device side of a split virtqueue, and the [`Chain`]s of buffers it yields.
 //! - [`mmio`]: the register file of the virtio-mmio transport, version 2, around one device.
-//! - [`blk`], [`console`], [`rng`]: the devices, each a set of methods on its [`Transport`].
+//! - [`blk`], [`console`], [`rng`], [`balloon`]: the devices, each a set of methods on its
+//!   [`Transport`].
 //!
 //! ```text
 //!  guest's store ──> Transport::write ──> Effect::Notify(queue) ──> owner
@@ -18,6 +19,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod balloon;
 pub mod blk;
 mod chain;
 pub mod console;

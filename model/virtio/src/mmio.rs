@@ -4,12 +4,13 @@ use crate::queue::{QueueFeatures, QueueSetup};
 use crate::{Queue, QueueError};
 use bitflags::bitflags;
 use machine_contract::GuestMemory;
+use model_addr::Gfn;
 
 /// Bytes of a device's register window.
 pub const WINDOW_SIZE: u64 = 0x200;
 
 /// Most queues of a device.
-const MAX_QUEUES: usize = 2;
+const MAX_QUEUES: usize = 4;
 
 const MAGIC: u32 = 0x7472_6976;
 const VERSION: u32 = 2;
@@ -83,13 +84,16 @@ bitflags! {
 pub trait Device {
     /// The device type (virtio 5).
     const ID: u32;
-    /// The largest size of each queue, at most [`crate::MAX_QUEUE_SIZE`]; one or two queues.
+    /// The largest size of each queue, at most [`crate::MAX_QUEUE_SIZE`]; one to four queues.
     const QUEUE_SIZES: &'static [u16];
 
     /// The device's own feature bits.
     fn features(&self) -> u64;
-    /// The device configuration space, as the driver reads it. Nothing in it is writable.
+    /// The device configuration space, as the driver reads it.
     fn config(&self) -> &[u8];
+    /// The driver stores `bytes`, one, two or four, at `at` into the configuration space. Most
+    /// devices have nothing in it that is writable.
+    fn write_config(&mut self, _at: usize, _bytes: &[u8]) {}
     /// Forgets all requests: the driver starts over.
     fn reset(&mut self);
 }
@@ -180,8 +184,15 @@ impl<D: Device> Transport<D> {
     }
 
     /// A store of `size` bytes of `value` at `offset` into the register window. What is not a
-    /// 32-bit store to a writable register is ignored.
+    /// 32-bit store to a writable register, or one of 32 bits or less to the configuration space,
+    /// is ignored.
     pub fn write(&mut self, offset: u64, size: usize, value: u64) -> Effect {
+        if let Some(at) = offset.checked_sub(reg::CONFIG) {
+            if let (Ok(at), 1 | 2 | 4) = (usize::try_from(at), size) {
+                self.device.write_config(at, &value.to_le_bytes()[..size]);
+            }
+            return Effect::None;
+        }
         if size != 4 {
             return Effect::None;
         }
@@ -200,8 +211,8 @@ impl<D: Device> Transport<D> {
         Effect::None
     }
 
-    /// Whether the device may touch the driver's queues.
-    pub(crate) fn is_live(&self) -> bool {
+    /// Whether there is a driver whose queues the device may touch.
+    pub fn is_live(&self) -> bool {
         self.status.contains(Status::DRIVER_OK) && !self.status.contains(Status::DEVICE_NEEDS_RESET)
     }
 
@@ -213,6 +224,11 @@ impl<D: Device> Transport<D> {
     /// Whether the driver accepted all of `features`.
     pub(crate) fn has_negotiated(&self, features: u64) -> bool {
         self.driver_features & features == features
+    }
+
+    /// Whether a queue lies in this guest frame, or a part of it.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        self.queues.iter().any(|queue| queue.uses(gfn))
     }
 
     /// Passes on what an operation gave, or breaks the device with its error.

@@ -9,7 +9,7 @@ use crate::{Chain, MAX_SEGMENTS, Segment};
 use core::fmt;
 use core::sync::atomic::{Ordering, fence};
 use machine_contract::{GuestMemory, GuestMemoryError};
-use model_addr::Ipa;
+use model_addr::{Gfn, Ipa};
 
 /// Largest queue that any device here offers.
 pub const MAX_QUEUE_SIZE: u16 = 256;
@@ -199,13 +199,27 @@ impl Queue {
         self.ready
     }
 
+    /// Whether its rings, or its table, lie in this guest frame.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        let entries = u64::from(self.size);
+        let areas = [
+            (self.descriptors, DESCRIPTOR_BYTES * entries),
+            (self.driver, RING_HEADER + 2 * entries + 2),
+            (self.device, RING_HEADER + 8 * entries + 2),
+        ];
+        let covers = |(start, bytes): (Ipa, u64)| {
+            (start.frame()..=Ipa(start.0 + bytes - 1).frame()).contains(&gfn)
+        };
+        self.ready && areas.into_iter().any(covers)
+    }
+
     /// Entries.
     pub fn size(&self) -> u16 {
         self.size
     }
 
     /// Takes the next chain that the driver made available into `chain`; `false` if there is none,
-    /// and then the driver has been asked to kick when there is. While the queue yields chains the
+    /// or not yet all that it names is at hand, and then the driver has been asked to kick when there is. While the queue yields chains the
     /// driver is asked not to kick.
     pub fn pop(
         &mut self,
@@ -218,7 +232,18 @@ impl Queue {
         self.mute_kicks(memory)?;
         let slot = u64::from(self.next_avail & (self.size - 1));
         let head = memory.read_u16(Ipa(self.driver.0 + RING_HEADER + 2 * slot))?;
-        self.walk(memory, head, chain)?;
+        match self.walk(memory, head, chain) {
+            Err(QueueError::Memory(GuestMemoryError::Away(_))) => return Ok(false),
+            walked => walked?,
+        }
+        // What is not at hand is taken later.
+        let ready = |segments: &[Segment], write| {
+            let mut segments = segments.iter();
+            segments.all(|segment| memory.ready(segment.ipa, segment.len.into(), write))
+        };
+        if !ready(chain.readable(), false) || !ready(chain.writable(), true) {
+            return Ok(false);
+        }
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(true)
     }

@@ -83,8 +83,8 @@ pub struct Capabilities {
     pub workaround_3: Workaround,
     /// There is entropy for the guest.
     pub entropy: bool,
-    /// Where the stolen-time record of this vCPU is.
-    pub stolen_time: Option<Ipa>,
+    /// Each vCPU has a stolen-time structure.
+    pub stolen_time: bool,
 }
 
 /// What a guest asks for.
@@ -123,13 +123,16 @@ pub enum Call {
     },
     /// Answer with [`Random::reply`], or [`Random::NO_ENTROPY`].
     Random(Random),
+    /// Answer with the address of the stolen-time structure of the vCPU that calls, which is kept
+    /// up to date from now on.
+    StolenTime,
     /// There is no such call: answer [`Refusal::NotSupported`], and count it.
     Unknown,
 }
 
 /// Decodes the call `function` (X0) with `arguments` (X1 to X3), by HVC or SMC with immediate 0.
 #[inline]
-pub fn decode(function: u64, arguments: [u64; 3], capabilities: &Capabilities) -> Call {
+pub fn decode(function: u64, arguments: [u64; 3], capabilities: Capabilities) -> Call {
     // The identifier is W0; calls of the 32-bit kind have 32-bit arguments.
     let function = function as u32;
     if function == PSCI_VERSION {
@@ -143,7 +146,7 @@ pub fn decode(function: u64, arguments: [u64; 3], capabilities: &Capabilities) -
     decode_others(function, arguments, capabilities)
 }
 
-fn decode_others(function: u32, arguments: [u64; 3], capabilities: &Capabilities) -> Call {
+fn decode_others(function: u32, arguments: [u64; 3], capabilities: Capabilities) -> Call {
     let [first, second, third] = arguments;
     match function {
         CPU_ON | CPU_ON_64 => match affinity(first) {
@@ -176,12 +179,10 @@ fn decode_others(function: u32, arguments: [u64; 3], capabilities: &Capabilities
         }
         HYPERVISOR_UID => Call::Answered(Reply::X0To3(uuid_registers(UNDERPIN_UUID))),
         HYPERVISOR_REVISION => Call::Answered(Reply::X0To3([0, 1, 0, 0])),
-        PV_TIME_FEATURES if capabilities.stolen_time.is_some() => {
+        PV_TIME_FEATURES if capabilities.stolen_time => {
             answer_support(matches!(first as u32, PV_TIME_FEATURES | PV_TIME_ST))
         }
-        PV_TIME_ST => capabilities
-            .stolen_time
-            .map_or(Call::Unknown, |record| answer(record.0)),
+        PV_TIME_ST if capabilities.stolen_time => Call::StolenTime,
         _ => Call::Unknown,
     }
 }
@@ -208,13 +209,13 @@ const fn suspend(power_state: u64) -> Call {
     }
 }
 
-const fn arch_features(function: u32, capabilities: &Capabilities) -> Call {
+const fn arch_features(function: u32, capabilities: Capabilities) -> Call {
     match function {
         SMCCC_VERSION | SMCCC_ARCH_FEATURES => answer(0),
         SMCCC_ARCH_WORKAROUND_1 => workaround_feature(capabilities.workaround_1),
         SMCCC_ARCH_WORKAROUND_2 => workaround_feature(capabilities.workaround_2),
         SMCCC_ARCH_WORKAROUND_3 => workaround_feature(capabilities.workaround_3),
-        PV_TIME_FEATURES => answer_support(capabilities.stolen_time.is_some()),
+        PV_TIME_FEATURES => answer_support(capabilities.stolen_time),
         _ => refuse(Refusal::NotSupported),
     }
 }

@@ -107,6 +107,17 @@ pub fn partitioned(directory: &Path) -> Outcome<PathBuf> {
     Ok(path)
 }
 
+/// An ext4 file system of so many MiB that holds what is in a directory.
+///
+/// # Errors
+/// A tool is missing or fails.
+pub fn populated(image: &Path, tree: &Path, mib: u64) -> Outcome {
+    let (image, tree) = (image.display().to_string(), tree.display().to_string());
+    let size = format!("{mib}m");
+    let words = ["-q", "-F", "-b", "4096", "-d", &tree, &image, &size];
+    tool("mkfs.ext4", &words, "", &[0])
+}
+
 /// The first bytes of a partition, read from the image by the host.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::{
     Outcome, assets, because,
-    status::{self, MachineStatus, NodeStatus, VmDetails, VmStatus},
+    status::{self, MachineStatus, MemStatus, Memory, NodeStatus, VmDetails, VmStatus},
     vm::Vm,
 };
 use std::{
@@ -269,6 +269,16 @@ impl Machine {
     /// As [`Self::list`].
     pub fn nodes(&self) -> Outcome<Vec<NodeStatus>> {
         status::parse("nodes", &self.run(&["nodes", "-o", "json"])?)
+    }
+
+    /// A running VM's memory.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn mem(&self, vm: &str) -> Outcome<MemStatus> {
+        let memory: Memory = status::parse("mem", &self.run(&["mem", "-o", "json"])?)?;
+        let found = memory.vms.into_iter().find(|status| status.name == vm);
+        found.ok_or_else(|| format!("'underpin mem' does not show '{vm}'"))
     }
 
     /// What a VM has written to its console since the machine started.

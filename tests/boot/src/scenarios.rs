@@ -6,7 +6,10 @@ mod hostile;
 mod kernels;
 mod life;
 mod machines;
+mod paging;
+mod reading;
 mod scheduling;
+mod sharing;
 
 use crate::scenario::Scenario;
 
@@ -21,6 +24,9 @@ pub fn all() -> Vec<Scenario> {
         machines::scenarios(),
         life::scenarios(),
         scheduling::scenarios(),
+        reading::scenarios(),
+        sharing::scenarios(),
+        paging::scenarios(),
         bare::thorough(),
     ];
     topics.into_iter().flatten().collect()

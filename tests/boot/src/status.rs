@@ -51,6 +51,34 @@ pub struct VmDetails {
     pub vcpu: Vec<VcpuStatus>,
 }
 
+/// A VM's memory, in bytes, as `underpin mem` tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct MemStatus {
+    /// Its name.
+    pub name: String,
+    /// Guest memory with a frame behind it.
+    pub resident: u64,
+    /// Of it, frames that nobody else can use.
+    pub private: u64,
+    /// Of it, frames that others use or could use.
+    pub shared: u64,
+    /// What it is charged.
+    pub charge: u64,
+    /// What sharing saves on its account.
+    pub entitlement: u64,
+    /// What it has to give back.
+    pub owed: u64,
+    /// What was counted since it started.
+    pub events: BTreeMap<String, u64>,
+}
+
+/// What `underpin mem` tells.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Memory {
+    /// The VMs that run.
+    pub vms: Vec<MemStatus>,
+}
+
 /// The machine, as `underpin machine` tells it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct MachineStatus {

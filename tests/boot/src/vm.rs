@@ -2,7 +2,8 @@
 
 use crate::{Outcome, assets, because};
 use serde::Serialize;
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
+use toml::Value;
 
 /// A VM file's contents; see the manual page for what each key means.
 #[derive(Clone, Debug, Serialize)]
@@ -10,7 +11,7 @@ pub struct Vm {
     /// Its name.
     pub name: String,
     cpus: u32,
-    memory: String,
+    memory: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -18,6 +19,8 @@ pub struct Vm {
     autostart: bool,
     on_reset: &'static str,
     boot: Boot,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    sharing: BTreeMap<&'static str, Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     disk: Vec<Disk>,
 }
@@ -25,6 +28,8 @@ pub struct Vm {
 #[derive(Clone, Debug, Serialize)]
 struct Boot {
     kernel: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     initrd: Option<String>,
     args: String,
@@ -43,18 +48,20 @@ impl Vm {
     fn new(name: &str, kernel: String, initrd: Option<String>, args: String) -> Self {
         let boot = Boot {
             kernel,
+            format: None,
             initrd,
             args,
         };
         Self {
             name: name.to_owned(),
             cpus: 1,
-            memory: "256MiB".to_owned(),
+            memory: "256MiB".into(),
             weight: None,
             cap: None,
             autostart: true,
             on_reset: "restart",
             boot,
+            sharing: BTreeMap::new(),
             disk: Vec::new(),
         }
     }
@@ -71,9 +78,16 @@ impl Vm {
         )
     }
 
-    /// A bare guest: a flat image of `tests/guests`.
+    /// A bare guest of `tests/guests`.
     pub fn bare(name: &str, guest: &str, args: &str) -> Self {
         Self::new(name, assets::guest(guest), None, args.to_owned()).memory("64MiB")
+    }
+
+    /// Without an Image header, to be entered at its first byte.
+    #[must_use]
+    pub fn flat(mut self) -> Self {
+        self.boot.format = Some("flat");
+        self
     }
 
     /// With so many vCPUs.
@@ -86,7 +100,27 @@ impl Vm {
     /// With memory such as `512MiB`.
     #[must_use]
     pub fn memory(mut self, memory: &str) -> Self {
-        memory.clone_into(&mut self.memory);
+        self.memory = memory.into();
+        self
+    }
+
+    /// Sure of `base`, with a guest that sees `max`; swapped to a partition of the machine's disk.
+    #[must_use]
+    pub fn terms(mut self, base: &str, max: &str, swap: Option<&str>) -> Self {
+        let mut terms = toml::Table::new();
+        terms.insert("base".to_owned(), base.into());
+        terms.insert("max".to_owned(), max.into());
+        if let Some(swap) = swap {
+            terms.insert("swap".to_owned(), swap.into());
+        }
+        self.memory = terms.into();
+        self
+    }
+
+    /// That grows by what it shares.
+    #[must_use]
+    pub fn grows(mut self) -> Self {
+        self.sharing.insert("claim", "grow".into());
         self
     }
 
@@ -94,6 +128,20 @@ impl Vm {
     #[must_use]
     pub fn restarts(mut self) -> Self {
         self.on_reset = "restart";
+        self
+    }
+
+    /// Of a share group.
+    #[must_use]
+    pub fn group(mut self, group: &str) -> Self {
+        self.sharing.insert("group", group.into());
+        self
+    }
+
+    /// That cannot tell by the time of a write what it shares.
+    #[must_use]
+    pub fn hides(mut self) -> Self {
+        self.sharing.insert("hide", true.into());
         self
     }
 
@@ -132,6 +180,17 @@ impl Vm {
         self.disk.push(Disk {
             image: Some(image.to_owned()),
             partition: None,
+            mode: "cow",
+        });
+        self
+    }
+
+    /// With a private copy-on-write disk over a partition of the machine's physical disk.
+    #[must_use]
+    pub fn cow_partition(mut self, partition: &str) -> Self {
+        self.disk.push(Disk {
+            image: None,
+            partition: Some(partition.to_owned()),
             mode: "cow",
         });
         self

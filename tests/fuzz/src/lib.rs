@@ -24,6 +24,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("psci_call", targets::exits::psci_call),
     ("syndrome", targets::exits::syndrome),
     ("uart", targets::exits::uart),
+    ("virtio_balloon", targets::virtio::balloon),
     ("virtio_blk", targets::virtio::blk),
     ("virtio_console", targets::virtio::console),
     ("virtio_rng", targets::virtio::rng),

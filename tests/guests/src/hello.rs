@@ -1,14 +1,15 @@
 //! A raw flat image: entry at byte 0, no header. It checks how it was entered and that the memory
 //! which the device tree states is there, up to the last page.
 //!
-//! Command line: `mib=N` says how much memory there must be.
+//! Command line: `mib=N` says how much memory there must be; `turns=N` (1) how often it executes
+//! two instructions before it ends: the same work wherever it runs.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
 
 use machine_bare::machine::Machine;
 use machine_bare::verdict::{Verdict, check, equal};
-use machine_bare::{flat, println, psci};
+use machine_bare::{cpu, flat, println, psci};
 
 flat!("hello", main);
 
@@ -47,5 +48,6 @@ fn main(machine: &'static Machine) -> Verdict {
         scratch.write(offset, !offset);
         equal("memory read back", scratch.read(offset), !offset)?;
     }
+    cpu::spin(machine.number("turns", 1));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! PSCI and SMCCC as the specifications have them (Arm DEN0022, DEN0028).
+//! PSCI, SMCCC and stolen time as the specifications have them (Arm DEN0022, DEN0028, DEN0057A).
 //!
 //! Command line: `plain` accepts what QEMU's own PSCI does otherwise.
 #![no_std]
@@ -13,6 +13,9 @@ use machine_bare::verdict::{Verdict, check, equal, fail};
 use machine_bare::{cpu, image, println, probe, timer};
 
 image!("psci", main);
+
+/// PV_TIME_ST.
+const STOLEN_TIME: u32 = 0xc500_0021;
 
 /// Microseconds that a CPU may take to come or go.
 const PATIENCE: u64 = 10_000_000;
@@ -34,6 +37,9 @@ fn main(machine: &'static Machine) -> Verdict {
     versions()?;
     unknown_functions(machine)?;
     refusals(machine)?;
+    if !machine.flag("plain") {
+        stolen_time(machine)?;
+    }
     for index in 1..machine.cpus().len() {
         on_and_off(machine, index)?;
     }
@@ -130,6 +136,25 @@ fn refusals(machine: &Machine) -> Verdict {
         )?;
     }
     Ok(())
+}
+
+/// The structure is memory of the guest's own, and whole whenever it is asked for.
+fn stolen_time(machine: &Machine) -> Verdict {
+    let address = psci::query(STOLEN_TIME);
+    let memory = machine.scratch();
+    let offset = (address as u64).wrapping_sub(memory.base());
+    check(
+        address % 64 == 0 && offset < memory.size(),
+        "PV_TIME_ST gives no aligned address in memory",
+    )?;
+    memory.write(offset, u64::MAX);
+    memory.write(offset + 8, u64::MAX);
+    let again = psci::query(STOLEN_TIME);
+    equal("PV_TIME_ST once more", again as u64, address as u64)?;
+    equal("revision and attributes", memory.read(offset), 0)?;
+    let stolen = memory.read(offset + 8);
+    println!("psci: {stolen} ns were stolen");
+    check(stolen < 1000 * PATIENCE, "more was stolen than can be")
 }
 
 /// What a started CPU does: counts its visit and leaves when it may.

@@ -1,8 +1,9 @@
 //! The whole path of a disk request, on the host:
 //!
 //! ```text
-//!  driver's store ─► Guest (faults, frames) ─► Transport<Blk> ─► Disk (overlay, base)
+//!  Driver's store ─► Guest (faults, frames) ─► Transport<Blk> ─► Disk (overlay, image)
 //!       ▲                    ▲                                      │
+//!       │                    └───────── pages in exchange ◄─────────┤
 //!       └── interrupt ◄── list registers ◄── Distributor ◄── completion
 //! ```
 //!
@@ -12,9 +13,14 @@
 #![allow(clippy::unwrap_used, reason = "it is there to fail tests")]
 
 mod disk;
+mod driver;
+mod exchange;
 mod guest;
+mod image;
 mod interrupts;
 
 pub use disk::Disk;
+pub use driver::{Driver, Kind};
 pub use guest::Guest;
+pub use image::Image;
 pub use interrupts::Interrupts;

@@ -2,23 +2,17 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use machine_fake::FakeFrames;
-use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn};
-use model_virtio::Effect;
+use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn, VmId};
+use model_address_space::Policy;
 use proptest::prelude::*;
-use tests_request_path::{Disk, Guest, Interrupts};
+use tests_request_path::{Disk, Driver, Guest, Image, Kind};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),
     size: 0x60_0000,
 };
-const RINGS: Ipa = RAM.start;
-const DRIVER: u64 = RINGS.0 + 0x1000;
-const DEVICE: u64 = RINGS.0 + 0x2000;
-const HEADER: Ipa = Ipa(RINGS.0 + 0x3000);
-const STATUS: Ipa = Ipa(RINGS.0 + 0x3800);
 /// Data are anywhere in the second half.
 const DATA: u64 = RAM.start.0 + 0x20_0000;
-const QUEUE_SIZE: u64 = 8;
 const BLOCKS: usize = 24;
 /// A disk's own blocks are fewer than it has.
 const LIMIT: u64 = 16;
@@ -26,21 +20,12 @@ const NODES: [FrameRange; 1] = [FrameRange {
     start: Mfn(0x8_0000),
     count: 4 * 512,
 }];
-
-/// Registers of the transport (virtio 4.2.2).
-mod reg {
-    pub const DRIVER_FEATURES: u64 = 0x020;
-    pub const DRIVER_FEATURES_SEL: u64 = 0x024;
-    pub const QUEUE_SIZE: u64 = 0x038;
-    pub const QUEUE_READY: u64 = 0x044;
-    pub const QUEUE_NOTIFY: u64 = 0x050;
-    pub const INTERRUPT_STATUS: u64 = 0x060;
-    pub const INTERRUPT_ACK: u64 = 0x064;
-    pub const STATUS: u64 = 0x070;
-    pub const QUEUE_DESC_LOW: u64 = 0x080;
-    pub const QUEUE_DRIVER_LOW: u64 = 0x090;
-    pub const QUEUE_DEVICE_LOW: u64 = 0x0a0;
-}
+const IMAGE: Mfn = Mfn(0x10_0000);
+const POLICY: Policy = Policy {
+    share: true,
+    keep_blocks: false,
+    hide: false,
+};
 
 #[derive(Clone, Debug)]
 struct Sent {
@@ -50,16 +35,25 @@ struct Sent {
     /// Where the data are, not aligned.
     at: u64,
     seed: u8,
-    /// The allocations that succeed before all fail: of frames, of the overlay's tables.
+    /// The allocations that succeed before all fail: of frames, of the overlay's tables, of the
+    /// records of users.
     frames: Option<u64>,
     tables: Option<u64>,
+    records: Option<u64>,
 }
 
 fn sent() -> impl Strategy<Value = Sent> {
     let some = || prop::option::weighted(0.4, 0..5_u64);
-    let place = (0..BLOCKS as u64 * 8 + 4, 1..40_u64, 0..0x3e_0000_u64);
-    (any::<bool>(), place, any::<u8>(), some(), some()).prop_map(
-        |(write, (sector, sectors, at), seed, frames, tables)| Sent {
+    // Many requests are of whole pages.
+    let at = prop_oneof![0..0x3e_0000_u64, (0..0x3e0_u64).prop_map(|page| page << 12)];
+    let sector = prop_oneof![
+        0..BLOCKS as u64 * 8 + 4,
+        (0..BLOCKS as u64).prop_map(|block| block * 8)
+    ];
+    let place = (sector, 1..40_u64, at);
+    let fails = (some(), some(), some());
+    (any::<bool>(), place, 0..4_u8, fails).prop_map(
+        |(write, (sector, sectors, at), seed, (frames, tables, records))| Sent {
             write,
             sector,
             sectors,
@@ -67,6 +61,7 @@ fn sent() -> impl Strategy<Value = Sent> {
             seed,
             frames,
             tables,
+            records,
         },
     )
 }
@@ -75,108 +70,24 @@ struct World<'a> {
     frames: &'a FakeFrames,
     guest: Guest<'a>,
     disk: Disk<'a>,
-    interrupts: Interrupts,
-    requests: u16,
+    driver: Driver,
     /// What the disk must contain.
     expected: Vec<u8>,
 }
 
 impl<'a> World<'a> {
-    fn new(frames: &'a FakeFrames) -> Self {
-        let base: Vec<u8> = (0..BLOCKS * 4096).map(|n| (n / 97) as u8).collect();
-        let mut world = Self {
+    fn new(frames: &'a FakeFrames, image: &'a Image, expected: Vec<u8>) -> Self {
+        let vm = VmId::default();
+        let guest = Guest::new(frames, vm, RAM, POLICY);
+        let mut disk = Disk::new(frames, image, vm, LIMIT);
+        let driver = Driver::start(&guest, &mut disk, RAM.start);
+        Self {
             frames,
-            guest: Guest::new(frames, RAM),
-            disk: Disk::new(frames, base.clone(), LIMIT),
-            interrupts: Interrupts::new(),
-            requests: 0,
-            expected: base,
-        };
-        assert!(world.guest.put(RINGS, &[0; 0x4000]));
-        world.start();
-        world
-    }
-
-    /// The driver finds the device and sets its queue up (virtio 3.1.1).
-    fn start(&mut self) {
-        let transport = &mut self.disk.transport;
-        let mut write = |register, value| transport.write(register, 4, value);
-        for status in [1, 3] {
-            write(reg::STATUS, status);
+            guest,
+            disk,
+            driver,
+            expected,
         }
-        // VIRTIO_F_VERSION_1.
-        write(reg::DRIVER_FEATURES_SEL, 1);
-        write(reg::DRIVER_FEATURES, 1);
-        write(reg::STATUS, 0xb);
-        write(reg::QUEUE_SIZE, QUEUE_SIZE);
-        for (register, at) in [
-            (reg::QUEUE_DESC_LOW, RINGS.0),
-            (reg::QUEUE_DRIVER_LOW, DRIVER),
-            (reg::QUEUE_DEVICE_LOW, DEVICE),
-        ] {
-            write(register, at & 0xffff_ffff);
-            write(register + 4, at >> 32);
-        }
-        write(reg::QUEUE_READY, 1);
-        assert_eq!(write(reg::STATUS, 0xf), Effect::Live);
-    }
-
-    /// The driver puts a request into the ring.
-    fn submit(&mut self, sent: &Sent, data: Ipa, len: u64) {
-        let mut header = [0; 16];
-        header[0] = u8::from(sent.write);
-        header[8..].copy_from_slice(&sent.sector.to_le_bytes());
-        let buffers = [
-            (HEADER, 16, false),
-            (data, len, !sent.write),
-            (STATUS, 1, true),
-        ];
-        let mut descriptors = Vec::new();
-        for (n, (ipa, len, device_writes)) in (1_u16..).zip(buffers) {
-            descriptors.extend(ipa.0.to_le_bytes());
-            descriptors.extend((len as u32).to_le_bytes());
-            let flags = u16::from(n < 3) | u16::from(device_writes) << 1;
-            descriptors.extend(flags.to_le_bytes());
-            descriptors.extend(n.to_le_bytes());
-        }
-        let slot = DRIVER + 4 + 2 * (u64::from(self.requests) % QUEUE_SIZE);
-        self.requests = self.requests.wrapping_add(1);
-        let stores: [(Ipa, &[u8]); 5] = [
-            (HEADER, &header),
-            (STATUS, &[0xff]),
-            (RINGS, &descriptors),
-            (Ipa(slot), &[0, 0]),
-            (Ipa(DRIVER + 2), &self.requests.to_le_bytes()),
-        ];
-        // What is stored here was touched before: it needs no memory.
-        assert!(
-            stores
-                .iter()
-                .all(|(ipa, bytes)| self.guest.put(*ipa, bytes))
-        );
-    }
-
-    /// The vCPU exits for the doorbell; the driver then waits for its interrupt. The status.
-    fn ring(&mut self) -> u8 {
-        let effect = self.disk.transport.write(reg::QUEUE_NOTIFY, 4, 0);
-        assert_eq!(effect, Effect::Notify(0));
-        self.disk.serve(&self.guest);
-        self.interrupts.set_line(self.disk.transport.irq_level());
-        let taken = self.interrupts.acknowledge();
-        assert!(taken.is_some(), "the interrupt is lost");
-        let intid = taken.unwrap();
-        let transport = &mut self.disk.transport;
-        let reasons = transport.read(reg::INTERRUPT_STATUS, 4);
-        assert_eq!(reasons, 1, "a buffer was used, and no error");
-        transport.write(reg::INTERRUPT_ACK, 4, reasons);
-        self.interrupts.set_line(transport.irq_level());
-        self.interrupts.end(intid);
-        assert_eq!(self.interrupts.acknowledge(), None, "once");
-        assert_eq!(
-            self.guest.get(Ipa(DEVICE + 2), 2),
-            self.requests.to_le_bytes()
-        );
-        self.guest.get(STATUS, 1)[0]
     }
 
     fn request(&mut self, sent: &Sent) {
@@ -185,11 +96,15 @@ impl<'a> World<'a> {
         if sent.write && !self.guest.put(data, &pattern) {
             return;
         }
-        self.submit(sent, data, len);
+        let kind = if sent.write { Kind::Write } else { Kind::Read };
+        let what = (kind, sent.sector);
+        self.driver.submit(&self.guest, what, &[(data, len)]);
         self.frames.fail_after(sent.frames);
+        self.frames.fail_records_after(sent.records);
         self.disk.fail_tables_after(sent.tables);
-        let status = self.ring();
+        let status = self.driver.ring(&self.guest, &mut self.disk);
         self.frames.fail_after(None);
+        self.frames.fail_records_after(None);
         self.disk.fail_tables_after(None);
         let from = (sent.sector * 512) as usize;
         let fits = from + len as usize <= self.expected.len();
@@ -237,9 +152,11 @@ proptest! {
 
     #[test]
     fn the_status_says_what_happened(requests in prop::collection::vec(sent(), 1..40)) {
-        let frames = FakeFrames::new(&NODES);
+        let base: Vec<u8> = (0..BLOCKS * 4096).map(|n| (n / 97) as u8).collect();
+        let image = Image::new(IMAGE, &base);
+        let frames = image.machine(&NODES);
         let free = frames.counts()[0].free;
-        let mut world = World::new(&frames);
+        let mut world = World::new(&frames, &image, base);
         for sent in &requests {
             world.request(sent);
         }
@@ -252,9 +169,10 @@ proptest! {
             seed: 0,
             frames: None,
             tables: None,
+            records: None,
         });
-        prop_assert_eq!(world.guest.get(STATUS, 1), [0]);
         prop_assert_eq!((world.disk.end(), world.guest.end()), (0, 0), "tables are left");
         prop_assert_eq!(frames.counts()[0].free, free, "frames are left");
+        prop_assert_eq!(frames.record_frames(), 0, "records are left");
     }
 }

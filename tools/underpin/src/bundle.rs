@@ -1,7 +1,8 @@
 //! Builds a bundle: one file with all that the machine's VMs are made of (`abi::bundle`).
 //!
-//! Images are streamed with their holes left out; a file that several VMs use is one entry. Where
-//! nothing has changed since the last time, nothing is written.
+//! Files are streamed with their holes left out; one that several VMs use is one entry. Of disk
+//! images each different block is stored once. Where nothing has changed since the last time,
+//! nothing is written.
 
 use crate::{
     failure::{Failure, Result, exit},
@@ -17,28 +18,34 @@ use std::{
     ffi::OsString,
     fmt::Write as _,
     fs::{self, File},
-    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
-    os::unix::fs::MetadataExt as _,
+    io::{self, Read as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 use zerocopy::IntoBytes as _;
 
-/// Most bytes that are copied between two looks at the progress bar.
-const CHUNK: u64 = 16 << 20;
+mod blocks;
+
+pub use blocks::Tally;
+use blocks::{Store, data_runs, shrunk};
+
+/// Bytes of a plain file that are copied at once.
+const CHUNK: usize = 1 << 20;
 
 /// A bundle that is laid out and not yet written.
 pub struct Plan {
     entries: Vec<Planned>,
-    size: u64,
+    /// Bytes before the blocks of disk images, where there are any; otherwise, all.
+    head: u64,
 }
 
 /// One entry to be.
 struct Planned {
-    kind: u32,
-    name: String,
-    offset: u64,
-    size: u64,
+    entry: Entry,
     content: Content,
+    /// The share group that it belongs to, that of the first VM with it.
+    group: String,
 }
 
 /// Where an entry's bytes come from.
@@ -46,6 +53,38 @@ enum Content {
     Bytes(Vec<u8>),
     /// A file, and its canonical path.
     File(PathBuf),
+    /// The blocks of the files that are disk images.
+    Blocks,
+}
+
+impl Planned {
+    /// An entry that has no place yet.
+    fn new(kind: u32, name: &str, size: u64, content: Content, group: &str) -> Self {
+        let entry = Entry {
+            kind,
+            reserved: 0,
+            offset: 0,
+            size,
+            name: Text::cut(name),
+        };
+        let group = group.to_owned();
+        Self {
+            entry,
+            content,
+            group,
+        }
+    }
+}
+
+/// A bundle that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Whether it was written now; otherwise it was there and had not changed.
+    pub anew: bool,
+    /// Its bytes.
+    pub size: u64,
+    /// What became of its disk images.
+    pub tally: Tally,
 }
 
 impl Plan {
@@ -53,31 +92,42 @@ impl Plan {
     pub fn new(vms: &[VmFile]) -> Result<Self> {
         let mut plan = Self {
             entries: Vec::new(),
-            size: 0,
+            head: 0,
         };
-        for (kind, path) in vms.iter().flat_map(VmFile::files) {
-            plan.add_file(kind, path)?;
+        for vm in vms {
+            for (kind, path) in vm.files() {
+                plan.add_file(kind, path, &vm.sharing.group)?;
+            }
         }
+        let has_disks = plan.entries.iter().any(|e| e.entry.kind == kind::DISK);
         for vm in vms {
             let record = vm.record(|kind, path| plan.number_of(kind, path))?;
-            plan.entries.push(Planned {
-                kind: kind::VM,
-                name: vm.name.clone(),
-                offset: 0,
-                size: size_of_val(&record) as u64,
-                content: Content::Bytes(record.as_bytes().to_owned()),
-            });
+            let content = Content::Bytes(record.as_bytes().to_owned());
+            let size = size_of_val(&record) as u64;
+            plan.entries
+                .push(Planned::new(kind::VM, &vm.name, size, content, ""));
+        }
+        if has_disks {
+            let blocks = Planned::new(kind::BLOCKS, "blocks", 0, Content::Blocks, "");
+            plan.entries.push(blocks);
         }
         plan.lay_out()?;
         Ok(plan)
     }
 
-    /// Bytes of the bundle.
-    pub fn size(&self) -> u64 {
-        self.size
+    /// The most bytes the bundle can have: as many as if no disk had a hole, a block of zeroes or
+    /// one that equals another.
+    pub fn size_at_most(&self) -> u64 {
+        let disks = self.disks().map(|disk| disk.size).sum::<u64>();
+        self.head.saturating_add(disks)
     }
 
-    fn add_file(&mut self, kind: u32, path: &Path) -> Result<()> {
+    fn disks(&self) -> impl Iterator<Item = &Entry> {
+        let entries = self.entries.iter().map(|planned| &planned.entry);
+        entries.filter(|entry| entry.kind == kind::DISK)
+    }
+
+    fn add_file(&mut self, kind: u32, path: &Path, group: &str) -> Result<()> {
         let file = canonical(path)?;
         if self.position(kind, &file).is_some() {
             return Ok(());
@@ -85,28 +135,19 @@ impl Plan {
         let failed = |error| Failure::file("cannot read", path, &error);
         let size = fs::metadata(&file).map_err(failed)?.len();
         let base = entry_name(kind, &file);
-        let taken: HashSet<&str> = self
-            .entries
-            .iter()
-            .filter(|e| e.kind == kind)
-            .map(|e| e.name.as_str())
-            .collect();
+        let of_kind = |planned: &&Planned| planned.entry.kind == kind;
+        let names = self.entries.iter().filter(of_kind);
+        let taken: HashSet<&str> = names.filter_map(|e| e.entry.name.as_str()).collect();
         let free = |name: &String| !taken.contains(name.as_str());
         let mut names = std::iter::once(base.clone()).chain((2..).map(|n| numbered(&base, n)));
         let name = names.find(free).unwrap_or(base.clone());
-        self.entries.push(Planned {
-            kind,
-            name,
-            offset: 0,
-            size,
-            content: Content::File(file),
-        });
+        self.entries
+            .push(Planned::new(kind, &name, size, Content::File(file), group));
         Ok(())
     }
 
     fn position(&self, kind: u32, file: &Path) -> Option<usize> {
-        let same =
-            |e: &Planned| matches!(&e.content, Content::File(f) if e.kind == kind && f == file);
+        let same = |e: &Planned| matches!(&e.content, Content::File(f) if e.entry.kind == kind && f == file);
         self.entries.iter().position(same)
     }
 
@@ -122,23 +163,22 @@ impl Plan {
             return Err(Failure::new(exit::FILE, message).help(help));
         }
         let table = size_of::<Header>() + self.entries.len() * size_of::<Entry>();
-        self.size = (table as u64).next_multiple_of(ENTRY_ALIGN);
-        for entry in &mut self.entries {
-            entry.offset = self.size;
-            let end = self.size.checked_add(entry.size);
+        self.head = (table as u64).next_multiple_of(ENTRY_ALIGN);
+        for Planned { entry, .. } in &mut self.entries {
+            entry.offset = self.head;
+            let end = self.head.checked_add(entry.stored());
             let end = end.and_then(|end| end.checked_next_multiple_of(ENTRY_ALIGN));
-            self.size = end.ok_or_else(|| Failure::new(exit::FILE, "the bundle is too large"))?;
+            self.head = end.ok_or_else(|| Failure::new(exit::FILE, "the bundle is too large"))?;
         }
         Ok(())
     }
 
-    /// Writes the bundle, unless `out` holds the same already; tells whether it wrote.
-    pub fn write(&self, out: &Path, progress: Progress) -> Result<bool> {
+    /// Writes the bundle, unless `out` holds the same already.
+    pub fn write(&self, out: &Path, progress: Progress) -> Result<Written> {
         let side = with_suffix(out, ".fingerprint");
         let fingerprint = self.fingerprint()?;
-        let whole = fs::metadata(out).is_ok_and(|m| m.len() == self.size);
-        if whole && fs::read_to_string(&side).is_ok_and(|old| old == fingerprint) {
-            return Ok(false);
+        if let Some(written) = unchanged(out, &side, &fingerprint) {
+            return Ok(written);
         }
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -150,69 +190,98 @@ impl Plan {
         // A bundle that is half written never has the name of a whole one.
         let part = with_suffix(out, ".part");
         let _ = fs::remove_file(&side);
-        let written = self.write_all(&part, progress).and_then(|()| {
+        let written = self.write_all(&part, progress).and_then(|written| {
+            let side_text = fingerprint + &written.line();
             fs::rename(&part, out)
-                .and_then(|()| fs::write(&side, &fingerprint))
-                .map_err(failed(out))
+                .and_then(|()| fs::write(&side, side_text))
+                .map_err(failed(out))?;
+            Ok(written)
         });
         if written.is_err() {
             let _ = fs::remove_file(&part);
         }
-        written.map(|()| true)
+        written
     }
 
-    fn write_all(&self, path: &Path, progress: Progress) -> Result<()> {
+    fn write_all(&self, path: &Path, progress: Progress) -> Result<Written> {
         let failed = |error| Failure::file("cannot write the bundle", path, &error);
-        let mut out = File::create(path).map_err(failed)?;
-        out.set_len(self.size).map_err(failed)?;
-        out.write_all(&self.head()).map_err(failed)?;
-        let bar = progress.bytes("writing the bundle", self.size);
-        for entry in &self.entries {
-            bar.set_position(entry.offset);
-            out.seek(SeekFrom::Start(entry.offset)).map_err(failed)?;
-            match &entry.content {
-                Content::Bytes(bytes) => out.write_all(bytes).map_err(failed)?,
-                Content::File(file) => {
-                    let mut source = File::open(file)
-                        .map_err(|error| Failure::file("cannot read", file, &error))?;
-                    copy_sparse(&mut source, &mut out, entry, |n| bar.inc(n)).map_err(failed)?;
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(true);
+        let out = options.open(path).map_err(failed)?;
+        let bar = progress.bytes("writing the bundle", self.size_at_most());
+        let mut store = Store::new(&out, self.head);
+        for Planned {
+            entry,
+            content,
+            group,
+        } in &self.entries
+        {
+            let at = bar.position();
+            let file = match content {
+                Content::Bytes(bytes) => {
+                    out.write_all_at(bytes, entry.offset).map_err(failed)?;
+                    continue;
                 }
+                Content::File(file) => file,
+                Content::Blocks => continue,
+            };
+            let unread = |error| Failure::file("cannot read", file, &error);
+            let source = File::open(file).map_err(unread)?;
+            let before = stamp(&source).map_err(unread)?;
+            let copied = |n| bar.set_position(at + n);
+            if entry.kind == kind::DISK {
+                let map = store
+                    .add(&source, entry.size, group, copied)
+                    .map_err(failed)?;
+                out.write_all_at(map.as_bytes(), entry.offset)
+                    .map_err(failed)?;
+            } else {
+                copy_sparse(&source, &out, entry, copied).map_err(failed)?;
             }
+            if before.0 != entry.size || stamp(&source).map_err(unread)? != before {
+                let message = format!("{} changed while it was copied", file.display());
+                return Err(Failure::new(exit::FILE, message).help("do it again when it is done"));
+            }
+            bar.set_position(at + entry.size);
         }
+        let tally = store.tally();
+        let size = self.head + tally.different;
+        out.write_all_at(&self.table(size, tally.different), 0)
+            .map_err(failed)?;
+        out.set_len(size).map_err(failed)?;
         bar.finish_and_clear();
-        Ok(())
+        Ok(Written {
+            anew: true,
+            size,
+            tally,
+        })
     }
 
-    /// Header and entry table.
-    fn head(&self) -> Vec<u8> {
-        let count = self.entries.len() as u32;
+    /// Header and entry table of a bundle with so many bytes, and so many of blocks.
+    fn table(&self, size: u64, blocks: u64) -> Vec<u8> {
         let header = Header {
             magic: MAGIC,
             version: VERSION,
-            entries: count,
-            size: self.size,
+            entries: self.entries.len() as u32,
+            size,
             reserved: 0,
         };
-        let mut head = header.as_bytes().to_owned();
-        for e in &self.entries {
-            let name = Text::cut(&e.name);
-            let entry = Entry {
-                kind: e.kind,
-                reserved: 0,
-                offset: e.offset,
-                size: e.size,
-                name,
-            };
-            head.extend_from_slice(entry.as_bytes());
+        let mut table = header.as_bytes().to_owned();
+        for Planned { entry, content, .. } in &self.entries {
+            let mut entry = *entry;
+            if matches!(content, Content::Blocks) {
+                entry.size = blocks;
+            }
+            table.extend_from_slice(entry.as_bytes());
         }
-        head
+        table
     }
 
     /// Text that changes when the bundle would.
     fn fingerprint(&self) -> Result<String> {
         let mut text = format!("underpin bundle {VERSION}\n");
-        for entry in &self.entries {
-            let Planned {
+        for Planned { entry, content, .. } in &self.entries {
+            let Entry {
                 kind,
                 name,
                 offset,
@@ -220,7 +289,7 @@ impl Plan {
                 ..
             } = entry;
             let _ = write!(text, "{kind} {name} {offset} {size} ");
-            match &entry.content {
+            match content {
                 Content::Bytes(bytes) => {
                     for byte in bytes {
                         let _ = write!(text, "{byte:02x}");
@@ -232,11 +301,54 @@ impl Plan {
                     let (seconds, rest, inode) = (m.mtime(), m.mtime_nsec(), m.ino());
                     let _ = write!(text, "{} {inode} {seconds}.{rest:09}", file.display());
                 }
+                Content::Blocks => {}
             }
             text.push('\n');
         }
         Ok(text)
     }
+}
+
+impl Written {
+    /// The last line of a fingerprint.
+    fn line(&self) -> String {
+        let Tally {
+            images,
+            bytes,
+            different,
+            zero,
+            equal,
+        } = self.tally;
+        let size = self.size;
+        format!("written {size} {images} {bytes} {different} {zero} {equal}\n")
+    }
+
+    fn from_line(line: &str) -> Option<Self> {
+        let words = line.strip_prefix("written ")?.split_whitespace();
+        let numbers: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
+        let [size, images, bytes, different, zero, equal] = numbers[..] else {
+            return None;
+        };
+        let tally = Tally {
+            images,
+            bytes,
+            different,
+            zero,
+            equal,
+        };
+        Some(Self {
+            anew: false,
+            size,
+            tally,
+        })
+    }
+}
+
+/// The bundle in `out`, if that has not changed since it was written with this fingerprint.
+fn unchanged(out: &Path, side: &Path, fingerprint: &str) -> Option<Written> {
+    let text = fs::read_to_string(side).ok()?;
+    let written = Written::from_line(text.strip_prefix(fingerprint)?)?;
+    (fs::metadata(out).ok()?.len() == written.size).then_some(written)
 }
 
 /// The name that a file gets in a bundle, before a number tells it from its namesakes: of a Linux
@@ -314,41 +426,28 @@ fn version_in(bytes: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// Copies a file's bytes to where `out` stands, leaving its holes as holes.
-fn copy_sparse(
-    from: &mut File,
-    out: &mut File,
-    entry: &Planned,
-    copied: impl Fn(u64),
-) -> io::Result<()> {
-    use rustix::fs::{SeekFrom as Sparse, seek};
-    let mut position = 0;
-    while position < entry.size {
-        let data = match seek(&*from, Sparse::Data(position)) {
-            Ok(data) => data,
-            Err(rustix::io::Errno::NXIO) => break,
-            Err(_) => position, // a file system that knows no holes
-        };
-        let hole = seek(&*from, Sparse::Hole(data)).unwrap_or(entry.size);
-        position = hole.min(entry.size).max(data);
-        from.seek(SeekFrom::Start(data))?;
-        out.seek(SeekFrom::Start(entry.offset + data))?;
-        let mut left = position - data;
-        while left > 0 {
-            let n = io::copy(&mut (&*from).take(left.min(CHUNK)), out)?;
-            if n == 0 {
-                return Err(io::Error::other(
-                    "a source became shorter while it was copied",
-                ));
-            }
-            copied(n);
-            left -= n;
-        }
-        if position == data {
-            break;
+/// Copies a file's bytes to an entry's place, leaving its holes as holes; `copied` hears how far
+/// it is.
+fn copy_sparse(from: &File, out: &File, entry: &Entry, copied: impl Fn(u64)) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    for run in data_runs(from, entry.size) {
+        let mut run = run?;
+        while !run.is_empty() {
+            let len = (run.end - run.start).min(CHUNK as u64);
+            let chunk = &mut buffer[..len as usize];
+            from.read_exact_at(chunk, run.start).map_err(shrunk)?;
+            out.write_all_at(chunk, entry.offset + run.start)?;
+            run.start += len;
+            copied(run.start);
         }
     }
     Ok(())
+}
+
+/// A file's size and when it was written last.
+fn stamp(file: &File) -> io::Result<(u64, SystemTime)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.len(), metadata.modified()?))
 }
 
 fn canonical(path: &Path) -> Result<PathBuf> {

@@ -1,27 +1,9 @@
 //! The command line.
 
-use crate::{sim::Shape, units};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use crate::{codes, sim::Shape, units};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use std::{path::PathBuf, time::Duration};
-
-const EXIT_STATUS: &str = "\
-Exit status:
-   0  done
-   1  failed for a reason without a number of its own
-   2  the command line makes no sense
-   3  no machine of that name runs
-   4  the machine died or did not start
-   5  something took longer than allowed
-   6  a VM file, kernel or image is wrong
-  10  the hypervisor did not understand the request
-  11  no VM has that name
-  12  the VM's state does not allow it
-  13  a VM of that name is there already
-  14  the machine has no memory left for it
-  15  what the VM file asks for is impossible on this machine
-  16  another VM uses the persistent disk
- 130  interrupted";
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 const VM_FILE: &str = "\
 A VM file is TOML; paths are relative to it, and cache: stands for the cache directory
@@ -29,29 +11,45 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
 
   name      = \"web1\"       small letters, digits and hyphens
   cpus      = 2            1 to 16; left out: 1
-  memory    = \"512MiB\"     64MiB to 256GiB
+  memory    = \"512MiB\"     64MiB to 256GiB; or { base = \"512MiB\", max = \"1GiB\",
+                           swap = \"PARTITION\" }: what it is sure of, what it may grow to,
+                           and where it is swapped to; max and swap may be left out
   weight    = 256          share of CPU time, 1 to 10000
   cap       = 0            percent of one CPU for each vCPU at most; 0: no limit
   nodes     = \"auto\"       or a list of NUMA nodes, as in [0, 1]
   autostart = true         start with the machine
   on_reset  = \"restart\"    or \"end\"
+  [sharing]                memory that is equal is one copy, by default too
+  group     = \"default\"    VMs of one group share among themselves, and with no others
+  claim     = \"none\"       who gets what sharing saves: \"grow\": the VMs that share;
+                           \"start\": more VMs of the group; \"none\": the machine
+  hide      = false        true: a guest cannot tell what is shared by the time of its writes
+  blocks    = \"share\"      or \"keep\": 2 MiB mappings are not split to share a page
+  never     = false        true: nothing of this VM is shared
   [boot]
-  kernel    = \"vmlinuz\"    a plain arm64 Image, or a flat image
+  kernel    = \"vmlinuz\"    a plain arm64 Image
+  format    = \"image\"      or \"flat\": no header, entered at the first byte
   initrd    = \"initrd.gz\"  may be left out
   args      = \"quiet\"      the kernel's command line
   [[disk]]                 up to 4
   image     = \"disk.img\"   raw; shared by all VMs that name it
   mode      = \"cow\"        writes go to memory and are gone at the end; or \"read-only\"
-  overlay   = \"1GiB\"       what the written blocks may take; left out: the disk's size
+  overlay   = \"1GiB\"       what the written blocks may take; left out: the disk's size;
+                           or { size = \"1GiB\", on = \"memory\" }
   block_size = 512         or 4096
+  limit     = \"5MB/s\"      what may be read and written in a second; left out: no limit
+  never_share = false      true: nothing that is read from it is shared
   [[disk]]
   partition = \"data\"       of a disk of the machine (sim --disk)
-  mode      = \"persistent\"";
+  mode      = \"persistent\" or \"cow\": writes go to memory, as over an image
+
+`check` warns of disk images whose files cannot be shared page by page: partitions that begin
+within a page, ext4 and EROFS with blocks below 4 KiB, compressed EROFS.";
 
 /// Underpin, a hypervisor for 64-bit Arm: describe VMs, run them on a simulated machine, look
 /// after them.
 #[derive(Debug, Parser)]
-#[command(name = "underpin", version, after_help = EXIT_STATUS, max_term_width = 100)]
+#[command(name = "underpin", version, after_help = codes::exit_statuses(), max_term_width = 100)]
 pub struct Cli {
     /// How to print results and errors
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
@@ -105,9 +103,18 @@ pub enum Verb {
     Run {
         /// The VM file
         file: PathBuf,
+        /// Only tell whether it would start on the running machine
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Start a VM that is defined or has ended
-    Start(Vm),
+    Start {
+        /// The VM's name
+        vm: String,
+        /// Only tell whether it would start
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Press a VM's power button and wait until it has ended
     Stop {
         /// The VM's name
@@ -124,8 +131,15 @@ pub enum Verb {
     Resume(Vm),
     /// Press a VM's reset button
     Reset(Vm),
-    /// Change a VM's share of CPU time
+    /// Change a VM's share of CPU time and memory
     Set(Set),
+    /// Show who has what of the machine's memory, why, and what sharing saves
+    Mem(Mem),
+    /// Watch the machine and its VMs at work
+    #[command(after_help = TOP)]
+    Top(Top),
+    /// Print what the machine counts, for Prometheus, or serve it
+    Metrics(Metrics),
     /// Use a VM's console (leave it with Ctrl-])
     Console(Console),
     /// List the machine's NUMA nodes
@@ -134,6 +148,11 @@ pub enum Verb {
     Machine,
     /// End all VMs and power the machine off
     Shutdown,
+    /// Say what an exit status means and what to do about it
+    Explain {
+        /// An exit status or its name; left out: all of them
+        code: Option<String>,
+    },
     /// Print the completion script of a shell
     Completion {
         /// The shell
@@ -181,15 +200,42 @@ pub struct Sim {
 
 /// `underpin set`.
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("change").args(["weight", "cap", "base", "claim"]).required(true).multiple(true)))]
 pub struct Set {
     /// The VM's name
     pub vm: String,
     /// Its share of CPU time against other VMs; 256 is usual
-    #[arg(long, required_unless_present = "cap", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10000))]
     pub weight: Option<u32>,
     /// The most CPU time it may have, in percent of one CPU for each of its CPUs; 0: no limit
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub cap: Option<u32>,
+    /// The memory that it is sure of, as in 512MiB
+    #[arg(long, value_name = "SIZE", value_parser = whole_pages)]
+    pub base: Option<u64>,
+    /// What becomes of the memory that sharing saves
+    #[arg(long, value_enum)]
+    pub claim: Option<Claim>,
+}
+
+/// What becomes of the memory that sharing saves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Claim {
+    /// It stays free
+    None,
+    /// The VMs that share grow by it
+    Grow,
+    /// More VMs of the group start with it
+    Start,
+}
+
+/// A size that is whole pages, and not none.
+fn whole_pages(text: &str) -> Result<u64, String> {
+    match units::parse_size(text)? {
+        0 => Err(format!("'{text}' is nothing")),
+        bytes if bytes.is_multiple_of(4096) => Ok(bytes),
+        _ => Err(format!("'{text}' is no multiple of 4KiB")),
+    }
 }
 
 /// `underpin console`.
@@ -203,4 +249,162 @@ pub struct Console {
     /// Follow the console without typing at it
     #[arg(short, long)]
     pub follow: bool,
+}
+
+const MEM: &str = "\
+Columns of `underpin mem`. Those that say nothing now are left out; --wide shows all:
+
+  BASE      what the VM is sure of
+  LIMIT     the most it may have now; EL2 enforces it
+  TARGET    what its balloon driver was asked to keep to
+  RESIDENT  its memory with a frame behind it
+  PRIVATE   of it, frames of its own
+  SHARED    of it, frames that others use or could use
+  CHARGE    what it pays for: private frames, 1/n of each frame that n use,
+            its overlays in memory (OVERLAY), its tables (TABLES)
+  ENTITLED  what sharing saves on its account: (n-1)/n of each frame that n use
+  DRAWN     of it, what the VM was given beyond its base
+  BALANCE   entitled less drawn
+  OWED      what it must give back before it may go on
+  2M, 4K    entries of its translation of that size";
+
+/// `underpin mem`.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, after_help = MEM)]
+pub struct Mem {
+    /// What to show or do.
+    #[command(subcommand)]
+    pub verb: Option<MemVerb>,
+    /// What is shown where nothing is said.
+    #[command(flatten)]
+    pub show: MemShow,
+}
+
+/// What `underpin mem` does.
+#[derive(Debug, Subcommand)]
+pub enum MemVerb {
+    /// Show each VM's memory, and the machine's (this is what `underpin mem` does)
+    #[command(after_help = MEM)]
+    Show(MemShow),
+    /// Tell why a VM's memory is not shared, and what to do about it
+    Why(Vm),
+    /// Tell how many more VMs of a description would start, and what binds
+    Fit {
+        /// The VM file; its kernel and images must be in the machine's bundle
+        file: PathBuf,
+        /// Fail where not that many would start
+        #[arg(short = 'n', long, default_value_t = 1, value_name = "N")]
+        count: u64,
+    },
+    /// Ask a VM's guest to give memory back
+    Reclaim {
+        /// The VM's name
+        vm: String,
+        /// How much, as in 64MiB
+        #[arg(value_parser = whole_pages)]
+        size: u64,
+    },
+    /// Compare all pages of VMs: what could be shared, for how long, and what is
+    Analyze(Analyze),
+}
+
+/// `underpin mem show`.
+#[derive(Args, Debug)]
+pub struct MemShow {
+    /// One VM, in full
+    pub vm: Option<String>,
+    /// Show all columns
+    #[arg(short, long)]
+    pub wide: bool,
+}
+
+/// `underpin mem analyze`.
+#[derive(Args, Debug)]
+pub struct Analyze {
+    /// The VMs; left out: all that run
+    pub vms: Vec<String>,
+    /// Look again and again, that often (without --for: until Ctrl-C)
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub every: Option<Duration>,
+    /// Stop after this time (without --every: look every 10s)
+    #[arg(long = "for", value_name = "TIME", value_parser = units::parse_duration)]
+    pub time: Option<Duration>,
+    /// Let the VMs run meanwhile: pages may then change while they are compared
+    #[arg(long)]
+    pub live: bool,
+    /// Write a line for each snapshot to this file
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Draw the results into this file
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// What the VM's /proc/kpageflags says, copied to a file: tells page cache from other memory.
+    /// The file is read anew at each snapshot
+    #[arg(long, value_name = "VM=FILE", value_parser = vm_and_file)]
+    pub kpageflags: Vec<(String, PathBuf)>,
+}
+
+fn vm_and_file(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((vm, file)) if !vm.is_empty() && !file.is_empty() => {
+            Ok((vm.to_owned(), PathBuf::from(file)))
+        }
+        _ => Err(format!("'{text}' is not VM=FILE")),
+    }
+}
+
+/// What `underpin top` shows, for its help on the command line and on the screen.
+pub const TOP: &str = "\
+Columns. CPU times are percent of one CPU; terminals that are narrow show fewer:
+
+  CPU%      its vCPUs ran
+  ST%       they could have run and did not (steal)
+  HYP%      the hypervisor worked for them
+  EXIT/s    entries into the hypervisor
+  RES       its memory with a frame behind it (resident)
+  PRIV      of it, frames of its own (private)
+  SHR       of it, frames that others use or could use (shared)
+  ENT       what sharing saves on its account (entitled)
+  OWED      what it must give back before it may go on
+  RD/s      bytes read from disks
+  WR/s      bytes written to disks
+
+Keys:
+
+  c m e d s n   sort by CPU, memory, exits, disk, steal, name
+  r             reverse the order
+  Up, Down      select a VM, or scroll its page; also PgUp, PgDn, Home, End
+  Enter         show the VM selected: its vCPUs, exits by class, memory
+  Esc           go back
+  ?             show or hide this
+  q, Ctrl-C     go back, and end";
+
+/// `underpin top`.
+#[derive(Args, Debug)]
+pub struct Top {
+    /// Time from one sample to the next
+    #[arg(short, long, default_value = "1s", value_name = "TIME", value_parser = delay)]
+    pub delay: Duration,
+    /// Print samples instead of drawing on the terminal; -o json: an object on a line each
+    #[arg(short, long)]
+    pub batch: bool,
+    /// Print so many samples; left out: until Ctrl-C
+    #[arg(short, long = "number", value_name = "N", requires = "batch", value_parser = clap::value_parser!(u64).range(1..))]
+    pub number: Option<u64>,
+}
+
+/// The time between two samples: enough to take one in, and not for ever.
+fn delay(text: &str) -> Result<Duration, String> {
+    let delay = units::parse_duration(text)?;
+    let allowed = Duration::from_millis(100)..=Duration::from_hours(1);
+    let within = allowed.contains(&delay).then_some(delay);
+    within.ok_or_else(|| format!("'{text}' is not between 100ms and 60m"))
+}
+
+/// `underpin metrics`.
+#[derive(Args, Debug)]
+pub struct Metrics {
+    /// Serve them to everybody who can reach this address, by HTTP at /metrics
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
 }

@@ -21,6 +21,8 @@ pub mod exit {
     pub const TIMEOUT: u8 = 5;
     /// A VM file, kernel or image is wrong.
     pub const FILE: u8 = 6;
+    /// Ctrl-C ended it.
+    pub const INTERRUPTED: u8 = 130;
 }
 
 /// What `Result` means in this crate.

@@ -4,15 +4,20 @@
 //! The command is a thin layer over this library, so that tests start machines the same way.
 #![forbid(unsafe_code)]
 
+pub mod analysis;
 pub mod bundle;
 pub mod cli;
+pub mod codes;
 pub mod control;
 pub mod failure;
+mod layout;
+pub mod metrics;
 pub mod output;
 pub mod progress;
 pub mod sim;
 pub mod units;
 mod verbs;
 pub mod vmfile;
+pub mod watch;
 
 pub use verbs::run;

@@ -31,6 +31,7 @@ fn tell(failure: Failure, format: Format) -> String {
     if format == Format::Json {
         return format!("{:#}\n", failure.to_json());
     }
+    let more = format!("`underpin explain {}` says more", failure.code());
     // In logs and pipes a sentence stays on its line.
     let handler = |_: &_| {
         let options = MietteHandlerOpts::new().wrap_lines(stderr().is_terminal());
@@ -42,5 +43,6 @@ fn tell(failure: Failure, format: Format) -> String {
     for one in failure.split() {
         let _ = writeln!(text, "{:?}", Report::new(one));
     }
+    let _ = writeln!(text, "{more}");
     text
 }

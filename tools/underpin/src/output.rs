@@ -48,6 +48,11 @@ impl Output {
         self.format == Format::Json
     }
 
+    /// Whether text may be coloured.
+    pub fn is_coloured(self) -> bool {
+        self.colour
+    }
+
     /// Prints a result: `json` makes it for programs, `text` for people.
     pub fn result(
         self,
@@ -116,7 +121,7 @@ impl Table {
     }
 
     /// Adds a row of plain cells.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows
             .push(cells.into_iter().map(|cell| (cell, Tone::Plain)).collect());
     }
@@ -126,6 +131,20 @@ impl Table {
         if let Some(cell) = self.rows.last_mut().and_then(|row| row.get_mut(column)) {
             cell.1 = tone;
         }
+    }
+
+    /// Takes out columns, by their titles.
+    pub fn without(&mut self, titles: &[&str]) {
+        let stays: Vec<bool> = self
+            .columns
+            .iter()
+            .map(|(title, _)| !titles.contains(title))
+            .collect();
+        for row in &mut self.rows {
+            let mut stays = stays.iter();
+            row.retain(|_| stays.next().is_none_or(|stays| *stays));
+        }
+        self.columns.retain(|(title, _)| !titles.contains(title));
     }
 
     /// The table as lines.
@@ -191,6 +210,18 @@ mod tests {
             table.render(output),
             "NAME      N  WHY\na       100\nlonger    7  ßo\n"
         );
+    }
+
+    #[test]
+    fn columns_go_with_their_cells() {
+        let output = Output {
+            format: Format::Table,
+            colour: false,
+        };
+        let mut table = Table::new(&[("A", Side::Left), ("B", Side::Left), ("C", Side::Left)]);
+        table.row(["1".into(), "2".into(), "3".into()]);
+        table.without(&["B", "X"]);
+        assert_eq!(table.render(output), "A  C\n1  3\n");
     }
 
     #[test]

@@ -53,15 +53,18 @@ impl Machine {
             .join(format!("{}.bundle", run.machine()));
         let qmp = run.path().join("qmp.sock");
         let log = run.hypervisor_log();
+        let lock = run.take()?;
+        let written = plan.write(&bundle, progress)?;
+        if written.anew && written.tally.images > 0 {
+            progress.say(&format!("the bundle has {}", written.tally));
+        }
         let files = Files {
             image: &image,
-            bundle: (&bundle, plan.size()),
+            bundle: (&bundle, written.size),
             log: &log,
             qmp: &qmp,
         };
         let arguments = shape.arguments(&files)?;
-        let lock = run.take()?;
-        plan.write(&bundle, progress)?;
         let broken =
             |error: io::Error| Failure::file("cannot set up the machine in", run.path(), &error);
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;

@@ -30,6 +30,28 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("'{text}' is more than 64 bits can count"))
 }
 
+/// Bytes in a second from text such as `5MB/s` or `64KiB/s`. The error says what is wrong.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    let number_of = |number: &str| {
+        let number = number.trim_end().parse::<u64>().ok();
+        number.ok_or_else(|| format!("'{text}' does not begin with a whole number"))
+    };
+    let known = "kB/s, MB/s, GB/s, KiB/s, MiB/s or GiB/s";
+    let amount = text.trim().strip_suffix("/s");
+    let amount = amount.ok_or_else(|| format!("'{text}' has no unit of a rate: {known}"))?;
+    let decimal = [("kB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+    let binary = UNITS.map(|(name, shift)| (name, 1 << shift));
+    for (unit, bytes) in decimal.into_iter().chain(binary) {
+        if let Some(number) = amount.strip_suffix(unit) {
+            let rate = number_of(number)?
+                .checked_mul(bytes)
+                .filter(|rate| *rate > 0);
+            return rate.ok_or_else(|| format!("'{text}' is nothing, or more than 64 bits"));
+        }
+    }
+    Err(format!("'{text}' has no unit that is known: {known}"))
+}
+
 /// Bytes for people: the largest unit that gives at least 1, with one decimal below 10.
 pub fn size(bytes: u64) -> String {
     let Some((name, shift)) = UNITS.iter().rev().find(|(_, shift)| bytes >> shift > 0) else {
@@ -41,6 +63,18 @@ pub fn size(bytes: u64) -> String {
         format!("{whole} {name}")
     } else {
         format!("{whole}.{tenths} {name}")
+    }
+}
+
+/// Bytes for people in at most five characters, as [`parse_size`] reads them: `512M`, `1.5G`.
+/// Zero is `0`.
+pub fn short(bytes: u64) -> String {
+    let text = size(bytes);
+    match text.split_once(' ') {
+        _ if bytes == 0 => "0".to_owned(),
+        Some((number, "B")) => number.to_owned(),
+        Some((number, unit)) => format!("{number}{}", unit.trim_end_matches("iB")),
+        None => text,
     }
 }
 
@@ -67,6 +101,9 @@ pub fn count(n: u64) -> String {
     }
 }
 
+/// The longest span that anybody waits: moments can be reckoned with it.
+const LONGEST: Duration = Duration::from_hours(30 * 24);
+
 /// A time span from text such as `500ms`, `60s`, `5m` or a plain number of seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text
@@ -76,14 +113,20 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let number: u64 = number
         .parse()
         .map_err(|_| format!("'{text}' does not begin with a number"))?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(number)),
-        "" | "s" => Ok(Duration::from_secs(number)),
-        "m" | "min" => Ok(Duration::from_secs(number.saturating_mul(60))),
-        _ => Err(format!(
-            "'{unit}' is no unit of time: use ms, s or m, as in 60s"
-        )),
+    let span = match unit {
+        "ms" => Duration::from_millis(number),
+        "" | "s" => Duration::from_secs(number),
+        "m" | "min" => Duration::from_secs(number.saturating_mul(60)),
+        _ => {
+            return Err(format!(
+                "'{unit}' is no unit of time: use ms, s or m, as in 60s"
+            ));
+        }
+    };
+    if span > LONGEST {
+        return Err(format!("'{text}' is too long: 30 days are the most"));
     }
+    Ok(span)
 }
 
 #[cfg(test)]
@@ -103,10 +146,17 @@ mod tests {
                 .unwrap_err()
                 .contains("64 bits")
         );
+        let rates = ["5MB/s", "64 KiB/s", "1GB/s"].map(parse_rate);
+        assert_eq!(rates, [Ok(5_000_000), Ok(64 << 10), Ok(1_000_000_000)]);
+        for wrong in ["5MB", "5/s", "MB/s", "0MB/s", "99999999999TiB/s", "5 mb/s"] {
+            assert!(parse_rate(wrong).is_err(), "{wrong}");
+        }
         assert_eq!(size(1023), "1023 B");
         assert_eq!(size(1536 << 20), "1.5 GiB");
         assert_eq!(size(512 << 20), "512 MiB");
         assert_eq!(size(u64::MAX), "16777215 TiB");
+        let shorts = [0, 1023, 4096, 1536 << 20, 512 << 20].map(short);
+        assert_eq!(shorts, ["0", "1023", "4K", "1.5G", "512M"]);
     }
 
     #[test]
@@ -119,6 +169,7 @@ mod tests {
             ["9999", "12.3 k", "4.5 M"]
         );
         assert_eq!(parse_duration("50s"), Ok(Duration::from_secs(50)));
+        assert!(parse_duration("18446744073709551615m").is_err());
         assert!(parse_duration("1h").is_err());
     }
 
@@ -126,6 +177,7 @@ mod tests {
         #[test]
         fn any_text_is_parsed_or_refused(text in ".{0,12}") {
             let _ = parse_size(&text);
+            let _ = parse_rate(&text);
             let _ = parse_duration(&text);
         }
 

@@ -1,33 +1,34 @@
 //! What each verb of the command does.
 
 use crate::{
-    bundle::{Plan, entry_name, is_entry_of},
-    cli::{Cli, Set, Verb},
+    bundle::{entry_name, is_entry_of},
+    cli::{Claim, Cli, Set, Verb},
     control::{Client, vm_name},
     failure::{Failure, Result, exit},
     output::{Output, print},
     progress::Progress,
     sim::RunDir,
-    units,
-    vmfile::{self, VmFile},
+    vmfile::VmFile,
 };
 use abi::{
-    bundle::kind,
+    bundle::{VmRecord, claim, kind},
     control::{KEEP, SetRequest, request, state},
 };
 use clap::CommandFactory as _;
-use serde_json::{Value, json};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use serde_json::json;
+use std::{fs, path::Path, time::Duration};
 
 mod console;
+mod explain;
+mod files;
+mod fit;
 mod list;
 mod machine;
+mod mem;
+mod metrics;
 mod show;
 mod simulate;
+mod top;
 
 /// How long the machine may take to power off.
 const POWER_OFF_TIME: Duration = Duration::from_mins(1);
@@ -49,22 +50,31 @@ pub fn run(cli: Cli) -> Result<u8> {
         run: RunDir::of(&cli.machine)?,
     };
     match cli.verb {
-        Verb::Check { files } => context.check(&files)?,
-        Verb::Bundle { files, out } => context.bundle(&files, &out)?,
+        Verb::Check { files } => files::check(&context, &files)?,
+        Verb::Bundle { files, out } => files::bundle(&context, &files, &out)?,
         Verb::Sim(options) => return simulate::run(&context, &options),
-        Verb::Run { file } => return context.run_file(&file),
+        Verb::Run {
+            file,
+            dry_run: false,
+        } => return context.run_file(&file),
+        Verb::Run { file, .. } => return fit::run_dry(&context, &file),
         Verb::List => list::list(&context)?,
         Verb::Nodes => list::nodes(&context)?,
         Verb::Machine => machine::machine(&context)?,
         Verb::Show(vm) => show::show(&context, &vm.vm)?,
         Verb::Console(options) => console::console(&context, &options)?,
-        Verb::Start(vm) => context.about(request::START, &vm.vm, "started")?,
+        Verb::Start { vm, dry_run: false } => context.about(request::START, &vm, "started")?,
+        Verb::Start { vm, .. } => return fit::start_dry(&context, &vm),
         Verb::Kill(vm) => context.about(request::KILL, &vm.vm, "killed")?,
         Verb::Pause(vm) => context.about(request::PAUSE, &vm.vm, "paused")?,
         Verb::Resume(vm) => context.about(request::RESUME, &vm.vm, "goes on")?,
         Verb::Reset(vm) => context.about(request::RESET, &vm.vm, "reset")?,
         Verb::Stop { vm, timeout } => context.stop(&vm, timeout)?,
         Verb::Set(options) => context.set(&options)?,
+        Verb::Mem(options) => return mem::mem(&context, options),
+        Verb::Top(options) => top::top(&context, &options)?,
+        Verb::Metrics(options) => metrics::metrics(&context, &options)?,
+        Verb::Explain { code } => explain::explain(&context, code.as_deref())?,
         Verb::Shutdown => context.shutdown()?,
         Verb::Completion { shell } => {
             let mut script = Vec::new();
@@ -94,39 +104,6 @@ impl Context {
         self.done(vm, done)
     }
 
-    fn check(&self, files: &[PathBuf]) -> Result<()> {
-        let vms = vmfile::read_all(files)?;
-        let size = Plan::new(&vms)?.size();
-        let one = |vm: &VmFile| json!({ "name": vm.name, "file": vm.path, "cpus": vm.cpus, "memory": vm.memory });
-        let json = || json!({ "vms": vms.iter().map(one).collect::<Vec<Value>>(), "bundle": size });
-        self.output.result(json, |_| {
-            let line = |vm: &VmFile| {
-                let (cpus, memory) = (vm.cpus, units::size(vm.memory));
-                format!(
-                    "{}: good; {}, {cpus} vCPUs, {memory}\n",
-                    vm.path.display(),
-                    vm.name
-                )
-            };
-            vms.iter()
-                .map(line)
-                .chain([format!("bundle: {}\n", units::size(size))])
-                .collect()
-        })
-    }
-
-    fn bundle(&self, files: &[PathBuf], out: &Path) -> Result<()> {
-        let plan = Plan::new(&vmfile::read_all(files)?)?;
-        let wrote = plan.write(out, self.progress)?;
-        self.output.result(
-            || json!({ "file": out, "size": plan.size(), "written": wrote }),
-            |_| {
-                let what = if wrote { "written" } else { "unchanged" };
-                format!("{}: {what}, {}\n", out.display(), units::size(plan.size()))
-            },
-        )
-    }
-
     /// Adds a VM to the running machine, or starts a machine for it.
     fn run_file(&self, file: &Path) -> Result<u8> {
         let vm = VmFile::read(file)?;
@@ -141,22 +118,7 @@ impl Context {
             }
             Err(failure) => return Err(failure),
         };
-        let entries = client.entries()?;
-        let record = vm.record(|kind, path| {
-            let size = fs::metadata(path)
-                .map_err(|e| Failure::file("cannot read", path, &e))?
-                .len();
-            let base = entry_name(kind, path);
-            let same = |e: &&abi::control::EntryStatus| {
-                let name = e.name.as_str().is_some_and(|name| is_entry_of(&base, name));
-                e.kind == kind && e.size == size && name
-            };
-            entries
-                .iter()
-                .find(same)
-                .map(|e| e.number)
-                .ok_or_else(|| not_in_bundle(kind, path, file))
-        })?;
+        let record = record_of(&mut client, &vm)?;
         client.create(&record)?;
         if !vm.autostart {
             client.about(request::START, &vm.name)?;
@@ -181,8 +143,20 @@ impl Context {
 
     fn set(&self, options: &Set) -> Result<()> {
         let name = vm_name(&options.vm)?;
-        let (weight, cap) = (options.weight.unwrap_or(0), options.cap.unwrap_or(KEEP));
-        self.connect()?.set(&SetRequest { name, weight, cap })?;
+        let claim = match options.claim {
+            None => KEEP,
+            Some(Claim::None) => claim::NONE.into(),
+            Some(Claim::Grow) => claim::GROW.into(),
+            Some(Claim::Start) => claim::START.into(),
+        };
+        self.connect()?.set(&SetRequest {
+            name,
+            weight: options.weight.unwrap_or(0),
+            cap: options.cap.unwrap_or(KEEP),
+            base: options.base.unwrap_or(0),
+            claim,
+            reserved: 0,
+        })?;
         self.done(&options.vm, "set")
     }
 
@@ -207,6 +181,26 @@ impl Context {
             }
         }
     }
+}
+
+/// A VM as the machine takes it: its files are looked up in the machine's bundle.
+fn record_of(client: &mut Client, vm: &VmFile) -> Result<VmRecord> {
+    let entries = client.entries()?;
+    vm.record(|kind, path| {
+        let size = fs::metadata(path)
+            .map_err(|e| Failure::file("cannot read", path, &e))?
+            .len();
+        let base = entry_name(kind, path);
+        let same = |e: &&abi::control::EntryStatus| {
+            let name = e.name.as_str().is_some_and(|name| is_entry_of(&base, name));
+            e.kind == kind && e.size == size && name
+        };
+        entries
+            .iter()
+            .find(same)
+            .map(|e| e.number)
+            .ok_or_else(|| not_in_bundle(kind, path, &vm.path))
+    })
 }
 
 fn not_in_bundle(kind: u32, path: &Path, file: &Path) -> Failure {

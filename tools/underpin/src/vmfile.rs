@@ -4,7 +4,8 @@ use crate::failure::{Failure, Result, exit};
 use abi::{
     Text,
     bundle::{
-        self, DISKS_MAX, DiskRecord, NO_ENTRY, VM_AUTOSTART, VM_RESTART, VmRecord, disk_mode, kind,
+        self, DISK_NEVER_SHARE, DISKS_MAX, DiskRecord, NO_ENTRY, VM_AUTOSTART, VM_RESTART,
+        VmRecord, disk_mode, kind,
     },
 };
 use std::{
@@ -14,8 +15,13 @@ use std::{
 };
 
 mod decode;
+mod disk;
 mod image;
+mod memory;
 mod section;
+
+pub use disk::{Backing, Base, Disk};
+pub use memory::{Memory, Sharing};
 
 /// The most vCPUs a VM may have.
 pub const CPUS_MAX: u32 = 16;
@@ -35,8 +41,10 @@ pub struct VmFile {
     pub name: String,
     /// How many vCPUs it has.
     pub cpus: u32,
-    /// Bytes of its memory.
-    pub memory: u64,
+    /// Its memory.
+    pub memory: Memory,
+    /// How it shares memory with other VMs.
+    pub sharing: Sharing,
     /// Its share of CPU time against other VMs; 256 is usual.
     pub weight: u32,
     /// The most CPU time it may have, in percent of one CPU for each vCPU; 0: no limit.
@@ -55,37 +63,6 @@ pub struct VmFile {
     pub args: String,
     /// Its disks.
     pub disks: Vec<Disk>,
-}
-
-/// A disk of a VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Disk {
-    /// What is behind it.
-    pub backing: Backing,
-    /// The logical block size in bytes: 512 or 4096.
-    pub block_size: u32,
-}
-
-/// What is behind a disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Backing {
-    /// An image under a private overlay, which may grow to so many bytes (0: as many as the disk
-    /// has).
-    CopyOnWrite(PathBuf, u64),
-    /// An image that cannot be written.
-    ReadOnly(PathBuf),
-    /// The partition of that name of a disk of the machine.
-    Partition(String),
-}
-
-impl Disk {
-    /// The image behind it, unless that is a partition.
-    pub fn image(&self) -> Option<&Path> {
-        match &self.backing {
-            Backing::CopyOnWrite(image, _) | Backing::ReadOnly(image) => Some(image),
-            Backing::Partition(_) => None,
-        }
-    }
 }
 
 impl VmFile {
@@ -119,34 +96,51 @@ impl VmFile {
     pub fn record(&self, mut entry: impl FnMut(u32, &Path) -> Result<u32>) -> Result<VmRecord> {
         let mut disks = [DiskRecord::default(); DISKS_MAX];
         for (record, disk) in disks.iter_mut().zip(&self.disks) {
-            record.block_size = disk.block_size;
-            record.entry = disk
-                .image()
-                .map_or(Ok(NO_ENTRY), |image| entry(kind::DISK, image))?;
+            *record = DiskRecord {
+                entry: disk
+                    .image()
+                    .map_or(Ok(NO_ENTRY), |image| entry(kind::DISK, image))?,
+                partition: disk.partition().map_or_else(Text::default, Text::cut),
+                block_size: disk.block_size,
+                limit: disk.limit,
+                flags: if disk.never_share {
+                    DISK_NEVER_SHARE
+                } else {
+                    0
+                },
+                ..DiskRecord::default()
+            };
             match &disk.backing {
                 Backing::CopyOnWrite(_, overlay_max) => {
                     record.mode = disk_mode::COW;
                     record.overlay_max = *overlay_max;
                 }
                 Backing::ReadOnly(_) => record.mode = disk_mode::READ_ONLY,
-                Backing::Partition(name) => {
-                    record.mode = disk_mode::PERSISTENT;
-                    record.partition = Text::cut(name);
-                }
+                Backing::Partition(_) => record.mode = disk_mode::PERSISTENT,
             }
         }
+        let Memory { base, max, swap } = &self.memory;
+        let sharing = &self.sharing;
         let initrd = self.initrd.as_deref();
         Ok(VmRecord {
             name: Text::cut(&self.name),
             flags: if self.autostart { VM_AUTOSTART } else { 0 }
                 | if self.restart { VM_RESTART } else { 0 },
             vcpus: self.cpus,
-            memory: self.memory,
+            memory: *max,
+            base: *base,
             weight: self.weight,
             cap: self.cap,
             nodes: self.nodes,
             kernel: entry(kind::KERNEL, &self.kernel)?,
             initrd: initrd.map_or(Ok(NO_ENTRY), |initrd| entry(kind::INITRD, initrd))?,
+            group: Text::cut(&sharing.group),
+            claim: sharing.claim,
+            hide: sharing.hide.into(),
+            blocks: sharing.blocks,
+            never_share: sharing.never.into(),
+            reserved: 0,
+            swap: swap.as_deref().map_or_else(Text::default, Text::cut),
             disks,
             command_line: Text::cut(&self.args),
         })

@@ -54,7 +54,7 @@ impl Place {
         fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(path.join("image"), "EL2").unwrap();
         fs::write(path.join("kernel"), "a kernel").unwrap();
-        let vm = "name = 'web1'\nmemory = '64MiB'\n[boot]\nkernel = 'kernel'\n";
+        let vm = "name = 'web1'\nmemory = '64MiB'\n[boot]\nkernel = 'kernel'\nformat = 'flat'\n";
         fs::write(path.join("web1.toml"), vm).unwrap();
         Self(path)
     }

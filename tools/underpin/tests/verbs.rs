@@ -135,7 +135,9 @@ fn run_finds_the_files_of_the_bundle() {
     let vm = |kernel: &str| {
         fs::write(fake.run_dir.join(kernel), b"a kernel").unwrap();
         let file = fake.run_dir.join("new.toml");
-        let text = format!("name = 'new'\nmemory = '64MiB'\n[boot]\nkernel = '{kernel}'\n");
+        let text = format!(
+            "name = 'new'\nmemory = '64MiB'\n[boot]\nkernel = '{kernel}'\nformat = 'flat'\n"
+        );
         fs::write(&file, text).unwrap();
         format!("run {}", file.display())
     };
@@ -145,6 +147,172 @@ fn run_finds_the_files_of_the_bundle() {
     assert_eq!(ok(&fake.run(&vm("tiny"))), "new: started\n");
     assert!(ok(&fake.run("list")).contains("new"));
     assert_eq!(fake.run(&vm("tiny")).status.code(), Some(13));
+}
+
+#[test]
+fn memory_is_shown_set_and_reclaimed() {
+    let fake = Fake::start("mem");
+    let table = ok(&fake.run("mem"));
+    assert_eq!(table, ok(&fake.run("mem show")));
+    assert!(
+        table.starts_with("NAME") && table.contains("ENTITLED"),
+        "{table}"
+    );
+    assert!(
+        table.contains("saved 84 MiB") && !table.contains("OWED"),
+        "{table}"
+    );
+    assert!(ok(&fake.run("mem --wide")).contains("OWED"));
+    let json: Value = serde_json::from_str(&ok(&fake.run("mem -o json"))).unwrap();
+    assert_eq!(json["vms"].as_array().unwrap().len(), 3);
+    assert_eq!(json["vms"][2]["name"], "web1");
+    assert_eq!(json["vms"][2]["events"]["breaks"], 42);
+    assert_eq!(json["machine"]["managed"], 2u64 << 30);
+    assert!(ok(&fake.run("mem web1")).contains("breaks"));
+    assert_eq!(fake.run("mem db").status.code(), Some(12));
+    assert_eq!(fake.run("mem nobody").status.code(), Some(11));
+    let why = ok(&fake.run("mem why web1"));
+    assert!(
+        why.contains("= private         950") && why.contains("dirtied: "),
+        "{why}"
+    );
+    assert!(ok(&fake.run("mem reclaim web1 64MiB")).contains("asked for 32 MiB"));
+    assert_eq!(fake.run("mem reclaim web1 64").status.code(), Some(2));
+    assert_eq!(
+        ok(&fake.run("set web1 --base 1GiB --claim grow")),
+        "web1: set\n"
+    );
+    assert!(ok(&fake.run("mem")).contains("1G"));
+    assert_eq!(
+        fake.run("set web1 --base 1000KiB --claim all")
+            .status
+            .code(),
+        Some(2)
+    );
+    assert_eq!(fake.run("set web1 --base 0MiB").status.code(), Some(2));
+}
+
+#[test]
+fn what_would_start_is_told_before() {
+    let fake = Fake::start("fit");
+    let file = vm_file(&fake, "new", "512MiB");
+    let told = ok(&fake.run(&format!("mem fit {file} -n 2")));
+    let sentence =
+        "2 more VMs like new would start; then memory binds (each needs 512 MiB; there is 1 GiB)\n";
+    assert_eq!(told, sentence);
+    let refused = fake.run(&format!("mem fit {file} -n 3 -o json"));
+    assert_eq!(refused.status.code(), Some(14));
+    let json: Value = serde_json::from_str(&text(&refused.stdout)).unwrap();
+    assert_eq!(
+        (json["fits"].as_u64(), json["wanted"].as_u64()),
+        (Some(2), Some(3))
+    );
+    assert_eq!(json["binds"], "memory");
+    let told = ok(&fake.run(&format!("run --dry-run {file}")));
+    assert_eq!(
+        told,
+        "new would start: it needs 512 MiB, and there is 1 GiB\n"
+    );
+    assert!(!ok(&fake.run("list")).contains("new"));
+    let large = vm_file(&fake, "large", "2GiB");
+    let refused = fake.run(&format!("run --dry-run {large}"));
+    assert_eq!(refused.status.code(), Some(14));
+    assert!(text(&refused.stdout).contains("large would not start: memory binds"));
+    let known = vm_file(&fake, "web1", "512MiB");
+    assert_eq!(
+        fake.run(&format!("run --dry-run {known}")).status.code(),
+        Some(13)
+    );
+    assert!(ok(&fake.run("start --dry-run db")).contains("db would start"));
+    assert_eq!(fake.run("start --dry-run web1").status.code(), Some(12));
+    let other = fake.run(&format!("--machine other run --dry-run {large}"));
+    assert_eq!(other.status.code(), Some(3));
+}
+
+#[test]
+fn codes_are_explained() {
+    let all = ok(&underpin("explain").output().unwrap());
+    assert!(
+        all.contains("130  interrupted") && all.contains("no-memory"),
+        "{all}"
+    );
+    let one = ok(&underpin("explain 14").output().unwrap());
+    assert!(
+        one.starts_with("14 no-memory: ") && one.contains("What to do"),
+        "{one}"
+    );
+    assert_eq!(one, ok(&underpin("explain no-memory").output().unwrap()));
+    let json = ok(&underpin("explain 16 -o json").output().unwrap());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["name"], "busy");
+    let unknown = underpin("explain 99").output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("'99'"));
+    let refused = Fake::start("explain").run("kill nobody");
+    assert!(text(&refused.stderr).contains("`underpin explain 11` says more"));
+}
+
+#[test]
+fn pages_are_compared_while_vms_stand_still() {
+    let fake = Fake::start("analyze");
+    let path = |name: &str| fake.run_dir.join(name).display().to_string();
+    // Of the shared pages, the first 100 are page cache.
+    let words = |gfn: u64| {
+        let flags = u64::from((0x4_0000..0x4_0064).contains(&gfn)) << 5;
+        flags.to_le_bytes()
+    };
+    let flags: Vec<u8> = (0..0x4_1000).flat_map(words).collect();
+    fs::write(path("flags"), flags).unwrap();
+    let (csv, svg, flags) = (path("a.csv"), path("a.svg"), path("flags"));
+    let told = fake.run(&format!(
+        "mem analyze web1 echo --every 100ms --for 250ms --csv {csv} --plot {svg} \
+         --kpageflags web1={flags} --kpageflags echo={flags}"
+    ));
+    let shown = ok(&told);
+    for part in [
+        "3 snapshots of web1, echo; each VM stood still for",
+        "compared 5000 19 MiB 100.0 %",
+        "zero 2000 7.8 MiB 40.0 %",
+        "saved 1000 3.9 MiB 100.0 % 100 100.0 %",
+        "2 3000 100.0 %",
+        "1 to 3 intervals 1000 100.0 % 1000 2000 100.0 % 2000",
+    ] {
+        let found = shown.lines().any(|line| squeezed(line).contains(part));
+        assert!(found, "{part} in {shown}");
+    }
+    assert_eq!(text(&told.stderr).matches("could be saved").count(), 3);
+    assert_eq!(fs::read_to_string(csv).unwrap().lines().count(), 4);
+    assert!(fs::read_to_string(svg).unwrap().starts_with("<svg"));
+    assert!(ok(&fake.run("list")).matches("running").count() == 3);
+    let json: Value = serde_json::from_str(&ok(&fake.run("mem analyze -o json"))).unwrap();
+    assert_eq!(json["snapshots"][0]["all"]["exploited"], 2000);
+    assert!(json["snapshots"][0]["page_cache"].is_null());
+    assert_eq!(json["pause_ns"].as_array().unwrap().len(), 3);
+    assert_eq!(fake.run("mem analyze db").status.code(), Some(12));
+    assert_eq!(
+        fake.run("mem analyze --kpageflags web1=").status.code(),
+        Some(2)
+    );
+    let wrong = fake.run(&format!(
+        "mem analyze --live --kpageflags web1={}",
+        path("a.svg/x")
+    ));
+    assert_eq!(wrong.status.code(), Some(1));
+}
+
+/// A line with one blank for several.
+fn squeezed(line: &str) -> String {
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A VM file in the machine's directory, with a kernel that the fake's bundle has.
+fn vm_file(fake: &Fake, name: &str, memory: &str) -> String {
+    fs::write(fake.run_dir.join("tiny"), b"a kernel").unwrap();
+    let file = fake.run_dir.join(format!("{name}.toml"));
+    let text =
+        format!("name = '{name}'\nmemory = '{memory}'\n[boot]\nkernel = 'tiny'\nformat = 'flat'\n");
+    fs::write(&file, text).unwrap();
+    file.display().to_string()
 }
 
 #[test]
@@ -179,6 +347,8 @@ fn the_machines_end_reaches_every_command() {
     fake.die();
     let waiting = waiting.wait_with_output().unwrap();
     assert_eq!(waiting.status.code(), Some(4), "{waiting:?}");
+    // A client that comes too late is told the same.
+    assert_eq!(fake.late().map(|failure| failure.code()), Some(4));
 }
 
 #[test]
@@ -186,7 +356,8 @@ fn manual_and_completions_name_every_verb() {
     let manual = ok(&underpin("man").output().unwrap());
     let completion = ok(&underpin("completion bash").output().unwrap());
     for verb in [
-        "check", "bundle", "sim", "list", "console", "shutdown", "set",
+        "check", "bundle", "sim", "list", "console", "shutdown", "set", "mem", "explain", "top",
+        "metrics",
     ] {
         assert!(manual.contains(verb), "{verb}");
         assert!(completion.contains(verb), "{verb}");
@@ -211,4 +382,26 @@ fn a_reader_that_has_gone_is_no_error() {
         output.status.success() && output.stderr.is_empty(),
         "{output:?}"
     );
+}
+
+#[test]
+fn top_prints_samples_without_a_terminal() {
+    let fake = Fake::start("top");
+    let text = ok(&fake.run("top --batch -n 1 --delay 100ms"));
+    assert!(text.contains("NAME") && text.contains("OWED"), "{text}");
+    let lines = ok(&fake.run("top --batch -n 2 -d 100ms -o json"));
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[1]["machine"]["saved"], 84 << 20);
+    assert_eq!(lines[1]["vms"][3]["name"], "web1");
+    assert_eq!(lines[1]["vms"][3]["memory"]["shared"], 56 << 20);
+    assert!(lines[1]["vms"][0]["memory"].is_null());
+    assert_eq!(lines[1]["vms"][3]["cpu_percent"], 0.0);
+    // Without a terminal, and with words that make no sense.
+    for words in ["top", "top -n 1", "top --batch -n 0", "top --batch -d 0s"] {
+        assert_eq!(fake.run(words).status.code(), Some(2), "{words}");
+    }
 }

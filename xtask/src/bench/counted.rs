@@ -124,7 +124,8 @@ fn directory(guest: &Guest, kind: &str) -> Outcome<PathBuf> {
     Ok(path)
 }
 
-fn text(path: &Path) -> String {
+/// What a file holds, as text.
+pub fn text(path: &Path) -> String {
     String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
 }
 
@@ -167,22 +168,25 @@ fn vm_file(guest: &Guest) -> String {
 }
 
 /// QEMU, which dies with this thread.
-fn qemu(cpus: u32, memory: &str, serial: &Path) -> Command {
+pub fn qemu(cpus: u32, memory: &str, serial: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "qemu-system-aarch64"]);
     command.args(COUNTED.split_whitespace());
     command.args(["-smp", &cpus.to_string(), "-m", memory, "-serial"]);
     command.arg(format!("file:{}", serial.display()));
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(Stdio::null());
     command
 }
 
 /// A QEMU that runs; it ends with this value.
-struct Qemu(Child);
+pub struct Qemu(Child);
 
-fn start(qemu: &mut Command) -> Outcome<Qemu> {
-    qemu.stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+/// Starts a [`qemu`].
+///
+/// # Errors
+/// It cannot be run.
+pub fn start(qemu: &mut Command) -> Outcome<Qemu> {
     let child = qemu
         .spawn()
         .map_err(|error| format!("cannot run QEMU: {error}"))?;
@@ -190,6 +194,11 @@ fn start(qemu: &mut Command) -> Outcome<Qemu> {
 }
 
 impl Qemu {
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(None))
+    }
+
     /// Waits until QEMU ends by itself, or until there is nothing left to wait for.
     fn wait_until(&mut self, done: impl Fn() -> bool) -> Outcome {
         let deadline = Instant::now() + RUN_MAX;

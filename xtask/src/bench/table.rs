@@ -37,6 +37,8 @@ pub struct Rows {
     pub linux: Vec<Row>,
     /// Memory in KiB.
     pub memory: Vec<Row>,
+    /// Steps of sharing, in instructions per page.
+    pub sharing: Vec<Row>,
 }
 
 /// How the figures of a table are shown.
@@ -134,30 +136,10 @@ impl Table {
 
     /// The table in Markdown, its columns aligned.
     pub fn markdown(&self) -> String {
-        let head: Vec<String> = self
-            .unit
-            .head()
-            .iter()
-            .map(|&cell| cell.to_owned())
-            .collect();
-        let rows: Vec<&Vec<String>> = std::iter::once(&head)
-            .chain(self.lines.iter().map(|line| &line.cells))
-            .collect();
-        let width = |column: usize| {
-            rows.iter()
-                .map(|row| row[column].chars().count())
-                .max()
-                .unwrap_or(0)
-                .max(3)
-        };
-        let widths: Vec<usize> = (0..head.len()).map(width).collect();
-        let mut lines: Vec<String> = rows.iter().map(|row| aligned(row, &widths)).collect();
-        let rule = widths.iter().enumerate().map(|(column, width)| {
-            let end = if column == 0 { '-' } else { ':' };
-            format!("|{}{end}", "-".repeat(width + 1))
-        });
-        lines.insert(1, rule.collect::<String>() + "|");
-        lines.join("\n") + "\n"
+        let head = self.unit.head().iter().map(|&cell| cell.to_owned());
+        let rows = self.lines.iter().map(|line| line.cells.clone());
+        let rows: Vec<Vec<String>> = std::iter::once(head.collect()).chain(rows).collect();
+        markdown(&rows)
     }
 
     /// Writes `NAME.csv` into the directory.
@@ -175,6 +157,27 @@ impl Table {
         let path = directory.join(format!("{}.csv", self.name));
         fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
     }
+}
+
+/// A table in Markdown, its columns aligned; the first row is the head.
+pub fn markdown(rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
+            .max(3)
+    };
+    let columns = rows.first().map_or(0, Vec::len);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut lines: Vec<String> = rows.iter().map(|row| aligned(row, &widths)).collect();
+    let rule = widths.iter().enumerate().map(|(column, width)| {
+        let end = if column == 0 { '-' } else { ':' };
+        format!("|{}{end}", "-".repeat(width + 1))
+    });
+    lines.insert(1, rule.collect::<String>() + "|");
+    lines.join("\n") + "\n"
 }
 
 /// A row of Markdown: the first cell to the left, the others to the right.
@@ -243,7 +246,7 @@ mod tests {
     fn table() -> Table {
         let rows = "[[entry]]\nkey = 'a'\nwhat = 'first'\naim = 1.5\nxen = '2'\n[[entry]]\nkey = 'b'\nwhat = 'second'\naim = 1\n\
             [[entry]]\nkey = 'c'\nwhat = 'against'\nagainst = 'a'\n[[entry]]\nkey = 'd'\nwhat = 'never measured'\n\
-            [[linux]]\nkey = 'a'\nwhat = 'a'\n[[memory]]\nkey = 'a'\nwhat = 'a'\n";
+            [[linux]]\nkey = 'a'\nwhat = 'a'\n[[memory]]\nkey = 'a'\nwhat = 'a'\n[[sharing]]\nkey = 'a'\nwhat = 'a'\n";
         let rows: Rows = toml::from_str(rows).unwrap();
         let figures = |list: &[(&str, f64)]| {
             list.iter()

@@ -11,11 +11,11 @@ const FILE_LINES_MAX: usize = 600;
 const SAFETY_REACH: usize = 16;
 
 /// Where unsafe code may be.
-const UNSAFE: [&str; 2] = ["machine", "hypervisor"];
+const UNSAFE: [&str; 3] = ["machine", "hypervisor", "sim/plugin"];
 /// Where instructions and registers of one architecture may be.
-const MACHINE_CODE: [&str; 2] = ["machine/aarch64", "machine/bare"];
+const MACHINE_CODE: [&str; 3] = ["machine/aarch64", "machine/bare", "sim/guest"];
 /// Where input must not be able to panic.
-const NO_PANIC: [&str; 5] = ["abi", "model", "machine", "hypervisor", "tools"];
+const NO_PANIC: [&str; 6] = ["abi", "model", "machine", "hypervisor", "sim", "tools"];
 /// Of those, where a panic is how a test fails: the runtime of bare test guests, and the stand-in
 /// for the machine, which accuses whoever breaks the machine's rules.
 const PANIC_IS_A_VERDICT: [&str; 2] = ["machine/bare", "machine/fake"];
@@ -73,7 +73,7 @@ fn unsafe_code(path: &str, source: &Source, index: usize) -> Option<String> {
     if !within(path, &UNSAFE) {
         return Some(format!(
             "unsafe code may be below {} only",
-            UNSAFE.join(" and ")
+            UNSAFE.join(", ")
         ));
     }
     (needs_reason(source, index) && !has_safety_comment(source, index))
@@ -158,7 +158,7 @@ fn machine_code(path: &str, source: &Source, index: usize) -> Option<String> {
     let is_asm =
         ["asm", "global_asm", "naked_asm"].contains(&name) && mark_at(source, index + 1, '!');
     let forbidden = (is_asm || name == "target_arch") && !within(path, &MACHINE_CODE);
-    forbidden.then(|| format!("'{name}' may be below {} only", MACHINE_CODE.join(" and ")))
+    forbidden.then(|| format!("'{name}' may be below {} only", MACHINE_CODE.join(", ")))
 }
 
 fn may_panic(path: &str, source: &Source, index: usize) -> Option<String> {
@@ -207,7 +207,7 @@ mod tests {
         let bare = "fn a() { unsafe { b() } }";
         assert_eq!(
             found("model/a/src/lib.rs", bare),
-            ["model/a/src/lib.rs:1: unsafe code may be below machine and hypervisor only"]
+            ["model/a/src/lib.rs:1: unsafe code may be below machine, hypervisor, sim/plugin only"]
         );
         assert_eq!(
             found("hypervisor/src/a.rs", bare),
@@ -238,7 +238,9 @@ mod tests {
         assert!(found("machine/aarch64/src/a.rs", text).is_empty());
         assert_eq!(
             found("hypervisor/src/a.rs", text),
-            ["hypervisor/src/a.rs:2: 'asm' may be below machine/aarch64 and machine/bare only"]
+            [
+                "hypervisor/src/a.rs:2: 'asm' may be below machine/aarch64, machine/bare, sim/guest only"
+            ]
         );
         assert_eq!(
             found(

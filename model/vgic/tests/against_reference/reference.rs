@@ -25,6 +25,11 @@ impl Interrupt {
         self.latch || self.line && !self.edge
     }
 
+    /// Whether `vcpu` may be the one that holds it.
+    pub fn may_be_active_on(&self, vcpu: usize) -> bool {
+        self.active && (self.by_hand || self.active_on == Some(vcpu))
+    }
+
     pub fn set_line(&mut self, high: bool) {
         self.latch |= self.edge && high && !self.line;
         self.line = high;
@@ -80,11 +85,8 @@ impl Reference {
 
     /// How many interrupts are, or may be, active on `vcpu`.
     pub fn active_count(&mut self, vcpu: usize) -> usize {
-        let is_here = |interrupt: &Interrupt| {
-            interrupt.active && (interrupt.by_hand || interrupt.active_on == Some(vcpu))
-        };
         (0..INTIDS)
-            .filter(|&intid| is_here(self.at(vcpu, intid)))
+            .filter(|&intid| self.at(vcpu, intid).may_be_active_on(vcpu))
             .count()
     }
 

@@ -254,7 +254,7 @@ impl System {
         let unlisted = lrs.unlisted_ends();
         lrs.guest_end(intid as u32);
         if lrs.unlisted_ends() == unlisted {
-            assert_eq!(self.reference.at(vcpu, intid).active_on, Some(vcpu));
+            assert!(self.reference.at(vcpu, intid).may_be_active_on(vcpu));
             self.reference.clear_active(vcpu, intid);
         } else if self.reference.at(vcpu, intid).active_on == Some(vcpu) {
             let registers = self.lrs[vcpu].count();

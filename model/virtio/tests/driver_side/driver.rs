@@ -65,7 +65,7 @@ impl Driver {
             setup,
             features,
             size,
-            free: (0..size).rev().collect(),
+            free: (0..size).collect(),
             held: vec![Vec::new(); usize::from(size)],
             next_avail: 0,
             last_used: 0,

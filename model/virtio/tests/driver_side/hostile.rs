@@ -3,7 +3,8 @@
 use crate::driver::{RAM, RAM_SIZE, ram, start};
 use machine_contract::GuestMemory;
 use machine_fake::FakeGuest;
-use model_addr::Ipa;
+use model_addr::{FRAME_SIZE, Ipa};
+use model_virtio::balloon::{Balloon, MAX_RUNS};
 use model_virtio::blk::{Blk, Next, Options, Request, Status};
 use model_virtio::console::Console;
 use model_virtio::rng::Rng;
@@ -47,7 +48,7 @@ fn steps() -> impl Strategy<Value = Step> {
     let len = prop_oneof![0..64u32, any::<u32>(), (0..300u32).prop_map(|n| n * 16)];
     prop_oneof![
         1 => (at, size, numbers()).prop_map(|(at, size, value)| Step::Register { at, size, value }),
-        3 => (prop_oneof![Just(2u64), 0..0x300u64], any::<bool>(), 0..300u16)
+        3 => (prop_oneof![Just(2u64), 0..0x300u64], 0..4u8, 0..300u16)
             .prop_map(|(at, queue, value)| {
                 Step::Ring { at: 0x1000 + at + u64::from(queue) * 0x4000, value }
             }),
@@ -86,7 +87,7 @@ fn run<D: Device>(
                     | u128::from(len) << 64
                     | u128::from(flags) << 96
                     | u128::from(next) << 112;
-                for queue in [0, 0x4000] {
+                for queue in [0, 0x4000, 0x8000, 0xc000] {
                     guest.put(Ipa(RAM.0 + queue + 16 * index), &raw.to_le_bytes());
                 }
             }
@@ -145,6 +146,22 @@ proptest! {
             let mut asked = 0;
             rng.fill(guest, 5000, |bytes| asked += bytes.len());
             assert!(asked <= 5000);
+        });
+    }
+
+    #[test]
+    fn balloon_survives(steps in prop::collection::vec(steps(), 1..150)) {
+        run(Balloon::default(), steps, |balloon, guest| {
+            let mut pages = 0;
+            balloon.serve(guest, 0, 300, |_, runs| {
+                assert!((1..=MAX_RUNS).contains(&runs.len()));
+                for run in runs {
+                    assert!(guest.contains(run.first.address(), run.count * FRAME_SIZE));
+                    pages += run.count;
+                }
+            });
+            assert!(pages < 300 + 512);
+            balloon.request_statistics(guest);
         });
     }
 }

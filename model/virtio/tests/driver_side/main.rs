@@ -1,6 +1,7 @@
 //! The devices against a guest driver written from the specification, good and bad.
 #![allow(clippy::unwrap_used)]
 
+mod balloon;
 mod blk;
 mod bytes;
 mod driver;

@@ -1,7 +1,7 @@
 //! Every chain comes out once, in order, as it went in; bad ones do not come out.
 
 use crate::driver::{Buffer, DATA, Driver, RAM, RAM_SIZE, Shape, ram};
-use machine_contract::GuestMemoryError;
+use machine_contract::{GuestMemory, GuestMemoryError};
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
 use model_virtio::queue::QueueFeatures;
@@ -298,4 +298,44 @@ fn bad_layouts_are_refused() {
         assert_eq!(new(setup).err(), Some(QueueError::Layout), "{setup:?}");
     }
     assert!(!pop(&mut Queue::default(), &ram()).unwrap());
+}
+
+/// Memory of which a device can have nothing yet, or all.
+struct Later<'a>(&'a FakeGuest, bool);
+
+impl GuestMemory for Later<'_> {
+    fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
+        self.0.read(ipa, into)
+    }
+    fn write(&self, ipa: Ipa, from: &[u8]) -> Result<(), GuestMemoryError> {
+        self.0.write(ipa, from)
+    }
+    fn contains(&self, ipa: Ipa, len: u64) -> bool {
+        self.0.contains(ipa, len)
+    }
+    fn ready(&self, _: Ipa, _: u64, _: bool) -> bool {
+        self.1
+    }
+}
+
+#[test]
+fn a_chain_waits_for_its_memory() {
+    let guest = ram();
+    let features = QueueFeatures::default();
+    let mut driver = Driver::new(0, 8, features);
+    let mut queue = Queue::new(&driver.setup, 8, features).unwrap();
+    let buffer = Buffer {
+        ipa: DATA,
+        len: 100,
+        writable: true,
+    };
+    let head = driver.add(&guest, &[buffer], Shape::Indirect);
+    driver.publish(&guest);
+    let mut chain = Chain::new();
+    for _ in 0..2 {
+        assert_eq!(queue.pop(&Later(&guest, false), &mut chain), Ok(false));
+    }
+    assert_eq!(queue.pop(&Later(&guest, true), &mut chain), Ok(true));
+    assert_eq!(Some(chain.head()), head);
+    assert!(queue.uses(RAM.frame()) && !queue.uses(DATA.frame()));
 }

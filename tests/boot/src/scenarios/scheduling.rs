@@ -3,7 +3,7 @@
 
 use crate::{
     Outcome,
-    machine::Hardware,
+    machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
     vm::Vm,
 };
@@ -12,6 +12,8 @@ use std::{thread::sleep, time::Duration};
 /// Time for all VMs to be running, and then the window that is measured.
 const SETTLE: Duration = Duration::from_secs(2);
 const WINDOW: Duration = Duration::from_secs(10);
+/// How long a busy guest may take to answer what is typed at it.
+const ANSWER: Duration = Duration::from_mins(1);
 
 pub fn scenarios() -> Vec<Scenario> {
     vec![
@@ -48,6 +50,7 @@ pub fn scenarios() -> Vec<Scenario> {
         )
         .check(vcpus_are_equal),
         idle_leaves(),
+        steal(),
     ]
 }
 
@@ -143,4 +146,64 @@ fn idle_leaves() -> Scenario {
             Err(format!("an idle VM is busy (ns): {ran:?}"))
         }
     })
+}
+
+/// Guests on one CPU know how much of it the other has: as much as EL2 says, and half of all.
+fn steal() -> Scenario {
+    let vms = [("old", "bookworm"), ("new", "newest")];
+    let vms = vms.map(|(name, kernel)| Vm::linux(name, kernel, "shell"));
+    Scenario::new("cpu/steal", Hardware::new(1, "1G").counted(), vms.into())
+        .expect("old", "ready kernel=", 3 * super::kernels::BOOT)
+        .expect("new", "ready kernel=", super::kernels::BOOT)
+        .check(|stage| {
+            let machine = stage.machine()?;
+            for vm in ["old", "new"] {
+                machine.type_line(vm, "dmesg | grep stolen")?;
+                machine.expect(vm, "using stolen time PV", 1, ANSWER)?;
+                machine.type_line(vm, "while :; do :; done &")?;
+            }
+            sleep(SETTLE);
+            let before = [
+                guest_times(machine, "old", 1)?,
+                guest_times(machine, "new", 1)?,
+            ];
+            sleep(WINDOW);
+            let after = [
+                guest_times(machine, "old", 2)?,
+                guest_times(machine, "new", 2)?,
+            ];
+            for ([stolen, all], [stolen_before, all_before]) in after.into_iter().zip(before) {
+                let share = (stolen - stolen_before) / (all - all_before);
+                if (share - 0.5).abs() > 0.05 {
+                    return Err(format!(
+                        "a guest says that {share:.3} of its time is stolen"
+                    ));
+                }
+            }
+            Ok(())
+        })
+}
+
+/// Seconds that were stolen from a guest of one vCPU, and seconds since it started, as it says for
+/// the `times`-th time. What was stolen is within 2 % of what EL2 says. (What Linux says of its users'
+/// time is no measure: it counts ticks, and has none while another guest runs.)
+fn guest_times(machine: &mut Machine, vm: &str, times: usize) -> Outcome<[f64; 2]> {
+    let asked = r"echo $(sed 's/ .*//' /proc/uptime) $(sed -n '1s/^cpu//p' /proc/stat) end";
+    let least = machine.vm(vm)?.steal_ns;
+    machine.type_line(vm, asked)?;
+    // The time of the guest's guests, of which there are none, comes last.
+    let line = machine.expect(vm, "0 0 end", times, ANSWER)?;
+    let most = machine.vm(vm)?.steal_ns;
+    let numbers: Vec<f64> = line.split(' ').flat_map(str::parse).collect();
+    let (Some(uptime), Some(ticks)) = (numbers.first(), numbers.get(8)) else {
+        return Err(format!("'{vm}' says '{line}'"));
+    };
+    let stolen = ticks / 100.0;
+    let [least, most] = [least, most].map(|ns| ns as f64 / 1e9);
+    if stolen < 0.98 * least || stolen > 1.02 * most {
+        return Err(format!(
+            "'{vm}' says that {stolen} s were stolen, EL2 {least} s to {most} s"
+        ));
+    }
+    Ok([stolen, *uptime])
 }

@@ -1,7 +1,6 @@
 //! What a guest's registers hold when it exits.
 
 use crate::input::Input;
-use model_addr::Ipa;
 use model_trap::{decode, instruction};
 use model_vpsci::Capabilities;
 use model_vuart::Pl011;
@@ -19,14 +18,14 @@ pub fn syndrome(data: &[u8]) {
 pub fn psci_call(data: &[u8]) {
     let capabilities = Capabilities {
         entropy: true,
-        stolen_time: Some(Ipa(0x1000)),
+        stolen_time: true,
         ..Capabilities::default()
     };
     let mut input = Input(data);
     while let (Some(function), Some(x1), Some(x2), Some(x3)) =
         (input.u64(), input.u64(), input.u64(), input.u64())
     {
-        let _ = model_vpsci::decode(function, [x1, x2, x3], &capabilities);
+        let _ = model_vpsci::decode(function, [x1, x2, x3], capabilities);
     }
 }
 

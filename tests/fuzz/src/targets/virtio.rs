@@ -5,7 +5,8 @@
 use crate::input::Input;
 use machine_contract::GuestMemory;
 use machine_fake::FakeGuest;
-use model_addr::{Ipa, IpaRange};
+use model_addr::{FRAME_SIZE, Ipa, IpaRange};
+use model_virtio::balloon::{Balloon, MAX_RUNS};
 use model_virtio::blk::{Blk, BlockSize, Next, Options, Request, Status};
 use model_virtio::console::Console;
 use model_virtio::rng::Rng;
@@ -14,8 +15,8 @@ use model_virtio::{Device, Transport};
 const RAM: Ipa = Ipa(0x4000_0000);
 const RAM_SIZE: usize = 0x1_0000;
 const HOLE: IpaRange = IpaRange {
-    start: Ipa(RAM.0 + 0xe000),
-    size: 0x1000,
+    start: Ipa(RAM.0 + 0xf000),
+    size: 0x800,
 };
 /// The rings of queue n are at this times n, where the driver had no say.
 const RINGS: u64 = 0x4000;
@@ -81,6 +82,27 @@ pub fn rng(data: &[u8]) {
         let mut given = 0;
         rng.fill(guest, 4096, |bytes| given += bytes.len());
         assert!(given <= 4096);
+    });
+}
+
+/// Pages given, taken back and reported, statistics, and a clock that reports wait for.
+pub fn balloon(data: &[u8]) {
+    const BUDGET: u64 = 300;
+    let mut now = 0;
+    drive(data, Balloon::default(), |balloon, guest| {
+        now += 1;
+        balloon.set_hold(now % 3);
+        balloon.set_target(now as u32);
+        let mut pages = 0;
+        balloon.serve(guest, now, BUDGET, |_, runs| {
+            assert!((1..=MAX_RUNS).contains(&runs.len()));
+            for run in runs {
+                assert!(guest.contains(run.first.address(), run.count * FRAME_SIZE));
+                pages += run.count;
+            }
+        });
+        assert!(pages < BUDGET + 512);
+        balloon.request_statistics(guest);
     });
 }
 

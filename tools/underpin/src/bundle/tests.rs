@@ -1,5 +1,5 @@
 use super::*;
-use abi::bundle::{Bundle, NO_ENTRY};
+use abi::bundle::{BLOCK_SIZE, Bundle, NO_ENTRY, Place};
 use std::env;
 
 struct Dir(PathBuf);
@@ -16,10 +16,40 @@ impl Dir {
     }
 
     fn vm(&self, name: &str, kernel: &str, rest: &str) -> VmFile {
-        let text =
-            format!("name = '{name}'\nmemory = '64MiB'\nboot = {{ kernel = '{kernel}' }}\n{rest}");
+        let text = format!(
+            "name = '{name}'\nmemory = '64MiB'\nboot = {{ kernel = '{kernel}', format = 'flat' }}\n{rest}"
+        );
         VmFile::parse(&self.0.join("vm.toml"), &text).unwrap()
     }
+}
+
+/// Builds the bundle of these VMs; its bytes.
+fn build(dir: &Dir, vms: &[VmFile]) -> (Vec<u8>, Written) {
+    let out = dir.0.join("bundle");
+    let written = Plan::new(vms).unwrap().write(&out, Progress::silent());
+    let written = written.unwrap();
+    let bytes = fs::read(&out).unwrap();
+    assert_eq!(bytes.len() as u64, written.size);
+    (bytes, written)
+}
+
+/// The bytes of a disk image of a bundle.
+fn image(bundle: &Bundle<'_>, name: &str) -> Vec<u8> {
+    let (number, _) = bundle.find(kind::DISK, name).unwrap();
+    let image = bundle.image(number).unwrap();
+    let mut bytes = Vec::new();
+    for block in 0..image.blocks() {
+        match image.block(block) {
+            Place::Zero => bytes.extend_from_slice(&[0; BLOCK_SIZE]),
+            Place::Page(page, _) => bytes.extend_from_slice(page),
+        }
+    }
+    let behind = bytes.split_off(image.size() as usize);
+    assert!(
+        behind.iter().all(|byte| *byte == 0),
+        "zeroes fill the last block"
+    );
+    bytes
 }
 
 impl Drop for Dir {
@@ -47,15 +77,8 @@ fn a_bundle_holds_what_the_vms_name_once() {
         ),
         dir.vm("c", "other/Image", ""),
     ];
-    let out = dir.0.join("bundle");
-    assert!(
-        Plan::new(&vms)
-            .unwrap()
-            .write(&out, Progress::silent())
-            .unwrap()
-    );
-
-    let bytes = fs::read(&out).unwrap();
+    let (bytes, written) = build(&dir, &vms);
+    assert!(written.anew);
     let bundle = Bundle::parse(&bytes).unwrap();
     let kinds = |kind| {
         bundle
@@ -67,13 +90,19 @@ fn a_bundle_holds_what_the_vms_name_once() {
         (kinds(kind::VM), kinds(kind::KERNEL), kinds(kind::DISK)),
         (3, 2, 1)
     );
-    assert_eq!(bytes.len() as u64, Plan::new(&vms).unwrap().size());
+    assert!(
+        bytes.len() as u64
+            <= Plan::new(&vms)
+                .unwrap()
+                .size_at_most()
+                .next_multiple_of(4096)
+    );
     let (linux, entry) = bundle.find(kind::KERNEL, "6.12.1-x").unwrap();
     assert_eq!(bundle.content(&entry).unwrap(), kernel);
     let (flat, entry) = bundle.find(kind::KERNEL, "Image").unwrap();
     assert_eq!(bundle.content(&entry).unwrap(), b"flat image");
-    let (base, entry) = bundle.find(kind::DISK, "base").unwrap();
-    assert_eq!(bundle.content(&entry).unwrap(), disk);
+    let (base, _) = bundle.find(kind::DISK, "base").unwrap();
+    assert_eq!(image(&bundle, "base"), disk);
     for (name, kernel, disk) in [("a", linux, base), ("b", linux, base), ("c", flat, 0)] {
         let (number, _) = bundle.find(kind::VM, name).unwrap();
         let vm = bundle.vm(number).unwrap();
@@ -92,7 +121,7 @@ fn nothing_is_written_when_nothing_changed() {
     let out = dir.0.join("bundle");
     let write = |name: &str| {
         let plan = Plan::new(&[dir.vm(name, "kernel", "")]).unwrap();
-        plan.write(&out, Progress::silent()).unwrap()
+        plan.write(&out, Progress::silent()).unwrap().anew
     };
     assert!(write("a"));
     assert!(!write("a"));
@@ -117,29 +146,163 @@ fn nothing_is_written_when_nothing_changed() {
 }
 
 #[test]
-fn holes_stay_holes_and_data_between_them_arrives() {
-    let dir = Dir::new("sparse");
+fn blocks_are_stored_once_and_zeroes_not_at_all() {
+    let dir = Dir::new("blocks");
     dir.write("kernel", b"one");
-    let image = File::create(dir.0.join("disk.img")).unwrap();
-    image.set_len(16 << 20).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&image, b"middle", 8 << 20).unwrap();
-    let out = dir.0.join("bundle");
-    let vm = dir.vm("a", "kernel", "[[disk]]\nimage = 'disk.img'");
-    Plan::new(&[vm])
-        .unwrap()
-        .write(&out, Progress::silent())
-        .unwrap();
-    let bytes = fs::read(&out).unwrap();
+    let of = |blocks: &[u8]| {
+        blocks
+            .iter()
+            .flat_map(|b| [*b; BLOCK_SIZE])
+            .collect::<Vec<u8>>()
+    };
+    let a = of(&[1, 0, 2, 1, 3]);
+    let mut b = of(&[0, 3, 4, 1]);
+    b.extend_from_slice(&[5; 512]);
+    dir.write("a.img", &a);
+    dir.write("b.img", &b);
+    // Much of this one is a hole; its data equal no block of the others.
+    let sparse = File::create(dir.0.join("c.img")).unwrap();
+    sparse.set_len(4 << 20).unwrap();
+    sparse.write_all_at(b"middle", (2 << 20) + 100).unwrap();
+    let disks = "[[disk]]\nimage = 'a.img'\n[[disk]]\nimage = 'b.img'\n[[disk]]\nimage = 'c.img'";
+    let vms = [dir.vm("vm", "kernel", disks)];
+    let (bytes, written) = build(&dir, &vms);
+    let block = BLOCK_SIZE as u64;
+    let tally = Tally {
+        images: 3,
+        bytes: (a.len() + b.len()) as u64 + (4 << 20),
+        different: 6 * block, // 1 to 5, and the middle
+        zero: 2 * block + (4 << 20) - block,
+        equal: 3 * block,
+    };
+    assert_eq!(written.tally, tally);
+    let sentence = "3 images, 4 MiB: 24 KiB of different blocks, 4 MiB zero, 12 KiB equal";
+    assert_eq!(tally.to_string(), sentence);
     let bundle = Bundle::parse(&bytes).unwrap();
-    let (_, entry) = bundle.find(kind::DISK, "disk").unwrap();
-    let content = bundle.content(&entry).unwrap();
-    assert_eq!(content.len(), 16 << 20);
-    assert_eq!(&content[8 << 20..][..6], b"middle");
-    assert_eq!(content.iter().filter(|byte| **byte != 0).count(), 6);
-    assert!(
-        fs::metadata(&out).unwrap().blocks() * 512 < 4 << 20,
-        "the bundle is not sparse"
+    assert_eq!(image(&bundle, "a"), a);
+    assert_eq!(image(&bundle, "b"), b);
+    let c = image(&bundle, "c");
+    assert_eq!(&c[(2 << 20) + 100..][..6], b"middle");
+    assert_eq!(c.iter().filter(|byte| **byte != 0).count(), 6);
+    assert!(bytes.len() < 200 << 10, "{} bytes", bytes.len());
+    // What a VM may map is whole pages, and none of the descriptions.
+    let (number, _) = bundle.find(kind::VM, "vm").unwrap();
+    let vm = bundle.entry(number).unwrap().offset as usize;
+    let mappable: Vec<_> = bundle.pages().collect();
+    assert_eq!(mappable.len(), 2);
+    assert_eq!(mappable[1].len() as u64, tally.different);
+    assert!(mappable.iter().all(|range| !range.contains(&vm)));
+    // Told again, nothing is read.
+    let again = Written {
+        anew: false,
+        ..written
+    };
+    assert_eq!(build(&dir, &vms).1, again);
+}
+
+#[test]
+fn groups_have_no_block_in_common() {
+    let dir = Dir::new("groups");
+    dir.write("kernel", b"one");
+    for image in ["a.img", "b.img", "c.img"] {
+        dir.write(image, &[1; BLOCK_SIZE]);
+    }
+    let vm = |name, group, image| {
+        let rest = format!("sharing = {{ group = '{group}' }}\n[[disk]]\nimage = '{image}'");
+        dir.vm(name, "kernel", &rest)
+    };
+    // The second VM's image is that of the first, and so of its group.
+    let vms = [
+        vm("a", "red", "a.img"),
+        vm("b", "blue", "a.img"),
+        vm("c", "blue", "b.img"),
+        vm("d", "red", "c.img"),
+    ];
+    let (bytes, written) = build(&dir, &vms);
+    let block = BLOCK_SIZE as u64;
+    assert_eq!(
+        (written.tally.different, written.tally.equal),
+        (2 * block, block)
     );
+    let bundle = Bundle::parse(&bytes).unwrap();
+    let page = |name| {
+        let (number, _) = bundle.find(kind::DISK, name).unwrap();
+        match bundle.image(number).unwrap().block(0) {
+            Place::Page(_, number) => number,
+            Place::Zero => u32::MAX,
+        }
+    };
+    assert_eq!(["a", "b", "c"].map(page), [0, 1, 0]);
+}
+
+#[test]
+fn blocks_are_equal_by_their_bytes_not_their_hash() {
+    let dir = Dir::new("hash");
+    dir.write("out", b"");
+    let mut options = File::options();
+    let out = options
+        .read(true)
+        .write(true)
+        .open(dir.0.join("out"))
+        .unwrap();
+    dir.write(
+        "image",
+        &[[1; BLOCK_SIZE], [2; BLOCK_SIZE], [1; BLOCK_SIZE]].concat(),
+    );
+    let file = File::open(dir.0.join("image")).unwrap();
+    let mut store = Store::with_hash(&out, 512, |_| 7);
+    let add = |store: &mut Store<'_>| {
+        store
+            .add(&file, 3 * BLOCK_SIZE as u64, "g", |_| {})
+            .unwrap()
+    };
+    assert_eq!(add(&mut store), [1, 2, 1]);
+    // The second, whose hash was taken, is not found again; the first is.
+    assert_eq!(add(&mut store), [1, 3, 1]);
+    let bytes = fs::read(dir.0.join("out")).unwrap();
+    assert_eq!(bytes.len(), 512 + 3 * BLOCK_SIZE);
+    assert_eq!([512, 512 + 4096, 512 + 8192].map(|at| bytes[at]), [1, 2, 2]);
+}
+
+#[test]
+fn an_image_that_becomes_shorter_is_refused() {
+    let dir = Dir::new("shorter");
+    dir.write("kernel", b"one");
+    dir.write("disk.img", &[1; 8192]);
+    for len in [0, 4096, 8191, 8193] {
+        let vm = dir.vm("a", "kernel", "[[disk]]\nimage = 'disk.img'");
+        let plan = Plan::new(&[vm]).unwrap();
+        dir.write("disk.img", &vec![1; len]);
+        let out = dir.0.join("bundle");
+        let failure = plan.write(&out, Progress::silent()).unwrap_err();
+        let told = failure.message();
+        assert!(
+            told.contains("shorter while") || told.contains("changed while"),
+            "{told}"
+        );
+        assert!(!out.exists() && !dir.0.join("bundle.part").exists());
+        dir.write("disk.img", &[1; 8192]);
+    }
+}
+
+#[test]
+fn a_bundle_that_was_cut_or_garbled_is_refused() {
+    let dir = Dir::new("garbled");
+    dir.write("kernel", b"one");
+    dir.write("disk.img", &[[1; BLOCK_SIZE], [2; BLOCK_SIZE]].concat());
+    let vm = dir.vm("a", "kernel", "[[disk]]\nimage = 'disk.img'");
+    let (bytes, _) = build(&dir, &[vm]);
+    for len in (0..bytes.len()).step_by(509) {
+        assert!(Bundle::parse(&bytes[..len]).is_err(), "{len} bytes");
+    }
+    let (number, disk) = Bundle::parse(&bytes)
+        .unwrap()
+        .find(kind::DISK, "disk")
+        .unwrap();
+    let mut garbled = bytes.clone();
+    garbled[disk.offset as usize] = 3;
+    let refused = Bundle::parse(&garbled).map(|_| ()).unwrap_err();
+    assert_eq!(refused, abi::bundle::BundleError::Map(number));
 }
 
 #[test]
@@ -152,7 +315,7 @@ fn namesakes_are_numbered_and_recognised() {
     let names: Vec<&str> = plan
         .entries
         .iter()
-        .map(|entry| entry.name.as_str())
+        .map(|planned| planned.entry.name.as_str().unwrap())
         .collect();
     assert_eq!(names, ["Image", "Image~2", "a", "b"]);
     assert!(is_entry_of("Image", "Image") && is_entry_of("Image", "Image~2"));

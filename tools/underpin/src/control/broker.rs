@@ -10,7 +10,7 @@ use super::{
     console_log, local,
 };
 use crate::{
-    failure::{Failure, Result},
+    failure::{Failure, Result, exit},
     vmfile::is_name,
 };
 use abi::control::{REPLY, ReplyHeader, VmName, code, event, request};
@@ -111,8 +111,15 @@ impl Broker {
 
     /// A client in this process.
     pub fn client(&self) -> Result<Client> {
-        let failed =
-            |error: io::Error| Failure::new(1, format!("cannot connect to the broker: {error}"));
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => {
+                Failure::new(exit::MACHINE_DIED, "the machine is gone")
+            }
+            _ => Failure::new(
+                exit::FAILED,
+                format!("cannot connect to the broker: {error}"),
+            ),
+        };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         self.attach(theirs).map_err(failed)?;
         Ok(Client::new(ours))

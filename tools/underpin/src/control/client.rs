@@ -8,8 +8,9 @@ use crate::failure::{Failure, Result, exit, reason};
 use abi::{
     bundle::VmRecord,
     control::{
-        EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, SetRequest, VcpuStatus, VmName,
-        VmStatus, code, event, request,
+        EntryStatus, FitStatus, MachineMem, MachineStatus, MemStatus, NodeStatus, PageStatus,
+        PagesRequest, REPLY, ReclaimRequest, ReplyHeader, SetRequest, VcpuStatus, VmName, VmStatus,
+        WhyStatus, code, event, request,
     },
 };
 use std::{
@@ -24,6 +25,10 @@ use zerocopy::{FromBytes, IntoBytes as _};
 const ANSWER_TIME: Duration = Duration::from_mins(1);
 /// More VMs than a machine can have.
 const VMS_MAX: usize = 16 * 1024;
+/// More pages than a VM can have (`vmfile::MEMORY`).
+const PAGES_MAX: usize = 64 << 20;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// Events kept while a reply is awaited; the oldest go first.
 const EVENTS_MAX: usize = 1024;
 
@@ -164,15 +169,76 @@ impl Client {
 
     /// All VMs.
     pub fn list(&mut self) -> Result<Vec<VmStatus>> {
-        let mut vms: Vec<VmStatus> = Vec::new();
-        while vms.len() <= VMS_MAX {
-            let after = vms.last().map(|vm| vm.name);
+        self.all(request::LIST, |vm: &VmStatus| vm.name)
+    }
+
+    /// The memory of all VMs that run.
+    pub fn mem(&mut self) -> Result<Vec<MemStatus>> {
+        self.all(request::MEM, |vm: &MemStatus| vm.name)
+    }
+
+    /// A list that comes in parts, each asked for by the last name of the one before.
+    fn all<T: FromBytes>(&mut self, kind: u32, name: fn(&T) -> VmName) -> Result<Vec<T>> {
+        let mut all: Vec<T> = Vec::new();
+        while all.len() <= VMS_MAX {
+            let after = all.last().map(name);
             let after = after.as_ref().map_or(&[][..], |name| name.as_bytes());
-            let more: Vec<VmStatus> = self.request(request::LIST, &[after])?.records()?;
+            let more = self.request(kind, &[after])?.records()?;
             if more.is_empty() {
-                return Ok(vms);
+                return Ok(all);
             }
-            vms.extend(more);
+            all.extend(more);
+        }
+        Err(garbled())
+    }
+
+    /// The machine's memory.
+    pub fn machine_mem(&mut self) -> Result<MachineMem> {
+        Ok(self.request(request::MACHINE_MEM, &[])?.first()?.0)
+    }
+
+    /// Why a VM's pages are not shared.
+    pub fn why(&mut self, vm: &str) -> Result<WhyStatus> {
+        Ok(self.about(request::MEM_WHY, vm)?.first()?.0)
+    }
+
+    /// Asks a VM for memory; tells how many bytes it is to give.
+    pub fn reclaim(&mut self, vm: &str, bytes: u64) -> Result<u64> {
+        let name = vm_name(vm)?;
+        let asked = ReclaimRequest { name, bytes };
+        let reply = self.request(request::RECLAIM, &[asked.as_bytes()])?;
+        Ok(reply.first()?.0)
+    }
+
+    /// How many more VMs of a description would start.
+    pub fn fit(&mut self, vm: &VmRecord) -> Result<FitStatus> {
+        Ok(self.request(request::FIT, &[vm.as_bytes()])?.first()?.0)
+    }
+
+    /// As [`Client::fit`], for a VM that the machine knows and that does not run.
+    pub fn fit_again(&mut self, vm: &str) -> Result<FitStatus> {
+        Ok(self.about(request::FIT, vm)?.first()?.0)
+    }
+
+    /// All pages of a VM that something is behind, in the order of their addresses.
+    pub fn pages(&mut self, vm: &str) -> Result<Vec<PageStatus>> {
+        let name = vm_name(vm)?;
+        let mut pages: Vec<PageStatus> = Vec::new();
+        let mut from = 0;
+        while pages.len() <= PAGES_MAX {
+            let asked = PagesRequest { name, from };
+            let reply = self.request(request::PAGES, &[asked.as_bytes()])?;
+            let more: Vec<PageStatus> = reply.records()?;
+            let Some(last) = more.last() else {
+                return Ok(pages);
+            };
+            let next = (last.address & !(PAGE - 1)).checked_add(PAGE);
+            let rises = more.is_sorted_by(|a, b| a.address / PAGE < b.address / PAGE);
+            if !rises || more.first().is_none_or(|first| first.address < from) {
+                return Err(garbled());
+            }
+            from = next.ok_or_else(garbled)?;
+            pages.extend(more);
         }
         Err(garbled())
     }
@@ -189,7 +255,7 @@ impl Client {
         self.request(kind, &[vm_name(vm)?.as_bytes()])
     }
 
-    /// Changes a VM's weight and cap.
+    /// Changes what can be changed while a VM runs.
     pub fn set(&mut self, set: &SetRequest) -> Result<()> {
         self.request(request::SET, &[set.as_bytes()]).map(drop)
     }
@@ -317,4 +383,80 @@ fn lost(error: &io::Error) -> Failure {
         _ => format!("the connection to the machine broke: {}", reason(error)),
     };
     Failure::new(exit::MACHINE_DIED, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use abi::control::page;
+    use std::thread;
+    use zerocopy::FromZeros as _;
+
+    /// A client, and a hypervisor that gives these bodies, of records of that size, one after the
+    /// other; then none.
+    fn answered(record: usize, bodies: Vec<Vec<u8>>) -> Client {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        thread::spawn(move || {
+            let mut codec = Codec::default();
+            let mut bodies = bodies.into_iter();
+            let mut buffer = [0; 4096];
+            while let Ok(n @ 1..) = theirs.read(&mut buffer) {
+                codec.push(&buffer[..n]);
+                while let Some(frame) = codec.next_frame() {
+                    let body = bodies.next().unwrap_or_default();
+                    let mut header = ReplyHeader::new_zeroed();
+                    header.count = (body.len() / record) as u32;
+                    let parts = [header.as_bytes(), &body];
+                    let bytes = encode(frame.kind | REPLY, frame.tag, &parts);
+                    theirs.write_all(&bytes).unwrap();
+                }
+            }
+        });
+        Client::new(ours)
+    }
+
+    fn pages(parts: &[&[u64]]) -> Result<Vec<PageStatus>> {
+        let page = |gfn: &u64| PageStatus {
+            address: (gfn * PAGE) | page::SHARED,
+            hash: *gfn,
+        };
+        let body = |part: &&[u64]| {
+            let pages: Vec<PageStatus> = part.iter().map(page).collect();
+            pages.as_bytes().to_vec()
+        };
+        let bodies = parts.iter().map(body).collect();
+        answered(size_of::<PageStatus>(), bodies).pages("web1")
+    }
+
+    #[test]
+    fn pages_come_in_parts_that_rise() {
+        let gfns = |parts| {
+            let pages = pages(parts).map_err(|failure| failure.code())?;
+            Ok(pages.iter().map(|page| page.hash).collect::<Vec<_>>())
+        };
+        assert_eq!(gfns(&[]), Ok(vec![]));
+        assert_eq!(gfns(&[&[1, 5], &[6], &[9]]), Ok(vec![1, 5, 6, 9]));
+        let wrong: [&[&[u64]]; 4] = [
+            &[&[5, 1]],
+            &[&[1, 1]],
+            &[&[1, 5], &[5]],
+            &[&[u64::MAX >> 12]],
+        ];
+        for parts in wrong {
+            assert_eq!(gfns(parts), Err(exit::FAILED), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn answers_that_make_no_sense_are_refused() {
+        let whole = WhyStatus::new_zeroed();
+        let size = size_of::<WhyStatus>();
+        let body = whole.as_bytes().to_vec();
+        let (good, short) = (vec![body.clone()], vec![body[1..].to_vec()]);
+        assert!(answered(size, good).why("web1").is_ok());
+        assert!(answered(size, short).why("web1").is_err());
+        let mem = vec![MemStatus::new_zeroed().as_bytes()[1..].to_vec()];
+        assert!(answered(1, mem).mem().is_err());
+        assert_eq!(answered(1, vec![]).mem().map(|vms| vms.len()).ok(), Some(0));
+    }
 }

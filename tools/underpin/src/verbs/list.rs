@@ -83,6 +83,7 @@ fn node_table(nodes: &[NodeStatus], output: Output) -> String {
         ("VCPUS", Right),
         ("MEMORY", Right),
         ("FREE", Right),
+        ("ZEROED", Right),
         ("LOCAL", Right),
         ("REMOTE", Right),
     ]);
@@ -93,6 +94,7 @@ fn node_table(nodes: &[NodeStatus], output: Output) -> String {
             node.vcpus.to_string(),
             units::size(node.memory),
             units::size(node.free),
+            units::size(node.zeroed),
             units::count(node.local),
             units::count(node.remote),
         ]);
@@ -103,7 +105,8 @@ fn node_table(nodes: &[NodeStatus], output: Output) -> String {
 fn node_json((n, node): (usize, &NodeStatus)) -> Value {
     json!({
         "node": n, "cpus": node.cpus, "vcpus": node.vcpus, "memory": node.memory,
-        "free": node.free, "local_frames": node.local, "remote_frames": node.remote,
+        "free": node.free, "zeroed": node.zeroed, "local_frames": node.local,
+        "remote_frames": node.remote, "zeroed_frames": node.zeroed_given,
     })
 }
 

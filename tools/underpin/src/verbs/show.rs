@@ -26,7 +26,8 @@ pub fn show(context: &Context, vm: &str) -> Result<()> {
     )
 }
 
-fn vcpu_state_name(state: u32) -> &'static str {
+/// A vCPU's state for people.
+pub fn vcpu_state_name(state: u32) -> &'static str {
     match state {
         vcpu_state::OFF => "off",
         vcpu_state::WAITING => "waiting",

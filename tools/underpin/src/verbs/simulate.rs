@@ -31,8 +31,6 @@ use std::{
 const READY_TIME: Duration = Duration::from_mins(2);
 /// How long the machine may take to power off.
 const END_TIME: Duration = Duration::from_secs(30);
-/// The exit status of what Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
 /// What a detached machine writes to the waiting command when its hypervisor answers.
 const READY: &str = "ready";
 
@@ -57,7 +55,7 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
             context.progress.say("the machine has powered off");
             Ok(exit::OK)
         }
-        Ending::Interrupted => Ok(INTERRUPTED),
+        Ending::Interrupted => Ok(exit::INTERRUPTED),
     }
 }
 
@@ -93,7 +91,9 @@ fn follow(
     started: Instant,
 ) -> Result<Ending> {
     let interrupted = watch_signals(machine)?;
-    let mut client = machine.client()?;
+    // It may be gone by now.
+    let client = machine.client();
+    let mut client = client.map_err(|failure| machine.explain(failure))?;
     let ready = client.hello(options.timeout.unwrap_or(READY_TIME));
     if interrupted.load(Ordering::Relaxed) {
         return Ok(Ending::Interrupted);

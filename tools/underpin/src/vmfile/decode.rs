@@ -1,24 +1,22 @@
 //! From the text of a VM file to a [`VmFile`], with all problems told.
 
 use super::{
-    Backing, CPUS_MAX, Disk, MEMORY, MEMORY_STEP, NODES_MAX, VmFile, cache_dir, image, is_name,
-    section::{Found, Problems, Section},
+    CPUS_MAX, NODES_MAX, VmFile, cache_dir,
+    image::{self, Image, Wanted},
+    is_name,
+    memory::Told,
+    section::{Problems, Section},
 };
-use crate::{
-    failure::{Failure, Result, exit},
-    units,
-};
-use abi::{
-    Text,
-    bundle::{DISKS_MAX, kind},
-};
+use crate::failure::{Failure, Result, exit};
+use abi::Text;
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "name",
     "cpus",
     "memory",
+    "sharing",
     "weight",
     "cap",
     "nodes",
@@ -27,7 +25,7 @@ const KEYS: [&str; 10] = [
     "boot",
     "disk",
 ];
-const DISK_KEYS: [&str; 5] = ["image", "partition", "mode", "overlay", "block_size"];
+const BOOT_KEYS: [&str; 4] = ["kernel", "format", "initrd", "args"];
 
 /// Decodes the text of the VM file `path`.
 pub fn decode(path: &Path, text: &str) -> Result<VmFile> {
@@ -58,9 +56,10 @@ pub fn decode(path: &Path, text: &str) -> Result<VmFile> {
 }
 
 /// Turns checked sections into a [`VmFile`].
-struct Decoder<'a> {
+pub struct Decoder<'a> {
     path: &'a Path,
-    problems: &'a Problems,
+    /// What is wrong with the file.
+    pub problems: &'a Problems,
 }
 
 impl Decoder<'_> {
@@ -76,13 +75,15 @@ impl Decoder<'_> {
         let nodes = nodes(root);
         let autostart = root.boolean("autostart", true);
         let restart = root.choice("on_reset", &["restart", "end"]) == "restart";
+        let sharing = self.sharing(root);
         let disks = self.disks(root);
         let (kernel, initrd, args) = boot?;
         Some(VmFile {
             path: self.path.to_owned(),
             name: name?,
             cpus,
-            memory: memory?.value,
+            memory: memory?.memory,
+            sharing,
             weight,
             cap,
             nodes,
@@ -99,19 +100,23 @@ impl Decoder<'_> {
     fn boot(
         &self,
         root: &Section<'_, '_>,
-        memory: Option<&Found<u64>>,
+        memory: Option<&Told>,
     ) -> Option<(PathBuf, Option<PathBuf>, String)> {
         if root.has("boot").is_none() {
             root.missing("boot", "add a line [boot] and below it kernel = \"PATH\"");
         }
-        let boot = root.section("[boot]", "boot", &["kernel", "initrd", "args"])?;
+        let boot = root.section("[boot]", "boot", &BOOT_KEYS)?;
         if boot.has("kernel").is_none() {
             boot.missing("kernel", "add kernel = \"PATH\", an arm64 Image");
         }
-        let kernel = self.file(&boot, "kernel", kind::KERNEL);
-        let initrd = self.file(&boot, "initrd", kind::INITRD);
+        let wanted = match boot.choice("format", &["image", "flat"]) {
+            "flat" => Wanted::FlatImage,
+            _ => Wanted::LinuxImage,
+        };
+        let kernel = self.file(&boot, "kernel", wanted);
+        let initrd = self.file(&boot, "initrd", Wanted::Initrd);
         let args = self.args(&boot);
-        let size = |file: &Option<image::Image>| file.as_ref().map_or(0, |file| file.size);
+        let size = |file: &Option<Image>| file.as_ref().map_or(0, |file| file.size);
         if let Some(memory) = memory {
             self.fits(memory, &boot, size(&kernel).saturating_add(size(&initrd)));
         }
@@ -132,49 +137,6 @@ impl Decoder<'_> {
         Some(found.value.to_owned())
     }
 
-    /// `memory = "512MiB"` or `memory = { base = "512MiB" }`.
-    fn memory(&self, root: &Section<'_, '_>) -> Option<Found<u64>> {
-        let inner;
-        let (section, key) = if root.is_table("memory") {
-            inner = root.section("memory", "memory", &["base"])?;
-            (&inner, "base")
-        } else {
-            (root, "memory")
-        };
-        if section.has(key).is_none() {
-            section.missing(key, "add memory = \"512MiB\" or the like");
-        }
-        let found = section.size(key, "\"512MiB\"")?;
-        let told = units::size(found.value);
-        if !MEMORY.contains(&found.value) {
-            let message = format!("a VM cannot have {told} of memory");
-            self.problems
-                .add(&found.span, message, "use 64MiB to 256GiB");
-        } else if !found.value.is_multiple_of(MEMORY_STEP) {
-            let message = format!("memory of {told} is no multiple of 2 MiB");
-            let near = found.value.next_multiple_of(MEMORY_STEP) >> 20;
-            self.problems
-                .add(&found.span, message, &format!("use \"{near}MiB\""));
-        } else {
-            return Some(found);
-        }
-        None
-    }
-
-    fn fits(&self, memory: &Found<u64>, boot: &Section<'_, '_>, files: u64) {
-        if files < memory.value {
-            return;
-        }
-        let told = units::size(files);
-        let message = format!("kernel and initrd have {told}, and the memory is not larger");
-        let span = boot.has("kernel").unwrap_or_else(|| memory.span.clone());
-        self.problems.add(
-            &span,
-            message,
-            "give the VM more memory, or a smaller initrd",
-        );
-    }
-
     fn args(&self, boot: &Section<'_, '_>) -> String {
         let Some(found) = boot.text("args", "\"console=ttyAMA0\"") else {
             return String::new();
@@ -188,102 +150,19 @@ impl Decoder<'_> {
         found.value.to_owned()
     }
 
-    fn disks(&self, root: &Section<'_, '_>) -> Vec<Disk> {
-        let sections = root.sections("[[disk]]", "disk", &DISK_KEYS);
-        if let Some(extra) = sections.get(DISKS_MAX) {
-            let message = format!("{} disks are more than a VM may have", sections.len());
-            let help = format!("use at most {DISKS_MAX}");
-            self.problems.add(extra.span(), message, &help);
-        }
-        sections
-            .iter()
-            .filter_map(|section| self.disk(section))
-            .collect()
-    }
-
-    fn disk(&self, disk: &Section<'_, '_>) -> Option<Disk> {
-        let block_size = self.block_size(disk);
-        let backing = match (disk.has("image"), disk.has("partition")) {
-            (Some(_), None) => self.image(disk, block_size)?,
-            (None, Some(_)) => self.partition(disk)?,
-            (None, None) => {
-                disk.missing("image", "add image = \"PATH\", or partition = \"NAME\"");
-                return None;
-            }
-            (Some(_), Some(span)) => {
-                let message = "a disk cannot be both an image and a partition".to_owned();
-                self.problems
-                    .add(&span, message, "remove one of the two keys");
-                return None;
-            }
-        };
-        Some(Disk {
-            backing,
-            block_size,
-        })
-    }
-
-    fn block_size(&self, disk: &Section<'_, '_>) -> u32 {
-        let size = disk.number("block_size", 512..4097, 512);
-        if let (false, Some(span)) = (size == 512 || size == 4096, disk.has("block_size")) {
-            let message = format!("a block size of {size} is not known");
-            self.problems.add(&span, message, "use 512 or 4096");
-        }
-        size
-    }
-
-    fn image(&self, disk: &Section<'_, '_>, block_size: u32) -> Option<Backing> {
-        let mode = disk.choice("mode", &["cow", "read-only"]);
-        let file = self.file(disk, "image", kind::DISK)?;
-        if !file.size.is_multiple_of(u64::from(block_size)) {
-            let message = format!(
-                "the image has {} bytes, no multiple of {block_size}",
-                file.size
-            );
-            let help =
-                "use a smaller block_size, or make the image longer: truncate --size=%4096 FILE";
-            self.problems
-                .add(&disk.has("image").unwrap_or_default(), message, help);
-        }
-        let overlay = disk.size("overlay", "\"1GiB\"");
-        if mode == "read-only" {
-            if let Some(overlay) = overlay {
-                let message = "a read-only disk has no overlay".to_owned();
-                self.problems
-                    .add(&overlay.span, message, "remove it, or use mode = \"cow\"");
-            }
-            return Some(Backing::ReadOnly(file.path));
-        }
-        Some(Backing::CopyOnWrite(
-            file.path,
-            overlay.map_or(0, |overlay| overlay.value),
-        ))
-    }
-
-    fn partition(&self, disk: &Section<'_, '_>) -> Option<Backing> {
-        disk.choice("mode", &["persistent"]);
-        let name = disk.text("partition", "\"data\"")?;
-        if let Some(span) = disk.has("overlay") {
-            let message = "a persistent disk has no overlay".to_owned();
-            self.problems.add(
-                &span,
-                message,
-                "remove it: what is written stays in the partition",
-            );
-        }
+    /// The name of a partition of a disk of the machine.
+    pub fn partition_name(&self, section: &Section<'_, '_>, key: &str) -> Option<String> {
+        let name = section.text(key, "\"data\"")?;
         if name.value.is_empty() || Text::<40>::new(name.value).is_none() {
             let message = format!("'{}' cannot be a partition's name", name.value);
-            self.problems.add(
-                &name.span,
-                message,
-                "use the name in the partition table, 1 to 40 bytes",
-            );
+            let help = "use the name in the partition table, 1 to 40 bytes";
+            self.problems.add(&name.span, message, help);
         }
-        Some(Backing::Partition(name.value.to_owned()))
+        Some(name.value.to_owned())
     }
 
     /// A file that the VM file names: looks whether it is there and is what it should be.
-    fn file(&self, section: &Section<'_, '_>, key: &str, kind: u32) -> Option<image::Image> {
+    pub fn file(&self, section: &Section<'_, '_>, key: &str, wanted: Wanted) -> Option<Image> {
         let found = section.text(key, "\"PATH\"")?;
         let path = match found.value.strip_prefix("cache:") {
             Some(rest) => cache_dir().join(rest),
@@ -293,7 +172,7 @@ impl Decoder<'_> {
                 .unwrap_or(Path::new(""))
                 .join(found.value),
         };
-        image::inspect(&path, kind)
+        image::inspect(&path, wanted)
             .map_err(|(message, help)| self.problems.add(&found.span, message, &help))
             .ok()
     }

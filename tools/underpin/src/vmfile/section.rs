@@ -188,23 +188,38 @@ impl<'a, 's> Section<'a, 's> {
 
     /// A size in bytes from text such as `512MiB`.
     pub fn size(&self, key: &str, example: &str) -> Option<Found<u64>> {
+        self.quantity(key, "size", example, units::parse_size)
+    }
+
+    /// Bytes in a second from text such as `5MB/s`.
+    pub fn rate(&self, key: &str, example: &str) -> Option<u64> {
+        let found = self.quantity(key, "rate", example, units::parse_rate)?;
+        Some(found.value)
+    }
+
+    fn quantity(
+        &self,
+        key: &str,
+        what: &str,
+        example: &str,
+        parse: fn(&str) -> Result<u64, String>,
+    ) -> Option<Found<u64>> {
         let value = self.table.get(key)?;
+        let help = format!("write it like this: {key} = {example}");
         if integer(value.get_ref()).is_some() {
-            let help = format!("write it like this: {key} = {example}");
             self.problems
                 .add(&value.span(), format!("'{key}' has no unit"), &help);
             return None;
         }
         let found = self.text(key, example)?;
-        match units::parse_size(found.value) {
-            Ok(bytes) => Some(Found {
-                value: bytes,
+        match parse(found.value) {
+            Ok(value) => Some(Found {
+                value,
                 span: found.span,
             }),
             Err(why) => {
-                let help = format!("write it like this: {key} = {example}");
-                self.problems
-                    .add(&found.span, format!("'{key}' is no size: {why}"), &help);
+                let message = format!("'{key}' is no {what}: {why}");
+                self.problems.add(&found.span, message, &help);
                 None
             }
         }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::failure::exit;
+use abi::bundle::{block_policy, claim};
 use proptest::prelude::*;
 
 /// A directory with a kernel, an initrd and a disk image beside the VM file.
@@ -10,7 +11,8 @@ impl Files {
         let directory = env::temp_dir().join(format!("underpin-vm-{name}-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let files = Self(directory);
-        files.write("kernel", &[0x14; 4096]);
+        files.write("kernel", &kernel());
+        files.write("flat", &[0x14; 4096]);
         files.write("initrd", &[1; 512]);
         files.write("disk.img", &[2; 8192]);
         files.write("odd.img", &[2; 8192 + 512]);
@@ -41,6 +43,13 @@ impl Files {
     }
 }
 
+/// What has the header of an arm64 Image.
+fn kernel() -> Vec<u8> {
+    let mut image = vec![0; 4096];
+    image[56..60].copy_from_slice(b"ARM\x64");
+    image
+}
+
 impl Drop for Files {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
@@ -53,31 +62,40 @@ fn with(lines: &str) -> String {
     format!("name = \"web1\"\nmemory = \"512MiB\"\n{lines}\n{BOOT}")
 }
 
+/// Says all that can be said.
+const FULL: &str = "
+name = 'web1'
+cpus = 4
+memory = { base = '1GiB', max = '2GiB', swap = 'spare' }
+sharing = { group = 'team-a', claim = 'grow', hide = true, blocks = 'keep', never = true }
+weight = 512
+cap = 50
+nodes = [0, 3]
+autostart = false
+on_reset = 'end'
+boot = { kernel = 'kernel', initrd = 'initrd', args = 'quiet' }
+[[disk]]
+image = 'disk.img'
+overlay = { size = '1GiB', on = 'memory' }
+block_size = 4096
+limit = '5MB/s'
+never_share = true
+[[disk]]
+image = 'odd.img'
+mode = 'read-only'
+[[disk]]
+partition = 'data'
+mode = 'persistent'
+[[disk]]
+partition = 'golden'
+mode = 'cow'
+overlay = '64MiB'
+";
+
 #[test]
 fn a_full_file_is_read() {
     let files = Files::new("full");
-    let text = "
-        name = 'web1'
-        cpus = 4
-        memory = { base = '1GiB' }
-        weight = 512
-        cap = 50
-        nodes = [0, 3]
-        autostart = false
-        on_reset = 'end'
-        boot = { kernel = 'kernel', initrd = 'initrd', args = 'quiet' }
-        [[disk]]
-        image = 'disk.img'
-        overlay = '1GiB'
-        block_size = 4096
-        [[disk]]
-        image = 'odd.img'
-        mode = 'read-only'
-        [[disk]]
-        partition = 'data'
-        mode = 'persistent'
-    ";
-    let vm = files.parse(text).unwrap();
+    let vm = files.parse(FULL).unwrap();
     let mut asked = Vec::new();
     let record = vm
         .record(|kind, path| {
@@ -88,24 +106,40 @@ fn a_full_file_is_read() {
     assert_eq!(record.name.as_str(), Some("web1"));
     assert_eq!(
         (record.vcpus, record.memory, record.weight, record.cap),
-        (4, 1 << 30, 512, 50)
+        (4, 2 << 30, 512, 50)
     );
+    assert_eq!(
+        (record.base, record.swap.as_str()),
+        (1 << 30, Some("spare"))
+    );
+    assert_eq!(record.group.as_str(), Some("team-a"));
+    let sharing = (record.claim, record.hide, record.blocks, record.never_share);
+    assert_eq!(sharing, (claim::GROW, 1, block_policy::KEEP, 1));
+    assert!(record.has_texts());
     assert_eq!((record.nodes, record.flags), (0b1001, 0));
     assert_eq!(record.command_line.as_str(), Some("quiet"));
     let modes = [
         disk_mode::COW,
         disk_mode::READ_ONLY,
         disk_mode::PERSISTENT,
-        disk_mode::NONE,
+        disk_mode::COW,
     ];
     assert_eq!(record.disks.map(|disk| disk.mode), modes);
     assert_eq!(
         record.disks.map(|disk| disk.block_size),
-        [4096, 512, 512, 0]
+        [4096, 512, 512, 512]
     );
     assert_eq!(record.disks[0].overlay_max, 1 << 30);
     assert_eq!(record.disks[2].entry, NO_ENTRY);
     assert_eq!(record.disks[2].partition.as_str(), Some("data"));
+    assert_eq!(record.disks[3].entry, NO_ENTRY);
+    assert_eq!(record.disks[3].partition.as_str(), Some("golden"));
+    assert_eq!(record.disks[3].overlay_max, 64 << 20);
+    let limits = record.disks.map(|disk| (disk.limit, disk.flags));
+    assert_eq!(
+        limits,
+        [(5_000_000, DISK_NEVER_SHARE), (0, 0), (0, 0), (0, 0)]
+    );
     asked.sort();
     let expected = [
         (kind::KERNEL, "kernel"),
@@ -125,6 +159,10 @@ fn what_is_left_out_has_a_default() {
     let record = vm.record(|_, _| Ok(7)).unwrap();
     assert_eq!((record.kernel, record.initrd), (7, NO_ENTRY));
     assert_eq!(record.flags, VM_AUTOSTART | VM_RESTART);
+    assert_eq!((record.memory, record.base), (512 << 20, 512 << 20));
+    assert!(record.swap.is_empty() && record.group.as_str() == Some("default"));
+    let sharing = (record.claim, record.hide, record.blocks, record.never_share);
+    assert_eq!(sharing, (claim::NONE, 0, block_policy::SHARE, 0));
 }
 
 #[test]
@@ -203,9 +241,28 @@ fn names_and_sizes_are_checked() {
         ["2:10 memory of 65 MiB is no multiple of 2 MiB / use \"66MiB\""]
     );
     assert!(memory("\"1GB\"")[0].contains("'GB' is no unit: use KiB, MiB, GiB or TiB"));
-    assert!(
-        memory("{ base = \"512MiB\", max = \"1GiB\" }")[0].starts_with("2:29 unknown key 'max'")
+    assert_eq!(
+        memory("{ base = \"512MiB\", max = \"256MiB\" }"),
+        [
+            "2:35 'max' is 256 MiB, less than the base of 512 MiB / make 'max' larger, or leave it out: then it is as large as the base"
+        ]
     );
+    assert!(memory("{ base = \"1GiB\", max = \"1025MiB\" }")[0].contains("use \"1026MiB\""));
+    assert!(memory("{ max = \"1GiB\" }")[0].starts_with("2:10 'base' is missing in memory"));
+    assert!(memory("{ base = \"1GiB\", swap = \"\" }")[0].contains("a partition's name"));
+    let sharing = |inner: &str| files.problems(&with(&format!("sharing = {{ {inner} }}")));
+    assert_eq!(
+        sharing("group = \"Team A\""),
+        [
+            "3:21 'Team A' cannot be a share group's name / use 1 to 24 characters: small letters a to z, digits and hyphens"
+        ]
+    );
+    assert!(sharing(&format!("group = \"{}\"", "g".repeat(25)))[0].contains("cannot be"));
+    let unknown =
+        "3:21 'claim' is \"all\", which is not known / use \"none\" or \"grow\" or \"start\"";
+    assert_eq!(sharing("claim = \"all\""), [unknown]);
+    assert!(sharing("block = \"keep\"")[0].contains("do you mean 'blocks'?"));
+    assert!(sharing("hide = 1")[0].contains("'hide' must be true or false"));
 }
 
 #[test]
@@ -238,7 +295,22 @@ fn files_are_looked_at() {
         disk("image = \"disk.img\"\nmode = \"persistent\"")[0]
             .contains("use \"cow\" or \"read-only\"")
     );
-    assert!(disk("partition = \"x\"\nmode = \"cow\"")[0].contains("use \"persistent\""));
+    assert!(
+        disk("partition = \"x\"\nmode = \"read-only\"")[0]
+            .contains("use \"persistent\" or \"cow\"")
+    );
+    assert_eq!(
+        disk("image = \"disk.img\"\noverlay = { size = \"1GiB\", on = \"data\" }"),
+        [
+            "8:33 an overlay cannot be on 'data', only in memory / use on = \"memory\", or leave it out"
+        ]
+    );
+    assert_eq!(
+        disk("image = \"disk.img\"\nlimit = \"5MB\""),
+        [
+            "8:9 'limit' is no rate: '5MB' has no unit of a rate: kB/s, MB/s, GB/s, KiB/s, MiB/s or GiB/s / write it like this: limit = \"5MB/s\""
+        ]
+    );
     assert!(
         disk("partition = \"x\"\noverlay = \"1GiB\"")[0]
             .contains("a persistent disk has no overlay")
@@ -246,6 +318,33 @@ fn files_are_looked_at() {
     assert!(disk("mode = \"cow\"")[0].starts_with("6:1 'image' is missing in [[disk]]"));
     files.write("kernel", b"\x1f\x8b...");
     assert!(files.problems(&with(""))[0].contains("kernel is compressed"));
+}
+
+#[test]
+fn a_flat_image_must_be_asked_for() {
+    let files = Files::new("flat");
+    let boot = |lines: &str| format!("name = \"a\"\nmemory = \"64MiB\"\n[boot]\n{lines}\n");
+    let flat = "kernel = \"flat\"";
+    let problems = files.problems(&boot(flat));
+    assert!(
+        problems[0].starts_with("4:10 flat has no arm64 Image header / name an arm64 kernel")
+            && problems[0].contains("format = \"flat\""),
+        "{problems:?}"
+    );
+    let asked = format!("{flat}\nformat = \"flat\"");
+    assert!(files.parse(&boot(&asked)).is_ok());
+    assert_eq!(
+        files.problems(&boot("kernel = \"kernel\"\nformat = \"flat\"")),
+        [
+            "4:10 kernel has an arm64 Image header, so it is no flat image / remove format = \"flat\""
+        ]
+    );
+    assert!(
+        files.problems(&boot("kernel = \"kernel\"\nformat = \"raw\""))[0]
+            .contains("use \"image\" or \"flat\"")
+    );
+    files.write("kernel", &kernel()[..60]);
+    assert!(files.problems(&with(""))[0].contains("kernel has no arm64 Image header"));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A hypervisor that is a thread: VMs that only have a state, behind a real broker.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+mod memory;
+
 use abi::{
     Text,
     bundle::kind,
@@ -20,9 +22,13 @@ use std::{
     path::PathBuf,
     process::{Command, Output},
     thread,
+    time::{Duration, SystemTime},
 };
-use underpin::control::{Broker, Codec, encode};
-use zerocopy::{FromZeros as _, IntoBytes as _};
+use underpin::{
+    control::{Broker, Codec, encode},
+    failure::Failure,
+};
+use zerocopy::{FromZeros as _, Immutable, IntoBytes};
 
 /// The command with these words.
 pub fn underpin(words: &str) -> Command {
@@ -78,6 +84,17 @@ impl Fake {
         self.command(words).output().unwrap()
     }
 
+    /// What a client of the broker's process is told once the hypervisor is gone.
+    pub fn late(&self) -> Option<Failure> {
+        for _ in 0..1000 {
+            if let Err(failure) = self.broker.client() {
+                return Some(failure);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        None
+    }
+
     /// The hypervisor is gone, without a word.
     pub fn die(&self) {
         self.hypervisor.shutdown(Shutdown::Both).unwrap();
@@ -95,6 +112,8 @@ impl Drop for Fake {
 pub struct Hypervisor {
     stream: UnixStream,
     vms: Vec<VmStatus>,
+    /// The base that was set last.
+    base: u64,
 }
 
 type Answer = Result<(u32, Vec<u8>), (u32, String)>;
@@ -106,7 +125,8 @@ impl Hypervisor {
         vms[0].exits[6] = 7;
         vms[1].state = state::ENDED;
         vms[1].reason = Text::cut("powered off");
-        Self { stream, vms }
+        let base = 512 << 20;
+        Self { stream, vms, base }
     }
 
     /// Answers until the stream ends; tells whether it was asked to power off.
@@ -163,6 +183,8 @@ impl Hypervisor {
                     free,
                     local: 9,
                     remote: 0,
+                    zeroed: 1 << 27,
+                    zeroed_given: 512,
                     cpus: 2,
                     vcpus: 1,
                 };
@@ -195,9 +217,41 @@ impl Hypervisor {
             }
             Request::Set(set) => {
                 let n = self.find(&set.name)?;
-                self.vms[n].weight = set.weight;
+                if set.weight != 0 {
+                    self.vms[n].weight = set.weight;
+                }
+                if set.base != 0 {
+                    self.base = set.base;
+                }
                 Ok((0, Vec::new()))
             }
+            _ => self.memory(request),
+        }
+    }
+
+    fn memory(&self, request: &Request<'_>) -> Answer {
+        match request {
+            // All at once, and then none.
+            Request::Mem(Some(_)) => Ok((0, Vec::new())),
+            Request::Mem(None) => {
+                let running = self.vms.iter().filter(|vm| vm.state == state::RUNNING);
+                let all: Vec<_> = running.map(|vm| memory::mem(vm, self.base)).collect();
+                Ok((all.len() as u32, all.as_bytes().to_vec()))
+            }
+            Request::MachineMem => Ok(one(&memory::machine())),
+            Request::Reclaim(asked) => {
+                self.find(&asked.name)?;
+                Ok(one(&(asked.bytes / 2)))
+            }
+            Request::Fit(record) => {
+                assert_eq!(record.kernel, 4);
+                Ok(one(&memory::fit(record.base)))
+            }
+            Request::Pages(asked) => {
+                let pages = memory::pages(self.find(&asked.name)?, asked.from);
+                Ok((pages.len() as u32, pages.as_bytes().to_vec()))
+            }
+            _ => Err((code::MALFORMED, "not about memory".to_owned())),
         }
     }
 
@@ -211,6 +265,12 @@ impl Hypervisor {
         if kind == request::SHOW {
             let body = [self.vms[n].as_bytes(), vcpu().as_bytes()].concat();
             return Ok((2, body));
+        }
+        if kind == request::FIT {
+            return Ok(one(&memory::fit(self.base)));
+        }
+        if kind == request::MEM_WHY {
+            return Ok(one(&memory::why()));
         }
         let next = match (kind, self.vms[n].state) {
             (request::STOP, state::RUNNING) if name.as_str() == Some("stubborn") => state::RUNNING,
@@ -233,6 +293,11 @@ impl Hypervisor {
     }
 }
 
+/// An answer of one record.
+fn one(record: &(impl IntoBytes + Immutable)) -> (u32, Vec<u8>) {
+    (1, record.as_bytes().to_vec())
+}
+
 fn vm(name: &str) -> VmStatus {
     let mut vm = VmStatus::new_zeroed();
     vm.name = Text::cut(name);
@@ -251,5 +316,7 @@ fn vcpu() -> VcpuStatus {
 fn machine() -> MachineStatus {
     let mut machine = MachineStatus::new_zeroed();
     (machine.version, machine.cpus, machine.nodes) = (VERSION, 2, 1);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    machine.uptime_ns = now.unwrap_or_default().as_nanos() as u64;
     machine
 }

@@ -1,78 +1,15 @@
 //! Pools of several nodes and ranges against plain sets of frames.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
-use std::collections::BTreeMap;
+use crate::machine::{Machine, NODES, RANGES, RESERVE, filled, owner};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use model_addr::{FrameRange, Gfn, Mfn, NodeId, VmId};
+use model_addr::{Mfn, NodeId};
 use model_frame_table::{
-    CHUNK_FRAMES, CHUNK_ORDER, Event, FrameEntry, MAX_ORDER, MapError, MemoryMap, MemoryRange,
-    Origin, Owner, Pool, PoolCounts, PreferenceOrder, Purpose, Refused, Use, entries_bytes,
+    CHUNK_FRAMES, CHUNK_ORDER, Contents, MAX_ORDER, MemoryMap, Owner, Pool, PoolCounts,
+    PreferenceOrder, Purpose, Use,
 };
 use proptest::prelude::*;
-
-/// Two nodes with uneven ranges, a hole, and neighbours of another node at an odd border.
-const RANGES: [(u64, u64, u8); 4] = [
-    (0x1_0003, 1500, 0),
-    (0x1_05df, 700, 1),
-    (0x8_0000, 1024, 0),
-    (0x9_01ff, 33, 1),
-];
-const NODES: usize = 2;
-
-struct Machine {
-    entries: Vec<Vec<FrameEntry>>,
-}
-
-impl Machine {
-    fn new() -> Self {
-        let fresh = |(_, count, _): (u64, u64, u8)| (0..count).map(|_| FrameEntry::default());
-        Self {
-            entries: RANGES.map(|range| fresh(range).collect()).into(),
-        }
-    }
-
-    fn map(&self) -> MemoryMap<'_> {
-        let mut ranges = Vec::new();
-        for ((start, count, node), entries) in RANGES.into_iter().zip(&self.entries) {
-            let frames = FrameRange {
-                start: Mfn(start),
-                count,
-            };
-            // Not in order: the map sorts.
-            ranges.insert(
-                0,
-                MemoryRange {
-                    frames,
-                    node: NodeId(node),
-                    entries,
-                },
-            );
-        }
-        MemoryMap::new(&ranges).unwrap()
-    }
-}
-
-fn filled(map: &MemoryMap<'_>) -> [Pool; NODES] {
-    let mut pools = [Pool::new(NodeId(0)), Pool::new(NodeId(1))];
-    for range in map.ranges() {
-        let pool = &mut pools[usize::from(range.node.0)];
-        pool.add(map, range.frames, Origin::Machine).unwrap();
-        let again = pool.add(map, range.frames, Origin::Machine);
-        assert!(again.is_err(), "added twice");
-    }
-    pools
-}
-
-fn owner(vm: u16, gfn: u64) -> Owner {
-    Owner {
-        vm: VmId {
-            index: vm,
-            generation: 1,
-        },
-        gfn: Gfn(gfn),
-    }
-}
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -99,6 +36,11 @@ enum Step {
     GiveUpReserved {
         which: prop::sample::Index,
     },
+    /// An idle CPU zeroes until it is wanted elsewhere.
+    ZeroAhead {
+        node: u8,
+        frames: usize,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -112,6 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<Index>(), 0..32_u64).prop_map(|(which, chunk)| Step::Take { which, chunk }),
         1 => (0..2_u8, 0..200_usize).prop_map(|(node, budget)| Step::Reclaim { node, budget }),
         1 => any::<Index>().prop_map(|which| Step::GiveUpReserved { which }),
+        2 => (0..2_u8, 0..700_usize).prop_map(|(node, frames)| Step::ZeroAhead { node, frames }),
     ]
 }
 
@@ -133,6 +76,12 @@ struct World<'a> {
     /// By number; those that are gone have no frame.
     blocks: Vec<Block>,
     given: [[u64; NODES]; NODES],
+    /// Frames that hold zeroes: nobody may have written them since.
+    zeroes: BTreeSet<u64>,
+    /// Blocks that were reserved when there were zeroed ones.
+    reserved_zeroed: BTreeSet<usize>,
+    /// Pools that have as many zeroed blocks as they want, or had and do not want more yet.
+    full: [bool; NODES],
 }
 
 impl Block {
@@ -183,6 +132,7 @@ impl World<'_> {
             .iter()
             .find(|node| self.could_give(usize::from(node.0), order));
         let mut asked = nodes.iter().map(|node| usize::from(node.0));
+        let zeroed = self.pools.each_ref().map(|pool| pool.counts().zeroed());
         let got = asked.find_map(|n| self.pools[n].allocate(self.map, order, purpose, home));
         if usage == Use::Reserved && order < CHUNK_ORDER {
             assert_eq!(got, None);
@@ -194,6 +144,9 @@ impl World<'_> {
         assert_eq!(wanted, Some(&NodeId(node as u8)), "nearest first");
         assert!(first.is_aligned(1 << order));
         self.given[node][usize::from(home.0)] += 1 << order;
+        if usage == Use::Reserved && order == MAX_ORDER && zeroed[node] > 0 {
+            self.reserved_zeroed.insert(id);
+        }
         let block = Block {
             first: first.0,
             order,
@@ -203,6 +156,9 @@ impl World<'_> {
         for frame in block.frames() {
             assert_eq!(Self::node_of(frame), node);
             assert_eq!(self.used.insert(frame, (usage, id)), None, "given twice");
+            if usage != Use::Reserved {
+                self.zeroes.remove(&frame);
+            }
             let entry = self.map.entry(Mfn(frame)).unwrap();
             if usage == Use::Reserved && !Mfn(frame).is_aligned(CHUNK_FRAMES) {
                 assert!(entry.lock().is_none(), "it is its chunk's");
@@ -282,11 +238,16 @@ impl World<'_> {
             gfn: owner.gfn.add(1),
             ..owner
         };
-        assert!(!self.map.take_reserved(Mfn(first), stranger));
-        assert!(!self.map.take_reserved(Mfn(first + 1), owner));
-        assert_eq!(self.map.take_reserved(Mfn(first), owner), expected);
+        assert_eq!(self.map.take_reserved(Mfn(first), stranger), None);
+        assert_eq!(self.map.take_reserved(Mfn(first + 1), owner), None);
+        let contents = self.map.take_reserved(Mfn(first), owner);
+        let is_zeroed = self.reserved_zeroed.contains(&id);
+        let wanted = [Contents::Unknown, Contents::Zeroes][usize::from(is_zeroed)];
+        assert_eq!(contents, expected.then_some(wanted));
         for frame in (first..first + CHUNK_FRAMES).filter(|_| expected) {
             self.used.insert(frame, (Use::Private, id));
+            let was_zero = self.zeroes.remove(&frame);
+            assert!(was_zero || !is_zeroed, "a frame marked clean is not");
             let entry = self.map.entry(Mfn(frame)).unwrap().lock().unwrap();
             assert_eq!(entry.owner().gfn, owner.gfn.add(frame - first));
         }
@@ -317,6 +278,24 @@ impl World<'_> {
         assert_eq!(before - self.used.len(), freed as usize);
     }
 
+    fn zero_ahead(&mut self, node: usize, frames: usize) {
+        for _ in 0..frames {
+            let pool = &mut self.pools[node];
+            let counts = pool.counts();
+            let has_block = counts.blocks[usize::from(MAX_ORDER)] > 0;
+            // A quarter of two blocks is none.
+            let is_full = counts.zeroed() == RESERVE << MAX_ORDER;
+            self.full[node] = is_full || self.full[node] && counts.zeroed() > 0;
+            let is_wanted = has_block && !self.full[node];
+            assert_eq!(pool.wants_zeroing(), is_wanted);
+            let zeroed = pool.zero_ahead(self.map, |frame| {
+                assert!(!self.used.contains_key(&frame.0), "it is somebody's");
+                self.zeroes.insert(frame.0);
+            });
+            assert_eq!(zeroed.is_some(), is_wanted);
+        }
+    }
+
     /// Only reserved frames may have become free.
     fn forget_freed(&mut self) {
         let map = self.map;
@@ -337,6 +316,7 @@ impl World<'_> {
             } => self.allocate(*home, *order, *purpose),
             Step::FreeWrongly { frame, order } => self.free_wrongly(*frame, *order),
             Step::Reclaim { node, budget } => self.reclaim(usize::from(*node), *budget),
+            Step::ZeroAhead { node, frames } => self.zero_ahead(usize::from(*node), *frames),
             _ if count == 0 => {}
             Step::Free { which } => self.free(which.index(count)),
             Step::Take { which, chunk } => self.take(which.index(count), *chunk),
@@ -355,19 +335,28 @@ impl World<'_> {
                 free += census[Use::Free as usize];
             }
             let counts = pool.counts();
-            let in_blocks: u64 = (0..).zip(counts.blocks).map(|(order, n)| n << order).sum();
+            let order = |list: u8| list.min(MAX_ORDER);
+            let blocks = (0..).zip(counts.blocks);
+            let in_blocks: u64 = blocks.map(|(list, n)| n << order(list)).sum();
             assert_eq!((counts.free, in_blocks), (free, free));
             assert_eq!(counts.given_local, self.given[node][node]);
             assert_eq!(counts.given_remote, self.given[node][1 - node]);
+            let of_node = |id: &&usize| Self::node_of(self.blocks[**id].first) == node;
+            let zeroed = self.reserved_zeroed.iter().filter(of_node).count() as u64;
+            assert_eq!(counts.given_zeroed, zeroed << MAX_ORDER);
         }
     }
 }
 
+/// The free blocks, whether they are zeroed or not.
 fn without_given(counts: PoolCounts) -> PoolCounts {
+    let mut blocks = counts.blocks;
+    let largest = usize::from(MAX_ORDER);
+    blocks[largest] += core::mem::take(&mut blocks[largest + 1]);
     PoolCounts {
-        given_local: 0,
-        given_remote: 0,
-        ..counts
+        free: counts.free,
+        blocks,
+        ..PoolCounts::default()
     }
 }
 
@@ -386,6 +375,9 @@ proptest! {
             used: BTreeMap::new(),
             blocks: Vec::new(),
             given: [[0; NODES]; NODES],
+            zeroes: BTreeSet::new(),
+            reserved_zeroed: BTreeSet::new(),
+            full: [false; NODES],
         };
         for step in steps {
             world.step(&step);
@@ -432,136 +424,4 @@ proptest! {
         }
         prop_assert_eq!(without_given(pool.counts()), fresh);
     }
-}
-
-#[test]
-fn a_run_that_cuts_a_block_is_refused() {
-    let entries: Vec<_> = (0..4).map(|_| FrameEntry::default()).collect();
-    let frames = FrameRange {
-        start: Mfn(4),
-        count: 4,
-    };
-    let range = MemoryRange {
-        frames,
-        node: NodeId(0),
-        entries: &entries,
-    };
-    let map = MemoryMap::new(&[range]).unwrap();
-    let mut pool = Pool::new(NodeId(0));
-    pool.add(&map, frames, Origin::Machine).unwrap();
-    let guest = Purpose::Private(owner(1, 0));
-    let singles = [(); 2].map(|()| pool.allocate(&map, 0, guest, NodeId(0)).unwrap());
-    let pair = pool
-        .allocate(&map, 1, Purpose::Hypervisor, NodeId(0))
-        .unwrap();
-    assert_eq!((singles, pair), ([Mfn(4), Mfn(5)], Mfn(6)));
-    assert_eq!(pool.free(&map, Mfn(4), 2), Err(Refused::Order));
-    assert_eq!(pool.free(&map, pair, 1), Ok(()));
-    assert_eq!(pool.free(&map, singles[0], 1), Ok(()));
-    assert_eq!(pool.counts().blocks[2], 1);
-}
-
-#[test]
-fn wrong_frees_are_refused() {
-    let machine = Machine::new();
-    let map = machine.map();
-    let [mut pool, mut other] = filled(&map);
-    let block = pool
-        .allocate(&map, 3, Purpose::Hypervisor, NodeId(0))
-        .unwrap();
-    assert_eq!(other.free(&map, block, 3), Err(Refused::NotHere));
-    assert_eq!(pool.free(&map, block, 2), Err(Refused::Order));
-    assert_eq!(pool.free(&map, block.add(4), 2), Err(Refused::Order));
-    assert_eq!(pool.free(&map, block.add(1), 3), Err(Refused::Order));
-    let frame = map.entry(block.add(5)).unwrap();
-    let guard = frame.lock().unwrap();
-    assert_eq!(pool.free(&map, block, 3), Err(Refused::Locked));
-    drop(guard);
-    frame.lock().unwrap().pin().unwrap();
-    assert_eq!(pool.free(&map, block, 3), Err(Refused::Pinned));
-    frame.lock().unwrap().unpin().unwrap();
-    assert_eq!(pool.free(&map, block, 3), Ok(()));
-    assert_eq!(pool.free(&map, block, 3), Err(Refused::PoolOnly));
-    assert_eq!(pool.free(&map, Mfn(0), 0), Err(Refused::NotHere));
-}
-
-#[test]
-fn a_shared_frame_is_freed_when_nobody_uses_it() {
-    let machine = Machine::new();
-    let map = machine.map();
-    let [mut pool, _] = filled(&map);
-    let at = pool
-        .allocate(&map, 0, Purpose::Private(owner(1, 7)), NodeId(0))
-        .unwrap();
-    let entry = map.entry(at).unwrap();
-    let mut frame = entry.lock().unwrap();
-    frame.step(Event::Share).unwrap();
-    drop(frame);
-    assert_eq!(pool.free(&map, at, 0), Err(Refused::References(1)));
-    let mut frame = entry.lock().unwrap();
-    assert_eq!(frame.drop_reference(), Ok(0));
-    frame.step(Event::Retire).unwrap();
-    drop(frame);
-    assert_eq!(pool.free(&map, at, 0), Ok(()));
-}
-
-#[test]
-fn memory_set_aside_is_in_no_pool() {
-    let machine = Machine::new();
-    let map = machine.map();
-    let kept = FrameRange {
-        start: Mfn(0x8_0000),
-        count: 512,
-    };
-    map.set_aside(kept).unwrap();
-    assert!(map.set_aside(kept).is_err());
-    let mut pool = Pool::new(NodeId(0));
-    let whole = FrameRange {
-        start: Mfn(0x8_0000),
-        count: 1024,
-    };
-    assert!(pool.add(&map, whole, Origin::Machine).is_err());
-    let rest = FrameRange {
-        start: Mfn(0x8_0200),
-        count: 512,
-    };
-    pool.add(&map, rest, Origin::Lent).unwrap();
-    let block = pool.allocate(&map, 9, Purpose::Table, NodeId(0)).unwrap();
-    assert_eq!(block, rest.start);
-    assert_eq!(map.entry(block).unwrap().state().origin, Origin::Lent);
-    assert_eq!(
-        map.census(whole.start, whole.count)[Use::Hypervisor as usize],
-        512
-    );
-    assert_eq!(entries_bytes(1024), 0x8000);
-    assert_eq!(entries_bytes(1), 0x1000);
-}
-
-#[test]
-fn bad_maps_are_refused() {
-    let entries: Vec<_> = (0..4).map(|_| FrameEntry::default()).collect();
-    let range = |start, count, node| MemoryRange {
-        frames: FrameRange {
-            start: Mfn(start),
-            count,
-        },
-        node: NodeId(node),
-        entries: &entries,
-    };
-    let error = |ranges: &[_]| MemoryMap::new(ranges).map(|_| ()).unwrap_err();
-    assert_eq!(error(&[range(0, 5, 0)]), MapError::Entries(Mfn(0)));
-    assert_eq!(
-        error(&[range(u64::MAX, 4, 0)]),
-        MapError::Entries(Mfn(u64::MAX))
-    );
-    assert_eq!(
-        error(&[range(8, 4, 0), range(5, 4, 0)]),
-        MapError::Overlap(Mfn(8))
-    );
-    assert_eq!(error(&[range(0, 4, 8)]), MapError::Node(NodeId(8)));
-    assert_eq!(error(&[range(0, 4, 0); 65]), MapError::Ranges);
-    let map = MemoryMap::new(&[range(4, 4, 0), range(12, 4, 0)]).unwrap();
-    assert!(map.entry(Mfn(3)).is_none() && map.entry(Mfn(8)).is_none());
-    assert!(map.run(Mfn(6), 3).is_none() && map.run(Mfn(6), u64::MAX).is_none());
-    assert_eq!(map.run(Mfn(6), 2).unwrap().len(), 2);
 }

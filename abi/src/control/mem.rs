@@ -1,0 +1,210 @@
+//! What is said of memory: who has what, why, and what would fit.
+
+use super::VmName;
+use crate::Text;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A VM's memory, in bytes where nothing else is said.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MemStatus {
+    /// Its name.
+    pub name: VmName,
+    /// The name of its share group.
+    pub group: Text<24>,
+    /// What it is sure of.
+    pub base: u64,
+    /// The most it can have: what its guest sees.
+    pub max: u64,
+    /// The most it may have now; EL2 enforces it.
+    pub limit: u64,
+    /// What its guest was asked to keep to.
+    pub target: u64,
+    /// Guest memory with a frame behind it.
+    pub resident: u64,
+    /// Of it, frames that nobody else can use.
+    pub private: u64,
+    /// Of it, frames that others use or could use.
+    pub shared: u64,
+    /// What it is charged: private frames, its part of shared ones, its overlays, its tables.
+    pub charge: u64,
+    /// What sharing saves on its account: (n-1)/n of each frame that n use.
+    pub entitlement: u64,
+    /// Of it, what was given to the guest beyond its base.
+    pub drawn: u64,
+    /// Entitlement less drawn.
+    pub balance: i64,
+    /// What it has to give back before it may go on.
+    pub owed: u64,
+    /// Overlays of its disks in memory.
+    pub overlay: u64,
+    /// Its translation tables and maps.
+    pub tables: u64,
+    /// 2 MiB entries of its translation.
+    pub blocks: u64,
+    /// 4 KiB entries of its translation.
+    pub pages: u64,
+    /// What was counted since it started, by [`MEM_EVENTS`].
+    pub events: [u64; MEM_EVENT_COUNT],
+}
+const _: () = assert!(size_of::<MemStatus>() == 32 + 24 + 16 * 8 + 8 * MEM_EVENT_COUNT);
+
+/// How many kinds of [`MEM_EVENTS`] there are.
+pub const MEM_EVENT_COUNT: usize = 20;
+/// What happens to shared memory, in the order of [`MemStatus::events`].
+pub const MEM_EVENTS: [&str; MEM_EVENT_COUNT] = [
+    "shared-by-block",
+    "shared-by-content",
+    "shared-at-boot",
+    "entered",
+    "zero-blocks",
+    "breaks",
+    "claims",
+    "copies-saved",
+    "lost-races",
+    "refused-full",
+    "refused-group",
+    "refused-never",
+    "flushes",
+    "ballooned",
+    "reported",
+    "discarded",
+    "refaults",
+    "failed-rereads",
+    "swapped",
+    "stalls",
+];
+
+/// The machine's memory as VMs share it, in bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MachineMem {
+    /// What pools manage.
+    pub managed: u64,
+    /// Of it, free.
+    pub free: u64,
+    /// Kept for breaking what is shared.
+    pub reserve: u64,
+    /// Frames that VMs share, each counted once.
+    pub shared: u64,
+    /// What VMs would need more if nothing were shared.
+    pub saved: u64,
+    /// Blocks of disks kept though no VM uses them now.
+    pub cached: u64,
+    /// The bundle's pages that VMs may use.
+    pub images: u64,
+    /// Sum of the bases of the VMs that run.
+    pub bases: u64,
+    /// What was saved and waits for a VM to start with it.
+    pub pool: u64,
+    /// Records of who uses what.
+    pub records: u64,
+}
+const _: () = assert!(size_of::<MachineMem>() == 80);
+
+/// How many reasons of [`WHY_PRIVATE`] there are.
+pub const WHY_COUNT: usize = 16;
+/// Why a frame is private, in the order of [`WhyStatus::private`].
+pub const WHY_PRIVATE: [&str; WHY_COUNT] = [
+    "not-from-disk",
+    "dirtied",
+    "unaligned",
+    "never-share",
+    "other-group",
+    "full",
+    "kept-block",
+    "evicted",
+    "lost-race",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+];
+
+/// Why a VM's memory is not shared.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct WhyStatus {
+    /// Private frames, by [`WHY_PRIVATE`].
+    pub private: [u64; WHY_COUNT],
+    /// Frames that could be shared and have no second user.
+    pub no_twin: u64,
+    /// Frames with two users or more.
+    pub shared: u64,
+}
+const _: () = assert!(size_of::<WhyStatus>() == 8 * WHY_COUNT + 16);
+
+/// Takes memory from a VM.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReclaimRequest {
+    /// The VM.
+    pub name: VmName,
+    /// How many bytes.
+    pub bytes: u64,
+}
+const _: () = assert!(size_of::<ReclaimRequest>() == 40);
+
+/// How many more VMs of a description would start.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FitStatus {
+    /// How many.
+    pub count: u64,
+    /// What the next one would need, in bytes.
+    pub needed: u64,
+    /// What there would be for it, in bytes.
+    pub there: u64,
+    /// What binds: one of [`fit`].
+    pub binds: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<FitStatus>() == 32);
+
+/// What keeps one more VM from starting, in [`FitStatus::binds`].
+pub mod fit {
+    /// The machine's memory.
+    pub const MEMORY: u32 = 0;
+    /// As many VMs as the machine can have.
+    pub const VMS: u32 = 1;
+    /// As many vCPUs as the machine can have.
+    pub const VCPUS: u32 = 2;
+    /// A persistent disk that only one VM can have.
+    pub const DISK: u32 = 3;
+}
+
+/// Asks for the pages of a VM.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PagesRequest {
+    /// The VM.
+    pub name: VmName,
+    /// The guest-physical address to begin at, a multiple of 4 KiB.
+    pub from: u64,
+}
+const _: () = assert!(size_of::<PagesRequest>() == 40);
+
+/// A page of a VM that something is behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PageStatus {
+    /// Its guest-physical address, a multiple of 4 KiB; in its low bits one of [`page`].
+    pub address: u64,
+    /// A hash of what it holds, with a key of this boot: equal for equal pages. 0: zeroes.
+    pub hash: u64,
+}
+const _: () = assert!(size_of::<PageStatus>() == 16);
+
+/// What backs a page, in the low bits of [`PageStatus::address`].
+pub mod page {
+    /// A frame of its own.
+    pub const PRIVATE: u64 = 1;
+    /// A frame that others may use, and nobody else does.
+    pub const ALONE: u64 = 2;
+    /// A frame with two users or more.
+    pub const SHARED: u64 = 3;
+}

@@ -1,0 +1,126 @@
+//! A VM's balloon: what the guest puts into it, or reports free, goes back to the machine.
+
+use super::virtio::{register, update_line};
+use crate::vm::Instance;
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicU64, Ordering};
+use machine_aarch64::timer;
+use machine_locks::{Rank, SpinLock};
+use model_addr::Gfn;
+use model_virtio::Transport;
+use model_virtio::balloon::{self, Counts, Run, STATISTICS, Source};
+
+/// Pages released in one go: one block.
+const PAGES_AT_ONCE: u64 = 512;
+
+/// A balloon.
+pub struct Balloon {
+    transport: SpinLock<Box<Transport<balloon::Balloon>>>,
+    /// Guest frames that had something behind them when they were released.
+    released: AtomicU64,
+}
+
+impl Balloon {
+    /// An empty balloon.
+    pub fn new() -> Self {
+        let transport = Box::new(Transport::new(balloon::Balloon::default()));
+        Self {
+            transport: SpinLock::new(Rank::Device, transport),
+            released: AtomicU64::new(0),
+        }
+    }
+
+    /// The guest reads the register at `offset`, or writes it.
+    pub fn access(
+        &self,
+        vm: &Instance,
+        n: usize,
+        offset: u64,
+        size: usize,
+        value: Option<u64>,
+    ) -> u64 {
+        let transport = &mut **self.transport.lock();
+        register(transport, vm, n, offset, size, value, |transport, vm| {
+            self.serve(transport, vm);
+        })
+    }
+
+    /// Goes on with work that was put off, and with a report that is due.
+    pub fn proceed(&self, vm: &Instance, n: usize) {
+        let transport = &mut **self.transport.lock();
+        self.serve(transport, vm);
+        update_line(transport, vm, n);
+    }
+
+    /// Whether its queues use a guest frame; yes where that cannot be told.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        self.transport.try_lock().is_none_or(|it| it.uses(gfn))
+    }
+
+    /// What the driver did out of the ordinary: queues that it broke, and pages it gave that were
+    /// not its to give.
+    pub fn errors(&self) -> u64 {
+        let transport = self.transport.lock();
+        u64::from(transport.errors().0) + transport.device().counts().refused
+    }
+
+    fn serve(&self, transport: &mut Transport<balloon::Balloon>, vm: &Instance) {
+        let release = |_: Source, runs: &[Run]| {
+            for run in runs {
+                let released = vm.space.release(run.first, run.count);
+                self.released.fetch_add(released, Ordering::Relaxed);
+            }
+        };
+        if transport.serve(&vm.memory(), timer::now(), PAGES_AT_ONCE, release) {
+            vm.put_off_device_work();
+        }
+    }
+}
+
+/// For whoever decides how much memory a VM has.
+#[allow(dead_code, reason = "not all is asked yet")]
+impl Balloon {
+    /// Asks for `pages` of 4 KiB in the balloon.
+    pub fn set_target(&self, vm: &Instance, n: usize, pages: u32) {
+        let mut transport = self.transport.lock();
+        transport.set_target(pages);
+        update_line(&transport, vm, n);
+    }
+
+    /// Pages that should be in the balloon, and that are, as the driver says.
+    pub fn pages(&self) -> (u32, u32) {
+        let transport = self.transport.lock();
+        (transport.device().target(), transport.device().actual())
+    }
+
+    /// Whether there is a driver to follow the target.
+    pub fn has_driver(&self) -> bool {
+        self.transport.lock().is_live()
+    }
+
+    /// What the guest gave, and how many of its frames had something behind them.
+    pub fn counts(&self) -> (Counts, u64) {
+        let counts = self.transport.lock().device().counts();
+        (counts, self.released.load(Ordering::Relaxed))
+    }
+
+    /// What the driver said last of its memory, by tag; asks for more.
+    pub fn statistics(&self, vm: &Instance, n: usize) -> [Option<u64>; STATISTICS] {
+        let mut transport = self.transport.lock();
+        let statistics = *transport.device().statistics();
+        transport.request_statistics(&vm.memory());
+        update_line(&transport, vm, n);
+        statistics
+    }
+
+    /// Reports are held for `counts` of the timer before their frames are given away. Device work
+    /// must then be put off again at [`Self::due`].
+    pub fn set_hold(&self, counts: u64) {
+        self.transport.lock().set_hold(counts);
+    }
+
+    /// When the report that is held is due, in counts of the timer.
+    pub fn due(&self) -> Option<u64> {
+        self.transport.lock().device().due()
+    }
+}

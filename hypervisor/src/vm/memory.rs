@@ -1,0 +1,304 @@
+//! What VMs have of the machine's memory, may have, and owe.
+
+use super::create;
+use super::instance::Instance;
+use super::table::{self, Refusal, Vm};
+use crate::device::virtio::Slot;
+use crate::{frames, host, housekeeping, paging, sharing};
+use abi::bundle::{VmRecord, claim};
+use abi::control::{
+    FitStatus, KEEP, MEM_EVENT_COUNT, MemStatus, ReclaimRequest, SetRequest, code, fit,
+};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use machine_aarch64::timer;
+use model_addr::FRAME_SIZE;
+use model_entitlement::{Claim, Holding, Standing, Terms, stand};
+
+/// How often guests are asked to keep to what they may have: a second.
+const ASK_EVERY_NS: u64 = 1_000_000_000;
+
+/// How often pages are taken from a VM that owes some.
+const REPAY_EVERY_NS: u64 = 20_000_000;
+/// When guests are asked again, in counts.
+static ASK_AT: AtomicU64 = AtomicU64::new(0);
+static SOMEBODY_OWES: AtomicBool = AtomicBool::new(false);
+
+/// Frames that guests may have in all: what was free when the first VM was described, less reserves.
+static CAPACITY: AtomicU64 = AtomicU64::new(0);
+
+/// Sees how much there is for guests. Before any VM starts.
+pub fn init() {
+    let nodes = host::get().node_ids();
+    let capacity = nodes.map(|node| frames::counts(node).free - frames::reserve(node));
+    CAPACITY.store(capacity.sum(), Ordering::Relaxed);
+}
+
+/// What a description promises.
+pub fn terms(record: &VmRecord) -> Terms {
+    Terms {
+        base: record.base / FRAME_SIZE,
+        max: record.memory / FRAME_SIZE,
+        claim: claimed(record.claim.into()).unwrap_or_default(),
+    }
+}
+
+fn claimed(number: u32) -> Option<Claim> {
+    match u8::try_from(number).ok()? {
+        claim::NONE => Some(Claim::None),
+        claim::GROW => Some(Claim::Grow),
+        claim::START => Some(Claim::Start),
+        _ => None,
+    }
+}
+
+/// What a VM holds.
+pub fn holding(instance: &Instance) -> Holding {
+    let (counts, _) = instance.space.counts();
+    let account = sharing::accounts().get(instance.id.index);
+    let disks = instance.virtio.iter().map(|slot| match slot {
+        Slot::Block(block) => block.overlay_private() / FRAME_SIZE,
+        _ => 0,
+    });
+    Holding {
+        private: counts.private,
+        shared: counts.shared,
+        users: account.users,
+        units: account.units,
+        overlay: disks.sum(),
+        tables: instance.space.usage().1 / FRAME_SIZE,
+        takeable: instance.paging.takeable(counts.private, counts.shared),
+    }
+}
+
+/// How a VM's memory stands, for those who ask.
+pub fn mem_status(vm: &Vm, instance: &Instance) -> MemStatus {
+    let (terms, holding) = (vm.terms(), holding(instance));
+    let Standing {
+        limit,
+        drawn,
+        balance,
+        owed,
+    } = stand(terms, holding);
+    let bytes = |frames: u64| frames * FRAME_SIZE;
+    let (blocks, pages) = instance.space.leaves();
+    MemStatus {
+        name: vm.record.name,
+        group: vm.record.group,
+        base: bytes(terms.base),
+        max: bytes(terms.max),
+        limit: bytes(limit),
+        target: bytes(instance.target(terms.max).unwrap_or(terms.max)),
+        resident: bytes(holding.resident()),
+        private: bytes(holding.private),
+        shared: bytes(holding.shared),
+        charge: bytes(holding.charge()),
+        entitlement: bytes(holding.entitlement()),
+        drawn: bytes(drawn),
+        balance: balance.saturating_mul(FRAME_SIZE.cast_signed()),
+        owed: bytes(owed),
+        overlay: bytes(holding.overlay),
+        tables: bytes(holding.tables),
+        blocks,
+        pages,
+        events: events(instance),
+    }
+}
+
+/// In the order of [`abi::control::MEM_EVENTS`].
+fn events(instance: &Instance) -> [u64; MEM_EVENT_COUNT] {
+    let (_, events) = instance.space.counts();
+    let [ballooned, reported] = instance.given_back();
+    let [failed, stalls] = instance.paging.counts();
+    let seen = &instance.sharing;
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let by_content = load(&seen.by_content);
+    [
+        events.exchanged.saturating_sub(by_content),
+        by_content,
+        events.at_boot,
+        events.entered,
+        events.zeroed,
+        events.breaks,
+        events.claims,
+        events.copies_saved,
+        load(&seen.lost_races),
+        load(&seen.full),
+        load(&seen.other_group),
+        load(&seen.never),
+        events.flushes,
+        ballooned,
+        reported,
+        events.discarded,
+        events.refaults,
+        failed,
+        events.swapped,
+        stalls,
+    ]
+}
+
+/// What was saved and waits for VMs to start with it, in frames.
+pub fn pool() -> u64 {
+    let running = table::all();
+    let vms = running.iter().filter_map(|vm| {
+        let instance = vm.instance()?;
+        Some((vm.terms(), holding(&instance)))
+    });
+    model_entitlement::pool(vms)
+}
+
+/// Frames that VMs which run are sure of.
+fn bases() -> u64 {
+    let running = |vm: &alloc::sync::Arc<Vm>| vm.instance().map(|_| vm.terms().base);
+    table::all().iter().filter_map(running).sum()
+}
+
+/// Refuses to start what could not be paid for once all VMs use what they are sure of.
+pub fn admit(vm: &Vm) -> Result<(), Refusal> {
+    let (base, there) = (vm.terms().base, CAPACITY.load(Ordering::Relaxed) + pool());
+    let bases = bases();
+    if bases + base <= there {
+        return Ok(());
+    }
+    let mib = |frames: u64| (frames * FRAME_SIZE) >> 20;
+    Err(Refusal::new(
+        code::NO_MEMORY,
+        base * FRAME_SIZE,
+        format_args!(
+            "{} needs {} MiB; {} MiB of {} MiB are promised to VMs that run",
+            vm.record.name,
+            mib(base),
+            mib(bases),
+            mib(there),
+        ),
+    ))
+}
+
+/// How many VMs of a description would start now.
+pub fn fit(record: &VmRecord) -> Result<FitStatus, Refusal> {
+    create::check(record)?;
+    let base = record.base / FRAME_SIZE;
+    let (capacity, bases, pool) = (CAPACITY.load(Ordering::Relaxed), bases(), pool());
+    let mut status = FitStatus {
+        count: model_entitlement::fit(base, capacity, bases, pool),
+        needed: record.base,
+        there: (capacity + pool).saturating_sub(bases) * FRAME_SIZE,
+        binds: fit::MEMORY,
+        reserved: 0,
+    };
+    let vms = (table::VMS_MAX - table::all().len()) as u64;
+    let vcpus = crate::sched::free_entities() / u64::from(record.vcpus.max(1));
+    let disks = if create::has_disk_of_its_own(record) {
+        1
+    } else {
+        u64::MAX
+    };
+    for (most, binds) in [(vms, fit::VMS), (vcpus, fit::VCPUS), (disks, fit::DISK)] {
+        if most < status.count {
+            (status.count, status.binds) = (most, binds);
+        }
+    }
+    Ok(status)
+}
+
+/// Asks a guest to give back as much as that; how many bytes it was asked for.
+pub fn reclaim(request: &ReclaimRequest) -> Result<u64, Refusal> {
+    let vm = table::find(request.name)?;
+    let instance = vm.instance().filter(|instance| !instance.is_ending());
+    let instance = instance.ok_or_else(|| {
+        let what = format_args!("{} does not run", request.name);
+        Refusal::new(code::WRONG_STATE, 0, what)
+    })?;
+    let frames = request.bytes / FRAME_SIZE;
+    let max = vm.terms().max;
+    let before = instance.target(max).unwrap_or(max);
+    if !instance.set_target(before.saturating_sub(frames), max) && instance.paging.is_used() {
+        let taken = frames.min(holding(&instance).takeable);
+        instance.paging.ask(taken);
+        housekeeping::request_at(timer::now());
+        return Ok(taken * FRAME_SIZE);
+    }
+    if instance.target(max).is_none() {
+        let what = format_args!("the guest of {} has no balloon driver to ask", request.name);
+        return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
+    }
+    Ok(before.saturating_sub(instance.target(max).unwrap_or(before)) * FRAME_SIZE)
+}
+
+/// A VM's terms as a request changes them.
+pub fn change(terms: Terms, request: &SetRequest) -> Result<Terms, Refusal> {
+    let base = match request.base {
+        0 => terms.base,
+        bytes => bytes / FRAME_SIZE,
+    };
+    let claim = match request.claim {
+        KEEP => Some(terms.claim),
+        number => claimed(number),
+    };
+    let wrong = |value, what: core::fmt::Arguments<'_>| Refusal::new(code::IMPOSSIBLE, value, what);
+    let claim = claim.ok_or_else(|| {
+        wrong(
+            request.claim.into(),
+            format_args!("no claim has the number {}", request.claim),
+        )
+    })?;
+    if base > terms.max {
+        let most = terms.max * FRAME_SIZE;
+        return Err(wrong(
+            request.base,
+            format_args!("a base of {} bytes: the VM has {most}", request.base),
+        ));
+    }
+    Ok(Terms {
+        base,
+        claim,
+        ..terms
+    })
+}
+
+/// Whether a VM is to give back memory, so that others who wait for some will have it.
+pub fn somebody_owes() -> bool {
+    SOMEBODY_OWES.load(Ordering::Relaxed)
+}
+
+/// Asks guests to keep to what they may have, once a second while a VM runs that can have more than
+/// its base; and takes pages from those that owe some, the most negative balance first, more often.
+pub fn tick() {
+    let now = timer::now();
+    let is_second = now >= ASK_AT.load(Ordering::Relaxed);
+    let mut standings = heapless::Vec::<_, { table::VMS_MAX }>::new();
+    for vm in table::all() {
+        let Some(instance) = vm.instance().filter(|instance| !instance.is_ending()) else {
+            continue;
+        };
+        instance.wake_devices();
+        let terms = vm.terms();
+        if terms.base == terms.max && !instance.paging.is_used() {
+            // Whoever waits for a frame tries again.
+            paging::repay(&instance, 0, 0);
+            continue;
+        }
+        if is_second {
+            paging::count(&instance);
+        }
+        let holding = holding(&instance);
+        let standing = stand(terms, holding);
+        if is_second && terms.base != terms.max {
+            instance.set_target(standing.limit, terms.max);
+        }
+        let _ = standings.push((standing, holding.takeable, instance));
+    }
+    if standings.is_empty() {
+        return;
+    }
+    standings.sort_unstable_by_key(|(standing, ..)| standing.balance);
+    let mut owes = false;
+    for (standing, takeable, instance) in &standings {
+        owes |= paging::repay(instance, standing.owed, *takeable);
+    }
+    SOMEBODY_OWES.store(owes, Ordering::Relaxed);
+    if is_second {
+        ASK_AT.store(now + host::counts(ASK_EVERY_NS), Ordering::Relaxed);
+    }
+    let next = if owes { REPAY_EVERY_NS } else { ASK_EVERY_NS };
+    housekeeping::request_at(now + host::counts(next));
+}

@@ -1,0 +1,132 @@
+//! What frames that guests share stand on: the index, the records, the accounts.
+
+use std::fmt;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use model_addr::{FRAME_SIZE, Mfn, NodeId};
+use model_address_space::Frames;
+use model_frame_table::{MemoryMap, Owner};
+use model_sharing::{Accounts, Expect, Ground, Index, Record, RecordId, STRIPES, Slab, join};
+
+use crate::frames::bad;
+use crate::{FakeFrames, FakeTables};
+
+/// So few that contents meet in one bucket.
+static HEADS: usize = 16;
+const KEY: u64 = 0x5eed;
+
+/// The machine side of sharing; its index belongs to one machine.
+pub(crate) struct Sharing {
+    accounts: Accounts,
+    index: Index<'static>,
+    stripes: [Mutex<()>; STRIPES],
+    slab: Mutex<(Slab, FakeTables)>,
+}
+
+impl fmt::Debug for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sharing")
+            .field("accounts", &self.accounts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        let heads: Vec<AtomicU32> = (0..HEADS).map(|_| AtomicU32::new(0)).collect();
+        Self {
+            accounts: Accounts::new(),
+            // The tests' machines are few and small: they live until the end.
+            index: Index::new(heads.leak(), KEY),
+            stripes: [const { Mutex::new(()) }; STRIPES],
+            slab: Mutex::default(),
+        }
+    }
+}
+
+impl Sharing {
+    fn slab(&self) -> MutexGuard<'_, (Slab, FakeTables)> {
+        self.slab.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FakeFrames {
+    /// Frames in use for records.
+    pub fn record_frames(&self) -> u64 {
+        self.sharing.slab().0.frames()
+    }
+
+    /// Adds `user` to a frame that is found to hold what `page` holds.
+    pub fn join_equal(&self, page: Mfn, user: Owner) -> Option<Mfn> {
+        let index = Ground::index(self);
+        let bucket = index.content_bucket(0, |n| self.word(page, n));
+        let _guard = self.lock_stripe(bucket.stripe());
+        let found = index.find(Ground::map(self), bucket, |frame, _| {
+            frame != page
+                && self.contents(frame) == self.contents(page)
+                && join(self, frame, user, Expect::Group(0)).is_ok()
+        });
+        found.map(|(frame, _)| frame)
+    }
+
+    pub(crate) fn index_content(&self, frame: Mfn) {
+        let index = Ground::index(self);
+        let bucket = index.content_bucket(0, |n| self.word(frame, n));
+        let _guard = self.lock_stripe(bucket.stripe());
+        index.insert(Ground::map(self), bucket, frame);
+    }
+}
+
+impl Ground for FakeFrames {
+    fn map(&self) -> &MemoryMap<'_> {
+        Frames::map(self)
+    }
+
+    fn accounts(&self) -> &Accounts {
+        &self.sharing.accounts
+    }
+
+    fn index(&self) -> &Index<'_> {
+        &self.sharing.index
+    }
+
+    fn lock_stripe(&self, stripe: usize) -> impl Sized {
+        let lock = self.sharing.stripes[stripe].try_lock();
+        lock.unwrap_or_else(|_| bad(&"a stripe is locked twice"))
+    }
+
+    fn word(&self, frame: Mfn, n: usize) -> u64 {
+        let mut bytes = [0; 8];
+        assert!(n < FRAME_SIZE as usize / bytes.len());
+        self.load(frame, n as u64 * 8, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
+        if self.record_fails() {
+            return None;
+        }
+        let (slab, tables) = &mut *self.sharing.slab();
+        let id = slab.take(tables)?;
+        Record { user, next: None }.write(tables, id);
+        Some(id)
+    }
+
+    fn give_record(&self, record: RecordId) {
+        let (slab, tables) = &mut *self.sharing.slab();
+        slab.give(tables, record);
+    }
+
+    fn record(&self, record: RecordId) -> Record {
+        Record::read(&self.sharing.slab().1, record)
+    }
+
+    fn set_next(&self, record: RecordId, next: Option<RecordId>) {
+        Record::set_next(&mut self.sharing.slab().1, record, next);
+    }
+
+    fn free(&self, frame: Mfn) {
+        Frames::free(self, frame, 0);
+    }
+}

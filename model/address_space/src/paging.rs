@@ -1,0 +1,174 @@
+//! Pages whose contents are on a disk: which ones go there, and their way out and back.
+//!
+//! ```text
+//!           age: touched since?                 written to swap meanwhile
+//!  Private ──────────────────────► sampled ──────────────────────────► Discarded
+//!  Shared    no right to touch it     │   clean: nothing to write      │  fault: Away
+//!     ▲                               │ touched                        ▼
+//!     └───────────────────────────────┴────────────────────────────── restore
+//! ```
+
+use crate::{Frames, GuestRam, Maps, Translation};
+use heapless::Vec;
+use model_addr::{Gfn, Mfn};
+use model_frame_table::Owner;
+use model_pmap::{Backing, Entry, REGION_FRAMES, Reasons};
+use model_stage2::FlushDebt;
+
+/// The most guest frames that one call of [`Maps::age`] looks at.
+pub const AGE_AT_ONCE: usize = 64;
+
+/// What a page has that was not touched since it was looked at.
+pub(crate) const SAMPLED: Reasons = Reasons::ACCESS_SAMPLE.union(Reasons::DIRTY_LOG);
+
+impl<T: Translation> Maps<T> {
+    /// A turn of the clock (Corbató 1968): looks at some guest frames from `from` on, of those that
+    /// `may` go. Who was touched since the last turn may not be touched unnoticed from now on; the
+    /// others are added to `old`. Where to go on, `None` at the end.
+    pub fn age(
+        &mut self,
+        from: Gfn,
+        mut may: impl FnMut(Gfn, Entry) -> bool,
+        old: &mut Vec<(Gfn, Entry), AGE_AT_ONCE>,
+    ) -> Option<Gfn> {
+        let mut young: Vec<Gfn, AGE_AT_ONCE> = Vec::new();
+        let next = self.visit(from, AGE_AT_ONCE, |gfn, entry| {
+            if entry.frame().is_none() || !may(gfn, entry) {
+                return;
+            }
+            let is_sampled = entry.reasons.contains(Reasons::ACCESS_SAMPLE);
+            let is_leaving = entry.reasons.contains(Reasons::DIRTY_LOG);
+            // Neither is full: each has room for all that are looked at.
+            if is_sampled && !is_leaving {
+                let _ = old.push((gfn, entry));
+            } else if !is_leaving {
+                let _ = young.push(gfn);
+            }
+        });
+        let mut debt = FlushDebt::none();
+        for gfn in young {
+            if self.pmap.region(&self.tables, gfn).block().is_some() {
+                self.split(gfn);
+            }
+            if self.change(gfn, Reasons::ACCESS_SAMPLE, Reasons::empty()) {
+                debt = debt.and(self.stage2.unmap(&mut self.tables, gfn.address(), 1));
+            }
+        }
+        debt.pay(|what| self.tables.invalidate(what));
+        next
+    }
+
+    fn change(&mut self, gfn: Gfn, add: Reasons, remove: Reasons) -> bool {
+        let changed = self
+            .pmap
+            .change_reasons(&mut self.tables, gfn, 1, add, remove);
+        changed.is_ok()
+    }
+
+    /// A page was touched: it is no candidate any more.
+    pub(crate) fn touch(&mut self, gfn: Gfn) {
+        self.change(gfn, Reasons::empty(), SAMPLED);
+    }
+
+    /// Begins to write out a private page that was not touched: `copy` takes what its frame holds.
+    /// `false` where it was touched since. It ends with [`Self::discard`] or [`Self::cancel_out`],
+    /// and until then is not begun again, even where the page was touched meanwhile.
+    pub fn begin_out(&mut self, gfn: Gfn, copy: impl FnOnce(Mfn)) -> bool {
+        let entry = self.entry(gfn);
+        match entry.backing {
+            Backing::Private(frame)
+                if entry.reasons.intersection(SAMPLED) == Reasons::ACCESS_SAMPLE =>
+            {
+                copy(frame);
+                self.change(gfn, Reasons::DIRTY_LOG, Reasons::empty())
+            }
+            _ => false,
+        }
+    }
+
+    /// The page could not be written: it stays.
+    pub fn cancel_out(&mut self, gfn: Gfn) {
+        self.change(gfn, Reasons::empty(), Reasons::DIRTY_LOG);
+    }
+
+    /// Takes `frame` from a page whose contents are where `token` says: a private one that
+    /// was written out and not touched since, or a shared one. `false` where it is not so.
+    pub fn discard<B: AsRef<[u8]>>(
+        &mut self,
+        ram: &GuestRam<B>,
+        gfn: Gfn,
+        frame: Mfn,
+        token: u64,
+        frames: &impl Frames,
+    ) -> bool {
+        let old = self.entry(gfn);
+        let may = match old.backing {
+            Backing::Private(own) => own == frame && old.reasons.contains(SAMPLED),
+            Backing::Shared(shared) => shared == frame,
+            Backing::Absent | Backing::Discarded(_) => false,
+        };
+        let new = Entry {
+            backing: Backing::Discarded(token),
+            never_share: old.never_share,
+            ..Entry::default()
+        };
+        if !may || self.pmap.set_run(&mut self.tables, gfn, 1, new).is_err() {
+            return false;
+        }
+        let debt = self.stage2.unmap(&mut self.tables, gfn.address(), 1);
+        debt.pay(|what| self.tables.invalidate(what));
+        if matches!(old.backing, Backing::Private(_)) {
+            self.events.swapped += 1;
+            frames.free(frame, 0);
+        } else {
+            self.events.discarded += 1;
+            frames.leave(frame, Owner { vm: ram.vm, gfn });
+        }
+        true
+    }
+
+    /// Puts a frame behind a page again that holds what `token` names; `false`, and nothing
+    /// changed, where the page is not there any more.
+    pub fn restore(&mut self, gfn: Gfn, token: u64, new: Entry) -> bool {
+        let old = self.entry(gfn);
+        let new = Entry {
+            never_share: old.never_share,
+            ..new
+        };
+        let (Some(frame), Some(rights)) = (new.frame(), new.rights()) else {
+            return false;
+        };
+        if old.backing != Backing::Discarded(token)
+            || self.pmap.set_run(&mut self.tables, gfn, 1, new).is_err()
+        {
+            return false;
+        }
+        self.events.refaults += 1;
+        let region = self.pmap.region(&self.tables, gfn);
+        // What stage 2 lacks, a fault fills.
+        let _ = self.show_again(gfn, (frame, rights), region);
+        true
+    }
+
+    /// What is on a disk of a page is not needed any more: nothing is behind it.
+    pub(crate) fn forget(&mut self, gfn: Gfn, token: u64, frames: &impl Frames) {
+        if self.pmap.clear(&mut self.tables, gfn, 1).is_ok() {
+            frames.forget(token);
+        }
+    }
+
+    /// Readies a page for a device: it counts as touched, and one that is on a disk and of which the
+    /// device `overwrites` all is forgotten. What names it where it must be read first.
+    pub fn ready(&mut self, gfn: Gfn, overwrites: bool, frames: &impl Frames) -> Option<u64> {
+        let entry = self.entry(gfn);
+        match entry.backing {
+            Backing::Discarded(token) if overwrites => self.forget(gfn, token, frames),
+            Backing::Discarded(token) => return Some(token),
+            _ if entry.reasons.intersects(SAMPLED) => self.touch(gfn),
+            _ => {}
+        }
+        None
+    }
+}
+
+const _: () = assert!(AGE_AT_ONCE as u64 <= REGION_FRAMES);

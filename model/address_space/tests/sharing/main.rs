@@ -1,0 +1,314 @@
+//! VMs of one group that share frames: faults of their vCPUs step by step and interleaved, disk
+//! reads as exchanges, devices, pages given back, and deaths. Every page always holds what its
+//! guest or a device last put there, and nothing is lost or counted wrong.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod machine;
+mod world;
+
+use model_addr::{Gfn, NodeId};
+use model_address_space::{Access, Frames, Policy};
+use model_frame_table::{CHUNK_FRAMES, Owner, Purpose};
+use model_pmap::{Backing, REGION_FRAMES};
+use proptest::prelude::*;
+use std::sync::Arc;
+use world::{Block, IMAGE_PAGES, RAM, RAM_FRAMES, VCPUS, VMS, World};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Fault(usize, usize, Gfn, Access),
+    /// Faults until the hardware allows it, then a store where it is a write.
+    Touch(usize, Gfn, Access),
+    Store(usize, Gfn),
+    Read(usize, Vec<(Gfn, Block)>),
+    Device(usize, Gfn, Access, u8),
+    Release(usize, Gfn, u64),
+    /// All of the first region, so that it may become a block.
+    FillRegion(usize),
+    Kill(usize),
+    Reap(usize),
+    Reclaim(u8, usize),
+    FailFrames(Option<u64>),
+    FailTables(usize, Option<u64>),
+    FailRecords(Option<u64>),
+}
+
+fn gfn() -> impl Strategy<Value = Gfn> {
+    prop_oneof![
+        6 => 0..40_u64,
+        2 => 505..520_u64,
+        1 => 0..RAM_FRAMES + 8,
+    ]
+    .prop_map(|n| RAM.add(n))
+}
+
+fn access() -> impl Strategy<Value = Access> {
+    prop::sample::select(vec![Access::Read, Access::Write, Access::Overwrite])
+}
+
+fn block() -> impl Strategy<Value = Block> {
+    prop_oneof![
+        4 => (0..IMAGE_PAGES).prop_map(Block::Image),
+        4 => (1..6_u8).prop_map(Block::Buffer),
+        1 => (1..6_u8).prop_map(Block::Part),
+        2 => Just(Block::Zero),
+    ]
+}
+
+/// What a request reads: a run of pages, or pages anywhere, some of them twice.
+fn pages() -> impl Strategy<Value = Vec<(Gfn, Block)>> {
+    let run = (gfn(), prop::collection::vec(block(), 1..80));
+    let run = run.prop_map(|(first, blocks)| {
+        let at = |(n, block)| (first.add(n), block);
+        (0..).zip(blocks).map(at).collect()
+    });
+    prop_oneof![
+        1 => run,
+        3 => prop::collection::vec((gfn(), block()), 1..12),
+        2 => prop::collection::vec(((3..8_u64).prop_map(|n| RAM.add(n)), block()), 1..12),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let vm = || 0..VMS;
+    let fails = || prop::option::weighted(0.3, 0..6_u64);
+    prop_oneof![
+        20 => (vm(), 0..VCPUS, gfn(), access()).prop_map(|(v, c, g, a)| Step::Fault(v, c, g, a)),
+        10 => (vm(), gfn(), access()).prop_map(|(v, g, a)| Step::Touch(v, g, a)),
+        6 => (vm(), gfn()).prop_map(|(v, g)| Step::Store(v, g)),
+        14 => (vm(), pages()).prop_map(|(v, p)| Step::Read(v, p)),
+        6 => (vm(), gfn(), access(), 1..6_u8).prop_map(|(v, g, a, s)| Step::Device(v, g, a, s)),
+        5 => (vm(), gfn(), 1..40_u64).prop_map(|(v, g, n)| Step::Release(v, g, n)),
+        1 => vm().prop_map(|v| Step::Release(v, RAM, REGION_FRAMES)),
+        1 => (vm(), 0..RAM_FRAMES, 0..2 * RAM_FRAMES)
+            .prop_map(|(v, g, n)| Step::Release(v, Gfn(RAM.0 + g - 200), n)),
+        1 => vm().prop_map(Step::FillRegion),
+        1 => vm().prop_map(Step::Kill),
+        2 => (1..900_usize).prop_map(Step::Reap),
+        1 => (0..2_u8, 0..300_usize).prop_map(|(node, budget)| Step::Reclaim(node, budget)),
+        1 => fails().prop_map(Step::FailFrames),
+        1 => (vm(), fails()).prop_map(|(v, n)| Step::FailTables(v, n)),
+        1 => fails().prop_map(Step::FailRecords),
+    ]
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    let rarely = || prop::bool::weighted(0.25);
+    (rarely(), rarely(), rarely()).prop_map(|(alone, keep_blocks, hide)| Policy {
+        share: !alone,
+        keep_blocks,
+        hide,
+    })
+}
+
+const SHARES: Policy = Policy {
+    share: true,
+    keep_blocks: false,
+    hide: false,
+};
+
+impl World {
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Fault(vm, vcpu, gfn, access) => self.fault(*vm, *vcpu, *gfn, *access),
+            Step::Touch(vm, gfn, access) => {
+                if self.touch(*vm, *gfn, *access) && access.writes() {
+                    self.store(*vm, *gfn);
+                }
+            }
+            Step::Store(vm, gfn) => self.store(*vm, *gfn),
+            Step::Read(vm, pages) => self.read(*vm, pages),
+            Step::Device(vm, gfn, access, seed) => {
+                let page = Arc::new(vec![*seed; 4096]);
+                self.device(*vm, *gfn, *access, &page);
+            }
+            Step::Release(vm, gfn, count) => self.release(*vm, *gfn, *count),
+            Step::FillRegion(vm) => self.fill_region(*vm),
+            Step::Kill(vm) => self.kill(*vm),
+            Step::Reap(budget) => self.reap(*budget),
+            Step::Reclaim(node, budget) => {
+                self.machine.frames.reclaim(NodeId(*node), *budget);
+            }
+            Step::FailFrames(after) => self.fail_frames(*after),
+            Step::FailTables(vm, after) => self.fail_tables(*vm, *after),
+            Step::FailRecords(after) => self.fail_records(*after),
+        }
+    }
+
+    fn fill_region(&mut self, vm: usize) {
+        for n in 0..REGION_FRAMES {
+            self.touch(vm, RAM.add(n), Access::Write);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    #[test]
+    fn pages_hold_what_was_put_there_last(
+        policies in prop::array::uniform3(policy()),
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let mut world = World::new(policies);
+        for step in &steps {
+            world.step(step);
+            world.check();
+        }
+        world.finish();
+    }
+}
+
+/// A page of a chunk is given back and touched again, whichever it is and however the chunk came.
+#[test]
+fn a_released_page_comes_back() {
+    for reclaim in [false, true] {
+        for page in 0..CHUNK_FRAMES {
+            for count in [1, 3, CHUNK_FRAMES] {
+                let mut world = World::new([SHARES; VMS]);
+                let chunk = RAM.add(64);
+                assert!(world.touch(0, chunk.add(5), Access::Write));
+                world.release(0, chunk.add(page), count);
+                if reclaim {
+                    world.machine.frames.reclaim(NodeId(0), 1000);
+                }
+                for at in [page, 0, 15] {
+                    assert!(world.touch(0, chunk.add(at), Access::Write));
+                    world.store(0, chunk.add(at));
+                }
+                world.check();
+                world.finish();
+            }
+        }
+    }
+}
+
+/// Only one frame is left, and by chance it is where the region's run had the first of a chunk.
+#[test]
+fn a_single_page_in_place_is_no_chunk_on_its_way() {
+    let mut world = World::new([SHARES; VMS]);
+    assert!(world.touch(0, RAM.add(64), Access::Write));
+    let Backing::Private(frame) = world.vms[0].lock().entry(RAM.add(64)).backing else {
+        unreachable!()
+    };
+    let frames = &world.machine.frames;
+    frames.reclaim(NodeId(0), 1000);
+    let owner = Owner {
+        vm: model_addr::VmId {
+            index: 9,
+            generation: 9,
+        },
+        gfn: Gfn(0),
+    };
+    let take = || frames.allocate(NodeId(0), 0, Purpose::Private(owner));
+    let taken: Vec<_> = std::iter::from_fn(take).collect();
+    let next = frame.add(CHUNK_FRAMES);
+    Frames::free(frames, next, 0);
+    assert!(world.touch(0, RAM.add(80), Access::Write));
+    assert_eq!(world.vms[0].lock().entry(RAM.add(80)).frame(), Some(next));
+    for frame in taken.iter().filter(|frame| **frame != next) {
+        Frames::free(&world.machine.frames, *frame, 0);
+    }
+    assert!(world.touch(0, RAM.add(81), Access::Write), "done for ever");
+    world.check();
+    world.finish();
+}
+
+/// A page that reads as zeroes is written, and is the guest's alone.
+#[test]
+fn zeroes_are_written() {
+    for gfn in [RAM.add(100), RAM.add(6), RAM.add(21), RAM.add(22)] {
+        for before in [None, Some(Block::Image(9)), Some(Block::Buffer(3))] {
+            let mut world = World::new([SHARES; VMS]);
+            assert!(world.touch(0, gfn, Access::Write));
+            world.store(0, gfn);
+            if let Some(block) = before {
+                world.read(0, &[(gfn, block)]);
+            }
+            world.read(0, &[(gfn, Block::Zero)]);
+            world.check();
+            assert_eq!(world.vms[0].find(gfn, false), None);
+            // What was there from the start does not come back.
+            assert!(world.touch(0, gfn, Access::Read));
+            world.check();
+            assert!(world.touch(0, gfn, Access::Write));
+            world.store(0, gfn);
+            world.check();
+            world.finish();
+        }
+    }
+}
+
+/// A chunk of the kernel is on its way when one of its pages is read as zeroes.
+#[test]
+fn zeroes_stay_while_a_chunk_is_on_its_way() {
+    for steps in 1..8 {
+        let mut world = World::new([SHARES; VMS]);
+        // A write fault takes a chunk with a copy of the image's pages.
+        for _ in 0..steps {
+            world.fault(0, 0, RAM.add(6), Access::Write);
+        }
+        world.fault(0, 1, RAM.add(7), Access::Write);
+        world.read(0, &[(RAM.add(8), Block::Zero)]);
+        world.check();
+        for gfn in (0..CHUNK_FRAMES).map(|n| RAM.add(n)) {
+            assert!(world.touch(0, gfn, Access::Read));
+        }
+        world.check();
+        world.finish();
+    }
+}
+
+/// A block that was given back as a whole becomes a block again.
+#[test]
+fn a_released_block_is_a_block_again() {
+    let mut world = World::new([SHARES; VMS]);
+    let region = RAM.add(0);
+    for _ in 0..2 {
+        // The kernel's pages are written, so all is private.
+        world.fill_region(1);
+        world.fill_region(0);
+        world.release(0, region, REGION_FRAMES);
+        assert_eq!(world.vms[0].lock().counts().present(), 0);
+        world.check();
+    }
+    world.fill_region(0);
+    assert_eq!(world.vms[0].lock().leaves(), (1, 0));
+    world.check();
+    world.finish();
+}
+
+/// The pages of one request, some of them twice: the last one counts.
+#[test]
+fn a_page_that_is_read_twice_holds_the_last() {
+    let blocks = [
+        Block::Image(9),
+        Block::Image(10),
+        Block::Zero,
+        Block::Buffer(2),
+        Block::Part(3),
+    ];
+    for first in blocks {
+        for second in blocks {
+            for third in [Block::Image(9), Block::Buffer(2), Block::Zero] {
+                let mut world = World::new([SHARES; VMS]);
+                // Somebody has the buffer's contents already.
+                world.read(1, &[(RAM, Block::Buffer(2))]);
+                let gfn = RAM.add(200);
+                world.read(
+                    0,
+                    &[
+                        (gfn, first),
+                        (gfn, second),
+                        (gfn.add(1), first),
+                        (gfn, third),
+                    ],
+                );
+                world.check();
+                assert!(world.touch(0, gfn, Access::Read));
+                world.check();
+                world.finish();
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What a VM may have: from what it was promised, what it holds, and what sharing saves on its
+//! account (Satori 4.2, "sharing entitlements").
+//!
+//! A VM is sure of its *base*. Where its description claims so, it may *grow* beyond it by what
+//! sharing saves, as long as EL2 could take as much away from it again at that moment: a promise that
+//! can be paid back without the guest's help. When sharing breaks, what the VM is charged grows and
+//! what it may have shrinks; the difference is *owed*.
+//!
+//! All amounts are frames unless a name says units. A frame that n use costs each of them [`UNIT`]/n.
+#![no_std]
+#![forbid(unsafe_code)]
+
+use model_sharing::UNIT;
+
+/// What becomes of what sharing saves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Claim {
+    /// Nothing: it is free for whoever comes.
+    #[default]
+    None,
+    /// The VMs that share grow by it.
+    Grow,
+    /// More VMs of the group start with it.
+    Start,
+}
+
+/// What a VM was promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// What it is sure of.
+    pub base: u64,
+    /// The most it can have: what its guest sees.
+    pub max: u64,
+    /// What becomes of its savings.
+    pub claim: Claim,
+}
+
+/// What a VM holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// Guest frames with a frame of their own.
+    pub private: u64,
+    /// Guest frames with a frame that others may use.
+    pub shared: u64,
+    /// Its users of shared frames: those, and blocks of its overlays.
+    pub users: u64,
+    /// What they are charged, in units.
+    pub units: u64,
+    /// Frames of its overlays that nobody else may use.
+    pub overlay: u64,
+    /// Frames of its tables.
+    pub tables: u64,
+    /// Frames that EL2 could take from it now, without the guest's help and without loss.
+    pub takeable: u64,
+}
+
+impl Holding {
+    /// What it is charged for guest memory and blocks that are shared.
+    const fn memory(self) -> u64 {
+        self.private + self.units.div_ceil(UNIT)
+    }
+
+    /// What it is charged in all.
+    pub const fn charge(self) -> u64 {
+        self.memory() + self.overlay + self.tables
+    }
+
+    /// What sharing saves on its account: the sum of (n - 1)/n.
+    pub const fn entitlement(self) -> u64 {
+        (self.users * UNIT).saturating_sub(self.units) / UNIT
+    }
+
+    /// Guest frames with a frame behind them.
+    pub const fn resident(self) -> u64 {
+        self.private + self.shared
+    }
+}
+
+/// How a VM stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The most that its guest may have now.
+    pub limit: u64,
+    /// What its guest has beyond its base.
+    pub drawn: u64,
+    /// Its entitlement less what it has drawn.
+    pub balance: i64,
+    /// What it is charged beyond the limit.
+    pub owed: u64,
+}
+
+/// How a VM with these terms stands.
+pub fn stand(terms: Terms, holding: Holding) -> Standing {
+    let entitlement = holding.entitlement();
+    let allowance = match terms.claim {
+        Claim::Grow => entitlement.min(holding.takeable),
+        Claim::None | Claim::Start => 0,
+    };
+    let limit = terms
+        .base
+        .saturating_add(allowance)
+        .min(terms.max.max(terms.base));
+    let drawn = holding.resident().saturating_sub(terms.base);
+    Standing {
+        limit,
+        drawn,
+        balance: entitlement as i64 - drawn as i64,
+        owed: holding.memory().saturating_sub(limit),
+    }
+}
+
+/// What more VMs may start with, beyond the machine's own memory: what those hold whose savings go
+/// there, as far as it could be taken back.
+pub fn pool(vms: impl Iterator<Item = (Terms, Holding)>) -> u64 {
+    let saved = |(terms, holding): (Terms, Holding)| match terms.claim {
+        Claim::Start => holding.entitlement().min(holding.takeable),
+        Claim::None | Claim::Grow => 0,
+    };
+    vms.map(saved).sum()
+}
+
+/// How many VMs of this base start in a machine of `memory` frames where VMs with `bases` in all run,
+/// and `pool` was saved.
+pub fn fit(base: u64, memory: u64, bases: u64, pool: u64) -> u64 {
+    let there = memory.saturating_add(pool).saturating_sub(bases);
+    there.checked_div(base).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERMS: Terms = Terms {
+        base: 1000,
+        max: 1500,
+        claim: Claim::Grow,
+    };
+
+    /// 800 private frames, and 200 that two VMs use each.
+    const HOLDING: Holding = Holding {
+        private: 800,
+        shared: 200,
+        users: 200,
+        units: 200 * UNIT / 2,
+        overlay: 5,
+        tables: 7,
+        takeable: 1000,
+    };
+
+    #[test]
+    fn a_vm_grows_by_what_sharing_saves() {
+        assert_eq!(HOLDING.charge(), 800 + 100 + 5 + 7);
+        assert_eq!(HOLDING.entitlement(), 100);
+        let standing = stand(TERMS, HOLDING);
+        assert_eq!((standing.limit, standing.drawn), (1100, 0));
+        assert_eq!((standing.balance, standing.owed), (100, 0));
+    }
+
+    #[test]
+    fn it_does_not_grow_by_what_could_not_be_taken_back() {
+        let holding = Holding {
+            takeable: 30,
+            ..HOLDING
+        };
+        assert_eq!(stand(TERMS, holding).limit, 1030);
+        let never = Terms {
+            claim: Claim::None,
+            ..TERMS
+        };
+        assert_eq!(stand(never, HOLDING).limit, 1000);
+    }
+
+    #[test]
+    fn what_breaks_is_owed() {
+        // It grew to 1100 and then wrote all that it shared.
+        let broken = Holding {
+            private: 1100,
+            shared: 0,
+            users: 0,
+            units: 0,
+            ..HOLDING
+        };
+        let standing = stand(TERMS, broken);
+        assert_eq!((standing.limit, standing.owed), (1000, 100));
+        assert_eq!((standing.drawn, standing.balance), (100, -100));
+    }
+
+    #[test]
+    fn the_pool_is_what_can_be_taken_back() {
+        let start = Terms {
+            claim: Claim::Start,
+            ..TERMS
+        };
+        let vms = [(start, HOLDING), (TERMS, HOLDING)];
+        assert_eq!(pool(vms.into_iter()), 100);
+        assert_eq!(fit(1000, 3000, 2000, 0), 1);
+        assert_eq!(fit(1000, 2900, 2000, 100), 1);
+        assert_eq!(fit(1000, 2900, 2000, 99), 0);
+        assert_eq!(fit(0, 2900, 2000, 99), 0);
+    }
+
+    #[test]
+    fn the_limit_is_between_base_and_max() {
+        let holding = Holding {
+            users: 9000,
+            takeable: 9000,
+            ..HOLDING
+        };
+        assert_eq!(stand(TERMS, holding).limit, 1500);
+    }
+}

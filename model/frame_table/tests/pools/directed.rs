@@ -1,0 +1,238 @@
+//! What pools and the map refuse, and what becomes of images.
+
+use crate::machine::{Machine, RANGES, filled, owner};
+use model_addr::{FrameRange, Mfn, NodeId};
+use model_frame_table::{
+    CHUNK_ORDER, Contents, Event, FrameEntry, MAX_ORDER, MapError, MemoryMap, MemoryRange, Origin,
+    Pool, Purpose, Refused, Use, entries_bytes,
+};
+
+/// What idle CPUs have zeroed is lost as soon as anybody else may have written it.
+#[test]
+fn only_untouched_blocks_are_reserved_as_zeroes() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [_, mut pool] = filled(&map);
+    let fill = |pool: &mut Pool, frames: usize| {
+        (0..frames)
+            .filter_map(|_| pool.zero_ahead(&map, |_| ()))
+            .count()
+    };
+    let take = |pool: &mut Pool| {
+        let owner = owner(1, 0);
+        let run = pool.allocate(&map, MAX_ORDER, Purpose::Reserved(owner), NodeId(1));
+        let contents = map.take_reserved(run.unwrap(), owner).unwrap();
+        pool.free_reserved(&map, run.unwrap(), 512, owner);
+        pool.free(&map, run.unwrap(), CHUNK_ORDER).unwrap();
+        contents
+    };
+    // A block taken away midway is begun anew.
+    assert_eq!(fill(&mut pool, 511), 511);
+    assert_eq!(take(&mut pool), Contents::Unknown);
+    assert_eq!(fill(&mut pool, 511), 511);
+    assert_eq!((pool.counts().zeroed(), fill(&mut pool, 9)), (0, 1));
+    assert_eq!((pool.counts().zeroed(), pool.wants_zeroing()), (512, false));
+    // Others take it last, and then it is zeroed no more.
+    let kept: Vec<_> = core::iter::from_fn(|| pool.allocate(&map, 0, Purpose::Table, NodeId(1)))
+        .take(700 + 33 - 512)
+        .collect();
+    assert_eq!((pool.counts().free, pool.counts().zeroed()), (512, 512));
+    assert_eq!(take(&mut pool), Contents::Zeroes);
+    assert_eq!(take(&mut pool), Contents::Unknown);
+    assert_eq!(fill(&mut pool, 600), 512);
+    let table = pool.allocate(&map, 0, Purpose::Table, NodeId(1)).unwrap();
+    assert_eq!((pool.counts().free, pool.counts().zeroed()), (511, 0));
+    pool.free(&map, table, 0).unwrap();
+    assert_eq!(take(&mut pool), Contents::Unknown);
+    for frame in kept {
+        pool.free(&map, frame, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_run_that_cuts_a_block_is_refused() {
+    let entries: Vec<_> = (0..4).map(|_| FrameEntry::default()).collect();
+    let frames = FrameRange {
+        start: Mfn(4),
+        count: 4,
+    };
+    let range = MemoryRange {
+        frames,
+        node: NodeId(0),
+        entries: &entries,
+    };
+    let map = MemoryMap::new(&[range]).unwrap();
+    let mut pool = Pool::new(NodeId(0));
+    pool.add(&map, frames, Origin::Machine).unwrap();
+    let guest = Purpose::Private(owner(1, 0));
+    let singles = [(); 2].map(|()| pool.allocate(&map, 0, guest, NodeId(0)).unwrap());
+    let pair = pool
+        .allocate(&map, 1, Purpose::Hypervisor, NodeId(0))
+        .unwrap();
+    assert_eq!((singles, pair), ([Mfn(4), Mfn(5)], Mfn(6)));
+    assert_eq!(pool.free(&map, Mfn(4), 2), Err(Refused::Order));
+    assert_eq!(pool.free(&map, pair, 1), Ok(()));
+    assert_eq!(pool.free(&map, singles[0], 1), Ok(()));
+    assert_eq!(pool.counts().blocks[2], 1);
+}
+
+#[test]
+fn wrong_frees_are_refused() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [mut pool, mut other] = filled(&map);
+    let block = pool
+        .allocate(&map, 3, Purpose::Hypervisor, NodeId(0))
+        .unwrap();
+    assert_eq!(other.free(&map, block, 3), Err(Refused::NotHere));
+    assert_eq!(pool.free(&map, block, 2), Err(Refused::Order));
+    assert_eq!(pool.free(&map, block.add(4), 2), Err(Refused::Order));
+    assert_eq!(pool.free(&map, block.add(1), 3), Err(Refused::Order));
+    let frame = map.entry(block.add(5)).unwrap();
+    let guard = frame.lock().unwrap();
+    assert_eq!(pool.free(&map, block, 3), Err(Refused::Locked));
+    drop(guard);
+    frame.lock().unwrap().pin().unwrap();
+    assert_eq!(pool.free(&map, block, 3), Err(Refused::Pinned));
+    frame.lock().unwrap().unpin().unwrap();
+    assert_eq!(pool.free(&map, block, 3), Ok(()));
+    assert_eq!(pool.free(&map, block, 3), Err(Refused::PoolOnly));
+    assert_eq!(pool.free(&map, Mfn(0), 0), Err(Refused::NotHere));
+}
+
+#[test]
+fn a_shared_frame_is_freed_when_nobody_uses_it() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [mut pool, _] = filled(&map);
+    let at = pool
+        .allocate(&map, 0, Purpose::Private(owner(1, 7)), NodeId(0))
+        .unwrap();
+    let entry = map.entry(at).unwrap();
+    let mut frame = entry.lock().unwrap();
+    frame.step(Event::Share).unwrap();
+    drop(frame);
+    let refused = |usage| Err(Refused::Step(usage, Event::Release));
+    assert_eq!(pool.free(&map, at, 0), refused(Use::Shared));
+    let mut frame = entry.lock().unwrap();
+    assert_eq!(frame.drop_reference(), Ok(0));
+    frame.step(Event::Retire).unwrap();
+    drop(frame);
+    assert_eq!(pool.free(&map, at, 0), refused(Use::CachedOnly));
+    entry.lock().unwrap().step(Event::Discard).unwrap();
+    assert_eq!(pool.free(&map, at, 0), Ok(()));
+}
+
+#[test]
+fn an_image_is_kept_for_ever() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [image, rest] = [(0x8_0000, 4), (0x8_0004, 1020)].map(|(start, count)| FrameRange {
+        start: Mfn(start),
+        count,
+    });
+    map.set_aside(FrameRange { count: 2, ..image }).unwrap();
+    map.set_aside_image(image).unwrap();
+    assert!(map.set_aside_image(image).is_err());
+    let mut pool = Pool::new(NodeId(0));
+    assert!(pool.add(&map, image, Origin::Machine).is_err());
+    pool.add(&map, rest, Origin::Machine).unwrap();
+    for n in 0..4 {
+        let at = image.start.add(n);
+        let entry = map.entry(at).unwrap();
+        let state = entry.state();
+        assert_eq!(
+            (state.usage, state.origin),
+            (Use::CachedOnly, Origin::Image)
+        );
+        assert!(pool.free(&map, at, 0).is_err());
+        let mut frame = entry.lock().unwrap();
+        assert_eq!(frame.step(Event::Discard), Err(Refused::Image));
+        frame.step(Event::Revive).unwrap();
+        assert_eq!(frame.step(Event::Claim), Err(Refused::Image));
+        frame.drop_reference().unwrap();
+        frame.step(Event::Retire).unwrap();
+    }
+    let table = pool.allocate(&map, 0, Purpose::Hypervisor, NodeId(0));
+    let mut own = map.entry(table.unwrap()).unwrap().lock().unwrap();
+    assert_eq!(own.step(Event::Keep), Err(Refused::PoolOnly));
+}
+
+#[test]
+fn frames_are_words_of_lists() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let links: Vec<_> = RANGES
+        .iter()
+        .flat_map(|(start, count, _)| (*start..start + count).map(Mfn))
+        .map(|frame| (frame, map.link(frame).unwrap()))
+        .collect();
+    for (n, (frame, link)) in (1..).zip(&links) {
+        assert_eq!(*link, n, "in order");
+        assert_eq!(map.linked(*link).unwrap().0, *frame);
+    }
+    assert!(map.linked(0).is_none());
+    assert!(map.linked(links.len() as u32 + 1).is_none());
+    assert!(map.link(Mfn(0)).is_none());
+}
+
+#[test]
+fn memory_set_aside_is_in_no_pool() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let kept = FrameRange {
+        start: Mfn(0x8_0000),
+        count: 512,
+    };
+    map.set_aside(kept).unwrap();
+    assert!(map.set_aside(kept).is_err());
+    let mut pool = Pool::new(NodeId(0));
+    let whole = FrameRange {
+        start: Mfn(0x8_0000),
+        count: 1024,
+    };
+    assert!(pool.add(&map, whole, Origin::Machine).is_err());
+    let rest = FrameRange {
+        start: Mfn(0x8_0200),
+        count: 512,
+    };
+    pool.add(&map, rest, Origin::Lent).unwrap();
+    let block = pool.allocate(&map, 9, Purpose::Table, NodeId(0)).unwrap();
+    assert_eq!(block, rest.start);
+    assert_eq!(map.entry(block).unwrap().state().origin, Origin::Lent);
+    assert_eq!(
+        map.census(whole.start, whole.count)[Use::Hypervisor as usize],
+        512
+    );
+    assert_eq!(entries_bytes(1024), 0x8000);
+    assert_eq!(entries_bytes(1), 0x1000);
+}
+
+#[test]
+fn bad_maps_are_refused() {
+    let entries: Vec<_> = (0..4).map(|_| FrameEntry::default()).collect();
+    let range = |start, count, node| MemoryRange {
+        frames: FrameRange {
+            start: Mfn(start),
+            count,
+        },
+        node: NodeId(node),
+        entries: &entries,
+    };
+    let error = |ranges: &[_]| MemoryMap::new(ranges).map(|_| ()).unwrap_err();
+    assert_eq!(error(&[range(0, 5, 0)]), MapError::Entries(Mfn(0)));
+    assert_eq!(
+        error(&[range(u64::MAX, 4, 0)]),
+        MapError::Entries(Mfn(u64::MAX))
+    );
+    assert_eq!(
+        error(&[range(8, 4, 0), range(5, 4, 0)]),
+        MapError::Overlap(Mfn(8))
+    );
+    assert_eq!(error(&[range(0, 4, 8)]), MapError::Node(NodeId(8)));
+    assert_eq!(error(&[range(0, 4, 0); 65]), MapError::Ranges);
+    let map = MemoryMap::new(&[range(4, 4, 0), range(12, 4, 0)]).unwrap();
+    assert!(map.entry(Mfn(3)).is_none() && map.entry(Mfn(8)).is_none());
+    assert!(map.run(Mfn(6), 3).is_none() && map.run(Mfn(6), u64::MAX).is_none());
+    assert_eq!(map.run(Mfn(6), 2).unwrap().len(), 2);
+}

@@ -1,0 +1,264 @@
+//! What one step costs, beside the number of shared frames and of users: `cargo bench -p
+//! model_sharing`. Each line takes the same 1,000 frames, spread over all, again and again, so that
+//! what grows is the work and not the cache misses of ever more frames.
+#![allow(clippy::unwrap_used, reason = "it only measures")]
+
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::sync::atomic::AtomicU32;
+use std::time::Instant;
+
+use machine_contract::TableMemory;
+use model_addr::{FrameRange, Gfn, Mfn, NodeId, VmId};
+use model_frame_table::{
+    CacheKey, FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose,
+};
+use model_sharing::{
+    Accounts, Expect, Ground, Index, MAX_USERS, Record, RecordId, Slab, claim, evict, join, leave,
+    publish,
+};
+
+const KEY: CacheKey = CacheKey {
+    group: 0,
+    disk: 1,
+    block: 0,
+};
+const NODE: NodeId = NodeId(0);
+/// Frames that are measured.
+const TAKEN: u64 = 1000;
+const ROUNDS: u32 = 20;
+
+/// Frames of records, one after the other.
+#[derive(Default)]
+struct Tables {
+    words: Vec<[u64; 512]>,
+    free: Vec<Mfn>,
+}
+
+impl TableMemory for Tables {
+    fn allocate_table(&mut self) -> Option<Mfn> {
+        if let Some(table) = self.free.pop() {
+            self.words[table.0 as usize] = [0; 512];
+            return Some(table);
+        }
+        self.words.push([0; 512]);
+        Some(Mfn(self.words.len() as u64 - 1))
+    }
+
+    fn free_table(&mut self, table: Mfn) {
+        self.free.push(table);
+    }
+
+    fn read(&self, table: Mfn, index: usize) -> u64 {
+        self.words[table.0 as usize][index]
+    }
+
+    fn write(&mut self, table: Mfn, index: usize, value: u64) {
+        self.words[table.0 as usize][index] = value;
+    }
+}
+
+/// A machine of one CPU: its locks cost nothing.
+struct Machine<'a> {
+    map: MemoryMap<'a>,
+    accounts: Accounts,
+    index: Index<'a>,
+    pool: RefCell<Pool>,
+    slab: RefCell<(Slab, Tables)>,
+}
+
+impl Ground for Machine<'_> {
+    fn map(&self) -> &MemoryMap<'_> {
+        &self.map
+    }
+
+    fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    fn index(&self) -> &Index<'_> {
+        &self.index
+    }
+
+    fn lock_stripe(&self, _: usize) -> impl Sized {}
+
+    /// Each frame holds its own number.
+    fn word(&self, frame: Mfn, _: usize) -> u64 {
+        frame.0
+    }
+
+    fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
+        let (slab, tables) = &mut *self.slab.borrow_mut();
+        let id = slab.take(tables)?;
+        Record { user, next: None }.write(tables, id);
+        Some(id)
+    }
+
+    fn give_record(&self, record: RecordId) {
+        let (slab, tables) = &mut *self.slab.borrow_mut();
+        slab.give(tables, record);
+    }
+
+    fn record(&self, record: RecordId) -> Record {
+        Record::read(&self.slab.borrow().1, record)
+    }
+
+    fn set_next(&self, record: RecordId, next: Option<RecordId>) {
+        Record::set_next(&mut self.slab.borrow_mut().1, record, next);
+    }
+
+    fn free(&self, frame: Mfn) {
+        self.pool.borrow_mut().free(&self.map, frame, 0).unwrap();
+    }
+}
+
+fn user(vm: u64, frame: Mfn) -> Owner {
+    Owner {
+        vm: VmId {
+            index: vm as u16,
+            generation: 1,
+        },
+        gfn: Gfn(frame.0),
+    }
+}
+
+impl Machine<'_> {
+    /// A new frame of VM 0, found by its contents.
+    fn share_one(&self) -> Mfn {
+        let purpose = Purpose::Private(user(0, Mfn(0)));
+        let frame = self.pool.borrow_mut().allocate(&self.map, 0, purpose, NODE);
+        let frame = frame.unwrap();
+        let entry = self.map.entry(frame).unwrap();
+        entry.lock().unwrap().set_owner(user(0, frame));
+        self.publish(frame);
+        frame
+    }
+
+    fn publish(&self, frame: Mfn) {
+        publish(self, frame, user(0, frame), KEY).unwrap();
+        let bucket = self.index.content_bucket(0, |_| frame.0);
+        self.index.insert(&self.map, bucket, frame);
+    }
+
+    fn join(&self, frame: Mfn, vm: u64) {
+        join(self, frame, user(vm, frame), Expect::Group(0)).unwrap();
+    }
+
+    fn leave(&self, frame: Mfn, vm: u64) {
+        black_box(leave(self, frame, user(vm, frame), true).unwrap());
+    }
+
+    fn find(&self, frame: Mfn) -> bool {
+        let bucket = self.index.content_bucket(0, |_| frame.0);
+        let found = self.index.find(&self.map, bucket, |at, _| at == frame);
+        found.is_some()
+    }
+}
+
+/// Nanoseconds that a step takes of those that `step` does for each frame, the best of some rounds;
+/// `undo` is not counted.
+fn time(frames: &[Mfn], mut step: impl FnMut(Mfn), mut undo: impl FnMut(Mfn)) -> f64 {
+    let mut best = f64::MAX;
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        for frame in frames {
+            step(*frame);
+        }
+        best = best.min(start.elapsed().as_nanos() as f64);
+        for frame in frames {
+            undo(*frame);
+        }
+    }
+    best / frames.len() as f64
+}
+
+fn measure(count: u64) {
+    let entries: Vec<_> = (0..count).map(|_| FrameEntry::default()).collect();
+    let heads = 2 * count.next_power_of_two();
+    let heads: Vec<_> = (0..heads).map(|_| AtomicU32::new(0)).collect();
+    let frames = FrameRange {
+        start: Mfn(0x4_0000),
+        count,
+    };
+    let map = MemoryMap::new(&[MemoryRange {
+        frames,
+        node: NODE,
+        entries: &entries,
+    }]);
+    let mut pool = Pool::new(NODE);
+    let map = map.unwrap();
+    pool.add(&map, frames, Origin::Machine).unwrap();
+    let machine = Machine {
+        map,
+        accounts: Accounts::new(),
+        index: Index::new(&heads, 0x5eed),
+        pool: RefCell::new(pool),
+        slab: RefCell::default(),
+    };
+    for _ in 0..count {
+        machine.share_one();
+    }
+    let taken = (0..TAKEN).map(|n| frames.start.add(n * count / TAKEN));
+    let taken: Vec<_> = taken.collect();
+    println!("{count} frames:");
+    with_one_user(&machine, &taken);
+    with_many_users(&machine, &taken);
+}
+
+/// Frames have the user of VM 0 before, and nobody after.
+fn with_one_user(machine: &Machine<'_>, taken: &[Mfn]) {
+    let look_up = |frame| assert!(black_box(machine.find(frame)));
+    let look_up = time(taken, look_up, |_| ());
+    let join = time(taken, |at| machine.join(at, 1), |at| machine.leave(at, 1));
+    let claim = time(
+        taken,
+        |frame| assert!(claim(machine, frame, user(0, frame))),
+        |frame| machine.publish(frame),
+    );
+    let retire = time(taken, |at| machine.leave(at, 0), |at| machine.join(at, 0));
+    for frame in taken {
+        machine.leave(*frame, 0);
+    }
+    let evict = time(
+        taken,
+        |frame| assert!(evict(machine, frame)),
+        |_| machine.leave(machine.share_one(), 0),
+    );
+    println!(
+        "  look up {look_up:.0}, join {join:.0}, claim {claim:.0}, retire {retire:.0}, evict {evict:.0}"
+    );
+}
+
+/// Frames have nobody before, and all users that they may have after.
+fn with_many_users(machine: &Machine<'_>, taken: &[Mfn]) {
+    let mut have = 0;
+    for users in [2, 4, 8, 16, 32, u64::from(MAX_USERS)] {
+        let last = users - 1;
+        for vm in have..last {
+            for frame in taken {
+                machine.join(*frame, vm);
+            }
+        }
+        let join = time(
+            taken,
+            |at| machine.join(at, last),
+            |at| machine.leave(at, last),
+        );
+        for frame in taken {
+            machine.join(*frame, last);
+        }
+        have = users;
+        let leave = time(taken, |at| machine.leave(at, 0), |at| machine.join(at, 0));
+        println!("  {users:2} users: join {join:.0}, leave {leave:.0}");
+    }
+}
+
+fn main() {
+    println!("nanoseconds per step, the best of {ROUNDS} rounds over {TAKEN} frames");
+    // Only `cargo bench` says so; a test run has a look whether it works.
+    let is_bench = std::env::args().any(|argument| argument == "--bench");
+    let counts = [10_000, 1_000_000, 10_000_000];
+    for count in counts.into_iter().take(if is_bench { 3 } else { 1 }) {
+        measure(count);
+    }
+}

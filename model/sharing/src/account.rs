@@ -1,0 +1,118 @@
+//! What each VM is charged for the frames it shares.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use model_frame_table::Owner;
+
+/// What one whole frame is charged: a user of a frame with n users is charged `UNIT / n`, rounded
+/// down.
+pub const UNIT: u64 = 1 << 20;
+
+/// VM slots that have an account.
+pub const ACCOUNTS: usize = 64;
+
+/// One VM's numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Its guest frames, and overlay blocks, that a shared frame is behind.
+    pub users: u64,
+    /// The sum of `UNIT / n` over them, n being how many users the frame of each has.
+    pub units: u64,
+}
+
+impl Account {
+    /// What sharing saves the VM, in units: the sum of (n - 1)/n.
+    pub const fn entitlement(self) -> u64 {
+        (self.users * UNIT).saturating_sub(self.units)
+    }
+
+    /// Frames that it is charged for what it shares, rounded down.
+    pub const fn charge(self) -> u64 {
+        self.units / UNIT
+    }
+}
+
+/// A line of the cache, so that CPUs that run different VMs do not share one.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Line {
+    users: AtomicU64,
+    units: AtomicU64,
+}
+
+/// The accounts of all VMs, by their slots. They change while the frame is locked whose users do,
+/// so they are exact: nothing is queued.
+///
+/// An account is of a slot, not of an instance: a slot's next VM starts with a zero account only
+/// if all users of the one before have left.
+#[derive(Debug)]
+pub struct Accounts {
+    lines: [Line; ACCOUNTS],
+    cached: AtomicU64,
+}
+
+impl Default for Accounts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Accounts {
+    /// All zero.
+    pub const fn new() -> Self {
+        Self {
+            lines: [const {
+                Line {
+                    users: AtomicU64::new(0),
+                    units: AtomicU64::new(0),
+                }
+            }; ACCOUNTS],
+            cached: AtomicU64::new(0),
+        }
+    }
+
+    /// The account of `slot`; zero where there is no such slot. While users come and go, the two
+    /// numbers may be of slightly different moments.
+    pub fn get(&self, slot: u16) -> Account {
+        let line = self.lines.get(usize::from(slot));
+        line.map_or(Account::default(), |line| Account {
+            users: line.users.load(Ordering::Relaxed),
+            units: line.units.load(Ordering::Relaxed),
+        })
+    }
+
+    /// How many frames are kept that nobody uses, those of images not counted: what a [`Clock`]
+    /// may find.
+    ///
+    /// [`Clock`]: crate::Clock
+    pub fn cached(&self) -> u64 {
+        self.cached.load(Ordering::Relaxed)
+    }
+
+    /// A user of a frame that had `before` users, the frame now has `after`. Zero before: the user
+    /// is new; zero after: it has left.
+    pub(crate) fn change(&self, user: Owner, before: u32, after: u32) {
+        let Some(line) = self.lines.get(usize::from(user.vm.index)) else {
+            return;
+        };
+        let users = u64::from(after > 0).wrapping_sub(u64::from(before > 0));
+        let units = share(after).wrapping_sub(share(before));
+        if users != 0 {
+            line.users.fetch_add(users, Ordering::Relaxed);
+        }
+        line.units.fetch_add(units, Ordering::Relaxed);
+    }
+
+    /// `count` frames more are kept for nobody, in two's complement.
+    pub(crate) fn change_cached(&self, count: i64) {
+        self.cached.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
+
+/// What each of `users` is charged.
+const fn share(users: u32) -> u64 {
+    match UNIT.checked_div(users as u64) {
+        Some(units) => units,
+        None => 0,
+    }
+}

@@ -1,0 +1,345 @@
+//! Users come and go.
+
+use core::fmt;
+
+use model_addr::Mfn;
+use model_frame_table::{
+    CacheKey, Chain, Event, FrameEntry, FrameState, LockedFrame, Origin, Owner, Refused, Use,
+};
+
+use crate::{Ground, RecordId};
+
+/// The most users that a frame has: what one of them does costs all of them a little.
+pub const MAX_USERS: u32 = 64;
+
+/// What a frame must be for somebody to join it. It is asked again once the frame is locked, for a
+/// frame that was found without a lock may be another's by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// An image's. Whether the user may read that image is for whoever keeps the disks.
+    Image,
+    /// Of this share group, and no image's. The caller has compared its contents and still holds
+    /// the lock of the stripe where it found it.
+    Group(u16),
+    /// Of this share group and disk block, and no image's.
+    Block(CacheKey),
+}
+
+impl Expect {
+    fn check(self, frame: &LockedFrame<'_>) -> Result<(), NotJoined> {
+        let is_image = frame.state().origin == Origin::Image;
+        let key = frame.cache_key();
+        let (fits, group) = match self {
+            Self::Image => {
+                return if is_image {
+                    Ok(())
+                } else {
+                    Err(NotJoined::Gone)
+                };
+            }
+            Self::Group(group) => (true, group),
+            Self::Block(wanted) => {
+                let is_same = (key.disk, key.block) == (wanted.disk, wanted.block);
+                (is_same, wanted.group)
+            }
+        };
+        if is_image || !fits {
+            Err(NotJoined::Gone)
+        } else if key.group != group {
+            Err(NotJoined::OtherGroup)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// What came of joining.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// How many users the frame has now.
+    pub users: u32,
+    /// Whether it was kept for nobody before.
+    pub revived: bool,
+}
+
+/// Why a frame was not joined, or not made a shared one. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotJoined {
+    /// It is not what was expected, or no longer: another CPU was faster.
+    Gone,
+    /// It is of another share group.
+    OtherGroup,
+    /// It has [`MAX_USERS`] users.
+    Full,
+    /// There is no memory for one more record.
+    NoMemory,
+}
+
+impl fmt::Display for NotJoined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gone => "the frame is another one by now",
+            Self::OtherGroup => "the frame is of another share group",
+            Self::Full => "the frame has as many users as it may have",
+            Self::NoMemory => "no memory is left for the record of a user",
+        })
+    }
+}
+
+impl core::error::Error for NotJoined {}
+
+/// What became of a frame that a user left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// So many others use it.
+    Others(u32),
+    /// Nobody uses it, and it is kept.
+    Kept,
+    /// Nobody uses it, and it went back to its pool.
+    Freed,
+}
+
+/// Adds `user` to a shared frame, or to one that is kept: then it is its only user.
+///
+/// # Errors
+/// Any [`NotJoined`].
+pub fn join(
+    ground: &impl Ground,
+    frame: Mfn,
+    user: Owner,
+    expect: Expect,
+) -> Result<Joined, NotJoined> {
+    let entry = ground.map().entry(frame).ok_or(NotJoined::Gone)?;
+    let near = entry.state().node;
+    let record = ground.take_record(near, user).ok_or(NotJoined::NoMemory)?;
+    let joined = join_with(ground, entry, record, user, expect);
+    if joined.is_err() {
+        ground.give_record(record);
+    }
+    joined
+}
+
+fn join_with(
+    ground: &impl Ground,
+    entry: &FrameEntry,
+    record: RecordId,
+    user: Owner,
+    expect: Expect,
+) -> Result<Joined, NotJoined> {
+    let mut frame = entry.lock_shared().ok_or(NotJoined::Gone)?;
+    expect.check(&frame)?;
+    let before = frame.users();
+    if before >= MAX_USERS {
+        return Err(NotJoined::Full);
+    }
+    let revived = frame.state().usage == Use::CachedOnly;
+    let counted = if revived {
+        frame.step(Event::Revive).map(|_| ())
+    } else {
+        frame.add_reference()
+    };
+    counted.map_err(|_| NotJoined::Gone)?;
+    if revived && frame.state().origin != Origin::Image {
+        ground.accounts().change_cached(-1);
+    }
+    let users = frame.users();
+    change_all(ground, &frame, before, users);
+    push(ground, &mut frame, record, user);
+    Ok(Joined { users, revived })
+}
+
+/// Makes a private frame of `user` a shared one with it as the only user: nobody may write it any
+/// more, and `key` says what is known of it.
+///
+/// # Errors
+/// [`NotJoined::Gone`] where the frame is not the user's private one, [`NotJoined::NoMemory`].
+pub fn publish(
+    ground: &impl Ground,
+    frame: Mfn,
+    user: Owner,
+    key: CacheKey,
+) -> Result<(), NotJoined> {
+    let entry = ground.map().entry(frame).ok_or(NotJoined::Gone)?;
+    let near = entry.state().node;
+    let record = ground.take_record(near, user).ok_or(NotJoined::NoMemory)?;
+    let published = publish_with(ground, entry, record, user, key);
+    if published.is_err() {
+        ground.give_record(record);
+    }
+    published
+}
+
+fn publish_with(
+    ground: &impl Ground,
+    entry: &FrameEntry,
+    record: RecordId,
+    user: Owner,
+    key: CacheKey,
+) -> Result<(), NotJoined> {
+    let mut frame = entry.lock().ok_or(NotJoined::Gone)?;
+    let is_users = frame.state().usage == Use::Private && frame.owner() == user;
+    if !is_users || frame.step(Event::Share).is_err() {
+        return Err(NotJoined::Gone);
+    }
+    frame.set_cache_key(key);
+    frame.set_first_record(RecordId::encode(None));
+    push(ground, &mut frame, record, user);
+    Ok(())
+}
+
+/// Takes `user` from a shared frame; once, where it is there several times. `None` where it is not
+/// a user. The frame that nobody uses any more is kept where it is an image's, or where `keep` says
+/// so and it holds a disk's block; any other is freed, so the caller holds no stripe's lock.
+///
+/// It needs neither the user's pmap nor its VM: it may be called long after the mapping was gone.
+pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Option<Left> {
+    let mut locked = ground.map().entry(frame)?.lock_shared()?;
+    let record = take_out(ground, &mut locked, user)?;
+    let is_image = locked.state().origin == Origin::Image;
+    let left = match locked.users() {
+        0 if is_image || keep && locked.cache_key().disk != 0 => Left::Kept,
+        0 => Left::Freed,
+        others => Left::Others(others),
+    };
+    if locked.users() == 0 && locked.step(Event::Retire).is_ok() && !is_image {
+        ground.accounts().change_cached(1);
+    }
+    drop(locked);
+    ground.give_record(record);
+    // Where somebody found it before it left the index, it is used again.
+    if left == Left::Freed && !evict(ground, frame) {
+        return Some(Left::Kept);
+    }
+    Some(left)
+}
+
+/// Makes a shared frame the private memory of `user`, its only user, who may then write it. `false`
+/// where it has other users or is an image's; the user needs a copy then. The frame leaves the
+/// index first, so the caller holds no stripe's lock.
+pub fn claim(ground: &impl Ground, frame: Mfn, user: Owner) -> bool {
+    let Some(entry) = ground.map().entry(frame) else {
+        return false;
+    };
+    let claimed = claim_unindexed(ground, entry, user);
+    if claimed != Err(Refused::Indexed) {
+        return claimed.is_ok();
+    }
+    unindex(ground, frame, |state| {
+        state.usage == Use::Shared && state.references == 1
+    });
+    claim_unindexed(ground, entry, user).is_ok()
+}
+
+fn claim_unindexed(ground: &impl Ground, entry: &FrameEntry, user: Owner) -> Result<(), Refused> {
+    let mut frame = entry.lock_shared().ok_or(Refused::PoolOnly)?;
+    let record = RecordId::decode(frame.first_record());
+    let record = record.filter(|record| ground.record(*record).user == user);
+    let record = record.ok_or(Refused::References(frame.state().references))?;
+    frame.step(Event::Claim)?;
+    frame.set_owner(user);
+    ground.accounts().change(user, 1, 0);
+    drop(frame);
+    ground.give_record(record);
+    Ok(())
+}
+
+/// Frees a kept frame that nobody uses, no image's: takes it out of the index, then gives it to
+/// its pool. `false` where it is none, or is used again. The caller holds no stripe's lock.
+pub fn evict(ground: &impl Ground, frame: Mfn) -> bool {
+    let Some(entry) = ground.map().entry(frame) else {
+        return false;
+    };
+    let may_go =
+        |state: FrameState| state.usage == Use::CachedOnly && state.origin != Origin::Image;
+    if !may_go(entry.state()) {
+        return false;
+    }
+    unindex(ground, frame, may_go);
+    // Whoever takes this step frees it; nobody else can any more.
+    let locked = entry.lock_shared();
+    if locked.is_none_or(|mut frame| frame.step(Event::Discard).is_err()) {
+        return false;
+    }
+    ground.accounts().change_cached(-1);
+    ground.free(frame);
+    true
+}
+
+/// Takes a frame out of the index, while `still` says so of its state.
+fn unindex(ground: &impl Ground, frame: Mfn, still: impl Fn(FrameState) -> bool) {
+    let Some(entry) = ground.map().entry(frame) else {
+        return;
+    };
+    let (map, index, key) = (ground.map(), ground.index(), entry.cache_key());
+    for chain in Chain::ALL {
+        if entry.state().chains & chain.bit() == 0 {
+            continue;
+        }
+        let bucket = match chain {
+            Chain::Content => index.content_bucket(key.group, |n| ground.word(frame, n)),
+            Chain::Block => index.block_bucket(key),
+        };
+        let _guard = ground.lock_stripe(bucket.stripe());
+        // Whoever finds it there holds the stripe's lock until it has joined.
+        if still(entry.state()) {
+            index.remove(map, bucket, frame);
+        }
+    }
+}
+
+/// Calls `each` with every user of a shared frame, at most [`MAX_USERS`]. The frame is locked
+/// meanwhile.
+pub fn users(ground: &impl Ground, frame: Mfn, each: impl FnMut(Owner)) {
+    let entry = ground.map().entry(frame);
+    if let Some(frame) = entry.and_then(FrameEntry::lock_shared) {
+        for_each(ground, &frame, each);
+    }
+}
+
+fn for_each(ground: &impl Ground, frame: &LockedFrame<'_>, mut each: impl FnMut(Owner)) {
+    let mut next = RecordId::decode(frame.first_record());
+    for _ in 0..MAX_USERS {
+        let Some(id) = next else { break };
+        let record = ground.record(id);
+        each(record.user);
+        next = record.next;
+    }
+}
+
+/// Tells the accounts of all in the frame's list that it has `after` users instead of `before`.
+fn change_all(ground: &impl Ground, frame: &LockedFrame<'_>, before: u32, after: u32) {
+    for_each(ground, frame, |user| {
+        ground.accounts().change(user, before, after);
+    });
+}
+
+/// Puts the record of a new user into the frame's list.
+fn push(ground: &impl Ground, frame: &mut LockedFrame<'_>, record: RecordId, user: Owner) {
+    ground.set_next(record, RecordId::decode(frame.first_record()));
+    frame.set_first_record(RecordId::encode(Some(record)));
+    frame.set_recent(true);
+    ground.accounts().change(user, 0, frame.users());
+}
+
+/// Takes a record of `user` out of the frame's list, and a user off its count.
+fn take_out(ground: &impl Ground, frame: &mut LockedFrame<'_>, user: Owner) -> Option<RecordId> {
+    let mut before = None;
+    let mut at = RecordId::decode(frame.first_record())?;
+    let mut steps = 1..MAX_USERS;
+    let mut record = ground.record(at);
+    while record.user != user {
+        steps.next()?;
+        before = Some(at);
+        at = record.next?;
+        record = ground.record(at);
+    }
+    let count = frame.users();
+    let left = frame.drop_reference().ok()?;
+    match before {
+        Some(before) => ground.set_next(before, record.next),
+        None => frame.set_first_record(RecordId::encode(record.next)),
+    }
+    ground.accounts().change(user, count, 0);
+    change_all(ground, frame, count, left.into());
+    Some(at)
+}

@@ -1,0 +1,80 @@
+//! Frames that guests share: who uses them, what each is charged, and how they are found.
+//!
+//! A *user* of a frame is a guest frame, or a disk's overlay, that the frame is behind. A shared
+//! frame has 1 to [`MAX_USERS`], and nobody writes it (Disco, section 4.2.5; Satori, section 4.2 for
+//! what each is charged).
+//!
+//! ```text
+//!            publish            join                   leave (the last one, kept)
+//!  Private ──────────► Shared ───────► Shared ─ ... ─► Shared ──────────► CachedOnly ──► pool
+//!     ▲                  │  n = 1        n = 2           │ n = 1   ◄──────────  evict
+//!     └──────────────────┘                               │          join
+//!        claim (sole user)                               └───────────────────────────────► pool
+//!                                                          leave (the last one, not kept)
+//!
+//!  frame's entry         records, 16 bytes each, from a slab       accounts, a line per VM slot
+//!  first record ───────► user, next ──► user, next ──► none        users; units: sum of 1/n
+//!  next by content ─┐
+//!  next by block ───┴──► other frames of the same bucket of the index
+//! ```
+//!
+//! A disk image's frames are kept from boot on, and go back and forth between shared and kept for
+//! ever: they are neither claimed nor freed.
+//!
+//! **What protects what.** The frame's lock: its use, its users, their records, and the accounts'
+//! changes for it, which are therefore exact at every moment. A stripe's lock: the chains of its
+//! buckets. A frame has to leave the index before it may be claimed or freed, and leaving takes the
+//! stripe's lock; so whoever holds that lock and finds a frame may compare its contents, and join
+//! it: they cannot have changed in between, for nobody writes a shared or kept frame. The frame
+//! table refuses the wrong order ([`model_frame_table::Refused::Indexed`]).
+//!
+//! Stripes' locks come before frames' locks, and those before the slab's. [`join`], [`publish`] and
+//! the index are for callers with or without a stripe; [`leave`], [`claim`] and [`evict`] take
+//! stripes themselves. No lock is held while a record is allocated, and frames that are neither
+//! shared nor kept are not locked even for a moment, so nothing here is in a pool's way.
+//!
+//! All work is bounded: [`MAX_USERS`] records of a frame, [`LONGEST_CHAIN`] frames of a bucket.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod account;
+mod clock;
+mod frame;
+mod index;
+mod record;
+
+use model_addr::{Mfn, NodeId};
+use model_frame_table::{MemoryMap, Owner};
+
+pub use account::{ACCOUNTS, Account, Accounts, UNIT};
+pub use clock::Clock;
+pub use frame::{
+    Expect, Joined, Left, MAX_USERS, NotJoined, claim, evict, join, leave, publish, users,
+};
+pub use index::{Bucket, Index, LONGEST_CHAIN, STRIPES};
+pub use record::{Record, RecordId, Slab};
+
+/// What sharing stands on: the machine gives it, or a test.
+pub trait Ground {
+    /// The frame table.
+    fn map(&self) -> &MemoryMap<'_>;
+    /// The accounts.
+    fn accounts(&self) -> &Accounts;
+    /// The index.
+    fn index(&self) -> &Index<'_>;
+    /// Locks a stripe of the index, below [`STRIPES`], until the guard is dropped.
+    fn lock_stripe(&self, stripe: usize) -> impl Sized;
+    /// Word `n`, below 512, of what `frame` holds. It may be anybody's frame meanwhile.
+    fn word(&self, frame: Mfn, n: usize) -> u64;
+    /// A record of `user` that nothing follows, as near to `near` as there is one. No frame is
+    /// locked. `None` where there is no memory left.
+    fn take_record(&self, near: NodeId, user: Owner) -> Option<RecordId>;
+    /// Takes back a record; no frame is locked.
+    fn give_record(&self, record: RecordId);
+    /// A record; the frame that it is of is locked.
+    fn record(&self, record: RecordId) -> Record;
+    /// Sets what follows a record; the frame that it is of is locked.
+    fn set_next(&self, record: RecordId, next: Option<RecordId>);
+    /// Gives a frame of EL2's own back to its pool; it is not locked, nor is any other.
+    fn free(&self, frame: Mfn);
+}

@@ -1,0 +1,318 @@
+//! A machine whose frames are shared, next to a model of it that is plainly right: a list of users
+//! for each frame.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "a test's; not every one needs all"
+)]
+
+use model_addr::Mfn;
+use model_frame_table::{CacheKey, Chain, Owner, Use};
+use model_sharing::{
+    ACCOUNTS, Account, Bucket, Expect, Ground, Joined, LONGEST_CHAIN, Left, MAX_USERS, NotJoined,
+    UNIT, claim, evict, join, leave, publish, users,
+};
+
+use crate::machine::{FIRST, IMAGE, Machine};
+
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// A private frame for the user becomes a shared one with this key.
+    Publish(Owner, CacheKey),
+    Join(Mfn, Owner, Expect),
+    Leave(Mfn, Owner, bool),
+    Claim(Mfn, Owner),
+    Evict(Mfn),
+    Insert(Mfn, Chain),
+    Remove(Mfn, Chain),
+    /// So many more frames for records can be had.
+    Memory(Option<u64>),
+}
+
+/// What should be known of a frame that is shared or kept.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Page {
+    pub frame: u64,
+    pub key: (u16, u8, u64),
+    /// The newest first. Nobody: it is kept.
+    pub users: Vec<(u16, u64)>,
+    pub chains: [bool; 2],
+}
+
+impl Page {
+    fn is_image(&self) -> bool {
+        self.frame < FIRST
+    }
+}
+
+pub struct World {
+    pub machine: Machine,
+    pub pages: Vec<Page>,
+    frames: u64,
+}
+
+fn short(user: Owner) -> (u16, u64) {
+    (user.vm.index, user.gfn.0)
+}
+
+impl World {
+    pub fn new(frames: u64, images: u64, buckets: usize) -> Self {
+        let page = |n| Page {
+            frame: IMAGE + n,
+            key: (0, 0, 0),
+            users: Vec::new(),
+            chains: [false; 2],
+        };
+        Self {
+            machine: Machine::new(frames, images, buckets),
+            pages: (0..images).map(page).collect(),
+            frames,
+        }
+    }
+
+    pub fn bucket(&self, frame: Mfn, chain: Chain) -> Bucket {
+        let (index, key) = (self.machine.index(), self.key(frame));
+        match chain {
+            Chain::Content => index.content_bucket(key.group, |_| self.machine.load(frame)),
+            Chain::Block => index.block_bucket(key),
+        }
+    }
+
+    fn key(&self, frame: Mfn) -> CacheKey {
+        let page = self.pages.iter().find(|page| page.frame == frame.0);
+        page.map_or(CacheKey::default(), |page| CacheKey {
+            group: page.key.0,
+            disk: page.key.1,
+            block: page.key.2,
+        })
+    }
+
+    fn position(&self, frame: Mfn) -> Option<usize> {
+        self.pages.iter().position(|page| page.frame == frame.0)
+    }
+
+    /// How many frames the flat model has in the bucket.
+    fn length(&self, bucket: Bucket, chain: Chain) -> usize {
+        let in_it = |page: &&Page| {
+            page.chains[chain as usize] && self.bucket(Mfn(page.frame), chain) == bucket
+        };
+        self.pages.iter().filter(in_it).count()
+    }
+
+    /// Does it in both, and compares what comes of it.
+    pub fn step(&mut self, step: Step) {
+        match step {
+            Step::Publish(user, key) => self.publish(user, key),
+            Step::Join(frame, user, expect) => self.join(frame, user, expect),
+            Step::Leave(frame, user, keep) => self.leave(frame, user, keep),
+            Step::Claim(frame, user) => self.claim(frame, user),
+            Step::Evict(frame) => self.evict(frame),
+            Step::Insert(frame, chain) => self.insert(frame, chain),
+            Step::Remove(frame, chain) => self.remove(frame, chain),
+            Step::Memory(left) => self.machine.slab.lock().unwrap().1.limit(left),
+        }
+    }
+
+    fn publish(&mut self, user: Owner, key: CacheKey) {
+        let machine = &self.machine;
+        // Contents follow from the block alone: those of two disks or groups may be the same.
+        let Some(frame) = machine.allocate(user, key.block) else {
+            return;
+        };
+        let other = Owner {
+            gfn: user.gfn.add(1),
+            ..user
+        };
+        let wrong = publish(machine, frame, other, key);
+        assert!(matches!(wrong, Err(NotJoined::Gone | NotJoined::NoMemory)));
+        match publish(machine, frame, user, key) {
+            Ok(()) => self.pages.push(Page {
+                frame: frame.0,
+                key: (key.group, key.disk, key.block),
+                users: vec![short(user)],
+                chains: [false; 2],
+            }),
+            Err(error) => {
+                assert_eq!(error, NotJoined::NoMemory);
+                assert!(self.no_record());
+                machine.free(frame);
+            }
+        }
+    }
+
+    /// Whether there is no record left: every frame of records is full.
+    fn no_record(&self) -> bool {
+        let (records, frames) = self.machine.records();
+        records == frames * 255
+    }
+
+    fn join(&mut self, frame: Mfn, user: Owner, expect: Expect) {
+        let result = join(&self.machine, frame, user, expect);
+        if result == Err(NotJoined::NoMemory) {
+            assert!(self.no_record());
+            return;
+        }
+        let wanted = self.position(frame).map(|at| &mut self.pages[at]);
+        let Some(page) = wanted else {
+            assert_eq!(result, Err(NotJoined::Gone));
+            return;
+        };
+        let (group, disk, block) = page.key;
+        let fits = match expect {
+            Expect::Image => page.is_image(),
+            Expect::Group(_) => !page.is_image(),
+            Expect::Block(key) => !page.is_image() && (key.disk, key.block) == (disk, block),
+        };
+        let wanted = match expect {
+            _ if !fits => Err(NotJoined::Gone),
+            Expect::Group(other) | Expect::Block(CacheKey { group: other, .. })
+                if other != group =>
+            {
+                Err(NotJoined::OtherGroup)
+            }
+            _ if page.users.len() == MAX_USERS as usize => Err(NotJoined::Full),
+            _ => {
+                page.users.insert(0, short(user));
+                Ok(Joined {
+                    users: page.users.len() as u32,
+                    revived: page.users.len() == 1,
+                })
+            }
+        };
+        assert_eq!(result, wanted);
+    }
+
+    fn leave(&mut self, frame: Mfn, user: Owner, keep: bool) {
+        let result = leave(&self.machine, frame, user, keep);
+        let Some(at) = self.position(frame) else {
+            assert_eq!(result, None);
+            return;
+        };
+        let page = &mut self.pages[at];
+        let Some(which) = page.users.iter().position(|other| *other == short(user)) else {
+            assert_eq!(result, None);
+            return;
+        };
+        page.users.remove(which);
+        let wanted = if !page.users.is_empty() {
+            Left::Others(page.users.len() as u32)
+        } else if page.is_image() || keep && page.key.1 != 0 {
+            Left::Kept
+        } else {
+            self.pages.remove(at);
+            Left::Freed
+        };
+        assert_eq!(result, Some(wanted));
+    }
+
+    fn claim(&mut self, frame: Mfn, user: Owner) {
+        let result = claim(&self.machine, frame, user);
+        let alone = |page: &Page| !page.is_image() && page.users == [short(user)];
+        let at = self.position(frame).filter(|at| alone(&self.pages[*at]));
+        assert_eq!(result, at.is_some());
+        let Some(at) = at else { return };
+        self.pages.remove(at);
+        let entry = self.machine.map().entry(frame).unwrap();
+        let state = entry.state();
+        assert_eq!(
+            (state.usage, state.references, state.chains),
+            (Use::Private, 1, 0)
+        );
+        assert_eq!(entry.lock().unwrap().owner(), user);
+        // It is the user's now: it is written, and freed as such.
+        self.machine.store(frame, 0xffff);
+        self.machine.free(frame);
+    }
+
+    fn evict(&mut self, frame: Mfn) {
+        let result = evict(&self.machine, frame);
+        let unused = |page: &Page| !page.is_image() && page.users.is_empty();
+        let at = self.position(frame).filter(|at| unused(&self.pages[*at]));
+        assert_eq!(result, at.is_some());
+        at.map(|at| self.pages.remove(at));
+    }
+
+    fn insert(&mut self, frame: Mfn, chain: Chain) {
+        let bucket = self.bucket(frame, chain);
+        let index = self.machine.index();
+        let result = index.insert(self.machine.map(), bucket, frame);
+        let room = self.length(bucket, chain) < LONGEST_CHAIN;
+        let known = self.position(frame);
+        let at = known.filter(|at| room && !self.pages[*at].chains[chain as usize]);
+        assert_eq!(result, at.is_some());
+        if let Some(at) = at {
+            self.pages[at].chains[chain as usize] = true;
+        }
+    }
+
+    fn remove(&mut self, frame: Mfn, chain: Chain) {
+        let bucket = self.bucket(frame, chain);
+        let index = self.machine.index();
+        let result = index.remove(self.machine.map(), bucket, frame);
+        let known = self.position(frame);
+        let at = known.filter(|at| self.pages[*at].chains[chain as usize]);
+        assert_eq!(result, at.is_some());
+        if let Some(at) = at {
+            self.pages[at].chains[chain as usize] = false;
+        }
+    }
+
+    /// Counts everything anew.
+    pub fn check(&self) {
+        let machine = &self.machine;
+        let mut accounts = [Account::default(); ACCOUNTS];
+        for page in &self.pages {
+            let frame = Mfn(page.frame);
+            let state = machine.map().entry(frame).unwrap().state();
+            let usage = match page.users.len() {
+                0 => Use::CachedOnly,
+                _ => Use::Shared,
+            };
+            assert_eq!(state.usage, usage);
+            assert_eq!(usize::from(state.references), page.users.len());
+            let mut found = Vec::new();
+            users(machine, frame, |user| found.push(short(user)));
+            assert_eq!(found, page.users);
+            for (vm, _) in &page.users {
+                accounts[usize::from(*vm)].users += 1;
+                accounts[usize::from(*vm)].units += UNIT / page.users.len() as u64;
+            }
+            for chain in Chain::ALL {
+                let bucket = self.bucket(frame, chain);
+                let (index, map) = (machine.index(), machine.map());
+                let found = index.find(map, bucket, |at, _| at == frame).is_some();
+                assert_eq!(found, page.chains[chain as usize]);
+                assert_eq!(state.chains & chain.bit() != 0, found);
+                let mut length = 0;
+                index.find(map, bucket, |_, _| {
+                    length += 1;
+                    false
+                });
+                assert_eq!(length, self.length(bucket, chain));
+            }
+        }
+        for (slot, account) in (0..).zip(accounts) {
+            assert_eq!(machine.accounts().get(slot), account);
+        }
+        let taken = |page: &&Page| !page.is_image();
+        let taken = self.pages.iter().filter(taken);
+        let kept = taken.clone().filter(|page| page.users.is_empty()).count();
+        assert_eq!(machine.accounts().cached(), kept as u64);
+        assert_eq!(machine.free_frames() + taken.count() as u64, self.frames);
+        let records: usize = self.pages.iter().map(|page| page.users.len()).sum();
+        assert_eq!(machine.records().0, records as u64);
+    }
+
+    /// All users leave and all that is kept goes: everything is as it was.
+    pub fn end(&mut self) {
+        while let Some(page) = self.pages.iter().find(|page| !page.users.is_empty()) {
+            let (vm, gfn) = page.users[page.users.len() / 2];
+            self.leave(Mfn(page.frame), crate::machine::user(vm, gfn), true);
+        }
+        while let Some(page) = self.pages.iter().find(|page| !page.is_image()) {
+            self.evict(Mfn(page.frame));
+        }
+        self.check();
+        assert_eq!(self.machine.records(), (0, 0));
+    }
+}

@@ -1,0 +1,433 @@
+//! The traditional memory balloon (virtio 5.5), with statistics and free page reporting.
+//!
+//! ```text
+//!  owner: set_target ──> num_pages, config interrupt ──> driver takes pages from its allocator
+//!  owner: release <── runs of frames <── serve <── inflateq, reporting_vq
+//!                                          └─ the buffer goes back only after its frames did
+//! ```
+//!
+//! A page that is in the balloon, or that was reported free, holds nothing: its frame may be taken
+//! away, and a touch brings a zero page. So the deflate queue needs no work, and these features
+//! are not offered:
+//!
+//! - `MUST_TELL_HOST`: a page that is used before it is deflated is filled by the touch.
+//! - `DEFLATE_ON_OOM`: the guest would take back what it owes whenever it likes, and Linux does
+//!   not lower `MemTotal` with it.
+//! - `FREE_PAGE_HINT`: reporting does more, without a sweep over all free memory.
+//! - `PAGE_POISON`: reported pages come back as zeroes.
+//!
+//! **How long a report is held.** A driver keeps reported pages off its free lists until it has the
+//! buffer back; from then on it may write them without a word. So the only time that a frame can
+//! stay bound after its report is while its *buffer* is held: a report held is a page that neither
+//! side uses. [`Transport::set_hold`] says how long; zero, the default, is at once. As Linux has
+//! one buffer of 32 ranges under way, holding also bounds how fast it reports.
+//!
+//! Page numbers are allegations: what is not memory, or stands twice in one piece, is counted in
+//! [`Counts::refused`] and left out.
+
+use crate::{Chain, Device, Queue, QueueError, Transport};
+use heapless::Vec;
+use machine_contract::GuestMemory;
+use model_addr::{FRAME_SIZE, Gfn, Ipa};
+
+/// Most runs that an owner gets to release at a time.
+pub const MAX_RUNS: usize = 64;
+/// Statistics that a driver may give (virtio 5.5.6.4, and those that Linux added).
+pub const STATISTICS: usize = 16;
+
+const INFLATE: usize = 0;
+const DEFLATE: usize = 1;
+/// Where it exists; the queues behind it move up where it does not, as Linux and QEMU count them.
+const STATS: usize = 2;
+
+/// `VIRTIO_BALLOON_F_STATS_VQ` (virtio 5.5.3).
+const F_STATS_VQ: u64 = 1 << 1;
+/// `VIRTIO_BALLOON_F_PAGE_REPORTING`.
+const F_PAGE_REPORTING: u64 = 1 << 5;
+
+/// Page numbers read at a time: as many as Linux sends.
+const NUMBERS: usize = 256;
+/// A report is cut here, so that whole blocks stay whole and no run has more than 512 frames.
+const BLOCK: u64 = 2 << 20;
+/// Most entries looked at in a buffer of statistics.
+const MOST_ENTRIES: usize = 2 * STATISTICS;
+
+/// Where `actual` is in `struct virtio_balloon_config` (virtio 5.5.4); `num_pages` is before it.
+const ACTUAL: core::ops::Range<usize> = 4..8;
+
+/// Guest frames in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first.
+    pub first: Gfn,
+    /// How many.
+    pub count: u64,
+}
+
+/// Why a run is to be released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// It is in the balloon until the driver deflates it.
+    Inflated,
+    /// It is free; the driver may use it again at any time, without a word.
+    Reported,
+}
+
+/// Pages since power-on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Put into the balloon.
+    pub inflated: u64,
+    /// Taken out of it, as the driver says.
+    pub deflated: u64,
+    /// Reported free.
+    pub reported: u64,
+    /// Numbers and ranges that are not whole pages of memory, or stood twice in one piece.
+    pub refused: u64,
+}
+
+/// A request that may take several calls.
+#[derive(Clone, Debug, Default)]
+struct Pending {
+    chain: Chain,
+    /// Whether `chain` is owed to the driver.
+    open: bool,
+}
+
+impl Pending {
+    /// Takes the next chain, if the last one is done; whether there is one to work on.
+    fn open(
+        &mut self,
+        queue: &mut Queue,
+        memory: &impl GuestMemory,
+        budget: &mut u64,
+    ) -> Result<bool, QueueError> {
+        if !self.open && queue.pop(memory, &mut self.chain)? {
+            self.open = true;
+            *budget = budget.saturating_sub(self.chain.segment_count() as u64);
+        }
+        Ok(self.open)
+    }
+
+    /// Hands the chain back.
+    fn close(&mut self, queue: &mut Queue, memory: &impl GuestMemory) -> Result<(), QueueError> {
+        self.open = false;
+        queue.push_used(memory, self.chain.head(), 0)
+    }
+}
+
+/// A balloon. About 7 KiB.
+#[derive(Clone, Debug, Default)]
+pub struct Balloon {
+    config: [u8; 8],
+    inflating: Pending,
+    reporting: Pending,
+    /// What is done with in one go.
+    scratch: Chain,
+    /// The buffer of statistics that the driver waits to get back.
+    asked: Option<u16>,
+    statistics: [Option<u64>; STATISTICS],
+    counts: Counts,
+    hold: u64,
+    due: u64,
+}
+
+impl Balloon {
+    /// Pages that should be in the balloon.
+    pub fn target(&self) -> u32 {
+        u32::from_le_bytes(self.config[..4].try_into().unwrap_or_default())
+    }
+
+    /// Pages in the balloon, as the driver says: not to be relied upon.
+    pub fn actual(&self) -> u32 {
+        u32::from_le_bytes(self.config[ACTUAL].try_into().unwrap_or_default())
+    }
+
+    /// What the driver said of its memory last, by tag (`VIRTIO_BALLOON_S_*`): sizes in bytes,
+    /// events as counts.
+    pub fn statistics(&self) -> &[Option<u64>; STATISTICS] {
+        &self.statistics
+    }
+
+    /// Pages so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// When the report that is held is due; `None` if none is.
+    pub fn due(&self) -> Option<u64> {
+        self.reporting.open.then_some(self.due)
+    }
+}
+
+impl Device for Balloon {
+    const ID: u32 = 5;
+    // Linux reports up to 32 ranges in a buffer and wants as many entries.
+    const QUEUE_SIZES: &'static [u16] = &[64; 4];
+
+    fn features(&self) -> u64 {
+        F_STATS_VQ | F_PAGE_REPORTING
+    }
+
+    fn config(&self) -> &[u8] {
+        &self.config
+    }
+
+    fn write_config(&mut self, at: usize, bytes: &[u8]) {
+        let Some(end) = at.checked_add(bytes.len()) else {
+            return;
+        };
+        if at >= ACTUAL.start && end <= ACTUAL.end {
+            self.config[at..end].copy_from_slice(bytes);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.config[ACTUAL].fill(0);
+        self.inflating.open = false;
+        self.reporting.open = false;
+        self.asked = None;
+        self.statistics = [None; STATISTICS];
+    }
+}
+
+impl Transport<Balloon> {
+    /// Asks for `pages` of 4 KiB in the balloon. The driver follows when it likes, or not.
+    pub fn set_target(&mut self, pages: u32) {
+        if pages != self.device.target() {
+            self.device.config[..ACTUAL.start].copy_from_slice(&pages.to_le_bytes());
+            self.config_changed();
+        }
+    }
+
+    /// Reports are held for `time` in the unit of [`Self::serve`]'s `now`; the next one is.
+    pub fn set_hold(&mut self, time: u64) {
+        self.device.hold = time;
+    }
+
+    /// Asks the driver for fresh statistics; `false` where it is still at the last ones, or gives
+    /// none.
+    pub fn request_statistics(&mut self, memory: &impl GuestMemory) -> bool {
+        let Some(head) = self.device.asked.take().filter(|_| self.is_live()) else {
+            return false;
+        };
+        let result = self.queues[STATS].push_used(memory, head, 0);
+        let asked = self.settle(result).is_some();
+        self.signal(memory, STATS);
+        asked
+    }
+
+    /// Goes through the queues, for about `budget` pages (and at most 511 more); whether there is
+    /// more to do now. What is `release`d is whole pages of memory in runs, at most [`MAX_RUNS`] at
+    /// a time; when it returns, the owner has done with them what it wants. `now` is any clock of
+    /// the owner's; a report that is held until [`Balloon::due`] needs a call by then.
+    pub fn serve(
+        &mut self,
+        memory: &impl GuestMemory,
+        now: u64,
+        mut budget: u64,
+        mut release: impl FnMut(Source, &[Run]),
+    ) -> bool {
+        if !self.is_live() {
+            return false;
+        }
+        let statistics = self.has_negotiated(F_STATS_VQ);
+        let reports = self.has_negotiated(F_PAGE_REPORTING);
+        let reporting = STATS + usize::from(statistics);
+        let left = &mut budget;
+        let Self { device, queues, .. } = self;
+        let result = (|| {
+            if statistics {
+                device.take_statistics(&mut queues[STATS], memory, left)?;
+            }
+            device.deflate(&mut queues[DEFLATE], memory, left)?;
+            let queue = &mut queues[INFLATE];
+            device.inflate(queue, memory, left, |runs| release(Source::Inflated, runs))?;
+            if reports {
+                let queue = &mut queues[reporting];
+                device.report(queue, memory, now, left, |runs| {
+                    release(Source::Reported, runs);
+                })?;
+            }
+            Ok(())
+        })();
+        self.settle(result);
+        for queue in 0..=reporting {
+            self.signal(memory, queue);
+        }
+        budget == 0 && self.is_live()
+    }
+}
+
+impl Balloon {
+    /// Reads what the driver says of its memory, and keeps the last buffer until more is wanted.
+    fn take_statistics(
+        &mut self,
+        queue: &mut Queue,
+        memory: &impl GuestMemory,
+        budget: &mut u64,
+    ) -> Result<(), QueueError> {
+        while *budget > 0 && queue.pop(memory, &mut self.scratch)? {
+            *budget = budget.saturating_sub(self.scratch.segment_count() as u64);
+            if let Some(former) = self.asked.replace(self.scratch.head()) {
+                queue.push_used(memory, former, 0)?;
+            }
+            self.statistics = [None; STATISTICS];
+            // struct virtio_balloon_stat, packed: le16 tag, le64 value.
+            let mut raw = [0; 10];
+            for _ in 0..MOST_ENTRIES {
+                if self.scratch.read(memory, &mut raw)? < raw.len() {
+                    break;
+                }
+                let [low, high, value @ ..] = raw;
+                let tag = usize::from(u16::from_le_bytes([low, high]));
+                if let Some(statistic) = self.statistics.get_mut(tag) {
+                    *statistic = Some(u64::from_le_bytes(value));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn deflate(
+        &mut self,
+        queue: &mut Queue,
+        memory: &impl GuestMemory,
+        budget: &mut u64,
+    ) -> Result<(), QueueError> {
+        while *budget > 0 && queue.pop(memory, &mut self.scratch)? {
+            *budget = budget.saturating_sub(self.scratch.segment_count() as u64);
+            self.counts.deflated += u64::from(self.scratch.readable_bytes() / 4);
+            queue.push_used(memory, self.scratch.head(), 0)?;
+        }
+        Ok(())
+    }
+
+    fn inflate(
+        &mut self,
+        queue: &mut Queue,
+        memory: &impl GuestMemory,
+        budget: &mut u64,
+        mut release: impl FnMut(&[Run]),
+    ) -> Result<(), QueueError> {
+        while *budget > 0 && self.inflating.open(queue, memory, budget)? {
+            let mut raw = [0; 4 * NUMBERS];
+            let read = self.inflating.chain.read(memory, &mut raw)?;
+            *budget = budget.saturating_sub(read as u64 / 4);
+            self.take_numbers(memory, &raw[..read], &mut release);
+            if self.inflating.chain.readable().is_empty() {
+                self.inflating.close(queue, memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases the pages with these little-endian numbers. A driver names them as its allocator
+    /// gave them; in order they make fewer runs, and twins meet.
+    fn take_numbers(
+        &mut self,
+        memory: &impl GuestMemory,
+        raw: &[u8],
+        release: &mut impl FnMut(&[Run]),
+    ) {
+        let (words, rest) = raw.as_chunks::<4>();
+        let mut numbers = [0; NUMBERS];
+        let count = words.len().min(NUMBERS);
+        for (number, word) in numbers.iter_mut().zip(words) {
+            *number = u32::from_le_bytes(*word);
+        }
+        let numbers = &mut numbers[..count];
+        numbers.sort_unstable();
+        let mut runs = Runs::default();
+        let mut last = None;
+        let mut refused = u64::from(!rest.is_empty());
+        for &mut number in numbers {
+            let gfn = Gfn(number.into());
+            if last.replace(gfn) == Some(gfn) || !memory.contains(gfn.address(), FRAME_SIZE) {
+                refused += 1;
+            } else {
+                self.counts.inflated += 1;
+                runs.add(gfn, 1, release);
+            }
+        }
+        self.counts.refused += refused;
+        runs.flush(release);
+    }
+
+    fn report(
+        &mut self,
+        queue: &mut Queue,
+        memory: &impl GuestMemory,
+        now: u64,
+        budget: &mut u64,
+        mut release: impl FnMut(&[Run]),
+    ) -> Result<(), QueueError> {
+        while *budget > 0 {
+            let is_new = !self.reporting.open;
+            if !self.reporting.open(queue, memory, budget)? {
+                break;
+            }
+            if is_new {
+                self.due = now.saturating_add(self.hold);
+            }
+            if now < self.due {
+                break;
+            }
+            self.take_ranges(budget, &mut release);
+            if self.reporting.chain.writable().is_empty() {
+                self.reporting.close(queue, memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases the whole pages of reported ranges, which the queue knows to be memory.
+    fn take_ranges(&mut self, budget: &mut u64, release: &mut impl FnMut(&[Run])) {
+        let mut runs = Runs::default();
+        while *budget > 0
+            && let Some(segment) = self.reporting.chain.writable().first()
+        {
+            let piece = (BLOCK - segment.ipa.0 % BLOCK).min(segment.len.into());
+            let (start, end) = (segment.ipa, Ipa(segment.ipa.0 + piece));
+            self.reporting.chain.skip_writable(piece as u32);
+            let first = start.align_up(FRAME_SIZE).unwrap_or(end).frame();
+            let count = end.frame().0.saturating_sub(first.0);
+            let whole = start.is_aligned(FRAME_SIZE) && end.is_aligned(FRAME_SIZE);
+            self.counts.refused += u64::from(!whole);
+            self.counts.reported += count;
+            *budget = budget.saturating_sub(count.max(1));
+            if count > 0 {
+                runs.add(first, count, release);
+            }
+        }
+        runs.flush(release);
+    }
+}
+
+/// Runs that wait to be released together.
+#[derive(Default)]
+struct Runs(Vec<Run, MAX_RUNS>);
+
+impl Runs {
+    /// Adds to the last run, or as a new one.
+    fn add(&mut self, first: Gfn, count: u64, release: &mut impl FnMut(&[Run])) {
+        if let Some(last) = self.0.last_mut()
+            && last.first.add(last.count) == first
+        {
+            last.count += count;
+            return;
+        }
+        if self.0.is_full() {
+            self.flush(release);
+        }
+        // There is room: a full list was just emptied.
+        let _ = self.0.push(Run { first, count });
+    }
+
+    fn flush(&mut self, release: &mut impl FnMut(&[Run])) {
+        if !self.0.is_empty() {
+            release(&self.0);
+            self.0.clear();
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Every status that the command may end with: what it means, what leads to it, what to do.
+
+use crate::failure::exit;
+use abi::control::code;
+use std::fmt::Write as _;
+
+/// One status. Numbers and names are stable.
+#[derive(Debug)]
+pub struct Code {
+    /// The exit status; those from 10 on to 99 are the hypervisor's (`abi::control::code`).
+    pub number: u8,
+    /// Its name.
+    pub name: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+    /// What usually leads to it.
+    pub causes: &'static [&'static str],
+    /// What to do about it.
+    pub advice: &'static [&'static str],
+}
+
+/// All of them, in the order of their numbers.
+pub const CODES: [Code; 15] = [
+    Code {
+        number: exit::OK,
+        name: "done",
+        meaning: "done",
+        causes: &["The command did what it was asked for."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: exit::FAILED,
+        name: "failed",
+        meaning: "failed for a reason without a number of its own",
+        causes: &[
+            "A file or directory cannot be read or written.",
+            "The command and the hypervisor's image are of different versions.",
+        ],
+        advice: &[
+            "The message names the file: look at its owner, and at the space left.",
+            "Build both anew: make build.",
+        ],
+    },
+    Code {
+        number: exit::USAGE,
+        name: "usage",
+        meaning: "the command line makes no sense",
+        causes: &["A verb, an option or its value is not known."],
+        advice: &["`underpin --help` lists the verbs, `underpin VERB --help` its options."],
+    },
+    Code {
+        number: exit::NO_MACHINE,
+        name: "no-machine",
+        meaning: "no machine of that name runs",
+        causes: &[
+            "It was not started, or has powered off.",
+            "It was started with --machine NAME, or by another user.",
+        ],
+        advice: &["Start one: underpin sim FILES..., or name it: underpin --machine NAME VERB."],
+    },
+    Code {
+        number: exit::MACHINE_DIED,
+        name: "machine-died",
+        meaning: "the machine died or did not start",
+        causes: &[
+            "QEMU is not installed, or refused its arguments.",
+            "The hypervisor found an error of its own and stopped with an epitaph.",
+        ],
+        advice: &[
+            "Read the end of hypervisor.log and qemu.log in the machine's directory.",
+            "An epitaph is a bug of Underpin: report it with that log.",
+        ],
+    },
+    Code {
+        number: exit::TIMEOUT,
+        name: "timeout",
+        meaning: "something took longer than allowed",
+        causes: &[
+            "The computer is busy: an emulated machine is many times slower than a real one.",
+            "A guest does not listen to its power button.",
+        ],
+        advice: &[
+            "Allow more: --timeout TIME.",
+            "End a VM that does not obey: underpin kill VM.",
+        ],
+    },
+    Code {
+        number: exit::FILE,
+        name: "file",
+        meaning: "a VM file, kernel or image is wrong",
+        causes: &[
+            "A key is misspelt or its value out of range; the message points at it.",
+            "The kernel is compressed, or no arm64 Image.",
+            "The running machine's bundle lacks a file that the VM needs.",
+        ],
+        advice: &[
+            "`underpin check FILE` tells all problems at once, `underpin check --help` all keys.",
+            "A machine takes files only when it starts: underpin shutdown, then underpin sim.",
+        ],
+    },
+    Code {
+        number: code::MALFORMED as u8,
+        name: "malformed",
+        meaning: "the hypervisor did not understand the request",
+        causes: &["The command and the hypervisor's image are of different versions."],
+        advice: &["Build both anew (make build), and start the machine again."],
+    },
+    Code {
+        number: code::NO_SUCH_VM as u8,
+        name: "no-such-vm",
+        meaning: "no VM has that name",
+        causes: &["It is misspelt.", "It is on another machine (--machine)."],
+        advice: &["`underpin list` shows the names."],
+    },
+    Code {
+        number: code::WRONG_STATE as u8,
+        name: "wrong-state",
+        meaning: "the VM's state does not allow it",
+        causes: &[
+            "The VM has ended, runs already, or is paused.",
+            "Its guest has no driver for what was asked for.",
+        ],
+        advice: &["`underpin list` shows the states; `underpin start`, `resume` or `kill` it."],
+    },
+    Code {
+        number: code::EXISTS as u8,
+        name: "exists",
+        meaning: "a VM of that name is there already",
+        causes: &["The VM file was run before; a VM that has ended keeps its name."],
+        advice: &["Start it again: underpin start VM; or change 'name' in the VM file."],
+    },
+    Code {
+        number: code::NO_MEMORY as u8,
+        name: "no-memory",
+        meaning: "the machine has no memory left for it",
+        causes: &[
+            "The bases of the VMs that run, and this one's, are more than the machine has.",
+            "What was saved by sharing was drawn by VMs that may grow (claim = \"grow\").",
+        ],
+        advice: &[
+            "`underpin mem` shows who has what, `underpin mem fit FILE` what binds.",
+            "End a VM, lower a base (underpin set VM --base SIZE), or sim --memory MORE.",
+            "Let savings start VMs: sharing = { claim = \"start\" }.",
+        ],
+    },
+    Code {
+        number: code::IMPOSSIBLE as u8,
+        name: "impossible",
+        meaning: "what was asked for is impossible on this machine",
+        causes: &[
+            "The VM file asks for nodes, CPUs, partitions or memory that the machine lacks.",
+            "The guest has no balloon driver that could give memory back.",
+        ],
+        advice: &["`underpin machine` and `underpin nodes` show what there is."],
+    },
+    Code {
+        number: code::BUSY as u8,
+        name: "busy",
+        meaning: "another VM uses the persistent disk",
+        causes: &["A partition serves one VM at a time."],
+        advice: &["End the other VM, or give each VM a partition."],
+    },
+    Code {
+        number: exit::INTERRUPTED,
+        name: "interrupted",
+        meaning: "interrupted",
+        causes: &["Ctrl-C, or another signal that ends processes."],
+        advice: &["Nothing; a machine in the foreground was powered off."],
+    },
+];
+
+/// The status of that number or name.
+pub fn find(what: &str) -> Option<&'static Code> {
+    let number = what.parse::<u8>().ok();
+    CODES
+        .iter()
+        .find(|code| Some(code.number) == number || code.name == what)
+}
+
+/// The list for the end of the command's help.
+pub fn exit_statuses() -> String {
+    let mut text = "Exit status (underpin explain CODE says more):\n".to_owned();
+    for code in &CODES {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{:4}  {}", code.number, code.meaning);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_explained_once() {
+        let known = [
+            code::OK,
+            code::MALFORMED,
+            code::NO_SUCH_VM,
+            code::WRONG_STATE,
+            code::EXISTS,
+            code::NO_MEMORY,
+            code::IMPOSSIBLE,
+            code::BUSY,
+        ];
+        for number in known {
+            assert!(find(&number.to_string()).is_some(), "{number}");
+        }
+        assert!(CODES.is_sorted_by(|a, b| a.number < b.number));
+        for code in &CODES {
+            assert!(!code.causes.is_empty() && !code.advice.is_empty());
+            assert_eq!(find(code.name).map(|found| found.number), Some(code.number));
+        }
+        assert!(find("7").is_none() && find("").is_none() && find("256").is_none());
+    }
+}

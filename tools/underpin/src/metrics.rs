@@ -1,0 +1,409 @@
+//! A sample of a machine in Prometheus' text format, version 0.0.4.
+//!
+//! Times are seconds, amounts bytes; counters end in `_total` and begin at zero when their VM
+//! starts. Names of VMs are label values: any text, escaped.
+
+mod exposition;
+
+use crate::watch::{Sample, VmSample};
+use abi::control::{
+    EXIT_CLASSES, MEM_EVENTS, MemStatus, NodeStatus, VERSION, VcpuStatus, VmStatus, state,
+};
+use exposition::{
+    Exposition,
+    Kind::{Counter, Gauge},
+    Value, series,
+};
+
+/// What a scraper is told that the text is.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A VM's states.
+const STATES: [(u32, &str); 5] = [
+    (state::DEFINED, "defined"),
+    (state::RUNNING, "running"),
+    (state::PAUSED, "paused"),
+    (state::ENDED, "ended"),
+    (state::ENDING, "ending"),
+];
+
+/// A name, what it is, and where in `T` its value is found.
+type Row<T> = (&'static str, &'static str, fn(&T) -> u64);
+
+/// All that is known of a machine.
+pub fn text(sample: &Sample) -> String {
+    let mut out = Exposition::default();
+    build(&mut out);
+    machine(&mut out, sample);
+    nodes(&mut out, &sample.nodes);
+    vms(&mut out, &sample.vms);
+    vm_memory(&mut out, &sample.vms);
+    vcpus(&mut out, &sample.vms);
+    out.into_text()
+}
+
+fn build(out: &mut Exposition) {
+    let protocol = VERSION.to_string();
+    let labels = [
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("protocol", &protocol),
+    ];
+    out.family(
+        "underpin_build_info",
+        Gauge,
+        "The command that asked, and the control protocol's version.",
+        [series(&labels, Value::Count(1))],
+    );
+}
+
+fn machine(out: &mut Exposition, sample: &Sample) {
+    let (machine, memory) = (&sample.machine, &sample.memory);
+    let uptime = Value::Nanoseconds(machine.uptime_ns);
+    out.one("underpin_uptime_seconds", "Time since EL2 started.", uptime);
+    let cpus = Value::Count(machine.cpus.into());
+    out.one("underpin_cpus", "pCPUs that run.", cpus);
+    for (name, help, bytes) in [
+        ("memory", "RAM.", machine.memory),
+        ("memory_free", "RAM that nobody uses.", machine.memory_free),
+        ("image", "EL2's image with its zeroed data.", machine.image),
+        ("frame_table", "The frame table.", machine.frame_table),
+        ("heap", "EL2's heap in use.", machine.heap),
+        ("bundle", "The bundle.", machine.bundle),
+        (
+            "memory_managed",
+            "Memory that pools manage.",
+            memory.managed,
+        ),
+        (
+            "memory_reserve",
+            "Memory kept for breaking what is shared.",
+            memory.reserve,
+        ),
+        (
+            "memory_shared",
+            "Frames that VMs share, each counted once.",
+            memory.shared,
+        ),
+        (
+            "memory_saved",
+            "What VMs would need more if nothing were shared.",
+            memory.saved,
+        ),
+        (
+            "memory_cached",
+            "Disk blocks kept though no VM uses them now.",
+            memory.cached,
+        ),
+        (
+            "memory_images",
+            "The bundle's pages that VMs may use.",
+            memory.images,
+        ),
+        (
+            "memory_bases",
+            "Sum of the bases of the VMs that run.",
+            memory.bases,
+        ),
+        (
+            "memory_pool",
+            "What was saved and waits for a VM to start with it.",
+            memory.pool,
+        ),
+        (
+            "memory_records",
+            "Records of who uses what.",
+            memory.records,
+        ),
+    ] {
+        out.one(&format!("underpin_{name}_bytes"), help, Value::Count(bytes));
+    }
+}
+
+fn nodes(out: &mut Exposition, nodes: &[NodeStatus]) {
+    let gauges: [Row<NodeStatus>; 5] = [
+        ("cpus", "pCPUs of the node.", |node| node.cpus.into()),
+        ("vcpus", "vCPUs that the node runs or queues.", |node| {
+            node.vcpus.into()
+        }),
+        (
+            "memory_bytes",
+            "Memory of the node that pools manage.",
+            |node| node.memory,
+        ),
+        ("memory_free_bytes", "Free memory of the node.", |node| {
+            node.free
+        }),
+        (
+            "memory_zeroed_bytes",
+            "Free memory known to be zero.",
+            |node| node.zeroed,
+        ),
+    ];
+    let numbers: Vec<String> = (0..nodes.len()).map(|n| n.to_string()).collect();
+    for (name, help, value) in gauges {
+        let nodes = numbers.iter().zip(nodes);
+        let all = nodes.map(|(n, node)| series(&[("node", n)], Value::Count(value(node))));
+        out.family(&format!("underpin_node_{name}"), Gauge, help, all);
+    }
+    let given = numbers.iter().zip(nodes).flat_map(|(n, node)| {
+        [("local", node.local), ("remote", node.remote)]
+            .map(|(to, frames)| series(&[("node", n), ("to", to)], Value::Count(frames)))
+    });
+    let help = "Frames given to those who run on the node, and elsewhere.";
+    out.family("underpin_node_frames_given_total", Counter, help, given);
+    let zeroed = numbers.iter().zip(nodes);
+    out.family(
+        "underpin_node_zeroed_frames_given_total",
+        Counter,
+        "Frames given that were known to be zero.",
+        zeroed.map(|(n, node)| series(&[("node", n)], Value::Count(node.zeroed_given))),
+    );
+}
+
+fn vms(out: &mut Exposition, vms: &[VmSample]) {
+    out.family(
+        "underpin_vm_info",
+        Gauge,
+        "A VM, and the kernel it boots.",
+        vms.iter().map(|vm| {
+            let kernel = vm.status.kernel.to_string();
+            series(&[("vm", &vm.name), ("kernel", &kernel)], Value::Count(1))
+        }),
+    );
+    out.family(
+        "underpin_vm_state",
+        Gauge,
+        "1 for the state that the VM is in, 0 for the others.",
+        vms.iter().flat_map(|vm| {
+            STATES.map(|(number, state)| {
+                let is = Value::Count((vm.status.state == number).into());
+                series(&[("vm", &vm.name), ("state", state)], is)
+            })
+        }),
+    );
+    vm_amounts(out, vms);
+    vm_kinds(out, vms);
+}
+
+/// What a VM has, and what it did, each in one number.
+fn vm_amounts(out: &mut Exposition, vms: &[VmSample]) {
+    let gauges: [Row<VmStatus>; 7] = [
+        ("vcpus", "vCPUs of the VM.", |vm| vm.vcpus.into()),
+        ("weight", "Share of CPU time against other VMs.", |vm| {
+            vm.weight.into()
+        }),
+        ("memory_bytes", "Memory that the VM was given.", |vm| {
+            vm.memory
+        }),
+        (
+            "memory_touched_bytes",
+            "Memory with a frame behind it.",
+            |vm| vm.touched,
+        ),
+        (
+            "memory_overhead_bytes",
+            "Tables and bookkeeping for the VM.",
+            |vm| vm.overhead,
+        ),
+        ("overlay_bytes", "Overlays of the VM's disks.", |vm| {
+            vm.overlay
+        }),
+        (
+            "first_node",
+            "The node where the VM's memory begins.",
+            |vm| vm.node.into(),
+        ),
+    ];
+    each_vm(out, vms, Gauge, "", &gauges, Value::Count);
+    let counters: [Row<VmStatus>; 5] = [
+        ("starts", "Starts of the VM.", |vm| vm.starts.into()),
+        ("disk_read_bytes", "Read from disks.", |vm| vm.disk_bytes[0]),
+        ("disk_written_bytes", "Written to disks.", |vm| {
+            vm.disk_bytes[1]
+        }),
+        ("console_written_bytes", "Written to the console.", |vm| {
+            vm.console[0]
+        }),
+        ("console_dropped_bytes", "Of it, dropped.", |vm| {
+            vm.console[1]
+        }),
+    ];
+    each_vm(out, vms, Counter, "_total", &counters, Value::Count);
+    let times: [Row<VmStatus>; 4] = [
+        ("run", "Time that vCPUs ran.", |vm| vm.run_ns),
+        (
+            "steal",
+            "Time that vCPUs could have run and did not.",
+            |vm| vm.steal_ns,
+        ),
+        ("hypervisor", "Time that EL2 worked for the VM.", |vm| {
+            vm.hypervisor_ns
+        }),
+        ("idle", "Time that vCPUs had nothing to do.", |vm| {
+            vm.idle_ns
+        }),
+    ];
+    let to = Value::Nanoseconds;
+    each_vm(out, vms, Counter, "_seconds_total", &times, to);
+}
+
+/// A family `underpin_vm_NAME` and an ending for each row, with a series for each VM.
+fn each_vm(
+    out: &mut Exposition,
+    vms: &[VmSample],
+    kind: exposition::Kind,
+    ending: &str,
+    rows: &[Row<VmStatus>],
+    to: fn(u64) -> Value,
+) {
+    for (name, help, value) in rows {
+        let all = vms.iter().map(|vm| of_vm(vm, to(value(&vm.status))));
+        out.family(&format!("underpin_vm_{name}{ending}"), kind, help, all);
+    }
+}
+
+/// What is counted of VMs by kind.
+fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
+    let help = "Exits to EL2 by class.";
+    by_kind(out, "exits", "class", help, vms, |vm| {
+        Some((&EXIT_CLASSES, &vm.status.exits))
+    });
+    let help = "Disk requests; those refused are of no other kind.";
+    by_kind(out, "disk_requests", "kind", help, vms, |vm| {
+        Some((&["read", "write", "flush", "refused"], &vm.status.disk))
+    });
+    let help = "What a guest did wrong and EL2 went on after.";
+    by_kind(out, "oddities", "kind", help, vms, |vm| {
+        Some((&["register", "mmio", "queue", "abort"], &vm.status.oddities))
+    });
+    let help = "What happened to shared memory.";
+    by_kind(out, "memory_events", "event", help, vms, |vm| {
+        Some((&MEM_EVENTS, &vm.memory.as_ref()?.events))
+    });
+}
+
+/// A counter `underpin_vm_NAME_total` with a series for each VM and each of its kinds.
+fn by_kind(
+    out: &mut Exposition,
+    name: &str,
+    label: &'static str,
+    help: &str,
+    vms: &[VmSample],
+    counts: impl Fn(&VmSample) -> Option<(&[&'static str], &[u64])>,
+) {
+    let all = vms.iter().flat_map(|vm| {
+        let (kinds, counts) = counts(vm).unwrap_or_default();
+        let pairs = kinds.iter().zip(counts);
+        let one =
+            |(kind, n): (&&str, &u64)| series(&[("vm", &vm.name), (label, kind)], Value::Count(*n));
+        pairs.map(one).collect::<Vec<_>>()
+    });
+    out.family(&format!("underpin_vm_{name}_total"), Counter, help, all);
+}
+
+fn vm_memory(out: &mut Exposition, vms: &[VmSample]) {
+    let running = || vms.iter().filter_map(|vm| Some((vm, vm.memory.as_ref()?)));
+    let gauges: [Row<MemStatus>; 12] = [
+        ("base", "Memory that the VM is sure of.", |vm| vm.base),
+        ("max", "The most it can have.", |vm| vm.max),
+        ("limit", "The most it may have now.", |vm| vm.limit),
+        ("target", "What its guest was asked to keep to.", |vm| {
+            vm.target
+        }),
+        ("resident", "Its memory with a frame behind it.", |vm| {
+            vm.resident
+        }),
+        ("private", "Of it, frames of its own.", |vm| vm.private),
+        (
+            "shared",
+            "Of it, frames that others use or could use.",
+            |vm| vm.shared,
+        ),
+        ("charge", "What it pays for.", |vm| vm.charge),
+        ("entitlement", "What sharing saves on its account.", |vm| {
+            vm.entitlement
+        }),
+        (
+            "drawn",
+            "Of it, what the VM was given beyond its base.",
+            |vm| vm.drawn,
+        ),
+        (
+            "owed",
+            "What it must give back before it may go on.",
+            |vm| vm.owed,
+        ),
+        ("tables", "Its translation tables and maps.", |vm| vm.tables),
+    ];
+    for (name, help, value) in gauges {
+        let all = running().map(|(vm, memory)| of_vm(vm, Value::Count(value(memory))));
+        out.family(
+            &format!("underpin_vm_memory_{name}_bytes"),
+            Gauge,
+            help,
+            all,
+        );
+    }
+    out.family(
+        "underpin_vm_memory_balance_bytes",
+        Gauge,
+        "Entitlement less drawn.",
+        running().map(|(vm, memory)| of_vm(vm, Value::Signed(memory.balance))),
+    );
+    out.family(
+        "underpin_vm_translation_entries",
+        Gauge,
+        "Entries of the VM's translation, by size.",
+        running().flat_map(|(vm, memory)| {
+            [("2MiB", memory.blocks), ("4KiB", memory.pages)]
+                .map(|(size, n)| series(&[("vm", &vm.name), ("size", size)], Value::Count(n)))
+        }),
+    );
+}
+
+fn vcpus(out: &mut Exposition, vms: &[VmSample]) {
+    let times: [Row<VcpuStatus>; 4] = [
+        ("run", "Time that the vCPU ran.", |vcpu| vcpu.run_ns),
+        (
+            "steal",
+            "Time that it could have run and did not.",
+            |vcpu| vcpu.steal_ns,
+        ),
+        ("hypervisor", "Time that EL2 worked for it.", |vcpu| {
+            vcpu.hypervisor_ns
+        }),
+        ("idle", "Time that it had nothing to do.", |vcpu| {
+            vcpu.idle_ns
+        }),
+    ];
+    for (name, help, value) in times {
+        let all = each_vcpu(vms, |vcpu| Value::Nanoseconds(value(vcpu)));
+        out.family(
+            &format!("underpin_vcpu_{name}_seconds_total"),
+            Counter,
+            help,
+            all,
+        );
+    }
+    let moves = each_vcpu(vms, |vcpu| Value::Count(vcpu.migrations));
+    let help = "How often the vCPU changed from one pCPU to another.";
+    out.family("underpin_vcpu_migrations_total", Counter, help, moves);
+}
+
+fn each_vcpu(
+    vms: &[VmSample],
+    value: impl Fn(&VcpuStatus) -> Value,
+) -> impl Iterator<Item = exposition::Series> {
+    vms.iter().flat_map(move |vm| {
+        let vcpus = vm.vcpus.iter().flatten().enumerate();
+        let one = |(n, vcpu): (usize, &VcpuStatus)| {
+            let n = n.to_string();
+            series(&[("vm", &vm.name), ("vcpu", &n)], value(vcpu))
+        };
+        vcpus.map(one).collect::<Vec<_>>()
+    })
+}
+
+fn of_vm(vm: &VmSample, value: Value) -> exposition::Series {
+    series(&[("vm", &vm.name)], value)
+}

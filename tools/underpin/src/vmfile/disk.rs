@@ -1,0 +1,182 @@
+//! The disks of a VM file.
+
+use super::{
+    decode::Decoder,
+    image::Wanted,
+    section::{Found, Section},
+};
+use abi::bundle::DISKS_MAX;
+use std::path::{Path, PathBuf};
+
+const KEYS: [&str; 7] = [
+    "image",
+    "partition",
+    "mode",
+    "overlay",
+    "block_size",
+    "limit",
+    "never_share",
+];
+
+/// A disk of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// What is behind it.
+    pub backing: Backing,
+    /// The logical block size in bytes: 512 or 4096.
+    pub block_size: u32,
+    /// Bytes that may be read and written in a second of the guest's time; 0: no limit.
+    pub limit: u64,
+    /// Whether nothing read from it is shared with other VMs.
+    pub never_share: bool,
+}
+
+/// What is behind a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// A base under a private overlay in memory, which may grow to so many bytes (0: as many as
+    /// the disk has).
+    CopyOnWrite(Base, u64),
+    /// An image that cannot be written.
+    ReadOnly(PathBuf),
+    /// The partition of that name of a disk of the machine.
+    Partition(String),
+}
+
+/// What is below an overlay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// An image.
+    Image(PathBuf),
+    /// The partition of that name of a disk of the machine, which is only read.
+    Partition(String),
+}
+
+impl Disk {
+    /// The image behind it, unless that is a partition.
+    pub fn image(&self) -> Option<&Path> {
+        match &self.backing {
+            Backing::CopyOnWrite(Base::Image(image), _) | Backing::ReadOnly(image) => Some(image),
+            Backing::CopyOnWrite(Base::Partition(_), _) | Backing::Partition(_) => None,
+        }
+    }
+
+    /// The name of the partition behind it, unless that is an image.
+    pub fn partition(&self) -> Option<&str> {
+        match &self.backing {
+            Backing::CopyOnWrite(Base::Partition(name), _) | Backing::Partition(name) => Some(name),
+            Backing::CopyOnWrite(Base::Image(_), _) | Backing::ReadOnly(_) => None,
+        }
+    }
+}
+
+impl Decoder<'_> {
+    /// All disks.
+    pub fn disks(&self, root: &Section<'_, '_>) -> Vec<Disk> {
+        let sections = root.sections("[[disk]]", "disk", &KEYS);
+        if let Some(extra) = sections.get(DISKS_MAX) {
+            let message = format!("{} disks are more than a VM may have", sections.len());
+            let help = format!("use at most {DISKS_MAX}");
+            self.problems.add(extra.span(), message, &help);
+        }
+        sections
+            .iter()
+            .filter_map(|section| self.disk(section))
+            .collect()
+    }
+
+    fn disk(&self, disk: &Section<'_, '_>) -> Option<Disk> {
+        let block_size = self.block_size(disk);
+        let limit = disk.rate("limit", "\"5MB/s\"").unwrap_or(0);
+        let never_share = disk.boolean("never_share", false);
+        let backing = match (disk.has("image"), disk.has("partition")) {
+            (Some(_), None) => self.image(disk, block_size)?,
+            (None, Some(_)) => self.partition(disk)?,
+            (None, None) => {
+                disk.missing("image", "add image = \"PATH\", or partition = \"NAME\"");
+                return None;
+            }
+            (Some(_), Some(span)) => {
+                let message = "a disk cannot be both an image and a partition".to_owned();
+                self.problems
+                    .add(&span, message, "remove one of the two keys");
+                return None;
+            }
+        };
+        Some(Disk {
+            backing,
+            block_size,
+            limit,
+            never_share,
+        })
+    }
+
+    fn block_size(&self, disk: &Section<'_, '_>) -> u32 {
+        let size = disk.number("block_size", 512..4097, 512);
+        if let (false, Some(span)) = (size == 512 || size == 4096, disk.has("block_size")) {
+            let message = format!("a block size of {size} is not known");
+            self.problems.add(&span, message, "use 512 or 4096");
+        }
+        size
+    }
+
+    fn image(&self, disk: &Section<'_, '_>, block_size: u32) -> Option<Backing> {
+        let mode = disk.choice("mode", &["cow", "read-only"]);
+        let overlay = self.overlay(disk);
+        let file = self.file(disk, "image", Wanted::Disk)?;
+        if !file.size.is_multiple_of(u64::from(block_size)) {
+            let message = format!(
+                "the image has {} bytes, no multiple of {block_size}",
+                file.size
+            );
+            let help =
+                "use a smaller block_size, or make the image longer: truncate --size=%4096 FILE";
+            self.problems
+                .add(&disk.has("image").unwrap_or_default(), message, help);
+        }
+        if mode == "read-only" {
+            self.no_overlay(disk, "read-only", "remove it, or use mode = \"cow\"");
+            return Some(Backing::ReadOnly(file.path));
+        }
+        Some(Backing::CopyOnWrite(Base::Image(file.path), overlay))
+    }
+
+    fn partition(&self, disk: &Section<'_, '_>) -> Option<Backing> {
+        let mode = disk.choice("mode", &["persistent", "cow"]);
+        let overlay = self.overlay(disk);
+        let name = self.partition_name(disk, "partition")?;
+        if mode == "cow" {
+            return Some(Backing::CopyOnWrite(Base::Partition(name), overlay));
+        }
+        let help = "remove it, as what is written stays in the partition, or use mode = \"cow\"";
+        self.no_overlay(disk, "persistent", help);
+        Some(Backing::Partition(name))
+    }
+
+    fn no_overlay(&self, disk: &Section<'_, '_>, mode: &str, help: &str) {
+        if let Some(span) = disk.has("overlay") {
+            let message = format!("a {mode} disk has no overlay");
+            self.problems.add(&span, message, help);
+        }
+    }
+
+    /// `overlay = "1GiB"` or `overlay = { size = "1GiB", on = "memory" }`, in bytes; 0: none said.
+    fn overlay(&self, disk: &Section<'_, '_>) -> u64 {
+        let example = "\"1GiB\"";
+        let bytes = |found: Option<Found<u64>>| found.map_or(0, |found| found.value);
+        if !disk.is_table("overlay") {
+            return bytes(disk.size("overlay", example));
+        }
+        let Some(overlay) = disk.section("overlay", "overlay", &["size", "on"]) else {
+            return 0;
+        };
+        if let Some(on) = overlay.text("on", "\"memory\"")
+            && on.value != "memory"
+        {
+            let message = format!("an overlay cannot be on '{}', only in memory", on.value);
+            let help = "use on = \"memory\", or leave it out";
+            self.problems.add(&on.span, message, help);
+        }
+        bytes(overlay.size("size", example))
+    }
+}

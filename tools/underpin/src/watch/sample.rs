@@ -1,0 +1,110 @@
+//! What a machine says of itself at one time.
+
+use crate::{
+    control::Client,
+    failure::{Failure, Result},
+};
+use abi::control::{
+    MachineMem, MachineStatus, MemStatus, NodeStatus, VcpuStatus, VmStatus, code, state,
+};
+use std::{collections::HashMap, time::Duration};
+
+/// How long the hypervisor may take for its first answer.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+
+/// A machine and its VMs at one time.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// The machine; its `uptime_ns` is the time of the sample.
+    pub machine: MachineStatus,
+    /// The machine's memory.
+    pub memory: MachineMem,
+    /// Its nodes, by their numbers.
+    pub nodes: Vec<NodeStatus>,
+    /// Its VMs in the order of their names, each name once.
+    pub vms: Vec<VmSample>,
+}
+
+/// A VM at one time.
+#[derive(Clone, Debug)]
+pub struct VmSample {
+    /// Its name, as it was told: any text.
+    pub name: String,
+    /// What is counted of it.
+    pub status: VmStatus,
+    /// Its memory; `None` where it does not run.
+    pub memory: Option<MemStatus>,
+    /// Its vCPUs; `None` where they were not asked for, or the VM has gone meanwhile.
+    pub vcpus: Option<Vec<VcpuStatus>>,
+}
+
+impl Sample {
+    /// Asks the hypervisor; for vCPUs of those VMs only that `wanted` names.
+    ///
+    /// # Errors
+    /// The machine is gone, or its answers make no sense.
+    pub fn take(client: &mut Client, wanted: impl Fn(&str) -> bool) -> Result<Self> {
+        let machine = client.hello(ANSWER_TIME)?;
+        let mut vms = Vec::new();
+        let statuses = client.list()?;
+        let memory = client.mem()?;
+        let memory: HashMap<_, _> = memory.iter().map(|vm| (vm.name.to_string(), vm)).collect();
+        for listed in statuses {
+            let name = listed.name.to_string();
+            let shown = if wanted(&name) {
+                shown(client.show(&name))?
+            } else {
+                None
+            };
+            // Of one time, where there are vCPUs.
+            let (status, vcpus) = match shown {
+                Some((status, vcpus)) => (status, Some(vcpus)),
+                None => (listed, None),
+            };
+            vms.push(VmSample {
+                memory: memory.get(&name).map(|memory| **memory),
+                name,
+                status,
+                vcpus,
+            });
+        }
+        vms.sort_by(|a, b| a.name.cmp(&b.name));
+        vms.dedup_by(|a, b| a.name == b.name);
+        Ok(Self {
+            machine,
+            memory: client.machine_mem()?,
+            nodes: client.nodes()?,
+            vms,
+        })
+    }
+
+    /// The VM of that name.
+    pub fn vm(&self, name: &str) -> Option<&VmSample> {
+        let found = self.vms.binary_search_by(|vm| vm.name.as_str().cmp(name));
+        found.ok().and_then(|n| self.vms.get(n))
+    }
+
+    /// Bytes of the machine's memory that somebody uses.
+    pub fn memory_used(&self) -> u64 {
+        let machine = &self.machine;
+        machine.memory.saturating_sub(machine.memory_free)
+    }
+
+    /// How many VMs run.
+    pub fn running(&self) -> usize {
+        let running = |vm: &&VmSample| vm.status.state == state::RUNNING;
+        self.vms.iter().filter(running).count()
+    }
+}
+
+/// A VM in full; none where it has gone since it was listed.
+fn shown(
+    answer: Result<(VmStatus, Vec<VcpuStatus>)>,
+) -> Result<Option<(VmStatus, Vec<VcpuStatus>)>> {
+    let gone = |failure: &Failure| u32::from(failure.code()) == code::NO_SUCH_VM;
+    match answer {
+        Ok(shown) => Ok(Some(shown)),
+        Err(failure) if gone(&failure) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}

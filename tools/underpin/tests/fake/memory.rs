@@ -1,0 +1,61 @@
+//! What the fake hypervisor says of memory.
+
+use abi::{
+    Text,
+    control::{
+        FitStatus, MachineMem, MemStatus, PAYLOAD_MAX, PageStatus, ReplyHeader, VmStatus,
+        WhyStatus, fit, page,
+    },
+};
+use zerocopy::FromZeros as _;
+
+/// A VM of half its memory, a part of which is shared.
+pub fn mem(vm: &VmStatus, base: u64) -> MemStatus {
+    let mut mem = MemStatus::new_zeroed();
+    (mem.name, mem.group) = (vm.name, Text::cut("default"));
+    (mem.base, mem.max, mem.limit, mem.target) = (base, vm.memory, base, base);
+    (mem.resident, mem.private, mem.shared) = (256 << 20, 200 << 20, 56 << 20);
+    (mem.charge, mem.entitlement, mem.balance) = (228 << 20, 28 << 20, 28 << 20);
+    (mem.blocks, mem.pages, mem.events[5]) = (3, 700, 42);
+    mem
+}
+
+pub fn machine() -> MachineMem {
+    let mut machine = MachineMem::new_zeroed();
+    (machine.managed, machine.free, machine.saved) = (2 << 30, 3 << 29, 84 << 20);
+    machine
+}
+
+pub fn why() -> WhyStatus {
+    let mut why = WhyStatus::new_zeroed();
+    (why.private[0], why.private[1], why.no_twin, why.shared) = (900, 50, 30, 20);
+    why
+}
+
+/// Room for two VMs of 512 MiB.
+pub fn fit(base: u64) -> FitStatus {
+    FitStatus {
+        count: (1 << 30) / base,
+        needed: base,
+        there: 1 << 30,
+        binds: fit::MEMORY,
+        reserved: 0,
+    }
+}
+
+/// 2,500 pages: 1,000 shared ones, 1,000 of zeroes, and 500 that are different in each VM.
+pub fn pages(vm: usize, from: u64) -> Vec<PageStatus> {
+    const RAM: u64 = 0x4000_0000;
+    let page = |n: u64| {
+        let (state, hash) = match n {
+            0..1000 => (page::SHARED, n + 1),
+            1000..2000 => (page::PRIVATE, 0),
+            _ => (page::PRIVATE, (vm as u64 + 1) << 32 | n),
+        };
+        let address = (RAM + n * 4096) | state;
+        PageStatus { address, hash }
+    };
+    let room = (PAYLOAD_MAX - size_of::<ReplyHeader>()) / size_of::<PageStatus>();
+    let pages = (0..2500).map(page).filter(|page| page.address >= from);
+    pages.take(room).collect()
+}

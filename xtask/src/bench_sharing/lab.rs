@@ -1,0 +1,255 @@
+//! A machine with several VMs whose clock counts instructions, and to which nothing is said until
+//! they have done their work: so a run can be repeated bit for bit.
+
+use crate::{
+    bench::counted::{self, Qemu},
+    project,
+    step::Outcome,
+};
+use abi::control::{
+    FrameHeader, MAGIC, MachineMem, MemStatus, NodeStatus, REPLY, ReplyHeader, VmName, VmStatus,
+    event, request, state,
+};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+use tests_boot::assets;
+use zerocopy::{FromBytes, IntoBytes as _};
+
+/// How long the VMs may take for their work, and EL2 to answer.
+const WORK_MAX: Duration = Duration::from_mins(15);
+const ANSWER_MAX: Duration = Duration::from_mins(1);
+/// How long one look at the control channel waits.
+const POLL: Duration = Duration::from_millis(200);
+
+/// The machine.
+pub struct Lab {
+    qemu: Qemu,
+    control: UnixStream,
+    unread: Vec<u8>,
+    consoles: BTreeMap<String, String>,
+    ended: BTreeMap<String, String>,
+    replies: BTreeMap<u32, Vec<u8>>,
+    tag: u32,
+    log: PathBuf,
+}
+
+/// Files of an experiment.
+pub fn directory(name: &str) -> Outcome<PathBuf> {
+    let path = project::products().join("bench-sharing").join(name);
+    fs::create_dir_all(&path)
+        .map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+    Ok(path)
+}
+
+impl Lab {
+    /// Starts a machine with one CPU and VMs by their files' text.
+    ///
+    /// # Errors
+    /// The bundle cannot be made, or QEMU not be run.
+    pub fn start(name: &str, memory: &str, vms: &[String]) -> Outcome<Self> {
+        let directory = directory(name)?;
+        let bundle = bundle(&directory, vms)?;
+        let log = directory.join("el2.log");
+        let (ours, theirs) =
+            UnixStream::pair().map_err(|error| format!("cannot make a channel: {error}"))?;
+        let wait = ours.set_read_timeout(Some(POLL));
+        wait.map_err(|error| format!("cannot make a channel: {error}"))?;
+        let mut qemu = counted::qemu(1, memory, &log);
+        qemu.args(["-M", "virtualization=on", "-kernel"])
+            .arg(assets::image())
+            .arg("-initrd")
+            .arg(bundle);
+        qemu.args(["-chardev", "socket,id=control,fd=0"]);
+        qemu.args(["-device", "virtio-serial-device,max_ports=1"]);
+        qemu.args(["-device", "virtconsole,chardev=control"]);
+        qemu.stdin(Stdio::from(OwnedFd::from(theirs)));
+        Ok(Self {
+            qemu: counted::start(&mut qemu)?,
+            control: ours,
+            unread: Vec::new(),
+            consoles: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            replies: BTreeMap::new(),
+            tag: 0,
+            log,
+        })
+    }
+
+    /// What a VM has said.
+    pub fn console(&self, vm: &str) -> &str {
+        self.consoles.get(vm).map_or("", String::as_str)
+    }
+
+    /// Waits until each of the VMs has said that it is done.
+    ///
+    /// # Errors
+    /// One has ended, or the time is over.
+    pub fn await_all(&mut self, vms: &[&str], done: &str) -> Outcome {
+        let deadline = Instant::now() + WORK_MAX;
+        while !vms.iter().all(|vm| self.console(vm).contains(done)) {
+            self.listen(deadline)?;
+            if let Some((vm, reason)) = self.ended.first_key_value() {
+                let said = self.console(vm);
+                return Err(format!("{vm} has ended ({reason}):\n{said}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A VM's memory.
+    ///
+    /// # Errors
+    /// EL2 does not answer, or the VM does not run.
+    pub fn mem(&mut self, vm: &str) -> Outcome<MemStatus> {
+        let all = self.ask::<MemStatus>(request::MEM, &[])?;
+        let found = all
+            .into_iter()
+            .find(|status| status.name.as_str() == Some(vm));
+        found.ok_or_else(|| format!("{vm} does not run"))
+    }
+
+    /// The machine's memory.
+    ///
+    /// # Errors
+    /// EL2 does not answer.
+    pub fn machine(&mut self) -> Outcome<MachineMem> {
+        self.one(request::MACHINE_MEM, &[])
+    }
+
+    /// The machine's only node.
+    ///
+    /// # Errors
+    /// EL2 does not answer.
+    pub fn node(&mut self) -> Outcome<NodeStatus> {
+        self.one(request::NODES, &[])
+    }
+
+    fn one<T: FromBytes>(&mut self, kind: u32, payload: &[u8]) -> Outcome<T> {
+        let first = self.ask(kind, payload)?.into_iter().next();
+        first.ok_or_else(|| "EL2's answer is empty".to_owned())
+    }
+
+    /// Asks EL2; gives the records of its answer.
+    fn ask<T: FromBytes>(&mut self, kind: u32, payload: &[u8]) -> Outcome<Vec<T>> {
+        self.tag += 1;
+        let header = FrameHeader {
+            magic: MAGIC,
+            kind,
+            tag: self.tag,
+            length: payload.len() as u32,
+        };
+        let sent = self
+            .control
+            .write_all(&[header.as_bytes(), payload].concat());
+        sent.map_err(|error| format!("cannot ask EL2: {error}"))?;
+        let deadline = Instant::now() + ANSWER_MAX;
+        let reply = loop {
+            if let Some(reply) = self.replies.remove(&self.tag) {
+                break reply;
+            }
+            self.listen(deadline)?;
+        };
+        let (header, mut rest) =
+            ReplyHeader::read_from_prefix(&reply).map_err(|_| "EL2's answer is too short")?;
+        if header.code != 0 {
+            return Err(String::from_utf8_lossy(rest).into_owned());
+        }
+        let mut records = Vec::new();
+        while let Ok((record, next)) = T::read_from_prefix(rest) {
+            records.push(record);
+            rest = next;
+        }
+        Ok(records)
+    }
+
+    /// Takes what EL2 has sent.
+    fn listen(&mut self, deadline: Instant) -> Outcome {
+        let mut bytes = [0; 4096];
+        match self.control.read(&mut bytes) {
+            Ok(count) if count > 0 => self.unread.extend(&bytes[..count]),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                // A VM that cannot start is a warning.
+                let warns = counted::text(&self.log).contains("] warn ");
+                if !self.qemu.runs() || warns || Instant::now() > deadline {
+                    return Err(self.silent());
+                }
+            }
+            _ => return Err(self.silent()),
+        }
+        let mut at = 0;
+        while let Ok((header, rest)) = FrameHeader::read_from_prefix(&self.unread[at..])
+            && header.magic == MAGIC
+            && let Some(payload) = rest.get(..header.length as usize)
+        {
+            let payload = payload.to_vec();
+            at += size_of::<FrameHeader>() + payload.len();
+            self.take(header, payload);
+        }
+        self.unread.drain(..at);
+        Ok(())
+    }
+
+    fn take(&mut self, header: FrameHeader, payload: Vec<u8>) {
+        if header.kind & REPLY != 0 {
+            self.replies.insert(header.tag, payload);
+        } else if header.kind == event::CONSOLE_OUTPUT
+            && let Ok((name, output)) = VmName::read_from_prefix(&payload)
+        {
+            let console = self.consoles.entry(text(name)).or_default();
+            console.push_str(&String::from_utf8_lossy(output));
+        } else if header.kind == event::STATE
+            && let Ok((status, _)) = VmStatus::read_from_prefix(&payload)
+            && status.state == state::ENDED
+        {
+            let reason = status.reason.as_str().unwrap_or_default();
+            self.ended.insert(text(status.name), reason.to_owned());
+        }
+    }
+
+    fn silent(&self) -> String {
+        let log = counted::text(&self.log);
+        let tail: Vec<&str> = log.lines().rev().take(12).collect();
+        let tail: Vec<&str> = tail.into_iter().rev().collect();
+        let said: Vec<String> = self
+            .consoles
+            .iter()
+            .map(|(vm, said)| format!("{vm}: {}", said.lines().last().unwrap_or_default()))
+            .collect();
+        format!(
+            "the machine did not do its work; EL2's log ends:\n{}\n{}",
+            tail.join("\n"),
+            said.join("\n")
+        )
+    }
+}
+
+fn text(name: VmName) -> String {
+    name.as_str().unwrap_or_default().to_owned()
+}
+
+/// Writes VM files and makes a bundle of them.
+fn bundle(directory: &Path, vms: &[String]) -> Outcome<PathBuf> {
+    let bundle = directory.join("vms.bundle");
+    let mut command = Command::new(assets::command());
+    command.args(["bundle", "-O"]).arg(&bundle);
+    for (n, vm) in vms.iter().enumerate() {
+        let file = directory.join(format!("vm{n}.toml"));
+        fs::write(&file, vm)
+            .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+        command.arg(file);
+    }
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot run underpin: {error}"))?;
+    if output.status.success() {
+        return Ok(bundle);
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
