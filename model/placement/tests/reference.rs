@@ -1,0 +1,224 @@
+//! The rules against a naive reading of them, over random misses, moves and collapses.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use model_addr::NodeId;
+use model_placement::{
+    Decision, NODES_MAX, NodeSet, Page, Placement, Record, Sight, Stays, Thresholds, WAYS, decide,
+};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const NODES: usize = 5;
+
+/// A page as one would keep it with memory to waste.
+#[derive(Clone, Debug, Default)]
+struct Naive {
+    replicas: BTreeSet<u8>,
+    /// When it moved, of the span that began with the first.
+    moves: Vec<u32>,
+}
+
+impl Naive {
+    fn moves(&self, now: u32, span: u32) -> usize {
+        match self.moves.first() {
+            Some(first) if now - first < span => self.moves.len(),
+            _ => 0,
+        }
+    }
+
+    fn note_move(&mut self, now: u32, span: u32) {
+        if self.moves(now, span) == 0 {
+            self.moves.clear();
+        }
+        self.moves.push(now);
+    }
+
+    /// The sentences of the crate's documentation, one after the other.
+    fn decide(&self, sight: &Sight<'_>, short: NodeSet, now: u32, limits: &Thresholds) -> Decision {
+        let misses = |node: &u8| sight.misses[usize::from(*node)];
+        let nodes = || 0..sight.misses.len() as u8;
+        let has_copy = |node: &u8| NodeId(*node) == sight.home || self.replicas.contains(node);
+        if !nodes().any(|node| misses(&node) >= limits.trigger) {
+            return Decision::Leave(Stays::NotHot);
+        }
+        if !nodes().any(|node| misses(&node) >= limits.trigger && !has_copy(&node)) {
+            return Decision::Leave(Stays::AtHome);
+        }
+        let sharers: Vec<u8> = nodes()
+            .filter(|node| misses(node) >= limits.sharing.min(limits.trigger))
+            .collect();
+        let is_shared = sharers.len() > 1 || !self.replicas.is_empty();
+        if is_shared && sight.written {
+            return Decision::Leave(Stays::WriteShared);
+        }
+        if self.moves(now, limits.span) >= usize::from(limits.moves) {
+            return Decision::Leave(Stays::MovedOften);
+        }
+        let takers: Vec<NodeId> = sharers
+            .into_iter()
+            .filter(|node| !has_copy(node))
+            .map(NodeId)
+            .filter(|node| !short.contains(*node))
+            .collect();
+        match takers[..] {
+            [] => Decision::Leave(Stays::NoMemory),
+            [to] if !is_shared => Decision::Migrate(to),
+            _ => Decision::Replicate(takers.into_iter().collect()),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Look([u32; NODES], bool, u8, u8),
+    Write,
+    Press(u8),
+    Forget,
+    Later(u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
+    let misses = prop::array::uniform5(prop_oneof![0..40_u32, 100..140_u32]);
+    let step = prop_oneof![
+        8 => (misses, any::<bool>(), 0..NODES as u8, any::<u8>())
+            .prop_map(|(misses, written, home, short)| Step::Look(misses, written, home, short & 3)),
+        2 => Just(Step::Write),
+        1 => (0..NODES as u8).prop_map(Step::Press),
+        1 => Just(Step::Forget),
+        2 => (1..40_u32).prop_map(Step::Later),
+    ];
+    prop::collection::vec((0..WAYS as u64, step), 1..200)
+}
+
+fn set(bits: u8) -> NodeSet {
+    (0..8).filter(|n| bits & 1 << n != 0).map(NodeId).collect()
+}
+
+proptest! {
+    /// As many pages as fit into one set: nothing is ever forgotten, so both must agree always.
+    #[test]
+    fn decisions_are_those_of_the_rules(steps in steps()) {
+        let mut sets = [[Record::EMPTY; WAYS]];
+        let limits = Thresholds::default();
+        let mut placement = Placement::new(&mut sets, limits);
+        let mut naive: BTreeMap<u64, Naive> = BTreeMap::new();
+        let mut now = 0;
+        for (number, step) in steps {
+            let page = Page(number);
+            let known = naive.entry(number).or_default();
+            let replicas = known.replicas.iter().copied().map(NodeId).collect();
+            prop_assert_eq!(placement.past(page, now).replicas, replicas);
+            match step {
+                Step::Look(misses, written, home, short) => {
+                    let home = NodeId(home);
+                    if known.replicas.contains(&home.0) {
+                        continue;
+                    }
+                    let sight = Sight { home, replicas, misses: &misses, written };
+                    let decision = placement.look(page, sight, set(short), now);
+                    prop_assert_eq!(decision, known.decide(&sight, set(short), now, &limits));
+                    match decision {
+                        Decision::Migrate(to) => {
+                            prop_assert!(to != home && !set(short).contains(to));
+                            prop_assert!(placement.moved(page, now));
+                            known.note_move(now, limits.span);
+                        }
+                        Decision::Replicate(nodes) => {
+                            prop_assert!(placement.replicated(page, nodes, now));
+                            known.replicas.extend(nodes.iter().map(|node| node.0));
+                        }
+                        Decision::Leave(_) => {}
+                    }
+                }
+                Step::Write => {
+                    prop_assert_eq!(placement.collapsed(page, now), replicas);
+                    if !known.replicas.is_empty() {
+                        known.replicas.clear();
+                        known.note_move(now, limits.span);
+                    }
+                }
+                Step::Press(node) => match placement.press(NodeId(node), WAYS) {
+                    Some(Page(pressed)) => {
+                        let pressed = naive.get_mut(&pressed).unwrap();
+                        prop_assert!(pressed.replicas.remove(&node));
+                    }
+                    None => prop_assert!(naive.values().all(|page| !page.replicas.contains(&node))),
+                },
+                Step::Forget => {
+                    prop_assert_eq!(placement.forget(page), replicas);
+                    naive.remove(&number);
+                }
+                Step::Later(time) => now += time,
+            }
+        }
+    }
+
+    /// Many pages and few records: what has replicas is never forgotten, and what cannot be noted
+    /// is not done.
+    #[test]
+    fn replicas_are_never_lost(pages in prop::collection::vec((any::<u16>(), any::<bool>()), 1..300)) {
+        let mut sets = [[Record::EMPTY; WAYS]; 4];
+        let mut placement = Placement::new(&mut sets, Thresholds::default());
+        let mut replicated = BTreeSet::new();
+        let misses = [200, 200, 0, 0];
+        let sight = Sight { home: NodeId(2), replicas: NodeSet::NONE, misses: &misses, written: false };
+        for (now, (number, is_moved)) in (0..).zip(pages) {
+            let page = Page(number.into());
+            if is_moved {
+                placement.moved(page, now);
+            } else if let Decision::Replicate(nodes) = placement.look(page, sight, NodeSet::NONE, now) {
+                prop_assert!(placement.replicated(page, nodes, now));
+                replicated.insert(number);
+            }
+        }
+        prop_assert!(replicated.len() <= 4 * WAYS);
+        for number in &replicated {
+            prop_assert_eq!(placement.past(Page((*number).into()), 1000).replicas.len(), 2);
+        }
+        let mut given_back = BTreeSet::new();
+        while let Some(Page(page)) = placement.press(NodeId(1), usize::MAX) {
+            prop_assert!(given_back.insert(page as u16));
+        }
+        prop_assert_eq!(given_back, replicated);
+    }
+}
+
+#[test]
+fn a_page_that_is_written_from_everywhere_is_left_alone() {
+    let mut sets = [[Record::EMPTY; WAYS]];
+    let limits = Thresholds::default();
+    let mut placement = Placement::new(&mut sets, limits);
+    let (mut home, mut moves) = (NodeId(0), 0);
+    // One node after the other writes it for one interval.
+    for now in 0..limits.span {
+        let mut misses = [0; 4];
+        misses[now as usize % 4] = 1000;
+        let sight = Sight {
+            home,
+            replicas: NodeSet::NONE,
+            misses: &misses,
+            written: true,
+        };
+        if let Decision::Migrate(to) = placement.look(Page(7), sight, NodeSet::NONE, now) {
+            assert!(placement.moved(Page(7), now));
+            (home, moves) = (to, moves + 1);
+        }
+    }
+    assert_eq!(moves, limits.moves);
+}
+
+#[test]
+fn the_last_node_counts_as_the_first_does() {
+    let mut misses = [0; NODES_MAX + 1];
+    misses[NODES_MAX - 1] = 128;
+    misses[NODES_MAX] = 5000;
+    let sight = Sight {
+        home: NodeId(0),
+        replicas: NodeSet::NONE,
+        misses: &misses,
+        written: true,
+    };
+    let past = model_placement::Past::default();
+    let decision = decide(sight, past, NodeSet::NONE, &Thresholds::default());
+    assert_eq!(decision, Decision::Migrate(NodeId(NODES_MAX as u8 - 1)));
+}
