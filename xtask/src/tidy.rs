@@ -67,7 +67,11 @@ pub fn read_tree(root: &Path) -> io::Result<Tree> {
             let path = directory.join(entry.file_name());
             let kind = entry.file_type()?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if kind.is_dir() && !["target", ".git", "run"].contains(&name.as_str()) {
+            if ["target", ".git", "run"].contains(&name.as_str()) {
+                // In a further work tree of git's, the second is a file.
+                continue;
+            }
+            if kind.is_dir() {
                 directories.push(path);
             } else if kind.is_file() {
                 // What is not UTF-8 is no text.
