@@ -1,7 +1,8 @@
 //! Every byte that crosses a boundary.
 //!
 //! [`bundle`] is what the boot loader hands to EL2 beside the image: VM descriptions, kernels,
-//! disk images. [`control`] is what EL2 and the `underpin` command say to each other.
+//! disk images. [`control`] is what EL2 and the `underpin` command say to each other. [`os0`] is
+//! what the operating system that owns the machine can ask of EL2 beneath it.
 //!
 //! All integers are little-endian; both sides run on little-endian machines, which the layout
 //! asserts. Every struct is `repr(C)`, has no padding, and states its size in a `const` assert.
@@ -11,6 +12,7 @@
 
 pub mod bundle;
 pub mod control;
+pub mod os0;
 mod text;
 
 pub use text::Text;

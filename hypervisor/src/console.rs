@@ -1,7 +1,7 @@
 //! EL2's own voice: a levelled, rate-limited log on the machine's PL011.
 
 use core::fmt::Write;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use machine_aarch64::{timer, uart::Uart};
 use machine_locks::{Once, Rank, SpinLock};
@@ -10,7 +10,14 @@ use machine_locks::{Once, Rank, SpinLock};
 /// as much.
 const LINES_PER_SECOND: u64 = 100;
 
+/// Leaves the UART to OS-0, which drives it from now on. What EL2 logs is counted as dropped; its
+/// last words are still said.
+pub fn hand_over() {
+    CONSOLE.handed_over.store(true, Ordering::Release);
+}
+
 struct Console {
+    handed_over: AtomicBool,
     uart: Once<SpinLock<Uart>>,
     copy: Once<Uart>,
     second: AtomicU64,
@@ -19,6 +26,7 @@ struct Console {
 }
 
 static CONSOLE: Console = Console {
+    handed_over: AtomicBool::new(false),
     uart: Once::new(),
     copy: Once::new(),
     second: AtomicU64::new(0),
@@ -78,7 +86,7 @@ impl Log for Console {
 
     fn log(&self, record: &Record<'_>) {
         let Some(uart) = self.uart.get() else { return };
-        if !self.admit(record.level()) {
+        if self.handed_over.load(Ordering::Acquire) || !self.admit(record.level()) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }

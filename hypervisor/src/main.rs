@@ -1,7 +1,8 @@
 //! Underpin at EL2: the model wired to the metal.
 //!
 //! Read [`primary_main`] for what happens at boot, `vcpu/run.rs` for how a guest runs, `exit/` for
-//! why it stops, and `sched.rs` for who runs next.
+//! why it stops, and `sched.rs` for who runs next. Where the boot loader brought an operating system
+//! that is to own the machine, `os0/` starts it instead.
 //!
 //! # Soundness
 //!
@@ -26,6 +27,7 @@ mod frames;
 mod heap;
 mod host;
 mod housekeeping;
+mod os0;
 mod paging;
 mod physical;
 mod sched;
@@ -41,6 +43,9 @@ extern "C" fn primary_main(device_tree: u64) -> ! {
     let (tree, blob) = start::read_device_tree(device_tree);
     let mut map = start::turn_mmu_on(&tree, blob);
     start::open_console(&tree);
+    if tree.os0.is_some() {
+        os0::start(&tree, blob, map);
+    }
     start::take_memory(tree, blob);
     start::first_cpu();
     start::other_cpus(&mut map);
@@ -56,6 +61,9 @@ extern "C" fn primary_main(device_tree: u64) -> ! {
 /// Every other CPU arrives with the MMU on, its stack and its per-CPU word set.
 #[unsafe(no_mangle)]
 extern "C" fn secondary_main() -> ! {
+    if os0::is_here() {
+        os0::arrive();
+    }
     start::this_cpu(cpu::this());
     start::wait_for_release();
     sched::run_forever(cpu::this())

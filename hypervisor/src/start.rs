@@ -21,9 +21,9 @@ use model_machine_tree::Machine;
 use model_stage2::{IpaSize, VmidBits, vtcr};
 
 /// A CPU's stack, as an order of frames: 64 KiB.
-const STACK_ORDER: u8 = 4;
+pub const STACK_ORDER: u8 = 4;
 /// Where stacks are mapped, each with as much unmapped space before it.
-const STACKS: u64 = 0x4000_0000_0000;
+pub const STACKS: u64 = 0x4000_0000_0000;
 /// How long a CPU that was started may take to come up, in seconds.
 const START_PATIENCE: u64 = 10;
 

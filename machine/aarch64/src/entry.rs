@@ -76,6 +76,7 @@ pub enum Leave {
 ///
 /// The executing CPU has the state of the vCPU loaded that `context` belongs to: EL1 registers,
 /// `VTTBR_EL2` with tables that give it its own frames only, `HCR_EL2` with VM, IMO and FMO set.
+/// Or it is the machine's owner and the CPU is as [`crate::native::open`] leaves it.
 #[inline]
 pub unsafe fn enter(context: &mut GuestContext) -> Leave {
     // SAFETY: the routine keeps EL2's callee-saved registers and stack; the guest can reach no

@@ -15,7 +15,7 @@ macro_rules! read_id_registers {
 /// register read as zero on every CPU (Arm ARM D24.1: reserved, RES0).
 pub fn id_registers() -> [u64; ID_REGISTER_COUNT] {
     read_id_registers! {
-        24 = "id_aa64pfr0_el1", 25 = "id_aa64pfr1_el1", 26 = "s3_0_c0_c4_2", 28 = "s3_0_c0_c4_4",
+        24 = "id_aa64pfr0_el1", 25 = "id_aa64pfr1_el1", 26 = "s3_0_c0_c4_2", 28 = "s3_0_c0_c4_4", 29 = "s3_0_c0_c4_5",
         32 = "id_aa64dfr0_el1", 33 = "id_aa64dfr1_el1", 36 = "id_aa64afr0_el1", 37 = "id_aa64afr1_el1",
         40 = "id_aa64isar0_el1", 41 = "id_aa64isar1_el1", 42 = "s3_0_c0_c6_2", 43 = "s3_0_c0_c6_3",
         48 = "id_aa64mmfr0_el1", 49 = "id_aa64mmfr1_el1", 50 = "s3_0_c0_c7_2", 51 = "s3_0_c0_c7_3",

@@ -24,6 +24,7 @@ pub mod gic;
 pub mod guest;
 pub mod list_registers;
 pub mod mmu;
+pub mod native;
 pub mod psci;
 pub mod timer;
 pub mod tlb;

@@ -1,7 +1,7 @@
 //! Calls to the firmware below: starting CPUs, powering off.
 
 use model_addr::Pa;
-use smccc::{Hvc, Smc, psci};
+use smccc::{Call, Hvc, Smc, psci};
 
 /// How the firmware is called (`method` of the device tree's psci node).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,4 +27,11 @@ pub fn system_off(conduit: Conduit) {
         Conduit::Smc => psci::system_off::<Smc>(),
         Conduit::Hvc => psci::system_off::<Hvc>(),
     };
+}
+
+/// Calls the firmware as somebody at EL1 called it, by SMC: X0 to X17 go there and come back.
+pub fn forward(registers: &mut [u64; 18]) {
+    let [function, arguments @ ..] = *registers;
+    // The identifier is W0: nothing else of X0 has a meaning.
+    *registers = Smc::call64(function as u32, arguments);
 }

@@ -34,6 +34,8 @@ pub const MAX_REDISTRIBUTORS: usize = 16;
 pub const MAX_VIRTIO: usize = 64;
 /// The most bytes of a command line.
 pub const MAX_BOOTARGS: usize = 512;
+/// The most bytes of OS-0's command line: as many as arm64 Linux takes (`COMMAND_LINE_SIZE`).
+pub const MAX_OS0_BOOTARGS: usize = 2048;
 
 /// What Underpin needs to know of the machine it runs on.
 #[derive(Clone, Debug)]
@@ -61,6 +63,20 @@ pub struct Machine {
     pub bootargs: String<MAX_BOOTARGS>,
     /// The initial ramdisk: where the boot loader put the bundle.
     pub initrd: Option<PaRange>,
+    /// The operating system that the boot loader brought to run beneath.
+    pub os0: Option<Os0>,
+}
+
+/// The operating system that owns the machine, as boot modules below `/chosen` (binding
+/// `multiboot,module`, as QEMU's guest-loader and GRUB write it).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Os0 {
+    /// Its kernel's file (`multiboot,kernel`).
+    pub kernel: PaRange,
+    /// Its initial ramdisk (`multiboot,ramdisk`).
+    pub ramdisk: Option<PaRange>,
+    /// Its command line: `bootargs` of the kernel's node.
+    pub bootargs: String<MAX_OS0_BOOTARGS>,
 }
 
 /// A physical CPU.

@@ -7,12 +7,12 @@ use heapless::{String, Vec};
 use model_addr::{NodeId, Pa, PaRange};
 
 use crate::node::{
-    Result, error, first_register, for_each_device, interrupt, is_enabled, number, one_cell,
+    Result, cells, error, first_register, for_each_device, interrupt, is_enabled, number, one_cell,
     registers, string,
 };
 use crate::{
     Conduit, Cpu, Distances, Gic, MAX_CPUS, MAX_MEMORY, MAX_REDISTRIBUTORS, MAX_RESERVED,
-    MAX_VIRTIO, Machine, Memory, Pl011, Problem, Psci, Timer, TreeError, VirtioTransport,
+    MAX_VIRTIO, Machine, Memory, Os0, Pl011, Problem, Psci, Timer, TreeError, VirtioTransport,
 };
 
 /// The most bytes of a blob: what Linux's boot protocol allows (`booting.rst`).
@@ -54,6 +54,7 @@ pub fn read(blob: &[u8]) -> Result<Machine> {
         virtio: Vec::new(),
         bootargs: String::new(),
         initrd: None,
+        os0: None,
         distances,
     };
     read_devices(&root, width, &mut machine)?;
@@ -327,5 +328,59 @@ fn read_chosen(chosen: &FdtNode<'_>, machine: &mut Machine) -> Result<()> {
         let range = PaRange::new(Pa(start), size.ok_or_else(bad)?).ok_or_else(bad)?;
         machine.initrd = (range.size > 0).then_some(range);
     }
+    machine.os0 = read_os0(chosen)?;
     Ok(())
+}
+
+/// The boot modules below `/chosen`.
+fn read_os0(chosen: &FdtNode<'_>) -> Result<Option<Os0>> {
+    const KERNEL: &str = "multiboot,kernel";
+    let mut os0 = Os0::default();
+    let mut found = false;
+    for module in chosen.children() {
+        if module.is_compatible(KERNEL) {
+            os0.kernel = module_range(&module)?;
+            if core::mem::replace(&mut found, true) {
+                return Err(error(&module, Problem::TooMany(KERNEL, 1)));
+            }
+            if let Some(bootargs) = string(&module, "bootargs") {
+                let limit = os0.bootargs.capacity();
+                let too_long = |_| error(&module, Problem::TooMany("bytes of bootargs", limit));
+                os0.bootargs.push_str(bootargs).map_err(too_long)?;
+            }
+        } else if module.is_compatible("multiboot,ramdisk") {
+            let range = module_range(&module)?;
+            if os0.ramdisk.replace(range).is_some() {
+                return Err(error(&module, Problem::TooMany("multiboot,ramdisk", 1)));
+            }
+        }
+    }
+    match (found, os0.ramdisk) {
+        (true, _) => Ok(Some(os0)),
+        (false, None) => Ok(None),
+        (false, Some(_)) => Err(error(chosen, Problem::Missing(KERNEL))),
+    }
+}
+
+/// Where a boot module lies. `/chosen` need not say how many cells its children use (QEMU's does
+/// not, and uses two and two), so the length of `reg` tells.
+fn module_range(module: &FdtNode<'_>) -> Result<PaRange> {
+    const NAME: &str = "reg";
+    let cells = cells(module, NAME)?.ok_or_else(|| error(module, Problem::Missing(NAME)))?;
+    let mut words = [0u64; 4];
+    let mut count = 0;
+    for cell in cells {
+        let word = words.get_mut(count);
+        *word.ok_or_else(|| error(module, Problem::Malformed(NAME)))? = cell.into();
+        count += 1;
+    }
+    let [a, b, c, d] = words;
+    let (start, size) = match count {
+        4 => (a << 32 | b, c << 32 | d),
+        3 => (a << 32 | b, c),
+        2 => (a, b),
+        _ => return Err(error(module, Problem::Malformed(NAME))),
+    };
+    let range = PaRange::new(Pa(start), size).filter(|range| range.size > 0);
+    range.ok_or_else(|| error(module, Problem::Value(NAME, start)))
 }

@@ -13,6 +13,7 @@ const ONE: &[u8] = include_bytes!("data/one_node.dtb");
 const TWO: &[u8] = include_bytes!("data/two_nodes.dtb");
 const FOUR: &[u8] = include_bytes!("data/four_nodes.dtb");
 const EIGHT: &[u8] = include_bytes!("data/eight_nodes.dtb");
+const OS0: &[u8] = include_bytes!("data/os0.dtb");
 const GIB: u64 = 1 << 30;
 
 fn level(intid: u32) -> Interrupt {
@@ -129,6 +130,43 @@ fn eight_uneven_nodes() {
     assert_eq!(machine.cpus.len(), 7);
     assert_eq!(machine.distances.between(NodeId(0), NodeId(7)), 34);
     assert!(machine.memory.is_sorted_by_key(|memory| memory.range.start));
+}
+
+#[test]
+fn boot_modules() {
+    let machine = read(OS0).unwrap();
+    let os0 = machine.os0.unwrap();
+    let run = |start, size| PaRange {
+        start: Pa(start),
+        size,
+    };
+    assert_eq!(os0.kernel, run(0x5000_0000, 0x1d7_67c0));
+    assert_eq!(os0.ramdisk, Some(run(0x5400_0000, 0x11_1bdb)));
+    assert_eq!(os0.bootargs, "console=ttyAMA0 quiet");
+    assert_eq!(machine.bootargs, "log=debug");
+    assert!(read(ONE).unwrap().os0.is_none());
+}
+
+#[test]
+fn boot_modules_that_make_no_sense() {
+    let spoilt = |from: &[u8], to: &[u8]| {
+        let mut blob = OS0.to_vec();
+        let found = blob.windows(from.len()).position(|bytes| bytes == from);
+        let at = found.unwrap();
+        blob[at..at + to.len()].copy_from_slice(to);
+        read(&blob).unwrap_err().problem
+    };
+    // There is no kernel; it has no bytes.
+    assert_eq!(
+        spoilt(b"multiboot,kernel", b"multiboot,bernel"),
+        Problem::Missing("multiboot,kernel")
+    );
+    let kernel = [0, 0x5000_0000_u32, 0, 0x1d7_67c0].map(u32::to_be_bytes);
+    let nothing = [0, 0x5000_0000_u32, 0, 0].map(u32::to_be_bytes);
+    assert_eq!(
+        spoilt(kernel.as_flattened(), nothing.as_flattened()),
+        Problem::Value("reg", 0x5000_0000)
+    );
 }
 
 /// One CPU on `node`, and what every machine has: interrupt controller, timer, firmware.
@@ -292,10 +330,10 @@ proptest! {
 
     #[test]
     fn damaged_trees_never_panic(
-        which in 0..4_usize,
+        which in 0..5_usize,
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..16),
     ) {
-        let mut blob = [ONE, TWO, FOUR, EIGHT][which].to_vec();
+        let mut blob = [ONE, TWO, FOUR, EIGHT, OS0][which].to_vec();
         for (index, value) in damage {
             let index = index.index(blob.len());
             blob[index] = value;

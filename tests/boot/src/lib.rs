@@ -6,9 +6,11 @@
 //! own, and shows the end of the right console where one fails.
 #![forbid(unsafe_code)]
 
+mod archive;
 pub mod assets;
 pub mod disk_image;
 pub mod machine;
+pub mod os0;
 pub mod scenario;
 pub mod scenarios;
 pub mod status;

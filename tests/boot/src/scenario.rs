@@ -3,6 +3,7 @@
 use crate::{
     Outcome, because,
     machine::{Hardware, Machine},
+    os0::Os0,
     vm::Vm,
 };
 use std::{
@@ -17,6 +18,9 @@ pub type Check = Box<dyn Fn(&mut Stage) -> Outcome + Send + Sync>;
 /// Makes files in the scenario's directory before the machine starts; gives the options of
 /// `underpin sim` that name them.
 pub type Prepare = fn(&Path) -> Outcome<Vec<String>>;
+
+/// What is checked on the console of a machine that belongs to OS-0.
+pub type ConsoleCheck = fn(&str) -> Outcome;
 
 /// A line that a VM's console must show.
 #[derive(Clone, Debug)]
@@ -37,9 +41,27 @@ pub struct Scenario {
     vms: Vec<Vm>,
     expects: Vec<Expect>,
     checks: Vec<Check>,
+    /// The machine's owner, where it is not Underpin.
+    os0: Option<Os0>,
+    console: Option<ConsoleCheck>,
 }
 
 impl Scenario {
+    /// A machine that belongs to an operating system.
+    pub fn os0(name: impl Into<String>, os0: Os0) -> Self {
+        Self {
+            os0: Some(os0),
+            ..Self::new(name, Hardware::new(1, "1G"), Vec::new())
+        }
+    }
+
+    /// A further check of what OS-0's console said.
+    #[must_use]
+    pub fn console(mut self, check: ConsoleCheck) -> Self {
+        self.console = Some(check);
+        self
+    }
+
     /// VMs on a machine.
     pub fn new(name: impl Into<String>, hardware: Hardware, vms: Vec<Vm>) -> Self {
         let (expects, checks) = (Vec::new(), Vec::new());
@@ -51,6 +73,8 @@ impl Scenario {
             vms,
             expects,
             checks,
+            os0: None,
+            console: None,
         }
     }
 
@@ -92,6 +116,13 @@ impl Scenario {
     /// # Errors
     /// What was not as it should be.
     pub fn run(&self, command: &Path, directory: &Path, logs: &Path) -> Result<(), Failure> {
+        if let Some(os0) = &self.os0 {
+            let said = os0.play(directory, logs).map_err(Failure::of_machine)?;
+            return self
+                .console
+                .map_or(Ok(()), |check| check(&said))
+                .map_err(Failure::of_machine);
+        }
         let mut stage = Stage {
             command: command.to_owned(),
             directory: directory.to_owned(),

@@ -6,6 +6,7 @@ mod hostile;
 mod kernels;
 mod life;
 mod machines;
+mod os0;
 mod paging;
 mod reading;
 mod scheduling;
@@ -22,6 +23,7 @@ pub fn all() -> Vec<Scenario> {
         disks::scenarios(),
         hostile::scenarios(),
         machines::scenarios(),
+        os0::scenarios(),
         life::scenarios(),
         scheduling::scenarios(),
         reading::scenarios(),

@@ -1,0 +1,262 @@
+//! From the boot loader's modules to OS-0's first instruction.
+
+use super::{CPUS, OS0, Os0, Os0Cpu, run};
+use crate::console;
+use crate::cpu::{self, Cpu};
+use crate::epitaph::give_up;
+use crate::start::{STACK_ORDER, STACKS};
+use core::mem::{align_of, size_of};
+use machine_aarch64::boot::{SecondaryRecord, image_parts};
+use machine_aarch64::mmu::{El2Map, Rights};
+use machine_aarch64::{cache, cpu as metal, features, psci};
+use model_addr::{CpuId, FRAME_SIZE, Ipa, Pa, PaRange};
+use model_firmware_calls::{NOT_SUPPORTED, PowerStateFormat};
+use model_guest_image::{HEADER_SIZE, ImageHeader};
+use model_machine_tree::{Conduit, MAX_MEMORY, MAX_RESERVED, Machine};
+use model_os0_boot::{Chosen, Given, Layout, lay_out, rewrite};
+use model_stage2::{IpaSize, VmidBits, vtcr};
+
+/// The VMID of OS-0, attached or not, on all CPUs: its broadcast TLB maintenance then reaches all
+/// entries of its own.
+const VMID: u64 = 1;
+/// Bytes of a CPU's stack.
+const STACK: u64 = FRAME_SIZE << STACK_ORDER;
+/// PSCI_FEATURES, and CPU_SUSPEND of the 64-bit kind.
+const PSCI_FEATURES: u64 = 0x8400_000a;
+const CPU_SUSPEND: u64 = 0xc400_0001;
+
+/// Memory of EL2's own, given out once and for ever.
+struct Arena {
+    next: Pa,
+    end: Pa,
+}
+
+impl Arena {
+    /// Bytes that each CPU takes.
+    const PER_CPU: u64 = STACK + Self::ROOM_OF_STRUCTS;
+    const ROOM_OF_STRUCTS: u64 =
+        (size_of::<Cpu>() + size_of::<Os0Cpu>()).next_multiple_of(FRAME_SIZE as usize) as u64;
+
+    /// Room for a `T`.
+    fn put<T>(&mut self, value: T) -> &'static T {
+        let place = self.take(size_of::<T>() as u64, align_of::<T>() as u64);
+        let place = core::ptr::with_exposed_provenance_mut::<T>(place.0 as usize);
+        // SAFETY: memory of EL2's own that nobody else has or gets, large enough and aligned.
+        unsafe {
+            place.write(value);
+            &*place
+        }
+    }
+
+    fn take(&mut self, size: u64, align: u64) -> Pa {
+        let start = self.next.align_up(align).unwrap_or(self.end);
+        match start.checked_add(size).filter(|end| *end <= self.end) {
+            Some(end) => {
+                self.next = end;
+                start
+            }
+            None => give_up(format_args!("EL2's own memory is too small")),
+        }
+    }
+}
+
+/// Starts OS-0 on the first CPU. The others stay off until it starts them.
+pub fn start(tree: &Machine, blob: PaRange, mut map: El2Map) -> ! {
+    let Some(os0) = &tree.os0 else {
+        give_up(format_args!("there is no OS-0"))
+    };
+    check_machine(tree);
+    let layout = lay_out_memory(tree, blob, os0.kernel);
+    say(tree, &layout);
+    // The Cpus and what hangs on them.
+    let mut arena = Arena {
+        next: layout.arena.start,
+        end: layout.arena.end(),
+    };
+    let vmid = if features::has_16_bit_vmid() {
+        VmidBits::Sixteen
+    } else {
+        VmidBits::Eight
+    };
+    let found = Os0 {
+        hidden: layout.hidden,
+        power_states: power_states(),
+        stage2: (
+            vtcr(IpaSize::ONE_TABLE, features::physical_address_bits(), vmid),
+            VMID << 48,
+        ),
+    };
+    if OS0.set(found).is_err() {
+        give_up(format_args!("OS-0 starts once"));
+    }
+    for number in 0..tree.cpus.len() {
+        make_cpu(tree, number, &mut arena, &mut map);
+    }
+    let first = become_first_cpu(tree);
+    if layout.kernel != os0.kernel.start {
+        // SAFETY: both runs are RAM, the layout says that they do not overlap, and nobody else
+        // runs yet.
+        unsafe { copy(os0.kernel, layout.kernel) }
+    }
+    let size = rewrite_tree(tree, blob, layout.hidden);
+    cache::clean_to_coherency(blob.start, size);
+    console::hand_over();
+    {
+        let mut power = first.power.lock();
+        // It is running; nobody can have told it to start.
+        let _ = power.state.turn_on(Ipa(layout.kernel.0), true);
+        power.entry = Ipa(layout.kernel.0);
+        power.context = blob.start.0;
+    }
+    run::arrive()
+}
+
+fn check_machine(tree: &Machine) {
+    if tree.psci.conduit != Conduit::Smc {
+        give_up(format_args!("OS-0 needs firmware that is called by SMC"));
+    }
+    if metal::is_e2h() {
+        give_up(format_args!(
+            "cpu 0 cannot run with HCR_EL2.E2H clear, as Underpin does"
+        ));
+    }
+    for name in model_native_el1::unknown(run::id_register) {
+        log::warn!("{name} is not let through to OS-0");
+    }
+}
+
+fn power_states() -> PowerStateFormat {
+    let mut registers = [0; 18];
+    registers[0] = PSCI_FEATURES;
+    registers[1] = CPU_SUSPEND;
+    psci::forward(&mut registers);
+    // The answer has 32 bits.
+    if registers[0] as u32 == NOT_SUPPORTED as u32 {
+        PowerStateFormat::Original
+    } else {
+        PowerStateFormat::of(registers[0] as u32 as u64)
+    }
+}
+
+fn lay_out_memory(tree: &Machine, blob: PaRange, kernel: PaRange) -> Layout {
+    let memory: heapless::Vec<PaRange, MAX_MEMORY> =
+        tree.memory.iter().map(|memory| memory.range).collect();
+    let ramdisk = tree.os0.as_ref().and_then(|os0| os0.ramdisk);
+    let others = [Some(blob), ramdisk, tree.initrd];
+    let kept = tree.reserved.iter().copied();
+    let kept: heapless::Vec<PaRange, { MAX_RESERVED + 3 }> =
+        kept.chain(others.into_iter().flatten()).collect();
+    let layout = header(kernel).and_then(|header| {
+        let given = Given {
+            memory: &memory,
+            kept: &kept,
+            image: image_parts().whole,
+            arena: Arena::PER_CPU * tree.cpus.len() as u64,
+            kernel,
+            header,
+        };
+        lay_out(&given).map_err(|error| give_up(format_args!("{error}")))
+    });
+    match layout {
+        Ok(layout) => layout,
+        Err(()) => give_up(format_args!(
+            "what the boot loader left at {} as OS-0's kernel is no arm64 Image",
+            kernel.start
+        )),
+    }
+}
+
+fn header(kernel: PaRange) -> Result<ImageHeader, ()> {
+    if kernel.size < HEADER_SIZE as u64 {
+        return Err(());
+    }
+    let start = core::ptr::with_exposed_provenance::<u8>(kernel.start.0 as usize);
+    // SAFETY: the boot loader put the kernel into RAM, which is mapped; nothing writes it now.
+    let bytes = unsafe { core::slice::from_raw_parts(start, HEADER_SIZE) };
+    ImageHeader::parse(bytes).ok().flatten().ok_or(())
+}
+
+fn say(tree: &Machine, layout: &Layout) {
+    let memory: u64 = tree.memory.iter().map(|memory| memory.range.size).sum();
+    log::info!(
+        "OS-0 gets {} CPUs and {} MiB of memory; EL2 keeps {} KiB at {}: image {} KiB, {} KiB for each CPU",
+        tree.cpus.len(),
+        (memory - layout.hidden.size) >> 20,
+        layout.hidden.size >> 10,
+        layout.hidden.start,
+        image_parts().whole.size >> 10,
+        Arena::PER_CPU >> 10,
+    );
+}
+
+/// Makes all that EL2 needs on a CPU, so that starting it later allocates nothing.
+fn make_cpu(tree: &Machine, number: usize, arena: &mut Arena, map: &mut El2Map) {
+    let described = &tree.cpus[number];
+    let cpu = arena.put(Cpu::new(
+        CpuId(number as u16),
+        described.node,
+        described.mpidr,
+    ));
+    let stack = PaRange {
+        start: arena.take(STACK, FRAME_SIZE),
+        size: STACK,
+    };
+    let top = STACKS + (number as u64 * 2 + 2) * STACK;
+    if let Err(error) = map.map(top - STACK, stack, Rights::Data) {
+        give_up(format_args!("cpu {number}: {error}"));
+    }
+    let record = SecondaryRecord {
+        stack: top,
+        root: map.root().0,
+        local_word: core::ptr::from_ref(cpu).expose_provenance() as u64,
+    };
+    let made = arena.put(Os0Cpu::new(cpu, record));
+    made.record.publish();
+    if CPUS[number].set(made).is_err() {
+        give_up(format_args!("cpu {number} is made twice"));
+    }
+}
+
+fn become_first_cpu(tree: &Machine) -> &'static Os0Cpu {
+    let affinity = metal::affinity();
+    let number = tree.cpus.iter().position(|cpu| cpu.mpidr == affinity);
+    let found = number.and_then(|number| CPUS[number].get().copied());
+    let Some(first) = found else {
+        give_up(format_args!(
+            "the device tree does not name the CPU that boots, {affinity:#x}"
+        ));
+    };
+    metal::set_local_word(core::ptr::from_ref(first.cpu).expose_provenance() as u64);
+    machine_locks::set_rank_tracker(|rank, event| cpu::this().held.note(rank, event));
+    first
+}
+
+/// Copies the kernel's file to where it runs.
+///
+/// # Safety
+///
+/// Both runs are RAM that nobody uses, and they do not overlap.
+unsafe fn copy(from: PaRange, to: Pa) {
+    let source = core::ptr::with_exposed_provenance::<u8>(from.start.0 as usize);
+    let target = core::ptr::with_exposed_provenance_mut::<u8>(to.0 as usize);
+    // SAFETY: the caller's promise.
+    unsafe { core::ptr::copy_nonoverlapping(source, target, from.size as usize) }
+    cache::publish(to, from.size, cache::Duty::Guest);
+}
+
+/// Makes the machine's tree OS-0's, in place; gives its size.
+fn rewrite_tree(tree: &Machine, blob: PaRange, hidden: PaRange) -> u64 {
+    let Some(os0) = &tree.os0 else { return 0 };
+    let start = core::ptr::with_exposed_provenance_mut::<u8>(blob.start.0 as usize);
+    // SAFETY: the blob is RAM of this size; what EL2 needs of it has been copied out, and no other
+    // reference to it is left.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(start, blob.size as usize) };
+    let chosen = Chosen {
+        bootargs: &os0.bootargs,
+        initrd: os0.ramdisk,
+    };
+    match rewrite(bytes, hidden, chosen) {
+        Ok(size) => size as u64,
+        Err(error) => give_up(format_args!("{error}")),
+    }
+}

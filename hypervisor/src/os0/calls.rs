@@ -1,0 +1,144 @@
+//! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
+
+use super::{Os0Cpu, by_affinity, get, this};
+use abi::os0::{STATUS, State};
+use core::sync::atomic::Ordering;
+use machine_aarch64::boot::secondary_entry;
+use machine_aarch64::entry::GuestContext;
+use machine_aarch64::psci;
+use model_addr::{Ipa, Pa};
+use model_firmware_calls::{INVALID_PARAMETERS, NOT_SUPPORTED, Verdict, decide};
+use model_vpsci::{Call, Capabilities, Reply};
+
+/// X0 to X17: what SMCCC calls arguments and results.
+const REGISTERS: usize = 18;
+
+/// SMC.
+pub fn smc(context: &mut GuestContext, imm: u16) {
+    let [function, first, second, third, ..] = context.registers;
+    let arguments = [first, second, third];
+    if imm != 0 {
+        return answer(context, NOT_SUPPORTED);
+    }
+    match decide(function, arguments, get().power_states) {
+        Verdict::Forward => forward(context, |_| {}),
+        Verdict::Answer(value) => answer(context, value),
+        Verdict::Own => own(context),
+        Verdict::CpuOn {
+            target,
+            entry,
+            context: argument,
+        } => turn_on(context, target, entry, argument),
+        Verdict::CpuOff => {
+            // Whoever starts it next finds it off; the firmware has the last word.
+            this().power.lock().state.turn_off();
+            forward(context, |_| {});
+            mark_on(this());
+        }
+        Verdict::Suspend {
+            entry,
+            context: argument,
+            slot,
+        } => suspend(context, entry, argument, slot.into()),
+    }
+}
+
+/// HVC: for EL2 alone.
+pub fn hvc(context: &mut GuestContext, imm: u16) {
+    let arguments = [context.registers[1], 0, 0];
+    match decide(context.registers[0], arguments, get().power_states) {
+        Verdict::Own if imm == 0 => own(context),
+        _ => answer(context, NOT_SUPPORTED),
+    }
+}
+
+fn answer(context: &mut GuestContext, value: u64) {
+    context.registers[0] = value;
+}
+
+/// Makes the call, changed by `change`, and gives OS-0 what the firmware answers.
+fn forward(context: &mut GuestContext, change: impl FnOnce(&mut [u64; REGISTERS])) {
+    let mut registers = [0; REGISTERS];
+    registers.copy_from_slice(&context.registers[..REGISTERS]);
+    change(&mut registers);
+    psci::forward(&mut registers);
+    context.registers[..REGISTERS].copy_from_slice(&registers);
+}
+
+/// As [`forward`], but arguments `slot` and the next are where `target` starts at EL2.
+fn forward_start(context: &mut GuestContext, target: &Os0Cpu, slot: usize) {
+    let mine = [context.registers[slot], context.registers[slot + 1]];
+    let record = core::ptr::from_ref(&target.record).expose_provenance() as u64;
+    forward(context, |registers| {
+        registers[slot] = secondary_entry().0;
+        registers[slot + 1] = record;
+    });
+    // SMCCC: what a call does not return in, it keeps.
+    context.registers[slot..slot + 2].copy_from_slice(&mine);
+}
+
+/// CPU_ON. OS-0's own rules come first, then the firmware's.
+fn turn_on(context: &mut GuestContext, target: u64, entry: u64, argument: u64) {
+    let Some(target) = by_affinity(target) else {
+        return answer(context, INVALID_PARAMETERS);
+    };
+    {
+        let mut power = target.power.lock();
+        if let Err(refusal) = power.state.turn_on(Ipa(entry), may_start_at(entry)) {
+            if let Reply::X0(value) = refusal.reply() {
+                answer(context, value);
+            }
+            return;
+        }
+        power.entry = Ipa(entry);
+        power.context = argument;
+    }
+    // The call with 32-bit arguments cannot carry EL2's addresses everywhere.
+    context.registers[0] |= 1 << 30;
+    forward_start(context, target, 2);
+    if context.registers[0] != 0 {
+        target.power.lock().state.turn_off();
+    }
+}
+
+/// A call after which this CPU may come back through `arrive`.
+fn suspend(context: &mut GuestContext, entry: u64, argument: u64, slot: usize) {
+    if !may_start_at(entry) {
+        return answer(context, INVALID_PARAMETERS);
+    }
+    let me = this();
+    {
+        let mut power = me.power.lock();
+        power.entry = Ipa(entry);
+        power.context = argument;
+    }
+    context.registers[0] |= 1 << 30;
+    forward_start(context, me, slot);
+}
+
+fn may_start_at(entry: u64) -> bool {
+    !get().hidden.contains(Pa(entry))
+}
+
+/// The firmware has refused to end the CPU.
+fn mark_on(cpu: &Os0Cpu) {
+    let mut power = cpu.power.lock();
+    let _ = power.state.turn_on(Ipa(0), true);
+    power.state.arrive();
+}
+
+/// A call of the range that is Underpin's.
+fn own(context: &mut GuestContext) {
+    let [function, first, second, third, ..] = context.registers;
+    if function as u32 == STATUS {
+        let entries = this().entries.load(Ordering::Relaxed);
+        let results = [0, State::Detached as u64, entries, get().hidden.size];
+        return context.registers[..4].copy_from_slice(&results);
+    }
+    let call = model_vpsci::decode(function, [first, second, third], Capabilities::default());
+    match call {
+        Call::Answered(Reply::X0(value)) => answer(context, value),
+        Call::Answered(Reply::X0To3(values)) => context.registers[..4].copy_from_slice(&values),
+        _ => answer(context, NOT_SUPPORTED),
+    }
+}

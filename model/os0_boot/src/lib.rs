@@ -1,0 +1,13 @@
+//! What OS-0 finds when it starts: [`lay_out`] says which memory EL2 keeps and where the kernel
+//! runs; [`rewrite`] makes the machine's device tree the one that OS-0 reads.
+//!
+//! OS-0 owns the machine: it gets the firmware's own tree with all devices. Only EL2's memory is
+//! cut out of `/memory`, and `/chosen` says what OS-0's boot loader would have said.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod layout;
+mod tree;
+
+pub use layout::{Given, Layout, LayoutError, lay_out};
+pub use tree::{Chosen, RewriteError, rewrite};

@@ -1,0 +1,243 @@
+//! A machine that belongs to an operating system, with the hypervisor resident beneath it: QEMU
+//! with boot modules and without a bundle. Nothing is asked of EL2 from outside; all that is seen
+//! is the machine's console.
+
+use crate::{Outcome, archive, assets, because};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+const POLL: Duration = Duration::from_millis(250);
+const CONSOLE: &str = "os0.log";
+/// What no console may say: the operating system's complaints, and EL2's.
+const COMPLAINTS: [&str; 9] = [
+    "os0: failed",
+    "EPITAPH",
+    "Kernel panic",
+    "Oops",
+    "BUG:",
+    "rcu: INFO",
+    "lockup",
+    "Call trace",
+    "Attempted to kill init",
+];
+
+/// The kernel and the machine it owns.
+#[derive(Clone, Debug)]
+pub struct Os0 {
+    kernel: Kernel,
+    cpus: u32,
+    memory: &'static str,
+    cpu: &'static str,
+    arguments: String,
+    disk: Option<Disk>,
+    expects: Vec<(String, Duration)>,
+}
+
+#[derive(Clone, Debug)]
+enum Kernel {
+    /// One of the asset cache.
+    Debian(&'static str),
+    /// A file that is none.
+    Nonsense,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Disk {
+    /// So many bytes of nothing.
+    Empty(u64),
+    /// An image of the asset cache, whose changes are dropped.
+    Cached(&'static str),
+}
+
+impl Os0 {
+    /// A kernel of the asset cache that does `actions` (`os0.do=`, assets/os0/init).
+    pub fn new(kernel: &'static str, cpus: u32, memory: &'static str, actions: &str) -> Self {
+        Self {
+            kernel: Kernel::Debian(kernel),
+            cpus,
+            memory,
+            cpu: "max,pauth=off",
+            arguments: format!("console=ttyAMA0 rdinit=/os0 os0.do={actions}"),
+            disk: None,
+            expects: Vec::new(),
+        }
+    }
+
+    /// A boot module that is no kernel.
+    pub fn nonsense() -> Self {
+        Self {
+            kernel: Kernel::Nonsense,
+            ..Self::new("trixie-cloud", 1, "1G", "")
+        }
+    }
+
+    /// With another CPU than QEMU's `max`.
+    #[must_use]
+    pub fn cpu(mut self, model: &'static str) -> Self {
+        self.cpu = model;
+        self
+    }
+
+    /// With an empty disk behind PCI, whose interrupts come as messages.
+    #[must_use]
+    pub fn disk(mut self, bytes: u64) -> Self {
+        self.disk = Some(Disk::Empty(bytes));
+        self
+    }
+
+    /// With the system on a disk of the asset cache instead of the test's program.
+    #[must_use]
+    pub fn system(mut self, image: &'static str) -> Self {
+        self.disk = Some(Disk::Cached(image));
+        self.arguments = "console=ttyAMA0 root=/dev/vda1 rw".to_owned();
+        self
+    }
+
+    /// The console shows `text`, at most so many seconds after the text before.
+    #[must_use]
+    pub fn expect(mut self, text: impl Into<String>, seconds: u64) -> Self {
+        self.expects
+            .push((text.into(), Duration::from_secs(seconds)));
+        self
+    }
+
+    /// Plays it in `directory`; gives what the console said.
+    ///
+    /// # Errors
+    /// Something expected does not come, or something else does.
+    pub fn play(&self, directory: &Path, logs: &Path) -> Outcome<String> {
+        let console = logs.join(CONSOLE);
+        let mut qemu = self.start(directory, &console)?;
+        let outcome = self.watch(&mut qemu, &console);
+        // It may have powered itself off, which is as good.
+        let _ = qemu.kill();
+        let _ = qemu.wait();
+        outcome.map(|()| read(&console))
+    }
+
+    fn start(&self, directory: &Path, console: &Path) -> Outcome<Child> {
+        let kernel = self.kernel_file(directory)?;
+        let initrd = directory.join("initrd");
+        if let Kernel::Debian(name) = self.kernel {
+            let program = assets::root().join("assets/os0/init");
+            let program = fs::read(program).map_err(because("cannot read assets/os0/init"))?;
+            archive::initrd(&initrd, name, &[("os0", program)])?;
+        } else {
+            fs::write(&initrd, b"nothing").map_err(because("cannot write an initrd"))?;
+        }
+        let said = File::create(console).map_err(because("cannot write a console's log"))?;
+        let errors = said.try_clone().map_err(because("cannot write a log"))?;
+        // The machine dies with this thread, so that a killed test leaves no QEMU behind.
+        let mut qemu = Command::new("setpriv");
+        qemu.args(["--pdeathsig", "KILL", "qemu-system-aarch64"])
+            .args([
+                "-M",
+                "virt,virtualization=on,gic-version=3,memory-backend=ram",
+            ])
+            // Not reserved on the host, so that a machine can be larger than its host.
+            .args(["-object", &memory_backend(self.memory)])
+            .args(["-accel", "tcg,thread=multi", "-cpu", self.cpu])
+            .args(["-smp", &self.cpus.to_string(), "-m", self.memory])
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-display", "none", "-serial", "stdio"])
+            .arg("-kernel")
+            .arg(assets::image())
+            .args(["-device", &self.kernel_module(&kernel)])
+            .args(["-device", &module("0x58000000", "initrd", &initrd)]);
+        if let Some(disk) = self.disk_options(directory)? {
+            qemu.args(["-drive", &disk])
+                .args(["-device", "virtio-blk-pci,drive=disk"]);
+        }
+        qemu.stdin(Stdio::null()).stdout(said).stderr(errors);
+        qemu.spawn().map_err(because("cannot start QEMU"))
+    }
+
+    fn kernel_file(&self, directory: &Path) -> Outcome<PathBuf> {
+        match self.kernel {
+            Kernel::Debian(name) => {
+                let cache = assets::cache().ok_or("there is no asset cache")?;
+                Ok(cache.join("kernels").join(name).join("vmlinuz"))
+            }
+            Kernel::Nonsense => {
+                let path = directory.join("kernel");
+                fs::write(&path, [0x5a; 4096]).map_err(because("cannot write a kernel"))?;
+                Ok(path)
+            }
+        }
+    }
+
+    fn kernel_module(&self, kernel: &Path) -> String {
+        let arguments = self.arguments.replace(',', ",,");
+        format!(
+            "{},bootargs={arguments}",
+            module("0x50000000", "kernel", kernel)
+        )
+    }
+
+    fn disk_options(&self, directory: &Path) -> Outcome<Option<String>> {
+        let (path, more) = match self.disk {
+            None => return Ok(None),
+            Some(Disk::Empty(bytes)) => {
+                let path = directory.join("disk.img");
+                let disk = File::create(&path).map_err(because("cannot make a disk"))?;
+                disk.set_len(bytes).map_err(because("cannot make a disk"))?;
+                (path, "")
+            }
+            Some(Disk::Cached(name)) => {
+                let cache = assets::cache().ok_or("there is no asset cache")?;
+                let name = name.strip_prefix("cache:").unwrap_or(name);
+                (cache.join(name), ",snapshot=on")
+            }
+        };
+        let file = path.display();
+        Ok(Some(format!(
+            "if=none,id=disk,format=raw,file={file}{more}"
+        )))
+    }
+
+    fn watch(&self, qemu: &mut Child, console: &Path) -> Outcome {
+        let mut seen = 0;
+        for (text, within) in &self.expects {
+            let deadline = Instant::now() + *within;
+            loop {
+                // The state first: what an ended machine has not said by now, it will never say.
+                let ended = qemu.try_wait().map_err(because("cannot look after QEMU"))?;
+                let said = read(console);
+                if let Some(complaint) = COMPLAINTS.iter().find(|words| said.contains(**words)) {
+                    return Err(format!("the console says '{complaint}'"));
+                }
+                if let Some(at) = said.get(seen..).and_then(|rest| rest.find(text.as_str())) {
+                    seen += at;
+                    break;
+                }
+                if let Some(status) = ended {
+                    return Err(format!("QEMU ended ({status}) without '{text}'"));
+                }
+                if Instant::now() > deadline {
+                    return Err(format!("'{text}' did not come in {} s", within.as_secs()));
+                }
+                sleep(POLL);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One boot module for QEMU's guest-loader.
+fn module(address: &str, kind: &str, path: &Path) -> String {
+    let path = path.display().to_string().replace(',', ",,");
+    format!("guest-loader,addr={address},{kind}={path}")
+}
+
+fn memory_backend(size: &str) -> String {
+    format!("memory-backend-ram,id=ram,size={size},reserve=off")
+}
+
+fn read(path: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
+}

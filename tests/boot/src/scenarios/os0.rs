@@ -1,0 +1,89 @@
+//! An operating system that owns the machine, with EL2 beneath it.
+
+use super::kernels::BOOT;
+use crate::{Outcome, assets::DEBIAN13, os0::Os0, scenario::Scenario};
+
+/// What `seq 0 19999 | sha256sum` prints.
+const WORK: &str = "sha256=9f9b293cb7c2f95697d757b44ef7f4b2047ee102b065e9a5b52a9df53d219e7c";
+/// The most that EL2 may keep of a machine.
+const KEPT_MAX_KIB: u64 = 16 << 10;
+
+pub fn scenarios() -> Vec<Scenario> {
+    let mut all = vec![
+        whole(),
+        plain("bookworm", 1, "neoverse-n1"),
+        plain("newest", 2, "max"),
+        plain("bookworm", 4, "cortex-a76").slow(),
+        plain("newest", 4, "max,pauth=off").slow(),
+        plain("trixie-cloud", 2, "neoverse-n1").slow(),
+        nonsense(),
+        systemd(),
+    ];
+    all.extend(["1G", "8G", "64G"].map(kept));
+    all
+}
+
+/// A kernel to its first program and to its power-off.
+fn plain(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
+    let os0 = Os0::new(kernel, cpus, "1G", "work,hotplug").cpu(cpu);
+    Scenario::os0(
+        format!("os0/{kernel}-{cpus}"),
+        os0.expect("CPU(s) started at EL1", BOOT)
+            .expect(format!("cpus={cpus}"), BOOT)
+            .expect(WORK, BOOT)
+            .expect(format!("hotplug cpus={cpus}"), BOOT)
+            .expect("Power down", BOOT),
+    )
+}
+
+/// Everything at once: four CPUs that come and go, a PCI disk with messages through the ITS.
+fn whole() -> Scenario {
+    let os0 = Os0::new("trixie-cloud", 4, "2G", "hotplug,disk,work").disk(64 << 20);
+    Scenario::os0(
+        "os0/trixie-cloud-4-disk",
+        os0.expect("cpus=4", BOOT)
+            .expect("hotplug cpus=4", BOOT)
+            // One message for the configuration, one for each queue.
+            .expect("disk ok its=5", BOOT)
+            .expect(WORK, BOOT)
+            .expect("Power down", BOOT),
+    )
+}
+
+/// A boot module that is no kernel is refused by name.
+fn nonsense() -> Scenario {
+    let os0 = Os0::nonsense();
+    Scenario::os0(
+        "os0/no-kernel",
+        os0.expect(
+            "cannot start: what the boot loader left at 0x50000000",
+            BOOT,
+        ),
+    )
+}
+
+/// All of Debian 13 from its own disk.
+fn systemd() -> Scenario {
+    let os0 = Os0::new("trixie", 2, "2G", "").system(DEBIAN13);
+    Scenario::os0("os0/systemd", os0.expect(" login:", 3 * BOOT)).slow()
+}
+
+/// What EL2 keeps does not grow with the machine.
+fn kept(memory: &'static str) -> Scenario {
+    let os0 = Os0::new("trixie-cloud", 4, memory, "work").expect("Booting Linux", BOOT);
+    let name = format!("os0/kept-{}", memory.to_lowercase());
+    Scenario::os0(name, os0).console(|said| {
+        let kept = said
+            .split_once("EL2 keeps ")
+            .and_then(|(_, rest)| rest.split_once(" KiB"))
+            .and_then(|(number, _)| number.parse::<u64>().ok());
+        check_kept(kept)
+    })
+}
+
+fn check_kept(kept: Option<u64>) -> Outcome {
+    match kept {
+        Some(kib) if (1..=KEPT_MAX_KIB).contains(&kib) => Ok(()),
+        other => Err(format!("EL2 keeps {other:?} KiB")),
+    }
+}
