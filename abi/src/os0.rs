@@ -18,3 +18,50 @@ pub enum State {
     /// It is.
     Attached = 1,
 }
+
+/// Every CPU that is on calls this at the same time with interrupts masked, X1 saying how many they
+/// are: EL2 goes beneath OS-0 on all of them, or on none, and then all have the same refusal.
+pub const ATTACH: u32 = 0xc600_0041;
+
+/// The CPU that calls, with interrupts masked, has the machine for itself again; or [`BUSY`]: it
+/// unmasks its interrupts and calls again. X1 is 1 where it does so at once.
+pub const DETACH: u32 = 0xc600_0042;
+
+/// The answer to [`DETACH`] where OS-0 has yet to take a message-signalled interrupt.
+pub const BUSY: u64 = 1;
+
+/// Why a switch is not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Refusal {
+    /// The CPU's interrupts are not masked.
+    InterruptsOpen = 1,
+    /// The CPU is in the middle of handling an interrupt.
+    HandlingInterrupt = 2,
+    /// The CPU has fewer than two list registers.
+    TooFewListRegisters = 3,
+    /// Not all CPUs came in time.
+    Late = 4,
+    /// X1 is not the number of CPUs that are on.
+    WrongNumber = 5,
+    /// EL2 is beneath OS-0 already.
+    AlreadyAttached = 6,
+    /// EL2 is not beneath OS-0.
+    NotAttached = 7,
+    /// Another switch is being made.
+    Elsewhere = 8,
+    /// The machine has memory where stage 2 does not reach.
+    MemoryOutOfReach = 9,
+}
+
+impl Refusal {
+    /// X0.
+    pub const fn code(self) -> u64 {
+        code(self as u16)
+    }
+}
+
+/// X0 for refusal number `number`: -0x100 and downwards, away from SMCCC's own.
+pub const fn code(number: u16) -> u64 {
+    (-0x100 - number as i64) as u64
+}

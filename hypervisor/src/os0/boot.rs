@@ -1,24 +1,21 @@
 //! From the boot loader's modules to OS-0's first instruction.
 
-use super::{CPUS, OS0, Os0, Os0Cpu, run};
+use super::{CPUS, OS0, Os0, Os0Cpu, run, stage2};
 use crate::console;
 use crate::cpu::{self, Cpu};
 use crate::epitaph::give_up;
 use crate::start::{STACK_ORDER, STACKS};
 use core::mem::{align_of, size_of};
 use machine_aarch64::boot::{SecondaryRecord, image_parts};
+use machine_aarch64::gic::Distributor;
 use machine_aarch64::mmu::{El2Map, Rights};
-use machine_aarch64::{cache, cpu as metal, features, psci};
+use machine_aarch64::{cache, cpu as metal, psci};
 use model_addr::{CpuId, FRAME_SIZE, Ipa, Pa, PaRange};
 use model_firmware_calls::{NOT_SUPPORTED, PowerStateFormat};
 use model_guest_image::{HEADER_SIZE, ImageHeader};
 use model_machine_tree::{Conduit, MAX_MEMORY, MAX_RESERVED, Machine};
 use model_os0_boot::{Chosen, Given, Layout, lay_out, rewrite};
-use model_stage2::{IpaSize, VmidBits, vtcr};
 
-/// The VMID of OS-0, attached or not, on all CPUs: its broadcast TLB maintenance then reaches all
-/// entries of its own.
-const VMID: u64 = 1;
 /// Bytes of a CPU's stack.
 const STACK: u64 = FRAME_SIZE << STACK_ORDER;
 /// PSCI_FEATURES, and CPU_SUSPEND of the 64-bit kind.
@@ -26,7 +23,7 @@ const PSCI_FEATURES: u64 = 0x8400_000a;
 const CPU_SUSPEND: u64 = 0xc400_0001;
 
 /// Memory of EL2's own, given out once and for ever.
-struct Arena {
+pub struct Arena {
     next: Pa,
     end: Pa,
 }
@@ -48,7 +45,8 @@ impl Arena {
         }
     }
 
-    fn take(&mut self, size: u64, align: u64) -> Pa {
+    /// `size` bytes at a multiple of `align`.
+    pub fn take(&mut self, size: u64, align: u64) -> Pa {
         let start = self.next.align_up(align).unwrap_or(self.end);
         match start.checked_add(size).filter(|end| *end <= self.end) {
             Some(end) => {
@@ -73,18 +71,14 @@ pub fn start(tree: &Machine, blob: PaRange, mut map: El2Map) -> ! {
         next: layout.arena.start,
         end: layout.arena.end(),
     };
-    let vmid = if features::has_16_bit_vmid() {
-        VmidBits::Sixteen
-    } else {
-        VmidBits::Eight
-    };
     let found = Os0 {
         hidden: layout.hidden,
         power_states: power_states(),
-        stage2: (
-            vtcr(IpaSize::ONE_TABLE, features::physical_address_bits(), vmid),
-            VMID << 48,
-        ),
+        stage2: stage2::identity(&mut arena, layout.hidden),
+        // SAFETY: the device tree says where the distributor is; it was mapped.
+        distributor: unsafe { Distributor::new(tree.gic.distributor.start) },
+        redistributors: tree.gic.redistributors.clone(),
+        maintenance: tree.gic.maintenance.intid,
     };
     if OS0.set(found).is_err() {
         give_up(format_args!("OS-0 starts once"));
@@ -151,7 +145,7 @@ fn lay_out_memory(tree: &Machine, blob: PaRange, kernel: PaRange) -> Layout {
             memory: &memory,
             kept: &kept,
             image: image_parts().whole,
-            arena: Arena::PER_CPU * tree.cpus.len() as u64,
+            arena: Arena::PER_CPU * tree.cpus.len() as u64 + stage2::room(),
             kernel,
             header,
         };
@@ -179,13 +173,14 @@ fn header(kernel: PaRange) -> Result<ImageHeader, ()> {
 fn say(tree: &Machine, layout: &Layout) {
     let memory: u64 = tree.memory.iter().map(|memory| memory.range.size).sum();
     log::info!(
-        "OS-0 gets {} CPUs and {} MiB of memory; EL2 keeps {} KiB at {}: image {} KiB, {} KiB for each CPU",
+        "OS-0 gets {} CPUs and {} MiB of memory; EL2 keeps {} KiB at {}: image {} KiB, {} KiB for each CPU, {} KiB of tables",
         tree.cpus.len(),
         (memory - layout.hidden.size) >> 20,
         layout.hidden.size >> 10,
         layout.hidden.start,
         image_parts().whole.size >> 10,
         Arena::PER_CPU >> 10,
+        stage2::room() >> 10,
     );
 }
 

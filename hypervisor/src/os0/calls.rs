@@ -1,14 +1,14 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
-use super::{Os0Cpu, by_affinity, get, this};
-use abi::os0::{STATUS, State};
+use super::{CPUS, Os0Cpu, attach, by_affinity, get, this};
+use abi::os0::{ATTACH, DETACH, STATUS, State};
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
 use machine_aarch64::entry::GuestContext;
 use machine_aarch64::psci;
 use model_addr::{Ipa, Pa};
 use model_firmware_calls::{INVALID_PARAMETERS, NOT_SUPPORTED, Verdict, decide};
-use model_vpsci::{Call, Capabilities, Reply};
+use model_vpsci::{Call, Capabilities, Power, Reply};
 
 /// X0 to X17: what SMCCC calls arguments and results.
 const REGISTERS: usize = 18;
@@ -120,6 +120,12 @@ fn may_start_at(entry: u64) -> bool {
     !get().hidden.contains(Pa(entry))
 }
 
+/// The CPUs that are on, or about to be.
+pub fn is_on() -> impl Iterator<Item = &'static Os0Cpu> {
+    let cpus = CPUS.iter().filter_map(|cpu| cpu.get().copied());
+    cpus.filter(|cpu| cpu.power.lock().state != Power::Off)
+}
+
 /// The firmware has refused to end the CPU.
 fn mark_on(cpu: &Os0Cpu) {
     let mut power = cpu.power.lock();
@@ -130,10 +136,27 @@ fn mark_on(cpu: &Os0Cpu) {
 /// A call of the range that is Underpin's.
 fn own(context: &mut GuestContext) {
     let [function, first, second, third, ..] = context.registers;
-    if function as u32 == STATUS {
-        let entries = this().entries.load(Ordering::Relaxed);
-        let results = [0, State::Detached as u64, entries, get().hidden.size];
-        return context.registers[..4].copy_from_slice(&results);
+    match function as u32 {
+        STATUS => {
+            let me = this();
+            let state = if me.attached.get() {
+                State::Attached
+            } else {
+                State::Detached
+            };
+            let entries = me.entries.load(Ordering::Relaxed);
+            let results = [0, state as u64, entries, get().hidden.size];
+            return context.registers[..4].copy_from_slice(&results);
+        }
+        ATTACH => {
+            let result = attach::attach(context, first);
+            return answer(context, result);
+        }
+        DETACH => {
+            let result = attach::detach(context, first == 1);
+            return answer(context, result);
+        }
+        _ => {}
     }
     let call = model_vpsci::decode(function, [first, second, third], Capabilities::default());
     match call {

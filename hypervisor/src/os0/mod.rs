@@ -3,21 +3,31 @@
 //! It is started by the boot loader's modules ([`boot`]) and then runs at EL1 with all memory but
 //! EL2's and with all devices, *detached*: there is no stage 2, interrupts go straight to it, and
 //! only its SMCs come here ([`calls`]), since a CPU that it starts must pass through EL2. EL2 drives
-//! no device meanwhile, the console included.
+//! no device meanwhile, the console included. When OS-0 asks, EL2 goes beneath it ([`attach`]): stage 2
+//! hides EL2's memory, and OS-0's interrupts are handed on by EL2 ([`interrupts`]).
 
+mod attach;
 mod boot;
 mod calls;
+mod interrupts;
 mod run;
+mod stage2;
 
 pub use boot::start;
 pub use run::arrive;
 
 use crate::cpu::{self, CPUS_MAX, Cpu};
+use crate::epitaph::give_up;
+use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
+use interrupts::OwnGic;
 use machine_aarch64::boot::SecondaryRecord;
+use machine_aarch64::gic::{Distributor, Redistributor};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{Ipa, PaRange};
 use model_firmware_calls::PowerStateFormat;
+use model_gic_forward::Forwarder;
+use model_machine_tree::MAX_REDISTRIBUTORS;
 use model_vpsci::Power;
 
 /// What was found at boot and never changes again.
@@ -28,6 +38,11 @@ struct Os0 {
     power_states: PowerStateFormat,
     /// `VTCR_EL2` and `VTTBR_EL2`: the VMID under which OS-0's TLB entries are from the beginning.
     stage2: (u64, u64),
+    /// The interrupt controller, which is OS-0's.
+    distributor: Distributor,
+    redistributors: heapless::Vec<PaRange, MAX_REDISTRIBUTORS>,
+    /// The maintenance interrupt, which is EL2's.
+    maintenance: u32,
 }
 
 /// A CPU as OS-0 has it.
@@ -40,7 +55,19 @@ struct Os0Cpu {
     power: SpinLock<PowerState>,
     /// How often it came to EL2 since it was started.
     entries: AtomicU64,
+    /// EL2 is beneath OS-0 here. Its own, as all that follow.
+    attached: Cell<bool>,
+    /// `HCR_EL2` while it is not.
+    native_hcr: Cell<u64>,
+    /// Hands its interrupts on.
+    forwarder: Cell<Forwarder>,
+    /// Its redistributor, once it has arrived.
+    redistributor: Cell<Option<Redistributor>>,
 }
+
+// SAFETY: the `Cell`s are used by the CPU itself only, which finds them through `this`; all else is
+// shared by atomics and locks.
+unsafe impl Sync for Os0Cpu {}
 
 struct PowerState {
     state: Power,
@@ -60,7 +87,29 @@ impl Os0Cpu {
             record,
             power: SpinLock::new(Rank::Vm, power),
             entries: AtomicU64::new(0),
+            attached: Cell::new(false),
+            native_hcr: Cell::new(0),
+            forwarder: Cell::new(Forwarder::new(0)),
+            redistributor: Cell::new(None),
         }
+    }
+
+    /// The executing CPU's part of the GIC.
+    fn gic(&self) -> OwnGic {
+        let os0 = get();
+        let Some(redistributor) = self.redistributor.get() else {
+            give_up(format_args!("{} has no redistributor", self.cpu.id));
+        };
+        OwnGic {
+            distributor: os0.distributor,
+            redistributor,
+            maintenance: os0.maintenance,
+        }
+    }
+
+    /// Nothing is handed on or held back.
+    fn forget_forwarding(&self) {
+        self.forwarder.set(Forwarder::new(get().maintenance));
     }
 }
 

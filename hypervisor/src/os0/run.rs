@@ -1,12 +1,19 @@
 //! A CPU under OS-0: how it arrives there, and what brings it back.
 
-use super::calls;
+use super::{attach, calls, interrupts};
 use crate::epitaph::give_up;
 use core::sync::atomic::Ordering;
 use machine_aarch64::entry::{self, GuestContext, Leave, Syndrome};
-use machine_aarch64::{features, native};
+use machine_aarch64::gic::{self, Redistributor, SgiRegister};
+use machine_aarch64::{features, guest, native};
 use model_native_el1::Native;
-use model_trap::{Exit, decode};
+use model_trap::{
+    El1State, Exit, Injection, SysregAccess, SysregId, decode, enter_el1, skip_instruction,
+};
+
+const ICC_SGI1R: SysregId = SysregId::new(3, 0, 12, 11, 5);
+const ICC_ASGI1R: SysregId = SysregId::new(3, 0, 12, 11, 6);
+const ICC_SGI0R: SysregId = SysregId::new(3, 0, 12, 11, 7);
 
 /// EL1h, all interrupts masked (Linux: `booting.rst`).
 const PSTATE: u64 = 0x3c5;
@@ -28,6 +35,11 @@ pub fn arrive() -> ! {
         native::open(&native, os0.stage2.0, os0.stage2.1);
         native::reset_el1();
     }
+    me.native_hcr.set(native.hcr);
+    // SAFETY: the device tree says where redistributors are; they were mapped.
+    me.redistributor
+        .set(unsafe { Redistributor::find_own(&os0.redistributors) });
+    attach::come_up(me);
     let mut context = GuestContext {
         pstate: PSTATE,
         ..GuestContext::default()
@@ -47,6 +59,10 @@ fn run(me: &super::Os0Cpu, context: &mut GuestContext) -> ! {
         // SAFETY: the CPU is as `native::open` left it, and OS-0 is the machine's owner.
         let leave = unsafe { entry::enter(context) };
         me.entries.fetch_add(1, Ordering::Relaxed);
+        if matches!(leave, Leave::Interrupt | Leave::FastInterrupt) {
+            interrupts::forward(me);
+            continue;
+        }
         let syndrome = Syndrome::read();
         let exit = decode(syndrome.esr, syndrome.far, syndrome.hpfar);
         match (leave, exit) {
@@ -56,6 +72,18 @@ fn run(me: &super::Os0Cpu, context: &mut GuestContext) -> ! {
                 calls::smc(context, imm);
             }
             (Leave::Synchronous, Exit::Hvc { imm }) => calls::hvc(context, imm),
+            (Leave::Synchronous, Exit::Sysreg(access)) if me.attached.get() => {
+                sysreg(context, access);
+            }
+            (Leave::Synchronous, Exit::DataAbort(abort)) if me.attached.get() => {
+                let va = abort.abort.va.unwrap_or(0);
+                let write = abort.write;
+                inject(context, Injection::DataAbort { va, write });
+            }
+            (Leave::Synchronous, Exit::InstructionAbort(abort)) if me.attached.get() => {
+                let va = abort.va.unwrap_or(0);
+                inject(context, Injection::InstructionAbort { va });
+            }
             // Nothing else is routed here: EL2 has set the CPU up wrongly.
             _ => give_up(format_args!(
                 "OS-0 left by {leave:?}, {exit:?}, esr {:#x}, pc {:#x}",
@@ -63,4 +91,37 @@ fn run(me: &super::Os0Cpu, context: &mut GuestContext) -> ! {
             )),
         }
     }
+}
+
+/// With interrupts at EL2, the registers that send SGIs trap; OS-0's go where it sends them.
+fn sysreg(context: &mut GuestContext, access: SysregAccess) {
+    let register = match access.register {
+        ICC_SGI1R => SgiRegister::Sgi1r,
+        ICC_ASGI1R => SgiRegister::Asgi1r,
+        ICC_SGI0R => SgiRegister::Sgi0r,
+        _ => return inject(context, Injection::Undefined),
+    };
+    if access.is_read {
+        return inject(context, Injection::Undefined);
+    }
+    gic::send_for(register, context.register(access.rt));
+    (context.pc, context.pstate) = skip_instruction(context.pc, context.pstate);
+}
+
+/// OS-0 takes an exception: what it touched is EL2's, or is nothing.
+fn inject(context: &mut GuestContext, exception: Injection) {
+    let (sctlr, vbar) = guest::loaded_sctlr_vbar();
+    let entry = enter_el1(
+        El1State {
+            pc: context.pc,
+            pstate: context.pstate,
+            vbar,
+            sctlr,
+        },
+        exception,
+    );
+    context.pc = entry.pc;
+    context.pstate = entry.pstate;
+    // SAFETY: OS-0 is what is loaded.
+    unsafe { guest::set_loaded_exception(entry.esr, entry.elr, entry.spsr, entry.far) }
 }

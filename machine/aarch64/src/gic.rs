@@ -5,6 +5,7 @@ use crate::cpu::{affinity, dsb_sy, isb};
 use core::arch::asm;
 use core::ptr;
 use model_addr::{Pa, PaRange};
+use model_gic_forward::{CpuInterface, VirtualInterface};
 
 /// The SGI by which one CPU makes another look at its work.
 pub const SGI_KICK: u32 = 0;
@@ -13,10 +14,17 @@ pub const SPURIOUS: u32 = 1023;
 /// INTIDs below are a CPU's own.
 pub const FIRST_SPI: u32 = 32;
 
+/// A priority mask that lets everything through, and one that lets only the most urgent through:
+/// with two security states, priorities that are not secure begin in the middle.
+pub const MASK_ALL: u8 = 0xf8;
+/// See [`MASK_ALL`].
+pub const MASK_URGENT: u8 = 0x80;
 const PRIORITY: u8 = 0x80;
 const GICD_CTLR: usize = 0x0;
 const GICD_IGROUPR: usize = 0x80;
 const GICD_ISENABLER: usize = 0x100;
+const GICD_ICENABLER: usize = 0x180;
+const GICD_ISPENDR: usize = 0x200;
 const GICD_IPRIORITYR: usize = 0x400;
 const GICD_ICFGR: usize = 0xc00;
 const GICD_IROUTER: usize = 0x6000;
@@ -98,6 +106,19 @@ impl Distributor {
     }
 }
 
+impl Distributor {
+    /// Makes the shared interrupt `intid` (32..1020) pending. A write-one register: whoever owns the
+    /// distributor may use it at the same time.
+    pub fn set_pending(self, intid: u32) {
+        self.write32(GICD_ISPENDR + intid as usize / 32 * 4, 1 << (intid % 32));
+    }
+
+    /// Whether an edge raises the shared interrupt `intid`.
+    pub fn is_edge(self, intid: u32) -> bool {
+        self.read32(GICD_ICFGR + intid as usize / 16 * 4) >> (intid % 16 * 2 + 1) & 1 == 1
+    }
+}
+
 /// The redistributor of one CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Redistributor(Pa);
@@ -142,7 +163,7 @@ impl Redistributor {
             while waker.read_volatile() & CHILDREN_ASLEEP != 0 {
                 core::hint::spin_loop();
             }
-            self.sgi_frame(0x180).write_volatile(!0); // ICENABLER0
+            self.sgi_frame(GICD_ICENABLER).write_volatile(!0);
             self.sgi_frame(GICR_ICACTIVER0).write_volatile(!0);
             self.sgi_frame(GICD_IGROUPR).write_volatile(!0);
             for word in 0..8 {
@@ -170,6 +191,44 @@ impl Redistributor {
     }
 }
 
+impl Redistributor {
+    /// Lets this CPU's own interrupt `intid` (16..32) through before all others, whatever the owner
+    /// of the redistributor has made of it.
+    pub fn enable_urgent(self, intid: u32) {
+        let priority = GICD_IPRIORITYR + intid as usize;
+        // SAFETY: a byte register and a write-one register of this CPU's redistributor; they concern
+        // an interrupt that is EL2's.
+        unsafe {
+            self.sgi_frame(0)
+                .cast::<u8>()
+                .add(priority)
+                .write_volatile(0);
+            self.sgi_frame(GICD_ISENABLER).write_volatile(1 << intid);
+        }
+        settle();
+    }
+
+    /// Holds this CPU's own interrupt `intid` (16..32) back.
+    pub fn disable(self, intid: u32) {
+        // SAFETY: a write-one register of this CPU's redistributor.
+        unsafe { self.sgi_frame(GICD_ICENABLER).write_volatile(1 << intid) }
+    }
+
+    /// Makes this CPU's own interrupt `intid` (0..32) pending.
+    pub fn set_pending(self, intid: u32) {
+        // SAFETY: a write-one register of this CPU's redistributor.
+        unsafe { self.sgi_frame(GICD_ISPENDR).write_volatile(1 << intid) }
+    }
+
+    /// Whether an edge raises this CPU's own interrupt `intid` (0..32).
+    pub fn is_edge(self, intid: u32) -> bool {
+        let offset = GICD_ICFGR + intid as usize / 16 * 4;
+        // SAFETY: a register of this CPU's redistributor.
+        let word = unsafe { self.sgi_frame(offset).read_volatile() };
+        word >> (intid % 16 * 2 + 1) & 1 == 1
+    }
+}
+
 /// Aff3.Aff2.Aff1.Aff0 as 32 bits, as `GICR_TYPER` has it.
 fn compact_affinity(affinity: u64) -> u64 {
     (affinity >> 8 & 0xff00_0000) | (affinity & 0xff_ffff)
@@ -187,6 +246,106 @@ pub fn init_cpu_interface() {
         write_sysreg!("s3_0_c12_c12_7", 1_u64); // ICC_IGRPEN1_EL1
     }
     isb();
+}
+
+/// The executing CPU's interface as whoever runs at EL1 has set it.
+pub fn read_interface() -> CpuInterface {
+    CpuInterface {
+        priority_mask: read_sysreg!("s3_0_c4_c6_0"),
+        binary_points: [
+            read_sysreg!("s3_0_c12_c8_3"),
+            read_sysreg!("s3_0_c12_c12_3"),
+        ],
+        control: read_sysreg!("s3_0_c12_c12_4"),
+        groups: [
+            read_sysreg!("s3_0_c12_c12_6"),
+            read_sysreg!("s3_0_c12_c12_7"),
+        ],
+        active_priorities: [
+            read_sysreg!("s3_0_c12_c8_4"), // ICC_AP0R0_EL1
+            read_sysreg!("s3_0_c12_c9_0"), // ICC_AP1R0_EL1
+        ],
+    }
+}
+
+/// The executing CPU's virtual interface (`ICH_VMCR_EL2`, `ICH_AP0R0_EL2`, `ICH_AP1R0_EL2`).
+pub fn read_virtual_interface() -> VirtualInterface {
+    VirtualInterface {
+        control: read_sysreg!("s3_4_c12_c11_7"),
+        active_priorities: [read_sysreg!("s3_4_c12_c8_0"), read_sysreg!("s3_4_c12_c9_0")],
+    }
+}
+
+/// Gives EL1 the virtual interface in this state, with empty list registers, and EL2 the physical
+/// one.
+pub fn begin_forwarding(carried: VirtualInterface) {
+    // SAFETY: the physical interface is EL2's from now on, and the virtual one behaves for EL1 as
+    // the physical one did (`model_gic_forward::carry`).
+    unsafe {
+        write_sysreg!("s3_4_c12_c11_7", carried.control);
+        write_sysreg!("s3_4_c12_c8_0", carried.active_priorities[0]);
+        write_sysreg!("s3_4_c12_c9_0", carried.active_priorities[1]);
+        write_sysreg!("s3_4_c12_c11_0", 1_u64); // ICH_HCR_EL2.En
+        write_sysreg!("s3_0_c12_c12_4", 2_u64); // ICC_CTLR_EL1.EOImode
+        write_sysreg!("s3_0_c12_c12_3", 0_u64); // ICC_BPR1_EL1
+        write_sysreg!("s3_0_c4_c6_0", u64::from(MASK_ALL)); // ICC_PMR_EL1
+        write_sysreg!("s3_0_c12_c12_7", 1_u64); // ICC_IGRPEN1_EL1
+    }
+    isb();
+}
+
+/// Gives EL1 the physical interface back, in this state. The list registers are empty.
+pub fn end_forwarding(physical: CpuInterface) {
+    // SAFETY: the interface is EL1's again, as EL1 has set it.
+    unsafe {
+        write_sysreg!("s3_4_c12_c11_0", 0_u64); // ICH_HCR_EL2
+        write_sysreg!("s3_4_c12_c8_0", 0_u64); // ICH_AP0R0_EL2
+        write_sysreg!("s3_4_c12_c9_0", 0_u64); // ICH_AP1R0_EL2
+        write_sysreg!("s3_0_c12_c12_4", physical.control & 3); // ICC_CTLR_EL1
+        write_sysreg!("s3_0_c12_c8_3", physical.binary_points[0]); // ICC_BPR0_EL1
+        write_sysreg!("s3_0_c12_c12_3", physical.binary_points[1]); // ICC_BPR1_EL1
+        write_sysreg!("s3_0_c4_c6_0", physical.priority_mask); // ICC_PMR_EL1
+        write_sysreg!("s3_0_c12_c12_6", physical.groups[0]); // ICC_IGRPEN0_EL1
+        write_sysreg!("s3_0_c12_c12_7", physical.groups[1]); // ICC_IGRPEN1_EL1
+    }
+    isb();
+}
+
+/// The priority of what was acknowledged last.
+#[inline]
+pub fn running_priority() -> u8 {
+    read_sysreg!("s3_0_c12_c11_3") as u8 // ICC_RPR_EL1
+}
+
+/// Interrupts of this priority value and above wait.
+pub fn set_priority_mask(mask: u8) {
+    // SAFETY: EL2's own physical interface.
+    unsafe { write_sysreg!("s3_0_c4_c6_0", u64::from(mask)) } // ICC_PMR_EL1
+    isb();
+}
+
+/// Sends an SGI for whoever wrote `value` to one of the three registers at EL1.
+pub fn send_for(register: SgiRegister, value: u64) {
+    // SAFETY: the sender owns the machine, and its targets are OS-0's CPUs.
+    unsafe {
+        match register {
+            SgiRegister::Sgi1r => write_sysreg!("s3_0_c12_c11_5", value),
+            SgiRegister::Asgi1r => write_sysreg!("s3_0_c12_c11_6", value),
+            SgiRegister::Sgi0r => write_sysreg!("s3_0_c12_c11_7", value),
+        }
+    }
+    isb();
+}
+
+/// By which an SGI is sent (`ICC_SGI1R_EL1`, `ICC_ASGI1R_EL1`, `ICC_SGI0R_EL1`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SgiRegister {
+    /// Group 1.
+    Sgi1r,
+    /// Group 1 of the other security state.
+    Asgi1r,
+    /// Group 0.
+    Sgi0r,
 }
 
 /// Takes the pending interrupt with the highest priority; [`SPURIOUS`] if there is none.

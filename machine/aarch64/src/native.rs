@@ -95,3 +95,27 @@ pub unsafe fn reset_el1() {
         asm!("tlbi alle1", "dsb nsh", "isb", options(nostack));
     }
 }
+
+/// `HCR_EL2` bits by which EL2 is beneath EL1: stage 2, and interrupts to EL2.
+const BENEATH: u64 = 1 | 1 << 3 | 1 << 4;
+
+/// Puts EL2 beneath what runs at EL1: stage 2 by the tables of [`open`], interrupts to EL2. `hcr` is
+/// [`Native::hcr`].
+pub fn go_beneath(hcr: u64) {
+    set_hcr(hcr | BENEATH);
+}
+
+/// Undoes [`go_beneath`].
+pub fn step_aside(hcr: u64) {
+    set_hcr(hcr);
+}
+
+/// TLBs may hold what `HCR_EL2.VM` decides, so entries of the VMID go (Arm ARM D8.13).
+fn set_hcr(hcr: u64) {
+    // SAFETY: the tables map all memory and devices one to one, but what is EL2's: the same
+    // addresses mean the same before and after.
+    unsafe {
+        write_sysreg!("hcr_el2", hcr);
+        asm!("isb", "tlbi vmalls12e1", "dsb nsh", "isb", options(nostack));
+    }
+}

@@ -35,6 +35,7 @@ pub struct Os0 {
     cpu: &'static str,
     arguments: String,
     disk: Option<Disk>,
+    has_module: bool,
     expects: Vec<(String, Duration)>,
 }
 
@@ -64,6 +65,7 @@ impl Os0 {
             cpu: "max,pauth=off",
             arguments: format!("console=ttyAMA0 rdinit=/os0 os0.do={actions}"),
             disk: None,
+            has_module: false,
             expects: Vec::new(),
         }
     }
@@ -87,6 +89,14 @@ impl Os0 {
     #[must_use]
     pub fn disk(mut self, bytes: u64) -> Self {
         self.disk = Some(Disk::Empty(bytes));
+        self
+    }
+
+    /// With Underpin's kernel module, which switches so many times there and back.
+    #[must_use]
+    pub fn pairs(mut self, pairs: u32) -> Self {
+        self.has_module = true;
+        self.arguments = format!("{} os0.pairs={pairs}", self.arguments);
         self
     }
 
@@ -126,7 +136,14 @@ impl Os0 {
         if let Kernel::Debian(name) = self.kernel {
             let program = assets::root().join("assets/os0/init");
             let program = fs::read(program).map_err(because("cannot read assets/os0/init"))?;
-            archive::initrd(&initrd, name, &[("os0", program)])?;
+            let mut files = vec![("os0", program)];
+            if self.has_module {
+                let path = cached(&format!("modules/{name}/underpin.ko"))?;
+                let module = fs::read(&path);
+                let module = module.map_err(because(format!("cannot read {}", path.display())))?;
+                files.push(("underpin.ko", module));
+            }
+            archive::initrd(&initrd, name, &files)?;
         } else {
             fs::write(&initrd, b"nothing").map_err(because("cannot write an initrd"))?;
         }
@@ -159,10 +176,7 @@ impl Os0 {
 
     fn kernel_file(&self, directory: &Path) -> Outcome<PathBuf> {
         match self.kernel {
-            Kernel::Debian(name) => {
-                let cache = assets::cache().ok_or("there is no asset cache")?;
-                Ok(cache.join("kernels").join(name).join("vmlinuz"))
-            }
+            Kernel::Debian(name) => cached(&format!("kernels/{name}/vmlinuz")),
             Kernel::Nonsense => {
                 let path = directory.join("kernel");
                 fs::write(&path, [0x5a; 4096]).map_err(because("cannot write a kernel"))?;
@@ -189,9 +203,8 @@ impl Os0 {
                 (path, "")
             }
             Some(Disk::Cached(name)) => {
-                let cache = assets::cache().ok_or("there is no asset cache")?;
                 let name = name.strip_prefix("cache:").unwrap_or(name);
-                (cache.join(name), ",snapshot=on")
+                (cached(name)?, ",snapshot=on")
             }
         };
         let file = path.display();
@@ -226,6 +239,11 @@ impl Os0 {
         }
         Ok(())
     }
+}
+
+fn cached(name: &str) -> Outcome<PathBuf> {
+    let cache = assets::cache().ok_or("there is no asset cache")?;
+    Ok(cache.join(name))
 }
 
 /// One boot module for QEMU's guest-loader.

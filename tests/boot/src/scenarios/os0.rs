@@ -16,6 +16,9 @@ pub fn scenarios() -> Vec<Scenario> {
         plain("bookworm", 4, "cortex-a76").slow(),
         plain("newest", 4, "max,pauth=off").slow(),
         plain("trixie-cloud", 2, "neoverse-n1").slow(),
+        switch("trixie-cloud", 4, "max,pauth=off", 10),
+        switch("trixie-cloud", 2, "neoverse-n1", 500).slow(),
+        switch("newest", 2, "max,pauth=off", 50).slow(),
         nonsense(),
         systemd(),
     ];
@@ -45,6 +48,23 @@ fn whole() -> Scenario {
             .expect("hotplug cpus=4", BOOT)
             // One message for the configuration, one for each queue.
             .expect("disk ok its=5", BOOT)
+            .expect(WORK, BOOT)
+            .expect("Power down", BOOT),
+    )
+}
+
+/// EL2 goes beneath OS-0 and away again, while all CPUs fork and the disk's interrupts come as
+/// messages; CPUs come and go beneath it, and detached nothing enters EL2.
+fn switch(kernel: &'static str, cpus: u32, cpu: &'static str, pairs: u32) -> Scenario {
+    let os0 = Os0::new(kernel, cpus, "1G", "disk,switch,work").cpu(cpu);
+    Scenario::os0(
+        format!("os0/switch-{kernel}-{cpus}"),
+        os0.disk(16 << 20)
+            .pairs(pairs)
+            .expect(format!("cpus={cpus}"), BOOT)
+            .expect(format!("hotplug cpus={cpus}"), 2 * BOOT)
+            .expect(format!("switch pairs={pairs} retries="), 4 * BOOT)
+            .expect("entries=0", 1)
             .expect(WORK, BOOT)
             .expect("Power down", BOOT),
     )

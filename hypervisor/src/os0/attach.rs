@@ -1,0 +1,167 @@
+//! Attaching and detaching: one CPU's side of `model_switch`, on metal.
+
+use super::{Os0Cpu, calls::is_on, this};
+use abi::os0::{BUSY, Refusal};
+use core::sync::atomic::{AtomicBool, Ordering};
+use machine_aarch64::entry::GuestContext;
+use machine_aarch64::list_registers::HardwareLists;
+use machine_aarch64::{cpu as metal, gic, native, timer};
+use machine_contract::ListRegisters;
+use model_gic_forward::{Busy, CpuInterface, carry, check_give_back, give_back, return_carried};
+use model_switch::{Meeting, Poll, Reason, Side, Visit};
+
+/// How long a CPU waits for the others, in seconds.
+const PATIENCE: u64 = 1;
+/// `SPSR_EL2.I`.
+const IRQ_MASKED: u64 = 1 << 7;
+
+static MEETING: Meeting = Meeting::new();
+/// How CPUs that arrive come up.
+static ATTACHED: AtomicBool = AtomicBool::new(false);
+
+fn reason(refusal: Refusal) -> Reason {
+    // Refusals are numbered from 1.
+    Reason::new(refusal as u16).unwrap_or(Reason::MIN)
+}
+
+/// A CPU that goes beneath OS-0.
+struct Attaching<'a> {
+    me: &'static Os0Cpu,
+    context: &'a GuestContext,
+    physical: CpuInterface,
+}
+
+/// The steps, in their order; what undoes each stands in [`Side::undo`].
+const CHECK: usize = 0;
+const INTERFACE: usize = 1;
+const TRAPS: usize = 2;
+
+impl Side for Attaching<'_> {
+    const STEPS: usize = 3;
+
+    fn take(&mut self, step: usize) -> Result<(), Reason> {
+        match step {
+            CHECK => self.check(),
+            INTERFACE => {
+                let physical = gic::read_interface();
+                let carried = carry(physical).ok_or(reason(Refusal::HandlingInterrupt))?;
+                self.physical = physical;
+                gic::begin_forwarding(carried);
+                Ok(())
+            }
+            _ => {
+                debug_assert_eq!(step, TRAPS);
+                native::go_beneath(self.me.native_hcr.get());
+                Ok(())
+            }
+        }
+    }
+
+    fn undo(&mut self, step: usize) {
+        match step {
+            TRAPS => native::step_aside(self.me.native_hcr.get()),
+            INTERFACE => gic::end_forwarding(self.physical),
+            _ => {}
+        }
+    }
+
+    fn commit(&mut self) {
+        self.me.attached.set(true);
+        ATTACHED.store(true, Ordering::Release);
+    }
+}
+
+impl Attaching<'_> {
+    fn check(&self) -> Result<(), Reason> {
+        let refuse = |refusal| Err(reason(refusal));
+        if self.me.attached.get() {
+            return refuse(Refusal::AlreadyAttached);
+        }
+        if self.context.pstate & IRQ_MASKED == 0 {
+            return refuse(Refusal::InterruptsOpen);
+        }
+        if HardwareLists::of_this_cpu().count() < 2 {
+            return refuse(Refusal::TooFewListRegisters);
+        }
+        Ok(())
+    }
+}
+
+/// ATTACH: all CPUs that are on call it, and go beneath OS-0 together. Gives X0.
+pub fn attach(context: &GuestContext, expected: u64) -> u64 {
+    let me = this();
+    if expected != is_on().count() as u64 {
+        return Refusal::WrongNumber.code();
+    }
+    let mut side = Attaching {
+        me,
+        context,
+        physical: CpuInterface::default(),
+    };
+    let mut visit = Visit::new(expected as u32);
+    let end = timer::now() + PATIENCE * timer::frequency();
+    let late = || (timer::now() > end).then(|| reason(Refusal::Late));
+    loop {
+        match visit.poll(&MEETING, &mut side, late) {
+            Poll::Working => {}
+            Poll::Waiting => metal::relax(),
+            Poll::Done => return 0,
+            Poll::Failed(reason) => return abi::os0::code(reason.get()),
+            Poll::Excluded => return Refusal::Elsewhere.code(),
+        }
+    }
+}
+
+/// DETACH, for the CPU that calls: OS-0 has it for itself again. Where it holds a message-signalled
+/// interrupt that OS-0 has not taken, nothing is changed but that new interrupts wait: until the next
+/// call if `comes_back`, or else until list registers are free. Gives X0.
+pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
+    let me = this();
+    if !me.attached.get() {
+        return Refusal::NotAttached.code();
+    }
+    if context.pstate & IRQ_MASKED == 0 {
+        return Refusal::InterruptsOpen.code();
+    }
+    let mut lists = HardwareLists::of_this_cpu();
+    let mut own = me.gic();
+    match check_give_back(&lists) {
+        Ok(()) => {}
+        Err(Busy::Active(_)) => return Refusal::HandlingInterrupt.code(),
+        Err(Busy::Lpi(_)) => {
+            let mut forwarder = me.forwarder.get();
+            if comes_back {
+                forwarder.hold_for_leaving(&mut own);
+            } else {
+                forwarder.hold(&mut lists, &mut own);
+            }
+            me.forwarder.set(forwarder);
+            return BUSY;
+        }
+    }
+    let Some(physical) = return_carried(gic::read_virtual_interface()) else {
+        return Refusal::HandlingInterrupt.code();
+    };
+    // What stood against it has been asked.
+    let _ = give_back(&mut lists, &mut own);
+    own.redistributor.disable(own.maintenance);
+    gic::end_forwarding(physical);
+    native::step_aside(me.native_hcr.get());
+    me.forget_forwarding();
+    me.attached.set(false);
+    ATTACHED.store(false, Ordering::Release);
+    0
+}
+
+/// A CPU has arrived from the firmware, opened to OS-0: it comes up as the others run.
+pub fn come_up(me: &Os0Cpu) {
+    me.forget_forwarding();
+    let attached = ATTACHED.load(Ordering::Acquire);
+    me.attached.set(attached);
+    if attached {
+        if let Some(carried) = carry(CpuInterface::default()) {
+            gic::begin_forwarding(carried);
+        }
+        native::go_beneath(me.native_hcr.get());
+    }
+}
