@@ -48,6 +48,7 @@ mod exchange;
 mod fault;
 mod maps;
 mod memory;
+mod migrate;
 mod paging;
 mod unshare;
 
@@ -56,6 +57,7 @@ pub use exchange::{EXCHANGE_MAX, Gets};
 pub use fault::{Access, Fault, Filled};
 pub use maps::{Events, Maps, Run};
 pub use memory::{GuestRam, Policy, SOURCES, Source};
+pub use migrate::Moved;
 pub use paging::AGE_AT_ONCE;
 
 use machine_contract::TableMemory;
@@ -84,6 +86,11 @@ pub trait Frames {
     fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn>;
     /// Copies a frame that nobody writes into one that nobody sees yet; as for [`Self::write`].
     fn copy(&self, from: Mfn, to: Mfn);
+    /// Copies a frame that a guest wrote until now, and nobody from now on, into one that nobody
+    /// sees yet. The guest may have written it with its caches off.
+    fn relocate(&self, from: Mfn, to: Mfn) {
+        self.copy(from, to);
+    }
     /// Adds `user` to a frame that others use, or that is kept for its contents. An image's page
     /// is made visible to guests whose caches are off.
     ///

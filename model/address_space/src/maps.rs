@@ -57,6 +57,8 @@ pub struct Events {
     pub swapped: u64,
     /// Pages that came back from a disk.
     pub refaults: u64,
+    /// Pages that moved to another node.
+    pub moved: u64,
 }
 
 /// Why frames were not shown. They are the caller's.

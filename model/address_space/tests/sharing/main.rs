@@ -7,7 +7,7 @@ mod machine;
 mod world;
 
 use model_addr::{Gfn, NodeId};
-use model_address_space::{Access, Frames, Policy};
+use model_address_space::{Access, Frames, Moved, Policy};
 use model_frame_table::{CHUNK_FRAMES, Owner, Purpose};
 use model_pmap::{Backing, REGION_FRAMES};
 use proptest::prelude::*;
@@ -23,6 +23,8 @@ enum Step {
     Read(usize, Vec<(Gfn, Block)>),
     Device(usize, Gfn, Access, u8),
     Release(usize, Gfn, u64),
+    /// A page moves to a node; or a frame that is not behind it was meant.
+    Migrate(usize, Gfn, u8, bool),
     /// All of the first region, so that it may become a block.
     FillRegion(usize),
     Kill(usize),
@@ -79,6 +81,8 @@ fn step() -> impl Strategy<Value = Step> {
         14 => (vm(), pages()).prop_map(|(v, p)| Step::Read(v, p)),
         6 => (vm(), gfn(), access(), 1..6_u8).prop_map(|(v, g, a, s)| Step::Device(v, g, a, s)),
         5 => (vm(), gfn(), 1..40_u64).prop_map(|(v, g, n)| Step::Release(v, g, n)),
+        8 => (vm(), gfn(), 0..2_u8, prop::bool::weighted(0.1))
+            .prop_map(|(v, g, n, late)| Step::Migrate(v, g, n, late)),
         1 => vm().prop_map(|v| Step::Release(v, RAM, REGION_FRAMES)),
         1 => (vm(), 0..RAM_FRAMES, 0..2 * RAM_FRAMES)
             .prop_map(|(v, g, n)| Step::Release(v, Gfn(RAM.0 + g - 200), n)),
@@ -123,6 +127,9 @@ impl World {
                 self.device(*vm, *gfn, *access, &page);
             }
             Step::Release(vm, gfn, count) => self.release(*vm, *gfn, *count),
+            Step::Migrate(vm, gfn, node, late) => {
+                self.migrate(*vm, *gfn, NodeId(*node), *late);
+            }
             Step::FillRegion(vm) => self.fill_region(*vm),
             Step::Kill(vm) => self.kill(*vm),
             Step::Reap(budget) => self.reap(*budget),
@@ -274,6 +281,33 @@ fn a_released_block_is_a_block_again() {
     }
     world.fill_region(0);
     assert_eq!(world.vms[0].lock().leaves(), (1, 0));
+    world.check();
+    world.finish();
+}
+
+/// All pages of a block move to the other node, and are used and given back there.
+#[test]
+fn a_block_moves_page_by_page() {
+    let mut world = World::new([SHARES; VMS]);
+    world.fill_region(0);
+    let pages = || (0..100).map(|n| RAM.add(n));
+    for (node, gfn) in [1, 0]
+        .into_iter()
+        .flat_map(|node| pages().map(move |gfn| (node, gfn)))
+    {
+        assert!(world.touch(0, gfn, Access::Write));
+        world.store(0, gfn);
+        assert_eq!(
+            world.migrate(0, gfn, NodeId(node), false),
+            Some(Moved::Done)
+        );
+        world.check();
+        assert!(world.touch(0, gfn, Access::Write));
+        world.store(0, gfn);
+    }
+    world.check();
+    assert_eq!(world.vms[0].lock().events().moved, 200);
+    world.release(0, RAM, 60);
     world.check();
     world.finish();
 }
