@@ -7,11 +7,14 @@
 //! UTF-8 follows, otherwise the records that the request promises.
 
 mod mem;
+mod numa;
 
 pub use mem::{
     FitStatus, MEM_EVENT_COUNT, MEM_EVENTS, MachineMem, MemStatus, PageStatus, PagesRequest,
     ReclaimRequest, WHY_COUNT, WHY_PRIVATE, WhyStatus, fit, page,
 };
+
+pub use numa::{MoveRequest, NUMA_LEFT, NUMA_LEFT_COUNT, NumaStatus, left};
 
 use crate::{Text, bundle::VmRecord};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -112,6 +115,10 @@ pub mod request {
     /// A [`super::PagesRequest`]; replies a [`super::PageStatus`] each, from that guest frame on,
     /// for as many as fit; none at the end of the VM's memory.
     pub const PAGES: u32 = 21;
+    /// A [`super::VmName`]; replies a [`super::NumaStatus`].
+    pub const NUMA: u32 = 40;
+    /// A [`super::MoveRequest`]: the VM's memory moves to a node while it runs.
+    pub const NUMA_MOVE: u32 = 41;
 }
 
 /// Events that EL2 sends by itself.
@@ -381,6 +388,8 @@ pub enum Request<'a> {
     Fit(&'a VmRecord),
     /// [`request::PAGES`].
     Pages(PagesRequest),
+    /// [`request::NUMA_MOVE`].
+    NumaMove(MoveRequest),
 }
 
 impl<'a> Request<'a> {
@@ -395,7 +404,7 @@ impl<'a> Request<'a> {
             request::NODES if payload.is_empty() => Some(Self::Nodes),
             request::ENTRIES if payload.is_empty() => Some(Self::Entries),
             request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
-            request::SHOW..=request::RESET | request::MEM_WHY => {
+            request::SHOW..=request::RESET | request::MEM_WHY | request::NUMA => {
                 let name = VmName::read_from_bytes(payload).ok()?;
                 Some(Self::About(kind, checked(name)?))
             }
@@ -413,6 +422,11 @@ impl<'a> Request<'a> {
                 let reclaim = ReclaimRequest::read_from_bytes(payload).ok()?;
                 checked(reclaim.name)?;
                 Some(Self::Reclaim(reclaim))
+            }
+            request::NUMA_MOVE => {
+                let wanted = MoveRequest::read_from_bytes(payload).ok()?;
+                checked(wanted.name)?;
+                Some(Self::NumaMove(wanted))
             }
             request::PAGES => {
                 let pages = PagesRequest::read_from_bytes(payload).ok()?;

@@ -283,6 +283,12 @@ impl Frames for Metal {
         cache::publish(to.address(), FRAME_SIZE, Duty::Guest);
     }
 
+    fn relocate(&self, from: Mfn, to: Mfn) {
+        // What the guest wrote with its caches off is in memory, and stale lines may be in caches.
+        cache::clean_to_coherency(from.address(), FRAME_SIZE);
+        self.copy(from, to);
+    }
+
     fn join(&self, frame: Mfn, user: Owner) -> Result<(), Why> {
         if sharing::join_image(frame, user)? {
             // The boot loader wrote it: a guest may look at it with its caches off.

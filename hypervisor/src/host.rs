@@ -5,7 +5,7 @@ use abi::bundle::Bundle;
 use machine_aarch64::psci::{self, Conduit};
 use machine_aarch64::{cpu as metal, timer};
 use machine_locks::Once;
-use model_addr::NodeId;
+use model_addr::{NodeId, PaRange};
 use model_frame_table::{MAX_NODES, MemoryMap, PreferenceOrder};
 use model_id_registers::GuestIdRegisters;
 use model_machine_tree::Machine;
@@ -14,6 +14,8 @@ use model_machine_tree::Machine;
 pub struct Host {
     /// The device tree's contents.
     pub tree: Machine,
+    /// Where the machine counts misses, if it does; no memory of anybody's.
+    pub counters: Option<PaRange>,
     /// The frame table.
     pub map: MemoryMap<'static>,
     /// Which node's memory to take when the own is used up.
@@ -50,12 +52,13 @@ impl Host {
 
     /// NUMA nodes that are used.
     pub fn nodes(&self) -> usize {
-        self.tree.distances.count().min(MAX_NODES)
+        let counters = usize::from(self.counters.is_some());
+        (self.tree.distances.count() - counters).min(MAX_NODES)
     }
 
     /// The nodes that are used.
     pub fn node_ids(&self) -> impl Iterator<Item = NodeId> {
-        self.tree.distances.nodes().take(MAX_NODES)
+        self.tree.distances.nodes().take(self.nodes())
     }
 }
 

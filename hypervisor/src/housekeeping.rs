@@ -2,7 +2,7 @@
 //! waits. Done between guests, a bounded piece at a time.
 
 use crate::cpu::{self, Cpu};
-use crate::{control, host, sched, sharing, vm};
+use crate::{control, host, numa, sched, sharing, vm};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// When there is something to do again, in counts; `u64::MAX`: not by itself.
@@ -54,6 +54,7 @@ pub fn some() {
         control::serve();
         if TICKED.swap(false, Ordering::SeqCst) {
             vm::tick();
+            numa::tick();
         }
         let more = vm::reaper::step() | sharing::settle();
         vm::flush_terminals();

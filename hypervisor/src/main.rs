@@ -27,6 +27,7 @@ mod frames;
 mod heap;
 mod host;
 mod housekeeping;
+mod numa;
 mod os0;
 mod paging;
 mod physical;
@@ -53,6 +54,7 @@ extern "C" fn primary_main(device_tree: u64) -> ! {
     start::devices();
     start::say_what_was_found();
     sharing::init();
+    numa::init();
     vm::init();
     start::release_cpus();
     sched::run_forever(cpu::this())

@@ -3,7 +3,7 @@
 use crate::cpu::{self, Cpu};
 use crate::epitaph::give_up;
 use crate::host::{self, Host};
-use crate::{console, frames, heap, physical};
+use crate::{console, frames, heap, numa, physical};
 use abi::bundle::Bundle;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_aarch64::boot::{SecondaryRecord, image_parts, secondary_entry};
@@ -137,7 +137,9 @@ pub fn open_console(tree: &Machine) {
 }
 
 /// Builds the frame table, each range's part in the range itself, and fills the pools.
-pub fn take_memory(tree: Machine, blob: PaRange) {
+pub fn take_memory(mut tree: Machine, blob: PaRange) {
+    let counters = numa::find_counters(&tree);
+    tree.memory.retain(|memory| Some(memory.range) != counters);
     let bundle = tree.initrd.and_then(open_bundle);
     let mut in_use = InUse::new();
     let fixed = [Some(image_parts().whole), Some(blob), tree.initrd];
@@ -190,6 +192,7 @@ pub fn take_memory(tree: Machine, blob: PaRange) {
         bundle_bytes: tree.initrd.map_or(0, |range| range.size),
         vtcr: vtcr(IpaSize::ONE_TABLE, features::physical_address_bits(), vmid),
         tree,
+        counters,
         map,
         preference,
         bundle,

@@ -63,14 +63,25 @@ pub fn guests(step: &Step<'_>) -> Outcome {
     Ok(())
 }
 
-/// All three.
+/// Builds the plugin of the measuring machine.
+///
+/// # Errors
+/// As cargo says.
+pub fn plugin(step: &Step<'_>) -> Outcome {
+    step.doing("building the measuring machine's plugin");
+    step.command(&mut project::sim_cargo("build --release"))
+        .map(drop)
+}
+
+/// All four.
 ///
 /// # Errors
 /// As the first that fails.
 pub fn all(step: &Step<'_>) -> Outcome {
     command(step)?;
     hypervisor(step)?;
-    guests(step)
+    guests(step)?;
+    plugin(step)
 }
 
 /// The names of a manifest's `[[bin]]` tables.

@@ -2,12 +2,12 @@
 
 use super::Answer;
 use crate::vm::{self, Instance, Refusal, Vm};
-use crate::{frames, host, sharing};
+use crate::{frames, host, numa, sharing};
 use abi::control::{
-    MachineMem, PageStatus, PagesRequest, VmName, WHY_COUNT, WhyStatus, code, page,
+    MachineMem, MoveRequest, PageStatus, PagesRequest, VmName, WHY_COUNT, WhyStatus, code, page,
 };
 use alloc::sync::Arc;
-use model_addr::{FRAME_SIZE, Gfn, Ipa};
+use model_addr::{FRAME_SIZE, Gfn, Ipa, NodeId};
 use model_frame_table::Use;
 use model_pmap::{Backing, Entry};
 use model_sharing::UNIT;
@@ -96,6 +96,28 @@ pub fn why(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
             });
     }
     answer.push(&status);
+    Ok(())
+}
+
+/// Where a VM's memory is.
+pub fn numa(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
+    let (_, instance) = running(name)?;
+    answer.push(&numa::status(&instance));
+    Ok(())
+}
+
+/// Lets a VM's memory move to a node.
+pub fn move_to(request: &MoveRequest) -> Result<(), Refusal> {
+    let (_, instance) = running(request.name)?;
+    let nodes = host::get().nodes() as u64;
+    let Some(node) = u8::try_from(request.node)
+        .ok()
+        .filter(|node| u64::from(*node) < nodes)
+    else {
+        let what = format_args!("there is no node {}; there are {nodes}", request.node);
+        return Err(Refusal::new(code::IMPOSSIBLE, request.node, what));
+    };
+    numa::move_vm(&instance, NodeId(node));
     Ok(())
 }
 

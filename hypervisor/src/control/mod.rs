@@ -108,6 +108,7 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         Request::List(after) => list(after, &mut answer)?,
         Request::About(request::SHOW, name) => show(name, &mut answer)?,
         Request::About(request::MEM_WHY, name) => memory::why(name, &mut answer)?,
+        Request::About(request::NUMA, name) => memory::numa(name, &mut answer)?,
         Request::About(request::FIT, name) => {
             answer.push(&vm::fit(&vm::find(name)?.record)?);
         }
@@ -132,6 +133,7 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
             answer.push(&vm::fit(record)?);
         }
         Request::Pages(request) => memory::pages(&request, &mut answer)?,
+        Request::NumaMove(request) => memory::move_to(&request)?,
         Request::PowerOff => {
             log::info!("powered off from outside");
             host::get().power_off();

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinGuard, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
-use model_address_space::{Events, GuestRam, Maps, SOURCES};
+use model_address_space::{Events, GuestRam, Maps, Moved, SOURCES};
 use model_pmap::{Counts, Entry, REGION_FRAMES};
 
 pub use model_address_space::{AGE_AT_ONCE, Access, EXCHANGE_MAX, Filled, Gets, Policy, Source};
@@ -224,6 +224,11 @@ impl AddressSpace {
         self.maps
             .lock()
             .discard(&self.ram, gfn, frame, token, &Metal)
+    }
+
+    /// Moves a page to another frame; see [`Maps::migrate`].
+    pub fn migrate(&self, gfn: Gfn, old: Mfn, new: Mfn) -> Moved {
+        self.maps.lock().migrate(&self.ram, gfn, (old, new), &Metal)
     }
 
     /// See [`Maps::restore`].

@@ -9,6 +9,7 @@ use crate::device::balloon::Balloon;
 use crate::device::power_button::PowerButton;
 use crate::device::uart::Uart;
 use crate::device::virtio::Slot;
+use crate::numa::Tally;
 use crate::paging::{self, Paging};
 use crate::vcpu::{Vcpu, attention};
 use abi::Text;
@@ -63,6 +64,8 @@ pub struct Instance {
     pub sharing: SharingCounts,
     /// What it has on disks, and owes.
     pub paging: Paging,
+    /// Where its pages went.
+    pub numa: Tally,
     /// Virtual time = physical time - this, in counts.
     time_offset: u64,
     paused: AtomicBool,
@@ -148,6 +151,7 @@ impl Instance {
             oddities: Oddities::new(),
             sharing: SharingCounts::default(),
             paging,
+            numa: Tally::default(),
             time_offset: machine_aarch64::timer::now(),
             paused: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -158,6 +162,11 @@ impl Instance {
     /// Its name.
     pub fn name(&self) -> &str {
         self.name.as_str().unwrap_or("?")
+    }
+
+    /// Its name, as records have it.
+    pub fn vm_name(&self) -> Text<32> {
+        self.name
     }
 
     /// `VTTBR_EL2`.

@@ -16,6 +16,7 @@ pub mod device;
 pub mod device_tree;
 pub mod gic;
 pub mod machine;
+pub mod measure;
 pub mod memory;
 pub mod mmu;
 pub mod pages;

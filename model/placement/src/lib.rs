@@ -25,7 +25,9 @@
 mod nodes;
 mod policy;
 mod record;
+mod source;
 
 pub use nodes::{NODES_MAX, NodeSet};
 pub use policy::{Decision, Sight, Stays, Thresholds, decide};
 pub use record::{Page, Past, Placement, Record, WAYS};
+pub use source::MissSource;

@@ -8,6 +8,7 @@ mod life;
 mod machines;
 mod os0;
 mod paging;
+mod placement;
 mod reading;
 mod scheduling;
 mod sharing;
@@ -29,6 +30,7 @@ pub fn all() -> Vec<Scenario> {
         reading::scenarios(),
         sharing::scenarios(),
         paging::scenarios(),
+        placement::scenarios(),
         bare::thorough(),
     ];
     topics.into_iter().flatten().collect()

@@ -135,6 +135,12 @@ pub enum Verb {
     Set(Set),
     /// Show who has what of the machine's memory, why, and what sharing saves
     Mem(Mem),
+    /// Show on which nodes VMs' memory is, why pages stay there, and move it
+    Numa {
+        /// What to show or do.
+        #[command(subcommand)]
+        verb: Option<NumaVerb>,
+    },
     /// Watch the machine and its VMs at work
     #[command(after_help = TOP)]
     Top(Top),
@@ -236,6 +242,22 @@ fn whole_pages(text: &str) -> Result<u64, String> {
         bytes if bytes.is_multiple_of(4096) => Ok(bytes),
         _ => Err(format!("'{text}' is no multiple of 4KiB")),
     }
+}
+
+/// What `underpin numa` does.
+#[derive(Debug, Subcommand)]
+pub enum NumaVerb {
+    /// Show each VM's memory by node (this is what `underpin numa` does)
+    Show,
+    /// Tell what became of a VM's pages that nodes missed on often
+    Why(Vm),
+    /// Move a VM's memory to a node while it runs
+    Move {
+        /// The VM's name
+        vm: String,
+        /// The node's number
+        node: u8,
+    },
 }
 
 /// `underpin console`.

@@ -10,7 +10,7 @@ use crate::{
 use abi::control::MachineStatus;
 use std::{
     env,
-    fs::File,
+    fs::{self, File},
     io,
     os::{
         fd::OwnedFd,
@@ -25,9 +25,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+mod flash;
 mod rundir;
 mod shape;
 
+pub use flash::Flash;
 pub use rundir::{Lock, RunDir, tail};
 pub use shape::{Files, NodeShape, Shape};
 
@@ -63,7 +65,11 @@ impl Machine {
             bundle: (&bundle, written.size),
             log: &log,
             qmp: &qmp,
+            ram: &run.memory(),
         };
+        if shape.flash.flash {
+            Flash::lay_out(&shape.nodes()?, files.ram)?;
+        }
         let arguments = shape.arguments(&files)?;
         let broken =
             |error: io::Error| Failure::file("cannot set up the machine in", run.path(), &error);
@@ -179,6 +185,8 @@ impl Drop for Machine {
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
         self.run.clear_sockets();
+        // As large as the machine's memory, and of no use to anybody.
+        let _ = fs::remove_dir_all(self.run.memory());
     }
 }
 

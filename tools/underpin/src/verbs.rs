@@ -26,6 +26,7 @@ mod list;
 mod machine;
 mod mem;
 mod metrics;
+mod numa;
 mod show;
 mod simulate;
 mod top;
@@ -72,6 +73,7 @@ pub fn run(cli: Cli) -> Result<u8> {
         Verb::Stop { vm, timeout } => context.stop(&vm, timeout)?,
         Verb::Set(options) => context.set(&options)?,
         Verb::Mem(options) => return mem::mem(&context, options),
+        Verb::Numa { verb } => numa::numa(&context, verb)?,
         Verb::Top(options) => top::top(&context, &options)?,
         Verb::Metrics(options) => metrics::metrics(&context, &options)?,
         Verb::Explain { code } => explain::explain(&context, code.as_deref())?,

@@ -8,9 +8,9 @@ use crate::failure::{Failure, Result, exit, reason};
 use abi::{
     bundle::VmRecord,
     control::{
-        EntryStatus, FitStatus, MachineMem, MachineStatus, MemStatus, NodeStatus, PageStatus,
-        PagesRequest, REPLY, ReclaimRequest, ReplyHeader, SetRequest, VcpuStatus, VmName, VmStatus,
-        WhyStatus, code, event, request,
+        EntryStatus, FitStatus, MachineMem, MachineStatus, MemStatus, MoveRequest, NodeStatus,
+        NumaStatus, PageStatus, PagesRequest, REPLY, ReclaimRequest, ReplyHeader, SetRequest,
+        VcpuStatus, VmName, VmStatus, WhyStatus, code, event, request,
     },
 };
 use std::{
@@ -200,6 +200,19 @@ impl Client {
     /// Why a VM's pages are not shared.
     pub fn why(&mut self, vm: &str) -> Result<WhyStatus> {
         Ok(self.about(request::MEM_WHY, vm)?.first()?.0)
+    }
+
+    /// Where a VM's memory is.
+    pub fn numa(&mut self, vm: &str) -> Result<NumaStatus> {
+        Ok(self.about(request::NUMA, vm)?.first()?.0)
+    }
+
+    /// Lets a VM's memory move to a node.
+    pub fn numa_move(&mut self, vm: &str, node: u8) -> Result<()> {
+        let (name, node) = (vm_name(vm)?, node.into());
+        let asked = MoveRequest { name, node };
+        self.request(request::NUMA_MOVE, &[asked.as_bytes()])
+            .map(drop)
     }
 
     /// Asks a VM for memory; tells how many bytes it is to give.

@@ -77,6 +77,11 @@ impl RunDir {
         self.path.join("consoles")
     }
 
+    /// The memory of a measuring machine.
+    pub fn memory(&self) -> PathBuf {
+        self.path.join("memory")
+    }
+
     /// A VM's console log.
     pub fn console_log(&self, vm: &str) -> PathBuf {
         console_log::path(&self.consoles(), vm)

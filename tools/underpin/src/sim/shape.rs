@@ -1,5 +1,6 @@
 //! What the simulated machine is, and the QEMU command line that makes it so.
 
+use super::flash::{self, Flash};
 use crate::{
     failure::{Failure, Result, exit},
     units,
@@ -17,8 +18,9 @@ const CPUS_MAX: u32 = 256;
 const NODES_MAX: u32 = 64;
 /// Where QEMU's virt machine puts the bundle: so far behind the beginning of RAM.
 const BUNDLE_AFTER: u64 = 128 << 20;
-/// NUMA distance of a node to itself.
+/// NUMA distance of a node to itself, and to others where nothing else is said.
 const LOCAL: u32 = 10;
+const REMOTE: u32 = 20;
 
 /// The simulated machine.
 #[derive(Args, Clone, Debug)]
@@ -30,14 +32,14 @@ pub struct Shape {
     #[arg(long, default_value = "2GiB", value_name = "SIZE", value_parser = units::parse_size)]
     pub memory: u64,
     /// NUMA nodes
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, visible_alias = "numa", default_value_t = 1, value_name = "N")]
     pub nodes: u32,
     /// One node, for uneven machines; repeat it for each: cpus=2,memory=3GiB
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["cpus", "memory", "nodes"])]
     pub node: Vec<NodeShape>,
-    /// NUMA distance between two nodes; a node is 10 from itself
-    #[arg(long, default_value_t = 20, value_name = "N")]
-    pub distance: u32,
+    /// NUMA distance between two nodes; a node is 10 from itself [default: 20, with --flash 30]
+    #[arg(long, value_name = "N")]
+    pub distance: Option<u32>,
     /// CPU model, as QEMU calls it
     #[arg(long, default_value = "neoverse-n1", value_name = "MODEL")]
     pub cpu: String,
@@ -56,6 +58,9 @@ pub struct Shape {
     /// Count instructions for time: each takes 2^SHIFT ns. Deterministic, on one host CPU
     #[arg(long, value_name = "SHIFT")]
     pub icount: Option<u8>,
+    /// The measuring machine.
+    #[command(flatten)]
+    pub flash: Flash,
     /// A further argument for QEMU (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub qemu_arg: Vec<OsString>,
@@ -97,6 +102,8 @@ pub struct Files<'a> {
     pub log: &'a Path,
     /// QEMU's own control socket.
     pub qmp: &'a Path,
+    /// The directory of the measuring machine's memory; see [`Flash::lay_out`].
+    pub ram: &'a Path,
 }
 
 impl Shape {
@@ -125,13 +132,25 @@ impl Shape {
             let message = format!("a node of {} is too small", units::size(small.memory));
             return wrong(message, "give each node 64MiB or more");
         }
-        if !(LOCAL + 1..=254).contains(&self.distance) {
+        if !(LOCAL + 1..=254).contains(&self.distance()) {
             return wrong(
-                format!("a distance of {} is impossible", self.distance),
+                format!("a distance of {} is impossible", self.distance()),
                 "use 11 to 254",
             );
         }
+        if self.flash.flash {
+            self.flash.check(&nodes)?;
+        }
         Ok(nodes)
+    }
+
+    fn distance(&self) -> u32 {
+        let usual = if self.flash.flash {
+            flash::DISTANCE
+        } else {
+            REMOTE
+        };
+        self.distance.unwrap_or(usual)
     }
 
     /// Shares CPUs and memory out evenly; the first nodes get the CPUs that are over.
@@ -156,9 +175,8 @@ impl Shape {
         check_bundle(files.bundle.1, memory)?;
         let mut args = Arguments::default();
         args.words("-nodefaults -no-user-config -no-reboot -display none -monitor none");
-        args.words(
-            "-M virt,virtualization=on,gic-version=3 -global virtio-mmio.force-legacy=false",
-        );
+        args.pair("-M", self.board());
+        args.words("-global virtio-mmio.force-legacy=false");
         args.pair("-cpu", self.cpu_model());
         // A socket belongs to one node: QEMU warns of others.
         let even = nodes
@@ -166,9 +184,17 @@ impl Shape {
             .all(|node| node.cpus == cpus / nodes.len() as u32);
         let sockets = if even { nodes.len() as u32 } else { cpus };
         args.pair("-smp", format!("{cpus},sockets={sockets}"));
-        args.pair("-m", format!("{}M", memory >> 20));
-        args.numa(&nodes, self.distance);
-        match self.icount {
+        let icount = if self.flash.flash {
+            args.pair("-m", format!("{}M", (memory + Flash::window(&nodes)) >> 20));
+            let flash = &self.flash;
+            flash.arguments(&mut args, &nodes, self.distance(), files.ram)?;
+            self.icount.or(Some(0))
+        } else {
+            args.pair("-m", format!("{}M", memory >> 20));
+            args.numa(&nodes, self.distance());
+            self.icount
+        };
+        match icount {
             Some(shift) => {
                 args.words("-accel tcg,thread=single");
                 args.pair("-icount", format!("shift={shift},sleep=off"));
@@ -187,6 +213,15 @@ impl Shape {
         self.disks(&mut args);
         args.0.extend(self.qemu_arg.iter().cloned());
         Ok(args.0)
+    }
+
+    fn board(&self) -> &'static str {
+        if self.flash.flash {
+            // No seeds: two runs are the same.
+            "virt,virtualization=on,gic-version=3,dtb-randomness=off"
+        } else {
+            "virt,virtualization=on,gic-version=3"
+        }
     }
 
     fn cpu_model(&self) -> String {
@@ -235,14 +270,14 @@ fn check_bundle(bundle: u64, memory: u64) -> Result<()> {
 }
 
 #[derive(Default)]
-struct Arguments(Vec<OsString>);
+pub(super) struct Arguments(Vec<OsString>);
 
 impl Arguments {
-    fn words(&mut self, words: &str) {
+    pub(super) fn words(&mut self, words: &str) {
         self.0.extend(words.split_whitespace().map(OsString::from));
     }
 
-    fn pair(&mut self, option: &str, value: impl Into<OsString>) {
+    pub(super) fn pair(&mut self, option: &str, value: impl Into<OsString>) {
         self.0.push(option.into());
         self.0.push(value.into());
     }
@@ -272,7 +307,7 @@ impl Arguments {
 }
 
 /// A path within a QEMU option, where a comma must be doubled.
-fn prefixed(before: &str, path: &Path, after: &str) -> OsString {
+pub(super) fn prefixed(before: &str, path: &Path, after: &str) -> OsString {
     let path = path.to_string_lossy().replace(',', ",,");
     format!("{before}{path}{after}").into()
 }
@@ -300,6 +335,7 @@ mod tests {
             bundle: (path, 1 << 30),
             log: path,
             qmp: path,
+            ram: path,
         };
         let arguments = shape(words).arguments(&files).unwrap();
         let words: Vec<_> = arguments
@@ -343,6 +379,7 @@ mod tests {
             bundle: (Path::new("b"), 1900 << 20),
             log: Path::new("l"),
             qmp: Path::new("q"),
+            ram: Path::new("r"),
         };
         let refused = shape("--memory 2G").arguments(&files).unwrap_err();
         assert!(
@@ -371,5 +408,37 @@ mod tests {
             assert!(line.contains(part), "{part} in {line}");
         }
         assert!(super::tests::line("--cpus 3 --nodes 2").contains("-smp 3,sockets=3"));
+    }
+
+    #[test]
+    fn the_measuring_machine_has_files_a_window_and_a_plugin() {
+        let words =
+            "--numa 2 --cpus 4 --memory 4G --flash --flash-option ways=4 --plugin /dev/null";
+        // It is no file.
+        assert!(shape(words).nodes().is_ok());
+        let own = std::env::current_exe().unwrap();
+        let line = line(&words.replace("/dev/null", own.to_str().unwrap()));
+        for part in [
+            "-M virt,virtualization=on,gic-version=3,dtb-randomness=off",
+            // 1,048,576 pages of three words, and a header.
+            "-m 4109M",
+            "memory-backend-file,id=memory1,size=2048M,mem-path=a,,b/node1.ram,share=on",
+            "memory-backend-file,id=window,size=13M,mem-path=a,,b/window,share=on",
+            "-numa node,nodeid=1,cpus=2-3,memdev=memory1",
+            "-numa node,nodeid=2,memdev=window",
+            "-numa dist,src=0,dst=1,val=30",
+            "-numa dist,src=1,dst=2,val=254",
+            ",nodes=2,node_mib=2048,remote_ns=900,ram=a,,b,window=a,,b/window,out=results.csv,ways=4",
+            "-icount shift=0,sleep=off",
+        ] {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+        for words in ["--flash --cpus 3 --nodes 2", "--flash --nodes 9 --cpus 9"] {
+            assert_eq!(
+                shape(words).nodes().unwrap_err().code(),
+                exit::USAGE,
+                "{words}"
+            );
+        }
     }
 }

@@ -1,0 +1,76 @@
+//! Records about where memory is.
+
+use super::VmName;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// How many reasons of [`NUMA_LEFT`] there may be.
+pub const NUMA_LEFT_COUNT: usize = 12;
+/// Why a page was left where it is, in the order of [`NumaStatus::left`]; see [`left`].
+pub const NUMA_LEFT: [&str; NUMA_LEFT_COUNT] = [
+    "not-hot",
+    "at-home",
+    "write-shared",
+    "moved-often",
+    "no-memory",
+    "read-shared",
+    "gone",
+    "held",
+    "",
+    "",
+    "",
+    "",
+];
+
+/// Places in [`NumaStatus::left`].
+pub mod left {
+    /// Nobody misses often.
+    pub const NOT_HOT: usize = 0;
+    /// Who misses often has it at hand.
+    pub const AT_HOME: usize = 1;
+    /// Several nodes use it and somebody writes it.
+    pub const WRITE_SHARED: usize = 2;
+    /// It was moved too often of late.
+    pub const MOVED_OFTEN: usize = 3;
+    /// The node that would get it is short of memory.
+    pub const NO_MEMORY: usize = 4;
+    /// Several nodes read it and nobody writes it.
+    pub const READ_SHARED: usize = 5;
+    /// It was another one by then.
+    pub const GONE: usize = 6;
+    /// It is on its way to a disk, watched, or in a block that is kept whole.
+    pub const HELD: usize = 7;
+}
+
+/// Where a VM's memory is, and what became of its pages.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NumaStatus {
+    /// Its name.
+    pub name: VmName,
+    /// Bytes on each node.
+    pub memory: [u64; 8],
+    /// Pages that moved.
+    pub moved: u64,
+    /// Misses on pages that were hot, on memory of the own node.
+    pub local: u64,
+    /// As `local`, on other nodes' memory.
+    pub remote: u64,
+    /// Hot pages that stayed, by [`NUMA_LEFT`].
+    pub left: [u64; NUMA_LEFT_COUNT],
+    /// 1 where all of it is on its way to a node.
+    pub moving: u64,
+    /// 1 where the machine counts misses.
+    pub counts: u64,
+}
+const _: () = assert!(size_of::<NumaStatus>() == 32 + 8 * 8 + 24 + 8 * NUMA_LEFT_COUNT + 16);
+
+/// Moves a VM's memory to a node.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MoveRequest {
+    /// The VM.
+    pub name: VmName,
+    /// The node's number.
+    pub node: u64,
+}
+const _: () = assert!(size_of::<MoveRequest>() == 40);

@@ -1,0 +1,345 @@
+//! Pages go where they are used: misses are counted by the machine, what is to be done is decided
+//! in [`model_placement`], and done under the memory lock of the VM it is done to.
+//!
+//! Only a simulated machine counts misses (`sim/`). Elsewhere pages stay where they were first
+//! touched, unless somebody moves a VM.
+
+use crate::frames::{self, Metal};
+use crate::vm::{self, Instance, layout::RAM_START};
+use crate::{host, housekeeping};
+use abi::control::{NUMA_LEFT_COUNT, NumaStatus, left};
+use alloc::sync::Arc;
+use alloc::vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use machine_aarch64::timer;
+use machine_locks::{Once, Rank, SpinLock};
+use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, PaRange};
+use model_address_space::{Frames, Moved};
+use model_frame_table::{MAX_NODES, Owner, Purpose, Use};
+use model_machine_tree::Machine;
+use model_miss_window::{MissWindow, Words};
+use model_placement::{
+    Decision, MissSource, NodeSet, Page, Placement, Record, Sight, Stays, Thresholds, WAYS,
+};
+use model_pmap::Backing;
+
+/// How often hot pages are looked at: 2 ms.
+const EVERY_NS: u64 = 2_000_000;
+/// Hot pages that are looked at in one go, so that nobody waits long for the CPU that does it.
+const AT_ONCE: usize = 32;
+/// Guest frames that are looked at in one go while all of a VM moves.
+const MOVED_AT_ONCE: usize = 64;
+/// Sets of [`WAYS`] pages that are remembered.
+const SETS: usize = 512;
+
+/// The counters of a simulated machine: memory that belongs to no pool.
+struct Counters(PaRange);
+
+impl Counters {
+    fn pointer(&self, at: usize) -> *mut u32 {
+        assert!(at < self.count());
+        core::ptr::with_exposed_provenance_mut((self.0.start.0 as usize) + 4 * at)
+    }
+}
+
+impl Words for Counters {
+    fn count(&self) -> usize {
+        (self.0.size / 4) as usize
+    }
+
+    fn get(&self, at: usize) -> u32 {
+        // SAFETY: RAM that is mapped one to one and no pool's; it was checked to lie inside. The
+        // machine changes it at any moment, and no reference to it is formed.
+        unsafe { self.pointer(at).read_volatile() }
+    }
+
+    fn set(&mut self, at: usize, value: u32) {
+        // SAFETY: as above.
+        unsafe { self.pointer(at).write_volatile(value) }
+    }
+}
+
+/// What counts misses, and what is known of hot pages.
+struct Watch {
+    source: MissWindow<Counters>,
+    placement: Placement<'static>,
+    interval: u32,
+}
+
+static WATCH: Once<SpinLock<Watch>> = Once::new();
+/// When hot pages are looked at again, in counts.
+static LOOK_AT: AtomicU64 = AtomicU64::new(0);
+
+/// What became of a VM's pages.
+#[derive(Default)]
+pub struct Tally {
+    moved: AtomicU64,
+    left: [AtomicU64; NUMA_LEFT_COUNT],
+    /// Misses on pages that were hot, on the own node and on others.
+    local: AtomicU64,
+    remote: AtomicU64,
+    /// All of it is to move to this node, less one; and from this guest frame on.
+    wanted: AtomicU64,
+    hand: AtomicU64,
+}
+
+impl Tally {
+    fn leave(&self, why: usize) {
+        if let Some(left) = self.left.get(why) {
+            left.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The counters' memory: that of the last node, where it has no CPUs and what stands there describes
+/// this machine. It is nobody's memory then.
+pub fn find_counters(tree: &Machine) -> Option<PaRange> {
+    let nodes = tree.distances.count().checked_sub(1)?;
+    let last = NodeId(nodes as u8);
+    let is_its = |node: NodeId| node == last;
+    let mut its = tree.memory.iter().filter(|memory| is_its(memory.node));
+    let (Some(memory), None) = (its.next(), its.next()) else {
+        return None;
+    };
+    if tree.cpus.iter().any(|cpu| is_its(cpu.node)) {
+        return None;
+    }
+    open(tree, memory.range, nodes).map(|_| memory.range)
+}
+
+fn open(tree: &Machine, range: PaRange, nodes: usize) -> Option<MissWindow<Counters>> {
+    let first = tree.memory.iter().map(|memory| memory.range.start).min()?;
+    let in_order = |n| tree.distances.id(NodeId(n)) == Some(n.into());
+    let trigger = Thresholds::default().trigger;
+    let window = MissWindow::open(Counters(range), nodes, first.frame(), trigger)?;
+    (0..nodes as u8).all(in_order).then_some(window)
+}
+
+/// Begins to look at the counters, where there are some.
+pub fn init() {
+    let host = host::get();
+    let off = host.tree.bootargs.split_ascii_whitespace();
+    let off = off.into_iter().any(|word| word == "numa=off");
+    let Some(source) = host
+        .counters
+        .filter(|_| !off)
+        .and_then(|range| open(&host.tree, range, host.nodes()))
+    else {
+        return;
+    };
+    let sets = vec![[Record::EMPTY; WAYS]; SETS].leak();
+    let watch = Watch {
+        source,
+        placement: Placement::new(sets, Thresholds::default()),
+        interval: 0,
+    };
+    if WATCH
+        .set(SpinLock::new(Rank::PhysicalDevice, watch))
+        .is_ok()
+    {
+        log::info!("the machine counts misses: pages go where they are used");
+        housekeeping::request_at(timer::now());
+    }
+}
+
+/// Looks at some pages that are hot and at VMs that move, where it is time. One CPU at a time does.
+pub fn tick() {
+    let now = timer::now();
+    let mut again = move_vms();
+    if let Some(watch) = WATCH.get() {
+        if now >= LOOK_AT.load(Ordering::Relaxed) {
+            let short = short_nodes();
+            watch.lock().interval += 1;
+            for _ in 0..AT_ONCE {
+                let hot = watch.lock().source.next_hot();
+                let Some(frame) = hot else { break };
+                look(watch, frame, short);
+            }
+            LOOK_AT.store(now + host::counts(EVERY_NS), Ordering::Relaxed);
+        }
+        again = true;
+    }
+    if again {
+        housekeeping::request_at(now + host::counts(EVERY_NS));
+    }
+}
+
+/// Nodes with so little memory left that no page moves there.
+fn short_nodes() -> NodeSet {
+    let is_short = |node: &NodeId| {
+        let kept = 2 * frames::reserve(*node) + AT_ONCE as u64;
+        frames::counts(*node).free < kept
+    };
+    host::get().node_ids().filter(is_short).collect()
+}
+
+/// Whose memory a frame is, where it is one guest frame's alone.
+fn owner(frame: Mfn) -> Option<(Owner, NodeId)> {
+    let entry = host::get().map.entry(frame)?.lock()?;
+    let state = entry.state();
+    (state.usage == Use::Private).then(|| (entry.owner(), state.node))
+}
+
+/// Decides what becomes of a hot page, and does it.
+fn look(watch: &SpinLock<Watch>, frame: Mfn, short: NodeSet) {
+    let mut misses = [0; MAX_NODES];
+    let owner = owner(frame);
+    let mut held = watch.lock();
+    let written = held.source.take(frame, &mut misses);
+    // A frame of EL2's own, or shared: whose it is, is not one VM's affair.
+    let Some((owner, home)) = owner else { return };
+    let page = page(owner);
+    let now = held.interval;
+    let sight = Sight {
+        home,
+        replicas: NodeSet::NONE,
+        misses: &misses,
+        written,
+    };
+    let decision = held.placement.look(page, sight, short, now);
+    drop(held);
+    let running = vm::instance(owner.vm).filter(|instance| !instance.is_ending());
+    let Some(instance) = running else { return };
+    let tally = &instance.numa;
+    for (node, count) in (0..).zip(misses) {
+        let share = if NodeId(node) == home {
+            &tally.local
+        } else {
+            &tally.remote
+        };
+        share.fetch_add(count.into(), Ordering::Relaxed);
+    }
+    match decision {
+        Decision::Migrate(to) => match migrate(&instance, owner.gfn, frame, to) {
+            Ok(()) => {
+                watch.lock().placement.moved(page, now);
+            }
+            Err(why) => tally.leave(why),
+        },
+        Decision::Replicate(_) => tally.leave(left::READ_SHARED),
+        Decision::Leave(why) => tally.leave(reason(why)),
+    }
+}
+
+/// A page's number, of this start of its VM: guest frames are numbered below 2^28.
+fn page(owner: Owner) -> Page {
+    let vm = u64::from(owner.vm.generation) << 16 | u64::from(owner.vm.index);
+    Page((vm & 0x7fff_ffff) << 32 | owner.gfn.0)
+}
+
+const fn reason(why: Stays) -> usize {
+    match why {
+        Stays::NotHot => left::NOT_HOT,
+        Stays::AtHome => left::AT_HOME,
+        Stays::WriteShared => left::WRITE_SHARED,
+        Stays::MovedOften => left::MOVED_OFTEN,
+        Stays::NoMemory => left::NO_MEMORY,
+    }
+}
+
+/// Moves a page; why not, where it stays.
+fn migrate(instance: &Instance, gfn: Gfn, from: Mfn, to: NodeId) -> Result<(), usize> {
+    let owner = Owner {
+        vm: instance.id,
+        gfn,
+    };
+    let new = Metal.allocate_local(to, 0, Purpose::Private(owner));
+    let new = new.ok_or(left::NO_MEMORY)?;
+    match instance.space.migrate(gfn, from, new) {
+        Moved::Done => {
+            instance.numa.moved.fetch_add(1, Ordering::Relaxed);
+            if let Some(watch) = WATCH.get() {
+                // What was counted there before was another page's.
+                watch.lock().source.take(new, &mut []);
+            }
+            Ok(())
+        }
+        Moved::Gone => Err(left::GONE),
+        Moved::Held => Err(left::HELD),
+    }
+}
+
+/// All of a VM's memory is to move to a node, in pieces.
+pub fn move_vm(instance: &Instance, to: NodeId) {
+    let tally = &instance.numa;
+    tally.hand.store(RAM_START.frame().0, Ordering::Relaxed);
+    tally.wanted.store(u64::from(to.0) + 1, Ordering::Release);
+    housekeeping::request_at(timer::now());
+}
+
+/// Moves some pages of each VM that moves; whether one has more.
+fn move_vms() -> bool {
+    let mut more = false;
+    for vm in vm::all() {
+        let running = vm.instance().filter(|instance| !instance.is_ending());
+        let Some(instance) = running else { continue };
+        let wanted = instance.numa.wanted.load(Ordering::Acquire);
+        if let Some(to) = wanted.checked_sub(1) {
+            more |= move_some(&instance, NodeId(to as u8));
+        }
+    }
+    more
+}
+
+fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
+    let tally = &instance.numa;
+    let from = Gfn(tally.hand.load(Ordering::Relaxed));
+    let mut found = heapless::Vec::<(Gfn, Mfn), MOVED_AT_ONCE>::new();
+    let next = instance.space.visit(from, MOVED_AT_ONCE, |gfn, entry| {
+        if let Backing::Private(frame) = entry.backing
+            && node_of(frame) != Some(to)
+        {
+            // There is room for all that are looked at.
+            let _ = found.push((gfn, frame));
+        }
+    });
+    for (gfn, frame) in found {
+        let is_short = short_nodes().contains(to);
+        if is_short {
+            tally.leave(left::NO_MEMORY);
+        } else if let Err(why) = migrate(instance, gfn, frame, to) {
+            tally.leave(why);
+        }
+    }
+    match next {
+        Some(next) => tally.hand.store(next.0, Ordering::Relaxed),
+        None => tally.wanted.store(0, Ordering::Release),
+    }
+    next.is_some()
+}
+
+fn node_of(frame: Mfn) -> Option<NodeId> {
+    let entry = host::get().map.entry(frame)?;
+    Some(entry.state().node)
+}
+
+/// Where a VM's memory is, and what became of its pages. The guest runs on: what moves meanwhile
+/// counts once.
+pub fn status(instance: &Instance) -> NumaStatus {
+    let tally = &instance.numa;
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let mut status = NumaStatus {
+        name: instance.vm_name(),
+        memory: [0; 8],
+        moved: load(&tally.moved),
+        local: load(&tally.local),
+        remote: load(&tally.remote),
+        left: [0; NUMA_LEFT_COUNT],
+        moving: u64::from(load(&tally.wanted) != 0),
+        counts: u64::from(WATCH.get().is_some()),
+    };
+    for (sum, counter) in status.left.iter_mut().zip(&tally.left) {
+        *sum = load(counter);
+    }
+    let mut from = Some(RAM_START.frame());
+    while let Some(at) = from {
+        from = instance.space.visit(at, 512, |_, entry| {
+            let node = entry.frame().and_then(node_of);
+            let memory = node.and_then(|node| status.memory.get_mut(usize::from(node.0)));
+            if let Some(memory) = memory {
+                *memory += FRAME_SIZE;
+            }
+        });
+    }
+    status
+}

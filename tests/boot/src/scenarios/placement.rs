@@ -1,0 +1,79 @@
+//! Pages go where they are used, on a machine that counts misses.
+
+use super::kernels::powered_off;
+use crate::{
+    Outcome, because,
+    machine::Hardware,
+    scenario::{Scenario, Stage},
+    vm::Vm,
+};
+use std::{fs, path::Path};
+
+/// Lines of memory that the guest goes through: 2 MiB, twice a cache.
+const LINES: u64 = 32_768;
+
+pub fn scenarios() -> Vec<Scenario> {
+    vec![moves(), stays()]
+}
+
+/// One vCPU uses what the other one, on another node, has filled: all of it moves to that node,
+/// and every word is as it was.
+fn moves() -> Scenario {
+    run("placement/moves", None).check(|stage| {
+        let (first, last) = (remote(stage, 0)?, remote(stage, 1)?);
+        if first >= LINES * 9 / 10 && last <= LINES / 20 {
+            Ok(())
+        } else {
+            Err(format!(
+                "remote misses: {first} at first, {last} at last, of {LINES}"
+            ))
+        }
+    })
+}
+
+/// The same where nothing is to move.
+fn stays() -> Scenario {
+    run("placement/stays", Some("numa=off")).check(|stage| {
+        let last = remote(stage, 1)?;
+        if last >= LINES * 9 / 10 {
+            Ok(())
+        } else {
+            Err(format!("remote misses: {last} at last, of {LINES}"))
+        }
+    })
+}
+
+fn run(name: &str, append: Option<&str>) -> Scenario {
+    let vm = Vm::bare("guest", "placement", "kib=2048 passes=200").cpus(2);
+    let mut hardware = Hardware::new(2, "1G").nodes(2).option("--flash");
+    if let Some(append) = append {
+        hardware = hardware.option("--append").option(append);
+    }
+    Scenario::new(name, hardware, vec![vm])
+        .prepare(results)
+        .expect("guest", "underpin-guest: placement ok", 240)
+        .check(|stage| powered_off(stage, "guest"))
+}
+
+fn results(directory: &Path) -> Outcome<Vec<String>> {
+    let file = directory.join("results.csv").display().to_string();
+    Ok(vec!["--results".to_owned(), file])
+}
+
+/// Misses on remote memory that all CPUs had in a region.
+fn remote(stage: &Stage, region: u64) -> Outcome<u64> {
+    let file = stage.directory.join("results.csv");
+    let text = fs::read_to_string(file).map_err(because("cannot read the results"))?;
+    let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let header = lines.next().ok_or("there are no results")?;
+    let at = header.iter().position(|title| *title == "data_remote");
+    let at = at.ok_or("the results have no column data_remote")?;
+    let of_region = lines.filter(|line| line.first() == Some(&region.to_string().as_str()));
+    let misses: Vec<u64> = of_region
+        .filter_map(|line| line.get(at)?.parse().ok())
+        .collect();
+    if misses.is_empty() {
+        return Err(format!("region {region} has no results"));
+    }
+    Ok(misses.iter().sum())
+}
