@@ -26,7 +26,7 @@ use model_pmap::Backing;
 /// How often hot pages are looked at: 2 ms.
 const EVERY_NS: u64 = 2_000_000;
 /// Hot pages that are looked at in one go, so that nobody waits long for the CPU that does it.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 128;
 /// Guest frames that are looked at in one go while all of a VM moves.
 const MOVED_AT_ONCE: usize = 64;
 /// Sets of [`WAYS`] pages that are remembered.

@@ -19,7 +19,8 @@ pub fn scenarios() -> Vec<Scenario> {
 /// One vCPU uses what the other one, on another node, has filled: all of it moves to that node,
 /// and every word is as it was.
 fn moves() -> Scenario {
-    run("placement/moves", None).check(|stage| {
+    let scenario = run("placement/moves", None, 1500).slow();
+    scenario.check(|stage| {
         let (first, last) = (remote(stage, 0)?, remote(stage, 1)?);
         if first >= LINES * 9 / 10 && last <= LINES / 20 {
             Ok(())
@@ -33,7 +34,7 @@ fn moves() -> Scenario {
 
 /// The same where nothing is to move.
 fn stays() -> Scenario {
-    run("placement/stays", Some("numa=off")).check(|stage| {
+    run("placement/stays", Some("numa=off"), 8).check(|stage| {
         let last = remote(stage, 1)?;
         if last >= LINES * 9 / 10 {
             Ok(())
@@ -43,15 +44,16 @@ fn stays() -> Scenario {
     })
 }
 
-fn run(name: &str, append: Option<&str>) -> Scenario {
-    let vm = Vm::bare("guest", "placement", "kib=2048 passes=200").cpus(2);
+fn run(name: &str, append: Option<&str>, passes: u32) -> Scenario {
+    let args = format!("kib=2048 passes={passes}");
+    let vm = Vm::bare("guest", "placement", &args).cpus(2);
     let mut hardware = Hardware::new(2, "1G").nodes(2).option("--flash");
     if let Some(append) = append {
         hardware = hardware.option("--append").option(append);
     }
     Scenario::new(name, hardware, vec![vm])
         .prepare(results)
-        .expect("guest", "underpin-guest: placement ok", 240)
+        .expect("guest", "underpin-guest: placement ok", 600)
         .check(|stage| powered_off(stage, "guest"))
 }
 
