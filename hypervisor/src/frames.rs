@@ -258,6 +258,23 @@ impl Frames for Metal {
         free(first, order);
     }
 
+    fn free_each(&self, frames: &[Mfn]) {
+        let mut rest = frames;
+        while let Some((first, others)) = rest.split_first() {
+            let node = self.map().entry(*first).map(|entry| entry.state().node);
+            let freed = node.and_then(|node| {
+                with_pool(node, |pool| pool.free_each(self.map(), rest)).filter(|freed| *freed > 0)
+            });
+            rest = if let Some(freed) = freed {
+                rest.get(freed..).unwrap_or_default()
+            } else {
+                // It says why.
+                free(*first, 0);
+                others
+            };
+        }
+    }
+
     fn free_reserved(&self, first: Mfn, owner: Owner) {
         let node = self
             .map()

@@ -16,7 +16,8 @@ use model_frame_table::{
 };
 use model_pmap::Why;
 use model_sharing::{
-    ACCOUNTS, Accounts, Clock, Expect, Ground, Index, NotJoined, Record, RecordId, STRIPES, Slab,
+    ACCOUNTS, Accounts, Clock, Expect, Ground, Index, Link, NotJoined, Record, RecordId, STRIPES,
+    Slab,
 };
 use xxhash_rust::xxh64::Xxh64;
 
@@ -481,7 +482,11 @@ impl Ground for Metal {
         host::get().preference.from(near).iter().find_map(|&node| {
             let slab = SLABS.get(usize::from(node.0))?;
             let id = slab.lock().take(&mut RecordFrames(node))?;
-            Record { user, next: None }.write(&mut RecordFrames(node), id);
+            Record {
+                user,
+                next: Link::Nobody,
+            }
+            .write(&mut RecordFrames(node), id);
             Some(id)
         })
     }
@@ -498,7 +503,7 @@ impl Ground for Metal {
         Record::read(&RecordFrames(NodeId(0)), record)
     }
 
-    fn set_next(&self, record: RecordId, next: Option<RecordId>) {
+    fn set_next(&self, record: RecordId, next: Link) {
         Record::set_next(&mut RecordFrames(NodeId(0)), record, next);
     }
 

@@ -186,11 +186,7 @@ impl CowDisk {
         let (block, whole) = (at / FRAME_SIZE, len == FRAME_SIZE);
         let plan = self.overlay.prepare_write(&mut self.memory, block, whole)?;
         let frame = match plan {
-            WritePlan::InPlace(old) => {
-                let frame = self.own(block, old)?;
-                copy(frame, at % FRAME_SIZE)?;
-                frame
-            }
+            WritePlan::InPlace(old) => self.rewrite((at, whole), old, copy)?,
             WritePlan::New(new) => {
                 let frame = new.frame();
                 let filled = match new.fill() {
@@ -239,16 +235,27 @@ impl CowDisk {
         true
     }
 
-    /// The frame of `block`, to be written: `old`, or another one where others use that. It holds
-    /// what the block holds, for a write may fail.
-    fn own(&mut self, block: u64, old: Mfn) -> Result<Mfn, OverlayError> {
+    /// Writes into the frame `old` of the block at `at`, a whole one or a part, or into another frame
+    /// where others use that: the block gets it once it holds all, for a write may fail.
+    fn rewrite(
+        &mut self,
+        (at, whole): (u64, bool),
+        old: Mfn,
+        copy: impl FnOnce(Mfn, u64) -> Result<(), OverlayError>,
+    ) -> Result<Mfn, OverlayError> {
         if self.memory.claim(old) {
-            return Ok(old);
+            return copy(old, at % FRAME_SIZE).map(|()| old);
         }
         let new = self.memory.allocate_frame().ok_or(OverlayError::NoMemory)?;
-        frames::ram(new, 1).copy_from(0, frames::ram(old, 1), 0, FRAME_SIZE as usize);
+        if !whole {
+            frames::ram(new, 1).copy_from(0, frames::ram(old, 1), 0, FRAME_SIZE as usize);
+        }
+        if let Err(error) = copy(new, at % FRAME_SIZE) {
+            self.memory.free_frame(new);
+            return Err(error);
+        }
         // The block has an entry: this needs no memory.
-        self.overlay.put(&mut self.memory, block, new)?;
+        self.overlay.put(&mut self.memory, at / FRAME_SIZE, new)?;
         self.memory.free_frame(old);
         Ok(new)
     }

@@ -59,3 +59,29 @@ frame_copy:
     cmp     x0, x2
     b.ne    1b
     ret
+
+// frame_equal(x0, x1): whether two frames hold the same, 1 or 0.
+    .global frame_equal
+frame_equal:
+    add     x2, x0, #4096
+1:  ldp     x3, x4, [x0], #64
+    ldp     x5, x6, [x0, #-48]
+    ldp     x7, x8, [x0, #-32]
+    ldp     x9, x10, [x0, #-16]
+    ldp     x11, x12, [x1], #64
+    ldp     x13, x14, [x1, #-48]
+    cmp     x3, x11
+    ccmp    x4, x12, #0, eq
+    ccmp    x5, x13, #0, eq
+    ccmp    x6, x14, #0, eq
+    ldp     x11, x12, [x1, #-32]
+    ldp     x13, x14, [x1, #-16]
+    ccmp    x7, x11, #0, eq
+    ccmp    x8, x12, #0, eq
+    ccmp    x9, x13, #0, eq
+    ccmp    x10, x14, #0, eq
+    b.ne    2f
+    cmp     x0, x2
+    b.ne    1b
+2:  cset    w0, eq
+    ret

@@ -3,7 +3,7 @@
 //! Guests and devices may write the same bytes at the same time. Such races tear values, which
 //! the callers expect: what a guest says is an allegation, read once and checked afterwards.
 
-use core::arch::{asm, global_asm};
+use core::arch::global_asm;
 use core::ptr;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use model_addr::{FRAME_SIZE, Mfn, Pa};
@@ -13,6 +13,7 @@ global_asm!(include_str!("frames.S"));
 unsafe extern "C" {
     fn frame_zero_clean(start: u64, frames: u64);
     fn frame_copy(to: *mut u8, from: *const u8);
+    fn frame_equal(one: *const u8, two: *const u8) -> bool;
 }
 
 const FRAME: usize = FRAME_SIZE as usize;
@@ -106,33 +107,10 @@ impl Ram {
 
     /// Whether the first frame of both runs holds the same.
     pub fn equals(self, other: Ram) -> bool {
-        let (mut one, mut two) = (self.pointer(0, FRAME), other.pointer(0, FRAME));
-        let end = one.wrapping_add(FRAME);
-        while one != end {
-            let differ: u64;
-            // SAFETY: both are RAM for a frame (checked); loads change nothing, and what somebody
-            // else stores meanwhile is seen or not.
-            unsafe {
-                asm!(
-                    "ldp {a}, {b}, [{one}], #16",
-                    "ldp {c}, {d}, [{two}], #16",
-                    "eor {a}, {a}, {c}",
-                    "eor {b}, {b}, {d}",
-                    "orr {a}, {a}, {b}",
-                    one = inout(reg) one,
-                    two = inout(reg) two,
-                    a = out(reg) differ,
-                    b = out(reg) _,
-                    c = out(reg) _,
-                    d = out(reg) _,
-                    options(nostack, readonly, preserves_flags)
-                );
-            }
-            if differ != 0 {
-                return false;
-            }
-        }
-        true
+        let (one, two) = (self.pointer(0, FRAME), other.pointer(0, FRAME));
+        // SAFETY: both are RAM for a frame (checked); loads change nothing, and what somebody else
+        // stores meanwhile is seen or not.
+        unsafe { frame_equal(one, two) }
     }
 
     /// Fills a part with zeroes.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use model_addr::{FRAME_SIZE, Mfn, NodeId};
 use model_address_space::Frames;
 use model_frame_table::{MemoryMap, Owner};
-use model_sharing::{Accounts, Expect, Ground, Index, Record, RecordId, STRIPES, Slab, join};
+use model_sharing::{Accounts, Expect, Ground, Index, Link, Record, RecordId, STRIPES, Slab, join};
 
 use crate::frames::bad;
 use crate::{FakeFrames, FakeTables};
@@ -109,7 +109,11 @@ impl Ground for FakeFrames {
         }
         let (slab, tables) = &mut *self.sharing.slab();
         let id = slab.take(tables)?;
-        Record { user, next: None }.write(tables, id);
+        Record {
+            user,
+            next: Link::Nobody,
+        }
+        .write(tables, id);
         Some(id)
     }
 
@@ -122,7 +126,7 @@ impl Ground for FakeFrames {
         Record::read(&self.sharing.slab().1, record)
     }
 
-    fn set_next(&self, record: RecordId, next: Option<RecordId>) {
+    fn set_next(&self, record: RecordId, next: Link) {
         Record::set_next(&mut self.sharing.slab().1, record, next);
     }
 

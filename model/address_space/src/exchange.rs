@@ -25,6 +25,13 @@ pub enum Gets {
     Alone(Why),
 }
 
+impl Gets {
+    /// Whether a page with this entry has it.
+    fn is_at(&self, entry: Entry) -> bool {
+        !matches!(self, Self::Frame(frame) if entry.backing != Backing::Shared(*frame))
+    }
+}
+
 /// Gives back what was behind a guest frame. No TLB knows it any more.
 pub(crate) fn give_back(frames: &impl Frames, vm: VmId, gfn: Gfn, entry: Entry) {
     match entry.backing {
@@ -48,71 +55,73 @@ impl<T: Translation> Maps<T> {
         pages: &[(Gfn, Gets)],
         frames: &impl Frames,
     ) -> u64 {
-        let mut before = [Entry::default(); EXCHANGE_MAX];
-        let mut debt = FlushDebt::none();
-        let mut done = 0;
-        for (n, ((gfn, gets), before)) in pages.iter().zip(&mut before).enumerate() {
-            match self.prepare(ram, *gfn, *gets, frames) {
+        let mut before = heapless::Vec::<Entry, EXCHANGE_MAX>::new();
+        let (mut debt, mut done) = (FlushDebt::none(), 0);
+        let (mut split, mut seen, mut is_twice) = (None, 0, false);
+        for (n, (gfn, gets)) in pages.iter().take(EXCHANGE_MAX).enumerate() {
+            let bit = 1_u64 << (gfn.0 % 64);
+            is_twice |= seen & bit != 0;
+            seen |= bit;
+            let old = match self.prepare(ram, (*gfn, gets), &mut split, frames) {
                 Some((old, owed)) => {
                     debt = debt.and(owed);
-                    *before = old;
                     done |= 1 << n;
+                    old
                 }
-                None => abandon(ram.vm, *gfn, *gets, frames),
-            }
+                None => {
+                    abandon(ram.vm, *gfn, gets, frames);
+                    Entry::default()
+                }
+            };
+            let _ = before.push(old);
         }
         if !debt.is_none() {
             self.events.flushes += 1;
         }
         debt.pay(|what| self.tables.invalidate(what));
-        for (n, ((gfn, gets), before)) in pages.iter().zip(before).enumerate() {
-            if done & 1 << n != 0 {
-                self.settle(ram.vm, *gfn, *gets, before, frames);
+        let mut freed = heapless::Vec::<Mfn, EXCHANGE_MAX>::new();
+        for (n, ((gfn, gets), before)) in pages.iter().zip(&before).enumerate() {
+            // A guest may name a page twice: what it got last counts.
+            let is_last = || !is_twice || gets.is_at(self.entry(*gfn));
+            let is_done = done & 1 << n != 0;
+            if !is_done || !self.settle(*gfn, gets, (before, is_last()), frames) {
+                continue;
+            }
+            match before.backing {
+                Backing::Private(frame) => {
+                    let _ = freed.push(frame);
+                }
+                _ => give_back(frames, ram.vm, *gfn, *before),
             }
         }
+        frames.free_each(&freed);
         done
     }
 
-    /// Changes the maps for one page; what was there and what is owed, `None` where it stays.
+    /// Changes the maps for one page; what was there and what is owed, `None` where it stays. The
+    /// region that was looked at last is one of pages, and is not looked at again.
     fn prepare<B: AsRef<[u8]>>(
         &mut self,
         ram: &GuestRam<B>,
-        gfn: Gfn,
-        gets: Gets,
+        (gfn, gets): (Gfn, &Gets),
+        split: &mut Option<Gfn>,
         frames: &impl Frames,
     ) -> Option<(Entry, FlushDebt)> {
-        let survey = self.pmap.survey(&self.tables, gfn).ok()?;
-        let old = survey.entry;
-        if survey.region.block().is_some() && !matches!(gets, Gets::Alone(_)) {
-            if ram.policy.keep_blocks {
-                self.set_why(gfn, old, Why::KeptBlock);
-                return None;
-            }
-            self.split(gfn);
+        if let Gets::Alone(why) = gets {
+            self.set_why(gfn, self.entry(gfn), *why);
+            return None;
         }
-        let user = Owner { vm: ram.vm, gfn };
+        let region = gfn.align_down(REGION_FRAMES);
+        if *split != Some(region) && !self.split_block(ram, gfn) {
+            return None;
+        }
+        *split = Some(region);
         let new = match gets {
-            Gets::Frame(frame) => Entry::shared(frame),
-            Gets::Zeroes => Entry::default(),
-            Gets::Own | Gets::Block(_) => {
-                let Backing::Private(frame) = old.backing else {
-                    return None;
-                };
-                let published = match gets {
-                    Gets::Block(key) => frames.publish_block(frame, user, key),
-                    _ => frames.publish(frame, user),
-                };
-                if !published {
-                    return None;
-                }
-                Entry::shared(frame)
-            }
-            Gets::Alone(why) => {
-                self.set_why(gfn, old, why);
-                return None;
-            }
+            Gets::Frame(frame) => Entry::shared(*frame),
+            Gets::Own | Gets::Block(_) => self.publish(ram.vm, gfn, gets, frames)?,
+            Gets::Zeroes | Gets::Alone(_) => Entry::default(),
         };
-        self.pmap.set_run(&mut self.tables, gfn, 1, new).ok()?;
+        let old = self.pmap.replace(&mut self.tables, gfn, new).ok()?;
         let ipa = gfn.address();
         let owed = match gets {
             Gets::Own | Gets::Block(_) => {
@@ -124,27 +133,62 @@ impl<T: Translation> Maps<T> {
         Some((old, owed))
     }
 
-    /// The debt is paid: shows the page, and gives back what it had.
-    fn settle(&mut self, vm: VmId, gfn: Gfn, gets: Gets, before: Entry, frames: &impl Frames) {
+    /// Lets others use the page's own frame; what the page has then, `None` where it stays alone.
+    fn publish(&self, vm: VmId, gfn: Gfn, gets: &Gets, frames: &impl Frames) -> Option<Entry> {
+        let Backing::Private(frame) = self.entry(gfn).backing else {
+            return None;
+        };
+        let user = Owner { vm, gfn };
+        let published = match gets {
+            Gets::Block(key) => frames.publish_block(frame, user, *key),
+            _ => frames.publish(frame, user),
+        };
+        published.then_some(Entry::shared(frame))
+    }
+
+    /// Makes a region that is one block one of pages; `false` where it is to stay whole.
+    fn split_block<B: AsRef<[u8]>>(&mut self, ram: &GuestRam<B>, gfn: Gfn) -> bool {
+        if self.pmap.region(&self.tables, gfn).block().is_none() {
+            return true;
+        }
+        if ram.policy.keep_blocks {
+            self.set_why(gfn, self.entry(gfn), Why::KeptBlock);
+            return false;
+        }
+        self.split(gfn);
+        true
+    }
+
+    /// The debt is paid: shows the page, unless it got something else since; whether what it had
+    /// goes back.
+    fn settle(
+        &mut self,
+        gfn: Gfn,
+        gets: &Gets,
+        (before, is_last): (&Entry, bool),
+        frames: &impl Frames,
+    ) -> bool {
         match gets {
             Gets::Frame(frame) => {
                 self.events.exchanged += 1;
-                // A guest may name a page twice: what it got last counts.
-                if self.entry(gfn).backing == Backing::Shared(frame) {
-                    self.show_shared(gfn, frame);
+                if is_last {
+                    self.show_shared(gfn, *frame);
                 }
+                true
             }
-            Gets::Zeroes => self.events.zeroed += 1,
+            Gets::Zeroes => {
+                self.events.zeroed += 1;
+                true
+            }
             Gets::Own | Gets::Block(_) => {
                 self.events.entered += 1;
                 if let Some(frame) = before.frame() {
                     frames.enlist(frame);
                 }
-                return;
+                false
             }
-            Gets::Alone(_) => return,
+            Gets::Alone(_) => false,
         }
-        give_back(frames, vm, gfn, before);
     }
 
     /// Notes why a private page is the guest's alone.
@@ -227,10 +271,17 @@ impl<T: Translation> Maps<T> {
         }
         self.take_out(first, count);
         let mut had = 0;
-        for (n, entry) in (0..count).zip(before) {
+        let mut freed = heapless::Vec::<Mfn, EXCHANGE_MAX>::new();
+        for (n, entry) in (0..count).zip(&before) {
             had += u64::from(entry.frame().is_some());
-            give_back(frames, vm, first.add(n), entry);
+            match entry.backing {
+                Backing::Private(frame) => {
+                    let _ = freed.push(frame);
+                }
+                _ => give_back(frames, vm, first.add(n), *entry),
+            }
         }
+        frames.free_each(&freed);
         had
     }
 
@@ -244,8 +295,8 @@ impl<T: Translation> Maps<T> {
 }
 
 /// A page that stays as it is leaves the frame that it had joined.
-fn abandon(vm: VmId, gfn: Gfn, gets: Gets, frames: &impl Frames) {
+fn abandon(vm: VmId, gfn: Gfn, gets: &Gets, frames: &impl Frames) {
     if let Gets::Frame(frame) = gets {
-        frames.leave(frame, Owner { vm, gfn });
+        frames.leave(*frame, Owner { vm, gfn });
     }
 }

@@ -77,6 +77,10 @@ pub trait Frames {
     fn allocate_local(&self, home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn>;
     /// Gives 2^`order` private frames back.
     fn free(&self, first: Mfn, order: u8);
+    /// Gives single private frames back; those that follow each other cost less.
+    fn free_each(&self, frames: &[Mfn]) {
+        frames.iter().for_each(|frame| self.free(*frame, 0));
+    }
     /// Gives back what is still reserved for `owner` and those after it, of the 2 MiB from `first`.
     fn free_reserved(&self, first: Mfn, owner: Owner);
     /// Fills frames with zeroes that a guest sees whether its caches are on or off.

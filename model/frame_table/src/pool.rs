@@ -266,6 +266,26 @@ impl Pool {
         Ok(())
     }
 
+    /// Takes back guests' frames as [`Self::free`] does, aligned runs of up to [`CHUNK_FRAMES`] of
+    /// them together: their lists change once for all. How many of the first ones were taken back:
+    /// it stops at one that is refused.
+    pub fn free_each(&mut self, map: &MemoryMap<'_>, frames: &[Mfn]) -> usize {
+        let mut freed = 0;
+        while let Some((first, others)) = frames.get(freed..).and_then(<[Mfn]>::split_first) {
+            let aligned = first.0.trailing_zeros().min(CHUNK_ORDER.into());
+            let follows = |(n, frame): &(u64, &Mfn)| **frame == first.add(*n);
+            let following = (1..1 << aligned).zip(others).take_while(follows).count();
+            let order = (following as u32 + 1).ilog2() as u8;
+            // One of a run may be refused that the others are not.
+            let taken = (0..=order)
+                .rev()
+                .find(|order| self.free(map, *first, *order).is_ok());
+            let Some(order) = taken else { break };
+            freed += 1 << order;
+        }
+        freed
+    }
+
     /// Takes back those chunks of the `count` frames from `first`, the first of a chunk, that are
     /// still reserved for `owner` and the guest frames after it; returns how many frames.
     pub fn free_reserved(

@@ -371,6 +371,32 @@ impl Pmap {
         Ok(())
     }
 
+    /// Sets one guest frame to `entry`; what it was. It is [`Self::lookup`] and [`Self::set_run`] in
+    /// one walk.
+    ///
+    /// # Errors
+    /// As [`Self::set_run`].
+    pub fn replace(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+        entry: Entry,
+    ) -> Result<Entry, PmapError> {
+        self.check_run(gfn, 1)?;
+        let slot = self.add_region_table(memory, gfn)?;
+        let leaf = self.add_leaf(memory, slot)?;
+        let (at, new) = (index(gfn), entry.encode());
+        let old = memory.read(leaf, at);
+        memory.write(leaf, at, new);
+        let mut region = slot.region(memory);
+        self.leave(&mut region, at, old);
+        self.counts[(new & KIND) as usize] += 1;
+        region.in_place += region.counts(at, new);
+        region.mixed |= new & KIND != PRIVATE;
+        slot.set_region(memory, region);
+        Ok(Entry::decode(old))
+    }
+
     /// Leaves nothing behind `count` guest frames from `gfn` on, of one region: those that had
     /// something read as zeroes. What was there is the caller's; that they are not to be shared
     /// stays.

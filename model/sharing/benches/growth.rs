@@ -14,8 +14,8 @@ use model_frame_table::{
     CacheKey, FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose,
 };
 use model_sharing::{
-    Accounts, Expect, Ground, Index, MAX_USERS, Record, RecordId, Slab, claim, evict, join, leave,
-    publish,
+    Accounts, Expect, Ground, Index, Link, MAX_USERS, Record, RecordId, Slab, claim, evict, join,
+    leave, publish,
 };
 
 const KEY: CacheKey = CacheKey {
@@ -90,7 +90,11 @@ impl Ground for Machine<'_> {
     fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
         let (slab, tables) = &mut *self.slab.borrow_mut();
         let id = slab.take(tables)?;
-        Record { user, next: None }.write(tables, id);
+        Record {
+            user,
+            next: Link::Nobody,
+        }
+        .write(tables, id);
         Some(id)
     }
 
@@ -103,7 +107,7 @@ impl Ground for Machine<'_> {
         Record::read(&self.slab.borrow().1, record)
     }
 
-    fn set_next(&self, record: RecordId, next: Option<RecordId>) {
+    fn set_next(&self, record: RecordId, next: Link) {
         Record::set_next(&mut self.slab.borrow_mut().1, record, next);
     }
 

@@ -7,7 +7,7 @@ use model_frame_table::{
     CacheKey, Chain, Event, FrameEntry, FrameState, LockedFrame, Origin, Owner, Refused, Use,
 };
 
-use crate::{Ground, RecordId};
+use crate::{Ground, Link, RecordId};
 
 /// The most users that a frame has: what one of them does costs all of them a little.
 pub const MAX_USERS: u32 = 64;
@@ -71,7 +71,7 @@ pub enum NotJoined {
     OtherGroup,
     /// It has [`MAX_USERS`] users.
     Full,
-    /// There is no memory for one more record.
+    /// There is no memory for a record of one more user.
     NoMemory,
 }
 
@@ -110,22 +110,34 @@ pub fn join(
     expect: Expect,
 ) -> Result<Joined, NotJoined> {
     let entry = ground.map().entry(frame).ok_or(NotJoined::Gone)?;
-    let near = entry.state().node;
-    let record = ground.take_record(near, user).ok_or(NotJoined::NoMemory)?;
-    let joined = join_with(ground, entry, record, user, expect);
-    if joined.is_err() {
+    let mut record = None;
+    let joined = loop {
+        // Only where there are others: whoever is alone needs none.
+        let state = entry.state();
+        if record.is_none() && state.usage == Use::Shared {
+            let taken = ground.take_record(state.node, user);
+            record = Some(taken.ok_or(NotJoined::NoMemory)?);
+        }
+        match join_with(ground, entry, &mut record, user, expect) {
+            Ok(None) => {}
+            Ok(Some(joined)) => break Ok(joined),
+            Err(refused) => break Err(refused),
+        }
+    };
+    if let Some(record) = record {
         ground.give_record(record);
     }
     joined
 }
 
+/// [`join`] with a record, if there is one; `None` where one is needed.
 fn join_with(
     ground: &impl Ground,
     entry: &FrameEntry,
-    record: RecordId,
+    record: &mut Option<RecordId>,
     user: Owner,
     expect: Expect,
-) -> Result<Joined, NotJoined> {
+) -> Result<Option<Joined>, NotJoined> {
     let mut frame = entry.lock_shared().ok_or(NotJoined::Gone)?;
     expect.check(&frame)?;
     let before = frame.users();
@@ -133,6 +145,9 @@ fn join_with(
         return Err(NotJoined::Full);
     }
     let revived = frame.state().usage == Use::CachedOnly;
+    if !revived && record.is_none() {
+        return Ok(None);
+    }
     let counted = if revived {
         frame.step(Event::Revive).map(|_| ())
     } else {
@@ -143,16 +158,18 @@ fn join_with(
         ground.accounts().change_cached(-1);
     }
     let users = frame.users();
-    change_all(ground, &frame, before, users);
+    if before > 0 {
+        change_all(ground, &frame, before, users);
+    }
     push(ground, &mut frame, record, user);
-    Ok(Joined { users, revived })
+    Ok(Some(Joined { users, revived }))
 }
 
 /// Makes a private frame of `user` a shared one with it as the only user: nobody may write it any
 /// more, and `key` says what is known of it.
 ///
 /// # Errors
-/// [`NotJoined::Gone`] where the frame is not the user's private one, [`NotJoined::NoMemory`].
+/// [`NotJoined::Gone`] where the frame is not the user's private one.
 pub fn publish(
     ground: &impl Ground,
     frame: Mfn,
@@ -160,30 +177,14 @@ pub fn publish(
     key: CacheKey,
 ) -> Result<(), NotJoined> {
     let entry = ground.map().entry(frame).ok_or(NotJoined::Gone)?;
-    let near = entry.state().node;
-    let record = ground.take_record(near, user).ok_or(NotJoined::NoMemory)?;
-    let published = publish_with(ground, entry, record, user, key);
-    if published.is_err() {
-        ground.give_record(record);
-    }
-    published
-}
-
-fn publish_with(
-    ground: &impl Ground,
-    entry: &FrameEntry,
-    record: RecordId,
-    user: Owner,
-    key: CacheKey,
-) -> Result<(), NotJoined> {
     let mut frame = entry.lock().ok_or(NotJoined::Gone)?;
     let is_users = frame.state().usage == Use::Private && frame.owner() == user;
     if !is_users || frame.step(Event::Share).is_err() {
         return Err(NotJoined::Gone);
     }
     frame.set_cache_key(key);
-    frame.set_first_record(RecordId::encode(None));
-    push(ground, &mut frame, record, user);
+    frame.set_first_record(Link::Nobody.encode());
+    push(ground, &mut frame, &mut None, user);
     Ok(())
 }
 
@@ -194,7 +195,7 @@ fn publish_with(
 /// It needs neither the user's pmap nor its VM: it may be called long after the mapping was gone.
 pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Option<Left> {
     let mut locked = ground.map().entry(frame)?.lock_shared()?;
-    let record = take_out(ground, &mut locked, user)?;
+    let record = take_out(ground, &mut locked, user).ok()?;
     let is_image = locked.state().origin == Origin::Image;
     let left = match locked.users() {
         0 if is_image || keep && locked.cache_key().disk != 0 => Left::Kept,
@@ -205,7 +206,9 @@ pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Optio
         ground.accounts().change_cached(1);
     }
     drop(locked);
-    ground.give_record(record);
+    if let Some(record) = record {
+        ground.give_record(record);
+    }
     // Where somebody found it before it left the index, it is used again.
     if left == Left::Freed && !evict(ground, frame) {
         return Some(Left::Kept);
@@ -232,14 +235,12 @@ pub fn claim(ground: &impl Ground, frame: Mfn, user: Owner) -> bool {
 
 fn claim_unindexed(ground: &impl Ground, entry: &FrameEntry, user: Owner) -> Result<(), Refused> {
     let mut frame = entry.lock_shared().ok_or(Refused::PoolOnly)?;
-    let record = RecordId::decode(frame.first_record());
-    let record = record.filter(|record| ground.record(*record).user == user);
-    let record = record.ok_or(Refused::References(frame.state().references))?;
+    if Link::decode(frame.first_record()) != Link::Last(user) {
+        return Err(Refused::References(frame.state().references));
+    }
     frame.step(Event::Claim)?;
     frame.set_owner(user);
     ground.accounts().change(user, 1, 0);
-    drop(frame);
-    ground.give_record(record);
     Ok(())
 }
 
@@ -297,12 +298,20 @@ pub fn users(ground: &impl Ground, frame: Mfn, each: impl FnMut(Owner)) {
 }
 
 fn for_each(ground: &impl Ground, frame: &LockedFrame<'_>, mut each: impl FnMut(Owner)) {
-    let mut next = RecordId::decode(frame.first_record());
+    let mut link = Link::decode(frame.first_record());
     for _ in 0..MAX_USERS {
-        let Some(id) = next else { break };
-        let record = ground.record(id);
-        each(record.user);
-        next = record.next;
+        match link {
+            Link::Nobody => break,
+            Link::Last(user) => {
+                each(user);
+                break;
+            }
+            Link::Record(id) => {
+                let record = ground.record(id);
+                each(record.user);
+                link = record.next;
+            }
+        }
     }
 }
 
@@ -313,33 +322,75 @@ fn change_all(ground: &impl Ground, frame: &LockedFrame<'_>, before: u32, after:
     });
 }
 
-/// Puts the record of a new user into the frame's list.
-fn push(ground: &impl Ground, frame: &mut LockedFrame<'_>, record: RecordId, user: Owner) {
-    ground.set_next(record, RecordId::decode(frame.first_record()));
-    frame.set_first_record(RecordId::encode(Some(record)));
+/// Puts a new user into the frame's list; takes the record where others are there.
+fn push(
+    ground: &impl Ground,
+    frame: &mut LockedFrame<'_>,
+    record: &mut Option<RecordId>,
+    user: Owner,
+) {
+    let link = match (Link::decode(frame.first_record()), record.take()) {
+        (Link::Nobody, unused) => {
+            *record = unused;
+            Link::Last(user)
+        }
+        (_, None) => return,
+        (first, Some(record)) => {
+            ground.set_next(record, first);
+            Link::Record(record)
+        }
+    };
+    frame.set_first_record(link.encode());
     frame.set_recent(true);
     ground.accounts().change(user, 0, frame.users());
 }
 
-/// Takes a record of `user` out of the frame's list, and a user off its count.
-fn take_out(ground: &impl Ground, frame: &mut LockedFrame<'_>, user: Owner) -> Option<RecordId> {
-    let mut before = None;
-    let mut at = RecordId::decode(frame.first_record())?;
-    let mut steps = 1..MAX_USERS;
-    let mut record = ground.record(at);
-    while record.user != user {
-        steps.next()?;
-        before = Some(at);
-        at = record.next?;
-        record = ground.record(at);
-    }
+/// Takes `user` out of the frame's list, and off its count; the record that is free now, if
+/// it had one.
+///
+/// # Errors
+/// [`Refused::References`] where it is not there.
+fn take_out(
+    ground: &impl Ground,
+    frame: &mut LockedFrame<'_>,
+    user: Owner,
+) -> Result<Option<RecordId>, Refused> {
+    let absent = Err(Refused::References(frame.state().references));
+    // The records before, the nearer one first.
+    let mut before: [Option<(RecordId, Owner)>; 2] = [None; 2];
+    let mut link = Link::decode(frame.first_record());
+    // What leads to whoever is left, and from where; and the record that goes.
+    let (from, left, gone) = 'found: {
+        for _ in 0..MAX_USERS {
+            match link {
+                Link::Nobody => return absent,
+                Link::Last(last) if last != user => return absent,
+                Link::Last(_) => match before {
+                    [None, _] => break 'found (None, Link::Nobody, None),
+                    // The one before is the last from now on.
+                    [Some((id, new_last)), further] => {
+                        break 'found (further, Link::Last(new_last), Some(id));
+                    }
+                },
+                Link::Record(id) => {
+                    let record = ground.record(id);
+                    if record.user == user {
+                        break 'found (before[0], record.next, Some(id));
+                    }
+                    before = [Some((id, record.user)), before[0]];
+                    link = record.next;
+                }
+            }
+        }
+        return absent;
+    };
     let count = frame.users();
-    let left = frame.drop_reference().ok()?;
-    match before {
-        Some(before) => ground.set_next(before, record.next),
-        None => frame.set_first_record(RecordId::encode(record.next)),
+    let others = frame.drop_reference()?;
+    match from {
+        Some((before, _)) => ground.set_next(before, left),
+        None => frame.set_first_record(left.encode()),
     }
     ground.accounts().change(user, count, 0);
-    change_all(ground, frame, count, left.into());
-    Some(at)
+    change_all(ground, frame, count, others.into());
+    Ok(gone)
 }

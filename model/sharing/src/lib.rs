@@ -13,7 +13,7 @@
 //!                                                          leave (the last one, not kept)
 //!
 //!  frame's entry         records, 16 bytes each, from a slab       accounts, a line per VM slot
-//!  first record ───────► user, next ──► user, next ──► none        users; units: sum of 1/n
+//!  first link ─────────► user, next ──► user, last user            users; units: sum of 1/n
 //!  next by content ─┐
 //!  next by block ───┴──► other frames of the same bucket of the index
 //! ```
@@ -52,7 +52,7 @@ pub use frame::{
     Expect, Joined, Left, MAX_USERS, NotJoined, claim, evict, join, leave, publish, users,
 };
 pub use index::{Bucket, Index, LONGEST_CHAIN, STRIPES};
-pub use record::{Record, RecordId, Slab};
+pub use record::{Link, Record, RecordId, Slab};
 
 /// What sharing stands on: the machine gives it, or a test.
 pub trait Ground {
@@ -66,15 +66,15 @@ pub trait Ground {
     fn lock_stripe(&self, stripe: usize) -> impl Sized;
     /// Word `n`, below 512, of what `frame` holds. It may be anybody's frame meanwhile.
     fn word(&self, frame: Mfn, n: usize) -> u64;
-    /// A record of `user` that nothing follows, as near to `near` as there is one. No frame is
+    /// A record of `user` that nobody follows, as near to `near` as there is one. No frame is
     /// locked. `None` where there is no memory left.
     fn take_record(&self, near: NodeId, user: Owner) -> Option<RecordId>;
     /// Takes back a record; no frame is locked.
     fn give_record(&self, record: RecordId);
     /// A record; the frame that it is of is locked.
     fn record(&self, record: RecordId) -> Record;
-    /// Sets what follows a record; the frame that it is of is locked.
-    fn set_next(&self, record: RecordId, next: Option<RecordId>);
+    /// Sets who follows a record; the frame that it is of is locked.
+    fn set_next(&self, record: RecordId, next: Link);
     /// Gives a frame of EL2's own back to its pool; it is not locked, nor is any other.
     fn free(&self, frame: Mfn);
 }

@@ -16,7 +16,7 @@ pub struct RecordId(NonZeroU64);
 
 impl RecordId {
     fn new(frame: Mfn, number: u64) -> Option<Self> {
-        Self::decode(frame.0 << 8 | number)
+        NonZeroU64::new(frame.0 << 8 | number).map(Self)
     }
 
     /// The frame it lies in, one of those that the slab allocated.
@@ -32,32 +32,53 @@ impl RecordId {
     const fn word(self) -> usize {
         self.number() as usize * 2
     }
+}
 
-    /// A word for one or none.
-    pub const fn encode(record: Option<Self>) -> u64 {
-        match record {
-            Some(record) => record.0.get(),
-            None => 0,
+/// What a frame's entry, or a record, leads to. The last user of a list stands in the link itself: so
+/// a frame with n users takes n - 1 records, and one with a single user none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// No user: the frame is kept.
+    Nobody,
+    /// This user, and nobody after it. Slots of VMs are below 2^15.
+    Last(Owner),
+    /// A record, and who follows it.
+    Record(RecordId),
+}
+
+impl Link {
+    /// The bit that a record's number, of 52 bits, leaves to tell both apart.
+    const LAST: u64 = 1 << 63;
+
+    /// One word; zero for nobody.
+    pub const fn encode(self) -> u64 {
+        match self {
+            Self::Nobody => 0,
+            Self::Last(user) => user.encode() | Self::LAST,
+            Self::Record(record) => record.0.get(),
         }
     }
 
     /// What [`Self::encode`] made the word of.
-    pub const fn decode(word: u64) -> Option<Self> {
+    pub const fn decode(word: u64) -> Self {
+        if word & Self::LAST != 0 {
+            return Self::Last(Owner::decode(word & !Self::LAST));
+        }
         match NonZeroU64::new(word) {
-            Some(word) => Some(Self(word)),
-            None => None,
+            Some(record) => Self::Record(RecordId(record)),
+            None => Self::Nobody,
         }
     }
 }
 
-/// One user of a shared frame. All records of a frame are a list that begins in its entry; the
-/// frame's lock protects them.
+/// A user of a shared frame that is not the last of its list. The list begins in the frame's entry;
+/// the frame's lock protects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The user.
     pub user: Owner,
-    /// The next of the frame's records.
-    pub next: Option<RecordId>,
+    /// Who follows.
+    pub next: Link,
 }
 
 impl Record {
@@ -65,7 +86,7 @@ impl Record {
     pub fn read(memory: &impl TableMemory, id: RecordId) -> Self {
         Self {
             user: Owner::decode(memory.read(id.frame(), id.word())),
-            next: RecordId::decode(memory.read(id.frame(), id.word() + 1)),
+            next: Link::decode(memory.read(id.frame(), id.word() + 1)),
         }
     }
 
@@ -75,9 +96,9 @@ impl Record {
         Self::set_next(memory, id, self.next);
     }
 
-    /// Sets which record follows the one at `id`.
-    pub fn set_next(memory: &mut impl TableMemory, id: RecordId, next: Option<RecordId>) {
-        memory.write(id.frame(), id.word() + 1, RecordId::encode(next));
+    /// Sets who follows the record at `id`.
+    pub fn set_next(memory: &mut impl TableMemory, id: RecordId, next: Link) {
+        memory.write(id.frame(), id.word() + 1, next.encode());
     }
 }
 

@@ -86,7 +86,7 @@ fn a_full_frame_refuses_and_the_accounts_follow() {
         assert_eq!(world.pages.last().unwrap().users.len(), 64);
         world.check();
     }
-    assert_eq!(world.machine.records(), (8 * 64, 3));
+    assert_eq!(world.machine.records(), (8 * 63, 2));
     let half = world.pages.len() / 2;
     for n in 0..64 {
         let page = &world.pages[half];

@@ -6,7 +6,7 @@ mod machine;
 use std::collections::BTreeMap;
 
 use machine::{Tables, user};
-use model_sharing::{Record, Slab};
+use model_sharing::{Link, Record, Slab};
 use proptest::prelude::*;
 
 proptest! {
@@ -33,7 +33,11 @@ proptest! {
                         prop_assert!(full, "records are left");
                         continue;
                     };
-                    let next = known.keys().next_back().copied();
+                    let next = match (stamp % 3, known.keys().next_back()) {
+                        (0, _) => Link::Last(user(2, stamp)),
+                        (_, Some(id)) => Link::Record(*id),
+                        (_, None) => Link::Nobody,
+                    };
                     let record = Record { user: user(1, stamp), next };
                     record.write(&mut tables, id);
                     prop_assert!(known.insert(id, record).is_none(), "given twice");

@@ -84,6 +84,7 @@ impl Stage2 {
             Entry::Table(table) => {
                 only_leaves(memory, table, size)?;
                 self.tables -= 1;
+                self.last.set(None);
                 (Invalidation::All, Some(table))
             }
         };

@@ -1,5 +1,6 @@
 //! Walking, filling and emptying the tables.
 
+use core::cell::Cell;
 use core::fmt;
 
 use machine_contract::TableMemory;
@@ -79,6 +80,9 @@ pub struct Stage2 {
     pub(crate) root: Mfn,
     pub(crate) ipa_size: IpaSize,
     pub(crate) tables: u64,
+    /// The block of 2 MiB whose pages were walked to last, and the table of them: neighbours are
+    /// found there without a walk. Forgotten when a table is taken out.
+    pub(crate) last: Cell<Option<(u64, Mfn)>>,
 }
 
 impl Stage2 {
@@ -92,6 +96,7 @@ impl Stage2 {
             root,
             ipa_size,
             tables: 0,
+            last: Cell::new(None),
         }
     }
 
@@ -271,6 +276,9 @@ impl Stage2 {
 
     /// The entry that ends the walk of `ipa`, which is below the input size.
     pub(crate) fn deepest(&self, memory: &impl TableMemory, ipa: Ipa) -> Slot {
+        if let Some(slot) = self.remembered(ipa) {
+            return slot;
+        }
         let mut slot = self.root_slot(ipa);
         while let Some(smaller) = slot.size.smaller() {
             let Entry::Table(table) = slot.read(memory) else {
@@ -278,7 +286,23 @@ impl Stage2 {
             };
             slot = Slot::child(table, ipa, smaller);
         }
+        self.remember(ipa, slot);
         slot
+    }
+
+    /// The page's entry of `ipa` where the last walk was to a neighbour.
+    #[inline]
+    fn remembered(&self, ipa: Ipa) -> Option<Slot> {
+        let (block, table) = self.last.get()?;
+        (block == ipa.0 >> Size::Block2M.shift()).then(|| Slot::child(table, ipa, Size::Page))
+    }
+
+    #[inline]
+    fn remember(&self, ipa: Ipa, slot: Slot) {
+        if slot.size == Size::Page {
+            self.last
+                .set(Some((ipa.0 >> Size::Block2M.shift(), slot.table)));
+        }
     }
 
     /// The entry for a leaf of `size` at `ipa`, with tables added on the way; or the entry of a
@@ -290,6 +314,11 @@ impl Stage2 {
         ipa: Ipa,
         size: Size,
     ) -> Result<Slot, MapError> {
+        if size == Size::Page
+            && let Some(slot) = self.remembered(ipa)
+        {
+            return Ok(slot);
+        }
         let mut slot = self.root_slot(ipa);
         for smaller in [Size::Block2M, Size::Page] {
             if slot.size == size {
@@ -308,6 +337,7 @@ impl Stage2 {
             };
             slot = Slot::child(table, ipa, smaller);
         }
+        self.remember(ipa, slot);
         Ok(slot)
     }
 }

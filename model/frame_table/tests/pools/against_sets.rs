@@ -193,10 +193,10 @@ impl World<'_> {
         if held.len() == 1 << block.order {
             assert_eq!(pool.free(self.map, Mfn(block.first), block.order), Ok(()));
         } else {
-            // It is gone, or a part was reclaimed: the rest goes one by one.
-            for frame in &held {
-                assert_eq!(pool.free(self.map, Mfn(*frame), 0), Ok(()));
-            }
+            // It is gone, or a part was reclaimed: the rest goes in the runs that are left.
+            let held: Vec<Mfn> = held.into_iter().map(Mfn).collect();
+            assert_eq!(pool.free_each(self.map, &held), held.len());
+            assert_eq!(pool.free_each(self.map, &held), 0);
         }
         self.used.retain(|_, (_, of)| *of != id);
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use machine_contract::TableMemory;
 use model_addr::{FrameRange, Gfn, Mfn, NodeId, VmId};
 use model_frame_table::{FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose};
-use model_sharing::{Accounts, Ground, Index, Record, RecordId, STRIPES, Slab};
+use model_sharing::{Accounts, Ground, Index, Link, Record, RecordId, STRIPES, Slab};
 
 /// The first frame of the pools; far from zero, so that a slot is no frame number.
 pub const FIRST: u64 = 0x8_0003;
@@ -166,7 +166,11 @@ impl Ground for Machine {
     fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
         let (slab, tables) = &mut *self.slab.lock().unwrap();
         let id = slab.take(tables)?;
-        Record { user, next: None }.write(tables, id);
+        Record {
+            user,
+            next: Link::Nobody,
+        }
+        .write(tables, id);
         self.records.fetch_add(1, Ordering::Relaxed);
         Some(id)
     }
@@ -181,7 +185,7 @@ impl Ground for Machine {
         Record::read(&self.slab.lock().unwrap().1, record)
     }
 
-    fn set_next(&self, record: RecordId, next: Option<RecordId>) {
+    fn set_next(&self, record: RecordId, next: Link) {
         Record::set_next(&mut self.slab.lock().unwrap().1, record, next);
     }
 
