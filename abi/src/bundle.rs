@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"UNDERPIN";
 /// The layout's version; a reader refuses every other.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Entries begin at multiples of this many bytes, and zeroes fill them up to it.
 pub const ENTRY_ALIGN: u64 = 4096;
 /// Bytes of a block of a disk image, and of a page in [`kind::BLOCKS`].
@@ -28,6 +28,8 @@ pub const BLOCK_SIZE: usize = 4096;
 pub const ENTRIES_MAX: u32 = 256;
 /// The most disks a VM may have.
 pub const DISKS_MAX: usize = 4;
+/// The most network devices a VM may have.
+pub const NETS_MAX: usize = 2;
 /// "No entry", where an entry's number is optional.
 pub const NO_ENTRY: u32 = u32::MAX;
 
@@ -133,6 +135,34 @@ pub struct DiskRecord {
 }
 const _: () = assert!(size_of::<DiskRecord>() == 80);
 
+/// [`NetRecord::flags`]: the device takes and gives no frames without checksums, and no long ones.
+pub const NET_PLAIN: u32 = 1 << 0;
+/// [`NetRecord::flags`]: the switch has a way out, through the machine's network card.
+pub const NET_UPLINK: u32 = 1 << 1;
+
+/// One network device of a VM.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NetRecord {
+    /// The name of the switch that it is plugged into; empty: no device in this place.
+    pub switch: Text<24>,
+    /// Its address, which is nobody else's on that switch.
+    pub mac: [u8; 6],
+    /// The longest packet that it sends and receives in one frame, in bytes.
+    pub mtu: u16,
+    /// Bits `NET_*`.
+    pub flags: u32,
+    /// How many more addresses it may send from: where the VM is itself a bridge.
+    pub learns: u16,
+    /// Zero.
+    pub reserved: u16,
+    /// Bytes that it may send in a second; 0: no limit.
+    pub limit: u64,
+    /// Frames that it may send in a second to more than one receiver; 0: no limit.
+    pub floods: u64,
+}
+const _: () = assert!(size_of::<NetRecord>() == 56);
+
 /// [`VmRecord::flags`]: started when the machine has booted.
 pub const VM_AUTOSTART: u32 = 1 << 0;
 /// [`VmRecord::flags`]: started again when it asks for a reset (otherwise a reset ends it).
@@ -203,10 +233,12 @@ pub struct VmRecord {
     pub swap: Text<40>,
     /// Its disks; the first with [`disk_mode::NONE`] ends the list.
     pub disks: [DiskRecord; DISKS_MAX],
+    /// Its network devices; the first without a switch ends the list.
+    pub nets: [NetRecord; NETS_MAX],
     /// The kernel's command line.
     pub command_line: Text<1024>,
 }
-const _: () = assert!(size_of::<VmRecord>() == 152 + 4 * 80 + 1024);
+const _: () = assert!(size_of::<VmRecord>() == 152 + 4 * 80 + 2 * 56 + 1024);
 
 /// What is wrong with a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,9 +264,10 @@ impl VmRecord {
     /// Whether all texts are UTF-8, and name and group say something.
     pub fn has_texts(&self) -> bool {
         let disks = self.disks.iter().all(|d| d.partition.as_str().is_some());
+        let nets = self.nets.iter().all(|net| net.switch.as_str().is_some());
         let own = self.command_line.as_str().is_some() && self.swap.as_str().is_some();
         let said = |text: Option<&str>| text.is_some_and(|text| !text.is_empty());
-        disks && own && said(self.name.as_str()) && said(self.group.as_str())
+        disks && nets && own && said(self.name.as_str()) && said(self.group.as_str())
     }
 }
 

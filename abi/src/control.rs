@@ -22,7 +22,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -45,6 +45,21 @@ pub const EXIT_CLASSES: [&str; EXIT_CLASS_COUNT] = [
     "abort",
     "maintenance",
     "other",
+];
+
+/// How many reasons for a lost frame there are; see [`NET_DROPS`].
+pub const NET_DROP_COUNT: usize = 6;
+/// Why frames of or for a VM's network devices went nowhere, in the order of
+/// [`VmStatus::net_drops`]: sent under another's address; more than the VM may send; for nobody;
+/// no frame at all, or a header that does not fit it; for this VM, which took none or had no room;
+/// not to be moved for want of memory.
+pub const NET_DROPS: [&str; NET_DROP_COUNT] = [
+    "spoofed",
+    "limited",
+    "nowhere",
+    "malformed",
+    "no-room",
+    "no-memory",
 ];
 
 /// Begins every frame.
@@ -205,8 +220,10 @@ pub struct MachineStatus {
     pub bundle: u64,
     /// Nanoseconds since EL2 started.
     pub uptime_ns: u64,
+    /// Frames that the network card received, sent, and did not send for want of room.
+    pub card_frames: [u64; 3],
 }
-const _: () = assert!(size_of::<MachineStatus>() == 72);
+const _: () = assert!(size_of::<MachineStatus>() == 96);
 
 /// A node of the machine.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -271,6 +288,12 @@ pub struct VmStatus {
     pub disk: [u64; 4],
     /// Bytes read from and written to disks.
     pub disk_bytes: [u64; 2],
+    /// Frames that its network devices sent and received.
+    pub net_frames: [u64; 2],
+    /// Bytes in them.
+    pub net_bytes: [u64; 2],
+    /// Frames that went nowhere, by [`NET_DROPS`].
+    pub net_drops: [u64; NET_DROP_COUNT],
     /// Bytes it wrote to its console, and those that were dropped of them.
     pub console: [u64; 2],
     /// Events that EL2 counted and went on: unknown registers, refused MMIO, broken queues, aborts.
@@ -280,8 +303,9 @@ pub struct VmStatus {
     /// Counts its starts.
     pub starts: u32,
 }
-const _: () =
-    assert!(size_of::<VmStatus>() == 32 + 40 + 16 + 96 + 64 + 128 + 32 + 16 + 16 + 32 + 8);
+const _: () = assert!(
+    size_of::<VmStatus>() == 32 + 40 + 16 + 96 + 64 + 128 + 32 + 16 + 16 + 16 + 48 + 16 + 32 + 8
+);
 
 /// A vCPU.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -27,6 +27,7 @@ mod frames;
 mod heap;
 mod host;
 mod housekeeping;
+mod network;
 mod numa;
 mod os0;
 mod paging;

@@ -221,6 +221,7 @@ fn machine() -> MachineStatus {
         heap: heap::usage().0,
         bundle: host.bundle_bytes,
         uptime_ns: host::nanoseconds(timer::now() - host.started),
+        card_frames: crate::physical::nic::counts(),
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod balloon;
 pub mod block;
 mod exchange;
+pub mod net;
 pub mod overlay;
 pub mod power_button;
 pub mod request;

@@ -2,6 +2,7 @@
 
 use super::balloon::Balloon;
 use super::block::Block;
+use super::net::Net;
 use crate::entropy;
 use crate::vm::{Instance, layout};
 use core::sync::atomic::Ordering;
@@ -25,6 +26,8 @@ pub enum Slot {
     Rng(SpinLock<Transport<Rng>>),
     /// A balloon.
     Balloon(Balloon),
+    /// A network device.
+    Net(Net),
 }
 
 impl Slot {
@@ -61,6 +64,7 @@ impl Slot {
                 register(&mut transport, vm, n, offset, size, value, fill)
             }
             Self::Balloon(balloon) => balloon.access(vm, n, offset, size, value),
+            Self::Net(net) => net.access(vm, n, offset, size, value),
         }
     }
 
@@ -79,6 +83,7 @@ impl Slot {
                 update_line(&transport, vm, n);
             }
             Self::Balloon(balloon) => balloon.proceed(vm, n),
+            Self::Net(net) => net.proceed(vm, n),
         }
     }
 
@@ -89,6 +94,7 @@ impl Slot {
             Self::Console(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
             Self::Rng(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
             Self::Balloon(balloon) => balloon.uses(gfn),
+            Self::Net(net) => net.uses(gfn),
         }
     }
 
@@ -99,6 +105,7 @@ impl Slot {
             Self::Console(transport) => transport.lock().errors(),
             Self::Rng(transport) => transport.lock().errors(),
             Self::Balloon(balloon) => return balloon.errors(),
+            Self::Net(net) => return net.errors(),
         };
         errors.into()
     }

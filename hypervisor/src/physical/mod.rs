@@ -1,7 +1,9 @@
-//! The machine's own devices that EL2 drives: a console port for control, and disks. All are
+//! The machine's own devices that EL2 drives: a console port for control, disks, and a network
+//! card. All are
 //! virtio over mmio, as on the reference machine.
 
 pub mod disk;
+pub mod nic;
 pub mod queue;
 
 use crate::control;
@@ -20,6 +22,7 @@ const DISKS_MAX: usize = 4;
 /// What raises which interrupt.
 struct Routes {
     control: Option<u32>,
+    card: Option<u32>,
     disks: heapless::Vec<(u32, usize), DISKS_MAX>,
 }
 
@@ -29,6 +32,7 @@ static ROUTES: Once<Routes> = Once::new();
 pub fn init(distributor: gic::Distributor) {
     let mut routes = Routes {
         control: None,
+        card: None,
         disks: heapless::Vec::new(),
     };
     for window in &host::get().tree.virtio {
@@ -49,6 +53,9 @@ pub fn init(distributor: gic::Distributor) {
                 start_control(transport, &mut routes, interrupt.intid)
             }
             DeviceType::Block => start_disk(transport, &mut routes, interrupt.intid),
+            DeviceType::Network if routes.card.is_none() => {
+                start_card(transport, &mut routes, interrupt.intid)
+            }
             _ => false,
         };
         if used {
@@ -88,6 +95,19 @@ fn start_disk(transport: Transport, routes: &mut Routes, intid: u32) -> bool {
     }
 }
 
+fn start_card(transport: Transport, routes: &mut Routes, intid: u32) -> bool {
+    match nic::start(transport) {
+        Ok(()) => {
+            routes.card = Some(intid);
+            true
+        }
+        Err(error) => {
+            log::warn!("the network card does not start: {error}");
+            false
+        }
+    }
+}
+
 /// A device interrupt.
 pub fn interrupt(cpu: &'static Cpu, intid: u32) {
     let Some(routes) = ROUTES.get() else { return };
@@ -96,6 +116,8 @@ pub fn interrupt(cpu: &'static Cpu, intid: u32) {
         // Requests are served between guests, not in the middle of one.
         cpu.reschedule
             .store(true, core::sync::atomic::Ordering::Relaxed);
+    } else if routes.card == Some(intid) {
+        nic::interrupt();
     } else if let Some(&(_, number)) = routes.disks.iter().find(|(disk, _)| *disk == intid) {
         disk::interrupt(number);
     }

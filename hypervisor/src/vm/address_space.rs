@@ -1,12 +1,12 @@
 //! A VM's memory, wired to the metal. What a fault does is decided in [`model_address_space`].
 
-use crate::frames::{Metal, Tables};
+use crate::frames::{self, Metal, Tables};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_locks::{Rank, SpinGuard, SpinLock};
+use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{Events, GuestRam, Maps, Moved, SOURCES};
-use model_pmap::{Counts, Entry, REGION_FRAMES};
+use model_pmap::{Backing, Counts, Entry, REGION_FRAMES, Reasons};
 
 pub use model_address_space::{AGE_AT_ONCE, Access, EXCHANGE_MAX, Filled, Gets, Policy, Source};
 
@@ -133,6 +133,30 @@ impl AddressSpace {
     ) -> Result<R, Filled> {
         self.ram
             .with_frame((ipa, access), node, &Metal, &self.lock(), with)
+    }
+
+    /// Copies up to `len` bytes from another VM's memory, with both locked (in order of address, as
+    /// every CPU does): how many, as far as the pages are at hand and ours may be written.
+    pub fn copy_from(&self, to: Ipa, source: &Self, from: Ipa, len: usize) -> usize {
+        let Some((ours, theirs)) = lock_pair(&self.maps, &source.maps) else {
+            return 0;
+        };
+        let mut done = 0;
+        while done < len {
+            let (to, from) = (Ipa(to.0 + done as u64), Ipa(from.0 + done as u64));
+            let (into, out) = (ours.entry(to.frame()), theirs.entry(from.frame()));
+            let plain = into.reasons.is_empty() && !out.reasons.contains(Reasons::ACCESS_SAMPLE);
+            let (Backing::Private(into), Some(out), true) = (into.backing, out.frame(), plain)
+            else {
+                break;
+            };
+            let room = FRAME_SIZE - to.offset().max(from.offset());
+            let piece = (len - done).min(room as usize);
+            let out = frames::ram(out, 1);
+            frames::ram(into, 1).copy_from(to.offset(), out, from.offset(), piece);
+            done += piece;
+        }
+        done
     }
 
     /// Gives pages that were read from a disk what they get; see [`Maps::exchange`].

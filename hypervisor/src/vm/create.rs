@@ -7,15 +7,18 @@ use super::table::{Refusal, Vm};
 use super::vmids::Vmid;
 use crate::device::balloon::Balloon;
 use crate::device::block::{Backing, Block};
+use crate::device::net::Net;
 use crate::device::overlay::{Base, CowDisk};
 use crate::device::virtio::Slot;
+use crate::network::{self, Cable};
 use crate::paging::Paging;
 use crate::physical::disk::{self, Partition, Unavailable};
 use crate::vcpu::Vcpu;
 use crate::{entropy, heap, host, sched, sharing};
 use abi::Text;
 use abi::bundle::{
-    DISK_NEVER_SHARE, DiskRecord, Image, NO_ENTRY, VmRecord, block_policy, claim, disk_mode, kind,
+    DISK_NEVER_SHARE, DiskRecord, Image, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord, VmRecord,
+    block_policy, claim, disk_mode, kind,
 };
 use abi::control::{KEEP, code};
 use alloc::boxed::Box;
@@ -27,6 +30,7 @@ use model_guest_image::{GuestTree, HEADER_SIZE, ImageHeader, Kernel, Layout, lay
 use model_scheduler::Parameters;
 use model_vgic::Redistributor;
 use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
+use model_virtio::net;
 
 /// The most vCPUs of a VM.
 const VCPUS_MAX: u32 = 16;
@@ -183,8 +187,9 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     Ok(instance)
 }
 
-/// Turns vCPU 0 on.
+/// Plugs its cables in and turns vCPU 0 on.
 pub fn launch(instance: &Arc<Instance>) {
+    network::connect(instance);
     let (entry, tree) = instance.space.begin();
     if let Some(first) = instance.vcpus.first() {
         // A vCPU that was just made is off, and the entry was laid out in memory.
@@ -310,7 +315,7 @@ fn wrong_entry(entry: u32) -> Refusal {
     impossible(entry.into(), what)
 }
 
-/// The virtio devices: disks in their order, then entropy, a console and a balloon.
+/// The virtio devices: disks in their order, then entropy, a console, a balloon, and networks.
 fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refusal> {
     let mut slots = Vec::with_capacity(VIRTIO_MAX);
     for disk in record
@@ -328,8 +333,29 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
     slots.push(Slot::rng());
     slots.push(Slot::console());
     slots.push(Slot::Balloon(Balloon::new()));
+    for record in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
+        slots.push(Slot::Net(network(record)?));
+    }
     debug_assert!(slots.len() <= VIRTIO_MAX && slots.len() as u32 + 16 <= SPIS);
     Ok(slots)
+}
+
+fn network(record: &NetRecord) -> Result<Net, Refusal> {
+    if record.flags & !(NET_PLAIN | NET_UPLINK) != 0 || record.mtu < net::MTU_MIN {
+        let what = format_args!(
+            "a network device with flags {:#x} and an MTU of {}",
+            record.flags, record.mtu
+        );
+        return Err(impossible(record.flags.into(), what));
+    }
+    let cable = Cable::plug(record)
+        .map_err(|error| impossible(0, format_args!("switch {}: {error}", record.switch)))?;
+    let options = net::Options {
+        mac: record.mac,
+        mtu: record.mtu,
+        offloads: record.flags & NET_PLAIN == 0,
+    };
+    Ok(Net::new(net::Net::new(options), cable))
 }
 
 fn block(disk: &DiskRecord, home: NodeId, user: Owner, share: bool) -> Result<Block, Refusal> {

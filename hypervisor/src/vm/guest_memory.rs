@@ -5,6 +5,9 @@ use crate::frames;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, NodeId};
 
+/// Bytes that are copied between two VMs while both memories are locked.
+const COPIED_AT_ONCE: usize = 16 * 1024;
+
 /// Access for devices, on behalf of a CPU of a node.
 ///
 /// A frame is reached only while the VM's memory lock is held: so nothing that a device does is in
@@ -61,6 +64,34 @@ impl DeviceView<'_> {
                 each(frame, at.offset(), done..done + piece);
             })?;
             done += piece;
+        }
+        Ok(())
+    }
+}
+
+impl DeviceView<'_> {
+    /// Copies `len` bytes from another VM's memory, or this one's.
+    pub fn copy_from(
+        &self,
+        to: Ipa,
+        source: &Self,
+        from: Ipa,
+        len: usize,
+    ) -> Result<(), GuestMemoryError> {
+        let mut done = 0;
+        while done < len {
+            let (to, from) = (Ipa(to.0 + done as u64), Ipa(from.0 + done as u64));
+            let most = (len - done).min(COPIED_AT_ONCE);
+            let copied = self.space.copy_from(to, source.space, from, most);
+            done += copied;
+            if copied == 0 {
+                // Something has to be filled first, or both are one VM's: through EL2.
+                let mut bytes = [0; 512];
+                let part = &mut bytes[..most.min(512)];
+                source.read(from, part)?;
+                self.write(to, part)?;
+                done += part.len();
+            }
         }
         Ok(())
     }

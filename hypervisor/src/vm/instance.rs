@@ -274,7 +274,11 @@ impl Instance {
 
     /// Puts off device work that waited for its time, where that has come.
     pub fn wake_devices(&self) {
-        let is_due = |slot: &Slot| matches!(slot, Slot::Block(block) if block.is_due());
+        let is_due = |slot: &Slot| match slot {
+            Slot::Block(block) => block.is_due(),
+            Slot::Net(net) => net.is_due(),
+            Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) => false,
+        };
         if self.virtio.iter().any(is_due) {
             self.put_off_device_work();
         }

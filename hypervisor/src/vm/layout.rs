@@ -17,7 +17,7 @@ pub const VIRTIO: IpaRange = IpaRange {
     size: map::VIRTIO_SIZE * VIRTIO_MAX as u64,
 };
 /// The most virtio devices.
-pub const VIRTIO_MAX: usize = 8;
+pub const VIRTIO_MAX: usize = 10;
 /// Memory.
 pub const RAM_START: Ipa = map::RAM;
 /// The interrupt of the virtual timer.

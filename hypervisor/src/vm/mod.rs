@@ -13,6 +13,7 @@ mod table;
 mod vmids;
 
 pub use address_space::{Access, EXCHANGE_MAX, Filled, Gets};
+pub use guest_memory::DeviceView;
 pub use instance::{End, Instance};
 pub use memory::{fit, mem_status, pool, reclaim, somebody_owes, tick};
 pub use report::{vcpu_status, vm_status};

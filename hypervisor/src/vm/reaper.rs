@@ -8,7 +8,7 @@ use crate::device::block::Backing;
 use crate::device::overlay::Remains;
 use crate::device::virtio::Slot;
 use crate::vcpu::Vcpu;
-use crate::{housekeeping, sched};
+use crate::{housekeeping, network, sched};
 use abi::bundle::VM_RESTART;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -74,6 +74,7 @@ fn stopping(id: VmId) -> Option<Stage> {
     let end = instance.reason().unwrap_or(End::Killed);
     let vm = table::all().into_iter().find(|vm| vm.slot == id.index)?;
     instance.uart.terminal.flush();
+    network::disconnect(&instance);
     drop(instance);
     let instance = vm.take_ended()?;
     log::info!("{} has ended: {}", vm.record.name, report::reason(end));
@@ -103,7 +104,7 @@ fn take_apart(mut instance: Instance) -> Parts {
             Backing::Cow(disk) => Some(disk.dismantle()),
             Backing::ReadOnly(..) | Backing::Partition(_) => None,
         },
-        Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) => None,
+        Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) | Slot::Net(_) => None,
     });
     let disks = disks.collect();
     Parts {

@@ -80,6 +80,12 @@ fn describe(instance: &Instance, status: &mut VmStatus) {
             add(&mut status.disk, requests);
             add(&mut status.disk_bytes, bytes);
         }
+        if let Slot::Net(net) = slot {
+            let (frames, bytes, lost) = net.counts();
+            add(&mut status.net_frames, frames);
+            add(&mut status.net_bytes, bytes);
+            add(&mut status.net_drops, lost);
+        }
     }
     status.console = instance.uart.terminal.counts();
     let [registers, accesses, calls] = instance.oddities.counts();

@@ -71,8 +71,8 @@ secondary_start:
 
 // enable_mmu(x0 = root table): EL2 translation and caches on. Touches no memory but x0's tree.
 // MAIR: attribute 0 Normal write-back, 1 Device-nGnRE. TCR: 48 bits, walks cacheable and inner
-// shareable, PS as the CPU has it (at most 48 bits). SCTLR: RES1, I, SA, C, A, M; the map itself
-// is W^X.
+// shareable, PS as the CPU has it (at most 48 bits). SCTLR: RES1, I, SA, C, M; alignment is not
+// checked, since guests' bytes are copied wherever they lie. The map itself is W^X.
     .global enable_mmu
 enable_mmu:
     ldr     x1, =0x04ff
@@ -92,7 +92,7 @@ enable_mmu:
     ic      iallu
     dsb     nsh
     isb
-    ldr     x1, =(0x30c50830 | 1 << 12 | 1 << 3 | 1 << 2 | 1 << 1 | 1)
+    ldr     x1, =(0x30c50830 | 1 << 12 | 1 << 3 | 1 << 2 | 1)
     msr     sctlr_el2, x1
     isb
     ret

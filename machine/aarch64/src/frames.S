@@ -44,6 +44,43 @@ frame_zero_clean:
     dsb     ish
 9:  ret
 
+// bytes_copy(x0 = to, x1 = from, x2 = bytes): Normal memory of any alignment, apart.
+    .global bytes_copy
+bytes_copy:
+    subs    x2, x2, #64
+    b.lo    2f
+1:  ldp     x3, x4, [x1], #64
+    ldp     x5, x6, [x1, #-48]
+    ldp     x7, x8, [x1, #-32]
+    ldp     x9, x10, [x1, #-16]
+    stp     x3, x4, [x0], #64
+    stp     x5, x6, [x0, #-48]
+    stp     x7, x8, [x0, #-32]
+    stp     x9, x10, [x0, #-16]
+    subs    x2, x2, #64
+    b.hs    1b
+2:  tbz     x2, #5, 3f
+    ldp     x3, x4, [x1], #32
+    ldp     x5, x6, [x1, #-16]
+    stp     x3, x4, [x0], #32
+    stp     x5, x6, [x0, #-16]
+3:  tbz     x2, #4, 4f
+    ldp     x3, x4, [x1], #16
+    stp     x3, x4, [x0], #16
+4:  tbz     x2, #3, 5f
+    ldr     x3, [x1], #8
+    str     x3, [x0], #8
+5:  tbz     x2, #2, 6f
+    ldr     w3, [x1], #4
+    str     w3, [x0], #4
+6:  tbz     x2, #1, 7f
+    ldrh    w3, [x1], #2
+    strh    w3, [x0], #2
+7:  tbz     x2, #0, 8f
+    ldrb    w3, [x1]
+    strb    w3, [x0]
+8:  ret
+
 // frame_copy(x0 = to, x1 = from): one frame, in one go.
     .global frame_copy
 frame_copy:

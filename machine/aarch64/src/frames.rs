@@ -14,6 +14,7 @@ unsafe extern "C" {
     fn frame_zero_clean(start: u64, frames: u64);
     fn frame_copy(to: *mut u8, from: *const u8);
     fn frame_equal(one: *const u8, two: *const u8) -> bool;
+    fn bytes_copy(to: *mut u8, from: *const u8, bytes: u64);
 }
 
 const FRAME: usize = FRAME_SIZE as usize;
@@ -100,6 +101,10 @@ impl Ram {
         if len == FRAME && is_aligned && first.abs_diff(second) >= FRAME_SIZE {
             // SAFETY: both are RAM for a frame (checked), apart, and aligned for its accesses.
             return unsafe { frame_copy(to, from) };
+        }
+        if first.abs_diff(second) >= len as u64 {
+            // SAFETY: both are RAM for `len` bytes (checked), apart, and EL2 checks no alignment.
+            return unsafe { bytes_copy(to, from, len as u64) };
         }
         // SAFETY: both are RAM for `len` bytes (checked); `copy` allows them to overlap.
         unsafe { ptr::copy(from, to, len) }

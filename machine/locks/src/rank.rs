@@ -21,6 +21,8 @@ pub enum Rank {
     Vm,
     /// One device model: its registers and queues.
     Device,
+    /// Who is plugged into a virtual switch, and what it knows.
+    Switch,
     /// One VM's pmap and stage-2 tables.
     VmMemory,
     /// What is known of the blocks of one partition.

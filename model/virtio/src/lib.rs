@@ -2,7 +2,7 @@
 //!
 //! - [`queue`]: the device side of a split virtqueue, and the [`Chain`]s of buffers it yields.
 //! - [`mmio`]: the register file of the virtio-mmio transport, version 2, around one device.
-//! - [`blk`], [`console`], [`rng`], [`balloon`]: the devices, each a set of methods on its
+//! - [`blk`], [`console`], [`net`], [`rng`], [`balloon`]: the devices, each a set of methods on its
 //!   [`Transport`].
 //!
 //! ```text
@@ -24,6 +24,7 @@ pub mod blk;
 mod chain;
 pub mod console;
 pub mod mmio;
+pub mod net;
 pub mod queue;
 pub mod rng;
 

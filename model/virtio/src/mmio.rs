@@ -226,6 +226,11 @@ impl<D: Device> Transport<D> {
         self.driver_features & features == features
     }
 
+    /// What the driver accepted.
+    pub(crate) fn negotiated(&self) -> u64 {
+        self.driver_features
+    }
+
     /// Whether a queue lies in this guest frame, or a part of it.
     pub fn uses(&self, gfn: Gfn) -> bool {
         self.queues.iter().any(|queue| queue.uses(gfn))

@@ -255,15 +255,38 @@ impl Queue {
         head: u16,
         len: u32,
     ) -> Result<(), QueueError> {
-        let slot = u64::from(self.next_used & (self.size - 1));
+        self.stage_used(memory, 0, head, len)?;
+        self.publish_used(memory, 1)
+    }
+
+    /// Prepares the used element that is `ahead` of the next one; the driver does not look at it yet.
+    pub(crate) fn stage_used(
+        &self,
+        memory: &impl GuestMemory,
+        ahead: u16,
+        head: u16,
+        len: u32,
+    ) -> Result<(), QueueError> {
+        let slot = u64::from(self.next_used.wrapping_add(ahead) & (self.size - 1));
         let element = u64::from(len) << 32 | u64::from(head);
-        memory.write(
-            Ipa(self.device.0 + RING_HEADER + 8 * slot),
-            &element.to_le_bytes(),
-        )?;
-        self.next_used = self.next_used.wrapping_add(1);
+        let at = Ipa(self.device.0 + RING_HEADER + 8 * slot);
+        Ok(memory.write(at, &element.to_le_bytes())?)
+    }
+
+    /// Gives the driver the next `count` elements, which were staged.
+    pub(crate) fn publish_used(
+        &mut self,
+        memory: &impl GuestMemory,
+        count: u16,
+    ) -> Result<(), QueueError> {
+        self.next_used = self.next_used.wrapping_add(count);
         fence(Ordering::Release);
         Ok(memory.write_u16(Ipa(self.device.0 + 2), self.next_used)?)
+    }
+
+    /// Takes back that the last `count` chains were taken: they are the next ones again.
+    pub(crate) fn put_back(&mut self, count: u16) {
+        self.next_avail = self.next_avail.wrapping_sub(count);
     }
 
     /// Whether the driver wants an interrupt for what was pushed since this was last asked

@@ -6,6 +6,7 @@ mod hostile;
 mod kernels;
 mod life;
 mod machines;
+mod network;
 mod os0;
 mod paging;
 mod placement;
@@ -24,6 +25,7 @@ pub fn all() -> Vec<Scenario> {
         disks::scenarios(),
         hostile::scenarios(),
         machines::scenarios(),
+        network::scenarios(),
         os0::scenarios(),
         life::scenarios(),
         scheduling::scenarios(),

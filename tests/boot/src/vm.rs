@@ -23,6 +23,8 @@ pub struct Vm {
     sharing: BTreeMap<&'static str, Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     disk: Vec<Disk>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    net: Vec<Net>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -44,6 +46,13 @@ struct Disk {
     mode: &'static str,
 }
 
+#[derive(Clone, Debug, Serialize)]
+struct Net {
+    switch: String,
+    offloads: bool,
+    uplink: bool,
+}
+
 impl Vm {
     fn new(name: &str, kernel: String, initrd: Option<String>, args: String) -> Self {
         let boot = Boot {
@@ -63,6 +72,7 @@ impl Vm {
             boot,
             sharing: BTreeMap::new(),
             disk: Vec::new(),
+            net: Vec::new(),
         }
     }
 
@@ -203,6 +213,33 @@ impl Vm {
             image: None,
             partition: Some(partition.to_owned()),
             mode: "persistent",
+        });
+        self
+    }
+
+    /// With a network device on a switch.
+    #[must_use]
+    pub fn net(self, switch: &str) -> Self {
+        self.with_net(switch, true, false)
+    }
+
+    /// With one that knows no offloads.
+    #[must_use]
+    pub fn plain_net(self, switch: &str) -> Self {
+        self.with_net(switch, false, false)
+    }
+
+    /// With one on a switch with a way out.
+    #[must_use]
+    pub fn uplink(self, switch: &str) -> Self {
+        self.with_net(switch, true, true)
+    }
+
+    fn with_net(mut self, switch: &str, offloads: bool, uplink: bool) -> Self {
+        self.net.push(Net {
+            switch: switch.to_owned(),
+            offloads,
+            uplink,
         });
         self
     }

@@ -22,11 +22,13 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("kernel_image", targets::machine::kernel_image),
     ("partitions", targets::partitions::partitions),
     ("psci_call", targets::exits::psci_call),
+    ("switch", targets::switch::switch),
     ("syndrome", targets::exits::syndrome),
     ("uart", targets::exits::uart),
     ("virtio_balloon", targets::virtio::balloon),
     ("virtio_blk", targets::virtio::blk),
     ("virtio_console", targets::virtio::console),
+    ("virtio_net", targets::virtio::net),
     ("virtio_rng", targets::virtio::rng),
 ];
 

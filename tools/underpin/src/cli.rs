@@ -42,6 +42,15 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   [[disk]]
   partition = \"data\"       of a disk of the machine (sim --disk)
   mode      = \"persistent\" or \"cow\": writes go to memory, as over an image
+  [[net]]                  up to 2
+  switch    = \"lan\"        VMs on one switch reach each other, and no others
+  mac       = \"02:00:00:00:00:01\"  left out: made of the VM's name
+  mtu       = 1500         68 to 65535
+  offloads  = true         false: the guest makes checksums and segments itself
+  uplink    = false        true: the switch has a way out (sim --net)
+  limit     = \"100MB/s\"    what it may send in a second; left out: no limit
+  floods    = 1000         frames a second to more than one receiver; 0: no limit
+  learns    = 0            further addresses that it may send from
 
 `check` warns of disk images whose files cannot be shared page by page: partitions that begin
 within a page, ext4 and EROFS with blocks below 4 KiB, compressed EROFS.";

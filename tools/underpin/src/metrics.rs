@@ -7,7 +7,8 @@ mod exposition;
 
 use crate::watch::{Sample, VmSample};
 use abi::control::{
-    EXIT_CLASSES, MEM_EVENTS, MemStatus, NodeStatus, VERSION, VcpuStatus, VmStatus, state,
+    EXIT_CLASSES, MEM_EVENTS, MemStatus, NET_DROPS, NodeStatus, VERSION, VcpuStatus, VmStatus,
+    state,
 };
 use exposition::{
     Exposition,
@@ -60,6 +61,13 @@ fn machine(out: &mut Exposition, sample: &Sample) {
     let (machine, memory) = (&sample.machine, &sample.memory);
     let uptime = Value::Nanoseconds(machine.uptime_ns);
     out.one("underpin_uptime_seconds", "Time since EL2 started.", uptime);
+    let kinds = ["received", "sent", "lost"].iter().zip(machine.card_frames);
+    out.family(
+        "underpin_card_frames_total",
+        Counter,
+        "Frames of the machine's network card; those lost had no room.",
+        kinds.map(|(kind, n)| series(&[("kind", kind)], Value::Count(n))),
+    );
     let cpus = Value::Count(machine.cpus.into());
     out.one("underpin_cpus", "pCPUs that run.", cpus);
     for (name, help, bytes) in [
@@ -215,11 +223,21 @@ fn vm_amounts(out: &mut Exposition, vms: &[VmSample]) {
         ),
     ];
     each_vm(out, vms, Gauge, "", &gauges, Value::Count);
-    let counters: [Row<VmStatus>; 5] = [
+    let counters: [Row<VmStatus>; 9] = [
         ("starts", "Starts of the VM.", |vm| vm.starts.into()),
         ("disk_read_bytes", "Read from disks.", |vm| vm.disk_bytes[0]),
         ("disk_written_bytes", "Written to disks.", |vm| {
             vm.disk_bytes[1]
+        }),
+        ("net_sent_frames", "Frames sent.", |vm| vm.net_frames[0]),
+        ("net_received_frames", "Frames received.", |vm| {
+            vm.net_frames[1]
+        }),
+        ("net_sent_bytes", "Bytes in frames sent.", |vm| {
+            vm.net_bytes[0]
+        }),
+        ("net_received_bytes", "Bytes in frames received.", |vm| {
+            vm.net_bytes[1]
         }),
         ("console_written_bytes", "Written to the console.", |vm| {
             vm.console[0]
@@ -271,6 +289,10 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
     let help = "Disk requests; those refused are of no other kind.";
     by_kind(out, "disk_requests", "kind", help, vms, |vm| {
         Some((&["read", "write", "flush", "refused"], &vm.status.disk))
+    });
+    let help = "Frames of or for the VM that went nowhere.";
+    by_kind(out, "net_dropped_frames", "why", help, vms, |vm| {
+        Some((&NET_DROPS, &vm.status.net_drops))
     });
     let help = "What a guest did wrong and EL2 went on after.";
     by_kind(out, "oddities", "kind", help, vms, |vm| {

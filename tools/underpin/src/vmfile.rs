@@ -4,8 +4,8 @@ use crate::failure::{Failure, Result, exit};
 use abi::{
     Text,
     bundle::{
-        self, DISK_NEVER_SHARE, DISKS_MAX, DiskRecord, NO_ENTRY, VM_AUTOSTART, VM_RESTART,
-        VmRecord, disk_mode, kind,
+        self, DISK_NEVER_SHARE, DISKS_MAX, DiskRecord, NET_PLAIN, NET_UPLINK, NETS_MAX, NO_ENTRY,
+        NetRecord, VM_AUTOSTART, VM_RESTART, VmRecord, disk_mode, kind,
     },
 };
 use std::{
@@ -18,10 +18,12 @@ mod decode;
 mod disk;
 mod image;
 mod memory;
+mod net;
 mod section;
 
 pub use disk::{Backing, Base, Disk};
 pub use memory::{Memory, Sharing};
+pub use net::Net;
 
 /// The most vCPUs a VM may have.
 pub const CPUS_MAX: u32 = 16;
@@ -63,6 +65,8 @@ pub struct VmFile {
     pub args: String,
     /// Its disks.
     pub disks: Vec<Disk>,
+    /// Its network devices.
+    pub nets: Vec<Net>,
 }
 
 impl VmFile {
@@ -142,8 +146,29 @@ impl VmFile {
             reserved: 0,
             swap: swap.as_deref().map_or_else(Text::default, Text::cut),
             disks,
+            nets: self.net_records(),
             command_line: Text::cut(&self.args),
         })
+    }
+}
+
+impl VmFile {
+    fn net_records(&self) -> [NetRecord; NETS_MAX] {
+        let mut nets = [NetRecord::default(); NETS_MAX];
+        for (record, net) in nets.iter_mut().zip(&self.nets) {
+            *record = NetRecord {
+                switch: Text::cut(&net.switch),
+                mac: net.mac,
+                mtu: net.mtu,
+                flags: if net.offloads { 0 } else { NET_PLAIN }
+                    | if net.uplink { NET_UPLINK } else { 0 },
+                learns: net.learns,
+                reserved: 0,
+                limit: net.limit,
+                floods: net.floods,
+            };
+        }
+        nets
     }
 }
 

@@ -216,6 +216,7 @@ pub fn start<D: Device>(device: D, without: u64, size: u16) -> (Transport<D>, Ve
     };
     let mut drivers = Vec::new();
     for queue in 0..D::QUEUE_SIZES.len() as u64 {
+        let size = size.min(D::QUEUE_SIZES[queue as usize]);
         let driver = Driver::new(queue, size, ring);
         set_up_queue(&mut transport, queue, &driver.setup);
         assert_eq!(transport.read(0x044, 4), 1);

@@ -7,6 +7,7 @@ use model_addr::{FRAME_SIZE, Ipa};
 use model_virtio::balloon::{Balloon, MAX_RUNS};
 use model_virtio::blk::{Blk, Next, Options, Request, Status};
 use model_virtio::console::Console;
+use model_virtio::net::{self, Frame, HEAD_MAX, Net, Offload, Received};
 use model_virtio::rng::Rng;
 use model_virtio::{Device, Transport};
 use proptest::prelude::*;
@@ -163,5 +164,45 @@ proptest! {
             assert!(pages < 300 + 512);
             balloon.request_statistics(guest);
         });
+    }
+
+    #[test]
+    fn net_survives(steps in prop::collection::vec(steps(), 1..150)) {
+        let (mac, mtu) = ([2, 0, 0, 0, 0, 1], 1500);
+        let mut frame = Frame::default();
+        run(Net::new(net::Options { mac, mtu, offloads: true }), steps, |net, guest| {
+            serve_net(net, guest, &mut frame);
+        });
+    }
+}
+
+fn serve_net(net: &mut Transport<Net>, guest: &FakeGuest, frame: &mut Frame) {
+    for _ in 0..32 {
+        match net.next_frame(guest, frame) {
+            net::Next::Empty => break,
+            net::Next::Refused => {}
+            net::Next::Frame => {
+                let rest: u64 = frame.rest().iter().map(|s| u64::from(s.len)).sum();
+                assert_eq!(rest + frame.head().len() as u64, u64::from(frame.bytes()));
+                assert!((14..=net::FRAME_MAX).contains(&frame.bytes()));
+                assert!(frame.head().len() <= HEAD_MAX);
+                for segment in frame.rest() {
+                    assert!(guest.contains(segment.ipa, u64::from(segment.len)));
+                }
+                net.sent(guest, frame);
+            }
+        }
+    }
+    net.signal_sent(guest);
+    net.control(guest, 16);
+    for bytes in [60, 1500, 65_000] {
+        let mut filled = 0;
+        let received = net.receive(guest, (bytes, Offload::default()), |at, ipa, len| {
+            assert_eq!(at, filled);
+            assert!(len > 0 && guest.contains(ipa, u64::from(len)));
+            filled += len;
+            Ok(())
+        });
+        assert!(received != Received::Done || filled == bytes);
     }
 }

@@ -7,8 +7,10 @@ mod bytes;
 mod driver;
 mod hostile;
 mod mmio;
+mod net;
 mod queue;
 mod races;
+mod wire;
 
 use proptest::test_runner::Config;
 

@@ -107,7 +107,8 @@ fn worker(name: &str) -> Vm {
 /// As long as the neighbour needs; the disk is there for the cases that abuse it.
 fn hostile(case: &str) -> Vm {
     let args = format!("do={case} seconds=4");
-    Vm::bare(&vm_name(case), "hostile", &args).cow_disk("../scratch.img")
+    let vm = Vm::bare(&vm_name(case), "hostile", &args).cow_disk("../scratch.img");
+    vm.net("hostile")
 }
 
 fn with_scratch_disk(directory: &Path) -> Outcome<Vec<String>> {

@@ -5,4 +5,5 @@ pub mod exits;
 pub mod gic;
 pub mod machine;
 pub mod partitions;
+pub mod switch;
 pub mod virtio;

@@ -9,6 +9,7 @@ use model_addr::{FRAME_SIZE, Ipa, IpaRange};
 use model_virtio::balloon::{Balloon, MAX_RUNS};
 use model_virtio::blk::{Blk, BlockSize, Next, Options, Request, Status};
 use model_virtio::console::Console;
+use model_virtio::net::{self, Frame, Net, Offload, Received};
 use model_virtio::rng::Rng;
 use model_virtio::{Device, Transport};
 
@@ -104,6 +105,59 @@ pub fn balloon(data: &[u8]) {
         assert!(pages < BUDGET + 512);
         balloon.request_statistics(guest);
     });
+}
+
+/// Frames out, cut for a wire, and in, and commands.
+pub fn net(data: &[u8]) {
+    let offloads = data.first().is_none_or(|byte| byte & 2 == 0);
+    let (mac, mtu) = ([2, 0, 0, 0, 0, 1], 1500);
+    let options = net::Options { mac, mtu, offloads };
+    let mut frame = Frame::default();
+    drive(data, Net::new(options), |net, guest| {
+        for _ in 0..32 {
+            match net.next_frame(guest, &mut frame) {
+                net::Next::Empty => break,
+                net::Next::Refused => {}
+                net::Next::Frame => {
+                    cut(&frame, guest, mtu);
+                    net.sent(guest, &frame);
+                }
+            }
+        }
+        net.signal_sent(guest);
+        net.control(guest, 8);
+        for bytes in [60, 9000] {
+            let mut filled = 0;
+            let received = net.receive(guest, (bytes, Offload::default()), |at, ipa, len| {
+                assert!(at == filled && guest.contains(ipa, len.into()));
+                filled += len;
+                Ok(())
+            });
+            assert!(received != Received::Done || filled == bytes);
+        }
+    });
+}
+
+/// What goes over a wire for a frame, however its headers lie.
+fn cut(frame: &Frame, guest: &FakeGuest, mtu: u16) {
+    let mut bytes = frame.head().to_vec();
+    for segment in frame.rest() {
+        bytes.extend(guest.get(segment.ipa, segment.len as usize));
+    }
+    assert_eq!(bytes.len(), frame.bytes() as usize);
+    let offload = frame.offload();
+    let most = offload.gso.map_or(usize::from(mtu) + 18, |gso| {
+        usize::from(gso.payload) + usize::from(gso.size)
+    });
+    let mut payload = 0;
+    let done = net::wire::pieces(&mut bytes, offload, |head, piece| {
+        assert!(head.len() + piece.len() <= most);
+        payload += piece.len();
+    });
+    let whole = offload
+        .gso
+        .map_or(0, |gso| frame.bytes() as usize - usize::from(gso.payload));
+    assert!(done.is_err() || payload == whole);
 }
 
 fn drive<D: Device>(data: &[u8], device: D, mut serve: impl FnMut(&mut Transport<D>, &FakeGuest)) {

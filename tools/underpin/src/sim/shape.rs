@@ -52,6 +52,12 @@ pub struct Shape {
     /// Log each disk's writes and flushes to this file, in disk order (dm-log-writes format)
     #[arg(long, value_name = "FILE", requires = "disk")]
     pub disk_log: Vec<PathBuf>,
+    /// Give the machine a network card, with a way out through this one's network
+    #[arg(long)]
+    pub net: bool,
+    /// Reach a port of the first VM with a way out (TCP): HOST-PORT:VM-PORT (repeatable)
+    #[arg(long, value_name = "PORTS", value_parser = forward, requires = "net")]
+    pub forward: Vec<(u16, u16)>,
     /// The hypervisor's own command line, as in log=debug
     #[arg(long, value_name = "TEXT")]
     pub append: Option<String>,
@@ -211,6 +217,7 @@ impl Shape {
         args.words("-chardev socket,id=control,fd=0 -device virtio-serial-device,max_ports=1");
         args.words("-device virtconsole,chardev=control");
         self.disks(&mut args);
+        self.network(&mut args);
         args.0.extend(self.qemu_arg.iter().cloned());
         Ok(args.0)
     }
@@ -231,6 +238,17 @@ impl Shape {
             format!("{},pauth-impdef=on", self.cpu)
         } else {
             self.cpu.clone()
+        }
+    }
+
+    /// QEMU's user network: DHCP, and connections outwards, without rights on this machine.
+    fn network(&self, args: &mut Arguments) {
+        if self.net {
+            let forward = |(host, vm): &(u16, u16)| format!("hostfwd=tcp:127.0.0.1:{host}-:{vm}");
+            let options = std::iter::once("user,id=outside".to_owned());
+            let options: Vec<_> = options.chain(self.forward.iter().map(forward)).collect();
+            args.pair("-netdev", options.join(","));
+            args.pair("-device", "virtio-net-device,netdev=outside");
         }
     }
 
@@ -256,6 +274,13 @@ impl Shape {
             );
         }
     }
+}
+
+/// `HOST-PORT:VM-PORT`.
+fn forward(text: &str) -> std::result::Result<(u16, u16), String> {
+    let ports = text.split_once(':');
+    let ports = ports.and_then(|(host, vm)| Some((host.parse().ok()?, vm.parse().ok()?)));
+    ports.ok_or_else(|| format!("'{text}' is not two ports, as in 8080:80"))
 }
 
 /// The VMs need memory beside the bundle.
@@ -392,8 +417,9 @@ mod tests {
 
     #[test]
     fn the_command_line_says_what_was_asked() {
-        let line =
-            line("--nodes 2 --cpus 4 --memory 4G --icount 1 --disk d1 --disk-log l1 --cpu max");
+        let line = line(
+            "--nodes 2 --cpus 4 --memory 4G --icount 1 --disk d1 --disk-log l1 --cpu max --net --forward 8080:80",
+        );
         for part in [
             "memory-backend-ram,id=memory1,size=2048M,reserve=off",
             "-numa node,nodeid=1,cpus=2-3,memdev=memory1",
@@ -404,6 +430,7 @@ mod tests {
             "-kernel a,b -initrd a,b -serial file:a,,b -qmp unix:a,,b,server=on,wait=off",
             "driver=blklogwrites,node-name=logged0,file=disk0,log=log0",
             "virtio-blk-device,drive=logged0",
+            "-netdev user,id=outside,hostfwd=tcp:127.0.0.1:8080-:80 -device virtio-net-device,netdev=outside",
         ] {
             assert!(line.contains(part), "{part} in {line}");
         }

@@ -10,7 +10,7 @@ use crate::{
     },
     units,
 };
-use abi::control::{EXIT_CLASSES, NodeStatus, VmStatus, state};
+use abi::control::{EXIT_CLASSES, NET_DROPS, NodeStatus, VmStatus, state};
 use serde_json::{Map, Value, json};
 
 /// Lists the VMs.
@@ -112,7 +112,11 @@ fn node_json((n, node): (usize, &NodeStatus)) -> Value {
 
 /// Exits by class.
 pub fn exits_json(exits: &[u64]) -> Value {
-    let pairs = EXIT_CLASSES.iter().zip(exits);
+    by_name(&EXIT_CLASSES, exits)
+}
+
+fn by_name(names: &[&str], counts: &[u64]) -> Value {
+    let pairs = names.iter().zip(counts);
     Value::Object(
         pairs
             .map(|(class, n)| ((*class).to_owned(), json!(n)))
@@ -135,6 +139,9 @@ pub fn vm_json(vm: &VmStatus) -> Value {
         "idle_ns": vm.idle_ns, "exits": exits_json(&vm.exits),
         "disk": { "reads": reads, "writes": writes, "flushes": flushes, "refused": refused,
                   "bytes_read": read, "bytes_written": written },
+        "net": { "frames_sent": vm.net_frames[0], "frames_received": vm.net_frames[1],
+                 "bytes_sent": vm.net_bytes[0], "bytes_received": vm.net_bytes[1],
+                 "dropped": by_name(&NET_DROPS, &vm.net_drops) },
         "console": { "written": console_written, "dropped": console_dropped },
         "oddities": { "registers": registers, "mmio": mmio, "queues": queues, "aborts": aborts },
     })

@@ -18,16 +18,19 @@ pub fn machine(context: &Context) -> Result<()> {
 }
 
 fn to_json(machine: &MachineStatus) -> Value {
+    let [received, sent, lost] = machine.card_frames;
     json!({
         "version": machine.version, "cpus": machine.cpus, "nodes": machine.nodes, "vms": machine.vms,
         "memory": machine.memory, "memory_free": machine.memory_free, "image": machine.image,
         "frame_table": machine.frame_table, "heap": machine.heap, "bundle": machine.bundle,
         "uptime_ns": machine.uptime_ns,
+        "card": { "received": received, "sent": sent, "lost": lost },
     })
 }
 
 fn to_text(machine: &MachineStatus) -> String {
     let mut text = String::new();
+    let [received, sent, lost] = machine.card_frames.map(units::count);
     let pairs = [
         ("CPUs", machine.cpus.to_string()),
         ("nodes", machine.nodes.to_string()),
@@ -38,6 +41,10 @@ fn to_text(machine: &MachineStatus) -> String {
         ("frame table", units::size(machine.frame_table)),
         ("heap", units::size(machine.heap)),
         ("bundle", units::size(machine.bundle)),
+        (
+            "card",
+            format!("{received} frames received, {sent} sent, {lost} lost"),
+        ),
         ("up for", units::nanoseconds(machine.uptime_ns)),
     ];
     show::lines(&mut text, &pairs);

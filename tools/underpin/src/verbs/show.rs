@@ -10,7 +10,7 @@ use crate::{
     },
     units,
 };
-use abi::control::{EXIT_CLASSES, VcpuStatus, VmStatus, vcpu_state};
+use abi::control::{EXIT_CLASSES, NET_DROPS, VcpuStatus, VmStatus, vcpu_state};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -129,12 +129,29 @@ fn devices(text: &mut String, vm: &VmStatus) {
             ("console", format!("{said} written, {dropped} dropped")),
         ],
     );
+    network(text, vm);
     let [registers, mmio, queues, aborts] = vm.oddities;
     if vm.oddities.iter().any(|n| *n > 0) {
         let odd = format!(
             "{registers} registers, {mmio} MMIO accesses, {queues} queues, {aborts} aborts"
         );
         lines(text, &[("odd", odd)]);
+    }
+}
+
+fn network(text: &mut String, vm: &VmStatus) {
+    let [sent, received] = vm.net_frames.map(units::count);
+    let [out, into] = vm.net_bytes.map(units::size);
+    let lost = NET_DROPS.iter().zip(vm.net_drops).filter(|(_, n)| *n > 0);
+    let lost: Vec<_> = lost
+        .map(|(why, n)| format!("{} {why}", units::count(n)))
+        .collect();
+    if vm.net_frames != [0; 2] {
+        let frames = format!("{sent} frames sent ({out}), {received} received ({into})");
+        lines(text, &[("network", frames)]);
+    }
+    if !lost.is_empty() {
+        lines(text, &[("lost frames", lost.join(", "))]);
     }
 }
 

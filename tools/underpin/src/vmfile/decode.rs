@@ -12,7 +12,7 @@ use abi::Text;
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "name",
     "cpus",
     "memory",
@@ -24,6 +24,7 @@ const KEYS: [&str; 11] = [
     "on_reset",
     "boot",
     "disk",
+    "net",
 ];
 const BOOT_KEYS: [&str; 4] = ["kernel", "format", "initrd", "args"];
 
@@ -77,6 +78,7 @@ impl Decoder<'_> {
         let restart = root.choice("on_reset", &["restart", "end"]) == "restart";
         let sharing = self.sharing(root);
         let disks = self.disks(root);
+        let nets = self.nets(root, name.as_deref().unwrap_or_default());
         let (kernel, initrd, args) = boot?;
         Some(VmFile {
             path: self.path.to_owned(),
@@ -93,6 +95,7 @@ impl Decoder<'_> {
             initrd,
             args,
             disks,
+            nets,
         })
     }
 

@@ -1,0 +1,567 @@
+//! A VM's network device: frames go from its transmit queue straight into the receive buffers of
+//! whoever the switch names, copied once.
+//!
+//! No lock of two devices is held at a time: a frame is taken out of the sender's queue, and
+//! travels without its lock. A receiver without buffers lets the sender wait for it a while, and is
+//! then passed over until it takes something again.
+
+use super::virtio::Slot;
+use super::virtio::update_line;
+use crate::network::{Cable, End, Lan, Route, Scratch};
+use crate::physical::nic;
+use crate::vm::Instance;
+use crate::{housekeeping, network};
+use abi::control::NET_DROP_COUNT;
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicU64, Ordering};
+use machine_aarch64::timer;
+use machine_contract::{GuestMemory, GuestMemoryError};
+use machine_locks::{Rank, SpinLock};
+use model_addr::{Gfn, Ipa};
+use model_ethernet::{Mac, PortSet, Why};
+use model_virtio::net::wire;
+use model_virtio::net::{self, CONTROL, Frame, Next, Offload, RECEIVE, Received, TRANSMIT};
+use model_virtio::{Effect, Transport};
+
+/// Frames, and bytes of them, that are sent in one go.
+const FRAMES_AT_ONCE: u32 = 64;
+const BYTES_AT_ONCE: u64 = 1 << 20;
+/// Commands done in one go.
+const COMMANDS_AT_ONCE: usize = 16;
+/// How long a sender waits for a receiver without buffers: 1/20 of a second.
+const PATIENCE_PARTS: u64 = 20;
+
+/// Why a frame is lost, in the order of [`abi::control::NET_DROPS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Sent under another's address.
+    Spoofed,
+    /// More than the VM may send.
+    Limited,
+    /// For nobody.
+    Nowhere,
+    /// No frame, or a header that does not fit it.
+    Malformed,
+    /// The receiver took none, or had no room.
+    NoRoom,
+    /// There was no memory to move it.
+    NoMemory,
+}
+
+/// A frame as it comes to a receiver.
+#[derive(Clone, Copy)]
+pub struct Incoming<'a> {
+    /// Bytes of it.
+    bytes: u32,
+    /// What is still to be done with it.
+    offload: Offload,
+    destination: Mac,
+    body: Body<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Body<'a> {
+    /// In a guest's memory, behind its head.
+    Guest(&'a Instance, &'a Frame),
+    /// In EL2's own, in two parts.
+    Own(&'a [u8], &'a [u8]),
+}
+
+impl<'a> Incoming<'a> {
+    /// A frame at EL2, in two parts, with nothing left to do.
+    pub fn own(head: &'a [u8], rest: &'a [u8]) -> Option<Self> {
+        Some(Self {
+            bytes: (head.len() + rest.len()) as u32,
+            offload: Offload::default(),
+            destination: *head.first_chunk()?,
+            body: Body::Own(head, rest),
+        })
+    }
+
+    fn of_guest(vm: &'a Instance, frame: &'a Frame) -> Self {
+        Self {
+            bytes: frame.bytes(),
+            offload: frame.offload(),
+            destination: frame.destination(),
+            body: Body::Guest(vm, frame),
+        }
+    }
+}
+
+/// How far the bytes behind a frame's head are copied.
+#[derive(Default)]
+struct Cursor {
+    segment: usize,
+    offset: u32,
+}
+
+/// What a receiver says of a frame.
+enum Accepted {
+    /// It is over: taken, unwanted, or lost and counted.
+    Over,
+    /// There is no room now; the waiter is told when there is.
+    Full,
+    /// It takes no such offloads.
+    NeedsPieces,
+}
+
+/// What became of a frame for its sender.
+enum Sent {
+    Over,
+    /// It waits for the receiver at this port.
+    Waits(u8),
+}
+
+/// A frame on its way.
+#[derive(Default)]
+struct Sending {
+    frame: Frame,
+    /// The port that it waits for, and how long.
+    waits: Option<(u8, u64)>,
+}
+
+struct State {
+    transport: Transport<net::Net>,
+    /// Where the next frame is taken to; whoever has it sends.
+    sending: Option<Box<Sending>>,
+    /// Somebody came to send meanwhile.
+    again: bool,
+    /// Ports of senders that wait for buffers here.
+    waiters: PortSet,
+    /// It was waited for in vain.
+    is_stuck: bool,
+}
+
+/// Counters of a network device.
+#[derive(Default)]
+struct Counts {
+    frames: [AtomicU64; 2],
+    bytes: [AtomicU64; 2],
+    lost: [AtomicU64; NET_DROP_COUNT],
+}
+
+/// A network device.
+pub struct Net {
+    state: SpinLock<Box<State>>,
+    cable: Cable,
+    mac: Mac,
+    counts: Counts,
+}
+
+impl Net {
+    /// A device that looks like `device`, at the end of `cable`.
+    pub fn new(device: net::Net, cable: Cable) -> Self {
+        let mac = device.options().mac;
+        let state = Box::new(State {
+            transport: Transport::new(device),
+            sending: Some(Box::default()),
+            again: false,
+            waiters: PortSet::default(),
+            is_stuck: false,
+        });
+        Self {
+            state: SpinLock::new(Rank::Device, state),
+            cable,
+            mac,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Its cable.
+    pub fn cable(&self) -> &Cable {
+        &self.cable
+    }
+
+    /// The guest reads the register at `offset`, or writes it.
+    pub fn access(
+        &self,
+        vm: &Instance,
+        n: usize,
+        offset: u64,
+        size: usize,
+        value: Option<u64>,
+    ) -> u64 {
+        let mut state = self.state.lock();
+        let Some(value) = value else {
+            return state.transport.read(offset, size);
+        };
+        let effect = state.transport.write(offset, size, value);
+        if matches!(effect, Effect::Notify(CONTROL) | Effect::Live) {
+            control(&mut state, vm);
+        }
+        if matches!(effect, Effect::Live | Effect::Reset) {
+            state.is_stuck = false;
+        }
+        update_line(&state.transport, vm, n);
+        drop(state);
+        match effect {
+            Effect::Notify(RECEIVE) | Effect::Reset => self.wake_senders(),
+            Effect::Notify(TRANSMIT) => self.send(vm, n),
+            Effect::Live => {
+                self.wake_senders();
+                self.send(vm, n);
+            }
+            Effect::Notify(_) | Effect::None => {}
+        }
+        0
+    }
+
+    /// Goes on with work that was put off.
+    pub fn proceed(&self, vm: &Instance, n: usize) {
+        control(&mut self.state.lock(), vm);
+        self.wake_senders();
+        self.send(vm, n);
+    }
+
+    /// Whether a frame has waited long enough; asks to be asked again where one still may.
+    pub fn is_due(&self) -> bool {
+        let state = self.state.lock();
+        let waits = state.sending.as_ref().and_then(|sending| sending.waits);
+        let Some((_, until)) = waits else {
+            return false;
+        };
+        let is_due = timer::now() >= until;
+        if !is_due {
+            housekeeping::request_at(until);
+        }
+        is_due
+    }
+
+    /// Whether its rings, or a frame on its way, use a guest frame.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        self.state.try_lock().is_none_or(|state| {
+            let sending = state.sending.as_ref();
+            let travels = sending.is_none_or(|it| it.waits.is_some() && it.frame.uses(gfn));
+            travels || state.transport.uses(gfn)
+        })
+    }
+
+    /// Queues that the driver broke, since the start.
+    pub fn errors(&self) -> u64 {
+        self.state.lock().transport.errors().0.into()
+    }
+
+    /// Frames sent and received, bytes in them, and frames lost.
+    pub fn counts(&self) -> ([u64; 2], [u64; 2], [u64; NET_DROP_COUNT]) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counts {
+            frames,
+            bytes,
+            lost,
+        } = &self.counts;
+        (
+            frames.each_ref().map(load),
+            bytes.each_ref().map(load),
+            lost.each_ref().map(load),
+        )
+    }
+
+    fn lose(&self, why: Loss) {
+        self.counts.lost[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn note(&self, received: usize, bytes: u32) {
+        self.counts.frames[received].fetch_add(1, Ordering::Relaxed);
+        self.counts.bytes[received].fetch_add(bytes.into(), Ordering::Relaxed);
+    }
+
+    /// Lets those send that wait for buffers of this device.
+    fn wake_senders(&self) {
+        let waiters = core::mem::take(&mut self.state.lock().waiters);
+        for port in waiters.iter() {
+            if let Some(End::Vm(vm, window)) = self.cable.lan().end(port)
+                && let Some(Slot::Net(net)) = vm.virtio.get(window)
+            {
+                net.send(&vm, window);
+            }
+        }
+    }
+
+    /// Sends frames, as many as one go allows; vCPU 0 comes back for the rest.
+    fn send(&self, vm: &Instance, n: usize) {
+        let mut bytes = 0;
+        for _ in 0..FRAMES_AT_ONCE {
+            let Some(mut sending) = self.next(vm, n) else {
+                return;
+            };
+            let sent = self.deliver(vm, &mut sending);
+            bytes += u64::from(sending.frame.bytes());
+            let mut state = self.state.lock();
+            if let Sent::Waits(_) = sent {
+                state.sending = Some(sending);
+                // Who woke it while nobody had it found nothing to do.
+                if core::mem::take(&mut state.again) {
+                    continue;
+                }
+                return finish(&mut state, vm, n);
+            }
+            sending.waits = None;
+            state.transport.sent(&vm.memory(), &sending.frame);
+            state.sending = Some(sending);
+            if bytes >= BYTES_AT_ONCE {
+                break;
+            }
+        }
+        finish(&mut self.state.lock(), vm, n);
+        vm.put_off_device_work();
+    }
+
+    /// The frame that waits, or the next one of the queue; `None` where there is none, or somebody
+    /// else sends.
+    fn next(&self, vm: &Instance, n: usize) -> Option<Box<Sending>> {
+        let mut state = self.state.lock();
+        let Some(mut sending) = state.sending.take() else {
+            state.again = true;
+            return None;
+        };
+        state.again = false;
+        if sending.waits.is_some() {
+            return Some(sending);
+        }
+        for _ in 0..FRAMES_AT_ONCE {
+            match state.transport.next_frame(&vm.memory(), &mut sending.frame) {
+                Next::Frame => return Some(sending),
+                Next::Refused => self.lose(Loss::Malformed),
+                Next::Empty => {
+                    state.sending = Some(sending);
+                    finish(&mut state, vm, n);
+                    return None;
+                }
+            }
+        }
+        state.sending = Some(sending);
+        finish(&mut state, vm, n);
+        vm.put_off_device_work();
+        None
+    }
+
+    /// Brings a frame to where the switch says; no lock is held.
+    fn deliver(&self, vm: &Instance, sending: &mut Sending) -> Sent {
+        let frame = &sending.frame;
+        let (lan, port) = (self.cable.lan(), self.cable.port());
+        let incoming = Incoming::of_guest(vm, frame);
+        let sent = if let Some((to, until)) = sending.waits {
+            self.retry(lan, to, until, incoming)
+        } else {
+            let bytes = frame.bytes();
+            match lan.route(port, frame.source(), frame.destination(), bytes) {
+                Route::Drop(why) => {
+                    self.lose(loss(why));
+                    return Sent::Over;
+                }
+                Route::To(to, end) => {
+                    self.note(0, bytes);
+                    self.bring(&end, to, incoming, Some(port))
+                }
+                Route::Flood(ports) => {
+                    self.note(0, bytes);
+                    for to in ports.iter() {
+                        if let Some(end) = lan.end(to) {
+                            self.bring(&end, to, incoming, None);
+                        }
+                    }
+                    Sent::Over
+                }
+            }
+        };
+        if let (Sent::Waits(to), None) = (&sent, sending.waits) {
+            let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
+            sending.waits = Some((*to, until));
+            housekeeping::request_at(until);
+        }
+        sent
+    }
+
+    /// Tries again to bring a frame that waits.
+    fn retry(&self, lan: &Lan, to: u8, until: u64, incoming: Incoming<'_>) -> Sent {
+        let Some(end) = lan.end(to) else {
+            self.lose(Loss::Nowhere);
+            return Sent::Over;
+        };
+        if timer::now() >= until
+            && let End::Vm(vm, window) = &end
+            && let Some(Slot::Net(net)) = vm.virtio.get(*window)
+        {
+            net.state.lock().is_stuck = true;
+        }
+        self.bring(&end, to, incoming, Some(self.cable.port()))
+    }
+
+    /// Brings a frame to one end; the sender at port `waiter` can wait for it.
+    fn bring(&self, end: &End, to: u8, incoming: Incoming<'_>, waiter: Option<u8>) -> Sent {
+        let accepted = match end {
+            End::Vm(vm, window) => match vm.virtio.get(*window) {
+                Some(Slot::Net(net)) => net.accept(vm, *window, incoming, waiter),
+                _ => Accepted::Over,
+            },
+            End::Uplink => Accepted::NeedsPieces,
+        };
+        match accepted {
+            Accepted::Over => Sent::Over,
+            Accepted::Full => Sent::Waits(to),
+            Accepted::NeedsPieces => {
+                self.bring_pieces(end, incoming);
+                Sent::Over
+            }
+        }
+    }
+
+    /// Brings a frame in pieces as they go over a wire.
+    fn bring_pieces(&self, end: &End, incoming: Incoming<'_>) {
+        let Body::Guest(vm, frame) = incoming.body else {
+            return;
+        };
+        let Some(mut scratch) = network::scratch() else {
+            return self.lose(Loss::NoMemory);
+        };
+        let Ok(bytes) = gather(vm, frame, &mut scratch) else {
+            return self.lose(Loss::NoMemory);
+        };
+        let done = wire::pieces(bytes, frame.offload(), |head, rest| match end {
+            End::Uplink => {
+                if !nic::send(head, rest) {
+                    self.lose(Loss::NoRoom);
+                }
+            }
+            End::Vm(vm, window) => {
+                if let Some(piece) = Incoming::own(head, rest)
+                    && let Some(Slot::Net(net)) = vm.virtio.get(*window)
+                {
+                    net.accept(vm, *window, piece, None);
+                }
+            }
+        });
+        if done.is_err() {
+            self.lose(Loss::Malformed);
+        }
+    }
+
+    /// Takes a frame that is for this device; the sender at port `waiter` can wait for buffers.
+    pub fn take(&self, vm: &Instance, n: usize, incoming: Incoming<'_>) {
+        self.accept(vm, n, incoming, None);
+    }
+
+    fn accept(
+        &self,
+        vm: &Instance,
+        n: usize,
+        incoming: Incoming<'_>,
+        waiter: Option<u8>,
+    ) -> Accepted {
+        let mut state = self.state.lock();
+        let transport = &mut state.transport;
+        if !transport
+            .device()
+            .filter()
+            .wants(self.mac, incoming.destination)
+        {
+            return Accepted::Over;
+        }
+        if transport.is_live() && !incoming.offload.fits(transport.takes()) {
+            return Accepted::NeedsPieces;
+        }
+        let (memory, mut cursor) = (vm.memory(), Cursor::default());
+        let what = (incoming.bytes, incoming.offload);
+        let received = transport.receive(&memory, what, |at, ipa, len| {
+            fill(&memory, ipa, (at, len), incoming.body, &mut cursor)
+        });
+        match received {
+            Received::Done => {
+                state.is_stuck = false;
+                self.note(1, incoming.bytes);
+            }
+            Received::NoBuffers => {
+                if let (Some(port), false) = (waiter, state.is_stuck) {
+                    state.waiters.0 |= 1 << port;
+                    return Accepted::Full;
+                }
+                self.lose(Loss::NoRoom);
+            }
+            Received::TooLong | Received::NoDriver => self.lose(Loss::NoRoom),
+            Received::Lost => self.lose(Loss::NoMemory),
+        }
+        update_line(&state.transport, vm, n);
+        Accepted::Over
+    }
+}
+
+fn loss(why: Why) -> Loss {
+    match why {
+        Why::Spoofed => Loss::Spoofed,
+        Why::Limited => Loss::Limited,
+        Why::Nowhere => Loss::Nowhere,
+    }
+}
+
+fn control(state: &mut State, vm: &Instance) {
+    if state.transport.control(&vm.memory(), COMMANDS_AT_ONCE) {
+        vm.put_off_device_work();
+    }
+}
+
+/// Tells the driver what was sent.
+fn finish(state: &mut State, vm: &Instance, n: usize) {
+    state.transport.signal_sent(&vm.memory());
+    update_line(&state.transport, vm, n);
+}
+
+/// Copies `len` bytes of a frame from byte `at` on to a receiver's memory; calls go forward.
+fn fill(
+    to: &crate::vm::DeviceView<'_>,
+    ipa: Ipa,
+    (at, len): (u32, u32),
+    body: Body<'_>,
+    cursor: &mut Cursor,
+) -> Result<(), GuestMemoryError> {
+    let (at, len) = (at as usize, len as usize);
+    let (head, rest) = match body {
+        Body::Own(head, rest) => (head, rest),
+        Body::Guest(_, frame) => (frame.head(), &[][..]),
+    };
+    let of_head = head.get(at..).unwrap_or_default();
+    let of_head = &of_head[..of_head.len().min(len)];
+    if !of_head.is_empty() {
+        to.write(ipa, of_head)?;
+    }
+    let (mut ipa, mut left) = (Ipa(ipa.0 + of_head.len() as u64), len - of_head.len());
+    let Body::Guest(vm, frame) = body else {
+        let skipped = (at + of_head.len()).saturating_sub(head.len());
+        let of_rest = rest.get(skipped..skipped + left).unwrap_or_default();
+        return to.write(ipa, of_rest);
+    };
+    let from = vm.memory();
+    while left > 0
+        && let Some(segment) = frame.rest().get(cursor.segment)
+    {
+        let piece = left.min((segment.len - cursor.offset) as usize);
+        let source = Ipa(segment.ipa.0 + u64::from(cursor.offset));
+        to.copy_from(ipa, &from, source, piece)?;
+        ipa = Ipa(ipa.0 + piece as u64);
+        left -= piece;
+        cursor.offset += piece as u32;
+        if cursor.offset == segment.len {
+            *cursor = Cursor {
+                segment: cursor.segment + 1,
+                offset: 0,
+            };
+        }
+    }
+    Ok(())
+}
+
+/// Copies a whole frame to EL2.
+fn gather<'a>(
+    vm: &Instance,
+    frame: &Frame,
+    scratch: &'a mut Scratch,
+) -> Result<&'a mut [u8], GuestMemoryError> {
+    let bytes = &mut scratch.bytes()[..frame.bytes() as usize];
+    let (head, mut rest) = bytes.split_at_mut(frame.head().len());
+    head.copy_from_slice(frame.head());
+    for segment in frame.rest() {
+        let (part, others) = rest.split_at_mut(segment.len as usize);
+        vm.memory().read(segment.ipa, part)?;
+        rest = others;
+    }
+    Ok(bytes)
+}

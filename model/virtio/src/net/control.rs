@@ -1,0 +1,145 @@
+//! Commands on the control queue (virtio 5.1.6.5): a class, a command, data, and an answer of a byte.
+
+use super::filter::Filter;
+use super::{CONFIG_STATUS, CONTROL, Net, STATUS_ANNOUNCE, feature};
+use crate::{Chain, QueueError, Transport};
+use heapless::Vec;
+use machine_contract::{GuestMemory, GuestMemoryError};
+
+const OK: u8 = 0;
+const ERR: u8 = 1;
+
+/// Commands, as class and command.
+mod command {
+    pub const PROMISCUOUS: [u8; 2] = [0, 0];
+    pub const ALL_MULTICAST: [u8; 2] = [0, 1];
+    pub const MAC_TABLES: [u8; 2] = [1, 0];
+    pub const MAC: [u8; 2] = [1, 1];
+    pub const ANNOUNCED: [u8; 2] = [3, 0];
+    pub const GUEST_OFFLOADS: [u8; 2] = [5, 0];
+}
+
+/// What a command could not be done for.
+enum Unserved {
+    /// It is not one of these, too short, or not to be had.
+    Refused,
+    /// It breaks the queue.
+    Broken(QueueError),
+}
+
+impl From<GuestMemoryError> for Unserved {
+    fn from(error: GuestMemoryError) -> Self {
+        Self::Broken(error.into())
+    }
+}
+
+impl Transport<Net> {
+    /// Does up to `budget` commands; whether there may be more.
+    pub fn control(&mut self, memory: &impl GuestMemory, budget: usize) -> bool {
+        if !self.is_live() {
+            return false;
+        }
+        let (queue, mut chain) = (usize::from(CONTROL), Chain::new());
+        for _ in 0..budget {
+            let popped = self.queues[queue].pop(memory, &mut chain);
+            if self.settle(popped) != Some(true) {
+                self.signal(memory, queue);
+                return false;
+            }
+            let answered = self.answer(memory, &mut chain);
+            if self.settle(answered).is_none() {
+                return false;
+            }
+        }
+        self.signal(memory, queue);
+        true
+    }
+
+    fn answer(&mut self, memory: &impl GuestMemory, chain: &mut Chain) -> Result<(), QueueError> {
+        let at = chain.take_last_writable().ok_or(QueueError::Truncated)?;
+        let ack = match self.command(memory, chain) {
+            Ok(()) => OK,
+            Err(Unserved::Refused) => ERR,
+            Err(Unserved::Broken(error)) => return Err(error),
+        };
+        memory.write(at, &[ack])?;
+        self.queues[usize::from(CONTROL)].push_used(memory, chain.head(), 1)
+    }
+
+    fn command(&mut self, memory: &impl GuestMemory, chain: &mut Chain) -> Result<(), Unserved> {
+        let negotiated = self.negotiated();
+        let needs = |feature: u64| {
+            let has = negotiated & feature != 0;
+            has.then_some(()).ok_or(Unserved::Refused)
+        };
+        let device = &mut self.device;
+        match take(memory, chain)? {
+            command::PROMISCUOUS => {
+                needs(feature::CTRL_RX)?;
+                let [on] = take(memory, chain)?;
+                device.filter.promiscuous = on != 0;
+            }
+            command::ALL_MULTICAST => {
+                needs(feature::CTRL_RX)?;
+                let [on] = take(memory, chain)?;
+                device.filter.all_multicast = on != 0;
+            }
+            command::MAC_TABLES => {
+                needs(feature::CTRL_RX)?;
+                let (unicast, multicast) = (table(memory, chain)?, table(memory, chain)?);
+                let filter = &mut device.filter;
+                *filter = Filter {
+                    unicast,
+                    multicast,
+                    ..filter.clone()
+                };
+            }
+            // The switch knows it by its address, which is the machine's to give.
+            command::MAC => {
+                needs(feature::CTRL_MAC_ADDR)?;
+                let mac: [u8; 6] = take(memory, chain)?;
+                if mac != device.options.mac {
+                    return Err(Unserved::Refused);
+                }
+            }
+            command::ANNOUNCED => {
+                needs(feature::GUEST_ANNOUNCE)?;
+                device.config[CONFIG_STATUS] &= !STATUS_ANNOUNCE;
+            }
+            command::GUEST_OFFLOADS => {
+                needs(feature::CTRL_GUEST_OFFLOADS)?;
+                device.taken = Some(u64::from_le_bytes(take(memory, chain)?));
+            }
+            _ => return Err(Unserved::Refused),
+        }
+        Ok(())
+    }
+}
+
+/// The next `N` bytes of a command.
+fn take<const N: usize>(memory: &impl GuestMemory, chain: &mut Chain) -> Result<[u8; N], Unserved> {
+    let mut bytes = [0; N];
+    if chain.read(memory, &mut bytes)? != N {
+        return Err(Unserved::Refused);
+    }
+    Ok(bytes)
+}
+
+/// `struct virtio_net_ctrl_mac`: a count and addresses; `None` where there are more than `N`.
+fn table<const N: usize>(
+    memory: &impl GuestMemory,
+    chain: &mut Chain,
+) -> Result<Option<Vec<[u8; 6], N>>, Unserved> {
+    /// Linux sends what it has; nobody has more.
+    const MOST: u32 = 1024;
+    let count = u32::from_le_bytes(take(memory, chain)?);
+    if count > MOST {
+        return Err(Unserved::Refused);
+    }
+    let mut known = Some(Vec::new());
+    for _ in 0..count {
+        let mac: [u8; 6] = take(memory, chain)?;
+        known = known.and_then(|mut known: Vec<_, N>| known.push(mac).is_ok().then_some(known));
+    }
+    Ok(known)
+}

@@ -1,0 +1,165 @@
+//! Frames that a driver gets.
+
+use super::header::{HEADER_BYTES, Offload};
+use super::{Net, RECEIVE, feature};
+use crate::{Chain, Queue, QueueError, Segment, Transport};
+use heapless::Vec;
+use machine_contract::{GuestMemory, GuestMemoryError};
+use model_addr::Ipa;
+
+/// Most buffers of one frame, and most runs of memory in them: 64 KiB into Linux's smallest mergeable
+/// buffers, of 1536 bytes, takes 43.
+const BUFFERS_MAX: usize = 64;
+const RUNS_MAX: usize = 160;
+
+/// What became of a frame for a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// The driver has it.
+    Done,
+    /// There are too few buffers: a notification will come when there are more.
+    NoBuffers,
+    /// It does not fit the buffers that this driver gives.
+    TooLong,
+    /// There is no driver, or none that keeps the rules.
+    NoDriver,
+    /// Its bytes could not be moved. The driver does not notice.
+    Lost,
+}
+
+/// Buffers that are taken for one frame.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Buffers {
+    chain: Chain,
+    /// The head of each, and its bytes.
+    taken: Vec<(u16, u32), BUFFERS_MAX>,
+    /// Where they are, one after the other.
+    runs: Vec<Segment, RUNS_MAX>,
+}
+
+/// What became of taking buffers.
+enum Taken {
+    Enough,
+    TooFew,
+    TooSmall,
+}
+
+impl Transport<Net> {
+    /// Gives the driver a frame of `bytes`, of which `offload` is still to be done, and which fits what
+    /// the driver [`takes`](Self::takes). `fill` is called with runs of the driver's memory, in
+    /// order: which byte of the frame goes to where, and how many.
+    pub fn receive(
+        &mut self,
+        memory: &impl GuestMemory,
+        (bytes, offload): (u32, Offload),
+        fill: impl FnMut(u32, Ipa, u32) -> Result<(), GuestMemoryError>,
+    ) -> Received {
+        if !self.is_live() || !self.queues[usize::from(RECEIVE)].is_ready() {
+            return Received::NoDriver;
+        }
+        let needed = HEADER_BYTES as u32 + bytes;
+        let mergeable = self.has_negotiated(feature::MRG_RXBUF);
+        let (queue, buffers) = (
+            &mut self.queues[usize::from(RECEIVE)],
+            &mut self.device.buffers,
+        );
+        let taken = buffers.take(queue, memory, needed, mergeable);
+        match self.settle(taken) {
+            Some(Taken::Enough) => {}
+            Some(Taken::TooFew) => return self.put_back(Received::NoBuffers),
+            Some(Taken::TooSmall) => return self.put_back(Received::TooLong),
+            None => return Received::NoDriver,
+        }
+        let count = self.device.buffers.taken.len() as u16;
+        let header = offload.encode(count);
+        if scatter(&self.device.buffers.runs, memory, &header, needed, fill).is_err() {
+            return self.put_back(Received::Lost);
+        }
+        let given = self.give(memory, needed);
+        if self.settle(given).is_none() {
+            return Received::NoDriver;
+        }
+        self.signal(memory, usize::from(RECEIVE));
+        Received::Done
+    }
+
+    /// The buffers stay the driver's next ones.
+    fn put_back(&mut self, received: Received) -> Received {
+        let count = self.device.buffers.taken.len() as u16;
+        self.queues[usize::from(RECEIVE)].put_back(count);
+        received
+    }
+
+    /// Hands all buffers to the driver at once: it looks for the others when it finds the first.
+    fn give(&mut self, memory: &impl GuestMemory, needed: u32) -> Result<(), QueueError> {
+        let queue = &mut self.queues[usize::from(RECEIVE)];
+        let taken = &self.device.buffers.taken;
+        let mut left = needed;
+        for (n, (head, bytes)) in taken.iter().enumerate() {
+            let used = left.min(*bytes);
+            left -= used;
+            queue.stage_used(memory, n as u16, *head, used)?;
+        }
+        queue.publish_used(memory, taken.len() as u16)
+    }
+}
+
+impl Buffers {
+    fn take(
+        &mut self,
+        queue: &mut Queue,
+        memory: &impl GuestMemory,
+        needed: u32,
+        mergeable: bool,
+    ) -> Result<Taken, QueueError> {
+        self.taken.clear();
+        self.runs.clear();
+        let mut room = 0_u32;
+        while room < needed {
+            if !mergeable && room > 0 || self.taken.is_full() {
+                return Ok(Taken::TooSmall);
+            }
+            if !queue.pop(memory, &mut self.chain)? {
+                return Ok(Taken::TooFew);
+            }
+            let (chain, bytes) = (&self.chain, self.chain.writable_bytes());
+            if chain.readable_bytes() > 0 || bytes == 0 {
+                return Err(QueueError::Truncated);
+            }
+            // There is room for it: this was asked above.
+            let _ = self.taken.push((chain.head(), bytes));
+            if self.runs.extend_from_slice(chain.writable()).is_err() {
+                return Ok(Taken::TooSmall);
+            }
+            room = room.saturating_add(bytes);
+        }
+        Ok(Taken::Enough)
+    }
+}
+
+/// Spreads header and frame, `needed` bytes together, over `runs`.
+fn scatter(
+    runs: &[Segment],
+    memory: &impl GuestMemory,
+    header: &[u8],
+    needed: u32,
+    mut fill: impl FnMut(u32, Ipa, u32) -> Result<(), GuestMemoryError>,
+) -> Result<(), GuestMemoryError> {
+    let head = header.len() as u32;
+    let mut done = 0;
+    for run in runs {
+        let end = done + run.len.min(needed - done);
+        let mut at = run.ipa;
+        if done < head {
+            let part = &header[done as usize..end.min(head) as usize];
+            memory.write(at, part)?;
+            at = Ipa(at.0 + part.len() as u64);
+            done += part.len() as u32;
+        }
+        if done < end {
+            fill(done - head, at, end - done)?;
+            done = end;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Frames that a driver sends.
+
+use super::header::{HEAD_MAX, HEADER_BYTES, Offload};
+use super::{ETHERNET_BYTES, FRAME_MAX, Net, TRANSMIT};
+use crate::{Chain, QueueError, Segment, Transport};
+use machine_contract::GuestMemory;
+use model_addr::Gfn;
+
+/// A frame on its way. About 2.5 KiB: make one, and refill it.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    chain: Chain,
+    head: [u8; HEAD_MAX],
+    head_bytes: usize,
+    bytes: u32,
+    offload: Offload,
+    resets: u32,
+}
+
+impl Default for Frame {
+    fn default() -> Self {
+        Self {
+            chain: Chain::new(),
+            head: [0; HEAD_MAX],
+            head_bytes: 0,
+            bytes: 0,
+            offload: Offload::default(),
+            resets: 0,
+        }
+    }
+}
+
+impl Frame {
+    /// Its first bytes, at most [`HEAD_MAX`], as they were when it was taken.
+    pub fn head(&self) -> &[u8] {
+        &self.head[..self.head_bytes]
+    }
+
+    /// Where the bytes behind the head are.
+    pub fn rest(&self) -> &[Segment] {
+        self.chain.readable()
+    }
+
+    /// Bytes of the whole frame.
+    pub fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    /// What is still to be done with it.
+    pub fn offload(&self) -> Offload {
+        self.offload
+    }
+
+    /// Who gets it.
+    pub fn destination(&self) -> [u8; 6] {
+        [0, 1, 2, 3, 4, 5].map(|n| self.head[n])
+    }
+
+    /// Who sends it.
+    pub fn source(&self) -> [u8; 6] {
+        [6, 7, 8, 9, 10, 11].map(|n| self.head[n])
+    }
+
+    /// Whether any of it is in this guest frame.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        self.rest().iter().any(|segment| {
+            let last = segment.ipa.0 + u64::from(segment.len.max(1)) - 1;
+            (segment.ipa.frame()..=model_addr::Ipa(last).frame()).contains(&gfn)
+        })
+    }
+}
+
+/// What [`Transport::next_frame`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A frame that the owner must [`Transport::sent`].
+    Frame,
+    /// One that makes no sense and went back to the driver: ask again.
+    Refused,
+    /// Nothing: a notification will come when there is more.
+    Empty,
+}
+
+impl Transport<Net> {
+    /// Takes the next frame into `frame`. The work is bounded; the owner bounds how often it asks.
+    pub fn next_frame(&mut self, memory: &impl GuestMemory, frame: &mut Frame) -> Next {
+        if !self.is_live() {
+            return Next::Empty;
+        }
+        let popped = self.queues[usize::from(TRANSMIT)].pop(memory, &mut frame.chain);
+        if self.settle(popped) != Some(true) {
+            return Next::Empty;
+        }
+        frame.resets = self.resets();
+        let opened = self.open(memory, frame);
+        match self.settle(opened) {
+            Some(true) => Next::Frame,
+            Some(false) => {
+                self.sent(memory, frame);
+                Next::Refused
+            }
+            None => Next::Empty,
+        }
+    }
+
+    /// Gives a frame's buffers back to the driver, whether it arrived or not. A frame from before
+    /// the last reset is dropped: its driver is gone.
+    pub fn sent(&mut self, memory: &impl GuestMemory, frame: &Frame) {
+        if frame.resets != self.resets() || !self.is_live() {
+            return;
+        }
+        let queue = &mut self.queues[usize::from(TRANSMIT)];
+        let pushed = queue.push_used(memory, frame.chain.head(), 0);
+        self.settle(pushed);
+    }
+
+    /// Tells the driver of all frames that were sent, if it wants to know.
+    pub fn signal_sent(&mut self, memory: &impl GuestMemory) {
+        self.signal(memory, usize::from(TRANSMIT));
+    }
+
+    /// Reads header and head; `false` where the frame is none.
+    fn open(&self, memory: &impl GuestMemory, frame: &mut Frame) -> Result<bool, QueueError> {
+        let chain = &mut frame.chain;
+        if chain.writable_bytes() > 0 {
+            return Err(QueueError::Truncated);
+        }
+        let mut header = [0; HEADER_BYTES];
+        if chain.read(memory, &mut header)? != header.len() {
+            return Err(QueueError::Truncated);
+        }
+        frame.bytes = chain.readable_bytes();
+        if !(ETHERNET_BYTES..=FRAME_MAX).contains(&frame.bytes) {
+            return Ok(false);
+        }
+        frame.head_bytes = chain.read(memory, &mut frame.head)?;
+        let head = &frame.head[..frame.head_bytes];
+        let Ok(offload) = Offload::parse(&header, head, frame.bytes, self.negotiated()) else {
+            return Ok(false);
+        };
+        frame.offload = offload;
+        Ok(offload.gso.is_some() || frame.bytes <= self.device.wire_max())
+    }
+}

@@ -1,0 +1,144 @@
+//! VMs that talk to each other, and to what is outside the machine.
+
+use super::kernels::powered_off;
+use crate::{Outcome, because, machine::Hardware, scenario::Scenario, vm::Vm};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+const KERNEL: &str = "trixie-cloud";
+/// What a web server outside, and one in a VM, say.
+const FROM_OUTSIDE: &str = "hello from outside";
+const FROM_INSIDE: &str = "hello from a VM";
+
+pub fn scenarios() -> Vec<Scenario> {
+    vec![
+        exchange("net/tcp", 1),
+        outside(),
+        exchange("net/long-tcp", 110).slow(),
+    ]
+}
+
+/// Two clients send a server what it can make itself, and get it back: one client with offloads as
+/// the server, one without. A round is 2.3 MB, each way.
+fn exchange(name: &'static str, rounds: u32) -> Scenario {
+    let vm = |name: &str, address: u32| {
+        let vm = Vm::linux(name, KERNEL, "script").cow_disk("../talk.sh");
+        vm.args(&format!("address={address} rounds={rounds}"))
+    };
+    let vms = vec![
+        vm("server", 1).net("lan"),
+        vm("full", 2).net("lan"),
+        vm("plain", 3).plain_net("lan"),
+    ];
+    let seconds = 240 + u64::from(rounds) * 30;
+    let scenario = Scenario::new(name, Hardware::new(2, "2G"), vms).prepare(with_talk);
+    let scenario = scenario
+        .expect("server", "underpin-guest: net got 2 ok", seconds)
+        .expect("server", "underpin-guest: net got 3 ok", seconds)
+        .expect("full", "underpin-guest: net back ok", seconds)
+        .expect("plain", "underpin-guest: net back ok", seconds);
+    ["server", "full", "plain"]
+        .into_iter()
+        .fold(scenario, |scenario, vm| {
+            scenario.check(move |stage| powered_off(stage, vm))
+        })
+}
+
+fn with_talk(directory: &Path) -> Outcome<Vec<String>> {
+    script(directory, "talk.sh", include_str!("network/talk.sh"))?;
+    Ok(Vec::new())
+}
+
+/// A script as a disk, which the guest runs.
+fn script(directory: &Path, name: &str, text: &str) -> Outcome {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.resize(bytes.len().next_multiple_of(4096), 0);
+    fs::write(directory.join(name), bytes).map_err(because(format!("cannot write {name}")))
+}
+
+/// A VM gets its address from outside, asks a web server there, and is asked itself.
+fn outside() -> Scenario {
+    let vm = Vm::linux("web", KERNEL, "script").cow_disk("../web.sh");
+    Scenario::new(
+        "net/outside",
+        Hardware::new(2, "2G"),
+        vec![vm.uplink("lan")],
+    )
+    .prepare(with_outside)
+    .expect("web", "underpin-guest: net address 10.0.2.15", 240)
+    .expect(
+        "web",
+        format!("underpin-guest: net heard {FROM_OUTSIDE}"),
+        60,
+    )
+    .expect("web", "underpin-guest: net serves", 60)
+    .check(|stage| {
+        let port = fs::read_to_string(stage.directory.join("port"));
+        let port = port.map_err(because("cannot read the port"))?;
+        let said = ask(port.parse().map_err(because("odd port"))?)?;
+        if said.contains(FROM_INSIDE) {
+            return Ok(());
+        }
+        Err(format!("the VM's web server says {said:?}"))
+    })
+}
+
+fn with_outside(directory: &Path) -> Outcome<Vec<String>> {
+    let bound = || TcpListener::bind("127.0.0.1:0").map_err(because("cannot listen"));
+    let server = bound()?;
+    let port = |listener: &TcpListener| {
+        let address = listener.local_addr().map_err(because("no port"))?;
+        Ok::<_, String>(address.port())
+    };
+    // Free a moment ago, and nobody else looks for one here.
+    let (own, inside) = (port(&server)?, port(&bound()?)?);
+    thread::spawn(move || {
+        for stream in server.incoming().flatten() {
+            // Who does not listen to the end has its own message.
+            let _ = answer(stream);
+        }
+    });
+    fs::write(directory.join("port"), inside.to_string()).map_err(because("cannot write"))?;
+    let text = include_str!("network/web.sh").replace("PORT", &own.to_string());
+    script(directory, "web.sh", &text.replace("GREETING", FROM_INSIDE))?;
+    let forward = format!("{inside}:80");
+    Ok(["--net", "--forward", &forward].map(str::to_owned).into())
+}
+
+fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut request = [0; 1024];
+    let _ = stream.read(&mut request)?;
+    let length = FROM_OUTSIDE.len();
+    write!(
+        stream,
+        "HTTP/1.0 200 OK\r\nContent-Length: {length}\r\n\r\n{FROM_OUTSIDE}"
+    )
+}
+
+/// What the web server behind a port of this machine says.
+fn ask(port: u16) -> Outcome<String> {
+    let end = Instant::now() + Duration::from_mins(1);
+    loop {
+        let answer = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+            stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+            stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+            let mut said = String::new();
+            stream.read_to_string(&mut said)?;
+            Ok(said)
+        };
+        match answer() {
+            Ok(said) if !said.is_empty() => return Ok(said),
+            Ok(_) | Err(_) if Instant::now() < end => thread::sleep(Duration::from_secs(1)),
+            Ok(_) => return Err("the VM's web server says nothing".to_owned()),
+            Err(error) => return Err(format!("no answer from port {port}: {error}")),
+        }
+    }
+}

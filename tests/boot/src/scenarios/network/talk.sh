@@ -1,0 +1,58 @@
+# shellcheck shell=sh
+# Sends and checks what every VM with this initial RAM disk can make: address= and rounds= of the
+# command line say who this is, and how much.
+
+address=$(option address 1)
+rounds=$(option rounds 1)
+
+# some MiB for each round, no two alike
+data() {
+    for round in $(seq "$rounds"); do
+        echo "round $round"
+        cat /bin/busybox /modules/*
+    done
+}
+
+sum() {
+    md5sum | cut -d' ' -f1
+}
+
+# check NAME EXPECTED GOT
+check() {
+    if [ "$2" = "$3" ]; then say "net $1 ok"; else say "net $1 failed expected=$2 got=$3"; fi
+}
+
+# busybox's nc ends when the other side has nothing more to say: whoever only listens has a standard input
+# that never ends.
+mkfifo /tmp/never
+ip link set lo up
+ip link set eth0 up
+ip addr add "10.0.0.$address/24" dev eth0
+expected=$(data | sum)
+say "net bytes $(data | wc -c) link $(cat /sys/class/net/eth0/address) mtu $(cat /sys/class/net/eth0/mtu)"
+
+if [ "$address" = 1 ]; then
+    for client in 2 3; do
+        (
+            got=$(nc -l -p 500$client <>/tmp/never | sum)
+            check "got $client" "$expected" "$got"
+            data | nc -l -p 600$client >/dev/null
+        ) &
+    done
+    wait
+    # Until the clients have heard the last of it.
+    sleep 5
+else
+    tries=0
+    until ping -c 1 -W 1 10.0.0.1 >/dev/null || [ $tries = 240 ]; do tries=$((tries + 1)); done
+    say "net ping after $tries"
+    # The other client goes first.
+    until data | nc 10.0.0.1 "500$address" >/dev/null; do sleep 1; done
+    tries=0
+    until got=$(nc 10.0.0.1 "600$address" <>/tmp/never 2>/dev/null | sum) && [ "$got" = "$expected" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 30 ] || break
+        sleep 1
+    done
+    check back "$expected" "$got"
+fi
