@@ -114,7 +114,7 @@ impl<W: Words> MissWindow<W> {
     }
 
     /// The next entry of the ring.
-    fn from_ring(&mut self) -> Option<Mfn> {
+    fn next_in_ring(&mut self) -> Option<Mfn> {
         let (head, tail) = (self.words.get(offset::HEAD), self.words.get(offset::TAIL));
         let waiting = head.wrapping_sub(tail);
         if waiting == 0 {
@@ -132,7 +132,7 @@ impl<W: Words> MissWindow<W> {
     }
 
     /// A hot page that found no place in the ring: some counters are looked at.
-    fn from_sweep(&mut self) -> Option<Mfn> {
+    fn next_swept(&mut self) -> Option<Mfn> {
         let dropped = self.dropped();
         let from = self
             .sweep
@@ -154,7 +154,7 @@ impl<W: Words> MissWindow<W> {
 
 impl<W: Words> MissSource for MissWindow<W> {
     fn next_hot(&mut self) -> Option<Mfn> {
-        self.from_ring().or_else(|| self.from_sweep())
+        self.next_in_ring().or_else(|| self.next_swept())
     }
 
     fn take(&mut self, frame: Mfn, misses: &mut [u32]) -> bool {

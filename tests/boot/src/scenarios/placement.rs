@@ -22,7 +22,7 @@ fn moves() -> Scenario {
     let scenario = run("placement/moves", None, 1500).slow();
     scenario.check(|stage| {
         let (first, last) = (remote(stage, 0)?, remote(stage, 1)?);
-        if first >= LINES * 9 / 10 && last <= LINES / 20 {
+        if first >= LINES * 9 / 10 && last <= LINES / 2 {
             Ok(())
         } else {
             Err(format!(
