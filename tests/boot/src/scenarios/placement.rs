@@ -16,7 +16,7 @@ pub fn scenarios() -> Vec<Scenario> {
     vec![moves(), stays()]
 }
 
-/// One vCPU uses what the other one, on another node, has filled: all of it moves to that node,
+/// One vCPU uses what the other one, on another node, has filled: most of it moves to that node,
 /// and every word is as it was.
 fn moves() -> Scenario {
     let scenario = run("placement/moves", None, 1500).slow();
