@@ -6,14 +6,22 @@
 //! own. A reply begins with a [`ReplyHeader`]; where its code is not [`code::OK`], a sentence in
 //! UTF-8 follows, otherwise the records that the request promises.
 
+mod events;
+mod latency;
 mod mem;
 mod numa;
 
+pub use latency::{LATENCY_BUCKETS, latency_bound_ns, latency_bucket};
 pub use mem::{
     FitStatus, MEM_EVENT_COUNT, MEM_EVENTS, MachineMem, MemStatus, PageStatus, PagesRequest,
     ReclaimRequest, WHY_COUNT, WHY_PRIVATE, WhyStatus, fit, page,
 };
 
+pub use events::{
+    ACCESSES, EventsHeader, EventsRequest, LEFT, NO_VM, SHARES, TRACE_ALL, TRACE_CLASS_COUNT,
+    TRACE_CLASSES, TRACE_CPUS, TraceEvent, TraceRequest, TraceStatus, access, off_cpu, share,
+    trace,
+};
 pub use numa::{MoveRequest, NUMA_LEFT, NUMA_LEFT_COUNT, NumaStatus, left};
 
 use crate::{Text, bundle::VmRecord};
@@ -134,6 +142,13 @@ pub mod request {
     pub const NUMA: u32 = 40;
     /// A [`super::MoveRequest`]: the VM's memory moves to a node while it runs.
     pub const NUMA_MOVE: u32 = 41;
+    /// A [`super::TraceRequest`]; replies a [`super::TraceStatus`].
+    pub const TRACE: u32 = 50;
+    /// A [`super::EventsRequest`]; replies a [`super::EventsHeader`] and a [`super::TraceEvent`]
+    /// each, for as many as fit.
+    pub const EVENTS: u32 = 51;
+    /// Nothing; replies a [`super::CpuStatus`] for each pCPU.
+    pub const CPUS: u32 = 52;
 }
 
 /// Events that EL2 sends by itself.
@@ -225,6 +240,19 @@ pub struct MachineStatus {
 }
 const _: () = assert!(size_of::<MachineStatus>() == 96);
 
+/// A pCPU.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CpuStatus {
+    /// Its number.
+    pub cpu: u32,
+    /// Its node.
+    pub node: u32,
+    /// Nanoseconds that it slept, or zeroed memory ahead of need.
+    pub idle_ns: u64,
+}
+const _: () = assert!(size_of::<CpuStatus>() == 16);
+
 /// A node of the machine.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -284,6 +312,8 @@ pub struct VmStatus {
     pub idle_ns: u64,
     /// Exits of all its vCPUs, by [`EXIT_CLASSES`].
     pub exits: [u64; EXIT_CLASS_COUNT],
+    /// Nanoseconds at EL2 that they took.
+    pub exit_ns: [u64; EXIT_CLASS_COUNT],
     /// Disk requests: reads, writes, flushes, refused.
     pub disk: [u64; 4],
     /// Bytes read from and written to disks.
@@ -294,6 +324,12 @@ pub struct VmStatus {
     pub net_bytes: [u64; 2],
     /// Frames that went nowhere, by [`NET_DROPS`].
     pub net_drops: [u64; NET_DROP_COUNT],
+    /// Disk requests that failed on the machine's side.
+    pub disk_errors: u64,
+    /// Nanoseconds that disk requests took, from the notification that EL2 acted on to the answer.
+    pub disk_ns: u64,
+    /// How many of them took how long, by [`latency_bucket`].
+    pub disk_latency: [u64; LATENCY_BUCKETS],
     /// Bytes it wrote to its console, and those that were dropped of them.
     pub console: [u64; 2],
     /// Events that EL2 counted and went on: unknown registers, refused MMIO, broken queues, aborts.
@@ -304,7 +340,8 @@ pub struct VmStatus {
     pub starts: u32,
 }
 const _: () = assert!(
-    size_of::<VmStatus>() == 32 + 40 + 16 + 96 + 64 + 128 + 32 + 16 + 16 + 16 + 48 + 16 + 32 + 8
+    size_of::<VmStatus>()
+        == 32 + 40 + 16 + 96 + 64 + 256 + 32 + 16 + 144 + 16 + 16 + 48 + 16 + 32 + 8
 );
 
 /// A vCPU.
@@ -329,8 +366,12 @@ pub struct VcpuStatus {
     pub pc: u64,
     /// Exits by [`EXIT_CLASSES`].
     pub exits: [u64; EXIT_CLASS_COUNT],
+    /// Nanoseconds at EL2 that they took, as far as those tell that were timed: all while exits are
+    /// traced, else one after each alarm of EL2's. 0 where none was; in all not more than
+    /// [`Self::hypervisor_ns`].
+    pub exit_ns: [u64; EXIT_CLASS_COUNT],
 }
-const _: () = assert!(size_of::<VcpuStatus>() == 56 + 128);
+const _: () = assert!(size_of::<VcpuStatus>() == 56 + 256);
 
 /// What a vCPU does, in [`VcpuStatus::state`].
 pub mod vcpu_state {
@@ -414,6 +455,12 @@ pub enum Request<'a> {
     Pages(PagesRequest),
     /// [`request::NUMA_MOVE`].
     NumaMove(MoveRequest),
+    /// [`request::CPUS`].
+    Cpus,
+    /// [`request::TRACE`].
+    Trace(TraceRequest),
+    /// [`request::EVENTS`].
+    Events(EventsRequest),
 }
 
 impl<'a> Request<'a> {
@@ -425,6 +472,7 @@ impl<'a> Request<'a> {
             request::LIST => Some(Self::List(after(payload).ok()?)),
             request::MEM => Some(Self::Mem(after(payload).ok()?)),
             request::MACHINE_MEM if payload.is_empty() => Some(Self::MachineMem),
+            request::CPUS if payload.is_empty() => Some(Self::Cpus),
             request::NODES if payload.is_empty() => Some(Self::Nodes),
             request::ENTRIES if payload.is_empty() => Some(Self::Entries),
             request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
@@ -456,6 +504,15 @@ impl<'a> Request<'a> {
                 let pages = PagesRequest::read_from_bytes(payload).ok()?;
                 checked(pages.name)?;
                 Some(Self::Pages(pages))
+            }
+            request::TRACE => {
+                let asked = TraceRequest::read_from_bytes(payload).ok()?;
+                let known = asked.classes == KEEP || asked.classes & !TRACE_ALL == 0;
+                known.then_some(Self::Trace(asked))
+            }
+            request::EVENTS => {
+                let asked = EventsRequest::read_from_bytes(payload).ok()?;
+                Some(Self::Events(asked))
             }
             request::SET => {
                 let set = SetRequest::read_from_bytes(payload).ok()?;
@@ -508,5 +565,14 @@ mod tests {
         assert!(Request::decode(request::KILL, &name.as_bytes()[..31]).is_none());
         assert!(Request::decode(0, &[]).is_none());
         assert!(Request::decode(REPLY | request::LIST, &[]).is_none());
+        let trace = |classes: u32| {
+            let reserved = 0;
+            Request::decode(
+                request::TRACE,
+                TraceRequest { classes, reserved }.as_bytes(),
+            )
+            .is_some()
+        };
+        assert!(trace(0) && trace(TRACE_ALL) && trace(KEEP) && !trace(TRACE_ALL + 1));
     }
 }

@@ -1,5 +1,6 @@
 //! What each pCPU has for itself, found by `TPIDR_EL2`.
 
+use crate::trace::Trace;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::{cpu as metal, gic};
@@ -38,6 +39,8 @@ pub struct Cpu {
     pub sleepers: SpinLock<Sleepers>,
     /// Counts it has idled.
     pub idle: AtomicU64,
+    /// What it notes of what happens.
+    pub trace: Trace,
     /// Locks it holds, in debug builds.
     pub held: HeldRanks,
 }
@@ -62,6 +65,7 @@ impl Cpu {
             sleeps_in_place: AtomicBool::new(false),
             sleepers: SpinLock::new(Rank::Scheduler, Sleepers::new()),
             idle: AtomicU64::new(0),
+            trace: Trace::new(),
             held: HeldRanks::new(),
         }
     }

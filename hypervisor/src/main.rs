@@ -35,6 +35,7 @@ mod physical;
 mod sched;
 mod sharing;
 mod start;
+mod trace;
 mod vcpu;
 mod vm;
 
@@ -56,6 +57,7 @@ extern "C" fn primary_main(device_tree: u64) -> ! {
     start::say_what_was_found();
     sharing::init();
     numa::init();
+    trace::init();
     vm::init();
     start::release_cpus();
     sched::run_forever(cpu::this())

@@ -269,7 +269,7 @@ fn settle(cpu: &'static Cpu, vm: &Instance, vcpu: &vcpu::Vcpu, outcome: Outcome,
         wake(entity);
     }
     // Whoever asked for its attention while it fell asleep may have missed it.
-    if vcpu.attention.load(Ordering::SeqCst) != 0 {
+    if vcpu.is_called() {
         wake(entity);
     }
 }

@@ -4,11 +4,11 @@ mod memory;
 pub mod port;
 
 use crate::vm::{self, Refusal};
-use crate::{frames, heap, host};
+use crate::{frames, heap, host, trace};
 use abi::Text;
 use abi::control::{
-    EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION, VmName, code,
-    request,
+    CpuStatus, EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION,
+    VmName, code, request,
 };
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -23,14 +23,14 @@ const ROOM: usize = abi::control::PAYLOAD_MAX - size_of::<ReplyHeader>();
 
 /// What a request that succeeds brings: records.
 #[derive(Default)]
-struct Answer {
+pub struct Answer {
     count: u32,
     records: Vec<u8>,
 }
 
 impl Answer {
     /// Adds a record; `false` where there is no room for it.
-    fn push(&mut self, record: &(impl IntoBytes + Immutable)) -> bool {
+    pub fn push(&mut self, record: &(impl IntoBytes + Immutable)) -> bool {
         let bytes = record.as_bytes();
         if self.records.len() + bytes.len() > ROOM {
             return false;
@@ -38,6 +38,14 @@ impl Answer {
         self.records.extend_from_slice(bytes);
         self.count += 1;
         true
+    }
+
+    /// Writes over the first record, which is of that type.
+    pub fn set_first(&mut self, record: &(impl IntoBytes + Immutable)) {
+        let bytes = record.as_bytes();
+        if let Some(first) = self.records.get_mut(..bytes.len()) {
+            first.copy_from_slice(bytes);
+        }
     }
 }
 
@@ -121,6 +129,15 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         }
         Request::Set(request) => vm::set(&request)?,
         Request::Nodes => nodes(&mut answer),
+        Request::Cpus => {
+            for cpu in host::cpus() {
+                answer.push(&CpuStatus {
+                    cpu: cpu.id.0.into(),
+                    node: cpu.node.0.into(),
+                    idle_ns: host::nanoseconds(cpu.idle.load(Ordering::Relaxed)),
+                });
+            }
+        }
         Request::Entries => entries(&mut answer),
         Request::Mem(after) => memory::list(after, &mut answer)?,
         Request::MachineMem => {
@@ -134,6 +151,10 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         }
         Request::Pages(request) => memory::pages(&request, &mut answer)?,
         Request::NumaMove(request) => memory::move_to(&request)?,
+        Request::Trace(request) => {
+            answer.push(&trace::set(request)?);
+        }
+        Request::Events(request) => trace::read(&request, &mut answer)?,
         Request::PowerOff => {
             log::info!("powered off from outside");
             host::get().power_off();

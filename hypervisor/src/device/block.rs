@@ -9,8 +9,9 @@ use super::request::{Loaded, Turn, execute, fill, first_read};
 use super::virtio::{Slot, register, update_line};
 use crate::physical::disk::{self, Buffer, Io, JOBS_FOR_PAGES, Job, Partition};
 use crate::vm::{self, Instance};
-use crate::{heap, housekeeping};
+use crate::{heap, host, housekeeping};
 use abi::bundle::Image;
+use abi::control::{LATENCY_BUCKETS, latency_bucket};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
@@ -58,6 +59,8 @@ pub struct Part {
     pub done: u64,
     /// Bytes that were really read or written for it.
     moved: u64,
+    /// When it was taken from the ring, in counts.
+    since: u64,
 }
 
 impl Part {
@@ -75,6 +78,7 @@ impl Part {
 /// A request that is done, of which a disk with a limited rate tells later.
 struct Held {
     until: u64,
+    since: u64,
     request: Box<Request>,
     status: Status,
 }
@@ -93,6 +97,29 @@ struct State {
     /// When the disk is done with what it was limited to.
     busy_until: u64,
     held: Option<Held>,
+    served: Served,
+}
+
+/// How requests ended.
+#[derive(Clone, Copy, Default)]
+pub struct Served {
+    /// They failed on the machine's side.
+    pub errors: u64,
+    /// Nanoseconds they took, from the ring and back to it.
+    pub nanoseconds: u64,
+    /// How many took how long.
+    pub latency: [u64; LATENCY_BUCKETS],
+}
+
+impl State {
+    /// Answers a request that was taken from the ring at that count.
+    fn complete(&mut self, vm: &Instance, request: &Request, status: Status, since: u64) {
+        let took = host::nanoseconds(timer::now().saturating_sub(since));
+        self.served.nanoseconds = self.served.nanoseconds.saturating_add(took);
+        self.served.latency[latency_bucket(took)] += 1;
+        self.served.errors += u64::from(status == Status::IoError);
+        self.transport.complete(&vm.memory(), request, status);
+    }
 }
 
 /// Counters of a disk.
@@ -125,6 +152,7 @@ impl Block {
             limit,
             busy_until: 0,
             held: None,
+            served: Served::default(),
         };
         Self {
             state: SpinLock::new(Rank::Device, state),
@@ -195,7 +223,13 @@ impl Block {
             Turn::Needs(io) => begin(&mut state, vm, part, io, Some(buffer)),
             Turn::Done(status) => {
                 drop(buffer);
-                finish(&mut state, vm, &part.request, status, part.moved);
+                finish(
+                    &mut state,
+                    vm,
+                    &part.request,
+                    status,
+                    (part.moved, part.since),
+                );
             }
         }
         update_line(&state.transport, vm, n);
@@ -231,6 +265,11 @@ impl Block {
             [load(reads), load(writes), load(flushes), load(refused)],
             [load(bytes_read), load(bytes_written)],
         )
+    }
+
+    /// How its requests ended.
+    pub fn served(&self) -> Served {
+        self.state.lock().served
     }
 
     /// Bytes of frames in the overlay that nobody else can use.
@@ -275,10 +314,7 @@ impl Block {
             begin(state, vm, part, io, None);
         }
         if let Some(held) = state.held.take_if(|held| timer::now() >= held.until) {
-            let Held {
-                request, status, ..
-            } = held;
-            state.transport.complete(&vm.memory(), &request, status);
+            state.complete(vm, &held.request, held.status, held.since);
         }
         if let Some(mut request) = state.request.take() {
             self.serve_next(state, &mut request, vm, n);
@@ -334,15 +370,15 @@ fn count(counter: &AtomicU64, amount: u64) {
 
 /// Begins with a request.
 fn start(state: &mut State, request: &mut Request, vm: &Instance, window: usize) {
-    let mut done = 0;
+    let (mut done, since) = (0, timer::now());
     let moved = match (&state.backing, state.limit) {
         (_, 0) => 0,
         (backing, _) => first_read(backing, request),
     };
     match execute(&mut state.backing, request, &mut done, None, vm) {
-        Turn::Done(status) => finish(state, vm, request, status, moved),
+        Turn::Done(status) => finish(state, vm, request, status, (moved, since)),
         Turn::Needs(_) if !heap::reserve(size_of::<Part>() as u64) => {
-            finish(state, vm, request, Status::IoError, 0);
+            finish(state, vm, request, Status::IoError, (0, since));
         }
         Turn::Needs(io) => {
             let part = Box::new(Part {
@@ -351,6 +387,7 @@ fn start(state: &mut State, request: &mut Request, vm: &Instance, window: usize)
                 request: core::mem::take(request),
                 done,
                 moved,
+                since,
             });
             begin(state, vm, part, io, None);
         }
@@ -377,16 +414,24 @@ fn begin(state: &mut State, vm: &Instance, part: Box<Part>, io: Io, buffer: Opti
     };
     match refused {
         None => state.under_way += 1,
-        Some(Job::Request(part)) => finish(state, vm, &part.request, Status::IoError, 0),
+        Some(Job::Request(part)) => {
+            finish(state, vm, &part.request, Status::IoError, (0, part.since));
+        }
         Some(Job::Page(_)) => {}
     }
 }
 
-/// Tells the guest how a request ended for which so many bytes were really moved: now, or when a
+/// Tells the guest how a request ended for which so many bytes were really moved, since then: now, or when a
 /// disk of the rate it is limited to would be done with them.
-fn finish(state: &mut State, vm: &Instance, request: &Request, status: Status, moved: u64) {
+fn finish(
+    state: &mut State,
+    vm: &Instance,
+    request: &Request,
+    status: Status,
+    (moved, since): (u64, u64),
+) {
     if state.limit == 0 || moved == 0 || !heap::reserve(size_of::<Request>() as u64) {
-        state.transport.complete(&vm.memory(), request, status);
+        state.complete(vm, request, status, since);
         return;
     }
     let takes = u128::from(moved) * u128::from(timer::frequency()) / u128::from(state.limit);
@@ -396,6 +441,7 @@ fn finish(state: &mut State, vm: &Instance, request: &Request, status: Status, m
     housekeeping::request_at(until);
     state.held = Some(Held {
         until,
+        since,
         request: Box::new(request.clone()),
         status,
     });

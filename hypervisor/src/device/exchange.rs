@@ -3,8 +3,11 @@
 
 use crate::frames::{self, Metal};
 use crate::sharing;
+use crate::trace::Event;
 use crate::vm::{EXCHANGE_MAX, Gets, Instance};
+use abi::control::{share, trace};
 use core::sync::atomic::Ordering;
+use machine_aarch64::timer;
 use model_addr::{FRAME_SIZE, Gfn, Ipa, Mfn};
 use model_frame_table::{CacheKey, Owner};
 use model_pmap::Why;
@@ -173,6 +176,9 @@ impl<'a> Pages<'a> {
             return true;
         }
         let done = self.vm.space.exchange(&self.list);
+        if crate::cpu::this().trace.wants(trace::SHARE) {
+            self.trace();
+        }
         let mut all = true;
         for (n, ((gfn, gets), block)) in self.list.iter().zip(&self.blocks).enumerate() {
             let is_copied = matches!(gets, Gets::Own | Gets::Block(_) | Gets::Alone(_));
@@ -185,6 +191,28 @@ impl<'a> Pages<'a> {
         self.blocks.clear();
         self.seen = 0;
         all
+    }
+}
+
+impl Pages<'_> {
+    /// Notes what all pages got. Devices work for a VM, not for one of its vCPUs.
+    #[cold]
+    fn trace(&self) {
+        for (gfn, gets) in &self.list {
+            let detail = match gets {
+                Gets::Frame(_) => share::MAPPED,
+                Gets::Zeroes => share::ZEROES,
+                Gets::Own | Gets::Block(_) => share::OFFERED,
+                Gets::Alone(_) => share::PRIVATE,
+            };
+            crate::cpu::this().trace.note(&Event {
+                kind: trace::SHARE,
+                detail,
+                whose: Some((self.vm.id.index, 0)),
+                since: timer::now(),
+                value: gfn.address().0,
+            });
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use super::{end_vm, inject, mmio};
 use crate::paging::{self, Coming};
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::{self, Filled};
-use machine_aarch64::{cpu, guest};
+use abi::control::{access, share, trace};
+use machine_aarch64::{cpu, guest, timer};
 use model_addr::Ipa;
 use model_address_space::Access;
 use model_trap::overwrite::{COPY_BEFORE, Overwrite, Store, is_clear_loop, is_copy_loop};
@@ -101,7 +102,7 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
     if paging::must_wait(guest.vm, gfn, access.writes(), vcpu) {
         return Flow::Leave(Outcome::Waiting);
     }
-    match guest.vm.fill(ipa, guest.cpu.node, access) {
+    match fill(guest, ipa, access) {
         Filled::Done => Flow::Resume,
         Filled::Away(token) => match paging::bring(guest.vm, gfn, token, 1 << vcpu) {
             Coming::Now => Flow::Resume,
@@ -115,4 +116,34 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
         Filled::NoMemory => end_vm(guest, "the machine has no memory left for it"),
         Filled::Refused => inject(guest, refusal),
     }
+}
+
+/// Fills, and notes what that was where faults or shares are traced.
+fn fill(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
+    if !guest.cpu.trace.is_on() {
+        return guest.vm.fill(ipa, guest.cpu.node, access);
+    }
+    fill_traced(guest, ipa, access)
+}
+
+#[cold]
+fn fill_traced(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
+    let since = timer::now();
+    let (_, before) = guest.vm.space.counts();
+    let filled = guest.vm.fill(ipa, guest.cpu.node, access);
+    // Another vCPU's fault of the same moment counts here, too.
+    let (_, after) = guest.vm.space.counts();
+    let detail = match access {
+        Access::Read => access::READ,
+        Access::Write => access::WRITE,
+        Access::Overwrite => access::OVERWRITE,
+    };
+    guest.note(trace::FAULT, detail, since, ipa.0);
+    if after.breaks != before.breaks {
+        guest.note(trace::SHARE, share::BROKEN, since, ipa.0);
+    }
+    if after.claims != before.claims {
+        guest.note(trace::SHARE, share::CLAIMED, since, ipa.0);
+    }
+    filled
 }

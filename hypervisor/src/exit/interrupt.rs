@@ -2,7 +2,9 @@
 
 use crate::cpu::Cpu;
 use crate::host;
-use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
+use crate::trace::Event;
+use crate::vcpu::{ExitClass, Flow, Loaded, Outcome, attention};
+use abi::control::trace;
 use core::sync::atomic::Ordering;
 use machine_aarch64::{gic, timer};
 
@@ -31,6 +33,10 @@ pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
         }
         Kind::Alarm => {
             stats.count(ExitClass::Interrupt);
+            guest
+                .vcpu
+                .attention
+                .fetch_or(attention::SAMPLE, Ordering::Relaxed);
             crate::sched::wake_sleepers(guest.cpu);
             let now = timer::now();
             if now >= guest.cpu.guest_deadline.get() {
@@ -68,6 +74,9 @@ pub fn take_interrupts(cpu: &'static Cpu) {
 #[inline]
 fn take(cpu: &'static Cpu) -> Kind {
     let intid = gic::acknowledge();
+    if cpu.trace.wants(trace::INTERRUPT) {
+        note(cpu, intid);
+    }
     if intid == gic::SGI_KICK {
         gic::drop_priority(intid);
         gic::deactivate(intid);
@@ -94,6 +103,20 @@ fn take(cpu: &'static Cpu) -> Kind {
     };
     gic::deactivate(intid);
     kind
+}
+
+/// Notes the interrupt that is taken, where one is.
+#[cold]
+fn note(cpu: &Cpu, intid: u32) {
+    if intid < gic::SPURIOUS - 3 {
+        cpu.trace.note(&Event {
+            kind: trace::INTERRUPT,
+            detail: 0,
+            whose: None,
+            since: timer::now(),
+            value: intid.into(),
+        });
+    }
 }
 
 /// The guest's virtual timer fired: into a list register with it, so that the guest's own end of

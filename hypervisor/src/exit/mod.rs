@@ -124,6 +124,7 @@ impl Loaded<'_> {
             crate::sched::begin_slice(self.cpu);
         }
         let waited = timer::now() - began;
+        self.slept += waited;
         crate::vcpu::add(&self.vcpu.stats.idle, waited);
         // The caller counts all since the exit as EL2's work; what was idle is not.
         crate::vcpu::subtract(&self.vcpu.stats.hypervisor, waited);
@@ -146,7 +147,7 @@ impl Loaded<'_> {
                 self.cpu.slice_end.set(u64::MAX);
                 crate::sched::set_alarm(self.cpu);
             }
-            if self.has_interrupt() || self.vcpu.attention.load(Ordering::Relaxed) != 0 {
+            if self.has_interrupt() || self.vcpu.is_called() {
                 return Flow::Resume;
             }
         }

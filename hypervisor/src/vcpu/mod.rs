@@ -6,7 +6,7 @@ mod stats;
 mod stolen_time;
 
 pub use run::{Flow, Loaded, Outcome, run};
-pub use stats::{ExitClass, Stats, add, subtract};
+pub use stats::{ExitClass, Exits, Stats, add, subtract};
 
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use machine_aarch64::entry::GuestContext;
@@ -35,6 +35,12 @@ pub mod attention {
     pub const DEVICE: u32 = 1 << 3;
     /// What it waits for in memory may be there: it tries again.
     pub const PAGE: u32 = 1 << 4;
+    /// Its exits are traced: stays set.
+    pub const TRACE: u32 = 1 << 5;
+    /// Its next exit is timed: stays set until one is.
+    pub const SAMPLE: u32 = 1 << 6;
+    /// What only observes it, and wakes nobody.
+    pub const OBSERVED: u32 = TRACE | SAMPLE;
 }
 
 /// The state of a vCPU that only the CPU that runs it may touch: whoever holds the lock has it,
@@ -146,7 +152,7 @@ impl Vcpu {
             entity,
             core: SpinLock::new(Rank::Vcpu, Core::new(mpidr)),
             redistributor: SpinLock::new(Rank::Redistributor, redistributor),
-            attention: AtomicU32::new(0),
+            attention: AtomicU32::new(crate::trace::initial_attention()),
             running_on: AtomicU16::new(NOWHERE),
             power: SpinLock::new(Rank::Vm, PowerState::default()),
             stats: Stats::new(),
@@ -164,6 +170,11 @@ impl Vcpu {
         }
         crate::sched::wake(self.entity);
         Ok(())
+    }
+
+    /// Whether it has anything to do before it runs on.
+    pub fn is_called(&self) -> bool {
+        self.attention.load(Ordering::SeqCst) & !attention::OBSERVED != 0
     }
 
     /// The CPU that has it loaded.

@@ -1,10 +1,12 @@
 //! Running a vCPU on the executing CPU, from exit to exit.
 
 use super::stats::add;
-use super::{Core, Vcpu, attention};
+use super::{Core, Exits, Vcpu, attention};
 use crate::cpu::Cpu;
 use crate::exit;
+use crate::trace::Event;
 use crate::vm::{Instance, layout};
+use abi::control::{off_cpu, trace};
 use core::sync::atomic::Ordering;
 use machine_aarch64::entry::{self, Leave};
 use machine_aarch64::list_registers::HardwareLists;
@@ -49,6 +51,10 @@ pub struct Loaded<'a> {
     pub core: SpinGuard<'a, Core>,
     /// The CPU's list registers.
     pub lists: HardwareLists,
+    /// Counts that it slept in the CPU.
+    pub slept: u64,
+    /// Where exits are traced or timed: how many there were at the last, and what it had slept.
+    observed: Option<(Exits, u64)>,
 }
 
 /// Runs the vCPU until it must leave.
@@ -67,6 +73,8 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
         vcpu,
         core,
         lists: HardwareLists::of_this_cpu(),
+        slept: 0,
+        observed: None,
     };
     loaded.account_wait(arrived);
     loaded.begin_if_turned_on();
@@ -83,6 +91,7 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
         .store(outcome == Outcome::Preempted, Ordering::Relaxed);
     let left = timer::now();
     vcpu.stats.waiting_since.store(left, Ordering::Relaxed);
+    loaded.trace_switch(arrived, outcome);
     outcome
 }
 
@@ -91,7 +100,7 @@ impl Loaded<'_> {
     fn run_loaded(&mut self, mut left_guest: u64) -> Outcome {
         loop {
             if self.vcpu.attention.load(Ordering::Relaxed) != 0
-                && let Flow::Leave(outcome) = self.attend()
+                && let Flow::Leave(outcome) = self.attend(left_guest)
             {
                 return outcome;
             }
@@ -111,15 +120,21 @@ impl Loaded<'_> {
             };
             if let Flow::Leave(outcome) = flow {
                 add(&self.vcpu.stats.hypervisor, timer::now() - left_guest);
+                if self.vcpu.attention.load(Ordering::Relaxed) & attention::OBSERVED != 0 {
+                    self.observe(left_guest);
+                }
                 return outcome;
             }
         }
     }
 
-    /// Does what others asked for.
+    /// Does what others asked for; the guest has left at that count.
     #[inline(never)]
-    fn attend(&mut self) -> Flow {
-        let asked = self.vcpu.attention.swap(0, Ordering::SeqCst);
+    fn attend(&mut self, left_guest: u64) -> Flow {
+        let asked = self
+            .vcpu
+            .attention
+            .fetch_and(attention::OBSERVED, Ordering::SeqCst);
         if asked & attention::STAND_STILL != 0 && self.vm.must_stand_still() {
             // What else was asked stays to be done when it runs again.
             self.vcpu
@@ -137,7 +152,58 @@ impl Loaded<'_> {
             self.publish();
             self.vm.note_published(self.vcpu.index);
         }
+        if asked & attention::OBSERVED != 0 {
+            self.observe(left_guest);
+        }
         Flow::Resume
+    }
+
+    /// Times the exit that ends now, and notes it where exits are traced. What it was is told by
+    /// the counters, of which the first look only knows where they stand.
+    #[cold]
+    fn observe(&mut self, left_guest: u64) {
+        let stats = &self.vcpu.stats;
+        let Some((before, slept)) = self.observed.replace((stats.exits(), self.slept)) else {
+            return;
+        };
+        let Some(class) = stats.class_since(&before) else {
+            return;
+        };
+        let took = timer::now().wrapping_sub(left_guest);
+        stats.time(class, took.saturating_sub(self.slept - slept));
+        if self.cpu.trace.wants(trace::EXIT) {
+            self.note(trace::EXIT, class as u8, left_guest, self.core.context.pc);
+        }
+        let sampled = attention::SAMPLE;
+        let before = self.vcpu.attention.fetch_and(!sampled, Ordering::Relaxed);
+        if before & attention::TRACE == 0 {
+            self.observed = None;
+        }
+    }
+
+    /// Notes the turn that ends now, where switches are traced.
+    fn trace_switch(&self, arrived: u64, outcome: Outcome) {
+        if self.cpu.trace.wants(trace::SWITCH) {
+            let why = match outcome {
+                Outcome::Preempted => off_cpu::PREEMPTED,
+                Outcome::Waiting => off_cpu::WAITING,
+                Outcome::Off => off_cpu::OFF,
+                Outcome::Stopped => off_cpu::STOPPED,
+            };
+            self.note(trace::SWITCH, why, arrived, self.core.context.pc);
+        }
+    }
+
+    /// Notes what happened to this vCPU from then until now; see [`trace`].
+    #[cold]
+    pub fn note(&self, kind: u8, detail: u8, since: u64, value: u64) {
+        self.cpu.trace.note(&Event {
+            kind,
+            detail,
+            whose: Some((self.vm.id.index, self.vcpu.index)),
+            since,
+            value,
+        });
     }
 
     /// Brings the list registers up to date with the vGIC.

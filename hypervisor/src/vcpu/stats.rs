@@ -45,6 +45,10 @@ pub enum ExitClass {
 pub struct Stats {
     /// Exits by [`ExitClass`].
     pub exits: [AtomicU64; EXIT_CLASS_COUNT],
+    /// Of them, how many were timed, by class.
+    timed: [AtomicU64; EXIT_CLASS_COUNT],
+    /// How long those took.
+    timed_counts: [AtomicU64; EXIT_CLASS_COUNT],
     /// Ran.
     pub run: AtomicU64,
     /// EL2 worked for it.
@@ -70,6 +74,8 @@ impl Stats {
     pub const fn new() -> Self {
         Self {
             exits: [const { AtomicU64::new(0) }; EXIT_CLASS_COUNT],
+            timed: [const { AtomicU64::new(0) }; EXIT_CLASS_COUNT],
+            timed_counts: [const { AtomicU64::new(0) }; EXIT_CLASS_COUNT],
             run: AtomicU64::new(0),
             hypervisor: AtomicU64::new(0),
             idle: AtomicU64::new(0),
@@ -87,7 +93,47 @@ impl Stats {
     pub fn count(&self, class: ExitClass) {
         add(&self.exits[class as usize], 1);
     }
+
+    /// How many exits there were, by class.
+    pub fn exits(&self) -> Exits {
+        core::array::from_fn(|class| self.exits[class].load(Ordering::Relaxed))
+    }
+
+    /// What the exit was since `before`. A wait in the CPU also counts the interrupts that ended it,
+    /// and some exits are of no class.
+    pub fn class_since(&self, before: &Exits) -> Option<usize> {
+        const WAIT: usize = ExitClass::WaitForInterrupt as usize;
+        let now = self.exits();
+        let differs = |class: &usize| now[*class] != before[*class];
+        Some(WAIT)
+            .filter(differs)
+            .or_else(|| (0..EXIT_CLASS_COUNT).find(differs))
+    }
+
+    /// An exit of that class took so many counts.
+    pub fn time(&self, class: usize, counts: u64) {
+        add(&self.timed[class], 1);
+        add(&self.timed_counts[class], counts);
+    }
+
+    /// Counts that exits took, by class, as far as those tell that were timed, and not more in all
+    /// than EL2 worked for it.
+    pub fn exit_counts(&self) -> Exits {
+        let exits = self.exits();
+        let all = u128::from(self.hypervisor.load(Ordering::Relaxed));
+        let guesses: [u128; EXIT_CLASS_COUNT] = core::array::from_fn(|class| {
+            let [timed, counts] = [&self.timed, &self.timed_counts]
+                .map(|counters| u128::from(counters[class].load(Ordering::Relaxed)));
+            let guess = (u128::from(exits[class]) * counts).checked_div(timed);
+            guess.unwrap_or(0).min(all)
+        });
+        let sum = guesses.iter().sum::<u128>().max(all).max(1);
+        guesses.map(|guess| (guess * all / sum) as u64)
+    }
 }
+
+/// A number for each class of exits.
+pub type Exits = [u64; EXIT_CLASS_COUNT];
 
 /// Adds to a counter that only one CPU writes at a time.
 #[inline]

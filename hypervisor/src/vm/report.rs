@@ -67,9 +67,8 @@ fn describe(instance: &Instance, status: &mut VmStatus) {
         status.steal_ns += each.steal_ns;
         status.hypervisor_ns += each.hypervisor_ns;
         status.idle_ns += each.idle_ns;
-        for (sum, count) in status.exits.iter_mut().zip(each.exits) {
-            *sum += count;
-        }
+        add(&mut status.exits, each.exits);
+        add(&mut status.exit_ns, each.exit_ns);
     }
     let mut errors = 0;
     for slot in &instance.virtio {
@@ -79,6 +78,10 @@ fn describe(instance: &Instance, status: &mut VmStatus) {
             let (requests, bytes) = block.counts();
             add(&mut status.disk, requests);
             add(&mut status.disk_bytes, bytes);
+            let served = block.served();
+            status.disk_errors += served.errors;
+            status.disk_ns += served.nanoseconds;
+            add(&mut status.disk_latency, served.latency);
         }
         if let Slot::Net(net) = slot {
             let (frames, bytes, lost) = net.counts();
@@ -119,6 +122,7 @@ pub fn vcpu_status(vcpu: &Vcpu) -> VcpuStatus {
         migrations: load(&stats.migrations),
         pc: load(&stats.pc),
         exits: core::array::from_fn(|class| load(&stats.exits[class])),
+        exit_ns: stats.exit_counts().map(nanoseconds),
     }
 }
 

@@ -13,6 +13,7 @@ mod placement;
 mod reading;
 mod scheduling;
 mod sharing;
+mod watching;
 
 use crate::scenario::Scenario;
 
@@ -33,6 +34,7 @@ pub fn all() -> Vec<Scenario> {
         sharing::scenarios(),
         paging::scenarios(),
         placement::scenarios(),
+        watching::scenarios(),
         bare::thorough(),
     ];
     topics.into_iter().flatten().collect()

@@ -32,6 +32,9 @@ pub struct VmStatus {
     /// Exits by class.
     #[serde(default)]
     pub exits: BTreeMap<String, u64>,
+    /// Nanoseconds at EL2 that they took.
+    #[serde(default)]
+    pub exit_ns: BTreeMap<String, u64>,
     /// How often it was started.
     #[serde(default)]
     pub starts: u32,

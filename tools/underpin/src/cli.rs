@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::{codes, sim::Shape, units};
+use abi::control::TRACE_CLASSES;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -155,6 +156,11 @@ pub enum Verb {
     Top(Top),
     /// Print what the machine counts, for Prometheus, or serve it
     Metrics(Metrics),
+    /// Record a run and draw it as one page for a browser
+    Report(Report),
+    /// Record what happens, event by event, and show it by VM
+    #[command(after_help = TRACE)]
+    Trace(Trace),
     /// Use a VM's console (leave it with Ctrl-])
     Console(Console),
     /// List the machine's NUMA nodes
@@ -430,6 +436,54 @@ fn delay(text: &str) -> Result<Duration, String> {
     let allowed = Duration::from_millis(100)..=Duration::from_hours(1);
     let within = allowed.contains(&delay).then_some(delay);
     within.ok_or_else(|| format!("'{text}' is not between 100ms and 60m"))
+}
+
+/// `underpin report`.
+#[derive(Args, Debug)]
+pub struct Report {
+    /// Where the page goes, as index.html, and the samples, as samples.jsonl
+    pub directory: PathBuf,
+    /// Record for so long; ends before that with Ctrl-C
+    #[arg(long = "for", default_value = "30s", value_name = "TIME", value_parser = units::parse_duration)]
+    pub time: Duration,
+    /// Time from one sample to the next
+    #[arg(long, default_value = "1s", value_name = "TIME", value_parser = delay)]
+    pub every: Duration,
+    /// Record nothing: draw what `underpin top --batch -o json`, or an earlier report, has put into
+    /// this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["time", "every"])]
+    pub from: Option<PathBuf>,
+}
+
+const TRACE: &str = "\
+Classes of events:
+
+  exits       a vCPU left its guest: why, and the time until it was back
+  faults      memory was not there, or with fewer rights: the time until it was
+  shares      a page changed who uses it: mapped, zeroes, offered, private, broken, claimed
+  switches    a vCPU was on a CPU: from when to when, and why it left
+  interrupts  a CPU took a physical interrupt
+
+Each CPU keeps its 4096 latest events; this command takes them out all the time, and says how
+many it came too late for. --out writes Chrome's trace format, which Perfetto's viewer opens.";
+
+/// `underpin trace`.
+#[derive(Args, Debug)]
+pub struct Trace {
+    /// The VM; left out: all, and what the machine does for none
+    pub vm: Option<String>,
+    /// Record for so long; ends before that with Ctrl-C
+    #[arg(long = "for", default_value = "1s", value_name = "TIME", value_parser = units::parse_duration)]
+    pub time: Duration,
+    /// Write all events to this file, as Chrome's trace JSON
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Only these classes of events
+    #[arg(long, value_name = "CLASS,...", value_delimiter = ',', value_parser = TRACE_CLASSES)]
+    pub classes: Vec<String>,
+    /// Only turn tracing off, where a command that ended badly left it on
+    #[arg(long, conflicts_with_all = ["vm", "time", "out", "classes"])]
+    pub stop: bool,
 }
 
 /// `underpin metrics`.

@@ -7,13 +7,13 @@ mod exposition;
 
 use crate::watch::{Sample, VmSample};
 use abi::control::{
-    EXIT_CLASSES, MEM_EVENTS, MemStatus, NET_DROPS, NodeStatus, VERSION, VcpuStatus, VmStatus,
-    state,
+    CpuStatus, EXIT_CLASSES, MEM_EVENTS, MemStatus, NET_DROPS, NodeStatus, VERSION, VcpuStatus,
+    VmStatus, latency_bound_ns, state,
 };
 use exposition::{
     Exposition,
-    Kind::{Counter, Gauge},
-    Value, series,
+    Kind::{Counter, Gauge, Histogram},
+    Value, histogram, series,
 };
 
 /// What a scraper is told that the text is.
@@ -36,6 +36,7 @@ pub fn text(sample: &Sample) -> String {
     let mut out = Exposition::default();
     build(&mut out);
     machine(&mut out, sample);
+    cpus(&mut out, &sample.cpus);
     nodes(&mut out, &sample.nodes);
     vms(&mut out, &sample.vms);
     vm_memory(&mut out, &sample.vms);
@@ -125,6 +126,20 @@ fn machine(out: &mut Exposition, sample: &Sample) {
     ] {
         out.one(&format!("underpin_{name}_bytes"), help, Value::Count(bytes));
     }
+}
+
+fn cpus(out: &mut Exposition, cpus: &[CpuStatus]) {
+    let one = |cpu: &CpuStatus| {
+        let (number, node) = (cpu.cpu.to_string(), cpu.node.to_string());
+        let idle = Value::Nanoseconds(cpu.idle_ns);
+        series(&[("cpu", &number), ("node", &node)], idle)
+    };
+    out.family(
+        "underpin_cpu_idle_seconds_total",
+        Counter,
+        "Time that the pCPU slept, or zeroed memory ahead of need.",
+        cpus.iter().map(one),
+    );
 }
 
 fn nodes(out: &mut Exposition, nodes: &[NodeStatus]) {
@@ -223,9 +238,14 @@ fn vm_amounts(out: &mut Exposition, vms: &[VmSample]) {
         ),
     ];
     each_vm(out, vms, Gauge, "", &gauges, Value::Count);
-    let counters: [Row<VmStatus>; 9] = [
+    let counters: [Row<VmStatus>; 10] = [
         ("starts", "Starts of the VM.", |vm| vm.starts.into()),
         ("disk_read_bytes", "Read from disks.", |vm| vm.disk_bytes[0]),
+        (
+            "disk_errors",
+            "Disk requests that failed on the machine's side.",
+            |vm| vm.disk_errors,
+        ),
         ("disk_written_bytes", "Written to disks.", |vm| {
             vm.disk_bytes[1]
         }),
@@ -286,6 +306,7 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
     by_kind(out, "exits", "class", help, vms, |vm| {
         Some((&EXIT_CLASSES, &vm.status.exits))
     });
+    exit_times(out, vms);
     let help = "Disk requests; those refused are of no other kind.";
     by_kind(out, "disk_requests", "kind", help, vms, |vm| {
         Some((&["read", "write", "flush", "refused"], &vm.status.disk))
@@ -294,6 +315,15 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
     by_kind(out, "net_dropped_frames", "why", help, vms, |vm| {
         Some((&NET_DROPS, &vm.status.net_drops))
     });
+    out.family(
+        "underpin_vm_disk_request_duration_seconds",
+        Histogram,
+        "How long disk requests took, from the ring and back to it.",
+        vms.iter().flat_map(|vm| {
+            let (counts, sum) = (&vm.status.disk_latency, vm.status.disk_ns);
+            histogram(&[("vm", &vm.name)], counts, latency_bound_ns, sum)
+        }),
+    );
     let help = "What a guest did wrong and EL2 went on after.";
     by_kind(out, "oddities", "kind", help, vms, |vm| {
         Some((&["register", "mmio", "queue", "abort"], &vm.status.oddities))
@@ -302,6 +332,43 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
     by_kind(out, "memory_events", "event", help, vms, |vm| {
         Some((&MEM_EVENTS, &vm.memory.as_ref()?.events))
     });
+}
+
+/// The time that exits took, of each VM, and of each vCPU with their number.
+fn exit_times(out: &mut Exposition, vms: &[VmSample]) {
+    let all = vms.iter().flat_map(|vm| {
+        let classes = EXIT_CLASSES.iter().zip(vm.status.exit_ns);
+        let one = |(class, ns): (&&str, u64)| {
+            series(
+                &[("vm", &vm.name), ("class", class)],
+                Value::Nanoseconds(ns),
+            )
+        };
+        classes.map(one).collect::<Vec<_>>()
+    });
+    let help = "Time at EL2 that exits took, by class.";
+    out.family("underpin_vm_exit_seconds_total", Counter, help, all);
+    let of_vcpus = |value: fn(&VcpuStatus, usize) -> Value| {
+        vms.iter().flat_map(move |vm| {
+            let vcpus = vm.vcpus.iter().flatten().enumerate();
+            vcpus.flat_map(move |(n, vcpu)| {
+                let n = n.to_string();
+                let classes = EXIT_CLASSES.iter().enumerate();
+                classes
+                    .map(|(class, name)| {
+                        let labels = [("vm", &*vm.name), ("vcpu", &*n), ("class", name)];
+                        series(&labels, value(vcpu, class))
+                    })
+                    .collect::<Vec<_>>()
+            })
+        })
+    };
+    let counts = of_vcpus(|vcpu, class| Value::Count(vcpu.exits[class]));
+    let help = "Exits of the vCPU to EL2, by class.";
+    out.family("underpin_vcpu_exits_total", Counter, help, counts);
+    let times = of_vcpus(|vcpu, class| Value::Nanoseconds(vcpu.exit_ns[class]));
+    let help = "Time at EL2 that exits of the vCPU took, by class.";
+    out.family("underpin_vcpu_exit_seconds_total", Counter, help, times);
 }
 
 /// A counter `underpin_vm_NAME_total` with a series for each VM and each of its kinds.

@@ -27,9 +27,11 @@ mod machine;
 mod mem;
 mod metrics;
 mod numa;
+mod report;
 mod show;
 mod simulate;
 mod top;
+mod trace;
 
 /// How long the machine may take to power off.
 const POWER_OFF_TIME: Duration = Duration::from_mins(1);
@@ -75,6 +77,8 @@ pub fn run(cli: Cli) -> Result<u8> {
         Verb::Mem(options) => return mem::mem(&context, options),
         Verb::Numa { verb } => numa::numa(&context, verb)?,
         Verb::Top(options) => top::top(&context, &options)?,
+        Verb::Trace(options) => trace::trace(&context, &options)?,
+        Verb::Report(options) => report::report(&context, &options)?,
         Verb::Metrics(options) => metrics::metrics(&context, &options)?,
         Verb::Explain { code } => explain::explain(&context, code.as_deref())?,
         Verb::Shutdown => context.shutdown()?,

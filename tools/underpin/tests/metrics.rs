@@ -9,7 +9,9 @@ mod fake;
 
 use abi::{
     Text,
-    control::{MachineMem, MachineStatus, MemStatus, NodeStatus, VcpuStatus, VmStatus, state},
+    control::{
+        CpuStatus, MachineMem, MachineStatus, MemStatus, NodeStatus, VcpuStatus, VmStatus, state,
+    },
 };
 use fake::Fake;
 use std::{
@@ -51,13 +53,27 @@ fn parse(text: &str) -> Result<All, String> {
             .map(str::trim_start);
         match kind {
             Some("counter") if name.ends_with("_total") => {}
-            Some("gauge") if !name.ends_with("_total") => {}
+            Some("gauge" | "histogram") if !name.ends_with("_total") => {}
             _ => return Err(format!("{name} is {kind:?}")),
         }
         let mut series = 0;
+        let is_histogram = kind == Some("histogram");
         while let Some(line) = lines.next_if(|line| !line.starts_with('#')) {
-            let (labels, value) = parse_series(line.strip_prefix(name).ok_or(line)?)?;
-            if all.insert((name.to_owned(), labels), value).is_some() {
+            let rest = line.strip_prefix(name).ok_or(line)?;
+            let endings = ["_bucket", "_sum", "_count"];
+            let ending = endings.iter().find(|ending| rest.starts_with(**ending));
+            let ending = ending.filter(|_| is_histogram).copied().unwrap_or_default();
+            if is_histogram && ending.is_empty() {
+                return Err(format!("no part of a histogram: {line}"));
+            }
+            let (labels, value) = parse_series(&rest[ending.len()..])?;
+            if labels.contains_key("le") != (ending == "_bucket") {
+                return Err(format!("a bound where none belongs, or none: {line}"));
+            }
+            if all
+                .insert((format!("{name}{ending}"), labels), value)
+                .is_some()
+            {
                 return Err(format!("twice: {line}"));
             }
             series += 1;
@@ -65,8 +81,38 @@ fn parse(text: &str) -> Result<All, String> {
         if series == 0 {
             return Err(format!("{name} is empty"));
         }
+        if is_histogram {
+            check_histogram(&all, name)?;
+        }
     }
     Ok(all)
+}
+
+/// Buckets rise, and the one without a bound holds all.
+fn check_histogram(all: &All, name: &str) -> Result<(), String> {
+    let counts = all
+        .iter()
+        .filter(|((of, _), _)| *of == format!("{name}_count"));
+    for ((_, labels), count) in counts {
+        let of_this = |found: &Labels| {
+            let mut found = found.clone();
+            let bound = found.remove("le")?;
+            (found == *labels).then_some(bound)
+        };
+        let buckets = all
+            .iter()
+            .filter(|((of, _), _)| *of == format!("{name}_bucket"));
+        let mut buckets: Vec<(f64, f64)> = buckets
+            .filter_map(|((_, found), value)| Some((of_this(found)?.parse().ok()?, *value)))
+            .collect();
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let rises = buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1);
+        let has_sum = all.contains_key(&(format!("{name}_sum"), labels.clone()));
+        if !rises || !has_sum || buckets.last() != Some(&(f64::INFINITY, *count)) {
+            return Err(format!("{name} of {labels:?}: {buckets:?}"));
+        }
+    }
+    Ok(())
 }
 
 fn is_name(name: &str, colon: bool) -> bool {
@@ -142,6 +188,8 @@ fn sample() -> Sample {
         let mut status = VmStatus::new_zeroed();
         (status.state, status.run_ns) = (state::PAUSED, 1_000_000_001);
         (status.kernel, status.exits[6]) = (Text::cut(name), 7);
+        (status.exit_ns[6], status.disk_ns) = (1_500_000_000, 9_000);
+        (status.disk_latency[0], status.disk_latency[15]) = (2, 1);
         let mut memory = MemStatus::new_zeroed();
         (memory.balance, memory.events[5], memory.owed) = (-4096, 42, u64::MAX);
         VmSample {
@@ -156,8 +204,33 @@ fn sample() -> Sample {
     Sample {
         machine: MachineStatus::new_zeroed(),
         memory: MachineMem::new_zeroed(),
+        cpus: vec![CpuStatus::new_zeroed()],
         nodes: vec![NodeStatus::new_zeroed(); 2],
         vms: vec![vm(""), vm(ODD), vm("a"), idle],
+    }
+}
+
+#[test]
+fn times_of_exits_and_disks_are_seconds() {
+    let all = parse(&metrics::text(&sample())).unwrap();
+    for (name, labels, value) in [
+        (
+            "underpin_vm_exit_seconds_total",
+            &[("vm", "a"), ("class", "uart")][..],
+            1.5,
+        ),
+        (
+            "underpin_vm_disk_request_duration_seconds_bucket",
+            &[("vm", "a"), ("le", "0.000004000")],
+            2.0,
+        ),
+        (
+            "underpin_vm_disk_request_duration_seconds_bucket",
+            &[("vm", "a"), ("le", "+Inf")],
+            3.0,
+        ),
+    ] {
+        assert_eq!(find(&all, name, labels), Some(value), "{name} {labels:?}");
     }
 }
 
@@ -223,6 +296,7 @@ fn all_series_are_well_formed_and_there_once() {
     // A machine without VMs.
     let none = Sample {
         vms: Vec::new(),
+        cpus: Vec::new(),
         nodes: Vec::new(),
         ..sample()
     };

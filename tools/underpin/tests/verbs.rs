@@ -405,3 +405,37 @@ fn top_prints_samples_without_a_terminal() {
         assert_eq!(fake.run(words).status.code(), Some(2), "{words}");
     }
 }
+
+#[test]
+fn trace_counts_by_vm_and_writes_what_a_viewer_opens() {
+    let fake = Fake::start("trace");
+    let file = fake.run_dir.join("trace.json");
+    let out = file.to_str().unwrap();
+    let seen = ok(&fake.run(&format!("trace --for 1ms --out {out}")));
+    let words = |line: &str| {
+        let words = line.split_whitespace().map(str::to_owned);
+        words.collect::<Vec<_>>().join(" ")
+    };
+    let lines: Vec<String> = seen.lines().map(words).collect();
+    let expected = [
+        "VM CLASS WHAT COUNT TIME MEAN LONGEST",
+        "web1 exits memory 1 2 us 2 us 2 us",
+        "web1 faults write 1 2 us 2 us 2 us",
+        "db shares broken 1",
+        "",
+        "3 events, 2 lost",
+        "1 made no sense",
+    ];
+    assert_eq!(lines, expected);
+    let drawn: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(drawn["otherData"]["lost"], 2);
+    let json = ok(&fake.run("-o json trace db --for 1ms --classes shares"));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (&json["events"], &json["seen"][0]["vm"]),
+        (&1.into(), &"db".into())
+    );
+    assert_eq!(fake.run("trace nobody").status.code(), Some(11));
+    assert_eq!(fake.run("trace --classes wars").status.code(), Some(2));
+    assert!(ok(&fake.run("trace --stop")).contains("traces nothing"));
+}

@@ -8,9 +8,10 @@ use crate::failure::{Failure, Result, exit, reason};
 use abi::{
     bundle::VmRecord,
     control::{
-        EntryStatus, FitStatus, MachineMem, MachineStatus, MemStatus, MoveRequest, NodeStatus,
-        NumaStatus, PageStatus, PagesRequest, REPLY, ReclaimRequest, ReplyHeader, SetRequest,
-        VcpuStatus, VmName, VmStatus, WhyStatus, code, event, request,
+        CpuStatus, EntryStatus, EventsHeader, EventsRequest, FitStatus, MachineMem, MachineStatus,
+        MemStatus, MoveRequest, NodeStatus, NumaStatus, PageStatus, PagesRequest, REPLY,
+        ReclaimRequest, ReplyHeader, SetRequest, TraceEvent, TraceRequest, TraceStatus, VcpuStatus,
+        VmName, VmStatus, WhyStatus, code, event, request,
     },
 };
 use std::{
@@ -283,6 +284,41 @@ impl Client {
         self.request(request::NODES, &[])?.records()
     }
 
+    /// The machine's CPUs.
+    pub fn cpus(&mut self) -> Result<Vec<CpuStatus>> {
+        self.request(request::CPUS, &[])?.records()
+    }
+
+    /// Turns classes of events on, and all others off (`abi::control::KEEP` only asks); tells how
+    /// tracing stands.
+    pub fn trace(&mut self, classes: u32) -> Result<TraceStatus> {
+        let asked = TraceRequest {
+            classes,
+            reserved: 0,
+        };
+        let reply = self.request(request::TRACE, &[asked.as_bytes()])?;
+        Ok(reply.first()?.0)
+    }
+
+    /// Events of a pCPU from a number on, as many as come at once; the number to ask for next, and
+    /// how many were lost.
+    pub fn events(&mut self, cpu: u32, from: u64) -> Result<(EventsHeader, Vec<TraceEvent>)> {
+        let asked = EventsRequest {
+            cpu,
+            reserved: 0,
+            from,
+        };
+        let reply = self.request(request::EVENTS, &[asked.as_bytes()])?;
+        let (header, rest) = reply.first::<EventsHeader>()?;
+        let events: Vec<TraceEvent> = records(rest)?;
+        let counted = from.checked_add(header.lost);
+        let counted = counted.and_then(|n| n.checked_add(events.len() as u64));
+        if counted != Some(header.next) {
+            return Err(garbled());
+        }
+        Ok((header, events))
+    }
+
     /// What is in the machine's bundle.
     pub fn entries(&mut self) -> Result<Vec<EntryStatus>> {
         self.request(request::ENTRIES, &[])?.records()
@@ -458,6 +494,24 @@ mod tests {
         for parts in wrong {
             assert_eq!(gfns(parts), Err(exit::FAILED), "{parts:?}");
         }
+    }
+
+    #[test]
+    fn events_are_as_many_as_their_numbers_say() {
+        let answer = |next, lost, count| {
+            let header = EventsHeader { next, lost };
+            let events = vec![TraceEvent::new_zeroed(); count];
+            let body = [header.as_bytes(), events.as_bytes()].concat();
+            let events = answered(1, vec![body]).events(0, 7);
+            events.map(|(_, events)| events.len()).ok()
+        };
+        assert_eq!(answer(7, 0, 0), Some(0));
+        assert_eq!(answer(12, 3, 2), Some(2));
+        for (next, lost, count) in [(8, 0, 0), (12, 3, 3), (6, 0, 0), (6, u64::MAX, 0)] {
+            assert_eq!(answer(next, lost, count), None, "{next} {lost} {count}");
+        }
+        assert!(answered(1, vec![vec![0; 15]]).events(0, 0).is_err());
+        assert!(answered(1, vec![vec![0; 17]]).events(0, 0).is_err());
     }
 
     #[test]

@@ -9,6 +9,8 @@ pub enum Kind {
     Counter,
     /// They go up and down.
     Gauge,
+    /// How many were how large: see [`histogram`].
+    Histogram,
 }
 
 /// A value.
@@ -52,6 +54,30 @@ pub fn series(labels: &[(&'static str, &str)], value: Value) -> Series {
     Series(text)
 }
 
+/// A histogram of times: `counts` by buckets, of which the last has no bound; all of them together
+/// took `sum` nanoseconds.
+pub fn histogram(
+    labels: &[(&'static str, &str)],
+    counts: &[u64],
+    bound_ns: fn(usize) -> Option<u64>,
+    sum: u64,
+) -> Vec<Series> {
+    let of = |ending: &str, labels: &[(&'static str, &str)], value| {
+        Series(format!("{ending}{}", series(labels, value).0))
+    };
+    let mut below = 0_u64;
+    let bucket = |(n, count): (usize, &u64)| {
+        below = below.saturating_add(*count);
+        let bound = bound_ns(n).map_or("+Inf".to_owned(), |ns| Value::Nanoseconds(ns).to_string());
+        let labels = [labels, &[("le", &bound)]].concat();
+        of("_bucket", &labels, Value::Count(below))
+    };
+    let mut all: Vec<Series> = counts.iter().enumerate().map(bucket).collect();
+    all.push(of("_sum", labels, Value::Nanoseconds(sum)));
+    all.push(of("_count", labels, Value::Count(below)));
+    all
+}
+
 /// A label's value as the format wants it.
 fn escaped(text: &str) -> String {
     text.chars()
@@ -89,6 +115,7 @@ impl Exposition {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
         };
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
         for Series(series) in all {

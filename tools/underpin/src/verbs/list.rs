@@ -10,7 +10,7 @@ use crate::{
     },
     units,
 };
-use abi::control::{EXIT_CLASSES, NET_DROPS, NodeStatus, VmStatus, state};
+use abi::control::{EXIT_CLASSES, NET_DROPS, NodeStatus, VmStatus, latency_bound_ns, state};
 use serde_json::{Map, Value, json};
 
 /// Lists the VMs.
@@ -124,6 +124,13 @@ fn by_name(names: &[&str], counts: &[u64]) -> Value {
     )
 }
 
+/// How many disk requests took how long: those that took more than all before, and at most so much.
+fn latency_json(vm: &VmStatus) -> Value {
+    let bucket =
+        |(n, count): (usize, &u64)| json!({ "most_ns": latency_bound_ns(n), "count": count });
+    vm.disk_latency.iter().enumerate().map(bucket).collect()
+}
+
 /// All of a VM's status.
 pub fn vm_json(vm: &VmStatus) -> Value {
     let [reads, writes, flushes, refused] = vm.disk;
@@ -136,9 +143,10 @@ pub fn vm_json(vm: &VmStatus) -> Value {
         "node": vm.node, "starts": vm.starts,
         "memory": vm.memory, "touched": vm.touched, "overlay": vm.overlay, "overhead": vm.overhead,
         "run_ns": vm.run_ns, "steal_ns": vm.steal_ns, "hypervisor_ns": vm.hypervisor_ns,
-        "idle_ns": vm.idle_ns, "exits": exits_json(&vm.exits),
+        "idle_ns": vm.idle_ns, "exits": exits_json(&vm.exits), "exit_ns": exits_json(&vm.exit_ns),
         "disk": { "reads": reads, "writes": writes, "flushes": flushes, "refused": refused,
-                  "bytes_read": read, "bytes_written": written },
+                  "bytes_read": read, "bytes_written": written, "errors": vm.disk_errors,
+                  "ns": vm.disk_ns, "latency": latency_json(vm) },
         "net": { "frames_sent": vm.net_frames[0], "frames_received": vm.net_frames[1],
                  "bytes_sent": vm.net_bytes[0], "bytes_received": vm.net_bytes[1],
                  "dropped": by_name(&NET_DROPS, &vm.net_drops) },

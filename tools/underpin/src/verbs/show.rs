@@ -10,7 +10,9 @@ use crate::{
     },
     units,
 };
-use abi::control::{EXIT_CLASSES, NET_DROPS, VcpuStatus, VmStatus, vcpu_state};
+use abi::control::{
+    EXIT_CLASSES, LATENCY_BUCKETS, NET_DROPS, VcpuStatus, VmStatus, latency_bound_ns, vcpu_state,
+};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -43,6 +45,7 @@ fn to_json(vm: &VmStatus, vcpus: &[VcpuStatus]) -> Value {
             "state": vcpu_state_name(vcpu.state), "cpu": vcpu.cpu, "run_ns": vcpu.run_ns,
             "steal_ns": vcpu.steal_ns, "hypervisor_ns": vcpu.hypervisor_ns, "idle_ns": vcpu.idle_ns,
             "migrations": vcpu.migrations, "pc": vcpu.pc, "exits": list::exits_json(&vcpu.exits),
+            "exit_ns": list::exits_json(&vcpu.exit_ns),
         })
     };
     let mut object = list::vm_json(vm);
@@ -62,13 +65,9 @@ fn to_text(vm: &VmStatus, vcpus: &[VcpuStatus], output: Output) -> String {
         ("stolen", vm.steal_ns),
         ("idle", vm.idle_ns),
     ];
-    bars(&mut text, &times, units::nanoseconds);
+    bars(&mut text, &times);
     heading(&mut text, output, "Exits");
-    let exits = EXIT_CLASSES
-        .into_iter()
-        .zip(vm.exits)
-        .filter(|(_, n)| *n > 0);
-    bars(&mut text, &exits.collect::<Vec<_>>(), units::count);
+    text.push_str(&indent(&exit_table(vm).render(output)));
     heading(&mut text, output, "vCPUs");
     text.push_str(&indent(&vcpu_table(vcpus).render(output)));
     heading(&mut text, output, "Devices");
@@ -117,6 +116,7 @@ fn memory(text: &mut String, vm: &VmStatus) {
 fn devices(text: &mut String, vm: &VmStatus) {
     let [reads, writes, flushes, refused] = vm.disk.map(units::count);
     let [read, written] = vm.disk_bytes.map(units::size);
+    let errors = units::count(vm.disk_errors);
     let [said, dropped] = vm.console.map(units::size);
     lines(
         text,
@@ -125,7 +125,11 @@ fn devices(text: &mut String, vm: &VmStatus) {
                 "disks",
                 format!("{reads} reads ({read}), {writes} writes ({written}), {flushes} flushes"),
             ),
-            ("refused", format!("{refused} disk requests")),
+            (
+                "refused",
+                format!("{refused} disk requests, {errors} failed"),
+            ),
+            ("latency", latency(vm)),
             ("console", format!("{said} written, {dropped} dropped")),
         ],
     );
@@ -153,6 +157,54 @@ fn network(text: &mut String, vm: &VmStatus) {
     if !lost.is_empty() {
         lines(text, &[("lost frames", lost.join(", "))]);
     }
+}
+
+/// What vCPUs left their guests for, how often, and the time at EL2 until they were back.
+fn exit_table(vm: &VmStatus) -> Table {
+    let mut table = Table::new(&[
+        ("CLASS", Left),
+        ("COUNT", Right),
+        ("TIME", Right),
+        ("MEAN", Right),
+    ]);
+    let exits = EXIT_CLASSES.into_iter().zip(vm.exits).zip(vm.exit_ns);
+    for ((class, count), ns) in exits.filter(|((_, count), _)| *count > 0) {
+        table.row([
+            class.to_owned(),
+            units::count(count),
+            units::nanoseconds(ns),
+            units::nanoseconds(ns / count),
+        ]);
+    }
+    table
+}
+
+/// How long disk requests took: the bounds that half, nine in ten and all but one in a hundred keep.
+fn latency(vm: &VmStatus) -> String {
+    let all: u64 = vm
+        .disk_latency
+        .iter()
+        .fold(0, |sum, n| sum.saturating_add(*n));
+    if all == 0 {
+        return "no disk request".to_owned();
+    }
+    let within = |percent: u64| {
+        let wanted = (u128::from(all) * u128::from(percent)).div_ceil(100);
+        let mut sum = 0;
+        let bucket = vm.disk_latency.iter().position(|n| {
+            sum += u128::from(*n);
+            sum >= wanted
+        });
+        match bucket.and_then(latency_bound_ns) {
+            Some(ns) => format!("{percent} % within {}", units::nanoseconds(ns)),
+            None => format!(
+                "{percent} % beyond {}",
+                units::nanoseconds(latency_bound_ns(LATENCY_BUCKETS - 2).unwrap_or(0))
+            ),
+        }
+    };
+    let mean = units::nanoseconds(vm.disk_ns / all);
+    format!("mean {mean}; {}", [50, 90, 99].map(within).join(", "))
 }
 
 fn vcpu_table(vcpus: &[VcpuStatus]) -> Table {
@@ -194,12 +246,16 @@ pub fn lines(text: &mut String, pairs: &[(&str, String)]) {
     }
 }
 
-/// A bar for each value, the longest for the greatest.
-fn bars(text: &mut String, pairs: &[(&str, u64)], shown: fn(u64) -> String) {
+/// A bar for each time, the longest for the greatest.
+fn bars(text: &mut String, pairs: &[(&str, u64)]) {
     let most = pairs.iter().map(|(_, n)| *n).max().unwrap_or(0);
     for (name, n) in pairs {
         let length = (u128::from(*n) * u128::from(BAR)).div_ceil(u128::from(most.max(1))) as usize;
-        let line = format!("  {name:12} {:>10}  {}", shown(*n), "#".repeat(length));
+        let line = format!(
+            "  {name:12} {:>10}  {}",
+            units::nanoseconds(*n),
+            "#".repeat(length)
+        );
         let _ = writeln!(text, "{}", line.trim_end());
     }
 }
@@ -222,7 +278,7 @@ mod tests {
     #[test]
     fn bars_are_in_proportion_and_small_values_are_seen() {
         let mut text = String::new();
-        bars(&mut text, &[("a", 3000), ("b", 1), ("c", 0)], units::count);
+        bars(&mut text, &[("a", 3000), ("b", 1), ("c", 0)]);
         let marks = |line: &str| line.matches('#').count();
         assert_eq!(text.lines().map(marks).collect::<Vec<_>>(), [30, 1, 0]);
         assert_eq!(percent(1, 0), 0);

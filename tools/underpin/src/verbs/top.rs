@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-mod batch;
+pub(super) mod batch;
 mod columns;
 mod draw;
 mod page;

@@ -185,6 +185,7 @@ mod tests {
         Sample {
             machine,
             memory: abi::control::MachineMem::new_zeroed(),
+            cpus: Vec::new(),
             nodes: Vec::new(),
             vms,
         }

@@ -5,7 +5,7 @@ use crate::{
     failure::{Failure, Result},
 };
 use abi::control::{
-    MachineMem, MachineStatus, MemStatus, NodeStatus, VcpuStatus, VmStatus, code, state,
+    CpuStatus, MachineMem, MachineStatus, MemStatus, NodeStatus, VcpuStatus, VmStatus, code, state,
 };
 use std::{collections::HashMap, time::Duration};
 
@@ -19,6 +19,8 @@ pub struct Sample {
     pub machine: MachineStatus,
     /// The machine's memory.
     pub memory: MachineMem,
+    /// Its pCPUs.
+    pub cpus: Vec<CpuStatus>,
     /// Its nodes, by their numbers.
     pub nodes: Vec<NodeStatus>,
     /// Its VMs in the order of their names, each name once.
@@ -73,6 +75,7 @@ impl Sample {
         Ok(Self {
             machine,
             memory: client.machine_mem()?,
+            cpus: client.cpus()?,
             nodes: client.nodes()?,
             vms,
         })

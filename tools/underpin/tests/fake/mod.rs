@@ -7,8 +7,9 @@ use abi::{
     Text,
     bundle::kind,
     control::{
-        EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION, VcpuStatus,
-        VmName, VmStatus, code, event, request, state, vcpu_state,
+        CpuStatus, EntryStatus, EventsHeader, MachineStatus, NodeStatus, REPLY, ReplyHeader,
+        Request, TRACE_CPUS, TraceEvent, TraceStatus, VERSION, VcpuStatus, VmName, VmStatus, code,
+        event, request, state, trace, vcpu_state,
     },
 };
 use std::{
@@ -190,6 +191,14 @@ impl Hypervisor {
                 };
                 Ok((1, node.as_bytes().to_vec()))
             }
+            Request::Cpus => {
+                let cpus = [0, 1].map(|cpu| CpuStatus {
+                    cpu,
+                    node: 0,
+                    idle_ns: 2_500_000_000,
+                });
+                Ok((2, cpus.as_bytes().to_vec()))
+            }
             Request::Entries => {
                 let (number, size, name) = (4, 8, Text::cut("tiny"));
                 let entry = EntryStatus {
@@ -251,6 +260,30 @@ impl Hypervisor {
                 let pages = memory::pages(self.find(&asked.name)?, asked.from);
                 Ok((pages.len() as u32, pages.as_bytes().to_vec()))
             }
+            _ => self.trace(request),
+        }
+    }
+
+    /// Events come only while they are on, and some before them were lost.
+    fn trace(&self, request: &Request<'_>) -> Answer {
+        match request {
+            Request::Trace(asked) => Ok(one(&TraceStatus {
+                classes: asked.classes,
+                capacity: 8,
+                now_ns: 0,
+                next: [5; TRACE_CPUS],
+            })),
+            Request::Events(asked) => {
+                let (lost, events) = match (asked.cpu, asked.from) {
+                    (0, 5) => (2, vec![noted(trace::EXIT, 8, 0), noted(trace::FAULT, 1, 0)]),
+                    (1, 5) => (0, vec![noted(trace::SHARE, 4, 1), noted(9, 9, 9)]),
+                    _ => (0, Vec::new()),
+                };
+                let next = asked.from + lost + events.len() as u64;
+                let header = EventsHeader { next, lost };
+                let body = [header.as_bytes(), events.as_bytes()].concat();
+                Ok((1 + events.len() as u32, body))
+            }
             _ => Err((code::MALFORMED, "not about memory".to_owned())),
         }
     }
@@ -305,6 +338,19 @@ fn vm(name: &str) -> VmStatus {
     (vm.state, vm.vcpus, vm.weight, vm.starts) = (state::RUNNING, 1, 256, 1);
     (vm.memory, vm.touched, vm.run_ns) = (512 << 20, 100 << 20, 12_345_678_901);
     vm
+}
+
+fn noted(kind: u8, detail: u8, vm: u16) -> TraceEvent {
+    TraceEvent {
+        at_ns: 1_000_000,
+        span_ns: 2_000,
+        value: 0x4000_0000,
+        kind,
+        detail,
+        vcpu: 0,
+        vm,
+        reserved: 0,
+    }
 }
 
 fn vcpu() -> VcpuStatus {

@@ -67,7 +67,8 @@ fn to_text(sample: &Sample, rates: &Rates, output: Output) -> String {
     )
 }
 
-fn to_json(sample: &Sample, rates: &Rates) -> Value {
+/// A sample and its rates, for programs.
+pub fn to_json(sample: &Sample, rates: &Rates) -> Value {
     let machine = &sample.machine;
     let vms = sample.vms.iter().zip(&rates.vms);
     json!({
@@ -79,6 +80,10 @@ fn to_json(sample: &Sample, rates: &Rates) -> Value {
         },
         "nodes": sample.nodes.iter().map(|node| json!({
             "memory": node.memory, "free": node.free, "cpus": node.cpus, "vcpus": node.vcpus,
+            "local_frames": node.local, "remote_frames": node.remote,
+        })).collect::<Value>(),
+        "cpus": sample.cpus.iter().map(|cpu| json!({
+            "cpu": cpu.cpu, "node": cpu.node, "idle_ns": cpu.idle_ns,
         })).collect::<Value>(),
         "vms": vms.map(|(vm, rates)| vm_json(vm, rates)).collect::<Value>(),
     })

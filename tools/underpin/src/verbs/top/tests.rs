@@ -55,6 +55,7 @@ fn sample(second: u64, mut vms: Vec<VmSample>) -> Sample {
     Sample {
         machine,
         memory,
+        cpus: Vec::new(),
         nodes: Vec::new(),
         vms,
     }

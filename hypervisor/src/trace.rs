@@ -1,0 +1,191 @@
+//! What happens, event by event, while somebody wants to know: a ring on each pCPU, which only that
+//! CPU writes.
+//!
+//! Exits are noted where a vCPU has its [`attention::TRACE`] bit, which the run loop looks at with
+//! the others: an exit costs the same as without. All else asks its CPU for the set of classes that
+//! are on, one load and one branch.
+
+use crate::control::Answer;
+use crate::vcpu::attention;
+use crate::vm::{self, Refusal};
+use crate::{heap, host};
+use abi::control::{
+    EventsHeader, EventsRequest, KEEP, NO_VM, TRACE_ALL, TRACE_CPUS, TraceEvent, TraceRequest,
+    TraceStatus, code, trace,
+};
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicU32, Ordering};
+use machine_aarch64::timer;
+use machine_locks::Once;
+use model_trace::{Read, Ring, Slot, WORDS, empty};
+
+/// Events in the ring of a pCPU: 128 KiB of them.
+const CAPACITY: usize = 4096;
+const _: () = assert!(crate::cpu::CPUS_MAX == TRACE_CPUS);
+
+/// The classes that are on, for vCPUs that are about to be made.
+static CLASSES: AtomicU32 = AtomicU32::new(0);
+
+/// What a pCPU notes, and where.
+pub struct Trace {
+    classes: AtomicU32,
+    ring: Once<Ring<Box<[Slot]>>>,
+}
+
+/// An event as it happens. Times in counts.
+pub struct Event {
+    /// One of [`abi::control::trace`].
+    pub kind: u8,
+    /// By the kind.
+    pub detail: u8,
+    /// The VM's slot and the vCPU's number; `None` for the machine itself.
+    pub whose: Option<(u16, u16)>,
+    /// When it began; it ends now.
+    pub since: u64,
+    /// By the kind.
+    pub value: u64,
+}
+
+impl Trace {
+    /// Notes nothing.
+    pub const fn new() -> Self {
+        Self {
+            classes: AtomicU32::new(0),
+            ring: Once::new(),
+        }
+    }
+
+    /// Whether events of that kind are wanted.
+    #[inline]
+    pub fn wants(&self, kind: u8) -> bool {
+        self.classes.load(Ordering::Relaxed) & 1 << kind != 0
+    }
+
+    /// Whether events of any kind are wanted.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.classes.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notes an event, if its kind is wanted. Called by the pCPU itself only.
+    #[cold]
+    pub fn note(&self, event: &Event) {
+        if !self.wants(event.kind) {
+            return;
+        }
+        let (vm, vcpu) = event.whose.unwrap_or((NO_VM, 0));
+        let what = u64::from(event.kind)
+            | u64::from(event.detail) << 8
+            | u64::from(vcpu) << 16
+            | u64::from(vm) << 32;
+        if let Some(ring) = self.ring.get() {
+            let span = timer::now().saturating_sub(event.since);
+            ring.push([event.since, span, event.value, what]);
+        }
+    }
+}
+
+/// Whether vCPUs that are made now note their exits, as a bit of [`attention`].
+pub fn initial_attention() -> u32 {
+    attention_for(CLASSES.load(Ordering::Relaxed))
+}
+
+const fn attention_for(classes: u32) -> u32 {
+    if classes & 1 << trace::EXIT != 0 {
+        attention::TRACE
+    } else {
+        0
+    }
+}
+
+/// Traces from the start where the command line says `trace=all`.
+pub fn init() {
+    let mut words = host::get().tree.bootargs.split_ascii_whitespace();
+    if words.any(|word| word == "trace=all")
+        && let Err(refusal) = turn(TRACE_ALL)
+    {
+        log::warn!("not traced: {}", refusal.sentence);
+    }
+}
+
+/// Does what a request says, and tells how tracing stands.
+pub fn set(request: TraceRequest) -> Result<TraceStatus, Refusal> {
+    if request.classes != KEEP {
+        turn(request.classes)?;
+    }
+    let mut status = TraceStatus {
+        classes: CLASSES.load(Ordering::Relaxed),
+        capacity: 0,
+        now_ns: host::nanoseconds(timer::now() - host::get().started),
+        next: [0; TRACE_CPUS],
+    };
+    for cpu in host::cpus() {
+        if let Some(ring) = cpu.trace.ring.get() {
+            status.capacity = CAPACITY as u32;
+            status.next[usize::from(cpu.id.0)] = ring.next();
+        }
+    }
+    Ok(status)
+}
+
+/// Only housekeeping comes here, one CPU at a time, and only it makes vCPUs.
+fn turn(classes: u32) -> Result<(), Refusal> {
+    for cpu in host::cpus().filter(|_| classes != 0) {
+        if cpu.trace.ring.get().is_some() {
+            continue;
+        }
+        let bytes = CAPACITY * size_of::<Slot>();
+        if !heap::reserve(bytes as u64) {
+            let what = format_args!("no memory left for {bytes} bytes of events per CPU");
+            return Err(Refusal::new(code::NO_MEMORY, bytes as u64, what));
+        }
+        let slots: Box<[Slot]> = (0..CAPACITY).map(|_| empty()).collect();
+        let _ = cpu.trace.ring.set(Ring::new(slots));
+    }
+    CLASSES.store(classes, Ordering::Relaxed);
+    for cpu in host::cpus() {
+        cpu.trace.classes.store(classes, Ordering::Release);
+    }
+    let wanted = attention_for(classes);
+    for instance in vm::all().iter().filter_map(|vm| vm.instance()) {
+        for vcpu in &instance.vcpus {
+            if wanted == 0 {
+                vcpu.attention
+                    .fetch_and(!attention::TRACE, Ordering::Relaxed);
+            } else {
+                vcpu.attention.fetch_or(wanted, Ordering::Relaxed);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Events of a pCPU, as many as fit.
+pub fn read(request: &EventsRequest, answer: &mut Answer) -> Result<(), Refusal> {
+    let cpu = u16::try_from(request.cpu).ok().and_then(host::cpu);
+    let ring = cpu.and_then(|cpu| cpu.trace.ring.get()).ok_or_else(|| {
+        let what = format_args!("cpu {} has noted nothing", request.cpu);
+        Refusal::new(code::IMPOSSIBLE, request.cpu.into(), what)
+    })?;
+    if request.from > ring.next() {
+        let what = format_args!("there is no event {} yet", request.from);
+        return Err(Refusal::new(code::IMPOSSIBLE, request.from, what));
+    }
+    answer.push(&EventsHeader { next: 0, lost: 0 });
+    let Read { next, lost } = ring.read(request.from, |event| answer.push(&decode(event)));
+    answer.set_first(&EventsHeader { next, lost });
+    Ok(())
+}
+
+fn decode([since, span, value, what]: [u64; WORDS]) -> TraceEvent {
+    TraceEvent {
+        at_ns: host::nanoseconds(since.saturating_sub(host::get().started)),
+        span_ns: host::nanoseconds(span),
+        value,
+        kind: what as u8,
+        detail: (what >> 8) as u8,
+        vcpu: (what >> 16) as u16,
+        vm: (what >> 32) as u16,
+        reserved: 0,
+    }
+}

@@ -1,0 +1,146 @@
+//! `underpin report`: recorded from a fake hypervisor, and looked at in a browser where there is one.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends where something is not as it should be"
+)]
+
+mod fake;
+
+use fake::{Fake, underpin};
+use serde_json::{Value, json};
+use std::{env, fs, path::Path, process::Command};
+
+/// Says what a browser makes of the page: how much wider it is than its window, which plots are
+/// blank, and which of their parts lie outside their frames.
+const LOOK: &str = r#"<script>
+addEventListener("load", () => {
+  const root = document.documentElement, found = [];
+  if (root.scrollWidth > innerWidth) found.push("page is " + root.scrollWidth + " wide");
+  for (const svg of document.querySelectorAll("svg")) {
+    const frame = svg.getBoundingClientRect(), name = svg.getAttribute("aria-label");
+    const drawn = [...svg.querySelectorAll("path")];
+    const area = path => { const box = path.getBBox(); return Math.max(box.width, box.height); };
+    if (frame.width < 200 || !drawn.some(path => area(path) > 50)) found.push("blank: " + name);
+    for (const part of svg.querySelectorAll("path,text")) {
+      const box = part.getBoundingClientRect();
+      if (box.left < frame.left - 1 || box.right > frame.right + 1 ||
+          box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
+        found.push("outside: " + name + ": " + part.textContent);
+    }
+  }
+  const said = document.createElement("pre");
+  said.id = "found";
+  said.textContent = "FOUND" + JSON.stringify(found) + "END";
+  document.body.append(said);
+});
+</script>"#;
+
+fn samples() -> String {
+    let classes = abi::control::EXIT_CLASSES;
+    let line = |n: u32| {
+        let wave = f64::from(n % 7);
+        let exits = classes.iter().enumerate();
+        let exits = exits.map(|(k, class)| ((*class).to_owned(), json!(wave * 90.0 * k as f64)));
+        let exits: serde_json::Map<_, _> = exits.collect();
+        let vm = |name: &str, part: f64| {
+            json!({
+                "name": name, "cpu_percent": 100.0 * part, "hypervisor_percent": 9.0 * wave,
+                "steal_percent": 5.0, "idle_percent": 20.0, "exits_per_second": exits,
+                "disk": { "read_bytes_per_second": 3e6 * wave, "written_bytes_per_second": 1e5 },
+                "memory": { "private": 6e8 * part, "shared": 1e8 + 1e7 * wave },
+            })
+        };
+        json!({
+            "uptime_ns": 2_500_000_000_000_u64 + 1_000_000_000 * u64::from(n),
+            "machine": { "cpus": 4, "cpus_busy": 2.5, "memory": 1_u64 << 40, "used": 1_u64 << 39,
+                         "shared": 1_u64 << 30, "saved": 1_u64 << 31 },
+            "vms": [vm("web1", 0.7), vm("a-name-of-thirty-two-letters-it-i", 1.9)],
+        })
+        .to_string()
+    };
+    (0..40).map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn report_records_a_run_and_draws_one_again() {
+    let fake = Fake::start("report");
+    let directory = fake.run_dir.join("report");
+    let words = format!(
+        "-o json report {} --for 300ms --every 100ms",
+        directory.display()
+    );
+    let output = fake.run(&words);
+    assert!(output.status.success(), "{output:?}");
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(said["samples"].as_u64().unwrap() >= 2, "{said}");
+    let page = fs::read_to_string(directory.join("index.html")).unwrap();
+    assert!(page.contains("<h2>web1</h2>") && page.contains("<path"));
+    // The samples that were kept make the same page.
+    let samples = directory.join("samples.jsonl");
+    let again = fake.run_dir.join("again");
+    let words = format!("report {} --from {}", again.display(), samples.display());
+    assert!(fake.run(&words).status.success());
+    assert_eq!(fs::read_to_string(again.join("index.html")).unwrap(), page);
+    fs::write(&samples, "{}\n").unwrap();
+    let refused = fake.run(&words);
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && why.contains("line 1"), "{why}");
+}
+
+#[test]
+fn a_browser_shows_no_blank_plot_and_nothing_beyond_its_frame() {
+    let Some(browser) = browser() else {
+        eprintln!("skipped: no chromium here, so no browser looks at the report");
+        return;
+    };
+    let directory = env::temp_dir().join(format!("underpin-report-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let file = directory.join("run.jsonl");
+    fs::write(&file, samples()).unwrap();
+    let words = format!("report {} --from {}", directory.display(), file.display());
+    assert!(underpin(&words).status().unwrap().success());
+    let page = fs::read_to_string(directory.join("index.html")).unwrap();
+    let looked_at = directory.join("looked-at.html");
+    fs::write(
+        &looked_at,
+        page.replace("</body>", &format!("{LOOK}</body>")),
+    )
+    .unwrap();
+    for width in [1280, 500] {
+        let found = look(browser, &looked_at, width);
+        assert_eq!(found.as_deref(), Some("[]"), "in a window of {width}");
+    }
+    // The browser would tell of a plot that is blank.
+    let blank = page
+        .replace("<path", "<g")
+        .replace("</body>", &format!("{LOOK}</body>"));
+    fs::write(&looked_at, blank).unwrap();
+    assert!(
+        look(browser, &looked_at, 1280)
+            .unwrap()
+            .contains("blank: Memory")
+    );
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+fn browser() -> Option<&'static str> {
+    let there = |name: &&str| Command::new(name).arg("--version").output().is_ok();
+    ["chromium", "chromium-browser"].into_iter().find(there)
+}
+
+/// What the script found.
+fn look(browser: &str, page: &Path, width: u32) -> Option<String> {
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .arg(format!(
+            "--user-data-dir={}",
+            page.with_extension("profile").display()
+        ))
+        .arg(format!("--window-size={width},900"))
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let found = said.rsplit("FOUND").next()?.split("END").next()?;
+    Some(found.replace("&quot;", "\""))
+}
