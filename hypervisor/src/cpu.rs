@@ -31,6 +31,8 @@ pub struct Cpu {
     /// When its vCPU's physical timer raises its line, in counts; the end of time if it will not.
     /// Its own.
     pub guest_deadline: Cell<u64>,
+    /// When a write began that hides how long it takes, in counts. Its own.
+    pub slot_began: Cell<u64>,
     /// The VM and vCPU whose TLB entries it last made, as `VTTBR_EL2` and the vCPU's number.
     pub last_context: Cell<(u64, u16)>,
     /// It sleeps with a guest loaded that waits for an interrupt.
@@ -61,6 +63,7 @@ impl Cpu {
             reschedule: AtomicBool::new(false),
             slice_end: Cell::new(u64::MAX),
             guest_deadline: Cell::new(u64::MAX),
+            slot_began: Cell::new(0),
             last_context: Cell::new((0, 0)),
             sleeps_in_place: AtomicBool::new(false),
             sleepers: SpinLock::new(Rank::Scheduler, Sleepers::new()),

@@ -1,7 +1,7 @@
 //! The machine's frames: pools of free ones per node, and access to their contents.
 
 use crate::physical::disk;
-use crate::{host, sched, sharing};
+use crate::{hiding, host, sched, sharing};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::cache::{self, Duty};
 use machine_aarch64::frames::{self as metal, Ram, Table};
@@ -295,6 +295,10 @@ impl Frames for Metal {
         allocate_from_reserve(home, Purpose::Private(owner))
     }
 
+    fn allocate_hidden(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
+        hiding::take(home, owner)
+    }
+
     fn copy(&self, from: Mfn, to: Mfn) {
         ram(to, 1).copy_from(0, ram(from, 1), 0, FRAME_SIZE as usize);
         cache::publish(to.address(), FRAME_SIZE, Duty::Guest);
@@ -318,8 +322,8 @@ impl Frames for Metal {
         model_sharing::leave(self, frame, user, true);
     }
 
-    fn leave_later(&self, frame: Mfn, user: Owner) {
-        sharing::leave_later(frame, user);
+    fn leave_hidden(&self, frame: Mfn, user: Owner) {
+        hiding::leave(frame, user);
     }
 
     fn claim(&self, frame: Mfn, user: Owner) -> bool {

@@ -2,7 +2,7 @@
 //! waits. Done between guests, a bounded piece at a time.
 
 use crate::cpu::{self, Cpu};
-use crate::{control, host, numa, sched, sharing, vm};
+use crate::{control, host, numa, sched, vm};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// When there is something to do again, in counts; `u64::MAX`: not by itself.
@@ -56,7 +56,7 @@ pub fn some() {
             vm::tick();
             numa::tick();
         }
-        let more = vm::reaper::step() | sharing::settle();
+        let more = vm::reaper::step();
         vm::flush_terminals();
         BUSY.store(false, Ordering::SeqCst);
         if more {

@@ -25,6 +25,7 @@ mod epitaph;
 mod exit;
 mod frames;
 mod heap;
+mod hiding;
 mod host;
 mod housekeeping;
 mod network;

@@ -1,12 +1,10 @@
 //! The machine side of sharing: the index, the records of users, the accounts, and share groups.
 
 use crate::frames::{self, Metal};
-use crate::{entropy, heap, host, housekeeping};
+use crate::{entropy, host};
 use abi::Text;
 use abi::bundle::{ENTRIES_MAX, Place, kind};
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
-use machine_aarch64::timer;
 use machine_contract::TableMemory;
 use machine_locks::{Once, Rank, SpinGuard, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa};
@@ -30,14 +28,6 @@ static SLABS: [SpinLock<Slab>; MAX_NODES] =
     [const { SpinLock::new(Rank::Slab, Slab::new()) }; MAX_NODES];
 /// The share group of the VM in each slot.
 static GROUPS_OF_VMS: [AtomicU16; ACCOUNTS] = [const { AtomicU16::new(0) }; ACCOUNTS];
-/// Users that have left, and whose frames do not know it yet. There is none before a VM hides.
-static LEFT: SpinLock<Vec<(Mfn, Owner)>> = SpinLock::new(Rank::Index, Vec::new());
-/// The most of them.
-const LEFT_MAX: usize = 4096;
-/// How long each of them takes; a longer one, of many users, takes a multiple of it.
-const LEAVE_NS: u64 = 2_000;
-/// How many of them one piece of housekeeping takes.
-const LEFT_AT_ONCE: usize = 64;
 /// Entries of the bundle that are a group's.
 static ADOPTED: [AtomicBool; ENTRIES_MAX as usize] =
     [const { AtomicBool::new(false) }; ENTRIES_MAX as usize];
@@ -389,62 +379,6 @@ pub fn enlist(frame: Mfn) {
     let bucket = index.content_bucket(entry.cache_key().group, |n| metal.word(frame, n));
     let _guard = metal.lock_stripe(bucket.stripe());
     index.insert(&host::get().map, bucket, frame);
-}
-
-/// Makes room for users that leave later. Before a VM runs that hides.
-pub fn hide() {
-    let bytes = LEFT_MAX * size_of::<(Mfn, Owner)>();
-    if heap::reserve(bytes as u64) {
-        let mut left = LEFT.lock();
-        if left.capacity() == 0 {
-            left.reserve_exact(LEFT_MAX);
-        }
-    }
-}
-
-/// Takes `user` from `frame` between guests. A write tells by its time what must be done for it: so
-/// that is the same whether the frame has other users or not, and the rest is done elsewhere.
-pub fn leave_later(frame: Mfn, user: Owner) {
-    // How many wait tells of writes, and not of who else uses what.
-    if !note_left(frame, user) {
-        settle_one();
-        if !note_left(frame, user) {
-            model_sharing::leave(&Metal, frame, user, true);
-        }
-    }
-    housekeeping::request();
-}
-
-/// Notes a user that leaves later; whether there was room, for nothing is allocated here.
-fn note_left(frame: Mfn, user: Owner) -> bool {
-    let mut left = LEFT.lock();
-    let has_room = left.len() < left.capacity();
-    if has_room {
-        left.push((frame, user));
-    }
-    has_room
-}
-
-/// Does some of what [`leave_later`] put off; whether there is more.
-pub fn settle() -> bool {
-    (0..LEFT_AT_ONCE).all(|_| settle_one())
-}
-
-/// Does one of what was put off, if there is any. A guest sees how long its CPU was away: so this
-/// takes as long whoever else uses the frame.
-fn settle_one() -> bool {
-    let next = LEFT.lock().pop();
-    let Some((frame, user)) = next else {
-        return false;
-    };
-    let (began, slot) = (timer::now(), timer::frequency() * LEAVE_NS / 1_000_000_000);
-    model_sharing::leave(&Metal, frame, user, true);
-    let took = timer::now() - began;
-    let end = began + took.next_multiple_of(slot.max(1));
-    while timer::now() < end {
-        core::hint::spin_loop();
-    }
-    true
 }
 
 fn why(refused: NotJoined) -> Why {

@@ -142,9 +142,6 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     let nodes = sched::node_set(record.nodes);
     let load = u64::from(weight) * u64::from(record.vcpus);
     let home = model_scheduler::place(load, nodes, &sched::loads()).unwrap_or(NodeId(0));
-    if record.hide != 0 {
-        sharing::hide();
-    }
     if let Some(group) = sharing::group(record.group) {
         sharing::enter_group(id.index, group);
     }

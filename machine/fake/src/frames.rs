@@ -305,7 +305,7 @@ impl Frames for FakeFrames {
         assert!(left.is_some(), "{user:?} was no user of {frame}");
     }
 
-    fn leave_later(&self, frame: Mfn, user: Owner) {
+    fn leave_hidden(&self, frame: Mfn, user: Owner) {
         Frames::leave(self, frame, user);
     }
 

@@ -121,7 +121,7 @@ impl Fault {
                 Continue(Step::Show(run))
             }
             Step::Show(run) => Break(show(run, frames, lock)),
-            Step::TakeForBreak => self.take_for_break(ram.vm, frames),
+            Step::TakeForBreak => self.take_for_break(ram, frames),
             Step::Break(new) => Break(lock().unshare(ram, self.gfn, self.access, new, frames)),
         };
         match next {
@@ -197,9 +197,17 @@ impl Fault {
         }
     }
 
-    fn take_for_break(&self, vm: VmId, frames: &impl Frames) -> Next {
-        let owner = Owner { vm, gfn: self.gfn };
-        match frames.allocate_for_break(self.node, owner) {
+    fn take_for_break<B>(&self, ram: &GuestRam<B>, frames: &impl Frames) -> Next {
+        let owner = Owner {
+            vm: ram.vm,
+            gfn: self.gfn,
+        };
+        let taken = if ram.policy.hide {
+            frames.allocate_hidden(self.node, owner)
+        } else {
+            frames.allocate_for_break(self.node, owner)
+        };
+        match taken {
             Some(frame) => Continue(Step::Break(frame)),
             None => Break(Filled::NoMemory),
         }

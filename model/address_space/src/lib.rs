@@ -88,6 +88,10 @@ pub trait Frames {
     /// A frame for a page that a guest is about to have alone, near `home`. It may come from what is
     /// kept for this, so that a write never waits for others to give memory back.
     fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn>;
+    /// As [`Self::allocate_for_break`], for a break that ends by [`Self::leave_hidden`].
+    fn allocate_hidden(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
+        self.allocate_for_break(home, owner)
+    }
     /// Copies a frame that nobody writes into one that nobody sees yet; as for [`Self::write`].
     fn copy(&self, from: Mfn, to: Mfn);
     /// Copies a frame that a guest wrote until now, and nobody from now on, into one that nobody
@@ -104,9 +108,9 @@ pub trait Frames {
     /// Takes `user` from a shared frame, and gives the frame back where that was the last and
     /// nothing keeps it. No TLB knows the user's translation any more.
     fn leave(&self, frame: Mfn, user: Owner);
-    /// As [`Self::leave`], at a time that does not show in this call, which takes as long whoever
-    /// else uses the frame.
-    fn leave_later(&self, frame: Mfn, user: Owner);
+    /// As [`Self::leave`], at the end of what [`Self::allocate_hidden`] began: all between them takes
+    /// as long whoever else uses the frame, and whatever memory is free.
+    fn leave_hidden(&self, frame: Mfn, user: Owner);
     /// Makes a shared frame private memory of `user` where that is its only user; whether it did.
     fn claim(&self, frame: Mfn, user: Owner) -> bool;
     /// Makes a private frame one that others may use, with `user` as its only user; whether it

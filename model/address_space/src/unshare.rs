@@ -107,7 +107,7 @@ impl<T: Translation> Maps<T> {
             .map(&mut self.tables, ipa, pa, Size::Page, Rights::ALL);
         let user = Owner { vm: ram.vm, gfn };
         if ram.policy.hide {
-            frames.leave_later(old, user);
+            frames.leave_hidden(old, user);
         } else {
             frames.leave(old, user);
         }

@@ -57,6 +57,8 @@ impl Lab {
         let directory = directory(name)?;
         let bundle = bundle(&directory, vms)?;
         let log = directory.join("el2.log");
+        // What another run warned of is none of this one's.
+        let _ = fs::remove_file(&log); // absent is fine
         let (ours, theirs) =
             UnixStream::pair().map_err(|error| format!("cannot make a channel: {error}"))?;
         let wait = ours.set_read_timeout(Some(POLL));

@@ -131,7 +131,7 @@ impl Frames for Machine {
         assert!(!is_seen, "{frame}: its user still reaches it");
         self.frames.leave(frame, user);
     }
-    fn leave_later(&self, frame: Mfn, user: Owner) {
+    fn leave_hidden(&self, frame: Mfn, user: Owner) {
         self.leave(frame, user);
     }
     fn claim(&self, frame: Mfn, user: Owner) -> bool {
