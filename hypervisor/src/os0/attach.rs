@@ -1,6 +1,6 @@
 //! Attaching and detaching: one CPU's side of `model_switch`, on metal.
 
-use super::{Os0Cpu, calls::is_on, this};
+use super::{ON, Os0Cpu, this};
 use abi::os0::{BUSY, Refusal};
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_aarch64::entry::GuestContext;
@@ -90,7 +90,7 @@ impl Attaching<'_> {
 /// ATTACH: all CPUs that are on call it, and go beneath OS-0 together. Gives X0.
 pub fn attach(context: &GuestContext, expected: u64) -> u64 {
     let me = this();
-    if expected != is_on().count() as u64 {
+    if expected != u64::from(ON.load(Ordering::Relaxed)) {
         return Refusal::WrongNumber.code();
     }
     let mut side = Attaching {

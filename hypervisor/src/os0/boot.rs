@@ -1,11 +1,12 @@
 //! From the boot loader's modules to OS-0's first instruction.
 
-use super::{CPUS, OS0, Os0, Os0Cpu, run, stage2};
+use super::{CPUS, ON, OS0, Os0, Os0Cpu, run, stage2};
 use crate::console;
 use crate::cpu::{self, Cpu};
 use crate::epitaph::give_up;
 use crate::start::{STACK_ORDER, STACKS};
 use core::mem::{align_of, size_of};
+use core::sync::atomic::Ordering;
 use machine_aarch64::boot::{SecondaryRecord, image_parts};
 use machine_aarch64::gic::Distributor;
 use machine_aarch64::mmu::{El2Map, Rights};
@@ -101,6 +102,7 @@ pub fn start(tree: &Machine, blob: PaRange, mut map: El2Map) -> ! {
         let _ = power.state.turn_on(Ipa(layout.kernel.0), true);
         power.entry = Ipa(layout.kernel.0);
         power.context = blob.start.0;
+        ON.store(1, Ordering::Relaxed);
     }
     run::arrive()
 }

@@ -1,6 +1,6 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
-use super::{CPUS, Os0Cpu, attach, by_affinity, get, this};
+use super::{ON, Os0Cpu, attach, by_affinity, get, this};
 use abi::os0::{ATTACH, DETACH, STATUS, State};
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
@@ -8,7 +8,7 @@ use machine_aarch64::entry::GuestContext;
 use machine_aarch64::psci;
 use model_addr::{Ipa, Pa};
 use model_firmware_calls::{INVALID_PARAMETERS, NOT_SUPPORTED, Verdict, decide};
-use model_vpsci::{Call, Capabilities, Power, Reply};
+use model_vpsci::{Call, Capabilities, Reply};
 
 /// X0 to X17: what SMCCC calls arguments and results.
 const REGISTERS: usize = 18;
@@ -31,7 +31,7 @@ pub fn smc(context: &mut GuestContext, imm: u16) {
         } => turn_on(context, target, entry, argument),
         Verdict::CpuOff => {
             // Whoever starts it next finds it off; the firmware has the last word.
-            this().power.lock().state.turn_off();
+            mark_off(this());
             forward(context, |_| {});
             mark_on(this());
         }
@@ -92,12 +92,13 @@ fn turn_on(context: &mut GuestContext, target: u64, entry: u64, argument: u64) {
         }
         power.entry = Ipa(entry);
         power.context = argument;
+        ON.fetch_add(1, Ordering::Relaxed);
     }
     // The call with 32-bit arguments cannot carry EL2's addresses everywhere.
     context.registers[0] |= 1 << 30;
     forward_start(context, target, 2);
     if context.registers[0] != 0 {
-        target.power.lock().state.turn_off();
+        mark_off(target);
     }
 }
 
@@ -120,17 +121,19 @@ fn may_start_at(entry: u64) -> bool {
     !get().hidden.contains(Pa(entry))
 }
 
-/// The CPUs that are on, or about to be.
-pub fn is_on() -> impl Iterator<Item = &'static Os0Cpu> {
-    let cpus = CPUS.iter().filter_map(|cpu| cpu.get().copied());
-    cpus.filter(|cpu| cpu.power.lock().state != Power::Off)
+/// It is about to end, or did not start.
+fn mark_off(cpu: &Os0Cpu) {
+    cpu.power.lock().state.turn_off();
+    ON.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// The firmware has refused to end the CPU.
 fn mark_on(cpu: &Os0Cpu) {
     let mut power = cpu.power.lock();
-    let _ = power.state.turn_on(Ipa(0), true);
-    power.state.arrive();
+    if power.state.turn_on(Ipa(0), true).is_ok() {
+        power.state.arrive();
+        ON.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// A call of the range that is Underpin's.

@@ -36,6 +36,7 @@ pub struct Os0 {
     arguments: String,
     disk: Option<Disk>,
     has_module: bool,
+    is_counted: bool,
     expects: Vec<(String, Duration)>,
 }
 
@@ -66,6 +67,7 @@ impl Os0 {
             arguments: format!("console=ttyAMA0 rdinit=/os0 os0.do={actions}"),
             disk: None,
             has_module: false,
+            is_counted: false,
             expects: Vec::new(),
         }
     }
@@ -100,11 +102,19 @@ impl Os0 {
         self
     }
 
+    /// With the kernel module, and time that moves by one nanosecond for each instruction.
+    #[must_use]
+    pub fn counted(mut self) -> Self {
+        self.has_module = true;
+        self.is_counted = true;
+        self
+    }
+
     /// With the system on a disk of the asset cache instead of the test's program.
     #[must_use]
     pub fn system(mut self, image: &'static str) -> Self {
         self.disk = Some(Disk::Cached(image));
-        self.arguments = "console=ttyAMA0 root=/dev/vda1 rw".to_owned();
+        "console=ttyAMA0 root=/dev/vda1 rw".clone_into(&mut self.arguments);
         self
     }
 
@@ -158,7 +168,7 @@ impl Os0 {
             ])
             // Not reserved on the host, so that a machine can be larger than its host.
             .args(["-object", &memory_backend(self.memory)])
-            .args(["-accel", "tcg,thread=multi", "-cpu", self.cpu])
+            .args(["-cpu", self.cpu])
             .args(["-smp", &self.cpus.to_string(), "-m", self.memory])
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-serial", "stdio"])
@@ -166,6 +176,12 @@ impl Os0 {
             .arg(assets::image())
             .args(["-device", &self.kernel_module(&kernel)])
             .args(["-device", &module("0x58000000", "initrd", &initrd)]);
+        if self.is_counted {
+            qemu.args(["-accel", "tcg,thread=single"])
+                .args(["-icount", "shift=0,sleep=off"]);
+        } else {
+            qemu.args(["-accel", "tcg,thread=multi"]);
+        }
         if let Some(disk) = self.disk_options(directory)? {
             qemu.args(["-drive", &disk])
                 .args(["-device", "virtio-blk-pci,drive=disk"]);

@@ -19,6 +19,7 @@ pub fn scenarios() -> Vec<Scenario> {
         switch("trixie-cloud", 4, "max,pauth=off", 10),
         switch("trixie-cloud", 2, "neoverse-n1", 500).slow(),
         switch("newest", 2, "max,pauth=off", 50).slow(),
+        cost(),
         nonsense(),
         systemd(),
     ];
@@ -68,6 +69,52 @@ fn switch(kernel: &'static str, cpus: u32, cpu: &'static str, pairs: u32) -> Sce
             .expect(WORK, BOOT)
             .expect("Power down", BOOT),
     )
+}
+
+/// The most instructions that a switch may take on a CPU.
+const SWITCH_MAX: u64 = 600;
+
+/// What a switch takes, and what EL2 beneath costs the same work: a load of the CPU, and forks.
+fn cost() -> Scenario {
+    let os0 = Os0::new("trixie-cloud", 1, "1G", "cost").counted();
+    let os0 = os0.expect("cost measured", 4 * BOOT);
+    Scenario::os0("os0/cost", os0).slow().console(check_cost)
+}
+
+fn check_cost(said: &str) -> Outcome {
+    let counts = said.split("counts=").skip(1);
+    let counts: Vec<u64> = counts.filter_map(first_number).collect();
+    if counts.len() != 6 || counts.iter().any(|count| *count > SWITCH_MAX) {
+        return Err(format!("switches take {counts:?} instructions"));
+    }
+    let work = |name: &str, from: &str, to: &str| {
+        let at = |mark: &str| micros_of(said, &format!("mark {name}-{mark}"));
+        Some(at(to)?.saturating_sub(at(from)?))
+    };
+    // The kernel's own times are in microseconds: thousands of instructions.
+    for (from, to, most) in [("cpu", "fork", 1005), ("fork", "end", 1020)] {
+        let detached = work("detached", from, to).ok_or("no time of a mark")?;
+        let attached = work("attached", from, to).ok_or("no time of a mark")?;
+        if attached * 1000 > detached * most {
+            return Err(format!(
+                "{from} to {to}: {detached} detached and {attached} attached"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn first_number(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    text.get(..end.unwrap_or(text.len()))?.parse().ok()
+}
+
+/// The kernel's time of the line with `text`: `[    1.286092] ...`.
+fn micros_of(said: &str, text: &str) -> Option<u64> {
+    let line = said.lines().find(|line| line.trim_end().ends_with(text))?;
+    let time = line.split_once('[')?.1.split_once(']')?.0.trim();
+    let (seconds, micros) = time.split_once('.')?;
+    Some(seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?)
 }
 
 /// A boot module that is no kernel is refused by name.
