@@ -115,7 +115,7 @@ pub mod request {
     /// A [`super::VmRecord`] whose entry numbers name entries of the machine's bundle: adds the
     /// VM and, with `VM_AUTOSTART`, starts it.
     pub const CREATE: u32 = 11;
-    /// A [`super::SetRequest`]: changes weight and cap.
+    /// A [`super::SetRequest`]: changes weight, cap, and what memory is promised and shared.
     pub const SET: u32 = 12;
     /// Nothing; replies a [`super::NodeStatus`] for each node.
     pub const NODES: u32 = 13;
@@ -400,7 +400,7 @@ pub struct EntryStatus {
 }
 const _: () = assert!(size_of::<EntryStatus>() == 56);
 
-/// Changes what can be changed while a VM runs.
+/// Changes what can be changed of a VM. What only counts when a VM starts is refused while it runs.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SetRequest {
@@ -412,12 +412,38 @@ pub struct SetRequest {
     pub cap: u32,
     /// Bytes of memory that it is sure of; 0 leaves it.
     pub base: u64,
+    /// The most bytes that it can have, up to what its guest found when it started; 0 leaves it.
+    pub max: u64,
     /// What becomes of what sharing saves: one of [`crate::bundle::claim`]; [`KEEP`] leaves it.
     pub claim: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What becomes of 2 MiB mappings: one of [`crate::bundle::block_policy`]; [`KEEP`] leaves it.
+    pub blocks: u32,
+    /// 1: nothing more of it is shared; 0: it is; [`KEEP`] leaves it.
+    pub never_share: u32,
+    /// 1: hide what is shared, 0: do not; [`KEEP`] leaves it. Only of a VM that does not run.
+    pub hide: u32,
+    /// Its share group; empty leaves it. Only of a VM that does not run.
+    pub group: Text<24>,
 }
-const _: () = assert!(size_of::<SetRequest>() == 56);
+const _: () = assert!(size_of::<SetRequest>() == 96);
+
+impl SetRequest {
+    /// Changes nothing of that VM.
+    pub fn nothing(name: VmName) -> Self {
+        Self {
+            name,
+            weight: 0,
+            cap: KEEP,
+            base: 0,
+            max: 0,
+            claim: KEEP,
+            blocks: KEEP,
+            never_share: KEEP,
+            hide: KEEP,
+            group: Text::default(),
+        }
+    }
+}
 
 /// Leaves a value of [`SetRequest`] as it is.
 pub const KEEP: u32 = u32::MAX;
@@ -517,6 +543,7 @@ impl<'a> Request<'a> {
             request::SET => {
                 let set = SetRequest::read_from_bytes(payload).ok()?;
                 checked(set.name)?;
+                set.group.as_str()?;
                 Some(Self::Set(set))
             }
             _ => None,
@@ -563,6 +590,10 @@ mod tests {
         assert!(Request::decode(request::KILL, &[0; 32]).is_none());
         assert!(Request::decode(request::KILL, &[0xff; 32]).is_none());
         assert!(Request::decode(request::KILL, &name.as_bytes()[..31]).is_none());
+        let mut set = SetRequest::nothing(name);
+        assert!(Request::decode(request::SET, set.as_bytes()).is_some());
+        set.group = Text::read_from_bytes(&[0xff; 24]).unwrap();
+        assert!(Request::decode(request::SET, set.as_bytes()).is_none());
         assert!(Request::decode(0, &[]).is_none());
         assert!(Request::decode(REPLY | request::LIST, &[]).is_none());
         let trace = |classes: u32| {

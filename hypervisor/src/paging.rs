@@ -12,6 +12,7 @@ use crate::vm::{self, Instance, layout::RAM_START};
 use crate::{host, sharing};
 use abi::Text;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, VmId};
 use model_address_space::Frames;
@@ -21,6 +22,9 @@ use model_pmap::{Backing, Entry, Why};
 use model_sharing::MAX_USERS;
 use model_vgic::VcpuSet;
 use model_virtio::blk::SECTOR_SIZE;
+use waits::Waits;
+
+mod waits;
 
 /// The waiter that is no vCPU: the VM's devices.
 pub const DEVICES: u64 = 1 << 63;
@@ -59,11 +63,13 @@ pub struct Paging {
     allowance: AtomicU32,
     /// Goes without progress.
     strikes: AtomicU32,
+    /// Its guest has more than it may have; it was told.
+    is_over: AtomicBool,
     /// A CPU takes pages from it. One at a time does.
     busy: AtomicBool,
     /// vCPUs that wait for frames: bit n is vCPU n; or [`DEVICES`].
     stalled: AtomicU64,
-    stalls: AtomicU64,
+    waits: Waits,
     failed: AtomicU64,
     /// Why EL2 paused it.
     complaint: SpinLock<Option<Text<96>>>,
@@ -81,9 +87,10 @@ impl Paging {
             asked: AtomicU64::new(0),
             allowance: AtomicU32::new(u32::MAX),
             strikes: AtomicU32::new(0),
+            is_over: AtomicBool::new(false),
             busy: AtomicBool::new(false),
             stalled: AtomicU64::new(0),
-            stalls: AtomicU64::new(0),
+            waits: Waits::default(),
             failed: AtomicU64::new(0),
             complaint: SpinLock::new(Rank::Vm, None),
         }
@@ -102,7 +109,12 @@ impl Paging {
 
     /// Rereads that failed, and times that somebody waited for a frame.
     pub fn counts(&self) -> [u64; 2] {
-        [&self.failed, &self.stalls].map(|counter| counter.load(Ordering::Relaxed))
+        [self.failed.load(Ordering::Relaxed), self.waits.stalls()]
+    }
+
+    /// How long it waited.
+    pub fn waits(&self) -> &Waits {
+        &self.waits
     }
 
     /// Why EL2 paused it, if it did.
@@ -174,6 +186,8 @@ pub struct Move {
     gfn: Gfn,
     token: Token,
     kind: Kind,
+    /// When it began, in counts.
+    began: u64,
 }
 
 enum Kind {
@@ -218,6 +232,7 @@ pub fn bring(vm: &Instance, gfn: Gfn, token: u64, waiter: u64) -> Coming {
         gfn,
         token,
         kind: Kind::In(waiter),
+        began: timer::now(),
     };
     let begun = extent.begin(buffer, page_at(token, Operation::Read), Job::Page(page));
     if begun.is_err() {
@@ -328,6 +343,7 @@ impl Move {
             (false, true) => Metal.leave(frame, user),
             (false, false) => Metal.free(frame, 0),
         }
+        vm.paging.waits.page_came(self.began);
         wake(vm, waiters);
     }
 
@@ -386,6 +402,7 @@ fn page_out(vm: &Instance, gfn: Gfn) -> bool {
         gfn,
         token,
         kind: Kind::Out(frame),
+        began: timer::now(),
     };
     let begun = swap.begin(buffer, page_at(token, Operation::Write), Job::Page(page));
     if begun.is_err() {
@@ -484,6 +501,17 @@ pub fn count(vm: &Instance) {
     vm.paging.mappers.store(mappers, Ordering::Relaxed);
 }
 
+/// Tells once that a VM's guest has more pages than it may have.
+pub fn tell_over(vm: &Instance, has: u64, may: u64) {
+    let is_over = has > may + SLACK;
+    if vm.paging.is_over.swap(is_over, Ordering::Relaxed) != is_over && is_over {
+        log::info!(
+            "{} is over: it has {has} pages and may have {may}",
+            vm.name()
+        );
+    }
+}
+
 /// A VM owes so many pages, of which so many could be taken: some are. Whether there is more to do.
 pub fn repay(vm: &Instance, owed: u64, takeable: u64) -> bool {
     let paging = &vm.paging;
@@ -520,6 +548,7 @@ pub fn repay(vm: &Instance, owed: u64, takeable: u64) -> bool {
     } else if is_slowed && paging.strikes.fetch_add(1, Ordering::Relaxed) == PATIENCE {
         pause(vm, format_args!("it owes {owed} pages"));
     }
+    paging.waits.go();
     wake(vm, paging.stalled.swap(0, Ordering::SeqCst));
     most > 0
 }
@@ -549,6 +578,6 @@ pub fn must_wait(vm: &Instance, gfn: Gfn, writes: bool, vcpu: u16) -> bool {
 
 /// A vCPU waits for a frame until the next go.
 pub fn stall(vm: &Instance, vcpu: u16) {
-    vm.paging.stalls.fetch_add(1, Ordering::Relaxed);
+    vm.paging.waits.stall();
     vm.paging.stalled.fetch_or(1 << vcpu, Ordering::SeqCst);
 }

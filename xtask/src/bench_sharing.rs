@@ -3,10 +3,13 @@
 //! Each experiment leaves a table (CSV) and a plot (SVG) in `target/bench-sharing`. Those that count
 //! instructions run on machines whose clock does so, where a run can be repeated bit for bit.
 
+mod crowd;
+mod density;
 mod footprint;
 mod hiding;
 mod lab;
 mod plot;
+mod real_work;
 mod steps;
 mod unique;
 
@@ -26,12 +29,17 @@ use std::{
 /// Where the figures are kept.
 const SPECIFICATION: &str = "SPECIFICATION.md";
 /// The experiments, by name.
-const EXPERIMENTS: [(&str, Experiment); 4] = [
+const EXPERIMENTS: [(&str, Experiment); 6] = [
     ("steps", steps::run),
     ("unique", unique::run),
     ("hiding", hiding::run),
     ("footprint", footprint::run),
+    ("density", density::run),
+    ("real-work", real_work::run),
 ];
+
+/// Pictures that SPECIFICATION.md shows.
+const FIGURES: [&str; 3] = ["footprint", "real-work-gcc", "real-work-web"];
 
 /// What measures something.
 type Experiment = fn(&mut Step<'_>) -> Outcome<Found>;
@@ -59,7 +67,9 @@ pub fn run(names: &[String], built: bool, write: bool) -> bool {
         .collect();
     let logs = project::products().join("bench-sharing/logs");
     let mut steps = Steps::new(asked.len() + 2, logs);
-    if steps.run("build", |step| build(step, built)).is_none() {
+    let counts_linux = asked.iter().any(|(name, _)| *name == "unique");
+    let built = steps.run("build", |step| build(step, built, counts_linux));
+    if built.is_none() {
         return false;
     }
     let mut all = Vec::new();
@@ -83,11 +93,14 @@ pub fn run(names: &[String], built: bool, write: bool) -> bool {
     steps.run("files", |_| keep(&all, write)).is_some() && good
 }
 
-fn build(step: &Step<'_>, built: bool) -> Outcome {
+fn build(step: &Step<'_>, built: bool, counts_linux: bool) -> Outcome {
     if !built {
         images::all(step)?;
     }
-    bench::linux_program(step)
+    if counts_linux {
+        bench::linux_program(step)?;
+    }
+    Ok(())
 }
 
 /// Writes the tables and, where asked, SPECIFICATION.md.
@@ -117,8 +130,25 @@ fn keep(all: &[Found], write: bool) -> Outcome {
     }
     if write {
         put(&project::root().join(SPECIFICATION), &text)?;
+        for name in FIGURES {
+            keep_figure(name, all)?;
+        }
     }
     Ok(())
+}
+
+/// Puts a picture of an experiment that was run beside the documents.
+fn keep_figure(name: &str, all: &[Found]) -> Outcome {
+    if !all.iter().any(|found| name.starts_with(found.name)) {
+        return Ok(());
+    }
+    let picture = plot_of(name)?;
+    let text = fs::read_to_string(&picture)
+        .map_err(|error| format!("cannot read {}: {error}", picture.display()))?;
+    let figures = project::root().join("docs/figures");
+    fs::create_dir_all(&figures)
+        .map_err(|error| format!("cannot make {}: {error}", figures.display()))?;
+    put(&figures.join(format!("{name}.svg")), &text)
 }
 
 fn put(path: &Path, text: &str) -> Outcome {

@@ -45,7 +45,8 @@ enum Task {
     },
     /// Print what sharing memory costs, saves and tells
     BenchSharing {
-        /// Experiments, of `steps`, `unique`, `hiding` and `footprint`; all without a name
+        /// Experiments, of `steps`, `unique`, `hiding`, `footprint`, `density` and `real-work`; all
+        /// without a name
         experiments: Vec<String>,
         /// Take Underpin and the bare guests as `xtask build` has left them
         #[arg(long)]

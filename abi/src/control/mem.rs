@@ -44,10 +44,17 @@ pub struct MemStatus {
     pub blocks: u64,
     /// 4 KiB entries of its translation.
     pub pages: u64,
+    /// What EL2 could take from it now without its help: an estimate, as the pages that partitions
+    /// hold are counted once a second.
+    pub takeable: u64,
+    /// How long half of its pages, and 99 of 100, took at most to be read again, in nanoseconds.
+    pub refault_ns: [u64; 2],
+    /// How long somebody of it waited for frames since it owed, in nanoseconds.
+    pub stalled_ns: u64,
     /// What was counted since it started, by [`MEM_EVENTS`].
     pub events: [u64; MEM_EVENT_COUNT],
 }
-const _: () = assert!(size_of::<MemStatus>() == 32 + 24 + 16 * 8 + 8 * MEM_EVENT_COUNT);
+const _: () = assert!(size_of::<MemStatus>() == 32 + 24 + 20 * 8 + 8 * MEM_EVENT_COUNT);
 
 /// How many kinds of [`MEM_EVENTS`] there are.
 pub const MEM_EVENT_COUNT: usize = 20;

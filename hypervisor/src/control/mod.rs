@@ -118,7 +118,7 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         Request::About(request::MEM_WHY, name) => memory::why(name, &mut answer)?,
         Request::About(request::NUMA, name) => memory::numa(name, &mut answer)?,
         Request::About(request::FIT, name) => {
-            answer.push(&vm::fit(&vm::find(name)?.record)?);
+            answer.push(&vm::fit(&vm::find(name)?.described())?);
         }
         Request::About(kind, name) => about(kind, name)?,
         Request::ConsoleInput(name, typed) => {

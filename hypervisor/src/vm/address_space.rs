@@ -113,7 +113,12 @@ impl AddressSpace {
 
     /// What it shares.
     pub fn policy(&self) -> Policy {
-        self.ram.policy
+        self.ram.policy()
+    }
+
+    /// Changes what it shares from now on, as far as that can change.
+    pub fn set_policy(&self, policy: Policy) {
+        self.ram.set_policy(policy);
     }
 
     /// Puts a frame behind `ipa` that allows `access` and lets the hardware see it, on behalf of a

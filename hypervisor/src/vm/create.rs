@@ -60,12 +60,7 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
             format_args!("{vcpus} vCPUs: 1 to {VCPUS_MAX} are possible"),
         ));
     }
-    for (bytes, most) in [(memory, 256 << 30), (base, memory)] {
-        if bytes == 0 || !bytes.is_multiple_of(2 << 20) || bytes > most {
-            let what = format_args!("{bytes} bytes of memory: multiples of 2 MiB up to {most} fit");
-            return Err(impossible(bytes, what));
-        }
-    }
+    check_memory(memory, base)?;
     let known = record.claim <= claim::LAST && record.blocks <= block_policy::LAST;
     if !(known && record.hide <= 1 && record.never_share <= 1 && record.has_texts()) {
         let sentence = format_args!("the description is garbled: its sharing or a text of it");
@@ -78,6 +73,17 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
             nodes,
             format_args!("nodes {nodes:#x}: this machine has {existing:#x}"),
         ));
+    }
+    Ok(())
+}
+
+/// Checks the bytes that a VM may have at most, and those that it is sure of.
+pub fn check_memory(max: u64, base: u64) -> Result<(), Refusal> {
+    for (bytes, most) in [(max, 256 << 30), (base, max)] {
+        if bytes == 0 || !bytes.is_multiple_of(2 << 20) || bytes > most {
+            let what = format_args!("{bytes} bytes of memory: multiples of 2 MiB up to {most} fit");
+            return Err(impossible(bytes, what));
+        }
     }
     Ok(())
 }
@@ -130,7 +136,7 @@ pub fn share(weight: u32, cap: u32, before: (u16, u8)) -> Result<(u16, u8), Refu
 
 /// Everything a VM needs, ready to run.
 pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
-    let record = &vm.record;
+    let record = &vm.described();
     if !heap::reserve(HEAP_FOR_A_VM) {
         return Err(Refusal::new(
             code::NO_MEMORY,
@@ -261,19 +267,24 @@ fn address_space(
             frames: Some(sharing::frame_of(initrd)),
         }),
     ];
-    let policy = Policy {
-        share: record.never_share == 0,
-        keep_blocks: record.blocks == block_policy::KEEP,
-        hide: record.hide != 0,
-    };
     let begin = (laid.entry, laid.tree.start);
-    AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy).ok_or_else(|| {
+    let space = AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy(record));
+    space.ok_or_else(|| {
         Refusal::new(
             code::NO_MEMORY,
             FRAME_SIZE,
             format_args!("no memory left for the VM's tables"),
         )
     })
+}
+
+/// What a VM of this description shares.
+pub fn policy(record: &VmRecord) -> Policy {
+    Policy {
+        share: record.never_share == 0,
+        keep_blocks: record.blocks == block_policy::KEEP,
+        hide: record.hide != 0,
+    }
 }
 
 fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<Vec<u8>, Refusal> {

@@ -42,6 +42,22 @@ pub fn terms(record: &VmRecord) -> Terms {
     }
 }
 
+/// Notes in a description what was promised since.
+pub fn describe(terms: Terms, record: &mut VmRecord) {
+    record.base = terms.base * FRAME_SIZE;
+    record.memory = terms.max * FRAME_SIZE;
+    record.claim = match terms.claim {
+        Claim::None => claim::NONE,
+        Claim::Grow => claim::GROW,
+        Claim::Start => claim::START,
+    };
+}
+
+/// The guest frames that a guest found when it started.
+fn size(instance: &Instance) -> u64 {
+    instance.space.range().size / FRAME_SIZE
+}
+
 fn claimed(number: u32) -> Option<Claim> {
     match u8::try_from(number).ok()? {
         claim::NONE => Some(Claim::None),
@@ -81,13 +97,18 @@ pub fn mem_status(vm: &Vm, instance: &Instance) -> MemStatus {
     } = stand(terms, holding);
     let bytes = |frames: u64| frames * FRAME_SIZE;
     let (blocks, pages) = instance.space.leaves();
+    let (refault_ns, stalled_ns) = instance.paging.waits().times();
     MemStatus {
         name: vm.record.name,
-        group: vm.record.group,
+        group: vm.group(),
         base: bytes(terms.base),
         max: bytes(terms.max),
         limit: bytes(limit),
-        target: bytes(instance.target(terms.max).unwrap_or(terms.max)),
+        target: bytes(
+            instance
+                .target(size(instance))
+                .unwrap_or_else(|| size(instance)),
+        ),
         resident: bytes(holding.resident()),
         private: bytes(holding.private),
         shared: bytes(holding.shared),
@@ -100,6 +121,9 @@ pub fn mem_status(vm: &Vm, instance: &Instance) -> MemStatus {
         tables: bytes(holding.tables),
         blocks,
         pages,
+        takeable: bytes(holding.takeable),
+        refault_ns,
+        stalled_ns,
         events: events(instance),
     }
 }
@@ -154,8 +178,12 @@ fn bases() -> u64 {
 
 /// Refuses to start what could not be paid for once all VMs use what they are sure of.
 pub fn admit(vm: &Vm) -> Result<(), Refusal> {
-    let (base, there) = (vm.terms().base, CAPACITY.load(Ordering::Relaxed) + pool());
-    let bases = bases();
+    admit_to(vm, vm.terms().base, bases())
+}
+
+/// Refuses a base beside others' that could not be paid for.
+fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
+    let there = CAPACITY.load(Ordering::Relaxed) + pool();
     if bases + base <= there {
         return Ok(());
     }
@@ -209,7 +237,7 @@ pub fn reclaim(request: &ReclaimRequest) -> Result<u64, Refusal> {
         Refusal::new(code::WRONG_STATE, 0, what)
     })?;
     let frames = request.bytes / FRAME_SIZE;
-    let max = vm.terms().max;
+    let max = size(&instance);
     let before = instance.target(max).unwrap_or(max);
     if !instance.set_target(before.saturating_sub(frames), max) && instance.paging.is_used() {
         let taken = frames.min(holding(&instance).takeable);
@@ -225,34 +253,46 @@ pub fn reclaim(request: &ReclaimRequest) -> Result<u64, Refusal> {
 }
 
 /// A VM's terms as a request changes them.
-pub fn change(terms: Terms, request: &SetRequest) -> Result<Terms, Refusal> {
-    let base = match request.base {
-        0 => terms.base,
-        bytes => bytes / FRAME_SIZE,
+pub fn change(vm: &Vm, request: &SetRequest) -> Result<Terms, Refusal> {
+    let terms = vm.terms();
+    let bytes = |asked: u64, before: u64| {
+        if asked == 0 {
+            before * FRAME_SIZE
+        } else {
+            asked
+        }
     };
+    let (base, max) = (
+        bytes(request.base, terms.base),
+        bytes(request.max, terms.max),
+    );
     let claim = match request.claim {
         KEEP => Some(terms.claim),
         number => claimed(number),
     };
-    let wrong = |value, what: core::fmt::Arguments<'_>| Refusal::new(code::IMPOSSIBLE, value, what);
     let claim = claim.ok_or_else(|| {
-        wrong(
-            request.claim.into(),
-            format_args!("no claim has the number {}", request.claim),
-        )
+        let number = request.claim;
+        let what = format_args!("no claim has the number {number}");
+        Refusal::new(code::IMPOSSIBLE, number.into(), what)
     })?;
-    if base > terms.max {
-        let most = terms.max * FRAME_SIZE;
-        return Err(wrong(
-            request.base,
-            format_args!("a base of {} bytes: the VM has {most}", request.base),
-        ));
-    }
-    Ok(Terms {
-        base,
+    create::check_memory(max, base)?;
+    let new = Terms {
+        base: base / FRAME_SIZE,
+        max: max / FRAME_SIZE,
         claim,
-        ..terms
-    })
+    };
+    if vm.instance().is_some() && new.base > terms.base {
+        admit_to(vm, new.base, bases().saturating_sub(terms.base))?;
+    }
+    Ok(new)
+}
+
+/// Asks a guest for nothing any more where it has come to be sure of all its memory.
+pub fn ask_for_nothing(vm: &Vm, instance: &Instance) {
+    let all = size(instance);
+    if vm.terms().base >= all {
+        instance.set_target(all, all);
+    }
 }
 
 /// Whether a VM is to give back memory, so that others who wait for some will have it.
@@ -272,7 +312,8 @@ pub fn tick() {
         };
         instance.wake_devices();
         let terms = vm.terms();
-        if terms.base == terms.max && !instance.paging.is_used() {
+        let all = size(&instance);
+        if terms.base >= all && !instance.paging.is_used() {
             // Whoever waits for a frame tries again.
             paging::repay(&instance, 0, 0);
             continue;
@@ -282,8 +323,9 @@ pub fn tick() {
         }
         let holding = holding(&instance);
         let standing = stand(terms, holding);
-        if is_second && terms.base != terms.max {
-            instance.set_target(standing.limit, terms.max);
+        if is_second && terms.base < all {
+            instance.set_target(standing.limit, all);
+            paging::tell_over(&instance, holding.resident(), standing.limit);
         }
         let _ = standings.push((standing, holding.takeable, instance));
     }

@@ -10,6 +10,7 @@ use abi::Text;
 use abi::bundle::kind;
 use abi::control::{VcpuStatus, VmStatus, event, state, vcpu_state};
 use core::sync::atomic::Ordering;
+use model_addr::FRAME_SIZE;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// A sentence for an end.
@@ -31,9 +32,10 @@ pub fn vm_status(vm: &Vm) -> VmStatus {
     status.vcpus = vm.record.vcpus;
     status.weight = weight.into();
     status.cap = cap.into();
-    status.memory = vm.record.memory;
+    status.memory = vm.terms().max * FRAME_SIZE;
     status.starts = vm.starts.load(Ordering::Relaxed);
     if let Some(instance) = vm.instance() {
+        status.memory = instance.space.range().size;
         describe(&instance, &mut status);
     }
     status

@@ -3,8 +3,9 @@
 use super::instance::{End, Instance};
 use super::{create, memory, report};
 use crate::host;
-use abi::bundle::{VM_AUTOSTART, VmRecord, kind};
-use abi::control::{SetRequest, VmName, VmStatus, code, state};
+use abi::Text;
+use abi::bundle::{VM_AUTOSTART, VmRecord, block_policy, kind};
+use abi::control::{KEEP, SetRequest, VmName, VmStatus, code, state};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 use machine_locks::{Rank, SpinLock};
@@ -24,9 +25,24 @@ pub struct Vm {
     pub share: SpinLock<(u16, u8)>,
     /// What memory it was promised, which can change.
     terms: SpinLock<Terms>,
+    /// How it shares, which can change.
+    sharing: SpinLock<Sharing>,
     /// How often it was started.
     pub starts: AtomicU32,
     life: SpinLock<Life>,
+}
+
+/// How a VM shares memory with others.
+#[derive(Clone, Copy)]
+struct Sharing {
+    /// Its share group, from its next start on.
+    group: Text<24>,
+    /// Whether no write is to tell what is shared, from its next start on.
+    hide: bool,
+    /// Whether nothing more is shared.
+    never: bool,
+    /// Whether 2 MiB mappings stay whole.
+    keep_blocks: bool,
 }
 
 /// How a VM stands.
@@ -110,6 +126,7 @@ pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
             record: *record,
             share: SpinLock::new(Rank::Vm, share),
             terms: SpinLock::new(Rank::Vm, memory::terms(record)),
+            sharing: SpinLock::new(Rank::Vm, Sharing::of(record)),
             starts: AtomicU32::new(0),
             life: SpinLock::new(Rank::Vm, Life::Defined),
         });
@@ -152,7 +169,63 @@ pub fn instance(id: VmId) -> Option<Arc<Instance>> {
     vm.instance().filter(|instance| instance.id == id)
 }
 
+impl Sharing {
+    const fn of(record: &VmRecord) -> Self {
+        Self {
+            group: record.group,
+            hide: record.hide != 0,
+            never: record.never_share != 0,
+            keep_blocks: record.blocks == block_policy::KEEP,
+        }
+    }
+
+    /// As a request changes it.
+    fn change(self, request: &SetRequest) -> Result<Self, Refusal> {
+        let bit = |number: u32, before: bool| match number {
+            KEEP => Ok(before),
+            0 | 1 => Ok(number != 0),
+            _ => Err(Refusal::new(
+                code::IMPOSSIBLE,
+                number.into(),
+                format_args!("{number} is neither yes nor no"),
+            )),
+        };
+        let group = if request.group.is_empty() {
+            self.group
+        } else {
+            request.group
+        };
+        Ok(Self {
+            group,
+            hide: bit(request.hide, self.hide)?,
+            never: bit(request.never_share, self.never)?,
+            keep_blocks: bit(request.blocks, self.keep_blocks)?,
+        })
+    }
+}
+
 impl Vm {
+    /// Its description, with what was changed since.
+    pub fn described(&self) -> VmRecord {
+        let (terms, sharing) = (self.terms(), *self.sharing.lock());
+        let mut record = self.record;
+        memory::describe(terms, &mut record);
+        record.group = sharing.group;
+        record.hide = sharing.hide.into();
+        record.never_share = sharing.never.into();
+        record.blocks = if sharing.keep_blocks {
+            block_policy::KEEP
+        } else {
+            block_policy::SHARE
+        };
+        record
+    }
+
+    /// The name of its share group.
+    pub fn group(&self) -> Text<24> {
+        self.sharing.lock().group
+    }
+
     /// What memory it was promised.
     pub fn terms(&self) -> Terms {
         *self.terms.lock()
@@ -243,7 +316,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
         "{} starts: {} vCPUs, {} MiB, {}",
         vm.record.name,
         vm.record.vcpus,
-        vm.record.memory >> 20,
+        instance.space.range().size >> 20,
         instance.home
     );
     create::launch(&instance);
@@ -309,15 +382,38 @@ pub fn resume(name: VmName) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Changes a VM's share of CPU time, and what memory it is promised.
+/// Changes a VM's share of CPU time, what memory it is promised, and how it shares it.
 pub fn set(request: &SetRequest) -> Result<(), Refusal> {
     let vm = find(request.name)?;
     let (weight, cap) = create::share(request.weight, request.cap, *vm.share.lock())?;
-    let terms = memory::change(vm.terms(), request)?;
+    let before_terms = vm.terms();
+    let terms = memory::change(&vm, request)?;
+    let before = *vm.sharing.lock();
+    let sharing = before.change(request)?;
+    let instance = vm.instance();
+    if (before.group, before.hide) != (sharing.group, sharing.hide) {
+        if instance.is_some() {
+            let name = request.name;
+            let what = format_args!(
+                "{name} runs: its group, and what it hides, are settled when it starts"
+            );
+            return Err(Refusal::new(code::WRONG_STATE, 0, what));
+        }
+        create::adopt(&VmRecord {
+            group: sharing.group,
+            ..vm.record
+        })?;
+    }
     *vm.share.lock() = (weight, cap);
     *vm.terms.lock() = terms;
+    *vm.sharing.lock() = sharing;
     memory::tick();
-    if let Some(instance) = vm.instance() {
+    if let Some(instance) = instance {
+        if terms != before_terms {
+            memory::ask_for_nothing(&vm, &instance);
+        }
+        let policy = create::policy(&vm.described());
+        instance.space.set_policy(policy);
         for vcpu in &instance.vcpus {
             crate::sched::entitle(vcpu.entity, weight, cap);
         }

@@ -151,7 +151,7 @@ impl<T: Translation> Maps<T> {
         if self.pmap.region(&self.tables, gfn).block().is_none() {
             return true;
         }
-        if ram.policy.keep_blocks {
+        if ram.policy().keep_blocks {
             self.set_why(gfn, self.entry(gfn), Why::KeptBlock);
             return false;
         }

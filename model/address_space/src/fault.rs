@@ -202,7 +202,7 @@ impl Fault {
             vm: ram.vm,
             gfn: self.gfn,
         };
-        let taken = if ram.policy.hide {
+        let taken = if ram.policy().hide {
             frames.allocate_hidden(self.node, owner)
         } else {
             frames.allocate_for_break(self.node, owner)

@@ -1,6 +1,7 @@
-//! What a VM's memory is from the start, and never changes.
+//! What a VM's memory is from the start.
 
 use crate::{Frames, Run};
+use core::sync::atomic::{AtomicU8, Ordering};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, VmId};
 use model_frame_table::Contents;
 
@@ -38,15 +39,29 @@ pub struct Policy {
     pub hide: bool,
 }
 
+impl Policy {
+    const fn bits(self) -> u8 {
+        self.share as u8 | (self.keep_blocks as u8) << 1 | (self.hide as u8) << 2
+    }
+
+    const fn of_bits(bits: u8) -> Self {
+        Self {
+            share: bits & 1 != 0,
+            keep_blocks: bits & 2 != 0,
+            hide: bits & 4 != 0,
+        }
+    }
+}
+
 /// A VM's RAM and what is in it before it is touched: the sources' bytes, zeroes elsewhere.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct GuestRam<B> {
     /// Whose it is.
     pub vm: VmId,
     /// Where it is.
     pub range: IpaRange,
-    /// What it shares.
-    pub policy: Policy,
+    /// What it shares: the only thing here that changes.
+    policy: AtomicU8,
     /// Where two overlap, the later one counts.
     sources: [Option<Source<B>>; SOURCES],
     /// The address after the last source's last byte: most memory lies behind it.
@@ -71,11 +86,25 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
         Self {
             vm,
             range,
-            policy,
+            policy: AtomicU8::new(policy.bits()),
             sources,
             sources_end,
             images_end,
         }
+    }
+
+    /// What it shares.
+    #[inline]
+    pub fn policy(&self) -> Policy {
+        Policy::of_bits(self.policy.load(Ordering::Relaxed))
+    }
+
+    /// Changes what it shares from now on. What is shared stays so until somebody writes it. Whether
+    /// it hides stays as it is, too: pages that were mapped for writing would tell.
+    pub fn set_policy(&self, policy: Policy) {
+        let hide = self.policy().hide;
+        let policy = Policy { hide, ..policy };
+        self.policy.store(policy.bits(), Ordering::Relaxed);
     }
 
     /// Whether the guest frame may have a page of an image from the start.
@@ -133,5 +162,41 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
                 frames.write(run.frame, at - start, left.get(..room).unwrap_or(left));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model_addr::IpaRange;
+
+    #[test]
+    fn what_is_shared_can_change_and_what_is_hidden_cannot() {
+        let policies = (0..8).map(Policy::of_bits);
+        assert!(
+            policies
+                .enumerate()
+                .all(|(bits, policy)| policy.bits() as usize == bits)
+        );
+        let range = IpaRange {
+            start: Ipa(0),
+            size: FRAME_SIZE,
+        };
+        let vm = VmId {
+            index: 0,
+            generation: 0,
+        };
+        let ram = GuestRam::<&[u8]>::new(vm, range, [None; SOURCES], Policy::default());
+        ram.set_policy(Policy {
+            share: true,
+            keep_blocks: true,
+            hide: true,
+        });
+        let expected = Policy {
+            share: true,
+            keep_blocks: true,
+            hide: false,
+        };
+        assert_eq!(ram.policy(), expected);
     }
 }

@@ -55,7 +55,7 @@ impl<T: Translation> Maps<T> {
             return Moved::Held;
         };
         if self.pmap.region(&self.tables, gfn).block().is_some() {
-            if ram.policy.keep_blocks {
+            if ram.policy().keep_blocks {
                 return Moved::Held;
             }
             self.split(gfn);

@@ -69,7 +69,7 @@ impl<T: Translation> Maps<T> {
         frames: &impl Frames,
     ) -> bool {
         // Where nobody is to tell by the time of a write, all writes take the same way.
-        if ram.policy.hide || !frames.claim(frame, Owner { vm: ram.vm, gfn }) {
+        if ram.policy().hide || !frames.claim(frame, Owner { vm: ram.vm, gfn }) {
             return false;
         }
         self.events.claims += 1;
@@ -106,7 +106,7 @@ impl<T: Translation> Maps<T> {
             .stage2
             .map(&mut self.tables, ipa, pa, Size::Page, Rights::ALL);
         let user = Owner { vm: ram.vm, gfn };
-        if ram.policy.hide {
+        if ram.policy().hide {
             frames.leave_hidden(old, user);
         } else {
             frames.leave(old, user);

@@ -77,34 +77,58 @@ fn blank(path: &Path, size: u64) -> Outcome {
 pub fn partitioned(directory: &Path) -> Outcome<PathBuf> {
     let path = directory.join("disk.img");
     let text = path.display().to_string();
-    blank(
-        &path,
-        FIRST_PARTITION + PARTITION * PARTITIONS.len() as u64 + TABLE,
-    )?;
-    let mut table = vec!["label: gpt".to_owned()];
-    for (number, name) in PARTITIONS.iter().enumerate() {
-        let start = FIRST_PARTITION + PARTITION * number as u64;
-        table.push(format!(
-            "start={}, size={}, type=linux, name={name}",
-            start / 512,
-            PARTITION / 512
-        ));
+    let parts = PARTITIONS.map(|name| (name, PARTITION));
+    for start in with_partitions(&path, &parts)? {
         let offset = format!("offset={start}");
         let blocks = format!("{}k", PARTITION >> 10);
-        tool(
-            "mkfs.ext4",
-            &["-q", "-F", "-b", "4096", "-E", &offset, &text, &blocks],
-            "",
-            &[0],
-        )?;
+        let words = ["-q", "-F", "-b", "4096", "-E", &offset, &text, &blocks];
+        tool("mkfs.ext4", &words, "", &[0])?;
     }
-    tool(
-        "sfdisk",
-        &["--quiet", "--no-reread", &text],
-        &table.join("\n"),
-        &[0],
-    )?;
     Ok(path)
+}
+
+/// A physical disk with a GUID partition table and partitions of these names and bytes, multiples of
+/// a MiB, that hold zeroes; gives where each begins.
+///
+/// # Errors
+/// A tool is missing or fails.
+pub fn with_partitions(path: &Path, parts: &[(&str, u64)]) -> Outcome<Vec<u64>> {
+    let bytes: u64 = parts.iter().map(|(_, bytes)| bytes).sum();
+    blank(path, FIRST_PARTITION + bytes + TABLE)?;
+    let mut starts = Vec::new();
+    let mut start = FIRST_PARTITION;
+    let mut table = vec!["label: gpt".to_owned()];
+    for (name, bytes) in parts {
+        let sectors = (start / 512, bytes / 512);
+        table.push(format!(
+            "start={}, size={}, type=linux, name={name}",
+            sectors.0, sectors.1
+        ));
+        starts.push(start);
+        start += bytes;
+    }
+    let words = ["--quiet", "--no-reread", &path.display().to_string()];
+    tool("sfdisk", &words, &table.join("\n"), &[0])?;
+    Ok(starts)
+}
+
+/// A physical disk whose only partition, of this name, holds what an image holds.
+///
+/// # Errors
+/// A tool is missing or fails, or the image cannot be read.
+pub fn with_image(path: &Path, name: &str, image: &Path) -> Outcome {
+    let tried = || format!("cannot copy {} to {}", image.display(), path.display());
+    let mut from = File::open(image).map_err(because(tried()))?;
+    let bytes = from.metadata().map_err(because(tried()))?.len();
+    let starts = with_partitions(path, &[(name, bytes.next_multiple_of(1 << 20))])?;
+    let mut to = File::options().write(true).open(path);
+    let to = to
+        .as_mut()
+        .map_err(|error| format!("{}: {error}", tried()))?;
+    to.seek(SeekFrom::Start(starts[0]))
+        .map_err(because(tried()))?;
+    std::io::copy(&mut from, to).map_err(because(tried()))?;
+    Ok(())
 }
 
 /// An ext4 file system of so many MiB that holds what is in a directory.

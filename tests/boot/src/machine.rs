@@ -190,6 +190,16 @@ impl Machine {
         ))
     }
 
+    /// Starts a verb that works for a while; what it prints waits for whoever takes it.
+    ///
+    /// # Errors
+    /// The command cannot be run.
+    pub fn spawn(&self, words: &[&str]) -> Outcome<Child> {
+        let mut verb = self.verb(words);
+        verb.stdout(Stdio::piped()).stderr(Stdio::null());
+        verb.spawn().map_err(because("cannot run underpin"))
+    }
+
     /// Runs a verb that must be refused; gives its exit status.
     ///
     /// # Errors

@@ -59,6 +59,12 @@ pub struct VmDetails {
 pub struct MemStatus {
     /// Its name.
     pub name: String,
+    /// Its share group.
+    pub group: String,
+    /// What it is sure of.
+    pub base: u64,
+    /// The most it can have.
+    pub max: u64,
     /// Guest memory with a frame behind it.
     pub resident: u64,
     /// Of it, frames that nobody else can use.

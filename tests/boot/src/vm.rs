@@ -134,6 +134,20 @@ impl Vm {
         self
     }
 
+    /// Whose savings more VMs of its group start with.
+    #[must_use]
+    pub fn starts_others(mut self) -> Self {
+        self.sharing.insert("claim", "start".into());
+        self
+    }
+
+    /// Of which nothing is shared.
+    #[must_use]
+    pub fn never_shares(mut self) -> Self {
+        self.sharing.insert("never", true.into());
+        self
+    }
+
     /// Started again where it or somebody else resets it.
     #[must_use]
     pub fn restarts(mut self) -> Self {

@@ -147,7 +147,7 @@ impl<'a> Guest<'a> {
     }
 
     pub(crate) fn policy(&self) -> Policy {
-        self.ram.policy
+        self.ram.policy()
     }
 
     pub(crate) fn user(&self, gfn: Gfn) -> Owner {

@@ -1,7 +1,7 @@
 //! The command line.
 
-use crate::{codes, sim::Shape, units};
-use abi::control::TRACE_CLASSES;
+use crate::{codes, sim::Shape, units, vmfile};
+use abi::{Text, control::TRACE_CLASSES};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -169,9 +169,9 @@ pub enum Verb {
     Machine,
     /// End all VMs and power the machine off
     Shutdown,
-    /// Say what an exit status means and what to do about it
+    /// Say what an exit status, or what happens to memory, means and what to do about it
     Explain {
-        /// An exit status or its name; left out: all of them
+        /// An exit status, its name, or the name of an event; left out: all of them
         code: Option<String>,
     },
     /// Print the completion script of a shell
@@ -221,7 +221,7 @@ pub struct Sim {
 
 /// `underpin set`.
 #[derive(Args, Debug)]
-#[command(group(ArgGroup::new("change").args(["weight", "cap", "base", "claim"]).required(true).multiple(true)))]
+#[command(group(ArgGroup::new("change").args(["weight", "cap", "base", "max", "claim", "blocks", "never", "group", "hide"]).required(true).multiple(true)))]
 pub struct Set {
     /// The VM's name
     pub vm: String,
@@ -232,11 +232,35 @@ pub struct Set {
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub cap: Option<u32>,
     /// The memory that it is sure of, as in 512MiB
-    #[arg(long, value_name = "SIZE", value_parser = whole_pages)]
+    #[arg(long, value_name = "SIZE", value_parser = whole_blocks)]
     pub base: Option<u64>,
+    /// The most memory that it can have; a guest that runs cannot have more than it found at boot
+    #[arg(long, value_name = "SIZE", value_parser = whole_blocks)]
+    pub max: Option<u64>,
     /// What becomes of the memory that sharing saves
     #[arg(long, value_enum)]
     pub claim: Option<Claim>,
+    /// What becomes of 2 MiB mappings where pages in them could be shared
+    #[arg(long, value_enum)]
+    pub blocks: Option<Blocks>,
+    /// Whether nothing more of it is shared
+    #[arg(long, value_name = "BOOL")]
+    pub never: Option<bool>,
+    /// Its share group (not while it runs)
+    #[arg(long, value_name = "GROUP", value_parser = share_group)]
+    pub group: Option<Text<24>>,
+    /// Whether to hide from the guest what is shared (not while it runs)
+    #[arg(long, value_name = "BOOL")]
+    pub hide: Option<bool>,
+}
+
+/// What becomes of 2 MiB mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Blocks {
+    /// They are split
+    Share,
+    /// They stay whole, and nothing in them is shared
+    Keep,
 }
 
 /// What becomes of the memory that sharing saves.
@@ -275,6 +299,20 @@ pub enum NumaVerb {
     },
 }
 
+/// A size as the memory of a VM has it.
+fn whole_blocks(text: &str) -> Result<u64, String> {
+    let bytes = whole_pages(text)?;
+    let is_whole = bytes.is_multiple_of(2 << 20);
+    is_whole
+        .then_some(bytes)
+        .ok_or_else(|| format!("'{text}' is no multiple of 2MiB"))
+}
+
+fn share_group(text: &str) -> Result<Text<24>, String> {
+    let group = Text::new(text).filter(|_| vmfile::is_name(text));
+    group.ok_or_else(|| format!("'{text}' is not 1 to 24 small letters, digits and hyphens"))
+}
+
 /// `underpin console`.
 #[derive(Args, Debug)]
 pub struct Console {
@@ -292,7 +330,9 @@ const MEM: &str = "\
 Columns of `underpin mem`. Those that say nothing now are left out; --wide shows all:
 
   BASE      what the VM is sure of
-  LIMIT     the most it may have now; EL2 enforces it
+  LIMIT     the most it may have now; EL2 enforces it. With claim = \"grow\" it follows what
+            EL2 could take back (`underpin mem VM`: takeable), an estimate: pages that
+            partitions hold are counted once a second
   TARGET    what its balloon driver was asked to keep to
   RESIDENT  its memory with a frame behind it
   PRIVATE   of it, frames of its own

@@ -1,14 +1,18 @@
-//! Every status that the command may end with: what it means, what leads to it, what to do.
+//! Every status that the command may end with, and every name that the log and `underpin mem VM` have
+//! for what happens to memory: what it means, what leads to it, what to do.
 
 use crate::failure::exit;
 use abi::control::code;
 use std::fmt::Write as _;
 
-/// One status. Numbers and names are stable.
+mod events;
+
+/// One status or event. Numbers and names are stable.
 #[derive(Debug)]
 pub struct Code {
-    /// The exit status; those from 10 on to 99 are the hypervisor's (`abi::control::code`).
-    pub number: u8,
+    /// The exit status; those from 10 on to 99 are the hypervisor's (`abi::control::code`). Events
+    /// have none.
+    pub number: Option<u8>,
     /// Its name.
     pub name: &'static str,
     /// What it means.
@@ -19,17 +23,17 @@ pub struct Code {
     pub advice: &'static [&'static str],
 }
 
-/// All of them, in the order of their numbers.
-pub const CODES: [Code; 15] = [
+/// All exit statuses, in the order of their numbers.
+const STATUSES: [Code; 15] = [
     Code {
-        number: exit::OK,
+        number: Some(exit::OK),
         name: "done",
         meaning: "done",
         causes: &["The command did what it was asked for."],
         advice: &["Nothing."],
     },
     Code {
-        number: exit::FAILED,
+        number: Some(exit::FAILED),
         name: "failed",
         meaning: "failed for a reason without a number of its own",
         causes: &[
@@ -42,14 +46,14 @@ pub const CODES: [Code; 15] = [
         ],
     },
     Code {
-        number: exit::USAGE,
+        number: Some(exit::USAGE),
         name: "usage",
         meaning: "the command line makes no sense",
         causes: &["A verb, an option or its value is not known."],
         advice: &["`underpin --help` lists the verbs, `underpin VERB --help` its options."],
     },
     Code {
-        number: exit::NO_MACHINE,
+        number: Some(exit::NO_MACHINE),
         name: "no-machine",
         meaning: "no machine of that name runs",
         causes: &[
@@ -59,7 +63,7 @@ pub const CODES: [Code; 15] = [
         advice: &["Start one: underpin sim FILES..., or name it: underpin --machine NAME VERB."],
     },
     Code {
-        number: exit::MACHINE_DIED,
+        number: Some(exit::MACHINE_DIED),
         name: "machine-died",
         meaning: "the machine died or did not start",
         causes: &[
@@ -72,7 +76,7 @@ pub const CODES: [Code; 15] = [
         ],
     },
     Code {
-        number: exit::TIMEOUT,
+        number: Some(exit::TIMEOUT),
         name: "timeout",
         meaning: "something took longer than allowed",
         causes: &[
@@ -85,7 +89,7 @@ pub const CODES: [Code; 15] = [
         ],
     },
     Code {
-        number: exit::FILE,
+        number: Some(exit::FILE),
         name: "file",
         meaning: "a VM file, kernel or image is wrong",
         causes: &[
@@ -99,21 +103,21 @@ pub const CODES: [Code; 15] = [
         ],
     },
     Code {
-        number: code::MALFORMED as u8,
+        number: Some(code::MALFORMED as u8),
         name: "malformed",
         meaning: "the hypervisor did not understand the request",
         causes: &["The command and the hypervisor's image are of different versions."],
         advice: &["Build both anew (make build), and start the machine again."],
     },
     Code {
-        number: code::NO_SUCH_VM as u8,
+        number: Some(code::NO_SUCH_VM as u8),
         name: "no-such-vm",
         meaning: "no VM has that name",
         causes: &["It is misspelt.", "It is on another machine (--machine)."],
         advice: &["`underpin list` shows the names."],
     },
     Code {
-        number: code::WRONG_STATE as u8,
+        number: Some(code::WRONG_STATE as u8),
         name: "wrong-state",
         meaning: "the VM's state does not allow it",
         causes: &[
@@ -123,14 +127,14 @@ pub const CODES: [Code; 15] = [
         advice: &["`underpin list` shows the states; `underpin start`, `resume` or `kill` it."],
     },
     Code {
-        number: code::EXISTS as u8,
+        number: Some(code::EXISTS as u8),
         name: "exists",
         meaning: "a VM of that name is there already",
         causes: &["The VM file was run before; a VM that has ended keeps its name."],
         advice: &["Start it again: underpin start VM; or change 'name' in the VM file."],
     },
     Code {
-        number: code::NO_MEMORY as u8,
+        number: Some(code::NO_MEMORY as u8),
         name: "no-memory",
         meaning: "the machine has no memory left for it",
         causes: &[
@@ -144,7 +148,7 @@ pub const CODES: [Code; 15] = [
         ],
     },
     Code {
-        number: code::IMPOSSIBLE as u8,
+        number: Some(code::IMPOSSIBLE as u8),
         name: "impossible",
         meaning: "what was asked for is impossible on this machine",
         causes: &[
@@ -154,14 +158,14 @@ pub const CODES: [Code; 15] = [
         advice: &["`underpin machine` and `underpin nodes` show what there is."],
     },
     Code {
-        number: code::BUSY as u8,
+        number: Some(code::BUSY as u8),
         name: "busy",
         meaning: "another VM uses the persistent disk",
         causes: &["A partition serves one VM at a time."],
         advice: &["End the other VM, or give each VM a partition."],
     },
     Code {
-        number: exit::INTERRUPTED,
+        number: Some(exit::INTERRUPTED),
         name: "interrupted",
         meaning: "interrupted",
         causes: &["Ctrl-C, or another signal that ends processes."],
@@ -169,20 +173,24 @@ pub const CODES: [Code; 15] = [
     },
 ];
 
-/// The status of that number or name.
+/// All of them: statuses in the order of their numbers, then events.
+pub fn all() -> impl Iterator<Item = &'static Code> {
+    STATUSES.iter().chain(&events::EVENTS)
+}
+
+/// The status or event of that number or name.
 pub fn find(what: &str) -> Option<&'static Code> {
     let number = what.parse::<u8>().ok();
-    CODES
-        .iter()
-        .find(|code| Some(code.number) == number || code.name == what)
+    all().find(|code| code.name == what || code.number.is_some() && code.number == number)
 }
 
 /// The list for the end of the command's help.
 pub fn exit_statuses() -> String {
     let mut text = "Exit status (underpin explain CODE says more):\n".to_owned();
-    for code in &CODES {
+    for code in &STATUSES {
+        let number = code.number.unwrap_or_default();
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{:4}  {}", code.number, code.meaning);
+        let _ = writeln!(text, "{number:4}  {}", code.meaning);
     }
     text
 }
@@ -191,26 +199,49 @@ pub fn exit_statuses() -> String {
 mod tests {
     use super::*;
 
+    /// The constants of a module of that source: all that may become an exit status.
+    fn constants(source: &str, module: &str) -> Vec<u8> {
+        let (_, rest) = source.split_once(&format!("pub mod {module} {{")).unwrap();
+        let (body, _) = rest.split_once("\n}").unwrap();
+        let values = body.lines().filter(|line| line.contains("pub const "));
+        let value = |line: &str| {
+            line.rsplit_once("= ")
+                .unwrap()
+                .1
+                .trim_end_matches(';')
+                .parse()
+        };
+        values.map(|line| value(line).unwrap()).collect()
+    }
+
     #[test]
     fn every_code_is_explained_once() {
-        let known = [
-            code::OK,
-            code::MALFORMED,
-            code::NO_SUCH_VM,
-            code::WRONG_STATE,
-            code::EXISTS,
-            code::NO_MEMORY,
-            code::IMPOSSIBLE,
-            code::BUSY,
-        ];
-        for number in known {
+        let codes = constants(include_str!("../../../abi/src/control.rs"), "code");
+        let statuses = constants(include_str!("failure.rs"), "exit");
+        assert!(codes.len() >= 8 && statuses.len() >= 8);
+        for number in codes.iter().chain(&statuses) {
             assert!(find(&number.to_string()).is_some(), "{number}");
         }
-        assert!(CODES.is_sorted_by(|a, b| a.number < b.number));
-        for code in &CODES {
+        let explained: std::collections::BTreeSet<&u8> = codes.iter().chain(&statuses).collect();
+        assert_eq!(STATUSES.len(), explained.len());
+        assert!(STATUSES.is_sorted_by_key(|code| code.number));
+        for code in all() {
             assert!(!code.causes.is_empty() && !code.advice.is_empty());
             assert_eq!(find(code.name).map(|found| found.number), Some(code.number));
         }
         assert!(find("7").is_none() && find("").is_none() && find("256").is_none());
+    }
+
+    #[test]
+    fn what_happens_to_memory_is_explained() {
+        for event in abi::control::MEM_EVENTS {
+            assert!(find(event).is_some(), "{event}");
+        }
+        for news in ["over", "owes", "repaid", "lost-page"] {
+            assert!(
+                find(news).is_some_and(|code| code.number.is_none()),
+                "{news}"
+            );
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     bundle::{entry_name, is_entry_of},
-    cli::{Claim, Cli, Set, Verb},
+    cli::{Blocks, Claim, Cli, Set, Verb},
     control::{Client, vm_name},
     failure::{Failure, Result, exit},
     output::{Output, print},
@@ -11,7 +11,7 @@ use crate::{
     vmfile::VmFile,
 };
 use abi::{
-    bundle::{VmRecord, claim, kind},
+    bundle::{VmRecord, block_policy, claim, kind},
     control::{KEEP, SetRequest, request, state},
 };
 use clap::CommandFactory as _;
@@ -155,13 +155,23 @@ impl Context {
             Some(Claim::Grow) => claim::GROW.into(),
             Some(Claim::Start) => claim::START.into(),
         };
+        let blocks = match options.blocks {
+            None => KEEP,
+            Some(Blocks::Share) => block_policy::SHARE.into(),
+            Some(Blocks::Keep) => block_policy::KEEP.into(),
+        };
+        let bit = |choice: Option<bool>| choice.map_or(KEEP, u32::from);
         self.connect()?.set(&SetRequest {
-            name,
             weight: options.weight.unwrap_or(0),
             cap: options.cap.unwrap_or(KEEP),
             base: options.base.unwrap_or(0),
+            max: options.max.unwrap_or(0),
             claim,
-            reserved: 0,
+            blocks,
+            never_share: bit(options.never),
+            hide: bit(options.hide),
+            group: options.group.unwrap_or_default(),
+            ..SetRequest::nothing(name)
         })?;
         self.done(&options.vm, "set")
     }

@@ -1,77 +1,90 @@
-//! How much memory one, two, four and eight VMs take that do the same work (Disco, figure 7): Debian
-//! boots, and gcc compiles.
+//! How much memory one, two, four and eight VMs take that do the same work (Disco, figure 7): gcc
+//! compiles.
 
-use super::{Found, lab, plot::Plot, plot_of};
+use super::{
+    Found,
+    crowd::{Crowd, Memory, Work, mib, names, vm},
+    plot::Plot,
+    plot_of,
+};
 use crate::step::{Outcome, Step};
-use serde::Deserialize;
-use std::{
-    collections::BTreeMap,
-    thread::sleep,
-    time::{Duration, Instant},
-};
-use tests_boot::{
-    assets,
-    machine::{Hardware, Machine},
-    status::{self, MachineStatus},
-    vm::Vm,
-};
+use tests_boot::status::MachineStatus;
 
 /// How many VMs there are.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 /// Memory of the machine, and of each VM.
-const MACHINE: &str = "6G";
-const MEMORY: &str = "384MiB";
-/// How long the work of one VM may take, and how often one looks.
-const WORK_MAX: Duration = Duration::from_mins(10);
-const POLL: Duration = Duration::from_secs(2);
+const MACHINE: &str = "1536M";
+const MEMORY: &str = "128MiB";
 /// What the plot's parts are.
 const PARTS: [&str; 5] = ["private", "kernel", "page cache", "overlays", "hypervisor"];
 const HEAD: [&str; 9] = [
-    "MiB, at the most",
+    "MiB, when the guests have most",
     "virtual",
     "machine",
     "saved",
     "private",
-    "kernel",
-    "page cache",
+    "kernel, virtual / machine",
+    "page cache, virtual / machine",
     "overlays",
     "hypervisor",
 ];
 
-/// `underpin mem -o json`.
-#[derive(Deserialize)]
-struct Memory {
-    vms: Vec<VmMemory>,
-    machine: MachineMemory,
-}
-
-#[derive(Deserialize)]
-struct VmMemory {
-    resident: u64,
-    private: u64,
-    overlay: u64,
-    tables: u64,
-    events: BTreeMap<String, u64>,
-}
-
-#[derive(Deserialize)]
-struct MachineMemory {
-    shared: u64,
-    records: u64,
-}
-
-/// Bytes at one moment.
+/// Bytes at one moment, in the order of [`PARTS`].
 #[derive(Clone, Copy, Default)]
 struct Footprint {
-    /// What the guests have, each frame counted for each.
-    virtual_: u64,
-    /// What the machine has for it, in the order of [`PARTS`].
-    parts: [u64; PARTS.len()],
+    /// What the guests have, each frame counted for each; of the hypervisor's the same as below.
+    virtual_: [u64; PARTS.len()],
+    /// What the machine has for it.
+    machine: [u64; PARTS.len()],
 }
 
 impl Footprint {
-    fn machine(&self) -> u64 {
-        self.parts.iter().sum()
+    /// What the guests have.
+    fn guests(&self) -> u64 {
+        self.virtual_[..3].iter().sum()
+    }
+
+    fn saved(&self) -> u64 {
+        let machine: u64 = self.machine[..3].iter().sum();
+        self.guests().saturating_sub(machine)
+    }
+
+    /// `before` is from when the guests had read nothing from their disks: what they shared then is
+    /// kernel and initrd.
+    fn new(now: &Memory, before: &Memory, hypervisor: u64) -> Self {
+        let kernel = before.sum(|vm| vm.shared).min(now.sum(|vm| vm.shared));
+        let kernel_once = before.machine.shared.min(now.machine.shared);
+        let hypervisor = hypervisor + now.machine.records + now.sum(|vm| vm.tables);
+        let (private, overlay) = (now.sum(|vm| vm.private), now.sum(|vm| vm.overlay));
+        let cache = now.sum(|vm| vm.shared) - kernel;
+        let cache_once = now.machine.shared - kernel_once;
+        Self {
+            virtual_: [private, kernel, cache, overlay, hypervisor],
+            machine: [private, kernel_once, cache_once, overlay, hypervisor],
+        }
+    }
+
+    fn row(&self, count: usize) -> Vec<String> {
+        let both = |part: usize| {
+            let [all, once] = [self.virtual_[part], self.machine[part]].map(mib);
+            format!("{all} / {once}")
+        };
+        let [private, _, _, overlays, hypervisor] = self.machine.map(mib);
+        let sums = [&self.virtual_, &self.machine].map(|parts| mib(parts.iter().sum()));
+        let [virtual_, machine] = sums;
+        let (vms, saved) = (format!("{count} VMs"), mib(self.saved()));
+        let (kernel, cache) = (both(1), both(2));
+        vec![
+            vms, virtual_, machine, saved, private, kernel, cache, overlays, hypervisor,
+        ]
+    }
+
+    fn bars(&self, count: usize) -> [(String, Vec<f64>); 2] {
+        let bar = |what: &str, parts: [u64; PARTS.len()]| {
+            let mib = parts.map(|bytes| bytes as f64 / f64::from(1 << 20));
+            (format!("{count}, {what}"), mib.to_vec())
+        };
+        [bar("virtual", self.virtual_), bar("machine", self.machine)]
     }
 }
 
@@ -85,90 +98,82 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
     };
     let mut bars = Vec::new();
     for count in COUNTS {
-        step.doing(&format!("{count} VMs boot and compile"));
+        step.doing(&format!("{count} VMs compile"));
         let most = measure(count)?;
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let show = |bytes: u64| format!("{:.0}", mib(bytes));
-        let saved = most.virtual_.saturating_sub(guests(&most));
-        let mut row = vec![format!("{count} VMs")];
-        row.extend([most.virtual_, most.machine(), saved].map(show));
-        row.extend(most.parts.map(show));
-        found.rows.push(row);
-        bars.push((format!("{count}, virtual"), vec![mib(most.virtual_)]));
-        let parts = most.parts.iter().map(|bytes| mib(*bytes)).collect();
-        bars.push((format!("{count}, machine"), parts));
+        found.rows.push(most.row(count));
+        bars.extend(most.bars(count));
     }
     let plot = Plot {
-        title: "Memory of VMs that boot Debian and compile, in MiB (virtual: all of it private)",
+        title: "Memory of VMs that compile, in MiB: as the guests see it, and the machine's",
         parts: &PARTS,
         bars,
     };
     plot.write(&plot_of("footprint")?)?;
+    found.notes.push(format!(
+        "each VM has {MEMORY}, one vCPU, and Debian on a partition; hypervisor: image, frame table of a machine \
+         with {MACHINE}, heap, tables and records"
+    ));
     Ok(found)
-}
-
-/// What the machine has for the guests' own memory.
-fn guests(footprint: &Footprint) -> u64 {
-    footprint.parts[..3].iter().sum()
 }
 
 /// The moment at which the guests have most.
 fn measure(count: usize) -> Outcome<Footprint> {
-    let vms: Vec<Vm> = (1..=count).map(worker).collect();
-    let work = lab::directory(&format!("footprint-{count}"))?;
-    let hardware = Hardware::new(2, MACHINE);
-    let mut machine = Machine::start(&assets::command(), &work, &hardware, &vms)?;
-    machine.await_answer()?;
-    let deadline = Instant::now() + WORK_MAX * count as u32;
+    let vms: Vec<_> = (1..=count).map(|n| vm(n, MEMORY)).collect();
+    let names = names(count);
+    let mut crowd = Crowd::start(&format!("footprint-{count}"), MACHINE, &vms)?;
+    for vm in &names {
+        crowd.await_boot(vm)?;
+    }
+    let before = crowd.memory()?;
+    for vm in &names {
+        crowd.begin(vm, Work::Compile)?;
+    }
     let mut most = Footprint::default();
-    loop {
-        machine.check_alive()?;
-        let now = look(&machine)?;
-        if now.virtual_ > most.virtual_ {
+    crowd.await_work(&names, Work::Compile, |crowd| {
+        let status: MachineStatus = crowd.machine().status()?;
+        let hypervisor = status.image + status.frame_table + status.heap;
+        let now = Footprint::new(&crowd.memory()?, &before, hypervisor);
+        if now.guests() > most.guests() {
             most = now;
         }
-        let list = machine.list()?;
-        if list.iter().all(|vm| vm.state == "ended") {
-            break;
-        }
-        if Instant::now() > deadline {
-            return Err("the VMs have not done their work in time".to_owned());
-        }
-        sleep(POLL);
-    }
-    let idle = (1..=count).map(|n| machine.console(&format!("vm{n}")));
-    let all = idle.filter(|console| console.contains("compiled")).count();
-    machine.shut_down()?;
-    if all == count {
-        Ok(most)
-    } else {
-        Err(format!("{all} of {count} VMs have compiled"))
-    }
+        Ok(())
+    })?;
+    crowd.shut_down()?;
+    Ok(most)
 }
 
-fn worker(n: usize) -> Vm {
-    let vm = Vm::linux(&format!("vm{n}"), "trixie-cloud", "compile");
-    let vm = vm.args("root=/dev/vda1 rw nokaslr kpti=off").memory(MEMORY);
-    vm.cow_disk(assets::DEBIAN13)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench_sharing::crowd::{MachineMemory, VmMemory};
+    use serde::de::{Deserialize as _, IntoDeserializer as _, value::Error};
+    use std::collections::BTreeMap;
 
-fn look(machine: &Machine) -> Outcome<Footprint> {
-    let memory: Memory = status::parse("mem", &machine.run(&["mem", "-o", "json"])?)?;
-    let status: MachineStatus = machine.status()?;
-    let sum = |of: fn(&VmMemory) -> u64| memory.vms.iter().map(of).sum::<u64>();
-    // All have the same kernel and initrd: what one uses of them, others use too.
-    let at_boot = |vm: &VmMemory| vm.events.get("shared-at-boot").copied().unwrap_or(0) * 4096;
-    let kernel = memory.vms.iter().map(at_boot).max().unwrap_or(0);
-    let kernel = kernel.min(memory.machine.shared);
-    let hypervisor = status.image + status.frame_table + status.heap + memory.machine.records;
-    Ok(Footprint {
-        virtual_: sum(|vm| vm.resident),
-        parts: [
-            sum(|vm| vm.private),
-            kernel,
-            memory.machine.shared - kernel,
-            sum(|vm| vm.overlay),
-            hypervisor + sum(|vm| vm.tables),
-        ],
-    })
+    fn memory(private: u64, shared: u64, once: u64) -> Memory {
+        let of = |names: &[(&'static str, u64)]| {
+            let all = [
+                "resident", "overlay", "tables", "free", "reserve", "bases", "saved", "cached",
+                "images", "records",
+            ];
+            let mut map: BTreeMap<&str, u64> = all.map(|name| (name, 0)).into();
+            map.extend(names.iter().copied());
+            map
+        };
+        let vm = of(&[("private", private), ("shared", shared), ("tables", 1)]);
+        let vm = || VmMemory::deserialize(vm.clone().into_deserializer()).map_err(|e: Error| e);
+        let machine = of(&[("shared", once), ("records", 3)]);
+        let machine: Result<_, Error> = MachineMemory::deserialize(machine.into_deserializer());
+        Memory {
+            vms: vec![vm().unwrap(), vm().unwrap()],
+            machine: machine.unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_was_shared_before_the_work_is_the_kernel() {
+        let footprint = Footprint::new(&memory(100, 50, 50), &memory(80, 20, 20), 7);
+        assert_eq!(footprint.virtual_, [200, 40, 60, 0, 12]);
+        assert_eq!(footprint.machine, [200, 20, 30, 0, 12]);
+        assert_eq!((footprint.guests(), footprint.saved()), (300, 50));
+    }
 }

@@ -393,7 +393,7 @@ impl World {
         let user = Owner { vm: ram.vm, gfn };
         let frames = &self.machine.frames;
         match block {
-            _ if !ram.policy.share => Gets::Alone(Why::Never),
+            _ if !ram.policy().share => Gets::Alone(Why::Never),
             Block::Zero => Gets::Zeroes,
             Block::Part(_) => Gets::Alone(Why::Unaligned),
             Block::Image(n) => match self.machine.join(IMAGE.add(n), user) {
@@ -412,7 +412,7 @@ impl World {
         let pages: Vec<_> = list.iter().map(|(gfn, gets, _)| (*gfn, *gets)).collect();
         let guest = &self.vms[vm];
         let done = guest.lock().exchange(&guest.ram, &pages, &self.machine);
-        let may_refuse = guest.ram.policy.keep_blocks || self.is_failing(vm);
+        let may_refuse = guest.ram.policy().keep_blocks || self.is_failing(vm);
         let mut refused = Vec::new();
         for (n, (gfn, gets, block)) in list.iter().enumerate() {
             let is_done = done & 1 << n != 0;
@@ -472,7 +472,7 @@ impl World {
             ),
             Moved::Gone => assert_eq!((after, is_private), (before, false)),
             Moved::Held => {
-                assert!(is_private && guest.ram.policy.keep_blocks);
+                assert!(is_private && guest.ram.policy().keep_blocks);
                 assert_eq!(after, before);
             }
         }
@@ -487,7 +487,7 @@ impl World {
         self.settle(vm, None);
         self.generation += 1;
         let id = (vm as u16, self.generation);
-        let policy = self.vms[vm].ram.policy;
+        let policy = self.vms[vm].ram.policy();
         let new = Vm::new(&mut self.machine, id, policy);
         let old = std::mem::replace(&mut self.vms[vm], new);
         old.tables.0.borrow_mut().mmu.switch_off();

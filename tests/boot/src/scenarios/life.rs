@@ -12,6 +12,8 @@ use std::{thread::sleep, time::Duration};
 /// Exit statuses of the command, as its help lists them.
 const NO_SUCH_VM: i32 = 11;
 const WRONG_STATE: i32 = 12;
+const NO_MEMORY: i32 = 14;
+const IMPOSSIBLE: i32 = 15;
 
 pub fn scenarios() -> Vec<Scenario> {
     let busy = Vm::linux("busy", "trixie-cloud", "spin").cpus(2).restarts();
@@ -24,6 +26,7 @@ pub fn scenarios() -> Vec<Scenario> {
             .check(kill_and_start)
             .check(what_cannot_be),
         power_button(),
+        promises(),
     ]
 }
 
@@ -76,21 +79,71 @@ fn kill_and_start(stage: &mut Stage) -> Outcome {
 
 fn what_cannot_be(stage: &mut Stage) -> Outcome {
     let machine = stage.machine()?;
-    let wrong = [
-        (["start", "busy"], WRONG_STATE),
-        (["resume", "busy"], WRONG_STATE),
-        (["kill", "nobody"], NO_SUCH_VM),
-    ];
-    for (words, code) in wrong {
-        let status = machine.refused(&words)?;
-        if status != code {
-            return Err(format!(
-                "'underpin {}' ended with {status} and not {code}",
-                words.join(" ")
-            ));
-        }
+    refuses(machine, "start busy", WRONG_STATE)?;
+    refuses(machine, "resume busy", WRONG_STATE)?;
+    refuses(machine, "kill nobody", NO_SUCH_VM)
+}
+
+fn refuses(machine: &Machine, words: &str, code: i32) -> Outcome {
+    let split: Vec<&str> = words.split(' ').collect();
+    match machine.refused(&split)? {
+        status if status == code => Ok(()),
+        status => Err(format!(
+            "'underpin {words}' ended with {status} and not {code}"
+        )),
     }
-    Ok(())
+}
+
+/// What a VM is promised, and how it shares, changes while it runs as far as it can, and for its next
+/// start; a start that is only tried knows of the change.
+fn promises() -> Scenario {
+    let spin = "do=spin seconds=100000";
+    let vm = Vm::bare("guest", "hostile", spin).terms("64MiB", "128MiB", None);
+    Scenario::new("life/promises", Hardware::new(1, "512M"), vec![vm]).check(|stage| {
+        let machine = stage.machine()?;
+        let set = |words: &str| {
+            let words: Vec<&str> = ["set", "guest"]
+                .into_iter()
+                .chain(words.split(' '))
+                .collect();
+            machine.run(&words).map(drop)
+        };
+        set("--max 96MiB --base 70MiB --claim start --never true --blocks keep")?;
+        let mem = machine.mem("guest")?;
+        if (mem.base >> 20, mem.max >> 20) != (70, 96) {
+            return Err(format!("it has {} to {} bytes", mem.base, mem.max));
+        }
+        refuses(machine, "set guest --base 98MiB", IMPOSSIBLE)?;
+        refuses(machine, "set guest --max 2GiB --base 2GiB", NO_MEMORY)?;
+        refuses(machine, "set guest --group others", WRONG_STATE)?;
+        refuses(machine, "set guest --hide true", WRONG_STATE)?;
+        machine.run(&["kill", "guest"])?;
+        let machine = stage.machine()?;
+        machine.await_state("guest", "ended", Duration::from_secs(30))?;
+        machine.run(&["start", "guest", "--dry-run"])?;
+        machine.run(&[
+            "set", "guest", "--group", "others", "--max", "2GiB", "--base", "2GiB",
+        ])?;
+        refuses(machine, "start guest --dry-run", NO_MEMORY)?;
+        refuses(machine, "start guest", NO_MEMORY)?;
+        machine.run(&["set", "guest", "--max", "256MiB", "--base", "80MiB"])?;
+        machine.run(&["start", "guest", "--dry-run"])?;
+        machine.run(&["start", "guest"])?;
+        let (mem, given) = (machine.mem("guest")?, machine.vm("guest")?.memory);
+        let found = (
+            mem.group.as_str(),
+            mem.base >> 20,
+            mem.max >> 20,
+            given >> 20,
+        );
+        if found == ("others", 80, 256, 256) {
+            Ok(())
+        } else {
+            Err(format!(
+                "started anew it has group, base, max and memory {found:?}"
+            ))
+        }
+    })
 }
 
 /// A kernel that nobody told to listen does not obey the power button; then `stop` says so in time.

@@ -21,6 +21,7 @@ pub fn scenarios() -> Vec<Scenario> {
         base(),
         swap(),
         corrupted(),
+        growth().slow(),
         storm("paging/storm", 1).slow(),
         storm("paging/storm-long", 20).slow(),
     ]
@@ -172,6 +173,58 @@ fn take_all(stage: &mut Stage) -> Outcome {
         }
     }
     Err("the pages were not taken".into())
+}
+
+/// Two VMs read the same; the guest of the second has more memory at most two seconds of its own clock
+/// later, by stock virtio-balloon. The machine counts instructions, so that it does so on any host.
+fn growth() -> Scenario {
+    let vm = |name: &str| {
+        let vm = Vm::linux(name, "trixie-cloud", "shell").cow_partition("data");
+        vm.grows().terms("96MiB", "160MiB", None)
+    };
+    let vms = vec![vm("one"), vm("two")];
+    let scenario = Scenario::new("paging/growth", Hardware::new(1, "512M").counted(), vms);
+    let scenario = scenario.prepare(with_base);
+    let scenario = ["one", "two"].into_iter().fold(scenario, |scenario, vm| {
+        scenario.expect(vm, "ready kernel=", 4 * BOOT)
+    });
+    scenario.check(|stage| {
+        read(stage, "one", 1)?;
+        let machine = stage.machine()?;
+        machine.type_line("two", &growth_line())?;
+        let grown = "-grown-42";
+        let line = machine.expect("two", grown, 1, 5 * MINUTE)?;
+        let number = |word: &str| word.trim().parse::<f64>().ok();
+        let words: Vec<f64> = line
+            .trim_end_matches(grown)
+            .split(' ')
+            .filter_map(number)
+            .collect();
+        let [read, grown, kib] = words[..] else {
+            return Err(format!("'{line}' are no times"));
+        };
+        let (seconds, least) = (grown - read, MIB << 10 >> 1);
+        if seconds > 2.0 || kib < (least * 9 / 10) as f64 {
+            return Err(format!(
+                "{seconds:.2} s after the read, memory had grown by {kib} KiB of {least}"
+            ));
+        }
+        Ok(())
+    })
+}
+
+/// Once its balloon has settled, reads the base; says when that was done, when the guest had nearly all that sharing saves on its
+/// account, and how much more than before it had then, in KiB.
+fn growth_line() -> String {
+    let total = "$(awk '/MemTotal/ { print $2 }' /proc/meminfo)";
+    let now = "$(cut -d' ' -f1 /proc/uptime)";
+    let half = (MIB << 10 >> 1) * 9 / 10;
+    format!(
+        "sleep 3; exec 9</dev/vda; m={total}; head -c {} /dev/vda >/dev/null; t={now}; \
+         until [ $(({total} - m)) -ge {half} ]; do sleep 0.1; done; \
+         echo $t {now} $(({total} - m))-grown-$((6 * 7))",
+        MIB << 20
+    )
 }
 
 /// VMs share what they read, spend what they save so, and then write all that they share, at once.

@@ -7,42 +7,83 @@ use crate::{
     scenario::{Scenario, Stage},
     vm::Vm,
 };
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-/// The file that is read.
+/// The file that is read, and the one that is read where there is time.
 const MIB: u64 = 64;
+const LARGE: u64 = 256;
 /// How much of it must be shared when both VMs have read it, in percent.
 const SHARED: u64 = 97;
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![same_image(), two_images(), other_group()]
+    vec![
+        both("share/same-image", ["../data.img"; 2], MIB),
+        both("share/two-images", ["../data.img", "../other.img"], MIB),
+        both("share/large-same-image", ["../data.img"; 2], LARGE).slow(),
+        both(
+            "share/large-two-images",
+            ["../data.img", "../other.img"],
+            LARGE,
+        )
+        .slow(),
+        large_partition().slow(),
+        other_group(),
+    ]
+}
+
+fn linux(name: &str, mib: u64) -> Vm {
+    let vm = Vm::linux(name, "trixie-cloud", "shell");
+    vm.memory(&format!("{}MiB", mib + 192))
 }
 
 fn reader(name: &str, image: &str) -> Vm {
-    let vm = Vm::linux(name, "trixie-cloud", "shell").memory("256MiB");
-    vm.cow_disk(image)
+    linux(name, MIB).cow_disk(image)
 }
 
-/// Both read the same file of the same base image.
-fn same_image() -> Scenario {
-    Scenario::new(
-        "share/same-image",
-        Hardware::new(2, "1G"),
-        vec![reader("one", "../data.img"), reader("two", "../data.img")],
-    )
-    .prepare(with_images)
-    .check(|stage| both_read(stage)?.are_shared())
+/// Both read a file of so many MiB: the same one, or each its own copy from an image of its own.
+fn both(name: &str, images: [&str; 2], mib: u64) -> Scenario {
+    let [one, two] = images;
+    let vms = vec![
+        linux("one", mib).cow_disk(one),
+        linux("two", mib).cow_disk(two),
+    ];
+    let prepare = match mib {
+        LARGE => |directory: &Path| with_images(directory, LARGE),
+        _ => |directory: &Path| with_images(directory, MIB),
+    };
+    Scenario::new(name, machine(mib), vms)
+        .prepare(prepare)
+        .check(move |stage| both_read(stage)?.are_shared(mib))
 }
 
-/// Each reads its own copy of the file, from an image of its own.
-fn two_images() -> Scenario {
-    Scenario::new(
-        "share/two-images",
-        Hardware::new(2, "1G"),
-        vec![reader("one", "../data.img"), reader("two", "../other.img")],
-    )
-    .prepare(with_images)
-    .check(|stage| both_read(stage)?.are_shared())
+/// A machine for two such VMs.
+fn machine(mib: u64) -> Hardware {
+    Hardware::new(2, if mib == LARGE { "2G" } else { "1G" })
+}
+
+/// Both read the same file of a base on a partition: the second reader needs no I/O at all.
+fn large_partition() -> Scenario {
+    let vms = ["one", "two"].map(|name| linux(name, LARGE).cow_partition("data"));
+    Scenario::new("share/large-partition", machine(LARGE), vms.into())
+        .prepare(with_partition)
+        .check(|stage| {
+            both_read(stage)?.are_shared(LARGE)?;
+            let events = stage.machine()?.mem("two")?.events;
+            let count = |name: &str| events.get(name).copied().unwrap_or(u64::MAX);
+            let (entered, joined) = (count("entered"), count("shared-by-block"));
+            // What is in the index was read by somebody: of the second VM, nothing but what the first
+            // did not look at when it mounted.
+            if entered > 16 || joined < LARGE << 8 {
+                return Err(format!(
+                    "{entered} blocks were read and {joined} were there"
+                ));
+            }
+            Ok(())
+        })
 }
 
 /// A VM of another share group reads the same bytes, and nothing of it is shared.
@@ -53,7 +94,7 @@ fn other_group() -> Scenario {
         Hardware::new(2, "1G"),
         vec![reader("one", "../data.img"), stranger],
     )
-    .prepare(with_images)
+    .prepare(|directory| with_images(directory, MIB))
     .check(|stage| {
         let [one, two] = both_read(stage)?.entitlements;
         if (one, two) == (0, 0) {
@@ -73,8 +114,9 @@ struct Read {
 }
 
 impl Read {
-    fn are_shared(&self) -> Outcome {
-        let wanted = MIB << 20;
+    /// Whether the file, of so many MiB, is in memory once.
+    fn are_shared(&self, mib: u64) -> Outcome {
+        let wanted = mib << 20;
         // Each of two users of a frame earns half of it.
         let earned = self.entitlements.map(|bytes| 2 * bytes * 100 / wanted);
         let shared = self.shared.map(|bytes| bytes * 100 / wanted);
@@ -86,14 +128,14 @@ impl Read {
             Ok(())
         } else {
             Err(format!(
-                "of {MIB} MiB that both have read, {shared:?} % can be shared and {earned:?} % are"
+                "of {mib} MiB that both have read, {shared:?} % can be shared and {earned:?} % are"
             ))
         }
     }
 }
 
 fn both_read(stage: &mut Stage) -> Outcome<Read> {
-    let patience = Duration::from_secs(2 * BOOT);
+    let patience = Duration::from_secs(4 * BOOT);
     let machine = stage.machine()?;
     let mut sums = Vec::new();
     for vm in ["one", "two"] {
@@ -117,17 +159,31 @@ fn both_read(stage: &mut Stage) -> Outcome<Read> {
 }
 
 /// `data.img`, a file system with the file in it, and `other.img`, which has it elsewhere.
-fn with_images(directory: &Path) -> Outcome<Vec<String>> {
+fn with_images(directory: &Path, mib: u64) -> Outcome<Vec<String>> {
+    let tree = with_file(directory, mib)?;
+    fs::write(tree.join("before"), vec![1; 5 << 20]).map_err(because("cannot write a file"))?;
+    disk_image::populated(&directory.join("other.img"), &tree, mib + 32)?;
+    Ok(Vec::new())
+}
+
+/// A disk with `data.img` on its partition.
+fn with_partition(directory: &Path) -> Outcome<Vec<String>> {
+    with_file(directory, LARGE)?;
+    let disk = directory.join("disk.img");
+    disk_image::with_image(&disk, "data", &directory.join("data.img"))?;
+    Ok(vec!["--disk".into(), disk.display().to_string()])
+}
+
+/// `data.img`, and the directory with what is in it.
+fn with_file(directory: &Path, mib: u64) -> Outcome<PathBuf> {
     let tree = directory.join("tree");
     fs::create_dir_all(&tree).map_err(because("cannot make a directory"))?;
-    let data: Vec<u8> = (0..MIB << 17)
+    let data: Vec<u8> = (0..mib << 17)
         .flat_map(|n| random(n).to_le_bytes())
         .collect();
     fs::write(tree.join("data"), data).map_err(because("cannot write a file"))?;
-    disk_image::populated(&directory.join("data.img"), &tree, MIB + 16)?;
-    fs::write(tree.join("before"), vec![1; 5 << 20]).map_err(because("cannot write a file"))?;
-    disk_image::populated(&directory.join("other.img"), &tree, MIB + 32)?;
-    Ok(Vec::new())
+    disk_image::populated(&directory.join("data.img"), &tree, mib + 16)?;
+    Ok(tree)
 }
 
 /// Numbers that do not repeat (`SplitMix64`).

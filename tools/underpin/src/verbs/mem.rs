@@ -104,7 +104,9 @@ fn events(vm: &MemStatus) -> impl Iterator<Item = (&'static str, u64)> {
 fn vm_json(vm: &MemStatus) -> Value {
     let mut object = json!({
         "name": vm.name.to_string(), "group": vm.group.to_string(), "balance": vm.balance,
-        "entries_2m": vm.blocks, "entries_4k": vm.pages,
+        "entries_2m": vm.blocks, "entries_4k": vm.pages, "takeable_estimate": vm.takeable,
+        "refault_p50_ns": vm.refault_ns[0], "refault_p99_ns": vm.refault_ns[1],
+        "stalled_ns": vm.stalled_ns,
     });
     for (name, bytes) in amounts(vm) {
         object[name] = json!(bytes);
@@ -223,6 +225,8 @@ fn vm_text(vm: &MemStatus, output: Output) -> String {
     pairs.insert(12, ("balance", balance(vm)));
     pairs.push(("2M entries", vm.blocks.to_string()));
     pairs.push(("4K entries", vm.pages.to_string()));
+    let takeable = format!("{} (estimate)", units::size(vm.takeable));
+    pairs.push(("takeable", takeable));
     show::lines(&mut text, &pairs);
     let seen: Vec<_> = events(vm).filter(|(_, n)| *n > 0).collect();
     if !seen.is_empty() {
@@ -230,6 +234,15 @@ fn vm_text(vm: &MemStatus, output: Output) -> String {
     }
     for (name, n) in seen {
         let _ = writeln!(text, "  {name:18} {n:>10}");
+    }
+    let times = [
+        ("refault, p50", vm.refault_ns[0]),
+        ("refault, p99", vm.refault_ns[1]),
+        ("stalled", vm.stalled_ns),
+    ];
+    for (name, time) in times.into_iter().filter(|(_, time)| *time > 0) {
+        let time = units::nanoseconds(time);
+        let _ = writeln!(text, "  {name:18} {time:>10}");
     }
     text
 }

@@ -72,12 +72,21 @@ fn programs_get_everything() {
         "entries_4k",
         "overlay",
         "max",
+        "takeable_estimate",
+        "refault_p99_ns",
+        "stalled_ns",
     ] {
         assert!(!json[key].is_null(), "{key}");
     }
     let text = vm_text(&vm("web1"), plain());
     assert!(
-        text.contains("shared-by-block") && !text.contains("refaults"),
+        text.contains("shared-by-block") && !text.contains("refault"),
         "{text}"
     );
+    let mut vm = vm("web1");
+    (vm.takeable, vm.refault_ns, vm.stalled_ns) = (7 << 20, [40_000, 2_000_000], 9_000_000_000);
+    let text = vm_text(&vm, plain());
+    for told in ["7 MiB (estimate)", "refault, p99", "stalled"] {
+        assert!(text.contains(told), "{text}");
+    }
 }

@@ -1,0 +1,193 @@
+//! What happens to VMs' memory, by the names that the log and `underpin mem VM` have for it.
+
+use super::Code;
+
+/// All of them: what the log tells, then what is counted.
+pub const EVENTS: [Code; 24] = [
+    Code {
+        number: None,
+        name: "over",
+        meaning: "a VM's guest has more memory than it may have now",
+        causes: &[
+            "What it shared was written, so that sharing saves less than it had drawn.",
+            "Its base or its most was lowered: underpin set.",
+        ],
+        advice: &[
+            "Nothing: its balloon driver is asked to give back what is too much.",
+            "Without a balloon driver, EL2 takes it where it can: give the VM swap.",
+        ],
+    },
+    Code {
+        number: None,
+        name: "owes",
+        meaning: "a VM is charged more than it may have, and its memory is taken",
+        causes: &[
+            "What it shared was written after it had spent what sharing saved.",
+            "Its guest has no balloon driver, or that does not keep up.",
+        ],
+        advice: &[
+            "Wait: it is slowed until it has repaid. `underpin mem` shows what is owed.",
+            "Give it swap, or a larger base: underpin set VM --base SIZE.",
+        ],
+    },
+    Code {
+        number: None,
+        name: "repaid",
+        meaning: "a VM that owed memory keeps to what it may have again",
+        causes: &["Its balloon gave back pages, or EL2 took some."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "lost-page",
+        meaning: "a page that was on a disk cannot be read again as it was; its VM is paused",
+        causes: &[
+            "Somebody wrote to the partition beneath the VM.",
+            "The disk failed.",
+        ],
+        advice: &[
+            "The reason in `underpin list` names disk, block and page.",
+            "Kill the VM and start it again; look at the disk and at who writes to it.",
+        ],
+    },
+    Code {
+        number: None,
+        name: "shared-by-block",
+        meaning: "blocks read that were in memory already: no I/O, no copy",
+        causes: &["Another VM of the group has read the block, or it was kept."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "shared-by-content",
+        meaning: "blocks read or written that equal what another VM of the group has",
+        causes: &["The same file is on different images."],
+        advice: &["Nothing; one image for all saves the reading, too."],
+    },
+    Code {
+        number: None,
+        name: "shared-at-boot",
+        meaning: "pages of kernel and initrd that were mapped from the bundle",
+        causes: &["Kernel and initrd are in the bundle once, whoever boots them."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "entered",
+        meaning: "blocks read from a disk that others can find from then on",
+        causes: &["It was the first VM of its group that read them."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "zero-blocks",
+        meaning: "blocks of zeroes that were read: their pages have no frame",
+        causes: &["Images have holes."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "breaks",
+        meaning: "shared pages that were written: the writer got a frame of its own",
+        causes: &["The guest changed a file, or used the page for something else."],
+        advice: &["Mount what is only read read-only or noatime."],
+    },
+    Code {
+        number: None,
+        name: "claims",
+        meaning: "shared pages that were written when nobody else used them: no copy",
+        causes: &["The others had left the page."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "copies-saved",
+        meaning: "pages that were about to be overwritten whole and so were not copied",
+        causes: &["The guest's kernel cleared or copied a whole page."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "lost-races",
+        meaning: "pages that were read or changed by somebody else while they were to be shared",
+        causes: &["Several vCPUs touch the page at once."],
+        advice: &["Nothing: the page is private then."],
+    },
+    Code {
+        number: None,
+        name: "refused-full",
+        meaning: "pages that were copied since 64 use the frame",
+        causes: &["More than 64 pages have the same contents."],
+        advice: &["Nothing: the 65th begins a frame of its own."],
+    },
+    Code {
+        number: None,
+        name: "refused-group",
+        meaning: "pages that were copied since the block is another share group's",
+        causes: &["Another group's description names the image first."],
+        advice: &["Give each group an image of its own."],
+    },
+    Code {
+        number: None,
+        name: "refused-never",
+        meaning: "pages that were copied since nothing of the VM or disk is shared",
+        causes: &["sharing.never or never_share is set."],
+        advice: &["Nothing, where it is meant."],
+    },
+    Code {
+        number: None,
+        name: "flushes",
+        meaning: "times that TLBs were told of changed pages",
+        causes: &["Pages were exchanged, broken or taken; one request of a disk is one time."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "ballooned",
+        meaning: "pages that the guest gave to its balloon",
+        causes: &["The guest was asked to keep to what it may have."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "reported",
+        meaning: "pages that the guest reported free",
+        causes: &["The guest's kernel reports free pages (page_reporting)."],
+        advice: &["Nothing."],
+    },
+    Code {
+        number: None,
+        name: "discarded",
+        meaning: "pages that were taken since a disk has what they hold",
+        causes: &["The VM owes memory, or somebody asked: underpin mem reclaim."],
+        advice: &["Give the VM a larger base where it is slow."],
+    },
+    Code {
+        number: None,
+        name: "refaults",
+        meaning: "pages that were taken and touched again",
+        causes: &["More was taken than the guest could do without."],
+        advice: &["Give the VM a larger base: underpin set VM --base SIZE."],
+    },
+    Code {
+        number: None,
+        name: "failed-rereads",
+        meaning: "pages that could not be read again as they were",
+        causes: &["See `underpin explain lost-page`."],
+        advice: &["See `underpin explain lost-page`."],
+    },
+    Code {
+        number: None,
+        name: "swapped",
+        meaning: "pages that were written to the VM's swap",
+        causes: &["The VM owes memory, and other pages of it cannot be taken."],
+        advice: &["Give the VM a larger base: underpin set VM --base SIZE."],
+    },
+    Code {
+        number: None,
+        name: "stalls",
+        meaning: "times that a vCPU waited for a frame",
+        causes: &["The VM owes memory, or the machine has none."],
+        advice: &["`underpin mem` shows who has what; end a VM or lower a base."],
+    },
+];
