@@ -186,7 +186,7 @@ mod tests {
             index: 0,
             generation: 0,
         };
-        let ram = GuestRam::<&[u8]>::new(vm, range, [None; SOURCES], Policy::default());
+        let ram = GuestRam::<&[u8]>::new(vm, range, [const { None }; SOURCES], Policy::default());
         ram.set_policy(Policy {
             share: true,
             keep_blocks: true,
