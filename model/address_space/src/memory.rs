@@ -70,6 +70,22 @@ pub struct GuestRam<B> {
     images_end: u64,
 }
 
+impl<B> GuestRam<B> {
+    /// What it shares.
+    #[inline]
+    pub fn policy(&self) -> Policy {
+        Policy::of_bits(self.policy.load(Ordering::Relaxed))
+    }
+
+    /// Changes what it shares from now on. What is shared stays so until somebody writes it. Whether
+    /// it hides stays as it is, too: pages that were mapped for writing would tell.
+    pub fn set_policy(&self, policy: Policy) {
+        let hide = self.policy().hide;
+        let policy = Policy { hide, ..policy };
+        self.policy.store(policy.bits(), Ordering::Relaxed);
+    }
+}
+
 impl<B: AsRef<[u8]>> GuestRam<B> {
     /// The RAM `range` of `vm` with `sources` in it; where two overlap, the later one counts.
     pub fn new(
@@ -91,20 +107,6 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
             sources_end,
             images_end,
         }
-    }
-
-    /// What it shares.
-    #[inline]
-    pub fn policy(&self) -> Policy {
-        Policy::of_bits(self.policy.load(Ordering::Relaxed))
-    }
-
-    /// Changes what it shares from now on. What is shared stays so until somebody writes it. Whether
-    /// it hides stays as it is, too: pages that were mapped for writing would tell.
-    pub fn set_policy(&self, policy: Policy) {
-        let hide = self.policy().hide;
-        let policy = Policy { hide, ..policy };
-        self.policy.store(policy.bits(), Ordering::Relaxed);
     }
 
     /// Whether the guest frame may have a page of an image from the start.
