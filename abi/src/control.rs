@@ -14,7 +14,7 @@ mod numa;
 pub use latency::{LATENCY_BUCKETS, latency_bound_ns, latency_bucket};
 pub use mem::{
     FitStatus, MEM_EVENT_COUNT, MEM_EVENTS, MachineMem, MemStatus, PageStatus, PagesRequest,
-    ReclaimRequest, WHY_COUNT, WHY_PRIVATE, WhyStatus, fit, page,
+    ReclaimRequest, RecountStatus, WHY_COUNT, WHY_PRIVATE, WhyStatus, fit, page,
 };
 
 pub use events::{
@@ -149,6 +149,10 @@ pub mod request {
     pub const EVENTS: u32 = 51;
     /// Nothing; replies a [`super::CpuStatus`] for each pCPU.
     pub const CPUS: u32 = 52;
+    /// A `u64`: where to go on, 0 at first; looks at some frames more and compares what the frame
+    /// table says of them with the maps of VMs. Replies a [`super::RecountStatus`] of all so far. Exact
+    /// while all VMs are paused.
+    pub const RECOUNT: u32 = 22;
 }
 
 /// Events that EL2 sends by itself.
@@ -177,6 +181,8 @@ pub mod code {
     pub const IMPOSSIBLE: u32 = 15;
     /// Another VM uses it: a persistent disk.
     pub const BUSY: u32 = 16;
+    /// The VM stands still since it owes memory that cannot be taken from it.
+    pub const OWES: u32 = 17;
 }
 
 /// Begins every reply.
@@ -487,6 +493,8 @@ pub enum Request<'a> {
     Trace(TraceRequest),
     /// [`request::EVENTS`].
     Events(EventsRequest),
+    /// [`request::RECOUNT`].
+    Recount(u64),
 }
 
 impl<'a> Request<'a> {
@@ -540,6 +548,7 @@ impl<'a> Request<'a> {
                 let asked = EventsRequest::read_from_bytes(payload).ok()?;
                 Some(Self::Events(asked))
             }
+            request::RECOUNT => u64::read_from_bytes(payload).ok().map(Self::Recount),
             request::SET => {
                 let set = SetRequest::read_from_bytes(payload).ok()?;
                 checked(set.name)?;

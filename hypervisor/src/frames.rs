@@ -40,12 +40,21 @@ const RECLAIM_BUDGET: usize = 4096;
 /// to know. Taken by the one that zeroes; written under the pool's lock otherwise.
 static LACKS_ZEROED: [AtomicBool; MAX_NODES] = [const { AtomicBool::new(false) }; MAX_NODES];
 
+/// Frames beyond the reserve below which a node has few.
+const FEW: u64 = 64;
+
+/// Whether a node has few frames for guests, so that devices need not lock the pool to know. Written
+/// under the pool's lock.
+static LOW: [AtomicBool; MAX_NODES] = [const { AtomicBool::new(false) }; MAX_NODES];
+
 /// Does something with a node's pool.
 pub fn with_pool<T>(node: NodeId, action: impl FnOnce(&mut Pool) -> T) -> Option<T> {
     let mut pool = POOLS.get(usize::from(node.0))?.lock();
     let done = action(&mut pool);
     let lacks = LACKS_ZEROED.get(usize::from(node.0))?;
     lacks.store(pool.wants_zeroing(), Ordering::Relaxed);
+    let low = LOW.get(usize::from(node.0))?;
+    low.store(pool.counts().free < reserve(node) + FEW, Ordering::Relaxed);
     Some(done)
 }
 
@@ -72,7 +81,8 @@ pub fn counts(node: NodeId) -> PoolCounts {
     with_pool(node, |pool| pool.counts()).unwrap_or_default()
 }
 
-/// What each node keeps of its memory for [`allocate_from_reserve`]: one frame of so many.
+/// What each node keeps of its memory for [`allocate_from_reserve`]: one frame of so many. Half of it
+/// is for [`allocate_urgently`], too.
 const RESERVE_SHARE: u64 = 256;
 static RESERVES: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
 
@@ -94,20 +104,41 @@ pub fn keep_reserves() {
 /// frames that were set aside for guests taken back. A guest gets none of the reserve.
 pub fn allocate(home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
     let is_guests = matches!(purpose, Purpose::Private(_) | Purpose::Reserved(_));
-    allocate_above(home, order, purpose, is_guests)
+    let kept = if is_guests { reserve } else { |_| 0 };
+    allocate_above(home, order, purpose, kept)
+}
+
+/// A frame for a guest's device that has begun with something, or for a guest that must run to give
+/// memory back.
+pub fn allocate_urgently(home: NodeId, purpose: Purpose) -> Option<Mfn> {
+    allocate_above(home, 0, purpose, |node| reserve(node) / 2)
+}
+
+/// Whether every node has few frames for guests, or none.
+pub fn are_few() -> bool {
+    let mut nodes = host::get().node_ids();
+    nodes.all(|node| {
+        let low = LOW.get(usize::from(node.0));
+        low.is_some_and(|low| low.load(Ordering::Relaxed))
+    })
 }
 
 /// A frame for a guest that writes what it shares with others: it never waits for them.
 pub fn allocate_from_reserve(home: NodeId, purpose: Purpose) -> Option<Mfn> {
-    allocate_above(home, 0, purpose, false)
+    allocate_above(home, 0, purpose, |_| 0)
 }
 
-fn allocate_above(home: NodeId, order: u8, purpose: Purpose, keep: bool) -> Option<Mfn> {
+fn allocate_above(
+    home: NodeId,
+    order: u8,
+    purpose: Purpose,
+    kept: fn(NodeId) -> u64,
+) -> Option<Mfn> {
     let host = host::get();
     let take = || {
         let mut nodes = host.preference.from(home).iter();
         nodes.find_map(|&node| {
-            let kept = if keep { reserve(node) } else { 0 };
+            let kept = kept(node);
             with_pool(node, |pool| {
                 let is_enough = pool.counts().free >= kept + (1 << order);
                 is_enough.then(|| pool.allocate(&host.map, order, purpose, home))
@@ -297,6 +328,10 @@ impl Frames for Metal {
 
     fn allocate_hidden(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
         hiding::take(home, owner)
+    }
+
+    fn allocate_urgently(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
+        allocate_urgently(home, Purpose::Private(owner))
     }
 
     fn copy(&self, from: Mfn, to: Mfn) {

@@ -4,6 +4,10 @@
 //! all its users at once; or one of the VM's own, written to its swap. What is read back must have the
 //! hash that it had. A vCPU that touches such a page leaves its CPU until it is there.
 
+mod stalls;
+
+pub use stalls::{may_use_emergency, must_wait, stall};
+
 use crate::device::virtio::Slot;
 use crate::frames::{self, Metal};
 use crate::physical::disk::{self, Buffer, Extent, Io, Job, Operation, Partition};
@@ -16,6 +20,7 @@ use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, VmId};
 use model_address_space::Frames;
+use model_entitlement::{Debtor, Go, News, SLACK};
 use model_frame_table::{Owner, Purpose};
 use model_paging::{Store, Token};
 use model_pmap::{Backing, Entry, Why};
@@ -36,15 +41,11 @@ const LOOKED_AT: usize = 1024;
 const LOOKED_AT_BETWEEN: usize = 256;
 /// Guest frames that are counted in one go.
 const COUNTED: usize = 1 << 17;
-/// Pages that a VM may owe before it is slowed: a balloon gives that back in a moment.
-const SLACK: u64 = 256;
-/// Faults that a VM that owes may have filled between two goes, where something can be taken from it,
-/// and where nothing can.
-const ALLOWANCE: [u32; 2] = [8, 1];
 /// Pages that were asked for and are given up in a go in which none could be taken.
 const GIVEN_UP: u64 = 16;
-/// After so many goes in which a VM that owes got no better it is paused.
-const PATIENCE: u32 = 500;
+/// Frames of the emergency reserve that the guest of a VM that owes gets between two goes, so that its
+/// balloon driver can run and pay.
+const EMERGENCY: u32 = 4;
 
 /// What a VM has on disks, and owes.
 pub struct Paging {
@@ -61,10 +62,14 @@ pub struct Paging {
     asked: AtomicU64,
     /// Faults that may be filled until the next go; `u32::MAX`: all.
     allowance: AtomicU32,
-    /// Goes without progress.
-    strikes: AtomicU32,
     /// Its guest has more than it may have; it was told.
     is_over: AtomicBool,
+    /// It owes; a go comes soon in any case.
+    is_slowed: AtomicBool,
+    /// Frames that it may take of the emergency reserve until the next go.
+    emergency: AtomicU32,
+    /// How it stands as one that owes.
+    debtor: SpinLock<Debtor>,
     /// A CPU takes pages from it. One at a time does.
     busy: AtomicBool,
     /// vCPUs that wait for frames: bit n is vCPU n; or [`DEVICES`].
@@ -86,8 +91,10 @@ impl Paging {
             owed: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             allowance: AtomicU32::new(u32::MAX),
-            strikes: AtomicU32::new(0),
             is_over: AtomicBool::new(false),
+            is_slowed: AtomicBool::new(false),
+            emergency: AtomicU32::new(0),
+            debtor: SpinLock::new(Rank::Vm, Debtor::new()),
             busy: AtomicBool::new(false),
             stalled: AtomicU64::new(0),
             waits: Waits::default(),
@@ -122,10 +129,16 @@ impl Paging {
         *self.complaint.lock()
     }
 
+    /// Pages that it owes, where it was paused for them.
+    pub fn paused_for(&self) -> Option<u64> {
+        let debtor = self.debtor.lock();
+        debtor.is_paused().then(|| debtor.owed())
+    }
+
     /// Somebody lets it go on: all is forgiven for a while.
     pub fn forgive(&self) {
         *self.complaint.lock() = None;
-        self.strikes.store(0, Ordering::Relaxed);
+        self.debtor.lock().forgive();
     }
 
     /// Whether pages of its own, or what partitions hold, can be taken from it.
@@ -133,10 +146,10 @@ impl Paging {
         self.swap.is_some() || self.bases != 0
     }
 
-    /// Whether a page is of a kind that can be taken.
-    fn may_go(&self, entry: Entry) -> bool {
+    /// Whether a page is of a kind that can be taken; one of its own only where it `may_swap`.
+    fn may_go(&self, entry: Entry, may_swap: bool) -> bool {
         match entry.backing {
-            Backing::Private(_) => self.swap.is_some(),
+            Backing::Private(_) => may_swap && self.swap.is_some(),
             Backing::Shared(frame) => self.bases & bit(disk_of(frame)) != 0,
             Backing::Absent | Backing::Discarded(_) => false,
         }
@@ -456,32 +469,37 @@ fn take(vm: &Instance, frames: u64, budget: usize) -> u64 {
         return 0;
     }
     let first = RAM_START.frame();
-    let mut taken = 0;
+    let all = vm.space.range().size / FRAME_SIZE;
+    let may_swap = {
+        let mappers = paging.mappers.load(Ordering::Relaxed);
+        paging.debtor.lock().may_swap(all, mappers)
+    };
+    let [mut discarded, mut written] = [0; 2];
     let mut at = Gfn(paging.hand.load(Ordering::Relaxed)).max(first);
     let mut looked = 0;
-    while taken < frames && looked < budget {
+    while discarded + written < frames && looked < budget {
         let mut old = heapless::Vec::new();
-        let next = vm.space.age(at, |_, entry| paging.may_go(entry), &mut old);
+        let may_go = |_, entry| paging.may_go(entry, may_swap);
+        let next = vm.space.age(at, may_go, &mut old);
         for (gfn, entry) in old {
-            let is_taken = taken < frames
-                && match entry.backing {
-                    Backing::Shared(frame) => {
-                        let is_free = discard(frame);
-                        if is_free {
-                            paging.paid();
-                        }
-                        is_free
-                    }
-                    _ => page_out(vm, gfn),
-                };
-            taken += u64::from(is_taken);
+            if discarded + written == frames {
+                break;
+            }
+            match entry.backing {
+                Backing::Shared(frame) => discarded += u64::from(discard(frame)),
+                _ => written += u64::from(page_out(vm, gfn)),
+            }
         }
         looked += model_address_space::AGE_AT_ONCE;
         at = next.unwrap_or(first);
     }
+    (0..discarded).for_each(|_| paging.paid());
     paging.hand.store(at.0, Ordering::Relaxed);
+    let mut debtor = paging.debtor.lock();
+    debtor.passed(looked as u64, all, discarded > 0);
+    drop(debtor);
     paging.busy.store(false, Ordering::Release);
-    taken
+    discarded + written
 }
 
 /// Counts the pages of a VM that partitions hold.
@@ -493,7 +511,8 @@ pub fn count(vm: &Instance) {
     let (mut from, mut looked) = (Some(RAM_START.frame()), 0);
     while let Some(at) = from.filter(|_| looked < COUNTED) {
         from = vm.space.visit(at, 512, |_, entry| {
-            let is_mapper = matches!(entry.backing, Backing::Shared(_)) && vm.paging.may_go(entry);
+            let is_mapper =
+                matches!(entry.backing, Backing::Shared(_)) && vm.paging.may_go(entry, false);
             mappers += u64::from(is_mapper);
         });
         looked += 512;
@@ -512,16 +531,12 @@ pub fn tell_over(vm: &Instance, has: u64, may: u64) {
     }
 }
 
-/// A VM owes so many pages, of which so many could be taken: some are. Whether there is more to do.
-pub fn repay(vm: &Instance, owed: u64, takeable: u64) -> bool {
+/// A VM owes so many pages, of which so many could be taken: some are. Or it has so much room. Whether
+/// there is more to do.
+pub fn repay(vm: &Instance, owed: u64, takeable: u64, room: u64) -> bool {
     let paging = &vm.paging;
-    let before = paging.owed.swap(owed, Ordering::Relaxed);
+    paging.owed.store(owed, Ordering::Relaxed);
     let asked = paging.asked.load(Ordering::Relaxed);
-    match (before > SLACK, owed > SLACK) {
-        (false, true) => log::info!("{} owes {owed} pages", vm.name()),
-        (true, false) => log::info!("{} has repaid all but {owed} pages", vm.name()),
-        _ => {}
-    }
     let most = owed.max(asked);
     let taken = if most > 0 {
         take(vm, most, LOOKED_AT)
@@ -535,49 +550,34 @@ pub fn repay(vm: &Instance, owed: u64, takeable: u64) -> bool {
             .asked
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
-    let is_slowed = owed > SLACK;
-    let allowance = match (is_slowed, takeable) {
-        (false, _) => u32::MAX,
-        (true, 1..) => ALLOWANCE[0],
-        (true, 0) => ALLOWANCE[1],
+    let go = Go {
+        owed,
+        takeable,
+        taken,
+    };
+    let (news, allowance, is_slowed) = {
+        let mut debtor = paging.debtor.lock();
+        let news = debtor.turn(go);
+        (news, debtor.allowance(takeable, room), debtor.is_slowed())
     };
     paging.allowance.store(allowance, Ordering::Relaxed);
-    let is_better = owed == 0 || owed < before || taken > 0 || takeable > 0;
-    if is_better {
-        paging.strikes.store(0, Ordering::Relaxed);
-    } else if is_slowed && paging.strikes.fetch_add(1, Ordering::Relaxed) == PATIENCE {
-        pause(vm, format_args!("it owes {owed} pages"));
+    paging.is_slowed.store(is_slowed, Ordering::Relaxed);
+    let is_helped = is_slowed && vm.has_balloon_driver();
+    let emergency = if is_helped { EMERGENCY } else { 0 };
+    paging.emergency.store(emergency, Ordering::Relaxed);
+    match news {
+        Some(News::Owes) => log::info!("{} owes {owed} pages", vm.name()),
+        Some(News::Repaid) => log::info!("{} has repaid all but {owed} pages", vm.name()),
+        // Somebody paused it, who lets it go on, too.
+        Some(News::Pause) if vm.is_paused() => paging.debtor.lock().forgive(),
+        Some(News::Pause) => pause(vm, format_args!("it owes {owed} pages")),
+        Some(News::GoOn) => {
+            log::info!("{} goes on: it owes {owed} pages", vm.name());
+            vm.resume();
+        }
+        None => {}
     }
     paging.waits.go();
     wake(vm, paging.stalled.swap(0, Ordering::SeqCst));
     most > 0
-}
-
-/// Whether a vCPU that needs a frame must wait for it, since its VM owes; it is called then.
-pub fn must_wait(vm: &Instance, gfn: Gfn, writes: bool, vcpu: u16) -> bool {
-    let allowance = &vm.paging.allowance;
-    if allowance.load(Ordering::Relaxed) == u32::MAX {
-        return false;
-    }
-    let needs = match vm.space.entry(gfn).backing {
-        Backing::Private(_) => false,
-        Backing::Shared(_) => writes,
-        Backing::Absent | Backing::Discarded(_) => true,
-    };
-    let less = |left: u32| match left {
-        u32::MAX => Some(u32::MAX),
-        left => left.checked_sub(1),
-    };
-    let has = || allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-    if !needs || has().is_ok() {
-        return false;
-    }
-    stall(vm, vcpu);
-    true
-}
-
-/// A vCPU waits for a frame until the next go.
-pub fn stall(vm: &Instance, vcpu: u16) {
-    vm.paging.waits.stall();
-    vm.paging.stalled.fetch_or(1 << vcpu, Ordering::SeqCst);
 }

@@ -155,6 +155,29 @@ pub struct ReclaimRequest {
 }
 const _: () = assert!(size_of::<ReclaimRequest>() == 40);
 
+/// What the frame table and the maps of VMs say of each other, of the frames looked at so far.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RecountStatus {
+    /// Where to go on; 0 at the end.
+    pub next: u64,
+    /// Frames that one guest frame has.
+    pub private: u64,
+    /// Frames that guest frames and blocks of overlays use together.
+    pub shared: u64,
+    /// Frames that are kept for what they hold.
+    pub cached: u64,
+    /// Frames of overlays.
+    pub overlay: u64,
+    /// Frames that nobody has: their VM is gone, or its map does not have them.
+    pub lost: u64,
+    /// The first of those.
+    pub first_lost: u64,
+    /// VMs whose account or map has other sums than the frames of it; at the end.
+    pub unequal: u64,
+}
+const _: () = assert!(size_of::<RecountStatus>() == 64);
+
 /// How many more VMs of a description would start.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

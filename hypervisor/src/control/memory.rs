@@ -9,7 +9,7 @@ use abi::control::{
 use alloc::sync::Arc;
 use model_addr::{FRAME_SIZE, Gfn, Ipa, NodeId};
 use model_frame_table::Use;
-use model_pmap::{Backing, Entry};
+use model_pmap::{Backing, Entry, Why};
 use model_sharing::UNIT;
 
 /// Entries of a VM's map that are looked at under one lock.
@@ -89,6 +89,9 @@ pub fn why(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
         from = instance
             .space
             .visit(at, BUDGET, |_, entry| match entry.backing {
+                Backing::Private(_) if entry.never_share => {
+                    status.private[Why::Never as usize] += 1;
+                }
                 Backing::Private(_) => status.private[entry.why as usize] += 1,
                 Backing::Shared(_) if is_alone(entry) => status.no_twin += 1,
                 Backing::Shared(_) => status.shared += 1,

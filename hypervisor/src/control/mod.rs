@@ -2,6 +2,7 @@
 
 mod memory;
 pub mod port;
+mod recount;
 
 use crate::vm::{self, Refusal};
 use crate::{frames, heap, host, trace};
@@ -155,6 +156,9 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
             answer.push(&trace::set(request)?);
         }
         Request::Events(request) => trace::read(&request, &mut answer)?,
+        Request::Recount(from) => {
+            answer.push(&recount::go_on(from));
+        }
         Request::PowerOff => {
             log::info!("powered off from outside");
             host::get().power_off();

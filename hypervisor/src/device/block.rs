@@ -9,7 +9,7 @@ use super::request::{Loaded, Turn, execute, fill, first_read};
 use super::virtio::{Slot, register, update_line};
 use crate::physical::disk::{self, Buffer, Io, JOBS_FOR_PAGES, Job, Partition};
 use crate::vm::{self, Instance};
-use crate::{heap, host, housekeeping};
+use crate::{frames, heap, host, housekeeping, paging, sharing};
 use abi::bundle::Image;
 use abi::control::{LATENCY_BUCKETS, latency_bucket};
 use alloc::boxed::Box;
@@ -334,6 +334,9 @@ impl Block {
             if bytes >= BYTES_AT_ONCE {
                 break;
             }
+            if must_wait_for_frames(vm) {
+                return;
+            }
             match state.transport.next_request(&memory, request) {
                 Next::Empty => return,
                 Next::Answered => count(&self.counts.refused, 1),
@@ -362,6 +365,16 @@ impl Block {
             Operation::Discard | Operation::WriteZeroes => {}
         }
     }
+}
+
+/// Whether no request is to be begun, for want of frames for it: the devices are told when there are
+/// some. What a request needs beyond those is taken of the emergency reserve.
+fn must_wait_for_frames(vm: &Instance) -> bool {
+    if !frames::are_few() || sharing::evict_some(vm.home) || !vm::may_wait_for_frames() {
+        return false;
+    }
+    paging::stall(vm, paging::DEVICES);
+    true
 }
 
 fn count(counter: &AtomicU64, amount: u64) {

@@ -42,6 +42,15 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// The worse of two.
+    pub const fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Failed, _) | (_, Self::Failed) => Self::Failed,
+            (Self::Missing, _) | (_, Self::Missing) => Self::Missing,
+            (Self::Done, Self::Done) => Self::Done,
+        }
+    }
+
     /// Done, or failed.
     pub const fn of(done: bool) -> Self {
         if done { Self::Done } else { Self::Failed }
@@ -56,6 +65,8 @@ pub struct Pages<'a> {
     blocks: heapless::Vec<Block, EXCHANGE_MAX>,
     /// Bit n: a page of the list has a number that is n modulo 64.
     seen: u64,
+    /// The first block of a disk that is in no frame any more, and whose page has not got it.
+    lost: Option<u64>,
 }
 
 impl<'a> Pages<'a> {
@@ -67,6 +78,7 @@ impl<'a> Pages<'a> {
             list: heapless::Vec::new(),
             blocks: heapless::Vec::new(),
             seen: 0,
+            lost: None,
         }
     }
 
@@ -74,8 +86,11 @@ impl<'a> Pages<'a> {
     pub fn read(&mut self, block: Block, offset: u64, ipa: Ipa, len: usize) -> Outcome {
         // A page that is in the list already gets what was read first, first.
         let last = Ipa(ipa.0 + (len as u64).saturating_sub(1)).frame();
-        if (self.lists(ipa.frame()) || self.lists(last)) && !self.finish() {
-            return Outcome::Failed;
+        if self.lists(ipa.frame()) || self.lists(last) {
+            let finished = self.finish();
+            if finished != Outcome::Done {
+                return finished;
+            }
         }
         let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE);
         if !self.share || !is_page {
@@ -85,10 +100,10 @@ impl<'a> Pages<'a> {
             } else {
                 Why::Never
             };
-            if copied == Outcome::Done && !self.note(ipa, len, why) {
-                return Outcome::Failed;
-            }
-            return copied;
+            return match copied {
+                Outcome::Done => self.note(ipa, len, why),
+                other => other,
+            };
         }
         if !self.vm.space.contains(ipa) {
             return Outcome::Failed;
@@ -106,7 +121,7 @@ impl<'a> Pages<'a> {
                 other => return other,
             },
         };
-        Outcome::of(self.add(gfn, gets, block))
+        self.add(gfn, gets, block)
     }
 
     /// What the page gets without a copy, or what it gets after one.
@@ -156,35 +171,51 @@ impl<'a> Pages<'a> {
         self.seen & 1 << (gfn.0 % 64) != 0 && self.list.iter().any(|(listed, _)| *listed == gfn)
     }
 
-    fn add(&mut self, gfn: Gfn, gets: Gets, block: Block) -> bool {
+    fn add(&mut self, gfn: Gfn, gets: Gets, block: Block) -> Outcome {
         self.seen |= 1 << (gfn.0 % 64);
         let added = self.list.push((gfn, gets)).is_ok() && self.blocks.push(block).is_ok();
-        let done = !self.list.is_full() || self.finish();
-        added && done
+        if self.list.is_full() {
+            return self.finish();
+        }
+        Outcome::of(added)
     }
 
     /// Notes why the page of a piece is the guest's alone, where the piece is most of it.
-    fn note(&mut self, ipa: Ipa, len: usize, why: Why) -> bool {
+    fn note(&mut self, ipa: Ipa, len: usize, why: Why) -> Outcome {
         self.vm.sharing.refused(why);
         let is_most = self.vm.space.policy().share && len as u64 >= FRAME_SIZE / 2;
-        !is_most || self.add(ipa.frame(), Gets::Alone(why), Block::Zero)
+        if is_most {
+            self.add(ipa.frame(), Gets::Alone(why), Block::Zero)
+        } else {
+            Outcome::Done
+        }
+    }
+
+    /// The first block that a page was to get and that is in no frame any more, after
+    /// [`Outcome::Missing`] of [`Self::finish`]: the request goes on from there.
+    pub fn lost(&self) -> Option<u64> {
+        self.lost
     }
 
     /// Gives all pages what they get; whether all have what they are to hold.
-    pub fn finish(&mut self) -> bool {
+    pub fn finish(&mut self) -> Outcome {
         if self.list.is_empty() {
-            return true;
+            return Outcome::Done;
         }
         let done = self.vm.space.exchange(&self.list);
         if crate::cpu::this().trace.wants(trace::SHARE) {
             self.trace();
         }
-        let mut all = true;
+        let mut all = Outcome::Done;
         for (n, ((gfn, gets), block)) in self.list.iter().zip(&self.blocks).enumerate() {
             let is_copied = matches!(gets, Gets::Own | Gets::Block(_) | Gets::Alone(_));
             if done & 1 << n == 0 && !is_copied {
                 let size = FRAME_SIZE as usize;
-                all &= copy(self.vm, *block, 0, gfn.address(), size) == Outcome::Done;
+                let copied = copy(self.vm, *block, 0, gfn.address(), size);
+                if let (Outcome::Missing, Block::Cached(key)) = (copied, block) {
+                    self.lost = Some(self.lost.map_or(key.block, |lost| lost.min(key.block)));
+                }
+                all = all.and(copied);
             }
         }
         self.list.clear();

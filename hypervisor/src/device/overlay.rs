@@ -176,11 +176,12 @@ impl CowDisk {
 
     /// Writes `len` bytes at `at`, all in one 4 KiB block. `copy` puts them into the frame, from
     /// that byte on. `false` where the base's block must be read first: then `loaded` is to be the
-    /// frame that it was read to.
+    /// frame that it was read to. Others may use a whole block where it is to be `share`d.
     pub fn write(
         &mut self,
         (at, len): (u64, u64),
         loaded: Option<Mfn>,
+        share: bool,
         copy: impl FnOnce(Mfn, u64) -> Result<(), OverlayError>,
     ) -> Result<bool, OverlayError> {
         let (block, whole) = (at / FRAME_SIZE, len == FRAME_SIZE);
@@ -209,7 +210,7 @@ impl CowDisk {
                 frame
             }
         };
-        if whole && self.share {
+        if whole && self.share && share {
             self.memory.publish(frame);
         }
         Ok(true)

@@ -88,7 +88,7 @@ pub fn execute(
             let outcome = transfer(request, sector, 0, |at, ipa, len| {
                 pages.read(image_block(*image, at), at % FRAME_SIZE, ipa, len)
             });
-            ended(outcome.1 == Outcome::Done && pages.finish())
+            ended(outcome.1 == Outcome::Done && pages.finish() == Outcome::Done)
         }
         (Operation::Write { sector }, Backing::Cow(disk)) => {
             let (reached, outcome) = transfer(request, sector, *done, |at, ipa, len| {
@@ -161,11 +161,14 @@ fn read(
         pages.read(block, at % FRAME_SIZE, ipa, len)
     });
     *done = reached;
-    if !pages.finish() {
-        return ended(false);
-    }
+    let outcome = outcome.and(pages.finish());
     if outcome != Outcome::Missing {
         return ended(outcome == Outcome::Done);
+    }
+    if let Some(block) = pages.lost() {
+        // Its frame was taken while its page was about to get it: all from there on is read again.
+        *done = (block * FRAME_SIZE).saturating_sub(sector * SECTOR_SIZE);
+        return Turn::Needs(blocks_at(block * FRAME_SIZE, 1));
     }
     let at = sector * SECTOR_SIZE + reached;
     let end = sector * SECTOR_SIZE + u64::from(request.data_bytes());
@@ -229,7 +232,7 @@ fn take(
         let (frame, offset) = (page.add(skipped / FRAME_SIZE), skipped % FRAME_SIZE);
         pages.read(exchange::Block::Buffer(frame, offset), 0, ipa, len)
     });
-    pages.finish() && outcome != Outcome::Failed
+    pages.finish() == Outcome::Done && outcome != Outcome::Failed
 }
 
 /// Puts the data of a part into the frames from `page` on.
@@ -295,11 +298,12 @@ fn write_piece(
 ) -> Outcome {
     let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE);
     let memory = vm.memory();
-    if is_page && memory.with(ipa, Access::Read, |page| disk.write_equal(at, page)) == Ok(true) {
+    let share = is_page && !vm.space.is_never_shared(ipa.frame());
+    if share && memory.with(ipa, Access::Read, |page| disk.write_equal(at, page)) == Ok(true) {
         return Outcome::Done;
     }
     let loaded = loaded.and_then(|loaded| loaded.block(at));
-    let written = disk.write((at, len as u64), loaded, |frame, offset| {
+    let written = disk.write((at, len as u64), loaded, share, |frame, offset| {
         let to = frames::ram(frame, 1);
         let copied = memory.pieces(ipa, len, false, |from, from_offset, part| {
             let source = frames::ram(from, 1);
@@ -337,7 +341,7 @@ fn zero_range(disk: &mut CowDisk, range: SectorRange, loaded: Option<Loaded>) ->
                 Ok(())
             };
             let loaded = loaded.and_then(|loaded| loaded.block(at));
-            match disk.write((at, len), loaded, zero) {
+            match disk.write((at, len), loaded, true, zero) {
                 Ok(false) => return (Outcome::Missing, at),
                 written => written.map(|_| len),
             }

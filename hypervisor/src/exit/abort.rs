@@ -109,11 +109,7 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
             Coming::Soon => Flow::Leave(Outcome::Waiting),
             Coming::Later => Flow::Leave(Outcome::Preempted),
         },
-        Filled::NoMemory if vm::somebody_owes() => {
-            paging::stall(guest.vm, vcpu);
-            Flow::Leave(Outcome::Waiting)
-        }
-        Filled::NoMemory => end_vm(guest, "the machine has no memory left for it"),
+        Filled::NoMemory => without_frame(guest, ipa, access),
         Filled::Refused => inject(guest, refusal),
     }
 }
@@ -146,4 +142,18 @@ fn fill_traced(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
         guest.note(trace::SHARE, share::CLAIMED, since, ipa.0);
     }
     filled
+}
+
+/// No frame is left for a fault: it waits for those who owe some.
+#[cold]
+fn without_frame(guest: &mut Loaded<'_>, ipa: Ipa, access: Access) -> Flow {
+    let (vm, node) = (guest.vm, guest.cpu.node);
+    if paging::may_use_emergency(vm) && vm.fill_urgently(ipa, node, access) == Filled::Done {
+        return Flow::Resume;
+    }
+    if vm::may_wait_for_frames() {
+        paging::stall(vm, 1 << guest.vcpu.index);
+        return Flow::Leave(Outcome::Waiting);
+    }
+    end_vm(guest, "the machine has no memory left for it")
 }

@@ -1,9 +1,11 @@
 //! HVC and SMC: PSCI, SMCCC and what hangs on them.
 
 use super::{inject, skip};
+use crate::paging;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::End;
-use model_addr::Ipa;
+use abi::hypercall::PAGES_AT_ONCE;
+use model_addr::{FRAME_SIZE, Ipa};
 use model_trap::Injection;
 use model_vgic::vcpu_at;
 use model_vpsci::{Call, Capabilities, Random, Refusal, Reply, Workaround};
@@ -107,9 +109,34 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             let record = guest.begin_stolen_time();
             reply(guest, Reply::X0(record.0))
         }
+        Call::NeverShare {
+            first,
+            pages,
+            never,
+        } => never_share(guest, first, pages, never),
         Call::Unknown => {
             guest.vm.oddities.unknown_call();
             reply(guest, Refusal::NotSupported.reply())
+        }
+    }
+}
+
+/// Marks pages of the guest; see [`abi::hypercall::NEVER_SHARE`].
+#[cold]
+fn never_share(guest: &mut Loaded<'_>, first: Ipa, pages: u64, never: bool) -> Flow {
+    let (vm, node) = (guest.vm, guest.cpu.node);
+    if !vm.space.contains_run(first, pages * FRAME_SIZE) {
+        return reply(guest, Refusal::InvalidParameters.reply());
+    }
+    let pages = pages.min(PAGES_AT_ONCE);
+    let mark = |gfn| vm.space.set_never_share(gfn, never, node);
+    let gfns = (0..pages).map(|n| first.frame().add(n));
+    match gfns.map(mark).position(|marked| !marked) {
+        None => reply(guest, Reply::X0(pages)),
+        // What is on a disk, or waits for a frame, is asked for again.
+        Some(done) => {
+            paging::bring_wanted(vm);
+            reply(guest, Reply::X0(done as u64))
         }
     }
 }

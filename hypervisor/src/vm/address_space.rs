@@ -35,6 +35,8 @@ pub struct AddressSpace {
     maps: SpinLock<Maps<Tables>>,
     /// Something of it was, or is about to be, on a disk.
     may_be_away: AtomicBool,
+    /// The guest has marked pages as never to be shared.
+    has_secrets: AtomicBool,
     /// A guest frame, plus one, that a device waits for and that is on a disk.
     wanted: AtomicU64,
 }
@@ -61,6 +63,7 @@ impl AddressSpace {
             begin,
             maps: SpinLock::new(Rank::VmMemory, maps),
             may_be_away: AtomicBool::new(false),
+            has_secrets: AtomicBool::new(false),
             wanted: AtomicU64::new(0),
         })
     }
@@ -127,6 +130,12 @@ impl AddressSpace {
         self.ram.fill(ipa, node, access, &Metal, &self.lock())
     }
 
+    /// As [`Self::fill`], with a frame of the emergency reserve where no other is left.
+    pub fn fill_urgently(&self, ipa: Ipa, node: NodeId, access: Access) -> Filled {
+        self.ram
+            .fill_urgently(ipa, node, access, &Metal, &self.lock())
+    }
+
     /// Lets `with` use the frame behind `ipa`, for a device or EL2 itself; filled where it was
     /// absent. The memory's lock is held meanwhile.
     pub fn with_frame<R>(
@@ -186,6 +195,34 @@ impl AddressSpace {
     /// entries under the lock; where to go on.
     pub fn visit(&self, from: Gfn, budget: usize, visit: impl FnMut(Gfn, Entry)) -> Option<Gfn> {
         self.maps.lock().visit(from, budget, visit)
+    }
+
+    /// Marks a page as never to be shared, or as shareable again; one that others use becomes the
+    /// guest's own first. `false` where that cannot be done now.
+    pub fn set_never_share(&self, gfn: Gfn, never: bool, node: NodeId) -> bool {
+        if never {
+            self.has_secrets.store(true, Ordering::SeqCst);
+        }
+        match self.entry(gfn).backing {
+            Backing::Discarded(_) if never => {
+                self.want(gfn);
+                return false;
+            }
+            Backing::Shared(_) if never => {
+                let at = gfn.address();
+                if self.with_frame(at, Access::Write, node, |_| ()).is_err() {
+                    return false;
+                }
+            }
+            _ => {}
+        }
+        // Another vCPU may have had it shared in between: then it is asked for again.
+        self.maps.lock().set_never_share(gfn, never)
+    }
+
+    /// Whether the guest marked a page as never to be shared.
+    pub fn is_never_shared(&self, gfn: Gfn) -> bool {
+        self.has_secrets.load(Ordering::Relaxed) && self.entry(gfn).never_share
     }
 
     /// What is behind a guest frame.

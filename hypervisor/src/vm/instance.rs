@@ -199,6 +199,11 @@ impl Instance {
         self.space.fill(ipa, node, access)
     }
 
+    /// As [`Self::fill`], from the emergency reserve.
+    pub fn fill_urgently(&self, ipa: Ipa, node: NodeId, access: Access) -> Filled {
+        self.space.fill_urgently(ipa, node, access)
+    }
+
     /// Asks these vCPUs to do what `bits` of [`attention`] say.
     #[inline]
     pub fn call_vcpus(&self, vcpus: VcpuSet, bits: u32) {
@@ -243,6 +248,12 @@ impl Instance {
             Slot::Balloon(balloon) => Some((n, balloon)),
             _ => None,
         })
+    }
+
+    /// Whether its guest has a driver for its balloon.
+    pub fn has_balloon_driver(&self) -> bool {
+        self.balloon()
+            .is_some_and(|(_, balloon)| balloon.has_driver())
     }
 
     /// How many of `max` guest frames its guest was asked to keep to; `None` where there is no driver

@@ -9,10 +9,10 @@ use abi::bundle::{VmRecord, claim};
 use abi::control::{
     FitStatus, KEEP, MEM_EVENT_COUNT, MemStatus, ReclaimRequest, SetRequest, code, fit,
 };
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use machine_aarch64::timer;
 use model_addr::FRAME_SIZE;
-use model_entitlement::{Claim, Holding, Standing, Terms, stand};
+use model_entitlement::{Claim, Holding, Standing, Terms, in_order, stand};
 
 /// How often guests are asked to keep to what they may have: a second.
 const ASK_EVERY_NS: u64 = 1_000_000_000;
@@ -94,7 +94,8 @@ pub fn mem_status(vm: &Vm, instance: &Instance) -> MemStatus {
         drawn,
         balance,
         owed,
-    } = stand(terms, holding);
+        ..
+    } = stand(terms, holding, is_short());
     let bytes = |frames: u64| frames * FRAME_SIZE;
     let (blocks, pages) = instance.space.leaves();
     let (refault_ns, stalled_ns) = instance.paging.waits().times();
@@ -170,18 +171,18 @@ pub fn pool() -> u64 {
     model_entitlement::pool(vms)
 }
 
-/// Frames that VMs which run are sure of.
+/// Frames that VMs which run are sure of, and their tables.
 fn bases() -> u64 {
-    let running = |vm: &alloc::sync::Arc<Vm>| vm.instance().map(|_| vm.terms().base);
+    let running = |vm: &alloc::sync::Arc<Vm>| vm.instance().map(|_| vm.terms().promised());
     table::all().iter().filter_map(running).sum()
 }
 
 /// Refuses to start what could not be paid for once all VMs use what they are sure of.
 pub fn admit(vm: &Vm) -> Result<(), Refusal> {
-    admit_to(vm, vm.terms().base, bases())
+    admit_to(vm, vm.terms().promised(), bases())
 }
 
-/// Refuses a base beside others' that could not be paid for.
+/// Refuses to promise a VM `base` frames where others were promised `bases`.
 fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
     let there = CAPACITY.load(Ordering::Relaxed) + pool();
     if bases + base <= there {
@@ -204,11 +205,11 @@ fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
 /// How many VMs of a description would start now.
 pub fn fit(record: &VmRecord) -> Result<FitStatus, Refusal> {
     create::check(record)?;
-    let base = record.base / FRAME_SIZE;
+    let base = terms(record).promised();
     let (capacity, bases, pool) = (CAPACITY.load(Ordering::Relaxed), bases(), pool());
     let mut status = FitStatus {
         count: model_entitlement::fit(base, capacity, bases, pool),
-        needed: record.base,
+        needed: base * FRAME_SIZE,
         there: (capacity + pool).saturating_sub(bases) * FRAME_SIZE,
         binds: fit::MEMORY,
         reserved: 0,
@@ -282,7 +283,8 @@ pub fn change(vm: &Vm, request: &SetRequest) -> Result<Terms, Refusal> {
         claim,
     };
     if vm.instance().is_some() && new.base > terms.base {
-        admit_to(vm, new.base, bases().saturating_sub(terms.base))?;
+        let others = bases().saturating_sub(terms.promised());
+        admit_to(vm, new.promised(), others)?;
     }
     Ok(new)
 }
@@ -295,9 +297,29 @@ pub fn ask_for_nothing(vm: &Vm, instance: &Instance) {
     }
 }
 
-/// Whether a VM is to give back memory, so that others who wait for some will have it.
-pub fn somebody_owes() -> bool {
-    SOMEBODY_OWES.load(Ordering::Relaxed)
+/// Whether the machine is short of memory.
+mod shortage {
+    /// It is not.
+    pub const NONE: u8 = 0;
+    /// Somebody found no frame: whoever owes is to be found.
+    pub const MET: u8 = 1;
+    /// Nobody owes.
+    pub const NOBODYS: u8 = 2;
+}
+static SHORTAGE: AtomicU8 = AtomicU8::new(shortage::NONE);
+
+fn is_short() -> bool {
+    SHORTAGE.load(Ordering::Relaxed) != shortage::NONE
+}
+
+/// Whether whoever found no frame may wait for one: somebody owes some, or that is to be found out.
+pub fn may_wait_for_frames() -> bool {
+    let (relaxed, met) = (Ordering::Relaxed, shortage::MET);
+    let first = SHORTAGE.compare_exchange(shortage::NONE, met, relaxed, relaxed);
+    if first.is_ok() {
+        housekeeping::request_at(timer::now());
+    }
+    first != Err(shortage::NOBODYS) || SOMEBODY_OWES.load(relaxed)
 }
 
 /// Asks guests to keep to what they may have, once a second while a VM runs that can have more than
@@ -305,6 +327,7 @@ pub fn somebody_owes() -> bool {
 pub fn tick() {
     let now = timer::now();
     let is_second = now >= ASK_AT.load(Ordering::Relaxed);
+    let short = is_short();
     let mut standings = heapless::Vec::<_, { table::VMS_MAX }>::new();
     for vm in table::all() {
         let Some(instance) = vm.instance().filter(|instance| !instance.is_ending()) else {
@@ -313,31 +336,39 @@ pub fn tick() {
         instance.wake_devices();
         let terms = vm.terms();
         let all = size(&instance);
-        if terms.base >= all && !instance.paging.is_used() {
+        if terms.base >= all && !instance.paging.is_used() && !short {
             // Whoever waits for a frame tries again.
-            paging::repay(&instance, 0, 0);
+            paging::repay(&instance, 0, 0, u64::MAX);
             continue;
         }
         if is_second {
             paging::count(&instance);
         }
         let holding = holding(&instance);
-        let standing = stand(terms, holding);
+        let standing = stand(terms, holding, short);
         if is_second && terms.base < all {
             instance.set_target(standing.limit, all);
             paging::tell_over(&instance, holding.resident(), standing.limit);
         }
-        let _ = standings.push((standing, holding.takeable, instance));
+        let _ = standings.push((standing, (holding.takeable, instance)));
     }
     if standings.is_empty() {
         return;
     }
-    standings.sort_unstable_by_key(|(standing, ..)| standing.balance);
+    in_order(&mut standings);
     let mut owes = false;
-    for (standing, takeable, instance) in &standings {
-        owes |= paging::repay(instance, standing.owed, *takeable);
+    for (standing, (takeable, instance)) in &standings {
+        owes |= paging::repay(instance, standing.owed, *takeable, standing.room);
     }
     SOMEBODY_OWES.store(owes, Ordering::Relaxed);
+    if short {
+        let shortage = match (frames::are_few(), owes) {
+            (false, _) => shortage::NONE,
+            (true, true) => shortage::MET,
+            (true, false) => shortage::NOBODYS,
+        };
+        SHORTAGE.store(shortage, Ordering::Relaxed);
+    }
     if is_second {
         ASK_AT.store(now + host::counts(ASK_EVERY_NS), Ordering::Relaxed);
     }

@@ -334,6 +334,15 @@ pub fn start(name: VmName) -> Result<(), Refusal> {
 pub fn stop(name: VmName) -> Result<(), Refusal> {
     let vm = find(name)?;
     let instance = vm.running()?;
+    if let Some(owed) = instance.paging.paused_for() {
+        return Err(Refusal::new(
+            code::OWES,
+            owed,
+            format_args!(
+                "{name} cannot listen to its power button: it is paused, and owes {owed} pages"
+            ),
+        ));
+    }
     if instance.press_power_button() {
         return Ok(());
     }
@@ -361,7 +370,10 @@ pub fn reset(name: VmName) -> Result<(), Refusal> {
 /// Stops a VM's vCPUs where they are.
 pub fn pause(name: VmName) -> Result<(), Refusal> {
     let vm = find(name)?;
-    vm.running()?.pause();
+    let instance = vm.running()?;
+    // It stands still until somebody says otherwise, whatever it owes.
+    instance.paging.forgive();
+    instance.pause();
     report::send_state(&vm);
     Ok(())
 }

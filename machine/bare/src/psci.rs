@@ -101,6 +101,16 @@ pub fn cpu_on(affinity: u64, entry: u64, context: u64) -> Result<(), Error> {
     }
 }
 
+/// Underpin's own call that marks pages from an address on as never to be shared, or as shareable
+/// again: how many it did.
+///
+/// # Errors
+/// The negative code that came back.
+pub fn never_share(first: u64, pages: u64, mark: u64) -> Result<u64, Error> {
+    let done = call(0xc600_0020, [first, pages, mark]);
+    u64::try_from(done).map_err(|_| Error(done))
+}
+
 /// CPU_OFF: gives a code only when it is refused.
 pub fn cpu_off() -> i64 {
     query(CPU_OFF)

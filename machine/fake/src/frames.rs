@@ -43,6 +43,8 @@ struct Inner {
     pools: Vec<Pool>,
     contents: BTreeMap<Mfn, Page>,
     fail_after: Option<u64>,
+    /// Frames that are kept for emergencies.
+    kept: u64,
     fail_records_after: Option<u64>,
 }
 
@@ -116,6 +118,7 @@ impl FakeFrames {
             pools,
             contents,
             fail_after: None,
+            kept: 0,
             fail_records_after: None,
         };
         Self {
@@ -130,6 +133,11 @@ impl FakeFrames {
     /// with `None`.
     pub fn fail_after(&self, successes: Option<u64>) {
         self.inner().fail_after = successes;
+    }
+
+    /// Lets so many urgent allocations succeed while all others fail.
+    pub fn keep_for_emergencies(&self, frames: u64) {
+        self.inner().kept = frames;
     }
 
     /// As [`Self::fail_after`], for the records of users.
@@ -282,6 +290,17 @@ impl Frames for FakeFrames {
 
     fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
         Frames::allocate(self, home, 0, Purpose::Private(owner))
+    }
+
+    fn allocate_urgently(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
+        let failing = {
+            let mut inner = self.inner();
+            inner.kept = inner.kept.checked_sub(1)?;
+            inner.fail_after.take()
+        };
+        let frame = Frames::allocate(self, home, 0, Purpose::Private(owner));
+        self.inner().fail_after = failing;
+        frame
     }
 
     fn copy(&self, from: Mfn, to: Mfn) {

@@ -111,6 +111,10 @@ impl<T: Translation> Maps<T> {
             self.set_why(gfn, self.entry(gfn), *why);
             return None;
         }
+        if self.has_secrets && self.entry(gfn).never_share {
+            self.set_why(gfn, self.entry(gfn), Why::Never);
+            return None;
+        }
         let region = gfn.align_down(REGION_FRAMES);
         if *split != Some(region) && !self.split_block(ram, gfn) {
             return None;
@@ -189,6 +193,22 @@ impl<T: Translation> Maps<T> {
             }
             Gets::Alone(_) => false,
         }
+    }
+
+    /// Notes that a page is never to be shared, or may be again; `false` where others may use its frame
+    /// now, or there is no memory to note it.
+    pub fn set_never_share(&mut self, gfn: Gfn, never: bool) -> bool {
+        if never
+            && !matches!(
+                self.entry(gfn).backing,
+                Backing::Private(_) | Backing::Absent
+            )
+        {
+            return false;
+        }
+        self.has_secrets |= never;
+        let marked = self.pmap.set_never_share(&mut self.tables, gfn, 1, never);
+        marked.is_ok()
     }
 
     /// Notes why a private page is the guest's alone.

@@ -89,6 +89,8 @@ pub struct Fault {
     gfn: Gfn,
     node: NodeId,
     access: Access,
+    /// It may take a frame of what is kept for emergencies.
+    urgent: bool,
     step: Step,
 }
 
@@ -99,7 +101,16 @@ impl Fault {
             gfn,
             node,
             access,
+            urgent: false,
             step: Step::Look,
+        }
+    }
+
+    /// The same, which may take a frame of what is kept for emergencies.
+    pub const fn urgently(self) -> Self {
+        Self {
+            urgent: true,
+            ..self
         }
     }
 
@@ -184,7 +195,13 @@ impl Fault {
             vm: ram.vm,
             gfn: first,
         };
-        match frames.allocate(self.node, order, Purpose::Private(owner)) {
+        let urgently = || {
+            let may = self.urgent && order == 0;
+            may.then(|| frames.allocate_urgently(self.node, owner))
+                .flatten()
+        };
+        let frame = frames.allocate(self.node, order, Purpose::Private(owner));
+        match frame.or_else(urgently) {
             Some(frame) => Continue(Step::Write(Run {
                 first,
                 frame,
@@ -405,12 +422,27 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
                     gfn,
                     node,
                     access,
+                    urgent: false,
                     step,
                 };
                 self.finish(fault, frames, lock)
             }
             Break(filled) => filled,
         }
+    }
+
+    /// As [`Self::fill`], with a frame of what is kept for emergencies where no other is left.
+    #[cold]
+    pub fn fill_urgently<T: Translation, G: DerefMut<Target = Maps<T>>>(
+        &self,
+        ipa: Ipa,
+        node: NodeId,
+        access: Access,
+        frames: &impl Frames,
+        lock: &impl Fn() -> G,
+    ) -> Filled {
+        let fault = Fault::new(ipa.frame(), node, access);
+        self.finish(fault.urgently(), frames, lock)
     }
 
     /// Steps a fault to its end.
@@ -427,7 +459,8 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
 
     /// Lets `with` use the frame behind `ipa`, for a device or EL2 itself; filled where it was
     /// absent, the guest's own where it is written. The VM's lock is held meanwhile, and that is
-    /// what keeps the frame: afterwards it may be another's.
+    /// what keeps the frame: afterwards it may be another's. Where no frame is left, one is taken of
+    /// what is kept for emergencies, for what a device has begun cannot wait.
     ///
     /// # Errors
     /// What became of the fault.
@@ -449,9 +482,12 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
                 Backing::Shared(frame) if !access.writes() => return Ok(with(frame)),
                 _ => drop(maps),
             }
-            match self.fill(ipa, node, access, frames, lock) {
-                Filled::Done => {}
-                refused => return Err(refused),
+            let filled = match self.fill(ipa, node, access, frames, lock) {
+                Filled::NoMemory => self.fill_urgently(ipa, node, access, frames, lock),
+                filled => filled,
+            };
+            if filled != Filled::Done {
+                return Err(filled);
             }
         }
         Err(Filled::NoMemory)

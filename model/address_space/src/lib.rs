@@ -92,6 +92,11 @@ pub trait Frames {
     fn allocate_hidden(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
         self.allocate_for_break(home, owner)
     }
+    /// A frame for a page that a device is about to use, or a guest that must run to give memory back,
+    /// where no other is left. It may come from what is kept for this.
+    fn allocate_urgently(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
+        self.allocate_for_break(home, owner)
+    }
     /// Copies a frame that nobody writes into one that nobody sees yet; as for [`Self::write`].
     fn copy(&self, from: Mfn, to: Mfn);
     /// Copies a frame that a guest wrote until now, and nobody from now on, into one that nobody

@@ -28,6 +28,8 @@ pub struct Maps<T> {
     pub(crate) stage2: Stage2,
     pub(crate) tables: T,
     pub(crate) events: Events,
+    /// Pages were marked as never to be shared.
+    pub(crate) has_secrets: bool,
 }
 
 /// What happened to memory that is shared, counted since the VM's start.
@@ -87,6 +89,7 @@ impl<T: Translation> Maps<T> {
             stage2,
             tables,
             events: Events::default(),
+            has_secrets: false,
         })
     }
 

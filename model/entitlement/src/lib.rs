@@ -10,6 +10,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod debtor;
+
+pub use debtor::{Debtor, Go, News, PATIENCE, SLACK, in_order};
+
 use model_sharing::UNIT;
 
 /// What becomes of what sharing saves.
@@ -54,6 +58,14 @@ pub struct Holding {
     pub takeable: u64,
 }
 
+impl Terms {
+    /// Frames that it may take of the machine: its base, and tables for all that its guest sees, of 8
+    /// bytes for each frame in its pmap and in its translation, and those above.
+    pub const fn promised(self) -> u64 {
+        self.base + self.max / 256 + 4
+    }
+}
+
 impl Holding {
     /// What it is charged for guest memory and blocks that are shared.
     const fn memory(self) -> u64 {
@@ -87,10 +99,13 @@ pub struct Standing {
     pub balance: i64,
     /// What it is charged beyond the limit.
     pub owed: u64,
+    /// What it may have more until it owes more than a little.
+    pub room: u64,
 }
 
-/// How a VM with these terms stands.
-pub fn stand(terms: Terms, holding: Holding) -> Standing {
+/// How a VM with these terms stands. Where the machine is `short` of memory, what its overlays take is
+/// owed too: all bases together fit into the machine with their tables, and so somebody owes then.
+pub fn stand(terms: Terms, holding: Holding, short: bool) -> Standing {
     let entitlement = holding.entitlement();
     let allowance = match terms.claim {
         Claim::Grow => entitlement.min(holding.takeable),
@@ -101,11 +116,13 @@ pub fn stand(terms: Terms, holding: Holding) -> Standing {
         .saturating_add(allowance)
         .min(terms.max.max(terms.base));
     let drawn = holding.resident().saturating_sub(terms.base);
+    let counted = holding.memory() + if short { holding.overlay } else { 0 };
     Standing {
         limit,
         drawn,
         balance: entitlement as i64 - drawn as i64,
-        owed: holding.memory().saturating_sub(limit),
+        owed: counted.saturating_sub(limit),
+        room: limit.saturating_add(SLACK).saturating_sub(counted),
     }
 }
 
@@ -151,7 +168,7 @@ mod tests {
     fn a_vm_grows_by_what_sharing_saves() {
         assert_eq!(HOLDING.charge(), 800 + 100 + 5 + 7);
         assert_eq!(HOLDING.entitlement(), 100);
-        let standing = stand(TERMS, HOLDING);
+        let standing = stand(TERMS, HOLDING, false);
         assert_eq!((standing.limit, standing.drawn), (1100, 0));
         assert_eq!((standing.balance, standing.owed), (100, 0));
     }
@@ -162,12 +179,12 @@ mod tests {
             takeable: 30,
             ..HOLDING
         };
-        assert_eq!(stand(TERMS, holding).limit, 1030);
+        assert_eq!(stand(TERMS, holding, false).limit, 1030);
         let never = Terms {
             claim: Claim::None,
             ..TERMS
         };
-        assert_eq!(stand(never, HOLDING).limit, 1000);
+        assert_eq!(stand(never, HOLDING, false).limit, 1000);
     }
 
     #[test]
@@ -180,9 +197,11 @@ mod tests {
             units: 0,
             ..HOLDING
         };
-        let standing = stand(TERMS, broken);
+        let standing = stand(TERMS, broken, false);
         assert_eq!((standing.limit, standing.owed), (1000, 100));
         assert_eq!((standing.drawn, standing.balance), (100, -100));
+        assert_eq!(standing.room, SLACK - 100);
+        assert_eq!(stand(TERMS, broken, true).owed, 100 + 5);
     }
 
     #[test]
@@ -206,6 +225,6 @@ mod tests {
             takeable: 9000,
             ..HOLDING
         };
-        assert_eq!(stand(TERMS, holding).limit, 1500);
+        assert_eq!(stand(TERMS, holding, false).limit, 1500);
     }
 }

@@ -19,6 +19,7 @@
 
 mod entry;
 mod map;
+mod marks;
 mod region;
 mod teardown;
 

@@ -5,11 +5,9 @@ use core::fmt;
 use machine_contract::TableMemory;
 use model_addr::{FRAME_SHIFT, FRAME_SIZE, Gfn, IpaRange, Mfn};
 
-use crate::entry::{
-    self, ABSENT, DISCARDED, EMPTIED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE, SHARED,
-};
+use crate::entry::{self, ABSENT, DISCARDED, EMPTIED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE};
 use crate::region::{RegionSlot, TABLE_NUMBER_SHIFT, table_in};
-use crate::{Backing, Entry, Reasons, Region, Survey};
+use crate::{Backing, Entry, Region, Survey};
 
 /// Guest frames in a region: 2 MiB.
 pub const REGION_FRAMES: u64 = 1 << REGION_SHIFT;
@@ -415,27 +413,6 @@ impl Pmap {
         })
     }
 
-    /// Adds and removes reasons for `count` guest frames from `gfn` on, of one region, those that
-    /// nothing is behind left out.
-    ///
-    /// # Errors
-    /// [`PmapError::NotRam`], [`PmapError::Run`].
-    pub fn change_reasons(
-        &mut self,
-        memory: &mut impl TableMemory,
-        gfn: Gfn,
-        count: u64,
-        add: Reasons,
-        remove: Reasons,
-    ) -> Result<(), PmapError> {
-        let (add, remove) = (entry::reason_bits(add), entry::reason_bits(remove));
-        let of_present = |word| match word & KIND {
-            PRIVATE | SHARED => word & !remove | add,
-            _ => word,
-        };
-        self.change(memory, gfn, count, of_present)
-    }
-
     /// Calls `visit` for the guest frames from `from` on that something is behind, looking at
     /// `budget` entries of tables. Returns where to go on, `None` at the end.
     pub fn visit(
@@ -467,7 +444,7 @@ impl Pmap {
         Some(at).filter(|at| at.0 < REACH)
     }
 
-    fn check_run(&self, gfn: Gfn, count: u64) -> Result<(), PmapError> {
+    pub(crate) fn check_run(&self, gfn: Gfn, count: u64) -> Result<(), PmapError> {
         if !(1..=REGION_FRAMES - gfn.0 % REGION_FRAMES).contains(&count) {
             return Err(PmapError::Run);
         }
@@ -480,7 +457,7 @@ impl Pmap {
 
     /// Replaces the words of entries that are there by what `change` makes of them; a region
     /// without any is left so.
-    fn change(
+    pub(crate) fn change(
         &mut self,
         memory: &mut impl TableMemory,
         gfn: Gfn,
@@ -522,7 +499,7 @@ impl Pmap {
         Some(RegionSlot::new(table, gfn))
     }
 
-    fn add_region_table(
+    pub(crate) fn add_region_table(
         &mut self,
         memory: &mut impl TableMemory,
         gfn: Gfn,
@@ -542,7 +519,7 @@ impl Pmap {
         Ok(RegionSlot::new(table, gfn))
     }
 
-    fn add_leaf(
+    pub(crate) fn add_leaf(
         &mut self,
         memory: &mut impl TableMemory,
         slot: RegionSlot,

@@ -61,6 +61,11 @@ enum Step {
         add: Reasons,
         remove: Reasons,
     },
+    NeverShare {
+        gfn: u64,
+        count: u64,
+        never: bool,
+    },
     SetBase {
         gfn: u64,
         base: Option<u64>,
@@ -112,6 +117,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (gfn(), count()).prop_map(|(gfn, count)| Step::Clear { gfn, count }),
         1 => (gfn(), count(), reasons(), reasons())
             .prop_map(|(gfn, count, add, remove)| Step::Change { gfn, count, add, remove }),
+        1 => (gfn(), count(), any::<bool>())
+            .prop_map(|(gfn, count, never)| Step::NeverShare { gfn, count, never }),
         2 => (gfn(), prop::option::of(0..3_u64))
             .prop_map(|(gfn, base)| Step::SetBase { gfn, base }),
         1 => prop::option::of(0..3_u64).prop_map(Step::FailAllocations),
@@ -225,6 +232,21 @@ impl World {
         }
     }
 
+    fn never_share(&mut self, gfn: u64, count: u64, never: bool) {
+        let tables = &mut self.tables;
+        let result = self.pmap.set_never_share(tables, Gfn(gfn), count, never);
+        if result != Err(PmapError::NoMemory) {
+            assert_eq!(result, Self::expected(gfn, count));
+        }
+        for gfn in gfn..gfn + if result.is_ok() { count } else { 0 } {
+            let entry = Entry {
+                never_share: never,
+                ..self.entry(gfn)
+            };
+            self.entries.insert(gfn, entry);
+        }
+    }
+
     fn step(&mut self, step: &Step) {
         match *step {
             Step::Set { gfn, count, entry } => self.set(gfn, count, entry),
@@ -275,6 +297,7 @@ impl World {
                     }
                 }
             }
+            Step::NeverShare { gfn, count, never } => self.never_share(gfn, count, never),
             Step::SetBase { gfn, base } => {
                 let base = base.map(|n| Mfn(n << 9));
                 let result = self.pmap.set_base(&mut self.tables, Gfn(gfn), base);

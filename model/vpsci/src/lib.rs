@@ -1,5 +1,6 @@
 //! PSCI (Arm DEN0022) and the other standard calls of SMCCC (Arm DEN0028) as a guest sees them:
-//! random numbers (Arm DEN0098), stolen time (Arm DEN0057) and who the hypervisor is.
+//! random numbers (Arm DEN0098), stolen time (Arm DEN0057) and who the hypervisor is; and
+//! Underpin's own calls ([`abi::hypercall`]).
 //!
 //! [`decode`] checks everything that the call itself says. What it can answer it does; the rest is
 //! a [`Call`] for EL2 to act on. Results are sign-extended to 64 bits, whichever width was called.
@@ -13,6 +14,7 @@ mod random;
 pub use power::Power;
 pub use random::Random;
 
+use abi::hypercall::{AGAIN, NEVER, NEVER_SHARE};
 use function::{
     AFFINITY_INFO, AFFINITY_INFO_64, CPU_OFF, CPU_ON, CPU_ON_64, CPU_SUSPEND, CPU_SUSPEND_64,
     HYPERVISOR_REVISION, HYPERVISOR_UID, IS_64_BIT, MIGRATE_INFO_TYPE, NO_MIGRATION_NEEDED,
@@ -21,7 +23,7 @@ use function::{
     SMCCC_VERSION, SMCCC_VERSION_1_2, SYSTEM_OFF, SYSTEM_RESET, SYSTEM_RESET2, SYSTEM_RESET2_64,
     TRNG_RND32, TRNG_RND64, TRNG_VERSION, UNDERPIN_UUID, WARM_RESET, is_psci,
 };
-use model_addr::Ipa;
+use model_addr::{FRAME_SIZE, Ipa};
 
 /// What PSCI answers when it refuses (DEN0022, 5.2.2). As a result: [`Refusal::reply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +128,15 @@ pub enum Call {
     /// Answer with the address of the stolen-time structure of the vCPU that calls, which is kept
     /// up to date from now on.
     StolenTime,
+    /// Mark pages as never to be shared, or as shareable again: answer how many are done, or a refusal.
+    NeverShare {
+        /// The first page.
+        first: Ipa,
+        /// How many, 1 or more; their bytes are no more than a `u64` tells.
+        pages: u64,
+        /// Whether they are not to be shared.
+        never: bool,
+    },
     /// There is no such call: answer [`Refusal::NotSupported`], and count it.
     Unknown,
 }
@@ -183,7 +194,23 @@ fn decode_others(function: u32, arguments: [u64; 3], capabilities: Capabilities)
             answer_support(matches!(first as u32, PV_TIME_FEATURES | PV_TIME_ST))
         }
         PV_TIME_ST if capabilities.stolen_time => Call::StolenTime,
+        NEVER_SHARE => never_share(first, second, third),
         _ => Call::Unknown,
+    }
+}
+
+/// Pages are whole, and their addresses do not wrap.
+fn never_share(first: u64, pages: u64, mark: u64) -> Call {
+    let bytes = pages.checked_mul(FRAME_SIZE);
+    let end = bytes.and_then(|bytes| first.checked_add(bytes));
+    let is_whole = pages > 0 && Ipa(first).is_aligned(FRAME_SIZE) && end.is_some();
+    match (is_whole, mark) {
+        (true, NEVER | AGAIN) => Call::NeverShare {
+            first: Ipa(first),
+            pages,
+            never: mark == NEVER,
+        },
+        _ => refuse(Refusal::InvalidParameters),
     }
 }
 

@@ -44,7 +44,7 @@ fn nothing_else_exists() {
         (0x8500_0000, vec![]),
         (0xc500_0000, vec![0x20, 0x21]),
         (0x8600_0000, vec![0xff01, 0xff03]),
-        (0xc600_0000, vec![]),
+        (0xc600_0000, vec![0x20]),
     ];
     for (range, numbers) in known {
         for number in 0..0x1_0000u64 {
@@ -53,6 +53,35 @@ fn nothing_else_exists() {
             // Not a fast call: not offered.
             assert_eq!(call((range | number) & 0x7fff_ffff, [0; 3]), Call::Unknown);
         }
+    }
+}
+
+/// Only whole pages whose addresses do not wrap are marked.
+#[test]
+fn pages_are_marked_as_never_to_be_shared() {
+    let mark = |at, pages, mark| call(0xc600_0020, [at, pages, mark]);
+    let marked = |at, pages, never| Call::NeverShare {
+        first: Ipa(at),
+        pages,
+        never,
+    };
+    assert_eq!(mark(0x4000_1000, 1, 1), marked(0x4000_1000, 1, true));
+    assert_eq!(mark(0x4000_1000, 64, 0), marked(0x4000_1000, 64, false));
+    assert_eq!(mark(0x1000, 1 << 30, 1), marked(0x1000, 1 << 30, true));
+    let wrong = [
+        (0x4000_1001, 1, 1),
+        (0x4000_1000, 0, 1),
+        (0x4000_1000, 1, 2),
+        (0, 1 << 52, 1),
+        (u64::MAX - 0xfff, 1, 1),
+        (0x1000, u64::MAX, 0),
+    ];
+    for (at, pages, never) in wrong {
+        assert_eq!(
+            mark(at, pages, never),
+            INVALID_PARAMETERS,
+            "{at:#x} {pages}"
+        );
     }
 }
 

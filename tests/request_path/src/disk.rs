@@ -65,11 +65,15 @@ impl FrameSource for Memory<'_> {
     }
 }
 
+type Between<'a> = Box<dyn Fn(&Guest<'_>) + 'a>;
+
 /// A copy-on-write disk behind a virtio-blk device.
 pub struct Disk<'a> {
     /// The device, as the guest's driver reaches it.
     pub transport: Transport<Blk>,
     image: &'a Image,
+    /// What happens on another CPU after each piece of a request.
+    between: Option<Between<'a>>,
     overlay: Overlay,
     memory: Memory<'a>,
 }
@@ -87,6 +91,7 @@ impl<'a> Disk<'a> {
             transport: Transport::new(Blk::new(options)),
             overlay: Overlay::new(blocks, blocks, limit).unwrap(),
             image,
+            between: None,
             memory: Memory {
                 frames,
                 tables: FakeTables::new(),
@@ -98,6 +103,11 @@ impl<'a> Disk<'a> {
     /// Lets allocations of the overlay's tables fail, as [`FakeTables::fail_after`].
     pub fn fail_tables_after(&mut self, successes: Option<u64>) {
         self.memory.tables.fail_after(successes);
+    }
+
+    /// Lets something happen after each piece of a request, as on another CPU.
+    pub fn between(&mut self, happens: impl Fn(&Guest<'_>) + 'a) {
+        self.between = Some(Box::new(happens));
     }
 
     /// Serves every request that the driver has made available; how many were answered.
@@ -140,7 +150,11 @@ impl<'a> Disk<'a> {
             Operation::Read { sector } => {
                 let mut pages = Pages::new(guest);
                 let read = transfer(request, sector, |at, ipa, len| {
-                    pages.read(self.locate(at / FRAME_SIZE), at % FRAME_SIZE, ipa, len)
+                    let read = pages.read(self.locate(at / FRAME_SIZE), at % FRAME_SIZE, ipa, len);
+                    if let Some(happens) = &self.between {
+                        happens(guest);
+                    }
+                    read
                 });
                 // Frames that pages have joined are theirs, or are left.
                 pages.finish().and(read)

@@ -381,6 +381,8 @@ pub enum MemVerb {
         #[arg(value_parser = whole_pages)]
         size: u64,
     },
+    /// Compare the frame table with the maps and accounts of VMs (exact while all are paused)
+    Recount,
     /// Compare all pages of VMs: what could be shared, for how long, and what is
     Analyze(Analyze),
 }

@@ -24,7 +24,7 @@ pub struct Code {
 }
 
 /// All exit statuses, in the order of their numbers.
-const STATUSES: [Code; 15] = [
+const STATUSES: [Code; 16] = [
     Code {
         number: Some(exit::OK),
         name: "done",
@@ -163,6 +163,22 @@ const STATUSES: [Code; 15] = [
         meaning: "another VM uses the persistent disk",
         causes: &["A partition serves one VM at a time."],
         advice: &["End the other VM, or give each VM a partition."],
+    },
+    Code {
+        number: Some(code::OWES as u8),
+        name: "owes",
+        meaning: "the VM is paused, since it owes memory that cannot be taken from it",
+        causes: &[
+            "It grew by what sharing saved (claim = \"grow\"), and then wrote the pages that it shared.",
+            "Its guest has no balloon driver, or gives back less than it was asked for.",
+            "It has no swap, or its swap is full.",
+        ],
+        advice: &[
+            "`underpin mem VM` shows what it owes; what is said of it in `underpin list` does, too.",
+            "Let it have more (underpin set VM --base SIZE): then it goes on by itself.",
+            "Let it run for a while, to free memory itself (underpin resume VM), or end it.",
+            "Give it swap: memory = { swap = \"PARTITION\" }.",
+        ],
     },
     Code {
         number: Some(exit::INTERRUPTED),

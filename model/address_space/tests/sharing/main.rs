@@ -25,6 +25,8 @@ enum Step {
     Release(usize, Gfn, u64),
     /// A page moves to a node; or a frame that is not behind it was meant.
     Migrate(usize, Gfn, u8, bool),
+    /// The guest marks a page, or unmarks it.
+    NeverShare(usize, Gfn, bool),
     /// All of the first region, so that it may become a block.
     FillRegion(usize),
     Kill(usize),
@@ -83,6 +85,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (vm(), gfn(), 1..40_u64).prop_map(|(v, g, n)| Step::Release(v, g, n)),
         8 => (vm(), gfn(), 0..2_u8, prop::bool::weighted(0.1))
             .prop_map(|(v, g, n, late)| Step::Migrate(v, g, n, late)),
+        2 => (vm(), gfn(), any::<bool>()).prop_map(|(v, g, n)| Step::NeverShare(v, g, n)),
         1 => vm().prop_map(|v| Step::Release(v, RAM, REGION_FRAMES)),
         1 => (vm(), 0..RAM_FRAMES, 0..2 * RAM_FRAMES)
             .prop_map(|(v, g, n)| Step::Release(v, Gfn(RAM.0 + g - 200), n)),
@@ -130,6 +133,7 @@ impl World {
             Step::Migrate(vm, gfn, node, late) => {
                 self.migrate(*vm, *gfn, NodeId(*node), *late);
             }
+            Step::NeverShare(vm, gfn, never) => self.never_share(*vm, *gfn, *never),
             Step::FillRegion(vm) => self.fill_region(*vm),
             Step::Kill(vm) => self.kill(*vm),
             Step::Reap(budget) => self.reap(*budget),
@@ -139,6 +143,20 @@ impl World {
             Step::FailFrames(after) => self.fail_frames(*after),
             Step::FailTables(vm, after) => self.fail_tables(*vm, *after),
             Step::FailRecords(after) => self.fail_records(*after),
+        }
+    }
+
+    /// The guest marks a page as never to be shared, as the hypercall does it, or unmarks it.
+    fn never_share(&mut self, vm: usize, gfn: Gfn, never: bool) {
+        let is_shared = matches!(self.vms[vm].lock().entry(gfn).backing, Backing::Shared(_));
+        let page = self.vms[vm].expected(gfn);
+        if never && is_shared && !self.device(vm, gfn, Access::Write, &page) {
+            return;
+        }
+        let done = self.vms[vm].lock().set_never_share(gfn, never);
+        if done {
+            self.vms[vm].secrets.retain(|secret| *secret != gfn);
+            self.vms[vm].secrets.extend(never.then_some(gfn));
         }
     }
 

@@ -3,7 +3,7 @@
 use super::kernels::BOOT;
 use crate::{
     Outcome, because, disk_image,
-    machine::Hardware,
+    machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
     vm::Vm,
 };
@@ -22,6 +22,7 @@ pub fn scenarios() -> Vec<Scenario> {
         swap(),
         corrupted(),
         growth().slow(),
+        owes(),
         storm("paging/storm", 1).slow(),
         storm("paging/storm-long", 20).slow(),
     ]
@@ -159,6 +160,48 @@ fn corrupted() -> Scenario {
     })
 }
 
+/// A VM that uses more than it may have, and of which nothing can be taken, is slowed and then stands
+/// still; another one does not notice. With a higher base, which must be there, it goes on.
+fn owes() -> Scenario {
+    let one = Vm::bare("one", "hungry", "mib=100").terms("64MiB", "160MiB", None);
+    let two = Vm::bare("two", "hungry", "mib=40 wait");
+    let two = two.memory("128MiB").asleep();
+    Scenario::new("paging/owes", Hardware::new(2, "288M"), vec![one, two]).check(|stage| {
+        let machine = stage.machine()?;
+        let status = machine.await_state("one", "paused", 2 * MINUTE)?;
+        if !status.reason.contains("owes") {
+            return Err(format!("it is paused since {}", status.reason));
+        }
+        let owed = machine.mem("one")?.owed;
+        if owed == 0 {
+            return Err("it is said to owe nothing".into());
+        }
+        expect_refusal(machine, &["stop", "one"], "owes")?;
+        machine.run(&["start", "two"])?;
+        machine.expect("two", "hungry: has eaten", 1, MINUTE)?;
+        expect_refusal(machine, &["set", "one", "--base", "160MiB"], "no-memory")?;
+        machine.run(&["mem", "recount"])?;
+        machine.run(&["kill", "two"])?;
+        machine.await_state("two", "ended", MINUTE)?;
+        machine.run(&["set", "one", "--base", "160MiB"])?;
+        machine.expect("one", "hungry: has eaten", 1, MINUTE)?;
+        Ok(())
+    })
+}
+
+/// Runs a verb that must be refused with the status of that name.
+fn expect_refusal(machine: &Machine, words: &[&str], name: &str) -> Outcome {
+    let status = machine.refused(words)?;
+    let explained = machine.run(&["explain", &status.to_string()])?;
+    if explained.contains(name) {
+        return Ok(());
+    }
+    let verb = words.join(" ");
+    Err(format!(
+        "'{verb}' was refused with status {status}, which is not '{name}'"
+    ))
+}
+
 /// Takes the pages of the base from the VM.
 fn take_all(stage: &mut Stage) -> Outcome {
     let before = event(stage, "guest", "discarded")?;
@@ -227,8 +270,14 @@ fn growth_line() -> String {
     )
 }
 
-/// VMs share what they read, spend what they save so, and then write all that they share, at once.
-/// None of them dies.
+/// What VMs spend in a storm, beyond their base.
+const SPENT: u64 = 12;
+/// How long a thread of a guest may stand still.
+const STALL_MAX_MS: u64 = 60_000;
+
+/// VMs share what they read, spend what they save so on page cache and on heap, and then write all
+/// that they share, at once. The machine has little more than their bases. None of them dies, no guest
+/// complains of a CPU that stood still, every frame is somebody's, and all comes back at the end.
 fn storm(name: &str, turns: u32) -> Scenario {
     let vm = |name: &str| {
         let vm = Vm::linux(name, "trixie-cloud", "shell");
@@ -241,7 +290,8 @@ fn storm(name: &str, turns: u32) -> Scenario {
         .args("module_blacklist=virtio_balloon");
     let vms = vec![one, two, three];
     let names = ["one", "two", "three"];
-    let scenario = Scenario::new(name, Hardware::new(2, "512M"), vms).prepare(with_base);
+    // Three bases are 288 MiB; kernels and initial RAM disks, overlays, and EL2 itself the rest.
+    let scenario = Scenario::new(name, Hardware::new(2, "368M"), vms).prepare(with_base);
     let expecting = |scenario: Scenario, vm| scenario.expect(vm, "ready kernel=", 2 * BOOT);
     let scenario = names.into_iter().fold(scenario, expecting);
     scenario.check(move |stage| {
@@ -253,18 +303,78 @@ fn storm(name: &str, turns: u32) -> Scenario {
                 stage.machine()?.type_line(vm, &storm_line(turn))?;
             }
             for vm in names {
-                let machine = stage.machine()?;
-                machine.expect(vm, &format!("wrote-{turn}"), 1, 5 * MINUTE)?;
-                machine.check_alive()?;
+                weathered(stage.machine()?, vm, turn)?;
             }
         }
-        Ok(())
+        all_there(stage.machine()?, &names)
     })
 }
 
-/// Spends 16 MiB on heap, then writes all pages that were read of the base.
+/// Spends on page cache in odd turns and on heap in even ones, then writes all pages that were read of
+/// the base. Beside it, something looks every 100 ms how long it was away.
 fn storm_line(turn: u32) -> String {
-    let spend = "head -c 16000000 /dev/urandom >/tmp/heap";
-    let write = format!("dd if=/dev/zero of=/dev/vda bs=1M count={MIB} conv=notrunc");
-    format!("{spend}; {write} 2>/dev/null; rm /tmp/heap; echo wrote-$(({turn} + 0))")
+    let bytes = SPENT << 20;
+    let spend = if turn % 2 == 1 {
+        format!("head -c {bytes} /dev/urandom >/tmp/spent")
+    } else {
+        format!(
+            "heap=$(head -c {} /dev/urandom | od -An -v -tx1)",
+            bytes / 3
+        )
+    };
+    let write = format!(
+        "dd if=/dev/urandom of=/dev/vda bs=64k count={} conv=notrunc",
+        MIB << 4
+    );
+    let clock = "read now rest </proc/uptime; now=${now%.*}${now#*.}";
+    let watch = format!(
+        "({clock}; worst=0; while [ -e /tmp/w ]; do last=$now; sleep 0.1; {clock}; \
+         gap=$((now-last)); [ $gap -gt $worst ] && worst=$gap; done; echo $((worst*10)) >/tmp/stall) &"
+    );
+    format!(
+        ">/tmp/w; {watch} {spend}; {write} 2>/dev/null; rm -f /tmp/spent /tmp/w; heap=; wait; \
+         echo stalled-$(cat /tmp/stall)-ms-in-turn-$(({turn} + 0))"
+    )
+}
+
+/// A VM is through a turn: prints its longest stall, and looks for complaints.
+fn weathered(machine: &mut Machine, vm: &str, turn: u32) -> Outcome {
+    let end = format!("-ms-in-turn-{turn}");
+    let line = machine.expect(vm, &end, 1, 8 * MINUTE)?;
+    let stall = line
+        .strip_suffix(&end)
+        .and_then(|line| line.rsplit('-').next()?.parse::<u64>().ok());
+    let stall = stall.ok_or_else(|| format!("'{vm}' does not tell how long it stalled: {line}"))?;
+    println!("        {vm}, turn {turn}: longest stall inside {stall} ms");
+    if stall > STALL_MAX_MS {
+        return Err(format!("'{vm}' stood still for {stall} ms"));
+    }
+    let console = machine.console(vm);
+    let complaints = [
+        "soft lockup",
+        "rcu_preempt",
+        "rcu_sched",
+        "I/O error",
+        "Out of memory",
+    ];
+    match complaints.iter().find(|text| console.contains(*text)) {
+        Some(complaint) => Err(format!("'{vm}' complains: {complaint}")),
+        None => machine.check_alive(),
+    }
+}
+
+/// Every frame is somebody's and every account right while all stand still; and all frames come back
+/// when the VMs have ended.
+fn all_there(machine: &mut Machine, names: &[&str]) -> Outcome {
+    for vm in names {
+        machine.run(&["pause", vm])?;
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    print!("{}", machine.run(&["mem", "recount"])?);
+    for vm in names {
+        machine.run(&["kill", vm])?;
+        machine.await_state(vm, "ended", MINUTE)?;
+    }
+    print!("{}", machine.run(&["mem", "recount"])?);
+    Ok(())
 }

@@ -13,6 +13,7 @@ pub fn scenarios() -> Vec<Scenario> {
         bare("share/bare-1cpu", 1, 2000),
         bare("share/bare", 2, 2000),
         hidden(),
+        secret(),
         bare("share/bare-long", 2, 200_000).slow(),
     ]
 }
@@ -32,6 +33,33 @@ fn bare(name: &str, pcpus: u32, rounds: u32) -> Scenario {
 fn hidden() -> Scenario {
     let vms = [vm("one", 1, 2000).hides(), vm("two", 2, 2000).hides()];
     both("share/hidden", 2, 2000, vms)
+}
+
+/// One of two guests on one image marks the pages that it reads into: it shares none of them.
+fn secret() -> Scenario {
+    let one = vm("one", 1, 500).args("secret wait");
+    let two = vm("two", 2, 500).args("wait");
+    let hardware = Hardware::new(2, "1G");
+    let scenario = Scenario::new("share/secret", hardware, vec![one, two]).prepare(with_blocks);
+    ["one", "two"]
+        .into_iter()
+        .fold(scenario, |scenario, vm| {
+            scenario.expect(vm, "sharing: has seen all", 120)
+        })
+        .check(|stage| {
+            let machine = stage.machine()?;
+            let mut shared = [0; 2];
+            for (vm, shared) in ["one", "two"].into_iter().zip(&mut shared) {
+                let events = machine.mem(vm)?.events;
+                let counts = ["shared-by-block", "shared-by-content", "entered"];
+                *shared = counts.iter().filter_map(|name| events.get(*name)).sum();
+            }
+            let [one, two] = shared;
+            if one == 0 && two > 0 {
+                return Ok(());
+            }
+            Err(format!("the one shared {one} pages, the other {two}"))
+        })
 }
 
 fn vm(name: &str, salt: u32, rounds: u32) -> Vm {

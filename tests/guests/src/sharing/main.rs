@@ -5,7 +5,8 @@
 //! Run two VMs side by side on one image, with different salts: what one writes into its memory
 //! or onto its disk, the other must never see.
 //!
-//! Command line: `salt=N` (1), `rounds=N` random steps (2000).
+//! Command line: `salt=N` (1), `rounds=N` random steps (2000); `secret` marks all pages that are read
+//! into as never to be shared; `wait` stays when it is done, and does not power off.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
@@ -16,8 +17,8 @@ mod mirror;
 use machine_bare::machine::Machine;
 use machine_bare::memory::PAGE_SIZE;
 use machine_bare::pages::block_size;
-use machine_bare::verdict::Verdict;
-use machine_bare::{image, println};
+use machine_bare::verdict::{Verdict, check, equal, fail};
+use machine_bare::{cpu, image, println, psci};
 
 use disk::SECTOR;
 use mirror::{BLOCKS, Mirror, PAGES, WORDS};
@@ -48,6 +49,9 @@ fn main(machine: &'static Machine) -> Verdict {
     mirror::check_memory(machine)?;
     let mut random = Random::new(machine.number("salt", 1));
     let mut mirror = Mirror::new(machine)?;
+    if machine.flag("secret") {
+        secret(&mirror)?;
+    }
     for (name, part) in PARTS {
         println!("sharing: {name}");
         part(&mut mirror, &mut random)?;
@@ -66,7 +70,51 @@ fn main(machine: &'static Machine) -> Verdict {
     for block in 0..BLOCKS {
         mirror.read_block(block, block % PAGES)?;
     }
-    mirror.verify_all()
+    mirror.verify_all()?;
+    if machine.flag("wait") {
+        println!("sharing: has seen all");
+    }
+    while machine.flag("wait") {
+        cpu::wait_for_interrupt();
+    }
+    Ok(())
+}
+
+/// Marks the pages, and some that it must not.
+fn secret(mirror: &Mirror) -> Verdict {
+    const NEVER: u64 = 1;
+    let first = mirror.pages.base();
+    let refused = [
+        (first + 8, 1, NEVER),
+        (first, 0, NEVER),
+        (first, 1, 2),
+        (0, 1, NEVER),
+        (first, u64::MAX, NEVER),
+        (!(PAGE_SIZE - 1), 1, NEVER),
+        (first, 1 << 40, NEVER),
+    ];
+    for (at, pages, mark) in refused {
+        let answer = psci::never_share(at, pages, mark);
+        check(
+            answer == Err(psci::Error::INVALID_PARAMETERS),
+            "a range that makes no sense is marked",
+        )?;
+    }
+    mark_all(mirror, NEVER)?;
+    mark_all(mirror, 0)?;
+    mark_all(mirror, NEVER)
+}
+
+fn mark_all(mirror: &Mirror, mark: u64) -> Verdict {
+    let mut done = 0;
+    while done < PAGES {
+        let at = mirror.pages.base() + done * PAGE_SIZE;
+        match psci::never_share(at, PAGES - done, mark) {
+            Ok(more) => done += more,
+            Err(_) => return fail("pages cannot be marked"),
+        }
+    }
+    equal("pages marked", done, PAGES)
 }
 
 /// One block to a page, many to as many, and the same to two.

@@ -10,8 +10,8 @@ use abi::{
     control::{
         CpuStatus, EntryStatus, EventsHeader, EventsRequest, FitStatus, MachineMem, MachineStatus,
         MemStatus, MoveRequest, NodeStatus, NumaStatus, PageStatus, PagesRequest, REPLY,
-        ReclaimRequest, ReplyHeader, SetRequest, TraceEvent, TraceRequest, TraceStatus, VcpuStatus,
-        VmName, VmStatus, WhyStatus, code, event, request,
+        ReclaimRequest, RecountStatus, ReplyHeader, SetRequest, TraceEvent, TraceRequest,
+        TraceStatus, VcpuStatus, VmName, VmStatus, WhyStatus, code, event, request,
     },
 };
 use std::{
@@ -222,6 +222,20 @@ impl Client {
         let asked = ReclaimRequest { name, bytes };
         let reply = self.request(request::RECLAIM, &[asked.as_bytes()])?;
         Ok(reply.first()?.0)
+    }
+
+    /// Compares the frame table with the maps of VMs.
+    pub fn recount(&mut self) -> Result<RecountStatus> {
+        let mut from = 0_u64;
+        loop {
+            let reply = self.request(request::RECOUNT, &[from.as_bytes()])?;
+            let status: RecountStatus = reply.first()?.0;
+            match status.next {
+                0 => return Ok(status),
+                next if next > from => from = next,
+                _ => return Err(garbled()),
+            }
+        }
     }
 
     /// How many more VMs of a description would start.

@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
 mod analyze;
+mod recount;
 mod why;
 
 /// Does what `underpin mem` was asked for; returns the exit status.
@@ -27,6 +28,7 @@ pub fn mem(context: &Context, options: Mem) -> Result<u8> {
         MemVerb::Why(vm) => why::why(context, &vm.vm)?,
         MemVerb::Fit { file, count } => return fit::fit(context, &file, count),
         MemVerb::Reclaim { vm, size } => reclaim(context, &vm, size)?,
+        MemVerb::Recount => return recount::recount(context),
         MemVerb::Analyze(options) => analyze::analyze(context, &options)?,
     }
     Ok(exit::OK)

@@ -1,0 +1,258 @@
+//! What becomes of a VM that owes memory: pages are taken from it, it is slowed, and it is paused
+//! where nothing more can be had of it.
+//!
+//! ```text
+//!            owes more than a little            nothing left to take, and no better for a while
+//!  even ────────────────────────────► slowed ────────────────────────────────────► paused
+//!    ▲                                  │                                             │
+//!    └────────── repaid ◄───────────────┴─────────────────────────────────────────────┘
+//! ```
+//!
+//! Pages are taken in the order of what they cost: frames that its guest reported free; then pages
+//! that a partition holds anyway, by second chance; then, when two turns of the clock have found no
+//! more of those, pages that must be written to its swap.
+
+/// Pages that a VM may owe before it is slowed: a balloon gives that back in a moment.
+pub const SLACK: u64 = 256;
+/// The most pages that a fault fills: a chunk.
+const FAULT_PAGES: u64 = 16;
+/// Faults that a VM that owes may have filled between two goes while something can be taken from it,
+/// and while nothing can.
+const ALLOWANCE: [u32; 2] = [8, 1];
+/// After so many goes in which a VM that owes got no better it is paused.
+pub const PATIENCE: u32 = 500;
+/// Turns of the clock after which a page that was touched once and never again has been taken.
+const TURNS: u64 = 2;
+
+/// What happened to a VM that owes, for the log and for those who pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// It owes more than a little.
+    Owes,
+    /// It owes little again.
+    Repaid,
+    /// It is to be paused.
+    Pause,
+    /// It was paused for what it owed, and may go on.
+    GoOn,
+}
+
+/// What one go found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Go {
+    /// Pages that it owes.
+    pub owed: u64,
+    /// Pages that could be taken from it.
+    pub takeable: u64,
+    /// Pages that were taken in this go.
+    pub taken: u64,
+}
+
+/// A VM as one that may owe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Debtor {
+    owed: u64,
+    /// Goes without progress.
+    strikes: u32,
+    is_paused: bool,
+    /// Guest frames that the clock has passed since it took one that a partition holds.
+    barren: u64,
+}
+
+impl Debtor {
+    /// One that owes nothing.
+    pub const fn new() -> Self {
+        Self {
+            owed: 0,
+            strikes: 0,
+            is_paused: false,
+            barren: 0,
+        }
+    }
+
+    /// What it owed last.
+    pub const fn owed(&self) -> u64 {
+        self.owed
+    }
+
+    /// Whether it is paused for what it owes.
+    pub const fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    /// What follows from a go.
+    pub fn turn(&mut self, go: Go) -> Option<News> {
+        let before = core::mem::replace(&mut self.owed, go.owed);
+        if go.owed <= SLACK {
+            let was_paused = core::mem::take(&mut self.is_paused);
+            (self.strikes, self.barren) = (0, 0);
+            return match (was_paused, before > SLACK) {
+                (true, _) => Some(News::GoOn),
+                (false, true) => Some(News::Repaid),
+                (false, false) => None,
+            };
+        }
+        let is_better = go.owed < before || go.taken > 0 || go.takeable > 0;
+        self.strikes = if is_better { 0 } else { self.strikes + 1 };
+        if self.strikes >= PATIENCE && !self.is_paused {
+            self.is_paused = true;
+            return Some(News::Pause);
+        }
+        (before <= SLACK).then_some(News::Owes)
+    }
+
+    /// Somebody lets it go on all the same: it has its time again.
+    pub fn forgive(&mut self) {
+        self.strikes = 0;
+        self.is_paused = false;
+    }
+
+    /// Whether its faults are slowed.
+    pub const fn is_slowed(&self) -> bool {
+        self.owed > SLACK
+    }
+
+    /// Faults that may be filled until the next go: where it is slowed, few, `takeable` pages being
+    /// left to take; else as many as it takes to have `room` pages more, a fault filling
+    /// [`FAULT_PAGES`] at most.
+    pub fn allowance(&self, takeable: u64, room: u64) -> u32 {
+        if self.is_slowed() {
+            return ALLOWANCE[usize::from(takeable == 0)];
+        }
+        u32::try_from(room / FAULT_PAGES + 1).unwrap_or(u32::MAX)
+    }
+
+    /// The clock has passed so many guest frames for a VM of `frames`, and took one that a partition
+    /// holds, or not.
+    pub fn passed(&mut self, looked: u64, frames: u64, has_taken: bool) {
+        let most = frames.saturating_mul(TURNS);
+        let barren = if has_taken { 0 } else { self.barren };
+        self.barren = barren.saturating_add(looked).min(most);
+    }
+
+    /// Whether pages may be written to swap: nothing cheaper is left of a VM of `frames`, of which
+    /// partitions hold `mappers` pages.
+    pub fn may_swap(&self, frames: u64, mappers: u64) -> bool {
+        mappers == 0 || self.barren >= frames.saturating_mul(TURNS)
+    }
+}
+
+/// Puts those that pay in order: the most negative balance first.
+pub fn in_order<T>(payers: &mut [(super::Standing, T)]) {
+    payers.sort_unstable_by_key(|(standing, _)| standing.balance);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Standing;
+
+    const OWES: Go = Go {
+        owed: 1000,
+        takeable: 0,
+        taken: 0,
+    };
+
+    #[test]
+    fn who_cannot_pay_is_slowed_and_then_paused() {
+        let mut debtor = Debtor::new();
+        assert!(!debtor.is_slowed());
+        assert_eq!(debtor.turn(OWES), Some(News::Owes));
+        assert!(debtor.is_slowed());
+        assert_eq!(debtor.allowance(0, 0), 1);
+        assert_eq!(debtor.allowance(5, 0), 8);
+        for _ in 2..PATIENCE {
+            assert_eq!(debtor.turn(OWES), None);
+        }
+        assert_eq!(debtor.turn(OWES), Some(News::Pause));
+        assert_eq!(debtor.turn(OWES), None, "it is paused once");
+        assert_eq!(
+            debtor.turn(Go {
+                owed: SLACK,
+                ..OWES
+            }),
+            Some(News::GoOn)
+        );
+        assert!(!debtor.is_slowed());
+        assert_eq!(debtor.turn(Go::default()), None);
+    }
+
+    #[test]
+    fn who_pays_at_all_has_time() {
+        let mut debtor = Debtor::new();
+        let steps = [
+            Go {
+                takeable: 1,
+                ..OWES
+            },
+            Go { taken: 1, ..OWES },
+            Go { owed: 999, ..OWES },
+        ];
+        for step in steps {
+            for _ in 0..PATIENCE - 1 {
+                assert_ne!(debtor.turn(OWES), Some(News::Pause));
+            }
+            assert_ne!(debtor.turn(step), Some(News::Pause));
+        }
+        assert_eq!(debtor.turn(Go::default()), Some(News::Repaid));
+    }
+
+    #[test]
+    fn who_is_forgiven_is_paused_again_where_nothing_changes() {
+        let mut debtor = Debtor::new();
+        let pauses = |debtor: &mut Debtor| {
+            (0..=PATIENCE)
+                .filter(|_| debtor.turn(OWES) == Some(News::Pause))
+                .count()
+        };
+        assert_eq!(pauses(&mut debtor), 1);
+        debtor.forgive();
+        assert_eq!(pauses(&mut debtor), 1);
+    }
+
+    #[test]
+    fn a_little_is_no_debt() {
+        let mut debtor = Debtor::new();
+        for _ in 0..2 * PATIENCE {
+            assert_eq!(
+                debtor.turn(Go {
+                    owed: SLACK,
+                    ..OWES
+                }),
+                None
+            );
+            assert!(!debtor.is_slowed());
+        }
+        assert_eq!(debtor.allowance(0, 0), 1);
+        assert_eq!(debtor.allowance(0, 1600), 101);
+        assert_eq!(debtor.allowance(0, u64::MAX), u32::MAX);
+    }
+
+    #[test]
+    fn what_a_partition_holds_goes_before_what_must_be_written() {
+        let mut debtor = Debtor::new();
+        assert!(debtor.may_swap(1000, 0), "there is nothing else");
+        assert!(!debtor.may_swap(1000, 1));
+        debtor.passed(1999, 1000, false);
+        assert!(!debtor.may_swap(1000, 1));
+        debtor.passed(1, 1000, true);
+        debtor.passed(1998, 1000, false);
+        assert!(!debtor.may_swap(1000, 1), "one was found in between");
+        debtor.passed(1, 1000, false);
+        assert!(debtor.may_swap(1000, 1));
+    }
+
+    #[test]
+    fn the_most_negative_balance_pays_first() {
+        let with = |balance| {
+            let standing = Standing {
+                balance,
+                ..Standing::default()
+            };
+            (standing, balance)
+        };
+        let mut payers = [with(3), with(-7), with(0), with(-8)];
+        in_order(&mut payers);
+        assert_eq!(payers.map(|(_, balance)| balance), [-8, -7, 0, 3]);
+    }
+}
