@@ -62,16 +62,14 @@ impl<T: Translation> Maps<T> {
             let bit = 1_u64 << (gfn.0 % 64);
             is_twice |= seen & bit != 0;
             seen |= bit;
-            let old = match self.prepare(ram, (*gfn, gets), &mut split, frames) {
-                Some((old, owed)) => {
-                    debt = debt.and(owed);
-                    done |= 1 << n;
-                    old
-                }
-                None => {
-                    abandon(ram.vm, *gfn, gets, frames);
-                    Entry::default()
-                }
+            let old = if let Some((old, owed)) = self.prepare(ram, (*gfn, gets), &mut split, frames)
+            {
+                debt = debt.and(owed);
+                done |= 1 << n;
+                old
+            } else {
+                abandon(ram.vm, *gfn, gets, frames);
+                Entry::default()
             };
             let _ = before.push(old);
         }

@@ -79,7 +79,9 @@ pub trait Frames {
     fn free(&self, first: Mfn, order: u8);
     /// Gives single private frames back; those that follow each other cost less.
     fn free_each(&self, frames: &[Mfn]) {
-        frames.iter().for_each(|frame| self.free(*frame, 0));
+        for frame in frames {
+            self.free(*frame, 0);
+        }
     }
     /// Gives back what is still reserved for `owner` and those after it, of the 2 MiB from `first`.
     fn free_reserved(&self, first: Mfn, owner: Owner);

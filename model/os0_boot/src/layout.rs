@@ -133,10 +133,10 @@ fn place_kernel(given: &Given<'_>, hidden: PaRange) -> Result<Pa, LayoutError> {
         let Some(run) = PaRange::new(start, size) else {
             return false;
         };
-        given.memory.iter().any(|memory| holds(*memory, run))
-            && !hidden.overlaps(run)
-            && !given.kept.iter().any(|kept| kept.overlaps(run))
-            && !(with_file && given.kernel.overlaps(run))
+        let is_taken = hidden.overlaps(run)
+            || given.kept.iter().any(|kept| kept.overlaps(run))
+            || with_file && given.kernel.overlaps(run);
+        given.memory.iter().any(|memory| holds(*memory, run)) && !is_taken
     };
     let own = given.kernel.start;
     let is_aligned = own

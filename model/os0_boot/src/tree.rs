@@ -76,15 +76,12 @@ pub fn rewrite(blob: &mut [u8], hidden: PaRange, chosen: Chosen<'_>) -> Result<u
         .find_node_mut("/chosen")
         .ok_or(RewriteError::NoChosen)?;
     set(&mut node, "bootargs", chosen.bootargs)?;
-    match chosen.initrd {
-        Some(initrd) => {
-            set(&mut node, "linux,initrd-start", initrd.start.0)?;
-            set(&mut node, "linux,initrd-end", initrd.end().0)?;
-        }
-        None => {
-            node.remove_property("linux,initrd-start");
-            node.remove_property("linux,initrd-end");
-        }
+    if let Some(initrd) = chosen.initrd {
+        set(&mut node, "linux,initrd-start", initrd.start.0)?;
+        set(&mut node, "linux,initrd-end", initrd.end().0)?;
+    } else {
+        node.remove_property("linux,initrd-start");
+        node.remove_property("linux,initrd-end");
     }
     Ok(tree.as_read_only().data().len())
 }

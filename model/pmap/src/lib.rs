@@ -18,12 +18,14 @@
 #![forbid(unsafe_code)]
 
 mod entry;
+mod error;
 mod map;
 mod marks;
 mod region;
 mod teardown;
 
 pub use entry::{Backing, Entry, Reasons, Why};
-pub use map::{Counts, MAX_RAM_RANGES, Pmap, PmapError, REGION_FRAMES};
+pub use error::PmapError;
+pub use map::{Counts, MAX_RAM_RANGES, Pmap, REGION_FRAMES};
 pub use region::{Region, Survey};
 pub use teardown::{GivenBack, PmapTeardown};

@@ -1,13 +1,11 @@
 //! The radix and its operations.
 
-use core::fmt;
-
 use machine_contract::TableMemory;
 use model_addr::{FRAME_SHIFT, FRAME_SIZE, Gfn, IpaRange, Mfn};
 
 use crate::entry::{self, ABSENT, DISCARDED, EMPTIED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE};
 use crate::region::{RegionSlot, TABLE_NUMBER_SHIFT, table_in};
-use crate::{Backing, Entry, Region, Survey};
+use crate::{Backing, Entry, PmapError, Region, Survey};
 
 /// Guest frames in a region: 2 MiB.
 pub const REGION_FRAMES: u64 = 1 << REGION_SHIFT;
@@ -22,35 +20,6 @@ pub(crate) const ROOT_SHIFT: u32 = TABLE_SHIFT + 9;
 pub(crate) const ROOTS: usize = 2;
 /// Guest frames that the roots reach: 512 GiB.
 pub(crate) const REACH: u64 = (ROOTS as u64) << ROOT_SHIFT;
-
-/// Why a pmap refuses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PmapError {
-    /// The RAM of a VM: 1 to [`MAX_RAM_RANGES`] ranges of whole frames below 512 GiB, apart.
-    Ram,
-    /// A guest frame is not RAM.
-    NotRam(Gfn),
-    /// A run leaves its region, or is empty; or a base is not aligned to 2 MiB.
-    Run,
-    /// Something is behind one of the guest frames already.
-    Present,
-    /// No table could be had. Nothing was changed.
-    NoMemory,
-}
-
-impl fmt::Display for PmapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ram => f.write_str("RAM is 1 to 4 separate ranges of frames below 512 GiB"),
-            Self::NotRam(gfn) => write!(f, "guest frame {gfn} is not RAM"),
-            Self::Run => f.write_str("the run is not inside one 2 MiB region"),
-            Self::Present => f.write_str("something is behind a guest frame already"),
-            Self::NoMemory => f.write_str("no memory for a table"),
-        }
-    }
-}
-
-impl core::error::Error for PmapError {}
 
 /// How many guest frames there are of each kind; kept exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

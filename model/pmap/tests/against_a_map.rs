@@ -185,7 +185,7 @@ impl World {
     }
 
     fn set(&mut self, gfn: u64, count: u64, entry: Entry) {
-        let result = if count == 1 && gfn % 2 == 0 {
+        let result = if count == 1 && gfn.is_multiple_of(2) {
             let replaced = self.pmap.replace(&mut self.tables, Gfn(gfn), entry);
             replaced.map(|old| assert_eq!(old.backing, self.entry(gfn).backing))
         } else {

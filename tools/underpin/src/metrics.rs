@@ -267,6 +267,11 @@ fn vm_amounts(out: &mut Exposition, vms: &[VmSample]) {
         }),
     ];
     each_vm(out, vms, Counter, "_total", &counters, Value::Count);
+    vm_times(out, vms);
+}
+
+/// Where the time of a VM's vCPUs went.
+fn vm_times(out: &mut Exposition, vms: &[VmSample]) {
     let times: [Row<VmStatus>; 4] = [
         ("run", "Time that vCPUs ran.", |vm| vm.run_ns),
         (

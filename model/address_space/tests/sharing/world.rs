@@ -1,6 +1,7 @@
 //! A few small VMs of one group, and what each guest page must contain.
 
 mod check;
+mod moving;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -453,41 +454,6 @@ impl World {
             assert_eq!(guest.lock().entry(gfn), left);
             guest.changed.insert(gfn, zeroes());
         }
-    }
-
-    /// A page moves to `node`; where it is `late`, the frame that was meant is another one by now.
-    pub fn migrate(&mut self, vm: usize, gfn: Gfn, node: NodeId, late: bool) -> Option<Moved> {
-        let guest = &self.vms[vm];
-        let before = guest.lock().entry(gfn);
-        let old = before.frame()?;
-        let old = if late { old.add(1) } else { old };
-        let user = Owner {
-            vm: guest.ram.vm,
-            gfn,
-        };
-        let new = self
-            .machine
-            .allocate_local(node, 0, Purpose::Private(user))?;
-        let moved = guest
-            .lock()
-            .migrate(&guest.ram, gfn, (old, new), &self.machine);
-        let after = guest.lock().entry(gfn);
-        let is_private = matches!(before.backing, Backing::Private(_)) && !late;
-        match moved {
-            Moved::Done => assert_eq!(
-                after,
-                Entry {
-                    backing: Backing::Private(new),
-                    ..before
-                }
-            ),
-            Moved::Gone => assert_eq!((after, is_private), (before, false)),
-            Moved::Held => {
-                assert!(is_private && guest.ram.policy().keep_blocks);
-                assert_eq!(after, before);
-            }
-        }
-        Some(moved)
     }
 
     /// The VM ends, and another one takes its slot once all is back.

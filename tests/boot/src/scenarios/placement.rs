@@ -52,14 +52,14 @@ fn run(name: &str, append: Option<&str>, passes: u32) -> Scenario {
         hardware = hardware.option("--append").option(append);
     }
     Scenario::new(name, hardware, vec![vm])
-        .prepare(results)
+        .prepare(|directory| Ok(results(directory)))
         .expect("guest", "underpin-guest: placement ok", 600)
         .check(|stage| powered_off(stage, "guest"))
 }
 
-fn results(directory: &Path) -> Outcome<Vec<String>> {
+fn results(directory: &Path) -> Vec<String> {
     let file = directory.join("results.csv").display().to_string();
-    Ok(vec!["--results".to_owned(), file])
+    vec!["--results".to_owned(), file]
 }
 
 /// Misses on remote memory that all CPUs had in a region.

@@ -121,7 +121,7 @@ impl Chart {
         let (first, last) = self.span();
         for (at, anchor) in [
             (first, "start"),
-            ((first + last) / 2.0, "middle"),
+            (f64::midpoint(first, last), "middle"),
             (last, "end"),
         ] {
             let _ = writeln!(

@@ -33,18 +33,15 @@ pub fn report(context: &Context, options: &Report) -> Result<()> {
     let directory = &options.directory;
     fs::create_dir_all(directory)
         .map_err(|error| Failure::file("cannot make the directory", directory, &error))?;
-    let (text, source) = match &options.from {
-        Some(file) => {
-            let text = fs::read_to_string(file)
-                .map_err(|error| Failure::file("cannot read", file, &error))?;
-            (text, file.clone())
-        }
-        None => {
-            let text = record(context, options)?;
-            let file = directory.join(SAMPLES);
-            write(&file, &text)?;
-            (text, file)
-        }
+    let (text, source) = if let Some(file) = &options.from {
+        let text =
+            fs::read_to_string(file).map_err(|error| Failure::file("cannot read", file, &error))?;
+        (text, file.clone())
+    } else {
+        let text = record(context, options)?;
+        let file = directory.join(SAMPLES);
+        write(&file, &text)?;
+        (text, file)
     };
     let run = Run::parse(&text).map_err(|what| {
         let message = format!("{} holds no samples: {what}", source.display());

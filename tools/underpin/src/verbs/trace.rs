@@ -205,14 +205,14 @@ fn to_text(trace: &Trace, lines: &[Line], output: Output) -> String {
             time(line.most_ns),
         ]);
     }
-    let mut text = table.render(output);
+    let text = table.render(output);
     let (seen, lost) = (
         units::count(trace.events.len() as u64),
         units::count(trace.lost),
     );
-    text.push_str(&format!("\n{seen} events, {lost} lost\n"));
-    if trace.odd > 0 {
-        text.push_str(&format!("{} made no sense\n", units::count(trace.odd)));
-    }
-    text
+    let odd = match trace.odd {
+        0 => String::new(),
+        odd => format!("{} made no sense\n", units::count(odd)),
+    };
+    text + &format!("\n{seen} events, {lost} lost\n{odd}")
 }

@@ -260,12 +260,12 @@ impl Hypervisor {
                 let pages = memory::pages(self.find(&asked.name)?, asked.from);
                 Ok((pages.len() as u32, pages.as_bytes().to_vec()))
             }
-            _ => self.trace(request),
+            _ => Self::trace(request),
         }
     }
 
     /// Events come only while they are on, and some before them were lost.
-    fn trace(&self, request: &Request<'_>) -> Answer {
+    fn trace(request: &Request<'_>) -> Answer {
         match request {
             Request::Trace(asked) => Ok(one(&TraceStatus {
                 classes: asked.classes,

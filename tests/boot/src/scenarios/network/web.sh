@@ -14,7 +14,7 @@ ip link set eth0 up
 udhcpc -i eth0 -q -t 20 -T 3 -n -s /tmp/dhcp || say "net failed dhcp"
 say "net address $(cat /tmp/address)"
 tries=0
-until heard=$(wget -q -T 10 -O - "http://10.0.2.2:PORT/") || [ $tries = 10 ]; do tries=$((tries + 1)); done
+until heard=$(wget -q -T 10 -O - "10.0.2.2:PORT/") || [ $tries = 10 ]; do tries=$((tries + 1)); done
 say "net heard $heard"
 mkdir -p /tmp/www
 echo "GREETING" >/tmp/www/index.html

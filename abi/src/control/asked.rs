@@ -1,0 +1,134 @@
+//! Requests as they come in: decoded, and checked as far as that goes without the machine.
+
+use super::{
+    EventsRequest, KEEP, MoveRequest, PagesRequest, ReclaimRequest, SetRequest, TRACE_ALL,
+    TraceRequest, VmName, request,
+};
+use crate::bundle::VmRecord;
+use zerocopy::FromBytes;
+
+/// A request, decoded and checked as far as that goes without looking at the machine.
+#[derive(Clone, Copy, Debug)]
+pub enum Request<'a> {
+    /// [`request::HELLO`].
+    Hello,
+    /// [`request::LIST`]: all VMs, or those after this one.
+    List(Option<VmName>),
+    /// A request about one VM that carries nothing but its name: its [`request`] number.
+    About(u32, VmName),
+    /// [`request::CONSOLE_INPUT`].
+    ConsoleInput(VmName, &'a [u8]),
+    /// [`request::CREATE`].
+    Create(&'a VmRecord),
+    /// [`request::SET`].
+    Set(SetRequest),
+    /// [`request::NODES`].
+    Nodes,
+    /// [`request::ENTRIES`].
+    Entries,
+    /// [`request::POWER_OFF`].
+    PowerOff,
+    /// [`request::MEM`]: all VMs, or those after this one.
+    Mem(Option<VmName>),
+    /// [`request::MACHINE_MEM`].
+    MachineMem,
+    /// [`request::RECLAIM`].
+    Reclaim(ReclaimRequest),
+    /// [`request::FIT`].
+    Fit(&'a VmRecord),
+    /// [`request::PAGES`].
+    Pages(PagesRequest),
+    /// [`request::NUMA_MOVE`].
+    NumaMove(MoveRequest),
+    /// [`request::CPUS`].
+    Cpus,
+    /// [`request::TRACE`].
+    Trace(TraceRequest),
+    /// [`request::EVENTS`].
+    Events(EventsRequest),
+    /// [`request::RECOUNT`].
+    Recount(u64),
+}
+
+impl<'a> Request<'a> {
+    /// Decodes a frame's payload; `None` where it is malformed. `payload` is aligned to 8 bytes
+    /// (a [`request::CREATE`] that is not is refused).
+    pub fn decode(kind: u32, payload: &'a [u8]) -> Option<Self> {
+        match kind {
+            request::HELLO if payload.is_empty() => Some(Self::Hello),
+            request::LIST => Some(Self::List(after(payload).ok()?)),
+            request::MEM => Some(Self::Mem(after(payload).ok()?)),
+            request::MACHINE_MEM if payload.is_empty() => Some(Self::MachineMem),
+            request::CPUS if payload.is_empty() => Some(Self::Cpus),
+            request::NODES if payload.is_empty() => Some(Self::Nodes),
+            request::ENTRIES if payload.is_empty() => Some(Self::Entries),
+            request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
+            request::SHOW..=request::RESET | request::MEM_WHY | request::NUMA => {
+                let name = VmName::read_from_bytes(payload).ok()?;
+                Some(Self::About(kind, checked(name)?))
+            }
+            request::CONSOLE_INPUT => {
+                let (name, typed) = VmName::read_from_prefix(payload).ok()?;
+                (typed.len() <= 4096).then_some(Self::ConsoleInput(checked(name)?, typed))
+            }
+            request::CREATE => described(payload).map(Self::Create),
+            request::FIT if payload.len() == size_of::<VmName>() => {
+                let name = VmName::read_from_bytes(payload).ok()?;
+                Some(Self::About(kind, checked(name)?))
+            }
+            request::FIT => described(payload).map(Self::Fit),
+            request::RECLAIM => {
+                let reclaim = ReclaimRequest::read_from_bytes(payload).ok()?;
+                checked(reclaim.name)?;
+                Some(Self::Reclaim(reclaim))
+            }
+            request::NUMA_MOVE => {
+                let wanted = MoveRequest::read_from_bytes(payload).ok()?;
+                checked(wanted.name)?;
+                Some(Self::NumaMove(wanted))
+            }
+            request::PAGES => {
+                let pages = PagesRequest::read_from_bytes(payload).ok()?;
+                checked(pages.name)?;
+                Some(Self::Pages(pages))
+            }
+            request::TRACE => {
+                let asked = TraceRequest::read_from_bytes(payload).ok()?;
+                let known = asked.classes == KEEP || asked.classes & !TRACE_ALL == 0;
+                known.then_some(Self::Trace(asked))
+            }
+            request::EVENTS => {
+                let asked = EventsRequest::read_from_bytes(payload).ok()?;
+                Some(Self::Events(asked))
+            }
+            request::RECOUNT => u64::read_from_bytes(payload).ok().map(Self::Recount),
+            request::SET => {
+                let set = SetRequest::read_from_bytes(payload).ok()?;
+                checked(set.name)?;
+                set.group.as_str()?;
+                Some(Self::Set(set))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn checked(name: VmName) -> Option<VmName> {
+    (!name.is_empty() && name.as_str().is_some()).then_some(name)
+}
+
+/// Nothing, or the VM to go on after; an error where it is malformed.
+fn after(payload: &[u8]) -> Result<Option<VmName>, ()> {
+    if payload.is_empty() {
+        return Ok(None);
+    }
+    let name = VmName::read_from_bytes(payload).map_err(|_| ())?;
+    checked(name).map(Some).ok_or(())
+}
+
+fn described(payload: &[u8]) -> Option<&VmRecord> {
+    let record = VmRecord::ref_from_bytes(payload).ok()?;
+    checked(record.name)?;
+    record.command_line.as_str()?;
+    Some(record)
+}
