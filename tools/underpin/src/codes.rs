@@ -166,7 +166,7 @@ const STATUSES: [Code; 16] = [
     },
     Code {
         number: Some(code::OWES as u8),
-        name: "owes",
+        name: "in-debt",
         meaning: "the VM is paused, since it owes memory that cannot be taken from it",
         causes: &[
             "It grew by what sharing saved (claim = \"grow\"), and then wrote the pages that it shared.",
