@@ -11,7 +11,7 @@ pub use interrupt::{interrupt, take_interrupts};
 use crate::housekeeping;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use core::sync::atomic::Ordering;
-use machine_aarch64::entry::Syndrome;
+use machine_aarch64::entry::{GuestContext, Syndrome};
 use machine_aarch64::guest;
 use machine_aarch64::list_registers::VirtualInterface;
 use machine_aarch64::timer::{self, VirtualTimer};
@@ -66,8 +66,18 @@ pub fn skip(guest: &mut Loaded<'_>) {
 /// Makes the guest take an exception at EL1.
 #[inline(never)]
 pub fn inject(guest: &mut Loaded<'_>, exception: Injection) -> Flow {
+    // SAFETY: this vCPU is the one that is loaded.
+    unsafe { take_exception(&mut guest.core.context, exception) }
+    Flow::Resume
+}
+
+/// An exception at EL1, of a vCPU or of OS-0.
+///
+/// # Safety
+/// `context` is of what is loaded on the executing CPU.
+#[inline]
+pub unsafe fn take_exception(context: &mut GuestContext, exception: Injection) {
     let (sctlr, vbar) = guest::loaded_sctlr_vbar();
-    let context = &mut guest.core.context;
     let entry = enter_el1(
         El1State {
             pc: context.pc,
@@ -79,9 +89,8 @@ pub fn inject(guest: &mut Loaded<'_>, exception: Injection) -> Flow {
     );
     context.pc = entry.pc;
     context.pstate = entry.pstate;
-    // SAFETY: this vCPU is the one that is loaded.
+    // SAFETY: as the caller promises.
     unsafe { guest::set_loaded_exception(entry.esr, entry.elr, entry.spsr, entry.far) }
-    Flow::Resume
 }
 
 /// First use of floating point since the vCPU came to this CPU.

@@ -2,14 +2,13 @@
 
 use super::{attach, calls, interrupts};
 use crate::epitaph::give_up;
+use crate::exit::take_exception;
 use core::sync::atomic::Ordering;
 use machine_aarch64::entry::{self, GuestContext, Leave, Syndrome};
 use machine_aarch64::gic::{self, Redistributor, SgiRegister};
-use machine_aarch64::{features, guest, native};
+use machine_aarch64::{features, native};
 use model_native_el1::Native;
-use model_trap::{
-    El1State, Exit, Injection, SysregAccess, SysregId, decode, enter_el1, skip_instruction,
-};
+use model_trap::{Exit, Injection, SysregAccess, SysregId, decode, skip_instruction};
 
 const ICC_SGI1R: SysregId = SysregId::new(3, 0, 12, 11, 5);
 const ICC_ASGI1R: SysregId = SysregId::new(3, 0, 12, 11, 6);
@@ -110,18 +109,6 @@ fn sysreg(context: &mut GuestContext, access: SysregAccess) {
 
 /// OS-0 takes an exception: what it touched is EL2's, or is nothing.
 fn inject(context: &mut GuestContext, exception: Injection) {
-    let (sctlr, vbar) = guest::loaded_sctlr_vbar();
-    let entry = enter_el1(
-        El1State {
-            pc: context.pc,
-            pstate: context.pstate,
-            vbar,
-            sctlr,
-        },
-        exception,
-    );
-    context.pc = entry.pc;
-    context.pstate = entry.pstate;
     // SAFETY: OS-0 is what is loaded.
-    unsafe { guest::set_loaded_exception(entry.esr, entry.elr, entry.spsr, entry.far) }
+    unsafe { take_exception(context, exception) }
 }
