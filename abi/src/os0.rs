@@ -6,7 +6,7 @@
 //! negative refusal.
 
 /// How EL2 stands: X1 is a [`State`], X2 how often this CPU has entered EL2 since it was started,
-/// X3 the bytes that EL2 keeps for itself.
+/// X3 the bytes that EL2 keeps for itself, X4 how many CPUs it is beneath.
 pub const STATUS: u32 = 0xc600_0040;
 
 /// Whether EL2 is between OS-0 and the machine, on the CPU that asks.
@@ -30,6 +30,65 @@ pub const DETACH: u32 = 0xc600_0042;
 /// The answer to [`DETACH`] where OS-0 has yet to take a message-signalled interrupt.
 pub const BUSY: u64 = 1;
 
+/// What EL2 knows of itself, and of the CPU that asks, with interrupts masked and X1 as for [`ATTACH`]:
+/// X1 is [`REVISION`], X2 EL2's version (major in bits 31:16, minor in 15:0), X3 and X4 where the
+/// memory lies that it keeps and how many bytes, X5 the CPU's list registers, X6 how many bits of an
+/// address stage 2 reaches, X7 how many a physical address has, X8 the GIC's architecture version,
+/// X9 [`flag`]s, X10 the refusal that ATTACH would answer here now, or zero.
+pub const FACTS: u32 = 0xc600_0043;
+
+/// The ID registers of the CPU that asks, as EL2 reads them: X1 to X16 are those of
+/// [`ID_REGISTERS_GIVEN`].
+pub const ID_REGISTERS: u32 = 0xc600_0044;
+
+/// Bytes of EL2's log from position X1 on, or from the oldest that is left: X1 is the position behind
+/// them, X2 how many they are (0: no more), X3 to X17 carry them, first byte lowest.
+pub const LOG: u32 = 0xc600_0045;
+
+/// The next switch fails on CPU X2 (EL2's number) at step X1, once; or [`NOT_SUPPORTED`], unless EL2's
+/// command line has `inject`. For tests.
+pub const FAIL: u32 = 0xc600_0046;
+
+/// SMCCC's answer to a call that there is not.
+pub const NOT_SUPPORTED: u64 = -1i64 as u64;
+
+/// The revision of these calls.
+pub const REVISION: u64 = 1;
+
+/// The most bytes that one [`LOG`] carries.
+pub const LOG_BYTES: usize = 15 * 8;
+
+/// X9 of [`FACTS`].
+pub mod flag {
+    /// There is firmware at EL3, by the CPU's ID registers.
+    pub const EL3: u64 = 1;
+    /// The CPU could have an EL2 of the Secure state.
+    pub const SECURE_EL2: u64 = 1 << 1;
+    /// An SMMU is under EL2: devices reach only what they are given.
+    pub const SMMU: u64 = 1 << 2;
+}
+
+/// CRm and op2 (op0 3, op1 0, CRn 0) of what [`ID_REGISTERS`] gives: `ID_AA64PFR0` to `PFR2`, `ZFR0`,
+/// `SMFR0`, `DFR0`, `DFR1`, `ISAR0` to `ISAR3`, `MMFR0` to `MMFR4`.
+pub const ID_REGISTERS_GIVEN: [(u8, u8); 16] = [
+    (4, 0),
+    (4, 1),
+    (4, 2),
+    (4, 4),
+    (4, 5),
+    (5, 0),
+    (5, 1),
+    (6, 0),
+    (6, 1),
+    (6, 2),
+    (6, 3),
+    (7, 0),
+    (7, 1),
+    (7, 2),
+    (7, 3),
+    (7, 4),
+];
+
 /// Why a switch is not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -52,6 +111,8 @@ pub enum Refusal {
     Elsewhere = 8,
     /// The machine has memory where stage 2 does not reach.
     MemoryOutOfReach = 9,
+    /// A test asked for it: [`FAIL`].
+    Injected = 10,
 }
 
 impl Refusal {

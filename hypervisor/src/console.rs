@@ -1,25 +1,37 @@
-//! EL2's own voice: a levelled, rate-limited log on the machine's PL011.
+//! EL2's own voice: a levelled, rate-limited log on the machine's PL011; in a ring that OS-0 can read
+//! once the PL011 is its.
 
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use machine_aarch64::{timer, uart::Uart};
 use machine_locks::{Once, Rank, SpinLock};
+use model_log_ring::LogRing;
 
 /// Lines a second that are printed; what comes beyond is counted. Warnings and errors have twice
 /// as much.
 const LINES_PER_SECOND: u64 = 100;
 
-/// Leaves the UART to OS-0, which drives it from now on. What EL2 logs is counted as dropped; its
+/// Bytes of the log that are kept for OS-0.
+const KEPT: usize = 8 << 10;
+
+/// Leaves the UART to OS-0, which drives it from now on. What EL2 logs is kept for [`read_back`]; its
 /// last words are still said.
 pub fn hand_over() {
     CONSOLE.handed_over.store(true, Ordering::Release);
+}
+
+/// Copies what was logged from position `from` on since [`hand_over`]; gives the position behind it and
+/// the number of bytes.
+pub fn read_back(from: u64, into: &mut [u8]) -> (u64, usize) {
+    CONSOLE.ring.lock().read(from, into)
 }
 
 struct Console {
     handed_over: AtomicBool,
     uart: Once<SpinLock<Uart>>,
     copy: Once<Uart>,
+    ring: SpinLock<LogRing<KEPT>>,
     second: AtomicU64,
     lines: AtomicU64,
     dropped: AtomicU64,
@@ -29,6 +41,7 @@ static CONSOLE: Console = Console {
     handed_over: AtomicBool::new(false),
     uart: Once::new(),
     copy: Once::new(),
+    ring: SpinLock::new(Rank::Console, LogRing::new()),
     second: AtomicU64::new(0),
     lines: AtomicU64::new(0),
     dropped: AtomicU64::new(0),
@@ -79,6 +92,24 @@ impl Console {
     }
 }
 
+impl Console {
+    fn write(&self, to: &mut impl Write, record: &Record<'_>) {
+        let dropped = self.dropped.swap(0, Ordering::Relaxed);
+        let micros = timer::now() / (timer::frequency() / 1_000_000).max(1);
+        if dropped > 0 {
+            let _ = writeln!(to, "underpin: {dropped} lines dropped");
+        }
+        let _ = writeln!(
+            to,
+            "underpin [{:4}.{:06}] {:5} {}",
+            micros / 1_000_000,
+            micros % 1_000_000,
+            name(record.level()),
+            record.args()
+        );
+    }
+}
+
 impl Log for Console {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
@@ -86,24 +117,13 @@ impl Log for Console {
 
     fn log(&self, record: &Record<'_>) {
         let Some(uart) = self.uart.get() else { return };
-        if self.handed_over.load(Ordering::Acquire) || !self.admit(record.level()) {
+        if !self.admit(record.level()) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
-            return;
+        } else if self.handed_over.load(Ordering::Acquire) {
+            self.write(&mut *self.ring.lock(), record);
+        } else {
+            self.write(&mut *uart.lock(), record);
         }
-        let dropped = self.dropped.swap(0, Ordering::Relaxed);
-        let micros = timer::now() / (timer::frequency() / 1_000_000).max(1);
-        let mut uart = uart.lock();
-        if dropped > 0 {
-            let _ = writeln!(uart, "underpin: {dropped} lines dropped");
-        }
-        let _ = writeln!(
-            uart,
-            "underpin [{:4}.{:06}] {:5} {}",
-            micros / 1_000_000,
-            micros % 1_000_000,
-            name(record.level()),
-            record.args()
-        );
     }
 
     fn flush(&self) {}

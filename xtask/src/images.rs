@@ -73,12 +73,24 @@ pub fn plugin(step: &Step<'_>) -> Outcome {
         .map(drop)
 }
 
-/// All four.
+/// Builds the command for OS-0, a static arm64 program:
+/// `target/linux/aarch64-unknown-linux-gnu/release/underpin-os0`.
+///
+/// # Errors
+/// As cargo says.
+pub fn os0_command(step: &Step<'_>) -> Outcome {
+    step.doing("building the underpin command for OS-0");
+    step.command(&mut cargo("linux", "build --release -p tools_os0"))
+        .map(drop)
+}
+
+/// All five.
 ///
 /// # Errors
 /// As the first that fails.
 pub fn all(step: &Step<'_>) -> Outcome {
     command(step)?;
+    os0_command(step)?;
     hypervisor(step)?;
     guests(step)?;
     plugin(step)

@@ -1,8 +1,8 @@
 //! Attaching and detaching: one CPU's side of `model_switch`, on metal.
 
-use super::{ON, Os0Cpu, this};
-use abi::os0::{BUSY, Refusal};
-use core::sync::atomic::{AtomicBool, Ordering};
+use super::{ON, Os0Cpu, get, this};
+use abi::os0::{BUSY, NOT_SUPPORTED, Refusal};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use machine_aarch64::entry::GuestContext;
 use machine_aarch64::list_registers::HardwareLists;
 use machine_aarch64::{cpu as metal, gic, native, timer};
@@ -16,8 +16,11 @@ const PATIENCE: u64 = 1;
 const IRQ_MASKED: u64 = 1 << 7;
 
 static MEETING: Meeting = Meeting::new();
-/// How CPUs that arrive come up.
-static ATTACHED: AtomicBool = AtomicBool::new(false);
+/// How many CPUs EL2 is beneath: where it is beneath any, CPUs that arrive come up attached.
+static BENEATH: AtomicU32 = AtomicU32::new(0);
+/// The step that is to fail next, of which CPU: `cpu << 8 | step`, or [`NOWHERE`].
+static INJECTED: AtomicU64 = AtomicU64::new(NOWHERE);
+const NOWHERE: u64 = u64::MAX;
 
 fn reason(refusal: Refusal) -> Reason {
     // Refusals are numbered from 1.
@@ -40,8 +43,9 @@ impl Side for Attaching<'_> {
     const STEPS: usize = 3;
 
     fn take(&mut self, step: usize) -> Result<(), Reason> {
+        check_injected(self.me, step).map_err(reason)?;
         match step {
-            CHECK => self.check(),
+            CHECK => check(self.me, self.context).map_err(reason),
             INTERFACE => {
                 let physical = gic::read_interface();
                 let carried = carry(physical).ok_or(reason(Refusal::HandlingInterrupt))?;
@@ -67,24 +71,59 @@ impl Side for Attaching<'_> {
 
     fn commit(&mut self) {
         self.me.attached.set(true);
-        ATTACHED.store(true, Ordering::Release);
+        BENEATH.fetch_add(1, Ordering::Release);
     }
 }
 
-impl Attaching<'_> {
-    fn check(&self) -> Result<(), Reason> {
-        let refuse = |refusal| Err(reason(refusal));
-        if self.me.attached.get() {
-            return refuse(Refusal::AlreadyAttached);
-        }
-        if self.context.pstate & IRQ_MASKED == 0 {
-            return refuse(Refusal::InterruptsOpen);
-        }
-        if HardwareLists::of_this_cpu().count() < 2 {
-            return refuse(Refusal::TooFewListRegisters);
-        }
-        Ok(())
+fn check(me: &Os0Cpu, context: &GuestContext) -> Result<(), Refusal> {
+    if me.attached.get() {
+        return Err(Refusal::AlreadyAttached);
     }
+    if context.pstate & IRQ_MASKED == 0 {
+        return Err(Refusal::InterruptsOpen);
+    }
+    if HardwareLists::of_this_cpu().count() < 2 {
+        return Err(Refusal::TooFewListRegisters);
+    }
+    if !get().is_in_reach {
+        return Err(Refusal::MemoryOutOfReach);
+    }
+    Ok(())
+}
+
+/// What ATTACH would refuse here now, as X0; zero if nothing.
+pub fn refusal(context: &GuestContext, expected: u64) -> u64 {
+    if expected != u64::from(ON.load(Ordering::Relaxed)) {
+        return Refusal::WrongNumber.code();
+    }
+    check(this(), context).map_or_else(Refusal::code, |()| 0)
+}
+
+/// How many CPUs EL2 is beneath.
+pub fn beneath() -> u32 {
+    BENEATH.load(Ordering::Acquire)
+}
+
+/// Lets the next switch fail at a step of a CPU, where EL2's command line allows it. Gives X0.
+pub fn fail_next(step: u64, cpu: u64) -> u64 {
+    if !get().may_inject {
+        return NOT_SUPPORTED;
+    }
+    INJECTED.store(cpu << 8 | step & 0xff, Ordering::Relaxed);
+    0
+}
+
+fn check_injected(me: &Os0Cpu, step: usize) -> Result<(), Refusal> {
+    let here = u64::from(me.cpu.id.0) << 8 | step as u64;
+    if INJECTED.load(Ordering::Relaxed) != here {
+        return Ok(());
+    }
+    INJECTED.store(NOWHERE, Ordering::Relaxed);
+    log::warn!(
+        "{}: step {step} of a switch fails, as a test asked",
+        me.cpu.id
+    );
+    Err(Refusal::Injected)
 }
 
 /// ATTACH: all CPUs that are on call it, and go beneath OS-0 together. Gives X0.
@@ -123,6 +162,9 @@ pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
     if context.pstate & IRQ_MASKED == 0 {
         return Refusal::InterruptsOpen.code();
     }
+    if let Err(refusal) = check_injected(me, 0) {
+        return refusal.code();
+    }
     let mut lists = HardwareLists::of_this_cpu();
     let mut own = me.gic();
     match check_give_back(&lists) {
@@ -149,16 +191,31 @@ pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
     native::step_aside(me.native_hcr.get());
     me.forget_forwarding();
     me.attached.set(false);
-    ATTACHED.store(false, Ordering::Release);
+    BENEATH.fetch_sub(1, Ordering::Release);
     0
+}
+
+/// A CPU is about to end.
+pub fn go_off(me: &Os0Cpu) {
+    if me.attached.get() {
+        BENEATH.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The firmware has refused to end it.
+pub fn stay_on(me: &Os0Cpu) {
+    if me.attached.get() {
+        BENEATH.fetch_add(1, Ordering::Release);
+    }
 }
 
 /// A CPU has arrived from the firmware, opened to OS-0: it comes up as the others run.
 pub fn come_up(me: &Os0Cpu) {
     me.forget_forwarding();
-    let attached = ATTACHED.load(Ordering::Acquire);
+    let attached = beneath() > 0;
     me.attached.set(attached);
     if attached {
+        BENEATH.fetch_add(1, Ordering::Release);
         if let Some(carried) = carry(CpuInterface::default()) {
             gic::begin_forwarding(carried);
         }

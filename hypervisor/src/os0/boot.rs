@@ -80,6 +80,8 @@ pub fn start(tree: &Machine, blob: PaRange, mut map: El2Map) -> ! {
         distributor: unsafe { Distributor::new(tree.gic.distributor.start) },
         redistributors: tree.gic.redistributors.clone(),
         maintenance: tree.gic.maintenance.intid,
+        is_in_reach: memory_end(tree) <= stage2::reach(),
+        may_inject: has_word(tree, "inject"),
     };
     if OS0.set(found).is_err() {
         give_up(format_args!("OS-0 starts once"));
@@ -105,6 +107,17 @@ pub fn start(tree: &Machine, blob: PaRange, mut map: El2Map) -> ! {
         ON.store(1, Ordering::Relaxed);
     }
     run::arrive()
+}
+
+fn memory_end(tree: &Machine) -> Pa {
+    let ends = tree.memory.iter().map(|memory| memory.range.end());
+    ends.max().unwrap_or(Pa(0))
+}
+
+fn has_word(tree: &Machine, word: &str) -> bool {
+    tree.bootargs
+        .split_ascii_whitespace()
+        .any(|own| own == word)
 }
 
 fn check_machine(tree: &Machine) {

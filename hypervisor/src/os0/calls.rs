@@ -1,7 +1,7 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
-use super::{ON, Os0Cpu, attach, by_affinity, get, this};
-use abi::os0::{ATTACH, DETACH, STATUS, State};
+use super::{ON, Os0Cpu, attach, by_affinity, facts, get, this};
+use abi::os0::{ATTACH, DETACH, FACTS, FAIL, ID_REGISTERS, LOG, STATUS, State};
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
 use machine_aarch64::entry::GuestContext;
@@ -32,7 +32,9 @@ pub fn smc(context: &mut GuestContext, imm: u16) {
         Verdict::CpuOff => {
             // Whoever starts it next finds it off; the firmware has the last word.
             mark_off(this());
+            attach::go_off(this());
             forward(context, |_| {});
+            attach::stay_on(this());
             mark_on(this());
         }
         Verdict::Suspend {
@@ -148,8 +150,9 @@ fn own(context: &mut GuestContext) {
                 State::Detached
             };
             let entries = me.entries.load(Ordering::Relaxed);
-            let results = [0, state as u64, entries, get().hidden.size];
-            return context.registers[..4].copy_from_slice(&results);
+            let beneath = u64::from(attach::beneath());
+            let results = [0, state as u64, entries, get().hidden.size, beneath];
+            return context.registers[..5].copy_from_slice(&results);
         }
         ATTACH => {
             let result = attach::attach(context, first);
@@ -159,6 +162,11 @@ fn own(context: &mut GuestContext) {
             let result = attach::detach(context, first == 1);
             return answer(context, result);
         }
+        FACTS | ID_REGISTERS | LOG => {
+            let results = facts::of(function as u32, first, context);
+            return context.registers[..REGISTERS].copy_from_slice(&results);
+        }
+        FAIL => return answer(context, attach::fail_next(first, second)),
         _ => {}
     }
     let call = model_vpsci::decode(function, [first, second, third], Capabilities::default());

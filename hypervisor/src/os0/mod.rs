@@ -9,6 +9,7 @@
 mod attach;
 mod boot;
 mod calls;
+mod facts;
 mod interrupts;
 mod run;
 mod stage2;
@@ -43,6 +44,10 @@ struct Os0 {
     redistributors: heapless::Vec<PaRange, MAX_REDISTRIBUTORS>,
     /// The maintenance interrupt, which is EL2's.
     maintenance: u32,
+    /// Whether stage 2 reaches all memory.
+    is_in_reach: bool,
+    /// Whether tests may let switches fail.
+    may_inject: bool,
 }
 
 /// A CPU as OS-0 has it.

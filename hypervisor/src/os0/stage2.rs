@@ -25,6 +25,11 @@ fn ipa_size() -> IpaSize {
     }
 }
 
+/// The first address that it does not reach.
+pub fn reach() -> Pa {
+    Pa(ipa_size().bytes())
+}
+
 /// Bytes that [`identity`] takes at most.
 pub fn room() -> u64 {
     // A root is aligned to its size.

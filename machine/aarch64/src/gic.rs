@@ -28,6 +28,7 @@ const GICD_ISPENDR: usize = 0x200;
 const GICD_IPRIORITYR: usize = 0x400;
 const GICD_ICFGR: usize = 0xc00;
 const GICD_IROUTER: usize = 0x6000;
+const GICD_PIDR2: usize = 0xffe8;
 const GICR_WAKER: usize = 0x14;
 const GICR_TYPER: usize = 0x8;
 const GICR_SGI_FRAME: usize = 0x1_0000;
@@ -111,6 +112,11 @@ impl Distributor {
     /// distributor may use it at the same time.
     pub fn set_pending(self, intid: u32) {
         self.write32(GICD_ISPENDR + intid as usize / 32 * 4, 1 << (intid % 32));
+    }
+
+    /// The version of its architecture: 3 or 4.
+    pub fn architecture(self) -> u32 {
+        self.read32(GICD_PIDR2) >> 4 & 0xf
     }
 
     /// Whether an edge raises the shared interrupt `intid`.

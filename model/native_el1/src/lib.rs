@@ -57,6 +57,18 @@ pub struct Feature {
     gate: Gate,
 }
 
+impl Feature {
+    /// Its field in the ID registers: CRm, op2, the lowest bit.
+    pub const fn place(&self) -> (u8, u8, u8) {
+        (self.field.crm, self.field.op2, self.field.shift)
+    }
+
+    /// From which value of the field on the CPU has it.
+    pub const fn least(&self) -> u8 {
+        self.least
+    }
+}
+
 const fn feature(name: &'static str, field: IdField, least: u8, gate: Gate) -> Feature {
     Feature {
         name,

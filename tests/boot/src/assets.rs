@@ -33,6 +33,11 @@ pub fn image() -> PathBuf {
         .map_or_else(|| root().join("target/el2/underpin.img"), PathBuf::from)
 }
 
+/// The command for OS-0, as `xtask build` leaves it.
+pub fn os0_command() -> PathBuf {
+    target().join("linux/aarch64-unknown-linux-gnu/release/underpin-os0")
+}
+
 /// A bare guest's flat image, as `xtask build` leaves it.
 pub fn guest(name: &str) -> String {
     root()

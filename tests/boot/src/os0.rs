@@ -37,6 +37,8 @@ pub struct Os0 {
     disk: Option<Disk>,
     has_module: bool,
     is_counted: bool,
+    beneath: Beneath,
+    options: &'static str,
     expects: Vec<(String, Duration)>,
 }
 
@@ -46,6 +48,17 @@ enum Kernel {
     Debian(&'static str),
     /// A file that is none.
     Nonsense,
+}
+
+/// What the kernel starts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beneath {
+    /// EL2's image, which starts the kernel.
+    Underpin,
+    /// Nothing: the kernel has EL2 itself.
+    Nothing,
+    /// Nothing, on a machine without EL2: firmware is called by HVC.
+    NoEl2,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +81,8 @@ impl Os0 {
             disk: None,
             has_module: false,
             is_counted: false,
+            beneath: Beneath::Underpin,
+            options: "",
             expects: Vec::new(),
         }
     }
@@ -99,6 +114,27 @@ impl Os0 {
     pub fn pairs(mut self, pairs: u32) -> Self {
         self.has_module = true;
         self.arguments = format!("{} os0.pairs={pairs}", self.arguments);
+        self
+    }
+
+    /// With the kernel module and the command.
+    #[must_use]
+    pub fn module(mut self) -> Self {
+        self.has_module = true;
+        self
+    }
+
+    /// On another machine.
+    #[must_use]
+    pub fn beneath(mut self, beneath: Beneath) -> Self {
+        self.beneath = beneath;
+        self
+    }
+
+    /// With a command line for EL2.
+    #[must_use]
+    pub fn options(mut self, options: &'static str) -> Self {
+        self.options = options;
         self
     }
 
@@ -152,6 +188,11 @@ impl Os0 {
                 let module = fs::read(&path);
                 let module = module.map_err(because(format!("cannot read {}", path.display())))?;
                 files.push(("underpin.ko", module));
+                let path = assets::os0_command();
+                let command = fs::read(&path);
+                let command =
+                    command.map_err(because(format!("cannot read {}", path.display())))?;
+                files.push(("underpin", command));
             }
             archive::initrd(&initrd, name, &files)?;
         } else {
@@ -162,20 +203,23 @@ impl Os0 {
         // The machine dies with this thread, so that a killed test leaves no QEMU behind.
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL", "qemu-system-aarch64"])
-            .args([
-                "-M",
-                "virt,virtualization=on,gic-version=3,memory-backend=ram",
-            ])
+            .args(["-M", self.machine()])
             // Not reserved on the host, so that a machine can be larger than its host.
             .args(["-object", &memory_backend(self.memory)])
             .args(["-cpu", self.cpu])
             .args(["-smp", &self.cpus.to_string(), "-m", self.memory])
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-serial", "stdio"])
-            .arg("-kernel")
-            .arg(assets::image())
-            .args(["-device", &self.kernel_module(&kernel)])
-            .args(["-device", &module("0x58000000", "initrd", &initrd)]);
+            .args(["-display", "none", "-serial", "stdio"]);
+        if self.beneath == Beneath::Underpin {
+            qemu.arg("-kernel")
+                .arg(assets::image())
+                .args(["-append", self.options])
+                .args(["-device", &self.kernel_module(&kernel)])
+                .args(["-device", &module("0x58000000", "initrd", &initrd)]);
+        } else {
+            qemu.arg("-kernel").arg(&kernel).arg("-initrd").arg(&initrd);
+            qemu.args(["-append", &self.arguments]);
+        }
         if self.is_counted {
             qemu.args(["-accel", "tcg,thread=single"])
                 .args(["-icount", "shift=0,sleep=off"]);
@@ -188,6 +232,13 @@ impl Os0 {
         }
         qemu.stdin(Stdio::null()).stdout(said).stderr(errors);
         qemu.spawn().map_err(because("cannot start QEMU"))
+    }
+
+    fn machine(&self) -> &'static str {
+        match self.beneath {
+            Beneath::NoEl2 => "virt,gic-version=3,memory-backend=ram",
+            _ => "virt,virtualization=on,gic-version=3,memory-backend=ram",
+        }
     }
 
     fn kernel_file(&self, directory: &Path) -> Outcome<PathBuf> {

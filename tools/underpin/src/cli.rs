@@ -169,6 +169,9 @@ pub enum Verb {
     Machine,
     /// End all VMs and power the machine off
     Shutdown,
+    /// For the system that the command runs in.
+    #[command(flatten)]
+    Os0(tools_os0::Verb),
     /// Say what an exit status, or what happens to memory, means and what to do about it
     Explain {
         /// An exit status, its name, or the name of an event; left out: all of them

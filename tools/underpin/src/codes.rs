@@ -3,7 +3,7 @@
 
 use crate::failure::exit;
 use abi::control::code;
-use std::fmt::Write as _;
+use std::{fmt::Write as _, sync::LazyLock};
 
 mod events;
 
@@ -24,7 +24,7 @@ pub struct Code {
 }
 
 /// All exit statuses, in the order of their numbers.
-const STATUSES: [Code; 16] = [
+const STATUSES: [Code; 18] = [
     Code {
         number: Some(exit::OK),
         name: "done",
@@ -101,6 +101,22 @@ const STATUSES: [Code; 16] = [
             "`underpin check FILE` tells all problems at once, `underpin check --help` all keys.",
             "A machine takes files only when it starts: underpin shutdown, then underpin sim.",
         ],
+    },
+    Code {
+        number: Some(exit::NOT_READY),
+        name: "not-ready",
+        meaning: "something that attaching needs is missing or not proved; nothing was touched",
+        causes: &[
+            "Underpin or its kernel module is not there, or one of doctor's other checks fails.",
+        ],
+        advice: &["`underpin doctor` names what is missing, and what to do about each."],
+    },
+    Code {
+        number: Some(exit::REFUSED),
+        name: "refused",
+        meaning: "the hypervisor did not attach or detach",
+        causes: &["The message ends with the refusal's name: `underpin explain` has it, too."],
+        advice: &["As its explanation says; mostly: try again."],
     },
     Code {
         number: Some(code::MALFORMED as u8),
@@ -189,9 +205,23 @@ const STATUSES: [Code; 16] = [
     },
 ];
 
-/// All of them: statuses in the order of their numbers, then events.
+/// What can stand against attaching and detaching.
+static SWITCHES: LazyLock<Vec<Code>> = LazyLock::new(|| {
+    use tools_os0::codes::{CHECKS, REFUSALS};
+    let named = REFUSALS.iter().chain(&CHECKS).map(|code| Code {
+        number: None,
+        name: code.name,
+        meaning: code.meaning,
+        causes: code.causes,
+        advice: code.advice,
+    });
+    named.collect()
+});
+
+/// All of them: statuses in the order of their numbers, then events, then what stands against
+/// attaching.
 pub fn all() -> impl Iterator<Item = &'static Code> {
-    STATUSES.iter().chain(&events::EVENTS)
+    STATUSES.iter().chain(&events::EVENTS).chain(&*SWITCHES)
 }
 
 /// The status or event of that number or name.
@@ -245,7 +275,7 @@ mod tests {
             assert!(!code.causes.is_empty() && !code.advice.is_empty());
             assert_eq!(find(code.name).map(|found| found.number), Some(code.number));
         }
-        assert!(find("7").is_none() && find("").is_none() && find("256").is_none());
+        assert!(find("9").is_none() && find("").is_none() && find("256").is_none());
     }
 
     #[test]

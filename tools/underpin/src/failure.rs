@@ -21,6 +21,10 @@ pub mod exit {
     pub const TIMEOUT: u8 = 5;
     /// A VM file, kernel or image is wrong.
     pub const FILE: u8 = 6;
+    /// In OS-0: something that attaching needs is missing or not proved.
+    pub const NOT_READY: u8 = 7;
+    /// In OS-0: the hypervisor did not make a switch.
+    pub const REFUSED: u8 = 8;
     /// Ctrl-C ended it.
     pub const INTERRUPTED: u8 = 130;
 }

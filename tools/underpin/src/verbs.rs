@@ -16,7 +16,12 @@ use abi::{
 };
 use clap::CommandFactory as _;
 use serde_json::json;
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::Path,
+    time::Duration,
+};
 
 mod console;
 mod explain;
@@ -81,6 +86,7 @@ pub fn run(cli: Cli) -> Result<u8> {
         Verb::Report(options) => report::report(&context, &options)?,
         Verb::Metrics(options) => metrics::metrics(&context, &options)?,
         Verb::Explain { code } => explain::explain(&context, code.as_deref())?,
+        Verb::Os0(verb) => return os0(&context, verb),
         Verb::Shutdown => context.shutdown()?,
         Verb::Completion { shell } => {
             let mut script = Vec::new();
@@ -197,6 +203,15 @@ impl Context {
             }
         }
     }
+}
+
+/// For the system that this command runs in.
+fn os0(context: &Context, verb: tools_os0::Verb) -> Result<u8> {
+    let ended = tools_os0::run(verb, context.output.is_json(), &tools_os0::Running);
+    print(&ended.output)?;
+    // Nobody is left to be told that standard error is gone.
+    let _ = io::stderr().write_all(ended.error.as_bytes());
+    Ok(ended.status)
 }
 
 /// A VM as the machine takes it: its files are looked up in the machine's bundle.

@@ -1,7 +1,12 @@
 //! An operating system that owns the machine, with EL2 beneath it.
 
 use super::kernels::BOOT;
-use crate::{Outcome, assets::DEBIAN13, os0::Os0, scenario::Scenario};
+use crate::{
+    Outcome,
+    assets::DEBIAN13,
+    os0::{Beneath, Os0},
+    scenario::Scenario,
+};
 
 /// What `seq 0 19999 | sha256sum` prints.
 const WORK: &str = "sha256=9f9b293cb7c2f95697d757b44ef7f4b2047ee102b065e9a5b52a9df53d219e7c";
@@ -20,6 +25,11 @@ pub fn scenarios() -> Vec<Scenario> {
         switch("trixie-cloud", 2, "neoverse-n1", 500).slow(),
         switch("newest", 2, "max,pauth=off", 50).slow(),
         cost(),
+        ready("max,pauth=off"),
+        ready("neoverse-n1").slow(),
+        not_ready("at-el2", Beneath::Nothing, "EL2"),
+        not_ready("no-el2", Beneath::NoEl2, "by hvc, by the device tree"),
+        inject(),
         nonsense(),
         systemd(),
     ];
@@ -66,6 +76,47 @@ fn switch(kernel: &'static str, cpus: u32, cpu: &'static str, pairs: u32) -> Sce
             .expect(format!("hotplug cpus={cpus}"), 2 * BOOT)
             .expect(format!("switch pairs={pairs} retries="), 4 * BOOT)
             .expect("entries=0", 1)
+            .expect(WORK, BOOT)
+            .expect("Power down", BOOT),
+    )
+}
+
+/// The command proves that the machine is ready, attaches and detaches.
+fn ready(cpu: &'static str) -> Scenario {
+    let os0 = Os0::new("trixie-cloud", 2, "1G", "doctor")
+        .cpu(cpu)
+        .module();
+    Scenario::os0(
+        format!("os0/doctor-{}", cpu.split(',').next().unwrap_or(cpu)),
+        os0.expect("ready: underpin attach", BOOT)
+            .expect("would be done", BOOT)
+            .expect("attached: Underpin is beneath all 2 CPUs", BOOT)
+            .expect("detached: this system", BOOT)
+            .expect("os0: doctor ended", BOOT),
+    )
+}
+
+/// On a machine without Underpin the command says what is missing, and nothing is touched.
+fn not_ready(name: &str, beneath: Beneath, found: &str) -> Scenario {
+    let os0 = Os0::new("trixie-cloud", 2, "1G", "doctor os0.machine=bare");
+    Scenario::os0(
+        format!("os0/doctor-{name}"),
+        os0.module()
+            .beneath(beneath)
+            .expect(found, BOOT)
+            .expect("not ready; nothing was touched", BOOT)
+            .expect("os0: doctor ended", BOOT),
+    )
+}
+
+/// Each step of a switch fails on each CPU.
+fn inject() -> Scenario {
+    let os0 = Os0::new("trixie-cloud", 4, "1G", "disk,inject,work").disk(16 << 20);
+    Scenario::os0(
+        "os0/inject",
+        os0.module()
+            .options("inject")
+            .expect("inject cpus=4 logged=16", 4 * BOOT)
             .expect(WORK, BOOT)
             .expect("Power down", BOOT),
     )

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* Attaching and detaching: all CPUs together. */
+#include "underpin.h"
+
+#include <linux/cpu.h>
+#include <linux/cpumask.h>
+#include <linux/kernel.h>
+#include <linux/smp.h>
+#include <linux/stop_machine.h>
+#include <linux/workqueue.h>
+#include <asm/sysreg.h>
+
+/* How often a CPU that holds a message-signalled interrupt is asked again. */
+#define TRIES 10000
+
+static const char *last = "none";
+static cpumask_t busy;
+/* The answer that is told: the first refusal of any CPU. */
+static atomic_long_t refusal;
+/* How many CPUs the switch has changed. */
+static atomic_t changed;
+static unsigned long switches, retries;
+/* The most counts of the system counter that a CPU's call of the last switch took. */
+static atomic_long_t counts;
+
+/* In the order of their numbers (abi/src/os0.rs). */
+static const char *const refusals[] = {
+	"none", "interrupts-open", "handling-interrupt", "too-few-list-registers", "late",
+	"wrong-number", "already-attached", "not-attached", "elsewhere", "memory-out-of-reach",
+	"injected",
+};
+
+const char *refusal_name(long answer)
+{
+	long number = UNDERPIN_FIRST_REFUSAL - answer;
+
+	if (answer >= 0)
+		return "none";
+	if (number >= 1 && number < ARRAY_SIZE(refusals))
+		return refusals[number];
+	return "unknown";
+}
+
+static long call(u32 function, unsigned long argument)
+{
+	long answer, taken, most = atomic_long_read(&counts);
+	u64 before;
+
+	isb();
+	before = read_sysreg(cntvct_el0);
+	answer = underpin_call(function, argument, 0).a0;
+	isb();
+	taken = read_sysreg(cntvct_el0) - before;
+	while (taken > most && !atomic_long_try_cmpxchg(&counts, &most, taken))
+		;
+	return answer;
+}
+
+static void note(long answer)
+{
+	if (answer < 0)
+		atomic_long_cmpxchg(&refusal, 0, answer);
+	else
+		atomic_inc(&changed);
+}
+
+/* On every CPU at the same time, with interrupts masked. */
+static int attach_here(void *unused)
+{
+	note(call(UNDERPIN_ATTACH, num_online_cpus()));
+	return 0;
+}
+
+static int detach_here(void *unused)
+{
+	long answer = call(UNDERPIN_DETACH, 0);
+
+	if (answer == UNDERPIN_BUSY)
+		cpumask_set_cpu(smp_processor_id(), &busy);
+	else
+		note(answer);
+	return 0;
+}
+
+/* On a CPU that was busy: unmasked interrupts let it take what it holds. */
+static long leave_here(void *unused)
+{
+	unsigned long flags;
+	int tries;
+	long answer = UNDERPIN_BUSY;
+
+	for (tries = 0; tries < TRIES && answer == UNDERPIN_BUSY; tries++) {
+		local_irq_save(flags);
+		answer = call(UNDERPIN_DETACH, 1);
+		local_irq_restore(flags);
+		retries++;
+	}
+	if (answer == UNDERPIN_BUSY) {
+		/* Lets interrupts through again as soon as there is room for them. */
+		local_irq_save(flags);
+		answer = call(UNDERPIN_DETACH, 0);
+		local_irq_restore(flags);
+	}
+	return answer;
+}
+
+static int leave_busy(void)
+{
+	int cpu, error = 0;
+
+	for_each_cpu(cpu, &busy) {
+		long answer = work_on_cpu(cpu, leave_here, NULL);
+
+		if (answer == UNDERPIN_BUSY) {
+			pr_err("cpu %d does not take its interrupts and stays attached\n", cpu);
+			error = -EBUSY;
+		} else {
+			note(answer);
+		}
+	}
+	return error;
+}
+
+static void begin(void)
+{
+	atomic_long_set(&refusal, 0);
+	atomic_long_set(&counts, 0);
+	atomic_set(&changed, 0);
+	cpumask_clear(&busy);
+}
+
+/* Keeps the outcome of a switch, and tells how things stand. */
+static int outcome(struct answer *answer, int error, const char *done)
+{
+	long refused = atomic_long_read(&refusal);
+
+	/* After a switch that left some CPUs out, the others have nothing to do. */
+	if (refused == UNDERPIN_NOT_ATTACHED && atomic_read(&changed))
+		refused = 0;
+	last = error == -EBUSY ? "holds-interrupts" : refusal_name(refused);
+	if (!error && refused)
+		error = -EREMOTEIO;
+	if (!error) {
+		switches++;
+		pr_info("%s on %u CPUs\n", done, num_online_cpus());
+	}
+	serve_status(answer, "");
+	return error;
+}
+
+int serve_attach(struct answer *answer, char *words)
+{
+	begin();
+	return outcome(answer, stop_machine(attach_here, NULL, cpu_online_mask), "attached");
+}
+
+int serve_detach(struct answer *answer, char *words)
+{
+	int error;
+
+	begin();
+	/* A CPU that comes up meanwhile would come up as some of the others are. */
+	cpu_hotplug_disable();
+	error = stop_machine(detach_here, NULL, cpu_online_mask);
+	if (!error)
+		error = leave_busy();
+	cpu_hotplug_enable();
+	return outcome(answer, error, "detached");
+}
+
+int serve_status(struct answer *answer, char *words)
+{
+	struct arm_smccc_1_2_regs regs;
+	int cpu;
+
+	/* X2 counts on the CPU that asks. */
+	cpu = get_cpu();
+	regs = underpin_call(UNDERPIN_STATUS, 0, 0);
+	put_cpu();
+	say(answer,
+	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"counts\":%ld,\"refusal\":\"%s\",\"dma\":\"open\"}\n",
+	    regs.a1 ? "attached" : "detached", (u64)regs.a4, num_online_cpus(), cpu, (u64)regs.a2,
+	    (u64)regs.a3, switches, retries,
+	    atomic_long_read(&counts), last);
+	return 0;
+}
+
+/* "fail STEP CPU": the next switch fails there, once. For tests; most hypervisors refuse it. */
+int serve_fail(struct answer *answer, char *words)
+{
+	unsigned int step, cpu;
+	long refused;
+
+	if (sscanf(words, "%u %u", &step, &cpu) != 2)
+		return -EINVAL;
+	refused = underpin_call(UNDERPIN_FAIL, step, cpu).a0;
+	serve_status(answer, "");
+	return refused ? -EOPNOTSUPP : 0;
+}

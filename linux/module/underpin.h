@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* What the parts of the module have in common. */
+#ifndef UNDERPIN_H
+#define UNDERPIN_H
+
+/* For all that follows: the kernel asks whether it is defined. */
+#define pr_fmt(fmt) "underpin: " fmt
+
+#include <linux/arm-smccc.h>
+#include <linux/types.h>
+
+/* The calls of abi/src/os0.rs. Refusal number n is -0x100 - n. */
+#define UNDERPIN_STATUS 0xc6000040
+#define UNDERPIN_ATTACH 0xc6000041
+#define UNDERPIN_DETACH 0xc6000042
+#define UNDERPIN_FACTS 0xc6000043
+#define UNDERPIN_ID_REGISTERS 0xc6000044
+#define UNDERPIN_LOG 0xc6000045
+#define UNDERPIN_FAIL 0xc6000046
+#define UNDERPIN_BUSY 1
+#define UNDERPIN_FIRST_REFUSAL (-0x100)
+#define UNDERPIN_NOT_ATTACHED (UNDERPIN_FIRST_REFUSAL - 7)
+
+/* What a request says: one line of JSON, or text. */
+struct answer {
+	char *text;
+	size_t length, room;
+	bool is_given;
+};
+
+__printf(2, 3) void say(struct answer *answer, const char *format, ...);
+
+/* The name of the refusal that a call answered. */
+const char *refusal_name(long answer);
+
+/*
+ * What can be asked for: each is served under one lock, with the words that follow its name, and
+ * gives 0 or an error; what it says is read from the file that asked, in either case.
+ */
+int serve_status(struct answer *answer, char *words);
+int serve_attach(struct answer *answer, char *words);
+int serve_detach(struct answer *answer, char *words);
+int serve_facts(struct answer *answer, char *words);
+int serve_log(struct answer *answer, char *words);
+int serve_fail(struct answer *answer, char *words);
+
+/* Calls EL2 on the executing CPU with up to two arguments. */
+static inline struct arm_smccc_1_2_regs underpin_call(u32 function, u64 first, u64 second)
+{
+	struct arm_smccc_1_2_regs regs = { .a0 = function, .a1 = first, .a2 = second };
+
+	arm_smccc_1_2_hvc(&regs, &regs);
+	return regs;
+}
+
+#endif

@@ -1,0 +1,18 @@
+//! What the `underpin` command does inside an operating system that Underpin is beneath (OS-0):
+//! `doctor`, `attach`, `detach`, `status` and `log`.
+//!
+//! They are verbs of the one command `underpin`. There, `underpin-os0` has these alone: a small
+//! static program that is installed as `underpin`. It talks to the kernel module's `/dev/underpin`
+//! (linux/module), which is the one that calls the hypervisor.
+#![forbid(unsafe_code)]
+
+pub mod codes;
+pub mod doctor;
+mod features;
+mod machine;
+#[cfg(test)]
+mod tests;
+mod verbs;
+
+pub use machine::{Asked, Running, System};
+pub use verbs::{Ended, Verb, run};

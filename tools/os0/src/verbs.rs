@@ -1,0 +1,276 @@
+//! The verbs.
+
+use crate::{
+    codes::{exit, find},
+    doctor::{Report, State, examine},
+    machine::{Asked, DEVICE, System},
+};
+use clap::Subcommand;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// What the command does for the system that it runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum Verb {
+    /// In a running system: prove everything that attaching needs, and change nothing
+    Doctor,
+    /// In a running system: put the hypervisor beneath it
+    Attach {
+        /// Only tell what would be checked and done
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// In a running system: take the hypervisor away from beneath it
+    Detach {
+        /// Only tell what would be checked and done
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// In a running system: tell whether the hypervisor is beneath it, and how it stands
+    Status,
+    /// In a running system: print what the hypervisor has logged since it started
+    Log,
+}
+
+/// What a verb has to say, and its exit status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The exit status.
+    pub status: u8,
+    /// The result.
+    pub output: String,
+    /// Why it failed, for standard error.
+    pub error: String,
+}
+
+/// What attaching does once all is proved.
+const ATTACH_STEPS: [&str; 5] = [
+    "all CPUs stop (stop_machine) and call the hypervisor with interrupts masked",
+    "each checks again: interrupts, list registers, number of CPUs, reach; a failure undoes all",
+    "each makes its interrupt interface virtual, and turns stage 2 and interrupt routing on",
+    "the last vote is the point of no return; then all commit",
+    "from then on each interrupt passes the hypervisor, and its memory is nothing",
+];
+/// What detaching does.
+const DETACH_STEPS: [&str; 3] = [
+    "all CPUs stop (stop_machine) and call the hypervisor with interrupts masked",
+    "each gives back what its list registers hold, its interrupt interface, and turns stage 2 off",
+    "a CPU that holds a message-signalled interrupt takes it first, and is asked again by itself",
+];
+
+/// Does what a verb says.
+pub fn run(verb: Verb, json: bool, system: &dyn System) -> Ended {
+    match verb {
+        Verb::Doctor => doctor(json, system),
+        Verb::Attach { dry_run: true } => attach_dry(json, system),
+        Verb::Attach { .. } => attach(json, system),
+        Verb::Detach { dry_run: true } => detach_dry(json, system),
+        Verb::Detach { .. } => switch("detach", json, system),
+        Verb::Status => status(json, system),
+        Verb::Log => log(json, system),
+    }
+}
+
+fn print(status: u8, is_json: bool, json: &Value, text: String) -> Ended {
+    Ended {
+        status,
+        output: if is_json { format!("{json:#}\n") } else { text },
+        error: String::new(),
+    }
+}
+
+fn doctor(json: bool, system: &dyn System) -> Ended {
+    let report = examine(system);
+    let status = if report.is_ready() {
+        0
+    } else {
+        exit::NOT_READY
+    };
+    let mut text = checks(&report);
+    text.push_str(if report.is_attached {
+        "attached already\n"
+    } else if report.is_ready() {
+        "ready: underpin attach\n"
+    } else {
+        "not ready; nothing was touched\n"
+    });
+    print(status, json, &report.to_json(), text)
+}
+
+fn checks(report: &Report) -> String {
+    let mut text = String::new();
+    for check in &report.checks {
+        let mark = match check.state {
+            State::Holds => "ok",
+            State::Note => "note",
+            State::Missing => "MISS",
+            State::Unproved => "?",
+        };
+        let _ = writeln!(text, "{mark:4}  {:16}{}", check.name, check.found);
+        for advice in Report::advice(check) {
+            let _ = writeln!(text, "{:22}-> {advice}", "");
+        }
+    }
+    text
+}
+
+fn attach_dry(json: bool, system: &dyn System) -> Ended {
+    let report = examine(system);
+    let status = if report.is_ready() {
+        0
+    } else {
+        exit::NOT_READY
+    };
+    let mut value = report.to_json();
+    value["steps"] = json!(ATTACH_STEPS);
+    let text = format!(
+        "{}would be done:\n{}",
+        checks(&report),
+        steps(&ATTACH_STEPS)
+    );
+    print(status, json, &value, text)
+}
+
+fn detach_dry(json: bool, system: &dyn System) -> Ended {
+    let status = status(true, system);
+    if status.status != 0 {
+        return status;
+    }
+    let state: Value = serde_json::from_str(&status.output).unwrap_or_default();
+    let beneath = state["beneath"].as_u64().unwrap_or(0);
+    let text = format!(
+        "Underpin is beneath {beneath} of {} CPUs; would be done:\n{}",
+        state["cpus"],
+        steps(&DETACH_STEPS)
+    );
+    let ended = if beneath == 0 { exit::REFUSED } else { 0 };
+    print(
+        ended,
+        json,
+        &json!({ "status": state, "steps": DETACH_STEPS }),
+        text,
+    )
+}
+
+fn steps(steps: &[&str]) -> String {
+    let number = |(n, step): (usize, &&str)| format!("  {}. {step}\n", n + 1);
+    steps.iter().enumerate().map(number).collect()
+}
+
+fn attach(json: bool, system: &dyn System) -> Ended {
+    let report = examine(system);
+    if report.is_ready() || report.is_attached {
+        return switch("attach", json, system);
+    }
+    let against = |state: State| matches!(state, State::Missing | State::Unproved);
+    let misses: Vec<_> = report
+        .checks
+        .iter()
+        .filter(|check| against(check.state))
+        .collect();
+    let names: Vec<&str> = misses.iter().map(|check| check.name).collect();
+    let message = format!("cannot attach, nothing was touched: {}", names.join(", "));
+    let mut ended = failed(exit::NOT_READY, "not-ready", &message, &[], json);
+    if json {
+        let mut value: Value = serde_json::from_str(&ended.error).unwrap_or_default();
+        value["checks"] = report.to_json()["checks"].take();
+        ended.error = format!("{value:#}\n");
+    } else {
+        for check in misses {
+            let _ = writeln!(ended.error, "  {}: {}", check.name, check.found);
+            for advice in Report::advice(check) {
+                let _ = writeln!(ended.error, "    -> {advice}");
+            }
+        }
+    }
+    ended
+}
+
+/// A switch, as the hypervisor makes it.
+fn switch(request: &str, json: bool, system: &dyn System) -> Ended {
+    match system.ask(request) {
+        Asked::Done(answer) => told(&answer, json),
+        Asked::Refused(answer) => {
+            let state: Value = serde_json::from_str(&answer).unwrap_or_default();
+            let name = state["refusal"].as_str().unwrap_or("unknown");
+            let code = find(name);
+            let why = code.map_or("for a reason that this version does not know", |c| {
+                c.meaning
+            });
+            let message = format!("cannot {request}: {why}");
+            let advice = code.map_or(&[][..], |code| code.advice);
+            failed(exit::REFUSED, name, &message, advice, json)
+        }
+        Asked::Failed(error) => unreachable_device(&error, json),
+    }
+}
+
+fn status(json: bool, system: &dyn System) -> Ended {
+    match system.ask("status") {
+        Asked::Done(answer) | Asked::Refused(answer) => told(&answer, json),
+        Asked::Failed(error) => unreachable_device(&error, json),
+    }
+}
+
+fn told(answer: &str, is_json: bool) -> Ended {
+    let state: Value = serde_json::from_str(answer).unwrap_or_default();
+    let number = |key: &str| state[key].as_u64().unwrap_or(0);
+    let (beneath, cpus) = (number("beneath"), number("cpus"));
+    let how = match beneath {
+        0 => "detached: this system has the machine for itself".to_owned(),
+        _ if beneath == cpus => format!("attached: Underpin is beneath all {cpus} CPUs"),
+        _ => {
+            format!("Underpin is beneath {beneath} of {cpus} CPUs: `underpin detach` takes it away")
+        }
+    };
+    let mut text = format!("{how}\n");
+    let _ = writeln!(text, "  hypervisor's memory  {} KiB", number("kept") >> 10);
+    let _ = writeln!(text, "  switches             {}", number("switches"));
+    let _ = writeln!(
+        text,
+        "  last refusal         {}",
+        state["refusal"].as_str().unwrap_or("none")
+    );
+    let _ = writeln!(
+        text,
+        "  DMA                  {}",
+        state["dma"].as_str().unwrap_or("open")
+    );
+    print(0, is_json, &state, text)
+}
+
+fn log(json: bool, system: &dyn System) -> Ended {
+    match system.ask("log") {
+        Asked::Done(text) | Asked::Refused(text) => {
+            let lines: Vec<&str> = text.lines().collect();
+            print(0, json, &json!({ "lines": lines }), text.clone())
+        }
+        Asked::Failed(error) => unreachable_device(&error, json),
+    }
+}
+
+fn unreachable_device(error: &std::io::Error, json: bool) -> Ended {
+    let message = format!("cannot ask the hypervisor: {DEVICE}: {error}");
+    let advice = ["`underpin doctor` says what is missing"];
+    failed(exit::NOT_READY, "not-ready", &message, &advice, json)
+}
+
+fn failed(status: u8, name: &str, message: &str, advice: &[&str], is_json: bool) -> Ended {
+    let mut error = String::new();
+    if is_json {
+        let value = json!({ "error": {
+            "code": status, "name": name, "message": message, "help": advice,
+        } });
+        let _ = writeln!(error, "{value:#}");
+    } else {
+        let _ = writeln!(error, "underpin: {message} ({name})");
+        for advice in advice {
+            let _ = writeln!(error, "  -> {advice}");
+        }
+    }
+    Ended {
+        status,
+        output: String::new(),
+        error,
+    }
+}
