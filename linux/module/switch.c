@@ -43,17 +43,18 @@ const char *refusal_name(long answer)
 
 static long call(u32 function, unsigned long argument)
 {
-	long answer, taken, most = atomic_long_read(&counts);
+	struct arm_smccc_res res;
+	long taken, most = atomic_long_read(&counts);
 	u64 before;
 
 	isb();
 	before = read_sysreg(cntvct_el0);
-	answer = underpin_call(function, argument, 0).a0;
+	arm_smccc_hvc(function, argument, 0, 0, 0, 0, 0, 0, &res);
 	isb();
 	taken = read_sysreg(cntvct_el0) - before;
 	while (taken > most && !atomic_long_try_cmpxchg(&counts, &most, taken))
 		;
-	return answer;
+	return (long)res.a0;
 }
 
 static void note(long answer)
