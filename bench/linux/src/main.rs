@@ -68,7 +68,7 @@ fn run(started: f64) -> Outcome {
     let cpus = sched_getaffinity(None)?.count();
     pin(0)?;
     clock::report("boot_to_init", started);
-    clock::measure("cpu_loop", 1000, || {
+    clock::measure("cpu_loop", 25_000, || {
         for i in 0..SPINS {
             black_box(i);
         }

@@ -44,35 +44,45 @@ impl Uart {
         }
     }
 
-    /// The guest reads the register at `offset`, or writes it.
+    /// The guest reads the register at `offset`. Most reads are of the flags, on which the
+    /// interrupt line does not depend.
     #[inline]
-    pub fn access(&self, vm: &Instance, offset: u64, value: Option<u64>) -> u64 {
+    pub fn load(&self, vm: &Instance, offset: u64) -> u64 {
+        if offset != FLAGS {
+            return self.load_and_signal(vm, offset);
+        }
+        let flags = u64::from(self.state.lock().pl011.read(FLAGS as u32));
+        if self.terminal.has_room() {
+            flags
+        } else {
+            flags & !FLAG_TX_EMPTY | FLAG_TX_FULL
+        }
+    }
+
+    #[inline(never)]
+    fn load_and_signal(&self, vm: &Instance, offset: u64) -> u64 {
         let mut state = self.state.lock();
-        let Some(value) = value else {
-            let read = u64::from(state.pl011.read(offset as u32));
-            if offset == FLAGS {
-                // The interrupt line does not depend on flags: most reads end here.
-                drop(state);
-                return if self.terminal.has_room() {
-                    read
-                } else {
-                    read & !FLAG_TX_EMPTY | FLAG_TX_FULL
-                };
-            }
-            if offset == DATA {
-                state.refill();
-            }
-            state.update_line(vm);
-            return read;
-        };
-        let sent = state.pl011.write(offset as u32, value as u32);
+        let read = state.pl011.read(offset as u32);
+        if offset == DATA {
+            state.refill();
+        }
         state.update_line(vm);
-        drop(state);
+        read.into()
+    }
+
+    /// The guest writes the register at `offset`.
+    #[inline(never)]
+    pub fn store(&self, vm: &Instance, offset: u64, value: u64) {
+        let sent = {
+            let mut state = self.state.lock();
+            let sent = state.pl011.write(offset as u32, value as u32);
+            state.update_line(vm);
+            sent
+        };
         if let Some(byte) = sent {
             self.is_in_use.store(true, Ordering::Relaxed);
             self.terminal.put(byte);
         }
-        0
     }
 
     /// Somebody typed: how many of the bytes were taken.

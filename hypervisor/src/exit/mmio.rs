@@ -23,8 +23,7 @@ enum Access {
 /// An access that the syndrome describes.
 #[inline]
 pub fn described(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, va: u64) -> Flow {
-    let stored = access.stored(guest.core.context.register(access.rt));
-    match reach(guest, ipa, access, stored) {
+    match reach(guest, ipa, access.size, stored(guest, access)) {
         Access::Done(value) => {
             if !access.write {
                 guest
@@ -63,13 +62,8 @@ pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Fl
         .chain(instruction.second)
         .enumerate()
     {
-        let stored = access.stored(guest.core.context.register(access.rt));
-        match reach(
-            guest,
-            Ipa(ipa.0.wrapping_add(n as u64 * size)),
-            access,
-            stored,
-        ) {
+        let ipa = Ipa(ipa.0.wrapping_add(n as u64 * size));
+        match reach(guest, ipa, access.size, stored(guest, access)) {
             Access::Done(value) if !access.write => {
                 guest
                     .core
@@ -115,60 +109,63 @@ pub fn abort(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Flow {
     inject(guest, Injection::DataAbort { va, write })
 }
 
-/// Finds the device and does the access.
+/// What a store sends; a load sends nothing.
 #[inline]
-fn reach(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, value: u64) -> Access {
-    let size = u32::from(access.size);
+fn stored(guest: &Loaded<'_>, access: MmioAccess) -> Option<u64> {
+    access
+        .write
+        .then(|| access.stored(guest.core.context.register(access.rt)))
+}
+
+/// Finds the device and does the access of `size` bytes: a store of `value`, or a load.
+#[inline]
+fn reach(guest: &mut Loaded<'_>, ipa: Ipa, size: u8, value: Option<u64>) -> Access {
     if layout::UART.contains(ipa) {
         guest.vcpu.stats.count(ExitClass::Uart);
         let offset = ipa.0 - layout::UART.start.0;
-        return Access::Done(
-            guest
-                .vm
-                .uart
-                .access(guest.vm, offset, access.write.then_some(value)),
-        );
+        let uart = &guest.vm.uart;
+        let Some(value) = value else {
+            return Access::Done(uart.load(guest.vm, offset));
+        };
+        uart.store(guest.vm, offset, value);
+        return Access::Done(0);
     }
     if layout::DISTRIBUTOR.contains(ipa) {
         guest.vcpu.stats.count(ExitClass::Gic);
         let offset = (ipa.0 - layout::DISTRIBUTOR.start.0) as u32;
-        return distributor(guest, offset, size, access.write.then_some(value));
+        return match value {
+            None => read_fresh(guest, |vm, fresh| {
+                vm.distributor.lock().read(offset, size.into(), fresh)
+            }),
+            Some(value) => write_distributor(guest, offset, size, value),
+        };
     }
     if layout::REDISTRIBUTORS.contains(ipa) {
         guest.vcpu.stats.count(ExitClass::Gic);
         let offset = ipa.0 - layout::REDISTRIBUTORS.start.0;
-        return redistributor(guest, offset, size, access.write.then_some(value));
+        return redistributor(guest, offset, size, value);
     }
     if layout::VIRTIO.contains(ipa) {
         guest.vcpu.stats.count(ExitClass::Virtio);
         let offset = ipa.0 - layout::VIRTIO.start.0;
-        let value = access.write.then_some(value);
         return guest
             .vm
-            .virtio_access(offset, usize::from(access.size), value)
+            .virtio_access(offset, usize::from(size), value)
             .map_or(Access::Nobody, Access::Done);
     }
     if layout::GPIO.contains(ipa) {
         guest.vcpu.stats.count(ExitClass::Other);
         let offset = (ipa.0 - layout::GPIO.start.0) as u32;
-        return Access::Done(guest.vm.power_button.access(
-            guest.vm,
-            offset,
-            access.write.then_some(value),
-        ));
+        return Access::Done(guest.vm.power_button.access(guest.vm, offset, value));
     }
     Access::Nobody
 }
 
-fn distributor(guest: &mut Loaded<'_>, offset: u32, size: u32, value: Option<u64>) -> Access {
-    let Some(value) = value else {
-        return read_fresh(guest, |vm, fresh| {
-            vm.distributor.lock().read(offset, size, fresh)
-        });
-    };
+#[inline(never)]
+fn write_distributor(guest: &Loaded<'_>, offset: u32, size: u8, value: u64) -> Access {
     let deliver = {
         let mut distributor = guest.vm.distributor.lock();
-        let effects = distributor.write(offset, size, value);
+        let effects = distributor.write(offset, size.into(), value);
         let mut deliver = effects.deliver;
         if let Some(groups) = effects.groups {
             for vcpu in &guest.vm.vcpus {
@@ -183,7 +180,9 @@ fn distributor(guest: &mut Loaded<'_>, offset: u32, size: u32, value: Option<u64
     Access::Done(0)
 }
 
-fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u32, value: Option<u64>) -> Access {
+#[inline(never)]
+fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u8, value: Option<u64>) -> Access {
+    let size = u32::from(size);
     let index = (offset / layout::REDISTRIBUTOR_SIZE) as usize;
     let offset = (offset % layout::REDISTRIBUTOR_SIZE) as u32;
     let vm = guest.vm;
@@ -206,17 +205,27 @@ fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u32, value: Option<u
     Access::Done(0)
 }
 
-/// Reads a register that may show what lies in list registers. This vCPU's are published at once;
-/// others are asked to publish theirs, and the guest's instruction runs again.
+/// Reads a register that may show what lies in list registers.
+#[inline]
 fn read_fresh(
     guest: &mut Loaded<'_>,
     read: impl Fn(&Instance, VcpuSet) -> Result<u64, SyncNeeded>,
 ) -> Access {
+    match read(guest.vm, VcpuSet::NONE) {
+        Ok(value) => Access::Done(value),
+        Err(SyncNeeded(needed)) => read_published(guest, needed, read),
+    }
+}
+
+/// Reads what lies in the list registers of `needed`. This vCPU's are published at once; others are
+/// asked to publish theirs, and the guest's instruction runs again.
+#[inline(never)]
+fn read_published(
+    guest: &mut Loaded<'_>,
+    needed: VcpuSet,
+    read: impl Fn(&Instance, VcpuSet) -> Result<u64, SyncNeeded>,
+) -> Access {
     let vm = guest.vm;
-    let SyncNeeded(needed) = match read(vm, VcpuSet::NONE) {
-        Ok(value) => return Access::Done(value),
-        Err(needed) => needed,
-    };
     let own = VcpuSet::only(guest.vcpu.index.into());
     if needed.contains(guest.vcpu.index.into()) {
         guest.publish();
