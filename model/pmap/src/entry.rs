@@ -161,6 +161,11 @@ impl Entry {
         })
     }
 
+    #[expect(
+        clippy::inline_always,
+        reason = "on the way of every first touch, where most of it is known: 20 instructions less"
+    )]
+    #[inline(always)]
     pub(crate) fn encode(self) -> u64 {
         let (kind, payload) = match self.backing {
             Backing::Absent => (ABSENT, EMPTIED >> PAYLOAD_SHIFT),

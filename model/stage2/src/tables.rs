@@ -319,6 +319,17 @@ impl Stage2 {
         {
             return Ok(slot);
         }
+        self.descend(memory, ipa, size)
+    }
+
+    /// As [`Self::reach`], from the root.
+    #[inline(never)]
+    fn descend(
+        &mut self,
+        memory: &mut impl TableMemory,
+        ipa: Ipa,
+        size: Size,
+    ) -> Result<Slot, MapError> {
         let mut slot = self.root_slot(ipa);
         for smaller in [Size::Block2M, Size::Page] {
             if slot.size == size {
