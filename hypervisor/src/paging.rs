@@ -13,7 +13,7 @@ use crate::frames::{self, Metal};
 use crate::physical::disk::{self, Buffer, Extent, Io, Job, Operation, Partition};
 use crate::vcpu::attention;
 use crate::vm::{self, Instance, layout::RAM_START};
-use crate::{host, sharing};
+use crate::{host, housekeeping, sharing};
 use abi::Text;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use machine_aarch64::timer;
@@ -78,6 +78,8 @@ pub struct Paging {
     failed: AtomicU64,
     /// Why EL2 paused it.
     complaint: SpinLock<Option<Text<96>>>,
+    /// It was paused or let go on, and nobody was told.
+    is_news: AtomicBool,
 }
 
 impl Paging {
@@ -100,6 +102,7 @@ impl Paging {
             waits: Waits::default(),
             failed: AtomicU64::new(0),
             complaint: SpinLock::new(Rank::Vm, None),
+            is_news: AtomicBool::new(false),
         }
     }
 
@@ -127,6 +130,17 @@ impl Paging {
     /// Why EL2 paused it, if it did.
     pub fn complaint(&self) -> Option<Text<96>> {
         *self.complaint.lock()
+    }
+
+    /// Whether EL2 paused it or let it go on since this was asked last.
+    pub fn take_news(&self) -> bool {
+        self.is_news.swap(false, Ordering::Relaxed)
+    }
+
+    /// The next go tells those who watch.
+    fn note_news(&self) {
+        self.is_news.store(true, Ordering::Relaxed);
+        housekeeping::request_at(timer::now());
     }
 
     /// Pages that it owes, where it was paused for them.
@@ -303,6 +317,7 @@ fn pause(vm: &Instance, why: core::fmt::Arguments<'_>) {
     log::warn!("{} is paused: {text}", vm.name());
     *vm.paging.complaint.lock() = Some(Text::cut(&text));
     vm.pause();
+    vm.paging.note_news();
 }
 
 impl Move {
@@ -496,7 +511,7 @@ fn take(vm: &Instance, frames: u64, budget: usize) -> u64 {
     (0..discarded).for_each(|_| paging.paid());
     paging.hand.store(at.0, Ordering::Relaxed);
     let mut debtor = paging.debtor.lock();
-    debtor.passed(looked as u64, all, discarded > 0);
+    debtor.passed(looked as u64, all, discarded, discarded + written);
     drop(debtor);
     paging.busy.store(false, Ordering::Release);
     discarded + written
@@ -574,6 +589,7 @@ pub fn repay(vm: &Instance, owed: u64, takeable: u64, room: u64) -> bool {
         Some(News::GoOn) => {
             log::info!("{} goes on: it owes {owed} pages", vm.name());
             vm.resume();
+            vm.paging.note_news();
         }
         None => {}
     }

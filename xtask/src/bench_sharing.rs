@@ -10,6 +10,8 @@ mod hiding;
 mod lab;
 mod plot;
 mod real_work;
+mod scaling;
+mod second_reader;
 mod steps;
 mod unique;
 
@@ -29,9 +31,11 @@ use std::{
 /// Where the figures are kept.
 const SPECIFICATION: &str = "SPECIFICATION.md";
 /// The experiments, by name.
-const EXPERIMENTS: [(&str, Experiment); 6] = [
+const EXPERIMENTS: [(&str, Experiment); 8] = [
     ("steps", steps::run),
+    ("scaling", scaling::run),
     ("unique", unique::run),
+    ("second-reader", second_reader::run),
     ("hiding", hiding::run),
     ("footprint", footprint::run),
     ("density", density::run),
@@ -67,7 +71,9 @@ pub fn run(names: &[String], built: bool, write: bool) -> bool {
         .collect();
     let logs = project::products().join("bench-sharing/logs");
     let mut steps = Steps::new(asked.len() + 2, logs);
-    let counts_linux = asked.iter().any(|(name, _)| *name == "unique");
+    let counts_linux = asked
+        .iter()
+        .any(|(name, _)| ["unique", "second-reader"].contains(name));
     let built = steps.run("build", |step| build(step, built, counts_linux));
     if built.is_none() {
         return false;
@@ -181,6 +187,8 @@ struct Vm<'a> {
     /// Its `sharing` table, such as `never = true`.
     sharing: &'a str,
     disk: Option<&'a Path>,
+    /// What its disk gives in a second, such as `5MB/s`.
+    limit: Option<&'a str>,
 }
 
 impl Vm<'_> {
@@ -191,8 +199,11 @@ impl Vm<'_> {
             })
         };
         let disk = self.disk.map_or("", |_| "[[disk]]\nmode = 'cow'\n");
+        let limit = self
+            .limit
+            .map_or_else(String::new, |limit| format!("limit = '{limit}'\n"));
         format!(
-            "name = '{}'\nmemory = {}\nsharing = {{ {} }}\n[boot]\nargs = '{}'\n{}{}{disk}{}",
+            "name = '{}'\nmemory = {}\nsharing = {{ {} }}\n[boot]\nargs = '{}'\n{}{}{disk}{limit}{}",
             self.name,
             self.memory,
             self.sharing,

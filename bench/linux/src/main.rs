@@ -36,7 +36,10 @@ fn main() {
         Some(process::EXIT) => {}
         Some(process::ECHO) => process::echo(),
         Some(reading::READ) => {
-            if let Err(why) = start().and_then(|()| reading::measure("/dev/vda")) {
+            let number = |n| env::args().nth(n).and_then(|word| word.parse().ok());
+            let [wait, touched] = [2, 3].map(|n| number(n).unwrap_or(0));
+            let read = || reading::measure("/dev/vda", wait as u64, touched);
+            if let Err(why) = start().and_then(|()| read()) {
                 println!("bench: failed {why}");
             }
             let _ = reboot(RebootCommand::PowerOff);

@@ -13,14 +13,14 @@ const WARM: u32 = 4;
 /// Maps memory and touches each page, the first time from memory that the kernel never used.
 pub fn measure() {
     let start = since_start();
-    map_and_touch();
+    map_and_touch(SIZE);
     report("mmap_64m_first_touch", since_start() - start);
-    report("mmap_64m_warm", average(WARM, map_and_touch));
+    report("mmap_64m_warm", average(WARM, || map_and_touch(SIZE)));
 }
 
 /// An allocation of this size is a mapping of its own, zeroed page by page as it is touched.
-fn map_and_touch() {
-    let mut memory = vec![0_u8; SIZE];
+pub fn map_and_touch(size: usize) {
+    let mut memory = vec![0_u8; size];
     for page in memory.chunks_mut(PAGE) {
         page[0] = 1;
     }

@@ -2,6 +2,7 @@
 
 use super::create;
 use super::instance::Instance;
+use super::report;
 use super::table::{self, Refusal, Vm};
 use crate::device::virtio::Slot;
 use crate::{frames, host, housekeeping, paging, sharing};
@@ -334,6 +335,9 @@ pub fn tick() {
             continue;
         };
         instance.wake_devices();
+        if instance.paging.take_news() {
+            report::send_state(&vm);
+        }
         let terms = vm.terms();
         let all = size(&instance);
         if terms.base >= all && !instance.paging.is_used() && !short {

@@ -52,11 +52,16 @@ pub struct Go {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Debtor {
     owed: u64,
-    /// Goes without progress.
+    /// Goes without progress, and what it owed at the last progress.
     strikes: u32,
+    least: u64,
     is_paused: bool,
     /// Guest frames that the clock has passed since it took one that a partition holds.
     barren: u64,
+    /// The same since it took any: what could go is touched again and again.
+    busy: u64,
+    /// That were two turns of the clock.
+    is_worn: bool,
 }
 
 impl Debtor {
@@ -65,8 +70,11 @@ impl Debtor {
         Self {
             owed: 0,
             strikes: 0,
+            least: 0,
             is_paused: false,
             barren: 0,
+            busy: 0,
+            is_worn: false,
         }
     }
 
@@ -85,14 +93,18 @@ impl Debtor {
         let before = core::mem::replace(&mut self.owed, go.owed);
         if go.owed <= SLACK {
             let was_paused = core::mem::take(&mut self.is_paused);
-            (self.strikes, self.barren) = (0, 0);
+            (self.strikes, self.barren, self.busy) = (0, 0, 0);
+            self.is_worn = false;
             return match (was_paused, before > SLACK) {
                 (true, _) => Some(News::GoOn),
                 (false, true) => Some(News::Repaid),
                 (false, false) => None,
             };
         }
-        let is_better = go.owed < before || go.taken > 0 || go.takeable > 0;
+        let is_better = go.owed < self.least || go.taken > 0 || go.takeable > 0 && !self.is_worn;
+        if is_better || before <= SLACK {
+            self.least = go.owed;
+        }
         self.strikes = if is_better { 0 } else { self.strikes + 1 };
         if self.strikes >= PATIENCE && !self.is_paused {
             self.is_paused = true;
@@ -122,12 +134,14 @@ impl Debtor {
         u32::try_from(room / FAULT_PAGES + 1).unwrap_or(u32::MAX)
     }
 
-    /// The clock has passed so many guest frames for a VM of `frames`, and took one that a partition
-    /// holds, or not.
-    pub fn passed(&mut self, looked: u64, frames: u64, has_taken: bool) {
+    /// The clock has passed so many guest frames of a VM of `frames`, and took so many that a
+    /// partition holds, and so many in all.
+    pub fn passed(&mut self, looked: u64, frames: u64, mappers: u64, all: u64) {
         let most = frames.saturating_mul(TURNS);
-        let barren = if has_taken { 0 } else { self.barren };
-        self.barren = barren.saturating_add(looked).min(most);
+        let since = |before, taken| if taken > 0 { 0 } else { before };
+        self.barren = (since(self.barren, mappers) + looked).min(most);
+        self.busy = (since(self.busy, all) + looked).min(most);
+        self.is_worn = self.busy == most;
     }
 
     /// Whether pages may be written to swap: nothing cheaper is left of a VM of `frames`, of which
@@ -198,6 +212,27 @@ mod tests {
     }
 
     #[test]
+    fn who_touches_all_that_could_be_taken_is_paused_too() {
+        let mut debtor = Debtor::new();
+        let go = Go {
+            takeable: 10,
+            ..OWES
+        };
+        let mut turns = |looked| {
+            let paused = |n: &u32| {
+                debtor.passed(looked, 1000, 0, 0);
+                // It owes now a little more, now a little less.
+                let owed = OWES.owed + u64::from(n % 2);
+                debtor.turn(Go { owed, ..go }) == Some(News::Pause)
+            };
+            (0..3 * PATIENCE).find(paused)
+        };
+        assert_eq!(turns(0), None, "the clock has not been round twice");
+        let paused = turns(1000).unwrap();
+        assert!((PATIENCE..PATIENCE + 4).contains(&paused), "{paused}");
+    }
+
+    #[test]
     fn who_is_forgiven_is_paused_again_where_nothing_changes() {
         let mut debtor = Debtor::new();
         let pauses = |debtor: &mut Debtor| {
@@ -233,12 +268,12 @@ mod tests {
         let mut debtor = Debtor::new();
         assert!(debtor.may_swap(1000, 0), "there is nothing else");
         assert!(!debtor.may_swap(1000, 1));
-        debtor.passed(1999, 1000, false);
+        debtor.passed(1999, 1000, 0, 0);
         assert!(!debtor.may_swap(1000, 1));
-        debtor.passed(1, 1000, true);
-        debtor.passed(1998, 1000, false);
+        debtor.passed(1, 1000, 1, 1);
+        debtor.passed(1998, 1000, 0, 1);
         assert!(!debtor.may_swap(1000, 1), "one was found in between");
-        debtor.passed(1, 1000, false);
+        debtor.passed(1, 1000, 0, 0);
         assert!(debtor.may_swap(1000, 1));
     }
 

@@ -1,6 +1,10 @@
 //! What one step costs, beside the number of shared frames and of users: `cargo bench -p
 //! model_sharing`. Each line takes the same 1,000 frames, spread over all, again and again, so that
 //! what grows is the work and not the cache misses of ever more frames.
+//!
+//! Lines are `growth: FRAMES STEP NS`. Under callgrind with `--toggle-collect=*measured*` and
+//! `--dump-after=*note_end*` each line has a dump of the instructions that 1,000 steps took: `xtask
+//! bench-sharing scaling` puts both together. `once` takes one round, `frames=N` one number of frames.
 #![allow(clippy::unwrap_used, reason = "it only measures")]
 
 use std::cell::RefCell;
@@ -27,6 +31,7 @@ const NODE: NodeId = NodeId(0);
 /// Frames that are measured.
 const TAKEN: u64 = 1000;
 const ROUNDS: u32 = 20;
+const COUNTS: [u64; 3] = [10_000, 1_000_000, 10_000_000];
 
 /// Frames of records, one after the other.
 #[derive(Default)]
@@ -159,24 +164,52 @@ impl Machine<'_> {
     }
 }
 
-/// Nanoseconds that a step takes of those that `step` does for each frame, the best of some rounds;
-/// `undo` is not counted.
-fn time(frames: &[Mfn], mut step: impl FnMut(Mfn), mut undo: impl FnMut(Mfn)) -> f64 {
-    let mut best = f64::MAX;
-    for _ in 0..ROUNDS {
-        let start = Instant::now();
-        for frame in frames {
-            step(*frame);
-        }
-        best = best.min(start.elapsed().as_nanos() as f64);
-        for frame in frames {
-            undo(*frame);
-        }
-    }
-    best / frames.len() as f64
+/// What is measured: how often, and of how many frames.
+#[derive(Clone, Copy)]
+struct Run {
+    rounds: u32,
+    count: u64,
 }
 
-fn measure(count: u64) {
+/// What callgrind counts.
+#[inline(never)]
+fn measured(frames: &[Mfn], step: &mut dyn FnMut(Mfn)) {
+    for frame in frames {
+        step(*frame);
+    }
+}
+
+/// Where callgrind puts down what it has counted.
+#[inline(never)]
+fn note_end(name: &str, count: u64, ns: f64) {
+    println!("growth: {count} {name} {ns:.0}");
+}
+
+impl Run {
+    /// Prints the nanoseconds that a step takes of those that `step` does for each frame, the best
+    /// of some rounds; `undo` is not counted.
+    fn time(
+        self,
+        name: &str,
+        frames: &[Mfn],
+        mut step: impl FnMut(Mfn),
+        mut undo: impl FnMut(Mfn),
+    ) {
+        let mut best = f64::MAX;
+        for _ in 0..self.rounds {
+            let start = Instant::now();
+            measured(frames, &mut step);
+            best = best.min(start.elapsed().as_nanos() as f64);
+            for frame in frames {
+                undo(*frame);
+            }
+        }
+        note_end(name, self.count, best / frames.len() as f64);
+    }
+}
+
+fn measure(run: Run) {
+    let count = run.count;
     let entries: Vec<_> = (0..count).map(|_| FrameEntry::default()).collect();
     let heads = 2 * count.next_power_of_two();
     let heads: Vec<_> = (0..heads).map(|_| AtomicU32::new(0)).collect();
@@ -204,37 +237,39 @@ fn measure(count: u64) {
     }
     let taken = (0..TAKEN).map(|n| frames.start.add(n * count / TAKEN));
     let taken: Vec<_> = taken.collect();
-    println!("{count} frames:");
-    with_one_user(&machine, &taken);
-    with_many_users(&machine, &taken);
+    with_one_user(run, &machine, &taken);
+    with_many_users(run, &machine, &taken);
 }
 
 /// Frames have the user of VM 0 before, and nobody after.
-fn with_one_user(machine: &Machine<'_>, taken: &[Mfn]) {
+fn with_one_user(run: Run, machine: &Machine<'_>, taken: &[Mfn]) {
     let look_up = |frame| assert!(black_box(machine.find(frame)));
-    let look_up = time(taken, look_up, |_| ());
-    let join = time(taken, |at| machine.join(at, 1), |at| machine.leave(at, 1));
-    let claim = time(
+    run.time("look-up", taken, look_up, |_| ());
+    run.time(
+        "claim",
         taken,
         |frame| assert!(claim(machine, frame, user(0, frame))),
         |frame| machine.publish(frame),
     );
-    let retire = time(taken, |at| machine.leave(at, 0), |at| machine.join(at, 0));
+    run.time(
+        "retire",
+        taken,
+        |at| machine.leave(at, 0),
+        |at| machine.join(at, 0),
+    );
     for frame in taken {
         machine.leave(*frame, 0);
     }
-    let evict = time(
+    run.time(
+        "evict",
         taken,
         |frame| assert!(evict(machine, frame)),
         |_| machine.leave(machine.share_one(), 0),
     );
-    println!(
-        "  look up {look_up:.0}, join {join:.0}, claim {claim:.0}, retire {retire:.0}, evict {evict:.0}"
-    );
 }
 
 /// Frames have nobody before, and all users that they may have after.
-fn with_many_users(machine: &Machine<'_>, taken: &[Mfn]) {
+fn with_many_users(run: Run, machine: &Machine<'_>, taken: &[Mfn]) {
     let mut have = 0;
     for users in [2, 4, 8, 16, 32, u64::from(MAX_USERS)] {
         let last = users - 1;
@@ -243,7 +278,8 @@ fn with_many_users(machine: &Machine<'_>, taken: &[Mfn]) {
                 machine.join(*frame, vm);
             }
         }
-        let join = time(
+        run.time(
+            &format!("join-{users}"),
             taken,
             |at| machine.join(at, last),
             |at| machine.leave(at, last),
@@ -252,17 +288,26 @@ fn with_many_users(machine: &Machine<'_>, taken: &[Mfn]) {
             machine.join(*frame, last);
         }
         have = users;
-        let leave = time(taken, |at| machine.leave(at, 0), |at| machine.join(at, 0));
-        println!("  {users:2} users: join {join:.0}, leave {leave:.0}");
+        // Who came first: its record is the last of the list.
+        run.time(
+            &format!("leave-{users}"),
+            taken,
+            |at| machine.leave(at, 0),
+            |at| machine.join(at, 0),
+        );
     }
 }
 
 fn main() {
-    println!("nanoseconds per step, the best of {ROUNDS} rounds over {TAKEN} frames");
+    let words: Vec<String> = std::env::args().collect();
+    let is_said = |word: &str| words.iter().any(|said| said == word);
     // Only `cargo bench` says so; a test run has a look whether it works.
-    let is_bench = std::env::args().any(|argument| argument == "--bench");
-    let counts = [10_000, 1_000_000, 10_000_000];
-    for count in counts.into_iter().take(if is_bench { 3 } else { 1 }) {
-        measure(count);
+    let most = if is_said("--bench") { COUNTS.len() } else { 1 };
+    let rounds = if is_said("once") { 1 } else { ROUNDS };
+    let only = words.iter().find_map(|word| word.strip_prefix("frames="));
+    for count in COUNTS.into_iter().take(most) {
+        if only.is_none_or(|only| only == count.to_string()) {
+            measure(Run { rounds, count });
+        }
     }
 }

@@ -21,9 +21,9 @@ const SPARE: u64 = 8;
 /// Memory of the VMs: together they may have all that the machine has. Each sees more than that, for
 /// there is some that the guest does not touch.
 const SMALL: &str = "{ base = '64MiB', max = '96MiB' }";
-const LARGE: &str = "{ base = '428MiB', max = '448MiB' }";
+const LARGE: &str = "{ base = '426MiB', max = '448MiB' }";
 /// How many pages the first of them touches at the most beside those that it reads.
-const LARGE_FILL: u64 = 422 << 8;
+const LARGE_FILL: u64 = 420 << 8;
 /// How often it is tried to leave no frame.
 const TRIES: u32 = 6;
 /// How far two histograms may be from each other: what part of the stores is elsewhere.
@@ -166,6 +166,7 @@ impl Trial {
             memory,
             sharing,
             disk: Some(disk),
+            limit: None,
         };
         // It does the same with other blocks, where nobody is to have the same: so the machine's
         // memory looks alike.

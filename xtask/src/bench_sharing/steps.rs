@@ -95,6 +95,7 @@ fn measure(sharing: &str, disk: &Path) -> Outcome<(Figures, String)> {
         memory: "'64MiB'",
         sharing,
         disk: Some(disk),
+        limit: None,
     };
     let mut lab = Lab::start("steps", "1G", &[vm.text()])?;
     lab.await_all(&["timing"], "timing: done")?;

@@ -5,7 +5,7 @@ use crate::{
     bench::{self, KERNEL, LINUX_ARGS, cached, figures},
     step::{Outcome, Step},
 };
-use abi::control::MEM_EVENTS;
+use abi::control::{MEM_EVENTS, MemStatus};
 use std::path::Path;
 
 /// The most by which the first pass may be dearer.
@@ -145,6 +145,7 @@ impl Read {
             memory: case.memory,
             sharing,
             disk: Some(disk),
+            limit: None,
         };
         let mut lab = Lab::start("unique", "2G", &[vm.text()])?;
         lab.await_all(&["reader"], "bench: done")?;
@@ -152,18 +153,18 @@ impl Read {
         let figures = figures("bench:", 0, &console)?;
         let ns = figures.get("read_page").ok_or("the guest did not read")?;
         let mem = lab.mem("reader")?;
-        let event = |name: &str| {
-            let events = MEM_EVENTS.iter().zip(mem.events);
-            events
-                .filter(|(event, _)| **event == name)
-                .map(|(_, count)| count)
-                .sum::<u64>()
-        };
         Ok(Self {
             cost: ns / 2.0,
-            flushes: event("flushes") as f64 / (case.mib << 8) as f64,
+            flushes: event(&mem, "flushes") as f64 / (case.mib << 8) as f64,
             entries: (mem.blocks, mem.pages),
             console,
         })
     }
+}
+
+/// How often something happened to a VM's memory.
+pub fn event(mem: &MemStatus, name: &str) -> u64 {
+    let events = MEM_EVENTS.iter().zip(mem.events);
+    let named = events.filter(|(event, _)| **event == name);
+    named.map(|(_, count)| count).sum()
 }

@@ -131,20 +131,24 @@ fn second_user() -> Scenario {
     let second = Vm::linux("second", "trixie-cloud", "idle")
         .persistent_disk("data")
         .asleep();
+    // What one VM writes is nobody's base.
+    let reader = Vm::linux("reader", "trixie-cloud", "idle")
+        .cow_partition("data")
+        .asleep();
     Scenario::new(
         "disk/second-user",
         Hardware::new(2, "1G"),
-        vec![first, second],
+        vec![first, second, reader],
     )
     .prepare(with_disk)
     .expect("first", "ready kernel=", BOOT)
     .check(|stage| {
         let machine = stage.machine()?;
-        let status = machine.refused(&["start", "second"])?;
-        if status != BUSY {
-            return Err(format!(
-                "the second user was refused with {status} and not {BUSY}"
-            ));
+        for vm in ["second", "reader"] {
+            let status = machine.refused(&["start", vm])?;
+            if status != BUSY {
+                return Err(format!("'{vm}' was refused with {status} and not {BUSY}"));
+            }
         }
         machine.run(&["kill", "first"])?;
         machine.await_state("first", "ended", Duration::from_secs(30))?;

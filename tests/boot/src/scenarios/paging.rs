@@ -23,7 +23,7 @@ pub fn scenarios() -> Vec<Scenario> {
         corrupted(),
         growth().slow(),
         owes(),
-        storm("paging/storm", 1).slow(),
+        storm("paging/storm", 2).slow(),
         storm("paging/storm-long", 20).slow(),
     ]
 }
@@ -247,6 +247,7 @@ fn growth() -> Scenario {
             return Err(format!("'{line}' are no times"));
         };
         let (seconds, least) = (grown - read, MIB << 10 >> 1);
+        println!("        memory had grown by {kib} KiB {seconds:.2} s after the read");
         if seconds > 2.0 || kib < (least * 9 / 10) as f64 {
             return Err(format!(
                 "{seconds:.2} s after the read, memory had grown by {kib} KiB of {least}"

@@ -162,7 +162,7 @@ fn both_read(stage: &mut Stage) -> Outcome<Read> {
 fn with_images(directory: &Path, mib: u64) -> Outcome<Vec<String>> {
     let tree = with_file(directory, mib)?;
     fs::write(tree.join("before"), vec![1; 5 << 20]).map_err(because("cannot write a file"))?;
-    disk_image::populated(&directory.join("other.img"), &tree, mib + 32)?;
+    disk_image::populated(&directory.join("other.img"), &tree, image(mib) + 16)?;
     Ok(Vec::new())
 }
 
@@ -182,8 +182,13 @@ fn with_file(directory: &Path, mib: u64) -> Outcome<PathBuf> {
         .flat_map(|n| random(n).to_le_bytes())
         .collect();
     fs::write(tree.join("data"), data).map_err(because("cannot write a file"))?;
-    disk_image::populated(&directory.join("data.img"), &tree, mib + 16)?;
+    disk_image::populated(&directory.join("data.img"), &tree, image(mib))?;
     Ok(tree)
+}
+
+/// MiB of an image with a file of so many, and the file system's own tables.
+const fn image(mib: u64) -> u64 {
+    mib + 16 + mib / 8
 }
 
 /// Numbers that do not repeat (`SplitMix64`).

@@ -177,7 +177,8 @@ fn changed(context: &Context, states: &mut HashMap<String, u32>, vm: &VmStatus) 
     let what = match vm.state {
         state::DEFINED => "defined",
         state::RUNNING => "runs",
-        state::PAUSED => "paused",
+        state::PAUSED if vm.reason.is_empty() => "paused",
+        state::PAUSED => &format!("paused: {}", vm.reason),
         state::ENDED => &format!("ended: {}", vm.reason),
         _ => return,
     };
