@@ -244,7 +244,7 @@ fn measure(run: Run) {
 /// Frames have the user of VM 0 before, and nobody after.
 fn with_one_user(run: Run, machine: &Machine<'_>, taken: &[Mfn]) {
     let look_up = |frame| assert!(black_box(machine.find(frame)));
-    run.time("look-up", taken, look_up, |_| ());
+    run.time("find", taken, look_up, |_| ());
     run.time(
         "claim",
         taken,
