@@ -10,7 +10,7 @@ use crate::{host, housekeeping};
 use abi::control::{NUMA_LEFT_COUNT, NumaStatus, left};
 use alloc::sync::Arc;
 use alloc::vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, PaRange};
@@ -21,10 +21,13 @@ use model_miss_window::{MissWindow, Words};
 use model_placement::{
     Decision, MissSource, NodeSet, Page, Placement, Record, Sight, Stays, Thresholds, WAYS,
 };
-use model_pmap::Backing;
+use model_pmap::{Backing, REGION_FRAMES};
 
-/// How often hot pages are looked at: 2 ms.
-const EVERY_NS: u64 = 2_000_000;
+/// How often hot pages are looked at, by a clock that counts the instructions of all CPUs and not the
+/// time that they wait for memory: where they do, this is 10 ms or more of the machine's time.
+const LOOK_EVERY_NS: u64 = 500_000;
+/// How often VMs that move as a whole are looked at: 2 ms.
+const MOVE_EVERY_NS: u64 = 2_000_000;
 /// Hot pages that are looked at in one go, so that nobody waits long for the CPU that does it.
 const AT_ONCE: usize = 128;
 /// Guest frames that are looked at in one go while all of a VM moves.
@@ -67,6 +70,8 @@ struct Watch {
 }
 
 static WATCH: Once<SpinLock<Watch>> = Once::new();
+/// Memory comes from one node after the other, to compare with.
+static ROUND_ROBIN: AtomicBool = AtomicBool::new(false);
 /// When hot pages are looked at again, in counts.
 static LOOK_AT: AtomicU64 = AtomicU64::new(0);
 
@@ -74,6 +79,7 @@ static LOOK_AT: AtomicU64 = AtomicU64::new(0);
 #[derive(Default)]
 pub struct Tally {
     moved: AtomicU64,
+    replicated: AtomicU64,
     left: [AtomicU64; NUMA_LEFT_COUNT],
     /// Misses on pages that were hot, on the own node and on others.
     local: AtomicU64,
@@ -81,6 +87,8 @@ pub struct Tally {
     /// All of it is to move to this node, less one; and from this guest frame on.
     wanted: AtomicU64,
     hand: AtomicU64,
+    /// Where each node goes on to give copies back.
+    back: [AtomicU64; MAX_NODES],
 }
 
 impl Tally {
@@ -118,8 +126,10 @@ fn open(tree: &Machine, range: PaRange, nodes: usize) -> Option<MissWindow<Count
 /// Begins to look at the counters, where there are some.
 pub fn init() {
     let host = host::get();
-    let off = host.tree.bootargs.split_ascii_whitespace();
-    let off = off.into_iter().any(|word| word == "numa=off");
+    let mut words = host.tree.bootargs.split_ascii_whitespace();
+    let how = words.find_map(|word| word.strip_prefix("numa="));
+    let off = matches!(how, Some("off" | "round-robin"));
+    ROUND_ROBIN.store(how == Some("round-robin"), Ordering::Relaxed);
     let Some(source) = host
         .counters
         .filter(|_| !off)
@@ -142,25 +152,39 @@ pub fn init() {
     }
 }
 
+/// The node that a guest frame is to come from which a CPU of `node` touches first.
+#[inline]
+pub fn node_for(gfn: Gfn, node: NodeId) -> NodeId {
+    if ROUND_ROBIN.load(Ordering::Relaxed) {
+        let regions = gfn.0 / REGION_FRAMES;
+        NodeId((regions % host::get().nodes().max(1) as u64) as u8)
+    } else {
+        node
+    }
+}
+
 /// Looks at some pages that are hot and at VMs that move, where it is time. One CPU at a time does.
 pub fn tick() {
     let now = timer::now();
-    let mut again = move_vms();
+    let moves = move_vms();
     if let Some(watch) = WATCH.get() {
         if now >= LOOK_AT.load(Ordering::Relaxed) {
             let short = short_nodes();
+            short.iter().for_each(|node| {
+                give_copies_back(node);
+            });
             watch.lock().interval += 1;
             for _ in 0..AT_ONCE {
                 let hot = watch.lock().source.next_hot();
                 let Some(frame) = hot else { break };
                 look(watch, frame, short);
             }
-            LOOK_AT.store(now + host::counts(EVERY_NS), Ordering::Relaxed);
+            LOOK_AT.store(now + host::counts(LOOK_EVERY_NS), Ordering::Relaxed);
         }
-        again = true;
+        housekeeping::request_at(LOOK_AT.load(Ordering::Relaxed));
     }
-    if again {
-        housekeeping::request_at(now + host::counts(EVERY_NS));
+    if moves {
+        housekeeping::request_at(now + host::counts(MOVE_EVERY_NS));
     }
 }
 
@@ -173,51 +197,167 @@ fn short_nodes() -> NodeSet {
     host::get().node_ids().filter(is_short).collect()
 }
 
-/// Whose memory a frame is, where it is one guest frame's alone.
-fn owner(frame: Mfn) -> Option<(Owner, NodeId)> {
-    let entry = host::get().map.entry(frame)?.lock()?;
+/// Gives copies that nodes have of pages back, some of each VM; how many. Memory for copies is only lent.
+pub fn give_copies_back(node: NodeId) -> u64 {
+    let mut given = 0;
+    for vm in vm::all() {
+        let Some(instance) = vm.instance() else {
+            continue;
+        };
+        let Some(hand) = instance.numa.back.get(usize::from(node.0)) else {
+            continue;
+        };
+        let from = Gfn(hand.load(Ordering::Relaxed));
+        let (some, next) = instance.space.give_copies_back(node, from);
+        hand.store(next.map_or(0, |next| next.0), Ordering::Relaxed);
+        given += some;
+    }
+    given
+}
+
+/// No frame is left: gives copies back until there is one; whether there is.
+#[cold]
+pub fn give_a_copy_back() -> bool {
+    let copies = |vm: &Arc<vm::Vm>| vm.instance().map_or(0, |instance| instance.space.copies());
+    while vm::all().iter().any(|vm| copies(vm) > 0) {
+        let mut nodes = host::get().node_ids();
+        if nodes.any(|node| give_copies_back(node) > 0) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Users of a shared frame that are looked at: others see to theirs when they miss on it.
+const USERS: usize = 8;
+
+/// Whose memory a frame is, and whether it is a copy.
+fn users(frame: Mfn) -> Option<(heapless::Vec<Owner, USERS>, NodeId, bool)> {
+    let entry = host::get().map.entry(frame)?;
+    let mut users = heapless::Vec::new();
     let state = entry.state();
-    (state.usage == Use::Private).then(|| (entry.owner(), state.node))
+    match state.usage {
+        Use::Private | Use::Replica => {
+            let locked = entry.lock()?;
+            if locked.state().usage != state.usage {
+                return None;
+            }
+            let _ = users.push(locked.owner());
+        }
+        Use::Shared => model_sharing::users(&Metal, frame, |user| {
+            let _ = users.push(user);
+        }),
+        _ => return None,
+    }
+    Some((users, state.node, state.usage == Use::Replica))
 }
 
 /// Decides what becomes of a hot page, and does it.
 fn look(watch: &SpinLock<Watch>, frame: Mfn, short: NodeSet) {
     let mut misses = [0; MAX_NODES];
-    let owner = owner(frame);
-    let mut held = watch.lock();
-    let written = held.source.take(frame, &mut misses);
-    // A frame of EL2's own, or shared: whose it is, is not one VM's affair.
-    let Some((owner, home)) = owner else { return };
-    let page = page(owner);
-    let now = held.interval;
-    let sight = Sight {
-        home,
-        replicas: NodeSet::NONE,
-        misses: &misses,
-        written,
+    let written = watch.lock().source.take(frame, &mut misses);
+    // A frame of EL2's own is not a VM's affair.
+    let Some((users, home, is_copy)) = users(frame) else {
+        return;
     };
-    let decision = held.placement.look(page, sight, short, now);
-    drop(held);
-    let running = vm::instance(owner.vm).filter(|instance| !instance.is_ending());
-    let Some(instance) = running else { return };
-    let tally = &instance.numa;
-    for (node, count) in (0..).zip(misses) {
-        let share = if NodeId(node) == home {
-            &tally.local
-        } else {
-            &tally.remote
+    for owner in users {
+        let running = vm::instance(owner.vm).filter(|instance| !instance.is_ending());
+        let Some(instance) = running else { continue };
+        for (node, count) in (0..).zip(misses) {
+            let share = if NodeId(node) == home {
+                &instance.numa.local
+            } else {
+                &instance.numa.remote
+            };
+            share.fetch_add(count.into(), Ordering::Relaxed);
+        }
+        if is_copy {
+            // Nobody else reaches it.
+            instance.numa.leave(left::AT_HOME);
+            continue;
+        }
+        let sight = Sight {
+            home,
+            replicas: instance.space.copies_of(owner.gfn),
+            misses: &misses,
+            written,
         };
-        share.fetch_add(count.into(), Ordering::Relaxed);
+        place(watch, &instance, (owner, frame), sight, short);
     }
-    match decision {
-        Decision::Migrate(to) => match migrate(&instance, owner.gfn, frame, to) {
-            Ok(()) => {
-                watch.lock().placement.moved(page, now);
+}
+
+/// Decides what becomes of a VM's page, and does it.
+fn place(
+    watch: &SpinLock<Watch>,
+    instance: &Instance,
+    (owner, frame): (Owner, Mfn),
+    sight: Sight<'_>,
+    short: NodeSet,
+) {
+    let page = page(owner);
+    let (decision, now) = {
+        let mut held = watch.lock();
+        let now = held.interval;
+        (held.placement.look(page, sight, short, now), now)
+    };
+    let is_private = matches!(instance.space.entry(owner.gfn).backing, Backing::Private(_));
+    let nodes = match decision {
+        Decision::Migrate(to) if is_private => {
+            match migrate(instance, owner.gfn, frame, to) {
+                Ok(()) => watch.lock().placement.moved(page, now),
+                Err(why) => instance.numa.leave(why),
             }
-            Err(why) => tally.leave(why),
-        },
-        Decision::Replicate(_) => tally.leave(left::READ_SHARED),
-        Decision::Leave(why) => tally.leave(reason(why)),
+            return;
+        }
+        // Others may use it where it is.
+        Decision::Migrate(to) => NodeSet::NONE.with(to),
+        Decision::Replicate(nodes) => nodes,
+        Decision::Leave(why) => return instance.numa.leave(reason(why)),
+    };
+    for node in nodes.iter().filter(|node| runs_on(instance, *node)) {
+        match replicate(instance, owner.gfn, frame, node) {
+            Ok(()) => {
+                let nodes = NodeSet::NONE.with(node);
+                watch.lock().placement.replicated(page, nodes, now);
+            }
+            Err(why) => instance.numa.leave(why),
+        }
+    }
+}
+
+/// Whether a vCPU of the VM runs on `node`, or ran there last.
+fn runs_on(instance: &Instance, node: NodeId) -> bool {
+    let cpus = instance
+        .vcpus
+        .iter()
+        .map(|vcpu| vcpu.stats.last_cpu.load(Ordering::Relaxed));
+    cpus.filter_map(|cpu| host::cpu(u16::try_from(cpu).ok()?))
+        .any(|cpu| cpu.node == node)
+}
+
+/// Gives `node` a copy of a page; why not, where it gets none.
+fn replicate(instance: &Instance, gfn: Gfn, frame: Mfn, node: NodeId) -> Result<(), usize> {
+    let owner = Owner {
+        vm: instance.id,
+        gfn,
+    };
+    let copy = Metal.allocate_local(node, 0, Purpose::Replica(owner));
+    let copy = copy.ok_or(left::NO_MEMORY)?;
+    match instance.space.replicate(gfn, frame, (node, copy)) {
+        Moved::Done => {
+            instance.numa.replicated.fetch_add(1, Ordering::Relaxed);
+            forget_counts(copy);
+            Ok(())
+        }
+        Moved::Gone => Err(left::GONE),
+        Moved::Held => Err(left::HELD),
+    }
+}
+
+/// What was counted of a new frame before was another page's.
+fn forget_counts(frame: Mfn) {
+    if let Some(watch) = WATCH.get() {
+        watch.lock().source.take(frame, &mut []);
     }
 }
 
@@ -248,10 +388,7 @@ fn migrate(instance: &Instance, gfn: Gfn, from: Mfn, to: NodeId) -> Result<(), u
     match instance.space.migrate(gfn, from, new) {
         Moved::Done => {
             instance.numa.moved.fetch_add(1, Ordering::Relaxed);
-            if let Some(watch) = WATCH.get() {
-                // What was counted there before was another page's.
-                watch.lock().source.take(new, &mut []);
-            }
+            forget_counts(new);
             Ok(())
         }
         Moved::Gone => Err(left::GONE),
@@ -322,6 +459,9 @@ pub fn status(instance: &Instance) -> NumaStatus {
         name: instance.vm_name(),
         memory: [0; 8],
         moved: load(&tally.moved),
+        replicated: load(&tally.replicated),
+        collapsed: instance.space.counts().1.collapsed,
+        copies: instance.space.copies(),
         local: load(&tally.local),
         remote: load(&tally.remote),
         left: [0; NUMA_LEFT_COUNT],

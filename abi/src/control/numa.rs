@@ -12,7 +12,7 @@ pub const NUMA_LEFT: [&str; NUMA_LEFT_COUNT] = [
     "write-shared",
     "moved-often",
     "no-memory",
-    "read-shared",
+    "",
     "gone",
     "held",
     "",
@@ -33,8 +33,6 @@ pub mod left {
     pub const MOVED_OFTEN: usize = 3;
     /// The node that would get it is short of memory.
     pub const NO_MEMORY: usize = 4;
-    /// Several nodes read it and nobody writes it.
-    pub const READ_SHARED: usize = 5;
     /// It was another one by then.
     pub const GONE: usize = 6;
     /// It is on its way to a disk, watched, or in a block that is kept whole.
@@ -51,6 +49,12 @@ pub struct NumaStatus {
     pub memory: [u64; 8],
     /// Pages that moved.
     pub moved: u64,
+    /// Copies that nodes got of pages that they read.
+    pub replicated: u64,
+    /// Pages whose copies went since somebody wrote them.
+    pub collapsed: u64,
+    /// Copies there are now.
+    pub copies: u64,
     /// Misses on pages that were hot, on memory of the own node.
     pub local: u64,
     /// As `local`, on other nodes' memory.
@@ -62,7 +66,7 @@ pub struct NumaStatus {
     /// 1 where the machine counts misses.
     pub counts: u64,
 }
-const _: () = assert!(size_of::<NumaStatus>() == 32 + 8 * 8 + 24 + 8 * NUMA_LEFT_COUNT + 16);
+const _: () = assert!(size_of::<NumaStatus>() == 32 + 8 * 8 + 48 + 8 * NUMA_LEFT_COUNT + 16);
 
 /// Moves a VM's memory to a node.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -1,6 +1,7 @@
 //! What stage 2 refused: memory that is not there yet, devices, and nothing at all.
 
 use super::{end_vm, inject, mmio};
+use crate::numa;
 use crate::paging::{self, Coming};
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::{self, Filled};
@@ -117,7 +118,8 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
 /// Fills, and notes what that was where faults or shares are traced.
 fn fill(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
     if !guest.cpu.trace.is_on() {
-        return guest.vm.fill(ipa, guest.cpu.node, access);
+        let node = numa::node_for(ipa.frame(), guest.cpu.node);
+        return guest.vm.fill(ipa, node, access);
     }
     fill_traced(guest, ipa, access)
 }
@@ -149,6 +151,9 @@ fn fill_traced(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
 fn without_frame(guest: &mut Loaded<'_>, ipa: Ipa, access: Access) -> Flow {
     let (vm, node) = (guest.vm, guest.cpu.node);
     if paging::may_use_emergency(vm) && vm.fill_urgently(ipa, node, access) == Filled::Done {
+        return Flow::Resume;
+    }
+    if numa::give_a_copy_back() {
         return Flow::Resume;
     }
     if vm::may_wait_for_frames() {

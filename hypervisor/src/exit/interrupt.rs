@@ -46,6 +46,10 @@ pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
                 return Flow::Leave(Outcome::Preempted);
             }
             crate::sched::set_alarm(guest.cpu);
+            // What is due is done now, not at the end of the slice.
+            if crate::housekeeping::is_needed() {
+                return Flow::Leave(Outcome::Preempted);
+            }
         }
         Kind::Kick | Kind::Device => stats.count(ExitClass::Interrupt),
         Kind::Spurious => {}

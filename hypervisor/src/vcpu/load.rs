@@ -81,13 +81,18 @@ impl Loaded<'_> {
 /// Gives the CPU the VM's stage 2. Where another vCPU of the same VM ran here before, its stage-1
 /// entries, tagged with the same VMID and perhaps the same ASID, must go (design, section 6).
 fn load_address_space(cpu: &crate::cpu::Cpu, vm: &Instance, vcpu: &Vcpu) {
-    let vttbr = vm.vttbr();
+    let vttbr = vm.space.vttbr(cpu.node);
     let (last_vttbr, last_index) = cpu.last_context.get();
     if last_vttbr != vttbr {
         // SAFETY: the instance's own tables.
         unsafe { guest::load_stage2(vttbr) }
-        // Another vCPU of this VM may have been the last of this VM here, before other VMs.
-        tlb::flush_stage1_local();
+        if vm.space.is_nodes_own(vttbr) {
+            // Another root of this VM may have been in use here: no TLB may know both.
+            tlb::flush_vmid_local();
+        } else {
+            // Another vCPU of this VM may have been the last of this VM here, before other VMs.
+            tlb::flush_stage1_local();
+        }
     } else if last_index != vcpu.index {
         tlb::flush_stage1_local();
     }

@@ -1,11 +1,14 @@
 //! A VM's memory, wired to the metal. What a fault does is decided in [`model_address_space`].
 
 use crate::frames::{self, Metal, Tables};
+use crate::host;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{Events, GuestRam, Maps, Moved, SOURCES};
+use model_frame_table::MAX_NODES;
+use model_placement::NodeSet;
 use model_pmap::{Backing, Counts, Entry, REGION_FRAMES, Reasons};
 
 pub use model_address_space::{AGE_AT_ONCE, Access, EXCHANGE_MAX, Filled, Gets, Policy, Source};
@@ -27,10 +30,16 @@ impl AsRef<[u8]> for Bytes {
     }
 }
 
+const fn vttbr(vmid: u16, root: Mfn) -> u64 {
+    (vmid as u64) << 48 | root.address().0
+}
+
 /// A VM's memory.
 pub struct AddressSpace {
     ram: GuestRam<Bytes>,
-    vttbr: u64,
+    /// `VTTBR_EL2` by node: all the same until a node has copies of pages.
+    vttbrs: [AtomicU64; MAX_NODES],
+    first_vttbr: u64,
     begin: (Ipa, Ipa),
     maps: SpinLock<Maps<Tables>>,
     /// Something of it was, or is about to be, on a disk.
@@ -55,11 +64,12 @@ impl AddressSpace {
         policy: Policy,
     ) -> Option<Self> {
         let maps = Maps::new(Tables::new(node, vmid), range)?;
-        let vttbr = u64::from(vmid) << 48 | maps.root().address().0;
+        let vttbr = vttbr(vmid, maps.root());
         let ram = GuestRam::new(vm, range, sources, policy);
         Some(Self {
             ram,
-            vttbr,
+            vttbrs: core::array::from_fn(|_| AtomicU64::new(vttbr)),
+            first_vttbr: vttbr,
             begin,
             maps: SpinLock::new(Rank::VmMemory, maps),
             may_be_away: AtomicBool::new(false),
@@ -73,9 +83,16 @@ impl AddressSpace {
         self.begin
     }
 
-    /// `VTTBR_EL2`.
-    pub fn vttbr(&self) -> u64 {
-        self.vttbr
+    /// `VTTBR_EL2` on the CPUs of `node`.
+    #[inline]
+    pub fn vttbr(&self, node: NodeId) -> u64 {
+        let own = self.vttbrs.get(usize::from(node.0));
+        own.map_or(0, |vttbr| vttbr.load(Ordering::Acquire))
+    }
+
+    /// Whether that names a root that only some CPUs walk from.
+    pub fn is_nodes_own(&self, vttbr: u64) -> bool {
+        vttbr != self.first_vttbr
     }
 
     /// All of it.
@@ -295,6 +312,35 @@ impl AddressSpace {
     /// Moves a page to another frame; see [`Maps::migrate`].
     pub fn migrate(&self, gfn: Gfn, old: Mfn, new: Mfn) -> Moved {
         self.maps.lock().migrate(&self.ram, gfn, (old, new), &Metal)
+    }
+
+    /// Gives a node a copy of a page; see [`Maps::replicate`]. Its CPUs see it when they next load the
+    /// VM.
+    pub fn replicate(&self, gfn: Gfn, old: Mfn, (node, copy): (NodeId, Mfn)) -> Moved {
+        let mut maps = self.maps.lock();
+        let done = maps.replicate(&self.ram, gfn, old, (node, copy), &Metal);
+        if let Some(own) = self.vttbrs.get(usize::from(node.0)) {
+            let vmid = (self.first_vttbr >> 48) as u16;
+            own.store(vttbr(vmid, maps.root_on(node)), Ordering::Release);
+        }
+        done
+    }
+
+    /// Which nodes have copies of a page.
+    pub fn copies_of(&self, gfn: Gfn) -> NodeSet {
+        let maps = self.maps.lock();
+        let has_copy = |node: &NodeId| maps.copy_on(*node, gfn).is_some();
+        host::get().node_ids().filter(has_copy).collect()
+    }
+
+    /// How many copies of pages nodes have.
+    pub fn copies(&self) -> u64 {
+        self.maps.lock().copies()
+    }
+
+    /// See [`Maps::give_copies_back`].
+    pub fn give_copies_back(&self, node: NodeId, from: Gfn) -> (u64, Option<Gfn>) {
+        self.maps.lock().give_copies_back(node, from, &Metal)
     }
 
     /// See [`Maps::restore`].

@@ -169,11 +169,6 @@ impl Instance {
         self.name
     }
 
-    /// `VTTBR_EL2`.
-    pub fn vttbr(&self) -> u64 {
-        self.space.vttbr()
-    }
-
     /// `CNTVOFF_EL2`.
     #[inline]
     pub fn time_offset(&self) -> u64 {

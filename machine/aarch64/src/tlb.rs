@@ -17,6 +17,13 @@ pub fn flush_vmid() {
     }
 }
 
+/// Drops every entry of the current VMID, both stages, on this CPU: it may have walked from another
+/// root.
+pub fn flush_vmid_local() {
+    // SAFETY: as above.
+    unsafe { asm!("tlbi vmalls12e1", "dsb nsh", "isb", options(nostack)) }
+}
+
 /// Drops stage-1 entries of the current VMID on this CPU: another vCPU of the same VM ran here.
 pub fn flush_stage1_local() {
     // SAFETY: as above.

@@ -353,6 +353,8 @@ pub struct FakeTranslation {
     /// The MMU.
     pub mmu: FakeMmu,
     root: Option<Mfn>,
+    /// Nodes whose CPUs walk from a root of their own, in the order of those.
+    nodes: Vec<NodeId>,
 }
 
 impl Default for FakeTranslation {
@@ -370,7 +372,14 @@ impl FakeTranslation {
         Self {
             mmu: FakeMmu::new(tables, walker),
             root: Some(root),
+            nodes: Vec::new(),
         }
+    }
+
+    /// The number of the root from which CPUs of `node` walk.
+    pub fn root_on(&self, node: NodeId) -> usize {
+        let own = self.nodes.iter().position(|own| *own == node);
+        own.map_or(0, |own| own + 1)
     }
 
     /// How many tables are allocated now, the root included.
@@ -404,5 +413,11 @@ impl Translation for FakeTranslation {
             Invalidation::Run(run) => self.mmu.invalidate(run.addresses()),
             Invalidation::All => self.mmu.invalidate_all(),
         }
+    }
+
+    fn use_root(&mut self, node: NodeId, root: Mfn) {
+        self.nodes.push(node);
+        let vtcr = vtcr(IpaSize::ONE_TABLE, 48, VmidBits::Eight);
+        self.mmu.add_root(Walker::new(vtcr, root));
     }
 }

@@ -29,9 +29,10 @@ impl Place {
     }
 }
 
-/// Table memory that one stage-2 translation walks, all the time.
+/// Table memory that one stage-2 translation walks, all the time: from one root, or from several by
+/// CPUs of their own ([`Self::add_root`]), whose TLBs are apart.
 ///
-/// The TLB loads every translation the moment it becomes reachable and keeps it, like the tables
+/// A TLB loads every translation the moment it becomes reachable and keeps it, like the tables
 /// on the way, until an invalidation names it. Three things fail the test at once:
 /// - a valid translation is replaced by one with another address, size or memory type and no
 ///   invalidation lies between (Arm ARM D8.17, break-before-make);
@@ -40,8 +41,15 @@ impl Place {
 #[derive(Debug)]
 pub struct FakeMmu {
     tables: FakeTables,
-    walker: Walker,
     live: bool,
+    /// By root, in the order in which they came.
+    views: Vec<View>,
+}
+
+/// What CPUs see that walk from one root.
+#[derive(Debug)]
+struct View {
+    walker: Walker,
     /// By the first address; no two overlap.
     cached: BTreeMap<u64, Leaf>,
     walked: BTreeMap<Mfn, Place>,
@@ -50,15 +58,16 @@ pub struct FakeMmu {
 impl FakeMmu {
     /// An MMU with these tables, whose root is empty, in use from now on.
     pub fn new(tables: FakeTables, walker: Walker) -> Self {
-        let place = |(table, level, ipa)| (table, Place { level, ipa });
-        let walked = walker.roots().map(place).collect();
         Self {
             tables,
-            walker,
             live: true,
-            cached: BTreeMap::new(),
-            walked,
+            views: vec![View::new(walker)],
         }
+    }
+
+    /// Other CPUs walk from another root, which is empty.
+    pub fn add_root(&mut self, walker: Walker) {
+        self.views.push(View::new(walker));
     }
 
     /// The table memory.
@@ -71,49 +80,50 @@ impl FakeMmu {
         self.tables.in_use()
     }
 
-    /// What a CPU that uses the translation may see now: the stale translation where there is
+    /// What a CPU that walks from the first root may see now: the stale translation where there is
     /// one, else what the tables say.
     pub fn translate(&self, ipa: Ipa) -> Result<Translation, Fault> {
-        let before = self.cached.range(..=ipa.0).next_back();
+        self.translate_from(0, ipa)
+    }
+
+    /// As [`Self::translate`], from root number `root`.
+    pub fn translate_from(&self, root: usize, ipa: Ipa) -> Result<Translation, Fault> {
+        let view = &self.views[root];
+        let before = view.cached.range(..=ipa.0).next_back();
         match before.filter(|(_, leaf)| leaf.covers(ipa)) {
             Some((_, leaf)) => Ok(leaf.translate(ipa)),
-            None if self.live => self.walker.walk(&self.tables, ipa),
+            None if self.live => view.walker.walk(&self.tables, ipa),
             None => Err(Fault::Translation(0)),
         }
     }
 
-    /// What the TLB holds.
+    /// What the TLBs hold.
     pub fn leaves(&self) -> impl Iterator<Item = &Leaf> {
-        self.cached.values()
+        self.views.iter().flat_map(|view| view.cached.values())
     }
 
     /// Whether any address may still be translated to `frame`.
     pub fn reaches(&self, frame: Mfn) -> bool {
         let pa = frame.address().0;
-        self.cached
-            .values()
-            .any(|leaf| pa >= leaf.pa.0 && pa - leaf.pa.0 < leaf.size)
+        let mut leaves = self.leaves();
+        leaves.any(|leaf| pa >= leaf.pa.0 && pa - leaf.pa.0 < leaf.size)
     }
 
     /// Drops what is cached of each address, leaves and the tables on the way (TLBI IPAS2E1IS
-    /// each, DSB, TLBI VMALLE1IS, DSB).
+    /// each, DSB, TLBI VMALLE1IS, DSB), in all TLBs.
     pub fn invalidate(&mut self, addresses: impl IntoIterator<Item = Ipa>) {
-        let roots: Vec<_> = self.walker.roots().map(|(table, ..)| table).collect();
         for ipa in addresses {
-            let before = self.cached.range(..=ipa.0).next_back();
-            if let Some((&start, _)) = before.filter(|(_, leaf)| leaf.covers(ipa)) {
-                self.cached.remove(&start);
-            }
-            self.walked
-                .retain(|table, place| roots.contains(table) || !place.covers(ipa));
+            self.views.iter_mut().for_each(|view| view.forget(ipa));
         }
         self.load_all();
     }
 
     /// Drops all that is cached (TLBI VMALLS12E1IS, DSB).
     pub fn invalidate_all(&mut self) {
-        self.cached.clear();
-        self.walked.clear();
+        for view in &mut self.views {
+            view.cached.clear();
+            view.walked.clear();
+        }
         self.load_all();
     }
 
@@ -124,28 +134,53 @@ impl FakeMmu {
 
     fn load_all(&mut self) {
         if self.live {
-            for (table, level, ipa) in self.walker.roots() {
-                self.load_table(table, Place { level, ipa });
+            for view in &mut self.views {
+                let roots: Vec<_> = view.walker.roots().collect();
+                for (table, level, ipa) in roots {
+                    view.load_table(&self.tables, table, Place { level, ipa });
+                }
             }
         }
     }
+}
 
-    fn load_table(&mut self, table: Mfn, place: Place) {
+impl View {
+    fn new(walker: Walker) -> Self {
+        let place = |(table, level, ipa)| (table, Place { level, ipa });
+        let walked = walker.roots().map(place).collect();
+        Self {
+            walker,
+            cached: BTreeMap::new(),
+            walked,
+        }
+    }
+
+    fn forget(&mut self, ipa: Ipa) {
+        let before = self.cached.range(..=ipa.0).next_back();
+        if let Some((&start, _)) = before.filter(|(_, leaf)| leaf.covers(ipa)) {
+            self.cached.remove(&start);
+        }
+        let roots: Vec<_> = self.walker.roots().map(|(table, ..)| table).collect();
+        self.walked
+            .retain(|table, place| roots.contains(table) || !place.covers(ipa));
+    }
+
+    fn load_table(&mut self, tables: &FakeTables, table: Mfn, place: Place) {
         self.walked.insert(table, place);
         for index in 0..512 {
-            self.load_entry(table, index, place);
+            self.load_entry(tables, table, index, place);
         }
     }
 
     /// Loads entry `index` of `table` as a walk may do at any moment.
-    fn load_entry(&mut self, table: Mfn, index: usize, place: Place) {
+    fn load_entry(&mut self, tables: &FakeTables, table: Mfn, index: usize, place: Place) {
         let ipa = place.entry(index);
         let child = Place {
             level: place.level + 1,
             ipa,
         };
         let end = Ipa(ipa.0 + place.entry_size());
-        match decode(self.tables.read(table, index), place.level, ipa) {
+        match decode(tables.read(table, index), place.level, ipa) {
             Descriptor::Invalid => {}
             Descriptor::Leaf(leaf) => {
                 let stale = self.walked.values().any(|walked| *walked == child);
@@ -173,7 +208,7 @@ impl FakeMmu {
                     "{ipa}: a block became a table without break-before-make"
                 );
                 if self.walked.get(&next) != Some(&child) {
-                    self.load_table(next, child);
+                    self.load_table(tables, next, child);
                 }
             }
         }
@@ -197,8 +232,9 @@ impl TableMemory for FakeMmu {
     }
 
     fn free_table(&mut self, table: Mfn) {
+        let is_walked = |view: &View| view.walked.contains_key(&table);
         assert!(
-            !self.walked.contains_key(&table),
+            !self.views.iter().any(is_walked),
             "table {table} may still be walked"
         );
         self.tables.free_table(table);
@@ -210,8 +246,10 @@ impl TableMemory for FakeMmu {
 
     fn write(&mut self, table: Mfn, index: usize, value: u64) {
         self.tables.write(table, index, value);
-        if let Some(place) = self.walked.get(&table).copied().filter(|_| self.live) {
-            self.load_entry(table, index, place);
+        for view in self.views.iter_mut().filter(|_| self.live) {
+            if let Some(place) = view.walked.get(&table).copied() {
+                view.load_entry(&self.tables, table, index, place);
+            }
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::exchange::give_back;
 use crate::{Frames, Maps, Translation};
+use heapless::Vec;
 use model_addr::VmId;
-use model_frame_table::Owner;
+use model_frame_table::{MAX_NODES, Owner};
 use model_pmap::{GivenBack, PmapTeardown};
 use model_stage2::Teardown;
 
@@ -14,6 +15,8 @@ pub struct Dismantling<T> {
     vm: VmId,
     stage2: Option<Teardown>,
     pmap: PmapTeardown,
+    /// Of nodes with copies.
+    roots: Vec<(Teardown, PmapTeardown), MAX_NODES>,
     tables: T,
 }
 
@@ -25,11 +28,17 @@ impl<T: Translation> Maps<T> {
             pmap,
             stage2,
             mut tables,
+            roots,
             ..
         } = self;
         let stage2 = stage2.retire().pay(|what| tables.invalidate(what));
+        let roots = roots.into_iter().map(|root| {
+            let stage2 = root.stage2.retire().pay(|what| tables.invalidate(what));
+            (stage2, root.copies.teardown())
+        });
         Dismantling {
             vm,
+            roots: roots.collect::<Vec<_, _>>(),
             stage2: Some(stage2),
             pmap: pmap.teardown(),
             tables,
@@ -49,6 +58,18 @@ impl<T: Translation> Dismantling<T> {
             return false;
         }
         let vm = self.vm;
+        if let Some((stage2, copies)) = self.roots.last_mut() {
+            let free = |back| match back {
+                GivenBack::Entry(_, copy) => copy.frame().map_or((), |copy| frames.free(copy, 0)),
+                GivenBack::Reservation(..) => {}
+            };
+            let all = stage2.step(&mut self.tables, budget)
+                && copies.step(&mut self.tables, budget, free);
+            if all && let Some((done, _)) = self.roots.pop() {
+                self.tables.free_table(done.root());
+            }
+            return false;
+        }
         self.pmap.step(&mut self.tables, budget, |back| match back {
             // What is on a disk goes as a whole.
             GivenBack::Entry(_, entry) if entry.frame().is_none() => {}

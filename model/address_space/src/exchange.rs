@@ -5,7 +5,7 @@ use crate::{Frames, GuestRam, Maps, Translation};
 use model_addr::{Gfn, Mfn, VmId};
 use model_frame_table::{CacheKey, MAX_ORDER, Owner};
 use model_pmap::{Backing, Entry, REGION_FRAMES, Why};
-use model_stage2::{FlushDebt, Rights};
+use model_stage2::FlushDebt;
 
 /// The most pages that are exchanged under one debt.
 pub const EXCHANGE_MAX: usize = 64;
@@ -118,6 +118,7 @@ impl<T: Translation> Maps<T> {
             return None;
         }
         *split = Some(region);
+        self.collapse(gfn, frames);
         let new = match gets {
             Gets::Frame(frame) => Entry::shared(*frame),
             Gets::Own | Gets::Block(_) => self.publish(ram.vm, gfn, gets, frames)?,
@@ -126,11 +127,8 @@ impl<T: Translation> Maps<T> {
         let old = self.pmap.replace(&mut self.tables, gfn, new).ok()?;
         let ipa = gfn.address();
         let owed = match gets {
-            Gets::Own | Gets::Block(_) => {
-                self.stage2
-                    .protect(&mut self.tables, ipa, 1, Rights::READ_EXECUTE)
-            }
-            _ => self.stage2.unmap(&mut self.tables, ipa, 1),
+            Gets::Own | Gets::Block(_) => self.protect(ipa, 1),
+            _ => self.unmap(ipa, 1),
         };
         Some((old, owed))
     }
@@ -224,6 +222,12 @@ impl<T: Translation> Maps<T> {
             let ready = broken.pay(&mut self.tables, T::invalidate);
             let _ = self.stage2.make(&mut self.tables, ready);
         }
+        let mut debt = FlushDebt::none();
+        for root in &mut self.roots {
+            let taken = root.stage2.unmap(&mut self.tables, gfn.address(), 1);
+            debt = debt.and(taken);
+        }
+        debt.pay(|what| self.tables.invalidate(what));
     }
 
     /// Takes away what is behind `count` guest frames from `gfn` on, which the guest does not need:
@@ -282,6 +286,7 @@ impl<T: Translation> Maps<T> {
         }
         let mut before = [Entry::default(); EXCHANGE_MAX];
         for (n, entry) in (0..count).zip(&mut before) {
+            self.collapse(first.add(n), frames);
             *entry = self.entry(first.add(n));
         }
         if self.pmap.clear(&mut self.tables, first, count).is_err() {
@@ -304,7 +309,7 @@ impl<T: Translation> Maps<T> {
     }
 
     fn take_out(&mut self, first: Gfn, count: u64) {
-        let debt = self.stage2.unmap(&mut self.tables, first.address(), count);
+        let debt = self.unmap(first.address(), count);
         if !debt.is_none() {
             self.events.flushes += 1;
         }

@@ -10,7 +10,7 @@ use model_addr::{Gfn, Ipa, Mfn, NodeId, VmId};
 use model_frame_table::{
     CHUNK_FRAMES, CHUNK_ORDER, Contents, MAX_ORDER, MemoryMap, Owner, Purpose,
 };
-use model_pmap::{Backing, REGION_FRAMES, Survey};
+use model_pmap::{Backing, REGION_FRAMES, Reasons, Survey};
 use model_stage2::{MapError, Rights};
 
 /// What is done to the page of a fault.
@@ -123,7 +123,7 @@ impl Fault {
         lock: impl FnOnce() -> G,
     ) -> Option<Filled> {
         let next = match self.step {
-            Step::Look => lock().look(ram, self.gfn, self.access, frames),
+            Step::Look => lock().look(ram, self.gfn, (self.node, self.access), frames),
             Step::Reserve(filling) => self.reserve(ram.vm, filling, frames),
             Step::Note(base, filling) => self.note(ram.vm, (base, filling), frames, lock),
             Step::Take(order, filling) => self.take(ram, order, filling, frames),
@@ -239,14 +239,14 @@ impl<T: Translation> Maps<T> {
         &mut self,
         ram: &GuestRam<B>,
         gfn: Gfn,
-        access: Access,
+        (node, access): (NodeId, Access),
         frames: &impl Frames,
     ) -> Next {
         let Ok(survey) = self.pmap.survey(&self.tables, gfn) else {
             return Break(Filled::Refused);
         };
         if survey.entry.backing != Backing::Absent {
-            return self.look_again(ram, gfn, access, survey, frames);
+            return self.look_again(ram, gfn, (node, access), survey, frames);
         }
         if ram.may_be_image(gfn) && !access.writes() && self.use_images(ram, gfn, frames) {
             return Break(Filled::Done);
@@ -330,7 +330,7 @@ impl<T: Translation> Maps<T> {
         &mut self,
         ram: &GuestRam<B>,
         gfn: Gfn,
-        access: Access,
+        (node, access): (NodeId, Access),
         survey: Survey,
         frames: &impl Frames,
     ) -> Next {
@@ -346,6 +346,10 @@ impl<T: Translation> Maps<T> {
             self.touch(gfn);
             survey = self.pmap.survey(&self.tables, gfn).unwrap_or(survey);
         }
+        if access.writes() && survey.entry.reasons.contains(Reasons::REPLICA) {
+            self.collapse(gfn, frames);
+            survey = self.pmap.survey(&self.tables, gfn).unwrap_or(survey);
+        }
         let (Some(frame), Some(mut rights)) = (survey.entry.frame(), survey.entry.rights()) else {
             return Break(Filled::Refused);
         };
@@ -355,11 +359,14 @@ impl<T: Translation> Maps<T> {
             }
             rights = Rights::ALL;
         }
-        Break(match self.show_again(gfn, (frame, rights), survey.region) {
-            Ok(()) | Err(MapError::Busy) => Filled::Done,
-            Err(MapError::NoMemory) => Filled::NoMemory,
-            Err(_) => Filled::Refused,
-        })
+        let frame = self.copy_on(node, gfn).unwrap_or(frame);
+        Break(
+            match self.show_again(node, gfn, (frame, rights), survey.region) {
+                Ok(()) | Err(MapError::Busy) => Filled::Done,
+                Err(MapError::NoMemory) => Filled::NoMemory,
+                Err(_) => Filled::Refused,
+            },
+        )
     }
 }
 
@@ -411,7 +418,7 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
     ) -> Filled {
         let gfn = ipa.frame();
         // The usual way, straight; all others step by step.
-        let next = lock().look(self, gfn, access, frames);
+        let next = lock().look(self, gfn, (node, access), frames);
         match next {
             Continue(Step::Write(run)) if run.count == CHUNK_FRAMES => {
                 self.write(frames, run);
@@ -478,6 +485,7 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
             let entry = maps.entry(ipa.frame());
             match entry.backing {
                 _ if entry.reasons.intersects(SAMPLED) => drop(maps),
+                _ if access.writes() && entry.reasons.contains(Reasons::REPLICA) => drop(maps),
                 Backing::Private(frame) => return Ok(with(frame)),
                 Backing::Shared(frame) if !access.writes() => return Ok(with(frame)),
                 _ => drop(maps),

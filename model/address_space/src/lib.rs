@@ -50,6 +50,7 @@ mod maps;
 mod memory;
 mod migrate;
 mod paging;
+mod replicas;
 mod unshare;
 
 pub use dismantle::Dismantling;
@@ -59,6 +60,7 @@ pub use maps::{Events, Maps, Run};
 pub use memory::{GuestRam, Policy, SOURCES, Source};
 pub use migrate::Moved;
 pub use paging::AGE_AT_ONCE;
+pub use replicas::GIVE_BACK_AT_ONCE;
 
 use machine_contract::TableMemory;
 use model_addr::{Mfn, NodeId};
@@ -143,4 +145,8 @@ pub trait Frames {
 pub trait Translation: TableMemory {
     /// Pays a debt of the VM's translation: returns when no TLB holds what `what` names.
     fn invalidate(&mut self, what: Invalidation);
+    /// CPUs of `node` may walk from `root`, too, which maps nothing yet.
+    fn use_root(&mut self, node: NodeId, root: Mfn) {
+        let _ = (node, root);
+    }
 }

@@ -1,8 +1,9 @@
 //! The pmap and the stage-2 tables, which change together under the VM's lock.
 
 use crate::Translation;
-use model_addr::{FRAME_SIZE, Gfn, IpaRange, Mfn};
-use model_frame_table::{CHUNK_FRAMES, Contents};
+use crate::replicas::NodeRoot;
+use model_addr::{FRAME_SIZE, Gfn, IpaRange, Mfn, NodeId};
+use model_frame_table::{CHUNK_FRAMES, Contents, MAX_NODES};
 use model_pmap::{Counts, Entry, Pmap, PmapError, REGION_FRAMES, Region};
 use model_stage2::{IpaSize, MapError, Rights, Size, Stage2};
 
@@ -30,6 +31,8 @@ pub struct Maps<T> {
     pub(crate) events: Events,
     /// Pages were marked as never to be shared.
     pub(crate) has_secrets: bool,
+    /// Nodes with copies of pages; CPUs of others walk from [`Self::root`].
+    pub(crate) roots: heapless::Vec<NodeRoot, MAX_NODES>,
 }
 
 /// What happened to memory that is shared, counted since the VM's start.
@@ -61,6 +64,10 @@ pub struct Events {
     pub refaults: u64,
     /// Pages that moved to another node.
     pub moved: u64,
+    /// Copies that nodes got of pages that they read.
+    pub replicated: u64,
+    /// Pages whose copies went because somebody wrote the page, or it went.
+    pub collapsed: u64,
 }
 
 /// Why frames were not shown. They are the caller's.
@@ -90,10 +97,11 @@ impl<T: Translation> Maps<T> {
             tables,
             events: Events::default(),
             has_secrets: false,
+            roots: heapless::Vec::new(),
         })
     }
 
-    /// The frame that `VTTBR_EL2` names.
+    /// The frame that `VTTBR_EL2` names, but for nodes with copies: see [`Self::root_on`].
     pub fn root(&self) -> Mfn {
         self.stage2.root()
     }
@@ -162,7 +170,7 @@ impl<T: Translation> Maps<T> {
         })?;
         // From here on the frames are the guest's: what stage 2 lacks, another fault fills.
         let _ = if let Some(base) = region.block() {
-            self.merge(first, base)
+            merge((&mut self.stage2, &mut self.tables), first, base)
         } else {
             let (ipa, pa) = (first.address(), frame.address());
             self.stage2
@@ -171,45 +179,47 @@ impl<T: Translation> Maps<T> {
         Ok(())
     }
 
-    /// Lets the hardware see again what is behind `gfn`.
+    /// Lets the CPUs of `node` see again what is behind `gfn`.
     #[cold]
     pub(crate) fn show_again(
         &mut self,
+        node: NodeId,
         gfn: Gfn,
         (frame, rights): (Mfn, Rights),
         region: Region,
     ) -> Result<(), MapError> {
         let (ipa, pa) = (gfn.address(), frame.address());
-        match self.stage2.translate(&self.tables, ipa) {
+        let (stage2, tables) = self.walked_on(node);
+        match stage2.translate(tables, ipa) {
             // Another vCPU was faster, or a TLB was told of it only now.
             Some(seen) if (seen.pa, seen.rights) == (pa, rights) => return Ok(()),
             Some(_) => {
-                let debt = self.stage2.unmap(&mut self.tables, ipa, 1);
-                debt.pay(|what| self.tables.invalidate(what));
+                let debt = stage2.unmap(tables, ipa, 1);
+                debt.pay(|what| tables.invalidate(what));
             }
             None => {}
         }
         match region.block() {
-            Some(base) => self.merge(gfn, base),
-            None => self
-                .stage2
-                .map(&mut self.tables, ipa, pa, Size::Page, rights),
+            Some(base) => merge((stage2, tables), gfn, base),
+            None => stage2.map(tables, ipa, pa, Size::Page, rights),
         }
     }
+}
 
-    /// Replaces what is mapped in a full region by one block.
-    #[cold]
-    fn merge(&mut self, gfn: Gfn, base: Mfn) -> Result<(), MapError> {
-        let ipa = gfn.align_down(REGION_FRAMES).address();
-        let (pa, size) = (base.address(), Size::Block2M);
-        let broken = self
-            .stage2
-            .begin_merge(&mut self.tables, ipa, pa, size, Rights::ALL)?;
-        let ready = broken.pay(&mut self.tables, T::invalidate);
-        // Nothing came in between: the lock is held.
-        let _ = self.stage2.make(&mut self.tables, ready);
-        Ok(())
-    }
+/// Replaces what is mapped in a full region by one block.
+#[cold]
+fn merge<T: Translation>(
+    (stage2, tables): (&mut Stage2, &mut T),
+    gfn: Gfn,
+    base: Mfn,
+) -> Result<(), MapError> {
+    let ipa = gfn.align_down(REGION_FRAMES).address();
+    let (pa, size) = (base.address(), Size::Block2M);
+    let broken = stage2.begin_merge(tables, ipa, pa, size, Rights::ALL)?;
+    let ready = broken.pay(tables, T::invalidate);
+    // Nothing came in between: the lock is held.
+    let _ = stage2.make(tables, ready);
+    Ok(())
 }
 
 /// A chunk, for what is unrolled.

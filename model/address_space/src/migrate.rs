@@ -60,7 +60,7 @@ impl<T: Translation> Maps<T> {
             }
             self.split(gfn);
         }
-        let debt = self.stage2.unmap(&mut self.tables, gfn.address(), 1);
+        let debt = self.unmap(gfn.address(), 1);
         debt.pay(|what| self.tables.invalidate(what));
         frames.relocate(old, new);
         let moved = Entry {

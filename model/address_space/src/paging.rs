@@ -8,6 +8,7 @@
 //!     └───────────────────────────────┴────────────────────────────── restore
 //! ```
 
+use crate::replicas::NO_NODE;
 use crate::{Frames, GuestRam, Maps, Translation};
 use heapless::Vec;
 use model_addr::{Gfn, Mfn};
@@ -33,7 +34,9 @@ impl<T: Translation> Maps<T> {
     ) -> Option<Gfn> {
         let mut young: Vec<Gfn, AGE_AT_ONCE> = Vec::new();
         let next = self.visit(from, AGE_AT_ONCE, |gfn, entry| {
-            if entry.frame().is_none() || !may(gfn, entry) {
+            let has_copies = entry.reasons.contains(Reasons::REPLICA);
+            // Copies go first: then the page is looked at, too.
+            if entry.frame().is_none() || has_copies || !may(gfn, entry) {
                 return;
             }
             let is_sampled = entry.reasons.contains(Reasons::ACCESS_SAMPLE);
@@ -50,15 +53,15 @@ impl<T: Translation> Maps<T> {
             if self.pmap.region(&self.tables, gfn).block().is_some() {
                 self.split(gfn);
             }
-            if self.change(gfn, Reasons::ACCESS_SAMPLE, Reasons::empty()) {
-                debt = debt.and(self.stage2.unmap(&mut self.tables, gfn.address(), 1));
+            if self.set_reasons(gfn, Reasons::ACCESS_SAMPLE, Reasons::empty()) {
+                debt = debt.and(self.unmap(gfn.address(), 1));
             }
         }
         debt.pay(|what| self.tables.invalidate(what));
         next
     }
 
-    fn change(&mut self, gfn: Gfn, add: Reasons, remove: Reasons) -> bool {
+    pub(crate) fn set_reasons(&mut self, gfn: Gfn, add: Reasons, remove: Reasons) -> bool {
         let changed = self
             .pmap
             .change_reasons(&mut self.tables, gfn, 1, add, remove);
@@ -67,7 +70,7 @@ impl<T: Translation> Maps<T> {
 
     /// A page was touched: it is no candidate any more.
     pub(crate) fn touch(&mut self, gfn: Gfn) {
-        self.change(gfn, Reasons::empty(), SAMPLED);
+        self.set_reasons(gfn, Reasons::empty(), SAMPLED);
     }
 
     /// Begins to write out a private page that was not touched: `copy` takes what its frame holds.
@@ -80,7 +83,7 @@ impl<T: Translation> Maps<T> {
                 if entry.reasons.intersection(SAMPLED) == Reasons::ACCESS_SAMPLE =>
             {
                 copy(frame);
-                self.change(gfn, Reasons::DIRTY_LOG, Reasons::empty())
+                self.set_reasons(gfn, Reasons::DIRTY_LOG, Reasons::empty())
             }
             _ => false,
         }
@@ -88,7 +91,7 @@ impl<T: Translation> Maps<T> {
 
     /// The page could not be written: it stays.
     pub fn cancel_out(&mut self, gfn: Gfn) {
-        self.change(gfn, Reasons::empty(), Reasons::DIRTY_LOG);
+        self.set_reasons(gfn, Reasons::empty(), Reasons::DIRTY_LOG);
     }
 
     /// Takes `frame` from a page whose contents are where `token` says: a private one that
@@ -101,6 +104,7 @@ impl<T: Translation> Maps<T> {
         token: u64,
         frames: &impl Frames,
     ) -> bool {
+        self.collapse(gfn, frames);
         let old = self.entry(gfn);
         let may = match old.backing {
             Backing::Private(own) => own == frame && old.reasons.contains(SAMPLED),
@@ -115,7 +119,7 @@ impl<T: Translation> Maps<T> {
         if !may || self.pmap.set_run(&mut self.tables, gfn, 1, new).is_err() {
             return false;
         }
-        let debt = self.stage2.unmap(&mut self.tables, gfn.address(), 1);
+        let debt = self.unmap(gfn.address(), 1);
         debt.pay(|what| self.tables.invalidate(what));
         if matches!(old.backing, Backing::Private(_)) {
             self.events.swapped += 1;
@@ -146,7 +150,7 @@ impl<T: Translation> Maps<T> {
         self.events.refaults += 1;
         let region = self.pmap.region(&self.tables, gfn);
         // What stage 2 lacks, a fault fills.
-        let _ = self.show_again(gfn, (frame, rights), region);
+        let _ = self.show_again(NO_NODE, gfn, (frame, rights), region);
         true
     }
 

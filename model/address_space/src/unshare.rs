@@ -87,6 +87,7 @@ impl<T: Translation> Maps<T> {
         new: Mfn,
         frames: &impl Frames,
     ) -> Filled {
+        self.collapse(gfn, frames);
         let Backing::Shared(old) = self.entry(gfn).backing else {
             // Another vCPU was faster.
             frames.free(new, 0);
@@ -100,7 +101,7 @@ impl<T: Translation> Maps<T> {
         }
         self.events.breaks += 1;
         self.set_dirtied(gfn, new);
-        let debt = self.stage2.unmap(&mut self.tables, gfn.address(), 1);
+        let debt = self.unmap(gfn.address(), 1);
         debt.pay(|what| self.tables.invalidate(what));
         let (ipa, pa) = (gfn.address(), new.address());
         let _ = self

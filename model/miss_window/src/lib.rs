@@ -28,7 +28,6 @@ mod offset {
     pub const THRESHOLD: usize = 8;
     pub const HEAD: usize = 9;
     pub const TAIL: usize = 10;
-    pub const DROPPED: usize = 11;
     pub const RING: usize = 256;
     pub const HEADER_END: usize = 1024;
 }
@@ -51,19 +50,12 @@ pub struct MissWindow<W> {
     base: Mfn,
     pages: usize,
     counters: usize,
-    /// Entries dropped until the last look at all counters began.
-    dropped: u32,
-    /// The page that is looked at next, where entries were dropped.
-    sweep: Option<usize>,
-    threshold: u32,
 }
-
-/// Pages that one call of [`MissSource::next_hot`] looks at where the ring was too small.
-const SWEPT: usize = 256;
 
 impl<W: Words> MissWindow<W> {
     /// The window of a machine with so many nodes, of pages from `base` on; `None` where the memory
-    /// is no such window. From `threshold` misses of a node on, a page is reported.
+    /// is no such window. A page is reported at each `threshold` misses of a node, until it is taken: one
+    /// that found no place in the ring comes back.
     pub fn open(mut words: W, nodes: usize, base: Mfn, threshold: u32) -> Option<Self> {
         if words.count() < offset::HEADER_END {
             return None;
@@ -87,20 +79,12 @@ impl<W: Words> MissWindow<W> {
         words.set(offset::TAIL, words.get(offset::HEAD));
         words.set(offset::THRESHOLD, threshold);
         Some(Self {
-            dropped: words.get(offset::DROPPED),
             words,
             nodes,
             base,
             pages,
             counters,
-            sweep: None,
-            threshold,
         })
-    }
-
-    /// How many hot pages found no place in the ring.
-    pub fn dropped(&self) -> u32 {
-        self.words.get(offset::DROPPED)
     }
 
     fn page_of(&self, frame: Mfn) -> Option<usize> {
@@ -112,9 +96,10 @@ impl<W: Words> MissWindow<W> {
     fn record(&self, page: usize) -> usize {
         self.counters + page * (self.nodes + 1)
     }
+}
 
-    /// The next entry of the ring.
-    fn next_in_ring(&mut self) -> Option<Mfn> {
+impl<W: Words> MissSource for MissWindow<W> {
+    fn next_hot(&mut self) -> Option<Mfn> {
         let (head, tail) = (self.words.get(offset::HEAD), self.words.get(offset::TAIL));
         let waiting = head.wrapping_sub(tail);
         if waiting == 0 {
@@ -129,32 +114,6 @@ impl<W: Words> MissWindow<W> {
         let page = self.words.get(at) as usize;
         self.words.set(offset::TAIL, tail.wrapping_add(1));
         (page < self.pages).then(|| self.base.add(page as u64))
-    }
-
-    /// A hot page that found no place in the ring: some counters are looked at.
-    fn next_swept(&mut self) -> Option<Mfn> {
-        let dropped = self.dropped();
-        let from = self
-            .sweep
-            .or_else(|| (dropped != self.dropped).then_some(0))?;
-        if from == 0 {
-            self.dropped = dropped;
-        }
-        let end = (from + SWEPT).min(self.pages);
-        let is_hot = |page: &usize| {
-            let record = self.record(*page);
-            (0..self.nodes).any(|node| self.words.get(record + node) >= self.threshold)
-        };
-        let found = (from..end).find(is_hot);
-        let next = found.map_or(end, |page| page + 1);
-        self.sweep = (next < self.pages).then_some(next);
-        found.map(|page| self.base.add(page as u64))
-    }
-}
-
-impl<W: Words> MissSource for MissWindow<W> {
-    fn next_hot(&mut self) -> Option<Mfn> {
-        self.next_in_ring().or_else(|| self.next_swept())
     }
 
     fn take(&mut self, frame: Mfn, misses: &mut [u32]) -> bool {
@@ -245,19 +204,5 @@ mod tests {
         window.words.0[offset::HEAD] = 5000;
         assert_eq!(window.next_hot(), None);
         assert_eq!(window.words.0[offset::TAIL], 5000);
-    }
-
-    #[test]
-    fn what_the_ring_dropped_is_found() {
-        let mut memory = memory();
-        let mut window = MissWindow::open(&mut memory, 2, BASE, 9).unwrap();
-        window.words.0[offset::DROPPED] = 2;
-        for page in [3, 290] {
-            window.words.0[1024 + page * 3 + 1] = 10;
-        }
-        let mut found = [(); 4].map(|()| window.next_hot());
-        found.sort_unstable();
-        assert_eq!(found, [None, None, Some(BASE.add(3)), Some(BASE.add(290))]);
-        assert_eq!(window.sweep, None);
     }
 }

@@ -10,9 +10,10 @@
 //!               ├─ it was moved too often ─────────────────► leave: moved often
 //!               └─ the node is short of memory ────────────► leave: no memory
 //!
-//!  a write to a page with replicas ──► they collapse, which counts as a move
-//!  a node that runs short ───────────► gives the replicas back first
 //! ```
+//!
+//! Who holds the pages knows where replicas are: a write to a page with replicas gives them back, as
+//! does a node that runs short of memory. The next look at the page sees it, and counts it as a move.
 //!
 //! A [`Placement`] remembers a bounded number of pages, those that were moved or replicated last.
 //! The work for a hot page is one set of [`WAYS`] records and one look at each node's counter; per

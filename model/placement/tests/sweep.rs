@@ -48,7 +48,6 @@ fn time(usage: Use, limits: Thresholds) -> u64 {
         written |= is_written;
         if is_written && !replicas.is_empty() {
             replicas = NodeSet::NONE;
-            placement.collapsed(Page(0), now);
         }
         for ((node, count), seen) in (0..).map(NodeId).zip(misses).zip(&mut seen) {
             let is_local = node == home || replicas.contains(node);
@@ -71,7 +70,7 @@ fn time(usage: Use, limits: Thresholds) -> u64 {
                 ns += COPY_NS;
             }
             Decision::Replicate(nodes) => {
-                assert!(placement.replicated(Page(0), nodes, now));
+                placement.replicated(Page(0), nodes, now);
                 replicas = replicas.and(nodes);
                 ns += COPY_NS * u64::from(nodes.len());
             }

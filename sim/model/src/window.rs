@@ -109,12 +109,14 @@ impl<'w> Window<'w> {
         self.set(at + 1, (value >> 32) as u32);
     }
 
-    /// Counts a miss of a node on a page, and reports the page when that makes it hot.
+    /// Counts a miss of a node on a page, and reports the page when that makes it hot; again at each
+    /// multiple of the threshold, so that a page which found no place in the ring comes back.
     pub fn miss(&self, page: usize, node: usize) {
         let at = offset::HEADER_END + page * self.stride + node;
         let count = self.get(at).saturating_add(1);
         self.set(at, count);
-        if count == self.get(offset::THRESHOLD) {
+        let threshold = self.get(offset::THRESHOLD);
+        if threshold != 0 && count.is_multiple_of(threshold) {
             self.report(page as u32, node as u32);
         }
     }
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn hot_pages_are_reported_once() {
+    fn hot_pages_are_reported_until_they_are_taken() {
         let words = memory(Window::words_for(&topology()));
         let window = Window::new(&words, &topology()).unwrap();
         assert_eq!(window.get(offset::MAGIC), MAGIC);
@@ -189,10 +191,12 @@ mod tests {
             [window.get(offset::RING), window.get(offset::RING + 1)],
             [6, 1]
         );
+        window.miss(6, 1);
+        assert_eq!(window.get(offset::HEAD), 2);
         // The hypervisor starts anew.
         window.set(record + 1, 0);
         (0..3).for_each(|_| window.miss(6, 1));
-        assert_eq!(window.get(offset::HEAD), 2);
+        assert_eq!(window.get(offset::HEAD), 3);
     }
 
     #[test]

@@ -299,6 +299,9 @@ pub enum NumaVerb {
         vm: String,
         /// The node's number
         node: u8,
+        /// Wait until it is there, and tell what came of it
+        #[arg(long)]
+        wait: bool,
     },
 }
 

@@ -27,9 +27,11 @@ impl Tables {
         pages.collect()
     }
 
-    /// The frame that the hardware finds, where it allows the access.
-    pub fn find(&self, gfn: Gfn, write: bool) -> Option<Mfn> {
-        let found = self.0.borrow().mmu.translate(gfn.address()).ok()?;
+    /// The frame that the hardware of a node finds, where it allows the access.
+    pub fn find(&self, node: NodeId, gfn: Gfn, write: bool) -> Option<Mfn> {
+        let tables = self.0.borrow();
+        let root = tables.root_on(node);
+        let found = tables.mmu.translate_from(root, gfn.address()).ok()?;
         (found.leaf.write || !write).then(|| found.pa.frame())
     }
 
@@ -62,6 +64,9 @@ impl TableMemory for Tables {
 impl Translation for Tables {
     fn invalidate(&mut self, what: Invalidation) {
         self.0.borrow_mut().invalidate(what);
+    }
+    fn use_root(&mut self, node: NodeId, root: Mfn) {
+        self.0.borrow_mut().use_root(node, root);
     }
 }
 
@@ -126,7 +131,9 @@ impl Frames for Machine {
             uses += u32::from(other == user);
         });
         let tlbs = self.tlbs.iter().filter(|(vm, _)| *vm == user.vm);
-        let mut seen = tlbs.map(|(_, tlb)| tlb.find(user.gfn, false));
+        let nodes = || [NodeId(0), NodeId(1)].into_iter();
+        let mut seen =
+            tlbs.flat_map(|(_, tlb)| nodes().map(|node| tlb.find(node, user.gfn, false)));
         let is_seen = uses == 1 && seen.any(|seen| seen == Some(frame));
         assert!(!is_seen, "{frame}: its user still reaches it");
         self.frames.leave(frame, user);

@@ -25,6 +25,10 @@ enum Step {
     Release(usize, Gfn, u64),
     /// A page moves to a node; or a frame that is not behind it was meant.
     Migrate(usize, Gfn, u8, bool),
+    /// A node gets a copy of a page; or a frame that is not behind it was meant.
+    Replicate(usize, Gfn, u8, bool),
+    /// A node gives its copies back.
+    GiveBack(u8),
     /// The guest marks a page, or unmarks it.
     NeverShare(usize, Gfn, bool),
     /// All of the first region, so that it may become a block.
@@ -85,6 +89,9 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (vm(), gfn(), 1..40_u64).prop_map(|(v, g, n)| Step::Release(v, g, n)),
         8 => (vm(), gfn(), 0..2_u8, prop::bool::weighted(0.1))
             .prop_map(|(v, g, n, late)| Step::Migrate(v, g, n, late)),
+        16 => (vm(), gfn(), 0..2_u8, prop::bool::weighted(0.1))
+            .prop_map(|(v, g, n, late)| Step::Replicate(v, g, n, late)),
+        1 => (0..2_u8).prop_map(Step::GiveBack),
         2 => (vm(), gfn(), any::<bool>()).prop_map(|(v, g, n)| Step::NeverShare(v, g, n)),
         1 => vm().prop_map(|v| Step::Release(v, RAM, REGION_FRAMES)),
         1 => (vm(), 0..RAM_FRAMES, 0..2 * RAM_FRAMES)
@@ -133,6 +140,10 @@ impl World {
             Step::Migrate(vm, gfn, node, late) => {
                 self.migrate(*vm, *gfn, NodeId(*node), *late);
             }
+            Step::Replicate(vm, gfn, node, late) => {
+                self.replicate(*vm, *gfn, NodeId(*node), *late);
+            }
+            Step::GiveBack(node) => self.give_copies_back(NodeId(*node)),
             Step::NeverShare(vm, gfn, never) => self.never_share(*vm, *gfn, *never),
             Step::FillRegion(vm) => self.fill_region(*vm),
             Step::Kill(vm) => self.kill(*vm),
@@ -252,7 +263,7 @@ fn zeroes_are_written() {
             }
             world.read(0, &[(gfn, Block::Zero)]);
             world.check();
-            assert_eq!(world.vms[0].find(gfn, false), None);
+            assert_eq!(world.vms[0].find(0, gfn, false), None);
             // What was there from the start does not come back.
             assert!(world.touch(0, gfn, Access::Read));
             world.check();
@@ -363,4 +374,73 @@ fn a_page_that_is_read_twice_holds_the_last() {
             }
         }
     }
+}
+
+/// Every order of two things that can happen to a page of which a node has a copy, private or shared, and
+/// then a write.
+#[test]
+fn copies_survive_all_that_may_happen() {
+    let gfn = RAM.add(100);
+    let all = [
+        Step::Touch(0, gfn, Access::Read),
+        Step::Touch(0, gfn, Access::Write),
+        Step::Fault(0, 1, gfn, Access::Overwrite),
+        Step::Device(0, gfn, Access::Write, 3),
+        Step::Read(0, vec![(gfn, Block::Image(9))]),
+        Step::Read(0, vec![(gfn, Block::Buffer(2))]),
+        Step::Read(0, vec![(gfn, Block::Zero)]),
+        Step::Release(0, gfn, 1),
+        Step::Migrate(0, gfn, 1, false),
+        Step::Replicate(0, gfn, 0, false),
+        Step::Replicate(0, gfn, 1, false),
+        Step::GiveBack(1),
+    ];
+    for is_shared in [false, true] {
+        for (first, second) in pairs(all.len()) {
+            let mut world = World::new([SHARES; VMS]);
+            assert!(world.touch(0, gfn, Access::Write));
+            world.store(0, gfn);
+            if is_shared {
+                world.read(0, &[(gfn, Block::Image(9))]);
+                world.read(1, &[(gfn, Block::Image(9))]);
+            }
+            assert_eq!(world.replicate(0, gfn, NodeId(1), false), Some(Moved::Done));
+            for at in [first, second] {
+                world.step(&all[at]);
+                world.check();
+            }
+            assert!(world.touch(0, gfn, Access::Write));
+            world.store(0, gfn);
+            world.check();
+            world.finish();
+        }
+    }
+}
+
+fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..count * count).map(move |n| (n % count, n / count))
+}
+
+/// A page of a block gets copies: the others stay where they are.
+#[test]
+fn a_page_of_a_block_gets_copies() {
+    let mut world = World::new([SHARES; VMS]);
+    world.fill_region(1);
+    world.fill_region(0);
+    for n in (0..60).chain(500..512) {
+        let gfn = RAM.add(n);
+        assert_eq!(world.replicate(0, gfn, NodeId(1), false), Some(Moved::Done));
+        world.check();
+    }
+    assert_eq!(world.vms[0].lock().copies(), 72);
+    for n in 0..40 {
+        assert!(world.touch(0, RAM.add(n), Access::Write));
+        world.store(0, RAM.add(n));
+        world.check();
+    }
+    assert_eq!(world.vms[0].lock().events().collapsed, 40);
+    world.give_copies_back(NodeId(1));
+    assert_eq!(world.vms[0].lock().copies(), 0);
+    world.check();
+    world.finish();
 }

@@ -13,7 +13,7 @@ use model_address_space::{
     Source,
 };
 use model_frame_table::{CHUNK_FRAMES, Owner, PoolCounts, Purpose, Use};
-use model_pmap::{Backing, Entry, Why};
+use model_pmap::{Backing, Entry, Reasons, Why};
 use model_sharing::{Ground, UNIT};
 
 use crate::machine::{Machine, Tables, free_blocks};
@@ -153,8 +153,9 @@ impl Vm {
         self.changed.get(&gfn).cloned().unwrap_or_else(initial)
     }
 
-    pub fn find(&self, gfn: Gfn, write: bool) -> Option<Mfn> {
-        self.tables.find(gfn, write)
+    /// What a vCPU of that number finds.
+    pub fn find(&self, vcpu: usize, gfn: Gfn, write: bool) -> Option<Mfn> {
+        self.tables.find(node_of(vcpu), gfn, write)
     }
 }
 
@@ -283,18 +284,22 @@ impl World {
         }
     }
 
-    /// Faults until the hardware lets the guest; whether it came to that.
+    /// Faults until the hardware lets all vCPUs; whether it came to that.
     pub fn touch(&mut self, vm: usize, gfn: Gfn, access: Access) -> bool {
+        (0..VCPUS).all(|vcpu| self.touch_by(vm, vcpu, gfn, access))
+    }
+
+    /// Faults until the hardware lets the vCPU; whether it came to that.
+    pub fn touch_by(&mut self, vm: usize, vcpu: usize, gfn: Gfn, access: Access) -> bool {
         self.settle(vm, Some(gfn.align_down(CHUNK_FRAMES)));
         for _ in 0..20 {
-            if self.vms[vm].find(gfn, access.writes()).is_some() {
+            if self.vms[vm].find(vcpu, gfn, access.writes()).is_some() {
                 return true;
             }
-            let vcpu = (0..VCPUS).find(|vcpu| self.vms[vm].faults[*vcpu].is_none());
-            let Some(vcpu) = vcpu else {
+            if self.vms[vm].faults[vcpu].is_some() {
                 self.settle(vm, None);
                 continue;
-            };
+            }
             for _ in 0..20 {
                 self.fault(vm, vcpu, gfn, access);
                 if self.vms[vm].faults[vcpu].is_none() {
@@ -307,9 +312,10 @@ impl World {
         false
     }
 
-    /// A store of the guest, where the hardware lets it.
+    /// A store of the guest by any vCPU that the hardware lets.
     pub fn store(&mut self, vm: usize, gfn: Gfn) {
-        let Some(frame) = self.vms[vm].find(gfn, true) else {
+        let found = (0..VCPUS).find_map(|vcpu| self.vms[vm].find(vcpu, gfn, true));
+        let Some(frame) = found else {
             return;
         };
         self.stores += 1;

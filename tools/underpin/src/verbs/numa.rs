@@ -13,7 +13,7 @@ use crate::{
 };
 use abi::control::{NUMA_LEFT, NumaStatus, state};
 use serde_json::{Map, Value, json};
-use std::fmt::Write as _;
+use std::{fmt::Write as _, thread::sleep, time::Duration};
 
 /// The columns of the nodes' memory.
 const NODES: [&str; 8] = [
@@ -21,7 +21,7 @@ const NODES: [&str; 8] = [
 ];
 
 /// Each reason of [`NUMA_LEFT`], and what it means.
-const MEANING: [(&str, &str); 8] = [
+const MEANING: [(&str, &str); 7] = [
     ("not-hot", "Nobody misses on it often."),
     (
         "at-home",
@@ -40,13 +40,12 @@ const MEANING: [(&str, &str); 8] = [
         "The node that would get it is short of memory.",
     ),
     (
-        "read-shared",
-        "Several nodes read it and nobody writes it. Copies on each node are not made yet.",
+        "gone",
+        "It was another one by the time it was to move or be copied.",
     ),
-    ("gone", "It was another one by the time it was to move."),
     (
         "held",
-        "It is on its way to a disk, watched, or in a block that is kept whole.",
+        "It is on its way to a disk, watched, in a block that is kept whole, or its VM hides what it shares.",
     ),
 ];
 
@@ -55,14 +54,82 @@ pub fn numa(context: &Context, verb: Option<NumaVerb>) -> Result<()> {
     match verb {
         None | Some(NumaVerb::Show) => show(context),
         Some(NumaVerb::Why(vm)) => why(context, &vm.vm),
-        Some(NumaVerb::Move { vm, node }) => {
-            context.connect()?.numa_move(&vm, node)?;
-            context.progress.say(&format!(
-                "{vm} moves to node {node}; watch it: underpin numa"
-            ));
-            Ok(())
+        Some(NumaVerb::Move { vm, node, wait }) => move_to(context, &vm, node, wait),
+    }
+}
+
+/// How long one waits between two looks at a VM that moves.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Moves a VM's memory: what is to be expected before, and where that is asked, what came of it after.
+fn move_to(context: &Context, vm: &str, node: u8, wait: bool) -> Result<()> {
+    let mut client = context.connect()?;
+    let before = client.numa(vm)?;
+    context.progress.say(&forecast(&before, node));
+    client.numa_move(vm, node)?;
+    if !wait {
+        let line = format!("{vm} moves to node {node}; watch it: underpin numa");
+        context.progress.say(&line);
+        return Ok(());
+    }
+    loop {
+        sleep(LOOK);
+        let now = client.numa(vm)?;
+        if now.moving == 0 {
+            context.progress.say(&gain(&before, &now, node));
+            return Ok(());
         }
     }
+}
+
+/// Bytes of a VM that are on `node`, and that are not.
+fn near(vm: &NumaStatus, node: u8) -> (u64, u64) {
+    let near = vm.memory.get(usize::from(node)).copied().unwrap_or(0);
+    (near, vm.memory.iter().sum::<u64>().saturating_sub(near))
+}
+
+/// What a move to `node` would do: EL2 looks at 64 guest frames every 2 ms, so it takes no less.
+fn forecast(vm: &NumaStatus, node: u8) -> String {
+    let (near, far) = near(vm, node);
+    let pages = (near + far) / 4096;
+    let seconds = pages.div_ceil(64) as f64 * 0.002;
+    let mut text = format!(
+        "{}: {} of {} are on other nodes; to move them takes {seconds:.1} s or more of the machine's time",
+        vm.name,
+        units::size(far),
+        units::size(near + far),
+    );
+    if let Some(part) = local(vm) {
+        let far = 100 - part;
+        let _ = write!(
+            text,
+            "; {far} % of the misses on hot pages went to other nodes, which is the most that can be gained"
+        );
+    }
+    text
+}
+
+/// What a move did: how much is there, and the local share of misses before it and since.
+fn gain(before: &NumaStatus, after: &NumaStatus, node: u8) -> String {
+    let ((_, was_far), (_, far)) = (near(before, node), near(after, node));
+    let mut text = format!(
+        "{}: {} came to node {node}, {} did not",
+        after.name,
+        units::size(was_far.saturating_sub(far)),
+        units::size(far),
+    );
+    let since = NumaStatus {
+        local: after.local.saturating_sub(before.local),
+        remote: after.remote.saturating_sub(before.remote),
+        ..*after
+    };
+    if let (Some(then), Some(now)) = (local(before), local(&since)) {
+        let _ = write!(
+            text,
+            "; {then} % of the misses on hot pages were local before, {now} % since"
+        );
+    }
+    text
 }
 
 fn show(context: &Context) -> Result<()> {
@@ -112,7 +179,8 @@ fn to_json(vm: &NumaStatus, nodes: usize) -> Value {
         "memory": vm.memory.iter().take(nodes).collect::<Vec<_>>(),
         "counts_misses": vm.counts != 0, "moving": vm.moving != 0,
         "misses_local": vm.local, "misses_remote": vm.remote,
-        "moved": vm.moved, "left": Value::Object(left.collect::<Map<_, _>>()),
+        "moved": vm.moved, "replicated": vm.replicated, "collapsed": vm.collapsed,
+        "copies": vm.copies, "left": Value::Object(left.collect::<Map<_, _>>()),
     })
 }
 
@@ -122,6 +190,7 @@ fn to_table(vms: &[NumaStatus], nodes: usize, output: Output) -> String {
     columns.extend([
         ("LOCAL", Right),
         ("MOVED", Right),
+        ("COPIED", Right),
         ("LEFT", Right),
         ("", Left),
     ]);
@@ -136,7 +205,7 @@ fn to_table(vms: &[NumaStatus], nodes: usize, output: Output) -> String {
                 .map(|bytes| units::size(*bytes)),
         );
         row.push(local(vm).map_or_else(|| "-".to_owned(), |part| format!("{part} %")));
-        row.extend([vm.moved.to_string(), left.to_string()]);
+        row.extend([vm.moved, vm.replicated, left].map(|pages| pages.to_string()));
         row.push(if vm.moving == 0 { "" } else { "moving" }.to_owned());
         table.row(row);
     }
@@ -150,7 +219,10 @@ fn to_table(vms: &[NumaStatus], nodes: usize, output: Output) -> String {
 }
 
 fn reasons_text(vm: &NumaStatus, output: Output) -> String {
-    let mut text = format!("{}: {} pages moved\n", vm.name, vm.moved);
+    let mut text = format!(
+        "{}: {} pages moved; {} copies for readers, of which there are {} now; {} pages lost theirs to a write\n",
+        vm.name, vm.moved, vm.replicated, vm.copies, vm.collapsed
+    );
     if let Some(part) = local(vm) {
         let _ = writeln!(text, "{part} % of the misses on hot pages were local");
     }
@@ -185,6 +257,26 @@ mod tests {
         for name in NUMA_LEFT.iter().filter(|name| !name.is_empty()) {
             assert!(MEANING.iter().any(|(reason, _)| reason == name), "{name}");
         }
+    }
+
+    #[test]
+    fn a_move_is_foretold_and_told() {
+        let before = status();
+        let foretold = forecast(&before, 0);
+        assert!(foretold.contains("2.0 MiB of 3.0 MiB") || foretold.contains("2 MiB of 3 MiB"));
+        assert!(
+            foretold.contains("0.0 s") && foretold.contains("25 %"),
+            "{foretold}"
+        );
+        let mut after = before;
+        after.memory[..2].copy_from_slice(&[3 << 20, 0]);
+        after.local += 90;
+        after.remote += 10;
+        let told = gain(&before, &after, 0);
+        assert!(
+            told.contains("75 %") && told.contains("90 % since"),
+            "{told}"
+        );
     }
 
     #[test]

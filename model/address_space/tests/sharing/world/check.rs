@@ -1,8 +1,9 @@
 //! What holds after every step: pages have what was put there last, and nothing is counted wrong.
 
+use super::moving::copies;
 use super::{
     BTreeMap, Backing, Entry, FrameRange, Frames, Gfn, Ground, IMAGE, IMAGE_PAGES, Mfn, NODES,
-    Owner, RAM, UNIT, Use, VMS, Vm, World, free_blocks, image_page,
+    Owner, RAM, Reasons, UNIT, Use, VMS, Vm, World, free_blocks, image_page,
 };
 
 impl World {
@@ -13,8 +14,9 @@ impl World {
             let present = self.check_pages(vm, &mut users);
             for (gfn, frame, write) in vm.tables.seen() {
                 let entry = present.get(&gfn).copied().unwrap_or_default();
-                assert_eq!(entry.frame(), Some(frame), "{gfn} is stale");
                 assert!(!write || entry.rights().unwrap().write, "{gfn}: {entry:?}");
+                let is_copy = copies(&vm.lock(), gfn).contains(&Some(frame));
+                assert!(is_copy || entry.frame() == Some(frame), "{gfn} is stale");
             }
         }
         let is_dying = |(_, user): &(Mfn, Owner)| self.vms.iter().all(|vm| vm.ram.vm != user.vm);
@@ -26,6 +28,7 @@ impl World {
 
     fn check_pages(&self, vm: &Vm, users: &mut Vec<(Mfn, Owner)>) -> BTreeMap<Gfn, Entry> {
         let mut present = BTreeMap::new();
+        let mut counted = 0;
         let maps = vm.lock();
         assert_eq!(
             maps.visit(RAM, 1 << 20, |gfn, entry| present.extend([(gfn, entry)])),
@@ -40,6 +43,12 @@ impl World {
             );
             let user = Owner { vm: vm.ram.vm, gfn };
             assert_eq!(entry.never_share, vm.secrets.contains(&gfn), "{gfn}");
+            for copy in copies(&maps, gfn).into_iter().flatten() {
+                let contents = self.machine.frames.contents(copy);
+                assert_eq!(contents.as_ref(), Some(&*vm.expected(gfn)), "{gfn}'s copy");
+                assert!(entry.reasons.contains(Reasons::REPLICA), "{gfn}: {entry:?}");
+                counted += 1;
+            }
             if let Backing::Shared(_) = entry.backing {
                 assert!(!entry.never_share, "{gfn} is shared");
                 let at = users.iter().position(|known| *known == (frame, user));
@@ -66,6 +75,7 @@ impl World {
             assert!(page.iter().all(|byte| *byte == 0), "{gfn} is lost");
         }
         assert_eq!(maps.counts().present(), present.len() as u64);
+        assert_eq!(maps.copies(), counted, "copies of pages that are gone");
         present
     }
 

@@ -1,0 +1,242 @@
+//! Copies of pages that several nodes read: each such node has a root of its own.
+//!
+//! Without copies, all CPUs walk from one root. A node that gets its first copy gets a root, which
+//! faults fill from the pmap as they do the first one, with the node's copy where it has one. All
+//! roots are of one translation: whoever takes a leaf out takes it out of all of them, and pays one
+//! debt, since TLBs know them by one VMID. A page with copies has [`Reasons::REPLICA`], so nobody
+//! writes it or its copies: a write, and whatever else changes what is behind the page, gives the
+//! copies back first.
+
+use crate::{Frames, GuestRam, Maps, Moved, Translation};
+use heapless::Vec;
+use model_addr::{Gfn, Ipa, IpaRange, Mfn, NodeId};
+use model_pmap::{Backing, Entry, Pmap, Reasons};
+use model_stage2::{FlushDebt, IpaSize, Rights, Size, Stage2};
+
+/// The most guest frames that one call of [`Maps::give_copies_back`] looks at.
+pub const GIVE_BACK_AT_ONCE: usize = 64;
+
+/// None: stands for nodes without copies.
+pub(crate) const NO_NODE: NodeId = NodeId(u8::MAX);
+
+/// A node with copies.
+#[derive(Debug)]
+pub(crate) struct NodeRoot {
+    node: NodeId,
+    pub(crate) stage2: Stage2,
+    /// The node's copies, by guest frame.
+    pub(crate) copies: Pmap,
+}
+
+impl<T: Translation> Maps<T> {
+    /// The frame that `VTTBR_EL2` names on the CPUs of `node`.
+    pub fn root_on(&self, node: NodeId) -> Mfn {
+        let own = self.roots.iter().find(|root| root.node == node);
+        own.map_or(self.stage2.root(), |root| root.stage2.root())
+    }
+
+    /// How many copies there are of its pages.
+    pub fn copies(&self) -> u64 {
+        let counts = self.roots.iter().map(|root| root.copies.counts().private);
+        counts.sum()
+    }
+
+    /// The copy of a page that `node` has.
+    pub fn copy_on(&self, node: NodeId, gfn: Gfn) -> Option<Mfn> {
+        let own = self.roots.iter().find(|root| root.node == node)?;
+        own.copies.lookup(&self.tables, gfn).ok()?.frame()
+    }
+
+    /// What the CPUs of `node` walk, and the memory it stands in.
+    pub(crate) fn walked_on(&mut self, node: NodeId) -> (&mut Stage2, &mut T) {
+        let own = self.roots.iter_mut().find(|root| root.node == node);
+        let stage2 = own.map_or(&mut self.stage2, |root| &mut root.stage2);
+        (stage2, &mut self.tables)
+    }
+
+    /// Takes the leaves of `pages` pages out of all roots; see [`Stage2::unmap`].
+    pub(crate) fn unmap(&mut self, ipa: Ipa, pages: u64) -> FlushDebt {
+        let mut debt = self.stage2.unmap(&mut self.tables, ipa, pages);
+        for root in &mut self.roots {
+            debt = debt.and(root.stage2.unmap(&mut self.tables, ipa, pages));
+        }
+        debt
+    }
+
+    /// Lets nobody write `pages` pages any more.
+    pub(crate) fn protect(&mut self, ipa: Ipa, pages: u64) -> FlushDebt {
+        let (tables, rights) = (&mut self.tables, Rights::READ_EXECUTE);
+        let mut debt = self.stage2.protect(tables, ipa, pages, rights);
+        for root in &mut self.roots {
+            debt = debt.and(root.stage2.protect(tables, ipa, pages, rights));
+        }
+        debt
+    }
+
+    /// Gives `node` a copy of the page `gfn`, which is in the frame `old`: `copy`, which nobody sees
+    /// yet and which is given back unless it is done.
+    ///
+    /// The page is read-only for everybody before its contents are copied.
+    pub fn replicate<B: AsRef<[u8]>>(
+        &mut self,
+        ram: &GuestRam<B>,
+        gfn: Gfn,
+        old: Mfn,
+        (node, copy): (NodeId, Mfn),
+        frames: &impl Frames,
+    ) -> Moved {
+        let done = self.try_replicate(ram, gfn, old, (node, copy), frames);
+        if done == Moved::Done {
+            self.events.replicated += 1;
+        } else {
+            frames.free(copy, 0);
+        }
+        done
+    }
+
+    fn try_replicate<B: AsRef<[u8]>>(
+        &mut self,
+        ram: &GuestRam<B>,
+        gfn: Gfn,
+        old: Mfn,
+        (node, copy): (NodeId, Mfn),
+        frames: &impl Frames,
+    ) -> Moved {
+        let entry = self.entry(gfn);
+        if entry.frame() != Some(old) || self.copy_on(node, gfn).is_some() {
+            return Moved::Gone;
+        }
+        // Who must not tell a shared page by the time of a write must not tell a copied one either.
+        let is_held = !entry.reasons.difference(Reasons::REPLICA).is_empty() || ram.policy().hide;
+        let is_block = self.pmap.region(&self.tables, gfn).block().is_some();
+        if is_held || is_block && ram.policy().keep_blocks {
+            return Moved::Held;
+        }
+        let Some(at) = self.root_for(node, ram.range) else {
+            return Moved::Held;
+        };
+        let copied = Entry::private(copy);
+        let root = &mut self.roots[at];
+        if root
+            .copies
+            .set_run(&mut self.tables, gfn, 1, copied)
+            .is_err()
+        {
+            return Moved::Held;
+        }
+        if is_block {
+            self.split(gfn);
+        }
+        // Its entry is there: this needs no memory.
+        self.set_reasons(gfn, Reasons::REPLICA, Reasons::empty());
+        let ipa = gfn.address();
+        let mut debt = FlushDebt::none();
+        if entry.reasons.is_empty() && matches!(entry.backing, Backing::Private(_)) {
+            debt = self.protect(ipa, 1);
+        }
+        let (stage2, tables) = self.walked_on(node);
+        debt = debt.and(stage2.unmap(tables, ipa, 1));
+        debt.pay(|what| self.tables.invalidate(what));
+        frames.relocate(old, copy);
+        // What the root lacks, a fault fills.
+        let (stage2, tables) = self.walked_on(node);
+        let _ = stage2.map(
+            tables,
+            ipa,
+            copy.address(),
+            Size::Page,
+            Rights::READ_EXECUTE,
+        );
+        Moved::Done
+    }
+
+    /// The root of `node`, made where there is none; `None` where there is no memory for it.
+    fn root_for(&mut self, node: NodeId, ram: IpaRange) -> Option<usize> {
+        if let Some(at) = self.roots.iter().position(|root| root.node == node) {
+            return Some(at);
+        }
+        if self.roots.is_full() {
+            return None;
+        }
+        let table = self.tables.allocate_table()?;
+        let Ok(copies) = Pmap::new(&mut self.tables, &[ram]) else {
+            self.tables.free_table(table);
+            return None;
+        };
+        let root = NodeRoot {
+            node,
+            stage2: Stage2::new(table, IpaSize::ONE_TABLE),
+            copies,
+        };
+        self.tables.use_root(node, table);
+        // It is not full.
+        let _ = self.roots.push(root);
+        Some(self.roots.len() - 1)
+    }
+
+    /// Gives all copies of a page back, before something else is done with it. No CPU sees it then.
+    #[inline]
+    pub(crate) fn collapse(&mut self, gfn: Gfn, frames: &impl Frames) {
+        if !self.roots.is_empty() {
+            self.collapse_copies(gfn, frames);
+        }
+    }
+
+    #[cold]
+    fn collapse_copies(&mut self, gfn: Gfn, frames: &impl Frames) {
+        if !self.entry(gfn).reasons.contains(Reasons::REPLICA) {
+            return;
+        }
+        self.events.collapsed += 1;
+        self.set_reasons(gfn, Reasons::empty(), Reasons::REPLICA);
+        let debt = self.unmap(gfn.address(), 1);
+        debt.pay(|what| self.tables.invalidate(what));
+        for at in 0..self.roots.len() {
+            self.free_copy(at, gfn, frames);
+        }
+    }
+
+    /// Gives a copy back that no TLB reaches any more.
+    fn free_copy(&mut self, at: usize, gfn: Gfn, frames: &impl Frames) {
+        let copies = &mut self.roots[at].copies;
+        let copy = copies.lookup(&self.tables, gfn).unwrap_or_default();
+        if let Some(frame) = copy.frame()
+            && copies.clear(&mut self.tables, gfn, 1).is_ok()
+        {
+            frames.free(frame, 0);
+        }
+    }
+
+    /// `node` is short of memory: gives some of its copies back, from `from` on. How many, and where
+    /// to go on, `None` at the end.
+    pub fn give_copies_back(
+        &mut self,
+        node: NodeId,
+        from: Gfn,
+        frames: &impl Frames,
+    ) -> (u64, Option<Gfn>) {
+        let Some(at) = self.roots.iter().position(|root| root.node == node) else {
+            return (0, None);
+        };
+        let (mut found, budget) = (Vec::<Gfn, GIVE_BACK_AT_ONCE>::new(), GIVE_BACK_AT_ONCE);
+        let copies = &self.roots[at].copies;
+        let next = copies.visit(&self.tables, from, budget, |gfn, _| {
+            // There is room for all that are looked at.
+            let _ = found.push(gfn);
+        });
+        let mut debt = FlushDebt::none();
+        for gfn in &found {
+            let stage2 = &mut self.roots[at].stage2;
+            debt = debt.and(stage2.unmap(&mut self.tables, gfn.address(), 1));
+        }
+        debt.pay(|what| self.tables.invalidate(what));
+        for gfn in &found {
+            self.free_copy(at, *gfn, frames);
+            let has_copy = |node| self.copy_on(node, *gfn).is_some();
+            if !self.roots.iter().any(|root| has_copy(root.node)) {
+                self.set_reasons(*gfn, Reasons::empty(), Reasons::REPLICA);
+            }
+        }
+        (found.len() as u64, next)
+    }
+}
