@@ -4,16 +4,17 @@
 
 xtask = scripts/cargo host run --release --package xtask --
 
-.PHONY: help demo test bench bench-sharing soak clean
+.PHONY: help demo test bench bench-sharing bench-numa soak clean
 
 help:
 	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
 	@echo 'make test   all tests'
 	@echo 'make bench  the figures of SPECIFICATION.md; make bench-sharing those of shared memory'
+	@echo 'make bench-numa  work on a machine with near and far memory'
 	@echo 'make soak   random work for hours'
 	@echo 'make clean  removes what was built; what was downloaded stays in the cache'
 
-demo test bench bench-sharing soak:
+demo test bench bench-sharing bench-numa soak:
 	@scripts/setup --for $(if $(findstring bench,$@),bench,$@)
 	@$(xtask) $@ $(if $(KEEP),--keep)
 

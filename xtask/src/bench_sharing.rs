@@ -8,7 +8,7 @@ mod density;
 mod footprint;
 mod hiding;
 mod lab;
-mod plot;
+pub mod plot;
 mod real_work;
 mod scaling;
 mod second_reader;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_numa;
 mod bench_sharing;
 mod demo;
 mod gate;
@@ -55,6 +56,15 @@ enum Task {
         #[arg(long)]
         write: bool,
     },
+    /// Print how long work takes on a machine with near and far memory, by where its pages are put
+    BenchNuma {
+        /// Take Underpin and the bare guests as `xtask build` has left them
+        #[arg(long)]
+        built: bool,
+        /// Put the figures into SPECIFICATION.md, too
+        #[arg(long)]
+        write: bool,
+    },
     /// Run also the slow boot tests, and fuzz, again and again
     Soak {
         /// For at least so many hours; 0: once
@@ -80,6 +90,7 @@ fn main() -> ExitCode {
             built,
             write,
         } => bench_sharing::run(&experiments, built, write),
+        Task::BenchNuma { built, write } => bench_numa::run(built, write),
         Task::Soak { hours } => soak::run(hours),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),
