@@ -184,7 +184,7 @@ fn own(index: usize) {
     let moved = !boot::machine().flag("still");
     let second = memory((n + u64::from(moved)) % vcpus());
     repeat(last, passes / 2..passes, passes, |pass| {
-        change(&second, pass)
+        change(&second, pass);
     });
     finish(index);
 }
