@@ -89,6 +89,35 @@ pub const ID_REGISTERS_GIVEN: [(u8, u8); 16] = [
     (7, 4),
 ];
 
+/// OS-0 lends the memory from X1 on, X2 bytes, in whole blocks of 2 MiB: while EL2 is beneath it, and
+/// until all of it is back, it is nothing to OS-0.
+pub const LEND: u32 = 0xc600_0050;
+
+/// OS-0 asks for the loan that begins at X1: EL2 zeroes some of it and answers [`MORE`], or [`DONE`] if
+/// all is OS-0's again.
+pub const REPAY: u32 = 0xc600_0051;
+
+/// EL2 readies all that is lent for VMs. X1 is where a bundle lies in it, which it reads; X2 its bytes.
+pub const OPEN: u32 = 0xc600_0052;
+
+/// EL2 forgets all VMs, none of which may run, and what it made of lent memory.
+pub const CLOSE: u32 = 0xc600_0053;
+
+/// Every CPU calls it, with interrupts masked: with X1 1, EL2 shares the CPU between OS-0 and VMs from
+/// now on; with 0, OS-0 has it for itself, and no VM may run.
+pub const SHARE: u32 = 0xc600_0054;
+
+/// Bytes for EL2's control port (`abi::control`), X2 of them at X1, in one page: how many it took.
+pub const TELL: u32 = 0xc600_0055;
+
+/// Bytes of EL2's control port, at most X2 of them to X1, in one page: how many there were.
+pub const HEAR: u32 = 0xc600_0056;
+
+/// Answers of [`REPAY`].
+pub const DONE: u64 = 0;
+/// See [`DONE`].
+pub const MORE: u64 = 1;
+
 /// Why a switch is not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -113,6 +142,30 @@ pub enum Refusal {
     MemoryOutOfReach = 9,
     /// A test asked for it: [`FAIL`].
     Injected = 10,
+    /// What is lent is not in whole blocks of 2 MiB.
+    NoBlocks = 11,
+    /// What is lent, or named, is not OS-0's memory.
+    NoMemory = 12,
+    /// Some of it is lent already.
+    LentAlready = 13,
+    /// There are as many loans as there can be.
+    TooManyLoans = 14,
+    /// No loan begins there.
+    NotLent = 15,
+    /// Lent memory is in use for VMs.
+    InUse = 16,
+    /// Nothing is made of lent memory.
+    NotOpen = 17,
+    /// There is too little of it for what is to lie in it.
+    TooLittle = 18,
+    /// VMs run, or have not quite ended.
+    VmsRun = 19,
+    /// Not all CPUs are on.
+    CpusOff = 20,
+    /// OS-0 may use a feature of the CPU that EL2 cannot keep for it while a VM runs.
+    NotCovered = 21,
+    /// Memory is lent.
+    Lent = 22,
 }
 
 impl Refusal {

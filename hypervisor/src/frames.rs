@@ -76,6 +76,30 @@ pub fn zero_ahead(node: NodeId) {
     }
 }
 
+/// Free frames of all nodes when the pools were filled.
+static FREE_AT_FIRST: AtomicU64 = AtomicU64::new(0);
+
+fn free_frames() -> u64 {
+    let free = |node| counts(node).free;
+    host::get().node_ids().map(free).sum()
+}
+
+/// Notes how many frames there are, once the pools are full.
+pub fn count() {
+    FREE_AT_FIRST.store(free_frames(), Ordering::Relaxed);
+}
+
+/// Forgets all frames; `false` where some are in use, and nothing is forgotten. No VM is left.
+pub fn forget() -> bool {
+    if free_frames() != FREE_AT_FIRST.load(Ordering::Relaxed) {
+        return false;
+    }
+    for (node, pool) in (0..).zip(&POOLS) {
+        *pool.lock() = Pool::new(NodeId(node));
+    }
+    true
+}
+
 /// A node's numbers.
 pub fn counts(node: NodeId) -> PoolCounts {
     with_pool(node, |pool| pool.counts()).unwrap_or_default()

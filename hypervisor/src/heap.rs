@@ -2,7 +2,7 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, NodeId};
 use talc::base::Talc;
@@ -16,6 +16,7 @@ struct Heap {
     talc: SpinLock<Talc<Manual, DefaultBinning>>,
     claimed: AtomicU64,
     used: AtomicU64,
+    confined: AtomicBool,
 }
 
 #[global_allocator]
@@ -23,7 +24,20 @@ static HEAP: Heap = Heap {
     talc: SpinLock::new(Rank::Heap, Talc::new(Manual)),
     claimed: AtomicU64::new(0),
     used: AtomicU64::new(0),
+    confined: AtomicBool::new(false),
 };
+
+/// Gives the heap `size` bytes from `start` on, and nothing else from now on: beneath OS-0, frames are
+/// lent and go back.
+///
+/// # Safety
+/// RAM that nobody else has, for ever.
+pub unsafe fn confine(start: *mut u8, size: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { HEAP.talc.lock().claim(start, size) };
+    HEAP.claimed.fetch_add(size as u64, Ordering::Relaxed);
+    HEAP.confined.store(true, Ordering::Relaxed);
+}
 
 /// Bytes in use, and bytes taken from the frame pools for it.
 pub fn usage() -> (u64, u64) {
@@ -48,6 +62,9 @@ pub fn reserve(bytes: u64) -> bool {
 
 /// Takes a run of frames for the heap.
 fn grow(order: u8) -> bool {
+    if HEAP.confined.load(Ordering::Relaxed) {
+        return false;
+    }
     let Some(run) = crate::frames::take_for_el2(NodeId(0), order) else {
         return false;
     };

@@ -13,7 +13,7 @@ use model_machine_tree::Machine;
 /// What was found at boot.
 pub struct Host {
     /// The device tree's contents.
-    pub tree: Machine,
+    pub tree: &'static Machine,
     /// Where the machine counts misses, if it does; no memory of anybody's.
     pub counters: Option<PaRange>,
     /// The frame table.
@@ -26,8 +26,8 @@ pub struct Host {
     pub vtcr: u64,
     /// Bytes of the frame table.
     pub frame_table_bytes: u64,
-    /// Bytes of the bundle.
-    pub bundle_bytes: u64,
+    /// Where the bundle lies.
+    pub bundle_at: Option<PaRange>,
     /// The count at which EL2 started.
     pub started: u64,
 }
@@ -62,9 +62,21 @@ impl Host {
     }
 }
 
-/// Installs what was found. Done once, by the first CPU.
+/// Installs what was found. Done by the first CPU, or when OS-0 has lent memory.
 pub fn install(host: Host) {
     assert!(HOST.set(host).is_ok(), "the machine is found once");
+}
+
+/// Forgets what was found, and what guests read of CPU features: OS-0 wants its memory back.
+///
+/// # Safety
+/// No CPU uses any of it, and no VM is left.
+pub unsafe fn forget() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        HOST.clear();
+        GUEST_ID.clear();
+    }
 }
 
 /// What was found; `None` early at boot.

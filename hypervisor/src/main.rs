@@ -48,7 +48,7 @@ extern "C" fn primary_main(device_tree: u64) -> ! {
     let mut map = start::turn_mmu_on(&tree, blob);
     start::open_console(&tree);
     if tree.os0.is_some() {
-        os0::start(&tree, blob, map);
+        os0::start(tree, blob, map);
     }
     start::take_memory(tree, blob);
     start::first_cpu();

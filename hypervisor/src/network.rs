@@ -14,7 +14,7 @@ use alloc::sync::Arc;
 use core::fmt;
 use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
-use model_addr::FRAME_SIZE;
+use model_addr::{FRAME_SIZE, Pa};
 use model_ethernet::{Limit, Mac, PORTS_MAX, PortOptions, PortSet, Refused, Switch, Verdict, Why};
 
 /// The most switches.
@@ -309,6 +309,16 @@ fn prepare() {
         // There are as many places as buffers.
         let _ = SCRATCH.lock().push(bytes);
     }
+}
+
+/// Gives the memory of scratch buffers back. No cable is plugged.
+pub fn forget() {
+    let mut scratch = SCRATCH.lock();
+    while let Some(bytes) = scratch.pop() {
+        let first = Pa(bytes.as_ptr().expose_provenance() as u64).frame();
+        frames::free(first, SCRATCH_ORDER);
+    }
+    PREPARED.store(false, core::sync::atomic::Ordering::SeqCst);
 }
 
 /// Room for a frame, where some is free.

@@ -133,7 +133,7 @@ pub fn init() {
     let Some(source) = host
         .counters
         .filter(|_| !off)
-        .and_then(|range| open(&host.tree, range, host.nodes()))
+        .and_then(|range| open(host.tree, range, host.nodes()))
     else {
         return;
     };

@@ -3,6 +3,7 @@
 use crate::cpu::{self, Cpu, ENTITIES_MAX};
 use crate::frames;
 use crate::host;
+use crate::os0;
 use crate::vcpu::{self, Outcome};
 use crate::vm::Instance;
 use alloc::boxed::Box;
@@ -30,9 +31,12 @@ const NOWHERE: u8 = u8::MAX;
 /// An entity moves while somebody looks for it at most this often.
 const CHASES: usize = 16;
 
-/// Makes the queues. Done once, before any CPU chooses.
+/// Makes the queues, where there are none. Before any CPU chooses.
 pub fn init() {
     let host = host::get();
+    if queue(0).is_some() {
+        return;
+    }
     for node in 0..host.nodes() {
         let node = NodeId(node as u8);
         let cpus: heapless::Vec<CpuId, { cpu::CPUS_MAX }> = host::cpus()
@@ -176,12 +180,33 @@ pub fn rouse(node: NodeId) {
 
 /// Whether anybody waits for a CPU of this one's node.
 pub fn somebody_waits(cpu: &Cpu) -> bool {
-    queue(cpu.node.0).is_some_and(|queue| queue.lock().waiting() > 0)
+    queue(cpu.node.0).is_some_and(|queue| queue.lock().waiting_for(cpu.id) > 0)
 }
 
 /// Runs vCPUs for ever.
 pub fn run_forever(cpu: &'static Cpu) -> ! {
     loop {
+        run_while(cpu, || true);
+    }
+}
+
+/// Puts OS-0's vCPU of this CPU into its queue, awake; it runs nowhere else.
+pub fn enter_os0(entity: EntityId, cpu: &Cpu) -> bool {
+    let entered = queue(cpu.node.0).is_some_and(|queue| {
+        let mut queue = queue.lock();
+        let added = queue.add(entity, Parameters::default(), now_ns());
+        added.and_then(|()| queue.pin(entity, cpu.id)).is_ok()
+    });
+    if entered {
+        NODES[usize::from(entity.0)].store(cpu.node.0, Ordering::Release);
+        wake(entity);
+    }
+    entered
+}
+
+/// Runs vCPUs as long as `goes_on`.
+pub fn run_while(cpu: &'static Cpu, goes_on: impl Fn() -> bool) {
+    while goes_on() {
         crate::housekeeping::some();
         cpu.reschedule.store(false, Ordering::Relaxed);
         match choose(cpu) {
@@ -225,7 +250,9 @@ fn run(cpu: &'static Cpu, pick: Pick) {
     let place = usize::from(pick.entity.0);
     let occupant = OCCUPANTS[place].lock().clone();
     let index = usize::from(INDICES[place].load(Ordering::Relaxed));
-    let Some(vm) = occupant else { return };
+    let Some(vm) = occupant else {
+        return run_os0(cpu, pick);
+    };
     let Some(vcpu) = vm.vcpus.get(index) else {
         return;
     };
@@ -237,17 +264,32 @@ fn run(cpu: &'static Cpu, pick: Pick) {
     let outcome = vcpu::run(cpu, &vm, vcpu);
     let ran = host::nanoseconds(used().wrapping_sub(before));
     cpu.slice_end.set(u64::MAX);
-    settle(cpu, &vm, vcpu, outcome, ran);
+    let core = vcpu.core.try_lock();
+    let deadline = core.and_then(|core| core.deadline(vm.time_offset()));
+    let is_called = || vcpu.is_called();
+    settle(cpu, pick.entity, (outcome, deadline), ran, is_called);
 }
 
-/// Back into the queue, awake or asleep.
-fn settle(cpu: &'static Cpu, vm: &Instance, vcpu: &vcpu::Vcpu, outcome: Outcome, ran: u64) {
-    let entity = vcpu.entity;
+/// Runs OS-0's vCPU of this CPU, which is what a vCPU without a VM is.
+fn run_os0(cpu: &'static Cpu, pick: Pick) {
+    let began = timer::now();
+    cpu.slice_end.set(began + host::counts(pick.slice));
+    set_alarm(cpu);
+    let left = os0::turn(cpu);
+    cpu.slice_end.set(u64::MAX);
+    let ran = host::nanoseconds(timer::now() - began);
+    settle(cpu, pick.entity, left, ran, os0::has_interrupt);
+}
+
+/// Back into the queue, awake or asleep: then until the deadline, or until it is called.
+fn settle(
+    cpu: &'static Cpu,
+    entity: EntityId,
+    (outcome, deadline): (Outcome, Option<u64>),
+    ran: u64,
+    is_called: impl Fn() -> bool,
+) {
     let now = now_ns();
-    let deadline = vcpu
-        .core
-        .try_lock()
-        .and_then(|core| core.deadline(vm.time_offset()));
     if outcome == Outcome::Preempted {
         in_queue(entity, |queue| {
             queue.entity(entity)?;
@@ -269,7 +311,7 @@ fn settle(cpu: &'static Cpu, vm: &Instance, vcpu: &vcpu::Vcpu, outcome: Outcome,
         wake(entity);
     }
     // Whoever asked for its attention while it fell asleep may have missed it.
-    if vcpu.is_called() {
+    if is_called() {
         wake(entity);
     }
 }

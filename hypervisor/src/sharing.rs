@@ -1,7 +1,7 @@
 //! The machine side of sharing: the index, the records of users, the accounts, and share groups.
 
 use crate::frames::{self, Metal};
-use crate::{entropy, host};
+use crate::{entropy, host, os0};
 use abi::Text;
 use abi::bundle::{ENTRIES_MAX, Place, kind};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
@@ -74,7 +74,9 @@ pub fn init() {
     // One head for four frames, of each of two tables, up to a block.
     let bytes = (frames / 4 * 2 * size_of::<AtomicU32>() as u64).next_power_of_two();
     let order = (bytes / FRAME_SIZE).max(1).ilog2().min(MAX_ORDER.into()) as u8;
-    if let Some(heads) = frames::take_for_el2(NodeId(0), order) {
+    // Beneath OS-0 frames are lent and go back, so nothing is remembered of what they hold.
+    let heads = (!os0::is_here()).then(|| frames::take_for_el2(NodeId(0), order));
+    if let Some(heads) = heads.flatten() {
         let count = (FRAME_SIZE as usize) << order >> 2;
         let pointer = core::ptr::with_exposed_provenance::<AtomicU32>(heads.address().0 as usize);
         // SAFETY: frames of EL2's own, full of zeroes, for ever.
@@ -82,7 +84,7 @@ pub fn init() {
         let _ = INDEX.set(Index::new(heads, entropy::word()));
         let _ = FINGERPRINT_KEY.set(entropy::word());
     }
-    let (Some(bundle), Some(range)) = (&host.bundle, host.tree.initrd) else {
+    let (Some(bundle), Some(range)) = (&host.bundle, host.bundle_at) else {
         return;
     };
     for pages in bundle.pages() {
@@ -94,6 +96,14 @@ pub fn init() {
             log::warn!("pages of the bundle cannot be shared: {refused}");
         }
     }
+}
+
+/// Forgets all that was learnt of VMs, beneath OS-0. None is left, and there was no index.
+pub fn forget() {
+    for seen in &ADOPTED {
+        seen.store(false, Ordering::Relaxed);
+    }
+    GROUP_NAMES.lock().clear();
 }
 
 /// The number of the share group of that name; `None` where there are as many as there can be.

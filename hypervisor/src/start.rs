@@ -10,14 +10,14 @@ use machine_aarch64::boot::{SecondaryRecord, image_parts, secondary_entry};
 use machine_aarch64::mmu::{El2Map, MapError, Rights};
 use machine_aarch64::uart::Uart;
 use machine_aarch64::{cpu as metal, entry, features, gic, guest, mmu, psci, timer};
-use machine_locks::{Rank, SpinLock};
+use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{CpuId, FRAME_SIZE, FrameRange, NodeId, Pa, PaRange};
 use model_frame_table::{
     FrameEntry, MAX_NODES, MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, PreferenceOrder,
     entries_bytes,
 };
 use model_id_registers::{GuestIdRegisters, HostIdRegisters, Shown};
-use model_machine_tree::Machine;
+use model_machine_tree::{Machine, Memory};
 use model_stage2::{IpaSize, VmidBits, vtcr};
 
 /// A CPU's stack, as an order of frames: 64 KiB.
@@ -28,7 +28,7 @@ pub const STACKS: u64 = 0x4000_0000_0000;
 const START_PATIENCE: u64 = 10;
 
 /// Runs of memory that are in use before there are pools.
-type InUse = heapless::Vec<PaRange, 48>;
+pub type InUse = heapless::Vec<PaRange, 48>;
 
 /// Reads the machine's device tree, with the MMU off. A machine without one, or with one that
 /// makes no sense, cannot even say so: there is no console yet.
@@ -136,25 +136,50 @@ pub fn open_console(tree: &Machine) {
     log::info!("Underpin {} at EL2", env!("CARGO_PKG_VERSION"));
 }
 
-/// Builds the frame table, each range's part in the range itself, and fills the pools.
+/// What the device tree says, for ever.
+static TREE: Once<Machine> = Once::new();
+
+/// Keeps what the device tree says.
+pub fn keep_tree(tree: Machine) -> &'static Machine {
+    let _ = TREE.set(tree);
+    match TREE.get() {
+        Some(tree) => tree,
+        None => metal::halt(),
+    }
+}
+
+/// Takes the machine's memory for VMs, all but what is in use.
 pub fn take_memory(mut tree: Machine, blob: PaRange) {
     let counters = numa::find_counters(&tree);
     tree.memory.retain(|memory| Some(memory.range) != counters);
-    let bundle = tree.initrd.and_then(open_bundle);
+    let tree = keep_tree(tree);
     let mut in_use = InUse::new();
-    let fixed = [Some(image_parts().whole), Some(blob), tree.initrd];
-    for range in fixed
-        .into_iter()
-        .flatten()
-        .chain(tree.reserved.iter().copied())
-    {
+    let fixed = [Some(image_parts().whole), Some(blob)];
+    let reserved = tree.reserved.iter().copied();
+    for range in fixed.into_iter().flatten().chain(reserved) {
         if in_use.push(range).is_err() {
             give_up(format_args!("too many reserved runs of memory"));
         }
     }
+    use_memory(tree, &tree.memory, tree.initrd, in_use, counters);
+}
+
+/// Builds the frame table, each range's part in the range itself, and fills the pools with what is
+/// not in use. The bundle lies at `bundle_at`.
+pub fn use_memory(
+    tree: &'static Machine,
+    memory: &[Memory],
+    bundle_at: Option<PaRange>,
+    mut in_use: InUse,
+    counters: Option<PaRange>,
+) {
+    let bundle = bundle_at.and_then(open_bundle);
+    if bundle_at.is_some_and(|range| in_use.push(range).is_err()) {
+        give_up(format_args!("too many reserved runs of memory"));
+    }
     let mut ranges: heapless::Vec<MemoryRange<'static>, MAX_RANGES> = heapless::Vec::new();
     let mut frame_table_bytes = 0;
-    for memory in &tree.memory {
+    for memory in memory {
         let frames = memory.range.whole_frames();
         if usize::from(memory.node.0) >= MAX_NODES {
             log::warn!(
@@ -181,21 +206,20 @@ pub fn take_memory(mut tree: Machine, blob: PaRange) {
         Ok(map) => map,
         Err(error) => give_up(format_args!("the machine's memory: {error}")),
     };
-    let distances = tree.distances.clone();
+    let distances = &tree.distances;
     let preference = PreferenceOrder::new(distances.count(), |a, b| distances.between(a, b).into());
-    let vmid = if features::has_16_bit_vmid() {
-        VmidBits::Sixteen
-    } else {
-        VmidBits::Eight
-    };
     host::install(Host {
-        bundle_bytes: tree.initrd.map_or(0, |range| range.size),
-        vtcr: vtcr(IpaSize::ONE_TABLE, features::physical_address_bits(), vmid),
+        vtcr: vtcr(
+            IpaSize::ONE_TABLE,
+            features::physical_address_bits(),
+            vmid_bits(),
+        ),
         tree,
         counters,
         map,
         preference,
         bundle,
+        bundle_at,
         frame_table_bytes,
         started: timer::now(),
     });
@@ -203,6 +227,16 @@ pub fn take_memory(mut tree: Machine, blob: PaRange) {
         fill_pool(range.frames, range.node, &mut in_use);
     }
     keep_zeroed();
+    frames::count();
+}
+
+/// How many bits of VMID there are.
+pub fn vmid_bits() -> VmidBits {
+    if features::has_16_bit_vmid() {
+        VmidBits::Sixteen
+    } else {
+        VmidBits::Eight
+    }
 }
 
 fn open_bundle(range: PaRange) -> Option<Bundle<'static>> {
@@ -394,13 +428,29 @@ pub fn this_cpu(cpu: &'static Cpu) {
     }
     // SAFETY: EL2 runs with E2H clear (boot.S), and no guest has run here.
     unsafe { guest::init_cpu(host.vtcr) }
+    note_features();
+    cpu.online.store(true, Ordering::Release);
+}
+
+/// Guests see no feature that the executing CPU lacks.
+pub fn note_features() {
     let registers = features::id_registers();
     let own =
         HostIdRegisters::new(|crm, op2| registers[(usize::from(crm) - 1) * 8 + usize::from(op2)]);
     let mut all = HOST_ID.lock();
     *all = Some(all.take().map_or(own, |others| others.minimum(own)));
-    drop(all);
-    cpu.online.store(true, Ordering::Release);
+}
+
+/// Says what guests see, once all CPUs have [noted](note_features) what they can.
+pub fn settle_features() {
+    let shown = Shown {
+        pa_bits: features::physical_address_bits().min(40) as u8,
+        pointer_auth: false,
+        mops: false,
+    };
+    if let Some(host_id) = &*HOST_ID.lock() {
+        host::set_guest_id(GuestIdRegisters::new(host_id, shown));
+    }
 }
 
 /// Starts the other CPUs through PSCI and waits for each.
@@ -412,16 +462,7 @@ pub fn other_cpus(map: &mut El2Map) {
             start_cpu(map, number);
         }
     }
-    let pa_bits = features::physical_address_bits().min(40) as u8;
-    let shown = Shown {
-        pa_bits,
-        pointer_auth: false,
-        mops: false,
-    };
-    let host_id = HOST_ID.lock().take();
-    if let Some(host_id) = host_id {
-        host::set_guest_id(GuestIdRegisters::new(&host_id, shown));
-    }
+    settle_features();
 }
 
 fn start_cpu(map: &mut El2Map, number: usize) {

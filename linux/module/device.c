@@ -41,6 +41,8 @@ static const struct {
 	{ "facts", serve_facts },
 	{ "log", serve_log },
 	{ "fail", serve_fail },
+	{ "lend", serve_lend },
+	{ "repay", serve_repay },
 };
 
 /* One request at a time, whoever asks. */
@@ -193,14 +195,23 @@ static bool is_beneath(void)
 
 static int __init underpin_init(void)
 {
+	int error;
+
 	if (!is_beneath())
 		return -ENODEV;
-	return misc_register(&device);
+	error = control_init();
+	if (error)
+		return error;
+	error = misc_register(&device);
+	if (error)
+		control_exit();
+	return error;
 }
 
 static void __exit underpin_exit(void)
 {
 	misc_deregister(&device);
+	control_exit();
 }
 
 module_init(underpin_init);

@@ -27,7 +27,8 @@ static atomic_long_t counts;
 static const char *const refusals[] = {
 	"none", "interrupts-open", "handling-interrupt", "too-few-list-registers", "late",
 	"wrong-number", "already-attached", "not-attached", "elsewhere", "memory-out-of-reach",
-	"injected",
+	"injected", "no-blocks", "no-memory", "lent-already", "too-many-loans", "not-lent",
+	"in-use", "not-open", "too-little", "vms-run", "cpus-off", "not-covered", "lent",
 };
 
 const char *refusal_name(long answer)
@@ -147,6 +148,16 @@ static int outcome(struct answer *answer, int error, const char *done)
 	}
 	serve_status(answer, "");
 	return error;
+}
+
+/* Keeps the outcome of something else: an error, or what EL2 answered. */
+int tell(struct answer *answer, long result)
+{
+	bool is_refusal = result <= UNDERPIN_FIRST_REFUSAL;
+
+	last = refusal_name(is_refusal ? result : 0);
+	serve_status(answer, "");
+	return is_refusal ? -EREMOTEIO : result;
 }
 
 int serve_attach(struct answer *answer, char *words)

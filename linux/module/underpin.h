@@ -17,9 +17,18 @@
 #define UNDERPIN_ID_REGISTERS 0xc6000044
 #define UNDERPIN_LOG 0xc6000045
 #define UNDERPIN_FAIL 0xc6000046
+#define UNDERPIN_LEND 0xc6000050
+#define UNDERPIN_REPAY 0xc6000051
+#define UNDERPIN_OPEN 0xc6000052
+#define UNDERPIN_CLOSE 0xc6000053
+#define UNDERPIN_SHARE 0xc6000054
+#define UNDERPIN_TELL 0xc6000055
+#define UNDERPIN_HEAR 0xc6000056
 #define UNDERPIN_BUSY 1
+#define UNDERPIN_MORE 1
 #define UNDERPIN_FIRST_REFUSAL (-0x100)
 #define UNDERPIN_NOT_ATTACHED (UNDERPIN_FIRST_REFUSAL - 7)
+#define UNDERPIN_NOT_OPEN (UNDERPIN_FIRST_REFUSAL - 17)
 
 /* What a request says: one line of JSON, or text. */
 struct answer {
@@ -43,6 +52,15 @@ int serve_detach(struct answer *answer, char *words);
 int serve_facts(struct answer *answer, char *words);
 int serve_log(struct answer *answer, char *words);
 int serve_fail(struct answer *answer, char *words);
+int serve_lend(struct answer *answer, char *words);
+int serve_repay(struct answer *answer, char *words);
+
+/* Keeps an outcome as the last, says how things stand, and gives what the request ends with. */
+int tell(struct answer *answer, long result);
+
+/* /dev/underpin-control. */
+int control_init(void);
+void control_exit(void);
 
 /* Calls EL2 on the executing CPU with up to two arguments. */
 static inline struct arm_smccc_1_2_regs underpin_call(u32 function, u64 first, u64 second)

@@ -1,5 +1,6 @@
 //! Requests from outside: decoded and checked, then done, then answered.
 
+pub mod channel;
 mod memory;
 pub mod port;
 mod recount;
@@ -244,7 +245,7 @@ fn machine() -> MachineStatus {
         image: image_parts().whole.size,
         frame_table: host.frame_table_bytes,
         heap: heap::usage().0,
-        bundle: host.bundle_bytes,
+        bundle: host.bundle_at.map_or(0, |range| range.size),
         uptime_ns: host::nanoseconds(timer::now() - host.started),
         card_frames: crate::physical::nic::counts(),
     }

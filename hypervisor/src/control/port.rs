@@ -1,5 +1,6 @@
 //! The way to and from the `underpin` command: a virtio console of the machine.
 
+use super::channel;
 use crate::physical::queue::{BufferQueue, Transport, begin};
 use abi::Text;
 use abi::control::{FrameHeader, MAGIC, PAYLOAD_MAX, event};
@@ -15,6 +16,8 @@ const SLOTS: usize = 16;
 /// A reply's header and the largest payload, in frames as an order.
 const TRANSMIT_ORDER: u8 = 3;
 const HEADER: usize = size_of::<FrameHeader>();
+/// Bytes of the largest frame.
+pub const RESERVE: usize = HEADER + PAYLOAD_MAX;
 /// Bytes of console output in one frame.
 const OUTPUT_AT_ONCE: usize = 2048;
 /// Buffers that console output leaves to replies.
@@ -32,16 +35,12 @@ static RING: AtomicBool = AtomicBool::new(false);
 
 /// Bytes of a frame that is not complete yet. Aligned, so that records in it can be referred to.
 #[repr(C, align(8))]
-struct Inbox {
-    bytes: [u8; HEADER + PAYLOAD_MAX],
+pub struct Inbox {
+    bytes: [u8; RESERVE],
     len: usize,
 }
 
 /// Starts the port.
-#[expect(
-    clippy::large_stack_arrays,
-    reason = "once, while the CPU does nothing else"
-)]
 pub fn start(mut transport: Transport) -> Result<(), Error> {
     begin(&mut transport, 0);
     let mut receive = BufferQueue::new(&mut transport, RECEIVE, 0, 0)?;
@@ -50,15 +49,11 @@ pub fn start(mut transport: Transport) -> Result<(), Error> {
     while let Some((slot, buffer)) = receive.claim() {
         receive.lend(&mut transport, slot, 0, buffer.size() as u32)?;
     }
-    let received = Inbox {
-        bytes: [0; HEADER + PAYLOAD_MAX],
-        len: 0,
-    };
     let port = Port {
         transport,
         receive,
         transmit,
-        received,
+        received: Inbox::new(),
     };
     PORT.set(SpinLock::new(Rank::PhysicalDevice, port))
         .map_err(|_| Error::AlreadyUsed)
@@ -69,6 +64,11 @@ pub fn acknowledge() {
     if let Some(port) = PORT.get() {
         port.lock().transport.ack_interrupt();
     }
+    ring();
+}
+
+/// There may be a request: housekeeping looks.
+pub fn ring() {
     RING.store(true, Ordering::Release);
     crate::housekeeping::request();
 }
@@ -102,7 +102,10 @@ impl Payload {
 
 /// The next complete frame. Bytes that begin no frame are skipped.
 pub fn receive() -> Option<Incoming> {
-    let mut port = PORT.get()?.lock();
+    let Some(port) = PORT.get() else {
+        return channel::receive();
+    };
+    let mut port = port.lock();
     loop {
         if let Some(frame) = port.received.take() {
             return Some(frame);
@@ -114,9 +117,8 @@ pub fn receive() -> Option<Incoming> {
             ..
         } = &mut *port;
         let (slot, buffer, len) = receive.take_back()?;
-        let room = received.bytes.len() - received.len;
         // A buffer is smaller than what is left of the largest frame, or a frame is complete.
-        let taken = (len as usize).min(room);
+        let taken = (len as usize).min(received.room());
         buffer.read(0, &mut received.bytes[received.len..received.len + taken]);
         received.len += taken;
         let size = buffer.size() as u32;
@@ -127,7 +129,34 @@ pub fn receive() -> Option<Incoming> {
 }
 
 impl Inbox {
-    fn take(&mut self) -> Option<Incoming> {
+    /// Nothing has come.
+    #[expect(clippy::large_stack_arrays, reason = "at most once for each way")]
+    pub const fn new() -> Self {
+        Self {
+            bytes: [0; RESERVE],
+            len: 0,
+        }
+    }
+
+    /// Forgets what has come.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    const fn room(&self) -> usize {
+        RESERVE - self.len
+    }
+
+    /// Adds bytes; how many there was room for.
+    pub fn push(&mut self, bytes: &[u8]) -> usize {
+        let taken = bytes.len().min(self.room());
+        self.bytes[self.len..self.len + taken].copy_from_slice(&bytes[..taken]);
+        self.len += taken;
+        taken
+    }
+
+    /// The next complete frame.
+    pub fn take(&mut self) -> Option<Incoming> {
         use zerocopy::FromBytes;
         loop {
             let (header, _) = FrameHeader::read_from_prefix(&self.bytes[..self.len]).ok()?;
@@ -164,7 +193,7 @@ pub fn send(kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
 /// Sends what a VM wrote to its console; how many of the bytes went out.
 pub fn console_output(name: Text<32>, bytes: &[u8]) -> usize {
     let bytes = &bytes[..bytes.len().min(OUTPUT_AT_ONCE)];
-    if PORT.get().is_none() {
+    if PORT.get().is_none() && !channel::is_open() {
         // Nobody listens: output is lost, as on a line that is not plugged in.
         return bytes.len();
     }
@@ -178,7 +207,22 @@ pub fn console_output(name: Text<32>, bytes: &[u8]) -> usize {
 }
 
 fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
-    let Some(port) = PORT.get() else { return false };
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    if length > PAYLOAD_MAX {
+        return false;
+    }
+    let header = FrameHeader {
+        magic: MAGIC,
+        kind,
+        tag,
+        length: length as u32,
+    };
+    let Some(port) = PORT.get() else {
+        let reserve = if reserve > 0 { RESERVE } else { 0 };
+        let mut all = heapless::Vec::<&[u8], 4>::new();
+        let fits = all.push(header.as_bytes()).is_ok() && all.extend_from_slice(parts).is_ok();
+        return fits && channel::send(reserve, &all);
+    };
     let mut port = port.lock();
     let Port {
         transport,
@@ -191,19 +235,8 @@ fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
     if transmit.free() <= reserve {
         return false;
     }
-    let length: usize = parts.iter().map(|part| part.len()).sum();
     let Some((slot, buffer)) = transmit.claim() else {
         return false;
-    };
-    if length > PAYLOAD_MAX {
-        transmit.release(slot);
-        return false;
-    }
-    let header = FrameHeader {
-        magic: MAGIC,
-        kind,
-        tag,
-        length: length as u32,
     };
     buffer.write(0, header.as_bytes());
     let mut at = HEADER as u64;

@@ -1,12 +1,13 @@
 //! Physical interrupts: acknowledged by EL2, handed on or handled.
 
 use crate::cpu::Cpu;
-use crate::host;
 use crate::trace::Event;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome, attention};
+use crate::{host, os0};
 use abi::control::trace;
 use core::sync::atomic::Ordering;
 use machine_aarch64::{gic, timer};
+use model_gic_forward::Forwarded;
 
 /// What a physical interrupt was.
 enum Kind {
@@ -77,20 +78,41 @@ pub fn take_interrupts(cpu: &'static Cpu) {
 /// the guest ends it.
 #[inline]
 fn take(cpu: &'static Cpu) -> Kind {
+    if os0::is_here() {
+        return take_beside(cpu);
+    }
     let intid = gic::acknowledge();
     if cpu.trace.wants(trace::INTERRUPT) {
         note(cpu, intid);
     }
-    if intid == gic::SGI_KICK {
-        gic::drop_priority(intid);
-        gic::deactivate(intid);
-        return Kind::Kick;
-    }
     if intid >= gic::SPURIOUS - 3 {
         return Kind::Spurious;
     }
-    let host = host::get();
     gic::drop_priority(intid);
+    own(cpu, intid)
+}
+
+/// As [`take`] beside OS-0: what is OS-0's is kept for it.
+#[inline(never)]
+fn take_beside(cpu: &'static Cpu) -> Kind {
+    match os0::take_away() {
+        Forwarded::Own(intid) => own(cpu, intid),
+        Forwarded::Spurious => Kind::Spurious,
+        Forwarded::Given(_) | Forwarded::Held | Forwarded::Maintenance => {
+            os0::call();
+            Kind::Device
+        }
+    }
+}
+
+/// Ends an interrupt whose priority is dropped.
+#[inline]
+fn own(cpu: &'static Cpu, intid: u32) -> Kind {
+    if intid == gic::kick_sgi() {
+        gic::deactivate(intid);
+        return Kind::Kick;
+    }
+    let host = host::get();
     if intid == host.tree.timer.virtual_timer.intid {
         return Kind::GuestTimer;
     }

@@ -98,6 +98,7 @@ pub unsafe fn take_exception(context: &mut GuestContext, exception: Injection) {
 fn floating_point(guest: &mut Loaded<'_>) -> Flow {
     guest.vcpu.stats.count(ExitClass::FloatingPoint);
     if !guest.core.fp_loaded {
+        crate::os0::put_fp_aside();
         // SAFETY: the vCPU is loaded and the flag says that its state is not in the registers.
         unsafe { guest.core.fp.load() }
         guest.core.fp_loaded = true;

@@ -1,6 +1,7 @@
 //! Attaching and detaching: one CPU's side of `model_switch`, on metal.
 
-use super::{ON, Os0Cpu, get, this};
+use super::interrupts::Beside;
+use super::{ON, Os0Cpu, get, loans, this};
 use abi::os0::{BUSY, NOT_SUPPORTED, Refusal};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use machine_aarch64::entry::GuestContext;
@@ -21,6 +22,11 @@ static BENEATH: AtomicU32 = AtomicU32::new(0);
 /// The step that is to fail next, of which CPU: `cpu << 8 | step`, or [`NOWHERE`].
 static INJECTED: AtomicU64 = AtomicU64::new(NOWHERE);
 const NOWHERE: u64 = u64::MAX;
+
+/// Whether EL2 is beneath all CPUs that are on.
+pub fn is_attached() -> bool {
+    beneath() == ON.load(Ordering::Relaxed)
+}
 
 fn reason(refusal: Refusal) -> Reason {
     // Refusals are numbered from 1.
@@ -55,7 +61,7 @@ impl Side for Attaching<'_> {
             }
             _ => {
                 debug_assert_eq!(step, TRAPS);
-                native::go_beneath(self.me.native_hcr.get());
+                native::go_beneath(self.me.native.get().hcr);
                 Ok(())
             }
         }
@@ -63,7 +69,7 @@ impl Side for Attaching<'_> {
 
     fn undo(&mut self, step: usize) {
         match step {
-            TRAPS => native::step_aside(self.me.native_hcr.get()),
+            TRAPS => native::step_aside(self.me.native.get().hcr),
             INTERFACE => gic::end_forwarding(self.physical),
             _ => {}
         }
@@ -165,8 +171,11 @@ pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
     if let Err(refusal) = check_injected(me, 0) {
         return refusal.code();
     }
+    if loans::are_out() {
+        return Refusal::Lent.code();
+    }
     let mut lists = HardwareLists::of_this_cpu();
-    let mut own = me.gic();
+    let mut own = me.gic(Beside::No);
     match check_give_back(&lists) {
         Ok(()) => {}
         Err(Busy::Active(_)) => return Refusal::HandlingInterrupt.code(),
@@ -188,7 +197,7 @@ pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
     let _ = give_back(&mut lists, &mut own);
     own.redistributor.disable(own.maintenance);
     gic::end_forwarding(physical);
-    native::step_aside(me.native_hcr.get());
+    native::step_aside(me.native.get().hcr);
     me.forget_forwarding();
     me.attached.set(false);
     BENEATH.fetch_sub(1, Ordering::Release);
@@ -219,6 +228,6 @@ pub fn come_up(me: &Os0Cpu) {
         if let Some(carried) = carry(CpuInterface::default()) {
             gic::begin_forwarding(carried);
         }
-        native::go_beneath(me.native_hcr.get());
+        native::go_beneath(me.native.get().hcr);
     }
 }

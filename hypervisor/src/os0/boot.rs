@@ -4,11 +4,12 @@ use super::{CPUS, ON, OS0, Os0, Os0Cpu, run, stage2};
 use crate::console;
 use crate::cpu::{self, Cpu};
 use crate::epitaph::give_up;
-use crate::start::{STACK_ORDER, STACKS};
+use crate::start::{STACK_ORDER, STACKS, keep_tree};
+use crate::{heap, host, sched};
 use core::mem::{align_of, size_of};
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::{SecondaryRecord, image_parts};
-use machine_aarch64::gic::Distributor;
+use machine_aarch64::gic::{self, Distributor};
 use machine_aarch64::mmu::{El2Map, Rights};
 use machine_aarch64::{cache, cpu as metal, psci};
 use model_addr::{CpuId, FRAME_SIZE, Ipa, Pa, PaRange};
@@ -17,6 +18,9 @@ use model_guest_image::{HEADER_SIZE, ImageHeader};
 use model_machine_tree::{Conduit, MAX_MEMORY, MAX_RESERVED, Machine};
 use model_os0_boot::{Chosen, Given, Layout, lay_out, rewrite};
 
+/// Bytes of EL2's heap at least, for what it notes of VMs: it is not lent, so that no reference to it
+/// outlives a loan.
+const HEAP: u64 = 2 << 20;
 /// Bytes of a CPU's stack.
 const STACK: u64 = FRAME_SIZE << STACK_ORDER;
 /// PSCI_FEATURES, and CPU_SUSPEND of the 64-bit kind.
@@ -46,6 +50,15 @@ impl Arena {
         }
     }
 
+    /// All that is left is EL2's heap.
+    fn rest_to_heap(self) {
+        let start = self.next.align_up(FRAME_SIZE).unwrap_or(self.end);
+        let size = self.end.0.saturating_sub(start.0) as usize;
+        let start = core::ptr::with_exposed_provenance_mut(start.0 as usize);
+        // SAFETY: memory of EL2's own that nobody else has or gets.
+        unsafe { heap::confine(start, size) }
+    }
+
     /// `size` bytes at a multiple of `align`.
     pub fn take(&mut self, size: u64, align: u64) -> Pa {
         let start = self.next.align_up(align).unwrap_or(self.end);
@@ -60,7 +73,8 @@ impl Arena {
 }
 
 /// Starts OS-0 on the first CPU. The others stay off until it starts them.
-pub fn start(tree: &Machine, blob: PaRange, mut map: El2Map) -> ! {
+pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) -> ! {
+    let tree = keep_tree(tree);
     let Some(os0) = &tree.os0 else {
         give_up(format_args!("there is no OS-0"))
     };
@@ -72,10 +86,13 @@ pub fn start(tree: &Machine, blob: PaRange, mut map: El2Map) -> ! {
         next: layout.arena.start,
         end: layout.arena.end(),
     };
+    stage2::take_vmid();
+    gic::kick_beside_os0();
     let found = Os0 {
+        tree,
         hidden: layout.hidden,
         power_states: power_states(),
-        stage2: stage2::identity(&mut arena, layout.hidden),
+        stage2: stage2::identity(&mut arena, tree, layout.hidden),
         // SAFETY: the device tree says where the distributor is; it was mapped.
         distributor: unsafe { Distributor::new(tree.gic.distributor.start) },
         redistributors: tree.gic.redistributors.clone(),
@@ -89,6 +106,7 @@ pub fn start(tree: &Machine, blob: PaRange, mut map: El2Map) -> ! {
     for number in 0..tree.cpus.len() {
         make_cpu(tree, number, &mut arena, &mut map);
     }
+    arena.rest_to_heap();
     let first = become_first_cpu(tree);
     if layout.kernel != os0.kernel.start {
         // SAFETY: both runs are RAM, the layout says that they do not overlap, and nobody else
@@ -160,7 +178,7 @@ fn lay_out_memory(tree: &Machine, blob: PaRange, kernel: PaRange) -> Layout {
             memory: &memory,
             kept: &kept,
             image: image_parts().whole,
-            arena: Arena::PER_CPU * tree.cpus.len() as u64 + stage2::room(),
+            arena: Arena::PER_CPU * tree.cpus.len() as u64 + stage2::room(tree) + HEAP,
             kernel,
             header,
         };
@@ -188,14 +206,15 @@ fn header(kernel: PaRange) -> Result<ImageHeader, ()> {
 fn say(tree: &Machine, layout: &Layout) {
     let memory: u64 = tree.memory.iter().map(|memory| memory.range.size).sum();
     log::info!(
-        "OS-0 gets {} CPUs and {} MiB of memory; EL2 keeps {} KiB at {}: image {} KiB, {} KiB for each CPU, {} KiB of tables",
+        "OS-0 gets {} CPUs and {} MiB of memory; EL2 keeps {} KiB at {}: image {} KiB, {} KiB for each CPU, {} KiB of tables, {} KiB or more of heap",
         tree.cpus.len(),
         (memory - layout.hidden.size) >> 20,
         layout.hidden.size >> 10,
         layout.hidden.start,
         image_parts().whole.size >> 10,
         Arena::PER_CPU >> 10,
-        stage2::room() >> 10,
+        stage2::room(tree) >> 10,
+        HEAP >> 10,
     );
 }
 
@@ -220,7 +239,11 @@ fn make_cpu(tree: &Machine, number: usize, arena: &mut Arena, map: &mut El2Map) 
         root: map.root().0,
         local_word: core::ptr::from_ref(cpu).expose_provenance() as u64,
     };
-    let made = arena.put(Os0Cpu::new(cpu, record));
+    host::add_cpu(cpu);
+    let Some(entity) = sched::claim() else {
+        give_up(format_args!("cpu {number} is one too many"));
+    };
+    let made = arena.put(Os0Cpu::new(cpu, record, entity));
     made.record.publish();
     if CPUS[number].set(made).is_err() {
         give_up(format_args!("cpu {number} is made twice"));

@@ -1,7 +1,10 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
-use super::{ON, Os0Cpu, attach, by_affinity, facts, get, this};
-use abi::os0::{ATTACH, DETACH, FACTS, FAIL, ID_REGISTERS, LOG, STATUS, State};
+use super::{ON, Os0Cpu, attach, by_affinity, facts, get, loans, this};
+use abi::os0::{
+    ATTACH, CLOSE, DETACH, FACTS, FAIL, HEAR, ID_REGISTERS, LEND, LOG, OPEN, REPAY, SHARE, STATUS,
+    State, TELL,
+};
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
 use machine_aarch64::entry::GuestContext;
@@ -9,6 +12,9 @@ use machine_aarch64::psci;
 use model_addr::{Ipa, Pa};
 use model_firmware_calls::{INVALID_PARAMETERS, NOT_SUPPORTED, Verdict, decide};
 use model_vpsci::{Call, Capabilities, Reply};
+
+/// PSCI's DENIED: while VMs share OS-0's CPUs, all stay on.
+const DENIED: u64 = (-3_i64).cast_unsigned();
 
 /// X0 to X17: what SMCCC calls arguments and results.
 const REGISTERS: usize = 18;
@@ -22,6 +28,9 @@ pub fn smc(context: &mut GuestContext, imm: u16) {
     }
     match decide(function, arguments, get().power_states) {
         Verdict::Forward => forward(context, |_| {}),
+        Verdict::CpuOn { .. } | Verdict::CpuOff | Verdict::Suspend { .. } if loans::pin_cpus() => {
+            answer(context, DENIED);
+        }
         Verdict::Answer(value) => answer(context, value),
         Verdict::Own => own(context),
         Verdict::CpuOn {
@@ -47,7 +56,7 @@ pub fn smc(context: &mut GuestContext, imm: u16) {
 
 /// HVC: for EL2 alone.
 pub fn hvc(context: &mut GuestContext, imm: u16) {
-    let arguments = [context.registers[1], 0, 0];
+    let arguments = [context.registers[1], context.registers[2], 0];
     match decide(context.registers[0], arguments, get().power_states) {
         Verdict::Own if imm == 0 => own(context),
         _ => answer(context, NOT_SUPPORTED),
@@ -167,6 +176,13 @@ fn own(context: &mut GuestContext) {
             return context.registers[..REGISTERS].copy_from_slice(&results);
         }
         FAIL => return answer(context, attach::fail_next(first, second)),
+        LEND => return answer(context, loans::code(loans::lend(first, second))),
+        REPAY => return answer(context, loans::code(loans::repay(first))),
+        OPEN => return answer(context, loans::code(loans::open(first, second))),
+        CLOSE => return answer(context, loans::code(loans::close())),
+        SHARE => return answer(context, loans::code(loans::share(this(), first == 1))),
+        TELL => return answer(context, loans::code(loans::carry(first, second, true))),
+        HEAR => return answer(context, loans::code(loans::carry(first, second, false))),
         _ => {}
     }
     let call = model_vpsci::decode(function, [first, second, third], Capabilities::default());

@@ -1,9 +1,21 @@
 //! OS-0's interrupts while EL2 is beneath it: the metal under `model_gic_forward`.
 
-use super::Os0Cpu;
+use super::run::Next;
+use super::{Os0Cpu, get, world};
 use machine_aarch64::gic::{self, Distributor, Redistributor};
 use machine_aarch64::list_registers::HardwareLists;
 use model_gic_forward::{Forwarded, PhysicalGic};
+
+/// Whether VMs share the CPU, and whether OS-0 is in it just now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// OS-0 has it for itself.
+    No,
+    /// They do, and OS-0 runs.
+    Here,
+    /// They do, and OS-0 does not run.
+    Away,
+}
 
 /// The executing CPU's part of the GIC.
 pub struct OwnGic {
@@ -13,9 +25,24 @@ pub struct OwnGic {
     pub redistributor: Redistributor,
     /// The maintenance interrupt.
     pub maintenance: u32,
+    /// Which interrupts are EL2's own.
+    pub beside: Beside,
 }
 
 impl PhysicalGic for OwnGic {
+    #[inline]
+    fn is_own(&self, intid: u32) -> bool {
+        if self.beside == Beside::No {
+            return false;
+        }
+        let timer = get().tree.timer;
+        // What a VM in the CPU causes is not OS-0's.
+        let is_vms = intid == timer.virtual_timer.intid || intid == self.maintenance;
+        intid == gic::kick_sgi()
+            || intid == timer.hypervisor_timer.intid
+            || is_vms && self.beside == Beside::Away
+    }
+
     #[inline]
     fn acknowledge(&mut self) -> u32 {
         gic::acknowledge()
@@ -61,13 +88,23 @@ impl PhysicalGic for OwnGic {
     }
 }
 
-/// A physical interrupt brought the CPU here: one is handed on.
+/// A physical interrupt brought the CPU here: one is handed on, or is EL2's own.
 #[inline]
-pub fn forward(me: &Os0Cpu) {
+pub fn forward(me: &Os0Cpu) -> Next {
     let mut forwarder = me.forwarder.get();
     let mut lists = HardwareLists::of_this_cpu();
-    let outcome = forwarder.forward(&mut lists, &mut me.gic());
-    if !matches!(outcome, Forwarded::Given(_)) {
-        me.forwarder.set(forwarder);
+    let beside = if me.shares.get() {
+        Beside::Here
+    } else {
+        Beside::No
+    };
+    let mut gic = me.gic(beside);
+    match forwarder.forward(&mut lists, &mut gic) {
+        Forwarded::Given(_) => {}
+        Forwarded::Own(intid) => return world::own_interrupt(me, &mut gic, intid),
+        Forwarded::Held | Forwarded::Maintenance | Forwarded::Spurious => {
+            me.forwarder.set(forwarder);
+        }
     }
+    Next::Go
 }

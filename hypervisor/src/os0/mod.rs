@@ -4,35 +4,44 @@
 //! EL2's and with all devices, *detached*: there is no stage 2, interrupts go straight to it, and
 //! only its SMCs come here ([`calls`]), since a CPU that it starts must pass through EL2. EL2 drives
 //! no device meanwhile, the console included. When OS-0 asks, EL2 goes beneath it ([`attach`]): stage 2
-//! hides EL2's memory, and OS-0's interrupts are handed on by EL2 ([`interrupts`]).
+//! hides EL2's memory, and OS-0's interrupts are handed on by EL2 ([`interrupts`]). Of memory that OS-0
+//! lends then ([`loans`]), VMs are made, which share its CPUs with it ([`world`]).
 
 mod attach;
 mod boot;
 mod calls;
 mod facts;
 mod interrupts;
+mod loans;
 mod run;
 mod stage2;
+mod world;
 
 pub use boot::start;
 pub use run::arrive;
+pub use world::{call, has_interrupt, put_fp_aside, take_away, turn};
 
 use crate::cpu::{self, CPUS_MAX, Cpu};
 use crate::epitaph::give_up;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64};
-use interrupts::OwnGic;
+use interrupts::{Beside, OwnGic};
 use machine_aarch64::boot::SecondaryRecord;
 use machine_aarch64::gic::{Distributor, Redistributor};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{Ipa, PaRange};
 use model_firmware_calls::PowerStateFormat;
-use model_gic_forward::Forwarder;
-use model_machine_tree::MAX_REDISTRIBUTORS;
+use model_gic_forward::{Forwarder, SavedLists};
+use model_machine_tree::{MAX_REDISTRIBUTORS, Machine};
+use model_native_el1::Native;
+use model_scheduler::EntityId;
 use model_vpsci::Power;
+use world::{Fp, World};
 
 /// What was found at boot and never changes again.
 struct Os0 {
+    /// The machine's device tree.
+    tree: &'static Machine,
     /// What EL2 keeps.
     hidden: PaRange,
     /// How the firmware writes power states.
@@ -62,8 +71,18 @@ struct Os0Cpu {
     entries: AtomicU64,
     /// EL2 is beneath OS-0 here. Its own, as all that follow.
     attached: Cell<bool>,
-    /// `HCR_EL2` while it is not.
-    native_hcr: Cell<u64>,
+    /// EL2's registers while it is not.
+    native: Cell<Native>,
+    /// VMs share the CPU.
+    shares: Cell<bool>,
+    /// What the scheduler knows OS-0's vCPU by.
+    entity: EntityId,
+    /// OS-0's vCPU.
+    world: SpinLock<World>,
+    /// Its list registers while it is not in the CPU.
+    lists: Cell<SavedLists>,
+    /// Its floating point.
+    fp: SpinLock<Fp>,
     /// Hands its interrupts on.
     forwarder: Cell<Forwarder>,
     /// Its redistributor, once it has arrived.
@@ -81,7 +100,7 @@ struct PowerState {
 }
 
 impl Os0Cpu {
-    fn new(cpu: &'static Cpu, record: SecondaryRecord) -> Self {
+    fn new(cpu: &'static Cpu, record: SecondaryRecord, entity: EntityId) -> Self {
         let power = PowerState {
             state: Power::Off,
             entry: Ipa(0),
@@ -93,14 +112,19 @@ impl Os0Cpu {
             power: SpinLock::new(Rank::Vm, power),
             entries: AtomicU64::new(0),
             attached: Cell::new(false),
-            native_hcr: Cell::new(0),
+            native: Cell::new(Native::of(|_, _| 0)),
+            shares: Cell::new(false),
+            entity,
+            world: SpinLock::new(Rank::Vcpu, World::new()),
+            lists: Cell::new(SavedLists::default()),
+            fp: SpinLock::new(Rank::Device, Fp::NEW),
             forwarder: Cell::new(Forwarder::new(0)),
             redistributor: Cell::new(None),
         }
     }
 
     /// The executing CPU's part of the GIC.
-    fn gic(&self) -> OwnGic {
+    fn gic(&self, beside: Beside) -> OwnGic {
         let os0 = get();
         let Some(redistributor) = self.redistributor.get() else {
             give_up(format_args!("{} has no redistributor", self.cpu.id));
@@ -109,6 +133,7 @@ impl Os0Cpu {
             distributor: os0.distributor,
             redistributor,
             maintenance: os0.maintenance,
+            beside,
         }
     }
 

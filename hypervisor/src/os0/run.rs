@@ -1,8 +1,9 @@
 //! A CPU under OS-0: how it arrives there, and what brings it back.
 
-use super::{attach, calls, interrupts};
+use super::{attach, calls, interrupts, world};
 use crate::epitaph::give_up;
 use crate::exit::take_exception;
+use crate::start;
 use core::sync::atomic::Ordering;
 use machine_aarch64::entry::{self, GuestContext, Leave, Syndrome};
 use machine_aarch64::gic::{self, Redistributor, SgiRegister};
@@ -34,62 +35,104 @@ pub fn arrive() -> ! {
         native::open(&native, os0.stage2.0, os0.stage2.1);
         native::reset_el1();
     }
-    me.native_hcr.set(native.hcr);
+    me.native.set(native);
+    start::note_features();
     // SAFETY: the device tree says where redistributors are; they were mapped.
     me.redistributor
         .set(unsafe { Redistributor::find_own(&os0.redistributors) });
+    if let Some(redistributor) = me.redistributor.get() {
+        // It is the same each time that the CPU arrives.
+        let _ = me.cpu.redistributor.set(redistributor);
+    }
+    me.cpu.online.store(true, Ordering::Relaxed);
     attach::come_up(me);
-    let mut context = GuestContext {
-        pstate: PSTATE,
-        ..GuestContext::default()
-    };
     {
+        let mut world = me.world.lock();
         let mut power = me.power.lock();
         power.state.arrive();
-        context.pc = power.entry.0;
-        context.registers[0] = power.context;
+        world.context = GuestContext {
+            pstate: PSTATE,
+            pc: power.entry.0,
+            ..GuestContext::default()
+        };
+        world.context.registers[0] = power.context;
     }
     me.entries.store(0, Ordering::Relaxed);
-    run(me, &mut context)
+    loop {
+        alone(me);
+        world::share(me);
+    }
 }
 
-fn run(me: &super::Os0Cpu, context: &mut GuestContext) -> ! {
-    loop {
-        // SAFETY: the CPU is as `native::open` left it, and OS-0 is the machine's owner.
-        let leave = unsafe { entry::enter(context) };
-        me.entries.fetch_add(1, Ordering::Relaxed);
-        if matches!(leave, Leave::Interrupt | Leave::FastInterrupt) {
-            interrupts::forward(me);
-            continue;
-        }
-        let syndrome = Syndrome::read();
-        let exit = decode(syndrome.esr, syndrome.far, syndrome.hpfar);
-        match (leave, exit) {
-            (Leave::Synchronous, Exit::Smc { imm }) => {
-                // The return address is the instruction's own.
-                context.pc = context.pc.wrapping_add(4);
-                calls::smc(context, imm);
-            }
-            (Leave::Synchronous, Exit::Hvc { imm }) => calls::hvc(context, imm),
-            (Leave::Synchronous, Exit::Sysreg(access)) if me.attached.get() => {
-                sysreg(context, access);
-            }
-            (Leave::Synchronous, Exit::DataAbort(abort)) if me.attached.get() => {
-                let va = abort.abort.va.unwrap_or(0);
-                let write = abort.write;
-                inject(context, Injection::DataAbort { va, write });
-            }
-            (Leave::Synchronous, Exit::InstructionAbort(abort)) if me.attached.get() => {
-                let va = abort.va.unwrap_or(0);
-                inject(context, Injection::InstructionAbort { va });
-            }
-            // Nothing else is routed here: EL2 has set the CPU up wrongly.
-            _ => give_up(format_args!(
-                "OS-0 left by {leave:?}, {exit:?}, esr {:#x}, pc {:#x}",
-                syndrome.esr, context.pc
-            )),
-        }
+/// OS-0 has the CPU for itself, attached or not, until it shares it.
+fn alone(me: &super::Os0Cpu) {
+    let native = me.native.get();
+    // The CPU may be turned off in here and never come back: no lock is held.
+    let mut context = {
+        let mut world = me.world.lock();
+        world.load(me, &native);
+        world.context
+    };
+    while !me.shares.get() {
+        step(me, &mut context);
     }
+    let mut world = me.world.lock();
+    world.context = context;
+    world.unload(me, &native);
+}
+
+/// What OS-0's vCPU does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It goes on.
+    Go,
+    /// It waits for an interrupt.
+    Wait,
+    /// Its slice is over.
+    Leave,
+}
+
+/// OS-0, which is in the CPU, to its next exit and what is done about that.
+#[inline]
+pub fn step(me: &super::Os0Cpu, context: &mut GuestContext) -> Next {
+    // SAFETY: the CPU is as `native::open` left it, and OS-0 is the machine's owner.
+    let leave = unsafe { entry::enter(context) };
+    me.entries.fetch_add(1, Ordering::Relaxed);
+    if matches!(leave, Leave::Interrupt | Leave::FastInterrupt) {
+        return interrupts::forward(me);
+    }
+    let syndrome = Syndrome::read();
+    let exit = decode(syndrome.esr, syndrome.far, syndrome.hpfar);
+    match (leave, exit) {
+        (Leave::Synchronous, Exit::Smc { imm }) => {
+            // The return address is the instruction's own.
+            context.pc = context.pc.wrapping_add(4);
+            calls::smc(context, imm);
+        }
+        (Leave::Synchronous, Exit::Hvc { imm }) => calls::hvc(context, imm),
+        (Leave::Synchronous, Exit::Wfx { .. }) if me.shares.get() => {
+            (context.pc, context.pstate) = skip_instruction(context.pc, context.pstate);
+            return Next::Wait;
+        }
+        (Leave::Synchronous, Exit::Sysreg(access)) if me.attached.get() => {
+            sysreg(context, access);
+        }
+        (Leave::Synchronous, Exit::DataAbort(abort)) if me.attached.get() => {
+            let va = abort.abort.va.unwrap_or(0);
+            let write = abort.write;
+            inject(context, Injection::DataAbort { va, write });
+        }
+        (Leave::Synchronous, Exit::InstructionAbort(abort)) if me.attached.get() => {
+            let va = abort.va.unwrap_or(0);
+            inject(context, Injection::InstructionAbort { va });
+        }
+        // Nothing else is routed here: EL2 has set the CPU up wrongly.
+        _ => give_up(format_args!(
+            "OS-0 left by {leave:?}, {exit:?}, esr {:#x}, pc {:#x}",
+            syndrome.esr, context.pc
+        )),
+    }
+    Next::Go
 }
 
 /// With interrupts at EL2, the registers that send SGIs trap; OS-0's go where it sends them.

@@ -1,20 +1,24 @@
-//! OS-0's stage 2: every address means itself, but EL2's memory is nothing. Made at boot and never
-//! changed, so that a switch costs nothing for memory.
+//! OS-0's stage 2: every address means itself, but EL2's memory and what is lent are nothing. Made at
+//! boot, memory in blocks of 2 MiB, so that a switch costs nothing for memory, and a loan takes out
+//! entries and changes no table.
 
 use super::boot::Arena;
 use crate::epitaph::give_up;
-use machine_aarch64::features;
+use crate::start::vmid_bits;
+use crate::vm::Vmid;
+use machine_aarch64::{features, guest, tlb};
 use machine_contract::TableMemory;
+use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, Pa, PaRange};
-use model_stage2::{IpaSize, Rights, Size, Stage2, VmidBits, vtcr};
+use model_machine_tree::Machine;
+use model_stage2::{IpaSize, Rights, Size, Stage2, vtcr};
 
-/// The VMID of OS-0, attached or not, on all CPUs: its broadcast TLB maintenance then reaches all
-/// entries of its own.
-const VMID: u64 = 1;
 /// The most bits that a start at level 1 reaches: 8 TiB.
 const BITS_MAX: u32 = 43;
-/// Tables of 2 MiB blocks: EL2's memory lies in one or two GiB.
-const TABLES: u64 = 2;
+static IDENTITY: SpinLock<Option<Stage2>> = SpinLock::new(Rank::VmMemory, None);
+/// The VMID of OS-0, attached or not, on all CPUs: its broadcast TLB maintenance then reaches all
+/// entries of its own.
+static VMID: Once<Vmid> = Once::new();
 const WORDS: usize = 512;
 
 fn ipa_size() -> IpaSize {
@@ -31,55 +35,79 @@ pub fn reach() -> Pa {
 }
 
 /// Bytes that [`identity`] takes at most.
-pub fn room() -> u64 {
+pub fn room(tree: &Machine) -> u64 {
+    let gib = Size::Block1G.bytes();
+    let tables = |range: PaRange| range.size.div_ceil(gib) + 1;
+    let tables: u64 = tree.memory.iter().map(|memory| tables(memory.range)).sum();
     // A root is aligned to its size.
-    (ipa_size().root_tables() * 2 + TABLES) * FRAME_SIZE
+    (ipa_size().root_tables() * 2 + tables) * FRAME_SIZE
 }
 
 /// Makes the tables; gives `VTCR_EL2` and `VTTBR_EL2`.
-pub fn identity(arena: &mut Arena, hidden: PaRange) -> (u64, u64) {
+pub fn identity(arena: &mut Arena, tree: &Machine, hidden: PaRange) -> (u64, u64) {
     let size = ipa_size();
     let bytes = size.root_tables() * FRAME_SIZE;
     let root = zeroed(arena, bytes, bytes);
     let mut stage2 = Stage2::new(root.frame(), size);
-    let mut tables = Tables(arena);
-    let whole = PaRange {
-        start: Pa(0),
-        size: size.bytes(),
-    };
-    map_around(&mut stage2, &mut tables, whole, hidden, Size::Block1G);
-    let vmid = if features::has_16_bit_vmid() {
-        VmidBits::Sixteen
-    } else {
-        VmidBits::Eight
-    };
-    let vtcr = vtcr(size, features::physical_address_bits(), vmid);
-    (vtcr, VMID << 48 | root.0)
+    let mut tables = Tables(Some(arena));
+    for start in (0..size.bytes()).step_by(Size::Block1G.bytes() as usize) {
+        let block = block_at(start, Size::Block1G);
+        let has_memory = tree
+            .memory
+            .iter()
+            .any(|memory| memory.range.overlaps(block));
+        if !has_memory {
+            map(&mut stage2, &mut tables, block, Size::Block1G);
+            continue;
+        }
+        for start in (start..block.end().0).step_by(Size::Block2M.bytes() as usize) {
+            let block = block_at(start, Size::Block2M);
+            if !block.overlaps(hidden) {
+                map(&mut stage2, &mut tables, block, Size::Block2M);
+            }
+        }
+    }
+    *IDENTITY.lock() = Some(stage2);
+    let vmid = VMID.get().map_or(0, Vmid::number);
+    let vtcr = vtcr(size, features::physical_address_bits(), vmid_bits());
+    (vtcr, u64::from(vmid) << 48 | root.0)
 }
 
-/// Maps `range` in leaves of `leaf`, and what of it lies around `hidden` in smaller ones.
-fn map_around(
-    stage2: &mut Stage2,
-    tables: &mut Tables<'_>,
-    range: PaRange,
-    hidden: PaRange,
-    leaf: Size,
-) {
-    let mut at = range.start;
-    while at < range.end() {
-        let block = PaRange {
-            start: at,
-            size: leaf.bytes(),
-        };
-        at = block.end();
-        if !block.overlaps(hidden) {
-            let mapped = stage2.map(tables, Ipa(block.start.0), block.start, leaf, Rights::ALL);
-            if let Err(error) = mapped {
-                give_up(format_args!("OS-0's tables: {error:?}"));
-            }
-        } else if leaf == Size::Block1G {
-            map_around(stage2, tables, block, hidden, Size::Block2M);
-        }
+/// Takes OS-0's VMID before any VM has one.
+pub fn take_vmid() {
+    if let Some(vmid) = Vmid::take() {
+        let _ = VMID.set(vmid);
+    }
+}
+
+const fn block_at(start: u64, size: Size) -> PaRange {
+    PaRange {
+        start: Pa(start),
+        size: size.bytes(),
+    }
+}
+
+fn map(stage2: &mut Stage2, tables: &mut Tables<'_>, block: PaRange, size: Size) {
+    let mapped = stage2.map(tables, Ipa(block.start.0), block.start, size, Rights::ALL);
+    if let Err(error) = mapped {
+        give_up(format_args!("OS-0's tables: {error:?}"));
+    }
+}
+
+/// Whole blocks of memory are nothing to OS-0 from here on, on any CPU.
+pub fn withdraw(run: PaRange) {
+    let mut identity = IDENTITY.lock();
+    let Some(stage2) = &mut *identity else { return };
+    let debt = stage2.unmap(&mut Tables(None), Ipa(run.start.0), run.size / FRAME_SIZE);
+    debt.pay(|_| guest::with_vmid(VMID.get().map_or(0, Vmid::number), tlb::flush_vmid));
+}
+
+/// A block of memory is OS-0's again.
+pub fn give_back(block: PaRange) {
+    let mut identity = IDENTITY.lock();
+    if let Some(stage2) = &mut *identity {
+        // Its table is there: it was mapped before.
+        map(stage2, &mut Tables(None), block, Size::Block2M);
     }
 }
 
@@ -91,8 +119,8 @@ fn zeroed(arena: &mut Arena, size: u64, align: u64) -> Pa {
     start
 }
 
-/// Tables in the arena, which are never given back.
-struct Tables<'a>(&'a mut Arena);
+/// Tables in the arena, which are never given back; no new ones without it.
+struct Tables<'a>(Option<&'a mut Arena>);
 
 impl Tables<'_> {
     fn word(table: Mfn, index: usize) -> *mut u64 {
@@ -103,7 +131,8 @@ impl Tables<'_> {
 
 impl TableMemory for Tables<'_> {
     fn allocate_table(&mut self) -> Option<Mfn> {
-        Some(zeroed(self.0, FRAME_SIZE, FRAME_SIZE).frame())
+        let arena = self.0.as_deref_mut()?;
+        Some(zeroed(arena, FRAME_SIZE, FRAME_SIZE).frame())
     }
 
     fn free_table(&mut self, _: Mfn) {}
@@ -114,7 +143,7 @@ impl TableMemory for Tables<'_> {
     }
 
     fn write(&mut self, table: Mfn, index: usize, value: u64) {
-        // SAFETY: as above; one CPU makes the tables, before any walker uses them.
+        // SAFETY: as above, under the lock of the tables.
         unsafe { Self::word(table, index).write_volatile(value) }
     }
 }

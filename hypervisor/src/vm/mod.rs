@@ -18,6 +18,7 @@ pub use instance::{End, Instance};
 pub use memory::{fit, may_wait_for_frames, mem_status, pool, reclaim, tick};
 pub use report::{vcpu_status, vm_status};
 pub use table::{
-    Refusal, Vm, all, define, find, flush_terminals, init, instance, kill, pause, reset, resume,
-    set, start, stop,
+    Refusal, Vm, all, define, find, flush_terminals, forget, init, instance, is_quiet, kill, pause,
+    reset, resume, set, start, stop,
 };
+pub use vmids::Vmid;

@@ -150,6 +150,16 @@ pub fn all() -> heapless::Vec<Arc<Vm>, VMS_MAX> {
     TABLE.lock().clone()
 }
 
+/// Whether no VM runs, and nothing of one that ran is left.
+pub fn is_quiet() -> bool {
+    all().iter().all(|vm| vm.is_settled())
+}
+
+/// Forgets all descriptions. No VM runs.
+pub fn forget() {
+    TABLE.lock().clear();
+}
+
 /// The VM of that name.
 pub fn find(name: VmName) -> Result<Arc<Vm>, Refusal> {
     let table = TABLE.lock();

@@ -4,11 +4,27 @@
 use crate::cpu::{affinity, dsb_sy, isb};
 use core::arch::asm;
 use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
 use model_addr::{Pa, PaRange};
 use model_gic_forward::{CpuInterface, VirtualInterface};
 
-/// The SGI by which one CPU makes another look at its work.
+/// The SGI by which one CPU makes another look at its work, and the one where OS-0 has the first eight.
 pub const SGI_KICK: u32 = 0;
+/// See [`SGI_KICK`].
+pub const SGI_KICK_BESIDE: u32 = 8;
+static KICK: AtomicU32 = AtomicU32::new(SGI_KICK);
+
+/// The SGI by which CPUs make each other look at their work.
+#[inline]
+pub fn kick_sgi() -> u32 {
+    KICK.load(Ordering::Relaxed)
+}
+
+/// OS-0 has the first eight SGIs. Before any CPU kicks another.
+pub fn kick_beside_os0() {
+    KICK.store(SGI_KICK_BESIDE, Ordering::Relaxed);
+}
+
 /// What [`acknowledge`] gives when nothing is pending.
 pub const SPURIOUS: u32 = 1023;
 /// INTIDs below are a CPU's own.
@@ -198,7 +214,7 @@ impl Redistributor {
 }
 
 impl Redistributor {
-    /// Lets this CPU's own interrupt `intid` (16..32) through before all others, whatever the owner
+    /// Lets this CPU's own interrupt `intid` (0..32) through before all others, whatever the owner
     /// of the redistributor has made of it.
     pub fn enable_urgent(self, intid: u32) {
         let priority = GICD_IPRIORITYR + intid as usize;
@@ -374,7 +390,7 @@ pub fn deactivate(intid: u32) {
     unsafe { write_sysreg!("s3_0_c12_c11_1", u64::from(intid)) } // ICC_DIR_EL1
 }
 
-/// Sends [`SGI_KICK`] to the CPU with that affinity.
+/// Sends [`kick_sgi`] to the CPU with that affinity.
 pub fn kick(affinity: u64) {
     let target = 1 << (affinity & 0xf)
         | (affinity >> 8 & 0xff) << 16
@@ -385,7 +401,7 @@ pub fn kick(affinity: u64) {
     // work visible.
     unsafe {
         asm!("dsb ishst", options(nostack));
-        write_sysreg!("s3_0_c12_c11_5", target | u64::from(SGI_KICK) << 24); // ICC_SGI1R_EL1
+        write_sysreg!("s3_0_c12_c11_5", target | u64::from(kick_sgi()) << 24); // ICC_SGI1R_EL1
     }
     isb();
 }

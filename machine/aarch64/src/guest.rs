@@ -10,8 +10,8 @@ use core::arch::global_asm;
 global_asm!(include_str!("fp.S"));
 
 unsafe extern "C" {
-    fn fp_save(state: *mut FpState);
-    fn fp_load(state: *const FpState);
+    pub(crate) fn fp_save(state: *mut FpState);
+    pub(crate) fn fp_load(state: *const FpState);
 }
 
 /// `HCR_EL2` bits (Arm ARM D24.2), and the value with which every guest runs.

@@ -16,6 +16,11 @@ impl HardwareLists {
             count: (read_sysreg!("s3_4_c12_c11_1") & 0x1f) as u8 + 1,
         } // ICH_VTR_EL2
     }
+
+    /// Whether the underflow maintenance interrupt is on.
+    pub fn underflow_interrupt(&self) -> bool {
+        read_sysreg!("s3_4_c12_c11_0") & 2 != 0 // ICH_HCR_EL2.UIE
+    }
 }
 
 macro_rules! by_number {

@@ -1,8 +1,9 @@
 //! The executing CPU as an operating system at EL1 would find it without EL2.
 
 use crate::cpu::isb;
-use crate::guest::El1State;
+use crate::guest::{El1State, FpState, fp_load, fp_save};
 use crate::list_registers::HardwareLists;
+use crate::timer;
 use core::arch::asm;
 use machine_contract::ListRegisters;
 use model_native_el1::Native;
@@ -28,6 +29,19 @@ macro_rules! write_if {
 /// EL2 runs with E2H clear. What runs at EL1 from now on may read and write all memory and drive
 /// all devices: it is the machine's owner.
 pub unsafe fn open(native: &Native, vtcr: u64, vttbr: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { let_through(native, native.hcr, vtcr, vttbr) }
+    timer::clear_alarm();
+    open_interrupts();
+}
+
+/// Gives EL1 everything but interrupts, with this `HCR_EL2`: as [`open`], or when the owner goes on
+/// after a VM.
+///
+/// # Safety
+///
+/// As [`open`].
+pub unsafe fn let_through(native: &Native, hcr: u64, vtcr: u64, vttbr: u64) {
     let (midr, mpidr) = (read_sysreg!("midr_el1"), read_sysreg!("mpidr_el1"));
     let counters = if native.has_pmu {
         read_sysreg!("pmcr_el0") >> 11 & 0x1f // PMCR_EL0.N
@@ -39,7 +53,7 @@ pub unsafe fn open(native: &Native, vtcr: u64, vttbr: u64) {
     unsafe {
         write_sysreg!("vtcr_el2", vtcr);
         write_sysreg!("vttbr_el2", vttbr);
-        write_sysreg!("hcr_el2", native.hcr);
+        write_sysreg!("hcr_el2", hcr);
         write_sysreg!("cptr_el2", native.cptr);
         write_sysreg!("mdcr_el2", native.mdcr | counters);
         write_sysreg!("hstr_el2", 0_u64);
@@ -47,7 +61,6 @@ pub unsafe fn open(native: &Native, vtcr: u64, vttbr: u64) {
         write_sysreg!("vmpidr_el2", mpidr);
         write_sysreg!("cnthctl_el2", 3_u64); // EL1 has the physical counter and timer
         write_sysreg!("cntvoff_el2", 0_u64);
-        write_sysreg!("cnthp_ctl_el2", 0_u64);
     }
     isb();
     write_if!(native.hcrx, "s3_4_c1_c2_2"); // HCRX_EL2
@@ -63,7 +76,83 @@ pub unsafe fn open(native: &Native, vtcr: u64, vttbr: u64) {
     write_if!(traps.map(|traps| traps.debug), "s3_4_c3_c1_5"); // HDFGWTR_EL2
     let monitors = traps.filter(|traps| traps.activity_monitors);
     write_if!(monitors.map(|_| 0_u64), "s3_4_c3_c1_6"); // HAFGRTR_EL2
-    open_interrupts();
+    isb();
+}
+
+/// Withholds from EL1 all that [`let_through`] opened and that a VM has no registers of its own for
+/// ([`crate::guest::El1State`]): what the owner has there stays, and the VM can neither reach it nor
+/// feel it. [`crate::guest::init_cpu`] does the rest.
+pub fn withhold(native: &Native) {
+    write_if!(native.hcrx.map(|_| 0_u64), "s3_4_c1_c2_2"); // HCRX_EL2
+    let traps = native.fine_grained.map(|_| 0_u64);
+    write_if!(traps, "s3_4_c1_c1_4"); // HFGRTR_EL2
+    write_if!(traps, "s3_4_c1_c1_5"); // HFGWTR_EL2
+    write_if!(traps, "s3_4_c1_c1_6"); // HFGITR_EL2
+    write_if!(traps, "s3_4_c3_c1_4"); // HDFGRTR_EL2
+    write_if!(traps, "s3_4_c3_c1_5"); // HDFGWTR_EL2
+}
+
+/// Bytes of z0 to z31, p0 to p15 and FFR, of the longest vectors there can be.
+const SVE_BYTES: usize = 32 * 256 + 17 * 32;
+
+/// The owner's floating point.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
+pub struct OwnersFp {
+    /// v0 to v31, FPSR, FPCR; with SVE the last two alone.
+    plain: FpState,
+    vectors: [u8; SVE_BYTES],
+}
+
+unsafe extern "C" {
+    fn sve_save(vectors: *mut [u8; SVE_BYTES]);
+    fn sve_load(vectors: *const [u8; SVE_BYTES]);
+}
+
+impl OwnersFp {
+    /// All zero.
+    pub const RESET: Self = Self {
+        plain: FpState::RESET,
+        vectors: [0; SVE_BYTES],
+    };
+
+    /// Takes it out of the registers, for somebody else.
+    pub fn save(&mut self, native: &Native) {
+        // SAFETY: with the traps as the owner has them EL2 may touch the registers; the routines
+        // write no more than there is room for.
+        Self::with_traps_of(native, || unsafe {
+            fp_save(&raw mut self.plain);
+            if native.sve.is_some() {
+                sve_save(&raw mut self.vectors);
+            }
+        });
+    }
+
+    /// Puts it into the registers.
+    ///
+    /// # Safety
+    ///
+    /// Whoever used the registers since has been saved.
+    pub unsafe fn load(&self, native: &Native) {
+        // SAFETY: the caller's promise, and as in `save`.
+        Self::with_traps_of(native, || unsafe {
+            fp_load(&raw const self.plain);
+            if native.sve.is_some() {
+                sve_load(&raw const self.vectors);
+            }
+        });
+    }
+
+    fn with_traps_of(native: &Native, action: impl FnOnce()) {
+        let traps = read_sysreg!("cptr_el2");
+        // SAFETY: EL2 does not use these registers itself.
+        unsafe { write_sysreg!("cptr_el2", native.cptr) }
+        isb();
+        action();
+        // SAFETY: what was there.
+        unsafe { write_sysreg!("cptr_el2", traps) }
+        isb();
+    }
 }
 
 /// Gives EL1 the physical interrupt interface, and empties the virtual one.
@@ -98,6 +187,18 @@ pub unsafe fn reset_el1() {
 
 /// `HCR_EL2` bits by which EL2 is beneath EL1: stage 2, and interrupts to EL2.
 const BENEATH: u64 = 1 | 1 << 3 | 1 << 4;
+/// `HCR_EL2.TWI`: WFI traps.
+const TRAP_WFI: u64 = 1 << 13;
+
+/// `HCR_EL2` of an owner that shares the CPU with VMs.
+pub const fn beside(hcr: u64) -> u64 {
+    hcr | BENEATH | TRAP_WFI
+}
+
+/// `HCR_EL2` of an owner beneath which EL2 is.
+pub const fn beneath(hcr: u64) -> u64 {
+    hcr | BENEATH
+}
 
 /// Puts EL2 beneath what runs at EL1: stage 2 by the tables of [`open`], interrupts to EL2. `hcr` is
 /// [`Native::hcr`].

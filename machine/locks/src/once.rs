@@ -1,4 +1,4 @@
-//! A cell that is set once, at boot, and then read without a lock.
+//! A cell that is set once and then read without a lock.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -45,6 +45,18 @@ impl<T> Once<T> {
         unsafe { (*self.value.get()).write(value) };
         self.state.store(SET, Ordering::Release);
         Ok(())
+    }
+
+    /// Forgets the value: the cell is empty again, and another can be set.
+    ///
+    /// # Safety
+    /// No reference that [`Self::get`] gave is used any more, and nobody sets a value meanwhile.
+    pub unsafe fn clear(&self) {
+        if self.state.swap(BEING_SET, Ordering::Acquire) == SET {
+            // SAFETY: SET says that the value is there, and the caller that nobody refers to it.
+            unsafe { (*self.value.get()).assume_init_drop() };
+        }
+        self.state.store(EMPTY, Ordering::Release);
     }
 
     /// The value, once it is set.
@@ -98,5 +110,18 @@ mod tests {
         drop(cell);
         assert_eq!(Arc::strong_count(&value), 1);
         drop(Once::<Arc<()>>::new());
+    }
+
+    #[test]
+    fn a_cell_that_was_cleared_takes_another_value() {
+        let value = Arc::new(());
+        let cell = Once::new();
+        // SAFETY: no reference to what is in the cell is used.
+        unsafe { cell.clear() };
+        assert!(cell.set(value.clone()).is_ok());
+        // SAFETY: as above.
+        unsafe { cell.clear() };
+        assert_eq!((Arc::strong_count(&value), cell.get()), (1, None));
+        assert!(cell.set(value).is_ok());
     }
 }

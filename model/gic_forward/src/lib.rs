@@ -17,8 +17,10 @@
 #![forbid(unsafe_code)]
 
 mod carry;
+mod saved;
 
 pub use carry::{CpuInterface, VirtualInterface, carry, return_carried};
+pub use saved::SavedLists;
 
 use machine_contract::ListRegisters;
 
@@ -36,6 +38,8 @@ const GROUP1: u64 = 1 << 60;
 
 /// The executing CPU's part of the physical GIC.
 pub trait PhysicalGic {
+    /// Whether an interrupt is for EL2 and not for the system.
+    fn is_own(&self, intid: u32) -> bool;
     /// Takes the pending interrupt with the highest priority (`ICC_IAR1_EL1`); 1023 if none is.
     fn acknowledge(&mut self) -> u32;
     /// The priority of what was acknowledged last (`ICC_RPR_EL1`).
@@ -65,6 +69,8 @@ pub enum Forwarded {
     Held,
     /// It was the maintenance interrupt: others come through again.
     Maintenance,
+    /// It is EL2's own: its priority is dropped, and it is still active.
+    Own(u32),
     /// Nothing was pending.
     Spurious,
 }
@@ -96,13 +102,16 @@ impl Forwarder {
             self.hold(lists, gic);
             return Forwarded::Held;
         }
-        // With all else held back, only the maintenance interrupt can be what is acknowledged.
+        // With all else held back, only EL2's own can be what is acknowledged.
         let intid = gic.acknowledge();
         if SPECIAL.contains(&intid) {
             return Forwarded::Spurious;
         }
         let priority = gic.running_priority();
         gic.drop_priority(intid);
+        if gic.is_own(intid) {
+            return Forwarded::Own(intid);
+        }
         if intid == self.maintenance {
             gic.deactivate(intid);
             self.release(lists, gic);
@@ -127,6 +136,15 @@ impl Forwarder {
     pub fn hold_for_leaving(&mut self, gic: &mut impl PhysicalGic) {
         self.held = true;
         gic.hold(true);
+    }
+
+    /// The system leaves the CPU to somebody else, whose interrupts are not to be held back: more of
+    /// the system's own may come for it meanwhile.
+    pub fn leave(&mut self, gic: &mut impl PhysicalGic) {
+        if self.held {
+            self.held = false;
+            gic.hold(false);
+        }
     }
 
     fn release(&mut self, lists: &mut impl ListRegisters, gic: &mut impl PhysicalGic) {

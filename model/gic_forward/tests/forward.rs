@@ -6,13 +6,15 @@
 use machine_contract::ListRegisters;
 use machine_fake::{FakeListRegisters, ListState};
 use model_gic_forward::{
-    Busy, CpuInterface, FIRST_LPI, Forwarded, Forwarder, PhysicalGic, VirtualInterface, carry,
-    check_give_back, give_back, return_carried,
+    Busy, CpuInterface, FIRST_LPI, Forwarded, Forwarder, PhysicalGic, SavedLists, VirtualInterface,
+    carry, check_give_back, give_back, return_carried,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 const MAINTENANCE: u32 = 25;
+/// EL2's alarm, which nothing holds back.
+const OWN: u32 = 24;
 const PRIORITY: u8 = 0xa0;
 
 /// One CPU's physical interrupts.
@@ -24,11 +26,14 @@ struct Gic {
     /// What was acknowledged and whose priority was not dropped.
     running: Option<u32>,
     maintenance: bool,
+    alarm: bool,
 }
 
 impl Gic {
     fn is_signalled(&self) -> bool {
-        self.maintenance || !self.held && self.pending.iter().any(|id| !self.active.contains(id))
+        self.maintenance
+            || self.alarm
+            || !self.held && self.pending.iter().any(|id| !self.active.contains(id))
     }
 }
 
@@ -37,6 +42,10 @@ impl PhysicalGic for Gic {
         assert!(self.running.is_none());
         let mut free = self.pending.iter().filter(|id| !self.active.contains(id));
         let found = match free.next() {
+            _ if self.alarm => {
+                self.alarm = false;
+                OWN
+            }
             _ if self.maintenance => MAINTENANCE,
             Some(intid) if !self.held => *intid,
             _ => return 1023,
@@ -68,6 +77,10 @@ impl PhysicalGic for Gic {
     fn set_pending(&mut self, intid: u32) {
         assert!(intid < FIRST_LPI);
         self.pending.insert(intid);
+    }
+
+    fn is_own(&self, intid: u32) -> bool {
+        intid == OWN
     }
 
     fn is_edge(&mut self, _: u32) -> bool {
@@ -118,6 +131,10 @@ impl World {
             {
                 self.lists.activate_physical(intid);
             }
+            if let Forwarded::Own(intid) = outcome {
+                assert_eq!(intid, OWN);
+                self.gic.deactivate(intid);
+            }
             assert_ne!(outcome, Forwarded::Spurious);
         }
     }
@@ -139,6 +156,40 @@ impl World {
             self.gic
                 .active
                 .retain(|id| *id != intid || lists.physical_is_active(*id));
+        }
+        self.exits();
+    }
+
+    /// Another runs on the CPU while interrupts come, and leaves it again.
+    fn away(&mut self, raised: &[u32]) {
+        let full = self.lists.maintenance_due();
+        let mut saved = SavedLists::save(&mut self.lists, full);
+        assert_eq!(self.lists.listed().count(), 0);
+        self.forwarder.leave(&mut self.gic);
+        self.gic.maintenance = false;
+        let mut linked = BTreeSet::new();
+        for intid in raised {
+            self.gic.pending.insert(*intid);
+            self.owed.insert(*intid);
+            *self.raised.entry(*intid).or_default() += 1;
+            while self.gic.is_signalled() {
+                match self.forwarder.forward(&mut saved, &mut self.gic) {
+                    Forwarded::Given(intid) => {
+                        assert!(saved.has_pending());
+                        if saved.holds(intid) {
+                            linked.insert(intid);
+                        }
+                    }
+                    Forwarded::Held => assert_eq!(saved.empty() & (1 << saved.count()) - 1, 0),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        if saved.load(&mut self.lists) {
+            self.lists.set_underflow_interrupt(true);
+        }
+        for intid in linked {
+            self.lists.activate_physical(intid);
         }
         self.exits();
     }
@@ -171,6 +222,8 @@ impl World {
 #[derive(Clone, Debug)]
 enum Event {
     Raise(u32),
+    Alarm,
+    Away(Vec<u32>),
     Acknowledge,
     End,
     StepAside,
@@ -179,7 +232,9 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     let intid = prop_oneof![0..4_u32, 26..30_u32, 32..40_u32, 8192..8196_u32];
     prop_oneof![
-        3 => intid.prop_map(Event::Raise),
+        3 => intid.clone().prop_map(Event::Raise),
+        1 => Just(Event::Alarm),
+        1 => prop::collection::vec(intid, 0..6).prop_map(Event::Away),
         2 => Just(Event::Acknowledge),
         2 => Just(Event::End),
         1 => Just(Event::StepAside),
@@ -196,6 +251,12 @@ proptest! {
         for event in events {
             match event {
                 Event::Raise(intid) => world.raise(intid),
+                Event::Alarm => {
+                    world.gic.alarm = true;
+                    world.exits();
+                    prop_assert!(!world.gic.alarm);
+                }
+                Event::Away(raised) => world.away(&raised),
                 Event::Acknowledge => world.acknowledge(),
                 Event::End => world.end(),
                 Event::StepAside => world.step_aside(),

@@ -96,7 +96,7 @@ impl RunQueue<'_> {
     }
 
     fn may_have(&self, entity: &Entity) -> bool {
-        !self.cpus.is_empty() && entity.parameters.nodes.contains(self.node)
+        !self.cpus.is_empty() && entity.pin.is_none() && entity.parameters.nodes.contains(self.node)
     }
 
     /// Who should come from `victim` for the sake of balance.

@@ -117,6 +117,8 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entity {
     pub(crate) parameters: Parameters,
+    /// The one CPU that it may run on, where there is one.
+    pub(crate) pin: Option<CpuId>,
     pub(crate) state: State,
     /// Virtual nanoseconds: how much it had, at [`DEFAULT_WEIGHT`].
     pub(crate) vruntime: u64,
@@ -140,6 +142,7 @@ impl Entity {
             cap: 0,
             nodes: NodeSet::ALL,
         },
+        pin: None,
         state: State::Absent,
         vruntime: 0,
         last_cpu: None,
@@ -168,6 +171,11 @@ impl Entity {
     /// Whether it wants to run: it runs or waits.
     pub const fn is_runnable(&self) -> bool {
         !matches!(self.state, State::Absent | State::Blocked)
+    }
+
+    /// Whether it may run on `cpu` of its node.
+    pub(crate) fn may_run_on(&self, cpu: CpuId) -> bool {
+        self.pin.is_none_or(|pin| pin == cpu)
     }
 
     /// Virtual time for `ns` of run time.

@@ -105,6 +105,15 @@ impl<'a> RunQueue<'a> {
         Ok(())
     }
 
+    /// Lets an entity run on one CPU of this node only, from its next pick on.
+    ///
+    /// # Errors
+    /// Where it is not here.
+    pub fn pin(&mut self, id: EntityId, cpu: CpuId) -> Result<(), Refused> {
+        self.present(id).ok_or(Refused::Id(id))?.pin = Some(cpu);
+        Ok(())
+    }
+
     /// Changes what an entity is entitled to, from its next pick on.
     ///
     /// # Errors
@@ -230,9 +239,10 @@ impl<'a> RunQueue<'a> {
         self.node
     }
 
-    /// How many wait for a CPU.
-    pub fn waiting(&self) -> usize {
-        self.waiting.len()
+    /// How many wait that `cpu` may run.
+    pub fn waiting_for(&self, cpu: CpuId) -> usize {
+        let may = |id: &&EntityId| self.entity(**id).is_some_and(|e| e.may_run_on(cpu));
+        self.waiting.iter().filter(may).count()
     }
 
     /// A CPU of this node that has nothing to do and was not told of anything yet.
@@ -356,7 +366,7 @@ impl<'a> RunQueue<'a> {
         if entity.state != State::Waiting {
             return Kick::None;
         }
-        let idle = |cpu: &Cpu| cpu.running.is_none() && !cpu.kicked;
+        let idle = |cpu: &Cpu| cpu.running.is_none() && !cpu.kicked && entity.may_run_on(cpu.id);
         let last = self
             .cpus
             .iter()
@@ -374,7 +384,8 @@ impl<'a> RunQueue<'a> {
                 cpu.id,
             ))
         };
-        let candidates = self.cpus.iter().filter(|cpu| !cpu.kicked);
+        let may = |cpu: &&Cpu| !cpu.kicked && entity.may_run_on(cpu.id);
+        let candidates = self.cpus.iter().filter(may);
         let Some((furthest, cpu)) = candidates.filter_map(progress).max() else {
             return Kick::None;
         };
@@ -388,22 +399,23 @@ impl<'a> RunQueue<'a> {
     }
 }
 
-/// Which of those that wait `cpu` should run: the front, or one just behind it that ran here.
+/// Which of those that wait `cpu` should run: the first that may, or one just behind it that ran here.
 fn preferred(waiting: &[EntityId], entities: &[Entity], cpu: CpuId) -> Option<usize> {
     const LOOK_AT: usize = 4;
-    let front = waiting.len().checked_sub(1)?;
+    let entity = |position: usize| {
+        let index = waiting.get(position)?.index(entities.len())?;
+        entities.get(index)
+    };
+    let may = |position: &usize| entity(*position).is_some_and(|entity| entity.may_run_on(cpu));
+    let mut able = (0..waiting.len()).rev().filter(may);
+    let front = able.next()?;
     let limit = vruntime_of(entities, waiting[front]).saturating_add(WAKEUP_GRANULARITY);
     let ran_here = |position: &usize| {
-        let candidate = waiting[*position]
-            .index(entities.len())
-            .map(|index| &entities[index]);
-        candidate.is_some_and(|entity| entity.vruntime <= limit && entity.last_cpu == Some(cpu))
+        entity(*position)
+            .is_some_and(|entity| entity.vruntime <= limit && entity.last_cpu == Some(cpu))
     };
-    (0..=front)
-        .rev()
-        .take(LOOK_AT)
-        .find(ran_here)
-        .or(Some(front))
+    let mut first = core::iter::once(front).chain(able).take(LOOK_AT);
+    first.find(ran_here).or(Some(front))
 }
 
 fn vruntime_of(entities: &[Entity], id: EntityId) -> u64 {

@@ -569,7 +569,7 @@ proptest! {
                 queue.block(id, 0, time);
                 queue.remove(id);
             }
-            prop_assert_eq!((queue.load().weight, queue.waiting()), (0, 0));
+            prop_assert_eq!((queue.load().weight, queue.waiting_for(CpuId(0))), (0, 0));
         }
     }
 }

@@ -8,6 +8,7 @@
 
 mod archive;
 pub mod assets;
+mod control_log;
 pub mod disk_image;
 pub mod machine;
 pub mod os0;

@@ -2,7 +2,7 @@
 //! with boot modules and without a bundle. Nothing is asked of EL2 from outside; all that is seen
 //! is the machine's console.
 
-use crate::{Outcome, archive, assets, because};
+use crate::{Outcome, archive, assets, because, vm::Vm};
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
@@ -39,6 +39,7 @@ pub struct Os0 {
     is_counted: bool,
     beneath: Beneath,
     options: &'static str,
+    vms: Vec<Vm>,
     expects: Vec<(String, Duration)>,
 }
 
@@ -83,6 +84,7 @@ impl Os0 {
             is_counted: false,
             beneath: Beneath::Underpin,
             options: "",
+            vms: Vec::new(),
             expects: Vec::new(),
         }
     }
@@ -146,6 +148,15 @@ impl Os0 {
         self
     }
 
+    /// With VMs that run beside it, in memory that it lends, once it does `beside`.
+    #[must_use]
+    pub fn beside(mut self, vms: Vec<Vm>) -> Self {
+        self.has_module = true;
+        self.arguments = format!("{} os0.vms={}", self.arguments, vms.len());
+        self.vms = vms;
+        self
+    }
+
     /// With the system on a disk of the asset cache instead of the test's program.
     #[must_use]
     pub fn system(mut self, image: &'static str) -> Self {
@@ -194,6 +205,9 @@ impl Os0 {
                     command.map_err(because(format!("cannot read {}", path.display())))?;
                 files.push(("underpin", command));
             }
+            if !self.vms.is_empty() {
+                files.push(("bundle", self.bundle(directory)?));
+            }
             archive::initrd(&initrd, name, &files)?;
         } else {
             fs::write(&initrd, b"nothing").map_err(because("cannot write an initrd"))?;
@@ -239,6 +253,24 @@ impl Os0 {
             Beneath::NoEl2 => "virt,gic-version=3,memory-backend=ram",
             _ => "virt,virtualization=on,gic-version=3,memory-backend=ram",
         }
+    }
+
+    /// The VMs and what they boot from, in one file.
+    fn bundle(&self, directory: &Path) -> Outcome<Vec<u8>> {
+        let files = directory.join("vms");
+        fs::create_dir_all(&files).map_err(because("cannot make a directory for VM files"))?;
+        for vm in &self.vms {
+            vm.write(&files)?;
+        }
+        let bundle = directory.join("bundle");
+        let mut command = Command::new(assets::command());
+        command.arg("bundle").arg(&files).arg("--out").arg(&bundle);
+        let made = command.output().map_err(because("cannot make a bundle"))?;
+        if !made.status.success() {
+            let said = String::from_utf8_lossy(&made.stderr).into_owned();
+            return Err(format!("cannot make a bundle: {said}"));
+        }
+        fs::read(&bundle).map_err(because("cannot read the bundle"))
     }
 
     fn kernel_file(&self, directory: &Path) -> Outcome<PathBuf> {

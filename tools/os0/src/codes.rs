@@ -42,7 +42,7 @@ const fn code(
 
 /// Why the hypervisor, or the module before it, does not make a switch; in the order of
 /// `abi::os0::Refusal`, then the module's own.
-pub const REFUSALS: [Code; 11] = [
+pub const REFUSALS: [Code; 23] = [
     code(
         "interrupts-open",
         "a CPU came to the switch with its interrupts unmasked",
@@ -105,6 +105,80 @@ pub const REFUSALS: [Code; 11] = [
         "a test asked for this failure",
         &["The hypervisor was started with `inject`, and `fail` was written to /dev/underpin."],
         &["Nothing was changed: try again."],
+    ),
+    code(
+        "no-blocks",
+        "what is lent is not in whole blocks of 2 MiB",
+        &["The module and the hypervisor are of different versions, or the module has a bug."],
+        &["Nothing was changed. Build the module anew for this kernel, and report it."],
+    ),
+    code(
+        "no-memory",
+        "what is lent, or named, is not this system's memory",
+        &["The module and the hypervisor are of different versions, or the module has a bug."],
+        &["Nothing was changed. Build the module anew for this kernel, and report it."],
+    ),
+    code(
+        "lent-already",
+        "some of what is lent is lent already",
+        &["The module and the hypervisor are of different versions, or the module has a bug."],
+        &["Nothing was changed. Build the module anew for this kernel, and report it."],
+    ),
+    code(
+        "too-many-loans",
+        "there are as many loans as there can be",
+        &["The module and the hypervisor are of different versions, or the module has a bug."],
+        &["Nothing was changed. Build the module anew for this kernel, and report it."],
+    ),
+    code(
+        "not-lent",
+        "nothing is lent there",
+        &["The module and the hypervisor are of different versions, or the module has a bug."],
+        &["Nothing was changed. Build the module anew for this kernel, and report it."],
+    ),
+    code(
+        "in-use",
+        "what is lent is in use for VMs",
+        &["Something of a VM is left that should have been given back."],
+        &["The memory stays lent. See the log (underpin log), and report it."],
+    ),
+    code(
+        "not-open",
+        "nothing is made of lent memory",
+        &["Nothing is lent, or all of it was asked for."],
+        &["Lend memory first: echo lend MIB FILE >/dev/underpin."],
+    ),
+    code(
+        "too-little",
+        "there is too little lent memory for the bundle and what VMs need",
+        &["The bundle takes most of what was lent."],
+        &["Lend more: the bundle, the memory of the VMs, and an eighth more."],
+    ),
+    code(
+        "vms-run",
+        "VMs run, or have not quite ended",
+        &["Lent memory was asked for while VMs use it."],
+        &["End the VMs, and try again a moment later."],
+    ),
+    code(
+        "cpus-off",
+        "not all CPUs of the machine are on",
+        &["CPUs were taken off by hand."],
+        &[
+            "Turn them on: /sys/devices/system/cpu/cpuN/online. They stay on as long as memory is lent.",
+        ],
+    ),
+    code(
+        "not-covered",
+        "a CPU has a feature whose state cannot be kept while VMs run",
+        &["The CPU has SME, FPMR, SPE, TRBE, BRBE or 128-bit page tables."],
+        &["Nothing was lent. VMs cannot run beside this system on this machine yet."],
+    ),
+    code(
+        "lent",
+        "memory is lent",
+        &["VMs run, or ran, beside this system."],
+        &["End the VMs and ask for the memory: echo repay >/dev/underpin."],
     ),
     code(
         "holds-interrupts",
@@ -247,6 +321,7 @@ mod tests {
         }
         assert_eq!(Refusal::Injected as usize, 10);
         assert_eq!(REFUSALS[Refusal::Injected as usize - 1].name, "injected");
+        assert_eq!(REFUSALS[Refusal::Lent as usize - 1].name, "lent");
         assert_eq!(REFUSALS[Refusal::Late as usize - 1].name, "late");
         // The module names them in the same order.
         let module = include_str!("../../../linux/module/switch.c");
@@ -255,6 +330,6 @@ mod tests {
         let names: Vec<&str> = names.split('"').skip(1).step_by(2).skip(1).collect();
         let ours = REFUSALS.iter().map(|code| code.name);
         assert_eq!(names, ours.take(names.len()).collect::<Vec<_>>());
-        assert_eq!(names.len(), 10);
+        assert_eq!(names.len(), 22);
     }
 }

@@ -4,8 +4,10 @@ use super::kernels::BOOT;
 use crate::{
     Outcome,
     assets::DEBIAN13,
+    control_log,
     os0::{Beneath, Os0},
     scenario::Scenario,
+    vm::Vm,
 };
 
 /// What `seq 0 19999 | sha256sum` prints.
@@ -24,6 +26,8 @@ pub fn scenarios() -> Vec<Scenario> {
         switch("trixie-cloud", 4, "max,pauth=off", 10),
         switch("trixie-cloud", 2, "neoverse-n1", 500).slow(),
         switch("newest", 2, "max,pauth=off", 50).slow(),
+        beside("trixie-cloud", 2, "max,pauth=off,sme=off", 2),
+        beside("newest", 4, "neoverse-n1", 1).slow(),
         cost(),
         ready("max,pauth=off"),
         ready("neoverse-n1").slow(),
@@ -120,6 +124,48 @@ fn inject() -> Scenario {
             .expect(WORK, BOOT)
             .expect("Power down", BOOT),
     )
+}
+
+/// VMs run in memory that OS-0 lends, on its CPUs, while it works itself; then all is as before.
+fn beside(kernel: &'static str, cpus: u32, cpu: &'static str, vms: u32) -> Scenario {
+    let vm = |n| {
+        let vm = Vm::linux(&format!("vm{n}"), kernel, "work").memory("128MiB");
+        vm.args("underpin.count=100000")
+    };
+    let os0 = Os0::new(kernel, cpus, "2G", "disk,beside,work").cpu(cpu);
+    Scenario::os0(
+        format!("os0/beside-{kernel}-{cpus}-vms-{vms}"),
+        os0.disk(16 << 20)
+            .beside((1..=vms).map(vm).collect())
+            .expect("beside lent", BOOT)
+            .expect("beside done", 4 * BOOT)
+            .expect(format!("vms={vms} "), 1)
+            .expect("entries=0", 1)
+            .expect(WORK, BOOT)
+            .expect("Power down", BOOT),
+    )
+    .console(check_beside)
+}
+
+/// What `seq 0 99999 | sha256sum` prints.
+const VMS_WORK: &str = "sha256=6b3cecf895b686a8659bbec06f0a84fc869b00a8d47684e494766b87260b878b";
+
+/// Each VM came to the right result, and OS-0 all the time.
+fn check_beside(said: &str) -> Outcome {
+    let vms = said.split("beside done vms=").nth(1);
+    let vms = vms.and_then(first_number).unwrap_or(0);
+    let consoles = control_log::consoles(said);
+    let right = consoles.values().filter(|said| said.contains(VMS_WORK));
+    let (right, wrong) = (
+        right.count(),
+        said.matches("os0: work sha256=").count() - said.matches(WORK).count(),
+    );
+    if right as u64 == vms && right > 0 && wrong == 0 {
+        return Ok(());
+    }
+    Err(format!(
+        "{right} of {vms} VMs came to the right result, OS-0 {wrong} times to a wrong one: {consoles:?}"
+    ))
 }
 
 /// The most instructions that a switch may take on a CPU.

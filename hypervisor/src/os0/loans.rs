@@ -1,0 +1,238 @@
+//! Memory that OS-0 lends, and what is made of it: frame table, pools and VMs.
+
+use super::{ON, Os0Cpu, attach, get, stage2};
+use crate::control::channel;
+use crate::{frames, network, sched, sharing, start, vm};
+use abi::os0::{DONE, MORE, Refusal};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use machine_aarch64::frames::{Ram, zero_frames_for_guest};
+use machine_locks::{Rank, SpinLock};
+use model_addr::{FRAME_SIZE, NodeId, Pa, PaRange};
+use model_frame_table::entries_bytes;
+use model_loans::{LOANS_MAX, Loans, Refused, Returned};
+use model_machine_tree::Memory;
+
+static LOANS: SpinLock<Loans> = SpinLock::new(Rank::Vm, Loans::new());
+/// VMs can be made of what is lent.
+static OPEN: AtomicBool = AtomicBool::new(false);
+/// CPUs that OS-0 and VMs share.
+pub static SHARING: AtomicU32 = AtomicU32::new(0);
+
+/// What EL2 must have free in a loan beside the bundle and the frame table.
+const LEAST: u64 = 4 << 20;
+
+fn refusal(refused: Refused) -> Refusal {
+    match refused {
+        Refused::Blocks => Refusal::NoBlocks,
+        Refused::NoMemory | Refused::Kept => Refusal::NoMemory,
+        Refused::Lent => Refusal::LentAlready,
+        Refused::TooMany => Refusal::TooManyLoans,
+        Refused::NotLent => Refusal::NotLent,
+    }
+}
+
+/// X0 of what was done.
+pub fn code(result: Result<u64, Refusal>) -> u64 {
+    result.unwrap_or_else(Refusal::code)
+}
+
+/// Whether any memory is lent.
+pub fn are_out() -> bool {
+    !LOANS.lock().is_empty()
+}
+
+/// LEND.
+pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
+    if !attach::is_attached() {
+        return Err(Refusal::NotAttached);
+    }
+    if OPEN.load(Ordering::Acquire) {
+        return Err(Refusal::InUse);
+    }
+    let run = PaRange {
+        start: Pa(start),
+        size,
+    };
+    let os0 = get();
+    let memory = os0.tree.memory.iter().map(|memory| memory.range);
+    let kept = os0.tree.reserved.iter().copied().chain([os0.hidden]);
+    let mut loans = LOANS.lock();
+    loans.lend(run, memory, kept).map_err(refusal)?;
+    // Nothing of OS-0 reaches it from here on, on any CPU.
+    stage2::withdraw(run);
+    Ok(DONE)
+}
+
+/// REPAY: one block in a call, so that OS-0's interrupts wait for no more than that.
+pub fn repay(start: u64) -> Result<u64, Refusal> {
+    if OPEN.load(Ordering::Acquire) {
+        return Err(Refusal::InUse);
+    }
+    let mut loans = LOANS.lock();
+    match loans.next_returned(Pa(start)).map_err(refusal)? {
+        Returned::All => Ok(DONE),
+        Returned::Block(block) => {
+            // SAFETY: it is lent, and nothing is made of what is lent.
+            unsafe { zero_frames_for_guest(block.start.frame(), block.size / FRAME_SIZE) }
+            stage2::give_back(block);
+            Ok(MORE)
+        }
+    }
+}
+
+/// OPEN.
+pub fn open(bundle_start: u64, bundle_bytes: u64) -> Result<u64, Refusal> {
+    if !attach::is_attached() {
+        return Err(Refusal::NotAttached);
+    }
+    if ON.load(Ordering::Relaxed) as usize != get().tree.cpus.len() {
+        return Err(Refusal::CpusOff);
+    }
+    let bundle = PaRange {
+        start: Pa(bundle_start),
+        size: bundle_bytes,
+    };
+    let runs = {
+        let loans = LOANS.lock();
+        let is_lent = bundle.start.is_aligned(FRAME_SIZE) && loans.contains(bundle);
+        if bundle.size > 0 && !is_lent {
+            return Err(Refusal::NotLent);
+        }
+        loans.whole()
+    };
+    if runs.is_empty() {
+        return Err(Refusal::NotLent);
+    }
+    for run in &runs {
+        let used = if run.overlaps(bundle) { bundle.size } else { 0 };
+        if run.size < used + entries_bytes(run.size / FRAME_SIZE) + LEAST {
+            return Err(Refusal::TooLittle);
+        }
+    }
+    if OPEN.swap(true, Ordering::AcqRel) {
+        return Err(Refusal::InUse);
+    }
+    let memory: heapless::Vec<Memory, LOANS_MAX> = runs.iter().map(|run| of_node(*run)).collect();
+    let bundle = (bundle.size > 0).then_some(bundle);
+    start::use_memory(get().tree, &memory, bundle, start::InUse::new(), None);
+    start::settle_features();
+    sched::init();
+    channel::open();
+    sharing::init();
+    vm::init();
+    Ok(DONE)
+}
+
+fn of_node(run: PaRange) -> Memory {
+    let mut memory = get().tree.memory.iter();
+    let node = memory.find(|memory| memory.range.overlaps(run));
+    Memory {
+        range: run,
+        node: node.map_or(NodeId(0), |memory| memory.node),
+    }
+}
+
+/// CLOSE.
+pub fn close() -> Result<u64, Refusal> {
+    if !OPEN.load(Ordering::Acquire) {
+        return Err(Refusal::NotOpen);
+    }
+    if SHARING.load(Ordering::Acquire) != 0 {
+        return Err(Refusal::InUse);
+    }
+    if !vm::is_quiet() {
+        return Err(Refusal::VmsRun);
+    }
+    network::forget();
+    if !frames::forget() {
+        log::error!("some of what is lent is still in use: it stays lent");
+        return Err(Refusal::InUse);
+    }
+    vm::forget();
+    sharing::forget();
+    // SAFETY: no CPU shares, so that none runs anything that uses it, and no VM is left.
+    unsafe { crate::host::forget() }
+    OPEN.store(false, Ordering::Release);
+    Ok(DONE)
+}
+
+/// SHARE, for the CPU that calls.
+pub fn share(me: &Os0Cpu, on: bool) -> Result<u64, Refusal> {
+    if !OPEN.load(Ordering::Acquire) {
+        return Err(Refusal::NotOpen);
+    }
+    if !me.attached.get() {
+        return Err(Refusal::NotAttached);
+    }
+    if me.shares.get() == on {
+        return Ok(DONE);
+    }
+    if on {
+        if model_native_el1::not_covered(super::run::id_register)
+            .next()
+            .is_some()
+        {
+            return Err(Refusal::NotCovered);
+        }
+        SHARING.fetch_add(1, Ordering::AcqRel);
+    } else if !vm::is_quiet() {
+        return Err(Refusal::VmsRun);
+    }
+    // The CPU's loop sees it when the call is over; it counts itself out.
+    me.shares.set(on);
+    Ok(DONE)
+}
+
+/// Whether CPUs of OS-0 must stay on and off as they are.
+pub fn pin_cpus() -> bool {
+    OPEN.load(Ordering::Acquire)
+}
+
+/// Bytes that go through EL2's stack at once.
+const PIECE: usize = 512;
+
+/// TELL and HEAR: bytes between the control port and a page of OS-0's.
+pub fn carry(start: u64, size: u64, to_el2: bool) -> Result<u64, Refusal> {
+    let is_open = OPEN.load(Ordering::Acquire);
+    if !is_open && to_el2 {
+        return Err(Refusal::NotOpen);
+    }
+    let page = window(start, size).ok_or(Refusal::NoMemory)?;
+    let mut done = 0;
+    while done < size {
+        let mut piece = [0; PIECE];
+        let piece = &mut piece[..(size - done).min(PIECE as u64) as usize];
+        let carried = if to_el2 {
+            page.read(done, piece);
+            channel::tell(piece)
+        } else {
+            let heard = channel::hear(piece);
+            page.write(done, &piece[..heard]);
+            heard
+        };
+        done += carried as u64;
+        if carried < piece.len() {
+            break;
+        }
+    }
+    // What was said before all was closed is heard.
+    if done == 0 && !is_open {
+        return Err(Refusal::NotOpen);
+    }
+    Ok(done)
+}
+
+/// A part of a page of OS-0's own memory.
+fn window(start: u64, size: u64) -> Option<Ram> {
+    let run = PaRange {
+        start: Pa(start),
+        size,
+    };
+    let ends_in_page = start % FRAME_SIZE + size.min(FRAME_SIZE + 1) <= FRAME_SIZE;
+    let os0 = get();
+    let mut memory = os0.tree.memory.iter();
+    let is_memory = memory.any(|memory| memory.range.contains_run(run.start, run.size));
+    let is_its = !run.overlaps(os0.hidden) && !LOANS.lock().overlaps(run);
+    // SAFETY: RAM of OS-0's, which EL2 has mapped and Rust owns nothing of.
+    (ends_in_page && is_memory && is_its).then(|| unsafe { Ram::new(run.start, size) })
+}

@@ -1,0 +1,233 @@
+//! OS-0's vCPU on a CPU that VMs share: the world switch, and its turns.
+
+use super::interrupts::{Beside, OwnGic};
+use super::run::{Next, step};
+use super::{Os0Cpu, get, this};
+use crate::cpu::{self, Cpu};
+use crate::vcpu::Outcome;
+use crate::{host, sched};
+use core::sync::atomic::Ordering;
+use machine_aarch64::entry::GuestContext;
+use machine_aarch64::guest::{self, El1State};
+use machine_aarch64::list_registers::{HardwareLists, VirtualInterface};
+use machine_aarch64::native::{self, OwnersFp};
+use machine_aarch64::timer::{self, VirtualTimer};
+use machine_contract::ListRegisters;
+use model_gic_forward::{Forwarded, SavedLists};
+use model_native_el1::Native;
+
+/// What OS-0 has in a CPU, and that CPU's own traps for it. General registers are here always, the
+/// rest while a VM runs.
+pub struct World {
+    /// General registers.
+    pub context: GuestContext,
+    el1: El1State,
+    timer: VirtualTimer,
+    interface: VirtualInterface,
+    /// Set where it is not in the CPU.
+    is_away: bool,
+}
+
+/// OS-0's floating point, which stays in the registers until a VM uses its own.
+pub struct Fp {
+    state: OwnersFp,
+    is_away: bool,
+}
+
+impl Fp {
+    pub const NEW: Self = Self {
+        state: OwnersFp::RESET,
+        is_away: false,
+    };
+}
+
+impl World {
+    /// As a CPU has it that arrives.
+    pub fn new() -> Self {
+        Self {
+            context: GuestContext::default(),
+            el1: El1State::default(),
+            timer: VirtualTimer::default(),
+            interface: VirtualInterface::RESET,
+            is_away: false,
+        }
+    }
+
+    /// Puts OS-0 into the CPU, if it is not.
+    pub fn load(&mut self, me: &Os0Cpu, native: &Native) {
+        if !self.is_away {
+            return;
+        }
+        self.is_away = false;
+        let hcr = if me.shares.get() {
+            native::beside(native.hcr)
+        } else {
+            native::beneath(native.hcr)
+        };
+        let (vtcr, vttbr) = get().stage2;
+        // SAFETY: OS-0's own registers and tables, and it owns the machine. Its TLB entries have a
+        // VMID of their own, and it runs on no other CPU.
+        unsafe { native::let_through(native, hcr, vtcr, vttbr) }
+        me.cpu.last_context.set((vttbr, 0));
+        {
+            let mut fp = me.fp.lock();
+            if fp.is_away {
+                // SAFETY: a VM's floating point is saved when it leaves the CPU.
+                unsafe { fp.state.load(native) }
+                fp.is_away = false;
+            }
+        }
+        // SAFETY: nothing runs at EL1 until all of OS-0 is loaded.
+        unsafe { self.el1.load() }
+        self.timer.load(0);
+        self.interface.load();
+        let saved = me.lists.get();
+        let mut lists = HardwareLists::of_this_cpu();
+        if saved.load(&mut lists) {
+            lists.set_underflow_interrupt(true);
+        }
+        set_timer_active(me, &saved, true);
+    }
+
+    /// Takes OS-0 out of the CPU, which VMs get.
+    pub fn unload(&mut self, me: &Os0Cpu, native: &Native) {
+        self.is_away = true;
+        self.timer = VirtualTimer::save();
+        self.interface = VirtualInterface::save();
+        let mut lists = HardwareLists::of_this_cpu();
+        let waits = lists.underflow_interrupt();
+        let saved = SavedLists::save(&mut lists, waits);
+        lists.set_underflow_interrupt(false);
+        set_timer_active(me, &saved, false);
+        me.lists.set(saved);
+        let mut forwarder = me.forwarder.get();
+        forwarder.leave(&mut me.gic(Beside::Away));
+        me.forwarder.set(forwarder);
+        self.el1.save();
+        native::withhold(native);
+        // SAFETY: no guest runs until a vCPU is loaded.
+        unsafe { guest::init_cpu(host::get().vtcr) }
+    }
+}
+
+/// The virtual timer's interrupt is shared: that of OS-0 is active only while OS-0 has the timer.
+fn set_timer_active(me: &Os0Cpu, lists: &SavedLists, active: bool) {
+    let timer = host::get().tree.timer.virtual_timer.intid;
+    if lists.holds(timer)
+        && let Some(redistributor) = me.redistributor.get()
+    {
+        redistributor.set_active(timer, active);
+    }
+}
+
+/// Runs OS-0's vCPU of this CPU until it must leave; also gives when it is to be woken.
+pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
+    let me = this();
+    let native = me.native.get();
+    let mut world = me.world.lock();
+    world.load(me, &native);
+    let outcome = loop {
+        let next = step(me, &mut world.context);
+        if !me.shares.get() {
+            break Outcome::Off;
+        }
+        if cpu.reschedule.load(Ordering::Relaxed) || crate::housekeeping::is_needed() {
+            break Outcome::Preempted;
+        }
+        match next {
+            Next::Leave => break Outcome::Preempted,
+            Next::Wait if is_idle() => break Outcome::Waiting,
+            Next::Go | Next::Wait => {}
+        }
+    };
+    world.unload(me, &native);
+    (outcome, world.timer.deadline())
+}
+
+/// Whether OS-0, which is in the CPU, has nothing to take.
+fn is_idle() -> bool {
+    let lists = HardwareLists::of_this_cpu();
+    let used = !lists.empty();
+    let mut all = 0..lists.count();
+    !VirtualTimer::is_loaded_asserted()
+        && !all.any(|n| used >> n & 1 == 1 && lists.read(n) >> 62 & 1 == 1)
+}
+
+/// Whether OS-0, which is not in the CPU, has something to take.
+pub fn has_interrupt() -> bool {
+    this().lists.get().has_pending()
+}
+
+/// A physical interrupt came while OS-0 is not in the CPU: what is its, is kept for it.
+pub fn take_away() -> Forwarded {
+    let me = this();
+    let mut forwarder = me.forwarder.get();
+    let mut lists = me.lists.get();
+    let outcome = forwarder.forward(&mut lists, &mut me.gic(Beside::Away));
+    me.lists.set(lists);
+    me.forwarder.set(forwarder);
+    outcome
+}
+
+/// OS-0 has something to do on this CPU.
+pub fn call() {
+    sched::wake(this().entity);
+}
+
+/// A VM is about to use floating point on this CPU: OS-0's is put aside.
+pub fn put_fp_aside() {
+    if !super::is_here() {
+        return;
+    }
+    let me = this();
+    let mut fp = me.fp.lock();
+    if !fp.is_away {
+        fp.state.save(&me.native.get());
+        fp.is_away = true;
+    }
+}
+
+/// An interrupt of EL2's own while OS-0 runs; its priority is dropped.
+pub fn own_interrupt(me: &Os0Cpu, gic: &mut OwnGic, intid: u32) -> Next {
+    use model_gic_forward::PhysicalGic;
+    let is_alarm = intid == host::get().tree.timer.hypervisor_timer.intid;
+    if is_alarm {
+        timer::clear_alarm();
+    }
+    gic.deactivate(intid);
+    if is_alarm {
+        sched::wake_sleepers(me.cpu);
+        if timer::now() >= me.cpu.slice_end.get() {
+            return Next::Leave;
+        }
+        sched::set_alarm(me.cpu);
+    }
+    Next::Go
+}
+
+/// EL2 shares the CPU between OS-0 and VMs as long as OS-0 says so.
+pub fn share(me: &'static Os0Cpu) {
+    let tree = &host::get().tree;
+    let own = [
+        machine_aarch64::gic::kick_sgi(),
+        tree.timer.hypervisor_timer.intid,
+    ];
+    if let Some(redistributor) = me.redistributor.get() {
+        for intid in own {
+            redistributor.enable_urgent(intid);
+        }
+        redistributor.enable(tree.gic.maintenance.intid);
+        redistributor.enable(tree.timer.virtual_timer.intid);
+    }
+    if sched::enter_os0(me.entity, me.cpu) {
+        sched::run_while(cpu::this(), || me.shares.get());
+        sched::leave(me.entity);
+    }
+    timer::clear_alarm();
+    if let Some(redistributor) = me.redistributor.get() {
+        for intid in own {
+            redistributor.disable(intid);
+        }
+    }
+    super::loans::SHARING.fetch_sub(1, Ordering::AcqRel);
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Lends memory of this system to the hypervisor beneath it, which makes VMs of it, and asks for it
+ * back. /dev/underpin-control carries the records of Underpin's control port (abi/src/control.rs).
+ */
+#include "underpin.h"
+
+#include <linux/cpu.h>
+#include <linux/cpumask.h>
+#include <linux/delay.h>
+#include <linux/fs.h>
+#include <linux/gfp.h>
+#include <linux/memory_hotplug.h>
+#include <linux/miscdevice.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/sched/signal.h>
+#include <linux/stop_machine.h>
+#include <linux/uaccess.h>
+#include <linux/version.h>
+
+/* Loans are whole blocks of 2 MiB. */
+#define BLOCK_PAGES (SZ_2M / PAGE_SIZE)
+/* How often somebody who listens asks again. */
+#define LISTEN_MS 10
+
+static unsigned long first, pages;
+static atomic_long_t answer_of_all;
+
+static long ask(u32 function, unsigned long one, unsigned long two)
+{
+	return underpin_call(function, one, two).a0;
+}
+
+/* Whether the pages could be moved elsewhere: there, of one zone, and none reserved. */
+static bool may_be_free(unsigned long pfn, unsigned long count)
+{
+	struct page *page = pfn_to_online_page(pfn);
+	struct zone *zone = page ? page_zone(page) : NULL;
+	unsigned long end = pfn + count;
+
+	for (; pfn < end; pfn++) {
+		page = pfn_to_online_page(pfn);
+		if (!page || page_zone(page) != zone || PageReserved(page) || PageHuge(page))
+			return false;
+	}
+	return true;
+}
+
+static int take(unsigned long pfn, unsigned long count)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 16, 0)
+	return alloc_contig_range(pfn, pfn + count, ACR_FLAGS_NONE, GFP_KERNEL | __GFP_NOWARN);
+#else
+	return alloc_contig_range(pfn, pfn + count, MIGRATE_MOVABLE, GFP_KERNEL | __GFP_NOWARN);
+#endif
+}
+
+/* Takes pages that follow each other, the highest there are. */
+static int find(unsigned long count)
+{
+	int node;
+
+	for_each_online_node(node) {
+		unsigned long start = ALIGN(node_start_pfn(node), BLOCK_PAGES);
+		unsigned long end = ALIGN_DOWN(node_end_pfn(node), BLOCK_PAGES);
+		unsigned long at;
+
+		for (at = end; at >= start + count; at -= BLOCK_PAGES) {
+			if (fatal_signal_pending(current))
+				return -EINTR;
+			if (may_be_free(at - count, count) && !take(at - count, count)) {
+				first = at - count;
+				return 0;
+			}
+			cond_resched();
+		}
+	}
+	return -ENOMEM;
+}
+
+/* What dump and migration tools must not read, and MemTotal without it; or undone. */
+static void mark(bool lent)
+{
+	unsigned long n;
+
+	for (n = 0; n < pages; n++) {
+		struct page *page = pfn_to_page(first + n);
+
+		if (lent)
+			__SetPageOffline(page);
+		else
+			__ClearPageOffline(page);
+	}
+	adjust_managed_page_count(pfn_to_page(first), lent ? -(long)pages : (long)pages);
+}
+
+static void release(void)
+{
+	free_contig_range(first, pages);
+	pages = 0;
+}
+
+/* The file's bytes into the first pages of the loan; how many. */
+static long load(const char *path)
+{
+	struct file *file = filp_open(path, O_RDONLY, 0);
+	char *to = page_address(pfn_to_page(first));
+	loff_t at = 0;
+	ssize_t got;
+
+	if (IS_ERR(file))
+		return PTR_ERR(file);
+	do {
+		size_t room = pages * PAGE_SIZE - at;
+
+		got = room ? kernel_read(file, to + at, room, &at) : -EFBIG;
+	} while (got > 0);
+	filp_close(file, NULL);
+	return got < 0 ? got : at;
+}
+
+static int share_here(void *on)
+{
+	long answer = ask(UNDERPIN_SHARE, on ? 1 : 0, 0);
+
+	if (answer < 0)
+		atomic_long_cmpxchg(&answer_of_all, 0, answer);
+	return 0;
+}
+
+/* All CPUs share with VMs, or none does. */
+static long share(bool on)
+{
+	int error;
+
+	atomic_long_set(&answer_of_all, 0);
+	error = stop_machine(share_here, on ? (void *)1 : NULL, cpu_online_mask);
+	return error ? error : atomic_long_read(&answer_of_all);
+}
+
+/* The memory is this system's again. */
+static void give_up_loan(void)
+{
+	mark(false);
+	release();
+	cpu_hotplug_enable();
+	module_put(THIS_MODULE);
+}
+
+/* Asks for the memory back, block by block. */
+static void reclaim(void)
+{
+	while (ask(UNDERPIN_REPAY, PFN_PHYS(first), 0) == UNDERPIN_MORE)
+		cond_resched();
+	give_up_loan();
+}
+
+static long repay(void);
+
+/* Lends so many MiB, which begin with the bundle in that file, and shares all CPUs with its VMs. */
+static long lend(unsigned int mib, const char *path)
+{
+	long bundle, answer;
+	int error;
+
+	if (pages)
+		return -EBUSY;
+	if (!mib || mib % 2 || mib > totalram_pages() >> (20 - PAGE_SHIFT))
+		return -EINVAL;
+	error = find((unsigned long)mib << (20 - PAGE_SHIFT));
+	if (error)
+		return error;
+	pages = (unsigned long)mib << (20 - PAGE_SHIFT);
+	bundle = *path ? load(path) : 0;
+	if (bundle < 0) {
+		release();
+		return bundle;
+	}
+	/* The module stays, too, until all is back. */
+	__module_get(THIS_MODULE);
+	/* CPUs stay on or off as they are, as long as VMs use them. */
+	cpu_hotplug_disable();
+	mark(true);
+	answer = ask(UNDERPIN_LEND, PFN_PHYS(first), pages * PAGE_SIZE);
+	if (answer < 0) {
+		give_up_loan();
+		return answer;
+	}
+	answer = ask(UNDERPIN_OPEN, PFN_PHYS(first), bundle);
+	if (!answer)
+		answer = share(true);
+	if (answer)
+		repay();
+	return answer;
+}
+
+/* Asks for all that is lent; refused as long as a VM runs. */
+static long repay(void)
+{
+	long answer;
+
+	if (!pages)
+		return 0;
+	answer = share(false);
+	if (!answer || answer == UNDERPIN_NOT_OPEN)
+		answer = ask(UNDERPIN_CLOSE, 0, 0);
+	if (answer && answer != UNDERPIN_NOT_OPEN) {
+		share(true);
+		return answer;
+	}
+	reclaim();
+	return 0;
+}
+
+/* "lend MIB [BUNDLE]" */
+int serve_lend(struct answer *answer, char *words)
+{
+	unsigned int mib;
+	char path[100] = "";
+
+	if (sscanf(words, "%u %99s", &mib, path) < 1)
+		return -EINVAL;
+	return tell(answer, lend(mib, path));
+}
+
+int serve_repay(struct answer *answer, char *words)
+{
+	return tell(answer, repay());
+}
+
+/* A page through which bytes go; each open file has its own. */
+static int control_open(struct inode *inode, struct file *file)
+{
+	file->private_data = (void *)get_zeroed_page(GFP_KERNEL);
+	return file->private_data ? 0 : -ENOMEM;
+}
+
+static int control_release(struct inode *inode, struct file *file)
+{
+	free_page((unsigned long)file->private_data);
+	return 0;
+}
+
+static ssize_t control_read(struct file *file, char __user *to, size_t size, loff_t *at)
+{
+	void *page = file->private_data;
+	long heard;
+
+	size = min_t(size_t, size, PAGE_SIZE);
+	while (!(heard = ask(UNDERPIN_HEAR, virt_to_phys(page), size))) {
+		if (file->f_flags & O_NONBLOCK)
+			return -EAGAIN;
+		if (msleep_interruptible(LISTEN_MS))
+			return -ERESTARTSYS;
+	}
+	if (heard < 0)
+		return 0;
+	return copy_to_user(to, page, heard) ? -EFAULT : heard;
+}
+
+static ssize_t control_write(struct file *file, const char __user *from, size_t size, loff_t *at)
+{
+	void *page = file->private_data;
+	long told;
+
+	size = min_t(size_t, size, PAGE_SIZE);
+	if (copy_from_user(page, from, size))
+		return -EFAULT;
+	while (!(told = ask(UNDERPIN_TELL, virt_to_phys(page), size)) && size) {
+		if (file->f_flags & O_NONBLOCK)
+			return -EAGAIN;
+		if (msleep_interruptible(LISTEN_MS))
+			return -ERESTARTSYS;
+	}
+	return told < 0 ? -ENODEV : told;
+}
+
+static const struct file_operations operations = {
+	.owner = THIS_MODULE,
+	.open = control_open,
+	.release = control_release,
+	.read = control_read,
+	.write = control_write,
+};
+
+static struct miscdevice control = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "underpin-control",
+	.fops = &operations,
+	.mode = 0600,
+};
+
+int control_init(void)
+{
+	return misc_register(&control);
+}
+
+void control_exit(void)
+{
+	misc_deregister(&control);
+}
