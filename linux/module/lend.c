@@ -5,6 +5,7 @@
  */
 #include "underpin.h"
 
+#include <linux/capability.h>
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
 #include <linux/delay.h>
@@ -232,6 +233,8 @@ int serve_repay(struct answer *answer, char *words)
 /* A page through which bytes go; each open file has its own. */
 static int control_open(struct inode *inode, struct file *file)
 {
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
 	file->private_data = (void *)get_zeroed_page(GFP_KERNEL);
 	return file->private_data ? 0 : -ENOMEM;
 }

@@ -180,8 +180,14 @@ impl World {
                             linked.insert(intid);
                         }
                     }
-                    Forwarded::Held => assert_eq!(saved.empty() & (1 << saved.count()) - 1, 0),
-                    other => panic!("{other:?}"),
+                    outcome => {
+                        let all = (1_u16 << saved.count()) - 1;
+                        assert_eq!(
+                            (outcome, saved.empty() & all),
+                            (Forwarded::Held, 0),
+                            "list registers are free"
+                        );
+                    }
                 }
             }
         }
