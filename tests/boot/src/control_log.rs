@@ -74,8 +74,9 @@ mod tests {
         let mut said = String::from("os0: something else\n");
         for line in bytes.chunks(32) {
             said.push_str(MARK);
-            line.iter()
-                .for_each(|byte| write!(said, "{byte:02x}").unwrap());
+            for byte in line {
+                write!(said, "{byte:02x}").unwrap();
+            }
             said.push('\n');
         }
         let found = consoles(&said);
