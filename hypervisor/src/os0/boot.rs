@@ -1,6 +1,6 @@
 //! From the boot loader's modules to OS-0's first instruction.
 
-use super::{CPUS, ON, OS0, Os0, Os0Cpu, run, stage2};
+use super::{CPUS, ON, OS0, Os0, Os0Cpu, filter, run, stage2};
 use crate::console;
 use crate::cpu::{self, Cpu};
 use crate::epitaph::give_up;
@@ -88,11 +88,13 @@ pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) -> ! {
     };
     stage2::take_vmid();
     gic::kick_beside_os0();
+    let filtered = filter::pages(tree);
     let found = Os0 {
         tree,
         hidden: layout.hidden,
         power_states: power_states(),
-        stage2: stage2::identity(&mut arena, tree, layout.hidden),
+        stage2: stage2::identity(&mut arena, tree, layout.hidden, &filtered),
+        filtered,
         // SAFETY: the device tree says where the distributor is; it was mapped.
         distributor: unsafe { Distributor::new(tree.gic.distributor.start) },
         redistributors: tree.gic.redistributors.clone(),

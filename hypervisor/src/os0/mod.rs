@@ -11,6 +11,7 @@ mod attach;
 mod boot;
 mod calls;
 mod facts;
+mod filter;
 mod interrupts;
 mod loans;
 mod run;
@@ -53,6 +54,8 @@ struct Os0 {
     redistributors: heapless::Vec<PaRange, MAX_REDISTRIBUTORS>,
     /// The maintenance interrupt, which is EL2's.
     maintenance: u32,
+    /// Its pages that EL2 looks at while it is beneath.
+    filtered: filter::Pages,
     /// Whether stage 2 reaches all memory.
     is_in_reach: bool,
     /// Whether tests may let switches fail.

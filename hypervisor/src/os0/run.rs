@@ -1,6 +1,6 @@
 //! A CPU under OS-0: how it arrives there, and what brings it back.
 
-use super::{attach, calls, interrupts, world};
+use super::{attach, calls, filter, interrupts, world};
 use crate::epitaph::give_up;
 use crate::exit::take_exception;
 use crate::start;
@@ -117,6 +117,8 @@ pub fn step(me: &super::Os0Cpu, context: &mut GuestContext) -> Next {
         (Leave::Synchronous, Exit::Sysreg(access)) if me.attached.get() => {
             sysreg(context, access);
         }
+        (Leave::Synchronous, Exit::DataAbort(abort))
+            if me.attached.get() && filter::access(context, &abort) => {}
         (Leave::Synchronous, Exit::DataAbort(abort)) if me.attached.get() => {
             let va = abort.abort.va.unwrap_or(0);
             let write = abort.write;

@@ -1,4 +1,5 @@
-//! OS-0's stage 2: every address means itself, but EL2's memory and what is lent are nothing. Made at
+//! OS-0's stage 2: every address means itself, but EL2's memory, the pages of the interrupt controller
+//! that EL2 looks at ([`super::filter`]) and what is lent are nothing. Made at
 //! boot, memory in blocks of 2 MiB, so that a switch costs nothing for memory, and a loan takes out
 //! entries and changes no table.
 
@@ -39,12 +40,21 @@ pub fn room(tree: &Machine) -> u64 {
     let gib = Size::Block1G.bytes();
     let tables = |range: PaRange| range.size.div_ceil(gib) + 1;
     let tables: u64 = tree.memory.iter().map(|memory| tables(memory.range)).sum();
+    // Pages of the interrupt controller: one table of 2 MiB blocks for each region, and those of pages.
+    let blocks = |range: &PaRange| range.size.div_ceil(Size::Block2M.bytes()) + 2;
+    let of_gic: u64 = tree.gic.redistributors.iter().map(blocks).sum();
+    let tables = tables + of_gic + 2;
     // A root is aligned to its size.
     (ipa_size().root_tables() * 2 + tables) * FRAME_SIZE
 }
 
 /// Makes the tables; gives `VTCR_EL2` and `VTTBR_EL2`.
-pub fn identity(arena: &mut Arena, tree: &Machine, hidden: PaRange) -> (u64, u64) {
+pub fn identity(
+    arena: &mut Arena,
+    tree: &Machine,
+    hidden: PaRange,
+    pages: &[PaRange],
+) -> (u64, u64) {
     let size = ipa_size();
     let bytes = size.root_tables() * FRAME_SIZE;
     let root = zeroed(arena, bytes, bytes);
@@ -56,13 +66,15 @@ pub fn identity(arena: &mut Arena, tree: &Machine, hidden: PaRange) -> (u64, u64
             .memory
             .iter()
             .any(|memory| memory.range.overlaps(block));
-        if !has_memory {
+        if !has_memory && !has_any(pages, block) {
             map(&mut stage2, &mut tables, block, Size::Block1G);
             continue;
         }
         for start in (start..block.end().0).step_by(Size::Block2M.bytes() as usize) {
             let block = block_at(start, Size::Block2M);
-            if !block.overlaps(hidden) {
+            if has_any(pages, block) {
+                map_around(&mut stage2, &mut tables, block, pages);
+            } else if !block.overlaps(hidden) {
                 map(&mut stage2, &mut tables, block, Size::Block2M);
             }
         }
@@ -71,6 +83,20 @@ pub fn identity(arena: &mut Arena, tree: &Machine, hidden: PaRange) -> (u64, u64
     let vmid = VMID.get().map_or(0, Vmid::number);
     let vtcr = vtcr(size, features::physical_address_bits(), vmid_bits());
     (vtcr, u64::from(vmid) << 48 | root.0)
+}
+
+fn has_any(pages: &[PaRange], block: PaRange) -> bool {
+    pages.iter().any(|page| page.overlaps(block))
+}
+
+/// Maps a block page by page, but for those of `pages`.
+fn map_around(stage2: &mut Stage2, tables: &mut Tables<'_>, block: PaRange, pages: &[PaRange]) {
+    for start in (block.start.0..block.end().0).step_by(FRAME_SIZE as usize) {
+        let page = block_at(start, Size::Page);
+        if !has_any(pages, page) {
+            map(stage2, tables, page, Size::Page);
+        }
+    }
 }
 
 /// Takes OS-0's VMID before any VM has one.

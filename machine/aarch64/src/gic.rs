@@ -130,6 +130,11 @@ impl Distributor {
         self.write32(GICD_ISPENDR + intid as usize / 32 * 4, 1 << (intid % 32));
     }
 
+    /// Whether `at` lies in its first page.
+    pub fn contains(self, at: Pa) -> bool {
+        at.0 >> 12 == self.0.0 >> 12
+    }
+
     /// The version of its architecture: 3 or 4.
     pub fn architecture(self) -> u32 {
         self.read32(GICD_PIDR2) >> 4 & 0xf
@@ -168,6 +173,29 @@ impl Redistributor {
             }
         }
         None
+    }
+
+    /// The first page of the SGI frame of each redistributor in `regions`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::find_own`].
+    pub unsafe fn private_pages(regions: &[PaRange]) -> impl Iterator<Item = Pa> + '_ {
+        const LAST: u64 = 1 << 4;
+        regions.iter().flat_map(|region| {
+            let mut is_over = false;
+            let frames = (0..region.size / GICR_STRIDE).map_while(move |n| {
+                let frame = Pa(region.start.0 + n * GICR_STRIDE);
+                if is_over {
+                    return None;
+                }
+                // SAFETY: the frame lies inside a region of redistributors.
+                let typer = unsafe { register::<u64>(frame, GICR_TYPER).read_volatile() };
+                is_over = typer & LAST != 0;
+                Some(frame)
+            });
+            frames.map(|frame| Pa(frame.0 + GICR_SGI_FRAME as u64))
+        })
     }
 
     fn sgi_frame(self, offset: usize) -> *mut u32 {
@@ -248,6 +276,40 @@ impl Redistributor {
         // SAFETY: a register of this CPU's redistributor.
         let word = unsafe { self.sgi_frame(offset).read_volatile() };
         word >> (intid % 16 * 2 + 1) & 1 == 1
+    }
+}
+
+/// Reads a register of the interrupt controller of `size` (1, 2, 4 or 8) bytes.
+///
+/// # Safety
+///
+/// `at` lies in one of its frames, which EL2 has mapped, and is a multiple of `size`.
+pub unsafe fn read_register(at: Pa, size: u8) -> u64 {
+    // SAFETY: the caller's promise; reads of these frames change nothing.
+    unsafe {
+        match size {
+            1 => register::<u8>(at, 0).read_volatile().into(),
+            2 => register::<u16>(at, 0).read_volatile().into(),
+            4 => register::<u32>(at, 0).read_volatile().into(),
+            _ => register::<u64>(at, 0).read_volatile(),
+        }
+    }
+}
+
+/// Writes one, as [`read_register`] reads it.
+///
+/// # Safety
+///
+/// As [`read_register`]; and its owner wants it.
+pub unsafe fn write_register(at: Pa, size: u8, value: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match size {
+            1 => register::<u8>(at, 0).write_volatile(value as u8),
+            2 => register::<u16>(at, 0).write_volatile(value as u16),
+            4 => register::<u32>(at, 0).write_volatile(value as u32),
+            _ => register::<u64>(at, 0).write_volatile(value),
+        }
     }
 }
 

@@ -115,7 +115,8 @@ impl Os0 {
     #[must_use]
     pub fn pairs(mut self, pairs: u32) -> Self {
         self.has_module = true;
-        self.arguments = format!("{} os0.pairs={pairs}", self.arguments);
+        // Linux lets a program reach the interrupt controller only then.
+        self.arguments = format!("{} iomem=relaxed os0.pairs={pairs}", self.arguments);
         self
     }
 
