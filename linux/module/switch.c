@@ -27,7 +27,7 @@ static atomic_long_t counts;
 static const char *const refusals[] = {
 	"none", "interrupts-open", "handling-interrupt", "too-few-list-registers", "late",
 	"wrong-number", "already-attached", "not-attached", "elsewhere", "memory-out-of-reach",
-	"injected", "no-blocks", "no-memory", "lent-already", "too-many-loans", "not-lent",
+	"injected", "no-blocks", "not-memory", "lent-already", "too-many-loans", "not-lent",
 	"in-use", "not-open", "too-little", "vms-run", "cpus-off", "not-covered", "lent",
 };
 

@@ -113,7 +113,7 @@ pub const REFUSALS: [Code; 23] = [
         &["Nothing was changed. Build the module anew for this kernel, and report it."],
     ),
     code(
-        "no-memory",
+        "not-memory",
         "what is lent, or named, is not this system's memory",
         &["The module and the hypervisor are of different versions, or the module has a bug."],
         &["Nothing was changed. Build the module anew for this kernel, and report it."],
