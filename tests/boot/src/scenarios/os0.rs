@@ -130,7 +130,8 @@ fn inject() -> Scenario {
 fn beside(kernel: &'static str, cpus: u32, cpu: &'static str, vms: u32) -> Scenario {
     let vm = |n| {
         let vm = Vm::linux(&format!("vm{n}"), kernel, "work").memory("128MiB");
-        vm.args("underpin.count=100000")
+        // Its newest kernel would set aside half of that for DMA.
+        vm.args("underpin.count=100000 cma=16M")
     };
     let os0 = Os0::new(kernel, cpus, "2G", "disk,beside,work").cpu(cpu);
     Scenario::os0(
