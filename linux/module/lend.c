@@ -149,12 +149,16 @@ static void give_up_loan(void)
 	module_put(THIS_MODULE);
 }
 
-/* Asks for the memory back, block by block. */
-static void reclaim(void)
+/* Asks for the memory back, block by block. What is refused stays lent: it is nothing to this system. */
+static long reclaim(void)
 {
-	while (ask(UNDERPIN_REPAY, PFN_PHYS(first), 0) == UNDERPIN_MORE)
+	long answer;
+
+	while ((answer = ask(UNDERPIN_REPAY, PFN_PHYS(first), 0)) == UNDERPIN_MORE)
 		cond_resched();
-	give_up_loan();
+	if (!answer)
+		give_up_loan();
+	return answer;
 }
 
 static long repay(void);
@@ -210,8 +214,7 @@ static long repay(void)
 		share(true);
 		return answer;
 	}
-	reclaim();
-	return 0;
+	return reclaim();
 }
 
 /* "lend MIB [BUNDLE]" */

@@ -38,6 +38,11 @@ pub fn os0_command() -> PathBuf {
     target().join("linux/aarch64-unknown-linux-gnu/release/underpin-os0")
 }
 
+/// The kernel module for a kernel of the asset cache, as `scripts/setup` leaves it.
+pub fn module(kernel: &str) -> PathBuf {
+    target().join("modules").join(kernel).join("underpin.ko")
+}
+
 /// A bare guest's flat image, as `xtask build` leaves it.
 pub fn guest(name: &str) -> String {
     root()

@@ -196,9 +196,12 @@ impl Os0 {
             let program = fs::read(program).map_err(because("cannot read assets/os0/init"))?;
             let mut files = vec![("os0", program)];
             if self.has_module {
-                let path = cached(&format!("modules/{name}/underpin.ko"))?;
+                let path = assets::module(name);
                 let module = fs::read(&path);
-                let module = module.map_err(because(format!("cannot read {}", path.display())))?;
+                let module = module.map_err(because(format!(
+                    "cannot read {} (scripts/setup makes it)",
+                    path.display()
+                )))?;
                 files.push(("underpin.ko", module));
                 let path = assets::os0_command();
                 let command = fs::read(&path);

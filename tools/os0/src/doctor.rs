@@ -26,6 +26,11 @@ pub enum State {
 }
 
 impl State {
+    /// Whether it stands against attaching.
+    pub const fn is_against(self) -> bool {
+        matches!(self, Self::Missing | Self::Unproved)
+    }
+
     /// As programs read it.
     pub fn name(self) -> &'static str {
         match self {
@@ -62,8 +67,12 @@ pub struct Report {
 impl Report {
     /// Whether everything is proved.
     pub fn is_ready(&self) -> bool {
-        let stands_against = |check: &Check| !matches!(check.state, State::Holds | State::Note);
-        !self.checks.iter().any(stands_against)
+        self.misses().next().is_none()
+    }
+
+    /// What stands against attaching.
+    pub fn misses(&self) -> impl Iterator<Item = &Check> {
+        self.checks.iter().filter(|check| check.state.is_against())
     }
 
     /// What to do about a check that does not hold. What is not proved waits for another that is missing.

@@ -14,7 +14,7 @@ struct Known(&'static str, u8, u8, u8, u8);
 const ANY: u8 = 15;
 
 #[rustfmt::skip]
-const TABLE: [Known; 118] = [
+const TABLE: [Known; 144] = [
     Known("AArch64 at EL0", 4, 0, 0, 2), Known("AArch64 at EL1", 4, 0, 4, 2), Known("AArch64 at EL2", 4, 0, 8, 2),
     Known("AArch64 at EL3", 4, 0, 12, 2), Known("FEAT_FP16", 4, 0, 16, 1), Known("FEAT_AdvSIMD", 4, 0, 20, 1),
     Known("GICv3 system registers", 4, 0, 24, 3), Known("FEAT_RAS", 4, 0, 28, 2), Known("FEAT_SVE", 4, 0, 32, 1),
@@ -53,17 +53,13 @@ const TABLE: [Known; 118] = [
     Known("64 KiB granule", 7, 0, 24, 0), Known("4 KiB granule", 7, 0, 28, 1), Known("stage 2 granules", 7, 0, 32, 3),
     Known("stage 2 64 KiB granule", 7, 0, 36, 2), Known("stage 2 4 KiB granule", 7, 0, 40, 3), Known("FEAT_ExS", 7, 0, 44, 1),
     Known("FEAT_FGT", 7, 0, 56, 1), Known("FEAT_ECV", 7, 0, 60, 2),
-    // Each of these registers' fields changes what stage 1 or EL1 does by itself, or has a row in `MORE`.
+    // Each of these registers' fields changes what stage 1 or EL1 does by itself, or has a row below.
     Known("FEAT_HAFDBS", 7, 1, 0, 3), Known("VMID size", 7, 1, 4, 2), Known("FEAT_VHE", 7, 1, 8, 1),
     Known("FEAT_HPDS", 7, 1, 12, 2), Known("FEAT_LOR", 7, 1, 16, 1), Known("FEAT_PAN", 7, 1, 20, 3),
     Known("speculative SError", 7, 1, 24, 1), Known("FEAT_XNX", 7, 1, 28, 1), Known("FEAT_TWED", 7, 1, 32, 1),
     Known("FEAT_ETS", 7, 1, 36, 3), Known("FEAT_HCX", 7, 1, 40, 1), Known("FEAT_AFP", 7, 1, 44, 1),
     Known("FEAT_nTLBPA", 7, 1, 48, 1), Known("FEAT_TIDCP1", 7, 1, 52, 1), Known("FEAT_CMOW", 7, 1, 56, 1),
     Known("FEAT_ECBHB", 7, 1, 60, 1),
-];
-
-#[rustfmt::skip]
-const MORE: [Known; 26] = [
     Known("FEAT_TTCNP", 7, 2, 0, 1), Known("FEAT_UAO", 7, 2, 4, 1), Known("FEAT_LSMAOC", 7, 2, 8, 1),
     Known("FEAT_IESB", 7, 2, 12, 1), Known("virtual address size", 7, 2, 16, 2), Known("FEAT_CCIDX", 7, 2, 20, 1),
     Known("FEAT_NV", 7, 2, 24, 2), Known("FEAT_TTST", 7, 2, 28, 1), Known("FEAT_LSE2", 7, 2, 32, 1),
@@ -96,8 +92,9 @@ pub fn survey(registers: &[u64]) -> Survey {
         }
         for shift in (0..64_u8).step_by(4) {
             let value = (value >> shift & 0xf) as u8;
-            let rows = || TABLE.iter().chain(&MORE);
-            let row = rows().find(|row| (row.1, row.2, row.3) == (crm, op2, shift));
+            let row = TABLE
+                .iter()
+                .find(|row| (row.1, row.2, row.3) == (crm, op2, shift));
             match row {
                 // A field that says that the usual is missing.
                 _ if value == 0 => {}
@@ -139,11 +136,7 @@ mod tests {
 
     #[test]
     fn each_field_has_one_row_of_a_register_that_is_given() {
-        let rows: Vec<_> = TABLE
-            .iter()
-            .chain(&MORE)
-            .map(|row| (row.1, row.2, row.3))
-            .collect();
+        let rows: Vec<_> = TABLE.iter().map(|row| (row.1, row.2, row.3)).collect();
         for (n, (crm, op2, shift)) in rows.iter().enumerate() {
             assert!(ID_REGISTERS_GIVEN.contains(&(*crm, *op2)) && shift % 4 == 0);
             assert!(!rows[..n].contains(&rows[n]), "{:?}", rows[n]);
@@ -155,10 +148,10 @@ mod tests {
     fn what_el2_lets_through_is_known() {
         for feature in model_native_el1::FEATURES {
             let (crm, op2, shift) = feature.place();
-            let rows = TABLE.iter().chain(&MORE);
-            let found = rows.filter(|row| (row.1, row.2, row.3) == (crm, op2, shift));
+            let mut rows = TABLE.iter();
+            let found = rows.find(|row| (row.1, row.2, row.3) == (crm, op2, shift));
             assert!(
-                found.into_iter().any(|row| row.4 >= feature.least()),
+                found.is_some_and(|row| row.4 >= feature.least()),
                 "{}",
                 feature.name
             );

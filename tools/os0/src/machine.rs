@@ -89,8 +89,8 @@ impl System for Running {
     fn ask(&self, request: &str) -> Asked {
         let open = OpenOptions::new().read(true).write(true).open(DEVICE);
         match open.and_then(|device| talk(device, request)) {
-            Ok((None, answer)) => Asked::Done(answer),
-            Ok((Some(_), answer)) => Asked::Refused(answer),
+            Ok((true, answer)) => Asked::Done(answer),
+            Ok((false, answer)) => Asked::Refused(answer),
             Err(error) => Asked::Failed(error),
         }
     }
@@ -100,19 +100,17 @@ impl System for Running {
     }
 }
 
-/// The error of a request that the hypervisor refused, and the answer in either case.
-fn talk(mut device: File, request: &str) -> io::Result<(Option<io::Error>, String)> {
-    let refused = match device.write_all(request.as_bytes()) {
-        Ok(()) => None,
-        Err(error)
-            if error.raw_os_error() == Some(REFUSED)
-                || error.kind() == io::ErrorKind::ResourceBusy =>
-        {
-            Some(error)
-        }
+/// Whether the hypervisor has done what was requested, and the answer in either case.
+fn talk(mut device: File, request: &str) -> io::Result<(bool, String)> {
+    let is_refusal = |error: &io::Error| {
+        error.raw_os_error() == Some(REFUSED) || error.kind() == io::ErrorKind::ResourceBusy
+    };
+    let is_done = match device.write_all(request.as_bytes()) {
+        Ok(()) => true,
+        Err(error) if is_refusal(&error) => false,
         Err(error) => return Err(error),
     };
     let mut answer = String::new();
     device.read_to_string(&mut answer)?;
-    Ok((refused, answer))
+    Ok((is_done, answer))
 }

@@ -104,9 +104,7 @@ impl System for Fake {
 
 fn against(report: &Report) -> Vec<(&'static str, State)> {
     let checks = report.checks.iter().map(|check| (check.name, check.state));
-    checks
-        .filter(|(_, state)| matches!(state, State::Missing | State::Unproved))
-        .collect()
+    checks.filter(|(_, state)| state.is_against()).collect()
 }
 
 #[test]

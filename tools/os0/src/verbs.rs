@@ -7,7 +7,7 @@ use crate::{
 };
 use clap::Subcommand;
 use serde_json::{Value, json};
-use std::fmt::Write as _;
+use std::{fmt::Write as _, io};
 
 /// What the command does for the system that it runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
@@ -79,13 +79,17 @@ fn print(status: u8, is_json: bool, json: &Value, text: String) -> Ended {
     }
 }
 
-fn doctor(json: bool, system: &dyn System) -> Ended {
-    let report = examine(system);
-    let status = if report.is_ready() {
+/// The exit status of a report.
+fn readiness(report: &Report) -> u8 {
+    if report.is_ready() {
         0
     } else {
         exit::NOT_READY
-    };
+    }
+}
+
+fn doctor(json: bool, system: &dyn System) -> Ended {
+    let report = examine(system);
     let mut text = checks(&report);
     text.push_str(if report.is_attached {
         "attached already\n"
@@ -94,7 +98,7 @@ fn doctor(json: bool, system: &dyn System) -> Ended {
     } else {
         "not ready; nothing was touched\n"
     });
-    print(status, json, &report.to_json(), text)
+    print(readiness(&report), json, &report.to_json(), text)
 }
 
 fn checks(report: &Report) -> String {
@@ -116,11 +120,6 @@ fn checks(report: &Report) -> String {
 
 fn attach_dry(json: bool, system: &dyn System) -> Ended {
     let report = examine(system);
-    let status = if report.is_ready() {
-        0
-    } else {
-        exit::NOT_READY
-    };
     let mut value = report.to_json();
     value["steps"] = json!(ATTACH_STEPS);
     let text = format!(
@@ -128,15 +127,14 @@ fn attach_dry(json: bool, system: &dyn System) -> Ended {
         checks(&report),
         steps(&ATTACH_STEPS)
     );
-    print(status, json, &value, text)
+    print(readiness(&report), json, &value, text)
 }
 
 fn detach_dry(json: bool, system: &dyn System) -> Ended {
-    let status = status(true, system);
-    if status.status != 0 {
-        return status;
-    }
-    let state: Value = serde_json::from_str(&status.output).unwrap_or_default();
+    let state = match ask_status(system) {
+        Ok(state) => state,
+        Err(error) => return unreachable_device(&error, json),
+    };
     let beneath = state["beneath"].as_u64().unwrap_or(0);
     let text = format!(
         "Underpin is beneath {beneath} of {} CPUs; would be done:\n{}",
@@ -162,58 +160,74 @@ fn attach(json: bool, system: &dyn System) -> Ended {
     if report.is_ready() || report.is_attached {
         return switch("attach", json, system);
     }
-    let against = |state: State| matches!(state, State::Missing | State::Unproved);
-    let misses: Vec<_> = report
-        .checks
-        .iter()
-        .filter(|check| against(check.state))
-        .collect();
-    let names: Vec<&str> = misses.iter().map(|check| check.name).collect();
+    let names: Vec<&str> = report.misses().map(|check| check.name).collect();
     let message = format!("cannot attach, nothing was touched: {}", names.join(", "));
-    let mut ended = failed(exit::NOT_READY, "not-ready", &message, &[], json);
+    let failure = Failed {
+        status: exit::NOT_READY,
+        name: "not-ready",
+        message: &message,
+        advice: &[],
+    };
     if json {
-        let mut value: Value = serde_json::from_str(&ended.error).unwrap_or_default();
+        let mut value = failure.to_json();
         value["checks"] = report.to_json()["checks"].take();
-        ended.error = format!("{value:#}\n");
-    } else {
-        for check in misses {
-            let _ = writeln!(ended.error, "  {}: {}", check.name, check.found);
-            for advice in Report::advice(check) {
-                let _ = writeln!(ended.error, "    -> {advice}");
-            }
+        return failure.ended(format!("{value:#}\n"));
+    }
+    let mut text = failure.to_text();
+    for check in report.misses() {
+        let _ = writeln!(text, "  {}: {}", check.name, check.found);
+        for advice in Report::advice(check) {
+            let _ = writeln!(text, "    -> {advice}");
         }
     }
-    ended
+    failure.ended(text)
 }
 
 /// A switch, as the hypervisor makes it.
 fn switch(request: &str, json: bool, system: &dyn System) -> Ended {
     match system.ask(request) {
-        Asked::Done(answer) => told(&answer, json),
-        Asked::Refused(answer) => {
-            let state: Value = serde_json::from_str(&answer).unwrap_or_default();
-            let name = state["refusal"].as_str().unwrap_or("unknown");
-            let code = find(name);
-            let why = code.map_or("for a reason that this version does not know", |c| {
-                c.meaning
-            });
-            let message = format!("cannot {request}: {why}");
-            let advice = code.map_or(&[][..], |code| code.advice);
-            failed(exit::REFUSED, name, &message, advice, json)
-        }
+        Asked::Done(answer) => told(&parsed(&answer), json),
+        Asked::Refused(answer) => refused(request, &parsed(&answer), json),
         Asked::Failed(error) => unreachable_device(&error, json),
+    }
+}
+
+/// What the hypervisor, or the module, did not do, and why.
+fn refused(request: &str, state: &Value, json: bool) -> Ended {
+    let name = state["refusal"].as_str().unwrap_or("unknown");
+    let code = find(name);
+    let why = code.map_or("for a reason that this version does not know", |c| {
+        c.meaning
+    });
+    let failure = Failed {
+        status: exit::REFUSED,
+        name,
+        message: &format!("cannot {request}: {why}"),
+        advice: code.map_or(&[], |code| code.advice),
+    };
+    failure.told(json)
+}
+
+/// What the module answers, whose JSON is its own.
+fn parsed(answer: &str) -> Value {
+    serde_json::from_str(answer).unwrap_or_default()
+}
+
+fn ask_status(system: &dyn System) -> io::Result<Value> {
+    match system.ask("status") {
+        Asked::Done(answer) | Asked::Refused(answer) => Ok(parsed(&answer)),
+        Asked::Failed(error) => Err(error),
     }
 }
 
 fn status(json: bool, system: &dyn System) -> Ended {
-    match system.ask("status") {
-        Asked::Done(answer) | Asked::Refused(answer) => told(&answer, json),
-        Asked::Failed(error) => unreachable_device(&error, json),
+    match ask_status(system) {
+        Ok(state) => told(&state, json),
+        Err(error) => unreachable_device(&error, json),
     }
 }
 
-fn told(answer: &str, is_json: bool) -> Ended {
-    let state: Value = serde_json::from_str(answer).unwrap_or_default();
+fn told(state: &Value, is_json: bool) -> Ended {
     let number = |key: &str| state[key].as_u64().unwrap_or(0);
     let (beneath, cpus) = (number("beneath"), number("cpus"));
     let how = match beneath {
@@ -236,7 +250,7 @@ fn told(answer: &str, is_json: bool) -> Ended {
         "  DMA                  {}",
         state["dma"].as_str().unwrap_or("open")
     );
-    print(0, is_json, &state, text)
+    print(0, is_json, state, text)
 }
 
 fn log(json: bool, system: &dyn System) -> Ended {
@@ -249,28 +263,53 @@ fn log(json: bool, system: &dyn System) -> Ended {
     }
 }
 
-fn unreachable_device(error: &std::io::Error, json: bool) -> Ended {
-    let message = format!("cannot ask the hypervisor: {DEVICE}: {error}");
-    let advice = ["`underpin doctor` says what is missing"];
-    failed(exit::NOT_READY, "not-ready", &message, &advice, json)
+fn unreachable_device(error: &io::Error, json: bool) -> Ended {
+    let failure = Failed {
+        status: exit::NOT_READY,
+        name: "not-ready",
+        message: &format!("cannot ask the hypervisor: {DEVICE}: {error}"),
+        advice: &["`underpin doctor` says what is missing"],
+    };
+    failure.told(json)
 }
 
-fn failed(status: u8, name: &str, message: &str, advice: &[&str], is_json: bool) -> Ended {
-    let mut error = String::new();
-    if is_json {
-        let value = json!({ "error": {
-            "code": status, "name": name, "message": message, "help": advice,
-        } });
-        let _ = writeln!(error, "{value:#}");
-    } else {
-        let _ = writeln!(error, "underpin: {message} ({name})");
-        for advice in advice {
-            let _ = writeln!(error, "  -> {advice}");
-        }
+/// What a verb did not do.
+struct Failed<'a> {
+    status: u8,
+    name: &'a str,
+    message: &'a str,
+    advice: &'a [&'a str],
+}
+
+impl Failed<'_> {
+    fn to_json(&self) -> Value {
+        json!({ "error": {
+            "code": self.status, "name": self.name, "message": self.message, "help": self.advice,
+        } })
     }
-    Ended {
-        status,
-        output: String::new(),
-        error,
+
+    fn to_text(&self) -> String {
+        let mut text = format!("underpin: {} ({})\n", self.message, self.name);
+        for advice in self.advice {
+            let _ = writeln!(text, "  -> {advice}");
+        }
+        text
+    }
+
+    fn told(&self, is_json: bool) -> Ended {
+        self.ended(if is_json {
+            format!("{:#}\n", self.to_json())
+        } else {
+            self.to_text()
+        })
+    }
+
+    /// With what is said of it.
+    fn ended(&self, error: String) -> Ended {
+        Ended {
+            status: self.status,
+            output: String::new(),
+            error,
+        }
     }
 }
