@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"UNDERPIN";
 /// The layout's version; a reader refuses every other.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Entries begin at multiples of this many bytes, and zeroes fill them up to it.
 pub const ENTRY_ALIGN: u64 = 4096;
 /// Bytes of a block of a disk image, and of a page in [`kind::BLOCKS`].
@@ -30,6 +30,10 @@ pub const ENTRIES_MAX: u32 = 256;
 pub const DISKS_MAX: usize = 4;
 /// The most network devices a VM may have.
 pub const NETS_MAX: usize = 2;
+/// The most shared regions that a VM may have.
+pub const REGIONS_MAX: usize = 4;
+/// The most bytes of a shared region; all are multiples of 2 MiB.
+pub const REGION_SIZE_MAX: u64 = 1 << 30;
 /// "No entry", where an entry's number is optional.
 pub const NO_ENTRY: u32 = u32::MAX;
 
@@ -163,6 +167,24 @@ pub struct NetRecord {
 }
 const _: () = assert!(size_of::<NetRecord>() == 56);
 
+/// [`RegionRecord::flags`]: the VM may read it, and not write.
+pub const REGION_READ_ONLY: u32 = 1 << 0;
+
+/// One region of memory that a VM shares on purpose with others of its group.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RegionRecord {
+    /// The region's name; empty: no region in this place.
+    pub name: Text<24>,
+    /// Its bytes, as all VMs that use it must say.
+    pub size: u64,
+    /// Bits `REGION_*`.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<RegionRecord>() == 40);
+
 /// [`VmRecord::flags`]: started when the machine has booted.
 pub const VM_AUTOSTART: u32 = 1 << 0;
 /// [`VmRecord::flags`]: started again when it asks for a reset (otherwise a reset ends it).
@@ -191,6 +213,18 @@ pub mod block_policy {
     pub const KEEP: u8 = 1;
     /// The last of them.
     pub const LAST: u8 = KEEP;
+}
+
+/// [`VmRecord::control`]: what a VM may ask of the hypervisor through its control port.
+pub mod control_rights {
+    /// It has no such port.
+    pub const NONE: u8 = 0;
+    /// How its own share group stands.
+    pub const READ: u8 = 1;
+    /// Everything.
+    pub const ALL: u8 = 2;
+    /// The last of them.
+    pub const LAST: u8 = ALL;
 }
 
 /// The description of a VM, as the tool made it from the VM's file.
@@ -227,18 +261,22 @@ pub struct VmRecord {
     pub blocks: u8,
     /// 1: nothing of it is shared with other VMs; 0: sharing is allowed.
     pub never_share: u8,
+    /// One of [`control_rights`].
+    pub control: u8,
     /// Zero.
-    pub reserved: u32,
+    pub reserved: [u8; 3],
     /// The name of the partition it may be swapped to; empty: none.
     pub swap: Text<40>,
     /// Its disks; the first with [`disk_mode::NONE`] ends the list.
     pub disks: [DiskRecord; DISKS_MAX],
     /// Its network devices; the first without a switch ends the list.
     pub nets: [NetRecord; NETS_MAX],
+    /// Regions of memory that it shares; the first without a name ends the list.
+    pub regions: [RegionRecord; REGIONS_MAX],
     /// The kernel's command line.
     pub command_line: Text<1024>,
 }
-const _: () = assert!(size_of::<VmRecord>() == 152 + 4 * 80 + 2 * 56 + 1024);
+const _: () = assert!(size_of::<VmRecord>() == 152 + 4 * 80 + 2 * 56 + 4 * 40 + 1024);
 
 /// What is wrong with a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,9 +303,10 @@ impl VmRecord {
     pub fn has_texts(&self) -> bool {
         let disks = self.disks.iter().all(|d| d.partition.as_str().is_some());
         let nets = self.nets.iter().all(|net| net.switch.as_str().is_some());
+        let regions = self.regions.iter().all(|it| it.name.as_str().is_some());
         let own = self.command_line.as_str().is_some() && self.swap.as_str().is_some();
         let said = |text: Option<&str>| text.is_some_and(|text| !text.is_empty());
-        disks && nets && own && said(self.name.as_str()) && said(self.group.as_str())
+        disks && nets && regions && own && said(self.name.as_str()) && said(self.group.as_str())
     }
 }
 

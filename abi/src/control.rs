@@ -16,7 +16,7 @@ pub use asked::Request;
 pub use latency::{LATENCY_BUCKETS, latency_bound_ns, latency_bucket};
 pub use mem::{
     FitStatus, MEM_EVENT_COUNT, MEM_EVENTS, MachineMem, MemStatus, PageStatus, PagesRequest,
-    ReclaimRequest, RecountStatus, WHY_COUNT, WHY_PRIVATE, WhyStatus, fit, page,
+    ReclaimRequest, RecountStatus, RegionStatus, WHY_COUNT, WHY_PRIVATE, WhyStatus, fit, page,
 };
 
 pub use events::{
@@ -32,7 +32,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -155,6 +155,8 @@ pub mod request {
     /// table says of them with the maps of VMs. Replies a [`super::RecountStatus`] of all so far. Exact
     /// while all VMs are paused.
     pub const RECOUNT: u32 = 22;
+    /// Nothing; replies a [`super::RegionStatus`] for each region of memory that VMs share on purpose.
+    pub const REGIONS: u32 = 23;
 }
 
 /// Events that EL2 sends by itself.

@@ -33,6 +33,7 @@ mod numa;
 mod os0;
 mod paging;
 mod physical;
+mod regions;
 mod sched;
 mod sharing;
 mod start;

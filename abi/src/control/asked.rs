@@ -32,6 +32,8 @@ pub enum Request<'a> {
     Mem(Option<VmName>),
     /// [`request::MACHINE_MEM`].
     MachineMem,
+    /// [`request::REGIONS`].
+    Regions,
     /// [`request::RECLAIM`].
     Reclaim(ReclaimRequest),
     /// [`request::FIT`].
@@ -59,6 +61,7 @@ impl<'a> Request<'a> {
             request::LIST => Some(Self::List(after(payload).ok()?)),
             request::MEM => Some(Self::Mem(after(payload).ok()?)),
             request::MACHINE_MEM if payload.is_empty() => Some(Self::MachineMem),
+            request::REGIONS if payload.is_empty() => Some(Self::Regions),
             request::CPUS if payload.is_empty() => Some(Self::Cpus),
             request::NODES if payload.is_empty() => Some(Self::Nodes),
             request::ENTRIES if payload.is_empty() => Some(Self::Entries),

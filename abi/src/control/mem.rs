@@ -109,6 +109,25 @@ pub struct MachineMem {
 }
 const _: () = assert!(size_of::<MachineMem>() == 80);
 
+/// A region of memory that VMs share on purpose.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RegionStatus {
+    /// Its name.
+    pub name: Text<24>,
+    /// The share group of the VMs that use it.
+    pub group: Text<24>,
+    /// Its bytes, all of which are taken from the machine while somebody uses it.
+    pub size: u64,
+    /// Bytes of it that somebody has touched.
+    pub touched: u64,
+    /// VMs that use it.
+    pub users: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<RegionStatus>() == 72);
+
 /// How many reasons of [`WHY_PRIVATE`] there are.
 pub const WHY_COUNT: usize = 16;
 /// Why a frame is private, in the order of [`WhyStatus::private`].

@@ -6,7 +6,7 @@ pub mod port;
 mod recount;
 
 use crate::vm::{self, Refusal};
-use crate::{frames, heap, host, trace};
+use crate::{frames, heap, host, regions, trace};
 use abi::Text;
 use abi::control::{
     CpuStatus, EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION,
@@ -142,6 +142,9 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         }
         Request::Entries => entries(&mut answer),
         Request::Mem(after) => memory::list(after, &mut answer)?,
+        Request::Regions => regions::statuses().iter().for_each(|region| {
+            answer.push(region);
+        }),
         Request::MachineMem => {
             answer.push(&memory::machine());
         }

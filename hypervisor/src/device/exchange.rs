@@ -93,6 +93,10 @@ impl<'a> Pages<'a> {
             }
         }
         let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE);
+        if !self.vm.space.contains(ipa) {
+            // A region that it shares with others, or nothing.
+            return copy(self.vm, block, offset, ipa, len);
+        }
         if !self.share || !is_page {
             let copied = copy(self.vm, block, offset, ipa, len);
             let why = if self.share {
@@ -104,9 +108,6 @@ impl<'a> Pages<'a> {
                 Outcome::Done => self.note(ipa, len, why),
                 other => other,
             };
-        }
-        if !self.vm.space.contains(ipa) {
-            return Outcome::Failed;
         }
         let gfn = ipa.frame();
         let gets = match self.find(block, gfn) {

@@ -296,7 +296,7 @@ fn write_piece(
     (at, ipa, len): (u64, Ipa, usize),
     loaded: Option<Loaded>,
 ) -> Outcome {
-    let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE);
+    let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE) && vm.space.contains(ipa);
     let memory = vm.memory();
     let share = is_page && !vm.space.is_never_shared(ipa.frame());
     if share && memory.with(ipa, Access::Read, |page| disk.write_equal(at, page)) == Ok(true) {

@@ -37,6 +37,13 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
         };
         return memory(guest, ipa, access, refusal);
     }
+    if let Some(filled) = guest
+        .vm
+        .space
+        .fill_window(ipa, guest.cpu.node, data.wants_write())
+    {
+        return region(guest, filled, refusal);
+    }
     if data.abort.walk || data.cache_maintenance {
         return mmio::abort(guest, ipa, va, data.write);
     }
@@ -112,6 +119,22 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
         },
         Filled::NoMemory => without_frame(guest, ipa, access),
         Filled::Refused => inject(guest, refusal),
+    }
+}
+
+/// A region that the guest shares with others: shown to it, or not allowed so.
+#[inline(never)]
+fn region(guest: &mut Loaded<'_>, filled: Filled, refusal: Injection) -> Flow {
+    guest.vcpu.stats.count(ExitClass::Memory);
+    match filled {
+        Filled::Done => Flow::Resume,
+        // No table: as for the guest's own memory, somebody may give some back.
+        Filled::NoMemory if vm::may_wait_for_frames() => {
+            paging::stall(guest.vm, 1 << guest.vcpu.index);
+            Flow::Leave(Outcome::Waiting)
+        }
+        Filled::NoMemory => end_vm(guest, "the machine has no memory left for it"),
+        Filled::Refused | Filled::Away(_) => inject(guest, refusal),
     }
 }
 

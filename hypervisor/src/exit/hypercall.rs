@@ -125,7 +125,7 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
 #[cold]
 fn never_share(guest: &mut Loaded<'_>, first: Ipa, pages: u64, never: bool) -> Flow {
     let (vm, node) = (guest.vm, guest.cpu.node);
-    if !vm.space.contains_run(first, pages * FRAME_SIZE) {
+    if !vm.space.range().contains_run(first, pages * FRAME_SIZE) {
         return reply(guest, Refusal::InvalidParameters.reply());
     }
     let pages = pages.min(PAGES_AT_ONCE);

@@ -2,7 +2,9 @@
 
 use crate::frames::{self, Metal, Tables};
 use crate::host;
+use crate::regions::Window;
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
@@ -37,6 +39,8 @@ const fn vttbr(vmid: u16, root: Mfn) -> u64 {
 /// A VM's memory.
 pub struct AddressSpace {
     ram: GuestRam<Bytes>,
+    /// Regions that it shares with others, outside of that.
+    windows: Vec<Window>,
     /// `VTTBR_EL2` by node: all the same until a node has copies of pages.
     vttbrs: [AtomicU64; MAX_NODES],
     first_vttbr: u64,
@@ -68,6 +72,7 @@ impl AddressSpace {
         let ram = GuestRam::new(vm, range, sources, policy);
         Some(Self {
             ram,
+            windows: Vec::new(),
             vttbrs: core::array::from_fn(|_| AtomicU64::new(vttbr)),
             first_vttbr: vttbr,
             begin,
@@ -76,6 +81,26 @@ impl AddressSpace {
             has_secrets: AtomicBool::new(false),
             wanted: AtomicU64::new(0),
         })
+    }
+
+    /// The same with regions that it shares with others.
+    pub fn with_windows(self, windows: Vec<Window>) -> Self {
+        Self { windows, ..self }
+    }
+
+    fn window(&self, ipa: Ipa) -> Option<&Window> {
+        self.windows
+            .iter()
+            .find(|window| window.range.contains(ipa))
+    }
+
+    /// Shows the guest what it touched of a shared region; `None` where there is none at `ipa`.
+    pub fn fill_window(&self, ipa: Ipa, node: NodeId, writes: bool) -> Option<Filled> {
+        let touched = self.window(ipa)?.touch(ipa, writes);
+        let Some((ipa, frames, rights)) = touched else {
+            return Some(Filled::Refused);
+        };
+        Some(self.maps.lock().lend(node, ipa, frames, rights))
     }
 
     /// Where the guest begins: its first instruction, and its device tree.
@@ -106,9 +131,11 @@ impl AddressSpace {
         self.ram.range.contains(ipa)
     }
 
-    /// Whether all `len` bytes from `ipa` are memory.
+    /// Whether all `len` bytes from `ipa` are memory, its own or of one shared region.
     pub fn contains_run(&self, ipa: Ipa, len: u64) -> bool {
+        let mut windows = self.windows.iter();
         self.ram.range.contains_run(ipa, len)
+            || windows.any(|window| window.range.contains_run(ipa, len))
     }
 
     /// Bytes of frames behind the guest's memory, and of tables.
@@ -162,6 +189,13 @@ impl AddressSpace {
         node: NodeId,
         with: impl FnOnce(Mfn) -> R,
     ) -> Result<R, Filled> {
+        if let Some(window) = self.window(ipa) {
+            // It is its frames' user, and they stay.
+            return window
+                .frame(ipa, access.writes())
+                .map(with)
+                .ok_or(Filled::Refused);
+        }
         self.ram
             .with_frame((ipa, access), node, &Metal, &self.lock(), with)
     }
@@ -354,16 +388,28 @@ impl AddressSpace {
 
     /// Begins the end: no vCPU of the VM runs or will run again.
     pub fn dismantle(self) -> Dismantling {
-        Dismantling(self.maps.into_inner().dismantle(self.ram.vm))
+        Dismantling {
+            maps: self.maps.into_inner().dismantle(self.ram.vm),
+            windows: self.windows,
+        }
     }
 }
 
 /// A VM's memory on its way back to the pools.
-pub struct Dismantling(model_address_space::Dismantling<Tables>);
+pub struct Dismantling {
+    maps: model_address_space::Dismantling<Tables>,
+    windows: Vec<Window>,
+}
 
 impl Dismantling {
     /// Gives back some more, looking at `budget` entries; `true` when all is back.
     pub fn step(&mut self, budget: usize) -> bool {
-        self.0.step(&Metal, budget)
+        let Some(window) = self.windows.last_mut() else {
+            return self.maps.step(&Metal, budget);
+        };
+        if window.step_out() {
+            self.windows.pop();
+        }
+        false
     }
 }

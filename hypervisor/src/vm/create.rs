@@ -14,11 +14,11 @@ use crate::network::{self, Cable};
 use crate::paging::Paging;
 use crate::physical::disk::{self, Partition, Unavailable};
 use crate::vcpu::Vcpu;
-use crate::{entropy, heap, host, sched, sharing};
+use crate::{entropy, heap, host, regions, sched, sharing};
 use abi::Text;
 use abi::bundle::{
-    DISK_NEVER_SHARE, DiskRecord, Image, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord, VmRecord,
-    block_policy, claim, disk_mode, kind,
+    DISK_NEVER_SHARE, DiskRecord, Image, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
+    REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, disk_mode, kind,
 };
 use abi::control::{KEEP, code};
 use alloc::boxed::Box;
@@ -26,7 +26,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use model_addr::{FRAME_SIZE, Gfn, IpaRange, NodeId, VmId};
 use model_frame_table::Owner;
-use model_guest_image::{GuestTree, HEADER_SIZE, ImageHeader, Kernel, Layout, layout};
+use model_guest_image::{
+    GuestTree, HEADER_SIZE, ImageHeader, Kernel, Layout, RegionNode, layout, region_windows,
+};
 use model_scheduler::Parameters;
 use model_vgic::Redistributor;
 use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
@@ -67,6 +69,7 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         return Err(impossible(0, sentence));
     }
     share(weight, cap, (256, 0))?;
+    regions::check(record)?;
     let existing = (1_u64 << host::get().nodes()) - 1;
     if nodes & !existing != 0 {
         return Err(impossible(
@@ -268,7 +271,9 @@ fn address_space(
         }),
     ];
     let begin = (laid.entry, laid.tree.start);
+    let windows = regions::join(record, windows(record), home)?;
     let space = AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy(record));
+    let space = space.map(|space| space.with_windows(windows));
     space.ok_or_else(|| {
         Refusal::new(
             code::NO_MEMORY,
@@ -276,6 +281,15 @@ fn address_space(
             format_args!("no memory left for the VM's tables"),
         )
     })
+}
+
+/// Where a VM finds the regions that it shares.
+fn windows(record: &VmRecord) -> impl Iterator<Item = IpaRange> {
+    let ram = IpaRange {
+        start: RAM_START,
+        size: record.memory,
+    };
+    region_windows(ram, regions::records(record).map(|region| region.size))
 }
 
 /// What a VM of this description shares.
@@ -291,10 +305,21 @@ fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<V
     entropy::stir(record.memory);
     let mut rng_seed = [0; 32];
     entropy::fill(&mut rng_seed);
+    let mut nodes = heapless::Vec::<_, REGIONS_MAX>::new();
+    for (region, window) in regions::records(record).zip(windows(record)) {
+        let node = RegionNode {
+            name: region.name.as_str().unwrap_or_default(),
+            window,
+            read_only: region.flags & REGION_READ_ONLY != 0,
+        };
+        // A description has no more of them.
+        let _ = nodes.push(node);
+    }
     let tree = GuestTree {
         ram,
         vcpus: record.vcpus as u16,
         virtio,
+        regions: &nodes,
         bootargs: record.command_line.as_str().unwrap_or_default(),
         initrd: laid.initrd,
         rng_seed,

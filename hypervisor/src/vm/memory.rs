@@ -5,7 +5,7 @@ use super::instance::Instance;
 use super::report;
 use super::table::{self, Refusal, Vm};
 use crate::device::virtio::Slot;
-use crate::{frames, host, housekeeping, paging, sharing};
+use crate::{frames, host, housekeeping, paging, regions, sharing};
 use abi::bundle::{VmRecord, claim};
 use abi::control::{
     FitStatus, KEEP, MEM_EVENT_COUNT, MemStatus, ReclaimRequest, SetRequest, code, fit,
@@ -172,15 +172,17 @@ pub fn pool() -> u64 {
     model_entitlement::pool(vms)
 }
 
-/// Frames that VMs which run are sure of, and their tables.
+/// Frames that VMs which run are sure of, and their tables; and those of shared regions.
 fn bases() -> u64 {
     let running = |vm: &alloc::sync::Arc<Vm>| vm.instance().map(|_| vm.terms().promised());
-    table::all().iter().filter_map(running).sum()
+    let vms: u64 = table::all().iter().filter_map(running).sum();
+    vms + regions::frames()
 }
 
 /// Refuses to start what could not be paid for once all VMs use what they are sure of.
 pub fn admit(vm: &Vm) -> Result<(), Refusal> {
-    admit_to(vm, vm.terms().promised(), bases())
+    let regions = regions::missing(&vm.described());
+    admit_to(vm, vm.terms().promised() + regions, bases())
 }
 
 /// Refuses to promise a VM `base` frames where others were promised `bases`.
@@ -207,7 +209,8 @@ fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
 pub fn fit(record: &VmRecord) -> Result<FitStatus, Refusal> {
     create::check(record)?;
     let base = terms(record).promised();
-    let (capacity, bases, pool) = (CAPACITY.load(Ordering::Relaxed), bases(), pool());
+    let (capacity, pool) = (CAPACITY.load(Ordering::Relaxed), pool());
+    let bases = bases() + regions::missing(record);
     let mut status = FitStatus {
         count: model_entitlement::fit(base, capacity, bases, pool),
         needed: base * FRAME_SIZE,

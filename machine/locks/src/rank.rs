@@ -25,6 +25,8 @@ pub enum Rank {
     Switch,
     /// One VM's pmap and stage-2 tables.
     VmMemory,
+    /// Which of a shared region is zeroed.
+    Region,
     /// What is known of the blocks of one partition.
     Blocks,
     /// Some of the lists by which shared frames are found.

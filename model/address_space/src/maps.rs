@@ -1,8 +1,8 @@
 //! The pmap and the stage-2 tables, which change together under the VM's lock.
 
-use crate::Translation;
 use crate::replicas::NodeRoot;
-use model_addr::{FRAME_SIZE, Gfn, IpaRange, Mfn, NodeId};
+use crate::{Filled, Translation};
+use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, NodeId};
 use model_frame_table::{CHUNK_FRAMES, Contents, MAX_NODES};
 use model_pmap::{Counts, Entry, Pmap, PmapError, REGION_FRAMES, Region};
 use model_stage2::{IpaSize, MapError, Rights, Size, Stage2};
@@ -170,13 +170,42 @@ impl<T: Translation> Maps<T> {
         })?;
         // From here on the frames are the guest's: what stage 2 lacks, another fault fills.
         let _ = if let Some(base) = region.block() {
-            merge((&mut self.stage2, &mut self.tables), first, base)
+            merge(
+                (&mut self.stage2, &mut self.tables),
+                first,
+                base,
+                Rights::ALL,
+            )
         } else {
             let (ipa, pa) = (first.address(), frame.address());
             self.stage2
                 .map_chunk::<N>(&mut self.tables, ipa, pa, Rights::ALL)
         };
         Ok(())
+    }
+
+    /// Lets the CPUs of `node` see frames that are not the guest's memory but lent to it: a page, a
+    /// chunk or 2 MiB, all aligned alike, outside its RAM. They are in no pmap, so nothing is ever
+    /// done to them but by who lends them, and they stay behind when the maps are dismantled.
+    pub fn lend(&mut self, node: NodeId, ipa: Ipa, frames: FrameRange, rights: Rights) -> Filled {
+        let (stage2, tables) = self.walked_on(node);
+        let (pa, block) = (frames.start.address(), frames.count == REGION_FRAMES);
+        let shown = match stage2.translate(tables, ipa) {
+            // Another vCPU was faster, or a TLB was told of it only now.
+            Some(seen)
+                if (seen.pa, seen.rights) == (pa, rights) && seen.size.frames() >= frames.count =>
+            {
+                Ok(())
+            }
+            _ if block => merge((stage2, tables), ipa.frame(), frames.start, rights),
+            _ if frames.count == CHUNK_FRAMES => stage2.map_chunk::<CHUNK>(tables, ipa, pa, rights),
+            _ => stage2.map(tables, ipa, pa, Size::Page, rights),
+        };
+        match shown {
+            Ok(()) | Err(MapError::Busy) => Filled::Done,
+            Err(MapError::NoMemory) => Filled::NoMemory,
+            Err(_) => Filled::Refused,
+        }
     }
 
     /// Lets the CPUs of `node` see again what is behind `gfn`.
@@ -200,7 +229,7 @@ impl<T: Translation> Maps<T> {
             None => {}
         }
         match region.block() {
-            Some(base) => merge((stage2, tables), gfn, base),
+            Some(base) => merge((stage2, tables), gfn, base, Rights::ALL),
             None => stage2.map(tables, ipa, pa, Size::Page, rights),
         }
     }
@@ -212,10 +241,11 @@ fn merge<T: Translation>(
     (stage2, tables): (&mut Stage2, &mut T),
     gfn: Gfn,
     base: Mfn,
+    rights: Rights,
 ) -> Result<(), MapError> {
     let ipa = gfn.align_down(REGION_FRAMES).address();
     let (pa, size) = (base.address(), Size::Block2M);
-    let broken = stage2.begin_merge(tables, ipa, pa, size, Rights::ALL)?;
+    let broken = stage2.begin_merge(tables, ipa, pa, size, rights)?;
     let ready = broken.pay(tables, T::invalidate);
     // Nothing came in between: the lock is held.
     let _ = stage2.make(tables, ready);

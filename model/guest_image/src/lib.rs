@@ -12,10 +12,14 @@ extern crate alloc;
 mod header;
 mod layout;
 pub mod map;
+mod region;
 mod tree;
 
 pub use header::{HEADER_SIZE, HeaderError, ImageHeader};
 pub use layout::{
     Kernel, Layout, LayoutError, STOLEN_TIMES_ROOM, TREE_ROOM, layout, stolen_time, stolen_times,
+};
+pub use region::{
+    REGION_BLOCK, REGION_BLOCK_SIZE, REGION_HEADER, RegionNode, region_block, region_windows,
 };
 pub use tree::{GuestTree, MAX_BOOTARGS, MAX_VCPUS, MAX_VIRTIO, TreeError, vcpu_mpidr};

@@ -9,7 +9,7 @@ use core::fmt;
 use model_addr::IpaRange;
 use vm_fdt::FdtWriter;
 
-use crate::{TREE_ROOM, map, stolen_times};
+use crate::{RegionNode, TREE_ROOM, map, stolen_times};
 
 /// The most vCPUs: as many redistributors as fit below the UART.
 pub const MAX_VCPUS: u16 =
@@ -47,6 +47,8 @@ pub struct GuestTree<'a> {
     pub vcpus: u16,
     /// How many virtio-mmio transports, at most [`MAX_VIRTIO`].
     pub virtio: u8,
+    /// Its shared regions.
+    pub regions: &'a [RegionNode<'a>],
     /// The kernel's command line.
     pub bootargs: &'a str,
     /// Where the initrd is.
@@ -123,6 +125,9 @@ impl GuestTree<'_> {
         write_power_button(&mut fdt)?;
         for index in 0..u32::from(self.virtio) {
             write_virtio(&mut fdt, index)?;
+        }
+        for region in self.regions {
+            write_region(&mut fdt, region)?;
         }
         fdt.end_node(root)?;
         fdt.finish()
@@ -272,6 +277,20 @@ fn write_virtio(fdt: &mut FdtWriter, index: u32) -> Written {
     fdt.property_array_u64("reg", &[base, map::VIRTIO_SIZE])?;
     fdt.property_array_u32("interrupts", &[SPI, map::VIRTIO_SPI + index, LEVEL])?;
     fdt.property_null("dma-coherent")?;
+    fdt.end_node(node)
+}
+
+fn write_region(fdt: &mut FdtWriter, region: &RegionNode<'_>) -> Written {
+    let window = region.window;
+    let node = fdt.begin_node(&format!("pmem@{:x}", window.start.0))?;
+    fdt.property_string("compatible", "pmem-region")?;
+    fdt.property_string("label", region.name)?;
+    fdt.property_array_u64("reg", &[window.start.0, window.size])?;
+    // Nothing must be flushed: it is memory, and gone with its last user.
+    fdt.property_null("volatile")?;
+    if region.read_only {
+        fdt.property_null("read-only")?;
+    }
     fdt.end_node(node)
 }
 

@@ -9,7 +9,8 @@ use dtoolkit::{Node, Property};
 use model_addr::{Ipa, IpaRange};
 use model_guest_image::{
     GuestTree, HeaderError, ImageHeader, Kernel, LayoutError, MAX_BOOTARGS, MAX_VCPUS, MAX_VIRTIO,
-    STOLEN_TIMES_ROOM, TREE_ROOM, TreeError, layout, map, stolen_time, stolen_times, vcpu_mpidr,
+    RegionNode, STOLEN_TIMES_ROOM, TREE_ROOM, TreeError, layout, map, stolen_time, stolen_times,
+    vcpu_mpidr,
 };
 use proptest::prelude::*;
 
@@ -165,6 +166,7 @@ fn description(vcpus: u16, virtio: u8, bootargs: &str) -> GuestTree<'_> {
         ram: ram(512 * MIB),
         vcpus,
         virtio,
+        regions: &[],
         bootargs,
         initrd: Some(IpaRange {
             start: Ipa(0x4800_0000),
@@ -238,6 +240,34 @@ fn the_tree_says_what_the_guest_has() {
     assert_eq!(cells(&chosen, "linux,initrd-end"), [0, 0x4800_0000 + 5000]);
     assert_eq!(value(&chosen, "rng-seed"), [7; 32]);
     assert_eq!(cells(&chosen, "kaslr-seed"), [0x1234_5678, 0x9abc_def0]);
+}
+
+#[test]
+fn the_tree_names_shared_regions() {
+    let window = IpaRange {
+        start: Ipa(0x6000_0000),
+        size: 6 << 20,
+    };
+    let region = |read_only| RegionNode {
+        name: "table",
+        window,
+        read_only,
+    };
+    for read_only in [false, true] {
+        let regions = [region(read_only)];
+        let tree = GuestTree {
+            regions: &regions,
+            ..description(1, 0, "")
+        };
+        let blob = tree.write().unwrap();
+        let tree = Fdt::new(&blob).unwrap();
+        let node = tree.find_node("/pmem@60000000").unwrap();
+        assert_eq!(value(&node, "compatible"), b"pmem-region\0");
+        assert_eq!(value(&node, "label"), b"table\0");
+        assert_eq!(cells(&node, "reg"), [0, 0x6000_0000, 0, 6 << 20]);
+        assert!(node.property("volatile").is_some());
+        assert_eq!(node.property("read-only").is_some(), read_only);
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod os0;
 mod paging;
 mod placement;
 mod reading;
+mod regions;
 mod scheduling;
 mod sharing;
 mod watching;
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Scenario> {
         life::scenarios(),
         scheduling::scenarios(),
         reading::scenarios(),
+        regions::scenarios(),
         sharing::scenarios(),
         paging::scenarios(),
         placement::scenarios(),

@@ -25,6 +25,15 @@ pub struct Vm {
     disk: Vec<Disk>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     net: Vec<Net>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    regions: Vec<Region>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Region {
+    name: String,
+    size: String,
+    access: &'static str,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -73,6 +82,7 @@ impl Vm {
             sharing: BTreeMap::new(),
             disk: Vec::new(),
             net: Vec::new(),
+            regions: Vec::new(),
         }
     }
 
@@ -97,6 +107,24 @@ impl Vm {
     #[must_use]
     pub fn flat(mut self) -> Self {
         self.boot.format = Some("flat");
+        self
+    }
+
+    /// With another initial RAM disk.
+    #[must_use]
+    pub fn initrd(mut self, path: &str) -> Self {
+        self.boot.initrd = Some(path.to_owned());
+        self
+    }
+
+    /// With a region of memory that others of its group have, too, to be used `"rw"` or `"ro"`.
+    #[must_use]
+    pub fn region(mut self, name: &str, size: &str, access: &'static str) -> Self {
+        self.regions.push(Region {
+            name: name.to_owned(),
+            size: size.to_owned(),
+            access,
+        });
         self
     }
 

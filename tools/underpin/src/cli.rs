@@ -20,6 +20,10 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   nodes     = \"auto\"       or a list of NUMA nodes, as in [0, 1]
   autostart = true         start with the machine
   on_reset  = \"restart\"    or \"end\"
+  regions   = [{ name = \"table\", size = \"64MiB\", access = \"rw\" }]
+                           memory that VMs of a group share on purpose; or \"ro\"; up to 4
+  control   = \"none\"       what the VM may ask of the hypervisor: \"read\": how its own
+                           share group stands; \"all\" (or true): everything
   [sharing]                memory that is equal is one copy, by default too
   group     = \"default\"    VMs of one group share among themselves, and with no others
   claim     = \"none\"       who gets what sharing saves: \"grow\": the VMs that share;

@@ -19,11 +19,13 @@ mod disk;
 mod image;
 mod memory;
 mod net;
+mod region;
 mod section;
 
 pub use disk::{Backing, Base, Disk};
 pub use memory::{Memory, Sharing};
 pub use net::Net;
+pub use region::Region;
 
 /// The most vCPUs a VM may have.
 pub const CPUS_MAX: u32 = 16;
@@ -67,6 +69,10 @@ pub struct VmFile {
     pub disks: Vec<Disk>,
     /// Its network devices.
     pub nets: Vec<Net>,
+    /// Regions of memory that it shares.
+    pub regions: Vec<Region>,
+    /// What it may ask of the hypervisor: one of `abi::bundle::control_rights`.
+    pub control: u8,
 }
 
 impl VmFile {
@@ -143,10 +149,12 @@ impl VmFile {
             hide: sharing.hide.into(),
             blocks: sharing.blocks,
             never_share: sharing.never.into(),
-            reserved: 0,
+            control: self.control,
+            reserved: [0; 3],
             swap: swap.as_deref().map_or_else(Text::default, Text::cut),
             disks,
             nets: self.net_records(),
+            regions: region::records(&self.regions),
             command_line: Text::cut(&self.args),
         })
     }

@@ -10,8 +10,8 @@ use abi::{
     control::{
         CpuStatus, EntryStatus, EventsHeader, EventsRequest, FitStatus, MachineMem, MachineStatus,
         MemStatus, MoveRequest, NodeStatus, NumaStatus, PageStatus, PagesRequest, REPLY,
-        ReclaimRequest, RecountStatus, ReplyHeader, SetRequest, TraceEvent, TraceRequest,
-        TraceStatus, VcpuStatus, VmName, VmStatus, WhyStatus, code, event, request,
+        ReclaimRequest, RecountStatus, RegionStatus, ReplyHeader, SetRequest, TraceEvent,
+        TraceRequest, TraceStatus, VcpuStatus, VmName, VmStatus, WhyStatus, code, event, request,
     },
 };
 use std::{
@@ -196,6 +196,11 @@ impl Client {
     /// The machine's memory.
     pub fn machine_mem(&mut self) -> Result<MachineMem> {
         Ok(self.request(request::MACHINE_MEM, &[])?.first()?.0)
+    }
+
+    /// The regions of memory that VMs share on purpose.
+    pub fn regions(&mut self) -> Result<Vec<RegionStatus>> {
+        self.request(request::REGIONS, &[])?.records()
     }
 
     /// Why a VM's pages are not shared.

@@ -12,7 +12,7 @@ use crate::{
     },
     units,
 };
-use abi::control::{MEM_EVENTS, MachineMem, MemStatus, code};
+use abi::control::{MEM_EVENTS, MachineMem, MemStatus, RegionStatus, code};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
@@ -38,17 +38,20 @@ fn all(context: &Context, wide: bool) -> Result<()> {
     let mut client = context.connect()?;
     let mut vms = client.mem()?;
     let machine = client.machine_mem()?;
+    let regions = client.regions()?;
     vms.sort_by_key(|vm| vm.name.to_string());
     context.output.result(
         || {
             let vms: Vec<Value> = vms.iter().map(vm_json).collect();
-            json!({ "vms": vms, "machine": machine_json(&machine) })
+            let regions: Vec<Value> = regions.iter().map(region_json).collect();
+            json!({ "vms": vms, "machine": machine_json(&machine), "regions": regions })
         },
         |output| {
             format!(
-                "{}\n{}",
+                "{}\n{}{}",
                 vm_table(&vms, wide, output),
-                totals(&machine, output)
+                totals(&machine, output),
+                region_table(&regions, output)
             )
         },
     )
@@ -149,6 +152,37 @@ fn totals(machine: &MachineMem, output: Output) -> String {
     }
     text.push('\n');
     text
+}
+
+fn region_json(region: &RegionStatus) -> Value {
+    json!({
+        "name": region.name.to_string(), "group": region.group.to_string(), "size": region.size,
+        "touched": region.touched, "users": region.users,
+    })
+}
+
+/// The regions, where there are some.
+fn region_table(regions: &[RegionStatus], output: Output) -> String {
+    if regions.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&[
+        ("REGION", Left),
+        ("GROUP", Left),
+        ("SIZE", Right),
+        ("TOUCHED", Right),
+        ("VMS", Right),
+    ]);
+    for region in regions {
+        table.row([
+            region.name.to_string(),
+            region.group.to_string(),
+            units::short(region.size),
+            units::short(region.touched),
+            region.users.to_string(),
+        ]);
+    }
+    format!("\n{}", table.render(output))
 }
 
 fn vm_table(vms: &[MemStatus], wide: bool, output: Output) -> String {

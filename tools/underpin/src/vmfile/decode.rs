@@ -8,11 +8,11 @@ use super::{
     section::{Problems, Section},
 };
 use crate::failure::{Failure, Result, exit};
-use abi::Text;
+use abi::{Text, bundle::control_rights};
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 14] = [
     "name",
     "cpus",
     "memory",
@@ -25,6 +25,8 @@ const KEYS: [&str; 12] = [
     "boot",
     "disk",
     "net",
+    "regions",
+    "control",
 ];
 const BOOT_KEYS: [&str; 4] = ["kernel", "format", "initrd", "args"];
 
@@ -79,6 +81,8 @@ impl Decoder<'_> {
         let sharing = self.sharing(root);
         let disks = self.disks(root);
         let nets = self.nets(root, name.as_deref().unwrap_or_default());
+        let regions = self.regions(root);
+        let control = control(root);
         let (kernel, initrd, args) = boot?;
         Some(VmFile {
             path: self.path.to_owned(),
@@ -96,6 +100,8 @@ impl Decoder<'_> {
             args,
             disks,
             nets,
+            regions,
+            control,
         })
     }
 
@@ -178,6 +184,22 @@ impl Decoder<'_> {
         image::inspect(&path, wanted)
             .map_err(|(message, help)| self.problems.add(&found.span, message, &help))
             .ok()
+    }
+}
+
+/// `control = "none"`, `"read"` or `"all"`; or `true` for the last.
+fn control(root: &Section<'_, '_>) -> u8 {
+    if root.has("control").is_some() && !root.is_text("control") {
+        return if root.boolean("control", false) {
+            control_rights::ALL
+        } else {
+            control_rights::NONE
+        };
+    }
+    match root.choice("control", &["none", "read", "all"]) {
+        "read" => control_rights::READ,
+        "all" => control_rights::ALL,
+        _ => control_rights::NONE,
     }
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::failure::exit;
-use abi::bundle::{block_policy, claim};
+use abi::bundle::{REGION_READ_ONLY, block_policy, claim};
 use proptest::prelude::*;
 
 /// A directory with a kernel, an initrd and a disk image beside the VM file.
@@ -411,4 +411,62 @@ proptest! {
     )) {
         let _ = VmFile::parse(Path::new("/nowhere/vm.toml"), &lines.join("\n"));
     }
+}
+
+#[test]
+fn regions_and_rights_are_read() {
+    let files = Files::new("regions");
+    let text = |more: &str| format!("name = \"a\"\nmemory = \"128MiB\"\n{more}\n{BOOT}");
+    let region = |what: &str| text(&format!("regions = [{{ {what} }}]"));
+    let vm = files
+        .parse(&region(
+            "name = \"table\", size = \"64MiB\", access = \"ro\"",
+        ))
+        .unwrap();
+    let record = vm.record(|_, _| Ok(0)).unwrap();
+    let first = record.regions[0];
+    assert_eq!(first.name.as_str(), Some("table"));
+    assert_eq!((first.size, first.flags), (64 << 20, REGION_READ_ONLY));
+    assert!(record.regions[1].name.is_empty());
+    let wrong = [
+        (
+            region("name = \"table\", size = \"3MiB\""),
+            "multiple of 2 MiB",
+        ),
+        (
+            region("name = \"table\", size = \"0MiB\""),
+            "multiple of 2 MiB",
+        ),
+        (region("name = \"table\", size = \"2GiB\""), "at most 1 GiB"),
+        (region("name = \"Table\", size = \"2MiB\""), "'Table'"),
+        (region("size = \"2MiB\""), "'name' is missing"),
+        (region("name = \"table\""), "'size' is missing"),
+        (
+            region("name = \"t\", size = \"2MiB\", access = \"wo\""),
+            "\"wo\"",
+        ),
+        (
+            text(
+                "regions = [{ name = \"t\", size = \"2MiB\" }, { name = \"t\", size = \"2MiB\" }]",
+            ),
+            "named twice",
+        ),
+        (text("control = \"some\""), "\"some\""),
+        (text("control = 1"), "true or false"),
+    ];
+    for (text, said) in wrong {
+        let problems = files.problems(&text);
+        assert!(
+            problems.len() == 1 && problems[0].contains(said),
+            "{text}: {problems:?}"
+        );
+    }
+    let rights = |value: &str| {
+        files
+            .parse(&text(&format!("control = {value}")))
+            .unwrap()
+            .control
+    };
+    let all = ["\"none\"", "\"read\"", "\"all\"", "false", "true"].map(rights);
+    assert_eq!(all, [0, 1, 2, 0, 2]);
 }

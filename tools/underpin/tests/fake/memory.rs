@@ -3,8 +3,8 @@
 use abi::{
     Text,
     control::{
-        FitStatus, MachineMem, MemStatus, PAYLOAD_MAX, PageStatus, ReplyHeader, VmStatus,
-        WhyStatus, fit, page,
+        FitStatus, MachineMem, MemStatus, PAYLOAD_MAX, PageStatus, RegionStatus, ReplyHeader,
+        VmStatus, WhyStatus, fit, page,
     },
 };
 use zerocopy::FromZeros as _;
@@ -18,6 +18,17 @@ pub fn mem(vm: &VmStatus, base: u64) -> MemStatus {
     (mem.charge, mem.entitlement, mem.balance) = (228 << 20, 28 << 20, 28 << 20);
     (mem.blocks, mem.pages, mem.events[5]) = (3, 700, 42);
     mem
+}
+
+pub fn region() -> RegionStatus {
+    RegionStatus {
+        name: Text::cut("table"),
+        group: Text::cut("default"),
+        size: 64 << 20,
+        touched: 1 << 20,
+        users: 2,
+        reserved: 0,
+    }
 }
 
 pub fn machine() -> MachineMem {

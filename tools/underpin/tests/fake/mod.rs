@@ -248,6 +248,7 @@ impl Hypervisor {
                 Ok((all.len() as u32, all.as_bytes().to_vec()))
             }
             Request::MachineMem => Ok(one(&memory::machine())),
+            Request::Regions => Ok(one(&memory::region())),
             Request::Reclaim(asked) => {
                 self.find(&asked.name)?;
                 Ok(one(&(asked.bytes / 2)))
