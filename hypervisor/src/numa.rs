@@ -343,10 +343,16 @@ fn replicate(instance: &Instance, gfn: Gfn, frame: Mfn, node: NodeId) -> Result<
     };
     let copy = Metal.allocate_local(node, 0, Purpose::Replica(owner));
     let copy = copy.ok_or(left::NO_MEMORY)?;
-    match instance.space.replicate(gfn, frame, (node, copy)) {
+    let done = instance.space.replicate(gfn, frame, (node, copy));
+    tally(done, copy, &instance.numa.replicated)
+}
+
+/// Counts what was done with a new frame; why nothing was, where nothing was.
+fn tally(done: Moved, new: Mfn, count: &AtomicU64) -> Result<(), usize> {
+    match done {
         Moved::Done => {
-            instance.numa.replicated.fetch_add(1, Ordering::Relaxed);
-            forget_counts(copy);
+            count.fetch_add(1, Ordering::Relaxed);
+            forget_counts(new);
             Ok(())
         }
         Moved::Gone => Err(left::GONE),
@@ -385,15 +391,7 @@ fn migrate(instance: &Instance, gfn: Gfn, from: Mfn, to: NodeId) -> Result<(), u
     };
     let new = Metal.allocate_local(to, 0, Purpose::Private(owner));
     let new = new.ok_or(left::NO_MEMORY)?;
-    match instance.space.migrate(gfn, from, new) {
-        Moved::Done => {
-            instance.numa.moved.fetch_add(1, Ordering::Relaxed);
-            forget_counts(new);
-            Ok(())
-        }
-        Moved::Gone => Err(left::GONE),
-        Moved::Held => Err(left::HELD),
-    }
+    tally(instance.space.migrate(gfn, from, new), new, &instance.numa.moved)
 }
 
 /// All of a VM's memory is to move to a node, in pieces.

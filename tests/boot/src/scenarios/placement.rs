@@ -19,33 +19,26 @@ pub fn scenarios() -> Vec<Scenario> {
 /// One vCPU uses what the other one, on another node, has filled: it moves to that node, and every word
 /// is as it was. A page is hot after two passes, and 128 move every 2 ms.
 fn moves() -> Scenario {
-    let scenario = run("placement/moves", None, "passes=100");
-    scenario.check(|stage| {
-        let (first, last) = (remote(stage, 0)?, remote(stage, 1)?);
-        if first >= LINES * 9 / 10 && last <= LINES / 20 {
-            Ok(())
-        } else {
-            Err(format!(
-                "remote misses: {first} at first, {last} at last, of {LINES}"
-            ))
-        }
-    })
+    run("placement/moves", None, "passes=100").check(becomes_local)
 }
 
 /// Both vCPUs read the same memory: each node comes to have it. Then one writes all of it, and the other
 /// one sees it; and again.
 fn copies() -> Scenario {
     let work = "work=scene passes=80 rounds=2";
-    run("placement/copies", None, work).check(|stage| {
-        let (first, last) = (remote(stage, 0)?, remote(stage, 1)?);
-        if first >= LINES * 9 / 10 && last <= LINES / 20 {
-            Ok(())
-        } else {
-            Err(format!(
-                "remote misses: {first} at first, {last} at last, of {LINES}"
-            ))
-        }
-    })
+    run("placement/copies", None, work).check(becomes_local)
+}
+
+/// Nearly all lines are remote at first, and nearly none in the end.
+fn becomes_local(stage: &mut Stage) -> Outcome {
+    let (first, last) = (remote(stage, 0)?, remote(stage, 1)?);
+    if first >= LINES * 9 / 10 && last <= LINES / 20 {
+        Ok(())
+    } else {
+        Err(format!(
+            "remote misses: {first} at first, {last} at last, of {LINES}"
+        ))
+    }
 }
 
 /// As `moves`, where nothing is to move.
