@@ -264,6 +264,11 @@ impl TableMemory for Tables {
     fn write(&mut self, table: Mfn, index: usize, value: u64) {
         view(table).write(index, value);
     }
+
+    #[inline]
+    fn write_series<const N: usize>(&mut self, table: Mfn, index: usize, first: u64, step: u64) {
+        view(table).write_series::<N>(index, first, step);
+    }
 }
 
 /// Word `n` of what a frame holds.

@@ -391,7 +391,11 @@ fn migrate(instance: &Instance, gfn: Gfn, from: Mfn, to: NodeId) -> Result<(), u
     };
     let new = Metal.allocate_local(to, 0, Purpose::Private(owner));
     let new = new.ok_or(left::NO_MEMORY)?;
-    tally(instance.space.migrate(gfn, from, new), new, &instance.numa.moved)
+    tally(
+        instance.space.migrate(gfn, from, new),
+        new,
+        &instance.numa.moved,
+    )
 }
 
 /// All of a VM's memory is to move to a node, in pieces.

@@ -3,7 +3,7 @@
 //! Guests and devices may write the same bytes at the same time. Such races tear values, which
 //! the callers expect: what a guest says is an allegation, read once and checked afterwards.
 
-use core::arch::global_asm;
+use core::arch::{asm, global_asm};
 use core::ptr;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use model_addr::{FRAME_SIZE, Mfn, Pa};
@@ -186,6 +186,34 @@ impl Table {
     #[inline]
     pub fn write(self, index: usize, value: u64) {
         self.word(index).store(value, Ordering::Relaxed);
+    }
+
+    /// Sets the `N` words from `index` on, an aligned run of a power of two: the first to `first`, each
+    /// other one to `step` more. Two at a time: to a walker each word of a pair is a store of its own
+    /// (Arm ARM, single-copy atomicity).
+    #[inline]
+    pub fn write_series<const N: usize>(self, index: usize, first: u64, step: u64) {
+        const { assert!(N.is_power_of_two() && N <= Self::WORDS) }
+        if N == 1 {
+            return self.write(index, first);
+        }
+        let at = self.word(index & !(N - 1)).as_ptr();
+        // SAFETY: the run is aligned, so all of it is inside the frame, of which `word` says what it is.
+        unsafe {
+            asm!(
+                ".rept {pairs}",
+                "stp {even}, {odd}, [{at}], #16",
+                "add {even}, {even}, {both}",
+                "add {odd}, {odd}, {both}",
+                ".endr",
+                pairs = const N / 2,
+                even = inout(reg) first => _,
+                odd = inout(reg) first.wrapping_add(step) => _,
+                at = inout(reg) at => _,
+                both = in(reg) step.wrapping_mul(2),
+                options(nostack, preserves_flags),
+            );
+        }
     }
 }
 

@@ -23,6 +23,16 @@ pub trait TableMemory {
     fn read(&self, table: Mfn, index: usize) -> u64;
     /// Sets word `index` (below 512) of `table`.
     fn write(&mut self, table: Mfn, index: usize, value: u64);
+
+    /// Sets the `N` words (a power of two) of `table` from `index` (a multiple of `N`) on: the first to
+    /// `first`, each other one to `step` more than the one before it. It is [`Self::write`] for each.
+    #[inline]
+    fn write_series<const N: usize>(&mut self, table: Mfn, index: usize, first: u64, step: u64) {
+        for n in 0..N {
+            let value = first.wrapping_add(step.wrapping_mul(n as u64));
+            self.write(table, index + n, value);
+        }
+    }
 }
 
 /// Frames that hold data, not tables: pages, disk blocks.

@@ -280,12 +280,15 @@ impl Pmap {
             return Err(PmapError::Present);
         }
         let first = Entry::private(frame).encode();
-        for n in 0..N {
-            let mut word = first.wrapping_add((n as u64) << PAYLOAD_SHIFT);
-            if old != 0 {
-                word |= memory.read(leaf, index + n) & NEVER_SHARE;
+        let step = 1 << PAYLOAD_SHIFT;
+        if old == 0 {
+            memory.write_series::<N>(leaf, index, first, step);
+        } else {
+            for n in 0..N {
+                let kept = memory.read(leaf, index + n) & NEVER_SHARE;
+                let word = first.wrapping_add(step * n as u64);
+                memory.write(leaf, index + n, word | kept);
             }
-            memory.write(leaf, index + n, word);
         }
         self.counts[ABSENT as usize] -= count;
         self.counts[PRIVATE as usize] += count;

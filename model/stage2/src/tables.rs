@@ -189,13 +189,13 @@ impl Stage2 {
         let first = slot.index & !(N - 1);
         // Most chunks were never mapped.
         let is_empty = (0..N).fold(0, |all, n| all | memory.read(slot.table, first + n)) == 0;
+        if is_empty {
+            memory.write_series::<N>(slot.table, first, value, FRAME_SIZE);
+            return Ok(());
+        }
         for n in 0..N {
             let (index, value) = (first + n, value + n as u64 * FRAME_SIZE);
-            if is_empty {
-                memory.write(slot.table, index, value);
-            } else {
-                fill(memory, Slot { index, ..slot }, value)?;
-            }
+            fill(memory, Slot { index, ..slot }, value)?;
         }
         Ok(())
     }
