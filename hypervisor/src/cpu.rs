@@ -33,6 +33,8 @@ pub struct Cpu {
     pub guest_deadline: Cell<u64>,
     /// When a write began that hides how long it takes, in counts. Its own.
     pub slot_began: Cell<u64>,
+    /// Whom it wakes waits until its vCPU has had a while. Its own.
+    pub is_patient: Cell<bool>,
     /// The VM and vCPU whose TLB entries it last made, as `VTTBR_EL2` and the vCPU's number.
     pub last_context: Cell<(u64, u16)>,
     /// It sleeps with a guest loaded that waits for an interrupt.
@@ -64,6 +66,7 @@ impl Cpu {
             slice_end: Cell::new(u64::MAX),
             guest_deadline: Cell::new(u64::MAX),
             slot_began: Cell::new(0),
+            is_patient: Cell::new(false),
             last_context: Cell::new((0, 0)),
             sleeps_in_place: AtomicBool::new(false),
             sleepers: SpinLock::new(Rank::Scheduler, Sleepers::new()),

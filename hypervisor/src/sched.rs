@@ -148,7 +148,13 @@ pub fn wake(entity: EntityId) {
     }) else {
         return;
     };
+    let own = crate::cpu::this();
     let cpu = match kick {
+        Kick::Preempt(cpu) if cpu == own.id && own.is_patient.get() => {
+            let soon = timer::now() + host::counts(model_scheduler::MIN_SLICE);
+            own.slice_end.set(own.slice_end.get().min(soon));
+            return set_alarm(own);
+        }
         Kick::Idle(cpu) | Kick::Preempt(cpu) => host::cpu(cpu.0),
         // A CPU whose guest sleeps in place looks busy to the queue, and is not.
         Kick::None => host::cpus()
@@ -158,6 +164,19 @@ pub fn wake(entity: EntityId) {
     if let Some(cpu) = cpu {
         cpu.poke();
     }
+}
+
+/// Does what may wake others without giving them this CPU at once: they have it when its vCPU waits
+/// or has had a while more, so that what it does for them comes in batches. Idle CPUs are told at once.
+pub fn patiently(work: impl FnOnce()) {
+    let before = crate::cpu::this().is_patient.replace(true);
+    work();
+    crate::cpu::this().is_patient.set(before);
+}
+
+/// Whether this CPU is at such work.
+pub fn is_patient() -> bool {
+    crate::cpu::this().is_patient.get()
 }
 
 /// An idle CPU of another node, which may steal what waits at `node`.

@@ -7,6 +7,7 @@
 
 pub mod counted;
 pub mod initramfs;
+mod network;
 pub mod table;
 
 use crate::{
@@ -42,17 +43,33 @@ const MEMORY_MAX: Duration = Duration::from_mins(2);
 /// Where the figures are kept.
 const SPECIFICATION: &str = "SPECIFICATION.md";
 
+/// What is said where a run and its repetition differ.
+const DISAGREED: &str = "A REPEATED RUN GAVE OTHER BYTES";
+
 /// What was measured: the tables, and what else is worth a line.
 struct Report {
     tables: Vec<Table>,
     notes: Vec<String>,
 }
 
-/// Measures and prints; with `write`, also puts the tables into SPECIFICATION.md. Gives whether
-/// it could be measured and repeated runs agreed.
-pub fn run(write: bool) -> bool {
-    let mut steps = Steps::new(6, directory().join("logs"));
-    let Some((report, agreed)) = measure(&mut steps) else {
+/// Measures all, or only the network, and prints; with `write`, also puts the tables into
+/// SPECIFICATION.md. Gives whether it could be measured and repeated runs agreed.
+pub fn run(only_network: bool, write: bool) -> bool {
+    let count = if only_network { 3 } else { 7 };
+    let mut steps = Steps::new(count, directory().join("logs"));
+    let rows: Rows = match toml::from_str(include_str!("../../bench/figures.toml")) {
+        Ok(rows) => rows,
+        Err(error) => {
+            print_line(&format!("bench/figures.toml: {error}"));
+            return false;
+        }
+    };
+    let measured = if only_network {
+        network_only(&mut steps, &rows)
+    } else {
+        measure(&mut steps, &rows)
+    };
+    let Some((report, agreed)) = measured else {
         return false;
     };
     for table in &report.tables {
@@ -71,34 +88,39 @@ pub fn run(write: bool) -> bool {
     agreed && kept.is_some()
 }
 
-fn measure(steps: &mut Steps) -> Option<(Report, bool)> {
-    let rows: Rows = match toml::from_str(include_str!("../../bench/figures.toml")) {
-        Ok(rows) => rows,
-        Err(error) => {
-            print_line(&format!("bench/figures.toml: {error}"));
-            return None;
-        }
-    };
+fn network_only(steps: &mut Steps, rows: &Rows) -> Option<(Report, bool)> {
     steps.run("build", build)?;
-    let nano = steps.run("nano", |step| entries(step, &rows))?;
+    let network = steps.run("network", |step| network::measure(step, rows))?;
+    let report = Report {
+        tables: vec![network.table],
+        notes: if network.agreed {
+            Vec::new()
+        } else {
+            vec![DISAGREED.to_owned()]
+        },
+    };
+    Some((report, network.agreed))
+}
+
+fn measure(steps: &mut Steps, rows: &Rows) -> Option<(Report, bool)> {
+    steps.run("build", build)?;
+    let nano = steps.run("nano", |step| entries(step, rows))?;
     let one = steps.run("Linux with one CPU", |step| {
-        linux(step, &rows, 1, "linux-1cpu")
+        linux(step, rows, 1, "linux-1cpu")
     })?;
     let two = steps.run("Linux with two CPUs", |step| {
-        linux(step, &rows, 2, "linux-2cpu")
+        linux(step, rows, 2, "linux-2cpu")
     })?;
-    let memory = steps.run("memory", |step| memory(step, &rows, &one.run.log))?;
-    let runs = [nano, one, two];
+    let network = steps.run("network", |step| network::measure(step, rows))?;
+    let memory = steps.run("memory", |step| memory(step, rows, &one.log))?;
+    let runs = [nano, one, two, network];
     let agreed = runs.iter().all(|measured| measured.agreed);
     let mut notes = vec![if agreed {
         "each run was repeated and gave the same bytes".to_owned()
     } else {
-        "A REPEATED RUN GAVE OTHER BYTES".to_owned()
+        DISAGREED.to_owned()
     }];
-    notes.extend(
-        runs.iter()
-            .map(|measured| exits(measured.table.name, &measured.run)),
-    );
+    notes.extend(runs.iter().filter_map(exits));
     let tables = runs
         .into_iter()
         .map(|measured| measured.table)
@@ -152,16 +174,18 @@ pub fn linux_program(step: &Step<'_>) -> Outcome {
         "build --release --manifest-path bench/linux/Cargo.toml",
     ))?;
     let program = assets::target().join("linux/aarch64-unknown-linux-gnu/release/bench_linux");
-    let archive = initramfs::archive(&program, &cached(&format!("kernels/{KERNEL}"))?)?;
+    let archive = initramfs::archive(&program, &cached(&format!("kernels/{KERNEL}"))?, None)?;
     fs::create_dir_all(directory())
         .and_then(|()| fs::write(initrd(), archive))
         .map_err(|error| format!("cannot write {}: {error}", initrd().display()))
 }
 
-/// A table, the run it is from, and whether a second run was the same.
+/// A table, what EL2 said and counted in the run that it is from, and whether a second run was the
+/// same.
 struct Measured {
     table: Table,
-    run: Run,
+    log: String,
+    exits: Vec<(&'static str, u64)>,
     agreed: bool,
 }
 
@@ -209,7 +233,12 @@ fn entries(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
         &mut ours,
     )?;
     let table = Table::new("entries", Unit::Instructions, &rows.entry, &bare, &ours);
-    Ok(Measured { table, run, agreed })
+    Ok(Measured {
+        table,
+        log: run.log,
+        exits: run.exits,
+        agreed,
+    })
 }
 
 /// Linux on a bare machine, and in a VM alone on a machine with as many CPUs.
@@ -237,7 +266,12 @@ fn linux(step: &mut Step<'_>, rows: &Rows, cpus: u32, name: &'static str) -> Out
     )?;
     ours.extend(own_start(&run.log).map(|ns| ("own_start".to_owned(), ns)));
     let table = Table::new(name, Unit::Times, &rows.linux, &bare, &ours);
-    Ok(Measured { table, run, agreed })
+    Ok(Measured {
+        table,
+        log: run.log,
+        exits: run.exits,
+        agreed,
+    })
 }
 
 /// The figures `keys` of `ours` are from memory that idle CPUs had zeroed, as is usual: they become
@@ -380,14 +414,15 @@ fn free(machine: &Machine) -> Outcome<u64> {
     Ok(machine.nodes()?.iter().map(|node| node.free).sum())
 }
 
-/// A line about a run's exits.
-fn exits(name: &str, run: &Run) -> String {
-    let all: Vec<String> = run
+/// A line about a run's exits, where they were counted.
+fn exits(measured: &Measured) -> Option<String> {
+    let all: Vec<String> = measured
         .exits
         .iter()
         .map(|(class, count)| format!("{class} {count}"))
         .collect();
-    format!("exits of {name}: {}", all.join(", "))
+    let name = measured.table.name;
+    (!all.is_empty()).then(|| format!("exits of {name}: {}", all.join(", ")))
 }
 
 /// Writes the CSV files and, where asked, the tables in SPECIFICATION.md.
@@ -409,8 +444,10 @@ fn keep(report: &Report, write: bool) -> Outcome {
         .iter()
         .map(|note| format!("- {note}"))
         .collect();
-    let notes = notes.join("\n") + "\n";
-    text = replace_between(&text, "notes", &notes)?;
+    if !notes.is_empty() {
+        let notes = notes.join("\n") + "\n";
+        text = replace_between(&text, "notes", &notes)?;
+    }
     fs::write(&path, text).map_err(|error| format!("cannot write {SPECIFICATION}: {error}"))
 }
 

@@ -7,7 +7,7 @@ mod crowd;
 mod density;
 mod footprint;
 mod hiding;
-mod lab;
+pub mod lab;
 pub mod plot;
 mod real_work;
 mod scaling;

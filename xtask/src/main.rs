@@ -40,6 +40,9 @@ enum Task {
     },
     /// Print what entries into the hypervisor cost, beside what they cost the peers
     Bench {
+        /// Measure TCP between two VMs only
+        #[arg(long)]
+        network: bool,
         /// Put the figures into SPECIFICATION.md, too
         #[arg(long)]
         write: bool,
@@ -84,7 +87,7 @@ fn main() -> ExitCode {
         Task::Build => build(),
         Task::Test => gate::run(),
         Task::Demo { keep } => demo::run(keep),
-        Task::Bench { write } => bench::run(write),
+        Task::Bench { network, write } => bench::run(network, write),
         Task::BenchSharing {
             experiments,
             built,

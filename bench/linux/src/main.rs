@@ -9,6 +9,7 @@ mod clock;
 mod console;
 mod disk;
 mod memory;
+mod network;
 mod process;
 mod reading;
 mod wake;
@@ -44,6 +45,7 @@ fn main() {
             }
             let _ = reboot(RebootCommand::PowerOff);
         }
+        Some(network::NETWORK) => talk(),
         _ => {
             if let Err(why) = run(started) {
                 println!("bench: failed {why}");
@@ -51,6 +53,22 @@ fn main() {
             // A machine that cannot be powered off is ended by whoever watches it.
             let _ = reboot(RebootCommand::PowerOff);
         }
+    }
+}
+
+/// Plays a role on the network; the machine's first program brings it up, and stays.
+fn talk() {
+    let word = |n| env::args().nth(n).unwrap_or_default();
+    let [role, own, server] = [2, 3, 4].map(word);
+    let is_first = std::process::id() == 1;
+    let up = || start().and_then(|()| network::bring_up(&own));
+    let ready = if is_first { up() } else { Ok(()) };
+    match ready.and_then(|()| network::play(&role, &own, &server)) {
+        Ok(()) => println!("bench: done"),
+        Err(why) => println!("bench: failed {why}"),
+    }
+    if is_first {
+        sleep(Duration::MAX);
     }
 }
 

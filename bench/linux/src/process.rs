@@ -8,7 +8,7 @@ use std::{
 };
 
 /// This program, wherever it was started from.
-const SELF: &str = "/init";
+pub const SELF: &str = "/init";
 /// Argument: do nothing.
 pub const EXIT: &str = "exit";
 /// Argument: send back each byte.

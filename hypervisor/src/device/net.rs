@@ -10,7 +10,7 @@ use super::virtio::update_line;
 use crate::network::{Cable, End, Lan, Route, Scratch};
 use crate::physical::nic;
 use crate::vm::Instance;
-use crate::{housekeeping, network};
+use crate::{housekeeping, network, sched};
 use abi::control::NET_DROP_COUNT;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +30,8 @@ const BYTES_AT_ONCE: u64 = 1 << 20;
 const COMMANDS_AT_ONCE: usize = 16;
 /// How long a sender waits for a receiver without buffers: 1/20 of a second.
 const PATIENCE_PARTS: u64 = 20;
+/// So many frames that were sent are told to a driver that has other things to do.
+const UNTOLD_MAX: u16 = 64;
 
 /// Why a frame is lost, in the order of [`abi::control::NET_DROPS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +198,7 @@ impl Net {
         drop(state);
         match effect {
             Effect::Notify(RECEIVE) | Effect::Reset => self.wake_senders(),
-            Effect::Notify(TRANSMIT) => self.send(vm, n),
+            Effect::Notify(TRANSMIT) => sched::patiently(|| self.send(vm, n)),
             Effect::Live => {
                 self.wake_senders();
                 self.send(vm, n);
@@ -225,6 +227,11 @@ impl Net {
             housekeeping::request_at(until);
         }
         is_due
+    }
+
+    /// The driver has nothing else to do: it is told what was sent.
+    pub fn tell(&self, vm: &Instance, n: usize) {
+        tell(&mut self.state.lock(), vm, n);
     }
 
     /// Whether its rings, or a frame on its way, use a guest frame.
@@ -467,6 +474,10 @@ impl Net {
         });
         match received {
             Received::Done => {
+                if transport.irq_level() {
+                    // One interrupt is for both.
+                    transport.signal_sent(&memory);
+                }
                 state.is_stuck = false;
                 self.note(1, incoming.bytes);
             }
@@ -499,8 +510,18 @@ fn control(state: &mut State, vm: &Instance) {
     }
 }
 
-/// Tells the driver what was sent.
+/// Tells the driver what was sent; or, where it has just asked for that, notes that it is to be told: with
+/// the next frame that it gets, or when one of its vCPUs waits or leaves its CPU.
 fn finish(state: &mut State, vm: &Instance, n: usize) {
+    match state.transport.untold() {
+        1..UNTOLD_MAX if sched::is_patient() && !state.transport.irq_level() => {
+            vm.has_untold.store(true, Ordering::Relaxed);
+        }
+        _ => tell(state, vm, n),
+    }
+}
+
+fn tell(state: &mut State, vm: &Instance, n: usize) {
     state.transport.signal_sent(&vm.memory());
     update_line(&state.transport, vm, n);
 }

@@ -122,6 +122,7 @@ impl Loaded<'_> {
     /// world switch then, and the guest's own timer wakes the CPU.
     #[inline(never)]
     fn idle_in_place(&mut self) -> Flow {
+        self.vm.tell_drivers();
         if self.has_interrupt() {
             return Flow::Resume;
         }

@@ -81,6 +81,7 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
     loaded.load();
     loaded.show_stolen_time();
     let outcome = loaded.run_loaded(arrived);
+    vm.tell_drivers();
     loaded.unload();
     vm.uart.terminal.flush();
     if outcome == Outcome::Off {

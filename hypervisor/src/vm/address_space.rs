@@ -206,13 +206,18 @@ impl AddressSpace {
         let Some((ours, theirs)) = lock_pair(&self.maps, &source.maps) else {
             return 0;
         };
+        // Pieces of two pages each: a page is looked for once.
+        let (mut into, mut out) = (None, None);
         let mut done = 0;
         while done < len {
             let (to, from) = (Ipa(to.0 + done as u64), Ipa(from.0 + done as u64));
-            let (into, out) = (ours.entry(to.frame()), theirs.entry(from.frame()));
-            let plain = into.reasons.is_empty() && !out.reasons.contains(Reasons::ACCESS_SAMPLE);
-            let (Backing::Private(into), Some(out), true) = (into.backing, out.frame(), plain)
-            else {
+            if to.offset() == 0 || done == 0 {
+                into = writable(ours.entry(to.frame()));
+            }
+            if from.offset() == 0 || done == 0 {
+                out = readable(theirs.entry(from.frame()));
+            }
+            let (Some(into), Some(out)) = (into, out) else {
                 break;
             };
             let room = FRAME_SIZE - to.offset().max(from.offset());
@@ -393,6 +398,20 @@ impl AddressSpace {
             windows: self.windows,
         }
     }
+}
+
+/// The frame behind a page that may be written as it is.
+fn writable(entry: Entry) -> Option<Mfn> {
+    match entry.backing {
+        Backing::Private(frame) if entry.reasons.is_empty() => Some(frame),
+        _ => None,
+    }
+}
+
+/// The frame behind a page that may be read as it is.
+fn readable(entry: Entry) -> Option<Mfn> {
+    let is_plain = !entry.reasons.contains(Reasons::ACCESS_SAMPLE);
+    entry.frame().filter(|_| is_plain)
 }
 
 /// A VM's memory on its way back to the pools.

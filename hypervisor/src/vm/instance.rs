@@ -68,6 +68,8 @@ pub struct Instance {
     pub numa: Tally,
     /// Virtual time = physical time - this, in counts.
     time_offset: u64,
+    /// A device has not told its driver yet what it has done.
+    pub has_untold: AtomicBool,
     paused: AtomicBool,
     ending: AtomicBool,
     end: SpinLock<Option<End>>,
@@ -153,6 +155,7 @@ impl Instance {
             paging,
             numa: Tally::default(),
             time_offset: machine_aarch64::timer::now(),
+            has_untold: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             end: SpinLock::new(Rank::Vm, None),
@@ -287,6 +290,24 @@ impl Instance {
         };
         if self.virtio.iter().any(is_due) {
             self.put_off_device_work();
+        }
+    }
+
+    /// A vCPU waits: its drivers are told what their devices have done.
+    #[inline]
+    pub fn tell_drivers(&self) {
+        if self.has_untold.load(Ordering::Relaxed) {
+            self.tell();
+        }
+    }
+
+    #[cold]
+    fn tell(&self) {
+        self.has_untold.store(false, Ordering::Relaxed);
+        for (n, slot) in self.virtio.iter().enumerate() {
+            if let Slot::Net(net) = slot {
+                net.tell(self, n);
+            }
         }
     }
 

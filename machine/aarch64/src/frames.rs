@@ -82,14 +82,14 @@ impl Ram {
         let from = self.pointer(offset, into.len());
         // SAFETY: `from` is RAM for `into.len()` bytes (checked), `into` is EL2's own, and the
         // two do not overlap since Rust owns nothing inside the run.
-        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+        unsafe { bytes_copy(into.as_mut_ptr(), from, into.len() as u64) }
     }
 
     /// Copies bytes in.
     pub fn write(self, offset: u64, from: &[u8]) {
         let to = self.pointer(offset, from.len());
         // SAFETY: as in `read`, with the roles exchanged.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+        unsafe { bytes_copy(to, from.as_ptr(), from.len() as u64) }
     }
 
     /// Copies bytes from another run.

@@ -10,6 +10,7 @@ use core::fmt;
 use core::sync::atomic::{Ordering, fence};
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{Gfn, Ipa};
+use zerocopy::IntoBytes as _;
 
 /// Largest queue that any device here offers.
 pub const MAX_QUEUE_SIZE: u16 = 256;
@@ -26,6 +27,11 @@ const DESC_INDIRECT: u16 = 4;
 const NO_NOTIFY: u16 = 1;
 /// Bytes before the entries of both rings: flags and index.
 const RING_HEADER: u64 = 4;
+/// Bytes of an element of the used ring (virtio 2.7.8).
+const USED_BYTES: u64 = 8;
+/// Entries of a ring, and descriptors, that are read or written at once where there are so many.
+const ENTRIES_AT_ONCE: usize = 16;
+const DESCRIPTORS_AT_ONCE: usize = 8;
 
 /// How a driver broke the rules of a virtqueue or of the request in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +122,7 @@ pub struct Queue {
     seen_avail: u16,
     /// Next used entry to fill.
     next_used: u16,
+    heads: Heads,
     /// Where `next_used` was when the driver was last considered for an interrupt.
     signalled: u16,
     /// The driver was asked to kick for the entry at `next_avail`.
@@ -131,23 +138,49 @@ struct Descriptor {
     next: u16,
 }
 
+/// Available entries that were read: all are ours to take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Heads {
+    first: u16,
+    count: u16,
+    entries: [u16; ENTRIES_AT_ONCE],
+}
+
 /// A descriptor table: the queue's own or an indirect one.
 struct Table {
     start: Ipa,
     entries: u16,
+    /// What was read ahead of an indirect one, whose descriptors follow each other.
+    ahead: Option<Ahead>,
+}
+
+/// Descriptors from `first` on, as they lie in memory.
+#[derive(Default)]
+struct Ahead {
+    first: u16,
+    count: u16,
+    raw: [u128; DESCRIPTORS_AT_ONCE],
 }
 
 impl Table {
-    fn read(&self, memory: &impl GuestMemory, index: u16) -> Result<Descriptor, QueueError> {
+    fn read(&mut self, memory: &impl GuestMemory, index: u16) -> Result<Descriptor, QueueError> {
         if index >= self.entries {
             return Err(QueueError::NoSuchDescriptor);
         }
-        let mut raw = [0; DESCRIPTOR_BYTES as usize];
-        memory.read(
-            Ipa(self.start.0 + DESCRIPTOR_BYTES * u64::from(index)),
-            &mut raw,
-        )?;
-        let raw = u128::from_le_bytes(raw);
+        let at = Ipa(self.start.0 + DESCRIPTOR_BYTES * u64::from(index));
+        let raw = if let Some(ahead) = &mut self.ahead {
+            if index.wrapping_sub(ahead.first) >= ahead.count {
+                let count = usize::from(self.entries - index).min(DESCRIPTORS_AT_ONCE);
+                memory.read(at, ahead.raw[..count].as_mut_bytes())?;
+                (ahead.first, ahead.count) = (index, count as u16);
+            }
+            ahead.raw[usize::from(index - ahead.first)]
+        } else {
+            let mut raw = 0_u128;
+            memory.read(at, raw.as_mut_bytes())?;
+            raw
+        };
+        let raw = u128::from_le(raw);
         let segment = Segment {
             ipa: Ipa(raw as u64),
             len: (raw >> 64) as u32,
@@ -171,6 +204,7 @@ impl Table {
         Ok(Self {
             start: ipa,
             entries: entries as u16,
+            ahead: Some(Ahead::default()),
         })
     }
 }
@@ -230,8 +264,7 @@ impl Queue {
             return Ok(false);
         }
         self.mute_kicks(memory)?;
-        let slot = u64::from(self.next_avail & (self.size - 1));
-        let head = memory.read_u16(Ipa(self.driver.0 + RING_HEADER + 2 * slot))?;
+        let head = self.head(memory)?;
         match self.walk(memory, head, chain) {
             Err(QueueError::Memory(GuestMemoryError::Away(_))) => return Ok(false),
             walked => walked?,
@@ -255,33 +288,33 @@ impl Queue {
         head: u16,
         len: u32,
     ) -> Result<(), QueueError> {
-        self.stage_used(memory, 0, head, len)?;
-        self.publish_used(memory, 1)
+        self.push_all(memory, &[(head, len)])
     }
 
-    /// Prepares the used element that is `ahead` of the next one; the driver does not look at it yet.
-    pub(crate) fn stage_used(
-        &self,
-        memory: &impl GuestMemory,
-        ahead: u16,
-        head: u16,
-        len: u32,
-    ) -> Result<(), QueueError> {
-        let slot = u64::from(self.next_used.wrapping_add(ahead) & (self.size - 1));
-        let element = u64::from(len) << 32 | u64::from(head);
-        let at = Ipa(self.device.0 + RING_HEADER + 8 * slot);
-        Ok(memory.write(at, &element.to_le_bytes())?)
-    }
-
-    /// Gives the driver the next `count` elements, which were staged.
-    pub(crate) fn publish_used(
+    /// Gives several chains back at once, each by its head and the bytes written.
+    pub(crate) fn push_all(
         &mut self,
         memory: &impl GuestMemory,
-        count: u16,
+        mut chains: &[(u16, u32)],
     ) -> Result<(), QueueError> {
-        self.next_used = self.next_used.wrapping_add(count);
+        let mut next = self.next_used;
+        while !chains.is_empty() {
+            let slot = next & (self.size - 1);
+            let room = usize::from(self.size - slot).min(ENTRIES_AT_ONCE);
+            let (now, later) = chains.split_at(room.min(chains.len()));
+            let mut elements = [0; ENTRIES_AT_ONCE];
+            for (element, (head, len)) in elements.iter_mut().zip(now) {
+                *element = (u64::from(*len) << 32 | u64::from(*head)).to_le();
+            }
+            let at = Ipa(self.device.0 + RING_HEADER + USED_BYTES * u64::from(slot));
+            memory.write(at, elements[..now.len()].as_bytes())?;
+            next = next.wrapping_add(now.len() as u16);
+            chains = later;
+        }
+        // The index makes the driver look at them.
         fence(Ordering::Release);
-        Ok(memory.write_u16(Ipa(self.device.0 + 2), self.next_used)?)
+        self.next_used = next;
+        Ok(memory.write_u16(Ipa(self.device.0 + 2), next)?)
     }
 
     /// Takes back that the last `count` chains were taken: they are the next ones again.
@@ -307,6 +340,11 @@ impl Queue {
         Ok(self.next_used.wrapping_sub(event).wrapping_sub(1) < pushed)
     }
 
+    /// How many chains were given back since [`Self::needs_interrupt`] was last asked.
+    pub(crate) fn unsignalled(&self) -> u16 {
+        self.next_used.wrapping_sub(self.signalled)
+    }
+
     /// Whether there is an entry to take; asks for a kick and looks again before it says no.
     fn has_available(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
         if self.next_avail != self.seen_avail || self.look(memory)? {
@@ -326,6 +364,22 @@ impl Queue {
         // The wish must be visible before the index is read again, or both sides sleep.
         fence(Ordering::SeqCst);
         self.look(memory)
+    }
+
+    /// The head at `next_avail`, which the driver has made available.
+    fn head(&mut self, memory: &impl GuestMemory) -> Result<u16, QueueError> {
+        let ahead = self.next_avail.wrapping_sub(self.heads.first);
+        if ahead < self.heads.count {
+            return Ok(u16::from_le(self.heads.entries[usize::from(ahead)]));
+        }
+        let slot = self.next_avail & (self.size - 1);
+        let available = self.seen_avail.wrapping_sub(self.next_avail);
+        let count = usize::from(available.min(self.size - slot)).min(ENTRIES_AT_ONCE);
+        self.heads.count = 0;
+        let at = Ipa(self.driver.0 + RING_HEADER + 2 * u64::from(slot));
+        memory.read(at, self.heads.entries[..count].as_mut_bytes())?;
+        (self.heads.first, self.heads.count) = (self.next_avail, count as u16);
+        Ok(u16::from_le(self.heads.entries[0]))
     }
 
     /// Reads the driver's index.
@@ -365,6 +419,7 @@ impl Queue {
         let mut table = Table {
             start: self.descriptors,
             entries: self.size,
+            ahead: None,
         };
         let mut may_enter = self.features.indirect;
         let mut index = head;

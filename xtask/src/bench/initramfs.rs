@@ -53,11 +53,11 @@ impl Archive {
 }
 
 /// The archive that starts `init`, with the kernel's modules and their load order, as the asset
-/// cache keeps them in `kernel`.
+/// cache keeps them in `kernel`, and where there is a `busybox`, with that.
 ///
 /// # Errors
 /// A file cannot be read.
-pub fn archive(init: &Path, kernel: &Path) -> Outcome<Vec<u8>> {
+pub fn archive(init: &Path, kernel: &Path, busybox: Option<&Path>) -> Outcome<Vec<u8>> {
     let read = |path: &Path| {
         fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
     };
@@ -67,6 +67,9 @@ pub fn archive(init: &Path, kernel: &Path) -> Outcome<Vec<u8>> {
         archive.add(directory, DIRECTORY, &[]);
     }
     archive.add("init", PROGRAM, &read(init)?);
+    if let Some(busybox) = busybox {
+        archive.add("busybox", PROGRAM, &read(busybox)?);
+    }
     archive.add("modules.order", FILE, &order);
     for module in String::from_utf8_lossy(&order).lines() {
         let path = format!("modules/{module}");

@@ -39,6 +39,8 @@ pub struct Rows {
     pub memory: Vec<Row>,
     /// Steps of sharing, in instructions per page.
     pub sharing: Vec<Row>,
+    /// TCP between two VMs beside loopback in one, in instructions, with aims as ratios.
+    pub network: Vec<Row>,
 }
 
 /// How the figures of a table are shown.
@@ -50,16 +52,23 @@ pub enum Unit {
     Times,
     /// KiB: there is no bare machine.
     Kib,
+    /// Instructions between two VMs: the aim is for the ratio to those in one.
+    Beside,
 }
 
 impl Unit {
     fn show(self, value: f64) -> String {
         match self {
             Self::Instructions => format!("{value:.1}"),
-            Self::Kib => format!("{value:.0}"),
+            Self::Kib | Self::Beside => format!("{value:.0}"),
             Self::Times if value < 1e6 => format!("{value:.0} ns"),
             Self::Times => format!("{:.2} ms", value / 1e6),
         }
+    }
+
+    /// Whether the aim is for the ratio.
+    fn is_ratio(self) -> bool {
+        matches!(self, Self::Times | Self::Beside)
     }
 
     fn head(self) -> &'static [&'static str] {
@@ -84,6 +93,16 @@ impl Unit {
                 "",
             ],
             Self::Kib => &["KiB", "Underpin", "aim", "Xen", "KVM", ""],
+            Self::Beside => &[
+                "instructions",
+                "loopback in one VM",
+                "between two VMs",
+                "ratio",
+                "aim",
+                "Xen",
+                "KVM",
+                "",
+            ],
         }
     }
 }
@@ -193,18 +212,14 @@ fn aligned(cells: &[String], widths: &[usize]) -> String {
 impl Line {
     fn new(unit: Unit, row: &Row, bare: Option<f64>, ours: f64) -> Self {
         let ratio = bare.map(|bare| ours / bare);
-        let judged = if unit == Unit::Times {
-            ratio
-        } else {
-            Some(ours)
-        };
+        let judged = if unit.is_ratio() { ratio } else { Some(ours) };
         let missed = row.aim.zip(judged).is_some_and(|(aim, value)| value > aim);
         let mut cells = vec![row.what.clone()];
         if unit != Unit::Kib {
             cells.push(bare.map_or_else(String::new, |bare| unit.show(bare)));
         }
         cells.push(unit.show(ours));
-        if unit == Unit::Times {
+        if unit.is_ratio() {
             cells.push(ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}")));
         }
         cells.push(row.aim.map_or_else(String::new, |aim| format!("<= {aim}")));
@@ -246,7 +261,8 @@ mod tests {
     fn table() -> Table {
         let rows = "[[entry]]\nkey = 'a'\nwhat = 'first'\naim = 1.5\nxen = '2'\n[[entry]]\nkey = 'b'\nwhat = 'second'\naim = 1\n\
             [[entry]]\nkey = 'c'\nwhat = 'against'\nagainst = 'a'\n[[entry]]\nkey = 'd'\nwhat = 'never measured'\n\
-            [[linux]]\nkey = 'a'\nwhat = 'a'\n[[memory]]\nkey = 'a'\nwhat = 'a'\n[[sharing]]\nkey = 'a'\nwhat = 'a'\n";
+            [[linux]]\nkey = 'a'\nwhat = 'a'\n[[memory]]\nkey = 'a'\nwhat = 'a'\n[[sharing]]\nkey = 'a'\nwhat = 'a'\n\
+            [[network]]\nkey = 'a'\nwhat = 'a'\n";
         let rows: Rows = toml::from_str(rows).unwrap();
         let figures = |list: &[(&str, f64)]| {
             list.iter()

@@ -92,15 +92,13 @@ impl Transport<Net> {
 
     /// Hands all buffers to the driver at once: it looks for the others when it finds the first.
     fn give(&mut self, memory: &impl GuestMemory, needed: u32) -> Result<(), QueueError> {
-        let queue = &mut self.queues[usize::from(RECEIVE)];
-        let taken = &self.device.buffers.taken;
+        let taken = &mut self.device.buffers.taken;
         let mut left = needed;
-        for (n, (head, bytes)) in taken.iter().enumerate() {
-            let used = left.min(*bytes);
-            left -= used;
-            queue.stage_used(memory, n as u16, *head, used)?;
+        for (_, bytes) in taken.iter_mut() {
+            *bytes = left.min(*bytes);
+            left -= *bytes;
         }
-        queue.publish_used(memory, taken.len() as u16)
+        self.queues[usize::from(RECEIVE)].push_all(memory, taken)
     }
 }
 

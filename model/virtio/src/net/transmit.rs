@@ -114,6 +114,11 @@ impl Transport<Net> {
         self.settle(pushed);
     }
 
+    /// How many frames were sent that the driver was not told of.
+    pub fn untold(&self) -> u16 {
+        self.queues[usize::from(TRANSMIT)].unsignalled()
+    }
+
     /// Tells the driver of all frames that were sent, if it wants to know.
     pub fn signal_sent(&mut self, memory: &impl GuestMemory) {
         self.signal(memory, usize::from(TRANSMIT));

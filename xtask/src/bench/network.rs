@@ -1,0 +1,100 @@
+//! Two programs that talk by TCP, in two VMs on a switch, beside the same two in one VM.
+//!
+//! The machine has one CPU, so that all that is done for a byte, on both sides and at EL2, is done
+//! one after the other, and the time that it takes is a count of instructions.
+
+use super::{
+    KERNEL, LINUX_ARGS, Measured, cached, directory, figures,
+    initramfs::archive,
+    table::{Figures, Rows, Table, Unit},
+};
+use crate::{
+    bench_sharing::lab::Lab,
+    step::{Outcome, Step},
+};
+use std::{fs, path::PathBuf};
+use tests_boot::assets;
+
+/// An instruction takes so many nanoseconds.
+const NS: f64 = 2.0;
+
+/// What runs on the machine: the file of each VM.
+struct Talk {
+    name: &'static str,
+    vms: Vec<String>,
+    /// The VM that asks, and prints what it took.
+    asker: &'static str,
+}
+
+/// Measures each stream and request twice; the same files must give the same bytes.
+///
+/// # Errors
+/// A VM does not do its work.
+pub fn measure(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
+    let program = assets::target().join("linux/aarch64-unknown-linux-gnu/release/bench_linux");
+    let kernel = cached(&format!("kernels/{KERNEL}"))?;
+    let archive = archive(&program, &kernel, Some(&cached("busybox")?))?;
+    fs::write(initrd(), archive)
+        .map_err(|error| format!("cannot write {}: {error}", initrd().display()))?;
+    step.doing("in one VM");
+    let (loopback, mut agreed) = Talk::in_one()?.twice()?;
+    step.doing("between two VMs");
+    let (ours, same) = Talk::between_two()?.twice()?;
+    agreed &= same;
+    let table = Table::new("network", Unit::Beside, &rows.network, &loopback, &ours);
+    Ok(Measured {
+        table,
+        exits: Vec::new(),
+        log: String::new(),
+        agreed,
+    })
+}
+
+fn initrd() -> PathBuf {
+    directory().join("network.cpio")
+}
+
+/// The file of a VM whose first program has a role in the network.
+fn vm(name: &str, role: &str, net: &str) -> Outcome<String> {
+    let kernel = cached(&format!("kernels/{KERNEL}/vmlinuz"))?;
+    Ok(format!(
+        "name = '{name}'\nmemory = '256MiB'\n{net}[boot]\nkernel = '{}'\ninitrd = '{}'\nargs = '{LINUX_ARGS} -- network {role}'\n",
+        kernel.display(),
+        initrd().display(),
+    ))
+}
+
+impl Talk {
+    fn in_one() -> Outcome<Self> {
+        Ok(Self {
+            name: "loopback",
+            vms: vec![vm("both", "both 127.0.0.1", "")?],
+            asker: "both",
+        })
+    }
+
+    fn between_two() -> Outcome<Self> {
+        let net = "[[net]]\nswitch = 'lan'\n";
+        let server = vm("server", "serve 10.0.0.1", net)?;
+        let asker = vm("asker", "ask 10.0.0.2 10.0.0.1", net)?;
+        Ok(Self {
+            name: "two-vms",
+            vms: vec![server, asker],
+            asker: "asker",
+        })
+    }
+
+    /// The instructions that the asker counted, and whether it counted as many again.
+    fn twice(&self) -> Outcome<(Figures, bool)> {
+        let (first, again) = (self.once()?, self.once()?);
+        let agreed = first == again;
+        let counted = first.into_iter().map(|(key, ns)| (key, ns / NS));
+        Ok((counted.collect(), agreed))
+    }
+
+    fn once(&self) -> Outcome<Figures> {
+        let mut lab = Lab::start(self.name, "2G", &self.vms)?;
+        lab.await_all(&[self.asker], "bench: done")?;
+        figures("bench:", 0, lab.console(self.asker))
+    }
+}
