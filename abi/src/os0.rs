@@ -34,7 +34,8 @@ pub const BUSY: u64 = 1;
 /// X1 is [`REVISION`], X2 EL2's version (major in bits 31:16, minor in 15:0), X3 and X4 where the
 /// memory lies that it keeps and how many bytes, X5 the CPU's list registers, X6 how many bits of an
 /// address stage 2 reaches, X7 how many a physical address has, X8 the GIC's architecture version,
-/// X9 [`flag`]s, X10 the refusal that ATTACH would answer here now, or zero.
+/// X9 [`flag`]s, X10 the refusal that ATTACH would answer here now, or zero, X11 the highest shared
+/// interrupt.
 pub const FACTS: u32 = 0xc600_0043;
 
 /// The ID registers of the CPU that asks, as EL2 reads them: X1 to X16 are those of
@@ -98,6 +99,8 @@ pub const LEND: u32 = 0xc600_0050;
 pub const REPAY: u32 = 0xc600_0051;
 
 /// EL2 readies all that is lent for VMs. X1 is where a bundle lies in it, which it reads; X2 its bytes.
+/// X3 is where the area of disks lies that OS-0 serves ([`crate::served`]), or zero; X4 the shared
+/// interrupt that tells OS-0 of a request.
 pub const OPEN: u32 = 0xc600_0052;
 
 /// EL2 forgets all VMs, none of which may run, and what it made of lent memory.
@@ -113,7 +116,11 @@ pub const TELL: u32 = 0xc600_0055;
 /// Bytes of EL2's control port, at most X2 of them to X1, in one page: how many there were.
 pub const HEAR: u32 = 0xc600_0056;
 
-/// Answers of [`REPAY`].
+/// OS-0 has answered requests to disks that it serves: EL2 takes one answer, and says [`MORE`] if there
+/// was one, or [`DONE`].
+pub const SERVED: u32 = 0xc600_0057;
+
+/// Answers of [`REPAY`] and [`SERVED`].
 pub const DONE: u64 = 0;
 /// See [`DONE`].
 pub const MORE: u64 = 1;
@@ -166,6 +173,8 @@ pub enum Refusal {
     NotCovered = 21,
     /// Memory is lent.
     Lent = 22,
+    /// What is to tell OS-0 is no shared interrupt of the machine.
+    NoInterrupt = 23,
 }
 
 impl Refusal {

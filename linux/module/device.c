@@ -27,8 +27,8 @@
 /* b3ad1d54-6cf5-4a5c-9a3c-2f1f4f0b7d26, as SMCCC returns it. */
 static const u32 uid[4] = { 0x541dadb3, 0x5c4af56c, 0x1f2f3c9a, 0x267d0b4f };
 
-/* The most bytes of a request, and of an answer. */
-#define REQUEST_MAX 128
+/* The most bytes of a request, which may name a file, and of an answer. */
+#define REQUEST_MAX (PATH_MAX + 64)
 #define ANSWER_MAX (64 << 10)
 
 static const struct {
@@ -104,14 +104,16 @@ static int underpin_release(struct inode *inode, struct file *file)
 
 static ssize_t underpin_write(struct file *file, const char __user *from, size_t size, loff_t *at)
 {
-	char words[REQUEST_MAX] = "";
+	char *words;
 	int error;
 
-	if (size >= sizeof(words))
+	if (size >= REQUEST_MAX)
 		return -EINVAL;
-	if (copy_from_user(words, from, size))
-		return -EFAULT;
+	words = memdup_user_nul(from, size);
+	if (IS_ERR(words))
+		return PTR_ERR(words);
 	error = serve(file->private_data, strim(words));
+	kfree(words);
 	/* The answer is read from its beginning. */
 	*at = 0;
 	return error ? error : size;
@@ -202,15 +204,22 @@ static int __init underpin_init(void)
 	error = control_init();
 	if (error)
 		return error;
-	error = misc_register(&device);
+	error = disks_init();
 	if (error)
-		control_exit();
+		goto no_disks;
+	error = misc_register(&device);
+	if (!error)
+		return 0;
+	disks_exit();
+no_disks:
+	control_exit();
 	return error;
 }
 
 static void __exit underpin_exit(void)
 {
 	misc_deregister(&device);
+	disks_exit();
 	control_exit();
 }
 

@@ -27,6 +27,8 @@
 
 static unsigned long first, pages;
 static atomic_long_t answer_of_all;
+/* Whether the control channel is open. */
+static atomic_t has_listener;
 
 static long ask(u32 function, unsigned long one, unsigned long two)
 {
@@ -143,6 +145,7 @@ static long share(bool on)
 /* The memory is this system's again. */
 static void give_up_loan(void)
 {
+	disks_end();
 	mark(false);
 	release();
 	cpu_hotplug_enable();
@@ -162,6 +165,20 @@ static long reclaim(void)
 }
 
 static long repay(void);
+
+/* VMs are made of the loan; they may use disks that this system serves. */
+static long open_loan(long bundle)
+{
+	struct arm_smccc_1_2_regs regs = { .a0 = UNDERPIN_OPEN };
+	u32 bell;
+
+	regs.a1 = PFN_PHYS(first);
+	regs.a2 = bundle;
+	regs.a3 = disks_begin(&bell);
+	regs.a4 = bell;
+	arm_smccc_1_2_hvc(&regs, &regs);
+	return regs.a0;
+}
 
 /* Lends so many MiB, which begin with the bundle in that file, and shares all CPUs with its VMs. */
 static long lend(unsigned int mib, const char *path)
@@ -192,7 +209,7 @@ static long lend(unsigned int mib, const char *path)
 		give_up_loan();
 		return answer;
 	}
-	answer = ask(UNDERPIN_OPEN, PFN_PHYS(first), bundle);
+	answer = open_loan(bundle);
 	if (!answer)
 		answer = share(true);
 	if (answer)
@@ -217,15 +234,20 @@ static long repay(void)
 	return reclaim();
 }
 
-/* "lend MIB [BUNDLE]" */
+unsigned long lent_bytes(void)
+{
+	return pages * PAGE_SIZE;
+}
+
+/* "lend MIB [BUNDLE]": the file's name is all that follows. */
 int serve_lend(struct answer *answer, char *words)
 {
 	unsigned int mib;
-	char path[100] = "";
+	int length = 0;
 
-	if (sscanf(words, "%u %99s", &mib, path) < 1)
+	if (sscanf(words, "%u %n", &mib, &length) < 1)
 		return -EINVAL;
-	return tell(answer, lend(mib, path));
+	return tell(answer, lend(mib, words + length));
 }
 
 int serve_repay(struct answer *answer, char *words)
@@ -233,18 +255,24 @@ int serve_repay(struct answer *answer, char *words)
 	return tell(answer, repay());
 }
 
-/* A page through which bytes go; each open file has its own. */
+/* A page through which bytes go. Whoever has the file open has all that is said. */
 static int control_open(struct inode *inode, struct file *file)
 {
 	if (!capable(CAP_SYS_ADMIN))
 		return -EPERM;
+	if (atomic_cmpxchg(&has_listener, 0, 1))
+		return -EBUSY;
 	file->private_data = (void *)get_zeroed_page(GFP_KERNEL);
-	return file->private_data ? 0 : -ENOMEM;
+	if (file->private_data)
+		return 0;
+	atomic_set(&has_listener, 0);
+	return -ENOMEM;
 }
 
 static int control_release(struct inode *inode, struct file *file)
 {
 	free_page((unsigned long)file->private_data);
+	atomic_set(&has_listener, 0);
 	return 0;
 }
 

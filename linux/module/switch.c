@@ -28,7 +28,7 @@ static const char *const refusals[] = {
 	"none", "interrupts-open", "handling-interrupt", "too-few-list-registers", "late",
 	"wrong-number", "already-attached", "not-attached", "elsewhere", "memory-out-of-reach",
 	"injected", "no-blocks", "not-memory", "lent-already", "too-many-loans", "not-lent",
-	"in-use", "not-open", "too-little", "vms-run", "cpus-off", "not-covered", "lent",
+	"in-use", "not-open", "too-little", "vms-run", "cpus-off", "not-covered", "lent", "no-interrupt",
 };
 
 const char *refusal_name(long answer)
@@ -190,10 +190,10 @@ int serve_status(struct answer *answer, char *words)
 	regs = underpin_call(UNDERPIN_STATUS, 0, 0);
 	put_cpu();
 	say(answer,
-	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"counts\":%ld,\"refusal\":\"%s\",\"dma\":\"open\"}\n",
+	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"counts\":%ld,\"refusal\":\"%s\",\"lent\":%lu,\"dma\":\"open\"}\n",
 	    regs.a1 ? "attached" : "detached", (u64)regs.a4, num_online_cpus(), cpu, (u64)regs.a2,
 	    (u64)regs.a3, switches, retries,
-	    atomic_long_read(&counts), last);
+	    atomic_long_read(&counts), last, lent_bytes());
 	return 0;
 }
 

@@ -24,6 +24,7 @@
 #define UNDERPIN_SHARE 0xc6000054
 #define UNDERPIN_TELL 0xc6000055
 #define UNDERPIN_HEAR 0xc6000056
+#define UNDERPIN_SERVED 0xc6000057
 #define UNDERPIN_BUSY 1
 #define UNDERPIN_MORE 1
 #define UNDERPIN_FIRST_REFUSAL (-0x100)
@@ -58,9 +59,18 @@ int serve_repay(struct answer *answer, char *words);
 /* Keeps an outcome as the last, says how things stand, and gives what the request ends with. */
 int tell(struct answer *answer, long result);
 
+/* The memory that is lent. */
+unsigned long lent_bytes(void);
+
 /* /dev/underpin-control. */
 int control_init(void);
 void control_exit(void);
+
+/* /dev/underpin-disks, and what of it the hypervisor gets while memory is lent. */
+int disks_init(void);
+void disks_exit(void);
+unsigned long disks_begin(u32 *intid);
+void disks_end(void);
 
 /* Calls EL2 on the executing CPU with up to two arguments. */
 static inline struct arm_smccc_1_2_regs underpin_call(u32 function, u64 first, u64 second)

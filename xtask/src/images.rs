@@ -74,14 +74,17 @@ pub fn plugin(step: &Step<'_>) -> Outcome {
 }
 
 /// Builds the command for OS-0, a static arm64 program:
-/// `target/linux/aarch64-unknown-linux-gnu/release/underpin-os0`.
+/// `target/linux/aarch64-unknown-linux-gnu/release/underpin`.
 ///
 /// # Errors
 /// As cargo says.
 pub fn os0_command(step: &Step<'_>) -> Outcome {
     step.doing("building the underpin command for OS-0");
-    step.command(&mut cargo("linux", "build --release -p tools_os0"))
-        .map(drop)
+    step.command(&mut cargo(
+        "linux",
+        "build --release -p underpin --config profile.release.strip=true",
+    ))
+    .map(drop)
 }
 
 /// All five.

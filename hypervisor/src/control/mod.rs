@@ -6,7 +6,7 @@ pub mod port;
 mod recount;
 
 use crate::vm::{self, Refusal};
-use crate::{frames, heap, host, regions, trace};
+use crate::{frames, heap, host, os0, regions, trace};
 use abi::Text;
 use abi::control::{
     CpuStatus, EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION,
@@ -162,6 +162,14 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         Request::Events(request) => trace::read(&request, &mut answer)?,
         Request::Recount(from) => {
             answer.push(&recount::go_on(from));
+        }
+        Request::PowerOff if os0::is_here() => {
+            let sentence = "the machine is not the hypervisor's: end its VMs";
+            return Err(Refusal::new(
+                code::WRONG_STATE,
+                0,
+                format_args!("{sentence}"),
+            ));
         }
         Request::PowerOff => {
             log::info!("powered off from outside");

@@ -2,8 +2,8 @@
 
 use super::{ON, Os0Cpu, attach, by_affinity, facts, get, loans, this};
 use abi::os0::{
-    ATTACH, CLOSE, DETACH, FACTS, FAIL, HEAR, ID_REGISTERS, LEND, LOG, OPEN, REPAY, SHARE, STATUS,
-    State, TELL,
+    ATTACH, CLOSE, DETACH, FACTS, FAIL, HEAR, ID_REGISTERS, LEND, LOG, OPEN, REPAY, SERVED, SHARE,
+    STATUS, State, TELL,
 };
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
@@ -178,7 +178,12 @@ fn own(context: &mut GuestContext) {
         FAIL => return answer(context, attach::fail_next(first, second)),
         LEND => return answer(context, loans::code(loans::lend(first, second))),
         REPAY => return answer(context, loans::code(loans::repay(first))),
-        OPEN => return answer(context, loans::code(loans::open(first, second))),
+        OPEN => {
+            let interrupt = context.registers[4];
+            let result = loans::open((first, second), (third, interrupt));
+            return answer(context, loans::code(result));
+        }
+        SERVED => return answer(context, loans::code(loans::served())),
         CLOSE => return answer(context, loans::code(loans::close())),
         SHARE => return answer(context, loans::code(loans::share(this(), first == 1))),
         TELL => return answer(context, loans::code(loans::carry(first, second, true))),

@@ -34,7 +34,7 @@ fn facts(expected: u64, context: &GuestContext) -> Results {
     let has = |shift: u32, flag: u64| (exceptions >> shift & 0xf != 0).then_some(flag);
     let flags = has(12, flag::EL3).unwrap_or(0) | has(36, flag::SECURE_EL2).unwrap_or(0);
     let mut results = [0; 18];
-    results[1..11].copy_from_slice(&[
+    results[1..12].copy_from_slice(&[
         REVISION,
         VERSION,
         os0.hidden.start.0,
@@ -45,6 +45,7 @@ fn facts(expected: u64, context: &GuestContext) -> Results {
         os0.distributor.architecture().into(),
         flags,
         attach::refusal(context, expected),
+        os0.distributor.last_interrupt().into(),
     ]);
     results
 }

@@ -2,10 +2,13 @@
 
 use super::{ON, Os0Cpu, attach, get, stage2};
 use crate::control::channel;
+use crate::physical::disk;
 use crate::{frames, network, sched, sharing, start, vm};
 use abi::os0::{DONE, MORE, Refusal};
+use abi::served::AREA_BYTES;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use machine_aarch64::frames::{Ram, zero_frames_for_guest};
+use machine_aarch64::gic;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, NodeId, Pa, PaRange};
 use model_frame_table::entries_bytes;
@@ -80,8 +83,25 @@ pub fn repay(start: u64) -> Result<u64, Refusal> {
     }
 }
 
+/// The area that OS-0 gives for disks that it serves, and the interrupt that tells it of requests.
+fn served_area(start: u64, interrupt: u64) -> Result<Option<(Ram, u32)>, Refusal> {
+    if start == 0 {
+        return Ok(None);
+    }
+    let is_shared = u64::from(gic::FIRST_SPI)..=get().distributor.last_interrupt().into();
+    if !is_shared.contains(&interrupt) {
+        return Err(Refusal::NoInterrupt);
+    }
+    let area = Some(start).filter(|start| start.is_multiple_of(FRAME_SIZE));
+    let area = area.and_then(|start| memory_of_os0(start, AREA_BYTES));
+    Ok(Some((area.ok_or(Refusal::NoMemory)?, interrupt as u32)))
+}
+
 /// OPEN.
-pub fn open(bundle_start: u64, bundle_bytes: u64) -> Result<u64, Refusal> {
+pub fn open(
+    (bundle_start, bundle_bytes): (u64, u64),
+    (area_start, interrupt): (u64, u64),
+) -> Result<u64, Refusal> {
     if !attach::is_attached() {
         return Err(Refusal::NotAttached);
     }
@@ -109,6 +129,7 @@ pub fn open(bundle_start: u64, bundle_bytes: u64) -> Result<u64, Refusal> {
             return Err(Refusal::TooLittle);
         }
     }
+    let area = served_area(area_start, interrupt)?;
     if OPEN.swap(true, Ordering::AcqRel) {
         return Err(Refusal::InUse);
     }
@@ -119,6 +140,11 @@ pub fn open(bundle_start: u64, bundle_bytes: u64) -> Result<u64, Refusal> {
     sched::init();
     channel::open();
     sharing::init();
+    if let Some((area, interrupt)) = area
+        && !disk::serve(area, interrupt)
+    {
+        log::warn!("disks that OS-0 serves do not start");
+    }
     vm::init();
     Ok(DONE)
 }
@@ -144,6 +170,8 @@ pub fn close() -> Result<u64, Refusal> {
         return Err(Refusal::VmsRun);
     }
     network::forget();
+    // SAFETY: no CPU shares, so that none runs a VM, and none is left.
+    unsafe { disk::forget_served() }
     if !frames::forget() {
         log::error!("some of what is lent is still in use: it stays lent");
         return Err(Refusal::InUse);
@@ -222,17 +250,30 @@ pub fn carry(start: u64, size: u64, to_el2: bool) -> Result<u64, Refusal> {
     Ok(done)
 }
 
+/// SERVED.
+pub fn served() -> Result<u64, Refusal> {
+    if !OPEN.load(Ordering::Acquire) {
+        return Err(Refusal::NotOpen);
+    }
+    Ok(if disk::answered() { MORE } else { DONE })
+}
+
 /// A part of a page of OS-0's own memory.
 fn window(start: u64, size: u64) -> Option<Ram> {
+    let ends_in_page = start % FRAME_SIZE + size.min(FRAME_SIZE + 1) <= FRAME_SIZE;
+    memory_of_os0(start, size).filter(|_| ends_in_page)
+}
+
+/// A run of OS-0's own memory.
+fn memory_of_os0(start: u64, size: u64) -> Option<Ram> {
     let run = PaRange {
         start: Pa(start),
         size,
     };
-    let ends_in_page = start % FRAME_SIZE + size.min(FRAME_SIZE + 1) <= FRAME_SIZE;
     let os0 = get();
     let mut memory = os0.tree.memory.iter();
     let is_memory = memory.any(|memory| memory.range.contains_run(run.start, run.size));
     let is_its = !run.overlaps(os0.hidden) && !LOANS.lock().overlaps(run);
     // SAFETY: RAM of OS-0's, which EL2 has mapped and Rust owns nothing of.
-    (ends_in_page && is_memory && is_its).then(|| unsafe { Ram::new(run.start, size) })
+    (is_memory && is_its).then(|| unsafe { Ram::new(run.start, size) })
 }

@@ -156,6 +156,11 @@ pub fn is_here() -> bool {
     OS0.get().is_some()
 }
 
+/// Raises a shared interrupt of OS-0's, as a device does with an edge.
+pub fn interrupt(intid: u32) {
+    get().distributor.set_pending(intid);
+}
+
 fn get() -> &'static Os0 {
     match OS0.get() {
         Some(os0) => os0,

@@ -6,6 +6,7 @@
 //! so that whole blocks of the disk are whole frames of the buffer.
 
 use super::queue::{BufferQueue, Transport, begin};
+use super::served::{self, Ring};
 use crate::device::block::Part;
 use crate::frames::Tables;
 use crate::{paging, sharing};
@@ -32,7 +33,7 @@ pub const DATA_AT_ONCE: u64 = 64 * 1024;
 const HEADER_BYTES: u32 = 16;
 /// Where header and data are in a buffer.
 const HEADER_AT: u64 = FRAME_SIZE - HEADER_BYTES as u64;
-const DATA_AT: u64 = FRAME_SIZE;
+pub const DATA_AT: u64 = FRAME_SIZE;
 const FEATURE_FLUSH: u64 = 1 << 9;
 /// The most physical disks.
 const DISKS_MAX: usize = 4;
@@ -73,9 +74,20 @@ pub enum Job {
 }
 
 struct Hardware {
-    transport: Transport,
-    queue: BufferQueue<64, JOBS>,
+    device: Device,
     jobs: [Option<Lent>; JOBS],
+}
+
+/// Who does the transfers.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each disk of the machine"
+)]
+enum Device {
+    /// A device that EL2 drives.
+    Virtio(Transport, BufferQueue<64, JOBS>),
+    /// OS-0.
+    Served(Ring),
 }
 
 /// What a buffer in the device's hands is for.
@@ -169,7 +181,10 @@ impl Drop for Partition {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.disk.hardware.lock().queue.release(self.slot);
+        match &mut self.disk.hardware.lock().device {
+            Device::Virtio(_, queue) => queue.release(self.slot),
+            Device::Served(ring) => ring.release(self.slot),
+        }
     }
 }
 
@@ -183,17 +198,12 @@ impl Buffer {
 /// Starts a disk and reads its partition table.
 pub fn start(number: usize, mut transport: Transport) -> Result<(), Error> {
     begin(&mut transport, FEATURE_FLUSH);
-    let queue = BufferQueue::new(&mut transport, 0, BUFFER_ORDER, HEADER_AT)?;
+    let mut queue = BufferQueue::new(&mut transport, 0, BUFFER_ORDER, HEADER_AT)?;
     transport.finish_init();
     // struct virtio_blk_config begins with the capacity; registers are read by words.
     let [low, high]: [u32; 2] = transport.read_config_space(0)?;
     let sectors = u64::from(high) << 32 | u64::from(low);
-    let mut hardware = Hardware {
-        transport,
-        queue,
-        jobs: [const { None }; JOBS],
-    };
-    let partitions = read_partitions(number, &mut hardware, sectors);
+    let partitions = read_partitions(number, (&mut transport, &mut queue), sectors);
     for entry in &partitions {
         log::info!(
             "disk {number}: partition {:?}, {} MiB",
@@ -201,39 +211,96 @@ pub fn start(number: usize, mut transport: Transport) -> Result<(), Error> {
             entry.sectors >> 11
         );
     }
-    let disk = Disk {
-        hardware: SpinLock::new(Rank::PhysicalDevice, hardware),
-        partitions,
-    };
+    let disk = Disk::new(Device::Virtio(transport, queue), partitions);
     let slot = DISKS.get(number).ok_or(Error::Unsupported)?;
     slot.set(disk).map_err(|_| Error::AlreadyUsed)
 }
 
+/// The place of the disk that OS-0 serves; beside OS-0 there are no others.
+const SERVED: usize = 0;
+
+/// Starts the disk whose partitions OS-0 offers in an area of its memory, until [`forget_served`]; what is
+/// asked is told by the interrupt `bell`.
+pub fn serve(area: Ram, bell: u32) -> bool {
+    let mut partitions = heapless::Vec::new();
+    for offer in served::offers(area) {
+        let name = offer.name.as_str().unwrap_or_default();
+        log::info!("OS-0 serves {name:?}, {} MiB", offer.sectors >> 11);
+        let number = (partitions.len() + 1) as u8;
+        let Ok(name) = heapless::String::try_from(name) else {
+            break;
+        };
+        if partitions
+            .push(Entry::new(number, name, 0, offer.sectors))
+            .is_err()
+        {
+            break;
+        }
+    }
+    let ring = Ring::new(area, bell, BUFFER_ORDER);
+    let disk = ring.map(|ring| Disk::new(Device::Served(ring), partitions));
+    disk.is_some_and(|disk| DISKS[SERVED].set(disk).is_ok())
+}
+
+/// Forgets the disk that OS-0 serves, and what VMs that have ended asked of it last.
+///
+/// # Safety
+/// No VM is left, and no CPU uses any disk.
+pub unsafe fn forget_served() {
+    for (disk, entry) in partitions() {
+        Extent { disk, entry }.clear();
+        if entry.was_base.load(Ordering::Relaxed) {
+            sharing::forget_disk(entry.number);
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { DISKS[SERVED].clear() }
+}
+
+impl Disk {
+    fn new(device: Device, partitions: heapless::Vec<Entry, PARTITIONS_MAX>) -> Self {
+        let jobs = [const { None }; JOBS];
+        let hardware = Hardware { device, jobs };
+        Self {
+            hardware: SpinLock::new(Rank::PhysicalDevice, hardware),
+            partitions,
+        }
+    }
+}
+
+impl Entry {
+    fn new(number: u8, name: heapless::String<108>, first: u64, sectors: u64) -> Self {
+        let words = Words::new(sectors * SECTOR_SIZE / FRAME_SIZE);
+        Self {
+            number,
+            name,
+            first,
+            sectors,
+            takers: AtomicI32::new(0),
+            was_base: AtomicBool::new(false),
+            known: SpinLock::new(Rank::Blocks, (words, Tables::new(NodeId(0), 0))),
+            reads: AtomicU64::new(0),
+        }
+    }
+}
+
 fn read_partitions(
     disk: usize,
-    hardware: &mut Hardware,
+    (transport, device): (&mut Transport, &mut BufferQueue<64, JOBS>),
     sectors: u64,
 ) -> heapless::Vec<Entry, PARTITIONS_MAX> {
     let mut found = heapless::Vec::new();
     let mut buffer = [0; SECTOR_SIZE as usize];
     let table = model_partitions::read(sectors, &mut buffer, |sector, into| {
-        hardware.read_now(sector, into)
+        read_now((transport, device), sector, into)
     });
     match table {
         Ok(table) => {
             for partition in &table.partitions {
                 let sectors = partition.last_lba - partition.first_lba + 1;
-                let words = Words::new(sectors * SECTOR_SIZE / FRAME_SIZE);
-                let entry = Entry {
-                    number: (disk * PARTITIONS_MAX + found.len() + 1) as u8,
-                    name: partition.name.clone(),
-                    first: partition.first_lba,
-                    sectors,
-                    takers: AtomicI32::new(0),
-                    was_base: AtomicBool::new(false),
-                    known: SpinLock::new(Rank::Blocks, (words, Tables::new(NodeId(0), 0))),
-                    reads: AtomicU64::new(0),
-                };
+                let number = (disk * PARTITIONS_MAX + found.len() + 1) as u8;
+                let name = partition.name.clone();
+                let entry = Entry::new(number, name, partition.first_lba, sectors);
                 if found.push(entry).is_err() {
                     log::warn!("only the first {PARTITIONS_MAX} partitions are used");
                     break;
@@ -340,10 +407,11 @@ impl Extent {
     /// A free buffer, where so many are `kept` for others; `None` while others have them.
     pub fn buffer(&self, kept: usize) -> Option<Buffer> {
         let mut hardware = self.disk.hardware.lock();
-        if hardware.queue.free() <= kept {
-            return None;
-        }
-        let (slot, ram) = hardware.queue.claim()?;
+        let (slot, ram) = match &mut hardware.device {
+            Device::Virtio(_, queue) if queue.free() > kept => queue.claim()?,
+            Device::Served(ring) if ring.free() > kept => ring.claim()?,
+            _ => return None,
+        };
         let disk = self.disk;
         Some(Buffer { disk, slot, ram })
     }
@@ -358,25 +426,14 @@ impl Extent {
         if end > self.entry.sectors || bytes > DATA_AT_ONCE {
             return Err(job);
         }
-        write_header(buffer.ram, operation, self.entry.first + io.sector);
-        let data = bytes as u32;
-        let (reads, writes) = match operation {
-            Operation::Write => (HEADER_BYTES + data, 1),
-            Operation::Read | Operation::Flush => (HEADER_BYTES, data + 1),
-        };
         {
             let mut hardware = self.disk.hardware.lock();
-            let Hardware {
-                transport,
-                queue,
-                jobs,
-            } = &mut *hardware;
-            if queue.lend(transport, buffer.slot, reads, writes).is_err() {
+            if !hardware.device.ask(&buffer, self.entry, io) {
                 drop(hardware);
                 return Err(job);
             }
             let partition = self.entry.number;
-            jobs[buffer.slot] = Some(Lent { partition, io, job });
+            hardware.jobs[buffer.slot] = Some(Lent { partition, io, job });
         }
         if operation == Operation::Read {
             self.entry.reads.fetch_add(bytes, Ordering::Relaxed);
@@ -435,33 +492,64 @@ fn write_header(buffer: Ram, operation: Operation, sector: u64) {
     buffer.write(HEADER_AT + 8, &sector.to_le_bytes());
 }
 
-impl Hardware {
-    /// Reads a sector while nothing else happens: at boot.
-    fn read_now(&mut self, sector: u64, into: &mut [u8]) -> Result<(), Error> {
-        let Self {
-            transport, queue, ..
-        } = self;
-        let (slot, buffer) = queue.claim().ok_or(Error::QueueFull)?;
-        write_header(buffer, Operation::Read, sector);
-        queue.lend(transport, slot, HEADER_BYTES, into.len() as u32 + 1)?;
-        // A device that never answers must not keep the machine from starting.
-        for _ in 0..100_000_000_u32 {
-            if queue.take_back().is_some() {
-                transport.ack_interrupt();
-                queue.release(slot);
-                buffer.read(DATA_AT, into);
-                let mut status = [0xff];
-                buffer.read(DATA_AT + into.len() as u64, &mut status);
-                return if status[0] == 0 {
-                    Ok(())
-                } else {
-                    Err(Error::IoError)
+impl Device {
+    /// Gives a transfer with a buffer and a partition to whoever does it.
+    fn ask(&mut self, buffer: &Buffer, entry: &Entry, io: Io) -> bool {
+        match self {
+            Self::Virtio(transport, queue) => {
+                write_header(buffer.ram, io.operation, entry.first + io.sector);
+                let data = io.bytes as u32;
+                let (reads, writes) = match io.operation {
+                    Operation::Write => (HEADER_BYTES + data, 1),
+                    Operation::Read | Operation::Flush => (HEADER_BYTES, data + 1),
                 };
+                queue.lend(transport, buffer.slot, reads, writes).is_ok()
             }
-            core::hint::spin_loop();
+            // Its partitions are numbered from 1 on.
+            Self::Served(ring) => ring.ask(buffer.slot, u32::from(entry.number) - 1, io),
         }
-        Err(Error::NotReady)
     }
+
+    /// A buffer that comes back, whether what was asked is done; `io_of` knows what that was.
+    fn take_back(&mut self, io_of: impl Fn(usize) -> Option<Io>) -> Option<(usize, Ram, bool)> {
+        match self {
+            Self::Virtio(_, queue) => {
+                let (slot, ram, written) = queue.take_back()?;
+                let mut status = [0xff];
+                ram.read(DATA_AT + io_of(slot).map_or(0, |io| io.bytes), &mut status);
+                Some((slot, ram, written > 0 && status[0] == 0))
+            }
+            Self::Served(ring) => ring.take_answered(io_of),
+        }
+    }
+}
+
+/// Reads a sector while nothing else happens: at boot.
+fn read_now(
+    (transport, queue): (&mut Transport, &mut BufferQueue<64, JOBS>),
+    sector: u64,
+    into: &mut [u8],
+) -> Result<(), Error> {
+    let (slot, buffer) = queue.claim().ok_or(Error::QueueFull)?;
+    write_header(buffer, Operation::Read, sector);
+    queue.lend(transport, slot, HEADER_BYTES, into.len() as u32 + 1)?;
+    // A device that never answers must not keep the machine from starting.
+    for _ in 0..100_000_000_u32 {
+        if queue.take_back().is_some() {
+            transport.ack_interrupt();
+            queue.release(slot);
+            buffer.read(DATA_AT, into);
+            let mut status = [0xff];
+            buffer.read(DATA_AT + into.len() as u64, &mut status);
+            return if status[0] == 0 {
+                Ok(())
+            } else {
+                Err(Error::IoError)
+            };
+        }
+        core::hint::spin_loop();
+    }
+    Err(Error::NotReady)
 }
 
 /// The disk says that something is done.
@@ -469,24 +557,39 @@ pub fn interrupt(number: usize) {
     let Some(disk) = DISKS.get(number).and_then(Once::get) else {
         return;
     };
-    disk.hardware.lock().transport.ack_interrupt();
-    loop {
-        let mut hardware = disk.hardware.lock();
-        let Some((slot, ram, written)) = hardware.queue.take_back() else {
-            return;
-        };
-        let job = hardware.jobs[slot].take();
-        drop(hardware);
-        let buffer = Buffer { disk, slot, ram };
-        let Some(Lent { io, job, .. }) = job else {
-            continue;
-        };
-        let mut status = [0xff];
-        ram.read(DATA_AT + io.bytes, &mut status);
-        let done = written > 0 && status[0] == 0;
-        match job {
-            Job::Request(part) => part.go_on(buffer, io, done),
-            Job::Page(page) => page.end(buffer, done),
-        }
+    if let Device::Virtio(transport, _) = &mut disk.hardware.lock().device {
+        transport.ack_interrupt();
     }
+    while end_one(disk) {}
+}
+
+/// OS-0 says that something is done: one request ends, and more may.
+pub fn answered() -> bool {
+    DISKS[SERVED].get().is_some_and(end_one)
+}
+
+/// Ends a job that has come back; whether there was one.
+fn end_one(disk: &'static Disk) -> bool {
+    let mut hardware = disk.hardware.lock();
+    let Hardware { device, jobs } = &mut *hardware;
+    let io_of = |slot: usize| jobs[slot].as_ref().map(|lent| lent.io);
+    let Some((slot, ram, done)) = device.take_back(io_of) else {
+        return false;
+    };
+    let job = jobs[slot].take();
+    drop(hardware);
+    let buffer = Buffer { disk, slot, ram };
+    match job {
+        Some(Lent {
+            io,
+            job: Job::Request(part),
+            ..
+        }) => part.go_on(buffer, io, done),
+        Some(Lent {
+            job: Job::Page(page),
+            ..
+        }) => page.end(buffer, done),
+        None => {}
+    }
+    true
 }

@@ -5,6 +5,7 @@
 pub mod disk;
 pub mod nic;
 pub mod queue;
+mod served;
 
 use crate::control;
 use crate::cpu::Cpu;

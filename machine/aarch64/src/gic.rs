@@ -36,6 +36,7 @@ pub const MASK_ALL: u8 = 0xf8;
 /// See [`MASK_ALL`].
 pub const MASK_URGENT: u8 = 0x80;
 const PRIORITY: u8 = 0x80;
+const GICD_TYPER: usize = 0x4;
 const GICD_CTLR: usize = 0x0;
 const GICD_IGROUPR: usize = 0x80;
 const GICD_ISENABLER: usize = 0x100;
@@ -133,6 +134,11 @@ impl Distributor {
     /// Whether `at` lies in its first page.
     pub fn contains(self, at: Pa) -> bool {
         at.0 >> 12 == self.0.0 >> 12
+    }
+
+    /// The highest of its shared interrupts (`GICD_TYPER.ITLinesNumber`).
+    pub fn last_interrupt(self) -> u32 {
+        (32 * (self.read32(GICD_TYPER) & 0x1f) + 31).min(1019)
     }
 
     /// The version of its architecture: 3 or 4.

@@ -4,8 +4,9 @@ use crate::{Outcome, assets, because};
 use std::{fs, path::Path};
 
 const REGULAR: u32 = 0o100_755;
+const DIRECTORY: u32 = 0o40_755;
 
-/// Writes an initial RAM disk with `files` (name, content), all executable, before the one of the
+/// Writes an initial RAM disk with `files` (path, content), all executable, before the one of the
 /// asset cache for that kernel. Linux unpacks one after the other, and wants plain archives to
 /// begin at a multiple of four bytes.
 ///
@@ -23,7 +24,15 @@ pub fn initrd(path: &Path, kernel: &str, files: &[(&str, Vec<u8>)]) -> Outcome {
 /// A cpio archive (Linux: `Documentation/driver-api/early-userspace/buffer-format.rst`).
 fn newc(files: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut archive = Vec::new();
+    // A directory comes before what is in it; once more does no harm.
+    let parents = |name: &str| -> Vec<String> {
+        let ends = name.match_indices('/').map(|(end, _)| end);
+        ends.map(|end| name[..end].to_owned()).collect()
+    };
     for (number, (name, content)) in files.iter().enumerate() {
+        for directory in parents(name) {
+            entry(&mut archive, 0, &directory, DIRECTORY, &[]);
+        }
         entry(&mut archive, number as u32 + 1, name, REGULAR, content);
     }
     entry(&mut archive, 0, "TRAILER!!!", 0, &[]);

@@ -35,7 +35,7 @@ pub fn image() -> PathBuf {
 
 /// The command for OS-0, as `xtask build` leaves it.
 pub fn os0_command() -> PathBuf {
-    target().join("linux/aarch64-unknown-linux-gnu/release/underpin-os0")
+    target().join("linux/aarch64-unknown-linux-gnu/release/underpin")
 }
 
 /// The kernel module for a kernel of the asset cache, as `scripts/setup` leaves it.

@@ -1,16 +1,15 @@
 //! What came through a control port, as OS-0 shows it on its console: hexadecimal digits, line by line.
 
-use std::collections::BTreeMap;
-
 /// Begins each line.
 const MARK: &str = "os0: control ";
-/// Bytes of a frame's header, and of a VM's name (`abi::control`).
+/// Bytes of a frame's header (`abi::control`).
 const HEADER: usize = 16;
-const NAME: usize = 32;
-const CONSOLE_OUTPUT: u32 = 0x4001;
+/// Set in a reply's kind.
+const REPLY: u32 = 0x8000_0000;
 
-/// What each VM wrote to its console, by its name. What makes no sense ends it.
-pub fn consoles(said: &str) -> BTreeMap<String, String> {
+/// The replies, in their order: the request's kind and the code it was answered with. What makes no
+/// sense ends it.
+pub fn replies(said: &str) -> Vec<(u32, u32)> {
     let lines = said.lines().filter_map(|line| line.strip_prefix(MARK));
     let digits: Vec<u32> = lines
         .flat_map(str::chars)
@@ -20,32 +19,25 @@ pub fn consoles(said: &str) -> BTreeMap<String, String> {
         .chunks_exact(2)
         .map(|pair| (pair[0] << 4 | pair[1]) as u8)
         .collect();
-    let mut consoles: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    let mut replies = Vec::new();
     let mut rest = bytes.as_slice();
     while let Some((kind, payload, behind)) = frame(rest) {
-        if let Some((name, text)) = payload.split_at_checked(NAME)
-            && kind == CONSOLE_OUTPUT
-        {
-            let name = String::from_utf8_lossy(name);
-            let name = name.trim_end_matches('\0').to_owned();
-            consoles.entry(name).or_default().extend(text);
+        if let (Some(code), true) = (word(payload, 0), kind & REPLY != 0) {
+            replies.push((kind & !REPLY, code));
         }
         rest = behind;
     }
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    consoles
-        .into_iter()
-        .map(|(name, bytes)| (name, text(bytes)))
-        .collect()
+    replies
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    let word = bytes.get(at..at + 4)?.try_into().ok()?;
+    Some(u32::from_le_bytes(word))
 }
 
 /// A frame's kind, what it carries, and what is behind it.
 fn frame(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
-    let word = |at: usize| {
-        let word = bytes.get(at..at + 4)?.try_into().ok()?;
-        Some(u32::from_le_bytes(word))
-    };
-    let (kind, length) = (word(4)?, word(12)? as usize);
+    let (kind, length) = (word(bytes, 4)?, word(bytes, 12)? as usize);
     let (payload, behind) = bytes.get(HEADER..)?.split_at_checked(length)?;
     Some((kind, payload, behind))
 }
@@ -56,31 +48,22 @@ mod tests {
     use std::fmt::Write;
 
     #[test]
-    fn frames_are_joined_by_name() {
+    fn replies_are_told_from_events() {
         let mut bytes = Vec::new();
-        for (kind, name, text) in [
-            (CONSOLE_OUTPUT, "one", "he"),
-            (0x4002, "one", "not this"),
-            (CONSOLE_OUTPUT, "two", "you"),
-            (CONSOLE_OUTPUT, "one", "llo"),
-        ] {
-            let length = (NAME + text.len()) as u32;
-            for word in [0, kind, 0, length] {
+        for (kind, code) in [(REPLY | 6, 11), (0x4001, 1), (REPLY | 1, 0)] {
+            for word in [0, kind, 0, 16, code, 0, 0, 0] {
                 bytes.extend(u32::to_le_bytes(word));
             }
-            bytes.extend(name.bytes().chain([0; NAME]).take(NAME));
-            bytes.extend(text.bytes());
         }
         let mut said = String::from("os0: something else\n");
-        for line in bytes.chunks(32) {
+        for line in bytes.chunks(24) {
             said.push_str(MARK);
             for byte in line {
                 write!(said, "{byte:02x}").unwrap();
             }
             said.push('\n');
         }
-        let found = consoles(&said);
-        assert_eq!(found.len(), 2);
-        assert_eq!((&*found["one"], &*found["two"]), ("hello", "you"));
+        assert_eq!(replies(&said), [(6, 11), (1, 0)]);
+        assert_eq!(replies(&said[..said.len() - 3]), [(6, 11)]);
     }
 }

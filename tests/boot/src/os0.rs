@@ -149,7 +149,7 @@ impl Os0 {
         self
     }
 
-    /// With VMs that run beside it, in memory that it lends, once it does `beside`.
+    /// With the files of VMs that run beside it, in memory that it lends, once it does `beside`.
     #[must_use]
     pub fn beside(mut self, vms: Vec<Vm>) -> Self {
         self.has_module = true;
@@ -209,9 +209,11 @@ impl Os0 {
                     command.map_err(because(format!("cannot read {}", path.display())))?;
                 files.push(("underpin", command));
             }
-            if !self.vms.is_empty() {
-                files.push(("bundle", self.bundle(directory)?));
-            }
+            let own = self.vm_files(name)?;
+            files.extend(
+                own.iter()
+                    .map(|(path, bytes)| (path.as_str(), bytes.clone())),
+            );
             archive::initrd(&initrd, name, &files)?;
         } else {
             fs::write(&initrd, b"nothing").map_err(because("cannot write an initrd"))?;
@@ -259,22 +261,24 @@ impl Os0 {
         }
     }
 
-    /// The VMs and what they boot from, in one file.
-    fn bundle(&self, directory: &Path) -> Outcome<Vec<u8>> {
-        let files = directory.join("vms");
-        fs::create_dir_all(&files).map_err(because("cannot make a directory for VM files"))?;
+    /// The VMs' files, `vms/NAME.toml`, and what they boot from, in an asset cache `cache/`.
+    fn vm_files(&self, kernel: &str) -> Outcome<Vec<(String, Vec<u8>)>> {
+        let mut files = Vec::new();
         for vm in &self.vms {
-            vm.write(&files)?;
+            files.push((format!("vms/{}.toml", vm.name), vm.to_toml()?.into_bytes()));
         }
-        let bundle = directory.join("bundle");
-        let mut command = Command::new(assets::command());
-        command.arg("bundle").arg(&files).arg("--out").arg(&bundle);
-        let made = command.output().map_err(because("cannot make a bundle"))?;
-        if !made.status.success() {
-            let said = String::from_utf8_lossy(&made.stderr).into_owned();
-            return Err(format!("cannot make a bundle: {said}"));
+        if !files.is_empty() {
+            for asset in [
+                format!("kernels/{kernel}/vmlinuz"),
+                format!("initramfs/{kernel}.cpio.gz"),
+            ] {
+                let path = cached(&asset)?;
+                let bytes =
+                    fs::read(&path).map_err(because(format!("cannot read {}", path.display())))?;
+                files.push((format!("cache/{asset}"), bytes));
+            }
         }
-        fs::read(&bundle).map_err(because("cannot read the bundle"))
+        Ok(files)
     }
 
     fn kernel_file(&self, directory: &Path) -> Outcome<PathBuf> {

@@ -22,6 +22,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("kernel_image", targets::machine::kernel_image),
     ("partitions", targets::partitions::partitions),
     ("psci_call", targets::exits::psci_call),
+    ("served", targets::served::served),
     ("switch", targets::switch::switch),
     ("syndrome", targets::exits::syndrome),
     ("uart", targets::exits::uart),

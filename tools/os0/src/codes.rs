@@ -42,7 +42,7 @@ const fn code(
 
 /// Why the hypervisor, or the module before it, does not make a switch; in the order of
 /// `abi::os0::Refusal`, then the module's own.
-pub const REFUSALS: [Code; 23] = [
+pub const REFUSALS: [Code; 24] = [
     code(
         "interrupts-open",
         "a CPU came to the switch with its interrupts unmasked",
@@ -178,7 +178,15 @@ pub const REFUSALS: [Code; 23] = [
         "lent",
         "memory is lent",
         &["VMs run, or ran, beside this system."],
-        &["End the VMs and ask for the memory: echo repay >/dev/underpin."],
+        &[
+            "End the VMs: underpin shutdown. Their server gives the memory back; without one: underpin serve.",
+        ],
+    ),
+    code(
+        "no-interrupt",
+        "what is to tell this system of requests to its disks is no shared interrupt",
+        &["The module's version does not fit the hypervisor's."],
+        &["Nothing was lent. Build the module anew for this hypervisor."],
     ),
     code(
         "holds-interrupts",
@@ -330,6 +338,6 @@ mod tests {
         let names: Vec<&str> = names.split('"').skip(1).step_by(2).skip(1).collect();
         let ours = REFUSALS.iter().map(|code| code.name);
         assert_eq!(names, ours.take(names.len()).collect::<Vec<_>>());
-        assert_eq!(names.len(), 22);
+        assert_eq!(names.len(), 23);
     }
 }

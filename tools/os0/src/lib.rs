@@ -1,8 +1,7 @@
 //! What the `underpin` command does inside an operating system that Underpin is beneath (OS-0):
 //! `doctor`, `attach`, `detach`, `status` and `log`.
 //!
-//! They are verbs of the one command `underpin`. There, `underpin-os0` has these alone: a small
-//! static program that is installed as `underpin`. It talks to the kernel module's `/dev/underpin`
+//! They are verbs of the one command `underpin`. They talk to the kernel module's `/dev/underpin`
 //! (linux/module), which is the one that calls the hypervisor.
 #![forbid(unsafe_code)]
 
@@ -14,5 +13,5 @@ mod machine;
 mod tests;
 mod verbs;
 
-pub use machine::{Asked, Running, System};
+pub use machine::{Asked, DEVICE, Running, System};
 pub use verbs::{Ended, Verb, run};

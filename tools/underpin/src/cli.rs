@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::{codes, sim::Shape, units, vmfile};
+use crate::{beneath::Served, codes, sim::Shape, units, vmfile};
 use abi::{Text, control::TRACE_CLASSES};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -68,9 +68,10 @@ pub struct Cli {
     /// How to print results and errors
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
     pub output: Format,
-    /// Which machine is meant, where several run
-    #[arg(long, global = true, default_value = "sim", value_name = "NAME")]
-    pub machine: String,
+    /// Which machine is meant, where several run; left out: os0, where Underpin is beneath this
+    /// system, and sim elsewhere
+    #[arg(long, global = true, value_name = "NAME")]
+    pub machine: Option<String>,
     /// Say nothing but results and errors
     #[arg(short, long, global = true)]
     pub quiet: bool,
@@ -113,14 +114,10 @@ pub enum Verb {
     List,
     /// Show one VM in full
     Show(Vm),
-    /// Run the VM of a file, on the running machine or on a new one
-    Run {
-        /// The VM file
-        file: PathBuf,
-        /// Only tell whether it would start on the running machine
-        #[arg(long)]
-        dry_run: bool,
-    },
+    /// Run the VMs of files, on the running machine or on a new one
+    Run(Run),
+    /// In a running system: lend memory to VMs, and serve commands for them until all have ended
+    Serve(Serve),
     /// Start a VM that is defined or has ended
     Start {
         /// The VM's name
@@ -199,6 +196,47 @@ pub enum Verb {
 pub struct Vm {
     /// The VM's name
     pub vm: String,
+}
+
+/// `underpin run`.
+#[derive(Args, Debug)]
+pub struct Run {
+    /// VM files, or directories of them
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Only tell whether they would start on the running machine
+    #[arg(long)]
+    pub dry_run: bool,
+    /// What a machine is made of that this system lends.
+    #[command(flatten)]
+    pub loan: Loan,
+}
+
+/// What this system gives to a machine for its VMs.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Loan {
+    /// The memory to lend, where the machine is made of this system's; left out: what the VMs need
+    #[arg(long, value_name = "SIZE", value_parser = whole_blocks)]
+    pub lend: Option<u64>,
+    /// A file or block device of this system that VM files name as a partition; may be repeated
+    #[arg(long = "disk", value_name = "NAME=FILE", value_parser = Served::parse)]
+    pub disks: Vec<Served>,
+}
+
+/// `underpin serve`.
+#[derive(Args, Debug)]
+pub struct Serve {
+    /// VM files, or directories of them; left out: go on with VMs whose server has ended
+    pub files: Vec<PathBuf>,
+    /// What the machine is made of.
+    #[command(flatten)]
+    pub loan: Loan,
+    /// Return when the VMs have been started, and leave the server running
+    #[arg(long)]
+    pub detach: bool,
+    /// This process is the one that `--detach` leaves behind.
+    #[arg(long, hide = true)]
+    pub detached: bool,
 }
 
 /// `underpin sim`.

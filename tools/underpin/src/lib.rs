@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod analysis;
+pub mod beneath;
 pub mod bundle;
 pub mod cli;
 pub mod codes;

@@ -1,14 +1,15 @@
 //! What each verb of the command does.
 
 use crate::{
+    beneath,
     bundle::{entry_name, is_entry_of},
-    cli::{Blocks, Claim, Cli, Set, Verb},
+    cli::{Blocks, Claim, Cli, Run, Set, Verb},
     control::{Client, vm_name},
     failure::{Failure, Result, exit},
     output::{Output, print},
     progress::Progress,
     sim::RunDir,
-    vmfile::VmFile,
+    vmfile::{self, VmFile},
 };
 use abi::{
     bundle::{VmRecord, block_policy, claim, kind},
@@ -33,6 +34,7 @@ mod mem;
 mod metrics;
 mod numa;
 mod report;
+mod serve;
 mod show;
 mod simulate;
 mod top;
@@ -55,17 +57,15 @@ pub fn run(cli: Cli) -> Result<u8> {
     let context = Context {
         output,
         progress,
-        run: RunDir::of(&cli.machine)?,
+        run: RunDir::of(cli.machine.as_deref().unwrap_or(usual_machine()))?,
     };
     match cli.verb {
         Verb::Check { files } => files::check(&context, &files)?,
         Verb::Bundle { files, out } => files::bundle(&context, &files, &out)?,
         Verb::Sim(options) => return simulate::run(&context, &options),
-        Verb::Run {
-            file,
-            dry_run: false,
-        } => return context.run_file(&file),
-        Verb::Run { file, .. } => return fit::run_dry(&context, &file),
+        Verb::Run(options) if options.dry_run => return fit::run_dry(&context, &options.files),
+        Verb::Run(options) => return context.run_files(&options),
+        Verb::Serve(options) => return serve::serve(&context, &options),
         Verb::List => list::list(&context)?,
         Verb::Nodes => list::nodes(&context)?,
         Verb::Machine => machine::machine(&context)?,
@@ -98,6 +98,15 @@ pub fn run(cli: Cli) -> Result<u8> {
     Ok(exit::OK)
 }
 
+/// The machine that is meant where none is named.
+fn usual_machine() -> &'static str {
+    if beneath::is_here() {
+        beneath::MACHINE
+    } else {
+        "sim"
+    }
+}
+
 impl Context {
     fn connect(&self) -> Result<Client> {
         self.run.connect()
@@ -116,26 +125,31 @@ impl Context {
         self.done(vm, done)
     }
 
-    /// Adds a VM to the running machine, or starts a machine for it.
-    fn run_file(&self, file: &Path) -> Result<u8> {
-        let vm = VmFile::read(file)?;
+    /// Adds VMs to the running machine, or starts a machine for them.
+    fn run_files(&self, options: &Run) -> Result<u8> {
+        let vms = vmfile::read_all(&options.files)?;
         let mut client = match self.connect() {
             Ok(client) => client,
+            Err(none) if none.code() == exit::NO_MACHINE && self.run.is_beneath() => {
+                return serve::run(self, options, &vms);
+            }
             Err(none) if none.code() == exit::NO_MACHINE => {
                 self.progress.say(&format!(
                     "no machine '{}' runs: starting one",
                     self.run.machine()
                 ));
-                return simulate::run_one(self, file);
+                return simulate::run_some(self, &options.files);
             }
             Err(failure) => return Err(failure),
         };
-        let record = record_of(&mut client, &vm)?;
-        client.create(&record)?;
-        if !vm.autostart {
-            client.about(request::START, &vm.name)?;
+        for vm in &vms {
+            let record = record_of(&mut client, vm)?;
+            client.create(&record)?;
+            if !vm.autostart {
+                client.about(request::START, &vm.name)?;
+            }
+            self.done(&vm.name, "started")?;
         }
-        self.done(&vm.name, "started")?;
         Ok(exit::OK)
     }
 
@@ -187,8 +201,12 @@ impl Context {
         let waiting = self
             .progress
             .wait("waiting for the machine to power off".to_owned());
-        let asked = client.request(request::POWER_OFF, &[]);
-        let gone = asked.and_then(|_| client.wait_gone(POWER_OFF_TIME));
+        let asked = if self.run.is_beneath() {
+            kill_all(&mut client)
+        } else {
+            client.request(request::POWER_OFF, &[]).map(drop)
+        };
+        let gone = asked.and_then(|()| client.wait_gone(POWER_OFF_TIME));
         waiting.finish_and_clear();
         match gone {
             Ok(true) => self.done(self.run.machine(), "powered off"),
@@ -203,6 +221,16 @@ impl Context {
             }
         }
     }
+}
+
+/// Ends all VMs. The machine is this system's own: its memory comes back by itself then.
+fn kill_all(client: &mut Client) -> Result<()> {
+    for vm in client.list()? {
+        if ![state::DEFINED, state::ENDED].contains(&vm.state) {
+            client.about(request::KILL, &vm.name.to_string())?;
+        }
+    }
+    Ok(())
 }
 
 /// For the system that this command runs in.

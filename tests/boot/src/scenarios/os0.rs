@@ -28,6 +28,7 @@ pub fn scenarios() -> Vec<Scenario> {
         switch("newest", 2, "max,pauth=off", 50).slow(),
         beside("trixie-cloud", 2, "max,pauth=off,sme=off", 2),
         beside("newest", 4, "neoverse-n1", 1).slow(),
+        served("trixie-cloud", 2, "max,pauth=off,sme=off"),
         cost(),
         ready("max,pauth=off"),
         ready("neoverse-n1").slow(),
@@ -126,21 +127,25 @@ fn inject() -> Scenario {
     )
 }
 
-/// VMs run in memory that OS-0 lends, on its CPUs, while it works itself; then all is as before.
+/// VMs run in memory that OS-0 lends, on its CPUs, while it works itself; then all is as before. All
+/// by the verbs that people use, and what goes past them through the control device is refused.
 fn beside(kernel: &'static str, cpus: u32, cpu: &'static str, vms: u32) -> Scenario {
-    let vm = |n| {
-        let vm = Vm::linux(&format!("vm{n}"), kernel, "work").memory("128MiB");
+    let vm = |name: &str, action| {
+        let vm = Vm::linux(name, kernel, action).memory("128MiB");
         // Its newest kernel would set aside half of that for DMA.
         vm.args("underpin.count=100000 cma=16M")
     };
+    let mut all: Vec<Vm> = (1..=vms).map(|n| vm(&format!("vm{n}"), "work")).collect();
+    // That one is killed.
+    all.push(vm("idle", "idle").asleep());
     let os0 = Os0::new(kernel, cpus, "2G", "disk,beside,work").cpu(cpu);
     Scenario::os0(
         format!("os0/beside-{kernel}-{cpus}-vms-{vms}"),
         os0.disk(16 << 20)
-            .beside((1..=vms).map(vm).collect())
+            .beside(all)
             .expect("beside lent", BOOT)
-            .expect("beside done", 4 * BOOT)
-            .expect(format!("vms={vms} "), 1)
+            .expect("beside ended", 4 * BOOT)
+            .expect("beside done", BOOT)
             .expect("entries=0", 1)
             .expect(WORK, BOOT)
             .expect("Power down", BOOT),
@@ -148,25 +153,72 @@ fn beside(kernel: &'static str, cpus: u32, cpu: &'static str, vms: u32) -> Scena
     .console(check_beside)
 }
 
-/// What `seq 0 99999 | sha256sum` prints.
-const VMS_WORK: &str = "sha256=6b3cecf895b686a8659bbec06f0a84fc869b00a8d47684e494766b87260b878b";
+/// OS-0 serves a VM's disks from its files; what a server that is killed leaves, the next one does.
+fn served(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
+    let vm = Vm::linux("writer", kernel, "diskwrite").memory("128MiB");
+    let vm = vm.args(&format!("underpin.mib={SERVED_MIB}"));
+    let vm = vm.persistent_disk("first").persistent_disk("data");
+    let os0 = Os0::new(kernel, cpus, "2G", &format!("served os0.mib={SERVED_MIB}")).cpu(cpu);
+    Scenario::os0(
+        format!("os0/served-{kernel}-{cpus}"),
+        os0.beside(vec![vm])
+            .expect("served kills=", 4 * BOOT)
+            .expect("Power down", BOOT),
+    )
+    .console(check_served)
+}
 
-/// Each VM came to the right result, and OS-0 all the time.
-fn check_beside(said: &str) -> Outcome {
-    let vms = said.split("beside done vms=").nth(1);
-    let vms = vms.and_then(first_number).unwrap_or(0);
-    let consoles = control_log::consoles(said);
-    let right = consoles.values().filter(|said| said.contains(VMS_WORK));
-    let (right, wrong) = (
-        right.count(),
-        said.matches("os0: work sha256=").count() - said.matches(WORK).count(),
-    );
-    if right as u64 == vms && right > 0 && wrong == 0 {
+/// What a VM writes to the disk that OS-0 serves.
+const SERVED_MIB: u32 = 32;
+
+/// The server was killed in the middle, and OS-0's file holds what the VM has written and read.
+fn check_served(said: &str) -> Outcome {
+    let after = |text: &str| {
+        let rest = said.split_once(text)?.1.lines().next()?;
+        rest.split_once("sha256=")
+            .map(|(_, sum)| sum.trim().to_owned())
+    };
+    let (vms, own) = (after("diskwrite ok "), after("os0: served kills="));
+    let kills = said
+        .split("os0: served kills=")
+        .nth(1)
+        .and_then(first_number);
+    if vms.is_some() && vms == own && kills.is_some_and(|kills| kills > 0) {
         return Ok(());
     }
     Err(format!(
-        "{right} of {vms} VMs came to the right result, OS-0 {wrong} times to a wrong one: {consoles:?}"
+        "after {kills:?} kills the VM found {vms:?}, and OS-0's file holds {own:?}"
     ))
+}
+
+/// What `seq 0 99999 | sha256sum` prints.
+const VMS_WORK: &str = "sha256=6b3cecf895b686a8659bbec06f0a84fc869b00a8d47684e494766b87260b878b";
+/// What OS-0 asks past the command, by kind, and how it is answered (`abi::control::code`): a request
+/// that there is not, one with too few bytes, a name of nobody, the power-off of OS-0's machine, and
+/// one that makes sense.
+const ANSWERS: [(u32, u32); 5] = [(0xfff, 10), (11, 10), (6, 11), (15, 12), (1, 0)];
+
+/// Each VM came to the right result, and OS-0 all the time.
+fn check_beside(said: &str) -> Outcome {
+    let vms = said.split("beside ended vms=").nth(1);
+    let vms = vms.and_then(first_number).unwrap_or(0) as usize;
+    let right = said
+        .lines()
+        .filter(|line| line.starts_with("os0: console vm"));
+    let right = right.filter(|line| line.contains(VMS_WORK)).count();
+    let wrong = said.matches("os0: work sha256=").count() - said.matches(WORK).count();
+    if right != vms || right == 0 || wrong != 0 {
+        return Err(format!(
+            "{right} of {vms} VMs came to the right result, OS-0 {wrong} times to a wrong one"
+        ));
+    }
+    let answers = control_log::replies(said);
+    if answers != ANSWERS {
+        return Err(format!(
+            "requests past the command were answered {answers:?}"
+        ));
+    }
+    Ok(())
 }
 
 /// The most instructions that a switch may take on a CPU.

@@ -5,5 +5,6 @@ pub mod exits;
 pub mod gic;
 pub mod machine;
 pub mod partitions;
+pub mod served;
 pub mod switch;
 pub mod virtio;

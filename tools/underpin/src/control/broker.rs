@@ -80,7 +80,11 @@ impl Broker {
         let broker = Self(Arc::new(Shared {
             down: Mutex::new(hypervisor.try_clone()?),
             hypervisor,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                // What EL2 still answers to a broker before this one is nobody's.
+                next_tag: std::process::id() << 12,
+                ..State::default()
+            }),
             sent: Condvar::new(),
             consoles,
             powering_off: AtomicBool::new(false),

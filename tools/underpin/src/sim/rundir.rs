@@ -1,6 +1,7 @@
 //! The directory of a running machine: its sockets, logs and lock.
 
 use crate::{
+    beneath,
     control::{Client, console_log},
     failure::{Failure, Result, exit},
     vmfile,
@@ -50,6 +51,11 @@ impl RunDir {
     /// The machine's name.
     pub fn machine(&self) -> &str {
         &self.machine
+    }
+
+    /// Whether it is the machine that this system lends memory to.
+    pub fn is_beneath(&self) -> bool {
+        self.machine == beneath::MACHINE
     }
 
     /// The directory.
@@ -162,7 +168,12 @@ impl RunDir {
             .map(Client::new)
             .map_err(|_| {
                 let message = format!("no machine '{}' runs", self.machine);
-                Failure::new(exit::NO_MACHINE, message).help("start one: underpin sim FILE...")
+                let help = if self.is_beneath() {
+                    "start VMs: underpin run FILE..."
+                } else {
+                    "start one: underpin sim FILE..."
+                };
+                Failure::new(exit::NO_MACHINE, message).help(help)
             })
     }
 

@@ -4,11 +4,11 @@ use super::{Context, list::state_name, record_of};
 use crate::{
     failure::{Failure, Result, exit},
     units,
-    vmfile::VmFile,
+    vmfile::{self, VmFile},
 };
 use abi::control::{FitStatus, code, fit, state};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// `underpin mem fit`: succeeds where `wanted` more VMs of the file would start.
 pub fn fit(context: &Context, file: &Path, wanted: u64) -> Result<u8> {
@@ -37,17 +37,20 @@ pub fn start_dry(context: &Context, vm: &str) -> Result<u8> {
 }
 
 /// `underpin run --dry-run`. Starts no machine.
-pub fn run_dry(context: &Context, file: &Path) -> Result<u8> {
-    let vm = VmFile::read(file)?;
+pub fn run_dry(context: &Context, files: &[PathBuf]) -> Result<u8> {
     let mut client = context.connect()?;
-    let record = record_of(&mut client, &vm)?;
-    if client.list()?.iter().any(|known| known.name == record.name) {
-        let message = format!("a VM named {} is there already", vm.name);
-        let help = format!("underpin start --dry-run {}", vm.name);
-        return Err(Failure::new(code::EXISTS as u8, message).help(help));
+    let mut worst = exit::OK;
+    for vm in vmfile::read_all(files)? {
+        let record = record_of(&mut client, &vm)?;
+        if client.list()?.iter().any(|known| known.name == record.name) {
+            let message = format!("a VM named {} is there already", vm.name);
+            let help = format!("underpin start --dry-run {}", vm.name);
+            return Err(Failure::new(code::EXISTS as u8, message).help(help));
+        }
+        let fit = client.fit(&record)?;
+        worst = worst.max(tell_dry(context, &vm.name, &fit)?);
     }
-    let fit = client.fit(&record)?;
-    tell_dry(context, &vm.name, &fit)
+    Ok(worst)
 }
 
 fn tell_dry(context: &Context, vm: &str, fit: &FitStatus) -> Result<u8> {

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::{
     cli::{Cli, Sim, Verb},
-    control::{Client, state_event},
+    control::{Broker, Client, state_event},
     failure::{Failure, Result, exit, reason},
     output::print,
     sim::{Machine, Shape},
@@ -16,8 +16,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::{
     collections::HashMap,
     env,
+    ffi::{OsStr, OsString},
     io::{self, BufRead as _, BufReader},
-    path::Path,
+    path::PathBuf,
     process::{Command, Stdio},
     sync::{
         Arc,
@@ -32,12 +33,13 @@ const READY_TIME: Duration = Duration::from_mins(2);
 /// How long the machine may take to power off.
 const END_TIME: Duration = Duration::from_secs(30);
 /// What a detached machine writes to the waiting command when its hypervisor answers.
-const READY: &str = "ready";
+pub const READY: &str = "ready";
 
 /// Starts a machine and follows it to its end, or leaves it running.
 pub fn run(context: &Context, options: &Sim) -> Result<u8> {
     if options.detach && !options.detached {
-        return detach(context);
+        let words = env::args_os().skip(1).collect();
+        return detach(context, words);
     }
     let vms = vmfile::read_all(&options.files)?;
     context.progress.say(&description(&options.shape)?);
@@ -59,20 +61,13 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
     }
 }
 
-/// Starts a machine of the usual shape for one VM.
-pub fn run_one(context: &Context, file: &Path) -> Result<u8> {
-    let words = [
-        Path::new("underpin"),
-        Path::new("sim"),
-        Path::new("--"),
-        file,
-    ];
-    match Cli::try_parse_from(words.map(Path::as_os_str)).map(|cli| cli.verb) {
+/// Starts a machine of the usual shape for some VMs.
+pub fn run_some(context: &Context, files: &[PathBuf]) -> Result<u8> {
+    let words = ["underpin", "sim", "--"].map(OsStr::new).into_iter();
+    let words = words.chain(files.iter().map(|file| file.as_os_str()));
+    match Cli::try_parse_from(words).map(|cli| cli.verb) {
         Ok(Verb::Sim(options)) => run(context, &options),
-        _ => Err(Failure::new(
-            exit::USAGE,
-            format!("cannot run {}", file.display()),
-        )),
+        _ => Err(Failure::new(exit::USAGE, "cannot run these VMs")),
     }
 }
 
@@ -90,7 +85,7 @@ fn follow(
     machine: &mut Machine,
     started: Instant,
 ) -> Result<Ending> {
-    let interrupted = watch_signals(machine)?;
+    let interrupted = watch_signals(machine.broker())?;
     // It may be gone by now.
     let client = machine.client();
     let mut client = client.map_err(|failure| machine.explain(failure))?;
@@ -169,7 +164,7 @@ fn events(
 }
 
 /// Tells a VM's new state, once.
-fn changed(context: &Context, states: &mut HashMap<String, u32>, vm: &VmStatus) {
+pub fn changed(context: &Context, states: &mut HashMap<String, u32>, vm: &VmStatus) {
     let name = vm.name.to_string();
     if states.insert(name.clone(), vm.state) == Some(vm.state) {
         return;
@@ -186,7 +181,7 @@ fn changed(context: &Context, states: &mut HashMap<String, u32>, vm: &VmStatus) 
 }
 
 /// On Ctrl-C and the like, cuts everybody off the machine, so that whoever waits for it wakes up.
-fn watch_signals(machine: &Machine) -> Result<Arc<AtomicBool>> {
+pub fn watch_signals(broker: &Broker) -> Result<Arc<AtomicBool>> {
     let failed = |error: io::Error| {
         Failure::new(
             exit::FAILED,
@@ -196,7 +191,7 @@ fn watch_signals(machine: &Machine) -> Result<Arc<AtomicBool>> {
     let mut signals =
         signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
     let interrupted = Arc::new(AtomicBool::new(false));
-    let (flag, broker) = (Arc::clone(&interrupted), machine.broker().clone());
+    let (flag, broker) = (Arc::clone(&interrupted), broker.clone());
     let watch = move || {
         if signals.forever().next().is_some() {
             flag.store(true, Ordering::Relaxed);
@@ -210,8 +205,12 @@ fn watch_signals(machine: &Machine) -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// Starts this command again as a process of its own, and waits until its hypervisor answers.
-fn detach(context: &Context) -> Result<u8> {
+/// Starts this command again with these words as a process of its own, and waits until its
+/// hypervisor answers.
+pub fn detach(context: &Context, mut words: Vec<OsString>) -> Result<u8> {
+    // Behind `--` it would be a file.
+    let end = words.iter().position(|word| word == "--");
+    words.insert(end.unwrap_or(words.len()), "--detached".into());
     let failed = |error: io::Error| {
         Failure::new(
             exit::FAILED,
@@ -219,8 +218,7 @@ fn detach(context: &Context) -> Result<u8> {
         )
     };
     let mut broker = Command::new(env::current_exe().map_err(failed)?)
-        .args(env::args_os().skip(1))
-        .arg("--detached")
+        .args(words)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

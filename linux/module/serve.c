@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Disks that this system serves to VMs: /dev/underpin-disks is the area that the hypervisor and the
+ * server share (abi/src/served.rs), by position. Whoever serves reads its first page whole, which
+ * waits until something has been asked for since that was done last, and writes answers. The area
+ * holds as long as memory is lent, whether somebody serves or not: what was not answered is there
+ * for whoever comes next.
+ */
+#include "underpin.h"
+
+#include <linux/capability.h>
+#include <linux/cpumask.h>
+#include <linux/fs.h>
+#include <linux/gfp.h>
+#include <linux/interrupt.h>
+#include <linux/irqdomain.h>
+#include <linux/miscdevice.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/of.h>
+#include <linux/uaccess.h>
+#include <linux/wait.h>
+
+#define RECORDS_BYTES 1024
+#define HEAD_BYTES 4096
+#define AREA_BYTES (HEAD_BYTES + 16 * SZ_64K)
+/* Shared interrupts are numbered from here. */
+#define FIRST_SPI 32
+
+static void *area;
+/* The interrupt by which the hypervisor tells, while it has the area. */
+static unsigned int bell;
+static bool has_server, was_asked, is_over;
+static DEFINE_MUTEX(lock);
+static DECLARE_WAIT_QUEUE_HEAD(asked);
+
+static irqreturn_t on_bell(int irq, void *unused)
+{
+	WRITE_ONCE(was_asked, true);
+	wake_up(&asked);
+	return IRQ_HANDLED;
+}
+
+/* The highest shared interrupt of the machine: no device has it, as far as the device tree knows. */
+static unsigned int map_bell(u32 *intid)
+{
+	struct device_node *gic = of_find_compatible_node(NULL, NULL, "arm,gic-v3");
+	struct irq_fwspec spec = { .param_count = 3 };
+	unsigned int irq;
+
+	*intid = underpin_call(UNDERPIN_FACTS, num_online_cpus(), 0).a11;
+	if (!gic || *intid < FIRST_SPI)
+		return 0;
+	spec.fwnode = of_fwnode_handle(gic);
+	spec.param[1] = *intid - FIRST_SPI;
+	spec.param[2] = IRQ_TYPE_EDGE_RISING;
+	irq = irq_create_fwspec_mapping(&spec);
+	of_node_put(gic);
+	return irq;
+}
+
+/* The area's address and the bell, for the hypervisor; 0 where nothing is offered. */
+unsigned long disks_begin(u32 *intid)
+{
+	unsigned int irq;
+
+	*intid = 0;
+	if (!area || !*((char *)area + RECORDS_BYTES))
+		return 0;
+	irq = map_bell(intid);
+	if (!irq)
+		return 0;
+	if (request_irq(irq, on_bell, 0, "underpin", area)) {
+		irq_dispose_mapping(irq);
+		return 0;
+	}
+	bell = irq;
+	return virt_to_phys(area);
+}
+
+static void free_area(void)
+{
+	if (area)
+		free_pages_exact(area, AREA_BYTES);
+	area = NULL;
+}
+
+/* The hypervisor has nothing of the area any more; who serves is told by an end of file. */
+void disks_end(void)
+{
+	mutex_lock(&lock);
+	if (bell) {
+		free_irq(bell, area);
+		irq_dispose_mapping(bell);
+		bell = 0;
+	}
+	if (!has_server)
+		free_area();
+	WRITE_ONCE(is_over, true);
+	mutex_unlock(&lock);
+	wake_up(&asked);
+}
+
+static int disks_open(struct inode *inode, struct file *file)
+{
+	int error = 0;
+
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	mutex_lock(&lock);
+	if (has_server)
+		error = -EBUSY;
+	else if (!area)
+		area = alloc_pages_exact(AREA_BYTES, GFP_KERNEL | __GFP_ZERO);
+	if (!error && !area)
+		error = -ENOMEM;
+	if (!error) {
+		has_server = true;
+		/* Whoever came before may have left something. */
+		WRITE_ONCE(was_asked, true);
+		WRITE_ONCE(is_over, false);
+	}
+	mutex_unlock(&lock);
+	return error;
+}
+
+static int disks_release(struct inode *inode, struct file *file)
+{
+	mutex_lock(&lock);
+	has_server = false;
+	if (!bell)
+		free_area();
+	mutex_unlock(&lock);
+	return 0;
+}
+
+/* The whole first page waits; it is empty when all memory is back. */
+static ssize_t disks_read(struct file *file, char __user *to, size_t size, loff_t *at)
+{
+	if (!*at && size >= HEAD_BYTES) {
+		if (wait_event_interruptible(asked, READ_ONCE(is_over) ||
+						     xchg(&was_asked, false)))
+			return -ERESTARTSYS;
+		if (READ_ONCE(is_over))
+			return 0;
+	}
+	/* What was asked is read after it was seen. */
+	smp_rmb();
+	return simple_read_from_buffer(to, size, at, area, AREA_BYTES);
+}
+
+/* Answers, which are told to the hypervisor; before memory is lent, offers. */
+static ssize_t disks_write(struct file *file, const char __user *from, size_t size, loff_t *at)
+{
+	bool is_answer = *at < RECORDS_BYTES;
+	ssize_t written;
+
+	/* The data are there before the answer is. */
+	smp_wmb();
+	written = simple_write_to_buffer(area, AREA_BYTES, at, from, size);
+	smp_mb();
+	if (written > 0 && is_answer)
+		while (underpin_call(UNDERPIN_SERVED, 0, 0).a0 == UNDERPIN_MORE)
+			cond_resched();
+	return written;
+}
+
+static const struct file_operations operations = {
+	.owner = THIS_MODULE,
+	.open = disks_open,
+	.release = disks_release,
+	.read = disks_read,
+	.write = disks_write,
+	.llseek = default_llseek,
+};
+
+static struct miscdevice disks = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "underpin-disks",
+	.fops = &operations,
+	.mode = 0600,
+};
+
+int disks_init(void)
+{
+	return misc_register(&disks);
+}
+
+void disks_exit(void)
+{
+	misc_deregister(&disks);
+}

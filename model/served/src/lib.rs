@@ -1,0 +1,168 @@
+//! Disks that OS-0 serves (`abi::served`): who has which slot, and what of the shared page is believed.
+//!
+//! [`Slots`] is EL2's side. It remembers what it asked for by itself; of what the page says it uses
+//! one word, a slot's answer, and that only where it is the answer to the ticket the slot has. So
+//! whatever is written there, a request ends once, and no other ends. [`offers`] checks what is
+//! offered, once. [`asked`] is the server's side: what the page asks for that is not answered, however
+//! many servers came before.
+#![no_std]
+#![forbid(unsafe_code)]
+
+use abi::served::{
+    DATA_BYTES, OFFERS_AT, OFFERS_MAX, Offer, Record, SECTOR_BYTES, SECTORS_MAX, SLOTS, answer,
+    operation,
+};
+use zerocopy::FromBytes as _;
+
+/// Whose a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Free,
+    /// Somebody at EL2 fills or reads it.
+    Claimed,
+    /// OS-0 has it, under this ticket.
+    Asked(u64),
+}
+
+/// EL2's slots.
+#[derive(Clone, Debug)]
+pub struct Slots {
+    slots: [Slot; SLOTS],
+    /// The last ticket.
+    ticket: u64,
+}
+
+impl Slots {
+    /// All free, and no ticket given out.
+    pub const fn new() -> Self {
+        Self {
+            slots: [Slot::Free; SLOTS],
+            ticket: 0,
+        }
+    }
+
+    /// How many are free.
+    pub fn free(&self) -> usize {
+        let is_free = |slot: &&Slot| **slot == Slot::Free;
+        self.slots.iter().filter(is_free).count()
+    }
+
+    /// Takes a free slot, to be asked of OS-0 or released.
+    pub fn claim(&mut self) -> Option<usize> {
+        let slot = self.slots.iter().position(|slot| *slot == Slot::Free)?;
+        self.slots[slot] = Slot::Claimed;
+        Some(slot)
+    }
+
+    /// Gives back a claimed slot.
+    pub fn release(&mut self, slot: usize) {
+        if let Some(slot) = self.slots.get_mut(slot)
+            && *slot == Slot::Claimed
+        {
+            *slot = Slot::Free;
+        }
+    }
+
+    /// OS-0 has a claimed slot from now on; gives the ticket that is to be written last. `None` where
+    /// nobody has claimed it.
+    pub fn ask(&mut self, slot: usize) -> Option<u64> {
+        let slot = self.slots.get_mut(slot)?;
+        if *slot != Slot::Claimed {
+            return None;
+        }
+        self.ticket += 1;
+        *slot = Slot::Asked(self.ticket);
+        Some(self.ticket)
+    }
+
+    /// A slot that is answered, claimed from now on, and whether what was asked is done; `answer_of`
+    /// reads a slot's answer, once.
+    pub fn take_answered(&mut self, answer_of: impl Fn(usize) -> u64) -> Option<(usize, bool)> {
+        let answers = |(n, slot): (usize, &Slot)| {
+            let Slot::Asked(ticket) = *slot else {
+                return None;
+            };
+            let given = answer_of(n);
+            let done = given == answer(ticket, true);
+            (done || given == answer(ticket, false)).then_some((n, done))
+        };
+        let found = self.slots.iter().enumerate().find_map(answers)?;
+        self.slots[found.0] = Slot::Claimed;
+        Some(found)
+    }
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The disks that the area's first page offers, as far as they make sense: names in UTF-8, each once,
+/// and a size.
+pub fn offers(head: &[u8]) -> heapless::Vec<Offer, OFFERS_MAX> {
+    let mut found = heapless::Vec::<Offer, OFFERS_MAX>::new();
+    let table = head.get(OFFERS_AT as usize..).unwrap_or_default();
+    for bytes in table.chunks_exact(size_of::<Offer>()).take(OFFERS_MAX) {
+        let Ok(offer) = Offer::read_from_bytes(bytes) else {
+            break;
+        };
+        let has_name = offer.name.as_str().is_some_and(|name| !name.is_empty());
+        let is_new = found.iter().all(|known| known.name != offer.name);
+        let has_size = (1..=SECTORS_MAX).contains(&offer.sectors);
+        // Numbers are places in the table: behind one that is wrong no other is known by its own.
+        if !(has_name && is_new && has_size) || found.push(offer).is_err() {
+            break;
+        }
+    }
+    found
+}
+
+/// What a server is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The slot, which has the data.
+    pub slot: usize,
+    /// What is answered.
+    pub ticket: u64,
+    /// One of [`operation`].
+    pub operation: u32,
+    /// The number of the disk.
+    pub disk: usize,
+    /// Where on it the data begin, in bytes.
+    pub at: u64,
+    /// Bytes of data.
+    pub bytes: u64,
+}
+
+/// The slots that the area's first page asks for and has no answer to. What they are asked for is read
+/// after that ([`asked`]): in a copy of the page, other words may be older than a ticket.
+pub fn unanswered(head: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    let records = head.chunks_exact(size_of::<Record>()).take(SLOTS);
+    let is_asked =
+        |bytes: &[u8]| Record::read_from_bytes(bytes).is_ok_and(|record| is_new(&record));
+    let asked = records
+        .enumerate()
+        .filter(move |(_, bytes)| is_asked(bytes));
+    asked.map(|(slot, _)| slot)
+}
+
+fn is_new(record: &Record) -> bool {
+    record.ticket > 0 && record.answer >> 1 != record.ticket
+}
+
+/// What a slot's record asks for; `None` where it has its answer, or makes no sense, as none of EL2's.
+pub fn asked(slot: usize, record: &[u8]) -> Option<Asked> {
+    let record = Record::read_from_bytes(record).ok()?;
+    let known = [operation::READ, operation::WRITE, operation::FLUSH];
+    let is_whole = record.bytes <= DATA_BYTES && record.bytes.is_multiple_of(SECTOR_BYTES);
+    let fits = record.sector <= SECTORS_MAX && known.contains(&record.operation);
+    (is_new(&record) && is_whole && fits).then(|| Asked {
+        slot,
+        ticket: record.ticket,
+        operation: record.operation,
+        disk: record.disk as usize,
+        at: record.sector * SECTOR_BYTES,
+        bytes: record.bytes,
+    })
+}

@@ -1,0 +1,291 @@
+//! Disks of VMs that this process serves from this system's files and block devices.
+//!
+//! EL2 copies what VMs write into an area that the kernel module has, and from there what they read
+//! (`abi::served`); this process sees that area and no memory of a VM. A VM is told that a request is
+//! done when its answer is in the area, and not before. So a server may end at any moment: the next one
+//! does again what has no answer.
+
+use crate::{
+    failure::{Failure, Result, exit},
+    sim::RunDir,
+};
+use abi::{
+    Text,
+    served::{
+        ANSWER_AT, DATA_BYTES, HEAD_BYTES, OFFERS_AT, OFFERS_MAX, Offer, Record, SECTOR_BYTES,
+        answer, operation,
+    },
+};
+use model_served::{Asked, asked, unanswered};
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, Seek as _, SeekFrom},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    thread,
+};
+use zerocopy::IntoBytes as _;
+
+/// The module's view of the area.
+const DEVICE: &str = "/dev/underpin-disks";
+/// Where a machine's directory keeps what is served, for the next server.
+const LIST: &str = "disks";
+
+/// A disk that VMs know by a name, as they know a partition of a machine's disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Its name.
+    pub name: String,
+    /// The file or block device behind it.
+    pub file: PathBuf,
+}
+
+impl Served {
+    /// Reads `NAME=FILE`.
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        match text.split_once('=') {
+            Some((name, file)) if !name.is_empty() && !file.is_empty() => {
+                if Text::<40>::new(name).is_none() {
+                    return Err(format!("'{name}' is more than 40 bytes"));
+                }
+                let (name, file) = (name.to_owned(), PathBuf::from(file));
+                Ok(Self { name, file })
+            }
+            _ => Err(format!("'{text}' is not NAME=FILE")),
+        }
+    }
+}
+
+/// The area, and the files in the order of their offers.
+pub struct Server {
+    area: File,
+    files: Vec<(File, u64)>,
+}
+
+impl Server {
+    /// Offers these disks for the loan that is made next, and keeps them in mind for later servers.
+    pub fn offer(run: &RunDir, disks: &[Served]) -> Result<Self> {
+        let server = Self::open(disks)?;
+        let mut offers = [Offer::default(); OFFERS_MAX];
+        for ((offer, disk), (_, bytes)) in offers.iter_mut().zip(disks).zip(&server.files) {
+            offer.name = Text::cut(&disk.name);
+            offer.sectors = bytes / SECTOR_BYTES;
+        }
+        let failed = |error| Failure::file("cannot offer disks through", Path::new(DEVICE), &error);
+        server
+            .area
+            .write_all_at(offers.as_bytes(), OFFERS_AT)
+            .map_err(failed)?;
+        let path = run.path().join(LIST);
+        let line = |disk: &Served| {
+            let file = fs::canonicalize(&disk.file).unwrap_or_else(|_| disk.file.clone());
+            format!("{}={}\n", disk.name, file.display())
+        };
+        let list: String = disks.iter().map(line).collect();
+        fs::write(&path, list).map_err(|error| Failure::file("cannot write", &path, &error))?;
+        Ok(server)
+    }
+
+    /// Goes on with the disks of the server before; `None` where it served none.
+    pub fn resume(run: &RunDir) -> Result<Option<Self>> {
+        let path = run.path().join(LIST);
+        let list = match fs::read_to_string(&path) {
+            Ok(list) => list,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Failure::file("cannot read", &path, &error)),
+        };
+        let disks: Vec<Served> = list
+            .lines()
+            .filter_map(|line| Served::parse(line).ok())
+            .collect();
+        Self::open(&disks).map(Some)
+    }
+
+    /// No disk is served any more.
+    pub fn forget(run: &RunDir) {
+        let _ = fs::remove_file(run.path().join(LIST));
+    }
+
+    fn open(disks: &[Served]) -> Result<Self> {
+        if disks.len() > OFFERS_MAX {
+            let message = format!("{} disks are more than can be served", disks.len());
+            return Err(
+                Failure::new(exit::USAGE, message).help(format!("use at most {OFFERS_MAX}"))
+            );
+        }
+        let files = disks.iter().map(|disk| open_disk(&disk.file));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        let mut options = File::options();
+        let area = options.read(true).write(true).open(DEVICE);
+        let area = area.map_err(|error| Failure::file("cannot open", Path::new(DEVICE), &error))?;
+        Ok(Self { area, files })
+    }
+
+    /// Serves until the memory is back, on a thread of its own.
+    pub fn start(self) -> io::Result<()> {
+        let thread = thread::Builder::new().name("disks".into());
+        thread.spawn(move || self.serve()).map(drop)
+    }
+
+    fn serve(&self) {
+        let mut head = vec![0; HEAD_BYTES as usize];
+        let mut data = vec![0; DATA_BYTES as usize];
+        // The read waits until something was asked since the last one.
+        while let Ok(size @ 1..) = self.area.read_at(&mut head, 0) {
+            for slot in unanswered(head.get(..size).unwrap_or_default()) {
+                let at = (slot * size_of::<Record>()) as u64;
+                let mut record = [0; size_of::<Record>()];
+                if self.area.read_exact_at(&mut record, at).is_err() {
+                    return;
+                }
+                let Some(todo) = asked(slot, &record) else {
+                    continue;
+                };
+                let data = data.get_mut(..todo.bytes as usize).unwrap_or_default();
+                let done = self.execute(todo, data).is_ok();
+                let answer = answer(todo.ticket, done);
+                if self
+                    .area
+                    .write_all_at(&answer.to_le_bytes(), at + ANSWER_AT)
+                    .is_err()
+                {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn execute(&self, todo: Asked, data: &mut [u8]) -> io::Result<()> {
+        let outside = || io::Error::from(io::ErrorKind::InvalidInput);
+        let (file, size) = self.files.get(todo.disk).ok_or_else(outside)?;
+        if todo.at + todo.bytes > *size {
+            return Err(outside());
+        }
+        let at = HEAD_BYTES + todo.slot as u64 * DATA_BYTES;
+        match todo.operation {
+            operation::READ => {
+                file.read_exact_at(data, todo.at)?;
+                self.area.write_all_at(data, at)
+            }
+            operation::WRITE => {
+                self.area.read_exact_at(data, at)?;
+                file.write_all_at(data, todo.at)
+            }
+            _ => file.sync_data(),
+        }
+    }
+}
+
+/// A file or block device for this process alone, and its bytes.
+fn open_disk(path: &Path) -> Result<(File, u64)> {
+    let failed = |error: io::Error| Failure::file("cannot serve", path, &error);
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let message = format!("{} is served by another process", path.display());
+            return Err(Failure::new(exit::FILE, message).help("end that one, or use a copy"));
+        }
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    // Of a block device, metadata does not tell.
+    let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    if size == 0 || !size.is_multiple_of(SECTOR_BYTES) {
+        let message = format!("{} has {size} bytes, which is no disk", path.display());
+        let help = format!("make it a multiple of {SECTOR_BYTES}: truncate --size=1G FILE");
+        return Err(Failure::new(exit::FILE, message).help(help));
+    }
+    Ok((file, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_a_name_and_a_file() {
+        let disk = Served::parse("data=/srv/a=b.img").unwrap();
+        assert_eq!(
+            (&*disk.name, disk.file.as_path()),
+            ("data", Path::new("/srv/a=b.img"))
+        );
+        assert!(Served::parse("data").is_err() && Served::parse("=x").is_err());
+        assert!(Served::parse(&format!("{}=x", "n".repeat(41))).is_err());
+    }
+
+    /// Requests as EL2 leaves them in the area, on plain files.
+    #[test]
+    fn requests_are_done_once_they_are_asked_and_only_within_the_disk() {
+        let directory =
+            std::env::temp_dir().join(format!("underpin-served-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let path = |name: &str| directory.join(name);
+        fs::write(path("disk"), [7; 4096]).unwrap();
+        fs::write(
+            path("area"),
+            vec![0; (HEAD_BYTES + 2 * DATA_BYTES) as usize],
+        )
+        .unwrap();
+        let area = File::options()
+            .read(true)
+            .write(true)
+            .open(path("area"))
+            .unwrap();
+        let server = Server {
+            area,
+            files: vec![open_disk(&path("disk")).unwrap()],
+        };
+        let todo = |operation, at, bytes, slot| Asked {
+            slot,
+            ticket: 1,
+            operation,
+            disk: 0,
+            at,
+            bytes,
+        };
+        let mut data = [0; 512];
+        server
+            .execute(todo(operation::READ, 0, 512, 1), &mut data)
+            .unwrap();
+        let mut seen = [0; 512];
+        server
+            .area
+            .read_exact_at(&mut seen, HEAD_BYTES + DATA_BYTES)
+            .unwrap();
+        assert_eq!(seen, [7; 512]);
+        server.area.write_all_at(&[9; 512], HEAD_BYTES).unwrap();
+        server
+            .execute(todo(operation::WRITE, 512, 512, 0), &mut data)
+            .unwrap();
+        server
+            .execute(todo(operation::FLUSH, 0, 0, 0), &mut [])
+            .unwrap();
+        assert_eq!(
+            fs::read(path("disk")).unwrap()[511..1025],
+            [&[7][..], &[9; 512], &[7]].concat()
+        );
+        assert!(
+            server
+                .execute(todo(operation::WRITE, 4096, 512, 0), &mut data)
+                .is_err()
+        );
+        assert!(
+            server
+                .execute(
+                    Asked {
+                        disk: 1,
+                        ..todo(operation::READ, 0, 512, 0)
+                    },
+                    &mut data
+                )
+                .is_err()
+        );
+        // Nobody else may serve it meanwhile.
+        assert!(open_disk(&path("disk")).is_err());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,119 @@
+//! `underpin serve`, and `underpin run` where the machine is made of this system's own memory.
+
+use super::{Context, simulate};
+use crate::{
+    beneath::Machine,
+    cli::{Run, Serve},
+    control::{Client, state_event},
+    failure::{Failure, Result, exit},
+    output::print,
+    units,
+    vmfile::{self, VmFile},
+};
+use abi::control::{request, state};
+use std::{
+    collections::HashMap,
+    env,
+    ffi::OsString,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+/// How long the hypervisor may take to answer for the first time.
+const READY_TIME: Duration = Duration::from_mins(1);
+
+/// Serves until all VMs have ended and their memory is back.
+pub fn serve(context: &Context, options: &Serve) -> Result<u8> {
+    if !context.run.is_beneath() {
+        let message = format!(
+            "machine '{}' is none that this system lends memory to",
+            context.run.machine()
+        );
+        return Err(Failure::new(exit::USAGE, message).help("leave --machine out"));
+    }
+    if options.detach && !options.detached {
+        return simulate::detach(context, env::args_os().skip(1).collect());
+    }
+    let vms = if options.files.is_empty() {
+        Vec::new()
+    } else {
+        vmfile::read_all(&options.files)?
+    };
+    let machine = Machine::start(context.run.clone(), &vms, &options.loan, context.progress)?;
+    let interrupted = simulate::watch_signals(machine.broker())?;
+    let ended = follow(context, options, &vms, &machine);
+    if interrupted.load(Ordering::Relaxed) {
+        context
+            .progress
+            .say("the VMs go on; `underpin serve` serves them again");
+        return Ok(exit::INTERRUPTED);
+    }
+    ended?;
+    context
+        .progress
+        .say("all VMs have ended; their memory is back");
+    Ok(exit::OK)
+}
+
+/// `underpin run`: leaves a server of these VMs behind.
+pub fn run(context: &Context, options: &Run, vms: &[VmFile]) -> Result<u8> {
+    let mut words: Vec<OsString> = vec!["serve".into(), "--detach".into()];
+    if let Some(bytes) = options.loan.lend {
+        words.extend(["--lend".into(), bytes.to_string().into()]);
+    }
+    for disk in &options.loan.disks {
+        let mut word = OsString::from(format!("{}=", disk.name));
+        word.push(&disk.file);
+        words.extend(["--disk".into(), word]);
+    }
+    words.push("--".into());
+    words.extend(options.files.iter().map(|file| file.as_os_str().to_owned()));
+    let status = simulate::detach(context, words)?;
+    if status == exit::OK {
+        for vm in vms {
+            context.done(&vm.name, "started")?;
+        }
+    }
+    Ok(status)
+}
+
+fn follow(context: &Context, options: &Serve, vms: &[VmFile], machine: &Machine) -> Result<()> {
+    let started = Instant::now();
+    let mut client = machine.client()?;
+    let status = client.hello(READY_TIME)?;
+    let (cpus, free) = (status.cpus, units::size(status.memory_free));
+    context.progress.say(&format!(
+        "the hypervisor answers after {:.1} s: {cpus} CPUs, {free} free for VMs",
+        started.elapsed().as_secs_f64()
+    ));
+    for vm in vms.iter().filter(|vm| !vm.autostart) {
+        client.about(request::START, &vm.name)?;
+    }
+    if options.detached {
+        // From now on, the terminal's Ctrl-C and hang-up are not for this process.
+        let _ = rustix::process::setsid();
+        print(&format!("{}\n", simulate::READY))?;
+    }
+    wait_all(context, vms, &mut client)?;
+    machine.repay()
+}
+
+/// Waits until no VM runs, or is about to.
+fn wait_all(context: &Context, vms: &[VmFile], client: &mut Client) -> Result<()> {
+    let mut states: HashMap<String, u32> = HashMap::new();
+    for vm in client.list()? {
+        simulate::changed(context, &mut states, &vm);
+    }
+    let is_over = |(name, now): (&String, &u32)| match *now {
+        state::DEFINED => !vms.iter().any(|vm| vm.name == *name),
+        now => now == state::ENDED,
+    };
+    while !states.iter().all(is_over) {
+        if let Some(frame) = client.event(None)?
+            && let Some(vm) = state_event(&frame)
+        {
+            simulate::changed(context, &mut states, &vm);
+        }
+    }
+    Ok(())
+}
