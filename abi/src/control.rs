@@ -109,6 +109,8 @@ pub mod request {
     pub const PAUSE: u32 = 7;
     /// A [`super::VmName`].
     pub const RESUME: u32 = 8;
+    /// A [`super::VmName`]: as [`RESUME`], and its time goes on where it stood.
+    pub const CONTINUE: u32 = 30;
     /// A [`super::VmName`]: as its reset button.
     pub const RESET: u32 = 9;
     /// A [`super::VmName`] and up to 4096 bytes typed at its console; replies how many were

@@ -588,7 +588,7 @@ pub fn repay(vm: &Instance, owed: u64, takeable: u64, room: u64) -> bool {
         Some(News::Pause) => pause(vm, format_args!("it owes {owed} pages")),
         Some(News::GoOn) => {
             log::info!("{} goes on: it owes {owed} pages", vm.name());
-            vm.resume();
+            vm.resume(false);
             vm.paging.note_news();
         }
         None => {}

@@ -26,6 +26,8 @@
 #define LISTEN_MS 10
 
 static unsigned long first, pages;
+/* Whether VMs have their part of the CPUs. */
+static bool sharing;
 static atomic_long_t answer_of_all;
 /* Whether the control channel is open. */
 static atomic_t has_listener;
@@ -139,7 +141,32 @@ static long share(bool on)
 
 	atomic_long_set(&answer_of_all, 0);
 	error = stop_machine(share_here, on ? (void *)1 : NULL, cpu_online_mask);
-	return error ? error : atomic_long_read(&answer_of_all);
+	if (!error)
+		error = atomic_long_read(&answer_of_all);
+	if (!error)
+		sharing = on;
+	return error;
+}
+
+bool is_parked(void)
+{
+	return pages && !sharing;
+}
+
+/* No VM has any CPU. Where one refuses, as a VM runs, all go on. */
+long park(void)
+{
+	long answer = sharing ? share(false) : 0;
+
+	if (answer)
+		share(true);
+	return answer;
+}
+
+/* VMs that are parked have their CPUs again. */
+long unpark(void)
+{
+	return is_parked() ? share(true) : 0;
 }
 
 /* The memory is this system's again. */

@@ -22,6 +22,8 @@ static atomic_t changed;
 static unsigned long switches, retries;
 /* The most counts of the system counter that a CPU's call of the last switch took. */
 static atomic_long_t counts;
+/* The counts that stopping all CPUs for it took: no pause that a CPU feels is longer. */
+static unsigned long pause;
 
 /* In the order of their numbers (abi/src/os0.rs). */
 static const char *const refusals[] = {
@@ -106,6 +108,15 @@ static long leave_here(void *unused)
 	return answer;
 }
 
+static int on_all_cpus(cpu_stop_fn_t switch_here)
+{
+	u64 before = read_sysreg(cntvct_el0);
+	int error = stop_machine(switch_here, NULL, cpu_online_mask);
+
+	pause = read_sysreg(cntvct_el0) - before;
+	return error;
+}
+
 static int leave_busy(void)
 {
 	int cpu, error = 0;
@@ -162,21 +173,36 @@ int tell(struct answer *answer, long result)
 
 int serve_attach(struct answer *answer, char *words)
 {
+	int error;
+
 	begin();
-	return outcome(answer, stop_machine(attach_here, NULL, cpu_online_mask), "attached");
+	error = on_all_cpus(attach_here);
+	if (!error && !atomic_long_read(&refusal))
+		note(unpark());
+	return outcome(answer, error, "attached");
 }
 
+/* "detach [park]": with "park", VMs that stand still stay in the memory that is lent to them. */
 int serve_detach(struct answer *answer, char *words)
 {
 	int error;
 
 	begin();
+	if (!strcmp(words, "park")) {
+		long refused = park();
+
+		if (refused)
+			return tell(answer, refused);
+	}
 	/* A CPU that comes up meanwhile would come up as some of the others are. */
 	cpu_hotplug_disable();
-	error = stop_machine(detach_here, NULL, cpu_online_mask);
+	error = on_all_cpus(detach_here);
 	if (!error)
 		error = leave_busy();
 	cpu_hotplug_enable();
+	/* Beneath all or none of it, VMs have their CPUs or do not. */
+	if (error || atomic_long_read(&refusal))
+		unpark();
 	return outcome(answer, error, "detached");
 }
 
@@ -190,10 +216,11 @@ int serve_status(struct answer *answer, char *words)
 	regs = underpin_call(UNDERPIN_STATUS, 0, 0);
 	put_cpu();
 	say(answer,
-	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"counts\":%ld,\"refusal\":\"%s\",\"lent\":%lu,\"dma\":\"open\"}\n",
+	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"counts\":%ld,\"pause\":%lu,\"refusal\":\"%s\",\"lent\":%lu,\"parked\":%s,\"dma\":\"open\"}\n",
 	    regs.a1 ? "attached" : "detached", (u64)regs.a4, num_online_cpus(), cpu, (u64)regs.a2,
 	    (u64)regs.a3, switches, retries,
-	    atomic_long_read(&counts), last, lent_bytes());
+	    atomic_long_read(&counts), pause, last, lent_bytes(),
+	    is_parked() ? "true" : "false");
 	return 0;
 }
 

@@ -59,8 +59,11 @@ int serve_repay(struct answer *answer, char *words);
 /* Keeps an outcome as the last, says how things stand, and gives what the request ends with. */
 int tell(struct answer *answer, long result);
 
-/* The memory that is lent. */
+/* The memory that is lent; whether it is with no CPU shared, and to that state and back. */
 unsigned long lent_bytes(void);
+bool is_parked(void);
+long park(void);
+long unpark(void);
 
 /* /dev/underpin-control. */
 int control_init(void);

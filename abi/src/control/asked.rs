@@ -66,7 +66,10 @@ impl<'a> Request<'a> {
             request::NODES if payload.is_empty() => Some(Self::Nodes),
             request::ENTRIES if payload.is_empty() => Some(Self::Entries),
             request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
-            request::SHOW..=request::RESET | request::MEM_WHY | request::NUMA => {
+            request::SHOW..=request::RESET
+            | request::CONTINUE
+            | request::MEM_WHY
+            | request::NUMA => {
                 let name = VmName::read_from_bytes(payload).ok()?;
                 Some(Self::About(kind, checked(name)?))
             }

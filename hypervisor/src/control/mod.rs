@@ -185,7 +185,8 @@ fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
         request::STOP => vm::stop(name),
         request::KILL => vm::kill(name),
         request::PAUSE => vm::pause(name),
-        request::RESUME => vm::resume(name),
+        request::RESUME => vm::resume(name, false),
+        request::CONTINUE => vm::resume(name, true),
         request::RESET => vm::reset(name),
         other => Err(Refusal::new(
             code::MALFORMED,

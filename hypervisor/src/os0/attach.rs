@@ -171,7 +171,7 @@ pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
     if let Err(refusal) = check_injected(me, 0) {
         return refusal.code();
     }
-    if loans::are_out() {
+    if loans::are_in_use() {
         return Refusal::Lent.code();
     }
     let mut lists = HardwareLists::of_this_cpu();

@@ -39,9 +39,10 @@ pub fn code(result: Result<u64, Refusal>) -> u64 {
     result.unwrap_or_else(Refusal::code)
 }
 
-/// Whether any memory is lent.
-pub fn are_out() -> bool {
-    !LOANS.lock().is_empty()
+/// Whether memory is lent that VMs may use now: they are not parked.
+pub fn are_in_use() -> bool {
+    let is_parked = OPEN.load(Ordering::Acquire) && SHARING.load(Ordering::Acquire) == 0;
+    !is_parked && !LOANS.lock().is_empty()
 }
 
 /// LEND.
@@ -203,8 +204,10 @@ pub fn share(me: &Os0Cpu, on: bool) -> Result<u64, Refusal> {
             return Err(Refusal::NotCovered);
         }
         SHARING.fetch_add(1, Ordering::AcqRel);
-    } else if !vm::is_quiet() {
+    } else if !vm::stand_still() {
         return Err(Refusal::VmsRun);
+    } else if !disk::are_idle() {
+        return Err(Refusal::InUse);
     }
     // The CPU's loop sees it when the call is over; it counts itself out.
     me.shares.set(on);

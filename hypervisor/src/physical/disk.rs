@@ -362,6 +362,12 @@ pub fn forget(number: u8, block: u64) {
     }
 }
 
+/// Whether nothing is asked of any disk.
+pub fn are_idle() -> bool {
+    let mut disks = DISKS.iter().filter_map(Once::get);
+    disks.all(|disk| disk.hardware.lock().jobs.iter().all(Option::is_none))
+}
+
 /// Whether a request of a VM that is under way uses a guest frame.
 pub fn is_in_use(vm: VmId, gfn: Gfn) -> bool {
     DISKS.iter().filter_map(Once::get).any(|disk| {

@@ -17,6 +17,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Ipa, NodeId, VmId};
 use model_pmap::Why;
@@ -67,7 +68,9 @@ pub struct Instance {
     /// Where its pages went.
     pub numa: Tally,
     /// Virtual time = physical time - this, in counts.
-    time_offset: u64,
+    time_offset: AtomicU64,
+    /// When it was paused.
+    paused_at: AtomicU64,
     /// A device has not told its driver yet what it has done.
     pub has_untold: AtomicBool,
     paused: AtomicBool,
@@ -154,7 +157,8 @@ impl Instance {
             sharing: SharingCounts::default(),
             paging,
             numa: Tally::default(),
-            time_offset: machine_aarch64::timer::now(),
+            time_offset: AtomicU64::new(timer::now()),
+            paused_at: AtomicU64::new(0),
             has_untold: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -175,7 +179,7 @@ impl Instance {
     /// `CNTVOFF_EL2`.
     #[inline]
     pub fn time_offset(&self) -> u64 {
-        self.time_offset
+        self.time_offset.load(Ordering::Relaxed)
     }
 
     /// Its memory, for devices.
@@ -352,12 +356,19 @@ impl Instance {
 
     /// Stops its vCPUs where they are.
     pub fn pause(&self) {
+        if !self.is_paused() {
+            self.paused_at.store(timer::now(), Ordering::Relaxed);
+        }
         self.paused.store(true, Ordering::SeqCst);
         self.call_vcpus(VcpuSet::first(self.vcpus.len()), attention::STAND_STILL);
     }
 
-    /// Lets its vCPUs go on.
-    pub fn resume(&self) {
+    /// Lets its vCPUs go on; its time has passed meanwhile, or it has not.
+    pub fn resume(&self, time_stood_still: bool) {
+        if time_stood_still {
+            let passed = timer::now() - self.paused_at.load(Ordering::Relaxed);
+            self.time_offset.fetch_add(passed, Ordering::Relaxed);
+        }
         self.paging.forgive();
         self.paused.store(false, Ordering::SeqCst);
         for vcpu in &self.vcpus {

@@ -155,6 +155,16 @@ pub fn is_quiet() -> bool {
     all().iter().all(|vm| vm.is_settled())
 }
 
+/// Whether each VM has ended or is paused.
+pub fn stand_still() -> bool {
+    let stands = |vm: &Arc<Vm>| {
+        let instance = vm.instance();
+        let is_paused = instance.is_some_and(|vm| vm.is_paused() && !vm.is_ending());
+        is_paused || vm.is_settled()
+    };
+    all().iter().all(stands)
+}
+
 /// Forgets all descriptions. No VM runs.
 pub fn forget() {
     TABLE.lock().clear();
@@ -388,8 +398,8 @@ pub fn pause(name: VmName) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Lets a paused VM go on.
-pub fn resume(name: VmName) -> Result<(), Refusal> {
+/// Lets a paused VM go on; its time has passed meanwhile, or it has not.
+pub fn resume(name: VmName, time_stood_still: bool) -> Result<(), Refusal> {
     let vm = find(name)?;
     let instance = vm.running()?;
     if !instance.is_paused() {
@@ -399,7 +409,7 @@ pub fn resume(name: VmName) -> Result<(), Refusal> {
             format_args!("{name} is not paused"),
         ));
     }
-    instance.resume();
+    instance.resume(time_stood_still);
     report::send_state(&vm);
     Ok(())
 }

@@ -14,4 +14,4 @@ mod tests;
 mod verbs;
 
 pub use machine::{Asked, DEVICE, Running, System};
-pub use verbs::{Ended, Verb, run};
+pub use verbs::{Clock, Ended, Verb, run};

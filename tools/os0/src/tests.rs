@@ -4,10 +4,15 @@ use crate::{
     codes::exit,
     doctor::{Report, State, examine},
     machine::{Asked, DEVICE, System},
-    verbs::{Verb, run},
+    verbs::{Clock, Verb, run},
 };
 use serde_json::{Value, json};
 use std::{cell::RefCell, collections::BTreeMap, io};
+
+const ATTACH: Verb = Verb::Attach {
+    dry_run: false,
+    clock: Clock::Continue,
+};
 
 struct Fake {
     files: BTreeMap<&'static str, String>,
@@ -120,7 +125,7 @@ fn a_machine_that_is_ready_is_attached() {
     );
     assert_eq!(run(Verb::Doctor, false, &fake).status, 0);
     assert!(!fake.asked.borrow().contains(&"attach".to_owned()));
-    let attached = run(Verb::Attach { dry_run: false }, false, &fake);
+    let attached = run(ATTACH, false, &fake);
     assert_eq!((attached.status, attached.error.as_str()), (0, ""));
     assert!(
         attached.output.starts_with("attached"),
@@ -132,12 +137,27 @@ fn a_machine_that_is_ready_is_attached() {
 #[test]
 fn dry_runs_ask_for_no_switch() {
     let fake = Fake::ready();
-    let attach = run(Verb::Attach { dry_run: true }, true, &fake);
+    let attach = run(
+        Verb::Attach {
+            dry_run: true,
+            clock: Clock::Continue,
+        },
+        true,
+        &fake,
+    );
     let value: Value = serde_json::from_str(&attach.output).unwrap();
     assert_eq!((attach.status, &value["ready"]), (0, &json!(true)));
     assert!(value["steps"].as_array().unwrap().len() > 2);
     assert_eq!(
-        run(Verb::Detach { dry_run: true }, false, &fake).status,
+        run(
+            Verb::Detach {
+                dry_run: true,
+                park: false
+            },
+            false,
+            &fake
+        )
+        .status,
         exit::REFUSED
     );
     let asked = fake.asked.borrow();
@@ -155,7 +175,7 @@ fn without_underpin_nothing_is_asked_for_and_what_is_missing_is_told() {
     assert!(names.contains(&("exception-level", State::Missing)));
     assert!(names.contains(&("module", State::Missing)));
     assert!(names.contains(&("hypervisor", State::Unproved)));
-    let ended = run(Verb::Attach { dry_run: false }, false, &fake);
+    let ended = run(ATTACH, false, &fake);
     assert_eq!(ended.status, exit::NOT_READY);
     assert!(
         ended.error.contains("exception-level: EL2") && ended.error.contains("-> Boot Underpin")
@@ -170,7 +190,7 @@ fn a_feature_that_the_table_does_not_know_is_told_by_name() {
     let report = examine(&fake);
     assert_eq!(against(&report), [("cpu-features", State::Missing)]);
     assert_eq!(report.features.unknown, ["ID_AA64PFR1_EL1 bits 51:48 = 1"]);
-    let ended = run(Verb::Attach { dry_run: false }, true, &fake);
+    let ended = run(ATTACH, true, &fake);
     assert_eq!(ended.status, exit::NOT_READY);
     let error: Value = serde_json::from_str(&ended.error).unwrap();
     assert_eq!(error["error"]["name"], "not-ready");
@@ -181,10 +201,17 @@ fn a_feature_that_the_table_does_not_know_is_told_by_name() {
 fn a_refusal_has_its_name_its_reason_and_what_next() {
     let mut fake = Fake::ready();
     fake.refuses = Some("late");
-    let ended = run(Verb::Attach { dry_run: false }, false, &fake);
+    let ended = run(ATTACH, false, &fake);
     assert_eq!(ended.status, exit::REFUSED);
     assert!(ended.error.contains("within a second (late)") && ended.error.contains("try again"));
-    let ended = run(Verb::Detach { dry_run: false }, true, &fake);
+    let ended = run(
+        Verb::Detach {
+            dry_run: false,
+            park: false,
+        },
+        true,
+        &fake,
+    );
     let error: Value = serde_json::from_str(&ended.error).unwrap();
     assert_eq!(error["error"]["name"], "late");
 }

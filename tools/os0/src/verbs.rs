@@ -5,7 +5,7 @@ use crate::{
     doctor::{Report, State, examine},
     machine::{Asked, DEVICE, System},
 };
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::{fmt::Write as _, io};
 
@@ -14,14 +14,21 @@ use std::{fmt::Write as _, io};
 pub enum Verb {
     /// In a running system: prove everything that attaching needs, and change nothing
     Doctor,
-    /// In a running system: put the hypervisor beneath it
+    /// In a running system: put the hypervisor beneath it; VMs that are parked go on
     Attach {
+        /// What parked VMs take the time for that they did not run
+        #[arg(long, value_enum, default_value_t = Clock::Continue)]
+        clock: Clock,
         /// Only tell what would be checked and done
         #[arg(long)]
         dry_run: bool,
     },
     /// In a running system: take the hypervisor away from beneath it
     Detach {
+        /// Let VMs stand still in the memory that is lent to them, until `attach`; refused where
+        /// their disks have not done in 10 s what they were asked for
+        #[arg(long)]
+        park: bool,
         /// Only tell what would be checked and done
         #[arg(long)]
         dry_run: bool,
@@ -30,6 +37,16 @@ pub enum Verb {
     Status,
     /// In a running system: print what the hypervisor has logged since it started
     Log,
+}
+
+/// What a VM's clock shows when it goes on after it was parked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Clock {
+    /// What it showed when the VM was parked
+    #[default]
+    Continue,
+    /// What it would show had the VM run
+    Host,
 }
 
 /// What a verb has to say, and its exit status.
@@ -62,9 +79,10 @@ const DETACH_STEPS: [&str; 3] = [
 pub fn run(verb: Verb, json: bool, system: &dyn System) -> Ended {
     match verb {
         Verb::Doctor => doctor(json, system),
-        Verb::Attach { dry_run: true } => attach_dry(json, system),
+        Verb::Attach { dry_run: true, .. } => attach_dry(json, system),
         Verb::Attach { .. } => attach(json, system),
-        Verb::Detach { dry_run: true } => detach_dry(json, system),
+        Verb::Detach { dry_run: true, .. } => detach_dry(json, system),
+        Verb::Detach { park: true, .. } => switch("detach park", json, system),
         Verb::Detach { .. } => switch("detach", json, system),
         Verb::Status => status(json, system),
         Verb::Log => log(json, system),
@@ -240,6 +258,16 @@ fn told(state: &Value, is_json: bool) -> Ended {
     let mut text = format!("{how}\n");
     let _ = writeln!(text, "  hypervisor's memory  {} KiB", number("kept") >> 10);
     let _ = writeln!(text, "  switches             {}", number("switches"));
+    let parked = if state["parked"] == true {
+        ", for VMs that are parked"
+    } else {
+        ""
+    };
+    let _ = writeln!(
+        text,
+        "  lent                 {} MiB{parked}",
+        number("lent") >> 20
+    );
     let _ = writeln!(
         text,
         "  last refusal         {}",

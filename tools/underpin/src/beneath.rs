@@ -51,6 +51,11 @@ pub fn is_here() -> bool {
     Path::new(DEVICE).exists()
 }
 
+/// How the module says things stand: `lent`, in bytes, and whether VMs are `parked`.
+pub fn state() -> Result<Value> {
+    ask("status")
+}
+
 /// The machine, served by this process. When it is dropped the VMs go on, unserved.
 pub struct Machine {
     broker: Broker,
@@ -63,7 +68,7 @@ impl Machine {
     /// on with those that memory is lent to already.
     pub fn start(run: RunDir, vms: &[VmFile], loan: &Loan, progress: Progress) -> Result<Self> {
         let lock = run.take()?;
-        let lent = ask("status")?["lent"].as_u64().unwrap_or(0);
+        let lent = state()?["lent"].as_u64().unwrap_or(0);
         let server = if !vms.is_empty() {
             if lent > 0 {
                 // Where no VM runs any more, a server has ended before it could do so.

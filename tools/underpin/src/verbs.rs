@@ -13,7 +13,7 @@ use crate::{
 };
 use abi::{
     bundle::{VmRecord, block_policy, claim, kind},
-    control::{KEEP, SetRequest, request, state},
+    control::{KEEP, SetRequest, code, request, state},
 };
 use clap::CommandFactory as _;
 use serde_json::json;
@@ -33,6 +33,7 @@ mod machine;
 mod mem;
 mod metrics;
 mod numa;
+mod park;
 mod report;
 mod serve;
 mod show;
@@ -109,6 +110,10 @@ fn usual_machine() -> &'static str {
 
 impl Context {
     fn connect(&self) -> Result<Client> {
+        if self.run.is_beneath() && beneath::state().is_ok_and(|state| state["parked"] == true) {
+            let failure = Failure::new(code::WRONG_STATE as u8, "the VMs are parked");
+            return Err(failure.help("underpin attach lets them go on"));
+        }
         self.run.connect()
     }
 
@@ -235,7 +240,28 @@ fn kill_all(client: &mut Client) -> Result<()> {
 
 /// For the system that this command runs in.
 fn os0(context: &Context, verb: tools_os0::Verb) -> Result<u8> {
+    use tools_os0::Verb::{Attach, Detach};
+    let is_lent = || beneath::state().is_ok_and(|state| state["lent"].as_u64() > Some(0));
+    match verb {
+        Detach {
+            park: true,
+            dry_run: false,
+        } if is_lent() => park::park(context, verb),
+        Attach {
+            dry_run: false,
+            clock,
+        } => park::attach(context, verb, clock),
+        _ => os0_alone(context, verb),
+    }
+}
+
+/// What concerns no VM.
+fn os0_alone(context: &Context, verb: tools_os0::Verb) -> Result<u8> {
     let ended = tools_os0::run(verb, context.output.is_json(), &tools_os0::Running);
+    told(&ended)
+}
+
+fn told(ended: &tools_os0::Ended) -> Result<u8> {
     print(&ended.output)?;
     // Nobody is left to be told that standard error is gone.
     let _ = io::stderr().write_all(ended.error.as_bytes());

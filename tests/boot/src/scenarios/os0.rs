@@ -29,6 +29,7 @@ pub fn scenarios() -> Vec<Scenario> {
         beside("trixie-cloud", 2, "max,pauth=off,sme=off", 2),
         beside("newest", 4, "neoverse-n1", 1).slow(),
         served("trixie-cloud", 2, "max,pauth=off,sme=off"),
+        park("trixie-cloud", 2, "max,pauth=off,sme=off"),
         cost(),
         ready("max,pauth=off"),
         ready("neoverse-n1").slow(),
@@ -168,16 +169,58 @@ fn served(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     .console(check_served)
 }
 
+/// VMs are parked four times, under load, and come to the right results.
+fn park(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
+    let work = Vm::linux("vm1", kernel, "work").memory("128MiB");
+    let work = work.args("underpin.count=100000");
+    let disk = Vm::linux("writer", kernel, "diskwrite").memory("128MiB");
+    let disk = disk.args(&format!("underpin.mib={SERVED_MIB}"));
+    let disk = disk.persistent_disk("first").persistent_disk("data");
+    let os0 = Os0::new(
+        kernel,
+        cpus,
+        "2G",
+        &format!("disk,park,work os0.mib={SERVED_MIB}"),
+    );
+    Scenario::os0(
+        format!("os0/park-{kernel}-{cpus}"),
+        os0.cpu(cpu)
+            .disk(16 << 20)
+            .beside(vec![work, disk])
+            .expect("park parks=", 6 * BOOT)
+            .expect("entries=0", 1)
+            .expect(WORK, BOOT)
+            .expect("Power down", BOOT),
+    )
+    .console(check_park)
+}
+
+fn check_park(said: &str) -> Outcome {
+    let parks = said.split("os0: park parks=").nth(1).and_then(first_number);
+    let worked = said.contains(&format!("console vm1.log underpin-guest: work {VMS_WORK}"));
+    let after = |text: &str| sum_after(said, text);
+    let (vms, own) = (after("diskwrite ok "), after("os0: park parks="));
+    if parks.is_some_and(|parks| parks > 0) && worked && vms.is_some() && vms == own {
+        return Ok(());
+    }
+    Err(format!(
+        "after {parks:?} parks the work was right: {worked}; a VM found {vms:?} where OS-0 has {own:?}"
+    ))
+}
+
+/// The checksum on the first line with `text`.
+fn sum_after(said: &str, text: &str) -> Option<String> {
+    let line = said.split_once(text)?.1.lines().next()?;
+    line.split_once("sha256=")
+        .map(|(_, sum)| sum.trim().to_owned())
+}
+
 /// What a VM writes to the disk that OS-0 serves.
 const SERVED_MIB: u32 = 32;
 
 /// The server was killed in the middle, and OS-0's file holds what the VM has written and read.
 fn check_served(said: &str) -> Outcome {
-    let after = |text: &str| {
-        let rest = said.split_once(text)?.1.lines().next()?;
-        rest.split_once("sha256=")
-            .map(|(_, sum)| sum.trim().to_owned())
-    };
+    let after = |text: &str| sum_after(said, text);
     let (vms, own) = (after("diskwrite ok "), after("os0: served kills="));
     let kills = said
         .split("os0: served kills=")
