@@ -309,7 +309,8 @@ static ssize_t control_read(struct file *file, char __user *to, size_t size, lof
 	long heard;
 
 	size = min_t(size_t, size, PAGE_SIZE);
-	while (!(heard = ask(UNDERPIN_HEAR, virt_to_phys(page), size))) {
+	/* Parked VMs say nothing, and nothing is to enter the hypervisor. */
+	while (is_parked() || !(heard = ask(UNDERPIN_HEAR, virt_to_phys(page), size))) {
 		if (file->f_flags & O_NONBLOCK)
 			return -EAGAIN;
 		if (msleep_interruptible(LISTEN_MS))

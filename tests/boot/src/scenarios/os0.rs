@@ -267,6 +267,9 @@ fn check_beside(said: &str) -> Outcome {
 /// The most instructions that a switch may take on a CPU.
 const SWITCH_MAX: u64 = 600;
 
+/// The most instructions that OS-0 may stand still for a switch (Mercury: 210 us).
+const PAUSE_MAX: u64 = 210_000;
+
 /// What a switch takes, and what EL2 beneath costs the same work: a load of the CPU, and forks.
 fn cost() -> Scenario {
     let os0 = Os0::new("trixie-cloud", 1, "1G", "cost").counted();
@@ -275,6 +278,10 @@ fn cost() -> Scenario {
 }
 
 fn check_cost(said: &str) -> Outcome {
+    let pauses = said.split("pause=").skip(1).filter_map(first_number);
+    if let Some(pause) = pauses.max().filter(|pause| *pause > PAUSE_MAX) {
+        return Err(format!("OS-0 stood still for {pause} instructions"));
+    }
     let counts = said.split("counts=").skip(1);
     let counts: Vec<u64> = counts.filter_map(first_number).collect();
     if counts.len() != 6 || counts.iter().any(|count| *count > SWITCH_MAX) {
