@@ -205,6 +205,9 @@ pub mod claim {
     pub const LAST: u8 = START;
 }
 
+/// The most of [`VmRecord::hold_ms`].
+pub const HOLD_MS_MAX: u16 = 60_000;
+
 /// [`VmRecord::blocks`]: what becomes of a 2 MiB mapping with a page in it that could be shared.
 pub mod block_policy {
     /// It is split, and the page shared.
@@ -264,7 +267,10 @@ pub struct VmRecord {
     /// One of [`control_rights`].
     pub control: u8,
     /// Zero.
-    pub reserved: [u8; 3],
+    pub reserved: u8,
+    /// Milliseconds, at most [`HOLD_MS_MAX`], that memory which its guest reports free stays bound before
+    /// it is given away.
+    pub hold_ms: u16,
     /// The name of the partition it may be swapped to; empty: none.
     pub swap: Text<40>,
     /// Its disks; the first with [`disk_mode::NONE`] ends the list.

@@ -436,8 +436,13 @@ pub struct SetRequest {
     pub hide: u32,
     /// Its share group; empty leaves it. Only of a VM that does not run.
     pub group: Text<24>,
+    /// Milliseconds that memory which its guest reports free stays bound, up to
+    /// [`crate::bundle::HOLD_MS_MAX`]; [`KEEP`] leaves it.
+    pub hold_ms: u32,
+    /// Zero.
+    pub reserved: u32,
 }
-const _: () = assert!(size_of::<SetRequest>() == 96);
+const _: () = assert!(size_of::<SetRequest>() == 104);
 
 impl SetRequest {
     /// Changes nothing of that VM.
@@ -453,6 +458,8 @@ impl SetRequest {
             never_share: KEEP,
             hide: KEEP,
             group: Text::default(),
+            hold_ms: KEEP,
+            reserved: 0,
         }
     }
 }

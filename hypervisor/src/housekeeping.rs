@@ -4,6 +4,7 @@
 use crate::cpu::{self, Cpu};
 use crate::{control, host, numa, sched, vm};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use machine_aarch64::timer;
 
 /// When there is something to do again, in counts; `u64::MAX`: not by itself.
 static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -25,6 +26,15 @@ pub fn request_at(count: u64) {
             _ => host::cpu(0).into_iter().for_each(Cpu::poke),
         }
     }
+}
+
+/// Whether that count has come; where it has not, it will be asked again then.
+pub fn has_come(count: u64) -> bool {
+    let has_come = timer::now() >= count;
+    if !has_come {
+        request_at(count);
+    }
+    has_come
 }
 
 /// When there is something to do again: the first CPU's alarm is no later.

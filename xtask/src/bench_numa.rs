@@ -7,7 +7,7 @@
 
 use crate::{
     bench::table::{markdown, replace_between},
-    bench_sharing::plot::Plot,
+    bench_sharing::plot::write_bars,
     images, project,
     step::{Outcome, Step, Steps, print_line},
 };
@@ -110,16 +110,11 @@ fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
                 format!("{:.2}", run.ms / round_robin.ms),
                 format!("{:.2}", run.ms / uniform.ms),
             ]);
-            bars.push(((*way).to_owned(), vec![run.ms]));
+            bars.push(((*way).to_owned(), run.ms));
         }
     }
     let title = "Milliseconds of the parallel clock: scene; own, moved; own, not moved";
-    let plot = Plot {
-        title,
-        parts: &[],
-        bars,
-    };
-    plot.write(&directory()?.join("numa.svg"))?;
+    write_bars(&directory()?.join("numa.svg"), title, bars)?;
     Ok(rows)
 }
 

@@ -7,9 +7,12 @@ mod crowd;
 mod density;
 mod footprint;
 mod hiding;
+mod histogram;
 pub mod lab;
+mod outsiders;
 pub mod plot;
 mod real_work;
+mod reports;
 mod scaling;
 mod second_reader;
 mod steps;
@@ -31,19 +34,21 @@ use std::{
 /// Where the figures are kept.
 const SPECIFICATION: &str = "SPECIFICATION.md";
 /// The experiments, by name.
-const EXPERIMENTS: [(&str, Experiment); 8] = [
+const EXPERIMENTS: [(&str, Experiment); 10] = [
     ("steps", steps::run),
     ("scaling", scaling::run),
     ("unique", unique::run),
     ("second-reader", second_reader::run),
     ("hiding", hiding::run),
+    ("outsiders", outsiders::run),
+    ("reports", reports::run),
     ("footprint", footprint::run),
     ("density", density::run),
     ("real-work", real_work::run),
 ];
 
 /// Pictures that SPECIFICATION.md shows.
-const FIGURES: [&str; 3] = ["footprint", "real-work-gcc", "real-work-web"];
+const FIGURES: [&str; 4] = ["footprint", "real-work-gcc", "real-work-web", "reports"];
 
 /// What measures something.
 type Experiment = fn(&mut Step<'_>) -> Outcome<Found>;
@@ -73,7 +78,7 @@ pub fn run(names: &[String], built: bool, write: bool) -> bool {
     let mut steps = Steps::new(asked.len() + 2, logs);
     let counts_linux = asked
         .iter()
-        .any(|(name, _)| ["unique", "second-reader"].contains(name));
+        .any(|(name, _)| ["unique", "second-reader", "reports"].contains(name));
     let built = steps.run("build", |step| build(step, built, counts_linux));
     if built.is_none() {
         return false;

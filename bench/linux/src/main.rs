@@ -12,6 +12,7 @@ mod memory;
 mod network;
 mod process;
 mod reading;
+mod reports;
 mod wake;
 
 use rustix::{
@@ -40,19 +41,11 @@ fn main() {
             let number = |n| env::args().nth(n).and_then(|word| word.parse().ok());
             let [wait, touched] = [2, 3].map(|n| number(n).unwrap_or(0));
             let read = || reading::measure("/dev/vda", wait as u64, touched);
-            if let Err(why) = start().and_then(|()| read()) {
-                println!("bench: failed {why}");
-            }
-            let _ = reboot(RebootCommand::PowerOff);
+            end(start().and_then(|()| read()));
         }
         Some(network::NETWORK) => talk(),
-        _ => {
-            if let Err(why) = run(started) {
-                println!("bench: failed {why}");
-            }
-            // A machine that cannot be powered off is ended by whoever watches it.
-            let _ = reboot(RebootCommand::PowerOff);
-        }
+        Some(reports::REPORTS) => end(start().map(|()| reports::measure())),
+        _ => end(run(started)),
     }
 }
 
@@ -70,6 +63,15 @@ fn talk() {
     if is_first {
         sleep(Duration::MAX);
     }
+}
+
+/// Says what went wrong, and powers off.
+fn end(outcome: Outcome) {
+    if let Err(why) = outcome {
+        println!("bench: failed {why}");
+    }
+    // A machine that cannot be powered off is ended by whoever watches it.
+    let _ = reboot(RebootCommand::PowerOff);
 }
 
 /// Loads the drivers, and waits until the kernel has settled.

@@ -2,6 +2,7 @@
 
 use super::virtio::{register, update_line};
 use crate::vm::Instance;
+use crate::{host, housekeeping};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
@@ -21,9 +22,10 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// An empty balloon.
-    pub fn new() -> Self {
-        let transport = Box::new(Transport::new(balloon::Balloon::default()));
+    /// An empty balloon, whose reports are held for `hold_ms` milliseconds.
+    pub fn new(hold_ms: u16) -> Self {
+        let mut transport = Box::new(Transport::new(balloon::Balloon::default()));
+        transport.set_hold(counts_of(hold_ms));
         Self {
             transport: SpinLock::new(Rank::Device, transport),
             released: AtomicU64::new(0),
@@ -74,7 +76,26 @@ impl Balloon {
         if transport.serve(&vm.memory(), timer::now(), PAGES_AT_ONCE, release) {
             vm.put_off_device_work();
         }
+        if let Some(at) = transport.device().due().filter(|at| *at > timer::now()) {
+            housekeeping::request_at(at);
+        }
     }
+
+    /// Whether a report that was held is due; asks to be asked again where it will be.
+    pub fn is_due(&self) -> bool {
+        let due = self.transport.lock().device().due();
+        due.is_some_and(housekeeping::has_come)
+    }
+
+    /// Reports are held for `hold_ms` milliseconds from the next one on, before their frames are given
+    /// away.
+    pub fn set_hold(&self, hold_ms: u16) {
+        self.transport.lock().set_hold(counts_of(hold_ms));
+    }
+}
+
+fn counts_of(ms: u16) -> u64 {
+    host::counts(u64::from(ms) * 1_000_000)
 }
 
 /// For whoever decides how much memory a VM has.
@@ -111,16 +132,5 @@ impl Balloon {
         transport.request_statistics(&vm.memory());
         update_line(&transport, vm, n);
         statistics
-    }
-
-    /// Reports are held for `counts` of the timer before their frames are given away. Device work
-    /// must then be put off again at [`Self::due`].
-    pub fn set_hold(&self, counts: u64) {
-        self.transport.lock().set_hold(counts);
-    }
-
-    /// When the report that is held is due, in counts of the timer.
-    pub fn due(&self) -> Option<u64> {
-        self.transport.lock().device().due()
     }
 }

@@ -190,15 +190,8 @@ impl Block {
 
     /// Whether a request that was held may be told of now; asks to be asked again where it may later.
     pub fn is_due(&self) -> bool {
-        let state = self.state.lock();
-        let Some(held) = &state.held else {
-            return false;
-        };
-        let is_due = timer::now() >= held.until;
-        if !is_due {
-            housekeeping::request_at(held.until);
-        }
-        is_due
+        let until = self.state.lock().held.as_ref().map(|held| held.until);
+        until.is_some_and(housekeeping::has_come)
     }
 
     fn go_on(&self, vm: &Instance, mut part: Box<Part>, buffer: Buffer, io: Io, done: bool) {

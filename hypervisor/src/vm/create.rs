@@ -17,7 +17,7 @@ use crate::vcpu::Vcpu;
 use crate::{entropy, heap, host, regions, sched, sharing};
 use abi::Text;
 use abi::bundle::{
-    DISK_NEVER_SHARE, DiskRecord, Image, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
+    DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, Image, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
     REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, disk_mode, kind,
 };
 use abi::control::{KEEP, code};
@@ -63,6 +63,7 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         ));
     }
     check_memory(memory, base)?;
+    check_hold(record.hold_ms.into())?;
     let known = record.claim <= claim::LAST && record.blocks <= block_policy::LAST;
     if !(known && record.hide <= 1 && record.never_share <= 1 && record.has_texts()) {
         let sentence = format_args!("the description is garbled: its sharing or a text of it");
@@ -89,6 +90,15 @@ pub fn check_memory(max: u64, base: u64) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// Checks how long what a guest reports free is to stay bound.
+pub fn check_hold(ms: u32) -> Result<u16, Refusal> {
+    let checked = u16::try_from(ms).ok().filter(|ms| *ms <= HOLD_MS_MAX);
+    checked.ok_or_else(|| {
+        let what = format_args!("memory is held for {HOLD_MS_MAX} ms at most, not for {ms}");
+        impossible(ms.into(), what)
+    })
 }
 
 /// Makes what the VM needs of the bundle its share group's, where it is no other's.
@@ -365,7 +375,7 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
     }
     slots.push(Slot::rng());
     slots.push(Slot::console());
-    slots.push(Slot::Balloon(Balloon::new()));
+    slots.push(Slot::Balloon(Balloon::new(record.hold_ms)));
     for record in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
         slots.push(Slot::Net(network(record)?));
     }

@@ -277,6 +277,13 @@ impl Instance {
         true
     }
 
+    /// What the guest reports free from now on stays bound for so many milliseconds.
+    pub fn set_hold(&self, ms: u16) {
+        if let Some((_, balloon)) = self.balloon() {
+            balloon.set_hold(ms);
+        }
+    }
+
     /// Guest frames that the guest gave to its balloon, and that it reported free.
     pub fn given_back(&self) -> [u64; 2] {
         self.balloon().map_or([0; 2], |(_, balloon)| {
@@ -290,7 +297,8 @@ impl Instance {
         let is_due = |slot: &Slot| match slot {
             Slot::Block(block) => block.is_due(),
             Slot::Net(net) => net.is_due(),
-            Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) => false,
+            Slot::Balloon(balloon) => balloon.is_due(),
+            Slot::Console(_) | Slot::Rng(_) => false,
         };
         if self.virtio.iter().any(is_due) {
             self.put_off_device_work();

@@ -43,6 +43,8 @@ struct Sharing {
     never: bool,
     /// Whether 2 MiB mappings stay whole.
     keep_blocks: bool,
+    /// Milliseconds that what its guest reports free stays bound.
+    hold_ms: u16,
 }
 
 /// How a VM stands.
@@ -196,6 +198,7 @@ impl Sharing {
             hide: record.hide != 0,
             never: record.never_share != 0,
             keep_blocks: record.blocks == block_policy::KEEP,
+            hold_ms: record.hold_ms,
         }
     }
 
@@ -210,6 +213,10 @@ impl Sharing {
                 format_args!("{number} is neither yes nor no"),
             )),
         };
+        let hold_ms = match request.hold_ms {
+            KEEP => self.hold_ms,
+            ms => create::check_hold(ms)?,
+        };
         let group = if request.group.is_empty() {
             self.group
         } else {
@@ -220,6 +227,7 @@ impl Sharing {
             hide: bit(request.hide, self.hide)?,
             never: bit(request.never_share, self.never)?,
             keep_blocks: bit(request.blocks, self.keep_blocks)?,
+            hold_ms,
         })
     }
 }
@@ -233,6 +241,7 @@ impl Vm {
         record.group = sharing.group;
         record.hide = sharing.hide.into();
         record.never_share = sharing.never.into();
+        record.hold_ms = sharing.hold_ms;
         record.blocks = if sharing.keep_blocks {
             block_policy::KEEP
         } else {
@@ -446,6 +455,7 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
         }
         let policy = create::policy(&vm.described());
         instance.space.set_policy(policy);
+        instance.set_hold(sharing.hold_ms);
         for vcpu in &instance.vcpus {
             crate::sched::entitle(vcpu.entity, weight, cap);
         }

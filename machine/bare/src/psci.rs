@@ -111,6 +111,16 @@ pub fn never_share(first: u64, pages: u64, mark: u64) -> Result<u64, Error> {
     u64::try_from(done).map_err(|_| Error(done))
 }
 
+/// PV_TIME_ST (Arm DEN0057): the address of this CPU's record of stolen time, in a guest whose memory ends
+/// below 2 GiB.
+///
+/// # Errors
+/// The negative code that came back.
+pub fn stolen_time() -> Result<u64, Error> {
+    let record = call(0xc500_0021, [0; 3]);
+    u64::try_from(record).map_err(|_| Error(record))
+}
+
 /// CPU_OFF: gives a code only when it is refused.
 pub fn cpu_off() -> i64 {
     query(CPU_OFF)

@@ -222,11 +222,8 @@ impl<T: Translation> Maps<T> {
             let ready = broken.pay(&mut self.tables, T::invalidate);
             let _ = self.stage2.make(&mut self.tables, ready);
         }
-        let mut debt = FlushDebt::none();
-        for root in &mut self.roots {
-            let taken = root.stage2.unmap(&mut self.tables, gfn.address(), 1);
-            debt = debt.and(taken);
-        }
+        let ipa = gfn.address();
+        let debt = self.in_own_roots(|stage2, tables| stage2.unmap(tables, ipa, 1));
         debt.pay(|what| self.tables.invalidate(what));
     }
 

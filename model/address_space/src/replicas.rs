@@ -54,23 +54,37 @@ impl<T: Translation> Maps<T> {
         (stage2, &mut self.tables)
     }
 
-    /// Takes the leaves of `pages` pages out of all roots; see [`Stage2::unmap`].
-    pub(crate) fn unmap(&mut self, ipa: Ipa, pages: u64) -> FlushDebt {
-        let mut debt = self.stage2.unmap(&mut self.tables, ipa, pages);
+    /// Changes the roots of nodes that have one of their own; the debt for all of them.
+    pub(crate) fn in_own_roots(
+        &mut self,
+        mut change: impl FnMut(&mut Stage2, &mut T) -> FlushDebt,
+    ) -> FlushDebt {
+        let mut debt = FlushDebt::none();
         for root in &mut self.roots {
-            debt = debt.and(root.stage2.unmap(&mut self.tables, ipa, pages));
+            debt = debt.and(change(&mut root.stage2, &mut self.tables));
         }
         debt
     }
 
+    /// Changes all roots; the debt for all of them.
+    #[inline]
+    fn in_all_roots(
+        &mut self,
+        mut change: impl FnMut(&mut Stage2, &mut T) -> FlushDebt,
+    ) -> FlushDebt {
+        let debt = change(&mut self.stage2, &mut self.tables);
+        debt.and(self.in_own_roots(change))
+    }
+
+    /// Takes the leaves of `pages` pages out of all roots; see [`Stage2::unmap`].
+    pub(crate) fn unmap(&mut self, ipa: Ipa, pages: u64) -> FlushDebt {
+        self.in_all_roots(|stage2, tables| stage2.unmap(tables, ipa, pages))
+    }
+
     /// Lets nobody write `pages` pages any more.
     pub(crate) fn protect(&mut self, ipa: Ipa, pages: u64) -> FlushDebt {
-        let (tables, rights) = (&mut self.tables, Rights::READ_EXECUTE);
-        let mut debt = self.stage2.protect(tables, ipa, pages, rights);
-        for root in &mut self.roots {
-            debt = debt.and(root.stage2.protect(tables, ipa, pages, rights));
-        }
-        debt
+        let rights = Rights::READ_EXECUTE;
+        self.in_all_roots(|stage2, tables| stage2.protect(tables, ipa, pages, rights))
     }
 
     /// Gives `node` a copy of the page `gfn`, which is in the frame `old`: `copy`, which nobody sees

@@ -81,6 +81,31 @@ pub struct MemStatus {
     pub events: BTreeMap<String, u64>,
 }
 
+/// What `underpin mem why` tells.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Why {
+    /// All that is private.
+    pub private: Amount,
+    /// By reason.
+    pub reasons: BTreeMap<String, Amount>,
+}
+
+/// An amount of memory.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Amount {
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What `underpin mem fit` tells.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Fit {
+    /// How many more would start.
+    pub fits: u64,
+    /// What binds then.
+    pub binds: String,
+}
+
 /// What `underpin mem` tells.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Memory {

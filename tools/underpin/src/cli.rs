@@ -13,8 +13,10 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   name      = \"web1\"       small letters, digits and hyphens
   cpus      = 2            1 to 16; left out: 1
   memory    = \"512MiB\"     64MiB to 256GiB; or { base = \"512MiB\", max = \"1GiB\",
-                           swap = \"PARTITION\" }: what it is sure of, what it may grow to,
-                           and where it is swapped to; max and swap may be left out
+                           swap = \"PARTITION\", hold = \"100ms\" }: what it is sure of,
+                           what it may grow to, where it is swapped to, and how long what
+                           its guest reports free stays bound (up to 60s); only base must
+                           be there
   weight    = 256          share of CPU time, 1 to 10000
   cap       = 0            percent of one CPU for each vCPU at most; 0: no limit
   nodes     = \"auto\"       or a list of NUMA nodes, as in [0, 1]
@@ -266,7 +268,7 @@ pub struct Sim {
 
 /// `underpin set`.
 #[derive(Args, Debug)]
-#[command(group(ArgGroup::new("change").args(["weight", "cap", "base", "max", "claim", "blocks", "never", "group", "hide"]).required(true).multiple(true)))]
+#[command(group(ArgGroup::new("change").args(["weight", "cap", "base", "max", "claim", "blocks", "never", "hold", "group", "hide"]).required(true).multiple(true)))]
 pub struct Set {
     /// The VM's name
     pub vm: String,
@@ -291,6 +293,9 @@ pub struct Set {
     /// Whether nothing more of it is shared
     #[arg(long, value_name = "BOOL")]
     pub never: Option<bool>,
+    /// How long memory that its guest reports free stays bound, as in 100ms; 0: not at all
+    #[arg(long, value_name = "TIME", value_parser = units::parse_hold)]
+    pub hold: Option<u16>,
     /// Its share group (not while it runs)
     #[arg(long, value_name = "GROUP", value_parser = share_group)]
     pub group: Option<Text<24>>,

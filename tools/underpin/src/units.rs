@@ -1,5 +1,6 @@
 //! Sizes and times as people write and read them.
 
+use abi::bundle::HOLD_MS_MAX;
 use std::time::Duration;
 
 const UNITS: [(&str, u32); 4] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
@@ -129,6 +130,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(span)
 }
 
+/// Milliseconds for which a VM may hold reported memory, from text such as `100ms`.
+pub fn parse_hold(text: &str) -> Result<u16, String> {
+    let span = parse_duration(text)?;
+    u16::try_from(span.as_millis())
+        .ok()
+        .filter(|ms| *ms <= HOLD_MS_MAX)
+        .ok_or_else(|| format!("'{text}' is too long: {HOLD_MS_MAX}ms are the most"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,6 +181,9 @@ mod tests {
         assert_eq!(parse_duration("50s"), Ok(Duration::from_secs(50)));
         assert!(parse_duration("18446744073709551615m").is_err());
         assert!(parse_duration("1h").is_err());
+        assert_eq!(parse_hold("100ms"), Ok(100));
+        assert_eq!(parse_hold("1m"), Ok(60_000));
+        assert!(parse_hold("60001ms").unwrap_err().contains("60000ms"));
     }
 
     proptest! {
@@ -179,6 +192,7 @@ mod tests {
             let _ = parse_size(&text);
             let _ = parse_rate(&text);
             let _ = parse_duration(&text);
+            let _ = parse_hold(&text);
         }
 
         #[test]

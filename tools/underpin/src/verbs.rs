@@ -196,6 +196,7 @@ impl Context {
             never_share: bit(options.never),
             hide: bit(options.hide),
             group: options.group.unwrap_or_default(),
+            hold_ms: options.hold.map_or(KEEP, u32::from),
             ..SetRequest::nothing(name)
         })?;
         self.done(&options.vm, "set")

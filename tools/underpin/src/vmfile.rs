@@ -129,7 +129,12 @@ impl VmFile {
                 Backing::Partition(_) => record.mode = disk_mode::PERSISTENT,
             }
         }
-        let Memory { base, max, swap } = &self.memory;
+        let Memory {
+            base,
+            max,
+            swap,
+            hold_ms,
+        } = &self.memory;
         let sharing = &self.sharing;
         let initrd = self.initrd.as_deref();
         Ok(VmRecord {
@@ -150,7 +155,8 @@ impl VmFile {
             blocks: sharing.blocks,
             never_share: sharing.never.into(),
             control: self.control,
-            reserved: [0; 3],
+            reserved: 0,
+            hold_ms: *hold_ms,
             swap: swap.as_deref().map_or_else(Text::default, Text::cut),
             disks,
             nets: self.net_records(),

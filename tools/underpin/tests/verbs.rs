@@ -183,6 +183,8 @@ fn memory_is_shown_set_and_reclaimed() {
         "web1: set\n"
     );
     assert!(ok(&fake.run("mem")).contains("1G"));
+    assert_eq!(ok(&fake.run("set web1 --hold 100ms")), "web1: set\n");
+    assert_eq!(fake.run("set web1 --hold 61s").status.code(), Some(2));
     assert_eq!(
         fake.run("set web1 --base 1000KiB --claim all")
             .status

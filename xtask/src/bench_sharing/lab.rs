@@ -97,12 +97,40 @@ impl Lab {
         let deadline = Instant::now() + WORK_MAX;
         while !vms.iter().all(|vm| self.console(vm).contains(done)) {
             self.listen(deadline)?;
-            if let Some((vm, reason)) = self.ended.first_key_value() {
-                let said = self.console(vm);
-                return Err(format!("{vm} has ended ({reason}):\n{said}"));
+            self.all_run()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the VM has said that it is done, and looks each time that it says so.
+    ///
+    /// # Errors
+    /// As [`Self::await_all`], or what a look gives.
+    pub fn await_looks(
+        &mut self,
+        vm: &str,
+        (asked, done): (&str, &str),
+        mut look: impl FnMut(&mut Self) -> Outcome,
+    ) -> Outcome {
+        let mut looks = 0;
+        let deadline = Instant::now() + WORK_MAX;
+        while !self.console(vm).contains(done) {
+            self.listen(deadline)?;
+            self.all_run()?;
+            while looks < self.console(vm).matches(asked).count() {
+                looks += 1;
+                look(self)?;
             }
         }
         Ok(())
+    }
+
+    fn all_run(&self) -> Outcome {
+        let Some((vm, reason)) = self.ended.first_key_value() else {
+            return Ok(());
+        };
+        let said = self.console(vm);
+        Err(format!("{vm} has ended ({reason}):\n{said}"))
     }
 
     /// A VM's memory.
@@ -115,6 +143,18 @@ impl Lab {
             .into_iter()
             .find(|status| status.name.as_str() == Some(vm));
         found.ok_or_else(|| format!("{vm} does not run"))
+    }
+
+    /// How a VM stands.
+    ///
+    /// # Errors
+    /// EL2 does not answer, or there is no such VM.
+    pub fn vm(&mut self, vm: &str) -> Outcome<VmStatus> {
+        let all = self.ask::<VmStatus>(request::LIST, &[])?;
+        let found = all
+            .into_iter()
+            .find(|status| status.name.as_str() == Some(vm));
+        found.ok_or_else(|| format!("there is no {vm}"))
     }
 
     /// The machine's memory.

@@ -13,6 +13,20 @@ const COLOURS: [&str; 7] = [
     "#0072b2", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#d55e00", "#999999",
 ];
 
+/// Writes a picture of bars that have one part each.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_bars(path: &Path, title: &str, bars: Vec<(String, f64)>) -> Outcome {
+    let bars = bars.into_iter().map(|(label, tall)| (label, vec![tall]));
+    let plot = Plot {
+        title,
+        parts: &[],
+        bars: bars.collect(),
+    };
+    plot.write(path)
+}
+
 /// Bars of stacked parts.
 pub struct Plot<'a> {
     /// What it shows, and its unit.

@@ -1,7 +1,7 @@
 //! What a step takes on the host, beside the number of frames and of users: `model/sharing`'s bench,
 //! once for the time and once under callgrind, which counts its instructions.
 
-use super::{Found, lab, plot::Plot, plot_of};
+use super::{Found, lab, plot::write_bars, plot_of};
 use crate::{
     project,
     step::{Outcome, Step},
@@ -115,7 +115,7 @@ fn table(names: &[String], all: &BTreeMap<String, Costs>) -> Outcome<Found> {
         let instructions = costs.iter().map(|cost| format!("{:.0}", cost.0));
         let times = costs.iter().map(|cost| format!("{:.0}", cost.1));
         let name = name.replace('-', " of ");
-        bars.push((name.clone(), vec![last]));
+        bars.push((name.clone(), last));
         found.rows.push(
             std::iter::once(name)
                 .chain(instructions)
@@ -128,11 +128,6 @@ fn table(names: &[String], all: &BTreeMap<String, Costs>) -> Outcome<Found> {
          of 64 goes, which changes the accounts of all of them; the most that instructions may grow is {GROWTH_MAX}"
     ));
     let title = "Instructions of a step, with 10,000,000 shared frames";
-    let plot = Plot {
-        title,
-        parts: &[],
-        bars,
-    };
-    plot.write(&plot_of("scaling")?)?;
+    write_bars(&plot_of("scaling")?, title, bars)?;
     Ok(found)
 }

@@ -1,7 +1,7 @@
 //! How much faster a second VM reads what the first has read from a slow disk, and what whole 2 MiB
 //! blocks of the translation would cost: the pages in them that nobody shares.
 
-use super::{Found, Vm, image, lab::Lab, plot::Plot, plot_of, unique::event};
+use super::{Found, Vm, image, lab::Lab, plot::write_bars, plot_of, unique::event};
 use crate::{
     bench::{self, KERNEL, LINUX_ARGS, cached, figures},
     step::{Outcome, Step},
@@ -54,15 +54,11 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
             ["first", "second"]
                 .into_iter()
                 .zip(costs)
-                .map(|(who, cost)| (format!("{blocks} {used}: {who}"), vec![cost])),
+                .map(|(who, cost)| (format!("{blocks} {used}: {who}"), cost)),
         );
     }
-    let plot = Plot {
-        title: "Instructions per page that Linux reads from a slow disk",
-        parts: &[],
-        bars,
-    };
-    plot.write(&plot_of("second-reader")?)?;
+    let title = "Instructions per page that Linux reads from a slow disk";
+    write_bars(&plot_of("second-reader")?, title, bars)?;
     Ok(found)
 }
 

@@ -1,6 +1,6 @@
 //! What each step of sharing costs at EL2, seen from a bare guest.
 
-use super::{Found, Vm, image, lab::Lab, plot::Plot, plot_of};
+use super::{Found, Vm, image, lab::Lab, plot::write_bars, plot_of};
 use crate::{
     bench::{
         figures,
@@ -68,7 +68,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
             aim,
             verdict.to_owned(),
         ]);
-        bars.push((row.key.clone(), vec![*shared]));
+        bars.push((row.key.clone(), *shared));
     }
     if first != second {
         found
@@ -76,12 +76,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
             .push("a repeated run gave other figures".to_owned());
     }
     let title = "Instructions per page, with sharing";
-    let plot = Plot {
-        title,
-        parts: &[],
-        bars,
-    };
-    plot.write(&plot_of("steps")?)?;
+    write_bars(&plot_of("steps")?, title, bars)?;
     Ok(found)
 }
 

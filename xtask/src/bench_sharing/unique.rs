@@ -1,6 +1,6 @@
 //! What sharing costs where nothing is shared: Linux reads a file of which no page is like another.
 
-use super::{Found, Vm, image, lab::Lab, plot::Plot, plot_of};
+use super::{Found, Vm, image, lab::Lab, plot::write_bars, plot_of};
 use crate::{
     bench::{self, KERNEL, LINUX_ARGS, cached, figures},
     step::{Outcome, Step},
@@ -80,7 +80,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
             for (name, policy) in POLICIES {
                 step.doing(&format!("{}, init_on_alloc={init}, {name}", case.what));
                 let read = Read::run(&case, init, policy, &disk)?;
-                bars.push((format!("{} MiB {init} {name}", case.mib), vec![read.cost]));
+                bars.push((format!("{} MiB {init} {name}", case.mib), read.cost));
                 reads.push(read);
             }
             if case.has_aim && init == 1 {
@@ -96,12 +96,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
         }
     }
     let title = "Instructions per page that Linux reads: file, init_on_alloc, policy";
-    let plot = Plot {
-        title,
-        parts: &[],
-        bars,
-    };
-    plot.write(&plot_of("unique")?)?;
+    write_bars(&plot_of("unique")?, title, bars)?;
     Ok(found)
 }
 

@@ -74,9 +74,15 @@ impl Translation for Tables {
 pub struct Machine {
     pub frames: FakeFrames,
     pub tlbs: Vec<(VmId, Tables)>,
+    /// What was done with frames.
+    pub steps: RefCell<Vec<&'static str>>,
 }
 
 impl Machine {
+    fn note(&self, step: &'static str) {
+        self.steps.borrow_mut().push(step);
+    }
+
     fn assert_unseen(&self, first: Mfn, count: u64) {
         let is_seen = self
             .tlbs
@@ -96,12 +102,15 @@ impl Frames for Machine {
         Frames::map(&self.frames)
     }
     fn allocate(&self, home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
+        self.note("allocate");
         self.frames.allocate(home, order, purpose)
     }
     fn allocate_local(&self, home: NodeId, order: u8, purpose: Purpose) -> Option<Mfn> {
+        self.note("allocate_local");
         self.frames.allocate_local(home, order, purpose)
     }
     fn free(&self, first: Mfn, order: u8) {
+        self.note("free");
         self.assert_unseen(first, 1 << order);
         Frames::free(&self.frames, first, order);
     }
@@ -109,13 +118,16 @@ impl Frames for Machine {
         self.frames.free_reserved(first, owner);
     }
     fn zero(&self, first: Mfn, count: u64) {
+        self.note("zero");
         self.assert_unseen(first, count);
         self.frames.zero(first, count);
     }
     fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
+        self.note("allocate_for_break");
         self.frames.allocate_for_break(home, owner)
     }
     fn copy(&self, from: Mfn, to: Mfn) {
+        self.note("copy");
         self.assert_unwritten(from);
         self.assert_unseen(to, 1);
         self.frames.copy(from, to);
@@ -125,6 +137,7 @@ impl Frames for Machine {
         self.frames.join(frame, user)
     }
     fn leave(&self, frame: Mfn, user: Owner) {
+        self.note("leave");
         // Where the user is there twice, its other use goes on.
         let mut uses = 0;
         model_sharing::users(&self.frames, frame, |other| {
@@ -139,9 +152,11 @@ impl Frames for Machine {
         self.frames.leave(frame, user);
     }
     fn leave_hidden(&self, frame: Mfn, user: Owner) {
+        self.note("leave_hidden");
         self.leave(frame, user);
     }
     fn claim(&self, frame: Mfn, user: Owner) -> bool {
+        self.note("claim");
         self.assert_unwritten(frame);
         self.frames.claim(frame, user)
     }

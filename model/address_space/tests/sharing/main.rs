@@ -341,6 +341,50 @@ fn a_block_moves_page_by_page() {
     world.finish();
 }
 
+/// What is done with frames when a VM that hides writes to a page: of which others are users, and while one
+/// frame is free in all.
+fn hidden_write(block: Block, is_shared: bool, is_full: bool) -> Vec<&'static str> {
+    let hides = Policy {
+        hide: true,
+        ..SHARES
+    };
+    let mut world = World::new([hides; VMS]);
+    let gfn = RAM.add(200);
+    if is_shared {
+        world.read(1, &[(gfn, block)]);
+        world.read(2, &[(gfn, block)]);
+    }
+    world.read(0, &[(gfn, block)]);
+    let frames = &world.machine.frames;
+    let take = || frames.allocate(NodeId(0), 0, Purpose::Hypervisor);
+    let mut hoard: Vec<_> = std::iter::from_fn(|| is_full.then(take)?).collect();
+    if let Some(last) = hoard.pop() {
+        Frames::free(frames, last, 0);
+    }
+    world.machine.steps.borrow_mut().clear();
+    assert!(world.touch(0, gfn, Access::Write));
+    let steps = world.machine.steps.take();
+    for frame in hoard {
+        Frames::free(&world.machine.frames, frame, 0);
+    }
+    world.store(0, gfn);
+    world.check();
+    world.finish();
+    steps
+}
+
+#[test]
+fn a_hidden_write_does_the_same_whoever_shares_the_page_and_whatever_is_free() {
+    for block in [Block::Image(9), Block::Buffer(2)] {
+        let usual = hidden_write(block, false, false);
+        let wanted = ["allocate_for_break", "copy", "leave_hidden", "leave"];
+        assert_eq!(usual, wanted);
+        for (is_shared, is_full) in [(false, true), (true, false), (true, true)] {
+            assert_eq!(hidden_write(block, is_shared, is_full), usual);
+        }
+    }
+}
+
 /// The pages of one request, some of them twice: the last one counts.
 #[test]
 fn a_page_that_is_read_twice_holds_the_last() {

@@ -3,6 +3,7 @@
 mod check;
 mod moving;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -177,6 +178,7 @@ impl World {
         let mut machine = Machine {
             frames,
             tlbs: Vec::new(),
+            steps: RefCell::default(),
         };
         let vms = (0..).zip(policies);
         let vms = vms.map(|(index, policy)| Vm::new(&mut machine, (index, 1), policy));

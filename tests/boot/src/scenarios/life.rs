@@ -5,6 +5,7 @@ use crate::{
     Outcome,
     machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
+    status::{self, Fit, Why},
     vm::Vm,
 };
 use std::{thread::sleep, time::Duration};
@@ -27,6 +28,7 @@ pub fn scenarios() -> Vec<Scenario> {
             .check(what_cannot_be),
         power_button(),
         promises(),
+        answers(),
     ]
 }
 
@@ -108,7 +110,7 @@ fn promises() -> Scenario {
                 .collect();
             machine.run(&words).map(drop)
         };
-        set("--max 96MiB --base 70MiB --claim start --never true --blocks keep")?;
+        set("--max 96MiB --base 70MiB --claim start --never true --blocks keep --hold 2s")?;
         let mem = machine.mem("guest")?;
         if (mem.base >> 20, mem.max >> 20) != (70, 96) {
             return Err(format!("it has {} to {} bytes", mem.base, mem.max));
@@ -143,6 +145,52 @@ fn promises() -> Scenario {
                 "started anew it has group, base, max and memory {found:?}"
             ))
         }
+    })
+}
+
+/// What is told of memory comes to pass: the private pages of a VM by reason are all that it has, and as many
+/// more VMs start as was said.
+fn answers() -> Scenario {
+    let vm = |name: &str| Vm::bare(name, "hungry", "mib=8 wait").memory("64MiB");
+    let others = ["two", "three", "four", "five", "six"];
+    let mut vms = others.map(|name| vm(name).asleep()).to_vec();
+    vms.push(vm("one"));
+    Scenario::new("life/answers", Hardware::new(1, "288M"), vms).check(move |stage| {
+        let file = stage.directory.join("vms/two.toml").display().to_string();
+        let machine = stage.machine()?;
+        let minute = Duration::from_mins(1);
+        machine.expect("one", "hungry: has eaten", 1, minute)?;
+        machine.run(&["pause", "one"])?;
+        let why: Why = status::parse(
+            "mem why",
+            &machine.run(&["mem", "why", "one", "-o", "json"])?,
+        )?;
+        let reasons: u64 = why.reasons.values().map(|reason| reason.bytes).sum();
+        let private = machine.mem("one")?.private;
+        if [reasons, why.private.bytes] != [private; 2] || private < 8 << 20 {
+            let all = why.private.bytes;
+            return Err(format!(
+                "{reasons} of {all} bytes have a reason, {private} are private"
+            ));
+        }
+        refuses(machine, "mem reclaim one 4MiB", IMPOSSIBLE)?;
+        let words = ["mem", "fit", &file, "-o", "json"];
+        let fit: Fit = status::parse("mem fit", &machine.run(&words)?)?;
+        if fit.binds != "memory" || !(1..others.len() as u64).contains(&fit.fits) {
+            return Err(format!(
+                "{} more would start; {} binds",
+                fit.fits, fit.binds
+            ));
+        }
+        for (n, name) in (0..).zip(others) {
+            if n == fit.fits {
+                refuses(machine, &format!("start {name} --dry-run"), NO_MEMORY)?;
+                return refuses(machine, &format!("start {name}"), NO_MEMORY);
+            }
+            machine.run(&["start", name, "--dry-run"])?;
+            machine.run(&["start", name])?;
+        }
+        Err("all of them started".into())
     })
 }
 

@@ -24,7 +24,7 @@ pub fn scenarios() -> Vec<Scenario> {
         growth().slow(),
         owes(),
         storm("paging/storm", 2).slow(),
-        storm("paging/storm-long", 20).slow(),
+        storm("paging/long-storm", 20).slow(),
     ]
 }
 

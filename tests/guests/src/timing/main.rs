@@ -3,9 +3,10 @@
 //! Each line of `do=steps` is `timing: <key> <ns per page> <instructions per page>`, the second
 //! being half of the first, as in `nano`. `do=writes` prints a histogram, `timing: store <ns>
 //! <how often>`, of first stores to pages that were read from the disk; the counter has steps of
-//! 16 ns. `do=hold` is the other VM: it has the same contents.
+//! 16 ns. `do=hold` is the other VM: it has the same contents. `do=storm` writes all that it shares,
+//! again and again, and `do=faults` prints, as `do=writes` does, what stores to new pages take beside such.
 //!
-//! Command line: `do=steps`, `hold`, `writes` or `idle`; `kind=image` (pages of the disk's image) or
+//! Command line: `do=steps`, `hold`, `writes`, `storm`, `faults` or `idle`; `kind=image` (pages of the disk's image) or
 //! `written` (pages that this guest wrote there); `first=N` block that is held (0); `count=N` stores (1024); `fill=N` pages to touch
 //! first, other ones (0); `wait=N` microseconds before anything is timed (0). It stays when it is done.
 #![no_std]
@@ -15,6 +16,7 @@
 #[path = "../sharing/disk.rs"]
 mod disk;
 mod steps;
+mod storm;
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -34,10 +36,37 @@ const GROUP: u64 = 16;
 const BLOCKS: u64 = 1024;
 /// What no image holds.
 const JUNK: u64 = 1 << 32;
+/// The first of many blocks without data.
+const EMPTY: u64 = 2 * BLOCKS;
 /// Blocks in all: behind those are as many without data as a region has pages.
 const ALL_BLOCKS: u64 = 2 * BLOCKS + 512;
+/// Times that are told apart.
+const BINS: usize = 1 << 14;
 /// How many stores took so many steps of the counter.
-static HISTOGRAM: [AtomicU32; 1 << 14] = [const { AtomicU32::new(0) }; 1 << 14];
+static HISTOGRAM: Histogram = Histogram([const { AtomicU32::new(0) }; BINS]);
+
+/// How often something took so many steps of the counter; the last one stands for all that is more.
+struct Histogram([AtomicU32; BINS]);
+
+impl Histogram {
+    fn add(&self, ticks: u64) {
+        let bin = self.0.get(ticks as usize).or(self.0.last());
+        bin.map(|bin| bin.fetch_add(1, Relaxed));
+    }
+
+    /// A line for each time in nanoseconds, and how often it was taken.
+    fn print(&self, what: &str) {
+        for (ticks, count) in (0..).zip(&self.0) {
+            let (ns, count) = (
+                ticks * 1_000_000_000 / timer::frequency(),
+                count.load(Relaxed),
+            );
+            if count > 0 {
+                println!("timing: {what} {ns} {count}");
+            }
+        }
+    }
+}
 
 /// The disk and the memory that is read into.
 struct Guest {
@@ -59,7 +88,7 @@ fn main(machine: &'static Machine) -> Verdict {
     check(sectors >= ALL_BLOCKS * SECTORS, "the disk is too small")?;
     // Behind what is read into.
     let used = match machine.option("do") {
-        Some("writes") => 2 * GROUP,
+        Some("writes" | "faults") => 2 * GROUP,
         _ => BLOCKS,
     };
     for page in 0..machine.number("fill", 0) {
@@ -69,6 +98,8 @@ fn main(machine: &'static Machine) -> Verdict {
     let written = machine.option("kind") == Some("written");
     match machine.option("do") {
         Some("hold") => guest.hold(written, machine.number("first", 0))?,
+        Some("storm") => guest.storm()?,
+        Some("faults") => guest.faults(machine.number("count", 1024))?,
         Some("idle") => {}
         Some("writes") => guest.writes(written, machine.number("count", 1024))?,
         _ => steps::run(&mut guest)?,
@@ -151,20 +182,11 @@ impl Guest {
                 let start = timer::now();
                 self.memory.write(page * PAGE_SIZE, 1);
                 let ticks = timer::now() - start;
-                let bin = HISTOGRAM.get(ticks as usize).or(HISTOGRAM.last());
-                bin.map(|bin| bin.fetch_add(1, Relaxed));
+                HISTOGRAM.add(ticks);
             }
         }
         self.check()?;
-        for (ticks, count) in (0..).zip(&HISTOGRAM) {
-            let (ns, count) = (
-                ticks * 1_000_000_000 / timer::frequency(),
-                count.load(Relaxed),
-            );
-            if count > 0 {
-                println!("timing: store {ns} {count}");
-            }
-        }
+        HISTOGRAM.print("store");
         Ok(())
     }
 

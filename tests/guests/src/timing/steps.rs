@@ -6,12 +6,10 @@ use machine_bare::memory::PAGE_SIZE;
 use machine_bare::verdict::Verdict;
 use machine_bare::{println, timer};
 
-use crate::{BLOCKS, GROUP, Guest, JUNK};
+use crate::{EMPTY, GROUP, Guest, JUNK};
 
 /// Pages that are averaged: a region that one block could map.
 const PAGES: u64 = 512;
-/// The first of many blocks without data.
-const EMPTY: u64 = 2 * BLOCKS;
 /// Words of a page.
 const WORDS: usize = PAGE_SIZE as usize / 8;
 /// A part of the kernel image that nobody has touched yet.

@@ -18,6 +18,8 @@ pub struct Memory {
     pub max: u64,
     /// The name of the partition that it may be swapped to.
     pub swap: Option<String>,
+    /// Milliseconds that what its guest reports free stays bound.
+    pub hold_ms: u16,
 }
 
 /// How a VM shares memory with others.
@@ -43,23 +45,29 @@ pub struct Told {
 }
 
 impl Decoder<'_> {
-    /// `memory = "512MiB"` or `memory = { base = "512MiB", max = "1GiB", swap = "PARTITION" }`.
+    /// `memory = "512MiB"` or
+    /// `memory = { base = "512MiB", max = "1GiB", swap = "PARTITION", hold = "100ms" }`.
     pub fn memory(&self, root: &Section<'_, '_>) -> Option<Told> {
         if !root.is_table("memory") {
             if root.has("memory").is_none() {
                 root.missing("memory", "add memory = \"512MiB\" or the like");
             }
             let Found { value, span } = self.bytes(root, "memory")?;
-            let (base, max, swap) = (value, value, None);
-            let memory = Memory { base, max, swap };
+            let memory = Memory {
+                base: value,
+                max: value,
+                swap: None,
+                hold_ms: 0,
+            };
             return Some(Told { memory, span });
         }
-        let section = root.section("memory", "memory", &["base", "max", "swap"])?;
+        let section = root.section("memory", "memory", &["base", "max", "swap", "hold"])?;
         if section.has("base").is_none() {
             section.missing("base", "add base = \"512MiB\" or the like");
         }
         let (base, max) = (self.bytes(&section, "base"), self.bytes(&section, "max"));
         let swap = self.partition_name(&section, "swap");
+        let hold_ms = section.hold("hold", "\"100ms\"").unwrap_or(0);
         let base = base?;
         let max = match (max, section.has("max")) {
             (Some(max), _) => max.value,
@@ -75,7 +83,12 @@ impl Decoder<'_> {
             return None;
         }
         let Found { value: base, span } = base;
-        let memory = Memory { base, max, swap };
+        let memory = Memory {
+            base,
+            max,
+            swap,
+            hold_ms,
+        };
         Some(Told { memory, span })
     }
 

@@ -197,6 +197,13 @@ impl<'a, 's> Section<'a, 's> {
         Some(found.value)
     }
 
+    /// Milliseconds that reported memory is held, from text such as `100ms`.
+    pub fn hold(&self, key: &str, example: &str) -> Option<u16> {
+        let parse = |text: &str| units::parse_hold(text).map(u64::from);
+        let found = self.quantity(key, "time", example, parse)?;
+        u16::try_from(found.value).ok()
+    }
+
     fn quantity(
         &self,
         key: &str,

@@ -66,7 +66,7 @@ fn with(lines: &str) -> String {
 const FULL: &str = "
 name = 'web1'
 cpus = 4
-memory = { base = '1GiB', max = '2GiB', swap = 'spare' }
+memory = { base = '1GiB', max = '2GiB', swap = 'spare', hold = '100ms' }
 sharing = { group = 'team-a', claim = 'grow', hide = true, blocks = 'keep', never = true }
 weight = 512
 cap = 50
@@ -250,6 +250,9 @@ fn names_and_sizes_are_checked() {
     assert!(memory("{ base = \"1GiB\", max = \"1025MiB\" }")[0].contains("use \"1026MiB\""));
     assert!(memory("{ max = \"1GiB\" }")[0].starts_with("2:10 'base' is missing in memory"));
     assert!(memory("{ base = \"1GiB\", swap = \"\" }")[0].contains("a partition's name"));
+    let hold = |hold: &str| memory(&format!("{{ base = \"1GiB\", hold = {hold} }}")).join(" ");
+    assert!(hold("100").contains("'hold' has no unit"));
+    assert!(hold("\"2m\"").contains("'2m' is too long: 60000ms are the most"));
     let sharing = |inner: &str| files.problems(&with(&format!("sharing = {{ {inner} }}")));
     assert_eq!(
         sharing("group = \"Team A\""),
