@@ -69,10 +69,12 @@ unsigned long disks_begin(u32 *intid)
 	if (!area || !*((char *)area + RECORDS_BYTES))
 		return 0;
 	irq = map_bell(intid);
-	if (!irq)
-		return 0;
-	if (request_irq(irq, on_bell, 0, "underpin", area)) {
+	if (irq && request_irq(irq, on_bell, 0, "underpin", area)) {
 		irq_dispose_mapping(irq);
+		irq = 0;
+	}
+	if (!irq) {
+		pr_err("no disks are served: interrupt %u cannot be had\n", *intid);
 		return 0;
 	}
 	bell = irq;

@@ -22,7 +22,6 @@ use std::{
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
     thread,
-    time::{Duration, Instant},
 };
 use tools_os0::{Asked, DEVICE, Running, System as _, codes};
 
@@ -43,8 +42,6 @@ const OWN: u64 = 32 << 20;
 const TABLES: (u64, u64) = (64, 4 << 20);
 /// Bytes of memory for each byte of frame table.
 const FRAME_TABLE: u64 = 128;
-/// How long VMs may take from their end until nothing of them is left.
-const QUIET_TIME: Duration = Duration::from_secs(30);
 
 /// Whether Underpin is beneath this system.
 pub fn is_here() -> bool {
@@ -107,16 +104,9 @@ impl Machine {
         &self.broker
     }
 
-    /// Takes the memory back; refused while a VM runs.
+    /// Takes the memory back; refused while a VM runs, or has not quite ended.
     pub fn repay(&self) -> Result<()> {
-        let deadline = Instant::now() + QUIET_TIME;
-        loop {
-            match ask("repay") {
-                // The last of a VM is taken apart after it has ended.
-                Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(50)),
-                ended => return ended.map(drop),
-            }
-        }
+        ask("repay").map(drop)
     }
 }
 

@@ -225,6 +225,13 @@ pub struct Loan {
     pub disks: Vec<Served>,
 }
 
+impl Loan {
+    /// Whether nothing is said of it.
+    pub fn is_usual(&self) -> bool {
+        self.lend.is_none() && self.disks.is_empty()
+    }
+}
+
 /// `underpin serve`.
 #[derive(Args, Debug)]
 pub struct Serve {

@@ -133,7 +133,13 @@ impl Context {
     /// Adds VMs to the running machine, or starts a machine for them.
     fn run_files(&self, options: &Run) -> Result<u8> {
         let vms = vmfile::read_all(&options.files)?;
-        let mut client = match self.connect() {
+        let connected = self.connect();
+        if !options.loan.is_usual() && (connected.is_ok() || !self.run.is_beneath()) {
+            let message =
+                "only a machine that is made now of this system's memory takes --lend and --disk";
+            return Err(Failure::new(exit::USAGE, message).help("leave them out"));
+        }
+        let mut client = match connected {
             Ok(client) => client,
             Err(none) if none.code() == exit::NO_MACHINE && self.run.is_beneath() => {
                 return serve::run(self, options, &vms);

@@ -31,6 +31,8 @@ pub fn scenarios() -> Vec<Scenario> {
         served("trixie-cloud", 2, "max,pauth=off,sme=off"),
         park("trixie-cloud", 2, "max,pauth=off,sme=off"),
         cost(),
+        pause(2),
+        pause(4),
         ready("max,pauth=off"),
         ready("neoverse-n1").slow(),
         not_ready("at-el2", Beneath::Nothing, "EL2"),
@@ -169,7 +171,7 @@ fn served(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     .console(check_served)
 }
 
-/// VMs are parked four times, under load, and come to the right results.
+/// VMs are parked again and again, under load, and come to the right results.
 fn park(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     let work = Vm::linux("vm1", kernel, "work").memory("128MiB");
     let work = work.args("underpin.count=100000");
@@ -216,7 +218,7 @@ fn sum_after(said: &str, text: &str) -> Option<String> {
 }
 
 /// What a VM writes to the disk that OS-0 serves.
-const SERVED_MIB: u32 = 32;
+const SERVED_MIB: u32 = 16;
 
 /// The server was killed in the middle, and OS-0's file holds what the VM has written and read.
 fn check_served(said: &str) -> Outcome {
@@ -277,11 +279,28 @@ fn cost() -> Scenario {
     Scenario::os0("os0/cost", os0).slow().console(check_cost)
 }
 
-fn check_cost(said: &str) -> Outcome {
+/// The longest that a switch takes from end to end, in the instructions of all CPUs together.
+fn pause(cpus: u32) -> Scenario {
+    let os0 = Os0::new("trixie-cloud", cpus, "1G", "pause").counted();
+    let os0 = os0.expect("paused pause=", 4 * BOOT);
+    Scenario::os0(format!("os0/pause-{cpus}"), os0.expect("Power down", BOOT))
+        .slow()
+        .console(check_pause)
+}
+
+fn check_pause(said: &str) -> Outcome {
     let pauses = said.split("pause=").skip(1).filter_map(first_number);
-    if let Some(pause) = pauses.max().filter(|pause| *pause > PAUSE_MAX) {
-        return Err(format!("OS-0 stood still for {pause} instructions"));
+    match pauses.max() {
+        Some(0) | None => Err("no pause was told".to_owned()),
+        Some(pause) if pause > PAUSE_MAX => {
+            Err(format!("OS-0 stood still for {pause} instructions"))
+        }
+        Some(_) => Ok(()),
     }
+}
+
+fn check_cost(said: &str) -> Outcome {
+    check_pause(said)?;
     let counts = said.split("counts=").skip(1);
     let counts: Vec<u64> = counts.filter_map(first_number).collect();
     if counts.len() != 6 || counts.iter().any(|count| *count > SWITCH_MAX) {

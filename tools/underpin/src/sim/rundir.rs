@@ -169,7 +169,7 @@ impl RunDir {
             .map_err(|_| {
                 let message = format!("no machine '{}' runs", self.machine);
                 let help = if self.is_beneath() {
-                    "start VMs: underpin run FILE..."
+                    "start VMs: underpin run FILE...; or serve those that run: underpin serve"
                 } else {
                     "start one: underpin sim FILE..."
                 };

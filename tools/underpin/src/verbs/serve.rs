@@ -16,11 +16,15 @@ use std::{
     env,
     ffi::OsString,
     sync::atomic::Ordering,
+    thread,
     time::{Duration, Instant},
 };
 
 /// How long the hypervisor may take to answer for the first time.
 const READY_TIME: Duration = Duration::from_mins(1);
+/// How often memory is asked for once all VMs have ended, and how long in between.
+const TRIES: u32 = 600;
+const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 /// Serves until all VMs have ended and their memory is back.
 pub fn serve(context: &Context, options: &Serve) -> Result<u8> {
@@ -94,15 +98,27 @@ fn follow(context: &Context, options: &Serve, vms: &[VmFile], machine: &Machine)
         let _ = rustix::process::setsid();
         print(&format!("{}\n", simulate::READY))?;
     }
-    wait_all(context, vms, &mut client)?;
+    let mut states = HashMap::new();
+    for _ in 0..TRIES {
+        wait_all(context, vms, &mut states, &mut client)?;
+        if machine.repay().is_ok() {
+            return Ok(());
+        }
+        // The last of a VM is taken apart after it has ended; or somebody has started another.
+        thread::sleep(TRY_AGAIN);
+    }
     machine.repay()
 }
 
 /// Waits until no VM runs, or is about to.
-fn wait_all(context: &Context, vms: &[VmFile], client: &mut Client) -> Result<()> {
-    let mut states: HashMap<String, u32> = HashMap::new();
+fn wait_all(
+    context: &Context,
+    vms: &[VmFile],
+    states: &mut HashMap<String, u32>,
+    client: &mut Client,
+) -> Result<()> {
     for vm in client.list()? {
-        simulate::changed(context, &mut states, &vm);
+        simulate::changed(context, states, &vm);
     }
     let is_over = |(name, now): (&String, &u32)| match *now {
         state::DEFINED => !vms.iter().any(|vm| vm.name == *name),
@@ -112,7 +128,7 @@ fn wait_all(context: &Context, vms: &[VmFile], client: &mut Client) -> Result<()
         if let Some(frame) = client.event(None)?
             && let Some(vm) = state_event(&frame)
         {
-            simulate::changed(context, &mut states, &vm);
+            simulate::changed(context, states, &vm);
         }
     }
     Ok(())
