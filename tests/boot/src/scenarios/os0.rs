@@ -160,7 +160,7 @@ fn beside(kernel: &'static str, cpus: u32, cpu: &'static str, vms: u32) -> Scena
 fn served(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     let vm = Vm::linux("writer", kernel, "diskwrite").memory("128MiB");
     let vm = vm.args(&format!("underpin.mib={SERVED_MIB}"));
-    let vm = vm.persistent_disk("first").persistent_disk("data");
+    let vm = vm.cow_partition("first").persistent_disk("data");
     let os0 = Os0::new(kernel, cpus, "2G", &format!("served os0.mib={SERVED_MIB}")).cpu(cpu);
     Scenario::os0(
         format!("os0/served-{kernel}-{cpus}"),
