@@ -20,7 +20,7 @@ use machine_locks::{Rank, SpinLock};
 use model_addr::{Gfn, Ipa};
 use model_ethernet::{Mac, PortSet, Why};
 use model_virtio::net::wire;
-use model_virtio::net::{self, CONTROL, Frame, Next, Offload, RECEIVE, Received, TRANSMIT};
+use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
 use model_virtio::{Effect, Transport};
 
 /// Frames, and bytes of them, that are sent in one go.
@@ -57,6 +57,8 @@ pub struct Incoming<'a> {
     bytes: u32,
     /// What is still to be done with it.
     offload: Offload,
+    /// What it has in common with others of its connection.
+    flow: u32,
     destination: Mac,
     body: Body<'a>,
 }
@@ -75,6 +77,7 @@ impl<'a> Incoming<'a> {
         Some(Self {
             bytes: (head.len() + rest.len()) as u32,
             offload: Offload::default(),
+            flow: net::flow(head),
             destination: *head.first_chunk()?,
             body: Body::Own(head, rest),
         })
@@ -84,6 +87,7 @@ impl<'a> Incoming<'a> {
         Self {
             bytes: frame.bytes(),
             offload: frame.offload(),
+            flow: frame.flow(),
             destination: frame.destination(),
             body: Body::Guest(vm, frame),
         }
@@ -188,7 +192,11 @@ impl Net {
             return state.transport.read(offset, size);
         };
         let effect = state.transport.write(offset, size, value);
-        if matches!(effect, Effect::Notify(CONTROL) | Effect::Live) {
+        let role = match effect {
+            Effect::Notify(queue) => Some(state.transport.role(queue)),
+            _ => None,
+        };
+        if role == Some(Role::Control) || effect == Effect::Live {
             control(&mut state, vm);
         }
         if matches!(effect, Effect::Live | Effect::Reset) {
@@ -196,14 +204,14 @@ impl Net {
         }
         update_line(&state.transport, vm, n);
         drop(state);
-        match effect {
-            Effect::Notify(RECEIVE) | Effect::Reset => self.wake_senders(),
-            Effect::Notify(TRANSMIT) => sched::patiently(|| self.send(vm, n)),
-            Effect::Live => {
+        match (effect, role) {
+            (_, Some(Role::Receive)) | (Effect::Reset, _) => self.wake_senders(),
+            (_, Some(Role::Transmit)) => sched::patiently(|| self.send(vm, n)),
+            (Effect::Live, _) => {
                 self.wake_senders();
                 self.send(vm, n);
             }
-            Effect::Notify(_) | Effect::None => {}
+            _ => {}
         }
         0
     }
@@ -468,7 +476,7 @@ impl Net {
             return Accepted::NeedsPieces;
         }
         let (memory, mut cursor) = (vm.memory(), Cursor::default());
-        let what = (incoming.bytes, incoming.offload);
+        let what = (incoming.bytes, incoming.offload, incoming.flow);
         let received = transport.receive(&memory, what, |at, ipa, len| {
             fill(&memory, ipa, (at, len), incoming.body, &mut cursor)
         });

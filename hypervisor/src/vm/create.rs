@@ -376,14 +376,14 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
     slots.push(Slot::rng());
     slots.push(Slot::console());
     slots.push(Slot::Balloon(Balloon::new(record.hold_ms)));
-    for record in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
-        slots.push(Slot::Net(network(record)?));
+    for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
+        slots.push(Slot::Net(network(net, record.vcpus)?));
     }
     debug_assert!(slots.len() <= VIRTIO_MAX && slots.len() as u32 + 16 <= SPIS);
     Ok(slots)
 }
 
-fn network(record: &NetRecord) -> Result<Net, Refusal> {
+fn network(record: &NetRecord, vcpus: u32) -> Result<Net, Refusal> {
     if record.flags & !(NET_PLAIN | NET_UPLINK) != 0 || record.mtu < net::MTU_MIN {
         let what = format_args!(
             "a network device with flags {:#x} and an MTU of {}",
@@ -397,6 +397,8 @@ fn network(record: &NetRecord) -> Result<Net, Refusal> {
         mac: record.mac,
         mtu: record.mtu,
         offloads: record.flags & NET_PLAIN == 0,
+        // What Linux uses: one for each CPU.
+        pairs: vcpus.min(net::PAIRS_MAX.into()) as u16,
     };
     Ok(Net::new(net::Net::new(options), cable))
 }

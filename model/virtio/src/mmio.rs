@@ -10,7 +10,7 @@ use model_addr::Gfn;
 pub const WINDOW_SIZE: u64 = 0x200;
 
 /// Most queues of a device.
-const MAX_QUEUES: usize = 4;
+pub(crate) const MAX_QUEUES: usize = 9;
 
 const MAGIC: u32 = 0x7472_6976;
 const VERSION: u32 = 2;
@@ -84,8 +84,13 @@ bitflags! {
 pub trait Device {
     /// The device type (virtio 5).
     const ID: u32;
-    /// The largest size of each queue, at most [`crate::MAX_QUEUE_SIZE`]; one to four queues.
+    /// The largest size of each queue, at most [`crate::MAX_QUEUE_SIZE`]; one to nine queues.
     const QUEUE_SIZES: &'static [u16];
+
+    /// Those of them that this one has: the first so many.
+    fn queue_sizes(&self) -> &'static [u16] {
+        Self::QUEUE_SIZES
+    }
 
     /// The device's own feature bits.
     fn features(&self) -> u64;
@@ -292,7 +297,8 @@ impl<D: Device> Transport<D> {
             reg::VENDOR_ID => VENDOR,
             reg::DEVICE_FEATURES => half(self.features(), self.device_features_sel),
             reg::QUEUE_SIZE_MAX => {
-                let size = self.selected().and_then(|queue| D::QUEUE_SIZES.get(queue));
+                let sizes = self.device.queue_sizes();
+                let size = self.selected().and_then(|queue| sizes.get(queue));
                 size.map_or(0, |&max| u32::from(max))
             }
             reg::QUEUE_READY => u32::from(
@@ -311,7 +317,7 @@ impl<D: Device> Transport<D> {
     /// The queue that the queue registers mean; `None` if the device has no such queue.
     fn selected(&self) -> Option<usize> {
         let queue = self.queue_sel as usize;
-        (queue < D::QUEUE_SIZES.len()).then_some(queue)
+        (queue < self.device.queue_sizes().len()).then_some(queue)
     }
 
     fn write_driver_features(&mut self, value: u32) {

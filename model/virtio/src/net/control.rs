@@ -1,7 +1,7 @@
 //! Commands on the control queue (virtio 5.1.6.5): a class, a command, data, and an answer of a byte.
 
 use super::filter::Filter;
-use super::{CONFIG_STATUS, CONTROL, Net, STATUS_ANNOUNCE, feature};
+use super::{CONFIG_STATUS, Net, STATUS_ANNOUNCE, feature};
 use crate::{Chain, QueueError, Transport};
 use heapless::Vec;
 use machine_contract::{GuestMemory, GuestMemoryError};
@@ -16,6 +16,7 @@ mod command {
     pub const MAC_TABLES: [u8; 2] = [1, 0];
     pub const MAC: [u8; 2] = [1, 1];
     pub const ANNOUNCED: [u8; 2] = [3, 0];
+    pub const PAIRS: [u8; 2] = [4, 0];
     pub const GUEST_OFFLOADS: [u8; 2] = [5, 0];
 }
 
@@ -39,7 +40,7 @@ impl Transport<Net> {
         if !self.is_live() {
             return false;
         }
-        let (queue, mut chain) = (usize::from(CONTROL), Chain::new());
+        let (queue, mut chain) = (self.control_queue(), Chain::new());
         for _ in 0..budget {
             let popped = self.queues[queue].pop(memory, &mut chain);
             if self.settle(popped) != Some(true) {
@@ -63,7 +64,8 @@ impl Transport<Net> {
             Err(Unserved::Broken(error)) => return Err(error),
         };
         memory.write(at, &[ack])?;
-        self.queues[usize::from(CONTROL)].push_used(memory, chain.head(), 1)
+        let queue = self.control_queue();
+        self.queues[queue].push_used(memory, chain.head(), 1)
     }
 
     fn command(&mut self, memory: &impl GuestMemory, chain: &mut Chain) -> Result<(), Unserved> {
@@ -105,6 +107,14 @@ impl Transport<Net> {
             command::ANNOUNCED => {
                 needs(feature::GUEST_ANNOUNCE)?;
                 device.config[CONFIG_STATUS] &= !STATUS_ANNOUNCE;
+            }
+            command::PAIRS => {
+                needs(feature::MQ)?;
+                let pairs = u16::from_le_bytes(take(memory, chain)?);
+                if !(1..=device.options.pairs).contains(&pairs) {
+                    return Err(Unserved::Refused);
+                }
+                device.used = pairs;
             }
             command::GUEST_OFFLOADS => {
                 needs(feature::CTRL_GUEST_OFFLOADS)?;

@@ -1,5 +1,5 @@
-//! The network device (virtio 5.1): one pair of queues, offloads both ways, mergeable buffers, and
-//! the control queue as Linux uses it.
+//! The network device (virtio 5.1): pairs of queues, offloads both ways, mergeable buffers, and the
+//! control queue as Linux uses it.
 //!
 //! ```text
 //!  transmit queue ──> next_frame ──> Frame: a head that EL2 keeps, and where the rest is ──> switch
@@ -19,17 +19,25 @@ pub mod wire;
 pub use filter::Filter;
 pub use header::{BadHeader, Checksum, Gso, HEAD_MAX, HEADER_BYTES, Offload, Protocol};
 pub use receive::Received;
-pub use transmit::{Frame, Next};
+pub use transmit::{Frame, Next, flow};
 
 use crate::{Device, Transport};
 use receive::Buffers;
 
-/// The queue of buffers to receive into.
-pub const RECEIVE: u16 = 0;
-/// The queue of frames to transmit.
-pub const TRANSMIT: u16 = 1;
-/// The queue of control commands.
-pub const CONTROL: u16 = 2;
+/// The most pairs of queues.
+pub const PAIRS_MAX: u16 = 4;
+
+/// What a queue is for. Pairs come first, and behind those that the driver knows of is the control
+/// queue (virtio 5.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Buffers to receive into.
+    Receive,
+    /// Frames to transmit.
+    Transmit,
+    /// Commands.
+    Control,
+}
 
 /// Bytes of an Ethernet header.
 pub const ETHERNET_BYTES: u32 = 14;
@@ -74,6 +82,8 @@ pub mod feature {
     pub const CTRL_RX: u64 = 1 << 18;
     /// The device can ask the driver to announce itself.
     pub const GUEST_ANNOUNCE: u64 = 1 << 21;
+    /// There may be several pairs of queues.
+    pub const MQ: u64 = 1 << 22;
     /// The control queue takes an address.
     pub const CTRL_MAC_ADDR: u64 = 1 << 23;
     /// The driver takes long UDP frames over IPv4.
@@ -103,6 +113,8 @@ pub struct Options {
     pub mtu: u16,
     /// Whether it takes and gives frames without checksums, and long ones.
     pub offloads: bool,
+    /// Pairs of queues, 1 to [`PAIRS_MAX`].
+    pub pairs: u16,
 }
 
 const STATUS_LINK_UP: u8 = 1;
@@ -119,6 +131,10 @@ pub struct Net {
     filter: Filter,
     /// What the driver said it takes less of than it could; `None`: all that was negotiated.
     taken: Option<u64>,
+    /// Pairs that the driver said it uses.
+    used: u16,
+    /// The pair that transmits next.
+    turn: u16,
     buffers: Buffers,
 }
 
@@ -128,13 +144,16 @@ impl Net {
         let mut config = [0; 12];
         config[..6].copy_from_slice(&options.mac);
         config[CONFIG_STATUS] = STATUS_LINK_UP;
-        config[8] = 1;
+        let pairs = options.pairs.clamp(1, PAIRS_MAX);
+        config[8..10].copy_from_slice(&pairs.to_le_bytes());
         config[10..].copy_from_slice(&options.mtu.to_le_bytes());
         Self {
-            options,
+            options: Options { pairs, ..options },
             config,
             filter: Filter::default(),
             taken: None,
+            used: 1,
+            turn: 0,
             buffers: Buffers::default(),
         }
     }
@@ -157,7 +176,11 @@ impl Net {
 
 impl Device for Net {
     const ID: u32 = 1;
-    const QUEUE_SIZES: &'static [u16] = &[256, 256, 64];
+    const QUEUE_SIZES: &'static [u16] = &[256; 2 * PAIRS_MAX as usize + 1];
+
+    fn queue_sizes(&self) -> &'static [u16] {
+        &Self::QUEUE_SIZES[..=2 * usize::from(self.options.pairs)]
+    }
 
     fn features(&self) -> u64 {
         let offloads = if self.options.offloads {
@@ -165,7 +188,12 @@ impl Device for Net {
         } else {
             0
         };
-        feature::ALWAYS | offloads
+        let several = if self.options.pairs > 1 {
+            feature::MQ
+        } else {
+            0
+        };
+        feature::ALWAYS | offloads | several
     }
 
     fn config(&self) -> &[u8] {
@@ -175,6 +203,7 @@ impl Device for Net {
     fn reset(&mut self) {
         self.filter = Filter::default();
         self.taken = None;
+        (self.used, self.turn) = (1, 0);
         self.config[CONFIG_STATUS] &= !STATUS_ANNOUNCE;
     }
 }
@@ -186,6 +215,29 @@ impl Transport<Net> {
         self.device
             .taken
             .map_or(negotiated, |taken| negotiated & taken)
+    }
+
+    /// What a queue is for.
+    pub fn role(&self, queue: u16) -> Role {
+        match queue {
+            _ if usize::from(queue) == self.control_queue() => Role::Control,
+            _ if queue.is_multiple_of(2) => Role::Receive,
+            _ => Role::Transmit,
+        }
+    }
+
+    /// A driver that does not know of several pairs finds it behind the first.
+    fn control_queue(&self) -> usize {
+        2 * usize::from(self.pairs())
+    }
+
+    /// Pairs that the driver knows of.
+    fn pairs(&self) -> u16 {
+        if self.has_negotiated(feature::MQ) {
+            self.device.options.pairs
+        } else {
+            1
+        }
     }
 
     /// Whether the link is up.

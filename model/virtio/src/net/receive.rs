@@ -1,7 +1,7 @@
 //! Frames that a driver gets.
 
 use super::header::{HEADER_BYTES, Offload};
-use super::{Net, RECEIVE, feature};
+use super::{Net, feature};
 use crate::{Chain, Queue, QueueError, Segment, Transport};
 use heapless::Vec;
 use machine_contract::{GuestMemory, GuestMemoryError};
@@ -46,59 +46,63 @@ enum Taken {
 
 impl Transport<Net> {
     /// Gives the driver a frame of `bytes`, of which `offload` is still to be done, and which fits what
-    /// the driver [`takes`](Self::takes). `fill` is called with runs of the driver's memory, in
+    /// the driver [`takes`](Self::takes). All frames of one `flow` go to one queue. `fill` is called with runs of the driver's memory, in
     /// order: which byte of the frame goes to where, and how many.
     pub fn receive(
         &mut self,
         memory: &impl GuestMemory,
-        (bytes, offload): (u32, Offload),
+        (bytes, offload, flow): (u32, Offload, u32),
         fill: impl FnMut(u32, Ipa, u32) -> Result<(), GuestMemoryError>,
     ) -> Received {
-        if !self.is_live() || !self.queues[usize::from(RECEIVE)].is_ready() {
+        let pair = flow % u32::from(self.device.used);
+        let index = 2 * pair as usize;
+        if !self.is_live() || !self.queues[index].is_ready() {
             return Received::NoDriver;
         }
         let needed = HEADER_BYTES as u32 + bytes;
         let mergeable = self.has_negotiated(feature::MRG_RXBUF);
-        let (queue, buffers) = (
-            &mut self.queues[usize::from(RECEIVE)],
-            &mut self.device.buffers,
-        );
+        let (queue, buffers) = (&mut self.queues[index], &mut self.device.buffers);
         let taken = buffers.take(queue, memory, needed, mergeable);
         match self.settle(taken) {
             Some(Taken::Enough) => {}
-            Some(Taken::TooFew) => return self.put_back(Received::NoBuffers),
-            Some(Taken::TooSmall) => return self.put_back(Received::TooLong),
+            Some(Taken::TooFew) => return self.put_back(index, Received::NoBuffers),
+            Some(Taken::TooSmall) => return self.put_back(index, Received::TooLong),
             None => return Received::NoDriver,
         }
         let count = self.device.buffers.taken.len() as u16;
         let header = offload.encode(count);
         if scatter(&self.device.buffers.runs, memory, &header, needed, fill).is_err() {
-            return self.put_back(Received::Lost);
+            return self.put_back(index, Received::Lost);
         }
-        let given = self.give(memory, needed);
+        let given = self.give(index, memory, needed);
         if self.settle(given).is_none() {
             return Received::NoDriver;
         }
-        self.signal(memory, usize::from(RECEIVE));
+        self.signal(memory, index);
         Received::Done
     }
 
     /// The buffers stay the driver's next ones.
-    fn put_back(&mut self, received: Received) -> Received {
+    fn put_back(&mut self, index: usize, received: Received) -> Received {
         let count = self.device.buffers.taken.len() as u16;
-        self.queues[usize::from(RECEIVE)].put_back(count);
+        self.queues[index].put_back(count);
         received
     }
 
     /// Hands all buffers to the driver at once: it looks for the others when it finds the first.
-    fn give(&mut self, memory: &impl GuestMemory, needed: u32) -> Result<(), QueueError> {
+    fn give(
+        &mut self,
+        index: usize,
+        memory: &impl GuestMemory,
+        needed: u32,
+    ) -> Result<(), QueueError> {
         let taken = &mut self.device.buffers.taken;
         let mut left = needed;
         for (_, bytes) in taken.iter_mut() {
             *bytes = left.min(*bytes);
             left -= *bytes;
         }
-        self.queues[usize::from(RECEIVE)].push_all(memory, taken)
+        self.queues[index].push_all(memory, taken)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Frames that a driver sends.
 
 use super::header::{HEAD_MAX, HEADER_BYTES, Offload};
-use super::{ETHERNET_BYTES, FRAME_MAX, Net, TRANSMIT};
+use super::{ETHERNET_BYTES, FRAME_MAX, Net};
 use crate::{Chain, QueueError, Segment, Transport};
 use machine_contract::GuestMemory;
 use model_addr::Gfn;
@@ -14,6 +14,7 @@ pub struct Frame {
     head_bytes: usize,
     bytes: u32,
     offload: Offload,
+    queue: usize,
     resets: u32,
 }
 
@@ -25,6 +26,7 @@ impl Default for Frame {
             head_bytes: 0,
             bytes: 0,
             offload: Offload::default(),
+            queue: 0,
             resets: 0,
         }
     }
@@ -49,6 +51,11 @@ impl Frame {
     /// What is still to be done with it.
     pub fn offload(&self) -> Offload {
         self.offload
+    }
+
+    /// A number that all frames of one connection have in common.
+    pub fn flow(&self) -> u32 {
+        flow(self.head())
     }
 
     /// Who gets it.
@@ -82,12 +89,23 @@ pub enum Next {
 }
 
 impl Transport<Net> {
-    /// Takes the next frame into `frame`. The work is bounded; the owner bounds how often it asks.
+    /// Takes the next frame into `frame`, of each queue in turn. The work is bounded; the owner bounds
+    /// how often it asks.
     pub fn next_frame(&mut self, memory: &impl GuestMemory, frame: &mut Frame) -> Next {
         if !self.is_live() {
             return Next::Empty;
         }
-        let popped = self.queues[usize::from(TRANSMIT)].pop(memory, &mut frame.chain);
+        let pairs = self.pairs();
+        let mut popped = Ok(false);
+        for _ in 0..pairs {
+            let pair = self.device.turn % pairs;
+            self.device.turn = (pair + 1) % pairs;
+            frame.queue = transmit_queue(pair);
+            popped = self.queues[frame.queue].pop(memory, &mut frame.chain);
+            if popped != Ok(false) {
+                break;
+            }
+        }
         if self.settle(popped) != Some(true) {
             return Next::Empty;
         }
@@ -109,19 +127,22 @@ impl Transport<Net> {
         if frame.resets != self.resets() || !self.is_live() {
             return;
         }
-        let queue = &mut self.queues[usize::from(TRANSMIT)];
+        let queue = &mut self.queues[frame.queue];
         let pushed = queue.push_used(memory, frame.chain.head(), 0);
         self.settle(pushed);
     }
 
     /// How many frames were sent that the driver was not told of.
     pub fn untold(&self) -> u16 {
-        self.queues[usize::from(TRANSMIT)].unsignalled()
+        let untold = |pair| self.queues[transmit_queue(pair)].unsignalled();
+        (0..self.pairs()).map(untold).sum()
     }
 
     /// Tells the driver of all frames that were sent, if it wants to know.
     pub fn signal_sent(&mut self, memory: &impl GuestMemory) {
-        self.signal(memory, usize::from(TRANSMIT));
+        for pair in 0..self.pairs() {
+            self.signal(memory, transmit_queue(pair));
+        }
     }
 
     /// Reads header and head; `false` where the frame is none.
@@ -146,4 +167,24 @@ impl Transport<Net> {
         frame.offload = offload;
         Ok(offload.gso.is_some() || frame.bytes <= self.device.wire_max())
     }
+}
+
+fn transmit_queue(pair: u16) -> usize {
+    2 * usize::from(pair) + 1
+}
+
+/// A number made of addresses and ports, for frames of TCP and UDP without IP options; 0 for others.
+pub fn flow(head: &[u8]) -> u32 {
+    let (first, words) = match head.get(12..15) {
+        Some([0x08, 0x00, 0x45]) => (26, 3),
+        Some([0x86, 0xdd, _]) => (22, 9),
+        _ => return 0,
+    };
+    let words = head.get(first..first + 4 * words).unwrap_or_default();
+    let mix = |hash: u32, word: &[u8; 4]| {
+        (hash ^ u32::from_be_bytes(*word))
+            .wrapping_mul(0x9e37_79b1)
+            .rotate_left(15)
+    };
+    words.as_chunks().0.iter().fold(0, mix)
 }

@@ -10,7 +10,7 @@ pub const RAM_SIZE: usize = 0x20_0000;
 /// Rings of queue n start at RAM + n * 0x4000.
 const RINGS: u64 = 0x4000;
 /// Indirect tables, one per descriptor.
-const TABLES: u64 = RAM.0 + 0x1_0000;
+const TABLES: u64 = RAM.0 + 0x2_4000;
 const TABLE_STRIDE: u64 = 0x880;
 /// Where tests put their buffers.
 pub const DATA: Ipa = Ipa(RAM.0 + 0x10_0000);
@@ -215,8 +215,9 @@ pub fn start<D: Device>(device: D, without: u64, size: u16) -> (Transport<D>, Ve
         indirect: features >> 28 & 1 == 1,
     };
     let mut drivers = Vec::new();
-    for queue in 0..D::QUEUE_SIZES.len() as u64 {
-        let size = size.min(D::QUEUE_SIZES[queue as usize]);
+    let sizes = transport.device().queue_sizes();
+    for (queue, most) in (0..).zip(sizes) {
+        let size = size.min(*most);
         let driver = Driver::new(queue, size, ring);
         set_up_queue(&mut transport, queue, &driver.setup);
         assert_eq!(transport.read(0x044, 4), 1);

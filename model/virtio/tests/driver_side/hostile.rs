@@ -170,7 +170,7 @@ proptest! {
     fn net_survives(steps in prop::collection::vec(steps(), 1..150)) {
         let (mac, mtu) = ([2, 0, 0, 0, 0, 1], 1500);
         let mut frame = Frame::default();
-        run(Net::new(net::Options { mac, mtu, offloads: true }), steps, |net, guest| {
+        run(Net::new(net::Options { mac, mtu, offloads: true, pairs: 1 }), steps, |net, guest| {
             serve_net(net, guest, &mut frame);
         });
     }
@@ -197,7 +197,7 @@ fn serve_net(net: &mut Transport<Net>, guest: &FakeGuest, frame: &mut Frame) {
     net.control(guest, 16);
     for bytes in [60, 1500, 65_000] {
         let mut filled = 0;
-        let received = net.receive(guest, (bytes, Offload::default()), |at, ipa, len| {
+        let received = net.receive(guest, (bytes, Offload::default(), bytes), |at, ipa, len| {
             assert_eq!(at, filled);
             assert!(len > 0 && guest.contains(ipa, u64::from(len)));
             filled += len;

@@ -4,7 +4,9 @@ use crate::driver::{Buffer, DATA, Driver, Shape, ram, start};
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
 use model_virtio::Transport;
-use model_virtio::net::{self, Frame, Net, Next, Offload, Options, Protocol, Received, feature};
+use model_virtio::net::{
+    self, Frame, Net, Next, Offload, Options, Protocol, Received, Role, feature,
+};
 use proptest::prelude::*;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -17,6 +19,15 @@ fn device(offloads: bool) -> Net {
         mac: MAC,
         mtu: 1500,
         offloads,
+        pairs: 1,
+    })
+}
+
+/// One with several pairs of queues.
+fn with_pairs(pairs: u16) -> Net {
+    Net::new(Options {
+        pairs,
+        ..device(true).options()
     })
 }
 
@@ -119,7 +130,7 @@ proptest! {
             at += *len as u64;
         }
         drivers[0].publish(&guest);
-        let received = net.receive(&guest, (frame.bytes(), frame.offload()), |from, to, len| {
+        let received = net.receive(&guest, (frame.bytes(), frame.offload(), frame.flow()), |from, to, len| {
             guest.put(to, &packet[from as usize..(from + len) as usize]);
             Ok(())
         });
@@ -156,7 +167,7 @@ fn buffers_that_are_too_few_stay_the_next_ones() {
         driver.publish(&guest);
     };
     let receive = |net: &mut Transport<Net>| {
-        net.receive(&guest, (1000, Offload::default()), |_, _, _| Ok(()))
+        net.receive(&guest, (1000, Offload::default(), 0), |_, _, _| Ok(()))
     };
     add(&mut drivers[0], 0);
     assert!(drivers[0].wants_kick(&guest));
@@ -172,12 +183,12 @@ fn buffers_that_are_too_few_stay_the_next_ones() {
     add(&mut drivers[0], 2);
     let lost = |_, at, _| Err(machine_contract::GuestMemoryError::NoFrame(at));
     assert_eq!(
-        net.receive(&guest, (64, Offload::default()), lost),
+        net.receive(&guest, (64, Offload::default(), 0), lost),
         Received::Lost
     );
     assert!(drivers[0].reap(&guest).is_none());
     assert_eq!(
-        net.receive(&guest, (64, Offload::default()), |_, _, _| Ok(())),
+        net.receive(&guest, (64, Offload::default(), 0), |_, _, _| Ok(())),
         Received::Done
     );
     assert_eq!(drivers[0].reap(&guest).unwrap().1, 76);
@@ -386,6 +397,102 @@ fn rules_broken_break_the_device() {
         .add(&guest, &[readable(RX, 512)], Shape::Direct)
         .unwrap();
     drivers[0].publish(&guest);
-    let received = net.receive(&guest, (64, Offload::default()), |_, _, _| Ok(()));
+    let received = net.receive(&guest, (64, Offload::default(), 0), |_, _, _| Ok(()));
     assert_eq!((received, net.errors().0), (Received::NoDriver, 1));
+}
+
+/// A frame of a connection, which its ports tell.
+fn of_connection(ports: [u8; 4]) -> Vec<u8> {
+    let (mut frame, _) = tcp(100, 0);
+    frame[34..38].copy_from_slice(&ports);
+    frame
+}
+
+proptest! {
+    #![proptest_config(crate::cases(200))]
+
+    /// Frames of several queues all come, those of one queue in their order; each is given back where it
+    /// came from. What is received goes where its connection goes, among the pairs in use.
+    #[test]
+    fn pairs_share_the_work(
+        sent in prop::collection::vec(0..3_usize, 0..30),
+        connections in prop::collection::vec((any::<[u8; 4]>(), 1..4_u16), 0..20),
+    ) {
+        let guest = ram();
+        let (mut net, mut drivers) = start(with_pairs(3), 0, 64);
+        prop_assert_eq!(net.read(0x108, 2), 3);
+        let mut left = [0_u8; 3].map(|_| std::collections::VecDeque::new());
+        for (n, &pair) in sent.iter().enumerate() {
+            let at = Ipa(TX.0 + 0x100 * n as u64);
+            let mut bytes = vec![0; 12];
+            bytes.extend(of_connection([n as u8; 4]));
+            guest.put(at, &bytes);
+            drivers[2 * pair + 1].add(&guest, &[readable(at, bytes.len())], Shape::Direct).unwrap();
+            drivers[2 * pair + 1].publish(&guest);
+            left[pair].push_back(n as u8);
+        }
+        let mut frame = Frame::default();
+        for _ in &sent {
+            prop_assert_eq!(net.next_frame(&guest, &mut frame), Next::Frame);
+            let n = frame.head()[34];
+            let pair = left.iter().position(|left| left.front() == Some(&n));
+            let pair = pair.expect("out of order");
+            left[pair].pop_front();
+            net.sent(&guest, &frame);
+            prop_assert!(drivers[2 * pair + 1].reap(&guest).is_some());
+        }
+        prop_assert_eq!(net.next_frame(&guest, &mut frame), Next::Empty);
+        prop_assert_eq!(usize::from(net.untold()), sent.len());
+        net.signal_sent(&guest);
+        prop_assert_eq!(net.untold(), 0);
+
+        for (ports, used) in connections {
+            let set = command(&guest, &mut net, &mut drivers[6], [4, 0], &used.to_le_bytes());
+            prop_assert!(set);
+            for pair in 0..3 {
+                drivers[2 * pair].add(&guest, &[writable(RX, 2000)], Shape::Direct).unwrap();
+                drivers[2 * pair].publish(&guest);
+            }
+            let flow = net::flow(&of_connection(ports));
+            let received = net.receive(&guest, (64, Offload::default(), flow), |_, _, _| Ok(()));
+            prop_assert_eq!(received, Received::Done);
+            let expected = (flow % u32::from(used)) as usize;
+            for pair in 0..3 {
+                prop_assert_eq!(drivers[2 * pair].reap(&guest).is_some(), pair == expected);
+            }
+            // What was not used stays for the next; a new driver would begin anew.
+            let (fresh, of_fresh) = start(with_pairs(3), 0, 64);
+            (net, drivers) = (fresh, of_fresh);
+            let zeroes = vec![0; 7 * 0x4000];
+            guest.put(crate::driver::RAM, &zeroes);
+        }
+    }
+}
+
+/// Pairs are 1 to what the device has, and only for a driver that knows of several; its control queue
+/// is behind the last pair, for others behind the first.
+#[test]
+fn pairs_are_what_was_agreed_upon() {
+    let guest = ram();
+    let (mut net, mut drivers) = start(with_pairs(3), 0, 16);
+    let control = &mut drivers[6];
+    for (pairs, done) in [
+        (0_u16, false),
+        (1, true),
+        (3, true),
+        (4, false),
+        (u16::MAX, false),
+    ] {
+        let said = command(&guest, &mut net, control, [4, 0], &pairs.to_le_bytes());
+        assert_eq!(said, done, "{pairs}");
+    }
+    assert_eq!(net.role(6), Role::Control);
+    assert_eq!((net.role(4), net.role(5)), (Role::Receive, Role::Transmit));
+
+    let guest = ram();
+    let (mut net, mut drivers) = start(with_pairs(3), feature::MQ, 16);
+    assert_eq!((net.role(2), net.role(1)), (Role::Control, Role::Transmit));
+    assert!(!command(&guest, &mut net, &mut drivers[2], [4, 0], &[1, 0]));
+    assert_eq!(start(with_pairs(9), 0, 16).1.len(), 9, "four pairs at most");
+    assert_eq!(start(device(true), 0, 16).1.len(), 3);
 }

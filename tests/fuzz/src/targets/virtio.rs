@@ -109,9 +109,14 @@ pub fn balloon(data: &[u8]) {
 
 /// Frames out, cut for a wire, and in, and commands.
 pub fn net(data: &[u8]) {
-    let offloads = data.first().is_none_or(|byte| byte & 2 == 0);
-    let (mac, mtu) = ([2, 0, 0, 0, 0, 1], 1500);
-    let options = net::Options { mac, mtu, offloads };
+    let has = |bit: u8| data.first().is_some_and(|byte| byte & bit != 0);
+    let options = net::Options {
+        mac: [2, 0, 0, 0, 0, 1],
+        mtu: 1500,
+        offloads: !has(2),
+        pairs: if has(4) { 3 } else { 1 },
+    };
+    let mtu = options.mtu;
     let mut frame = Frame::default();
     drive(data, Net::new(options), |net, guest| {
         for _ in 0..32 {
@@ -128,11 +133,12 @@ pub fn net(data: &[u8]) {
         net.control(guest, 8);
         for bytes in [60, 9000] {
             let mut filled = 0;
-            let received = net.receive(guest, (bytes, Offload::default()), |at, ipa, len| {
-                assert!(at == filled && guest.contains(ipa, len.into()));
-                filled += len;
-                Ok(())
-            });
+            let received =
+                net.receive(guest, (bytes, Offload::default(), bytes), |at, ipa, len| {
+                    assert!(at == filled && guest.contains(ipa, len.into()));
+                    filled += len;
+                    Ok(())
+                });
             assert!(received != Received::Done || filled == bytes);
         }
     });
@@ -210,7 +216,7 @@ fn start<D: Device>(transport: &mut Transport<D>) {
         transport.write(0x020, 4, offered);
     }
     transport.write(0x070, 4, 0xb);
-    for queue in 0..D::QUEUE_SIZES.len() as u64 {
+    for queue in 0..transport.device().queue_sizes().len() as u64 {
         transport.write(0x030, 4, queue);
         transport.write(0x038, 4, 16);
         for (register, area) in [(0x080, 0), (0x090, 0x1000), (0x0a0, 0x2000)] {
