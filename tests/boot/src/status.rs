@@ -35,6 +35,9 @@ pub struct VmStatus {
     /// Nanoseconds at EL2 that they took.
     #[serde(default)]
     pub exit_ns: BTreeMap<String, u64>,
+    /// What its network devices did.
+    #[serde(default)]
+    pub net: NetStatus,
     /// How often it was started.
     #[serde(default)]
     pub starts: u32,
@@ -52,6 +55,17 @@ pub struct VcpuStatus {
 pub struct VmDetails {
     /// Each vCPU.
     pub vcpu: Vec<VcpuStatus>,
+}
+
+/// What a VM's network devices did.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct NetStatus {
+    /// Frames it sent.
+    pub frames_sent: u64,
+    /// Frames it got.
+    pub frames_received: u64,
+    /// Frames that went nowhere, by reason.
+    pub dropped: BTreeMap<String, u64>,
 }
 
 /// A VM's memory, in bytes, as `underpin mem` tells it.

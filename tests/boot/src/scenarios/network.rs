@@ -1,5 +1,7 @@
 //! VMs that talk to each other, and to what is outside the machine.
 
+mod crowd;
+
 use super::kernels::powered_off;
 use crate::{Outcome, because, machine::Hardware, scenario::Scenario, vm::Vm};
 use std::{
@@ -20,25 +22,30 @@ pub fn scenarios() -> Vec<Scenario> {
     vec![
         exchange("net/tcp", 1),
         outside(),
+        crowd::malformed(),
+        crowd::storm().slow(),
         exchange("net/long-tcp", 110).slow(),
+        crowd::ring().slow(),
+        web_load().slow(),
     ]
 }
 
 /// Two clients send a server what it can make itself, and get it back: one client with offloads as
-/// the server, one without. A round is 2.3 MB, each way.
+/// the server, which has two pairs of queues, one without. A round is 2.3 MB, each way.
 fn exchange(name: &'static str, rounds: u32) -> Scenario {
     let vm = |name: &str, address: u32| {
         let vm = Vm::linux(name, KERNEL, "script").cow_disk("../talk.sh");
         vm.args(&format!("address={address} rounds={rounds}"))
     };
     let vms = vec![
-        vm("server", 1).net("lan"),
+        vm("server", 1).net("lan").cpus(2),
         vm("full", 2).net("lan"),
         vm("plain", 3).plain_net("lan"),
     ];
     let seconds = 240 + u64::from(rounds) * 30;
     let scenario = Scenario::new(name, Hardware::new(2, "2G"), vms).prepare(with_talk);
     let scenario = scenario
+        .expect("server", "mtu 1500 queues 2", seconds)
         .expect("server", "underpin-guest: net got 2 ok", seconds)
         .expect("server", "underpin-guest: net got 3 ok", seconds)
         .expect("full", "underpin-guest: net back ok", seconds)
@@ -87,6 +94,48 @@ fn outside() -> Scenario {
         }
         Err(format!("the VM's web server says {said:?}"))
     })
+}
+
+/// A VM's web server is asked again and again for a minute, and answers each time.
+fn web_load() -> Scenario {
+    let vm = Vm::linux("web", KERNEL, "script").cow_disk("../web.sh");
+    let vms = vec![vm.uplink("lan")];
+    Scenario::new("net/web-load", Hardware::new(2, "2G"), vms)
+        .prepare(with_outside)
+        .expect("web", "underpin-guest: net serves", 300)
+        .check(|stage| {
+            let port = fs::read_to_string(stage.directory.join("port"));
+            let port = port.map_err(because("cannot read the port"))?;
+            let port = port.parse().map_err(because("odd port"))?;
+            ask(port)?;
+            let workers: Vec<_> = (0..4).map(|_| thread::spawn(move || load(port))).collect();
+            let mut answers = 0;
+            for worker in workers {
+                answers += worker.join().map_err(|_| "a client died")??;
+            }
+            let web = stage.machine()?.vm("web")?;
+            if web.state != "running" || answers < ANSWERS_MIN {
+                return Err(format!("{answers} answers, and the VM is {}", web.state));
+            }
+            Ok(())
+        })
+}
+
+/// So many answers in a minute are few even for a host that is busy.
+const ANSWERS_MIN: u32 = 100;
+
+/// Asks for a minute; how many answers came, each of them right.
+fn load(port: u16) -> Outcome<u32> {
+    let end = Instant::now() + Duration::from_mins(1);
+    let mut answers = 0;
+    while Instant::now() < end {
+        let said = ask(port)?;
+        if !said.contains(FROM_INSIDE) {
+            return Err(format!("after {answers} answers the VM says {said:?}"));
+        }
+        answers += 1;
+    }
+    Ok(answers)
 }
 
 fn with_outside(directory: &Path) -> Outcome<Vec<String>> {

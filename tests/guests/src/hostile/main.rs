@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod faults;
+mod frames;
 mod registers;
 mod storms;
 mod virtio;
@@ -21,7 +22,7 @@ image!("hostile", main);
 /// A case: its name, and what it does.
 type Case = (&'static str, fn(&'static Machine) -> Verdict);
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 18] = [
     ("unmapped", faults::unmapped),
     ("unmapped_exec", faults::unmapped_exec),
     ("own_vector_abort", faults::own_vector_abort), // ends badly
@@ -38,6 +39,8 @@ const CASES: [Case; 16] = [
     ("spin", storms::spin),
     ("bad_virtio", virtio::malformed),
     ("notify_storm", virtio::notify_storm),
+    ("bad_frames", frames::malformed),
+    ("frame_storm", frames::storm),
 ];
 
 fn main(machine: &'static Machine) -> Verdict {

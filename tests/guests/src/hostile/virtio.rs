@@ -4,7 +4,7 @@
 use machine_bare::device::Device;
 use machine_bare::machine::Machine;
 use machine_bare::memory::Scratch;
-use machine_bare::verdict::{Verdict, check, equal};
+use machine_bare::verdict::{Failure, Verdict, check, equal};
 use machine_bare::{println, timer};
 
 const MAGIC: usize = 0x000;
@@ -26,6 +26,8 @@ const MAGIC_VALUE: u32 = 0x7472_6976;
 const ACKNOWLEDGE_DRIVER: u32 = 1 | 2;
 const FEATURES_OK: u32 = 8;
 const DRIVER_OK: u32 = 4;
+/// The status of a device that is up.
+pub const LIVE: u32 = ACKNOWLEDGE_DRIVER | FEATURES_OK | DRIVER_OK;
 const INDIRECT_FEATURE: u32 = 1 << 28;
 const VERSION_1: u32 = 1;
 
@@ -125,7 +127,8 @@ const SHAPES: [Shape; 17] = [
 /// Queue sizes that are none: zero, odd, beyond the largest.
 const SIZES: [u32; 4] = [0, 3, 0x1_0000, u32::MAX];
 
-fn devices(machine: &Machine) -> impl Iterator<Item = &Device> {
+/// The virtio-mmio devices of version 2.
+pub fn devices(machine: &Machine) -> impl Iterator<Item = &Device> {
     machine.virtio().iter().filter(|device| {
         device.read32(MAGIC) == MAGIC_VALUE
             && device.read32(VERSION) == 2
@@ -231,10 +234,21 @@ fn present(device: &Device, queue: u32, shape: &Shape, memory: &Scratch) -> Verd
 
 /// Resets the device and brings it up with one queue at the three addresses.
 fn start(device: &Device, queue: u32, size: u32, rings: [u64; 3]) -> Verdict {
+    start_with(device, queue, size, rings, [INDIRECT_FEATURE, VERSION_1])
+}
+
+/// As [`start`], with features in two words.
+fn start_with(
+    device: &Device,
+    queue: u32,
+    size: u32,
+    rings: [u64; 3],
+    features: [u32; 2],
+) -> Verdict {
     device.write32(STATUS, 0);
     equal("status after reset", device.read32(STATUS).into(), 0)?;
     device.write32(STATUS, ACKNOWLEDGE_DRIVER);
-    for (select, features) in [(0, INDIRECT_FEATURE), (1, VERSION_1)] {
+    for (select, features) in (0..).zip(features) {
         device.write32(DRIVER_FEATURES_SELECT, select);
         device.write32(DRIVER_FEATURES, features);
     }
@@ -251,6 +265,75 @@ fn start(device: &Device, queue: u32, size: u32, rings: [u64; 3]) -> Verdict {
     device.write32(QUEUE_READY, 1);
     device.write32(STATUS, ACKNOWLEDGE_DRIVER | FEATURES_OK | DRIVER_OK);
     Ok(())
+}
+
+/// A queue that is driven as it should be, one buffer at a time.
+pub struct Queue<'a> {
+    device: &'a Device,
+    number: u32,
+    memory: Scratch,
+    index: u16,
+}
+
+/// Bytes of it that a buffer may have.
+const BUFFER_MAX: u64 = 0x20_000;
+
+impl<'a> Queue<'a> {
+    /// Brings a device up with this one queue.
+    ///
+    /// # Errors
+    /// The device does not come up.
+    pub fn start(
+        device: &'a Device,
+        number: u32,
+        scratch: Scratch,
+        features: [u32; 2],
+    ) -> Result<Self, Failure> {
+        let memory = scratch.part(0, BUFFERS + BUFFER_MAX);
+        memory.write(AVAILABLE, 0);
+        memory.write(USED, 0);
+        let base = memory.base();
+        let rings = [base + TABLE, base + AVAILABLE, base + USED];
+        start_with(device, number, 8, rings, features)?;
+        equal("device's status", device.read32(STATUS).into(), LIVE.into())?;
+        Ok(Self {
+            device,
+            number,
+            memory,
+            index: 0,
+        })
+    }
+
+    /// Sends `bytes`, of which these are the first, and waits until the device gives them back.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn send(&mut self, first: &[u8], bytes: u32) -> Verdict {
+        for (place, word) in (0..).zip(first.as_chunks().0) {
+            self.memory
+                .write(BUFFERS + 8 * place, u64::from_le_bytes(*word));
+        }
+        self.memory.write(TABLE, self.memory.base() + BUFFERS);
+        self.memory.write32(TABLE + 8, bytes);
+        self.memory.write32(TABLE + 12, 0);
+        let entry = AVAILABLE + 4 + 2 * u64::from(self.index % 8);
+        self.memory.write16(entry, 0);
+        self.index = self.index.wrapping_add(1);
+        self.memory.write16(AVAILABLE + 2, self.index);
+        self.device.write32(QUEUE_NOTIFY, self.number);
+        let used = || (self.memory.read(USED) >> 16) as u16 == self.index;
+        check(
+            timer::wait_until(1_000_000, used),
+            "the device keeps a buffer",
+        )?;
+        self.device.write32(INTERRUPT_ACKNOWLEDGE, 3);
+        Ok(())
+    }
+
+    /// The device's status.
+    pub fn status(&self) -> u32 {
+        self.device.read32(STATUS)
+    }
 }
 
 /// Notifies the device and gives it a moment.

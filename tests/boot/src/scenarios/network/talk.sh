@@ -29,7 +29,8 @@ ip link set lo up
 ip link set eth0 up
 ip addr add "10.0.0.$address/24" dev eth0
 expected=$(data | sum)
-say "net bytes $(data | wc -c) link $(cat /sys/class/net/eth0/address) mtu $(cat /sys/class/net/eth0/mtu)"
+set -- /sys/class/net/eth0/queues/tx-*
+say "net bytes $(data | wc -c) link $(cat /sys/class/net/eth0/address) mtu $(cat /sys/class/net/eth0/mtu) queues $#"
 
 if [ "$address" = 1 ]; then
     for client in 2 3; do

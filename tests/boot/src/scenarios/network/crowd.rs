@@ -1,0 +1,138 @@
+//! Many VMs on one switch, and such as misbehave there.
+
+use super::{KERNEL, script};
+use crate::{
+    Outcome, because,
+    machine::{Hardware, Machine},
+    scenario::Scenario,
+    vm::Vm,
+};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+/// What `bad_frames` of the bare guest `hostile` sends: frames that are none, and under others' addresses.
+const MALFORMED: u64 = 16 * 50;
+const SPOOFED: u64 = 100;
+
+/// VMs in the ring, and MiB that each sends to the next.
+const RING: u32 = 8;
+
+/// MiB of a transfer beside a storm, and what it must keep of its rate, in percent.
+const TRANSFER_MIB: u32 = 8;
+const KEPT_MIN: u64 = 80;
+/// How long the storm lasts, in seconds of the guest's clock.
+const STORM: u32 = 600;
+
+/// A bare guest sends frames that are none, and under others' addresses: each is counted and goes
+/// nowhere. Its neighbour gets the one good frame that follows, and nothing else.
+pub fn malformed() -> Scenario {
+    let bad = Vm::bare("bad", "hostile", "do=bad_frames").net("lan");
+    let good = Vm::linux("good", KERNEL, "script").cow_disk("../up.sh");
+    let vms = vec![good.net("lan"), bad.asleep()];
+    Scenario::new("net/malformed", Hardware::new(1, "1G"), vms)
+        .prepare(with_up)
+        .expect("good", "underpin-guest: net up", 240)
+        .check(|stage| {
+            let machine = stage.machine()?;
+            let before = machine.vm("good")?.net.frames_received;
+            machine.run(&["start", "bad"])?;
+            let minute = Duration::from_mins(1);
+            machine.expect("bad", "underpin-guest: hostile/bad_frames ok", 1, minute)?;
+            let net = machine.await_state("bad", "ended", minute)?.net;
+            let dropped = |net: &BTreeMap<String, u64>, why| net.get(why).copied().unwrap_or(0);
+            let [malformed, spoofed] =
+                ["malformed", "spoofed"].map(|why| dropped(&net.dropped, why));
+            let good = machine.vm("good")?.net;
+            let got = good.frames_received - before;
+            if (malformed, spoofed, net.frames_sent, got) != (MALFORMED, SPOOFED, 1, 1) {
+                return Err(format!(
+                    "{malformed} malformed, {spoofed} spoofed, {} sent, {got} came",
+                    net.frames_sent
+                ));
+            }
+            Ok(())
+        })
+}
+
+fn with_up(directory: &Path) -> Outcome<Vec<String>> {
+    script(directory, "up.sh", include_str!("up.sh"))?;
+    Ok(Vec::new())
+}
+
+/// Two VMs transfer, first alone, then beside one that sends to all as fast as it can: the instructions
+/// that both need for it hardly grow.
+pub fn storm() -> Scenario {
+    let vm = |name: &str, address: u32| {
+        let vm = Vm::linux(name, KERNEL, "script").cow_disk("../transfer.sh");
+        vm.args(&format!("address={address} mib={TRANSFER_MIB}"))
+            .net("lan")
+    };
+    let args = format!("do=frame_storm seconds={STORM}");
+    let storm = Vm::bare("storm", "hostile", &args).net("lan");
+    let vms = vec![vm("server", 1), vm("asker", 2), storm.asleep()];
+    Scenario::new("net/storm", Hardware::new(1, "1G").counted(), vms)
+        .prepare(with_transfer)
+        .expect("server", "underpin-guest: net serves", 240)
+        .expect("asker", "underpin-guest: net ready", 240)
+        .check(|stage| {
+            let log = stage.directory.join("storm.log");
+            let machine = stage.machine()?;
+            // One warms up.
+            transfer(machine, 1)?;
+            let quiet = transfer(machine, 2)?;
+            machine.run(&["start", "storm"])?;
+            let beside = transfer(machine, 3)?;
+            let storm = machine.vm("storm")?;
+            machine.run(&["kill", "storm"])?;
+            let limited = storm.net.dropped.get("limited").copied().unwrap_or(0);
+            if storm.state != "running" || limited == 0 {
+                return Err(format!("the storm is {}, {limited} limited", storm.state));
+            }
+            let found = format!("a transfer took {quiet} ns alone, {beside} ns in a storm\n");
+            fs::write(&log, &found).map_err(because("cannot write storm.log"))?;
+            if quiet * 100 < beside * KEPT_MIN {
+                return Err(found);
+            }
+            Ok(())
+        })
+}
+
+fn with_transfer(directory: &Path) -> Outcome<Vec<String>> {
+    script(directory, "transfer.sh", include_str!("transfer.sh"))?;
+    Ok(Vec::new())
+}
+
+/// Lets the asker send for the `times`-th time; nanoseconds that both VMs, and EL2 for them, worked.
+fn transfer(machine: &mut Machine, times: usize) -> Outcome<u64> {
+    let worked = |machine: &Machine| {
+        let of = |vm: &str| machine.vm(vm).map(|vm| vm.run_ns + vm.hypervisor_ns);
+        Ok::<_, String>(of("server")? + of("asker")?)
+    };
+    let before = worked(machine)?;
+    machine.type_line("asker", "go")?;
+    let within = Duration::from_mins(5);
+    machine.expect("asker", "underpin-guest: net sent", times, within)?;
+    Ok(worked(machine)? - before)
+}
+
+/// Each of eight VMs sends to the next, all at once, and all arrives.
+pub fn ring() -> Scenario {
+    let name = |n: u32| format!("vm{n}");
+    let vms = (1..=RING).map(|n| {
+        let vm = Vm::linux(&name(n), KERNEL, "script").cow_disk("../ring.sh");
+        let next = n % RING + 1;
+        vm.memory("160MiB")
+            .args(&format!("address={n} next={next}"))
+            .net("lan")
+    });
+    let scenario = Scenario::new("net/ring", Hardware::new(2, "3G"), vms.collect());
+    (1..=RING).fold(scenario.prepare(with_ring), |scenario, n| {
+        scenario
+            .expect(&name(n), "underpin-guest: net got ok", 600)
+            .expect(&name(n), "underpin-guest: net ping ok", 600)
+    })
+}
+
+fn with_ring(directory: &Path) -> Outcome<Vec<String>> {
+    script(directory, "ring.sh", include_str!("ring.sh"))?;
+    Ok(Vec::new())
+}

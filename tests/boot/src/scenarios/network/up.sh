@@ -1,0 +1,8 @@
+# shellcheck shell=sh
+# Is there, and says nothing on the network by itself.
+
+echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6
+ip link set eth0 up
+sleep 1
+say "net up"
+while :; do sleep 3600; done
