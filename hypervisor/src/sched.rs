@@ -26,6 +26,8 @@ static OCCUPANTS: [SpinLock<Option<Arc<Instance>>>; ENTITIES_MAX] =
 static INDICES: [AtomicU8; ENTITIES_MAX] = [const { AtomicU8::new(0) }; ENTITIES_MAX];
 /// In whose queue an entity is.
 static NODES: [AtomicU8; ENTITIES_MAX] = [const { AtomicU8::new(NOWHERE) }; ENTITIES_MAX];
+/// The node that an entity comes back to.
+static HOMES: [AtomicU8; ENTITIES_MAX] = [const { AtomicU8::new(NOWHERE) }; ENTITIES_MAX];
 
 const NOWHERE: u8 = u8::MAX;
 /// An entity moves while somebody looks for it at most this often.
@@ -91,7 +93,7 @@ pub fn release(entity: EntityId) {
     NODES[index].store(NOWHERE, Ordering::Release);
 }
 
-/// Puts vCPU `index` of `vm` into the queue of `node`, asleep.
+/// Puts vCPU `index` of `vm` into the queue of `node`, its home, asleep.
 pub fn enter(
     entity: EntityId,
     vm: &Arc<Instance>,
@@ -104,8 +106,15 @@ pub fn enter(
     let place = usize::from(entity.0);
     *OCCUPANTS[place].lock() = Some(Arc::clone(vm));
     INDICES[place].store(index as u8, Ordering::Relaxed);
-    NODES[place].store(node.0, Ordering::Release);
+    settle_in(entity, node);
     Ok(())
+}
+
+/// `node` is where the entity is, and its home.
+fn settle_in(entity: EntityId, node: NodeId) {
+    let place = usize::from(entity.0);
+    HOMES[place].store(node.0, Ordering::Relaxed);
+    NODES[place].store(node.0, Ordering::Release);
 }
 
 /// Does something with the queue that an entity is in; `action` says `None` if it is not there.
@@ -140,8 +149,39 @@ pub fn entitle(entity: EntityId, weight: u16, cap: u8) {
     });
 }
 
+/// The queue of an entity's home and the one that it is in, where that is another.
+#[inline]
+fn away(entity: EntityId) -> Option<(&'static Queue, &'static Queue)> {
+    let place = usize::from(entity.0);
+    let home = HOMES.get(place)?.load(Ordering::Relaxed);
+    let node = NODES.get(place)?.load(Ordering::Acquire);
+    if home == node {
+        return None;
+    }
+    Some((queue(home)?, queue(node)?))
+}
+
+/// Whether an entity is on another node while a CPU is idle at home: asleep, it could go back.
+pub fn is_missed_at_home(entity: EntityId) -> bool {
+    away(entity).is_some_and(|(home, _)| home.lock().idle_cpu().is_some())
+}
+
+/// Takes an entity that sleeps on another node home, where a CPU is idle.
+#[cold]
+fn bring_home(entity: EntityId, home: &Queue, away: &Queue) {
+    let Some((mut home, mut away)) = lock_pair(home, away) else {
+        return;
+    };
+    if home.bring_home(&mut away, entity, now_ns()) {
+        NODES[usize::from(entity.0)].store(home.node().0, Ordering::Release);
+    }
+}
+
 /// An entity has something to do.
 pub fn wake(entity: EntityId) {
+    if let Some((home, away)) = away(entity) {
+        bring_home(entity, home, away);
+    }
     let Some((kick, node)) = in_queue(entity, |queue| {
         let kick = queue.wake(entity, now_ns())?;
         Some((kick, queue.node()))
@@ -217,7 +257,7 @@ pub fn enter_os0(entity: EntityId, cpu: &Cpu) -> bool {
         added.and_then(|()| queue.pin(entity, cpu.id)).is_ok()
     });
     if entered {
-        NODES[usize::from(entity.0)].store(cpu.node.0, Ordering::Release);
+        settle_in(entity, cpu.node);
         wake(entity);
     }
     entered

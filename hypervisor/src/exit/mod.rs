@@ -145,7 +145,10 @@ impl Loaded<'_> {
     fn sleep_until_interrupt(&mut self) -> Flow {
         loop {
             let wanted = self.cpu.reschedule.load(Ordering::Acquire) || housekeeping::is_needed();
-            if wanted || crate::sched::somebody_waits(self.cpu) {
+            let leaves = wanted
+                || crate::sched::somebody_waits(self.cpu)
+                || crate::sched::is_missed_at_home(self.vcpu.entity);
+            if leaves {
                 return Flow::Leave(Outcome::Waiting);
             }
             crate::sched::sleep(self.cpu);

@@ -14,7 +14,7 @@ use crate::network::{self, Cable};
 use crate::paging::Paging;
 use crate::physical::disk::{self, Partition, Unavailable};
 use crate::vcpu::Vcpu;
-use crate::{entropy, heap, host, regions, sched, sharing};
+use crate::{entropy, frames, heap, host, regions, sched, sharing};
 use abi::Text;
 use abi::bundle::{
     DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, Image, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
@@ -24,12 +24,13 @@ use abi::control::{KEEP, code};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::iter::repeat;
 use model_addr::{FRAME_SIZE, Gfn, IpaRange, NodeId, VmId};
 use model_frame_table::Owner;
 use model_guest_image::{
     GuestTree, HEADER_SIZE, ImageHeader, Kernel, Layout, RegionNode, layout, region_windows,
 };
-use model_scheduler::Parameters;
+use model_scheduler::{Load, NodeSet, Parameters};
 use model_vgic::Redistributor;
 use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
 use model_virtio::net;
@@ -160,7 +161,8 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     let (weight, cap) = *vm.share.lock();
     let nodes = sched::node_set(record.nodes);
     let load = u64::from(weight) * u64::from(record.vcpus);
-    let home = model_scheduler::place(load, nodes, &sched::loads()).unwrap_or(NodeId(0));
+    let loads = sched::loads();
+    let home = model_scheduler::place(load, nodes, &loads).unwrap_or(NodeId(0));
     if let Some(group) = sharing::group(record.group) {
         sharing::enter_group(id.index, group);
     }
@@ -195,12 +197,33 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
         paging,
     };
     let instance = Arc::new(Instance::new(parts));
-    for vcpu in &instance.vcpus {
+    let homes = vcpu_homes(record, home, nodes, &loads);
+    for (vcpu, home) in instance.vcpus.iter().zip(homes) {
         let parameters = Parameters { weight, cap, nodes };
         sched::enter(vcpu.entity, &instance, vcpu.index, home, parameters)
             .map_err(|refused| impossible(0, format_args!("{refused}")))?;
     }
     Ok(instance)
+}
+
+/// The home of each vCPU: all at `home`, unless the VM has more vCPUs than that node has CPUs, or more
+/// memory than is free there.
+fn vcpu_homes(
+    record: &VmRecord,
+    home: NodeId,
+    nodes: NodeSet,
+    loads: &[Load],
+) -> impl Iterator<Item = NodeId> {
+    let near = host::get().preference.from(home).iter().copied();
+    let allowed = near.filter(move |node| nodes.contains(*node));
+    let with_cpus = allowed.filter_map(|node| Some((node, loads.get(usize::from(node.0))?.cpus)));
+    let free = (frames::counts(home).free * FRAME_SIZE).max(1);
+    let parts = record
+        .memory
+        .div_ceil(free)
+        .clamp(1, record.vcpus.max(1).into());
+    let most = u64::from(record.vcpus).div_ceil(parts) as u16;
+    model_scheduler::homes(with_cpus, most).chain(repeat(home))
 }
 
 /// Plugs its cables in and turns vCPU 0 on.

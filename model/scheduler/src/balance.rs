@@ -1,5 +1,6 @@
 //! Several nodes: who takes work from whom, and where a new VM goes.
 
+use core::iter::repeat_n;
 use heapless::Vec;
 use model_addr::NodeId;
 
@@ -47,7 +48,8 @@ impl RunQueue<'_> {
     /// Takes one entity that waits at `victim` and may run here. Gives whom; `None` where there
     /// is none or the rule does not allow it.
     ///
-    /// For an idle CPU it is the one that is furthest behind. For balance, `victim` must be so
+    /// For an idle CPU it is the one that is furthest behind, and nobody where `victim` has told idle
+    /// CPUs of its own to come for all that wait. For balance, `victim` must be so
     /// busy that this node, with one more, has no more for each CPU than `victim` had; and it is
     /// the one that has been there longest (nobody, as long as that one runs). So where
     /// entities do not divide evenly, the surplus goes round: with three spinning vCPUs on two
@@ -60,32 +62,23 @@ impl RunQueue<'_> {
         now: u64,
     ) -> Option<EntityId> {
         let id = match reason {
+            // Who has nothing has nobody to share CPUs with: to take what runs would gain nothing.
+            Steal::Balance if self.weight > 0 => self.surplus(victim)?,
             // The front of the queue is its end.
-            Steal::Idle => victim.waiting.iter().rev().copied().find(|id| {
-                victim
-                    .entity(*id)
-                    .is_some_and(|entity| self.may_have(entity))
-            })?,
-            Steal::Balance => self.surplus(victim)?,
+            Steal::Idle | Steal::Balance => {
+                let may = |id: &EntityId| victim.entity(*id).is_some_and(|e| self.may_have(e));
+                let spare = victim.waiting.len().saturating_sub(victim.promised());
+                let from_front = victim.waiting.iter().rev().copied();
+                from_front.take(spare).find(may)?
+            }
         };
-        let index = id.index(self.entities.len())?;
-        if self.entities[index].state != State::Absent {
+        if !self.adopt(victim, id, now) {
+            if self.is_absent(id) {
+                // It runs just now: to be asked again at the next pick, which is at another moment.
+                self.balance_at = now;
+            }
             return None;
         }
-        let their_clock = victim.clock;
-        let Some(mut entity) = victim.take(id) else {
-            // It runs just now: to be asked again at the next pick, which is at another moment.
-            self.balance_at = now;
-            return None;
-        };
-        entity.vruntime = translate(entity.vruntime, their_clock, self.clock);
-        entity.arrived = now;
-        entity.counters.moved += 1;
-        let waited = now.saturating_sub(entity.waiting_since);
-        entity.counters.waited = entity.counters.waited.saturating_add(waited);
-        entity.state = State::Blocked;
-        self.weight = self.weight.saturating_add(entity.parameters.weight.into());
-        self.entities[index] = entity;
         self.enqueue(id, now);
         if reason == Steal::Balance {
             // Both are balanced for now; neither takes it back at once.
@@ -93,6 +86,46 @@ impl RunQueue<'_> {
             victim.balance_at = self.balance_at;
         }
         Some(id)
+    }
+
+    /// Brings one that sleeps at `away` back, whose home is here and who is about to be woken, if a
+    /// CPU is idle here; whether it did. So a vCPU that an idle CPU of another node took while its own
+    /// was busy comes back to its memory.
+    pub fn bring_home(&mut self, away: &mut RunQueue<'_>, id: EntityId, now: u64) -> bool {
+        let Some(entity) = away.entity(id) else {
+            return false;
+        };
+        let may = entity.state == State::Blocked && self.may_have(entity);
+        may && self.idle_cpu().is_some() && self.adopt(away, id, now)
+    }
+
+    /// Takes the whole state of one that does not run from another queue; here, it does nothing yet.
+    fn adopt(&mut self, victim: &mut RunQueue<'_>, id: EntityId, now: u64) -> bool {
+        if !self.is_absent(id) {
+            return false;
+        }
+        let their_clock = victim.clock;
+        let Some(mut entity) = victim.take(id) else {
+            return false;
+        };
+        entity.vruntime = translate(entity.vruntime, their_clock, self.clock);
+        entity.arrived = now;
+        entity.counters.moved += 1;
+        if entity.is_runnable() {
+            let waited = now.saturating_sub(entity.waiting_since);
+            entity.counters.waited = entity.counters.waited.saturating_add(waited);
+            self.weight = self.weight.saturating_add(entity.parameters.weight.into());
+        }
+        entity.state = State::Blocked;
+        if let Some(place) = self.entities.get_mut(usize::from(id.0)) {
+            *place = entity;
+        }
+        true
+    }
+
+    fn is_absent(&self, id: EntityId) -> bool {
+        let place = self.entities.get(usize::from(id.0));
+        place.is_some_and(|entity| entity.state == State::Absent)
     }
 
     fn may_have(&self, entity: &Entity) -> bool {
@@ -159,4 +192,18 @@ pub fn place(weight: u64, allowed: NodeSet, loads: &[Load]) -> Option<NodeId> {
         }
     }
     best.map(|(node, _)| node)
+}
+
+/// The homes of a VM's vCPUs, in order: as many as a node has CPUs, but `most`, and then the next node;
+/// when all have their share, again from the first. `nodes` are those that the VM may use, with their
+/// CPUs, nearest to its memory first. So a VM that fits into a node is in one, and one that does not is
+/// spread from its start, with the memory that each of its vCPUs touches first.
+pub fn homes(
+    nodes: impl Iterator<Item = (NodeId, u16)> + Clone,
+    most: u16,
+) -> impl Iterator<Item = NodeId> {
+    nodes
+        .filter(|(_, cpus)| *cpus > 0)
+        .cycle()
+        .flat_map(move |(node, cpus)| repeat_n(node, cpus.min(most.max(1)).into()))
 }

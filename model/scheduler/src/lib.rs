@@ -10,7 +10,8 @@
 //! - **Caps**: a budget of run time per [`CAP_PERIOD`]; whoever used it up waits for the next.
 //! - **Several nodes**: an idle CPU takes a waiting entity from the nearest node that has one,
 //!   and every [`BALANCE_PERIOD`] a node takes one from a node with more load for each CPU
-//!   ([`RunQueue::steal_from`]). Where entities do not divide evenly, this makes them rotate.
+//!   ([`RunQueue::steal_from`]). Where entities do not divide evenly, this makes them rotate. One that
+//!   slept away from home is woken there, where a CPU is idle ([`RunQueue::bring_home`]).
 //!
 //! All times are nanoseconds of one clock that never goes back.
 #![no_std]
@@ -20,7 +21,7 @@ mod balance;
 mod entity;
 mod queue;
 
-pub use balance::{Load, Steal, place, steal_order};
+pub use balance::{Load, Steal, homes, place, steal_order};
 pub use entity::{Counters, DEFAULT_WEIGHT, Entity, EntityId, NodeSet, Parameters, Refused};
 pub use queue::{Kick, Pick, RunQueue};
 

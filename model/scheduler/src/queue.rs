@@ -253,6 +253,12 @@ impl<'a> RunQueue<'a> {
             .map(|cpu| cpu.id)
     }
 
+    /// How many CPUs have nothing to do and were told to come and pick.
+    pub(crate) fn promised(&self) -> usize {
+        let comes = |cpu: &&Cpu| cpu.running.is_none() && cpu.kicked;
+        self.cpus.iter().filter(comes).count()
+    }
+
     /// How busy the node is.
     pub fn load(&self) -> Load {
         Load {

@@ -3,8 +3,8 @@
 
 use model_addr::{CpuId, NodeId};
 use model_scheduler::{
-    CAP_PERIOD, Entity, EntityId, Kick, Load, MAX_SLICE, NodeSet, Parameters, RunQueue, Steal,
-    place, steal_order,
+    CAP_PERIOD, Entity, EntityId, Kick, MAX_SLICE, NodeSet, Parameters, RunQueue, Steal,
+    steal_order,
 };
 use proptest::prelude::*;
 
@@ -23,6 +23,7 @@ struct Vcpu {
     work: Work,
     /// Where its queue is, as EL2 remembers it.
     node: usize,
+    home: usize,
     /// What is left of the run it is in.
     left: u64,
     wakes_at: Option<u64>,
@@ -87,6 +88,7 @@ impl Machine {
         self.vcpus.push(Vcpu {
             work,
             node,
+            home: node,
             left,
             wakes_at,
             woken_at,
@@ -169,6 +171,7 @@ impl Machine {
     fn wake(&mut self, index: usize) {
         self.vcpus[index].wakes_at = None;
         self.vcpus[index].woken_at = self.now;
+        self.go_home(index);
         let node = self.vcpus[index].node;
         match self.queues[node]
             .wake(EntityId(index as u16), self.now)
@@ -180,6 +183,19 @@ impl Machine {
                 self.start(usize::from(cpu.0));
             }
             Kick::None => {}
+        }
+    }
+
+    fn go_home(&mut self, index: usize) {
+        let Vcpu { home, node, .. } = self.vcpus[index];
+        let Ok([mine, away]) = self.queues.get_disjoint_mut([home, node]) else {
+            return;
+        };
+        let had_room = mine.idle_cpu().is_some();
+        let went = mine.bring_home(away, EntityId(index as u16), self.now);
+        assert_eq!(went, had_room);
+        if went {
+            self.vcpus[index].node = home;
         }
     }
 
@@ -484,31 +500,24 @@ fn wake_ups_choose_a_cpu() {
     );
 }
 
+/// Two that sleep most of the time, on the CPU of one node: the other node's takes one when both are
+/// awake at once, and it is home again before long.
 #[test]
-fn nodes_are_tried_by_distance_and_in_turn() {
-    let distance = |_, to: NodeId| if to.0 == 3 { 15 } else { 20 };
-    let order = |node| {
-        steal_order(NodeId(node), 4, distance)
-            .iter()
-            .map(|n| n.0)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(order(0), [3, 1, 2]);
-    assert_eq!(order(1), [3, 2, 0]);
-    assert_eq!(steal_order(NodeId(0), 0, distance).len(), 0);
-}
-
-#[test]
-fn new_vms_go_where_there_is_room() {
-    let load = |weight, cpus| Load { weight, cpus };
-    let loads = [load(512, 2), load(300, 1), load(0, 0), load(512, 4)];
-    assert_eq!(place(256, NodeSet::ALL, &loads), Some(NodeId(3)));
-    assert_eq!(place(256, NodeSet(0b11), &loads), Some(NodeId(0)));
-    assert_eq!(place(256, NodeSet(0b100), &loads), None);
-    assert_eq!(
-        place(256, NodeSet::ALL, &[load(0, 1), load(0, 1)]),
-        Some(NodeId(0))
-    );
+fn who_was_taken_while_its_node_was_busy_comes_home() {
+    let mut machine = Machine::new(&[1, 1], 2);
+    machine.add(0, Work::Sleep(3 * MS, 7 * MS), Parameters::default());
+    machine.add(0, Work::Sleep(3 * MS, 8 * MS), Parameters::default());
+    let (mut away, mut moved) = (0, 0);
+    for millisecond in 1..=1000 {
+        machine.run_until(millisecond * MS);
+        away += machine.vcpus.iter().filter(|vcpu| vcpu.node == 1).count();
+    }
+    for id in 0..2 {
+        let node = machine.vcpus[id].node;
+        let entity = machine.queues[node].entity(EntityId(id as u16)).unwrap();
+        moved += entity.counters().moved;
+    }
+    assert!(moved > 10 && away < 500, "moved {moved}, away {away} ms");
 }
 
 #[test]
