@@ -4,13 +4,14 @@
 //! Only a simulated machine counts misses (`sim/`). Elsewhere pages stay where they were first
 //! touched, unless somebody moves a VM.
 
+use crate::cpu::Cpu;
 use crate::frames::{self, Metal};
 use crate::vm::{self, Instance, layout::RAM_START};
-use crate::{host, housekeeping};
+use crate::{host, housekeeping, sched};
 use abi::control::{NUMA_LEFT_COUNT, NumaStatus, left};
 use alloc::sync::Arc;
 use alloc::vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, PaRange};
@@ -24,8 +25,8 @@ use model_placement::{
 use model_pmap::{Backing, REGION_FRAMES};
 
 /// How often hot pages are looked at, by a clock that counts the instructions of all CPUs and not the
-/// time that they wait for memory: where they do, this is 10 ms or more of the machine's time.
-const LOOK_EVERY_NS: u64 = 500_000;
+/// time that they wait for memory: where they do, this is 5 ms or more of the machine's time.
+const LOOK_EVERY_NS: u64 = 250_000;
 /// How often VMs that move as a whole are looked at: 2 ms.
 const MOVE_EVERY_NS: u64 = 2_000_000;
 /// Hot pages that are looked at in one go, so that nobody waits long for the CPU that does it.
@@ -72,6 +73,9 @@ struct Watch {
 static WATCH: Once<SpinLock<Watch>> = Once::new();
 /// Memory comes from one node after the other, to compare with.
 static ROUND_ROBIN: AtomicBool = AtomicBool::new(false);
+/// The CPU that is to look at hot pages.
+static TURN: AtomicU16 = AtomicU16::new(NOBODY);
+const NOBODY: u16 = u16::MAX;
 /// When hot pages are looked at again, in counts.
 static LOOK_AT: AtomicU64 = AtomicU64::new(0);
 
@@ -163,21 +167,22 @@ pub fn node_for(gfn: Gfn, node: NodeId) -> NodeId {
     }
 }
 
-/// Looks at some pages that are hot and at VMs that move, where it is time. One CPU at a time does.
+/// Lets a CPU look at pages that are hot, and looks at VMs that move, where it is time.
 pub fn tick() {
     let now = timer::now();
     let moves = move_vms();
     if let Some(watch) = WATCH.get() {
         if now >= LOOK_AT.load(Ordering::Relaxed) {
-            let short = short_nodes();
-            short.iter().for_each(|node| {
+            short_nodes().iter().for_each(|node| {
                 give_copies_back(node);
             });
-            watch.lock().interval += 1;
-            for _ in 0..AT_ONCE {
-                let hot = watch.lock().source.next_hot();
-                let Some(frame) = hot else { break };
-                look(watch, frame, short);
+            let has_hot = {
+                let mut watch = watch.lock();
+                watch.interval += 1;
+                watch.source.has_hot()
+            };
+            if has_hot {
+                pass_turn();
             }
             LOOK_AT.store(now + host::counts(LOOK_EVERY_NS), Ordering::Relaxed);
         }
@@ -185,6 +190,40 @@ pub fn tick() {
     }
     if moves {
         housekeeping::request_at(now + host::counts(MOVE_EVERY_NS));
+    }
+}
+
+/// Lets an idle CPU look at hot pages, or one after the other: copying takes time, which no vCPU is to
+/// lose alone.
+fn pass_turn() {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let next = || {
+        let count = host::cpus().count().max(1);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        host::cpus().nth(usize::from(next) % count)
+    };
+    if let Some(cpu) = sched::idle_cpu().or_else(next) {
+        TURN.store(cpu.id.0, Ordering::Relaxed);
+        cpu.poke();
+    }
+}
+
+/// Looks at some hot pages, where it is this CPU's turn.
+#[inline]
+pub fn take_turn(cpu: &Cpu) {
+    let is_mine = TURN.load(Ordering::Relaxed) == cpu.id.0;
+    if let Some(watch) = WATCH.get().filter(|_| is_mine) {
+        TURN.store(NOBODY, Ordering::Relaxed);
+        look_at_some(watch);
+    }
+}
+
+fn look_at_some(watch: &SpinLock<Watch>) {
+    let short = short_nodes();
+    for _ in 0..AT_ONCE {
+        let hot = watch.lock().source.next_hot();
+        let Some(frame) = hot else { break };
+        look(watch, frame, short);
     }
 }
 

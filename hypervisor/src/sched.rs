@@ -199,7 +199,7 @@ pub fn wake(entity: EntityId) {
         // A CPU whose guest sleeps in place looks busy to the queue, and is not.
         Kick::None => host::cpus()
             .find(|cpu| cpu.node == node && cpu.sleeps_in_place.load(Ordering::Relaxed))
-            .or_else(|| idle_elsewhere(node)),
+            .or_else(|| idle_cpu_but(Some(node))),
     };
     if let Some(cpu) = cpu {
         cpu.poke();
@@ -219,11 +219,16 @@ pub fn is_patient() -> bool {
     crate::cpu::this().is_patient.get()
 }
 
-/// An idle CPU of another node, which may steal what waits at `node`.
-fn idle_elsewhere(node: NodeId) -> Option<&'static Cpu> {
+/// A CPU that has nothing to do.
+pub fn idle_cpu() -> Option<&'static Cpu> {
+    idle_cpu_but(None)
+}
+
+/// The same of another node than `not`, for what waits there.
+fn idle_cpu_but(not: Option<NodeId>) -> Option<&'static Cpu> {
     QUEUES.iter().filter_map(Once::get).find_map(|queue| {
         let queue = queue.try_lock()?;
-        let idle = queue.idle_cpu().filter(|_| queue.node() != node)?;
+        let idle = queue.idle_cpu().filter(|_| Some(queue.node()) != not)?;
         host::cpu(idle.0)
     })
 }
@@ -267,6 +272,7 @@ pub fn enter_os0(entity: EntityId, cpu: &Cpu) -> bool {
 pub fn run_while(cpu: &'static Cpu, goes_on: impl Fn() -> bool) {
     while goes_on() {
         crate::housekeeping::some();
+        crate::numa::take_turn(cpu);
         cpu.reschedule.store(false, Ordering::Relaxed);
         match choose(cpu) {
             Some(pick) => run(cpu, pick),

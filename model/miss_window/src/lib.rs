@@ -99,6 +99,10 @@ impl<W: Words> MissWindow<W> {
 }
 
 impl<W: Words> MissSource for MissWindow<W> {
+    fn has_hot(&self) -> bool {
+        self.words.get(offset::HEAD) != self.words.get(offset::TAIL)
+    }
+
     fn next_hot(&mut self) -> Option<Mfn> {
         let (head, tail) = (self.words.get(offset::HEAD), self.words.get(offset::TAIL));
         let waiting = head.wrapping_sub(tail);
@@ -190,7 +194,9 @@ mod tests {
         memory.0[offset::RING..offset::RING + 6].copy_from_slice(&[7, 1, 4000, 0, 299, 0]);
         memory.0[1024 + 21..1024 + 24].copy_from_slice(&[5, 12, 1]);
         let mut window = MissWindow::open(&mut memory, 2, BASE, 9).unwrap();
+        assert!(!window.has_hot());
         window.words.0[offset::HEAD] = 3;
+        assert!(window.has_hot());
         assert_eq!(window.next_hot(), Some(BASE.add(7)));
         let mut misses = [1; 4];
         assert!(window.take(BASE.add(7), &mut misses));

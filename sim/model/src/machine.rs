@@ -162,8 +162,10 @@ impl<'w> Machine<'w> {
     /// The CPU waits for the home of a line; the page's counters say so.
     fn wait(&mut self, cpu: usize, offset: u64) {
         let node = self.topology.node_of_cpu(cpu);
-        let ns = self.topology.latency_ns(node, self.topology.home(offset));
-        self.window.miss((offset >> PAGE_SHIFT) as usize, node);
+        let home = self.topology.home(offset);
+        let ns = self.topology.latency_ns(node, home);
+        self.window
+            .miss((offset >> PAGE_SHIFT) as usize, node, home);
         self.counts[cpu].stall_ns += ns;
         self.clock.spend(cpu, ns);
     }

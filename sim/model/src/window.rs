@@ -109,15 +109,22 @@ impl<'w> Window<'w> {
         self.set(at + 1, (value >> 32) as u32);
     }
 
-    /// Counts a miss of a node on a page, and reports the page when that makes it hot; again at each
-    /// multiple of the threshold, so that a page which found no place in the ring comes back.
-    pub fn miss(&self, page: usize, node: usize) {
-        let at = offset::HEADER_END + page * self.stride + node;
-        let count = self.get(at).saturating_add(1);
-        self.set(at, count);
+    /// Counts a miss of a node on a page. At each multiple of the threshold the page is reported, so that
+    /// one which found no place in the ring comes back; but where it is its `home` alone that misses (no
+    /// other node has a quarter of the threshold), the page's counts begin anew.
+    pub fn miss(&self, page: usize, node: usize, home: usize) {
+        let record = offset::HEADER_END + page * self.stride;
+        let count = self.get(record + node).saturating_add(1);
+        self.set(record + node, count);
         let threshold = self.get(offset::THRESHOLD);
-        if threshold != 0 && count.is_multiple_of(threshold) {
+        if threshold == 0 || !count.is_multiple_of(threshold) {
+            return;
+        }
+        let has_share = |other| other != home && self.get(record + other) >= threshold.div_ceil(4);
+        if (0..self.stride - 1).any(has_share) {
             self.report(page as u32, node as u32);
+        } else {
+            (0..self.stride).for_each(|at| self.set(record + at, 0));
         }
     }
 
@@ -174,7 +181,7 @@ mod tests {
         assert_eq!(window.get(offset::MAGIC), MAGIC);
         window.set(offset::THRESHOLD, 3);
         for _ in 0..5 {
-            window.miss(6, 1);
+            window.miss(6, 1, 0);
         }
         window.written(6);
         let record = offset::HEADER_END + 6 * 3;
@@ -191,12 +198,29 @@ mod tests {
             [window.get(offset::RING), window.get(offset::RING + 1)],
             [6, 1]
         );
-        window.miss(6, 1);
+        window.miss(6, 1, 0);
         assert_eq!(window.get(offset::HEAD), 2);
         // The hypervisor starts anew.
         window.set(record + 1, 0);
-        (0..3).for_each(|_| window.miss(6, 1));
+        (0..3).for_each(|_| window.miss(6, 1, 0));
         assert_eq!(window.get(offset::HEAD), 3);
+    }
+
+    #[test]
+    fn a_page_that_only_its_home_uses_is_not_reported() {
+        let words = memory(Window::words_for(&topology()));
+        let window = Window::new(&words, &topology()).unwrap();
+        window.set(offset::THRESHOLD, 8);
+        window.written(6);
+        window.miss(6, 1, 0);
+        (0..8).for_each(|_| window.miss(6, 0, 0));
+        let record = offset::HEADER_END + 6 * 3;
+        assert!((record..record + 3).all(|at| window.get(at) == 0));
+        assert_eq!(window.get(offset::HEAD), 0);
+        // Both use it.
+        (0..2).for_each(|_| window.miss(6, 1, 0));
+        (0..8).for_each(|_| window.miss(6, 0, 0));
+        assert_eq!((window.get(offset::HEAD), window.get(record)), (1, 8));
     }
 
     #[test]
@@ -205,13 +229,13 @@ mod tests {
         let window = Window::new(&words, &topology()).unwrap();
         window.set(offset::THRESHOLD, 1);
         for _ in 0..=RING_ENTRIES {
-            window.miss(0, 0);
+            window.miss(0, 0, 1);
             window.set(offset::HEADER_END, 0);
         }
         assert_eq!(window.get(offset::HEAD), RING_ENTRIES);
         assert_eq!(window.get(offset::DROPPED), 1);
         window.set(offset::TAIL, u32::MAX / 2);
-        window.miss(0, 0);
+        window.miss(0, 0, 1);
         assert_eq!(window.get(offset::DROPPED), 2);
     }
 
