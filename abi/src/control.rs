@@ -189,6 +189,8 @@ pub mod code {
     pub const BUSY: u32 = 16;
     /// The VM stands still since it owes memory that cannot be taken from it.
     pub const OWES: u32 = 17;
+    /// Whoever asks may not ask that.
+    pub const NOT_ALLOWED: u32 = 18;
 }
 
 /// Begins every reply.

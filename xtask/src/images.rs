@@ -87,13 +87,32 @@ pub fn os0_command(step: &Step<'_>) -> Outcome {
     .map(drop)
 }
 
-/// All five.
+/// Builds the command for control VMs, a static arm64 program without what debuggers need:
+/// `target/linux/underpin`.
+///
+/// # Errors
+/// As cargo and strip say.
+pub fn guest_command(step: &Step<'_>) -> Outcome {
+    step.doing("building the underpin command for control VMs");
+    step.command(&mut cargo("linux", "build --release -p underpin"))?;
+    let built = project::products().join("linux");
+    step.command(
+        Command::new("aarch64-linux-gnu-strip")
+            .arg("-o")
+            .arg(built.join("underpin"))
+            .arg(built.join("aarch64-unknown-linux-gnu/release/underpin")),
+    )
+    .map(drop)
+}
+
+/// All six.
 ///
 /// # Errors
 /// As the first that fails.
 pub fn all(step: &Step<'_>) -> Outcome {
     command(step)?;
     os0_command(step)?;
+    guest_command(step)?;
     hypervisor(step)?;
     guests(step)?;
     plugin(step)

@@ -3,9 +3,10 @@
 //! Both directions are bounded. What EL2 has to say waits for OS-0 to ask for it; of consoles, only
 //! as much as leaves room for an answer, so that a request is taken only where its answer fits.
 
-use super::port::{Inbox, Incoming, RESERVE};
+use super::port::{self, Incoming, RESERVE};
 use alloc::collections::VecDeque;
 use machine_locks::{Once, Rank, SpinLock};
+use model_control::Inbox;
 
 /// Bytes that wait for OS-0 at most.
 const ROOM: usize = 4 * RESERVE;
@@ -70,7 +71,7 @@ pub fn receive() -> Option<Incoming> {
     if ROOM - channel.out.len() < RESERVE {
         return None;
     }
-    channel.inbox.take()
+    port::next(&mut channel.inbox)
 }
 
 /// Sends a frame whole, if `reserve` bytes stay free behind it.

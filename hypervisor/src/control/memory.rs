@@ -15,20 +15,15 @@ use model_sharing::UNIT;
 /// Entries of a VM's map that are looked at under one lock.
 const BUDGET: usize = 512;
 
-/// The memory of all running VMs, or of those after `after`, as many as fit.
-pub fn list(after: Option<VmName>, answer: &mut Answer) -> Result<(), Refusal> {
-    let first = match after {
-        Some(name) => vm::find(name)?.slot + 1,
-        None => 0,
-    };
-    for vm in vm::all().iter().skip(first.into()) {
+/// The memory of those of these VMs that run, as many as fit.
+pub fn list(vms: impl Iterator<Item = Arc<Vm>>, answer: &mut Answer) {
+    for vm in vms {
         if let Some(instance) = vm.instance()
-            && !answer.push(&vm::mem_status(vm, &instance))
+            && !answer.push(&vm::mem_status(&vm, &instance))
         {
             break;
         }
     }
-    Ok(())
 }
 
 /// The machine's memory.

@@ -4,19 +4,23 @@ pub mod channel;
 mod memory;
 pub mod port;
 mod recount;
+pub mod vms;
 
-use crate::vm::{self, Refusal};
+use crate::vm::{self, Refusal, Vm};
 use crate::{frames, heap, host, os0, regions, trace};
 use abi::Text;
+use abi::bundle::control_rights;
 use abi::control::{
-    CpuStatus, EntryStatus, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request, VERSION,
-    VmName, code, request,
+    CpuStatus, EntryStatus, FrameHeader, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request,
+    VERSION, VmName, code, request,
 };
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::image_parts;
 use machine_aarch64::timer;
 use model_addr::FRAME_SIZE;
+use model_control::Right;
 use port::Incoming;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -59,13 +63,81 @@ pub fn serve() {
     while let Some(incoming) = port::receive() {
         answer(&incoming);
     }
+    vms::serve();
 }
 
-fn answer(incoming: &Incoming) {
+/// Who asks.
+#[derive(Clone, Copy)]
+pub struct Caller {
+    /// One of [`control_rights`].
+    rights: u8,
+    /// Its share group, where it is a VM.
+    group: Text<24>,
+}
+
+impl Caller {
+    /// Whoever owns the machine.
+    fn owner() -> Self {
+        Self {
+            rights: control_rights::ALL,
+            group: Text::default(),
+        }
+    }
+
+    /// Whether it knows VMs of that group.
+    fn sees(self, group: Text<24>) -> bool {
+        match self.rights {
+            control_rights::ALL => true,
+            control_rights::READ => self.group == group,
+            _ => false,
+        }
+    }
+
+    /// The VM of that name, if there is one for the caller.
+    fn find(self, name: VmName) -> Result<Arc<Vm>, Refusal> {
+        vm::find(name).and_then(|vm| {
+            if self.sees(vm.group()) {
+                Ok(vm)
+            } else {
+                Err(vm::no_such(name))
+            }
+        })
+    }
+
+    /// All VMs that the caller knows, or those after `after`.
+    fn vms(self, after: Option<VmName>) -> Result<impl Iterator<Item = Arc<Vm>>, Refusal> {
+        let first = match after {
+            Some(name) => self.find(name)?.slot + 1,
+            None => 0,
+        };
+        let vms = vm::all().into_iter().skip(first.into());
+        Ok(vms.filter(move |vm| self.sees(vm.group())))
+    }
+
+    /// Whether it may ask that.
+    fn check(self, header: &FrameHeader, request: &Request<'_>) -> Result<(), Refusal> {
+        let kind = header.kind;
+        if model_control::right(self.rights, kind) == Right::None {
+            let what =
+                format_args!("a VM with control = \"read\" may not ask that (request {kind})");
+            return Err(Refusal::new(code::NOT_ALLOWED, kind.into(), what));
+        }
+        match request {
+            Request::About(_, name) => self.find(*name).map(drop),
+            Request::Pages(asked) => self.find(asked.name).map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a request is answered: a header, and what follows it.
+fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
     let header = incoming.header;
     let decoded = Request::decode(header.kind, incoming.payload.bytes());
     let result = match decoded {
-        Some(request) if heap::reserve(2 * ROOM as u64) => act(request),
+        Some(request) if heap::reserve(2 * ROOM as u64) => caller
+            .check(&header, &request)
+            .and_then(|()| act(request, caller)),
         Some(_) => Err(Refusal::new(
             code::NO_MEMORY,
             0,
@@ -80,14 +152,14 @@ fn answer(incoming: &Incoming) {
             ),
         )),
     };
-    let (reply, rest) = match &result {
+    match result {
         Ok(answer) => {
             let reply = ReplyHeader {
                 code: code::OK,
                 count: answer.count,
                 value: 0,
             };
-            (reply, answer.records.as_slice())
+            (reply, answer.records)
         }
         Err(refusal) => {
             let reply = ReplyHeader {
@@ -95,13 +167,18 @@ fn answer(incoming: &Incoming) {
                 count: 0,
                 value: refusal.value,
             };
-            (reply, refusal.sentence.as_bytes())
+            (reply, refusal.sentence.as_bytes().to_vec())
         }
-    };
+    }
+}
+
+fn answer(incoming: &Incoming) {
+    let header = incoming.header;
+    let (reply, rest) = answer_to(incoming, Caller::owner());
     let kind = header.kind | REPLY;
     // The other side is slow at times: it takes replies as fast as it asks, so this ends.
     for _ in 0..100_000_000_u32 {
-        if port::send(kind, header.tag, &[reply.as_bytes(), rest]) {
+        if port::send(kind, header.tag, &[reply.as_bytes(), &rest]) {
             return;
         }
         core::hint::spin_loop();
@@ -109,13 +186,13 @@ fn answer(incoming: &Incoming) {
     log::warn!("the answer to request {} was not taken", header.kind);
 }
 
-fn act(request: Request<'_>) -> Result<Answer, Refusal> {
+fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
     let mut answer = Answer::default();
     match request {
         Request::Hello => {
-            answer.push(&machine());
+            answer.push(&machine(caller));
         }
-        Request::List(after) => list(after, &mut answer)?,
+        Request::List(after) => list(caller.vms(after)?, &mut answer),
         Request::About(request::SHOW, name) => show(name, &mut answer)?,
         Request::About(request::MEM_WHY, name) => memory::why(name, &mut answer)?,
         Request::About(request::NUMA, name) => memory::numa(name, &mut answer)?,
@@ -131,20 +208,15 @@ fn act(request: Request<'_>) -> Result<Answer, Refusal> {
         }
         Request::Set(request) => vm::set(&request)?,
         Request::Nodes => nodes(&mut answer),
-        Request::Cpus => {
-            for cpu in host::cpus() {
-                answer.push(&CpuStatus {
-                    cpu: cpu.id.0.into(),
-                    node: cpu.node.0.into(),
-                    idle_ns: host::nanoseconds(cpu.idle.load(Ordering::Relaxed)),
-                });
+        Request::Cpus => cpus(&mut answer),
+        Request::Entries => entries(&mut answer),
+        Request::Mem(after) => memory::list(caller.vms(after)?, &mut answer),
+        Request::Regions => {
+            let regions = regions::statuses().into_iter();
+            for region in regions.filter(|region| caller.sees(region.group)) {
+                answer.push(&region);
             }
         }
-        Request::Entries => entries(&mut answer),
-        Request::Mem(after) => memory::list(after, &mut answer)?,
-        Request::Regions => regions::statuses().iter().for_each(|region| {
-            answer.push(region);
-        }),
         Request::MachineMem => {
             answer.push(&memory::machine());
         }
@@ -196,18 +268,13 @@ fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
     }
 }
 
-/// All VMs, or those after `after`, as many as fit.
-fn list(after: Option<VmName>, answer: &mut Answer) -> Result<(), Refusal> {
-    let first = match after {
-        Some(name) => vm::find(name)?.slot + 1,
-        None => 0,
-    };
-    for vm in vm::all().iter().skip(first.into()) {
-        if !answer.push(&vm::vm_status(vm)) {
+/// VMs, as many as fit.
+fn list(vms: impl Iterator<Item = Arc<Vm>>, answer: &mut Answer) {
+    for vm in vms {
+        if !answer.push(&vm::vm_status(&vm)) {
             break;
         }
     }
-    Ok(())
 }
 
 fn show(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
@@ -237,14 +304,14 @@ fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
     Ok(instance.uart.receive(&instance, typed) as u64)
 }
 
-fn machine() -> MachineStatus {
+fn machine(caller: Caller) -> MachineStatus {
     let host = host::get();
     let nodes = host.node_ids();
     MachineStatus {
         version: VERSION,
         cpus: host::cpus().count() as u32,
         nodes: host.nodes() as u32,
-        vms: vm::all().len() as u32,
+        vms: caller.vms(None).map_or(0, Iterator::count) as u32,
         memory: host
             .tree
             .memory
@@ -260,6 +327,16 @@ fn machine() -> MachineStatus {
         bundle: host.bundle_at.map_or(0, |range| range.size),
         uptime_ns: host::nanoseconds(timer::now() - host.started),
         card_frames: crate::physical::nic::counts(),
+    }
+}
+
+fn cpus(answer: &mut Answer) {
+    for cpu in host::cpus() {
+        answer.push(&CpuStatus {
+            cpu: cpu.id.0.into(),
+            node: cpu.node.0.into(),
+            idle_ns: host::nanoseconds(cpu.idle.load(Ordering::Relaxed)),
+        });
     }
 }
 

@@ -1,11 +1,13 @@
 //! The way to and from the `underpin` command: a virtio console of the machine.
 
-use super::channel;
+use super::{channel, vms};
 use crate::physical::queue::{BufferQueue, Transport, begin};
 use abi::Text;
 use abi::control::{FrameHeader, MAGIC, PAYLOAD_MAX, event};
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
+use model_addr::FRAME_SIZE;
+use model_control::{FRAME_MAX, Inbox};
 use virtio_drivers::Error;
 use virtio_drivers::transport::Transport as _;
 use zerocopy::IntoBytes;
@@ -17,7 +19,7 @@ const SLOTS: usize = 16;
 const TRANSMIT_ORDER: u8 = 3;
 const HEADER: usize = size_of::<FrameHeader>();
 /// Bytes of the largest frame.
-pub const RESERVE: usize = HEADER + PAYLOAD_MAX;
+pub const RESERVE: usize = FRAME_MAX;
 /// Bytes of console output in one frame.
 const OUTPUT_AT_ONCE: usize = 2048;
 /// Buffers that console output leaves to replies.
@@ -32,13 +34,6 @@ struct Port {
 
 static PORT: Once<SpinLock<Port>> = Once::new();
 static RING: AtomicBool = AtomicBool::new(false);
-
-/// Bytes of a frame that is not complete yet. Aligned, so that records in it can be referred to.
-#[repr(C, align(8))]
-pub struct Inbox {
-    bytes: [u8; RESERVE],
-    len: usize,
-}
 
 /// Starts the port.
 pub fn start(mut transport: Transport) -> Result<(), Error> {
@@ -71,6 +66,12 @@ pub fn acknowledge() {
 pub fn ring() {
     RING.store(true, Ordering::Release);
     crate::housekeeping::request();
+}
+
+/// There may be a request that is taken from that count on.
+pub fn ring_at(count: u64) {
+    RING.store(true, Ordering::Release);
+    crate::housekeeping::request_at(count);
 }
 
 /// Whether the port has rung since this was asked.
@@ -107,7 +108,7 @@ pub fn receive() -> Option<Incoming> {
     };
     let mut port = port.lock();
     loop {
-        if let Some(frame) = port.received.take() {
+        if let Some(frame) = next(&mut port.received) {
             return Some(frame);
         }
         let Port {
@@ -118,71 +119,28 @@ pub fn receive() -> Option<Incoming> {
         } = &mut *port;
         let (slot, buffer, len) = receive.take_back()?;
         // A buffer is smaller than what is left of the largest frame, or a frame is complete.
-        let taken = (len as usize).min(received.room());
-        buffer.read(0, &mut received.bytes[received.len..received.len + taken]);
-        received.len += taken;
-        let size = buffer.size() as u32;
+        let mut bytes = [0; FRAME_SIZE as usize];
+        let (size, some) = (buffer.size() as u32, (len as usize).min(bytes.len()));
+        buffer.read(0, &mut bytes[..some]);
+        received.push(&bytes[..some]);
         if receive.lend(transport, slot, 0, size).is_err() {
             receive.release(slot);
         }
     }
 }
 
-impl Inbox {
-    /// Nothing has come.
-    #[expect(clippy::large_stack_arrays, reason = "at most once for each way")]
-    pub const fn new() -> Self {
-        Self {
-            bytes: [0; RESERVE],
-            len: 0,
-        }
+/// The next complete frame of an inbox.
+pub fn next(inbox: &mut Inbox) -> Option<Incoming> {
+    if !inbox.has_frame() {
+        return None;
     }
-
-    /// Forgets what has come.
-    pub fn clear(&mut self) {
-        self.len = 0;
-    }
-
-    const fn room(&self) -> usize {
-        RESERVE - self.len
-    }
-
-    /// Adds bytes; how many there was room for.
-    pub fn push(&mut self, bytes: &[u8]) -> usize {
-        let taken = bytes.len().min(self.room());
-        self.bytes[self.len..self.len + taken].copy_from_slice(&bytes[..taken]);
-        self.len += taken;
-        taken
-    }
-
-    /// The next complete frame.
-    pub fn take(&mut self) -> Option<Incoming> {
-        use zerocopy::FromBytes;
-        loop {
-            let (header, _) = FrameHeader::read_from_prefix(&self.bytes[..self.len]).ok()?;
-            if header.magic != MAGIC || header.length as usize > PAYLOAD_MAX {
-                self.drop_front(1);
-                continue;
-            }
-            let len = header.length as usize;
-            let payload = self.bytes[..self.len].get(HEADER..HEADER + len)?;
-            let mut copy = alloc::boxed::Box::new(Payload {
-                bytes: [0; PAYLOAD_MAX],
-                len,
-            });
-            copy.bytes[..len].copy_from_slice(payload);
-            self.drop_front(HEADER + len);
-            return Some(Incoming {
-                header,
-                payload: copy,
-            });
-        }
-    }
-
-    fn drop_front(&mut self, count: usize) {
-        self.bytes.copy_within(count..self.len, 0);
-        self.len -= count;
-    }
+    let mut payload = alloc::boxed::Box::new(Payload {
+        bytes: [0; PAYLOAD_MAX],
+        len: 0,
+    });
+    let header = inbox.take(&mut payload.bytes)?;
+    payload.len = header.length as usize;
+    Some(Incoming { header, payload })
 }
 
 /// Sends a frame made of `parts`; `false` where there is no room now, or none at all.
@@ -193,6 +151,12 @@ pub fn send(kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
 /// Sends what a VM wrote to its console; how many of the bytes went out.
 pub fn console_output(name: Text<32>, bytes: &[u8]) -> usize {
     let bytes = &bytes[..bytes.len().min(OUTPUT_AT_ONCE)];
+    let sent = send_output(name, bytes);
+    vms::console_output(name, &bytes[..sent]);
+    sent
+}
+
+fn send_output(name: Text<32>, bytes: &[u8]) -> usize {
     if PORT.get().is_none() && !channel::is_open() {
         // Nobody listens: output is lost, as on a line that is not plugged in.
         return bytes.len();

@@ -2,6 +2,7 @@
 
 pub mod balloon;
 pub mod block;
+pub mod control_port;
 mod exchange;
 pub mod net;
 pub mod overlay;

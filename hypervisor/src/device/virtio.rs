@@ -2,6 +2,7 @@
 
 use super::balloon::Balloon;
 use super::block::Block;
+use super::control_port::ControlPort;
 use super::net::Net;
 use crate::entropy;
 use crate::vm::{Instance, layout};
@@ -28,6 +29,8 @@ pub enum Slot {
     Balloon(Balloon),
     /// A network device.
     Net(Net),
+    /// The way to ask the hypervisor.
+    Control(ControlPort),
 }
 
 impl Slot {
@@ -65,6 +68,7 @@ impl Slot {
             }
             Self::Balloon(balloon) => balloon.access(vm, n, offset, size, value),
             Self::Net(net) => net.access(vm, n, offset, size, value),
+            Self::Control(port) => port.access(vm, n, offset, size, value),
         }
     }
 
@@ -84,6 +88,7 @@ impl Slot {
             }
             Self::Balloon(balloon) => balloon.proceed(vm, n),
             Self::Net(net) => net.proceed(vm, n),
+            Self::Control(port) => port.proceed(vm, n),
         }
     }
 
@@ -95,6 +100,7 @@ impl Slot {
             Self::Rng(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
             Self::Balloon(balloon) => balloon.uses(gfn),
             Self::Net(net) => net.uses(gfn),
+            Self::Control(port) => port.uses(gfn),
         }
     }
 
@@ -106,6 +112,7 @@ impl Slot {
             Self::Rng(transport) => transport.lock().errors(),
             Self::Balloon(balloon) => return balloon.errors(),
             Self::Net(net) => return net.errors(),
+            Self::Control(port) => return port.errors(),
         };
         errors.into()
     }

@@ -5,8 +5,10 @@ use super::instance::{Instance, Parts};
 use super::layout::{RAM_START, SPIS, VIRTIO_MAX};
 use super::table::{Refusal, Vm};
 use super::vmids::Vmid;
+use crate::control::vms;
 use crate::device::balloon::Balloon;
 use crate::device::block::{Backing, Block};
+use crate::device::control_port::ControlPort;
 use crate::device::net::Net;
 use crate::device::overlay::{Base, CowDisk};
 use crate::device::virtio::Slot;
@@ -18,7 +20,7 @@ use crate::{entropy, frames, heap, host, regions, sched, sharing};
 use abi::Text;
 use abi::bundle::{
     DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, Image, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
-    REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, disk_mode, kind,
+    REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights, disk_mode, kind,
 };
 use abi::control::{KEEP, code};
 use alloc::boxed::Box;
@@ -65,7 +67,9 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
     }
     check_memory(memory, base)?;
     check_hold(record.hold_ms.into())?;
-    let known = record.claim <= claim::LAST && record.blocks <= block_policy::LAST;
+    let known = record.claim <= claim::LAST
+        && record.blocks <= block_policy::LAST
+        && record.control <= control_rights::LAST;
     if !(known && record.hide <= 1 && record.never_share <= 1 && record.has_texts()) {
         let sentence = format_args!("the description is garbled: its sharing or a text of it");
         return Err(impossible(0, sentence));
@@ -196,12 +200,21 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
         virtio,
         paging,
     };
+    let rights = record.control;
+    if rights != control_rights::NONE && !vms::enter(id, record.name, record.group, rights) {
+        release(&parts.vcpus);
+        let most = vms::CONTROL_VMS_MAX;
+        let what = format_args!("{most} control VMs run already, the most there can be");
+        return Err(impossible(most as u64, what));
+    }
     let instance = Arc::new(Instance::new(parts));
     let homes = vcpu_homes(record, home, nodes, &loads);
     for (vcpu, home) in instance.vcpus.iter().zip(homes) {
         let parameters = Parameters { weight, cap, nodes };
-        sched::enter(vcpu.entity, &instance, vcpu.index, home, parameters)
-            .map_err(|refused| impossible(0, format_args!("{refused}")))?;
+        sched::enter(vcpu.entity, &instance, vcpu.index, home, parameters).map_err(|refused| {
+            vms::leave(id);
+            impossible(0, format_args!("{refused}"))
+        })?;
     }
     Ok(instance)
 }
@@ -381,7 +394,8 @@ fn wrong_entry(entry: u32) -> Refusal {
     impossible(entry.into(), what)
 }
 
-/// The virtio devices: disks in their order, then entropy, a console, a balloon, and networks.
+/// The virtio devices: disks in their order, then entropy, a console, a balloon, networks, and the
+/// control port.
 fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refusal> {
     let mut slots = Vec::with_capacity(VIRTIO_MAX);
     for disk in record
@@ -401,6 +415,9 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
     slots.push(Slot::Balloon(Balloon::new(record.hold_ms)));
     for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
         slots.push(Slot::Net(network(net, record.vcpus)?));
+    }
+    if record.control != control_rights::NONE {
+        slots.push(Slot::Control(ControlPort::new()));
     }
     debug_assert!(slots.len() <= VIRTIO_MAX && slots.len() as u32 + 16 <= SPIS);
     Ok(slots)

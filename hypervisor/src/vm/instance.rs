@@ -298,7 +298,7 @@ impl Instance {
             Slot::Block(block) => block.is_due(),
             Slot::Net(net) => net.is_due(),
             Slot::Balloon(balloon) => balloon.is_due(),
-            Slot::Console(_) | Slot::Rng(_) => false,
+            Slot::Console(_) | Slot::Rng(_) | Slot::Control(_) => false,
         };
         if self.virtio.iter().any(is_due) {
             self.put_off_device_work();

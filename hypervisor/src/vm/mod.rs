@@ -18,7 +18,7 @@ pub use instance::{End, Instance};
 pub use memory::{fit, may_wait_for_frames, mem_status, pool, reclaim, tick};
 pub use report::{vcpu_status, vm_status};
 pub use table::{
-    Refusal, Vm, all, define, find, flush_terminals, forget, init, instance, is_quiet, kill, pause,
-    reset, resume, set, stand_still, start, stop,
+    Refusal, Vm, all, define, find, flush_terminals, forget, init, instance, is_quiet, kill,
+    no_such, pause, reset, resume, set, stand_still, start, stop,
 };
 pub use vmids::Vmid;

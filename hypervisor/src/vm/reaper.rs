@@ -4,6 +4,7 @@
 use super::instance::{End, Instance};
 use super::table::{self, VMS_MAX, Vm};
 use super::{address_space::Dismantling, report};
+use crate::control::vms;
 use crate::device::block::Backing;
 use crate::device::overlay::Remains;
 use crate::device::virtio::Slot;
@@ -75,6 +76,7 @@ fn stopping(id: VmId) -> Option<Stage> {
     let vm = table::all().into_iter().find(|vm| vm.slot == id.index)?;
     instance.uart.terminal.flush();
     network::disconnect(&instance);
+    vms::leave(id);
     drop(instance);
     let instance = vm.take_ended()?;
     log::info!("{} has ended: {}", vm.record.name, report::reason(end));
@@ -104,7 +106,9 @@ fn take_apart(mut instance: Instance) -> Parts {
             Backing::Cow(disk) => Some(disk.dismantle()),
             Backing::ReadOnly(..) | Backing::Partition(_) => None,
         },
-        Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) | Slot::Net(_) => None,
+        Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) | Slot::Net(_) | Slot::Control(_) => {
+            None
+        }
     });
     let disks = disks.collect();
     Parts {

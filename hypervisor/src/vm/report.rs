@@ -2,7 +2,7 @@
 
 use super::instance::{End, Instance};
 use super::table::Vm;
-use crate::control::port;
+use crate::control::{port, vms};
 use crate::device::virtio::Slot;
 use crate::host::{self, nanoseconds};
 use crate::vcpu::Vcpu;
@@ -130,5 +130,7 @@ pub fn vcpu_status(vcpu: &Vcpu) -> VcpuStatus {
 
 /// Tells whoever watches that a VM's state has changed.
 pub fn send_state(vm: &Vm) {
-    port::send(event::STATE, 0, &[vm_status(vm).as_bytes()]);
+    let status = vm_status(vm);
+    port::send(event::STATE, 0, &[status.as_bytes()]);
+    vms::state(vm.group(), &status);
 }

@@ -176,13 +176,13 @@ pub fn forget() {
 pub fn find(name: VmName) -> Result<Arc<Vm>, Refusal> {
     let table = TABLE.lock();
     let found = table.iter().find(|vm| vm.record.name == name);
-    found.cloned().ok_or_else(|| {
-        Refusal::new(
-            code::NO_SUCH_VM,
-            0,
-            format_args!("there is no VM named {name}"),
-        )
-    })
+    found.cloned().ok_or_else(|| no_such(name))
+}
+
+/// There is no such VM, as far as who asks is to know.
+pub fn no_such(name: VmName) -> Refusal {
+    let what = format_args!("there is no VM named {name}");
+    Refusal::new(code::NO_SUCH_VM, 0, what)
 }
 
 /// The running VM with that identity; `None` where it has ended.

@@ -14,6 +14,12 @@ const F_SIZE: u64 = 1;
 pub struct Console {
     /// `struct virtio_console_config` (virtio 5.3.4): columns, rows, ports, emergency write.
     config: [u8; 12],
+    bytes: Bytes,
+}
+
+/// The bytes of a port, both ways.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bytes {
     /// What is being transmitted; kept where a budget ended within a buffer.
     outgoing: Chain,
     /// Whether `outgoing` is owed to the driver.
@@ -34,7 +40,7 @@ impl Device for Console {
     }
 
     fn reset(&mut self) {
-        self.transmitting = false;
+        self.bytes.reset();
     }
 }
 
@@ -51,6 +57,7 @@ impl Transport<Console> {
         }
         let result = self
             .device
+            .bytes
             .drain(&mut self.queues[TRANSMIT], memory, budget, out);
         let progress = self.settle(result).unwrap_or_default();
         self.signal(memory, TRANSMIT);
@@ -65,6 +72,7 @@ impl Transport<Console> {
         }
         let result = self
             .device
+            .bytes
             .deliver(&mut self.queues[RECEIVE], memory, bytes);
         let accepted = self.settle(result).unwrap_or_default();
         self.signal(memory, RECEIVE);
@@ -79,8 +87,14 @@ impl Transport<Console> {
     }
 }
 
-impl Console {
-    fn drain(
+impl Bytes {
+    /// The driver starts over.
+    pub(crate) fn reset(&mut self) {
+        self.transmitting = false;
+    }
+
+    /// Hands what the guest has written to `out`, about `budget` bytes of it and no more.
+    pub(crate) fn drain(
         &mut self,
         queue: &mut Queue,
         memory: &impl GuestMemory,
@@ -114,7 +128,8 @@ impl Console {
         Ok(progress)
     }
 
-    fn deliver(
+    /// Puts `bytes` into the guest's buffers; how many fitted.
+    pub(crate) fn deliver(
         &mut self,
         queue: &mut Queue,
         memory: &impl GuestMemory,

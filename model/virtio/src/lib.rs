@@ -2,7 +2,7 @@
 //!
 //! - [`queue`]: the device side of a split virtqueue, and the [`Chain`]s of buffers it yields.
 //! - [`mmio`]: the register file of the virtio-mmio transport, version 2, around one device.
-//! - [`blk`], [`console`], [`net`], [`rng`], [`balloon`]: the devices, each a set of methods on its
+//! - [`blk`], [`console`], [`port`], [`net`], [`rng`], [`balloon`]: the devices, each a set of methods on its
 //!   [`Transport`].
 //!
 //! ```text
@@ -25,6 +25,7 @@ mod chain;
 pub mod console;
 pub mod mmio;
 pub mod net;
+pub mod port;
 pub mod queue;
 pub mod rng;
 

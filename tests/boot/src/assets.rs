@@ -43,6 +43,11 @@ pub fn module(kernel: &str) -> PathBuf {
     target().join("modules").join(kernel).join("underpin.ko")
 }
 
+/// The `underpin` command as a program of an arm64 guest, as `xtask build` leaves it.
+pub fn guest_command() -> PathBuf {
+    target().join("linux/underpin")
+}
+
 /// A bare guest's flat image, as `xtask build` leaves it.
 pub fn guest(name: &str) -> String {
     root()

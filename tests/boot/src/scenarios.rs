@@ -1,6 +1,7 @@
 //! The scenarios, by topic. What is here is data; how it is played is [`crate::scenario`]'s.
 
 mod bare;
+mod control;
 mod disks;
 mod hostile;
 mod kernels;
@@ -37,6 +38,7 @@ pub fn all() -> Vec<Scenario> {
         paging::scenarios(),
         placement::scenarios(),
         watching::scenarios(),
+        control::scenarios(),
         bare::thorough(),
     ];
     topics.into_iter().flatten().collect()

@@ -27,6 +27,8 @@ pub struct Vm {
     net: Vec<Net>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     regions: Vec<Region>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    control: Option<&'static str>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -83,6 +85,7 @@ impl Vm {
             disk: Vec::new(),
             net: Vec::new(),
             regions: Vec::new(),
+            control: None,
         }
     }
 
@@ -114,6 +117,13 @@ impl Vm {
     #[must_use]
     pub fn initrd(mut self, path: &str) -> Self {
         self.boot.initrd = Some(path.to_owned());
+        self
+    }
+
+    /// That may ask things of the hypervisor: `"read"` or `"all"`.
+    #[must_use]
+    pub fn control(mut self, rights: &'static str) -> Self {
+        self.control = Some(rights);
         self
     }
 

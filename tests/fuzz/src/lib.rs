@@ -17,6 +17,7 @@ pub type Target = fn(&[u8]);
 pub const TARGETS: &[(&str, Target)] = &[
     ("bundle", targets::control::bundle),
     ("control_request", targets::control::request),
+    ("control_stream", targets::control::stream),
     ("device_tree", targets::machine::device_tree),
     ("gic", targets::gic::gic),
     ("kernel_image", targets::machine::kernel_image),
@@ -30,6 +31,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("virtio_blk", targets::virtio::blk),
     ("virtio_console", targets::virtio::console),
     ("virtio_net", targets::virtio::net),
+    ("virtio_port", targets::virtio::port),
     ("virtio_rng", targets::virtio::rng),
 ];
 

@@ -507,10 +507,12 @@ Columns. CPU times are percent of one CPU; terminals that are narrow show fewer:
   OWED      what it must give back before it may go on
   RD/s      bytes read from disks
   WR/s      bytes written to disks
+  TX/s      bytes sent to networks
+  RX/s      bytes received from networks
 
 Keys:
 
-  c m e d s n   sort by CPU, memory, exits, disk, steal, name
+  c m e d t s n sort by CPU, memory, exits, disk, traffic, steal, name
   r             reverse the order
   Up, Down      select a VM, or scroll its page; also PgUp, PgDn, Home, End
   Enter         show the VM selected: its vCPUs, exits by class, memory

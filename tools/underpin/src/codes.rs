@@ -24,7 +24,7 @@ pub struct Code {
 }
 
 /// All exit statuses, in the order of their numbers.
-const STATUSES: [Code; 18] = [
+const STATUSES: [Code; 19] = [
     Code {
         number: Some(exit::OK),
         name: "done",
@@ -176,9 +176,15 @@ const STATUSES: [Code; 18] = [
     Code {
         number: Some(code::BUSY as u8),
         name: "busy",
-        meaning: "another VM uses the persistent disk",
-        causes: &["A partition serves one VM at a time."],
-        advice: &["End the other VM, or give each VM a partition."],
+        meaning: "somebody else uses the persistent disk, or the control port",
+        causes: &[
+            "A partition serves one VM at a time.",
+            "Inside a control VM, one command at a time has the control port.",
+        ],
+        advice: &[
+            "End the other VM, or give each VM a partition.",
+            "End the other command, such as `underpin top`.",
+        ],
     },
     Code {
         number: Some(code::OWES as u8),
@@ -195,6 +201,15 @@ const STATUSES: [Code; 18] = [
             "Let it run for a while, to free memory itself (underpin resume VM), or end it.",
             "Give it swap: memory = { swap = \"PARTITION\" }.",
         ],
+    },
+    Code {
+        number: Some(code::NOT_ALLOWED as u8),
+        name: "not-allowed",
+        meaning: "this VM may not ask that of the hypervisor",
+        causes: &[
+            "Its file says control = \"read\": it sees how VMs of its own share group stand, and no more.",
+        ],
+        advice: &["Ask from outside, or from a VM with control = \"all\"."],
     },
     Code {
         number: Some(exit::INTERRUPTED),

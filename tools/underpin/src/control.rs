@@ -7,6 +7,7 @@ mod broker;
 mod client;
 mod codec;
 pub mod console_log;
+pub mod guest_port;
 
 pub use broker::Broker;
 pub use client::{Client, Reply, state_event, vm_name};

@@ -45,6 +45,8 @@ pub struct VmPoint {
     pub memory: [f64; 2],
     /// Bytes a second: read, written.
     pub disk: [f64; 2],
+    /// Bytes a second: sent, received.
+    pub net: [f64; 2],
 }
 
 impl Run {
@@ -130,6 +132,14 @@ fn vm(value: &Value) -> Result<VmPoint, String> {
             number(disk, "read_bytes_per_second")?,
             number(disk, "written_bytes_per_second")?,
         ],
+        net: match &value["net"] {
+            // Samples of a command that did not know it.
+            Value::Null => [0.0; 2],
+            net => [
+                number(net, "sent_bytes_per_second")?,
+                number(net, "received_bytes_per_second")?,
+            ],
+        },
     })
 }
 
@@ -156,6 +166,7 @@ pub(crate) mod tests {
                 "steal_percent": 0.0, "idle_percent": 1.0,
                 "exits_per_second": exits.collect::<serde_json::Map<_, _>>(),
                 "disk": { "read_bytes_per_second": n * 1e6, "written_bytes_per_second": 0 },
+                "net": { "sent_bytes_per_second": n * 1e5, "received_bytes_per_second": n },
                 "memory": { "private": n * 1e6, "shared": 4096 },
             })
         };

@@ -47,6 +47,7 @@ fn samples() -> String {
                 "name": name, "cpu_percent": 100.0 * part, "hypervisor_percent": 9.0 * wave,
                 "steal_percent": 5.0, "idle_percent": 20.0, "exits_per_second": exits,
                 "disk": { "read_bytes_per_second": 3e6 * wave, "written_bytes_per_second": 1e5 },
+                "net": { "sent_bytes_per_second": 2e6 * wave, "received_bytes_per_second": 3e4 },
                 "memory": { "private": 6e8 * part, "shared": 1e8 + 1e7 * wave },
             })
         };

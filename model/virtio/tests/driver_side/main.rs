@@ -8,6 +8,7 @@ mod driver;
 mod hostile;
 mod mmio;
 mod net;
+mod port;
 mod queue;
 mod races;
 mod wire;

@@ -1,8 +1,10 @@
 //! What the boot loader and the `underpin` command hand to EL2.
 
 use crate::input::Input;
+use abi::bundle::control_rights;
 use abi::bundle::{BLOCK_SIZE, Bundle, Place};
-use abi::control::Request;
+use abi::control::{PAYLOAD_MAX, Request};
+use model_control::{Inbox, Right};
 
 /// A bundle: VM descriptions, kernels, disk images by block.
 pub fn bundle(data: &[u8]) {
@@ -34,6 +36,34 @@ pub fn bundle(data: &[u8]) {
         assert!(range.start >= end && range.end <= data.len());
         assert!(range.start.is_multiple_of(BLOCK_SIZE) && range.end.is_multiple_of(BLOCK_SIZE));
         end = range.end;
+    }
+}
+
+/// What comes through a control port: pieces of a stream, each as long as its first byte says. Frames
+/// that come out of it are decoded as those of VMs with each right.
+pub fn stream(data: &[u8]) {
+    let mut inbox = Inbox::new();
+    let mut payload = Box::new([0; PAYLOAD_MAX]);
+    let mut input = Input(data);
+    while let Some(length) = input.u8() {
+        let bytes = input.bytes(usize::from(length));
+        let taken = inbox.push(bytes);
+        assert!(taken == bytes.len() || inbox.room() == 0);
+        while inbox.has_frame() {
+            let taken = inbox.take(&mut payload);
+            assert!(taken.is_some(), "a frame was there, and is not");
+            let Some(header) = taken else { return };
+            let content = payload[..header.length as usize].to_vec();
+            let decoded = Request::decode(header.kind, &content);
+            let may = model_control::right(control_rights::READ, header.kind);
+            // Only what reads is let through to whoever may only read.
+            let changes = matches!(
+                decoded,
+                Some(Request::Create(_) | Request::Set(_) | Request::PowerOff | Request::Trace(_))
+            );
+            assert!(!changes || may == Right::None);
+        }
+        assert!(inbox.room() > 0, "noise fills it for good");
     }
 }
 

@@ -10,6 +10,7 @@ use model_virtio::balloon::{Balloon, MAX_RUNS};
 use model_virtio::blk::{Blk, BlockSize, Next, Options, Request, Status};
 use model_virtio::console::Console;
 use model_virtio::net::{self, Frame, Net, Offload, Received};
+use model_virtio::port::Port;
 use model_virtio::rng::Rng;
 use model_virtio::{Device, Transport};
 
@@ -74,6 +75,17 @@ pub fn console(data: &[u8]) {
         console.transmit(guest, 4096, |bytes| out += bytes.len());
         assert!(out <= 4096);
         assert!(console.receive(guest, b"typed by somebody") <= 17);
+    });
+}
+
+/// A port of its own, and what is said of it.
+pub fn port(data: &[u8]) {
+    drive(data, Port::new("org.underpin.control"), |port, guest| {
+        port.converse(guest);
+        let mut out = 0;
+        port.transmit(guest, 4096, |bytes| out += bytes.len());
+        assert!(out <= 4096);
+        assert!(port.receive(guest, b"an answer to somebody") <= 21);
     });
 }
 

@@ -209,6 +209,12 @@ fn vm(run: &Run, name: &str) -> Vec<Chart> {
             &["read", "written"],
             vecs(run.of_vm(name, |vm| vm.disk)),
         ),
+        chart(
+            "Network",
+            Unit::Rate,
+            &["sent", "received"],
+            vecs(run.of_vm(name, |vm| vm.net)),
+        ),
     ]
 }
 
@@ -249,9 +255,9 @@ mod tests {
             line(3, &[("a<b>", 80.0), ("c", 1.0)]),
         ];
         let page = html(&Run::parse(&lines.join("\n")).unwrap());
-        assert_eq!(page.matches("<svg").count(), 4 + 2 * 4);
-        // The machine's: 3 of memory, 2 VMs, busy, 2 VMs; each VM's: 4, 8, 2, 2.
-        assert_eq!(page.matches("<path").count(), 8 + 2 * 16);
+        assert_eq!(page.matches("<svg").count(), 4 + 2 * 5);
+        // The machine's: 3 of memory, 2 VMs, busy, 2 VMs; each VM's: 4, 8, 2, 2, 2.
+        assert_eq!(page.matches("<path").count(), 8 + 2 * 18);
         assert!(page.contains("<h2>a&lt;b&gt;</h2>") && !page.contains("<b>"));
         assert!(!page.contains("http") && !page.contains("<script"));
         assert!(html(&Run::default()).contains("There are no samples"));

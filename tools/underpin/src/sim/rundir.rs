@@ -2,7 +2,7 @@
 
 use crate::{
     beneath,
-    control::{Client, console_log},
+    control::{Client, console_log, guest_port},
     failure::{Failure, Result, exit},
     vmfile,
 };
@@ -162,19 +162,21 @@ impl RunDir {
         }
     }
 
-    /// Connects to the machine's broker.
+    /// Connects to the machine's broker, or, inside one of its VMs, to the hypervisor.
     pub fn connect(&self) -> Result<Client> {
-        UnixStream::connect(self.control_socket())
-            .map(Client::new)
-            .map_err(|_| {
-                let message = format!("no machine '{}' runs", self.machine);
-                let help = if self.is_beneath() {
-                    "start VMs: underpin run FILE...; or serve those that run: underpin serve"
-                } else {
-                    "start one: underpin sim FILE..."
-                };
-                Failure::new(exit::NO_MACHINE, message).help(help)
-            })
+        if let Ok(stream) = UnixStream::connect(self.control_socket()) {
+            return Ok(Client::new(stream));
+        }
+        if let Some(port) = guest_port::find().filter(|_| !self.is_beneath()) {
+            return guest_port::connect(&port, self.consoles());
+        }
+        let message = format!("no machine '{}' runs", self.machine);
+        let help = if self.is_beneath() {
+            "start VMs: underpin run FILE...; or serve those that run: underpin serve"
+        } else {
+            "start one: underpin sim FILE...; or ask inside a VM whose file says control = \"read\" or \"all\""
+        };
+        Err(Failure::new(exit::NO_MACHINE, message).help(help))
     }
 
     /// The last lines of the hypervisor's log, or of QEMU's where that one is empty.

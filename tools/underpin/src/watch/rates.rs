@@ -42,6 +42,10 @@ pub struct VmRates {
     pub read: f64,
     /// Bytes written to disks.
     pub written: f64,
+    /// Bytes sent to networks.
+    pub sent: f64,
+    /// Bytes received from networks.
+    pub received: f64,
     /// What happened to its memory, by `abi::control::MEM_EVENTS`.
     pub events: [f64; MEM_EVENT_COUNT],
     /// Its vCPUs; none where either sample lacks them.
@@ -120,6 +124,7 @@ impl Span {
         let status = before.map(|before| &before.status);
         let now = &after.status;
         let [read, written] = self.all(status.map(|vm| &vm.disk_bytes), &now.disk_bytes);
+        let [sent, received] = self.all(status.map(|vm| &vm.net_bytes), &now.net_bytes);
         let events = after.memory.map(|memory| {
             let before = before.and_then(|before| before.memory.as_ref());
             self.all(before.map(|memory| &memory.events), &memory.events)
@@ -129,6 +134,8 @@ impl Span {
             exits: self.all(status.map(|vm| &vm.exits), &now.exits),
             read,
             written,
+            sent,
+            received,
             events: events.unwrap_or_default(),
             vcpus: self.vcpus(before, after),
         }
@@ -171,6 +178,7 @@ mod tests {
         (status.starts, status.run_ns) = (starts, run_ns);
         status.exits[6] = run_ns / 1_000_000;
         status.disk_bytes = [run_ns / 1_000, 0];
+        status.net_bytes = [run_ns / 2_000, run_ns / 4_000];
         VmSample {
             name: name.to_owned(),
             status,
@@ -206,6 +214,7 @@ mod tests {
         let vm = &rates.vms[0];
         assert_eq!((vm.shares.run, vm.exits[6]), (50.0, 500.0));
         assert_eq!((vm.read, vm.written), (500_000.0, 0.0));
+        assert_eq!((vm.sent, vm.received), (250_000.0, 125_000.0));
         assert_eq!((vm.all_exits(), rates.busy()), (500.0, 0.5));
     }
 

@@ -98,6 +98,9 @@ fn vm_json(vm: &VmSample, rates: &VmRates) -> Value {
     object["disk"] = json!({
         "read_bytes_per_second": rates.read, "written_bytes_per_second": rates.written,
     });
+    object["net"] = json!({
+        "sent_bytes_per_second": rates.sent, "received_bytes_per_second": rates.received,
+    });
     object["memory"] = vm.memory.map_or(Value::Null, |memory| {
         json!({
             "resident": memory.resident, "private": memory.private, "shared": memory.shared,

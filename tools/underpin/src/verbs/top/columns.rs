@@ -32,7 +32,7 @@ pub struct Column {
 }
 
 /// All columns but the names.
-pub const COLUMNS: [Column; 12] = [
+pub const COLUMNS: [Column; 14] = [
     Column {
         side: Left,
         tone: |vm, _| state_name(vm.status.state).1,
@@ -84,6 +84,12 @@ pub const COLUMNS: [Column; 12] = [
     }),
     column("WR/s", 5, 6, |_, rates| {
         some(rates, |r| units::short(r.written as u64))
+    }),
+    column("TX/s", 5, 10, |_, rates| {
+        some(rates, |r| units::short(r.sent as u64))
+    }),
+    column("RX/s", 5, 10, |_, rates| {
+        some(rates, |r| units::short(r.received as u64))
     }),
 ];
 

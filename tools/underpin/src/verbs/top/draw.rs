@@ -112,11 +112,12 @@ fn keys(screen: &Screen) -> Line<'static> {
             Sort::Memory => "memory",
             Sort::Exits => "exits",
             Sort::Disk => "disk",
+            Sort::Net => "traffic",
             Sort::Steal => "steal",
             Sort::Name => "name",
         };
         let reversed = if screen.reversed { ", reversed" } else { "" };
-        format!("q end  Enter one VM  ? help  c m e d s n sort, r reverse: by {by}{reversed}")
+        format!("q end  Enter one VM  ? help  c m e d t s n sort, r reverse: by {by}{reversed}")
     };
     Line::from(text).reversed()
 }

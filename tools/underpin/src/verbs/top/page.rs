@@ -75,7 +75,13 @@ fn head(vm: &VmSample, rates: Option<&VmRates>, look: &Look) -> Vec<Line<'static
             format!("CPU% {run}  steal {steal}  hypervisor {hypervisor}  idle {idle}").into(),
         );
         let [read, written] = [rates.read, rates.written].map(|n| units::size(n as u64));
-        lines.push(format!("disk {read}/s read  {written}/s written").into());
+        let [sent, received] = [rates.sent, rates.received].map(|n| units::size(n as u64));
+        lines.push(
+            format!(
+                "disk {read}/s read  {written}/s written  net {sent}/s sent  {received}/s received"
+            )
+            .into(),
+        );
     }
     lines
 }

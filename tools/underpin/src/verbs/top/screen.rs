@@ -23,6 +23,8 @@ pub enum Sort {
     Exits,
     /// Bytes read and written per second.
     Disk,
+    /// Bytes sent and received per second.
+    Net,
     /// Time stolen.
     Steal,
     /// Name.
@@ -36,6 +38,7 @@ impl Sort {
             'm' => Self::Memory,
             'e' => Self::Exits,
             'd' => Self::Disk,
+            't' => Self::Net,
             's' => Self::Steal,
             'n' => Self::Name,
             _ => return None,
@@ -49,6 +52,7 @@ impl Sort {
             Self::Memory => vm.memory.map_or(0.0, |memory| memory.resident as f64),
             Self::Exits => rates.all_exits(),
             Self::Disk => rates.read + rates.written,
+            Self::Net => rates.sent + rates.received,
             Self::Steal => rates.shares.steal,
             Self::Name => 0.0,
         }

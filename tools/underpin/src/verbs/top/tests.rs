@@ -129,7 +129,7 @@ fn the_table_at_80_columns() {
         assert_eq!(squeezed(line), squeezed(wanted));
     }
     assert_eq!(lines[3], table[3]);
-    let keys = "q end  Enter one VM  ? help  c m e d s n sort, r reverse: by CPU";
+    let keys = "q end  Enter one VM  ? help  c m e d t s n sort, r reverse: by CPU";
     assert_eq!(lines[23], keys);
 }
 
@@ -139,7 +139,7 @@ fn the_table_at_120_columns_has_whole_names_and_all_columns() {
     let titles: Vec<&str> = lines[3].split_whitespace().collect();
     let all = [
         "NAME", "STATE", "CPU%", "ST%", "HYP%", "EXIT/s", "RES", "PRIV", "SHR", "ENT", "OWED",
-        "RD/s", "WR/s",
+        "RD/s", "WR/s", "TX/s", "RX/s",
     ];
     assert_eq!(titles, all);
     assert!(lines[5].starts_with("a-name-as-long-as-can-be-31-xxx "));

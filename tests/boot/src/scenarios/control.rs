@@ -1,0 +1,184 @@
+//! VMs that ask things of the hypervisor, with the same command as outside.
+
+use super::kernels::BOOT;
+use crate::{
+    Outcome, archive, assets, because,
+    machine::{Hardware, Machine},
+    scenario::{Scenario, Stage},
+    vm::Vm,
+};
+use std::{fs, path::Path, time::Duration};
+
+const KERNEL: &str = "trixie-cloud";
+const WITHIN: Duration = Duration::from_secs(BOOT);
+
+pub fn scenarios() -> Vec<Scenario> {
+    let guest = |name: &str| {
+        Vm::linux(name, KERNEL, "shell")
+            .initrd("../initrd")
+            .memory("384MiB")
+    };
+    let vms = vec![
+        guest("boss").control("all"),
+        guest("eye").control("read"),
+        Vm::linux("job", KERNEL, "work").asleep(),
+        Vm::bare("far", "hostile", "do=spin seconds=100000").group("far"),
+    ];
+    let scenario = Scenario::new("control/rights", Hardware::new(2, "2G"), vms)
+        .prepare(files)
+        .expect("boss", "ready kernel=", 2 * BOOT)
+        .expect("eye", "ready kernel=", BOOT)
+        .check(all_may_do_everything)
+        .check(read_sees_its_group)
+        .check(a_flood_delays_nobody)
+        .check(a_program_that_takes_nothing);
+    vec![scenario]
+}
+
+/// `initrd`: that of the kernel, with the command.
+fn files(directory: &Path) -> Outcome<Vec<String>> {
+    let path = assets::guest_command();
+    let command = fs::read(&path).map_err(because(format!("cannot read {}", path.display())))?;
+    let files = [("underpin", command)];
+    archive::initrd(&directory.join("initrd"), KERNEL, &files)?;
+    Ok(Vec::new())
+}
+
+/// Types a line at a VM's shell, and waits for what it prints at the end: `mark` and the shell's `$?`.
+fn ask(machine: &mut Machine, vm: &str, mark: &str, line: &str) -> Outcome<String> {
+    let before = machine.console(vm).len();
+    // The mark is spelled so that the line itself, which the terminal shows, does not hold it.
+    let (first, rest) = mark.split_at(1);
+    machine.type_line(vm, &format!("{line}; echo {first}''{rest}=$?"))?;
+    machine.expect(vm, &format!("{mark}="), 1, WITHIN)?;
+    Ok(machine.console(vm).split_off(before))
+}
+
+fn holds(said: &str, wanted: &[&str]) -> Outcome {
+    match wanted.iter().find(|word| !said.contains(**word)) {
+        None => Ok(()),
+        Some(word) => Err(format!("'{word}' is not in: {said}")),
+    }
+}
+
+/// The verbs, from inside: tables, a start, a console, sets, metrics, `top`, a stop that is not listened to.
+fn all_may_do_everything(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let ask = |machine: &mut Machine, mark: &str, line: &str| ask(machine, "boss", mark, line);
+    let said = ask(machine, "listed", "/underpin list")?;
+    holds(&said, &["boss", "eye", "job", "far", "defined", "listed=0"])?;
+    let said = ask(machine, "shown", "/underpin show far")?;
+    holds(&said, &["running", "shown=0"])?;
+    let said = ask(machine, "begun", "/underpin start job")?;
+    holds(&said, &["job: started", "begun=0"])?;
+    let ran = machine.await_state("job", "ended", WITHIN)?;
+    if ran.starts != 1 || !ran.reason.contains("powered off") {
+        return Err(format!("the job's end was '{}'", ran.reason));
+    }
+    let said = ask(machine, "paused", "/underpin pause far && /underpin list")?;
+    holds(&said, &["far: paused", "paused=0"])?;
+    machine.await_state("far", "paused", WITHIN)?;
+    let said = ask(machine, "resumed", "/underpin resume far")?;
+    holds(&said, &["resumed=0"])?;
+    let said = ask(machine, "weighed", "/underpin set far --weight 300")?;
+    holds(&said, &["weighed=0"])?;
+    // Nobody there listens to a power button: refused with what to do.
+    let said = ask(machine, "stopped", "/underpin stop far")?;
+    holds(&said, &["power button", "stopped=15"])?;
+    let said = ask(
+        machine,
+        "sampled",
+        "/underpin top --batch -n 1 --delay 1s -o json",
+    )?;
+    holds(&said, &["\"vms\"", "sampled=0"])?;
+    let said = ask(machine, "counted", "/underpin metrics | grep -c ^underpin_")?;
+    holds(&said, &["counted=0"])?;
+    let said = ask(
+        machine,
+        "memory",
+        "/underpin mem; /underpin nodes; /underpin machine",
+    )?;
+    holds(&said, &["memory=0"])?;
+    let said = ask(machine, "killed", "/underpin kill far")?;
+    holds(&said, &["far: killed", "killed=0"])?;
+    machine.await_state("far", "ended", WITHIN)?;
+    let said = ask(machine, "again", "/underpin start far")?;
+    holds(&said, &["again=0"])
+}
+
+/// A VM with the right to read sees its own group, and changes nothing.
+fn read_sees_its_group(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let said = ask(machine, "eye", "listed", "/underpin list")?;
+    holds(&said, &["boss", "eye", "job", "listed=0"])?;
+    if said.contains("far") {
+        return Err(format!("another group's VM is seen: {said}"));
+    }
+    let said = ask(machine, "eye", "shown", "/underpin show far")?;
+    holds(&said, &["there is no VM named far", "shown=11"])?;
+    for (mark, verb) in [
+        ("killed", "kill boss"),
+        ("unseen", "kill far"),
+        ("shut", "shutdown"),
+        ("traced", "trace boss --for 1s"),
+        ("weighed", "set boss --weight 1"),
+    ] {
+        let said = ask(machine, "eye", mark, &format!("/underpin {verb}"))?;
+        holds(&said, &["may not ask", &format!("{mark}=18")])?;
+    }
+    let said = ask(
+        machine,
+        "eye",
+        "sampled",
+        "/underpin top --batch -n 1 --delay 1s",
+    )?;
+    holds(&said, &["boss", "sampled=0"])?;
+    if said.contains("far") || machine.vm("boss")?.state != "running" {
+        return Err(format!("a reader sees or does too much: {said}"));
+    }
+    Ok(())
+}
+
+/// A VM that writes noise and requests as fast as it can, with nobody to read the answers: others are
+/// answered as before, and another VM runs on.
+fn a_flood_delays_nobody(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let port =
+        "p=/dev/$(basename $(dirname $(grep -l org.underpin /sys/class/virtio-ports/*/name)))";
+    machine.type_line("boss", &format!("{port}; cat /dev/urandom > $p &"))?;
+    let before = machine.vm("far")?;
+    // Answers to somebody else while it floods.
+    for _ in 0..10 {
+        machine.list()?;
+    }
+    let said = ask(machine, "eye", "beside", "/underpin list")?;
+    holds(&said, &["beside=0"])?;
+    std::thread::sleep(Duration::from_secs(2));
+    let after = machine.vm("far")?;
+    let ran = after.run_ns - before.run_ns;
+    let waited = after.steal_ns - before.steal_ns;
+    // Two CPUs for two VMs that always want one, and a third one now and then.
+    if ran < 2 * waited {
+        return Err(format!("another VM ran {ran} ns and waited {waited} ns"));
+    }
+    let said = ask(
+        machine,
+        "boss",
+        "calm",
+        "kill %1; wait; sleep 1; /underpin list",
+    )?;
+    holds(&said, &["far", "calm=0"])
+}
+
+/// A program that asks and never reads: what it asked is answered up to a bound, and the next program
+/// that opens the port finds it as new.
+fn a_program_that_takes_nothing(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    // LIST, many times: the header's magic, kind 2, a tag and no payload.
+    let frame = "printf 'UPCT\\002\\000\\000\\000\\001\\000\\000\\000\\000\\000\\000\\000'";
+    let flood = format!("(while :; do {frame}; done) > $p & sleep 3; kill %1; wait");
+    machine.type_line("boss", &flood)?;
+    machine.list()?;
+    let said = ask(machine, "boss", "fresh", "sleep 4; /underpin list")?;
+    holds(&said, &["far", "fresh=0"])
+}
