@@ -20,8 +20,8 @@ use model_id_registers::{GuestIdRegisters, HostIdRegisters, Shown};
 use model_machine_tree::{Machine, Memory};
 use model_stage2::{IpaSize, VmidBits, vtcr};
 
-/// A CPU's stack, as an order of frames: 64 KiB.
-pub const STACK_ORDER: u8 = 4;
+/// A CPU's stack, as an order of frames: 128 KiB, as making a VM takes 40 on top of what asked for it.
+pub const STACK_ORDER: u8 = 5;
 /// Where stacks are mapped, each with as much unmapped space before it.
 pub const STACKS: u64 = 0x4000_0000_0000;
 /// How long a CPU that was started may take to come up, in seconds.

@@ -129,7 +129,9 @@ pub fn receive() -> Option<Incoming> {
     }
 }
 
-/// The next complete frame of an inbox.
+/// The next complete frame of an inbox. Not inlined: its payload is made on the stack, which whoever acts
+/// on the request needs for itself.
+#[inline(never)]
 pub fn next(inbox: &mut Inbox) -> Option<Incoming> {
     if !inbox.has_frame() {
         return None;
