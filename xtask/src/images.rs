@@ -73,27 +73,13 @@ pub fn plugin(step: &Step<'_>) -> Outcome {
         .map(drop)
 }
 
-/// Builds the command for OS-0, a static arm64 program:
-/// `target/linux/aarch64-unknown-linux-gnu/release/underpin`.
-///
-/// # Errors
-/// As cargo says.
-pub fn os0_command(step: &Step<'_>) -> Outcome {
-    step.doing("building the underpin command for OS-0");
-    step.command(&mut cargo(
-        "linux",
-        "build --release -p underpin --config profile.release.strip=true",
-    ))
-    .map(drop)
-}
-
-/// Builds the command for control VMs, a static arm64 program without what debuggers need:
+/// Builds the command for OS-0 and for control VMs, a static arm64 program without what debuggers need:
 /// `target/linux/underpin`.
 ///
 /// # Errors
 /// As cargo and strip say.
-pub fn guest_command(step: &Step<'_>) -> Outcome {
-    step.doing("building the underpin command for control VMs");
+pub fn arm64_command(step: &Step<'_>) -> Outcome {
+    step.doing("building the underpin command for OS-0 and control VMs");
     step.command(&mut cargo("linux", "build --release -p underpin"))?;
     let built = project::products().join("linux");
     step.command(
@@ -105,14 +91,13 @@ pub fn guest_command(step: &Step<'_>) -> Outcome {
     .map(drop)
 }
 
-/// All six.
+/// All five.
 ///
 /// # Errors
 /// As the first that fails.
 pub fn all(step: &Step<'_>) -> Outcome {
     command(step)?;
-    os0_command(step)?;
-    guest_command(step)?;
+    arm64_command(step)?;
     hypervisor(step)?;
     guests(step)?;
     plugin(step)

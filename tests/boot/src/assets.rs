@@ -33,18 +33,13 @@ pub fn image() -> PathBuf {
         .map_or_else(|| root().join("target/el2/underpin.img"), PathBuf::from)
 }
 
-/// The command for OS-0, as `xtask build` leaves it.
-pub fn os0_command() -> PathBuf {
-    target().join("linux/aarch64-unknown-linux-gnu/release/underpin")
-}
-
 /// The kernel module for a kernel of the asset cache, as `scripts/setup` leaves it.
 pub fn module(kernel: &str) -> PathBuf {
     target().join("modules").join(kernel).join("underpin.ko")
 }
 
-/// The `underpin` command as a program of an arm64 guest, as `xtask build` leaves it.
-pub fn guest_command() -> PathBuf {
+/// The `underpin` command as an arm64 program, for OS-0 and control VMs, as `xtask build` leaves it.
+pub fn arm64_command() -> PathBuf {
     target().join("linux/underpin")
 }
 

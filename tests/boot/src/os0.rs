@@ -203,7 +203,7 @@ impl Os0 {
                     path.display()
                 )))?;
                 files.push(("underpin.ko", module));
-                let path = assets::os0_command();
+                let path = assets::arm64_command();
                 let command = fs::read(&path);
                 let command =
                     command.map_err(because(format!("cannot read {}", path.display())))?;

@@ -37,7 +37,7 @@ pub fn scenarios() -> Vec<Scenario> {
 
 /// `initrd`: that of the kernel, with the command.
 fn files(directory: &Path) -> Outcome<Vec<String>> {
-    let path = assets::guest_command();
+    let path = assets::arm64_command();
     let command = fs::read(&path).map_err(because(format!("cannot read {}", path.display())))?;
     let files = [("underpin", command)];
     archive::initrd(&directory.join("initrd"), KERNEL, &files)?;
