@@ -261,11 +261,13 @@ fn pages_are_counted_and_reported() {
     if !is_there() {
         return;
     }
-    let page = (LOCAL.array - MEMORY) / 4096;
+    let array = MEMORY + LOCAL.node_mib * MIB;
+    let page = (array - MEMORY) / 4096;
     let record = offset::HEADER_END + page as usize * 3;
     let window = MEMORY + LOCAL.nodes * LOCAL.node_mib * MIB;
     let run = Run {
         name: "pages",
+        array,
         threshold: 100,
         reads: window + record as u64 * 4,
         ..LOCAL
@@ -286,6 +288,23 @@ fn pages_are_counted_and_reported() {
     let ring = [outcome.word(offset::RING), outcome.word(offset::RING + 1)];
     assert_eq!(ring[1], 0);
     assert!((page as u32..page as u32 + pages as u32).contains(&ring[0]));
+}
+
+#[test]
+fn pages_that_only_their_node_uses_are_not_reported() {
+    if !is_there() {
+        return;
+    }
+    let run = Run {
+        name: "home",
+        threshold: 100,
+        ..LOCAL
+    };
+    let outcome = run.measure();
+    let page = (run.array - MEMORY) / 4096;
+    let record = offset::HEADER_END + page as usize * 3;
+    assert_eq!(outcome.word(record), 28, "128 misses, anew at 100");
+    assert_eq!(outcome.word(offset::HEAD), 0);
 }
 
 #[test]
