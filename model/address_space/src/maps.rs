@@ -198,8 +198,11 @@ impl<T: Translation> Maps<T> {
                 Ok(())
             }
             _ if block => merge((stage2, tables), ipa.frame(), frames.start, rights),
-            _ if frames.count == CHUNK_FRAMES => stage2.map_chunk::<CHUNK>(tables, ipa, pa, rights),
-            _ => stage2.map(tables, ipa, pa, Size::Page, rights),
+            // Page by page: `map_chunk` has one caller, whose hot path it is a part of.
+            _ => (0..frames.count).try_for_each(|n| {
+                let (ipa, pa) = (ipa.frame().add(n).address(), frames.start.add(n).address());
+                stage2.map(tables, ipa, pa, Size::Page, rights)
+            }),
         };
         match shown {
             Ok(()) | Err(MapError::Busy) => Filled::Done,
