@@ -65,8 +65,9 @@ const LOOK: Duration = Duration::from_millis(200);
 fn move_to(context: &Context, vm: &str, node: u8, wait: bool) -> Result<()> {
     let mut client = context.connect()?;
     let before = client.numa(vm)?;
-    context.progress.say(&forecast(&before, node));
+    // First, so that nothing is foretold of what is refused; the move itself takes a while.
     client.numa_move(vm, node)?;
+    context.progress.say(&forecast(&before, node));
     if !wait {
         let line = format!("{vm} moves to node {node}; watch it: underpin numa");
         context.progress.say(&line);
