@@ -34,7 +34,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The project's text files by their paths from its root.
+/// The project's files by their paths from its root: their text, which others have none of.
 pub type Tree = BTreeMap<String, String>;
 
 /// Checks the project below `root`; gives what is wrong, in the order of files.
@@ -74,10 +74,9 @@ pub fn read_tree(root: &Path) -> io::Result<Tree> {
             if kind.is_dir() {
                 directories.push(path);
             } else if kind.is_file() {
-                // What is not UTF-8 is no text.
-                if let Ok(content) = String::from_utf8(fs::read(root.join(&path))?) {
-                    tree.insert(path.to_string_lossy().into_owned(), content);
-                }
+                // What is not UTF-8 is no text, but links may lead to it.
+                let content = String::from_utf8(fs::read(root.join(&path))?).unwrap_or_default();
+                tree.insert(path.to_string_lossy().into_owned(), content);
             }
         }
     }
