@@ -3,7 +3,8 @@
 //! [`bundle`] is what the boot loader hands to EL2 beside the image: VM descriptions, kernels,
 //! disk images. [`control`] is what EL2 and the `underpin` command say to each other. [`os0`] is
 //! what the operating system that owns the machine can ask of EL2 beneath it, [`served`] how it
-//! serves disks to VMs, [`hypercall`] what guests can ask that know Underpin.
+//! serves disks to VMs, [`upgrade`] what one image of EL2 leaves for the next, [`hypercall`] what guests
+//! can ask that know Underpin.
 //!
 //! All integers are little-endian; both sides run on little-endian machines, which the layout
 //! asserts. Every struct is `repr(C)`, has no padding, and states its size in a `const` assert.
@@ -17,6 +18,7 @@ pub mod hypercall;
 pub mod os0;
 pub mod served;
 mod text;
+pub mod upgrade;
 
 pub use text::Text;
 

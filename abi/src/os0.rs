@@ -6,7 +6,8 @@
 //! negative refusal.
 
 /// How EL2 stands: X1 is a [`State`], X2 how often this CPU has entered EL2 since it was started,
-/// X3 the bytes that EL2 keeps for itself, X4 how many CPUs it is beneath.
+/// X3 the bytes that EL2 keeps for itself, X4 how many CPUs it is beneath, X5 how often a new image took
+/// the place of the one before.
 pub const STATUS: u32 = 0xc600_0040;
 
 /// Whether EL2 is between OS-0 and the machine, on the CPU that asks.
@@ -49,6 +50,16 @@ pub const LOG: u32 = 0xc600_0045;
 /// The next switch fails on CPU X2 (EL2's number) at step X1, once; or [`NOT_SUPPORTED`], unless EL2's
 /// command line has `inject`. For tests.
 pub const FAIL: u32 = 0xc600_0046;
+
+/// A piece of a new image of EL2 ([`crate::upgrade`]): X2 is how many bytes were given before, X3 how many
+/// are now, at X1 and in one page of OS-0's; all but the last are whole pages. X2 zero begins anew, X3 zero
+/// says that all was given: EL2 checks it.
+pub const GIVE_IMAGE: u32 = 0xc600_0047;
+
+/// Every CPU that is on calls this at the same time with interrupts masked, X1 saying how many they are,
+/// detached and with no memory lent: the image that was given takes EL2's place and answers. Or it does not,
+/// and then all have the same refusal and EL2 is as it was.
+pub const UPGRADE: u32 = 0xc600_0048;
 
 /// SMCCC's answer to a call that there is not.
 pub const NOT_SUPPORTED: u64 = -1i64 as u64;
@@ -176,6 +187,12 @@ pub enum Refusal {
     Lent = 22,
     /// What is to tell OS-0 is no shared interrupt of the machine.
     NoInterrupt = 23,
+    /// What was given is no image of Underpin's, or not all of one.
+    NoImage = 24,
+    /// The new image does not read what this one would leave for it.
+    Misfit = 25,
+    /// The new image failed before it had answered.
+    NewFailed = 26,
 }
 
 impl Refusal {

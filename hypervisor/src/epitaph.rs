@@ -11,8 +11,10 @@ use machine_aarch64::entry::{FaultFrame, Syndrome};
 
 static DYING: AtomicBool = AtomicBool::new(false);
 
-/// Only the first CPU that dies speaks; the others fall silent.
+/// Only the first CPU that dies speaks; the others fall silent. An image that has not yet taken the place
+/// of another leaves it to that one.
 fn first_or_halt() {
+    crate::os0::go_back();
     if DYING.swap(true, Ordering::SeqCst) {
         halt();
     }

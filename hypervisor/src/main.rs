@@ -42,9 +42,12 @@ mod vcpu;
 mod vm;
 
 /// The first CPU arrives from `boot.S` at EL2, with the MMU off and the address of the machine's
-/// device tree.
+/// device tree; or from another image, whose place this one takes.
 #[unsafe(no_mangle)]
-extern "C" fn primary_main(device_tree: u64) -> ! {
+extern "C" fn primary_main(device_tree: u64, mark: u64) -> ! {
+    if mark == abi::upgrade::TAKE_OVER {
+        os0::take_over(device_tree);
+    }
     let (tree, blob) = start::read_device_tree(device_tree);
     let mut map = start::turn_mmu_on(&tree, blob);
     start::open_console(&tree);

@@ -38,7 +38,7 @@ pub fn read_device_tree(address: u64) -> (Machine, PaRange) {
     // which nothing writes any more.
     let header = unsafe { core::slice::from_raw_parts(start, 8) };
     let Some(size) = model_machine_tree::blob_size(header) else {
-        metal::halt()
+        give_up(format_args!("no device tree"))
     };
     // SAFETY: as above; the blob says how long it is.
     let blob = unsafe { core::slice::from_raw_parts(start, size) };
@@ -50,7 +50,7 @@ pub fn read_device_tree(address: u64) -> (Machine, PaRange) {
                 size: size as u64,
             },
         ),
-        Err(_) => metal::halt(),
+        Err(error) => give_up(format_args!("{error}")),
     }
 }
 
@@ -58,8 +58,8 @@ pub fn read_device_tree(address: u64) -> (Machine, PaRange) {
 pub fn turn_mmu_on(tree: &Machine, _blob: PaRange) -> El2Map {
     // SAFETY: the first CPU comes here once, with the MMU off.
     let mut map = unsafe { El2Map::take_boot_tables() };
-    if map_all(&mut map, tree).is_err() {
-        metal::halt();
+    if let Err(error) = map_all(&mut map, tree) {
+        give_up(format_args!("{error}"));
     }
     // SAFETY: the map holds the image, the stack this runs on, all RAM and all devices.
     unsafe { mmu::enable(map.root()) }

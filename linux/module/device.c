@@ -43,6 +43,7 @@ static const struct {
 	{ "fail", serve_fail },
 	{ "lend", serve_lend },
 	{ "repay", serve_repay },
+	{ "upgrade", serve_upgrade },
 };
 
 /* One request at a time, whoever asks. */

@@ -17,6 +17,8 @@
 #define UNDERPIN_ID_REGISTERS 0xc6000044
 #define UNDERPIN_LOG 0xc6000045
 #define UNDERPIN_FAIL 0xc6000046
+#define UNDERPIN_GIVE_IMAGE 0xc6000047
+#define UNDERPIN_UPGRADE 0xc6000048
 #define UNDERPIN_LEND 0xc6000050
 #define UNDERPIN_REPAY 0xc6000051
 #define UNDERPIN_OPEN 0xc6000052
@@ -55,6 +57,7 @@ int serve_log(struct answer *answer, char *words);
 int serve_fail(struct answer *answer, char *words);
 int serve_lend(struct answer *answer, char *words);
 int serve_repay(struct answer *answer, char *words);
+int serve_upgrade(struct answer *answer, char *words);
 
 /* Keeps an outcome as the last, says how things stand, and gives what the request ends with. */
 int tell(struct answer *answer, long result);

@@ -4,6 +4,7 @@ use crate::{
     project::{self, cargo},
     step::{Outcome, Step},
 };
+use abi::upgrade::{Mark, OLDEST, VERSION};
 use std::{fs, path::Path, process::Command};
 use toml::{Table, Value};
 
@@ -32,11 +33,47 @@ pub fn hypervisor(step: &Step<'_>) -> Outcome {
         "el2",
         "build --release --manifest-path hypervisor/Cargo.toml",
     ))?;
-    flatten(
-        step,
-        &project::el2_binary("underpin"),
-        &project::products().join("el2/underpin.img"),
-    )
+    let image = project::products().join("el2/underpin.img");
+    flatten(step, &project::el2_binary("underpin"), &image)?;
+    seal(&image)
+}
+
+/// Builds the same hypervisor as another image, laid out differently inside: `target/el2-other/underpin.img`.
+///
+/// # Errors
+/// As cargo and objcopy say.
+pub fn other_hypervisor(step: &Step<'_>) -> Outcome {
+    step.doing("building the hypervisor with another layout");
+    step.command(&mut cargo(
+        "el2-other",
+        "build --release --manifest-path hypervisor/Cargo.toml",
+    ))?;
+    let products = project::products().join("el2-other");
+    let image = products.join("underpin.img");
+    let built = products.join("aarch64-unknown-none-softfloat/release/underpin");
+    flatten(step, &built, &image)?;
+    seal(&image)
+}
+
+/// Lets the image say what it is, so that it can take the place of one that runs.
+fn seal(image: &Path) -> Outcome {
+    let said =
+        |what: &str, error: std::io::Error| format!("cannot {what} {}: {error}", image.display());
+    let mut file = fs::read(image).map_err(|error| said("read", error))?;
+    let mark = Mark {
+        oldest: OLDEST,
+        newest: VERSION,
+        // Where the header for boot loaders has it (Linux: booting.rst).
+        memory_bytes: file
+            .get(16..)
+            .and_then(|rest| rest.first_chunk())
+            .map_or(0, |bytes| u64::from_le_bytes(*bytes)),
+        ..Mark::default()
+    };
+    if !mark.seal(&mut file) {
+        return Err(format!("{} has no room for a mark", image.display()));
+    }
+    fs::write(image, file).map_err(|error| said("write", error))
 }
 
 /// Builds the bare guests: `target/guests/NAME.img`.
@@ -91,7 +128,7 @@ pub fn arm64_command(step: &Step<'_>) -> Outcome {
     .map(drop)
 }
 
-/// All five.
+/// All six.
 ///
 /// # Errors
 /// As the first that fails.
@@ -99,6 +136,7 @@ pub fn all(step: &Step<'_>) -> Outcome {
     command(step)?;
     arm64_command(step)?;
     hypervisor(step)?;
+    other_hypervisor(step)?;
     guests(step)?;
     plugin(step)
 }

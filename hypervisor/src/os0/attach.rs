@@ -14,7 +14,7 @@ use model_switch::{Meeting, Poll, Reason, Side, Visit};
 /// How long a CPU waits for the others, in seconds.
 const PATIENCE: u64 = 1;
 /// `SPSR_EL2.I`.
-const IRQ_MASKED: u64 = 1 << 7;
+pub const IRQ_MASKED: u64 = 1 << 7;
 
 static MEETING: Meeting = Meeting::new();
 /// How many CPUs EL2 is beneath: where it is beneath any, CPUs that arrive come up attached.
@@ -22,13 +22,15 @@ static BENEATH: AtomicU32 = AtomicU32::new(0);
 /// The step that is to fail next, of which CPU: `cpu << 8 | step`, or [`NOWHERE`].
 static INJECTED: AtomicU64 = AtomicU64::new(NOWHERE);
 const NOWHERE: u64 = u64::MAX;
+/// The number by which FAIL means a new image.
+const NEW_IMAGE: u64 = 0xffff;
 
 /// Whether EL2 is beneath all CPUs that are on.
 pub fn is_attached() -> bool {
     beneath() == ON.load(Ordering::Relaxed)
 }
 
-fn reason(refusal: Refusal) -> Reason {
+pub fn reason(refusal: Refusal) -> Reason {
     // Refusals are numbered from 1.
     Reason::new(refusal as u16).unwrap_or(Reason::MIN)
 }
@@ -119,6 +121,16 @@ pub fn fail_next(step: u64, cpu: u64) -> u64 {
     0
 }
 
+/// The step at which a new image is to fail, which is named for a CPU that there is not; zero: none.
+pub fn take_injected_step() -> u64 {
+    let injected = INJECTED.load(Ordering::Relaxed);
+    if injected >> 8 != NEW_IMAGE {
+        return 0;
+    }
+    INJECTED.store(NOWHERE, Ordering::Relaxed);
+    injected & 0xff
+}
+
 fn check_injected(me: &Os0Cpu, step: usize) -> Result<(), Refusal> {
     let here = u64::from(me.cpu.id.0) << 8 | step as u64;
     if INJECTED.load(Ordering::Relaxed) != here {
@@ -134,25 +146,29 @@ fn check_injected(me: &Os0Cpu, step: usize) -> Result<(), Refusal> {
 
 /// ATTACH: all CPUs that are on call it, and go beneath OS-0 together. Gives X0.
 pub fn attach(context: &GuestContext, expected: u64) -> u64 {
-    let me = this();
-    if expected != u64::from(ON.load(Ordering::Relaxed)) {
-        return Refusal::WrongNumber.code();
-    }
     let mut side = Attaching {
-        me,
+        me: this(),
         context,
         physical: CpuInterface::default(),
     };
+    meet(&MEETING, &mut side, expected).map_or_else(|code| code, |()| 0)
+}
+
+/// Makes a switch with all other CPUs, `expected` with this one; or gives X0.
+pub fn meet(meeting: &Meeting, side: &mut impl Side, expected: u64) -> Result<(), u64> {
+    if expected != u64::from(ON.load(Ordering::Relaxed)) {
+        return Err(Refusal::WrongNumber.code());
+    }
     let mut visit = Visit::new(expected as u32);
     let end = timer::now() + PATIENCE * timer::frequency();
     let late = || (timer::now() > end).then(|| reason(Refusal::Late));
     loop {
-        match visit.poll(&MEETING, &mut side, late) {
+        match visit.poll(meeting, side, late) {
             Poll::Working => {}
             Poll::Waiting => metal::relax(),
-            Poll::Done => return 0,
-            Poll::Failed(reason) => return abi::os0::code(reason.get()),
-            Poll::Excluded => return Refusal::Elsewhere.code(),
+            Poll::Done => return Ok(()),
+            Poll::Failed(reason) => return Err(abi::os0::code(reason.get())),
+            Poll::Excluded => return Err(Refusal::Elsewhere.code()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! From the boot loader's modules to OS-0's first instruction.
 
-use super::{CPUS, ON, OS0, Os0, Os0Cpu, filter, run, stage2};
+use super::{CPUS, Home, ON, OS0, Os0, Os0Cpu, filter, run, stage2};
 use crate::console;
 use crate::cpu::{self, Cpu};
 use crate::epitaph::give_up;
@@ -9,6 +9,7 @@ use crate::{heap, host, sched};
 use core::mem::{align_of, size_of};
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::{SecondaryRecord, image_parts};
+use machine_aarch64::frames::Ram;
 use machine_aarch64::gic::{self, Distributor};
 use machine_aarch64::mmu::{El2Map, Rights};
 use machine_aarch64::{cache, cpu as metal, psci};
@@ -16,7 +17,7 @@ use model_addr::{CpuId, FRAME_SIZE, Ipa, Pa, PaRange};
 use model_firmware_calls::{NOT_SUPPORTED, PowerStateFormat};
 use model_guest_image::{HEADER_SIZE, ImageHeader};
 use model_machine_tree::{Conduit, MAX_MEMORY, MAX_RESERVED, Machine};
-use model_os0_boot::{Chosen, Given, Layout, lay_out, rewrite};
+use model_os0_boot::{Chosen, Given, Layout, lay_out, rewrite, used};
 
 /// Bytes of EL2's heap at least, for what it notes of VMs: it is not lent, so that no reference to it
 /// outlives a loan.
@@ -81,34 +82,17 @@ pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) -> ! {
     check_machine(tree);
     let layout = lay_out_memory(tree, blob, os0.kernel);
     say(tree, &layout);
-    // The Cpus and what hangs on them.
-    let mut arena = Arena {
-        next: layout.arena.start,
-        end: layout.arena.end(),
-    };
-    stage2::take_vmid();
-    gic::kick_beside_os0();
-    let filtered = filter::pages(tree);
-    let found = Os0 {
-        tree,
+    let home = Home {
         hidden: layout.hidden,
-        power_states: power_states(),
-        stage2: stage2::identity(&mut arena, tree, layout.hidden, &filtered),
-        filtered,
-        // SAFETY: the device tree says where the distributor is; it was mapped.
-        distributor: unsafe { Distributor::new(tree.gic.distributor.start) },
-        redistributors: tree.gic.redistributors.clone(),
-        maintenance: tree.gic.maintenance.intid,
-        is_in_reach: memory_end(tree) <= stage2::reach(),
-        may_inject: has_word(tree, "inject"),
+        own: PaRange {
+            size: layout.spare.start.0 - layout.hidden.start.0,
+            ..layout.hidden
+        },
+        spare: layout.spare,
+        tree: blob,
+        upgrades: 0,
     };
-    if OS0.set(found).is_err() {
-        give_up(format_args!("OS-0 starts once"));
-    }
-    for number in 0..tree.cpus.len() {
-        make_cpu(tree, number, &mut arena, &mut map);
-    }
-    arena.rest_to_heap();
+    settle(tree, home, layout.arena, &mut map);
     let first = become_first_cpu(tree);
     if layout.kernel != os0.kernel.start {
         // SAFETY: both runs are RAM, the layout says that they do not overlap, and nobody else
@@ -127,6 +111,64 @@ pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) -> ! {
         ON.store(1, Ordering::Relaxed);
     }
     run::arrive()
+}
+
+/// Makes all that EL2 needs beneath OS-0, in `room`, where it also keeps the device tree.
+pub fn settle(tree: &'static Machine, mut home: Home, room: PaRange, map: &mut El2Map) {
+    let mut arena = Arena {
+        next: room.start,
+        end: room.end(),
+    };
+    home.tree = keep_blob(&mut arena, home.tree);
+    stage2::take_vmid();
+    gic::kick_beside_os0();
+    let filtered = filter::pages(tree);
+    let found = Os0 {
+        tree,
+        home,
+        power_states: power_states(),
+        stage2: stage2::identity(&mut arena, tree, home.hidden, &filtered),
+        filtered,
+        // SAFETY: the device tree says where the distributor is; it was mapped.
+        distributor: unsafe { Distributor::new(tree.gic.distributor.start) },
+        redistributors: tree.gic.redistributors.clone(),
+        maintenance: tree.gic.maintenance.intid,
+        is_in_reach: memory_end(tree) <= stage2::reach(),
+        may_inject: has_word(tree, "inject"),
+    };
+    if OS0.set(found).is_err() {
+        give_up(format_args!("OS-0 starts once"));
+    }
+    for number in 0..tree.cpus.len() {
+        make_cpu(tree, number, &mut arena, map);
+    }
+    arena.rest_to_heap();
+}
+
+/// Bytes of [`settle`]'s room at least.
+pub fn room(tree: &Machine, blob: PaRange) -> u64 {
+    let cpus = Arena::PER_CPU * tree.cpus.len() as u64;
+    cpus + stage2::room(tree) + blob_bytes(blob) + HEAP
+}
+
+/// Bytes of a device tree.
+fn blob_bytes(blob: PaRange) -> u64 {
+    let start = core::ptr::with_exposed_provenance::<u8>(blob.start.0 as usize);
+    // SAFETY: it was read before, and nobody writes it now.
+    let bytes = unsafe { core::slice::from_raw_parts(start, blob.size as usize) };
+    used(bytes).map_or(blob.size, |used| used as u64)
+}
+
+/// A copy of the device tree, for the image that takes this one's place.
+fn keep_blob(arena: &mut Arena, blob: PaRange) -> PaRange {
+    let size = blob_bytes(blob);
+    let start = arena.take(size, FRAME_SIZE);
+    // SAFETY: the boot loader's, or the last image's, and memory of EL2's own that nobody else has.
+    let (from, to) = unsafe { (Ram::new(blob.start, size), Ram::new(start, size)) };
+    to.copy_from(0, from, 0, size as usize);
+    // Its header says that it ends here (devicetree specification, 5.2).
+    to.write(4, &(size as u32).to_be_bytes());
+    PaRange { start, size }
 }
 
 fn memory_end(tree: &Machine) -> Pa {
@@ -180,7 +222,7 @@ fn lay_out_memory(tree: &Machine, blob: PaRange, kernel: PaRange) -> Layout {
             memory: &memory,
             kept: &kept,
             image: image_parts().whole,
-            arena: Arena::PER_CPU * tree.cpus.len() as u64 + stage2::room(tree) + HEAP,
+            arena: room(tree, blob),
             kernel,
             header,
         };
@@ -208,7 +250,7 @@ fn header(kernel: PaRange) -> Result<ImageHeader, ()> {
 fn say(tree: &Machine, layout: &Layout) {
     let memory: u64 = tree.memory.iter().map(|memory| memory.range.size).sum();
     log::info!(
-        "OS-0 gets {} CPUs and {} MiB of memory; EL2 keeps {} KiB at {}: image {} KiB, {} KiB for each CPU, {} KiB of tables, {} KiB or more of heap",
+        "OS-0 gets {} CPUs and {} MiB of memory; EL2 keeps {} KiB at {}, half of it for another image: image {} KiB, {} KiB for each CPU, {} KiB of tables, {} KiB or more of heap",
         tree.cpus.len(),
         (memory - layout.hidden.size) >> 20,
         layout.hidden.size >> 10,
@@ -252,7 +294,7 @@ fn make_cpu(tree: &Machine, number: usize, arena: &mut Arena, map: &mut El2Map) 
     }
 }
 
-fn become_first_cpu(tree: &Machine) -> &'static Os0Cpu {
+pub fn become_first_cpu(tree: &Machine) -> &'static Os0Cpu {
     let affinity = metal::affinity();
     let number = tree.cpus.iter().position(|cpu| cpu.mpidr == affinity);
     let found = number.and_then(|number| CPUS[number].get().copied());

@@ -1,9 +1,9 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
-use super::{ON, Os0Cpu, attach, by_affinity, facts, get, loans, this};
+use super::{Home, ON, Os0Cpu, attach, by_affinity, facts, get, loans, this, upgrade};
 use abi::os0::{
-    ATTACH, CLOSE, DETACH, FACTS, FAIL, HEAR, ID_REGISTERS, LEND, LOG, OPEN, REPAY, SERVED, SHARE,
-    STATUS, State, TELL,
+    ATTACH, CLOSE, DETACH, FACTS, FAIL, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND, LOG, OPEN, REPAY,
+    SERVED, SHARE, STATUS, State, TELL, UPGRADE,
 };
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
@@ -129,7 +129,7 @@ fn suspend(context: &mut GuestContext, entry: u64, argument: u64, slot: usize) {
 }
 
 fn may_start_at(entry: u64) -> bool {
-    !get().hidden.contains(Pa(entry))
+    !get().home.hidden.contains(Pa(entry))
 }
 
 /// It is about to end, or did not start.
@@ -160,8 +160,11 @@ fn own(context: &mut GuestContext) {
             };
             let entries = me.entries.load(Ordering::Relaxed);
             let beneath = u64::from(attach::beneath());
-            let results = [0, state as u64, entries, get().hidden.size, beneath];
-            return context.registers[..5].copy_from_slice(&results);
+            let Home {
+                hidden, upgrades, ..
+            } = get().home;
+            let results = [0, state as u64, entries, hidden.size, beneath, upgrades];
+            return context.registers[..6].copy_from_slice(&results);
         }
         ATTACH => {
             let result = attach::attach(context, first);
@@ -176,6 +179,11 @@ fn own(context: &mut GuestContext) {
             return context.registers[..REGISTERS].copy_from_slice(&results);
         }
         FAIL => return answer(context, attach::fail_next(first, second)),
+        GIVE_IMAGE => return answer(context, loans::code(upgrade::give(first, second, third))),
+        UPGRADE => {
+            let result = upgrade::upgrade(context, first);
+            return answer(context, result);
+        }
         LEND => return answer(context, loans::code(loans::lend(first, second))),
         REPAY => return answer(context, loans::code(loans::repay(first))),
         OPEN => {

@@ -37,8 +37,8 @@ fn facts(expected: u64, context: &GuestContext) -> Results {
     results[1..12].copy_from_slice(&[
         REVISION,
         VERSION,
-        os0.hidden.start.0,
-        os0.hidden.size,
+        os0.home.hidden.start.0,
+        os0.home.hidden.size,
         HardwareLists::of_this_cpu().count() as u64,
         stage2::reach().0.ilog2().into(),
         features::physical_address_bits().into(),

@@ -45,6 +45,11 @@ pub fn are_in_use() -> bool {
     !is_parked && !LOANS.lock().is_empty()
 }
 
+/// Whether any memory is lent.
+pub fn are_any() -> bool {
+    !LOANS.lock().is_empty()
+}
+
 /// LEND.
 pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
     if !attach::is_attached() {
@@ -59,7 +64,7 @@ pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
     };
     let os0 = get();
     let memory = os0.tree.memory.iter().map(|memory| memory.range);
-    let kept = os0.tree.reserved.iter().copied().chain([os0.hidden]);
+    let kept = os0.tree.reserved.iter().copied().chain([os0.home.hidden]);
     let mut loans = LOANS.lock();
     loans.lend(run, memory, kept).map_err(refusal)?;
     // Nothing of OS-0 reaches it from here on, on any CPU.
@@ -262,7 +267,7 @@ pub fn served() -> Result<u64, Refusal> {
 }
 
 /// A part of a page of OS-0's own memory.
-fn window(start: u64, size: u64) -> Option<Ram> {
+pub fn window(start: u64, size: u64) -> Option<Ram> {
     let ends_in_page = start % FRAME_SIZE + size.min(FRAME_SIZE + 1) <= FRAME_SIZE;
     memory_of_os0(start, size).filter(|_| ends_in_page)
 }
@@ -276,7 +281,7 @@ fn memory_of_os0(start: u64, size: u64) -> Option<Ram> {
     let os0 = get();
     let mut memory = os0.tree.memory.iter();
     let is_memory = memory.any(|memory| memory.range.contains_run(run.start, run.size));
-    let is_its = !run.overlaps(os0.hidden) && !LOANS.lock().overlaps(run);
+    let is_its = !run.overlaps(os0.home.hidden) && !LOANS.lock().overlaps(run);
     // SAFETY: RAM of OS-0's, which EL2 has mapped and Rust owns nothing of.
     (is_memory && is_its).then(|| unsafe { Ram::new(run.start, size) })
 }

@@ -16,10 +16,13 @@ mod interrupts;
 mod loans;
 mod run;
 mod stage2;
+mod take_over;
+mod upgrade;
 mod world;
 
 pub use boot::start;
 pub use run::arrive;
+pub use take_over::{go_back, take_over};
 pub use world::{call, has_interrupt, put_fp_aside, take_away, turn};
 
 use crate::cpu::{self, CPUS_MAX, Cpu};
@@ -44,7 +47,7 @@ struct Os0 {
     /// The machine's device tree.
     tree: &'static Machine,
     /// What EL2 keeps.
-    hidden: PaRange,
+    home: Home,
     /// How the firmware writes power states.
     power_states: PowerStateFormat,
     /// `VTCR_EL2` and `VTTBR_EL2`: the VMID under which OS-0's TLB entries are from the beginning.
@@ -60,6 +63,21 @@ struct Os0 {
     is_in_reach: bool,
     /// Whether tests may let switches fail.
     may_inject: bool,
+}
+
+/// What EL2 keeps, and what of it is whose.
+#[derive(Clone, Copy)]
+struct Home {
+    /// All of it.
+    hidden: PaRange,
+    /// The half that this image runs in.
+    own: PaRange,
+    /// The other half, for the next one.
+    spare: PaRange,
+    /// The machine's device tree as the boot loader left it.
+    tree: PaRange,
+    /// How many images ran before this one.
+    upgrades: u64,
 }
 
 /// A CPU as OS-0 has it.

@@ -10,6 +10,7 @@ use machine_aarch64::gic::{self, Redistributor, SgiRegister};
 use machine_aarch64::{features, native};
 use model_native_el1::Native;
 use model_trap::{Exit, Injection, SysregAccess, SysregId, decode, skip_instruction};
+use model_vpsci::Power;
 
 const ICC_SGI1R: SysregId = SysregId::new(3, 0, 12, 11, 5);
 const ICC_ASGI1R: SysregId = SysregId::new(3, 0, 12, 11, 6);
@@ -25,15 +26,20 @@ pub fn id_register(crm: u8, op2: u8) -> u64 {
 }
 
 /// A CPU has come to EL2: the first one at boot, others when OS-0 has started them or when they
-/// wake without their state. It goes on to where OS-0 wants it.
+/// wake without their state; it goes on to where OS-0 wants it. Or it comes from the image before this
+/// one, and OS-0 goes on as it is.
 pub fn arrive() -> ! {
     let me = super::this();
     let os0 = super::get();
     let native = Native::of(id_register);
+    let goes_on = me.power.lock().state == Power::On;
     // SAFETY: EL2 runs with E2H clear (boot.S); what runs above is OS-0, whose machine it is.
-    unsafe {
-        native::open(&native, os0.stage2.0, os0.stage2.1);
-        native::reset_el1();
+    unsafe { native::open(&native, os0.stage2.0, os0.stage2.1) }
+    if goes_on {
+        native::drop_translations();
+    } else {
+        // SAFETY: nothing ran there since the CPU was started.
+        unsafe { native::reset_el1() }
     }
     me.native.set(native);
     start::note_features();
@@ -46,7 +52,7 @@ pub fn arrive() -> ! {
     }
     me.cpu.online.store(true, Ordering::Relaxed);
     attach::come_up(me);
-    {
+    if !goes_on {
         let mut world = me.world.lock();
         let mut power = me.power.lock();
         power.state.arrive();

@@ -11,11 +11,15 @@ _start:
     .quad   0, 0, 0
     .ascii  "ARM\x64"
     .long   0
+    .ascii  "UNDERPIN"              // abi::upgrade::Mark, filled in when the image is made
+    .fill   56, 1, 0
 
     .section .text.boot, "ax"
-// x0 = device tree. MMU off, EL2 (anything else: sleep for ever, there is nobody to tell).
+// x0 = device tree, x1 = 0; or what abi::upgrade says. MMU off, EL2 (anything else: sleep for ever, there
+// is nobody to tell).
 primary_start:
     msr     daifset, #0xf
+    mov     x20, x1
     mrs     x1, CurrentEL
     cmp     x1, #(2 << 2)
     b.ne    hang
@@ -43,6 +47,7 @@ primary_start:
     stp     xzr, xzr, [x1], #16
     b       3b
 4:  mov     x0, x19
+    mov     x1, x20
     mov     x29, xzr
     mov     x30, xzr
     bl      primary_main

@@ -29,3 +29,4 @@ pub mod psci;
 pub mod timer;
 pub mod tlb;
 pub mod uart;
+pub mod upgrade;

@@ -178,11 +178,15 @@ fn open_interrupts() {
 /// What ran at EL1 of this CPU before is gone.
 pub unsafe fn reset_el1() {
     let mpidr = read_sysreg!("mpidr_el1");
-    // SAFETY: EL1's registers do not concern EL2; dropping TLB entries costs time alone.
-    unsafe {
-        El1State::reset(mpidr).load();
-        asm!("tlbi alle1", "dsb nsh", "isb", options(nostack));
-    }
+    // SAFETY: EL1's registers do not concern EL2.
+    unsafe { El1State::reset(mpidr).load() }
+    drop_translations();
+}
+
+/// Drops all that the executing CPU's TLBs hold for EL1.
+pub fn drop_translations() {
+    // SAFETY: dropping TLB entries costs time alone.
+    unsafe { asm!("tlbi alle1", "dsb nsh", "isb", options(nostack)) }
 }
 
 /// `HCR_EL2` bits by which EL2 is beneath EL1: stage 2, and interrupts to EL2.

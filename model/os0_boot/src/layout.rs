@@ -9,6 +9,9 @@ use model_guest_image::ImageHeader;
 /// start at a multiple of this (Linux: `booting.rst`).
 const BLOCK: u64 = 2 << 20;
 
+/// Bytes by which another image, and what it needs, may be larger.
+const GROWTH: u64 = 256 << 10;
+
 /// What the boot loader left where.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
@@ -29,10 +32,12 @@ pub struct Given<'a> {
 /// Who has what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// What OS-0 never sees: whole blocks of 2 MiB around the image.
+    /// What OS-0 never sees: twice as many blocks of 2 MiB as the image and its arena take.
     pub hidden: PaRange,
-    /// The part of it behind the image, which is EL2's to use.
+    /// The part of its first half behind the image, which is EL2's to use.
     pub arena: PaRange,
+    /// Its second half, for the image that takes this one's place.
+    pub spare: PaRange,
     /// The kernel's first byte and instruction. Where this is not where the file lies, it is to be
     /// copied; the two do not overlap.
     pub kernel: Pa,
@@ -85,7 +90,11 @@ impl core::error::Error for LayoutError {}
 /// # Errors
 /// What EL2 needs is taken, or the kernel fits nowhere.
 pub fn lay_out(given: &Given<'_>) -> Result<Layout, LayoutError> {
-    let hidden = hidden(given.image, given.arena);
+    let half = half(given.image, given.arena);
+    let hidden = PaRange {
+        size: half.size * 2,
+        ..half
+    };
     if !given.memory.iter().any(|run| holds(*run, hidden)) {
         return Err(LayoutError::NoMemory(hidden));
     }
@@ -97,24 +106,28 @@ pub fn lay_out(given: &Given<'_>) -> Result<Layout, LayoutError> {
         });
     }
     let start = given.image.end().align_up(FRAME_SIZE);
-    let start = start.unwrap_or(hidden.end()).min(hidden.end());
+    let start = start.unwrap_or(half.end()).min(half.end());
     Ok(Layout {
         hidden,
         arena: PaRange {
             start,
-            size: hidden.end().0 - start.0,
+            size: half.end().0 - start.0,
+        },
+        spare: PaRange {
+            start: half.end(),
+            ..half
         },
         kernel: place_kernel(given, hidden)?,
     })
 }
 
 /// Whole blocks from the image's first to the arena's last.
-fn hidden(image: PaRange, arena: u64) -> PaRange {
+fn half(image: PaRange, arena: u64) -> PaRange {
     let start = image.start.align_down(BLOCK);
     let size = (image.end().0 - start.0)
-        .saturating_add(FRAME_SIZE)
+        .saturating_add(GROWTH)
         .saturating_add(arena)
-        .min(u64::MAX / 4)
+        .min(u64::MAX / 8)
         .next_multiple_of(BLOCK);
     // A run that would wrap around is in no memory either.
     PaRange::new(start, size).unwrap_or(PaRange { start, size: 0 })

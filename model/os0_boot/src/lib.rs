@@ -10,4 +10,4 @@ mod layout;
 mod tree;
 
 pub use layout::{Given, Layout, LayoutError, lay_out};
-pub use tree::{Chosen, RewriteError, rewrite};
+pub use tree::{Chosen, RewriteError, rewrite, used};

@@ -99,6 +99,21 @@ fn set<T: ToPropertyValue>(
     Ok(())
 }
 
+/// How many bytes a device tree takes, without the room behind what it holds. `None` where it is none, or
+/// only a part of one.
+pub fn used(blob: &[u8]) -> Option<usize> {
+    const MAGIC: u32 = 0xd00d_feed;
+    let field = |n: usize| {
+        let bytes = blob.get(n * 4..)?.first_chunk()?;
+        Some(u32::from_be_bytes(*bytes))
+    };
+    // Offset and size of structure and of strings (devicetree specification, 5.2).
+    let end = |offset: usize, size: usize| field(offset)?.checked_add(field(size)?);
+    let used = end(2, 9)?.max(end(3, 8)?) as usize;
+    let is_whole = field(0)? == MAGIC && used <= blob.len() && used <= field(1)? as usize;
+    is_whole.then_some(used)
+}
+
 /// Boot modules are EL2's to read; Linux would keep them for nobody.
 fn remove_modules(tree: &mut Tree<'_>) -> Result<()> {
     let modules = names(tree, "/chosen", |node| {

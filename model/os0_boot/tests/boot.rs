@@ -34,15 +34,16 @@ fn a_kernel_that_can_run_where_it_lies_stays() {
         header: HEADER,
     };
     let layout = lay_out(&given).unwrap();
-    assert_eq!(layout.hidden, run(0x4020_0000, BLOCK));
+    assert_eq!(layout.hidden, run(0x4020_0000, 2 * BLOCK));
     assert_eq!(layout.arena, run(0x402e_0000, 0x12_0000));
+    assert_eq!(layout.spare, run(0x4040_0000, BLOCK));
     assert_eq!(layout.kernel, Pa(0x5000_0000));
     // One that is not on a 2 MiB boundary goes to the lowest place: behind EL2's memory.
     let crooked = Given {
         kernel: run(0x5000_1000, 0x1d7_67c0),
         ..given
     };
-    assert_eq!(lay_out(&crooked).unwrap().kernel, Pa(0x4040_0000));
+    assert_eq!(lay_out(&crooked).unwrap().kernel, Pa(0x4060_0000));
     let tree = run(0x402f_0000, 0x1000);
     let full = Given {
         kept: &[tree],
@@ -126,6 +127,9 @@ proptest! {
         prop_assert!(layout.hidden.contains_run(given.image.start, given.image.size));
         prop_assert!(layout.hidden.contains_run(layout.arena.start, layout.arena.size));
         prop_assert!(layout.arena.size >= arena && !layout.arena.overlaps(given.image));
+        prop_assert!(layout.hidden.contains_run(layout.spare.start, layout.spare.size));
+        prop_assert!(!layout.spare.overlaps(layout.arena) && !layout.spare.overlaps(given.image));
+        prop_assert!(layout.spare.start.is_aligned(BLOCK) && layout.spare.size >= given.image.size + arena);
         prop_assert!(layout.hidden.start.is_aligned(BLOCK) && layout.hidden.size % BLOCK == 0);
         prop_assert_eq!((layout.kernel.0 - offset) % BLOCK, 0);
         prop_assert!(!needed.overlaps(layout.hidden) && !given.kernel.overlaps(layout.hidden));

@@ -33,6 +33,11 @@ pub fn image() -> PathBuf {
         .map_or_else(|| root().join("target/el2/underpin.img"), PathBuf::from)
 }
 
+/// An EL2 image that is laid out differently inside, as `xtask build` leaves it.
+pub fn other_image() -> PathBuf {
+    root().join("target/el2-other/underpin.img")
+}
+
 /// The kernel module for a kernel of the asset cache, as `scripts/setup` leaves it.
 pub fn module(kernel: &str) -> PathBuf {
     target().join("modules").join(kernel).join("underpin.ko")

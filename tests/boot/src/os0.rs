@@ -3,6 +3,7 @@
 //! is the machine's console.
 
 use crate::{Outcome, archive, assets, because, vm::Vm};
+use abi::upgrade::{Mark, VERSION};
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
@@ -13,6 +14,8 @@ use std::{
 
 const POLL: Duration = Duration::from_millis(250);
 const CONSOLE: &str = "os0.log";
+/// A network of QEMU's own, without a way out.
+const NETWORK: &str = "user,id=net,restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat";
 /// What no console may say: the operating system's complaints, and EL2's.
 const COMPLAINTS: [&str; 9] = [
     "os0: failed",
@@ -35,11 +38,13 @@ pub struct Os0 {
     cpu: &'static str,
     arguments: String,
     disk: Option<Disk>,
+    has_nic: bool,
     has_module: bool,
     is_counted: bool,
     beneath: Beneath,
     options: &'static str,
     vms: Vec<Vm>,
+    has_images: bool,
     expects: Vec<(String, Duration)>,
 }
 
@@ -80,11 +85,13 @@ impl Os0 {
             cpu: "max,pauth=off",
             arguments: format!("console=ttyAMA0 rdinit=/os0 os0.do={actions}"),
             disk: None,
+            has_nic: false,
             has_module: false,
             is_counted: false,
             beneath: Beneath::Underpin,
             options: "",
             vms: Vec::new(),
+            has_images: false,
             expects: Vec::new(),
         }
     }
@@ -108,6 +115,20 @@ impl Os0 {
     #[must_use]
     pub fn disk(mut self, bytes: u64) -> Self {
         self.disk = Some(Disk::Empty(bytes));
+        self
+    }
+
+    /// With a network card behind PCI; what is sent to port 7 of 10.0.2.100 comes back.
+    #[must_use]
+    pub fn nic(mut self) -> Self {
+        self.has_nic = true;
+        self
+    }
+
+    /// With more words on its command line.
+    #[must_use]
+    pub fn words(mut self, words: &str) -> Self {
+        self.arguments = format!("{} {words}", self.arguments);
         self
     }
 
@@ -156,6 +177,13 @@ impl Os0 {
         self.arguments = format!("{} os0.vms={}", self.arguments, vms.len());
         self.vms = vms;
         self
+    }
+
+    /// With images of the hypervisor in `images/`: the one that runs, and others ([`images`]).
+    #[must_use]
+    pub fn images(mut self) -> Self {
+        self.has_images = true;
+        self.module()
     }
 
     /// With the system on a disk of the asset cache instead of the test's program.
@@ -209,6 +237,9 @@ impl Os0 {
                     command.map_err(because(format!("cannot read {}", path.display())))?;
                 files.push(("underpin", command));
             }
+            if self.has_images {
+                files.extend(images()?);
+            }
             let own = self.vm_files(name)?;
             files.extend(
                 own.iter()
@@ -246,12 +277,21 @@ impl Os0 {
         } else {
             qemu.args(["-accel", "tcg,thread=multi"]);
         }
+        self.add_devices(&mut qemu, directory)?;
+        qemu.stdin(Stdio::null()).stdout(said).stderr(errors);
+        qemu.spawn().map_err(because("cannot start QEMU"))
+    }
+
+    fn add_devices(&self, qemu: &mut Command, directory: &Path) -> Outcome {
         if let Some(disk) = self.disk_options(directory)? {
             qemu.args(["-drive", &disk])
                 .args(["-device", "virtio-blk-pci,drive=disk"]);
         }
-        qemu.stdin(Stdio::null()).stdout(said).stderr(errors);
-        qemu.spawn().map_err(because("cannot start QEMU"))
+        if self.has_nic {
+            qemu.args(["-netdev", NETWORK])
+                .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+        }
+        Ok(())
     }
 
     fn machine(&self) -> &'static str {
@@ -346,6 +386,35 @@ impl Os0 {
         }
         Ok(())
     }
+}
+
+/// Images of the hypervisor: `same` as the one that runs; `other`, laid out differently inside; `changed`
+/// on its way; and `future`, which reads nothing that the one that runs could leave for it.
+fn images() -> Outcome<Vec<(&'static str, Vec<u8>)>> {
+    let read = |path: PathBuf| {
+        fs::read(&path).map_err(because(format!(
+            "cannot read {} (`xtask build` makes it)",
+            path.display()
+        )))
+    };
+    let same = read(assets::image())?;
+    let mut changed = same.clone();
+    changed[0x4_0000] ^= 1;
+    let mut future = same.clone();
+    let mark = Mark {
+        oldest: VERSION + 1,
+        newest: VERSION + 1,
+        ..Mark::of(&same).map_err(|misfit| format!("the image is not sealed: {misfit:?}"))?
+    };
+    if !mark.seal(&mut future) {
+        return Err("the image cannot be sealed".to_owned());
+    }
+    Ok(vec![
+        ("images/same", same),
+        ("images/other", read(assets::other_image())?),
+        ("images/changed", changed),
+        ("images/future", future),
+    ])
 }
 
 fn cached(name: &str) -> Outcome<PathBuf> {

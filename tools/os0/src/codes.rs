@@ -42,7 +42,7 @@ const fn code(
 
 /// Why the hypervisor, or the module before it, does not make a switch; in the order of
 /// `abi::os0::Refusal`, then the module's own.
-pub const REFUSALS: [Code; 24] = [
+pub const REFUSALS: [Code; 27] = [
     code(
         "interrupts-open",
         "a CPU came to the switch with its interrupts unmasked",
@@ -187,6 +187,28 @@ pub const REFUSALS: [Code; 24] = [
         "what is to tell this system of requests to its disks is no shared interrupt",
         &["The module's version does not fit the hypervisor's."],
         &["Nothing was lent. Build the module anew for this hypervisor."],
+    ),
+    code(
+        "no-image",
+        "what was given is no image of Underpin's, or was changed or cut on its way",
+        &["The file is another one, or was not copied whole."],
+        &[
+            "Nothing was changed. Name the file that `xtask build` leaves at target/el2/underpin.img.",
+        ],
+    ),
+    code(
+        "misfit",
+        "the new image does not read what the one that runs would leave for it",
+        &["Their versions are too far apart."],
+        &[
+            "Nothing was changed. Use a version in between, or restart the machine with the new one.",
+        ],
+    ),
+    code(
+        "new-failed",
+        "the new image was entered and failed before it took over",
+        &["The new image has a bug, or was made for another machine."],
+        &["The one that ran before runs on. Report it."],
     ),
     code(
         "holds-interrupts",
@@ -338,6 +360,6 @@ mod tests {
         let names: Vec<&str> = names.split('"').skip(1).step_by(2).skip(1).collect();
         let ours = REFUSALS.iter().map(|code| code.name);
         assert_eq!(names, ours.take(names.len()).collect::<Vec<_>>());
-        assert_eq!(names.len(), 23);
+        assert_eq!(names.len(), 26);
     }
 }

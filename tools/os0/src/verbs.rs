@@ -7,10 +7,14 @@ use crate::{
 };
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use std::{fmt::Write as _, io};
+use std::{
+    fmt::Write as _,
+    io,
+    path::{Path, PathBuf},
+};
 
 /// What the command does for the system that it runs in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Verb {
     /// In a running system: prove everything that attaching needs, and change nothing
     Doctor,
@@ -32,6 +36,11 @@ pub enum Verb {
         /// Only tell what would be checked and done
         #[arg(long)]
         dry_run: bool,
+    },
+    /// In a running system, detached: put a new hypervisor into the place of the one that is there
+    Upgrade {
+        /// Its image
+        file: PathBuf,
     },
     /// In a running system: tell whether the hypervisor is beneath it, and how it stands
     Status,
@@ -84,6 +93,7 @@ pub fn run(verb: Verb, json: bool, system: &dyn System) -> Ended {
         Verb::Detach { dry_run: true, .. } => detach_dry(json, system),
         Verb::Detach { park: true, .. } => switch("detach park", json, system),
         Verb::Detach { .. } => switch("detach", json, system),
+        Verb::Upgrade { file } => upgrade(&file, json, system),
         Verb::Status => status(json, system),
         Verb::Log => log(json, system),
     }
@@ -210,6 +220,21 @@ fn switch(request: &str, json: bool, system: &dyn System) -> Ended {
     }
 }
 
+/// The module reads the file: it wants all of its name.
+fn upgrade(file: &Path, json: bool, system: &dyn System) -> Ended {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    if !system.exists(&file.to_string_lossy()) {
+        let failure = Failed {
+            status: 1,
+            name: "no-file",
+            message: &format!("cannot upgrade: there is no {}", file.display()),
+            advice: &[],
+        };
+        return failure.told(json);
+    }
+    switch(&format!("upgrade {}", file.display()), json, system)
+}
+
 /// What the hypervisor, or the module, did not do, and why.
 fn refused(request: &str, state: &Value, json: bool) -> Ended {
     let name = state["refusal"].as_str().unwrap_or("unknown");
@@ -258,6 +283,7 @@ fn told(state: &Value, is_json: bool) -> Ended {
     let mut text = format!("{how}\n");
     let _ = writeln!(text, "  hypervisor's memory  {} KiB", number("kept") >> 10);
     let _ = writeln!(text, "  switches             {}", number("switches"));
+    let _ = writeln!(text, "  upgrades             {}", number("upgrades"));
     let parked = if state["parked"] == true {
         ", for VMs that are parked"
     } else {

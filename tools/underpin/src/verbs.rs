@@ -253,7 +253,7 @@ fn os0(context: &Context, verb: tools_os0::Verb) -> Result<u8> {
         Detach {
             park: true,
             dry_run: false,
-        } if is_lent() => park::park(context, verb),
+        } if is_lent() => park::park(context, &verb),
         Attach {
             dry_run: false,
             clock,

@@ -21,7 +21,7 @@ fn list(context: &Context) -> PathBuf {
 }
 
 /// Pauses all VMs that run, waits until nothing is asked of disks, and detaches; or all is as before.
-pub fn park(context: &Context, verb: Verb) -> Result<u8> {
+pub fn park(context: &Context, verb: &Verb) -> Result<u8> {
     let mut client = context.connect()?;
     let all = client.list()?;
     let running = all.iter().filter(|vm| vm.state == state::RUNNING);
@@ -36,7 +36,7 @@ pub fn park(context: &Context, verb: Verb) -> Result<u8> {
     let deadline = Instant::now() + DRAIN_TIME;
     let detached = ended.map(|()| {
         loop {
-            let ended = tools_os0::run(verb, context.output.is_json(), &Running);
+            let ended = tools_os0::run(verb.clone(), context.output.is_json(), &Running);
             if ended.status == exit::OK || Instant::now() > deadline {
                 return ended;
             }
