@@ -6,7 +6,7 @@
 
 mod stalls;
 
-pub use stalls::{may_use_emergency, must_wait, stall};
+pub use stalls::{may_begin_request, may_use_emergency, must_wait, stall};
 
 use crate::device::virtio::Slot;
 use crate::frames::{self, Metal};
@@ -20,7 +20,7 @@ use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, VmId};
 use model_address_space::Frames;
-use model_entitlement::{Debtor, Go, News, SLACK};
+use model_entitlement::{Debtor, Go, News, Standing};
 use model_frame_table::{Owner, Purpose};
 use model_paging::{Store, Token};
 use model_pmap::{Backing, Entry, Why};
@@ -43,9 +43,6 @@ const LOOKED_AT_BETWEEN: usize = 256;
 const COUNTED: usize = 1 << 17;
 /// Pages that were asked for and are given up in a go in which none could be taken.
 const GIVEN_UP: u64 = 16;
-/// Frames of the emergency reserve that the guest of a VM that owes gets between two goes, so that its
-/// balloon driver can run and pay.
-const EMERGENCY: u32 = 4;
 
 /// What a VM has on disks, and owes.
 pub struct Paging {
@@ -66,7 +63,7 @@ pub struct Paging {
     is_over: AtomicBool,
     /// It owes; a go comes soon in any case.
     is_slowed: AtomicBool,
-    /// Frames that it may take of the emergency reserve until the next go.
+    /// Faults beyond those until the next go, which may take frames of the emergency reserve.
     emergency: AtomicU32,
     /// How it stands as one that owes.
     debtor: SpinLock<Debtor>,
@@ -167,6 +164,11 @@ impl Paging {
             Backing::Shared(frame) => self.bases & bit(disk_of(frame)) != 0,
             Backing::Absent | Backing::Discarded(_) => false,
         }
+    }
+
+    /// Whether its guest has come to have more than it may have.
+    pub fn is_over_now(&self, is_over: bool) -> bool {
+        !self.is_over.swap(is_over, Ordering::Relaxed) && is_over
     }
 
     fn paid(&self) {
@@ -535,21 +537,11 @@ pub fn count(vm: &Instance) {
     vm.paging.mappers.store(mappers, Ordering::Relaxed);
 }
 
-/// Tells once that a VM's guest has more pages than it may have.
-pub fn tell_over(vm: &Instance, has: u64, may: u64) {
-    let is_over = has > may + SLACK;
-    if vm.paging.is_over.swap(is_over, Ordering::Relaxed) != is_over && is_over {
-        log::info!(
-            "{} is over: it has {has} pages and may have {may}",
-            vm.name()
-        );
-    }
-}
-
-/// A VM owes so many pages, of which so many could be taken: some are. Or it has so much room. Whether
-/// there is more to do.
-pub fn repay(vm: &Instance, owed: u64, takeable: u64, room: u64) -> bool {
+/// Takes pages from a VM that owes some, of `takeable` that could be taken, and says how many faults its guest
+/// may have until the next go. Whether there is more to do.
+pub fn repay(vm: &Instance, standing: &Standing, takeable: u64) -> bool {
     let paging = &vm.paging;
+    let owed = standing.owed;
     paging.owed.store(owed, Ordering::Relaxed);
     let asked = paging.asked.load(Ordering::Relaxed);
     let most = owed.max(asked);
@@ -567,19 +559,26 @@ pub fn repay(vm: &Instance, owed: u64, takeable: u64, room: u64) -> bool {
     }
     let go = Go {
         owed,
+        slack: standing.slack,
         takeable,
         taken,
     };
-    let (news, allowance, is_slowed) = {
+    let (news, allowance, is_slowed, emergency) = {
         let mut debtor = paging.debtor.lock();
         let news = debtor.turn(go);
-        (news, debtor.allowance(takeable, room), debtor.is_slowed())
+        let emergency = debtor.emergency(standing);
+        (
+            news,
+            debtor.allowance(standing),
+            debtor.is_slowed(),
+            emergency,
+        )
     };
+    let is_helped = emergency > 0 && vm.has_balloon_driver();
     paging.allowance.store(allowance, Ordering::Relaxed);
     paging.is_slowed.store(is_slowed, Ordering::Relaxed);
-    let is_helped = is_slowed && vm.has_balloon_driver();
-    let emergency = if is_helped { EMERGENCY } else { 0 };
-    paging.emergency.store(emergency, Ordering::Relaxed);
+    let helped = emergency * u32::from(is_helped);
+    paging.emergency.store(helped, Ordering::Relaxed);
     match news {
         Some(News::Owes) => log::info!("{} owes {owed} pages", vm.name()),
         Some(News::Repaid) => log::info!("{} has repaid all but {owed} pages", vm.name()),

@@ -363,6 +363,9 @@ impl Block {
 /// Whether no request is to be begun, for want of frames for it: the devices are told when there are
 /// some. What a request needs beyond those is taken of the emergency reserve.
 fn must_wait_for_frames(vm: &Instance) -> bool {
+    if !paging::may_begin_request(vm) {
+        return true;
+    }
     if !frames::are_few() || sharing::evict_some(vm.home) || !vm::may_wait_for_frames() {
         return false;
     }

@@ -5,7 +5,7 @@ use super::instance::Instance;
 use super::report;
 use super::table::{self, Refusal, Vm};
 use crate::device::virtio::Slot;
-use crate::{frames, host, housekeeping, paging, regions, sharing};
+use crate::{frames, heap, host, housekeeping, paging, regions, sharing};
 use abi::bundle::{VmRecord, claim};
 use abi::control::{
     FitStatus, KEEP, MEM_EVENT_COUNT, MemStatus, ReclaimRequest, SetRequest, code, fit,
@@ -13,7 +13,7 @@ use abi::control::{
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use machine_aarch64::timer;
 use model_addr::FRAME_SIZE;
-use model_entitlement::{Claim, Holding, Standing, Terms, in_order, stand};
+use model_entitlement::{Claim, Holding, SLACK, Standing, Terms, call_in, in_order, stand};
 
 /// How often guests are asked to keep to what they may have: a second.
 const ASK_EVERY_NS: u64 = 1_000_000_000;
@@ -24,14 +24,25 @@ const REPAY_EVERY_NS: u64 = 20_000_000;
 static ASK_AT: AtomicU64 = AtomicU64::new(0);
 static SOMEBODY_OWES: AtomicBool = AtomicBool::new(false);
 
-/// Frames that guests may have in all: what was free when the first VM was described, less reserves.
+/// Frames for guests and for what EL2 needs for them: what was free when the first VM was described, less
+/// reserves.
 static CAPACITY: AtomicU64 = AtomicU64::new(0);
 
 /// Sees how much there is for guests. Before any VM starts.
 pub fn init() {
     let nodes = host::get().node_ids();
-    let capacity = nodes.map(|node| frames::counts(node).free - frames::reserve(node));
-    CAPACITY.store(capacity.sum(), Ordering::Relaxed);
+    let free = nodes.map(|node| frames::counts(node).free - frames::reserve(node));
+    CAPACITY.store(free.sum::<u64>() + own(), Ordering::Relaxed);
+}
+
+/// Frames of EL2's heap and of records, which grow with VMs and with what they share.
+fn own() -> u64 {
+    heap::usage().1 / FRAME_SIZE + sharing::record_frames()
+}
+
+/// Frames that guests may have in all.
+fn capacity() -> u64 {
+    CAPACITY.load(Ordering::Relaxed).saturating_sub(own())
 }
 
 /// What a description promises.
@@ -187,7 +198,7 @@ pub fn admit(vm: &Vm) -> Result<(), Refusal> {
 
 /// Refuses to promise a VM `base` frames where others were promised `bases`.
 fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
-    let there = CAPACITY.load(Ordering::Relaxed) + pool();
+    let there = capacity() + pool();
     if bases + base <= there {
         return Ok(());
     }
@@ -209,7 +220,7 @@ fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
 pub fn fit(record: &VmRecord) -> Result<FitStatus, Refusal> {
     create::check(record)?;
     let base = terms(record).promised();
-    let (capacity, pool) = (CAPACITY.load(Ordering::Relaxed), pool());
+    let (capacity, pool) = (capacity(), pool());
     let bases = bases() + regions::missing(record);
     let mut status = FitStatus {
         count: model_entitlement::fit(base, capacity, bases, pool),
@@ -345,7 +356,7 @@ pub fn tick() {
         let all = size(&instance);
         if terms.base >= all && !instance.paging.is_used() && !short {
             // Whoever waits for a frame tries again.
-            paging::repay(&instance, 0, 0, u64::MAX);
+            paging::repay(&instance, &Standing::EVEN, 0);
             continue;
         }
         if is_second {
@@ -353,9 +364,14 @@ pub fn tick() {
         }
         let holding = holding(&instance);
         let standing = stand(terms, holding, short);
-        if is_second && terms.base < all {
+        // Who owes is asked at once.
+        if (is_second || standing.owed > SLACK) && terms.base < all {
             instance.set_target(standing.limit, all);
-            paging::tell_over(&instance, holding.resident(), standing.limit);
+            let (has, may) = (holding.resident(), standing.limit);
+            if instance.paging.is_over_now(has > may + SLACK) {
+                let name = instance.name();
+                log::info!("{name} is over: it has {has} pages and may have {may}");
+            }
         }
         let _ = standings.push((standing, (holding.takeable, instance)));
     }
@@ -363,9 +379,12 @@ pub fn tick() {
         return;
     }
     in_order(&mut standings);
+    if short {
+        call_in(&mut standings, bases().saturating_sub(capacity()));
+    }
     let mut owes = false;
     for (standing, (takeable, instance)) in &standings {
-        owes |= paging::repay(instance, standing.owed, *takeable, standing.room);
+        owes |= paging::repay(instance, standing, *takeable);
     }
     SOMEBODY_OWES.store(owes, Ordering::Relaxed);
     if short {

@@ -8,17 +8,31 @@
 //!    └────────── repaid ◄───────────────┴─────────────────────────────────────────────┘
 //! ```
 //!
+//! A guest never has more than its base, what EL2 could take from it, and a little, which was promised with
+//! its base ([`Terms::promised`](crate::Terms::promised)). So whoever waits for a frame that it was promised
+//! gets it, whatever guests do: somebody has pages that can be taken.
+//!
 //! Pages are taken in the order of what they cost: frames that its guest reported free; then pages
 //! that a partition holds anyway, by second chance; then, when two turns of the clock have found no
 //! more of those, pages that must be written to its swap.
 
-/// Pages that a VM may owe before it is slowed: a balloon gives that back in a moment.
+use crate::Standing;
+
+/// Pages that a VM may owe before it is slowed, where the machine is not short of memory: a balloon gives
+/// that back in a moment.
 pub const SLACK: u64 = 256;
+/// Pages that its guest may have beyond that so that its balloon driver can run.
+pub const HELP: u64 = 512;
 /// The most pages that a fault fills: a chunk.
 const FAULT_PAGES: u64 = 16;
-/// Faults that a VM that owes may have filled between two goes while something can be taken from it,
-/// and while nothing can.
-const ALLOWANCE: [u32; 2] = [8, 1];
+/// The most pages that a device's request fills, as a rule: it counts as [`REQUEST_FAULTS`] faults.
+const REQUEST_PAGES: u64 = FAULT_PAGES * REQUEST_FAULTS as u64;
+/// As so many faults a device's request counts.
+pub const REQUEST_FAULTS: u32 = 4;
+/// Faults that a VM that owes may have filled between two goes while as much can be taken from it.
+const ALLOWANCE: u64 = 8;
+/// Faults beyond these between two goes for the guest of a VM that owes and has a balloon driver.
+const EMERGENCY: u32 = 4;
 /// After so many goes in which a VM that owes got no better it is paused.
 pub const PATIENCE: u32 = 500;
 /// Turns of the clock after which a page that was touched once and never again has been taken.
@@ -42,6 +56,8 @@ pub enum News {
 pub struct Go {
     /// Pages that it owes.
     pub owed: u64,
+    /// Pages that it may owe before it is slowed.
+    pub slack: u64,
     /// Pages that could be taken from it.
     pub takeable: u64,
     /// Pages that were taken in this go.
@@ -52,6 +68,7 @@ pub struct Go {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Debtor {
     owed: u64,
+    is_slowed: bool,
     /// Goes without progress, and what it owed at the last progress.
     strikes: u32,
     least: u64,
@@ -69,6 +86,7 @@ impl Debtor {
     pub const fn new() -> Self {
         Self {
             owed: 0,
+            is_slowed: false,
             strikes: 0,
             least: 0,
             is_paused: false,
@@ -91,18 +109,19 @@ impl Debtor {
     /// What follows from a go.
     pub fn turn(&mut self, go: Go) -> Option<News> {
         let before = core::mem::replace(&mut self.owed, go.owed);
-        if go.owed <= SLACK {
+        let was_slowed = core::mem::replace(&mut self.is_slowed, go.owed > go.slack);
+        if !self.is_slowed {
             let was_paused = core::mem::take(&mut self.is_paused);
             (self.strikes, self.barren, self.busy) = (0, 0, 0);
             self.is_worn = false;
-            return match (was_paused, before > SLACK) {
+            return match (was_paused, before > SLACK && go.owed <= SLACK) {
                 (true, _) => Some(News::GoOn),
                 (false, true) => Some(News::Repaid),
                 (false, false) => None,
             };
         }
         let is_better = go.owed < self.least || go.taken > 0 || go.takeable > 0 && !self.is_worn;
-        if is_better || before <= SLACK {
+        if is_better || !was_slowed {
             self.least = go.owed;
         }
         self.strikes = if is_better { 0 } else { self.strikes + 1 };
@@ -110,7 +129,7 @@ impl Debtor {
             self.is_paused = true;
             return Some(News::Pause);
         }
-        (before <= SLACK).then_some(News::Owes)
+        (before <= SLACK && go.owed > SLACK).then_some(News::Owes)
     }
 
     /// Somebody lets it go on all the same: it has its time again.
@@ -121,17 +140,28 @@ impl Debtor {
 
     /// Whether its faults are slowed.
     pub const fn is_slowed(&self) -> bool {
-        self.owed > SLACK
+        self.is_slowed
     }
 
-    /// Faults that may be filled until the next go: where it is slowed, few, `takeable` pages being
-    /// left to take; else as many as it takes to have `room` pages more, a fault filling
-    /// [`FAULT_PAGES`] at most.
-    pub fn allowance(&self, takeable: u64, room: u64) -> u32 {
-        if self.is_slowed() {
-            return ALLOWANCE[usize::from(takeable == 0)];
+    /// Faults that may be filled until the next go, a fault filling [`FAULT_PAGES`] at most: where it is
+    /// slowed, few, and none beyond what can be taken; else as many as it takes to fill its room.
+    pub fn allowance(&self, standing: &Standing) -> u32 {
+        let faults = if self.is_slowed {
+            (standing.spare / FAULT_PAGES).min(ALLOWANCE)
+        } else {
+            standing.room / FAULT_PAGES + 1
+        };
+        u32::try_from(faults).unwrap_or(u32::MAX)
+    }
+
+    /// Faults beyond the allowance until the next go, where its guest has a balloon driver, which must run
+    /// to give anything back.
+    pub fn emergency(&self, standing: &Standing) -> u32 {
+        if self.is_slowed && standing.help >= REQUEST_PAGES {
+            EMERGENCY
+        } else {
+            0
         }
-        u32::try_from(room / FAULT_PAGES + 1).unwrap_or(u32::MAX)
     }
 
     /// The clock has passed so many guest frames of a VM of `frames`, and took so many that a
@@ -151,8 +181,18 @@ impl Debtor {
     }
 }
 
+/// Lets those owe with whose savings others were started, `lent` pages in all, the first of them first:
+/// sharing has broken since, and the machine is short of memory.
+pub fn call_in<T>(payers: &mut [(Standing, T)], mut lent: u64) {
+    for (standing, _) in payers {
+        let part = standing.lent.min(lent);
+        standing.owed = standing.owed.max(part);
+        lent -= part;
+    }
+}
+
 /// Puts those that pay in order: the most negative balance first.
-pub fn in_order<T>(payers: &mut [(super::Standing, T)]) {
+pub fn in_order<T>(payers: &mut [(Standing, T)]) {
     payers.sort_unstable_by_key(|(standing, _)| standing.balance);
 }
 
@@ -163,9 +203,18 @@ mod tests {
 
     const OWES: Go = Go {
         owed: 1000,
+        slack: SLACK,
         takeable: 0,
         taken: 0,
     };
+
+    fn spare(spare: u64) -> Standing {
+        Standing {
+            spare,
+            help: spare + HELP,
+            ..Standing::default()
+        }
+    }
 
     #[test]
     fn who_cannot_pay_is_slowed_and_then_paused() {
@@ -173,8 +222,11 @@ mod tests {
         assert!(!debtor.is_slowed());
         assert_eq!(debtor.turn(OWES), Some(News::Owes));
         assert!(debtor.is_slowed());
-        assert_eq!(debtor.allowance(0, 0), 1);
-        assert_eq!(debtor.allowance(5, 0), 8);
+        assert_eq!(debtor.allowance(&spare(15)), 0);
+        assert_eq!(debtor.allowance(&spare(16)), 1);
+        assert_eq!(debtor.allowance(&spare(1600)), 8);
+        assert_eq!(debtor.emergency(&spare(0)), EMERGENCY);
+        assert_eq!(debtor.emergency(&Standing::default()), 0);
         for _ in 2..PATIENCE {
             assert_eq!(debtor.turn(OWES), None);
         }
@@ -258,9 +310,43 @@ mod tests {
             );
             assert!(!debtor.is_slowed());
         }
-        assert_eq!(debtor.allowance(0, 0), 1);
-        assert_eq!(debtor.allowance(0, 1600), 101);
-        assert_eq!(debtor.allowance(0, u64::MAX), u32::MAX);
+        let room = |room| Standing {
+            room,
+            ..Standing::EVEN
+        };
+        assert_eq!(debtor.allowance(&room(0)), 1);
+        assert_eq!(debtor.allowance(&room(1600)), 101);
+        assert_eq!(debtor.allowance(&Standing::EVEN), u32::MAX);
+        assert_eq!(debtor.emergency(&spare(0)), 0);
+    }
+
+    #[test]
+    fn where_memory_is_short_a_little_is_a_debt() {
+        let mut debtor = Debtor::new();
+        let go = Go {
+            owed: 1,
+            slack: 0,
+            ..OWES
+        };
+        let paused = |_: &u32| debtor.turn(go) == Some(News::Pause);
+        assert_eq!((0..2 * PATIENCE).find(paused), Some(PATIENCE - 1));
+        let eased = Go { slack: SLACK, ..go };
+        assert_eq!(debtor.turn(eased), Some(News::GoOn));
+    }
+
+    #[test]
+    fn those_with_whose_savings_others_were_started_pay_in_their_order() {
+        let with = |lent, owed| {
+            let standing = Standing {
+                owed,
+                lent,
+                ..Standing::default()
+            };
+            (standing, ())
+        };
+        let mut payers = [with(30, 0), with(0, 5), with(30, 25), with(30, 7)];
+        call_in(&mut payers, 50);
+        assert_eq!(payers.map(|(standing, ())| standing.owed), [30, 5, 25, 7]);
     }
 
     #[test]

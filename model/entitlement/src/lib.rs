@@ -12,7 +12,7 @@
 
 mod debtor;
 
-pub use debtor::{Debtor, Go, News, PATIENCE, SLACK, in_order};
+pub use debtor::{Debtor, Go, HELP, News, PATIENCE, REQUEST_FAULTS, SLACK, call_in, in_order};
 
 use model_sharing::UNIT;
 
@@ -59,10 +59,20 @@ pub struct Holding {
 }
 
 impl Terms {
-    /// Frames that it may take of the machine: its base, and tables for all that its guest sees, of 8
-    /// bytes for each frame in its pmap and in its translation, and those above.
+    /// Frames that it may take of the machine: its base, what its guest may have beyond that and that EL2
+    /// could not take, and tables for all that its guest sees, of 8 bytes for each frame in its pmap and
+    /// in its translation, and those above.
     pub const fn promised(self) -> u64 {
-        self.base + self.max / 256 + 4
+        self.base + self.beyond() + self.max / 256 + 4
+    }
+
+    /// The most pages beyond its base that its guest may have and that EL2 could not take.
+    pub const fn beyond(self) -> u64 {
+        if self.base < self.max {
+            SLACK + HELP
+        } else {
+            0
+        }
     }
 }
 
@@ -97,14 +107,39 @@ pub struct Standing {
     pub drawn: u64,
     /// Its entitlement less what it has drawn.
     pub balance: i64,
-    /// What it is charged beyond the limit.
+    /// What its guest has beyond the limit.
     pub owed: u64,
-    /// What it may have more until it owes more than a little.
+    /// What it may owe before it is slowed.
+    pub slack: u64,
+    /// What its guest may have more until it owes more than that.
     pub room: u64,
+    /// What its guest may have more, though it owes, of what EL2 could take from it.
+    pub spare: u64,
+    /// What it may have more so that it can give something back.
+    pub help: u64,
+    /// Pages that others may have been started with.
+    pub lent: u64,
 }
 
-/// How a VM with these terms stands. Where the machine is `short` of memory, what its overlays take is
-/// owed too: all bases together fit into the machine with their tables, and so somebody owes then.
+impl Standing {
+    /// Of one that can have no more than its base, where the machine is not short of memory.
+    pub const EVEN: Self = Self {
+        limit: u64::MAX,
+        drawn: 0,
+        balance: 0,
+        owed: 0,
+        slack: SLACK,
+        room: u64::MAX,
+        spare: 0,
+        help: 0,
+        lent: 0,
+    };
+}
+
+/// How a VM with these terms stands. A guest that keeps to its limit is charged its base at most, for the
+/// limit is beyond the base by no more than what it saves; so where the machine is `short` of memory,
+/// somebody has more than that. Then what a VM is charged beyond its base, with its overlays, is owed
+/// too, and nobody may owe a little.
 pub fn stand(terms: Terms, holding: Holding, short: bool) -> Standing {
     let entitlement = holding.entitlement();
     let allowance = match terms.claim {
@@ -115,14 +150,34 @@ pub fn stand(terms: Terms, holding: Holding, short: bool) -> Standing {
         .base
         .saturating_add(allowance)
         .min(terms.max.max(terms.base));
-    let drawn = holding.resident().saturating_sub(terms.base);
-    let counted = holding.memory() + if short { holding.overlay } else { 0 };
+    let resident = holding.resident();
+    let drawn = resident.saturating_sub(terms.base);
+    let (slack, charged) = if short {
+        (0, holding.memory() + holding.overlay)
+    } else {
+        (SLACK, 0)
+    };
+    let owed = resident.saturating_sub(limit);
+    let bound = terms.base + holding.takeable + SLACK;
+    // What has all that it can have owes nothing of that.
+    let is_bound = terms.base < terms.max || short;
     Standing {
         limit,
         drawn,
         balance: entitlement as i64 - drawn as i64,
-        owed: counted.saturating_sub(limit),
-        room: limit.saturating_add(SLACK).saturating_sub(counted),
+        owed: owed.max(charged.saturating_sub(terms.base)),
+        slack,
+        room: if is_bound {
+            (limit + slack).saturating_sub(resident)
+        } else {
+            u64::MAX
+        },
+        spare: bound.saturating_sub(resident),
+        help: (bound + HELP).saturating_sub(resident),
+        lent: match terms.claim {
+            Claim::Start => resident,
+            Claim::None | Claim::Grow => 0,
+        },
     }
 }
 
@@ -201,7 +256,9 @@ mod tests {
         assert_eq!((standing.limit, standing.owed), (1000, 100));
         assert_eq!((standing.drawn, standing.balance), (100, -100));
         assert_eq!(standing.room, SLACK - 100);
-        assert_eq!(stand(TERMS, broken, true).owed, 100 + 5);
+        assert_eq!(standing.spare, 1000 + SLACK - 100);
+        let short = stand(TERMS, broken, true);
+        assert_eq!((short.owed, short.slack, short.room), (100 + 5, 0, 0));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! A guest that uses memory and gives none back: a word of each page is written, and all are compared
 //! at the end.
 //!
-//! Command line: `mib=N` (16) how much; `wait` stays when it is done, and does not power off.
+//! Command line: `mib=N` (16) how much, or `mib=all`; `pages=N` (0) how many pages more; `wait` stays when it
+//! is done, and does not power off.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
@@ -17,7 +18,10 @@ const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_SIZE;
 
 fn main(machine: &'static Machine) -> Verdict {
     let memory = machine.scratch();
-    let pages = machine.number("mib", 16) * PAGES_PER_MIB;
+    let pages = match machine.option("mib") {
+        Some("all") => memory.size() / PAGE_SIZE,
+        _ => machine.number("mib", 16) * PAGES_PER_MIB + machine.number("pages", 0),
+    };
     check(pages * PAGE_SIZE <= memory.size(), "less memory than that")?;
     for page in 0..pages {
         if page % (16 * PAGES_PER_MIB) == 0 {

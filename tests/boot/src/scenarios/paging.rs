@@ -23,6 +23,7 @@ pub fn scenarios() -> Vec<Scenario> {
         corrupted(),
         growth().slow(),
         owes(),
+        last_frames(),
         storm("paging/storm", 2).slow(),
         storm("paging/long-storm", 20).slow(),
     ]
@@ -187,6 +188,47 @@ fn owes() -> Scenario {
         machine.expect("one", "hungry: has eaten", 1, MINUTE)?;
         Ok(())
     })
+}
+
+/// A machine that is promised as far as it can be: VMs that stand a little beyond their bases, as nobody
+/// keeps them from it, take no frame of the one that was promised all the rest, and uses all of it.
+fn last_frames() -> Scenario {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    let vm = |name| {
+        let vm = Vm::bare(name, "hungry", "mib=64 pages=200 wait");
+        vm.terms("64MiB", "128MiB", None)
+    };
+    let rest = Vm::bare("rest", "hungry", "mib=all wait").asleep();
+    let mut vms = names.map(vm).to_vec();
+    vms.push(rest);
+    Scenario::new("paging/last-frames", Hardware::new(2, "768M"), vms).check(move |stage| {
+        let machine = stage.machine()?;
+        let mut beyond = 0;
+        for name in names {
+            machine.expect(name, "hungry: has eaten", 1, MINUTE)?;
+            beyond += machine.mem(name)?.owed;
+        }
+        // More than a promise is rounded to, the tables that are promised, and what the last one leaves.
+        if beyond < 8 << 20 {
+            return Err(format!("they have only {beyond} bytes beyond their bases"));
+        }
+        promise_all(machine, "rest")?;
+        machine.run(&["start", "rest"])?;
+        machine.expect("rest", "hungry: has eaten", 1, 2 * MINUTE)?;
+        machine.run(&["mem", "recount"]).map(drop)
+    })
+}
+
+/// Gives a VM that is not running as much memory as it could be started with.
+fn promise_all(machine: &Machine, vm: &str) -> Outcome {
+    for mib in (32..128).rev().map(|half| 2 * half) {
+        let size = format!("{mib}MiB");
+        machine.run(&["set", vm, "--max", &size, "--base", &size])?;
+        if machine.run(&["start", vm, "--dry-run"]).is_ok() {
+            return Ok(());
+        }
+    }
+    Err(format!("'{vm}' cannot be started at all"))
 }
 
 /// Runs a verb that must be refused with the status of that name.
