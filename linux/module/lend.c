@@ -22,10 +22,17 @@
 
 /* Loans are whole blocks of 2 MiB. */
 #define BLOCK_PAGES (SZ_2M / PAGE_SIZE)
+/* The most runs, as the hypervisor takes them, and the fewest pages of one but the last. */
+#define RUNS_MAX 16
+#define LEAST_PAGES (SZ_16M / PAGE_SIZE)
 /* How often somebody who listens asks again. */
 #define LISTEN_MS 10
 
-static unsigned long first, pages;
+/* What is lent, or about to be: the bundle begins the first run. */
+static struct run {
+	unsigned long first, pages;
+} runs[RUNS_MAX];
+static unsigned int run_count;
 /* Whether VMs have their part of the CPUs. */
 static bool sharing;
 static atomic_long_t answer_of_all;
@@ -62,7 +69,7 @@ static int take(unsigned long pfn, unsigned long count)
 }
 
 /* Takes pages that follow each other, the highest there are. */
-static int find(unsigned long count)
+static int find(struct run *run, unsigned long count)
 {
 	int node;
 
@@ -75,7 +82,8 @@ static int find(unsigned long count)
 			if (fatal_signal_pending(current))
 				return -EINTR;
 			if (may_be_free(at - count, count) && !take(at - count, count)) {
-				first = at - count;
+				run->first = at - count;
+				run->pages = count;
 				return 0;
 			}
 			cond_resched();
@@ -84,40 +92,70 @@ static int find(unsigned long count)
 	return -ENOMEM;
 }
 
+static void release(void)
+{
+	while (run_count) {
+		struct run *run = &runs[--run_count];
+
+		free_contig_range(run->first, run->pages);
+	}
+}
+
+/* Takes so many pages, in as few runs as there are: one, or the largest halves and quarters that can be had. */
+static int find_all(unsigned long count)
+{
+	unsigned long size = count;
+	int error = 0;
+
+	while (count && run_count < RUNS_MAX && !error) {
+		/* The rest of what is wanted may be less than a run should have. */
+		size = min(size, count);
+		error = find(&runs[run_count], size);
+		if (!error) {
+			run_count++;
+			count -= size;
+		} else if (error == -ENOMEM && size > LEAST_PAGES) {
+			size = ALIGN(size / 2, BLOCK_PAGES);
+			error = 0;
+		}
+	}
+	if (count) {
+		release();
+		error = error ? error : -ENOMEM;
+	}
+	return error;
+}
+
 /* What dump and migration tools must not read, and MemTotal without it; or undone. */
 static void mark(bool lent)
 {
-	unsigned long n;
+	unsigned int r;
 
-	for (n = 0; n < pages; n++) {
-		struct page *page = pfn_to_page(first + n);
+	for (r = 0; r < run_count; r++) {
+		struct page *page = pfn_to_page(runs[r].first);
+		long pages = runs[r].pages, n;
 
-		if (lent)
-			__SetPageOffline(page);
-		else
-			__ClearPageOffline(page);
+		for (n = 0; n < pages; n++)
+			if (lent)
+				__SetPageOffline(pfn_to_page(runs[r].first + n));
+			else
+				__ClearPageOffline(pfn_to_page(runs[r].first + n));
+		adjust_managed_page_count(page, lent ? -pages : pages);
 	}
-	adjust_managed_page_count(pfn_to_page(first), lent ? -(long)pages : (long)pages);
-}
-
-static void release(void)
-{
-	free_contig_range(first, pages);
-	pages = 0;
 }
 
 /* The file's bytes into the first pages of the loan; how many. */
 static long load(const char *path)
 {
 	struct file *file = filp_open(path, O_RDONLY, 0);
-	char *to = page_address(pfn_to_page(first));
+	char *to = page_address(pfn_to_page(runs[0].first));
 	loff_t at = 0;
 	ssize_t got;
 
 	if (IS_ERR(file))
 		return PTR_ERR(file);
 	do {
-		size_t room = pages * PAGE_SIZE - at;
+		size_t room = runs[0].pages * PAGE_SIZE - at;
 
 		got = room ? kernel_read(file, to + at, room, &at) : -EFBIG;
 	} while (got > 0);
@@ -150,7 +188,7 @@ static long share(bool on)
 
 bool is_parked(void)
 {
-	return pages && !sharing;
+	return run_count && !sharing;
 }
 
 /* No VM has any CPU. Where one refuses, as a VM runs, all go on. */
@@ -180,15 +218,20 @@ static void give_up_loan(void)
 }
 
 /* Asks for the memory back, block by block. What is refused stays lent: it is nothing to this system. */
-static long reclaim(void)
+static long reclaim(unsigned int lent)
 {
+	unsigned int r;
 	long answer;
 
-	while ((answer = ask(UNDERPIN_REPAY, PFN_PHYS(first), 0)) == UNDERPIN_MORE)
-		cond_resched();
-	if (!answer)
-		give_up_loan();
-	return answer;
+	for (r = 0; r < lent; r++) {
+		while ((answer = ask(UNDERPIN_REPAY, PFN_PHYS(runs[r].first), 0)) == UNDERPIN_MORE)
+			cond_resched();
+		/* It may have come back when another one did not. */
+		if (answer && answer != UNDERPIN_NOT_LENT)
+			return answer;
+	}
+	give_up_loan();
+	return 0;
 }
 
 static long repay(void);
@@ -199,7 +242,7 @@ static long open_loan(long bundle)
 	struct arm_smccc_1_2_regs regs = { .a0 = UNDERPIN_OPEN };
 	u32 bell;
 
-	regs.a1 = PFN_PHYS(first);
+	regs.a1 = PFN_PHYS(runs[0].first);
 	regs.a2 = bundle;
 	regs.a3 = disks_begin(&bell);
 	regs.a4 = bell;
@@ -211,16 +254,16 @@ static long open_loan(long bundle)
 static long lend(unsigned int mib, const char *path)
 {
 	long bundle, answer;
+	unsigned int r;
 	int error;
 
-	if (pages)
+	if (run_count)
 		return -EBUSY;
 	if (!mib || mib % 2 || mib > totalram_pages() >> (20 - PAGE_SHIFT))
 		return -EINVAL;
-	error = find((unsigned long)mib << (20 - PAGE_SHIFT));
+	error = find_all((unsigned long)mib << (20 - PAGE_SHIFT));
 	if (error)
 		return error;
-	pages = (unsigned long)mib << (20 - PAGE_SHIFT);
 	bundle = *path ? load(path) : 0;
 	if (bundle < 0) {
 		release();
@@ -231,10 +274,12 @@ static long lend(unsigned int mib, const char *path)
 	/* CPUs stay on or off as they are, as long as VMs use them. */
 	cpu_hotplug_disable();
 	mark(true);
-	answer = ask(UNDERPIN_LEND, PFN_PHYS(first), pages * PAGE_SIZE);
-	if (answer < 0) {
-		give_up_loan();
-		return answer;
+	for (r = 0; r < run_count; r++) {
+		answer = ask(UNDERPIN_LEND, PFN_PHYS(runs[r].first), runs[r].pages * PAGE_SIZE);
+		if (answer < 0) {
+			reclaim(r);
+			return answer;
+		}
 	}
 	answer = open_loan(bundle);
 	if (!answer)
@@ -249,7 +294,7 @@ static long repay(void)
 {
 	long answer;
 
-	if (!pages)
+	if (!run_count)
 		return 0;
 	answer = share(false);
 	if (!answer || answer == UNDERPIN_NOT_OPEN)
@@ -258,12 +303,22 @@ static long repay(void)
 		share(true);
 		return answer;
 	}
-	return reclaim();
+	return reclaim(run_count);
 }
 
 unsigned long lent_bytes(void)
 {
+	unsigned long pages = 0;
+	unsigned int r;
+
+	for (r = 0; r < run_count; r++)
+		pages += runs[r].pages;
 	return pages * PAGE_SIZE;
+}
+
+unsigned int loan_count(void)
+{
+	return run_count;
 }
 
 /* "lend MIB [BUNDLE]": the file's name is all that follows. */

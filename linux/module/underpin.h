@@ -31,6 +31,7 @@
 #define UNDERPIN_MORE 1
 #define UNDERPIN_FIRST_REFUSAL (-0x100)
 #define UNDERPIN_NOT_ATTACHED (UNDERPIN_FIRST_REFUSAL - 7)
+#define UNDERPIN_NOT_LENT (UNDERPIN_FIRST_REFUSAL - 15)
 #define UNDERPIN_NOT_OPEN (UNDERPIN_FIRST_REFUSAL - 17)
 
 /* What a request says: one line of JSON, or text. */
@@ -62,8 +63,9 @@ int serve_upgrade(struct answer *answer, char *words);
 /* Keeps an outcome as the last, says how things stand, and gives what the request ends with. */
 int tell(struct answer *answer, long result);
 
-/* The memory that is lent; whether it is with no CPU shared, and to that state and back. */
+/* The memory that is lent, and in how many runs; whether it is with no CPU shared, and to that state and back. */
 unsigned long lent_bytes(void);
+unsigned int loan_count(void);
 bool is_parked(void);
 long park(void);
 long unpark(void);

@@ -21,7 +21,7 @@ static OPEN: AtomicBool = AtomicBool::new(false);
 /// CPUs that OS-0 and VMs share.
 pub static SHARING: AtomicU32 = AtomicU32::new(0);
 
-/// What EL2 must have free in a loan beside the bundle and the frame table.
+/// What EL2 must have free in all loans beside the bundle and the frame table.
 const LEAST: u64 = 4 << 20;
 
 fn refusal(refused: Refused) -> Refusal {
@@ -129,11 +129,14 @@ pub fn open(
     if runs.is_empty() {
         return Err(Refusal::NotLent);
     }
+    let mut left = 0;
     for run in &runs {
         let used = if run.overlaps(bundle) { bundle.size } else { 0 };
-        if run.size < used + entries_bytes(run.size / FRAME_SIZE) + LEAST {
-            return Err(Refusal::TooLittle);
-        }
+        let used = used + entries_bytes(run.size / FRAME_SIZE);
+        left += run.size.checked_sub(used).ok_or(Refusal::TooLittle)?;
+    }
+    if left < LEAST {
+        return Err(Refusal::TooLittle);
     }
     let area = served_area(area_start, interrupt)?;
     if OPEN.swap(true, Ordering::AcqRel) {

@@ -71,6 +71,8 @@ pub enum Beneath {
 enum Disk {
     /// So many bytes of nothing.
     Empty(u64),
+    /// The same, of which so many bytes are written in a second.
+    Slow(u64, u32),
     /// An image of the asset cache, whose changes are dropped.
     Cached(&'static str),
 }
@@ -115,6 +117,13 @@ impl Os0 {
     #[must_use]
     pub fn disk(mut self, bytes: u64) -> Self {
         self.disk = Some(Disk::Empty(bytes));
+        self
+    }
+
+    /// As [`Self::disk`], and no more than `rate` bytes are written in a second.
+    #[must_use]
+    pub fn slow_disk(mut self, bytes: u64, rate: u32) -> Self {
+        self.disk = Some(Disk::Slow(bytes, rate));
         self
     }
 
@@ -343,15 +352,14 @@ impl Os0 {
     fn disk_options(&self, directory: &Path) -> Outcome<Option<String>> {
         let (path, more) = match self.disk {
             None => return Ok(None),
-            Some(Disk::Empty(bytes)) => {
-                let path = directory.join("disk.img");
-                let disk = File::create(&path).map_err(because("cannot make a disk"))?;
-                disk.set_len(bytes).map_err(because("cannot make a disk"))?;
-                (path, "")
+            Some(Disk::Empty(bytes)) => (empty_disk(directory, bytes)?, String::new()),
+            Some(Disk::Slow(bytes, rate)) => {
+                let limit = format!(",throttling.bps-write={rate}");
+                (empty_disk(directory, bytes)?, limit)
             }
             Some(Disk::Cached(name)) => {
                 let name = name.strip_prefix("cache:").unwrap_or(name);
-                (cached(name)?, ",snapshot=on")
+                (cached(name)?, ",snapshot=on".to_owned())
             }
         };
         let file = path.display();
@@ -420,6 +428,13 @@ fn images() -> Outcome<Vec<(&'static str, Vec<u8>)>> {
 fn cached(name: &str) -> Outcome<PathBuf> {
     let cache = assets::cache().ok_or("there is no asset cache")?;
     Ok(cache.join(name))
+}
+
+fn empty_disk(directory: &Path, bytes: u64) -> Outcome<PathBuf> {
+    let path = directory.join("disk.img");
+    let disk = File::create(&path).map_err(because("cannot make a disk"))?;
+    disk.set_len(bytes).map_err(because("cannot make a disk"))?;
+    Ok(path)
 }
 
 /// One boot module for QEMU's guest-loader.

@@ -32,6 +32,11 @@ pub fn scenarios() -> Vec<Scenario> {
         served("trixie-cloud", 2, "max,pauth=off,sme=off"),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 5),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 100).slow(),
+        loans(),
+        clocks(),
+        drain(),
+        gap(),
+        storm(),
         cost(),
         pause(2),
         pause(4),
@@ -224,6 +229,106 @@ fn park(kernel: &'static str, cpus: u32, cpu: &'static str, pairs: u32) -> Scena
             .expect("Power down", BOOT),
     )
     .console(check_park)
+}
+
+/// No run of memory is as large as what a VM needs: it gets several, all of which OS-0 knows to be gone.
+fn loans() -> Scenario {
+    let vm = Vm::linux("large", "trixie-cloud", "script").memory("384MiB");
+    let vm = vm.persistent_disk("first");
+    let os0 = Os0::new("trixie-cloud", 2, "1G", "loans").cpu("max,pauth=off,sme=off");
+    // What is set aside for a crash kernel stays where it is.
+    let os0 = os0.words("crashkernel=128M@0x68000000").beside(vec![vm]);
+    let os0 = os0.expect("loans left=0 offline=0", 4 * BOOT);
+    Scenario::os0("os0/loans", os0.expect("Power down", BOOT)).console(|said| {
+        let number = |after: &str| said.split(after).nth(1).and_then(first_number);
+        let (lent, runs) = (number("loans lent="), number(" runs="));
+        let offline = number(" offline=").map(|pages| pages * 4096);
+        let is_filled = said.contains("filled=200000000 other=0");
+        if runs.is_some_and(|runs| runs > 1) && offline == lent && is_filled {
+            return Ok(());
+        }
+        Err(format!(
+            "{lent:?} bytes in {runs:?} runs, of which {offline:?} are marked; used rightly: {is_filled}"
+        ))
+    })
+}
+
+/// The time that a VM is parked passes for it, or does not.
+fn clocks() -> Scenario {
+    let vm = Vm::linux("clock", "trixie-cloud", "script").memory("128MiB");
+    let vm = vm.persistent_disk("first");
+    let os0 = Os0::new("trixie-cloud", 2, "2G", "clocks").cpu("max,pauth=off,sme=off");
+    let os0 = os0.beside(vec![vm]).expect("clocks ended", 4 * BOOT);
+    Scenario::os0("os0/clocks", os0).slow().console(|said| {
+        let behind = |clock: &str| {
+            let after = format!("clock {clock} behind=");
+            said.split(after.as_str()).nth(1).and_then(first_signed)
+        };
+        match (behind("continue"), behind("host")) {
+            // It was parked for 15 s, and each look can be some seconds late.
+            (Some(15..=30), Some(-3..=6)) => Ok(()),
+            other => Err(format!("the VM's clock fell behind by {other:?} seconds")),
+        }
+    })
+}
+
+fn first_signed(text: &str) -> Option<i64> {
+    text.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// A served disk does not answer in time, and no VM is parked; then all goes on.
+fn drain() -> Scenario {
+    let vm = Vm::linux("writer", "trixie-cloud", "diskwrite").memory("128MiB");
+    let vm = vm.args("underpin.mib=8");
+    let vm = vm.persistent_disk("first").persistent_disk("data");
+    let os0 = Os0::new("trixie-cloud", 2, "2G", "drain").cpu("max,pauth=off,sme=off");
+    let os0 = os0.slow_disk(8 << 20, 128 << 10).beside(vec![vm]);
+    let os0 = os0.expect("drain seconds=", 4 * BOOT);
+    let os0 = os0.expect("Power down", BOOT);
+    Scenario::os0("os0/drain", os0).slow().console(|said| {
+        let (vms, own) = (
+            sum_after(said, "diskwrite ok "),
+            sum_after(said, "os0: drain seconds="),
+        );
+        let seconds = said.split("drain seconds=").nth(1).and_then(first_number);
+        if vms.is_some() && vms == own && seconds.is_some_and(|seconds| seconds >= 10) {
+            return Ok(());
+        }
+        Err(format!(
+            "refused after {seconds:?} s; a VM found {vms:?} where OS-0 has {own:?}"
+        ))
+    })
+}
+
+/// The longest that a switch keeps the program which asks for it from reading the clock.
+fn gap() -> Scenario {
+    let os0 = Os0::new("trixie-cloud", 1, "1G", "gap").counted();
+    let os0 = os0.expect("gap status=", 4 * BOOT);
+    let os0 = os0.expect("Power down", BOOT);
+    Scenario::os0("os0/gap", os0)
+        .slow()
+        .console(|said| longest_below(said, "switch=", PAUSE_MAX / 1000))
+}
+
+/// Detaching under as many messages as eight CPUs can take.
+fn storm() -> Scenario {
+    let os0 = Os0::new("trixie-cloud", 8, "1G", "disk,storm").counted();
+    let os0 = os0.disk(16 << 20).nic();
+    let os0 = os0.expect("storm cpus=8", 6 * BOOT);
+    let os0 = os0.expect("Power down", BOOT);
+    Scenario::os0("os0/storm", os0)
+        .slow()
+        .console(|said| longest_below(said, "longest=", STORM_MAX))
+}
+
+/// Microseconds, of a machine that runs one CPU at a time, that a switch may take in a storm.
+const STORM_MAX: u64 = 100_000;
+
+fn longest_below(said: &str, name: &str, most: u64) -> Outcome {
+    match said.split(name).nth(1).and_then(first_number) {
+        Some(longest) if (1..=most).contains(&longest) => Ok(()),
+        longest => Err(format!("{longest:?} us, where {most} are the most")),
+    }
 }
 
 fn check_park(said: &str) -> Outcome {
