@@ -20,6 +20,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("control_stream", targets::control::stream),
     ("device_tree", targets::machine::device_tree),
     ("gic", targets::gic::gic),
+    ("image", targets::machine::image),
     ("kernel_image", targets::machine::kernel_image),
     ("partitions", targets::partitions::partitions),
     ("psci_call", targets::exits::psci_call),

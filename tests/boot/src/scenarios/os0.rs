@@ -33,6 +33,7 @@ pub fn scenarios() -> Vec<Scenario> {
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 5),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 100).slow(),
         loans(),
+        swap(),
         clocks(),
         drain(),
         gap(),
@@ -249,6 +250,25 @@ fn loans() -> Scenario {
         }
         Err(format!(
             "{lent:?} bytes in {runs:?} runs, of which {offline:?} are marked; used rightly: {is_filled}"
+        ))
+    })
+}
+
+/// A VM is parked again and again while its pages go to a disk that OS-0 serves, and come back.
+fn swap() -> Scenario {
+    let vm = Vm::linux("swaps", "trixie-cloud", "script").terms("64MiB", "160MiB", Some("spare"));
+    let vm = vm.persistent_disk("first");
+    let vm = vm.args("module_blacklist=virtio_balloon");
+    let os0 = Os0::new("trixie-cloud", 2, "2G", "swap").cpu("max,pauth=off,sme=off");
+    let os0 = os0.beside(vec![vm]).expect("swap parks=", 5 * BOOT);
+    Scenario::os0("os0/swap", os0).slow().console(|said| {
+        let parks = said.split("swap parks=").nth(1).and_then(first_number);
+        let is_right = said.contains("underpin-guest: same");
+        if parks.is_some_and(|parks| parks > 1) && is_right {
+            return Ok(());
+        }
+        Err(format!(
+            "after {parks:?} parks what was swapped was right: {is_right}"
         ))
     })
 }
