@@ -32,7 +32,7 @@ pub fn scenarios() -> Vec<Scenario> {
         served("trixie-cloud", 2, "max,pauth=off,sme=off"),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 5),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 100).slow(),
-        loans(),
+        loans().slow(),
         swap(),
         clocks(),
         drain(),
