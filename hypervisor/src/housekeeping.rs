@@ -39,11 +39,12 @@ pub fn has_come(count: u64) -> bool {
 
 /// When there is something to do again: the first CPU's alarm is no later.
 pub fn due_at() -> u64 {
-    DUE.load(Ordering::Relaxed)
+    DUE.load(Ordering::Relaxed).min(numa::look_at())
 }
 
 /// Requests what is due.
 pub fn notice(now: u64) {
+    numa::notice(now);
     if now >= DUE.load(Ordering::Relaxed) {
         DUE.store(u64::MAX, Ordering::SeqCst);
         TICKED.store(true, Ordering::SeqCst);

@@ -4,6 +4,8 @@
 //! Only a simulated machine counts misses (`sim/`). Elsewhere pages stay where they were first
 //! touched, unless somebody moves a VM.
 
+mod moving;
+
 use crate::cpu::Cpu;
 use crate::frames::{self, Metal};
 use crate::vm::{self, Instance, layout::RAM_START};
@@ -15,22 +17,26 @@ use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, PaRange};
-use model_address_space::{Frames, Moved};
-use model_frame_table::{MAX_NODES, Owner, Purpose, Use};
+use model_frame_table::{MAX_NODES, Owner, Use};
 use model_machine_tree::Machine;
 use model_miss_window::{MissWindow, Words};
 use model_placement::{
     Decision, MissSource, NodeSet, Page, Placement, Record, Sight, Stays, Thresholds, WAYS,
 };
 use model_pmap::{Backing, REGION_FRAMES};
+use moving::{Job, Jobs};
 
 /// How often hot pages are looked at, by a clock that counts the instructions of all CPUs and not the
 /// time that they wait for memory: where they do, this is 5 ms or more of the machine's time.
 const LOOK_EVERY_NS: u64 = 250_000;
 /// How often VMs that move as a whole are looked at: 2 ms.
 const MOVE_EVERY_NS: u64 = 2_000_000;
+/// How often they are looked for where none was hot for a while.
+const REST_NS: u64 = 4 * LOOK_EVERY_NS;
+/// After how many looks copies are given back where memory is short.
+const GIVE_BACK_EVERY: u32 = 8;
 /// Hot pages that are looked at in one go, so that nobody waits long for the CPU that does it.
-const AT_ONCE: usize = 128;
+const AT_ONCE: usize = 256;
 /// Guest frames that are looked at in one go while all of a VM moves.
 const MOVED_AT_ONCE: usize = 64;
 /// Sets of [`WAYS`] pages that are remembered.
@@ -64,20 +70,41 @@ impl Words for Counters {
 }
 
 /// What counts misses, and what is known of hot pages.
-struct Watch {
+struct Seen {
     source: MissWindow<Counters>,
     placement: Placement<'static>,
     interval: u32,
+    /// When the next look is: later and later while nothing is hot.
+    rest_ns: u64,
 }
 
-static WATCH: Once<SpinLock<Watch>> = Once::new();
+impl Seen {
+    /// An interval begins: how long it is, and its number.
+    fn begin_interval(&mut self) -> (u64, u32) {
+        self.interval += 1;
+        self.rest_ns = if self.source.has_hot() {
+            LOOK_EVERY_NS
+        } else {
+            (2 * self.rest_ns).min(REST_NS)
+        };
+        (self.rest_ns, self.interval)
+    }
+}
+
+/// That, and what is to be done.
+struct Watch {
+    seen: SpinLock<Seen>,
+    jobs: Jobs,
+}
+
+static WATCH: Once<Watch> = Once::new();
 /// Memory comes from one node after the other, to compare with.
 static ROUND_ROBIN: AtomicBool = AtomicBool::new(false);
 /// The CPU that is to look at hot pages.
-static TURN: AtomicU16 = AtomicU16::new(NOBODY);
+static LOOKER: AtomicU16 = AtomicU16::new(NOBODY);
 const NOBODY: u16 = u16::MAX;
-/// When hot pages are looked at again, in counts.
-static LOOK_AT: AtomicU64 = AtomicU64::new(0);
+/// When hot pages are looked for again, in counts.
+static LOOK_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// What became of a VM's pages.
 #[derive(Default)]
@@ -142,16 +169,19 @@ pub fn init() {
         return;
     };
     let sets = vec![[Record::EMPTY; WAYS]; SETS].leak();
-    let watch = Watch {
+    let seen = Seen {
         source,
         placement: Placement::new(sets, Thresholds::default()),
         interval: 0,
+        rest_ns: LOOK_EVERY_NS,
     };
-    if WATCH
-        .set(SpinLock::new(Rank::PhysicalDevice, watch))
-        .is_ok()
-    {
+    let watch = Watch {
+        seen: SpinLock::new(Rank::PhysicalDevice, seen),
+        jobs: Jobs::new(host.nodes()),
+    };
+    if WATCH.set(watch).is_ok() {
         log::info!("the machine counts misses: pages go where they are used");
+        LOOK_AT.store(timer::now(), Ordering::Relaxed);
         housekeeping::request_at(timer::now());
     }
 }
@@ -167,34 +197,46 @@ pub fn node_for(gfn: Gfn, node: NodeId) -> NodeId {
     }
 }
 
-/// Lets a CPU look at pages that are hot, and looks at VMs that move, where it is time.
-pub fn tick() {
-    let now = timer::now();
-    let moves = move_vms();
-    if let Some(watch) = WATCH.get() {
-        if now >= LOOK_AT.load(Ordering::Relaxed) {
-            short_nodes().iter().for_each(|node| {
-                give_copies_back(node);
-            });
-            let has_hot = {
-                let mut watch = watch.lock();
-                watch.interval += 1;
-                watch.source.has_hot()
-            };
-            if has_hot {
-                pass_turn();
-            }
-            LOOK_AT.store(now + host::counts(LOOK_EVERY_NS), Ordering::Relaxed);
-        }
-        housekeeping::request_at(LOOK_AT.load(Ordering::Relaxed));
-    }
-    if moves {
-        housekeeping::request_at(now + host::counts(MOVE_EVERY_NS));
+/// When hot pages are looked for again, in counts.
+pub fn look_at() -> u64 {
+    LOOK_AT.load(Ordering::Relaxed)
+}
+
+/// Lets CPUs look at hot pages where it is time and there are some. In an interrupt, so that no more is
+/// done where there are none.
+#[inline]
+pub fn notice(now: u64) {
+    if now >= look_at() {
+        begin_interval(now);
     }
 }
 
-/// Lets an idle CPU look at hot pages, or one after the other: copying takes time, which no vCPU is to
-/// lose alone.
+#[cold]
+fn begin_interval(now: u64) {
+    let Some(watch) = WATCH.get() else { return };
+    let (wait, interval) = watch.seen.lock().begin_interval();
+    LOOK_AT.store(now + host::counts(wait), Ordering::Relaxed);
+    if wait == LOOK_EVERY_NS {
+        pass_turn();
+    }
+    watch.jobs.rouse();
+    if interval.is_multiple_of(GIVE_BACK_EVERY) {
+        housekeeping::request_at(now);
+    }
+}
+
+/// Gives copies back where memory is short, and looks at VMs that move.
+pub fn tick() {
+    short_nodes().iter().for_each(|node| {
+        give_copies_back(node);
+    });
+    if move_vms() {
+        housekeeping::request_at(timer::now() + host::counts(MOVE_EVERY_NS));
+    }
+}
+
+/// Lets an idle CPU look at hot pages, or one after the other: it takes time, which no vCPU is to lose
+/// alone.
 fn pass_turn() {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let next = || {
@@ -203,25 +245,38 @@ fn pass_turn() {
         host::cpus().nth(usize::from(next) % count)
     };
     if let Some(cpu) = sched::idle_cpu().or_else(next) {
-        TURN.store(cpu.id.0, Ordering::Relaxed);
-        cpu.poke();
+        LOOKER.store(cpu.id.0, Ordering::Relaxed);
+        moving::call(cpu);
     }
 }
 
-/// Looks at some hot pages, where it is this CPU's turn.
+/// Looks at some hot pages and moves some, where this CPU was called for it.
 #[inline]
 pub fn take_turn(cpu: &Cpu) {
-    let is_mine = TURN.load(Ordering::Relaxed) == cpu.id.0;
-    if let Some(watch) = WATCH.get().filter(|_| is_mine) {
-        TURN.store(NOBODY, Ordering::Relaxed);
-        look_at_some(watch);
+    if moving::is_called(cpu) {
+        work(cpu);
     }
 }
 
-fn look_at_some(watch: &SpinLock<Watch>) {
+#[cold]
+fn work(cpu: &Cpu) {
+    moving::answer(cpu);
+    let Some(watch) = WATCH.get() else { return };
+    let mine = LOOKER.compare_exchange(cpu.id.0, NOBODY, Ordering::Relaxed, Ordering::Relaxed);
+    if mine.is_ok() {
+        look_at_some(watch);
+        watch.jobs.rouse();
+        if watch.seen.lock().source.has_hot() {
+            pass_turn();
+        }
+    }
+    watch.jobs.do_some(watch, cpu.node);
+}
+
+fn look_at_some(watch: &Watch) {
     let short = short_nodes();
     for _ in 0..AT_ONCE {
-        let hot = watch.lock().source.next_hot();
+        let hot = watch.seen.lock().source.next_hot();
         let Some(frame) = hot else { break };
         look(watch, frame, short);
     }
@@ -291,10 +346,10 @@ fn users(frame: Mfn) -> Option<(heapless::Vec<Owner, USERS>, NodeId, bool)> {
     Some((users, state.node, state.usage == Use::Replica))
 }
 
-/// Decides what becomes of a hot page, and does it.
-fn look(watch: &SpinLock<Watch>, frame: Mfn, short: NodeSet) {
+/// Decides what becomes of a hot page.
+fn look(watch: &Watch, frame: Mfn, short: NodeSet) {
     let mut misses = [0; MAX_NODES];
-    let written = watch.lock().source.take(frame, &mut misses);
+    let written = watch.seen.lock().source.take(frame, &mut misses);
     // A frame of EL2's own is not a VM's affair.
     let Some((users, home, is_copy)) = users(frame) else {
         return;
@@ -325,42 +380,36 @@ fn look(watch: &SpinLock<Watch>, frame: Mfn, short: NodeSet) {
     }
 }
 
-/// Decides what becomes of a VM's page, and does it.
+/// Decides what becomes of a VM's page, and has it done on the nodes where it goes.
 fn place(
-    watch: &SpinLock<Watch>,
+    watch: &Watch,
     instance: &Instance,
     (owner, frame): (Owner, Mfn),
     sight: Sight<'_>,
     short: NodeSet,
 ) {
-    let page = page(owner);
-    let (decision, now) = {
-        let mut held = watch.lock();
-        let now = held.interval;
-        (held.placement.look(page, sight, short, now), now)
+    let decision = {
+        let mut seen = watch.seen.lock();
+        let now = seen.interval;
+        seen.placement.look(page(owner), sight, short, now)
     };
     let is_private = matches!(instance.space.entry(owner.gfn).backing, Backing::Private(_));
-    let nodes = match decision {
-        Decision::Migrate(to) if is_private => {
-            match migrate(instance, owner.gfn, frame, to) {
-                Ok(()) => watch.lock().placement.moved(page, now),
-                Err(why) => instance.numa.leave(why),
-            }
-            return;
-        }
+    let (nodes, copies) = match decision {
         // Others may use it where it is.
-        Decision::Migrate(to) => NodeSet::NONE.with(to),
-        Decision::Replicate(nodes) => nodes,
+        Decision::Migrate(to) => (NodeSet::NONE.with(to), !is_private),
+        Decision::Replicate(nodes) => (nodes, true),
         Decision::Leave(why) => return instance.numa.leave(reason(why)),
     };
-    for node in nodes.iter().filter(|node| runs_on(instance, *node)) {
-        match replicate(instance, owner.gfn, frame, node) {
-            Ok(()) => {
-                let nodes = NodeSet::NONE.with(node);
-                watch.lock().placement.replicated(page, nodes, now);
-            }
-            Err(why) => instance.numa.leave(why),
-        }
+    let wants = |node: &NodeId| !copies || runs_on(instance, *node);
+    for node in nodes.iter().filter(wants) {
+        watch.jobs.add(
+            node,
+            Job {
+                owner,
+                frame,
+                copies,
+            },
+        );
     }
 }
 
@@ -372,38 +421,6 @@ fn runs_on(instance: &Instance, node: NodeId) -> bool {
         .map(|vcpu| vcpu.stats.last_cpu.load(Ordering::Relaxed));
     cpus.filter_map(|cpu| host::cpu(u16::try_from(cpu).ok()?))
         .any(|cpu| cpu.node == node)
-}
-
-/// Gives `node` a copy of a page; why not, where it gets none.
-fn replicate(instance: &Instance, gfn: Gfn, frame: Mfn, node: NodeId) -> Result<(), usize> {
-    let owner = Owner {
-        vm: instance.id,
-        gfn,
-    };
-    let copy = Metal.allocate_local(node, 0, Purpose::Replica(owner));
-    let copy = copy.ok_or(left::NO_MEMORY)?;
-    let done = instance.space.replicate(gfn, frame, (node, copy));
-    tally(done, copy, &instance.numa.replicated)
-}
-
-/// Counts what was done with a new frame; why nothing was, where nothing was.
-fn tally(done: Moved, new: Mfn, count: &AtomicU64) -> Result<(), usize> {
-    match done {
-        Moved::Done => {
-            count.fetch_add(1, Ordering::Relaxed);
-            forget_counts(new);
-            Ok(())
-        }
-        Moved::Gone => Err(left::GONE),
-        Moved::Held => Err(left::HELD),
-    }
-}
-
-/// What was counted of a new frame before was another page's.
-fn forget_counts(frame: Mfn) {
-    if let Some(watch) = WATCH.get() {
-        watch.lock().source.take(frame, &mut []);
-    }
 }
 
 /// A page's number, of this start of its VM: guest frames are numbered below 2^28.
@@ -420,21 +437,6 @@ const fn reason(why: Stays) -> usize {
         Stays::MovedOften => left::MOVED_OFTEN,
         Stays::NoMemory => left::NO_MEMORY,
     }
-}
-
-/// Moves a page; why not, where it stays.
-fn migrate(instance: &Instance, gfn: Gfn, from: Mfn, to: NodeId) -> Result<(), usize> {
-    let owner = Owner {
-        vm: instance.id,
-        gfn,
-    };
-    let new = Metal.allocate_local(to, 0, Purpose::Private(owner));
-    let new = new.ok_or(left::NO_MEMORY)?;
-    tally(
-        instance.space.migrate(gfn, from, new),
-        new,
-        &instance.numa.moved,
-    )
 }
 
 /// All of a VM's memory is to move to a node, in pieces.
@@ -471,12 +473,14 @@ fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
             let _ = found.push((gfn, frame));
         }
     });
-    for (gfn, frame) in found {
-        let is_short = short_nodes().contains(to);
-        if is_short {
-            tally.leave(left::NO_MEMORY);
-        } else if let Err(why) = migrate(instance, gfn, frame, to) {
-            tally.leave(why);
+    for some in found.chunks(moving::BATCH) {
+        if short_nodes().contains(to) {
+            for _ in some {
+                tally.leave(left::NO_MEMORY);
+            }
+        } else {
+            let pages = some.iter().map(|(gfn, frame)| (*gfn, *frame, false));
+            moving::carry(instance, pages, to);
         }
     }
     match next {

@@ -236,10 +236,13 @@ fn idle_cpu_but(not: Option<NodeId>) -> Option<&'static Cpu> {
 /// Lets an idle CPU of `node`, where there is one, see what there is for idle CPUs to do.
 #[cold]
 pub fn rouse(node: NodeId) {
-    let idle = queue(node.0).and_then(|queue| queue.lock().idle_cpu());
-    if let Some(cpu) = idle.and_then(|cpu| host::cpu(cpu.0)) {
-        cpu.kick();
-    }
+    idle_cpu_of(node).into_iter().for_each(Cpu::kick);
+}
+
+/// A CPU of `node` that has nothing to do.
+pub fn idle_cpu_of(node: NodeId) -> Option<&'static Cpu> {
+    let idle = queue(node.0)?.lock().idle_cpu()?;
+    host::cpu(idle.0)
 }
 
 /// Whether anybody waits for a CPU of this one's node.

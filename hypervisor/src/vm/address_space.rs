@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
-use model_address_space::{Events, GuestRam, Maps, Moved, SOURCES};
+use model_address_space::{Events, Flight, GuestRam, Maps, SOURCES};
 use model_frame_table::MAX_NODES;
 use model_placement::NodeSet;
 use model_pmap::{Backing, Counts, Entry, REGION_FRAMES, Reasons};
@@ -348,21 +348,22 @@ impl AddressSpace {
             .discard(&self.ram, gfn, frame, token, &Metal)
     }
 
-    /// Moves a page to another frame; see [`Maps::migrate`].
-    pub fn migrate(&self, gfn: Gfn, old: Mfn, new: Mfn) -> Moved {
-        self.maps.lock().migrate(&self.ram, gfn, (old, new), &Metal)
+    /// Lets pages be on their way to other frames; see [`Maps::begin`].
+    pub fn take_off(&self, flights: &mut [Flight]) {
+        self.maps.lock().begin(&self.ram, flights);
     }
 
-    /// Gives a node a copy of a page; see [`Maps::replicate`]. Its CPUs see it when they next load the
-    /// VM.
-    pub fn replicate(&self, gfn: Gfn, old: Mfn, (node, copy): (NodeId, Mfn)) -> Moved {
+    /// Brings them to their end; see [`Maps::commit`]. The CPUs of a node see its copies when they next
+    /// load the VM.
+    pub fn land(&self, flights: &mut [Flight]) {
         let mut maps = self.maps.lock();
-        let done = maps.replicate(&self.ram, gfn, old, (node, copy), &Metal);
-        if let Some(own) = self.vttbrs.get(usize::from(node.0)) {
-            let vmid = (self.first_vttbr >> 48) as u16;
-            own.store(vttbr(vmid, maps.root_on(node)), Ordering::Release);
+        maps.commit(&self.ram, flights, &Metal);
+        let vmid = (self.first_vttbr >> 48) as u16;
+        for node in flights.iter().filter_map(|flight| flight.copy_on) {
+            if let Some(own) = self.vttbrs.get(usize::from(node.0)) {
+                own.store(vttbr(vmid, maps.root_on(node)), Ordering::Release);
+            }
         }
-        done
     }
 
     /// Which nodes have copies of a page.

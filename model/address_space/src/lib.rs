@@ -46,9 +46,9 @@
 mod dismantle;
 mod exchange;
 mod fault;
+mod flights;
 mod maps;
 mod memory;
-mod migrate;
 mod paging;
 mod replicas;
 mod unshare;
@@ -56,9 +56,9 @@ mod unshare;
 pub use dismantle::Dismantling;
 pub use exchange::{EXCHANGE_MAX, Gets};
 pub use fault::{Access, Fault, Filled};
+pub use flights::{FLIGHTS_MAX, Flight, Moved};
 pub use maps::{Events, Maps, Run};
 pub use memory::{GuestRam, Policy, SOURCES, Source};
-pub use migrate::Moved;
 pub use paging::AGE_AT_ONCE;
 pub use replicas::GIVE_BACK_AT_ONCE;
 
@@ -103,8 +103,8 @@ pub trait Frames {
     }
     /// Copies a frame that nobody writes into one that nobody sees yet; as for [`Self::write`].
     fn copy(&self, from: Mfn, to: Mfn);
-    /// Copies a frame that a guest wrote until now, and nobody from now on, into one that nobody
-    /// sees yet. The guest may have written it with its caches off.
+    /// Copies a frame that a guest wrote until [`Maps::begin`] into one that nobody sees yet, without
+    /// its lock. The guest may have written it with its caches off; by now it may be another's.
     fn relocate(&self, from: Mfn, to: Mfn) {
         self.copy(from, to);
     }

@@ -1,5 +1,6 @@
 //! The pmap and the stage-2 tables, which change together under the VM's lock.
 
+use crate::flights::{FLIGHTS_MAX, Flying};
 use crate::replicas::NodeRoot;
 use crate::{Filled, Translation};
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, NodeId};
@@ -33,6 +34,8 @@ pub struct Maps<T> {
     pub(crate) has_secrets: bool,
     /// Nodes with copies of pages; CPUs of others walk from [`Self::root`].
     pub(crate) roots: heapless::Vec<NodeRoot, MAX_NODES>,
+    /// Pages on their way to other frames: each has [`model_pmap::Reasons::REPLICA`].
+    pub(crate) flights: heapless::Vec<Flying, FLIGHTS_MAX>,
 }
 
 /// What happened to memory that is shared, counted since the VM's start.
@@ -98,6 +101,7 @@ impl<T: Translation> Maps<T> {
             events: Events::default(),
             has_secrets: false,
             roots: heapless::Vec::new(),
+            flights: heapless::Vec::new(),
         })
     }
 

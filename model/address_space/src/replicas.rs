@@ -7,11 +7,11 @@
 //! writes it or its copies: a write, and whatever else changes what is behind the page, gives the
 //! copies back first.
 
-use crate::{Frames, GuestRam, Maps, Moved, Translation};
+use crate::{Frames, Maps, Translation};
 use heapless::Vec;
 use model_addr::{Gfn, Ipa, IpaRange, Mfn, NodeId};
-use model_pmap::{Backing, Entry, Pmap, Reasons};
-use model_stage2::{FlushDebt, IpaSize, Rights, Size, Stage2};
+use model_pmap::{Pmap, Reasons};
+use model_stage2::{FlushDebt, IpaSize, Rights, Stage2};
 
 /// The most guest frames that one call of [`Maps::give_copies_back`] looks at.
 pub const GIVE_BACK_AT_ONCE: usize = 64;
@@ -87,85 +87,8 @@ impl<T: Translation> Maps<T> {
         self.in_all_roots(|stage2, tables| stage2.protect(tables, ipa, pages, rights))
     }
 
-    /// Gives `node` a copy of the page `gfn`, which is in the frame `old`: `copy`, which nobody sees
-    /// yet and which is given back unless it is done.
-    ///
-    /// The page is read-only for everybody before its contents are copied.
-    pub fn replicate<B: AsRef<[u8]>>(
-        &mut self,
-        ram: &GuestRam<B>,
-        gfn: Gfn,
-        old: Mfn,
-        (node, copy): (NodeId, Mfn),
-        frames: &impl Frames,
-    ) -> Moved {
-        let done = self.try_replicate(ram, gfn, old, (node, copy), frames);
-        if done == Moved::Done {
-            self.events.replicated += 1;
-        } else {
-            frames.free(copy, 0);
-        }
-        done
-    }
-
-    fn try_replicate<B: AsRef<[u8]>>(
-        &mut self,
-        ram: &GuestRam<B>,
-        gfn: Gfn,
-        old: Mfn,
-        (node, copy): (NodeId, Mfn),
-        frames: &impl Frames,
-    ) -> Moved {
-        let entry = self.entry(gfn);
-        if entry.frame() != Some(old) || self.copy_on(node, gfn).is_some() {
-            return Moved::Gone;
-        }
-        // Who must not tell a shared page by the time of a write must not tell a copied one either.
-        let is_held = !entry.reasons.difference(Reasons::REPLICA).is_empty() || ram.policy().hide;
-        let is_block = self.pmap.region(&self.tables, gfn).block().is_some();
-        if is_held || is_block && ram.policy().keep_blocks {
-            return Moved::Held;
-        }
-        let Some(at) = self.root_for(node, ram.range) else {
-            return Moved::Held;
-        };
-        let copied = Entry::private(copy);
-        let root = &mut self.roots[at];
-        if root
-            .copies
-            .set_run(&mut self.tables, gfn, 1, copied)
-            .is_err()
-        {
-            return Moved::Held;
-        }
-        if is_block {
-            self.split(gfn);
-        }
-        // Its entry is there: this needs no memory.
-        self.set_reasons(gfn, Reasons::REPLICA, Reasons::empty());
-        let ipa = gfn.address();
-        let mut debt = FlushDebt::none();
-        if entry.reasons.is_empty() && matches!(entry.backing, Backing::Private(_)) {
-            debt = self.protect(ipa, 1);
-        }
-        let (stage2, tables) = self.walked_on(node);
-        debt = debt.and(stage2.unmap(tables, ipa, 1));
-        debt.pay(|what| self.tables.invalidate(what));
-        frames.relocate(old, copy);
-        // What the root lacks, a fault fills.
-        let (stage2, tables) = self.walked_on(node);
-        let _ = stage2.map(
-            tables,
-            ipa,
-            copy.address(),
-            Size::Page,
-            Rights::READ_EXECUTE,
-        );
-        Moved::Done
-    }
-
     /// The root of `node`, made where there is none; `None` where there is no memory for it.
-    fn root_for(&mut self, node: NodeId, ram: IpaRange) -> Option<usize> {
+    pub(crate) fn root_for(&mut self, node: NodeId, ram: IpaRange) -> Option<usize> {
         if let Some(at) = self.roots.iter().position(|root| root.node == node) {
             return Some(at);
         }
@@ -188,10 +111,11 @@ impl<T: Translation> Maps<T> {
         Some(self.roots.len() - 1)
     }
 
-    /// Gives all copies of a page back, before something else is done with it. No CPU sees it then.
+    /// Gives all copies of a page back, before something else is done with it; one that is on its way
+    /// stays where it is. No CPU sees it then.
     #[inline]
     pub(crate) fn collapse(&mut self, gfn: Gfn, frames: &impl Frames) {
-        if !self.roots.is_empty() {
+        if !self.roots.is_empty() || !self.flights.is_empty() {
             self.collapse_copies(gfn, frames);
         }
     }
@@ -201,12 +125,25 @@ impl<T: Translation> Maps<T> {
         if !self.entry(gfn).reasons.contains(Reasons::REPLICA) {
             return;
         }
-        self.events.collapsed += 1;
+        self.events.collapsed += u64::from(self.has_copies(gfn));
+        self.flights.retain(|flying| flying.gfn != gfn);
         self.set_reasons(gfn, Reasons::empty(), Reasons::REPLICA);
         let debt = self.unmap(gfn.address(), 1);
         debt.pay(|what| self.tables.invalidate(what));
         for at in 0..self.roots.len() {
             self.free_copy(at, gfn, frames);
+        }
+    }
+
+    fn has_copies(&self, gfn: Gfn) -> bool {
+        let has_copy = |root: &NodeRoot| self.copy_on(root.node, gfn).is_some();
+        self.roots.iter().any(has_copy)
+    }
+
+    /// A page may be written again where it has no copies any more and none is on its way.
+    pub(crate) fn unguard(&mut self, gfn: Gfn) {
+        if !self.has_copies(gfn) && !self.flights.iter().any(|flying| flying.gfn == gfn) {
+            self.set_reasons(gfn, Reasons::empty(), Reasons::REPLICA);
         }
     }
 
@@ -246,10 +183,7 @@ impl<T: Translation> Maps<T> {
         debt.pay(|what| self.tables.invalidate(what));
         for gfn in &found {
             self.free_copy(at, *gfn, frames);
-            let has_copy = |node| self.copy_on(node, *gfn).is_some();
-            if !self.roots.iter().any(|root| has_copy(root.node)) {
-                self.set_reasons(*gfn, Reasons::empty(), Reasons::REPLICA);
-            }
+            self.unguard(*gfn);
         }
         (found.len() as u64, next)
     }

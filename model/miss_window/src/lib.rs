@@ -13,9 +13,9 @@ use model_placement::MissSource;
 /// What the first word holds: "UNUM".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UNUM");
 /// The layout that this reads.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Entries of the ring of hot pages, of two words each.
-const RING_ENTRIES: u32 = 256;
+const RING_ENTRIES: u32 = 4096;
 
 /// Where words are, counted in words from the window's beginning.
 mod offset {
@@ -29,7 +29,7 @@ mod offset {
     pub const HEAD: usize = 9;
     pub const TAIL: usize = 10;
     pub const RING: usize = 256;
-    pub const HEADER_END: usize = 1024;
+    pub const HEADER_END: usize = 9216;
 }
 
 /// Little-endian words of 32 bits that the machine changes at any moment.
@@ -140,11 +140,14 @@ impl<W: Words> MissSource for MissWindow<W> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
+    use std::{vec, vec::Vec};
 
     const BASE: Mfn = Mfn(0x4_0000);
 
-    struct Memory([u32; 2048]);
+    struct Memory(Vec<u32>);
 
     impl Words for &mut Memory {
         fn count(&self) -> usize {
@@ -160,8 +163,8 @@ mod tests {
 
     /// Two nodes, 300 pages.
     fn memory() -> Memory {
-        let mut words = [0; 2048];
-        words[..8].copy_from_slice(&[MAGIC, 1, 2, 300, 0x4000_0000, 0, 2, 1024]);
+        let mut words = vec![0; 10_240];
+        words[..8].copy_from_slice(&[MAGIC, VERSION, 2, 300, 0x4000_0000, 0, 2, 9216]);
         Memory(words)
     }
 
@@ -172,7 +175,7 @@ mod tests {
         assert!(MissWindow::open(&mut memory(), 2, BASE.add(1), 9).is_none());
         for (at, value) in [
             (0, 0),
-            (1, 2),
+            (1, 1),
             (2, 3),
             (3, u32::MAX),
             (3, 342),
@@ -192,7 +195,7 @@ mod tests {
     fn hot_pages_come_once_and_lies_do_no_harm() {
         let mut memory = memory();
         memory.0[offset::RING..offset::RING + 6].copy_from_slice(&[7, 1, 4000, 0, 299, 0]);
-        memory.0[1024 + 21..1024 + 24].copy_from_slice(&[5, 12, 1]);
+        memory.0[9216 + 21..9216 + 24].copy_from_slice(&[5, 12, 1]);
         let mut window = MissWindow::open(&mut memory, 2, BASE, 9).unwrap();
         assert!(!window.has_hot());
         window.words.0[offset::HEAD] = 3;

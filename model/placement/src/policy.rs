@@ -62,7 +62,7 @@ pub enum Decision {
 pub enum Stays {
     /// No node has missed often enough.
     NotHot,
-    /// Who misses often has it at hand.
+    /// Who misses often has it at hand, and nobody else has a share of the misses.
     AtHome,
     /// Several nodes use it and somebody writes it.
     WriteShared,
@@ -105,7 +105,7 @@ pub fn decide(sight: Sight<'_>, past: Past, short: NodeSet, limits: &Thresholds)
         return Decision::Leave(Stays::NotHot);
     }
     let wanting = hot.and(sharers).without(here);
-    if hot.without(here).is_empty() || wanting.is_empty() {
+    if wanting.is_empty() {
         return Decision::Leave(Stays::AtHome);
     }
     let (_, heaviest) = most;

@@ -43,12 +43,12 @@ impl Naive {
         if !nodes().any(|node| misses(&node) >= limits.trigger) {
             return Decision::Leave(Stays::NotHot);
         }
-        if !nodes().any(|node| misses(&node) >= limits.trigger && !has_copy(&node)) {
-            return Decision::Leave(Stays::AtHome);
-        }
         let sharers: Vec<u8> = nodes()
             .filter(|node| misses(node) >= limits.sharing.min(limits.trigger))
             .collect();
+        if sharers.iter().all(has_copy) {
+            return Decision::Leave(Stays::AtHome);
+        }
         let is_shared = sharers.len() > 1 || !self.replicas.is_empty();
         if is_shared && sight.written {
             return Decision::Leave(Stays::WriteShared);

@@ -1,6 +1,6 @@
 //! The memory in which the hypervisor reads what the machine counted.
 //!
-//! All is little-endian words of 32 bits; times are two of them. First comes a header of one page,
+//! All is little-endian words of 32 bits; times are two of them. First comes a header of nine pages,
 //! in it a ring of hot pages; then, for each page of memory, one word of misses per node and one
 //! that is not 0 once the page was stored to. The machine adds; the hypervisor may set any of these
 //! words to 0 at any time. Nothing that it writes can make the machine fail.
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// What the first word holds: "UNUM".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UNUM");
 /// The layout that this describes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Entries of the ring of hot pages, each two words: the page's number from the first page of
 /// memory, and the node with the misses.
-pub const RING_ENTRIES: u32 = 256;
+pub const RING_ENTRIES: u32 = 4096;
 
 /// Where words are, counted in words from the window's beginning.
 pub mod offset {
@@ -47,7 +47,7 @@ pub mod offset {
     /// The ring.
     pub const RING: usize = 256;
     /// The end of the header.
-    pub const HEADER_END: usize = 1024;
+    pub const HEADER_END: usize = 9216;
 }
 
 const _: () = assert!(offset::LOCAL + 2 * CPUS_MAX <= offset::RING);

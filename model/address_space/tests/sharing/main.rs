@@ -27,6 +27,12 @@ enum Step {
     Migrate(usize, Gfn, u8, bool),
     /// A node gets a copy of a page; or a frame that is not behind it was meant.
     Replicate(usize, Gfn, u8, bool),
+    /// The same, or a move where it is not to copy, as far as the page is on its way.
+    SetOff(usize, Gfn, (u8, bool), bool),
+    /// What is on its way is copied.
+    Carry,
+    /// What is on its way of a VM comes to its end.
+    Land(usize),
     /// A node gives its copies back.
     GiveBack(u8),
     /// The guest marks a page, or unmarks it.
@@ -91,6 +97,10 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(v, g, n, late)| Step::Migrate(v, g, n, late)),
         16 => (vm(), gfn(), 0..2_u8, prop::bool::weighted(0.1))
             .prop_map(|(v, g, n, late)| Step::Replicate(v, g, n, late)),
+        16 => (vm(), gfn(), (0..2_u8, any::<bool>()), prop::bool::weighted(0.1))
+            .prop_map(|(v, g, to, late)| Step::SetOff(v, g, to, late)),
+        4 => Just(Step::Carry),
+        6 => vm().prop_map(Step::Land),
         1 => (0..2_u8).prop_map(Step::GiveBack),
         2 => (vm(), gfn(), any::<bool>()).prop_map(|(v, g, n)| Step::NeverShare(v, g, n)),
         1 => vm().prop_map(|v| Step::Release(v, RAM, REGION_FRAMES)),
@@ -138,11 +148,16 @@ impl World {
             }
             Step::Release(vm, gfn, count) => self.release(*vm, *gfn, *count),
             Step::Migrate(vm, gfn, node, late) => {
-                self.migrate(*vm, *gfn, NodeId(*node), *late);
+                self.place(*vm, *gfn, (NodeId(*node), false), *late);
             }
             Step::Replicate(vm, gfn, node, late) => {
-                self.replicate(*vm, *gfn, NodeId(*node), *late);
+                self.place(*vm, *gfn, (NodeId(*node), true), *late);
             }
+            Step::SetOff(vm, gfn, (node, copies), late) => {
+                self.set_off(*vm, *gfn, (NodeId(*node), *copies), *late);
+            }
+            Step::Carry => self.carry(),
+            Step::Land(vm) => self.land(*vm),
             Step::GiveBack(node) => self.give_copies_back(NodeId(*node)),
             Step::NeverShare(vm, gfn, never) => self.never_share(*vm, *gfn, *never),
             Step::FillRegion(vm) => self.fill_region(*vm),
@@ -327,7 +342,7 @@ fn a_block_moves_page_by_page() {
         assert!(world.touch(0, gfn, Access::Write));
         world.store(0, gfn);
         assert_eq!(
-            world.migrate(0, gfn, NodeId(node), false),
+            world.place(0, gfn, (NodeId(node), false), false),
             Some(Moved::Done)
         );
         world.check();
@@ -448,7 +463,8 @@ fn copies_survive_all_that_may_happen() {
                 world.read(0, &[(gfn, Block::Image(9))]);
                 world.read(1, &[(gfn, Block::Image(9))]);
             }
-            assert_eq!(world.replicate(0, gfn, NodeId(1), false), Some(Moved::Done));
+            let to = (NodeId(1), true);
+            assert_eq!(world.place(0, gfn, to, false), Some(Moved::Done));
             for at in [first, second] {
                 world.step(&all[at]);
                 world.check();
@@ -456,6 +472,52 @@ fn copies_survive_all_that_may_happen() {
             assert!(world.touch(0, gfn, Access::Write));
             world.store(0, gfn);
             world.check();
+            world.finish();
+        }
+    }
+}
+
+/// A page is on its way, moving or copied, and two things happen to it before, while and after it is carried.
+#[test]
+fn pages_on_their_way_survive_all_that_may_happen() {
+    let gfn = RAM.add(100);
+    let all = [
+        Step::Touch(0, gfn, Access::Write),
+        Step::Fault(0, 1, gfn, Access::Overwrite),
+        Step::Device(0, gfn, Access::Write, 3),
+        Step::Read(0, vec![(gfn, Block::Buffer(2))]),
+        Step::Read(1, vec![(gfn, Block::Buffer(2))]),
+        Step::Release(0, gfn, 1),
+        Step::Migrate(0, gfn, 1, false),
+        Step::Replicate(0, gfn, 1, false),
+        Step::SetOff(0, gfn, (1, true), false),
+        Step::SetOff(0, gfn, (0, true), false),
+        Step::SetOff(0, gfn, (0, false), false),
+        Step::GiveBack(1),
+        Step::Land(0),
+        Step::Kill(0),
+    ];
+    for (first, second) in pairs(all.len()) {
+        for kind in 0..9 {
+            let (copies, is_shared, carried) = (kind % 3 != 0, kind % 3 == 2, kind / 3);
+            let mut world = World::new([SHARES; VMS]);
+            assert!(world.touch(0, gfn, Access::Write));
+            world.store(0, gfn);
+            if is_shared {
+                world.read(0, &[(gfn, Block::Image(9))]);
+                world.read(1, &[(gfn, Block::Image(9))]);
+            }
+            world.set_off(0, gfn, (NodeId(1), copies), false);
+            for (n, at) in [first, second].into_iter().enumerate() {
+                if carried == n {
+                    world.carry();
+                }
+                world.step(&all[at]);
+            }
+            world.check();
+            world.land(0);
+            assert!(world.touch(0, gfn, Access::Write));
+            world.store(0, gfn);
             world.finish();
         }
     }
@@ -473,7 +535,8 @@ fn a_page_of_a_block_gets_copies() {
     world.fill_region(0);
     for n in (0..60).chain(500..512) {
         let gfn = RAM.add(n);
-        assert_eq!(world.replicate(0, gfn, NodeId(1), false), Some(Moved::Done));
+        let to = (NodeId(1), true);
+        assert_eq!(world.place(0, gfn, to, false), Some(Moved::Done));
         world.check();
     }
     assert_eq!(world.vms[0].lock().copies(), 72);

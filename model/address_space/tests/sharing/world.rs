@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use machine_fake::FakeFrames;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{
-    Access, Dismantling, EXCHANGE_MAX, Fault, Filled, Frames, Gets, GuestRam, Maps, Moved, Policy,
-    Source,
+    Access, Dismantling, EXCHANGE_MAX, Fault, Filled, Flight, Frames, Gets, GuestRam, Maps, Moved,
+    Policy, Source,
 };
 use model_frame_table::{CHUNK_FRAMES, Owner, PoolCounts, Purpose, Use};
 use model_pmap::{Backing, Entry, Reasons, Why};
@@ -75,6 +75,8 @@ pub struct World {
     buffer: Mfn,
     stores: u64,
     generation: u16,
+    /// Pages on their way, and whose they are.
+    flights: Vec<(usize, Flight)>,
     frames_fail: bool,
     records_fail: bool,
 }
@@ -191,6 +193,7 @@ impl World {
             buffer,
             stores: 0,
             generation: 1,
+            flights: Vec::new(),
             frames_fail: false,
             records_fail: false,
         }
@@ -470,6 +473,8 @@ impl World {
             return;
         }
         self.settle(vm, None);
+        // Who carries pages holds on to their VM.
+        self.land(vm);
         self.generation += 1;
         let id = (vm as u16, self.generation);
         let policy = self.vms[vm].ram.policy();

@@ -24,7 +24,7 @@ pub const DISTANCE: u32 = 30;
 /// Nanoseconds of a miss for each unit of distance.
 const NS_OF_DISTANCE: u32 = 30;
 /// The header of the window, in bytes; then four bytes for each page and node, and four more.
-const WINDOW_HEADER: u64 = 4096;
+const WINDOW_HEADER: u64 = 36_864;
 const MIB: u64 = 1 << 20;
 
 /// What is measured, and where that goes.

@@ -1,82 +1,141 @@
 //! Pages that move to another node, or get copies there, while their guests run.
 
 use super::{
-    Backing, Entry, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner, Purpose, RAM, Reasons, Tables,
+    Backing, Flight, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner, Purpose, RAM, Reasons, Tables,
     World,
 };
 
 impl World {
-    /// A page moves to `node`; where it is `late`, the frame that was meant is another one by now.
-    pub fn migrate(&mut self, vm: usize, gfn: Gfn, node: NodeId, late: bool) -> Option<Moved> {
-        let guest = &self.vms[vm];
-        let before = guest.lock().entry(gfn);
-        let old = before.frame()?;
-        let old = if late { old.add(1) } else { old };
-        let user = Owner {
-            vm: guest.ram.vm,
-            gfn,
-        };
-        let new = self
-            .machine
-            .allocate_local(node, 0, Purpose::Private(user))?;
-        let moved = guest
-            .lock()
-            .migrate(&guest.ram, gfn, (old, new), &self.machine);
-        let after = guest.lock().entry(gfn);
-        let is_private = matches!(before.backing, Backing::Private(_)) && !late;
-        let has_copies = before.reasons.contains(Reasons::REPLICA);
-        match moved {
-            Moved::Done => assert_eq!(
-                after,
-                Entry {
-                    backing: Backing::Private(new),
-                    ..before
-                }
-            ),
-            Moved::Gone => assert_eq!((after, is_private), (before, false)),
-            Moved::Held => {
-                assert!(is_private && (has_copies || guest.ram.policy().keep_blocks));
-                assert_eq!(after, before);
-            }
+    /// A page moves to `node`, or the node gets a copy of it, in one go; where it is `late`, the frame
+    /// that was meant is another one by now.
+    pub fn place(
+        &mut self,
+        vm: usize,
+        gfn: Gfn,
+        (node, copies): (NodeId, bool),
+        late: bool,
+    ) -> Option<Moved> {
+        let before = self.vms[vm].lock().entry(gfn);
+        let mut flight = self.begin(vm, gfn, (node, copies), late)?;
+        self.carry_one(&flight);
+        self.commit(vm, &mut flight);
+        let after = self.vms[vm].lock().entry(gfn);
+        if flight.state != Moved::Done {
+            assert_eq!(after, before);
         }
-        Some(moved)
+        Some(flight.state)
     }
 
-    /// A node gets a copy of a page; where it is `late`, the frame that was meant is another one by now.
-    pub fn replicate(&mut self, vm: usize, gfn: Gfn, node: NodeId, late: bool) -> Option<Moved> {
+    /// Begins as [`Self::place`]; [`Self::carry`] and [`Self::land`] follow some time.
+    pub fn set_off(&mut self, vm: usize, gfn: Gfn, to: (NodeId, bool), late: bool) {
+        if let Some(flight) = self.begin(vm, gfn, to, late) {
+            self.flights.push((vm, flight));
+        }
+    }
+
+    fn begin(
+        &mut self,
+        vm: usize,
+        gfn: Gfn,
+        (node, copies): (NodeId, bool),
+        late: bool,
+    ) -> Option<Flight> {
         let guest = &self.vms[vm];
         let before = guest.lock().entry(gfn);
         let had = guest.lock().copy_on(node, gfn);
         let old = before.frame()?;
-        let old = if late { old.add(1) } else { old };
         let user = Owner {
             vm: guest.ram.vm,
             gfn,
         };
-        let copy = self
-            .machine
-            .allocate_local(node, 0, Purpose::Replica(user))?;
-        let done = guest
+        let purpose = if copies {
+            Purpose::Replica(user)
+        } else {
+            Purpose::Private(user)
+        };
+        let mut flight = Flight {
+            gfn,
+            old: if late { old.add(1) } else { old },
+            new: self.machine.allocate_local(node, 0, purpose)?,
+            copy_on: copies.then_some(node),
+            state: Moved::Gone,
+        };
+        guest
             .lock()
-            .replicate(&guest.ram, gfn, old, (node, copy), &self.machine);
+            .begin(&guest.ram, std::slice::from_mut(&mut flight));
         let after = guest.lock().entry(gfn);
-        let now_has = guest.lock().copy_on(node, gfn);
-        match done {
-            Moved::Done => {
-                assert_eq!((now_has, after.frame()), (Some(copy), Some(old)));
-                assert!(!after.rights().unwrap().write);
-                let reader = usize::from(node.0);
-                let found = guest.find(reader, gfn, false);
-                assert!(found == Some(copy) || found.is_none() && guest.tables_fail);
+        let is_private = matches!(before.backing, Backing::Private(_));
+        let is_guarded = before.reasons.contains(Reasons::REPLICA);
+        let policy = guest.ram.policy();
+        match flight.state {
+            Moved::Begun => {
+                assert!(!late && !after.rights().unwrap().write);
+                assert_eq!(after.backing, before.backing);
+                assert!((0..2).all(|vcpu| guest.find(vcpu, gfn, true).is_none()));
             }
-            Moved::Gone => assert!((late || had.is_some()) && after == before),
-            Moved::Held => {
-                let policy = guest.ram.policy();
-                assert!(policy.hide || policy.keep_blocks || self.is_failing(vm));
-                assert_eq!((now_has, after), (None, before));
+            Moved::Gone => assert!(late || had.is_some() || !copies && !is_private),
+            Moved::Held => assert!(is_guarded || policy.hide || policy.keep_blocks),
+            Moved::Done | Moved::Lost => unreachable!(),
+        }
+        assert!(flight.state == Moved::Begun || after == before);
+        Some(flight)
+    }
+
+    /// Copies what is on its way, whatever is in the old frames by now.
+    pub fn carry(&self) {
+        for (_, flight) in &self.flights {
+            self.carry_one(flight);
+        }
+    }
+
+    fn carry_one(&self, flight: &Flight) {
+        let frames = &self.machine.frames;
+        if flight.state != Moved::Begun {
+            return;
+        }
+        if let Some(page) = frames.contents(flight.old) {
+            if frames.contents(flight.new).is_none() {
+                frames.zero(flight.new, 1);
+            }
+            frames.store(flight.new, 0, &page);
+        }
+    }
+
+    /// Brings all that is on its way of a VM to its end, in reverse.
+    pub fn land(&mut self, vm: usize) {
+        for (owner, mut flight) in std::mem::take(&mut self.flights).into_iter().rev() {
+            if owner == vm {
+                // It may not have been copied yet.
+                self.carry_one(&flight);
+                self.commit(vm, &mut flight);
+            } else {
+                self.flights.push((owner, flight));
             }
         }
-        Some(done)
+    }
+
+    fn commit(&mut self, vm: usize, flight: &mut Flight) {
+        let guest = &self.vms[vm];
+        let was_begun = flight.state == Moved::Begun;
+        guest
+            .lock()
+            .commit(&guest.ram, std::slice::from_mut(flight), &self.machine);
+        let entry = guest.lock().entry(flight.gfn);
+        match (flight.state, flight.copy_on) {
+            (Moved::Begun, _) => unreachable!(),
+            (Moved::Done, None) => assert_eq!(entry.backing, Backing::Private(flight.new)),
+            (Moved::Done, Some(node)) => {
+                assert_eq!(entry.frame(), Some(flight.old));
+                assert!(!entry.rights().unwrap().write);
+                assert_eq!(guest.lock().copy_on(node, flight.gfn), Some(flight.new));
+                let found = guest.find(usize::from(node.0), flight.gfn, false);
+                assert!(found == Some(flight.new) || found.is_none() && guest.tables_fail);
+            }
+            (Moved::Held, _) => {
+                assert!(!was_begun || self.is_failing(vm) || self.is_empty());
+            }
+            (Moved::Gone | Moved::Lost, _) => {}
+        }
     }
 
     /// A node is short of memory: all its copies go.

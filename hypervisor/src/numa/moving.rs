@@ -1,0 +1,222 @@
+//! Pages on their way to nodes: by a CPU of the node where they go, one that is idle if there is one,
+//! some pages of a VM at a time. The VM's memory is locked while they begin and while they come to
+//! their end, and not while they are copied.
+
+use super::{Watch, page};
+use crate::cpu::Cpu;
+use crate::frames::Metal;
+use crate::vm::{self, Instance};
+use crate::{host, sched};
+use abi::control::left;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use machine_locks::{Rank, SpinLock};
+use model_addr::{Gfn, Mfn, NodeId};
+use model_address_space::{Flight, Frames, Moved};
+use model_frame_table::{Owner, Purpose};
+use model_placement::{MissSource, NodeSet};
+
+/// Pages that move under one debt. The CPUs of a machine with as many nodes as there may be can all be
+/// at it for one VM.
+pub const BATCH: usize = 16;
+/// Batches that a CPU moves in one go, so that what it runs does not wait long.
+const BATCHES: usize = 16;
+/// Pages that wait to go to a node. Those that find no place come back when they are hot again.
+const WAITING: usize = 1024;
+
+/// CPUs that are called, a bit for each.
+static CALLED: AtomicU64 = AtomicU64::new(0);
+
+const fn bit(cpu: &Cpu) -> u64 {
+    1 << (cpu.id.0 % 64)
+}
+
+/// Whether this CPU was called.
+#[inline]
+pub fn is_called(cpu: &Cpu) -> bool {
+    CALLED.load(Ordering::Relaxed) & bit(cpu) != 0
+}
+
+/// It comes.
+pub fn answer(cpu: &Cpu) {
+    CALLED.fetch_and(!bit(cpu), Ordering::Relaxed);
+}
+
+/// Calls a CPU to look at what there is to do.
+pub fn call(cpu: &Cpu) {
+    CALLED.fetch_or(bit(cpu), Ordering::Relaxed);
+    cpu.poke();
+}
+
+/// A page that is to go to a node, or to be copied there.
+#[derive(Clone, Copy)]
+pub struct Job {
+    pub owner: Owner,
+    pub frame: Mfn,
+    pub copies: bool,
+}
+
+/// What is to go to each node.
+pub struct Jobs(Vec<Waiting>);
+
+struct Waiting {
+    jobs: SpinLock<VecDeque<Job>>,
+    /// Whose turn it is of the node's CPUs, where none is idle.
+    next: AtomicUsize,
+}
+
+impl Jobs {
+    /// Nothing, on so many nodes.
+    pub fn new(nodes: usize) -> Self {
+        let waiting = || Waiting {
+            jobs: SpinLock::new(Rank::PhysicalDevice, VecDeque::with_capacity(WAITING)),
+            next: AtomicUsize::new(0),
+        };
+        Self((0..nodes).map(|_| waiting()).collect())
+    }
+
+    fn of(&self, node: NodeId) -> Option<&Waiting> {
+        self.0.get(usize::from(node.0))
+    }
+
+    /// A page is to go to a node.
+    pub fn add(&self, node: NodeId, job: Job) {
+        if let Some(waiting) = self.of(node) {
+            let mut jobs = waiting.jobs.lock();
+            if jobs.len() < WAITING {
+                jobs.push_back(job);
+            }
+        }
+    }
+
+    /// Calls a CPU of each node that pages are to go to.
+    pub fn rouse(&self) {
+        for (node, waiting) in (0..).map(NodeId).zip(&self.0) {
+            if waiting.jobs.lock().is_empty() {
+                continue;
+            }
+            let its = || host::cpus().filter(|cpu| cpu.node == node);
+            let next = || {
+                let next = waiting.next.fetch_add(1, Ordering::Relaxed);
+                its().nth(next % its().count().max(1))
+            };
+            if let Some(cpu) = sched::idle_cpu_of(node).or_else(next) {
+                call(cpu);
+            }
+        }
+    }
+
+    /// Moves some pages to `node`.
+    pub fn do_some(&self, watch: &Watch, node: NodeId) {
+        let Some(waiting) = self.of(node) else { return };
+        // Neighbours have their entries and tables in the same cache lines.
+        let place = |job: &Job| (job.owner.vm.index, job.owner.gfn);
+        let mut jobs = waiting.jobs.lock();
+        jobs.make_contiguous().sort_unstable_by_key(place);
+        drop(jobs);
+        for _ in 0..BATCHES {
+            let Some((vm, batch)) = waiting.take() else {
+                break;
+            };
+            let running = vm::instance(vm).filter(|instance| !instance.is_ending());
+            let Some(instance) = running else { continue };
+            let done = carry(&instance, batch.into_iter(), node);
+            watch.note(&instance, &done);
+        }
+    }
+}
+
+impl Waiting {
+    /// Pages of one VM.
+    #[expect(clippy::type_complexity, reason = "frames and whether they are copied")]
+    fn take(&self) -> Option<(model_addr::VmId, heapless::Vec<(Gfn, Mfn, bool), BATCH>)> {
+        let mut jobs = self.jobs.lock();
+        let vm = jobs.front()?.owner.vm;
+        let mut batch = heapless::Vec::new();
+        while let Some(job) = jobs.front().filter(|job| job.owner.vm == vm)
+            && batch.push((job.owner.gfn, job.frame, job.copies)).is_ok()
+        {
+            jobs.pop_front();
+        }
+        Some((vm, batch))
+    }
+}
+
+/// Moves pages to a node, at most [`BATCH`], or gives the node copies.
+pub fn carry(
+    instance: &Instance,
+    pages: impl Iterator<Item = (Gfn, Mfn, bool)>,
+    node: NodeId,
+) -> heapless::Vec<Flight, BATCH> {
+    let mut flights = heapless::Vec::<Flight, BATCH>::new();
+    for (gfn, old, copies) in pages.take(BATCH) {
+        let owner = Owner {
+            vm: instance.id,
+            gfn,
+        };
+        let purpose = if copies {
+            Purpose::Replica(owner)
+        } else {
+            Purpose::Private(owner)
+        };
+        let Some(new) = Metal.allocate_local(node, 0, purpose) else {
+            instance.numa.leave(left::NO_MEMORY);
+            continue;
+        };
+        // It is not full.
+        let _ = flights.push(Flight {
+            gfn,
+            old,
+            new,
+            copy_on: copies.then_some(node),
+            state: Moved::Gone,
+        });
+    }
+    instance.space.take_off(&mut flights);
+    for flight in &flights {
+        if flight.state == Moved::Begun {
+            Metal.relocate(flight.old, flight.new);
+        }
+    }
+    instance.space.land(&mut flights);
+    for flight in &flights {
+        let tally = &instance.numa;
+        match (flight.state, flight.copy_on) {
+            (Moved::Done, None) => {
+                tally.moved.fetch_add(1, Ordering::Relaxed);
+            }
+            (Moved::Done, Some(_)) => {
+                tally.replicated.fetch_add(1, Ordering::Relaxed);
+            }
+            (Moved::Held | Moved::Begun, _) => tally.leave(left::HELD),
+            (Moved::Gone | Moved::Lost, _) => tally.leave(left::GONE),
+        }
+    }
+    flights
+}
+
+impl Watch {
+    /// Remembers what came of pages.
+    fn note(&self, instance: &Instance, flights: &[Flight]) {
+        let mut seen = self.seen.lock();
+        let now = seen.interval;
+        for flight in flights {
+            let page = page(Owner {
+                vm: instance.id,
+                gfn: flight.gfn,
+            });
+            match (flight.state, flight.copy_on) {
+                (Moved::Done, Some(node)) => {
+                    let nodes = NodeSet::NONE.with(node);
+                    seen.placement.replicated(page, nodes, now);
+                }
+                // Who writes while pages are copied makes as much work.
+                (Moved::Done, None) | (Moved::Lost, _) => seen.placement.moved(page, now),
+                _ => continue,
+            }
+            // What was counted of the frame before was another page's.
+            seen.source.take(flight.new, &mut []);
+        }
+    }
+}
