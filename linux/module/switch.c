@@ -109,7 +109,8 @@ static long leave_here(void *unused)
 	return answer;
 }
 
-static int on_all_cpus(cpu_stop_fn_t switch_here)
+/* Notes how long they all stood still. */
+int on_all_cpus(cpu_stop_fn_t switch_here)
 {
 	u64 before = read_sysreg(cntvct_el0);
 	int error = stop_machine(switch_here, NULL, cpu_online_mask);

@@ -7,6 +7,7 @@
 #define pr_fmt(fmt) "underpin: " fmt
 
 #include <linux/arm-smccc.h>
+#include <linux/stop_machine.h>
 #include <linux/types.h>
 
 /* The calls of abi/src/os0.rs. Refusal number n is -0x100 - n. */
@@ -59,6 +60,9 @@ int serve_fail(struct answer *answer, char *words);
 int serve_lend(struct answer *answer, char *words);
 int serve_repay(struct answer *answer, char *words);
 int serve_upgrade(struct answer *answer, char *words);
+
+/* Calls it on all CPUs at the same time, with interrupts masked. */
+int on_all_cpus(cpu_stop_fn_t switch_here);
 
 /* Keeps an outcome as the last, says how things stand, and gives what the request ends with. */
 int tell(struct answer *answer, long result);

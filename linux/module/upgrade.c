@@ -9,7 +9,6 @@
 #include <linux/gfp.h>
 #include <linux/io.h>
 #include <linux/sched.h>
-#include <linux/stop_machine.h>
 
 static atomic_long_t answer_of_all;
 
@@ -72,7 +71,7 @@ static long upgrade(const char *path)
 		return answer;
 	atomic_long_set(&answer_of_all, 0);
 	cpu_hotplug_disable();
-	answer = stop_machine(upgrade_here, NULL, cpu_online_mask);
+	answer = on_all_cpus(upgrade_here);
 	cpu_hotplug_enable();
 	if (!answer)
 		answer = atomic_long_read(&answer_of_all);

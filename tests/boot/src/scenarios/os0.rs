@@ -322,7 +322,7 @@ fn drain() -> Scenario {
 
 /// The longest that a switch keeps the program which asks for it from reading the clock.
 fn gap() -> Scenario {
-    let os0 = Os0::new("trixie-cloud", 1, "1G", "gap").counted();
+    let os0 = Os0::new("trixie-cloud", 1, "1G", "gap").counted().images();
     let os0 = os0.expect("gap status=", 4 * BOOT);
     let os0 = os0.expect("Power down", BOOT);
     Scenario::os0("os0/gap", os0)
