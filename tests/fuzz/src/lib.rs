@@ -25,6 +25,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("partitions", targets::partitions::partitions),
     ("psci_call", targets::exits::psci_call),
     ("served", targets::served::served),
+    ("shared_disk", targets::shared_disk::shared_disk),
     ("switch", targets::switch::switch),
     ("syndrome", targets::exits::syndrome),
     ("uart", targets::exits::uart),

@@ -6,5 +6,6 @@ pub mod gic;
 pub mod machine;
 pub mod partitions;
 pub mod served;
+pub mod shared_disk;
 pub mod switch;
 pub mod virtio;

@@ -183,7 +183,7 @@ fn drive<D: Device>(data: &[u8], device: D, mut serve: impl FnMut(&mut Transport
     let mut input = Input(data);
     let mut transport = Transport::new(device);
     if input.u8().unwrap_or(0) & 1 == 1 {
-        start(&mut transport);
+        start(&mut transport, RAM.0);
     }
     while step(&mut input, &mut transport, &guest, &mut serve).is_some() {}
     serve(&mut transport, &guest);
@@ -219,8 +219,8 @@ fn step<D: Device>(
     Some(())
 }
 
-/// Does what a good driver does first: all features, 16 entries per queue.
-fn start<D: Device>(transport: &mut Transport<D>) {
+/// Does what a good driver does first: all features, 16 entries per queue, whose rings are from `rings` on.
+pub fn start<D: Device>(transport: &mut Transport<D>, rings: u64) {
     for half in 0..2 {
         transport.write(0x014, 4, half);
         let offered = transport.read(0x010, 4);
@@ -232,7 +232,7 @@ fn start<D: Device>(transport: &mut Transport<D>) {
         transport.write(0x030, 4, queue);
         transport.write(0x038, 4, 16);
         for (register, area) in [(0x080, 0), (0x090, 0x1000), (0x0a0, 0x2000)] {
-            transport.write(register, 4, RAM.0 + queue * RINGS + area);
+            transport.write(register, 4, rings + queue * RINGS + area);
         }
         transport.write(0x044, 4, 1);
     }
