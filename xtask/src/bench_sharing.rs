@@ -6,6 +6,7 @@
 mod crowd;
 mod density;
 mod footprint;
+mod groups;
 mod hiding;
 mod histogram;
 pub mod lab;
@@ -34,12 +35,13 @@ use std::{
 /// Where the figures are kept.
 const SPECIFICATION: &str = "SPECIFICATION.md";
 /// The experiments, by name.
-const EXPERIMENTS: [(&str, Experiment); 10] = [
+const EXPERIMENTS: [(&str, Experiment); 11] = [
     ("steps", steps::run),
     ("scaling", scaling::run),
     ("unique", unique::run),
     ("second-reader", second_reader::run),
     ("hiding", hiding::run),
+    ("groups", groups::run),
     ("outsiders", outsiders::run),
     ("reports", reports::run),
     ("footprint", footprint::run),
