@@ -1,9 +1,11 @@
 //! `xtask bench-numa`: how long work takes on a machine with near and far memory (300 and 900 ns), by
 //! where its pages are put. Time is that of the measuring machine's parallel clock.
 //!
-//! The programs are bare guests of our own (`tests/guests/src/placement.rs`) in the shape of Disco's
+//! Programs of Debian's are in [`linux`]. The others are bare guests of our own (`tests/guests/src/placement.rs`) in the shape of Disco's
 //! workloads (section 5): a scene that all read, as Raytrace does, and memory of each process's own, as
 //! in Engineering. They check every word and print a sum, which must not depend on where pages are.
+
+mod linux;
 
 use crate::{
     bench::table::{markdown, replace_between},
@@ -11,6 +13,7 @@ use crate::{
     images, project,
     step::{Outcome, Step, Steps, print_line},
 };
+use clap::ValueEnum;
 use std::{fs, path::Path, time::Duration};
 use tests_boot::{assets, machine::Hardware, machine::Machine, vm::Vm};
 
@@ -60,40 +63,74 @@ struct Run {
     sum: String,
 }
 
-/// Builds, unless `built` says that all is there, and measures; with `write`, puts the figures into
-/// SPECIFICATION.md. Gives whether sums were equal.
-pub fn run(built: bool, write: bool) -> bool {
-    let mut steps = Steps::new(3, project::products().join("bench-numa/logs"));
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Case {
+    /// Small programs of our own
+    Programs,
+    /// Programs of Debian's in a Debian guest
+    Linux,
+}
+
+impl Case {
+    /// The markers in SPECIFICATION.md, and the files' name.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Programs => "numa",
+            Self::Linux => "numa-linux",
+        }
+    }
+}
+
+/// The head of the table.
+const HEAD: [&str; 6] = [
+    "program",
+    "pages",
+    "ms",
+    "remote misses",
+    "against round robin",
+    "against uniform",
+];
+
+/// Builds, unless `built` says that all is there, and measures `cases`, or all; with `write`, puts the figures
+/// into SPECIFICATION.md. Gives whether sums were equal.
+pub fn run(cases: &[Case], built: bool, write: bool) -> bool {
+    let cases = if cases.is_empty() {
+        &[Case::Programs, Case::Linux]
+    } else {
+        cases
+    };
+    let logs = project::products().join("bench-numa/logs");
+    let mut steps = Steps::new(1 + 2 * cases.len(), logs);
     let is_built = steps.run(
         "build",
         |step| if built { Ok(()) } else { images::all(step) },
     );
-    if is_built.is_none() {
-        return false;
-    }
-    let Some(rows) = steps.run("numa", measure) else {
-        return false;
-    };
-    print_line(&format!("\n{}", markdown(&rows)));
-    steps.run("files", |_| keep(&rows, write)).is_some()
+    is_built.is_some()
+        && cases.iter().all(|case| {
+            let measured = steps.run(case.key(), |step| match case {
+                Case::Programs => measure(step),
+                Case::Linux => linux::measure(step),
+            });
+            let Some(mut rows) = measured else {
+                return false;
+            };
+            rows.insert(0, HEAD.map(str::to_owned).to_vec());
+            print_line(&format!("\n{}", markdown(&rows)));
+            steps.run("files", |_| keep(*case, &rows, write)).is_some()
+        })
 }
 
 fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
-    let head = [
-        "program",
-        "pages",
-        "ms",
-        "remote misses",
-        "against round robin",
-        "against uniform",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = Vec::new();
     let mut bars = Vec::new();
     for work in &WORKS {
         let mut runs = Vec::new();
         for (way, line, is_uniform) in WAYS {
             step.doing(&format!("{}, {way}", work.name));
-            runs.push(Run::of(work, line, is_uniform)?);
+            let hardware = machine("1G", work.cache_kib, line, is_uniform)?;
+            let vm = Vm::bare("guest", "placement", work.args).cpus(NODES);
+            runs.push(Run::of(&hardware, &vm, "placement ok", WORK_MAX)?);
         }
         let [round_robin, .., uniform] = &runs[..] else {
             return Err("no runs".to_owned());
@@ -102,14 +139,7 @@ fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
             if run.sum != uniform.sum {
                 return Err(format!("{}, {way}: another sum", work.name));
             }
-            rows.push(vec![
-                work.name.to_owned(),
-                (*way).to_owned(),
-                format!("{:.1}", run.ms),
-                format!("{:.1} %", run.remote),
-                format!("{:.2}", run.ms / round_robin.ms),
-                format!("{:.2}", run.ms / uniform.ms),
-            ]);
+            rows.push(row(work.name, way, run, (round_robin, uniform)));
             bars.push(((*way).to_owned(), run.ms));
         }
     }
@@ -118,42 +148,60 @@ fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
     Ok(rows)
 }
 
+/// The measuring machine, so large and with such caches, and how EL2 is told to place pages.
+fn machine(memory: &str, cache_kib: u32, line: &str, is_uniform: bool) -> Outcome<Hardware> {
+    let results = directory()?.join("machine/results.csv");
+    let cache = format!("cache_kib={cache_kib}");
+    let mut hardware = Hardware::new(NODES, memory).nodes(NODES).option("--flash");
+    for (option, value) in [
+        ("--results", results.display().to_string()),
+        ("--flash-option", cache),
+        ("--append", line.to_owned()),
+    ] {
+        if !value.is_empty() {
+            hardware = hardware.option(option).option(value);
+        }
+    }
+    if is_uniform {
+        let near = vec!["10"; (NODES * NODES) as usize].join(":");
+        hardware = hardware
+            .option("--flash-option")
+            .option(format!("distances={near}"));
+    }
+    Ok(hardware)
+}
+
 impl Run {
-    fn of(work: &Work, line: &str, is_uniform: bool) -> Outcome<Self> {
+    /// Runs a guest until it says that it has `done`.
+    fn of(hardware: &Hardware, vm: &Vm, done: &str, within: Duration) -> Outcome<Self> {
         let place = directory()?.join("machine");
         let _ = fs::remove_dir_all(&place); // absent is fine
         fs::create_dir_all(&place).map_err(|error| format!("cannot make a directory: {error}"))?;
-        let results = place.join("results.csv");
-        let cache = format!("cache_kib={}", work.cache_kib);
-        let mut hardware = Hardware::new(NODES, "1G").nodes(NODES).option("--flash");
-        for (option, value) in [
-            ("--results", results.display().to_string()),
-            ("--flash-option", cache),
-            ("--append", line.to_owned()),
-        ] {
-            if !value.is_empty() {
-                hardware = hardware.option(option).option(value);
-            }
-        }
-        if is_uniform {
-            let near = vec!["10"; (NODES * NODES) as usize].join(":");
-            hardware = hardware
-                .option("--flash-option")
-                .option(format!("distances={near}"));
-        }
-        let vm = Vm::bare("guest", "placement", work.args).cpus(NODES);
-        let mut machine = Machine::start(&assets::command(), &place, &hardware, &[vm])?;
+        let vms = std::slice::from_ref(vm);
+        let mut machine = Machine::start(&assets::command(), &place, hardware, vms)?;
         machine.await_answer()?;
-        machine.expect("guest", "underpin-guest: placement ok", 1, WORK_MAX)?;
+        machine.expect("guest", &format!("underpin-guest: {done}"), 1, within)?;
         let console = machine.console("guest");
         let sum = console
             .lines()
             .find_map(|line| Some(line.split_once("sum ")?.1.trim()));
         let sum = sum.ok_or("the guest told no sum")?.to_owned();
         machine.shut_down()?;
-        let (ms, remote) = read(&results)?;
+        let (ms, remote) = read(&place.join("results.csv"))?;
         Ok(Self { ms, remote, sum })
     }
+}
+
+/// A row of the table.
+fn row(name: &str, way: &str, run: &Run, (round_robin, uniform): (&Run, &Run)) -> Vec<String> {
+    vec![
+        name.to_owned(),
+        way.to_owned(),
+        format!("{:.1}", run.ms),
+        format!("{:.1} %", run.remote),
+        format!("{:.2}", run.ms / round_robin.ms),
+        format!("{:.2}", run.ms / uniform.ms),
+    ]
 }
 
 /// The time of region 2, and the part of its misses that went to other nodes.
@@ -186,12 +234,15 @@ fn directory() -> Outcome<std::path::PathBuf> {
 }
 
 /// Writes the table and, where asked, SPECIFICATION.md and the picture that it shows.
-fn keep(rows: &[Vec<String>], write: bool) -> Outcome {
+fn keep(case: Case, rows: &[Vec<String>], write: bool) -> Outcome {
     let put = |path: &Path, text: &str| {
         fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
     };
-    let csv: String = rows.iter().map(|row| row.join(",") + "\n").collect();
-    put(&directory()?.join("numa.csv"), &csv)?;
+    let key = case.key();
+    let quoted = |cell: &String| format!("\"{cell}\"");
+    let line = |row: &Vec<String>| row.iter().map(quoted).collect::<Vec<_>>().join(",") + "\n";
+    let csv: String = rows.iter().map(line).collect();
+    put(&directory()?.join(format!("{key}.csv")), &csv)?;
     if !write {
         return Ok(());
     }
@@ -199,8 +250,9 @@ fn keep(rows: &[Vec<String>], write: bool) -> Outcome {
         fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
     };
     let specification = project::root().join(SPECIFICATION);
-    let text = replace_between(&read(&specification)?, "numa", &markdown(rows))?;
+    let text = replace_between(&read(&specification)?, key, &markdown(rows))?;
     put(&specification, &text)?;
-    let picture = read(&directory()?.join("numa.svg"))?;
-    put(&project::root().join("docs/figures/numa.svg"), &picture)
+    let picture = read(&directory()?.join(format!("{key}.svg")))?;
+    let place = project::root().join(format!("docs/figures/{key}.svg"));
+    put(&place, &picture)
 }

@@ -61,6 +61,8 @@ enum Task {
     },
     /// Print how long work takes on a machine with near and far memory, by where its pages are put
     BenchNuma {
+        /// Only these
+        cases: Vec<bench_numa::Case>,
         /// Take Underpin and the bare guests as `xtask build` has left them
         #[arg(long)]
         built: bool,
@@ -93,7 +95,11 @@ fn main() -> ExitCode {
             built,
             write,
         } => bench_sharing::run(&experiments, built, write),
-        Task::BenchNuma { built, write } => bench_numa::run(built, write),
+        Task::BenchNuma {
+            cases,
+            built,
+            write,
+        } => bench_numa::run(&cases, built, write),
         Task::Soak { hours } => soak::run(hours),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),

@@ -6,7 +6,7 @@
 //! own, and shows the end of the right console where one fails.
 #![forbid(unsafe_code)]
 
-mod archive;
+pub mod archive;
 pub mod assets;
 mod control_log;
 pub mod disk_image;

@@ -1,0 +1,193 @@
+//! Debian's programs in a Debian guest, which is told of no nodes: the ray tracer tachyon with a thread for
+//! each vCPU and one scene, and as many compilers at a time (cc1 of gcc), each with memory of its own. All
+//! is in the initial RAM disk, as QEMU's disks take as long as chance will have it.
+
+use super::{NODES, Run, WAYS, directory, machine, row};
+use crate::bench_sharing::plot::write_bars;
+use crate::step::{Outcome, Step};
+use std::{fmt::Write, fs, time::Duration};
+use tests_boot::{archive, assets, vm::Vm};
+
+const KERNEL: &str = "trixie-cloud";
+/// How long a run may take, on a host that is busy.
+const WORK_MAX: Duration = Duration::from_mins(30);
+const SPHERES: u32 = 40_000;
+const FUNCTIONS: u32 = 8;
+
+/// The programs: the name, what `/work` is told, and KiB of each CPU's cache. Disco's Raytrace had 256.
+const PROGRAMS: [(&str, &str, u32); 2] = [
+    ("tachyon with 4 threads", "ray", 256),
+    ("4 cc1 at a time", "compile", 1024),
+];
+
+/// What the guest does instead of `/init`. Region 2 of the results is the work.
+const WORK: &str = "#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+run() { program=$1; shift; /lib/ld-linux-aarch64.so.1 --library-path /lib /$program \"$@\"; }
+/begin
+case $(cat /proc/cmdline) in
+*work=ray*) run tachyon /scene -numthreads 4 -o /tmp/1 >/dev/null ;;
+*)
+    for n in 1 2 3 4; do run cc1 -quiet -O2 -D N=$n /source.c -o /tmp/$n & done
+    wait
+    ;;
+esac
+/end
+echo \"underpin-guest: sum $(cat /tmp/? | sha256sum)\"
+echo 'underpin-guest: work ok'
+poweroff -f
+";
+
+/// The rows of the table, after the head.
+///
+/// # Errors
+/// A run that fails, or ends with other results than the one before.
+pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
+    let initrd = directory()?.join("initrd");
+    let files = files()?;
+    let named = files
+        .iter()
+        .map(|(name, content)| (name.as_str(), content.clone()));
+    archive::initrd(&initrd, KERNEL, &named.collect::<Vec<_>>())?;
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    for (name, work, cache_kib) in PROGRAMS {
+        let mut runs: Vec<Run> = Vec::new();
+        for (way, line, is_uniform) in WAYS {
+            step.doing(&format!("{name}, {way}"));
+            let args = format!("rdinit=/work work={work} numa_balancing=disable nokaslr");
+            let vm = Vm::linux("guest", KERNEL, "poweroff")
+                .initrd(&initrd.display().to_string())
+                .args(&args)
+                .memory("384MiB")
+                .cpus(NODES);
+            let hardware = machine("2G", cache_kib, line, is_uniform)?;
+            let run = Run::of(&hardware, &vm, "work ok", WORK_MAX)?;
+            if runs.first().is_some_and(|first| first.sum != run.sum) {
+                return Err(format!("{name}, {way}: other results"));
+            }
+            runs.push(run);
+        }
+        let [round_robin, .., uniform] = &runs[..] else {
+            return Err("no runs".to_owned());
+        };
+        for ((way, ..), run) in WAYS.iter().zip(&runs) {
+            rows.push(row(name, way, run, (round_robin, uniform)));
+            bars.push(((*way).to_owned(), run.ms));
+        }
+    }
+    let title = "Milliseconds of the parallel clock: tachyon; four cc1";
+    write_bars(&directory()?.join("numa-linux.svg"), title, bars)?;
+    Ok(rows)
+}
+
+fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
+    let programs = assets::cache()
+        .ok_or("there is no asset cache")?
+        .join("programs");
+    let mut files = vec![
+        ("work".to_owned(), WORK.into()),
+        ("begin".to_owned(), mark(96)),
+        ("end".to_owned(), mark(97)),
+        ("scene".to_owned(), scene().into()),
+        ("source.c".to_owned(), source().into()),
+    ];
+    for place in ["", "lib/"] {
+        let directory = programs.join(place);
+        let entries = fs::read_dir(&directory).map_err(|e| {
+            format!(
+                "cannot read {}: {e}; run scripts/setup",
+                directory.display()
+            )
+        })?;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.is_file() {
+                let content = fs::read(&path).map_err(|e| format!("cannot read {name}: {e}"))?;
+                files.push((format!("{place}{name}"), content));
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// A program that begins or ends region 2 of the measuring machine's results, by this hint, and exits.
+fn mark(hint: u32) -> Vec<u8> {
+    const AT: u64 = 0x40_0000;
+    // x0 = 2; the hint; exit(0).
+    let code = [
+        0xd280_0040,
+        0xd503_201f | hint << 5,
+        0xd280_0000,
+        0xd280_0ba8,
+        0xd400_0001,
+    ];
+    let headers = 64 + 56;
+    let size = headers + 4 * code.len() as u64;
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(16, 0);
+    // An executable for AArch64; one program header; no sections.
+    elf.extend([2_u16, 183].iter().flat_map(|half| half.to_le_bytes()));
+    elf.extend(1_u32.to_le_bytes());
+    elf.extend(
+        [AT + headers, 64, 0]
+            .iter()
+            .flat_map(|word| word.to_le_bytes()),
+    );
+    elf.extend(0_u32.to_le_bytes());
+    elf.extend(
+        [64_u16, 56, 1, 0, 0, 0]
+            .iter()
+            .flat_map(|half| half.to_le_bytes()),
+    );
+    // All of it is loaded, to be read and executed.
+    elf.extend([1_u32, 5].iter().flat_map(|word| word.to_le_bytes()));
+    elf.extend(
+        [0, AT, AT, size, size, 0x1000]
+            .iter()
+            .flat_map(|word| word.to_le_bytes()),
+    );
+    elf.extend(code.iter().flat_map(|word| word.to_le_bytes()));
+    elf
+}
+
+/// Small spheres, always the same, at chance places.
+fn scene() -> String {
+    let mut text = "BEGIN_SCENE\nRESOLUTION 320 240\nCAMERA\nPROJECTION PERSPECTIVE\nZOOM 1.0\n\
+        ASPECTRATIO 1.0\nANTIALIASING 0\nRAYDEPTH 4\nCENTER 0 0 -14\nVIEWDIR 0 0 1\nUPDIR 0 1 0\n\
+        END_CAMERA\nDIRECTIONAL_LIGHT DIRECTION 1 -1 1 COLOR 1 1 1\nBACKGROUND 0.1 0.1 0.2\n\
+        TEXDEF T AMBIENT 0.2 DIFFUSE 0.6 SPECULAR 0.4 OPACITY 1.0 COLOR 1 0.5 0.2 TEXFUNC 0\n"
+        .to_owned();
+    let mut state = 12_345_u64;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as f64 / f64::from(1_u32 << 31)
+    };
+    for _ in 0..SPHERES {
+        let [x, y, z] = [(); 3].map(|()| next() * 16.0 - 8.0);
+        let radius = 0.05 + next() * 0.05;
+        // A string takes all.
+        let _ = writeln!(text, "SPHERE CENTER {x:.4} {y:.4} {z:.4} RAD {radius:.4} T");
+    }
+    text + "END_SCENE\n"
+}
+
+/// Functions with loops and choices, which a compiler is busy with.
+fn source() -> String {
+    let function = |n: u32| {
+        let before = n.saturating_sub(1);
+        format!(
+            "static int t{n}[64];\nint f{n}(int *a, int n) {{\n  int s = {n} + N;\n  for (int k = 0; k < n; k++) {{\n    \
+             switch ((a[k] + s) & 7) {{\n    case 0: s += a[k] * {n}; break;\n    case 1: s ^= t{n}[k & 63] << 3; break;\n    \
+             case 2: for (int j = 0; j < (k & 15); j++) t{n}[j] += s * j - a[j]; break;\n    \
+             case 3: s = s / 7 + a[n - k - 1]; break;\n    case 4: s -= f{before}(a, n / 2); break;\n    \
+             case 5: t{n}[s & 63] = a[k] % 5; break;\n    default: s += t{n}[(s >> 3) & 63] - k;\n    }}\n    \
+             if (s > 100 * {n}) s -= a[(unsigned)s % n];\n  }}\n  return s;\n}}\n"
+        )
+    };
+    (0..FUNCTIONS).map(function).collect()
+}
