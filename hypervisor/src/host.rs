@@ -2,6 +2,7 @@
 
 use crate::cpu::{CPUS_MAX, Cpu};
 use abi::bundle::Bundle;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use machine_aarch64::psci::{self, Conduit};
 use machine_aarch64::{cpu as metal, timer};
 use machine_locks::Once;
@@ -35,6 +36,8 @@ pub struct Host {
 static HOST: Once<Host> = Once::new();
 static GUEST_ID: Once<GuestIdRegisters> = Once::new();
 static CPUS: [Once<&'static Cpu>; CPUS_MAX] = [const { Once::new() }; CPUS_MAX];
+/// One more than the highest number of a CPU that came up.
+static END: AtomicUsize = AtomicUsize::new(0);
 
 impl Host {
     /// How the firmware below is called.
@@ -117,6 +120,7 @@ pub fn add_cpu(cpu: &'static Cpu) {
         "{} comes up once",
         cpu.id
     );
+    END.fetch_max(usize::from(cpu.id.0) + 1, Ordering::AcqRel);
 }
 
 /// The CPU with that number, if it came up.
@@ -126,7 +130,8 @@ pub fn cpu(number: u16) -> Option<&'static Cpu> {
 
 /// All CPUs that came up.
 pub fn cpus() -> impl Iterator<Item = &'static Cpu> {
-    CPUS.iter().filter_map(|cpu| cpu.get().copied())
+    let up = CPUS.iter().take(END.load(Ordering::Acquire));
+    up.filter_map(|cpu| cpu.get().copied())
 }
 
 /// Counts to nanoseconds.

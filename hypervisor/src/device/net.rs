@@ -9,7 +9,7 @@ use super::virtio::Slot;
 use super::virtio::update_line;
 use crate::network::{Cable, End, Lan, Route, Scratch};
 use crate::physical::nic;
-use crate::vm::Instance;
+use crate::vm::{DeviceView, Instance};
 use crate::{housekeeping, network, sched};
 use abi::control::NET_DROP_COUNT;
 use alloc::boxed::Box;
@@ -17,11 +17,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use machine_locks::{Rank, SpinLock};
-use model_addr::{Gfn, Ipa};
+use model_addr::Gfn;
 use model_ethernet::{Mac, PortSet, Why};
 use model_virtio::net::wire;
 use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
-use model_virtio::{Effect, Transport};
+use model_virtio::{Effect, Runs, Segment, Transport};
 
 /// Frames, and bytes of them, that are sent in one go.
 const FRAMES_AT_ONCE: u32 = 64;
@@ -92,13 +92,6 @@ impl<'a> Incoming<'a> {
             body: Body::Guest(vm, frame),
         }
     }
-}
-
-/// How far the bytes behind a frame's head are copied.
-#[derive(Default)]
-struct Cursor {
-    segment: usize,
-    offset: u32,
 }
 
 /// What a receiver says of a frame.
@@ -475,11 +468,9 @@ impl Net {
         if transport.is_live() && !incoming.offload.fits(transport.takes()) {
             return Accepted::NeedsPieces;
         }
-        let (memory, mut cursor) = (vm.memory(), Cursor::default());
+        let memory = vm.memory();
         let what = (incoming.bytes, incoming.offload, incoming.flow);
-        let received = transport.receive(&memory, what, |at, ipa, len| {
-            fill(&memory, ipa, (at, len), incoming.body, &mut cursor)
-        });
+        let received = transport.receive(&memory, what, |runs| fill(&memory, runs, incoming.body));
         match received {
             Received::Done => {
                 if transport.irq_level() {
@@ -534,48 +525,19 @@ fn tell(state: &mut State, vm: &Instance, n: usize) {
     update_line(&state.transport, vm, n);
 }
 
-/// Copies `len` bytes of a frame from byte `at` on to a receiver's memory; calls go forward.
-fn fill(
-    to: &crate::vm::DeviceView<'_>,
-    ipa: Ipa,
-    (at, len): (u32, u32),
-    body: Body<'_>,
-    cursor: &mut Cursor,
-) -> Result<(), GuestMemoryError> {
-    let (at, len) = (at as usize, len as usize);
-    let (head, rest) = match body {
-        Body::Own(head, rest) => (head, rest),
-        Body::Guest(_, frame) => (frame.head(), &[][..]),
-    };
-    let of_head = head.get(at..).unwrap_or_default();
-    let of_head = &of_head[..of_head.len().min(len)];
-    if !of_head.is_empty() {
-        to.write(ipa, of_head)?;
-    }
-    let (mut ipa, mut left) = (Ipa(ipa.0 + of_head.len() as u64), len - of_head.len());
-    let Body::Guest(vm, frame) = body else {
-        let skipped = (at + of_head.len()).saturating_sub(head.len());
-        let of_rest = rest.get(skipped..skipped + left).unwrap_or_default();
-        return to.write(ipa, of_rest);
-    };
-    let from = vm.memory();
-    while left > 0
-        && let Some(segment) = frame.rest().get(cursor.segment)
-    {
-        let piece = left.min((segment.len - cursor.offset) as usize);
-        let source = Ipa(segment.ipa.0 + u64::from(cursor.offset));
-        to.copy_from(ipa, &from, source, piece)?;
-        ipa = Ipa(ipa.0 + piece as u64);
-        left -= piece;
-        cursor.offset += piece as u32;
-        if cursor.offset == segment.len {
-            *cursor = Cursor {
-                segment: cursor.segment + 1,
-                offset: 0,
-            };
+/// Copies a frame to a receiver's memory.
+fn fill(to: &DeviceView<'_>, runs: &[Segment], body: Body<'_>) -> Result<(), GuestMemoryError> {
+    let mut runs = Runs::new(runs);
+    match body {
+        Body::Own(head, rest) => {
+            to.put(&mut runs, head)?;
+            to.put(&mut runs, rest)
+        }
+        Body::Guest(vm, frame) => {
+            to.put(&mut runs, frame.head())?;
+            to.copy_from(&mut runs, &vm.memory(), &mut Runs::new(frame.rest()))
         }
     }
-    Ok(())
 }
 
 /// Copies a whole frame to EL2.

@@ -12,6 +12,7 @@ use model_address_space::{Events, Flight, GuestRam, Maps, SOURCES};
 use model_frame_table::MAX_NODES;
 use model_placement::NodeSet;
 use model_pmap::{Backing, Counts, Entry, REGION_FRAMES, Reasons};
+use model_virtio::{Runs, Segment};
 
 pub use model_address_space::{AGE_AT_ONCE, Access, EXCHANGE_MAX, Filled, Gets, Policy, Source};
 
@@ -200,30 +201,45 @@ impl AddressSpace {
             .with_frame((ipa, access), node, &Metal, &self.lock(), with)
     }
 
-    /// Copies up to `len` bytes from another VM's memory, with both locked (in order of address, as
-    /// every CPU does): how many, as far as the pages are at hand and ours may be written.
-    pub fn copy_from(&self, to: Ipa, source: &Self, from: Ipa, len: usize) -> usize {
+    /// Copies up to `most` bytes from another VM's memory, with both locked (in order of address, as
+    /// every CPU does), and uses both runs up so far; none where a page is not at hand, or ours may not
+    /// be written.
+    pub fn copy_from(
+        &self,
+        to: &mut Runs<'_>,
+        source: &Self,
+        from: &mut Runs<'_>,
+        most: u32,
+    ) -> u32 {
         let Some((ours, theirs)) = lock_pair(&self.maps, &source.maps) else {
             return 0;
         };
-        // Pieces of two pages each: a page is looked for once.
-        let (mut into, mut out) = (None, None);
+        let (mut into, mut out) = (Extent::default(), Extent::default());
         let mut done = 0;
-        while done < len {
-            let (to, from) = (Ipa(to.0 + done as u64), Ipa(from.0 + done as u64));
-            if to.offset() == 0 || done == 0 {
-                into = writable(ours.entry(to.frame()));
+        while done < most
+            && let (Some(to_run), Some(from_run)) = (to.front(), from.front())
+        {
+            if into.room(to_run.ipa) == 0 {
+                into = Extent::of(&ours, to_run, writable);
             }
-            if from.offset() == 0 || done == 0 {
-                out = readable(theirs.entry(from.frame()));
+            if out.room(from_run.ipa) == 0 {
+                out = Extent::of(&theirs, from_run, readable);
             }
-            let (Some(into), Some(out)) = (into, out) else {
+            let room = into.room(to_run.ipa).min(out.room(from_run.ipa));
+            let piece = to_run.len.min(from_run.len).min(most - done).min(room);
+            if piece == 0 {
                 break;
-            };
-            let room = FRAME_SIZE - to.offset().max(from.offset());
-            let piece = (len - done).min(room as usize);
-            let out = frames::ram(out, 1);
-            frames::ram(into, 1).copy_from(to.offset(), out, from.offset(), piece);
+            }
+            let source = out.ram(from_run.ipa, piece);
+            let into = into.ram(to_run.ipa, piece);
+            if crate::os0::is_here() {
+                into.copy_from(0, source, 0, piece as usize);
+            } else {
+                // SAFETY: guests of ours have neither SVE nor SME, and there is nobody else.
+                unsafe { into.copy_wide(source) }
+            }
+            to.advance(piece);
+            from.advance(piece);
             done += piece;
         }
         done
@@ -398,6 +414,40 @@ impl AddressSpace {
             maps: self.maps.into_inner().dismantle(self.ram.vm),
             windows: self.windows,
         }
+    }
+}
+
+/// Guest memory whose frames follow each other; valid while the memory is locked.
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    start: Ipa,
+    bytes: u32,
+    first: Mfn,
+}
+
+impl Extent {
+    /// What is behind a run, as far as its frames follow each other; empty where they are not `usable`.
+    fn of(maps: &Maps<Tables>, run: Segment, usable: impl Fn(Entry) -> Option<Mfn>) -> Self {
+        let gfn = run.ipa.frame();
+        let pages = (run.ipa.offset() + u64::from(run.len)).div_ceil(FRAME_SIZE);
+        let (entry, count) = maps.run(gfn, pages);
+        usable(entry).map_or(Self::default(), |first| Self {
+            start: gfn.address(),
+            bytes: (count * FRAME_SIZE) as u32,
+            first,
+        })
+    }
+
+    /// Bytes of it from `ipa` on.
+    #[inline]
+    fn room(&self, ipa: Ipa) -> u32 {
+        let offset = ipa.0.wrapping_sub(self.start.0);
+        u64::from(self.bytes).saturating_sub(offset) as u32
+    }
+
+    fn ram(&self, ipa: Ipa, bytes: u32) -> machine_aarch64::frames::Ram {
+        let frames = u64::from(self.bytes) / FRAME_SIZE;
+        frames::ram(self.first, frames).part(ipa.0 - self.start.0, bytes as usize)
     }
 }
 

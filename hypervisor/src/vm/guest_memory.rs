@@ -4,9 +4,10 @@ use super::address_space::{Access, AddressSpace, Filled};
 use crate::frames;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, NodeId};
+use model_virtio::Runs;
 
 /// Bytes that are copied between two VMs while both memories are locked.
-const COPIED_AT_ONCE: usize = 16 * 1024;
+const COPIED_AT_ONCE: u32 = 16 * 1024;
 
 /// Access for devices, on behalf of a CPU of a node.
 ///
@@ -48,7 +49,9 @@ impl DeviceView<'_> {
         write: bool,
         mut each: impl FnMut(Mfn, u64, core::ops::Range<usize>),
     ) -> Result<(), GuestMemoryError> {
-        if !self.space.contains_run(ipa, len as u64) {
+        // What is in one page is looked for once.
+        let in_one = ipa.offset() + len as u64 <= FRAME_SIZE;
+        if !in_one && !self.space.contains_run(ipa, len as u64) {
             return Err(GuestMemoryError::NotMemory(ipa));
         }
         let mut done = 0;
@@ -70,30 +73,55 @@ impl DeviceView<'_> {
 }
 
 impl DeviceView<'_> {
-    /// Copies `len` bytes from another VM's memory, or this one's.
+    /// Copies from another VM's memory, or this one's, until one of both runs is used up.
     pub fn copy_from(
         &self,
-        to: Ipa,
+        to: &mut Runs<'_>,
         source: &Self,
-        from: Ipa,
-        len: usize,
+        from: &mut Runs<'_>,
     ) -> Result<(), GuestMemoryError> {
-        let mut done = 0;
-        while done < len {
-            let (to, from) = (Ipa(to.0 + done as u64), Ipa(from.0 + done as u64));
-            let most = (len - done).min(COPIED_AT_ONCE);
-            let copied = self.space.copy_from(to, source.space, from, most);
-            done += copied;
-            if copied == 0 {
-                // Something has to be filled first, or both are one VM's: through EL2.
-                let mut bytes = [0; 512];
-                let part = &mut bytes[..most.min(512)];
-                source.read(from, part)?;
-                self.write(to, part)?;
-                done += part.len();
+        while let (Some(into), Some(out)) = (to.front(), from.front()) {
+            if self.space.copy_from(to, source.space, from, COPIED_AT_ONCE) > 0 {
+                continue;
             }
+            // Something has to be filled first, or both are one VM's: through EL2.
+            let mut bytes = [0; 512];
+            let piece = into.len.min(out.len).min(bytes.len() as u32);
+            let part = &mut bytes[..piece as usize];
+            source.read(out.ipa, part)?;
+            self.write(into.ipa, part)?;
+            to.advance(piece);
+            from.advance(piece);
         }
         Ok(())
+    }
+
+    /// Stores bytes of EL2's to where `to` begins, as far as it goes.
+    pub fn put(&self, to: &mut Runs<'_>, mut bytes: &[u8]) -> Result<(), GuestMemoryError> {
+        while !bytes.is_empty()
+            && let Some(into) = to.front()
+        {
+            let (part, later) = bytes.split_at(bytes.len().min(into.len as usize));
+            self.write(into.ipa, part)?;
+            to.advance(part.len() as u32);
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Whether all of a run is in memory; what is not is asked for.
+    #[cold]
+    fn is_at_hand(&self, ipa: Ipa, len: u64, write: bool) -> bool {
+        let (mut at, end) = (ipa.0, ipa.0.saturating_add(len));
+        while at < end {
+            let next = (at & !(FRAME_SIZE - 1)).saturating_add(FRAME_SIZE).min(end);
+            let overwrites = write && next - at == FRAME_SIZE;
+            if !self.space.ready(Ipa(at).frame(), overwrites) {
+                return false;
+            }
+            at = next;
+        }
+        true
     }
 }
 
@@ -114,20 +142,9 @@ impl GuestMemory for DeviceView<'_> {
         self.space.contains_run(ipa, len)
     }
 
+    #[inline]
     fn ready(&self, ipa: Ipa, len: u64, write: bool) -> bool {
-        if !self.space.may_be_away() {
-            return true;
-        }
-        let (mut at, end) = (ipa.0, ipa.0.saturating_add(len));
-        while at < end {
-            let next = (at & !(FRAME_SIZE - 1)).saturating_add(FRAME_SIZE).min(end);
-            let overwrites = write && next - at == FRAME_SIZE;
-            if !self.space.ready(Ipa(at).frame(), overwrites) {
-                return false;
-            }
-            at = next;
-        }
-        true
+        !self.space.may_be_away() || self.is_at_hand(ipa, len, write)
     }
 
     fn read_u16(&self, ipa: Ipa) -> Result<u16, GuestMemoryError> {

@@ -15,6 +15,7 @@ unsafe extern "C" {
     fn frame_copy(to: *mut u8, from: *const u8);
     fn frame_equal(one: *const u8, two: *const u8) -> bool;
     fn bytes_copy(to: *mut u8, from: *const u8, bytes: u64);
+    fn bytes_copy_wide(to: *mut u8, from: *const u8, bytes: u64);
 }
 
 const FRAME: usize = FRAME_SIZE as usize;
@@ -108,6 +109,33 @@ impl Ram {
         }
         // SAFETY: both are RAM for `len` bytes (checked); `copy` allows them to overlap.
         unsafe { ptr::copy(from, to, len) }
+    }
+
+    /// Copies all of `source` to where this begins, apart from it, by SIMD registers where that is shorter.
+    /// They are afterwards what they were.
+    ///
+    /// # Safety
+    ///
+    /// SVE and SME registers of this CPU hold nothing of anybody's.
+    pub unsafe fn copy_wide(self, source: Ram) {
+        let len = source.size as usize;
+        let (to, from) = (self.pointer(0, len), source.pointer(0, len));
+        assert!(
+            self.start.0.abs_diff(source.start.0) >= source.size,
+            "copy onto itself"
+        );
+        // SAFETY: both are RAM for `len` bytes (checked) and apart (checked); EL2 runs on the stack with
+        // room for eight registers, and checks no alignment.
+        unsafe { bytes_copy_wide(to, from, len as u64) }
+    }
+
+    /// The part of `len` bytes from `offset` on.
+    pub fn part(self, offset: u64, len: usize) -> Self {
+        let start = self.pointer(offset, len).expose_provenance();
+        Self {
+            start: Pa(start as u64),
+            size: len as u64,
+        }
     }
 
     /// Whether the first frame of both runs holds the same.

@@ -147,6 +147,12 @@ impl<T: Translation> Maps<T> {
         self.pmap.lookup(&self.tables, gfn).unwrap_or_default()
     }
 
+    /// The same, and how many guest frames are like it from there on; see [`Pmap::run`].
+    pub fn run(&self, gfn: Gfn, most: u64) -> (Entry, u64) {
+        let run = self.pmap.run(&self.tables, gfn, most);
+        run.unwrap_or_default()
+    }
+
     /// Notes the run that is reserved for the region of `gfn`, unless it has one: `false` then.
     pub(crate) fn note(&mut self, gfn: Gfn, base: Mfn) -> Result<bool, PmapError> {
         if self.pmap.region(&self.tables, gfn).base.is_some() {

@@ -157,6 +157,34 @@ impl Pmap {
         }))
     }
 
+    /// What is known of `gfn`, and how many guest frames from there on, up to `most` and in its region,
+    /// are like it with one frame after the other.
+    ///
+    /// # Errors
+    /// [`PmapError::NotRam`].
+    pub fn run(
+        &self,
+        memory: &impl TableMemory,
+        gfn: Gfn,
+        most: u64,
+    ) -> Result<(Entry, u64), PmapError> {
+        let most = most.min(REGION_FRAMES - gfn.0 % REGION_FRAMES);
+        if !self.contains(gfn, 1) {
+            return Err(PmapError::NotRam(gfn));
+        }
+        let slot = self.region_slot(memory, gfn);
+        let Some(leaf) = slot.and_then(|slot| slot.leaf(memory)) else {
+            return Ok((Entry::default(), 1));
+        };
+        let first = memory.read(leaf, index(gfn));
+        let follows = |n: &u64| {
+            let word = memory.read(leaf, index(gfn) + *n as usize);
+            word == first.wrapping_add(*n << entry::PAYLOAD_SHIFT)
+        };
+        let count = 1 + (1..most).take_while(follows).count() as u64;
+        Ok((Entry::decode(first), count))
+    }
+
     /// What a fault on `gfn` looks at first.
     ///
     /// # Errors

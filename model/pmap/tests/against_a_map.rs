@@ -341,6 +341,28 @@ impl World {
         }
     }
 
+    /// A run is as long as entries are alike and private or shared frames follow each other.
+    fn check_run(&self, gfn: u64, end: u64) {
+        let (entry, count) = self.pmap.run(&self.tables, Gfn(gfn), 40).unwrap();
+        assert_eq!(entry, self.entry(gfn));
+        assert!((1..=40).contains(&count) && gfn + count <= end);
+        let nth = |n: u64| match entry.backing {
+            Backing::Private(frame) => Some(Backing::Private(frame.add(n))),
+            Backing::Shared(frame) => Some(Backing::Shared(frame.add(n))),
+            _ => None,
+        };
+        let follows = |n: &u64| {
+            let next = Entry {
+                backing: nth(*n).unwrap_or_default(),
+                ..entry
+            };
+            nth(*n).is_some() && gfn + n < end && self.entry(gfn + n) == next
+        };
+        if nth(0).is_some() {
+            assert_eq!(count, (0..40).take_while(follows).count() as u64);
+        }
+    }
+
     fn check(&self) {
         for gfn in all_ram() {
             assert_eq!(
@@ -363,6 +385,7 @@ impl World {
                 self.pmap.untouched(&self.tables, Gfn(gfn), count),
                 untouched
             );
+            self.check_run(gfn, end);
             let is_absent = |gfn: &u64| {
                 is_ram(*gfn) && *gfn < end && self.entry(*gfn).backing == Backing::Absent
             };

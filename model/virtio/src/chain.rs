@@ -17,6 +17,50 @@ pub struct Segment {
     pub len: u32,
 }
 
+impl Segment {
+    /// What is behind its first `n` bytes, of which it has as many.
+    pub(crate) fn behind(self, n: u32) -> Self {
+        Self {
+            ipa: Ipa(self.ipa.0 + u64::from(n)),
+            len: self.len - n,
+        }
+    }
+}
+
+/// Runs of guest memory that are used up from the front.
+#[derive(Clone, Debug)]
+pub struct Runs<'a> {
+    front: Segment,
+    rest: &'a [Segment],
+}
+
+impl<'a> Runs<'a> {
+    /// All of them.
+    pub fn new(rest: &'a [Segment]) -> Self {
+        let front = Segment {
+            ipa: Ipa(0),
+            len: 0,
+        };
+        Self { front, rest }
+    }
+
+    /// What is left of the first one that is not used up.
+    #[inline]
+    pub fn front(&mut self) -> Option<Segment> {
+        while self.front.len == 0 {
+            let (first, rest) = self.rest.split_first()?;
+            (self.front, self.rest) = (*first, rest);
+        }
+        Some(self.front)
+    }
+
+    /// Uses `n` bytes of [`Self::front`]; it has as many.
+    #[inline]
+    pub fn advance(&mut self, n: u32) {
+        self.front = self.front.behind(n.min(self.front.len));
+    }
+}
+
 /// The buffers of one request: first those the device reads, then those it writes
 /// (virtio 2.7.4.2). Drivers may cut the bytes of a request into segments as they like
 /// (virtio 2.7.4), so headers are taken off by byte count, not by segment.
@@ -43,8 +87,7 @@ impl Part {
     fn advance(&mut self, segments: &mut [Segment], n: u32) {
         self.bytes -= n;
         let first = &mut segments[self.next];
-        first.ipa = Ipa(first.ipa.0 + u64::from(n));
-        first.len -= n;
+        *first = first.behind(n);
         if first.len == 0 {
             self.next += 1;
         }
@@ -68,26 +111,31 @@ impl Chain {
     }
 
     /// The index of its first descriptor: what the used ring names the chain by.
+    #[inline]
     pub fn head(&self) -> u16 {
         self.head
     }
 
     /// What the device may read and has not consumed.
+    #[inline]
     pub fn readable(&self) -> &[Segment] {
         &self.segments[self.readable.next..self.readable.end]
     }
 
     /// Bytes in [`Self::readable`].
+    #[inline]
     pub fn readable_bytes(&self) -> u32 {
         self.readable.bytes
     }
 
     /// What the device may write and has not consumed.
+    #[inline]
     pub fn writable(&self) -> &[Segment] {
         &self.segments[self.writable.next..self.writable.end]
     }
 
     /// Bytes in [`Self::writable`].
+    #[inline]
     pub fn writable_bytes(&self) -> u32 {
         self.writable.bytes
     }

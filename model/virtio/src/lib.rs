@@ -29,7 +29,7 @@ pub mod port;
 pub mod queue;
 pub mod rng;
 
-pub use chain::{Chain, MAX_SEGMENTS, Segment};
+pub use chain::{Chain, MAX_SEGMENTS, Runs, Segment};
 pub use mmio::{Device, Effect, Transport};
 pub use queue::{MAX_QUEUE_SIZE, Queue, QueueError};
 

@@ -30,8 +30,8 @@ const RING_HEADER: u64 = 4;
 /// Bytes of an element of the used ring (virtio 2.7.8).
 const USED_BYTES: u64 = 8;
 /// Entries of a ring, and descriptors, that are read or written at once where there are so many.
-const ENTRIES_AT_ONCE: usize = 16;
-const DESCRIPTORS_AT_ONCE: usize = 8;
+const ENTRIES_AT_ONCE: usize = 32;
+const DESCRIPTORS_AT_ONCE: u16 = 32;
 
 /// How a driver broke the rules of a virtqueue or of the request in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +123,9 @@ pub struct Queue {
     /// Next used entry to fill.
     next_used: u16,
     heads: Heads,
+    /// Descriptors that were read after those heads: what they lead to stays as it is until it is given
+    /// back.
+    ahead: Ahead,
     /// Where `next_used` was when the driver was last considered for an interrupt.
     signalled: u16,
     /// The driver was asked to kick for the entry at `next_avail`.
@@ -147,51 +150,78 @@ struct Heads {
 }
 
 /// A descriptor table: the queue's own or an indirect one.
+#[derive(Clone, Copy)]
 struct Table {
     start: Ipa,
     entries: u16,
-    /// What was read ahead of an indirect one, whose descriptors follow each other.
-    ahead: Option<Ahead>,
+    /// How many of them are read at once.
+    at_once: u16,
 }
 
 /// Descriptors from `first` on, as they lie in memory.
-#[derive(Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Ahead {
     first: u16,
     count: u16,
-    raw: [u128; DESCRIPTORS_AT_ONCE],
+    raw: [u128; DESCRIPTORS_AT_ONCE as usize],
 }
 
-impl Table {
-    fn read(&mut self, memory: &impl GuestMemory, index: u16) -> Result<Descriptor, QueueError> {
-        if index >= self.entries {
-            return Err(QueueError::NoSuchDescriptor);
+impl Ahead {
+    /// Descriptor `index` of the table that all of this is of.
+    #[inline]
+    fn read(
+        &mut self,
+        memory: &impl GuestMemory,
+        table: Table,
+        index: u16,
+    ) -> Result<Descriptor, QueueError> {
+        if let Some(descriptor) = self.get(index) {
+            return Ok(descriptor);
         }
-        let at = Ipa(self.start.0 + DESCRIPTOR_BYTES * u64::from(index));
-        let raw = if let Some(ahead) = &mut self.ahead {
-            if index.wrapping_sub(ahead.first) >= ahead.count {
-                let count = usize::from(self.entries - index).min(DESCRIPTORS_AT_ONCE);
-                memory.read(at, ahead.raw[..count].as_mut_bytes())?;
-                (ahead.first, ahead.count) = (index, count as u16);
-            }
-            ahead.raw[usize::from(index - ahead.first)]
-        } else {
-            let mut raw = 0_u128;
-            memory.read(at, raw.as_mut_bytes())?;
-            raw
-        };
-        let raw = u128::from_le(raw);
+        self.fill(memory, table, index)?;
+        self.get(index).ok_or(QueueError::NoSuchDescriptor)
+    }
+
+    /// The same, where it was read before.
+    #[inline]
+    fn get(&self, index: u16) -> Option<Descriptor> {
+        let place = index.wrapping_sub(self.first);
+        if place >= self.count {
+            return None;
+        }
+        let raw = u128::from_le(*self.raw.get(usize::from(place))?);
         let segment = Segment {
             ipa: Ipa(raw as u64),
             len: (raw >> 64) as u32,
         };
-        Ok(Descriptor {
+        Some(Descriptor {
             segment,
             flags: (raw >> 96) as u16,
             next: (raw >> 112) as u16,
         })
     }
 
+    fn fill(
+        &mut self,
+        memory: &impl GuestMemory,
+        table: Table,
+        index: u16,
+    ) -> Result<(), QueueError> {
+        if index >= table.entries {
+            return Err(QueueError::NoSuchDescriptor);
+        }
+        // Drivers use them upwards or downwards.
+        let first = index - index % table.at_once;
+        let count = (table.entries - first).min(table.at_once);
+        let at = Ipa(table.start.0 + DESCRIPTOR_BYTES * u64::from(first));
+        self.count = 0;
+        memory.read(at, self.raw[..usize::from(count)].as_mut_bytes())?;
+        (self.first, self.count) = (first, count);
+        Ok(())
+    }
+}
+
+impl Table {
     /// The table that `descriptor` points at, of [`MAX_QUEUE_SIZE`] entries at most.
     fn indirect(descriptor: &Descriptor) -> Result<Self, QueueError> {
         let Segment { ipa, len } = descriptor.segment;
@@ -204,7 +234,7 @@ impl Table {
         Ok(Self {
             start: ipa,
             entries: entries as u16,
-            ahead: Some(Ahead::default()),
+            at_once: DESCRIPTORS_AT_ONCE,
         })
     }
 }
@@ -270,15 +300,35 @@ impl Queue {
             walked => walked?,
         }
         // What is not at hand is taken later.
-        let ready = |segments: &[Segment], write| {
-            let mut segments = segments.iter();
-            segments.all(|segment| memory.ready(segment.ipa, segment.len.into(), write))
-        };
-        if !ready(chain.readable(), false) || !ready(chain.writable(), true) {
-            return Ok(false);
+        for (segments, write) in [(chain.readable(), false), (chain.writable(), true)] {
+            for segment in segments {
+                if !memory.ready(segment.ipa, segment.len.into(), write) {
+                    return Ok(false);
+                }
+            }
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(true)
+    }
+
+    /// Takes the next chain where it is one buffer to write, and all that is to be known of it was read with
+    /// one before: its head, and the buffer. Any other is for [`Self::pop`].
+    #[inline]
+    pub(crate) fn pop_buffer(&mut self, memory: &impl GuestMemory) -> Option<(u16, Segment)> {
+        let asks_for_kicks = self.armed || !self.features.event_idx && !self.muted;
+        let ahead = self.next_avail.wrapping_sub(self.heads.first);
+        if asks_for_kicks || ahead >= self.heads.count {
+            return None;
+        }
+        let head = u16::from_le(*self.heads.entries.get(usize::from(ahead))?);
+        let Descriptor { segment, flags, .. } = self.ahead.get(head)?;
+        let (ipa, len) = (segment.ipa, u64::from(segment.len));
+        let is_buffer = flags == DESC_WRITE && len > 0 && ipa.checked_add(len).is_some();
+        if !is_buffer || !memory.contains(ipa, len) || !memory.ready(ipa, len, true) {
+            return None;
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Some((head, segment))
     }
 
     /// Gives the chain of `head` back to the driver, `len` bytes of it written from the front.
@@ -302,12 +352,11 @@ impl Queue {
             let slot = next & (self.size - 1);
             let room = usize::from(self.size - slot).min(ENTRIES_AT_ONCE);
             let (now, later) = chains.split_at(room.min(chains.len()));
-            let mut elements = [0; ENTRIES_AT_ONCE];
-            for (element, (head, len)) in elements.iter_mut().zip(now) {
-                *element = (u64::from(*len) << 32 | u64::from(*head)).to_le();
-            }
+            let element =
+                |(head, len): &(u16, u32)| (u64::from(*len) << 32 | u64::from(*head)).to_le();
+            let elements: heapless::Vec<u64, ENTRIES_AT_ONCE> = now.iter().map(element).collect();
             let at = Ipa(self.device.0 + RING_HEADER + USED_BYTES * u64::from(slot));
-            memory.write(at, elements[..now.len()].as_bytes())?;
+            memory.write(at, elements.as_slice().as_bytes())?;
             next = next.wrapping_add(now.len() as u16);
             chains = later;
         }
@@ -375,7 +424,7 @@ impl Queue {
         let slot = self.next_avail & (self.size - 1);
         let available = self.seen_avail.wrapping_sub(self.next_avail);
         let count = usize::from(available.min(self.size - slot)).min(ENTRIES_AT_ONCE);
-        self.heads.count = 0;
+        (self.heads.count, self.ahead.count) = (0, 0);
         let at = Ipa(self.driver.0 + RING_HEADER + 2 * u64::from(slot));
         memory.read(at, self.heads.entries[..count].as_mut_bytes())?;
         (self.heads.first, self.heads.count) = (self.next_avail, count as u16);
@@ -410,41 +459,76 @@ impl Queue {
     /// Ends: every turn either fills one of [`MAX_SEGMENTS`] places or enters an indirect table,
     /// which happens once.
     fn walk(
-        &self,
+        &mut self,
         memory: &impl GuestMemory,
         head: u16,
         chain: &mut Chain,
     ) -> Result<(), QueueError> {
         chain.restart(head);
-        let mut table = Table {
+        let own = Table {
             start: self.descriptors,
             entries: self.size,
-            ahead: None,
+            // A chain that comes alone is often one descriptor, of an indirect table.
+            at_once: if self.heads.count > 1 {
+                DESCRIPTORS_AT_ONCE
+            } else {
+                1
+            },
         };
-        let mut may_enter = self.features.indirect;
         let mut index = head;
         loop {
-            let descriptor = table.read(memory, index)?;
+            let descriptor = self.ahead.read(memory, own, index)?;
             if descriptor.flags & DESC_INDIRECT != 0 {
-                if !may_enter || descriptor.flags & DESC_NEXT != 0 {
+                if !self.features.indirect || descriptor.flags & DESC_NEXT != 0 {
                     return Err(QueueError::Indirect);
                 }
-                may_enter = false;
-                table = Table::indirect(&descriptor)?;
-                index = 0;
-                continue;
+                return self.enter(memory, Table::indirect(&descriptor)?, chain);
             }
-            chain.push(
-                memory,
-                descriptor.segment,
-                descriptor.flags & DESC_WRITE != 0,
-            )?;
-            if descriptor.flags & DESC_NEXT == 0 {
-                return Ok(());
+            match add(memory, &descriptor, chain)? {
+                Some(next) => index = next,
+                None => return Ok(()),
             }
-            index = descriptor.next;
         }
     }
+
+    /// Copies the rest of a chain, which is in an indirect table.
+    fn enter(
+        &mut self,
+        memory: &impl GuestMemory,
+        table: Table,
+        chain: &mut Chain,
+    ) -> Result<(), QueueError> {
+        self.ahead.count = 0;
+        let mut index = 0;
+        let done = loop {
+            let descriptor = match self.ahead.read(memory, table, index) {
+                Ok(descriptor) if descriptor.flags & DESC_INDIRECT == 0 => descriptor,
+                Ok(_) => break Err(QueueError::Indirect),
+                Err(error) => break Err(error),
+            };
+            match add(memory, &descriptor, chain) {
+                Ok(Some(next)) => index = next,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        // What was read is of another table.
+        self.ahead.count = 0;
+        done
+    }
+}
+
+/// Adds a descriptor to a chain; which one is next.
+#[inline]
+fn add(
+    memory: &impl GuestMemory,
+    descriptor: &Descriptor,
+    chain: &mut Chain,
+) -> Result<Option<u16>, QueueError> {
+    let is_written = descriptor.flags & DESC_WRITE != 0;
+    chain.push(memory, descriptor.segment, is_written)?;
+    let goes_on = descriptor.flags & DESC_NEXT != 0;
+    Ok(goes_on.then_some(descriptor.next))
 }
 
 /// `address`, if it is aligned and `bytes` from there do not wrap. Whether there is memory is

@@ -18,6 +18,9 @@ use tests_boot::assets;
 /// An instruction takes so many nanoseconds.
 const NS: f64 = 2.0;
 
+/// Rows of the large MTU, and what they are beside others.
+const LONG: [(&str, &str); 2] = [("stream-long", "stream"), ("file-long", "file")];
+
 /// What runs on the machine: the file of each VM.
 struct Talk {
     name: &'static str,
@@ -37,10 +40,17 @@ pub fn measure(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
     fs::write(initrd(), archive)
         .map_err(|error| format!("cannot write {}: {error}", initrd().display()))?;
     step.doing("in one VM");
-    let (loopback, mut agreed) = Talk::in_one()?.twice()?;
+    let (mut loopback, mut agreed) = Talk::in_one()?.twice()?;
     step.doing("between two VMs");
-    let (ours, same) = Talk::between_two()?.twice()?;
+    let (mut ours, same) = Talk::between_two("")?.twice()?;
     agreed &= same;
+    step.doing("between two VMs with an MTU that is nearly loopback's");
+    let (long, same) = Talk::between_two("mtu = 65535\n")?.twice()?;
+    agreed &= same;
+    for (long_key, key) in LONG {
+        loopback.extend(loopback.get(key).map(|count| (long_key.to_owned(), *count)));
+        ours.extend(long.get(key).map(|count| (long_key.to_owned(), *count)));
+    }
     let table = Table::new("network", Unit::Beside, &rows.network, &loopback, &ours);
     Ok(Measured {
         table,
@@ -73,10 +83,10 @@ impl Talk {
         })
     }
 
-    fn between_two() -> Outcome<Self> {
-        let net = "[[net]]\nswitch = 'lan'\n";
-        let server = vm("server", "serve 10.0.0.1", net)?;
-        let asker = vm("asker", "ask 10.0.0.2 10.0.0.1", net)?;
+    fn between_two(mtu: &str) -> Outcome<Self> {
+        let net = format!("[[net]]\nswitch = 'lan'\n{mtu}");
+        let server = vm("server", "serve 10.0.0.1", &net)?;
+        let asker = vm("asker", "ask 10.0.0.2 10.0.0.1", &net)?;
         Ok(Self {
             name: "two-vms",
             vms: vec![server, asker],

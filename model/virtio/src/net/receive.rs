@@ -5,7 +5,6 @@ use super::{Net, feature};
 use crate::{Chain, Queue, QueueError, Segment, Transport};
 use heapless::Vec;
 use machine_contract::{GuestMemory, GuestMemoryError};
-use model_addr::Ipa;
 
 /// Most buffers of one frame, and most runs of memory in them: 64 KiB into Linux's smallest mergeable
 /// buffers, of 1536 bytes, takes 43.
@@ -46,13 +45,13 @@ enum Taken {
 
 impl Transport<Net> {
     /// Gives the driver a frame of `bytes`, of which `offload` is still to be done, and which fits what
-    /// the driver [`takes`](Self::takes). All frames of one `flow` go to one queue. `fill` is called with runs of the driver's memory, in
-    /// order: which byte of the frame goes to where, and how many.
+    /// the driver [`takes`](Self::takes). All frames of one `flow` go to one queue. `fill` is called with the
+    /// runs of the driver's memory that the frame goes to, in order; they hold it exactly, and may be empty.
     pub fn receive(
         &mut self,
         memory: &impl GuestMemory,
         (bytes, offload, flow): (u32, Offload, u32),
-        fill: impl FnMut(u32, Ipa, u32) -> Result<(), GuestMemoryError>,
+        fill: impl FnOnce(&[Segment]) -> Result<(), GuestMemoryError>,
     ) -> Received {
         let pair = flow % u32::from(self.device.used);
         let index = 2 * pair as usize;
@@ -71,7 +70,8 @@ impl Transport<Net> {
         }
         let count = self.device.buffers.taken.len() as u16;
         let header = offload.encode(count);
-        if scatter(&self.device.buffers.runs, memory, &header, needed, fill).is_err() {
+        let runs = &mut self.device.buffers.runs;
+        if write_header(runs, memory, &header, needed).is_err() || fill(runs).is_err() {
             return self.put_back(index, Received::Lost);
         }
         let given = self.give(index, memory, needed);
@@ -121,6 +121,15 @@ impl Buffers {
             if !mergeable && room > 0 || self.taken.is_full() {
                 return Ok(Taken::TooSmall);
             }
+            // There is a place for it among those taken: this was asked above.
+            if let Some((head, buffer)) = queue.pop_buffer(memory) {
+                let _ = self.taken.push((head, buffer.len));
+                if !join(&mut self.runs, memory, buffer) {
+                    return Ok(Taken::TooSmall);
+                }
+                room = room.saturating_add(buffer.len);
+                continue;
+            }
             if !queue.pop(memory, &mut self.chain)? {
                 return Ok(Taken::TooFew);
             }
@@ -128,10 +137,11 @@ impl Buffers {
             if chain.readable_bytes() > 0 || bytes == 0 {
                 return Err(QueueError::Truncated);
             }
-            // There is room for it: this was asked above.
             let _ = self.taken.push((chain.head(), bytes));
-            if self.runs.extend_from_slice(chain.writable()).is_err() {
-                return Ok(Taken::TooSmall);
+            for segment in chain.writable() {
+                if !join(&mut self.runs, memory, *segment) {
+                    return Ok(Taken::TooSmall);
+                }
             }
             room = room.saturating_add(bytes);
         }
@@ -139,28 +149,36 @@ impl Buffers {
     }
 }
 
-/// Spreads header and frame, `needed` bytes together, over `runs`.
-fn scatter(
-    runs: &[Segment],
+/// Adds a run, to the last one where it goes on there; `false` where there is no room.
+#[inline]
+fn join(runs: &mut Vec<Segment, RUNS_MAX>, memory: &impl GuestMemory, next: Segment) -> bool {
+    if let Some(last) = runs.last_mut()
+        && last.ipa.0 + u64::from(last.len) == next.ipa.0
+        && let Some(len) = last.len.checked_add(next.len)
+        && memory.contains(last.ipa, len.into())
+    {
+        last.len = len;
+        return true;
+    }
+    runs.push(next).is_ok()
+}
+
+/// Writes the header to where `runs` begin, and leaves of them what is for the rest of `needed` bytes.
+fn write_header(
+    runs: &mut [Segment],
     memory: &impl GuestMemory,
-    header: &[u8],
+    mut header: &[u8],
     needed: u32,
-    mut fill: impl FnMut(u32, Ipa, u32) -> Result<(), GuestMemoryError>,
 ) -> Result<(), GuestMemoryError> {
-    let head = header.len() as u32;
-    let mut done = 0;
+    let mut left = needed;
     for run in runs {
-        let end = done + run.len.min(needed - done);
-        let mut at = run.ipa;
-        if done < head {
-            let part = &header[done as usize..end.min(head) as usize];
-            memory.write(at, part)?;
-            at = Ipa(at.0 + part.len() as u64);
-            done += part.len() as u32;
-        }
-        if done < end {
-            fill(done - head, at, end - done)?;
-            done = end;
+        run.len = run.len.min(left);
+        left -= run.len;
+        if !header.is_empty() {
+            let (part, later) = header.split_at(header.len().min(run.len as usize));
+            memory.write(run.ipa, part)?;
+            *run = run.behind(part.len() as u32);
+            header = later;
         }
     }
     Ok(())

@@ -10,7 +10,8 @@ use model_addr::Gfn;
 #[derive(Clone, Debug)]
 pub struct Frame {
     chain: Chain,
-    head: [u8; HEAD_MAX],
+    /// Header and head, as they were when it was taken.
+    start: [u8; HEADER_BYTES + HEAD_MAX],
     head_bytes: usize,
     bytes: u32,
     offload: Offload,
@@ -22,7 +23,7 @@ impl Default for Frame {
     fn default() -> Self {
         Self {
             chain: Chain::new(),
-            head: [0; HEAD_MAX],
+            start: [0; HEADER_BYTES + HEAD_MAX],
             head_bytes: 0,
             bytes: 0,
             offload: Offload::default(),
@@ -35,7 +36,7 @@ impl Default for Frame {
 impl Frame {
     /// Its first bytes, at most [`HEAD_MAX`], as they were when it was taken.
     pub fn head(&self) -> &[u8] {
-        &self.head[..self.head_bytes]
+        &self.start[HEADER_BYTES..][..self.head_bytes]
     }
 
     /// Where the bytes behind the head are.
@@ -60,12 +61,12 @@ impl Frame {
 
     /// Who gets it.
     pub fn destination(&self) -> [u8; 6] {
-        [0, 1, 2, 3, 4, 5].map(|n| self.head[n])
+        [0, 1, 2, 3, 4, 5].map(|n| self.start[HEADER_BYTES + n])
     }
 
     /// Who sends it.
     pub fn source(&self) -> [u8; 6] {
-        [6, 7, 8, 9, 10, 11].map(|n| self.head[n])
+        [6, 7, 8, 9, 10, 11].map(|n| self.start[HEADER_BYTES + n])
     }
 
     /// Whether any of it is in this guest frame.
@@ -151,17 +152,21 @@ impl Transport<Net> {
         if chain.writable_bytes() > 0 {
             return Err(QueueError::Truncated);
         }
-        let mut header = [0; HEADER_BYTES];
-        if chain.read(memory, &mut header)? != header.len() {
+        // Both at once: Linux has them one behind the other.
+        let Some(bytes) = chain.readable_bytes().checked_sub(HEADER_BYTES as u32) else {
             return Err(QueueError::Truncated);
-        }
-        frame.bytes = chain.readable_bytes();
-        if !(ETHERNET_BYTES..=FRAME_MAX).contains(&frame.bytes) {
+        };
+        frame.bytes = bytes;
+        if !(ETHERNET_BYTES..=FRAME_MAX).contains(&bytes) {
             return Ok(false);
         }
-        frame.head_bytes = chain.read(memory, &mut frame.head)?;
-        let head = &frame.head[..frame.head_bytes];
-        let Ok(offload) = Offload::parse(&header, head, frame.bytes, self.negotiated()) else {
+        let read = chain.read(memory, &mut frame.start)?;
+        frame.head_bytes = read - HEADER_BYTES;
+        let (header, head) = frame.start.split_at(HEADER_BYTES);
+        let (Ok(header), head) = (header.try_into(), &head[..frame.head_bytes]) else {
+            return Ok(false);
+        };
+        let Ok(offload) = Offload::parse(header, head, frame.bytes, self.negotiated()) else {
             return Ok(false);
         };
         frame.offload = offload;

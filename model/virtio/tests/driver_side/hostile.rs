@@ -9,7 +9,7 @@ use model_virtio::blk::{Blk, Next, Options, Request, Status};
 use model_virtio::console::Console;
 use model_virtio::net::{self, Frame, HEAD_MAX, Net, Offload, Received};
 use model_virtio::rng::Rng;
-use model_virtio::{Device, Transport};
+use model_virtio::{Device, Runs, Transport};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -197,10 +197,13 @@ fn serve_net(net: &mut Transport<Net>, guest: &FakeGuest, frame: &mut Frame) {
     net.control(guest, 16);
     for bytes in [60, 1500, 65_000] {
         let mut filled = 0;
-        let received = net.receive(guest, (bytes, Offload::default(), bytes), |at, ipa, len| {
-            assert_eq!(at, filled);
-            assert!(len > 0 && guest.contains(ipa, u64::from(len)));
-            filled += len;
+        let received = net.receive(guest, (bytes, Offload::default(), bytes), |runs| {
+            let mut runs = Runs::new(runs);
+            while let Some(run) = runs.front() {
+                assert!(guest.contains(run.ipa, u64::from(run.len)));
+                filled += run.len;
+                runs.advance(run.len);
+            }
             Ok(())
         });
         assert!(received != Received::Done || filled == bytes);

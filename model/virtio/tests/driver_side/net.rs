@@ -3,10 +3,10 @@
 use crate::driver::{Buffer, DATA, Driver, Shape, ram, start};
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
-use model_virtio::Transport;
 use model_virtio::net::{
     self, Frame, Net, Next, Offload, Options, Protocol, Received, Role, feature,
 };
+use model_virtio::{Runs, Segment, Transport};
 use proptest::prelude::*;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -130,8 +130,15 @@ proptest! {
             at += *len as u64;
         }
         drivers[0].publish(&guest);
-        let received = net.receive(&guest, (frame.bytes(), frame.offload(), frame.flow()), |from, to, len| {
-            guest.put(to, &packet[from as usize..(from + len) as usize]);
+        let received = net.receive(&guest, (frame.bytes(), frame.offload(), frame.flow()), |runs| {
+            let (mut runs, mut left) = (Runs::new(runs), &packet[..]);
+            while let Some(run) = runs.front() {
+                let (part, later) = left.split_at(left.len().min(1000).min(run.len as usize));
+                guest.put(run.ipa, part);
+                runs.advance(part.len() as u32);
+                left = later;
+            }
+            assert!(left.is_empty());
             Ok(())
         });
         let room: usize = if merge { sizes.iter().sum() } else { sizes[0] };
@@ -166,9 +173,8 @@ fn buffers_that_are_too_few_stay_the_next_ones() {
         driver.add(&guest, &[buffer], Shape::Direct).unwrap();
         driver.publish(&guest);
     };
-    let receive = |net: &mut Transport<Net>| {
-        net.receive(&guest, (1000, Offload::default(), 0), |_, _, _| Ok(()))
-    };
+    let receive =
+        |net: &mut Transport<Net>| net.receive(&guest, (1000, Offload::default(), 0), |_| Ok(()));
     add(&mut drivers[0], 0);
     assert!(drivers[0].wants_kick(&guest));
     assert_eq!(receive(&mut net), Received::NoBuffers);
@@ -181,14 +187,14 @@ fn buffers_that_are_too_few_stay_the_next_ones() {
     assert_eq!(drivers[0].reap(&guest).unwrap().1, 500);
     // What cannot be moved is not noticed.
     add(&mut drivers[0], 2);
-    let lost = |_, at, _| Err(machine_contract::GuestMemoryError::NoFrame(at));
+    let lost = |_: &[Segment]| Err(machine_contract::GuestMemoryError::NoFrame(RX));
     assert_eq!(
         net.receive(&guest, (64, Offload::default(), 0), lost),
         Received::Lost
     );
     assert!(drivers[0].reap(&guest).is_none());
     assert_eq!(
-        net.receive(&guest, (64, Offload::default(), 0), |_, _, _| Ok(())),
+        net.receive(&guest, (64, Offload::default(), 0), |_| Ok(())),
         Received::Done
     );
     assert_eq!(drivers[0].reap(&guest).unwrap().1, 76);
@@ -397,7 +403,7 @@ fn rules_broken_break_the_device() {
         .add(&guest, &[readable(RX, 512)], Shape::Direct)
         .unwrap();
     drivers[0].publish(&guest);
-    let received = net.receive(&guest, (64, Offload::default(), 0), |_, _, _| Ok(()));
+    let received = net.receive(&guest, (64, Offload::default(), 0), |_| Ok(()));
     assert_eq!((received, net.errors().0), (Received::NoDriver, 1));
 }
 
@@ -454,7 +460,7 @@ proptest! {
                 drivers[2 * pair].publish(&guest);
             }
             let flow = net::flow(&of_connection(ports));
-            let received = net.receive(&guest, (64, Offload::default(), flow), |_, _, _| Ok(()));
+            let received = net.receive(&guest, (64, Offload::default(), flow), |_| Ok(()));
             prop_assert_eq!(received, Received::Done);
             let expected = (flow % u32::from(used)) as usize;
             for pair in 0..3 {

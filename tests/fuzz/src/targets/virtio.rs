@@ -145,12 +145,13 @@ pub fn net(data: &[u8]) {
         net.control(guest, 8);
         for bytes in [60, 9000] {
             let mut filled = 0;
-            let received =
-                net.receive(guest, (bytes, Offload::default(), bytes), |at, ipa, len| {
-                    assert!(at == filled && guest.contains(ipa, len.into()));
-                    filled += len;
-                    Ok(())
-                });
+            let received = net.receive(guest, (bytes, Offload::default(), bytes), |runs| {
+                for run in runs {
+                    assert!(guest.contains(run.ipa, run.len.into()));
+                    filled += run.len;
+                }
+                Ok(())
+            });
             assert!(received != Received::Done || filled == bytes);
         }
     });
