@@ -17,6 +17,7 @@ pub mod control;
 pub mod hypercall;
 pub mod os0;
 pub mod served;
+pub mod stage;
 mod text;
 pub mod upgrade;
 

@@ -132,6 +132,25 @@ pub const HEAR: u32 = 0xc600_0056;
 /// was one, or [`DONE`].
 pub const SERVED: u32 = 0xc600_0057;
 
+/// OS-0 lends a run as [`LEND`] has it, which holds the system that EL2 starts in its place when it ends
+/// while VMs are there ([`crate::stage`]). It stays as it is until OS-0 asks for it by [`UNSTAGE`].
+pub const STAGE: u32 = 0xc600_0058;
+
+/// OS-0 asks for what [`STAGE`] took, as by [`REPAY`].
+pub const UNSTAGE: u32 = 0xc600_0059;
+
+/// What is lent, for a system that was started in the place of another: X1 is the number of a run, from
+/// 0 on; the answer has its first byte in X1, its bytes in X2, and in X3 1 where it is what [`STAGE`] took.
+/// [`Refusal::NotLent`] behind the last.
+pub const LOANED: u32 = 0xc600_005a;
+
+/// Another area for the disks that OS-0 serves, of the system that was started in the place of another:
+/// X1 is where it lies, X2 the interrupt. What was asked and not answered is in it, as are the offers.
+pub const SERVE: u32 = 0xc600_005b;
+
+/// OS-0 is about to end: EL2 says so where people see it. Nothing else comes of it.
+pub const DYING: u32 = 0xc600_005c;
+
 /// Answers of [`REPAY`] and [`SERVED`].
 pub const DONE: u64 = 0;
 /// See [`DONE`].
@@ -193,6 +212,8 @@ pub enum Refusal {
     Misfit = 25,
     /// The new image failed before it had answered.
     NewFailed = 26,
+    /// What is staged is no system that could be started.
+    NotStaged = 27,
 }
 
 impl Refusal {

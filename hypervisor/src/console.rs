@@ -76,6 +76,12 @@ pub fn last_words(words: core::fmt::Arguments<'_>) {
     }
 }
 
+/// Says something where people see it, on the machine's console, though that be OS-0's; and logs it.
+pub fn announce(words: core::fmt::Arguments<'_>) {
+    log::warn!("{words}");
+    last_words(format_args!("\r\nunderpin: {words}\r\n"));
+}
+
 impl Console {
     /// Whether one more line may be printed in this second.
     fn admit(&self, level: Level) -> bool {

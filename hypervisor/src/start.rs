@@ -89,7 +89,10 @@ fn map_all(map: &mut El2Map, tree: &Machine) -> Result<(), MapError> {
         start: uart.base,
         size: FRAME_SIZE,
     });
-    for range in devices.chain(windows).chain(uart) {
+    // What OS-0 may leave behind.
+    let owned = tree.os0.iter().flat_map(|_| &tree.pci);
+    let owned = owned.chain(&tree.gic.translators).copied();
+    for range in devices.chain(windows).chain(uart).chain(owned) {
         let start = range.start.align_down(FRAME_SIZE);
         let end = range.end().align_up(FRAME_SIZE).unwrap_or(range.end());
         if mapped.contains(&start.0) {

@@ -44,6 +44,8 @@ static const struct {
 	{ "lend", serve_lend },
 	{ "repay", serve_repay },
 	{ "upgrade", serve_upgrade },
+	{ "stage", serve_stage },
+	{ "unstage", serve_unstage },
 };
 
 /* One request at a time, whoever asks. */
@@ -209,8 +211,10 @@ static int __init underpin_init(void)
 	if (error)
 		goto no_disks;
 	error = misc_register(&device);
-	if (!error)
+	if (!error) {
+		stage_init();
 		return 0;
+	}
 	disks_exit();
 no_disks:
 	control_exit();
@@ -220,6 +224,7 @@ no_disks:
 static void __exit underpin_exit(void)
 {
 	misc_deregister(&device);
+	stage_exit();
 	disks_exit();
 	control_exit();
 }

@@ -11,16 +11,14 @@
 #include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/gfp.h>
-#include <linux/memory_hotplug.h>
 #include <linux/miscdevice.h>
+#include <linux/minmax.h>
 #include <linux/mm.h>
 #include <linux/module.h>
-#include <linux/sched/signal.h>
 #include <linux/stop_machine.h>
 #include <linux/uaccess.h>
-#include <linux/version.h>
 
-/* Loans are whole blocks of 2 MiB. */
+/* Runs are whole blocks of 2 MiB. */
 #define BLOCK_PAGES (SZ_2M / PAGE_SIZE)
 /* The most runs, as the hypervisor takes them, and the fewest pages of one but the last. */
 #define RUNS_MAX 16
@@ -29,9 +27,7 @@
 #define LISTEN_MS 10
 
 /* What is lent, or about to be: the bundle begins the first run. */
-static struct run {
-	unsigned long first, pages;
-} runs[RUNS_MAX];
+static struct run runs[RUNS_MAX];
 static unsigned int run_count;
 /* Whether VMs have their part of the CPUs. */
 static bool sharing;
@@ -44,61 +40,10 @@ static long ask(u32 function, unsigned long one, unsigned long two)
 	return underpin_call(function, one, two).a0;
 }
 
-/* Whether the pages could be moved elsewhere: there, of one zone, and none reserved. */
-static bool may_be_free(unsigned long pfn, unsigned long count)
-{
-	struct page *page = pfn_to_online_page(pfn);
-	struct zone *zone = page ? page_zone(page) : NULL;
-	unsigned long end = pfn + count;
-
-	for (; pfn < end; pfn++) {
-		page = pfn_to_online_page(pfn);
-		if (!page || page_zone(page) != zone || PageReserved(page) || PageHuge(page))
-			return false;
-	}
-	return true;
-}
-
-static int take(unsigned long pfn, unsigned long count)
-{
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 16, 0)
-	return alloc_contig_range(pfn, pfn + count, ACR_FLAGS_NONE, GFP_KERNEL | __GFP_NOWARN);
-#else
-	return alloc_contig_range(pfn, pfn + count, MIGRATE_MOVABLE, GFP_KERNEL | __GFP_NOWARN);
-#endif
-}
-
-/* Takes pages that follow each other, the highest there are. */
-static int find(struct run *run, unsigned long count)
-{
-	int node;
-
-	for_each_online_node(node) {
-		unsigned long start = ALIGN(node_start_pfn(node), BLOCK_PAGES);
-		unsigned long end = ALIGN_DOWN(node_end_pfn(node), BLOCK_PAGES);
-		unsigned long at;
-
-		for (at = end; at >= start + count; at -= BLOCK_PAGES) {
-			if (fatal_signal_pending(current))
-				return -EINTR;
-			if (may_be_free(at - count, count) && !take(at - count, count)) {
-				run->first = at - count;
-				run->pages = count;
-				return 0;
-			}
-			cond_resched();
-		}
-	}
-	return -ENOMEM;
-}
-
 static void release(void)
 {
-	while (run_count) {
-		struct run *run = &runs[--run_count];
-
-		free_contig_range(run->first, run->pages);
-	}
+	while (run_count)
+		run_release(&runs[--run_count]);
 }
 
 /* Takes so many pages, in as few runs as there are: one, or the largest halves and quarters that can be had. */
@@ -110,7 +55,7 @@ static int find_all(unsigned long count)
 	while (count && run_count < RUNS_MAX && !error) {
 		/* The rest of what is wanted may be less than a run should have. */
 		size = min(size, count);
-		error = find(&runs[run_count], size);
+		error = run_take(&runs[run_count], size * PAGE_SIZE);
 		if (!error) {
 			run_count++;
 			count -= size;
@@ -124,43 +69,6 @@ static int find_all(unsigned long count)
 		error = error ? error : -ENOMEM;
 	}
 	return error;
-}
-
-/* What dump and migration tools must not read, and MemTotal without it; or undone. */
-static void mark(bool lent)
-{
-	unsigned int r;
-
-	for (r = 0; r < run_count; r++) {
-		struct page *page = pfn_to_page(runs[r].first);
-		long pages = runs[r].pages, n;
-
-		for (n = 0; n < pages; n++)
-			if (lent)
-				__SetPageOffline(pfn_to_page(runs[r].first + n));
-			else
-				__ClearPageOffline(pfn_to_page(runs[r].first + n));
-		adjust_managed_page_count(page, lent ? -pages : pages);
-	}
-}
-
-/* The file's bytes into the first pages of the loan; how many. */
-static long load(const char *path)
-{
-	struct file *file = filp_open(path, O_RDONLY, 0);
-	char *to = page_address(pfn_to_page(runs[0].first));
-	loff_t at = 0;
-	ssize_t got;
-
-	if (IS_ERR(file))
-		return PTR_ERR(file);
-	do {
-		size_t room = runs[0].pages * PAGE_SIZE - at;
-
-		got = room ? kernel_read(file, to + at, room, &at) : -EFBIG;
-	} while (got > 0);
-	filp_close(file, NULL);
-	return got < 0 ? got : at;
 }
 
 static int share_here(void *on)
@@ -207,30 +115,23 @@ long unpark(void)
 	return is_parked() ? share(true) : 0;
 }
 
-/* The memory is this system's again. */
-static void give_up_loan(void)
-{
-	disks_end();
-	mark(false);
-	release();
-	cpu_hotplug_enable();
-	module_put(THIS_MODULE);
-}
-
-/* Asks for the memory back, block by block. What is refused stays lent: it is nothing to this system. */
+/* Asks for the memory back. What is refused stays lent: it is nothing to this system. */
 static long reclaim(unsigned int lent)
 {
 	unsigned int r;
 	long answer;
 
 	for (r = 0; r < lent; r++) {
-		while ((answer = ask(UNDERPIN_REPAY, PFN_PHYS(runs[r].first), 0)) == UNDERPIN_MORE)
-			cond_resched();
 		/* It may have come back when another one did not. */
-		if (answer && answer != UNDERPIN_NOT_LENT)
+		answer = runs[r].pages ? run_reclaim(&runs[r], UNDERPIN_REPAY) : 0;
+		if (answer)
 			return answer;
 	}
-	give_up_loan();
+	for (; r < run_count; r++)
+		run_release(&runs[r]);
+	run_count = 0;
+	disks_end();
+	cpu_hotplug_enable();
 	return 0;
 }
 
@@ -264,16 +165,13 @@ static long lend(unsigned int mib, const char *path)
 	error = find_all((unsigned long)mib << (20 - PAGE_SHIFT));
 	if (error)
 		return error;
-	bundle = *path ? load(path) : 0;
+	bundle = *path ? run_load(&runs[0], path) : 0;
 	if (bundle < 0) {
 		release();
 		return bundle;
 	}
-	/* The module stays, too, until all is back. */
-	__module_get(THIS_MODULE);
 	/* CPUs stay on or off as they are, as long as VMs use them. */
 	cpu_hotplug_disable();
-	mark(true);
 	for (r = 0; r < run_count; r++) {
 		answer = ask(UNDERPIN_LEND, PFN_PHYS(runs[r].first), runs[r].pages * PAGE_SIZE);
 		if (answer < 0) {
@@ -287,6 +185,30 @@ static long lend(unsigned int mib, const char *path)
 	if (answer)
 		repay();
 	return answer;
+}
+
+/*
+ * VMs outlived the system before this one: what they have is lent by this one from now on, and their disks
+ * can be served again.
+ */
+void adopt_loan(unsigned long start, unsigned long bytes)
+{
+	unsigned long area;
+	u32 bell;
+
+	if (run_count == RUNS_MAX)
+		return;
+	run_adopt(&runs[run_count], start, bytes);
+	if (run_count++)
+		return;
+	cpu_hotplug_disable();
+	sharing = true;
+	area = disks_adopt(&bell);
+	if (area && !ask(UNDERPIN_SERVE, area, bell))
+		/* What was answered, and not told before the end. */
+		while (ask(UNDERPIN_SERVED, 0, 0) == UNDERPIN_MORE)
+			cond_resched();
+	pr_info("VMs of the system before this one are here\n");
 }
 
 /* Asks for all that is lent; refused as long as a VM runs. */

@@ -60,15 +60,10 @@ static unsigned int map_bell(u32 *intid)
 	return irq;
 }
 
-/* The area's address and the bell, for the hypervisor; 0 where nothing is offered. */
-unsigned long disks_begin(u32 *intid)
+static unsigned long give_area(u32 *intid)
 {
-	unsigned int irq;
+	unsigned int irq = map_bell(intid);
 
-	*intid = 0;
-	if (!area || !*((char *)area + RECORDS_BYTES))
-		return 0;
-	irq = map_bell(intid);
 	if (irq && request_irq(irq, on_bell, 0, "underpin", area)) {
 		irq_dispose_mapping(irq);
 		irq = 0;
@@ -79,6 +74,20 @@ unsigned long disks_begin(u32 *intid)
 	}
 	bell = irq;
 	return virt_to_phys(area);
+}
+
+/* The area's address and the bell, for the hypervisor; 0 where nothing is offered. */
+unsigned long disks_begin(u32 *intid)
+{
+	*intid = 0;
+	return area && *((char *)area + RECORDS_BYTES) ? give_area(intid) : 0;
+}
+
+/* The same for disks that the system before this one has served: the hypervisor fills the area. */
+unsigned long disks_adopt(u32 *intid)
+{
+	area = alloc_pages_exact(AREA_BYTES, GFP_KERNEL | __GFP_ZERO);
+	return area ? give_area(intid) : 0;
 }
 
 static void free_area(void)

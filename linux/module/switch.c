@@ -31,7 +31,7 @@ static const char *const refusals[] = {
 	"wrong-number", "already-attached", "not-attached", "elsewhere", "memory-out-of-reach",
 	"injected", "no-blocks", "not-memory", "lent-already", "too-many-loans", "not-lent",
 	"in-use", "not-open", "too-little", "vms-run", "cpus-off", "not-covered", "lent", "no-interrupt",
-	"no-image", "misfit", "new-failed",
+	"no-image", "misfit", "new-failed", "not-staged",
 };
 
 const char *refusal_name(long answer)
@@ -218,10 +218,11 @@ int serve_status(struct answer *answer, char *words)
 	regs = underpin_call(UNDERPIN_STATUS, 0, 0);
 	put_cpu();
 	say(answer,
-	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"counts\":%ld,\"pause\":%lu,\"refusal\":\"%s\",\"lent\":%lu,\"loans\":%u,\"parked\":%s,\"upgrades\":%llu,\"dma\":\"open\"}\n",
+	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"counts\":%ld,\"pause\":%lu,\"refusal\":\"%s\",\"lent\":%lu,\"loans\":%u,\"staged\":%lu,\"parked\":%s,\"upgrades\":%llu,\"dma\":\"open\"}\n",
 	    regs.a1 ? "attached" : "detached", (u64)regs.a4, num_online_cpus(), cpu, (u64)regs.a2,
 	    (u64)regs.a3, switches, retries,
 	    atomic_long_read(&counts), pause, last, lent_bytes(), loan_count(),
+	    staged_bytes(),
 	    is_parked() ? "true" : "false", (u64)regs.a5);
 	return 0;
 }

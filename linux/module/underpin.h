@@ -28,12 +28,18 @@
 #define UNDERPIN_TELL 0xc6000055
 #define UNDERPIN_HEAR 0xc6000056
 #define UNDERPIN_SERVED 0xc6000057
+#define UNDERPIN_STAGE 0xc6000058
+#define UNDERPIN_UNSTAGE 0xc6000059
+#define UNDERPIN_LOANED 0xc600005a
+#define UNDERPIN_SERVE 0xc600005b
+#define UNDERPIN_DYING 0xc600005c
 #define UNDERPIN_BUSY 1
 #define UNDERPIN_MORE 1
 #define UNDERPIN_FIRST_REFUSAL (-0x100)
 #define UNDERPIN_NOT_ATTACHED (UNDERPIN_FIRST_REFUSAL - 7)
 #define UNDERPIN_NOT_LENT (UNDERPIN_FIRST_REFUSAL - 15)
 #define UNDERPIN_NOT_OPEN (UNDERPIN_FIRST_REFUSAL - 17)
+#define UNDERPIN_NOT_STAGED (UNDERPIN_FIRST_REFUSAL - 27)
 
 /* What a request says: one line of JSON, or text. */
 struct answer {
@@ -60,12 +66,36 @@ int serve_fail(struct answer *answer, char *words);
 int serve_lend(struct answer *answer, char *words);
 int serve_repay(struct answer *answer, char *words);
 int serve_upgrade(struct answer *answer, char *words);
+int serve_stage(struct answer *answer, char *words);
+int serve_unstage(struct answer *answer, char *words);
 
 /* Calls it on all CPUs at the same time, with interrupts masked. */
 int on_all_cpus(cpu_stop_fn_t switch_here);
 
 /* Keeps an outcome as the last, says how things stand, and gives what the request ends with. */
 int tell(struct answer *answer, long result);
+
+/* Pages of this system that follow each other, which the hypervisor has. */
+struct run {
+	unsigned long first, pages;
+	/* Lent by the system before this one. */
+	bool is_adopted;
+};
+
+/* Takes at least so many bytes; gives them back. */
+int run_take(struct run *run, unsigned long bytes);
+void run_adopt(struct run *run, unsigned long start, unsigned long bytes);
+void run_release(struct run *run);
+/* The file's bytes into a run; how many. */
+long run_load(struct run *run, const char *path);
+/* Asks the hypervisor for a run, block by block, by that call, and gives it back to this system. */
+long run_reclaim(struct run *run, u32 function);
+
+/* What is staged to be started in this system's place, and what this system was started in the place of. */
+void stage_init(void);
+void stage_exit(void);
+unsigned long staged_bytes(void);
+void adopt_loan(unsigned long start, unsigned long bytes);
 
 /* The memory that is lent, and in how many runs; whether it is with no CPU shared, and to that state and back. */
 unsigned long lent_bytes(void);
@@ -82,6 +112,7 @@ void control_exit(void);
 int disks_init(void);
 void disks_exit(void);
 unsigned long disks_begin(u32 *intid);
+unsigned long disks_adopt(u32 *intid);
 void disks_end(void);
 
 /* Calls EL2 on the executing CPU with up to two arguments. */

@@ -1,9 +1,10 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
-use super::{Home, ON, Os0Cpu, attach, by_affinity, facts, get, loans, this, upgrade};
+use super::{Home, ON, Os0Cpu, attach, by_affinity, facts, get, loans, restart, this, upgrade};
+use crate::console;
 use abi::os0::{
-    ATTACH, CLOSE, DETACH, FACTS, FAIL, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND, LOG, OPEN, REPAY,
-    SERVED, SHARE, STATUS, State, TELL, UPGRADE,
+    ATTACH, CLOSE, DETACH, DYING, FACTS, FAIL, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND, LOANED, LOG,
+    OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State, TELL, UNSTAGE, UPGRADE,
 };
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
@@ -28,9 +29,10 @@ pub fn smc(context: &mut GuestContext, imm: u16) {
     }
     match decide(function, arguments, get().power_states) {
         Verdict::Forward => forward(context, |_| {}),
-        Verdict::CpuOn { .. } | Verdict::CpuOff | Verdict::Suspend { .. } if loans::pin_cpus() => {
-            answer(context, DENIED);
-        }
+        Verdict::CpuOff | Verdict::Suspend { .. } if loans::pin_cpus() => answer(context, DENIED),
+        // Its turn is over with this call, and does not come back.
+        Verdict::End if restart::begin(this()) => {}
+        Verdict::End => forward(context, |_| {}),
         Verdict::Answer(value) => answer(context, value),
         Verdict::Own => own(context),
         Verdict::CpuOn {
@@ -93,6 +95,10 @@ fn turn_on(context: &mut GuestContext, target: u64, entry: u64, argument: u64) {
     let Some(target) = by_affinity(target) else {
         return answer(context, INVALID_PARAMETERS);
     };
+    let is_shared = loans::pin_cpus();
+    if is_shared && !restart::is_off(target) {
+        return answer(context, DENIED);
+    }
     {
         let mut power = target.power.lock();
         if let Err(refusal) = power.state.turn_on(Ipa(entry), may_start_at(entry)) {
@@ -104,6 +110,10 @@ fn turn_on(context: &mut GuestContext, target: u64, entry: u64, argument: u64) {
         power.entry = Ipa(entry);
         power.context = argument;
         ON.fetch_add(1, Ordering::Relaxed);
+    }
+    if is_shared {
+        restart::bring_up(target);
+        return answer(context, 0);
     }
     // The call with 32-bit arguments cannot carry EL2's addresses everywhere.
     context.registers[0] |= 1 << 30;
@@ -133,7 +143,7 @@ fn may_start_at(entry: u64) -> bool {
 }
 
 /// It is about to end, or did not start.
-fn mark_off(cpu: &Os0Cpu) {
+pub fn mark_off(cpu: &Os0Cpu) {
     cpu.power.lock().state.turn_off();
     ON.fetch_sub(1, Ordering::Relaxed);
 }
@@ -192,6 +202,20 @@ fn own(context: &mut GuestContext) {
             return answer(context, loans::code(result));
         }
         SERVED => return answer(context, loans::code(loans::served())),
+        STAGE => return answer(context, loans::code(restart::stage(first, second))),
+        UNSTAGE => return answer(context, loans::code(restart::unstage(first))),
+        LOANED => match restart::loaned(first) {
+            Some((run, is_staged)) => {
+                let results = [0, run.start.0, run.size, u64::from(is_staged)];
+                return context.registers[..4].copy_from_slice(&results);
+            }
+            None => return answer(context, Refusal::NotLent.code()),
+        },
+        SERVE => return answer(context, loans::code(loans::serve(first, second))),
+        DYING => {
+            console::announce(format_args!("OS-0 says that it dies"));
+            return answer(context, 0);
+        }
         CLOSE => return answer(context, loans::code(loans::close())),
         SHARE => return answer(context, loans::code(loans::share(this(), first == 1))),
         TELL => return answer(context, loans::code(loans::carry(first, second, true))),

@@ -16,7 +16,8 @@ pub type Pages = heapless::Vec<PaRange, { MAX_CPUS + 1 }>;
 /// The pages of a machine; those beyond what is supported are OS-0's without a filter.
 pub fn pages(tree: &Machine) -> Pages {
     // SAFETY: the device tree says where redistributors are; they were mapped.
-    let private = unsafe { Redistributor::private_pages(&tree.gic.redistributors) };
+    let redistributors = unsafe { Redistributor::all(&tree.gic.redistributors) };
+    let private = redistributors.map(Redistributor::private_page);
     let all = [tree.gic.distributor.start].into_iter().chain(private);
     let page = |start: Pa| PaRange {
         start,
@@ -63,7 +64,7 @@ pub fn access(context: &mut GuestContext, abort: &DataAbort) -> bool {
 }
 
 /// The maintenance interrupt, EL2's alarm and its SGI.
-fn own(os0: &Os0) -> u32 {
+pub fn own(os0: &Os0) -> u32 {
     let alarm = os0.tree.timer.hypervisor_timer.intid;
     [os0.maintenance, alarm, gic::SGI_KICK_BESIDE]
         .iter()

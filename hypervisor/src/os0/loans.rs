@@ -1,6 +1,6 @@
 //! Memory that OS-0 lends, and what is made of it: frame table, pools and VMs.
 
-use super::{ON, Os0Cpu, attach, get, stage2};
+use super::{ON, Os0Cpu, attach, get, restart, stage2};
 use crate::control::channel;
 use crate::physical::disk;
 use crate::{frames, network, sched, sharing, start, vm};
@@ -47,16 +47,22 @@ pub fn are_in_use() -> bool {
 
 /// Whether any memory is lent.
 pub fn are_any() -> bool {
-    !LOANS.lock().is_empty()
+    let is_lent = !LOANS.lock().is_empty();
+    is_lent || restart::is_any()
 }
 
 /// LEND.
 pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
-    if !attach::is_attached() {
-        return Err(Refusal::NotAttached);
-    }
     if OPEN.load(Ordering::Acquire) {
         return Err(Refusal::InUse);
+    }
+    take(&LOANS, start, size).map(|_| DONE)
+}
+
+/// Takes a run out of OS-0's reach, if it is its, and notes it in one of the two lists.
+pub fn take(list: &SpinLock<Loans>, start: u64, size: u64) -> Result<PaRange, Refusal> {
+    if !attach::is_attached() {
+        return Err(Refusal::NotAttached);
     }
     let run = PaRange {
         start: Pa(start),
@@ -64,24 +70,36 @@ pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
     };
     let os0 = get();
     let memory = os0.tree.memory.iter().map(|memory| memory.range);
+    let others = runs().into_iter().chain(restart::staged());
     let kept = os0.tree.reserved.iter().copied().chain([os0.home.hidden]);
-    let mut loans = LOANS.lock();
+    let kept = kept.chain(others);
+    let mut loans = list.lock();
     loans.lend(run, memory, kept).map_err(refusal)?;
     // Nothing of OS-0 reaches it from here on, on any CPU.
     stage2::withdraw(run);
-    Ok(DONE)
+    Ok(run)
 }
 
-/// REPAY: one block in a call, so that OS-0's interrupts wait for no more than that.
+/// The runs that are lent to VMs.
+pub fn runs() -> heapless::Vec<PaRange, LOANS_MAX> {
+    LOANS.lock().whole()
+}
+
+/// REPAY.
 pub fn repay(start: u64) -> Result<u64, Refusal> {
     if OPEN.load(Ordering::Acquire) {
         return Err(Refusal::InUse);
     }
-    let mut loans = LOANS.lock();
+    give_back(&LOANS, start)
+}
+
+/// Gives back one block in a call, so that OS-0's interrupts wait for no more than that.
+pub fn give_back(list: &SpinLock<Loans>, start: u64) -> Result<u64, Refusal> {
+    let mut loans = list.lock();
     match loans.next_returned(Pa(start)).map_err(refusal)? {
         Returned::All => Ok(DONE),
         Returned::Block(block) => {
-            // SAFETY: it is lent, and nothing is made of what is lent.
+            // SAFETY: it is lent, and nothing is made of it now.
             unsafe { zero_frames_for_guest(block.start.frame(), block.size / FRAME_SIZE) }
             stage2::give_back(block);
             Ok(MORE)
@@ -261,6 +279,19 @@ pub fn carry(start: u64, size: u64, to_el2: bool) -> Result<u64, Refusal> {
     Ok(done)
 }
 
+/// SERVE.
+pub fn serve(area: u64, interrupt: u64) -> Result<u64, Refusal> {
+    if !OPEN.load(Ordering::Acquire) {
+        return Err(Refusal::NotOpen);
+    }
+    let (area, interrupt) = served_area(area, interrupt)?.ok_or(Refusal::NoMemory)?;
+    if disk::serve_again(area, interrupt) {
+        Ok(DONE)
+    } else {
+        Err(Refusal::NotOpen)
+    }
+}
+
 /// SERVED.
 pub fn served() -> Result<u64, Refusal> {
     if !OPEN.load(Ordering::Acquire) {
@@ -284,7 +315,9 @@ fn memory_of_os0(start: u64, size: u64) -> Option<Ram> {
     let os0 = get();
     let mut memory = os0.tree.memory.iter();
     let is_memory = memory.any(|memory| memory.range.contains_run(run.start, run.size));
-    let is_its = !run.overlaps(os0.home.hidden) && !LOANS.lock().overlaps(run);
+    let is_staged = restart::staged().is_some_and(|own| own.overlaps(run));
+    let is_lent = is_staged || LOANS.lock().overlaps(run);
+    let is_its = !run.overlaps(os0.home.hidden) && !is_lent;
     // SAFETY: RAM of OS-0's, which EL2 has mapped and Rust owns nothing of.
     (is_memory && is_its).then(|| unsafe { Ram::new(run.start, size) })
 }

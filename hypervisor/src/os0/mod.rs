@@ -5,7 +5,7 @@
 //! only its SMCs come here ([`calls`]), since a CPU that it starts must pass through EL2. EL2 drives
 //! no device meanwhile, the console included. When OS-0 asks, EL2 goes beneath it ([`attach`]): stage 2
 //! hides EL2's memory, and OS-0's interrupts are handed on by EL2 ([`interrupts`]). Of memory that OS-0
-//! lends then ([`loans`]), VMs are made, which share its CPUs with it ([`world`]).
+//! lends then ([`loans`]), VMs are made, which share its CPUs with it ([`world`]), and outlive it ([`restart`]).
 
 mod attach;
 mod boot;
@@ -14,6 +14,7 @@ mod facts;
 mod filter;
 mod interrupts;
 mod loans;
+mod restart;
 mod run;
 mod stage2;
 mod take_over;
@@ -40,6 +41,7 @@ use model_machine_tree::{MAX_REDISTRIBUTORS, Machine};
 use model_native_el1::Native;
 use model_scheduler::EntityId;
 use model_vpsci::Power;
+use restart::Course;
 use world::{Fp, World};
 
 /// What was found at boot and never changes again.
@@ -96,6 +98,8 @@ struct Os0Cpu {
     native: Cell<Native>,
     /// VMs share the CPU.
     shares: Cell<bool>,
+    /// What OS-0's vCPU does while they do.
+    course: Course,
     /// What the scheduler knows OS-0's vCPU by.
     entity: EntityId,
     /// OS-0's vCPU.
@@ -135,6 +139,7 @@ impl Os0Cpu {
             attached: Cell::new(false),
             native: Cell::new(Native::of(|_, _| 0)),
             shares: Cell::new(false),
+            course: Course::default(),
             entity,
             world: SpinLock::new(Rank::Vcpu, World::new()),
             lists: Cell::new(SavedLists::default()),
@@ -194,8 +199,12 @@ fn this() -> &'static Os0Cpu {
     }
 }
 
+/// All CPUs.
+fn cpus() -> impl Iterator<Item = &'static Os0Cpu> {
+    CPUS.iter().filter_map(|cpu| cpu.get().copied())
+}
+
 /// The CPU with that affinity.
 fn by_affinity(affinity: u64) -> Option<&'static Os0Cpu> {
-    let mut cpus = CPUS.iter().filter_map(|cpu| cpu.get().copied());
-    cpus.find(|cpu| cpu.cpu.affinity == affinity)
+    cpus().find(|cpu| cpu.cpu.affinity == affinity)
 }

@@ -17,7 +17,7 @@ const ICC_ASGI1R: SysregId = SysregId::new(3, 0, 12, 11, 6);
 const ICC_SGI0R: SysregId = SysregId::new(3, 0, 12, 11, 7);
 
 /// EL1h, all interrupts masked (Linux: `booting.rst`).
-const PSTATE: u64 = 0x3c5;
+pub const PSTATE: u64 = 0x3c5;
 
 /// An ID register of the executing CPU, op0 3, op1 0, CRn 0.
 pub fn id_register(crm: u8, op2: u8) -> u64 {

@@ -125,7 +125,12 @@ pub fn withdraw(run: PaRange) {
     let mut identity = IDENTITY.lock();
     let Some(stage2) = &mut *identity else { return };
     let debt = stage2.unmap(&mut Tables(None), Ipa(run.start.0), run.size / FRAME_SIZE);
-    debt.pay(|_| guest::with_vmid(VMID.get().map_or(0, Vmid::number), tlb::flush_vmid));
+    debt.pay(|_| forget_translations());
+}
+
+/// No CPU's TLB has anything of OS-0's.
+pub fn forget_translations() {
+    guest::with_vmid(VMID.get().map_or(0, Vmid::number), tlb::flush_vmid);
 }
 
 /// A block of memory is OS-0's again.

@@ -2,7 +2,7 @@
 
 use super::interrupts::{Beside, OwnGic};
 use super::run::{Next, step};
-use super::{Os0Cpu, get, this};
+use super::{Os0Cpu, get, restart, this};
 use crate::cpu::{self, Cpu};
 use crate::vcpu::Outcome;
 use crate::{host, sched};
@@ -51,6 +51,21 @@ impl World {
             interface: VirtualInterface::RESET,
             is_away: false,
         }
+    }
+
+    /// As a CPU has it that is started: the executing one, in which it is not.
+    pub fn begin_anew(&mut self, me: &Os0Cpu, entry: u64, argument: u64) {
+        let el1 = El1State::reset(self.el1.vmpidr);
+        *self = Self {
+            el1,
+            is_away: true,
+            ..Self::new()
+        };
+        self.context.pstate = super::run::PSTATE;
+        self.context.pc = entry;
+        self.context.registers[0] = argument;
+        me.lists
+            .set(SavedLists::save(&mut HardwareLists::of_this_cpu(), false));
     }
 
     /// Puts OS-0 into the CPU, if it is not.
@@ -123,6 +138,9 @@ fn set_timer_active(me: &Os0Cpu, lists: &SavedLists, active: bool) {
 /// Runs OS-0's vCPU of this CPU until it must leave; also gives when it is to be woken.
 pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
     let me = this();
+    if let Some(outcome) = restart::look(me) {
+        return (outcome, None);
+    }
     let native = me.native.get();
     let mut world = me.world.lock();
     world.load(me, &native);
@@ -131,7 +149,8 @@ pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
         if !me.shares.get() {
             break Outcome::Off;
         }
-        if cpu.reschedule.load(Ordering::Relaxed) || crate::housekeeping::is_needed() {
+        let is_to_leave = cpu.reschedule.load(Ordering::Relaxed) || !me.course.goes_on();
+        if is_to_leave || crate::housekeeping::is_needed() {
             break Outcome::Preempted;
         }
         match next {

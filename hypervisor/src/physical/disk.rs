@@ -236,6 +236,24 @@ pub fn serve(area: Ram, bell: u32) -> bool {
     disk.is_some_and(|disk| DISKS[SERVED].set(disk).is_ok())
 }
 
+/// Nobody serves any more: what was asked, and what is asked from now on, waits in EL2's own memory.
+pub fn keep_area() {
+    with_ring(Ring::keep);
+}
+
+/// Another system serves, from `area`; `false` where none could be served, or still does.
+pub fn serve_again(area: Ram, bell: u32) -> bool {
+    with_ring(|ring| ring.go_on(area, bell)).unwrap_or(false)
+}
+
+fn with_ring<T>(action: impl FnOnce(&mut Ring) -> T) -> Option<T> {
+    let mut hardware = DISKS[SERVED].get()?.hardware.lock();
+    match &mut hardware.device {
+        Device::Served(ring) => Some(action(ring)),
+        Device::Virtio(..) => None,
+    }
+}
+
 /// Forgets the disk that OS-0 serves, and what VMs that have ended asked of it last.
 ///
 /// # Safety

@@ -10,6 +10,9 @@ use model_addr::NodeId;
 use model_served::Slots;
 use zerocopy::IntoBytes;
 
+/// Frames for an area of EL2's own, as a power of two.
+const AREA_ORDER: u8 = 9;
+
 /// The slots, each with a buffer of EL2's own: what OS-0 can change is copied once.
 pub struct Ring {
     area: Ram,
@@ -17,6 +20,8 @@ pub struct Ring {
     buffers: [Ram; SLOTS],
     /// The interrupt that tells OS-0.
     bell: u32,
+    /// An area for times when nobody serves.
+    own: Ram,
 }
 
 /// What is offered in an area that OS-0 gives.
@@ -36,6 +41,10 @@ impl Ring {
             slots: Slots::new(),
             buffers: [Ram::EMPTY; SLOTS],
             bell,
+            own: frames::ram(
+                frames::take_for_el2(NodeId(0), AREA_ORDER)?,
+                1 << AREA_ORDER,
+            ),
         };
         for buffer in &mut ring.buffers {
             *buffer = frames::ram(frames::take_for_el2(NodeId(0), order)?, 1 << order);
@@ -43,6 +52,28 @@ impl Ring {
         // No answer of before is one of now.
         area.zero(0, OFFERS_AT as usize);
         Some(ring)
+    }
+
+    /// The area's memory goes to somebody else: all that is in it is taken over.
+    pub fn keep(&mut self) {
+        if !self.is_kept() {
+            self.own.copy_from(0, self.area, 0, AREA_BYTES as usize);
+            self.area = self.own;
+        }
+    }
+
+    fn is_kept(&self) -> bool {
+        self.area.start() == self.own.start()
+    }
+
+    /// Gives all that [`Self::keep`] has kept to whoever serves now; `false` where somebody does.
+    pub fn go_on(&mut self, area: Ram, bell: u32) -> bool {
+        if !self.is_kept() {
+            return false;
+        }
+        area.copy_from(0, self.own, 0, AREA_BYTES as usize);
+        (self.area, self.bell) = (area, bell);
+        true
     }
 
     /// How many buffers are free.
@@ -115,7 +146,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        for buffer in self.buffers.iter().filter(|buffer| buffer.size() > 0) {
+        let all = self.buffers.iter().chain([&self.own]);
+        for buffer in all.filter(|buffer| buffer.size() > 0) {
             let frames = buffer.size() / model_addr::FRAME_SIZE;
             frames::free(buffer.start().frame(), frames.ilog2() as u8);
         }

@@ -42,10 +42,12 @@ const GICD_IGROUPR: usize = 0x80;
 const GICD_ISENABLER: usize = 0x100;
 const GICD_ICENABLER: usize = 0x180;
 const GICD_ISPENDR: usize = 0x200;
+const GICD_ICPENDR: usize = 0x280;
 const GICD_IPRIORITYR: usize = 0x400;
 const GICD_ICFGR: usize = 0xc00;
 const GICD_IROUTER: usize = 0x6000;
 const GICD_PIDR2: usize = 0xffe8;
+const GICR_CTLR: usize = 0x0;
 const GICR_WAKER: usize = 0x14;
 const GICR_TYPER: usize = 0x8;
 const GICR_SGI_FRAME: usize = 0x1_0000;
@@ -53,6 +55,14 @@ const GICR_STRIDE: u64 = 0x2_0000;
 const GICR_ISACTIVER0: usize = 0x300;
 const GICR_ICACTIVER0: usize = 0x380;
 const CTLR_RWP: u32 = 1 << 31;
+/// GICR_CTLR: messages (LPIs) are taken; a change is under way.
+const ENABLE_LPIS: u32 = 1;
+const GICR_CTLR_RWP: u32 = 1 << 3;
+/// GITS_CTLR: it translates; it has ended all that it was at.
+const GITS_ENABLED: u32 = 1;
+const GITS_QUIESCENT: u32 = 1 << 31;
+/// How often a register is read that is about to change.
+const TRIES: usize = 1_000_000;
 
 fn register<T>(frame: Pa, offset: usize) -> *mut T {
     ptr::with_exposed_provenance_mut(frame.0 as usize + offset)
@@ -131,6 +141,18 @@ impl Distributor {
         self.write32(GICD_ISPENDR + intid as usize / 32 * 4, 1 << (intid % 32));
     }
 
+    /// None of its shared interrupts is enabled, pending or active any more.
+    pub fn silence(self) {
+        for word in 1..=self.last_interrupt() as usize / 32 {
+            self.write32(GICD_ICENABLER + word * 4, !0);
+        }
+        self.wait();
+        for word in 1..=self.last_interrupt() as usize / 32 {
+            self.write32(GICD_ICPENDR + word * 4, !0);
+            self.write32(GICR_ICACTIVER0 + word * 4, !0);
+        }
+    }
+
     /// Whether `at` lies in its first page.
     pub fn contains(self, at: Pa) -> bool {
         at.0 >> 12 == self.0.0 >> 12
@@ -163,34 +185,26 @@ impl Redistributor {
     ///
     /// The regions hold GICv3 redistributors and EL2 has mapped them as Device memory.
     pub unsafe fn find_own(regions: &[PaRange]) -> Option<Self> {
-        const LAST: u64 = 1 << 4;
         let wanted = compact_affinity(affinity());
-        for region in regions {
-            for n in 0..region.size / GICR_STRIDE {
-                let frame = Pa(region.start.0 + n * GICR_STRIDE);
-                // SAFETY: the frame lies inside a region of redistributors.
-                let typer = unsafe { register::<u64>(frame, GICR_TYPER).read_volatile() };
-                if typer >> 32 == wanted {
-                    return Some(Self(frame));
-                }
-                if typer & LAST != 0 {
-                    break;
-                }
-            }
-        }
-        None
+        // SAFETY: the caller's promise.
+        let mut all = unsafe { Self::all(regions) };
+        all.find(|own| {
+            // SAFETY: as above.
+            let typer = unsafe { register::<u64>(own.0, GICR_TYPER).read_volatile() };
+            typer >> 32 == wanted
+        })
     }
 
-    /// The first page of the SGI frame of each redistributor in `regions`.
+    /// All redistributors in `regions`.
     ///
     /// # Safety
     ///
     /// As [`Self::find_own`].
-    pub unsafe fn private_pages(regions: &[PaRange]) -> impl Iterator<Item = Pa> + '_ {
+    pub unsafe fn all(regions: &[PaRange]) -> impl Iterator<Item = Self> + '_ {
         const LAST: u64 = 1 << 4;
         regions.iter().flat_map(|region| {
             let mut is_over = false;
-            let frames = (0..region.size / GICR_STRIDE).map_while(move |n| {
+            (0..region.size / GICR_STRIDE).map_while(move |n| {
                 let frame = Pa(region.start.0 + n * GICR_STRIDE);
                 if is_over {
                     return None;
@@ -198,10 +212,27 @@ impl Redistributor {
                 // SAFETY: the frame lies inside a region of redistributors.
                 let typer = unsafe { register::<u64>(frame, GICR_TYPER).read_volatile() };
                 is_over = typer & LAST != 0;
-                Some(frame)
-            });
-            frames.map(|frame| Pa(frame.0 + GICR_SGI_FRAME as u64))
+                Some(Self(frame))
+            })
         })
+    }
+
+    /// The first page of its SGI frame.
+    pub fn private_page(self) -> Pa {
+        Pa(self.0.0 + GICR_SGI_FRAME as u64)
+    }
+
+    /// No message comes here any more, and of the CPU's own interrupts none but those of `kept`.
+    pub fn silence(self, kept: u32) {
+        let control = register::<u32>(self.0, GICR_CTLR);
+        // SAFETY: registers of a redistributor, whose owner is gone; those that are kept do not change.
+        unsafe {
+            control.write_volatile(control.read_volatile() & !ENABLE_LPIS);
+            wait_until(|| control.read_volatile() & GICR_CTLR_RWP == 0);
+            for offset in [GICD_ICENABLER, GICD_ICPENDR, GICR_ICACTIVER0] {
+                self.sgi_frame(offset).write_volatile(!kept);
+            }
+        }
     }
 
     fn sgi_frame(self, offset: usize) -> *mut u32 {
@@ -283,6 +314,25 @@ impl Redistributor {
         let word = unsafe { self.sgi_frame(offset).read_volatile() };
         word >> (intid % 16 * 2 + 1) & 1 == 1
     }
+}
+
+/// Stops what translates messages (an ITS).
+///
+/// # Safety
+///
+/// `translator` is one, EL2 has mapped it as Device memory, and its owner is gone.
+pub unsafe fn silence_translator(translator: PaRange) {
+    let control = register::<u32>(translator.start, 0); // GITS_CTLR
+    // SAFETY: the caller's promise.
+    unsafe {
+        control.write_volatile(control.read_volatile() & !GITS_ENABLED);
+        wait_until(|| control.read_volatile() & GITS_QUIESCENT != 0);
+    }
+}
+
+/// Waits for a register, a while.
+fn wait_until(is_so: impl Fn() -> bool) {
+    let _ = (0..TRIES).any(|_| is_so());
 }
 
 /// Reads a register of the interrupt controller of `size` (1, 2, 4 or 8) bytes.

@@ -17,6 +17,7 @@ pub mod sysreg;
 pub mod boot;
 pub mod cache;
 pub mod cpu;
+pub mod devices;
 pub mod entry;
 pub mod features;
 pub mod frames;

@@ -3,8 +3,8 @@
 //!
 //! OS-0 owns the machine, so nearly all calls go to the firmware as they are. [`decide`] is the
 //! table of those that do not: calls that give the firmware an address at which a CPU is to start,
-//! which would be at EL2 and past Underpin; calls that end a CPU, which EL2 notes; and the range of
-//! hypervisors, which is Underpin's to answer.
+//! which would be at EL2 and past Underpin; calls that end a CPU, which EL2 notes, or the machine, which
+//! VMs may still need; and the range of hypervisors, which is Underpin's to answer.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -13,9 +13,12 @@ const IS_64_BIT: u32 = 1 << 30;
 const CPU_SUSPEND: u32 = 0x8400_0001;
 const CPU_OFF: u32 = 0x8400_0002;
 const CPU_ON: u32 = 0x8400_0003;
+const SYSTEM_OFF: u32 = 0x8400_0008;
+const SYSTEM_RESET: u32 = 0x8400_0009;
 const PSCI_FEATURES: u32 = 0x8400_000a;
 const CPU_DEFAULT_SUSPEND: u32 = 0x8400_000c;
 const SYSTEM_SUSPEND: u32 = 0x8400_000e;
+const SYSTEM_RESET2: u32 = 0x8400_0012;
 /// SDEI (Arm DEN0054): `SDEI_VERSION` to its last function.
 const SDEI: core::ops::RangeInclusive<u32> = 0x8400_0020..=0x8400_003f;
 /// Owners of functions, bits 29 to 24: standard calls of hypervisors, and a vendor's.
@@ -82,6 +85,9 @@ pub enum Verdict {
         /// Where the call has them: 1 for X1 and X2.
         slot: u8,
     },
+    /// The machine's end, which is the firmware's unless somebody else needs the machine: then OS-0's
+    /// alone.
+    End,
     /// Underpin's own.
     Own,
     /// Answered at once.
@@ -115,6 +121,8 @@ pub fn decide(function: u64, arguments: [u64; 3], format: PowerStateFormat) -> V
             context: second,
             slot: 1,
         },
+        SYSTEM_OFF | SYSTEM_RESET if !is_64_bit => Verdict::End,
+        SYSTEM_RESET2 => Verdict::End,
         // The firmware would deliver events to EL2.
         id if SDEI.contains(&id) => Verdict::Answer(NOT_SUPPORTED),
         PSCI_FEATURES if !is_64_bit && SDEI.contains(&(first as u32 & !IS_64_BIT)) => {
@@ -192,9 +200,7 @@ mod tests {
             0x8000_0000,
             0x8000_8000,
             0x8400_0000,
-            0x8400_0008,
             0xc400_0004,
-            0x8400_0009,
             0x8400_0050,
             0x8200_0010,
             0x8300_0000,
@@ -221,7 +227,9 @@ mod tests {
             let function = 0x8400_0000 | number | u32::from(wide) << 30;
             let starts = [3, 0xc, 0xe].contains(&number) || number == 1 && state >> 16 & 1 == 1;
             let verdict = decide(function.into(), [state, 0, 0], ORIGINAL);
-            let forwarded = matches!(verdict, Verdict::Forward);
+            let ends = matches!((number, wide), (8 | 9, false) | (0x12, _));
+            prop_assert_eq!(verdict == Verdict::End, ends);
+            let forwarded = matches!(verdict, Verdict::Forward | Verdict::End);
             prop_assert_eq!(forwarded, !starts && (number != 2 || wide));
         }
     }

@@ -30,6 +30,8 @@ pub const MAX_RESERVED: usize = 32;
 pub const MAX_NODES: usize = 16;
 /// The most redistributor regions.
 pub const MAX_REDISTRIBUTORS: usize = 16;
+/// The most translators of interrupt messages, and the most PCI hosts.
+pub const MAX_HOSTS: usize = 8;
 /// The most virtio-mmio transports.
 pub const MAX_VIRTIO: usize = 64;
 /// The most bytes of a command line.
@@ -59,6 +61,8 @@ pub struct Machine {
     pub console: Option<Pl011>,
     /// The virtio-mmio transports, in the order of the tree.
     pub virtio: Vec<VirtioTransport, MAX_VIRTIO>,
+    /// The configuration spaces of PCI hosts (`pci-host-ecam-generic`), each from its first bus on.
+    pub pci: Vec<PaRange, MAX_HOSTS>,
     /// The command line (`/chosen/bootargs`).
     pub bootargs: String<MAX_BOOTARGS>,
     /// The initial ramdisk: where the boot loader put the bundle.
@@ -115,6 +119,8 @@ pub struct Gic {
     pub redistributors: Vec<PaRange, MAX_REDISTRIBUTORS>,
     /// Bytes from one redistributor to the next, where it is not what GICR_TYPER implies.
     pub redistributor_stride: Option<u64>,
+    /// The registers of what translates messages (ITS).
+    pub translators: Vec<PaRange, MAX_HOSTS>,
     /// The maintenance interrupt of the virtual CPU interface.
     pub maintenance: Interrupt,
 }

@@ -11,8 +11,9 @@ use crate::node::{
     registers, string,
 };
 use crate::{
-    Conduit, Cpu, Distances, Gic, MAX_CPUS, MAX_MEMORY, MAX_REDISTRIBUTORS, MAX_RESERVED,
-    MAX_VIRTIO, Machine, Memory, Os0, Pl011, Problem, Psci, Timer, TreeError, VirtioTransport,
+    Conduit, Cpu, Distances, Gic, MAX_CPUS, MAX_HOSTS, MAX_MEMORY, MAX_REDISTRIBUTORS,
+    MAX_RESERVED, MAX_VIRTIO, Machine, Memory, Os0, Pl011, Problem, Psci, Timer, TreeError,
+    VirtioTransport,
 };
 
 /// The most bytes of a blob: what Linux's boot protocol allows (`booting.rst`).
@@ -52,6 +53,7 @@ pub fn read(blob: &[u8]) -> Result<Machine> {
         psci: read_psci(&root)?,
         console: None,
         virtio: Vec::new(),
+        pci: Vec::new(),
         bootargs: String::new(),
         initrd: None,
         os0: None,
@@ -223,10 +225,20 @@ fn read_gic(root: &FdtNode<'_>) -> Result<(Gic, usize)> {
         // `regions` is within the capacity.
         let _ = redistributors.push(ranges.next().ok_or_else(missing)??);
     }
+    let mut translators = Vec::new();
+    for child in node.children().filter(is_enabled) {
+        if child.is_compatible("arm,gic-v3-its") {
+            let too_many = |_| error(&child, Problem::TooMany("ITSes", MAX_HOSTS));
+            translators
+                .push(first_register(&child)?)
+                .map_err(too_many)?;
+        }
+    }
     let maintenance = interrupt(&node, 0, width as usize)?;
     let gic = Gic {
         distributor,
         redistributors,
+        translators,
         redistributor_stride: number(&node, "redistributor-stride")?,
         maintenance: maintenance.ok_or_else(|| error(&node, Problem::Missing("interrupts")))?,
     };
@@ -273,11 +285,15 @@ fn read_psci(root: &FdtNode<'_>) -> Result<Psci> {
     })
 }
 
-/// The first PL011 and all virtio-mmio transports.
+/// The first PL011, all PCI hosts and virtio-mmio transports.
 fn read_devices(root: &FdtNode<'_>, width: usize, machine: &mut Machine) -> Result<()> {
     for_each_device(root, &mut |node| {
         if machine.console.is_none() && node.is_compatible("arm,pl011") {
             machine.console = Some(read_pl011(node, width)?);
+        }
+        if node.is_compatible("pci-host-ecam-generic") {
+            let too_many = |_| error(node, Problem::TooMany("PCI hosts", MAX_HOSTS));
+            machine.pci.push(first_register(node)?).map_err(too_many)?;
         }
         if node.is_compatible("virtio,mmio") {
             let interrupt = interrupt(node, 0, width)?;

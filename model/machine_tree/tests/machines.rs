@@ -56,6 +56,12 @@ fn one_node() {
     };
     assert_eq!(machine.gic.redistributors, [redistributors]);
     assert_eq!(machine.gic.maintenance, level(25));
+    let run = |start, size| PaRange {
+        start: Pa(start),
+        size,
+    };
+    assert_eq!(machine.gic.translators, [run(0x0808_0000, 0x2_0000)]);
+    assert_eq!(machine.pci, [run(0x40_1000_0000, 256 << 20)]);
     assert_eq!(machine.timer.virtual_timer, level(27));
     assert_eq!(machine.timer.hypervisor_timer, level(26));
     assert_eq!(machine.psci.conduit, Conduit::Smc);

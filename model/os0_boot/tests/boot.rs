@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use abi::stage::{Head, MAGIC, PAYLOAD_AT};
 use model_addr::{Pa, PaRange};
 use model_guest_image::ImageHeader;
 use model_machine_tree::read;
-use model_os0_boot::{Chosen, Given, LayoutError, lay_out, rewrite};
+use model_os0_boot::{Chosen, Given, LayoutError, is_startable, lay_out, place, rewrite};
 use proptest::prelude::*;
 
 const TREE: &[u8] = include_bytes!("../../machine_tree/tests/data/os0.dtb");
@@ -154,5 +155,81 @@ proptest! {
         let overlap = hidden.end().0.min(0x8000_0000).saturating_sub(hidden.start.0.max(0x4000_0000));
         prop_assert_eq!(total, (1 << 30) - overlap);
         prop_assert!(!after.memory.iter().any(|memory| memory.range.overlaps(hidden)));
+    }
+}
+
+/// What a stage says is inside the run, or it is refused.
+#[test]
+fn a_stage_is_checked() {
+    let head = Head {
+        magic: MAGIC,
+        bytes: 0x10_0000,
+        room: 0x20_0000,
+        tree: 0x8_0000,
+        initrd: [0x8_0104, 0x8_0110],
+        reservations: [0x9_0000, 0x7000],
+    };
+    let run = 0x10_0000 + PAYLOAD_AT;
+    assert!(is_startable(&head, run));
+    assert!(!is_startable(&head, run - 1));
+    let wrong = [
+        Head { magic: 0, ..head },
+        Head {
+            room: 0xf_ffff,
+            ..head
+        },
+        Head {
+            room: u64::MAX,
+            ..head
+        },
+        Head {
+            tree: 0x8_0001,
+            ..head
+        },
+        Head {
+            tree: 0xf_fff9,
+            ..head
+        },
+        Head {
+            tree: u64::MAX - 7,
+            ..head
+        },
+        Head {
+            initrd: [0x8_0104, 0xf_fffc],
+            ..head
+        },
+        Head {
+            reservations: [0x9_0000, 0x7001],
+            ..head
+        },
+        Head {
+            reservations: [0x9_0000, u64::MAX],
+            ..head
+        },
+        Head {
+            reservations: [0x9_0000, 0],
+            ..head
+        },
+    ];
+    for head in wrong {
+        assert!(!is_startable(&head, run), "{head:x?}");
+    }
+}
+
+proptest! {
+    /// Against a search block by block.
+    #[test]
+    fn the_lowest_free_place(
+        taken in prop::collection::vec((0..40_u64, 1..9_u64), 0..8), room in 1..(12 * BLOCK),
+    ) {
+        let memory = [run(3 * BLOCK, 10 * BLOCK), run(20 * BLOCK, 15 * BLOCK)];
+        let taken: Vec<PaRange> = taken.iter().map(|(at, size)| run(at * BLOCK, size * BLOCK - 5)).collect();
+        let is_free = |start: u64| {
+            let wanted = run(start, room);
+            memory.iter().any(|memory| memory.contains_run(Pa(start), room))
+                && taken.iter().all(|other| !other.overlaps(wanted))
+        };
+        let lowest = (0..40).map(|n| n * BLOCK).find(|start| is_free(*start));
+        prop_assert_eq!(place(&memory, &taken, room), lowest.map(Pa));
     }
 }

@@ -42,7 +42,7 @@ const fn code(
 
 /// Why the hypervisor, or the module before it, does not make a switch; in the order of
 /// `abi::os0::Refusal`, then the module's own.
-pub const REFUSALS: [Code; 27] = [
+pub const REFUSALS: [Code; 28] = [
     code(
         "interrupts-open",
         "a CPU came to the switch with its interrupts unmasked",
@@ -211,6 +211,12 @@ pub const REFUSALS: [Code; 27] = [
         &["The one that ran before runs on. Report it."],
     ),
     code(
+        "not-staged",
+        "what was to be staged is no system that could be started",
+        &["The command's version does not fit the hypervisor's."],
+        &["Nothing is staged. Use the `underpin` of this hypervisor."],
+    ),
+    code(
         "holds-interrupts",
         "a CPU holds interrupts that it does not take, and could not be left",
         &["A driver keeps interrupts of a CPU masked for long."],
@@ -360,6 +366,6 @@ mod tests {
         let names: Vec<&str> = names.split('"').skip(1).step_by(2).skip(1).collect();
         let ours = REFUSALS.iter().map(|code| code.name);
         assert_eq!(names, ours.take(names.len()).collect::<Vec<_>>());
-        assert_eq!(names.len(), 26);
+        assert_eq!(names.len(), 27);
     }
 }

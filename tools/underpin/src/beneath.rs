@@ -26,9 +26,11 @@ use std::{
 use tools_os0::{Asked, DEVICE, Running, System as _, codes};
 
 mod disks;
+mod stage;
 
 pub use disks::Served;
 use disks::Server;
+pub use stage::Stage;
 
 /// The machine's name.
 pub const MACHINE: &str = "os0";
@@ -72,6 +74,8 @@ impl Machine {
                 ask("repay")?;
             }
             make(&run, vms, loan, progress)?
+        } else if lent > 0 && !loan.disks.is_empty() {
+            Some(Server::adopt(&run, &loan.disks)?)
         } else if lent > 0 {
             Server::resume(&run)?
         } else {
@@ -140,6 +144,21 @@ fn needed(bundle: u64, vms: &[VmFile]) -> u64 {
     let of_vm = |vm: &VmFile| vm.memory.max + vm.memory.max / TABLES.0 + TABLES.1;
     let all = bundle + vms.iter().map(of_vm).sum::<u64>() + OWN;
     (all + all / FRAME_TABLE).next_multiple_of(BLOCK)
+}
+
+/// Keeps a system ready to be started in the place of this one; gives its bytes.
+pub fn stage(run: &RunDir, options: &Stage) -> Result<u64> {
+    let bytes = options.build()?;
+    let file = run.path().join("stage");
+    stage::write(&file, &bytes)?;
+    let staged = ask(&format!("stage {}", file.display()));
+    let _ = fs::remove_file(&file);
+    staged.map(|_| bytes.len() as u64)
+}
+
+/// What is staged is this system's memory again.
+pub fn unstage() -> Result<()> {
+    ask("unstage").map(drop)
 }
 
 /// Asks the module; a refusal is a failure with its name's meaning.

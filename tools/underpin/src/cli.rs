@@ -1,6 +1,11 @@
 //! The command line.
 
-use crate::{beneath::Served, codes, sim::Shape, units, vmfile};
+use crate::{
+    beneath::{Served, Stage},
+    codes,
+    sim::Shape,
+    units, vmfile,
+};
 use abi::{Text, control::TRACE_CLASSES};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -172,6 +177,8 @@ pub enum Verb {
     Machine,
     /// End all VMs and power the machine off
     Shutdown,
+    /// In a running system: keep a kernel that is started in its place when it ends while VMs run
+    Stage(Stage),
     /// For the system that the command runs in.
     #[command(flatten)]
     Os0(tools_os0::Verb),

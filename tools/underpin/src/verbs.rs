@@ -1,7 +1,7 @@
 //! What each verb of the command does.
 
 use crate::{
-    beneath,
+    beneath::{self, Stage},
     bundle::{entry_name, is_entry_of},
     cli::{Blocks, Claim, Cli, Run, Set, Verb},
     control::{Client, vm_name},
@@ -9,6 +9,7 @@ use crate::{
     output::{Output, print},
     progress::Progress,
     sim::RunDir,
+    units,
     vmfile::{self, VmFile},
 };
 use abi::{
@@ -87,6 +88,7 @@ pub fn run(cli: Cli) -> Result<u8> {
         Verb::Report(options) => report::report(&context, &options)?,
         Verb::Metrics(options) => metrics::metrics(&context, &options)?,
         Verb::Explain { code } => explain::explain(&context, code.as_deref())?,
+        Verb::Stage(options) => stage(&context, &options)?,
         Verb::Os0(verb) => return os0(&context, verb),
         Verb::Shutdown => context.shutdown()?,
         Verb::Completion { shell } => {
@@ -260,6 +262,20 @@ fn os0(context: &Context, verb: tools_os0::Verb) -> Result<u8> {
         } => park::attach(context, verb, clock),
         _ => os0_alone(context, verb),
     }
+}
+
+/// `underpin stage`.
+fn stage(context: &Context, options: &Stage) -> Result<()> {
+    if options.drop {
+        beneath::unstage()?;
+        return context.done(context.run.machine(), "has nothing staged");
+    }
+    let size = beneath::stage(&context.run, options)?;
+    let done = format!(
+        "starts anew by itself from now on ({} staged)",
+        units::size(size)
+    );
+    context.done("this system", &done)
 }
 
 /// What concerns no VM.

@@ -38,6 +38,9 @@ pub fn scenarios() -> Vec<Scenario> {
         drain(),
         gap(),
         storm(),
+        outlives("reboot", 2),
+        outlives("panic", 2),
+        outlives("poweroff", 4).slow(),
         cost(),
         pause(2),
         pause(4),
@@ -350,6 +353,55 @@ fn longest_below(said: &str, name: &str, most: u64) -> Outcome {
         longest => Err(format!("{longest:?} us, where {most} are the most")),
     }
 }
+
+/// What a VM writes to the disk that OS-0 serves while it ends.
+const OUTLIVING_MIB: u32 = 48;
+
+/// OS-0 ends in the middle of its VMs' work and starts anew, alone; they come to the right results, with
+/// the disk that it served before and after, and their memory is its own again.
+fn outlives(end: &str, cpus: u32) -> Scenario {
+    let kernel = "trixie-cloud";
+    let work = Vm::linux("vm1", kernel, "work").memory("128MiB");
+    let work = work.args("underpin.count=2000000");
+    let disk = Vm::linux("writer", kernel, "diskwrite").memory("192MiB");
+    let disk = disk.args(&format!("underpin.mib={OUTLIVING_MIB}"));
+    let disk = disk.cow_partition("first").persistent_disk("data");
+    let actions = format!("outlived os0.mib={OUTLIVING_MIB} os0.end={end}");
+    let os0 = Os0::new(kernel, cpus, "2G", &actions).cpu("max,pauth=off,sme=off");
+    Scenario::os0(
+        format!("os0/outlived-{end}-{cpus}"),
+        os0.disk(64 << 20)
+            .beside(vec![work, disk])
+            .starts_anew()
+            .expect("os0: outlived ends", BOOT)
+            .expect("underpin: OS-0 has ended; it starts anew", BOOT)
+            .expect(format!("cpus={cpus}"), BOOT)
+            .expect("survived lent=", BOOT)
+            .expect("survived disk sha256=", 6 * BOOT)
+            .expect("entries=0", 1)
+            .expect(WORK, BOOT)
+            .expect("Power down", BOOT),
+    )
+    .console(check_outlived)
+}
+
+fn check_outlived(said: &str) -> Outcome {
+    let worked = said.contains(&format!(
+        "console vm1.log underpin-guest: work {OUTLIVING_WORK}"
+    ));
+    let after = |text: &str| sum_after(said, text);
+    let (vms, own) = (after("diskwrite ok "), after("os0: survived disk "));
+    if worked && vms.is_some() && vms == own {
+        return Ok(());
+    }
+    Err(format!(
+        "the work was right: {worked}; a VM found {vms:?} where OS-0 has {own:?}"
+    ))
+}
+
+/// What `seq 0 1999999 | sha256sum` prints.
+const OUTLIVING_WORK: &str =
+    "sha256=beaa1fec591ed74a8a72068132cd6651dbbc8ba042f1056b24767465f5b62ced";
 
 fn check_park(said: &str) -> Outcome {
     let parks = said.split("os0: park parks=").nth(1).and_then(first_number);

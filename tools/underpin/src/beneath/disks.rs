@@ -8,6 +8,7 @@
 use crate::{
     failure::{Failure, Result, exit},
     sim::RunDir,
+    units,
 };
 use abi::{
     Text,
@@ -16,11 +17,12 @@ use abi::{
         answer, operation,
     },
 };
-use model_served::{Asked, asked, unanswered};
+use model_served::{Asked, asked, offers, unanswered};
+use rustix::fs::OFlags;
 use std::{
     fs::{self, File, TryLockError},
     io::{self, Seek as _, SeekFrom},
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     thread,
 };
@@ -76,13 +78,7 @@ impl Server {
             .area
             .write_all_at(offers.as_bytes(), OFFERS_AT)
             .map_err(failed)?;
-        let path = run.path().join(LIST);
-        let line = |disk: &Served| {
-            let file = fs::canonicalize(&disk.file).unwrap_or_else(|_| disk.file.clone());
-            format!("{}={}\n", disk.name, file.display())
-        };
-        let list: String = disks.iter().map(line).collect();
-        fs::write(&path, list).map_err(|error| Failure::file("cannot write", &path, &error))?;
+        keep_list(run, disks)?;
         Ok(server)
     }
 
@@ -99,6 +95,38 @@ impl Server {
             .filter_map(|line| Served::parse(line).ok())
             .collect();
         Self::open(&disks).map(Some)
+    }
+
+    /// Serves the disks that a system before this one has offered, by their names.
+    pub fn adopt(run: &RunDir, disks: &[Served]) -> Result<Self> {
+        let mut server = Self::open(disks)?;
+        let mut head = [0; HEAD_BYTES as usize];
+        let failed = |error| Failure::file("cannot read", Path::new(DEVICE), &error);
+        // The page read whole would count as having seen what is asked for.
+        let (_, table) = head.split_at_mut(OFFERS_AT as usize);
+        server
+            .area
+            .read_exact_at(table, OFFERS_AT)
+            .map_err(failed)?;
+        let mut given: Vec<_> = disks.iter().cloned().zip(server.files).collect();
+        let mut taken = Vec::new();
+        for offer in offers(&head) {
+            let is_it = |(disk, (_, bytes)): &(Served, (File, u64))| {
+                offer.name.as_str() == Some(&disk.name) && offer.sectors == bytes / SECTOR_BYTES
+            };
+            let Some(place) = given.iter().position(is_it) else {
+                let size = units::size(offer.sectors * SECTOR_BYTES);
+                let message = format!("VMs have a disk '{}' of {size}", offer.name);
+                return Err(
+                    Failure::new(exit::USAGE, message).help("name its file: --disk NAME=FILE")
+                );
+            };
+            taken.push(given.swap_remove(place));
+        }
+        let (disks, files): (Vec<Served>, _) = taken.into_iter().unzip();
+        server.files = files;
+        keep_list(run, &disks)?;
+        Ok(server)
     }
 
     /// No disk is served any more.
@@ -129,7 +157,7 @@ impl Server {
 
     fn serve(&self) {
         let mut head = vec![0; HEAD_BYTES as usize];
-        let mut data = vec![0; DATA_BYTES as usize];
+        let (mut data, start) = room(DATA_BYTES as usize);
         // The read waits until something was asked since the last one.
         while let Ok(size @ 1..) = self.area.read_at(&mut head, 0) {
             for slot in unanswered(head.get(..size).unwrap_or_default()) {
@@ -141,7 +169,8 @@ impl Server {
                 let Some(todo) = asked(slot, &record) else {
                     continue;
                 };
-                let data = data.get_mut(..todo.bytes as usize).unwrap_or_default();
+                let end = start + todo.bytes as usize;
+                let data = data.get_mut(start..end).unwrap_or_default();
                 let done = self.execute(todo, data).is_ok();
                 let answer = answer(todo.ticket, done);
                 if self
@@ -176,14 +205,51 @@ impl Server {
     }
 }
 
+/// Keeps in mind what is served.
+fn keep_list(run: &RunDir, disks: &[Served]) -> Result<()> {
+    let path = run.path().join(LIST);
+    let line = |disk: &Served| {
+        let file = fs::canonicalize(&disk.file).unwrap_or_else(|_| disk.file.clone());
+        format!("{}={}\n", disk.name, file.display())
+    };
+    let list: String = disks.iter().map(line).collect();
+    fs::write(&path, list).map_err(|error| Failure::file("cannot write", &path, &error))
+}
+
+/// What data are read to and written from, where the kernel reads and writes them without its cache.
+const ALIGN: usize = 4096;
+
+/// Room for so many bytes, and where in it data begin.
+fn room(bytes: usize) -> (Vec<u8>, usize) {
+    let room = vec![0; bytes + ALIGN];
+    let start = room.as_ptr().align_offset(ALIGN).min(ALIGN);
+    (room, start)
+}
+
+/// Opens a file or block device so that what is written outlives this system, as VMs may: nothing that a
+/// VM was told is written waits in this system's memory.
+fn open_durable(path: &Path) -> io::Result<File> {
+    let open = |flags: OFlags| {
+        let mut options = File::options();
+        options.read(true).write(true);
+        options.custom_flags(flags.bits() as i32).open(path)
+    };
+    let is_device = fs::metadata(path)?.file_type().is_block_device();
+    if is_device && let Ok(file) = open(OFlags::DIRECT) {
+        let (mut room, start) = room(SECTOR_BYTES as usize);
+        let sector = room.get_mut(start..start + SECTOR_BYTES as usize);
+        // Sectors of other sizes, and what cannot do without a cache, take the other way.
+        if sector.is_some_and(|sector| file.read_exact_at(sector, 0).is_ok()) {
+            return Ok(file);
+        }
+    }
+    open(OFlags::DSYNC)
+}
+
 /// A file or block device for this process alone, and its bytes.
 fn open_disk(path: &Path) -> Result<(File, u64)> {
     let failed = |error: io::Error| Failure::file("cannot serve", path, &error);
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(failed)?;
+    let mut file = open_durable(path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
