@@ -10,6 +10,8 @@
 #include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/panic_notifier.h>
+#include <linux/reboot.h>
+#include <linux/string.h>
 
 static struct run staged;
 
@@ -84,13 +86,34 @@ static int on_panic(struct notifier_block *block, unsigned long event, void *mes
 
 static struct notifier_block panics = { .notifier_call = on_panic };
 
+/*
+ * This system is about to end, in good order. The hypervisor must be beneath all CPUs to take them back;
+ * and what kexec starts would know nothing of memory that is lent.
+ */
+static int on_end(struct notifier_block *block, unsigned long event, void *command)
+{
+	if (!lent_bytes())
+		return NOTIFY_DONE;
+	if (is_parked() && staged.pages && attach_all())
+		pr_emerg("cannot attach for the end of this system: its VMs end with it\n");
+	if (command && !strcmp(command, "kexec reboot")) {
+		pr_emerg("no kexec while memory is lent: what is staged starts instead\n");
+		emergency_restart();
+	}
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block ends = { .notifier_call = on_end };
+
 void stage_init(void)
 {
 	adopt();
 	atomic_notifier_chain_register(&panic_notifier_list, &panics);
+	register_reboot_notifier(&ends);
 }
 
 void stage_exit(void)
 {
+	unregister_reboot_notifier(&ends);
 	atomic_notifier_chain_unregister(&panic_notifier_list, &panics);
 }

@@ -173,7 +173,8 @@ int tell(struct answer *answer, long result)
 	return is_refusal ? -EREMOTEIO : result;
 }
 
-int serve_attach(struct answer *answer, char *words)
+/* On all CPUs; VMs that are parked have theirs again. */
+static int attach(void)
 {
 	int error;
 
@@ -181,7 +182,20 @@ int serve_attach(struct answer *answer, char *words)
 	error = on_all_cpus(attach_here);
 	if (!error && !atomic_long_read(&refusal))
 		note(unpark());
-	return outcome(answer, error, "attached");
+	return error;
+}
+
+int serve_attach(struct answer *answer, char *words)
+{
+	return outcome(answer, attach(), "attached");
+}
+
+/* For nobody who wants an answer. */
+long attach_all(void)
+{
+	int error = attach();
+
+	return error ? error : atomic_long_read(&refusal);
 }
 
 /* "detach [park]": with "park", VMs that stand still stay in the memory that is lent to them. */

@@ -97,6 +97,8 @@ void stage_exit(void);
 unsigned long staged_bytes(void);
 void adopt_loan(unsigned long start, unsigned long bytes);
 
+long attach_all(void);
+
 /* The memory that is lent, and in how many runs; whether it is with no CPU shared, and to that state and back. */
 unsigned long lent_bytes(void);
 unsigned int loan_count(void);

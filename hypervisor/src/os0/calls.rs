@@ -1,7 +1,6 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
 use super::{Home, ON, Os0Cpu, attach, by_affinity, facts, get, loans, restart, this, upgrade};
-use crate::console;
 use abi::os0::{
     ATTACH, CLOSE, DETACH, DYING, FACTS, FAIL, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND, LOANED, LOG,
     OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State, TELL, UNSTAGE, UPGRADE,
@@ -212,10 +211,7 @@ fn own(context: &mut GuestContext) {
             None => return answer(context, Refusal::NotLent.code()),
         },
         SERVE => return answer(context, loans::code(loans::serve(first, second))),
-        DYING => {
-            console::announce(format_args!("OS-0 says that it dies"));
-            return answer(context, 0);
-        }
+        DYING => return answer(context, restart::say_it_dies()),
         CLOSE => return answer(context, loans::code(loans::close())),
         SHARE => return answer(context, loans::code(loans::share(this(), first == 1))),
         TELL => return answer(context, loans::code(loans::carry(first, second, true))),

@@ -124,6 +124,12 @@ pub fn begin(me: &Os0Cpu) -> bool {
     false
 }
 
+/// DYING.
+pub fn say_it_dies() -> u64 {
+    console::announce(format_args!("OS-0 says that it dies; its VMs go on"));
+    DONE
+}
+
 /// CPU_ON of a CPU whose vCPU has parted.
 pub fn is_off(target: &Os0Cpu) -> bool {
     target.course.get() == OFF

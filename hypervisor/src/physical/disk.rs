@@ -6,6 +6,7 @@
 //! so that whole blocks of the disk are whole frames of the buffer.
 
 use super::queue::{BufferQueue, Transport, begin};
+pub use super::queue::{Io, Operation};
 use super::served::{self, Ring};
 use crate::device::block::Part;
 use crate::frames::Tables;
@@ -41,29 +42,6 @@ const DISKS_MAX: usize = 4;
 const PARTITIONS_MAX: usize = 16;
 /// Blocks looked at for a free one to swap to.
 const SWAP_BUDGET: u64 = 4096;
-
-/// What a job asks of the device (virtio 5.2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Operation {
-    /// Fills the buffer.
-    Read = 0,
-    /// Stores what is in the buffer.
-    Write = 1,
-    /// Makes durable what was written.
-    Flush = 4,
-}
-
-/// A transfer between a buffer and a partition.
-#[derive(Clone, Copy, Debug)]
-pub struct Io {
-    /// What is done.
-    pub operation: Operation,
-    /// The first sector on the partition.
-    pub sector: u64,
-    /// Bytes, at most [`DATA_AT_ONCE`].
-    pub bytes: u64,
-}
 
 /// Who hears of a transfer's end.
 pub enum Job {

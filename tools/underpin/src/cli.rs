@@ -1,11 +1,7 @@
 //! The command line.
 
-use crate::{
-    beneath::{Served, Stage},
-    codes,
-    sim::Shape,
-    units, vmfile,
-};
+use crate::beneath::{Served, Stage};
+use crate::{codes, sim::Shape, units, vmfile};
 use abi::{Text, control::TRACE_CLASSES};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;

@@ -38,9 +38,11 @@ pub fn scenarios() -> Vec<Scenario> {
         drain(),
         gap(),
         storm(),
-        outlives("reboot", 2),
-        outlives("panic", 2),
-        outlives("poweroff", 4).slow(),
+        outlives("reboot", 2, false),
+        outlives("panic", 2, false),
+        outlives("poweroff", 4, false).slow(),
+        outlives("reboot", 2, true).slow(),
+        outlives("poweroff", 2, true).slow(),
         cost(),
         pause(2),
         pause(4),
@@ -359,17 +361,22 @@ const OUTLIVING_MIB: u32 = 48;
 
 /// OS-0 ends in the middle of its VMs' work and starts anew, alone; they come to the right results, with
 /// the disk that it served before and after, and their memory is its own again.
-fn outlives(end: &str, cpus: u32) -> Scenario {
+fn outlives(end: &str, cpus: u32, parked: bool) -> Scenario {
     let kernel = "trixie-cloud";
     let work = Vm::linux("vm1", kernel, "work").memory("128MiB");
     let work = work.args("underpin.count=2000000");
     let disk = Vm::linux("writer", kernel, "diskwrite").memory("192MiB");
     let disk = disk.args(&format!("underpin.mib={OUTLIVING_MIB}"));
     let disk = disk.cow_partition("first").persistent_disk("data");
-    let actions = format!("outlived os0.mib={OUTLIVING_MIB} os0.end={end}");
+    let (name, option) = if parked {
+        ("parked-", " os0.park=yes")
+    } else {
+        ("", "")
+    };
+    let actions = format!("outlived os0.mib={OUTLIVING_MIB} os0.end={end}{option}");
     let os0 = Os0::new(kernel, cpus, "2G", &actions).cpu("max,pauth=off,sme=off");
     Scenario::os0(
-        format!("os0/outlived-{end}-{cpus}"),
+        format!("os0/outlived-{name}{end}-{cpus}"),
         os0.disk(64 << 20)
             .beside(vec![work, disk])
             .starts_anew()
