@@ -32,6 +32,8 @@ static void *area;
 /* The interrupt by which the hypervisor tells, while it has the area. */
 static unsigned int bell;
 static bool has_server, was_asked, is_over;
+/* This system ends: what fails now is no fault of the disk, and is done again by the next one. */
+static bool is_ending;
 static DEFINE_MUTEX(lock);
 static DECLARE_WAIT_QUEUE_HEAD(asked);
 
@@ -113,6 +115,11 @@ void disks_end(void)
 	wake_up(&asked);
 }
 
+void disks_stop(void)
+{
+	WRITE_ONCE(is_ending, true);
+}
+
 static int disks_open(struct inode *inode, struct file *file)
 {
 	int error = 0;
@@ -167,6 +174,8 @@ static ssize_t disks_write(struct file *file, const char __user *from, size_t si
 	bool is_answer = *at < RECORDS_BYTES;
 	ssize_t written;
 
+	if (READ_ONCE(is_ending))
+		return -ESHUTDOWN;
 	/* The data are there before the answer is. */
 	smp_wmb();
 	written = simple_write_to_buffer(area, AREA_BYTES, at, from, size);

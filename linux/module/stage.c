@@ -94,6 +94,7 @@ static int on_end(struct notifier_block *block, unsigned long event, void *comma
 {
 	if (!lent_bytes())
 		return NOTIFY_DONE;
+	disks_stop();
 	if (is_parked() && staged.pages && attach_all())
 		pr_emerg("cannot attach for the end of this system: its VMs end with it\n");
 	if (command && !strcmp(command, "kexec reboot")) {

@@ -116,6 +116,8 @@ void disks_exit(void);
 unsigned long disks_begin(u32 *intid);
 unsigned long disks_adopt(u32 *intid);
 void disks_end(void);
+/* Nothing is answered any more. */
+void disks_stop(void);
 
 /* Calls EL2 on the executing CPU with up to two arguments. */
 static inline struct arm_smccc_1_2_regs underpin_call(u32 function, u64 first, u64 second)

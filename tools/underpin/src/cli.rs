@@ -1,7 +1,6 @@
 //! The command line.
 
-use crate::beneath::{Served, Stage};
-use crate::{codes, sim::Shape, units, vmfile};
+use crate::{beneath::Served, codes, sim::Shape, units, vmfile};
 use abi::{Text, control::TRACE_CLASSES};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -174,7 +173,7 @@ pub enum Verb {
     /// End all VMs and power the machine off
     Shutdown,
     /// In a running system: keep a kernel that is started in its place when it ends while VMs run
-    Stage(Stage),
+    Stage(crate::beneath::Stage),
     /// For the system that the command runs in.
     #[command(flatten)]
     Os0(tools_os0::Verb),
@@ -364,11 +363,8 @@ pub enum NumaVerb {
 
 /// A size as the memory of a VM has it.
 fn whole_blocks(text: &str) -> Result<u64, String> {
-    let bytes = whole_pages(text)?;
-    let is_whole = bytes.is_multiple_of(2 << 20);
-    is_whole
-        .then_some(bytes)
-        .ok_or_else(|| format!("'{text}' is no multiple of 2MiB"))
+    let bytes = Some(whole_pages(text)?).filter(|bytes| bytes.is_multiple_of(2 << 20));
+    bytes.ok_or_else(|| format!("'{text}' is no multiple of 2MiB"))
 }
 
 fn share_group(text: &str) -> Result<Text<24>, String> {

@@ -307,7 +307,7 @@ fn drain() -> Scenario {
     let vm = vm.args("underpin.mib=8");
     let vm = vm.persistent_disk("first").persistent_disk("data");
     let os0 = Os0::new("trixie-cloud", 2, "2G", "drain").cpu("max,pauth=off,sme=off");
-    let os0 = os0.slow_disk(8 << 20, 128 << 10).beside(vec![vm]);
+    let os0 = os0.slow_disk(8 << 20, 64 << 10).beside(vec![vm]);
     let os0 = os0.expect("drain seconds=", 4 * BOOT);
     let os0 = os0.expect("Power down", BOOT);
     Scenario::os0("os0/drain", os0).slow().console(|said| {
