@@ -130,6 +130,7 @@ impl Ram {
     }
 
     /// The part of `len` bytes from `offset` on.
+    #[must_use]
     pub fn part(self, offset: u64, len: usize) -> Self {
         let start = self.pointer(offset, len).expose_provenance();
         Self {
