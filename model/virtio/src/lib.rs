@@ -28,6 +28,7 @@ pub mod net;
 pub mod port;
 pub mod queue;
 pub mod rng;
+mod stream;
 
 pub use chain::{Chain, MAX_SEGMENTS, Runs, Segment};
 pub use mmio::{Device, Effect, Transport};

@@ -6,12 +6,10 @@
 //!          (control queues)                                              a program opens and closes it
 //! ```
 
-use crate::console::Bytes;
-use crate::{Chain, Device, Progress, Queue, QueueError, Transport};
+use crate::stream::{Bytes, Stream};
+use crate::{Chain, Device, Queue, QueueError, Transport};
 use machine_contract::GuestMemory;
 
-const RECEIVE: usize = 0;
-const TRANSMIT: usize = 1;
 const CONTROL_RECEIVE: usize = 2;
 const CONTROL_TRANSMIT: usize = 3;
 
@@ -144,6 +142,12 @@ impl Device for Port {
     }
 }
 
+impl Stream for Port {
+    fn bytes(&mut self) -> &mut Bytes {
+        &mut self.bytes
+    }
+}
+
 impl Transport<Port> {
     /// Goes on with what driver and device say of the port; whether there may be more.
     pub fn converse(&mut self, memory: &impl GuestMemory) -> bool {
@@ -161,35 +165,5 @@ impl Transport<Port> {
             self.signal(memory, CONTROL_RECEIVE);
         }
         more
-    }
-
-    /// Hands what the guest has written to `out`, piece by piece, `budget` bytes of it at most.
-    pub fn transmit(
-        &mut self,
-        memory: &impl GuestMemory,
-        budget: usize,
-        out: impl FnMut(&[u8]),
-    ) -> Progress {
-        if !self.is_live() {
-            return Progress::default();
-        }
-        let queue = &mut self.queues[TRANSMIT];
-        let result = self.device.bytes.drain(queue, memory, budget, out);
-        let progress = self.settle(result).unwrap_or_default();
-        self.signal(memory, TRANSMIT);
-        progress
-    }
-
-    /// Puts `bytes` into the buffers that the guest has ready; how many fitted. A notification of
-    /// queue 0 says when to try the rest.
-    pub fn receive(&mut self, memory: &impl GuestMemory, bytes: &[u8]) -> usize {
-        if !self.is_live() {
-            return 0;
-        }
-        let queue = &mut self.queues[RECEIVE];
-        let result = self.device.bytes.deliver(queue, memory, bytes);
-        let accepted = self.settle(result).unwrap_or_default();
-        self.signal(memory, RECEIVE);
-        accepted
     }
 }

@@ -1,0 +1,117 @@
+//! Bytes of a console or port, both ways (virtio 5.3.6): the first two queues of its device.
+
+use crate::{Chain, DESCRIPTOR_COST, Device, Progress, Queue, QueueError, Transport};
+use machine_contract::GuestMemory;
+
+const RECEIVE: usize = 0;
+const TRANSMIT: usize = 1;
+
+/// A device whose first two queues carry bytes. There are no others than this crate's.
+pub trait Stream: Device {
+    /// What is on its way.
+    fn bytes(&mut self) -> &mut Bytes;
+}
+
+/// What is on its way, both ways.
+#[derive(Clone, Debug, Default)]
+pub struct Bytes {
+    /// What is being transmitted; kept where a budget ended within a buffer.
+    outgoing: Chain,
+    /// Whether `outgoing` is owed to the driver.
+    transmitting: bool,
+    incoming: Chain,
+}
+
+impl<D: Stream> Transport<D> {
+    /// Hands what the guest has written to `out`, piece by piece, about `budget` bytes of it.
+    pub fn transmit(
+        &mut self,
+        memory: &impl GuestMemory,
+        budget: usize,
+        out: impl FnMut(&[u8]),
+    ) -> Progress {
+        if !self.is_live() {
+            return Progress::default();
+        }
+        let queue = &mut self.queues[TRANSMIT];
+        let result = self.device.bytes().drain(queue, memory, budget, out);
+        let progress = self.settle(result).unwrap_or_default();
+        self.signal(memory, TRANSMIT);
+        progress
+    }
+
+    /// Puts `bytes` into the buffers that the guest has ready; how many fitted. A notification of
+    /// queue 0 says when to try the rest.
+    pub fn receive(&mut self, memory: &impl GuestMemory, bytes: &[u8]) -> usize {
+        if !self.is_live() {
+            return 0;
+        }
+        let queue = &mut self.queues[RECEIVE];
+        let result = self.device.bytes().deliver(queue, memory, bytes);
+        let accepted = self.settle(result).unwrap_or_default();
+        self.signal(memory, RECEIVE);
+        accepted
+    }
+}
+
+impl Bytes {
+    /// The driver starts over.
+    pub(crate) fn reset(&mut self) {
+        self.transmitting = false;
+    }
+
+    /// Hands what the guest has written to `out`, about `budget` bytes of it and no more.
+    pub(crate) fn drain(
+        &mut self,
+        queue: &mut Queue,
+        memory: &impl GuestMemory,
+        mut budget: usize,
+        mut out: impl FnMut(&[u8]),
+    ) -> Result<Progress, QueueError> {
+        let mut progress = Progress::default();
+        let mut buffer = [0; 256];
+        while budget > 0 {
+            if !self.transmitting {
+                if !queue.pop(memory, &mut self.outgoing)? {
+                    return Ok(progress);
+                }
+                self.transmitting = true;
+                let cost = DESCRIPTOR_COST * self.outgoing.segment_count();
+                budget = budget.saturating_sub(cost);
+            }
+            let room = buffer.len().min(budget);
+            let n = self.outgoing.read(memory, &mut buffer[..room])?;
+            if n > 0 {
+                out(&buffer[..n]);
+                progress.bytes += n;
+                budget -= n;
+            }
+            if self.outgoing.readable().is_empty() {
+                self.transmitting = false;
+                queue.push_used(memory, self.outgoing.head(), 0)?;
+            }
+        }
+        progress.more = true;
+        Ok(progress)
+    }
+
+    /// Puts `bytes` into the guest's buffers; how many fitted.
+    pub(crate) fn deliver(
+        &mut self,
+        queue: &mut Queue,
+        memory: &impl GuestMemory,
+        bytes: &[u8],
+    ) -> Result<usize, QueueError> {
+        let mut accepted = 0;
+        // A buffer may have no writable byte: not more of them than the queue holds.
+        for _ in 0..queue.size() {
+            if accepted == bytes.len() || !queue.pop(memory, &mut self.incoming)? {
+                break;
+            }
+            let n = self.incoming.write(memory, &bytes[accepted..])?;
+            queue.push_used(memory, self.incoming.head(), n as u32)?;
+            accepted += n;
+        }
+        Ok(accepted)
+    }
+}
