@@ -87,6 +87,20 @@ pub struct FrameHeader {
 }
 const _: () = assert!(size_of::<FrameHeader>() == 16);
 
+impl FrameHeader {
+    /// The header of a frame with these parts behind it; `None` where they are more than
+    /// [`PAYLOAD_MAX`] bytes.
+    pub fn of(kind: u32, tag: u32, parts: &[&[u8]]) -> Option<Self> {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        (length <= PAYLOAD_MAX).then_some(Self {
+            magic: MAGIC,
+            kind,
+            tag,
+            length: length as u32,
+        })
+    }
+}
+
 /// Set in [`FrameHeader::kind`] of a reply.
 pub const REPLY: u32 = 0x8000_0000;
 

@@ -3,7 +3,7 @@
 use super::{channel, vms};
 use crate::physical::queue::{BufferQueue, Transport, begin};
 use abi::Text;
-use abi::control::{FrameHeader, MAGIC, PAYLOAD_MAX, event};
+use abi::control::{FrameHeader, PAYLOAD_MAX, event};
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
@@ -173,15 +173,8 @@ fn send_output(name: Text<32>, bytes: &[u8]) -> usize {
 }
 
 fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
-    let length: usize = parts.iter().map(|part| part.len()).sum();
-    if length > PAYLOAD_MAX {
+    let Some(header) = FrameHeader::of(kind, tag, parts) else {
         return false;
-    }
-    let header = FrameHeader {
-        magic: MAGIC,
-        kind,
-        tag,
-        length: length as u32,
     };
     let Some(port) = PORT.get() else {
         let reserve = if reserve > 0 { RESERVE } else { 0 };

@@ -12,7 +12,7 @@ use crate::heap;
 use crate::vm::{self, Instance};
 use abi::Text;
 use abi::bundle::control_rights;
-use abi::control::{FrameHeader, MAGIC, REPLY, VmStatus, event};
+use abi::control::{FrameHeader, REPLY, VmStatus, event};
 use alloc::collections::VecDeque;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_aarch64::timer;
@@ -103,14 +103,10 @@ pub fn give(vm: VmId, mut take: impl FnMut(&[u8]) -> usize) {
 impl Way {
     /// Queues a frame whole, if `reserve` bytes stay free behind it; whether it did.
     fn queue(&mut self, kind: u32, tag: u32, parts: &[&[u8]], reserve: usize) -> bool {
-        let length: usize = parts.iter().map(|part| part.len()).sum();
-        let header = FrameHeader {
-            magic: MAGIC,
-            kind,
-            tag,
-            length: length as u32,
+        let Some(header) = FrameHeader::of(kind, tag, parts) else {
+            return false;
         };
-        let whole = size_of::<FrameHeader>() + length;
+        let whole = size_of::<FrameHeader>() + header.length as usize;
         if !self.is_open || self.out.len() + whole + reserve > ROOM {
             return false;
         }
