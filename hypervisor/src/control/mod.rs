@@ -236,12 +236,8 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
             answer.push(&recount::go_on(from));
         }
         Request::PowerOff if os0::is_here() => {
-            let sentence = "the machine is not the hypervisor's: end its VMs";
-            return Err(Refusal::new(
-                code::WRONG_STATE,
-                0,
-                format_args!("{sentence}"),
-            ));
+            let what = format_args!("the machine is not the hypervisor's: end its VMs");
+            return Err(Refusal::new(code::WRONG_STATE, 0, what));
         }
         Request::PowerOff => {
             log::info!("powered off from outside");

@@ -220,14 +220,7 @@ impl Net {
     pub fn is_due(&self) -> bool {
         let state = self.state.lock();
         let waits = state.sending.as_ref().and_then(|sending| sending.waits);
-        let Some((_, until)) = waits else {
-            return false;
-        };
-        let is_due = timer::now() >= until;
-        if !is_due {
-            housekeeping::request_at(until);
-        }
-        is_due
+        waits.is_some_and(|(_, until)| housekeeping::has_come(until))
     }
 
     /// The driver has nothing else to do: it is told what was sent.
