@@ -464,13 +464,20 @@ fn move_vms() -> bool {
 fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
     let tally = &instance.numa;
     let from = Gfn(tally.hand.load(Ordering::Relaxed));
-    let mut found = heapless::Vec::<(Gfn, Mfn), MOVED_AT_ONCE>::new();
+    let mut found = heapless::Vec::<Job, MOVED_AT_ONCE>::new();
     let next = instance.space.visit(from, MOVED_AT_ONCE, |gfn, entry| {
         if let Backing::Private(frame) = entry.backing
             && node_of(frame) != Some(to)
         {
             // There is room for all that are looked at.
-            let _ = found.push((gfn, frame));
+            let _ = found.push(Job {
+                owner: Owner {
+                    vm: instance.id,
+                    gfn,
+                },
+                frame,
+                copies: false,
+            });
         }
     });
     for some in found.chunks(moving::BATCH) {
@@ -479,8 +486,7 @@ fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
                 tally.leave(left::NO_MEMORY);
             }
         } else {
-            let pages = some.iter().map(|(gfn, frame)| (*gfn, *frame, false));
-            moving::carry(instance, pages, to);
+            moving::carry(instance, some, to);
         }
     }
     match next {

@@ -12,7 +12,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use machine_locks::{Rank, SpinLock};
-use model_addr::{Gfn, Mfn, NodeId};
+use model_addr::{Mfn, NodeId};
 use model_address_space::{Flight, Frames, Moved};
 use model_frame_table::{Owner, Purpose};
 use model_placement::{MissSource, NodeSet};
@@ -116,49 +116,41 @@ impl Jobs {
         jobs.make_contiguous().sort_unstable_by_key(place);
         drop(jobs);
         for _ in 0..BATCHES {
-            let Some((vm, batch)) = waiting.take() else {
-                break;
-            };
-            let running = vm::instance(vm).filter(|instance| !instance.is_ending());
+            let batch = waiting.take();
+            let Some(first) = batch.first() else { break };
+            let running = vm::instance(first.owner.vm).filter(|instance| !instance.is_ending());
             let Some(instance) = running else { continue };
-            let done = carry(&instance, batch.into_iter(), node);
+            let done = carry(&instance, &batch, node);
             watch.note(&instance, &done);
         }
     }
 }
 
 impl Waiting {
-    /// Pages of one VM.
-    #[expect(clippy::type_complexity, reason = "frames and whether they are copied")]
-    fn take(&self) -> Option<(model_addr::VmId, heapless::Vec<(Gfn, Mfn, bool), BATCH>)> {
+    /// Some pages of one VM.
+    fn take(&self) -> heapless::Vec<Job, BATCH> {
         let mut jobs = self.jobs.lock();
-        let vm = jobs.front()?.owner.vm;
-        let mut batch = heapless::Vec::new();
-        while let Some(job) = jobs.front().filter(|job| job.owner.vm == vm)
-            && batch.push((job.owner.gfn, job.frame, job.copies)).is_ok()
+        let mut batch = heapless::Vec::<Job, BATCH>::new();
+        while let Some(job) = jobs.front()
+            && batch
+                .first()
+                .is_none_or(|first| first.owner.vm == job.owner.vm)
+            && batch.push(*job).is_ok()
         {
             jobs.pop_front();
         }
-        Some((vm, batch))
+        batch
     }
 }
 
-/// Moves pages to a node, at most [`BATCH`], or gives the node copies.
-pub fn carry(
-    instance: &Instance,
-    pages: impl Iterator<Item = (Gfn, Mfn, bool)>,
-    node: NodeId,
-) -> heapless::Vec<Flight, BATCH> {
+/// Moves pages of a VM to a node, at most [`BATCH`], or gives the node copies.
+pub fn carry(instance: &Instance, jobs: &[Job], node: NodeId) -> heapless::Vec<Flight, BATCH> {
     let mut flights = heapless::Vec::<Flight, BATCH>::new();
-    for (gfn, old, copies) in pages.take(BATCH) {
-        let owner = Owner {
-            vm: instance.id,
-            gfn,
-        };
-        let purpose = if copies {
-            Purpose::Replica(owner)
+    for job in jobs.iter().take(BATCH) {
+        let purpose = if job.copies {
+            Purpose::Replica(job.owner)
         } else {
-            Purpose::Private(owner)
+            Purpose::Private(job.owner)
         };
         let Some(new) = Metal.allocate_local(node, 0, purpose) else {
             instance.numa.leave(left::NO_MEMORY);
@@ -166,10 +158,10 @@ pub fn carry(
         };
         // It is not full.
         let _ = flights.push(Flight {
-            gfn,
-            old,
+            gfn: job.owner.gfn,
+            old: job.frame,
             new,
-            copy_on: copies.then_some(node),
+            copy_on: job.copies.then_some(node),
             state: Moved::Gone,
         });
     }

@@ -329,6 +329,8 @@ pub const CHECKS: [Code; 14] = [
 
 /// Exit statuses of the verbs beside 0, 1 and 2.
 pub mod exit {
+    /// A file that was named is wrong.
+    pub const FILE: u8 = 6;
     /// A precondition is missing or not proved: nothing was touched.
     pub const NOT_READY: u8 = 7;
     /// The hypervisor did not make the switch.

@@ -198,6 +198,16 @@ fn a_feature_that_the_table_does_not_know_is_told_by_name() {
 }
 
 #[test]
+fn an_upgrade_to_a_file_that_is_not_there_asks_for_one() {
+    let fake = Fake::ready();
+    let file = "/not/there".into();
+    let ended = run(Verb::Upgrade { file }, false, &fake);
+    assert_eq!(ended.status, exit::FILE);
+    assert!(ended.error.contains("there is no /not/there") && ended.error.contains("upgrade FILE"));
+    assert!(fake.asked.borrow().is_empty());
+}
+
+#[test]
 fn a_refusal_has_its_name_its_reason_and_what_next() {
     let mut fake = Fake::ready();
     fake.refuses = Some("late");

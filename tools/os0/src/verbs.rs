@@ -225,10 +225,10 @@ fn upgrade(file: &Path, json: bool, system: &dyn System) -> Ended {
     let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     if !system.exists(&file.to_string_lossy()) {
         let failure = Failed {
-            status: 1,
+            status: exit::FILE,
             name: "no-file",
             message: &format!("cannot upgrade: there is no {}", file.display()),
-            advice: &[],
+            advice: &["name an image of Underpin: underpin upgrade FILE"],
         };
         return failure.told(json);
     }
