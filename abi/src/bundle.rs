@@ -141,7 +141,7 @@ const _: () = assert!(size_of::<DiskRecord>() == 80);
 
 /// [`NetRecord::flags`]: the device takes and gives no frames without checksums, and no long ones.
 pub const NET_PLAIN: u32 = 1 << 0;
-/// [`NetRecord::flags`]: the switch has a way out, through the machine's network card.
+/// [`NetRecord::flags`]: the switch has a way out, through the machine's network card or OS-0.
 pub const NET_UPLINK: u32 = 1 << 1;
 
 /// One network device of a VM.

@@ -263,7 +263,7 @@ pub struct MachineStatus {
     pub bundle: u64,
     /// Nanoseconds since EL2 started.
     pub uptime_ns: u64,
-    /// Frames that the network card received, sent, and did not send for want of room.
+    /// Frames that the network card, or OS-0's, received, sent, and lost for want of room.
     pub card_frames: [u64; 3],
 }
 const _: () = assert!(size_of::<MachineStatus>() == 96);

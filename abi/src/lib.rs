@@ -20,6 +20,7 @@ pub mod served;
 pub mod stage;
 mod text;
 pub mod upgrade;
+pub mod uplink;
 
 pub use text::Text;
 

@@ -151,7 +151,16 @@ pub const SERVE: u32 = 0xc600_005b;
 /// OS-0 is about to end: EL2 says so where people see it. Nothing else comes of it.
 pub const DYING: u32 = 0xc600_005c;
 
-/// Answers of [`REPAY`] and [`SERVED`].
+/// OS-0 gives an area for frames of a network device of its own ([`crate::uplink`]), which is the way out of
+/// VMs' switches until [`CLOSE`], or until it ends: X1 is where it lies, X2 the shared interrupt that tells
+/// OS-0. EL2 zeroes it. [`Refusal::InUse`] where it has one.
+pub const UPLINK: u32 = 0xc600_005d;
+
+/// OS-0 has put frames into that area, and shares its CPUs: EL2 takes some, and says [`MORE`] if there may be
+/// others, or [`DONE`].
+pub const FRAMES: u32 = 0xc600_005e;
+
+/// Answers of [`REPAY`], [`SERVED`] and [`FRAMES`].
 pub const DONE: u64 = 0;
 /// See [`DONE`].
 pub const MORE: u64 = 1;

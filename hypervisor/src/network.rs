@@ -5,7 +5,7 @@
 
 use crate::device::net::Incoming;
 use crate::device::virtio::Slot;
-use crate::physical::nic;
+use crate::physical::{nic, uplink};
 use crate::vm::Instance;
 use crate::{cpu, frames};
 use abi::Text;
@@ -38,7 +38,7 @@ const SCRATCH_MAX: usize = 4;
 pub enum End {
     /// A VM's device: its window.
     Vm(Arc<Instance>, usize),
-    /// The machine's network card.
+    /// The machine's network card, or OS-0.
     Uplink,
 }
 
@@ -168,7 +168,7 @@ impl Inner {
         if self.uplink.is_some() {
             return Ok(());
         }
-        if !nic::is_there() {
+        if !nic::plug() {
             return Err(Unplugged::NoCard);
         }
         let options = PortOptions {
@@ -311,8 +311,11 @@ fn prepare() {
     }
 }
 
-/// Gives the memory of scratch buffers back. No cable is plugged.
+/// Forgets all switches, and gives the memory of scratch buffers back. No cable is plugged.
 pub fn forget() {
+    uplink::unplug();
+    let lans = core::mem::take(&mut *LANS.lock());
+    drop(lans);
     let mut scratch = SCRATCH.lock();
     while let Some(bytes) = scratch.pop() {
         let first = Pa(bytes.as_ptr().expose_provenance() as u64).frame();

@@ -210,11 +210,16 @@ static int __init underpin_init(void)
 	error = disks_init();
 	if (error)
 		goto no_disks;
+	error = net_init();
+	if (error)
+		goto no_net;
 	error = misc_register(&device);
 	if (!error) {
 		stage_init();
 		return 0;
 	}
+	net_exit();
+no_net:
 	disks_exit();
 no_disks:
 	control_exit();
@@ -225,6 +230,7 @@ static void __exit underpin_exit(void)
 {
 	misc_deregister(&device);
 	stage_exit();
+	net_exit();
 	disks_exit();
 	control_exit();
 }

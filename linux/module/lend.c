@@ -85,12 +85,14 @@ static long share(bool on)
 {
 	int error;
 
+	net_share(false);
 	atomic_long_set(&answer_of_all, 0);
 	error = stop_machine(share_here, on ? (void *)1 : NULL, cpu_online_mask);
 	if (!error)
 		error = atomic_long_read(&answer_of_all);
 	if (!error)
 		sharing = on;
+	net_share(sharing);
 	return error;
 }
 
@@ -131,6 +133,7 @@ static long reclaim(unsigned int lent)
 		run_release(&runs[r]);
 	run_count = 0;
 	disks_end();
+	net_end();
 	cpu_hotplug_enable();
 	return 0;
 }
@@ -180,8 +183,10 @@ static long lend(unsigned int mib, const char *path)
 		}
 	}
 	answer = open_loan(bundle);
-	if (!answer)
+	if (!answer) {
+		net_begin();
 		answer = share(true);
+	}
 	if (answer)
 		repay();
 	return answer;
@@ -208,6 +213,8 @@ void adopt_loan(unsigned long start, unsigned long bytes)
 		/* What was answered, and not told before the end. */
 		while (ask(UNDERPIN_SERVED, 0, 0) == UNDERPIN_MORE)
 			cond_resched();
+	net_begin();
+	net_share(true);
 	pr_info("VMs of the system before this one are here\n");
 }
 

@@ -9,72 +9,60 @@
 #include "underpin.h"
 
 #include <linux/capability.h>
-#include <linux/cpumask.h>
 #include <linux/fs.h>
 #include <linux/gfp.h>
-#include <linux/interrupt.h>
-#include <linux/irqdomain.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
-#include <linux/of.h>
 #include <linux/uaccess.h>
 #include <linux/wait.h>
 
-#define RECORDS_BYTES 1024
+#define SLOTS 16
+/* Of a record, in words of 64 bits. */
+#define RECORD_WORDS 8
+#define TICKET 0
+#define ANSWER 4
+#define RECORDS_BYTES (SLOTS * RECORD_WORDS * sizeof(u64))
 #define HEAD_BYTES 4096
-#define AREA_BYTES (HEAD_BYTES + 16 * SZ_64K)
-/* Shared interrupts are numbered from here. */
-#define FIRST_SPI 32
+#define AREA_BYTES (HEAD_BYTES + SLOTS * SZ_64K)
 
 static void *area;
-/* The interrupt by which the hypervisor tells, while it has the area. */
-static unsigned int bell;
-static bool has_server, was_asked, is_over;
+static bool is_given, has_server, was_asked, is_over;
 /* This system ends: what fails now is no fault of the disk, and is done again by the next one. */
 static bool is_ending;
 static DEFINE_MUTEX(lock);
 static DECLARE_WAIT_QUEUE_HEAD(asked);
 
-static irqreturn_t on_bell(int irq, void *unused)
+/* Whether any record has a ticket without its answer: others have the interrupt, too. */
+static bool is_asked(void)
 {
-	WRITE_ONCE(was_asked, true);
-	wake_up(&asked);
-	return IRQ_HANDLED;
+	const u64 *record = area;
+	int n;
+
+	for (n = 0; n < SLOTS; n++, record += RECORD_WORDS)
+		if (READ_ONCE(record[TICKET]) != READ_ONCE(record[ANSWER]) >> 1)
+			return true;
+	return false;
 }
 
-/* The highest shared interrupt of the machine: no device has it, as far as the device tree knows. */
-static unsigned int map_bell(u32 *intid)
+static irqreturn_t on_bell(int irq, void *unused)
 {
-	struct device_node *gic = of_find_compatible_node(NULL, NULL, "arm,gic-v3");
-	struct irq_fwspec spec = { .param_count = 3 };
-	unsigned int irq;
-
-	*intid = underpin_call(UNDERPIN_FACTS, num_online_cpus(), 0).a11;
-	if (!gic || *intid < FIRST_SPI)
-		return 0;
-	spec.fwnode = of_fwnode_handle(gic);
-	spec.param[1] = *intid - FIRST_SPI;
-	spec.param[2] = IRQ_TYPE_EDGE_RISING;
-	irq = irq_create_fwspec_mapping(&spec);
-	of_node_put(gic);
-	return irq;
+	if (is_asked()) {
+		WRITE_ONCE(was_asked, true);
+		wake_up(&asked);
+	}
+	return IRQ_HANDLED;
 }
 
 static unsigned long give_area(u32 *intid)
 {
-	unsigned int irq = map_bell(intid);
-
-	if (irq && request_irq(irq, on_bell, 0, "underpin", area)) {
-		irq_dispose_mapping(irq);
-		irq = 0;
-	}
-	if (!irq) {
-		pr_err("no disks are served: interrupt %u cannot be had\n", *intid);
+	*intid = bell_take(on_bell, &area);
+	if (!*intid) {
+		pr_err("no disks are served\n");
 		return 0;
 	}
-	bell = irq;
+	is_given = true;
 	return virt_to_phys(area);
 }
 
@@ -103,11 +91,9 @@ static void free_area(void)
 void disks_end(void)
 {
 	mutex_lock(&lock);
-	if (bell) {
-		free_irq(bell, area);
-		irq_dispose_mapping(bell);
-		bell = 0;
-	}
+	if (is_given)
+		bell_release(&area);
+	is_given = false;
 	if (!has_server)
 		free_area();
 	WRITE_ONCE(is_over, true);
@@ -147,7 +133,7 @@ static int disks_release(struct inode *inode, struct file *file)
 {
 	mutex_lock(&lock);
 	has_server = false;
-	if (!bell)
+	if (!is_given)
 		free_area();
 	mutex_unlock(&lock);
 	return 0;

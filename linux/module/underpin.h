@@ -7,6 +7,7 @@
 #define pr_fmt(fmt) "underpin: " fmt
 
 #include <linux/arm-smccc.h>
+#include <linux/interrupt.h>
 #include <linux/stop_machine.h>
 #include <linux/types.h>
 
@@ -33,6 +34,8 @@
 #define UNDERPIN_LOANED 0xc600005a
 #define UNDERPIN_SERVE 0xc600005b
 #define UNDERPIN_DYING 0xc600005c
+#define UNDERPIN_UPLINK 0xc600005d
+#define UNDERPIN_FRAMES 0xc600005e
 #define UNDERPIN_BUSY 1
 #define UNDERPIN_MORE 1
 #define UNDERPIN_FIRST_REFUSAL (-0x100)
@@ -118,6 +121,17 @@ unsigned long disks_adopt(u32 *intid);
 void disks_end(void);
 /* Nothing is answered any more. */
 void disks_stop(void);
+
+/* The interrupt by which the hypervisor tells, for one more user: its number, or 0. */
+u32 bell_take(irq_handler_t handler, void *whose);
+void bell_release(void *whose);
+
+/* The network device: what of it the hypervisor gets while memory is lent, and whether VMs run then. */
+int net_init(void);
+void net_exit(void);
+void net_begin(void);
+void net_share(bool on);
+void net_end(void);
 
 /* Calls EL2 on the executing CPU with up to two arguments. */
 static inline struct arm_smccc_1_2_regs underpin_call(u32 function, u64 first, u64 second)

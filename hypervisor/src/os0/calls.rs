@@ -2,8 +2,9 @@
 
 use super::{Home, ON, Os0Cpu, attach, by_affinity, facts, get, loans, restart, this, upgrade};
 use abi::os0::{
-    ATTACH, CLOSE, DETACH, DYING, FACTS, FAIL, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND, LOANED, LOG,
-    OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State, TELL, UNSTAGE, UPGRADE,
+    ATTACH, CLOSE, DETACH, DYING, FACTS, FAIL, FRAMES, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND,
+    LOANED, LOG, OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State, TELL, UNSTAGE,
+    UPGRADE, UPLINK,
 };
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
@@ -211,6 +212,8 @@ fn own(context: &mut GuestContext) {
             None => return answer(context, Refusal::NotLent.code()),
         },
         SERVE => return answer(context, loans::code(loans::serve(first, second))),
+        UPLINK => return answer(context, loans::code(loans::open_uplink(first, second))),
+        FRAMES => return answer(context, loans::code(loans::frames())),
         DYING => return answer(context, restart::say_it_dies()),
         CLOSE => return answer(context, loans::code(loans::close())),
         SHARE => return answer(context, loans::code(loans::share(this(), first == 1))),

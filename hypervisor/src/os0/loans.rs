@@ -2,7 +2,7 @@
 
 use super::{ON, Os0Cpu, attach, get, restart, stage2};
 use crate::control::channel;
-use crate::physical::disk;
+use crate::physical::{disk, uplink};
 use crate::{frames, network, sched, sharing, start, vm};
 use abi::os0::{DONE, MORE, Refusal};
 use abi::served::AREA_BYTES;
@@ -112,13 +112,18 @@ fn served_area(start: u64, interrupt: u64) -> Result<Option<(Ram, u32)>, Refusal
     if start == 0 {
         return Ok(None);
     }
+    area(start, AREA_BYTES, interrupt).map(Some)
+}
+
+/// An area of whole pages that OS-0 gives, and the interrupt that tells it what is there.
+fn area(start: u64, bytes: u64, interrupt: u64) -> Result<(Ram, u32), Refusal> {
     let is_shared = u64::from(gic::FIRST_SPI)..=get().distributor.last_interrupt().into();
     if !is_shared.contains(&interrupt) {
         return Err(Refusal::NoInterrupt);
     }
     let area = Some(start).filter(|start| start.is_multiple_of(FRAME_SIZE));
-    let area = area.and_then(|start| memory_of_os0(start, AREA_BYTES));
-    Ok(Some((area.ok_or(Refusal::NoMemory)?, interrupt as u32)))
+    let area = area.and_then(|start| memory_of_os0(start, bytes));
+    Ok((area.ok_or(Refusal::NoMemory)?, interrupt as u32))
 }
 
 /// OPEN.
@@ -208,6 +213,7 @@ pub fn close() -> Result<u64, Refusal> {
     // SAFETY: no CPU shares, so that none runs anything that uses it, and no VM is left.
     unsafe { crate::host::forget() }
     OPEN.store(false, Ordering::Release);
+    uplink::close();
     Ok(DONE)
 }
 
@@ -290,6 +296,30 @@ pub fn serve(area: u64, interrupt: u64) -> Result<u64, Refusal> {
     } else {
         Err(Refusal::NotOpen)
     }
+}
+
+/// UPLINK.
+pub fn open_uplink(start: u64, interrupt: u64) -> Result<u64, Refusal> {
+    let is_open = || OPEN.load(Ordering::Acquire);
+    if !is_open() {
+        return Err(Refusal::NotOpen);
+    }
+    let (area, interrupt) = area(start, abi::uplink::AREA_BYTES, interrupt)?;
+    // What CLOSE has ended meanwhile has no area afterwards either.
+    if uplink::open(area, interrupt, is_open) {
+        Ok(DONE)
+    } else {
+        Err(Refusal::InUse)
+    }
+}
+
+/// FRAMES.
+pub fn frames() -> Result<u64, Refusal> {
+    // VMs that are parked get nothing.
+    if SHARING.load(Ordering::Acquire) == 0 {
+        return Err(Refusal::NotOpen);
+    }
+    Ok(if uplink::receive() { MORE } else { DONE })
 }
 
 /// SERVED.

@@ -7,7 +7,7 @@
 
 use super::{Os0Cpu, attach, calls, filter, get, loans, stage2};
 use crate::epitaph::give_up;
-use crate::physical::disk;
+use crate::physical::{disk, uplink};
 use crate::vcpu::Outcome;
 use crate::{console, sched};
 use abi::os0::{DONE, Refusal};
@@ -191,6 +191,7 @@ fn restart(me: &Os0Cpu) {
     console::announce(format_args!("OS-0 has ended; it starts anew, VMs go on"));
     silence();
     disk::keep_area();
+    uplink::close();
     let Some((entry, tree)) = put_in_place() else {
         give_up(format_args!("what OS-0 has staged cannot be started"));
     };

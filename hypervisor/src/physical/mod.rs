@@ -6,6 +6,7 @@ pub mod disk;
 pub mod nic;
 pub mod queue;
 mod served;
+pub mod uplink;
 
 use crate::control;
 use crate::cpu::Cpu;

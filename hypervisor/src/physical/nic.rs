@@ -1,10 +1,12 @@
 //! The machine's network card: virtio-net driven at EL2, for switches with a way out.
 //!
 //! Frames go through buffers of EL2's own, a page each, so that a guest's memory is never in the
-//! card's hands. It is asked for no offloads: what goes out is cut and summed before.
+//! card's hands. It is asked for no offloads: what goes out is cut and summed before. Beside OS-0, whose
+//! cards all are, a network device of OS-0's takes its place ([`super::uplink`]).
 
 use super::queue::{BufferQueue, Transport, begin};
-use crate::network;
+use super::uplink;
+use crate::{network, os0};
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use virtio_drivers::Error;
@@ -57,15 +59,19 @@ pub fn start(mut transport: Transport) -> Result<(), Error> {
     CARD.set(card).map_err(|_| Error::AlreadyUsed)
 }
 
-/// Whether there is one.
-pub fn is_there() -> bool {
+/// A switch is to have a way out: whether there is one.
+pub fn plug() -> bool {
+    if os0::is_here() {
+        uplink::plug();
+        return true;
+    }
     CARD.get().is_some()
 }
 
 /// Sends a frame that is in two parts; `false` where it is lost.
 pub fn send(head: &[u8], rest: &[u8]) -> bool {
     let Some(card) = CARD.get() else {
-        return false;
+        return uplink::send(head, rest);
     };
     let sent = head.len() + rest.len() <= FRAME_MAX && card.hardware.lock().send(head, rest);
     let counter = if sent { &card.sent } else { &card.lost };
@@ -127,7 +133,7 @@ pub fn interrupt() {
 
 /// Frames received, sent, and not sent for want of room.
 pub fn counts() -> [u64; 3] {
-    CARD.get().map_or([0; 3], |card| {
+    CARD.get().map_or_else(uplink::counts, |card| {
         [&card.received, &card.sent, &card.lost].map(|counter| counter.load(Ordering::Relaxed))
     })
 }

@@ -49,6 +49,7 @@ pub struct Os0 {
     vms: Vec<Vm>,
     has_images: bool,
     starts_anew: bool,
+    calls_wrongly: bool,
     expects: Vec<(String, Duration)>,
 }
 
@@ -99,6 +100,7 @@ impl Os0 {
             vms: Vec::new(),
             has_images: false,
             starts_anew: false,
+            calls_wrongly: false,
             expects: Vec::new(),
         }
     }
@@ -207,6 +209,13 @@ impl Os0 {
         self
     }
 
+    /// With a module that makes calls which no module should.
+    #[must_use]
+    pub fn calls_wrongly(mut self) -> Self {
+        self.calls_wrongly = true;
+        self
+    }
+
     /// With the system on a disk of the asset cache instead of the test's program.
     #[must_use]
     pub fn system(mut self, image: &'static str) -> Self {
@@ -246,12 +255,11 @@ impl Os0 {
             let mut files = vec![("os0", program)];
             if self.has_module {
                 let path = assets::module(name);
-                let module = fs::read(&path);
-                let module = module.map_err(because(format!(
-                    "cannot read {} (scripts/setup makes it)",
-                    path.display()
-                )))?;
-                files.push(("underpin.ko", module));
+                files.push(("underpin.ko", module_of(&path)?));
+                if self.calls_wrongly {
+                    let path = path.with_file_name("underpin-wrong.ko");
+                    files.push(("underpin-wrong.ko", module_of(&path)?));
+                }
                 let path = assets::arm64_command();
                 let command = fs::read(&path);
                 let command =
@@ -442,6 +450,13 @@ fn images() -> Outcome<Vec<(&'static str, Vec<u8>)>> {
         ("images/changed", changed),
         ("images/future", future),
     ])
+}
+
+fn module_of(path: &Path) -> Outcome<Vec<u8>> {
+    fs::read(path).map_err(because(format!(
+        "cannot read {} (scripts/setup makes it)",
+        path.display()
+    )))
 }
 
 fn cached(name: &str) -> Outcome<PathBuf> {

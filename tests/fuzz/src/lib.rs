@@ -29,6 +29,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("switch", targets::switch::switch),
     ("syndrome", targets::exits::syndrome),
     ("uart", targets::exits::uart),
+    ("uplink", targets::uplink::uplink),
     ("virtio_balloon", targets::virtio::balloon),
     ("virtio_blk", targets::virtio::blk),
     ("virtio_console", targets::virtio::console),

@@ -54,7 +54,7 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   mac       = \"02:00:00:00:00:01\"  left out: made of the VM's name
   mtu       = 1500         68 to 65535
   offloads  = true         false: the guest makes checksums and segments itself
-  uplink    = false        true: the switch has a way out (sim --net)
+  uplink    = false        true: the switch has a way out (sim --net; underpin0 beside OS-0)
   limit     = \"100MB/s\"    what it may send in a second; left out: no limit
   floods    = 1000         frames a second to more than one receiver; 0: no limit
   learns    = 0            further addresses that it may send from

@@ -1,5 +1,7 @@
 //! An operating system that owns the machine, with EL2 beneath it.
 
+mod network;
+
 use super::kernels::BOOT;
 use crate::{
     Outcome,
@@ -30,6 +32,9 @@ pub fn scenarios() -> Vec<Scenario> {
         beside("trixie-cloud", 2, "max,pauth=off,sme=off", 2),
         beside("newest", 4, "neoverse-n1", 1).slow(),
         served("trixie-cloud", 2, "max,pauth=off,sme=off"),
+        network::routed("trixie-cloud", 2, "max,pauth=off,sme=off"),
+        network::routed("bookworm", 4, "cortex-a76").slow(),
+        network::routed("newest", 2, "neoverse-n1").slow(),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 5),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 100).slow(),
         loans().slow(),

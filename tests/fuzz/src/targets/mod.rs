@@ -8,4 +8,5 @@ pub mod partitions;
 pub mod served;
 pub mod shared_disk;
 pub mod switch;
+pub mod uplink;
 pub mod virtio;
