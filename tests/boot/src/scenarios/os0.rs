@@ -35,6 +35,7 @@ pub fn scenarios() -> Vec<Scenario> {
         network::routed("trixie-cloud", 2, "max,pauth=off,sme=off"),
         network::routed("bookworm", 4, "cortex-a76").slow(),
         network::routed("newest", 2, "neoverse-n1").slow(),
+        network::mended(),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 5),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 100).slow(),
         loans().slow(),
