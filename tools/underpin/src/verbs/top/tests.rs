@@ -19,6 +19,8 @@ use ratatui::{
 };
 use zerocopy::FromZeros as _;
 
+mod picture;
+
 const SECOND: u64 = 1_000_000_000;
 
 /// A VM that ran for so many milliseconds.
