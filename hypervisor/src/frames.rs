@@ -1,7 +1,7 @@
 //! The machine's frames: pools of free ones per node, and access to their contents.
 
 use crate::physical::disk;
-use crate::{hiding, host, sched, sharing};
+use crate::{hiding, host, numa, sched, sharing};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::cache::{self, Duty};
 use machine_aarch64::frames::{self as metal, Ram, Table};
@@ -10,7 +10,7 @@ use machine_aarch64::tlb;
 use machine_contract::TableMemory;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
-use model_address_space::{Frames, Translation};
+use model_address_space::{Access, Frames, Translation};
 use model_frame_table::{
     CHUNK_FRAMES, CacheKey, MAX_NODES, MAX_ORDER, MemoryMap, Owner, Pool, PoolCounts, Purpose,
 };
@@ -400,6 +400,10 @@ impl Frames for Metal {
 
     fn publish_block(&self, frame: Mfn, user: Owner, key: CacheKey) -> bool {
         sharing::publish_block(frame, user, key)
+    }
+
+    fn touched(&self, frame: Mfn, page: Owner, by: (NodeId, Access)) {
+        numa::touched(frame, page, by);
     }
 
     fn forget(&self, token: u64) {

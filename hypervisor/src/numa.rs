@@ -1,10 +1,8 @@
-//! Pages go where they are used: misses are counted by the machine, what is to be done is decided
-//! in [`model_placement`], and done under the memory lock of the VM it is done to.
-//!
-//! Only a simulated machine counts misses (`sim/`). Elsewhere pages stay where they were first
-//! touched, unless somebody moves a VM.
+//! Pages go where they are used: misses are counted by the machine or sampled, what is to be done is
+//! decided in [`model_placement`], and done under the memory lock of the VM it is done to.
 
 mod moving;
+mod source;
 
 use crate::cpu::Cpu;
 use crate::frames::{self, Metal};
@@ -16,23 +14,19 @@ use alloc::vec;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Once, Rank, SpinLock};
-use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, PaRange};
+use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId};
+use model_address_space::Access;
 use model_frame_table::{MAX_NODES, Owner, Use};
-use model_machine_tree::Machine;
-use model_miss_window::{MissWindow, Words};
 use model_placement::{
     Decision, MissSource, NodeSet, Page, Placement, Record, Sight, Stays, Thresholds, WAYS,
 };
 use model_pmap::{Backing, REGION_FRAMES};
 use moving::{Job, Jobs};
+use source::Source;
+pub use source::find_counters;
 
-/// How often hot pages are looked at, by a clock that counts the instructions of all CPUs and not the
-/// time that they wait for memory: where they do, this is 5 ms or more of the machine's time.
-const LOOK_EVERY_NS: u64 = 250_000;
 /// How often VMs that move as a whole are looked at: 2 ms.
 const MOVE_EVERY_NS: u64 = 2_000_000;
-/// How often they are looked for where none was hot for a while.
-const REST_NS: u64 = 4 * LOOK_EVERY_NS;
 /// After how many looks copies are given back where memory is short.
 const GIVE_BACK_EVERY: u32 = 8;
 /// Hot pages that are looked at in one go, so that nobody waits long for the CPU that does it.
@@ -42,52 +36,34 @@ const MOVED_AT_ONCE: usize = 64;
 /// Sets of [`WAYS`] pages that are remembered.
 const SETS: usize = 512;
 
-/// The counters of a simulated machine: memory that belongs to no pool.
-struct Counters(PaRange);
-
-impl Counters {
-    fn pointer(&self, at: usize) -> *mut u32 {
-        assert!(at < self.count());
-        core::ptr::with_exposed_provenance_mut((self.0.start.0 as usize) + 4 * at)
-    }
-}
-
-impl Words for Counters {
-    fn count(&self) -> usize {
-        (self.0.size / 4) as usize
-    }
-
-    fn get(&self, at: usize) -> u32 {
-        // SAFETY: RAM that is mapped one to one and no pool's; it was checked to lie inside. The
-        // machine changes it at any moment, and no reference to it is formed.
-        unsafe { self.pointer(at).read_volatile() }
-    }
-
-    fn set(&mut self, at: usize, value: u32) {
-        // SAFETY: as above.
-        unsafe { self.pointer(at).write_volatile(value) }
-    }
-}
-
 /// What counts misses, and what is known of hot pages.
 struct Seen {
-    source: MissWindow<Counters>,
+    source: Source,
     placement: Placement<'static>,
     interval: u32,
-    /// When the next look is: later and later while nothing is hot.
+    /// When the next look is: later and later while nothing is hot, or samples are in vain.
     rest_ns: u64,
+    /// Something was to be done with a page since the interval began.
+    gained: bool,
 }
 
 impl Seen {
-    /// An interval begins: how long it is, and its number.
-    fn begin_interval(&mut self) -> (u64, u32) {
+    /// An interval begins: how long it is, its number, and whether a CPU is to look.
+    fn begin_interval(&mut self) -> (u64, u32, bool) {
         self.interval += 1;
-        self.rest_ns = if self.source.has_hot() {
-            LOOK_EVERY_NS
-        } else {
-            (2 * self.rest_ns).min(REST_NS)
+        let gained = core::mem::take(&mut self.gained);
+        let (is_busy, looks) = match &self.source {
+            Source::Counted(window) => (window.has_hot(), window.has_hot()),
+            Source::Sampled(_) => (gained, true),
         };
-        (self.rest_ns, self.interval)
+        let pace = self.source.pace();
+        self.rest_ns = if is_busy {
+            pace.least_ns
+        } else {
+            let longer = self.rest_ns + self.rest_ns / pace.slower;
+            longer.clamp(pace.least_ns, pace.most_ns)
+        };
+        (self.rest_ns, self.interval, looks)
     }
 }
 
@@ -118,6 +94,8 @@ pub struct Tally {
     /// All of it is to move to this node, less one; and from this guest frame on.
     wanted: AtomicU64,
     hand: AtomicU64,
+    /// Where sampling goes on.
+    sampled: AtomicU64,
     /// Where each node goes on to give copies back.
     back: [AtomicU64; MAX_NODES],
 }
@@ -130,30 +108,6 @@ impl Tally {
     }
 }
 
-/// The counters' memory: that of the last node, where it has no CPUs and what stands there describes
-/// this machine. It is nobody's memory then.
-pub fn find_counters(tree: &Machine) -> Option<PaRange> {
-    let nodes = tree.distances.count().checked_sub(1)?;
-    let last = NodeId(nodes as u8);
-    let is_its = |node: NodeId| node == last;
-    let mut its = tree.memory.iter().filter(|memory| is_its(memory.node));
-    let (Some(memory), None) = (its.next(), its.next()) else {
-        return None;
-    };
-    if tree.cpus.iter().any(|cpu| is_its(cpu.node)) {
-        return None;
-    }
-    open(tree, memory.range, nodes).map(|_| memory.range)
-}
-
-fn open(tree: &Machine, range: PaRange, nodes: usize) -> Option<MissWindow<Counters>> {
-    let first = tree.memory.iter().map(|memory| memory.range.start).min()?;
-    let in_order = |n| tree.distances.id(NodeId(n)) == Some(n.into());
-    let trigger = Thresholds::default().trigger;
-    let window = MissWindow::open(Counters(range), nodes, first.frame(), trigger)?;
-    (0..nodes as u8).all(in_order).then_some(window)
-}
-
 /// Begins to look at the counters, where there are some.
 pub fn init() {
     let host = host::get();
@@ -161,26 +115,28 @@ pub fn init() {
     let how = words.find_map(|word| word.strip_prefix("numa="));
     let off = matches!(how, Some("off" | "round-robin"));
     ROUND_ROBIN.store(how == Some("round-robin"), Ordering::Relaxed);
-    let Some(source) = host
-        .counters
-        .filter(|_| !off)
-        .and_then(|range| open(host.tree, range, host.nodes()))
-    else {
+    let counters = host.counters.filter(|_| how != Some("sample"));
+    let Some(source) = Source::find(host, counters).filter(|_| !off) else {
         return;
+    };
+    let how = match &source {
+        Source::Counted(_) => "the machine counts misses",
+        Source::Sampled(_) => "some pages are sampled",
     };
     let sets = vec![[Record::EMPTY; WAYS]; SETS].leak();
     let seen = Seen {
         source,
         placement: Placement::new(sets, Thresholds::default()),
         interval: 0,
-        rest_ns: LOOK_EVERY_NS,
+        rest_ns: 0,
+        gained: false,
     };
     let watch = Watch {
         seen: SpinLock::new(Rank::PhysicalDevice, seen),
         jobs: Jobs::new(host.nodes()),
     };
     if WATCH.set(watch).is_ok() {
-        log::info!("the machine counts misses: pages go where they are used");
+        log::info!("{how}: pages go where they are used");
         LOOK_AT.store(timer::now(), Ordering::Relaxed);
         housekeeping::request_at(timer::now());
     }
@@ -214,9 +170,9 @@ pub fn notice(now: u64) {
 #[cold]
 fn begin_interval(now: u64) {
     let Some(watch) = WATCH.get() else { return };
-    let (wait, interval) = watch.seen.lock().begin_interval();
+    let (wait, interval, looks) = watch.seen.lock().begin_interval();
     LOOK_AT.store(now + host::counts(wait), Ordering::Relaxed);
-    if wait == LOOK_EVERY_NS {
+    if looks {
         pass_turn();
     }
     watch.jobs.rouse();
@@ -265,6 +221,7 @@ fn work(cpu: &Cpu) {
     let mine = LOOKER.compare_exchange(cpu.id.0, NOBODY, Ordering::Relaxed, Ordering::Relaxed);
     if mine.is_ok() {
         look_at_some(watch);
+        source::sample_some(watch);
         watch.jobs.rouse();
         if watch.seen.lock().source.has_hot() {
             pass_turn();
@@ -391,7 +348,9 @@ fn place(
     let decision = {
         let mut seen = watch.seen.lock();
         let now = seen.interval;
-        seen.placement.look(page(owner), sight, short, now)
+        let decision = seen.placement.look(page(owner), sight, short, now);
+        seen.gained |= !matches!(decision, Decision::Leave(_));
+        decision
     };
     let is_private = matches!(instance.space.entry(owner.gfn).backing, Backing::Private(_));
     let (nodes, copies) = match decision {
@@ -400,7 +359,8 @@ fn place(
         Decision::Replicate(nodes) => (nodes, true),
         Decision::Leave(why) => return instance.numa.leave(reason(why)),
     };
-    let wants = |node: &NodeId| !copies || runs_on(instance, *node);
+    let runs_on = nodes_of(instance);
+    let wants = |node: &NodeId| !copies || runs_on.contains(*node);
     for node in nodes.iter().filter(wants) {
         watch.jobs.add(
             node,
@@ -413,14 +373,15 @@ fn place(
     }
 }
 
-/// Whether a vCPU of the VM runs on `node`, or ran there last.
-fn runs_on(instance: &Instance, node: NodeId) -> bool {
+/// Nodes where the VM's vCPUs run, or ran last.
+fn nodes_of(instance: &Instance) -> NodeSet {
     let cpus = instance
         .vcpus
         .iter()
         .map(|vcpu| vcpu.stats.last_cpu.load(Ordering::Relaxed));
     cpus.filter_map(|cpu| host::cpu(u16::try_from(cpu).ok()?))
-        .any(|cpu| cpu.node == node)
+        .map(|cpu| cpu.node)
+        .collect()
 }
 
 /// A page's number, of this start of its VM: guest frames are numbered below 2^28.
@@ -496,6 +457,13 @@ fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
     next.is_some()
 }
 
+/// A sampled page was touched by a CPU of a node.
+pub fn touched(frame: Mfn, page: Owner, by: (NodeId, Access)) {
+    if let Some(watch) = WATCH.get() {
+        source::touched(watch, frame, page, by);
+    }
+}
+
 fn node_of(frame: Mfn) -> Option<NodeId> {
     let entry = host::get().map.entry(frame)?;
     Some(entry.state().node)
@@ -517,7 +485,9 @@ pub fn status(instance: &Instance) -> NumaStatus {
         remote: load(&tally.remote),
         left: [0; NUMA_LEFT_COUNT],
         moving: u64::from(load(&tally.wanted) != 0),
-        counts: u64::from(WATCH.get().is_some()),
+        counts: WATCH
+            .get()
+            .map_or(0, |watch| watch.seen.lock().source.code()),
     };
     for (sum, counter) in status.left.iter_mut().zip(&tally.left) {
         *sum = load(counter);

@@ -63,8 +63,15 @@ pub struct NumaStatus {
     pub left: [u64; NUMA_LEFT_COUNT],
     /// 1 where all of it is on its way to a node.
     pub moving: u64,
-    /// 1 where the machine counts misses.
+    /// How misses are known: [`Self::COUNTED`], [`Self::SAMPLED`], or 0 where nothing moves by itself.
     pub counts: u64,
+}
+
+impl NumaStatus {
+    /// The machine counts misses.
+    pub const COUNTED: u64 = 1;
+    /// Some pages are sampled.
+    pub const SAMPLED: u64 = 2;
 }
 const _: () = assert!(size_of::<NumaStatus>() == 32 + 8 * 8 + 48 + 8 * NUMA_LEFT_COUNT + 16);
 

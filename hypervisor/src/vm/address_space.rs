@@ -336,6 +336,11 @@ impl AddressSpace {
         away.is_none()
     }
 
+    /// Who touches these pages next is noticed; see [`Maps::sample`].
+    pub fn sample(&self, pages: &[Gfn]) {
+        self.maps.lock().sample(&self.ram, pages);
+    }
+
     /// A turn of the clock; see [`Maps::age`].
     pub fn age(
         &self,

@@ -337,6 +337,11 @@ pub fn may_wait_for_frames() -> bool {
     first != Err(shortage::NOBODYS) || SOMEBODY_OWES.load(relaxed)
 }
 
+/// Whether a VM owes memory, as far as is known.
+pub fn somebody_owes() -> bool {
+    SOMEBODY_OWES.load(Ordering::Relaxed)
+}
+
 /// Asks guests to keep to what they may have, once a second while a VM runs that can have more than
 /// its base; and takes pages from those that owe some, the most negative balance first, more often.
 pub fn tick() {

@@ -15,7 +15,7 @@ mod vmids;
 pub use address_space::{Access, EXCHANGE_MAX, Filled, Gets};
 pub use guest_memory::DeviceView;
 pub use instance::{End, Instance};
-pub use memory::{fit, may_wait_for_frames, mem_status, pool, reclaim, tick};
+pub use memory::{fit, may_wait_for_frames, mem_status, pool, reclaim, somebody_owes, tick};
 pub use report::{vcpu_status, vm_status};
 pub use table::{
     Refusal, Vm, all, define, find, flush_terminals, forget, init, instance, is_quiet, kill,

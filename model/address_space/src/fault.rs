@@ -343,6 +343,9 @@ impl<T: Translation> Maps<T> {
         }
         let mut survey = survey;
         if survey.entry.reasons.intersects(SAMPLED) {
+            if let Some(frame) = survey.entry.frame() {
+                frames.touched(frame, Owner { vm: ram.vm, gfn }, (node, access));
+            }
             self.touch(gfn);
             survey = self.pmap.survey(&self.tables, gfn).unwrap_or(survey);
         }

@@ -132,6 +132,10 @@ pub trait Frames {
     }
     /// Lets others find a shared frame by its contents: nobody writes it any more.
     fn enlist(&self, frame: Mfn);
+    /// A page was touched on `node` of which that was to be noticed ([`Maps::sample`], [`Maps::age`]).
+    fn touched(&self, frame: Mfn, page: Owner, (node, access): (NodeId, Access)) {
+        let _ = (frame, page, node, access);
+    }
     /// What `token` names of a page on a disk is not needed any more.
     fn forget(&self, token: u64) {
         let _ = token;

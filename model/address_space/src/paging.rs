@@ -48,17 +48,39 @@ impl<T: Translation> Maps<T> {
                 let _ = young.push(gfn);
             }
         });
-        let mut debt = FlushDebt::none();
-        for gfn in young {
-            if self.pmap.region(&self.tables, gfn).block().is_some() {
-                self.split(gfn);
+        self.await_touch(&young);
+        next
+    }
+
+    /// Who touches these pages next is told ([`Frames::touched`]); those that are copied, on their way
+    /// or in a block that is to stay whole are passed over.
+    pub fn sample<B: AsRef<[u8]>>(&mut self, ram: &GuestRam<B>, pages: &[Gfn]) {
+        let mut plain: Vec<Gfn, AGE_AT_ONCE> = Vec::new();
+        for gfn in pages {
+            let entry = self.entry(*gfn);
+            let is_whole = || {
+                ram.policy().keep_blocks && self.pmap.region(&self.tables, *gfn).block().is_some()
+            };
+            if entry.frame().is_some() && entry.reasons.is_empty() && !is_whole() {
+                // More than fit are passed over, too.
+                let _ = plain.push(*gfn);
             }
-            if self.set_reasons(gfn, Reasons::ACCESS_SAMPLE, Reasons::empty()) {
+        }
+        self.await_touch(&plain);
+    }
+
+    /// Takes pages out of the tables until they are touched.
+    fn await_touch(&mut self, pages: &[Gfn]) {
+        let mut debt = FlushDebt::none();
+        for gfn in pages {
+            if self.pmap.region(&self.tables, *gfn).block().is_some() {
+                self.split(*gfn);
+            }
+            if self.set_reasons(*gfn, Reasons::ACCESS_SAMPLE, Reasons::empty()) {
                 debt = debt.and(self.unmap(gfn.address(), 1));
             }
         }
         debt.pay(|what| self.tables.invalidate(what));
-        next
     }
 
     pub(crate) fn set_reasons(&mut self, gfn: Gfn, add: Reasons, remove: Reasons) -> bool {

@@ -26,9 +26,11 @@
 mod nodes;
 mod policy;
 mod record;
+mod samples;
 mod source;
 
 pub use nodes::{NODES_MAX, NodeSet};
 pub use policy::{Decision, Sight, Stays, Thresholds, decide};
 pub use record::{Page, Past, Placement, Record, WAYS};
+pub use samples::{FOLLOWED, LOOKS, PATIENCE, Samples};
 pub use source::MissSource;

@@ -155,6 +155,15 @@ pub struct NodeStatus {
     pub cpus: u32,
 }
 
+/// Where a VM's memory is, as `underpin numa` tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct NumaStatus {
+    /// Pages that moved by themselves.
+    pub moved: u64,
+    /// How it is known where they should be.
+    pub misses: String,
+}
+
 /// Reads what a verb printed with `-o json`.
 pub fn parse<T: DeserializeOwned>(verb: &str, text: &str) -> Outcome<T> {
     serde_json::from_str(text).map_err(because(format!(

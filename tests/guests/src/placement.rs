@@ -8,6 +8,7 @@
 //!   scene. Then the last vCPU writes all of it, and they read on: `rounds=N` (1) times.
 //! - `own`: each vCPU fills and uses memory of its own; midway each goes on with the next one's, as
 //!   where processes change places; with `still`, they stay.
+//! - `alone`: vCPU 0 fills and uses memory, while the others have been on and wait.
 //!
 //! `kib=N` of memory (2048; of each, with `own`), `passes=N` (8). On a machine that counts misses, the
 //! first and the last pass of the last vCPU are regions 0 and 1 of its results, and all of it is 2.
@@ -108,9 +109,11 @@ fn main(machine: &'static Machine) -> Verdict {
     let others: fn(usize) = match work {
         "scene" => scene,
         "own" => own,
+        "alone" => alone,
         _ => take,
     };
     measure::begin(2);
+    let begun = timer::now();
     check(cpu::start_others(others).is_ok(), "CPU_ON is refused")?;
     if work != "take" {
         others(0);
@@ -118,6 +121,7 @@ fn main(machine: &'static Machine) -> Verdict {
     let all = || DONE.load(Ordering::Acquire) + 1 >= vcpus();
     let done = timer::wait_until(PATIENCE, all);
     measure::end(2);
+    println!("took {} ticks", timer::now() - begun);
     check(done, "the other vCPUs do not come to their end")?;
     check(!FAILED.load(Ordering::Acquire), "a word was changed")?;
     let parts = if work == "own" { vcpus() } else { 1 };
@@ -142,6 +146,15 @@ fn finish(index: usize) {
 fn take(index: usize) {
     let passes = boot::machine().number("passes", 8);
     if index == 1 {
+        let memory = memory(0);
+        repeat(true, 0..passes, passes, |pass| change(&memory, pass));
+    }
+    finish(index);
+}
+
+fn alone(index: usize) {
+    let passes = boot::machine().number("passes", 8);
+    if index == 0 {
         let memory = memory(0);
         repeat(true, 0..passes, passes, |pass| change(&memory, pass));
     }

@@ -2,7 +2,7 @@
 //! each vCPU and one scene, and as many compilers at a time (cc1 of gcc), each with memory of its own. All
 //! is in the initial RAM disk, as QEMU's disks take as long as chance will have it.
 
-use super::{NODES, Run, WAYS, directory, machine, row};
+use super::{HEAD, NODES, Run, WAYS, directory, machine, row};
 use crate::bench_sharing::plot::write_bars;
 use crate::step::{Outcome, Step};
 use std::{fmt::Write, fs, time::Duration};
@@ -40,7 +40,7 @@ echo 'underpin-guest: work ok'
 poweroff -f
 ";
 
-/// The rows of the table, after the head.
+/// The table.
 ///
 /// # Errors
 /// A run that fails, or ends with other results than the one before.
@@ -51,7 +51,8 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
         .iter()
         .map(|(name, content)| (name.as_str(), content.clone()));
     archive::initrd(&initrd, KERNEL, &named.collect::<Vec<_>>())?;
-    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+    let mut bars = Vec::new();
     for (name, work, cache_kib) in PROGRAMS {
         let mut runs: Vec<Run> = Vec::new();
         for (way, line, is_uniform) in WAYS {

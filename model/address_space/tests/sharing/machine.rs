@@ -6,7 +6,7 @@ use std::rc::Rc;
 use machine_contract::TableMemory;
 use machine_fake::{FakeFrames, FakeTranslation};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, VmId};
-use model_address_space::{Frames, Translation};
+use model_address_space::{Access, Frames, Translation};
 use model_frame_table::{MAX_ORDER, MemoryMap, Owner, PoolCounts, Purpose};
 use model_pmap::Why;
 use model_stage2::Invalidation;
@@ -76,6 +76,8 @@ pub struct Machine {
     pub tlbs: Vec<(VmId, Tables)>,
     /// What was done with frames.
     pub steps: RefCell<Vec<&'static str>>,
+    /// Who touched which sampled page, and whether to write it.
+    pub touched: RefCell<Vec<(Mfn, Owner, NodeId, bool)>>,
 }
 
 impl Machine {
@@ -131,6 +133,10 @@ impl Frames for Machine {
         self.assert_unwritten(from);
         self.assert_unseen(to, 1);
         self.frames.copy(from, to);
+    }
+    fn touched(&self, frame: Mfn, page: Owner, (node, access): (NodeId, Access)) {
+        let touch = (frame, page, node, access.writes());
+        self.touched.borrow_mut().push(touch);
     }
     fn join(&self, frame: Mfn, user: Owner) -> Result<(), Why> {
         self.assert_unwritten(frame);

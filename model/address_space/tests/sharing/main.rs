@@ -35,6 +35,8 @@ enum Step {
     Land(usize),
     /// A node gives its copies back.
     GiveBack(u8),
+    /// Who touches some pages next is to be noticed.
+    Sample(usize, Gfn, u64),
     /// The guest marks a page, or unmarks it.
     NeverShare(usize, Gfn, bool),
     /// All of the first region, so that it may become a block.
@@ -102,6 +104,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Carry),
         6 => vm().prop_map(Step::Land),
         1 => (0..2_u8).prop_map(Step::GiveBack),
+        6 => (vm(), gfn(), 1..8_u64).prop_map(|(v, g, n)| Step::Sample(v, g, n)),
         2 => (vm(), gfn(), any::<bool>()).prop_map(|(v, g, n)| Step::NeverShare(v, g, n)),
         1 => vm().prop_map(|v| Step::Release(v, RAM, REGION_FRAMES)),
         1 => (vm(), 0..RAM_FRAMES, 0..2 * RAM_FRAMES)
@@ -159,6 +162,7 @@ impl World {
             Step::Carry => self.carry(),
             Step::Land(vm) => self.land(*vm),
             Step::GiveBack(node) => self.give_copies_back(NodeId(*node)),
+            Step::Sample(vm, gfn, count) => self.watch(*vm, *gfn, *count),
             Step::NeverShare(vm, gfn, never) => self.never_share(*vm, *gfn, *never),
             Step::FillRegion(vm) => self.fill_region(*vm),
             Step::Kill(vm) => self.kill(*vm),

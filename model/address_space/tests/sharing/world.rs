@@ -181,6 +181,7 @@ impl World {
             frames,
             tlbs: Vec::new(),
             steps: RefCell::default(),
+            touched: RefCell::default(),
         };
         let vms = (0..).zip(policies);
         let vms = vms.map(|(index, policy)| Vm::new(&mut machine, (index, 1), policy));

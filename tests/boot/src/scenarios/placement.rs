@@ -1,19 +1,30 @@
-//! Pages go where they are used, on a machine that counts misses.
+//! Pages go where they are used, on a machine that counts misses and on one that does not.
 
 use super::kernels::powered_off;
 use crate::{
     Outcome, because,
     machine::Hardware,
     scenario::{Scenario, Stage},
+    status::{NumaStatus, parse},
     vm::Vm,
 };
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// Pages of the 2 MiB that it uses.
+const PAGES: u64 = 512;
+const SOON: Duration = Duration::from_mins(2);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Lines of memory that the guest goes through: 2 MiB, twice a cache.
 const LINES: u64 = 32_768;
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![moves(), stays(), copies()]
+    vec![moves(), stays(), copies(), sampled()]
 }
 
 /// One vCPU uses what the other one, on another node, has filled: it moves to that node, and every word
@@ -51,6 +62,33 @@ fn stays() -> Scenario {
             Err(format!("remote misses: {last} at last, of {LINES}"))
         }
     })
+}
+
+/// As `moves`, on a machine that counts nothing: what vCPU 1 uses comes to its node.
+fn sampled() -> Scenario {
+    let vm = Vm::bare("guest", "placement", "kib=2048 passes=2000").cpus(2);
+    let hardware = Hardware::new(2, "1G").nodes(2).counted();
+    Scenario::new("placement/sampled", hardware, vec![vm])
+        .check(|stage| {
+            let machine = stage.machine()?;
+            let deadline = Instant::now() + SOON;
+            loop {
+                let vms: Vec<NumaStatus> = parse("numa", &machine.run(&["numa", "-o", "json"])?)?;
+                let vm = vms.first().ok_or("there is no VM")?;
+                if vm.misses == "sampled" && vm.moved >= PAGES / 2 {
+                    return Ok(());
+                }
+                if Instant::now() > deadline {
+                    return Err(format!("{} of {PAGES} pages have moved", vm.moved));
+                }
+                sleep(POLL);
+            }
+        })
+        .check(|stage| {
+            let machine = stage.machine()?;
+            machine.expect("guest", "underpin-guest: placement ok", 1, SOON)?;
+            powered_off(stage, "guest")
+        })
 }
 
 fn run(name: &str, append: Option<&str>, work: &str) -> Scenario {

@@ -173,12 +173,21 @@ fn local(vm: &NumaStatus) -> Option<u64> {
     vm.local.saturating_mul(100).checked_div(all)
 }
 
+/// How misses are known.
+fn known(vm: &NumaStatus) -> &'static str {
+    match vm.counts {
+        NumaStatus::COUNTED => "counted",
+        NumaStatus::SAMPLED => "sampled",
+        _ => "unknown",
+    }
+}
+
 fn to_json(vm: &NumaStatus, nodes: usize) -> Value {
     let left = left(vm).map(|(name, pages)| (name.to_owned(), pages.into()));
     json!({
         "name": vm.name.to_string(),
         "memory": vm.memory.iter().take(nodes).collect::<Vec<_>>(),
-        "counts_misses": vm.counts != 0, "moving": vm.moving != 0,
+        "misses": known(vm), "moving": vm.moving != 0,
         "misses_local": vm.local, "misses_remote": vm.remote,
         "moved": vm.moved, "replicated": vm.replicated, "collapsed": vm.collapsed,
         "copies": vm.copies, "left": Value::Object(left.collect::<Map<_, _>>()),
@@ -212,9 +221,7 @@ fn to_table(vms: &[NumaStatus], nodes: usize, output: Output) -> String {
     }
     let mut text = table.render(output);
     if vms.iter().all(|vm| vm.counts == 0) && !vms.is_empty() {
-        text.push_str(
-            "This machine does not count misses: memory stays where it was first touched.\n",
-        );
+        text.push_str("Nothing moves by itself on this machine: it has one node, or numa=off.\n");
     }
     text
 }
@@ -234,7 +241,7 @@ fn reasons_text(vm: &NumaStatus, output: Output) -> String {
         let _ = write!(text, "\n{name}: left {pages} times. {meaning}\n");
     }
     if vm.counts == 0 {
-        text.push_str("This machine does not count misses: nothing moves by itself.\n");
+        text.push_str("Nothing moves by itself on this machine: it has one node, or numa=off.\n");
     }
     text
 }

@@ -1,8 +1,8 @@
 //! Pages that move to another node, or get copies there, while their guests run.
 
 use super::{
-    Backing, Flight, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner, Purpose, RAM, Reasons, Tables,
-    World,
+    Access, Backing, Flight, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner, Policy, Purpose, RAM,
+    Reasons, Tables, VMS, World,
 };
 
 impl World {
@@ -65,7 +65,8 @@ impl World {
             .begin(&guest.ram, std::slice::from_mut(&mut flight));
         let after = guest.lock().entry(gfn);
         let is_private = matches!(before.backing, Backing::Private(_));
-        let is_guarded = before.reasons.contains(Reasons::REPLICA);
+        let guards = Reasons::REPLICA | Reasons::ACCESS_SAMPLE;
+        let is_guarded = before.reasons.intersects(guards);
         let policy = guest.ram.policy();
         match flight.state {
             Moved::Begun => {
@@ -149,9 +150,51 @@ impl World {
             assert!((0..super::RAM_FRAMES).all(has_none));
         }
     }
+
+    /// Nobody reaches these pages unnoticed, but those that are no plain ones.
+    pub fn watch(&mut self, vm: usize, first: Gfn, count: u64) {
+        let guest = &self.vms[vm];
+        let pages: Vec<Gfn> = (0..count).map(|n| first.add(n)).collect();
+        let entry = |gfn: Gfn| guest.lock().entry(gfn);
+        let before: Vec<_> = pages.iter().map(|gfn| entry(*gfn)).collect();
+        guest.lock().sample(&guest.ram, &pages);
+        for (gfn, before) in pages.into_iter().zip(before) {
+            let after = entry(gfn);
+            let is_sampled = after.reasons.contains(Reasons::ACCESS_SAMPLE);
+            assert_eq!(after.backing, before.backing);
+            assert!(!is_sampled || (0..2).all(|vcpu| guest.find(vcpu, gfn, false).is_none()));
+            let is_plain = before.frame().is_some() && before.reasons.is_empty();
+            assert!(is_sampled || !is_plain || guest.ram.policy().keep_blocks);
+        }
+    }
 }
 
 /// A VM's copies of a page, by node.
 pub fn copies(maps: &Maps<Tables>, gfn: Gfn) -> [Option<Mfn>; 2] {
     [0, 1].map(|node| maps.copy_on(NodeId(node), gfn))
+}
+
+/// Who touches a sampled page is told, once.
+#[test]
+fn a_sampled_page_tells_who_touches_it() {
+    let mut world = World::new([Policy::default(); VMS]);
+    let gfn = RAM.add(7);
+    assert!(world.touch(0, gfn, Access::Write));
+    world.store(0, gfn);
+    let frame = world.vms[0].lock().entry(gfn).frame().unwrap();
+    for (vcpu, access) in [(1, Access::Read), (0, Access::Write)] {
+        world.watch(0, gfn, 1);
+        for _ in 0..2 {
+            assert!(world.touch_by(0, vcpu, gfn, access));
+        }
+        let owner = Owner {
+            vm: world.vms[0].ram.vm,
+            gfn,
+        };
+        let node = NodeId(vcpu as u8);
+        let told = world.machine.touched.take();
+        assert_eq!(told, [(frame, owner, node, access.writes())]);
+    }
+    world.check();
+    world.finish();
 }
