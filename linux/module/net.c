@@ -147,9 +147,16 @@ static irqreturn_t on_bell(int irq, void *unused)
 
 static int net_open(struct net_device *dev)
 {
+	int n;
+
+	/* What came while it was down is old. */
+	for (n = 0; n < SLOTS && area && smp_load_acquire(slot_at(received)); n++) {
+		smp_store_release(slot_at(received), 0);
+		received = (received + 1) % SLOTS;
+		dev->stats.rx_dropped++;
+	}
 	napi_enable(&napi);
 	netif_start_queue(dev);
-	/* Frames may have come while it was down. */
 	local_bh_disable();
 	napi_schedule(&napi);
 	local_bh_enable();
@@ -180,6 +187,8 @@ static void set_area(u8 *new)
 	is_up = netif_running(device);
 	if (is_up)
 		napi_disable(&napi);
+	/* A poll that has said that it is complete still looks at the area. */
+	synchronize_net();
 	netif_tx_lock_bh(device);
 	area = new;
 	received = sent = 0;
