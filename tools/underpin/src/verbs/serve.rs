@@ -61,9 +61,20 @@ pub fn serve(context: &Context, options: &Serve) -> Result<u8> {
 
 /// `underpin run`: leaves a server of these VMs behind.
 pub fn run(context: &Context, options: &Run, vms: &[VmFile]) -> Result<u8> {
+    let status = simulate::detach(context, server(options))?;
+    if status == exit::OK {
+        for vm in vms {
+            context.done(&vm.name, "started")?;
+        }
+    }
+    Ok(status)
+}
+
+/// The words of the command that serves what is to run.
+fn server(options: &Run) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["serve".into(), "--detach".into()];
     if let Some(bytes) = options.loan.lend {
-        words.extend(["--lend".into(), bytes.to_string().into()]);
+        words.extend(["--lend".into(), format!("{}MiB", bytes >> 20).into()]);
     }
     for disk in &options.loan.disks {
         let mut word = OsString::from(format!("{}=", disk.name));
@@ -72,13 +83,7 @@ pub fn run(context: &Context, options: &Run, vms: &[VmFile]) -> Result<u8> {
     }
     words.push("--".into());
     words.extend(options.files.iter().map(|file| file.as_os_str().to_owned()));
-    let status = simulate::detach(context, words)?;
-    if status == exit::OK {
-        for vm in vms {
-            context.done(&vm.name, "started")?;
-        }
-    }
-    Ok(status)
+    words
 }
 
 fn follow(context: &Context, options: &Serve, vms: &[VmFile], machine: &Machine) -> Result<()> {
@@ -132,4 +137,37 @@ fn wait_all(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Verb};
+    use clap::Parser as _;
+
+    /// What `run` is told reaches the server that it leaves behind.
+    #[test]
+    fn a_server_is_told_what_run_was_told() {
+        let told = [
+            "underpin",
+            "run",
+            "--lend",
+            "340MiB",
+            "--disk",
+            "data=/a b",
+            "x.toml",
+        ];
+        let Verb::Run(run) = Cli::parse_from(told).verb else {
+            panic!("no run");
+        };
+        let words = server(&run);
+        let Verb::Serve(serve) =
+            Cli::parse_from([OsString::from("underpin")].into_iter().chain(words)).verb
+        else {
+            panic!("no serve");
+        };
+        assert_eq!(serve.loan.lend, Some(340 << 20));
+        assert_eq!(serve.loan.disks.len(), 1);
+        assert_eq!((serve.files, serve.detach), (run.files, true));
+    }
 }
