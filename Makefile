@@ -1,20 +1,21 @@
 # What people type. Each target prepares the machine first, which takes no time once it is done.
 #
-# KEEP=1 leaves the demo's virtual machines running.
+# KEEP=1 leaves the demo's virtual machines running, or gives you a shell in the Linux of demo-attach.
 
 xtask = scripts/cargo host run --release --package xtask --
 
-.PHONY: help demo test bench bench-sharing bench-numa soak clean
+.PHONY: help demo demo-attach test bench bench-sharing bench-numa soak clean
 
 help:
 	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
+	@echo 'make demo-attach  beneath a running Linux and away again, with a plot; KEEP=1 for a shell there'
 	@echo 'make test   all tests'
 	@echo 'make bench  the figures of SPECIFICATION.md; make bench-sharing those of shared memory'
 	@echo 'make bench-numa  work on a machine with near and far memory'
 	@echo 'make soak   random work for hours'
 	@echo 'make clean  removes what was built; what was downloaded stays in the cache'
 
-demo test bench bench-sharing bench-numa soak:
+demo demo-attach test bench bench-sharing bench-numa soak:
 	@scripts/setup --for $(if $(findstring bench,$@),bench,$@)
 	@$(xtask) $@ $(if $(KEEP),--keep)
 

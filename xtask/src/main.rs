@@ -5,6 +5,7 @@ mod bench;
 mod bench_numa;
 mod bench_sharing;
 mod demo;
+mod demo_attach;
 mod gate;
 mod images;
 mod licences;
@@ -35,6 +36,12 @@ enum Task {
     /// Run the demo: several Debian VMs on a simulated four-node machine
     Demo {
         /// Leave the machine up at the end
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Run the demo of attaching: Underpin goes beneath a running Linux, runs two VMs, and goes away
+    DemoAttach {
+        /// Start the same Linux once more at the end, with a shell
         #[arg(long)]
         keep: bool,
     },
@@ -89,6 +96,7 @@ fn main() -> ExitCode {
         Task::Build => build(),
         Task::Test => gate::run(),
         Task::Demo { keep } => demo::run(keep),
+        Task::DemoAttach { keep } => demo_attach::run(keep),
         Task::Bench { network, write } => bench::run(network, write),
         Task::BenchSharing {
             experiments,

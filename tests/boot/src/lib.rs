@@ -16,6 +16,7 @@ pub mod scenario;
 pub mod scenarios;
 pub mod status;
 pub mod suite;
+pub mod timeline;
 pub mod vm;
 pub mod write_log;
 

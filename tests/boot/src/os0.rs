@@ -237,16 +237,44 @@ impl Os0 {
     /// # Errors
     /// Something expected does not come, or something else does.
     pub fn play(&self, directory: &Path, logs: &Path) -> Outcome<String> {
+        self.play_to(directory, logs, &mut |_| ())
+    }
+
+    /// As [`Self::play`]; `listener` hears all that the console has said, again and again.
+    ///
+    /// # Errors
+    /// As [`Self::play`].
+    pub fn play_to(
+        &self,
+        directory: &Path,
+        logs: &Path,
+        listener: &mut dyn FnMut(&str),
+    ) -> Outcome<String> {
         let console = logs.join(CONSOLE);
-        let mut qemu = self.start(directory, &console)?;
-        let outcome = self.watch(&mut qemu, &console);
+        let said = File::create(&console).map_err(because("cannot write a console's log"))?;
+        let errors = said.try_clone().map_err(because("cannot write a log"))?;
+        let mut qemu = self.machine(directory, "stdio")?;
+        qemu.stdin(Stdio::null()).stdout(said).stderr(errors);
+        let mut qemu = qemu.spawn().map_err(because("cannot start QEMU"))?;
+        let outcome = self.watch(&mut qemu, &console, listener);
         // It may have powered itself off, which is as good.
         let _ = qemu.kill();
         let _ = qemu.wait();
         outcome.map(|()| read(&console))
     }
 
-    fn start(&self, directory: &Path, console: &Path) -> Outcome<Child> {
+    /// Gives the machine to whoever is at this terminal, until it is powered off.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn lend(&self, directory: &Path) -> Outcome {
+        // With Ctrl-C for the machine, and Ctrl-A X to end it.
+        let status = self.machine(directory, "mon:stdio")?.status();
+        status.map_err(because("cannot start QEMU")).map(drop)
+    }
+
+    /// The command that starts it, with its console on the standard streams.
+    fn machine(&self, directory: &Path, serial: &str) -> Outcome<Command> {
         let kernel = self.kernel_file(directory)?;
         let initrd = directory.join("initrd");
         if let Kernel::Debian(name) = self.kernel {
@@ -254,17 +282,11 @@ impl Os0 {
             let program = fs::read(program).map_err(because("cannot read assets/os0/init"))?;
             let mut files = vec![("os0", program)];
             if self.has_module {
-                let path = assets::module(name);
-                files.push(("underpin.ko", module_of(&path)?));
+                files.extend(beside_module(name)?);
                 if self.calls_wrongly {
-                    let path = path.with_file_name("underpin-wrong.ko");
+                    let path = assets::module(name).with_file_name("underpin-wrong.ko");
                     files.push(("underpin-wrong.ko", module_of(&path)?));
                 }
-                let path = assets::arm64_command();
-                let command = fs::read(&path);
-                let command =
-                    command.map_err(because(format!("cannot read {}", path.display())))?;
-                files.push(("underpin", command));
             }
             if self.has_images {
                 files.extend(images()?);
@@ -283,18 +305,16 @@ impl Os0 {
         } else {
             fs::write(&initrd, b"nothing").map_err(because("cannot write an initrd"))?;
         }
-        let said = File::create(console).map_err(because("cannot write a console's log"))?;
-        let errors = said.try_clone().map_err(because("cannot write a log"))?;
         // The machine dies with this thread, so that a killed test leaves no QEMU behind.
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL", "qemu-system-aarch64"])
-            .args(["-M", self.machine()])
+            .args(["-M", self.machine_type()])
             // Not reserved on the host, so that a machine can be larger than its host.
             .args(["-object", &memory_backend(self.memory)])
             .args(["-cpu", self.cpu])
             .args(["-smp", &self.cpus.to_string(), "-m", self.memory])
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-serial", "stdio"]);
+            .args(["-display", "none", "-serial", serial]);
         if self.beneath == Beneath::Underpin {
             qemu.arg("-kernel")
                 .arg(assets::image())
@@ -312,8 +332,7 @@ impl Os0 {
             qemu.args(["-accel", "tcg,thread=multi"]);
         }
         self.add_devices(&mut qemu, directory)?;
-        qemu.stdin(Stdio::null()).stdout(said).stderr(errors);
-        qemu.spawn().map_err(because("cannot start QEMU"))
+        Ok(qemu)
     }
 
     fn add_devices(&self, qemu: &mut Command, directory: &Path) -> Outcome {
@@ -328,7 +347,7 @@ impl Os0 {
         Ok(())
     }
 
-    fn machine(&self) -> &'static str {
+    fn machine_type(&self) -> &'static str {
         match self.beneath {
             Beneath::NoEl2 => "virt,gic-version=3,memory-backend=ram",
             _ => "virt,virtualization=on,gic-version=3,memory-backend=ram",
@@ -393,7 +412,7 @@ impl Os0 {
         )))
     }
 
-    fn watch(&self, qemu: &mut Child, console: &Path) -> Outcome {
+    fn watch(&self, qemu: &mut Child, console: &Path, listener: &mut dyn FnMut(&str)) -> Outcome {
         let mut seen = 0;
         for (text, within) in &self.expects {
             let deadline = Instant::now() + *within;
@@ -401,6 +420,7 @@ impl Os0 {
                 // The state first: what an ended machine has not said by now, it will never say.
                 let ended = qemu.try_wait().map_err(because("cannot look after QEMU"))?;
                 let said = read(console);
+                listener(&said);
                 let is_meant = |words: &str| self.starts_anew && PANICS.contains(&words);
                 let mut complaints = COMPLAINTS.iter().filter(|words| !is_meant(words));
                 if let Some(complaint) = complaints.find(|words| said.contains(**words)) {
@@ -421,6 +441,24 @@ impl Os0 {
         }
         Ok(())
     }
+}
+
+/// The kernel module, what tests of it need, and the command.
+fn beside_module(kernel: &str) -> Outcome<Vec<(&'static str, Vec<u8>)>> {
+    let module = assets::module(kernel);
+    let parts = [
+        ("underpin.ko", module.clone()),
+        ("rogue.ko", module.with_file_name("rogue.ko")),
+        ("kexec", module.with_file_name("kexec")),
+        ("services", module.with_file_name("services")),
+        ("underpin", assets::arm64_command()),
+    ];
+    let read = |(name, path): (&'static str, PathBuf)| {
+        let shown = path.display();
+        let tried = format!("cannot read {shown} (scripts/setup or `xtask build` makes it)");
+        Ok((name, fs::read(&path).map_err(because(tried))?))
+    };
+    parts.into_iter().map(read).collect()
 }
 
 /// Images of the hypervisor: `same` as the one that runs; `other`, laid out differently inside; `changed`
