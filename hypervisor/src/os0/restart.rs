@@ -110,16 +110,19 @@ fn head(run: PaRange) -> Option<Head> {
     is_startable(&head, run.size).then_some(head)
 }
 
-/// OS-0 ends on this CPU: whether it alone does, as VMs are there and something can be started.
+/// OS-0 ends on this CPU: whether it alone does, as VMs are there and something can be started. What is
+/// staged was in OS-0's reach while it was detached.
 pub fn begin(me: &Os0Cpu) -> bool {
     let is_alone = loans::pin_cpus() && me.shares.get();
-    if is_alone && staged().is_some() {
+    if is_alone && staged().and_then(head).is_some() {
         // Where another CPU leads already, this one is about to part.
         me.course.is_changed(RUNS, LEADS);
         return true;
     }
     if is_alone {
-        log::warn!("OS-0 ends, and nothing is staged: the machine ends with it");
+        console::announce(format_args!(
+            "OS-0 ends, and nothing is staged that can be started: the machine ends with it"
+        ));
     }
     false
 }
