@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"UNDERPIN";
 /// The layout's version; a reader refuses every other.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Entries begin at multiples of this many bytes, and zeroes fill them up to it.
 pub const ENTRY_ALIGN: u64 = 4096;
 /// Bytes of a block of a disk image, and of a page in [`kind::BLOCKS`].
@@ -104,8 +104,8 @@ pub mod kind {
 pub mod disk_mode {
     /// No disk in this place.
     pub const NONE: u32 = 0;
-    /// A base under a private overlay in memory, gone when the VM ends. The base is an image of the
-    /// bundle, or, where [`super::DiskRecord::entry`] is [`super::NO_ENTRY`], a partition.
+    /// A base under a private overlay, gone when the VM ends. The base is an image of the bundle, or,
+    /// where [`super::DiskRecord::entry`] is [`super::NO_ENTRY`], a partition.
     pub const COW: u32 = 1;
     /// A partition of a physical disk, written through, for one VM at a time.
     pub const PERSISTENT: u32 = 2;
@@ -136,8 +136,10 @@ pub struct DiskRecord {
     pub limit: u64,
     /// The name of the partition behind the disk, where it has no entry.
     pub partition: Text<40>,
+    /// The name of the partition that the overlay is on; empty: it is in memory.
+    pub overlay_on: Text<40>,
 }
-const _: () = assert!(size_of::<DiskRecord>() == 80);
+const _: () = assert!(size_of::<DiskRecord>() == 120);
 
 /// [`NetRecord::flags`]: the device takes and gives no frames without checksums, and no long ones.
 pub const NET_PLAIN: u32 = 1 << 0;
@@ -282,7 +284,7 @@ pub struct VmRecord {
     /// The kernel's command line.
     pub command_line: Text<1024>,
 }
-const _: () = assert!(size_of::<VmRecord>() == 152 + 4 * 80 + 2 * 56 + 4 * 40 + 1024);
+const _: () = assert!(size_of::<VmRecord>() == 152 + 4 * 120 + 2 * 56 + 4 * 40 + 1024);
 
 /// What is wrong with a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -307,7 +309,9 @@ pub enum BundleError {
 impl VmRecord {
     /// Whether all texts are UTF-8, and name and group say something.
     pub fn has_texts(&self) -> bool {
-        let disks = self.disks.iter().all(|d| d.partition.as_str().is_some());
+        let has_names =
+            |d: &DiskRecord| d.partition.as_str().is_some() && d.overlay_on.as_str().is_some();
+        let disks = self.disks.iter().all(has_names);
         let nets = self.nets.iter().all(|net| net.switch.as_str().is_some());
         let regions = self.regions.iter().all(|it| it.name.as_str().is_some());
         let own = self.command_line.as_str().is_some() && self.swap.as_str().is_some();

@@ -32,7 +32,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -326,8 +326,10 @@ pub struct VmStatus {
     pub memory: u64,
     /// Bytes of it that have a frame of the machine behind them.
     pub touched: u64,
-    /// Bytes in overlays of its disks.
+    /// Bytes of memory in overlays of its disks.
     pub overlay: u64,
+    /// Bytes that overlays of its disks have on partitions.
+    pub stored: u64,
     /// Bytes of translation tables and other bookkeeping that EL2 holds for it.
     pub overhead: u64,
     /// Nanoseconds that its vCPUs ran.
@@ -369,7 +371,7 @@ pub struct VmStatus {
 }
 const _: () = assert!(
     size_of::<VmStatus>()
-        == 32 + 40 + 16 + 96 + 64 + 256 + 32 + 16 + 144 + 16 + 16 + 48 + 16 + 32 + 8
+        == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 16 + 16 + 48 + 16 + 32 + 8
 );
 
 /// A vCPU.

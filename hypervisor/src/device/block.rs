@@ -5,9 +5,9 @@
 //! physical disk in a buffer of EL2's own, and the request goes on from there when it is back.
 
 use super::overlay::{Base, CowDisk};
-use super::request::{Loaded, Turn, execute, fill, first_read};
+use super::request::{Loaded, Side, Turn, execute, fill, first_read};
 use super::virtio::{Slot, register, update_line};
-use crate::physical::disk::{self, Buffer, Io, JOBS_FOR_PAGES, Job, Partition};
+use crate::physical::disk::{Buffer, Extent, Io, JOBS_FOR_PAGES, Job, Partition};
 use crate::vm::{self, Instance};
 use crate::{frames, heap, host, housekeeping, paging, sharing};
 use abi::bundle::Image;
@@ -35,15 +35,22 @@ pub enum Backing {
 }
 
 impl Backing {
-    fn partition(&self) -> Option<&Partition> {
-        match self {
-            Self::Partition(partition) => Some(partition),
-            Self::Cow(disk) => match &disk.base {
-                Base::Partition(partition) => Some(partition),
-                Base::Image(_) => None,
+    fn partition(&self, side: Side) -> Option<Extent> {
+        let partition = match (self, side) {
+            (Self::Partition(partition), Side::Base) => partition,
+            (Self::Cow(disk), Side::Overlay) => disk.store()?,
+            (Self::Cow(disk), Side::Base) => match &disk.base {
+                Base::Partition(partition) => partition,
+                Base::Image(_) => return None,
             },
-            Self::ReadOnly(..) => None,
-        }
+            _ => return None,
+        };
+        Some(**partition)
+    }
+
+    /// Whether it does one request after the other: a block may not be read while it is written.
+    fn is_single(&self) -> bool {
+        self.partition(Side::Overlay).is_some()
     }
 }
 
@@ -57,6 +64,8 @@ pub struct Part {
     pub request: Request,
     /// Bytes of its data that are done.
     pub done: u64,
+    /// The partition that is at it.
+    side: Side,
     /// Bytes that were really read or written for it.
     moved: u64,
     /// When it was taken from the ring, in counts.
@@ -89,7 +98,7 @@ struct State {
     /// Where the next request is taken to.
     request: Option<Box<Request>>,
     /// A request that waits for a buffer of the physical disk.
-    parked: Option<(Box<Part>, Io)>,
+    parked: Option<Box<Part>>,
     /// Requests that the physical disk is at.
     under_way: u32,
     /// Bytes a second; 0: no limit.
@@ -199,31 +208,17 @@ impl Block {
         let mut state = self.state.lock();
         state.under_way -= 1;
         part.moved += io.bytes;
-        let page = buffer.data();
-        let turn = if done {
-            let loaded = Some(Loaded { page, io });
-            execute(
-                &mut state.backing,
-                &part.request,
-                &mut part.done,
-                loaded,
+        let (page, side) = (buffer.data(), part.side);
+        if done {
+            advance(
+                &mut state,
                 vm,
-            )
+                part,
+                Some((buffer, Loaded { page, side, io })),
+            );
         } else {
-            Turn::Done(Status::IoError)
-        };
-        match turn {
-            Turn::Needs(io) => begin(&mut state, vm, part, io, Some(buffer)),
-            Turn::Done(status) => {
-                drop(buffer);
-                finish(
-                    &mut state,
-                    vm,
-                    &part.request,
-                    status,
-                    (part.moved, part.since),
-                );
-            }
+            drop(buffer);
+            fail(&mut state, vm, &part);
         }
         update_line(&state.transport, vm, n);
         // Requests may wait for the buffer that became free.
@@ -235,11 +230,11 @@ impl Block {
         self.state.lock().transport.errors().0.into()
     }
 
-    /// Bytes of frames in the overlay.
-    pub fn overlay_usage(&self) -> u64 {
+    /// Bytes of frames in the overlay, and bytes that it has on a partition.
+    pub fn overlay_usage(&self) -> (u64, u64) {
         match &self.state.lock().backing {
-            Backing::Cow(disk) => disk.usage(),
-            _ => 0,
+            Backing::Cow(disk) => (disk.usage(), disk.stored()),
+            _ => (0, 0),
         }
     }
 
@@ -279,10 +274,8 @@ impl Block {
         let Backing::Cow(_) = &state.backing else {
             return None;
         };
-        state
-            .backing
-            .partition()
-            .map(|partition| partition.number())
+        let base = state.backing.partition(Side::Base);
+        base.map(|partition| partition.number())
     }
 
     /// Takes the disk's data from it: the VM has ended.
@@ -295,7 +288,7 @@ impl Block {
         let Some(state) = self.state.try_lock() else {
             return true;
         };
-        let parked = state.parked.as_ref().map(|(part, _)| &part.request);
+        let parked = state.parked.as_ref().map(|part| &part.request);
         let held = state.held.as_ref().map(|held| &*held.request);
         let mut waiting = [parked, held].into_iter().flatten();
         state.transport.uses(gfn) || waiting.any(|request| request.uses(gfn))
@@ -303,8 +296,8 @@ impl Block {
 
     /// Serves requests, as many as one go allows; vCPU 0 comes back for the rest.
     fn serve(&self, state: &mut State, vm: &Instance, n: usize) {
-        if let Some((part, io)) = state.parked.take() {
-            begin(state, vm, part, io, None);
+        if let Some(part) = state.parked.take() {
+            advance(state, vm, part, None);
         }
         if let Some(held) = state.held.take_if(|held| timer::now() >= held.until) {
             state.complete(vm, &held.request, held.status, held.since);
@@ -319,8 +312,9 @@ impl Block {
         let memory = vm.memory();
         let mut bytes = 0;
         for _ in 0..REQUESTS_AT_ONCE {
-            // A disk with a limited rate does one request after the other.
-            let is_busy = state.held.is_some() || state.limit > 0 && state.under_way > 0;
+            // A disk with a limited rate does one request after the other, too.
+            let is_single = state.limit > 0 || state.backing.is_single();
+            let is_busy = state.held.is_some() || is_single && state.under_way > 0;
             if is_busy || state.parked.is_some() {
                 return;
             }
@@ -386,47 +380,93 @@ fn start(state: &mut State, request: &mut Request, vm: &Instance, window: usize)
     };
     match execute(&mut state.backing, request, &mut done, None, vm) {
         Turn::Done(status) => finish(state, vm, request, status, (moved, since)),
-        Turn::Needs(_) if !heap::reserve(size_of::<Part>() as u64) => {
+        _ if !heap::reserve(size_of::<Part>() as u64) => {
             finish(state, vm, request, Status::IoError, (0, since));
         }
-        Turn::Needs(io) => {
+        turn => {
             let part = Box::new(Part {
                 vm: vm.id,
                 window,
                 request: core::mem::take(request),
                 done,
+                side: Side::default(),
                 moved,
                 since,
             });
-            begin(state, vm, part, io, None);
+            follow(state, vm, part, turn, None);
         }
     }
 }
 
-/// Gives a part of a request to the physical disk, or parks it until there is a buffer.
-fn begin(state: &mut State, vm: &Instance, part: Box<Part>, io: Io, buffer: Option<Buffer>) {
-    let Some(partition) = state.backing.partition() else {
-        return;
-    };
-    let Some(buffer) = buffer.or_else(|| partition.buffer(JOBS_FOR_PAGES)) else {
-        state.parked = Some((part, io));
-        if state.under_way == 0 {
-            // Nobody else comes back to it.
-            vm.put_off_device_work();
+/// What a transfer has brought, and to where.
+type Came = Option<(Buffer, Loaded)>;
+
+/// Goes on with a request, with what came for it.
+fn advance(state: &mut State, vm: &Instance, mut part: Box<Part>, came: Came) {
+    let Part { request, done, .. } = &mut *part;
+    let loaded = came.as_ref().map(|(_, loaded)| *loaded);
+    let turn = execute(&mut state.backing, request, done, loaded, vm);
+    follow(state, vm, part, turn, came);
+}
+
+/// Does with a request what comes next.
+fn follow(state: &mut State, vm: &Instance, part: Box<Part>, turn: Turn, came: Came) {
+    match turn {
+        Turn::Needs(side, io) => begin(state, vm, part, (side, io), came),
+        Turn::Later => park(state, vm, part),
+        Turn::Done(status) => {
+            drop(came);
+            finish(state, vm, &part.request, status, (part.moved, part.since));
         }
-        return;
+    }
+}
+
+fn park(state: &mut State, vm: &Instance, part: Box<Part>) {
+    state.parked = Some(part);
+    if state.under_way == 0 {
+        // Nobody else comes back to it.
+        vm.put_off_device_work();
+    }
+}
+
+fn fail(state: &mut State, vm: &Instance, part: &Part) {
+    finish(state, vm, &part.request, Status::IoError, (0, part.since));
+}
+
+/// Gives a part of a request to a physical disk, or parks it until there is a buffer.
+fn begin(
+    state: &mut State,
+    vm: &Instance,
+    mut part: Box<Part>,
+    (side, io): (Side, Io),
+    came: Came,
+) {
+    let Some(partition) = state.backing.partition(side) else {
+        return fail(state, vm, &part);
     };
-    let filled = io.operation != disk::Operation::Write || fill(&part, io, buffer.data(), vm);
-    let refused = match (filled, Job::Request(part)) {
-        (true, job) => partition.begin(buffer, io, job).err(),
-        (false, job) => Some(job),
+    let loaded = came.as_ref().map(|(_, loaded)| *loaded);
+    // What came stays until it was used, where it is another disk's.
+    let (buffer, kept) = match came {
+        Some((buffer, _)) if partition.fits(&buffer) => (Some(buffer), None),
+        came => (partition.buffer(JOBS_FOR_PAGES), came),
     };
-    match refused {
-        None => state.under_way += 1,
-        Some(Job::Request(part)) => {
-            finish(state, vm, &part.request, Status::IoError, (0, part.since));
+    let Some(buffer) = buffer else {
+        return park(state, vm, part);
+    };
+    let filled = fill(&mut state.backing, &part, (io, buffer.data()), loaded, vm);
+    drop(kept);
+    let io = match filled {
+        Ok(io) => io,
+        Err(turn) => {
+            drop(buffer);
+            return follow(state, vm, part, turn, None);
         }
-        Some(Job::Page(_)) => {}
+    };
+    part.side = side;
+    match partition.begin(buffer, io, Job::Request(part)) {
+        Ok(()) => state.under_way += 1,
+        Err(Job::Request(part)) => fail(state, vm, &part),
+        Err(Job::Page(_)) => {}
     }
 }
 

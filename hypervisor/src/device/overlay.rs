@@ -1,5 +1,5 @@
 //! A copy-on-write disk: a base, which is an image of the bundle or a partition of a physical disk,
-//! and what the VM wrote over it, in frames.
+//! and what the VM wrote over it, in frames, or in slots of a partition that is the VM's alone.
 //!
 //! A block that was written as a whole is a frame that others of the VM's share group may use, with
 //! the disk as one of its users; and a block that equals what a frame of the group holds uses that
@@ -13,7 +13,6 @@ use machine_contract::{FrameSource, TableMemory};
 use model_addr::{FRAME_SIZE, Mfn, NodeId};
 use model_disk_overlay::{Block, Fill, Overlay, OverlayError, Teardown, WritePlan};
 use model_frame_table::{CacheKey, Owner, Purpose, Use};
-use model_virtio::blk::SECTOR_SIZE;
 
 /// Frames and tables of an overlay.
 struct Memory {
@@ -23,6 +22,8 @@ struct Memory {
     user: Owner,
     /// Frames of it that others may use.
     shared: u64,
+    /// Where its blocks are, if not in frames.
+    store: Option<Partition>,
 }
 
 impl Memory {
@@ -67,10 +68,15 @@ impl TableMemory for Memory {
 
 impl FrameSource for Memory {
     fn allocate_frame(&mut self) -> Option<Mfn> {
+        if let Some(store) = &self.store {
+            return store.reserve_block().map(Mfn);
+        }
         frames::allocate(self.node, 0, Purpose::Private(self.user))
     }
     fn free_frame(&mut self, frame: Mfn) {
-        if Self::is_shared(frame) {
+        if let Some(store) = &self.store {
+            store.forget(frame.0);
+        } else if Self::is_shared(frame) {
             model_sharing::leave(&Metal, frame, self.user, false);
             self.shared -= 1;
         } else {
@@ -85,6 +91,8 @@ pub enum Piece {
     Base,
     /// In this frame.
     Frame(Mfn),
+    /// In this slot of the partition that the overlay is on.
+    Stored(u64),
     /// Nowhere: zeroes.
     Zero,
 }
@@ -102,7 +110,7 @@ impl Base {
     pub fn size(&self) -> u64 {
         match self {
             Self::Image(image) => image.size(),
-            Self::Partition(partition) => (partition.sectors() * SECTOR_SIZE) & !(FRAME_SIZE - 1),
+            Self::Partition(partition) => partition.size(),
         }
     }
 }
@@ -118,10 +126,10 @@ pub struct CowDisk {
 }
 
 impl CowDisk {
-    /// A disk of `size` bytes over `base`, that may keep `limit` bytes of its own near `node`, as
-    /// `user` of frames; whether it shares them.
+    /// A disk of `size` bytes over `base`, that may keep `limit` bytes of its own in the `store`, or near
+    /// `node`, as `user` of frames; whether it shares them.
     pub fn new(
-        base: Base,
+        (base, store): (Base, Option<Partition>),
         (size, limit): (u64, u64),
         node: NodeId,
         user: Owner,
@@ -131,7 +139,7 @@ impl CowDisk {
         let overlay = Overlay::new(
             blocks,
             base.size().div_ceil(FRAME_SIZE).min(blocks),
-            limit / FRAME_SIZE,
+            limit.div_ceil(FRAME_SIZE),
         )?;
         Ok(Self {
             base,
@@ -142,13 +150,29 @@ impl CowDisk {
                 tables: Tables::new(node, 0),
                 user,
                 shared: 0,
+                store,
             },
         })
     }
 
     /// Bytes of frames it holds.
     pub fn usage(&self) -> u64 {
-        (self.overlay.data_blocks() + self.memory.tables.count()) * FRAME_SIZE
+        let blocks = match &self.memory.store {
+            Some(store) => store.tables(),
+            None => self.overlay.data_blocks(),
+        };
+        (blocks + self.memory.tables.count()) * FRAME_SIZE
+    }
+
+    /// Where its blocks are, if not in frames.
+    pub fn store(&self) -> Option<&Partition> {
+        self.memory.store.as_ref()
+    }
+
+    /// Bytes that it keeps on a partition.
+    pub fn stored(&self) -> u64 {
+        self.store()
+            .map_or(0, |_| self.overlay.data_blocks() * FRAME_SIZE)
     }
 
     /// What the block of byte `at` is known as, where the base is a partition.
@@ -164,6 +188,7 @@ impl CowDisk {
     pub fn locate(&self, at: u64) -> Piece {
         match self.overlay.lookup(&self.memory, at / FRAME_SIZE) {
             Block::Base => Piece::Base,
+            Block::Data(slot) if self.memory.store.is_some() => Piece::Stored(slot.0),
             Block::Data(frame) => Piece::Frame(frame),
             Block::Zero => Piece::Zero,
         }
@@ -216,6 +241,37 @@ impl CowDisk {
         Ok(true)
     }
 
+    /// How many blocks from that of byte `at` on, at most `most`, have slots from `slot` on.
+    pub fn run(&self, at: u64, slot: u64, most: u64) -> u64 {
+        let block = at / FRAME_SIZE;
+        self.overlay.run(&self.memory, block, Mfn(slot), most)
+    }
+
+    /// Fills a frame with what the block at `at` holds, whose overlay is on a partition; whether that is
+    /// at hand, or was `loaded`.
+    pub fn fetch(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> bool {
+        let ram = frames::ram(frame, 1);
+        match (self.locate(at), loaded) {
+            (Piece::Base, loaded) => return self.fill(at, frame, loaded),
+            (Piece::Zero, _) => ram.zero(0, FRAME_SIZE as usize),
+            (_, Some(page)) if page == frame => {}
+            (_, Some(page)) => ram.copy_from(0, frames::ram(page, 1), 0, FRAME_SIZE as usize),
+            (_, None) => return false,
+        }
+        true
+    }
+
+    /// Gives the blocks from that of byte `at` on, at most `most`, slots that follow each other, which are
+    /// to hold what is in frames from `page` on: the first, and how many.
+    pub fn place(&mut self, at: u64, page: Mfn, most: u64) -> Result<(u64, u64), OverlayError> {
+        let block = at / FRAME_SIZE;
+        let (first, count) = self.overlay.place(&mut self.memory, block, most)?;
+        if let Some(store) = &self.memory.store {
+            (0..count).for_each(|n| store.remember(first.0 + n, page.add(n)));
+        }
+        Ok((first.0, count))
+    }
+
     /// Fills a frame with the base's block at `at`; whether that is at hand.
     fn fill(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> bool {
         let ram = frames::ram(frame, 1);
@@ -224,6 +280,7 @@ impl CowDisk {
                 Place::Page(page, _) => ram.write(0, page),
                 Place::Zero => ram.zero(0, FRAME_SIZE as usize),
             },
+            (Base::Partition(_), Some(page)) if page == frame => {}
             (Base::Partition(_), Some(page)) => {
                 ram.copy_from(0, frames::ram(page, 1), 0, FRAME_SIZE as usize);
             }

@@ -5,6 +5,8 @@
 //! hands; one that is larger than a buffer goes in turns. In a buffer the data begin with a frame,
 //! so that whole blocks of the disk are whole frames of the buffer.
 
+mod known;
+
 use super::queue::{BufferQueue, Transport, begin};
 pub use super::queue::{Io, Operation};
 use super::served::{self, Ring};
@@ -40,8 +42,6 @@ const FEATURE_FLUSH: u64 = 1 << 9;
 const DISKS_MAX: usize = 4;
 /// The most partitions of a disk that are offered.
 const PARTITIONS_MAX: usize = 16;
-/// Blocks looked at for a free one to swap to.
-const SWAP_BUDGET: u64 = 4096;
 
 /// Who hears of a transfer's end.
 pub enum Job {
@@ -347,8 +347,7 @@ pub fn extent(number: u8) -> Option<Extent> {
 /// Notes that a block of a partition is free of what was swapped to it.
 pub fn forget(number: u8, block: u64) {
     if let Some(extent) = extent(number) {
-        let (words, tables) = &mut *extent.entry.known.lock();
-        let _ = words.set(tables, block, 0);
+        extent.forget(block);
     }
 }
 
@@ -388,6 +387,11 @@ impl Extent {
     /// Its 512-byte sectors.
     pub fn sectors(&self) -> u64 {
         self.entry.sectors
+    }
+
+    /// Bytes of its whole blocks.
+    pub fn size(&self) -> u64 {
+        (self.sectors() * SECTOR_SIZE) & !(FRAME_SIZE - 1)
     }
 
     /// Its name.
@@ -439,47 +443,10 @@ impl Extent {
         Ok(())
     }
 
-    /// Whether a block holds what it held before, as far as that is known; it is from now on.
-    pub fn check(&self, block: u64, page: Mfn) -> bool {
-        let hash = hash(page);
-        let (words, tables) = &mut *self.entry.known.lock();
-        match words.get(tables, block) {
-            // What was swapped is known. Without memory for it, a base's block stays unknown, and is
-            // not taken from those who read it.
-            0 => {
-                let _ = words.set(tables, block, hash);
-                true
-            }
-            known => known == hash,
-        }
+    /// Whether a buffer is of its disk.
+    pub fn fits(&self, buffer: &Buffer) -> bool {
+        core::ptr::eq(self.disk, buffer.disk)
     }
-
-    /// Whether it is known what a block holds.
-    pub fn knows(&self, block: u64) -> bool {
-        let (words, tables) = &*self.entry.known.lock();
-        words.get(tables, block) != 0
-    }
-
-    /// A block of the partition, for swap, that is free, and from now on holds `page`.
-    pub fn take_block(&self, page: Mfn) -> Option<u64> {
-        let (words, tables) = &mut *self.entry.known.lock();
-        words.take(tables, hash(page), SWAP_BUDGET).ok()
-    }
-
-    /// Forgets what its blocks hold.
-    fn clear(&self) {
-        let (words, tables) = &mut *self.entry.known.lock();
-        words.clear(tables);
-    }
-
-    /// Blocks that nothing was swapped to.
-    pub fn free_blocks(&self) -> u64 {
-        self.entry.known.lock().0.free()
-    }
-}
-
-fn hash(page: Mfn) -> u64 {
-    sharing::fingerprint(page).max(1)
 }
 
 fn write_header(buffer: Ram, operation: Operation, sector: u64) {

@@ -121,10 +121,11 @@ pub fn adopt(record: &VmRecord) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether only one VM of this description can run: it has a disk for itself.
+/// Whether only one VM of this description can run: it has a partition for itself.
 pub fn has_disk_of_its_own(record: &VmRecord) -> bool {
-    let mut disks = record.disks.iter();
-    disks.any(|disk| disk.mode == disk_mode::PERSISTENT)
+    let is_own =
+        |disk: &DiskRecord| disk.mode == disk_mode::PERSISTENT || !disk.overlay_on.is_empty();
+    !record.swap.is_empty() || record.disks.iter().any(is_own)
 }
 
 /// A weight and a cap as they were asked for, over those there were.
@@ -474,7 +475,9 @@ fn block(disk: &DiskRecord, home: NodeId, user: Owner, share: bool) -> Result<Bl
             } else {
                 disk.overlay_max
             };
-            let cow = CowDisk::new(base, (size, limit), home, user, share)
+            let store = store(disk, limit)?;
+            let room = store.as_ref().map_or(limit, |store| store.size());
+            let cow = CowDisk::new((base, store), (size, limit.min(room)), home, user, share)
                 .map_err(|error| impossible(size, format_args!("{error}")))?;
             (Backing::Cow(cow), size)
         }
@@ -502,6 +505,23 @@ fn block(disk: &DiskRecord, home: NodeId, user: Owner, share: bool) -> Result<Bl
         id: *b"underpin\0\0\0\0\0\0\0\0\0\0\0\0",
     };
     Ok(Block::new(Blk::new(options), backing, disk.limit))
+}
+
+/// The partition that a disk's overlay of so many bytes is on, if it is on one.
+fn store(disk: &DiskRecord, limit: u64) -> Result<Option<Partition>, Refusal> {
+    let name = disk.overlay_on;
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let partition = partition(name, false)?;
+    let size = partition.size();
+    if disk.overlay_max > size {
+        let (has, wanted) = (size >> 10, limit >> 10);
+        let what =
+            format_args!("partition {name} has {has} KiB, too few for an overlay of {wanted}");
+        return Err(impossible(size, what));
+    }
+    Ok(Some(partition))
 }
 
 fn partition(name: Text<40>, is_base: bool) -> Result<Partition, Refusal> {

@@ -76,7 +76,9 @@ fn describe(instance: &Instance, status: &mut VmStatus) {
     for slot in &instance.virtio {
         errors += slot.errors();
         if let Slot::Block(block) = slot {
-            status.overlay += block.overlay_usage();
+            let (overlay, stored) = block.overlay_usage();
+            status.overlay += overlay;
+            status.stored += stored;
             let (requests, bytes) = block.counts();
             add(&mut status.disk, requests);
             add(&mut status.disk_bytes, bytes);

@@ -284,6 +284,7 @@ impl Vm {
         status.state = state::ENDING;
         status.touched = 0;
         status.overlay = 0;
+        status.stored = 0;
         status.overhead = 0;
         let status = alloc::boxed::Box::new(status);
         *self.life.lock() = Life::Ended(status);

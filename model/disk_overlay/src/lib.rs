@@ -18,8 +18,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod stored;
 mod teardown;
 
+pub use stored::Turn;
 pub use teardown::Teardown;
 
 use core::fmt;

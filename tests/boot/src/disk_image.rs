@@ -64,7 +64,11 @@ pub fn scratch(directory: &Path) -> Outcome {
     blank(&directory.join("scratch.img"), 4 << 20)
 }
 
-fn blank(path: &Path, size: u64) -> Outcome {
+/// A file of so many bytes of nothing.
+///
+/// # Errors
+/// It cannot be written.
+pub fn blank(path: &Path, size: u64) -> Outcome {
     let file = File::create(path).map_err(because(format!("cannot make {}", path.display())))?;
     file.set_len(size)
         .map_err(because(format!("cannot make {}", path.display())))

@@ -9,6 +9,7 @@ mod life;
 mod machines;
 mod network;
 mod os0;
+mod overlays;
 mod paging;
 mod placement;
 mod reading;
@@ -26,6 +27,7 @@ pub fn all() -> Vec<Scenario> {
         bare::plain(),
         kernels::scenarios(),
         disks::scenarios(),
+        overlays::scenarios(),
         hostile::scenarios(),
         machines::scenarios(),
         network::scenarios(),

@@ -22,6 +22,12 @@ pub struct VmStatus {
     pub memory: u64,
     /// Bytes of it that a frame of the machine is behind.
     pub touched: u64,
+    /// Bytes of memory in its overlays.
+    #[serde(default)]
+    pub overlay: u64,
+    /// Bytes that its overlays have on partitions.
+    #[serde(default)]
+    pub stored: u64,
     /// Nanoseconds that its vCPUs ran.
     pub run_ns: u64,
     /// Nanoseconds that they could have run and did not.

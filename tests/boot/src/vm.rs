@@ -55,6 +55,8 @@ struct Disk {
     #[serde(skip_serializing_if = "Option::is_none")]
     partition: Option<String>,
     mode: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlay: Option<Value>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -243,6 +245,7 @@ impl Vm {
             image: Some(image.to_owned()),
             partition: None,
             mode: "cow",
+            overlay: None,
         });
         self
     }
@@ -254,6 +257,7 @@ impl Vm {
             image: None,
             partition: Some(partition.to_owned()),
             mode: "cow",
+            overlay: None,
         });
         self
     }
@@ -265,7 +269,21 @@ impl Vm {
             image: None,
             partition: Some(partition.to_owned()),
             mode: "persistent",
+            overlay: None,
         });
+        self
+    }
+
+    /// Whose last disk's overlay is of that size, on a partition of the machine's physical disk or in
+    /// memory.
+    #[must_use]
+    pub fn overlay(mut self, size: &str, on: &str) -> Self {
+        let mut overlay = toml::Table::new();
+        overlay.insert("size".to_owned(), size.into());
+        overlay.insert("on".to_owned(), on.into());
+        if let Some(disk) = self.disk.last_mut() {
+            disk.overlay = Some(overlay.into());
+        }
         self
     }
 

@@ -40,15 +40,16 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   args      = \"quiet\"      the kernel's command line
   [[disk]]                 up to 4
   image     = \"disk.img\"   raw; shared by all VMs that name it
-  mode      = \"cow\"        writes go to memory and are gone at the end; or \"read-only\"
+  mode      = \"cow\"        writes go to an overlay, gone at the end; or \"read-only\"
   overlay   = \"1GiB\"       what the written blocks may take; left out: the disk's size;
-                           or { size = \"1GiB\", on = \"memory\" }
+                           or { size = \"1GiB\", on = \"scratch\" }: on that partition of a disk
+                           of the machine, which nobody else has meanwhile; gone at the end
   block_size = 512         or 4096
   limit     = \"5MB/s\"      what may be read and written in a second; left out: no limit
   never_share = false      true: nothing that is read from it is shared
   [[disk]]
   partition = \"data\"       of a disk of the machine (sim --disk)
-  mode      = \"persistent\" or \"cow\": writes go to memory, as over an image
+  mode      = \"persistent\" or \"cow\": writes go to an overlay, as over an image
   [[net]]                  up to 2
   switch    = \"lan\"        VMs on one switch reach each other, and no others
   mac       = \"02:00:00:00:00:01\"  left out: made of the VM's name

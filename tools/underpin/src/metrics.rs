@@ -210,7 +210,7 @@ fn vms(out: &mut Exposition, vms: &[VmSample]) {
 
 /// What a VM has, and what it did, each in one number.
 fn vm_amounts(out: &mut Exposition, vms: &[VmSample]) {
-    let gauges: [Row<VmStatus>; 7] = [
+    let gauges: [Row<VmStatus>; 8] = [
         ("vcpus", "vCPUs of the VM.", |vm| vm.vcpus.into()),
         ("weight", "Share of CPU time against other VMs.", |vm| {
             vm.weight.into()
@@ -228,9 +228,16 @@ fn vm_amounts(out: &mut Exposition, vms: &[VmSample]) {
             "Tables and bookkeeping for the VM.",
             |vm| vm.overhead,
         ),
-        ("overlay_bytes", "Overlays of the VM's disks.", |vm| {
-            vm.overlay
-        }),
+        (
+            "overlay_bytes",
+            "Memory of overlays of the VM's disks.",
+            |vm| vm.overlay,
+        ),
+        (
+            "overlay_stored_bytes",
+            "Overlays of the VM's disks on partitions.",
+            |vm| vm.stored,
+        ),
         (
             "first_node",
             "The node where the VM's memory begins.",

@@ -19,10 +19,11 @@ mod disk;
 mod image;
 mod memory;
 mod net;
+mod partitions;
 mod region;
 mod section;
 
-pub use disk::{Backing, Base, Disk};
+pub use disk::{Backing, Base, Disk, Overlay};
 pub use memory::{Memory, Sharing};
 pub use net::Net;
 pub use region::Region;
@@ -121,9 +122,10 @@ impl VmFile {
                 ..DiskRecord::default()
             };
             match &disk.backing {
-                Backing::CopyOnWrite(_, overlay_max) => {
+                Backing::CopyOnWrite(_, Overlay { size, on }) => {
                     record.mode = disk_mode::COW;
-                    record.overlay_max = *overlay_max;
+                    record.overlay_max = *size;
+                    record.overlay_on = on.as_deref().map_or_else(Text::default, Text::cut);
                 }
                 Backing::ReadOnly(_) => record.mode = disk_mode::READ_ONLY,
                 Backing::Partition(_) => record.mode = disk_mode::PERSISTENT,
@@ -208,7 +210,7 @@ pub fn cache_dir() -> PathBuf {
 }
 
 /// Reads several VM files; a directory stands for the `*.toml` files in it. Refuses two VMs of
-/// one name, and more VMs than a bundle holds.
+/// one name, partitions of which two uses exclude each other, and more VMs than a bundle holds.
 pub fn read_all(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
     let mut vms: Vec<VmFile> = Vec::new();
     let mut failures = Vec::new();
@@ -226,6 +228,7 @@ pub fn read_all(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
             }
         }
     }
+    failures.extend(partitions::conflicts(&vms));
     if vms.len() > bundle::ENTRIES_MAX as usize / 2 {
         let message = format!("{} VMs are more than one machine takes", vms.len());
         failures.push(Failure::new(exit::FILE, message).help("use fewer files"));

@@ -433,7 +433,9 @@ fn accept(payload: &[u8]) -> Result<Reply> {
         code::NO_SUCH_VM => failure.help("`underpin list` shows the VMs"),
         code::WRONG_STATE => failure.help("`underpin list` shows the VM's state"),
         code::NO_MEMORY => failure.help("end another VM, or give the machine more: sim --memory"),
-        code::BUSY => failure.help("a persistent disk serves one VM at a time: end the other"),
+        code::BUSY => {
+            failure.help("a partition that is written serves one VM at a time: end the other")
+        }
         _ => failure,
     })
 }

@@ -106,11 +106,22 @@ fn memory(text: &mut String, vm: &VmStatus) {
                 "touched",
                 format!("{} ({touched} %)", units::size(vm.touched)),
             ),
-            ("overlays", units::size(vm.overlay)),
+            ("overlays", overlays(vm)),
             ("overhead", units::size(vm.overhead)),
             ("first node", vm.node.to_string()),
         ],
     );
+}
+
+fn overlays(vm: &VmStatus) -> String {
+    match vm.stored {
+        0 => units::size(vm.overlay),
+        stored => format!(
+            "{} on disk, {} in memory",
+            units::size(stored),
+            units::size(vm.overlay)
+        ),
+    }
 }
 
 fn devices(text: &mut String, vm: &VmStatus) {

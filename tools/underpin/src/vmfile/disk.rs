@@ -8,6 +8,9 @@ use super::{
 use abi::bundle::DISKS_MAX;
 use std::path::{Path, PathBuf};
 
+/// Where an overlay is that is on no partition.
+const MEMORY: &str = "memory";
+
 const KEYS: [&str; 7] = [
     "image",
     "partition",
@@ -34,13 +37,21 @@ pub struct Disk {
 /// What is behind a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// A base under a private overlay in memory, which may grow to so many bytes (0: as many as
-    /// the disk has).
-    CopyOnWrite(Base, u64),
+    /// A base under a private overlay.
+    CopyOnWrite(Base, Overlay),
     /// An image that cannot be written.
     ReadOnly(PathBuf),
     /// The partition of that name of a disk of the machine.
     Partition(String),
+}
+
+/// What a VM writes over a base.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overlay {
+    /// Bytes that it may grow to; 0: as many as the disk has.
+    pub size: u64,
+    /// The partition of that name of a disk of the machine that it is on; otherwise it is in memory.
+    pub on: Option<String>,
 }
 
 /// What is below an overlay.
@@ -160,23 +171,20 @@ impl Decoder<'_> {
         }
     }
 
-    /// `overlay = "1GiB"` or `overlay = { size = "1GiB", on = "memory" }`, in bytes; 0: none said.
-    fn overlay(&self, disk: &Section<'_, '_>) -> u64 {
+    /// `overlay = "1GiB"` or `overlay = { size = "1GiB", on = "memory" }`.
+    fn overlay(&self, disk: &Section<'_, '_>) -> Overlay {
         let example = "\"1GiB\"";
         let bytes = |found: Option<Found<u64>>| found.map_or(0, |found| found.value);
         if !disk.is_table("overlay") {
-            return bytes(disk.size("overlay", example));
+            let size = bytes(disk.size("overlay", example));
+            return Overlay { size, on: None };
         }
         let Some(overlay) = disk.section("overlay", "overlay", &["size", "on"]) else {
-            return 0;
+            return Overlay::default();
         };
-        if let Some(on) = overlay.text("on", "\"memory\"")
-            && on.value != "memory"
-        {
-            let message = format!("an overlay cannot be on '{}', only in memory", on.value);
-            let help = "use on = \"memory\", or leave it out";
-            self.problems.add(&on.span, message, help);
-        }
-        bytes(overlay.size("size", example))
+        let on = self.partition_name(&overlay, "on");
+        let on = on.filter(|name| name != MEMORY);
+        let size = bytes(overlay.size("size", example));
+        Overlay { size, on }
     }
 }

@@ -89,7 +89,7 @@ mode = 'persistent'
 [[disk]]
 partition = 'golden'
 mode = 'cow'
-overlay = '64MiB'
+overlay = { size = '64MiB', on = 'scratch' }
 ";
 
 #[test]
@@ -135,6 +135,8 @@ fn a_full_file_is_read() {
     assert_eq!(record.disks[3].entry, NO_ENTRY);
     assert_eq!(record.disks[3].partition.as_str(), Some("golden"));
     assert_eq!(record.disks[3].overlay_max, 64 << 20);
+    assert!(record.disks[0].overlay_on.is_empty());
+    assert_eq!(record.disks[3].overlay_on.as_str(), Some("scratch"));
     let limits = record.disks.map(|disk| (disk.limit, disk.flags));
     assert_eq!(
         limits,
@@ -303,9 +305,9 @@ fn files_are_looked_at() {
             .contains("use \"persistent\" or \"cow\"")
     );
     assert_eq!(
-        disk("image = \"disk.img\"\noverlay = { size = \"1GiB\", on = \"data\" }"),
+        disk("image = \"disk.img\"\noverlay = { size = \"1GiB\", on = \"\" }"),
         [
-            "8:33 an overlay cannot be on 'data', only in memory / use on = \"memory\", or leave it out"
+            "8:33 '' cannot be a partition's name / use the name in the partition table, 1 to 40 bytes"
         ]
     );
     assert_eq!(
@@ -401,6 +403,47 @@ fn two_vms_of_one_name_are_refused() {
         "{failure}"
     );
     assert_eq!(read_all(&[files.0.join("a.toml")]).unwrap().len(), 1);
+}
+
+#[test]
+fn partitions_have_uses_that_go_together() {
+    let files = Files::new("partitions");
+    let vm = |name: &str, more: &str| {
+        let text = format!("name = \"{name}\"\nmemory = \"512MiB\"\n{BOOT}{more}");
+        files.write(&format!("{name}.toml"), text.as_bytes());
+    };
+    let cow = |base: &str, on: &str| {
+        format!("[[disk]]\npartition = \"{base}\"\nmode = \"cow\"\noverlay = {{ on = \"{on}\" }}\n")
+    };
+    let refused = || {
+        let failure = read_all(std::slice::from_ref(&files.0));
+        failure.map_or_else(|failure| failure.to_json().to_string(), |_| String::new())
+    };
+    vm("a", &cow("golden", "one"));
+    vm("b", &cow("golden", "two"));
+    // Not at the same time.
+    vm("c", &cow("golden", "two"));
+    assert_eq!(refused(), "");
+    vm("b", &cow("two", "golden"));
+    let said = refused();
+    let swapped = "partition 'golden' is the base of a disk of 'a', and where an overlay is of 'b'";
+    assert!(said.contains(swapped), "{said}");
+    let other = "partition 'two' is the base of a disk of 'b', and where an overlay is of 'c'";
+    assert!(said.contains(other), "{said}");
+    vm("b", &cow("two", "memory"));
+    vm("c", "");
+    assert_eq!(refused(), "");
+    vm("c", &cow("one", "memory"));
+    assert!(refused().contains("'one' is where an overlay is of 'a', and the base"));
+    let persistent = "[[disk]]\npartition = \"golden\"\n";
+    vm("c", persistent);
+    assert_eq!(refused(), "");
+    vm("c", &(cow("golden", "x") + persistent));
+    assert!(refused().contains("base of a disk of 'c', and a persistent disk of 'c'"));
+    vm("c", &cow("x", "x"));
+    assert!(refused().contains("partition 'x' is the base of a disk of 'c', and where"));
+    vm("c", &(cow("x", "y") + &cow("x", "y")));
+    assert!(refused().contains("partition 'y' is where an overlay is of 'c', and where"));
 }
 
 proptest! {
