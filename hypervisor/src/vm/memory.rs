@@ -47,9 +47,16 @@ fn capacity() -> u64 {
 
 /// What a description promises.
 pub fn terms(record: &VmRecord) -> Terms {
+    let disks = record.disks.iter().filter(|disk| disk.overlay_max > 0);
+    let overlays = disks.map(|disk| {
+        // More fits nowhere.
+        let blocks = disk.overlay_max.min(1 << 46) / FRAME_SIZE;
+        Terms::overlay(blocks, disk.overlay_on.is_empty())
+    });
     Terms {
         base: record.base / FRAME_SIZE,
         max: record.memory / FRAME_SIZE,
+        overlays: overlays.fold(0, u64::saturating_add),
         claim: claimed(record.claim.into()).unwrap_or_default(),
     }
 }
@@ -295,6 +302,7 @@ pub fn change(vm: &Vm, request: &SetRequest) -> Result<Terms, Refusal> {
     let new = Terms {
         base: base / FRAME_SIZE,
         max: max / FRAME_SIZE,
+        overlays: terms.overlays,
         claim,
     };
     if vm.instance().is_some() && new.base > terms.base {

@@ -35,6 +35,8 @@ pub struct Terms {
     pub base: u64,
     /// The most it can have: what its guest sees.
     pub max: u64,
+    /// What its overlays may take beyond that, as far as it was said, with what finds their blocks.
+    pub overlays: u64,
     /// What becomes of its savings.
     pub claim: Claim,
 }
@@ -60,10 +62,23 @@ pub struct Holding {
 
 impl Terms {
     /// Frames that it may take of the machine: its base, what its guest may have beyond that and that EL2
-    /// could not take, and tables for all that its guest sees, of 8 bytes for each frame in its pmap and
-    /// in its translation, and those above.
+    /// could not take, its overlays, and tables for all that its guest sees, of 8 bytes for each frame
+    /// in its pmap and in its translation, and those above.
     pub const fn promised(self) -> u64 {
-        self.base + self.beyond() + self.max / 256 + 4
+        self.sure()
+            .saturating_add(self.beyond() + self.max / 256 + 4)
+    }
+
+    /// Frames for its memory and its overlays.
+    const fn sure(self) -> u64 {
+        self.base.saturating_add(self.overlays)
+    }
+
+    /// Frames for an overlay of so many blocks, which are in memory or on a partition: for those that are
+    /// there, and for what finds them, of 16 bytes for each.
+    pub const fn overlay(blocks: u64, in_memory: bool) -> u64 {
+        let kept = if in_memory { blocks } else { 0 };
+        kept.saturating_add(blocks / 256 + 8)
     }
 
     /// The most pages beyond its base that its guest may have and that EL2 could not take.
@@ -138,8 +153,8 @@ impl Standing {
 
 /// How a VM with these terms stands. A guest that keeps to its limit is charged its base at most, for the
 /// limit is beyond the base by no more than what it saves; so where the machine is `short` of memory,
-/// somebody has more than that. Then what a VM is charged beyond its base, with its overlays, is owed
-/// too, and nobody may owe a little.
+/// somebody has more than that. Then what a VM is charged beyond its base and what its overlays were promised
+/// is owed too, and nobody may owe a little.
 pub fn stand(terms: Terms, holding: Holding, short: bool) -> Standing {
     let entitlement = holding.entitlement();
     let allowance = match terms.claim {
@@ -165,7 +180,7 @@ pub fn stand(terms: Terms, holding: Holding, short: bool) -> Standing {
         limit,
         drawn,
         balance: entitlement as i64 - drawn as i64,
-        owed: owed.max(charged.saturating_sub(terms.base)),
+        owed: owed.max(charged.saturating_sub(terms.sure())),
         slack,
         room: if is_bound {
             (limit + slack).saturating_sub(resident)
@@ -205,6 +220,7 @@ mod tests {
     const TERMS: Terms = Terms {
         base: 1000,
         max: 1500,
+        overlays: 0,
         claim: Claim::Grow,
     };
 

@@ -25,6 +25,8 @@ struct Guest {
     terms: Terms,
     has_driver: bool,
     private: u64,
+    /// Blocks of its overlays.
+    overlay: u64,
     swap_free: u64,
     debtor: Debtor,
     allowance: u32,
@@ -50,6 +52,8 @@ enum Step {
     Write(usize, usize, u32),
     /// It gives pages back.
     Free(usize, u64),
+    /// It writes so many blocks to its overlays, or discards all where there are none.
+    Store(usize, u64),
     /// EL2 looks at all; these guests touch all that they have meanwhile.
     Look(usize),
 }
@@ -60,8 +64,8 @@ fn uses(mask: usize, n: usize) -> bool {
 
 impl World {
     fn used(&self) -> u64 {
-        let private: u64 = self.guests.iter().map(|guest| guest.private).sum();
-        private + self.blocks.iter().sum::<u64>()
+        let own = |guest: &Guest| guest.private + guest.overlay;
+        self.guests.iter().map(own).sum::<u64>() + self.blocks.iter().sum::<u64>()
     }
 
     fn holding(&self, n: usize) -> Holding {
@@ -77,6 +81,7 @@ impl World {
             shared,
             users: shared,
             units,
+            overlay: guest.overlay,
             takeable: guest.swap_free.min(guest.private) + shared,
             ..Holding::default()
         }
@@ -148,6 +153,14 @@ impl World {
     fn free(&mut self, n: usize, pages: u64) {
         let guest = &mut self.guests[n];
         guest.private -= pages.min(guest.private);
+    }
+
+    /// A block is written to an overlay, which holds no more than it may.
+    fn store(&mut self, n: usize) -> bool {
+        let guest = &self.guests[n];
+        let done = guest.overlay < guest.terms.overlays && self.may(n, 1) && self.has(1);
+        self.guests[n].overlay += u64::from(done);
+        done
     }
 
     /// Takes pages of a guest; those of `hot` ones were touched since. How many of blocks, and in all.
@@ -225,6 +238,10 @@ impl World {
                 let _ = (0..times).all(|_| self.write(n, with));
             }
             Step::Free(n, pages) => self.free(n, pages),
+            Step::Store(n, 0) => self.guests[n].overlay = 0,
+            Step::Store(n, blocks) => {
+                let _ = (0..blocks).all(|_| self.store(n));
+            }
             Step::Look(hot) => {
                 let (short, is_full) = (self.short, self.used() >= self.capacity);
                 let owes = self.look(hot);
@@ -248,6 +265,9 @@ impl World {
     fn crowd(&mut self, n: usize) {
         for round in 0..60 {
             for other in (0..VMS).filter(|other| *other != n) {
+                if round % 3 == 0 {
+                    while self.store(other) {}
+                }
                 if round % 2 == 0 {
                     while self.read(other, 0) {}
                 } else {
@@ -274,23 +294,26 @@ impl World {
 
 /// Without tables, which this machine has not.
 fn promised(terms: Terms) -> u64 {
-    terms.base + terms.beyond()
+    terms.base + terms.beyond() + terms.overlays
 }
 
 fn guest(claim: Claim) -> impl Strategy<Value = Guest> {
     let more = prop_oneof![Just(0), 1..3000_u64];
     let swap = prop_oneof![Just(0), 1..2000_u64];
-    (100..2000_u64, more, swap, any::<bool>()).prop_map(
-        move |(base, more, swap_free, has_driver)| {
+    let overlays = prop_oneof![Just(0), 1..1500_u64];
+    (100..2000_u64, more, swap, overlays, any::<bool>()).prop_map(
+        move |(base, more, swap_free, overlays, has_driver)| {
             let terms = Terms {
                 base,
                 max: base + more,
+                overlays,
                 claim,
             };
             Guest {
                 terms,
                 has_driver,
                 private: 0,
+                overlay: 0,
                 swap_free,
                 debtor: Debtor::new(),
                 allowance: 1,
@@ -308,7 +331,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(n, from, times)| Step::Read(n, from, times)),
         2 => (n.clone(), mask.clone(), 1..500_u32)
             .prop_map(|(n, with, times)| Step::Write(n, with, times)),
-        1 => (n, 1..1000_u64).prop_map(|(n, pages)| Step::Free(n, pages)),
+        1 => (n.clone(), 1..1000_u64).prop_map(|(n, pages)| Step::Free(n, pages)),
+        1 => (n, 0..800_u64).prop_map(|(n, blocks)| Step::Store(n, blocks)),
         6 => mask.prop_map(Step::Look),
     ];
     prop::collection::vec(step, 0..150)
@@ -368,10 +392,12 @@ fn the_least_of_such_machines() {
         terms: Terms {
             base,
             max,
+            overlays: 0,
             claim: Claim::None,
         },
         has_driver: false,
         private: 0,
+        overlay: 0,
         swap_free: 0,
         debtor: Debtor::new(),
         allowance: 1,

@@ -9,7 +9,9 @@ use crate::{
 };
 use std::{fs::File, os::unix::fs::FileExt as _, path::Path, time::Duration};
 
-/// The command's exit statuses for what the machine lacks, and for what somebody else has.
+/// The command's exit statuses where memory is short, for what the machine lacks, and for what somebody
+/// else has.
+const NO_MEMORY: i32 = 14;
 const IMPOSSIBLE: i32 = 15;
 const BUSY: i32 = 16;
 /// The guest's disk, the most that its overlay may take, and what it writes: more than its memory.
@@ -20,7 +22,35 @@ const WRITTEN: u64 = 48 << 20;
 const MAP: u64 = (OVERLAY_MIB << 20) / 256 + (1 << 20);
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![on_disk()]
+    vec![on_disk(), promised()]
+}
+
+/// What an overlay in memory may take is promised with the VM's base: VMs whose memory would fit are
+/// refused where their overlays would not.
+fn promised() -> Scenario {
+    let vm = |name: &str, size: &str| {
+        let vm = Vm::linux(name, "trixie-cloud", "idle").memory("64MiB");
+        vm.cow_disk("../blank.img").overlay(size, "memory").asleep()
+    };
+    let vms = vec![
+        vm("one", "192MiB"),
+        vm("two", "192MiB"),
+        vm("three", "8MiB"),
+    ];
+    Scenario::new("disk/overlay-promised", Hardware::new(2, "512M"), vms)
+        .prepare(|directory| {
+            disk_image::blank(&directory.join("blank.img"), 256 << 20)?;
+            Ok(Vec::new())
+        })
+        .check(|stage| {
+            let machine = stage.machine()?;
+            machine.run(&["start", "one"])?;
+            let status = machine.refused(&["start", "two"])?;
+            if status != NO_MEMORY {
+                return Err(format!("the second was refused with {status}"));
+            }
+            machine.run(&["start", "three"]).map(drop)
+        })
 }
 
 fn writer(name: &str) -> Vm {
