@@ -88,6 +88,8 @@ impl Failure {
         match error.kind() {
             io::ErrorKind::StorageFull => failure.help("free some space there and try again"),
             io::ErrorKind::PermissionDenied => failure.help("look at who owns it: ls -ld"),
+            io::ErrorKind::NotFound => failure.help("look at the name: ls"),
+            io::ErrorKind::NotADirectory => failure.help("name a directory"),
             _ => failure,
         }
     }

@@ -32,6 +32,8 @@ pub fn console(context: &Context, options: &Console) -> Result<()> {
     if options.log {
         let mut log = console_log::Reader::open(context.run.console_log(vm), u64::MAX);
         if !context.run.console_log(vm).exists() {
+            // Where a machine runs, it knows whether there is such a VM.
+            context.connect()?.show(vm)?;
             let message = format!("{vm} has written nothing to its console");
             return Err(Failure::new(exit::FAILED, message).help("`underpin list` shows the VMs"));
         }

@@ -30,7 +30,8 @@ pub fn start_dry(context: &Context, vm: &str) -> Result<u8> {
     let (status, _) = client.show(vm)?;
     if ![state::DEFINED, state::ENDED].contains(&status.state) {
         let message = format!("{vm} is {} already", state_name(status.state).0);
-        return Err(Failure::new(code::WRONG_STATE as u8, message));
+        let failure = Failure::new(code::WRONG_STATE as u8, message);
+        return Err(failure.help("`underpin list` shows the VM's state"));
     }
     let fit = client.fit_again(vm)?;
     tell_dry(context, vm, &fit)
