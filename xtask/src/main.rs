@@ -3,6 +3,7 @@
 
 mod bench;
 mod bench_numa;
+mod bench_os0;
 mod bench_sharing;
 mod demo;
 mod demo_attach;
@@ -77,6 +78,12 @@ enum Task {
         #[arg(long)]
         write: bool,
     },
+    /// Print what the kernel's services cost in a Linux that Underpin lies beneath
+    BenchOs0 {
+        /// Put the figures into SPECIFICATION.md, too
+        #[arg(long)]
+        write: bool,
+    },
     /// Run also the slow boot tests, and fuzz, again and again
     Soak {
         /// For at least so many hours; 0: once
@@ -108,6 +115,7 @@ fn main() -> ExitCode {
             built,
             write,
         } => bench_numa::run(&cases, built, write),
+        Task::BenchOs0 { write } => bench_os0::run(write),
         Task::Soak { hours } => soak::run(hours),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),
