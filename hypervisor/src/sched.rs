@@ -219,6 +219,13 @@ pub fn is_patient() -> bool {
     crate::cpu::this().is_patient.get()
 }
 
+/// The same, and that it will soon be another's: what the vCPU has on hand may wait until it leaves.
+pub fn leaves_soon() -> bool {
+    let own = crate::cpu::this();
+    let soon = || timer::now() + host::counts(model_scheduler::MIN_SLICE);
+    own.is_patient.get() && own.slice_end.get() <= soon()
+}
+
 /// A CPU that has nothing to do.
 pub fn idle_cpu() -> Option<&'static Cpu> {
     idle_cpu_but(None)

@@ -21,7 +21,7 @@ use model_addr::Gfn;
 use model_ethernet::{Mac, PortSet, Why};
 use model_virtio::net::wire;
 use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
-use model_virtio::{Effect, Runs, Segment, Transport};
+use model_virtio::{Effect, Runs, Transport};
 
 /// Frames, and bytes of them, that are sent in one go.
 const FRAMES_AT_ONCE: u32 = 64;
@@ -129,6 +129,8 @@ struct State {
     waiters: PortSet,
     /// It was waited for in vain.
     is_stuck: bool,
+    /// The level of its interrupt line.
+    line: bool,
 }
 
 /// Counters of a network device.
@@ -157,6 +159,7 @@ impl Net {
             again: false,
             waiters: PortSet::default(),
             is_stuck: false,
+            line: false,
         });
         Self {
             state: SpinLock::new(Rank::Device, state),
@@ -195,7 +198,7 @@ impl Net {
         if matches!(effect, Effect::Live | Effect::Reset) {
             state.is_stuck = false;
         }
-        update_line(&state.transport, vm, n);
+        show_line(&mut state, vm, n);
         drop(state);
         match (effect, role) {
             (_, Some(Role::Receive)) | (Effect::Reset, _) => self.wake_senders(),
@@ -221,11 +224,6 @@ impl Net {
         let state = self.state.lock();
         let waits = state.sending.as_ref().and_then(|sending| sending.waits);
         waits.is_some_and(|(_, until)| housekeeping::has_come(until))
-    }
-
-    /// The driver has nothing else to do: it is told what was sent.
-    pub fn tell(&self, vm: &Instance, n: usize) {
-        tell(&mut self.state.lock(), vm, n);
     }
 
     /// Whether its rings, or a frame on its way, use a guest frame.
@@ -278,8 +276,8 @@ impl Net {
         }
     }
 
-    /// Sends frames, as many as one go allows; vCPU 0 comes back for the rest.
-    fn send(&self, vm: &Instance, n: usize) {
+    /// Sends frames, as many as one go allows; vCPU 0 comes back for the rest. The driver is told.
+    pub fn send(&self, vm: &Instance, n: usize) {
         let mut bytes = 0;
         for _ in 0..FRAMES_AT_ONCE {
             let Some(mut sending) = self.next(vm, n) else {
@@ -319,12 +317,17 @@ impl Net {
         if sending.waits.is_some() {
             return Some(sending);
         }
+        let will_look = sched::leaves_soon();
         for _ in 0..FRAMES_AT_ONCE {
-            match state.transport.next_frame(&vm.memory(), &mut sending.frame) {
+            match state
+                .transport
+                .next_frame(&vm.memory(), &mut sending.frame, will_look)
+            {
                 Next::Frame => return Some(sending),
                 Next::Refused => self.lose(Loss::Malformed),
                 Next::Empty => {
                     state.sending = Some(sending);
+                    vm.has_untold.fetch_or(will_look, Ordering::Relaxed);
                     finish(&mut state, vm, n);
                     return None;
                 }
@@ -483,7 +486,7 @@ impl Net {
             Received::TooLong | Received::NoDriver => self.lose(Loss::NoRoom),
             Received::Lost => self.lose(Loss::NoMemory),
         }
-        update_line(&state.transport, vm, n);
+        show_line(&mut state, vm, n);
         Accepted::Over
     }
 }
@@ -505,30 +508,33 @@ fn control(state: &mut State, vm: &Instance) {
 /// Tells the driver what was sent; or, where it has just asked for that, notes that it is to be told: with
 /// the next frame that it gets, or when one of its vCPUs waits or leaves its CPU.
 fn finish(state: &mut State, vm: &Instance, n: usize) {
-    match state.transport.untold() {
-        1..UNTOLD_MAX if sched::is_patient() && !state.transport.irq_level() => {
-            vm.has_untold.store(true, Ordering::Relaxed);
-        }
-        _ => tell(state, vm, n),
+    let waits = (1..UNTOLD_MAX).contains(&state.transport.untold());
+    if waits && sched::is_patient() && !state.transport.irq_level() {
+        return vm.has_untold.store(true, Ordering::Relaxed);
+    }
+    state.transport.signal_sent(&vm.memory());
+    show_line(state, vm, n);
+}
+
+/// Shows the guest the device's interrupt line where that has changed.
+fn show_line(state: &mut State, vm: &Instance, n: usize) {
+    if state.line != state.transport.irq_level() {
+        state.line = !state.line;
+        update_line(&state.transport, vm, n);
     }
 }
 
-fn tell(state: &mut State, vm: &Instance, n: usize) {
-    state.transport.signal_sent(&vm.memory());
-    update_line(&state.transport, vm, n);
-}
-
 /// Copies a frame to a receiver's memory.
-fn fill(to: &DeviceView<'_>, runs: &[Segment], body: Body<'_>) -> Result<(), GuestMemoryError> {
-    let mut runs = Runs::new(runs);
+fn fill(to: &DeviceView<'_>, runs: &mut Runs<'_>, body: Body<'_>) -> Result<(), GuestMemoryError> {
     match body {
         Body::Own(head, rest) => {
-            to.put(&mut runs, head)?;
-            to.put(&mut runs, rest)
+            runs.put(to, head)?;
+            runs.put(to, rest)
         }
         Body::Guest(vm, frame) => {
-            to.put(&mut runs, frame.head())?;
-            to.copy_from(&mut runs, &vm.memory(), &mut Runs::new(frame.rest()))
+            runs.put(to, frame.head())?;
+            let mut rest = Runs::new(frame.rest(), u32::MAX);
+            to.copy_from(runs, &vm.memory(), &mut rest)
         }
     }
 }

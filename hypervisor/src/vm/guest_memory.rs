@@ -2,12 +2,13 @@
 
 use super::address_space::{Access, AddressSpace, Filled};
 use crate::frames;
+use machine_aarch64::frames::Ram;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, NodeId};
 use model_virtio::Runs;
 
 /// Bytes that are copied between two VMs while both memories are locked.
-const COPIED_AT_ONCE: u32 = 16 * 1024;
+const COPIED_AT_ONCE: u32 = 64 * 1024;
 
 /// Access for devices, on behalf of a CPU of a node.
 ///
@@ -37,6 +38,22 @@ impl DeviceView<'_> {
                 GuestMemoryError::Away(ipa)
             }
             Filled::Done | Filled::Refused => GuestMemoryError::NotMemory(ipa),
+        })
+    }
+
+    /// Lets `with` use the two bytes at `ipa`, which are in one page.
+    fn word<R>(
+        &self,
+        ipa: Ipa,
+        write: bool,
+        with: impl Fn(Ram) -> R,
+    ) -> Result<R, GuestMemoryError> {
+        if let Some(done) = self.space.at_hand(ipa, 2, write, &with) {
+            return Ok(done);
+        }
+        let access = if write { Access::Write } else { Access::Read };
+        self.with(ipa, access, |frame| {
+            with(frames::ram(frame, 1).part(ipa.offset(), 2))
         })
     }
 
@@ -96,19 +113,6 @@ impl DeviceView<'_> {
         Ok(())
     }
 
-    /// Stores bytes of EL2's to where `to` begins, as far as it goes.
-    pub fn put(&self, to: &mut Runs<'_>, mut bytes: &[u8]) -> Result<(), GuestMemoryError> {
-        while !bytes.is_empty()
-            && let Some(into) = to.front()
-        {
-            let (part, later) = bytes.split_at(bytes.len().min(into.len as usize));
-            self.write(into.ipa, part)?;
-            to.advance(part.len() as u32);
-            bytes = later;
-        }
-        Ok(())
-    }
-
     /// Whether all of a run is in memory; what is not is asked for.
     #[cold]
     fn is_at_hand(&self, ipa: Ipa, len: u64, write: bool) -> bool {
@@ -127,12 +131,21 @@ impl DeviceView<'_> {
 
 impl GuestMemory for DeviceView<'_> {
     fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
+        let len = into.len();
+        let read = |ram: Ram| ram.read(0, into);
+        if self.space.at_hand(ipa, len, false, read).is_some() {
+            return Ok(());
+        }
         self.pieces(ipa, into.len(), false, |frame, offset, part| {
             frames::ram(frame, 1).read(offset, &mut into[part]);
         })
     }
 
     fn write(&self, ipa: Ipa, from: &[u8]) -> Result<(), GuestMemoryError> {
+        let write = |ram: Ram| ram.write(0, from);
+        if self.space.at_hand(ipa, from.len(), true, write).is_some() {
+            return Ok(());
+        }
         self.pieces(ipa, from.len(), true, |frame, offset, part| {
             frames::ram(frame, 1).write(offset, &from[part]);
         })
@@ -153,17 +166,13 @@ impl GuestMemory for DeviceView<'_> {
             self.read(ipa, &mut bytes)?;
             return Ok(u16::from_le_bytes(bytes));
         }
-        self.with(ipa, Access::Read, |frame| {
-            frames::ram(frame, 1).read_u16(ipa.offset())
-        })
+        self.word(ipa, false, |word| word.read_u16(0))
     }
 
     fn write_u16(&self, ipa: Ipa, value: u16) -> Result<(), GuestMemoryError> {
         if !ipa.is_aligned(2) {
             return self.write(ipa, &value.to_le_bytes());
         }
-        self.with(ipa, Access::Write, |frame| {
-            frames::ram(frame, 1).write_u16(ipa.offset(), value);
-        })
+        self.word(ipa, true, |word| word.write_u16(0, value))
     }
 }

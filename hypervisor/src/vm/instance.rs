@@ -305,7 +305,7 @@ impl Instance {
         }
     }
 
-    /// A vCPU waits: its drivers are told what their devices have done.
+    /// A vCPU waits or leaves its CPU: devices do what was left for then, and tell the drivers.
     #[inline]
     pub fn tell_drivers(&self) {
         if self.has_untold.load(Ordering::Relaxed) {
@@ -318,7 +318,7 @@ impl Instance {
         self.has_untold.store(false, Ordering::Relaxed);
         for (n, slot) in self.virtio.iter().enumerate() {
             if let Slot::Net(net) = slot {
-                net.tell(self, n);
+                net.send(self, n);
             }
         }
     }

@@ -147,10 +147,10 @@ impl<T: Translation> Maps<T> {
         self.pmap.lookup(&self.tables, gfn).unwrap_or_default()
     }
 
-    /// The same, and how many guest frames are like it from there on; see [`Pmap::run`].
-    pub fn run(&self, gfn: Gfn, most: u64) -> (Entry, u64) {
-        let run = self.pmap.run(&self.tables, gfn, most);
-        run.unwrap_or_default()
+    /// What EL2 may use as it is from `gfn` on; see [`Pmap::near`].
+    #[inline]
+    pub fn near(&self, gfn: Gfn, write: bool) -> Option<(Mfn, u64)> {
+        self.pmap.near(&self.tables, gfn, write)
     }
 
     /// Notes the run that is reserved for the region of `gfn`, unless it has one: `false` then.

@@ -21,6 +21,7 @@ mod entry;
 mod error;
 mod map;
 mod marks;
+mod near;
 mod region;
 mod teardown;
 

@@ -4,6 +4,7 @@ use machine_contract::TableMemory;
 use model_addr::{FRAME_SHIFT, FRAME_SIZE, Gfn, IpaRange, Mfn};
 
 use crate::entry::{self, ABSENT, DISCARDED, EMPTIED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE};
+use crate::near::Seen;
 use crate::region::{RegionSlot, TABLE_NUMBER_SHIFT, table_in};
 use crate::{Backing, Entry, PmapError, Region, Survey};
 
@@ -56,6 +57,7 @@ pub struct Pmap {
     /// By the kind of the backing.
     counts: [u64; 4],
     tables: u64,
+    pub(crate) seen: Seen,
 }
 
 impl Pmap {
@@ -81,6 +83,7 @@ impl Pmap {
             ram: ranges,
             counts,
             tables: 0,
+            seen: Seen::default(),
         };
         let border = 1 << (ROOT_SHIFT + FRAME_SHIFT);
         let needed = [
@@ -155,34 +158,6 @@ impl Pmap {
         Ok(leaf.map_or(Entry::default(), |leaf| {
             Entry::decode(memory.read(leaf, index(gfn)))
         }))
-    }
-
-    /// What is known of `gfn`, and how many guest frames from there on, up to `most` and in its region,
-    /// are like it with one frame after the other.
-    ///
-    /// # Errors
-    /// [`PmapError::NotRam`].
-    pub fn run(
-        &self,
-        memory: &impl TableMemory,
-        gfn: Gfn,
-        most: u64,
-    ) -> Result<(Entry, u64), PmapError> {
-        let most = most.min(REGION_FRAMES - gfn.0 % REGION_FRAMES);
-        if !self.contains(gfn, 1) {
-            return Err(PmapError::NotRam(gfn));
-        }
-        let slot = self.region_slot(memory, gfn);
-        let Some(leaf) = slot.and_then(|slot| slot.leaf(memory)) else {
-            return Ok((Entry::default(), 1));
-        };
-        let first = memory.read(leaf, index(gfn));
-        let follows = |n: &u64| {
-            let word = memory.read(leaf, index(gfn) + *n as usize);
-            word == first.wrapping_add(*n << entry::PAYLOAD_SHIFT)
-        };
-        let count = 1 + (1..most).take_while(follows).count() as u64;
-        Ok((Entry::decode(first), count))
     }
 
     /// What a fault on `gfn` looks at first.
@@ -340,6 +315,7 @@ impl Pmap {
         entry: Entry,
     ) -> Result<(), PmapError> {
         self.check_run(gfn, count)?;
+        self.seen.forget(gfn, count);
         let slot = self.add_region_table(memory, gfn)?;
         let leaf = self.add_leaf(memory, slot)?;
         let (first, index) = (entry.encode(), index(gfn));
@@ -381,6 +357,7 @@ impl Pmap {
         entry: Entry,
     ) -> Result<Entry, PmapError> {
         self.check_run(gfn, 1)?;
+        self.seen.forget(gfn, 1);
         let slot = self.add_region_table(memory, gfn)?;
         let leaf = self.add_leaf(memory, slot)?;
         let (at, new) = (index(gfn), entry.encode());
@@ -465,6 +442,7 @@ impl Pmap {
         change: impl Fn(u64) -> u64,
     ) -> Result<(), PmapError> {
         self.check_run(gfn, count)?;
+        self.seen.forget(gfn, count);
         let Some(slot) = self.region_slot(memory, gfn) else {
             return Ok(());
         };

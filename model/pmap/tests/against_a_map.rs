@@ -341,29 +341,34 @@ impl World {
         }
     }
 
-    /// A run is as long as entries are alike and private or shared frames follow each other.
-    fn check_run(&self, gfn: u64, end: u64) {
-        let (entry, count) = self.pmap.run(&self.tables, Gfn(gfn), 40).unwrap();
-        assert_eq!(entry, self.entry(gfn));
-        assert!((1..=40).contains(&count) && gfn + count <= end);
-        let nth = |n: u64| match entry.backing {
-            Backing::Private(frame) => Some(Backing::Private(frame.add(n))),
-            Backing::Shared(frame) => Some(Backing::Shared(frame.add(n))),
-            _ => None,
-        };
-        let follows = |n: &u64| {
-            let next = Entry {
-                backing: nth(*n).unwrap_or_default(),
-                ..entry
+    /// What may be used as it is is said to be, with so many frames after it as do follow; what was found
+    /// before may be less than there is now.
+    fn check_near(&self, gfn: u64) {
+        for write in [false, true] {
+            let usable = |gfn: u64| {
+                let entry = self.entry(gfn);
+                let rights = entry.rights().filter(|rights| rights.write || !write);
+                rights.and(entry.frame())
             };
-            nth(*n).is_some() && gfn + n < end && self.entry(gfn + n) == next
-        };
-        if nth(0).is_some() {
-            assert_eq!(count, (0..40).take_while(follows).count() as u64);
+            let found = self.pmap.near(&self.tables, Gfn(gfn), write);
+            assert_eq!(found.map(|(frame, _)| frame), usable(gfn));
+            let Some((frame, count)) = found else {
+                continue;
+            };
+            assert!((1..=8 - gfn % 8).contains(&count));
+            for n in 0..count {
+                assert_eq!(usable(gfn + n), Some(frame.add(n)));
+            }
         }
     }
 
     fn check(&self) {
+        // Those that were looked at after the step before, of which some are remembered, then all.
+        all_ram()
+            .step_by(97)
+            .chain(all_ram())
+            .chain(all_ram().step_by(97))
+            .for_each(|gfn| self.check_near(gfn));
         for gfn in all_ram() {
             assert_eq!(
                 self.pmap.lookup(&self.tables, Gfn(gfn)),
@@ -385,7 +390,6 @@ impl World {
                 self.pmap.untouched(&self.tables, Gfn(gfn), count),
                 untouched
             );
-            self.check_run(gfn, end);
             let is_absent = |gfn: &u64| {
                 is_ram(*gfn) && *gfn < end && self.entry(*gfn).backing == Backing::Absent
             };
@@ -442,6 +446,29 @@ proptest! {
             world.check();
         }
         world.finish(budget);
+    }
+}
+
+/// What was found near each other is looked for again once a part of it has changed.
+#[test]
+fn what_is_remembered_goes_with_a_change() {
+    let (mut tables, first) = (FakeTables::new(), Gfn(0x4_0000));
+    let mut pmap = Pmap::new(&mut tables, &ram()).unwrap();
+    let all = Some((Mfn(800), 8));
+    let change = |pmap: &mut Pmap, tables: &mut _, change: u32| match change {
+        0 => pmap
+            .replace(tables, first.add(3), Entry::shared(Mfn(9)))
+            .map(drop),
+        1 => pmap.set_run(tables, first.add(3), 1, Entry::shared(Mfn(9))),
+        _ => pmap.change_reasons(tables, first.add(3), 1, Reasons::MAPPER, Reasons::empty()),
+    };
+    for n in 0..3 {
+        let entry = Entry::private(Mfn(800));
+        pmap.set_run(&mut tables, first, 8, entry).unwrap();
+        assert_eq!(pmap.near(&tables, first, true), all);
+        change(&mut pmap, &mut tables, n).unwrap();
+        assert_eq!(pmap.near(&tables, first.add(3), true), None);
+        assert_eq!(pmap.near(&tables, first, true), Some((Mfn(800), 3)));
     }
 }
 

@@ -32,26 +32,47 @@ impl Segment {
 pub struct Runs<'a> {
     front: Segment,
     rest: &'a [Segment],
+    /// Bytes of the rest that count.
+    left: u32,
 }
 
 impl<'a> Runs<'a> {
-    /// All of them.
-    pub fn new(rest: &'a [Segment]) -> Self {
+    /// All of them, up to so many bytes.
+    pub fn new(rest: &'a [Segment], left: u32) -> Self {
         let front = Segment {
             ipa: Ipa(0),
             len: 0,
         };
-        Self { front, rest }
+        Self { front, rest, left }
     }
 
     /// What is left of the first one that is not used up.
     #[inline]
     pub fn front(&mut self) -> Option<Segment> {
         while self.front.len == 0 {
-            let (first, rest) = self.rest.split_first()?;
+            let (first, rest) = self.rest.split_first().filter(|_| self.left > 0)?;
             (self.front, self.rest) = (*first, rest);
+            self.front.len = first.len.min(self.left);
+            self.left -= self.front.len;
         }
         Some(self.front)
+    }
+
+    /// Stores `bytes` where they begin, as far as they go, and uses that.
+    pub fn put(
+        &mut self,
+        memory: &impl GuestMemory,
+        mut bytes: &[u8],
+    ) -> Result<(), GuestMemoryError> {
+        while !bytes.is_empty()
+            && let Some(into) = self.front()
+        {
+            let (part, later) = bytes.split_at(bytes.len().min(into.len as usize));
+            memory.write(into.ipa, part)?;
+            self.advance(part.len() as u32);
+            bytes = later;
+        }
+        Ok(())
     }
 
     /// Uses `n` bytes of [`Self::front`]; it has as many.

@@ -31,7 +31,7 @@ const RING_HEADER: u64 = 4;
 const USED_BYTES: u64 = 8;
 /// Entries of a ring, and descriptors, that are read or written at once where there are so many.
 const ENTRIES_AT_ONCE: usize = 32;
-const DESCRIPTORS_AT_ONCE: u16 = 32;
+const DESCRIPTORS_AT_ONCE: u16 = 8;
 
 /// How a driver broke the rules of a virtqueue or of the request in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,8 +154,6 @@ struct Heads {
 struct Table {
     start: Ipa,
     entries: u16,
-    /// How many of them are read at once.
-    at_once: u16,
 }
 
 /// Descriptors from `first` on, as they lie in memory.
@@ -211,8 +209,8 @@ impl Ahead {
             return Err(QueueError::NoSuchDescriptor);
         }
         // Drivers use them upwards or downwards.
-        let first = index - index % table.at_once;
-        let count = (table.entries - first).min(table.at_once);
+        let first = index - index % DESCRIPTORS_AT_ONCE;
+        let count = (table.entries - first).min(DESCRIPTORS_AT_ONCE);
         let at = Ipa(table.start.0 + DESCRIPTOR_BYTES * u64::from(first));
         self.count = 0;
         memory.read(at, self.raw[..usize::from(count)].as_mut_bytes())?;
@@ -234,7 +232,6 @@ impl Table {
         Ok(Self {
             start: ipa,
             entries: entries as u16,
-            at_once: DESCRIPTORS_AT_ONCE,
         })
     }
 }
@@ -311,17 +308,16 @@ impl Queue {
         Ok(true)
     }
 
-    /// Takes the next chain where it is one buffer to write, and all that is to be known of it was read with
-    /// one before: its head, and the buffer. Any other is for [`Self::pop`].
+    /// Takes the next chain where it is one buffer to write; any other is for [`Self::pop`].
     #[inline]
     pub(crate) fn pop_buffer(&mut self, memory: &impl GuestMemory) -> Option<(u16, Segment)> {
-        let asks_for_kicks = self.armed || !self.features.event_idx && !self.muted;
-        let ahead = self.next_avail.wrapping_sub(self.heads.first);
-        if asks_for_kicks || ahead >= self.heads.count {
+        let is_ready = self.ready && !self.armed && (self.features.event_idx || self.muted);
+        if !is_ready || self.next_avail == self.seen_avail {
             return None;
         }
-        let head = u16::from_le(*self.heads.entries.get(usize::from(ahead))?);
-        let Descriptor { segment, flags, .. } = self.ahead.get(head)?;
+        let head = self.head(memory).ok()?;
+        let descriptor = self.ahead.read(memory, self.own_table(), head).ok()?;
+        let Descriptor { segment, flags, .. } = descriptor;
         let (ipa, len) = (segment.ipa, u64::from(segment.len));
         let is_buffer = flags == DESC_WRITE && len > 0 && ipa.checked_add(len).is_some();
         if !is_buffer || !memory.contains(ipa, len) || !memory.ready(ipa, len, true) {
@@ -394,9 +390,15 @@ impl Queue {
         self.next_used.wrapping_sub(self.signalled)
     }
 
+    /// Whether there is an entry to take now; nobody is asked to kick when there is one.
+    #[inline]
+    pub(crate) fn has_more(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
+        Ok(self.ready && (self.next_avail != self.seen_avail || self.look(memory)?))
+    }
+
     /// Whether there is an entry to take; asks for a kick and looks again before it says no.
     fn has_available(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
-        if self.next_avail != self.seen_avail || self.look(memory)? {
+        if self.has_more(memory)? {
             return Ok(true);
         }
         if self.armed {
@@ -465,16 +467,7 @@ impl Queue {
         chain: &mut Chain,
     ) -> Result<(), QueueError> {
         chain.restart(head);
-        let own = Table {
-            start: self.descriptors,
-            entries: self.size,
-            // A chain that comes alone is often one descriptor, of an indirect table.
-            at_once: if self.heads.count > 1 {
-                DESCRIPTORS_AT_ONCE
-            } else {
-                1
-            },
-        };
+        let own = self.own_table();
         let mut index = head;
         loop {
             let descriptor = self.ahead.read(memory, own, index)?;
@@ -488,6 +481,13 @@ impl Queue {
                 Some(next) => index = next,
                 None => return Ok(()),
             }
+        }
+    }
+
+    fn own_table(&self) -> Table {
+        Table {
+            start: self.descriptors,
+            entries: self.size,
         }
     }
 

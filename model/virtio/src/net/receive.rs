@@ -2,7 +2,7 @@
 
 use super::header::{HEADER_BYTES, Offload};
 use super::{Net, feature};
-use crate::{Chain, Queue, QueueError, Segment, Transport};
+use crate::{Chain, Queue, QueueError, Runs, Segment, Transport};
 use heapless::Vec;
 use machine_contract::{GuestMemory, GuestMemoryError};
 
@@ -51,7 +51,7 @@ impl Transport<Net> {
         &mut self,
         memory: &impl GuestMemory,
         (bytes, offload, flow): (u32, Offload, u32),
-        fill: impl FnOnce(&[Segment]) -> Result<(), GuestMemoryError>,
+        fill: impl FnOnce(&mut Runs<'_>) -> Result<(), GuestMemoryError>,
     ) -> Received {
         let pair = flow % u32::from(self.device.used);
         let index = 2 * pair as usize;
@@ -70,8 +70,8 @@ impl Transport<Net> {
         }
         let count = self.device.buffers.taken.len() as u16;
         let header = offload.encode(count);
-        let runs = &mut self.device.buffers.runs;
-        if write_header(runs, memory, &header, needed).is_err() || fill(runs).is_err() {
+        let runs = &mut Runs::new(&self.device.buffers.runs, needed);
+        if runs.put(memory, &header).is_err() || fill(runs).is_err() {
             return self.put_back(index, Received::Lost);
         }
         let given = self.give(index, memory, needed);
@@ -124,7 +124,7 @@ impl Buffers {
             // There is a place for it among those taken: this was asked above.
             if let Some((head, buffer)) = queue.pop_buffer(memory) {
                 let _ = self.taken.push((head, buffer.len));
-                if !join(&mut self.runs, memory, buffer) {
+                if !join(&mut self.runs, buffer) {
                     return Ok(Taken::TooSmall);
                 }
                 room = room.saturating_add(buffer.len);
@@ -139,7 +139,7 @@ impl Buffers {
             }
             let _ = self.taken.push((chain.head(), bytes));
             for segment in chain.writable() {
-                if !join(&mut self.runs, memory, *segment) {
+                if !join(&mut self.runs, *segment) {
                     return Ok(Taken::TooSmall);
                 }
             }
@@ -151,35 +151,13 @@ impl Buffers {
 
 /// Adds a run, to the last one where it goes on there; `false` where there is no room.
 #[inline]
-fn join(runs: &mut Vec<Segment, RUNS_MAX>, memory: &impl GuestMemory, next: Segment) -> bool {
+fn join(runs: &mut Vec<Segment, RUNS_MAX>, next: Segment) -> bool {
     if let Some(last) = runs.last_mut()
         && last.ipa.0 + u64::from(last.len) == next.ipa.0
         && let Some(len) = last.len.checked_add(next.len)
-        && memory.contains(last.ipa, len.into())
     {
         last.len = len;
         return true;
     }
     runs.push(next).is_ok()
-}
-
-/// Writes the header to where `runs` begin, and leaves of them what is for the rest of `needed` bytes.
-fn write_header(
-    runs: &mut [Segment],
-    memory: &impl GuestMemory,
-    mut header: &[u8],
-    needed: u32,
-) -> Result<(), GuestMemoryError> {
-    let mut left = needed;
-    for run in runs {
-        run.len = run.len.min(left);
-        left -= run.len;
-        if !header.is_empty() {
-            let (part, later) = header.split_at(header.len().min(run.len as usize));
-            memory.write(run.ipa, part)?;
-            *run = run.behind(part.len() as u32);
-            header = later;
-        }
-    }
-    Ok(())
 }

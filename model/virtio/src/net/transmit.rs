@@ -85,14 +85,19 @@ pub enum Next {
     Frame,
     /// One that makes no sense and went back to the driver: ask again.
     Refused,
-    /// Nothing: a notification will come when there is more.
+    /// Nothing: a notification will come when there is more, unless the owner looks before that.
     Empty,
 }
 
 impl Transport<Net> {
     /// Takes the next frame into `frame`, of each queue in turn. The work is bounded; the owner bounds
-    /// how often it asks.
-    pub fn next_frame(&mut self, memory: &impl GuestMemory, frame: &mut Frame) -> Next {
+    /// how often it asks. An owner that `will_look` again soon gets no notification before it did.
+    pub fn next_frame(
+        &mut self,
+        memory: &impl GuestMemory,
+        frame: &mut Frame,
+        will_look: bool,
+    ) -> Next {
         if !self.is_live() {
             return Next::Empty;
         }
@@ -102,7 +107,12 @@ impl Transport<Net> {
             let pair = self.device.turn % pairs;
             self.device.turn = (pair + 1) % pairs;
             frame.queue = transmit_queue(pair);
-            popped = self.queues[frame.queue].pop(memory, &mut frame.chain);
+            let queue = &mut self.queues[frame.queue];
+            popped = match queue.has_more(memory) {
+                Ok(false) if will_look => Ok(false),
+                Err(error) => Err(error),
+                Ok(_) => queue.pop(memory, &mut frame.chain),
+            };
             if popped != Ok(false) {
                 break;
             }

@@ -6,7 +6,7 @@ use model_addr::Ipa;
 use model_virtio::net::{
     self, Frame, Net, Next, Offload, Options, Protocol, Received, Role, feature,
 };
-use model_virtio::{Runs, Segment, Transport};
+use model_virtio::{Runs, Transport};
 use proptest::prelude::*;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -116,7 +116,7 @@ proptest! {
         };
         send(&guest, &mut drivers[1], header, &packet, &cuts);
         let mut frame = Frame::default();
-        prop_assert_eq!(net.next_frame(&guest, &mut frame), Next::Frame);
+        prop_assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Frame);
         prop_assert_eq!(read_all(&guest, &frame), &packet[..]);
         prop_assert_eq!(frame.source(), MAC);
         net.sent(&guest, &frame);
@@ -131,7 +131,7 @@ proptest! {
         }
         drivers[0].publish(&guest);
         let received = net.receive(&guest, (frame.bytes(), frame.offload(), frame.flow()), |runs| {
-            let (mut runs, mut left) = (Runs::new(runs), &packet[..]);
+            let mut left = &packet[..];
             while let Some(run) = runs.front() {
                 let (part, later) = left.split_at(left.len().min(1000).min(run.len as usize));
                 guest.put(run.ipa, part);
@@ -187,7 +187,7 @@ fn buffers_that_are_too_few_stay_the_next_ones() {
     assert_eq!(drivers[0].reap(&guest).unwrap().1, 500);
     // What cannot be moved is not noticed.
     add(&mut drivers[0], 2);
-    let lost = |_: &[Segment]| Err(machine_contract::GuestMemoryError::NoFrame(RX));
+    let lost = |_: &mut Runs<'_>| Err(machine_contract::GuestMemoryError::NoFrame(RX));
     assert_eq!(
         net.receive(&guest, (64, Offload::default(), 0), lost),
         Received::Lost
@@ -200,13 +200,34 @@ fn buffers_that_are_too_few_stay_the_next_ones() {
     assert_eq!(drivers[0].reap(&guest).unwrap().1, 76);
 }
 
+/// A device that will look by itself asks for no notification until it does not.
+#[test]
+fn who_looks_again_is_not_notified() {
+    let guest = ram();
+    let (mut net, mut drivers) = start(device(true), 0, 16);
+    let mut frame = Frame::default();
+    let (bytes, header) = tcp(9000, 1448);
+    let send_one = |driver: &mut Driver| {
+        send(&guest, driver, header, &bytes, &[]);
+        driver.wants_kick(&guest)
+    };
+    assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Empty);
+    assert!(send_one(&mut drivers[1]));
+    for will_look in [true, true, false] {
+        assert_eq!(net.next_frame(&guest, &mut frame, will_look), Next::Frame);
+        net.sent(&guest, &frame);
+        assert_eq!(net.next_frame(&guest, &mut frame, will_look), Next::Empty);
+        assert_eq!(send_one(&mut drivers[1]), !will_look);
+    }
+}
+
 /// One frame with that header: whether it is taken.
 fn taken(offloads: bool, without: u64, header: [u8; 12], bytes: &[u8]) -> Option<Frame> {
     let guest = ram();
     let (mut net, mut drivers) = start(device(offloads), without, 16);
     send(&guest, &mut drivers[1], header, bytes, &[]);
     let mut frame = Frame::default();
-    let next = net.next_frame(&guest, &mut frame);
+    let next = net.next_frame(&guest, &mut frame, false);
     assert_eq!(net.errors().0, 0);
     if next == Next::Refused {
         // It goes back, and the driver may send the next one.
@@ -393,7 +414,7 @@ fn rules_broken_break_the_device() {
         drivers[queue].add(&guest, &buffers, Shape::Direct).unwrap();
         drivers[queue].publish(&guest);
         let mut frame = Frame::default();
-        assert_eq!(net.next_frame(&guest, &mut frame), Next::Empty);
+        assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Empty);
         net.control(&guest, 4);
         assert_eq!(net.errors().0, 1, "queue {queue}");
     }
@@ -439,7 +460,7 @@ proptest! {
         }
         let mut frame = Frame::default();
         for _ in &sent {
-            prop_assert_eq!(net.next_frame(&guest, &mut frame), Next::Frame);
+            prop_assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Frame);
             let n = frame.head()[34];
             let pair = left.iter().position(|left| left.front() == Some(&n));
             let pair = pair.expect("out of order");
@@ -447,7 +468,7 @@ proptest! {
             net.sent(&guest, &frame);
             prop_assert!(drivers[2 * pair + 1].reap(&guest).is_some());
         }
-        prop_assert_eq!(net.next_frame(&guest, &mut frame), Next::Empty);
+        prop_assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Empty);
         prop_assert_eq!(usize::from(net.untold()), sent.len());
         net.signal_sent(&guest);
         prop_assert_eq!(net.untold(), 0);

@@ -132,7 +132,7 @@ pub fn net(data: &[u8]) {
     let mut frame = Frame::default();
     drive(data, Net::new(options), |net, guest| {
         for _ in 0..32 {
-            match net.next_frame(guest, &mut frame) {
+            match net.next_frame(guest, &mut frame, has(8)) {
                 net::Next::Empty => break,
                 net::Next::Refused => {}
                 net::Next::Frame => {
@@ -146,9 +146,10 @@ pub fn net(data: &[u8]) {
         for bytes in [60, 9000] {
             let mut filled = 0;
             let received = net.receive(guest, (bytes, Offload::default(), bytes), |runs| {
-                for run in runs {
+                while let Some(run) = runs.front() {
                     assert!(guest.contains(run.ipa, run.len.into()));
                     filled += run.len;
+                    runs.advance(run.len);
                 }
                 Ok(())
             });
