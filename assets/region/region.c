@@ -1,8 +1,12 @@
 // A program in a guest that uses a region of memory which its VM shares with others.
 //
-// Usage: region NAME write|read|peek|poke ROUNDS
+// Usage: region NAME write|read|give|take|copy|peek|poke ROUNDS
 //   write  puts ROUNDS blocks of 1 MiB into the region, each when the reader has taken the one before
 //   read   takes them, and says whether each has the sum that the writer gave it
+//   give   copies ROUNDS blocks into the region, twice, and says how long a block of the second time took,
+//          until it was taken
+//   take   copies as many out of it
+//   copy   does both by itself, in memory of its own
 //   peek   says what the sum of all bytes is, without writing
 //   poke   stores a word where nobody looks, and says what became of that
 #include <dirent.h>
@@ -92,11 +96,56 @@ static void await(_Atomic uint64_t *word, uint64_t value)
         usleep(500);
 }
 
+// Nanoseconds by the machine's counter.
+static double now(void)
+{
+    uint64_t count, frequency;
+    __asm__ volatile("isb; mrs %0, cntvct_el0; mrs %1, cntfrq_el0" : "=r"(count), "=r"(frequency));
+    return count * 1e9 / frequency;
+}
+
+// Copies blocks as one who gives, takes, or does both; `own` is a block of the program's.
+static void exchange(unsigned char *own, unsigned char *blocks, size_t places, struct front *front,
+                     uint64_t rounds, const char *verb)
+{
+    double start = 0;
+    for (uint64_t n = 1; n <= 2 * rounds; n++) {
+        unsigned char *block = blocks + BLOCK * (n % places);
+        if (*verb != 't') {
+            await(&front->taken, n < places ? 0 : n - places);
+            if (n == rounds + 1) {
+                await(&front->taken, rounds);
+                start = now();
+            }
+            memcpy(block, own, BLOCK);
+            atomic_store(&front->given, n);
+        }
+        if (*verb != 'g') {
+            await(&front->given, n);
+            memcpy(own, block, BLOCK);
+            atomic_store(&front->taken, n);
+        }
+    }
+    await(&front->taken, 2 * rounds);
+    if (start > 0)
+        printf("bench: region %.1f\n", (now() - start) / rounds);
+}
+
 int main(int count, char **words)
 {
     size_t size = 0;
     if (count < 3)
         return 2;
+    if (!strcmp(words[2], "copy")) {
+        static struct front front;
+        size_t places = 16;
+        unsigned char *memory = malloc(BLOCK * (places + 1));
+        if (!memory || count < 4)
+            return 1;
+        memset(memory, 1, BLOCK * (places + 1));
+        exchange(memory, memory + BLOCK, places, &front, strtoull(words[3], 0, 0), words[2]);
+        return 0;
+    }
     volatile unsigned char *region = find(words[1], &size);
     if (!region || size < 3 * BLOCK) {
         printf("region: failed: no %s\n", words[1]);
@@ -104,7 +153,13 @@ int main(int count, char **words)
     }
     struct front *front = (struct front *)region;
     uint64_t rounds = count > 3 ? strtoull(words[3], 0, 0) : 0, sum = 0;
-    if (!strcmp(words[2], "write")) {
+    if (!strcmp(words[2], "give") || !strcmp(words[2], "take")) {
+        unsigned char *own = malloc(BLOCK), *blocks = (unsigned char *)region + BLOCK;
+        if (!own)
+            return 1;
+        memset(own, 1, BLOCK);
+        exchange(own, blocks, size / BLOCK - 1, front, rounds, words[2]);
+    } else if (!strcmp(words[2], "write")) {
         for (uint64_t n = 1; n <= rounds; n++) {
             volatile unsigned char *block = region + BLOCK * (1 + n % 2);
             // The other block may still be with the reader; this one is not.

@@ -174,7 +174,7 @@ pub fn linux_program(step: &Step<'_>) -> Outcome {
         "build --release --manifest-path bench/linux/Cargo.toml",
     ))?;
     let program = assets::target().join("linux/aarch64-unknown-linux-gnu/release/bench_linux");
-    let archive = initramfs::archive(&program, &cached(&format!("kernels/{KERNEL}"))?, None)?;
+    let archive = initramfs::archive(&program, &cached(&format!("kernels/{KERNEL}"))?, &[], None)?;
     fs::create_dir_all(directory())
         .and_then(|()| fs::write(initrd(), archive))
         .map_err(|error| format!("cannot write {}: {error}", initrd().display()))

@@ -21,13 +21,17 @@ use rustix::{
     system::{RebootCommand, init_module, reboot},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
-use std::{env, error::Error, fs, hint::black_box, thread::sleep, time::Duration};
+use std::{
+    env, error::Error, fs, hint::black_box, process::Command, thread::sleep, time::Duration,
+};
 
 /// What a part of the run gives, or why it cannot go on.
 type Outcome = Result<(), Box<dyn Error>>;
 
 /// What the kernel puts off until after boot is done by then.
 const SETTLE: Duration = Duration::from_secs(3);
+/// The argument that asks for the use of a shared region; then come what the program for that takes.
+const REGION: &str = "region";
 /// Iterations of the CPU loop that are one operation.
 const SPINS: u64 = 1000;
 
@@ -44,9 +48,23 @@ fn main() {
             end(start().and_then(|()| read()));
         }
         Some(network::NETWORK) => talk(),
+        Some(REGION) => end(start().and_then(|()| use_region())),
         Some(reports::REPORTS) => end(start().map(|()| reports::measure())),
         _ => end(run(started)),
     }
+}
+
+/// Lets the program that uses shared regions do what the arguments say, and stays.
+fn use_region() -> Outcome {
+    fs::create_dir("/sys")?;
+    mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
+    let status = Command::new("/region").args(env::args().skip(2)).status()?;
+    if !status.success() {
+        return Err(format!("region: {status}").into());
+    }
+    println!("bench: done");
+    sleep(Duration::MAX);
+    Ok(())
 }
 
 /// Plays a role on the network; the machine's first program brings it up, and stays.

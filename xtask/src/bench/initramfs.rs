@@ -53,28 +53,39 @@ impl Archive {
 }
 
 /// The archive that starts `init`, with the kernel's modules and their load order, as the asset
-/// cache keeps them in `kernel`, and where there is a `busybox`, with that.
+/// cache keeps them in `kernel`, with other `programs` by name, and with `more` modules, kept alike.
 ///
 /// # Errors
 /// A file cannot be read.
-pub fn archive(init: &Path, kernel: &Path, busybox: Option<&Path>) -> Outcome<Vec<u8>> {
+pub fn archive(
+    init: &Path,
+    kernel: &Path,
+    programs: &[(&str, &Path)],
+    more: Option<&Path>,
+) -> Outcome<Vec<u8>> {
     let read = |path: &Path| {
         fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
     };
-    let order = read(&kernel.join("modules.order"))?;
     let mut archive = Archive::default();
     for directory in ["dev", "modules"] {
         archive.add(directory, DIRECTORY, &[]);
     }
     archive.add("init", PROGRAM, &read(init)?);
-    if let Some(busybox) = busybox {
-        archive.add("busybox", PROGRAM, &read(busybox)?);
+    for (name, program) in programs {
+        archive.add(name, PROGRAM, &read(program)?);
+    }
+    let mut order = Vec::new();
+    let kept = [(kernel, kernel.join("modules"))];
+    let more = more.map(|more| (more, more.to_owned()));
+    for (list, modules) in kept.into_iter().chain(more) {
+        let names = read(&list.join("modules.order"))?;
+        for module in String::from_utf8_lossy(&names).lines() {
+            let bytes = read(&modules.join(module))?;
+            archive.add(&format!("modules/{module}"), FILE, &bytes);
+        }
+        order.extend(names);
     }
     archive.add("modules.order", FILE, &order);
-    for module in String::from_utf8_lossy(&order).lines() {
-        let path = format!("modules/{module}");
-        archive.add(&path, FILE, &read(&kernel.join(&path))?);
-    }
     archive.add("TRAILER!!!", 0, &[]);
     Ok(archive.bytes)
 }

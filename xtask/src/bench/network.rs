@@ -12,7 +12,10 @@ use crate::{
     bench_sharing::lab::Lab,
     step::{Outcome, Step},
 };
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 use tests_boot::assets;
 
 /// An instruction takes so many nanoseconds.
@@ -36,11 +39,23 @@ struct Talk {
 pub fn measure(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
     let program = assets::target().join("linux/aarch64-unknown-linux-gnu/release/bench_linux");
     let kernel = cached(&format!("kernels/{KERNEL}"))?;
-    let archive = archive(&program, &kernel, Some(&cached("busybox")?))?;
-    fs::write(initrd(), archive)
-        .map_err(|error| format!("cannot write {}: {error}", initrd().display()))?;
+    let (busybox, region) = (cached("busybox")?, cached("region")?);
+    let programs: [(&str, &Path); 2] = [("busybox", &busybox), ("region", &region)];
+    let pmem = cached(&format!("pmem/{KERNEL}"))?;
+    for (path, programs, more) in [
+        (initrd("network"), &programs[..1], None),
+        (initrd("region"), &programs[1..], Some(&*pmem)),
+    ] {
+        fs::write(&path, archive(&program, &kernel, programs, more)?)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    step.doing("through a shared region, and copied in one VM");
+    let (copied, same) = Talk::copied()?.twice()?;
+    let (exchanged, mut agreed) = Talk::by_region()?.twice()?;
+    agreed &= same;
     step.doing("in one VM");
-    let (mut loopback, mut agreed) = Talk::in_one()?.twice()?;
+    let (mut loopback, same) = Talk::in_one()?.twice()?;
+    agreed &= same;
     step.doing("between two VMs");
     let (mut ours, same) = Talk::between_two("")?.twice()?;
     agreed &= same;
@@ -51,6 +66,8 @@ pub fn measure(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
         loopback.extend(loopback.get(key).map(|count| (long_key.to_owned(), *count)));
         ours.extend(long.get(key).map(|count| (long_key.to_owned(), *count)));
     }
+    loopback.extend(copied);
+    ours.extend(exchanged);
     let table = Table::new("network", Unit::Beside, &rows.network, &loopback, &ours);
     Ok(Measured {
         table,
@@ -60,17 +77,18 @@ pub fn measure(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
     })
 }
 
-fn initrd() -> PathBuf {
-    directory().join("network.cpio")
+/// What VMs start with for one or the other.
+fn initrd(what: &str) -> PathBuf {
+    directory().join(format!("{what}.cpio"))
 }
 
-/// The file of a VM whose first program has a role in the network.
-fn vm(name: &str, role: &str, net: &str) -> Outcome<String> {
+/// The file of a VM whose first program has a role in the network, or with a region.
+fn vm(name: &str, (what, role): (&str, &str), more: &str) -> Outcome<String> {
     let kernel = cached(&format!("kernels/{KERNEL}/vmlinuz"))?;
     Ok(format!(
-        "name = '{name}'\nmemory = '256MiB'\n{net}[boot]\nkernel = '{}'\ninitrd = '{}'\nargs = '{LINUX_ARGS} -- network {role}'\n",
+        "name = '{name}'\nmemory = '256MiB'\n{more}[boot]\nkernel = '{}'\ninitrd = '{}'\nargs = '{LINUX_ARGS} -- {what} {role}'\n",
         kernel.display(),
-        initrd().display(),
+        initrd(what).display(),
     ))
 }
 
@@ -78,19 +96,40 @@ impl Talk {
     fn in_one() -> Outcome<Self> {
         Ok(Self {
             name: "loopback",
-            vms: vec![vm("both", "both 127.0.0.1", "")?],
+            vms: vec![vm("both", ("network", "both 127.0.0.1"), "")?],
             asker: "both",
         })
     }
 
     fn between_two(mtu: &str) -> Outcome<Self> {
         let net = format!("[[net]]\nswitch = 'lan'\n{mtu}");
-        let server = vm("server", "serve 10.0.0.1", &net)?;
-        let asker = vm("asker", "ask 10.0.0.2 10.0.0.1", &net)?;
+        let server = vm("server", ("network", "serve 10.0.0.1"), &net)?;
+        let asker = vm("asker", ("network", "ask 10.0.0.2 10.0.0.1"), &net)?;
         Ok(Self {
             name: "two-vms",
             vms: vec![server, asker],
             asker: "asker",
+        })
+    }
+
+    fn copied() -> Outcome<Self> {
+        Ok(Self {
+            name: "copied",
+            vms: vec![vm("both", ("region", "none copy 64"), "")?],
+            asker: "both",
+        })
+    }
+
+    fn by_region() -> Outcome<Self> {
+        let region = "regions = [{ name = 'table', size = '16MiB', access = 'rw' }]\n";
+        let role = |name, role| vm(name, ("region", role), region);
+        Ok(Self {
+            name: "region",
+            vms: vec![
+                role("taker", "table take 64")?,
+                role("giver", "table give 64")?,
+            ],
+            asker: "giver",
         })
     }
 
