@@ -35,6 +35,9 @@ pub struct VmStatus {
     /// Nanoseconds that EL2 worked for it.
     #[serde(default)]
     pub hypervisor_ns: u64,
+    /// Nanoseconds that they waited for something to do.
+    #[serde(default)]
+    pub idle_ns: u64,
     /// Exits by class.
     #[serde(default)]
     pub exits: BTreeMap<String, u64>,

@@ -186,7 +186,7 @@ fn steal() -> Scenario {
 
 /// Seconds that were stolen from a guest of one vCPU, and seconds since it started, as it says for
 /// the `times`-th time. What was stolen is within 2 % of what EL2 says. (What Linux says of its users'
-/// time is no measure: it counts ticks, and has none while another guest runs.)
+/// time is no measure unless it is counted exactly: `watch/top-inside`.)
 fn guest_times(machine: &mut Machine, vm: &str, times: usize) -> Outcome<[f64; 2]> {
     let asked = r"echo $(sed 's/ .*//' /proc/uptime) $(sed -n '1s/^cpu//p' /proc/stat) end";
     let least = machine.vm(vm)?.steal_ns;

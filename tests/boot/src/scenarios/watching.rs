@@ -1,12 +1,95 @@
 //! Watching a machine: what is recorded of VMs agrees with what is counted of them.
 
 use super::kernels::BOOT;
-use crate::{Outcome, because, machine::Hardware, scenario::Scenario, status::VmStatus, vm::Vm};
+use crate::{
+    Outcome, because,
+    machine::{Hardware, Machine},
+    scenario::Scenario,
+    status::VmStatus,
+    vm::Vm,
+};
 use serde_json::Value;
-use std::fs;
+use std::{fs, thread::sleep, time::Duration};
+
+const WINDOW: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_mins(1);
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![trace()]
+    vec![trace(), top_inside()]
+}
+
+const SHARING: [&str; 3] = ["full", "part", "exact"];
+
+/// The most by which a share of time that a guest tells may differ from EL2's.
+const SHARE_OFF: f64 = 0.02;
+
+/// What `top` inside a VM shows (it reads `/proc/stat`) is what EL2 counts, where three guests share a
+/// CPU: one that always works, one that also sleeps, and one whose kernel counts its time exactly on
+/// the vCPU that works. The others count user and system by ticks, of which they have none while
+/// another runs: that is no measure, what was stolen and idle is.
+fn top_inside() -> Scenario {
+    let mut vms = ["full", "part"]
+        .map(|name| Vm::linux(name, "trixie-cloud", "shell"))
+        .to_vec();
+    vms.push(
+        Vm::linux("exact", "trixie-cloud", "shell")
+            .cpus(2)
+            .args("nohz_full=1"),
+    );
+    let hardware = Hardware::new(1, "1G").counted();
+    let mut scenario = Scenario::new("watch/top-inside", hardware, vms).slow();
+    for name in SHARING {
+        scenario = scenario.expect(name, "ready kernel=", 3 * BOOT);
+    }
+    scenario.check(|stage| {
+        let machine = stage.machine()?;
+        let turn = "x=0; while [ $x -lt 9000 ]; do x=$((x+1)); done; usleep 50000";
+        machine.type_line("full", "while :; do :; done &")?;
+        machine.type_line("part", &format!("while :; do {turn}; done &"))?;
+        let copy = "taskset 2 dd if=/dev/zero of=/dev/null bs=64k &";
+        machine.type_line("exact", copy)?;
+        sleep(Duration::from_secs(2));
+        let mut before = Vec::new();
+        for name in SHARING {
+            before.push(times(machine, name, 1)?);
+        }
+        sleep(WINDOW);
+        for (name, before) in SHARING.into_iter().zip(before) {
+            let after = times(machine, name, 2)?;
+            let passed = |n: usize| [0, 1, 2].map(|k| after[n][k] - before[n][k]);
+            let (inside, at_el2) = (passed(0), passed(1));
+            let most = SHARE_OFF * at_el2.iter().sum::<f64>();
+            let first = usize::from(name != "exact");
+            if (first..3).any(|k| (inside[k] - at_el2[k]).abs() > most) {
+                return Err(format!(
+                    "{name}: {inside:.2?} s busy, stolen and idle inside, {at_el2:.2?} at EL2"
+                ));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Seconds busy, stolen and idle of a VM's vCPU, as `/proc/stat` tells for the `nth` time, and as EL2
+/// does at the same time (the middle of before and after).
+fn times(machine: &mut Machine, vm: &str, nth: usize) -> Outcome<[[f64; 3]; 2]> {
+    let before = machine.vm(vm)?;
+    machine.type_line(vm, r"echo $(sed -n '1s/^cpu//p' /proc/stat) end")?;
+    // The time of the guest's guests, of which there are none, comes last.
+    let line = machine.expect(vm, "0 0 end", nth, ANSWER)?;
+    let after = machine.vm(vm)?;
+    let ticks: Vec<f64> = line.split(' ').flat_map(str::parse).collect();
+    let [user, nice, system, idle, wait, irq, softirq, steal, ..] = ticks[..] else {
+        return Err(format!("'{vm}' says '{line}'"));
+    };
+    let inside = [user + nice + system + irq + softirq, steal, idle + wait];
+    let middle = |of: fn(&VmStatus) -> u64| (of(&before) + of(&after)) as f64 / 2e9;
+    let at_el2 = [
+        middle(|vm| vm.run_ns + vm.hypervisor_ns),
+        middle(|vm| vm.steal_ns),
+        middle(|vm| vm.idle_ns),
+    ];
+    Ok([inside.map(|ticks| ticks / 100.0), at_el2])
 }
 
 /// A guest that touches new memory while its events are recorded.
