@@ -40,8 +40,9 @@ pub const MAX_SLICE: u64 = 10 * MILLISECOND;
 pub const SHARED_SLICE: u64 = 6 * MILLISECOND;
 /// The shortest slice, however many wait.
 pub const MIN_SLICE: u64 = MILLISECOND;
-/// In about this time everybody who waits should have run once.
-pub const LATENCY: u64 = 12 * MILLISECOND;
+/// In about this time everybody who waits should have run once. No multiple of the 1, 4 or 10 ms of
+/// guests' ticks: a guest that counts its time by them would see the same part of each turn.
+pub const LATENCY: u64 = 11 * MILLISECOND;
 /// How far behind the others a sleeper may come back, in virtual time: one slice, so that it is
 /// the next to run even when the others are a slice apart.
 pub const SLEEPER_BONUS: u64 = SHARED_SLICE;
