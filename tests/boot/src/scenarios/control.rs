@@ -32,7 +32,97 @@ pub fn scenarios() -> Vec<Scenario> {
         .check(read_sees_its_group)
         .check(a_flood_delays_nobody)
         .check(a_program_that_takes_nothing);
-    vec![scenario]
+    vec![scenario, eight()]
+}
+
+/// Eight VMs that may ask, one of them everything, and one that may ask nothing.
+fn eight() -> Scenario {
+    let guest = |name: String| {
+        let vm = Vm::linux(&name, KERNEL, "shell");
+        vm.initrd("../initrd").memory("256MiB")
+    };
+    let eyes = (2..=8).map(|n| guest(format!("eye{n}")).control("read"));
+    let mut vms: Vec<Vm> = eyes.collect();
+    vms.push(guest("boss".into()).control("all"));
+    vms.push(guest("none".into()));
+    vms.push(Vm::linux("job", KERNEL, "work"));
+    vms.push(Vm::bare("spin", "hostile", "do=spin seconds=100000"));
+    let names = (2..=8).map(|n| format!("eye{n}"));
+    let names = names.chain(["boss", "none"].map(str::to_owned));
+    names
+        .fold(
+            Scenario::new("control/eight", Hardware::new(2, "4G"), vms).prepare(files),
+            |scenario, name| scenario.expect(&name, "ready kernel=", 8 * BOOT),
+        )
+        .check(every_verb)
+        .check(all_at_a_time)
+        .slow()
+}
+
+/// What `control/rights` does not ask: the verb, its exit status, and some of what it says.
+const VERBS: [(&str, u8, &[&str]); 17] = [
+    (
+        "console eye2 < /tmp/typed & sleep 5; kill $!",
+        0,
+        &["hello-42"],
+    ),
+    ("trace spin --for 1s", 0, &["irq"]),
+    (
+        "trace spin --for 1s --out /tmp/t; grep -c traceEvents /tmp/t",
+        0,
+        &["\n1"],
+    ),
+    (
+        "report /tmp/r --for 3s; grep -c '<svg' /tmp/r/index.html",
+        0,
+        &[],
+    ),
+    ("mem why spin", 0, &["not-from-disk"]),
+    ("mem fit /nothing.toml", 1, &["/nothing.toml"]),
+    ("numa", 0, &["spin"]),
+    ("numa why spin", 0, &["spin"]),
+    ("numa move spin 7", 15, &["there is no node 7"]),
+    ("list -o json", 0, &["\"boss\""]),
+    ("metrics", 0, &["underpin_"]),
+    ("reset spin", 0, &["spin: reset"]),
+    ("start job", 0, &["job: started"]),
+    ("kill job", 0, &["job: killed"]),
+    ("man | head -n 5", 0, &["underpin"]),
+    ("explain 15", 0, &[]),
+    ("check /nothing.toml", 1, &["/nothing.toml"]),
+];
+
+fn every_verb(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    machine.await_state("job", "ended", WITHIN)?;
+    let typed = "(echo 'echo hello-$((40 + 2))'; sleep 9) > /tmp/typed &";
+    machine.type_line("boss", &format!("mkfifo /tmp/typed; {typed}"))?;
+    for (n, (verb, status, wanted)) in VERBS.iter().enumerate() {
+        let mark = format!("verb{n}");
+        let said = ask(machine, "boss", &mark, &format!("/underpin {verb}"))?;
+        let said = said.replace('\r', "");
+        holds(&said, wanted).map_err(|why| format!("{verb}: {why}"))?;
+        holds(&said, &[&format!("{mark}={status}\n")])?;
+    }
+    let said = ask(machine, "none", "deaf", "/underpin list")?;
+    holds(&said, &["control = ", "deaf=3"])
+}
+
+/// All eight ask again and again, and each gets its answers.
+fn all_at_a_time(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let asks = "for n in 1 2 3 4 5 6 7 8 9 10; do /underpin list -q | grep -c running; done";
+    let names: Vec<String> = (2..=8).map(|n| format!("eye{n}")).collect();
+    let names = names.iter().map(String::as_str).chain(["boss"]);
+    for name in names.clone() {
+        machine.type_line(name, &format!("{asks} | sort -u | xargs echo all''ten"))?;
+    }
+    for name in names {
+        let said = machine.expect(name, "allten", 1, WITHIN)?;
+        // Nine kernels and one that spins; each time the same.
+        holds(&format!("{}\n", said.trim_end()), &["allten 10\n"])?;
+    }
+    Ok(())
 }
 
 /// `initrd`: that of the kernel, with the command.

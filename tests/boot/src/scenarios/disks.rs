@@ -51,6 +51,27 @@ fn copy_on_write() -> Scenario {
             Err(format!("one image, three contents: {contents:?}, {late}"))
         }
     })
+    .check(requests_have_their_times)
+}
+
+/// Each request that a VM's disks served is in the histogram of how long they took.
+fn requests_have_their_times(stage: &mut Stage) -> Outcome {
+    let text = stage.machine()?.run(&["metrics"])?;
+    for vm in ["one", "two"] {
+        let sum = |name: &str| -> u64 {
+            let head = format!("underpin_vm_disk_{name}{{");
+            let of_vm = text
+                .lines()
+                .filter(|line| line.starts_with(&head) && line.contains(&format!("vm=\"{vm}\"")));
+            let values = of_vm.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+            values.sum()
+        };
+        let (served, timed) = (sum("requests_total"), sum("request_duration_seconds_count"));
+        if served == 0 || served != timed {
+            return Err(format!("'{vm}': {served} requests, the times of {timed}"));
+        }
+    }
+    Ok(())
 }
 
 /// Mounts the base image, changes a file, and looks again with nothing cached. Gives the checksum
