@@ -35,7 +35,7 @@ fn outlives(end: &str, cpus: u32, parked: bool) -> Scenario {
         ("", "")
     };
     let actions = format!("outlived os0.mib={OUTLIVING_MIB} os0.end={end}{option}");
-    // On a CPU with addresses of 52 bits Linux fails at kexec by itself.
+    // On QEMU's `max`, with addresses of 52 bits, Linux was seen to oops at kexec.
     let cpu = if end == "kexec" {
         "neoverse-n1"
     } else {
@@ -94,7 +94,7 @@ fn kexec(is_attached: bool) -> Scenario {
         ("detached", "")
     };
     let os0 = Os0::new("trixie-cloud", 2, "1G", &format!("kexec{words}"));
-    // On a CPU with addresses of 52 bits Linux fails at it by itself.
+    // On QEMU's `max`, with addresses of 52 bits, Linux was seen to oops at it.
     let os0 = os0.cpu("neoverse-n1").module();
     let os0 = os0.expect("os0: kexeced", 2 * BOOT);
     Scenario::os0(format!("os0/kexec-{name}"), os0).slow()
