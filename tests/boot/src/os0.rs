@@ -16,6 +16,18 @@ const POLL: Duration = Duration::from_millis(250);
 const CONSOLE: &str = "os0.log";
 /// A network of QEMU's own, without a way out.
 const NETWORK: &str = "user,id=net,restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat";
+/// The parts of OS-0's first program, where it looks for them.
+const PARTS: [&str; 9] = [
+    "os0.d/beside.sh",
+    "os0.d/cost.sh",
+    "os0.d/demo.sh",
+    "os0.d/end.sh",
+    "os0.d/lend.sh",
+    "os0.d/load.sh",
+    "os0.d/network.sh",
+    "os0.d/park.sh",
+    "os0.d/switch.sh",
+];
 /// What no console may say: the operating system's complaints, and EL2's.
 const COMPLAINTS: [&str; 9] = [
     "os0: failed",
@@ -278,9 +290,14 @@ impl Os0 {
         let kernel = self.kernel_file(directory)?;
         let initrd = directory.join("initrd");
         if let Kernel::Debian(name) = self.kernel {
-            let program = assets::root().join("assets/os0/init");
-            let program = fs::read(program).map_err(because("cannot read assets/os0/init"))?;
-            let mut files = vec![("os0", program)];
+            let program = |name| {
+                let file = assets::root().join("assets/os0").join(name);
+                fs::read(&file).map_err(because(format!("cannot read {}", file.display())))
+            };
+            let mut files = vec![("os0", program("init")?)];
+            for part in PARTS {
+                files.push((part, program(part.trim_start_matches("os0.d/"))?));
+            }
             if self.has_module {
                 files.extend(beside_module(name)?);
                 if self.calls_wrongly {

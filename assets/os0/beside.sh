@@ -1,0 +1,197 @@
+# shellcheck shell=sh
+# VMs beside OS-0, and calls and programs of an OS-0 that is no friend. A part of init.
+
+# words NUMBERS...: bytes of 32-bit words, lowest first.
+words() {
+    for word; do
+        printf "\\x$(printf %02x $((word & 255)))\\x$(printf %02x $((word >> 8 & 255)))\\x$(printf %02x $((word >> 16 & 255)))\\x$(printf %02x $((word >> 24 & 255)))"
+    done
+}
+
+# frame KIND LENGTH WORDS...: a frame of the control channel.
+frame() {
+    kind=$1 length=$2
+    shift 2
+    words 0x54435055 "$kind" 7 "$length" "$@"
+}
+
+# What goes past the command through the control device is refused by EL2, and answered.
+malformed() {
+    echo "lend 64" >/dev/underpin || say "failed lend $(field refusal)"
+    exec 3<>/dev/underpin-control
+    cat /dev/underpin-control 2>/dev/null && say "failed second listener"
+    {
+        words 0x12345678 1 2 3                      # no frame
+        frame 1 0x7fffffff                          # longer than any
+        frame 0xfff 0                               # a request that there is not
+        frame 11 4 0                                # CREATE, of too few bytes
+        frame 6 32 0x6f626f6e 0x7964 0 0 0 0 0 0    # KILL "nobody"
+        frame 15 0                                  # POWER_OFF
+        frame 1 0                                   # HELLO
+    } >&3
+    sleep 2
+    dd bs=4096 count=1 <&3 2>/dev/null | hexdump -v -e '32/1 "%02x" "\n"' | sed 's/^/os0: control /'
+    exec 3>&-
+    echo repay >/dev/underpin || say "failed repay $(field refusal)"
+}
+
+# Runs VMs beside this system while it works, by the verbs that people use; then all is as before.
+beside() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    dd if=/tmp/pattern of=/dev/vda bs=64k conv=fsync 2>/dev/null
+    dd if=/tmp/pattern bs=64k count=32 2>/dev/null >/tmp/wanted
+    wanted=$(sha256sum </tmp/wanted)
+    total=$(grep MemTotal /proc/meminfo)
+    try 8 run /vms
+    [ "$(field refusal)" = not-attached ] || say "failed refusal $(field refusal)"
+    try 0 attach
+    try 3 list
+    load "$(nproc)"
+    try 0 run /vms
+    say "beside lent $(grep MemTotal /proc/meminfo)"
+    try 0 list
+    try 0 list -o json >/tmp/list
+    [ "$(grep -c '"state": "running"' /tmp/list)" -ge 1 ] || say "failed list $(cat /tmp/list)"
+    try 0 show idle
+    try 0 mem
+    try 8 detach
+    [ "$(field refusal)" = lent ] || say "failed refusal $(field refusal)"
+    echo repay 2>/dev/null >/dev/underpin && say "failed repay with VMs"
+    [ "$(field refusal)" = vms-run ] || say "failed refusal $(field refusal)"
+    try 11 stop nobody
+    try 15 stop idle
+    reach
+    try 13 run /vms/idle.toml
+    try 0 top --batch -n 1 --delay 1s -o json >/tmp/top
+    grep -q '"idle"' /tmp/top || say "failed top"
+    try 0 metrics >/tmp/metrics
+    grep -q '^underpin_vm_state{.*idle' /tmp/metrics || say "failed metrics"
+    try 0 trace idle --for 1s >/dev/null
+    try 0 report /tmp/report --for 2s -q
+    grep -q '<svg' /tmp/report/index.html || say "failed report"
+    waited=0
+    # The others power themselves off when they have their results.
+    until /underpin list -o json >/tmp/list && [ "$(grep -c '"state": "running"' /tmp/list)" = 1 ] || [ $waited -ge 300 ]; do
+        work
+        sleep 1
+        waited=$((waited + 1))
+    done
+    try 0 console --log vm1 >/dev/null
+    try 0 kill idle
+    until [ "$(field lent)" = 0 ] || [ $waited -ge 300 ]; do
+        sleep 1
+        waited=$((waited + 1))
+    done
+    for log in /tmp/underpin-0/os0/consoles/*; do
+        sed "s/^/os0: console $(basename "$log") /" "$log"
+    done
+    [ "$(grep MemTotal /proc/meminfo)" = "$total" ] || say "failed MemTotal"
+    say "beside ended vms=$(find /vms -name 'vm*.toml' | wc -l) waited=$waited"
+    malformed
+    try 0 detach
+    before=$(field entries)
+    seq 0 49999 | sha256sum >/dev/null
+    after=$(field entries)
+    say "beside done entries=$((after - before - 1))"
+    # shellcheck disable=SC2046 # one word per process
+    kill -9 $(jobs -p)
+}
+
+# call NUMBER WORDS...: a call to the hypervisor that the module would not make is answered so, where negative
+# numbers count refusals (abi/src/os0.rs).
+call() {
+    number=$1
+    shift
+    [ "$number" -ge 0 ] || number=$((number - 256))
+    echo "$*" >/dev/rogue
+    read -r found rest </dev/rogue
+    [ "$found" = "$number" ] || say "failed call $* was answered $found $rest"
+}
+
+# loan NUMBER: where that run of lent memory begins.
+loan() {
+    echo "c600005a $1" >/dev/rogue
+    read -r found start rest </dev/rogue
+    echo "0x$start"
+}
+
+# A program that reaches for memory which this system has lent gets a fault, as for what is nothing; and so does no
+# other, and not the machine.
+reach() {
+    insmod /rogue.ko || say "failed insmod of a rogue"
+    ln -sf /dev/rogue /dev/mem
+    lent=$(loan 0)
+    devmem 0x48000000 >/dev/null || say "failed its own memory was not read"
+    devmem "$lent" 2>/dev/null && say "failed lent memory was read"
+    devmem "$lent" 32 1 2>/dev/null && say "failed lent memory was written"
+    devmem 0x40200000 2>/dev/null && say "failed hidden memory was read"
+    say "reached lent=$lent"
+}
+
+# Each argument of each call is checked, whatever the module would say.
+rogue() {
+    insmod /underpin.ko || say "failed insmod"
+    insmod /rogue.ko || say "failed insmod of a rogue"
+    own=48000000 nowhere=fffffffffffff000 irq=100
+    call -7 c6000050 $own 200000
+    call -7 c6000052 0 0 $own $irq
+    call -17 c6000053
+    call -17 c6000054 1
+    call -17 c6000055 $own 8
+    try 0 attach >/dev/null
+    # LEND: no whole blocks, EL2's memory, a device, past the end, past all addresses.
+    call -11 c6000050 48001000 200000
+    call -11 c6000050 $own 0
+    call -11 c6000050 $own 1000
+    call -12 c6000050 40200000 200000
+    call -12 c6000050 8000000 200000
+    call -12 c6000050 7fe00000 400000
+    call -11 c6000050 ffffffffffe00000 200000
+    call -12 c6000050 7fffffffffe00000 8000000000000000
+    call -15 c6000051 $own
+    call -15 c6000052 0 0 $own $irq
+    echo "lend 64" >/dev/underpin || say "failed lend $(field refusal)"
+    lent=$(loan 0)
+    lent=${lent#0x}
+    # OPEN: a bundle that is not in the loan; an area for disks that is not whole pages, EL2's, lent, a device,
+    # past the end, past all addresses; an interrupt that there is not, or is a CPU's own. Else it is open already.
+    call -15 c6000052 $own 1000 $own $irq
+    call -15 c6000052 "$lent" 8000000 $own $irq
+    call -15 c6000052 "$lent" $nowhere $own $irq
+    for function in "c6000052 0 0" c600005b; do
+        for area in 48000800 40200000 "$lent" 9000000 7ffff000 $nowhere 7fffffffffff0000; do
+            call -12 "$function" $area $irq
+        done
+        for interrupt in 0 1f 3fd ffff 100000100; do
+            call -23 "$function" $own $interrupt
+        done
+    done
+    call -16 c6000052 0 0 $own $irq
+    call -17 c600005b $own $irq
+    call -16 c6000050 $own 200000
+    call -16 c6000051 "$lent"
+    # TELL and HEAR: what is no part of a page of its own.
+    for function in c6000055 c6000056; do
+        for page in 48000fff 40200000 "$lent" 9000000 80000000 $nowhere; do
+            call -12 $function $page 2
+        done
+        call -12 $function $own 1001
+        call -12 $function $own ffffffffffffffff
+        call 0 $function $own 0
+    done
+    # STAGE, UNSTAGE, LOANED, GIVE_IMAGE, and what there is not.
+    call -12 c6000058 "$lent" 200000
+    call -11 c6000058 $own 1
+    call -15 c6000059 $own
+    call -15 c600005a 1
+    call -15 c600005a ffffffffffffffff
+    call -24 c6000047 $own 7 1000
+    call -12 c6000047 40200000 0 1000
+    echo c6000060 >/dev/rogue
+    read -r found rest </dev/rogue
+    [ "$found" = -1 ] || say "failed a call that there is not was answered $found"
+    echo repay >/dev/underpin || say "failed repay $(field refusal)"
+    try 0 detach >/dev/null
+    say "rogue ended"
+}

@@ -1,0 +1,191 @@
+# shellcheck shell=sh
+# VMs that are parked, with disks that OS-0 serves, and clocks. A part of init.
+
+# A VM writes and reads a disk that this system serves from a file, and the server is killed in the middle.
+served() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach
+    mib=$(option os0.mib 16)
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    dd if=/dev/zero of=/tmp/data.img bs=1M count="$mib" 2>/dev/null
+    try 0 run --disk first=/tmp/first.img --disk data=/tmp/data.img /vms
+    # Nobody else may serve the same file, or the same VMs.
+    try 1 serve
+    log=/tmp/underpin-0/os0/consoles/writer.log
+    kills=0 waited=0
+    while [ "$(field lent)" != 0 ] && [ $waited -lt 600 ]; do
+        if [ $kills -lt 2 ] && [ "$(head -c 4096 /tmp/data.img | tr -d '\000' | wc -c)" != 0 ] && ! grep -q diskwrite $log; then
+            kill -9 "$(cat /tmp/underpin-0/os0/lock)" && kills=$((kills + 1))
+            sleep 1
+            try 0 serve --detach
+        fi
+        sleep 0.2
+        waited=$((waited + 1))
+    done
+    sed 's/^/os0: console writer /' $log
+    say "served kills=$kills mib=$mib sha256=$(sha256sum </tmp/data.img | cut -d' ' -f1)"
+    try 0 detach
+}
+
+# VMs stand still in the memory that is lent to them while this system detaches, and go on, again and again.
+park() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    dd if=/tmp/pattern of=/dev/vda bs=64k conv=fsync 2>/dev/null
+    dd if=/tmp/pattern bs=64k count=32 2>/dev/null >/tmp/wanted
+    wanted=$(sha256sum </tmp/wanted)
+    try 0 attach
+    mib=$(option os0.mib 16)
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    dd if=/dev/zero of=/tmp/data.img bs=1M count="$mib" 2>/dev/null
+    try 0 run --disk first=/tmp/first.img --disk data=/tmp/data.img /vms
+    echo "detach park" 2>/dev/null >/dev/underpin && say "failed VMs that run were parked"
+    [ "$(field refusal) $(field parked)" = "vms-run false" ] || say "failed refusal $(cat /dev/underpin)"
+    load "$(nproc)"
+    parks=0 waited=0 entries=0
+    while [ "$(field lent)" != 0 ] && [ $waited -lt 900 ]; do
+        if [ $parks -lt 2 ] && [ "$(cat /tmp/underpin-0/os0/consoles/* 2>/dev/null | grep -c ready)" = 2 ] && /underpin detach --park; then
+            parks=$((parks + 1))
+            [ "$(field beneath) $(field parked)" = "0 true" ] || say "failed park $(cat /dev/underpin)"
+            try 12 list
+            try 8 upgrade /images/other
+            [ "$(field refusal)" = lent ] || say "failed refusal $(field refusal)"
+            before=$(field entries)
+            seq 0 9999 | sha256sum >/dev/null
+            entries=$((entries + $(field entries) - before - 1))
+            pair=0
+            while [ $pair -lt "$(option os0.pairs 5)" ]; do
+                echo attach >/dev/underpin || say "failed attach $pair $(field refusal)"
+                echo "detach park" >/dev/underpin || say "failed detach $pair $(field refusal)"
+                pair=$((pair + 1))
+            done
+            if [ $parks = 2 ]; then try 0 attach --clock "$(option os0.clock host)"; else try 0 attach; fi
+            [ "$(field parked)" = false ] || say "failed unpark $(cat /dev/underpin)"
+        fi
+        sleep 1
+        waited=$((waited + 1))
+    done
+    for log in /tmp/underpin-0/os0/consoles/*; do
+        sed "s/^/os0: console $(basename "$log") /" "$log"
+    done
+    say "park parks=$parks entries=$entries mib=$mib sha256=$(sha256sum </tmp/data.img | cut -d' ' -f1)"
+    try 0 detach
+    # shellcheck disable=SC2046 # one word per process
+    kill -9 $(jobs -p)
+}
+
+# up: what the VM's clock last said.
+up() {
+    sed -n 's/.*: up //p' $log | tail -n 1
+}
+
+# ahead: by how many hundredths of a second this system's clock is ahead of the VM's: the least of ten looks, as each
+# can be late.
+ahead() {
+    least=9999999 looks=0 last=
+    while [ $looks -lt 10 ]; do
+        vm=$(up)
+        read -r own rest </proc/uptime
+        if [ "$vm" != "$last" ]; then
+            last=$vm looks=$((looks + 1)) found=$((${own%.*}${own#*.} - ${vm%.*}${vm#*.}))
+            [ $found -ge $least ] || least=$found
+        fi
+        sleep 0.05
+    done
+    echo $least
+}
+
+# A VM's clock keeps up with this system's while both want all CPUs; and it goes on by what was told when it was
+# parked: where it stood, or with this system's.
+clocks() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach >/dev/null
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    {
+        echo 'timeout 100 sh -c "while :; do :; done" &'
+        echo 'while :; do read -r up rest </proc/uptime; say "up $up"; sleep 1; done'
+    } | dd of=/tmp/first.img conv=notrunc 2>/dev/null
+    try 0 run --disk first=/tmp/first.img /vms
+    log=/tmp/underpin-0/os0/consoles/clock.log
+    waited=0
+    until grep -q 'up ' $log || [ $waited -ge 200 ]; do
+        sleep 1
+        waited=$((waited + 1))
+    done
+    load_forks "$(nproc)"
+    before=$(ahead)
+    sleep 60
+    say "clock shared drift=$(($(ahead) - before))"
+    # shellcheck disable=SC2046 # one word per process
+    kill -9 $(jobs -p)
+    for clock in continue host; do
+        vm=$(up) vm=${vm%.*} own=$(cut -d. -f1 /proc/uptime)
+        try 0 detach --park >/dev/null
+        sleep 15
+        try 0 attach --clock $clock >/dev/null
+        sleep 4
+        after=$(up)
+        vm=$((${after%.*} - vm)) own=$(($(cut -d. -f1 /proc/uptime) - own))
+        say "clock $clock behind=$((own - vm)) of=$own"
+    done
+    try 0 kill clock
+    say "clocks ended"
+}
+
+# A VM whose memory is on a disk that this system serves is parked while it swaps.
+swap() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach >/dev/null
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    dd if=/dev/zero of=/tmp/spare.img bs=1M count=0 seek=256 2>/dev/null
+    {
+        echo 'head -c 40000000 /dev/urandom >/tmp/a; say filled; sum() { sha256sum </tmp/a; }'
+        echo 'a=$(sum) b=$(sum) c=$(sum); [ "$a$a" = "$b$c" ] && say same'
+    } | dd of=/tmp/first.img conv=notrunc 2>/dev/null
+    try 0 run --disk first=/tmp/first.img --disk spare=/tmp/spare.img /vms
+    log=/tmp/underpin-0/os0/consoles/swaps.log
+    parks=0 waited=0 swapped=0
+    while [ "$(field lent)" != 0 ] && [ $waited -lt 600 ]; do
+        /underpin mem swaps -o json >/tmp/mem 2>/dev/null && swapped=$(sed -n 's/.*"swapped": *\([0-9]*\).*/\1/p' /tmp/mem)
+        if [ $parks -lt 4 ] && [ "${swapped:-0}" -gt 1000 ] && /underpin detach --park >/dev/null; then
+            parks=$((parks + 1))
+            sleep 2
+            try 0 attach >/dev/null
+        fi
+        sleep 1
+        waited=$((waited + 1))
+    done
+    sed 's/^/os0: console swaps /' $log
+    try 0 detach >/dev/null
+    say "swap parks=$parks swapped=$swapped"
+}
+
+# Parking waits for what VMs have asked of disks, and refuses after 10 s; then they go on.
+drain() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach >/dev/null
+    mib=$(option os0.mib 8)
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    try 0 run --disk first=/tmp/first.img --disk data=/dev/vda /vms
+    waited=0 tried=0
+    while [ "$(field lent)" != 0 ] && [ $waited -lt 600 ]; do
+        if [ $tried = 0 ] && [ "$(head -c 4096 /dev/vda | tr -d '\000' | wc -c)" != 0 ]; then
+            # As many writes as can be are under way, and take longer than that.
+            sleep 8
+            began=$(cut -d. -f1 /proc/uptime)
+            try 8 detach --park
+            tried=$(($(cut -d. -f1 /proc/uptime) - began))
+            [ "$(field refusal) $(field parked)" = "in-use false" ] || say "failed refusal $(cat /dev/underpin)"
+            try 0 list
+        fi
+        sleep 1
+        waited=$((waited + 1))
+    done
+    sed 's/^/os0: console writer /' /tmp/underpin-0/os0/consoles/writer.log
+    say "drain seconds=$tried sha256=$(head -c $((mib * 1048576)) /dev/vda | sha256sum | cut -d' ' -f1)"
+    try 0 detach >/dev/null
+}
