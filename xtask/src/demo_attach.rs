@@ -17,7 +17,7 @@ Time is counted in instructions, one each nanosecond for both CPUs together: ano
 /// Runs the demo; gives whether all went well.
 pub fn run(keep: bool) -> bool {
     print_line(INTRODUCTION);
-    let mut steps = Steps::new(if keep { 4 } else { 3 }, logs());
+    let mut steps = Steps::new(3, logs());
     play(&mut steps, keep).is_some()
 }
 
@@ -42,7 +42,7 @@ fn play(steps: &mut Steps, keep: bool) -> Option<()> {
         Ok(())
     })?;
     if keep {
-        return steps.run("the same Linux, for you", lend);
+        return lend();
     }
     print_line("\nTry next:");
     print_line("  make demo-attach KEEP=1    the same Linux with a shell, to do it by hand");
@@ -80,9 +80,9 @@ fn watch(step: &mut Step<'_>) -> Outcome<Timeline> {
     Ok(timeline)
 }
 
-/// Starts the same machine once more, for whoever is at the terminal.
-fn lend(step: &mut Step<'_>) -> Outcome {
-    step.say("\nThis Linux lies on Underpin, which is detached. Try, when it has booted:");
+/// Starts the same machine once more, for whoever is at the terminal: nothing else writes there.
+fn lend() -> Option<()> {
+    print_line("\nThis Linux lies on Underpin, which is detached. Try, when it has booted:");
     for (words, what) in [
         ("underpin doctor", "whether all is as it must be"),
         ("underpin attach", ""),
@@ -97,9 +97,10 @@ fn lend(step: &mut Step<'_>) -> Outcome {
         ),
         ("poweroff -f", "ends it all; so does Ctrl-A X"),
     ] {
-        step.say(&format!("  {words:24}{what}"));
+        print_line(&format!("  {words:24}{what}"));
     }
-    timeline::os0("shell").lend(&logs())
+    let ended = timeline::os0("shell").lend(&logs());
+    ended.inspect_err(|why| print_line(why)).ok()
 }
 
 /// What happened, for people.
