@@ -115,8 +115,8 @@ pub fn init() {
     let how = words.find_map(|word| word.strip_prefix("numa="));
     let off = matches!(how, Some("off" | "round-robin"));
     ROUND_ROBIN.store(how == Some("round-robin"), Ordering::Relaxed);
-    let counters = host.counters.filter(|_| how != Some("sample"));
-    let Some(source) = Source::find(host, counters).filter(|_| !off) else {
+    let samples = how == Some("sample");
+    let Some(source) = Source::find(host, samples).filter(|_| !off) else {
         return;
     };
     let how = match &source {

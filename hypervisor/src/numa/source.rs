@@ -74,17 +74,15 @@ impl Pace {
 }
 
 impl Source {
-    /// What counts, or samples, on this machine; none where all memory is near.
-    pub fn find(host: &Host, counters: Option<PaRange>) -> Option<Self> {
-        let counted = counters.and_then(|range| open(host.tree, range, host.nodes()));
-        match counted {
-            Some(window) => Some(Self::Counted(window)),
-            None if host.nodes() > 1 => {
-                let trigger = Thresholds::default().trigger;
-                Some(Self::Sampled(Box::new(Samples::new(trigger))))
-            }
-            None => None,
+    /// What counts on this machine, or what samples where that is asked for; none where all memory is near.
+    pub fn find(host: &Host, samples: bool) -> Option<Self> {
+        if samples {
+            let trigger = Thresholds::default().trigger;
+            let sampled = || Self::Sampled(Box::new(Samples::new(trigger)));
+            return (host.nodes() > 1).then(sampled);
         }
+        let window = open(host.tree, host.counters?, host.nodes())?;
+        Some(Self::Counted(window))
     }
 
     /// How often is looked.

@@ -23,7 +23,7 @@ struct Run {
 /// # Errors
 /// A run that fails.
 pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
-    let runs = [("numa=off", "numa=off"), ("sampled", "")].map(|(name, line)| {
+    let runs = [("numa=off", "numa=off"), ("sampled", "numa=sample")].map(|(name, line)| {
         step.doing(name);
         Run::of(line)
     });

@@ -68,6 +68,7 @@ fn stays() -> Scenario {
 fn sampled() -> Scenario {
     let vm = Vm::bare("guest", "placement", "kib=2048 passes=2000").cpus(2);
     let hardware = Hardware::new(2, "1G").nodes(2).counted();
+    let hardware = hardware.option("--append").option("numa=sample");
     Scenario::new("placement/sampled", hardware, vec![vm])
         .check(|stage| {
             let machine = stage.machine()?;

@@ -221,7 +221,7 @@ fn to_table(vms: &[NumaStatus], nodes: usize, output: Output) -> String {
     }
     let mut text = table.render(output);
     if vms.iter().all(|vm| vm.counts == 0) && !vms.is_empty() {
-        text.push_str("Nothing moves by itself on this machine: it has one node, or numa=off.\n");
+        text.push_str("Nothing moves by itself on this machine: it counts no misses, and was not told numa=sample.\n");
     }
     text
 }
@@ -241,7 +241,7 @@ fn reasons_text(vm: &NumaStatus, output: Output) -> String {
         let _ = write!(text, "\n{name}: left {pages} times. {meaning}\n");
     }
     if vm.counts == 0 {
-        text.push_str("Nothing moves by itself on this machine: it has one node, or numa=off.\n");
+        text.push_str("Nothing moves by itself on this machine: it counts no misses, and was not told numa=sample.\n");
     }
     text
 }
