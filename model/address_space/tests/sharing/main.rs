@@ -231,7 +231,6 @@ fn a_released_page_comes_back() {
                     assert!(world.touch(0, chunk.add(at), Access::Write));
                     world.store(0, chunk.add(at));
                 }
-                world.check();
                 world.finish();
             }
         }
@@ -265,7 +264,6 @@ fn a_single_page_in_place_is_no_chunk_on_its_way() {
         Frames::free(&world.machine.frames, *frame, 0);
     }
     assert!(world.touch(0, RAM.add(81), Access::Write), "done for ever");
-    world.check();
     world.finish();
 }
 
@@ -288,7 +286,6 @@ fn zeroes_are_written() {
             world.check();
             assert!(world.touch(0, gfn, Access::Write));
             world.store(0, gfn);
-            world.check();
             world.finish();
         }
     }
@@ -309,7 +306,6 @@ fn zeroes_stay_while_a_chunk_is_on_its_way() {
         for gfn in (0..CHUNK_FRAMES).map(|n| RAM.add(n)) {
             assert!(world.touch(0, gfn, Access::Read));
         }
-        world.check();
         world.finish();
     }
 }
@@ -329,7 +325,6 @@ fn a_released_block_is_a_block_again() {
     }
     world.fill_region(0);
     assert_eq!(world.vms[0].lock().leaves(), (1, 0));
-    world.check();
     world.finish();
 }
 
@@ -356,7 +351,6 @@ fn a_block_moves_page_by_page() {
     world.check();
     assert_eq!(world.vms[0].lock().events().moved, 200);
     world.release(0, RAM, 60);
-    world.check();
     world.finish();
 }
 
@@ -387,7 +381,6 @@ fn hidden_write(block: Block, is_shared: bool, is_full: bool) -> Vec<&'static st
         Frames::free(&world.machine.frames, frame, 0);
     }
     world.store(0, gfn);
-    world.check();
     world.finish();
     steps
 }
@@ -432,7 +425,6 @@ fn a_page_that_is_read_twice_holds_the_last() {
                 );
                 world.check();
                 assert!(world.touch(0, gfn, Access::Read));
-                world.check();
                 world.finish();
             }
         }
@@ -475,7 +467,6 @@ fn copies_survive_all_that_may_happen() {
             }
             assert!(world.touch(0, gfn, Access::Write));
             world.store(0, gfn);
-            world.check();
             world.finish();
         }
     }
@@ -552,6 +543,5 @@ fn a_page_of_a_block_gets_copies() {
     assert_eq!(world.vms[0].lock().events().collapsed, 40);
     world.give_copies_back(NodeId(1));
     assert_eq!(world.vms[0].lock().copies(), 0);
-    world.check();
     world.finish();
 }

@@ -5,7 +5,7 @@ mod moving;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use machine_fake::FakeFrames;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
@@ -82,8 +82,13 @@ pub struct World {
 }
 
 fn page(seed: u8) -> Page {
-    let byte = |n: usize| (n / 7) as u8 ^ seed.wrapping_mul(37);
-    Arc::new((0..PAGE).map(byte).collect())
+    /// Made once: thousands of worlds have them.
+    static PAGES: LazyLock<Vec<Page>> = LazyLock::new(|| {
+        let byte = |seed: u8, n: usize| (n / 7) as u8 ^ seed.wrapping_mul(37);
+        let page = |seed| Arc::new((0..PAGE).map(|n| byte(seed, n)).collect());
+        (0..=u8::MAX).map(page).collect()
+    });
+    PAGES[usize::from(seed)].clone()
 }
 
 fn zeroes() -> Page {
@@ -107,7 +112,8 @@ impl Vm {
         let vm = VmId { index, generation };
         let source = |first: u64, len: usize, image: Option<u64>| {
             let pages = image.unwrap_or(0)..IMAGE_PAGES;
-            let bytes = pages.flat_map(image_page).take(len).collect();
+            let mut bytes = pages.map(image_page).collect::<Vec<_>>().concat();
+            bytes.truncate(len);
             Some(Source {
                 at: RAM.add(first).address(),
                 bytes,
