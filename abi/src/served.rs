@@ -75,9 +75,14 @@ pub struct Offer {
     pub name: Text<40>,
     /// How large it is.
     pub sectors: u64,
+    /// [`FOR_OVERLAYS`], or zero.
+    pub uses: u64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
 }
+
+/// [`Offer::uses`]: overlays may be on it, which overwrite what it holds.
+pub const FOR_OVERLAYS: u64 = 1;
 const _: () = assert!(size_of::<Offer>() == 64);
 const _: () = assert!(OFFERS_AT as usize + OFFERS_MAX * size_of::<Offer>() <= HEAD_BYTES as usize);
 

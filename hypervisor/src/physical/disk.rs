@@ -13,6 +13,7 @@ use super::served::{self, Ring};
 use crate::device::block::Part;
 use crate::frames::Tables;
 use crate::{paging, sharing};
+use abi::served::FOR_OVERLAYS;
 use alloc::boxed::Box;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -20,6 +21,7 @@ use machine_aarch64::frames::Ram;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
 use model_paging::Words;
+use model_partitions::Guid;
 use model_virtio::blk::SECTOR_SIZE;
 use virtio_drivers::Error;
 use virtio_drivers::transport::Transport as _;
@@ -82,6 +84,8 @@ struct Entry {
     name: heapless::String<108>,
     first: u64,
     sectors: u64,
+    /// Overlays may be on it: somebody said that what it holds may be overwritten.
+    is_for_overlays: bool,
     /// How many VMs have it as a base; -1 where one has it alone.
     takers: AtomicI32,
     /// Blocks of it may be in the cache.
@@ -207,7 +211,13 @@ pub fn serve(area: Ram, bell: u32) -> bool {
         let number = (partitions.len() + 1) as u8;
         // There is room for as many as can be offered.
         let name = heapless::String::try_from(name).unwrap_or_default();
-        let _ = partitions.push(Entry::new(number, name, 0, offer.sectors));
+        let is_for_overlays = offer.uses & FOR_OVERLAYS != 0;
+        let _ = partitions.push(Entry::new(
+            number,
+            name,
+            (0, offer.sectors),
+            is_for_overlays,
+        ));
     }
     let ring = Ring::new(area, bell, BUFFER_ORDER);
     let disk = ring.map(|ring| Disk::new(Device::Served(ring), partitions));
@@ -259,13 +269,19 @@ impl Disk {
 }
 
 impl Entry {
-    fn new(number: u8, name: heapless::String<108>, first: u64, sectors: u64) -> Self {
+    fn new(
+        number: u8,
+        name: heapless::String<108>,
+        (first, sectors): (u64, u64),
+        is_for_overlays: bool,
+    ) -> Self {
         let words = Words::new(sectors * SECTOR_SIZE / FRAME_SIZE);
         Self {
             number,
             name,
             first,
             sectors,
+            is_for_overlays,
             takers: AtomicI32::new(0),
             was_base: AtomicBool::new(false),
             known: SpinLock::new(Rank::Blocks, (words, Tables::new(NodeId(0), 0))),
@@ -287,10 +303,13 @@ fn read_partitions(
     match table {
         Ok(table) => {
             for partition in &table.partitions {
-                let sectors = partition.last_lba - partition.first_lba + 1;
+                let place = (
+                    partition.first_lba,
+                    partition.last_lba - partition.first_lba + 1,
+                );
                 let number = (disk * PARTITIONS_MAX + found.len() + 1) as u8;
                 let name = partition.name.clone();
-                let entry = Entry::new(number, name, partition.first_lba, sectors);
+                let entry = Entry::new(number, name, place, partition.type_guid == Guid::OVERLAYS);
                 if found.push(entry).is_err() {
                     log::warn!("only the first {PARTITIONS_MAX} partitions are used");
                     break;
@@ -397,6 +416,11 @@ impl Extent {
     /// Its name.
     pub fn name(&self) -> &'static str {
         &self.entry.name
+    }
+
+    /// Whether overlays may be on it.
+    pub fn is_for_overlays(&self) -> bool {
+        self.entry.is_for_overlays
     }
 
     /// Its number on the machine, from 1 on.

@@ -514,6 +514,12 @@ fn store(disk: &DiskRecord, limit: u64) -> Result<Option<Partition>, Refusal> {
         return Ok(None);
     }
     let partition = partition(name, false)?;
+    if !partition.is_for_overlays() {
+        let what = format_args!(
+            "partition {name} is not marked for overlays, which overwrite what it holds (underpin explain impossible)"
+        );
+        return Err(impossible(0, what));
+    }
     let size = partition.size();
     if disk.overlay_max > size {
         let (has, wanted) = (size >> 10, limit >> 10);

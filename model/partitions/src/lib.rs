@@ -24,6 +24,15 @@ const PRIMARY: u64 = 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Guid(pub [u8; 16]);
 
+impl Guid {
+    /// The type of partitions that are there for overlays: what they hold may be overwritten. Underpin's own,
+    /// 7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1.
+    pub const OVERLAYS: Self = Self([
+        0x2a, 0x0c, 0x4e, 0x7d, 0xb6, 0x91, 0x35, 0x4f, 0xa8, 0xe7, 0x55, 0xad, 0x2f, 0x3c, 0x90,
+        0xb1,
+    ]);
+}
+
 impl fmt::Display for Guid {
     /// As people write it; the first three groups are little-endian.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,7 +1,7 @@
 //! Disks laid out field by field, and by sfdisk, are read back; damaged ones are not believed.
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use model_partitions::{Copy, Fault, PartitionError, Table, read};
+use model_partitions::{Copy, Fault, Guid, PartitionError, Table, read};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -185,6 +185,12 @@ fn cases(cases: u32) -> ProptestConfig {
         failure_persistence: None,
         ..ProptestConfig::default()
     }
+}
+
+#[test]
+fn the_type_for_overlays_is_as_people_write_it() {
+    let text = "7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1";
+    assert_eq!(Guid::OVERLAYS.to_string(), text);
 }
 
 proptest! {

@@ -14,6 +14,10 @@ pub const PARTITION: u64 = 48 << 20;
 pub const PARTITIONS: [&str; 2] = ["data", "spare"];
 /// Where the first partition begins, in bytes; the others follow without gaps.
 pub const FIRST_PARTITION: u64 = 1 << 20;
+/// The type of partitions of a Linux, as sfdisk reads it.
+pub const LINUX: &str = "linux";
+/// That of partitions for overlays.
+pub const FOR_OVERLAYS: &str = "7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1";
 /// Bytes that the second copy of the partition table may take at the end.
 const TABLE: u64 = 1 << 20;
 
@@ -81,7 +85,7 @@ pub fn blank(path: &Path, size: u64) -> Outcome {
 pub fn partitioned(directory: &Path) -> Outcome<PathBuf> {
     let path = directory.join("disk.img");
     let text = path.display().to_string();
-    let parts = PARTITIONS.map(|name| (name, PARTITION));
+    let parts = PARTITIONS.map(|name| (name, PARTITION, LINUX));
     for start in with_partitions(&path, &parts)? {
         let offset = format!("offset={start}");
         let blocks = format!("{}k", PARTITION >> 10);
@@ -91,21 +95,21 @@ pub fn partitioned(directory: &Path) -> Outcome<PathBuf> {
     Ok(path)
 }
 
-/// A physical disk with a GUID partition table and partitions of these names and bytes, multiples of
-/// a MiB, that hold zeroes; gives where each begins.
+/// A physical disk with a GUID partition table and partitions of these names, bytes, multiples of
+/// a MiB, and types, that hold zeroes; gives where each begins.
 ///
 /// # Errors
 /// A tool is missing or fails.
-pub fn with_partitions(path: &Path, parts: &[(&str, u64)]) -> Outcome<Vec<u64>> {
-    let bytes: u64 = parts.iter().map(|(_, bytes)| bytes).sum();
+pub fn with_partitions(path: &Path, parts: &[(&str, u64, &str)]) -> Outcome<Vec<u64>> {
+    let bytes: u64 = parts.iter().map(|(_, bytes, _)| bytes).sum();
     blank(path, FIRST_PARTITION + bytes + TABLE)?;
     let mut starts = Vec::new();
     let mut start = FIRST_PARTITION;
     let mut table = vec!["label: gpt".to_owned()];
-    for (name, bytes) in parts {
+    for (name, bytes, kind) in parts {
         let sectors = (start / 512, bytes / 512);
         table.push(format!(
-            "start={}, size={}, type=linux, name={name}",
+            "start={}, size={}, type={kind}, name={name}",
             sectors.0, sectors.1
         ));
         starts.push(start);
@@ -124,7 +128,7 @@ pub fn with_image(path: &Path, name: &str, image: &Path) -> Outcome {
     let tried = || format!("cannot copy {} to {}", image.display(), path.display());
     let mut from = File::open(image).map_err(because(tried()))?;
     let bytes = from.metadata().map_err(because(tried()))?.len();
-    let starts = with_partitions(path, &[(name, bytes.next_multiple_of(1 << 20))])?;
+    let starts = with_partitions(path, &[(name, bytes.next_multiple_of(1 << 20), LINUX)])?;
     let mut to = File::options().write(true).open(path);
     let to = to
         .as_mut()

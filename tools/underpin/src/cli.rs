@@ -43,7 +43,8 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   mode      = \"cow\"        writes go to an overlay, gone at the end; or \"read-only\"
   overlay   = \"1GiB\"       what the written blocks may take; left out: the disk's size;
                            or { size = \"1GiB\", on = \"scratch\" }: on that partition of a disk
-                           of the machine, which nobody else has meanwhile; gone at the end
+                           of the machine, whose type is for overlays (`underpin explain impossible`),
+                           which nobody else has meanwhile; gone at the end
   block_size = 512         or 4096
   limit     = \"5MB/s\"      what may be read and written in a second; left out: no limit
   never_share = false      true: nothing that is read from it is shared
@@ -223,7 +224,7 @@ pub struct Loan {
     /// The memory to lend, where the machine is made of this system's; left out: what the VMs need
     #[arg(long, value_name = "SIZE", value_parser = whole_blocks)]
     pub lend: Option<u64>,
-    /// A file or block device of this system that VM files name as a partition; may be repeated
+    /// A file or block device that VM files name as a partition, or scratch:FILE where overlays may overwrite it
     #[arg(long = "disk", value_name = "NAME=FILE", value_parser = Served::parse)]
     pub disks: Vec<Served>,
 }

@@ -2,7 +2,8 @@
 
 use super::kernels::BOOT;
 use crate::{
-    Outcome, because, disk_image,
+    Outcome, because,
+    disk_image::{self, FOR_OVERLAYS, LINUX},
     machine::{Hardware, Machine},
     scenario::Scenario,
     vm::Vm,
@@ -69,6 +70,7 @@ fn on_disk() -> Scenario {
         Vm::linux("thief", "trixie-cloud", "idle").persistent_disk("scratch"),
         writer("large").overlay("16MiB", "small"),
         writer("lost").overlay("16MiB", "nowhere"),
+        writer("careless").overlay("4MiB", "precious"),
     ];
     let mut vms = vec![guest];
     vms.extend(asleep.map(Vm::asleep));
@@ -94,9 +96,10 @@ fn with_disks(directory: &Path) -> Outcome<Vec<String>> {
     );
     let mib = |mib: u64| mib << 20;
     let parts = [
-        ("scratch", mib(OVERLAY_MIB + 16)),
-        ("small", mib(8)),
-        ("edges", mib(8)),
+        ("scratch", mib(OVERLAY_MIB + 16), FOR_OVERLAYS),
+        ("small", mib(8), FOR_OVERLAYS),
+        ("edges", mib(8), FOR_OVERLAYS),
+        ("precious", mib(8), LINUX),
     ];
     let starts = disk_image::with_partitions(&rooms, &parts)?;
     let write = |path: &Path, at: u64, bytes: &[u8]| {
@@ -105,7 +108,7 @@ fn with_disks(directory: &Path) -> Outcome<Vec<String>> {
         written.map_err(because("cannot write a disk"))
     };
     // What others have left there is nobody's to read.
-    for (start, (_, size)) in starts.into_iter().zip(parts) {
+    for (start, (_, size, _)) in starts.into_iter().zip(parts) {
         write(&rooms, start, &vec![0xee; size as usize])?;
     }
     let numbers = (0..disk_image::PARTITION / 8)
@@ -122,6 +125,8 @@ fn refusals(machine: &mut Machine) -> Outcome {
         ("thief", BUSY),
         ("large", IMPOSSIBLE),
         ("lost", IMPOSSIBLE),
+        // Nobody said that what it holds may be overwritten.
+        ("careless", IMPOSSIBLE),
     ] {
         let status = machine.refused(&["start", vm])?;
         if status != wanted {

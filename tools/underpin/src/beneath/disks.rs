@@ -13,13 +13,14 @@ use crate::{
 use abi::{
     Text,
     served::{
-        ANSWER_AT, DATA_BYTES, HEAD_BYTES, OFFERS_AT, OFFERS_MAX, Offer, Record, SECTOR_BYTES,
-        answer, operation,
+        ANSWER_AT, DATA_BYTES, FOR_OVERLAYS, HEAD_BYTES, OFFERS_AT, OFFERS_MAX, Offer, Record,
+        SECTOR_BYTES, answer, operation,
     },
 };
 use model_served::{Asked, asked, offers, unanswered};
 use rustix::fs::OFlags;
 use std::{
+    ffi::OsString,
     fs::{self, File, TryLockError},
     io::{self, Seek as _, SeekFrom},
     os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _},
@@ -40,21 +41,41 @@ pub struct Served {
     pub name: String,
     /// The file or block device behind it.
     pub file: PathBuf,
+    /// What it holds may be overwritten by overlays.
+    pub is_scratch: bool,
 }
 
+/// Before a file's path: its contents may be overwritten.
+const SCRATCH: &str = "scratch:";
+
 impl Served {
-    /// Reads `NAME=FILE`.
+    /// Reads `NAME=FILE` or `NAME=scratch:FILE`.
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
         match text.split_once('=') {
             Some((name, file)) if !name.is_empty() && !file.is_empty() => {
                 if Text::<40>::new(name).is_none() {
                     return Err(format!("'{name}' is more than 40 bytes"));
                 }
-                let (name, file) = (name.to_owned(), PathBuf::from(file));
-                Ok(Self { name, file })
+                let path = file.strip_prefix(SCRATCH);
+                if path == Some("") {
+                    return Err(format!("'{text}' names no file"));
+                }
+                Ok(Self {
+                    name: name.to_owned(),
+                    file: PathBuf::from(path.unwrap_or(file)),
+                    is_scratch: path.is_some(),
+                })
             }
             _ => Err(format!("'{text}' is not NAME=FILE")),
         }
+    }
+
+    /// What [`Self::parse`] reads as this.
+    pub fn word(&self) -> OsString {
+        let kind = if self.is_scratch { SCRATCH } else { "" };
+        let mut word = OsString::from(format!("{}={kind}", self.name));
+        word.push(&self.file);
+        word
     }
 }
 
@@ -72,6 +93,7 @@ impl Server {
         for ((offer, disk), (_, bytes)) in offers.iter_mut().zip(disks).zip(&server.files) {
             offer.name = Text::cut(&disk.name);
             offer.sectors = bytes / SECTOR_BYTES;
+            offer.uses = if disk.is_scratch { FOR_OVERLAYS } else { 0 };
         }
         let failed = |error| Failure::file("cannot offer disks through", Path::new(DEVICE), &error);
         server
@@ -209,8 +231,9 @@ impl Server {
 fn keep_list(run: &RunDir, disks: &[Served]) -> Result<()> {
     let path = run.path().join(LIST);
     let line = |disk: &Served| {
-        let file = fs::canonicalize(&disk.file).unwrap_or_else(|_| disk.file.clone());
-        format!("{}={}\n", disk.name, file.display())
+        let mut disk = disk.clone();
+        disk.file = fs::canonicalize(&disk.file).unwrap_or(disk.file);
+        format!("{}\n", disk.word().display())
     };
     let list: String = disks.iter().map(line).collect();
     fs::write(&path, list).map_err(|error| Failure::file("cannot write", &path, &error))
@@ -279,6 +302,16 @@ mod tests {
             (&*disk.name, disk.file.as_path()),
             ("data", Path::new("/srv/a=b.img"))
         );
+        assert!(!disk.is_scratch);
+        let scratch = Served::parse("tmp=scratch:/srv/b.img").unwrap();
+        assert_eq!(
+            (&*scratch.file, scratch.is_scratch),
+            (Path::new("/srv/b.img"), true)
+        );
+        for disk in [disk, scratch] {
+            assert_eq!(Served::parse(disk.word().to_str().unwrap()), Ok(disk));
+        }
+        assert!(Served::parse("x=scratch:").is_err());
         assert!(Served::parse("data").is_err() && Served::parse("=x").is_err());
         assert!(Served::parse(&format!("{}=x", "n".repeat(41))).is_err());
     }

@@ -77,9 +77,7 @@ fn server(options: &Run) -> Vec<OsString> {
         words.extend(["--lend".into(), format!("{}MiB", bytes >> 20).into()]);
     }
     for disk in &options.loan.disks {
-        let mut word = OsString::from(format!("{}=", disk.name));
-        word.push(&disk.file);
-        words.extend(["--disk".into(), word]);
+        words.extend(["--disk".into(), disk.word()]);
     }
     words.push("--".into());
     words.extend(options.files.iter().map(|file| file.as_os_str().to_owned()));
