@@ -22,6 +22,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("gic", targets::gic::gic),
     ("image", targets::machine::image),
     ("kernel_image", targets::machine::kernel_image),
+    ("overlay", targets::overlay::overlay),
     ("partitions", targets::partitions::partitions),
     ("psci_call", targets::exits::psci_call),
     ("served", targets::served::served),

@@ -4,6 +4,7 @@ pub mod control;
 pub mod exits;
 pub mod gic;
 pub mod machine;
+pub mod overlay;
 pub mod partitions;
 pub mod served;
 pub mod shared_disk;
