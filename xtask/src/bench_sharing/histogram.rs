@@ -41,6 +41,18 @@ pub fn distance(one: &Histogram, two: &Histogram) -> f64 {
     all.into_iter().map(apart).sum::<f64>() / 2.0
 }
 
+/// How much longer or shorter, at most, the store of any rank took on one side than that of the same rank on
+/// the other, in nanoseconds.
+pub fn farthest(one: &Histogram, two: &Histogram) -> u64 {
+    let sorted = |histogram: &Histogram| {
+        let times = histogram.iter();
+        let each = times.flat_map(|(ns, count)| std::iter::repeat_n(*ns, *count as usize));
+        each.collect::<Vec<u64>>()
+    };
+    let pairs = sorted(one).into_iter().zip(sorted(two));
+    pairs.map(|(a, b)| a.abs_diff(b)).max().unwrap_or(0)
+}
+
 /// Least, median and most, in instructions.
 pub fn quartiles(histogram: &Histogram) -> String {
     let of = |per_mille| quantile(histogram, per_mille);
