@@ -24,7 +24,7 @@ mod window;
 
 pub use cache::{Cache, Geometry};
 pub use clock::Clock;
-pub use machine::{Access, Counts, Machine};
+pub use machine::{Access, Counts, Level, Machine};
 pub use micro_tlb::MicroTlb;
 pub use region::{CSV_HEADER, REGIONS, Regions};
 pub use topology::{Bad, CPUS_MAX, NODES_MAX, PAGE_SHIFT, Topology};

@@ -34,6 +34,18 @@ pub struct Counts {
     pub stall_ns: u64,
 }
 
+/// Who a CPU works for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Level {
+    /// A program.
+    User,
+    /// The kernel of an operating system.
+    Kernel,
+    /// Whatever is beneath it, and what is done before anything is known.
+    #[default]
+    Hypervisor,
+}
+
 /// The whole machine. An instruction takes 1 ns (1 GHz, one each cycle), and a miss the latency from
 /// the CPU's node to the line's home; caches answer at once.
 #[derive(Debug)]
@@ -44,6 +56,8 @@ pub struct Machine<'w> {
     /// Which CPUs hold each line of memory, a bit each.
     holders: Vec<u32>,
     counts: Vec<Counts>,
+    /// Who each CPU works for, and its time by [`Level`].
+    levels: Vec<(Level, [u64; 3])>,
     clock: Clock,
     window: Window<'w>,
 }
@@ -57,6 +71,7 @@ impl<'w> Machine<'w> {
             caches: (0..cpus).map(|_| Cache::new(geometry)).collect(),
             holders: vec![0; (topology.bytes() >> geometry.line_shift()) as usize],
             counts: vec![Counts::default(); cpus],
+            levels: vec![Default::default(); cpus],
             clock: Clock::new(cpus, slice_ns),
             topology,
             window,
@@ -68,7 +83,7 @@ impl<'w> Machine<'w> {
     #[inline]
     pub fn execute(&mut self, cpu: usize, instructions: u64) -> bool {
         self.clock.run(cpu);
-        self.clock.spend(cpu, instructions);
+        self.spend(cpu, instructions);
         self.counts[cpu].instructions += instructions;
         let over = self.clock.turn_is_over();
         if over {
@@ -167,7 +182,25 @@ impl<'w> Machine<'w> {
         self.window
             .miss((offset >> PAGE_SHIFT) as usize, node, home);
         self.counts[cpu].stall_ns += ns;
+        self.spend(cpu, ns);
+    }
+
+    #[inline]
+    fn spend(&mut self, cpu: usize, ns: u64) {
         self.clock.spend(cpu, ns);
+        let (level, spent) = &mut self.levels[cpu];
+        spent[*level as usize] += ns;
+    }
+
+    /// Who a CPU works for from now on.
+    #[inline]
+    pub fn set_level(&mut self, cpu: usize, level: Level) {
+        self.levels[cpu].0 = level;
+    }
+
+    /// How long a CPU worked and waited for memory for each [`Level`], in nanoseconds.
+    pub fn level_ns(&self, cpu: usize) -> [u64; 3] {
+        self.levels[cpu].1
     }
 
     /// Shows the clocks in the window.

@@ -7,12 +7,13 @@ use std::fmt::Write as _;
 pub const REGIONS: usize = 64;
 
 /// The first line of the results. Times are nanoseconds; `clock_ns` is the parallel clock.
-pub const CSV_HEADER: &str = "region,visit,cpu,node,instructions,accesses,fetch_local,fetch_remote,data_local,data_remote,upgrades,stall_ns,local_ns,clock_ns\n";
+pub const CSV_HEADER: &str = "region,visit,cpu,node,instructions,accesses,fetch_local,fetch_remote,data_local,data_remote,upgrades,stall_ns,local_ns,clock_ns,user_ns,kernel_ns,hypervisor_ns\n";
 
 #[derive(Clone, Debug)]
 struct Snapshot {
     counts: Vec<Counts>,
     local_ns: Vec<u64>,
+    level_ns: Vec<[u64; 3]>,
     clock_ns: u64,
 }
 
@@ -22,6 +23,9 @@ impl Snapshot {
         Self {
             counts: machine.counts().to_vec(),
             local_ns: cpus.map(|cpu| machine.clock().local_ns(cpu)).collect(),
+            level_ns: (0..machine.topology().cpus())
+                .map(|cpu| machine.level_ns(cpu))
+                .collect(),
             clock_ns: machine.clock().now_ns(),
         }
     }
@@ -69,10 +73,12 @@ impl Regions {
             let node = machine.topology().node_of_cpu(cpu);
             let (a, b) = (&after.counts[cpu], &before.counts[cpu]);
             let local = after.local_ns[cpu] - before.local_ns[cpu];
+            let [user, kernel, hypervisor] =
+                [0, 1, 2].map(|n| after.level_ns[cpu][n] - before.level_ns[cpu][n]);
             // Writing to a string cannot fail.
             let _ = writeln!(
                 lines,
-                "{region},{visit},{cpu},{node},{},{},{},{},{},{},{},{},{local},{clock}",
+                "{region},{visit},{cpu},{node},{},{},{},{},{},{},{},{},{local},{clock},{user},{kernel},{hypervisor}",
                 a.instructions - b.instructions,
                 a.accesses - b.accesses,
                 a.fetch_local - b.fetch_local,

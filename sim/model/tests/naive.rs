@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use proptest::prelude::*;
-use sim_model::{Access, Geometry, Machine, PAGE_SHIFT, Regions, Topology, Window, offset};
+use sim_model::{Access, Geometry, Level, Machine, PAGE_SHIFT, Regions, Topology, Window, offset};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const CPUS: usize = 4;
@@ -159,17 +159,22 @@ fn regions_give_differences() {
     assert_eq!(regions.end(u64::MAX, &machine), "");
     machine.access(0, BASE, 8, Access::Load);
     regions.begin(3, &machine);
+    machine.set_level(1, Level::User);
     assert!(!machine.execute(1, 10));
     // Two lines, of which the second is on a page that may be anywhere.
     machine.access(1, BASE + 4092, 8, Access::Store);
     machine.access(1, BASE + 60, 8, Access::Load);
+    machine.set_level(1, Level::Kernel);
     machine.fetch(1, BASE + NODE_BYTES, 2);
     let lines = regions.end(3, &machine);
     // Of CPU 1's 2,710 ns, 300 are beside those that CPU 0 waited for before.
     assert_eq!(
         lines.lines().nth(1),
-        Some("3,0,1,0,10,3,0,2,3,0,0,2700,2710,2410")
+        Some("3,0,1,0,10,3,0,2,3,0,0,2700,2710,2410,910,1800,0")
     );
-    assert_eq!(lines.lines().next(), Some("3,0,0,0,0,0,0,0,0,0,0,0,0,2410"));
+    assert_eq!(
+        lines.lines().next(),
+        Some("3,0,0,0,0,0,0,0,0,0,0,0,0,2410,0,0,0")
+    );
     assert_eq!(lines.lines().count(), CPUS);
 }

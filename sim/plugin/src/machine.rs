@@ -7,7 +7,7 @@ use crate::{
     ram::Ram,
 };
 use qemu_plugin_sys as qemu;
-use sim_model::{Access, CSV_HEADER, Machine, MicroTlb, PAGE_SHIFT, Regions, Window};
+use sim_model::{Access, CSV_HEADER, Level, Machine, MicroTlb, PAGE_SHIFT, Regions, Window};
 use std::{
     ffi::{CStr, c_void},
     fs::{self, File, OpenOptions},
@@ -21,6 +21,16 @@ use std::{
 const COMPARED: u32 = 1 << 16;
 /// The low bits of what QEMU says of an access are the translation regime (`MemOpIdx`).
 const REGIME: u32 = 0xf;
+
+/// Whose a translation regime is (`ARMMMUIdx` in QEMU's `target/arm/cpu.h`). With the host extensions, a
+/// kernel may run at EL2.
+const fn level(regime: u32) -> Level {
+    match regime & REGIME {
+        0 | 1 => Level::User,
+        2..=5 => Level::Kernel,
+        _ => Level::Hypervisor,
+    }
+}
 
 /// All that the plugin has.
 pub struct Simulation {
@@ -247,6 +257,7 @@ impl Simulation {
             )
         };
         let regime = info & REGIME | u32::from(store) << 4;
+        self.machine.set_level(cpu, level(regime));
         let page = address >> PAGE_SHIFT;
         let known = self.tlbs[cpu].get(page, regime);
         let frame = if let Some(frame) = known.filter(|_| self.to_compare == 0) {

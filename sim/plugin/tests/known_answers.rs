@@ -252,6 +252,13 @@ fn misses_and_latencies_are_as_expected() {
         let clock = outcome.column("clock_ns")[0];
         let expected = lines * (4 + ns);
         assert!(close(clock, expected, 1), "{clock} ns, {expected} expected");
+        // It is a kernel, with nothing beneath it.
+        let [user, kernel, beneath] =
+            ["user_ns", "kernel_ns", "hypervisor_ns"].map(|name| outcome.column(name)[0]);
+        assert_eq!(
+            (user, kernel, beneath),
+            (0, outcome.column("local_ns")[0], 0)
+        );
         eprintln!("{}: {found} misses, {clock} ns", run.name);
     }
 }
