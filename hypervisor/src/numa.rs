@@ -91,6 +91,9 @@ pub struct Tally {
     /// Misses on pages that were hot, on the own node and on others.
     local: AtomicU64,
     remote: AtomicU64,
+    /// Counts that went into moving and copying pages, and of them, into the bytes themselves.
+    spent: AtomicU64,
+    copying: AtomicU64,
     /// All of it is to move to this node, less one; and from this guest frame on.
     wanted: AtomicU64,
     hand: AtomicU64,
@@ -447,7 +450,11 @@ fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
                 tally.leave(left::NO_MEMORY);
             }
         } else {
+            let begun = timer::now();
             moving::carry(instance, some, to);
+            tally
+                .spent
+                .fetch_add(timer::now() - begun, Ordering::Relaxed);
         }
     }
     match next {
@@ -488,6 +495,8 @@ pub fn status(instance: &Instance) -> NumaStatus {
         counts: WATCH
             .get()
             .map_or(0, |watch| watch.seen.lock().source.code()),
+        moving_ns: host::nanoseconds(load(&tally.spent).saturating_sub(load(&tally.copying))),
+        copying_ns: host::nanoseconds(load(&tally.copying)),
     };
     for (sum, counter) in status.left.iter_mut().zip(&tally.left) {
         *sum = load(counter);

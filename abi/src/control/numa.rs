@@ -65,6 +65,10 @@ pub struct NumaStatus {
     pub moving: u64,
     /// How misses are known: [`Self::COUNTED`], [`Self::SAMPLED`], or 0 where nothing moves by itself.
     pub counts: u64,
+    /// Nanoseconds of CPUs that went into moving and copying pages, beside `copying_ns`.
+    pub moving_ns: u64,
+    /// Nanoseconds of CPUs that went into the bytes themselves: caches cleaned, and the copy.
+    pub copying_ns: u64,
 }
 
 impl NumaStatus {
@@ -73,7 +77,7 @@ impl NumaStatus {
     /// Some pages are sampled.
     pub const SAMPLED: u64 = 2;
 }
-const _: () = assert!(size_of::<NumaStatus>() == 32 + 8 * 8 + 48 + 8 * NUMA_LEFT_COUNT + 16);
+const _: () = assert!(size_of::<NumaStatus>() == 32 + 8 * 8 + 48 + 8 * NUMA_LEFT_COUNT + 32);
 
 /// Moves a VM's memory to a node.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -11,10 +11,11 @@ use abi::control::left;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Mfn, NodeId};
 use model_address_space::{Flight, Frames, Moved};
-use model_frame_table::{Owner, Purpose};
+use model_frame_table::{CHUNK_ORDER, Owner, Purpose};
 use model_placement::{MissSource, NodeSet};
 
 /// Pages that move under one debt. The CPUs of a machine with as many nodes as there may be can all be
@@ -120,8 +121,11 @@ impl Jobs {
             let Some(first) = batch.first() else { break };
             let running = vm::instance(first.owner.vm).filter(|instance| !instance.is_ending());
             let Some(instance) = running else { continue };
+            let begun = timer::now();
             let done = carry(&instance, &batch, node);
             watch.note(&instance, &done);
+            let spent = timer::now() - begun;
+            instance.numa.spent.fetch_add(spent, Ordering::Relaxed);
         }
     }
 }
@@ -143,34 +147,57 @@ impl Waiting {
     }
 }
 
+/// Frames of a node, and the power of two that they are: for a page, and for those of its neighbours behind it
+/// that make an aligned run with it. The pool's lists change once for all of them.
+fn take_frames(first: &Job, others: &[Job], node: NodeId) -> Option<(Mfn, u8)> {
+    let gfn = first.owner.gfn;
+    let aligned = gfn.0.trailing_zeros().min(CHUNK_ORDER.into());
+    let follows =
+        |(n, job): &(u64, &Job)| job.owner.gfn == gfn.add(*n) && job.copies == first.copies;
+    let following = (1..1 << aligned).zip(others).take_while(follows).count();
+    let purpose = if first.copies {
+        Purpose::Replica(first.owner)
+    } else {
+        Purpose::Private(first.owner)
+    };
+    let orders = [(following as u32 + 1).ilog2() as u8, 0];
+    orders.into_iter().find_map(|order| {
+        let new = Metal.allocate_local(node, order, purpose)?;
+        Some((new, order))
+    })
+}
+
 /// Moves pages of a VM to a node, at most [`BATCH`], or gives the node copies.
 pub fn carry(instance: &Instance, jobs: &[Job], node: NodeId) -> heapless::Vec<Flight, BATCH> {
     let mut flights = heapless::Vec::<Flight, BATCH>::new();
-    for job in jobs.iter().take(BATCH) {
-        let purpose = if job.copies {
-            Purpose::Replica(job.owner)
-        } else {
-            Purpose::Private(job.owner)
-        };
-        let Some(new) = Metal.allocate_local(node, 0, purpose) else {
+    let mut rest = jobs.get(..BATCH).unwrap_or(jobs);
+    while let Some((first, others)) = rest.split_first() {
+        let Some((new, order)) = take_frames(first, others, node) else {
             instance.numa.leave(left::NO_MEMORY);
+            rest = others;
             continue;
         };
-        // It is not full.
-        let _ = flights.push(Flight {
-            gfn: job.owner.gfn,
-            old: job.frame,
-            new,
-            copy_on: job.copies.then_some(node),
-            state: Moved::Gone,
-        });
+        for (job, n) in rest.iter().zip(0..1 << order) {
+            // There is room for so many jobs.
+            let _ = flights.push(Flight {
+                gfn: job.owner.gfn,
+                old: job.frame,
+                new: new.add(n),
+                copy_on: job.copies.then_some(node),
+                state: Moved::Gone,
+            });
+        }
+        rest = rest.get(1 << order..).unwrap_or_default();
     }
     instance.space.take_off(&mut flights);
+    let begun = timer::now();
     for flight in &flights {
         if flight.state == Moved::Begun {
             Metal.relocate(flight.old, flight.new);
         }
     }
+    let copying = timer::now() - begun;
+    instance.numa.copying.fetch_add(copying, Ordering::Relaxed);
     instance.space.land(&mut flights);
     for flight in &flights {
         let tally = &instance.numa;

@@ -12,9 +12,10 @@
 //! what is behind it, gives its copies back first ([`Maps::collapse`]), and the flight with them.
 //! So the copying may read a frame that is the guest's no more; what it read is never shown then.
 
+use crate::maps::CHUNK;
 use crate::{Frames, GuestRam, Maps, Translation};
 use model_addr::{Gfn, Mfn, NodeId};
-use model_pmap::{Backing, Entry, Reasons};
+use model_pmap::{Backing, Entry, Reasons, Survey};
 use model_stage2::{FlushDebt, Rights, Size};
 
 /// The most pages of a VM that are on their way at once.
@@ -81,7 +82,9 @@ impl<T: Translation> Maps<T> {
         flight: &Flight,
     ) -> Result<FlushDebt, Moved> {
         let Flight { gfn, old, .. } = *flight;
-        let entry = self.entry(gfn);
+        let Ok(Survey { entry, region }) = self.pmap.survey(&self.tables, gfn) else {
+            return Err(Moved::Gone);
+        };
         let is_private = entry.backing == Backing::Private(old);
         let is_copied = |node| self.copy_on(node, gfn).is_some();
         let is_gone = match flight.copy_on {
@@ -98,7 +101,7 @@ impl<T: Translation> Maps<T> {
         // Who must not tell a shared page by the time of a write must not tell a copied one either.
         let hides = flight.copy_on.is_some() && ram.policy().hide;
         let moves = |flying: &Flying| flying.gfn == gfn && flying.moves;
-        let is_block = self.pmap.region(&self.tables, gfn).block().is_some();
+        let is_block = region.block().is_some();
         if !entry.reasons.difference(may_have).is_empty()
             || hides
             || is_block && ram.policy().keep_blocks
@@ -149,9 +152,20 @@ impl<T: Translation> Maps<T> {
             };
         }
         debt.pay(|what| self.tables.invalidate(what));
+        // Neighbours go back together.
+        let mut idle = heapless::Vec::<Mfn, CHUNK>::new();
         for flight in flights {
-            self.show_landed(flight, frames);
+            let Some(frame) = self.show_landed(flight) else {
+                continue;
+            };
+            if idle.is_full() {
+                frames.free_each(&idle);
+                idle.clear();
+            }
+            // It is not full.
+            let _ = idle.push(frame);
         }
+        frames.free_each(&idle);
     }
 
     fn land<B: AsRef<[u8]>>(
@@ -201,20 +215,21 @@ impl<T: Translation> Maps<T> {
         Ok({ &mut root.stage2 }.unmap(&mut self.tables, flight.gfn.address(), 1))
     }
 
-    /// No TLB knows the old translation any more.
-    fn show_landed(&mut self, flight: &Flight, frames: &impl Frames) {
+    /// No TLB knows the old translation any more. Gives the frame that is idle now.
+    fn show_landed(&mut self, flight: &Flight) -> Option<Mfn> {
+        if flight.state != Moved::Done {
+            return Some(flight.new);
+        }
         let rights = self.entry(flight.gfn).rights();
-        let (stage2, tables) = match (flight.state, flight.copy_on) {
-            (Moved::Done, None) => {
+        let (stage2, tables) = match flight.copy_on {
+            None => {
                 self.events.moved += 1;
-                frames.free(flight.old, 0);
                 (&mut self.stage2, &mut self.tables)
             }
-            (Moved::Done, Some(node)) => {
+            Some(node) => {
                 self.events.replicated += 1;
                 self.walked_on(node)
             }
-            _ => return frames.free(flight.new, 0),
         };
         let (ipa, pa) = (flight.gfn.address(), flight.new.address());
         // What the root lacks, a fault fills.
@@ -225,5 +240,6 @@ impl<T: Translation> Maps<T> {
             Size::Page,
             rights.unwrap_or(Rights::READ_EXECUTE),
         );
+        flight.copy_on.is_none().then_some(flight.old)
     }
 }

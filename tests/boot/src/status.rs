@@ -171,6 +171,12 @@ pub struct NumaStatus {
     pub moved: u64,
     /// How it is known where they should be.
     pub misses: String,
+    /// All of it is on its way to a node.
+    pub moving: bool,
+    /// Nanoseconds of CPUs for moving and copying pages, beside the bytes.
+    pub moving_ns: u64,
+    /// Nanoseconds of CPUs for the bytes.
+    pub copying_ns: u64,
 }
 
 /// Reads what a verb printed with `-o json`.
