@@ -5,8 +5,11 @@
 //! workloads (section 5): a scene that all read, as Raytrace does, and memory of each process's own, as
 //! in Engineering. They check every word and print a sum, which must not depend on where pages are.
 
+mod figure8;
 mod linux;
+mod movement;
 mod sampling;
+mod seeds;
 
 use crate::{
     bench::table::{markdown, replace_between},
@@ -74,6 +77,12 @@ pub enum Case {
     Linux,
     /// What samples cost on a machine that counts no misses
     Sampling,
+    /// Equal results with movement and without, over 20 seeds of interleaving
+    Seeds,
+    /// Many short processes in one to eight VMs, and in Linux alone
+    Figure8,
+    /// What it costs to move a page, beside its copy
+    Movement,
 }
 
 impl Case {
@@ -83,6 +92,9 @@ impl Case {
             Self::Programs => "numa",
             Self::Linux => "numa-linux",
             Self::Sampling => "numa-sampling",
+            Self::Seeds => "numa-seeds",
+            Self::Figure8 => "numa-figure8",
+            Self::Movement => "numa-movement",
         }
     }
 }
@@ -117,6 +129,9 @@ pub fn run(cases: &[Case], built: bool, write: bool) -> bool {
                 Case::Programs => measure(step),
                 Case::Linux => linux::measure(step),
                 Case::Sampling => sampling::measure(step),
+                Case::Seeds => seeds::measure(step),
+                Case::Figure8 => figure8::measure(step),
+                Case::Movement => movement::measure(step),
             });
             let Some(rows) = measured else { return false };
             print_line(&format!("\n{}", markdown(&rows)));
@@ -255,7 +270,7 @@ fn keep(case: Case, rows: &[Vec<String>], write: bool) -> Outcome {
     let specification = project::root().join(SPECIFICATION);
     let text = replace_between(&read(&specification)?, key, &markdown(rows))?;
     put(&specification, &text)?;
-    if case == Case::Sampling {
+    if matches!(case, Case::Sampling | Case::Movement) {
         return Ok(());
     }
     let picture = read(&directory()?.join(format!("{key}.svg")))?;

@@ -9,6 +9,9 @@
 //! - `own`: each vCPU fills and uses memory of its own; midway each goes on with the next one's, as
 //!   where processes change places; with `still`, they stay.
 //! - `alone`: vCPU 0 fills and uses memory, while the others have been on and wait.
+//! - `chance`: vCPU 0 fills memory of four kinds of [`Kind`], and all vCPUs use its pages in orders and
+//!   with pauses that `seed=N` (1) gives; `rounds=N` (1) times pages change hands. What is there in the
+//!   end is the same for all seeds.
 //!
 //! `kib=N` of memory (2048; of each, with `own`), `passes=N` (8). On a machine that counts misses, the
 //! first and the last pass of the last vCPU are regions 0 and 1 of its results, and all of it is 2.
@@ -19,7 +22,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use machine_bare::machine::Machine;
-use machine_bare::memory::Scratch;
+use machine_bare::memory::{PAGE_SIZE, Scratch};
 use machine_bare::verdict::{Verdict, check};
 use machine_bare::{boot, cpu, image, measure, println, timer};
 
@@ -110,6 +113,7 @@ fn main(machine: &'static Machine) -> Verdict {
         "scene" => scene,
         "own" => own,
         "alone" => alone,
+        "chance" => chance,
         _ => take,
     };
     measure::begin(2);
@@ -123,6 +127,9 @@ fn main(machine: &'static Machine) -> Verdict {
     measure::end(2);
     println!("took {} ticks", timer::now() - begun);
     check(done, "the other vCPUs do not come to their end")?;
+    if work == "chance" {
+        expect_all_of_chance(&memory(0));
+    }
     check(!FAILED.load(Ordering::Acquire), "a word was changed")?;
     let parts = if work == "own" { vcpus() } else { 1 };
     let sums = (0..parts).map(|n| sum(&memory(n)));
@@ -200,4 +207,108 @@ fn own(index: usize) {
         change(&second, pass);
     });
     finish(index);
+}
+
+/// Who uses a page of `chance`, by its number.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Read by all, and written once in a round, by its owner.
+    ReadShared,
+    /// Used by its owner alone, who changes all of it in each pass.
+    Owned,
+    /// Read by all; each changes lines of its own in each pass.
+    WriteShared,
+    /// Read by all, never written.
+    Read,
+}
+
+impl Kind {
+    const fn of(page: u64) -> Self {
+        match page % 4 {
+            0 => Self::ReadShared,
+            1 => Self::Owned,
+            2 => Self::WriteShared,
+            _ => Self::Read,
+        }
+    }
+
+    /// How often each of its words is written in a round.
+    const fn writes(self, passes: u64) -> u64 {
+        match self {
+            Self::ReadShared => 1,
+            Self::Owned | Self::WriteShared => passes,
+            Self::Read => 0,
+        }
+    }
+}
+
+/// Numbers by chance, the same for a seed and a vCPU.
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        // Knuth's constants; the upper bits are the better ones.
+        let next = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = next.wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+}
+
+fn chance(index: usize) {
+    let machine = boot::machine();
+    let (passes, rounds) = (machine.number("passes", 8), machine.number("rounds", 1));
+    let me = index as u64;
+    let mut chance = Chance(machine.number("seed", 1) << 8 | me);
+    let memory = memory(0);
+    let pages = memory.size() / PAGE_SIZE;
+    meet(1);
+    for round in 0..rounds {
+        for pass in 0..passes {
+            cpu::spin(chance.next() % 5000);
+            // An odd number's multiples go through all of a power of two.
+            let (first, step) = (chance.next(), chance.next() | 1);
+            for n in 0..pages {
+                use_page(&memory, (first + n * step) % pages, me, (round, pass));
+            }
+        }
+        meet(round + 2);
+    }
+    finish(index);
+}
+
+/// What a vCPU does with a page in a pass of a round.
+fn use_page(memory: &Scratch, page: u64, me: u64, (round, pass): (u64, u64)) {
+    let passes = boot::machine().number("passes", 8);
+    let kind = Kind::of(page);
+    let owner = (page / 4 + round) % vcpus();
+    let least = round * kind.writes(passes);
+    for line in 0..PAGE_SIZE / LINE {
+        let at = page * PAGE_SIZE + line * LINE;
+        let (is_mine, done) = match kind {
+            Kind::ReadShared if owner == me && pass == passes / 2 => (true, 0),
+            Kind::Owned if owner == me => (true, pass),
+            Kind::Owned => continue,
+            Kind::WriteShared if line % vcpus() == me => (true, pass),
+            _ => (false, 0),
+        };
+        if is_mine {
+            expect(memory, at, least + done);
+            memory.write(at, word(at, least + done + 1));
+        } else {
+            let seen = memory.read(at);
+            let may_be = word(at, least)..=word(at, least + kind.writes(passes));
+            if !may_be.contains(&seen) {
+                FAILED.store(true, Ordering::Release);
+            }
+        }
+    }
+}
+
+fn expect_all_of_chance(memory: &Scratch) {
+    let machine = boot::machine();
+    let (passes, rounds) = (machine.number("passes", 8), machine.number("rounds", 1));
+    for at in offsets(memory) {
+        let writes = Kind::of(at / PAGE_SIZE).writes(passes);
+        expect(memory, at, rounds * writes);
+    }
 }

@@ -89,8 +89,8 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
         .join("programs");
     let mut files = vec![
         ("work".to_owned(), WORK.into()),
-        ("begin".to_owned(), mark(96)),
-        ("end".to_owned(), mark(97)),
+        ("begin".to_owned(), mark(96, 2)),
+        ("end".to_owned(), mark(97, 2)),
         ("scene".to_owned(), scene().into()),
         ("source.c".to_owned(), source().into()),
     ];
@@ -114,12 +114,12 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// A program that begins or ends region 2 of the measuring machine's results, by this hint, and exits.
-fn mark(hint: u32) -> Vec<u8> {
+/// A program that begins or ends a region of the measuring machine's results, by this hint, and exits.
+pub fn mark(hint: u32, region: u32) -> Vec<u8> {
     const AT: u64 = 0x40_0000;
-    // x0 = 2; the hint; exit(0).
+    // x0 = region; the hint; exit(0).
     let code = [
-        0xd280_0040,
+        0xd280_0000 | region << 5,
         0xd503_201f | hint << 5,
         0xd280_0000,
         0xd280_0ba8,

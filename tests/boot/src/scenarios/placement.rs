@@ -23,8 +23,19 @@ const POLL: Duration = Duration::from_millis(50);
 /// Lines of memory that the guest goes through: 2 MiB, twice a cache.
 const LINES: u64 = 32_768;
 
+/// The most misses that may be remote in `chance`, in percent.
+const CHANCE_REMOTE: u64 = 60;
+
 pub fn scenarios() -> Vec<Scenario> {
-    vec![moves(), stays(), copies(), sampled()]
+    vec![
+        moves(),
+        stays(),
+        copies(),
+        sampled(),
+        chance(3),
+        chance(11),
+        eight(),
+    ]
 }
 
 /// One vCPU uses what the other one, on another node, has filled: it moves to that node, and every word
@@ -92,6 +103,43 @@ fn sampled() -> Scenario {
         })
 }
 
+/// What four vCPUs compute is right while pages move, get copies and lose them, for a seed's orders and
+/// pauses; and they do move: without, three of four misses would be remote. `xtask bench-numa seeds` has more.
+fn chance(seed: u64) -> Scenario {
+    let args = format!("work=chance kib=1024 passes=20 rounds=2 seed={seed}");
+    let vm = Vm::bare("guest", "placement", &args).cpus(4);
+    let turn = format!("slice_ns={}", 2_000 + seed * 7_919 % 16_000);
+    let hardware = Hardware::new(4, "1G").nodes(4).option("--flash");
+    let hardware = ["cache_kib=32", &turn]
+        .into_iter()
+        .fold(hardware, |it, word| {
+            it.option("--flash-option").option(word)
+        });
+    Scenario::new(format!("placement/chance-{seed}"), hardware, vec![vm])
+        .prepare(|directory| Ok(results(directory)))
+        .expect("guest", "underpin-guest: placement ok", 600)
+        .check(|stage| {
+            let (near, far) = (sum(stage, 2, "data_local")?, sum(stage, 2, "data_remote")?);
+            if far * 100 < (near + far) * CHANCE_REMOTE {
+                Ok(())
+            } else {
+                Err(format!("{far} misses of {} were remote", near + far))
+            }
+        })
+        .check(|stage| powered_off(stage, "guest"))
+}
+
+/// As `copies`, on eight nodes: all come to have what all read.
+fn eight() -> Scenario {
+    let vm = Vm::bare("guest", "placement", "work=scene kib=2048 passes=30").cpus(8);
+    let hardware = Hardware::new(8, "1G").nodes(8).option("--flash");
+    Scenario::new("placement/eight", hardware, vec![vm])
+        .prepare(|directory| Ok(results(directory)))
+        .expect("guest", "underpin-guest: placement ok", 600)
+        .check(becomes_local)
+        .check(|stage| powered_off(stage, "guest"))
+}
+
 fn run(name: &str, append: Option<&str>, work: &str) -> Scenario {
     let args = format!("kib=2048 {work}");
     let vm = Vm::bare("guest", "placement", &args).cpus(2);
@@ -112,12 +160,17 @@ fn results(directory: &Path) -> Vec<String> {
 
 /// Misses on remote memory that all CPUs had in a region.
 fn remote(stage: &Stage, region: u64) -> Outcome<u64> {
+    sum(stage, region, "data_remote")
+}
+
+/// A column of a region's results, of all CPUs.
+fn sum(stage: &Stage, region: u64, column: &str) -> Outcome<u64> {
     let file = stage.directory.join("results.csv");
     let text = fs::read_to_string(file).map_err(because("cannot read the results"))?;
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let header = lines.next().ok_or("there are no results")?;
-    let at = header.iter().position(|title| *title == "data_remote");
-    let at = at.ok_or("the results have no column data_remote")?;
+    let at = header.iter().position(|title| *title == column);
+    let at = at.ok_or_else(|| format!("the results have no column {column}"))?;
     let of_region = lines.filter(|line| line.first() == Some(&region.to_string().as_str()));
     let misses: Vec<u64> = of_region
         .filter_map(|line| line.get(at)?.parse().ok())

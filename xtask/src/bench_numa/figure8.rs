@@ -1,0 +1,322 @@
+//! Disco's figure 8: many short processes on eight CPUs in one to eight VMs of the same size in all, and in Linux
+//! without anything beneath it, on the same measuring machine. The processes are busybox's, in the place of
+//! pmake's: each job writes a source, and sorts, compresses and sums it, in a shell of its own.
+
+use super::{directory, linux::mark};
+use crate::bench_sharing::plot::Plot;
+use crate::step::{Outcome, Step};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tests_boot::{archive, assets, machine::Hardware, machine::Machine, vm::Vm};
+
+const KERNEL: &str = "trixie-cloud";
+const WORK_MAX: Duration = Duration::from_mins(30);
+const POLL: Duration = Duration::from_millis(250);
+/// CPUs and nodes of the machine, and MiB of each node.
+const CPUS: u32 = 8;
+const NODE_MIB: u32 = 256;
+/// MiB and jobs of all VMs together.
+const VMS_MIB: u32 = 1408;
+const JOBS: u32 = 48;
+/// How many VMs; none is Linux without Underpin.
+const VMS: [u32; 5] = [0, 1, 2, 4, 8];
+/// MiB of the counters' window: a header, and nine words for each page.
+const WINDOW_MIB: u32 = (36_864 + CPUS * NODE_MIB * 256 * 4 * (CPUS + 1)).div_ceil(1 << 20);
+/// Distances of two nodes, and to the window.
+const FAR: u32 = 30;
+const NOBODYS: u32 = 254;
+
+/// What the guest does instead of `/init`: `vm=` is its number, `jobs=` how many it does, and with `wait` it
+/// begins when told. Region 2 and its number is the work.
+const WORK: &str = "#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+for word in $(cat /proc/cmdline); do case $word in vm=*|jobs=*|wait=*) eval $word;; esac; done
+cpus=$(nproc)
+job() {
+    (sed \"s/LINE/$1/\" /source >/tmp/$1.c; sort /tmp/$1.c >/tmp/$1.s; gzip -c /tmp/$1.s >/tmp/$1.o
+    wc /tmp/$1.c >/tmp/$1.w; sha256sum /tmp/$1.o | cut -c 1-64 >/tmp/$1.sum; rm /tmp/$1.c /tmp/$1.s)
+}
+lane() { n=$1; while [ $n -lt $jobs ]; do job $n; n=$((n + cpus)); done; }
+echo 'underpin-guest: ready'
+[ -z \"$wait\" ] || read go
+/begin$vm
+lane=0
+while [ $lane -lt $cpus ]; do lane $lane & lane=$((lane + 1)); done
+wait
+/end$vm
+echo \"underpin-guest: sum $(cat /tmp/*.sum | sha256sum)\"
+echo 'underpin-guest: work ok'
+poweroff -f
+";
+
+/// Milliseconds of the parallel clock, and of it, for whom CPUs worked: programs, kernels, Underpin, nobody.
+struct Run {
+    ms: f64,
+    parts: [f64; 4],
+}
+
+/// The table.
+///
+/// # Errors
+/// A run that fails.
+pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
+    let initrd = directory()?.join("figure8.initrd");
+    let files = files();
+    let named: Vec<_> = files
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), bytes.clone()))
+        .collect();
+    archive::initrd(&initrd, KERNEL, &named)?;
+    let head = [
+        "",
+        "ms",
+        "user",
+        "kernel",
+        "Underpin",
+        "idle",
+        "against Linux alone",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let (mut bars, mut alone) = (Vec::new(), None);
+    for count in VMS {
+        let name = match count {
+            0 => "Linux alone".to_owned(),
+            1 => "1 VM".to_owned(),
+            _ => format!("{count} VMs"),
+        };
+        step.doing(&name);
+        let run = match count {
+            0 => bare(&initrd)?,
+            _ => in_vms(count, &initrd)?,
+        };
+        let alone = *alone.get_or_insert(run.ms);
+        let parts = run.parts.iter().map(|ms| format!("{ms:.1}"));
+        let mut row = vec![name.clone(), format!("{:.1}", run.ms)];
+        row.extend(parts);
+        row.push(format!("{:.2}", run.ms / alone));
+        rows.push(row);
+        bars.push((name, run.parts.to_vec()));
+    }
+    let plot = Plot {
+        title: "Milliseconds of the parallel clock: 48 jobs on eight CPUs",
+        parts: &["user", "kernel", "Underpin", "idle"],
+        bars,
+    };
+    plot.write(&directory()?.join("numa-figure8.svg"))?;
+    Ok(rows)
+}
+
+fn files() -> Vec<(String, Vec<u8>)> {
+    let mut files = vec![
+        ("work".to_owned(), WORK.into()),
+        ("source".to_owned(), source().into()),
+    ];
+    for vm in 0..CPUS {
+        files.push((format!("begin{vm}"), mark(96, 2 + vm)));
+        files.push((format!("end{vm}"), mark(97, 2 + vm)));
+    }
+    files
+}
+
+/// Lines in an order that is to be sorted.
+fn source() -> String {
+    let line = |n: u32| {
+        format!(
+            "LINE {:08x} of a source that is no program\n",
+            n.wrapping_mul(0x9e37_79b9)
+        )
+    };
+    (0..600).map(line).collect()
+}
+
+fn arguments(vm: u32, jobs: u32) -> String {
+    format!("console=ttyAMA0 rdinit=/work vm={vm} jobs={jobs} numa_balancing=disable nokaslr quiet")
+}
+
+fn in_vms(count: u32, initrd: &Path) -> Outcome<Run> {
+    let place = fresh("figure8")?;
+    let names: Vec<String> = (0..count).map(|n| format!("work{n}")).collect();
+    let vms = names.iter().zip(0..).map(|(name, n)| {
+        let args = arguments(n, JOBS / count) + " wait=1";
+        Vm::linux(name, KERNEL, "poweroff")
+            .initrd(&initrd.display().to_string())
+            .args(&args)
+            .memory(&format!("{}MiB", VMS_MIB / count))
+            .cpus(CPUS / count)
+    });
+    let results = place.join("results.csv");
+    let hardware = Hardware::new(CPUS, &format!("{}M", CPUS * NODE_MIB))
+        .nodes(CPUS)
+        .option("--flash")
+        .option("--results")
+        .option(results.display().to_string());
+    let vms: Vec<Vm> = vms.collect();
+    let mut machine = Machine::start(&assets::command(), &place, &hardware, &vms)?;
+    machine.await_answer()?;
+    for name in &names {
+        machine.expect(name, "underpin-guest: ready", 1, WORK_MAX)?;
+    }
+    for name in &names {
+        machine.type_line(name, "go")?;
+    }
+    for name in &names {
+        machine.expect(name, "underpin-guest: work ok", 1, WORK_MAX)?;
+    }
+    machine.shut_down()?;
+    longest(&results)
+}
+
+/// Linux on the machine itself: QEMU as `underpin sim` starts it, without Underpin.
+fn bare(initrd: &Path) -> Outcome<Run> {
+    let place = fresh("figure8")?;
+    let (results, console) = (place.join("results.csv"), place.join("console.log"));
+    let kernel = assets::cache().ok_or("there is no asset cache")?;
+    let kernel = kernel.join("kernels").join(KERNEL).join("vmlinuz");
+    let plugin = assets::target().join("sim/release/libsim_plugin.so");
+    let words = machine_words(&place, &results, &plugin).map_err(|error| cannot(&error))?;
+    let mut qemu = Command::new("setpriv");
+    qemu.args(["--pdeathsig", "KILL", "qemu-system-aarch64"])
+        .args(words)
+        .arg("-serial")
+        .arg(format!("file:{}", console.display()))
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(initrd)
+        // The window is nobody's memory.
+        .args([
+            "-append",
+            &format!("{} mem={}M", arguments(0, JOBS), CPUS * NODE_MIB),
+        ])
+        .stdin(Stdio::null());
+    let mut qemu = qemu.spawn().map_err(|error| cannot(&error))?;
+    let said = await_work(&mut qemu, &console);
+    let _ = qemu.kill(); // it may have ended by itself
+    let _ = qemu.wait();
+    said?;
+    longest(&results)
+}
+
+fn cannot(error: &std::io::Error) -> String {
+    format!("cannot set up a machine: {error}")
+}
+
+/// QEMU's words for the machine that `underpin sim --flash` starts, and the files that it needs.
+fn machine_words(place: &Path, results: &Path, plugin: &Path) -> std::io::Result<Vec<String>> {
+    let mut words: Vec<String> = "-nodefaults -no-user-config -display none -no-reboot \
+         -M virt,gic-version=3,virtualization=on,dtb-randomness=off -cpu neoverse-n1 \
+         -accel tcg,thread=single -icount shift=0,sleep=off -rtc base=2020-01-01,clock=vm"
+        .split_whitespace()
+        .map(str::to_owned)
+        .collect();
+    let mut pair = |option: &str, value: String| words.extend([option.to_owned(), value]);
+    let window = place.join("window");
+    let mut memory = vec![(window.clone(), WINDOW_MIB, "mw".to_owned())];
+    for node in 0..CPUS {
+        let file = place.join(format!("node{node}.ram"));
+        memory.push((file, NODE_MIB, format!("m{node}")));
+        pair(
+            "-numa",
+            format!("node,nodeid={node},cpus={node},memdev=m{node}"),
+        );
+    }
+    for (file, mib, id) in memory {
+        File::create(&file).and_then(|made| made.set_len(u64::from(mib) << 20))?;
+        let file = file.display();
+        pair(
+            "-object",
+            format!("memory-backend-file,id={id},size={mib}M,mem-path={file},share=on"),
+        );
+    }
+    pair("-numa", format!("node,nodeid={CPUS},memdev=mw"));
+    for from in 0..CPUS {
+        for to in (0..=CPUS).filter(|to| *to != from) {
+            let distance = if to == CPUS { NOBODYS } else { FAR };
+            pair("-numa", format!("dist,src={from},dst={to},val={distance}"));
+        }
+    }
+    pair(
+        "-smp",
+        format!("{CPUS},sockets={CPUS},clusters=1,cores=1,threads=1"),
+    );
+    pair("-m", format!("{}M", CPUS * NODE_MIB + WINDOW_MIB));
+    let files = [plugin, place, &window, results].map(|path| path.display().to_string());
+    let [plugin, place, window, results] = files;
+    pair(
+        "-plugin",
+        format!(
+            "{plugin},nodes={CPUS},node_mib={NODE_MIB},ram={place},window={window},out={results}"
+        ),
+    );
+    Ok(words)
+}
+
+fn await_work(qemu: &mut Child, console: &Path) -> Outcome {
+    let deadline = Instant::now() + WORK_MAX;
+    loop {
+        let over = Instant::now() > deadline || !matches!(qemu.try_wait(), Ok(None));
+        let said = fs::read(console).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        if said.contains("underpin-guest: work ok") {
+            return Ok(());
+        }
+        if over {
+            let last = said.lines().last().unwrap_or("nothing").to_owned();
+            return Err(format!("Linux alone came to no end; last it said: {last}"));
+        }
+        sleep(POLL);
+    }
+}
+
+fn fresh(name: &str) -> Outcome<PathBuf> {
+    let place = directory()?.join(name);
+    let _ = fs::remove_dir_all(&place); // absent is fine
+    fs::create_dir_all(&place).map_err(|error| format!("cannot make a directory: {error}"))?;
+    Ok(place)
+}
+
+/// The region that took longest: that of the VM that was last.
+fn longest(results: &Path) -> Outcome<Run> {
+    let text = fs::read_to_string(results)
+        .map_err(|error| format!("cannot read {}: {error}", results.display()))?;
+    let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let head = lines.next().ok_or("there are no results")?;
+    let lines: Vec<_> = lines.collect();
+    let column = |title: &str| {
+        let at = head.iter().position(|column| *column == title);
+        at.ok_or_else(|| format!("the results have no column {title}"))
+    };
+    let (region, clock) = (column("region")?, column("clock_ns")?);
+    let number = |line: &Vec<&str>, at: usize| {
+        line.get(at)
+            .and_then(|cell| cell.parse::<f64>().ok())
+            .unwrap_or(0.0)
+    };
+    let last = lines
+        .iter()
+        .max_by(|a, b| number(a, clock).total_cmp(&number(b, clock)));
+    let last = last.ok_or("nothing was measured")?;
+    let its = || {
+        lines
+            .iter()
+            .filter(|line| line.get(region) == last.get(region))
+    };
+    let ms = number(last, clock) / 1e6;
+    let mut parts = [0.0; 4];
+    for (part, title) in parts
+        .iter_mut()
+        .zip(["user_ns", "kernel_ns", "hypervisor_ns"])
+    {
+        let at = column(title)?;
+        *part = its().map(|line| number(line, at)).sum::<f64>() / 1e6 / f64::from(CPUS);
+    }
+    parts[3] = (ms - parts.iter().sum::<f64>()).max(0.0);
+    Ok(Run { ms, parts })
+}
