@@ -29,24 +29,54 @@ gap() {
     say "gap status=$question switch=$switch upgrade=$(field pause)"
 }
 
-# All CPUs get messages from a disk and a network card as fast as they can; how long detaching takes then.
+# leaves WHAT: so many detaches as os0.pairs= says, of which is told on how many CPUs each found a message, how often
+# those were asked once more than all are, and how long the longest took.
+leaves() {
+    pair=0 least=99 most=0 again=0 longest=0
+    while [ $pair -lt "$(option os0.pairs 10)" ]; do
+        echo attach >/dev/underpin || say "failed attach $1 $pair $(field refusal)"
+        tries=$(field retries) start=$EPOCHREALTIME
+        echo detach >/dev/underpin || say "failed detach $1 $pair $(field refusal)"
+        end=$EPOCHREALTIME
+        [ "$(field beneath)" = 0 ] || say "failed not detached $1 $pair"
+        taken=$((${end%.*}${end#*.} - ${start%.*}${start#*.})) held=$(field held)
+        tries=$(($(field retries) - tries - held))
+        [ "$held" -ge $least ] || least=$held
+        [ "$held" -le $most ] || most=$held
+        [ $tries -le $again ] || again=$tries
+        [ $taken -le $longest ] || longest=$taken
+        pair=$((pair + 1))
+    done
+    say "storm $1 pairs=$pair held=$least-$most again=$again longest=$longest"
+}
+
+# A message comes to CPUs at the moment that they are to leave, each from a disk's queue of its own: to all of them, to
+# one, and to all while each reads from the disk all the time.
 storm() {
     insmod /underpin.ko || say "failed insmod"
-    dd if=/tmp/pattern of=/dev/vda bs=64k conv=fsync 2>/dev/null
-    dd if=/tmp/pattern bs=64k count=32 2>/dev/null >/tmp/wanted
-    wanted=$(sha256sum </tmp/wanted)
-    load 0
-    cpu=0
+    echo 1 >/proc/sys/kernel/printk
+    cpu=0 all='' one=''
     while [ $cpu -lt "$(nproc)" ]; do
-        while :; do taskset -c $cpu dd if=/dev/vda of=/dev/null bs=512 iflag=direct 2>/dev/null; done &
+        irq=$(sed -n "s/^ *\([0-9]*\):.*virtio0-req\.$cpu\$/\1/p" /proc/interrupts)
+        [ "$(cat "/proc/irq/$irq/effective_affinity_list")" = $cpu ] || say "failed interrupt of $cpu"
+        all=$all,$irq
+        if [ $cpu = 3 ]; then one=$one,$irq; else one=$one,0; fi
         cpu=$((cpu + 1))
     done
-    sleep 1
-    before=$(sed -n 's/^intr \([0-9]*\).*/\1/p' /proc/stat)
-    longest=$(longest attach detach)
-    say "storm cpus=$cpu longest=$longest retries=$(field retries) interrupts=$(($(sed -n 's/^intr \([0-9]*\).*/\1/p' /proc/stat) - before))"
+    insmod /rogue.ko "storm=${all#,}" || say "failed insmod of a rogue"
+    leaves all
+    echo "${one#,}" >/sys/module/rogue/parameters/storm
+    leaves one
+    echo "${all#,}" >/sys/module/rogue/parameters/storm
+    cpu=0
+    while [ $cpu -lt "$(nproc)" ]; do
+        while :; do taskset -c $cpu dd if=/dev/vda of=/dev/null bs=512 count=1000 iflag=direct 2>/dev/null; done &
+        cpu=$((cpu + 1))
+    done
+    leaves busy
     # shellcheck disable=SC2046 # one word per process
     kill -9 $(jobs -p)
+    say "storm ended"
 }
 
 # mark NAME: with the kernel's own time, which counts instructions on a machine that does.

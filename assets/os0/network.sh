@@ -32,13 +32,26 @@ say "net sent sha256=$(data 0 | sum)"
 SCRIPT
 }
 
+# uplinks NUMBERS...: each argument of the calls for a way out is checked; so they are answered, one after the other:
+# an area that is not whole pages, EL2's, lent, past all addresses, a device; an interrupt that is a CPU's own, that
+# there is not (twice); all in order, which would be taken where there is no way out yet; and frames.
+uplinks() {
+    for words in '5d 48000008 11f' '5d 40200000 11f' "5d $lent 11f" '5d fffffffffffff000 11f' '5d 0 11f' \
+        '5d 48000000 1f' '5d 48000000 120' '5d 48000000 10000011f' '5d 48000000 11f' 5e; do
+        call "$1" "c60000$words"
+        shift
+    done
+}
+
 # The way out of a VM's switch is a network device of this system, which routes; the VM is parked in the middle of
 # a stream.
 network() {
     export UNDERPIN_CACHE=/cache
     insmod /underpin.ko || say "failed insmod"
     carrier=/sys/class/net/underpin0/carrier
-    insmod /underpin-wrong.ko 2>/dev/null
+    insmod /rogue.ko || say "failed insmod of a rogue"
+    lent=48000000
+    uplinks -17 -17 -17 -17 -17 -17 -17 -17 -17 -17
     ip link set lo up
     ip addr add 10.0.2.129/25 dev underpin0
     ip link set underpin0 up
@@ -64,7 +77,10 @@ network() {
     network_script | dd of=/tmp/first.img conv=notrunc 2>/dev/null
     try 0 run --disk first=/tmp/first.img /vms
     [ "$(cat $carrier)" = 1 ] || say "failed carrier beside VMs"
-    insmod /underpin-wrong.ko 2>/dev/null
+    lent=$(loan 0)
+    lent=${lent#0x}
+    uplinks -12 -12 -12 -12 -12 -23 -23 -23 -16 0
+    say "network refused wrong calls"
     # What comes while it is down is gone, and what comes then does not wait for it.
     ip link set underpin0 down
     sleep 1

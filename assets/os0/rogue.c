@@ -2,13 +2,18 @@
 /*
  * For tests: what a kernel can do that is no friend of the hypervisor beneath it. /dev/rogue maps any page for
  * programs, be it memory, lent, or nothing; and numbers that are written to it, in hexadecimal, are a call to
- * the hypervisor, whose answers are read then.
+ * the hypervisor, whose answers are read then. With storm=, one interrupt for each CPU or 0, such messages come to
+ * these CPUs at the moment that they are about to leave, with interrupts masked.
  */
 #include <linux/arm-smccc.h>
 #include <linux/fs.h>
+#include <linux/interrupt.h>
+#include <linux/kprobes.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/moduleparam.h>
+#include <linux/smp.h>
 #include <linux/uaccess.h>
 
 static struct arm_smccc_1_2_regs regs;
@@ -55,6 +60,48 @@ static struct miscdevice rogue = {
 	.mode = 0600,
 };
 
-module_misc_device(rogue);
+#define CPUS_MAX 64
+
+static unsigned int storm[CPUS_MAX];
+static unsigned int storm_cpus;
+module_param_array(storm, uint, &storm_cpus, 0600);
+
+/* The ITS itself sends it, as for a device. */
+static int send(struct kprobe *probe, struct pt_regs *regs)
+{
+	unsigned int cpu = smp_processor_id();
+
+	if (cpu < storm_cpus && storm[cpu])
+		irq_set_irqchip_state(storm[cpu], IRQCHIP_STATE_PENDING, true);
+	return 0;
+}
+
+/* Of underpin.ko: called on each CPU of a detach. */
+static struct kprobe leaving = {
+	.symbol_name = "detach_here",
+	.pre_handler = send,
+};
+
+static int __init rogue_init(void)
+{
+	int error = misc_register(&rogue);
+
+	if (!error && storm_cpus) {
+		error = register_kprobe(&leaving);
+		if (error)
+			misc_deregister(&rogue);
+	}
+	return error;
+}
+
+static void __exit rogue_exit(void)
+{
+	if (storm_cpus)
+		unregister_kprobe(&leaving);
+	misc_deregister(&rogue);
+}
+
+module_init(rogue_init);
+module_exit(rogue_exit);
 MODULE_DESCRIPTION("Calls and accesses that no friend of the hypervisor makes, for tests");
 MODULE_LICENSE("GPL");

@@ -61,7 +61,6 @@ pub struct Os0 {
     vms: Vec<Vm>,
     has_images: bool,
     starts_anew: bool,
-    calls_wrongly: bool,
     expects: Vec<(String, Duration)>,
 }
 
@@ -112,7 +111,6 @@ impl Os0 {
             vms: Vec::new(),
             has_images: false,
             starts_anew: false,
-            calls_wrongly: false,
             expects: Vec::new(),
         }
     }
@@ -221,13 +219,6 @@ impl Os0 {
         self
     }
 
-    /// With a module that makes calls which no module should.
-    #[must_use]
-    pub fn calls_wrongly(mut self) -> Self {
-        self.calls_wrongly = true;
-        self
-    }
-
     /// With the system on a disk of the asset cache instead of the test's program.
     #[must_use]
     pub fn system(mut self, image: &'static str) -> Self {
@@ -300,10 +291,6 @@ impl Os0 {
             }
             if self.has_module {
                 files.extend(beside_module(name)?);
-                if self.calls_wrongly {
-                    let path = assets::module(name).with_file_name("underpin-wrong.ko");
-                    files.push(("underpin-wrong.ko", module_of(&path)?));
-                }
             }
             if self.has_images {
                 files.extend(images()?);
@@ -505,13 +492,6 @@ fn images() -> Outcome<Vec<(&'static str, Vec<u8>)>> {
         ("images/changed", changed),
         ("images/future", future),
     ])
-}
-
-fn module_of(path: &Path) -> Outcome<Vec<u8>> {
-    fs::read(path).map_err(because(format!(
-        "cannot read {} (scripts/setup makes it)",
-        path.display()
-    )))
 }
 
 fn cached(name: &str) -> Outcome<PathBuf> {

@@ -2,6 +2,7 @@
 
 mod ending;
 mod network;
+mod storm;
 
 use super::kernels::BOOT;
 use crate::{
@@ -45,7 +46,7 @@ pub fn scenarios() -> Vec<Scenario> {
         clocks(),
         drain(),
         gap(),
-        storm(),
+        storm::of_messages(),
         Scenario::os0("os0/demo", timeline::play())
             .slow()
             .console(|said| Timeline::parse(said).check()),
@@ -381,20 +382,6 @@ fn gap() -> Scenario {
         .slow()
         .console(|said| longest_below(said, "switch=", PAUSE_MAX / 1000))
 }
-
-/// Detaching under as many messages as eight CPUs can take.
-fn storm() -> Scenario {
-    let os0 = Os0::new("trixie-cloud", 8, "1G", "disk,storm").counted();
-    let os0 = os0.disk(16 << 20).nic();
-    let os0 = os0.expect("storm cpus=8", 6 * BOOT);
-    let os0 = os0.expect("Power down", BOOT);
-    Scenario::os0("os0/storm", os0)
-        .slow()
-        .console(|said| longest_below(said, "longest=", STORM_MAX))
-}
-
-/// Microseconds, of a machine that runs one CPU at a time, that a switch may take in a storm.
-const STORM_MAX: u64 = 100_000;
 
 fn longest_below(said: &str, name: &str, most: u64) -> Outcome {
     match said.split(name).nth(1).and_then(first_number) {

@@ -15,7 +15,7 @@ pub fn routed(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     Scenario::os0(
         format!("os0/network-{kernel}-{cpus}"),
         os0.beside(vec![vm])
-            .calls_wrongly()
+            .expect("network refused wrong calls", 4 * BOOT)
             .expect("network parked at=", 4 * BOOT)
             .expect("network heard ", 2 * BOOT)
             .expect("network done entries=0", BOOT)
@@ -43,35 +43,6 @@ pub fn mended() -> Scenario {
     .slow()
 }
 
-/// How calls that no module makes are answered, by the numbers of `abi::os0::Refusal`: without VMs, and beside
-/// them, where OS-0 has given an area already.
-const ANSWERS: [(&str, [u64; 2]); 10] = [
-    ("odd", [17, 12]),
-    ("hidden", [17, 12]),
-    ("lent", [17, 12]),
-    ("around", [17, 12]),
-    ("device", [17, 12]),
-    ("private", [17, 23]),
-    ("beyond", [17, 23]),
-    ("wide", [17, 23]),
-    ("again", [17, 16]),
-    ("frames", [17, 0]),
-];
-
-fn check_wrong(said: &str) -> Outcome {
-    for (what, expected) in ANSWERS {
-        let mark = format!("wrong {what}: ");
-        let answers = said.split(mark.as_str()).skip(1);
-        let mut answers: Vec<_> = answers.filter_map(super::first_number).collect();
-        // insmod tries a module that does not load once more.
-        answers.dedup();
-        if answers != expected {
-            return Err(format!("'{what}' was answered {answers:?}"));
-        }
-    }
-    Ok(())
-}
-
 fn check(said: &str) -> Outcome {
     if !said.contains("underpin-guest: net outside ok") {
         return Err("what is outside was not reached".to_owned());
@@ -80,7 +51,6 @@ fn check(said: &str) -> Outcome {
 }
 
 fn check_own(said: &str) -> Outcome {
-    check_wrong(said)?;
     let after = |text: &str| sum_after(said, text);
     let (fetched, own) = (after("net fetched "), after("network own "));
     let (sent, heard) = (after("net sent "), after("network heard "));
