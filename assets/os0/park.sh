@@ -28,6 +28,37 @@ served() {
     try 0 detach
 }
 
+# A VM writes and reads a disk that this system serves from a qcow2 image on a block device; the server is killed twice.
+served_image() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    # What is none, and what would need another file, is refused before anything is lent.
+    try 6 run --disk first=/tmp/first.img,format=qcow2 --disk data=/dev/vda,format=qcow2 /vms
+    dd if=/dev/vda of=/tmp/based.img bs=64k count=4 2>/dev/null
+    printf '\001' | dd of=/tmp/based.img bs=1 seek=15 conv=notrunc 2>/dev/null
+    try 6 run --disk first=/tmp/first.img --disk data=/tmp/based.img,format=qcow2 /vms
+    [ "$(field lent)" = 0 ] || say "failed lent"
+    try 0 run --disk first=/tmp/first.img --disk data=/dev/vda,format=qcow2 /vms
+    log=/tmp/underpin-0/os0/consoles/writer.log
+    kills=0 waited=0
+    while [ "$(field lent)" != 0 ] && [ $waited -lt 900 ]; do
+        # Sectors that were written, so many for each.
+        written=$(awk '{ print $7 }' /sys/block/vda/stat)
+        if [ $kills -lt 2 ] && [ "$written" -gt $((4000 * (kills + 1))) ] && ! grep -q diskwrite $log; then
+            kill -9 "$(cat /tmp/underpin-0/os0/lock)" && kills=$((kills + 1))
+            sleep 1
+            try 0 serve --detach
+        fi
+        sleep 0.1
+        waited=$((waited + 1))
+    done
+    sed 's/^/os0: console writer /' $log
+    say "served image kills=$kills"
+    try 0 detach
+}
+
 # VMs stand still in the memory that is lent to them while this system detaches, and go on, again and again.
 park() {
     export UNDERPIN_CACHE=/cache

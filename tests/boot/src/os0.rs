@@ -89,6 +89,8 @@ enum Disk {
     Empty(u64),
     /// The same, of which so many bytes are written in a second.
     Slow(u64, u32),
+    /// A disk of so many bytes in a qcow2 image of QEMU's, which is at the beginning of a larger one.
+    Qcow2(u64),
     /// An image of the asset cache, whose changes are dropped.
     Cached(&'static str),
 }
@@ -141,6 +143,14 @@ impl Os0 {
     #[must_use]
     pub fn slow_disk(mut self, bytes: u64, rate: u32) -> Self {
         self.disk = Some(Disk::Slow(bytes, rate));
+        self
+    }
+
+    /// With a disk behind PCI that holds an empty qcow2 image, of a disk of so many bytes. What `qemu-img` finds in it
+    /// in the end is added to what the console said: `host: image sha256=SUM`.
+    #[must_use]
+    pub fn qcow2_disk(mut self, bytes: u64) -> Self {
+        self.disk = Some(Disk::Qcow2(bytes));
         self
     }
 
@@ -263,7 +273,12 @@ impl Os0 {
         // It may have powered itself off, which is as good.
         let _ = qemu.kill();
         let _ = qemu.wait();
-        outcome.map(|()| read(&console))
+        outcome?;
+        let mut said = read(&console);
+        if let Some(Disk::Qcow2(_)) = self.disk {
+            said.push_str(&image_sum(directory)?);
+        }
+        Ok(said)
     }
 
     /// Gives the machine to whoever is at this terminal, until it is powered off.
@@ -405,6 +420,7 @@ impl Os0 {
                 let limit = format!(",throttling.bps-write={rate}");
                 (empty_disk(directory, bytes)?, limit)
             }
+            Some(Disk::Qcow2(bytes)) => (qcow2_disk(directory, bytes)?, String::new()),
             Some(Disk::Cached(name)) => {
                 let name = name.strip_prefix("cache:").unwrap_or(name);
                 (cached(name)?, ",snapshot=on".to_owned())
@@ -504,6 +520,44 @@ fn empty_disk(directory: &Path, bytes: u64) -> Outcome<PathBuf> {
     let disk = File::create(&path).map_err(because("cannot make a disk"))?;
     disk.set_len(bytes).map_err(because("cannot make a disk"))?;
     Ok(path)
+}
+
+/// A disk twice as large as the empty image in it.
+fn qcow2_disk(directory: &Path, bytes: u64) -> Outcome<PathBuf> {
+    let path = directory.join("disk.img");
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2"]).arg(&path);
+    run(create.arg(bytes.to_string()))?;
+    let disk = File::options().write(true).open(&path);
+    let disk = disk.map_err(because("cannot open a disk"))?;
+    disk.set_len(2 * bytes)
+        .map_err(because("cannot make a disk larger"))?;
+    Ok(path)
+}
+
+/// The image on that disk is whole, and holds this.
+fn image_sum(directory: &Path) -> Outcome<String> {
+    let (image, raw) = (directory.join("disk.img"), directory.join("disk.raw"));
+    run(Command::new("qemu-img")
+        .args(["check", "-q", "-f", "qcow2"])
+        .arg(&image))?;
+    let mut convert = Command::new("qemu-img");
+    convert.args(["convert", "-f", "qcow2", "-O", "raw"]);
+    run(convert.arg(&image).arg(&raw))?;
+    let sum = run(Command::new("sha256sum").arg(&raw))?;
+    let sum = sum.split(' ').next().unwrap_or_default();
+    Ok(format!("\nhost: image sha256={sum}\n"))
+}
+
+/// What a program prints that ends well.
+fn run(command: &mut Command) -> Outcome<String> {
+    let name = format!("{command:?}");
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.map_err(because(format!("cannot run {name}")))?;
+    if !output.status.success() {
+        return Err(format!("{name} ended with {}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// One boot module for QEMU's guest-loader.

@@ -26,6 +26,7 @@ use std::{
 use tools_os0::{Asked, DEVICE, Running, System as _, codes};
 
 mod disks;
+mod image;
 mod stage;
 
 pub use disks::Served;

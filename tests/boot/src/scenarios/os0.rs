@@ -35,6 +35,7 @@ pub fn scenarios() -> Vec<Scenario> {
         beside("trixie-cloud", 2, "max,pauth=off,sme=off", 2),
         beside("newest", 4, "neoverse-n1", 1).slow(),
         served("trixie-cloud", 2, "max,pauth=off,sme=off"),
+        served_image("trixie-cloud", 2, "max,pauth=off,sme=off"),
         network::routed("trixie-cloud", 2, "max,pauth=off,sme=off"),
         network::routed("bookworm", 4, "cortex-a76").slow(),
         network::routed("newest", 2, "neoverse-n1").slow(),
@@ -250,6 +251,32 @@ fn served(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
             .expect("Power down", BOOT),
     )
     .console(check_served)
+}
+
+/// A VM's disk is a qcow2 image on a disk of OS-0's; its server is killed in the middle, and QEMU's own tool finds the
+/// image whole, with what the VM has written.
+fn served_image(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
+    let vm = Vm::linux("writer", kernel, "diskwrite").memory("128MiB");
+    let vm = vm.args(&format!("underpin.mib={SERVED_MIB}"));
+    let vm = vm.cow_partition("first").persistent_disk("data");
+    let os0 = Os0::new(kernel, cpus, "2G", "served_image").cpu(cpu);
+    Scenario::os0(
+        format!("os0/served-qcow2-{kernel}-{cpus}"),
+        os0.qcow2_disk(u64::from(SERVED_MIB) << 20)
+            .beside(vec![vm])
+            .expect("served image kills=", 4 * BOOT)
+            .expect("Power down", BOOT),
+    )
+    .console(|said| {
+        let (vms, own) = (
+            sum_after(said, "diskwrite ok "),
+            sum_after(said, "host: image"),
+        );
+        if vms.is_some() && vms == own && said.contains("served image kills=2") {
+            return Ok(());
+        }
+        Err(format!("the VM found {vms:?}, and the image holds {own:?}"))
+    })
 }
 
 /// VMs are parked again and again, under load, and come to the right results.

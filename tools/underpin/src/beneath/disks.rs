@@ -5,6 +5,7 @@
 //! done when its answer is in the area, and not before. So a server may end at any moment: the next one
 //! does again what has no answer.
 
+use super::image::{Format, Image, Qcow2Image};
 use crate::{
     failure::{Failure, Result, exit},
     sim::RunDir,
@@ -43,14 +44,23 @@ pub struct Served {
     pub file: PathBuf,
     /// What it holds may be overwritten by overlays.
     pub is_scratch: bool,
+    /// How the file holds it.
+    pub format: Format,
 }
 
 /// Before a file's path: its contents may be overwritten.
 const SCRATCH: &str = "scratch:";
 
 impl Served {
-    /// Reads `NAME=FILE` or `NAME=scratch:FILE`.
+    /// Reads `NAME=FILE` or `NAME=scratch:FILE`, with `,format=FORMAT` behind it unless that is raw.
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        let (text, format) = match text.rsplit_once(",format=") {
+            None => (text, Format::Raw),
+            Some((rest, name)) => {
+                let unknown = || format!("there is no format '{name}': raw or qcow2");
+                (rest, Format::parse(name).ok_or_else(unknown)?)
+            }
+        };
         match text.split_once('=') {
             Some((name, file)) if !name.is_empty() && !file.is_empty() => {
                 if Text::<40>::new(name).is_none() {
@@ -64,17 +74,19 @@ impl Served {
                     name: name.to_owned(),
                     file: PathBuf::from(path.unwrap_or(file)),
                     is_scratch: path.is_some(),
+                    format,
                 })
             }
             _ => Err(format!("'{text}' is not NAME=FILE")),
         }
     }
 
-    /// What [`Self::parse`] reads as this.
+    /// What [`Self::parse`] reads as this, whatever the file is called.
     pub fn word(&self) -> OsString {
         let kind = if self.is_scratch { SCRATCH } else { "" };
         let mut word = OsString::from(format!("{}={kind}", self.name));
         word.push(&self.file);
+        word.push(format!(",format={}", self.format.name()));
         word
     }
 }
@@ -82,7 +94,7 @@ impl Served {
 /// The area, and the files in the order of their offers.
 pub struct Server {
     area: File,
-    files: Vec<(File, u64)>,
+    files: Vec<(Image, u64)>,
 }
 
 impl Server {
@@ -133,7 +145,7 @@ impl Server {
         let mut given: Vec<_> = disks.iter().cloned().zip(server.files).collect();
         let mut taken = Vec::new();
         for offer in offers(&head) {
-            let is_it = |(disk, (_, bytes)): &(Served, (File, u64))| {
+            let is_it = |(disk, (_, bytes)): &(Served, (Image, u64))| {
                 offer.name.as_str() == Some(&disk.name) && offer.sectors == bytes / SECTOR_BYTES
             };
             let Some(place) = given.iter().position(is_it) else {
@@ -163,7 +175,7 @@ impl Server {
                 Failure::new(exit::USAGE, message).help(format!("use at most {OFFERS_MAX}"))
             );
         }
-        let files = disks.iter().map(|disk| open_disk(&disk.file));
+        let files = disks.iter().map(|disk| open_disk(&disk.file, disk.format));
         let files = files.collect::<Result<Vec<_>>>()?;
         let mut options = File::options();
         let area = options.read(true).write(true).open(DEVICE);
@@ -215,14 +227,14 @@ impl Server {
         let at = HEAD_BYTES + todo.slot as u64 * DATA_BYTES;
         match todo.operation {
             operation::READ => {
-                file.read_exact_at(data, todo.at)?;
+                file.read(data, todo.at)?;
                 self.area.write_all_at(data, at)
             }
             operation::WRITE => {
                 self.area.read_exact_at(data, at)?;
-                file.write_all_at(data, todo.at)
+                file.write(data, todo.at)
             }
-            _ => file.sync_data(),
+            _ => file.sync(),
         }
     }
 }
@@ -251,14 +263,19 @@ fn room(bytes: usize) -> (Vec<u8>, usize) {
 
 /// Opens a file or block device so that what is written outlives this system, as VMs may: nothing that a
 /// VM was told is written waits in this system's memory.
-fn open_durable(path: &Path) -> io::Result<File> {
+fn open_durable(path: &Path, format: Format) -> io::Result<File> {
     let open = |flags: OFlags| {
         let mut options = File::options();
         options.read(true).write(true);
         options.custom_flags(flags.bits() as i32).open(path)
     };
     let is_device = fs::metadata(path)?.file_type().is_block_device();
-    if is_device && let Ok(file) = open(OFlags::DIRECT) {
+    // What an image says of itself is written in an order that holds through a loss of power.
+    let direct = match format {
+        Format::Raw => OFlags::DIRECT,
+        Format::Qcow2 => OFlags::DIRECT | OFlags::DSYNC,
+    };
+    if is_device && let Ok(file) = open(direct) {
         let (mut room, start) = room(SECTOR_BYTES as usize);
         let sector = room.get_mut(start..start + SECTOR_BYTES as usize);
         // Sectors of other sizes, and what cannot do without a cache, take the other way.
@@ -269,10 +286,10 @@ fn open_durable(path: &Path) -> io::Result<File> {
     open(OFlags::DSYNC)
 }
 
-/// A file or block device for this process alone, and its bytes.
-fn open_disk(path: &Path) -> Result<(File, u64)> {
+/// A disk in a file or block device for this process alone, and its bytes.
+fn open_disk(path: &Path, format: Format) -> Result<(Image, u64)> {
     let failed = |error: io::Error| Failure::file("cannot serve", path, &error);
-    let mut file = open_durable(path).map_err(failed)?;
+    let mut file = open_durable(path, format).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -281,14 +298,27 @@ fn open_disk(path: &Path) -> Result<(File, u64)> {
         }
         Err(TryLockError::Error(error)) => return Err(failed(error)),
     }
-    // Of a block device, metadata does not tell.
-    let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let (image, size) = match format {
+        Format::Raw => {
+            // Of a block device, metadata does not tell.
+            let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+            (Image::Raw(file), size)
+        }
+        Format::Qcow2 => {
+            let (mut room, start) = room(ALIGN);
+            let head = room.get_mut(start..start + ALIGN).unwrap_or_default();
+            let read = file.read_at(head, 0).map_err(failed)?;
+            let image = Qcow2Image::open(path, file, head.get(..read).unwrap_or_default())?;
+            let size = image.size();
+            (Image::Qcow2(image), size)
+        }
+    };
     if size == 0 || !size.is_multiple_of(SECTOR_BYTES) {
         let message = format!("{} has {size} bytes, which is no disk", path.display());
         let help = format!("make it a multiple of {SECTOR_BYTES}: truncate --size=1G FILE");
         return Err(Failure::new(exit::FILE, message).help(help));
     }
-    Ok((file, size))
+    Ok((image, size))
 }
 
 #[cfg(test)]
@@ -302,16 +332,20 @@ mod tests {
             (&*disk.name, disk.file.as_path()),
             ("data", Path::new("/srv/a=b.img"))
         );
-        assert!(!disk.is_scratch);
+        assert!(!disk.is_scratch && disk.format == Format::Raw);
         let scratch = Served::parse("tmp=scratch:/srv/b.img").unwrap();
         assert_eq!(
             (&*scratch.file, scratch.is_scratch),
             (Path::new("/srv/b.img"), true)
         );
-        for disk in [disk, scratch] {
+        let image = Served::parse("data=/a,format=raw,format=qcow2").unwrap();
+        assert_eq!(image.format, Format::Qcow2);
+        assert_eq!(image.file, Path::new("/a,format=raw"));
+        for disk in [disk, scratch, image] {
             assert_eq!(Served::parse(disk.word().to_str().unwrap()), Ok(disk));
         }
         assert!(Served::parse("x=scratch:").is_err());
+        assert!(Served::parse("data=/a,format=vmdk").is_err_and(|why| why.contains("'vmdk'")));
         assert!(Served::parse("data").is_err() && Served::parse("=x").is_err());
         assert!(Served::parse(&format!("{}=x", "n".repeat(41))).is_err());
     }
@@ -336,7 +370,7 @@ mod tests {
             .unwrap();
         let server = Server {
             area,
-            files: vec![open_disk(&path("disk")).unwrap()],
+            files: vec![open_disk(&path("disk"), Format::Raw).unwrap()],
         };
         let todo = |operation, at, bytes, slot| Asked {
             slot,
@@ -384,7 +418,7 @@ mod tests {
                 .is_err()
         );
         // Nobody else may serve it meanwhile.
-        assert!(open_disk(&path("disk")).is_err());
+        assert!(open_disk(&path("disk"), Format::Raw).is_err());
         fs::remove_dir_all(&directory).unwrap();
     }
 }
