@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::{env, fs, path::Path, process::Command};
 
 /// Says what a browser makes of the page: how much wider it is than its window, which plots are
-/// blank, and which of their parts lie outside their frames.
+/// blank, and which of their parts lie outside their frames; how high it is, and where its plots are.
 const LOOK: &str = r#"<script>
 addEventListener("load", () => {
   const root = document.documentElement, found = [];
@@ -29,8 +29,39 @@ addEventListener("load", () => {
         found.push("outside: " + name + ": " + part.textContent);
     }
   }
+  const plots = [...document.querySelectorAll("svg")].map(svg => {
+    const box = svg.getBoundingClientRect();
+    return [svg.getAttribute("aria-label"), box.left, box.top, box.width, box.height];
+  });
   const said = document.createElement("pre");
-  said.id = "found";
+  said.hidden = true;
+  said.textContent = "FOUND" + JSON.stringify({ found, plots, height: root.scrollHeight }) + "END";
+  document.body.append(said);
+});
+</script>"#;
+
+/// Says of a screenshot (the only image of its page) which plots have no colour in it, where curves and areas
+/// have one and axes and letters have none, and whether anything touches its left or right edge.
+const INK: &str = r#"<script>
+addEventListener("load", () => {
+  const shot = document.querySelector("img"), canvas = document.createElement("canvas"), found = [];
+  const [width, height] = [canvas.width, canvas.height] = [shot.naturalWidth, shot.naturalHeight];
+  const pen = canvas.getContext("2d");
+  pen.drawImage(shot, 0, 0);
+  const count = (box, is) => {
+    const bytes = pen.getImageData(...box).data;
+    let n = 0;
+    for (let at = 0; at < bytes.length; at += 4) n += is(...bytes.slice(at, at + 3));
+    return n;
+  };
+  const coloured = (...rgb) => Math.max(...rgb) - Math.min(...rgb) > 40;
+  for (const [name, ...box] of PLOTS)
+    if (count(box, coloured) < 300) found.push("no colour: " + name);
+  const ground = pen.getImageData(0, 0, 1, 1).data;
+  const inked = (...rgb) => rgb.some((part, n) => part != ground[n]);
+  for (const left of [0, width - 1])
+    if (count([left, 0, 1, height], inked)) found.push("something at " + left + " of " + width);
+  const said = document.createElement("pre");
   said.textContent = "FOUND" + JSON.stringify(found) + "END";
   document.body.append(said);
 });
@@ -113,19 +144,24 @@ fn a_browser_shows_no_blank_plot_and_nothing_beyond_its_frame() {
     )
     .unwrap();
     for width in [1280, 500] {
-        let found = look(browser, &looked_at, width);
-        assert_eq!(found.as_deref(), Some("[]"), "in a window of {width}");
+        let found = look(browser, &looked_at, width).unwrap();
+        assert_eq!(found["found"], json!([]), "in a window of {width}");
+        let ink = shoot(browser, &looked_at, width, &found);
+        assert_eq!(ink, Some(json!([])), "in a window of {width}");
     }
-    // The browser would tell of a plot that is blank.
+    // The browser would tell of a plot that is blank, and so would its picture.
     let blank = page
         .replace("<path", "<g")
         .replace("</body>", &format!("{LOOK}</body>"));
     fs::write(&looked_at, blank).unwrap();
+    let found = look(browser, &looked_at, 1280).unwrap();
     assert!(
-        look(browser, &looked_at, 1280)
-            .unwrap()
-            .contains("blank: Memory")
+        found["found"].to_string().contains("blank: Memory"),
+        "{found}"
     );
+    let ink = shoot(browser, &looked_at, 1280, &found).unwrap();
+    let plots = found["plots"].as_array().unwrap().len();
+    assert_eq!(ink.as_array().map(Vec::len), Some(plots), "{ink}");
     fs::remove_dir_all(&directory).unwrap();
 }
 
@@ -136,19 +172,55 @@ fn browser() -> Option<&'static str> {
         .find(there)
 }
 
-/// What the script found.
-fn look(browser: &str, page: &Path, width: u32) -> Option<String> {
+/// Has a page opened by the browser, in a window of that size.
+fn open(browser: &str, page: &Path, (width, height): (u32, u32), what: &str) -> String {
     let output = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .args(["--headless", "--no-sandbox", "--disable-gpu"])
+        .args(["--hide-scrollbars", what])
         .arg(format!(
             "--user-data-dir={}",
             page.with_extension("profile").display()
         ))
-        .arg(format!("--window-size={width},900"))
+        .arg(format!("--window-size={width},{height}"))
         .arg(format!("file://{}", page.display()))
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What the page's script found.
+fn look(browser: &str, page: &Path, width: u32) -> Option<Value> {
+    let said = open(browser, page, (width, 900), "--dump-dom");
     let found = said.rsplit("FOUND").next()?.split("END").next()?;
-    Some(found.replace("&quot;", "\""))
+    let plain = found.replace("&quot;", "\"").replace("&amp;", "&");
+    serde_json::from_str(&plain).ok()
+}
+
+/// What is wrong in a screenshot of the whole page, by what was found on it: the browser decodes it.
+fn shoot(browser: &str, page: &Path, width: u32, found: &Value) -> Option<Value> {
+    let height = found["height"].as_u64()? as u32;
+    let picture = page.with_extension("png");
+    let what = format!("--screenshot={}", picture.display());
+    open(browser, page, (width, height), &what);
+    let shot = base64(&fs::read(&picture).ok()?);
+    let script = INK.replace("PLOTS", &found["plots"].to_string());
+    let ink = page.with_extension("ink.html");
+    let image = format!("<img src=\"data:image/png;base64,{shot}\">");
+    fs::write(&ink, format!("<!doctype html><body>{image}{script}</body>")).unwrap();
+    look(browser, &ink, width)
+}
+
+/// Bytes as an address of data has them (RFC 4648).
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let byte = |n: usize| u32::from(three.get(n).copied().unwrap_or(0));
+        let all = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for n in 0..4 {
+            let digit = DIGITS[(all >> (18 - 6 * n) & 63) as usize];
+            text.push(if n <= three.len() { digit.into() } else { '=' });
+        }
+    }
+    text
 }
