@@ -19,7 +19,7 @@ pub mod exit {
     pub const MACHINE_DIED: u8 = 4;
     /// Something took longer than allowed.
     pub const TIMEOUT: u8 = 5;
-    /// A VM file, kernel or image is wrong.
+    /// A VM file, kernel or image is wrong, or not there.
     pub const FILE: u8 = 6;
     /// In OS-0: something that attaching needs is missing or not proved.
     pub const NOT_READY: u8 = 7;
@@ -92,6 +92,13 @@ impl Failure {
             io::ErrorKind::NotADirectory => failure.help("name a directory"),
             _ => failure,
         }
+    }
+
+    /// As [`Failure::file`], for a file that a description is made of.
+    pub fn vm_file(what: &str, path: &Path, error: &io::Error) -> Self {
+        let mut failure = Self::file(what, path, error);
+        failure.0.code = exit::FILE;
+        failure
     }
 
     /// Adds what to do next.

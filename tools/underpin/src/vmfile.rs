@@ -80,7 +80,7 @@ impl VmFile {
     /// Reads a VM file and looks at the files that it names.
     pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path)
-            .map_err(|error| Failure::file("cannot read the VM file", path, &error))?;
+            .map_err(|error| Failure::vm_file("cannot read the VM file", path, &error))?;
         Self::parse(path, &text)
     }
 
@@ -243,7 +243,7 @@ fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
             files.push(path.clone());
             continue;
         }
-        let failed = |error| Failure::file("cannot read the directory", path, &error);
+        let failed = |error| Failure::vm_file("cannot read the directory", path, &error);
         let mut inside = Vec::new();
         for entry in fs::read_dir(path).map_err(failed)? {
             let file = entry.map_err(failed)?.path();

@@ -29,11 +29,10 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// Serves until all VMs have ended and their memory is back.
 pub fn serve(context: &Context, options: &Serve) -> Result<u8> {
     if !context.run.is_beneath() {
-        let message = format!(
-            "machine '{}' is none that this system lends memory to",
-            context.run.machine()
-        );
-        return Err(Failure::new(exit::USAGE, message).help("leave --machine out"));
+        let message = "Underpin is not beneath this system, which so lends no memory to VMs";
+        let help = "`underpin doctor` tells what is missing; `underpin sim FILES` starts a \
+            simulated machine; leave --machine out where Underpin is beneath this system";
+        return Err(Failure::new(exit::USAGE, message).help(help));
     }
     if options.detach && !options.detached {
         return simulate::detach(context, env::args_os().skip(1).collect());
