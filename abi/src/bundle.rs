@@ -145,6 +145,8 @@ const _: () = assert!(size_of::<DiskRecord>() == 120);
 pub const NET_PLAIN: u32 = 1 << 0;
 /// [`NetRecord::flags`]: the switch has a way out, through the machine's network card or OS-0.
 pub const NET_UPLINK: u32 = 1 << 1;
+/// [`NetRecord::flags`]: its link is down until somebody says otherwise.
+pub const NET_DOWN: u32 = 1 << 2;
 
 /// One network device of a VM.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

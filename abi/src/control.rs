@@ -27,12 +27,13 @@ pub use events::{
 pub use numa::{MoveRequest, NUMA_LEFT, NUMA_LEFT_COUNT, NumaStatus, left};
 
 use crate::Text;
+use crate::bundle::NETS_MAX;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -58,11 +59,11 @@ pub const EXIT_CLASSES: [&str; EXIT_CLASS_COUNT] = [
 ];
 
 /// How many reasons for a lost frame there are; see [`NET_DROPS`].
-pub const NET_DROP_COUNT: usize = 6;
+pub const NET_DROP_COUNT: usize = 7;
 /// Why frames of or for a VM's network devices went nowhere, in the order of
 /// [`VmStatus::net_drops`]: sent under another's address; more than the VM may send; for nobody;
 /// no frame at all, or a header that does not fit it; for this VM, which took none or had no room;
-/// not to be moved for want of memory.
+/// not to be moved for want of memory; while the link of the VM, or of whom they were for, was down.
 pub const NET_DROPS: [&str; NET_DROP_COUNT] = [
     "spoofed",
     "limited",
@@ -70,6 +71,7 @@ pub const NET_DROPS: [&str; NET_DROP_COUNT] = [
     "malformed",
     "no-room",
     "no-memory",
+    "link-down",
 ];
 
 /// Begins every frame.
@@ -133,7 +135,7 @@ pub mod request {
     /// A [`super::VmRecord`] whose entry numbers name entries of the machine's bundle: adds the
     /// VM and, with `VM_AUTOSTART`, starts it.
     pub const CREATE: u32 = 11;
-    /// A [`super::SetRequest`]: changes weight, cap, and what memory is promised and shared.
+    /// A [`super::SetRequest`]: changes weight, cap, links, and what memory is promised and shared.
     pub const SET: u32 = 12;
     /// Nothing; replies a [`super::NodeStatus`] for each node.
     pub const NODES: u32 = 13;
@@ -354,6 +356,10 @@ pub struct VmStatus {
     pub net_bytes: [u64; 2],
     /// Frames that went nowhere, by [`NET_DROPS`].
     pub net_drops: [u64; NET_DROP_COUNT],
+    /// Network devices that it has.
+    pub nets: u32,
+    /// Of them, in bits, those whose link is down.
+    pub links_down: u32,
     /// Disk requests that failed on the machine's side.
     pub disk_errors: u64,
     /// Nanoseconds that disk requests took, from the notification that EL2 acted on to the answer.
@@ -371,8 +377,16 @@ pub struct VmStatus {
 }
 const _: () = assert!(
     size_of::<VmStatus>()
-        == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 16 + 16 + 48 + 16 + 32 + 8
+        == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 16 + 16 + 56 + 8 + 16 + 32 + 8
 );
+
+impl VmStatus {
+    /// Of each of its network devices, whether the link is up.
+    pub fn links(&self) -> impl Iterator<Item = bool> {
+        let nets = self.nets.min(NETS_MAX as u32);
+        (0..nets).map(|n| self.links_down >> n & 1 == 0)
+    }
+}
 
 /// A vCPU.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -457,8 +471,8 @@ pub struct SetRequest {
     /// Milliseconds that memory which its guest reports free stays bound, up to
     /// [`crate::bundle::HOLD_MS_MAX`]; [`KEEP`] leaves it.
     pub hold_ms: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Network devices, in bits, whose link goes up, and those whose link goes down.
+    pub links: [u16; 2],
 }
 const _: () = assert!(size_of::<SetRequest>() == 104);
 
@@ -477,7 +491,7 @@ impl SetRequest {
             hide: KEEP,
             group: Text::default(),
             hold_ms: KEEP,
-            reserved: 0,
+            links: [0; 2],
         }
     }
 }
@@ -506,6 +520,11 @@ mod tests {
         assert!(Request::decode(request::KILL, &name.as_bytes()[..31]).is_none());
         let mut set = SetRequest::nothing(name);
         assert!(Request::decode(request::SET, set.as_bytes()).is_some());
+        set.links = [2, 1];
+        assert!(Request::decode(request::SET, set.as_bytes()).is_some());
+        set.links = [1, 3];
+        assert!(Request::decode(request::SET, set.as_bytes()).is_none());
+        set.links = [0; 2];
         set.group = Text::read_from_bytes(&[0xff; 24]).unwrap();
         assert!(Request::decode(request::SET, set.as_bytes()).is_none());
         assert!(Request::decode(0, &[]).is_none());

@@ -9,7 +9,7 @@ use crate::physical::{nic, uplink};
 use crate::vm::Instance;
 use crate::{cpu, frames};
 use abi::Text;
-use abi::bundle::{NET_UPLINK, NetRecord};
+use abi::bundle::{NET_DOWN, NET_UPLINK, NetRecord};
 use alloc::sync::Arc;
 use core::fmt;
 use machine_aarch64::timer;
@@ -206,7 +206,9 @@ impl Cable {
             if record.flags & NET_UPLINK != 0 {
                 inner.plug_out()?;
             }
-            inner.switch.attach(options).map_err(Unplugged::Switch)?
+            let port = inner.switch.attach(options).map_err(Unplugged::Switch)?;
+            inner.switch.set_link(port, record.flags & NET_DOWN == 0);
+            port
         };
         Ok(Self { lan, port })
     }
@@ -214,6 +216,11 @@ impl Cable {
     /// Its switch.
     pub fn lan(&self) -> &Lan {
         &self.lan
+    }
+
+    /// Pulls it, or plugs it in again.
+    pub fn set_link(&self, up: bool) {
+        self.lan.inner.lock().switch.set_link(self.port, up);
     }
 
     /// Its port there.
@@ -313,7 +320,7 @@ fn prepare() {
 
 /// Forgets all switches, and gives the memory of scratch buffers back. No cable is plugged.
 pub fn forget() {
-    uplink::unplug();
+    uplink::set_plugged(false);
     let lans = core::mem::take(&mut *LANS.lock());
     drop(lans);
     let mut scratch = SCRATCH.lock();

@@ -112,6 +112,10 @@ impl<'a> Request<'a> {
                 let set = SetRequest::read_from_bytes(payload).ok()?;
                 checked(set.name)?;
                 set.group.as_str()?;
+                let [up, down] = set.links;
+                if up & down != 0 {
+                    return None;
+                }
                 Some(Self::Set(set))
             }
             _ => None,

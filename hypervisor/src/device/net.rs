@@ -48,6 +48,8 @@ pub enum Loss {
     NoRoom,
     /// There was no memory to move it.
     NoMemory,
+    /// A cable is pulled.
+    Down,
 }
 
 /// A frame as it comes to a receiver.
@@ -150,11 +152,13 @@ pub struct Net {
 }
 
 impl Net {
-    /// A device that looks like `device`, at the end of `cable`.
-    pub fn new(device: net::Net, cable: Cable) -> Self {
+    /// A device that looks like `device`, at the end of `cable`, which is pulled where the link is not `up`.
+    pub fn new(device: net::Net, cable: Cable, up: bool) -> Self {
         let mac = device.options().mac;
+        let mut transport = Transport::new(device);
+        transport.set_link(up);
         let state = Box::new(State {
-            transport: Transport::new(device),
+            transport,
             sending: Some(Box::default()),
             again: false,
             waiters: PortSet::default(),
@@ -172,6 +176,15 @@ impl Net {
     /// Its cable.
     pub fn cable(&self) -> &Cable {
         &self.cable
+    }
+
+    /// Pulls the cable, or plugs it in again, and lets the guest see that.
+    pub fn set_link(&self, vm: &Instance, n: usize, up: bool) {
+        let mut state = self.state.lock();
+        state.transport.set_link(up);
+        show_line(&mut state, vm, n);
+        drop(state);
+        self.cable.set_link(up);
     }
 
     /// The guest reads the register at `offset`, or writes it.
@@ -496,6 +509,7 @@ fn loss(why: Why) -> Loss {
         Why::Spoofed => Loss::Spoofed,
         Why::Limited => Loss::Limited,
         Why::Nowhere => Loss::Nowhere,
+        Why::Down => Loss::Down,
     }
 }
 

@@ -62,7 +62,7 @@ pub fn start(mut transport: Transport) -> Result<(), Error> {
 /// A switch is to have a way out: whether there is one.
 pub fn plug() -> bool {
     if os0::is_here() {
-        uplink::plug();
+        uplink::set_plugged(true);
         return true;
     }
     CARD.get().is_some()

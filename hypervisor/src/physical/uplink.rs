@@ -50,15 +50,10 @@ pub fn close() {
     *LINE.lock() = None;
 }
 
-/// No switch has a way out any more.
-pub fn unplug() {
-    PLUGGED.store(false, Ordering::Relaxed);
-}
-
-/// A switch has a way out from now on, and OS-0 sees that.
-pub fn plug() {
+/// A switch has a way out from now on, or none has one any more, and OS-0 sees that.
+pub fn set_plugged(plugged: bool) {
     let mut line = LINE.lock();
-    PLUGGED.store(true, Ordering::Relaxed);
+    PLUGGED.store(plugged, Ordering::Relaxed);
     if let Some(line) = &mut *line {
         line.show_link();
         os0::interrupt(line.bell);

@@ -19,8 +19,9 @@ use crate::vcpu::Vcpu;
 use crate::{entropy, frames, heap, host, regions, sched, sharing};
 use abi::Text;
 use abi::bundle::{
-    DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, Image, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
-    REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights, disk_mode, kind,
+    DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, Image, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY,
+    NetRecord, REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights,
+    disk_mode, kind,
 };
 use abi::control::{KEEP, code};
 use alloc::boxed::Box;
@@ -425,7 +426,7 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
 }
 
 fn network(record: &NetRecord, vcpus: u32) -> Result<Net, Refusal> {
-    if record.flags & !(NET_PLAIN | NET_UPLINK) != 0 || record.mtu < net::MTU_MIN {
+    if record.flags & !(NET_PLAIN | NET_UPLINK | NET_DOWN) != 0 || record.mtu < net::MTU_MIN {
         let what = format_args!(
             "a network device with flags {:#x} and an MTU of {}",
             record.flags, record.mtu
@@ -441,7 +442,8 @@ fn network(record: &NetRecord, vcpus: u32) -> Result<Net, Refusal> {
         // What Linux uses: one for each CPU.
         pairs: vcpus.min(net::PAIRS_MAX.into()) as u16,
     };
-    Ok(Net::new(net::Net::new(options), cable))
+    let up = record.flags & NET_DOWN == 0;
+    Ok(Net::new(net::Net::new(options), cable, up))
 }
 
 fn block(disk: &DiskRecord, home: NodeId, user: Owner, share: bool) -> Result<Block, Refusal> {

@@ -2,9 +2,10 @@
 
 use super::instance::{End, Instance};
 use super::{create, memory, report};
+use crate::device::virtio::Slot;
 use crate::host;
 use abi::Text;
-use abi::bundle::{VM_AUTOSTART, VmRecord, block_policy, kind};
+use abi::bundle::{NET_DOWN, NetRecord, VM_AUTOSTART, VmRecord, block_policy, kind};
 use abi::control::{KEEP, SetRequest, VmName, VmStatus, code, state};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -23,6 +24,8 @@ pub struct Vm {
     pub record: VmRecord,
     /// Its weight and cap, which can change.
     pub share: SpinLock<(u16, u8)>,
+    /// Network devices, in bits, whose link is down; it can change.
+    pub links_down: AtomicU32,
     /// What memory it was promised, which can change.
     terms: SpinLock<Terms>,
     /// How it shares, which can change.
@@ -127,6 +130,7 @@ pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
             slot: table.len() as u16,
             record: *record,
             share: SpinLock::new(Rank::Vm, share),
+            links_down: AtomicU32::new(nets(record, |net| net.flags & NET_DOWN != 0)),
             terms: SpinLock::new(Rank::Vm, memory::terms(record)),
             sharing: SpinLock::new(Rank::Vm, Sharing::of(record)),
             starts: AtomicU32::new(0),
@@ -191,6 +195,13 @@ pub fn instance(id: VmId) -> Option<Arc<Instance>> {
     vm.instance().filter(|instance| instance.id == id)
 }
 
+/// Network devices that a description has, in bits, as far as `which` says.
+fn nets(record: &VmRecord, which: impl Fn(&NetRecord) -> bool) -> u32 {
+    let nets = record.nets.iter().enumerate();
+    let nets = nets.filter(|(_, net)| !net.switch.is_empty() && which(net));
+    nets.fold(0, |set, (n, _)| set | 1 << n)
+}
+
 impl Sharing {
     const fn of(record: &VmRecord) -> Self {
         Self {
@@ -242,6 +253,11 @@ impl Vm {
         record.hide = sharing.hide.into();
         record.never_share = sharing.never.into();
         record.hold_ms = sharing.hold_ms;
+        let down = self.links_down.load(Ordering::Relaxed);
+        for (n, net) in record.nets.iter_mut().enumerate() {
+            net.flags &= !NET_DOWN;
+            net.flags |= (down >> n & 1) * NET_DOWN;
+        }
         record.blocks = if sharing.keep_blocks {
             block_policy::KEEP
         } else {
@@ -432,6 +448,7 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
     let terms = memory::change(&vm, request)?;
     let before = *vm.sharing.lock();
     let sharing = before.change(request)?;
+    let links = links(&vm, request)?;
     let instance = vm.instance();
     if (before.group, before.hide) != (sharing.group, sharing.hide) {
         if instance.is_some() {
@@ -446,6 +463,7 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
             ..vm.record
         })?;
     }
+    vm.links_down.store(links, Ordering::Relaxed);
     *vm.share.lock() = (weight, cap);
     *vm.terms.lock() = terms;
     *vm.sharing.lock() = sharing;
@@ -457,11 +475,34 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
         let policy = create::policy(&vm.described());
         instance.space.set_policy(policy);
         instance.set_hold(sharing.hold_ms);
+        show_links(&instance, links);
         for vcpu in &instance.vcpus {
             crate::sched::entitle(vcpu.entity, weight, cap);
         }
     }
     Ok(())
+}
+
+/// Links that are down, in bits, as a request changes them.
+fn links(vm: &Vm, request: &SetRequest) -> Result<u32, Refusal> {
+    let [up, down] = request.links.map(u32::from);
+    let odd = (up | down) & !nets(&vm.record, |_| true);
+    if odd != 0 {
+        let (name, n) = (vm.record.name, odd.trailing_zeros());
+        let what = format_args!("{name} has no network device {n} (they count from 0)");
+        return Err(Refusal::new(code::IMPOSSIBLE, n.into(), what));
+    }
+    Ok((vm.links_down.load(Ordering::Relaxed) | down) & !up)
+}
+
+fn show_links(instance: &Instance, down: u32) {
+    let mut nets = 0;
+    for (window, slot) in instance.virtio.iter().enumerate() {
+        if let Slot::Net(net) = slot {
+            net.set_link(instance, window, down >> nets & 1 == 0);
+            nets += 1;
+        }
+    }
 }
 
 /// Passes on console output that waits.

@@ -3,8 +3,9 @@
 //! ```text
 //!  sender's port ──> Switch::forward(source, destination, bytes, now)
 //!                      │ source:       the port's own, or one it may learn?   no: Drop(Spoofed)
+//!                      │ cable:        pulled?                                yes: Drop(Down)
 //!                      │ rate:         within the port's bytes a second?      no: Drop(Limited)
-//!                      │ destination:  known?  yes: To(port)
+//!                      │ destination:  known?  yes: To(port), or Drop(Down)
 //!                      └─ broadcast, multicast, unknown: Flood(ports), within the port's floods a second
 //! ```
 //!
@@ -78,6 +79,8 @@ pub enum Why {
     Limited,
     /// It is for the port that it came from, or there is no other port.
     Nowhere,
+    /// The cable of its sender, or of who was to get it, is pulled.
+    Down,
 }
 
 /// Why a port cannot be had.
@@ -110,6 +113,8 @@ pub struct Switch {
     /// Counts of the clock in a second.
     frequency: u64,
     ports: [Option<Port>; PORTS_MAX],
+    /// Ports whose cable is pulled.
+    down: PortSet,
     known: FnvIndexMap<Mac, Known, KNOWN_MAX>,
     learned: usize,
     /// When old addresses were looked for last.
@@ -127,6 +132,7 @@ impl Switch {
         Self {
             frequency: frequency.max(1),
             ports: [None; PORTS_MAX],
+            down: PortSet(0),
             known: FnvIndexMap::new(),
             learned: 0,
             swept: 0,
@@ -164,6 +170,7 @@ impl Switch {
 
     /// Takes a port away, and all that was learned from it.
     pub fn detach(&mut self, number: u8) {
+        self.set_link(number, true);
         self.known.retain(|_, known| known.port != number);
         if let Some(port) = self
             .ports
@@ -172,6 +179,21 @@ impl Switch {
         {
             self.learned -= usize::from(port.learned);
         }
+    }
+
+    /// Pulls a port's cable, or plugs it in again: while it is pulled, no frame goes in or out there.
+    /// The port keeps its address, and a new one has its cable in.
+    pub fn set_link(&mut self, number: u8, up: bool) {
+        let bit = 1_u64.checked_shl(number.into()).unwrap_or(0);
+        self.down.0 = if up {
+            self.down.0 & !bit
+        } else {
+            self.down.0 | bit
+        };
+    }
+
+    fn is_down(&self, number: u8) -> bool {
+        self.down.0 >> number & 1 == 1
     }
 
     /// The ports there are.
@@ -201,6 +223,9 @@ impl Switch {
         if !self.may_send(from, source, now) {
             return Verdict::Drop(Why::Spoofed);
         }
+        if self.is_down(from) {
+            return Verdict::Drop(Why::Down);
+        }
         let frequency = self.frequency;
         let Some(port) = self.port(from) else {
             return Verdict::Drop(Why::Nowhere);
@@ -212,13 +237,14 @@ impl Switch {
         }
         match self.find(destination, now) {
             Some(to) if to == from => Verdict::Drop(Why::Nowhere),
+            Some(to) if self.is_down(to) => Verdict::Drop(Why::Down),
             Some(to) => Verdict::To(to),
             None => self.flood(from, now),
         }
     }
 
     fn flood(&mut self, from: u8, now: u64) -> Verdict {
-        let others = PortSet(self.ports().0 & !(1 << from));
+        let others = PortSet(self.ports().0 & !(1 << from) & !self.down.0);
         let frequency = self.frequency;
         let Some(port) = self.port(from).filter(|_| others != PortSet(0)) else {
             return Verdict::Drop(Why::Nowhere);

@@ -37,6 +37,8 @@ fn uplink(learns: u16) -> PortOptions {
 #[derive(Default)]
 struct Reference {
     ports: Vec<Option<PortOptions>>,
+    /// Ports whose cable is pulled.
+    down: Vec<u8>,
     /// Address, port, when it was heard.
     heard: Vec<(Mac, u8, u64)>,
 }
@@ -59,6 +61,7 @@ impl Reference {
         if let Some(port) = self.ports.get_mut(usize::from(n)) {
             *port = None;
         }
+        self.down.retain(|port| *port != n);
         self.heard.retain(|(_, port, _)| *port != n);
     }
 
@@ -89,15 +92,20 @@ impl Reference {
                 self.heard.push((source, from, now));
             }
         }
+        if self.down.contains(&from) {
+            return Verdict::Drop(Why::Down);
+        }
         let learned = self.heard.iter().find(|(mac, ..)| *mac == destination);
         let to = self
             .owner(destination)
             .or(learned.map(|(_, port, _)| *port));
         let others =
             (0..self.ports.len()).filter(|n| self.ports[*n].is_some() && *n != from.into());
+        let others = others.filter(|n| !self.down.contains(&(*n as u8)));
         let others = others.fold(0, |set, n| set | 1 << n);
         match to {
             Some(to) if to == from => Verdict::Drop(Why::Nowhere),
+            Some(to) if self.down.contains(&to) => Verdict::Drop(Why::Down),
             Some(to) => Verdict::To(to),
             None if others == 0 => Verdict::Drop(Why::Nowhere),
             None => Verdict::Flood(PortSet(others)),
@@ -109,6 +117,7 @@ impl Reference {
 enum Step {
     Attach(Option<u8>, u16),
     Detach(u8),
+    Link(u8, bool),
     Forward(u8, Mac, Mac),
 }
 
@@ -125,6 +134,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (prop::option::weighted(0.7, 1..12_u8), 0..4_u16).prop_map(|(n, l)| Step::Attach(n, l)),
         1 => (0..8_u8).prop_map(Step::Detach),
+        1 => (0..8_u8, any::<bool>()).prop_map(|(n, up)| Step::Link(n, up)),
         8 => (0..8_u8, addresses(), addresses()).prop_map(|(n, s, d)| Step::Forward(n, s, d)),
     ]
 }
@@ -154,6 +164,13 @@ proptest! {
                     switch.detach(n);
                     reference.detach(n);
                 }
+                // Only who has a cable can pull it.
+                Step::Link(n, up) if reference.ports.get(usize::from(n)).is_some_and(Option::is_some) => {
+                    switch.set_link(n, up);
+                    reference.down.retain(|port| *port != n);
+                    reference.down.extend((!up).then_some(n));
+                }
+                Step::Link(..) => {}
                 Step::Forward(from, source, destination) => {
                     let verdict = switch.forward(from, source, destination, 64, 7);
                     let expected = reference.forward(from, source, destination, 7);
@@ -180,9 +197,9 @@ proptest! {
         for wait in waits {
             now += wait;
             passed += u64::from(limiter.take(limit, 1, now, HZ));
-            // Rounding of whole counts favours the sender by less than one unit each.
-            let due = burst + now * per_second / HZ;
-            prop_assert!(per_second > HZ || passed <= due + 1, "{passed} of {due} at {now}");
+            // A unit costs whole counts, rounded in the sender's favour.
+            let due = (now + burst * HZ / per_second) / (HZ / per_second).max(1);
+            prop_assert!(per_second > HZ || passed <= due, "{passed} of {due} at {now}");
         }
         if per_second <= HZ {
             let (mut steady, step) = (Limiter::default(), HZ.div_ceil(per_second));

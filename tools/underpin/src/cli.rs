@@ -1,8 +1,12 @@
 //! The command line.
 
-use crate::{beneath::Served, codes, sim::Shape, units, vmfile};
-use abi::{Text, control::TRACE_CLASSES};
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+mod set;
+
+pub use set::{Blocks, Claim, Set};
+
+use crate::{beneath::Served, codes, sim::Shape, units};
+use abi::control::TRACE_CLASSES;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -146,7 +150,7 @@ pub enum Verb {
     Resume(Vm),
     /// Press a VM's reset button
     Reset(Vm),
-    /// Change a VM's share of CPU time and memory
+    /// Change a VM's share of CPU time and memory, or pull its network cables
     Set(Set),
     /// Show who has what of the machine's memory, why, and what sharing saves
     Mem(Mem),
@@ -277,64 +281,6 @@ pub struct Sim {
     pub detached: bool,
 }
 
-/// `underpin set`.
-#[derive(Args, Debug)]
-#[command(group(ArgGroup::new("change").args(["weight", "cap", "base", "max", "claim", "blocks", "never", "hold", "group", "hide"]).required(true).multiple(true)))]
-pub struct Set {
-    /// The VM's name
-    pub vm: String,
-    /// Its share of CPU time against other VMs; 256 is usual
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10000))]
-    pub weight: Option<u32>,
-    /// The most CPU time it may have, in percent of one CPU for each of its CPUs; 0: no limit
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
-    pub cap: Option<u32>,
-    /// The memory that it is sure of, as in 512MiB
-    #[arg(long, value_name = "SIZE", value_parser = whole_blocks)]
-    pub base: Option<u64>,
-    /// The most memory that it can have; a guest that runs cannot have more than it found at boot
-    #[arg(long, value_name = "SIZE", value_parser = whole_blocks)]
-    pub max: Option<u64>,
-    /// What becomes of the memory that sharing saves
-    #[arg(long, value_enum)]
-    pub claim: Option<Claim>,
-    /// What becomes of 2 MiB mappings where pages in them could be shared
-    #[arg(long, value_enum)]
-    pub blocks: Option<Blocks>,
-    /// Whether nothing more of it is shared
-    #[arg(long, value_name = "BOOL")]
-    pub never: Option<bool>,
-    /// How long memory that its guest reports free stays bound, as in 100ms; 0: not at all
-    #[arg(long, value_name = "TIME", value_parser = units::parse_hold)]
-    pub hold: Option<u16>,
-    /// Its share group (not while it runs)
-    #[arg(long, value_name = "GROUP", value_parser = share_group)]
-    pub group: Option<Text<24>>,
-    /// Whether to hide from the guest what is shared (not while it runs)
-    #[arg(long, value_name = "BOOL")]
-    pub hide: Option<bool>,
-}
-
-/// What becomes of 2 MiB mappings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Blocks {
-    /// They are split
-    Share,
-    /// They stay whole, and nothing in them is shared
-    Keep,
-}
-
-/// What becomes of the memory that sharing saves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Claim {
-    /// It stays free
-    None,
-    /// The VMs that share grow by it
-    Grow,
-    /// More VMs of the group start with it
-    Start,
-}
-
 /// A size that is whole pages, and not none.
 fn whole_pages(text: &str) -> Result<u64, String> {
     match units::parse_size(text)? {
@@ -367,11 +313,6 @@ pub enum NumaVerb {
 fn whole_blocks(text: &str) -> Result<u64, String> {
     let bytes = Some(whole_pages(text)?).filter(|bytes| bytes.is_multiple_of(2 << 20));
     bytes.ok_or_else(|| format!("'{text}' is no multiple of 2MiB"))
-}
-
-fn share_group(text: &str) -> Result<Text<24>, String> {
-    let group = Text::new(text).filter(|_| vmfile::is_name(text));
-    group.ok_or_else(|| format!("'{text}' is not 1 to 24 small letters, digits and hyphens"))
 }
 
 /// `underpin console`.

@@ -59,25 +59,38 @@ fn build(out: &mut Exposition) {
 }
 
 fn machine(out: &mut Exposition, sample: &Sample) {
-    let (machine, memory) = (&sample.machine, &sample.memory);
+    let machine = &sample.machine;
     let uptime = Value::Nanoseconds(machine.uptime_ns);
     out.one("underpin_uptime_seconds", "Time since EL2 started.", uptime);
     let kinds = ["received", "sent", "lost"].iter().zip(machine.card_frames);
     out.family(
         "underpin_card_frames_total",
         Counter,
-        "Frames of the machine's network card; those lost had no room.",
+        "Frames by the machine's network card, or by underpin0 beside OS-0; those lost found no room.",
         kinds.map(|(kind, n)| series(&[("kind", kind)], Value::Count(n))),
     );
     let cpus = Value::Count(machine.cpus.into());
     out.one("underpin_cpus", "pCPUs that run.", cpus);
+    machine_sizes(out, sample);
+}
+
+fn machine_sizes(out: &mut Exposition, sample: &Sample) {
+    let (machine, memory) = (&sample.machine, &sample.memory);
     for (name, help, bytes) in [
-        ("memory", "RAM.", machine.memory),
+        ("memory", "The machine's RAM.", machine.memory),
         ("memory_free", "RAM that nobody uses.", machine.memory_free),
         ("image", "EL2's image with its zeroed data.", machine.image),
-        ("frame_table", "The frame table.", machine.frame_table),
+        (
+            "frame_table",
+            "The table of all frames.",
+            machine.frame_table,
+        ),
         ("heap", "EL2's heap in use.", machine.heap),
-        ("bundle", "The bundle.", machine.bundle),
+        (
+            "bundle",
+            "The bundle that the machine booted from.",
+            machine.bundle,
+        ),
         (
             "memory_managed",
             "Memory that pools manage.",
@@ -208,7 +221,7 @@ fn vms(out: &mut Exposition, vms: &[VmSample]) {
     vm_kinds(out, vms);
 }
 
-/// What a VM has, and what it did, each in one number.
+/// What a VM has, what it did, and where its time went, each in one number.
 fn vm_amounts(out: &mut Exposition, vms: &[VmSample]) {
     let gauges: [Row<VmStatus>; 8] = [
         ("vcpus", "vCPUs of the VM.", |vm| vm.vcpus.into()),
@@ -245,36 +258,56 @@ fn vm_amounts(out: &mut Exposition, vms: &[VmSample]) {
         ),
     ];
     each_vm(out, vms, Gauge, "", &gauges, Value::Count);
+    vm_counters(out, vms);
+    vm_times(out, vms);
+}
+
+fn vm_counters(out: &mut Exposition, vms: &[VmSample]) {
     let counters: [Row<VmStatus>; 10] = [
         ("starts", "Starts of the VM.", |vm| vm.starts.into()),
-        ("disk_read_bytes", "Read from disks.", |vm| vm.disk_bytes[0]),
+        ("disk_read_bytes", "Bytes read from the VM's disks.", |vm| {
+            vm.disk_bytes[0]
+        }),
         (
             "disk_errors",
             "Disk requests that failed on the machine's side.",
             |vm| vm.disk_errors,
         ),
-        ("disk_written_bytes", "Written to disks.", |vm| {
-            vm.disk_bytes[1]
+        (
+            "disk_written_bytes",
+            "Bytes written to the VM's disks.",
+            |vm| vm.disk_bytes[1],
+        ),
+        ("net_sent_frames", "Frames that the VM sent.", |vm| {
+            vm.net_frames[0]
         }),
-        ("net_sent_frames", "Frames sent.", |vm| vm.net_frames[0]),
-        ("net_received_frames", "Frames received.", |vm| {
-            vm.net_frames[1]
-        }),
-        ("net_sent_bytes", "Bytes in frames sent.", |vm| {
-            vm.net_bytes[0]
-        }),
-        ("net_received_bytes", "Bytes in frames received.", |vm| {
-            vm.net_bytes[1]
-        }),
-        ("console_written_bytes", "Written to the console.", |vm| {
-            vm.console[0]
-        }),
-        ("console_dropped_bytes", "Of it, dropped.", |vm| {
-            vm.console[1]
-        }),
+        (
+            "net_received_frames",
+            "Frames that the VM received.",
+            |vm| vm.net_frames[1],
+        ),
+        (
+            "net_sent_bytes",
+            "Bytes in frames that the VM sent.",
+            |vm| vm.net_bytes[0],
+        ),
+        (
+            "net_received_bytes",
+            "Bytes in frames that the VM received.",
+            |vm| vm.net_bytes[1],
+        ),
+        (
+            "console_written_bytes",
+            "Bytes written to the VM's console.",
+            |vm| vm.console[0],
+        ),
+        (
+            "console_dropped_bytes",
+            "Bytes written to the VM's console and dropped.",
+            |vm| vm.console[1],
+        ),
     ];
     each_vm(out, vms, Counter, "_total", &counters, Value::Count);
-    vm_times(out, vms);
 }
 
 /// Where the time of a VM's vCPUs went.
@@ -327,6 +360,16 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
     by_kind(out, "net_dropped_frames", "why", help, vms, |vm| {
         Some((&NET_DROPS, &vm.status.net_drops))
     });
+    let links = vms.iter().flat_map(|vm| {
+        let links = vm.status.links().enumerate();
+        let one = |(device, up): (usize, bool)| {
+            let labels = [("vm", &*vm.name), ("device", &device.to_string())];
+            series(&labels, Value::Count(up.into()))
+        };
+        links.map(one).collect::<Vec<_>>()
+    });
+    let help = "1 where the link of the VM's network device is up, 0 where it is down.";
+    out.family("underpin_vm_net_link_up", Gauge, help, links);
     out.family(
         "underpin_vm_disk_request_duration_seconds",
         Histogram,
@@ -406,35 +449,51 @@ fn vm_memory(out: &mut Exposition, vms: &[VmSample]) {
     let running = || vms.iter().filter_map(|vm| Some((vm, vm.memory.as_ref()?)));
     let gauges: [Row<MemStatus>; 12] = [
         ("base", "Memory that the VM is sure of.", |vm| vm.base),
-        ("max", "The most it can have.", |vm| vm.max),
-        ("limit", "The most it may have now.", |vm| vm.limit),
-        ("target", "What its guest was asked to keep to.", |vm| {
-            vm.target
+        ("max", "The most memory that the VM can have.", |vm| vm.max),
+        ("limit", "The most memory that the VM may have now.", |vm| {
+            vm.limit
         }),
-        ("resident", "Its memory with a frame behind it.", |vm| {
-            vm.resident
+        (
+            "target",
+            "Memory that the VM's guest was asked to keep to.",
+            |vm| vm.target,
+        ),
+        (
+            "resident",
+            "The VM's memory with a frame behind it.",
+            |vm| vm.resident,
+        ),
+        ("private", "The VM's memory in frames of its own.", |vm| {
+            vm.private
         }),
-        ("private", "Of it, frames of its own.", |vm| vm.private),
         (
             "shared",
-            "Of it, frames that others use or could use.",
+            "The VM's memory in frames that others use or could use.",
             |vm| vm.shared,
         ),
-        ("charge", "What it pays for.", |vm| vm.charge),
-        ("entitlement", "What sharing saves on its account.", |vm| {
-            vm.entitlement
-        }),
+        (
+            "charge",
+            "Memory that the VM pays for, its part of what is shared.",
+            |vm| vm.charge,
+        ),
+        (
+            "entitlement",
+            "Memory that sharing saves on the VM's account.",
+            |vm| vm.entitlement,
+        ),
         (
             "drawn",
-            "Of it, what the VM was given beyond its base.",
+            "Memory of its entitlement that the VM was given beyond its base.",
             |vm| vm.drawn,
         ),
         (
             "owed",
-            "What it must give back before it may go on.",
+            "Memory that the VM must give back before it may go on.",
             |vm| vm.owed,
         ),
-        ("tables", "Its translation tables and maps.", |vm| vm.tables),
+        ("tables", "The VM's translation tables and maps.", |vm| {
+            vm.tables
+        }),
     ];
     for (name, help, value) in gauges {
         let all = running().map(|(vm, memory)| of_vm(vm, Value::Count(value(memory))));
@@ -445,10 +504,15 @@ fn vm_memory(out: &mut Exposition, vms: &[VmSample]) {
             all,
         );
     }
+    vm_balance(out, vms);
+}
+
+fn vm_balance(out: &mut Exposition, vms: &[VmSample]) {
+    let running = || vms.iter().filter_map(|vm| Some((vm, vm.memory.as_ref()?)));
     out.family(
         "underpin_vm_memory_balance_bytes",
         Gauge,
-        "Entitlement less drawn.",
+        "The VM's entitlement less what it has drawn of it.",
         running().map(|(vm, memory)| of_vm(vm, Value::Signed(memory.balance))),
     );
     out.family(
@@ -467,13 +531,13 @@ fn vcpus(out: &mut Exposition, vms: &[VmSample]) {
         ("run", "Time that the vCPU ran.", |vcpu| vcpu.run_ns),
         (
             "steal",
-            "Time that it could have run and did not.",
+            "Time that the vCPU could have run and did not.",
             |vcpu| vcpu.steal_ns,
         ),
-        ("hypervisor", "Time that EL2 worked for it.", |vcpu| {
+        ("hypervisor", "Time that EL2 worked for the vCPU.", |vcpu| {
             vcpu.hypervisor_ns
         }),
-        ("idle", "Time that it had nothing to do.", |vcpu| {
+        ("idle", "Time that the vCPU had nothing to do.", |vcpu| {
             vcpu.idle_ns
         }),
     ];

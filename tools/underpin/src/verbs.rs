@@ -193,6 +193,13 @@ impl Context {
             Some(Blocks::Share) => block_policy::SHARE.into(),
             Some(Blocks::Keep) => block_policy::KEEP.into(),
         };
+        // The last word about a device counts.
+        let mut links = [0; 2];
+        for (device, up) in &options.link {
+            let (wanted, other) = (usize::from(!up), usize::from(*up));
+            links[wanted] |= 1 << device;
+            links[other] &= !(1 << device);
+        }
         let bit = |choice: Option<bool>| choice.map_or(KEEP, u32::from);
         self.connect()?.set(&SetRequest {
             weight: options.weight.unwrap_or(0),
@@ -205,6 +212,7 @@ impl Context {
             hide: bit(options.hide),
             group: options.group.unwrap_or_default(),
             hold_ms: options.hold.map_or(KEEP, u32::from),
+            links,
             ..SetRequest::nothing(name)
         })?;
         self.done(&options.vm, "set")

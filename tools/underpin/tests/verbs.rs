@@ -91,6 +91,13 @@ fn vms_are_driven_through_their_states() {
     assert_eq!(ok(&fake.run("resume web1")), "web1: goes on\n");
     assert_eq!(ok(&fake.run("set web1 --weight 512")), "web1: set\n");
     assert!(ok(&fake.run("show web1")).contains("512"));
+    assert!(!ok(&fake.run("show web1")).contains("links"));
+    let pull = "set web1 --link 0=down --link 1=down --link 1=up";
+    assert_eq!(ok(&fake.run(pull)), "web1: set\n");
+    assert!(ok(&fake.run("show web1")).contains("0 down, 1 up"));
+    let json = ok(&fake.run("-o json show web1"));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["net"]["link"], serde_json::json!(["down", "up"]));
     assert_eq!(ok(&fake.run("-q stop web1")), "web1: ended: powered off\n");
     assert_eq!(ok(&fake.run("start web1")), "web1: started\n");
     let stubborn = fake.run("-q stop stubborn --timeout 200ms");

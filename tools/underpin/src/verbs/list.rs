@@ -150,7 +150,8 @@ pub fn vm_json(vm: &VmStatus) -> Value {
                   "ns": vm.disk_ns, "latency": latency_json(vm) },
         "net": { "frames_sent": vm.net_frames[0], "frames_received": vm.net_frames[1],
                  "bytes_sent": vm.net_bytes[0], "bytes_received": vm.net_bytes[1],
-                 "dropped": by_name(&NET_DROPS, &vm.net_drops) },
+                 "dropped": by_name(&NET_DROPS, &vm.net_drops),
+                 "link": vm.links().map(|up| if up { "up" } else { "down" }).collect::<Vec<_>>() },
         "console": { "written": console_written, "dropped": console_dropped },
         "oddities": { "registers": registers, "mmio": mmio, "queues": queues, "aborts": aborts },
     })

@@ -165,9 +165,18 @@ fn network(text: &mut String, vm: &VmStatus) {
         let frames = format!("{sent} frames sent ({out}), {received} received ({into})");
         lines(text, &[("network", frames)]);
     }
+    // A cable that is in is nothing to tell of.
+    if vm.links_down != 0 {
+        lines(text, &[("links", links(vm).join(", "))]);
+    }
     if !lost.is_empty() {
         lines(text, &[("lost frames", lost.join(", "))]);
     }
+}
+
+fn links(vm: &VmStatus) -> Vec<String> {
+    let link = |(n, up)| format!("{n} {}", if up { "up" } else { "down" });
+    vm.links().enumerate().map(link).collect()
 }
 
 /// What vCPUs left their guests for, how often, and the time at EL2 until they were back.

@@ -8,8 +8,8 @@ use abi::{
     bundle::kind,
     control::{
         CpuStatus, EntryStatus, EventsHeader, MachineStatus, NodeStatus, REPLY, ReplyHeader,
-        Request, TRACE_CPUS, TraceEvent, TraceStatus, VERSION, VcpuStatus, VmName, VmStatus, code,
-        event, request, state, trace, vcpu_state,
+        Request, SetRequest, TRACE_CPUS, TraceEvent, TraceStatus, VERSION, VcpuStatus, VmName,
+        VmStatus, code, event, request, state, trace, vcpu_state,
     },
 };
 use std::{
@@ -224,18 +224,23 @@ impl Hypervisor {
                 self.vms.push(vm(&record.name.to_string()));
                 Ok((0, Vec::new()))
             }
-            Request::Set(set) => {
-                let n = self.find(&set.name)?;
-                if set.weight != 0 {
-                    self.vms[n].weight = set.weight;
-                }
-                if set.base != 0 {
-                    self.base = set.base;
-                }
-                Ok((0, Vec::new()))
-            }
+            Request::Set(set) => self.set(set),
             _ => self.memory(request),
         }
+    }
+
+    fn set(&mut self, set: &SetRequest) -> Answer {
+        let n = self.find(&set.name)?;
+        if set.weight != 0 {
+            self.vms[n].weight = set.weight;
+        }
+        let [up, down] = set.links.map(u32::from);
+        let vm = &mut self.vms[n];
+        vm.links_down = (vm.links_down | down) & !up;
+        if set.base != 0 {
+            self.base = set.base;
+        }
+        Ok((0, Vec::new()))
     }
 
     fn memory(&self, request: &Request<'_>) -> Answer {
@@ -337,6 +342,7 @@ fn vm(name: &str) -> VmStatus {
     vm.name = Text::cut(name);
     vm.kernel = Text::cut("6.12.48-arm64");
     (vm.state, vm.vcpus, vm.weight, vm.starts) = (state::RUNNING, 1, 256, 1);
+    vm.nets = 2;
     (vm.memory, vm.touched, vm.run_ns) = (512 << 20, 100 << 20, 12_345_678_901);
     vm
 }

@@ -7,7 +7,7 @@ use crate::{
     scenario::Scenario,
     vm::Vm,
 };
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 /// What `bad_frames` of the bare guest `hostile` sends: frames that are none, and under others' addresses.
 const MALFORMED: u64 = 16 * 50;
@@ -23,7 +23,8 @@ const KEPT_MIN: u64 = 80;
 const STORM: u32 = 600;
 
 /// A bare guest sends frames that are none, and under others' addresses: each is counted and goes
-/// nowhere. Its neighbour gets the one good frame that follows, and nothing else.
+/// nowhere. Its neighbour gets the one good frame that follows, and nothing else. So it is where a cable
+/// is pulled, the sender's or the neighbour's, but that nobody gets that frame either.
 pub fn malformed() -> Scenario {
     let bad = Vm::bare("bad", "hostile", "do=bad_frames").net("lan");
     let good = Vm::linux("good", KERNEL, "script").cow_disk("../up.sh");
@@ -33,24 +34,54 @@ pub fn malformed() -> Scenario {
         .expect("good", "underpin-guest: net up", 240)
         .check(|stage| {
             let machine = stage.machine()?;
-            let before = machine.vm("good")?.net.frames_received;
-            machine.run(&["start", "bad"])?;
-            let minute = Duration::from_mins(1);
-            machine.expect("bad", "underpin-guest: hostile/bad_frames ok", 1, minute)?;
-            let net = machine.await_state("bad", "ended", minute)?.net;
-            let dropped = |net: &BTreeMap<String, u64>, why| net.get(why).copied().unwrap_or(0);
-            let [malformed, spoofed] =
-                ["malformed", "spoofed"].map(|why| dropped(&net.dropped, why));
-            let good = machine.vm("good")?.net;
-            let got = good.frames_received - before;
-            if (malformed, spoofed, net.frames_sent, got) != (MALFORMED, SPOOFED, 1, 1) {
-                return Err(format!(
-                    "{malformed} malformed, {spoofed} spoofed, {} sent, {got} came",
-                    net.frames_sent
-                ));
+            bad_frames(machine, 1, None)?;
+            // Who does not run has cables, too.
+            machine.run(&["set", "bad", "--link", "0=down"])?;
+            bad_frames(machine, 2, Some("link-down"))?;
+            machine.run(&["set", "bad", "--link", "0=up"])?;
+            for (times, link, seen) in [(3, "0=down", "carrier 0"), (4, "0=up", "carrier 1")] {
+                machine.run(&["set", "good", "--link", link])?;
+                let seen = format!("underpin-guest: net {seen}");
+                machine.expect("good", &seen, 1, Duration::from_mins(1))?;
+                bad_frames(machine, times, (times == 3).then_some("nowhere"))?;
             }
-            Ok(())
+            match machine.refused(&["set", "good", "--link", "1=down"])? {
+                15 => Ok(()),
+                status => Err(format!("a cable that is not there: {status}")),
+            }
         })
+}
+
+/// Lets the bare guest send for the `times`-th time, whose good frame is lost for that reason, or for none.
+fn bad_frames(machine: &mut Machine, times: usize, lost: Option<&str>) -> Outcome {
+    let before = machine.vm("good")?.net.frames_received;
+    machine.run(&["start", "bad"])?;
+    let minute = Duration::from_mins(1);
+    machine.expect(
+        "bad",
+        "underpin-guest: hostile/bad_frames ok",
+        times,
+        minute,
+    )?;
+    let net = machine.await_state("bad", "ended", minute)?.net;
+    let dropped = |why| net.dropped.get(why).copied().unwrap_or(0);
+    let goes = u64::from(lost.is_none());
+    let is = [
+        dropped("malformed"),
+        dropped("spoofed"),
+        lost.map_or(0, dropped),
+        net.dropped.values().sum(),
+        net.frames_sent,
+        machine.vm("good")?.net.frames_received - before,
+    ];
+    let all = MALFORMED + SPOOFED + 1 - goes;
+    let should = [MALFORMED, SPOOFED, 1 - goes, all, goes, goes];
+    if is == should {
+        return Ok(());
+    }
+    Err(format!(
+        "malformed, spoofed, {lost:?}, all dropped, sent, came: {is:?}, not {should:?}"
+    ))
 }
 
 fn with_up(directory: &Path) -> Outcome<Vec<String>> {
