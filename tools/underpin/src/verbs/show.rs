@@ -189,11 +189,19 @@ fn exit_table(vm: &VmStatus) -> Table {
     ]);
     let exits = EXIT_CLASSES.into_iter().zip(vm.exits).zip(vm.exit_ns);
     for ((class, count), ns) in exits.filter(|((_, count), _)| *count > 0) {
+        // None of them was timed.
+        let time = |ns| {
+            if ns == 0 {
+                "-".to_owned()
+            } else {
+                units::nanoseconds(ns)
+            }
+        };
         table.row([
             class.to_owned(),
             units::count(count),
-            units::nanoseconds(ns),
-            units::nanoseconds(ns / count),
+            time(ns),
+            time(ns / count),
         ]);
     }
     table
