@@ -16,6 +16,7 @@ pub mod bundle;
 pub mod control;
 pub mod hypercall;
 pub mod os0;
+pub mod parked;
 pub mod served;
 pub mod stage;
 mod text;

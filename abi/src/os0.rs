@@ -57,7 +57,7 @@ pub const FAIL: u32 = 0xc600_0046;
 pub const GIVE_IMAGE: u32 = 0xc600_0047;
 
 /// Every CPU that is on calls this at the same time with interrupts masked, X1 saying how many they are,
-/// detached and with no memory lent: the image that was given takes EL2's place and answers. Or it does not,
+/// detached, and where memory is lent for VMs that are parked: the image that was given takes EL2's place and answers. Or it does not,
 /// and then all have the same refusal and EL2 is as it was.
 pub const UPGRADE: u32 = 0xc600_0048;
 
@@ -223,6 +223,8 @@ pub enum Refusal {
     NewFailed = 26,
     /// What is staged is no system that could be started.
     NotStaged = 27,
+    /// A parked VM has what no record says, so that no other image could go on with it.
+    NotRecorded = 28,
 }
 
 impl Refusal {

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The version of [`Handover`], and of what it leads to, that this source writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The oldest that it reads.
 pub const OLDEST: u32 = 1;
 /// How an image begins what it says of itself.
@@ -206,6 +206,8 @@ pub struct Handover {
     pub cpus: AtomicU64,
     /// The CPUs, in the order of the device tree.
     pub cpu: [HandedCpu; CPUS_MAX],
+    /// The records of VMs that are parked ([`crate::parked`]); empty: there are none. From version 2 on.
+    pub parked: Run,
 }
 
 impl Handover {
@@ -237,6 +239,7 @@ impl Handover {
                     registers: [const { zero() }; REGISTERS],
                 }
             }; CPUS_MAX],
+            parked: Run::none(),
         }
     }
 

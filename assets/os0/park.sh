@@ -59,6 +59,27 @@ served_image() {
     try 0 detach
 }
 
+# The hypervisor is replaced beneath VMs that are parked: refused where the image does not fit, or fails, which
+# the VMs outlive; and then done.
+replace() {
+    number=$(field upgrades) images="other same"
+    [ "$(option os0.replace yes)" = yes ] || return 0
+    for file in changed:no-image future:misfit; do
+        try 8 upgrade "/images/${file%:*}"
+        [ "$(field refusal)" = "${file#*:}" ] || say "failed refusal of $file $(field refusal)"
+    done
+    for step in 1 2 3; do
+        echo "fail $step 65535" >/dev/underpin || say "failed injection is not allowed"
+        try 8 upgrade /images/other
+        [ "$(field refusal) $(field upgrades)" = "new-failed $number" ] || say "failed step $step $(cat /dev/underpin)"
+    done
+    for image in $images; do
+        number=$((number + 1))
+        try 0 upgrade "/images/$image"
+        [ "$(field upgrades) $(field parked)" = "$number true" ] || say "failed upgrade $number $(cat /dev/underpin) $(/underpin log | tail -n 3)"
+    done
+}
+
 # VMs stand still in the memory that is lent to them while this system detaches, and go on, again and again.
 park() {
     export UNDERPIN_CACHE=/cache
@@ -80,8 +101,7 @@ park() {
             parks=$((parks + 1))
             [ "$(field beneath) $(field parked)" = "0 true" ] || say "failed park $(cat /dev/underpin)"
             try 12 list
-            try 8 upgrade /images/other
-            [ "$(field refusal)" = lent ] || say "failed refusal $(field refusal)"
+            replace
             before=$(field entries)
             seq 0 9999 | sha256sum >/dev/null
             entries=$((entries + $(field entries) - before - 1))

@@ -12,7 +12,8 @@ use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
 use model_address_space::{Access, Frames, Translation};
 use model_frame_table::{
-    CHUNK_FRAMES, CacheKey, MAX_NODES, MAX_ORDER, MemoryMap, Owner, Pool, PoolCounts, Purpose,
+    CHUNK_FRAMES, CacheKey, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, Pool, PoolCounts,
+    Purpose,
 };
 use model_paging::{Store, Token};
 use model_pmap::Why;
@@ -87,6 +88,21 @@ fn free_frames() -> u64 {
 /// Notes how many frames there are, once the pools are full.
 pub fn count() {
     FREE_AT_FIRST.store(free_frames(), Ordering::Relaxed);
+}
+
+/// Gives pools all that no record named, which was the last image's, and notes how many frames there will
+/// be when all VMs have ended: all but `aside`.
+pub fn take_over(aside: u64) {
+    let map = &host::get().map;
+    let mut from = Mfn(0);
+    while let Some((node, run)) = map.next_unlent(from) {
+        let added = with_pool(node, |pool| pool.add(map, run, Origin::Lent));
+        assert!(matches!(added, Some(Ok(()))), "pool of {node}: {added:?}");
+        from = run.end();
+    }
+    let all: u64 = map.ranges().iter().map(|range| range.frames.count).sum();
+    FREE_AT_FIRST.store(all - aside, Ordering::Relaxed);
+    keep_reserves();
 }
 
 /// Forgets all frames; `false` where some are in use, and nothing is forgotten. No VM is left.

@@ -32,7 +32,7 @@ static const char *const refusals[] = {
 	"wrong-number", "already-attached", "not-attached", "elsewhere", "memory-out-of-reach",
 	"injected", "no-blocks", "not-memory", "lent-already", "too-many-loans", "not-lent",
 	"in-use", "not-open", "too-little", "vms-run", "cpus-off", "not-covered", "lent", "no-interrupt",
-	"no-image", "misfit", "new-failed", "not-staged",
+	"no-image", "misfit", "new-failed", "not-staged", "not-recorded",
 };
 
 const char *refusal_name(long answer)

@@ -6,7 +6,7 @@
 use super::port::{self, Incoming, RESERVE};
 use alloc::collections::VecDeque;
 use machine_locks::{Once, Rank, SpinLock};
-use model_control::Inbox;
+use model_control::{FRAME_MAX, Inbox};
 
 /// Bytes that wait for OS-0 at most.
 const ROOM: usize = 4 * RESERVE;
@@ -36,6 +36,18 @@ pub fn open() {
 /// Whether there is one.
 pub fn is_open() -> bool {
     CHANNEL.get().is_some()
+}
+
+/// Gives all that waits for OS-0 to `take`, in two parts; `false` where a request waits, too.
+pub fn waiting(mut take: impl FnMut(&[u8])) -> bool {
+    let Some(channel) = CHANNEL.get() else {
+        return true;
+    };
+    let channel = channel.lock();
+    let (front, back) = channel.out.as_slices();
+    take(front);
+    take(back);
+    channel.inbox.room() == FRAME_MAX
 }
 
 /// Takes bytes of a request; how many there was room for.

@@ -3,6 +3,7 @@
 use super::virtio::{register, update_line};
 use crate::vm::Instance;
 use crate::{host, housekeeping};
+use abi::parked;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
@@ -52,6 +53,17 @@ impl Balloon {
         let transport = &mut **self.transport.lock();
         self.serve(transport, vm);
         update_line(transport, vm, n);
+    }
+
+    /// Its record, for the image that takes this one's place.
+    pub fn record(&self) -> (parked::Transport, [u64; 2]) {
+        self.transport.lock().balloon_record()
+    }
+
+    /// As a record has it; `false` where that makes no sense.
+    #[must_use]
+    pub fn restore(&self, record: &parked::Transport, own: [u64; 2]) -> bool {
+        self.transport.lock().restore_balloon(record, own)
     }
 
     /// Whether its queues use a guest frame; yes where that cannot be told.

@@ -1,6 +1,7 @@
 //! A VM's power button, on its PL061.
 
 use crate::vm::{Instance, layout};
+use abi::parked;
 use machine_locks::{Rank, SpinLock};
 use model_vgpio::PowerButton as Button;
 
@@ -38,6 +39,18 @@ impl PowerButton {
         };
         state.update_line(vm);
         read
+    }
+
+    /// Its record, for the image that takes this one's place.
+    pub fn record(&self) -> parked::Button {
+        self.state.lock().button.record()
+    }
+
+    /// As a record has it.
+    pub fn restore(&self, record: &parked::Button) {
+        let button = Button::of(record, layout::POWER_BUTTON_LINE);
+        let line = button.irq_level();
+        *self.state.lock() = State { button, line };
     }
 
     /// Somebody presses it; `false` where the guest does not listen to it.

@@ -63,6 +63,14 @@ impl Terminal {
         }
     }
 
+    /// Gives all that waits to `take`, in up to two parts.
+    pub fn waiting(&self, mut take: impl FnMut(&[u8])) {
+        let waiting = self.waiting.lock();
+        let front = waiting.front();
+        take(front);
+        take(&waiting.bytes[..waiting.len - front.len()]);
+    }
+
     /// Bytes written, and bytes lost of them.
     pub fn counts(&self) -> [u64; 2] {
         let waiting = self.waiting.lock();

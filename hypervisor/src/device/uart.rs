@@ -2,7 +2,7 @@
 
 use super::terminal::Terminal;
 use crate::vm::{Instance, layout};
-use abi::Text;
+use abi::{Text, parked};
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_vuart::Pl011;
@@ -95,6 +95,34 @@ impl Uart {
         state.refill();
         state.update_line(vm);
         taken
+    }
+}
+
+/// As records, for the image that takes this one's place.
+impl Uart {
+    /// Its record, and what was typed and waits: up to `TYPED_ROOM` bytes, given to `typed`.
+    pub fn record(&self, typed: impl FnOnce(&heapless::Deque<u8, TYPED_ROOM>)) -> parked::Uart {
+        let state = self.state.lock();
+        typed(&state.typed);
+        parked::Uart {
+            in_use: self.is_in_use.load(Ordering::Relaxed).into(),
+            ..state.pl011.record()
+        }
+    }
+
+    /// As a record has it; `false` where that makes no sense.
+    #[must_use]
+    pub fn restore(&self, record: &parked::Uart, typed: &[u8]) -> bool {
+        let Some(pl011) = Pl011::of(record) else {
+            return false;
+        };
+        let mut state = self.state.lock();
+        state.line = pl011.irq_level();
+        state.pl011 = pl011;
+        self.is_in_use.store(record.in_use != 0, Ordering::Relaxed);
+        typed
+            .iter()
+            .all(|byte| state.typed.push_back(*byte).is_ok())
     }
 }
 

@@ -6,6 +6,7 @@ use super::control_port::ControlPort;
 use super::net::Net;
 use crate::entropy;
 use crate::vm::{Instance, layout};
+use abi::parked::{self, device};
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
@@ -101,6 +102,51 @@ impl Slot {
             Self::Balloon(balloon) => balloon.uses(gfn),
             Self::Net(net) => net.uses(gfn),
             Self::Control(port) => port.uses(gfn),
+        }
+    }
+
+    /// Its record, for the image that takes this one's place; or what has none.
+    pub fn record(&self) -> Result<parked::Device, &'static str> {
+        let (kind, transport, own) = match self {
+            Self::Block(block) => {
+                let record = block
+                    .record()
+                    .ok_or("a disk that is at work, or in memory")?;
+                (device::BLOCK, record, [0; 2])
+            }
+            Self::Console(transport) => {
+                let transport = transport.lock();
+                if transport.is_at_a_write() {
+                    return Err("a console in the middle of a write");
+                }
+                (device::CONSOLE, transport.record(), [0; 2])
+            }
+            Self::Rng(transport) => (device::RNG, transport.lock().record(), [0; 2]),
+            Self::Balloon(balloon) => {
+                let (record, own) = balloon.record();
+                (device::BALLOON, record, own)
+            }
+            Self::Net(_) => return Err("a network device"),
+            Self::Control(_) => return Err("a way to ask the hypervisor"),
+        };
+        Ok(parked::Device {
+            kind,
+            reserved: 0,
+            transport,
+            own,
+        })
+    }
+
+    /// As a record has it; `false` where that is of another device, or makes no sense.
+    #[must_use]
+    pub fn restore(&self, record: &parked::Device) -> bool {
+        let registers = &record.transport;
+        match (self, record.kind) {
+            (Self::Block(block), device::BLOCK) => block.restore(registers),
+            (Self::Console(transport), device::CONSOLE) => transport.lock().restore(registers),
+            (Self::Rng(transport), device::RNG) => transport.lock().restore(registers),
+            (Self::Balloon(balloon), device::BALLOON) => balloon.restore(registers, record.own),
+            _ => false,
         }
     }
 

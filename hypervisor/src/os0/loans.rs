@@ -18,6 +18,8 @@ use model_machine_tree::Memory;
 static LOANS: SpinLock<Loans> = SpinLock::new(Rank::Vm, Loans::new());
 /// VMs can be made of what is lent.
 static OPEN: AtomicBool = AtomicBool::new(false);
+/// The CPUs of this image had not come when VMs were taken over.
+static AWAITS_CPUS: AtomicBool = AtomicBool::new(false);
 /// CPUs that OS-0 and VMs share.
 pub static SHARING: AtomicU32 = AtomicU32::new(0);
 
@@ -51,6 +53,22 @@ pub fn are_any() -> bool {
     is_lent || restart::is_any()
 }
 
+/// Whether VMs are parked in what is lent, and nothing else is.
+pub fn are_parked() -> bool {
+    OPEN.load(Ordering::Acquire) && SHARING.load(Ordering::Acquire) == 0 && !restart::is_any()
+}
+
+/// Takes a run that the image before this one was lent.
+pub fn take_over(start: u64, size: u64) -> Result<PaRange, Refusal> {
+    take_checked(&LOANS, start, size)
+}
+
+/// VMs were parked in what is lent before this image came, and are again.
+pub fn stay_open() {
+    AWAITS_CPUS.store(true, Ordering::Relaxed);
+    OPEN.store(true, Ordering::Release);
+}
+
 /// LEND.
 pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
     if OPEN.load(Ordering::Acquire) {
@@ -64,6 +82,10 @@ pub fn take(list: &SpinLock<Loans>, start: u64, size: u64) -> Result<PaRange, Re
     if !attach::is_attached() {
         return Err(Refusal::NotAttached);
     }
+    take_checked(list, start, size)
+}
+
+fn take_checked(list: &SpinLock<Loans>, start: u64, size: u64) -> Result<PaRange, Refusal> {
     let run = PaRange {
         start: Pa(start),
         size,
@@ -116,7 +138,7 @@ fn served_area(start: u64, interrupt: u64) -> Result<Option<(Ram, u32)>, Refusal
 }
 
 /// An area of whole pages that OS-0 gives, and the interrupt that tells it what is there.
-fn area(start: u64, bytes: u64, interrupt: u64) -> Result<(Ram, u32), Refusal> {
+pub fn area(start: u64, bytes: u64, interrupt: u64) -> Result<(Ram, u32), Refusal> {
     let is_shared = u64::from(gic::FIRST_SPI)..=get().distributor.last_interrupt().into();
     if !is_shared.contains(&interrupt) {
         return Err(Refusal::NoInterrupt);
@@ -181,7 +203,7 @@ pub fn open(
     Ok(DONE)
 }
 
-fn of_node(run: PaRange) -> Memory {
+pub fn of_node(run: PaRange) -> Memory {
     let mut memory = get().tree.memory.iter();
     let node = memory.find(|memory| memory.range.overlaps(run));
     Memory {
@@ -234,6 +256,9 @@ pub fn share(me: &Os0Cpu, on: bool) -> Result<u64, Refusal> {
             .is_some()
         {
             return Err(Refusal::NotCovered);
+        }
+        if AWAITS_CPUS.swap(false, Ordering::AcqRel) {
+            start::settle_features();
         }
         SHARING.fetch_add(1, Ordering::AcqRel);
     } else if !vm::stand_still() {

@@ -14,6 +14,7 @@ mod facts;
 mod filter;
 mod interrupts;
 mod loans;
+mod parked;
 mod restart;
 mod run;
 mod stage2;

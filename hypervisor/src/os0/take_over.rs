@@ -1,6 +1,6 @@
 //! This image takes the place of another one, whose memory stays as it is until this one has answered.
 
-use super::{CPUS, Home, ON, boot, run};
+use super::{CPUS, Home, ON, boot, parked, run};
 use crate::epitaph::give_up;
 use crate::{console, start};
 use abi::os0::Refusal;
@@ -59,11 +59,19 @@ pub fn take_over(from: u64) -> ! {
     if !take_cpus(tree, handover) {
         refuse(from, Refusal::Misfit);
     }
+    let taken = match parked::take(version, handover.parked.get()) {
+        Ok(taken) => taken,
+        Err(refusal) => refuse(from, refusal),
+    };
     fail_at(handover, 3);
     log::info!("took the place of another image, number {}", home.upgrades);
     handover.entry.store(secondary_entry().0, Ordering::Relaxed);
     FROM.store(0, Ordering::Release);
     handover.state.store(state::TAKEN, Ordering::Release);
+    // Nobody comes back: what was the last image's is this one's.
+    if let Some(taken) = taken {
+        taken.settle();
+    }
     run::arrive()
 }
 

@@ -3,7 +3,7 @@
 //! this image is as it was, and that CPU can come back.
 
 use super::attach::{IRQ_MASKED, meet, reason};
-use super::{CPUS, Home, Os0Cpu, get, loans, this};
+use super::{CPUS, Home, Os0Cpu, get, loans, parked, this};
 use abi::os0::{DONE, Refusal};
 use abi::upgrade::{Handover, Mark, Misfit, VERSION, state};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -111,7 +111,7 @@ impl Leaving<'_> {
         if self.context.pstate & IRQ_MASKED == 0 {
             return Err(Refusal::InterruptsOpen);
         }
-        if loans::are_any() {
+        if loans::are_any() && !loans::are_parked() {
             return Err(Refusal::Lent);
         }
         IS_WHOLE
@@ -159,6 +159,18 @@ fn is_first(me: &Os0Cpu) -> bool {
 
 /// Enters the new image, and comes back if it does not take over: why not.
 fn enter() -> u64 {
+    match parked::leave() {
+        Ok(left) => {
+            HANDOVER.parked.set(left.records.0, left.records.1);
+            let answer = enter_with_records();
+            left.take_back();
+            answer
+        }
+        Err(refusal) => refusal.code(),
+    }
+}
+
+fn enter_with_records() -> u64 {
     let os0 = get();
     let Home {
         hidden,

@@ -229,9 +229,19 @@ pub fn keep_area() {
     with_ring(Ring::keep);
 }
 
+/// Whether nobody serves a disk that was served.
+pub fn is_kept() -> bool {
+    with_ring(|ring| ring.given().is_none()).unwrap_or(false)
+}
+
 /// Another system serves, from `area`; `false` where none could be served, or still does.
 pub fn serve_again(area: Ram, bell: u32) -> bool {
     with_ring(|ring| ring.go_on(area, bell)).unwrap_or(false)
+}
+
+/// The area that OS-0 gave, and the interrupt that tells it; `None` where nobody serves.
+pub fn served() -> Option<(Ram, u32)> {
+    with_ring(|ring| ring.given()).flatten()
 }
 
 fn with_ring<T>(action: impl FnOnce(&mut Ring) -> T) -> Option<T> {

@@ -76,6 +76,11 @@ impl Ring {
         true
     }
 
+    /// The area, if it is OS-0's, and the interrupt.
+    pub fn given(&self) -> Option<(Ram, u32)> {
+        (!self.is_kept()).then_some((self.area, self.bell))
+    }
+
     /// How many buffers are free.
     pub fn free(&self) -> usize {
         self.slots.free()

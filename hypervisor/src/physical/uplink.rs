@@ -45,6 +45,12 @@ pub fn open(area: Ram, bell: u32, may: impl FnOnce() -> bool) -> bool {
     true
 }
 
+/// The area that OS-0 gave, and the interrupt that tells it.
+pub fn given() -> Option<(Ram, u32)> {
+    let line = LINE.lock();
+    line.as_ref().map(|line| (line.area, line.bell))
+}
+
 /// Nothing of the area is read or written any more: frames go nowhere.
 pub fn close() {
     *LINE.lock() = None;

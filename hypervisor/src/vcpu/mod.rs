@@ -1,6 +1,7 @@
 //! A vCPU: what it is when no CPU runs it, what others may ask of it, and what it has used.
 
 mod load;
+mod parked;
 mod run;
 mod stats;
 mod stolen_time;

@@ -3,13 +3,14 @@
 use crate::frames::{self, Metal, Tables};
 use crate::host;
 use crate::regions::Window;
+use abi::parked::Run;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::frames::Ram;
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
-use model_address_space::{Events, Flight, GuestRam, Maps, SOURCES};
+use model_address_space::{Events, Flight, GuestRam, Maps, NotHere, SOURCES};
 use model_frame_table::MAX_NODES;
 use model_placement::NodeSet;
 use model_pmap::{Backing, Counts, Entry, REGION_FRAMES};
@@ -374,6 +375,35 @@ impl AddressSpace {
         self.maps
             .lock()
             .discard(&self.ram, gfn, frame, token, &Metal)
+    }
+
+    /// Where what is in it from the start lies: kernel, device tree and initial RAM disk; and the tree's bytes.
+    pub fn sources(&self) -> ([u64; 3], &[u8]) {
+        let begins = [self.begin.0, self.begin.1].map(|at| at.0);
+        let others = |at: &u64| !begins.contains(at);
+        let initrd = self.ram.sources().map(|source| source.at.0).find(others);
+        let mut sources = self.ram.sources();
+        let tree = sources.find(|source| source.at == self.begin.1);
+        let tree = tree.map_or(&[][..], |tree| tree.bytes.as_ref());
+        ([begins[0], begins[1], initrd.unwrap_or(0)], tree)
+    }
+
+    /// The records of what is behind guest frames; see [`Maps::records`].
+    pub fn records<E>(
+        &self,
+        is_image: impl Fn(Mfn) -> bool,
+        put: impl FnMut(Run) -> Result<(), E>,
+    ) -> Result<Result<(), E>, NotHere> {
+        self.maps.lock().records(is_image, put)
+    }
+
+    /// See [`Maps::adopt`].
+    #[must_use]
+    pub fn adopt(&self, run: &Run) -> bool {
+        if run.never_share != 0 {
+            self.has_secrets.store(true, Ordering::SeqCst);
+        }
+        self.maps.lock().adopt(run)
     }
 
     /// Lets pages be on their way to other frames; see [`Maps::begin`].

@@ -28,7 +28,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::iter::repeat;
-use model_addr::{FRAME_SIZE, Gfn, IpaRange, NodeId, VmId};
+use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, NodeId, VmId};
 use model_frame_table::Owner;
 use model_guest_image::{
     GuestTree, HEADER_SIZE, ImageHeader, Kernel, Layout, RegionNode, layout, region_windows,
@@ -157,6 +157,18 @@ pub fn share(weight: u32, cap: u32, before: (u16, u8)) -> Result<(u16, u8), Refu
 /// Everything a VM needs, ready to run.
 pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     let record = &vm.described();
+    instance_with(vm, id, |vmid, home, virtio| {
+        address_space(record, id, vmid, home, virtio)
+    })
+}
+
+/// The same, with what makes its memory from a VMID, its home and the number of its virtio devices.
+pub fn instance_with(
+    vm: &Vm,
+    id: VmId,
+    space: impl FnOnce(&Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
+) -> Result<Arc<Instance>, Refusal> {
+    let record = &vm.described();
     if !heap::reserve(HEAP_FOR_A_VM) {
         return Err(Refusal::new(
             code::NO_MEMORY,
@@ -185,7 +197,7 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     })?;
     // Memory last: what was claimed before is given back here, tables are not.
     let vcpus = vcpus(record.vcpus)?;
-    let space = address_space(record, id, &vmid, home, virtio.len() as u8);
+    let space = space(&vmid, home, virtio.len() as u8);
     let space = space.inspect_err(|_| release(&vcpus))?;
     let bases = virtio.iter().filter_map(|slot| match slot {
         Slot::Block(block) => block.base(),
@@ -301,27 +313,58 @@ fn address_space(
     let laid = layout(ram, kind, kernel.len() as u64, initrd.len() as u64)
         .map_err(|error| impossible(record.memory, format_args!("{error}")))?;
     let tree = tree(record, ram, &laid, virtio)?;
-    let sources = [
-        Some(Source {
-            at: laid.entry,
-            bytes: Bytes::Static(kernel),
-            frames: Some(sharing::frame_of(kernel)),
-        }),
-        Some(Source {
-            at: laid.tree.start,
-            bytes: Bytes::Owned(tree.into_boxed_slice()),
-            frames: None,
-        }),
-        laid.initrd.map(|range| Source {
-            at: range.start,
-            bytes: Bytes::Static(initrd),
-            frames: Some(sharing::frame_of(initrd)),
-        }),
-    ];
+    let initrd = laid.initrd.map(|range| (range.start, initrd));
     let begin = (laid.entry, laid.tree.start);
     let windows = regions::join(record, windows(record), home)?;
+    let tree = tree.into_boxed_slice();
+    let space = with_sources(record, (id, vmid, home), begin, kernel, tree, initrd)?;
+    Ok(space.with_windows(windows))
+}
+
+/// The address space of a parked VM, nothing of it there yet.
+pub fn parked_space(
+    record: &VmRecord,
+    who: (VmId, &Vmid, NodeId),
+    [kernel_at, tree_at, initrd_at]: [u64; 3],
+    tree: &[u8],
+) -> Result<AddressSpace, Refusal> {
+    let kernel = content(record.kernel, kind::KERNEL)?;
+    let initrd = match record.initrd {
+        NO_ENTRY => None,
+        entry => Some((Ipa(initrd_at), content(entry, kind::INITRD)?)),
+    };
+    let begin = (Ipa(kernel_at), Ipa(tree_at));
+    with_sources(record, who, begin, kernel, Box::from(tree), initrd)
+}
+
+/// An address space with kernel, device tree and initial RAM disk where they belong.
+fn with_sources(
+    record: &VmRecord,
+    (id, vmid, home): (VmId, &Vmid, NodeId),
+    begin: (Ipa, Ipa),
+    kernel: &'static [u8],
+    tree: Box<[u8]>,
+    initrd: Option<(Ipa, &'static [u8])>,
+) -> Result<AddressSpace, Refusal> {
+    let ram = IpaRange {
+        start: RAM_START,
+        size: record.memory,
+    };
+    let of_bundle = |at, bytes| Source {
+        at,
+        bytes: Bytes::Static(bytes),
+        frames: Some(sharing::frame_of(bytes)),
+    };
+    let sources = [
+        Some(of_bundle(begin.0, kernel)),
+        Some(Source {
+            at: begin.1,
+            bytes: Bytes::Owned(tree),
+            frames: None,
+        }),
+        initrd.map(|(at, bytes)| of_bundle(at, bytes)),
+    ];
     let space = AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy(record));
-    let space = space.map(|space| space.with_windows(windows));
     space.ok_or_else(|| {
         Refusal::new(
             code::NO_MEMORY,

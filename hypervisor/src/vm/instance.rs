@@ -371,6 +371,18 @@ impl Instance {
         self.call_vcpus(VcpuSet::first(self.vcpus.len()), attention::STAND_STILL);
     }
 
+    /// When its time began, and when it was paused, in counts.
+    pub fn times(&self) -> [u64; 2] {
+        [&self.time_offset, &self.paused_at].map(|time| time.load(Ordering::Relaxed))
+    }
+
+    /// It was paused before this image came: at that count, with its time as it was.
+    pub fn stand_still_since(&self, time_offset: u64, paused_at: u64) {
+        self.time_offset.store(time_offset, Ordering::Relaxed);
+        self.paused_at.store(paused_at, Ordering::Relaxed);
+        self.paused.store(true, Ordering::SeqCst);
+    }
+
     /// Lets its vCPUs go on; its time has passed meanwhile, or it has not.
     pub fn resume(&self, time_stood_still: bool) {
         if time_stood_still {

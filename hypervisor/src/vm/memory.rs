@@ -32,7 +32,13 @@ static CAPACITY: AtomicU64 = AtomicU64::new(0);
 pub fn init() {
     let nodes = host::get().node_ids();
     let free = nodes.map(|node| frames::counts(node).free - frames::reserve(node));
-    CAPACITY.store(free.sum::<u64>() + own(), Ordering::Relaxed);
+    // None run, but where they come from the image before this one.
+    let running = table::all()
+        .iter()
+        .filter_map(|vm| Some(holding(&*vm.instance()?)))
+        .map(|held| held.private + held.tables)
+        .sum::<u64>();
+    CAPACITY.store(free.sum::<u64>() + running + own(), Ordering::Relaxed);
 }
 
 /// Frames of EL2's heap and of records, which grow with VMs and with what they share.

@@ -7,6 +7,7 @@ mod instance;
 pub mod layout;
 mod memory;
 mod oddities;
+pub mod parked;
 pub mod reaper;
 mod report;
 mod table;

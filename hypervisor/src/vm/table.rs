@@ -111,6 +111,15 @@ pub fn init() {
 
 /// Adds a VM, and starts it if its description says so.
 pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
+    let vm = describe(record)?;
+    if record.flags & VM_AUTOSTART != 0 {
+        begin(&vm)?;
+    }
+    Ok(vm)
+}
+
+/// Adds a VM that does not run.
+pub fn describe(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     create::check(record)?;
     create::adopt(record)?;
     let vm = {
@@ -145,9 +154,6 @@ pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
         })?;
         vm
     };
-    if record.flags & VM_AUTOSTART != 0 {
-        begin(&vm)?;
-    }
     Ok(vm)
 }
 
@@ -290,6 +296,18 @@ impl Vm {
             Life::Ended(status) => Some(**status),
             Life::Defined | Life::Running(_) => None,
         }
+    }
+
+    /// It was started so often in the image before this one, and runs, or has ended.
+    pub fn take_over(
+        &self,
+        starts: u32,
+        runs: Option<Arc<Instance>>,
+        ended: Option<alloc::boxed::Box<VmStatus>>,
+    ) {
+        self.starts.store(starts, Ordering::Relaxed);
+        let life = runs.map(Life::Running).or(ended.map(Life::Ended));
+        *self.life.lock() = life.unwrap_or(Life::Defined);
     }
 
     /// Nothing of it runs any more: its instance, for the reaper. The VM is ending until what it had

@@ -50,8 +50,11 @@ mod flights;
 mod maps;
 mod memory;
 mod paging;
+mod parked;
 mod replicas;
 mod unshare;
+
+pub use parked::NotHere;
 
 pub use dismantle::Dismantling;
 pub use exchange::{EXCHANGE_MAX, Gets};

@@ -144,6 +144,12 @@ impl<'a> MemoryMap<'a> {
         self.range(frame)?.1.entry(frame)
     }
 
+    /// The node of `frame`; `None` where the machine has no such frame.
+    pub fn node_of(&self, frame: Mfn) -> Option<NodeId> {
+        let (_, range) = self.range(frame)?;
+        range.entry(frame).map(|_| range.node)
+    }
+
     /// The entries of `count` frames from `first`; `None` where they are not all in one range.
     pub fn run(&self, first: Mfn, count: u64) -> Option<&'a [FrameEntry]> {
         self.range(first)?.1.run(first, count)
@@ -174,6 +180,44 @@ impl<'a> MemoryMap<'a> {
     /// As [`Self::set_aside`].
     pub fn set_aside_image(&self, frames: FrameRange) -> Result<(), Refused> {
         self.mark(frames, Event::Keep, Origin::Image)
+    }
+
+    /// Marks frames that no pool was given as private memory of `owner` and the guest frames after it, of
+    /// a VM that was there before this map. Before any pool is filled with what is left.
+    ///
+    /// # Errors
+    /// As [`Self::set_aside`]: so no frame is two guest frames' private memory.
+    pub fn adopt(&self, frames: FrameRange, owner: Owner) -> Result<(), Refused> {
+        self.mark(frames, Event::Assign, Origin::Lent)?;
+        for n in 0..frames.count {
+            let entry = self.entry(frames.start.add(n)).ok_or(Refused::NotHere)?;
+            entry
+                .lock()
+                .ok_or(Refused::NotHere)?
+                .set_owner(owner.add(n));
+        }
+        Ok(())
+    }
+
+    /// The first run at or after `from` that no pool was ever given and nobody has, where all that pools
+    /// were given, and what is anybody's, was lent; with its node.
+    pub fn next_unlent(&self, from: Mfn) -> Option<(NodeId, FrameRange)> {
+        let after = |range: &&MemoryRange<'_>| range.frames.end() > from;
+        for range in self.ranges().iter().filter(after) {
+            let nobodys = |frame: &Mfn| {
+                range.entry(*frame).is_some_and(|entry| {
+                    let state = entry.state();
+                    state.usage == Use::Free && state.origin == Origin::Machine
+                })
+            };
+            let (first, end) = (from.max(range.frames.start), range.frames.end());
+            let mut frames = (first.0..end.0).map(Mfn);
+            if let Some(start) = frames.find(nobodys) {
+                let count = 1 + frames.take_while(nobodys).count() as u64;
+                return Some((range.node, FrameRange { start, count }));
+            }
+        }
+        None
     }
 
     fn mark(&self, frames: FrameRange, event: Event, origin: Origin) -> Result<(), Refused> {

@@ -399,6 +399,22 @@ impl Pmap {
         budget: usize,
         mut visit: impl FnMut(Gfn, Entry),
     ) -> Option<Gfn> {
+        self.visit_known(memory, from, budget, |at, known| {
+            if known.backing != Backing::Absent {
+                visit(at, known);
+            }
+        })
+    }
+
+    /// As [`Self::visit`], with guest frames behind which nothing is any more, or that were marked before
+    /// anything was: [`Self::untouched`] tells one from the other.
+    pub fn visit_known(
+        &self,
+        memory: &impl TableMemory,
+        from: Gfn,
+        budget: usize,
+        mut visit: impl FnMut(Gfn, Entry),
+    ) -> Option<Gfn> {
         let mut at = from;
         for _ in 0..budget {
             if at.0 >= REACH {
@@ -412,9 +428,9 @@ impl Pmap {
                 at = after(at, REGION_SHIFT);
                 continue;
             };
-            let entry = Entry::decode(memory.read(leaf, index(at)));
-            if entry.backing != Backing::Absent {
-                visit(at, entry);
+            let word = memory.read(leaf, index(at));
+            if word != 0 {
+                visit(at, Entry::decode(word));
             }
             at = at.add(1);
         }

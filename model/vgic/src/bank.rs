@@ -2,6 +2,7 @@
 
 use crate::affinity::bits;
 use crate::registers::{Fields, Register};
+use abi::parked::Interrupts;
 use bitflags::bitflags;
 
 bitflags! {
@@ -290,6 +291,36 @@ impl Bank {
     /// Marks loaded interrupts as stale, so that their list registers are made anew.
     pub(crate) fn mark_stale(&mut self, mask: u32) {
         self.stale |= mask & self.loaded;
+    }
+
+    /// Its record; what is in list registers is not in it.
+    pub(crate) const fn record(&self) -> Interrupts {
+        Interrupts {
+            enabled: self.enabled,
+            group1: self.group1,
+            edge: self.edge,
+            line: self.line,
+            latch: self.latch,
+            active: self.active,
+            priority: self.priority,
+        }
+    }
+
+    /// As a record has it, where those of `edge` are edge triggered whatever it says.
+    pub(crate) fn of(record: &Interrupts, edge: u32, groups: Groups) -> Self {
+        let mut bank = Self {
+            enabled: record.enabled,
+            group1: record.group1,
+            groups,
+            edge: record.edge | edge,
+            line: record.line,
+            latch: record.latch,
+            active: record.active,
+            priority: record.priority.map(|priority| priority & PRIORITY_MASK),
+            ..Self::new(0)
+        };
+        bank.reopen();
+        bank
     }
 
     fn reopen(&mut self) {

@@ -37,17 +37,17 @@ pub struct Effects {
 /// The SPIs of a VM, numbered from 32.
 #[derive(Clone, Debug)]
 pub struct Distributor {
-    banks: [Bank; BANKS],
+    pub(crate) banks: [Bank; BANKS],
     /// `GICD_IROUTER` of each SPI, as `Aff3.Aff2.Aff1.Aff0`.
-    routes: [u32; MAX_SPIS as usize],
+    pub(crate) routes: [u32; MAX_SPIS as usize],
     /// The vCPU each route names.
     targets: [u8; MAX_SPIS as usize],
     /// The vCPU on which each SPI is loaded or active.
-    holders: [u8; MAX_SPIS as usize],
-    groups: Groups,
+    pub(crate) holders: [u8; MAX_SPIS as usize],
+    pub(crate) groups: Groups,
     /// How many of `banks` there are.
-    count: u8,
-    vcpus: u8,
+    pub(crate) count: u8,
+    pub(crate) vcpus: u8,
     dropped: u64,
 }
 
@@ -303,14 +303,21 @@ impl Distributor {
             (_, 0) => old & 0xff00_0000 | value as u32 & 0x00ff_ffff,
             _ => old & 0x00ff_ffff | (value as u32) << 24,
         };
-        self.routes[spi] = new;
-        self.targets[spi] = vcpu_at(new, self.vcpus.into()).map_or(NOBODY, |index| index as u8);
+        self.set_route(spi, new);
         let (n, mask) = (spi as u32 / 32, 1 << (spi % 32));
         self.banks[n as usize].mark_stale(mask);
         Effects {
             deliver: self.concerned(n, mask),
             groups: None,
         }
+    }
+}
+
+impl Distributor {
+    /// SPI `spi`, counted from zero, goes where that says.
+    pub(crate) fn set_route(&mut self, spi: usize, route: u32) {
+        self.routes[spi] = route;
+        self.targets[spi] = vcpu_at(route, self.vcpus.into()).map_or(NOBODY, |index| index as u8);
     }
 }
 

@@ -38,6 +38,7 @@ mod bank;
 mod distributor;
 mod list_file;
 mod list_register;
+mod parked;
 mod redistributor;
 mod registers;
 mod sgi;
@@ -46,6 +47,7 @@ pub use affinity::{VcpuSet, affinity_of, vcpu_at};
 pub use bank::Groups;
 pub use distributor::{Distributor, Effects};
 pub use list_file::{Counters, ListFile};
+pub use parked::Private;
 pub use redistributor::Redistributor;
 pub use sgi::{Sgi, SgiRegister};
 

@@ -170,13 +170,24 @@ impl ListFile {
         redist: &mut Redistributor,
         dist: Option<&mut Distributor>,
     ) -> VcpuSet {
+        let others = self.give_back(redist, dist);
+        redist.forget_physical();
+        others
+    }
+
+    /// As [`Self::turn_off`] of a vCPU that stays on: nothing is forgotten. It must run [`Self::deliver`]
+    /// before its guest goes on.
+    pub fn give_back(
+        &mut self,
+        redist: &mut Redistributor,
+        dist: Option<&mut Distributor>,
+    ) -> VcpuSet {
         let mut sources = Sources { redist, dist };
         let freed = self.uses.occupied();
         for n in bits(freed.into()) {
             self.unload(n, self.values[n as usize], &mut sources);
         }
         self.overfull = false;
-        sources.redist.forget_physical();
         self.others_concerned(&sources, freed)
     }
 

@@ -37,11 +37,14 @@ pub struct Redistributor {
     pub(crate) physical: [u8; 32],
     index: u8,
     last: bool,
-    asleep: bool,
+    pub(crate) asleep: bool,
     dropped: u64,
 }
 
 impl Redistributor {
+    /// Those that are edge triggered whatever is written.
+    pub(crate) const SGIS: u32 = SGIS;
+
     /// That of vCPU `index` of a VM with `vcpus` vCPUs: everything off and the vCPU asleep.
     pub const fn new(index: usize, vcpus: usize) -> Self {
         Self {

@@ -1,6 +1,7 @@
 //! A power button on a line of the PL061.
 
 use crate::{DATA_END, Pl061, bit};
+use abi::parked::Button;
 
 /// A PL061 with a power button on one of its lines, which is high while it is pressed.
 ///
@@ -15,6 +16,24 @@ pub struct PowerButton {
 }
 
 impl PowerButton {
+    /// Its record, for images of any version (`abi::parked`).
+    pub const fn record(&self) -> Button {
+        Button {
+            gpio: self.gpio.registers(),
+            pressed: self.pressed as u8,
+            reserved: [0; 6],
+        }
+    }
+
+    /// As a record has it, on line `line`.
+    pub const fn of(record: &Button, line: u8) -> Self {
+        Self {
+            gpio: Pl061::of(record.gpio),
+            line,
+            pressed: record.pressed != 0,
+        }
+    }
+
     /// A button that is not pressed, on line `line` of a PL061 just out of reset.
     pub const fn new(line: u8) -> Self {
         Self {

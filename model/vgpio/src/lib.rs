@@ -63,6 +63,47 @@ impl Pl061 {
         }
     }
 
+    /// All that it knows, in the order of the fields.
+    pub(crate) const fn registers(&self) -> [u8; 9] {
+        [
+            self.input,
+            self.output,
+            self.direction,
+            self.level_sense,
+            self.both_edges,
+            self.rising,
+            self.enabled,
+            self.edges,
+            self.alternate,
+        ]
+    }
+
+    /// What [`Self::registers`] gives.
+    pub(crate) const fn of(registers: [u8; 9]) -> Self {
+        let [
+            input,
+            output,
+            direction,
+            level_sense,
+            both_edges,
+            rising,
+            enabled,
+            edges,
+            alternate,
+        ] = registers;
+        Self {
+            input,
+            output,
+            direction,
+            level_sense,
+            both_edges,
+            rising,
+            enabled,
+            edges,
+            alternate,
+        }
+    }
+
     /// The level of the interrupt line (`GPIOINTR`).
     pub const fn irq_level(&self) -> bool {
         self.raw() & self.enabled != 0

@@ -154,6 +154,19 @@ impl Balloon {
         self.counts
     }
 
+    /// What a record has of it beside its registers: its configuration space, and the head of the chain
+    /// that [`Transport::request_statistics`] gives back, plus one.
+    pub(crate) fn own(&self) -> [u64; 2] {
+        let asked = self.asked.map_or(0, |head| u64::from(head) + 1);
+        [u64::from_le_bytes(self.config), asked]
+    }
+
+    /// Sets what [`Self::own`] gives.
+    pub(crate) fn set_own(&mut self, [config, asked]: [u64; 2]) {
+        self.config = config.to_le_bytes();
+        self.asked = asked.checked_sub(1).map(|head| head as u16);
+    }
+
     /// When the report that is held is due; `None` if none is.
     pub fn due(&self) -> Option<u64> {
         self.reporting.open.then_some(self.due)
@@ -215,6 +228,17 @@ impl Transport<Balloon> {
         let asked = self.settle(result).is_some();
         self.signal(memory, STATS);
         asked
+    }
+
+    /// Queues of which a chain may be kept, and whether one is.
+    pub(crate) fn open_queues(&self) -> [(usize, bool); 2] {
+        let reporting = STATS + usize::from(self.has_negotiated(F_STATS_VQ));
+        let Balloon {
+            inflating,
+            reporting: reports,
+            ..
+        } = &self.device;
+        [(INFLATE, inflating.open), (reporting, reports.open)]
     }
 
     /// Goes through the queues, for about `budget` pages (and at most 511 more); whether there is

@@ -14,6 +14,12 @@ pub struct Console {
     bytes: Bytes,
 }
 
+impl Console {
+    pub(crate) const fn is_transmitting(&self) -> bool {
+        self.bytes.is_transmitting()
+    }
+}
+
 impl Device for Console {
     const ID: u32 = 3;
     const QUEUE_SIZES: &'static [u16] = &[64, 64];

@@ -25,6 +25,7 @@ mod chain;
 pub mod console;
 pub mod mmio;
 pub mod net;
+mod parked;
 pub mod port;
 pub mod queue;
 pub mod rng;

@@ -2,6 +2,7 @@
 
 use crate::queue::{QueueFeatures, QueueSetup};
 use crate::{Queue, QueueError};
+use abi::parked;
 use bitflags::bitflags;
 use machine_contract::GuestMemory;
 use model_addr::Gfn;
@@ -239,6 +240,33 @@ impl<D: Device> Transport<D> {
     /// Whether a queue lies in this guest frame, or a part of it.
     pub fn uses(&self, gfn: Gfn) -> bool {
         self.queues.iter().any(|queue| queue.uses(gfn))
+    }
+
+    /// The record of its registers; of its queues, what the driver said of them.
+    pub(crate) fn registers(&self) -> parked::Transport {
+        parked::Transport {
+            status: self.status.bits(),
+            interrupt: self.interrupt.bits(),
+            device_features_sel: self.device_features_sel,
+            driver_features_sel: self.driver_features_sel,
+            driver_features: self.driver_features,
+            queue_sel: self.queue_sel,
+            config_generation: self.config_generation,
+            queues: self.setups.each_ref().map(QueueSetup::record),
+        }
+    }
+
+    /// Sets them. `false` where a driver could not have agreed upon such features with this device.
+    pub(crate) fn set_registers(&mut self, record: &parked::Transport) -> bool {
+        self.status = Status::from_bits_truncate(record.status);
+        self.interrupt = Interrupt::from_bits_truncate(record.interrupt);
+        self.device_features_sel = record.device_features_sel;
+        self.driver_features_sel = record.driver_features_sel;
+        self.driver_features = record.driver_features;
+        self.queue_sel = record.queue_sel;
+        self.config_generation = record.config_generation;
+        self.setups = record.queues.each_ref().map(QueueSetup::of);
+        !self.status.contains(Status::FEATURES_OK) || self.driver_features & !self.features() == 0
     }
 
     /// Passes on what an operation gave, or breaks the device with its error.

@@ -110,28 +110,28 @@ pub struct QueueFeatures {
 /// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
-    ready: bool,
-    features: QueueFeatures,
+    pub(crate) ready: bool,
+    pub(crate) features: QueueFeatures,
     size: u16,
     descriptors: Ipa,
     driver: Ipa,
     device: Ipa,
     /// Next available entry to take.
-    next_avail: u16,
+    pub(crate) next_avail: u16,
     /// The driver's index as last read: entries before it are ours to take.
-    seen_avail: u16,
+    pub(crate) seen_avail: u16,
     /// Next used entry to fill.
-    next_used: u16,
+    pub(crate) next_used: u16,
     heads: Heads,
     /// Descriptors that were read after those heads: what they lead to stays as it is until it is given
     /// back.
     ahead: Ahead,
     /// Where `next_used` was when the driver was last considered for an interrupt.
-    signalled: u16,
+    pub(crate) signalled: u16,
     /// The driver was asked to kick for the entry at `next_avail`.
     armed: bool,
     /// Without event indices: the driver was told not to kick.
-    muted: bool,
+    pub(crate) muted: bool,
 }
 
 /// One entry of a descriptor table (virtio 2.7.5).

@@ -55,6 +55,11 @@ impl<D: Stream> Transport<D> {
 }
 
 impl Bytes {
+    /// Whether a buffer was taken and not given back.
+    pub(crate) const fn is_transmitting(&self) -> bool {
+        self.transmitting
+    }
+
     /// The driver starts over.
     pub(crate) fn reset(&mut self) {
         self.transmitting = false;

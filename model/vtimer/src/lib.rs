@@ -38,6 +38,20 @@ pub struct PhysicalTimer {
 }
 
 impl PhysicalTimer {
+    /// `CNTP_CTL_EL0`, without ISTATUS, and `CNTP_CVAL_EL0`.
+    pub const fn registers(&self) -> [u64; 2] {
+        [self.control, self.compare]
+    }
+
+    /// The timer with these registers; its line was not looked at.
+    pub const fn of([control, compare]: [u64; 2]) -> Self {
+        Self {
+            control: control & (ENABLE | IMASK),
+            compare,
+            high: false,
+        }
+    }
+
     /// What the guest reads at count `now`.
     pub const fn read(&self, register: Register, now: u64) -> u64 {
         match register {

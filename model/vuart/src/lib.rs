@@ -6,6 +6,8 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod parked;
+
 use bitflags::bitflags;
 
 /// Bytes in the receive FIFO (r1p5).

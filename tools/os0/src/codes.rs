@@ -42,7 +42,7 @@ const fn code(
 
 /// Why the hypervisor, or the module before it, does not make a switch; in the order of
 /// `abi::os0::Refusal`, then the module's own.
-pub const REFUSALS: [Code; 28] = [
+pub const REFUSALS: [Code; 29] = [
     code(
         "interrupts-open",
         "a CPU came to the switch with its interrupts unmasked",
@@ -215,6 +215,12 @@ pub const REFUSALS: [Code; 28] = [
         "what was to be staged is no system that could be started",
         &["The command's version does not fit the hypervisor's."],
         &["Nothing is staged. Use the `underpin` of this hypervisor."],
+    ),
+    code(
+        "not-recorded",
+        "a parked VM has what another image of the hypervisor could not go on with",
+        &["A disk in memory, a network device, swap, a shared region, or a console in the middle of a write; `underpin log` says which VM."],
+        &["Let that VM end, or go on (`underpin attach`), and upgrade then. Nothing was changed."],
     ),
     code(
         "holds-interrupts",

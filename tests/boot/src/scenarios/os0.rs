@@ -294,6 +294,7 @@ fn park(kernel: &'static str, cpus: u32, cpu: &'static str, pairs: u32) -> Scena
         format!("os0/park-{kernel}-{cpus}-{pairs}"),
         os0.cpu(cpu)
             .disk(16 << 20)
+            .options("inject")
             .beside(vec![work, disk])
             .images()
             .expect("park parks=", 6 * BOOT + 6 * u64::from(pairs))

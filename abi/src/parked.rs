@@ -1,0 +1,30 @@
+//! VMs that are parked, as one image of the hypervisor leaves them for the next: what a guest could tell
+//! of its machine, in the words of the Arm and virtio specifications, and which frames are whose. Nothing
+//! depends on how an image is laid out inside.
+//!
+//! A [`Header`], then items, each with its kind and length, in one order:
+//!
+//! ```text
+//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS VCPU.. SPIS UART TYPED BUTTON DEVICE..] TEXT }..  END
+//! ```
+//!
+//! What is read is an allegation. Whether lengths, numbers and the checksum fit is decided here; whether a
+//! frame may be whose it is said to be, by whoever has the frames.
+
+mod records;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use records::{
+    Button, Device, Header, Interrupts, Machine, Queue, Range, Run, Spis, Transport, Uart, Vcpu,
+    Vm, device, kind, life, power, queue, run,
+};
+pub use stream::{Reader, Unreadable, Writer};
+
+/// The version of the records that this source writes.
+pub const VERSION: u32 = 1;
+/// The oldest that it reads.
+pub const OLDEST: u32 = 1;
+/// How they begin.
+pub const MAGIC: [u8; 8] = *b"UNDPPARK";

@@ -1,0 +1,321 @@
+//! The records.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+macro_rules! records {
+    ($($(#[$doc:meta])* $name:ident, $bytes:literal { $($(#[$of:meta])* $field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$of])* pub $field: $type,)*
+        }
+        const _: () = assert!(size_of::<$name>() == $bytes);
+    )*};
+}
+
+records! {
+    /// What all begins with.
+    Header, 32 {
+        /// [`super::MAGIC`].
+        magic: [u8; 8],
+        /// [`super::VERSION`] of whoever wrote it.
+        version: u32,
+        /// Zero.
+        reserved: u32,
+        /// Bytes in all, these included.
+        bytes: u64,
+        /// [`crate::upgrade::checksum`] of the bytes behind this, and their number, by exclusive or.
+        checksum: u64,
+    }
+    /// A run of memory: its first byte, and how many.
+    Range, 16 {
+        /// The first.
+        start: u64,
+        /// How many.
+        bytes: u64,
+    }
+    /// What is made of lent memory.
+    Machine, 48 {
+        /// Where the bundle lies in it; no bytes: there is none.
+        bundle: Range,
+        /// Where the area of disks lies that OS-0 serves, and the interrupt that tells it; zero: none.
+        served: [u64; 2],
+        /// The same of its network device.
+        uplink: [u64; 2],
+    }
+    /// A VM. Its description follows, and what it ended with or, where it is parked, all of it.
+    Vm, 56 {
+        /// One of [`super::life`].
+        life: u32,
+        /// How often it was started.
+        starts: u32,
+        /// The physical count at which its virtual one was zero (`CNTVOFF_EL2`).
+        time_offset: u64,
+        /// The physical count at which it was paused.
+        paused_at: u64,
+        /// Where its kernel, its device tree and its initial RAM disk lay at first; zero: none.
+        sources: [u64; 3],
+        /// `GICD_CTLR.EnableGrp0` and `EnableGrp1`.
+        groups: u32,
+        /// How many of its vCPUs follow.
+        vcpus: u32,
+    }
+    /// Guest frames that follow each other, and so what is behind them.
+    Run, 24 {
+        /// The first guest frame.
+        gfn: u64,
+        /// The frame behind it.
+        frame: u64,
+        /// How many.
+        count: u32,
+        /// One of [`super::run`].
+        kind: u8,
+        /// Why it is private (`model_pmap::Why`).
+        why: u8,
+        /// 1: never to be shared.
+        never_share: u8,
+        /// Zero.
+        reserved: u8,
+    }
+    /// 32 interrupts, as a GIC has them when none is in a list register.
+    Interrupts, 56 {
+        /// `ISENABLER`.
+        enabled: u32,
+        /// `IGROUPR`.
+        group1: u32,
+        /// Edge triggered (`ICFGR`).
+        edge: u32,
+        /// The input lines.
+        line: u32,
+        /// Pending whatever the line says.
+        latch: u32,
+        /// `ISACTIVER`.
+        active: u32,
+        /// `IPRIORITYR`.
+        priority: [u8; 32],
+    }
+    /// 32 shared interrupts.
+    Spis, 216 {
+        /// Their state.
+        interrupts: Interrupts,
+        /// `IROUTER`, as `Aff3.Aff2.Aff1.Aff0`.
+        routes: [u32; 32],
+        /// The vCPU on which each is active; 255: on none.
+        holders: [u8; 32],
+    }
+    /// A vCPU.
+    Vcpu, 1192 {
+        /// x0 to x30, the program counter, PSTATE as in an SPSR.
+        registers: [u64; 33],
+        /// `SCTLR`, `CPACR`, `TTBR0`, `TTBR1`, `TCR`, `ESR`, `FAR`, `AFSR0`, `AFSR1`, `MAIR`, `AMAIR`, `VBAR`,
+        /// `CONTEXTIDR` of EL1, `TPIDR_EL0`, `TPIDRRO_EL0`, `TPIDR_EL1`, `PAR_EL1`, `CNTKCTL_EL1`, `ELR_EL1`,
+        /// `SPSR_EL1`, `SP_EL0`, `SP_EL1`, `MDSCR_EL1`, `CSSELR_EL1`, `VMPIDR_EL2`.
+        el1: [u64; 25],
+        /// v0 to v31, low half first.
+        vectors: [[u64; 2]; 32],
+        /// `FPSR` and `FPCR`.
+        fp: [u64; 2],
+        /// `CNTV_CTL_EL0` and `CNTV_CVAL_EL0`.
+        timer: [u64; 2],
+        /// `CNTP_CTL_EL0` and `CNTP_CVAL_EL0`.
+        physical_timer: [u64; 2],
+        /// `ICH_VMCR_EL2`, `ICH_AP0R0_EL2`, `ICH_AP1R0_EL2`.
+        interface: [u64; 3],
+        /// 1: it was shown stolen time; which; and how much was stolen, in counts.
+        stolen: [u64; 3],
+        /// One of [`super::power`], where it begins and its first x0.
+        power: [u64; 3],
+        /// Its SGIs and PPIs.
+        interrupts: Interrupts,
+        /// PPIs whose physical interrupt is active until the virtual one has ended.
+        physical_active: u32,
+        /// `GICR_WAKER.ProcessorSleep`.
+        asleep: u32,
+        /// The physical interrupt of each.
+        physical: [u8; 32],
+    }
+    /// A PL011's registers, and what is in its receive FIFO.
+    Uart, 80 {
+        /// `RIS`.
+        raw: u32,
+        /// `IMSC`.
+        mask: u32,
+        /// `LCR_H`.
+        line_control: u32,
+        /// `CR`.
+        control: u32,
+        /// `IFLS`.
+        fifo_levels: u32,
+        /// `IBRD`.
+        integer_baud: u32,
+        /// `FBRD`.
+        fractional_baud: u32,
+        /// `ILPR`.
+        low_power: u32,
+        /// `DMACR`.
+        dma_control: u32,
+        /// 1: a byte was lost, and the guest has not seen that.
+        overrun: u32,
+        /// Bytes in the FIFO.
+        received: u32,
+        /// 1: what is typed goes here, not to a virtio console.
+        in_use: u32,
+        /// The FIFO, oldest byte first.
+        fifo: [u8; 32],
+    }
+    /// A power button on a PL061.
+    Button, 16 {
+        /// Inputs, outputs, `DIR`, `IS`, `IBE`, `IEV`, `IE`, edges seen, `AFSEL`.
+        gpio: [u8; 9],
+        /// 1: it is pressed.
+        pressed: u8,
+        /// Zero.
+        reserved: [u8; 6],
+    }
+    /// A split virtqueue, all of whose chains that were taken were given back.
+    Queue, 40 {
+        /// Entries.
+        size: u32,
+        /// Bits of [`super::queue`].
+        flags: u32,
+        /// The descriptor table.
+        descriptors: u64,
+        /// The available ring.
+        driver: u64,
+        /// The used ring.
+        device: u64,
+        /// Next available entry to take.
+        next_avail: u16,
+        /// Next used entry to fill.
+        next_used: u16,
+        /// Where that was when the driver was last considered for an interrupt.
+        signalled: u16,
+        /// Zero.
+        reserved: u16,
+    }
+    /// A virtio-mmio device's registers.
+    Transport, 392 {
+        /// `Status`.
+        status: u32,
+        /// `InterruptStatus`.
+        interrupt: u32,
+        /// `DeviceFeaturesSel`.
+        device_features_sel: u32,
+        /// `DriverFeaturesSel`.
+        driver_features_sel: u32,
+        /// What the driver accepted.
+        driver_features: u64,
+        /// `QueueSel`.
+        queue_sel: u32,
+        /// `ConfigGeneration`.
+        config_generation: u32,
+        /// Its queues.
+        queues: [Queue; 9],
+    }
+    /// A virtio device.
+    Device, 416 {
+        /// One of [`super::device`].
+        kind: u32,
+        /// Zero.
+        reserved: u32,
+        /// Its registers.
+        transport: Transport,
+        /// Of a balloon: its configuration space, and the head of the chain for statistics, plus one.
+        own: [u64; 2],
+    }
+}
+
+/// Kinds of items.
+pub mod kind {
+    /// A [`super::Machine`].
+    pub const MACHINE: u32 = 1;
+    /// [`super::Range`]s that OS-0 lends.
+    pub const LOANS: u32 = 2;
+    /// Blocks of 2 MiB that the new image may write before it has answered, by their first frame.
+    pub const ROOM: u32 = 3;
+    /// Bytes that wait for OS-0 on the control port.
+    pub const SAID: u32 = 4;
+    /// A [`super::Vm`].
+    pub const VM: u32 = 5;
+    /// Its [`crate::bundle::VmRecord`].
+    pub const DESCRIPTION: u32 = 6;
+    /// What it ended with, a [`crate::control::VmStatus`].
+    pub const ENDED: u32 = 7;
+    /// Its device tree, as bytes.
+    pub const TREE: u32 = 8;
+    /// [`super::Run`]s of its memory.
+    pub const RUNS: u32 = 9;
+    /// A [`super::Vcpu`].
+    pub const VCPU: u32 = 10;
+    /// [`super::Spis`].
+    pub const SPIS: u32 = 11;
+    /// A [`super::Uart`].
+    pub const UART: u32 = 12;
+    /// Bytes that were typed and not taken.
+    pub const TYPED: u32 = 13;
+    /// A [`super::Button`].
+    pub const BUTTON: u32 = 14;
+    /// [`super::Device`]s.
+    pub const DEVICES: u32 = 15;
+    /// Bytes that it wrote to its console and nobody has.
+    pub const TEXT: u32 = 16;
+    /// Nothing: all was read.
+    pub const END: u32 = 17;
+}
+
+/// How a VM stands.
+pub mod life {
+    /// It never ran.
+    pub const DEFINED: u32 = 0;
+    /// It is parked.
+    pub const PARKED: u32 = 1;
+    /// It has ended.
+    pub const ENDED: u32 = 2;
+}
+
+/// What is behind guest frames.
+pub mod run {
+    /// Frames of its own.
+    pub const PRIVATE: u8 = 1;
+    /// Frames of the bundle, which others may use too.
+    pub const SHARED: u8 = 2;
+    /// Nothing any more: they read as zeroes.
+    pub const EMPTY: u8 = 3;
+    /// What is there from the start; never to be shared.
+    pub const UNTOUCHED: u8 = 4;
+}
+
+/// Whether a vCPU is on.
+pub mod power {
+    /// Off.
+    pub const OFF: u64 = 0;
+    /// It was told to start.
+    pub const ON_PENDING: u64 = 1;
+    /// On.
+    pub const ON: u64 = 2;
+}
+
+/// Bits of a queue.
+pub mod queue {
+    /// The driver has set it up.
+    pub const READY: u32 = 1;
+    /// With `VIRTIO_F_EVENT_IDX`.
+    pub const EVENT_IDX: u32 = 2;
+    /// With `VIRTIO_F_INDIRECT_DESC`.
+    pub const INDIRECT: u32 = 4;
+    /// The driver was told not to kick.
+    pub const MUTED: u32 = 8;
+}
+
+/// Kinds of devices.
+pub mod device {
+    /// A disk.
+    pub const BLOCK: u32 = 2;
+    /// A console.
+    pub const CONSOLE: u32 = 3;
+    /// An entropy source.
+    pub const RNG: u32 = 4;
+    /// A balloon.
+    pub const BALLOON: u32 = 5;
+}

@@ -1,0 +1,202 @@
+//! Items, one after the other.
+
+use super::{Header, MAGIC, OLDEST, VERSION, kind};
+use crate::upgrade::checksum;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const HEAD: usize = size_of::<Header>();
+/// Bytes before an item's: its kind and its length, 32 bits each.
+const ITEM: usize = 8;
+
+/// Of the bytes behind the header, and how many they are: zeroes at their end count.
+fn sum(rest: &[u8]) -> u64 {
+    checksum(rest) ^ rest.len() as u64
+}
+
+/// Why records cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// They are none, or not all of them, or were changed.
+    Damaged,
+    /// They are of a version that this source does not read.
+    Version,
+    /// An item of this kind was expected, and is not there or has another length.
+    Item(u32),
+}
+
+/// Writes records.
+#[derive(Debug)]
+pub struct Writer<'a> {
+    room: &'a mut [u8],
+    at: usize,
+}
+
+impl<'a> Writer<'a> {
+    /// Into `room`.
+    pub const fn new(room: &'a mut [u8]) -> Self {
+        Self { room, at: HEAD }
+    }
+
+    /// Adds an item; `false` where there is no room for it.
+    #[must_use]
+    pub fn put<T: IntoBytes + Immutable + ?Sized>(&mut self, kind: u32, item: &T) -> bool {
+        self.begin(kind).is_some_and(|mut open| open.add(item))
+    }
+
+    /// Begins an item of parts.
+    pub fn begin(&mut self, kind: u32) -> Option<Open<'_, 'a>> {
+        let head = self.room.get_mut(self.at..)?.get_mut(..ITEM)?;
+        let [of_kind, length] = [kind, 0].map(u32::to_le_bytes);
+        head[..4].copy_from_slice(&of_kind);
+        head[4..].copy_from_slice(&length);
+        let start = self.at;
+        self.at += ITEM;
+        Some(Open {
+            writer: self,
+            start,
+        })
+    }
+
+    /// All was written: its bytes, or `None` where it did not fit.
+    pub fn finish(mut self) -> Option<u64> {
+        if !self.put(kind::END, &[0_u8; 0]) {
+            return None;
+        }
+        let (head, rest) = self.room.get_mut(..self.at)?.split_at_mut(HEAD);
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION,
+            reserved: 0,
+            bytes: self.at as u64,
+            checksum: sum(rest),
+        };
+        head.copy_from_slice(header.as_bytes());
+        Some(self.at as u64)
+    }
+}
+
+/// An item that is being written.
+#[derive(Debug)]
+pub struct Open<'w, 'a> {
+    writer: &'w mut Writer<'a>,
+    start: usize,
+}
+
+impl Open<'_, '_> {
+    /// Adds a part; `false` where there is no room for it.
+    #[must_use]
+    pub fn add<T: IntoBytes + Immutable + ?Sized>(&mut self, part: &T) -> bool {
+        let (bytes, at) = (part.as_bytes(), self.writer.at);
+        let place = self.writer.room.get_mut(at..);
+        let Some(place) = place.and_then(|room| room.get_mut(..bytes.len())) else {
+            return false;
+        };
+        place.copy_from_slice(bytes);
+        self.writer.at += bytes.len();
+        let length = (self.writer.at - self.start - ITEM) as u32;
+        let head = self.writer.room.get_mut(self.start + 4..self.start + ITEM);
+        head.is_some_and(|head| {
+            head.copy_from_slice(&length.to_le_bytes());
+            true
+        })
+    }
+}
+
+/// Reads records, in the order in which they were written.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// Over `bytes`, which begin with records and may go on behind them.
+    ///
+    /// # Errors
+    /// [`Unreadable::Damaged`], [`Unreadable::Version`].
+    pub fn new(bytes: &'a [u8]) -> Result<Self, Unreadable> {
+        let (header, _) = Header::read_from_prefix(bytes).map_err(|_| Unreadable::Damaged)?;
+        if header.magic != MAGIC {
+            return Err(Unreadable::Damaged);
+        }
+        if !(OLDEST..=VERSION).contains(&header.version) {
+            return Err(Unreadable::Version);
+        }
+        let whole = usize::try_from(header.bytes).ok();
+        let rest = whole.and_then(|whole| bytes.get(HEAD..whole));
+        let is_its = |rest: &&[u8]| header.reserved == 0 && sum(rest) == header.checksum;
+        let rest = rest.filter(is_its).ok_or(Unreadable::Damaged)?;
+        Ok(Self { rest })
+    }
+
+    /// The bytes of the next item, which must be of this kind.
+    ///
+    /// # Errors
+    /// [`Unreadable::Item`].
+    pub fn bytes(&mut self, kind: u32) -> Result<&'a [u8], Unreadable> {
+        self.next(kind).ok_or(Unreadable::Item(kind))
+    }
+
+    fn next(&mut self, kind: u32) -> Option<&'a [u8]> {
+        let (head, rest) = self.rest.split_at_checked(ITEM)?;
+        let [of_kind, length] = <[u32; 2]>::read_from_bytes(head).ok()?;
+        let (item, rest) = rest.split_at_checked(length as usize)?;
+        if of_kind != kind {
+            return None;
+        }
+        self.rest = rest;
+        Some(item)
+    }
+
+    /// The kind of the next item.
+    pub fn peek(&self) -> Option<u32> {
+        let kind = self.rest.get(..size_of::<u32>())?;
+        u32::read_from_bytes(kind).ok()
+    }
+
+    /// The next item, one record of this kind.
+    ///
+    /// # Errors
+    /// [`Unreadable::Item`].
+    pub fn one<T: FromBytes>(&mut self, kind: u32) -> Result<T, Unreadable> {
+        let bytes = self.bytes(kind)?;
+        T::read_from_bytes(bytes).map_err(|_| Unreadable::Item(kind))
+    }
+
+    /// The next item, records of this kind.
+    ///
+    /// # Errors
+    /// [`Unreadable::Item`].
+    pub fn all<T: FromBytes>(
+        &mut self,
+        kind: u32,
+    ) -> Result<impl ExactSizeIterator<Item = T> + Clone + use<'a, T>, Unreadable> {
+        let bytes = self.bytes(kind)?;
+        if !bytes.len().is_multiple_of(size_of::<T>()) {
+            return Err(Unreadable::Item(kind));
+        }
+        let chunks = bytes.chunks_exact(size_of::<T>());
+        // Each chunk is as long as a record.
+        Ok(chunks.map(|chunk| T::read_from_bytes(chunk).unwrap_or_else(|_| T::new_zeroed())))
+    }
+
+    /// The next item, one record, if it is of this kind.
+    ///
+    /// # Errors
+    /// [`Unreadable::Item`], where it is, and has another length.
+    pub fn one_if<T: FromBytes>(&mut self, kind: u32) -> Result<Option<T>, Unreadable> {
+        match self.peek() {
+            Some(next) if next == kind => self.one(kind).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// All was read.
+    ///
+    /// # Errors
+    /// [`Unreadable::Item`].
+    pub fn end(mut self) -> Result<(), Unreadable> {
+        let last = self.bytes(kind::END)?;
+        let is_end = last.is_empty() && self.rest.is_empty();
+        is_end.then_some(()).ok_or(Unreadable::Item(kind::END))
+    }
+}

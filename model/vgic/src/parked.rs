@@ -1,0 +1,88 @@
+//! Distributors and redistributors as records, for images of any version (`abi::parked`).
+
+use crate::bank::{Bank, Groups};
+use crate::{Distributor, FIRST_SPI, MAX_SPIS, Redistributor};
+use abi::parked::{Interrupts, Spis};
+
+/// A redistributor's part of a vCPU's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Private {
+    /// SGIs and PPIs.
+    pub interrupts: Interrupts,
+    /// PPIs whose physical interrupt is active until the virtual one has ended.
+    pub physical_active: u32,
+    /// The physical interrupt of each.
+    pub physical: [u8; 32],
+    /// Asleep by `GICR_WAKER`.
+    pub asleep: bool,
+}
+
+impl Redistributor {
+    /// Its record, after [`crate::ListFile::give_back`].
+    pub const fn record(&self) -> Private {
+        Private {
+            interrupts: self.bank.record(),
+            physical_active: self.physical_active,
+            physical: self.physical,
+            asleep: self.asleep,
+        }
+    }
+
+    /// As a record has it, of a vCPU none of whose interrupts is in a list register; `groups` are those
+    /// that the distributor lets through. `false` where a physical interrupt is none of a CPU's own.
+    #[must_use]
+    pub fn restore(&mut self, record: &Private, groups: Groups) -> bool {
+        let is_private = |intid: &u8| u32::from(*intid) < FIRST_SPI;
+        if !record.physical.iter().all(is_private) {
+            return false;
+        }
+        self.bank = Bank::of(&record.interrupts, Self::SGIS, groups);
+        self.physical_active = record.physical_active;
+        self.physical = record.physical;
+        self.asleep = record.asleep;
+        true
+    }
+}
+
+impl Distributor {
+    /// The records of its shared interrupts, after [`crate::ListFile::give_back`] of all vCPUs.
+    pub fn records(&self) -> impl Iterator<Item = Spis> + '_ {
+        let count = usize::from(self.count);
+        self.banks.iter().take(count).enumerate().map(|(n, bank)| {
+            let at = n * 32..n * 32 + 32;
+            let mut spis = Spis {
+                interrupts: bank.record(),
+                routes: [0; 32],
+                holders: [0; 32],
+            };
+            spis.routes.copy_from_slice(&self.routes[at.clone()]);
+            spis.holders.copy_from_slice(&self.holders[at]);
+            spis
+        })
+    }
+
+    /// As records have it. `false` where they are not as many as this one has, or name a vCPU that there
+    /// is not.
+    #[must_use]
+    pub fn restore(&mut self, records: impl ExactSizeIterator<Item = Spis>, groups: u32) -> bool {
+        if records.len() != usize::from(self.count) {
+            return false;
+        }
+        self.groups = Groups::from_bits_truncate(groups);
+        for (n, record) in records.enumerate() {
+            self.banks[n] = Bank::of(&record.interrupts, 0, self.groups);
+            for (bit, (route, holder)) in record.routes.into_iter().zip(record.holders).enumerate()
+            {
+                let is_active = record.interrupts.active >> bit & 1 != 0;
+                if is_active && holder >= self.vcpus {
+                    return false;
+                }
+                self.holders[n * 32 + bit] = holder;
+                self.set_route(n * 32 + bit, route);
+            }
+        }
+        true
+    }
+}
+
+const _: () = assert!(MAX_SPIS.is_multiple_of(32));
