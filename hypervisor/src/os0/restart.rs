@@ -123,13 +123,22 @@ pub fn begin(me: &Os0Cpu) -> bool {
         console::announce(format_args!(
             "OS-0 ends, and nothing is staged that can be started: the machine ends with it"
         ));
+    } else if loans::pin_cpus() {
+        console::announce(format_args!(
+            "OS-0 ends while VMs are parked: the machine ends with it, and they do"
+        ));
     }
     false
 }
 
 /// DYING.
 pub fn say_it_dies() -> u64 {
-    console::announce(format_args!("OS-0 says that it dies; its VMs go on"));
+    let what = if loans::are_in_use() {
+        "its VMs go on"
+    } else {
+        "VMs that are parked end with it"
+    };
+    console::announce(format_args!("OS-0 says that it dies; {what}"));
     DONE
 }
 

@@ -117,6 +117,28 @@ mod tests {
     }
 
     #[test]
+    fn a_record_says_all_of_it() {
+        let mut button = PowerButton::new(3);
+        for (offset, value) in [
+            (0x400, 0x21),
+            (0x404, 2),
+            (IBE, LINE),
+            (IE, LINE),
+            (0x84, 0x21),
+        ] {
+            button.write(offset, value);
+        }
+        assert!(button.press());
+        let mut other = PowerButton::of(&button.record(), 3);
+        assert!(other.irq_level());
+        for offset in [
+            0x400, 0x404, IBE, 0x40c, IE, 0x414, MIS, 0x420, 0x3fc, 0x3fc,
+        ] {
+            assert_eq!(other.read(offset), button.read(offset), "{offset:#x}");
+        }
+    }
+
+    #[test]
     fn a_press_that_nobody_saw_can_be_repeated() {
         let mut button = PowerButton::new(3);
         button.write(IBE, LINE);

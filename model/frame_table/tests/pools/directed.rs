@@ -1,10 +1,10 @@
 //! What pools and the map refuse, and what becomes of images.
 
 use crate::machine::{Machine, RANGES, filled, owner};
-use model_addr::{FrameRange, Mfn, NodeId};
+use model_addr::{FrameRange, Gfn, Mfn, NodeId, VmId};
 use model_frame_table::{
     CHUNK_ORDER, Contents, Event, FrameEntry, MAX_ORDER, MapError, MemoryMap, MemoryRange, Origin,
-    Pool, Purpose, Refused, Use, entries_bytes,
+    Owner, Pool, Purpose, Refused, Use, entries_bytes,
 };
 
 /// What idle CPUs have zeroed is lost as soon as anybody else may have written it.
@@ -206,6 +206,45 @@ fn memory_set_aside_is_in_no_pool() {
     );
     assert_eq!(entries_bytes(1024), 0x8000);
     assert_eq!(entries_bytes(1), 0x1000);
+}
+
+/// Frames of VMs that were there before the map are taken once, and what nobody named is found.
+#[test]
+fn frames_are_adopted_once() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let run = |start, count| FrameRange {
+        start: Mfn(start),
+        count,
+    };
+    let owner = Owner {
+        vm: VmId {
+            index: 1,
+            generation: 2,
+        },
+        gfn: Gfn(70),
+    };
+    map.set_aside(run(0x8_0000, 512)).unwrap();
+    assert!(map.adopt(run(0x8_01ff, 2), owner).is_err());
+    map.adopt(run(0x8_0210, 3), owner).unwrap();
+    assert!(map.adopt(run(0x8_0212, 1), owner).is_err());
+    assert!(map.adopt(run(0x1, 1), owner).is_err());
+    let third = Owner {
+        gfn: Gfn(72),
+        ..owner
+    };
+    assert!(map.entry(Mfn(0x8_0212)).unwrap().is_private_of(third));
+    let mut pool = Pool::new(NodeId(0));
+    pool.add(&map, run(0x8_0220, 32), Origin::Lent).unwrap();
+    assert_eq!(
+        map.next_unlent(Mfn(0x8_0000)),
+        Some((NodeId(0), run(0x8_0200, 16)))
+    );
+    let (_, next) = map.next_unlent(Mfn(0x8_0210)).unwrap();
+    assert_eq!(next, run(0x8_0213, 13));
+    pool.add(&map, next, Origin::Lent).unwrap();
+    pool.free(&map, Mfn(0x8_0211), 0).unwrap();
+    assert_eq!(pool.counts().free, 32 + 13 + 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::driver::{Buffer, DATA, Shape, ram, start};
 use model_addr::Ipa;
+use model_virtio::Transport;
 use model_virtio::console::Console;
 use model_virtio::rng::Rng;
 use proptest::prelude::*;
@@ -28,6 +29,32 @@ fn lay_out(chains: &[Vec<u32>], writable: bool) -> Vec<Vec<Buffer>> {
         .collect()
 }
 
+/// The device that a record makes.
+fn gone_over(console: &Transport<Console>) -> Transport<Console> {
+    let mut other = Transport::new(Console::default());
+    assert!(other.restore(&console.record()));
+    assert_eq!(other.record(), console.record());
+    other
+}
+
+/// What no driver could have come to makes no device.
+#[test]
+fn a_record_of_nonsense_is_refused() {
+    let (console, _) = start(Console::default(), 0, 64);
+    let record = console.record();
+    let refused = |change: fn(&mut abi::parked::Transport)| {
+        let mut record = record;
+        change(&mut record);
+        !Transport::new(Console::default()).restore(&record)
+    };
+    assert!(!refused(|_| {}));
+    assert!(refused(|record| record.queues[0].size = 128));
+    assert!(refused(|record| record.queues[0].size = 3));
+    assert!(refused(|record| record.queues[1].descriptors = u64::MAX));
+    assert!(refused(|record| record.queues[2].flags = 1));
+    assert!(refused(|record| record.driver_features |= 1 << 50));
+}
+
 proptest! {
     #![proptest_config(crate::cases(80))]
 
@@ -52,6 +79,9 @@ proptest! {
             prop_assert!(progress.bytes <= *budget);
             if !progress.more {
                 break;
+            }
+            if !console.is_at_a_write() {
+                console = gone_over(&console);
             }
         }
         prop_assert_eq!(out, sent);

@@ -11,6 +11,7 @@ pub fn scenarios() -> Vec<Scenario> {
         outlives("reboot", 2, true).slow(),
         outlives("poweroff", 2, true).slow(),
         outlives("kexec", 2, false).slow(),
+        panics_parked(),
         spoiled(),
         kexec(false),
         kexec(true),
@@ -84,6 +85,33 @@ fn spoiled() -> Scenario {
     let os0 = os0.beside(vec![vm]).expect("os0: spoiled 0x", 2 * BOOT);
     let os0 = os0.expect("nothing is staged that can be started", BOOT);
     Scenario::os0("os0/outlived-spoiled", os0).slow()
+}
+
+/// EL2 is not beneath an OS-0 whose VMs are parked, and cannot take its other CPUs back when it panics: it says that
+/// the machine ends, VMs and all, whatever was staged.
+fn panics_parked() -> Scenario {
+    let vm = Vm::linux("vm1", "trixie-cloud", "idle").memory("128MiB");
+    let disk = Vm::linux("writer", "trixie-cloud", "diskwrite").memory("128MiB");
+    let disk = disk.args("underpin.mib=48");
+    let disk = disk.persistent_disk("first").persistent_disk("data");
+    let words = "outlived os0.mib=48 os0.end=panic os0.park=yes";
+    let os0 = Os0::new("trixie-cloud", 2, "2G", words).cpu("max,pauth=off,sme=off");
+    let os0 = os0.disk(64 << 20).beside(vec![vm, disk]).starts_anew();
+    let os0 = os0.expect("os0: outlived ends", 2 * BOOT);
+    let os0 = os0.expect(
+        "underpin: OS-0 says that it dies; VMs that are parked end",
+        BOOT,
+    );
+    let os0 = os0.expect(
+        "underpin: OS-0 ends while VMs are parked: the machine ends",
+        BOOT,
+    );
+    Scenario::os0("os0/ended-parked-panic-2", os0).console(|said| {
+        if said.contains("it starts anew, VMs go on") {
+            return Err("OS-0 was started anew".into());
+        }
+        Ok(())
+    })
 }
 
 /// With nothing lent kexec does what it does without Underpin.
