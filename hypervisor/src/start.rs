@@ -11,7 +11,7 @@ use machine_aarch64::mmu::{El2Map, MapError, Rights};
 use machine_aarch64::uart::Uart;
 use machine_aarch64::{cpu as metal, entry, features, gic, guest, mmu, psci, timer};
 use machine_locks::{Once, Rank, SpinLock};
-use model_addr::{CpuId, FRAME_SHIFT, FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
+use model_addr::{CpuId, FRAME_SIZE, FrameRange, NodeId, Pa, PaRange};
 use model_frame_table::{
     FrameEntry, MAX_NODES, MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, PreferenceOrder,
     entries_bytes,
@@ -217,64 +217,8 @@ pub fn use_memory(
     frames::count();
 }
 
-/// As [`use_memory`] of memory that the image before this one has used for VMs that are parked: the tables
-/// lie in `blocks` of 2 MiB, each for as many frames as fit there. Pools have nothing yet.
-pub fn use_parked_memory(
-    tree: &'static Machine,
-    memory: &[Memory],
-    bundle_at: Option<PaRange>,
-    blocks: &mut impl Iterator<Item = Mfn>,
-) -> Option<()> {
-    let mut ranges: heapless::Vec<MemoryRange<'static>, MAX_RANGES> = heapless::Vec::new();
-    let mut aside: heapless::Vec<FrameRange, MAX_RANGES> = heapless::Vec::new();
-    for memory in memory {
-        let mut rest = memory.range.whole_frames();
-        while rest.count > 0 {
-            let count = rest.count.min(FRAMES_PER_BLOCK);
-            let (start, block) = (rest.start, blocks.next()?);
-            let frames = FrameRange { start, count };
-            rest = FrameRange {
-                start: start.add(count),
-                count: rest.count - count,
-            };
-            let node = memory.node;
-            let entries = entries_at(block.address(), count);
-            ranges
-                .push(MemoryRange {
-                    frames,
-                    node,
-                    entries,
-                })
-                .ok()?;
-            aside.push(block_of(block)).ok()?;
-        }
-    }
-    let map = MemoryMap::new(&ranges).ok()?;
-    let bytes = (aside.len() as u64) << MAX_ORDER << FRAME_SHIFT;
-    let bundle = bundle_at.and_then(open_bundle);
-    install(tree, map, (bundle, bundle_at), bytes, None);
-    let bundle = bundle_at.map(|bundle| FrameRange {
-        start: bundle.start.frame(),
-        count: bundle.size.div_ceil(FRAME_SIZE),
-    });
-    let mut all = aside.into_iter().chain(bundle);
-    all.try_for_each(|frames| host::get().map.set_aside(frames).ok())
-}
-
-/// Frames whose entries fill a block.
-pub const FRAMES_PER_BLOCK: u64 =
-    (FRAME_SIZE << MAX_ORDER) / entries_bytes(FRAME_SIZE) * FRAME_SIZE;
-
-/// The frames of a block.
-pub fn block_of(start: Mfn) -> FrameRange {
-    FrameRange {
-        start,
-        count: 1 << MAX_ORDER,
-    }
-}
-
 /// Notes what the machine is.
-fn install(
+pub fn install(
     tree: &'static Machine,
     map: MemoryMap<'static>,
     (bundle, bundle_at): (Option<Bundle<'static>>, Option<PaRange>),
@@ -309,7 +253,8 @@ pub fn vmid_bits() -> VmidBits {
     }
 }
 
-fn open_bundle(range: PaRange) -> Option<Bundle<'static>> {
+/// The bundle in a run of memory, if one is there.
+pub fn open_bundle(range: PaRange) -> Option<Bundle<'static>> {
     if !range.start.0.is_multiple_of(FRAME_SIZE) {
         log::warn!(
             "no VMs: the bundle at {} begins within a frame",
@@ -354,7 +299,7 @@ fn carve_entries(frames: FrameRange, in_use: &mut InUse) -> &'static [FrameEntry
 }
 
 /// Entries of `count` frames in RAM that nobody uses.
-fn entries_at(at: Pa, count: u64) -> &'static [FrameEntry] {
+pub fn entries_at(at: Pa, count: u64) -> &'static [FrameEntry] {
     let pointer = core::ptr::with_exposed_provenance_mut::<FrameEntry>(at.0 as usize);
     // SAFETY: RAM that nobody uses; entries are valid when all zero, and shared from now on.
     unsafe {

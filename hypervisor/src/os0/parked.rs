@@ -13,10 +13,12 @@ use abi::os0::Refusal;
 use abi::parked::{self, Reader, Unreadable, Writer, kind};
 use abi::served::AREA_BYTES;
 use machine_aarch64::frames::Ram;
-use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
-use model_frame_table::{MAX_ORDER, MAX_RANGES, Origin, Purpose};
+use model_addr::{FRAME_SHIFT, FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
+use model_frame_table::{
+    MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, Purpose, entries_bytes,
+};
 use model_loans::LOANS_MAX;
-use model_machine_tree::Memory;
+use model_machine_tree::{Machine, Memory};
 use vm::parked::Unwritable;
 
 /// Bytes of a block.
@@ -87,7 +89,7 @@ fn write(left: &mut Left) -> Result<(), Refusal> {
 
 /// Blocks that the new image fills before it has answered.
 fn blocks_needed() -> u64 {
-    let tables = |run: &PaRange| (run.size / FRAME_SIZE).div_ceil(start::FRAMES_PER_BLOCK);
+    let tables = |run: &PaRange| (run.size / FRAME_SIZE).div_ceil(FRAMES_PER_BLOCK);
     let tables: u64 = loans::runs().iter().map(tables).sum();
     let usage = |vm: &alloc::sync::Arc<vm::Vm>| vm.instance().map(|vm| vm.space.usage());
     // Tables of as many frames as now, and a record for each user of a shared one.
@@ -191,7 +193,7 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
     }
     let count = blocks.len();
     let mut rest = blocks.into_iter();
-    let made = start::use_parked_memory(get().tree, &memory, bundle, &mut rest);
+    let made = use_parked_memory(get().tree, &memory, bundle, &mut rest);
     made.ok_or(Refusal::TooLittle)?;
     let aside = ((count - rest.len()) as u64) << MAX_ORDER;
     let aside = aside + bundle.map_or(0, |bundle| bundle.size.div_ceil(FRAME_SIZE));
@@ -201,6 +203,61 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
         uplink: machine.uplink,
         aside,
     })
+}
+
+/// As [`start::use_memory`] of memory that the image before this one has used for VMs that are parked: the tables
+/// lie in `blocks` of 2 MiB, each for as many frames as fit there. Pools have nothing yet.
+fn use_parked_memory(
+    tree: &'static Machine,
+    memory: &[Memory],
+    bundle_at: Option<PaRange>,
+    blocks: &mut impl Iterator<Item = Mfn>,
+) -> Option<()> {
+    let mut ranges: heapless::Vec<MemoryRange<'static>, MAX_RANGES> = heapless::Vec::new();
+    let mut aside: heapless::Vec<FrameRange, MAX_RANGES> = heapless::Vec::new();
+    for memory in memory {
+        let mut rest = memory.range.whole_frames();
+        while rest.count > 0 {
+            let count = rest.count.min(FRAMES_PER_BLOCK);
+            let (start, block) = (rest.start, blocks.next()?);
+            let frames = FrameRange { start, count };
+            rest = FrameRange {
+                start: start.add(count),
+                count: rest.count - count,
+            };
+            let node = memory.node;
+            let entries = start::entries_at(block.address(), count);
+            ranges
+                .push(MemoryRange {
+                    frames,
+                    node,
+                    entries,
+                })
+                .ok()?;
+            aside.push(block_of(block)).ok()?;
+        }
+    }
+    let map = MemoryMap::new(&ranges).ok()?;
+    let bytes = (aside.len() as u64) << MAX_ORDER << FRAME_SHIFT;
+    let bundle = bundle_at.and_then(start::open_bundle);
+    start::install(tree, map, (bundle, bundle_at), bytes, None);
+    let bundle = bundle_at.map(|bundle| FrameRange {
+        start: bundle.start.frame(),
+        count: bundle.size.div_ceil(FRAME_SIZE),
+    });
+    let mut all = aside.into_iter().chain(bundle);
+    all.try_for_each(|frames| host::get().map.set_aside(frames).ok())
+}
+
+/// Frames whose entries fill a block.
+const FRAMES_PER_BLOCK: u64 = (FRAME_SIZE << MAX_ORDER) / entries_bytes(FRAME_SIZE) * FRAME_SIZE;
+
+/// The frames of a block.
+fn block_of(start: Mfn) -> FrameRange {
+    FrameRange {
+        start,
+        count: 1 << MAX_ORDER,
+    }
 }
 
 fn contains(memory: &[Memory], start: Pa, bytes: u64) -> bool {
@@ -222,7 +279,7 @@ fn make_vms(
     vm::parked::adopt_frames(records.clone()).map_err(refused)?;
     let map = &host::get().map;
     for block in room {
-        let run: FrameRange = start::block_of(*block);
+        let run: FrameRange = block_of(*block);
         let node = map.node_of(run.start).unwrap_or(NodeId(0));
         let added = frames::with_pool(node, |pool| pool.add(map, run, Origin::Lent));
         if !matches!(added, Some(Ok(()))) {

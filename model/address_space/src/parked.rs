@@ -50,9 +50,8 @@ impl<T: Translation> Maps<T> {
 
     fn record(&self, gfn: Gfn, entry: Entry, is_image: impl Fn(Mfn) -> bool) -> Option<Run> {
         let (kind, frame) = match entry.backing {
-            Backing::Private(frame) => (run::PRIVATE, frame.0),
             Backing::Shared(frame) if is_image(frame) => (run::SHARED, frame.0),
-            Backing::Shared(frame) => (run::PRIVATE, frame.0),
+            Backing::Private(frame) | Backing::Shared(frame) => (run::PRIVATE, frame.0),
             Backing::Absent if self.pmap.untouched(&self.tables, gfn, 1) > 0 => (run::UNTOUCHED, 0),
             Backing::Absent => (run::EMPTY, 0),
             Backing::Discarded(_) => return None,
