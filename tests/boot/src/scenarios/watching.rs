@@ -9,13 +9,17 @@ use crate::{
     vm::Vm,
 };
 use serde_json::Value;
-use std::{fs, thread::sleep, time::Duration};
+use std::{
+    fs,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 const WINDOW: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_mins(1);
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![trace(), top_inside()]
+    vec![trace(), hung(), top_inside()]
 }
 
 const SHARING: [&str; 3] = ["full", "part", "exact"];
@@ -89,6 +93,60 @@ fn times(machine: &mut Machine, vm: &str, nth: usize) -> Outcome<[[f64; 3]; 2]> 
         middle(|vm| vm.idle_ns),
     ];
     Ok([inside.map(|ticks| ticks / 100.0), at_el2])
+}
+
+/// What people ask of a machine with the VMs `hung` and `other`.
+const QUESTIONS: [&[&str]; 8] = [
+    &["list"],
+    &["show", "hung"],
+    &["show", "other"],
+    &["mem"],
+    &["nodes"],
+    &["numa"],
+    &["top", "--batch", "-n", "1"],
+    &["metrics"],
+];
+
+/// A guest hangs on the only CPU, with all its interrupts masked: all questions are answered as before, also
+/// about itself, and its neighbour comes to its end.
+fn hung() -> Scenario {
+    let vm = |name, turns| Vm::bare(name, "hello", turns).flat().asleep();
+    let vms = vec![
+        vm("hung", "turns=1000000000000000"),
+        vm("other", "turns=100000000"),
+    ];
+    Scenario::new("watch/hung", Hardware::new(1, "1G"), vms).check(|stage| {
+        let machine = stage.machine()?;
+        machine.await_answer()?;
+        let before = answered(machine)?;
+        machine.run(&["start", "hung"])?;
+        machine.expect("hung", "hello: bootargs", 1, ANSWER)?;
+        sleep(Duration::from_secs(1));
+        let after = answered(machine)?;
+        if after > 3 * before + Duration::from_secs(3) {
+            return Err(format!("answers took {before:.1?}, and then {after:.1?}"));
+        }
+        machine.run(&["mem", "why", "hung"])?;
+        let events = machine.run(&["-o", "json", "trace", "hung", "--for", "1s"])?;
+        if !events.contains("\"vm\": \"hung\"") {
+            return Err(format!("nothing of it is in its trace: {events}"));
+        }
+        machine.run(&["start", "other"])?;
+        machine.await_state("other", "ended", ANSWER)?;
+        match machine.vm("hung")?.state.as_str() {
+            "running" => Ok(()),
+            state => Err(format!("who was to hang is {state}")),
+        }
+    })
+}
+
+/// How long the answers to all questions take.
+fn answered(machine: &Machine) -> Outcome<Duration> {
+    let begin = Instant::now();
+    for words in QUESTIONS {
+        machine.run(words)?;
+    }
+    Ok(begin.elapsed())
 }
 
 /// A guest that touches new memory while its events are recorded.

@@ -24,26 +24,29 @@ const STORM: u32 = 600;
 
 /// A bare guest sends frames that are none, and under others' addresses: each is counted and goes
 /// nowhere. Its neighbour gets the one good frame that follows, and nothing else. So it is where a cable
-/// is pulled, the sender's or the neighbour's, but that nobody gets that frame either.
+/// is pulled, the sender's or the neighbour's, but that nobody gets that frame either; nor does who is on
+/// another switch.
 pub fn malformed() -> Scenario {
     let bad = Vm::bare("bad", "hostile", "do=bad_frames").net("lan");
     let good = Vm::linux("good", KERNEL, "script").cow_disk("../up.sh");
-    let vms = vec![good.net("lan"), bad.asleep()];
+    let far = Vm::bare("far", "hostile", "do=bad_frames").net("elsewhere");
+    let vms = vec![good.net("lan"), bad.asleep(), far.asleep()];
     Scenario::new("net/malformed", Hardware::new(1, "1G"), vms)
         .prepare(with_up)
         .expect("good", "underpin-guest: net up", 240)
         .check(|stage| {
             let machine = stage.machine()?;
-            bad_frames(machine, 1, None)?;
+            bad_frames(machine, ("bad", 1), None)?;
+            bad_frames(machine, ("far", 1), Some("nowhere"))?;
             // Who does not run has cables, too.
             machine.run(&["set", "bad", "--link", "0=down"])?;
-            bad_frames(machine, 2, Some("link-down"))?;
+            bad_frames(machine, ("bad", 2), Some("link-down"))?;
             machine.run(&["set", "bad", "--link", "0=up"])?;
             for (times, link, seen) in [(3, "0=down", "carrier 0"), (4, "0=up", "carrier 1")] {
                 machine.run(&["set", "good", "--link", link])?;
                 let seen = format!("underpin-guest: net {seen}");
                 machine.expect("good", &seen, 1, Duration::from_mins(1))?;
-                bad_frames(machine, times, (times == 3).then_some("nowhere"))?;
+                bad_frames(machine, ("bad", times), (times == 3).then_some("nowhere"))?;
             }
             match machine.refused(&["set", "good", "--link", "1=down"])? {
                 15 => Ok(()),
@@ -52,18 +55,22 @@ pub fn malformed() -> Scenario {
         })
 }
 
-/// Lets the bare guest send for the `times`-th time, whose good frame is lost for that reason, or for none.
-fn bad_frames(machine: &mut Machine, times: usize, lost: Option<&str>) -> Outcome {
+/// Lets a bare guest send for the `times`-th time, whose good frame is lost for that reason, or for none.
+fn bad_frames(
+    machine: &mut Machine,
+    (sender, times): (&str, usize),
+    lost: Option<&str>,
+) -> Outcome {
     let before = machine.vm("good")?.net.frames_received;
-    machine.run(&["start", "bad"])?;
+    machine.run(&["start", sender])?;
     let minute = Duration::from_mins(1);
     machine.expect(
-        "bad",
+        sender,
         "underpin-guest: hostile/bad_frames ok",
         times,
         minute,
     )?;
-    let net = machine.await_state("bad", "ended", minute)?.net;
+    let net = machine.await_state(sender, "ended", minute)?.net;
     let dropped = |why| net.dropped.get(why).copied().unwrap_or(0);
     let goes = u64::from(lost.is_none());
     let is = [
