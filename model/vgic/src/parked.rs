@@ -29,11 +29,15 @@ impl Redistributor {
     }
 
     /// As a record has it, of a vCPU none of whose interrupts is in a list register; `groups` are those
-    /// that the distributor lets through. `false` where a physical interrupt is none of a CPU's own.
+    /// that the distributor lets through. `false` where what is active physically is none of a CPU's PPIs.
     #[must_use]
     pub fn restore(&mut self, record: &Private, groups: Groups) -> bool {
-        let is_private = |intid: &u8| u32::from(*intid) < FIRST_SPI;
-        if !record.physical.iter().all(is_private) {
+        let is_ppi = |intid: u32| (16..FIRST_SPI).contains(&intid);
+        let is_wrong = |(intid, physical): (u32, &u8)| {
+            record.physical_active >> intid & 1 != 0
+                && !(is_ppi(intid) && is_ppi(u32::from(*physical)))
+        };
+        if (0..).zip(&record.physical).any(is_wrong) {
             return false;
         }
         self.bank = Bank::of(&record.interrupts, Self::SGIS, groups);

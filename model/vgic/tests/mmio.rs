@@ -299,9 +299,14 @@ fn all_of_it_goes_over_in_records() {
     wrong[0].holders[0] = 2;
     assert!(!new_dist.restore(wrong.into_iter(), 3));
     assert!(!new_dist.restore(spis.into_iter().take(1).collect::<Vec<_>>().into_iter(), 3));
-    let mut wrong = redist.record();
-    wrong.physical[5] = 32;
-    assert!(!new_redist.restore(&wrong, dist.groups()));
+    // What is active physically, and is none of a CPU's PPIs.
+    assert_eq!(redist.record().physical_active, 1 << 27);
+    for (intid, physical) in [(27, 32), (27, 15), (5, 27)] {
+        let mut wrong = redist.record();
+        wrong.physical_active |= 1 << intid;
+        wrong.physical[intid] = physical;
+        assert!(!new_redist.restore(&wrong, dist.groups()));
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("image", targets::machine::image),
     ("kernel_image", targets::machine::kernel_image),
     ("overlay", targets::overlay::overlay),
+    ("parked", targets::parked::parked),
     ("partitions", targets::partitions::partitions),
     ("psci_call", targets::exits::psci_call),
     ("served", targets::served::served),

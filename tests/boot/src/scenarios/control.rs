@@ -78,7 +78,7 @@ const VERBS: [(&str, u8, &[&str]); 17] = [
         &[],
     ),
     ("mem why spin", 0, &["not-from-disk"]),
-    ("mem fit /nothing.toml", 1, &["/nothing.toml"]),
+    ("mem fit /nothing.toml", 6, &["/nothing.toml"]),
     ("numa", 0, &["spin"]),
     ("numa why spin", 0, &["spin"]),
     ("numa move spin 7", 15, &["there is no node 7"]),
@@ -89,7 +89,7 @@ const VERBS: [(&str, u8, &[&str]); 17] = [
     ("kill job", 0, &["job: killed"]),
     ("man | head -n 5", 0, &["underpin"]),
     ("explain 15", 0, &[]),
-    ("check /nothing.toml", 1, &["/nothing.toml"]),
+    ("check /nothing.toml", 6, &["/nothing.toml"]),
 ];
 
 fn every_verb(stage: &mut Stage) -> Outcome {

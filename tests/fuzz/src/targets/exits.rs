@@ -31,8 +31,11 @@ pub fn psci_call(data: &[u8]) {
 
 /// Accesses of a PL011, and bytes that come in on its line.
 pub fn uart(data: &[u8]) {
-    let mut uart = Pl011::new();
-    let mut input = Input(data);
+    go_on(Pl011::new(), Input(data));
+}
+
+/// The same from any state.
+pub fn go_on(mut uart: Pl011, mut input: Input<'_>) {
     while let (Some(what), Some(value)) = (input.u16(), input.u32()) {
         let offset = u32::from(what & 0xfff);
         match what >> 12 & 3 {

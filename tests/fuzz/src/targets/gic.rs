@@ -6,11 +6,17 @@ use model_vgic::{Distributor, ListFile, Redistributor, VcpuSet};
 
 /// One vCPU of two: register accesses, lines that move, deliveries, departures.
 pub fn gic(data: &[u8]) {
-    let mut dist = Distributor::new(64, 2);
-    let mut redist = Redistributor::new(0, 2);
+    go_on(
+        Distributor::new(64, 2),
+        Redistributor::new(0, 2),
+        Input(data),
+    );
+}
+
+/// The same from any state.
+pub fn go_on(mut dist: Distributor, mut redist: Redistributor, mut input: Input<'_>) {
     let mut file = ListFile::new();
     let mut lrs = FakeListRegisters::new(4);
-    let mut input = Input(data);
     while let (Some(what), Some(offset), Some(value)) = (input.u8(), input.u32(), input.u64()) {
         let size = 1 << (what >> 4 & 3);
         let intid = value as u32 & 0xff;

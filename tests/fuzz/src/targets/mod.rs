@@ -5,6 +5,7 @@ pub mod exits;
 pub mod gic;
 pub mod machine;
 pub mod overlay;
+pub mod parked;
 pub mod partitions;
 pub mod served;
 pub mod shared_disk;

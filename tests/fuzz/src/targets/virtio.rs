@@ -91,11 +91,20 @@ pub fn port(data: &[u8]) {
 
 /// Requests for entropy.
 pub fn rng(data: &[u8]) {
-    drive(data, Rng::default(), |rng, guest| {
-        let mut given = 0;
-        rng.fill(guest, 4096, |bytes| given += bytes.len());
-        assert!(given <= 4096);
-    });
+    drive(data, Rng::default(), fill);
+}
+
+fn fill(rng: &mut Transport<Rng>, guest: &FakeGuest) {
+    let mut given = 0;
+    rng.fill(guest, 4096, |bytes| given += bytes.len());
+    assert!(given <= 4096);
+}
+
+/// The same from any state.
+pub fn rng_goes_on(mut rng: Transport<Rng>, mut input: Input<'_>) {
+    let guest = FakeGuest::new(RAM, RAM_SIZE).with_hole(HOLE);
+    while step(&mut input, &mut rng, &guest, &mut fill).is_some() {}
+    fill(&mut rng, &guest);
 }
 
 /// Pages given, taken back and reported, statistics, and a clock that reports wait for.

@@ -1,0 +1,67 @@
+//! Records of parked VMs, which another image of the hypervisor wrote.
+
+use super::{exits, gic, virtio};
+use crate::input::Input;
+use abi::parked::{Interrupts, Reader, Spis, Transport, Uart, Writer, kind};
+use model_vgic::{Distributor, Private, Redistributor};
+use model_virtio::rng::Rng;
+use model_vuart::Pl011;
+
+/// As many as [`SPIS`] take.
+const BANKS: usize = 2;
+const SPIS: u32 = 64;
+
+/// Whatever stands in a record is refused, or the model that takes it can go on from there.
+pub fn parked(data: &[u8]) {
+    let _ = Reader::new(data);
+    let mut input = Input(data);
+    let items = [
+        (kind::SPIS, BANKS * size_of::<Spis>()),
+        (kind::VCPU, size_of::<Interrupts>()),
+        (kind::UART, size_of::<Uart>()),
+        (kind::DEVICES, size_of::<Transport>()),
+    ];
+    let mut room = vec![0; 4096];
+    let mut writer = Writer::new(&mut room);
+    for (kind, size) in items {
+        let mut item = input.bytes(size).to_vec();
+        item.resize(size, 0);
+        assert!(writer.put(kind, item.as_slice()));
+    }
+    assert!(writer.finish().is_some());
+    let restored = restore(&room, input);
+    assert!(restored.is_ok(), "{restored:?}");
+}
+
+fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::parked::Unreadable> {
+    let mut records = Reader::new(room)?;
+    let spis = records.all::<Spis>(kind::SPIS)?;
+    let interrupts = records.one(kind::VCPU)?;
+    let uart = records.one(kind::UART)?;
+    let device = records.one(kind::DEVICES)?;
+    records.end()?;
+
+    let mut physical = [0; 32];
+    physical[..input.0.len().min(32)].copy_from_slice(input.bytes(32));
+    let private = Private {
+        interrupts,
+        physical_active: input.u32().unwrap_or(0),
+        physical,
+        asleep: input.u8().is_some_and(|byte| byte & 1 != 0),
+    };
+    let mut distributor = Distributor::new(SPIS, 2);
+    let mut redistributor = Redistributor::new(0, 2);
+    if distributor.restore(spis, input.u8().unwrap_or(3).into())
+        && redistributor.restore(&private, distributor.groups())
+    {
+        gic::go_on(distributor, redistributor, input);
+    }
+    if let Some(uart) = Pl011::of(&uart) {
+        exits::go_on(uart, input);
+    }
+    let mut rng = model_virtio::Transport::new(Rng::default());
+    if rng.restore(&device) {
+        virtio::rng_goes_on(rng, input);
+    }
+    Ok(())
+}
