@@ -1,6 +1,23 @@
 # shellcheck shell=sh
 # VMs that are parked, with disks that OS-0 serves, and clocks. A part of init.
 
+# Kills the server of the VM writer's disk twice, each time as soon as is_half_written says so, and starts it again;
+# until the VM has ended, whose console is shown.
+kill_servers() {
+    log=/tmp/underpin-0/os0/consoles/writer.log
+    kills=0 waited=0
+    while [ "$(field lent)" != 0 ] && [ $waited -lt 1200 ]; do
+        if [ $kills -lt 2 ] && is_half_written && ! grep -q diskwrite $log; then
+            kill -9 "$(cat /tmp/underpin-0/os0/lock)" && kills=$((kills + 1))
+            sleep 1
+            try 0 serve --detach
+        fi
+        sleep 0.1
+        waited=$((waited + 1))
+    done
+    sed 's/^/os0: console writer /' $log
+}
+
 # A VM writes and reads a disk that this system serves from a file, and the server is killed in the middle.
 served() {
     export UNDERPIN_CACHE=/cache
@@ -12,18 +29,8 @@ served() {
     try 0 run --disk first=/tmp/first.img --disk data=/tmp/data.img /vms
     # Nobody else may serve the same file, or the same VMs.
     try 1 serve
-    log=/tmp/underpin-0/os0/consoles/writer.log
-    kills=0 waited=0
-    while [ "$(field lent)" != 0 ] && [ $waited -lt 600 ]; do
-        if [ $kills -lt 2 ] && [ "$(head -c 4096 /tmp/data.img | tr -d '\000' | wc -c)" != 0 ] && ! grep -q diskwrite $log; then
-            kill -9 "$(cat /tmp/underpin-0/os0/lock)" && kills=$((kills + 1))
-            sleep 1
-            try 0 serve --detach
-        fi
-        sleep 0.2
-        waited=$((waited + 1))
-    done
-    sed 's/^/os0: console writer /' $log
+    is_half_written() { [ "$(head -c 4096 /tmp/data.img | tr -d '\000' | wc -c)" != 0 ]; }
+    kill_servers
     say "served kills=$kills mib=$mib sha256=$(sha256sum </tmp/data.img | cut -d' ' -f1)"
     try 0 detach
 }
@@ -41,20 +48,9 @@ served_image() {
     try 6 run --disk first=/tmp/first.img --disk data=/tmp/based.img,format=qcow2 /vms
     [ "$(field lent)" = 0 ] || say "failed lent"
     try 0 run --disk first=/tmp/first.img --disk data=/dev/vda,format=qcow2 /vms
-    log=/tmp/underpin-0/os0/consoles/writer.log
-    kills=0 waited=0
-    while [ "$(field lent)" != 0 ] && [ $waited -lt 900 ]; do
-        # Sectors that were written, so many for each.
-        written=$(awk '{ print $7 }' /sys/block/vda/stat)
-        if [ $kills -lt 2 ] && [ "$written" -gt $((4000 * (kills + 1))) ] && ! grep -q diskwrite $log; then
-            kill -9 "$(cat /tmp/underpin-0/os0/lock)" && kills=$((kills + 1))
-            sleep 1
-            try 0 serve --detach
-        fi
-        sleep 0.1
-        waited=$((waited + 1))
-    done
-    sed 's/^/os0: console writer /' $log
+    # Sectors that were written, so many for each.
+    is_half_written() { [ "$(awk '{ print $7 }' /sys/block/vda/stat)" -gt $((4000 * (kills + 1))) ]; }
+    kill_servers
     say "served image kills=$kills"
     try 0 detach
 }
@@ -64,15 +60,7 @@ served_image() {
 replace() {
     number=$(field upgrades) images="other same"
     [ "$(option os0.replace yes)" = yes ] || return 0
-    for file in changed:no-image future:misfit; do
-        try 8 upgrade "/images/${file%:*}"
-        [ "$(field refusal)" = "${file#*:}" ] || say "failed refusal of $file $(field refusal)"
-    done
-    for step in 1 2 3; do
-        echo "fail $step 65535" >/dev/underpin || say "failed injection is not allowed"
-        try 8 upgrade /images/other
-        [ "$(field refusal) $(field upgrades)" = "new-failed $number" ] || say "failed step $step $(cat /dev/underpin)"
-    done
+    not_upgraded "$number" changed:no-image future:misfit
     for image in $images; do
         number=$((number + 1))
         try 0 upgrade "/images/$image"

@@ -123,6 +123,22 @@ upgraded() {
     [ "$(field upgrades)" = "$2" ] || say "failed upgrade to $1 $(cat /dev/underpin)"
 }
 
+# not_upgraded NUMBER FILE:REFUSAL...: these images are refused so, and then one that fits fails: before it has its own
+# memory, by an exception, and at the end. The one that runs, the NUMBERth, goes on.
+not_upgraded() {
+    number=$1
+    shift
+    for file; do
+        try 8 upgrade "/images/${file%:*}"
+        [ "$(field refusal)" = "${file#*:}" ] || say "failed refusal of $file $(field refusal)"
+    done
+    for step in 1 2 3; do
+        echo "fail $step 65535" >/dev/underpin || say "failed injection is not allowed"
+        try 8 upgrade /images/other
+        [ "$(field refusal) $(field upgrades)" = "new-failed $number" ] || say "failed step $step $(cat /dev/underpin)"
+    done
+}
+
 # A new image takes the place of the one that runs, under load; what does not fit is refused.
 upgrade() {
     insmod /underpin.ko || say "failed insmod"
@@ -131,16 +147,7 @@ upgrade() {
     wanted=$(sha256sum </tmp/wanted)
     load "$(nproc)"
     head -c 16777216 /dev/zero >/tmp/large
-    for file in changed:no-image future:misfit ../tmp/large:too-little ../tmp/wanted:no-image; do
-        try 8 upgrade "/images/${file%:*}"
-        [ "$(field refusal)" = "${file#*:}" ] || say "failed refusal of $file $(field refusal)"
-    done
-    # The new one fails before it has its own memory, by an exception, and at the end.
-    for step in 1 2 3; do
-        echo "fail $step 65535" >/dev/underpin || say "failed injection is not allowed"
-        try 8 upgrade /images/other
-        [ "$(field refusal) $(field upgrades)" = "new-failed 0" ] || say "failed step $step $(cat /dev/underpin)"
-    done
+    not_upgraded 0 changed:no-image future:misfit ../tmp/large:too-little ../tmp/wanted:no-image
     try 0 attach >/dev/null
     try 8 upgrade /images/other
     [ "$(field refusal)" = already-attached ] || say "failed refusal $(field refusal)"

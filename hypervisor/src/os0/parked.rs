@@ -13,7 +13,7 @@ use abi::os0::Refusal;
 use abi::parked::{self, Reader, Unreadable, Writer, kind};
 use abi::served::AREA_BYTES;
 use machine_aarch64::frames::Ram;
-use model_addr::{FRAME_SHIFT, FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
+use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
 use model_frame_table::{
     MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, Purpose, entries_bytes,
 };
@@ -53,12 +53,13 @@ pub fn leave() -> Result<Left, Refusal> {
     if !loans::are_any() {
         return Ok(left);
     }
-    let written = write(&mut left);
-    if written.is_err() {
-        left.take_back();
-        return Err(written.err().unwrap_or(Refusal::NotRecorded));
+    match write(&mut left) {
+        Ok(()) => Ok(left),
+        Err(refusal) => {
+            left.take_back();
+            Err(refusal)
+        }
     }
-    Ok(left)
 }
 
 fn write(left: &mut Left) -> Result<(), Refusal> {
@@ -145,7 +146,7 @@ pub fn take(version: u64, (at, bytes): (u64, u64)) -> Result<Option<Taken>, Refu
     if version < 2 || bytes == 0 {
         return Ok(None);
     }
-    if bytes > BLOCK || !is_memory(Pa(at), bytes) {
+    if bytes > BLOCK || !contains(&get().tree.memory, Pa(at), bytes) {
         return Err(Refusal::Misfit);
     }
     let start = core::ptr::with_exposed_provenance::<u8>(at as usize);
@@ -153,11 +154,6 @@ pub fn take(version: u64, (at, bytes): (u64, u64)) -> Result<Option<Taken>, Refu
     // before this one has answered.
     let records = unsafe { core::slice::from_raw_parts(start, bytes as usize) };
     read(records).map(Some)
-}
-
-fn is_memory(start: Pa, bytes: u64) -> bool {
-    let mut memory = get().tree.memory.iter();
-    memory.any(|memory| memory.range.contains_run(start, bytes))
 }
 
 fn misfit(unreadable: Unreadable) -> Refusal {
@@ -191,12 +187,9 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
     if bundle.is_some_and(|bundle| !contains(&memory, bundle.start, bundle.size)) {
         return Err(Refusal::Misfit);
     }
-    let count = blocks.len();
     let mut rest = blocks.into_iter();
-    let made = use_parked_memory(get().tree, &memory, bundle, &mut rest);
-    made.ok_or(Refusal::TooLittle)?;
-    let aside = ((count - rest.len()) as u64) << MAX_ORDER;
-    let aside = aside + bundle.map_or(0, |bundle| bundle.size.div_ceil(FRAME_SIZE));
+    let aside = use_parked_memory(get().tree, &memory, bundle, &mut rest);
+    let aside = aside.ok_or(Refusal::TooLittle)?;
     let said = records.bytes(kind::SAID).map_err(misfit)?;
     make_vms(records, &rest.collect::<Blocks>(), said, machine.served)?;
     Ok(Taken {
@@ -206,13 +199,14 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
 }
 
 /// As [`start::use_memory`] of memory that the image before this one has used for VMs that are parked: the tables
-/// lie in `blocks` of 2 MiB, each for as many frames as fit there. Pools have nothing yet.
+/// lie in `blocks` of 2 MiB, each for as many frames as fit there. Pools have nothing yet; the frames that they
+/// never get are counted.
 fn use_parked_memory(
     tree: &'static Machine,
     memory: &[Memory],
     bundle_at: Option<PaRange>,
     blocks: &mut impl Iterator<Item = Mfn>,
-) -> Option<()> {
+) -> Option<u64> {
     let mut ranges: heapless::Vec<MemoryRange<'static>, MAX_RANGES> = heapless::Vec::new();
     let mut aside: heapless::Vec<FrameRange, MAX_RANGES> = heapless::Vec::new();
     for memory in memory {
@@ -238,7 +232,7 @@ fn use_parked_memory(
         }
     }
     let map = MemoryMap::new(&ranges).ok()?;
-    let bytes = (aside.len() as u64) << MAX_ORDER << FRAME_SHIFT;
+    let bytes = aside.len() as u64 * BLOCK;
     let bundle = bundle_at.and_then(start::open_bundle);
     start::install(tree, map, (bundle, bundle_at), bytes, None);
     let bundle = bundle_at.map(|bundle| FrameRange {
@@ -246,11 +240,14 @@ fn use_parked_memory(
         count: bundle.size.div_ceil(FRAME_SIZE),
     });
     let mut all = aside.into_iter().chain(bundle);
-    all.try_for_each(|frames| host::get().map.set_aside(frames).ok())
+    all.try_fold(0, |sum, frames| {
+        host::get().map.set_aside(frames).ok()?;
+        Some(sum + frames.count)
+    })
 }
 
 /// Frames whose entries fill a block.
-const FRAMES_PER_BLOCK: u64 = (FRAME_SIZE << MAX_ORDER) / entries_bytes(FRAME_SIZE) * FRAME_SIZE;
+const FRAMES_PER_BLOCK: u64 = BLOCK / entries_bytes(FRAME_SIZE) * FRAME_SIZE;
 
 /// The frames of a block.
 fn block_of(start: Mfn) -> FrameRange {

@@ -156,17 +156,17 @@ pub fn share(weight: u32, cap: u32, before: (u16, u8)) -> Result<(u16, u8), Refu
 
 /// Everything a VM needs, ready to run.
 pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
-    let record = &vm.described();
-    instance_with(vm, id, |vmid, home, virtio| {
+    instance_with(vm, id, |record, vmid, home, virtio| {
         address_space(record, id, vmid, home, virtio)
     })
 }
 
-/// The same, with what makes its memory from a VMID, its home and the number of its virtio devices.
+/// The same, with what makes its memory from its description, a VMID, its home and the number of its
+/// virtio devices.
 pub fn instance_with(
     vm: &Vm,
     id: VmId,
-    space: impl FnOnce(&Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
+    space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
 ) -> Result<Arc<Instance>, Refusal> {
     let record = &vm.described();
     if !heap::reserve(HEAP_FOR_A_VM) {
@@ -197,7 +197,7 @@ pub fn instance_with(
     })?;
     // Memory last: what was claimed before is given back here, tables are not.
     let vcpus = vcpus(record.vcpus)?;
-    let space = space(&vmid, home, virtio.len() as u8);
+    let space = space(record, &vmid, home, virtio.len() as u8);
     let space = space.inspect_err(|_| release(&vcpus))?;
     let bases = virtio.iter().filter_map(|slot| match slot {
         Slot::Block(block) => block.base(),

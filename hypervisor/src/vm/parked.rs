@@ -44,8 +44,9 @@ pub fn write(to: &mut Writer<'_>) -> Result<(), Unwritable> {
 
 fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
     let (instance, ended) = (vm.instance(), vm.last_status());
+    let description = vm.described();
     if let Some(instance) = &instance {
-        check(&vm.described(), instance)?;
+        check(&description, instance)?;
         for vcpu in &instance.vcpus {
             vcpu.give_back_interrupts(&instance.distributor);
         }
@@ -65,9 +66,6 @@ fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
         groups: running.map_or(0, |vm| vm.distributor.lock().groups().bits()),
         vcpus: running.map_or(0, |vm| vm.vcpus.len() as u32),
     };
-    let (weight, cap) = *vm.share.lock();
-    let mut description = vm.described();
-    (description.weight, description.cap) = (weight.into(), cap.into());
     fits(to.put(kind::VM, &head) && to.put(kind::DESCRIPTION, &description))?;
     if let Some(status) = ended.filter(|_| running.is_none()) {
         fits(to.put(kind::ENDED, &status))?;
@@ -225,9 +223,8 @@ fn read_instance(
     };
     let tree = records.bytes(kind::TREE)?;
     let runs = records.all::<Run>(kind::RUNS)?;
-    let record = vm.described();
-    let instance = create::instance_with(vm, id, |vmid, home, _| {
-        let space = create::parked_space(&record, (id, vmid, home), head.sources, tree)?;
+    let instance = create::instance_with(vm, id, |record, vmid, home, _| {
+        let space = create::parked_space(record, (id, vmid, home), head.sources, tree)?;
         for run in runs.clone() {
             let is_joined = run.kind != run::SHARED || join(&run, id);
             if !(is_joined && space.adopt(&run)) {

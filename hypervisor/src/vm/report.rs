@@ -33,12 +33,7 @@ pub fn vm_status(vm: &Vm) -> VmStatus {
     status.weight = weight.into();
     status.cap = cap.into();
     status.memory = vm.terms().max * FRAME_SIZE;
-    status.nets = vm
-        .record
-        .nets
-        .iter()
-        .filter(|net| !net.switch.is_empty())
-        .count() as u32;
+    status.nets = super::table::nets(&vm.record, |_| true).count_ones();
     status.links_down = vm.links_down.load(Ordering::Relaxed);
     status.starts = vm.starts.load(Ordering::Relaxed);
     if let Some(instance) = vm.instance() {

@@ -122,38 +122,35 @@ pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
 pub fn describe(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     create::check(record)?;
     create::adopt(record)?;
-    let vm = {
-        let mut table = TABLE.lock();
-        if table.iter().any(|vm| vm.record.name == record.name) {
-            return Err(Refusal::new(
-                code::EXISTS,
-                0,
-                format_args!("a VM named {} is there already", record.name),
-            ));
-        }
-        let share = (
-            record.weight.clamp(1, 10_000) as u16,
-            record.cap.min(100) as u8,
-        );
-        let vm = Arc::new(Vm {
-            slot: table.len() as u16,
-            record: *record,
-            share: SpinLock::new(Rank::Vm, share),
-            links_down: AtomicU32::new(nets(record, |net| net.flags & NET_DOWN != 0)),
-            terms: SpinLock::new(Rank::Vm, memory::terms(record)),
-            sharing: SpinLock::new(Rank::Vm, Sharing::of(record)),
-            starts: AtomicU32::new(0),
-            life: SpinLock::new(Rank::Vm, Life::Defined),
-        });
-        table.push(Arc::clone(&vm)).map_err(|_| {
-            Refusal::new(
-                code::IMPOSSIBLE,
-                VMS_MAX as u64,
-                format_args!("there are {VMS_MAX} VMs already, the most there can be"),
-            )
-        })?;
-        vm
-    };
+    let mut table = TABLE.lock();
+    if table.iter().any(|vm| vm.record.name == record.name) {
+        return Err(Refusal::new(
+            code::EXISTS,
+            0,
+            format_args!("a VM named {} is there already", record.name),
+        ));
+    }
+    let share = (
+        record.weight.clamp(1, 10_000) as u16,
+        record.cap.min(100) as u8,
+    );
+    let vm = Arc::new(Vm {
+        slot: table.len() as u16,
+        record: *record,
+        share: SpinLock::new(Rank::Vm, share),
+        links_down: AtomicU32::new(nets(record, |net| net.flags & NET_DOWN != 0)),
+        terms: SpinLock::new(Rank::Vm, memory::terms(record)),
+        sharing: SpinLock::new(Rank::Vm, Sharing::of(record)),
+        starts: AtomicU32::new(0),
+        life: SpinLock::new(Rank::Vm, Life::Defined),
+    });
+    table.push(Arc::clone(&vm)).map_err(|_| {
+        Refusal::new(
+            code::IMPOSSIBLE,
+            VMS_MAX as u64,
+            format_args!("there are {VMS_MAX} VMs already, the most there can be"),
+        )
+    })?;
     Ok(vm)
 }
 
@@ -202,7 +199,7 @@ pub fn instance(id: VmId) -> Option<Arc<Instance>> {
 }
 
 /// Network devices that a description has, in bits, as far as `which` says.
-fn nets(record: &VmRecord, which: impl Fn(&NetRecord) -> bool) -> u32 {
+pub fn nets(record: &VmRecord, which: impl Fn(&NetRecord) -> bool) -> u32 {
     let nets = record.nets.iter().enumerate();
     let nets = nets.filter(|(_, net)| !net.switch.is_empty() && which(net));
     nets.fold(0, |set, (n, _)| set | 1 << n)
@@ -253,7 +250,9 @@ impl Vm {
     /// Its description, with what was changed since.
     pub fn described(&self) -> VmRecord {
         let (terms, sharing) = (self.terms(), *self.sharing.lock());
+        let (weight, cap) = *self.share.lock();
         let mut record = self.record;
+        (record.weight, record.cap) = (weight.into(), cap.into());
         memory::describe(terms, &mut record);
         record.group = sharing.group;
         record.hide = sharing.hide.into();

@@ -190,7 +190,8 @@ fn to_json(vm: &NumaStatus, nodes: usize) -> Value {
         "misses": known(vm), "moving": vm.moving != 0,
         "misses_local": vm.local, "misses_remote": vm.remote,
         "moved": vm.moved, "replicated": vm.replicated, "collapsed": vm.collapsed,
-        "copies": vm.copies, "moving_ns": vm.moving_ns, "copying_ns": vm.copying_ns, "left": Value::Object(left.collect::<Map<_, _>>()),
+        "copies": vm.copies, "moving_ns": vm.moving_ns, "copying_ns": vm.copying_ns,
+        "left": Value::Object(left.collect::<Map<_, _>>()),
     })
 }
 
