@@ -31,8 +31,25 @@ malformed() {
     } >&3
     sleep 2
     dd bs=4096 count=1 <&3 2>/dev/null | hexdump -v -e '32/1 "%02x" "\n"' | sed 's/^/os0: control /'
+    at_once
     exec 3>&-
     echo repay >/dev/underpin || say "failed repay $(field refusal)"
+}
+
+# One process asks while another reads what is answered: 4096 answers, each whole.
+at_once() {
+    frame 1 0 >/tmp/asked
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do
+        cat /tmp/asked /tmp/asked >/tmp/twice
+        mv /tmp/twice /tmp/asked
+    done
+    cat <&3 >/tmp/heard &
+    reader=$!
+    dd if=/tmp/asked bs=16 >&3 2>/dev/null
+    sleep 2
+    kill $reader
+    each=$(($(stat -c %s /tmp/heard) / 4096))
+    hexdump -v -e "$each/1 \"%02x\" \"\\n\"" /tmp/heard | cut -c1-32 | sort | uniq -c | sed 's/^ */os0: answers /'
 }
 
 # Runs VMs beside this system while it works, by the verbs that people use; then all is as before.

@@ -266,14 +266,17 @@ int serve_repay(struct answer *answer, char *words)
 	return tell(answer, repay());
 }
 
-/* A page through which bytes go. Whoever has the file open has all that is said. */
+/*
+ * Two pages through which bytes go, as one thread reads while another writes: what is heard, and what is told.
+ * Whoever has the file open has all that is said.
+ */
 static int control_open(struct inode *inode, struct file *file)
 {
 	if (!capable(CAP_SYS_ADMIN))
 		return -EPERM;
 	if (atomic_cmpxchg(&has_listener, 0, 1))
 		return -EBUSY;
-	file->private_data = (void *)get_zeroed_page(GFP_KERNEL);
+	file->private_data = (void *)__get_free_pages(GFP_KERNEL | __GFP_ZERO, 1);
 	if (file->private_data)
 		return 0;
 	atomic_set(&has_listener, 0);
@@ -282,7 +285,7 @@ static int control_open(struct inode *inode, struct file *file)
 
 static int control_release(struct inode *inode, struct file *file)
 {
-	free_page((unsigned long)file->private_data);
+	free_pages((unsigned long)file->private_data, 1);
 	atomic_set(&has_listener, 0);
 	return 0;
 }
@@ -307,7 +310,7 @@ static ssize_t control_read(struct file *file, char __user *to, size_t size, lof
 
 static ssize_t control_write(struct file *file, const char __user *from, size_t size, loff_t *at)
 {
-	void *page = file->private_data;
+	void *page = file->private_data + PAGE_SIZE;
 	long told;
 
 	size = min_t(size_t, size, PAGE_SIZE);

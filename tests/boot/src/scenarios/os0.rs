@@ -483,6 +483,9 @@ fn check_beside(said: &str) -> Outcome {
             "requests past the command were answered {answers:?}"
         ));
     }
+    if said.matches("os0: answers ").count() != 1 || !said.contains("os0: answers 4096 ") {
+        return Err("4096 requests were not all answered, or not whole".to_owned());
+    }
     Ok(())
 }
 
