@@ -1,6 +1,7 @@
 //! HVC and SMC: PSCI, SMCCC and what hangs on them.
 
 use super::{inject, skip};
+use crate::hiding;
 use crate::paging;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::End;
@@ -114,6 +115,10 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             pages,
             never,
         } => never_share(guest, first, pages, never),
+        Call::SetAside { left } => {
+            let free = hiding::set_aside(guest.cpu.node, left);
+            reply(guest, free.map_or(Refusal::NotSupported.reply(), Reply::X0))
+        }
         Call::Unknown => {
             guest.vm.oddities.unknown_call();
             reply(guest, Refusal::NotSupported.reply())

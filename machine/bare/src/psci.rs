@@ -111,6 +111,15 @@ pub fn never_share(first: u64, pages: u64, mark: u64) -> Result<u64, Error> {
     u64::try_from(done).map_err(|_| Error(done))
 }
 
+/// Underpin's own call for benches that leaves so many of the machine's frames free: how many are.
+///
+/// # Errors
+/// The negative code that came back.
+pub fn set_aside(left: u64) -> Result<u64, Error> {
+    let free = call(0xc600_0021, [left, 0, 0]);
+    u64::try_from(free).map_err(|_| Error(free))
+}
+
 /// PV_TIME_ST (Arm DEN0057): the address of this CPU's record of stolen time, in a guest whose memory ends
 /// below 2 GiB.
 ///

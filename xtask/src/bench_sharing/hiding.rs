@@ -11,6 +11,7 @@ use super::{
     plot_of, put, steps,
 };
 use crate::step::{Outcome, Step};
+use abi::hypercall::MAY_SET_ASIDE;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -25,34 +26,41 @@ const WAIT: u64 = 2_000_000;
 /// How far two histograms may be from each other: what part of the stores is elsewhere.
 const DISTANCE_MAX: f64 = 0.01;
 
-/// What is tried: the pages are of the disk's image, or written by the guests; they hide, or not.
+/// What is tried: the pages are of the disk's image, or written by the guests; they hide, or not; and
+/// frames are free while they are stored to, or only some of the reserve.
 struct Case {
     what: &'static str,
     kind: &'static str,
     hide: bool,
+    scarce: bool,
 }
 
-const CASES: [Case; 4] = [
+const fn case(what: &'static str, kind: &'static str, hide: bool, scarce: bool) -> Case {
     Case {
-        what: "pages of the image",
-        kind: "image",
-        hide: false,
-    },
-    Case {
-        what: "pages that were written",
-        kind: "written",
-        hide: false,
-    },
-    Case {
-        what: "pages of the image, hiding",
-        kind: "image",
-        hide: true,
-    },
-    Case {
-        what: "pages that were written, hiding",
-        kind: "written",
-        hide: true,
-    },
+        what,
+        kind,
+        hide,
+        scarce,
+    }
+}
+
+const CASES: [Case; 6] = [
+    case("pages of the image", "image", false, false),
+    case("pages that were written", "written", false, false),
+    case("pages of the image, hiding", "image", true, false),
+    case("pages that were written, hiding", "written", true, false),
+    case(
+        "pages of the image, hiding, no free frame",
+        "image",
+        true,
+        true,
+    ),
+    case(
+        "pages that were written, hiding, no free frame",
+        "written",
+        true,
+        true,
+    ),
 ];
 
 /// Measures.
@@ -121,9 +129,11 @@ fn stores(case: &Case, others: bool, disk: &Path) -> Outcome<Histogram> {
     let first = if others { 0 } else { OTHER_BLOCKS };
     let kind = case.kind;
     let hold = format!("do=hold kind={kind} first={first}");
-    let writes = format!("do=writes kind={kind} count={STORES} wait={WAIT}");
+    let scarce = u8::from(case.scarce);
+    let writes = format!("do=writes kind={kind} count={STORES} wait={WAIT} scarce={scarce}");
     let vms = [vm("one", hold).text(), vm("two", writes).text()];
-    let mut lab = Lab::start("hiding", "512M", &vms)?;
+    let el2 = if case.scarce { MAY_SET_ASIDE } else { "" };
+    let mut lab = Lab::start_with(el2, "hiding", "512M", &vms)?;
     lab.await_all(&["one", "two"], "timing: done")?;
     histogram(lab.console("two"), "store")
 }

@@ -54,6 +54,14 @@ impl Lab {
     /// # Errors
     /// The bundle cannot be made, or QEMU not be run.
     pub fn start(name: &str, memory: &str, vms: &[String]) -> Outcome<Self> {
+        Self::start_with("", name, memory, vms)
+    }
+
+    /// The same, where `el2` is EL2's own command line.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with(el2: &str, name: &str, memory: &str, vms: &[String]) -> Outcome<Self> {
         let directory = directory(name)?;
         let bundle = bundle(&directory, vms)?;
         let log = directory.join("el2.log");
@@ -66,7 +74,7 @@ impl Lab {
         let mut qemu = counted::qemu(1, memory, &log);
         qemu.args(["-M", "virtualization=on", "-kernel"])
             .arg(assets::image())
-            .arg("-initrd")
+            .args(["-append", el2, "-initrd"])
             .arg(bundle);
         qemu.args(["-chardev", "socket,id=control,fd=0"]);
         qemu.args(["-device", "virtio-serial-device,max_ports=1"]);

@@ -8,7 +8,8 @@
 //!
 //! Command line: `do=steps`, `hold`, `writes`, `storm`, `faults` or `idle`; `kind=image` (pages of the disk's image) or
 //! `written` (pages that this guest wrote there); `first=N` block that is held (0); `count=N` stores (1024); `fill=N` pages to touch
-//! first, other ones (0); `wait=N` microseconds before anything is timed (0). It stays when it is done.
+//! first, other ones (0); `wait=N` microseconds before anything is timed (0); `scarce=1`: while `do=writes` stores, so
+//! few frames of the machine are free that all are of the reserve. It stays when it is done.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
@@ -24,7 +25,7 @@ use disk::{Disk, SECTOR};
 use machine_bare::machine::Machine;
 use machine_bare::memory::{PAGE_SIZE, Scratch};
 use machine_bare::verdict::{Verdict, check, equal};
-use machine_bare::{cpu, gic, image, println, timer};
+use machine_bare::{cpu, gic, image, println, psci, timer};
 
 image!("timing", main);
 
@@ -40,6 +41,11 @@ const JUNK: u64 = 1 << 32;
 const EMPTY: u64 = 2 * BLOCKS;
 /// Blocks in all: behind those are as many without data as a region has pages.
 const ALL_BLOCKS: u64 = 2 * BLOCKS + 512;
+/// Frames that are left free where they are scarce: one for each store of a group.
+const SCARCE: u64 = GROUP;
+/// Frames that are free while such a guest reads: more than the reserve, what a disk wants beside it, and what is
+/// set aside for the guest's own next pages.
+const PLENTY: u64 = 4096;
 /// Times that are told apart.
 const BINS: usize = 1 << 14;
 /// How many stores took so many steps of the counter.
@@ -101,7 +107,10 @@ fn main(machine: &'static Machine) -> Verdict {
         Some("storm") => guest.storm()?,
         Some("faults") => guest.faults(machine.number("count", 1024))?,
         Some("idle") => {}
-        Some("writes") => guest.writes(written, machine.number("count", 1024))?,
+        Some("writes") => {
+            let scarce = machine.number("scarce", 0) > 0;
+            guest.writes(written, scarce, machine.number("count", 1024))?;
+        }
         _ => steps::run(&mut guest)?,
     }
     println!("timing: done");
@@ -120,6 +129,13 @@ fn sleep(microseconds: u64) {
     let intid = gic::acknowledge();
     timer::stop();
     gic::end(intid);
+}
+
+/// Has no more of the machine's frames free than so many, or as many again; where those were set aside.
+fn leave_free(frames: u64) -> Verdict {
+    let free = psci::set_aside(frames).unwrap_or(0);
+    check(free > 0, "EL2 sets no frames aside")?;
+    check(frames == PLENTY || free == frames, "more frames are free")
 }
 
 impl Guest {
@@ -164,14 +180,20 @@ impl Guest {
     ///
     /// A loop of random length before each of them makes the counter's steps fall anywhere: so the
     /// histogram is of what a store takes, and not of when it begins.
-    fn writes(&mut self, written: bool, count: u64) -> Verdict {
+    fn writes(&mut self, written: bool, scarce: bool, count: u64) -> Verdict {
         let mut random = 1_u64;
         for first in (0..count).step_by(GROUP as usize) {
             let block = first % BLOCKS;
+            if scarce {
+                leave_free(PLENTY)?;
+            }
             if written {
                 self.bring_written(block)?;
             } else {
                 self.read(block, 0, GROUP)?;
+            }
+            if scarce {
+                leave_free(SCARCE)?;
             }
             for page in 0..GROUP.min(count - first) {
                 // xorshift64
