@@ -464,7 +464,12 @@ fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
     next.is_some()
 }
 
-/// A sampled page was touched by a CPU of a node.
+/// Whether pages go where they are used.
+pub fn is_on() -> bool {
+    WATCH.get().is_some()
+}
+
+/// A sampled page was touched by a CPU of a node, or one got a far frame at a disk read.
 pub fn touched(frame: Mfn, page: Owner, by: (NodeId, Access)) {
     if let Some(watch) = WATCH.get() {
         source::touched(watch, frame, page, by);

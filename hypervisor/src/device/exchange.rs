@@ -2,6 +2,7 @@
 //! the block is in a frame that the guest may use (Disco 4.2.5, Satori 4).
 
 use crate::frames::{self, Metal};
+use crate::numa;
 use crate::sharing;
 use crate::trace::Event;
 use crate::vm::{EXCHANGE_MAX, Gets, Instance};
@@ -203,7 +204,8 @@ impl<'a> Pages<'a> {
         if self.list.is_empty() {
             return Outcome::Done;
         }
-        let done = self.vm.space.exchange(&self.list);
+        let home = numa::is_on().then_some(self.vm.home);
+        let done = self.vm.space.exchange(home, &self.list);
         if crate::cpu::this().trace.wants(trace::SHARE) {
             self.trace();
         }

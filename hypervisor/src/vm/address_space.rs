@@ -254,8 +254,8 @@ impl AddressSpace {
     }
 
     /// Gives pages that were read from a disk what they get; see [`Maps::exchange`].
-    pub fn exchange(&self, pages: &[(Gfn, Gets)]) -> u64 {
-        self.maps.lock().exchange(&self.ram, pages, &Metal)
+    pub fn exchange(&self, home: Option<NodeId>, pages: &[(Gfn, Gets)]) -> u64 {
+        self.maps.lock().exchange(&self.ram, home, pages, &Metal)
     }
 
     /// Takes away what is behind `count` guest frames from `gfn` on, which the guest does not need;

@@ -1,8 +1,8 @@
 //! Frames that guests exchange for others while they run: at a disk read, and when they give memory
 //! back.
 
-use crate::{Frames, GuestRam, Maps, Translation};
-use model_addr::{Gfn, Mfn, VmId};
+use crate::{Access, Frames, GuestRam, Maps, Translation};
+use model_addr::{Gfn, Mfn, NodeId, VmId};
 use model_frame_table::{CacheKey, MAX_ORDER, Owner};
 use model_pmap::{Backing, Entry, REGION_FRAMES, Why};
 use model_stage2::FlushDebt;
@@ -45,13 +45,15 @@ pub(crate) fn give_back(frames: &impl Frames, vm: VmId, gfn: Gfn, entry: Entry) 
 impl<T: Translation> Maps<T> {
     /// Gives pages that were read from a disk what they get, at most [`EXCHANGE_MAX`], and pays one
     /// debt for all. Bit n of the answer: page n has it. Others have what they had, and a frame
-    /// that they had joined is left.
+    /// that they had joined is left. Where pages go to their users and `home` is the VM's node, a page that
+    /// gets a frame of another node counts as touched ([`Frames::touched`]), but for a VM that hides.
     ///
     /// The guest may write its pages until this returns; whatever it writes while a device reads
     /// into the same page is lost, as on any machine.
     pub fn exchange<B: AsRef<[u8]>>(
         &mut self,
         ram: &GuestRam<B>,
+        home: Option<NodeId>,
         pages: &[(Gfn, Gets)],
         frames: &impl Frames,
     ) -> u64 {
@@ -84,6 +86,9 @@ impl<T: Translation> Maps<T> {
             let is_done = done & 1 << n != 0;
             if !is_done || !self.settle(*gfn, gets, (before, is_last()), frames) {
                 continue;
+            }
+            if let (Gets::Frame(frame), Some(home)) = (gets, home) {
+                tell_if_far(ram, *gfn, (*frame, home), frames);
             }
             match before.backing {
                 Backing::Private(frame) => {
@@ -311,6 +316,20 @@ impl<T: Translation> Maps<T> {
             self.events.flushes += 1;
         }
         debt.pay(|what| self.tables.invalidate(what));
+    }
+}
+
+/// Whoever decides where pages are hears of one that got a frame of another node.
+#[cold]
+fn tell_if_far<B: AsRef<[u8]>>(
+    ram: &GuestRam<B>,
+    gfn: Gfn,
+    (frame, home): (Mfn, NodeId),
+    frames: &impl Frames,
+) {
+    let node = frames.map().node_of(frame);
+    if node.is_some_and(|node| node != home) && !ram.policy().hide {
+        frames.touched(frame, Owner { vm: ram.vm, gfn }, (home, Access::Read));
     }
 }
 

@@ -135,7 +135,8 @@ pub trait Frames {
     }
     /// Lets others find a shared frame by its contents: nobody writes it any more.
     fn enlist(&self, frame: Mfn);
-    /// A page was touched on `node` of which that was to be noticed ([`Maps::sample`], [`Maps::age`]).
+    /// A page was touched on `node` of which that was to be noticed ([`Maps::sample`], [`Maps::age`]), or one
+    /// of a VM of that node got the frame of another in exchange.
     fn touched(&self, frame: Mfn, page: Owner, (node, access): (NodeId, Access)) {
         let _ = (frame, page, node, access);
     }

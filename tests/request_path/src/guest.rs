@@ -156,7 +156,7 @@ impl<'a> Guest<'a> {
     }
 
     pub(crate) fn exchange(&self, pages: &[(Gfn, Gets)]) -> u64 {
-        self.lock().exchange(&self.ram, pages, self.frames)
+        self.lock().exchange(&self.ram, None, pages, self.frames)
     }
 
     pub(crate) fn with_frame<R>(

@@ -79,6 +79,8 @@ pub struct World {
     flights: Vec<(usize, Flight)>,
     frames_fail: bool,
     records_fail: bool,
+    /// The node of VMs that read, where pages go to their users.
+    pub told: Option<NodeId>,
 }
 
 fn page(seed: u8) -> Page {
@@ -203,6 +205,7 @@ impl World {
             flights: Vec::new(),
             frames_fail: false,
             records_fail: false,
+            told: None,
         }
     }
 
@@ -435,7 +438,9 @@ impl World {
     fn exchange(&mut self, vm: usize, list: &[(Gfn, Gets, Block)]) {
         let pages: Vec<_> = list.iter().map(|(gfn, gets, _)| (*gfn, *gets)).collect();
         let guest = &self.vms[vm];
-        let done = guest.lock().exchange(&guest.ram, &pages, &self.machine);
+        let done = guest
+            .lock()
+            .exchange(&guest.ram, self.told, &pages, &self.machine);
         let may_refuse = guest.ram.policy().keep_blocks || self.is_failing(vm);
         let mut refused = Vec::new();
         for (n, (gfn, gets, block)) in list.iter().enumerate() {

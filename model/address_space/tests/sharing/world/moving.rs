@@ -1,8 +1,8 @@
 //! Pages that move to another node, or get copies there, while their guests run.
 
 use super::{
-    Access, Backing, Flight, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner, Policy, Purpose, RAM,
-    Reasons, Tables, VMS, World,
+    Access, Backing, Block, Flight, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner, Policy, Purpose,
+    RAM, Reasons, Tables, VMS, World,
 };
 
 impl World {
@@ -197,4 +197,44 @@ fn a_sampled_page_tells_who_touches_it() {
     }
     world.check();
     world.finish();
+}
+
+/// A page that gets another node's frame at a disk read tells so, if somebody wants to know, and the VM does
+/// not hide; and it is mapped all the same.
+#[test]
+fn a_hit_on_another_nodes_frame_is_told() {
+    let shares = Policy {
+        share: true,
+        ..Policy::default()
+    };
+    let hides = Policy {
+        hide: true,
+        ..shares
+    };
+    for (told, policy, is_told) in [
+        (Some(NodeId(1)), shares, true),
+        (Some(NodeId(0)), shares, false),
+        (Some(NodeId(1)), hides, false),
+        (None, shares, false),
+    ] {
+        let mut world = World::new([shares, policy, policy]);
+        let (own, other) = (RAM.add(30), RAM.add(33));
+        assert!(world.touch_by(0, 0, own, Access::Write));
+        world.read(0, &[(own, Block::Buffer(3))]);
+        let frame = world.vms[0].lock().entry(own).frame().unwrap();
+        assert_eq!(world.machine.map().node_of(frame), Some(NodeId(0)));
+        assert!(world.machine.touched.take().is_empty());
+        world.told = told;
+        world.read(1, &[(other, Block::Buffer(3))]);
+        assert_eq!(world.vms[1].lock().entry(other).frame(), Some(frame));
+        let owner = Owner {
+            vm: world.vms[1].ram.vm,
+            gfn: other,
+        };
+        let expected = is_told.then_some((frame, owner, NodeId(1), false));
+        let seen = world.machine.touched.take();
+        assert_eq!(seen, expected.into_iter().collect::<Vec<_>>());
+        world.check();
+        world.finish();
+    }
 }
