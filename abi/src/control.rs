@@ -33,7 +33,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -280,8 +280,12 @@ pub struct CpuStatus {
     pub node: u32,
     /// Nanoseconds that it slept, or zeroed memory ahead of need.
     pub idle_ns: u64,
+    /// Nanoseconds that OS-0 had it since it shares it with VMs.
+    pub os0_run_ns: u64,
+    /// Nanoseconds that OS-0 could have had it since then, and did not.
+    pub os0_steal_ns: u64,
 }
-const _: () = assert!(size_of::<CpuStatus>() == 16);
+const _: () = assert!(size_of::<CpuStatus>() == 32);
 
 /// A node of the machine.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

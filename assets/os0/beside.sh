@@ -15,6 +15,16 @@ frame() {
     words 0x54435055 "$kind" 7 "$length" "$@"
 }
 
+# This system's own time beside VMs, and what they took of it, is counted, and is no more than there was.
+owners_time() {
+    try 0 machine -o json >/tmp/machine
+    number() { sed -n "s/.*\"$1\": \([0-9]*\),*/\1/p" /tmp/machine; }
+    ran=$(number run_ns) stolen=$(number steal_ns) all=$(($(number uptime_ns) * $(nproc)))
+    [ "${ran:-0}" -gt 0 ] && [ "${stolen:-0}" -gt 0 ] && [ $((ran + stolen)) -le $all ] ||
+        say "failed time ran=$ran stolen=$stolen of=$all"
+    say "beside time ran=$ran stolen=$stolen"
+}
+
 # What goes past the command through the control device is refused by EL2, and answered.
 malformed() {
     echo "lend 64" >/dev/underpin || say "failed lend $(field refusal)"
@@ -64,6 +74,9 @@ beside() {
     [ "$(field refusal)" = not-attached ] || say "failed refusal $(field refusal)"
     try 0 attach
     try 3 list
+    # It keeps what it needs for itself.
+    /underpin run --lend 1900MiB /vms 2>&1 | grep -q 'cannot spare 1900 MiB: at most [0-9]* MiB can be lent' ||
+        say "failed refusal of a loan"
     load "$(nproc)"
     try 0 run /vms
     say "beside lent $(grep MemTotal /proc/meminfo)"
@@ -84,6 +97,7 @@ beside() {
     grep -q '"idle"' /tmp/top || say "failed top"
     try 0 metrics >/tmp/metrics
     grep -q '^underpin_vm_state{.*idle' /tmp/metrics || say "failed metrics"
+    owners_time
     try 0 trace idle --for 1s >/dev/null
     try 0 report /tmp/report --for 2s -q
     grep -q '<svg' /tmp/report/index.html || say "failed report"

@@ -43,6 +43,8 @@ pub struct Cpu {
     pub sleepers: SpinLock<Sleepers>,
     /// Counts it has idled.
     pub idle: AtomicU64,
+    /// Counts that OS-0 ran here beside VMs, and that were stolen from it.
+    pub os0: [AtomicU64; 2],
     /// What it notes of what happens.
     pub trace: Trace,
     /// Locks it holds, in debug builds.
@@ -71,6 +73,7 @@ impl Cpu {
             sleeps_in_place: AtomicBool::new(false),
             sleepers: SpinLock::new(Rank::Scheduler, Sleepers::new()),
             idle: AtomicU64::new(0),
+            os0: [const { AtomicU64::new(0) }; 2],
             trace: Trace::new(),
             held: HeldRanks::new(),
         }

@@ -154,6 +154,15 @@ static long open_loan(long bundle)
 	return regs.a0;
 }
 
+/* What can be lent now: the rest is what this system needs to work, a part of all and 64 MiB at least. */
+unsigned long spare_bytes(void)
+{
+	long kept = max(totalram_pages() / 32, SZ_64M / PAGE_SIZE);
+	long spare = si_mem_available() - kept;
+
+	return spare > 0 ? spare * PAGE_SIZE : 0;
+}
+
 /* Lends so many MiB, which begin with the bundle in that file, and shares all CPUs with its VMs. */
 static long lend(unsigned int mib, const char *path)
 {
@@ -163,8 +172,10 @@ static long lend(unsigned int mib, const char *path)
 
 	if (run_count)
 		return -EBUSY;
-	if (!mib || mib % 2 || mib > totalram_pages() >> (20 - PAGE_SHIFT))
+	if (!mib || mib % 2)
 		return -EINVAL;
+	if (mib > spare_bytes() >> 20)
+		return -ENOMEM;
 	error = find_all((unsigned long)mib << (20 - PAGE_SHIFT));
 	if (error)
 		return error;

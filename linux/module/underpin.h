@@ -104,6 +104,7 @@ long attach_all(void);
 
 /* The memory that is lent, and in how many runs; whether it is with no CPU shared, and to that state and back. */
 unsigned long lent_bytes(void);
+unsigned long spare_bytes(void);
 unsigned int loan_count(void);
 bool is_parked(void);
 long park(void);

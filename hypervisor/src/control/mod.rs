@@ -16,7 +16,7 @@ use abi::control::{
 };
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::boot::image_parts;
 use machine_aarch64::timer;
 use model_addr::FRAME_SIZE;
@@ -328,10 +328,13 @@ fn machine(caller: Caller) -> MachineStatus {
 
 fn cpus(answer: &mut Answer) {
     for cpu in host::cpus() {
+        let time = |counter: &AtomicU64| host::nanoseconds(counter.load(Ordering::Relaxed));
         answer.push(&CpuStatus {
             cpu: cpu.id.0.into(),
             node: cpu.node.0.into(),
-            idle_ns: host::nanoseconds(cpu.idle.load(Ordering::Relaxed)),
+            idle_ns: time(&cpu.idle),
+            os0_run_ns: time(&cpu.os0[0]),
+            os0_steal_ns: time(&cpu.os0[1]),
         });
     }
 }

@@ -26,6 +26,8 @@ pub struct World {
     interface: VirtualInterface,
     /// Set where it is not in the CPU.
     is_away: bool,
+    /// The count at which it left the CPU and could have gone on.
+    waits_since: Option<u64>,
 }
 
 /// OS-0's floating point, which stays in the registers until a VM uses its own.
@@ -50,6 +52,7 @@ impl World {
             timer: VirtualTimer::default(),
             interface: VirtualInterface::RESET,
             is_away: false,
+            waits_since: None,
         }
     }
 
@@ -143,6 +146,9 @@ pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
     }
     let native = me.native.get();
     let mut world = me.world.lock();
+    let came = timer::now();
+    let stolen = came - world.waits_since.unwrap_or(came);
+    cpu.os0[1].fetch_add(stolen, Ordering::Relaxed);
     world.load(me, &native);
     let outcome = loop {
         let next = step(me, &mut world.context);
@@ -160,6 +166,9 @@ pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
         }
     };
     world.unload(me, &native);
+    let left = timer::now();
+    cpu.os0[0].fetch_add(left - came, Ordering::Relaxed);
+    world.waits_since = (outcome == Outcome::Preempted).then_some(left);
     (outcome, world.timer.deadline())
 }
 

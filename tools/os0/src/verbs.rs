@@ -294,6 +294,9 @@ fn told(state: &Value, is_json: bool) -> Ended {
         "  lent                 {} MiB{parked}",
         number("lent") >> 20
     );
+    if let Some(spare) = state["spare"].as_u64() {
+        let _ = writeln!(text, "  could be lent        {} MiB", spare >> 20);
+    }
     let _ = writeln!(
         text,
         "  last refusal         {}",

@@ -182,10 +182,7 @@ fn ask(request: &str) -> Result<Value> {
             Err(Failure::new(exit::REFUSED, message).help(code.advice.join("; ")))
         }
         Asked::Failed(error) if error.kind() == io::ErrorKind::OutOfMemory => {
-            let message = format!("this system cannot spare so much memory in one run: {request}");
-            let help =
-                "lend less (--lend SIZE, smaller VMs), or free memory: its run must be unbroken";
-            Err(Failure::new(exit::REFUSED, message).help(help))
+            Err(not_spared(request, state().ok().as_ref()))
         }
         Asked::Failed(error) => {
             let message = format!("cannot ask the hypervisor to {what}: {DEVICE}: {error}");
@@ -193,6 +190,24 @@ fn ask(request: &str) -> Result<Value> {
                 .help("`underpin doctor` says what is missing"))
         }
     }
+}
+
+/// This system has too little memory to lend as much as was asked for, or cannot free it.
+fn not_spared(request: &str, state: Option<&Value>) -> Failure {
+    let number = |mib: &str| mib.parse::<u64>().ok();
+    let asked = request.split(' ').nth(1).and_then(number);
+    let spare = state.and_then(|state| state["spare"].as_u64());
+    let message = match (asked, spare.map(|spare| spare >> 20)) {
+        (Some(asked), Some(spare)) if asked > spare => {
+            format!("this system cannot spare {asked} MiB: at most {spare} MiB can be lent now")
+        }
+        (Some(asked), Some(spare)) => format!(
+            "this system cannot free {asked} MiB in runs that can be lent, of {spare} MiB to spare"
+        ),
+        _ => format!("this system cannot spare so much memory in one run: {request}"),
+    };
+    let help = "lend less (--lend SIZE, smaller VMs), or free memory: end programs that use much";
+    Failure::new(exit::REFUSED, message).help(help)
 }
 
 /// The control channel as a stream: two threads carry its bytes. It ends when the memory is back.

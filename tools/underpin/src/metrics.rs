@@ -142,17 +142,32 @@ fn machine_sizes(out: &mut Exposition, sample: &Sample) {
 }
 
 fn cpus(out: &mut Exposition, cpus: &[CpuStatus]) {
-    let one = |cpu: &CpuStatus| {
-        let (number, node) = (cpu.cpu.to_string(), cpu.node.to_string());
-        let idle = Value::Nanoseconds(cpu.idle_ns);
-        series(&[("cpu", &number), ("node", &node)], idle)
-    };
-    out.family(
-        "underpin_cpu_idle_seconds_total",
-        Counter,
-        "Time that the pCPU slept, or zeroed memory ahead of need.",
-        cpus.iter().map(one),
-    );
+    let times: [Row<CpuStatus>; 3] = [
+        (
+            "idle",
+            "Time that the pCPU slept, or zeroed memory ahead of need.",
+            |cpu| cpu.idle_ns,
+        ),
+        (
+            "os0_run",
+            "Time that OS-0 had the pCPU, since it shares it with VMs.",
+            |cpu| cpu.os0_run_ns,
+        ),
+        (
+            "os0_steal",
+            "Time that OS-0 could have had the pCPU, and did not.",
+            |cpu| cpu.os0_steal_ns,
+        ),
+    ];
+    for (name, help, time) in times {
+        let one = |cpu: &CpuStatus| {
+            let (number, node) = (cpu.cpu.to_string(), cpu.node.to_string());
+            let time = Value::Nanoseconds(time(cpu));
+            series(&[("cpu", &number), ("node", &node)], time)
+        };
+        let name = format!("underpin_cpu_{name}_seconds_total");
+        out.family(&name, Counter, help, cpus.iter().map(one));
+    }
 }
 
 fn nodes(out: &mut Exposition, nodes: &[NodeStatus]) {

@@ -5,4 +5,4 @@
 pub mod rates;
 mod sample;
 
-pub use sample::{Sample, VmSample};
+pub use sample::{Sample, VmSample, os0_times};

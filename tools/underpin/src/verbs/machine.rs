@@ -1,7 +1,7 @@
 //! `underpin machine`: the machine, and what the hypervisor takes of it.
 
 use super::{Context, show};
-use crate::{failure::Result, units};
+use crate::{failure::Result, units, watch::os0_times};
 use abi::control::MachineStatus;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -11,27 +11,30 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 /// Shows the machine.
 pub fn machine(context: &Context) -> Result<()> {
-    let machine = context.connect()?.hello(ANSWER_TIME)?;
+    let mut client = context.connect()?;
+    let machine = client.hello(ANSWER_TIME)?;
+    let os0 = os0_times(&client.cpus()?);
     context
         .output
-        .result(|| to_json(&machine), |_| to_text(&machine))
+        .result(|| to_json(&machine, os0), |_| to_text(&machine, os0))
 }
 
-fn to_json(machine: &MachineStatus) -> Value {
+fn to_json(machine: &MachineStatus, os0: Option<[u64; 2]>) -> Value {
     let [received, sent, lost] = machine.card_frames;
     json!({
         "version": machine.version, "cpus": machine.cpus, "nodes": machine.nodes, "vms": machine.vms,
         "memory": machine.memory, "memory_free": machine.memory_free, "image": machine.image,
         "frame_table": machine.frame_table, "heap": machine.heap, "bundle": machine.bundle,
         "uptime_ns": machine.uptime_ns,
+        "os0": os0.map(|[run, steal]| json!({ "run_ns": run, "steal_ns": steal })),
         "card": { "received": received, "sent": sent, "lost": lost },
     })
 }
 
-fn to_text(machine: &MachineStatus) -> String {
+fn to_text(machine: &MachineStatus, os0: Option<[u64; 2]>) -> String {
     let mut text = String::new();
     let [received, sent, lost] = machine.card_frames.map(units::count);
-    let pairs = [
+    let mut pairs = vec![
         ("CPUs", machine.cpus.to_string()),
         ("nodes", machine.nodes.to_string()),
         ("VMs", machine.vms.to_string()),
@@ -47,6 +50,9 @@ fn to_text(machine: &MachineStatus) -> String {
         ),
         ("up for", units::nanoseconds(machine.uptime_ns)),
     ];
+    if let Some([run, steal]) = os0.map(|times| times.map(units::nanoseconds)) {
+        pairs.push(("OS-0", format!("ran {run} beside VMs, {steal} stolen")));
+    }
     show::lines(&mut text, &pairs);
     text
 }

@@ -66,6 +66,8 @@ pub struct Rates {
     pub seconds: f64,
     /// Each VM of the later sample, in its order.
     pub vms: Vec<VmRates>,
+    /// CPUs that OS-0 had, and that were stolen from it, where there is one.
+    pub os0: Option<[f64; 2]>,
 }
 
 impl Rates {
@@ -79,6 +81,10 @@ impl Rates {
         Some(Self {
             seconds: span.ns / 1e9,
             vms: vms.collect(),
+            os0: after.os0_times().map(|after| {
+                let before = before.os0_times();
+                span.all(before.as_ref(), &after).map(|rate| rate / 1e9)
+            }),
         })
     }
 
@@ -226,6 +232,21 @@ mod tests {
         // A counter that fell although no start was counted.
         let fell = runs(vec![vm("a", 1, 2 * SECOND)], vec![vm("a", 1, SECOND)]);
         assert_eq!(fell, [50.0]);
+    }
+
+    #[test]
+    fn os0_has_cpus_where_there_is_one() {
+        let with = |at, os0_run_ns, os0_steal_ns| {
+            let mut cpu = abi::control::CpuStatus::new_zeroed();
+            (cpu.os0_run_ns, cpu.os0_steal_ns) = (os0_run_ns, os0_steal_ns);
+            let mut sample = sample(at, Vec::new());
+            sample.cpus = vec![cpu; 2];
+            sample
+        };
+        let os0 = |before, after| Rates::between(&before, &after).unwrap().os0;
+        assert_eq!(os0(with(0, 0, 0), with(SECOND, 0, 0)), None);
+        let shared = os0(with(SECOND, 0, 0), with(3 * SECOND, SECOND, SECOND / 2));
+        assert_eq!(shared, Some([1.0, 0.5]));
     }
 
     #[test]

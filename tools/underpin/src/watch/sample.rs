@@ -12,6 +12,14 @@ use std::{collections::HashMap, time::Duration};
 /// How long the hypervisor may take for its first answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
+/// What OS-0 had of all these pCPUs beside VMs: nanoseconds that it ran, and that were stolen from it; `None` where
+/// it had nothing.
+pub fn os0_times(cpus: &[CpuStatus]) -> Option<[u64; 2]> {
+    let sum = |of: fn(&CpuStatus) -> u64| cpus.iter().map(of).fold(0, u64::saturating_add);
+    let times = [sum(|cpu| cpu.os0_run_ns), sum(|cpu| cpu.os0_steal_ns)];
+    (times != [0; 2]).then_some(times)
+}
+
 /// A machine and its VMs at one time.
 #[derive(Clone, Debug)]
 pub struct Sample {
@@ -41,6 +49,11 @@ pub struct VmSample {
 }
 
 impl Sample {
+    /// Nanoseconds that OS-0 ran on all pCPUs beside VMs, and could have and did not; `None` where there is none.
+    pub fn os0_times(&self) -> Option<[u64; 2]> {
+        os0_times(&self.cpus)
+    }
+
     /// Asks the hypervisor; for vCPUs of those VMs only that `wanted` names.
     ///
     /// # Errors

@@ -196,6 +196,8 @@ impl Hypervisor {
                     cpu,
                     node: 0,
                     idle_ns: 2_500_000_000,
+                    os0_run_ns: 1_500_000_000,
+                    os0_steal_ns: 250_000_000,
                 });
                 Ok((2, cpus.as_bytes().to_vec()))
             }

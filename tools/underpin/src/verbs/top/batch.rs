@@ -84,6 +84,7 @@ pub fn to_json(sample: &Sample, rates: &Rates) -> Value {
         })).collect::<Value>(),
         "cpus": sample.cpus.iter().map(|cpu| json!({
             "cpu": cpu.cpu, "node": cpu.node, "idle_ns": cpu.idle_ns,
+            "os0_run_ns": cpu.os0_run_ns, "os0_steal_ns": cpu.os0_steal_ns,
         })).collect::<Value>(),
         "vms": vms.map(|(vm, rates)| vm_json(vm, rates)).collect::<Value>(),
     })

@@ -85,8 +85,12 @@ fn machine(screen: &Screen, look: &Look) -> Paragraph<'static> {
     let busy = screen.rates.as_ref().map(Rates::busy);
     let busy = busy.map_or_else(|| NONE.to_owned(), |busy| format!("{busy:.1}"));
     let title = Span::styled(look.machine.clone(), look.style(Tone::Strong));
+    let os0 = screen.rates.as_ref().and_then(|rates| rates.os0);
+    let os0 = os0.map_or_else(String::new, |[ran, stolen]| {
+        format!("  OS-0 {ran:.1}, stolen {stolen:.1}")
+    });
     let rest = format!(
-        "  up {}  CPUs {busy} of {} busy  VMs {} of {} running",
+        "  up {}  CPUs {busy} of {} busy{os0}  VMs {} of {} running",
         units::nanoseconds(machine.uptime_ns),
         machine.cpus,
         sample.running(),
