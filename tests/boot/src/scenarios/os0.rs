@@ -1,5 +1,6 @@
 //! An operating system that owns the machine, with EL2 beneath it.
 
+mod cost;
 mod ending;
 mod network;
 mod storm;
@@ -46,15 +47,11 @@ pub fn scenarios() -> Vec<Scenario> {
         swap(),
         clocks(),
         drain(),
-        gap(),
         storm::of_messages(),
         Scenario::os0("os0/demo", timeline::play())
             .slow()
             .console(|said| Timeline::parse(said).check()),
         rogue(),
-        cost(),
-        pause(2),
-        pause(4),
         ready("max,pauth=off"),
         ready("neoverse-n1").slow(),
         not_ready("at-el2", Beneath::Nothing, "EL2"),
@@ -66,6 +63,7 @@ pub fn scenarios() -> Vec<Scenario> {
         nonsense(),
         systemd(),
     ];
+    all.extend(cost::scenarios());
     all.extend(ending::scenarios());
     all.extend(["1G", "8G", "64G"].map(kept));
     all
@@ -400,16 +398,6 @@ fn drain() -> Scenario {
     })
 }
 
-/// The longest that a switch keeps the program which asks for it from reading the clock.
-fn gap() -> Scenario {
-    let os0 = Os0::new("trixie-cloud", 1, "1G", "gap").counted().images();
-    let os0 = os0.expect("gap status=", 4 * BOOT);
-    let os0 = os0.expect("Power down", BOOT);
-    Scenario::os0("os0/gap", os0)
-        .slow()
-        .console(|said| longest_below(said, "switch=", PAUSE_MAX / 1000))
-}
-
 fn longest_below(said: &str, name: &str, most: u64) -> Outcome {
     match said.split(name).nth(1).and_then(first_number) {
         Some(longest) if (1..=most).contains(&longest) => Ok(()),
@@ -489,74 +477,9 @@ fn check_beside(said: &str) -> Outcome {
     Ok(())
 }
 
-/// The most instructions that a switch may take on a CPU.
-const SWITCH_MAX: u64 = 600;
-
-/// The most instructions that OS-0 may stand still for a switch (Mercury: 210 us).
-const PAUSE_MAX: u64 = 210_000;
-
-/// What a switch takes, and what EL2 beneath costs the same work: a load of the CPU, and forks.
-fn cost() -> Scenario {
-    let os0 = Os0::new("trixie-cloud", 1, "1G", "cost").counted();
-    let os0 = os0.expect("cost measured", 4 * BOOT);
-    Scenario::os0("os0/cost", os0).slow().console(check_cost)
-}
-
-/// The longest that a switch takes from end to end, in the instructions of all CPUs together.
-fn pause(cpus: u32) -> Scenario {
-    let os0 = Os0::new("trixie-cloud", cpus, "1G", "pause").counted();
-    let os0 = os0.expect("paused pause=", 4 * BOOT);
-    Scenario::os0(format!("os0/pause-{cpus}"), os0.expect("Power down", BOOT))
-        .slow()
-        .console(check_pause)
-}
-
-fn check_pause(said: &str) -> Outcome {
-    let pauses = said.split("pause=").skip(1).filter_map(first_number);
-    match pauses.max() {
-        Some(0) | None => Err("no pause was told".to_owned()),
-        Some(pause) if pause > PAUSE_MAX => {
-            Err(format!("OS-0 stood still for {pause} instructions"))
-        }
-        Some(_) => Ok(()),
-    }
-}
-
-fn check_cost(said: &str) -> Outcome {
-    check_pause(said)?;
-    let counts = said.split("counts=").skip(1);
-    let counts: Vec<u64> = counts.filter_map(first_number).collect();
-    if counts.len() != 6 || counts.iter().any(|count| *count > SWITCH_MAX) {
-        return Err(format!("switches take {counts:?} instructions"));
-    }
-    let work = |name: &str, from: &str, to: &str| {
-        let at = |mark: &str| micros_of(said, &format!("mark {name}-{mark}"));
-        Some(at(to)?.saturating_sub(at(from)?))
-    };
-    // The kernel's own times are in microseconds: thousands of instructions.
-    for (from, to, most) in [("cpu", "fork", 1005), ("fork", "end", 1020)] {
-        let detached = work("detached", from, to).ok_or("no time of a mark")?;
-        let attached = work("attached", from, to).ok_or("no time of a mark")?;
-        if attached * 1000 > detached * most {
-            return Err(format!(
-                "{from} to {to}: {detached} detached and {attached} attached"
-            ));
-        }
-    }
-    Ok(())
-}
-
 fn first_number(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit());
     text.get(..end.unwrap_or(text.len()))?.parse().ok()
-}
-
-/// The kernel's time of the line with `text`: `[    1.286092] ...`.
-fn micros_of(said: &str, text: &str) -> Option<u64> {
-    let line = said.lines().find(|line| line.trim_end().ends_with(text))?;
-    let time = line.split_once('[')?.1.split_once(']')?.0.trim();
-    let (seconds, micros) = time.split_once('.')?;
-    Some(seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?)
 }
 
 /// A boot module that is no kernel is refused by name.
