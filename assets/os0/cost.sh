@@ -157,7 +157,7 @@ services() {
     sleep 2
     if [ ! -e /underpin.ko ] || ! insmod /underpin.ko 2>/dev/null; then
         say "services native"
-        /services /bin/busybox
+        /services /bin/busybox /dev/vda
         say "services end"
         return
     fi
@@ -166,7 +166,7 @@ services() {
         [ $place != again ] || try 0 detach >/dev/null
         sleep 1
         say "services $place"
-        /services /bin/busybox
+        /services /bin/busybox /dev/vda
     done
     try 0 attach >/dev/null
     for name in first program; do

@@ -89,6 +89,8 @@ enum Disk {
     Empty(u64),
     /// The same, of which so many bytes are written in a second.
     Slow(u64, u32),
+    /// So many bytes of zeroes, each request of which takes as long as on a disk: always longer than nothing.
+    Late(u64),
     /// A disk of so many bytes in a qcow2 image of QEMU's, which is at the beginning of a larger one.
     Qcow2(u64),
     /// An image of the asset cache, whose changes are dropped.
@@ -143,6 +145,13 @@ impl Os0 {
     #[must_use]
     pub fn slow_disk(mut self, bytes: u64, rate: u32) -> Self {
         self.disk = Some(Disk::Slow(bytes, rate));
+        self
+    }
+
+    /// As [`Self::disk`], and who asks always has to wait.
+    #[must_use]
+    pub fn late_disk(mut self, bytes: u64) -> Self {
+        self.disk = Some(Disk::Late(bytes));
         self
     }
 
@@ -415,6 +424,10 @@ impl Os0 {
     fn disk_options(&self, directory: &Path) -> Outcome<Option<String>> {
         let (path, more) = match self.disk {
             None => return Ok(None),
+            Some(Disk::Late(bytes)) => {
+                let options = "if=none,id=disk,driver=null-co,read-zeroes=on";
+                return Ok(Some(format!("{options},size={bytes},latency-ns=200000")));
+            }
             Some(Disk::Empty(bytes)) => (empty_disk(directory, bytes)?, String::new()),
             Some(Disk::Slow(bytes, rate)) => {
                 let limit = format!(",throttling.bps-write={rate}");
