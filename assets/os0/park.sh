@@ -55,6 +55,44 @@ served_image() {
     try 0 detach
 }
 
+# A VM writes over a base, which is a file of this system's, and what it writes is in another file.
+overlay() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach >/dev/null
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    dd if=/dev/zero of=/tmp/room.img bs=1M count=8 2>/dev/null
+    seq 0 1999999 | head -c 14680064 >/tmp/base.img
+    cp /tmp/base.img /tmp/kept.img
+    cat >/tmp/script <<'EOF'
+forget() { echo 3 >/proc/sys/vm/drop_caches; }
+sum() { sha256sum | cut -c-64; }
+await /dev/vdb
+head -c 6000000 /dev/urandom >/tmp/new
+wanted=$( (head -c 2560 /dev/vdb; cat /tmp/new; tail -c +6002561 /dev/vdb) | sum)
+dd if=/tmp/new of=/dev/vdb bs=512 seek=5 conv=fsync 2>/dev/null
+forget
+found=$(sum </dev/vdb)
+first=$(head -c 6000000 /dev/vdb | sum)
+dd if=/tmp/new of=/dev/vdb bs=1M seek=7 oflag=direct 2>/tmp/said
+full=$?
+forget
+[ "$first" = "$(head -c 6000000 /dev/vdb | sum)" ] && grep -q 'Input/output error' /tmp/said && say "full=$full told"
+say "wanted sha256=$wanted"
+say "diskwrite ok sha256=$found"
+EOF
+    dd if=/tmp/script of=/tmp/first.img conv=notrunc 2>/dev/null
+    set -- --disk first=/tmp/first.img --disk base=/tmp/base.img --disk kept=/tmp/kept.img
+    try 0 run --lend 256MiB "$@" --disk room=scratch:/tmp/room.img /vms/writer.toml
+    # Nobody said that what the file holds may be overwritten.
+    try 15 run /vms/careless.toml
+    is_half_written() { [ "$(tr -d '\000' </tmp/room.img | wc -c)" -gt $((2000000 * (kills + 1))) ]; }
+    kill_servers
+    cmp -s /tmp/base.img /tmp/kept.img && base=same
+    say "overlay kills=$kills base=${base:-other} stored=$(tr -d '\000' </tmp/room.img | wc -c)"
+    try 0 detach
+}
+
 # The hypervisor is replaced beneath VMs that are parked: refused where the image does not fit, or fails, which
 # the VMs outlive; and then done.
 replace() {

@@ -3,6 +3,7 @@
 mod cost;
 mod ending;
 mod network;
+mod overlay;
 mod storm;
 
 use super::kernels::BOOT;
@@ -37,6 +38,7 @@ pub fn scenarios() -> Vec<Scenario> {
         beside("newest", 4, "neoverse-n1", 1).slow(),
         served("trixie-cloud", 2, "max,pauth=off,sme=off"),
         served_image("trixie-cloud", 2, "max,pauth=off,sme=off"),
+        overlay::on_a_served_file(),
         network::routed("trixie-cloud", 2, "max,pauth=off,sme=off"),
         network::routed("bookworm", 4, "cortex-a76").slow(),
         network::routed("newest", 2, "neoverse-n1").slow(),
