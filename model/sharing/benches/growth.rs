@@ -245,6 +245,12 @@ fn measure(run: Run) {
 fn with_one_user(run: Run, machine: &Machine<'_>, taken: &[Mfn]) {
     let look_up = |frame| assert!(black_box(machine.find(frame)));
     run.time("find", taken, look_up, |_| ());
+    // What a target or a payer is chosen by: accounts are exact, and nothing waits to be counted.
+    let settle = |_| {
+        let account = black_box(&machine.accounts).get(0);
+        black_box((account.charge(), account.entitlement()));
+    };
+    run.time("settle", taken, settle, |_| ());
     run.time(
         "claim",
         taken,
