@@ -81,7 +81,7 @@ pub struct Offer {
     pub reserved: u64,
 }
 
-/// [`Offer::uses`]: overlays may be on it, which overwrite what it holds.
+/// [`Offer::uses`]: overlays and what VMs swap may be on it, which overwrite what it holds.
 pub const FOR_OVERLAYS: u64 = 1;
 const _: () = assert!(size_of::<Offer>() == 64);
 const _: () = assert!(OFFERS_AT as usize + OFFERS_MAX * size_of::<Offer>() <= HEAD_BYTES as usize);

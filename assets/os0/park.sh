@@ -222,7 +222,7 @@ swap() {
         echo 'head -c 40000000 /dev/urandom >/tmp/a; say filled; sum() { sha256sum </tmp/a; }'
         echo 'a=$(sum) b=$(sum) c=$(sum); [ "$a$a" = "$b$c" ] && say same'
     } | dd of=/tmp/first.img conv=notrunc 2>/dev/null
-    try 0 run --disk first=/tmp/first.img --disk spare=/tmp/spare.img /vms
+    try 0 run --disk first=/tmp/first.img --disk spare=scratch:/tmp/spare.img /vms
     log=/tmp/underpin-0/os0/consoles/swaps.log
     parks=0 waited=0 swapped=0
     while [ "$(field lent)" != 0 ] && [ $waited -lt 600 ]; do

@@ -21,7 +21,6 @@ use machine_aarch64::frames::Ram;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
 use model_paging::Words;
-use model_partitions::Guid;
 use model_virtio::blk::SECTOR_SIZE;
 use virtio_drivers::Error;
 use virtio_drivers::transport::Transport as _;
@@ -84,8 +83,8 @@ struct Entry {
     name: heapless::String<108>,
     first: u64,
     sectors: u64,
-    /// Overlays may be on it: somebody said that what it holds may be overwritten.
-    is_for_overlays: bool,
+    /// Overlays and what VMs swap may be on it: somebody said that what it holds may be overwritten.
+    is_scratch: bool,
     /// How many VMs have it as a base; -1 where one has it alone.
     takers: AtomicI32,
     /// Blocks of it may be in the cache.
@@ -211,13 +210,8 @@ pub fn serve(area: Ram, bell: u32) -> bool {
         let number = (partitions.len() + 1) as u8;
         // There is room for as many as can be offered.
         let name = heapless::String::try_from(name).unwrap_or_default();
-        let is_for_overlays = offer.uses & FOR_OVERLAYS != 0;
-        let _ = partitions.push(Entry::new(
-            number,
-            name,
-            (0, offer.sectors),
-            is_for_overlays,
-        ));
+        let is_scratch = offer.uses & FOR_OVERLAYS != 0;
+        let _ = partitions.push(Entry::new(number, name, (0, offer.sectors), is_scratch));
     }
     let ring = Ring::new(area, bell, BUFFER_ORDER);
     let disk = ring.map(|ring| Disk::new(Device::Served(ring), partitions));
@@ -283,7 +277,7 @@ impl Entry {
         number: u8,
         name: heapless::String<108>,
         (first, sectors): (u64, u64),
-        is_for_overlays: bool,
+        is_scratch: bool,
     ) -> Self {
         let words = Words::new(sectors * SECTOR_SIZE / FRAME_SIZE);
         Self {
@@ -291,7 +285,7 @@ impl Entry {
             name,
             first,
             sectors,
-            is_for_overlays,
+            is_scratch,
             takers: AtomicI32::new(0),
             was_base: AtomicBool::new(false),
             known: SpinLock::new(Rank::Blocks, (words, Tables::new(NodeId(0), 0))),
@@ -319,7 +313,7 @@ fn read_partitions(
                 );
                 let number = (disk * PARTITIONS_MAX + found.len() + 1) as u8;
                 let name = partition.name.clone();
-                let entry = Entry::new(number, name, place, partition.type_guid == Guid::OVERLAYS);
+                let entry = Entry::new(number, name, place, partition.type_guid.is_scratch());
                 if found.push(entry).is_err() {
                     log::warn!("only the first {PARTITIONS_MAX} partitions are used");
                     break;
@@ -428,9 +422,9 @@ impl Extent {
         &self.entry.name
     }
 
-    /// Whether overlays may be on it.
-    pub fn is_for_overlays(&self) -> bool {
-        self.entry.is_for_overlays
+    /// Whether somebody said that what it holds may be overwritten, by overlays and what VMs swap.
+    pub fn is_scratch(&self) -> bool {
+        self.entry.is_scratch
     }
 
     /// Its number on the machine, from 1 on.

@@ -187,7 +187,7 @@ pub fn instance_with(
     let virtio = devices(record, id, home)?;
     let swap = match record.swap {
         name if name.is_empty() => None,
-        name => Some(partition(name, false)?),
+        name => Some(scratch(name)?),
     };
     let vmid = Vmid::take().ok_or_else(|| {
         impossible(
@@ -558,13 +558,7 @@ fn store(disk: &DiskRecord, limit: u64) -> Result<Option<Partition>, Refusal> {
     if name.is_empty() {
         return Ok(None);
     }
-    let partition = partition(name, false)?;
-    if !partition.is_for_overlays() {
-        let what = format_args!(
-            "partition {name} is not marked for overlays, which overwrite what it holds (underpin explain impossible)"
-        );
-        return Err(impossible(0, what));
-    }
+    let partition = scratch(name)?;
     let size = partition.size();
     if disk.overlay_max > size {
         let (has, wanted) = (size >> 10, limit >> 10);
@@ -573,6 +567,18 @@ fn store(disk: &DiskRecord, limit: u64) -> Result<Option<Partition>, Refusal> {
         return Err(impossible(size, what));
     }
     Ok(Some(partition))
+}
+
+/// A partition that is overwritten as EL2 likes.
+fn scratch(name: Text<40>) -> Result<Partition, Refusal> {
+    let partition = partition(name, false)?;
+    if partition.is_scratch() {
+        return Ok(partition);
+    }
+    let what = format_args!(
+        "partition {name} is not marked for overlays and swap, which overwrite what it holds (underpin explain impossible)"
+    );
+    Err(impossible(0, what))
 }
 
 fn partition(name: Text<40>, is_base: bool) -> Result<Partition, Refusal> {

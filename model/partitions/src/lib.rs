@@ -25,12 +25,23 @@ const PRIMARY: u64 = 1;
 pub struct Guid(pub [u8; 16]);
 
 impl Guid {
-    /// The type of partitions that are there for overlays: what they hold may be overwritten. Underpin's own,
+    /// The type of partitions that are there for overlays and for what VMs swap. Underpin's own,
     /// 7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1.
     pub const OVERLAYS: Self = Self([
         0x2a, 0x0c, 0x4e, 0x7d, 0xb6, 0x91, 0x35, 0x4f, 0xa8, 0xe7, 0x55, 0xad, 0x2f, 0x3c, 0x90,
         0xb1,
     ]);
+    /// That of Linux's swap, 0657fd6d-a4ab-43c4-84e5-0933c84b4f4f (UAPI Group, Discoverable Partitions
+    /// Specification).
+    pub const SWAP: Self = Self([
+        0x6d, 0xfd, 0x57, 0x06, 0xab, 0xa4, 0xc4, 0x43, 0x84, 0xe5, 0x09, 0x33, 0xc8, 0x4b, 0x4f,
+        0x4f,
+    ]);
+
+    /// Whether what a partition of this type holds may be overwritten.
+    pub fn is_scratch(self) -> bool {
+        [Self::OVERLAYS, Self::SWAP].contains(&self)
+    }
 }
 
 impl fmt::Display for Guid {

@@ -188,9 +188,14 @@ fn cases(cases: u32) -> ProptestConfig {
 }
 
 #[test]
-fn the_type_for_overlays_is_as_people_write_it() {
-    let text = "7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1";
-    assert_eq!(Guid::OVERLAYS.to_string(), text);
+fn the_types_of_what_may_be_overwritten_are_as_people_write_them() {
+    let overlays = "7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1";
+    assert_eq!(Guid::OVERLAYS.to_string(), overlays);
+    let swap = "0657fd6d-a4ab-43c4-84e5-0933c84b4f4f";
+    assert_eq!(Guid::SWAP.to_string(), swap);
+    assert!(
+        Guid::OVERLAYS.is_scratch() && Guid::SWAP.is_scratch() && !Guid::default().is_scratch()
+    );
 }
 
 proptest! {

@@ -16,6 +16,8 @@ pub const PARTITIONS: [&str; 2] = ["data", "spare"];
 pub const FIRST_PARTITION: u64 = 1 << 20;
 /// The type of partitions of a Linux, as sfdisk reads it.
 pub const LINUX: &str = "linux";
+/// That of Linux's swap.
+const SWAP: &str = "swap";
 /// That of partitions for overlays.
 pub const FOR_OVERLAYS: &str = "7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1";
 /// Bytes that the second copy of the partition table may take at the end.
@@ -78,14 +80,16 @@ pub fn blank(path: &Path, size: u64) -> Outcome {
         .map_err(because(format!("cannot make {}", path.display())))
 }
 
-/// A physical disk with a GUID partition table and an empty ext4 in each of [`PARTITIONS`].
+/// A physical disk with a GUID partition table and an empty ext4 in each of [`PARTITIONS`], the second of which is
+/// of the type of Linux's swap.
 ///
 /// # Errors
 /// A tool is missing or fails.
 pub fn partitioned(directory: &Path) -> Outcome<PathBuf> {
     let path = directory.join("disk.img");
     let text = path.display().to_string();
-    let parts = PARTITIONS.map(|name| (name, PARTITION, LINUX));
+    let parts = PARTITIONS.into_iter().zip([LINUX, SWAP]);
+    let parts: Vec<_> = parts.map(|(name, kind)| (name, PARTITION, kind)).collect();
     for start in with_partitions(&path, &parts)? {
         let offset = format!("offset={start}");
         let blocks = format!("{}k", PARTITION >> 10);

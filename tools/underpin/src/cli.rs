@@ -228,7 +228,7 @@ pub struct Loan {
     /// The memory to lend, where the machine is made of this system's; left out: what the VMs need
     #[arg(long, value_name = "SIZE", value_parser = whole_blocks)]
     pub lend: Option<u64>,
-    /// A file or block device that VM files name as a partition; scratch:FILE: for overlays; FILE,format=qcow2
+    /// A file or block device that VM files name as a partition; scratch:FILE: for overlays and swap; FILE,format=qcow2
     #[arg(long = "disk", value_name = "NAME=FILE", value_parser = Served::parse)]
     pub disks: Vec<Served>,
 }

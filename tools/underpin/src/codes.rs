@@ -171,12 +171,12 @@ const STATUSES: [Code; 19] = [
         causes: &[
             "The VM file asks for nodes, CPUs, partitions or memory that the machine lacks.",
             "The guest has no balloon driver that could give memory back.",
-            "An overlay is to be on a partition of which nobody said that its contents may be overwritten.",
+            "An overlay or swap is to be on a partition of which nobody said that its contents may be overwritten.",
         ],
         advice: &[
             "`underpin machine` and `underpin nodes` show what there is.",
-            "Mark a partition for overlays by its type: `sfdisk --part-type DISK NUMBER \
-             7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1`; of an attached system: --disk NAME=scratch:FILE.",
+            "Mark a partition for overlays and swap by its type: `sfdisk --part-type DISK NUMBER \
+             7d4e0c2a-91b6-4f35-a8e7-55ad2f3c90b1`, or `swap`; of an attached system: --disk NAME=scratch:FILE.",
         ],
     },
     Code {

@@ -71,6 +71,7 @@ fn on_disk() -> Scenario {
         writer("large").overlay("16MiB", "small"),
         writer("lost").overlay("16MiB", "nowhere"),
         writer("careless").overlay("4MiB", "precious"),
+        Vm::linux("swapper", "trixie-cloud", "idle").terms("64MiB", "128MiB", Some("precious")),
     ];
     let mut vms = vec![guest];
     vms.extend(asleep.map(Vm::asleep));
@@ -127,6 +128,7 @@ fn refusals(machine: &mut Machine) -> Outcome {
         ("lost", IMPOSSIBLE),
         // Nobody said that what it holds may be overwritten.
         ("careless", IMPOSSIBLE),
+        ("swapper", IMPOSSIBLE),
     ] {
         let status = machine.refused(&["start", vm])?;
         if status != wanted {
