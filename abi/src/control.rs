@@ -33,7 +33,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -360,6 +360,11 @@ pub struct VmStatus {
     pub net_bytes: [u64; 2],
     /// Frames that went nowhere, by [`NET_DROPS`].
     pub net_drops: [u64; NET_DROP_COUNT],
+    /// Nanoseconds that frames it sent took, from when EL2 took them from the ring until each was with its
+    /// receivers, on its way out, or lost there.
+    pub net_ns: u64,
+    /// How many of them took how long, by [`latency_bucket`].
+    pub net_latency: [u64; LATENCY_BUCKETS],
     /// Network devices that it has.
     pub nets: u32,
     /// Of them, in bits, those whose link is down.
@@ -381,7 +386,7 @@ pub struct VmStatus {
 }
 const _: () = assert!(
     size_of::<VmStatus>()
-        == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 16 + 16 + 56 + 8 + 16 + 32 + 8
+        == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 136 + 16 + 16 + 56 + 8 + 16 + 32 + 8
 );
 
 impl VmStatus {

@@ -10,8 +10,8 @@ use super::virtio::update_line;
 use crate::network::{Cable, End, Lan, Route, Scratch};
 use crate::physical::nic;
 use crate::vm::{DeviceView, Instance};
-use crate::{housekeeping, network, sched};
-use abi::control::NET_DROP_COUNT;
+use crate::{host, housekeeping, network, sched};
+use abi::control::{LATENCY_BUCKETS, NET_DROP_COUNT, VmStatus, latency_bucket};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
@@ -117,6 +117,8 @@ enum Sent {
 #[derive(Default)]
 struct Sending {
     frame: Frame,
+    /// When it was taken from the ring.
+    since: u64,
     /// The port that it waits for, and how long.
     waits: Option<(u8, u64)>,
 }
@@ -141,6 +143,10 @@ struct Counts {
     frames: [AtomicU64; 2],
     bytes: [AtomicU64; 2],
     lost: [AtomicU64; NET_DROP_COUNT],
+    /// Nanoseconds that frames took from this device's ring until they were where they go.
+    nanoseconds: AtomicU64,
+    /// How many took how long.
+    latency: [AtomicU64; LATENCY_BUCKETS],
 }
 
 /// A network device.
@@ -253,19 +259,20 @@ impl Net {
         self.state.lock().transport.errors().0.into()
     }
 
-    /// Frames sent and received, bytes in them, and frames lost.
-    pub fn counts(&self) -> ([u64; 2], [u64; 2], [u64; NET_DROP_COUNT]) {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counts {
-            frames,
-            bytes,
-            lost,
-        } = &self.counts;
-        (
-            frames.each_ref().map(load),
-            bytes.each_ref().map(load),
-            lost.each_ref().map(load),
-        )
+    /// Adds what it counted to what its VM's devices did.
+    pub fn add_to(&self, status: &mut VmStatus) {
+        let counts = &self.counts;
+        for (sums, counters) in [
+            (&mut status.net_frames[..], &counts.frames[..]),
+            (&mut status.net_bytes, &counts.bytes),
+            (&mut status.net_drops, &counts.lost),
+            (&mut status.net_latency, &counts.latency),
+        ] {
+            for (sum, counter) in sums.iter_mut().zip(counters) {
+                *sum += counter.load(Ordering::Relaxed);
+            }
+        }
+        status.net_ns += counts.nanoseconds.load(Ordering::Relaxed);
     }
 
     fn lose(&self, why: Loss) {
@@ -275,6 +282,13 @@ impl Net {
     fn note(&self, received: usize, bytes: u32) {
         self.counts.frames[received].fetch_add(1, Ordering::Relaxed);
         self.counts.bytes[received].fetch_add(bytes.into(), Ordering::Relaxed);
+    }
+
+    /// Counts how long a frame took that is where it goes, or was lost there.
+    fn time(&self, since: u64) {
+        let took = host::nanoseconds(timer::now().saturating_sub(since));
+        self.counts.nanoseconds.fetch_add(took, Ordering::Relaxed);
+        self.counts.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Lets those send that wait for buffers of this device.
@@ -360,6 +374,7 @@ impl Net {
         let sent = if let Some((to, until)) = sending.waits {
             self.retry(lan, to, until, incoming)
         } else {
+            sending.since = timer::now();
             let bytes = frame.bytes();
             match lan.route(port, frame.source(), frame.destination(), bytes) {
                 Route::Drop(why) => {
@@ -381,10 +396,14 @@ impl Net {
                 }
             }
         };
-        if let (Sent::Waits(to), None) = (&sent, sending.waits) {
-            let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
-            sending.waits = Some((*to, until));
-            housekeeping::request_at(until);
+        match (&sent, sending.waits) {
+            (Sent::Over, _) => self.time(sending.since),
+            (Sent::Waits(to), None) => {
+                let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
+                sending.waits = Some((*to, until));
+                housekeeping::request_at(until);
+            }
+            _ => {}
         }
         sent
     }

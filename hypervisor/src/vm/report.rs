@@ -90,10 +90,7 @@ fn describe(instance: &Instance, status: &mut VmStatus) {
             add(&mut status.disk_latency, served.latency);
         }
         if let Slot::Net(net) = slot {
-            let (frames, bytes, lost) = net.counts();
-            add(&mut status.net_frames, frames);
-            add(&mut status.net_bytes, bytes);
-            add(&mut status.net_drops, lost);
+            net.add_to(status);
         }
     }
     status.console = instance.uart.terminal.counts();

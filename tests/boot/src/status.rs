@@ -75,6 +75,15 @@ pub struct NetStatus {
     pub frames_received: u64,
     /// Frames that went nowhere, by reason.
     pub dropped: BTreeMap<String, u64>,
+    /// How many of those it sent took how long.
+    pub latency: Vec<Bucket>,
+}
+
+/// A part of a histogram, as `underpin show` tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Bucket {
+    /// How many there are.
+    pub count: u64,
 }
 
 /// A VM's memory, in bytes, as `underpin mem` tells it.

@@ -394,6 +394,15 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
             histogram(&[("vm", &vm.name)], counts, latency_bound_ns, sum)
         }),
     );
+    out.family(
+        "underpin_vm_net_frame_duration_seconds",
+        Histogram,
+        "How long frames that the VM sent took, from its ring to where they go.",
+        vms.iter().flat_map(|vm| {
+            let (counts, sum) = (&vm.status.net_latency, vm.status.net_ns);
+            histogram(&[("vm", &vm.name)], counts, latency_bound_ns, sum)
+        }),
+    );
     let help = "What a guest did wrong and EL2 went on after.";
     by_kind(out, "oddities", "kind", help, vms, |vm| {
         Some((&["register", "mmio", "queue", "abort"], &vm.status.oddities))

@@ -190,6 +190,7 @@ fn sample() -> Sample {
         (status.kernel, status.exits[6]) = (Text::cut(name), 7);
         (status.exit_ns[6], status.disk_ns) = (1_500_000_000, 9_000);
         (status.disk_latency[0], status.disk_latency[15]) = (2, 1);
+        (status.net_latency[1], status.net_ns) = (3, 15_000);
         let mut memory = MemStatus::new_zeroed();
         (memory.balance, memory.events[5], memory.owed) = (-4096, 42, u64::MAX);
         VmSample {
@@ -211,7 +212,7 @@ fn sample() -> Sample {
 }
 
 #[test]
-fn times_of_exits_and_disks_are_seconds() {
+fn times_of_exits_disks_and_frames_are_seconds() {
     let all = parse(&metrics::text(&sample())).unwrap();
     for (name, labels, value) in [
         (
@@ -228,6 +229,21 @@ fn times_of_exits_and_disks_are_seconds() {
             "underpin_vm_disk_request_duration_seconds_bucket",
             &[("vm", "a"), ("le", "+Inf")],
             3.0,
+        ),
+        (
+            "underpin_vm_net_frame_duration_seconds_bucket",
+            &[("vm", "a"), ("le", "0.000004000")],
+            0.0,
+        ),
+        (
+            "underpin_vm_net_frame_duration_seconds_count",
+            &[("vm", "a")],
+            3.0,
+        ),
+        (
+            "underpin_vm_net_frame_duration_seconds_sum",
+            &[("vm", "a")],
+            15e-6,
         ),
     ] {
         assert_eq!(find(&all, name, labels), Some(value), "{name} {labels:?}");

@@ -98,6 +98,9 @@ fn vms_are_driven_through_their_states() {
     let json = ok(&fake.run("-o json show web1"));
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["net"]["link"], serde_json::json!(["down", "up"]));
+    let timed = serde_json::json!({ "most_ns": 8000, "count": 3 });
+    assert_eq!(json["net"]["latency"][1], timed);
+    assert!(ok(&fake.run("show web1")).contains("mean 5 us; 50 % within 8 us"));
     assert_eq!(ok(&fake.run("-q stop web1")), "web1: ended: powered off\n");
     assert_eq!(ok(&fake.run("start web1")), "web1: started\n");
     let stubborn = fake.run("-q stop stubborn --timeout 200ms");

@@ -124,11 +124,11 @@ fn by_name(names: &[&str], counts: &[u64]) -> Value {
     )
 }
 
-/// How many disk requests took how long: those that took more than all before, and at most so much.
-fn latency_json(vm: &VmStatus) -> Value {
+/// How many requests or frames took how long: those that took more than all before, and at most so much.
+fn latency_json(counts: &[u64]) -> Value {
     let bucket =
         |(n, count): (usize, &u64)| json!({ "most_ns": latency_bound_ns(n), "count": count });
-    vm.disk_latency.iter().enumerate().map(bucket).collect()
+    counts.iter().enumerate().map(bucket).collect()
 }
 
 /// All of a VM's status.
@@ -147,10 +147,11 @@ pub fn vm_json(vm: &VmStatus) -> Value {
         "idle_ns": vm.idle_ns, "exits": exits_json(&vm.exits), "exit_ns": exits_json(&vm.exit_ns),
         "disk": { "reads": reads, "writes": writes, "flushes": flushes, "refused": refused,
                   "bytes_read": read, "bytes_written": written, "errors": vm.disk_errors,
-                  "ns": vm.disk_ns, "latency": latency_json(vm) },
+                  "ns": vm.disk_ns, "latency": latency_json(&vm.disk_latency) },
         "net": { "frames_sent": vm.net_frames[0], "frames_received": vm.net_frames[1],
                  "bytes_sent": vm.net_bytes[0], "bytes_received": vm.net_bytes[1],
                  "dropped": by_name(&NET_DROPS, &vm.net_drops),
+                 "ns": vm.net_ns, "latency": latency_json(&vm.net_latency),
                  "link": vm.links().map(|up| if up { "up" } else { "down" }).collect::<Vec<_>>() },
         "console": { "written": console_written, "dropped": console_dropped },
         "oddities": { "registers": registers, "mmio": mmio, "queues": queues, "aborts": aborts },

@@ -140,7 +140,10 @@ fn devices(text: &mut String, vm: &VmStatus) {
                 "refused",
                 format!("{refused} disk requests, {errors} failed"),
             ),
-            ("latency", latency(vm)),
+            (
+                "latency",
+                latency(&vm.disk_latency, vm.disk_ns, "disk request"),
+            ),
             ("console", format!("{said} written, {dropped} dropped")),
         ],
     );
@@ -163,7 +166,8 @@ fn network(text: &mut String, vm: &VmStatus) {
         .collect();
     if vm.net_frames != [0; 2] {
         let frames = format!("{sent} frames sent ({out}), {received} received ({into})");
-        lines(text, &[("network", frames)]);
+        let took = latency(&vm.net_latency, vm.net_ns, "frame sent");
+        lines(text, &[("network", frames), ("frames took", took)]);
     }
     // A cable that is in is nothing to tell of.
     if vm.links_down != 0 {
@@ -207,19 +211,16 @@ fn exit_table(vm: &VmStatus) -> Table {
     table
 }
 
-/// How long disk requests took: the bounds that half, nine in ten and all but one in a hundred keep.
-fn latency(vm: &VmStatus) -> String {
-    let all: u64 = vm
-        .disk_latency
-        .iter()
-        .fold(0, |sum, n| sum.saturating_add(*n));
+/// How long requests took: the bounds that half, nine in ten and all but one in a hundred keep.
+fn latency(counts: &[u64; LATENCY_BUCKETS], ns: u64, what: &str) -> String {
+    let all: u64 = counts.iter().fold(0, |sum, n| sum.saturating_add(*n));
     if all == 0 {
-        return "no disk request".to_owned();
+        return format!("no {what}");
     }
     let within = |percent: u64| {
         let wanted = (u128::from(all) * u128::from(percent)).div_ceil(100);
         let mut sum = 0;
-        let bucket = vm.disk_latency.iter().position(|n| {
+        let bucket = counts.iter().position(|n| {
             sum += u128::from(*n);
             sum >= wanted
         });
@@ -231,7 +232,7 @@ fn latency(vm: &VmStatus) -> String {
             ),
         }
     };
-    let mean = units::nanoseconds(vm.disk_ns / all);
+    let mean = units::nanoseconds(ns / all);
     format!("mean {mean}; {}", [50, 90, 99].map(within).join(", "))
 }
 

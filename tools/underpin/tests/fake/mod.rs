@@ -345,6 +345,7 @@ fn vm(name: &str) -> VmStatus {
     vm.kernel = Text::cut("6.12.48-arm64");
     (vm.state, vm.vcpus, vm.weight, vm.starts) = (state::RUNNING, 1, 256, 1);
     vm.nets = 2;
+    (vm.net_frames, vm.net_latency[1], vm.net_ns) = ([3, 0], 3, 15_000);
     (vm.memory, vm.touched, vm.run_ns) = (512 << 20, 100 << 20, 12_345_678_901);
     vm
 }

@@ -79,15 +79,16 @@ fn bad_frames(
         lost.map_or(0, dropped),
         net.dropped.values().sum(),
         net.frames_sent,
+        net.latency.iter().map(|bucket| bucket.count).sum(),
         machine.vm("good")?.net.frames_received - before,
     ];
     let all = MALFORMED + SPOOFED + 1 - goes;
-    let should = [MALFORMED, SPOOFED, 1 - goes, all, goes, goes];
+    let should = [MALFORMED, SPOOFED, 1 - goes, all, goes, goes, goes];
     if is == should {
         return Ok(());
     }
     Err(format!(
-        "malformed, spoofed, {lost:?}, all dropped, sent, came: {is:?}, not {should:?}"
+        "malformed, spoofed, {lost:?}, all dropped, sent, timed, came: {is:?}, not {should:?}"
     ))
 }
 
