@@ -24,14 +24,14 @@ pub fn scenarios() -> Vec<Scenario> {
         outside(),
         crowd::malformed(),
         crowd::storm().slow(),
-        exchange("net/long-tcp", 110).slow(),
+        exchange("net/long-tcp", 116).slow(),
         crowd::ring().slow(),
         web_load().slow(),
     ]
 }
 
 /// Two clients send a server what it can make itself, and get it back: one client with offloads as
-/// the server, which has two pairs of queues, one without. A round is 2.3 MB, each way. The server
+/// the server, which has two pairs of queues, one without. A round is 2.3 MB, each way; 116 are 256 MiB. The server
 /// calculates meanwhile, in registers that EL2 uses for copies and must bring back.
 fn exchange(name: &'static str, rounds: u32) -> Scenario {
     let vm = |name: &str, address: u32| {

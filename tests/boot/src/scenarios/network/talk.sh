@@ -5,17 +5,35 @@
 address=$(option address 1)
 rounds=$(option rounds 1)
 
-# some MiB for each round, no two alike
-data() {
-    for round in $(seq "$rounds"); do
-        echo "round $round"
-        cat /bin/busybox /modules/*
-    done
-}
+# What is sent in each round, behind a line with its number: rounds begin at other places of pages and frames.
+cat /bin/busybox /modules/* >/tmp/part
+bytes=$(wc -c </tmp/part)
 
 sum() {
     crc32 | cut -d' ' -f1
 }
+
+# Programs that nc starts with the connection as their standard input and output: nc itself moves a KiB at a time,
+# and a pipe behind it wakes its reader for each.
+cat >/tmp/give <<'END'
+# give ROUNDS
+for round in $(seq "$1"); do
+    printf 'round %09d\n' "$round"
+    cat /tmp/part || exit
+done
+END
+cat >/tmp/take <<'END'
+# take ROUNDS BYTES SUM FILE: holds each round against what it must be; FILE.said is ok, or what is wrong.
+for round in $(seq "$1"); do
+    number=$(dd bs=16 count=1 iflag=fullblock 2>/dev/null)
+    dd of="$4" bs="$2" count=1 iflag=fullblock 2>/dev/null
+    is="$number $(crc32 <"$4" | cut -d' ' -f1)"
+    should="$(printf 'round %09d' "$round") $3"
+    [ "$is" = "$should" ] || { echo "$is, not $should" >"$4.said"; exit 1; }
+done
+[ -z "$(dd bs=1 count=1 2>/dev/null)" ] || { echo "more than $1 rounds" >"$4.said"; exit 1; }
+echo ok >"$4.said"
+END
 
 # check NAME EXPECTED GOT
 check() {
@@ -27,15 +45,12 @@ sums() {
     awk 'BEGIN { for (n = 1; n <= 20000; n++) s = (s + n / 7 + n / 3) * 0.75 - n * 0.125 / 1.5; printf "%.17g", s }'
 }
 
-# busybox's nc ends when the other side has nothing more to say: whoever only listens has a standard input
-# that never ends.
-mkfifo /tmp/never
 ip link set lo up
 ip link set eth0 up
 ip addr add "10.0.0.$address/24" dev eth0
-expected=$(data | sum)
+expected=$(sum </tmp/part)
 set -- /sys/class/net/eth0/queues/tx-*
-say "net bytes $(data | wc -c) link $(cat /sys/class/net/eth0/address) mtu $(cat /sys/class/net/eth0/mtu) queues $#"
+say "net bytes $((rounds * (bytes + 16))) link $(cat /sys/class/net/eth0/address) mtu $(cat /sys/class/net/eth0/mtu) queues $#"
 
 if [ "$address" = 1 ]; then
     # Whoever is pinged answers from an interrupt, in the middle of it: on either CPU. Streams go before it.
@@ -55,9 +70,9 @@ if [ "$address" = 1 ]; then
     clients=
     for client in 2 3; do
         (
-            got=$(nc -l -p 500$client <>/tmp/never | sum)
-            check "got $client" "$expected" "$got"
-            data | nc -l -p 600$client >/dev/null
+            nc -l -p 500$client -e /bin/busybox sh /tmp/take "$rounds" "$bytes" "$expected" /tmp/got.$client
+            check "got $client" ok "$(cat /tmp/got.$client.said)"
+            nc -l -p 600$client -e /bin/busybox sh /tmp/give "$rounds"
         ) &
         clients="$clients $!"
     done
@@ -74,12 +89,12 @@ else
     say "net ping after $tries"
     ping -A -q -s 1400 -c 1000 10.0.0.1 >/dev/null
     # The other client goes first.
-    until data | nc 10.0.0.1 "500$address" >/dev/null; do sleep 1; done
+    until nc 10.0.0.1 "500$address" -e /bin/busybox sh /tmp/give "$rounds"; do sleep 1; done
     tries=0
-    until got=$(nc 10.0.0.1 "600$address" <>/tmp/never 2>/dev/null | sum) && [ "$got" = "$expected" ]; do
+    until nc 10.0.0.1 "600$address" -e /bin/busybox sh /tmp/take "$rounds" "$bytes" "$expected" /tmp/got 2>/dev/null; do
         tries=$((tries + 1))
         [ $tries -lt 30 ] || break
         sleep 1
     done
-    check back "$expected" "$got"
+    check back ok "$(cat /tmp/got.said)"
 fi
