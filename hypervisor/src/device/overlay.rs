@@ -71,7 +71,8 @@ impl FrameSource for Memory {
         if let Some(store) = &self.store {
             return store.reserve_block().map(Mfn);
         }
-        frames::allocate(self.node, 0, Purpose::Private(self.user))
+        // The request has begun, and an error is all that the guest could be told.
+        frames::allocate_urgently(self.node, Purpose::Private(self.user))
     }
     fn free_frame(&mut self, frame: Mfn) {
         if let Some(store) = &self.store {

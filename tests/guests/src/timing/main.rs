@@ -43,9 +43,9 @@ const EMPTY: u64 = 2 * BLOCKS;
 const ALL_BLOCKS: u64 = 2 * BLOCKS + 512;
 /// Frames that are left free where they are scarce: one for each store of a group.
 const SCARCE: u64 = GROUP;
-/// Frames that are free while such a guest reads: more than the reserve, what a disk wants beside it, and what is
-/// set aside for the guest's own next pages.
-const PLENTY: u64 = 4096;
+/// Frames that are free while such a guest reads; what is set aside for its own next pages comes out of them, so that its
+/// disk may finish requests with frames of the reserve.
+const PLENTY: u64 = 1024;
 /// Times that are told apart.
 const BINS: usize = 1 << 14;
 /// How many stores took so many steps of the counter.
