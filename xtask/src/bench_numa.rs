@@ -10,6 +10,7 @@ mod linux;
 mod movement;
 mod sampling;
 mod seeds;
+mod thresholds;
 
 use crate::{
     bench::table::{markdown, replace_between},
@@ -83,6 +84,8 @@ pub enum Case {
     Figure8,
     /// What it costs to move a page, beside its copy
     Movement,
+    /// Other thresholds, in the model
+    Thresholds,
 }
 
 impl Case {
@@ -95,6 +98,7 @@ impl Case {
             Self::Seeds => "numa-seeds",
             Self::Figure8 => "numa-figure8",
             Self::Movement => "numa-movement",
+            Self::Thresholds => "numa-thresholds",
         }
     }
 }
@@ -132,6 +136,7 @@ pub fn run(cases: &[Case], built: bool, write: bool) -> bool {
                 Case::Seeds => seeds::measure(step),
                 Case::Figure8 => figure8::measure(step),
                 Case::Movement => movement::measure(step),
+                Case::Thresholds => thresholds::measure(step),
             });
             let Some(rows) = measured else { return false };
             print_line(&format!("\n{}", markdown(&rows)));

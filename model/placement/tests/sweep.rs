@@ -1,6 +1,6 @@
-//! Why the thresholds are what they are: the time of four kinds of pages under others, on a
+//! Why the thresholds are what they are: the time of five kinds of pages under others, on a
 //! machine with 300 ns and 900 ns. `cargo test -p model_placement --test sweep -- --nocapture`
-//! prints it as CSV.
+//! prints it as CSV, `xtask bench-numa thresholds` draws it.
 
 use model_addr::NodeId;
 use model_placement::{Decision, NodeSet, Page, Placement, Record, Sight, Thresholds, WAYS};

@@ -10,7 +10,7 @@ use std::{
     fs::{self, File},
     io::Write as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -174,12 +174,26 @@ impl Machine {
     /// # Errors
     /// The verb's own sentence.
     pub fn run(&self, words: &[&str]) -> Outcome<String> {
+        let output = self.output(words)?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// As [`Self::run`]; gives what it said of its steps.
+    ///
+    /// # Errors
+    /// The verb's own sentence.
+    pub fn told(&self, words: &[&str]) -> Outcome<String> {
+        let output = self.output(words)?;
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn output(&self, words: &[&str]) -> Outcome<Output> {
         let output = self
             .verb(words)
             .output()
             .map_err(because("cannot run underpin"))?;
         if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+            return Ok(output);
         }
         let said = String::from_utf8_lossy(&output.stderr);
         Err(format!(

@@ -178,6 +178,8 @@ pub struct NodeStatus {
 pub struct NumaStatus {
     /// Pages that moved by themselves.
     pub moved: u64,
+    /// Bytes of memory on each node.
+    pub memory: Vec<u64>,
     /// How it is known where they should be.
     pub misses: String,
     /// All of it is on its way to a node.

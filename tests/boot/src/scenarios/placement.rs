@@ -3,7 +3,7 @@
 use super::kernels::powered_off;
 use crate::{
     Outcome, because,
-    machine::Hardware,
+    machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
     status::{NumaStatus, parse},
     vm::Vm,
@@ -23,6 +23,10 @@ const POLL: Duration = Duration::from_millis(50);
 /// Lines of memory that the guest goes through: 2 MiB, twice a cache.
 const LINES: u64 = 32_768;
 
+/// Bytes that the guest of `by_hand` uses, and the most of it that may stay behind.
+const EATEN: u64 = 16 << 20;
+const HELD: u64 = 128 << 10;
+
 /// The most misses that may be remote in `chance`, in percent.
 const CHANCE_REMOTE: u64 = 60;
 
@@ -35,6 +39,7 @@ pub fn scenarios() -> Vec<Scenario> {
         chance(3),
         chance(11),
         eight(),
+        by_hand(),
     ]
 }
 
@@ -85,8 +90,7 @@ fn sampled() -> Scenario {
             let machine = stage.machine()?;
             let deadline = Instant::now() + SOON;
             loop {
-                let vms: Vec<NumaStatus> = parse("numa", &machine.run(&["numa", "-o", "json"])?)?;
-                let vm = vms.first().ok_or("there is no VM")?;
+                let vm = guest(machine)?;
                 if vm.misses == "sampled" && vm.moved >= PAGES / 2 {
                     return Ok(());
                 }
@@ -138,6 +142,50 @@ fn eight() -> Scenario {
         .expect("guest", "underpin-guest: placement ok", 600)
         .check(becomes_local)
         .check(|stage| powered_off(stage, "guest"))
+}
+
+/// All of a waiting VM's memory goes to the other node: how much that is and how long it takes at least is told before,
+/// and what came of it after.
+fn by_hand() -> Scenario {
+    let vm = Vm::bare("guest", "hungry", "mib=16 wait").memory("64MiB");
+    let hardware = Hardware::new(2, "1G").nodes(2).counted();
+    Scenario::new("placement/by-hand", hardware, vec![vm])
+        .expect("guest", "hungry: has eaten", 600)
+        .check(|stage| {
+            let machine = stage.machine()?;
+            let [here, there] = on_nodes(machine)?;
+            let (from, to) = if here > there { (0, 1) } else { (1, 0) };
+            let told = machine.told(&["numa", "move", "guest", &to.to_string(), "--wait"])?;
+            let after = on_nodes(machine)?;
+            if after[to] < EATEN || after[from] > HELD {
+                return Err(format!("{after:?} bytes are on the nodes; told: {told}"));
+            }
+            let came = format!("guest: 16 MiB came to node {to}, ");
+            let foretold = "guest: 16 MiB of 16 MiB are on other nodes; to move them takes 0.1 s";
+            let mut expected = [foretold, &came, " did not"].into_iter();
+            expected
+                .find(|words| !told.contains(*words))
+                .map_or(Ok(()), |words| {
+                    Err(format!("not told: '{words}'; but: {told}"))
+                })
+        })
+        .check(|stage| stage.machine()?.run(&["kill", "guest"]).map(drop))
+}
+
+/// Bytes of the VM on each node.
+fn on_nodes(machine: &Machine) -> Outcome<[u64; 2]> {
+    let memory = guest(machine)?.memory;
+    memory
+        .try_into()
+        .map_err(|memory| format!("memory is told of other nodes: {memory:?}"))
+}
+
+/// What became of the VM's pages.
+fn guest(machine: &Machine) -> Outcome<NumaStatus> {
+    let vms: Vec<NumaStatus> = parse("numa", &machine.run(&["numa", "-o", "json"])?)?;
+    vms.into_iter()
+        .next()
+        .ok_or_else(|| "there is no VM".to_owned())
 }
 
 fn run(name: &str, append: Option<&str>, work: &str) -> Scenario {
