@@ -160,6 +160,10 @@ pub const UPLINK: u32 = 0xc600_005d;
 /// others, or [`DONE`].
 pub const FRAMES: u32 = 0xc600_005e;
 
+/// OS-0 lends pages of the block of 2 MiB that begins at X1: X2 to X9 have a bit for each, first page lowest, that
+/// says whether it is lent. As [`LEND`] otherwise: [`REPAY`] of the block gives all of them back.
+pub const LEND_PAGES: u32 = 0xc600_005f;
+
 /// Answers of [`REPAY`], [`SERVED`] and [`FRAMES`].
 pub const DONE: u64 = 0;
 /// See [`DONE`].

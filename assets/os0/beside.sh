@@ -166,6 +166,7 @@ rogue() {
     insmod /rogue.ko || say "failed insmod of a rogue"
     own=48000000 nowhere=fffffffffffff000 irq=100
     call -7 c6000050 $own 200000
+    call -7 c600005f $own 1
     call -7 c6000052 0 0 $own $irq
     call -17 c6000053
     call -17 c6000054 1
@@ -180,6 +181,14 @@ rogue() {
     call -12 c6000050 7fe00000 400000
     call -11 c6000050 ffffffffffe00000 200000
     call -12 c6000050 7fffffffffe00000 8000000000000000
+    # LEND_PAGES: no block, no pages, EL2's memory, a device, past the end, past all addresses.
+    call -11 c600005f 48001000 1
+    call -11 c600005f $own 0
+    call -12 c600005f 40200000 1
+    call -12 c600005f 8000000 1
+    call -12 c600005f 80000000 1
+    call -11 c600005f ffffffffffe00000 1
+    call -12 c600005f 7fffffffffe00000 1
     call -15 c6000051 $own
     call -15 c6000052 0 0 $own $irq
     echo "lend 64" >/dev/underpin || say "failed lend $(field refusal)"
@@ -201,6 +210,7 @@ rogue() {
     call -16 c6000052 0 0 $own $irq
     call -17 c600005b $own $irq
     call -16 c6000050 $own 200000
+    call -16 c600005f $own 1
     call -16 c6000051 "$lent"
     # TELL and HEAR: what is no part of a page of its own.
     for function in c6000055 c6000056; do

@@ -1,5 +1,9 @@
 //! From the first instruction in Rust to the first guest: the steps of [`crate::primary_main`].
 
+mod table;
+
+pub use table::entries_at;
+
 use crate::cpu::{self, Cpu};
 use crate::epitaph::give_up;
 use crate::host::{self, Host};
@@ -11,14 +15,15 @@ use machine_aarch64::mmu::{El2Map, MapError, Rights};
 use machine_aarch64::uart::Uart;
 use machine_aarch64::{cpu as metal, entry, features, gic, guest, mmu, psci, timer};
 use machine_locks::{Once, Rank, SpinLock};
-use model_addr::{CpuId, FRAME_SIZE, FrameRange, NodeId, Pa, PaRange};
+use model_addr::{CpuId, FRAME_SIZE, Pa, PaRange};
 use model_frame_table::{
-    FrameEntry, MAX_NODES, MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, PreferenceOrder,
-    entries_bytes,
+    MAX_NODES, MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, PreferenceOrder, entries_bytes,
 };
 use model_id_registers::{GuestIdRegisters, HostIdRegisters, Shown};
+use model_loans::Scattered;
 use model_machine_tree::{Machine, Memory};
 use model_stage2::{IpaSize, VmidBits, vtcr};
+use table::{carve_entries, fill, fill_pool, scattered_ranges};
 
 /// A CPU's stack, as an order of frames: 128 KiB, as making a VM takes 40 on top of what asked for it.
 pub const STACK_ORDER: u8 = 5;
@@ -164,14 +169,15 @@ pub fn take_memory(mut tree: Machine, blob: PaRange) {
             give_up(format_args!("too many reserved runs of memory"));
         }
     }
-    use_memory(tree, &tree.memory, tree.initrd, in_use, counters);
+    use_memory(tree, (&tree.memory, &[]), tree.initrd, in_use, counters);
 }
 
 /// Builds the frame table, each range's part in the range itself, and fills the pools with what is
-/// not in use. The bundle lies at `bundle_at`.
+/// not in use. The bundle lies at `bundle_at`. Of some blocks it has pages only, whose entries are in the first
+/// range.
 pub fn use_memory(
     tree: &'static Machine,
-    memory: &[Memory],
+    (memory, scattered): (&[Memory], &[Scattered]),
     bundle_at: Option<PaRange>,
     mut in_use: InUse,
     counters: Option<PaRange>,
@@ -194,7 +200,7 @@ pub fn use_memory(
         if frames.count == 0 {
             continue;
         }
-        let entries = carve_entries(frames, &mut in_use);
+        let entries = carve_entries(frames, frames.count, &mut in_use);
         frame_table_bytes += size_of_val(entries) as u64;
         let range = MemoryRange {
             frames,
@@ -205,13 +211,25 @@ pub fn use_memory(
             give_up(format_args!("more than {MAX_RANGES} runs of memory"));
         }
     }
+    let whole = ranges.len();
+    let blocks = scattered_ranges(tree, scattered, &ranges, &mut in_use);
+    frame_table_bytes += blocks.len() as u64 * entries_bytes(1 << MAX_ORDER);
+    if ranges.extend_from_slice(&blocks).is_err() {
+        give_up(format_args!("more than {MAX_RANGES} runs of memory"));
+    }
     let map = match MemoryMap::new(&ranges) {
         Ok(map) => map,
         Err(error) => give_up(format_args!("the machine's memory: {error}")),
     };
     install(tree, map, (bundle, bundle_at), frame_table_bytes, counters);
-    for range in &ranges {
+    let (whole, blocks) = ranges.split_at(whole);
+    for range in whole {
         fill_pool(range.frames, range.node, &mut in_use);
+    }
+    for (range, pages) in blocks.iter().zip(scattered) {
+        for (run, is_lent) in pages.runs() {
+            fill(run.whole_frames(), range.node, is_lent);
+        }
     }
     keep_zeroed();
     frames::count();
@@ -270,44 +288,6 @@ pub fn open_bundle(range: PaRange) -> Option<Bundle<'static>> {
         .ok()
 }
 
-/// Takes room for the entries of `frames` from among them.
-fn carve_entries(frames: FrameRange, in_use: &mut InUse) -> &'static [FrameEntry] {
-    let bytes = entries_bytes(frames.count);
-    let (start, end) = (frames.start.address(), frames.end().address());
-    let mut at = start;
-    while let Some(taken) = in_use.iter().find(|run| {
-        run.overlaps(PaRange {
-            start: at,
-            size: bytes,
-        })
-    }) {
-        at = taken.end().align_up(FRAME_SIZE).unwrap_or(end);
-    }
-    let room = PaRange {
-        start: at,
-        size: bytes,
-    };
-    if room.end() > end {
-        give_up(format_args!(
-            "no room for {bytes} bytes of frame table at {start}"
-        ));
-    }
-    if in_use.push(room).is_err() {
-        give_up(format_args!("too many runs of memory"));
-    }
-    entries_at(at, frames.count)
-}
-
-/// Entries of `count` frames in RAM that nobody uses.
-pub fn entries_at(at: Pa, count: u64) -> &'static [FrameEntry] {
-    let pointer = core::ptr::with_exposed_provenance_mut::<FrameEntry>(at.0 as usize);
-    // SAFETY: RAM that nobody uses; entries are valid when all zero, and shared from now on.
-    unsafe {
-        core::ptr::write_bytes(pointer, 0, count as usize);
-        core::slice::from_raw_parts(pointer, count as usize)
-    }
-}
-
 /// Lets idle CPUs keep blocks of 2 MiB zeroed on each node: an eighth of what is free, from 4 up to
 /// 128 of them. On the command line, `zeroed=64M` sets how much; anything else, as `zeroed=off`,
 /// is none.
@@ -324,43 +304,6 @@ pub fn keep_zeroed() {
             });
         });
     }
-}
-
-/// Gives the pool of `node` those of `frames` that nobody uses, and marks the others.
-fn fill_pool(frames: FrameRange, node: NodeId, in_use: &mut InUse) {
-    let host = host::get();
-    in_use.sort_unstable_by_key(|run| run.start);
-    let mut next = frames.start;
-    let add = |from: model_addr::Mfn, to: model_addr::Mfn| {
-        if from < to {
-            let run = FrameRange {
-                start: from,
-                count: to.0 - from.0,
-            };
-            let added = frames::with_pool(node, |pool| pool.add(&host.map, run, Origin::Machine));
-            assert!(matches!(added, Some(Ok(()))), "pool of {node}: {added:?}");
-        }
-    };
-    for run in in_use.iter() {
-        let first = run.start.frame().max(next);
-        let end = run
-            .end()
-            .align_up(FRAME_SIZE)
-            .unwrap_or(run.end())
-            .frame()
-            .min(frames.end());
-        if first >= end || !frames.contains(first) {
-            continue;
-        }
-        let aside = host.map.set_aside(FrameRange {
-            start: first,
-            count: end.0 - first.0,
-        });
-        assert!(aside.is_ok(), "frames at {first}: {aside:?}");
-        add(next, first);
-        next = end;
-    }
-    add(next, frames.end());
 }
 
 /// Makes the per-CPU part of the executing CPU.

@@ -18,16 +18,16 @@
 #include <linux/stop_machine.h>
 #include <linux/uaccess.h>
 
-/* Runs are whole blocks of 2 MiB. */
-#define BLOCK_PAGES (SZ_2M / PAGE_SIZE)
 /* The most runs, as the hypervisor takes them, and the fewest pages of one but the last. */
 #define RUNS_MAX 16
+/* And those of the system before this one, with blocks of which it had lent pages. */
+#define ADOPTED_MAX 64
 #define LEAST_PAGES (SZ_16M / PAGE_SIZE)
 /* How often somebody who listens asks again. */
 #define LISTEN_MS 10
 
 /* What is lent, or about to be: the bundle begins the first run. */
-static struct run runs[RUNS_MAX];
+static struct run runs[ADOPTED_MAX];
 static unsigned int run_count;
 /* Whether VMs have their part of the CPUs. */
 static bool sharing;
@@ -42,14 +42,18 @@ static long ask(u32 function, unsigned long one, unsigned long two)
 
 static void release(void)
 {
+	blocks_reclaim();
 	while (run_count)
 		run_release(&runs[--run_count]);
 }
 
-/* Takes so many pages, in as few runs as there are: one, or the largest halves and quarters that can be had. */
+/*
+ * Takes so many pages, in as few runs as there are: one, or the largest halves and quarters that can be had. What is
+ * left then are single pages.
+ */
 static int find_all(unsigned long count)
 {
-	unsigned long size = count;
+	unsigned long size = count, all = count, single = 0;
 	int error = 0;
 
 	while (count && run_count < RUNS_MAX && !error) {
@@ -64,9 +68,16 @@ static int find_all(unsigned long count)
 			error = 0;
 		}
 	}
-	if (count) {
+	if (!count || (error && error != -ENOMEM) || !run_count)
+		goto out;
+	single = blocks_take(count);
+	error = single < count ? -ENOMEM : 0;
+out:
+	if (error) {
+		pr_info("%lu KiB were to be lent: %lu are to be had in runs, %lu in single pages\n",
+			all << (PAGE_SHIFT - 10), (all - count) << (PAGE_SHIFT - 10),
+			single << (PAGE_SHIFT - 10));
 		release();
-		error = error ? error : -ENOMEM;
 	}
 	return error;
 }
@@ -129,6 +140,9 @@ static long reclaim(unsigned int lent)
 		if (answer)
 			return answer;
 	}
+	answer = blocks_reclaim();
+	if (answer)
+		return answer;
 	for (; r < run_count; r++)
 		run_release(&runs[r]);
 	run_count = 0;
@@ -193,7 +207,9 @@ static long lend(unsigned int mib, const char *path)
 			return answer;
 		}
 	}
-	answer = open_loan(bundle);
+	answer = blocks_lend();
+	if (!answer)
+		answer = open_loan(bundle);
 	if (!answer) {
 		net_begin();
 		answer = share(true);
@@ -212,7 +228,7 @@ void adopt_loan(unsigned long start, unsigned long bytes)
 	unsigned long area;
 	u32 bell;
 
-	if (run_count == RUNS_MAX)
+	if (run_count == ADOPTED_MAX)
 		return;
 	run_adopt(&runs[run_count], start, bytes);
 	if (run_count++)
@@ -253,12 +269,12 @@ unsigned long lent_bytes(void)
 
 	for (r = 0; r < run_count; r++)
 		pages += runs[r].pages;
-	return pages * PAGE_SIZE;
+	return pages * PAGE_SIZE + blocks_bytes();
 }
 
 unsigned int loan_count(void)
 {
-	return run_count;
+	return run_count + blocks_count();
 }
 
 /* "lend MIB [BUNDLE]": the file's name is all that follows. */

@@ -10,9 +10,6 @@
 #include <linux/sched/signal.h>
 #include <linux/version.h>
 
-/* Runs are whole blocks of 2 MiB. */
-#define BLOCK_PAGES (SZ_2M / PAGE_SIZE)
-
 /* Whether the pages could be moved elsewhere: there, of one zone, and none reserved. */
 static bool may_be_free(unsigned long pfn, unsigned long count)
 {
@@ -28,7 +25,7 @@ static bool may_be_free(unsigned long pfn, unsigned long count)
 	return true;
 }
 
-static int take(unsigned long pfn, unsigned long count)
+int pages_take(unsigned long pfn, unsigned long count)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 16, 0)
 	return alloc_contig_range(pfn, pfn + count, ACR_FLAGS_NONE, GFP_KERNEL | __GFP_NOWARN);
@@ -50,7 +47,7 @@ static int find(unsigned long count, unsigned long *first)
 		for (at = end; at >= start + count; at -= BLOCK_PAGES) {
 			if (fatal_signal_pending(current))
 				return -EINTR;
-			if (may_be_free(at - count, count) && !take(at - count, count)) {
+			if (may_be_free(at - count, count) && !pages_take(at - count, count)) {
 				*first = at - count;
 				return 0;
 			}
@@ -61,20 +58,19 @@ static int find(unsigned long count, unsigned long *first)
 }
 
 /* What dump and migration tools must not read, and MemTotal without it; or undone. */
-static void mark(struct run *run, bool lent)
+void pages_mark(unsigned long first, unsigned long count, bool lent)
 {
 	unsigned long n;
 
-	for (n = 0; n < run->pages; n++) {
-		struct page *page = pfn_to_page(run->first + n);
+	for (n = 0; n < count; n++) {
+		struct page *page = pfn_to_page(first + n);
 
 		if (lent)
 			__SetPageOffline(page);
 		else
 			__ClearPageOffline(page);
 	}
-	adjust_managed_page_count(pfn_to_page(run->first),
-				  lent ? -(long)run->pages : (long)run->pages);
+	adjust_managed_page_count(pfn_to_page(first), lent ? -(long)count : (long)count);
 }
 
 int run_take(struct run *run, unsigned long bytes)
@@ -88,7 +84,7 @@ int run_take(struct run *run, unsigned long bytes)
 	run->is_adopted = false;
 	/* The module stays until it is back. */
 	__module_get(THIS_MODULE);
-	mark(run, true);
+	pages_mark(run->first, run->pages, true);
 	return 0;
 }
 
@@ -113,7 +109,7 @@ void run_release(struct run *run)
 		for (n = 0; n < run->pages; n++)
 			free_reserved_page(pfn_to_page(run->first + n));
 	} else {
-		mark(run, false);
+		pages_mark(run->first, run->pages, false);
 		free_contig_range(run->first, run->pages);
 	}
 	run->pages = 0;

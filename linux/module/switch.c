@@ -233,11 +233,11 @@ int serve_status(struct answer *answer, char *words)
 	regs = underpin_call(UNDERPIN_STATUS, 0, 0);
 	put_cpu();
 	say(answer,
-	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"held\":%u,\"counts\":%ld,\"pause\":%lu,\"refusal\":\"%s\",\"lent\":%lu,\"spare\":%lu,\"loans\":%u,\"staged\":%lu,\"parked\":%s,\"upgrades\":%llu,\"dma\":\"open\"}\n",
+	    "{\"state\":\"%s\",\"beneath\":%llu,\"cpus\":%u,\"cpu\":%d,\"entries\":%llu,\"kept\":%llu,\"switches\":%lu,\"retries\":%lu,\"held\":%u,\"counts\":%ld,\"pause\":%lu,\"refusal\":\"%s\",\"lent\":%lu,\"spare\":%lu,\"loans\":%u,\"scattered\":%lu,\"staged\":%lu,\"parked\":%s,\"upgrades\":%llu,\"dma\":\"open\"}\n",
 	    regs.a1 ? "attached" : "detached", (u64)regs.a4, num_online_cpus(), cpu, (u64)regs.a2,
 	    (u64)regs.a3, switches, retries, cpumask_weight(&busy),
 	    atomic_long_read(&counts), pause, last, lent_bytes(),
-	    spare_bytes(), loan_count(), staged_bytes(),
+	    spare_bytes(), loan_count(), blocks_bytes(), staged_bytes(),
 	    is_parked() ? "true" : "false", (u64)regs.a5);
 	return 0;
 }

@@ -8,6 +8,7 @@
 
 #include <linux/arm-smccc.h>
 #include <linux/interrupt.h>
+#include <linux/sizes.h>
 #include <linux/stop_machine.h>
 #include <linux/types.h>
 
@@ -36,6 +37,7 @@
 #define UNDERPIN_DYING 0xc600005c
 #define UNDERPIN_UPLINK 0xc600005d
 #define UNDERPIN_FRAMES 0xc600005e
+#define UNDERPIN_LEND_PAGES 0xc600005f
 #define UNDERPIN_BUSY 1
 #define UNDERPIN_MORE 1
 #define UNDERPIN_FIRST_REFUSAL (-0x100)
@@ -78,6 +80,13 @@ int on_all_cpus(cpu_stop_fn_t switch_here);
 /* Keeps an outcome as the last, says how things stand, and gives what the request ends with. */
 int tell(struct answer *answer, long result);
 
+/* What is lent lies in blocks of 2 MiB. */
+#define BLOCK_PAGES (SZ_2M / PAGE_SIZE)
+
+/* Takes pages that follow each other from this system; marks pages as lent, or as not. */
+int pages_take(unsigned long first, unsigned long count);
+void pages_mark(unsigned long first, unsigned long count, bool lent);
+
 /* Pages of this system that follow each other, which the hypervisor has. */
 struct run {
 	unsigned long first, pages;
@@ -94,6 +103,16 @@ long run_load(struct run *run, const char *path);
 /* Asks the hypervisor for a run, block by block, by that call, and gives it back to this system. */
 long run_reclaim(struct run *run, u32 function);
 
+/*
+ * Pages of blocks, at least so many if there are: how many. Those that were taken are lent; are asked for again
+ * and this system's; in how many blocks they are.
+ */
+unsigned long blocks_take(unsigned long count);
+long blocks_lend(void);
+long blocks_reclaim(void);
+unsigned int blocks_count(void);
+unsigned long blocks_bytes(void);
+
 /* What is staged to be started in this system's place, and what this system was started in the place of. */
 void stage_init(void);
 void stage_exit(void);
@@ -102,7 +121,7 @@ void adopt_loan(unsigned long start, unsigned long bytes);
 
 long attach_all(void);
 
-/* The memory that is lent, and in how many runs; whether it is with no CPU shared, and to that state and back. */
+/* The memory that is lent, and in how many runs and blocks; whether it is with no CPU shared, and to that state and back. */
 unsigned long lent_bytes(void);
 unsigned long spare_bytes(void);
 unsigned int loan_count(void);

@@ -3,8 +3,8 @@
 use super::{Home, ON, Os0Cpu, attach, by_affinity, facts, get, loans, restart, this, upgrade};
 use abi::os0::{
     ATTACH, CLOSE, DETACH, DYING, FACTS, FAIL, FRAMES, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND,
-    LOANED, LOG, OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State, TELL, UNSTAGE,
-    UPGRADE, UPLINK,
+    LEND_PAGES, LOANED, LOG, OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State,
+    TELL, UNSTAGE, UPGRADE, UPLINK,
 };
 use core::sync::atomic::Ordering;
 use machine_aarch64::boot::secondary_entry;
@@ -159,7 +159,7 @@ fn mark_on(cpu: &Os0Cpu) {
 
 /// A call of the range that is Underpin's.
 fn own(context: &mut GuestContext) {
-    let [function, first, second, third, ..] = context.registers;
+    let [function, first, second, third, fourth, ..] = context.registers;
     match function as u32 {
         STATUS => {
             let me = this();
@@ -195,10 +195,10 @@ fn own(context: &mut GuestContext) {
             return answer(context, result);
         }
         LEND => return answer(context, loans::code(loans::lend(first, second))),
+        LEND_PAGES => return answer(context, loans::code(loans::lend_pages(&context.registers))),
         REPAY => return answer(context, loans::code(loans::repay(first))),
         OPEN => {
-            let interrupt = context.registers[4];
-            let result = loans::open((first, second), (third, interrupt));
+            let result = loans::open((first, second), (third, fourth));
             return answer(context, loans::code(result));
         }
         SERVED => return answer(context, loans::code(loans::served())),

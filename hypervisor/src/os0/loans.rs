@@ -11,9 +11,9 @@ use machine_aarch64::frames::{Ram, zero_frames_for_guest};
 use machine_aarch64::gic;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, NodeId, Pa, PaRange};
-use model_frame_table::entries_bytes;
-use model_loans::{LOANS_MAX, Loans, Refused, Returned};
-use model_machine_tree::Memory;
+use model_frame_table::{MAX_RANGES, entries_bytes};
+use model_loans::{BLOCK, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
+use model_machine_tree::{MAX_RESERVED, Memory};
 
 static LOANS: SpinLock<Loans> = SpinLock::new(Rank::Vm, Loans::new());
 /// VMs can be made of what is lent.
@@ -22,6 +22,9 @@ static OPEN: AtomicBool = AtomicBool::new(false);
 static AWAITS_CPUS: AtomicBool = AtomicBool::new(false);
 /// CPUs that OS-0 and VMs share.
 pub static SHARING: AtomicU32 = AtomicU32::new(0);
+
+/// Each has a range of the frame table.
+const _: () = assert!(LOANS_MAX + SCATTERED_MAX <= MAX_RANGES);
 
 /// What EL2 must have free in all loans beside the bundle and the frame table.
 const LEAST: u64 = 4 << 20;
@@ -77,6 +80,28 @@ pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
     take(&LOANS, start, size).map(|_| DONE)
 }
 
+/// LEND_PAGES, with these arguments behind the function's number.
+pub fn lend_pages([_, start, pages @ ..]: &[u64; 31]) -> Result<u64, Refusal> {
+    if OPEN.load(Ordering::Acquire) {
+        return Err(Refusal::InUse);
+    }
+    if !attach::is_attached() {
+        return Err(Refusal::NotAttached);
+    }
+    let mut scattered = Scattered {
+        start: Pa(*start),
+        pages: [0; 8],
+    };
+    let bits = scattered.pages.iter_mut();
+    bits.zip(pages).for_each(|(bits, given)| *bits = *given);
+    let kept = kept();
+    let mut loans = LOANS.lock();
+    let lent = loans.lend_pages(scattered, memory(), kept.into_iter());
+    lent.map_err(refusal)?;
+    stage2::withdraw_pages(&scattered);
+    Ok(DONE)
+}
+
 /// Takes a run out of OS-0's reach, if it is its, and notes it in one of the two lists.
 pub fn take(list: &SpinLock<Loans>, start: u64, size: u64) -> Result<PaRange, Refusal> {
     if !attach::is_attached() {
@@ -90,21 +115,37 @@ fn take_checked(list: &SpinLock<Loans>, start: u64, size: u64) -> Result<PaRange
         start: Pa(start),
         size,
     };
-    let os0 = get();
-    let memory = os0.tree.memory.iter().map(|memory| memory.range);
-    let others = runs().into_iter().chain(restart::staged());
-    let kept = os0.tree.reserved.iter().copied().chain([os0.home.hidden]);
-    let kept = kept.chain(others);
+    let kept = kept();
     let mut loans = list.lock();
-    loans.lend(run, memory, kept).map_err(refusal)?;
+    let lent = loans.lend(run, memory(), kept.into_iter());
+    lent.map_err(refusal)?;
     // Nothing of OS-0 reaches it from here on, on any CPU.
     stage2::withdraw(run);
     Ok(run)
 }
 
-/// The runs that are lent to VMs.
-pub fn runs() -> heapless::Vec<PaRange, LOANS_MAX> {
-    LOANS.lock().whole()
+fn memory() -> impl Iterator<Item = PaRange> {
+    get().tree.memory.iter().map(|memory| memory.range)
+}
+
+/// What is not OS-0's to lend.
+fn kept() -> heapless::Vec<PaRange, { MAX_RESERVED + MAX_RANGES + 2 }> {
+    let os0 = get();
+    let reserved = os0.tree.reserved.iter().copied().chain([os0.home.hidden]);
+    let lent = runs().into_iter().chain(restart::staged());
+    reserved.chain(lent).collect()
+}
+
+/// The runs that are lent to VMs, and the blocks of which pages are.
+pub fn runs() -> heapless::Vec<PaRange, MAX_RANGES> {
+    let loans = LOANS.lock();
+    let blocks = loans.scattered().iter().map(Scattered::block);
+    loans.whole().into_iter().chain(blocks).collect()
+}
+
+/// Whether single pages are lent, which no record says.
+pub fn are_scattered() -> bool {
+    !LOANS.lock().scattered().is_empty()
 }
 
 /// REPAY.
@@ -125,6 +166,14 @@ pub fn give_back(list: &SpinLock<Loans>, start: u64) -> Result<u64, Refusal> {
             unsafe { zero_frames_for_guest(block.start.frame(), block.size / FRAME_SIZE) }
             stage2::give_back(block);
             Ok(MORE)
+        }
+        Returned::Pages(pages) => {
+            for run in pages.lent() {
+                // SAFETY: as above.
+                unsafe { zero_frames_for_guest(run.start.frame(), run.size / FRAME_SIZE) }
+            }
+            stage2::give_back_pages(pages.block());
+            Ok(DONE)
         }
     }
 }
@@ -148,6 +197,36 @@ pub fn area(start: u64, bytes: u64, interrupt: u64) -> Result<(Ram, u32), Refusa
     Ok((area.ok_or(Refusal::NoMemory)?, interrupt as u32))
 }
 
+type Blocks = heapless::Vec<Scattered, SCATTERED_MAX>;
+
+/// What is lent, if the bundle lies there and there is room beside it and the frame table: that of blocks of
+/// which pages are lent lies in the first run.
+fn lent_for(bundle: PaRange) -> Result<(heapless::Vec<PaRange, LOANS_MAX>, Blocks), Refusal> {
+    let loans = LOANS.lock();
+    let is_lent = bundle.start.is_aligned(FRAME_SIZE) && loans.contains(bundle);
+    if bundle.size > 0 && !is_lent {
+        return Err(Refusal::NotLent);
+    }
+    let (runs, scattered) = (loans.whole(), loans.scattered());
+    if runs.is_empty() {
+        return Err(Refusal::NotLent);
+    }
+    let mut left = 0;
+    let mut used = scattered.len() as u64 * entries_bytes(BLOCK / FRAME_SIZE);
+    for run in &runs {
+        if run.overlaps(bundle) {
+            used += bundle.size;
+        }
+        used += entries_bytes(run.size / FRAME_SIZE);
+        left += run.size.checked_sub(used).ok_or(Refusal::TooLittle)?;
+        used = 0;
+    }
+    if left < LEAST {
+        return Err(Refusal::TooLittle);
+    }
+    Ok((runs, scattered.iter().copied().collect()))
+}
+
 /// OPEN.
 pub fn open(
     (bundle_start, bundle_bytes): (u64, u64),
@@ -163,33 +242,15 @@ pub fn open(
         start: Pa(bundle_start),
         size: bundle_bytes,
     };
-    let runs = {
-        let loans = LOANS.lock();
-        let is_lent = bundle.start.is_aligned(FRAME_SIZE) && loans.contains(bundle);
-        if bundle.size > 0 && !is_lent {
-            return Err(Refusal::NotLent);
-        }
-        loans.whole()
-    };
-    if runs.is_empty() {
-        return Err(Refusal::NotLent);
-    }
-    let mut left = 0;
-    for run in &runs {
-        let used = if run.overlaps(bundle) { bundle.size } else { 0 };
-        let used = used + entries_bytes(run.size / FRAME_SIZE);
-        left += run.size.checked_sub(used).ok_or(Refusal::TooLittle)?;
-    }
-    if left < LEAST {
-        return Err(Refusal::TooLittle);
-    }
+    let (runs, scattered) = lent_for(bundle)?;
     let area = served_area(area_start, interrupt)?;
     if OPEN.swap(true, Ordering::AcqRel) {
         return Err(Refusal::InUse);
     }
     let memory: heapless::Vec<Memory, LOANS_MAX> = runs.iter().map(|run| of_node(*run)).collect();
     let bundle = (bundle.size > 0).then_some(bundle);
-    start::use_memory(get().tree, &memory, bundle, start::InUse::new(), None);
+    let (tree, in_use) = (get().tree, start::InUse::new());
+    start::use_memory(tree, (&memory, &scattered), bundle, in_use, None);
     start::settle_features();
     sched::init();
     channel::open();

@@ -53,6 +53,10 @@ pub fn leave() -> Result<Left, Refusal> {
     if !loans::are_any() {
         return Ok(left);
     }
+    if loans::are_scattered() {
+        log::warn!("no upgrade: single pages are lent, which no record says");
+        return Err(Refusal::NotRecorded);
+    }
     match write(&mut left) {
         Ok(()) => Ok(left),
         Err(refusal) => {

@@ -15,17 +15,20 @@ use abi::stage::{Head, PAYLOAD_AT};
 use core::sync::atomic::{AtomicU8, Ordering};
 use machine_aarch64::frames::Ram;
 use machine_aarch64::gic::{self, Redistributor};
-use machine_aarch64::{cache, devices};
+use machine_aarch64::{cache, devices, timer};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Ipa, Pa, PaRange};
 use model_loans::Loans;
-use model_os0_boot::{is_startable, place};
+use model_os0_boot::{SOON, STARTS_MAX, Starts, is_startable, place};
 use zerocopy::FromBytes;
 
 /// What is staged: no VM ever has it.
 static STAGED: SpinLock<Loans> = SpinLock::new(Rank::Vm, Loans::new());
 /// The most runs that are taken.
 type Runs = heapless::Vec<PaRange, 128>;
+
+/// How often it was started, each end soon after its start.
+static TRIES: SpinLock<Starts> = SpinLock::new(Rank::Vm, Starts::NONE);
 
 /// What OS-0's vCPU on a CPU does, where VMs share it.
 #[derive(Default)]
@@ -114,12 +117,17 @@ fn head(run: PaRange) -> Option<Head> {
 /// staged was in OS-0's reach while it was detached.
 pub fn begin(me: &Os0Cpu) -> bool {
     let is_alone = loans::pin_cpus() && me.shares.get();
-    if is_alone && staged().and_then(head).is_some() {
+    let is_worth_it = TRIES.lock().are_worth_another(seconds());
+    if is_alone && is_worth_it && staged().and_then(head).is_some() {
         // Where another CPU leads already, this one is about to part.
         me.course.is_changed(RUNS, LEADS);
         return true;
     }
-    if is_alone {
+    if is_alone && !is_worth_it {
+        console::announce(format_args!(
+            "what OS-0 has staged ended {STARTS_MAX} times within {SOON} s of its start: the machine ends"
+        ));
+    } else if is_alone {
         console::announce(format_args!(
             "OS-0 ends, and nothing is staged that can be started: the machine ends with it"
         ));
@@ -129,6 +137,10 @@ pub fn begin(me: &Os0Cpu) -> bool {
         ));
     }
     false
+}
+
+fn seconds() -> u64 {
+    timer::now() / timer::frequency().max(1)
 }
 
 /// DYING.
@@ -201,6 +213,7 @@ fn have_parted(me: &Os0Cpu) -> bool {
 /// Starts what is staged: no CPU runs anything of OS-0's.
 fn restart(me: &Os0Cpu) {
     console::announce(format_args!("OS-0 has ended; it starts anew, VMs go on"));
+    TRIES.lock().note(seconds());
     silence();
     disk::keep_area();
     uplink::close();

@@ -1,6 +1,6 @@
 //! A CPU under OS-0: how it arrives there, and what brings it back.
 
-use super::{attach, calls, filter, interrupts, world};
+use super::{attach, calls, filter, interrupts, stage2, world};
 use crate::epitaph::give_up;
 use crate::exit::take_exception;
 use crate::start;
@@ -9,7 +9,9 @@ use machine_aarch64::entry::{self, GuestContext, Leave, Syndrome};
 use machine_aarch64::gic::{self, Redistributor, SgiRegister};
 use machine_aarch64::{features, native};
 use model_native_el1::Native;
-use model_trap::{Exit, Injection, SysregAccess, SysregId, decode, skip_instruction};
+use model_trap::{
+    Abort, DataAbort, Exit, Fault, Injection, SysregAccess, SysregId, decode, skip_instruction,
+};
 use model_vpsci::Power;
 
 const ICC_SGI1R: SysregId = SysregId::new(3, 0, 12, 11, 5);
@@ -125,6 +127,10 @@ pub fn step(me: &super::Os0Cpu, context: &mut GuestContext) -> Next {
         }
         (Leave::Synchronous, Exit::DataAbort(abort))
             if me.attached.get() && filter::access(context, &abort) => {}
+        (
+            Leave::Synchronous,
+            Exit::DataAbort(DataAbort { abort, .. }) | Exit::InstructionAbort(abort),
+        ) if me.attached.get() && has_met_change(&abort) => {}
         (Leave::Synchronous, Exit::DataAbort(abort)) if me.attached.get() => {
             let va = abort.abort.va.unwrap_or(0);
             let write = abort.write;
@@ -141,6 +147,11 @@ pub fn step(me: &super::Os0Cpu, context: &mut GuestContext) -> Next {
         )),
     }
     Next::Go
+}
+
+/// Whether a fault met tables that were being changed.
+fn has_met_change(abort: &Abort) -> bool {
+    abort.fault == Fault::Translation && abort.ipa.is_some_and(stage2::is_mapped)
 }
 
 /// With interrupts at EL2, the registers that send SGIs trap; OS-0's go where it sends them.

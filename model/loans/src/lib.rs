@@ -1,20 +1,22 @@
-//! Which of OS-0's memory is lent to EL2, for VMs: whole blocks of 2 MiB, which OS-0's stage 2 leaves
-//! out as long.
+//! Which of OS-0's memory is lent to EL2, for VMs: whole blocks of 2 MiB, and pages of others
+//! ([`Scattered`]), which OS-0's stage 2 leaves out as long.
 //!
-//! What OS-0 says is checked here: a run is lent once, is memory, and nothing of it is EL2's or
-//! reserved by the firmware. A run goes back as it came, block by block ([`Loans::next_returned`]),
-//! each zeroed before the next is asked for.
+//! What OS-0 says is checked here: a page is lent once, is memory, and is not EL2's or reserved by
+//! the firmware. A run goes back as it came, block by block ([`Loans::next_returned`]), each zeroed
+//! before the next is asked for; what is lent of a block goes back at once.
 #![no_std]
 #![forbid(unsafe_code)]
 
 use core::fmt;
 use heapless::Vec;
-use model_addr::PaRange;
+use model_addr::{FRAME_SIZE, Pa, PaRange};
 
 /// What a run consists of.
 pub const BLOCK: u64 = 2 << 20;
 /// The most runs that are lent at a time.
 pub const LOANS_MAX: usize = 16;
+/// The most blocks of which pages are lent at a time.
+pub const SCATTERED_MAX: usize = 48;
 
 /// Why a run is not lent, or not given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub enum Refused {
     Kept,
     /// Some of it is lent already.
     Lent,
-    /// There are [`LOANS_MAX`] runs already.
+    /// There are [`LOANS_MAX`] runs already, or [`SCATTERED_MAX`] blocks.
     TooMany,
     /// No run that is lent begins there.
     NotLent,
@@ -53,10 +55,66 @@ struct Loan {
     returned: u64,
 }
 
-/// The runs that are lent.
+/// A block of which pages are lent; all others are OS-0's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scattered {
+    /// Where the block begins.
+    pub start: Pa,
+    /// A bit for each page, lowest first: it is lent.
+    pub pages: [u64; 8],
+}
+
+impl Scattered {
+    /// All of the block.
+    pub const fn block(&self) -> PaRange {
+        PaRange {
+            start: self.start,
+            size: BLOCK,
+        }
+    }
+
+    /// Runs of pages that are all lent, or all not, and which: in order, all of the block.
+    pub fn runs(&self) -> impl Iterator<Item = (PaRange, bool)> {
+        let is_lent = |page: u64| {
+            let word = self.pages.get((page / 64) as usize);
+            word.is_some_and(|word| word >> (page % 64) & 1 == 1)
+        };
+        let mut next = 0;
+        core::iter::from_fn(move || {
+            let (first, lent) = (next, is_lent(next));
+            while next < BLOCK / FRAME_SIZE && is_lent(next) == lent {
+                next += 1;
+            }
+            let run = PaRange {
+                start: Pa(self.start.0 + first * FRAME_SIZE),
+                size: (next - first) * FRAME_SIZE,
+            };
+            (run.size > 0).then_some((run, lent))
+        })
+    }
+
+    /// Runs of pages that are lent.
+    pub fn lent(&self) -> impl Iterator<Item = PaRange> {
+        self.runs().filter_map(|(run, lent)| lent.then_some(run))
+    }
+
+    /// Whether a page with some of `run` is lent.
+    pub fn overlaps(&self, run: PaRange) -> bool {
+        self.block().overlaps(run) && self.lent().any(|lent| lent.overlaps(run))
+    }
+
+    /// Bytes that are lent.
+    pub fn bytes(&self) -> u64 {
+        let pages = self.pages.iter().map(|word| u64::from(word.count_ones()));
+        pages.sum::<u64>() * FRAME_SIZE
+    }
+}
+
+/// What is lent.
 #[derive(Debug, Default)]
 pub struct Loans {
     loans: Vec<Loan, LOANS_MAX>,
+    scattered: Vec<Scattered, SCATTERED_MAX>,
 }
 
 /// What is to be done next to give a run back.
@@ -64,6 +122,8 @@ pub struct Loans {
 pub enum Returned {
     /// This block is to be zeroed and given back.
     Block(PaRange),
+    /// What is lent of this block is to be zeroed and given back, and then all of it is back.
+    Pages(Scattered),
     /// All of it is back.
     All,
 }
@@ -71,7 +131,10 @@ pub enum Returned {
 impl Loans {
     /// Nothing is lent.
     pub const fn new() -> Self {
-        Self { loans: Vec::new() }
+        Self {
+            loans: Vec::new(),
+            scattered: Vec::new(),
+        }
     }
 
     /// Takes a run of `memory` that is none of `kept`.
@@ -101,11 +164,44 @@ impl Loans {
         self.loans.push(loan).map_err(|_| Refused::TooMany)
     }
 
-    /// The next block of the run that begins at `start`, which is back when this is called again.
+    /// Takes pages of a block that is all `memory`; none of them is any of `kept`.
+    ///
+    /// # Errors
+    /// What stands against it.
+    pub fn lend_pages(
+        &mut self,
+        pages: Scattered,
+        mut memory: impl Iterator<Item = PaRange>,
+        mut kept: impl Iterator<Item = PaRange>,
+    ) -> Result<(), Refused> {
+        let block = pages.block();
+        let is_block = block.start.is_aligned(BLOCK) && block.start.checked_add(BLOCK).is_some();
+        if !is_block || pages.bytes() == 0 {
+            return Err(Refused::Blocks);
+        }
+        if !memory.any(|memory| memory.contains_run(block.start, block.size)) {
+            return Err(Refused::NoMemory);
+        }
+        if kept.any(|kept| pages.overlaps(kept)) {
+            return Err(Refused::Kept);
+        }
+        // A block is described once.
+        if self.overlaps(block) {
+            return Err(Refused::Lent);
+        }
+        self.scattered.push(pages).map_err(|_| Refused::TooMany)
+    }
+
+    /// The next block of the run that begins at `start`, which is back when this is called again; or what
+    /// is lent of that block, which is back then.
     ///
     /// # Errors
     /// [`Refused::NotLent`].
-    pub fn next_returned(&mut self, start: model_addr::Pa) -> Result<Returned, Refused> {
+    pub fn next_returned(&mut self, start: Pa) -> Result<Returned, Refused> {
+        let mut scattered = self.scattered.iter();
+        if let Some(place) = scattered.position(|pages| pages.start == start) {
+            return Ok(Returned::Pages(self.scattered.swap_remove(place)));
+        }
         let place = self.loans.iter().position(|loan| loan.run.start == start);
         let place = place.ok_or(Refused::NotLent)?;
         let Some(loan) = self.loans.get_mut(place) else {
@@ -127,7 +223,9 @@ impl Loans {
 
     /// Whether any of `run` is lent, be it on its way back.
     pub fn overlaps(&self, run: PaRange) -> bool {
-        self.loans.iter().any(|loan| loan.run.overlaps(run))
+        let mut runs = self.loans.iter();
+        runs.any(|loan| loan.run.overlaps(run))
+            || self.scattered.iter().any(|pages| pages.overlaps(run))
     }
 
     /// Whether all of `run` lies in one loan of which nothing is back yet.
@@ -143,14 +241,20 @@ impl Loans {
         whole.map(|loan| loan.run).collect()
     }
 
+    /// Blocks of which pages are lent.
+    pub fn scattered(&self) -> &[Scattered] {
+        &self.scattered
+    }
+
     /// Bytes that are lent and not back.
     pub fn bytes(&self) -> u64 {
         let left = |loan: &Loan| loan.run.size - loan.returned;
-        self.loans.iter().map(left).sum()
+        let pages = self.scattered.iter().map(Scattered::bytes);
+        self.loans.iter().map(left).sum::<u64>() + pages.sum::<u64>()
     }
 
     /// Whether nothing is lent.
     pub fn is_empty(&self) -> bool {
-        self.loans.is_empty()
+        self.loans.is_empty() && self.scattered.is_empty()
     }
 }

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use model_addr::{Pa, PaRange};
-use model_loans::{BLOCK, LOANS_MAX, Loans, Refused, Returned};
+use model_loans::{BLOCK, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 /// Blocks 4..40 and 44..60 are memory; 8 and 9 are kept.
 fn memory() -> [PaRange; 2] {
@@ -109,4 +110,140 @@ fn what_is_refused_says_why() {
     assert!(loans.contains(run(5, 3)) && !loans.contains(run(7, 2)));
     loans.next_returned(Pa(4 * BLOCK)).unwrap();
     assert!(!loans.contains(run(5, 3)) && loans.overlaps(run(4, 1)));
+}
+
+const PAGE: u64 = 4096;
+
+fn page(block: u64, n: u64) -> PaRange {
+    PaRange {
+        start: Pa(block * BLOCK + n * PAGE),
+        size: PAGE,
+    }
+}
+
+fn of_block(block: u64, pages: [u64; 8]) -> Scattered {
+    Scattered {
+        start: Pa(block * BLOCK),
+        pages,
+    }
+}
+
+fn pages_of(scattered: Scattered) -> BTreeSet<u64> {
+    let is_lent = |n: &u64| scattered.pages[(*n / 64) as usize] >> (n % 64) & 1 == 1;
+    let first = scattered.start.0 / PAGE;
+    (0..512).filter(is_lent).map(|n| first + n).collect()
+}
+
+#[derive(Clone, Debug)]
+enum PageStep {
+    Lend(u64, [u64; 8]),
+    LendRun(u64, u64),
+    Return(u64),
+}
+
+fn page_step() -> impl Strategy<Value = PageStep> {
+    let word = || prop_oneof![Just(0_u64), Just(u64::MAX), any::<u64>()];
+    let words = proptest::array::uniform8(word());
+    prop_oneof![
+        2 => (0..64_u64, words).prop_map(|(block, words)| PageStep::Lend(block, words)),
+        1 => (0..64_u64, 0..4_u64).prop_map(|(first, blocks)| PageStep::LendRun(first, blocks)),
+        1 => (0..64_u64).prop_map(PageStep::Return),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn each_page_is_lent_once_and_comes_back(steps in prop::collection::vec(page_step(), 0..100)) {
+        let mut loans = Loans::new();
+        // Blocks of which pages are lent, and all pages that are lent, of runs as well.
+        let mut blocks: Vec<Scattered> = Vec::new();
+        let mut lent: BTreeSet<u64> = BTreeSet::new();
+        // One page of block 5, and two blocks.
+        let kept = || [run(8, 2), page(5, 77)].into_iter();
+        let is_kept = |n: u64| n == 5 * 512 + 77 || (8 * 512..10 * 512).contains(&n);
+        for step in steps {
+            match step {
+                PageStep::Lend(block, words) => {
+                    let pages = of_block(block, words);
+                    let mine = pages_of(pages);
+                    let all = block * 512..(block + 1) * 512;
+                    let is_memory = (4..40).contains(&block) || (44..60).contains(&block);
+                    let expected = !mine.is_empty()
+                        && is_memory
+                        && !mine.iter().any(|n| is_kept(*n))
+                        && lent.range(all).next().is_none()
+                        && blocks.len() < SCATTERED_MAX;
+                    let done = loans.lend_pages(pages, memory().into_iter(), kept());
+                    prop_assert_eq!(done.is_ok(), expected, "{:?}", done);
+                    if expected {
+                        prop_assert_eq!(pages.bytes(), mine.len() as u64 * PAGE);
+                        lent.extend(mine);
+                        blocks.push(pages);
+                    }
+                }
+                PageStep::LendRun(first, count) => {
+                    if loans.lend(run(first, count), memory().into_iter(), kept()).is_ok() {
+                        let mine = first * 512..(first + count) * 512;
+                        prop_assert!(mine.clone().all(|n| !is_kept(n) && lent.insert(n)));
+                    }
+                }
+                PageStep::Return(block) => {
+                    let Some(place) = blocks.iter().position(|pages| pages.start == page(block, 0).start) else {
+                        continue;
+                    };
+                    let pages = blocks.swap_remove(place);
+                    prop_assert_eq!(loans.next_returned(pages.start), Ok(Returned::Pages(pages)));
+                    prop_assert!(pages_of(pages).iter().all(|n| lent.remove(n)));
+                }
+            }
+            prop_assert_eq!(loans.bytes(), lent.len() as u64 * PAGE);
+            prop_assert_eq!(loans.scattered().len(), blocks.len());
+            for block in &blocks {
+                let mut runs = block.runs();
+                let mut at = block.start;
+                let all = runs.all(|(run, is_lent)| {
+                    let follows = run.start == at && run.size > 0;
+                    at = run.end();
+                    follows && (run.start.0 / PAGE..at.0 / PAGE).all(|n| lent.contains(&n) == is_lent)
+                });
+                prop_assert!(all && at == block.block().end());
+            }
+            for n in (0..64 * 512).step_by(1009) {
+                prop_assert_eq!(loans.overlaps(page(0, n)), lent.contains(&n));
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_that_are_refused_say_why() {
+    let mut loans = Loans::new();
+    let mut lend = |pages| loans.lend_pages(pages, memory().into_iter(), [page(5, 3)].into_iter());
+    let some = [0b110, 0, 0, 0, 0, 0, 0, 1 << 63];
+    let odd = Scattered {
+        start: Pa(4 * BLOCK + PAGE),
+        pages: some,
+    };
+    let last = Scattered {
+        start: Pa(BLOCK.wrapping_neg()),
+        pages: some,
+    };
+    assert_eq!(lend(odd), Err(Refused::Blocks));
+    assert_eq!(lend(last), Err(Refused::Blocks));
+    assert_eq!(lend(of_block(4, [0; 8])), Err(Refused::Blocks));
+    assert_eq!(lend(of_block(41, some)), Err(Refused::NoMemory));
+    assert_eq!(lend(of_block(5, [8; 8])), Err(Refused::Kept));
+    assert_eq!(lend(of_block(5, some)), Ok(()));
+    assert_eq!(lend(of_block(5, [1; 8])), Err(Refused::Lent));
+    let whole = loans.lend(run(4, 2), memory().into_iter(), [].into_iter());
+    assert_eq!(whole, Err(Refused::Lent));
+    assert!(loans.overlaps(page(5, 511)) && !loans.overlaps(page(5, 0)));
+    assert!(!loans.contains(page(5, 511)) && loans.whole().is_empty());
+    assert_eq!(
+        loans.next_returned(Pa(5 * BLOCK)),
+        Ok(Returned::Pages(of_block(5, some)))
+    );
+    assert!(loans.is_empty());
+    assert_eq!(loans.next_returned(Pa(5 * BLOCK)), Err(Refused::NotLent));
 }

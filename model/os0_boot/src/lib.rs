@@ -12,5 +12,5 @@ mod restart;
 mod tree;
 
 pub use layout::{Given, Layout, LayoutError, lay_out};
-pub use restart::{is_startable, place};
+pub use restart::{SOON, STARTS_MAX, Starts, is_startable, place};
 pub use tree::{Chosen, RewriteError, rewrite, used};

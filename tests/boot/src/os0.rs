@@ -484,6 +484,7 @@ fn beside_module(kernel: &str) -> Outcome<Vec<(&'static str, Vec<u8>)>> {
         ("rogue.ko", module.with_file_name("rogue.ko")),
         ("kexec", module.with_file_name("kexec")),
         ("services", module.with_file_name("services")),
+        ("fragment", module.with_file_name("fragment")),
         ("underpin", assets::arm64_command()),
     ];
     let read = |(name, path): (&'static str, PathBuf)| {

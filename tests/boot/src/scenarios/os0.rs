@@ -46,6 +46,7 @@ pub fn scenarios() -> Vec<Scenario> {
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 5),
         park("trixie-cloud", 2, "max,pauth=off,sme=off", 100).slow(),
         loans().slow(),
+        scattered().slow(),
         swap(),
         clocks(),
         drain(),
@@ -322,6 +323,28 @@ fn loans() -> Scenario {
         }
         Err(format!(
             "{lent:?} bytes in {runs:?} runs, of which {offline:?} are marked; used rightly: {is_filled}"
+        ))
+    })
+}
+
+/// Memory is in pieces: of what a VM needs much is single pages, each of which OS-0 knows to be gone.
+fn scattered() -> Scenario {
+    let vm = Vm::linux("large", "trixie-cloud", "script").memory("160MiB");
+    let vm = vm.persistent_disk("first");
+    let os0 = Os0::new("trixie-cloud", 2, "1G", "scattered").cpu("max,pauth=off,sme=off");
+    let os0 = os0.words("cma=0 os0.fill=100000000").beside(vec![vm]);
+    let os0 = os0.expect("os0: reached page=", 3 * BOOT);
+    let os0 = os0.expect("loans left=0 offline=0", 4 * BOOT);
+    Scenario::os0("os0/scattered", os0.expect("Power down", BOOT)).console(|said| {
+        let number = |after: &str| said.split(after).nth(1).and_then(first_number);
+        let (lent, scattered) = (number("loans lent="), number(" scattered="));
+        let offline = number(" offline=").map(|pages| pages * 4096);
+        let is_filled = said.contains("filled=100000000 other=0");
+        if scattered.is_some_and(|bytes| bytes > 16 << 20) && offline == lent && is_filled {
+            return Ok(());
+        }
+        Err(format!(
+            "{lent:?} bytes, {scattered:?} in single pages, of which {offline:?} are marked; used rightly: {is_filled}"
         ))
     })
 }

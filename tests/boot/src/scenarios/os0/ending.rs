@@ -13,6 +13,7 @@ pub fn scenarios() -> Vec<Scenario> {
         outlives("kexec", 2, false).slow(),
         panics_parked(),
         spoiled(),
+        loops(),
         kexec(false),
         kexec(true),
     ]
@@ -85,6 +86,24 @@ fn spoiled() -> Scenario {
     let os0 = os0.beside(vec![vm]).expect("os0: spoiled 0x", 2 * BOOT);
     let os0 = os0.expect("nothing is staged that can be started", BOOT);
     Scenario::os0("os0/outlived-spoiled", os0).slow()
+}
+
+/// What is staged ends as soon as it starts: it is started a few times, and then the machine ends.
+fn loops() -> Scenario {
+    let vm = Vm::linux("idle", "trixie-cloud", "idle").memory("128MiB");
+    let os0 = Os0::new("trixie-cloud", 2, "2G", "looping").cpu("max,pauth=off,sme=off");
+    let os0 = os0.beside(vec![vm]).starts_anew();
+    let os0 = os0.expect("os0: looping", 2 * BOOT);
+    let os0 = os0.expect("ended 3 times within 300 s of its start", 4 * BOOT);
+    Scenario::os0("os0/outlived-loop", os0)
+        .slow()
+        .console(|said| {
+            let starts = said.matches("it starts anew, VMs go on").count();
+            if starts == 3 {
+                return Ok(());
+            }
+            Err(format!("OS-0 was started anew {starts} times"))
+        })
 }
 
 /// EL2 is not beneath an OS-0 whose VMs are parked, and cannot take its other CPUs back when it panics: it says that
