@@ -203,6 +203,12 @@ fn allocate_above(
     })
 }
 
+/// Whether frames may be reserved that [`allocate`] has not come to yet: who found none tries again.
+pub fn may_be_reserved() -> bool {
+    let mut nodes = host::get().node_ids();
+    nodes.any(|node| with_pool(node, |pool| !pool.has_nothing_reserved()) == Some(true))
+}
+
 /// Gives back what [`allocate`] gave.
 pub fn free(first: Mfn, order: u8) {
     let host = host::get();

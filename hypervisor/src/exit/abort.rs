@@ -1,10 +1,10 @@
 //! What stage 2 refused: memory that is not there yet, devices, and nothing at all.
 
 use super::{end_vm, inject, mmio};
-use crate::numa;
 use crate::paging::{self, Coming};
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::{self, Filled};
+use crate::{frames, numa};
 use abi::control::{access, share, trace};
 use machine_aarch64::{cpu, guest, timer};
 use model_addr::Ipa;
@@ -128,6 +128,7 @@ fn region(guest: &mut Loaded<'_>, filled: Filled, refusal: Injection) -> Flow {
     guest.vcpu.stats.count(ExitClass::Memory);
     match filled {
         Filled::Done => Flow::Resume,
+        Filled::NoMemory if frames::may_be_reserved() => Flow::Resume,
         // No table: as for the guest's own memory, somebody may give some back.
         Filled::NoMemory if vm::may_wait_for_frames() => {
             paging::stall(guest.vm, 1 << guest.vcpu.index);
@@ -173,6 +174,9 @@ fn fill_traced(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
 #[cold]
 fn without_frame(guest: &mut Loaded<'_>, ipa: Ipa, access: Access) -> Flow {
     let (vm, node) = (guest.vm, guest.cpu.node);
+    if frames::may_be_reserved() {
+        return Flow::Resume;
+    }
     if paging::may_use_emergency(vm) && vm.fill_urgently(ipa, node, access) == Filled::Done {
         return Flow::Resume;
     }

@@ -84,6 +84,8 @@ pub struct Pool {
     counts: PoolCounts,
     /// Where the next reclaim looks.
     hand: Mfn,
+    /// How often the hand went round without finding anything, since frames were last reserved.
+    rounds_in_vain: u8,
     /// How many zeroed blocks it keeps ready.
     reserve: u64,
     /// Whether blocks are being zeroed: from when few are left until there are as many as wanted.
@@ -107,6 +109,7 @@ impl Pool {
             heads: [NO_SLOT; LISTS],
             counts,
             hand: Mfn(0),
+            rounds_in_vain: 0,
             reserve: 0,
             refills: false,
             zeroing: None,
@@ -209,8 +212,11 @@ impl Pool {
         purpose: Purpose,
         home: NodeId,
     ) -> Option<Mfn> {
-        if matches!(purpose, Purpose::Reserved(_)) && order < CHUNK_ORDER {
-            return None;
+        if matches!(purpose, Purpose::Reserved(_)) {
+            if order < CHUNK_ORDER {
+                return None;
+            }
+            self.rounds_in_vain = 0;
         }
         let mut lists = order..=ZEROED;
         let has_blocks = |list: &u8| self.counts.blocks[usize::from(*list)] > 0;
@@ -307,15 +313,29 @@ impl Pool {
     pub fn reclaim_reserved(&mut self, map: &MemoryMap<'_>, budget: usize) -> u64 {
         let mut freed = 0;
         for _ in 0..budget {
-            let next = map.next_on(self.node, self.hand);
-            let Some((range, at)) = next.or_else(|| map.next_on(self.node, Mfn(0))) else {
+            if self.has_nothing_reserved() {
                 break;
+            }
+            let Some((range, at)) = map.next_on(self.node, self.hand) else {
+                self.hand = Mfn(0);
+                self.rounds_in_vain += 1;
+                continue;
             };
             let chunk = at.align_down(CHUNK_FRAMES);
             self.hand = chunk.add(CHUNK_FRAMES).min(range.frames.end());
-            freed += self.take_back(map, chunk, None);
+            let taken = self.take_back(map, chunk, None);
+            if taken > 0 {
+                self.rounds_in_vain = 0;
+            }
+            freed += taken;
         }
         freed
+    }
+
+    /// Whether [`Self::reclaim_reserved`] went all round in vain since it found something and since anything was
+    /// reserved, which may have been behind it in the first round.
+    pub const fn has_nothing_reserved(&self) -> bool {
+        self.rounds_in_vain > 1
     }
 
     /// Frees the chunk at `first` where it is reserved, for `wanted` if that names an owner.

@@ -3,8 +3,8 @@
 use crate::machine::{Machine, RANGES, filled, owner};
 use model_addr::{FrameRange, Gfn, Mfn, NodeId, VmId};
 use model_frame_table::{
-    CHUNK_ORDER, Contents, Event, FrameEntry, MAX_ORDER, MapError, MemoryMap, MemoryRange, Origin,
-    Owner, Pool, Purpose, Refused, Use, entries_bytes,
+    CHUNK_FRAMES, CHUNK_ORDER, Contents, Event, FrameEntry, MAX_ORDER, MapError, MemoryMap,
+    MemoryRange, Origin, Owner, Pool, Purpose, Refused, Use, entries_bytes,
 };
 
 /// What idle CPUs have zeroed is lost as soon as anybody else may have written it.
@@ -274,4 +274,27 @@ fn bad_maps_are_refused() {
     assert!(map.entry(Mfn(3)).is_none() && map.entry(Mfn(8)).is_none());
     assert!(map.run(Mfn(6), 3).is_none() && map.run(Mfn(6), u64::MAX).is_none());
     assert_eq!(map.run(Mfn(6), 2).unwrap().len(), 2);
+}
+
+#[test]
+fn reserved_frames_are_found_however_few_are_looked_at_at_once() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [mut pool, _] = filled(&map);
+    let reserve = |pool: &mut Pool| {
+        let purpose = Purpose::Reserved(owner(1, 0));
+        pool.allocate(&map, CHUNK_ORDER, purpose, NodeId(0))
+    };
+    for _ in 0..2 {
+        assert!(reserve(&mut pool).is_some());
+        let mut freed = 0;
+        while freed == 0 {
+            assert!(!pool.has_nothing_reserved(), "some are");
+            freed = pool.reclaim_reserved(&map, 1);
+        }
+        assert_eq!(freed, CHUNK_FRAMES);
+        while !pool.has_nothing_reserved() {
+            assert_eq!(pool.reclaim_reserved(&map, 3), 0);
+        }
+    }
 }
