@@ -160,6 +160,29 @@ reach() {
     say "reached lent=$lent"
 }
 
+# What is staged and on its way back cannot be lent before all of it is, nor be given back as a loan: VMs would lose it.
+half_staged() {
+    # A head (abi/src/stage.rs) of a page, in three blocks.
+    {
+        printf UNDRSTG1
+        printf '\0\020\0\0\0\0\0\0\0\020\0\0\0\0\0\0'
+        head -c 32 /dev/zero
+        printf '\001\0\0\0\0\0\0\0'
+    } >/tmp/stage
+    truncate -s 6291456 /tmp/stage
+    echo "stage /tmp/stage" >/dev/underpin || say "failed stage $(field refusal)"
+    staged=$(loan 0)
+    left=$(printf %x $((staged + 0x200000)))
+    staged=${staged#0x}
+    call 1 c6000059 "$staged"
+    call -13 c6000050 "$left" 200000
+    call -13 c600005f "$left" 1
+    call -13 c6000058 "$left" 200000
+    call -15 c6000051 "$staged"
+    echo unstage >/dev/underpin || say "failed unstage $(field refusal)"
+    rm /tmp/stage
+}
+
 # Each argument of each call is checked, whatever the module would say.
 rogue() {
     insmod /underpin.ko || say "failed insmod"
@@ -222,7 +245,7 @@ rogue() {
         call 0 $function $own 0
     done
     # STAGE, UNSTAGE, LOANED, GIVE_IMAGE, and what there is not.
-    call -12 c6000058 "$lent" 200000
+    call -13 c6000058 "$lent" 200000
     call -11 c6000058 $own 1
     call -15 c6000059 $own
     call -15 c600005a 1
@@ -233,6 +256,7 @@ rogue() {
     read -r found rest </dev/rogue
     [ "$found" = -1 ] || say "failed a call that there is not was answered $found"
     echo repay >/dev/underpin || say "failed repay $(field refusal)"
+    half_staged
     try 0 detach >/dev/null
     say "rogue ended"
 }

@@ -1,6 +1,6 @@
 //! Memory that OS-0 lends, and what is made of it: frame table, pools and VMs.
 
-use super::{ON, Os0Cpu, attach, get, restart, stage2};
+use super::{ON, Os0Cpu, attach, get, stage2};
 use crate::control::channel;
 use crate::physical::{disk, uplink};
 use crate::{frames, network, sched, sharing, start, vm};
@@ -12,9 +12,10 @@ use machine_aarch64::gic;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, NodeId, Pa, PaRange};
 use model_frame_table::{MAX_RANGES, entries_bytes};
-use model_loans::{BLOCK, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
-use model_machine_tree::{MAX_RESERVED, Memory};
+use model_loans::{BLOCK, Borrower, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
+use model_machine_tree::Memory;
 
+/// What is lent to VMs, and staged.
 static LOANS: SpinLock<Loans> = SpinLock::new(Rank::Vm, Loans::new());
 /// VMs can be made of what is lent.
 static OPEN: AtomicBool = AtomicBool::new(false);
@@ -47,23 +48,26 @@ pub fn code(result: Result<u64, Refusal>) -> u64 {
 /// Whether memory is lent that VMs may use now: they are not parked.
 pub fn are_in_use() -> bool {
     let is_parked = OPEN.load(Ordering::Acquire) && SHARING.load(Ordering::Acquire) == 0;
-    !is_parked && !LOANS.lock().is_empty()
+    !is_parked && !LOANS.lock().is_empty(Borrower::Vms)
 }
 
-/// Whether any memory is lent.
+/// Whether any memory is lent, or staged.
 pub fn are_any() -> bool {
-    let is_lent = !LOANS.lock().is_empty();
-    is_lent || restart::is_any()
+    let loans = LOANS.lock();
+    let mut borrowers = [Borrower::Vms, Borrower::Successor].into_iter();
+    borrowers.any(|borrower| !loans.is_empty(borrower))
 }
 
 /// Whether VMs are parked in what is lent, and nothing else is.
 pub fn are_parked() -> bool {
-    OPEN.load(Ordering::Acquire) && SHARING.load(Ordering::Acquire) == 0 && !restart::is_any()
+    OPEN.load(Ordering::Acquire)
+        && SHARING.load(Ordering::Acquire) == 0
+        && LOANS.lock().is_empty(Borrower::Successor)
 }
 
 /// Takes a run that the image before this one was lent.
 pub fn take_over(start: u64, size: u64) -> Result<PaRange, Refusal> {
-    take_checked(&LOANS, start, size)
+    take_checked(Borrower::Vms, start, size)
 }
 
 /// VMs were parked in what is lent before this image came, and are again.
@@ -77,7 +81,7 @@ pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
     if OPEN.load(Ordering::Acquire) {
         return Err(Refusal::InUse);
     }
-    take(&LOANS, start, size).map(|_| DONE)
+    take(Borrower::Vms, start, size).map(|_| DONE)
 }
 
 /// LEND_PAGES, with these arguments behind the function's number.
@@ -94,30 +98,28 @@ pub fn lend_pages([_, start, pages @ ..]: &[u64; 31]) -> Result<u64, Refusal> {
     };
     let bits = scattered.pages.iter_mut();
     bits.zip(pages).for_each(|(bits, given)| *bits = *given);
-    let kept = kept();
     let mut loans = LOANS.lock();
-    let lent = loans.lend_pages(scattered, memory(), kept.into_iter());
+    let lent = loans.lend_pages(scattered, memory(), kept());
     lent.map_err(refusal)?;
     stage2::withdraw_pages(&scattered);
     Ok(DONE)
 }
 
-/// Takes a run out of OS-0's reach, if it is its, and notes it in one of the two lists.
-pub fn take(list: &SpinLock<Loans>, start: u64, size: u64) -> Result<PaRange, Refusal> {
+/// Takes a run out of OS-0's reach, if it is its.
+pub fn take(borrower: Borrower, start: u64, size: u64) -> Result<PaRange, Refusal> {
     if !attach::is_attached() {
         return Err(Refusal::NotAttached);
     }
-    take_checked(list, start, size)
+    take_checked(borrower, start, size)
 }
 
-fn take_checked(list: &SpinLock<Loans>, start: u64, size: u64) -> Result<PaRange, Refusal> {
+fn take_checked(borrower: Borrower, start: u64, size: u64) -> Result<PaRange, Refusal> {
     let run = PaRange {
         start: Pa(start),
         size,
     };
-    let kept = kept();
-    let mut loans = list.lock();
-    let lent = loans.lend(run, memory(), kept.into_iter());
+    let mut loans = LOANS.lock();
+    let lent = loans.lend(borrower, run, memory(), kept());
     lent.map_err(refusal)?;
     // Nothing of OS-0 reaches it from here on, on any CPU.
     stage2::withdraw(run);
@@ -128,19 +130,22 @@ fn memory() -> impl Iterator<Item = PaRange> {
     get().tree.memory.iter().map(|memory| memory.range)
 }
 
-/// What is not OS-0's to lend.
-fn kept() -> heapless::Vec<PaRange, { MAX_RESERVED + MAX_RANGES + 2 }> {
+/// What is never OS-0's to lend.
+fn kept() -> impl Iterator<Item = PaRange> {
     let os0 = get();
-    let reserved = os0.tree.reserved.iter().copied().chain([os0.home.hidden]);
-    let lent = runs().into_iter().chain(restart::staged());
-    reserved.chain(lent).collect()
+    { os0.tree.reserved.iter().copied() }.chain([os0.home.hidden])
 }
 
 /// The runs that are lent to VMs, and the blocks of which pages are.
 pub fn runs() -> heapless::Vec<PaRange, MAX_RANGES> {
     let loans = LOANS.lock();
     let blocks = loans.scattered().iter().map(Scattered::block);
-    loans.whole().into_iter().chain(blocks).collect()
+    loans.runs(Borrower::Vms).chain(blocks).collect()
+}
+
+/// The run that is staged.
+pub fn staged() -> Option<PaRange> {
+    LOANS.lock().staged()
 }
 
 /// Whether single pages are lent, which no record says.
@@ -153,13 +158,13 @@ pub fn repay(start: u64) -> Result<u64, Refusal> {
     if OPEN.load(Ordering::Acquire) {
         return Err(Refusal::InUse);
     }
-    give_back(&LOANS, start)
+    give_back(Borrower::Vms, start)
 }
 
 /// Gives back one block in a call, so that OS-0's interrupts wait for no more than that.
-pub fn give_back(list: &SpinLock<Loans>, start: u64) -> Result<u64, Refusal> {
-    let mut loans = list.lock();
-    match loans.next_returned(Pa(start)).map_err(refusal)? {
+pub fn give_back(borrower: Borrower, start: u64) -> Result<u64, Refusal> {
+    let mut loans = LOANS.lock();
+    match { loans.next_returned(borrower, Pa(start)) }.map_err(refusal)? {
         Returned::All => Ok(DONE),
         Returned::Block(block) => {
             // SAFETY: it is lent, and nothing is made of it now.
@@ -431,9 +436,7 @@ fn memory_of_os0(start: u64, size: u64) -> Option<Ram> {
     let os0 = get();
     let mut memory = os0.tree.memory.iter();
     let is_memory = memory.any(|memory| memory.range.contains_run(run.start, run.size));
-    let is_staged = restart::staged().is_some_and(|own| own.overlaps(run));
-    let is_lent = is_staged || LOANS.lock().overlaps(run);
-    let is_its = !run.overlaps(os0.home.hidden) && !is_lent;
+    let is_its = !run.overlaps(os0.home.hidden) && !LOANS.lock().overlaps(run);
     // SAFETY: RAM of OS-0's, which EL2 has mapped and Rust owns nothing of.
     (is_memory && is_its).then(|| unsafe { Ram::new(run.start, size) })
 }

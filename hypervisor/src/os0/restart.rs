@@ -18,12 +18,10 @@ use machine_aarch64::gic::{self, Redistributor};
 use machine_aarch64::{cache, devices, timer};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Ipa, Pa, PaRange};
-use model_loans::Loans;
+use model_loans::Borrower;
 use model_os0_boot::{SOON, STARTS_MAX, Starts, is_startable, place};
 use zerocopy::FromBytes;
 
-/// What is staged: no VM ever has it.
-static STAGED: SpinLock<Loans> = SpinLock::new(Rank::Vm, Loans::new());
 /// The most runs that are taken.
 type Runs = heapless::Vec<PaRange, 128>;
 
@@ -66,22 +64,9 @@ impl Course {
     }
 }
 
-/// The run that is staged.
-pub fn staged() -> Option<PaRange> {
-    STAGED.lock().whole().first().copied()
-}
-
-/// Whether any memory is, or is on its way back.
-pub fn is_any() -> bool {
-    !STAGED.lock().is_empty()
-}
-
 /// STAGE.
 pub fn stage(start: u64, size: u64) -> Result<u64, Refusal> {
-    if staged().is_some() {
-        return Err(Refusal::LentAlready);
-    }
-    let run = loans::take(&STAGED, start, size)?;
+    let run = loans::take(Borrower::Successor, start, size)?;
     if head(run).is_none() {
         return Err(Refusal::NotStaged);
     }
@@ -90,13 +75,13 @@ pub fn stage(start: u64, size: u64) -> Result<u64, Refusal> {
 
 /// UNSTAGE.
 pub fn unstage(start: u64) -> Result<u64, Refusal> {
-    loans::give_back(&STAGED, start)
+    loans::give_back(Borrower::Successor, start)
 }
 
 /// LOANED: the run of that number, and whether it is what is staged.
 pub fn loaned(number: u64) -> Option<(PaRange, bool)> {
     let lent = loans::runs().into_iter().map(|run| (run, false));
-    let staged = staged().map(|run| (run, true));
+    let staged = loans::staged().map(|run| (run, true));
     lent.chain(staged).nth(usize::try_from(number).ok()?)
 }
 
@@ -118,7 +103,7 @@ fn head(run: PaRange) -> Option<Head> {
 pub fn begin(me: &Os0Cpu) -> bool {
     let is_alone = loans::pin_cpus() && me.shares.get();
     let is_worth_it = TRIES.lock().are_worth_another(seconds());
-    if is_alone && is_worth_it && staged().and_then(head).is_some() {
+    if is_alone && is_worth_it && loans::staged().and_then(head).is_some() {
         // Where another CPU leads already, this one is about to part.
         me.course.is_changed(RUNS, LEADS);
         return true;
@@ -251,7 +236,7 @@ fn silence() {
 /// kernel's first instruction, and its device tree.
 fn put_in_place() -> Option<(Pa, Pa)> {
     let os0 = get();
-    let run = staged()?;
+    let run = loans::staged()?;
     let head = head(run)?;
     let mut reserved: Runs = loans::runs().into_iter().chain([run]).collect();
     reserved.extend_from_slice(&os0.tree.reserved).ok()?;

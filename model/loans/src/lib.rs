@@ -3,7 +3,8 @@
 //!
 //! What OS-0 says is checked here: a page is lent once, is memory, and is not EL2's or reserved by
 //! the firmware. A run goes back as it came, block by block ([`Loans::next_returned`]), each zeroed
-//! before the next is asked for; what is lent of a block goes back at once.
+//! before the next is asked for; what is lent of a block goes back at once. One list has what is lent
+//! to VMs and what is staged, so that nothing can be both, nor while it is on its way back.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -29,7 +30,7 @@ pub enum Refused {
     Kept,
     /// Some of it is lent already.
     Lent,
-    /// There are [`LOANS_MAX`] runs already, or [`SCATTERED_MAX`] blocks.
+    /// The borrower has as many runs already as it can have, or there are [`SCATTERED_MAX`] blocks.
     TooMany,
     /// No run that is lent begins there.
     NotLent,
@@ -48,9 +49,19 @@ impl fmt::Display for Refused {
     }
 }
 
+/// For whom a run is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Borrower {
+    /// VMs; [`LOANS_MAX`] runs at most.
+    Vms,
+    /// The OS-0 that starts when this one has ended; one run.
+    Successor,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Loan {
     run: PaRange,
+    borrower: Borrower,
     /// Bytes from its start that are given back.
     returned: u64,
 }
@@ -113,7 +124,7 @@ impl Scattered {
 /// What is lent.
 #[derive(Debug, Default)]
 pub struct Loans {
-    loans: Vec<Loan, LOANS_MAX>,
+    loans: Vec<Loan, { LOANS_MAX + 1 }>,
     scattered: Vec<Scattered, SCATTERED_MAX>,
 }
 
@@ -143,6 +154,7 @@ impl Loans {
     /// What stands against it.
     pub fn lend(
         &mut self,
+        borrower: Borrower,
         run: PaRange,
         mut memory: impl Iterator<Item = PaRange>,
         mut kept: impl Iterator<Item = PaRange>,
@@ -160,7 +172,18 @@ impl Loans {
         if self.overlaps(run) {
             return Err(Refused::Lent);
         }
-        let loan = Loan { run, returned: 0 };
+        let most = match borrower {
+            Borrower::Vms => LOANS_MAX,
+            Borrower::Successor => 1,
+        };
+        if self.of(borrower).count() >= most {
+            return Err(Refused::TooMany);
+        }
+        let loan = Loan {
+            run,
+            borrower,
+            returned: 0,
+        };
         self.loans.push(loan).map_err(|_| Refused::TooMany)
     }
 
@@ -192,17 +215,19 @@ impl Loans {
         self.scattered.push(pages).map_err(|_| Refused::TooMany)
     }
 
-    /// The next block of the run that begins at `start`, which is back when this is called again; or what
-    /// is lent of that block, which is back then.
+    /// The next block of the borrower's run that begins at `start`, which is back when this is called again;
+    /// or what VMs have of that block, which is back then.
     ///
     /// # Errors
     /// [`Refused::NotLent`].
-    pub fn next_returned(&mut self, start: Pa) -> Result<Returned, Refused> {
+    pub fn next_returned(&mut self, borrower: Borrower, start: Pa) -> Result<Returned, Refused> {
         let mut scattered = self.scattered.iter();
-        if let Some(place) = scattered.position(|pages| pages.start == start) {
+        let place = scattered.position(|pages| pages.start == start);
+        if let Some(place) = place.filter(|_| borrower == Borrower::Vms) {
             return Ok(Returned::Pages(self.scattered.swap_remove(place)));
         }
-        let place = self.loans.iter().position(|loan| loan.run.start == start);
+        let mut loans = self.loans.iter();
+        let place = loans.position(|loan| loan.borrower == borrower && loan.run.start == start);
         let place = place.ok_or(Refused::NotLent)?;
         let Some(loan) = self.loans.get_mut(place) else {
             return Err(Refused::NotLent);
@@ -228,20 +253,33 @@ impl Loans {
             || self.scattered.iter().any(|pages| pages.overlaps(run))
     }
 
-    /// Whether all of `run` lies in one loan of which nothing is back yet.
+    /// Whether all of `run` lies in one loan of VMs', of which nothing is back yet.
     pub fn contains(&self, run: PaRange) -> bool {
         let whole = self.whole();
         let mut whole = whole.into_iter();
         whole.any(|loan| loan.contains_run(run.start, run.size))
     }
 
-    /// The runs of which nothing is back yet.
+    /// The borrower's runs, as they came, be they on their way back.
+    pub fn runs(&self, borrower: Borrower) -> impl Iterator<Item = PaRange> {
+        self.of(borrower).map(|loan| loan.run)
+    }
+
+    /// The runs of VMs' of which nothing is back yet.
     pub fn whole(&self) -> Vec<PaRange, LOANS_MAX> {
-        let whole = self.loans.iter().filter(|loan| loan.returned == 0);
+        let whole = self.of(Borrower::Vms).filter(|loan| loan.returned == 0);
         whole.map(|loan| loan.run).collect()
     }
 
-    /// Blocks of which pages are lent.
+    /// The run of the successor's, if nothing of it is back yet.
+    pub fn staged(&self) -> Option<PaRange> {
+        let mut whole = self
+            .of(Borrower::Successor)
+            .filter(|loan| loan.returned == 0);
+        whole.next().map(|loan| loan.run)
+    }
+
+    /// Blocks of which pages are lent to VMs.
     pub fn scattered(&self) -> &[Scattered] {
         &self.scattered
     }
@@ -253,8 +291,13 @@ impl Loans {
         self.loans.iter().map(left).sum::<u64>() + pages.sum::<u64>()
     }
 
-    /// Whether nothing is lent.
-    pub fn is_empty(&self) -> bool {
-        self.loans.is_empty() && self.scattered.is_empty()
+    /// Whether nothing is lent to this borrower.
+    pub fn is_empty(&self, borrower: Borrower) -> bool {
+        let has_pages = borrower == Borrower::Vms && !self.scattered.is_empty();
+        !has_pages && self.of(borrower).next().is_none()
+    }
+
+    fn of(&self, borrower: Borrower) -> impl Iterator<Item = &Loan> {
+        { self.loans.iter() }.filter(move |loan| loan.borrower == borrower)
     }
 }

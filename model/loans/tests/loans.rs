@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use model_addr::{Pa, PaRange};
-use model_loans::{BLOCK, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
+use model_loans::{BLOCK, Borrower, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -24,14 +24,19 @@ fn is_usable(block: u64) -> bool {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Lend(u64, u64),
-    Return(u64),
+    Lend(Borrower, u64, u64),
+    Return(Borrower, u64),
+}
+
+fn borrower() -> impl Strategy<Value = Borrower> {
+    prop_oneof![3 => Just(Borrower::Vms), 1 => Just(Borrower::Successor)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        (0..64_u64, 0..8_u64).prop_map(|(first, blocks)| Step::Lend(first, blocks)),
-        (0..64_u64).prop_map(Step::Return),
+        (borrower(), 0..64_u64, 0..8_u64)
+            .prop_map(|(who, first, blocks)| Step::Lend(who, first, blocks)),
+        (borrower(), 0..64_u64).prop_map(|(who, first)| Step::Return(who, first)),
     ]
 }
 
@@ -39,40 +44,42 @@ proptest! {
     #[test]
     fn each_block_is_lent_once_and_comes_back(steps in prop::collection::vec(step(), 0..120)) {
         let mut loans = Loans::new();
-        // The first block of the run that has each block, and how many of that are back.
+        // The first block of the run that has each block; runs, and how many of their blocks are back.
         let mut owner: [Option<u64>; 64] = [None; 64];
-        let mut runs: Vec<(u64, u64, u64)> = Vec::new();
+        let mut runs: Vec<(Borrower, u64, u64, u64)> = Vec::new();
         for step in steps {
+            let count = |runs: &[(Borrower, u64, u64, u64)], who| runs.iter().filter(|run| run.0 == who).count();
             match step {
-                Step::Lend(first, blocks) => {
+                Step::Lend(who, first, blocks) => {
                     let mine = || first..first + blocks;
                     let kept = [run(8, 2)];
-                    let lent = loans.lend(run(first, blocks), memory().into_iter(), kept.into_iter());
+                    let lent = loans.lend(who, run(first, blocks), memory().into_iter(), kept.into_iter());
                     let is_one_run = !(first < 40 && first + blocks > 40);
+                    let most = if who == Borrower::Vms { LOANS_MAX } else { 1 };
                     let expected = blocks > 0
                         && is_one_run
                         && mine().all(|b| b < 64 && is_usable(b) && owner[b as usize].is_none())
-                        && runs.len() < LOANS_MAX;
+                        && count(&runs, who) < most;
                     prop_assert_eq!(lent.is_ok(), expected, "{:?}", lent);
                     if expected {
                         mine().for_each(|b| owner[b as usize] = Some(first));
-                        runs.push((first, blocks, 0));
+                        runs.push((who, first, blocks, 0));
                     }
                 }
-                Step::Return(first) => {
-                    let place = runs.iter().position(|run| run.0 == first);
+                Step::Return(who, first) => {
+                    let place = runs.iter().position(|run| (run.0, run.1) == (who, first));
+                    let next = loans.next_returned(who, run(first, 1).start);
                     let Some(place) = place else {
-                        prop_assert_eq!(loans.next_returned(run(first, 1).start), Err(Refused::NotLent));
+                        prop_assert_eq!(next, Err(Refused::NotLent));
                         continue;
                     };
-                    let next = loans.next_returned(run(first, 1).start).unwrap();
-                    let (_, blocks, back) = &mut runs[place];
+                    let (_, _, blocks, back) = &mut runs[place];
                     if *back == *blocks {
-                        prop_assert_eq!(next, Returned::All);
+                        prop_assert_eq!(next, Ok(Returned::All));
                         owner.iter_mut().filter(|o| **o == Some(first)).for_each(|o| *o = None);
                         runs.remove(place);
                     } else {
-                        prop_assert_eq!(next, Returned::Block(run(first + *back, 1)));
+                        prop_assert_eq!(next, Ok(Returned::Block(run(first + *back, 1))));
                         *back += 1;
                     }
                 }
@@ -80,11 +87,16 @@ proptest! {
             for block in 0..64 {
                 prop_assert_eq!(loans.overlaps(run(block, 1)), owner[block as usize].is_some());
             }
-            let bytes: u64 = runs.iter().map(|(_, blocks, back)| (blocks - back) * BLOCK).sum();
+            let bytes: u64 = runs.iter().map(|(_, _, blocks, back)| (blocks - back) * BLOCK).sum();
             prop_assert_eq!(loans.bytes(), bytes);
-            prop_assert_eq!(loans.is_empty(), runs.is_empty());
-            let whole = runs.iter().filter(|run| run.2 == 0).count();
-            prop_assert_eq!(loans.whole().len(), whole);
+            for who in [Borrower::Vms, Borrower::Successor] {
+                prop_assert_eq!(loans.is_empty(who), count(&runs, who) == 0);
+                prop_assert_eq!(loans.runs(who).count(), count(&runs, who));
+            }
+            let whole = |who| { runs.iter() }.filter(move |run| run.0 == who && run.3 == 0);
+            prop_assert_eq!(loans.whole().len(), whole(Borrower::Vms).count());
+            let staged = whole(Borrower::Successor).next().map(|staged| run(staged.1, staged.2));
+            prop_assert_eq!(loans.staged(), staged);
         }
     }
 }
@@ -92,7 +104,14 @@ proptest! {
 #[test]
 fn what_is_refused_says_why() {
     let mut loans = Loans::new();
-    let mut lend = |range| loans.lend(range, memory().into_iter(), [run(8, 2)].into_iter());
+    let mut lend = |range| {
+        loans.lend(
+            Borrower::Vms,
+            range,
+            memory().into_iter(),
+            [run(8, 2)].into_iter(),
+        )
+    };
     let odd = PaRange {
         start: Pa(4 * BLOCK + 4096),
         size: BLOCK,
@@ -108,7 +127,7 @@ fn what_is_refused_says_why() {
     assert_eq!(lend(run(4, 4)), Ok(()));
     assert_eq!(lend(run(6, 1)), Err(Refused::Lent));
     assert!(loans.contains(run(5, 3)) && !loans.contains(run(7, 2)));
-    loans.next_returned(Pa(4 * BLOCK)).unwrap();
+    loans.next_returned(Borrower::Vms, Pa(4 * BLOCK)).unwrap();
     assert!(!loans.contains(run(5, 3)) && loans.overlaps(run(4, 1)));
 }
 
@@ -183,7 +202,7 @@ proptest! {
                     }
                 }
                 PageStep::LendRun(first, count) => {
-                    if loans.lend(run(first, count), memory().into_iter(), kept()).is_ok() {
+                    if loans.lend(Borrower::Vms, run(first, count), memory().into_iter(), kept()).is_ok() {
                         let mine = first * 512..(first + count) * 512;
                         prop_assert!(mine.clone().all(|n| !is_kept(n) && lent.insert(n)));
                     }
@@ -193,7 +212,7 @@ proptest! {
                         continue;
                     };
                     let pages = blocks.swap_remove(place);
-                    prop_assert_eq!(loans.next_returned(pages.start), Ok(Returned::Pages(pages)));
+                    prop_assert_eq!(loans.next_returned(Borrower::Vms, pages.start), Ok(Returned::Pages(pages)));
                     prop_assert!(pages_of(pages).iter().all(|n| lent.remove(n)));
                 }
             }
@@ -236,14 +255,22 @@ fn pages_that_are_refused_say_why() {
     assert_eq!(lend(of_block(5, [8; 8])), Err(Refused::Kept));
     assert_eq!(lend(of_block(5, some)), Ok(()));
     assert_eq!(lend(of_block(5, [1; 8])), Err(Refused::Lent));
-    let whole = loans.lend(run(4, 2), memory().into_iter(), [].into_iter());
+    let whole = loans.lend(
+        Borrower::Vms,
+        run(4, 2),
+        memory().into_iter(),
+        [].into_iter(),
+    );
     assert_eq!(whole, Err(Refused::Lent));
     assert!(loans.overlaps(page(5, 511)) && !loans.overlaps(page(5, 0)));
     assert!(!loans.contains(page(5, 511)) && loans.whole().is_empty());
     assert_eq!(
-        loans.next_returned(Pa(5 * BLOCK)),
+        loans.next_returned(Borrower::Vms, Pa(5 * BLOCK)),
         Ok(Returned::Pages(of_block(5, some)))
     );
-    assert!(loans.is_empty());
-    assert_eq!(loans.next_returned(Pa(5 * BLOCK)), Err(Refused::NotLent));
+    assert!(loans.is_empty(Borrower::Vms));
+    assert_eq!(
+        loans.next_returned(Borrower::Vms, Pa(5 * BLOCK)),
+        Err(Refused::NotLent)
+    );
 }
