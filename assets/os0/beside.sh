@@ -19,7 +19,10 @@ frame() {
 owners_time() {
     try 0 machine -o json >/tmp/machine
     number() { sed -n "s/.*\"$1\": \([0-9]*\),*/\1/p" /tmp/machine; }
-    ran=$(number run_ns) stolen=$(number steal_ns) all=$(($(number uptime_ns) * $(nproc)))
+    ran=$(number run_ns) stolen=$(number steal_ns)
+    # The uptime was asked for before CPUs were.
+    try 0 machine -o json >/tmp/machine
+    all=$(($(number uptime_ns) * $(nproc)))
     [ "${ran:-0}" -gt 0 ] && [ "${stolen:-0}" -gt 0 ] && [ $((ran + stolen)) -le $all ] ||
         say "failed time ran=$ran stolen=$stolen of=$all"
     say "beside time ran=$ran stolen=$stolen"
@@ -77,8 +80,19 @@ beside() {
     # It keeps what it needs for itself.
     /underpin run --lend 1900MiB /vms 2>&1 | grep -q 'cannot spare 1900 MiB: at most [0-9]* MiB can be lent' ||
         say "failed refusal of a loan"
+    # Who cannot start is told so, and its memory is back.
+    sed 's/^\(name *= *\)"idle"/\1"far"\nnodes = [7]/' /vms/idle.toml >/tmp/far.toml
+    try 15 run /tmp/far.toml
+    at_first=$(/underpin run /tmp/far.toml 2>&1)
+    case $at_first in
+    *"there is no node 7: the machine has 1"*) ;;
+    *) say "failed refusal of a VM: $at_first" ;;
+    esac
+    [ "$(grep MemTotal /proc/meminfo)" = "$total" ] || say "failed MemTotal after a refusal"
+    cp /tmp/far.toml /vms/
     load "$(nproc)"
-    try 0 run /vms
+    try 15 run /vms
+    rm /vms/far.toml
     say "beside lent $(grep MemTotal /proc/meminfo)"
     try 0 list
     try 0 list -o json >/tmp/list

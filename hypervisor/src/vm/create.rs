@@ -77,12 +77,12 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
     }
     share(weight, cap, (256, 0))?;
     regions::check(record)?;
-    let existing = (1_u64 << host::get().nodes()) - 1;
-    if nodes & !existing != 0 {
-        return Err(impossible(
-            nodes,
-            format_args!("nodes {nodes:#x}: this machine has {existing:#x}"),
-        ));
+    let count = host::get().nodes();
+    let missing = nodes.checked_shr(count as u32).unwrap_or(0);
+    if missing != 0 {
+        let node = missing.trailing_zeros() as usize + count;
+        let what = format_args!("there is no node {node}: the machine has {count}, from 0 on");
+        return Err(impossible(node as u64, what));
     }
     Ok(())
 }

@@ -88,7 +88,8 @@ impl Refusal {
 static TABLE: SpinLock<heapless::Vec<Arc<Vm>, VMS_MAX>> =
     SpinLock::new(Rank::VmTable, heapless::Vec::new());
 
-/// Describes the bundle's VMs, and starts those that are to start by themselves.
+/// Describes the bundle's VMs, and starts those that are to start by themselves. Who asked cannot be told
+/// what is refused: that VM has ended, and its reason says why.
 pub fn init() {
     super::reaper::init();
     memory::init();
@@ -105,6 +106,8 @@ pub fn init() {
         let Ok(record) = defined else { continue };
         if let Err(refusal) = define(&record) {
             log::warn!("{}: {}", record.name, refusal.sentence);
+            let vm = find(record.name).or_else(|_| enter(&record));
+            let _ = vm.map(|vm| vm.refuse(&refusal)); // where the table is full, the log has it
         }
     }
 }
@@ -113,7 +116,7 @@ pub fn init() {
 pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     let vm = describe(record)?;
     if record.flags & VM_AUTOSTART != 0 {
-        begin(&vm)?;
+        begin(&vm).inspect_err(|refusal| vm.refuse(refusal))?;
     }
     Ok(vm)
 }
@@ -122,6 +125,10 @@ pub fn define(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
 pub fn describe(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     create::check(record)?;
     create::adopt(record)?;
+    enter(record)
+}
+
+fn enter(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     let mut table = TABLE.lock();
     if table.iter().any(|vm| vm.record.name == record.name) {
         return Err(Refusal::new(
@@ -331,6 +338,18 @@ impl Vm {
         }
     }
 
+    /// It was to start by itself, and cannot.
+    fn refuse(&self, refusal: &Refusal) {
+        if !matches!(&*self.life.lock(), Life::Defined) {
+            return;
+        }
+        let mut status = report::vm_status(self);
+        let reason = alloc::format!("not started: {}", refusal.sentence);
+        (status.state, status.reason) = (state::ENDED, Text::cut(&reason));
+        *self.life.lock() = Life::Ended(alloc::boxed::Box::new(status));
+        report::send_state(self);
+    }
+
     /// Whether nothing of it is left.
     fn is_settled(&self) -> bool {
         match &*self.life.lock() {
@@ -367,13 +386,19 @@ pub fn begin(vm: &Arc<Vm>) -> Result<(), Refusal> {
 
 /// Makes a VM run of which nothing is left.
 pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
-    let starts = vm.starts.fetch_add(1, Ordering::Relaxed) + 1;
+    let starts = vm.starts.load(Ordering::Relaxed) + 1;
     let id = VmId {
         index: vm.slot,
         generation: starts as u16,
     };
+    if starts == 1 && vm.last_status().is_some() {
+        // It was refused, be it for its description.
+        create::check(&vm.record)?;
+        create::adopt(&vm.record)?;
+    }
     memory::admit(vm)?;
     let instance = create::instance(vm, id)?;
+    vm.starts.store(starts, Ordering::Relaxed);
     *vm.life.lock() = Life::Running(Arc::clone(&instance));
     log::info!(
         "{} starts: {} vCPUs, {} MiB, {}",

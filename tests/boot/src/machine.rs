@@ -10,7 +10,7 @@ use std::{
     fs::{self, File},
     io::Write as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -78,7 +78,7 @@ pub struct Machine {
     sim: Child,
     /// Whoever types at a VM's console stays there.
     typists: BTreeMap<String, Child>,
-    killed: bool,
+    ended: bool,
 }
 
 impl Machine {
@@ -122,7 +122,7 @@ impl Machine {
             directory: directory.to_owned(),
             sim,
             typists: BTreeMap::new(),
-            killed: false,
+            ended: false,
         })
     }
 
@@ -385,22 +385,30 @@ impl Machine {
         }
     }
 
-    /// Powers the machine off, as `underpin shutdown` does, unless it was killed.
+    /// Powers the machine off, as `underpin shutdown` does, unless it has ended.
     ///
     /// # Errors
     /// It does not end in time.
     pub fn shut_down(&mut self) -> Outcome {
-        if self.killed {
+        if self.ended {
             return Ok(());
         }
+        self.end().map(drop)
+    }
+
+    /// As [`Self::shut_down`]; the exit status.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn end(&mut self) -> Outcome<ExitStatus> {
         self.run(&["shutdown"])?;
         let deadline = Instant::now() + SHUTDOWN_MAX;
-        while self
-            .sim
-            .try_wait()
-            .map_err(because("cannot look after the machine"))?
-            .is_none()
-        {
+        loop {
+            let ended = self.sim.try_wait();
+            if let Some(status) = ended.map_err(because("cannot look after the machine"))? {
+                self.ended = true;
+                return Ok(status);
+            }
             if Instant::now() > deadline {
                 return Err(format!(
                     "the machine did not power off in {} s",
@@ -409,12 +417,11 @@ impl Machine {
             }
             sleep(POLL);
         }
-        Ok(())
     }
 
     /// Kills the machine as a power failure would: QEMU dies with its broker.
     pub fn kill(&mut self) {
-        self.killed = true;
+        self.ended = true;
         // They may have ended already, which is as good.
         for child in self.typists.values_mut().chain([&mut self.sim]) {
             let _ = child.kill();

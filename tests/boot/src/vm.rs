@@ -18,6 +18,8 @@ pub struct Vm {
     cap: Option<u32>,
     autostart: bool,
     on_reset: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nodes: Vec<u8>,
     boot: Boot,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     sharing: BTreeMap<&'static str, Value>,
@@ -82,6 +84,7 @@ impl Vm {
             cap: None,
             autostart: true,
             on_reset: "restart",
+            nodes: Vec::new(),
             boot,
             sharing: BTreeMap::new(),
             disk: Vec::new(),
@@ -137,6 +140,13 @@ impl Vm {
             size: size.to_owned(),
             access,
         });
+        self
+    }
+
+    /// On this NUMA node alone.
+    #[must_use]
+    pub fn on_node(mut self, node: u8) -> Self {
+        self.nodes.push(node);
         self
     }
 

@@ -28,6 +28,7 @@ pub fn scenarios() -> Vec<Scenario> {
             .check(what_cannot_be),
         power_button(),
         promises(),
+        refused(),
         answers(),
     ]
 }
@@ -94,6 +95,35 @@ fn refuses(machine: &Machine, words: &str, code: i32) -> Outcome {
             "'underpin {words}' ended with {status} and not {code}"
         )),
     }
+}
+
+/// Who was to start by itself and cannot is told why, each time that it is asked for; the others run.
+fn refused() -> Scenario {
+    let spin = |name| Vm::bare(name, "hostile", "do=spin seconds=100000");
+    let far = spin("far").on_node(5);
+    let vms = vec![spin("big").memory("4GiB"), far, spin("other")];
+    Scenario::new("life/refused", Hardware::new(1, "512M"), vms).check(|stage| {
+        let machine = stage.machine()?;
+        machine.await_state("other", "running", Duration::from_secs(10))?;
+        for (vm, why) in [
+            ("big", "not started: big needs "),
+            ("far", "not started: there is no node 5: the machine has 1"),
+        ] {
+            let ended = machine.await_state(vm, "ended", Duration::from_secs(10))?;
+            if !ended.reason.starts_with(why) {
+                return Err(format!("{vm}: {}", ended.reason));
+            }
+        }
+        refuses(machine, "start big", NO_MEMORY)?;
+        refuses(machine, "start far", IMPOSSIBLE)?;
+        machine.run(&["set", "big", "--base", "64MiB"])?;
+        machine.run(&["start", "big"])?;
+        machine.await_state("big", "running", Duration::from_secs(10))?;
+        match machine.end()?.code() {
+            Some(NO_MEMORY) => Ok(()),
+            other => Err(format!("the machine ended with {other:?}")),
+        }
+    })
 }
 
 /// What a VM is promised, and how it shares, changes while it runs as far as it can, and for its next

@@ -10,7 +10,7 @@ use crate::{
     units,
     vmfile::{self, VmFile},
 };
-use abi::control::{request, state};
+use abi::control::{VmStatus, state};
 use std::{
     collections::HashMap,
     env,
@@ -61,12 +61,19 @@ pub fn serve(context: &Context, options: &Serve) -> Result<u8> {
 /// `underpin run`: leaves a server of these VMs behind.
 pub fn run(context: &Context, options: &Run, vms: &[VmFile]) -> Result<u8> {
     let status = simulate::detach(context, server(options))?;
-    if status == exit::OK {
-        for vm in vms {
-            context.done(&vm.name, "started")?;
+    if status != exit::OK {
+        return Ok(status);
+    }
+    let mut client = context.connect()?;
+    let mut refused = Vec::new();
+    for vm in vms {
+        let (status, _) = client.show(&vm.name)?;
+        match Some(status).filter(is_idle) {
+            Some(status) => refused.extend(simulate::refusal(&mut client, &status)),
+            None => context.done(&vm.name, "started")?,
         }
     }
-    Ok(status)
+    Failure::join(refused).map_or(Ok(exit::OK), Err)
 }
 
 /// The words of the command that serves what is to run.
@@ -92,8 +99,9 @@ fn follow(context: &Context, options: &Serve, vms: &[VmFile], machine: &Machine)
         "the hypervisor answers after {:.1} s: {cpus} CPUs, {free} free for VMs",
         started.elapsed().as_secs_f64()
     ));
-    for vm in vms.iter().filter(|vm| !vm.autostart) {
-        client.about(request::START, &vm.name)?;
+    if let Err(none) = start(vms, &mut client) {
+        machine.repay()?;
+        return Err(none);
     }
     if options.detached {
         // From now on, the terminal's Ctrl-C and hang-up are not for this process.
@@ -110,6 +118,25 @@ fn follow(context: &Context, options: &Serve, vms: &[VmFile], machine: &Machine)
         thread::sleep(TRY_AGAIN);
     }
     machine.repay()
+}
+
+/// Starts those that have not by themselves. Where none runs then, it says why.
+fn start(vms: &[VmFile], client: &mut Client) -> Result<()> {
+    let mut refused = Vec::new();
+    for status in client.list()?.iter().filter(|status| is_idle(status)) {
+        if vms.iter().any(|vm| vm.name == status.name.to_string()) {
+            refused.extend(simulate::refusal(client, status));
+        }
+    }
+    match Failure::join(refused) {
+        Some(refused) if client.list()?.iter().all(is_idle) => Err(refused),
+        _ => Ok(()),
+    }
+}
+
+/// Whether it has never run.
+fn is_idle(vm: &VmStatus) -> bool {
+    vm.state == state::DEFINED || simulate::is_refused(vm)
 }
 
 /// Waits until no VM runs, or is about to.

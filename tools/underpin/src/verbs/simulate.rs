@@ -49,13 +49,13 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
     if let Some(directory) = &options.keep_logs {
         machine.run_dir().keep_logs(directory)?;
     }
-    if matches!(followed, Ok(Ending::PoweredOff)) {
+    if matches!(followed, Ok(Ending::PoweredOff(_))) {
         machine.wait_end(END_TIME);
     }
     match followed? {
-        Ending::PoweredOff => {
+        Ending::PoweredOff(refused) => {
             context.progress.say("the machine has powered off");
-            Ok(exit::OK)
+            refused.map_or(Ok(exit::OK), Err)
         }
         Ending::Interrupted => Ok(exit::INTERRUPTED),
     }
@@ -73,7 +73,8 @@ pub fn run_some(context: &Context, files: &[PathBuf]) -> Result<u8> {
 
 /// How a machine ended, where nothing failed.
 enum Ending {
-    PoweredOff,
+    /// VMs may have been refused at its start.
+    PoweredOff(Option<Failure>),
     Interrupted,
 }
 
@@ -105,7 +106,8 @@ fn follow(
         let _ = rustix::process::setsid();
         print(&format!("{READY}\n"))?;
     }
-    let outcome = events(context, options, vms, &mut client, started);
+    let mut refused = Vec::new();
+    let outcome = events(context, options, vms, &mut client, (started, &mut refused));
     if interrupted.load(Ordering::Relaxed) {
         return Ok(Ending::Interrupted);
     }
@@ -114,22 +116,33 @@ fn follow(
             Err(machine.explain(gone))
         }
         Err(failure) if failure.code() != exit::MACHINE_DIED => Err(failure),
-        _ => Ok(Ending::PoweredOff),
+        _ => Ok(Ending::PoweredOff(Failure::join(refused))),
     }
 }
 
-/// Follows state events until all VMs have ended (where that ends the machine) or it is gone.
+/// Whether a VM was to start by itself and was refused.
+pub fn is_refused(vm: &VmStatus) -> bool {
+    vm.state == state::ENDED && vm.starts == 0
+}
+
+/// Why a VM was refused, in full; nothing where it starts now.
+pub fn refusal(client: &mut Client, vm: &VmStatus) -> Option<Failure> {
+    client.about(request::START, &vm.name.to_string()).err()
+}
+
+/// Follows state events until all VMs have ended (where that ends the machine) or it is gone; gathers why
+/// VMs were refused.
 fn events(
     context: &Context,
     options: &Sim,
     vms: &[VmFile],
     client: &mut Client,
-    started: Instant,
+    (started, refused): (Instant, &mut Vec<Failure>),
 ) -> Result<()> {
     let deadline = options.timeout.map(|time| started + time);
     let mut states: HashMap<String, u32> = HashMap::new();
     for vm in client.list()? {
-        changed(context, &mut states, &vm);
+        note(context, client, &mut states, &vm, refused);
     }
     let mut told = false;
     loop {
@@ -158,26 +171,41 @@ fn events(
             return Err(Failure::new(exit::TIMEOUT, message).help("allow more: --timeout"));
         };
         if let Some(vm) = state_event(&frame) {
-            changed(context, &mut states, &vm);
+            note(context, client, &mut states, &vm, refused);
         }
     }
 }
 
-/// Tells a VM's new state, once.
-pub fn changed(context: &Context, states: &mut HashMap<String, u32>, vm: &VmStatus) {
+fn note(
+    context: &Context,
+    client: &mut Client,
+    states: &mut HashMap<String, u32>,
+    vm: &VmStatus,
+    refused: &mut Vec<Failure>,
+) {
+    let is_new = changed(context, states, vm);
+    if is_new && is_refused(vm) {
+        refused.extend(refusal(client, vm));
+    }
+}
+
+/// Tells a VM's new state, once; whether it is new.
+pub fn changed(context: &Context, states: &mut HashMap<String, u32>, vm: &VmStatus) -> bool {
     let name = vm.name.to_string();
     if states.insert(name.clone(), vm.state) == Some(vm.state) {
-        return;
+        return false;
     }
     let what = match vm.state {
         state::DEFINED => "defined",
         state::RUNNING => "runs",
         state::PAUSED if vm.reason.is_empty() => "paused",
         state::PAUSED => &format!("paused: {}", vm.reason),
+        state::ENDED if is_refused(vm) => &vm.reason.to_string(),
         state::ENDED => &format!("ended: {}", vm.reason),
-        _ => return,
+        _ => return true,
     };
     context.progress.say(&format!("{name}: {what}"));
+    true
 }
 
 /// On Ctrl-C and the like, cuts everybody off the machine, so that whoever waits for it wakes up.
