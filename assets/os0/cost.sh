@@ -22,6 +22,8 @@ longest() {
 gap() {
     insmod /underpin.ko || say "failed insmod"
     echo 1 >/proc/sys/kernel/printk
+    # Linux tests its ciphers first, in a thread (cryptomgr_test) that has its turns, of 1 to 3 ms, whenever this
+    # program waits for a switch.
     sleep 3
     longest status >/dev/null
     question=$(longest status) switch=$(longest attach detach)
