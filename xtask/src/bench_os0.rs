@@ -72,7 +72,7 @@ fn measure(steps: &mut Steps, write: bool) -> Option<()> {
 }
 
 fn machine() -> Os0 {
-    let os0 = Os0::new(KERNEL, 1, "2G", "services").cpu("max,pauth=off,sme=off");
+    let os0 = Os0::new(KERNEL, 1, "2G", "services").cpu("max,pauth=off,sve=off,sme=off");
     os0.late_disk(16 << 20)
         .counted()
         .expect("services end", MACHINE_MAX)
