@@ -5,7 +5,7 @@
 //! A [`Header`], then items, each with its kind and length, in one order:
 //!
 //! ```text
-//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS VCPU.. SPIS UART TYPED BUTTON DEVICE..] TEXT }..  END
+//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS VCPU.. SPIS UART TYPED BUTTON DEVICES NETS TEXT] }..  END
 //! ```
 //!
 //! What is read is an allegation. Whether lengths, numbers and the checksum fit is decided here; whether a
@@ -17,14 +17,14 @@ mod stream;
 mod tests;
 
 pub use records::{
-    Button, Device, Header, Interrupts, Machine, Queue, Range, Run, Spis, Transport, Uart, Vcpu,
-    Vm, device, kind, life, power, queue, run,
+    Button, Device, Header, Interrupts, Machine, Net, Queue, Range, Run, Spis, Transport, Uart,
+    Vcpu, Vm, device, kind, life, net, power, queue, run,
 };
 pub use stream::{Reader, Unreadable, Writer};
 
 /// The version of the records that this source writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The oldest that it reads.
-pub const OLDEST: u32 = 1;
+pub const OLDEST: u32 = 2;
 /// How they begin.
 pub const MAGIC: [u8; 8] = *b"UNDPPARK";

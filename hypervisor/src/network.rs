@@ -318,6 +318,12 @@ fn prepare() {
     }
 }
 
+/// Frames of scratch buffers, once a cable was plugged.
+pub fn frames() -> u64 {
+    let prepared = PREPARED.load(core::sync::atomic::Ordering::SeqCst);
+    u64::from(prepared) * ((SCRATCH_MAX as u64) << SCRATCH_ORDER)
+}
+
 /// Forgets all switches, and gives the memory of scratch buffers back. No cable is plugged.
 pub fn forget() {
     uplink::set_plugged(false);

@@ -36,13 +36,13 @@ records! {
         bytes: u64,
     }
     /// What is made of lent memory.
-    Machine, 48 {
+    Machine, 64 {
         /// Where the bundle lies in it; no bytes: there is none.
         bundle: Range,
         /// Where the area of disks lies that OS-0 serves, and the interrupt that tells it; zero: none.
         served: [u64; 2],
-        /// The same of its network device.
-        uplink: [u64; 2],
+        /// The same of its network device; and the slots that are next to it, and from it.
+        uplink: [u64; 4],
     }
     /// A VM. Its description follows, and what it ended with or, where it is parked, all of it.
     Vm, 56 {
@@ -224,6 +224,21 @@ records! {
         /// Of a balloon: its configuration space, and the head of the chain for statistics, plus one.
         own: [u64; 2],
     }
+    /// What is a network device's own. A frame that waits for its receiver is still in its queue.
+    Net, 496 {
+        /// Offloads that its driver takes (`VIRTIO_NET_F_GUEST_*`), where it said so.
+        taken: u64,
+        /// Bits of [`super::net`].
+        flags: u32,
+        /// Pairs of queues that its driver uses.
+        pairs: u16,
+        /// Addresses of single hosts, and of groups, that its driver wants; 255: too many to be told apart.
+        wanted: [u8; 2],
+        /// Those of single hosts.
+        unicast: [[u8; 6]; 16],
+        /// Those of groups.
+        multicast: [[u8; 6]; 64],
+    }
 }
 
 /// Kinds of items.
@@ -262,6 +277,8 @@ pub mod kind {
     pub const TEXT: u32 = 16;
     /// Nothing: all was read.
     pub const END: u32 = 17;
+    /// [`super::Net`]s, one for each network device, in their order.
+    pub const NETS: u32 = 18;
 }
 
 /// How a VM stands.
@@ -308,8 +325,24 @@ pub mod queue {
     pub const MUTED: u32 = 8;
 }
 
+/// Bits of a network device.
+pub mod net {
+    /// Its link is up.
+    pub const LINK_UP: u32 = 1;
+    /// Its driver is to announce itself.
+    pub const ANNOUNCE: u32 = 2;
+    /// Its driver said which offloads it takes.
+    pub const TAKES: u32 = 4;
+    /// It wants all frames.
+    pub const PROMISCUOUS: u32 = 8;
+    /// It wants all frames for groups.
+    pub const ALL_MULTICAST: u32 = 16;
+}
+
 /// Kinds of devices.
 pub mod device {
+    /// A network device.
+    pub const NET: u32 = 1;
     /// A disk.
     pub const BLOCK: u32 = 2;
     /// A console.

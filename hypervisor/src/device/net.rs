@@ -5,6 +5,8 @@
 //! travels without its lock. A receiver without buffers lets the sender wait for it a while, and is
 //! then passed over until it takes something again.
 
+mod parked;
+
 use super::virtio::Slot;
 use super::virtio::update_line;
 use crate::network::{Cable, End, Lan, Route, Scratch};

@@ -126,7 +126,7 @@ impl Slot {
                 let (record, own) = balloon.record();
                 (device::BALLOON, record, own)
             }
-            Self::Net(_) => return Err("a network device"),
+            Self::Net(net) => (device::NET, net.record().0, [0; 2]),
             Self::Control(_) => return Err("a way to ask the hypervisor"),
         };
         Ok(parked::Device {
@@ -137,15 +137,23 @@ impl Slot {
         })
     }
 
-    /// As a record has it; `false` where that is of another device, or makes no sense.
+    /// As a record has it, or one and the next of `nets`; `false` where that is of another device, or makes no
+    /// sense.
     #[must_use]
-    pub fn restore(&self, record: &parked::Device) -> bool {
+    pub fn restore(
+        &self,
+        record: &parked::Device,
+        nets: &mut impl Iterator<Item = parked::Net>,
+    ) -> bool {
         let registers = &record.transport;
         match (self, record.kind) {
             (Self::Block(block), device::BLOCK) => block.restore(registers),
             (Self::Console(transport), device::CONSOLE) => transport.lock().restore(registers),
             (Self::Rng(transport), device::RNG) => transport.lock().restore(registers),
             (Self::Balloon(balloon), device::BALLOON) => balloon.restore(registers, record.own),
+            (Self::Net(net), device::NET) => {
+                nets.next().is_some_and(|own| net.restore(registers, &own))
+            }
             _ => false,
         }
     }

@@ -14,6 +14,7 @@ use model_addr::{FRAME_SIZE, NodeId, Pa, PaRange};
 use model_frame_table::{MAX_RANGES, entries_bytes};
 use model_loans::{BLOCK, Borrower, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
 use model_machine_tree::Memory;
+use model_uplink::Uplink;
 
 /// What is lent to VMs, and staged.
 static LOANS: SpinLock<Loans> = SpinLock::new(Rank::Vm, Loans::new());
@@ -391,13 +392,21 @@ pub fn serve(area: u64, interrupt: u64) -> Result<u64, Refusal> {
 
 /// UPLINK.
 pub fn open_uplink(start: u64, interrupt: u64) -> Result<u64, Refusal> {
+    go_on_with_uplink((start, interrupt), None)
+}
+
+/// The same, at the places where another image was.
+pub fn go_on_with_uplink(
+    (start, interrupt): (u64, u64),
+    places: Option<Uplink>,
+) -> Result<u64, Refusal> {
     let is_open = || OPEN.load(Ordering::Acquire);
     if !is_open() {
         return Err(Refusal::NotOpen);
     }
-    let (area, interrupt) = area(start, abi::uplink::AREA_BYTES, interrupt)?;
+    let area = area(start, abi::uplink::AREA_BYTES, interrupt)?;
     // What CLOSE has ended meanwhile has no area afterwards either.
-    if uplink::open(area, interrupt, is_open) {
+    if uplink::open(area, places, is_open) {
         Ok(DONE)
     } else {
         Err(Refusal::InUse)

@@ -8,7 +8,7 @@
 use super::{get, loans};
 use crate::control::channel;
 use crate::physical::{disk, uplink};
-use crate::{frames, host, sched, sharing, start, vm};
+use crate::{frames, host, network, sched, sharing, start, vm};
 use abi::os0::Refusal;
 use abi::parked::{self, Reader, Unreadable, Writer, kind};
 use abi::served::AREA_BYTES;
@@ -19,6 +19,7 @@ use model_frame_table::{
 };
 use model_loans::LOANS_MAX;
 use model_machine_tree::{Machine, Memory};
+use model_uplink::Uplink;
 use vm::parked::Unwritable;
 
 /// Bytes of a block.
@@ -103,7 +104,7 @@ fn blocks_needed() -> u64 {
         .iter()
         .filter_map(usage)
         .map(|(_, tables)| tables / FRAME_SIZE);
-    let frames = frames.sum::<u64>() + sharing::record_frames() + TO_SPARE;
+    let frames = frames.sum::<u64>() + sharing::record_frames() + network::frames() + TO_SPARE;
     tables + FOR_DISKS + frames.div_ceil(1 << MAX_ORDER)
 }
 
@@ -118,7 +119,7 @@ fn write_machine(room: &[Mfn], to: &mut Writer<'_>) -> Result<(), Refusal> {
     let machine = parked::Machine {
         bundle: host::get().bundle_at.map_or(none, range),
         served: given(disk::served()),
-        uplink: given(uplink::given()),
+        uplink: uplink::given().unwrap_or_default(),
     };
     let mut written = to.put(kind::MACHINE, &machine);
     let mut open = to.begin(kind::LOANS).ok_or(Refusal::TooLittle)?;
@@ -139,7 +140,7 @@ fn write_machine(room: &[Mfn], to: &mut Writer<'_>) -> Result<(), Refusal> {
 
 /// What was taken over, and is to be settled.
 pub struct Taken {
-    uplink: [u64; 2],
+    uplink: ([u64; 2], Uplink),
     /// Frames that are never free.
     aside: u64,
 }
@@ -196,8 +197,9 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
     let aside = aside.ok_or(Refusal::TooLittle)?;
     let said = records.bytes(kind::SAID).map_err(misfit)?;
     make_vms(records, &rest.collect::<Blocks>(), said, machine.served)?;
+    let [area, bell, next @ ..] = machine.uplink;
     Ok(Taken {
-        uplink: machine.uplink,
+        uplink: ([area, bell], Uplink::at(next).ok_or(Refusal::Misfit)?),
         aside,
     })
 }
@@ -308,9 +310,9 @@ impl Taken {
         frames::take_over(self.aside);
         start::keep_zeroed();
         vm::parked::settle();
-        let [area, bell] = self.uplink;
+        let ([area, bell], places) = self.uplink;
         loans::stay_open();
-        if area != 0 && loans::open_uplink(area, bell).is_err() {
+        if area != 0 && loans::go_on_with_uplink((area, bell), Some(places)).is_err() {
             log::warn!("OS-0's network device is lost");
         }
     }

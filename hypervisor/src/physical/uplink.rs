@@ -31,24 +31,30 @@ fn count(what: usize) {
     COUNTS[what].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Goes on through an area of [`AREA_BYTES`] of OS-0's memory; `false` where it has one, or `may` says no.
-pub fn open(area: Ram, bell: u32, may: impl FnOnce() -> bool) -> bool {
+/// Goes on through an area of [`AREA_BYTES`] of OS-0's memory, at `places` where it did before; `false` where it has
+/// one, or `may` says no.
+pub fn open((area, bell): (Ram, u32), places: Option<Uplink>, may: impl FnOnce() -> bool) -> bool {
     debug_assert!(area.size() == AREA_BYTES);
     let mut line = LINE.lock();
     if line.is_some() || !may() {
         return false;
     }
-    area.zero(0, AREA_BYTES as usize);
-    let places = Uplink::new();
+    let places = places.unwrap_or_else(|| {
+        area.zero(0, AREA_BYTES as usize);
+        Uplink::new()
+    });
     let new = line.insert(Line { area, places, bell });
     new.show_link();
     true
 }
 
-/// The area that OS-0 gave, and the interrupt that tells it.
-pub fn given() -> Option<(Ram, u32)> {
+/// The area that OS-0 gave, the interrupt that tells it, and the slots that are next: as a record has them.
+pub fn given() -> Option<[u64; 4]> {
     let line = LINE.lock();
-    line.as_ref().map(|line| (line.area, line.bell))
+    line.as_ref().map(|line| {
+        let [to_os0, from_os0] = line.places.next();
+        [line.area.start().0, line.bell.into(), to_os0, from_os0]
+    })
 }
 
 /// Nothing of the area is read or written any more: frames go nowhere.

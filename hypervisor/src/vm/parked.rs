@@ -3,7 +3,8 @@
 use super::instance::Instance;
 use super::table::{self, Refusal, Vm};
 use super::{create, memory, reaper};
-use crate::{host, sharing};
+use crate::device::virtio::Slot;
+use crate::{host, network, sharing};
 use abi::bundle::{VmRecord, control_rights};
 use abi::control::{VmStatus, code};
 use abi::parked::{self, Reader, Run, Unreadable, Writer, kind, life, run};
@@ -120,6 +121,12 @@ fn write_instance(vm: &Instance, to: &mut Writer<'_>) -> Result<(), Unwritable> 
     for slot in &vm.virtio {
         let record = slot.record().map_err(Unwritable::Has)?;
         fits(devices.add(&record))?;
+    }
+    let mut nets = to.begin(kind::NETS).ok_or(Unwritable::NoRoom)?;
+    for slot in &vm.virtio {
+        if let Slot::Net(net) = slot {
+            fits(nets.add(&net.record().1))?;
+        }
     }
     let mut written = true;
     let mut text = to.begin(kind::TEXT).ok_or(Unwritable::NoRoom)?;
@@ -252,10 +259,13 @@ fn read_instance(
     all(instance.uart.restore(&uart, typed), kind::UART)?;
     instance.power_button.restore(&records.one(kind::BUTTON)?);
     let devices = records.all::<parked::Device>(kind::DEVICES)?;
+    let mut nets = records.all::<parked::Net>(kind::NETS)?;
     all(devices.len() == instance.virtio.len(), kind::DEVICES)?;
     for (slot, record) in instance.virtio.iter().zip(devices) {
-        all(slot.restore(&record), kind::DEVICES)?;
+        all(slot.restore(&record, &mut nets), kind::DEVICES)?;
     }
+    all(nets.len() == 0, kind::NETS)?;
+    network::connect(&instance);
     for byte in records.bytes(kind::TEXT)? {
         instance.uart.terminal.put(*byte);
     }

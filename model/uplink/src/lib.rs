@@ -40,6 +40,17 @@ impl Uplink {
         }
     }
 
+    /// The slots that are next, to OS-0 and from it, as a record has them.
+    pub const fn next(&self) -> [u64; 2] {
+        [self.to_os0 as u64, self.from_os0 as u64]
+    }
+
+    /// At the slots that a record has; `None` where there are no such slots.
+    pub fn at(next: [u64; 2]) -> Option<Self> {
+        let [to_os0, from_os0] = next.map(|slot| usize::try_from(slot).unwrap_or(SLOTS));
+        (to_os0.max(from_os0) < SLOTS).then_some(Self { to_os0, from_os0 })
+    }
+
     /// Where the slot begins that a frame of so many bytes goes to; `None` where it is too long or too
     /// short, or OS-0 has not taken what is in the slot. `word_at` reads a word of the area.
     pub fn fill(&mut self, bytes: usize, word_at: impl FnOnce(u64) -> u16) -> Option<u64> {

@@ -74,6 +74,8 @@ enum Step {
     Send(bool, usize, usize),
     /// So many are taken, from OS-0 or by it.
     Take(bool, usize),
+    /// Another image goes on in EL2's place.
+    GoOver,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -81,6 +83,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         (any::<bool>(), 1..200_usize, bytes).prop_map(|(out, n, bytes)| Step::Send(out, n, bytes)),
         (any::<bool>(), 1..200_usize).prop_map(|(out, n)| Step::Take(out, n)),
+        Just(Step::GoOver),
     ];
     prop::collection::vec(step, 1..30)
 }
@@ -112,6 +115,7 @@ proptest! {
                         queue.push_back(frame);
                     }
                 },
+                Step::GoOver => el2 = Uplink::at(el2.next()).unwrap(),
                 Step::Take(out, count) => for _ in 0..count {
                     let taken = if out {
                         module.receive(&mut area)
@@ -126,6 +130,14 @@ proptest! {
                 },
             }
         }
+    }
+
+    /// A record of a slot that there is not is refused.
+    #[test]
+    fn only_slots_are_gone_on_with(next in any::<[u64; 2]>()) {
+        let next = next.map(|slot| slot % (2 * SLOTS as u64));
+        let is_there = next.iter().all(|slot| *slot < SLOTS as u64);
+        prop_assert_eq!(Uplink::at(next).map(|el2| el2.next()), is_there.then_some(next));
     }
 
     /// Whatever words are there, EL2 stays in the slot that is next, and no frame is longer or shorter than

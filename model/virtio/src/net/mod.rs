@@ -12,6 +12,7 @@
 mod control;
 mod filter;
 mod header;
+mod parked;
 mod receive;
 mod transmit;
 pub mod wire;

@@ -135,12 +135,17 @@ impl Transport<Net> {
     /// Gives a frame's buffers back to the driver, whether it arrived or not. A frame from before
     /// the last reset is dropped: its driver is gone.
     pub fn sent(&mut self, memory: &impl GuestMemory, frame: &Frame) {
-        if frame.resets != self.resets() || !self.is_live() {
+        let Some(queue) = self.queue_of(frame) else {
             return;
-        }
-        let queue = &mut self.queues[frame.queue];
+        };
+        let queue = &mut self.queues[queue];
         let pushed = queue.push_used(memory, frame.chain.head(), 0);
         self.settle(pushed);
+    }
+
+    /// The queue that a frame's buffers go back to, if its driver is still there.
+    pub(crate) fn queue_of(&self, frame: &Frame) -> Option<usize> {
+        (frame.resets == self.resets() && self.is_live()).then_some(frame.queue)
     }
 
     /// How many frames were sent that the driver was not told of.

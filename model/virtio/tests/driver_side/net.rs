@@ -95,6 +95,54 @@ fn read_all(guest: &FakeGuest, frame: &Frame) -> Vec<u8> {
     all
 }
 
+/// The device that records make, in which the frame that `waits` is to be taken anew.
+fn gone_over(net: &Transport<Net>, waits: Option<&Frame>) -> Transport<Net> {
+    let (record, own) = net.net_record(waits);
+    let mut other = Transport::new(Net::new(net.device().options()));
+    assert!(other.restore_net(&record, &own));
+    assert_eq!(other.net_record(None), (record, own));
+    other
+}
+
+/// What no driver could have come to makes no device.
+#[test]
+fn a_record_of_nonsense_is_refused() {
+    let (net, _) = start(device(true), 0, 16);
+    let (record, own) = net.net_record(None);
+    let refused = |change: fn(&mut abi::parked::Transport, &mut abi::parked::Net)| {
+        let (mut record, mut own) = (record, own);
+        change(&mut record, &mut own);
+        !Transport::new(device(true)).restore_net(&record, &own)
+    };
+    assert!(!refused(|_, _| {}));
+    assert!(refused(|_, own| own.pairs = 0));
+    assert!(refused(|_, own| own.pairs = 2));
+    assert!(refused(|_, own| own.wanted[0] = 17));
+    assert!(refused(|_, own| own.wanted[1] = 65));
+    assert!(refused(|record, _| record.queues[1].size = 512));
+    assert!(refused(|record, _| record.driver_features |= 1 << 60));
+}
+
+/// A frame that waits for its receiver is sent by the device that comes after, and its buffers go back once.
+#[test]
+fn a_frame_that_waits_is_taken_anew() {
+    let guest = ram();
+    let (mut net, mut drivers) = start(device(true), 0, 16);
+    for bytes in [100, 200] {
+        send(&guest, &mut drivers[1], [0; 12], &ethernet(bytes), &[]);
+        let mut frame = Frame::default();
+        assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Frame);
+        net = gone_over(&net, Some(&frame));
+        let mut again = Frame::default();
+        assert_eq!(net.next_frame(&guest, &mut again, false), Next::Frame);
+        assert_eq!(read_all(&guest, &again), ethernet(bytes));
+        net.sent(&guest, &again);
+        net = gone_over(&net, None);
+        assert_eq!(net.next_frame(&guest, &mut again, false), Next::Empty);
+        assert!(drivers[1].reap(&guest).is_some() && drivers[1].reap(&guest).is_none());
+    }
+}
+
 proptest! {
     #![proptest_config(crate::cases(100))]
 
@@ -121,6 +169,7 @@ proptest! {
         prop_assert_eq!(frame.source(), MAC);
         net.sent(&guest, &frame);
         prop_assert!(drivers[1].reap(&guest).is_some());
+        net = gone_over(&net, None);
 
         let mut at = RX.0;
         let mut buffers = Vec::new();
@@ -340,6 +389,7 @@ fn commands_change_what_is_wanted() {
     ]
     .concat();
     assert!(command(&guest, &mut net, control, [1, 0], &tables));
+    net = gone_over(&net, None);
     assert!(wants(&net, [2; 6]) && wants(&net, group) && !wants(&net, [4; 6]));
     // More than can be told apart: all of that kind.
     let many: Vec<u8> = (0..100 * 6)
@@ -347,6 +397,7 @@ fn commands_change_what_is_wanted() {
         .collect();
     let tables = [&0_u32.to_le_bytes()[..], &100_u32.to_le_bytes(), &many].concat();
     assert!(command(&guest, &mut net, control, [1, 0], &tables));
+    net = gone_over(&net, None);
     assert!(wants(&net, [9; 6]) && !wants(&net, [2; 6]));
     assert!(command(&guest, &mut net, control, [0, 1], &[1]));
     assert!(wants(&net, group));
@@ -368,6 +419,7 @@ fn commands_change_what_is_wanted() {
         [5, 0],
         &feature::GUEST_CSUM.to_le_bytes()
     ));
+    net = gone_over(&net, None);
     assert_eq!(net.takes(), feature::GUEST_CSUM);
     assert!(command(
         &guest,
@@ -395,7 +447,10 @@ fn the_link_comes_and_goes() {
     net.set_link(false);
     assert!(net.irq_level() && !net.link());
     assert_eq!(status(&net), 0);
+    net = gone_over(&net, None);
+    assert!(net.irq_level() && !net.link());
     net.set_link(true);
+    net = gone_over(&net, None);
     assert_eq!(status(&net), 3);
     assert!(command(&guest, &mut net, &mut drivers[2], [3, 0], &[]));
     assert!(!net.announces());

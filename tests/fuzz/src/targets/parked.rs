@@ -2,7 +2,7 @@
 
 use super::{exits, gic, virtio};
 use crate::input::Input;
-use abi::parked::{Interrupts, Reader, Spis, Transport, Uart, Writer, kind};
+use abi::parked::{self, Interrupts, Reader, Spis, Transport, Uart, Writer, kind};
 use model_vgic::{Distributor, Private, Redistributor};
 use model_virtio::rng::Rng;
 use model_vuart::Pl011;
@@ -20,6 +20,7 @@ pub fn parked(data: &[u8]) {
         (kind::VCPU, size_of::<Interrupts>()),
         (kind::UART, size_of::<Uart>()),
         (kind::DEVICES, size_of::<Transport>()),
+        (kind::NETS, size_of::<parked::Net>()),
     ];
     let mut room = vec![0; 4096];
     let mut writer = Writer::new(&mut room);
@@ -39,6 +40,7 @@ fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::parked::Unreada
     let interrupts = records.one(kind::VCPU)?;
     let uart = records.one(kind::UART)?;
     let device = records.one(kind::DEVICES)?;
+    let own = records.one(kind::NETS)?;
     records.end()?;
 
     let mut physical = [0; 32];
@@ -62,6 +64,10 @@ fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::parked::Unreada
     let mut rng = model_virtio::Transport::new(Rng::default());
     if rng.restore(&device) {
         virtio::rng_goes_on(rng, input);
+    }
+    let mut net = model_virtio::Transport::new(virtio::net_device(true, 1));
+    if net.restore_net(&device, &own) {
+        virtio::net_goes_on(net, input);
     }
     Ok(())
 }

@@ -131,40 +131,58 @@ pub fn balloon(data: &[u8]) {
 /// Frames out, cut for a wire, and in, and commands.
 pub fn net(data: &[u8]) {
     let has = |bit: u8| data.first().is_some_and(|byte| byte & bit != 0);
-    let options = net::Options {
+    let device = net_device(!has(2), if has(4) { 3 } else { 1 });
+    let mut frame = Frame::default();
+    drive(data, device, |net, guest| {
+        exchange(net, guest, &mut frame, has(8));
+    });
+}
+
+/// A network device, with offloads or without, of so many pairs of queues.
+pub fn net_device(offloads: bool, pairs: u16) -> Net {
+    Net::new(net::Options {
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1500,
-        offloads: !has(2),
-        pairs: if has(4) { 3 } else { 1 },
-    };
-    let mtu = options.mtu;
+        offloads,
+        pairs,
+    })
+}
+
+/// As [`net`], from any state.
+pub fn net_goes_on(mut net: Transport<Net>, mut input: Input<'_>) {
+    let guest = FakeGuest::new(RAM, RAM_SIZE).with_hole(HOLE);
     let mut frame = Frame::default();
-    drive(data, Net::new(options), |net, guest| {
-        for _ in 0..32 {
-            match net.next_frame(guest, &mut frame, has(8)) {
-                net::Next::Empty => break,
-                net::Next::Refused => {}
-                net::Next::Frame => {
-                    cut(&frame, guest, mtu);
-                    net.sent(guest, &frame);
-                }
+    let mut serve = |net: &mut _, guest: &_| exchange(net, guest, &mut frame, false);
+    while step(&mut input, &mut net, &guest, &mut serve).is_some() {}
+    serve(&mut net, &guest);
+}
+
+fn exchange(net: &mut Transport<Net>, guest: &FakeGuest, frame: &mut Frame, will_look: bool) {
+    let mtu = net.device().options().mtu;
+    for _ in 0..32 {
+        match net.next_frame(guest, frame, will_look) {
+            net::Next::Empty => break,
+            net::Next::Refused => {}
+            net::Next::Frame => {
+                cut(frame, guest, mtu);
+                net.sent(guest, frame);
             }
         }
-        net.signal_sent(guest);
-        net.control(guest, 8);
-        for bytes in [60, 9000] {
-            let mut filled = 0;
-            let received = net.receive(guest, (bytes, Offload::default(), bytes), |runs| {
-                while let Some(run) = runs.front() {
-                    assert!(guest.contains(run.ipa, run.len.into()));
-                    filled += run.len;
-                    runs.advance(run.len);
-                }
-                Ok(())
-            });
-            assert!(received != Received::Done || filled == bytes);
-        }
-    });
+    }
+    net.signal_sent(guest);
+    net.control(guest, 8);
+    for bytes in [60, 9000] {
+        let mut filled = 0;
+        let received = net.receive(guest, (bytes, Offload::default(), bytes), |runs| {
+            while let Some(run) = runs.front() {
+                assert!(guest.contains(run.ipa, run.len.into()));
+                filled += run.len;
+                runs.advance(run.len);
+            }
+            Ok(())
+        });
+        assert!(received != Received::Done || filled == bytes);
+    }
 }
 
 /// What goes over a wire for a frame, however its headers lie.

@@ -7,7 +7,7 @@ use crate::{Outcome, os0::Os0, scenario::Scenario, vm::Vm};
 /// outlives that it is parked in the middle.
 pub fn routed(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     let vm = Vm::linux("web", kernel, "script").memory("128MiB");
-    let vm = vm.args("cma=16M").cow_partition("first").uplink("lan");
+    let vm = vm.args("cma=16M").persistent_disk("first").uplink("lan");
     let os0 = Os0::new(kernel, cpus, "2G", "network").cpu(cpu).images();
     // Of Debian's 6.1 the driver of PCI devices is not in the initial RAM disk.
     let has_card = kernel != "bookworm";
