@@ -19,9 +19,11 @@
 #define ROUNDS 5
 #define PAGE 4096
 #define PAGES 256
+#define WORDS (1 << 15)
 
 static char *self, *shell;
 static char *guarded;
+static unsigned long *worked;
 static sigjmp_buf after_fault;
 static int there[2], back[2];
 
@@ -62,6 +64,18 @@ static void do_sh(void)
 		_exit(3);
 	}
 	wait_for(child);
+}
+
+// What a program does by itself: a walk over 256 KiB that it changes.
+static void do_load(void)
+{
+	unsigned long state = 1;
+	int n;
+
+	for (n = 0; n < 1 << 20; n++) {
+		state = state * 6364136223846793005UL + 1442695040888963407UL;
+		worked[state >> 49] += state ^ worked[n % WORDS];
+	}
 }
 
 // To another process, which sends each byte back, and to this one again.
@@ -209,6 +223,12 @@ int main(int count, char **words)
 	if (guarded == MAP_FAILED || sigaction(SIGSEGV, &action, NULL))
 		return 3;
 	setbuf(stdout, NULL);
+	worked = calloc(WORDS, sizeof(*worked));
+	if (!worked)
+		return 3;
+	measure("load", 10, 1, do_load);
+	// A fork would take it along.
+	free(worked);
 	measure("fork", 100, 1, do_fork);
 	measure("exec", 100, 1, do_exec);
 	measure("sh", 50, 1, do_sh);

@@ -27,7 +27,8 @@ const PLACES: [(&str, &str); 5] = [
     ("vm", "in a VM beside it"),
 ];
 /// The program's keys, and what they are.
-const SERVICES: [(&str, &str); 8] = [
+const SERVICES: [(&str, &str); 9] = [
+    ("load", "a program's own work, 1,048,576 steps"),
     ("fork", "fork, and its end"),
     ("exec", "fork and exec"),
     ("sh", "fork and exec of a shell that does that"),
