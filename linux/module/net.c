@@ -66,7 +66,8 @@ static bool put(struct sk_buff *skb)
 
 static netdev_tx_t net_xmit(struct sk_buff *skb, struct net_device *dev)
 {
-	bool is_put = area && READ_ONCE(is_shared) && skb->len <= FRAME_MAX && put(skb);
+	bool is_on = area && READ_ONCE(is_shared);
+	bool is_put = is_on && skb->len <= FRAME_MAX && put(skb);
 
 	if (is_put) {
 		dev->stats.tx_packets++;
@@ -75,8 +76,8 @@ static netdev_tx_t net_xmit(struct sk_buff *skb, struct net_device *dev)
 		dev->stats.tx_dropped++;
 	}
 	dev_consume_skb_any(skb);
-	/* A batch is told of once, with its last. */
-	if (area && !netdev_xmit_more())
+	/* A batch is told of once, with its last; to nobody while VMs are parked. */
+	if (is_on && !netdev_xmit_more())
 		push();
 	return NETDEV_TX_OK;
 }
