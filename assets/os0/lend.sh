@@ -54,7 +54,7 @@ reach_pieces() {
 scattered() {
     waited=0
     : >/tmp/fragment
-    /fragment 32 148 >/tmp/fragment &
+    /fragment 32 122 >/tmp/fragment &
     while ! grep -q fragment: /tmp/fragment && [ $waited -lt 600 ]; do
         sleep 1
         waited=$((waited + 1))
