@@ -5,7 +5,8 @@
 //! A [`Header`], then items, each with its kind and length, in one order:
 //!
 //! ```text
-//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS VCPU.. SPIS UART TYPED BUTTON DEVICES NETS TEXT] }..  END
+//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS WORDS VCPU.. SPIS UART TYPED BUTTON DEVICES NETS
+//!   {OVERLAY WORDS}.. TEXT] }..  END
 //! ```
 //!
 //! What is read is an allegation. Whether lengths, numbers and the checksum fit is decided here; whether a
@@ -23,8 +24,8 @@ pub use records::{
 pub use stream::{Reader, Unreadable, Writer};
 
 /// The version of the records that this source writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The oldest that it reads.
-pub const OLDEST: u32 = 2;
+pub const OLDEST: u32 = 3;
 /// How they begin.
 pub const MAGIC: [u8; 8] = *b"UNDPPARK";

@@ -24,11 +24,22 @@ wget -q -O /tmp/pattern 10.0.2.129/pattern || say "net failed wget"
 say "net fetched sha256=$(sum </tmp/pattern)"
 [ "$(nc 10.0.2.100 7 </tmp/pattern | sum)" = "$(sum </tmp/pattern)" ] && say "net outside ok"
 
+# Over the base of its disk, of which parts are in its memory and in what it wrote.
+dd if=/tmp/pattern of=/dev/vda bs=4k seek=64 conv=fsync 2>/dev/null
+echo 3 >/proc/sys/vm/drop_caches
+disk() {
+    tail -c +262145 /dev/vda | head -c "$(stat -c %s /tmp/pattern)" | sum
+}
+[ "$(disk)" = "$(sum </tmp/pattern)" ] || say "net failed disk"
+
 data() {
     for round in 1 2 3 4 5 6; do echo "$round"; cat /tmp/pattern; sleep "$1"; done
 }
 data 0.3 | nc 10.0.2.129 5000 >/dev/null
 say "net sent sha256=$(data 0 | sum)"
+say "net kept sha256=$(disk)"
+echo 3 >/proc/sys/vm/drop_caches
+say "net disk sha256=$(disk)"
 SCRIPT
 }
 
@@ -73,7 +84,7 @@ network() {
     mkfifo /tmp/never
     nc -l -p 5000 <>/tmp/never >/tmp/heard &
     try 0 attach >/dev/null
-    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=4 2>/dev/null
     network_script | dd of=/tmp/first.img conv=notrunc 2>/dev/null
     try 0 run --disk first=/tmp/first.img /vms
     [ "$(cat $carrier)" = 1 ] || say "failed carrier beside VMs"

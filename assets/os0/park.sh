@@ -11,11 +11,20 @@ kill_servers() {
             kill -9 "$(cat /tmp/underpin-0/os0/lock)" && kills=$((kills + 1))
             sleep 1
             try 0 serve --detach
+            if [ $kills = 2 ] && [ -e /images/other ]; then replace_once; fi
         fi
         sleep 0.1
         waited=$((waited + 1))
     done
     sed 's/^/os0: console writer /' $log
+}
+
+# A VM is parked, the hypervisor is replaced, and the VM goes on.
+replace_once() {
+    try 0 detach --park >/dev/null
+    try 0 upgrade /images/other
+    [ "$(field upgrades) $(field parked)" = "1 true" ] || say "failed upgrade $(cat /dev/underpin) $(/underpin log | tail -n 3)"
+    try 0 attach >/dev/null
 }
 
 # A VM writes and reads a disk that this system serves from a file, and the server is killed in the middle.
@@ -230,6 +239,10 @@ swap() {
         if [ $parks -lt 4 ] && [ "${swapped:-0}" -gt 1000 ] && /underpin detach --park >/dev/null; then
             parks=$((parks + 1))
             sleep 2
+            if [ $parks = 2 ]; then
+                try 0 upgrade /images/other
+                [ "$(field upgrades) $(field parked)" = "1 true" ] || say "failed upgrade $(cat /dev/underpin) $(/underpin log | tail -n 3)"
+            fi
             try 0 attach >/dev/null
         fi
         sleep 1

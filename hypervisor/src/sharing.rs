@@ -4,13 +4,14 @@ use crate::frames::{self, Metal};
 use crate::{entropy, host, os0};
 use abi::Text;
 use abi::bundle::{ENTRIES_MAX, Place, kind};
+use abi::parked::run;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use machine_contract::TableMemory;
 use machine_locks::{Once, Rank, SpinGuard, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa};
 use model_address_space::Frames;
 use model_frame_table::{
-    CacheKey, FrameEntry, MAX_NODES, MAX_ORDER, MemoryMap, Owner, Purpose, Use,
+    CacheKey, FrameEntry, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, Purpose, Use,
 };
 use model_pmap::Why;
 use model_sharing::{
@@ -267,6 +268,32 @@ pub fn join_image(frame: Mfn, user: Owner) -> Result<bool, Why> {
     }
     let joined = model_sharing::join(&Metal, frame, user, Expect::Image);
     joined.map(|joined| joined.revived).map_err(why)
+}
+
+/// What a record says of a frame that a VM or a disk has (`abi::parked::run`).
+pub fn kind_of(frame: Mfn) -> u8 {
+    let state = host::get().map.entry(frame).map(FrameEntry::state);
+    let state = state.unwrap_or_default();
+    match (state.origin, state.usage) {
+        (Origin::Image, _) => run::SHARED,
+        (_, Use::Shared) if state.references > 1 => run::JOINED,
+        // Whoever uses it alone may have it alone.
+        _ => run::PRIVATE,
+    }
+}
+
+/// Makes `user` one of those who have a frame, as a record of that kind says: one of a kind that is the user's
+/// own is so already.
+pub fn take_over(kind: u8, frame: Mfn, user: Owner) -> bool {
+    let group = Expect::Group(group_of(user));
+    match kind {
+        run::PRIVATE => true,
+        run::SHARED => join_image(frame, user).is_ok(),
+        run::JOINED => {
+            publish(frame, user) || model_sharing::join(&Metal, frame, user, group).is_ok()
+        }
+        _ => false,
+    }
 }
 
 /// Adds `user` to a frame of its group that holds what `page` holds, if there is one. `page` is

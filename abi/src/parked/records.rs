@@ -61,11 +61,11 @@ records! {
         /// How many of its vCPUs follow.
         vcpus: u32,
     }
-    /// Guest frames that follow each other, and so what is behind them.
+    /// Guest frames, or blocks of a disk, that follow each other, and so what is behind them.
     Run, 24 {
-        /// The first guest frame.
+        /// The first guest frame, or block.
         gfn: u64,
-        /// The frame behind it.
+        /// The frame behind it, or the block of a partition.
         frame: u64,
         /// How many.
         count: u32,
@@ -75,8 +75,8 @@ records! {
         why: u8,
         /// 1: never to be shared.
         never_share: u8,
-        /// Zero.
-        reserved: u8,
+        /// Of [`super::run::BASE`]: the disk of the VM whose base it is, from 0 on.
+        disk: u8,
     }
     /// 32 interrupts, as a GIC has them when none is in a list register.
     Interrupts, 56 {
@@ -241,6 +241,19 @@ records! {
     }
 }
 
+impl Run {
+    /// Whether `next` goes on where this ends.
+    pub fn goes_on(&self, next: &Self) -> bool {
+        let count = u64::from(self.count);
+        let has_place = !matches!(self.kind, run::EMPTY | run::UNTOUCHED);
+        let what = |run: &Self| (run.kind, run.why, run.never_share, run.disk);
+        what(self) == what(next)
+            && self.gfn + count == next.gfn
+            && (!has_place || self.frame + count == next.frame)
+            && self.count.checked_add(next.count).is_some()
+    }
+}
+
 /// Kinds of items.
 pub mod kind {
     /// A [`super::Machine`].
@@ -279,6 +292,11 @@ pub mod kind {
     pub const END: u32 = 17;
     /// [`super::Net`]s, one for each network device, in their order.
     pub const NETS: u32 = 18;
+    /// [`super::Run`]s of what was written over the base of a disk; one item for each disk.
+    pub const OVERLAY: u32 = 19;
+    /// What blocks of partitions are to hold, one word for each block that the [`super::Run`]s before it name:
+    /// `XXH64` of it, of seed 0, or 1 where it was not written; 0: that is not known.
+    pub const WORDS: u32 = 20;
 }
 
 /// How a VM stands.
@@ -301,6 +319,12 @@ pub mod run {
     pub const EMPTY: u8 = 3;
     /// What is there from the start; never to be shared.
     pub const UNTOUCHED: u8 = 4;
+    /// Frames of no bundle, which others use too.
+    pub const JOINED: u8 = 5;
+    /// Blocks of the partition that the VM, or the disk, has for itself.
+    pub const STORED: u8 = 6;
+    /// Blocks of the partition that is a disk's base.
+    pub const BASE: u8 = 7;
 }
 
 /// Whether a vCPU is on.

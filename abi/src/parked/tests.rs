@@ -13,7 +13,7 @@ fn runs(count: u64) -> Vec<Run> {
         kind: run::PRIVATE,
         why: 0,
         never_share: 0,
-        reserved: 0,
+        disk: 0,
     };
     (0..count).map(run).collect()
 }

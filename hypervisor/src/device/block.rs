@@ -4,6 +4,8 @@
 //! What is in memory is served at once. For what is not, a [`Part`] of the request goes to the
 //! physical disk in a buffer of EL2's own, and the request goes on from there when it is back.
 
+mod parked;
+
 use super::overlay::{Base, CowDisk};
 use super::request::{Loaded, Side, Turn, execute, fill, first_read};
 use super::virtio::{Slot, register, update_line};
@@ -12,7 +14,6 @@ use crate::vm::{self, Instance};
 use crate::{frames, heap, host, housekeeping, paging, sharing};
 use abi::bundle::Image;
 use abi::control::{LATENCY_BUCKETS, latency_bucket};
-use abi::parked;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
@@ -196,21 +197,6 @@ impl Block {
         let mut state = self.state.lock();
         self.serve(&mut state, vm, n);
         update_line(&state.transport, vm, n);
-    }
-
-    /// Its record, for the image that takes this one's place; `None` while a request is not answered, or where
-    /// its data are in memory.
-    pub fn record(&self) -> Option<parked::Transport> {
-        let state = self.state.lock();
-        let is_idle = state.under_way == 0 && state.parked.is_none() && state.held.is_none();
-        let is_elsewhere = !matches!(state.backing, Backing::Cow(_));
-        (is_idle && is_elsewhere).then(|| state.transport.record())
-    }
-
-    /// As a record has it; `false` where that makes no sense.
-    #[must_use]
-    pub fn restore(&self, record: &parked::Transport) -> bool {
-        self.state.lock().transport.restore(record)
     }
 
     /// Whether a request that was held may be told of now; asks to be asked again where it may later.

@@ -5,6 +5,8 @@
 //! the disk as one of its users; and a block that equals what a frame of the group holds uses that
 //! frame. Before the disk changes a block, it makes the frame its own again.
 
+mod parked;
+
 use crate::frames::{self, Metal, Tables};
 use crate::physical::disk::Partition;
 use crate::sharing;

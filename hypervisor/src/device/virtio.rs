@@ -109,9 +109,7 @@ impl Slot {
     pub fn record(&self) -> Result<parked::Device, &'static str> {
         let (kind, transport, own) = match self {
             Self::Block(block) => {
-                let record = block
-                    .record()
-                    .ok_or("a disk that is at work, or in memory")?;
+                let record = block.record().ok_or("a disk that is at work")?;
                 (device::BLOCK, record, [0; 2])
             }
             Self::Console(transport) => {

@@ -104,7 +104,12 @@ fn blocks_needed() -> u64 {
         .iter()
         .filter_map(usage)
         .map(|(_, tables)| tables / FRAME_SIZE);
-    let frames = frames.sum::<u64>() + sharing::record_frames() + network::frames() + TO_SPARE;
+    let frames = frames.sum::<u64>()
+        + vm::parked::overlay_tables(&vms)
+        + disk::table_frames()
+        + sharing::record_frames()
+        + network::frames()
+        + TO_SPARE;
     tables + FOR_DISKS + frames.div_ceil(1 << MAX_ORDER)
 }
 

@@ -367,6 +367,18 @@ pub fn extent(number: u8) -> Option<Extent> {
     Some(Extent { disk, entry })
 }
 
+/// A partition by its name.
+pub fn named(name: &str) -> Option<Extent> {
+    let (disk, entry) = partitions().find(|(_, entry)| entry.name == name)?;
+    Some(Extent { disk, entry })
+}
+
+/// Frames of tables that say what blocks hold.
+pub fn table_frames() -> u64 {
+    let tables = |(_, entry): (_, &Entry)| entry.known.lock().1.count();
+    partitions().map(tables).sum()
+}
+
 /// Notes that a block of a partition is free of what was swapped to it.
 pub fn forget(number: u8, block: u64) {
     if let Some(extent) = extent(number) {

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::frames::Ram;
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
-use model_address_space::{Events, Flight, GuestRam, Maps, NotHere, SOURCES};
+use model_address_space::{Events, Flight, GuestRam, Maps, SOURCES};
 use model_frame_table::MAX_NODES;
 use model_placement::NodeSet;
 use model_pmap::{Backing, Counts, Entry, REGION_FRAMES};
@@ -391,19 +391,19 @@ impl AddressSpace {
     /// The records of what is behind guest frames; see [`Maps::records`].
     pub fn records<E>(
         &self,
-        is_image: impl Fn(Mfn) -> bool,
+        place: impl Fn(Backing) -> (u8, u8, u64),
         put: impl FnMut(Run) -> Result<(), E>,
-    ) -> Result<Result<(), E>, NotHere> {
-        self.maps.lock().records(is_image, put)
+    ) -> Result<(), E> {
+        self.maps.lock().records(place, put)
     }
 
     /// See [`Maps::adopt`].
     #[must_use]
-    pub fn adopt(&self, run: &Run) -> bool {
+    pub fn adopt(&self, run: &Run, token: u64) -> bool {
         if run.never_share != 0 {
             self.has_secrets.store(true, Ordering::SeqCst);
         }
-        self.maps.lock().adopt(run)
+        self.maps.lock().adopt(run, token)
     }
 
     /// Lets pages be on their way to other frames; see [`Maps::begin`].

@@ -449,10 +449,7 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
         .take_while(|disk| disk.mode != disk_mode::NONE)
     {
         let share = record.never_share == 0 && disk.flags & DISK_NEVER_SHARE == 0;
-        let user = Owner {
-            vm,
-            gfn: Gfn(FIRST_DISK_USER + slots.len() as u64),
-        };
+        let user = disk_user(vm, slots.len());
         slots.push(Slot::Block(block(disk, home, user, share)?));
     }
     slots.push(Slot::rng());
@@ -466,6 +463,12 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
     }
     debug_assert!(slots.len() <= VIRTIO_MAX && slots.len() as u32 + 16 <= SPIS);
     Ok(slots)
+}
+
+/// A disk of a VM as a user of frames.
+pub const fn disk_user(vm: VmId, n: usize) -> Owner {
+    let gfn = Gfn(FIRST_DISK_USER + n as u64);
+    Owner { vm, gfn }
 }
 
 fn network(record: &NetRecord, vcpus: u32) -> Result<Net, Refusal> {

@@ -6,6 +6,7 @@ use super::layout;
 use super::oddities::Oddities;
 use super::vmids::Vmid;
 use crate::device::balloon::Balloon;
+use crate::device::block::Block;
 use crate::device::power_button::PowerButton;
 use crate::device::uart::Uart;
 use crate::device::virtio::Slot;
@@ -289,6 +290,14 @@ impl Instance {
         self.balloon().map_or([0; 2], |(_, balloon)| {
             let (counts, _) = balloon.counts();
             [counts.inflated, counts.reported]
+        })
+    }
+
+    /// Its disks.
+    pub fn disks(&self) -> impl Iterator<Item = &Block> {
+        self.virtio.iter().filter_map(|slot| match slot {
+            Slot::Block(block) => Some(block),
+            _ => None,
         })
     }
 

@@ -3,15 +3,19 @@
 use super::instance::Instance;
 use super::table::{self, Refusal, Vm};
 use super::{create, memory, reaper};
+use crate::device::block::Block;
 use crate::device::virtio::Slot;
+use crate::physical::disk::{self, Extent};
 use crate::{host, network, sharing};
 use abi::bundle::{VmRecord, control_rights};
 use abi::control::{VmStatus, code};
 use abi::parked::{self, Reader, Run, Unreadable, Writer, kind, life, run};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use model_addr::{FrameRange, Gfn, Mfn, VmId};
-use model_frame_table::{FrameEntry, Origin, Owner, Use};
+use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
+use model_frame_table::Owner;
+use model_paging::{Store, Token};
+use model_pmap::Backing;
 use model_vgic::Groups;
 
 /// Why there are no records.
@@ -71,13 +75,12 @@ fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
     if let Some(status) = ended.filter(|_| running.is_none()) {
         fits(to.put(kind::ENDED, &status))?;
     }
-    running.map_or(Ok(()), |vm| write_instance(vm, to))
+    running.map_or(Ok(()), |vm| write_instance(vm, &description, to))
 }
 
 /// Refuses what is in no record.
 fn check(record: &VmRecord, vm: &Instance) -> Result<(), Unwritable> {
     let has = [
-        (!record.swap.is_empty(), "swap"),
         (
             record.regions.iter().any(|region| !region.name.is_empty()),
             "a shared region",
@@ -99,9 +102,9 @@ fn check(record: &VmRecord, vm: &Instance) -> Result<(), Unwritable> {
     }
 }
 
-fn write_instance(vm: &Instance, to: &mut Writer<'_>) -> Result<(), Unwritable> {
+fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), Unwritable> {
     fits(to.put(kind::TREE, vm.space.sources().1))?;
-    write_runs(vm, to)?;
+    write_runs(vm, record, to)?;
     for vcpu in &vm.vcpus {
         fits(to.put(kind::VCPU, &vcpu.record()))?;
     }
@@ -128,28 +131,61 @@ fn write_instance(vm: &Instance, to: &mut Writer<'_>) -> Result<(), Unwritable> 
             fits(nets.add(&net.record().1))?;
         }
     }
+    for block in vm.disks() {
+        fits(block.write_overlay(to))?;
+    }
     let mut written = true;
     let mut text = to.begin(kind::TEXT).ok_or(Unwritable::NoRoom)?;
     vm.uart.terminal.waiting(|bytes| written &= text.add(bytes));
     fits(written)
 }
 
-fn write_runs(vm: &Instance, to: &mut Writer<'_>) -> Result<(), Unwritable> {
-    let map = &host::get().map;
-    let others = core::cell::Cell::new(false);
-    let is_image = |frame: Mfn| {
-        let state = map.entry(frame).map(FrameEntry::state).unwrap_or_default();
-        let is_image = state.origin == Origin::Image;
-        others.set(others.get() || state.usage == Use::Shared && state.references > 1 && !is_image);
-        is_image
+/// Where a VM of this description has blocks of its memory: in its swap, or in the base of that disk.
+fn partition(record: &VmRecord, kind: u8, disk: u8) -> Option<Extent> {
+    let name = match kind {
+        run::STORED => record.swap,
+        _ => record.disks.get(usize::from(disk))?.partition,
+    };
+    disk::named(name.as_str()?)
+}
+
+fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), Unwritable> {
+    let base = |number: u8| vm.disks().position(|block| block.base() == Some(number));
+    let place = |backing: Backing| match backing {
+        Backing::Discarded(token) => {
+            let Token { store, disk, block } = Token::decode(token);
+            match store {
+                Store::Swap => (run::STORED, 0, block),
+                Store::Base => (run::BASE, base(disk).unwrap_or(usize::MAX) as u8, block),
+            }
+        }
+        Backing::Private(frame) | Backing::Shared(frame) => (sharing::kind_of(frame), 0, frame.0),
+        Backing::Absent => (run::EMPTY, 0, 0),
     };
     let mut open = to.begin(kind::RUNS).ok_or(Unwritable::NoRoom)?;
-    let written = vm.space.records(is_image, |run| fits(open.add(&run)));
-    written.map_err(|_| Unwritable::Has("pages on a disk"))??;
-    if others.get() {
-        return Err(Unwritable::Has("pages that others use, of no image"));
-    }
-    Ok(())
+    vm.space.records(place, |run| fits(open.add(&run)))?;
+    let mut open = to.begin(kind::WORDS).ok_or(Unwritable::NoRoom)?;
+    vm.space.records(place, |run| {
+        let partition = || partition(record, run.kind, run.disk);
+        blocks(&run).try_for_each(|block| {
+            let extent = partition().ok_or(Unwritable::Has("pages on a disk that is gone"))?;
+            fits(open.add(&extent.word(block)))
+        })
+    })
+}
+
+/// The blocks of a partition that a record names.
+fn blocks(run: &Run) -> impl Iterator<Item = u64> {
+    let is_on_disk = matches!(run.kind, run::STORED | run::BASE);
+    let count = if is_on_disk { run.count.into() } else { 0 };
+    (0..count).map(|n| run.frame.saturating_add(n))
+}
+
+/// Frames of the tables of all VMs' overlays.
+pub fn overlay_tables(vms: &[Arc<Vm>]) -> u64 {
+    let instances = vms.iter().filter_map(|vm| vm.instance());
+    let tables = |vm: Arc<Instance>| vm.disks().map(Block::tables).sum::<u64>();
+    instances.map(tables).sum()
 }
 
 /// What a record says cannot be: that item's kind.
@@ -164,31 +200,24 @@ impl From<Unreadable> for Refusal {
     }
 }
 
-/// Takes frames that are VMs' own memory for them, by all records: before any pool has any.
+/// Takes frames that are VMs' own memory, or their disks', for them, by all records: before any pool has any.
 pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
-    let (mut slot, mut generation) = (None, 0);
+    let (mut slot, mut generation, mut disk) = (None, 0, 0);
     while let Some(kind) = records.peek() {
         match kind {
             kind::VM => {
                 let head: parked::Vm = records.one(kind)?;
                 slot = Some(slot.map_or(0, |slot: u16| slot + 1));
-                generation = head.starts as u16;
+                (generation, disk) = (head.starts as u16, 0);
             }
-            kind::RUNS => {
+            kind::RUNS | kind::OVERLAY => {
                 let index = slot.ok_or_else(|| senseless(kind))?;
                 let vm = VmId { index, generation };
-                let runs = records.all::<Run>(kind)?;
-                for run in runs.filter(|run| run.kind == run::PRIVATE) {
+                let of_disk = (kind == kind::OVERLAY).then(|| create::disk_user(vm, disk));
+                disk += usize::from(kind == kind::OVERLAY);
+                for run in records.all::<Run>(kind)? {
                     let gfn = Gfn(run.gfn);
-                    let frames = FrameRange {
-                        start: Mfn(run.frame),
-                        count: run.count.into(),
-                    };
-                    let adopted = host::get().map.adopt(frames, Owner { vm, gfn });
-                    adopted.map_err(|refused| {
-                        let what = format_args!("frames at {} of {vm:?}: {refused}", frames.start);
-                        Refusal::new(code::IMPOSSIBLE, 0, what)
-                    })?;
+                    adopt_run(&run, of_disk, Owner { vm, gfn })?;
                 }
             }
             _ => {
@@ -197,6 +226,35 @@ pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// Takes the frames of a record for a disk, whose are all of them, or for the guest frames from `first` on.
+fn adopt_run(run: &Run, of_disk: Option<Owner>, first: Owner) -> Result<(), Refusal> {
+    let (map, start) = (&host::get().map, Mfn(run.frame));
+    let one_by_one = |n: u64| {
+        let start = Mfn(run.frame.saturating_add(n));
+        let gfn = Gfn(first.gfn.0.saturating_add(n));
+        let user = of_disk.unwrap_or(Owner { gfn, ..first });
+        map.adopt(FrameRange { start, count: 1 }, user)
+    };
+    let count = u64::from(run.count);
+    let adopted = match (run.kind, of_disk) {
+        (run::PRIVATE, None) => map.adopt(FrameRange { start, count }, first),
+        (run::PRIVATE, Some(_)) => (0..count).try_for_each(one_by_one),
+        (run::JOINED, _) => {
+            // Those that another user's record named before are looked at when this one joins it.
+            let is_there = |n: &u64| map.entry(Mfn(run.frame.saturating_add(*n))).is_some();
+            (0..count).take_while(is_there).for_each(|n| {
+                let _ = one_by_one(n);
+            });
+            Ok(())
+        }
+        _ => Ok(()),
+    };
+    adopted.map_err(|refused| {
+        let what = format_args!("frames at {start} of {:?}: {refused}", first.vm);
+        Refusal::new(code::IMPOSSIBLE, 0, what)
+    })
 }
 
 /// Makes all VMs as records have them, which stand where the VMs do.
@@ -230,11 +288,12 @@ fn read_instance(
     };
     let tree = records.bytes(kind::TREE)?;
     let runs = records.all::<Run>(kind::RUNS)?;
+    let mut words = records.all::<u64>(kind::WORDS)?;
     let instance = create::instance_with(vm, id, |record, vmid, home, _| {
         let space = create::parked_space(record, (id, vmid, home), head.sources, tree)?;
         for run in runs.clone() {
-            let is_joined = run.kind != run::SHARED || join(&run, id);
-            if !(is_joined && space.adopt(&run)) {
+            let token = take_behind(&run, record, id, &mut words);
+            if !token.is_some_and(|token| space.adopt(&run, token)) {
                 return Err(senseless(kind::RUNS));
             }
         }
@@ -266,21 +325,46 @@ fn read_instance(
     }
     all(nets.len() == 0, kind::NETS)?;
     network::connect(&instance);
+    for block in instance.disks() {
+        let runs = records.all(kind::OVERLAY)?;
+        let words = records.all(kind::WORDS)?;
+        all(block.adopt(runs, words), kind::OVERLAY)?;
+    }
     for byte in records.bytes(kind::TEXT)? {
         instance.uart.terminal.put(*byte);
     }
     Ok(instance)
 }
 
-/// Makes a VM the user of frames of the bundle.
-fn join(run: &Run, vm: VmId) -> bool {
-    (0..run.count.into()).all(|n| {
-        let user = Owner {
-            vm,
-            gfn: Gfn(run.gfn + n),
-        };
-        sharing::join_image(Mfn(run.frame + n), user).is_ok()
-    })
+/// Makes a VM of this description the user of what is behind guest frames: where that is on a disk, if it is.
+fn take_behind(
+    run: &Run,
+    record: &VmRecord,
+    vm: VmId,
+    words: &mut impl Iterator<Item = u64>,
+) -> Option<u64> {
+    match run.kind {
+        run::SHARED | run::JOINED => (0..run.count.into()).all(|n| {
+            let gfn = Gfn(run.gfn.saturating_add(n));
+            let frame = Mfn(run.frame.saturating_add(n));
+            sharing::take_over(run.kind, frame, Owner { vm, gfn })
+        }),
+        run::STORED | run::BASE => {
+            let extent = partition(record, run.kind, run.disk)?;
+            let alone = run.kind == run::STORED;
+            let is_there = blocks(run).all(|block| {
+                let is_within = block < extent.size() / FRAME_SIZE;
+                words
+                    .next()
+                    .is_some_and(|word| is_within && extent.adopt(block, word, alone))
+            });
+            let store = if alone { Store::Swap } else { Store::Base };
+            let (disk, block) = (extent.number(), run.frame);
+            return is_there.then(|| Token { store, disk, block }.encode());
+        }
+        _ => true,
+    }
+    .then_some(0)
 }
 
 /// All frames are known again: how many VMs may have.

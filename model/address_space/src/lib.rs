@@ -54,8 +54,6 @@ mod parked;
 mod replicas;
 mod unshare;
 
-pub use parked::NotHere;
-
 pub use dismantle::Dismantling;
 pub use exchange::{EXCHANGE_MAX, Gets};
 pub use fault::{Access, Fault, Filled};

@@ -44,10 +44,11 @@ fn gone_over(vm: &Vm) {
         runs.push(run);
         Ok::<_, ()>(())
     };
-    vm.lock().records(|_| false, put).unwrap().unwrap();
+    // All frames are private here.
+    vm.lock().records(|_| (0, 0, 0), put).unwrap();
     let mut other = Maps::new(FakeTranslation::new(), vm.ram.range).unwrap();
     for run in &runs {
-        assert!(other.adopt(run) && !other.adopt(run));
+        assert!(other.adopt(run, 0) && !other.adopt(run, 0));
     }
     let maps = vm.lock();
     for gfn in (0..RAM_FRAMES + 2).map(|n| RAM.add(n)) {

@@ -18,6 +18,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod parked;
 mod stored;
 mod teardown;
 

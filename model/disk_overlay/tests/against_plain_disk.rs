@@ -123,6 +123,31 @@ impl Disk {
         }
     }
 
+    /// What is made of what was changed has the same behind each of these blocks.
+    fn gone_over(&self, (blocks, base_blocks, limit): (u64, u64, u64), seen: &[u64]) {
+        let mut other = Overlay::new(blocks, base_blocks, limit).unwrap();
+        let (mut memory, mut end) = (Memory::default(), 0);
+        let told: Result<(), ()> = self.overlay.changed(&self.memory, |block, what, count| {
+            assert!(block >= end && count > 0, "not in order");
+            end = block + count;
+            match what {
+                Block::Data(frame) => assert_eq!(other.put(&mut memory, block, frame), Ok(None)),
+                Block::Zero => assert_eq!(other.zero(&mut memory, block..end, u32::MAX), Ok(end)),
+                Block::Base => assert_ne!(what, Block::Base),
+            }
+            Ok(())
+        });
+        assert!(told.is_ok() && end <= blocks);
+        assert_eq!(other.data_blocks(), self.overlay.data_blocks());
+        for block in seen
+            .iter()
+            .flat_map(|block| block.saturating_sub(1)..block + 2)
+        {
+            let same = self.overlay.lookup(&self.memory, block);
+            assert_eq!(other.lookup(&memory, block), same, "block {block}");
+        }
+    }
+
     fn zero(&mut self, from: u64, to: u64, budget: u32) -> Result<(), OverlayError> {
         let mut at = from;
         while at < to {
@@ -280,6 +305,7 @@ proptest! {
                 prop_assert_eq!(&disk.read(block)[..], &plain[at..at + SECTORS], "block {}", block);
             }
         }
+        disk.gone_over((blocks, base_blocks, limit), &touched);
         if blocks < 2000 {
             for block in 0..blocks {
                 let at = block as usize * SECTORS;

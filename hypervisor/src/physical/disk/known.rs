@@ -59,6 +59,21 @@ impl Extent {
         let _ = words.set(tables, block, 0);
     }
 
+    /// What is known of a block, as records have it: zero where nothing is.
+    pub fn word(&self, block: u64) -> u64 {
+        let (words, tables) = &*self.entry.known.lock();
+        words.get(tables, block)
+    }
+
+    /// Notes what was known of a block that nobody knows of now, as a record has it; one that is taken `alone`
+    /// is nobody else's. `false` where that makes no sense, or without memory for it.
+    pub fn adopt(&self, block: u64, word: u64, alone: bool) -> bool {
+        let (words, tables) = &mut *self.entry.known.lock();
+        let is_new = words.get(tables, block) == 0 && word != 0;
+        let is_same = !alone && (word == 0 || words.get(tables, block) == word);
+        is_same || is_new && words.set(tables, block, word).is_ok()
+    }
+
     /// Frames of the tables that say what its blocks hold.
     pub fn tables(&self) -> u64 {
         self.entry.known.lock().1.count()

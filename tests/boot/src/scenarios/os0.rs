@@ -355,7 +355,8 @@ fn swap() -> Scenario {
     let vm = vm.persistent_disk("first");
     let vm = vm.args("module_blacklist=virtio_balloon");
     let os0 = Os0::new("trixie-cloud", 2, "2G", "swap").cpu("max,pauth=off,sme=off");
-    let os0 = os0.beside(vec![vm]).expect("swap parks=", 5 * BOOT);
+    let os0 = os0.images().beside(vec![vm]);
+    let os0 = os0.expect("swap parks=", 5 * BOOT);
     Scenario::os0("os0/swap", os0).slow().console(|said| {
         let parks = said.split("swap parks=").nth(1).and_then(first_number);
         let is_right = said.contains("underpin-guest: same");

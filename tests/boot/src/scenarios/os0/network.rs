@@ -7,7 +7,7 @@ use crate::{Outcome, os0::Os0, scenario::Scenario, vm::Vm};
 /// outlives that it is parked in the middle.
 pub fn routed(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     let vm = Vm::linux("web", kernel, "script").memory("128MiB");
-    let vm = vm.args("cma=16M").persistent_disk("first").uplink("lan");
+    let vm = vm.args("cma=16M").cow_partition("first").uplink("lan");
     let os0 = Os0::new(kernel, cpus, "2G", "network").cpu(cpu).images();
     // Of Debian's 6.1 the driver of PCI devices is not in the initial RAM disk.
     let has_card = kernel != "bookworm";
@@ -56,11 +56,15 @@ fn check_own(said: &str) -> Outcome {
     let (sent, heard) = (after("net sent "), after("network heard "));
     let has_address = said.contains("underpin-guest: net address 10.0.2.13");
     let heard = heard.and_then(|sum| sum.split(' ').next().map(str::to_owned));
-    let is_whole = fetched.is_some() && fetched == own && sent.is_some() && sent == heard;
+    let (kept, disk) = (after("net kept "), after("net disk "));
+    let is_disk = kept == fetched && disk == fetched && !said.contains("net failed disk");
+    let is_whole =
+        fetched.is_some() && fetched == own && sent.is_some() && sent == heard && is_disk;
     if has_address && is_whole {
         return Ok(());
     }
     Err(format!(
-        "address: {has_address}; fetched {fetched:?} of {own:?}; sent {sent:?}, heard {heard:?}"
+        "address: {has_address}; fetched {fetched:?} of {own:?}; sent {sent:?}, heard {heard:?}; \
+         on its disk {kept:?}, {disk:?}"
     ))
 }

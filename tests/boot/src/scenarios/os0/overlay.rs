@@ -17,6 +17,7 @@ pub fn on_a_served_file() -> Scenario {
     let careless = Vm::linux("careless", "trixie-cloud", "script").memory("64MiB");
     let careless = careless.cow_partition("base").overlay("4MiB", "kept");
     let os0 = os0
+        .images()
         .beside(vec![vm, careless])
         .expect("overlay kills=", 5 * BOOT);
     let os0 = os0.expect("Power down", BOOT);

@@ -1,0 +1,60 @@
+//! Records of guest frames that are on a disk (`abi::parked`).
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use abi::parked::{Run, run};
+use machine_fake::FakeTranslation;
+use model_addr::{FRAME_SIZE, Gfn, IpaRange};
+use model_address_space::Maps;
+use model_pmap::Backing;
+
+const RAM: Gfn = Gfn(0x4_0000);
+const RAM_FRAMES: u64 = 600;
+
+fn maps() -> Maps<FakeTranslation> {
+    let range = IpaRange {
+        start: RAM.address(),
+        size: RAM_FRAMES * FRAME_SIZE,
+    };
+    Maps::new(FakeTranslation::new(), range).unwrap()
+}
+
+/// What is on a disk goes over with where it is there.
+#[test]
+fn what_is_on_a_disk_stays_there() {
+    let stored = Run {
+        gfn: RAM.0 + 5,
+        frame: 77,
+        count: 3,
+        kind: run::STORED,
+        why: 0,
+        never_share: 0,
+        disk: 0,
+    };
+    let mut own = maps();
+    assert!(own.adopt(&stored, 77));
+    for n in 0..3 {
+        let backing = own.entry(RAM.add(5 + n)).backing;
+        assert_eq!(backing, Backing::Discarded(77 + n));
+    }
+    let place = |backing| match backing {
+        Backing::Discarded(token) => (run::STORED, 0, token),
+        _ => (0, 0, 0),
+    };
+    let mut found = Vec::new();
+    let put = |run| {
+        found.push(run);
+        Ok::<_, ()>(())
+    };
+    own.records(place, put).unwrap();
+    assert_eq!(found, [stored]);
+    // What goes beyond memory, and what is no kind.
+    let last = RAM.0 + RAM_FRAMES - 2;
+    assert!(!maps().adopt(
+        &Run {
+            gfn: last,
+            ..stored
+        },
+        77
+    ));
+    assert!(!maps().adopt(&Run { kind: 99, ..stored }, 77));
+}
