@@ -44,6 +44,10 @@ reach_pieces() {
     ln -sf /dev/rogue /dev/mem
     page=$(flags | awk '{ is = /^..[89a-f]/ } was && !is { last = NR - 2 } { was = is } END { print last }')
     try 0 detach --park >/dev/null
+    # No record says where single pages are: the hypervisor stays, and VMs with it.
+    try 8 upgrade /images/other
+    [ "$(field refusal) $(field upgrades) $(field parked)" = "not-recorded 0 true" ] || say "failed refusal of upgrade $(cat /dev/underpin)"
+    /underpin log | grep -q 'no upgrade: single pages are lent' || say "failed words of the refusal $(/underpin log | tail -n 2)"
     try 0 attach >/dev/null
     devmem $(((0x40000 + page) * 4096)) 2>/dev/null && say "failed a page that is lent was read"
     devmem $(((0x40001 + page) * 4096)) >/dev/null || say "failed a page of its own was not read"

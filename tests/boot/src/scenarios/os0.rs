@@ -332,7 +332,8 @@ fn scattered() -> Scenario {
     let vm = Vm::linux("large", "trixie-cloud", "script").memory("160MiB");
     let vm = vm.persistent_disk("first");
     let os0 = Os0::new("trixie-cloud", 2, "1G", "scattered").cpu("max,pauth=off,sme=off");
-    let os0 = os0.words("cma=0 os0.fill=100000000").beside(vec![vm]);
+    let os0 = os0.words("cma=0 os0.fill=100000000").images();
+    let os0 = os0.beside(vec![vm]);
     let os0 = os0.expect("os0: reached page=", 3 * BOOT);
     let os0 = os0.expect("loans left=0 offline=0", 4 * BOOT);
     Scenario::os0("os0/scattered", os0.expect("Power down", BOOT)).console(|said| {
