@@ -7,6 +7,7 @@
 
 mod figure8;
 mod linux;
+mod marks;
 mod movement;
 mod sampling;
 mod seeds;

@@ -147,6 +147,27 @@ impl Machine {
         }
     }
 
+    /// Waits until the machine has ended by itself (`--exit-when-done`), and asks nothing of it meanwhile.
+    ///
+    /// # Errors
+    /// It fails, with its last words, or does not end in time.
+    pub fn await_end(&mut self, within: Duration) -> Outcome {
+        let deadline = Instant::now() + within;
+        loop {
+            let ended = self.sim.try_wait();
+            if let Some(status) = ended.map_err(because("cannot look after the machine"))? {
+                self.ended = true;
+                let said = fs::read_to_string(self.directory.join("sim.log")).unwrap_or_default();
+                let failed = || format!("the machine failed ({status}): {}", said.trim());
+                return status.success().then_some(()).ok_or_else(failed);
+            }
+            if Instant::now() > deadline {
+                return Err(format!("the machine did not end in {} s", within.as_secs()));
+            }
+            sleep(POLL);
+        }
+    }
+
     /// Fails where the machine's process has ended.
     pub fn check_alive(&mut self) -> Outcome {
         match self

@@ -2,10 +2,11 @@
 //! without anything beneath it, on the same measuring machine. The processes are busybox's, in the place of
 //! pmake's: each job writes a source, and sorts, compresses and sums it, in a shell of its own.
 
-use super::{directory, linux::mark};
+use super::{directory, marks};
 use crate::bench_sharing::plot::Plot;
 use crate::step::{Outcome, Step};
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -23,34 +24,48 @@ const NODE_MIB: u32 = 256;
 /// MiB and jobs of all VMs together.
 const VMS_MIB: u32 = 1408;
 const JOBS: u32 = 48;
-/// How many VMs; none is Linux without Underpin.
-const VMS: [u32; 5] = [0, 1, 2, 4, 8];
+/// How many VMs; none is Linux without Underpin. Then what EL2 is told: nothing, so that it moves pages, or to leave
+/// them where they were touched first.
+const RUNS: [(u32, &str); 9] = [
+    (0, ""),
+    (1, ""),
+    (1, STILL),
+    (2, ""),
+    (2, STILL),
+    (4, ""),
+    (4, STILL),
+    (8, ""),
+    (8, STILL),
+];
+const STILL: &str = "numa=off";
 /// MiB of the counters' window: a header, and nine words for each page.
 const WINDOW_MIB: u32 = (36_864 + CPUS * NODE_MIB * 256 * 4 * (CPUS + 1)).div_ceil(1 << 20);
 /// Distances of two nodes, and to the window.
 const FAR: u32 = 30;
 const NOBODYS: u32 = 254;
 
-/// What the guest does instead of `/init`: `vm=` is its number, `jobs=` how many it does, and with `wait` it
-/// begins when told. Region 2 and its number is the work.
+/// Debian's kernels test their ciphers after the boot, beside whatever runs, for seconds here.
+const TESTS: &str = "cryptomgr.notests";
+
+/// What the guest does instead of `/init`: `vm=` is its number, `jobs=` how many it does, `vms=` with how many it
+/// begins, and all are on before any goes. Region 2 and its number is the work.
 const WORK: &str = "#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
-for word in $(cat /proc/cmdline); do case $word in vm=*|jobs=*|wait=*) eval $word;; esac; done
+for word in $(cat /proc/cmdline); do case $word in vm=*|jobs=*|vms=*) eval $word;; esac; done
 cpus=$(nproc)
 job() {
     (sed \"s/LINE/$1/\" /source >/tmp/$1.c; sort /tmp/$1.c >/tmp/$1.s; gzip -c /tmp/$1.s >/tmp/$1.o
     wc /tmp/$1.c >/tmp/$1.w; sha256sum /tmp/$1.o | cut -c 1-64 >/tmp/$1.sum; rm /tmp/$1.c /tmp/$1.s)
 }
 lane() { n=$1; while [ $n -lt $jobs ]; do job $n; n=$((n + cpus)); done; }
-echo 'underpin-guest: ready'
-[ -z \"$wait\" ] || read go
-/begin$vm
+for module in $(cat /pmem.order); do insmod /$module; done
+/begin$vm-$vms
 lane=0
 while [ $lane -lt $cpus ]; do lane $lane & lane=$((lane + 1)); done
 wait
-/end$vm
+/end$vm-$vms
 echo \"underpin-guest: sum $(cat /tmp/*.sum | sha256sum)\"
 echo 'underpin-guest: work ok'
 poweroff -f
@@ -68,7 +83,7 @@ struct Run {
 /// A run that fails.
 pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
     let initrd = directory()?.join("figure8.initrd");
-    let files = files();
+    let files = files()?;
     let named: Vec<_> = files
         .iter()
         .map(|(name, bytes)| (name.as_str(), bytes.clone()))
@@ -85,16 +100,17 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let (mut bars, mut alone) = (Vec::new(), None);
-    for count in VMS {
-        let name = match count {
+    for (count, line) in RUNS {
+        let machine = match count {
             0 => "Linux alone".to_owned(),
             1 => "1 VM".to_owned(),
             _ => format!("{count} VMs"),
         };
+        let name = machine + if line == STILL { ", first touch" } else { "" };
         step.doing(&name);
         let run = match count {
             0 => bare(&initrd)?,
-            _ => in_vms(count, &initrd)?,
+            _ => in_vms(count, line, &initrd)?,
         };
         let alone = *alone.get_or_insert(run.ms);
         let parts = run.parts.iter().map(|ms| format!("{ms:.1}"));
@@ -113,16 +129,39 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
     Ok(rows)
 }
 
-fn files() -> Vec<(String, Vec<u8>)> {
+fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
+    let modules = assets::cache().ok_or("there is no asset cache")?;
+    let modules = modules.join("pmem").join(KERNEL);
+    let read = |name: &str| {
+        let path = modules.join(name);
+        fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+    };
+    let order = read("modules.order")?;
+    let names = String::from_utf8_lossy(&order).into_owned();
     let mut files = vec![
+        ("pmem.order".to_owned(), order),
         ("work".to_owned(), WORK.into()),
         ("source".to_owned(), source().into()),
     ];
-    for vm in 0..CPUS {
-        files.push((format!("begin{vm}"), mark(96, 2 + vm)));
-        files.push((format!("end{vm}"), mark(97, 2 + vm)));
+    for name in names.lines() {
+        files.push((name.to_owned(), read(name)?));
     }
-    files
+    for (vms, line) in RUNS {
+        let own = if line == STILL { 0 } else { vms.max(1) };
+        for vm in 0..own {
+            let region = 2 + vm;
+            let [begin, end] = match vms {
+                0 | 1 => [marks::BEGIN, marks::END].map(|hint| marks::mark(hint, region)),
+                _ => [
+                    marks::begin_together(vm, vms, region),
+                    marks::end_together(vm, vms, region),
+                ],
+            };
+            files.push((format!("begin{vm}-{vms}"), begin));
+            files.push((format!("end{vm}-{vms}"), end));
+        }
+    }
+    Ok(files)
 }
 
 /// Lines in an order that is to be sorted.
@@ -136,47 +175,56 @@ fn source() -> String {
     (0..600).map(line).collect()
 }
 
-fn arguments(vm: u32, jobs: u32) -> String {
-    format!("console=ttyAMA0 rdinit=/work vm={vm} jobs={jobs} numa_balancing=disable nokaslr quiet")
+fn arguments(vm: u32, vms: u32) -> String {
+    let jobs = JOBS / vms.max(1);
+    format!(
+        "console=ttyAMA0 rdinit=/work vm={vm} vms={vms} jobs={jobs} numa_balancing=disable nokaslr quiet {TESTS}"
+    )
 }
 
-fn in_vms(count: u32, initrd: &Path) -> Outcome<Run> {
-    let place = fresh("figure8")?;
+fn in_vms(count: u32, line: &str, initrd: &Path) -> Outcome<Run> {
+    let place = fresh(count)?;
     let names: Vec<String> = (0..count).map(|n| format!("work{n}")).collect();
     let vms = names.iter().zip(0..).map(|(name, n)| {
-        let args = arguments(n, JOBS / count) + " wait=1";
+        let args = arguments(n, count);
         Vm::linux(name, KERNEL, "poweroff")
             .initrd(&initrd.display().to_string())
             .args(&args)
             .memory(&format!("{}MiB", VMS_MIB / count))
             .cpus(CPUS / count)
+            .region("meeting", "2MiB", "rw")
     });
-    let results = place.join("results.csv");
-    let hardware = Hardware::new(CPUS, &format!("{}M", CPUS * NODE_MIB))
-        .nodes(CPUS)
-        .option("--flash")
-        .option("--results")
-        .option(results.display().to_string());
+    let results = results(count, line)?;
+    let kept = place.join("kept");
+    let options = [
+        "--flash",
+        "--exit-when-done",
+        "--results",
+        &results.display().to_string(),
+        "--keep-logs",
+        &kept.display().to_string(),
+    ];
+    let hardware = Hardware::new(CPUS, &format!("{}M", CPUS * NODE_MIB)).nodes(CPUS);
+    let mut hardware = options.into_iter().fold(hardware, Hardware::option);
+    if !line.is_empty() {
+        hardware = hardware.option("--append").option(line);
+    }
     let vms: Vec<Vm> = vms.collect();
+    // The host has no word from here on: each would be work of the CPU that serves it.
     let mut machine = Machine::start(&assets::command(), &place, &hardware, &vms)?;
-    machine.await_answer()?;
+    machine.await_end(WORK_MAX)?;
     for name in &names {
-        machine.expect(name, "underpin-guest: ready", 1, WORK_MAX)?;
+        let console = kept.join(format!("consoles/{name}.log"));
+        let said = fs::read(console).unwrap_or_default();
+        said_done(&String::from_utf8_lossy(&said)).map_err(|why| format!("{name}: {why}"))?;
     }
-    for name in &names {
-        machine.type_line(name, "go")?;
-    }
-    for name in &names {
-        machine.expect(name, "underpin-guest: work ok", 1, WORK_MAX)?;
-    }
-    machine.shut_down()?;
-    longest(&results)
+    longest(&results, count)
 }
 
 /// Linux on the machine itself: QEMU as `underpin sim` starts it, without Underpin.
 fn bare(initrd: &Path) -> Outcome<Run> {
-    let place = fresh("figure8")?;
-    let (results, console) = (place.join("results.csv"), place.join("console.log"));
+    let place = fresh(0)?;
+    let (results, console) = (results(0, "")?, place.join("console.log"));
     let kernel = assets::cache().ok_or("there is no asset cache")?;
     let kernel = kernel.join("kernels").join(KERNEL).join("vmlinuz");
     let plugin = assets::target().join("sim/release/libsim_plugin.so");
@@ -193,7 +241,7 @@ fn bare(initrd: &Path) -> Outcome<Run> {
         // The window is nobody's memory.
         .args([
             "-append",
-            &format!("{} mem={}M", arguments(0, JOBS), CPUS * NODE_MIB),
+            &format!("{} mem={}M", arguments(0, 0), CPUS * NODE_MIB),
         ])
         .stdin(Stdio::null());
     let mut qemu = qemu.spawn().map_err(|error| cannot(&error))?;
@@ -201,7 +249,7 @@ fn bare(initrd: &Path) -> Outcome<Run> {
     let _ = qemu.kill(); // it may have ended by itself
     let _ = qemu.wait();
     said?;
-    longest(&results)
+    longest(&results, 0)
 }
 
 fn cannot(error: &std::io::Error) -> String {
@@ -258,32 +306,44 @@ fn machine_words(place: &Path, results: &Path, plugin: &Path) -> std::io::Result
     Ok(words)
 }
 
+/// Whether a console says that all jobs are done.
+fn said_done(console: &str) -> Outcome {
+    if console.contains("underpin-guest: work ok") {
+        return Ok(());
+    }
+    let last = console.lines().last().unwrap_or("nothing");
+    Err(format!("it came to no end; last it said: {last}"))
+}
+
 fn await_work(qemu: &mut Child, console: &Path) -> Outcome {
     let deadline = Instant::now() + WORK_MAX;
     loop {
         let over = Instant::now() > deadline || !matches!(qemu.try_wait(), Ok(None));
         let said = fs::read(console).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
-        if said.contains("underpin-guest: work ok") {
-            return Ok(());
-        }
-        if over {
-            let last = said.lines().last().unwrap_or("nothing").to_owned();
-            return Err(format!("Linux alone came to no end; last it said: {last}"));
+        let done = said_done(&said);
+        if over || done.is_ok() {
+            return done.map_err(|why| format!("Linux alone: {why}"));
         }
         sleep(POLL);
     }
 }
 
-fn fresh(name: &str) -> Outcome<PathBuf> {
-    let place = directory()?.join(name);
+/// Where the machine's results are left: what each CPU did in each VM's while.
+fn results(vms: u32, line: &str) -> Outcome<PathBuf> {
+    let how = if line == STILL { "-first-touch" } else { "" };
+    Ok(directory()?.join(format!("figure8-{vms}-vms{how}.csv")))
+}
+
+fn fresh(vms: u32) -> Outcome<PathBuf> {
+    let place = directory()?.join(format!("figure8-{vms}"));
     let _ = fs::remove_dir_all(&place); // absent is fine
     fs::create_dir_all(&place).map_err(|error| format!("cannot make a directory: {error}"))?;
     Ok(place)
 }
 
 /// The region that took longest: that of the VM that was last.
-fn longest(results: &Path) -> Outcome<Run> {
+fn longest(results: &Path, vms: u32) -> Outcome<Run> {
     let text = fs::read_to_string(results)
         .map_err(|error| format!("cannot read {}: {error}", results.display()))?;
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
@@ -299,6 +359,10 @@ fn longest(results: &Path) -> Outcome<Run> {
             .and_then(|cell| cell.parse::<f64>().ok())
             .unwrap_or(0.0)
     };
+    let regions: BTreeSet<_> = lines.iter().filter_map(|line| line.get(region)).collect();
+    if regions.len() != vms.max(1) as usize {
+        return Err(format!("the results hold {} VMs", regions.len()));
+    }
     let last = lines
         .iter()
         .max_by(|a, b| number(a, clock).total_cmp(&number(b, clock)));

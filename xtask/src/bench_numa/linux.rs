@@ -2,6 +2,7 @@
 //! each vCPU and one scene, and as many compilers at a time (cc1 of gcc), each with memory of its own. All
 //! is in the initial RAM disk, as QEMU's disks take as long as chance will have it.
 
+use super::marks::{BEGIN, END, mark};
 use super::{HEAD, NODES, Run, WAYS, directory, machine, row};
 use crate::bench_sharing::plot::write_bars;
 use crate::step::{Outcome, Step};
@@ -89,8 +90,8 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
         .join("programs");
     let mut files = vec![
         ("work".to_owned(), WORK.into()),
-        ("begin".to_owned(), mark(96, 2)),
-        ("end".to_owned(), mark(97, 2)),
+        ("begin".to_owned(), mark(BEGIN, 2)),
+        ("end".to_owned(), mark(END, 2)),
         ("scene".to_owned(), scene().into()),
         ("source.c".to_owned(), source().into()),
     ];
@@ -112,46 +113,6 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
     }
     files.sort();
     Ok(files)
-}
-
-/// A program that begins or ends a region of the measuring machine's results, by this hint, and exits.
-pub fn mark(hint: u32, region: u32) -> Vec<u8> {
-    const AT: u64 = 0x40_0000;
-    // x0 = region; the hint; exit(0).
-    let code = [
-        0xd280_0000 | region << 5,
-        0xd503_201f | hint << 5,
-        0xd280_0000,
-        0xd280_0ba8,
-        0xd400_0001,
-    ];
-    let headers = 64 + 56;
-    let size = headers + 4 * code.len() as u64;
-    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
-    elf.resize(16, 0);
-    // An executable for AArch64; one program header; no sections.
-    elf.extend([2_u16, 183].iter().flat_map(|half| half.to_le_bytes()));
-    elf.extend(1_u32.to_le_bytes());
-    elf.extend(
-        [AT + headers, 64, 0]
-            .iter()
-            .flat_map(|word| word.to_le_bytes()),
-    );
-    elf.extend(0_u32.to_le_bytes());
-    elf.extend(
-        [64_u16, 56, 1, 0, 0, 0]
-            .iter()
-            .flat_map(|half| half.to_le_bytes()),
-    );
-    // All of it is loaded, to be read and executed.
-    elf.extend([1_u32, 5].iter().flat_map(|word| word.to_le_bytes()));
-    elf.extend(
-        [0, AT, AT, size, size, 0x1000]
-            .iter()
-            .flat_map(|word| word.to_le_bytes()),
-    );
-    elf.extend(code.iter().flat_map(|word| word.to_le_bytes()));
-    elf
 }
 
 /// Small spheres, always the same, at chance places.
