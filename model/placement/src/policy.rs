@@ -14,9 +14,10 @@ pub struct Thresholds {
     pub trigger: u32,
     /// Misses of a node that make it one of those that share the page: a quarter of the above.
     pub sharing: u32,
-    /// How often a page may be moved, or collapse, within a [`Self::span`].
+    /// How often a page may be moved, or collapse, each time less than a [`Self::span`] after the last.
+    /// Then it is left alone for a span; for two, four and so on where it goes on as before.
     pub moves: u8,
-    /// How many intervals moves are remembered.
+    /// How many intervals a page must stay for a move not to count.
     pub span: u32,
 }
 

@@ -5,6 +5,9 @@ use crate::{Decision, NodeSet, Sight, Thresholds, decide};
 /// Records that a page may be in: it is looked for in no others.
 pub const WAYS: usize = 8;
 
+/// A page is left alone for 2^22 intervals at most with the default span: some 17 minutes or more.
+const RELAPSES_MAX: u8 = 16;
+
 /// A page, by a number that the caller understands; not `u64::MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Page(pub u64);
@@ -16,11 +19,14 @@ pub struct Record {
     key: u64,
     /// Nodes that had copies of it when it was last looked at.
     replicas: NodeSet,
-    /// The interval in which it moved first, of those moves that count.
-    since: u32,
+    /// The interval of the last move.
+    moved: u32,
     /// The interval in which something was last done with it.
     last: u32,
+    /// Moves that count: each came less than a span after the one before.
     moves: u8,
+    /// How often it was left alone, and went on as before when it no longer was.
+    relapses: u8,
 }
 
 impl Record {
@@ -28,23 +34,43 @@ impl Record {
     pub const EMPTY: Self = Self {
         key: 0,
         replicas: NodeSet::NONE,
-        since: 0,
+        moved: 0,
         last: 0,
         moves: 0,
+        relapses: 0,
     };
 
-    fn past(&self, now: u32, span: u32) -> Past {
-        let is_over = now.wrapping_sub(self.since) >= span;
+    /// For how many intervals its moves count, or it is left alone.
+    fn rest(&self, limits: &Thresholds) -> u32 {
+        let is_left = self.moves >= limits.moves;
+        limits.span << if is_left { self.relapses } else { 0 }
+    }
+
+    fn past(&self, now: u32, limits: &Thresholds) -> Past {
+        let is_over = now.wrapping_sub(self.moved) >= self.rest(limits);
         Past {
             moves: if is_over { 0 } else { self.moves },
         }
+    }
+
+    /// It moved. Who moves again as soon as it may is left alone twice as long the next time; who
+    /// stayed for as long again begins anew.
+    fn count_move(&mut self, now: u32, limits: &Thresholds) {
+        let (stay, rest) = (now.wrapping_sub(self.moved), self.rest(limits));
+        if stay / 2 >= rest {
+            self.relapses = 0;
+        } else if stay >= rest && self.moves >= limits.moves {
+            self.relapses = (self.relapses + 1).min(RELAPSES_MAX);
+        }
+        self.moves = self.past(now, limits).moves.saturating_add(1);
+        self.moved = now;
     }
 }
 
 /// What is remembered of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// How often it moved, or its copies went, within the span that counts.
+    /// How often it moved, or its copies went, of late.
     pub moves: u8,
 }
 
@@ -69,24 +95,24 @@ impl<'a> Placement<'a> {
     /// Decides what becomes of a page in interval `now`. Where copies of it went since it was last
     /// looked at, somebody wrote it, or its node needed the memory: that counts as a move.
     pub fn look(&mut self, page: Page, sight: Sight<'_>, short: NodeSet, now: u32) -> Decision {
-        let span = self.limits.span;
+        let limits = self.limits;
         let set = self.set_of(page);
         let records = self.sets.get_mut(set).into_iter().flatten();
         let known = { records }.find(|record| record.key == key(page));
         let past = known.map_or(Past::default(), |record| {
             if !record.replicas.without(sight.replicas).is_empty() {
-                count_move(record, now, span);
+                record.count_move(now, &limits);
             }
             record.replicas = sight.replicas;
-            record.past(now, span)
+            record.past(now, &limits)
         });
         decide(sight, past, short, &self.limits)
     }
 
     /// A page was moved.
     pub fn moved(&mut self, page: Page, now: u32) {
-        let span = self.limits.span;
-        self.change(page, now, |record| count_move(record, now, span));
+        let limits = self.limits;
+        self.change(page, now, |record| record.count_move(now, &limits));
     }
 
     /// These nodes have copies of a page, too.
@@ -108,7 +134,7 @@ impl<'a> Placement<'a> {
         if own.is_none() {
             set[at] = Record {
                 key: key(page),
-                since: now,
+                moved: now,
                 ..Record::EMPTY
             };
         }
@@ -135,11 +161,4 @@ fn victim(set: &[Record; WAYS], now: u32) -> usize {
         record => now.wrapping_sub(record.last),
     };
     (0..WAYS).max_by_key(quiet).unwrap_or(0)
-}
-
-fn count_move(record: &mut Record, now: u32, span: u32) {
-    if record.moves == 0 || now.wrapping_sub(record.since) >= span {
-        (record.since, record.moves) = (now, 0);
-    }
-    record.moves = record.moves.saturating_add(1);
 }

@@ -16,20 +16,36 @@ struct Naive {
     replicas: BTreeSet<u8>,
     /// Some of them went since it was last looked at.
     lost: bool,
-    /// When it moved, of the span that began with the first.
+    /// When it moved: each time less than a span after the last.
     moves: Vec<u32>,
+    /// How long it is left alone once it moved too often, in spans; zero: one.
+    spans: u32,
 }
 
 impl Naive {
-    fn moves(&self, now: u32, span: u32) -> usize {
-        match self.moves.first() {
-            Some(first) if now - first < span => self.moves.len(),
+    fn moves(&self, now: u32, limits: &Thresholds) -> usize {
+        let (count, spans) = (self.moves.len(), self.spans.max(1));
+        let spans = if count < usize::from(limits.moves) {
+            1
+        } else {
+            spans
+        };
+        match self.moves.last() {
+            Some(last) if now - last < spans * limits.span => count,
             _ => 0,
         }
     }
 
-    fn note_move(&mut self, now: u32, span: u32) {
-        if self.moves(now, span) == 0 {
+    fn note_move(&mut self, now: u32, limits: &Thresholds) {
+        if self.moves(now, limits) == 0 {
+            let was_left = self.moves.len() >= usize::from(limits.moves);
+            let stayed = self.moves.last().map_or(0, |last| now - last);
+            let rest = limits.span * if was_left { self.spans.max(1) } else { 1 };
+            if stayed >= 2 * rest {
+                self.spans = 1;
+            } else if was_left {
+                self.spans = 2 * self.spans.max(1);
+            }
             self.moves.clear();
         }
         self.moves.push(now);
@@ -53,7 +69,7 @@ impl Naive {
         if is_shared && sight.written {
             return Decision::Leave(Stays::WriteShared);
         }
-        if self.moves(now, limits.span) >= usize::from(limits.moves) {
+        if self.moves(now, limits) >= usize::from(limits.moves) {
             return Decision::Leave(Stays::MovedOften);
         }
         let takers: Vec<NodeId> = sharers
@@ -85,7 +101,7 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
             .prop_map(|(misses, written, home, short)| Step::Look(misses, written, home, short & 3)),
         2 => Just(Step::Write),
         1 => (0..NODES as u8).prop_map(Step::Press),
-        2 => (1..40_u32).prop_map(Step::Later),
+        2 => prop_oneof![1..40_u32, 60..300_u32].prop_map(Step::Later),
     ];
     prop::collection::vec((0..WAYS as u64, step), 1..200)
 }
@@ -114,7 +130,7 @@ proptest! {
                         continue;
                     }
                     if std::mem::take(&mut known.lost) {
-                        known.note_move(now, limits.span);
+                        known.note_move(now, &limits);
                     }
                     let sight = Sight { home, replicas, misses: &misses, written };
                     let decision = placement.look(page, sight, set(short), now);
@@ -123,7 +139,7 @@ proptest! {
                         Decision::Migrate(to) => {
                             prop_assert!(to != home && !set(short).contains(to));
                             placement.moved(page, now);
-                            known.note_move(now, limits.span);
+                            known.note_move(now, &limits);
                         }
                         Decision::Replicate(nodes) => {
                             placement.replicated(page, nodes, now);

@@ -182,6 +182,8 @@ pub struct NumaStatus {
     pub memory: Vec<u64>,
     /// How it is known where they should be.
     pub misses: String,
+    /// How often pages were left where they are, by why.
+    pub left: BTreeMap<String, u64>,
     /// All of it is on its way to a node.
     pub moving: bool,
     /// Nanoseconds of CPUs for moving and copying pages, beside the bytes.

@@ -8,6 +8,8 @@
 //!   scene. Then the last vCPU writes all of it, and they read on: `rounds=N` (1) times.
 //! - `own`: each vCPU fills and uses memory of its own; midway each goes on with the next one's, as
 //!   where processes change places; with `still`, they stay.
+//! - `turns`: all vCPUs use the same memory one after the other, `passes=N` of writes each, `rounds=N` (1)
+//!   times, as where a lock goes round: wherever it is, it is at the wrong place soon.
 //! - `alone`: vCPU 0 fills and uses memory, while the others have been on and wait.
 //! - `chance`: vCPU 0 fills memory of four kinds of [`Kind`], and all vCPUs use its pages in orders and
 //!   with pauses that `seed=N` (1) gives; `rounds=N` (1) times pages change hands. What is there in the
@@ -114,6 +116,7 @@ fn main(machine: &'static Machine) -> Verdict {
         "own" => own,
         "alone" => alone,
         "chance" => chance,
+        "turns" => turns,
         _ => take,
     };
     measure::begin(2);
@@ -155,6 +158,19 @@ fn take(index: usize) {
     if index == 1 {
         let memory = memory(0);
         repeat(true, 0..passes, passes, |pass| change(&memory, pass));
+    }
+    finish(index);
+}
+
+fn turns(index: usize) {
+    let machine = boot::machine();
+    let (passes, rounds) = (machine.number("passes", 8), machine.number("rounds", 1));
+    let memory = memory(0);
+    for turn in 0..rounds * vcpus() {
+        if turn % vcpus() == index as u64 {
+            (0..passes).for_each(|pass| change(&memory, turn * passes + pass));
+        }
+        meet(turn + 1);
     }
     finish(index);
 }

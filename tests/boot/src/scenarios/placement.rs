@@ -27,6 +27,10 @@ const LINES: u64 = 32_768;
 const EATEN: u64 = 16 << 20;
 const HELD: u64 = 128 << 10;
 
+/// Memory that the guest of `turns` writes, and how often each page of it may move.
+const TURNS_KIB: u64 = 64;
+const TURNS_MOVES: u64 = 36;
+
 /// The most misses that may be remote in `chance`, in percent.
 const CHANCE_REMOTE: u64 = 60;
 
@@ -39,6 +43,7 @@ pub fn scenarios() -> Vec<Scenario> {
         chance(3),
         chance(11),
         eight(),
+        turns(),
         by_hand(),
     ]
 }
@@ -141,6 +146,36 @@ fn eight() -> Scenario {
         .prepare(|directory| Ok(results(directory)))
         .expect("guest", "underpin-guest: placement ok", 600)
         .check(becomes_local)
+        .check(|stage| powered_off(stage, "guest"))
+}
+
+/// Four nodes write the same pages in turn, 400 times: they move a few times, and are left then.
+fn turns() -> Scenario {
+    let args = format!("work=turns kib={TURNS_KIB} passes=4 rounds=100");
+    let vm = Vm::bare("guest", "placement", &args).cpus(4);
+    let hardware = Hardware::new(4, "1G").nodes(4).option("--flash");
+    let hardware = hardware.option("--flash-option").option("cache_kib=32");
+    Scenario::new("placement/turns", hardware, vec![vm])
+        .prepare(|directory| Ok(results(directory)))
+        .check(|stage| {
+            let machine = stage.machine()?;
+            let mut last = guest(machine)?;
+            // Until it has ended: the figures are those of while it writes.
+            while let Ok(vm) = guest(machine) {
+                last = vm;
+                sleep(POLL);
+            }
+            machine.expect("guest", "underpin-guest: placement ok", 1, SOON)?;
+            let left = last.left.get("moved-often").copied().unwrap_or(0);
+            let moves = last.moved * 4 / TURNS_KIB;
+            if moves > 0 && moves <= TURNS_MOVES && left > last.moved {
+                Ok(())
+            } else {
+                Err(format!(
+                    "{moves} moves of a page; left as often moved: {left} times"
+                ))
+            }
+        })
         .check(|stage| powered_off(stage, "guest"))
 }
 
