@@ -3,6 +3,7 @@
 use super::Context;
 use crate::{
     cli::NumaVerb,
+    control::Client,
     failure::Result,
     output::{
         Output,
@@ -60,6 +61,8 @@ pub fn numa(context: &Context, verb: Option<NumaVerb>) -> Result<()> {
 
 /// How long one waits between two looks at a VM that moves.
 const LOOK: Duration = Duration::from_millis(200);
+/// For how long one watches what a move gained.
+const WATCH: Duration = Duration::from_secs(2);
 
 /// Moves a VM's memory: what is to be expected before, and where that is asked, what came of it after.
 fn move_to(context: &Context, vm: &str, node: u8, wait: bool) -> Result<()> {
@@ -77,10 +80,20 @@ fn move_to(context: &Context, vm: &str, node: u8, wait: bool) -> Result<()> {
         sleep(LOOK);
         let now = client.numa(vm)?;
         if now.moving == 0 {
-            context.progress.say(&gain(&before, &now, node));
+            let later = watch(&mut client, &now)?;
+            context.progress.say(&gain(&before, (&now, &later), node));
             return Ok(());
         }
     }
+}
+
+/// What a VM is like some time after it moved, where misses are known.
+fn watch(client: &mut Client, moved: &NumaStatus) -> Result<NumaStatus> {
+    if moved.counts == 0 {
+        return Ok(*moved);
+    }
+    sleep(WATCH);
+    client.numa(&moved.name.to_string())
 }
 
 /// Bytes of a VM that are on `node`, and that are not.
@@ -110,25 +123,32 @@ fn forecast(vm: &NumaStatus, node: u8) -> String {
     text
 }
 
-/// What a move did: how much is there, and the local share of misses before it and since.
-fn gain(before: &NumaStatus, after: &NumaStatus, node: u8) -> String {
-    let ((_, was_far), (_, far)) = (near(before, node), near(after, node));
+/// What a move did: how much is there, and the local share of misses before it and after, when all had moved.
+fn gain(before: &NumaStatus, (moved, later): (&NumaStatus, &NumaStatus), node: u8) -> String {
+    let ((_, was_far), (_, far)) = (near(before, node), near(moved, node));
     let mut text = format!(
         "{}: {} came to node {node}, {} did not",
-        after.name,
+        moved.name,
         units::size(was_far.saturating_sub(far)),
         units::size(far),
     );
     let since = NumaStatus {
-        local: after.local.saturating_sub(before.local),
-        remote: after.remote.saturating_sub(before.remote),
-        ..*after
+        local: later.local.saturating_sub(moved.local),
+        remote: later.remote.saturating_sub(moved.remote),
+        ..*later
     };
-    if let (Some(then), Some(now)) = (local(before), local(&since)) {
-        let _ = write!(
-            text,
-            "; {then} % of the misses on hot pages were local before, {now} % since"
-        );
+    let seconds = WATCH.as_secs();
+    match (local(before), local(&since)) {
+        (Some(then), Some(now)) => {
+            let _ = write!(
+                text,
+                "; {then} % of the misses on hot pages were local before, {now} % in the {seconds} s after"
+            );
+        }
+        (Some(_), None) => {
+            let _ = write!(text, "; no page was hot in the {seconds} s after");
+        }
+        _ => {}
     }
     text
 }
@@ -277,15 +297,20 @@ mod tests {
             foretold.contains("0.0 s") && foretold.contains("25 %"),
             "{foretold}"
         );
-        let mut after = before;
-        after.memory[..2].copy_from_slice(&[3 << 20, 0]);
-        after.local += 90;
-        after.remote += 10;
-        let told = gain(&before, &after, 0);
+        let mut moved = before;
+        moved.memory[..2].copy_from_slice(&[3 << 20, 0]);
+        // While it moves does not count.
+        moved.remote += 500;
+        let mut later = moved;
+        later.local += 90;
+        later.remote += 10;
+        let told = gain(&before, (&moved, &later), 0);
         assert!(
-            told.contains("75 %") && told.contains("90 % since"),
+            told.contains("75 %") && told.contains("90 % in the 2 s after"),
             "{told}"
         );
+        let told = gain(&before, (&moved, &moved), 0);
+        assert!(told.contains("no page was hot"), "{told}");
     }
 
     #[test]
