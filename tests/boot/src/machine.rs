@@ -147,7 +147,8 @@ impl Machine {
         }
     }
 
-    /// Waits until the machine has ended by itself (`--exit-when-done`), and asks nothing of it meanwhile.
+    /// Waits until the machine has ended by itself (`--exit-when-done`, `--unasked`), and asks nothing of it
+    /// meanwhile.
     ///
     /// # Errors
     /// It fails, with its last words, or does not end in time.

@@ -270,6 +270,10 @@ pub struct Sim {
     /// Power the machine off when all VMs have ended
     #[arg(long)]
     pub exit_when_done: bool,
+    /// Ask the hypervisor nothing until all VMs have ended, and power the machine off then: requests come at
+    /// chance moments, and without them two runs of a measuring machine are the same
+    #[arg(long, conflicts_with = "detach")]
+    pub unasked: bool,
     /// Copy all logs to this directory at the end
     #[arg(long, value_name = "DIR")]
     pub keep_logs: Option<PathBuf>,

@@ -12,6 +12,8 @@ use tests_boot::{archive, assets, vm::Vm};
 const KERNEL: &str = "trixie-cloud";
 /// How long a run may take, on a host that is busy.
 const WORK_MAX: Duration = Duration::from_mins(30);
+/// What is run twice, as both must give the same figures.
+const AGAIN: &str = "Underpin";
 const SPHERES: u32 = 40_000;
 const FUNCTIONS: u32 = 8;
 
@@ -66,6 +68,9 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
                 .cpus(NODES);
             let hardware = machine("2G", cache_kib, line, is_uniform)?;
             let run = Run::of(&hardware, &vm, "work ok", WORK_MAX)?;
+            if way == AGAIN && Run::of(&hardware, &vm, "work ok", WORK_MAX)? != run {
+                return Err(format!("{name}, {way}: another run has other figures"));
+            }
             if runs.first().is_some_and(|first| first.sum != run.sum) {
                 return Err(format!("{name}, {way}: other results"));
             }

@@ -457,6 +457,7 @@ mod tests {
             "-numa dist,src=1,dst=2,val=254",
             ",nodes=2,node_mib=2048,remote_ns=900,ram=a,,b,window=a,,b/window,out=results.csv,ways=4",
             "-icount shift=0,sleep=off",
+            "-global virtio-mmio.ioeventfd=off",
         ] {
             assert!(line.contains(part), "{part} in {line}");
         }

@@ -10,7 +10,7 @@ use crate::{
     units,
     vmfile::{self, VmFile},
 };
-use abi::control::{VmStatus, request, state};
+use abi::control::{MachineStatus, VmStatus, request, state};
 use clap::Parser as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::{
@@ -90,17 +90,14 @@ fn follow(
     // It may be gone by now.
     let client = machine.client();
     let mut client = client.map_err(|failure| machine.explain(failure))?;
-    let ready = client.hello(options.timeout.unwrap_or(READY_TIME));
-    if interrupted.load(Ordering::Relaxed) {
-        return Ok(Ending::Interrupted);
+    if !options.unasked {
+        let ready = client.hello(options.timeout.unwrap_or(READY_TIME));
+        if interrupted.load(Ordering::Relaxed) {
+            return Ok(Ending::Interrupted);
+        }
+        let status = ready.map_err(|failure| machine.explain(failure))?;
+        say_ready(context, &status, started);
     }
-    let status = ready.map_err(|failure| machine.explain(failure))?;
-    let seconds = started.elapsed().as_secs_f64();
-    let (cpus, free) = (status.cpus, units::size(status.memory_free));
-    context.progress.say(&format!(
-        "the hypervisor is up after {seconds:.1} s: {cpus} CPUs, {}, {free} free for VMs",
-        count_of_nodes(status.nodes)
-    ));
     if options.detached {
         // From now on, the terminal's Ctrl-C and hang-up are not for this process.
         let _ = rustix::process::setsid();
@@ -118,6 +115,15 @@ fn follow(
         Err(failure) if failure.code() != exit::MACHINE_DIED => Err(failure),
         _ => Ok(Ending::PoweredOff(Failure::join(refused))),
     }
+}
+
+fn say_ready(context: &Context, status: &MachineStatus, started: Instant) {
+    let seconds = started.elapsed().as_secs_f64();
+    let (cpus, free) = (status.cpus, units::size(status.memory_free));
+    context.progress.say(&format!(
+        "the hypervisor is up after {seconds:.1} s: {cpus} CPUs, {}, {free} free for VMs",
+        count_of_nodes(status.nodes)
+    ));
 }
 
 /// Whether a VM was to start by itself and was refused.
@@ -141,8 +147,10 @@ fn events(
 ) -> Result<()> {
     let deadline = options.timeout.map(|time| started + time);
     let mut states: HashMap<String, u32> = HashMap::new();
-    for vm in client.list()? {
-        note(context, client, &mut states, &vm, refused);
+    if !options.unasked {
+        for vm in client.list()? {
+            note(context, client, &mut states, &vm, refused);
+        }
     }
     let mut told = false;
     loop {
@@ -152,8 +160,11 @@ fn events(
             state::DEFINED => !to_start(name),
             now => now == state::ENDED,
         };
-        let over = !states.is_empty() && states.iter().all(is_over);
-        if over && options.exit_when_done {
+        // Unasked, a VM is known once something has become of it.
+        let mut own = vms.iter().filter(|vm| vm.autostart);
+        let known = !states.is_empty() && own.all(|vm| states.contains_key(&vm.name));
+        let over = known && states.iter().all(is_over);
+        if over && (options.exit_when_done || options.unasked) {
             client.request(request::POWER_OFF, &[])?;
             client.wait_gone(END_TIME)?;
             return Ok(());
