@@ -62,7 +62,7 @@ impl Pace {
     /// where they do, the shortest is 5 ms or more of the machine's time.
     const COUNTED: Self = Self {
         least_ns: 250_000,
-        most_ns: 1_000_000,
+        most_ns: 2_000_000,
         slower: 1,
     };
     /// A page is followed for four looks until something comes of it.

@@ -5,7 +5,7 @@ use crate::{Decision, NodeSet, Sight, Thresholds, decide};
 /// Records that a page may be in: it is looked for in no others.
 pub const WAYS: usize = 8;
 
-/// A page is left alone for 2^22 intervals at most with the default span: some 17 minutes or more.
+/// A page is left alone for 2^22 intervals at most with the default span: some 17 minutes to 2 hours.
 const RELAPSES_MAX: u8 = 16;
 
 /// A page, by a number that the caller understands; not `u64::MAX`.
