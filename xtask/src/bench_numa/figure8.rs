@@ -45,7 +45,7 @@ const FAR: u32 = 30;
 const NOBODYS: u32 = 254;
 
 /// Debian's kernels test their ciphers after the boot, beside whatever runs, for seconds here.
-const TESTS: &str = "cryptomgr.notests";
+pub const TESTS: &str = "cryptomgr.notests";
 
 /// What the guest does instead of `/init`: `vm=` is its number, `jobs=` how many it does, `vms=` with how many it
 /// begins, and all are on before any goes. Region 2 and its number is the work.

@@ -3,7 +3,7 @@
 //! is in the initial RAM disk, as QEMU's disks take as long as chance will have it.
 
 use super::marks::{BEGIN, END, mark};
-use super::{HEAD, NODES, Run, WAYS, directory, machine, row};
+use super::{HEAD, NODES, Run, WAYS, directory, figure8::TESTS, machine, row};
 use crate::bench_sharing::plot::write_bars;
 use crate::step::{Outcome, Step};
 use std::{fmt::Write, fs, time::Duration};
@@ -60,7 +60,7 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
         let mut runs: Vec<Run> = Vec::new();
         for (way, line, is_uniform) in WAYS {
             step.doing(&format!("{name}, {way}"));
-            let args = format!("rdinit=/work work={work} numa_balancing=disable nokaslr");
+            let args = format!("rdinit=/work work={work} numa_balancing=disable nokaslr {TESTS}");
             let vm = Vm::linux("guest", KERNEL, "poweroff")
                 .initrd(&initrd.display().to_string())
                 .args(&args)
