@@ -38,12 +38,12 @@ struct Work {
 const WORKS: [Work; 3] = [
     Work {
         name: "read-shared scene",
-        args: "work=scene kib=8192 passes=40",
+        args: "work=scene kib=8192 passes=80",
         cache_kib: 256,
     },
     Work {
         name: "own memory, moved midway",
-        args: "work=own kib=4096 passes=80",
+        args: "work=own kib=4096 passes=120",
         cache_kib: 1024,
     },
     Work {
