@@ -216,6 +216,12 @@ impl<'w> Machine<'w> {
         self.clock.set_idle(ns);
     }
 
+    /// A CPU waits for an interrupt.
+    #[inline]
+    pub fn rest(&mut self, cpu: usize) {
+        self.clock.rest(cpu);
+    }
+
     /// Where CPUs and memory are.
     pub fn topology(&self) -> &Topology {
         &self.topology

@@ -9,6 +9,8 @@ pub enum Special {
     End,
     /// Translations may change.
     Translation,
+    /// The CPU waits for an interrupt.
+    Wait,
 }
 
 /// Recognises an instruction. Marks are `HINT #96` and `HINT #97`, of the unallocated hints, which
@@ -22,6 +24,7 @@ pub fn special(instruction: u32) -> Option<Special> {
         _ => {}
     }
     match instruction.checked_sub(HINT)? {
+        number if number == 3 << 5 => Some(Special::Wait),
         number if number == 96 << 5 => Some(Special::Begin),
         number if number == 97 << 5 => Some(Special::End),
         _ => None,
@@ -72,7 +75,7 @@ mod tests {
             (0xd503_2c1f, Some(Special::Begin)),
             (0xd503_2c3f, Some(Special::End)),
             (0xd503_201f, None),                       // nop
-            (0xd503_207f, None),                       // wfi
+            (0xd503_207f, Some(Special::Wait)),        // wfi
             (0xd508_871f, Some(Special::Translation)), // tlbi vmalle1
             (0xd50c_83df, Some(Special::Translation)), // tlbi vmalls12e1is
             (0xd51c_2100, Some(Special::Translation)), // msr vttbr_el2, x0

@@ -182,6 +182,7 @@ unsafe extern "C" fn on_translation(_: qemu::qemu_plugin_id_t, block: *mut qemu:
             Some(Special::Translation) => {
                 instruction.before(on_translation_change, NO_REGISTERS, 0);
             }
+            Some(Special::Wait) => instruction.before(on_wait, NO_REGISTERS, 0),
             Some(Special::Begin) => instruction.before(on_begin, READ_REGISTERS, 0),
             Some(Special::End) => instruction.before(on_end, READ_REGISTERS, 0),
             None => {}
@@ -208,6 +209,10 @@ extern "C" fn on_access(
 
 extern "C" fn on_translation_change(_: c_uint, _: *mut c_void) {
     simulation().special(Special::Translation);
+}
+
+extern "C" fn on_wait(_: c_uint, _: *mut c_void) {
+    simulation().special(Special::Wait);
 }
 
 extern "C" fn on_begin(_: c_uint, _: *mut c_void) {

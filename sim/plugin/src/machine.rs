@@ -282,6 +282,11 @@ impl Simulation {
     pub fn special(&mut self, special: Special) {
         match special {
             Special::Translation => self.tlbs.iter_mut().for_each(MicroTlb::flush),
+            Special::Wait => {
+                if let Some(thread) = &mut self.thread {
+                    self.machine.rest(thread.cpu());
+                }
+            }
             Special::Begin => {
                 let region = self.x0();
                 self.regions.begin(region, &self.machine);
