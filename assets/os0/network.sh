@@ -106,8 +106,7 @@ network() {
             parks=1 heard=$(stat -c %s /tmp/heard)
             [ "$(cat $carrier)" = 0 ] || say "failed carrier of parked VMs"
             # The hypervisor is replaced, and the stream goes on over that.
-            try 0 upgrade /images/other
-            [ "$(field parked) $(field upgrades)" = "true 1" ] || say "failed upgrade $(cat /dev/underpin) $(/underpin log | tail -n 3)"
+            upgraded other 1 true
             before=$(field entries)
             ping -c 1 -W 1 10.0.2.130 >/dev/null && say "failed a parked VM was heard"
             entries=$(($(field entries) - before - 1))

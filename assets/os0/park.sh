@@ -22,8 +22,7 @@ kill_servers() {
 # A VM is parked, the hypervisor is replaced, and the VM goes on.
 replace_once() {
     try 0 detach --park >/dev/null
-    try 0 upgrade /images/other
-    [ "$(field upgrades) $(field parked)" = "1 true" ] || say "failed upgrade $(cat /dev/underpin) $(/underpin log | tail -n 3)"
+    upgraded other 1 true
     try 0 attach >/dev/null
 }
 
@@ -110,8 +109,7 @@ replace() {
     not_upgraded "$number" changed:no-image future:misfit
     for image in $images; do
         number=$((number + 1))
-        try 0 upgrade "/images/$image"
-        [ "$(field upgrades) $(field parked)" = "$number true" ] || say "failed upgrade $number $(cat /dev/underpin) $(/underpin log | tail -n 3)"
+        upgraded "$image" $number true
     done
 }
 
@@ -239,10 +237,7 @@ swap() {
         if [ $parks -lt 4 ] && [ "${swapped:-0}" -gt 1000 ] && /underpin detach --park >/dev/null; then
             parks=$((parks + 1))
             sleep 2
-            if [ $parks = 2 ]; then
-                try 0 upgrade /images/other
-                [ "$(field upgrades) $(field parked)" = "1 true" ] || say "failed upgrade $(cat /dev/underpin) $(/underpin log | tail -n 3)"
-            fi
+            if [ $parks = 2 ]; then upgraded other 1 true; fi
             try 0 attach >/dev/null
         fi
         sleep 1

@@ -117,10 +117,11 @@ inject() {
     say "inject cpus=$cpu logged=$(/underpin log | grep -c 'as a test asked')"
 }
 
-# upgraded IMAGE NUMBER: it takes the place of the one that runs, and is the so-manyth to do so.
+# upgraded IMAGE NUMBER [PARKED]: it takes the place of the one that runs, and is the so-manyth to do so; whether VMs
+# are parked then, which is false where nothing is said.
 upgraded() {
     try 0 upgrade "/images/$1" >/dev/null
-    [ "$(field upgrades)" = "$2" ] || say "failed upgrade to $1 $(cat /dev/underpin)"
+    [ "$(field upgrades) $(field parked)" = "$2 ${3:-false}" ] || say "failed upgrade to $1 $(cat /dev/underpin) $(/underpin log | tail -n 3)"
 }
 
 # not_upgraded NUMBER FILE:REFUSAL...: these images are refused so, and then one that fits fails: before it has its own

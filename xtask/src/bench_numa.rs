@@ -27,6 +27,8 @@ const SPECIFICATION: &str = "SPECIFICATION.md";
 /// How long a program may take, on a host that is busy.
 const WORK_MAX: Duration = Duration::from_mins(10);
 const NODES: u32 = 4;
+/// Debian's kernels test their ciphers after the boot, beside whatever runs, for seconds here.
+const TESTS: &str = "cryptomgr.notests";
 
 /// What a program is told, and the machine's caches.
 struct Work {

@@ -242,8 +242,20 @@ records! {
 }
 
 impl Run {
+    /// Records come in ascending order, those that go on where others end as one: makes `last` longer by `next`, if
+    /// that goes on there and `may_join`; otherwise `next` is the last, and the one before is given, which is whole.
+    pub fn join(last: &mut Option<Self>, next: Self, may_join: bool) -> Option<Self> {
+        match last {
+            Some(last) if may_join && last.goes_on(&next) => {
+                last.count += next.count;
+                None
+            }
+            last => last.replace(next),
+        }
+    }
+
     /// Whether `next` goes on where this ends.
-    pub fn goes_on(&self, next: &Self) -> bool {
+    fn goes_on(&self, next: &Self) -> bool {
         let count = u64::from(self.count);
         let has_place = !matches!(self.kind, run::EMPTY | run::UNTOUCHED);
         let what = |run: &Self| (run.kind, run.why, run.never_share, run.disk);

@@ -146,7 +146,7 @@ pub fn runs() -> heapless::Vec<PaRange, MAX_RANGES> {
 
 /// The run that is staged.
 pub fn staged() -> Option<PaRange> {
-    LOANS.lock().staged()
+    LOANS.lock().whole(Borrower::Successor).next()
 }
 
 /// Whether single pages are lent, which no record says.
@@ -213,7 +213,8 @@ fn lent_for(bundle: PaRange) -> Result<(heapless::Vec<PaRange, LOANS_MAX>, Block
     if bundle.size > 0 && !is_lent {
         return Err(Refusal::NotLent);
     }
-    let (runs, scattered) = (loans.whole(), loans.scattered());
+    let runs: heapless::Vec<PaRange, LOANS_MAX> = loans.whole(Borrower::Vms).collect();
+    let scattered = loans.scattered();
     if runs.is_empty() {
         return Err(Refusal::NotLent);
     }

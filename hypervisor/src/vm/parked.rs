@@ -162,9 +162,16 @@ fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(
         Backing::Private(frame) | Backing::Shared(frame) => (sharing::kind_of(frame), 0, frame.0),
         Backing::Absent => (run::EMPTY, 0, 0),
     };
+    let mut is_on_disk = false;
     let mut open = to.begin(kind::RUNS).ok_or(Unwritable::NoRoom)?;
-    vm.space.records(place, |run| fits(open.add(&run)))?;
+    vm.space.records(place, |run| {
+        is_on_disk |= blocks(&run).next().is_some();
+        fits(open.add(&run))
+    })?;
     let mut open = to.begin(kind::WORDS).ok_or(Unwritable::NoRoom)?;
+    if !is_on_disk {
+        return Ok(());
+    }
     vm.space.records(place, |run| {
         let partition = || partition(record, run.kind, run.disk);
         blocks(&run).try_for_each(|block| {

@@ -19,7 +19,7 @@ impl<T: Translation> Maps<T> {
         place: impl Fn(Backing) -> (u8, u8, u64),
         mut put: impl FnMut(Run) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (mut open, mut failed): (Option<Run>, _) = (None, Ok(()));
+        let (mut last, mut failed) = (None, Ok(()));
         let mut at = Some(Gfn(0));
         while let Some(from) = at.filter(|_| failed.is_ok()) {
             at = self
@@ -27,19 +27,14 @@ impl<T: Translation> Maps<T> {
                 .visit_known(&self.tables, from, BUDGET, |gfn, entry| {
                     let next = self.record(gfn, entry, &place);
                     let is_same_region = !gfn.is_aligned(REGION_FRAMES);
-                    if let Some(run) = open
-                        .as_mut()
-                        .filter(|run| is_same_region && run.goes_on(&next))
-                    {
-                        run.count += 1;
-                    } else if let Some(whole) = open.replace(next)
+                    if let Some(whole) = Run::join(&mut last, next, is_same_region)
                         && failed.is_ok()
                     {
                         failed = put(whole);
                     }
                 });
         }
-        failed.and_then(|()| open.map_or(Ok(()), put))
+        failed.and_then(|()| last.map_or(Ok(()), put))
     }
 
     fn record(&self, gfn: Gfn, entry: Entry, place: impl Fn(Backing) -> (u8, u8, u64)) -> Run {

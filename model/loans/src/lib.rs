@@ -255,8 +255,7 @@ impl Loans {
 
     /// Whether all of `run` lies in one loan of VMs', of which nothing is back yet.
     pub fn contains(&self, run: PaRange) -> bool {
-        let whole = self.whole();
-        let mut whole = whole.into_iter();
+        let mut whole = self.whole(Borrower::Vms);
         whole.any(|loan| loan.contains_run(run.start, run.size))
     }
 
@@ -265,18 +264,10 @@ impl Loans {
         self.of(borrower).map(|loan| loan.run)
     }
 
-    /// The runs of VMs' of which nothing is back yet.
-    pub fn whole(&self) -> Vec<PaRange, LOANS_MAX> {
-        let whole = self.of(Borrower::Vms).filter(|loan| loan.returned == 0);
-        whole.map(|loan| loan.run).collect()
-    }
-
-    /// The run of the successor's, if nothing of it is back yet.
-    pub fn staged(&self) -> Option<PaRange> {
-        let mut whole = self
-            .of(Borrower::Successor)
-            .filter(|loan| loan.returned == 0);
-        whole.next().map(|loan| loan.run)
+    /// The borrower's runs of which nothing is back yet.
+    pub fn whole(&self, borrower: Borrower) -> impl Iterator<Item = PaRange> {
+        let whole = self.of(borrower).filter(|loan| loan.returned == 0);
+        whole.map(|loan| loan.run)
     }
 
     /// Blocks of which pages are lent to VMs.

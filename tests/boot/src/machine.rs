@@ -153,14 +153,20 @@ impl Machine {
     /// # Errors
     /// It fails, with its last words, or does not end in time.
     pub fn await_end(&mut self, within: Duration) -> Outcome {
+        let status = self.await_exit(within)?;
+        let said = fs::read_to_string(self.directory.join("sim.log")).unwrap_or_default();
+        let failed = || format!("the machine failed ({status}): {}", said.trim());
+        status.success().then_some(()).ok_or_else(failed)
+    }
+
+    /// Waits until the machine's process has ended; its exit status.
+    fn await_exit(&mut self, within: Duration) -> Outcome<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
             let ended = self.sim.try_wait();
             if let Some(status) = ended.map_err(because("cannot look after the machine"))? {
                 self.ended = true;
-                let said = fs::read_to_string(self.directory.join("sim.log")).unwrap_or_default();
-                let failed = || format!("the machine failed ({status}): {}", said.trim());
-                return status.success().then_some(()).ok_or_else(failed);
+                return Ok(status);
             }
             if Instant::now() > deadline {
                 return Err(format!("the machine did not end in {} s", within.as_secs()));
@@ -424,21 +430,7 @@ impl Machine {
     /// As there.
     pub fn end(&mut self) -> Outcome<ExitStatus> {
         self.run(&["shutdown"])?;
-        let deadline = Instant::now() + SHUTDOWN_MAX;
-        loop {
-            let ended = self.sim.try_wait();
-            if let Some(status) = ended.map_err(because("cannot look after the machine"))? {
-                self.ended = true;
-                return Ok(status);
-            }
-            if Instant::now() > deadline {
-                return Err(format!(
-                    "the machine did not power off in {} s",
-                    SHUTDOWN_MAX.as_secs()
-                ));
-            }
-            sleep(POLL);
-        }
+        self.await_exit(SHUTDOWN_MAX)
     }
 
     /// Kills the machine as a power failure would: QEMU dies with its broker.

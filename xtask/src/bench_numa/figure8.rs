@@ -2,7 +2,7 @@
 //! without anything beneath it, on the same measuring machine. The processes are busybox's, in the place of
 //! pmake's: each job writes a source, and sorts, compresses and sums it, in a shell of its own.
 
-use super::{directory, marks};
+use super::{TESTS, directory, marks};
 use crate::bench_sharing::plot::Plot;
 use crate::step::{Outcome, Step};
 use std::{
@@ -43,9 +43,6 @@ const WINDOW_MIB: u32 = (36_864 + CPUS * NODE_MIB * 256 * 4 * (CPUS + 1)).div_ce
 /// Distances of two nodes, and to the window.
 const FAR: u32 = 30;
 const NOBODYS: u32 = 254;
-
-/// Debian's kernels test their ciphers after the boot, beside whatever runs, for seconds here.
-pub const TESTS: &str = "cryptomgr.notests";
 
 /// What the guest does instead of `/init`: `vm=` is its number, `jobs=` how many it does, `vms=` with how many it
 /// begins, and all are on before any goes. Region 2 and its number is the work.

@@ -3,7 +3,7 @@
 //! is in the initial RAM disk, as QEMU's disks take as long as chance will have it.
 
 use super::marks::{BEGIN, END, mark};
-use super::{HEAD, NODES, Run, WAYS, directory, figure8::TESTS, machine, row};
+use super::{HEAD, NODES, Run, TESTS, WAYS, directory, machine, row};
 use crate::bench_sharing::plot::write_bars;
 use crate::step::{Outcome, Step};
 use std::{fmt::Write, fs, time::Duration};

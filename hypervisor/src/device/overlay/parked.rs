@@ -14,7 +14,7 @@ impl CowDisk {
     /// What of it is not as it was at first, as runs of blocks.
     pub fn records<E>(&self, mut put: impl FnMut(Run) -> Result<(), E>) -> Result<(), E> {
         let is_stored = self.memory.store.is_some();
-        let mut open: Option<Run> = None;
+        let mut last = None;
         self.overlay
             .changed(&self.memory, |block, contents, count| {
                 let (kind, frame) = match contents {
@@ -32,17 +32,9 @@ impl CowDisk {
                     never_share: 0,
                     disk: 0,
                 };
-                match &mut open {
-                    Some(run) if run.goes_on(&next) => run.count += next.count,
-                    _ => {
-                        if let Some(whole) = open.replace(next) {
-                            put(whole)?;
-                        }
-                    }
-                }
-                Ok(())
+                Run::join(&mut last, next, true).map_or(Ok(()), &mut put)
             })?;
-        open.map_or(Ok(()), put)
+        last.map_or(Ok(()), put)
     }
 
     /// What its slots are to hold, in the order of [`Self::records`].

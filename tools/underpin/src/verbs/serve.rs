@@ -68,9 +68,10 @@ pub fn run(context: &Context, options: &Run, vms: &[VmFile]) -> Result<u8> {
     let mut refused = Vec::new();
     for vm in vms {
         let (status, _) = client.show(&vm.name)?;
-        match Some(status).filter(is_idle) {
-            Some(status) => refused.extend(simulate::refusal(&mut client, &status)),
-            None => context.done(&vm.name, "started")?,
+        if is_idle(&status) {
+            refused.extend(simulate::refusal(&mut client, &status));
+        } else {
+            context.done(&vm.name, "started")?;
         }
     }
     Failure::join(refused).map_or(Ok(exit::OK), Err)

@@ -103,8 +103,12 @@ fn follow(
         let _ = rustix::process::setsid();
         print(&format!("{READY}\n"))?;
     }
-    let mut refused = Vec::new();
-    let outcome = events(context, options, vms, &mut client, (started, &mut refused));
+    let mut seen = Seen {
+        started,
+        states: HashMap::new(),
+        refused: Vec::new(),
+    };
+    let outcome = events(context, options, vms, &mut client, &mut seen);
     if interrupted.load(Ordering::Relaxed) {
         return Ok(Ending::Interrupted);
     }
@@ -113,7 +117,7 @@ fn follow(
             Err(machine.explain(gone))
         }
         Err(failure) if failure.code() != exit::MACHINE_DIED => Err(failure),
-        _ => Ok(Ending::PoweredOff(Failure::join(refused))),
+        _ => Ok(Ending::PoweredOff(Failure::join(seen.refused))),
     }
 }
 
@@ -136,6 +140,22 @@ pub fn refusal(client: &mut Client, vm: &VmStatus) -> Option<Failure> {
     client.about(request::START, &vm.name.to_string()).err()
 }
 
+/// What was seen of VMs since the machine was started.
+struct Seen {
+    started: Instant,
+    states: HashMap<String, u32>,
+    /// Why some were refused.
+    refused: Vec<Failure>,
+}
+
+impl Seen {
+    fn note(&mut self, context: &Context, client: &mut Client, vm: &VmStatus) {
+        if changed(context, &mut self.states, vm) && is_refused(vm) {
+            self.refused.extend(refusal(client, vm));
+        }
+    }
+}
+
 /// Follows state events until all VMs have ended (where that ends the machine) or it is gone; gathers why
 /// VMs were refused.
 fn events(
@@ -143,13 +163,12 @@ fn events(
     options: &Sim,
     vms: &[VmFile],
     client: &mut Client,
-    (started, refused): (Instant, &mut Vec<Failure>),
+    seen: &mut Seen,
 ) -> Result<()> {
-    let deadline = options.timeout.map(|time| started + time);
-    let mut states: HashMap<String, u32> = HashMap::new();
+    let deadline = options.timeout.map(|time| seen.started + time);
     if !options.unasked {
         for vm in client.list()? {
-            note(context, client, &mut states, &vm, refused);
+            seen.note(context, client, &vm);
         }
     }
     let mut told = false;
@@ -162,8 +181,8 @@ fn events(
         };
         // Unasked, a VM is known once something has become of it.
         let mut own = vms.iter().filter(|vm| vm.autostart);
-        let known = !states.is_empty() && own.all(|vm| states.contains_key(&vm.name));
-        let over = known && states.iter().all(is_over);
+        let known = !seen.states.is_empty() && own.all(|vm| seen.states.contains_key(&vm.name));
+        let over = known && seen.states.iter().all(is_over);
         if over && (options.exit_when_done || options.unasked) {
             client.request(request::POWER_OFF, &[])?;
             client.wait_gone(END_TIME)?;
@@ -177,26 +196,13 @@ fn events(
         told = over;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let Some(frame) = client.event(left)? else {
-            let seconds = started.elapsed().as_secs();
+            let seconds = seen.started.elapsed().as_secs();
             let message = format!("the machine has not finished in {seconds} s");
             return Err(Failure::new(exit::TIMEOUT, message).help("allow more: --timeout"));
         };
         if let Some(vm) = state_event(&frame) {
-            note(context, client, &mut states, &vm, refused);
+            seen.note(context, client, &vm);
         }
-    }
-}
-
-fn note(
-    context: &Context,
-    client: &mut Client,
-    states: &mut HashMap<String, u32>,
-    vm: &VmStatus,
-    refused: &mut Vec<Failure>,
-) {
-    let is_new = changed(context, states, vm);
-    if is_new && is_refused(vm) {
-        refused.extend(refusal(client, vm));
     }
 }
 
