@@ -12,7 +12,13 @@ pub const CPUS_MAX: usize = model_machine_tree::MAX_CPUS;
 /// The most vCPUs of the machine; as many may sleep until a time on one pCPU.
 pub const ENTITIES_MAX: usize = 256;
 
-/// A pCPU. Lives in memory of its own node, for ever.
+/// What follows begins a cache line.
+#[repr(align(64))]
+struct Line;
+
+/// A pCPU. Lives in memory of its own node, for ever. What others read all the time and nobody changes
+/// is in lines of its own.
+#[repr(C)]
 pub struct Cpu {
     /// Its number.
     pub id: CpuId,
@@ -22,6 +28,7 @@ pub struct Cpu {
     pub affinity: u64,
     /// Its part of the interrupt controller, once it is up.
     pub redistributor: Once<gic::Redistributor>,
+    apart: [Line; 0],
     /// It has come up.
     pub online: AtomicBool,
     /// Somebody wants it to choose again what to run.
@@ -63,6 +70,7 @@ impl Cpu {
             node,
             affinity,
             redistributor: Once::new(),
+            apart: [],
             online: AtomicBool::new(false),
             reschedule: AtomicBool::new(false),
             slice_end: Cell::new(u64::MAX),

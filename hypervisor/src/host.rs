@@ -2,7 +2,7 @@
 
 use crate::cpu::{CPUS_MAX, Cpu};
 use abi::bundle::Bundle;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use machine_aarch64::psci::{self, Conduit};
 use machine_aarch64::{cpu as metal, timer};
 use machine_locks::Once;
@@ -38,6 +38,9 @@ static GUEST_ID: Once<GuestIdRegisters> = Once::new();
 static CPUS: [Once<&'static Cpu>; CPUS_MAX] = [const { Once::new() }; CPUS_MAX];
 /// One more than the highest number of a CPU that came up.
 static END: AtomicUsize = AtomicUsize::new(0);
+/// The CPUs of each node, a bit for each: each `Cpu` is in another node's memory, and this near everybody.
+static NODES: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
+const _: () = assert!(CPUS_MAX <= 64);
 
 impl Host {
     /// How the firmware below is called.
@@ -121,6 +124,9 @@ pub fn add_cpu(cpu: &'static Cpu) {
         cpu.id
     );
     END.fetch_max(usize::from(cpu.id.0) + 1, Ordering::AcqRel);
+    if let Some(its) = NODES.get(usize::from(cpu.node.0)) {
+        its.fetch_or(1 << cpu.id.0, Ordering::Release);
+    }
 }
 
 /// The CPU with that number, if it came up.
@@ -132,6 +138,22 @@ pub fn cpu(number: u16) -> Option<&'static Cpu> {
 pub fn cpus() -> impl Iterator<Item = &'static Cpu> {
     let up = CPUS.iter().take(END.load(Ordering::Acquire));
     up.filter_map(|cpu| cpu.get().copied())
+}
+
+/// Numbers of the CPUs of a node that came up, a bit for each.
+pub fn cpu_bits(node: NodeId) -> u64 {
+    let its = NODES.get(usize::from(node.0));
+    its.map_or(0, |its| its.load(Ordering::Acquire))
+}
+
+/// The CPUs of a node that came up.
+pub fn cpus_of(node: NodeId) -> impl Iterator<Item = &'static Cpu> {
+    let mut rest = cpu_bits(node);
+    core::iter::from_fn(move || {
+        let first = rest.trailing_zeros();
+        rest &= rest.wrapping_sub(1);
+        cpu(first as u16)
+    })
 }
 
 /// Counts to nanoseconds.

@@ -11,14 +11,15 @@ use crate::{host, housekeeping, sched};
 use abi::control::{NUMA_LEFT_COUNT, NumaStatus, left};
 use alloc::sync::Arc;
 use alloc::vec;
+use core::cell::OnceCell;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Once, Rank, SpinLock};
-use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId};
+use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, VmId};
 use model_address_space::Access;
 use model_frame_table::{MAX_NODES, Owner, Use};
 use model_placement::{
-    Decision, MissSource, NodeSet, Page, Placement, Record, Sight, Stays, Thresholds, WAYS,
+    Decision, MissSource, NodeSet, Page, Placement, Set, Sight, Stays, Thresholds,
 };
 use model_pmap::{Backing, REGION_FRAMES};
 use moving::{Job, Jobs};
@@ -31,9 +32,13 @@ const MOVE_EVERY_NS: u64 = 2_000_000;
 const GIVE_BACK_EVERY: u32 = 8;
 /// Hot pages that are looked at in one go, so that nobody waits long for the CPU that does it.
 const AT_ONCE: usize = 256;
+/// Hot pages that are worth a look at once.
+const ENOUGH: u32 = 32;
+/// Intervals after which fewer are.
+const PATIENCE: u32 = 8;
 /// Guest frames that are looked at in one go while all of a VM moves.
 const MOVED_AT_ONCE: usize = 64;
-/// Sets of [`WAYS`] pages that are remembered.
+/// Sets of pages that are remembered.
 const SETS: usize = 512;
 
 /// What counts misses, and what is known of hot pages.
@@ -41,8 +46,12 @@ struct Seen {
     source: Source,
     placement: Placement<'static>,
     interval: u32,
+    /// Nodes that were short of memory when the interval began.
+    short: NodeSet,
     /// When the next look is: later and later while nothing is hot, or samples are in vain.
     rest_ns: u64,
+    /// The interval of the last look.
+    looked: u32,
     /// Something was to be done with a page since the interval began.
     gained: bool,
 }
@@ -52,18 +61,33 @@ impl Seen {
     fn begin_interval(&mut self) -> (u64, u32, bool) {
         self.interval += 1;
         let gained = core::mem::take(&mut self.gained);
+        let pace = self.source.pace();
         let (is_busy, looks) = match &self.source {
-            Source::Counted(window) => (window.has_hot(), window.has_hot()),
+            Source::Counted(window) => (window.hot() > 0, self.is_worth_a_look()),
             Source::Sampled(_) => (gained, true),
         };
-        let pace = self.source.pace();
         self.rest_ns = if is_busy {
             pace.least_ns
         } else {
             let longer = self.rest_ns + self.rest_ns / pace.slower;
             longer.clamp(pace.least_ns, pace.most_ns)
         };
+        if looks {
+            self.looked = self.interval;
+        }
         (self.rest_ns, self.interval, looks)
+    }
+
+    /// Whether so many pages are hot that what a look costs beside them is little, or some are for long.
+    fn is_worth_a_look(&self) -> bool {
+        let (hot, waited) = (self.source.hot(), self.interval.wrapping_sub(self.looked));
+        hot >= ENOUGH || hot > 0 && waited >= PATIENCE
+    }
+
+    /// A hot page, each node's misses on it, and whether it was written.
+    fn next_hot(&mut self, misses: &mut [u32]) -> Option<(Mfn, bool)> {
+        let frame = self.source.next_hot()?;
+        Some((frame, self.source.take(frame, misses)))
     }
 }
 
@@ -126,12 +150,14 @@ pub fn init() {
         Source::Counted(_) => "the machine counts misses",
         Source::Sampled(_) => "some pages are sampled",
     };
-    let sets = vec![[Record::EMPTY; WAYS]; SETS].leak();
+    let sets = vec![Set::EMPTY; SETS].leak();
     let seen = Seen {
         source,
         placement: Placement::new(sets, Thresholds::default()),
         interval: 0,
+        short: NodeSet::NONE,
         rest_ns: 0,
+        looked: 0,
         gained: false,
     };
     let watch = Watch {
@@ -176,6 +202,8 @@ fn begin_interval(now: u64) {
     let (wait, interval, looks) = watch.seen.lock().begin_interval();
     LOOK_AT.store(now + host::counts(wait), Ordering::Relaxed);
     if looks {
+        let short = short_nodes();
+        watch.seen.lock().short = short;
         pass_turn();
     }
     watch.jobs.rouse();
@@ -221,12 +249,13 @@ pub fn take_turn(cpu: &Cpu) {
 fn work(cpu: &Cpu) {
     moving::answer(cpu);
     let Some(watch) = WATCH.get() else { return };
-    let mine = LOOKER.compare_exchange(cpu.id.0, NOBODY, Ordering::Relaxed, Ordering::Relaxed);
-    if mine.is_ok() {
+    // Where another is named at this moment, it has no turn now; the next interval names one again.
+    if LOOKER.load(Ordering::Relaxed) == cpu.id.0 {
+        LOOKER.store(NOBODY, Ordering::Relaxed);
         look_at_some(watch);
         source::sample_some(watch);
         watch.jobs.rouse();
-        if watch.seen.lock().source.has_hot() {
+        if watch.seen.lock().source.hot() >= ENOUGH {
             pass_turn();
         }
     }
@@ -234,11 +263,12 @@ fn work(cpu: &Cpu) {
 }
 
 fn look_at_some(watch: &Watch) {
-    let short = short_nodes();
+    let mut subject = None;
     for _ in 0..AT_ONCE {
-        let hot = watch.seen.lock().source.next_hot();
-        let Some(frame) = hot else { break };
-        look(watch, frame, short);
+        let mut misses = [0; MAX_NODES];
+        let hot = watch.seen.lock().next_hot(&mut misses);
+        let Some((frame, written)) = hot else { break };
+        look(watch, &mut subject, frame, (&misses, written));
     }
 }
 
@@ -306,73 +336,104 @@ fn users(frame: Mfn) -> Option<(heapless::Vec<Owner, USERS>, NodeId, bool)> {
     Some((users, state.node, state.usage == Use::Replica))
 }
 
-/// Decides what becomes of a hot page.
-fn look(watch: &Watch, frame: Mfn, short: NodeSet) {
-    let mut misses = [0; MAX_NODES];
-    let written = watch.seen.lock().source.take(frame, &mut misses);
+/// A VM of which pages are looked at, one after the other: what others change as well is read and written once.
+struct Subject {
+    instance: Arc<Instance>,
+    runs_on: OnceCell<NodeSet>,
+    local: u64,
+    remote: u64,
+}
+
+impl Subject {
+    fn new(vm: VmId) -> Option<Self> {
+        let instance = vm::instance(vm)?;
+        Some(Self {
+            instance,
+            runs_on: OnceCell::new(),
+            local: 0,
+            remote: 0,
+        })
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        let tally = &self.instance.numa;
+        tally.local.fetch_add(self.local, Ordering::Relaxed);
+        tally.remote.fetch_add(self.remote, Ordering::Relaxed);
+    }
+}
+
+/// Decides what becomes of a hot page; `subject` is the VM whose the last one was.
+fn look(watch: &Watch, subject: &mut Option<Subject>, frame: Mfn, seen: (&[u32], bool)) {
     // A frame of EL2's own is not a VM's affair.
     let Some((users, home, is_copy)) = users(frame) else {
         return;
     };
     for owner in users {
-        let running = vm::instance(owner.vm).filter(|instance| !instance.is_ending());
-        let Some(instance) = running else { continue };
-        for (node, count) in (0..).zip(misses) {
+        if { subject.as_ref() }.is_none_or(|subject| subject.instance.id != owner.vm) {
+            *subject = Subject::new(owner.vm);
+        }
+        let running = subject.as_mut().filter(|vm| !vm.instance.is_ending());
+        let Some(subject) = running else { continue };
+        for (node, count) in (0..).zip(seen.0) {
             let share = if NodeId(node) == home {
-                &instance.numa.local
+                &mut subject.local
             } else {
-                &instance.numa.remote
+                &mut subject.remote
             };
-            share.fetch_add(count.into(), Ordering::Relaxed);
+            *share += u64::from(*count);
         }
         if is_copy {
             // Nobody else reaches it.
-            instance.numa.leave(left::AT_HOME);
-            continue;
+            subject.instance.numa.leave(left::AT_HOME);
+        } else {
+            place(watch, subject, (owner, frame), home, seen);
         }
-        let sight = Sight {
-            home,
-            replicas: instance.space.copies_of(owner.gfn),
-            misses: &misses,
-            written,
-        };
-        place(watch, &instance, (owner, frame), sight, short);
     }
 }
 
 /// Decides what becomes of a VM's page, and has it done on the nodes where it goes.
 fn place(
     watch: &Watch,
-    instance: &Instance,
+    vm: &Subject,
     (owner, frame): (Owner, Mfn),
-    sight: Sight<'_>,
-    short: NodeSet,
+    home: NodeId,
+    (misses, written): (&[u32], bool),
 ) {
+    let (backing, replicas) = vm.instance.space.seat(owner.gfn);
+    let sight = Sight {
+        home,
+        replicas,
+        misses,
+        written,
+    };
     let decision = {
         let mut seen = watch.seen.lock();
-        let now = seen.interval;
+        let (now, short) = (seen.interval, seen.short);
         let decision = seen.placement.look(page(owner), sight, short, now);
         seen.gained |= !matches!(decision, Decision::Leave(_));
         decision
     };
-    let is_private = matches!(instance.space.entry(owner.gfn).backing, Backing::Private(_));
     let (nodes, copies) = match decision {
         // Others may use it where it is.
-        Decision::Migrate(to) => (NodeSet::NONE.with(to), !is_private),
+        Decision::Migrate(to) => (
+            NodeSet::NONE.with(to),
+            !matches!(backing, Backing::Private(_)),
+        ),
         Decision::Replicate(nodes) => (nodes, true),
-        Decision::Leave(why) => return instance.numa.leave(reason(why)),
+        Decision::Leave(why) => return vm.instance.numa.leave(reason(why)),
     };
-    let runs_on = nodes_of(instance);
-    let wants = |node: &NodeId| !copies || runs_on.contains(*node);
-    for node in nodes.iter().filter(wants) {
-        watch.jobs.add(
-            node,
-            Job {
+    for node in nodes.iter() {
+        let runs_on = || vm.runs_on.get_or_init(|| nodes_of(&vm.instance));
+        if !copies || runs_on().contains(node) {
+            let job = Job {
                 owner,
                 frame,
                 copies,
-            },
-        );
+            };
+            watch.jobs.add(node, job);
+        }
     }
 }
 

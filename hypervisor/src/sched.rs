@@ -41,10 +41,8 @@ pub fn init() {
     }
     for node in 0..host.nodes() {
         let node = NodeId(node as u8);
-        let cpus: heapless::Vec<CpuId, { cpu::CPUS_MAX }> = host::cpus()
-            .filter(|cpu| cpu.node == node)
-            .map(|cpu| cpu.id)
-            .collect();
+        let cpus: heapless::Vec<CpuId, { cpu::CPUS_MAX }> =
+            host::cpus_of(node).map(|cpu| cpu.id).collect();
         let entities = Box::leak(vec![Entity::ABSENT; ENTITIES_MAX].into_boxed_slice());
         let queue = SpinLock::new(Rank::Scheduler, RunQueue::new(node, &cpus, entities));
         if let Some(place) = QUEUES.get(usize::from(node.0)) {
@@ -197,8 +195,8 @@ pub fn wake(entity: EntityId) {
         }
         Kick::Idle(cpu) | Kick::Preempt(cpu) => host::cpu(cpu.0),
         // A CPU whose guest sleeps in place looks busy to the queue, and is not.
-        Kick::None => host::cpus()
-            .find(|cpu| cpu.node == node && cpu.sleeps_in_place.load(Ordering::Relaxed))
+        Kick::None => host::cpus_of(node)
+            .find(|cpu| cpu.sleeps_in_place.load(Ordering::Relaxed))
             .or_else(|| idle_cpu_but(Some(node))),
     };
     if let Some(cpu) = cpu {

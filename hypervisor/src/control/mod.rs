@@ -356,7 +356,7 @@ fn nodes(answer: &mut Answer) {
             free: counts.free * FRAME_SIZE,
             local: counts.given_local,
             remote: counts.given_remote,
-            cpus: host::cpus().filter(|cpu| cpu.node == node).count() as u32,
+            cpus: host::cpus_of(node).count() as u32,
             vcpus: (load.weight / 256) as u32,
             zeroed: counts.zeroed() * FRAME_SIZE,
             zeroed_given: counts.given_zeroed,

@@ -9,6 +9,7 @@ use crate::vm::{self, Instance};
 use crate::{host, sched};
 use abi::control::left;
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use machine_aarch64::timer;
@@ -59,7 +60,11 @@ pub struct Job {
 }
 
 /// What is to go to each node.
-pub struct Jobs(Vec<Waiting>);
+pub struct Jobs {
+    waiting: Vec<Waiting>,
+    /// Nodes that something waits for, a bit for each.
+    nodes: AtomicU64,
+}
 
 struct Waiting {
     jobs: SpinLock<VecDeque<Job>>,
@@ -74,33 +79,41 @@ impl Jobs {
             jobs: SpinLock::new(Rank::PhysicalDevice, VecDeque::with_capacity(WAITING)),
             next: AtomicUsize::new(0),
         };
-        Self((0..nodes).map(|_| waiting()).collect())
+        Self {
+            waiting: (0..nodes).map(|_| waiting()).collect(),
+            nodes: AtomicU64::new(0),
+        }
     }
 
     fn of(&self, node: NodeId) -> Option<&Waiting> {
-        self.0.get(usize::from(node.0))
+        self.waiting.get(usize::from(node.0))
     }
 
     /// A page is to go to a node.
     pub fn add(&self, node: NodeId, job: Job) {
         if let Some(waiting) = self.of(node) {
             let mut jobs = waiting.jobs.lock();
+            if jobs.is_empty() {
+                self.nodes.fetch_or(1 << node.0, Ordering::Relaxed);
+            }
             if jobs.len() < WAITING {
                 jobs.push_back(job);
             }
         }
     }
 
-    /// Calls a CPU of each node that pages are to go to.
+    /// Calls a CPU of each node that pages are to go to, where none of it was called and is still to come.
     pub fn rouse(&self) {
-        for (node, waiting) in (0..).map(NodeId).zip(&self.0) {
-            if waiting.jobs.lock().is_empty() {
+        let nodes = NodeSet::from_bits(self.nodes.load(Ordering::Relaxed));
+        for node in nodes.iter() {
+            let Some(waiting) = self.of(node) else { break };
+            let its = host::cpu_bits(node);
+            if CALLED.load(Ordering::Relaxed) & its != 0 {
                 continue;
             }
-            let its = || host::cpus().filter(|cpu| cpu.node == node);
             let next = || {
                 let next = waiting.next.fetch_add(1, Ordering::Relaxed);
-                its().nth(next % its().count().max(1))
+                host::cpus_of(node).nth(next % its.count_ones().max(1) as usize)
             };
             if let Some(cpu) = sched::idle_cpu_of(node).or_else(next) {
                 call(cpu);
@@ -116,24 +129,29 @@ impl Jobs {
         let mut jobs = waiting.jobs.lock();
         jobs.make_contiguous().sort_unstable_by_key(place);
         drop(jobs);
+        let mut known: Option<Arc<Instance>> = None;
         for _ in 0..BATCHES {
-            let batch = waiting.take();
-            let Some(first) = batch.first() else { break };
-            let running = vm::instance(first.owner.vm).filter(|instance| !instance.is_ending());
-            let Some(instance) = running else { continue };
+            let batch = self.take(waiting, node);
+            let Some(vm) = batch.first().map(|job| job.owner.vm) else {
+                break;
+            };
+            if known.as_ref().is_none_or(|known| known.id != vm) {
+                known = vm::instance(vm);
+            }
+            let Some(instance) = known.as_ref().filter(|instance| !instance.is_ending()) else {
+                continue;
+            };
             let begun = timer::now();
-            let done = carry(&instance, &batch, node);
-            watch.note(&instance, &done);
+            let done = carry(instance, &batch, node);
+            watch.note(instance, &done);
             let spent = timer::now() - begun;
             instance.numa.spent.fetch_add(spent, Ordering::Relaxed);
         }
     }
-}
 
-impl Waiting {
     /// Some pages of one VM.
-    fn take(&self) -> heapless::Vec<Job, BATCH> {
-        let mut jobs = self.jobs.lock();
+    fn take(&self, waiting: &Waiting, node: NodeId) -> heapless::Vec<Job, BATCH> {
+        let mut jobs = waiting.jobs.lock();
         let mut batch = heapless::Vec::<Job, BATCH>::new();
         while let Some(job) = jobs.front()
             && batch
@@ -142,6 +160,9 @@ impl Waiting {
             && batch.push(*job).is_ok()
         {
             jobs.pop_front();
+        }
+        if jobs.is_empty() {
+            self.nodes.fetch_and(!(1 << node.0), Ordering::Relaxed);
         }
         batch
     }

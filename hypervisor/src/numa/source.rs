@@ -103,10 +103,10 @@ impl Source {
 }
 
 impl MissSource for Source {
-    fn has_hot(&self) -> bool {
+    fn hot(&self) -> u32 {
         match self {
-            Self::Counted(window) => window.has_hot(),
-            Self::Sampled(samples) => samples.has_hot(),
+            Self::Counted(window) => window.hot(),
+            Self::Sampled(samples) => samples.hot(),
         }
     }
 

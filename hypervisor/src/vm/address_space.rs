@@ -13,7 +13,7 @@ use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{Events, Flight, GuestRam, Maps, SOURCES};
 use model_frame_table::MAX_NODES;
 use model_placement::NodeSet;
-use model_pmap::{Backing, Counts, Entry, REGION_FRAMES};
+use model_pmap::{Backing, Counts, Entry, REGION_FRAMES, Reasons};
 use model_virtio::Runs;
 
 pub use model_address_space::{AGE_AT_ONCE, Access, EXCHANGE_MAX, Filled, Gets, Policy, Source};
@@ -424,11 +424,17 @@ impl AddressSpace {
         }
     }
 
-    /// Which nodes have copies of a page.
-    pub fn copies_of(&self, gfn: Gfn) -> NodeSet {
+    /// What is behind a guest frame, and which nodes have copies of it.
+    pub fn seat(&self, gfn: Gfn) -> (Backing, NodeSet) {
         let maps = self.maps.lock();
+        let entry = maps.entry(gfn);
         let has_copy = |node: &NodeId| maps.copy_on(*node, gfn).is_some();
-        host::get().node_ids().filter(has_copy).collect()
+        let copies = if entry.reasons.contains(Reasons::REPLICA) {
+            host::get().node_ids().filter(has_copy).collect()
+        } else {
+            NodeSet::NONE
+        };
+        (entry.backing, copies)
     }
 
     /// How many copies of pages nodes have.

@@ -99,19 +99,20 @@ impl<W: Words> MissWindow<W> {
 }
 
 impl<W: Words> MissSource for MissWindow<W> {
-    fn has_hot(&self) -> bool {
-        self.words.get(offset::HEAD) != self.words.get(offset::TAIL)
+    fn hot(&self) -> u32 {
+        let (head, tail) = (self.words.get(offset::HEAD), self.words.get(offset::TAIL));
+        head.wrapping_sub(tail)
     }
 
     fn next_hot(&mut self) -> Option<Mfn> {
-        let (head, tail) = (self.words.get(offset::HEAD), self.words.get(offset::TAIL));
-        let waiting = head.wrapping_sub(tail);
+        let tail = self.words.get(offset::TAIL);
+        let waiting = self.hot();
         if waiting == 0 {
             return None;
         }
         if waiting > RING_ENTRIES {
             // No machine that counts does this.
-            self.words.set(offset::TAIL, head);
+            self.words.set(offset::TAIL, tail.wrapping_add(waiting));
             return None;
         }
         let at = offset::RING + 2 * (tail % RING_ENTRIES) as usize;
@@ -197,9 +198,9 @@ mod tests {
         memory.0[offset::RING..offset::RING + 6].copy_from_slice(&[7, 1, 4000, 0, 299, 0]);
         memory.0[9216 + 21..9216 + 24].copy_from_slice(&[5, 12, 1]);
         let mut window = MissWindow::open(&mut memory, 2, BASE, 9).unwrap();
-        assert!(!window.has_hot());
+        assert_eq!(window.hot(), 0);
         window.words.0[offset::HEAD] = 3;
-        assert!(window.has_hot());
+        assert_eq!(window.hot(), 3);
         assert_eq!(window.next_hot(), Some(BASE.add(7)));
         let mut misses = [1; 4];
         assert!(window.take(BASE.add(7), &mut misses));

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "it only measures")]
 
 use model_addr::NodeId;
-use model_placement::{Decision, NodeSet, Page, Placement, Record, Sight, Thresholds, WAYS};
+use model_placement::{Decision, NodeSet, Page, Placement, Set, Sight, Thresholds};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ const SETS: usize = 512;
 /// Nanoseconds for a hot page, the best of five runs.
 fn per_page(frames: u64, nodes: usize) -> f64 {
     let run = || {
-        let mut sets = vec![[Record::EMPTY; WAYS]; SETS];
+        let mut sets = vec![Set::EMPTY; SETS];
         let mut placement = Placement::new(&mut sets, Thresholds::default());
         let mut misses = vec![0; nodes];
         let start = Instant::now();

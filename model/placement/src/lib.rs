@@ -31,6 +31,6 @@ mod source;
 
 pub use nodes::{NODES_MAX, NodeSet};
 pub use policy::{Decision, Sight, Stays, Thresholds, decide};
-pub use record::{Page, Past, Placement, Record, WAYS};
+pub use record::{Page, Past, Placement, Set, WAYS};
 pub use samples::{FOLLOWED, LOOKS, PATIENCE, Samples};
 pub use source::MissSource;

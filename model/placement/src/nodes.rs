@@ -13,6 +13,11 @@ impl NodeSet {
     /// None.
     pub const NONE: Self = Self(0);
 
+    /// Those whose bits are set.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// Whether there is none.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -48,9 +53,12 @@ impl NodeSet {
 
     /// All of them, by number.
     pub fn iter(self) -> impl Iterator<Item = NodeId> {
-        (0..NODES_MAX as u8)
-            .map(NodeId)
-            .filter(move |node| self.contains(*node))
+        let mut rest = self.0;
+        core::iter::from_fn(move || {
+            let first = rest.trailing_zeros();
+            rest &= rest.wrapping_sub(1);
+            (first < u64::BITS).then_some(NodeId(first as u8))
+        })
     }
 }
 

@@ -12,11 +12,9 @@ const RELAPSES_MAX: u8 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Page(pub u64);
 
-/// One page's record; an empty one is [`Record::EMPTY`].
+/// One page's record.
 #[derive(Clone, Copy, Debug)]
-pub struct Record {
-    /// The page's number plus one; zero: none.
-    key: u64,
+struct Record {
     /// Nodes that had copies of it when it was last looked at.
     replicas: NodeSet,
     /// The interval of the last move.
@@ -30,9 +28,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// No page's.
-    pub const EMPTY: Self = Self {
-        key: 0,
+    /// Nothing is known.
+    const EMPTY: Self = Self {
         replicas: NodeSet::NONE,
         moved: 0,
         last: 0,
@@ -67,6 +64,36 @@ impl Record {
     }
 }
 
+/// Records of some pages. Whether a page's is there, one cache line tells.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct Set {
+    /// The pages' numbers plus one; zero: none.
+    keys: [u64; WAYS],
+    records: [Record; WAYS],
+}
+
+impl Set {
+    /// Of no pages.
+    pub const EMPTY: Self = Self {
+        keys: [0; WAYS],
+        records: [Record::EMPTY; WAYS],
+    };
+
+    fn place(&self, page: Page) -> Option<usize> {
+        self.keys.iter().position(|own| *own == key(page))
+    }
+
+    /// Whose record a new page gets: a free one, or that of who was quiet for longest.
+    fn victim(&self, now: u32) -> usize {
+        let quiet = |n: &usize| match self.keys[*n] {
+            0 => u32::MAX,
+            _ => now.wrapping_sub(self.records[*n].last),
+        };
+        (0..WAYS).max_by_key(quiet).unwrap_or(0)
+    }
+}
+
 /// What is remembered of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
@@ -77,13 +104,13 @@ pub struct Past {
 /// The pages that were moved or replicated last, and the rules.
 #[derive(Debug)]
 pub struct Placement<'a> {
-    sets: &'a mut [[Record; WAYS]],
+    sets: &'a mut [Set],
     limits: Thresholds,
 }
 
 impl<'a> Placement<'a> {
     /// Rules with room for as many pages as `sets` has records.
-    pub fn new(sets: &'a mut [[Record; WAYS]], limits: Thresholds) -> Self {
+    pub fn new(sets: &'a mut [Set], limits: Thresholds) -> Self {
         Self { sets, limits }
     }
 
@@ -97,8 +124,8 @@ impl<'a> Placement<'a> {
     pub fn look(&mut self, page: Page, sight: Sight<'_>, short: NodeSet, now: u32) -> Decision {
         let limits = self.limits;
         let set = self.set_of(page);
-        let records = self.sets.get_mut(set).into_iter().flatten();
-        let known = { records }.find(|record| record.key == key(page));
+        let set = self.sets.get_mut(set);
+        let known = set.and_then(|set| Some(&mut set.records[set.place(page)?]));
         let past = known.map_or(Past::default(), |record| {
             if !record.replicas.without(sight.replicas).is_empty() {
                 record.count_move(now, &limits);
@@ -129,17 +156,18 @@ impl<'a> Placement<'a> {
         let Some(set) = self.sets.get_mut(set) else {
             return;
         };
-        let own = set.iter().position(|record| record.key == key(page));
-        let at = own.unwrap_or_else(|| victim(set, now));
-        if own.is_none() {
-            set[at] = Record {
-                key: key(page),
+        let at = set.place(page).unwrap_or_else(|| {
+            let at = set.victim(now);
+            set.keys[at] = key(page);
+            set.records[at] = Record {
                 moved: now,
                 ..Record::EMPTY
             };
-        }
-        change(&mut set[at]);
-        set[at].last = now;
+            at
+        });
+        let record = &mut set.records[at];
+        change(record);
+        record.last = now;
     }
 
     /// Fibonacci hashing: neighbours go to sets far apart.
@@ -152,13 +180,4 @@ impl<'a> Placement<'a> {
 
 fn key(page: Page) -> u64 {
     page.0.wrapping_add(1)
-}
-
-/// Whose record a new page gets: a free one, or that of who was quiet for longest.
-fn victim(set: &[Record; WAYS], now: u32) -> usize {
-    let quiet = |n: &usize| match set[*n] {
-        Record { key: 0, .. } => u32::MAX,
-        record => now.wrapping_sub(record.last),
-    };
-    (0..WAYS).max_by_key(quiet).unwrap_or(0)
 }

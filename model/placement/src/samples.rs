@@ -98,8 +98,9 @@ impl<P: Copy> Samples<P> {
 }
 
 impl<P: Copy> MissSource for Samples<P> {
-    fn has_hot(&self) -> bool {
-        self.followed.iter().any(Sample::is_judged)
+    fn hot(&self) -> u32 {
+        let hot = self.followed.iter().filter(|sample| sample.is_judged());
+        hot.count() as u32
     }
 
     fn next_hot(&mut self) -> Option<Mfn> {

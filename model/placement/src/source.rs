@@ -4,8 +4,8 @@ use model_addr::Mfn;
 
 /// Something that counts misses by frame and node.
 pub trait MissSource {
-    /// Whether [`Self::next_hot`] has something to look at.
-    fn has_hot(&self) -> bool;
+    /// How many frames [`Self::next_hot`] has to look at.
+    fn hot(&self) -> u32;
     /// A frame on which a node has missed often since it was last taken, if there is one. `None`
     /// may also mean that what was looked at is not hot: the caller asks again later. Bounded work.
     fn next_hot(&mut self) -> Option<Mfn>;

@@ -3,7 +3,7 @@
 
 use model_addr::NodeId;
 use model_placement::{
-    Decision, NODES_MAX, NodeSet, Page, Placement, Record, Sight, Stays, Thresholds, WAYS, decide,
+    Decision, NODES_MAX, NodeSet, Page, Placement, Set, Sight, Stays, Thresholds, WAYS, decide,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -114,7 +114,7 @@ proptest! {
     /// As many pages as fit into one set: nothing is ever forgotten, so both must agree always.
     #[test]
     fn decisions_are_those_of_the_rules(steps in steps()) {
-        let mut sets = [[Record::EMPTY; WAYS]];
+        let mut sets = [Set::EMPTY];
         let limits = Thresholds::default();
         let mut placement = Placement::new(&mut sets, limits);
         let mut naive: BTreeMap<u64, Naive> = BTreeMap::new();
@@ -165,7 +165,7 @@ proptest! {
 
 #[test]
 fn a_page_that_is_written_from_everywhere_is_left_alone() {
-    let mut sets = [[Record::EMPTY; WAYS]];
+    let mut sets = [Set::EMPTY];
     let limits = Thresholds::default();
     let mut placement = Placement::new(&mut sets, limits);
     let (mut home, mut moves) = (NodeId(0), 0);

@@ -2,7 +2,7 @@
 //! leaving it where it is.
 
 use model_addr::NodeId;
-use model_placement::{Decision, NodeSet, Page, Placement, Record, Sight, Thresholds, WAYS};
+use model_placement::{Decision, NodeSet, Page, Placement, Set, Sight, Thresholds};
 use proptest::prelude::*;
 
 const NODES: usize = 8;
@@ -24,7 +24,7 @@ struct Outcome {
 
 /// Each turn's misses come in its first interval, in pieces as they are looked at.
 fn play(turns: impl IntoIterator<Item = Turn>, limits: Thresholds) -> Outcome {
-    let mut sets = [[Record::EMPTY; WAYS]];
+    let mut sets = [Set::EMPTY];
     let mut placement = Placement::new(&mut sets, limits);
     let (mut home, mut now, mut seen) = (NodeId(0), 0, [0; NODES]);
     let mut outcome = Outcome {

@@ -3,7 +3,7 @@
 //! prints it as CSV, `xtask bench-numa thresholds` draws it.
 
 use model_addr::NodeId;
-use model_placement::{Decision, NodeSet, Page, Placement, Record, Sight, Thresholds, WAYS};
+use model_placement::{Decision, NodeSet, Page, Placement, Set, Sight, Thresholds};
 
 const NODES: usize = 8;
 const LOCAL_NS: u64 = 300;
@@ -38,7 +38,7 @@ fn one(node: usize, count: u32) -> ([u32; NODES], bool) {
 
 /// Nanoseconds that misses and copies take.
 fn time(usage: Use, limits: Thresholds) -> u64 {
-    let mut sets = [[Record::EMPTY; WAYS]];
+    let mut sets = [Set::EMPTY];
     let mut placement = Placement::new(&mut sets, limits);
     let (mut home, mut replicas, mut seen, mut written) =
         (NodeId(0), NodeSet::NONE, [0; NODES], false);
