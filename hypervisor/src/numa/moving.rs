@@ -204,7 +204,8 @@ pub fn carry(instance: &Instance, jobs: &[Job], node: NodeId) -> heapless::Vec<F
                 gfn: job.owner.gfn,
                 old: job.frame,
                 new: new.add(n),
-                copy_on: job.copies.then_some(node),
+                node,
+                copies: job.copies,
                 state: Moved::Gone,
             });
         }
@@ -222,11 +223,11 @@ pub fn carry(instance: &Instance, jobs: &[Job], node: NodeId) -> heapless::Vec<F
     instance.space.land(&mut flights);
     for flight in &flights {
         let tally = &instance.numa;
-        match (flight.state, flight.copy_on) {
-            (Moved::Done, None) => {
+        match (flight.state, flight.copies) {
+            (Moved::Done, false) => {
                 tally.moved.fetch_add(1, Ordering::Relaxed);
             }
-            (Moved::Done, Some(_)) => {
+            (Moved::Done, true) => {
                 tally.replicated.fetch_add(1, Ordering::Relaxed);
             }
             (Moved::Held | Moved::Begun, _) => tally.leave(left::HELD),
@@ -246,13 +247,13 @@ impl Watch {
                 vm: instance.id,
                 gfn: flight.gfn,
             });
-            match (flight.state, flight.copy_on) {
-                (Moved::Done, Some(node)) => {
-                    let nodes = NodeSet::NONE.with(node);
+            match (flight.state, flight.copies) {
+                (Moved::Done, true) => {
+                    let nodes = NodeSet::NONE.with(flight.node);
                     seen.placement.replicated(page, nodes, now);
                 }
                 // Who writes while pages are copied makes as much work.
-                (Moved::Done, None) | (Moved::Lost, _) => seen.placement.moved(page, now),
+                (Moved::Done, false) | (Moved::Lost, _) => seen.placement.moved(page, now),
                 _ => continue,
             }
             // What was counted of the frame before was another page's.

@@ -417,7 +417,8 @@ impl AddressSpace {
         let mut maps = self.maps.lock();
         maps.commit(&self.ram, flights, &Metal);
         let vmid = (self.first_vttbr >> 48) as u16;
-        for node in flights.iter().filter_map(|flight| flight.copy_on) {
+        for flight in flights.iter().filter(|flight| flight.copies) {
+            let node = flight.node;
             if let Some(own) = self.vttbrs.get(usize::from(node.0)) {
                 own.store(vttbr(vmid, maps.root_on(node)), Ordering::Release);
             }

@@ -131,7 +131,7 @@ impl Fault {
                 ram.write(frames, run);
                 Continue(Step::Show(run))
             }
-            Step::Show(run) => Break(show(run, frames, lock)),
+            Step::Show(run) => Break(show(run, self.node, frames, lock)),
             Step::TakeForBreak => self.take_for_break(ram, frames),
             Step::Break(new) => Break(lock().unshare(ram, self.gfn, self.access, new, frames)),
         };
@@ -377,12 +377,13 @@ impl<T: Translation> Maps<T> {
 #[inline]
 fn show<T: Translation, G: DerefMut<Target = Maps<T>>>(
     run: Run,
+    node: NodeId,
     frames: &impl Frames,
     lock: impl FnOnce() -> G,
 ) -> Filled {
     let shown = match run.count {
-        CHUNK_FRAMES => lock().show::<CHUNK>(run),
-        _ => lock().show::<1>(run),
+        CHUNK_FRAMES => lock().show::<CHUNK>(run, node),
+        _ => lock().show::<1>(run, node),
     };
     shown.map_or_else(|why| give_back(run, why, frames), |()| Filled::Done)
 }
@@ -425,7 +426,7 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
         match next {
             Continue(Step::Write(run)) if run.count == CHUNK_FRAMES => {
                 self.write(frames, run);
-                show(run, frames, lock)
+                show(run, node, frames, lock)
             }
             Continue(step) => {
                 let fault = Fault {

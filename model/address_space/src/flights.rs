@@ -45,8 +45,10 @@ pub struct Flight {
     pub old: Mfn,
     /// Where it is to be, which nobody sees yet: the caller's until [`Maps::commit`].
     pub new: Mfn,
-    /// The node that gets a copy; `None` where the page moves.
-    pub copy_on: Option<NodeId>,
+    /// The node that it goes to.
+    pub node: NodeId,
+    /// The node gets a copy; else the page moves.
+    pub copies: bool,
     /// How far it has come. It matters not before [`Maps::begin`].
     pub state: Moved,
 }
@@ -86,20 +88,18 @@ impl<T: Translation> Maps<T> {
             return Err(Moved::Gone);
         };
         let is_private = entry.backing == Backing::Private(old);
-        let is_copied = |node| self.copy_on(node, gfn).is_some();
-        let is_gone = match flight.copy_on {
-            None => !is_private,
-            Some(node) => entry.frame() != Some(old) || is_copied(node),
+        let is_copied = || self.copy_on(flight.node, gfn).is_some();
+        let (is_gone, may_have) = if flight.copies {
+            let is_gone = entry.frame() != Some(old) || is_copied();
+            (is_gone, Reasons::REPLICA)
+        } else {
+            (!is_private, Reasons::empty())
         };
         if is_gone {
             return Err(Moved::Gone);
         }
-        let may_have = match flight.copy_on {
-            None => Reasons::empty(),
-            Some(_) => Reasons::REPLICA,
-        };
         // Who must not tell a shared page by the time of a write must not tell a copied one either.
-        let hides = flight.copy_on.is_some() && ram.policy().hide;
+        let hides = flight.copies && ram.policy().hide;
         let moves = |flying: &Flying| flying.gfn == gfn && flying.moves;
         let is_block = region.block().is_some();
         if !entry.reasons.difference(may_have).is_empty()
@@ -120,7 +120,7 @@ impl<T: Translation> Maps<T> {
         let flying = Flying {
             gfn,
             new: flight.new,
-            moves: flight.copy_on.is_none(),
+            moves: !flight.copies,
         };
         // It is not full.
         let _ = self.flights.push(flying);
@@ -176,9 +176,10 @@ impl<T: Translation> Maps<T> {
         let mut flying = self.flights.iter();
         let at = flying.position(|flying| flying.new == flight.new);
         self.flights.swap_remove(at.ok_or(Moved::Lost)?);
-        let landed = match flight.copy_on {
-            None => self.land_moved(flight),
-            Some(node) => self.land_copy(ram, flight, node),
+        let landed = if flight.copies {
+            self.land_copy(ram, flight)
+        } else {
+            self.land_moved(flight)
         };
         if landed.is_err() {
             self.unguard(flight.gfn);
@@ -198,16 +199,12 @@ impl<T: Translation> Maps<T> {
         Ok(self.unmap(flight.gfn.address(), 1))
     }
 
-    fn land_copy<B>(
-        &mut self,
-        ram: &GuestRam<B>,
-        flight: &Flight,
-        node: NodeId,
-    ) -> Result<FlushDebt, Moved> {
-        if self.copy_on(node, flight.gfn).is_some() {
+    fn land_copy<B>(&mut self, ram: &GuestRam<B>, flight: &Flight) -> Result<FlushDebt, Moved> {
+        if self.copy_on(flight.node, flight.gfn).is_some() {
             return Err(Moved::Gone);
         }
-        let at = self.root_for(node, ram.range).ok_or(Moved::Held)?;
+        let at = self.root_for(flight.node, ram.range);
+        let at = at.ok_or(Moved::Held)?;
         let root = &mut self.roots[at];
         let copied = Entry::private(flight.new);
         let set = { &mut root.copies }.set_run(&mut self.tables, flight.gfn, 1, copied);
@@ -220,26 +217,17 @@ impl<T: Translation> Maps<T> {
         if flight.state != Moved::Done {
             return Some(flight.new);
         }
+        if flight.copies {
+            self.events.replicated += 1;
+        } else {
+            self.events.moved += 1;
+        }
         let rights = self.entry(flight.gfn).rights();
-        let (stage2, tables) = match flight.copy_on {
-            None => {
-                self.events.moved += 1;
-                (&mut self.stage2, &mut self.tables)
-            }
-            Some(node) => {
-                self.events.replicated += 1;
-                self.walked_on(node)
-            }
-        };
+        let rights = rights.unwrap_or(Rights::READ_EXECUTE);
         let (ipa, pa) = (flight.gfn.address(), flight.new.address());
-        // What the root lacks, a fault fills.
-        let _ = stage2.map(
-            tables,
-            ipa,
-            pa,
-            Size::Page,
-            rights.unwrap_or(Rights::READ_EXECUTE),
-        );
-        flight.copy_on.is_none().then_some(flight.old)
+        // Who uses it is there. What other roots lack, faults fill.
+        let (stage2, tables) = self.walked_on(flight.node);
+        let _ = stage2.map(tables, ipa, pa, Size::Page, rights);
+        (!flight.copies).then_some(flight.old)
     }
 }

@@ -34,6 +34,8 @@ pub struct Maps<T> {
     pub(crate) has_secrets: bool,
     /// Nodes with copies of pages; CPUs of others walk from [`Self::root`].
     pub(crate) roots: heapless::Vec<NodeRoot, MAX_NODES>,
+    /// Which nodes these are, in their order.
+    pub(crate) own: heapless::Vec<NodeId, MAX_NODES>,
     /// Pages on their way to other frames: each has [`model_pmap::Reasons::REPLICA`].
     pub(crate) flights: heapless::Vec<Flying, FLIGHTS_MAX>,
 }
@@ -101,6 +103,7 @@ impl<T: Translation> Maps<T> {
             events: Events::default(),
             has_secrets: false,
             roots: heapless::Vec::new(),
+            own: heapless::Vec::new(),
             flights: heapless::Vec::new(),
         })
     }
@@ -164,9 +167,9 @@ impl<T: Translation> Maps<T> {
     }
 
     /// Puts frames behind guest frames that nothing is behind, and lets the hardware see them: as
-    /// pages, or as one block once the region is full.
+    /// pages, or as one block once the region is full. Those of `node` see them at once.
     #[inline]
-    pub(crate) fn show<const N: usize>(&mut self, run: Run) -> Result<(), NotShown> {
+    pub(crate) fn show<const N: usize>(&mut self, run: Run, node: NodeId) -> Result<(), NotShown> {
         let Run { first, frame, .. } = run;
         // What was emptied meanwhile is zeroes.
         if run.sources && self.pmap.untouched(&self.tables, first, run.count) < run.count {
@@ -191,6 +194,9 @@ impl<T: Translation> Maps<T> {
             self.stage2
                 .map_chunk::<N>(&mut self.tables, ipa, pa, Rights::ALL)
         };
+        if !self.roots.is_empty() {
+            self.show_around(node, first);
+        }
         Ok(())
     }
 
@@ -241,10 +247,12 @@ impl<T: Translation> Maps<T> {
             }
             None => {}
         }
-        match region.block() {
-            Some(base) => merge((stage2, tables), gfn, base, Rights::ALL),
-            None => stage2.map(tables, ipa, pa, Size::Page, rights),
+        if let Some(base) = region.block() {
+            return merge((stage2, tables), gfn, base, Rights::ALL);
         }
+        stage2.map(tables, ipa, pa, Size::Page, rights)?;
+        self.show_around(node, gfn);
+        Ok(())
     }
 }
 

@@ -10,8 +10,9 @@
 use crate::{Frames, Maps, Translation};
 use heapless::Vec;
 use model_addr::{Gfn, Ipa, IpaRange, Mfn, NodeId};
+use model_frame_table::CHUNK_FRAMES;
 use model_pmap::{Pmap, Reasons};
-use model_stage2::{FlushDebt, IpaSize, Rights, Stage2};
+use model_stage2::{FlushDebt, IpaSize, Rights, Size, Stage2};
 
 /// The most guest frames that one call of [`Maps::give_copies_back`] looks at.
 pub const GIVE_BACK_AT_ONCE: usize = 64;
@@ -22,7 +23,6 @@ pub(crate) const NO_NODE: NodeId = NodeId(u8::MAX);
 /// A node with copies.
 #[derive(Debug)]
 pub(crate) struct NodeRoot {
-    node: NodeId,
     pub(crate) stage2: Stage2,
     /// The node's copies, by guest frame.
     pub(crate) copies: Pmap,
@@ -31,8 +31,13 @@ pub(crate) struct NodeRoot {
 impl<T: Translation> Maps<T> {
     /// The frame that `VTTBR_EL2` names on the CPUs of `node`.
     pub fn root_on(&self, node: NodeId) -> Mfn {
-        let own = self.roots.iter().find(|root| root.node == node);
+        let own = self.own_root(node).and_then(|at| self.roots.get(at));
         own.map_or(self.stage2.root(), |root| root.stage2.root())
+    }
+
+    /// Which of the nodes' own roots is that of `node`.
+    fn own_root(&self, node: NodeId) -> Option<usize> {
+        self.own.iter().position(|own| *own == node)
     }
 
     /// How many copies there are of its pages.
@@ -43,13 +48,13 @@ impl<T: Translation> Maps<T> {
 
     /// The copy of a page that `node` has.
     pub fn copy_on(&self, node: NodeId, gfn: Gfn) -> Option<Mfn> {
-        let own = self.roots.iter().find(|root| root.node == node)?;
+        let own = self.roots.get(self.own_root(node)?)?;
         own.copies.lookup(&self.tables, gfn).ok()?.frame()
     }
 
     /// What the CPUs of `node` walk, and the memory it stands in.
     pub(crate) fn walked_on(&mut self, node: NodeId) -> (&mut Stage2, &mut T) {
-        let own = self.roots.iter_mut().find(|root| root.node == node);
+        let own = self.own_root(node).and_then(|at| self.roots.get_mut(at));
         let stage2 = own.map_or(&mut self.stage2, |root| &mut root.stage2);
         (stage2, &mut self.tables)
     }
@@ -89,7 +94,7 @@ impl<T: Translation> Maps<T> {
 
     /// The root of `node`, made where there is none; `None` where there is no memory for it.
     pub(crate) fn root_for(&mut self, node: NodeId, ram: IpaRange) -> Option<usize> {
-        if let Some(at) = self.roots.iter().position(|root| root.node == node) {
+        if let Some(at) = self.own_root(node) {
             return Some(at);
         }
         if self.roots.is_full() {
@@ -101,14 +106,36 @@ impl<T: Translation> Maps<T> {
             return None;
         };
         let root = NodeRoot {
-            node,
             stage2: Stage2::new(table, IpaSize::ONE_TABLE),
             copies,
         };
         self.tables.use_root(node, table);
-        // It is not full.
+        // They are not full.
         let _ = self.roots.push(root);
+        let _ = self.own.push(node);
         Some(self.roots.len() - 1)
+    }
+
+    /// Lets the CPUs of a node with a root of its own see the whole chunk of `gfn`: who touches one of its
+    /// pages is about to touch others, and each would fault on each node.
+    #[cold]
+    pub(crate) fn show_around(&mut self, node: NodeId, gfn: Gfn) {
+        let Some(at) = self.own_root(node) else {
+            return;
+        };
+        let first = gfn.align_down(CHUNK_FRAMES);
+        for gfn in (0..CHUNK_FRAMES).map(|n| first.add(n)) {
+            let entry = self.entry(gfn);
+            let (Some(frame), Some(rights)) = (entry.frame(), entry.rights()) else {
+                continue;
+            };
+            let may_be_copied = entry.reasons.contains(Reasons::REPLICA);
+            let copy = may_be_copied.then(|| self.copy_on(node, gfn)).flatten();
+            let (ipa, pa) = (gfn.address(), copy.unwrap_or(frame).address());
+            let stage2 = &mut self.roots[at].stage2;
+            // What is there already stays; what the root lacks, a fault fills.
+            let _ = stage2.map(&mut self.tables, ipa, pa, Size::Page, rights);
+        }
     }
 
     /// Gives all copies of a page back, before something else is done with it; one that is on its way
@@ -136,8 +163,7 @@ impl<T: Translation> Maps<T> {
     }
 
     fn has_copies(&self, gfn: Gfn) -> bool {
-        let has_copy = |root: &NodeRoot| self.copy_on(root.node, gfn).is_some();
-        self.roots.iter().any(has_copy)
+        { self.own.iter() }.any(|node| self.copy_on(*node, gfn).is_some())
     }
 
     /// A page may be written again where it has no copies any more and none is on its way.
@@ -166,7 +192,7 @@ impl<T: Translation> Maps<T> {
         from: Gfn,
         frames: &impl Frames,
     ) -> (u64, Option<Gfn>) {
-        let Some(at) = self.roots.iter().position(|root| root.node == node) else {
+        let Some(at) = self.own_root(node) else {
             return (0, None);
         };
         let (mut found, budget) = (Vec::<Gfn, GIVE_BACK_AT_ONCE>::new(), GIVE_BACK_AT_ONCE);

@@ -1,8 +1,8 @@
 //! Pages that move to another node, or get copies there, while their guests run.
 
 use super::{
-    Access, Backing, Block, Flight, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner, Policy, Purpose,
-    RAM, Reasons, Tables, VMS, World,
+    Access, Backing, Block, CHUNK_FRAMES, Flight, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner,
+    Policy, Purpose, RAM, Reasons, Tables, VMS, World,
 };
 
 impl World {
@@ -57,7 +57,8 @@ impl World {
             gfn,
             old: if late { old.add(1) } else { old },
             new: self.machine.allocate_local(node, 0, purpose)?,
-            copy_on: copies.then_some(node),
+            node,
+            copies,
             state: Moved::Gone,
         };
         guest
@@ -122,10 +123,11 @@ impl World {
             .lock()
             .commit(&guest.ram, std::slice::from_mut(flight), &self.machine);
         let entry = guest.lock().entry(flight.gfn);
-        match (flight.state, flight.copy_on) {
+        let node = flight.node;
+        match (flight.state, flight.copies) {
             (Moved::Begun, _) => unreachable!(),
-            (Moved::Done, None) => assert_eq!(entry.backing, Backing::Private(flight.new)),
-            (Moved::Done, Some(node)) => {
+            (Moved::Done, false) => assert_eq!(entry.backing, Backing::Private(flight.new)),
+            (Moved::Done, true) => {
                 assert_eq!(entry.frame(), Some(flight.old));
                 assert!(!entry.rights().unwrap().write);
                 assert_eq!(guest.lock().copy_on(node, flight.gfn), Some(flight.new));
@@ -237,4 +239,35 @@ fn a_hit_on_another_nodes_frame_is_told() {
         world.check();
         world.finish();
     }
+}
+
+/// A node with a root of its own sees a chunk at its first touch of it, its copies among it, and a moved page at
+/// once.
+#[test]
+fn a_nodes_own_root_shows_whole_chunks() {
+    let mut world = World::new([Policy::default(); VMS]);
+    let (copied, moved) = (RAM.add(3), RAM.add(5));
+    let chunk = |first: u64| (first..first + CHUNK_FRAMES).map(|n| RAM.add(n));
+    assert!(world.touch_by(0, 0, RAM, Access::Write));
+    assert_eq!(
+        world.place(0, copied, (NodeId(1), true), false),
+        Some(Moved::Done)
+    );
+    let sees = |world: &World, vcpu, gfn| world.vms[0].find(vcpu, gfn, false);
+    assert!(chunk(0).all(|gfn| gfn == copied || sees(&world, 1, gfn).is_none()));
+    assert!(world.touch_by(0, 1, RAM.add(1), Access::Read));
+    for gfn in chunk(0) {
+        let (near, far) = (sees(&world, 1, gfn), sees(&world, 0, gfn));
+        assert!(near.is_some() && (near != far) == (gfn == copied), "{gfn}");
+    }
+    assert_eq!(
+        world.place(0, moved, (NodeId(1), false), false),
+        Some(Moved::Done)
+    );
+    assert!(sees(&world, 1, moved).is_some() && sees(&world, 0, moved).is_none());
+    // What nobody has touched yet, too.
+    assert!(world.touch_by(0, 1, RAM.add(CHUNK_FRAMES), Access::Write));
+    assert!(chunk(CHUNK_FRAMES).all(|gfn| sees(&world, 1, gfn).is_some()));
+    world.check();
+    world.finish();
 }
