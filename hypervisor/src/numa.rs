@@ -19,7 +19,7 @@ use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, VmId};
 use model_address_space::Access;
 use model_frame_table::{MAX_NODES, Owner, Use};
 use model_placement::{
-    Decision, MissSource, NodeSet, Page, Placement, Set, Sight, Stays, Thresholds,
+    Decision, MissSource, NodeSet, Page, Past, Placement, Set, Sight, Stays, Thresholds, decide,
 };
 use model_pmap::{Backing, REGION_FRAMES};
 use moving::{Job, Jobs};
@@ -32,6 +32,8 @@ const MOVE_EVERY_NS: u64 = 2_000_000;
 const GIVE_BACK_EVERY: u32 = 8;
 /// Hot pages that are looked at in one go, so that nobody waits long for the CPU that does it.
 const AT_ONCE: usize = 256;
+/// Misses of a node without which nothing becomes of a page.
+const LEAST: u32 = Thresholds::DEFAULT.sharing;
 /// Hot pages that are worth a look at once.
 const ENOUGH: u32 = 32;
 /// Intervals after which fewer are.
@@ -153,7 +155,7 @@ pub fn init() {
     let sets = vec![Set::EMPTY; SETS].leak();
     let seen = Seen {
         source,
-        placement: Placement::new(sets, Thresholds::default()),
+        placement: Placement::new(sets, Thresholds::DEFAULT),
         interval: 0,
         short: NodeSet::NONE,
         rest_ns: 0,
@@ -268,7 +270,10 @@ fn look_at_some(watch: &Watch) {
         let mut misses = [0; MAX_NODES];
         let hot = watch.seen.lock().next_hot(&mut misses);
         let Some((frame, written)) = hot else { break };
-        look(watch, &mut subject, frame, (&misses, written));
+        // Two nodes may have reported it, and it was looked at for one.
+        if misses.iter().any(|count| *count >= LEAST) {
+            look(watch, &mut subject, frame, (&misses, written));
+        }
     }
 }
 
@@ -401,13 +406,21 @@ fn place(
     home: NodeId,
     (misses, written): (&[u32], bool),
 ) {
-    let (backing, replicas) = vm.instance.space.seat(owner.gfn);
-    let sight = Sight {
+    let mut sight = Sight {
         home,
-        replicas,
+        replicas: NodeSet::NONE,
         misses,
         written,
     };
+    // Most that are hot are written by several, and stay, whatever else is known of them.
+    if written
+        && let Decision::Leave(why) =
+            decide(sight, Past::default(), NodeSet::NONE, &Thresholds::DEFAULT)
+    {
+        return vm.instance.numa.leave(reason(why));
+    }
+    let (backing, replicas) = vm.instance.space.seat(owner.gfn);
+    sight.replicas = replicas;
     let decision = {
         let mut seen = watch.seen.lock();
         let (now, short) = (seen.interval, seen.short);

@@ -21,14 +21,19 @@ pub struct Thresholds {
     pub span: u32,
 }
 
+impl Thresholds {
+    /// Those that are used.
+    pub const DEFAULT: Self = Self {
+        trigger: 128,
+        sharing: 32,
+        moves: 4,
+        span: 64,
+    };
+}
+
 impl Default for Thresholds {
     fn default() -> Self {
-        Self {
-            trigger: 128,
-            sharing: 32,
-            moves: 4,
-            span: 64,
-        }
+        Self::DEFAULT
     }
 }
 
