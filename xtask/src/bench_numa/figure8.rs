@@ -23,7 +23,7 @@ const CPUS: u32 = 8;
 const NODE_MIB: u32 = 256;
 /// MiB and jobs of all VMs together.
 const VMS_MIB: u32 = 1408;
-const JOBS: u32 = 48;
+const JOBS: u32 = 192;
 /// How many VMs; none is Linux without Underpin. Then what EL2 is told: nothing, so that it moves pages, or to leave
 /// them where they were touched first.
 const RUNS: [(u32, &str); 9] = [
