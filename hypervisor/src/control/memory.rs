@@ -112,7 +112,8 @@ pub fn move_to(request: &MoveRequest) -> Result<(), Refusal> {
         .ok()
         .filter(|node| u64::from(*node) < nodes)
     else {
-        let what = format_args!("there is no node {}; there are {nodes}", request.node);
+        let node = request.node;
+        let what = format_args!("there is no node {node}: the machine has {nodes}, from 0 on");
         return Err(Refusal::new(code::IMPOSSIBLE, request.node, what));
     };
     numa::move_vm(&instance, NodeId(node));

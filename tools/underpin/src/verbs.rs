@@ -111,6 +111,14 @@ fn usual_machine() -> &'static str {
 }
 
 impl Context {
+    /// The command for this machine, as one would type it.
+    fn command(&self) -> String {
+        match self.run.machine() {
+            usual if usual == usual_machine() => "underpin".to_owned(),
+            other => format!("underpin --machine {other}"),
+        }
+    }
+
     fn connect(&self) -> Result<Client> {
         if self.run.is_beneath() && beneath::state().is_ok_and(|state| state["parked"] == true) {
             let failure = Failure::new(code::WRONG_STATE as u8, "the VMs are parked");

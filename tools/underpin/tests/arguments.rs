@@ -98,6 +98,7 @@ const WRONG: &[(&str, i32, &str)] = &[
     ("console", 2, "<VM>"),
     ("console nobody", 11, "nobody"),
     ("console --log nobody", 11, "nobody"),
+    ("sim --unasked", 2, "--unasked"),
     ("stage --kernel /nowhere", 1, "/nowhere"),
     ("explain 99", 2, "'99'"),
     ("completion tcl", 2, "'tcl'"),

@@ -188,10 +188,50 @@ fn a_detached_machine_stays_until_shut_down() {
     let place = Place::new("detach");
     let started = place.run("sim --detach web1.toml");
     assert!(started.status.success(), "{started:?}");
-    assert!(stderr(&started).contains("is left running"), "{started:?}");
+    assert!(
+        stderr(&started).contains("is left running; try: underpin list"),
+        "{started:?}"
+    );
     assert!(place.run("list").status.success());
     assert!(place.run("shutdown").status.success());
     assert!(place.qemu_is_gone());
+}
+
+#[test]
+fn a_machine_of_another_name_is_told_of() {
+    let place = Place::new("name");
+    let started = place.run("--machine two sim --detach web1.toml");
+    assert!(
+        stderr(&started).contains("underpin --machine two list"),
+        "{started:?}"
+    );
+    let none = place.run("list");
+    assert_eq!(none.status.code(), Some(3), "{none:?}");
+    assert!(
+        stderr(&none).contains("'two' runs: --machine two"),
+        "{none:?}"
+    );
+    assert!(place.run("--machine two shutdown").status.success());
+}
+
+#[test]
+fn resets_are_told_of_at_their_powers_of_two() {
+    let place = Place::new("resets");
+    let (sim, said) = place.sim("");
+    for _ in 0..3 {
+        assert!(place.run("reset web1").status.success());
+    }
+    assert!(place.run("shutdown").status.success());
+    let told = said.lines().map_while(io::Result::ok);
+    let told: Vec<String> = told.filter(|line| line.contains("was reset")).collect();
+    assert_eq!(
+        told,
+        [
+            "web1: was reset, and runs again: start 2",
+            "web1: was reset, and runs again: start 4"
+        ]
+    );
+    assert!(sim.wait_with_output().unwrap().status.success());
 }
 
 #[test]
@@ -227,5 +267,9 @@ fn a_machine_that_takes_too_long_is_ended() {
     let place = Place::new("timeout");
     let late = place.run("sim web1.toml --timeout 1s");
     assert_eq!(late.status.code(), Some(5), "{late:?}");
+    assert!(
+        stderr(&late).contains("not ended: echo, stubborn, web1"),
+        "{late:?}"
+    );
     assert!(place.qemu_is_gone() && !place.has_sockets());
 }

@@ -217,8 +217,13 @@ impl Client {
     pub fn numa_move(&mut self, vm: &str, node: u8) -> Result<()> {
         let (name, node) = (vm_name(vm)?, node.into());
         let asked = MoveRequest { name, node };
-        self.request(request::NUMA_MOVE, &[asked.as_bytes()])
-            .map(drop)
+        let moves = self.request(request::NUMA_MOVE, &[asked.as_bytes()]);
+        moves.map(drop).map_err(|failure| match failure.code() {
+            exit if u32::from(exit) == code::IMPOSSIBLE => {
+                failure.help("`underpin nodes` shows the nodes")
+            }
+            _ => failure,
+        })
     }
 
     /// Asks a VM for memory; tells how many bytes it is to give.

@@ -7,6 +7,7 @@ use crate::{
     vmfile,
 };
 use std::{
+    collections::BTreeSet,
     env,
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
@@ -176,7 +177,21 @@ impl RunDir {
         } else {
             "start one: underpin sim FILE...; or ask inside a VM whose file says control = \"read\" or \"all\""
         };
+        let others = self.others().into_iter();
+        let others = others.map(|name| format!("'{name}' runs: --machine {name}; "));
+        let help = others.chain([help.to_owned()]).collect::<String>();
         Err(Failure::new(exit::NO_MACHINE, message).help(help))
+    }
+
+    /// The names of other machines of this user that run.
+    fn others(&self) -> BTreeSet<String> {
+        let machines = self.path.parent().and_then(|all| fs::read_dir(all).ok());
+        let names = machines.into_iter().flatten().flatten();
+        names
+            .filter_map(|entry| Self::of(entry.file_name().to_str()?).ok())
+            .filter(|other| UnixStream::connect(other.control_socket()).is_ok())
+            .map(|other| other.machine)
+            .collect()
     }
 
     /// The last lines of the hypervisor's log, or of QEMU's where that one is empty.

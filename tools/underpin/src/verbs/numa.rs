@@ -12,7 +12,7 @@ use crate::{
     },
     units,
 };
-use abi::control::{NUMA_LEFT, NumaStatus, state};
+use abi::control::{NUMA_LEFT, NumaStatus, left::NO_MEMORY, state};
 use serde_json::{Map, Value, json};
 use std::{fmt::Write as _, thread::sleep, time::Duration};
 
@@ -105,6 +105,10 @@ fn near(vm: &NumaStatus, node: u8) -> (u64, u64) {
 /// What a move to `node` would do: EL2 looks at 64 guest frames every 2 ms, so it takes no less.
 fn forecast(vm: &NumaStatus, node: u8) -> String {
     let (near, far) = near(vm, node);
+    if far == 0 {
+        let (name, all) = (vm.name, units::size(near));
+        return format!("{name}: all it has, {all}, is on node {node} already");
+    }
     let pages = (near + far) / 4096;
     let seconds = pages.div_ceil(64) as f64 * 0.002;
     let mut text = format!(
@@ -132,6 +136,14 @@ fn gain(before: &NumaStatus, (moved, later): (&NumaStatus, &NumaStatus), node: u
         units::size(was_far.saturating_sub(far)),
         units::size(far),
     );
+    if far > 0 {
+        let is_short = moved.left[NO_MEMORY] > before.left[NO_MEMORY];
+        text.push_str(if is_short {
+            ": the node is short of memory"
+        } else {
+            ": what is shared stays where it is"
+        });
+    }
     let since = NumaStatus {
         local: later.local.saturating_sub(moved.local),
         remote: later.remote.saturating_sub(moved.remote),
@@ -299,6 +311,13 @@ mod tests {
         );
         let mut moved = before;
         moved.memory[..2].copy_from_slice(&[3 << 20, 0]);
+        assert!(forecast(&moved, 0).contains("on node 0 already"));
+        let told = gain(&before, (&before, &before), 0);
+        assert!(told.contains("did not: what is shared stays"), "{told}");
+        let mut short = before;
+        short.left[NO_MEMORY] += 1;
+        let told = gain(&before, (&short, &short), 0);
+        assert!(told.contains("short of memory"), "{told}");
         // While it moves does not count.
         moved.remote += 500;
         let mut later = moved;

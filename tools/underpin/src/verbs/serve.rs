@@ -12,7 +12,6 @@ use crate::{
 };
 use abi::control::{VmStatus, state};
 use std::{
-    collections::HashMap,
     env,
     ffi::OsString,
     sync::atomic::Ordering,
@@ -109,7 +108,7 @@ fn follow(context: &Context, options: &Serve, vms: &[VmFile], machine: &Machine)
         let _ = rustix::process::setsid();
         print(&format!("{}\n", simulate::READY))?;
     }
-    let mut states = HashMap::new();
+    let mut states = simulate::States::new();
     for _ in 0..TRIES {
         wait_all(context, vms, &mut states, &mut client)?;
         if machine.repay().is_ok() {
@@ -144,13 +143,13 @@ fn is_idle(vm: &VmStatus) -> bool {
 fn wait_all(
     context: &Context,
     vms: &[VmFile],
-    states: &mut HashMap<String, u32>,
+    states: &mut simulate::States,
     client: &mut Client,
 ) -> Result<()> {
     for vm in client.list()? {
         simulate::changed(context, states, &vm);
     }
-    let is_over = |(name, now): (&String, &u32)| match *now {
+    let is_over = |(name, (now, _)): (&String, &(u32, u32))| match *now {
         state::DEFINED => !vms.iter().any(|vm| vm.name == *name),
         now => now == state::ENDED,
     };

@@ -14,7 +14,7 @@ use abi::control::{MachineStatus, VmStatus, request, state};
 use clap::Parser as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     env,
     ffi::{OsStr, OsString},
     io::{self, BufRead as _, BufReader},
@@ -42,6 +42,11 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
         return detach(context, words);
     }
     let vms = vmfile::read_all(&options.files)?;
+    if options.unasked && !vms.iter().any(|vm| vm.autostart) {
+        let message = "--unasked waits until VMs have ended, and none is to start by itself";
+        let help = "name files of VMs without autostart = false, or leave --unasked out";
+        return Err(Failure::new(exit::USAGE, message).help(help));
+    }
     context.progress.say(&description(&options.shape)?);
     let started = Instant::now();
     let mut machine = Machine::start(context.run.clone(), &options.shape, &vms, context.progress)?;
@@ -105,7 +110,7 @@ fn follow(
     }
     let mut seen = Seen {
         started,
-        states: HashMap::new(),
+        states: States::new(),
         refused: Vec::new(),
     };
     let outcome = events(context, options, vms, &mut client, &mut seen);
@@ -140,10 +145,13 @@ pub fn refusal(client: &mut Client, vm: &VmStatus) -> Option<Failure> {
     client.about(request::START, &vm.name.to_string()).err()
 }
 
+/// The state of each VM, and how often it had been started, when it was last heard of.
+pub type States = HashMap<String, (u32, u32)>;
+
 /// What was seen of VMs since the machine was started.
 struct Seen {
     started: Instant,
-    states: HashMap<String, u32>,
+    states: States,
     /// Why some were refused.
     refused: Vec<Failure>,
 }
@@ -153,6 +161,30 @@ impl Seen {
         if changed(context, &mut self.states, vm) && is_refused(vm) {
             self.refused.extend(refusal(client, vm));
         }
+    }
+
+    /// Those that have not ended. The hypervisor may answer, or tell of others, before it has started those that
+    /// start by themselves.
+    fn left<'a>(&'a self, vms: &'a [VmFile]) -> BTreeSet<&'a str> {
+        let to_start = |name: &str| vms.iter().any(|vm| vm.autostart && vm.name == name);
+        let is_left = |name: &&str| match self.states.get(*name) {
+            None | Some((state::DEFINED, _)) => to_start(name),
+            Some((now, _)) => *now != state::ENDED,
+        };
+        let names = vms.iter().map(|vm| &*vm.name);
+        let names = names.chain(self.states.keys().map(|name| &**name));
+        names.filter(is_left).collect()
+    }
+
+    fn late(&self, vms: &[VmFile]) -> Failure {
+        let seconds = self.started.elapsed().as_secs();
+        let left: Vec<&str> = self.left(vms).into_iter().collect();
+        let left = match left.as_slice() {
+            [] => String::new(),
+            names => format!("; not ended: {}", names.join(", ")),
+        };
+        let message = format!("the machine has not finished in {seconds} s{left}");
+        Failure::new(exit::TIMEOUT, message).help("allow more: --timeout")
     }
 }
 
@@ -173,32 +205,22 @@ fn events(
     }
     let mut told = false;
     loop {
-        // The hypervisor may answer before it has started those that start by themselves.
-        let to_start = |name: &str| vms.iter().any(|vm| vm.autostart && vm.name == name);
-        let is_over = |(name, now): (&String, &u32)| match *now {
-            state::DEFINED => !to_start(name),
-            now => now == state::ENDED,
-        };
-        // Unasked, a VM is known once something has become of it.
-        let mut own = vms.iter().filter(|vm| vm.autostart);
-        let known = !seen.states.is_empty() && own.all(|vm| seen.states.contains_key(&vm.name));
-        let over = known && seen.states.iter().all(is_over);
+        let over = !seen.states.is_empty() && seen.left(vms).is_empty();
         if over && (options.exit_when_done || options.unasked) {
             client.request(request::POWER_OFF, &[])?;
             client.wait_gone(END_TIME)?;
             return Ok(());
         }
         if over && !told && !options.detached {
-            context.progress.say(
-                "no VM runs any more; the machine stays up until Ctrl-C or `underpin shutdown`",
-            );
+            context.progress.say(&format!(
+                "no VM runs any more; the machine stays up until Ctrl-C or `{} shutdown`",
+                context.command()
+            ));
         }
         told = over;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let Some(frame) = client.event(left)? else {
-            let seconds = seen.started.elapsed().as_secs();
-            let message = format!("the machine has not finished in {seconds} s");
-            return Err(Failure::new(exit::TIMEOUT, message).help("allow more: --timeout"));
+            return Err(seen.late(vms));
         };
         if let Some(vm) = state_event(&frame) {
             seen.note(context, client, &vm);
@@ -207,12 +229,20 @@ fn events(
 }
 
 /// Tells a VM's new state, once; whether it is new.
-pub fn changed(context: &Context, states: &mut HashMap<String, u32>, vm: &VmStatus) -> bool {
-    let name = vm.name.to_string();
-    if states.insert(name.clone(), vm.state) == Some(vm.state) {
+pub fn changed(context: &Context, states: &mut States, vm: &VmStatus) -> bool {
+    let (name, now) = (vm.name.to_string(), (vm.state, vm.starts));
+    let before = states.insert(name.clone(), now);
+    if before == Some(now) {
         return false;
     }
     let what = match vm.state {
+        state::RUNNING if before.is_some_and(|(before, _)| before == state::RUNNING) => {
+            // One may do nothing else: it is told ever more rarely.
+            if !vm.starts.is_power_of_two() {
+                return true;
+            }
+            &format!("was reset, and runs again: start {}", vm.starts)
+        }
         state::DEFINED => "defined",
         state::RUNNING => "runs",
         state::PAUSED if vm.reason.is_empty() => "paused",
@@ -284,10 +314,9 @@ pub fn detach(context: &Context, mut words: Vec<OsString>) -> Result<u8> {
         BufReader::new(out).read_line(&mut line).map_err(failed)?;
     }
     if line.trim_end() == READY {
-        let words = "try: underpin list, underpin console VM, underpin shutdown";
+        let (machine, try_it) = (context.run.machine(), context.command());
         context.progress.say(&format!(
-            "the machine '{}' is left running; {words}",
-            context.run.machine()
+            "the machine '{machine}' is left running; try: {try_it} list, {try_it} console VM, {try_it} shutdown"
         ));
         return Ok(exit::OK);
     }

@@ -318,6 +318,12 @@ impl Hypervisor {
             (request::STOP | request::KILL, state::RUNNING) => state::ENDED,
             (request::START, state::ENDED) | (request::RESUME, state::PAUSED) => state::RUNNING,
             (request::PAUSE, state::RUNNING) => state::PAUSED,
+            (request::RESET, state::RUNNING) => {
+                self.vms[n].starts += 1;
+                let status = self.vms[n];
+                self.send(event::STATE, 0, &[status.as_bytes()]);
+                state::RUNNING
+            }
             (_, now) => return Err((code::WRONG_STATE, format!("{name} is in state {now}"))),
         };
         if next != self.vms[n].state {
