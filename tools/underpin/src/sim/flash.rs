@@ -152,8 +152,6 @@ impl Flash {
         }
         args.pair("-plugin", plugin);
         args.words("-rtc base=2020-01-01,clock=vm");
-        // A device that is rung acts at once, and not when QEMU's other thread comes to it, by chance.
-        args.words("-global virtio-mmio.ioeventfd=off");
         Ok(())
     }
 

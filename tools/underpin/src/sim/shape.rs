@@ -204,6 +204,8 @@ impl Shape {
             Some(shift) => {
                 args.words("-accel tcg,thread=single");
                 args.pair("-icount", format!("shift={shift},sleep=off"));
+                // A device that is rung acts at once, and not when QEMU's other thread comes to it, by chance.
+                args.words("-global virtio-mmio.ioeventfd=off");
             }
             None => args.words("-accel tcg,thread=multi"),
         }
@@ -425,7 +427,7 @@ mod tests {
             "-numa node,nodeid=1,cpus=2-3,memdev=memory1",
             "-numa dist,src=1,dst=0,val=20",
             "-smp 4,sockets=2 -m 4096M",
-            "-accel tcg,thread=single -icount shift=1,sleep=off",
+            "-accel tcg,thread=single -icount shift=1,sleep=off -global virtio-mmio.ioeventfd=off",
             "-cpu max,pauth-impdef=on",
             "-kernel a,b -initrd a,b -serial file:a,,b -qmp unix:a,,b,server=on,wait=off",
             "driver=blklogwrites,node-name=logged0,file=disk0,log=log0",
