@@ -211,8 +211,17 @@ impl Machine {
     /// # Errors
     /// The verb's own sentence.
     pub fn told(&self, words: &[&str]) -> Outcome<String> {
+        self.both(words).map(|(_, said)| said)
+    }
+
+    /// As [`Self::run`]; gives what it printed, and what it said of its steps.
+    ///
+    /// # Errors
+    /// The verb's own sentence.
+    pub fn both(&self, words: &[&str]) -> Outcome<(String, String)> {
         let output = self.output(words)?;
-        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok((text(&output.stdout), text(&output.stderr)))
     }
 
     fn output(&self, words: &[&str]) -> Outcome<Output> {

@@ -192,6 +192,35 @@ pub struct NumaStatus {
     pub copying_ns: u64,
 }
 
+/// What `underpin numa move --wait` tells.
+#[derive(Clone, Debug, Deserialize)]
+pub struct MoveStatus {
+    /// Before.
+    pub forecast: Forecast,
+    /// What came of it.
+    pub gain: Option<Gain>,
+}
+
+/// What a move would do.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Forecast {
+    /// Bytes on other nodes.
+    pub elsewhere: u64,
+    /// Misses on hot pages that went to other nodes, in percent, where they are known.
+    pub remote_percent: Option<u64>,
+}
+
+/// What a move did.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Gain {
+    /// Bytes that came.
+    pub came: u64,
+    /// The local share of misses on hot pages, in percent, where they are known.
+    pub local_percent_before: Option<u64>,
+    /// The same, after.
+    pub local_percent_after: Option<u64>,
+}
+
 /// Reads what a verb printed with `-o json`.
 pub fn parse<T: DeserializeOwned>(verb: &str, text: &str) -> Outcome<T> {
     serde_json::from_str(text).map_err(because(format!(

@@ -9,7 +9,8 @@
 //! - `own`: each vCPU fills and uses memory of its own; midway each goes on with the next one's, as
 //!   where processes change places; with `still`, they stay.
 //! - `turns`: all vCPUs use the same memory one after the other, `passes=N` of writes each, `rounds=N` (1)
-//!   times, as where a lock goes round: wherever it is, it is at the wrong place soon.
+//!   times, as where a lock goes round: wherever it is, it is at the wrong place soon. With `uneven`, they
+//!   use each eighth line, so that turns change often before a page is hot, and vCPU 0 has three of eight alone.
 //! - `alone`: vCPU 0 fills and uses memory, while the others have been on and wait.
 //! - `chance`: vCPU 0 fills memory of four kinds of [`Kind`], and all vCPUs use its pages in orders and
 //!   with pauses that `seed=N` (1) gives; `rounds=N` (1) times pages change hands. What is there in the
@@ -165,10 +166,26 @@ fn take(index: usize) {
 fn turns(index: usize) {
     let machine = boot::machine();
     let (passes, rounds) = (machine.number("passes", 8), machine.number("rounds", 1));
-    let memory = memory(0);
+    let (memory, is_uneven) = (memory(0), machine.flag("uneven"));
+    let use_all = |turn: u64, pass: u64| {
+        for (n, at) in (0..).zip(offsets(&memory).step_by(if is_uneven { 8 } else { 1 })) {
+            let is_first_ones = is_uneven && n % 8 >= 5;
+            if is_first_ones && index != 0 {
+                continue;
+            }
+            let turns = if is_first_ones {
+                turn.div_ceil(vcpus())
+            } else {
+                turn
+            };
+            let writes = turns * passes + pass;
+            expect(&memory, at, writes);
+            memory.write(at, word(at, writes + 1));
+        }
+    };
     for turn in 0..rounds * vcpus() {
         if turn % vcpus() == index as u64 {
-            (0..passes).for_each(|pass| change(&memory, turn * passes + pass));
+            (0..passes).for_each(|pass| use_all(turn, pass));
         }
         meet(turn + 1);
     }

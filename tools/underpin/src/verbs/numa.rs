@@ -8,13 +8,17 @@ use crate::{
     output::{
         Output,
         Side::{Left, Right},
-        Table, Tone,
+        Table, Tone, print,
     },
     units,
 };
 use abi::control::{NUMA_LEFT, NumaStatus, left::NO_MEMORY, state};
 use serde_json::{Map, Value, json};
-use std::{fmt::Write as _, thread::sleep, time::Duration};
+use std::{
+    fmt::Write as _,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 /// The columns of the nodes' memory.
 const NODES: [&str; 8] = [
@@ -70,21 +74,33 @@ fn move_to(context: &Context, vm: &str, node: u8, wait: bool) -> Result<()> {
     let before = client.numa(vm)?;
     // First, so that nothing is foretold of what is refused; the move itself takes a while.
     client.numa_move(vm, node)?;
-    context.progress.say(&forecast(&before, node));
-    if !wait {
+    let begun = Instant::now();
+    let forecast = Forecast::of(&before, node);
+    context.progress.say(&forecast.text((vm, node)));
+    let gain = if wait {
+        let (moved, took) = loop {
+            sleep(LOOK);
+            let now = client.numa(vm)?;
+            if now.moving == 0 {
+                break (now, begun.elapsed());
+            }
+        };
+        let later = watch(&mut client, &moved)?;
+        let gain = Gain::of(&before, (&moved, &later), (node, took));
+        context.progress.say(&gain.text((vm, node)));
+        Some(gain)
+    } else {
         let line = format!("{vm} moves to node {node}; watch it: underpin numa");
         context.progress.say(&line);
-        return Ok(());
+        None
+    };
+    // People have read it already.
+    if context.output.is_json() {
+        let gain = gain.map(|gain| gain.json());
+        let whole = json!({ "name": vm, "node": node, "forecast": forecast.json(), "gain": gain });
+        print(&format!("{whole:#}\n"))?;
     }
-    loop {
-        sleep(LOOK);
-        let now = client.numa(vm)?;
-        if now.moving == 0 {
-            let later = watch(&mut client, &now)?;
-            context.progress.say(&gain(&before, (&now, &later), node));
-            return Ok(());
-        }
-    }
+    Ok(())
 }
 
 /// What a VM is like some time after it moved, where misses are known.
@@ -102,67 +118,136 @@ fn near(vm: &NumaStatus, node: u8) -> (u64, u64) {
     (near, vm.memory.iter().sum::<u64>().saturating_sub(near))
 }
 
-/// What a move to `node` would do: EL2 looks at 64 guest frames every 2 ms, so it takes no less.
-fn forecast(vm: &NumaStatus, node: u8) -> String {
-    let (near, far) = near(vm, node);
-    if far == 0 {
-        let (name, all) = (vm.name, units::size(near));
-        return format!("{name}: all it has, {all}, is on node {node} already");
-    }
-    let pages = (near + far) / 4096;
-    let seconds = pages.div_ceil(64) as f64 * 0.002;
-    let mut text = format!(
-        "{}: {} of {} are on other nodes; to move them takes {seconds:.1} s or more of the machine's time",
-        vm.name,
-        units::size(far),
-        units::size(near + far),
-    );
-    if let Some(part) = local(vm) {
-        let far = 100 - part;
-        let _ = write!(
-            text,
-            "; {far} % of the misses on hot pages went to other nodes, which is the most that can be gained"
-        );
-    }
-    text
+/// What a move would do.
+struct Forecast {
+    /// Bytes of the VM, and of them, those on other nodes.
+    memory: u64,
+    elsewhere: u64,
+    /// How long it takes at least: EL2 looks at 64 guest frames every 2 ms.
+    least: Duration,
+    /// Misses on hot pages that went to other nodes, in percent, where they are known.
+    remote: Option<u64>,
 }
 
-/// What a move did: how much is there, and the local share of misses before it and after, when all had moved.
-fn gain(before: &NumaStatus, (moved, later): (&NumaStatus, &NumaStatus), node: u8) -> String {
-    let ((_, was_far), (_, far)) = (near(before, node), near(moved, node));
-    let mut text = format!(
-        "{}: {} came to node {node}, {} did not",
-        moved.name,
-        units::size(was_far.saturating_sub(far)),
-        units::size(far),
-    );
-    if far > 0 {
-        let is_short = moved.left[NO_MEMORY] > before.left[NO_MEMORY];
-        text.push_str(if is_short {
-            ": the node is short of memory"
-        } else {
-            ": what is shared stays where it is"
-        });
+impl Forecast {
+    fn of(vm: &NumaStatus, node: u8) -> Self {
+        let (near, far) = near(vm, node);
+        let looks = ((near + far) / 4096).div_ceil(64);
+        Self {
+            memory: near + far,
+            elsewhere: far,
+            least: Duration::from_millis(2 * looks),
+            remote: local(vm).map(|part| 100 - part),
+        }
     }
-    let since = NumaStatus {
-        local: later.local.saturating_sub(moved.local),
-        remote: later.remote.saturating_sub(moved.remote),
-        ..*later
-    };
-    let seconds = WATCH.as_secs();
-    match (local(before), local(&since)) {
-        (Some(then), Some(now)) => {
+
+    fn text(&self, (vm, node): (&str, u8)) -> String {
+        if self.elsewhere == 0 {
+            let all = units::size(self.memory);
+            return format!("{vm}: all it has, {all}, is on node {node} already");
+        }
+        let mut text = format!(
+            "{vm}: {} of {} are on other nodes; to move them takes {:.1} s or more of the machine's time",
+            units::size(self.elsewhere),
+            units::size(self.memory),
+            self.least.as_secs_f64(),
+        );
+        if let Some(far) = self.remote {
             let _ = write!(
                 text,
-                "; {then} % of the misses on hot pages were local before, {now} % in the {seconds} s after"
+                "; {far} % of the misses on hot pages went to other nodes, which is the most that can be gained"
             );
         }
-        (Some(_), None) => {
-            let _ = write!(text, "; no page was hot in the {seconds} s after");
-        }
-        _ => {}
+        text
     }
-    text
+
+    fn json(&self) -> Value {
+        json!({
+            "memory": self.memory, "elsewhere": self.elsewhere,
+            "least_ns": nanoseconds(self.least), "remote_percent": self.remote,
+        })
+    }
+}
+
+/// What a move did.
+struct Gain {
+    /// Bytes that came, and that did not.
+    came: u64,
+    stayed: u64,
+    /// The node had no room for some.
+    is_short: bool,
+    /// From when it was asked for until nothing was on its way, by the host's clock.
+    took: Duration,
+    /// The local share of misses on hot pages before, and in the [`WATCH`] after, in percent; nothing where none are
+    /// known, or no page was hot.
+    before: Option<u64>,
+    after: Option<u64>,
+}
+
+impl Gain {
+    /// Of a VM `before`, when all had `moved`, and some time `later`.
+    fn of(
+        before: &NumaStatus,
+        (moved, later): (&NumaStatus, &NumaStatus),
+        (node, took): (u8, Duration),
+    ) -> Self {
+        let ((_, was_far), (_, far)) = (near(before, node), near(moved, node));
+        let since = NumaStatus {
+            local: later.local.saturating_sub(moved.local),
+            remote: later.remote.saturating_sub(moved.remote),
+            ..*later
+        };
+        Self {
+            came: was_far.saturating_sub(far),
+            stayed: far,
+            is_short: moved.left[NO_MEMORY] > before.left[NO_MEMORY],
+            took,
+            before: local(before),
+            after: local(&since),
+        }
+    }
+
+    fn text(&self, (vm, node): (&str, u8)) -> String {
+        let mut text = format!(
+            "{vm}: {} came to node {node} in {:.1} s, {} did not",
+            units::size(self.came),
+            self.took.as_secs_f64(),
+            units::size(self.stayed),
+        );
+        if self.stayed > 0 {
+            text.push_str(if self.is_short {
+                ": the node is short of memory"
+            } else {
+                ": what is shared stays where it is"
+            });
+        }
+        let seconds = WATCH.as_secs();
+        match (self.before, self.after) {
+            (Some(then), Some(now)) => {
+                let _ = write!(
+                    text,
+                    "; {then} % of the misses on hot pages were local before, {now} % in the {seconds} s after"
+                );
+            }
+            (Some(_), None) => {
+                let _ = write!(text, "; no page was hot in the {seconds} s after");
+            }
+            _ => {}
+        }
+        text
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "came": self.came, "stayed": self.stayed, "short_of_memory": self.is_short,
+            "took_ns": nanoseconds(self.took),
+            "local_percent_before": self.before, "local_percent_after": self.after,
+        })
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn show(context: &Context) -> Result<()> {
@@ -303,33 +388,48 @@ mod tests {
     #[test]
     fn a_move_is_foretold_and_told() {
         let before = status();
-        let foretold = forecast(&before, 0);
-        assert!(foretold.contains("2.0 MiB of 3.0 MiB") || foretold.contains("2 MiB of 3 MiB"));
-        assert!(
-            foretold.contains("0.0 s") && foretold.contains("25 %"),
-            "{foretold}"
-        );
+        let foretold = Forecast::of(&before, 0);
+        let text = foretold.text(("web1", 0));
+        assert!(text.contains("2.0 MiB of 3.0 MiB") || text.contains("2 MiB of 3 MiB"));
+        assert!(text.contains("0.0 s") && text.contains("25 %"), "{text}");
+        // 768 pages, 64 at each look.
+        let expected = json!({
+            "memory": 3 << 20, "elsewhere": 2 << 20, "least_ns": 24_000_000, "remote_percent": 25,
+        });
+        assert_eq!(foretold.json(), expected);
         let mut moved = before;
         moved.memory[..2].copy_from_slice(&[3 << 20, 0]);
-        assert!(forecast(&moved, 0).contains("on node 0 already"));
-        let told = gain(&before, (&before, &before), 0);
+        let there = Forecast::of(&moved, 0).text(("web1", 0));
+        assert!(there.contains("on node 0 already"), "{there}");
+        let none = (0, Duration::ZERO);
+        let told = Gain::of(&before, (&before, &before), none).text(("web1", 0));
         assert!(told.contains("did not: what is shared stays"), "{told}");
         let mut short = before;
         short.left[NO_MEMORY] += 1;
-        let told = gain(&before, (&short, &short), 0);
-        assert!(told.contains("short of memory"), "{told}");
+        let told = Gain::of(&before, (&short, &short), none);
+        assert!(told.text(("web1", 0)).contains("short of memory"));
+        assert_eq!(told.json()["short_of_memory"], true);
         // While it moves does not count.
         moved.remote += 500;
         let mut later = moved;
         later.local += 90;
         later.remote += 10;
-        let told = gain(&before, (&moved, &later), 0);
+        let took = (0, Duration::from_millis(1_400));
+        let gain = Gain::of(&before, (&moved, &later), took);
+        let text = gain.text(("web1", 0));
         assert!(
-            told.contains("75 %") && told.contains("90 % in the 2 s after"),
-            "{told}"
+            text.contains("node 0 in 1.4 s") && text.contains("75 %"),
+            "{text}"
         );
-        let told = gain(&before, (&moved, &moved), 0);
-        assert!(told.contains("no page was hot"), "{told}");
+        assert!(text.contains("90 % in the 2 s after"), "{text}");
+        let expected = json!({
+            "came": 2 << 20, "stayed": 0, "short_of_memory": false, "took_ns": 1_400_000_000_u64,
+            "local_percent_before": 75, "local_percent_after": 90,
+        });
+        assert_eq!(gain.json(), expected);
+        let gain = Gain::of(&before, (&moved, &moved), took);
+        assert!(gain.text(("web1", 0)).contains("no page was hot"));
+        assert_eq!(gain.json()["local_percent_after"], Value::Null);
     }
 
     #[test]
