@@ -7,18 +7,22 @@ use machine_contract::TableMemory;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId};
 use model_address_space::{Frames, Translation};
 use model_frame_table::{
-    CHUNK_FRAMES, CacheKey, Contents, FrameEntry, FrameState, MAX_ORDER, MemoryMap, MemoryRange,
-    Origin, Owner, Pool, PoolCounts, PreferenceOrder, Purpose, Use,
+    CHUNK_FRAMES, CacheKey, Contents, FrameEntry, FrameState, MAX_NODES, MAX_ORDER, MAX_RANGES,
+    MemoryMap, MemoryRange, Origin, Owner, Pool, PoolCounts, PreferenceOrder, Purpose, Use,
 };
 use model_pmap::Why;
 use model_sharing::{Expect, NotJoined};
 use model_stage2::{Invalidation, IpaSize, VmidBits, vtcr};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::sharing::Sharing;
 use crate::{FakeMmu, FakeTables, Walker};
 
 /// What a frame that nobody has zeroed yet contains.
 const POISON: u8 = 0xa5;
+
+/// Frames of 2 MiB.
+const BLOCK: u64 = 1 << MAX_ORDER;
 
 /// Chunks that a reclaim looks at: more than a test's machine has.
 const ALL: usize = 1 << 12;
@@ -102,18 +106,54 @@ impl FakeFrames {
             added.unwrap_or_else(|error| bad(&error));
             pools.push(pool);
         }
+        if image.count > 0 {
+            let aside = map.set_aside_image(image);
+            aside.unwrap_or_else(|error| bad(&error));
+        }
         let mut contents = BTreeMap::new();
         for (n, bytes) in (0..).zip(pages) {
             let mut page = Box::new([0; FRAME_SIZE as usize]);
             page[..bytes.len()].copy_from_slice(bytes);
             contents.insert(first.add(n), page);
         }
-        if image.count > 0 {
-            let aside = map.set_aside_image(image);
-            aside.unwrap_or_else(|error| bad(&error));
+        Self::of(map, pools, contents)
+    }
+
+    /// A machine of `frames` frames on [`MAX_NODES`] nodes, of which each pool has `blocks` of 2 MiB, far from each
+    /// other; the others are nobody's. Entries that are not touched take no memory of the host's.
+    pub fn sparse(frames: u64, blocks: u64) -> Self {
+        let count = (frames / MAX_RANGES as u64).next_multiple_of(BLOCK) - BLOCK;
+        let ranges = (0..MAX_RANGES as u64).map(|n| MemoryRange {
+            frames: FrameRange {
+                start: Mfn(n * count),
+                count,
+            },
+            node: NodeId((n as usize % MAX_NODES) as u8),
+            entries: untouched(count),
+        });
+        let ranges: Vec<_> = ranges.collect();
+        let map = MemoryMap::new(&ranges).unwrap_or_else(|error| bad(&error));
+        let nodes = (0..MAX_NODES as u8).map(NodeId);
+        let mut pools: Vec<Pool> = nodes.map(Pool::new).collect();
+        let (each, step) = (blocks * MAX_NODES as u64 / MAX_RANGES as u64, count / BLOCK);
+        for range in &ranges {
+            let pool = &mut pools[usize::from(range.node.0)];
+            for n in 0..each {
+                let start = range.frames.start.add(n * step / each * BLOCK);
+                let block = FrameRange {
+                    start,
+                    count: BLOCK,
+                };
+                let added = pool.add(&map, block, Origin::Machine);
+                added.unwrap_or_else(|error| bad(&error));
+            }
         }
+        Self::of(map, pools, BTreeMap::new())
+    }
+
+    fn of(map: MemoryMap<'static>, mut pools: Vec<Pool>, contents: BTreeMap<Mfn, Page>) -> Self {
         pools.sort_by_key(Pool::node);
-        let preference = PreferenceOrder::new(nodes.len(), |a, b| 10 + u32::from(a != b));
+        let preference = PreferenceOrder::new(pools.len(), |a, b| 10 + u32::from(a != b));
         let inner = Inner {
             pools,
             contents,
@@ -211,6 +251,17 @@ fn range(node: u8, frames: FrameRange) -> MemoryRange<'static> {
         node: NodeId(node),
         entries: entries.leak(),
     }
+}
+
+/// So many entries in memory that the host gives when it is touched: zeroes of words with a smaller alignment than
+/// an entry's are not written.
+fn untouched(count: u64) -> &'static [FrameEntry] {
+    const WORDS: usize = size_of::<FrameEntry>() / size_of::<u64>();
+    let words = vec![0_u64; (count as usize + 1) * WORDS].leak();
+    let skipped = words.as_ptr().align_offset(align_of::<FrameEntry>());
+    let words = &mut words[skipped..][..count as usize * WORDS];
+    let entries = <[FrameEntry]>::mut_from_bytes(words.as_mut_bytes());
+    entries.unwrap_or_else(|error| bad(&error))
 }
 
 #[allow(clippy::panic, reason = "it is there to fail the test")]

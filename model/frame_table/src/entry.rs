@@ -4,6 +4,7 @@ use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use model_addr::{Gfn, VmId};
+use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
 use crate::{Chain, Contents, Event, FrameState, Refused, Use};
 
@@ -84,7 +85,7 @@ impl CacheKey {
 }
 
 /// A frame's entry. All zeroes is a free frame that no pool has yet.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, FromBytes, IntoBytes, KnownLayout)]
 #[repr(C, align(32))]
 pub struct FrameEntry {
     state: AtomicU64,
