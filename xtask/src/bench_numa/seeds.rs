@@ -2,7 +2,7 @@
 //! with pauses that a seed gives, on CPUs whose turns are of other lengths for each seed, with movement and
 //! without. The guest looks at every word that it reads and knows what must be there in the end.
 
-use super::{NODES, Run, WORK_MAX, directory, machine};
+use super::{Run, WORK_MAX, directory, machine};
 use crate::bench_sharing::plot::write_bars;
 use crate::step::{Outcome, Step};
 use std::{fs, ops::RangeInclusive};
@@ -11,6 +11,8 @@ use tests_boot::vm::Vm;
 const SEEDS: RangeInclusive<u64> = 1..=20;
 const ARGS: &str = "work=chance kib=1024 passes=20 rounds=4";
 const CACHE_KIB: u32 = 32;
+/// Nodes, and vCPUs.
+const NODES: u32 = 4;
 /// Where pages are put: the name, and EL2's command line.
 const WAYS: [(&str, &str); 3] = [
     ("stay", "numa=off"),
@@ -34,10 +36,10 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
         for ((way, line), its) in WAYS.iter().zip(&mut runs) {
             step.doing(&format!("seed {seed}, pages {way}"));
             let turn = format!("slice_ns={}", turn_ns(seed));
-            let hardware = machine("1G", CACHE_KIB, line, false)?;
+            let hardware = machine((NODES, "1G"), CACHE_KIB, line, false);
             let hardware = hardware.option("--flash-option").option(turn);
             let vm = Vm::bare("guest", "placement", &format!("{ARGS} seed={seed}")).cpus(NODES);
-            let run = Run::of(&hardware, &vm, "placement ok", WORK_MAX)?;
+            let run = Run::of("machine", &hardware, &vm, ("placement ok", WORK_MAX))?;
             lines.push(format!(
                 "{seed},\"{way}\",{},{},{}\n",
                 run.ms, run.remote, run.sum
