@@ -118,7 +118,7 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
         bars.push((name, run.parts.to_vec()));
     }
     let plot = Plot {
-        title: "Milliseconds of the parallel clock: 48 jobs on eight CPUs",
+        title: &format!("Milliseconds of the parallel clock: {JOBS} jobs on eight CPUs"),
         parts: &["user", "kernel", "Underpin", "idle"],
         bars,
     };
@@ -192,15 +192,8 @@ fn in_vms(count: u32, line: &str, initrd: &Path) -> Outcome<Run> {
             .region("meeting", "2MiB", "rw")
     });
     let results = results(count, line)?;
-    let kept = place.join("kept");
-    let options = [
-        "--flash",
-        "--exit-when-done",
-        "--results",
-        &results.display().to_string(),
-        "--keep-logs",
-        &kept.display().to_string(),
-    ];
+    let out = results.display().to_string();
+    let options = ["--flash", "--unasked", "--results", &out];
     let hardware = Hardware::new(CPUS, &format!("{}M", CPUS * NODE_MIB)).nodes(CPUS);
     let mut hardware = options.into_iter().fold(hardware, Hardware::option);
     if !line.is_empty() {
@@ -211,9 +204,7 @@ fn in_vms(count: u32, line: &str, initrd: &Path) -> Outcome<Run> {
     let mut machine = Machine::start(&assets::command(), &place, &hardware, &vms)?;
     machine.await_end(WORK_MAX)?;
     for name in &names {
-        let console = kept.join(format!("consoles/{name}.log"));
-        let said = fs::read(console).unwrap_or_default();
-        said_done(&String::from_utf8_lossy(&said)).map_err(|why| format!("{name}: {why}"))?;
+        said_done(&machine.console(name)).map_err(|why| format!("{name}: {why}"))?;
     }
     longest(&results, count)
 }
