@@ -33,7 +33,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -379,6 +379,8 @@ pub struct VmStatus {
     pub console: [u64; 2],
     /// Events that EL2 counted and went on: unknown registers, refused MMIO, broken queues, aborts.
     pub oddities: [u64; 4],
+    /// How often TLBs were told of changes of its translation: one CPU's, and those of all CPUs.
+    pub invalidations: [u64; 2],
     /// The node where its memory begins.
     pub node: u32,
     /// Counts its starts.
@@ -386,7 +388,7 @@ pub struct VmStatus {
 }
 const _: () = assert!(
     size_of::<VmStatus>()
-        == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 136 + 16 + 16 + 56 + 8 + 16 + 32 + 8
+        == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 136 + 16 + 16 + 56 + 8 + 16 + 32 + 16 + 8
 );
 
 impl VmStatus {

@@ -1,12 +1,13 @@
 //! The machine's frames: pools of free ones per node, and access to their contents.
 
 use crate::physical::disk;
-use crate::{hiding, host, numa, sched, sharing};
+use crate::vm::vmids;
+use crate::{cpu, hiding, host, numa, sched, sharing};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::cache::{self, Duty};
 use machine_aarch64::frames::{self as metal, Ram, Table};
 use machine_aarch64::guest;
-use machine_aarch64::tlb;
+use machine_aarch64::tlb::{self, Reaches};
 use machine_contract::TableMemory;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
@@ -244,6 +245,8 @@ pub struct Tables {
     node: NodeId,
     vmid: u16,
     count: u64,
+    /// Invalidations that this CPU, and that all CPUs took part in.
+    invalidations: [u64; 2],
 }
 
 impl Tables {
@@ -254,12 +257,18 @@ impl Tables {
             node,
             vmid,
             count: 0,
+            invalidations: [0; 2],
         }
     }
 
     /// Frames in use.
     pub const fn count(&self) -> u64 {
         self.count
+    }
+
+    /// How often the TLB of one CPU, and those of all, were told of changes.
+    pub const fn invalidations(&self) -> [u64; 2] {
+        self.invalidations
     }
 }
 
@@ -451,15 +460,17 @@ impl Frames for Metal {
 
 impl Translation for Tables {
     fn invalidate(&mut self, what: Invalidation) {
+        if what == Invalidation::Nothing {
+            return;
+        }
+        let reaches = vmids::reach(self.vmid, cpu::this().id);
+        let [here, all] = &mut self.invalidations;
+        *if reaches == Reaches::Here { here } else { all } += 1;
         // The CPU may have another VM loaded: a device fills memory wherever its interrupt goes.
         guest::with_vmid(self.vmid, || match what {
             Invalidation::Nothing => {}
-            Invalidation::Run(run) => {
-                tlb::begin_stage2();
-                run.addresses().for_each(tlb::flush_stage2_page);
-                tlb::finish_stage2();
-            }
-            Invalidation::All => tlb::flush_vmid(),
+            Invalidation::Run(run) => tlb::flush_stage2(run.addresses(), reaches),
+            Invalidation::All => tlb::flush_vmid(reaches),
         });
     }
 }

@@ -8,7 +8,8 @@ use super::boot::Arena;
 use crate::epitaph::give_up;
 use crate::start::vmid_bits;
 use crate::vm::Vmid;
-use machine_aarch64::{features, guest, tlb};
+use machine_aarch64::tlb::{self, Reaches};
+use machine_aarch64::{features, guest};
 use machine_contract::TableMemory;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, Pa, PaRange};
@@ -181,7 +182,9 @@ pub fn is_mapped(ipa: Ipa) -> bool {
 
 /// No CPU's TLB has anything of OS-0's.
 pub fn forget_translations() {
-    guest::with_vmid(VMID.get().map_or(0, Vmid::number), tlb::flush_vmid);
+    guest::with_vmid(VMID.get().map_or(0, Vmid::number), || {
+        tlb::flush_vmid(Reaches::AllCpus);
+    });
 }
 
 /// A block of memory is OS-0's again.

@@ -2,12 +2,12 @@
 
 use super::run::Loaded;
 use super::{NOWHERE, Vcpu};
-use crate::vm::Instance;
+use crate::vm::{Instance, vmids};
 use core::sync::atomic::Ordering;
 use machine_aarch64::guest::{self, El1State};
 use machine_aarch64::list_registers::VirtualInterface;
 use machine_aarch64::timer::VirtualTimer;
-use machine_aarch64::tlb;
+use machine_aarch64::tlb::{self, Reaches};
 
 impl Loaded<'_> {
     /// Puts the vCPU into the executing CPU.
@@ -88,7 +88,7 @@ fn load_address_space(cpu: &crate::cpu::Cpu, vm: &Instance, vcpu: &Vcpu) {
         unsafe { guest::load_stage2(vttbr) }
         if vm.space.is_nodes_own(vttbr) {
             // Another root of this VM may have been in use here: no TLB may know both.
-            tlb::flush_vmid_local();
+            tlb::flush_vmid(Reaches::Here);
         } else {
             // Another vCPU of this VM may have been the last of this VM here, before other VMs.
             tlb::flush_stage1_local();
@@ -96,5 +96,6 @@ fn load_address_space(cpu: &crate::cpu::Cpu, vm: &Instance, vcpu: &Vcpu) {
     } else if last_index != vcpu.index {
         tlb::flush_stage1_local();
     }
+    vmids::run_on(vm.space.vmid(), cpu.id, vm.vcpus.len() == 1);
     cpu.last_context.set((vttbr, vcpu.index));
 }

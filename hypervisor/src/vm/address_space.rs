@@ -111,6 +111,12 @@ impl AddressSpace {
         self.begin
     }
 
+    /// What TLBs know it as.
+    #[inline]
+    pub const fn vmid(&self) -> u16 {
+        (self.first_vttbr >> 48) as u16
+    }
+
     /// `VTTBR_EL2` on the CPUs of `node`.
     #[inline]
     pub fn vttbr(&self, node: NodeId) -> u64 {
@@ -148,6 +154,11 @@ impl AddressSpace {
             maps.counts().present() * FRAME_SIZE,
             maps.tables().count() * FRAME_SIZE,
         )
+    }
+
+    /// How often TLBs were told of changes: one CPU's, and those of all.
+    pub fn invalidations(&self) -> [u64; 2] {
+        self.maps.lock().tables().invalidations()
     }
 
     /// How many guest frames have what behind them, and what happened.
@@ -416,7 +427,7 @@ impl AddressSpace {
     pub fn land(&self, flights: &mut [Flight]) {
         let mut maps = self.maps.lock();
         maps.commit(&self.ram, flights, &Metal);
-        let vmid = (self.first_vttbr >> 48) as u16;
+        let vmid = self.vmid();
         for flight in flights.iter().filter(|flight| flight.copies) {
             let node = flight.node;
             if let Some(own) = self.vttbrs.get(usize::from(node.0)) {

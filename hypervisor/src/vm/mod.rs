@@ -11,7 +11,7 @@ pub mod parked;
 pub mod reaper;
 mod report;
 mod table;
-mod vmids;
+pub mod vmids;
 
 pub use address_space::{Access, EXCHANGE_MAX, Filled, Gets};
 pub use guest_memory::DeviceView;

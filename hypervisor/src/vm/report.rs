@@ -64,6 +64,7 @@ fn describe(instance: &Instance, status: &mut VmStatus) {
         .unwrap_or_default();
     (status.touched, status.overhead) = instance.space.usage();
     status.overhead += size_of::<Instance>() as u64 + size_of_val(&*instance.vcpus) as u64;
+    status.invalidations = instance.space.invalidations();
     status.node = instance.home.0.into();
     for vcpu in &instance.vcpus {
         let each = vcpu_status(vcpu);

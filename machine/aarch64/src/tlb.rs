@@ -3,25 +3,36 @@
 use core::arch::asm;
 use model_addr::Ipa;
 
-/// Drops every entry of the current VMID, both stages, on every CPU.
-pub fn flush_vmid() {
-    // SAFETY: dropping TLB entries only costs time.
-    unsafe {
-        asm!(
-            "dsb ishst",
-            "tlbi vmalls12e1is",
-            "dsb ish",
-            "isb",
-            options(nostack)
-        )
-    }
+/// Which CPUs drop entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reaches {
+    /// This one.
+    Here,
+    /// All of the machine.
+    AllCpus,
 }
 
-/// Drops every entry of the current VMID, both stages, on this CPU: it may have walked from another
-/// root.
-pub fn flush_vmid_local() {
-    // SAFETY: as above.
-    unsafe { asm!("tlbi vmalls12e1", "dsb nsh", "isb", options(nostack)) }
+/// Drops every entry of the current VMID, both stages.
+pub fn flush_vmid(reaches: Reaches) {
+    // SAFETY: dropping TLB entries only costs time.
+    unsafe {
+        match reaches {
+            Reaches::Here => asm!(
+                "dsb nshst",
+                "tlbi vmalls12e1",
+                "dsb nsh",
+                "isb",
+                options(nostack)
+            ),
+            Reaches::AllCpus => asm!(
+                "dsb ishst",
+                "tlbi vmalls12e1is",
+                "dsb ish",
+                "isb",
+                options(nostack)
+            ),
+        }
+    }
 }
 
 /// Drops stage-1 entries of the current VMID on this CPU: another vCPU of the same VM ran here.
@@ -30,29 +41,38 @@ pub fn flush_stage1_local() {
     unsafe { asm!("tlbi vmalle1", "dsb nsh", "isb", options(nostack)) }
 }
 
-/// Begins dropping the stage-2 entry of the page or block at `ipa` of the current VMID, on every
-/// CPU. [`finish_stage2`] ends a batch of these.
-pub fn flush_stage2_page(ipa: Ipa) {
-    // SAFETY: as above; the operand is IPA[51:12].
-    unsafe { asm!("tlbi ipas2e1is, {}", in(reg) ipa.0 >> 12, options(nostack)) }
-}
-
-/// Makes stores to tables visible before the batch of [`flush_stage2_page`].
-pub fn begin_stage2() {
-    // SAFETY: a barrier changes nothing.
-    unsafe { asm!("dsb ishst", options(nostack)) }
-}
-
-/// Ends a batch: combined entries go too (Arm ARM D8.14: IPAS2E1IS + DSB + VMALLE1IS).
-pub fn finish_stage2() {
-    // SAFETY: as above.
+/// Drops the stage-2 entries of the pages or blocks at `ipas` of the current VMID. Combined entries go too (Arm ARM
+/// D8.14: IPAS2E1 + DSB + VMALLE1).
+pub fn flush_stage2(ipas: impl Iterator<Item = Ipa>, reaches: Reaches) {
+    // SAFETY: as above, and a barrier changes nothing; the operand is IPA[51:12].
     unsafe {
-        asm!(
-            "dsb ish",
-            "tlbi vmalle1is",
-            "dsb ish",
-            "isb",
-            options(nostack)
-        )
+        match reaches {
+            Reaches::Here => {
+                asm!("dsb nshst", options(nostack));
+                for ipa in ipas {
+                    asm!("tlbi ipas2e1, {}", in(reg) ipa.0 >> 12, options(nostack));
+                }
+                asm!(
+                    "dsb nsh",
+                    "tlbi vmalle1",
+                    "dsb nsh",
+                    "isb",
+                    options(nostack)
+                );
+            }
+            Reaches::AllCpus => {
+                asm!("dsb ishst", options(nostack));
+                for ipa in ipas {
+                    asm!("tlbi ipas2e1is, {}", in(reg) ipa.0 >> 12, options(nostack));
+                }
+                asm!(
+                    "dsb ish",
+                    "tlbi vmalle1is",
+                    "dsb ish",
+                    "isb",
+                    options(nostack)
+                );
+            }
+        }
     }
 }

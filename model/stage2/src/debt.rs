@@ -39,7 +39,7 @@ impl Run {
     }
 }
 
-/// What the machine must invalidate, for all CPUs, in the VMID of the translation.
+/// What the machine must invalidate, for all CPUs that may have it, in the VMID of the translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidation {
     /// Nothing valid was changed.

@@ -16,6 +16,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod reach;
+
+pub use reach::Reach;
+
 /// In the table of holders: nobody has the number.
 const NOBODY: u64 = 0;
 /// In the table of holders, while numbers are taken away: this one stays.

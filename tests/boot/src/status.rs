@@ -44,6 +44,9 @@ pub struct VmStatus {
     /// Nanoseconds at EL2 that they took.
     #[serde(default)]
     pub exit_ns: BTreeMap<String, u64>,
+    /// How often TLBs were told of changes, by how many.
+    #[serde(default)]
+    pub invalidations: BTreeMap<String, u64>,
     /// What its network devices did.
     #[serde(default)]
     pub net: NetStatus,

@@ -385,27 +385,27 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
     });
     let help = "1 where the link of the VM's network device is up, 0 where it is down.";
     out.family("underpin_vm_net_link_up", Gauge, help, links);
-    out.family(
-        "underpin_vm_disk_request_duration_seconds",
-        Histogram,
-        "How long disk requests took, from the ring and back to it.",
-        vms.iter().flat_map(|vm| {
-            let (counts, sum) = (&vm.status.disk_latency, vm.status.disk_ns);
-            histogram(&[("vm", &vm.name)], counts, latency_bound_ns, sum)
-        }),
-    );
-    out.family(
-        "underpin_vm_net_frame_duration_seconds",
-        Histogram,
-        "How long frames that the VM sent took, from its ring to where they go.",
-        vms.iter().flat_map(|vm| {
-            let (counts, sum) = (&vm.status.net_latency, vm.status.net_ns);
-            histogram(&[("vm", &vm.name)], counts, latency_bound_ns, sum)
-        }),
-    );
+    let requests = vms.iter().flat_map(|vm| {
+        let (counts, sum) = (&vm.status.disk_latency, vm.status.disk_ns);
+        histogram(&[("vm", &vm.name)], counts, latency_bound_ns, sum)
+    });
+    let name = "underpin_vm_disk_request_duration_seconds";
+    let help = "How long disk requests took, from the ring and back to it.";
+    out.family(name, Histogram, help, requests);
+    let frames = vms.iter().flat_map(|vm| {
+        let (counts, sum) = (&vm.status.net_latency, vm.status.net_ns);
+        histogram(&[("vm", &vm.name)], counts, latency_bound_ns, sum)
+    });
+    let name = "underpin_vm_net_frame_duration_seconds";
+    let help = "How long frames that the VM sent took, from its ring to where they go.";
+    out.family(name, Histogram, help, frames);
     let help = "What a guest did wrong and EL2 went on after.";
     by_kind(out, "oddities", "kind", help, vms, |vm| {
         Some((&["register", "mmio", "queue", "abort"], &vm.status.oddities))
+    });
+    let help = "How often TLBs were told of changes of a VM's translation.";
+    by_kind(out, "invalidations", "reach", help, vms, |vm| {
+        Some((&["one-cpu", "all-cpus"], &vm.status.invalidations))
     });
     let help = "What happened to shared memory.";
     by_kind(out, "memory_events", "event", help, vms, |vm| {

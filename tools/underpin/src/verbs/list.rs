@@ -143,6 +143,7 @@ pub fn vm_json(vm: &VmStatus) -> Value {
         "node": vm.node, "starts": vm.starts,
         "memory": vm.memory, "touched": vm.touched, "overlay": vm.overlay, "stored": vm.stored,
         "overhead": vm.overhead,
+        "invalidations": { "one_cpu": vm.invalidations[0], "all_cpus": vm.invalidations[1] },
         "run_ns": vm.run_ns, "steal_ns": vm.steal_ns, "hypervisor_ns": vm.hypervisor_ns,
         "idle_ns": vm.idle_ns, "exits": exits_json(&vm.exits), "exit_ns": exits_json(&vm.exit_ns),
         "disk": { "reads": reads, "writes": writes, "flushes": flushes, "refused": refused,

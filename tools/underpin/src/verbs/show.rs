@@ -109,8 +109,15 @@ fn memory(text: &mut String, vm: &VmStatus) {
             ("overlays", overlays(vm)),
             ("overhead", units::size(vm.overhead)),
             ("first node", vm.node.to_string()),
+            ("TLBs told", invalidations(vm)),
         ],
     );
+}
+
+/// How far its invalidations reached.
+fn invalidations(vm: &VmStatus) -> String {
+    let [one, all] = vm.invalidations.map(units::count);
+    format!("{one} times on one CPU, {all} times on all")
 }
 
 fn overlays(vm: &VmStatus) -> String {
