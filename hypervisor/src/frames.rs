@@ -20,16 +20,14 @@ use model_paging::{Store, Token};
 use model_pmap::Why;
 use model_stage2::Invalidation;
 
-static POOLS: [SpinLock<Pool>; MAX_NODES] = [
-    pool(0),
-    pool(1),
-    pool(2),
-    pool(3),
-    pool(4),
-    pool(5),
-    pool(6),
-    pool(7),
-];
+static POOLS: [SpinLock<Pool>; MAX_NODES] = {
+    let (mut pools, mut node) = ([const { pool(0) }; MAX_NODES], 1);
+    while node < MAX_NODES {
+        pools[node] = pool(node as u8);
+        node += 1;
+    }
+    pools
+};
 
 const fn pool(node: u8) -> SpinLock<Pool> {
     SpinLock::new(Rank::NodePool, Pool::new(NodeId(node)))

@@ -126,7 +126,15 @@ pub struct Tally {
     /// Where sampling goes on.
     sampled: AtomicU64,
     /// Where each node goes on to give copies back.
-    back: [AtomicU64; MAX_NODES],
+    back: Hands,
+}
+
+struct Hands([AtomicU64; MAX_NODES]);
+
+impl Default for Hands {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; MAX_NODES])
+    }
 }
 
 impl Tally {
@@ -144,18 +152,16 @@ pub fn init() {
     let how = words.find_map(|word| word.strip_prefix("numa="));
     let off = matches!(how, Some("off" | "round-robin"));
     ROUND_ROBIN.store(how == Some("round-robin"), Ordering::Relaxed);
-    let samples = how == Some("sample");
-    let Some(source) = Source::find(host, samples).filter(|_| !off) else {
+    let Some(source) = Source::find(host, how == Some("sample")).filter(|_| !off) else {
         return;
     };
     let how = match &source {
         Source::Counted(_) => "the machine counts misses",
         Source::Sampled(_) => "some pages are sampled",
     };
-    let sets = vec![Set::EMPTY; SETS].leak();
     let seen = Seen {
         source,
-        placement: Placement::new(sets, Thresholds::DEFAULT),
+        placement: Placement::new(vec![Set::EMPTY; SETS].leak(), Thresholds::DEFAULT),
         interval: 0,
         short: NodeSet::NONE,
         rest_ns: 0,
@@ -293,7 +299,7 @@ pub fn give_copies_back(node: NodeId) -> u64 {
         let Some(instance) = vm.instance() else {
             continue;
         };
-        let Some(hand) = instance.numa.back.get(usize::from(node.0)) else {
+        let Some(hand) = instance.numa.back.0.get(usize::from(node.0)) else {
             continue;
         };
         let from = Gfn(hand.load(Ordering::Relaxed));

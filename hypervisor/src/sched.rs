@@ -453,6 +453,6 @@ pub const fn node_set(nodes: u64) -> NodeSet {
     if nodes == 0 {
         NodeSet::ALL
     } else {
-        NodeSet(nodes as u32)
+        NodeSet(nodes)
     }
 }

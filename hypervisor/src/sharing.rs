@@ -124,16 +124,14 @@ pub fn group(name: Text<24>) -> Option<u16> {
 const EVICTION_BUDGET: u64 = 1 << 15;
 /// How many are evicted in one go.
 const EVICT_AT_ONCE: usize = 32;
-static CLOCKS: [SpinLock<Clock>; MAX_NODES] = [
-    clock(0),
-    clock(1),
-    clock(2),
-    clock(3),
-    clock(4),
-    clock(5),
-    clock(6),
-    clock(7),
-];
+static CLOCKS: [SpinLock<Clock>; MAX_NODES] = {
+    let (mut clocks, mut node) = ([const { clock(0) }; MAX_NODES], 1);
+    while node < MAX_NODES {
+        clocks[node] = clock(node as u8);
+        node += 1;
+    }
+    clocks
+};
 
 const fn clock(node: u8) -> SpinLock<Clock> {
     SpinLock::new(Rank::Blocks, Clock::new(NodeId(node)))

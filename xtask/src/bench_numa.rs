@@ -26,7 +26,7 @@ use tests_boot::{assets, machine::Hardware, machine::Machine, vm::Vm};
 const SPECIFICATION: &str = "SPECIFICATION.md";
 /// How long a program may take, on a host that is busy.
 const WORK_MAX: Duration = Duration::from_mins(10);
-/// Nodes of one CPU each, and vCPUs: as many as EL2 has room for.
+/// Nodes of one CPU each, and vCPUs: as many as the measuring machine has.
 const NODES: u32 = 8;
 /// Debian's kernels test their ciphers after the boot, beside whatever runs, for seconds here.
 const TESTS: &str = "cryptomgr.notests";

@@ -1,7 +1,6 @@
 //! A VM's memory, wired to the metal. What a fault does is decided in [`model_address_space`].
 
 use crate::frames::{self, Metal, Tables};
-use crate::host;
 use crate::regions::Window;
 use abi::parked::Run;
 use alloc::boxed::Box;
@@ -440,9 +439,8 @@ impl AddressSpace {
     pub fn seat(&self, gfn: Gfn) -> (Backing, NodeSet) {
         let maps = self.maps.lock();
         let entry = maps.entry(gfn);
-        let has_copy = |node: &NodeId| maps.copy_on(*node, gfn).is_some();
         let copies = if entry.reasons.contains(Reasons::REPLICA) {
-            host::get().node_ids().filter(has_copy).collect()
+            maps.copied_on(gfn).collect()
         } else {
             NodeSet::NONE
         };

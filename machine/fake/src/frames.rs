@@ -119,23 +119,25 @@ impl FakeFrames {
         Self::of(map, pools, contents)
     }
 
-    /// A machine of `frames` frames on [`MAX_NODES`] nodes, of which each pool has `blocks` of 2 MiB, far from each
+    /// A machine of `frames` frames on `nodes` nodes, of which each pool has `blocks` of 2 MiB, far from each
     /// other; the others are nobody's. Entries that are not touched take no memory of the host's.
-    pub fn sparse(frames: u64, blocks: u64) -> Self {
+    pub fn sparse(frames: u64, nodes: usize, blocks: u64) -> Self {
+        let nodes = nodes.min(MAX_NODES);
         let count = (frames / MAX_RANGES as u64).next_multiple_of(BLOCK) - BLOCK;
         let ranges = (0..MAX_RANGES as u64).map(|n| MemoryRange {
             frames: FrameRange {
                 start: Mfn(n * count),
                 count,
             },
-            node: NodeId((n as usize % MAX_NODES) as u8),
+            node: NodeId((n as usize % nodes) as u8),
             entries: untouched(count),
         });
         let ranges: Vec<_> = ranges.collect();
         let map = MemoryMap::new(&ranges).unwrap_or_else(|error| bad(&error));
-        let nodes = (0..MAX_NODES as u8).map(NodeId);
-        let mut pools: Vec<Pool> = nodes.map(Pool::new).collect();
-        let (each, step) = (blocks * MAX_NODES as u64 / MAX_RANGES as u64, count / BLOCK);
+        let mut pools: Vec<Pool> = (0..nodes as u8)
+            .map(|node| Pool::new(NodeId(node)))
+            .collect();
+        let (each, step) = (blocks * nodes as u64 / MAX_RANGES as u64, count / BLOCK);
         for range in &ranges {
             let pool = &mut pools[usize::from(range.node.0)];
             for n in 0..each {

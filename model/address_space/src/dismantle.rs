@@ -1,10 +1,11 @@
 //! How a VM's memory goes back to the pools.
 
 use crate::exchange::give_back;
+use crate::maps::ROOTS_MAX;
 use crate::{Frames, Maps, Translation};
 use heapless::Vec;
 use model_addr::VmId;
-use model_frame_table::{MAX_NODES, Owner};
+use model_frame_table::Owner;
 use model_pmap::{GivenBack, PmapTeardown};
 use model_stage2::Teardown;
 
@@ -16,7 +17,7 @@ pub struct Dismantling<T> {
     stage2: Option<Teardown>,
     pmap: PmapTeardown,
     /// Of nodes with copies.
-    roots: Vec<(Teardown, PmapTeardown), MAX_NODES>,
+    roots: Vec<(Teardown, PmapTeardown), ROOTS_MAX>,
     tables: T,
 }
 

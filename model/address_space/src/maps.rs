@@ -4,7 +4,7 @@ use crate::flights::{FLIGHTS_MAX, Flying};
 use crate::replicas::NodeRoot;
 use crate::{Filled, Translation};
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, NodeId};
-use model_frame_table::{CHUNK_FRAMES, Contents, MAX_NODES};
+use model_frame_table::{CHUNK_FRAMES, Contents};
 use model_pmap::{Counts, Entry, Pmap, PmapError, REGION_FRAMES, Region};
 use model_stage2::{IpaSize, MapError, Rights, Size, Stage2};
 
@@ -23,6 +23,9 @@ pub struct Run {
     pub sources: bool,
 }
 
+/// The most nodes that a VM has copies on: others get none.
+pub(crate) const ROOTS_MAX: usize = 8;
+
 /// A VM's maps and the memory they stand in. One caller at a time: it holds the VM's lock.
 #[derive(Debug)]
 pub struct Maps<T> {
@@ -33,9 +36,9 @@ pub struct Maps<T> {
     /// Pages were marked as never to be shared.
     pub(crate) has_secrets: bool,
     /// Nodes with copies of pages; CPUs of others walk from [`Self::root`].
-    pub(crate) roots: heapless::Vec<NodeRoot, MAX_NODES>,
+    pub(crate) roots: heapless::Vec<NodeRoot, ROOTS_MAX>,
     /// Which nodes these are, in their order.
-    pub(crate) own: heapless::Vec<NodeId, MAX_NODES>,
+    pub(crate) own: heapless::Vec<NodeId, ROOTS_MAX>,
     /// Pages on their way to other frames: each has [`model_pmap::Reasons::REPLICA`].
     pub(crate) flights: heapless::Vec<Flying, FLIGHTS_MAX>,
 }

@@ -162,8 +162,14 @@ impl<T: Translation> Maps<T> {
         }
     }
 
+    /// Which nodes have copies of a page.
+    pub fn copied_on(&self, gfn: Gfn) -> impl Iterator<Item = NodeId> {
+        let nodes = self.own.iter().copied();
+        nodes.filter(move |node| self.copy_on(*node, gfn).is_some())
+    }
+
     fn has_copies(&self, gfn: Gfn) -> bool {
-        { self.own.iter() }.any(|node| self.copy_on(*node, gfn).is_some())
+        self.copied_on(gfn).next().is_some()
     }
 
     /// A page may be written again where it has no copies any more and none is on its way.

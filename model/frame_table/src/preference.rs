@@ -3,7 +3,7 @@
 use model_addr::NodeId;
 
 /// How many nodes a machine may have.
-pub const MAX_NODES: usize = 8;
+pub const MAX_NODES: usize = 64;
 
 /// For each node, all nodes by distance: the node itself first, equal distances by number.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(preference.from(NodeId(0)), [0, 1, 3, 2].map(NodeId));
         assert!(preference.from(NodeId(4)).is_empty());
         assert_eq!(
-            PreferenceOrder::new(99, ring).from(NodeId(7)).len(),
+            PreferenceOrder::new(99, ring).from(NodeId(63)).len(),
             MAX_NODES
         );
     }

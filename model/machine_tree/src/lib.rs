@@ -23,11 +23,11 @@ use model_addr::{NodeId, Pa, PaRange};
 /// The most CPUs a machine may have.
 pub const MAX_CPUS: usize = 64;
 /// The most runs of memory.
-pub const MAX_MEMORY: usize = 32;
+pub const MAX_MEMORY: usize = 64;
 /// The most reserved runs of memory.
 pub const MAX_RESERVED: usize = 32;
 /// The most NUMA nodes.
-pub const MAX_NODES: usize = 16;
+pub const MAX_NODES: usize = 64;
 /// The most redistributor regions.
 pub const MAX_REDISTRIBUTORS: usize = 16;
 /// The most translators of interrupt messages, and the most PCI hosts.

@@ -299,9 +299,9 @@ fn errors_name_node_and_value() {
         (none.node.as_str(), &none.problem),
         ("memory", &Problem::NoNode)
     );
-    let many: Vec<_> = (0..17).map(|i| (u64::from(i) * GIB, GIB, i)).collect();
+    let many: Vec<_> = (0..65).map(|i| (u64::from(i) * GIB, GIB, i)).collect();
     let many = read(&made(&many, &[], &[])).unwrap_err();
-    assert_eq!(many.problem, Problem::TooMany("NUMA nodes", 16));
+    assert_eq!(many.problem, Problem::TooMany("NUMA nodes", 64));
 }
 
 #[test]

@@ -18,15 +18,15 @@ pub struct EntityId(pub u16);
 
 /// A set of nodes, one bit for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeSet(pub u32);
+pub struct NodeSet(pub u64);
 
 impl NodeSet {
     /// All nodes.
-    pub const ALL: Self = Self(u32::MAX);
+    pub const ALL: Self = Self(u64::MAX);
 
     /// Whether `node` is in it.
     pub const fn contains(self, node: NodeId) -> bool {
-        node.0 < 32 && self.0 >> node.0 & 1 != 0
+        node.0 < 64 && self.0 >> node.0 & 1 != 0
     }
 }
 

@@ -32,7 +32,7 @@ pub const MAX_ENTITIES: usize = 1024;
 /// The most CPUs a node can have.
 pub const MAX_CPUS: usize = 64;
 /// The most nodes a machine can have.
-pub const MAX_NODES: usize = 16;
+pub const MAX_NODES: usize = 64;
 
 /// The longest an entity runs before the queue is asked again.
 pub const MAX_SLICE: u64 = 10 * MILLISECOND;

@@ -268,7 +268,7 @@ fn weight(weight: u16) -> Parameters {
     }
 }
 
-fn on(nodes: u32) -> Parameters {
+fn on(nodes: u64) -> Parameters {
     Parameters {
         nodes: NodeSet(nodes),
         ..Parameters::default()
@@ -537,7 +537,7 @@ fn work() -> impl Strategy<Value = Work> {
 
 fn parameters(nodes: u32) -> impl Strategy<Value = Parameters> {
     let cap = prop_oneof![Just(0_u8), 1..=100_u8];
-    (1..=10_000_u16, cap, 1..1_u32 << nodes).prop_map(|(weight, cap, nodes)| Parameters {
+    (1..=10_000_u16, cap, 1..1_u64 << nodes).prop_map(|(weight, cap, nodes)| Parameters {
         weight,
         cap,
         nodes: NodeSet(nodes),

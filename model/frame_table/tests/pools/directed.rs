@@ -268,7 +268,7 @@ fn bad_maps_are_refused() {
         error(&[range(8, 4, 0), range(5, 4, 0)]),
         MapError::Overlap(Mfn(8))
     );
-    assert_eq!(error(&[range(0, 4, 8)]), MapError::Node(NodeId(8)));
+    assert_eq!(error(&[range(0, 4, 64)]), MapError::Node(NodeId(64)));
     assert_eq!(error(&[range(0, 4, 0); 65]), MapError::Ranges);
     let map = MemoryMap::new(&[range(4, 4, 0), range(12, 4, 0)]).unwrap();
     assert!(map.entry(Mfn(3)).is_none() && map.entry(Mfn(8)).is_none());

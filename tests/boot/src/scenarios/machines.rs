@@ -16,7 +16,7 @@ const OWN: u64 = 32 * MIB;
 
 pub fn scenarios() -> Vec<Scenario> {
     let mut all = vec![even(4)];
-    all.extend([1, 2, 8].map(|nodes| even(nodes).slow()));
+    all.extend([1, 2, 8, 32].map(|nodes| even(nodes).slow()));
     all.push(uneven());
     all.push(huge());
     all.push(memory_comes_back());
