@@ -41,7 +41,7 @@ struct Work {
 const WORKS: [Work; 3] = [
     Work {
         name: "read-shared scene",
-        args: "work=scene kib=8192 passes=80",
+        args: "work=scene kib=8192 passes=100",
         cache_kib: 256,
     },
     Work {

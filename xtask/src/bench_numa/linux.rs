@@ -1,6 +1,6 @@
 //! Debian's programs in a Debian guest, which is told of no nodes: the ray tracer tachyon with a thread for
-//! each vCPU and one scene, and as many compilers at a time (cc1 of gcc), each with memory of its own. All
-//! is in the initial RAM disk, as QEMU's disks take as long as chance will have it.
+//! each vCPU and one scene, and as many at a time of the compiler proper of gcc, and of the solver minisat, each
+//! with memory of its own. All is in the initial RAM disk, as QEMU's disks take as long as chance will have it.
 
 use super::marks::{BEGIN, END, mark};
 use super::{HEAD, NODES, TESTS, WAYS, all_ways, directory, machine, row};
@@ -13,12 +13,16 @@ const KERNEL: &str = "trixie-cloud";
 /// How long a run may take, on a host that is busy.
 const WORK_MAX: Duration = Duration::from_mins(30);
 const SPHERES: u32 = 40_000;
+/// Of the solver's problem. With 65,000 clauses it takes very much longer.
+const VARIABLES: u64 = 20_000;
+const CLAUSES: u32 = 64_000;
 /// With 8, nearly all of a compiler's time is its beginning.
-const FUNCTIONS: u32 = 200;
+const FUNCTIONS: u32 = 400;
 
 /// The programs: the name, what `/work` is told, and KiB of each CPU's cache. Disco's Raytrace had 256.
-const PROGRAMS: [(&str, &str, u32); 2] = [
+const PROGRAMS: [(&str, &str, u32); 3] = [
     ("tachyon with 8 threads", "ray", 256),
+    ("8 minisat at a time", "solve", 1024),
     ("8 cc1 at a time", "compile", 1024),
 ];
 
@@ -31,6 +35,10 @@ run() { program=$1; shift; /lib/ld-linux-aarch64.so.1 --library-path /lib /$prog
 /begin
 case $(cat /proc/cmdline) in
 *work=ray*) run tachyon /scene -numthreads 8 -o /tmp/1 >/dev/null ;;
+*work=solve*)
+    for n in 1 2 3 4 5 6 7 8; do run minisat -no-pre -verb=0 /problem /tmp/$n >/dev/null & done
+    wait
+    ;;
 *)
     for n in 1 2 3 4 5 6 7 8; do run cc1 -quiet -O2 -D N=$n /source.c -o /tmp/$n & done
     wait
@@ -61,7 +69,7 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
             let vm = Vm::linux("guest", KERNEL, "poweroff")
                 .initrd(&initrd.display().to_string())
                 .args(&args)
-                .memory("384MiB")
+                .memory("640MiB")
                 .cpus(NODES);
             Ok((machine((NODES, "2G"), cache_kib, line, near), vm))
         })?;
@@ -73,7 +81,7 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
             bars.push(((*way).to_owned(), run.ms));
         }
     }
-    let title = "Milliseconds of the parallel clock: tachyon; eight cc1";
+    let title = "Milliseconds of the parallel clock: tachyon; eight minisat; eight cc1";
     write_bars(&directory()?.join("numa-linux.svg"), title, bars)?;
     Ok(rows)
 }
@@ -87,6 +95,7 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
         ("begin".to_owned(), mark(BEGIN, 2)),
         ("end".to_owned(), mark(END, 2)),
         ("scene".to_owned(), scene().into()),
+        ("problem".to_owned(), problem().into()),
         ("source.c".to_owned(), source().into()),
     ];
     for place in ["", "lib/"] {
@@ -111,18 +120,13 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
 
 /// Small spheres, always the same, at chance places.
 fn scene() -> String {
-    let mut text = "BEGIN_SCENE\nRESOLUTION 320 240\nCAMERA\nPROJECTION PERSPECTIVE\nZOOM 1.0\n\
+    let mut text = "BEGIN_SCENE\nRESOLUTION 800 600\nCAMERA\nPROJECTION PERSPECTIVE\nZOOM 1.0\n\
         ASPECTRATIO 1.0\nANTIALIASING 0\nRAYDEPTH 4\nCENTER 0 0 -14\nVIEWDIR 0 0 1\nUPDIR 0 1 0\n\
         END_CAMERA\nDIRECTIONAL_LIGHT DIRECTION 1 -1 1 COLOR 1 1 1\nBACKGROUND 0.1 0.1 0.2\n\
         TEXDEF T AMBIENT 0.2 DIFFUSE 0.6 SPECULAR 0.4 OPACITY 1.0 COLOR 1 0.5 0.2 TEXFUNC 0\n"
         .to_owned();
-    let mut state = 12_345_u64;
-    let mut next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as f64 / f64::from(1_u32 << 31)
-    };
+    let mut chance = chance();
+    let mut next = || chance() as f64 / f64::from(1_u32 << 31);
     for _ in 0..SPHERES {
         let [x, y, z] = [(); 3].map(|()| next() * 16.0 - 8.0);
         let radius = 0.05 + next() * 0.05;
@@ -130,6 +134,33 @@ fn scene() -> String {
         let _ = writeln!(text, "SPHERE CENTER {x:.4} {y:.4} {z:.4} RAD {radius:.4} T");
     }
     text + "END_SCENE\n"
+}
+
+/// Numbers below 2^31 in no order, always the same.
+fn chance() -> impl FnMut() -> u64 {
+    let mut state = 12_345_u64;
+    move || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        state >> 33
+    }
+}
+
+/// Clauses of three of the variables each, all of which can be true at once.
+fn problem() -> String {
+    let mut chance = chance();
+    let mut text = format!("p cnf {VARIABLES} {CLAUSES}\n");
+    for _ in 0..CLAUSES {
+        for _ in 0..3 {
+            let number = chance();
+            let sign = if number & 1 == 0 { "-" } else { "" };
+            // A string takes all.
+            let _ = write!(text, "{sign}{} ", (number >> 1) % VARIABLES + 1);
+        }
+        text += "0\n";
+    }
+    text
 }
 
 /// Functions with loops and choices, which a compiler is busy with.
