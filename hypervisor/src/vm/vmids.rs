@@ -12,7 +12,9 @@ const COUNT: usize = 256;
 const _: () = assert!(VMS_MAX * 2 < COUNT);
 
 static VMIDS: SpinLock<Vmids<COUNT>> = SpinLock::new(Rank::Vm, Vmids::new());
-static REACH: Reach<COUNT> = Reach::new();
+/// How often a VM runs on one CPU in a row until that is thought to be its own.
+const STAYS: u16 = 64;
+static REACH: Reach<COUNT, STAYS> = Reach::new();
 
 /// A VMID that is one VM's, until this is dropped: then no CPU runs a guest on an entry of it any more.
 pub struct Vmid(Tag);

@@ -3,7 +3,8 @@
 //! Most VMs have one vCPU, and many run for long where they are: their invalidations need not reach the whole
 //! machine. Kept is one CPU for each VMID, or that it may be several. Who begins to run a VM beside, or after,
 //! that one drops the VM's entries on all CPUs first; so whatever another CPU has left over, or walks ahead of
-//! need, is gone before a guest could use it.
+//! need, is gone before a guest could use it. A VM with one vCPU is one CPU's again once it has stayed there,
+//! which takes that once more; one that goes from CPU to CPU does not do so each time.
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -15,21 +16,24 @@ const SEVERAL: u32 = u32::MAX;
 const JOINING: u32 = u32::MAX - 1;
 
 /// The same for each of the VMIDs below `N`.
-pub struct Reach<const N: usize> {
+pub struct Reach<const N: usize, const STAYS: u16> {
     holders: [AtomicU32; N],
+    /// Of VMs with one vCPU: the CPU that ran it last, and how often without another between, in the low half.
+    streaks: [AtomicU32; N],
 }
 
-impl<const N: usize> Default for Reach<N> {
+impl<const N: usize, const STAYS: u16> Default for Reach<N, STAYS> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<const N: usize> Reach<N> {
-    /// No VM has run.
+impl<const N: usize, const STAYS: u16> Reach<N, STAYS> {
+    /// No VM has run. One with a single vCPU is one CPU's again after it ran there `STAYS` times in a row.
     pub const fn new() -> Self {
         Self {
             holders: [const { AtomicU32::new(NOBODY) }; N],
+            streaks: [const { AtomicU32::new(0) }; N],
         }
     }
 
@@ -48,25 +52,41 @@ impl<const N: usize> Reach<N> {
     #[inline]
     pub fn run_on(&self, vmid: u16, cpu: u16, alone: bool) -> bool {
         let now = self.holder(vmid).load(Ordering::Relaxed);
-        if now == own(cpu) || now == SEVERAL {
+        if now == own(cpu) {
             return false;
         }
-        self.join(vmid, cpu, alone);
-        true
+        if now != SEVERAL {
+            self.join(vmid, cpu);
+            return true;
+        }
+        let narrows = alone && self.stays(vmid, cpu);
+        if narrows {
+            self.holder(vmid).store(own(cpu), Ordering::Relaxed);
+        }
+        narrows
+    }
+
+    /// Whether a VM that may have entries anywhere, and runs on one CPU at a time, has been on this one for long.
+    fn stays(&self, vmid: u16, cpu: u16) -> bool {
+        let streak = &self.streaks[usize::from(vmid) % N];
+        let now = streak.load(Ordering::Relaxed);
+        let is_same = now >> 16 == u32::from(cpu);
+        let times = if is_same { now as u16 } else { 0 };
+        let stays = times + 1 >= STAYS;
+        let times = if stays { 0 } else { times + 1 };
+        streak.store(u32::from(cpu) << 16 | u32::from(times), Ordering::Relaxed);
+        stays
     }
 
     #[cold]
-    fn join(&self, vmid: u16, cpu: u16, alone: bool) {
-        let (holder, own) = (self.holder(vmid), own(cpu));
-        if alone {
-            return holder.store(own, Ordering::Relaxed);
-        }
+    fn join(&self, vmid: u16, cpu: u16) {
         let joined = |now| match now {
-            NOBODY => Some(own),
+            NOBODY => Some(own(cpu)),
             SEVERAL => None,
             _ => Some(JOINING),
         };
-        let _ = holder.fetch_update(Ordering::Relaxed, Ordering::Relaxed, joined);
+        let order = Ordering::Relaxed;
+        let _ = self.holder(vmid).fetch_update(order, order, joined);
     }
 
     /// The VM's entries were dropped on all CPUs.

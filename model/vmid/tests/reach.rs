@@ -6,6 +6,7 @@ use std::collections::HashSet;
 
 const CPUS: usize = 3;
 const VMID: u16 = 1;
+const STAYS: u16 = 2;
 
 /// How far a CPU is with running the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +37,8 @@ struct World {
     change: (usize, Change),
     /// The CPUs that said they run it, in order, and whether entries were dropped since: what the holder comes from.
     said: (Vec<usize>, bool),
+    /// The CPU that ran a VM with one vCPU last while it was several CPUs', and how often in a row.
+    streak: (usize, u16),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,11 +59,12 @@ impl World {
             runs: [Run::Elsewhere; CPUS],
             change: (0, Change::None),
             said: (Vec::new(), false),
+            streak: (0, 0),
         }
     }
 
     /// The state of the code under test.
-    fn reach(&self, alone: bool) -> Reach<2> {
+    fn reach(&self, alone: bool) -> Reach<2, STAYS> {
         let reach = Reach::new();
         for &cpu in &self.said.0 {
             let _ = reach.run_on(VMID, cpu as u16, alone);
@@ -68,7 +72,39 @@ impl World {
         if self.said.1 {
             reach.dropped(VMID);
         }
+        for _ in 0..self.streak.1 {
+            assert!(!reach.run_on(VMID, self.streak.0 as u16, alone));
+        }
         reach
+    }
+
+    /// A CPU says that it is about to run the VM.
+    fn begun(&self, cpu: usize, vcpus: usize) -> Option<Self> {
+        let (mut next, alone) = (self.clone(), vcpus == 1);
+        let loaded = self
+            .runs
+            .iter()
+            .filter(|run| **run != Run::Elsewhere)
+            .count();
+        if self.runs[cpu] != Run::Elsewhere || loaded == vcpus {
+            return None;
+        }
+        let before = self.reach(alone);
+        let drops = before.run_on(VMID, cpu as u16, alone);
+        next.runs[cpu] = Run::Begins(drops);
+        if drops {
+            next.streak = (0, 0);
+            next.said.0 = shortest(&before);
+            next.said.1 = false;
+        } else if alone && (0..CPUS).all(|cpu| !before.is_only(VMID, cpu as u16)) {
+            let times = if self.streak.0 == cpu {
+                self.streak.1
+            } else {
+                0
+            };
+            next.streak = (cpu, times + 1);
+        }
+        Some(next)
     }
 
     /// What the step leads to; `None` where it cannot be done.
@@ -76,24 +112,7 @@ impl World {
         let mut next = self.clone();
         let alone = vcpus == 1;
         match step {
-            Step::Begin(cpu) => {
-                let loaded = self
-                    .runs
-                    .iter()
-                    .filter(|run| **run != Run::Elsewhere)
-                    .count();
-                if self.runs[cpu] != Run::Elsewhere || loaded == vcpus {
-                    return None;
-                }
-                let before = self.reach(alone);
-                let drops = before.run_on(VMID, cpu as u16, alone);
-                next.runs[cpu] = Run::Begins(drops);
-                if drops {
-                    next.said.0.push(cpu);
-                    next.said.0 = shortest(&next.reach(alone), alone);
-                    next.said.1 = false;
-                }
-            }
+            Step::Begin(cpu) => return self.begun(cpu, vcpus),
             Step::Drop(cpu) => {
                 let Run::Begins(drops) = self.runs[cpu] else {
                     return None;
@@ -147,13 +166,13 @@ impl World {
 }
 
 /// The fewest CPUs that lead to the same holder, so that there are few states.
-fn shortest(reach: &Reach<2>, alone: bool) -> Vec<usize> {
+fn shortest(reach: &Reach<2, STAYS>) -> Vec<usize> {
     let only: Vec<_> = (0..CPUS)
         .filter(|cpu| reach.is_only(VMID, *cpu as u16))
         .collect();
     match only[..] {
         [cpu] => vec![cpu],
-        [] if !alone => vec![0, 1],
+        [] => vec![0, 1],
         _ => panic!("no holder after somebody ran it"),
     }
 }
@@ -192,11 +211,17 @@ fn no_cpu_runs_a_vm_with_an_entry_that_was_dropped() {
 
 #[test]
 fn who_runs_a_vm_alone_disturbs_nobody_else() {
-    let reach = Reach::<2>::new();
+    let reach = Reach::<2, STAYS>::new();
     assert!(reach.is_only(VMID, 7), "nobody has run it");
     assert!(reach.run_on(VMID, 4, true) && !reach.run_on(VMID, 4, true));
     assert!(reach.is_only(VMID, 4) && !reach.is_only(VMID, 7));
     assert!(reach.run_on(VMID, 7, true), "it has moved");
+    reach.dropped(VMID);
+    for cpu in [4, 7, 4, 7] {
+        assert!(!reach.run_on(VMID, cpu, true), "it goes round");
+        assert!(!reach.is_only(VMID, 7) && !reach.is_only(VMID, 4));
+    }
+    assert!(reach.run_on(VMID, 7, true), "it has stayed");
     assert!(reach.is_only(VMID, 7) && !reach.is_only(VMID, 4));
     reach.forget(VMID);
     assert!(reach.is_only(VMID, 4));
@@ -204,7 +229,7 @@ fn who_runs_a_vm_alone_disturbs_nobody_else() {
 
 #[test]
 fn a_vm_that_ran_on_two_cpus_is_everywhere() {
-    let reach = Reach::<2>::new();
+    let reach = Reach::<2, STAYS>::new();
     assert!(reach.run_on(VMID, 0, false) && reach.is_only(VMID, 0));
     assert!(reach.run_on(VMID, 1, false), "it joins");
     assert!(
