@@ -35,12 +35,12 @@ fn hidden() -> Scenario {
     both("share/hidden", 2, 2000, vms)
 }
 
-/// One of two guests on one image marks the pages that it reads into: it shares none of them. Each has one vCPU,
-/// so that what it does itself takes part of no other CPU's time.
+/// One of two guests on one image marks the pages that it reads into: it shares none of them. There is one
+/// CPU, so that TLBs of all need never be told.
 fn secret() -> Scenario {
     let one = vm("one", 1, 500).args("secret wait");
     let two = vm("two", 2, 500).args("wait");
-    let hardware = Hardware::new(2, "1G");
+    let hardware = Hardware::new(1, "1G");
     let scenario = Scenario::new("share/secret", hardware, vec![one, two]).prepare(with_blocks);
     ["one", "two"]
         .into_iter()
@@ -59,7 +59,7 @@ fn secret() -> Scenario {
                     *told += status.invalidations.get(reach).unwrap_or(&0);
                 }
             }
-            if told[0] <= told[1] {
+            if told[0] == 0 || told[1] != 0 {
                 return Err(format!(
                     "TLBs of one CPU and of all were told {told:?} times"
                 ));
