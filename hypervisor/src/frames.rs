@@ -13,8 +13,7 @@ use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
 use model_address_space::{Access, Frames, Translation};
 use model_frame_table::{
-    CHUNK_FRAMES, CacheKey, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, Pool, PoolCounts,
-    Purpose,
+    CHUNK_FRAMES, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, Pool, PoolCounts, Purpose,
 };
 use model_paging::{Store, Token};
 use model_pmap::Why;
@@ -425,10 +424,6 @@ impl Frames for Metal {
 
     fn publish(&self, frame: Mfn, user: Owner) -> bool {
         sharing::publish(frame, user)
-    }
-
-    fn publish_block(&self, frame: Mfn, user: Owner, key: CacheKey) -> bool {
-        sharing::publish_block(frame, user, key)
     }
 
     fn touched(&self, frame: Mfn, page: Owner, by: (NodeId, Access)) {

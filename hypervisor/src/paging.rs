@@ -6,7 +6,7 @@
 
 mod stalls;
 
-pub use stalls::{may_begin_request, may_use_emergency, must_wait, stall};
+pub use stalls::{charge_request, may_begin_request, may_use_emergency, must_wait, stall};
 
 use crate::device::virtio::Slot;
 use crate::frames::{self, Metal};

@@ -6,57 +6,27 @@
 
 mod parked;
 
-use super::overlay::{Base, CowDisk};
-use super::request::{Loaded, Side, Turn, execute, fill, first_read};
+use super::disk::{Backing, Near};
 use super::virtio::{Slot, register, update_line};
-use crate::physical::disk::{Buffer, Extent, Io, JOBS_FOR_PAGES, Job, Partition};
+use crate::physical::disk::{Buffer, Extent, Io, JOBS_FOR_PAGES, Job};
 use crate::vm::{self, Instance};
 use crate::{frames, heap, host, housekeeping, paging, sharing};
-use abi::bundle::Image;
 use abi::control::{LATENCY_BUCKETS, latency_bucket};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Gfn, VmId};
+use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, execute, fill};
 use model_virtio::Transport;
 use model_virtio::blk::{Blk, Next, Operation, Request, Status};
 
-/// Bytes moved, and requests served, in one go.
-const BYTES_AT_ONCE: u64 = 256 * 1024;
-const REQUESTS_AT_ONCE: u32 = 64;
-
-/// What holds a disk's data.
-pub enum Backing {
-    /// A base and a private overlay.
-    Cow(CowDisk),
-    /// A base image that cannot be written, and whether others may use what is read of it.
-    ReadOnly(Image<'static>, bool),
-    /// A partition of a physical disk.
-    Partition(Partition),
+/// The partition of that side of a disk's data.
+fn extent(backing: &Backing, side: Side) -> Option<Extent> {
+    backing.partition(side).map(|partition| **partition)
 }
 
-impl Backing {
-    fn partition(&self, side: Side) -> Option<Extent> {
-        let partition = match (self, side) {
-            (Self::Partition(partition), Side::Base) => partition,
-            (Self::Cow(disk), Side::Overlay) => disk.store()?,
-            (Self::Cow(disk), Side::Base) => match &disk.base {
-                Base::Partition(partition) => partition,
-                Base::Image(_) => return None,
-            },
-            _ => return None,
-        };
-        Some(**partition)
-    }
-
-    /// Whether it does one request after the other: a block may not be read while it is written.
-    fn is_single(&self) -> bool {
-        self.partition(Side::Overlay).is_some()
-    }
-}
-
-/// A request of a VM that a physical disk is at.
+/// A request of a VM that a physical disk is at, or that goes on in a later pass.
 pub struct Part {
     /// The VM.
     pub vm: VmId,
@@ -64,15 +34,20 @@ pub struct Part {
     window: usize,
     /// The request.
     pub request: Request,
-    /// Bytes of its data that are done.
-    pub done: u64,
+    /// How far it is.
+    progress: Progress,
     /// The partition that is at it.
     side: Side,
-    /// Bytes that were really read or written for it.
-    moved: u64,
+    /// What a transfer has brought for it, and to where.
+    came: Came,
     /// When it was taken from the ring, in counts.
     since: u64,
+    /// The one that waits behind it.
+    next: Option<Box<Part>>,
 }
+
+/// What a transfer has brought, and to where.
+type Came = Option<(Buffer, Loaded)>;
 
 impl Part {
     /// What `io` said was done with `buffer`, or went wrong: the request goes on.
@@ -99,7 +74,7 @@ struct State {
     backing: Backing,
     /// Where the next request is taken to.
     request: Option<Box<Request>>,
-    /// A request that waits for a buffer of the physical disk.
+    /// Requests that go on in the next pass, or when there is a buffer of the physical disk.
     parked: Option<Box<Part>>,
     /// Requests that the physical disk is at.
     under_way: u32,
@@ -123,6 +98,18 @@ pub struct Served {
 }
 
 impl State {
+    /// The requests that are parked.
+    fn waiting(&self) -> impl Iterator<Item = &Part> {
+        core::iter::successors(self.parked.as_deref(), |part| part.next.as_deref())
+    }
+
+    /// Takes a parked request.
+    fn unpark(&mut self) -> Option<Box<Part>> {
+        let mut part = self.parked.take()?;
+        self.parked = part.next.take();
+        Some(part)
+    }
+
     /// Answers a request that was taken from the ring at that count.
     fn complete(&mut self, vm: &Instance, request: &Request, status: Status, since: u64) {
         let took = host::nanoseconds(timer::now().saturating_sub(since));
@@ -209,15 +196,13 @@ impl Block {
         let n = part.window;
         let mut state = self.state.lock();
         state.under_way -= 1;
-        part.moved += io.bytes;
+        part.progress.moves(io.bytes);
         let (page, side) = (buffer.data(), part.side);
         if done {
-            advance(
-                &mut state,
-                vm,
-                part,
-                Some((buffer, Loaded { page, side, io })),
-            );
+            part.came = Some((buffer, Loaded { page, side, io }));
+            let mut budget = Budget::default();
+            advance(&mut state, vm, part, &mut budget);
+            paging::charge_request(vm, budget.pages());
         } else {
             drop(buffer);
             fail(&mut state, vm, &part);
@@ -276,7 +261,7 @@ impl Block {
         let Backing::Cow(_) = &state.backing else {
             return None;
         };
-        let base = state.backing.partition(Side::Base);
+        let base = extent(&state.backing, Side::Base);
         base.map(|partition| partition.number())
     }
 
@@ -290,53 +275,56 @@ impl Block {
         let Some(state) = self.state.try_lock() else {
             return true;
         };
-        let parked = state.parked.as_ref().map(|part| &part.request);
-        let held = state.held.as_ref().map(|held| &*held.request);
-        let mut waiting = [parked, held].into_iter().flatten();
-        state.transport.uses(gfn) || waiting.any(|request| request.uses(gfn))
+        let held = state.held.iter().map(|held| &*held.request);
+        let mut requests = state.waiting().map(|part| &part.request).chain(held);
+        state.transport.uses(gfn) || requests.any(|request| request.uses(gfn))
     }
 
-    /// Serves requests, as many as one go allows; vCPU 0 comes back for the rest.
+    /// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
     fn serve(&self, state: &mut State, vm: &Instance, n: usize) {
-        if let Some(part) = state.parked.take() {
-            advance(state, vm, part, None);
-        }
+        let mut budget = Budget::default();
         if let Some(held) = state.held.take_if(|held| timer::now() >= held.until) {
             state.complete(vm, &held.request, held.status, held.since);
         }
+        serve_parked(state, vm, &mut budget);
         if let Some(mut request) = state.request.take() {
-            self.serve_next(state, &mut request, vm, n);
+            self.serve_next(state, (&mut request, n), vm, &mut budget);
             state.request = Some(request);
         }
+        paging::charge_request(vm, budget.pages());
     }
 
-    fn serve_next(&self, state: &mut State, request: &mut Request, vm: &Instance, n: usize) {
+    fn serve_next(
+        &self,
+        state: &mut State,
+        (request, n): (&mut Request, usize),
+        vm: &Instance,
+        budget: &mut Budget,
+    ) {
         let memory = vm.memory();
-        let mut bytes = 0;
-        for _ in 0..REQUESTS_AT_ONCE {
+        loop {
             // A disk with a limited rate does one request after the other, too.
             let is_single = state.limit > 0 || state.backing.is_single();
             let is_busy = state.held.is_some() || is_single && state.under_way > 0;
             if is_busy || state.parked.is_some() {
                 return;
             }
-            if bytes >= BYTES_AT_ONCE {
-                break;
+            if budget.is_spent() {
+                return vm.put_off_device_work();
             }
             if must_wait_for_frames(vm) {
                 return;
             }
+            budget.began();
             match state.transport.next_request(&memory, request) {
                 Next::Empty => return,
                 Next::Answered => count(&self.counts.refused, 1),
                 Next::Request => {
-                    bytes += u64::from(request.data_bytes());
                     self.count_request(request);
-                    start(state, request, vm, n);
+                    start(state, (request, n), vm, budget);
                 }
             }
         }
-        vm.put_off_device_work();
     }
 
     fn count_request(&self, request: &Request) {
@@ -352,6 +340,22 @@ impl Block {
             }
             Operation::Flush => count(&self.counts.flushes, 1),
             Operation::Discard | Operation::WriteZeroes => {}
+        }
+    }
+}
+
+/// Goes on with requests that were parked, until one is parked again.
+fn serve_parked(state: &mut State, vm: &Instance, budget: &mut Budget) {
+    while state.parked.is_some() {
+        if must_wait_for_frames(vm) {
+            return;
+        }
+        let Some(part) = state.unpark() else { return };
+        if !advance(state, vm, part, budget) {
+            return;
+        }
+        if budget.is_spent() {
+            return vm.put_off_device_work();
         }
     }
 }
@@ -373,79 +377,126 @@ fn count(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);
 }
 
+/// What a pass for a VM's disk works with.
+fn pass<'a>(vm: &'a Instance, budget: &'a mut Budget) -> Pass<'a, Near, Instance> {
+    Pass {
+        machine: Near(vm.home),
+        guest: vm,
+        budget,
+    }
+}
+
 /// Begins with a request.
-fn start(state: &mut State, request: &mut Request, vm: &Instance, window: usize) {
-    let (mut done, since) = (0, timer::now());
-    let moved = match (&state.backing, state.limit) {
-        (_, 0) => 0,
-        (backing, _) => first_read(backing, request),
-    };
-    match execute(&mut state.backing, request, &mut done, None, vm) {
-        Turn::Done(status) => finish(state, vm, request, status, (moved, since)),
+fn start(
+    state: &mut State,
+    (request, window): (&mut Request, usize),
+    vm: &Instance,
+    budget: &mut Budget,
+) {
+    let since = timer::now();
+    let moved = (state.limit > 0).then_some(0);
+    let mut progress = Progress { done: 0, moved };
+    let mut pass = pass(vm, budget);
+    match execute(&mut pass, &mut state.backing, request, &mut progress, None) {
+        Turn::Done(status) => finish(state, vm, request, status, (progress.moved, since)),
         _ if !heap::reserve(size_of::<Part>() as u64) => {
-            finish(state, vm, request, Status::IoError, (0, since));
+            finish(state, vm, request, Status::IoError, (None, since));
         }
         turn => {
             let part = Box::new(Part {
                 vm: vm.id,
                 window,
                 request: core::mem::take(request),
-                done,
+                progress,
                 side: Side::default(),
-                moved,
+                came: None,
                 since,
+                next: None,
             });
-            follow(state, vm, part, turn, None);
+            follow(state, vm, (part, turn), budget);
         }
     }
 }
 
-/// What a transfer has brought, and to where.
-type Came = Option<(Buffer, Loaded)>;
-
-/// Goes on with a request, with what came for it.
-fn advance(state: &mut State, vm: &Instance, mut part: Box<Part>, came: Came) {
-    let Part { request, done, .. } = &mut *part;
+/// Goes on with a request, with what came for it; `false` where it was parked again.
+fn advance(state: &mut State, vm: &Instance, mut part: Box<Part>, budget: &mut Budget) -> bool {
+    let Part {
+        request,
+        progress,
+        came,
+        ..
+    } = &mut *part;
     let loaded = came.as_ref().map(|(_, loaded)| *loaded);
-    let turn = execute(&mut state.backing, request, done, loaded, vm);
-    follow(state, vm, part, turn, came);
+    let mut pass = pass(vm, budget);
+    let turn = execute(&mut pass, &mut state.backing, request, progress, loaded);
+    follow(state, vm, (part, turn), budget)
 }
 
-/// Does with a request what comes next.
-fn follow(state: &mut State, vm: &Instance, part: Box<Part>, turn: Turn, came: Came) {
+/// Does with a request what comes next; `false` where it was parked.
+fn follow(
+    state: &mut State,
+    vm: &Instance,
+    (mut part, turn): (Box<Part>, Turn),
+    budget: &mut Budget,
+) -> bool {
     match turn {
-        Turn::Needs(side, io) => begin(state, vm, part, (side, io), came),
-        Turn::Later => park(state, vm, part),
+        Turn::Needs(side, io) => return begin(state, vm, part, (side, io), budget),
+        Turn::More => {
+            park(state, part);
+            vm.put_off_device_work();
+            return false;
+        }
+        Turn::Later => {
+            part.came = None;
+            return park_until_freed(state, vm, part);
+        }
         Turn::Done(status) => {
-            drop(came);
-            finish(state, vm, &part.request, status, (part.moved, part.since));
+            part.came = None;
+            let moved = part.progress.moved;
+            finish(state, vm, &part.request, status, (moved, part.since));
         }
     }
+    true
 }
 
-fn park(state: &mut State, vm: &Instance, part: Box<Part>) {
+fn park(state: &mut State, mut part: Box<Part>) {
+    part.next = state.parked.take();
     state.parked = Some(part);
+}
+
+/// Parks a request for want of a buffer or a slot, which the end of another may bring.
+fn park_until_freed(state: &mut State, vm: &Instance, part: Box<Part>) -> bool {
+    park(state, part);
     if state.under_way == 0 {
         // Nobody else comes back to it.
         vm.put_off_device_work();
     }
+    false
 }
 
 fn fail(state: &mut State, vm: &Instance, part: &Part) {
-    finish(state, vm, &part.request, Status::IoError, (0, part.since));
+    finish(
+        state,
+        vm,
+        &part.request,
+        Status::IoError,
+        (None, part.since),
+    );
 }
 
-/// Gives a part of a request to a physical disk, or parks it until there is a buffer.
+/// Gives a part of a request to a physical disk, or parks it until there is a buffer: `false`.
 fn begin(
     state: &mut State,
     vm: &Instance,
     mut part: Box<Part>,
     (side, io): (Side, Io),
-    came: Came,
-) {
-    let Some(partition) = state.backing.partition(side) else {
-        return fail(state, vm, &part);
+    budget: &mut Budget,
+) -> bool {
+    let Some(partition) = extent(&state.backing, side) else {
+        fail(state, vm, &part);
+        return true;
     };
+    let came = part.came.take();
     let loaded = came.as_ref().map(|(_, loaded)| *loaded);
     // What came stays until it was used, where it is another disk's.
     let (buffer, kept) = match came {
@@ -453,15 +504,17 @@ fn begin(
         came => (partition.buffer(JOBS_FOR_PAGES), came),
     };
     let Some(buffer) = buffer else {
-        return park(state, vm, part);
+        return park_until_freed(state, vm, part);
     };
-    let filled = fill(&mut state.backing, &part, (io, buffer.data()), loaded, vm);
+    let (request, done) = (&part.request, part.progress.done);
+    let (mut pass, into) = (pass(vm, budget), (io, buffer.data()));
+    let filled = fill(&mut pass, &mut state.backing, (request, done), into, loaded);
     drop(kept);
     let io = match filled {
         Ok(io) => io,
         Err(turn) => {
             drop(buffer);
-            return follow(state, vm, part, turn, None);
+            return follow(state, vm, (part, turn), budget);
         }
     };
     part.side = side;
@@ -470,6 +523,7 @@ fn begin(
         Err(Job::Request(part)) => fail(state, vm, &part),
         Err(Job::Page(_)) => {}
     }
+    true
 }
 
 /// Tells the guest how a request ended for which so many bytes were really moved, since then: now, or when a
@@ -479,8 +533,9 @@ fn finish(
     vm: &Instance,
     request: &Request,
     status: Status,
-    (moved, since): (u64, u64),
+    (moved, since): (Option<u64>, u64),
 ) {
+    let moved = moved.unwrap_or(0);
     if state.limit == 0 || moved == 0 || !heap::reserve(size_of::<Request>() as u64) {
         state.complete(vm, request, status, since);
         return;

@@ -3,11 +3,9 @@
 pub mod balloon;
 pub mod block;
 pub mod control_port;
-mod exchange;
+pub mod disk;
 pub mod net;
-pub mod overlay;
 pub mod power_button;
-pub mod request;
 pub mod terminal;
 pub mod uart;
 pub mod virtio;

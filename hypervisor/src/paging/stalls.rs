@@ -63,6 +63,12 @@ pub fn may_begin_request(vm: &Instance) -> bool {
     may
 }
 
+/// A pass of a device has filled so many pages: they are paid for as faults are, beside those that
+/// [`may_begin_request`] took.
+pub fn charge_request(vm: &Instance, pages: u32) {
+    may_fill(vm, pages.saturating_sub(REQUEST_FAULTS));
+}
+
 /// Somebody waits for a frame until the next go: a vCPU's bit, or [`DEVICES`].
 pub fn stall(vm: &Instance, waiter: u64) {
     vm.paging.waits.stall();

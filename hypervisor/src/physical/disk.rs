@@ -8,7 +8,6 @@
 mod known;
 
 use super::queue::{BufferQueue, Transport, begin};
-pub use super::queue::{Io, Operation};
 use super::served::{self, Ring};
 use crate::device::block::Part;
 use crate::frames::Tables;
@@ -20,6 +19,8 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use machine_aarch64::frames::Ram;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
+use model_disk::DATA_AT_ONCE;
+pub use model_disk::{Io, Transfer as Operation};
 use model_paging::Words;
 use model_virtio::blk::SECTOR_SIZE;
 use virtio_drivers::Error;
@@ -31,8 +32,6 @@ const JOBS: usize = 16;
 pub const JOBS_FOR_PAGES: usize = 4;
 /// A job's buffer as an order of frames: 128 KiB, for header, 64 KiB of data, and status.
 const BUFFER_ORDER: u8 = 5;
-/// The most bytes of data in one job.
-pub const DATA_AT_ONCE: u64 = 64 * 1024;
 /// `struct virtio_blk_req` before its data: le32 type, le32 reserved, le64 sector.
 const HEADER_BYTES: u32 = 16;
 /// Where header and data are in a buffer.

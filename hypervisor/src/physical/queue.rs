@@ -9,29 +9,6 @@ use virtio_drivers::transport::mmio::MmioTransport;
 use virtio_drivers::transport::{self, Transport as _};
 use virtio_drivers::{BufferDirection, Error, Hal, PhysAddr};
 
-/// What a job asks of the device (virtio 5.2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Operation {
-    /// Fills the buffer.
-    Read = 0,
-    /// Stores what is in the buffer.
-    Write = 1,
-    /// Makes durable what was written.
-    Flush = 4,
-}
-
-/// A transfer between a buffer and a partition.
-#[derive(Clone, Copy, Debug)]
-pub struct Io {
-    /// What is done.
-    pub operation: Operation,
-    /// The first sector on the partition.
-    pub sector: u64,
-    /// Bytes, at most [`super::disk::DATA_AT_ONCE`].
-    pub bytes: u64,
-}
-
 /// The transport of every device that EL2 drives.
 pub type Transport = MmioTransport<'static>;
 

@@ -15,7 +15,7 @@ use model_placement::NodeSet;
 use model_pmap::{Backing, Counts, Entry, REGION_FRAMES, Reasons};
 use model_virtio::Runs;
 
-pub use model_address_space::{AGE_AT_ONCE, Access, EXCHANGE_MAX, Filled, Gets, Policy, Source};
+pub use model_address_space::{AGE_AT_ONCE, Access, Filled, Gets, Policy, Source};
 
 /// Bytes of the bundle, or made for the VM.
 pub enum Bytes {

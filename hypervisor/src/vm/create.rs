@@ -1,5 +1,7 @@
 //! From a description to a VM that runs.
 
+mod disks;
+
 use super::address_space::{AddressSpace, Bytes, Policy, Source};
 use super::instance::{Instance, Parts};
 use super::layout::{RAM_START, SPIS, VIRTIO_MAX};
@@ -7,19 +9,15 @@ use super::table::{Refusal, Vm};
 use super::vmids::Vmid;
 use crate::control::vms;
 use crate::device::balloon::Balloon;
-use crate::device::block::{Backing, Block};
 use crate::device::control_port::ControlPort;
 use crate::device::net::Net;
-use crate::device::overlay::{Base, CowDisk};
 use crate::device::virtio::Slot;
 use crate::network::{self, Cable};
 use crate::paging::Paging;
-use crate::physical::disk::{self, Partition, Unavailable};
 use crate::vcpu::Vcpu;
 use crate::{entropy, frames, heap, host, regions, sched, sharing};
-use abi::Text;
 use abi::bundle::{
-    DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, Image, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY,
+    DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY,
     NetRecord, REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights,
     disk_mode, kind,
 };
@@ -35,7 +33,6 @@ use model_guest_image::{
 };
 use model_scheduler::{Load, NodeSet, Parameters};
 use model_vgic::Redistributor;
-use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
 use model_virtio::net;
 
 /// The most vCPUs of a VM.
@@ -187,7 +184,7 @@ pub fn instance_with(
     let virtio = devices(record, id, home)?;
     let swap = match record.swap {
         name if name.is_empty() => None,
-        name => Some(scratch(name)?),
+        name => Some(disks::scratch(name)?),
     };
     let vmid = Vmid::take().ok_or_else(|| {
         impossible(
@@ -427,13 +424,6 @@ fn content(entry: u32, kind: u32) -> Result<&'static [u8], Refusal> {
         .ok_or_else(|| wrong_entry(entry))
 }
 
-fn image(entry: u32) -> Result<Image<'static>, Refusal> {
-    let bundle = host::get().bundle.as_ref();
-    bundle
-        .and_then(|bundle| bundle.image(entry))
-        .ok_or_else(|| wrong_entry(entry))
-}
-
 fn wrong_entry(entry: u32) -> Refusal {
     let what = format_args!("entry {entry} of the bundle is not what the description needs");
     impossible(entry.into(), what)
@@ -450,7 +440,7 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
     {
         let share = record.never_share == 0 && disk.flags & DISK_NEVER_SHARE == 0;
         let user = disk_user(vm, slots.len());
-        slots.push(Slot::Block(block(disk, home, user, share)?));
+        slots.push(Slot::Block(disks::block(disk, home, user, share)?));
     }
     slots.push(Slot::rng());
     slots.push(Slot::console());
@@ -490,111 +480,4 @@ fn network(record: &NetRecord, vcpus: u32) -> Result<Net, Refusal> {
     };
     let up = record.flags & NET_DOWN == 0;
     Ok(Net::new(net::Net::new(options), cable, up))
-}
-
-fn block(disk: &DiskRecord, home: NodeId, user: Owner, share: bool) -> Result<Block, Refusal> {
-    let block_size = match disk.block_size {
-        512 => BlockSize::B512,
-        4096 => BlockSize::B4096,
-        other => {
-            return Err(impossible(
-                other.into(),
-                format_args!("blocks of {other} bytes: 512 or 4096 are possible"),
-            ));
-        }
-    };
-    if disk.flags & !DISK_NEVER_SHARE != 0 {
-        let what = format_args!("a disk with unknown flags {:#x}", disk.flags);
-        return Err(impossible(disk.flags.into(), what));
-    }
-    let (backing, bytes) = match disk.mode {
-        disk_mode::COW => {
-            let base = match disk.entry {
-                NO_ENTRY => Base::Partition(partition(disk.partition, true)?),
-                entry => Base::Image(image(entry)?),
-            };
-            let size = if disk.size == 0 {
-                base.size()
-            } else {
-                disk.size
-            };
-            let limit = if disk.overlay_max == 0 {
-                size
-            } else {
-                disk.overlay_max
-            };
-            let store = store(disk, limit)?;
-            let room = store.as_ref().map_or(limit, |store| store.size());
-            let cow = CowDisk::new((base, store), (size, limit.min(room)), home, user, share)
-                .map_err(|error| impossible(size, format_args!("{error}")))?;
-            (Backing::Cow(cow), size)
-        }
-        disk_mode::READ_ONLY => {
-            let base = image(disk.entry)?;
-            (Backing::ReadOnly(base, share), base.size())
-        }
-        disk_mode::PERSISTENT => {
-            let partition = partition(disk.partition, false)?;
-            let bytes = partition.sectors() * SECTOR_SIZE;
-            (Backing::Partition(partition), bytes)
-        }
-        other => {
-            return Err(impossible(
-                other.into(),
-                format_args!("a disk of unknown kind {other}"),
-            ));
-        }
-    };
-    let options = Options {
-        capacity: bytes / SECTOR_SIZE,
-        block_size,
-        read_only: disk.mode == disk_mode::READ_ONLY,
-        discard: disk.mode == disk_mode::COW,
-        id: *b"underpin\0\0\0\0\0\0\0\0\0\0\0\0",
-    };
-    Ok(Block::new(Blk::new(options), backing, disk.limit))
-}
-
-/// The partition that a disk's overlay of so many bytes is on, if it is on one.
-fn store(disk: &DiskRecord, limit: u64) -> Result<Option<Partition>, Refusal> {
-    let name = disk.overlay_on;
-    if name.is_empty() {
-        return Ok(None);
-    }
-    let partition = scratch(name)?;
-    let size = partition.size();
-    if disk.overlay_max > size {
-        let (has, wanted) = (size >> 10, limit >> 10);
-        let what =
-            format_args!("partition {name} has {has} KiB, too few for an overlay of {wanted}");
-        return Err(impossible(size, what));
-    }
-    Ok(Some(partition))
-}
-
-/// A partition that is overwritten as EL2 likes.
-fn scratch(name: Text<40>) -> Result<Partition, Refusal> {
-    let partition = partition(name, false)?;
-    if partition.is_scratch() {
-        return Ok(partition);
-    }
-    let what = format_args!(
-        "partition {name} is not marked for overlays and swap, which overwrite what it holds (underpin explain impossible)"
-    );
-    Err(impossible(0, what))
-}
-
-fn partition(name: Text<40>, is_base: bool) -> Result<Partition, Refusal> {
-    let taken = disk::take(name.as_str().unwrap_or_default(), is_base);
-    taken.map_err(|error| match error {
-        Unavailable::Missing => impossible(
-            0,
-            format_args!("no disk of the machine has a partition named {name}"),
-        ),
-        Unavailable::Taken => Refusal::new(
-            code::BUSY,
-            0,
-            format_args!("partition {name} is in use by another VM"),
-        ),
-    })
 }

@@ -13,7 +13,7 @@ mod report;
 mod table;
 pub mod vmids;
 
-pub use address_space::{Access, EXCHANGE_MAX, Filled, Gets};
+pub use address_space::{Access, Filled, Gets};
 pub use guest_memory::DeviceView;
 pub use instance::{End, Instance};
 pub use memory::{fit, may_wait_for_frames, mem_status, pool, reclaim, somebody_owes, tick};

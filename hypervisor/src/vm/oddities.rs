@@ -9,6 +9,7 @@ pub struct Oddities {
     accesses: AtomicU64,
     calls: AtomicU64,
     last_refused: AtomicU64,
+    writes: AtomicU64,
 }
 
 impl Oddities {
@@ -19,6 +20,7 @@ impl Oddities {
             accesses: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             last_refused: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
         }
     }
 
@@ -31,6 +33,11 @@ impl Oddities {
     pub fn refused_access(&self, ipa: Ipa) {
         self.accesses.fetch_add(1, Ordering::Relaxed);
         self.last_refused.store(ipa.0, Ordering::Relaxed);
+    }
+
+    /// A write to a disk that has no room; how many there were.
+    pub fn refused_write(&self) -> u64 {
+        self.writes.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// A hypercall or firmware call that does not exist.

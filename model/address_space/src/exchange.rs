@@ -3,7 +3,7 @@
 
 use crate::{Access, Frames, GuestRam, Maps, Translation};
 use model_addr::{Gfn, Mfn, NodeId, VmId};
-use model_frame_table::{CacheKey, MAX_ORDER, Owner};
+use model_frame_table::{MAX_ORDER, Owner};
 use model_pmap::{Backing, Entry, REGION_FRAMES, Why};
 use model_stage2::FlushDebt;
 
@@ -19,8 +19,6 @@ pub enum Gets {
     Zeroes,
     /// Its own frame, which others may use from now on.
     Own,
-    /// Its own frame, as [`Self::Own`], which is known to hold this block of a disk.
-    Block(CacheKey),
     /// Its own frame, alone, and why.
     Alone(Why),
 }
@@ -48,8 +46,8 @@ impl<T: Translation> Maps<T> {
     /// that they had joined is left. Where pages go to their users and `home` is the VM's node, a page that
     /// gets a frame of another node counts as touched ([`Frames::touched`]), but for a VM that hides.
     ///
-    /// The guest may write its pages until this returns; whatever it writes while a device reads
-    /// into the same page is lost, as on any machine.
+    /// The guest may write its pages until this returns: what it writes to one that gets a frame is lost, as
+    /// on any machine; what others find in one that keeps its own is what it holds once that is protected.
     pub fn exchange<B: AsRef<[u8]>>(
         &mut self,
         ram: &GuestRam<B>,
@@ -126,28 +124,24 @@ impl<T: Translation> Maps<T> {
         self.collapse(gfn, frames);
         let new = match gets {
             Gets::Frame(frame) => Entry::shared(*frame),
-            Gets::Own | Gets::Block(_) => self.publish(ram.vm, gfn, gets, frames)?,
+            Gets::Own => self.publish(ram.vm, gfn, frames)?,
             Gets::Zeroes | Gets::Alone(_) => Entry::default(),
         };
         let old = self.pmap.replace(&mut self.tables, gfn, new).ok()?;
         let ipa = gfn.address();
         let owed = match gets {
-            Gets::Own | Gets::Block(_) => self.protect(ipa, 1),
+            Gets::Own => self.protect(ipa, 1),
             _ => self.unmap(ipa, 1),
         };
         Some((old, owed))
     }
 
     /// Lets others use the page's own frame; what the page has then, `None` where it stays alone.
-    fn publish(&self, vm: VmId, gfn: Gfn, gets: &Gets, frames: &impl Frames) -> Option<Entry> {
+    fn publish(&self, vm: VmId, gfn: Gfn, frames: &impl Frames) -> Option<Entry> {
         let Backing::Private(frame) = self.entry(gfn).backing else {
             return None;
         };
-        let user = Owner { vm, gfn };
-        let published = match gets {
-            Gets::Block(key) => frames.publish_block(frame, user, *key),
-            _ => frames.publish(frame, user),
-        };
+        let published = frames.publish(frame, Owner { vm, gfn });
         published.then_some(Entry::shared(frame))
     }
 
@@ -185,7 +179,7 @@ impl<T: Translation> Maps<T> {
                 self.events.zeroed += 1;
                 true
             }
-            Gets::Own | Gets::Block(_) => {
+            Gets::Own => {
                 self.events.entered += 1;
                 if let Some(frame) = before.frame() {
                     frames.enlist(frame);

@@ -65,7 +65,7 @@ pub use replicas::GIVE_BACK_AT_ONCE;
 
 use machine_contract::TableMemory;
 use model_addr::{Mfn, NodeId};
-use model_frame_table::{CacheKey, MemoryMap, Owner, Purpose};
+use model_frame_table::{MemoryMap, Owner, Purpose};
 use model_pmap::Why;
 use model_stage2::Invalidation;
 
@@ -126,11 +126,6 @@ pub trait Frames {
     /// Makes a private frame one that others may use, with `user` as its only user; whether it
     /// did. Others find it after [`Self::enlist`] only.
     fn publish(&self, frame: Mfn, user: Owner) -> bool;
-    /// As [`Self::publish`], of a frame that holds this block of a disk.
-    fn publish_block(&self, frame: Mfn, user: Owner, key: CacheKey) -> bool {
-        let _ = key;
-        self.publish(frame, user)
-    }
     /// Lets others find a shared frame by its contents: nobody writes it any more.
     fn enlist(&self, frame: Mfn);
     /// A page was touched on `node` of which that was to be noticed ([`Maps::sample`], [`Maps::age`]), or one

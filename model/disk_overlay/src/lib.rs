@@ -34,6 +34,8 @@ use model_addr::{FRAME_SHIFT, Mfn};
 const TABLE_SHIFT: u32 = 9;
 /// Entries of a table.
 const ENTRIES: usize = 1 << TABLE_SHIFT;
+/// What giving a frame back costs of the budget of [`Overlay::zero`].
+pub const FRAME_COST: u32 = 16;
 /// Blocks of the largest disk: what bytes can be counted of in 64 bits.
 const MAX_BLOCKS: u64 = 1 << (u64::BITS - FRAME_SHIFT);
 /// Table levels of the largest disk.
@@ -311,21 +313,18 @@ impl Overlay {
     }
 
     /// Makes `blocks` read as zeroes (write-zeroes, and discard whose failure may be ignored) and
-    /// gives their frames back. Looks at about `budget` entries, one table's 512 more at most, and
-    /// says how far it came: call again from there until that is the end.
+    /// gives their frames back, as far as `budget` goes: an entry that is looked at costs 1, a frame
+    /// that is given back [`FRAME_COST`]. Says how far it came: call again from there until that is the end.
     pub fn zero(
         &mut self,
         memory: &mut impl OverlayMemory,
         blocks: Range<u64>,
-        budget: u32,
+        budget: &mut u32,
     ) -> Result<u64, OverlayError> {
         let end = blocks.end.min(self.blocks);
         let mut at = blocks.start;
-        let mut spent = 0;
-        while at < end && spent < budget {
-            let (next, cost) = self.zero_run(memory, at, end)?;
-            at = next;
-            spent += cost;
+        while at < end && *budget > 0 {
+            at = self.zero_run(memory, at..end, budget)?;
         }
         Ok(if at < end { at } else { blocks.end })
     }
@@ -335,14 +334,15 @@ impl Overlay {
         Teardown::new(self.root, self.levels)
     }
 
-    /// Zeroes the largest run from `at` that one entry stands for; the block after it, and how
-    /// many entries were looked at.
+    /// Zeroes the largest run at the start of `blocks` that one entry stands for, or leaves of one table; the
+    /// block after those.
     fn zero_run(
         &mut self,
         memory: &mut impl OverlayMemory,
-        at: u64,
-        end: u64,
-    ) -> Result<(u64, u32), OverlayError> {
+        blocks: Range<u64>,
+        budget: &mut u32,
+    ) -> Result<u64, OverlayError> {
+        let (at, end) = (blocks.start, blocks.end);
         let mut slot = Slot::Root;
         let mut level = self.levels;
         loop {
@@ -351,17 +351,19 @@ impl Overlay {
             let next = first + span(level);
             let whole = at == first && next.min(self.blocks) <= end;
             let table = match entry.as_table() {
-                Some(table) if level == 1 && whole => {
-                    self.free_leaves(memory, table);
-                    self.write(memory, slot, self.zeroed(at));
-                    return Ok((next, ENTRIES as u32));
+                Some(table) if level == 1 => {
+                    return Ok(self.zero_leaves(memory, (slot, table), at..next.min(end), budget));
                 }
                 Some(table) => table,
-                None if self.reads_zero(entry, first) => return Ok((next, 1)),
+                None if self.reads_zero(entry, first) => {
+                    *budget = budget.saturating_sub(1);
+                    return Ok(next);
+                }
                 None if whole => {
                     self.write(memory, slot, self.zeroed(at));
                     self.free_data(memory, entry);
-                    return Ok((next, 1));
+                    *budget = budget.saturating_sub(1);
+                    return Ok(next);
                 }
                 None => self.split(memory, slot, entry)?,
             };
@@ -370,12 +372,36 @@ impl Overlay {
         }
     }
 
-    /// Frees a table of leaf entries and the frames in it.
-    fn free_leaves(&mut self, memory: &mut impl OverlayMemory, table: Mfn) {
-        for n in 0..ENTRIES {
-            self.free_data(memory, Entry(memory.read(table, n)));
+    /// Zeroes leaves of one table as far as `budget` goes, and gives the table back where nothing else is left
+    /// in it; the block after the last.
+    fn zero_leaves(
+        &mut self,
+        memory: &mut impl OverlayMemory,
+        (slot, table): (Slot, Mfn),
+        blocks: Range<u64>,
+        budget: &mut u32,
+    ) -> u64 {
+        let mut at = blocks.start;
+        // One at least, so that every call gets on.
+        while at == blocks.start || at < blocks.end && *budget > 0 {
+            let leaf = Slot::Table(table, index(at, 0));
+            let entry = self.read(memory, leaf);
+            self.write(memory, leaf, self.zeroed(at));
+            self.free_data(memory, entry);
+            let is_data = entry.as_data().is_some();
+            *budget = budget.saturating_sub(if is_data { FRAME_COST } else { 1 });
+            at += 1;
         }
-        memory.free_table(table);
+        let first = blocks.start & !(span(1) - 1);
+        let is_zero = |n: u64| {
+            let entry = self.read(memory, Slot::Table(table, n as usize));
+            self.reads_zero(entry, first + n)
+        };
+        if at == (first + span(1)).min(self.blocks) && (0..span(1)).all(is_zero) {
+            self.write(memory, slot, self.zeroed(first));
+            memory.free_table(table);
+        }
+        at
     }
 
     fn free_data(&mut self, memory: &mut impl FrameSource, entry: Entry) {

@@ -132,7 +132,10 @@ impl Disk {
             end = block + count;
             match what {
                 Block::Data(frame) => assert_eq!(other.put(&mut memory, block, frame), Ok(None)),
-                Block::Zero => assert_eq!(other.zero(&mut memory, block..end, u32::MAX), Ok(end)),
+                Block::Zero => assert_eq!(
+                    other.zero(&mut memory, block..end, &mut { u32::MAX }),
+                    Ok(end)
+                ),
                 Block::Base => assert_ne!(what, Block::Base),
             }
             Ok(())
@@ -151,7 +154,9 @@ impl Disk {
     fn zero(&mut self, from: u64, to: u64, budget: u32) -> Result<(), OverlayError> {
         let mut at = from;
         while at < to {
-            let next = self.overlay.zero(&mut self.memory, at..to, budget)?;
+            let next = self
+                .overlay
+                .zero(&mut self.memory, at..to, &mut { budget })?;
             assert!(next > at, "no progress");
             at = next;
         }
@@ -368,9 +373,33 @@ fn nothing_is_beyond_the_end() {
     let beyond = disk.overlay.prepare_write(&mut disk.memory, 16, true);
     assert_eq!(beyond, Err(OverlayError::Beyond));
     assert_eq!(
-        disk.overlay.zero(&mut disk.memory, 20..u64::MAX, 1),
+        disk.overlay.zero(&mut disk.memory, 20..u64::MAX, &mut 1),
         Ok(u64::MAX)
     );
     assert!(Overlay::new(u64::MAX, 0, 0).is_err());
     assert!(Overlay::new(1 << 52, 0, 0).is_ok());
+}
+
+#[test]
+fn a_call_gives_back_what_its_budget_says() {
+    let mut disk = Disk::new(1024, 1024, u64::MAX);
+    for block in 0..600 {
+        disk.write(block, 3, &[1]).unwrap();
+    }
+    let (mut at, mut calls) = (0, 0);
+    while at < 1024 {
+        let before = disk.memory.frames.len();
+        let mut budget = 4 * model_disk_overlay::FRAME_COST;
+        let reached = disk.overlay.zero(&mut disk.memory, at..1024, &mut budget);
+        assert!(before - disk.memory.frames.len() <= 4);
+        at = reached.unwrap();
+        calls += 1;
+    }
+    // The root of the tree is left.
+    assert_eq!(
+        (disk.memory.frames.len(), disk.memory.tables.in_use()),
+        (0, 1)
+    );
+    assert!(calls >= 150);
+    disk.tear_down(7);
 }

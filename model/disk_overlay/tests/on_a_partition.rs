@@ -290,7 +290,7 @@ impl Disk {
     fn zero(&mut self, from: u64, to: u64) {
         let mut at = from;
         while at < to {
-            match self.overlay.zero(&mut self.memory, at..to, 5) {
+            match self.overlay.zero(&mut self.memory, at..to, &mut 5) {
                 Ok(next) => at = next,
                 Err(_) => self.memory.fails = None,
             }

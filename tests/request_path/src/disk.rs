@@ -1,113 +1,114 @@
-//! A disk over an image, and its virtio-blk device.
+//! A disk of any kind behind its virtio-blk device, and the physical disks that it may be on.
 
-use crate::exchange::{self, Pages};
+use crate::host::{Host, Partition, Tables};
 use crate::{Guest, Image};
-use machine_contract::{FrameSource, GuestMemory, TableMemory};
-use machine_fake::{FakeFrames, FakeTables};
-use model_addr::{FRAME_SIZE, Gfn, Ipa, Mfn, NodeId, VmId};
-use model_address_space::{Access, Frames};
-use model_disk_overlay::{Block, Fill, Overlay, WritePlan};
-use model_frame_table::{Owner, Purpose, Use};
+use machine_fake::FakeFrames;
+use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, VmId};
+use model_address_space::Frames;
+use model_disk::{
+    Backing, Base, Budget, Bytes, CowDisk, DATA_AT_ONCE, Io, Loaded, Pass, Piece, Progress, Side,
+    Transfer, Turn, execute, fill,
+};
+use model_frame_table::{Owner, Purpose};
 use model_virtio::Transport;
-use model_virtio::blk::{Blk, Next, Operation, Options, Request, SECTOR_SIZE, SectorRange, Status};
+use model_virtio::blk::{Blk, Next, Options, Request, SECTOR_SIZE, Status};
 
 /// A disk as a user of frames has a number that no guest frame has.
 const DISK: Gfn = Gfn(0xffff_ff00);
-/// What a frame holds that its last owner left.
-const LEFT_BEHIND: [u8; FRAME_SIZE as usize] = [0xa5; FRAME_SIZE as usize];
-const ZEROES: [u8; FRAME_SIZE as usize] = [0; FRAME_SIZE as usize];
-/// Entries that a step of zeroing looks at.
-const BUDGET: u32 = 8;
+/// A buffer: 32 frames, of which those behind the data of a transfer hold what was there before.
+const BUFFER_ORDER: u8 = 5;
+const STALE: u8 = 0x5a;
+/// Steps of one request, which ends long before.
+const STEPS_MAX: u32 = 10_000;
 
-/// Memory of an overlay: frames of the machine, tables apart.
-struct Memory<'a> {
-    frames: &'a FakeFrames,
-    tables: FakeTables,
-    user: Owner,
+/// What a disk is made of.
+pub enum Kind<'a> {
+    /// An image, and what the VM writes over it in frames.
+    Cow(&'a Image),
+    /// A partition that many read, and what the VM writes over it in frames.
+    CowPartition(Partition<'a>),
+    /// An image, and what the VM writes over it in slots of a partition.
+    CowOn(&'a Image, Partition<'a>),
+    /// A partition that many read, and what the VM writes over it in slots of another.
+    CowPartitionOn(Partition<'a>, Partition<'a>),
+    /// An image that nobody writes.
+    ReadOnly(&'a Image),
+    /// A partition that is the VM's alone.
+    Persistent(Partition<'a>),
 }
 
-impl Memory<'_> {
-    fn is_shared(&self, frame: Mfn) -> bool {
-        let entry = self.frames.map().entry(frame);
-        entry.is_some_and(|entry| entry.state().usage == Use::Shared)
-    }
-}
-
-impl TableMemory for Memory<'_> {
-    fn allocate_table(&mut self) -> Option<Mfn> {
-        self.tables.allocate_table()
-    }
-    fn free_table(&mut self, table: Mfn) {
-        self.tables.free_table(table);
-    }
-    fn read(&self, table: Mfn, index: usize) -> u64 {
-        self.tables.read(table, index)
-    }
-    fn write(&mut self, table: Mfn, index: usize, value: u64) {
-        self.tables.write(table, index, value);
-    }
-}
-
-impl FrameSource for Memory<'_> {
-    fn allocate_frame(&mut self) -> Option<Mfn> {
-        let purpose = Purpose::Private(self.user);
-        let frame = self.frames.allocate(NodeId(0), 0, purpose)?;
-        self.frames.zero(frame, 1);
-        self.frames.store(frame, 0, &LEFT_BEHIND);
-        Some(frame)
-    }
-    fn free_frame(&mut self, frame: Mfn) {
-        if self.is_shared(frame) {
-            self.frames.leave(frame, self.user);
-        } else {
-            self.frames.free(frame, 0);
-        }
-    }
-}
-
-type Between<'a> = Box<dyn Fn(&Guest<'_>) + 'a>;
-
-/// A copy-on-write disk behind a virtio-blk device.
+/// A disk behind a virtio-blk device.
 pub struct Disk<'a> {
     /// The device, as the guest's driver reaches it.
     pub transport: Transport<Blk>,
-    image: &'a Image,
-    /// What happens on another CPU after each piece of a request.
-    between: Option<Between<'a>>,
-    overlay: Overlay,
-    memory: Memory<'a>,
+    frames: &'a FakeFrames,
+    backing: Backing<Host<'a>>,
+    tables: Tables,
+    /// The buffers for the base's partition and for the overlay's.
+    buffers: [Mfn; 2],
+    /// The passes that the last request took.
+    passes: u32,
 }
 
 impl<'a> Disk<'a> {
     /// A disk of `vm` that looks like `image` at first and keeps `limit` blocks.
     pub fn new(frames: &'a FakeFrames, image: &'a Image, vm: VmId, limit: u64) -> Self {
-        let blocks = image.blocks();
+        Self::of(frames, Kind::Cow(image), vm, limit)
+    }
+
+    /// A disk of `vm` of that kind, which keeps `limit` blocks of its own over a base.
+    pub fn of(frames: &'a FakeFrames, kind: Kind<'a>, vm: VmId, limit: u64) -> Self {
+        let tables = Tables::default();
+        let cow = |base: Base<Host<'a>>, store| {
+            let (size, user) = (base.size(), Owner { vm, gfn: DISK });
+            let place = (Host(frames), tables.clone());
+            let disk = CowDisk::new((base, store), (size, limit * FRAME_SIZE), place, user, true);
+            (Backing::Cow(disk.unwrap()), size)
+        };
+        let (backing, size) = match kind {
+            Kind::Cow(image) => cow(Base::Image(image), None),
+            Kind::CowPartition(base) => cow(Base::Partition(base), None),
+            Kind::CowOn(image, store) => cow(Base::Image(image), Some(store)),
+            Kind::CowPartitionOn(base, store) => cow(Base::Partition(base), Some(store)),
+            Kind::ReadOnly(image) => (Backing::ReadOnly(image, true), image.blocks() * FRAME_SIZE),
+            Kind::Persistent(partition) => {
+                let size = partition.bytes().len() as u64;
+                (Backing::Partition(partition), size)
+            }
+        };
         let options = Options {
-            capacity: blocks * FRAME_SIZE / SECTOR_SIZE,
-            discard: true,
+            capacity: size / SECTOR_SIZE,
+            read_only: matches!(backing, Backing::ReadOnly(..)),
+            discard: matches!(backing, Backing::Cow(_)),
             ..Options::default()
         };
-        Self {
+        let mut disk = Self {
             transport: Transport::new(Blk::new(options)),
-            overlay: Overlay::new(blocks, blocks, limit).unwrap(),
-            image,
-            between: None,
-            memory: Memory {
-                frames,
-                tables: FakeTables::new(),
-                user: Owner { vm, gfn: DISK },
-            },
+            frames,
+            backing,
+            tables,
+            buffers: [Mfn(0); 2],
+            passes: 0,
+        };
+        for (buffer, side) in [Side::Base, Side::Overlay].into_iter().enumerate() {
+            if disk.backing.partition(side).is_some() {
+                let taken = frames.allocate(NodeId(0), BUFFER_ORDER, Purpose::Hypervisor);
+                disk.buffers[buffer] = taken.unwrap();
+                frames.zero(disk.buffers[buffer], 1 << BUFFER_ORDER);
+                disk.spoil(disk.buffers[buffer]);
+            }
         }
+        disk
     }
 
-    /// Lets allocations of the overlay's tables fail, as [`FakeTables::fail_after`].
+    /// Lets allocations of the overlay's tables fail, as [`machine_fake::FakeTables::fail_after`].
     pub fn fail_tables_after(&mut self, successes: Option<u64>) {
-        self.memory.tables.fail_after(successes);
+        self.tables.fail_after(successes);
     }
 
-    /// Lets something happen after each piece of a request, as on another CPU.
-    pub fn between(&mut self, happens: impl Fn(&Guest<'_>) + 'a) {
-        self.between = Some(Box::new(happens));
+    /// How many passes the last request took, transfers apart.
+    pub fn passes(&self) -> u32 {
+        self.passes
     }
 
     /// Serves every request that the driver has made available; how many were answered.
@@ -118,8 +119,7 @@ impl<'a> Disk<'a> {
                 Next::Empty => return answered,
                 Next::Answered => {}
                 Next::Request => {
-                    let done = self.execute(guest, &request);
-                    let status = done.map_or(Status::IoError, |()| Status::Ok);
+                    let status = self.execute(guest, &request);
                     self.transport.complete(guest, &request, status);
                 }
             }
@@ -127,181 +127,129 @@ impl<'a> Disk<'a> {
         0
     }
 
+    /// Does a request as EL2 does, with no other at the same time.
+    fn execute(&mut self, guest: &Guest<'_>, request: &Request) -> Status {
+        let (mut progress, mut loaded) = (Progress::default(), None);
+        self.passes = 0;
+        for _ in 0..STEPS_MAX {
+            let mut budget = Budget::default();
+            let mut pass = Pass {
+                machine: Host(self.frames),
+                guest,
+                budget: &mut budget,
+            };
+            let backing = &mut self.backing;
+            let mut turn = execute(&mut pass, backing, request, &mut progress, loaded);
+            self.passes += 1;
+            while let Turn::Needs(side, io) = turn {
+                match self.transfer((guest, request), progress.done, (side, io), loaded) {
+                    Ok(brought) => {
+                        loaded = Some(brought);
+                        break;
+                    }
+                    Err(next) => (turn, loaded) = (next, None),
+                }
+            }
+            match turn {
+                Turn::Done(status) => return status,
+                Turn::Later => loaded = None,
+                Turn::Needs(..) | Turn::More => {}
+            }
+        }
+        // Somebody waits for memory for ever.
+        Status::IoError
+    }
+
+    /// Lets a physical disk do what a request needs.
+    fn transfer(
+        &mut self,
+        (guest, request): (&Guest<'_>, &Request),
+        done: u64,
+        (side, io): (Side, Io),
+        loaded: Option<Loaded>,
+    ) -> Result<Loaded, Turn> {
+        let page = self.buffers[side as usize];
+        if loaded.is_none_or(|loaded| loaded.page != page) {
+            self.spoil(page);
+        }
+        let mut budget = Budget::default();
+        let mut pass = Pass {
+            machine: Host(self.frames),
+            guest,
+            budget: &mut budget,
+        };
+        let backing = &mut self.backing;
+        let io = fill(&mut pass, backing, (request, done), (io, page), loaded)?;
+        let failed = Err(Turn::Done(Status::IoError));
+        let partition = self.backing.partition(side).unwrap();
+        let (at, len) = ((io.sector * SECTOR_SIZE) as usize, io.bytes as usize);
+        if io.bytes > DATA_AT_ONCE || at + len > partition.bytes().len() || !partition.works() {
+            return failed;
+        }
+        let (host, all) = (Host(self.frames), Bytes::frames(page, 1 << BUFFER_ORDER));
+        let data = all.part(0, io.bytes).unwrap();
+        match io.operation {
+            Transfer::Read => {
+                let mut bytes = vec![0; len];
+                partition.load(at, &mut bytes);
+                host.store(data, &bytes);
+            }
+            Transfer::Write => partition.store(at, &host.load(data)),
+            Transfer::Flush => {}
+        }
+        // The status is behind the data.
+        host.store(all.part(io.bytes, 1).unwrap(), &[0]);
+        Ok(Loaded { page, side, io })
+    }
+
+    fn spoil(&self, buffer: Mfn) {
+        let all = Bytes::frames(buffer, 1 << BUFFER_ORDER);
+        Host(self.frames).store(all, &vec![STALE; all.len() as usize]);
+    }
+
     /// The disk's contents, past the device.
     pub fn contents(&self) -> Vec<u8> {
-        let blocks = (0..self.image.blocks()).flat_map(|block| match self.locate(block) {
-            exchange::Block::Image(frame) | exchange::Block::Own(frame) => {
-                self.memory.frames.contents(frame).unwrap()
+        let disk = match &self.backing {
+            Backing::Partition(partition) => return partition.bytes(),
+            Backing::ReadOnly(image, _) => return self.image(image),
+            Backing::Cow(disk) => disk,
+        };
+        let base = match &disk.base {
+            Base::Image(image) => self.image(image),
+            Base::Partition(partition) => partition.bytes(),
+        };
+        let page = FRAME_SIZE as usize;
+        let block = |at: usize| match disk.locate(at as u64) {
+            Piece::Base => base[at..at + page].to_vec(),
+            Piece::Frame(frame) => self.frames.contents(frame).unwrap(),
+            Piece::Stored(slot) => {
+                let mut bytes = vec![0; page];
+                let store = disk.store().unwrap();
+                store.load(slot as usize * page, &mut bytes);
+                bytes
             }
-            exchange::Block::Zero => ZEROES.to_vec(),
-        });
-        blocks.collect()
+            Piece::Zero => vec![0; page],
+        };
+        (0..base.len()).step_by(page).flat_map(block).collect()
+    }
+
+    fn image(&self, image: &Image) -> Vec<u8> {
+        let block = |block| match image.frame(block) {
+            Some(frame) => self.frames.contents(frame).unwrap(),
+            None => vec![0; FRAME_SIZE as usize],
+        };
+        (0..image.blocks()).flat_map(block).collect()
     }
 
     /// Gives all memory back; how many tables are left then.
     pub fn end(self) -> usize {
-        let (mut teardown, mut memory) = (self.overlay.into_teardown(), self.memory);
-        while !teardown.step(&mut memory, 100) {}
-        memory.tables.in_use()
-    }
-
-    fn execute(&mut self, guest: &Guest<'_>, request: &Request) -> Option<()> {
-        match request.operation() {
-            Operation::Read { sector } => {
-                let mut pages = Pages::new(guest);
-                let read = transfer(request, sector, |at, ipa, len| {
-                    let read = pages.read(self.locate(at / FRAME_SIZE), at % FRAME_SIZE, ipa, len);
-                    if let Some(happens) = &self.between {
-                        happens(guest);
-                    }
-                    read
-                });
-                // Frames that pages have joined are theirs, or are left.
-                pages.finish().and(read)
-            }
-            Operation::Write { sector } => transfer(request, sector, |at, ipa, len| {
-                self.write_piece(guest, at, ipa, len)
-            }),
-            Operation::Discard | Operation::WriteZeroes => {
-                let mut ranges = request.ranges().iter();
-                ranges.try_for_each(|range| self.zero_range(*range))
-            }
-            Operation::Flush => Some(()),
+        for buffer in self.buffers.into_iter().filter(|buffer| *buffer != Mfn(0)) {
+            Frames::free(self.frames, buffer, BUFFER_ORDER);
         }
-    }
-
-    fn locate(&self, block: u64) -> exchange::Block {
-        match self.overlay.lookup(&self.memory, block) {
-            Block::Base => match self.image.frame(block) {
-                Some(frame) => exchange::Block::Image(frame),
-                None => exchange::Block::Zero,
-            },
-            Block::Data(frame) => exchange::Block::Own(frame),
-            Block::Zero => exchange::Block::Zero,
+        if let Backing::Cow(disk) = self.backing {
+            let mut remains = disk.dismantle();
+            while !remains.step(100) {}
         }
+        self.tables.in_use()
     }
-
-    fn write_piece(&mut self, guest: &Guest<'_>, at: u64, ipa: Ipa, len: usize) -> Option<()> {
-        let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE);
-        if is_page
-            && guest.with_frame(ipa, Access::Read, |page| self.write_equal(at, page)) == Ok(true)
-        {
-            return Some(());
-        }
-        let frames = self.memory.frames;
-        self.write(at, len as u64, |frame, offset| {
-            let mut bytes = vec![0; len];
-            guest.read(ipa, &mut bytes).ok()?;
-            frames.store(frame, offset, &bytes);
-            Some(())
-        })
-    }
-
-    /// Writes to one block; `None` where that cannot be, and nothing was changed.
-    fn write(
-        &mut self,
-        at: u64,
-        len: u64,
-        copy: impl FnOnce(Mfn, u64) -> Option<()>,
-    ) -> Option<()> {
-        let (block, whole) = (at / FRAME_SIZE, len == FRAME_SIZE);
-        let plan = self.overlay.prepare_write(&mut self.memory, block, whole);
-        let frame = match plan.ok()? {
-            WritePlan::InPlace(old) => {
-                let frame = self.own(block, old)?;
-                copy(frame, at % FRAME_SIZE)?;
-                frame
-            }
-            WritePlan::New(new) => {
-                let (frame, frames) = (new.frame(), self.memory.frames);
-                match (new.fill(), self.image.frame(block)) {
-                    (Fill::Nothing, _) => {}
-                    (Fill::Base, Some(page)) => {
-                        frames.store(frame, 0, &frames.contents(page).unwrap());
-                    }
-                    _ => frames.store(frame, 0, &ZEROES),
-                }
-                if copy(frame, at % FRAME_SIZE).is_none() {
-                    self.overlay.abandon(&mut self.memory, new);
-                    return None;
-                }
-                self.overlay.commit(&mut self.memory, new).ok()?;
-                frame
-            }
-        };
-        let (frames, user) = (self.memory.frames, self.memory.user);
-        if whole && frames.publish(frame, user) {
-            frames.enlist(frame);
-        }
-        Some(())
-    }
-
-    /// The frame of `block`, to be written: `old`, or another one where others use that.
-    fn own(&mut self, block: u64, old: Mfn) -> Option<Mfn> {
-        let (frames, user) = (self.memory.frames, self.memory.user);
-        if !self.memory.is_shared(old) || frames.claim(old, user) {
-            return Some(old);
-        }
-        let new = self.memory.allocate_frame()?;
-        frames.store(new, 0, &frames.contents(old).unwrap());
-        self.overlay.put(&mut self.memory, block, new).unwrap();
-        self.memory.free_frame(old);
-        Some(new)
-    }
-
-    /// Makes the block at `at` use a frame that holds what `page` holds; whether there is one.
-    fn write_equal(&mut self, at: u64, page: Mfn) -> bool {
-        let frames = self.memory.frames;
-        let Some(frame) = frames.join_equal(page, self.memory.user) else {
-            return false;
-        };
-        let put = self.overlay.put(&mut self.memory, at / FRAME_SIZE, frame);
-        let is_put = put.is_ok();
-        if let Some(unused) = put.unwrap_or(Some(frame)) {
-            self.memory.free_frame(unused);
-        }
-        is_put
-    }
-
-    fn zero_range(&mut self, range: SectorRange) -> Option<()> {
-        let mut at = range.sector * SECTOR_SIZE;
-        let end = at + u64::from(range.count) * SECTOR_SIZE;
-        while at < end {
-            let (block, offset) = (at / FRAME_SIZE, at % FRAME_SIZE);
-            if offset == 0 && end - at >= FRAME_SIZE {
-                let blocks = block..end / FRAME_SIZE;
-                let reached = self.overlay.zero(&mut self.memory, blocks, BUDGET);
-                at = reached.ok()? * FRAME_SIZE;
-                continue;
-            }
-            let len = (end - at).min(FRAME_SIZE - offset);
-            let frames = self.memory.frames;
-            self.write(at, len, |frame, offset| {
-                frames.store(frame, offset, &ZEROES[..len as usize]);
-                Some(())
-            })?;
-            at += len;
-        }
-        Some(())
-    }
-}
-
-/// Goes through a request's segments in pieces that lie in one block of the disk.
-fn transfer(
-    request: &Request,
-    sector: u64,
-    mut each: impl FnMut(u64, Ipa, usize) -> Option<()>,
-) -> Option<()> {
-    let mut at = sector * SECTOR_SIZE;
-    for segment in request.data() {
-        let mut done = 0;
-        while done < u64::from(segment.len) {
-            let left = u64::from(segment.len) - done;
-            let piece = left.min(FRAME_SIZE - at % FRAME_SIZE);
-            each(at, Ipa(segment.ipa.0 + done), piece as usize)?;
-            done += piece;
-            at += piece;
-        }
-    }
-    Some(())
 }

@@ -8,6 +8,7 @@ const QUEUE_SIZE: u64 = 8;
 
 /// Registers of the transport (virtio 4.2.2).
 mod reg {
+    pub const DEVICE_FEATURES: u64 = 0x010;
     pub const DRIVER_FEATURES: u64 = 0x020;
     pub const DRIVER_FEATURES_SEL: u64 = 0x024;
     pub const QUEUE_SIZE: u64 = 0x038;
@@ -28,6 +29,8 @@ pub enum Kind {
     Read = 0,
     /// `VIRTIO_BLK_T_OUT`.
     Write = 1,
+    /// `VIRTIO_BLK_T_FLUSH`.
+    Flush = 4,
     /// `VIRTIO_BLK_T_DISCARD`.
     Discard = 11,
     /// `VIRTIO_BLK_T_WRITE_ZEROES`.
@@ -51,12 +54,13 @@ impl Driver {
             interrupts: Interrupts::new(),
             requests: 0,
         };
+        let offered = disk.transport.read(reg::DEVICE_FEATURES, 4);
         let mut write = |register, value| disk.transport.write(register, 4, value);
         for status in [1, 3] {
             write(reg::STATUS, status);
         }
-        // VIRTIO_BLK_F_DISCARD and _WRITE_ZEROES; VIRTIO_F_VERSION_1.
-        for (half, features) in [(0, 1 << 13 | 1 << 14), (1, 1)] {
+        // VIRTIO_BLK_F_DISCARD and _WRITE_ZEROES, where they are offered; VIRTIO_F_VERSION_1.
+        for (half, features) in [(0, offered & (1 << 13 | 1 << 14)), (1, 1)] {
             write(reg::DRIVER_FEATURES_SEL, half);
             write(reg::DRIVER_FEATURES, features);
         }
@@ -91,7 +95,7 @@ impl Driver {
         Ipa(self.rings.0 + 0x3800)
     }
 
-    /// Puts a request with up to five data buffers into the ring. It touches nothing that
+    /// Puts a request with up to six data buffers into the ring. It touches nothing that
     /// [`Self::start`] has not touched: it needs no memory.
     pub fn submit(&mut self, guest: &Guest<'_>, (kind, sector): (Kind, u64), data: &[(Ipa, u64)]) {
         let mut header = [0; 16];

@@ -19,7 +19,11 @@ pub struct Guest<'a> {
     frames: &'a FakeFrames,
     /// What was evicted and is nowhere else.
     swap: RefCell<Vec<Vec<u8>>>,
+    /// What happens on another CPU between the steps of a device.
+    between: RefCell<Option<Between<'a>>>,
 }
+
+type Between<'a> = Box<dyn Fn(&Guest<'a>) + 'a>;
 
 impl<'a> Guest<'a> {
     /// A VM with this RAM, all of it untouched.
@@ -30,6 +34,21 @@ impl<'a> Guest<'a> {
             maps: Mutex::new(maps),
             frames,
             swap: RefCell::default(),
+            between: RefCell::default(),
+        }
+    }
+
+    /// Lets something happen between the steps of a device, as on another CPU.
+    pub fn between(&self, happens: impl Fn(&Guest<'a>) + 'a) {
+        *self.between.borrow_mut() = Some(Box::new(happens));
+    }
+
+    pub(crate) fn others_act(&self) {
+        // What happens may itself go through here.
+        let happens = self.between.borrow_mut().take();
+        if let Some(happens) = happens {
+            happens(self);
+            *self.between.borrow_mut() = Some(happens);
         }
     }
 
@@ -142,10 +161,6 @@ impl<'a> Guest<'a> {
         dismantling.tables().tables_in_use()
     }
 
-    pub(crate) fn frames(&self) -> &'a FakeFrames {
-        self.frames
-    }
-
     pub(crate) fn policy(&self) -> Policy {
         self.ram.policy()
     }
@@ -155,7 +170,7 @@ impl<'a> Guest<'a> {
         Owner { vm, gfn }
     }
 
-    pub(crate) fn exchange(&self, pages: &[(Gfn, Gets)]) -> u64 {
+    pub(crate) fn exchange_now(&self, pages: &[(Gfn, Gets)]) -> u64 {
         self.lock().exchange(&self.ram, None, pages, self.frames)
     }
 

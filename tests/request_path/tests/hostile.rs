@@ -70,7 +70,7 @@ fn a_page_is_given_back_while_a_read_lands_in_it() {
             let (guest, mut disk, mut driver) = start(&frames, &image, 0);
             let pieces = Cell::new(0);
             let first = Gfn(DATA / FRAME_SIZE);
-            disk.between(move |guest| {
+            guest.between(move |guest| {
                 if pieces.replace(pieces.get() + 1) == moment {
                     guest.release(first.add(victim), 1);
                 }

@@ -206,7 +206,9 @@ impl Disk {
     fn discard(&mut self, from: u64, to: u64) {
         let mut at = from;
         while at < to {
-            let zeroed = self.overlay.zero(&mut self.partition, at..to, BUDGET);
+            let zeroed = self
+                .overlay
+                .zero(&mut self.partition, at..to, &mut { BUDGET });
             let Ok(next) = zeroed else {
                 // What was not reached may be zeroed or not.
                 (at..to).for_each(|block| self.plain[block as usize] = None);

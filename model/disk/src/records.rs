@@ -1,17 +1,19 @@
 //! Overlays as records, for the image that takes this one's place (`abi::parked`).
 
-use super::{CowDisk, Memory};
-use crate::sharing;
+use crate::{CowDisk, Machine, Store};
 use abi::parked::{Run, run};
 use core::convert::Infallible;
 use model_addr::Mfn;
 use model_disk_overlay::Block;
 
-/// Entries looked at in one go.
+/// Entries looked at in one call.
 const BUDGET: u32 = 1 << 12;
 
-impl CowDisk {
-    /// What of it is not as it was at first, as runs of blocks.
+impl<M: Machine> CowDisk<M> {
+    /// Tells what of it is not as it was at first, as runs of blocks.
+    ///
+    /// # Errors
+    /// Those of `put`.
     pub fn records<E>(&self, mut put: impl FnMut(Run) -> Result<(), E>) -> Result<(), E> {
         let is_stored = self.memory.store.is_some();
         let mut last = None;
@@ -19,7 +21,7 @@ impl CowDisk {
             .changed(&self.memory, |block, contents, count| {
                 let (kind, frame) = match contents {
                     Block::Data(slot) if is_stored => (run::STORED, slot.0),
-                    Block::Data(frame) => (sharing::kind_of(frame), frame.0),
+                    Block::Data(frame) => (self.machine().kind_of(frame), frame.0),
                     Block::Zero | Block::Base => (run::EMPTY, 0),
                 };
                 let next = Run {
@@ -37,7 +39,7 @@ impl CowDisk {
         last.map_or(Ok(()), put)
     }
 
-    /// What its slots are to hold, in the order of [`Self::records`].
+    /// Tells what its slots are to hold, in the order of [`Self::records`].
     pub fn words(&self, mut put: impl FnMut(u64)) {
         let Some(store) = &self.memory.store else {
             return;
@@ -51,13 +53,8 @@ impl CowDisk {
         let Ok(()) = told;
     }
 
-    /// Frames of its tables.
-    pub fn tables(&self) -> u64 {
-        self.memory.tables.count()
-    }
-
-    /// As records have it: a disk that was just made. Its frames are the disk's already, where they are not
-    /// others', too. `false` where they make no sense, or without memory for tables.
+    /// Makes a new disk what records say. Its frames are the disk's already, where they are not others', too.
+    /// `false` where they make no sense, or without memory for tables.
     #[must_use]
     pub fn adopt(
         &mut self,
@@ -71,14 +68,17 @@ impl CowDisk {
             is_next && end <= self.overlay.blocks() && self.adopt_run(&run, &mut words)
         }) && words.next().is_none()
             // None that is the disk's alone is behind another block, too.
-            && frames.all(|run| run.kind != run::PRIVATE || is_private(&run))
+            && frames.all(|run| run.kind != run::PRIVATE || self.is_private(&run))
     }
 
     fn adopt_run(&mut self, run: &Run, words: &mut impl Iterator<Item = u64>) -> bool {
         if run.kind == run::EMPTY {
             let (mut at, end) = (run.gfn, run.gfn + u64::from(run.count));
             while at < end {
-                match self.overlay.zero(&mut self.memory, at..end, BUDGET) {
+                match self
+                    .overlay
+                    .zero(&mut self.memory, at..end, &mut { BUDGET })
+                {
                     Ok(reached) => at = reached,
                     Err(_) => return false,
                 }
@@ -90,18 +90,18 @@ impl CowDisk {
             let is_there = match &self.memory.store {
                 Some(store) => {
                     let word = words.next();
-                    run.kind == run::STORED
-                        && word.is_some_and(|word| store.adopt(frame.0, word, true))
+                    run.kind == run::STORED && word.is_some_and(|word| store.adopt(frame.0, word))
                 }
-                None => sharing::take_over(run.kind, frame, self.memory.user),
+                None => self.machine().take_over(run.kind, frame, self.memory.user),
             };
             self.memory.shared += u64::from(matches!(run.kind, run::SHARED | run::JOINED));
             let put = is_there.then(|| self.overlay.put(&mut self.memory, run.gfn + n, frame));
             put == Some(Ok(None))
         })
     }
-}
 
-fn is_private(run: &Run) -> bool {
-    (0..run.count.into()).all(|n| !Memory::is_shared(Mfn(run.frame.saturating_add(n))))
+    fn is_private(&self, run: &Run) -> bool {
+        let is_shared = |n| self.machine().is_shared(Mfn(run.frame.saturating_add(n)));
+        !(0..run.count.into()).any(is_shared)
+    }
 }

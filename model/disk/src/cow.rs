@@ -1,59 +1,46 @@
-//! A copy-on-write disk: a base, which is an image of the bundle or a partition of a physical disk,
-//! and what the VM wrote over it, in frames, or in slots of a partition that is the VM's alone.
+//! A copy-on-write disk: a base, which is an image or a partition of a physical disk, and what the VM wrote
+//! over it, in frames, or in slots of a partition that is the VM's alone.
 //!
 //! A block that was written as a whole is a frame that others of the VM's share group may use, with
 //! the disk as one of its users; and a block that equals what a frame of the group holds uses that
 //! frame. Before the disk changes a block, it makes the frame its own again.
 
-mod parked;
-
-use crate::frames::{self, Metal, Tables};
-use crate::physical::disk::Partition;
-use crate::sharing;
-use abi::bundle::{Image, Place};
+use crate::{Bytes, Image, Machine, Store};
 use machine_contract::{FrameSource, TableMemory};
-use model_addr::{FRAME_SIZE, Mfn, NodeId};
+use model_addr::{FRAME_SIZE, Mfn};
 use model_disk_overlay::{Block, Fill, Overlay, OverlayError, Teardown, WritePlan};
-use model_frame_table::{CacheKey, Owner, Purpose, Use};
+use model_frame_table::{CacheKey, Owner};
 
 /// Frames and tables of an overlay.
-struct Memory {
-    node: NodeId,
-    tables: Tables,
+pub(crate) struct Memory<M: Machine> {
+    pub(crate) machine: M,
+    pub(crate) tables: M::Tables,
     /// The disk as a user of frames.
-    user: Owner,
+    pub(crate) user: Owner,
     /// Frames of it that others may use.
-    shared: u64,
+    pub(crate) shared: u64,
     /// Where its blocks are, if not in frames.
-    store: Option<Partition>,
+    pub(crate) store: Option<M::Store>,
 }
 
-impl Memory {
-    fn is_shared(frame: Mfn) -> bool {
-        let entry = crate::host::get().map.entry(frame);
-        entry.is_some_and(|entry| entry.state().usage == Use::Shared)
-    }
-
+impl<M: Machine> Memory<M> {
     /// Lets others use what a block holds.
     fn publish(&mut self, frame: Mfn) {
-        if sharing::publish(frame, self.user) {
-            sharing::enlist(frame);
-            self.shared += 1;
-        }
+        self.shared += u64::from(self.machine.share(frame, self.user));
     }
 
     /// Takes the frame of a block back from those who may use it; whether it can be written now.
     fn claim(&mut self, frame: Mfn) -> bool {
-        if !Self::is_shared(frame) {
+        if !self.machine.is_shared(frame) {
             return true;
         }
-        let claimed = model_sharing::claim(&Metal, frame, self.user);
+        let claimed = self.machine.claim(frame, self.user);
         self.shared -= u64::from(claimed);
         claimed
     }
 }
 
-impl TableMemory for Memory {
+impl<M: Machine> TableMemory for Memory<M> {
     fn allocate_table(&mut self) -> Option<Mfn> {
         self.tables.allocate_table()
     }
@@ -68,27 +55,27 @@ impl TableMemory for Memory {
     }
 }
 
-impl FrameSource for Memory {
+impl<M: Machine> FrameSource for Memory<M> {
     fn allocate_frame(&mut self) -> Option<Mfn> {
-        if let Some(store) = &self.store {
-            return store.reserve_block().map(Mfn);
+        match &self.store {
+            Some(store) => store.reserve().map(Mfn),
+            None => self.machine.allocate(self.user),
         }
-        // The request has begun, and an error is all that the guest could be told.
-        frames::allocate_urgently(self.node, Purpose::Private(self.user))
     }
     fn free_frame(&mut self, frame: Mfn) {
         if let Some(store) = &self.store {
             store.forget(frame.0);
-        } else if Self::is_shared(frame) {
-            model_sharing::leave(&Metal, frame, self.user, false);
+        } else if self.machine.is_shared(frame) {
+            self.machine.leave(frame, self.user);
             self.shared -= 1;
         } else {
-            frames::free(frame, 0);
+            self.machine.free(frame);
         }
     }
 }
 
 /// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// In the base.
     Base,
@@ -101,14 +88,14 @@ pub enum Piece {
 }
 
 /// What is below what a VM wrote.
-pub enum Base {
-    /// An image of the bundle.
-    Image(Image<'static>),
+pub enum Base<M: Machine> {
+    /// An image in memory.
+    Image(M::Image),
     /// A partition that nobody writes.
-    Partition(Partition),
+    Partition(M::Store),
 }
 
-impl Base {
+impl<M: Machine> Base<M> {
     /// Bytes; whole blocks of a partition.
     pub fn size(&self) -> u64 {
         match self {
@@ -119,22 +106,25 @@ impl Base {
 }
 
 /// A base and an overlay.
-pub struct CowDisk {
+pub struct CowDisk<M: Machine> {
     /// The base.
-    pub base: Base,
+    pub base: Base<M>,
     /// Whether others may use its blocks, and it theirs.
     pub share: bool,
-    overlay: Overlay,
-    memory: Memory,
+    pub(crate) overlay: Overlay,
+    pub(crate) memory: Memory<M>,
 }
 
-impl CowDisk {
-    /// A disk of `size` bytes over `base`, that may keep `limit` bytes of its own in the `store`, or near
-    /// `node`, as `user` of frames; whether it shares them.
+impl<M: Machine> CowDisk<M> {
+    /// Makes a disk of `size` bytes over `base`, that may keep `limit` bytes of its own in the `store`, or
+    /// in frames, as `user` of frames.
+    ///
+    /// # Errors
+    /// [`OverlayError::Beyond`] where it is too large.
     pub fn new(
-        (base, store): (Base, Option<Partition>),
+        (base, store): (Base<M>, Option<M::Store>),
         (size, limit): (u64, u64),
-        node: NodeId,
+        (machine, tables): (M, M::Tables),
         user: Owner,
         share: bool,
     ) -> Result<Self, OverlayError> {
@@ -149,13 +139,17 @@ impl CowDisk {
             share,
             overlay,
             memory: Memory {
-                node,
-                tables: Tables::new(node, 0),
+                machine,
+                tables,
                 user,
                 shared: 0,
                 store,
             },
         })
+    }
+
+    pub(crate) fn machine(&self) -> M {
+        self.memory.machine
     }
 
     /// Bytes of frames it holds.
@@ -164,11 +158,16 @@ impl CowDisk {
             Some(store) => store.tables(),
             None => self.overlay.data_blocks(),
         };
-        (blocks + self.memory.tables.count()) * FRAME_SIZE
+        (blocks + self.tables()) * FRAME_SIZE
+    }
+
+    /// Frames of its tables.
+    pub fn tables(&self) -> u64 {
+        M::count(&self.memory.tables)
     }
 
     /// Where its blocks are, if not in frames.
-    pub fn store(&self) -> Option<&Partition> {
+    pub fn store(&self) -> Option<&M::Store> {
         self.memory.store.as_ref()
     }
 
@@ -178,13 +177,18 @@ impl CowDisk {
             .map_or(0, |_| self.overlay.data_blocks() * FRAME_SIZE)
     }
 
+    /// Bytes of frames that nobody else can use.
+    pub fn private(&self) -> u64 {
+        self.usage().saturating_sub(self.memory.shared * FRAME_SIZE)
+    }
+
     /// What the block of byte `at` is known as, where the base is a partition.
     pub fn key(&self, at: u64) -> Option<CacheKey> {
         let Base::Partition(partition) = &self.base else {
             return None;
         };
-        let block = at / FRAME_SIZE;
-        Some(sharing::key_of(self.memory.user, partition.number(), block))
+        let (user, number) = (self.memory.user, partition.number());
+        Some(self.machine().key(user, number, at / FRAME_SIZE))
     }
 
     /// Where the block of byte `at` is.
@@ -197,32 +201,33 @@ impl CowDisk {
         }
     }
 
-    /// Bytes of frames that nobody else can use.
-    pub fn private(&self) -> u64 {
-        self.usage().saturating_sub(self.memory.shared * FRAME_SIZE)
-    }
-
-    /// Writes `len` bytes at `at`, all in one 4 KiB block. `copy` puts them into the frame, from
-    /// that byte on. `false` where the base's block must be read first: then `loaded` is to be the
-    /// frame that it was read to. Others may use a whole block where it is to be `share`d.
-    pub fn write(
+    /// Writes `len` bytes at `at`, all in one 4 KiB block; `copy` puts them where it is told. `false` where
+    /// the base's block must be read first: then `loaded` is to be the frame that it was read to. Others may
+    /// use a whole block where it is to be `share`d.
+    pub(crate) fn write(
         &mut self,
         (at, len): (u64, u64),
         loaded: Option<Mfn>,
         share: bool,
-        copy: impl FnOnce(Mfn, u64) -> Result<(), OverlayError>,
+        copy: impl FnOnce(Bytes) -> Result<(), OverlayError>,
     ) -> Result<bool, OverlayError> {
         let (block, whole) = (at / FRAME_SIZE, len == FRAME_SIZE);
+        let part = |frame| {
+            let part = Bytes::frames(frame, 1).part(at % FRAME_SIZE, len);
+            part.ok_or(OverlayError::Beyond)
+        };
         let plan = self.overlay.prepare_write(&mut self.memory, block, whole)?;
         let frame = match plan {
-            WritePlan::InPlace(old) => self.rewrite((at, whole), old, copy)?,
+            WritePlan::InPlace(old) => {
+                self.rewrite((at, whole), old, |frame| copy(part(frame)?))?
+            }
             WritePlan::New(new) => {
                 let frame = new.frame();
                 let filled = match new.fill() {
                     Fill::Nothing => true,
                     Fill::Base => self.fill(at, frame, loaded),
                     Fill::Zeroes => {
-                        frames::ram(frame, 1).zero(0, FRAME_SIZE as usize);
+                        self.machine().zero(Bytes::frames(frame, 1));
                         true
                     }
                 };
@@ -230,7 +235,7 @@ impl CowDisk {
                     self.overlay.abandon(&mut self.memory, new);
                     return Ok(false);
                 }
-                if let Err(error) = copy(frame, at % FRAME_SIZE) {
+                if let Err(error) = part(frame).and_then(copy) {
                     self.overlay.abandon(&mut self.memory, new);
                     return Err(error);
                 }
@@ -245,20 +250,18 @@ impl CowDisk {
     }
 
     /// How many blocks from that of byte `at` on, at most `most`, have slots from `slot` on.
-    pub fn run(&self, at: u64, slot: u64, most: u64) -> u64 {
+    pub(crate) fn run(&self, at: u64, slot: u64, most: u64) -> u64 {
         let block = at / FRAME_SIZE;
         self.overlay.run(&self.memory, block, Mfn(slot), most)
     }
 
     /// Fills a frame with what the block at `at` holds, whose overlay is on a partition; whether that is
     /// at hand, or was `loaded`.
-    pub fn fetch(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> bool {
-        let ram = frames::ram(frame, 1);
+    pub(crate) fn fetch(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> bool {
         match (self.locate(at), loaded) {
             (Piece::Base, loaded) => return self.fill(at, frame, loaded),
-            (Piece::Zero, _) => ram.zero(0, FRAME_SIZE as usize),
-            (_, Some(page)) if page == frame => {}
-            (_, Some(page)) => ram.copy_from(0, frames::ram(page, 1), 0, FRAME_SIZE as usize),
+            (Piece::Zero, _) => self.machine().zero(Bytes::frames(frame, 1)),
+            (_, Some(page)) => self.copy_frame(frame, page),
             (_, None) => return false,
         }
         true
@@ -266,7 +269,12 @@ impl CowDisk {
 
     /// Gives the blocks from that of byte `at` on, at most `most`, slots that follow each other, which are
     /// to hold what is in frames from `page` on: the first, and how many.
-    pub fn place(&mut self, at: u64, page: Mfn, most: u64) -> Result<(u64, u64), OverlayError> {
+    pub(crate) fn place(
+        &mut self,
+        at: u64,
+        page: Mfn,
+        most: u64,
+    ) -> Result<(u64, u64), OverlayError> {
         let block = at / FRAME_SIZE;
         let (first, count) = self.overlay.place(&mut self.memory, block, most)?;
         if let Some(store) = &self.memory.store {
@@ -277,23 +285,26 @@ impl CowDisk {
 
     /// Fills a frame with the base's block at `at`; whether that is at hand.
     fn fill(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> bool {
-        let ram = frames::ram(frame, 1);
         match (&self.base, loaded) {
             (Base::Image(image), _) => match image.block(at / FRAME_SIZE) {
-                Place::Page(page, _) => ram.write(0, page),
-                Place::Zero => ram.zero(0, FRAME_SIZE as usize),
+                Some(page) => self.copy_frame(frame, page),
+                None => self.machine().zero(Bytes::frames(frame, 1)),
             },
-            (Base::Partition(_), Some(page)) if page == frame => {}
-            (Base::Partition(_), Some(page)) => {
-                ram.copy_from(0, frames::ram(page, 1), 0, FRAME_SIZE as usize);
-            }
+            (Base::Partition(_), Some(page)) => self.copy_frame(frame, page),
             (Base::Partition(_), None) => {
                 let key = self.key(at).filter(|_| self.share);
-                let copy = |key| sharing::copy_block(key, 0, frame, 0, FRAME_SIZE as usize);
-                return key.is_some_and(copy);
+                let to = Bytes::frames(frame, 1);
+                return key.is_some_and(|key| self.machine().copy_block(key, 0, to));
             }
         }
         true
+    }
+
+    fn copy_frame(&self, to: Mfn, from: Mfn) {
+        if to != from {
+            let machine = self.machine();
+            machine.copy(Bytes::frames(to, 1), Bytes::frames(from, 1));
+        }
     }
 
     /// Writes into the frame `old` of the block at `at`, a whole one or a part, or into another frame
@@ -302,16 +313,16 @@ impl CowDisk {
         &mut self,
         (at, whole): (u64, bool),
         old: Mfn,
-        copy: impl FnOnce(Mfn, u64) -> Result<(), OverlayError>,
+        copy: impl FnOnce(Mfn) -> Result<(), OverlayError>,
     ) -> Result<Mfn, OverlayError> {
         if self.memory.claim(old) {
-            return copy(old, at % FRAME_SIZE).map(|()| old);
+            return copy(old).map(|()| old);
         }
         let new = self.memory.allocate_frame().ok_or(OverlayError::NoMemory)?;
         if !whole {
-            frames::ram(new, 1).copy_from(0, frames::ram(old, 1), 0, FRAME_SIZE as usize);
+            self.copy_frame(new, old);
         }
-        if let Err(error) = copy(new, at % FRAME_SIZE) {
+        if let Err(error) = copy(new) {
             self.memory.free_frame(new);
             return Err(error);
         }
@@ -324,11 +335,11 @@ impl CowDisk {
     /// Makes the block at `at` use a frame of the group that holds what `page` holds, if there is
     /// one; whether it does. `page` is the guest's: what it stores there meanwhile is written, or
     /// not.
-    pub fn write_equal(&mut self, at: u64, page: Mfn) -> bool {
+    pub(crate) fn write_equal(&mut self, at: u64, page: Mfn) -> bool {
         if !self.share {
             return false;
         }
-        let Some(frame) = sharing::join_equal(page, self.memory.user) else {
+        let Some(frame) = self.machine().join_equal(page, self.memory.user) else {
             return false;
         };
         self.memory.shared += 1;
@@ -341,16 +352,21 @@ impl CowDisk {
         is_put
     }
 
-    /// Makes whole blocks among `len` bytes from `at` read as zeroes, looking at `budget` entries;
-    /// how many bytes it came.
-    pub fn zero(&mut self, at: u64, len: u64, budget: u32) -> Result<u64, OverlayError> {
+    /// Makes whole blocks among `len` bytes from `at` read as zeroes, as many as `budget` allows
+    /// ([`Overlay::zero`]); how many bytes it came.
+    pub(crate) fn zero(
+        &mut self,
+        at: u64,
+        len: u64,
+        budget: &mut u32,
+    ) -> Result<u64, OverlayError> {
         let (first, end) = (at / FRAME_SIZE, (at + len) / FRAME_SIZE);
         let reached = self.overlay.zero(&mut self.memory, first..end, budget)?;
         Ok((reached - first) * FRAME_SIZE)
     }
 
     /// Begins to give all frames back.
-    pub fn dismantle(self) -> Remains {
+    pub fn dismantle(self) -> Remains<M> {
         Remains {
             teardown: self.overlay.into_teardown(),
             memory: self.memory,
@@ -359,14 +375,19 @@ impl CowDisk {
 }
 
 /// A disk on its way back to the pools.
-pub struct Remains {
+pub struct Remains<M: Machine> {
     teardown: Teardown,
-    memory: Memory,
+    memory: Memory<M>,
 }
 
-impl Remains {
+impl<M: Machine> Remains<M> {
     /// Gives back some more; `true` when all is back.
     pub fn step(&mut self, budget: u32) -> bool {
         self.teardown.step(&mut self.memory, budget)
+    }
+
+    /// Frames of tables that are not back yet.
+    pub fn tables(&self) -> u64 {
+        M::count(&self.memory.tables)
     }
 }
