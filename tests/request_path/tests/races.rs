@@ -81,7 +81,8 @@ fn act(guest: &Guest<'_>, deed: Deed, page: u64) {
 }
 
 /// Lets `deed` happen to a page at one moment of a read; whether the read had such a moment.
-fn race(frames: &FakeFrames, deed: Deed, page: u64, moment: u32, is_cached: bool) -> bool {
+fn race(deed: Deed, page: u64, moment: u32, is_cached: bool) -> bool {
+    let frames = &FakeFrames::new(&NODES);
     let partition = Partition::new(frames, 1, &base());
     let open = |index| {
         let guest = Guest::new(frames, vm(index), RAM, SHARES);
@@ -131,9 +132,8 @@ fn a_block_is_what_was_read_whatever_the_guest_does() {
     for deed in DEEDS {
         for is_cached in [false, true] {
             for page in [0, BLOCKS / 2, BLOCKS - 1] {
-                let frames = FakeFrames::new(&NODES);
                 let mut moments = 0..MOMENTS;
-                let is_over = moments.find(|moment| !race(&frames, deed, page, *moment, is_cached));
+                let is_over = moments.find(|moment| !race(deed, page, *moment, is_cached));
                 assert!(is_over.is_some_and(|moments| moments >= 6), "{is_over:?}");
             }
         }
