@@ -11,6 +11,7 @@ mod gate;
 mod images;
 mod licences;
 mod lines;
+mod mutants;
 mod project;
 mod rust_source;
 mod soak;
@@ -90,6 +91,11 @@ enum Task {
         #[arg(long, default_value_t = 0.0)]
         hours: f64,
     },
+    /// Put each kept fault into a copy of the sources: its test must notice it
+    Mutants {
+        /// Only those whose name contains one of these
+        names: Vec<String>,
+    },
     /// Check the house rules
     Tidy,
     /// Count the lines of Rust that run at EL2
@@ -117,6 +123,7 @@ fn main() -> ExitCode {
         } => bench_numa::run(&cases, built, write),
         Task::BenchOs0 { write } => bench_os0::run(write),
         Task::Soak { hours } => soak::run(hours),
+        Task::Mutants { names } => mutants::run(&names),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),
         Task::Licences => gate::alone("licences"),

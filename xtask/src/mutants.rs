@@ -1,0 +1,222 @@
+//! `xtask mutants`: each kept fault, put into a copy of the sources, must be noticed by its test.
+//!
+//! A file of `tests/mutants/` begins with `What:`, a sentence that says which fault it is, and `Caught-by:`,
+//! which is `host ARGUMENTS` of `cargo test` or `boot SCENARIOS`; the patch follows.
+
+use crate::{
+    project,
+    step::{Outcome, Step, Steps, print_line},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// One fault.
+#[derive(Debug, PartialEq, Eq)]
+struct Mutant {
+    name: String,
+    what: String,
+    caught_by: Test,
+    patch: PathBuf,
+}
+
+/// Who is to notice it.
+#[derive(Debug, PartialEq, Eq)]
+enum Test {
+    /// Arguments of `cargo test`.
+    Host(String),
+    /// Boot scenarios.
+    Boot(String),
+}
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Caught,
+    Lives,
+}
+
+/// Runs those whose name contains one of `names`, or all; gives whether every one was caught.
+pub fn run(names: &[String]) -> bool {
+    let chosen = match read(&project::root().join("tests/mutants")) {
+        Ok(mut mutants) => {
+            let is_named = |name: &str| names.iter().any(|part| name.contains(part.as_str()));
+            mutants.retain(|mutant| names.is_empty() || is_named(&mutant.name));
+            mutants
+        }
+        Err(why) => {
+            print_line(&why);
+            return false;
+        }
+    };
+    if chosen.is_empty() {
+        print_line("no file of tests/mutants/ has such a name");
+        return false;
+    }
+    let copy = project::products().join("mutants");
+    let mut steps = Steps::new(chosen.len() + 1, project::products().join("mutant-logs"));
+    if steps.run("copy of HEAD", |_| check_out(&copy)).is_none() {
+        return false;
+    }
+    let mut living = 0;
+    for mutant in &chosen {
+        let done = steps.run(&mutant.name, |step| match try_one(step, mutant, &copy)? {
+            Fate::Caught => Ok(()),
+            Fate::Lives => Err(format!("not noticed by its test: {}", mutant.what)),
+        });
+        living += usize::from(done.is_none());
+    }
+    print_line(&format!(
+        "{} passed, {living} failed",
+        chosen.len() - living
+    ));
+    living == 0
+}
+
+/// All faults that are kept, by name.
+fn read(directory: &Path) -> Outcome<Vec<Mutant>> {
+    let entries = fs::read_dir(directory)
+        .map_err(|error| format!("cannot read {}: {error}", directory.display()))?;
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
+    paths.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "patch")
+    });
+    paths.sort();
+    paths.iter().map(|path| {
+        let text = fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        parse(path, &text).ok_or_else(|| format!("{}: the first lines must be `What:` and `Caught-by: host ...` or `Caught-by: boot ...`", path.display()))
+    }).collect()
+}
+
+fn parse(path: &Path, text: &str) -> Option<Mutant> {
+    let line = |head: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(head))
+            .map(str::trim)
+    };
+    let (kind, words) = line("Caught-by:")?.split_once(' ')?;
+    let caught_by = match kind {
+        "host" => Test::Host(words.to_owned()),
+        "boot" => Test::Boot(words.to_owned()),
+        _ => return None,
+    };
+    Some(Mutant {
+        name: path.file_stem()?.to_str()?.to_owned(),
+        what: line("What:")?.to_owned(),
+        caught_by,
+        patch: path.to_owned(),
+    })
+}
+
+fn git(directory: &Path) -> Command {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(directory);
+    git
+}
+
+fn must(command: &mut Command) -> Outcome {
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot run git: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Makes the copy what HEAD is; what was built there before stays.
+fn check_out(copy: &Path) -> Outcome {
+    let root = project::root();
+    if !copy.join(".git").exists() {
+        must(git(&root).args(["worktree", "prune"]))?;
+        return must(
+            git(&root)
+                .args(["worktree", "add", "--force", "--detach"])
+                .arg(copy)
+                .arg("HEAD"),
+        );
+    }
+    let head = git(&root).args(["rev-parse", "HEAD"]).output();
+    let head = head.map_err(|error| format!("cannot run git: {error}"))?;
+    let head = String::from_utf8_lossy(&head.stdout).trim().to_owned();
+    must(git(copy).args(["checkout", "--force", "--detach", &head]))
+}
+
+fn try_one(step: &mut Step<'_>, mutant: &Mutant, copy: &Path) -> Outcome<Fate> {
+    must(git(copy).arg("apply").arg(&mutant.patch))
+        .map_err(|why| format!("the patch does not apply any more: {why}"))?;
+    let fate = judge(step, mutant, copy);
+    must(git(copy).args(["checkout", "--force", "--", "."]))?;
+    fate
+}
+
+/// Builds with the fault, which must work, and runs its test, which must not.
+fn judge(step: &mut Step<'_>, mutant: &Mutant, copy: &Path) -> Outcome<Fate> {
+    let cargo = |words: &str| {
+        let mut command = Command::new(copy.join("scripts/cargo"));
+        command
+            .arg("host")
+            .args(words.split_whitespace())
+            .current_dir(copy);
+        for variable in [
+            "RUSTC",
+            "RUSTDOC",
+            "CARGO",
+            "RUSTUP_TOOLCHAIN",
+            "CARGO_TARGET_DIR",
+            "CARGO_MANIFEST_DIR",
+        ] {
+            command.env_remove(variable);
+        }
+        command
+    };
+    let mut test = match &mutant.caught_by {
+        Test::Host(words) => {
+            step.command(&mut cargo(&format!("test --no-run {words}")))?;
+            cargo(&format!("test {words}"))
+        }
+        Test::Boot(words) => {
+            step.command(&mut cargo("run -p xtask -- build"))?;
+            step.command(&mut cargo("build --release -p tests_boot"))?;
+            cargo(&format!("run --release -p tests_boot -- {words}"))
+        }
+    };
+    let (passed, _) = step.watch(&mut test, |_| {})?;
+    Ok(if passed { Fate::Lives } else { Fate::Caught })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mutant_names_its_test() {
+        let path = Path::new("tests/mutants/area-name.patch");
+        let text =
+            "What: a thing is left out.\nCaught-by: host -p model_x --test y\ndiff --git a/x b/x\n";
+        let mutant = parse(path, text).unwrap();
+        assert_eq!(
+            (mutant.name.as_str(), mutant.what.as_str()),
+            ("area-name", "a thing is left out.")
+        );
+        assert_eq!(
+            mutant.caught_by,
+            Test::Host("-p model_x --test y".to_owned())
+        );
+        assert_eq!(parse(path, "What: x\nCaught-by: nobody\n"), None);
+    }
+
+    #[test]
+    fn every_kept_mutant_applies() {
+        let root = project::root();
+        for mutant in read(&root.join("tests/mutants")).unwrap() {
+            let applies = must(git(&root).args(["apply", "--check"]).arg(&mutant.patch));
+            assert_eq!(applies, Ok(()), "{}", mutant.name);
+        }
+    }
+}
