@@ -1,8 +1,8 @@
 //! One copy of what many VMs read, and nobody who notices.
 
 use super::kernels::powered_off;
-use crate::{Outcome, because, machine::Hardware, scenario::Scenario, vm::Vm};
-use std::{fs, path::Path};
+use crate::{Outcome, because, disk_image, machine::Hardware, scenario::Scenario, vm::Vm};
+use std::{fs, path::Path, time::Duration};
 
 /// Blocks of 4 KiB on the image that bare guests read, and words in each.
 const BLOCKS: u64 = 1024;
@@ -14,6 +14,7 @@ pub fn scenarios() -> Vec<Scenario> {
         bare("share/bare", 2, 2000),
         hidden(),
         secret(),
+        raced(),
         bare("share/bare-long", 2, 200_000).slow(),
     ]
 }
@@ -69,6 +70,29 @@ fn secret() -> Scenario {
                 return Ok(());
             }
             Err(format!("the one shared {one} pages, the other {two}"))
+        })
+}
+
+/// A guest stores into the pages of its reads while they are under way, from a base that nobody has read;
+/// another one then reads the same base, and finds what is on it.
+fn raced() -> Scenario {
+    let vm = |name: &str, args: &str| Vm::bare(name, "sharing", args).cow_partition("data");
+    let racer = vm("racer", "race").cpus(2);
+    let reader = vm("reader", "compare rounds=0").asleep();
+    Scenario::new("share/raced", Hardware::new(2, "1G"), vec![racer, reader])
+        .prepare(|directory| {
+            with_blocks(directory)?;
+            let disk = directory.join("disk.img");
+            disk_image::with_image(&disk, "data", &directory.join("blocks.img"))?;
+            Ok(vec!["--disk".into(), disk.display().to_string()])
+        })
+        .expect("racer", "underpin-guest: sharing ok", 120)
+        .check(|stage| {
+            let machine = stage.machine()?;
+            machine.run(&["start", "reader"])?;
+            let done = "underpin-guest: sharing ok";
+            let patience = Duration::from_mins(2);
+            machine.expect("reader", done, 1, patience).map(drop)
         })
 }
 

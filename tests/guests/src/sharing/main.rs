@@ -6,13 +6,15 @@
 //! or onto its disk, the other must never see.
 //!
 //! Command line: `salt=N` (1), `rounds=N` random steps (2000); `secret` marks all pages that are read
-//! into as never to be shared; `wait` stays when it is done, and does not power off.
+//! into as never to be shared; `wait` stays when it is done, and does not power off; `race` only reads the disk
+//! while another CPU stores into the pages ([`race`]), and `compare` only reads and compares it.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
 
 mod disk;
 mod mirror;
+mod race;
 
 use machine_bare::machine::Machine;
 use machine_bare::memory::PAGE_SIZE;
@@ -47,12 +49,20 @@ const PARTS: [Part; 9] = [
 
 fn main(machine: &'static Machine) -> Verdict {
     mirror::check_memory(machine)?;
+    if machine.flag("race") {
+        return race::run(machine);
+    }
     let mut random = Random::new(machine.number("salt", 1));
     let mut mirror = Mirror::new(machine)?;
     if machine.flag("secret") {
         secret(&mirror)?;
     }
-    for (name, part) in PARTS {
+    let parts = if machine.flag("compare") {
+        &[][..]
+    } else {
+        &PARTS
+    };
+    for (name, part) in parts {
         println!("sharing: {name}");
         part(&mut mirror, &mut random)?;
         mirror.verify_all()?;
