@@ -50,12 +50,16 @@ struct Boot {
     args: String,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Disk {
     #[serde(skip_serializing_if = "Option::is_none")]
     image: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     partition: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<&'static str>,
     mode: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     overlay: Option<Value>,
@@ -253,9 +257,8 @@ impl Vm {
     pub fn cow_disk(mut self, image: &str) -> Self {
         self.disk.push(Disk {
             image: Some(image.to_owned()),
-            partition: None,
             mode: "cow",
-            overlay: None,
+            ..Disk::default()
         });
         self
     }
@@ -264,10 +267,9 @@ impl Vm {
     #[must_use]
     pub fn cow_partition(mut self, partition: &str) -> Self {
         self.disk.push(Disk {
-            image: None,
             partition: Some(partition.to_owned()),
             mode: "cow",
-            overlay: None,
+            ..Disk::default()
         });
         self
     }
@@ -276,10 +278,21 @@ impl Vm {
     #[must_use]
     pub fn persistent_disk(mut self, partition: &str) -> Self {
         self.disk.push(Disk {
-            image: None,
             partition: Some(partition.to_owned()),
             mode: "persistent",
-            overlay: None,
+            ..Disk::default()
+        });
+        self
+    }
+
+    /// With a file of the host as its own disk; made where a size is given.
+    #[must_use]
+    pub fn file_disk(mut self, file: &str, size: Option<&'static str>) -> Self {
+        self.disk.push(Disk {
+            file: Some(file.to_owned()),
+            size,
+            mode: "persistent",
+            ..Disk::default()
         });
         self
     }

@@ -125,10 +125,12 @@ impl Drop for Machine {
 /// Lends memory that begins with the bundle of these VMs, and offers disks.
 fn make(run: &RunDir, vms: &[VmFile], loan: &Loan, progress: Progress) -> Result<Option<Server>> {
     Server::forget(run);
-    let server = if loan.disks.is_empty() {
+    run.keep_disk_files(vms)?;
+    let disks = disks_for(loan, vms);
+    let server = if disks.is_empty() {
         None
     } else {
-        Some(Server::offer(run, &loan.disks)?)
+        Some(Server::offer(run, &disks)?)
     };
     let bundle = cache_dir().join("bundles").join("os0.bundle");
     let size = Plan::new(vms)?.write(&bundle, progress)?.size;
@@ -138,6 +140,12 @@ fn make(run: &RunDir, vms: &[VmFile], loan: &Loan, progress: Progress) -> Result
     // It is in lent memory now, and may be large.
     let _ = fs::remove_file(&bundle);
     lent.map(|_| server)
+}
+
+/// What is served to these VMs: what the command names, and their own files.
+fn disks_for(loan: &Loan, vms: &[VmFile]) -> Vec<Served> {
+    let own = vms.iter().flat_map(VmFile::disk_files).map(Served::own);
+    loan.disks.iter().cloned().chain(own).collect()
 }
 
 /// The memory that these VMs need with all theirs in use, and a bundle of so many bytes.
@@ -266,5 +274,36 @@ fn carry(mut from: impl Read, mut to: impl Write) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             _ => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vmfile::{Backing, Disk, DiskFile};
+
+    #[test]
+    fn files_of_vms_are_served_beside_what_is_named() {
+        let path = std::env::temp_dir().join(format!("underpin-lent-{}", std::process::id()));
+        fs::write(&path, "flat").unwrap();
+        let text = "name = 'a'\nmemory = '64MiB'\n[boot]\nformat = 'flat'\nkernel = '";
+        let mut vm =
+            VmFile::parse(Path::new("a.toml"), &format!("{text}{}'", path.display())).unwrap();
+        let file = DiskFile {
+            path: "/srv/a=b".into(),
+            size: 4096,
+            name: "a-1".to_owned(),
+        };
+        vm.disks.push(Disk {
+            backing: Backing::File(file),
+            block_size: 512,
+            limit: 0,
+            never_share: false,
+        });
+        let disks = vec![Served::parse("data=/x").unwrap()];
+        let served = disks_for(&Loan { lend: None, disks }, &[vm]);
+        let words: Vec<_> = served.iter().map(Served::word).collect();
+        assert_eq!(words, ["data=/x,format=raw", "a-1=/srv/a=b,format=raw"]);
+        fs::remove_file(path).unwrap();
     }
 }

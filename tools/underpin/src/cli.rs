@@ -55,6 +55,9 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   [[disk]]
   partition = \"data\"       of a disk of the machine (sim --disk)
   mode      = \"persistent\" or \"cow\": writes go to an overlay, as over an image
+  [[disk]]
+  file      = \"data.img\"   raw, of this VM alone: what it writes stays in the file
+  size      = \"8GiB\"       where the file is not there, it is made (sparse); else the file's own
   [[net]]                  up to 2
   switch    = \"lan\"        VMs on one switch reach each other, and no others
   mac       = \"02:00:00:00:00:01\"  left out: made of the VM's name

@@ -26,6 +26,7 @@ use std::{
 };
 
 mod flash;
+mod own_disks;
 mod rundir;
 mod shape;
 
@@ -56,6 +57,7 @@ impl Machine {
         let qmp = run.path().join("qmp.sock");
         let log = run.hypervisor_log();
         let lock = run.take()?;
+        run.keep_disk_files(vms)?;
         let written = plan.write(&bundle, progress)?;
         if written.anew && written.tally.images > 0 {
             progress.say(&format!("the bundle has {}", written.tally));
@@ -66,6 +68,7 @@ impl Machine {
             log: &log,
             qmp: &qmp,
             ram: &run.memory(),
+            own_disks: own_disks::compose(run.path(), vms)?,
         };
         if shape.flash.flash {
             Flash::lay_out(&shape.nodes()?, files.ram)?;

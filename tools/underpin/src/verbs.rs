@@ -164,6 +164,7 @@ impl Context {
             Err(failure) => return Err(failure),
         };
         for vm in &vms {
+            self.run.has_disk_files(vm)?;
             let record = record_of(&mut client, vm)?;
             client.create(&record)?;
             if !vm.autostart {

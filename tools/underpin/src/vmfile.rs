@@ -16,6 +16,7 @@ use std::{
 
 mod decode;
 mod disk;
+mod disk_file;
 mod image;
 mod memory;
 mod net;
@@ -24,6 +25,7 @@ mod region;
 mod section;
 
 pub use disk::{Backing, Base, Disk, Overlay};
+pub use disk_file::DiskFile;
 pub use memory::{Memory, Sharing};
 pub use net::Net;
 pub use region::Region;
@@ -128,7 +130,7 @@ impl VmFile {
                     record.overlay_on = on.as_deref().map_or_else(Text::default, Text::cut);
                 }
                 Backing::ReadOnly(_) => record.mode = disk_mode::READ_ONLY,
-                Backing::Partition(_) => record.mode = disk_mode::PERSISTENT,
+                Backing::Partition(_) | Backing::File(_) => record.mode = disk_mode::PERSISTENT,
             }
         }
         let Memory {
@@ -210,7 +212,8 @@ pub fn cache_dir() -> PathBuf {
 }
 
 /// Reads several VM files; a directory stands for the `*.toml` files in it. Refuses two VMs of
-/// one name, partitions of which two uses exclude each other, and more VMs than a bundle holds.
+/// one name, partitions and files of which two uses exclude each other, and more VMs than a bundle
+/// holds.
 pub fn read_all(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
     let mut vms: Vec<VmFile> = Vec::new();
     let mut failures = Vec::new();
@@ -229,6 +232,7 @@ pub fn read_all(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
         }
     }
     failures.extend(partitions::conflicts(&vms));
+    failures.extend(disk_file::conflicts(&vms));
     if vms.len() > bundle::ENTRIES_MAX as usize / 2 {
         let message = format!("{} VMs are more than one machine takes", vms.len());
         failures.push(Failure::new(exit::FILE, message).help("use fewer files"));

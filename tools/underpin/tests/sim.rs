@@ -252,6 +252,45 @@ fn interrupts_and_even_a_kill_leave_nothing_running() {
     assert_eq!(sim.wait_with_output().unwrap().status.code(), Some(130));
 }
 
+/// A file that is a VM's disk is made when its machine starts, not when it is checked; and a machine that
+/// runs takes no more files.
+#[test]
+fn files_of_vms_are_disks_from_the_start() {
+    let place = Place::new("files");
+    let vm = |name: &str| {
+        let vm = fs::read_to_string(place.0.join("web1.toml")).unwrap();
+        let disk = format!("[[disk]]\nfile = '{name}.img'\nsize = '1GiB'\n");
+        let vm = vm.replace("web1", name) + &disk;
+        fs::write(place.0.join(format!("{name}.toml")), vm).unwrap();
+    };
+    vm("own");
+    vm("late");
+    let file = place.0.join("own.img");
+    assert!(place.run("check own.toml").status.success() && !file.exists());
+    let (sim, _said) = place.sim("own.toml");
+    assert_eq!(fs::metadata(&file).unwrap().len(), 1 << 30);
+    assert_eq!(
+        fs::canonicalize(place.run_dir().join("file-0")).unwrap(),
+        fs::canonicalize(&file).unwrap()
+    );
+    let late = place.run("run late.toml");
+    assert_eq!(late.status.code(), Some(6), "{late:?}");
+    assert!(
+        stderr(&late).contains("late.img is no disk of the running machine"),
+        "{late:?}"
+    );
+    assert!(
+        stderr(&late).contains("start it with late.toml too"),
+        "{late:?}"
+    );
+    assert!(!place.0.join("late.img").exists());
+    // This one gets as far as its kernel.
+    let again = place.run("run own.toml");
+    assert!(stderr(&again).contains("bundle"), "{again:?}");
+    assert!(place.run("shutdown").status.success());
+    assert!(sim.wait_with_output().unwrap().status.success());
+}
+
 #[test]
 fn a_machine_that_dies_tells_its_last_words() {
     let place = Place::new("dies");

@@ -108,18 +108,29 @@ fn writer(name: &str, pattern: u32) -> Vm {
     vm.cow_disk("../scratch.img").persistent_disk("spare")
 }
 
+/// A file of the host that is a VM's disk: every byte of it is this one.
+fn with_file(directory: &Path) -> Outcome<Vec<String>> {
+    fs::write(directory.join("given.img"), [b'g'; 12288])
+        .map_err(because("cannot make given.img"))?;
+    with_disk(directory)
+}
+
 /// What a guest has written and synced is there after the machine's plug was pulled: the host
-/// finds it in the image, and so does another guest on the next machine.
+/// finds it in the image, and so does another guest on the next machine. That one has disks that are
+/// files, too: one that is made for it, and one that holds something.
 fn persistent() -> Scenario {
     Scenario::new(
         "disk/persistent",
         Hardware::new(2, "1G"),
         vec![writer("writer", 5)],
     )
-    .prepare(with_disk)
+    .prepare(with_file)
     .expect("writer", "diskwrite ok", BOOT)
     .check(|stage| {
-        let reader = Vm::linux("reader", "trixie-cloud", "shell").persistent_disk("spare");
+        let reader = Vm::linux("reader", "trixie-cloud", "shell")
+            .persistent_disk("spare")
+            .file_disk("../made.img", Some("8MiB"))
+            .file_disk("../given.img", None);
         stage.lose_power(&[reader])?;
         let expected: Vec<u8> = b"underpin 5\n"
             .iter()
@@ -132,6 +143,14 @@ fn persistent() -> Scenario {
         }
         let machine = stage.machine()?;
         machine.expect("reader", "ready kernel=", 1, Duration::from_secs(BOOT))?;
+        let write = "yes w | tr -d '\\n' | head -c 4096 >/w; \
+            for n in 1 2047; do dd if=/w of=/dev/vdb bs=4096 seek=$n conv=notrunc,fsync; done";
+        machine.type_line("reader", write)?;
+        machine.type_line(
+            "reader",
+            "echo given-$(tr -d g </dev/vdc | wc -c)-$(wc -c </dev/vdc)",
+        )?;
+        machine.expect("reader", "given-0-12288", 1, Duration::from_mins(1))?;
         machine.type_line(
             "reader",
             "echo found-$(head -c 22 /dev/vda | tr ' \\n' '__'); poweroff -f",
@@ -142,8 +161,25 @@ fn persistent() -> Scenario {
             1,
             Duration::from_mins(1),
         )?;
-        powered_off(stage, "reader")
+        powered_off(stage, "reader")?;
+        holds_what_was_written(&stage.directory)
     })
+}
+
+/// The guest wrote `w` to the second block and the last of the file that was made.
+fn holds_what_was_written(directory: &Path) -> Outcome {
+    let made = fs::read(directory.join("made.img")).map_err(because("cannot read made.img"))?;
+    let mut expected = vec![0; 8 << 20];
+    expected[4096..8192].fill(b'w');
+    expected[(8 << 20) - 4096..].fill(b'w');
+    if made != expected {
+        return Err("made.img does not hold what its VM has written and synced".into());
+    }
+    let given = fs::read(directory.join("given.img")).map_err(because("cannot read given.img"))?;
+    if given != [b'g'; 12288] {
+        return Err("given.img, which was only read, has changed".into());
+    }
+    Ok(())
 }
 
 /// A partition has one user at a time; the second is refused, and served when the first has ended.

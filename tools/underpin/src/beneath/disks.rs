@@ -10,6 +10,7 @@ use crate::{
     failure::{Failure, Result, exit},
     sim::RunDir,
     units,
+    vmfile::DiskFile,
 };
 use abi::{
     Text,
@@ -78,6 +79,16 @@ impl Served {
                 })
             }
             _ => Err(format!("'{text}' is not NAME=FILE")),
+        }
+    }
+
+    /// A file that is a VM's own disk.
+    pub fn own(file: &DiskFile) -> Self {
+        Self {
+            name: file.name.clone(),
+            file: file.path.clone(),
+            is_scratch: false,
+            format: Format::Raw,
         }
     }
 

@@ -4,7 +4,7 @@ use crate::{
     beneath,
     control::{Client, console_log, guest_port},
     failure::{Failure, Result, exit},
-    vmfile,
+    vmfile::{self, DiskFile, VmFile},
 };
 use std::{
     collections::BTreeSet,
@@ -92,6 +92,40 @@ impl RunDir {
     /// A VM's console log.
     pub fn console_log(&self, vm: &str) -> PathBuf {
         console_log::path(&self.consoles(), vm)
+    }
+
+    /// Where the names of files that are disks of the machine's VMs are.
+    fn disk_files(&self) -> PathBuf {
+        self.path.join("files.list")
+    }
+
+    /// Makes the files that are disks of these VMs, where they are not there, and keeps in mind that the
+    /// machine has them.
+    pub fn keep_disk_files(&self, vms: &[VmFile]) -> Result<()> {
+        let mut list = String::new();
+        for file in vms.iter().flat_map(VmFile::disk_files) {
+            file.make()?;
+            list.push_str(&file.name);
+            list.push('\n');
+        }
+        let path = self.disk_files();
+        fs::write(&path, list).map_err(|error| Failure::file("cannot write", &path, &error))
+    }
+
+    /// Refuses a VM with a file that the running machine has no disk of.
+    pub fn has_disk_files(&self, vm: &VmFile) -> Result<()> {
+        let list = fs::read_to_string(self.disk_files()).unwrap_or_default();
+        let is_there = |file: &&DiskFile| list.lines().any(|name| name == file.name);
+        let Some(missing) = vm.disk_files().find(|file| !is_there(file)) else {
+            return Ok(());
+        };
+        let path = missing.path.display();
+        let message = format!("the file {path} is no disk of the running machine");
+        let help = format!(
+            "the machine takes files only when it starts: end it, and start it with {} too",
+            vm.path.display()
+        );
+        Err(Failure::new(exit::FILE, message).help(help))
     }
 
     /// Makes the directory anew and takes its lock; fails when the machine runs.

@@ -16,6 +16,8 @@ use std::{
 const CPUS_MAX: u32 = 256;
 /// QEMU's most NUMA nodes.
 const NODES_MAX: u32 = 64;
+/// The most physical disks that the hypervisor drives.
+const DISKS_MAX: usize = 4;
 /// Where QEMU's virt machine puts the bundle: so far behind the beginning of RAM.
 const BUNDLE_AFTER: u64 = 128 << 20;
 /// NUMA distance of a node to itself, and to others where nothing else is said.
@@ -110,6 +112,8 @@ pub struct Files<'a> {
     pub qmp: &'a Path,
     /// The directory of the measuring machine's memory; see [`Flash::lay_out`].
     pub ram: &'a Path,
+    /// The disk of files that are disks of single VMs (VMDK).
+    pub own_disks: Option<PathBuf>,
 }
 
 impl Shape {
@@ -218,7 +222,7 @@ impl Shape {
         args.pair("-qmp", prefixed("unix:", files.qmp, ",server=on,wait=off"));
         args.words("-chardev socket,id=control,fd=0 -device virtio-serial-device,max_ports=1");
         args.words("-device virtconsole,chardev=control");
-        self.disks(&mut args);
+        self.disks(&mut args, files.own_disks.as_deref())?;
         self.network(&mut args);
         args.0.extend(self.qemu_arg.iter().cloned());
         Ok(args.0)
@@ -254,7 +258,13 @@ impl Shape {
         }
     }
 
-    fn disks(&self, args: &mut Arguments) {
+    fn disks(&self, args: &mut Arguments, own: Option<&Path>) -> Result<()> {
+        let count = self.disk.len() + usize::from(own.is_some());
+        if count > DISKS_MAX {
+            let message = format!("{count} disks are more than the {DISKS_MAX} of a machine");
+            let help = "leave out a --disk; all files that are disks of VMs count as one";
+            return Err(Failure::new(exit::USAGE, message).help(help));
+        }
         for (n, disk) in self.disk.iter().enumerate() {
             let raw = format!("driver=raw,node-name=disk{n},file.driver=file,file.filename=");
             args.pair("-blockdev", prefixed(&raw, disk, ""));
@@ -275,6 +285,12 @@ impl Shape {
                 format!("virtio-blk-device,drive={node},serial=disk{n}"),
             );
         }
+        if let Some(own) = own {
+            let composed = "driver=vmdk,node-name=files,file.driver=file,file.filename=";
+            args.pair("-blockdev", prefixed(composed, own, ""));
+            args.pair("-device", "virtio-blk-device,drive=files,serial=files");
+        }
+        Ok(())
     }
 }
 
@@ -363,6 +379,7 @@ mod tests {
             log: path,
             qmp: path,
             ram: path,
+            own_disks: words.contains("--disk d1").then(|| path.to_owned()),
         };
         let arguments = shape(words).arguments(&files).unwrap();
         let words: Vec<_> = arguments
@@ -407,6 +424,7 @@ mod tests {
             log: Path::new("l"),
             qmp: Path::new("q"),
             ram: Path::new("r"),
+            own_disks: None,
         };
         let refused = shape("--memory 2G").arguments(&files).unwrap_err();
         assert!(
@@ -432,11 +450,27 @@ mod tests {
             "-kernel a,b -initrd a,b -serial file:a,,b -qmp unix:a,,b,server=on,wait=off",
             "driver=blklogwrites,node-name=logged0,file=disk0,log=log0",
             "virtio-blk-device,drive=logged0",
+            "driver=vmdk,node-name=files,file.driver=file,file.filename=a,,b -device virtio-blk-device,drive=files",
             "-netdev user,id=outside,hostfwd=tcp:127.0.0.1:8080-:80 -device virtio-net-device,netdev=outside",
         ] {
             assert!(line.contains(part), "{part} in {line}");
         }
-        assert!(super::tests::line("--cpus 3 --nodes 2").contains("-smp 3,sockets=3"));
+        let other = super::tests::line("--cpus 3 --nodes 2");
+        assert!(other.contains("-smp 3,sockets=3") && !other.contains("vmdk"));
+    }
+
+    #[test]
+    fn a_machine_has_four_disks_at_most() {
+        let disks = "--disk d1 --disk d2 --disk d3 --disk d4";
+        let own = Path::new("own");
+        let refused = |own| shape(disks).disks(&mut Arguments::default(), own).err();
+        assert!(refused(None).is_none());
+        let refused = refused(Some(own)).unwrap();
+        assert_eq!(refused.code(), exit::USAGE);
+        assert_eq!(
+            refused.message(),
+            "5 disks are more than the 4 of a machine"
+        );
     }
 
     #[test]

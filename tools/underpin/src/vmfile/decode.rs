@@ -173,17 +173,17 @@ impl Decoder<'_> {
     /// A file that the VM file names: looks whether it is there and is what it should be.
     pub fn file(&self, section: &Section<'_, '_>, key: &str, wanted: Wanted) -> Option<Image> {
         let found = section.text(key, "\"PATH\"")?;
-        let path = match found.value.strip_prefix("cache:") {
-            Some(rest) => cache_dir().join(rest),
-            None => self
-                .path
-                .parent()
-                .unwrap_or(Path::new(""))
-                .join(found.value),
-        };
-        image::inspect(&path, wanted)
+        image::inspect(&self.path(found.value), wanted)
             .map_err(|(message, help)| self.problems.add(&found.span, message, &help))
             .ok()
+    }
+
+    /// Where a file is that the VM file names so.
+    pub fn path(&self, named: &str) -> PathBuf {
+        match named.strip_prefix("cache:") {
+            Some(rest) => cache_dir().join(rest),
+            None => self.path.parent().unwrap_or(Path::new("")).join(named),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{
     decode::Decoder,
+    disk_file::DiskFile,
     image::Wanted,
     section::{Found, Section},
 };
@@ -11,14 +12,23 @@ use std::path::{Path, PathBuf};
 /// Where an overlay is that is on no partition.
 const MEMORY: &str = "memory";
 
-const KEYS: [&str; 7] = [
+const KEYS: [&str; 9] = [
     "image",
     "partition",
+    "file",
+    "size",
     "mode",
     "overlay",
     "block_size",
     "limit",
     "never_share",
+];
+
+/// What may be behind a disk, by the key that names it.
+const BACKINGS: [(&str, &str); 3] = [
+    ("image", "an image"),
+    ("partition", "a partition"),
+    ("file", "a file"),
 ];
 
 /// A disk of a VM.
@@ -43,6 +53,8 @@ pub enum Backing {
     ReadOnly(PathBuf),
     /// The partition of that name of a disk of the machine.
     Partition(String),
+    /// A file of this system.
+    File(DiskFile),
 }
 
 /// What a VM writes over a base.
@@ -68,14 +80,17 @@ impl Disk {
     pub fn image(&self) -> Option<&Path> {
         match &self.backing {
             Backing::CopyOnWrite(Base::Image(image), _) | Backing::ReadOnly(image) => Some(image),
-            Backing::CopyOnWrite(Base::Partition(_), _) | Backing::Partition(_) => None,
+            Backing::CopyOnWrite(Base::Partition(_), _)
+            | Backing::Partition(_)
+            | Backing::File(_) => None,
         }
     }
 
-    /// The name of the partition behind it, unless that is an image.
+    /// The name by which the machine knows the partition or file behind it, unless that is an image.
     pub fn partition(&self) -> Option<&str> {
         match &self.backing {
             Backing::CopyOnWrite(Base::Partition(name), _) | Backing::Partition(name) => Some(name),
+            Backing::File(file) => Some(&file.name),
             Backing::CopyOnWrite(Base::Image(_), _) | Backing::ReadOnly(_) => None,
         }
     }
@@ -100,19 +115,28 @@ impl Decoder<'_> {
         let block_size = self.block_size(disk);
         let limit = disk.rate("limit", "\"5MB/s\"").unwrap_or(0);
         let never_share = disk.boolean("never_share", false);
-        let backing = match (disk.has("image"), disk.has("partition")) {
-            (Some(_), None) => self.image(disk, block_size)?,
-            (None, Some(_)) => self.partition(disk)?,
-            (None, None) => {
-                disk.missing("image", "add image = \"PATH\", or partition = \"NAME\"");
-                return None;
-            }
-            (Some(_), Some(span)) => {
-                let message = "a disk cannot be both an image and a partition".to_owned();
-                self.problems
-                    .add(&span, message, "remove one of the two keys");
-                return None;
-            }
+        let mut named = BACKINGS.iter().filter(|(key, _)| disk.has(key).is_some());
+        let (key, one) = named.next().copied().unwrap_or_else(|| {
+            let help = "add image = \"PATH\", partition = \"NAME\", or file = \"PATH\"";
+            disk.missing("image", help);
+            ("", "")
+        });
+        if let Some((other_key, other)) = named.next() {
+            let message = format!("a disk cannot be both {one} and {other}");
+            let span = disk.has(other_key).unwrap_or_default();
+            let help = "remove one of the two keys";
+            self.problems.add(&span, message, help);
+            return None;
+        }
+        if let (Some(span), true) = (disk.has("size"), key != "file") {
+            let message = "only a disk that is a file has a size of its own".to_owned();
+            self.problems.add(&span, message, "remove it");
+        }
+        let backing = match key {
+            "image" => self.image(disk, block_size)?,
+            "partition" => self.partition(disk)?,
+            "file" => self.disk_file(disk)?,
+            _ => return None,
         };
         Some(Disk {
             backing,
@@ -162,6 +186,25 @@ impl Decoder<'_> {
         let help = "remove it, as what is written stays in the partition, or use mode = \"cow\"";
         self.no_overlay(disk, "persistent", help);
         Some(Backing::Partition(name))
+    }
+
+    /// `file = "data.img"`, with `size = "8GiB"` where it is to be made.
+    fn disk_file(&self, disk: &Section<'_, '_>) -> Option<Backing> {
+        disk.choice("mode", &["persistent"]);
+        self.no_overlay(
+            disk,
+            "persistent",
+            "remove it, as what is written stays in the file",
+        );
+        let size = disk.size("size", "\"8GiB\"");
+        let found = disk.text("file", "\"PATH\"")?;
+        if disk.has("size").is_some() && size.is_none() {
+            return None;
+        }
+        DiskFile::inspect(&self.path(found.value), size.map(|size| size.value))
+            .map_err(|(message, help)| self.problems.add(&found.span, message, &help))
+            .ok()
+            .map(Backing::File)
     }
 
     fn no_overlay(&self, disk: &Section<'_, '_>, mode: &str, help: &str) {

@@ -32,7 +32,7 @@ pub struct Image {
 }
 
 /// What speaks against a file, and what to do.
-type Fault = (String, String);
+pub type Fault = (String, String);
 
 /// Checks that a file is there, and that its size and first bytes can be of what is wanted. The
 /// error is a sentence, and what to do.
@@ -79,7 +79,7 @@ pub fn inspect(path: &Path, wanted: Wanted) -> Result<Image, Fault> {
 }
 
 /// What speaks against a file that begins with these bytes, and the command that mends it.
-fn wrong_format(head: &[u8], wanted: Wanted) -> Option<(&'static str, &'static str)> {
+pub fn wrong_format(head: &[u8], wanted: Wanted) -> Option<(&'static str, &'static str)> {
     let begins = |magic: &[u8]| head.starts_with(magic);
     match wanted {
         _ if head.is_empty() => Some(("is empty", "make it anew, or name another:")),

@@ -67,7 +67,7 @@ fn uses(vm: &VmFile) -> impl Iterator<Item = (&str, &str, Use)> {
             [base, on]
         }
         Backing::Partition(name) => [Some((name, Use::Persistent)), None],
-        Backing::ReadOnly(_) => [None, None],
+        Backing::ReadOnly(_) | Backing::File(_) => [None, None],
     });
     let swap = vm.memory.swap.as_ref().map(|name| (name, Use::Swap));
     let all = disks.flatten().chain(swap);

@@ -3,6 +3,8 @@ use crate::failure::exit;
 use abi::bundle::{REGION_READ_ONLY, block_policy, claim};
 use proptest::prelude::*;
 
+mod disk_files;
+
 /// A directory with a kernel, an initrd and a disk image beside the VM file.
 struct Files(PathBuf);
 
