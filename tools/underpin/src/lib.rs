@@ -13,6 +13,7 @@ pub mod control;
 pub mod failure;
 mod layout;
 pub mod metrics;
+mod order;
 pub mod output;
 pub mod progress;
 pub mod report;

@@ -5,6 +5,7 @@ mod page;
 
 pub use page::html;
 
+use crate::order::natural;
 use abi::control::EXIT_CLASSES;
 use serde_json::Value;
 
@@ -78,6 +79,7 @@ impl Run {
                 names.push(&vm.name);
             }
         }
+        names.sort_by(|a, b| natural(a, b));
         names
     }
 

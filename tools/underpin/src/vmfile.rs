@@ -1,6 +1,9 @@
 //! VM files: the description of one VM, in TOML. Every problem is told with its place in the file.
 
-use crate::failure::{Failure, Result, exit};
+use crate::{
+    failure::{Failure, Result, exit},
+    order::natural_by,
+};
 use abi::{
     Text,
     bundle::{
@@ -262,7 +265,7 @@ fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
             let message = format!("no VM file (*.toml) is in {}", path.display());
             return Err(Failure::new(exit::FILE, message));
         }
-        inside.sort();
+        natural_by(&mut inside, |path| path.display().to_string());
         files.extend(inside);
     }
     Ok(files)

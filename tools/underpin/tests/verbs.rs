@@ -328,6 +328,32 @@ fn vm_file(fake: &Fake, name: &str, memory: &str) -> String {
 }
 
 #[test]
+fn names_with_numbers_are_listed_by_their_numbers() {
+    let fake = Fake::start("order");
+    for name in ["web10", "web2"] {
+        ok(&fake.run(&format!("run {}", vm_file(&fake, name, "64MiB"))));
+    }
+    for verb in ["list", "metrics", "top --batch -n 1"] {
+        let said = ok(&fake.run(verb));
+        let at = ["web1", "web2", "web10"].map(|name| {
+            let ends = [" ", "\""].map(|end| said.find(&format!("{name}{end}")));
+            ends.into_iter().flatten().min().unwrap()
+        });
+        assert!(at.is_sorted(), "{verb}: {said}");
+    }
+    // Of several files, the hypervisor hears in that order too.
+    let directory = fake.run_dir.join("vms");
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("tiny"), b"a kernel").unwrap();
+    for name in ["vm10", "vm2"] {
+        let file = vm_file(&fake, name, "64MiB");
+        fs::rename(file, directory.join(format!("{name}.toml"))).unwrap();
+    }
+    let started = ok(&fake.run(&format!("run {}", directory.display())));
+    assert_eq!(started, "vm2: started\nvm10: started\n");
+}
+
+#[test]
 fn many_commands_at_once_get_their_own_answers() {
     let fake = Fake::start("many");
     thread::scope(|scope| {

@@ -3,6 +3,7 @@
 use super::Context;
 use crate::{
     failure::Result,
+    order::natural_by,
     output::{
         Output,
         Side::{Left, Right},
@@ -16,7 +17,7 @@ use serde_json::{Map, Value, json};
 /// Lists the VMs.
 pub fn list(context: &Context) -> Result<()> {
     let mut vms = context.connect()?.list()?;
-    vms.sort_by_key(|vm| vm.name.to_string());
+    natural_by(&mut vms, |vm| vm.name.to_string());
     context.output.result(
         || vms.iter().map(vm_json).collect(),
         |output| vm_table(&vms, output),

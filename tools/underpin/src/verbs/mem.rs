@@ -5,6 +5,7 @@ use crate::{
     cli::{Mem, MemShow, MemVerb},
     control::vm_name,
     failure::{Failure, Result, exit},
+    order::natural_by,
     output::{
         Output,
         Side::{Left, Right},
@@ -39,7 +40,7 @@ fn all(context: &Context, wide: bool) -> Result<()> {
     let mut vms = client.mem()?;
     let machine = client.machine_mem()?;
     let regions = client.regions()?;
-    vms.sort_by_key(|vm| vm.name.to_string());
+    natural_by(&mut vms, |vm| vm.name.to_string());
     context.output.result(
         || {
             let vms: Vec<Value> = vms.iter().map(vm_json).collect();

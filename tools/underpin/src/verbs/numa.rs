@@ -5,6 +5,7 @@ use crate::{
     cli::NumaVerb,
     control::Client,
     failure::Result,
+    order::natural_by,
     output::{
         Output,
         Side::{Left, Right},
@@ -263,7 +264,7 @@ fn show(context: &Context) -> Result<()> {
             all.push(status);
         }
     }
-    all.sort_by_key(|vm| vm.name.to_string());
+    natural_by(&mut all, |vm| vm.name.to_string());
     context.output.result(
         || all.iter().map(|vm| to_json(vm, nodes)).collect(),
         |output| to_table(&all, nodes, output),

@@ -5,6 +5,7 @@ use crate::{
     cli::{Cli, Sim, Verb},
     control::{Broker, Client, state_event},
     failure::{Failure, Result, exit, reason},
+    order::natural,
     output::print,
     sim::{Machine, Shape},
     units,
@@ -14,7 +15,7 @@ use abi::control::{MachineStatus, VmStatus, request, state};
 use clap::Parser as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     env,
     ffi::{OsStr, OsString},
     io::{self, BufRead as _, BufReader},
@@ -165,7 +166,7 @@ impl Seen {
 
     /// Those that have not ended. The hypervisor may answer, or tell of others, before it has started those that
     /// start by themselves.
-    fn left<'a>(&'a self, vms: &'a [VmFile]) -> BTreeSet<&'a str> {
+    fn left<'a>(&'a self, vms: &'a [VmFile]) -> Vec<&'a str> {
         let to_start = |name: &str| vms.iter().any(|vm| vm.autostart && vm.name == name);
         let is_left = |name: &&str| match self.states.get(*name) {
             None | Some((state::DEFINED, _)) => to_start(name),
@@ -173,13 +174,15 @@ impl Seen {
         };
         let names = vms.iter().map(|vm| &*vm.name);
         let names = names.chain(self.states.keys().map(|name| &**name));
-        names.filter(is_left).collect()
+        let mut left: Vec<_> = names.filter(is_left).collect();
+        left.sort_by(|a, b| natural(a, b));
+        left.dedup();
+        left
     }
 
     fn late(&self, vms: &[VmFile]) -> Failure {
         let seconds = self.started.elapsed().as_secs();
-        let left: Vec<&str> = self.left(vms).into_iter().collect();
-        let left = match left.as_slice() {
+        let left = match self.left(vms).as_slice() {
             [] => String::new(),
             names => format!("; not ended: {}", names.join(", ")),
         };

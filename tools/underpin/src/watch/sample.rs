@@ -3,6 +3,7 @@
 use crate::{
     control::Client,
     failure::{Failure, Result},
+    order::natural,
 };
 use abi::control::{
     CpuStatus, MachineMem, MachineStatus, MemStatus, NodeStatus, VcpuStatus, VmStatus, code, state,
@@ -83,7 +84,7 @@ impl Sample {
                 vcpus,
             });
         }
-        vms.sort_by(|a, b| a.name.cmp(&b.name));
+        vms.sort_by(|a, b| natural(&a.name, &b.name));
         vms.dedup_by(|a, b| a.name == b.name);
         Ok(Self {
             machine,
@@ -96,7 +97,7 @@ impl Sample {
 
     /// The VM of that name.
     pub fn vm(&self, name: &str) -> Option<&VmSample> {
-        let found = self.vms.binary_search_by(|vm| vm.name.as_str().cmp(name));
+        let found = self.vms.binary_search_by(|vm| natural(&vm.name, name));
         found.ok().and_then(|n| self.vms.get(n))
     }
 
