@@ -38,6 +38,8 @@ mod reg {
     pub const QUEUE_SEL: u64 = 0x030;
     pub const QUEUE_SIZE_MAX: u64 = 0x034;
     pub const QUEUE_SIZE: u64 = 0x038;
+    /// Of the legacy interface (virtio 4.2.4): where a queue lies, in pages.
+    pub const LEGACY_QUEUE_PFN: u64 = 0x040;
     pub const QUEUE_READY: u64 = 0x044;
     pub const QUEUE_NOTIFY: u64 = 0x050;
     pub const INTERRUPT_STATUS: u64 = 0x060;
@@ -212,6 +214,7 @@ impl<D: Device> Transport<D> {
             reg::INTERRUPT_ACK => self.interrupt.remove(Interrupt::from_bits_truncate(value)),
             reg::STATUS => return self.write_status(value),
             reg::QUEUE_READY => self.write_queue_ready(value),
+            reg::LEGACY_QUEUE_PFN if value != 0 => _ = self.settle::<()>(Err(QueueError::Legacy)),
             _ => self.write_queue_setup(offset, value),
         }
         Effect::None
@@ -411,11 +414,19 @@ impl<D: Device> Transport<D> {
         {
             self.status.insert(Status::FEATURES_OK);
         }
-        if asked.contains(Status::DRIVER_OK) && self.status.contains(Status::FEATURES_OK) {
-            self.status.insert(Status::DRIVER_OK);
-            return Effect::Live;
+        if !asked.contains(Status::DRIVER_OK) {
+            return Effect::None;
         }
-        Effect::None
+        if !self.status.contains(Status::FEATURES_OK) {
+            self.settle::<()>(Err(QueueError::Legacy));
+            return Effect::None;
+        }
+        self.status.insert(Status::DRIVER_OK);
+        if !self.is_live() {
+            // It broke while it was set up, and the driver was not to be interrupted then.
+            self.interrupt.insert(Interrupt::CONFIG_CHANGE);
+        }
+        Effect::Live
     }
 
     fn reset(&mut self) {

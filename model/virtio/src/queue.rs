@@ -54,6 +54,8 @@ pub enum QueueError {
     Indirect,
     /// A request too short for the device's own header and status.
     Truncated,
+    /// A driver of the interface before virtio 1.0, or one that uses the device without agreed features.
+    Legacy,
     /// A ring, table or buffer is not where the guest has memory.
     Memory(GuestMemoryError),
 }
@@ -76,6 +78,7 @@ impl fmt::Display for QueueError {
             Self::TooManyBytes => "descriptor chain of 4 GiB or more",
             Self::Indirect => "bad indirect descriptor table",
             Self::Truncated => "request without room for header and status",
+            Self::Legacy => "driver without VIRTIO_F_VERSION_1 and FEATURES_OK",
             Self::Memory(error) => return error.fmt(f),
         };
         f.write_str(text)

@@ -4,7 +4,7 @@ use crate::driver::{Driver, set_up_queue, start};
 use model_virtio::blk::{Blk, Options};
 use model_virtio::console::Console;
 use model_virtio::rng::Rng;
-use model_virtio::{Device, Effect, Transport};
+use model_virtio::{Device, Effect, QueueError, Transport};
 
 const STATUS: u64 = 0x070;
 
@@ -59,8 +59,12 @@ fn features_are_agreed_or_refused() {
         transport.write(STATUS, 4, 0xb);
         assert_eq!(transport.read(STATUS, 4), 3);
         assert_eq!(transport.write(STATUS, 4, 0xf), Effect::None);
-        assert_eq!(transport.read(STATUS, 4), 3);
+        assert_eq!(transport.read(STATUS, 4), 0x43);
+        assert_eq!(transport.errors().1, Some(QueueError::Legacy));
+        assert!(!transport.irq_level());
     }
+    transport.write(STATUS, 4, 0);
+    transport.write(STATUS, 4, 3);
     accept(&mut transport, 1 << 32 | 1 << 9);
     transport.write(STATUS, 4, 0xb);
     assert_eq!(transport.read(STATUS, 4), 0xb);
@@ -113,4 +117,65 @@ fn a_queue_is_not_ready_before_features_are_agreed() {
     let driver = Driver::new(0, 64, model_virtio::queue::QueueFeatures::default());
     set_up_queue(&mut transport, 0, &driver.setup);
     assert_eq!(transport.read(0x044, 4), 0);
+}
+
+/// It looks at no version, accepts no feature beyond bit 31, and says in pages where its queue is.
+#[test]
+fn a_legacy_driver_reads_that_the_device_gave_up() {
+    let mut transport = blk();
+    transport.write(STATUS, 4, 3);
+    transport.write(0x020, 4, 1 << 9);
+    transport.write(0x028, 4, 4096);
+    transport.write(0x038, 4, 64);
+    transport.write(0x03c, 4, 4096);
+    // It looks whether the queue is in use, first.
+    transport.write(0x040, 4, 0);
+    assert_eq!(transport.read(STATUS, 4), 3);
+    transport.write(0x040, 4, 0x4_0000);
+    assert_eq!((transport.read(0x040, 4), transport.read(0x044, 4)), (0, 0));
+    assert_eq!(transport.read(STATUS, 4), 0x43);
+    assert_eq!(transport.errors(), (1, Some(QueueError::Legacy)));
+    assert_eq!(transport.write(STATUS, 4, 7), Effect::None);
+    assert_eq!(transport.read(STATUS, 4), 0x43);
+    assert_eq!(transport.write(0x050, 4, 0), Effect::None);
+    // It is as new for one that knows how.
+    transport.write(STATUS, 4, 0);
+    assert_eq!(transport.read(STATUS, 4), 0);
+}
+
+/// QueueReady stays 0, the status says that a reset is due, and the driver is interrupted as soon as
+/// it takes interrupts.
+#[test]
+fn a_queue_size_that_does_not_fit_is_read_back() {
+    for (size, fits) in [
+        (0, false),
+        (1, true),
+        (3, false),
+        (128, true),
+        (255, false),
+        (256, true),
+        (512, false),
+        (0x8000, false),
+        (0x1_0000, false),
+        (0x1_0080, false),
+        (0x8000_0000, false),
+    ] {
+        let mut transport = blk();
+        transport.write(STATUS, 4, 3);
+        accept(&mut transport, 1 << 32);
+        transport.write(STATUS, 4, 0xb);
+        let mut setup = Driver::new(0, 256, model_virtio::queue::QueueFeatures::default()).setup;
+        setup.size = size;
+        set_up_queue(&mut transport, 0, &setup);
+        assert_eq!(transport.read(0x044, 4), u64::from(fits), "{size:#x}");
+        let broken = if fits { 0 } else { 0x40 };
+        assert_eq!(transport.read(STATUS, 4), 0xb | broken, "{size:#x}");
+        assert!(!transport.irq_level());
+        transport.write(STATUS, 4, 0xf);
+        assert_eq!(transport.read(STATUS, 4), 0xf | broken, "{size:#x}");
+        assert_eq!(transport.is_live(), fits);
+        let change = if fits { 0 } else { 2 };
+        assert_eq!(transport.read(0x060, 4), change, "{size:#x}");
+        assert_eq!(transport.irq_level(), !fits);
+    }
 }
