@@ -11,6 +11,7 @@ mod events;
 mod latency;
 mod mem;
 mod numa;
+mod stretch;
 
 pub use asked::Request;
 pub use latency::{LATENCY_BUCKETS, latency_bound_ns, latency_bucket};
@@ -25,6 +26,7 @@ pub use events::{
     trace,
 };
 pub use numa::{MoveRequest, NUMA_LEFT, NUMA_LEFT_COUNT, NumaStatus, left};
+pub use stretch::{LONG_STRETCH_NS, STRETCH_COUNT, STRETCHES};
 
 use crate::Text;
 use crate::bundle::NETS_MAX;
@@ -33,7 +35,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; see [`EXIT_CLASSES`].
@@ -284,8 +286,10 @@ pub struct CpuStatus {
     pub os0_run_ns: u64,
     /// Nanoseconds that OS-0 could have had it since then, and did not.
     pub os0_steal_ns: u64,
+    /// Nanoseconds of the longest stretch with interrupts masked, by [`STRETCHES`].
+    pub stretch_ns: [u64; STRETCH_COUNT],
 }
-const _: () = assert!(size_of::<CpuStatus>() == 32);
+const _: () = assert!(size_of::<CpuStatus>() == 32 + 8 * STRETCH_COUNT);
 
 /// A node of the machine.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

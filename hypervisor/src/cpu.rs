@@ -1,5 +1,6 @@
 //! What each pCPU has for itself, found by `TPIDR_EL2`.
 
+use crate::stretch::Stretch;
 use crate::trace::Trace;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,6 +53,8 @@ pub struct Cpu {
     pub idle: AtomicU64,
     /// Counts that OS-0 ran here beside VMs, and that were stolen from it.
     pub os0: [AtomicU64; 2],
+    /// How long it has worked without a look at its interrupts.
+    pub stretch: Stretch,
     /// What it notes of what happens.
     pub trace: Trace,
     /// Locks it holds, in debug builds.
@@ -82,6 +85,7 @@ impl Cpu {
             sleepers: SpinLock::new(Rank::Scheduler, Sleepers::new()),
             idle: AtomicU64::new(0),
             os0: [const { AtomicU64::new(0) }; 2],
+            stretch: Stretch::new(),
             trace: Trace::new(),
             held: HeldRanks::new(),
         }

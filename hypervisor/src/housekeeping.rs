@@ -2,9 +2,13 @@
 //! waits. Done between guests, a bounded piece at a time.
 
 use crate::cpu::{self, Cpu};
+use crate::stretch::{self, Kind};
 use crate::{control, host, numa, sched, vm};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::timer;
+
+/// Pieces of VMs that are taken apart before vCPUs have the CPU again.
+const PIECES: usize = 8;
 
 /// When there is something to do again, in counts; `u64::MAX`: not by itself.
 static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -57,19 +61,37 @@ pub fn is_needed() -> bool {
     NEEDED.load(Ordering::SeqCst) && !BUSY.load(Ordering::SeqCst)
 }
 
+/// Takes VMs apart for a while, looking at interrupts in between; whether there is more to do.
+fn take_apart() -> bool {
+    for _ in 0..PIECES {
+        stretch::look(Kind::End);
+        if !vm::reaper::step() {
+            return false;
+        }
+        if cpu::this().reschedule.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    true
+}
+
 /// Does a piece of what there is to do, if no other CPU is at it.
 pub fn some() {
     // Whoever asks while this CPU is at it finds it busy and relies on the second look.
     while NEEDED.load(Ordering::SeqCst) && !BUSY.swap(true, Ordering::SeqCst) {
         NEEDED.store(false, Ordering::SeqCst);
+        stretch::look(Kind::Control);
         control::serve();
+        stretch::look(Kind::Tick);
         if TICKED.swap(false, Ordering::SeqCst) {
             vm::tick();
             numa::tick();
         }
-        let more = vm::reaper::step();
+        let more = take_apart();
+        stretch::look(Kind::Control);
         vm::flush_terminals();
         BUSY.store(false, Ordering::SeqCst);
+        stretch::look(Kind::Switch);
         if more {
             // In pieces: vCPUs that wait for this CPU come first.
             request();

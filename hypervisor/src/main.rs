@@ -37,6 +37,7 @@ mod regions;
 mod sched;
 mod sharing;
 mod start;
+mod stretch;
 mod trace;
 mod vcpu;
 mod vm;

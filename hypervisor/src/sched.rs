@@ -4,6 +4,7 @@ use crate::cpu::{self, Cpu, ENTITIES_MAX};
 use crate::frames;
 use crate::host;
 use crate::os0;
+use crate::stretch::{self, Kind};
 use crate::vcpu::{self, Outcome};
 use crate::vm::Instance;
 use alloc::boxed::Box;
@@ -278,7 +279,9 @@ pub fn enter_os0(entity: EntityId, cpu: &Cpu) -> bool {
 
 /// Runs vCPUs as long as `goes_on`.
 pub fn run_while(cpu: &'static Cpu, goes_on: impl Fn() -> bool) {
+    cpu.stretch.begin(timer::now(), Kind::Switch);
     while goes_on() {
+        stretch::look(Kind::Switch);
         crate::housekeeping::some();
         crate::numa::take_turn(cpu);
         cpu.reschedule.store(false, Ordering::Relaxed);
@@ -440,12 +443,15 @@ fn rest(cpu: &'static Cpu) {
 
 /// Sleeps until an interrupt is pending, and counts the time; zeroes frames ahead before.
 pub fn sleep(cpu: &Cpu) {
+    stretch::end();
     let began = timer::now();
     while frames::lacks_zeroed(cpu.node) && !metal::is_interrupt_pending() {
         frames::zero_ahead(cpu.node);
     }
     metal::wait_for_interrupt();
-    vcpu::add(&cpu.idle, timer::now() - began);
+    let woke = timer::now();
+    cpu.stretch.begin(woke, Kind::Interrupt);
+    vcpu::add(&cpu.idle, woke - began);
 }
 
 /// All nodes that a VM's description allows.

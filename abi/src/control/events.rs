@@ -4,10 +4,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// How many classes of events there are; bit n of a set of classes is the n-th of
 /// [`TRACE_CLASSES`], and an event's [`TraceEvent::kind`] is its number.
-pub const TRACE_CLASS_COUNT: usize = 5;
+pub const TRACE_CLASS_COUNT: usize = 6;
 /// The classes' names.
-pub const TRACE_CLASSES: [&str; TRACE_CLASS_COUNT] =
-    ["exits", "faults", "shares", "switches", "interrupts"];
+pub const TRACE_CLASSES: [&str; TRACE_CLASS_COUNT] = [
+    "exits",
+    "faults",
+    "shares",
+    "switches",
+    "interrupts",
+    "stretches",
+];
 /// The set of all classes.
 pub const TRACE_ALL: u32 = (1 << TRACE_CLASS_COUNT) - 1;
 /// [`TraceEvent::vm`] of what happened for no VM.
@@ -30,6 +36,9 @@ pub mod trace {
     pub const SWITCH: u8 = 3;
     /// A CPU took a physical interrupt: `value` is its number (INTID).
     pub const INTERRUPT: u8 = 4;
+    /// A CPU worked for the hypervisor for longer than [`crate::control::LONG_STRETCH_NS`] without a look at
+    /// its interrupts: `detail` is the kind of work, of [`crate::control::STRETCHES`].
+    pub const STRETCH: u8 = 5;
 }
 
 /// How many there are of [`access`], [`share`] and [`off_cpu`]; their names, by their numbers.

@@ -335,6 +335,7 @@ fn cpus(answer: &mut Answer) {
             idle_ns: time(&cpu.idle),
             os0_run_ns: time(&cpu.os0[0]),
             os0_steal_ns: time(&cpu.os0[1]),
+            stretch_ns: cpu.stretch.longest_ns(),
         });
     }
 }

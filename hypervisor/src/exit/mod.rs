@@ -9,6 +9,7 @@ mod sysreg;
 pub use interrupt::{interrupt, take_interrupts};
 
 use crate::housekeeping;
+use crate::stretch::Kind;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use core::sync::atomic::Ordering;
 use machine_aarch64::entry::{GuestContext, Syndrome};
@@ -127,6 +128,7 @@ impl Loaded<'_> {
             return Flow::Resume;
         }
         let began = timer::now();
+        self.cpu.stretch.begin(began, Kind::Exit);
         self.vm.uart.terminal.flush();
         self.cpu.sleeps_in_place.store(true, Ordering::SeqCst);
         let flow = self.sleep_until_interrupt();

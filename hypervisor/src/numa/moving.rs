@@ -6,7 +6,7 @@ use super::{Watch, page};
 use crate::cpu::Cpu;
 use crate::frames::Metal;
 use crate::vm::{self, Instance};
-use crate::{host, sched};
+use crate::{host, sched, stretch};
 use abi::control::left;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -42,6 +42,7 @@ pub fn is_called(cpu: &Cpu) -> bool {
 
 /// It comes.
 pub fn answer(cpu: &Cpu) {
+    stretch::look(stretch::Kind::Numa);
     CALLED.fetch_and(!bit(cpu), Ordering::Relaxed);
 }
 

@@ -4,6 +4,7 @@ use super::interrupts::{Beside, OwnGic};
 use super::run::{Next, step};
 use super::{Os0Cpu, get, restart, this};
 use crate::cpu::{self, Cpu};
+use crate::stretch::{self, Kind};
 use crate::vcpu::Outcome;
 use crate::{host, sched};
 use core::sync::atomic::Ordering;
@@ -150,6 +151,7 @@ pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
     let stolen = came - world.waits_since.unwrap_or(came);
     cpu.os0[1].fetch_add(stolen, Ordering::Relaxed);
     world.load(me, &native);
+    stretch::end();
     let outcome = loop {
         let next = step(me, &mut world.context);
         if !me.shares.get() {
@@ -165,6 +167,7 @@ pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
             Next::Go | Next::Wait => {}
         }
     };
+    cpu.stretch.begin(timer::now(), Kind::Switch);
     world.unload(me, &native);
     let left = timer::now();
     cpu.os0[0].fetch_add(left - came, Ordering::Relaxed);

@@ -4,6 +4,7 @@ use super::stats::add;
 use super::{Core, Exits, Vcpu, attention};
 use crate::cpu::Cpu;
 use crate::exit;
+use crate::stretch::{self, Kind};
 use crate::trace::Event;
 use crate::vm::{Instance, layout};
 use abi::control::{off_cpu, trace};
@@ -99,13 +100,19 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
 impl Loaded<'_> {
     #[inline(never)]
     fn run_loaded(&mut self, mut left_guest: u64) -> Outcome {
+        stretch::end();
         loop {
-            if self.vcpu.attention.load(Ordering::Relaxed) != 0
-                && let Flow::Leave(outcome) = self.attend(left_guest)
-            {
-                return outcome;
+            let mut entered = timer::now();
+            let asked = u64::from(self.vcpu.attention.load(Ordering::Relaxed));
+            // It is asked for something, or the exit took long.
+            if asked | (entered - left_guest) >> stretch::SHORT_BITS != 0 {
+                self.cpu.stretch.begin(left_guest, Kind::Exit);
+                if let Flow::Leave(outcome) = self.attend(left_guest) {
+                    return outcome;
+                }
+                stretch::end();
+                entered = timer::now();
             }
-            let entered = timer::now();
             add(&self.vcpu.stats.hypervisor, entered - left_guest);
             // SAFETY: `load` has put this vCPU's state into the CPU, and its VM's stage 2 maps
             // frames of the VM alone.
@@ -114,12 +121,16 @@ impl Loaded<'_> {
             add(&self.vcpu.stats.run, left_guest - entered);
             let flow = match leave {
                 Leave::Synchronous => exit::synchronous(self),
-                Leave::Interrupt => exit::interrupt(self),
+                Leave::Interrupt => {
+                    self.cpu.stretch.interrupted.set(left_guest);
+                    exit::interrupt(self)
+                }
                 Leave::FastInterrupt => Flow::Resume,
                 Leave::SystemError => exit::system_error(self),
                 Leave::Aarch32 => exit::end_vm(self, "it switched to AArch32"),
             };
             if let Flow::Leave(outcome) = flow {
+                self.cpu.stretch.begin(left_guest, Kind::Exit);
                 add(&self.vcpu.stats.hypervisor, timer::now() - left_guest);
                 if self.vcpu.attention.load(Ordering::Relaxed) & attention::OBSERVED != 0 {
                     self.observe(left_guest);
@@ -144,6 +155,7 @@ impl Loaded<'_> {
             return Flow::Leave(Outcome::Stopped);
         }
         if asked & attention::DEVICE != 0 {
+            self.cpu.stretch.turn_to(Kind::Device);
             self.vm.continue_devices();
         }
         if asked & (attention::DELIVER | attention::DEVICE) != 0 {

@@ -516,6 +516,7 @@ Classes of events:
   shares      a page changed who uses it: mapped, zeroes, offered, private, broken, claimed
   switches    a vCPU was on a CPU: from when to when, and why it left
   interrupts  a CPU took a physical interrupt
+  stretches   a CPU worked for longer than 200 us without a look at its interrupts: what at
 
 Each CPU keeps its 4096 latest events; this command takes them out all the time, and says how
 many it came too late for. --out writes Chrome's trace format, which Perfetto's viewer opens.";

@@ -3,12 +3,13 @@
 //! Times are seconds, amounts bytes; counters end in `_total` and begin at zero when their VM
 //! starts. Names of VMs are label values: any text, escaped.
 
+mod cpus;
 mod exposition;
 
 use crate::watch::{Sample, VmSample};
 use abi::control::{
-    CpuStatus, EXIT_CLASSES, MEM_EVENTS, MemStatus, NET_DROPS, NodeStatus, VERSION, VcpuStatus,
-    VmStatus, latency_bound_ns, state,
+    EXIT_CLASSES, MEM_EVENTS, MemStatus, NET_DROPS, NodeStatus, VERSION, VcpuStatus, VmStatus,
+    latency_bound_ns, state,
 };
 use exposition::{
     Exposition,
@@ -36,7 +37,7 @@ pub fn text(sample: &Sample) -> String {
     let mut out = Exposition::default();
     build(&mut out);
     machine(&mut out, sample);
-    cpus(&mut out, &sample.cpus);
+    cpus::write(&mut out, &sample.cpus);
     nodes(&mut out, &sample.nodes);
     vms(&mut out, &sample.vms);
     vm_memory(&mut out, &sample.vms);
@@ -138,35 +139,6 @@ fn machine_sizes(out: &mut Exposition, sample: &Sample) {
         ),
     ] {
         out.one(&format!("underpin_{name}_bytes"), help, Value::Count(bytes));
-    }
-}
-
-fn cpus(out: &mut Exposition, cpus: &[CpuStatus]) {
-    let times: [Row<CpuStatus>; 3] = [
-        (
-            "idle",
-            "Time that the pCPU slept, or zeroed memory ahead of need.",
-            |cpu| cpu.idle_ns,
-        ),
-        (
-            "os0_run",
-            "Time that OS-0 had the pCPU, since it shares it with VMs.",
-            |cpu| cpu.os0_run_ns,
-        ),
-        (
-            "os0_steal",
-            "Time that OS-0 could have had the pCPU, and did not.",
-            |cpu| cpu.os0_steal_ns,
-        ),
-    ];
-    for (name, help, time) in times {
-        let one = |cpu: &CpuStatus| {
-            let (number, node) = (cpu.cpu.to_string(), cpu.node.to_string());
-            let time = Value::Nanoseconds(time(cpu));
-            series(&[("cpu", &number), ("node", &node)], time)
-        };
-        let name = format!("underpin_cpu_{name}_seconds_total");
-        out.family(&name, Counter, help, cpus.iter().map(one));
     }
 }
 

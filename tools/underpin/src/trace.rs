@@ -6,8 +6,8 @@ mod summary;
 pub use summary::{Line, summary};
 
 use abi::control::{
-    ACCESSES, EXIT_CLASSES, LEFT, NO_VM, SHARES, TRACE_CLASS_COUNT, TRACE_CLASSES, TraceEvent,
-    trace,
+    ACCESSES, EXIT_CLASSES, LEFT, NO_VM, SHARES, STRETCHES, TRACE_CLASS_COUNT, TRACE_CLASSES,
+    TraceEvent, trace,
 };
 
 /// What an event is about, once its numbers are known to name something.
@@ -37,7 +37,10 @@ impl Event {
 
     /// Whether it has a length; else it is a moment.
     pub fn is_span(&self) -> bool {
-        matches!(self.class, trace::EXIT | trace::FAULT | trace::SWITCH)
+        matches!(
+            self.class,
+            trace::EXIT | trace::FAULT | trace::SWITCH | trace::STRETCH
+        )
     }
 }
 
@@ -89,10 +92,11 @@ fn check(cpu: u32, event: &TraceEvent, vms: usize) -> Option<Event> {
         trace::SHARE => SHARES.get(detail),
         trace::SWITCH => LEFT.get(detail),
         trace::INTERRUPT => (detail == 0).then_some(&"interrupt"),
+        trace::STRETCH => STRETCHES.get(detail),
         _ => None,
     }?;
     let whose = match event.vm {
-        NO_VM => (event.kind == trace::INTERRUPT).then_some(None)?,
+        NO_VM => matches!(event.kind, trace::INTERRUPT | trace::STRETCH).then_some(None)?,
         vm => Some((usize::from(vm), event.vcpu)),
     };
     if whose.is_some_and(|(vm, vcpu)| vm >= vms || vcpu >= VCPUS_MAX) {
@@ -141,7 +145,8 @@ pub(crate) mod tests {
             event(trace::INTERRUPT, 0, NO_VM, 1, 0),
         ];
         let odd = [
-            event(5, 0, 0, 0, 0),
+            event(6, 0, 0, 0, 0),
+            event(trace::STRETCH, 9, NO_VM, 0, 0),
             event(trace::EXIT, 16, 0, 0, 0),
             event(trace::SHARE, 6, 0, 0, 0),
             event(trace::EXIT, 0, 1, 0, 0),
@@ -165,7 +170,7 @@ pub(crate) mod tests {
         #[test]
         fn any_bytes_make_a_trace_that_can_be_drawn(
             bytes in proptest::collection::vec(any::<[u8; 32]>(), 0..40),
-            kinds in proptest::collection::vec((0..6_u8, 0..17_u8, 0..3_u16), 40),
+            kinds in proptest::collection::vec((0..7_u8, 0..17_u8, 0..3_u16), 40),
         ) {
             let mut trace = Trace { vms: vec!["\"\\<\u{7}".into(), "b".into()], ..Trace::default() };
             for (n, (bytes, (kind, detail, vm))) in bytes.iter().zip(kinds).enumerate() {

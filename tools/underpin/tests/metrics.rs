@@ -202,10 +202,12 @@ fn sample() -> Sample {
     };
     let mut idle = vm("idle");
     (idle.memory, idle.vcpus) = (None, None);
+    let mut cpu = CpuStatus::new_zeroed();
+    cpu.stretch_ns[7] = 90_000;
     Sample {
         machine: MachineStatus::new_zeroed(),
         memory: MachineMem::new_zeroed(),
-        cpus: vec![CpuStatus::new_zeroed()],
+        cpus: vec![cpu],
         nodes: vec![NodeStatus::new_zeroed(); 2],
         vms: vec![vm(""), vm(ODD), vm("a"), idle],
     }
@@ -244,6 +246,11 @@ fn times_of_exits_disks_and_frames_are_seconds() {
             "underpin_vm_net_frame_duration_seconds_sum",
             &[("vm", "a")],
             15e-6,
+        ),
+        (
+            "underpin_cpu_longest_stretch_seconds",
+            &[("cpu", "0"), ("kind", "end")],
+            9e-5,
         ),
     ] {
         assert_eq!(find(&all, name, labels), Some(value), "{name} {labels:?}");

@@ -60,9 +60,14 @@ fn list_and_show_tell_what_the_hypervisor_says() {
         assert!(shown.contains(part), "{part} in {shown}");
     }
     assert!(ok(&fake.run("nodes")).contains("1.5 GiB"));
-    assert!(ok(&fake.run("machine")).contains("frame table"));
+    let machine = ok(&fake.run("machine"));
+    assert!(machine.contains("frame table"));
+    assert!(machine.contains("(device, CPU 1)"), "{machine}");
     let json: Value = serde_json::from_str(&ok(&fake.run("machine -o json"))).unwrap();
     assert_eq!(json["cpus"], 2);
+    let stretches = &json["stretches"][1];
+    assert_eq!(stretches["cpu"], 1);
+    assert_eq!(stretches["longest_ns"]["device"], 150_001);
 }
 
 #[test]

@@ -71,6 +71,7 @@ fn drawn(event: &Event, trace: &Trace) -> Value {
         trace::EXIT => json!({ "cpu": event.cpu, "pc": hex(event.value) }),
         trace::SWITCH => json!({ "left": event.name, "pc": hex(event.value) }),
         trace::INTERRUPT => json!({ "intid": event.value }),
+        trace::STRETCH => json!({ "kind": event.name }),
         _ => json!({ "cpu": event.cpu, "address": hex(event.value) }),
     };
     let mut value = json!({

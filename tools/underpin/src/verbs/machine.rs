@@ -2,8 +2,8 @@
 
 use super::{Context, show};
 use crate::{failure::Result, units, watch::os0_times};
-use abi::control::MachineStatus;
-use serde_json::{Value, json};
+use abi::control::{CpuStatus, MachineStatus, STRETCHES};
+use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 /// How long the hypervisor may take to answer.
@@ -13,13 +13,38 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 pub fn machine(context: &Context) -> Result<()> {
     let mut client = context.connect()?;
     let machine = client.hello(ANSWER_TIME)?;
-    let os0 = os0_times(&client.cpus()?);
+    let cpus = client.cpus()?;
     context
         .output
-        .result(|| to_json(&machine, os0), |_| to_text(&machine, os0))
+        .result(|| to_json(&machine, &cpus), |_| to_text(&machine, &cpus))
 }
 
-fn to_json(machine: &MachineStatus, os0: Option<[u64; 2]>) -> Value {
+/// Of each pCPU, its longest stretch with interrupts masked for each kind of work, in nanoseconds.
+fn stretches(cpus: &[CpuStatus]) -> Vec<Value> {
+    let kinds = |cpu: &CpuStatus| -> Map<String, Value> {
+        let named = STRETCHES.iter().zip(cpu.stretch_ns);
+        named
+            .map(|(kind, ns)| ((*kind).to_owned(), ns.into()))
+            .collect()
+    };
+    cpus.iter()
+        .map(|cpu| json!({ "cpu": cpu.cpu, "longest_ns": kinds(cpu) }))
+        .collect()
+}
+
+/// The longest of all, with its pCPU and kind.
+fn longest_stretch(cpus: &[CpuStatus]) -> Option<String> {
+    let all = cpus.iter().flat_map(|cpu| {
+        let named = STRETCHES.iter().zip(cpu.stretch_ns);
+        named.map(|(kind, ns)| (ns, *kind, cpu.cpu))
+    });
+    let (ns, kind, cpu) = all.max()?;
+    let time = units::nanoseconds(ns);
+    Some(format!("{time} ({kind}, CPU {cpu})"))
+}
+
+fn to_json(machine: &MachineStatus, cpus: &[CpuStatus]) -> Value {
+    let os0 = os0_times(cpus);
     let [received, sent, lost] = machine.card_frames;
     json!({
         "version": machine.version, "cpus": machine.cpus, "nodes": machine.nodes, "vms": machine.vms,
@@ -27,11 +52,12 @@ fn to_json(machine: &MachineStatus, os0: Option<[u64; 2]>) -> Value {
         "frame_table": machine.frame_table, "heap": machine.heap, "bundle": machine.bundle,
         "uptime_ns": machine.uptime_ns,
         "os0": os0.map(|[run, steal]| json!({ "run_ns": run, "steal_ns": steal })),
+        "stretches": stretches(cpus),
         "card": { "received": received, "sent": sent, "lost": lost },
     })
 }
 
-fn to_text(machine: &MachineStatus, os0: Option<[u64; 2]>) -> String {
+fn to_text(machine: &MachineStatus, cpus: &[CpuStatus]) -> String {
     let mut text = String::new();
     let [received, sent, lost] = machine.card_frames.map(units::count);
     let mut pairs = vec![
@@ -50,7 +76,10 @@ fn to_text(machine: &MachineStatus, os0: Option<[u64; 2]>) -> String {
         ),
         ("up for", units::nanoseconds(machine.uptime_ns)),
     ];
-    if let Some([run, steal]) = os0.map(|times| times.map(units::nanoseconds)) {
+    if let Some(longest) = longest_stretch(cpus) {
+        pairs.push(("masked at most", longest));
+    }
+    if let Some([run, steal]) = os0_times(cpus).map(|times| times.map(units::nanoseconds)) {
         pairs.push(("OS-0", format!("ran {run} beside VMs, {steal} stolen")));
     }
     show::lines(&mut text, &pairs);

@@ -198,6 +198,7 @@ impl Hypervisor {
                     idle_ns: 2_500_000_000,
                     os0_run_ns: 1_500_000_000,
                     os0_steal_ns: 250_000_000,
+                    stretch_ns: [20_000, 0, 150_000 + u64::from(cpu), 0, 0, 0, 0, 0, 0],
                 });
                 Ok((2, cpus.as_bytes().to_vec()))
             }
