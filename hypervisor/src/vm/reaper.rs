@@ -15,8 +15,8 @@ use alloc::vec::Vec;
 use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
 
-/// Table entries that one step looks at.
-const BUDGET: usize = 2048;
+/// Table entries that one step looks at, at some 650 instructions each where a frame goes back.
+const BUDGET: usize = 256;
 
 /// A VM on its way out.
 #[expect(clippy::large_enum_variant, reason = "at most one for each VM")]

@@ -8,6 +8,7 @@
 
 pub mod archive;
 pub mod assets;
+mod bounds;
 mod control_log;
 pub mod disk_image;
 pub mod machine;

@@ -62,6 +62,12 @@ impl Hardware {
         self.option("--icount").option("1")
     }
 
+    /// Whether an instruction takes 2 ns there.
+    pub fn is_counted(&self) -> bool {
+        let is_icount = |pair: &[String]| pair == ["--icount", "1"];
+        self.options.windows(2).any(is_icount)
+    }
+
     /// With one more word for `underpin sim`.
     #[must_use]
     pub fn option(mut self, word: impl Into<String>) -> Self {
@@ -420,6 +426,11 @@ impl Machine {
             }
             sleep(POLL);
         }
+    }
+
+    /// Whether the machine has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.ended || self.check_alive().is_err()
     }
 
     /// Powers the machine off, as `underpin shutdown` does, unless it has ended.

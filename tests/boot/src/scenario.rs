@@ -1,7 +1,7 @@
 //! A scenario: what is started, what must be seen, and what is checked then.
 
 use crate::{
-    Outcome, because,
+    Outcome, because, bounds,
     machine::{Hardware, Machine},
     os0::Os0,
     vm::Vm,
@@ -165,6 +165,9 @@ impl Scenario {
         }
         for check in &self.checks {
             check(stage).map_err(Failure::of_machine)?;
+        }
+        if hardware.is_counted() {
+            bounds::stretches(stage).map_err(Failure::of_machine)?;
         }
         Ok(())
     }

@@ -163,6 +163,17 @@ pub struct MachineStatus {
     pub heap: u64,
     /// Bytes of the bundle.
     pub bundle: u64,
+    /// Of each pCPU, its longest stretches.
+    pub stretches: Vec<Stretches>,
+}
+
+/// How long a pCPU worked without a look at its interrupts, at most.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Stretches {
+    /// The pCPU.
+    pub cpu: u32,
+    /// Nanoseconds, by the kind of work.
+    pub longest_ns: BTreeMap<String, u64>,
 }
 
 /// A node, as `underpin nodes` tells it.

@@ -1,0 +1,66 @@
+//! What no scenario may show, whatever it is about: stretches of work at EL2 that are too long.
+//!
+//! Interrupts are masked there, so whoever waits for one waits for the whole stretch. Only machines whose time
+//! is counted (`Hardware::counted`) are held to it: an instruction takes 2 ns there. Elsewhere a stretch lasts as
+//! long as the host lets it: QEMU translates, and the host runs other things meanwhile, so wall time
+//! says nothing of what EL2 did.
+
+use crate::{Outcome, scenario::Stage, status::Stretches};
+
+/// Nanoseconds of an instruction where time is counted.
+const INSTRUCTION_NS: u64 = 2;
+/// The most instructions in a stretch.
+const MOST: u64 = 100_000;
+/// The same where a VM ends, or starts again.
+const MOST_AT_END: u64 = 300_000;
+
+/// Fails where a CPU has worked for too long without a look at its interrupts. A machine that has ended is not
+/// asked.
+///
+/// # Errors
+/// The CPU, the kind of work, and how long it was.
+pub fn stretches(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    if machine.has_ended() {
+        return Ok(());
+    }
+    check(&machine.status()?.stretches)
+}
+
+fn check(all: &[Stretches]) -> Outcome {
+    let long = all.iter().flat_map(|of| {
+        of.longest_ns.iter().filter_map(|(kind, ns)| {
+            let most = if kind == "end" { MOST_AT_END } else { MOST };
+            let took = ns / INSTRUCTION_NS;
+            (took > most).then(|| {
+                let cpu = of.cpu;
+                format!("{took} instructions ({kind}, CPU {cpu}; at most {most})")
+            })
+        })
+    });
+    let long: Vec<String> = long.collect();
+    if long.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "EL2 worked for too long without a look at its interrupts: {}",
+        long.join(", ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_may_take_longer_than_other_work() {
+        let of = |kind: &str, ns| Stretches {
+            cpu: 1,
+            longest_ns: [(kind.to_owned(), ns)].into(),
+        };
+        assert!(check(&[of("exit", 200_000), of("end", 600_000)]).is_ok());
+        let why = check(&[of("device", 200_002)]).unwrap_err();
+        assert!(why.contains("100001 instructions (device, CPU 1"), "{why}");
+        assert!(check(&[of("end", 600_002)]).is_err());
+    }
+}
