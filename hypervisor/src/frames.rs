@@ -222,10 +222,10 @@ pub fn free(first: Mfn, order: u8) {
     }
 }
 
-/// Frames for EL2 itself, zeroed.
+/// Frames for EL2 itself, zeroed in memory, too: guests may look at some of them.
 pub fn take_for_el2(home: NodeId, order: u8) -> Option<Mfn> {
     let first = allocate(home, order, Purpose::Hypervisor)?;
-    ram(first, 1 << order).zero(0, (FRAME_SIZE as usize) << order);
+    Metal.zero(first, 1 << order);
     Some(first)
 }
 
@@ -403,11 +403,7 @@ impl Frames for Metal {
     }
 
     fn join(&self, frame: Mfn, user: Owner) -> Result<(), Why> {
-        if sharing::join_image(frame, user)? {
-            // The boot loader wrote it: a guest may look at it with its caches off.
-            cache::publish(frame.address(), FRAME_SIZE, Duty::Guest);
-        }
-        Ok(())
+        sharing::join_image(frame, user).map(|_| ())
     }
 
     fn leave(&self, frame: Mfn, user: Owner) {

@@ -6,6 +6,7 @@ use abi::Text;
 use abi::bundle::{ENTRIES_MAX, Place, kind};
 use abi::parked::run;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
+use machine_aarch64::cache::{self, Duty};
 use machine_contract::TableMemory;
 use machine_locks::{Once, Rank, SpinGuard, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa};
@@ -15,8 +16,8 @@ use model_frame_table::{
 };
 use model_pmap::Why;
 use model_sharing::{
-    ACCOUNTS, Accounts, Clock, Expect, Ground, Index, Link, NotJoined, Record, RecordId, STRIPES,
-    Slab,
+    ACCOUNTS, Accounts, Clock, Expect, Ground, Index, Joined, Link, NotJoined, Record, RecordId,
+    STRIPES, Slab,
 };
 use xxhash_rust::xxh64::Xxh64;
 
@@ -255,17 +256,16 @@ fn adopt_page(page: &'static [u8], group: u16) {
     }
 }
 
-/// Adds `user` to a page of an image; whether it is the only one.
+/// Adds `user` to a page of an image.
 ///
 /// # Errors
 /// Why it must have a copy.
-pub fn join_image(frame: Mfn, user: Owner) -> Result<bool, Why> {
+pub fn join_image(frame: Mfn, user: Owner) -> Result<Joined, Why> {
     let entry = host::get().map.entry(frame).ok_or(Why::LostRace)?;
     if entry.cache_key().group != group_of(user) {
         return Err(Why::OtherGroup);
     }
-    let joined = model_sharing::join(&Metal, frame, user, Expect::Image);
-    joined.map(|joined| joined.revived).map_err(why)
+    model_sharing::join(&Metal, frame, user, Expect::Image).map_err(why)
 }
 
 /// What a record says of a frame that a VM or a disk has (`abi::parked::run`).
@@ -400,20 +400,7 @@ pub fn publish_block(frame: Mfn, user: Owner, key: CacheKey) -> bool {
 
 /// Lets others of the group find a shared frame by what it holds.
 pub fn enlist(frame: Mfn) {
-    let metal = Metal;
-    let Some(entry) = host::get().map.entry(frame) else {
-        return;
-    };
-    let key = entry.cache_key();
-    if key.disk != 0 {
-        let bucket = metal.index().block_bucket(key);
-        let _guard = metal.lock_stripe(bucket.stripe());
-        metal.index().insert(&host::get().map, bucket, frame);
-    }
-    let index = metal.index();
-    let bucket = index.content_bucket(entry.cache_key().group, |n| metal.word(frame, n));
-    let _guard = metal.lock_stripe(bucket.stripe());
-    index.insert(&host::get().map, bucket, frame);
+    model_sharing::enlist(&Metal, frame);
 }
 
 fn why(refused: NotJoined) -> Why {
@@ -445,6 +432,10 @@ impl Ground for Metal {
     #[inline]
     fn word(&self, frame: Mfn, n: usize) -> u64 {
         frames::word(frame, n)
+    }
+
+    fn clean(&self, frame: Mfn) {
+        cache::publish(frame.address(), FRAME_SIZE, Duty::Guest);
     }
 
     fn take_record(&self, near: NodeId, user: Owner) -> Option<RecordId> {

@@ -16,10 +16,8 @@ use model_stage2::{Invalidation, IpaSize, VmidBits, vtcr};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::sharing::Sharing;
+use crate::views::Views;
 use crate::{FakeMmu, FakeTables, Walker};
-
-/// What a frame that nobody has zeroed yet contains.
-const POISON: u8 = 0xa5;
 
 /// Frames of 2 MiB.
 const BLOCK: u64 = 1 << MAX_ORDER;
@@ -27,13 +25,14 @@ const BLOCK: u64 = 1 << MAX_ORDER;
 /// Chunks that a reclaim looks at: more than a test's machine has.
 const ALL: usize = 1 << 12;
 
-type Page = Box<[u8; FRAME_SIZE as usize]>;
-
 /// The machine's frames with their contents: pools per node, allocations that fail on demand.
 ///
 /// What a frame holds is poison until it is zeroed. Freeing a frame forgets its contents, and so
 /// does allocating it, but for those that are reserved as zeroes. Zeroing it a second time before
 /// that fails the test: somebody may see it already.
+///
+/// What is stored is in caches until the frame is cleaned; memory, and instruction caches, still hold what was
+/// there before. [`Self::check_shown`] is for frames that guests have.
 #[derive(Debug)]
 pub struct FakeFrames {
     map: MemoryMap<'static>,
@@ -45,7 +44,7 @@ pub struct FakeFrames {
 #[derive(Debug)]
 struct Inner {
     pools: Vec<Pool>,
-    contents: BTreeMap<Mfn, Page>,
+    contents: BTreeMap<Mfn, Views>,
     fail_after: Option<u64>,
     /// Frames that are kept for emergencies.
     kept: u64,
@@ -75,9 +74,13 @@ impl Inner {
                 state.usage == Use::Reserved && state.contents == Contents::Zeroes
             };
             if !chunk.is_some_and(is_kept) {
-                self.contents.remove(&frame);
+                self.at(frame).forget();
             }
         }
+    }
+
+    fn at(&mut self, frame: Mfn) -> &mut Views {
+        self.contents.entry(frame).or_default()
     }
 }
 
@@ -112,9 +115,7 @@ impl FakeFrames {
         }
         let mut contents = BTreeMap::new();
         for (n, bytes) in (0..).zip(pages) {
-            let mut page = Box::new([0; FRAME_SIZE as usize]);
-            page[..bytes.len()].copy_from_slice(bytes);
-            contents.insert(first.add(n), page);
+            contents.insert(first.add(n), Views::written(bytes));
         }
         Self::of(map, pools, contents)
     }
@@ -153,7 +154,7 @@ impl FakeFrames {
         Self::of(map, pools, BTreeMap::new())
     }
 
-    fn of(map: MemoryMap<'static>, mut pools: Vec<Pool>, contents: BTreeMap<Mfn, Page>) -> Self {
+    fn of(map: MemoryMap<'static>, mut pools: Vec<Pool>, contents: BTreeMap<Mfn, Views>) -> Self {
         pools.sort_by_key(Pool::node);
         let preference = PreferenceOrder::new(pools.len(), |a, b| 10 + u32::from(a != b));
         let inner = Inner {
@@ -213,7 +214,7 @@ impl FakeFrames {
             let _ = pool.zero_ahead(&self.map, |frame| {
                 let is_free = self.map.census(frame, 1)[Use::Free as usize] == 1;
                 assert!(is_free, "{frame} is somebody's");
-                contents.insert(frame, Box::new([0; FRAME_SIZE as usize]));
+                contents.entry(frame).or_default().zero();
             });
         }
     }
@@ -221,23 +222,47 @@ impl FakeFrames {
     /// What a frame holds; `None` where it was not zeroed since it was last free.
     pub fn contents(&self, frame: Mfn) -> Option<Vec<u8>> {
         let inner = self.inner();
-        inner.contents.get(&frame).map(|page| page.to_vec())
+        let page = inner.contents.get(&frame).and_then(Views::cached);
+        page.map(|page| page.to_vec())
     }
 
     /// Copies bytes out of a frame; poison where it was not zeroed.
     pub fn load(&self, frame: Mfn, offset: u64, into: &mut [u8]) {
-        match self.inner().contents.get(&frame) {
-            Some(page) => into.copy_from_slice(&page[offset as usize..][..into.len()]),
-            None => into.fill(POISON),
-        }
+        self.inner().at(frame).load(offset, into);
+    }
+
+    /// As [`Self::load`], as a guest whose caches are off: what memory holds.
+    pub fn load_uncached(&self, frame: Mfn, offset: u64, into: &mut [u8]) {
+        self.inner().at(frame).load_uncached(offset, into);
     }
 
     /// Stores bytes into a frame that was zeroed.
     pub fn store(&self, frame: Mfn, offset: u64, bytes: &[u8]) {
-        let mut inner = self.inner();
-        let page = inner.contents.get_mut(&frame);
-        let page = page.unwrap_or_else(|| bad(&format_args!("{frame} was never zeroed")));
-        page[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        self.inner().at(frame).store(frame, offset, bytes);
+    }
+
+    /// As [`Self::store`], as a guest whose caches are off: caches may still give what was there before.
+    pub fn store_uncached(&self, frame: Mfn, offset: u64, bytes: &[u8]) {
+        self.inner().at(frame).store_uncached(offset, bytes);
+    }
+
+    /// Stores all of a frame, whatever it held.
+    pub fn fill(&self, frame: Mfn, bytes: &[u8; FRAME_SIZE as usize]) {
+        self.inner().at(frame).fill(frame, bytes);
+    }
+
+    /// Fails the test where a guest that has `frame` could find more in it than what caches give: data or
+    /// instructions of who had it before, or of its own where others use it, too.
+    pub fn check_shown(&self, frame: Mfn) {
+        let usage = self.map.entry(frame).map(|entry| entry.state().usage);
+        let fault = self.inner().at(frame).fault(usage == Some(Use::Shared));
+        if let Some(fault) = fault {
+            bad(&format_args!("{frame} is shown to a guest, and {fault}"));
+        }
+    }
+
+    pub(crate) fn clean_frame(&self, frame: Mfn) {
+        self.inner().at(frame).clean();
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -310,7 +335,7 @@ impl Frames for FakeFrames {
     fn free(&self, first: Mfn, order: u8) {
         let mut inner = self.inner();
         for n in 0..1 << order {
-            inner.contents.remove(&first.add(n));
+            inner.at(first.add(n)).forget();
         }
         let entry = self.map.entry(first);
         let node = entry
@@ -334,10 +359,8 @@ impl Frames for FakeFrames {
         let mut inner = self.inner();
         for n in 0..count {
             let frame = first.add(n);
-            let old = inner
-                .contents
-                .insert(frame, Box::new([0; FRAME_SIZE as usize]));
-            assert!(old.is_none(), "{frame} is in use already");
+            let was_used = inner.at(frame).zero();
+            assert!(!was_used, "{frame} is in use already");
         }
     }
 
@@ -361,6 +384,12 @@ impl Frames for FakeFrames {
         let page = page.unwrap_or_else(|| bad(&format_args!("{from} was never zeroed")));
         self.zero(to, 1);
         self.store(to, 0, &page);
+        self.clean_frame(to);
+    }
+
+    fn relocate(&self, from: Mfn, to: Mfn) {
+        self.clean_frame(from);
+        self.copy(from, to);
     }
 
     fn join(&self, frame: Mfn, user: Owner) -> Result<(), Why> {
@@ -390,12 +419,18 @@ impl Frames for FakeFrames {
     }
 
     fn enlist(&self, frame: Mfn) {
-        self.index_content(frame);
+        model_sharing::enlist(self, frame);
     }
 
     fn write(&self, first: Mfn, offset: u64, bytes: &[u8]) {
-        for (n, byte) in (offset..).zip(bytes) {
-            self.store(first.add(n / FRAME_SIZE), n % FRAME_SIZE, &[*byte]);
+        let mut inner = self.inner();
+        let (mut at, mut left) = (offset, bytes);
+        while !left.is_empty() {
+            let room = (FRAME_SIZE - at % FRAME_SIZE).min(left.len() as u64);
+            let (piece, rest) = left.split_at(room as usize);
+            let frame = first.add(at / FRAME_SIZE);
+            inner.at(frame).write(frame, at % FRAME_SIZE, piece);
+            (at, left) = (at + room, rest);
         }
     }
 }

@@ -12,6 +12,7 @@ mod list_registers;
 mod mmu;
 mod sharing;
 mod tables;
+mod views;
 mod walk;
 
 pub use frames::{FakeFrames, FakeTranslation};

@@ -69,13 +69,6 @@ impl FakeFrames {
         });
         found.map(|(frame, _)| frame)
     }
-
-    pub(crate) fn index_content(&self, frame: Mfn) {
-        let index = Ground::index(self);
-        let bucket = index.content_bucket(0, |n| self.word(frame, n));
-        let _guard = self.lock_stripe(bucket.stripe());
-        index.insert(Ground::map(self), bucket, frame);
-    }
 }
 
 impl Ground for FakeFrames {
@@ -101,6 +94,10 @@ impl Ground for FakeFrames {
         assert!(n < FRAME_SIZE as usize / bytes.len());
         self.load(frame, n as u64 * 8, &mut bytes);
         u64::from_le_bytes(bytes)
+    }
+
+    fn clean(&self, frame: Mfn) {
+        self.clean_frame(frame);
     }
 
     fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {

@@ -353,6 +353,7 @@ impl World {
                 }
                 if let Ok(seen) = seen {
                     assert_eq!(seen.pa, frame.address(), "{gfn} is stale");
+                    self.frames.check_shown(frame);
                     let is_block = seen.leaf.size > FRAME_SIZE;
                     let is_full = in_place.get(&region.0) == Some(&REGION_FRAMES);
                     // Counted upwards, so what is known of a region is known at its last frame. The

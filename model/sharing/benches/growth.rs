@@ -92,6 +92,8 @@ impl Ground for Machine<'_> {
         frame.0
     }
 
+    fn clean(&self, _: Mfn) {}
+
     fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
         let (slab, tables) = &mut *self.slab.borrow_mut();
         let id = slab.take(tables)?;

@@ -110,6 +110,10 @@ pub fn join(
     expect: Expect,
 ) -> Result<Joined, NotJoined> {
     let entry = ground.map().entry(frame).ok_or(NotJoined::Gone)?;
+    // The boot loader wrote it. Whoever finds that it has users need not: it was done before the first.
+    if expect == Expect::Image && entry.state().usage == Use::CachedOnly {
+        ground.clean(frame);
+    }
     let mut record = None;
     let joined = loop {
         // Only where there are others: whoever is alone needs none.
@@ -186,6 +190,22 @@ pub fn publish(
     frame.set_first_record(Link::Nobody.encode());
     push(ground, &mut frame, &mut None, user);
     Ok(())
+}
+
+/// Lets others find a shared frame by what it holds, and by its block of a disk. Nobody writes it any more, and no
+/// TLB lets anybody: what a guest left in memory, but not in caches, is what all see from now on.
+pub fn enlist(ground: &impl Ground, frame: Mfn) {
+    let Some(entry) = ground.map().entry(frame) else {
+        return;
+    };
+    ground.clean(frame);
+    let (index, key) = (ground.index(), entry.cache_key());
+    let content = index.content_bucket(key.group, |n| ground.word(frame, n));
+    let block = (key.disk != 0).then(|| index.block_bucket(key));
+    for bucket in block.into_iter().chain([content]) {
+        let _guard = ground.lock_stripe(bucket.stripe());
+        index.insert(ground.map(), bucket, frame);
+    }
 }
 
 /// Takes `user` from a shared frame; once, where it is there several times. `None` where it is not

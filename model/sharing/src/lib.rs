@@ -33,6 +33,10 @@
 //! stripes themselves. No lock is held while a record is allocated, and frames that are neither
 //! shared nor kept are not locked even for a moment, so nothing here is in a pool's way.
 //!
+//! **What caches hold.** A guest that maps a frame as Non-cacheable sees what memory holds of it, and others what
+//! caches hold: so a frame is cleaned ([`Ground::clean`]) before others can find it ([`enlist`]), and an image's
+//! page before its first user has it ([`join`]). From then on nobody writes it, and both stay the same.
+//!
 //! All work is bounded: [`MAX_USERS`] records of a frame, [`LONGEST_CHAIN`] frames of a bucket.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -49,7 +53,7 @@ use model_frame_table::{MemoryMap, Owner};
 pub use account::{ACCOUNTS, Account, Accounts, UNIT};
 pub use clock::Clock;
 pub use frame::{
-    Expect, Joined, Left, MAX_USERS, NotJoined, claim, evict, join, leave, publish, users,
+    Expect, Joined, Left, MAX_USERS, NotJoined, claim, enlist, evict, join, leave, publish, users,
 };
 pub use index::{Bucket, Index, LONGEST_CHAIN, STRIPES};
 pub use record::{Link, Record, RecordId, Slab};
@@ -66,6 +70,9 @@ pub trait Ground {
     fn lock_stripe(&self, stripe: usize) -> impl Sized;
     /// Word `n`, below 512, of what `frame` holds. It may be anybody's frame meanwhile.
     fn word(&self, frame: Mfn, n: usize) -> u64;
+    /// Makes what memory holds of a frame that nobody writes any more the same as what caches hold, and lets
+    /// no instruction cache hold anything else of it: guests see it with their caches on or off.
+    fn clean(&self, frame: Mfn);
     /// A record of `user` that nobody follows, as near to `near` as there is one. No frame is
     /// locked. `None` where there is no memory left.
     fn take_record(&self, near: NodeId, user: Owner) -> Option<RecordId>;

@@ -63,6 +63,7 @@ impl<'a> Guest<'a> {
             if let Ok(translation) = seen
                 && (translation.leaf.write || !access.writes())
             {
+                self.frames.check_shown(translation.pa.frame());
                 return Ok(translation.pa.frame());
             }
             let lock = || self.lock();

@@ -237,8 +237,7 @@ impl<'a> Machine for Host<'a> {
     }
     fn allocate(&self, owner: Owner) -> Option<Mfn> {
         let frame = self.0.allocate(NODE, 0, Purpose::Private(owner))?;
-        Frames::zero(self.0, frame, 1);
-        self.0.store(frame, 0, &LEFT_BEHIND);
+        self.0.fill(frame, &LEFT_BEHIND);
         Some(frame)
     }
     fn free(&self, frame: Mfn) {

@@ -1,5 +1,6 @@
 //! A few small VMs of one group, and what each guest page must contain.
 
+mod caches;
 mod check;
 mod moving;
 

@@ -163,6 +163,8 @@ impl Ground for Machine {
         self.load(frame)
     }
 
+    fn clean(&self, _: Mfn) {}
+
     fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
         let (slab, tables) = &mut *self.slab.lock().unwrap();
         let id = slab.take(tables)?;

@@ -17,6 +17,7 @@ impl World {
                 assert!(!write || entry.rights().unwrap().write, "{gfn}: {entry:?}");
                 let is_copy = copies(&vm.lock(), gfn).contains(&Some(frame));
                 assert!(is_copy || entry.frame() == Some(frame), "{gfn} is stale");
+                self.machine.frames.check_shown(frame);
             }
         }
         let is_dying = |(_, user): &(Mfn, Owner)| self.vms.iter().all(|vm| vm.ram.vm != user.vm);

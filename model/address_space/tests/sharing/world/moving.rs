@@ -1,8 +1,8 @@
 //! Pages that move to another node, or get copies there, while their guests run.
 
 use super::{
-    Access, Backing, Block, CHUNK_FRAMES, Flight, Frames, Gfn, Maps, Mfn, Moved, NodeId, Owner,
-    Policy, Purpose, RAM, Reasons, Tables, VMS, World,
+    Access, Backing, Block, CHUNK_FRAMES, Flight, Frames, Gfn, Ground, Maps, Mfn, Moved, NodeId,
+    Owner, Policy, Purpose, RAM, Reasons, Tables, VMS, World,
 };
 
 impl World {
@@ -100,6 +100,8 @@ impl World {
                 frames.zero(flight.new, 1);
             }
             frames.store(flight.new, 0, &page);
+            // As all copies are.
+            frames.clean(flight.new);
         }
     }
 
