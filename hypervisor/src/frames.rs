@@ -4,16 +4,17 @@ use crate::physical::disk;
 use crate::vm::vmids;
 use crate::{cpu, hiding, host, numa, sched, sharing};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_aarch64::cache::{self, Duty};
+use machine_aarch64::cache;
 use machine_aarch64::frames::{self as metal, Ram, Table};
 use machine_aarch64::guest;
+use machine_aarch64::timer;
 use machine_aarch64::tlb::{self, Reaches};
 use machine_contract::TableMemory;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
 use model_address_space::{Access, Frames, Translation};
 use model_frame_table::{
-    CHUNK_FRAMES, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, Pool, PoolCounts, Purpose,
+    CHUNK_FRAMES, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, Pool, PoolCounts, Purpose, Use,
 };
 use model_paging::{Store, Token};
 use model_pmap::Why;
@@ -132,6 +133,7 @@ pub fn reserve(node: NodeId) -> u64 {
 
 /// Sets the reserves aside, once the pools are full.
 pub fn keep_reserves() {
+    leave_code();
     for (node, kept) in (0..).zip(&RESERVES) {
         let free = counts(NodeId(node)).free;
         kept.store(free / RESERVE_SHARE, Ordering::Relaxed);
@@ -213,6 +215,9 @@ pub fn free(first: Mfn, order: u8) {
     let Some(entry) = host.map.entry(first) else {
         return;
     };
+    if entry.state().usage != Use::Table {
+        leave_code();
+    }
     let freed = with_pool(entry.state().node, |pool| {
         pool.free(&host.map, first, order)
     });
@@ -220,6 +225,37 @@ pub fn free(first: Mfn, order: u8) {
         // A bug of EL2's own: the frame is lost, which harms nobody but the count.
         log::error!("frame {first} could not be freed: {refused:?}");
     }
+}
+
+/// Whether instruction caches may hold code of frames that were freed, if no CPU empties them.
+static CODE_IS_LEFT: AtomicBool = AtomicBool::new(true);
+/// When they may be emptied again, in counts; `u64::MAX` while a CPU is at it.
+static EMPTY_AT: AtomicU64 = AtomicU64::new(0);
+/// All CPUs lose what they have cached: no guest can make that happen more often.
+const EMPTY_EVERY_NS: u64 = 20_000_000;
+
+/// Frames are about to be freed, or are new, and no TLB knows them: caches may hold code of them.
+fn leave_code() {
+    if !CODE_IS_LEFT.load(Ordering::SeqCst) {
+        CODE_IS_LEFT.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Empties all instruction caches where they were not of late, or drops the lines of these frames.
+#[cold]
+fn drop_code(first: Mfn, count: u64) {
+    let (now, at, order) = (
+        timer::now(),
+        EMPTY_AT.load(Ordering::SeqCst),
+        Ordering::SeqCst,
+    );
+    if now < at || { EMPTY_AT.compare_exchange(at, u64::MAX, order, order) }.is_err() {
+        return cache::drop_instructions(first.address(), count * FRAME_SIZE);
+    }
+    // Whoever sees this sees that a CPU is at it, too; what is freed from now on leaves code again.
+    CODE_IS_LEFT.store(false, order);
+    cache::drop_all_instructions();
+    EMPTY_AT.store(now + host::counts(EMPTY_EVERY_NS), order);
 }
 
 /// Frames for EL2 itself, zeroed in memory, too: guests may look at some of them.
@@ -347,6 +383,7 @@ impl Frames for Metal {
     }
 
     fn free_each(&self, frames: &[Mfn]) {
+        leave_code();
         let mut rest = frames;
         while let Some((first, others)) = rest.split_first() {
             let node = self.map().entry(*first).map(|entry| entry.state().node);
@@ -379,6 +416,14 @@ impl Frames for Metal {
         unsafe { metal::zero_frames_for_guest(first, count) }
     }
 
+    #[inline]
+    fn drop_code(&self, first: Mfn, count: u64) {
+        let order = Ordering::SeqCst;
+        if CODE_IS_LEFT.load(order) || EMPTY_AT.load(order) == u64::MAX {
+            drop_code(first, count);
+        }
+    }
+
     fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
         allocate_from_reserve(home, Purpose::Private(owner))
     }
@@ -393,7 +438,8 @@ impl Frames for Metal {
 
     fn copy(&self, from: Mfn, to: Mfn) {
         ram(to, 1).copy_from(0, ram(from, 1), 0, FRAME_SIZE as usize);
-        cache::publish(to.address(), FRAME_SIZE, Duty::Guest);
+        cache::clean_to_coherency(to.address(), FRAME_SIZE);
+        self.drop_code(to, 1);
     }
 
     fn relocate(&self, from: Mfn, to: Mfn) {
@@ -439,11 +485,8 @@ impl Frames for Metal {
 
     fn write(&self, first: Mfn, offset: u64, bytes: &[u8]) {
         ram(first, CHUNK_FRAMES).write(offset, bytes);
-        cache::publish(
-            Pa(first.address().0 + offset),
-            bytes.len() as u64,
-            Duty::Guest,
-        );
+        let at = Pa(first.address().0 + offset);
+        cache::clean_to_coherency(at, bytes.len() as u64);
     }
 }
 

@@ -318,7 +318,7 @@ unsafe fn copy(from: PaRange, to: Pa) {
     let target = core::ptr::with_exposed_provenance_mut::<u8>(to.0 as usize);
     // SAFETY: the caller's promise.
     unsafe { core::ptr::copy_nonoverlapping(source, target, from.size as usize) }
-    cache::publish(to, from.size, cache::Duty::Guest);
+    cache::publish(to, from.size);
 }
 
 /// Makes the machine's tree OS-0's, in place; gives its size.

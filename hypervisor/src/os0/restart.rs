@@ -268,6 +268,6 @@ fn put_in_place() -> Option<(Pa, Pa)> {
         let address = start.0.wrapping_add(u64::from_be_bytes(offset));
         to.write(at, &address.to_be_bytes());
     }
-    cache::publish(start, head.room, cache::Duty::Guest);
+    cache::publish(start, head.room);
     Some((start, Pa(start.0 + head.tree)))
 }

@@ -1,44 +1,63 @@
 //! Cache duties: what must happen to bytes that EL2 wrote before somebody else reads them.
 //!
 //! TCG never punishes a missing duty; hardware does. So every frame that EL2 fills for a guest
-//! passes one call that names its duty.
+//! passes one call that names its duty, and `machine/fake` keeps what caches and memory hold.
 
 use core::arch::asm;
 use model_addr::Pa;
 
-/// Who reads the bytes next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Duty {
-    /// Table walkers and CPUs whose caches are on: nothing to do beyond a barrier.
-    Coherent,
-    /// A guest, which may have its caches off or fetch instructions: clean to the point of
-    /// coherency and drop stale instructions (Arm ARM B2.7).
-    Guest,
+/// Instruction caches see what data caches hold (`CTR_EL0.DIC`): they hold nothing that is stale.
+const DIC: u64 = 1 << 29;
+
+macro_rules! each_line {
+    ($operation:literal, $pa:expr, $size:expr, $line:expr) => {
+        let (mut at, line) = ($pa.align_down($line).0, $line);
+        while at < $pa.0 + $size {
+            // SAFETY: it writes back what was stored already, or drops what memory has.
+            unsafe { asm!($operation, in(reg) at, options(nostack)) }
+            at += line;
+        }
+        // SAFETY: a barrier changes nothing.
+        unsafe { asm!("dsb sy", options(nostack)) }
+    };
+}
+
+fn cache_type() -> u64 {
+    read_sysreg!("ctr_el0")
 }
 
 /// Bytes of the smallest data cache line (`CTR_EL0.DminLine`).
 pub fn line_size() -> u64 {
-    4 << (read_sysreg!("ctr_el0") >> 16 & 0xf)
+    4 << (cache_type() >> 16 & 0xf)
 }
 
-/// Does the duty for `size` bytes from `pa`.
-pub fn publish(pa: Pa, size: u64, duty: Duty) {
-    if duty == Duty::Guest {
-        clean_to_coherency(pa, size);
-        // SAFETY: dropping instruction cache lines changes no memory.
-        unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack)) }
-    }
+/// Lets a guest see `size` bytes from `pa`, which may have its caches off or fetch instructions: cleans to the
+/// point of coherency and drops stale instructions (Arm ARM B2.7).
+pub fn publish(pa: Pa, size: u64) {
+    clean_to_coherency(pa, size);
+    drop_instructions(pa, size);
 }
 
 /// Cleans and drops the data cache lines of `size` bytes from `pa`.
 pub fn clean_to_coherency(pa: Pa, size: u64) {
-    let line = line_size();
-    let mut at = pa.align_down(line).0;
-    while at < pa.0 + size {
-        // SAFETY: cleaning a line writes back what was stored already.
-        unsafe { asm!("dc civac, {}", in(reg) at, options(nostack)) }
-        at += line;
+    each_line!("dc civac, {}", pa, size, line_size());
+}
+
+/// Drops what instruction caches of all CPUs hold of `size` bytes from `pa`, which nobody fetches from now.
+pub fn drop_instructions(pa: Pa, size: u64) {
+    let kind = cache_type();
+    // Only a cache that is indexed by physical address (`L1Ip`) has a line in one place.
+    if kind & DIC != 0 || kind >> 14 & 3 != 3 {
+        drop_all_instructions();
+    } else {
+        each_line!("ic ivau, {}", pa, size, 4_u64 << (kind & 0xf));
     }
-    // SAFETY: a barrier changes nothing.
-    unsafe { asm!("dsb sy", options(nostack)) }
+}
+
+/// Drops all that instruction caches of all CPUs hold, after what this CPU has seen of others.
+pub fn drop_all_instructions() {
+    if cache_type() & DIC == 0 {
+        // SAFETY: dropping instruction cache lines changes no memory.
+        unsafe { asm!("dsb ish", "ic ialluis", "dsb ish", "isb", options(nostack)) }
+    }
 }

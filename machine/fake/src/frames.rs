@@ -364,6 +364,13 @@ impl Frames for FakeFrames {
         }
     }
 
+    fn drop_code(&self, first: Mfn, count: u64) {
+        let mut inner = self.inner();
+        for n in 0..count {
+            inner.at(first.add(n)).drop_code();
+        }
+    }
+
     fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
         Frames::allocate(self, home, 0, Purpose::Private(owner))
     }

@@ -73,7 +73,7 @@ impl Views {
         };
     }
 
-    /// All is zeroes, wherever somebody looks; whether the frame held something.
+    /// All is zeroes, in caches and in memory; whether the frame held something.
     pub(crate) fn zero(&mut self) -> bool {
         let held = self.cache.replace(Box::new([0; SIZE]));
         self.agree();
@@ -81,8 +81,12 @@ impl Views {
     }
 
     fn agree(&mut self) {
-        (self.memory, self.dirty) = (None, false);
-        (self.data, self.instructions) = (Stale::Nothing, Stale::Nothing);
+        (self.memory, self.dirty, self.data) = (None, false, Stale::Nothing);
+    }
+
+    /// No instruction cache holds anything of the frame.
+    pub(crate) fn drop_code(&mut self) {
+        self.instructions = Stale::Nothing;
     }
 
     /// What caches give.
@@ -139,7 +143,7 @@ impl Views {
         self.memory = Some(page);
     }
 
-    /// Cleans and drops the lines of all caches.
+    /// Cleans and drops the lines of all caches, those for instructions among them.
     pub(crate) fn clean(&mut self) {
         if self.cache.is_none() {
             return;
@@ -150,6 +154,7 @@ impl Views {
             self.cache = Some(memory);
         }
         self.agree();
+        self.drop_code();
     }
 
     /// Stores bytes into a frame that nobody has seen since it was zeroed, and cleans their lines.

@@ -90,6 +90,8 @@ pub trait Frames {
     fn free_reserved(&self, first: Mfn, owner: Owner);
     /// Fills frames with zeroes that a guest sees whether its caches are on or off.
     fn zero(&self, first: Mfn, count: u64);
+    /// Makes sure that no instruction cache holds what frames, which nobody sees yet, held for somebody else.
+    fn drop_code(&self, first: Mfn, count: u64);
     /// A frame for a page that a guest is about to have alone, near `home`. It may come from what is
     /// kept for this, so that a write never waits for others to give memory back.
     fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn>;
@@ -102,7 +104,8 @@ pub trait Frames {
     fn allocate_urgently(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
         self.allocate_for_break(home, owner)
     }
-    /// Copies a frame that nobody writes into one that nobody sees yet; as for [`Self::write`].
+    /// Copies a frame that nobody writes into one that nobody sees yet, of which no instruction cache holds
+    /// anything then; as for [`Self::write`].
     fn copy(&self, from: Mfn, to: Mfn);
     /// Copies a frame that a guest wrote until [`Maps::begin`] into one that nobody sees yet, without
     /// its lock. The guest may have written it with its caches off; by now it may be another's.
@@ -137,8 +140,8 @@ pub trait Frames {
     fn forget(&self, token: u64) {
         let _ = token;
     }
-    /// Puts bytes where `offset` says, counted from the start of `first`; a guest sees them as
-    /// data and as instructions, whether its caches are on or off.
+    /// Puts bytes where `offset` says, counted from the start of `first`, into zeroes that nobody
+    /// has seen; a guest sees them whether its caches are on or off.
     fn write(&self, first: Mfn, offset: u64, bytes: &[u8]);
 }
 

@@ -149,6 +149,7 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
         if run.contents == Contents::Unknown {
             frames.zero(run.frame, run.count);
         }
+        frames.drop_code(run.frame, run.count);
         if !run.sources {
             return;
         }

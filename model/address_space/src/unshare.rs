@@ -95,6 +95,7 @@ impl<T: Translation> Maps<T> {
         };
         if access == Access::Overwrite {
             frames.zero(new, 1);
+            frames.drop_code(new, 1);
             self.events.copies_saved += 1;
         } else {
             frames.copy(old, new);

@@ -118,6 +118,7 @@ impl<'a> Guest<'a> {
                 _ => self.swap.borrow()[(token >> 1) as usize].clone(),
             };
             self.frames.store(new, 0, &bytes);
+            self.frames.drop_code(new, 1);
             Entry {
                 why: Why::Evicted,
                 ..Entry::private(new)

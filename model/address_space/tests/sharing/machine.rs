@@ -124,6 +124,11 @@ impl Frames for Machine {
         self.assert_unseen(first, count);
         self.frames.zero(first, count);
     }
+    fn drop_code(&self, first: Mfn, count: u64) {
+        self.note("drop_code");
+        self.assert_unseen(first, count);
+        self.frames.drop_code(first, count);
+    }
     fn allocate_for_break(&self, home: NodeId, owner: Owner) -> Option<Mfn> {
         self.note("allocate_for_break");
         self.frames.allocate_for_break(home, owner)
