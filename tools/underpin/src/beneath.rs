@@ -111,7 +111,7 @@ impl Machine {
 
     /// Takes the memory back; refused while a VM runs, or has not quite ended.
     pub fn repay(&self) -> Result<()> {
-        ask("repay").map(drop)
+        ask("repay").map(|_| self.broker.expect_end())
     }
 }
 

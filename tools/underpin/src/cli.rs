@@ -4,7 +4,7 @@ mod set;
 
 pub use set::{Blocks, Claim, Set};
 
-use crate::{beneath::Served, codes, sim::Shape, units};
+use crate::{beneath::Served, codes, sim::Shape, units, vmfile::NODES_MAX};
 use abi::control::TRACE_CLASSES;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -309,11 +309,24 @@ pub enum NumaVerb {
         /// The VM's name
         vm: String,
         /// The node's number
+        #[arg(value_parser = node)]
         node: u8,
         /// Wait until it is there, and tell what came of it
         #[arg(long)]
         wait: bool,
     },
+}
+
+/// A node's number.
+fn node(text: &str) -> Result<u8, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|node| u32::from(*node) < NODES_MAX);
+    let last = NODES_MAX - 1;
+    number.ok_or_else(|| {
+        format!("'{text}' is no node: use a number from 0 to {last}; `underpin nodes` lists them")
+    })
 }
 
 /// A size as the memory of a VM has it.

@@ -19,4 +19,6 @@ pub mod local {
     /// console, by an empty `CONSOLE_OUTPUT` event; the bytes are in the console's log file by
     /// then. A slow command is told less often and misses nothing.
     pub const WATCH: u32 = 0x2001;
+    /// An event, the last one: the machine has been shut down.
+    pub const SHUT_DOWN: u32 = 0x2002;
 }

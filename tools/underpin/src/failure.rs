@@ -132,6 +132,11 @@ impl Failure {
         self.0.code
     }
 
+    /// Whether the machine is gone, by itself or because somebody has shut it down.
+    pub fn is_gone(&self) -> bool {
+        [exit::MACHINE_DIED, exit::NO_MACHINE].contains(&self.code())
+    }
+
     /// The sentence.
     pub fn message(&self) -> &str {
         &self.0.message

@@ -242,9 +242,7 @@ impl Context {
         match gone {
             Ok(true) => self.done(self.run.machine(), "powered off"),
             // The machine may be gone before its answer arrives.
-            Err(failure) if failure.code() == exit::MACHINE_DIED => {
-                self.done(self.run.machine(), "powered off")
-            }
+            Err(failure) if failure.is_gone() => self.done(self.run.machine(), "powered off"),
             Err(failure) => Err(failure),
             Ok(false) => {
                 let message = "the machine has not powered off";

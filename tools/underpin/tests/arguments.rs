@@ -81,7 +81,26 @@ const WRONG: &[(&str, i32, &str)] = &[
     ("mem analyze --kpageflags web1", 2, "'web1'"),
     ("numa fly", 2, "'fly'"),
     ("numa why Not_A_Name", 11, "Not_A_Name"),
-    ("numa move web1 999", 2, "'999'"),
+    (
+        "numa move web1 999",
+        2,
+        "'999' is no node: use a number from 0 to 63",
+    ),
+    (
+        "numa move web1 64",
+        2,
+        "'64' is no node: use a number from 0 to 63",
+    ),
+    (
+        "numa move web1 x",
+        2,
+        "'x' is no node: use a number from 0 to 63",
+    ),
+    (
+        "sim --exit-when-done --timeout 1s",
+        2,
+        "no VM file is named",
+    ),
     ("top", 2, "terminal"),
     ("top -n 1", 2, "--batch"),
     ("top --batch -n 0", 2, "'0'"),

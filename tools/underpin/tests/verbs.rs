@@ -379,7 +379,25 @@ fn many_commands_at_once_get_their_own_answers() {
 #[test]
 fn the_machines_end_reaches_every_command() {
     let fake = Fake::start("end");
+    let waiting = fake
+        .command("-q stop stubborn")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_millis(200));
     assert_eq!(ok(&fake.run("-q shutdown")), "sim: powered off\n");
+    // Who waits is told what happened, and so is who comes before all of the machine is gone.
+    let after = ["list", "show web1", "kill web1"].map(|words| fake.run(words));
+    for told in after
+        .into_iter()
+        .chain([waiting.wait_with_output().unwrap()])
+    {
+        assert_eq!(told.status.code(), Some(3), "{told:?}");
+        assert!(
+            text(&told.stderr).contains("the machine has been shut down"),
+            "{told:?}"
+        );
+    }
     let fake = Fake::start("death");
     let waiting = fake
         .command("-q stop stubborn")

@@ -103,7 +103,8 @@ impl Broker {
             .name("accept".into())
             .spawn(move || {
                 for stream in listener.incoming() {
-                    if this.state().gone {
+                    // Who comes after a shutdown is told of it, until this process ends.
+                    if this.state().gone && !this.is_powering_off() {
                         break;
                     }
                     // One that cannot be served finds its connection closed.
@@ -134,13 +135,22 @@ impl Broker {
         self.0.powering_off.load(Ordering::Relaxed)
     }
 
+    /// The machine's end, which comes, is no accident.
+    pub fn expect_end(&self) {
+        self.0.powering_off.store(true, Ordering::Relaxed);
+    }
+
     /// Cuts everybody off, once they have been sent the answers that were there (or will not take
     /// them).
     pub fn close(&self) {
         let _ = self.0.hypervisor.shutdown(Shutdown::Both);
         let mut state = self.state();
         state.gone = true;
+        let last: Arc<[u8]> = shut_down().into();
         for connection in state.clients.values() {
+            if self.is_powering_off() {
+                let _ = connection.queue.try_send(Arc::clone(&last));
+            }
             let _ = connection.stream.shutdown(Shutdown::Read);
         }
         state.clients.clear();
@@ -157,6 +167,9 @@ impl Broker {
         let (mut down, mut up) = (stream.try_clone()?, stream.try_clone()?);
         let mut state = self.state();
         if state.gone || state.clients.len() >= CLIENTS_MAX {
+            if state.gone && self.is_powering_off() {
+                up.write_all(&shut_down())?;
+            }
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let id = state.next_client;
@@ -207,7 +220,7 @@ impl Broker {
             return false;
         }
         if frame.kind == request::POWER_OFF {
-            self.0.powering_off.store(true, Ordering::Relaxed);
+            self.expect_end();
         }
         let tag = state.next_tag;
         state.next_tag = tag.wrapping_add(1);
@@ -215,7 +228,8 @@ impl Broker {
         drop(state);
         let bytes = encode(frame.kind, tag, &[&frame.payload]);
         let mut down = self.0.down.lock().unwrap_or_else(PoisonError::into_inner);
-        down.write_all(&bytes).is_ok()
+        // Who asks too late is told by `close`.
+        down.write_all(&bytes).is_ok() || self.is_powering_off()
     }
 
     fn read_hypervisor(&self, mut up: UnixStream) {
@@ -292,6 +306,11 @@ fn watch(state: &mut State, client: u64, frame: &Frame) -> bool {
     let reply = encode(frame.kind | REPLY, frame.tag, &[header.as_bytes()]);
     send(state, client, reply.into());
     true
+}
+
+/// The last frame of a machine that was shut down.
+fn shut_down() -> Vec<u8> {
+    encode(local::SHUT_DOWN, 0, &[])
 }
 
 /// Queues a frame for a command, and cuts off one that does not take what it is sent.

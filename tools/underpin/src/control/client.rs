@@ -73,6 +73,8 @@ pub struct Client {
     codec: Codec,
     events: VecDeque<Frame>,
     tag: u32,
+    /// The machine's end is no accident.
+    shut_down: bool,
 }
 
 impl Client {
@@ -83,6 +85,7 @@ impl Client {
             codec: Codec::default(),
             events: VecDeque::new(),
             tag: 0,
+            shut_down: false,
         }
     }
 
@@ -96,9 +99,12 @@ impl Client {
     pub fn request_within(&mut self, kind: u32, parts: &[&[u8]], time: Duration) -> Result<Reply> {
         let deadline = Instant::now() + time;
         self.tag = self.tag.wrapping_add(1);
-        self.stream
-            .write_all(&encode(kind, self.tag, parts))
-            .map_err(|error| lost(&error))?;
+        let sent = self.stream.write_all(&encode(kind, self.tag, parts));
+        if let Err(error) = sent {
+            // What was sent before the end may say why.
+            while let Ok(Some(_)) = self.frame(Some(deadline)) {}
+            return Err(self.lost(&error));
+        }
         loop {
             let Some(frame) = self.frame(Some(deadline))? else {
                 let message = format!("the hypervisor has not answered for {} s", time.as_secs());
@@ -139,18 +145,20 @@ impl Client {
     fn frame(&mut self, deadline: Option<Instant>) -> Result<Option<Frame>> {
         let mut buffer = [0; 16 * 1024];
         loop {
-            if let Some(frame) = self.codec.next_frame() {
-                return Ok(Some(frame));
+            match self.codec.next_frame() {
+                Some(frame) if frame.kind == local::SHUT_DOWN => self.shut_down = true,
+                Some(frame) => return Ok(Some(frame)),
+                None => {}
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
-            self.stream
-                .set_read_timeout(left)
-                .map_err(|error| lost(&error))?;
+            if let Err(error) = self.stream.set_read_timeout(left) {
+                return Err(self.lost(&error));
+            }
             match self.stream.read(&mut buffer) {
-                Ok(0) => return Err(lost(&io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(self.lost(&io::ErrorKind::UnexpectedEof.into())),
                 Ok(n) => self.codec.push(buffer.get(..n).unwrap_or_default()),
                 Err(error)
                     if matches!(
@@ -158,9 +166,18 @@ impl Client {
                         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
                     ) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(lost(&error)),
+                Err(error) => return Err(self.lost(&error)),
             }
         }
+    }
+
+    /// Why the connection has ended.
+    fn lost(&self, error: &io::Error) -> Failure {
+        if !self.shut_down {
+            return lost(error);
+        }
+        let message = "the machine has been shut down";
+        Failure::new(exit::NO_MACHINE, message).help("start one: underpin sim FILE...")
     }
 
     /// What the machine is.
@@ -371,7 +388,7 @@ impl Client {
             match self.event(Some(left)) {
                 Ok(Some(_)) => {}
                 Ok(None) => return Ok(false),
-                Err(failure) if failure.code() == exit::MACHINE_DIED => return Ok(true),
+                Err(failure) if failure.is_gone() => return Ok(true),
                 Err(failure) => return Err(failure),
             }
         }

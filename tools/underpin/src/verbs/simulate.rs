@@ -43,6 +43,11 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
         return detach(context, words);
     }
     let vms = vmfile::read_all(&options.files)?;
+    if options.exit_when_done && vms.is_empty() {
+        let message = "--exit-when-done waits until all VMs have ended, and no VM file is named";
+        let help = "name files of VMs; or leave it out, and end the machine with underpin shutdown";
+        return Err(Failure::new(exit::USAGE, message).help(help));
+    }
     if options.unasked && !vms.iter().any(|vm| vm.autostart) {
         let message = "--unasked waits until VMs have ended, and none is to start by itself";
         let help = "name files of VMs without autostart = false, or leave --unasked out";
@@ -119,10 +124,10 @@ fn follow(
         return Ok(Ending::Interrupted);
     }
     match outcome {
-        Err(gone) if gone.code() == exit::MACHINE_DIED && !machine.broker().is_powering_off() => {
+        Err(gone) if gone.is_gone() && !machine.broker().is_powering_off() => {
             Err(machine.explain(gone))
         }
-        Err(failure) if failure.code() != exit::MACHINE_DIED => Err(failure),
+        Err(failure) if !failure.is_gone() => Err(failure),
         _ => Ok(Ending::PoweredOff(Failure::join(seen.refused))),
     }
 }
