@@ -269,8 +269,10 @@ pub struct MachineStatus {
     pub uptime_ns: u64,
     /// Frames that the network card, or OS-0's, received, sent, and lost for want of room.
     pub card_frames: [u64; 3],
+    /// How many frames were cleaned to be shared, and how often all instruction caches were emptied.
+    pub caches: [u64; 2],
 }
-const _: () = assert!(size_of::<MachineStatus>() == 96);
+const _: () = assert!(size_of::<MachineStatus>() == 112);
 
 /// A pCPU.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

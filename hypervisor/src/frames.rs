@@ -234,6 +234,10 @@ static EMPTY_AT: AtomicU64 = AtomicU64::new(0);
 /// All CPUs lose what they have cached: no guest can make that happen more often.
 const EMPTY_EVERY_NS: u64 = 20_000_000;
 
+/// Frames that were cleaned to be shared, and how often all instruction caches were emptied.
+pub static CLEANED: AtomicU64 = AtomicU64::new(0);
+pub static EMPTIED: AtomicU64 = AtomicU64::new(0);
+
 /// Frames are about to be freed, or are new, and no TLB knows them: caches may hold code of them.
 fn leave_code() {
     if !CODE_IS_LEFT.load(Ordering::SeqCst) {
@@ -255,6 +259,7 @@ fn drop_code(first: Mfn, count: u64) {
     // Whoever sees this sees that a CPU is at it, too; what is freed from now on leaves code again.
     CODE_IS_LEFT.store(false, order);
     cache::drop_all_instructions();
+    EMPTIED.fetch_add(1, Ordering::Relaxed);
     EMPTY_AT.store(now + host::counts(EMPTY_EVERY_NS), order);
 }
 

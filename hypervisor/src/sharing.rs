@@ -435,6 +435,7 @@ impl Ground for Metal {
     }
 
     fn clean(&self, frame: Mfn) {
+        frames::CLEANED.fetch_add(1, Ordering::Relaxed);
         cache::publish(frame.address(), FRAME_SIZE);
     }
 

@@ -323,6 +323,7 @@ fn machine(caller: Caller) -> MachineStatus {
         bundle: host.bundle_at.map_or(0, |range| range.size),
         uptime_ns: host::nanoseconds(timer::now() - host.started),
         card_frames: crate::physical::nic::counts(),
+        caches: [&frames::CLEANED, &frames::EMPTIED].map(|count| count.load(Ordering::Relaxed)),
     }
 }
 

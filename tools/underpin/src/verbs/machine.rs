@@ -53,6 +53,7 @@ fn to_json(machine: &MachineStatus, cpus: &[CpuStatus]) -> Value {
         "uptime_ns": machine.uptime_ns,
         "os0": os0.map(|[run, steal]| json!({ "run_ns": run, "steal_ns": steal })),
         "stretches": stretches(cpus),
+        "caches": { "frames_cleaned": machine.caches[0], "code_emptied": machine.caches[1] },
         "card": { "received": received, "sent": sent, "lost": lost },
     })
 }
@@ -60,6 +61,7 @@ fn to_json(machine: &MachineStatus, cpus: &[CpuStatus]) -> Value {
 fn to_text(machine: &MachineStatus, cpus: &[CpuStatus]) -> String {
     let mut text = String::new();
     let [received, sent, lost] = machine.card_frames.map(units::count);
+    let [cleaned, emptied] = machine.caches.map(units::count);
     let mut pairs = vec![
         ("CPUs", machine.cpus.to_string()),
         ("nodes", machine.nodes.to_string()),
@@ -73,6 +75,10 @@ fn to_text(machine: &MachineStatus, cpus: &[CpuStatus]) -> String {
         (
             "card",
             format!("{received} frames received, {sent} sent, {lost} lost"),
+        ),
+        (
+            "caches",
+            format!("{cleaned} frames cleaned to be shared, code emptied {emptied} times"),
         ),
         ("up for", units::nanoseconds(machine.uptime_ns)),
     ];
