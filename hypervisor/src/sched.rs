@@ -279,7 +279,7 @@ pub fn enter_os0(entity: EntityId, cpu: &Cpu) -> bool {
 
 /// Runs vCPUs as long as `goes_on`.
 pub fn run_while(cpu: &'static Cpu, goes_on: impl Fn() -> bool) {
-    cpu.stretch.begin(timer::now(), Kind::Switch);
+    cpu.stretch.come_up();
     while goes_on() {
         stretch::look(Kind::Switch);
         crate::housekeeping::some();

@@ -95,6 +95,12 @@ impl Stretch {
         }
     }
 
+    /// The first one begins, or the first after OS-0 had the CPU for itself.
+    pub fn come_up(&self) {
+        self.since.set(timer::now());
+        self.kind.set(Kind::Switch);
+    }
+
     /// It turns out to be of that kind.
     pub fn turn_to(&self, kind: Kind) {
         self.kind.set(kind);
@@ -126,10 +132,13 @@ fn keep(cpu: &Cpu, since: u64, took: u64) {
 }
 
 /// Takes the interrupts that are pending, between two pieces of work; what follows is of kind `next`.
-/// The CPU has no guest, and holds no lock.
+/// The CPU has no guest, and holds no lock. While it comes up it takes none.
 pub fn look(next: Kind) {
-    end();
     let cpu = cpu::this();
+    if cpu.stretch.since.get() == u64::MAX {
+        return;
+    }
+    end();
     if metal::is_interrupt_pending() {
         cpu.stretch.turn_to(Kind::Interrupt);
         exit::take_interrupts(cpu);

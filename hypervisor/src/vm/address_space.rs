@@ -2,6 +2,7 @@
 
 use crate::frames::{self, Metal, Tables};
 use crate::regions::Window;
+use crate::stretch::{self, Kind};
 use abi::parked::Run;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -69,6 +70,7 @@ impl AddressSpace {
         node: NodeId,
         policy: Policy,
     ) -> Option<Self> {
+        stretch::look(Kind::Control);
         let maps = Maps::new(Tables::new(node, vmid), range)?;
         let vttbr = vttbr(vmid, maps.root());
         let ram = GuestRam::new(vm, range, sources, policy);

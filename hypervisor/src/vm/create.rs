@@ -15,7 +15,7 @@ use crate::device::virtio::Slot;
 use crate::network::{self, Cable};
 use crate::paging::Paging;
 use crate::vcpu::Vcpu;
-use crate::{entropy, frames, heap, host, regions, sched, sharing};
+use crate::{entropy, frames, heap, host, regions, sched, sharing, stretch};
 use abi::bundle::{
     DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY,
     NetRecord, REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights,
@@ -313,8 +313,7 @@ fn address_space(
     let initrd = laid.initrd.map(|range| (range.start, initrd));
     let begin = (laid.entry, laid.tree.start);
     let windows = regions::join(record, windows(record), home)?;
-    let tree = tree.into_boxed_slice();
-    let space = with_sources(record, (id, vmid, home), begin, kernel, tree, initrd)?;
+    let space = with_sources(record, (id, vmid, home), begin, kernel, tree.into(), initrd)?;
     Ok(space.with_windows(windows))
 }
 
@@ -393,6 +392,7 @@ fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<V
     entropy::stir(record.memory);
     let mut rng_seed = [0; 32];
     entropy::fill(&mut rng_seed);
+    stretch::look(stretch::Kind::Control);
     let mut nodes = heapless::Vec::<_, REGIONS_MAX>::new();
     for (region, window) in regions::records(record).zip(windows(record)) {
         let node = RegionNode {

@@ -12,6 +12,7 @@ use crate::device::uart::Uart;
 use crate::device::virtio::Slot;
 use crate::numa::Tally;
 use crate::paging::{self, Paging};
+use crate::stretch::{self, Kind};
 use crate::vcpu::{Vcpu, attention};
 use abi::Text;
 use alloc::boxed::Box;
@@ -131,6 +132,7 @@ pub struct Parts {
 impl Instance {
     /// A VM about to run, its time beginning now.
     pub fn new(parts: Parts) -> Self {
+        stretch::look(Kind::Control);
         let Parts {
             id,
             home,

@@ -4,6 +4,7 @@ use super::instance::{End, Instance};
 use super::{create, memory, report};
 use crate::device::virtio::Slot;
 use crate::host;
+use crate::stretch::{self, Kind};
 use abi::Text;
 use abi::bundle::{NET_DOWN, NetRecord, VM_AUTOSTART, VmRecord, block_policy, kind};
 use abi::control::{KEEP, SetRequest, VmName, VmStatus, code, state};
@@ -397,6 +398,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
         create::adopt(&vm.record)?;
     }
     memory::admit(vm)?;
+    stretch::look(Kind::Control);
     let instance = create::instance(vm, id)?;
     vm.starts.store(starts, Ordering::Relaxed);
     *vm.life.lock() = Life::Running(Arc::clone(&instance));
@@ -408,6 +410,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
         instance.home
     );
     create::launch(&instance);
+    stretch::look(Kind::Tick);
     memory::tick();
     report::send_state(vm);
     Ok(())
