@@ -5,25 +5,25 @@
 //! travels without its lock. A receiver without buffers lets the sender wait for it a while, and is
 //! then passed over until it takes something again.
 
+mod copies;
 mod parked;
 
-use super::virtio::Slot;
-use super::virtio::update_line;
-use crate::network::{Cable, End, Lan, Route, Scratch};
+use super::virtio::{Slot, update_line};
+use crate::network::{Cable, End, Lan, Route};
 use crate::physical::nic;
-use crate::vm::{DeviceView, Instance};
+use crate::vm::Instance;
 use crate::{host, housekeeping, network, sched};
 use abi::control::{LATENCY_BUCKETS, NET_DROP_COUNT, VmStatus, latency_bucket};
 use alloc::boxed::Box;
+use copies::{fill, gather};
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
-use machine_contract::{GuestMemory, GuestMemoryError};
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_ethernet::{Mac, PortSet, Why};
 use model_virtio::net::wire;
 use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
-use model_virtio::{Effect, Runs, Transport};
+use model_virtio::{Effect, Transport};
 
 /// Frames, and bytes of them, that are sent in one go.
 const FRAMES_AT_ONCE: u32 = 64;
@@ -110,7 +110,10 @@ enum Accepted {
 
 /// What became of a frame for its sender.
 enum Sent {
-    Over,
+    /// It is over, and whether it was cut into pieces.
+    Over(bool),
+    /// The same of one receiver, and others are yet to have it.
+    GoesOn(bool),
     /// It waits for the receiver at this port.
     Waits(u8),
 }
@@ -123,6 +126,8 @@ struct Sending {
     since: u64,
     /// The port that it waits for, and how long.
     waits: Option<(u8, u64)>,
+    /// Ports that are yet to have it; it waits for the first of them meanwhile.
+    flood: PortSet,
 }
 
 struct State {
@@ -323,10 +328,12 @@ impl Net {
                 }
                 return finish(&mut state, vm, n);
             }
-            sending.waits = None;
-            state.transport.sent(&vm.memory(), &sending.frame);
+            if matches!(sent, Sent::Over(_)) {
+                sending.waits = None;
+                state.transport.sent(&vm.memory(), &sending.frame);
+            }
             state.sending = Some(sending);
-            if bytes >= BYTES_AT_ONCE {
+            if bytes >= BYTES_AT_ONCE || matches!(sent, Sent::Over(true) | Sent::GoesOn(true)) {
                 break;
             }
         }
@@ -373,7 +380,9 @@ impl Net {
         let frame = &sending.frame;
         let (lan, port) = (self.cable.lan(), self.cable.port());
         let incoming = Incoming::of_guest(vm, frame);
-        let sent = if let Some((to, until)) = sending.waits {
+        let sent = if sending.flood.0 != 0 {
+            Sent::GoesOn(false)
+        } else if let Some((to, until)) = sending.waits {
             self.retry(lan, to, until, incoming)
         } else {
             sending.since = timer::now();
@@ -381,7 +390,7 @@ impl Net {
             match lan.route(port, frame.source(), frame.destination(), bytes) {
                 Route::Drop(why) => {
                     self.lose(loss(why));
-                    return Sent::Over;
+                    return Sent::Over(false);
                 }
                 Route::To(to, end) => {
                     self.note(0, bytes);
@@ -389,17 +398,29 @@ impl Net {
                 }
                 Route::Flood(ports) => {
                     self.note(0, bytes);
-                    for to in ports.iter() {
-                        if let Some(end) = lan.end(to) {
-                            self.bring(&end, to, incoming, None);
-                        }
-                    }
-                    Sent::Over
+                    sending.flood = ports;
+                    Sent::Over(false)
                 }
             }
         };
+        let sent = match sending.flood.iter().next() {
+            Some(to) => {
+                let end = lan.end(to);
+                let sent = end.map(|end| self.bring(&end, to, incoming, None));
+                let is_cut = matches!(sent, Some(Sent::Over(true)));
+                sending.flood.0 &= !(1 << to);
+                sending.waits = sending.flood.iter().next().map(|next| (next, 0));
+                let goes_on = sending.waits.is_some();
+                if goes_on {
+                    Sent::GoesOn(is_cut)
+                } else {
+                    Sent::Over(is_cut)
+                }
+            }
+            None => sent,
+        };
         match (&sent, sending.waits) {
-            (Sent::Over, _) => self.time(sending.since),
+            (Sent::Over(_), _) => self.time(sending.since),
             (Sent::Waits(to), None) => {
                 let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
                 sending.waits = Some((*to, until));
@@ -414,7 +435,7 @@ impl Net {
     fn retry(&self, lan: &Lan, to: u8, until: u64, incoming: Incoming<'_>) -> Sent {
         let Some(end) = lan.end(to) else {
             self.lose(Loss::Nowhere);
-            return Sent::Over;
+            return Sent::Over(false);
         };
         if timer::now() >= until
             && let End::Vm(vm, window) = &end
@@ -435,11 +456,11 @@ impl Net {
             End::Uplink => Accepted::NeedsPieces,
         };
         match accepted {
-            Accepted::Over => Sent::Over,
+            Accepted::Over => Sent::Over(false),
             Accepted::Full => Sent::Waits(to),
             Accepted::NeedsPieces => {
                 self.bring_pieces(end, incoming);
-                Sent::Over
+                Sent::Over(true)
             }
         }
     }
@@ -557,36 +578,4 @@ fn show_line(state: &mut State, vm: &Instance, n: usize) {
         state.line = !state.line;
         update_line(&state.transport, vm, n);
     }
-}
-
-/// Copies a frame to a receiver's memory.
-fn fill(to: &DeviceView<'_>, runs: &mut Runs<'_>, body: Body<'_>) -> Result<(), GuestMemoryError> {
-    match body {
-        Body::Own(head, rest) => {
-            runs.put(to, head)?;
-            runs.put(to, rest)
-        }
-        Body::Guest(vm, frame) => {
-            runs.put(to, frame.head())?;
-            let mut rest = Runs::new(frame.rest(), u32::MAX);
-            to.copy_from(runs, &vm.memory(), &mut rest)
-        }
-    }
-}
-
-/// Copies a whole frame to EL2.
-fn gather<'a>(
-    vm: &Instance,
-    frame: &Frame,
-    scratch: &'a mut Scratch,
-) -> Result<&'a mut [u8], GuestMemoryError> {
-    let bytes = &mut scratch.bytes()[..frame.bytes() as usize];
-    let (head, mut rest) = bytes.split_at_mut(frame.head().len());
-    head.copy_from_slice(frame.head());
-    for segment in frame.rest() {
-        let (part, others) = rest.split_at_mut(segment.len as usize);
-        vm.memory().read(segment.ipa, part)?;
-        rest = others;
-    }
-    Ok(bytes)
 }
