@@ -18,7 +18,7 @@ const MOST_AT_END: u64 = 300_000;
 /// asked.
 ///
 /// # Errors
-/// The CPU, the kind of work, and how long it was.
+/// The CPU, the kind of work, and how long it was; or nothing was kept.
 pub fn stretches(stage: &mut Stage) -> Outcome {
     let machine = stage.machine()?;
     if machine.has_ended() {
@@ -39,6 +39,12 @@ fn check(all: &[Stretches]) -> Outcome {
         })
     });
     let long: Vec<String> = long.collect();
+    if all
+        .iter()
+        .all(|of| of.longest_ns.values().all(|ns| *ns == 0))
+    {
+        return Err("EL2 has kept no stretch of its work".to_owned());
+    }
     if long.is_empty() {
         return Ok(());
     }
@@ -62,5 +68,6 @@ mod tests {
         let why = check(&[of("device", 200_002)]).unwrap_err();
         assert!(why.contains("100001 instructions (device, CPU 1"), "{why}");
         assert!(check(&[of("end", 600_002)]).is_err());
+        assert!(check(&[of("end", 0)]).is_err());
     }
 }

@@ -67,7 +67,31 @@ pub fn scenarios() -> Vec<Scenario> {
     ]
     .into_iter()
     .chain(storms)
+    .chain([large_end()])
     .collect()
+}
+
+/// A VM that looks for gaps in its time on the only CPU, for so many seconds.
+fn watcher(seconds: u32) -> Vm {
+    Vm::bare("watcher", "hostile", &format!("do=gaps seconds={seconds}"))
+}
+
+const WATCHED: &str = "underpin-guest: hostile/gaps ok";
+
+/// A VM of much memory, all of it used, ends beside another on the same CPU.
+fn large_end() -> Scenario {
+    let large = Vm::bare("large", "hungry", "mib=all wait").memory("1536MiB");
+    let vms = vec![large, watcher(4).asleep()];
+    Scenario::new("hostile/large-end", Hardware::new(1, "2G").counted(), vms)
+        .expect("large", "hungry: has eaten", 2 * BOOT)
+        .check(|stage| {
+            let machine = stage.machine()?;
+            machine.run(&["start", "watcher"])?;
+            machine.run(&["kill", "large"])?;
+            let minutes = Duration::from_mins(3);
+            machine.expect("watcher", WATCHED, 1, minutes)?;
+            machine.await_state("large", "ended", minutes).map(drop)
+        })
 }
 
 fn vm_name(case: &str) -> String {

@@ -5,7 +5,7 @@ use crate::virtio::{self, Queue};
 use machine_bare::device::Device;
 use machine_bare::machine::Machine;
 use machine_bare::verdict::{Verdict, check, equal};
-use machine_bare::{println, timer};
+use machine_bare::{cpu, println, timer};
 
 /// The transmit queue.
 const TRANSMIT: u32 = 1;
@@ -201,4 +201,39 @@ pub fn storm(machine: &'static Machine) -> Verdict {
     }
     println!("hostile: {sent} frames to all");
     Ok(())
+}
+
+/// A frame for all of 64 KiB in segments of 256 bytes, as fast as they go: for whoever knows no segments, each is
+/// cut into 254.
+pub fn segments(machine: &'static Machine) -> Verdict {
+    let mut card = Card::find(machine);
+    let Some(card) = &mut card else {
+        return check(false, "no network device");
+    };
+    let mut header = [0; 12];
+    (header[0], header[1]) = (NEEDS_CHECKSUM, TCP_V4);
+    for (at, word) in [(4, 256), (6, TCP as u16), (8, 16)] {
+        header[at..at + 2].copy_from_slice(&word.to_le_bytes());
+    }
+    let end = timer::now() + machine.number("seconds", 1).min(1 << 20) * timer::frequency();
+    let mut sent = 0;
+    while timer::now() < end {
+        card.send(card.mac, header, (65_000, 0x50))?;
+        sent += 1;
+    }
+    println!("hostile: {sent} frames of many segments to all");
+    Ok(())
+}
+
+/// A network device that is up, knows no segments, and takes no frame.
+pub fn deaf(machine: &'static Machine) -> Verdict {
+    let is_card = |device: &&Device| device.read32(DEVICE_ID) == NETWORK_CARD;
+    let Some(device) = virtio::devices(machine).find(is_card) else {
+        return check(false, "no network device");
+    };
+    let _queue = Queue::start(device, 0, machine.scratch(), [0, 1])?;
+    println!("hostile: hears nothing");
+    loop {
+        cpu::wait_for_interrupt();
+    }
 }

@@ -22,7 +22,7 @@ image!("hostile", main);
 /// A case: its name, and what it does.
 type Case = (&'static str, fn(&'static Machine) -> Verdict);
 
-const CASES: [Case; 18] = [
+const CASES: [Case; 21] = [
     ("unmapped", faults::unmapped),
     ("unmapped_exec", faults::unmapped_exec),
     ("own_vector_abort", faults::own_vector_abort), // ends badly
@@ -41,6 +41,9 @@ const CASES: [Case; 18] = [
     ("notify_storm", virtio::notify_storm),
     ("bad_frames", frames::malformed),
     ("frame_storm", frames::storm),
+    ("segment_storm", frames::segments),
+    ("deaf", frames::deaf),
+    ("gaps", storms::gaps),
 ];
 
 fn main(machine: &'static Machine) -> Verdict {

@@ -142,3 +142,16 @@ pub fn spin(_machine: &'static Machine) -> Verdict {
 fn spin_here(_index: usize) {
     storm("a thousand turns", || cpu::spin(1000));
 }
+
+/// Watches the counter: nobody else has the CPU for longer than a slice and a millisecond.
+pub fn gaps(machine: &'static Machine) -> Verdict {
+    let (end, mut before, mut longest) = (end(), timer::now(), 0);
+    while before < end {
+        let now = timer::now();
+        longest = (now - before).max(longest);
+        before = now;
+    }
+    println!("hostile: the longest gap was {longest} ticks");
+    let most = timer::ticks(machine.number("most_us", 11_000));
+    check(longest <= most, "a gap was longer than a slice and 1 ms")
+}
