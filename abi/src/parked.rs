@@ -5,7 +5,7 @@
 //! A [`Header`], then items, each with its kind and length, in one order:
 //!
 //! ```text
-//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS WORDS VCPU.. SPIS UART TYPED BUTTON DEVICES NETS
+//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS WORDS VCPU.. SPIS UART TYPED BUTTON CLOCK DEVICES NETS
 //!   {OVERLAY WORDS}.. TEXT] }..  END
 //! ```
 //!
@@ -18,14 +18,14 @@ mod stream;
 mod tests;
 
 pub use records::{
-    Button, Device, Header, Interrupts, Machine, Net, Queue, Range, Run, Spis, Transport, Uart,
-    Vcpu, Vm, device, kind, life, net, power, queue, run,
+    Button, Clock, Device, Header, Interrupts, Machine, Net, Queue, Range, Run, Spis, Transport,
+    Uart, Vcpu, Vm, device, kind, life, net, power, queue, run,
 };
 pub use stream::{Reader, Unreadable, Writer};
 
 /// The version of the records that this source writes.
-pub const VERSION: u32 = 3;
-/// The oldest that it reads.
+pub const VERSION: u32 = 4;
+/// The oldest that it reads, in which VMs have no clock of the wall.
 pub const OLDEST: u32 = 3;
 /// How they begin.
 pub const MAGIC: [u8; 8] = *b"UNDPPARK";

@@ -90,14 +90,15 @@ fn map_all(map: &mut El2Map, tree: &Machine) -> Result<(), MapError> {
         .copied()
         .chain([tree.gic.distributor]);
     let windows = tree.virtio.iter().map(|window| window.registers);
-    let uart = tree.console.iter().map(|uart| PaRange {
-        start: uart.base,
+    let console = tree.console.iter().map(|uart| uart.base);
+    let pages = console.chain(tree.rtc).map(|start| PaRange {
+        start,
         size: FRAME_SIZE,
     });
     // What OS-0 may leave behind.
     let owned = tree.os0.iter().flat_map(|_| &tree.pci);
     let owned = owned.chain(&tree.gic.translators).copied();
-    for range in devices.chain(windows).chain(uart).chain(owned) {
+    for range in devices.chain(windows).chain(pages).chain(owned) {
         let start = range.start.align_down(FRAME_SIZE);
         let end = range.end().align_up(FRAME_SIZE).unwrap_or(range.end());
         if mapped.contains(&start.0) {

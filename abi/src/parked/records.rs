@@ -173,6 +173,13 @@ records! {
         /// Zero.
         reserved: [u8; 6],
     }
+    /// A clock of the wall, a PL031.
+    Clock, 8 {
+        /// `RTCLR`: what its guest set last.
+        load: u32,
+        /// How far it is ahead of the machine's time since, in seconds modulo 2^32.
+        ahead: u32,
+    }
     /// A split virtqueue, all of whose chains that were taken were given back.
     Queue, 40 {
         /// Entries.
@@ -309,6 +316,8 @@ pub mod kind {
     /// What blocks of partitions are to hold, one word for each block that the [`super::Run`]s before it name:
     /// `XXH64` of it, of seed 0, or 1 where it was not written; 0: that is not known.
     pub const WORDS: u32 = 20;
+    /// A [`super::Clock`].
+    pub const CLOCK: u32 = 21;
 }
 
 /// How a VM stands.

@@ -2,6 +2,7 @@
 
 pub mod balloon;
 pub mod block;
+pub mod clock;
 pub mod control_port;
 pub mod disk;
 pub mod net;

@@ -158,6 +158,11 @@ fn reach(guest: &mut Loaded<'_>, ipa: Ipa, size: u8, value: Option<u64>) -> Acce
         let offset = (ipa.0 - layout::GPIO.start.0) as u32;
         return Access::Done(guest.vm.power_button.access(guest.vm, offset, value));
     }
+    if layout::RTC.contains(ipa) {
+        guest.vcpu.stats.count(ExitClass::Other);
+        let offset = (ipa.0 - layout::RTC.start.0) as u32;
+        return Access::Done(guest.vm.clock.access(offset, value));
+    }
     Access::Nobody
 }
 

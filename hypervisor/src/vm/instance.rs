@@ -7,6 +7,7 @@ use super::oddities::Oddities;
 use super::vmids::Vmid;
 use crate::device::balloon::Balloon;
 use crate::device::block::Block;
+use crate::device::clock::Clock;
 use crate::device::power_button::PowerButton;
 use crate::device::uart::Uart;
 use crate::device::virtio::Slot;
@@ -59,6 +60,8 @@ pub struct Instance {
     pub uart: Uart,
     /// Its power button.
     pub power_button: PowerButton,
+    /// Its clock of the wall.
+    pub clock: Clock,
     /// Its virtio devices, in the order of their windows.
     pub virtio: Vec<Slot>,
     /// What its guest did that was out of the ordinary.
@@ -155,6 +158,7 @@ impl Instance {
             fresh: AtomicU64::new(0),
             uart: Uart::new(name),
             power_button: PowerButton::new(),
+            clock: Clock::new(),
             virtio,
             oddities: Oddities::new(),
             sharing: SharingCounts::default(),

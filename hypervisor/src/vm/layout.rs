@@ -4,7 +4,9 @@
 use model_addr::{Ipa, IpaRange};
 use model_guest_image::map;
 
-pub use model_guest_image::map::{DISTRIBUTOR, GPIO, POWER_BUTTON_LINE, REDISTRIBUTOR_SIZE, UART};
+pub use model_guest_image::map::{
+    DISTRIBUTOR, GPIO, POWER_BUTTON_LINE, REDISTRIBUTOR_SIZE, RTC, UART,
+};
 
 /// Redistributors, one after the other, up to the UART.
 pub const REDISTRIBUTORS: IpaRange = IpaRange {

@@ -120,6 +120,7 @@ fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Resu
     let mut open = to.begin(kind::TYPED).ok_or(Unwritable::NoRoom)?;
     fits(open.add(front) && open.add(back))?;
     fits(to.put(kind::BUTTON, &vm.power_button.record()))?;
+    fits(to.put(kind::CLOCK, &vm.clock.record()))?;
     let mut devices = to.begin(kind::DEVICES).ok_or(Unwritable::NoRoom)?;
     for slot in &vm.virtio {
         let record = slot.record().map_err(Unwritable::Has)?;
@@ -324,6 +325,9 @@ fn read_instance(
     let typed = records.bytes(kind::TYPED)?;
     all(instance.uart.restore(&uart, typed), kind::UART)?;
     instance.power_button.restore(&records.one(kind::BUTTON)?);
+    if let Some(clock) = records.one_if(kind::CLOCK)? {
+        instance.clock.restore(clock);
+    }
     let devices = records.all::<parked::Device>(kind::DEVICES)?;
     let mut nets = records.all::<parked::Net>(kind::NETS)?;
     all(devices.len() == instance.virtio.len(), kind::DEVICES)?;

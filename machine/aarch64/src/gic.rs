@@ -335,7 +335,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
     let _ = (0..TRIES).any(|_| is_so());
 }
 
-/// Reads a register of the interrupt controller of `size` (1, 2, 4 or 8) bytes.
+/// Reads a register of the interrupt controller, or of another device that no read changes, of `size` (1, 2, 4 or 8) bytes.
 ///
 /// # Safety
 ///

@@ -18,6 +18,11 @@ pub const UART: IpaRange = IpaRange {
 };
 /// The UART's SPI, counted from INTID 32.
 pub const UART_SPI: u32 = 1;
+/// The PL031 real-time clock.
+pub const RTC: IpaRange = IpaRange {
+    start: Ipa(0x0901_0000),
+    size: 0x1000,
+};
 /// The PL061 GPIO with the power button.
 pub const GPIO: IpaRange = IpaRange {
     start: Ipa(0x0903_0000),

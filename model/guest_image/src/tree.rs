@@ -121,6 +121,7 @@ impl GuestTree<'_> {
         self.write_gic(&mut fdt)?;
         write_clock(&mut fdt)?;
         write_uart(&mut fdt)?;
+        write_rtc(&mut fdt)?;
         write_gpio(&mut fdt)?;
         write_power_button(&mut fdt)?;
         for index in 0..u32::from(self.virtio) {
@@ -241,6 +242,17 @@ fn write_uart(fdt: &mut FdtWriter) -> Written {
     fdt.property_array_u32("clocks", &[CLOCK_PHANDLE, CLOCK_PHANDLE])?;
     let names = vec!["uartclk".to_string(), "apb_pclk".to_string()];
     fdt.property_string_list("clock-names", names)?;
+    fdt.end_node(node)
+}
+
+/// Without an interrupt: it has no alarm.
+fn write_rtc(fdt: &mut FdtWriter) -> Written {
+    let node = fdt.begin_node(&format!("pl031@{:x}", map::RTC.start.0))?;
+    let compatible = vec!["arm,pl031".to_string(), "arm,primecell".to_string()];
+    fdt.property_string_list("compatible", compatible)?;
+    fdt.property_array_u64("reg", &[map::RTC.start.0, map::RTC.size])?;
+    fdt.property_u32("clocks", CLOCK_PHANDLE)?;
+    fdt.property_string("clock-names", "apb_pclk")?;
     fdt.end_node(node)
 }
 

@@ -225,6 +225,11 @@ fn the_tree_says_what_the_guest_has() {
     assert_eq!(cells(&gpio, "reg"), [0, 0x903_0000, 0, 0x1000]);
     assert_eq!(cells(&gpio, "interrupts"), [0, 7, 4]);
     assert_eq!(cells(&gpio, "clocks"), [clock]);
+    let rtc = node("/pl031@9010000");
+    assert_eq!(value(&rtc, "compatible"), b"arm,pl031\0arm,primecell\0");
+    assert_eq!(cells(&rtc, "reg"), [0, 0x901_0000, 0, 0x1000]);
+    assert_eq!(cells(&rtc, "clocks"), [clock]);
+    assert!(rtc.property("interrupts").is_none());
     let button = node("/gpio-keys/poweroff");
     let line = [cells(&gpio, "phandle")[0], 3, 0];
     assert_eq!(cells(&button, "gpios"), line);

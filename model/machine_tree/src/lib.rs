@@ -59,6 +59,8 @@ pub struct Machine {
     pub psci: Psci,
     /// The console: the PL011 that `stdout-path` names, or else the first there is.
     pub console: Option<Pl011>,
+    /// The registers of the real-time clock: the first PL031.
+    pub rtc: Option<Pa>,
     /// The virtio-mmio transports, in the order of the tree.
     pub virtio: Vec<VirtioTransport, MAX_VIRTIO>,
     /// The configuration spaces of PCI hosts (`pci-host-ecam-generic`), each from its first bus on.

@@ -52,6 +52,7 @@ pub fn read(blob: &[u8]) -> Result<Machine> {
         timer: read_timer(&root, width)?,
         psci: read_psci(&root)?,
         console: None,
+        rtc: None,
         virtio: Vec::new(),
         pci: Vec::new(),
         bootargs: String::new(),
@@ -285,11 +286,14 @@ fn read_psci(root: &FdtNode<'_>) -> Result<Psci> {
     })
 }
 
-/// The first PL011, all PCI hosts and virtio-mmio transports.
+/// The first PL011 and PL031, all PCI hosts and virtio-mmio transports.
 fn read_devices(root: &FdtNode<'_>, width: usize, machine: &mut Machine) -> Result<()> {
     for_each_device(root, &mut |node| {
         if machine.console.is_none() && node.is_compatible("arm,pl011") {
             machine.console = Some(read_pl011(node, width)?);
+        }
+        if machine.rtc.is_none() && node.is_compatible("arm,pl031") {
+            machine.rtc = Some(first_register(node)?.start);
         }
         if node.is_compatible("pci-host-ecam-generic") {
             let too_many = |_| error(node, Problem::TooMany("PCI hosts", MAX_HOSTS));

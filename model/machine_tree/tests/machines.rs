@@ -71,6 +71,7 @@ fn one_node() {
         (console.base, console.interrupt),
         (Pa(0x0900_0000), Some(level(33)))
     );
+    assert_eq!(machine.rtc, Some(Pa(0x0901_0000)));
     assert_eq!(machine.virtio.len(), 32);
     let last = machine
         .virtio
