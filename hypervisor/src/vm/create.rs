@@ -413,7 +413,7 @@ fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<V
         rng_seed,
         kaslr_seed: entropy::word(),
     };
-    tree.write()
+    tree.write(|| stretch::look(stretch::Kind::Control))
         .map_err(|error| impossible(0, format_args!("the device tree: {error}")))
 }
 

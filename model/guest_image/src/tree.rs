@@ -83,11 +83,12 @@ pub const fn vcpu_mpidr(index: u16) -> u64 {
 type Written = Result<(), vm_fdt::Error>;
 
 impl GuestTree<'_> {
-    /// The flattened tree, at most [`TREE_ROOM`] bytes.
+    /// The flattened tree, at most [`TREE_ROOM`] bytes. `pause` is called between nodes, for a writer that may
+    /// not be busy for as long as all of them take.
     ///
     /// # Errors
     /// Where the description is beyond this crate's limits.
-    pub fn write(&self) -> Result<Vec<u8>, TreeError> {
+    pub fn write(&self, pause: impl FnMut()) -> Result<Vec<u8>, TreeError> {
         if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
             return Err(TreeError::Vcpus(self.vcpus));
         }
@@ -97,14 +98,14 @@ impl GuestTree<'_> {
         if self.bootargs.len() > MAX_BOOTARGS {
             return Err(TreeError::Bootargs(self.bootargs.len()));
         }
-        let tree = self.flatten().map_err(TreeError::Write)?;
+        let tree = self.flatten(pause).map_err(TreeError::Write)?;
         if tree.len() as u64 > TREE_ROOM {
             return Err(TreeError::TooLarge(tree.len()));
         }
         Ok(tree)
     }
 
-    fn flatten(&self) -> Result<Vec<u8>, vm_fdt::Error> {
+    fn flatten(&self, mut pause: impl FnMut()) -> Result<Vec<u8>, vm_fdt::Error> {
         let mut fdt = FdtWriter::new()?;
         let root = fdt.begin_node("")?;
         fdt.property_string("compatible", "linux,dummy-virt")?;
@@ -115,18 +116,23 @@ impl GuestTree<'_> {
         self.write_chosen(&mut fdt)?;
         self.write_memory(&mut fdt)?;
         self.write_reserved(&mut fdt)?;
+        pause();
         self.write_cpus(&mut fdt)?;
+        pause();
         write_psci(&mut fdt)?;
         write_timer(&mut fdt)?;
         self.write_gic(&mut fdt)?;
         write_clock(&mut fdt)?;
+        pause();
         write_uart(&mut fdt)?;
         write_rtc(&mut fdt)?;
         write_gpio(&mut fdt)?;
         write_power_button(&mut fdt)?;
         for index in 0..u32::from(self.virtio) {
+            pause();
             write_virtio(&mut fdt, index)?;
         }
+        pause();
         for region in self.regions {
             write_region(&mut fdt, region)?;
         }

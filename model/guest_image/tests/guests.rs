@@ -190,7 +190,9 @@ fn cells(node: &FdtNode<'_>, name: &str) -> Vec<u32> {
 
 #[test]
 fn the_tree_says_what_the_guest_has() {
-    let blob = description(18, 3, "console=ttyAMA0 quiet").write().unwrap();
+    let blob = description(18, 3, "console=ttyAMA0 quiet")
+        .write(|| ())
+        .unwrap();
     let tree = Fdt::new(&blob).unwrap();
     let node = |path: &str| tree.find_node(path).unwrap();
     assert_eq!(
@@ -264,7 +266,7 @@ fn the_tree_names_shared_regions() {
             regions: &regions,
             ..description(1, 0, "")
         };
-        let blob = tree.write().unwrap();
+        let blob = tree.write(|| ()).unwrap();
         let tree = Fdt::new(&blob).unwrap();
         let node = tree.find_node("/pmem@60000000").unwrap();
         assert_eq!(value(&node, "compatible"), b"pmem-region\0");
@@ -279,7 +281,7 @@ fn the_tree_names_shared_regions() {
 fn the_largest_guest_has_room() {
     let bootargs = "x".repeat(MAX_BOOTARGS);
     let blob = description(MAX_VCPUS, MAX_VIRTIO, &bootargs)
-        .write()
+        .write(|| ())
         .unwrap();
     assert!(blob.len() as u64 <= TREE_ROOM);
     let last = map::REDISTRIBUTORS.0 + u64::from(MAX_VCPUS) * map::REDISTRIBUTOR_SIZE;
@@ -288,7 +290,7 @@ fn the_largest_guest_has_room() {
 
 #[test]
 fn descriptions_beyond_the_limits_are_refused() {
-    let refused = |tree: GuestTree<'_>| tree.write().unwrap_err();
+    let refused = |tree: GuestTree<'_>| tree.write(|| ()).unwrap_err();
     assert_eq!(refused(description(0, 0, "")), TreeError::Vcpus(0));
     assert_eq!(
         refused(description(MAX_VCPUS + 1, 0, "")),
@@ -321,7 +323,7 @@ fn dtc_has_no_complaint() {
         eprintln!("dtc is not installed: nothing checked");
         return;
     };
-    let blob = description(4, 8, "quiet").write().unwrap();
+    let blob = description(4, 8, "quiet").write(|| ()).unwrap();
     dtc.stdin.take().unwrap().write_all(&blob).unwrap();
     let output = dtc.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
