@@ -1,5 +1,6 @@
 //! EL2's small heap: for what lives as long as a VM or the machine. Hot paths never come here.
 
+use alloc::boxed::Box;
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -58,6 +59,22 @@ pub fn reserve(bytes: u64) -> bool {
         }
     }
     true
+}
+
+/// Moves `value` to the heap; `None` where the machine has no memory for it. What a request or a guest makes
+/// EL2 box comes here, since `Box::new` stops the machine where this says `None`.
+pub fn try_box<T>(value: T) -> Option<Box<T>> {
+    const { assert!(size_of::<T>() > 0) };
+    // SAFETY: the layout has a size.
+    let place = unsafe { alloc::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
+    if place.is_null() {
+        return None;
+    }
+    // SAFETY: the global allocator gave the place for a `T`, to nobody else.
+    Some(unsafe {
+        place.write(value);
+        Box::from_raw(place)
+    })
 }
 
 /// Takes a run of frames for the heap.

@@ -64,6 +64,7 @@ pub fn serve() {
         answer(&incoming);
     }
     vms::serve();
+    port::retry();
 }
 
 /// Who asks.

@@ -1,10 +1,12 @@
 //! The way to and from the `underpin` command: a virtio console of the machine.
 
 use super::{channel, vms};
+use crate::heap;
 use crate::physical::queue::{BufferQueue, Transport, begin};
 use abi::Text;
 use abi::control::{FrameHeader, PAYLOAD_MAX, event};
 use core::sync::atomic::{AtomicBool, Ordering};
+use machine_aarch64::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_control::{FRAME_MAX, Inbox};
@@ -34,6 +36,8 @@ struct Port {
 
 static PORT: Once<SpinLock<Port>> = Once::new();
 static RING: AtomicBool = AtomicBool::new(false);
+/// A request waits for memory.
+static SHORT: AtomicBool = AtomicBool::new(false);
 
 /// Starts the port.
 pub fn start(mut transport: Transport) -> Result<(), Error> {
@@ -74,6 +78,18 @@ pub fn ring_at(count: u64) {
     crate::housekeeping::request_at(count);
 }
 
+/// Something waits for memory or room: housekeeping looks again in 10 ms.
+pub fn ring_later() {
+    ring_at(timer::now() + timer::frequency() / 100);
+}
+
+/// Sees to it that a request that waits for memory is looked at again.
+pub fn retry() {
+    if SHORT.swap(false, Ordering::Relaxed) {
+        ring_later();
+    }
+}
+
 /// Whether the port has rung since this was asked.
 pub fn has_rung() -> bool {
     RING.swap(false, Ordering::AcqRel)
@@ -108,8 +124,8 @@ pub fn receive() -> Option<Incoming> {
     };
     let mut port = port.lock();
     loop {
-        if let Some(frame) = next(&mut port.received) {
-            return Some(frame);
+        if port.received.has_frame() {
+            return next(&mut port.received);
         }
         let Port {
             transport,
@@ -129,17 +145,22 @@ pub fn receive() -> Option<Incoming> {
     }
 }
 
-/// The next complete frame of an inbox. Not inlined: its payload is made on the stack, which whoever acts
+/// The next complete frame of an inbox. Where there is no memory for it, it stays, and is looked at again. Not inlined: its payload is made on the stack, which whoever acts
 /// on the request needs for itself.
 #[inline(never)]
 pub fn next(inbox: &mut Inbox) -> Option<Incoming> {
     if !inbox.has_frame() {
         return None;
     }
-    let mut payload = alloc::boxed::Box::new(Payload {
+    let empty = Payload {
         bytes: [0; PAYLOAD_MAX],
         len: 0,
-    });
+    };
+    let Some(mut payload) = heap::try_box(empty) else {
+        // The caller holds the inbox, so that no alarm is set here.
+        SHORT.store(true, Ordering::Relaxed);
+        return None;
+    };
     let header = inbox.take(&mut payload.bytes)?;
     payload.len = header.length as usize;
     Some(Incoming { header, payload })
