@@ -19,6 +19,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::boot::image_parts;
 use machine_aarch64::timer;
+use machine_locks::{Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_control::Right;
 use port::Incoming;
@@ -60,11 +61,36 @@ pub fn serve() {
     if !port::has_rung() {
         return;
     }
-    while let Some(incoming) = port::receive() {
-        answer(&incoming);
-    }
+    serve_owner();
     vms::serve();
     port::retry();
+}
+
+/// The most requests of the `underpin` command in one go.
+const AT_ONCE: usize = 16;
+
+/// An answer that the `underpin` command has not taken yet: of which request, and its parts.
+type Owed = (FrameHeader, ReplyHeader, Vec<u8>);
+
+/// The answer that waits for room. Until it has gone, no request of the command is taken.
+static OWED: SpinLock<Option<Owed>> = SpinLock::new(Rank::Vm, None);
+
+/// Answers the `underpin` command, as far as it takes answers: one that is stopped delays itself alone.
+fn serve_owner() {
+    for _ in 0..AT_ONCE {
+        let owed = OWED.lock().take();
+        let next = owed.or_else(|| port::receive().map(|incoming| answer(&incoming)));
+        let Some((header, reply, rest)) = next else {
+            return;
+        };
+        let parts = [reply.as_bytes(), &rest];
+        if !port::send(header.kind | REPLY, header.tag, &parts) {
+            *OWED.lock() = Some((header, reply, rest));
+            return port::ring_later();
+        }
+    }
+    // Not at once: others' work comes first.
+    port::ring_later();
 }
 
 /// Who asks.
@@ -173,18 +199,9 @@ fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
     }
 }
 
-fn answer(incoming: &Incoming) {
-    let header = incoming.header;
+fn answer(incoming: &Incoming) -> Owed {
     let (reply, rest) = answer_to(incoming, Caller::owner());
-    let kind = header.kind | REPLY;
-    // The other side is slow at times: it takes replies as fast as it asks, so this ends.
-    for _ in 0..100_000_000_u32 {
-        if port::send(kind, header.tag, &[reply.as_bytes(), &rest]) {
-            return;
-        }
-        core::hint::spin_loop();
-    }
-    log::warn!("the answer to request {} was not taken", header.kind);
+    (incoming.header, reply, rest)
 }
 
 fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
