@@ -14,22 +14,20 @@ mod numa;
 mod stretch;
 
 pub use asked::Request;
-pub use latency::{LATENCY_BUCKETS, latency_bound_ns, latency_bucket};
+pub use latency::{LATENCY_BUCKETS, LATENCY_FIRST_NS, latency_bucket};
 pub use mem::{
-    FitStatus, MEM_EVENT_COUNT, MEM_EVENTS, MachineMem, MemStatus, PageStatus, PagesRequest,
-    ReclaimRequest, RecountStatus, RegionStatus, WHY_COUNT, WHY_PRIVATE, WhyStatus, fit, page,
+    FitStatus, MEM_EVENT_COUNT, MachineMem, MemStatus, PageStatus, PagesRequest, ReclaimRequest,
+    RecountStatus, RegionStatus, WHY_COUNT, WhyStatus, fit, page,
 };
 
 pub use events::{
-    ACCESSES, EventsHeader, EventsRequest, LEFT, NO_VM, SHARES, TRACE_ALL, TRACE_CLASS_COUNT,
-    TRACE_CLASSES, TRACE_CPUS, TraceEvent, TraceRequest, TraceStatus, access, off_cpu, share,
-    trace,
+    EventsHeader, EventsRequest, NO_VM, TRACE_ALL, TRACE_CLASS_COUNT, TRACE_CPUS, TraceEvent,
+    TraceRequest, TraceStatus, access, off_cpu, share, trace,
 };
-pub use numa::{MoveRequest, NUMA_LEFT, NUMA_LEFT_COUNT, NumaStatus, left};
-pub use stretch::{LONG_STRETCH_NS, STRETCH_COUNT, STRETCHES};
+pub use numa::{MoveRequest, NUMA_LEFT_COUNT, NumaStatus, left};
+pub use stretch::{LONG_STRETCH_NS, STRETCH_COUNT};
 
 use crate::Text;
-use crate::bundle::NETS_MAX;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// [`FrameHeader::magic`]: "UPCT".
@@ -38,43 +36,12 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 pub const VERSION: u32 = 10;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
-/// How many exit classes there are; see [`EXIT_CLASSES`].
+/// How many exit classes there are; `tools_abi::names` has the names of these, as of all kinds that are
+/// counted.
 pub const EXIT_CLASS_COUNT: usize = 16;
-/// The exit classes' names, in the order of [`VcpuStatus::exits`].
-pub const EXIT_CLASSES: [&str; EXIT_CLASS_COUNT] = [
-    "hypercall",
-    "smc",
-    "id-register",
-    "sysreg",
-    "sgi",
-    "gic",
-    "uart",
-    "virtio",
-    "memory",
-    "irq",
-    "timer",
-    "wfi",
-    "fp",
-    "abort",
-    "maintenance",
-    "other",
-];
 
-/// How many reasons for a lost frame there are; see [`NET_DROPS`].
+/// How many reasons for a lost frame there are.
 pub const NET_DROP_COUNT: usize = 7;
-/// Why frames of or for a VM's network devices went nowhere, in the order of
-/// [`VmStatus::net_drops`]: sent under another's address; more than the VM may send; for nobody;
-/// no frame at all, or a header that does not fit it; for this VM, which took none or had no room;
-/// not to be moved for want of memory; while the link of the VM, or of whom they were for, was down.
-pub const NET_DROPS: [&str; NET_DROP_COUNT] = [
-    "spoofed",
-    "limited",
-    "nowhere",
-    "malformed",
-    "no-room",
-    "no-memory",
-    "link-down",
-];
 
 /// Begins every frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -288,7 +255,7 @@ pub struct CpuStatus {
     pub os0_run_ns: u64,
     /// Nanoseconds that OS-0 could have had it since then, and did not.
     pub os0_steal_ns: u64,
-    /// Nanoseconds of the longest stretch with interrupts masked, by [`STRETCHES`].
+    /// Nanoseconds of the longest stretch with interrupts masked, by kind of work.
     pub stretch_ns: [u64; STRETCH_COUNT],
 }
 const _: () = assert!(size_of::<CpuStatus>() == 32 + 8 * STRETCH_COUNT);
@@ -352,7 +319,7 @@ pub struct VmStatus {
     pub hypervisor_ns: u64,
     /// Nanoseconds that its vCPUs had nothing to do.
     pub idle_ns: u64,
-    /// Exits of all its vCPUs, by [`EXIT_CLASSES`].
+    /// Exits of all its vCPUs, by exit class.
     pub exits: [u64; EXIT_CLASS_COUNT],
     /// Nanoseconds at EL2 that they took.
     pub exit_ns: [u64; EXIT_CLASS_COUNT],
@@ -364,7 +331,7 @@ pub struct VmStatus {
     pub net_frames: [u64; 2],
     /// Bytes in them.
     pub net_bytes: [u64; 2],
-    /// Frames that went nowhere, by [`NET_DROPS`].
+    /// Frames that went nowhere, by reason.
     pub net_drops: [u64; NET_DROP_COUNT],
     /// Nanoseconds that frames it sent took, from when EL2 took them from the ring until each was with its
     /// receivers, on its way out, or lost there.
@@ -397,14 +364,6 @@ const _: () = assert!(
         == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 136 + 16 + 16 + 56 + 8 + 16 + 32 + 16 + 8
 );
 
-impl VmStatus {
-    /// Of each of its network devices, whether the link is up.
-    pub fn links(&self) -> impl Iterator<Item = bool> {
-        let nets = self.nets.min(NETS_MAX as u32);
-        (0..nets).map(|n| self.links_down >> n & 1 == 0)
-    }
-}
-
 /// A vCPU.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -425,7 +384,7 @@ pub struct VcpuStatus {
     pub migrations: u64,
     /// Its program counter when it last left the CPU.
     pub pc: u64,
-    /// Exits by [`EXIT_CLASSES`].
+    /// Exits by exit class.
     pub exits: [u64; EXIT_CLASS_COUNT],
     /// Nanoseconds at EL2 that they took, as far as those tell that were timed: all while exits are
     /// traced, else one after each alarm of EL2's. 0 where none was; in all not more than
@@ -493,26 +452,6 @@ pub struct SetRequest {
 }
 const _: () = assert!(size_of::<SetRequest>() == 104);
 
-impl SetRequest {
-    /// Changes nothing of that VM.
-    pub fn nothing(name: VmName) -> Self {
-        Self {
-            name,
-            weight: 0,
-            cap: KEEP,
-            base: 0,
-            max: 0,
-            claim: KEEP,
-            blocks: KEEP,
-            never_share: KEEP,
-            hide: KEEP,
-            group: Text::default(),
-            hold_ms: KEEP,
-            links: [0; 2],
-        }
-    }
-}
-
 /// Leaves a value of [`SetRequest`] as it is.
 pub const KEEP: u32 = u32::MAX;
 
@@ -535,7 +474,20 @@ mod tests {
         assert!(Request::decode(request::KILL, &[0; 32]).is_none());
         assert!(Request::decode(request::KILL, &[0xff; 32]).is_none());
         assert!(Request::decode(request::KILL, &name.as_bytes()[..31]).is_none());
-        let mut set = SetRequest::nothing(name);
+        let mut set = SetRequest {
+            name,
+            weight: 0,
+            cap: KEEP,
+            base: 0,
+            max: 0,
+            claim: KEEP,
+            blocks: KEEP,
+            never_share: KEEP,
+            hide: KEEP,
+            group: Text::default(),
+            hold_ms: KEEP,
+            links: [0; 2],
+        };
         assert!(Request::decode(request::SET, set.as_bytes()).is_some());
         set.links = [2, 1];
         assert!(Request::decode(request::SET, set.as_bytes()).is_some());

@@ -20,7 +20,7 @@ use model_trap::Exit;
 /// Stretches of fewer than `1 << SHORT_BITS` counts are not kept: 16 us where the counter has 62.5 MHz.
 pub const SHORT_BITS: u32 = 10;
 
-/// What a CPU does in a stretch, in the order of [`abi::control::STRETCHES`].
+/// What a CPU does in a stretch, in the order of [`abi::control::CpuStatus::stretch_ns`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Kind {

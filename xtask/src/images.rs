@@ -7,6 +7,7 @@ use crate::{
 use abi::upgrade::{Mark, OLDEST, VERSION};
 use std::{fs, path::Path, process::Command};
 use toml::{Table, Value};
+use tools_abi::image;
 
 /// Programs that make a flat image of an ELF file for another architecture.
 const OBJCOPY: [&str; 3] = ["llvm-objcopy", "aarch64-linux-gnu-objcopy", "rust-objcopy"];
@@ -70,7 +71,7 @@ fn seal(image: &Path) -> Outcome {
             .map_or(0, |bytes| u64::from_le_bytes(*bytes)),
         ..Mark::default()
     };
-    if !mark.seal(&mut file) {
+    if !image::seal(mark, &mut file) {
         return Err(format!("{} has no room for a mark", image.display()));
     }
     fs::write(image, file).map_err(|error| said("write", error))

@@ -2,18 +2,9 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How many classes of events there are; bit n of a set of classes is the n-th of
-/// [`TRACE_CLASSES`], and an event's [`TraceEvent::kind`] is its number.
+/// How many classes of events there are; bit n of a set of classes is the class with the number n in
+/// [`trace`].
 pub const TRACE_CLASS_COUNT: usize = 6;
-/// The classes' names.
-pub const TRACE_CLASSES: [&str; TRACE_CLASS_COUNT] = [
-    "exits",
-    "faults",
-    "shares",
-    "switches",
-    "interrupts",
-    "stretches",
-];
 /// The set of all classes.
 pub const TRACE_ALL: u32 = (1 << TRACE_CLASS_COUNT) - 1;
 /// [`TraceEvent::vm`] of what happened for no VM.
@@ -21,8 +12,7 @@ pub const NO_VM: u16 = u16::MAX;
 
 /// What an event is, in [`TraceEvent::kind`].
 pub mod trace {
-    /// A vCPU left its guest and went back, or off the CPU: `detail` is the exit's class (see
-    /// [`crate::control::EXIT_CLASSES`]), `span_ns` the time at EL2, `value` the guest's program
+    /// A vCPU left its guest and went back, or off the CPU: `detail` is the exit's class, `span_ns` the time at EL2, `value` the guest's program
     /// counter.
     pub const EXIT: u8 = 0;
     /// Memory was not there, or with fewer rights: `detail` is one of [`super::access`], `value` the
@@ -37,18 +27,9 @@ pub mod trace {
     /// A CPU took a physical interrupt: `value` is its number (INTID).
     pub const INTERRUPT: u8 = 4;
     /// A CPU worked for the hypervisor for longer than [`crate::control::LONG_STRETCH_NS`] without a look at
-    /// its interrupts: `detail` is the kind of work, of [`crate::control::STRETCHES`].
+    /// its interrupts: `detail` is the kind of work.
     pub const STRETCH: u8 = 5;
 }
-
-/// How many there are of [`access`], [`share`] and [`off_cpu`]; their names, by their numbers.
-pub const ACCESSES: [&str; 3] = ["read", "write", "overwrite"];
-/// See [`ACCESSES`].
-pub const SHARES: [&str; 6] = [
-    "mapped", "zeroes", "offered", "private", "broken", "claimed",
-];
-/// See [`ACCESSES`].
-pub const LEFT: [&str; 4] = ["preempted", "waiting", "off", "stopped"];
 
 /// What a fault was for, in [`TraceEvent::detail`].
 pub mod access {

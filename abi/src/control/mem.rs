@@ -51,36 +51,13 @@ pub struct MemStatus {
     pub refault_ns: [u64; 2],
     /// How long somebody of it waited for frames since it owed, in nanoseconds.
     pub stalled_ns: u64,
-    /// What was counted since it started, by [`MEM_EVENTS`].
+    /// What was counted since it started, by kind.
     pub events: [u64; MEM_EVENT_COUNT],
 }
 const _: () = assert!(size_of::<MemStatus>() == 32 + 24 + 20 * 8 + 8 * MEM_EVENT_COUNT);
 
-/// How many kinds of [`MEM_EVENTS`] there are.
+/// How many kinds of events of shared memory are counted.
 pub const MEM_EVENT_COUNT: usize = 20;
-/// What happens to shared memory, in the order of [`MemStatus::events`].
-pub const MEM_EVENTS: [&str; MEM_EVENT_COUNT] = [
-    "shared-by-block",
-    "shared-by-content",
-    "shared-at-boot",
-    "entered",
-    "zero-blocks",
-    "breaks",
-    "claims",
-    "copies-saved",
-    "lost-races",
-    "refused-full",
-    "refused-group",
-    "refused-never",
-    "flushes",
-    "ballooned",
-    "reported",
-    "discarded",
-    "refaults",
-    "failed-rereads",
-    "swapped",
-    "stalls",
-];
 
 /// The machine's memory as VMs share it, in bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -128,33 +105,14 @@ pub struct RegionStatus {
 }
 const _: () = assert!(size_of::<RegionStatus>() == 72);
 
-/// How many reasons of [`WHY_PRIVATE`] there are.
+/// How many reasons there may be for a frame to be private.
 pub const WHY_COUNT: usize = 16;
-/// Why a frame is private, in the order of [`WhyStatus::private`].
-pub const WHY_PRIVATE: [&str; WHY_COUNT] = [
-    "not-from-disk",
-    "dirtied",
-    "unaligned",
-    "never-share",
-    "other-group",
-    "full",
-    "kept-block",
-    "evicted",
-    "lost-race",
-    "",
-    "",
-    "",
-    "",
-    "",
-    "",
-    "",
-];
 
 /// Why a VM's memory is not shared.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct WhyStatus {
-    /// Private frames, by [`WHY_PRIVATE`].
+    /// Private frames, by reason.
     pub private: [u64; WHY_COUNT],
     /// Frames that could be shared and have no second user.
     pub no_twin: u64,

@@ -3,23 +3,8 @@
 use super::VmName;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How many reasons of [`NUMA_LEFT`] there may be.
+/// How many reasons there may be for a page to stay.
 pub const NUMA_LEFT_COUNT: usize = 12;
-/// Why a page was left where it is, in the order of [`NumaStatus::left`]; see [`left`].
-pub const NUMA_LEFT: [&str; NUMA_LEFT_COUNT] = [
-    "not-hot",
-    "at-home",
-    "write-shared",
-    "moved-often",
-    "no-memory",
-    "",
-    "gone",
-    "held",
-    "",
-    "",
-    "",
-    "",
-];
 
 /// Places in [`NumaStatus::left`].
 pub mod left {
@@ -59,7 +44,7 @@ pub struct NumaStatus {
     pub local: u64,
     /// As `local`, on other nodes' memory.
     pub remote: u64,
-    /// Hot pages that stayed, by [`NUMA_LEFT`].
+    /// Hot pages that stayed, by [`left`].
     pub left: [u64; NUMA_LEFT_COUNT],
     /// 1 where all of it is on its way to a node.
     pub moving: u64,

@@ -35,7 +35,7 @@ const PATIENCE_PARTS: u64 = 20;
 /// So many frames that were sent are told to a driver that has other things to do.
 const UNTOLD_MAX: u16 = 64;
 
-/// Why a frame is lost, in the order of [`abi::control::NET_DROPS`].
+/// Why a frame is lost, in the order of [`abi::control::VmStatus::net_drops`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// Sent under another's address.

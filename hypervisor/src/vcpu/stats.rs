@@ -3,7 +3,7 @@
 use abi::control::EXIT_CLASS_COUNT;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Classes of exits, in the order of [`abi::control::EXIT_CLASSES`].
+/// Classes of exits, in the order of [`abi::control::VcpuStatus::exits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum ExitClass {

@@ -154,7 +154,7 @@ pub fn mem_status(vm: &Vm, instance: &Instance) -> MemStatus {
     }
 }
 
-/// In the order of [`abi::control::MEM_EVENTS`].
+/// In the order of [`abi::control::MemStatus::events`].
 fn events(instance: &Instance) -> [u64; MEM_EVENT_COUNT] {
     let (_, events) = instance.space.counts();
     let [ballooned, reported] = instance.given_back();

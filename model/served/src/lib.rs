@@ -3,15 +3,11 @@
 //! [`Slots`] is EL2's side. It remembers what it asked for by itself; of what the page says it uses
 //! one word, a slot's answer, and that only where it is the answer to the ticket the slot has. So
 //! whatever is written there, a request ends once, and no other ends. [`offers`] checks what is
-//! offered, once. [`asked`] is the server's side: what the page asks for that is not answered, however
-//! many servers came before.
+//! offered, once. The server's side is `tools_abi::served`.
 #![no_std]
 #![forbid(unsafe_code)]
 
-use abi::served::{
-    DATA_BYTES, OFFERS_AT, OFFERS_MAX, Offer, Record, SECTOR_BYTES, SECTORS_MAX, SLOTS, answer,
-    operation,
-};
+use abi::served::{OFFERS_AT, OFFERS_MAX, Offer, SECTORS_MAX, SLOTS, answer};
 use zerocopy::FromBytes as _;
 
 /// Whose a slot is.
@@ -116,53 +112,4 @@ pub fn offers(head: &[u8]) -> heapless::Vec<Offer, OFFERS_MAX> {
         }
     }
     found
-}
-
-/// What a server is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// The slot, which has the data.
-    pub slot: usize,
-    /// What is answered.
-    pub ticket: u64,
-    /// One of [`operation`].
-    pub operation: u32,
-    /// The number of the disk.
-    pub disk: usize,
-    /// Where on it the data begin, in bytes.
-    pub at: u64,
-    /// Bytes of data.
-    pub bytes: u64,
-}
-
-/// The slots that the area's first page asks for and has no answer to. What they are asked for is read
-/// after that ([`asked`]): in a copy of the page, other words may be older than a ticket.
-pub fn unanswered(head: &[u8]) -> impl Iterator<Item = usize> + '_ {
-    let records = head.chunks_exact(size_of::<Record>()).take(SLOTS);
-    let is_asked =
-        |bytes: &[u8]| Record::read_from_bytes(bytes).is_ok_and(|record| is_new(&record));
-    let asked = records
-        .enumerate()
-        .filter(move |(_, bytes)| is_asked(bytes));
-    asked.map(|(slot, _)| slot)
-}
-
-fn is_new(record: &Record) -> bool {
-    record.ticket > 0 && record.answer >> 1 != record.ticket
-}
-
-/// What a slot's record asks for; `None` where it has its answer, or makes no sense, as none of EL2's.
-pub fn asked(slot: usize, record: &[u8]) -> Option<Asked> {
-    let record = Record::read_from_bytes(record).ok()?;
-    let known = [operation::READ, operation::WRITE, operation::FLUSH];
-    let is_whole = record.bytes <= DATA_BYTES && record.bytes.is_multiple_of(SECTOR_BYTES);
-    let fits = record.sector <= SECTORS_MAX && known.contains(&record.operation);
-    (is_new(&record) && is_whole && fits).then(|| Asked {
-        slot,
-        ticket: record.ticket,
-        operation: record.operation,
-        disk: record.disk as usize,
-        at: record.sector * SECTOR_BYTES,
-        bytes: record.bytes,
-    })
 }

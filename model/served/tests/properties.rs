@@ -2,9 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use abi::served::{HEAD_BYTES, OFFERS_AT, Offer, Record, SECTOR_BYTES, SLOTS, answer, operation};
-use model_served::{Asked, Slots, asked, offers, unanswered};
+use model_served::{Slots, offers};
 use proptest::prelude::*;
 use std::collections::HashMap;
+use tools_abi::served::{Asked, asked, unanswered};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Sectors of the disk; each request is of one.

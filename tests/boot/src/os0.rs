@@ -11,6 +11,7 @@ use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
+use tools_abi::image::seal;
 
 const POLL: Duration = Duration::from_millis(250);
 const CONSOLE: &str = "os0.log";
@@ -513,7 +514,7 @@ fn images() -> Outcome<Vec<(&'static str, Vec<u8>)>> {
         newest: VERSION + 1,
         ..Mark::of(&same).map_err(|misfit| format!("the image is not sealed: {misfit:?}"))?
     };
-    if !mark.seal(&mut future) {
+    if !seal(mark, &mut future) {
         return Err("the image cannot be sealed".to_owned());
     }
     Ok(vec![

@@ -5,10 +5,10 @@ mod set;
 pub use set::{Blocks, Claim, Set};
 
 use crate::{beneath::Served, codes, sim::Shape, units, vmfile::NODES_MAX};
-use abi::control::TRACE_CLASSES;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use tools_abi::TRACE_CLASSES;
 
 const VM_FILE: &str = "\
 A VM file is TOML; paths are relative to it, and cache: stands for the cache directory

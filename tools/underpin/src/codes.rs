@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_happens_to_memory_is_explained() {
-        for event in abi::control::MEM_EVENTS {
+        for event in tools_abi::MEM_EVENTS {
             assert!(find(event).is_some(), "{event}");
         }
         for news in ["over", "owes", "repaid", "lost-page"] {

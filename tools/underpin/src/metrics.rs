@@ -7,15 +7,13 @@ mod cpus;
 mod exposition;
 
 use crate::watch::{Sample, VmSample};
-use abi::control::{
-    EXIT_CLASSES, MEM_EVENTS, MemStatus, NET_DROPS, NodeStatus, VERSION, VcpuStatus, VmStatus,
-    latency_bound_ns, state,
-};
+use abi::control::{MemStatus, NodeStatus, VERSION, VcpuStatus, VmStatus, state};
 use exposition::{
     Exposition,
     Kind::{Counter, Gauge, Histogram},
     Value, histogram, series,
 };
+use tools_abi::{EXIT_CLASSES, MEM_EVENTS, NET_DROPS, latency_bound_ns};
 
 /// What a scraper is told that the text is.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -348,7 +346,7 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
         Some((&NET_DROPS, &vm.status.net_drops))
     });
     let links = vms.iter().flat_map(|vm| {
-        let links = vm.status.links().enumerate();
+        let links = tools_abi::links(&vm.status).enumerate();
         let one = |(device, up): (usize, bool)| {
             let labels = [("vm", &*vm.name), ("device", &device.to_string())];
             series(&labels, Value::Count(up.into()))

@@ -6,8 +6,8 @@ mod page;
 pub use page::html;
 
 use crate::order::natural;
-use abi::control::EXIT_CLASSES;
 use serde_json::Value;
+use tools_abi::EXIT_CLASSES;
 
 /// A run: samples one after the other.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -5,17 +5,15 @@ mod summary;
 
 pub use summary::{Line, summary};
 
-use abi::control::{
-    ACCESSES, EXIT_CLASSES, LEFT, NO_VM, SHARES, STRETCHES, TRACE_CLASS_COUNT, TRACE_CLASSES,
-    TraceEvent, trace,
-};
+use abi::control::{NO_VM, TRACE_CLASS_COUNT, TraceEvent, trace};
+use tools_abi::{ACCESSES, EXIT_CLASSES, LEFT, SHARES, STRETCHES, TRACE_CLASSES};
 
 /// What an event is about, once its numbers are known to name something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The pCPU.
     pub cpu: u32,
-    /// Its class, a place in `abi::control::TRACE_CLASSES`.
+    /// Its class, a place in `tools_abi::TRACE_CLASSES`.
     pub class: u8,
     /// What it is called.
     pub name: &'static str,

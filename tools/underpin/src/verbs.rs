@@ -211,6 +211,7 @@ impl Context {
         }
         let bit = |choice: Option<bool>| choice.map_or(KEEP, u32::from);
         self.connect()?.set(&SetRequest {
+            name,
             weight: options.weight.unwrap_or(0),
             cap: options.cap.unwrap_or(KEEP),
             base: options.base.unwrap_or(0),
@@ -222,7 +223,6 @@ impl Context {
             group: options.group.unwrap_or_default(),
             hold_ms: options.hold.map_or(KEEP, u32::from),
             links,
-            ..SetRequest::nothing(name)
         })?;
         self.done(&options.vm, "set")
     }

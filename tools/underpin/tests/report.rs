@@ -68,7 +68,7 @@ addEventListener("load", () => {
 </script>"#;
 
 fn samples() -> String {
-    let classes = abi::control::EXIT_CLASSES;
+    let classes = tools_abi::EXIT_CLASSES;
     let line = |n: u32| {
         let wave = f64::from(n % 7);
         let exits = classes.iter().enumerate();

@@ -5,7 +5,7 @@
 //! ends in a file here; what EL2 would tell the command is read from there.
 
 use crate::{project, step::Outcome};
-use abi::control::{EXIT_CLASSES, FrameHeader, MAGIC, VmName, VmStatus, event, state};
+use abi::control::{FrameHeader, MAGIC, VmName, VmStatus, event, state};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -15,6 +15,7 @@ use std::{
 };
 use tests_boot::assets;
 use toml::Table;
+use tools_abi::EXIT_CLASSES;
 use zerocopy::FromBytes as _;
 
 /// How long a machine may run.

@@ -11,8 +11,9 @@ use super::{
     steps,
 };
 use crate::step::{Outcome, Step};
-use abi::control::{EXIT_CLASSES, MemStatus};
+use abi::control::MemStatus;
 use std::path::Path;
+use tools_abi::EXIT_CLASSES;
 
 const STORES: u64 = 20_000;
 /// The blocks that only the first VM works with.

@@ -3,6 +3,7 @@
 use abi::upgrade::{Mark, VERSION};
 use model_guest_image::ImageHeader;
 use model_machine_tree::{blob_size, read};
+use tools_abi::image::seal;
 
 /// The machine's device tree.
 pub fn device_tree(data: &[u8]) {
@@ -27,7 +28,7 @@ pub fn image(data: &[u8]) {
         memory_bytes: data.len() as u64,
         ..Mark::default()
     };
-    if mark.seal(&mut file) {
+    if seal(mark, &mut file) {
         let found = Mark::of(&file);
         assert_eq!(
             found.and_then(|found| found.fits(VERSION, u64::MAX)),

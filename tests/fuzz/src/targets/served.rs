@@ -2,7 +2,8 @@
 
 use crate::input::Input;
 use abi::served::{DATA_BYTES, HEAD_BYTES, Record, SLOTS, answer};
-use model_served::{Slots, asked, offers, unanswered};
+use model_served::{Slots, offers};
+use tools_abi::served::{asked, unanswered};
 
 /// EL2's slots against answers; then what is left of the bytes as the shared page.
 pub fn served(data: &[u8]) {

@@ -19,7 +19,7 @@ use abi::{
         SECTOR_BYTES, answer, operation,
     },
 };
-use model_served::{Asked, asked, offers, unanswered};
+use model_served::offers;
 use rustix::fs::OFlags;
 use std::{
     ffi::OsString,
@@ -29,6 +29,7 @@ use std::{
     path::{Path, PathBuf},
     thread,
 };
+use tools_abi::served::{Asked, asked, unanswered};
 use zerocopy::IntoBytes as _;
 
 /// The module's view of the area.

@@ -6,7 +6,8 @@ use super::exposition::{
     Kind::{Counter, Gauge},
     Value, series,
 };
-use abi::control::{CpuStatus, STRETCHES};
+use abi::control::CpuStatus;
+use tools_abi::STRETCHES;
 
 /// Writes what the pCPUs did.
 pub fn write(out: &mut Exposition, cpus: &[CpuStatus]) {

@@ -5,8 +5,8 @@ use super::{
     chart::{Chart, Unit},
 };
 use crate::units;
-use abi::control::EXIT_CLASSES;
 use std::fmt::Write as _;
+use tools_abi::EXIT_CLASSES;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1b1b1b;--dim:#666;--line:#ddd;--paper:#fff;--card:#f7f7f7}

@@ -11,8 +11,9 @@ use crate::{
     },
     units,
 };
-use abi::control::{EXIT_CLASSES, NET_DROPS, NodeStatus, VmStatus, latency_bound_ns, state};
+use abi::control::{NodeStatus, VmStatus, state};
 use serde_json::{Map, Value, json};
+use tools_abi::{EXIT_CLASSES, NET_DROPS, latency_bound_ns, links};
 
 /// Lists the VMs.
 pub fn list(context: &Context) -> Result<()> {
@@ -154,7 +155,7 @@ pub fn vm_json(vm: &VmStatus) -> Value {
                  "bytes_sent": vm.net_bytes[0], "bytes_received": vm.net_bytes[1],
                  "dropped": by_name(&NET_DROPS, &vm.net_drops),
                  "ns": vm.net_ns, "latency": latency_json(&vm.net_latency),
-                 "link": vm.links().map(|up| if up { "up" } else { "down" }).collect::<Vec<_>>() },
+                 "link": links(vm).map(|up| if up { "up" } else { "down" }).collect::<Vec<_>>() },
         "console": { "written": console_written, "dropped": console_dropped },
         "oddities": { "registers": registers, "mmio": mmio, "queues": queues, "aborts": aborts },
     })

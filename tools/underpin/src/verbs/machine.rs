@@ -2,9 +2,10 @@
 
 use super::{Context, show};
 use crate::{failure::Result, units, watch::os0_times};
-use abi::control::{CpuStatus, MachineStatus, STRETCHES};
+use abi::control::{CpuStatus, MachineStatus};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
+use tools_abi::STRETCHES;
 
 /// How long the hypervisor may take to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);

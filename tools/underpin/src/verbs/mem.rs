@@ -13,9 +13,10 @@ use crate::{
     },
     units,
 };
-use abi::control::{MEM_EVENTS, MachineMem, MemStatus, RegionStatus, code};
+use abi::control::{MachineMem, MemStatus, RegionStatus, code};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
+use tools_abi::MEM_EVENTS;
 
 mod analyze;
 mod recount;

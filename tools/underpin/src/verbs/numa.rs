@@ -13,13 +13,14 @@ use crate::{
     },
     units,
 };
-use abi::control::{NUMA_LEFT, NumaStatus, left::NO_MEMORY, state};
+use abi::control::{NumaStatus, left::NO_MEMORY, state};
 use serde_json::{Map, Value, json};
 use std::{
     fmt::Write as _,
     thread::sleep,
     time::{Duration, Instant},
 };
+use tools_abi::NUMA_LEFT;
 
 /// The columns of the nodes' memory.
 const NODES: [&str; 8] = [

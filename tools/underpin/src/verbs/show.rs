@@ -10,11 +10,10 @@ use crate::{
     },
     units,
 };
-use abi::control::{
-    EXIT_CLASSES, LATENCY_BUCKETS, NET_DROPS, VcpuStatus, VmStatus, latency_bound_ns, vcpu_state,
-};
+use abi::control::{LATENCY_BUCKETS, VcpuStatus, VmStatus, vcpu_state};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use tools_abi::{EXIT_CLASSES, NET_DROPS, latency_bound_ns};
 
 /// The width of a full bar in characters.
 const BAR: u64 = 30;
@@ -187,7 +186,7 @@ fn network(text: &mut String, vm: &VmStatus) {
 
 fn links(vm: &VmStatus) -> Vec<String> {
     let link = |(n, up)| format!("{n} {}", if up { "up" } else { "down" });
-    vm.links().enumerate().map(link).collect()
+    tools_abi::links(vm).enumerate().map(link).collect()
 }
 
 /// What vCPUs left their guests for, how often, and the time at EL2 until they were back.

@@ -13,7 +13,7 @@ use crate::{
     trace::{Line, Trace, chrome, summary},
     units,
 };
-use abi::control::{TRACE_ALL, TRACE_CLASSES, TRACE_CPUS, TraceEvent};
+use abi::control::{TRACE_ALL, TRACE_CPUS, TraceEvent};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::{
@@ -26,6 +26,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tools_abi::TRACE_CLASSES;
 
 /// How long a CPU is left to fill its ring.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -19,7 +19,7 @@ pub struct Shares {
     pub idle: f64,
 }
 
-/// Exits per second, by `abi::control::EXIT_CLASSES`.
+/// Exits per second, by `tools_abi::EXIT_CLASSES`.
 pub type Exits = [f64; EXIT_CLASS_COUNT];
 
 /// A vCPU between two samples.
@@ -46,7 +46,7 @@ pub struct VmRates {
     pub sent: f64,
     /// Bytes received from networks.
     pub received: f64,
-    /// What happened to its memory, by `abi::control::MEM_EVENTS`.
+    /// What happened to its memory, by `tools_abi::MEM_EVENTS`.
     pub events: [f64; MEM_EVENT_COUNT],
     /// Its vCPUs; none where either sample lacks them.
     pub vcpus: Vec<VcpuRates>,

@@ -14,9 +14,9 @@ use crate::{
         rates::{Rates, Shares, VmRates},
     },
 };
-use abi::control::{EXIT_CLASSES, MEM_EVENTS};
 use serde_json::{Map, Value, json};
 use std::{iter, thread};
+use tools_abi::{EXIT_CLASSES, MEM_EVENTS};
 
 /// Prints samples. Each needs one before it, so the first comes after one delay.
 pub fn batch(context: &Context, options: &Top) -> Result<()> {

@@ -14,8 +14,9 @@ use crate::{
         rates::{Exits, Shares, VcpuRates, VmRates},
     },
 };
-use abi::control::{EXIT_CLASSES, MEM_EVENTS, MemStatus, VcpuStatus};
+use abi::control::{MemStatus, VcpuStatus};
 use ratatui::text::{Line, Span};
+use tools_abi::{EXIT_CLASSES, MEM_EVENTS};
 
 /// The width that the page is made for.
 const WIDTH: usize = 80;

@@ -1,0 +1,12 @@
+//! What only tools need of the boundary that `abi` describes: [`names`] of its numbers, how an
+//! [`image`] is sealed, and the server's side of disks that OS-0 serves ([`served`]).
+#![forbid(unsafe_code)]
+
+pub mod image;
+pub mod names;
+pub mod served;
+
+pub use names::{
+    ACCESSES, EXIT_CLASSES, LEFT, MEM_EVENTS, NET_DROPS, NUMA_LEFT, SHARES, STRETCHES,
+    TRACE_CLASSES, WHY_PRIVATE, latency_bound_ns, links,
+};
