@@ -25,6 +25,24 @@ const BLOCK: u64 = 1 << MAX_ORDER;
 /// Chunks that a reclaim looks at: more than a test's machine has.
 const ALL: usize = 1 << 12;
 
+/// How many frames are used for what, of `count` frames from `first`: indexed by [`Use`]. Frames that
+/// the machine does not have are not counted.
+pub fn census(map: &MemoryMap<'_>, first: Mfn, count: u64) -> [u64; Use::ALL.len()] {
+    let mut counts = [0; Use::ALL.len()];
+    let usage = |frame| map.entry(frame).map(|entry| entry.state().usage);
+    for frame in (0..count).map(|n| first.add(n)) {
+        let chunk = frame.align_down(CHUNK_FRAMES);
+        match usage(frame) {
+            Some(Use::Free) if usage(chunk) == Some(Use::Reserved) => {
+                counts[Use::Reserved as usize] += 1;
+            }
+            Some(usage) => counts[usage as usize] += 1,
+            None => {}
+        }
+    }
+    counts
+}
+
 /// The machine's frames with their contents: pools per node, allocations that fail on demand.
 ///
 /// What a frame holds is poison until it is zeroed. Freeing a frame forgets its contents, and so
@@ -212,7 +230,7 @@ impl FakeFrames {
         pool.keep_zeroed(blocks);
         for _ in 0..count {
             let _ = pool.zero_ahead(&self.map, |frame| {
-                let is_free = self.map.census(frame, 1)[Use::Free as usize] == 1;
+                let is_free = census(&self.map, frame, 1)[Use::Free as usize] == 1;
                 assert!(is_free, "{frame} is somebody's");
                 contents.entry(frame).or_default().zero();
             });

@@ -15,7 +15,7 @@ mod tables;
 mod views;
 mod walk;
 
-pub use frames::{FakeFrames, FakeTranslation};
+pub use frames::{FakeFrames, FakeTranslation, census};
 pub use guest::{Access, FakeGuest};
 pub use list_registers::{FakeListRegisters, ListRegister, ListState};
 pub use mmu::FakeMmu;

@@ -422,7 +422,7 @@ fn free_blocks(frames: &FakeFrames) -> Vec<PoolCounts> {
 
 fn census(frames: &FakeFrames, run: FrameRange) -> [u64; Use::ALL.len()] {
     use model_address_space::Frames;
-    frames.map().census(run.start, run.count)
+    machine_fake::census(Frames::map(frames), run.start, run.count)
 }
 
 fn census_of(frames: &FakeFrames, frame: Mfn) -> [u64; Use::ALL.len()] {

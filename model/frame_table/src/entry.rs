@@ -273,31 +273,6 @@ impl LockedFrame<'_> {
         Ok(state.usage)
     }
 
-    /// Counts an I/O operation in flight. The frame is not freed before it is unpinned.
-    ///
-    /// # Errors
-    /// [`Refused::Overflow`]; [`Refused::PoolOnly`] for a reserved frame, which its pool may free
-    /// at any moment.
-    pub fn pin(&mut self) -> Result<(), Refused> {
-        if self.state.usage == Use::Reserved {
-            return Err(Refused::PoolOnly);
-        }
-        if self.state.pins >= FrameState::MAX_PINS {
-            return Err(Refused::Overflow);
-        }
-        self.state.pins += 1;
-        Ok(())
-    }
-
-    /// Ends an I/O operation.
-    ///
-    /// # Errors
-    /// [`Refused::Overflow`] where none is in flight.
-    pub fn unpin(&mut self) -> Result<(), Refused> {
-        self.state.pins = self.state.pins.checked_sub(1).ok_or(Refused::Overflow)?;
-        Ok(())
-    }
-
     /// Adds a user to a shared frame.
     ///
     /// # Errors
@@ -479,10 +454,7 @@ mod tests {
     fn counts_do_not_wrap() {
         let entry = shared();
         let mut frame = entry.lock().unwrap();
-        assert_eq!(frame.unpin(), Err(Refused::Overflow));
-        frame.state.pins = FrameState::MAX_PINS;
         frame.state.references = u16::MAX;
-        assert_eq!(frame.pin(), Err(Refused::Overflow));
         assert_eq!(frame.add_reference(), Err(Refused::Overflow));
         frame.state.references = 0;
         assert_eq!(frame.drop_reference(), Err(Refused::Overflow));

@@ -248,23 +248,6 @@ impl<'a> MemoryMap<'a> {
         self.by_slot(link.checked_sub(1)?)
     }
 
-    /// How many frames are used for what, of `count` frames from `first`, for reports: indexed by
-    /// [`Use`]. Frames that the machine does not have are not counted.
-    pub fn census(&self, first: Mfn, count: u64) -> [u64; Use::ALL.len()] {
-        let mut counts = [0; Use::ALL.len()];
-        let Some((_, range)) = self.range(first) else {
-            return counts;
-        };
-        for (n, entry) in (0..).zip(range.run(first, count).unwrap_or(&[])) {
-            let usage = match entry.state().usage {
-                Use::Free if range.is_reserved(first.add(n)) => Use::Reserved,
-                usage => usage,
-            };
-            counts[usage as usize] += 1;
-        }
-        counts
-    }
-
     /// The first frame at or after `from` on `node`, with its range.
     pub fn next_on(&self, node: NodeId, from: Mfn) -> Option<(&MemoryRange<'a>, Mfn)> {
         let mut ranges = self.ranges().iter();

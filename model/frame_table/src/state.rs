@@ -204,8 +204,6 @@ pub enum Refused {
     Step(Use, Event),
     /// Only a pool, or the map, takes this step.
     PoolOnly,
-    /// I/O is in flight to or from it.
-    Pinned,
     /// It is in the index, where others find it.
     Indexed,
     /// It is a disk image's, and stays so.
@@ -227,7 +225,6 @@ impl fmt::Display for Refused {
         match self {
             Self::Step(usage, event) => write!(f, "a frame in use {usage:?} refuses {event:?}"),
             Self::PoolOnly => f.write_str("only a pool takes this step"),
-            Self::Pinned => f.write_str("I/O is in flight"),
             Self::Indexed => f.write_str("the frame is in the index"),
             Self::Image => f.write_str("the frame is a disk image's"),
             Self::References(count) => write!(f, "the frame has {count} users"),
@@ -247,7 +244,6 @@ const ORIGIN_SHIFT: u32 = 4;
 const ORDER_SHIFT: u32 = 6;
 const LISTED: u64 = 1 << 10;
 const NODE_SHIFT: u32 = 11;
-const PINS_SHIFT: u32 = 17;
 const REFERENCES_SHIFT: u32 = 32;
 const CHAINS_SHIFT: u32 = 48;
 const RECENT: u64 = 1 << 50;
@@ -267,8 +263,6 @@ pub struct FrameState {
     pub listed: bool,
     /// Its node.
     pub node: NodeId,
-    /// I/O operations in flight, up to [`Self::MAX_PINS`].
-    pub pins: u16,
     /// Users.
     pub references: u16,
     /// The chains of the index that it is in: [`Chain::bit`]s.
@@ -282,8 +276,6 @@ pub struct FrameState {
 impl FrameState {
     /// The order of a frame that is not the first of its block.
     pub const BODY: u8 = 15;
-    /// The most I/O operations that are counted.
-    pub const MAX_PINS: u16 = 0x7fff;
 
     /// The bits that stay with the frame when it is taken: origin and node.
     const KEPT: u64 = 3 << ORIGIN_SHIFT | 0x3f << NODE_SHIFT;
@@ -327,7 +319,6 @@ impl FrameState {
             order: (word >> ORDER_SHIFT & 0xf) as u8,
             listed: word & LISTED != 0,
             node: NodeId((word >> NODE_SHIFT & 0x3f) as u8),
-            pins: (word >> PINS_SHIFT) as u16 & Self::MAX_PINS,
             references: (word >> REFERENCES_SHIFT) as u16,
             chains: (word >> CHAINS_SHIFT & 3) as u8,
             recent: word & RECENT != 0,
@@ -341,7 +332,6 @@ impl FrameState {
             | (self.origin as u64) << ORIGIN_SHIFT
             | (self.order as u64 & 0xf) << ORDER_SHIFT
             | (self.node.0 as u64 & 0x3f) << NODE_SHIFT
-            | ((self.pins & Self::MAX_PINS) as u64) << PINS_SHIFT
             | (self.references as u64) << REFERENCES_SHIFT
             | (self.chains as u64 & 3) << CHAINS_SHIFT;
         if self.listed {
@@ -368,9 +358,6 @@ impl FrameState {
     /// The state after `event`, where the table, the counts and the index allow it.
     pub(crate) fn step(self, event: Event) -> Result<Self, Refused> {
         let usage = after(self.usage, event).ok_or(Refused::Step(self.usage, event))?;
-        if usage == Use::Free && self.pins != 0 {
-            return Err(Refused::Pinned);
-        }
         // What others find, and what is an image's, stays as it is: nobody may write it.
         if matches!(event, Event::Claim | Event::Discard) {
             if self.origin == Origin::Image {
@@ -409,7 +396,6 @@ mod tests {
                 order: FrameState::BODY,
                 listed: true,
                 node: NodeId(63),
-                pins: FrameState::MAX_PINS,
                 references: u16::MAX,
                 chains: 3,
                 recent: true,
@@ -511,22 +497,19 @@ mod tests {
         }
     }
 
-    /// Every use, event and small count: no step to free with a pin or a user of a shared frame.
+    /// Every use, event and small count: no step to free with a user of a shared frame.
     #[test]
     fn counts_guard_the_steps() {
         for usage in Use::ALL {
             for event in Event::ALL {
-                for (pins, references) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+                for references in 0..=2 {
                     let from = FrameState {
                         usage,
-                        pins,
                         references,
                         ..FrameState::default()
                     };
                     let Ok(to) = from.step(event) else { continue };
                     assert_eq!(Some(to.usage), after(usage, event));
-                    assert_eq!(to.pins, pins);
-                    assert!(to.usage != Use::Free || pins == 0);
                     if usage == Use::Shared {
                         assert_eq!(references, u16::from(event == Event::Claim));
                     }

@@ -60,7 +60,7 @@ fn a_reserved_chunk_is_taken_or_reclaimed() {
                 freed,
             )
         });
-        let left = map.census(first, FRAMES);
+        let left = machine_fake::census(&map, first, FRAMES);
         assert_eq!(left[Use::Private as usize], taken);
         assert_eq!(left[Use::Free as usize], freed);
         assert_eq!(taken + freed + left[Use::Reserved as usize], FRAMES);

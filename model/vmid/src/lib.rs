@@ -1,18 +1,13 @@
 //! Which VM has which VMID, the number that tags a VM's entries in every TLB (Arm ARM D8.16).
 //!
-//! There are 255 or 65,535 numbers beside 0, which is nobody's, and over time more VMs than that.
-//! As kernels do with ASIDs, numbers are handed out until none is left; then all VMs that no CPU
-//! has loaded lose theirs at once, every TLB is flushed once, and each VM gets a number again when
-//! it is next loaded. A [`Tag`] names one assignment of a number and thus tells by itself whether
-//! it still holds.
+//! There are 255 or 65,535 numbers beside 0, which is nobody's. A VM keeps its number from
+//! [`Vmids::take`] at its start to [`Vmids::release`] after its end (decision 19); Underpin's EL2, with
+//! 64 VMs, never runs out of them. A [`Tag`] names one assignment of a number and thus tells by itself
+//! whether it still holds.
 //!
-//! All CPUs see a VM under one number at a time: a VM has one tag, and its number can change only
-//! while no CPU has it loaded. *Loaded* means that `VTTBR_EL2` holds the VM's number, whether or
-//! not the CPU is in the guest: hardware may walk tables ahead of need.
-//!
-//! A machine whose VMs never outnumber the VMIDs needs none of this at run time: it calls
-//! [`Vmids::take`] when a VM starts and [`Vmids::release`] after its end, and no VM ever loses its
-//! number. Underpin's EL2, with 64 VMs, does so. [`Vmids::assign`] is for more VMs than that.
+//! All CPUs see a VM under one number, and hardware may walk its tables ahead of need whether or not a
+//! CPU is in the guest: so a number is released only when no CPU has the VM loaded and no TLB has an
+//! entry of it.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -22,8 +17,6 @@ pub use reach::Reach;
 
 /// In the table of holders: nobody has the number.
 const NOBODY: u64 = 0;
-/// In the table of holders, while numbers are taken away: this one stays.
-const KEPT: u64 = 1 << 63;
 
 /// One assignment of a VMID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,17 +31,6 @@ impl Tag {
     pub const fn vmid(self) -> u16 {
         self.vmid
     }
-}
-
-/// What [`Vmids::assign`] decided.
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Assigned {
-    /// The VM's tag from now on.
-    pub tag: Tag,
-    /// Every CPU's TLB must drop the entries of all VMs before anything else is asked of the
-    /// [`Vmids`]: numbers were taken from VMs that left entries behind.
-    pub flush: bool,
 }
 
 /// The VMIDs below `N`: 256 for 8 bits, 65,536 for 16, or fewer.
@@ -103,27 +85,6 @@ impl<const N: usize> Vmids<N> {
         })
     }
 
-    /// A CPU is about to load a VM that has `tag`, if it has any: the tag by which to load it.
-    /// `loaded` are the tags of all VMs that any CPU has loaded; it is asked only when numbers
-    /// have run out. `None` where all of them are loaded: more CPUs than VMIDs.
-    ///
-    /// The caller keeps the machine still from here until it has paid the flush, noted the VM's
-    /// tag and noted that this CPU has it loaded: one lock for all three.
-    pub fn assign(
-        &mut self,
-        tag: Option<Tag>,
-        loaded: impl IntoIterator<Item = Tag>,
-    ) -> Option<Assigned> {
-        let kept = tag
-            .filter(|&tag| self.is_valid(tag))
-            .or_else(|| self.take());
-        if let Some(tag) = kept {
-            return Some(Assigned { tag, flush: false });
-        }
-        self.forget_all_but(loaded);
-        self.take().map(|tag| Assigned { tag, flush: true })
-    }
-
     /// Takes back the number of a VM that has ended. No CPU has the VM loaded, and no TLB has an
     /// entry of it any more: the number may be another VM's at once. A tag that does not hold
     /// changes nothing.
@@ -132,29 +93,12 @@ impl<const N: usize> Vmids<N> {
             self.holders[usize::from(tag.vmid) % N] = NOBODY;
         }
     }
-
-    /// Takes the number of every VM that is not loaded.
-    fn forget_all_but(&mut self, loaded: impl IntoIterator<Item = Tag>) {
-        for tag in loaded {
-            if self.is_valid(tag) {
-                self.holders[usize::from(tag.vmid) % N] |= KEPT;
-            }
-        }
-        for holder in &mut self.holders {
-            *holder = if *holder & KEPT == 0 {
-                NOBODY
-            } else {
-                *holder & !KEPT
-            };
-        }
-    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use core::iter::empty;
 
     #[test]
     fn every_number_but_0_is_given_once() {
@@ -189,31 +133,5 @@ mod tests {
         assert_eq!(old.vmid(), new.vmid());
         vmids.release(old);
         assert!(vmids.is_valid(new) && !vmids.is_valid(old));
-    }
-
-    #[test]
-    fn who_is_loaded_keeps_its_number_and_who_is_not_loses_it() {
-        let mut vmids = Vmids::<4>::new();
-        let tags: [Tag; 3] = core::array::from_fn(|_| vmids.take().unwrap());
-        // The first runs on two CPUs.
-        let assigned = vmids.assign(None, [tags[0], tags[0]]).unwrap();
-        assert!(assigned.flush && assigned.tag.vmid() != tags[0].vmid());
-        assert_eq!(tags.map(|tag| vmids.is_valid(tag)), [true, false, false]);
-        let kept = vmids.assign(Some(tags[0]), empty()).unwrap();
-        assert_eq!(
-            kept,
-            Assigned {
-                tag: tags[0],
-                flush: false
-            }
-        );
-    }
-
-    #[test]
-    fn with_all_numbers_loaded_there_is_none() {
-        let mut vmids = Vmids::<3>::new();
-        let tags: [Tag; 2] = core::array::from_fn(|_| vmids.take().unwrap());
-        assert_eq!(vmids.assign(None, tags), None);
-        assert!(tags.iter().all(|&tag| vmids.is_valid(tag)));
     }
 }

@@ -303,7 +303,7 @@ proptest! {
         for slot in 0..VMS as u16 {
             prop_assert_eq!(frames.accounts().get(slot), Account::default());
         }
-        let kept = Frames::map(&frames).census(IMAGE, image.pages());
+        let kept = machine_fake::census(Frames::map(&frames), IMAGE, image.pages());
         prop_assert_eq!(kept[Use::CachedOnly as usize], image.pages());
     }
 }
@@ -330,7 +330,7 @@ fn equal_blocks_are_one_frame() {
     // Six pages of the image, five of them different; the page that was written and read, and the
     // disk itself.
     assert_eq!([used(0).users, used(1).users], [8, 8]);
-    let shared = Frames::map(&frames).census(NODES[0].start, NODES[0].count);
+    let shared = machine_fake::census(Frames::map(&frames), NODES[0].start, NODES[0].count);
     assert_eq!(shared[Use::Shared as usize], 1, "both disks keep one frame");
     let evict = |page: u64| world.vms[1].guest.evict(Gfn(DATA / FRAME_SIZE + page));
     // Of the image, of its own, and nothing at all.
