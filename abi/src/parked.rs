@@ -24,8 +24,8 @@ pub use records::{
 pub use stream::{Reader, Unreadable, Writer};
 
 /// The version of the records that this source writes.
-pub const VERSION: u32 = 4;
-/// The oldest that it reads, in which VMs have no clock of the wall.
-pub const OLDEST: u32 = 3;
+pub const VERSION: u32 = 5;
+/// The oldest that it reads: those of before have balloons that take statistics.
+pub const OLDEST: u32 = 5;
 /// How they begin.
 pub const MAGIC: [u8; 8] = *b"UNDPPARK";

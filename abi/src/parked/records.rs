@@ -221,15 +221,15 @@ records! {
         queues: [Queue; 9],
     }
     /// A virtio device.
-    Device, 416 {
+    Device, 408 {
         /// One of [`super::device`].
         kind: u32,
         /// Zero.
         reserved: u32,
         /// Its registers.
         transport: Transport,
-        /// Of a balloon: its configuration space, and the head of the chain for statistics, plus one.
-        own: [u64; 2],
+        /// Of a balloon: its configuration space.
+        own: u64,
     }
     /// What is a network device's own. A frame that waits for its receiver is still in its queue.
     Net, 496 {

@@ -5,12 +5,11 @@ use crate::vm::Instance;
 use crate::{host, housekeeping};
 use abi::parked;
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_virtio::Transport;
-use model_virtio::balloon::{self, Counts, Run, STATISTICS, Source};
+use model_virtio::balloon::{self, Counts, Run, Source};
 
 /// Pages released in one go: one block.
 const PAGES_AT_ONCE: u64 = 512;
@@ -18,8 +17,6 @@ const PAGES_AT_ONCE: u64 = 512;
 /// A balloon.
 pub struct Balloon {
     transport: SpinLock<Box<Transport<balloon::Balloon>>>,
-    /// Guest frames that had something behind them when they were released.
-    released: AtomicU64,
 }
 
 impl Balloon {
@@ -29,7 +26,6 @@ impl Balloon {
         transport.set_hold(counts_of(hold_ms));
         Self {
             transport: SpinLock::new(Rank::Device, transport),
-            released: AtomicU64::new(0),
         }
     }
 
@@ -44,25 +40,25 @@ impl Balloon {
     ) -> u64 {
         let transport = &mut **self.transport.lock();
         register(transport, vm, n, offset, size, value, |transport, vm| {
-            self.serve(transport, vm);
+            serve(transport, vm);
         })
     }
 
     /// Goes on with work that was put off, and with a report that is due.
     pub fn proceed(&self, vm: &Instance, n: usize) {
         let transport = &mut **self.transport.lock();
-        self.serve(transport, vm);
+        serve(transport, vm);
         update_line(transport, vm, n);
     }
 
     /// Its record, for the image that takes this one's place.
-    pub fn record(&self) -> (parked::Transport, [u64; 2]) {
+    pub fn record(&self) -> (parked::Transport, u64) {
         self.transport.lock().balloon_record()
     }
 
     /// As a record has it; `false` where that makes no sense.
     #[must_use]
-    pub fn restore(&self, record: &parked::Transport, own: [u64; 2]) -> bool {
+    pub fn restore(&self, record: &parked::Transport, own: u64) -> bool {
         self.transport.lock().restore_balloon(record, own)
     }
 
@@ -78,21 +74,6 @@ impl Balloon {
         u64::from(transport.errors().0) + transport.device().counts().refused
     }
 
-    fn serve(&self, transport: &mut Transport<balloon::Balloon>, vm: &Instance) {
-        let release = |_: Source, runs: &[Run]| {
-            for run in runs {
-                let released = vm.space.release(run.first, run.count);
-                self.released.fetch_add(released, Ordering::Relaxed);
-            }
-        };
-        if transport.serve(&vm.memory(), timer::now(), PAGES_AT_ONCE, release) {
-            vm.put_off_device_work();
-        }
-        if let Some(at) = transport.device().due().filter(|at| *at > timer::now()) {
-            housekeeping::request_at(at);
-        }
-    }
-
     /// Whether a report that was held is due; asks to be asked again where it will be.
     pub fn is_due(&self) -> bool {
         let due = self.transport.lock().device().due();
@@ -106,12 +87,25 @@ impl Balloon {
     }
 }
 
+fn serve(transport: &mut Transport<balloon::Balloon>, vm: &Instance) {
+    let release = |_: Source, runs: &[Run]| {
+        for run in runs {
+            vm.space.release(run.first, run.count);
+        }
+    };
+    if transport.serve(&vm.memory(), timer::now(), PAGES_AT_ONCE, release) {
+        vm.put_off_device_work();
+    }
+    if let Some(at) = transport.device().due().filter(|at| *at > timer::now()) {
+        housekeeping::request_at(at);
+    }
+}
+
 fn counts_of(ms: u16) -> u64 {
     host::counts(u64::from(ms) * 1_000_000)
 }
 
 /// For whoever decides how much memory a VM has.
-#[allow(dead_code, reason = "not all is asked yet")]
 impl Balloon {
     /// Asks for `pages` of 4 KiB in the balloon.
     pub fn set_target(&self, vm: &Instance, n: usize, pages: u32) {
@@ -120,10 +114,9 @@ impl Balloon {
         update_line(&transport, vm, n);
     }
 
-    /// Pages that should be in the balloon, and that are, as the driver says.
-    pub fn pages(&self) -> (u32, u32) {
-        let transport = self.transport.lock();
-        (transport.device().target(), transport.device().actual())
+    /// Pages that should be in the balloon.
+    pub fn target(&self) -> u32 {
+        self.transport.lock().device().target()
     }
 
     /// Whether there is a driver to follow the target.
@@ -131,18 +124,8 @@ impl Balloon {
         self.transport.lock().is_live()
     }
 
-    /// What the guest gave, and how many of its frames had something behind them.
-    pub fn counts(&self) -> (Counts, u64) {
-        let counts = self.transport.lock().device().counts();
-        (counts, self.released.load(Ordering::Relaxed))
-    }
-
-    /// What the driver said last of its memory, by tag; asks for more.
-    pub fn statistics(&self, vm: &Instance, n: usize) -> [Option<u64>; STATISTICS] {
-        let mut transport = self.transport.lock();
-        let statistics = *transport.device().statistics();
-        transport.request_statistics(&vm.memory());
-        update_line(&transport, vm, n);
-        statistics
+    /// What the guest gave.
+    pub fn counts(&self) -> Counts {
+        self.transport.lock().device().counts()
     }
 }

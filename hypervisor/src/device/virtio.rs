@@ -110,21 +110,21 @@ impl Slot {
         let (kind, transport, own) = match self {
             Self::Block(block) => {
                 let record = block.record().ok_or("a disk that is at work")?;
-                (device::BLOCK, record, [0; 2])
+                (device::BLOCK, record, 0)
             }
             Self::Console(transport) => {
                 let transport = transport.lock();
                 if transport.is_at_a_write() {
                     return Err("a console in the middle of a write");
                 }
-                (device::CONSOLE, transport.record(), [0; 2])
+                (device::CONSOLE, transport.record(), 0)
             }
-            Self::Rng(transport) => (device::RNG, transport.lock().record(), [0; 2]),
+            Self::Rng(transport) => (device::RNG, transport.lock().record(), 0),
             Self::Balloon(balloon) => {
                 let (record, own) = balloon.record();
                 (device::BALLOON, record, own)
             }
-            Self::Net(net) => (device::NET, net.record().0, [0; 2]),
+            Self::Net(net) => (device::NET, net.record().0, 0),
             Self::Control(_) => return Err("a way to ask the hypervisor"),
         };
         Ok(parked::Device {

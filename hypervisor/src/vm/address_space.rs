@@ -270,17 +270,15 @@ impl AddressSpace {
         self.maps.lock().exchange(&self.ram, home, pages, &Metal)
     }
 
-    /// Takes away what is behind `count` guest frames from `gfn` on, which the guest does not need;
-    /// how many had something. The lock is held for a piece at a time.
-    pub fn release(&self, gfn: Gfn, count: u64) -> u64 {
-        let mut released = 0;
+    /// Takes away what is behind `count` guest frames from `gfn` on, which the guest does not need. The
+    /// lock is held for a piece at a time.
+    pub fn release(&self, gfn: Gfn, count: u64) {
         let (mut at, end) = (gfn, gfn.add(count));
         while at < end {
             let piece = (REGION_FRAMES - at.0 % REGION_FRAMES).min(end.0 - at.0);
-            released += self.maps.lock().release(&self.ram, at, piece, &Metal);
+            self.maps.lock().release(&self.ram, at, piece, &Metal);
             at = at.add(piece);
         }
-        released
     }
 
     /// Calls `visit` for guest frames from `from` on that something is behind, looking at `budget`

@@ -269,10 +269,9 @@ impl Instance {
     /// to ask.
     pub fn target(&self, max: u64) -> Option<u64> {
         let (_, balloon) = self.balloon()?;
-        let (target, _) = balloon.pages();
         balloon
             .has_driver()
-            .then(|| max.saturating_sub(target.into()))
+            .then(|| max.saturating_sub(balloon.target().into()))
     }
 
     /// Asks the guest to keep to `frames` of `max` guest frames; `false` where there is nobody to ask.
@@ -294,7 +293,7 @@ impl Instance {
     /// Guest frames that the guest gave to its balloon, and that it reported free.
     pub fn given_back(&self) -> [u64; 2] {
         self.balloon().map_or([0; 2], |(_, balloon)| {
-            let (counts, _) = balloon.counts();
+            let counts = balloon.counts();
             [counts.inflated, counts.reported]
         })
     }

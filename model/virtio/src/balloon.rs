@@ -1,4 +1,4 @@
-//! The traditional memory balloon (virtio 5.5), with statistics and free page reporting.
+//! The traditional memory balloon (virtio 5.5), with free page reporting.
 //!
 //! ```text
 //!  owner: set_target ──> num_pages, config interrupt ──> driver takes pages from its allocator
@@ -15,6 +15,7 @@
 //!   not lower `MemTotal` with it.
 //! - `FREE_PAGE_HINT`: reporting does more, without a sweep over all free memory.
 //! - `PAGE_POISON`: reported pages come back as zeroes.
+//! - `STATS_VQ`: EL2 decides by what it sees of the memory, not by what a guest says of it.
 //!
 //! **How long a report is held.** A driver keeps reported pages off its free lists until it has the
 //! buffer back; from then on it may write them without a word. So the only time that a frame can
@@ -32,25 +33,19 @@ use model_addr::{FRAME_SIZE, Gfn, Ipa};
 
 /// Most runs that an owner gets to release at a time.
 pub const MAX_RUNS: usize = 64;
-/// Statistics that a driver may give (virtio 5.5.6.4, and those that Linux added).
-pub const STATISTICS: usize = 16;
 
 const INFLATE: usize = 0;
 const DEFLATE: usize = 1;
-/// Where it exists; the queues behind it move up where it does not, as Linux and QEMU count them.
-const STATS: usize = 2;
+/// The third, as queues of features that are not offered do not count (Linux, QEMU).
+const REPORTING: usize = 2;
 
-/// `VIRTIO_BALLOON_F_STATS_VQ` (virtio 5.5.3).
-const F_STATS_VQ: u64 = 1 << 1;
-/// `VIRTIO_BALLOON_F_PAGE_REPORTING`.
+/// `VIRTIO_BALLOON_F_PAGE_REPORTING` (virtio 5.5.3).
 const F_PAGE_REPORTING: u64 = 1 << 5;
 
 /// Page numbers read at a time: as many as Linux sends.
 const NUMBERS: usize = 256;
 /// A report is cut here, so that whole blocks stay whole and no run has more than 512 frames.
 const BLOCK: u64 = 2 << 20;
-/// Most entries looked at in a buffer of statistics.
-const MOST_ENTRIES: usize = 2 * STATISTICS;
 
 /// Where `actual` is in `struct virtio_balloon_config` (virtio 5.5.4); `num_pages` is before it.
 const ACTUAL: core::ops::Range<usize> = 4..8;
@@ -124,9 +119,6 @@ pub struct Balloon {
     reporting: Pending,
     /// What is done with in one go.
     scratch: Chain,
-    /// The buffer of statistics that the driver waits to get back.
-    asked: Option<u16>,
-    statistics: [Option<u64>; STATISTICS],
     counts: Counts,
     hold: u64,
     due: u64,
@@ -143,28 +135,19 @@ impl Balloon {
         u32::from_le_bytes(self.config[ACTUAL].try_into().unwrap_or_default())
     }
 
-    /// What the driver said of its memory last, by tag (`VIRTIO_BALLOON_S_*`): sizes in bytes,
-    /// events as counts.
-    pub fn statistics(&self) -> &[Option<u64>; STATISTICS] {
-        &self.statistics
-    }
-
     /// Pages so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// What a record has of it beside its registers: its configuration space, and the head of the chain
-    /// that [`Transport::request_statistics`] gives back, plus one.
-    pub(crate) fn own(&self) -> [u64; 2] {
-        let asked = self.asked.map_or(0, |head| u64::from(head) + 1);
-        [u64::from_le_bytes(self.config), asked]
+    /// What a record has of it beside its registers: its configuration space.
+    pub(crate) fn own(&self) -> u64 {
+        u64::from_le_bytes(self.config)
     }
 
     /// Sets what [`Self::own`] gives.
-    pub(crate) fn set_own(&mut self, [config, asked]: [u64; 2]) {
+    pub(crate) fn set_own(&mut self, config: u64) {
         self.config = config.to_le_bytes();
-        self.asked = asked.checked_sub(1).map(|head| head as u16);
     }
 
     /// When the report that is held is due; `None` if none is.
@@ -176,10 +159,10 @@ impl Balloon {
 impl Device for Balloon {
     const ID: u32 = 5;
     // Linux reports up to 32 ranges in a buffer and wants as many entries.
-    const QUEUE_SIZES: &'static [u16] = &[64; 4];
+    const QUEUE_SIZES: &'static [u16] = &[64; 3];
 
     fn features(&self) -> u64 {
-        F_STATS_VQ | F_PAGE_REPORTING
+        F_PAGE_REPORTING
     }
 
     fn config(&self) -> &[u8] {
@@ -199,8 +182,6 @@ impl Device for Balloon {
         self.config[ACTUAL].fill(0);
         self.inflating.open = false;
         self.reporting.open = false;
-        self.asked = None;
-        self.statistics = [None; STATISTICS];
     }
 }
 
@@ -218,27 +199,14 @@ impl Transport<Balloon> {
         self.device.hold = time;
     }
 
-    /// Asks the driver for fresh statistics; `false` where it is still at the last ones, or gives
-    /// none.
-    pub fn request_statistics(&mut self, memory: &impl GuestMemory) -> bool {
-        let Some(head) = self.device.asked.take().filter(|_| self.is_live()) else {
-            return false;
-        };
-        let result = self.queues[STATS].push_used(memory, head, 0);
-        let asked = self.settle(result).is_some();
-        self.signal(memory, STATS);
-        asked
-    }
-
     /// Queues of which a chain may be kept, and whether one is.
     pub(crate) fn open_queues(&self) -> [(usize, bool); 2] {
-        let reporting = STATS + usize::from(self.has_negotiated(F_STATS_VQ));
         let Balloon {
             inflating,
             reporting: reports,
             ..
         } = &self.device;
-        [(INFLATE, inflating.open), (reporting, reports.open)]
+        [(INFLATE, inflating.open), (REPORTING, reports.open)]
     }
 
     /// Goes through the queues, for about `budget` pages (and at most 511 more); whether there is
@@ -255,20 +223,15 @@ impl Transport<Balloon> {
         if !self.is_live() {
             return false;
         }
-        let statistics = self.has_negotiated(F_STATS_VQ);
         let reports = self.has_negotiated(F_PAGE_REPORTING);
-        let reporting = STATS + usize::from(statistics);
         let left = &mut budget;
         let Self { device, queues, .. } = self;
         let result = (|| {
-            if statistics {
-                device.take_statistics(&mut queues[STATS], memory, left)?;
-            }
             device.deflate(&mut queues[DEFLATE], memory, left)?;
             let queue = &mut queues[INFLATE];
             device.inflate(queue, memory, left, |runs| release(Source::Inflated, runs))?;
             if reports {
-                let queue = &mut queues[reporting];
+                let queue = &mut queues[REPORTING];
                 device.report(queue, memory, now, left, |runs| {
                     release(Source::Reported, runs);
                 })?;
@@ -276,7 +239,7 @@ impl Transport<Balloon> {
             Ok(())
         })();
         self.settle(result);
-        for queue in 0..=reporting {
+        for queue in 0..=REPORTING {
             self.signal(memory, queue);
         }
         budget == 0 && self.is_live()
@@ -284,35 +247,6 @@ impl Transport<Balloon> {
 }
 
 impl Balloon {
-    /// Reads what the driver says of its memory, and keeps the last buffer until more is wanted.
-    fn take_statistics(
-        &mut self,
-        queue: &mut Queue,
-        memory: &impl GuestMemory,
-        budget: &mut u64,
-    ) -> Result<(), QueueError> {
-        while *budget > 0 && queue.pop(memory, &mut self.scratch)? {
-            *budget = budget.saturating_sub(self.scratch.segment_count() as u64);
-            if let Some(former) = self.asked.replace(self.scratch.head()) {
-                queue.push_used(memory, former, 0)?;
-            }
-            self.statistics = [None; STATISTICS];
-            // struct virtio_balloon_stat, packed: le16 tag, le64 value.
-            let mut raw = [0; 10];
-            for _ in 0..MOST_ENTRIES {
-                if self.scratch.read(memory, &mut raw)? < raw.len() {
-                    break;
-                }
-                let [low, high, value @ ..] = raw;
-                let tag = usize::from(u16::from_le_bytes([low, high]));
-                if let Some(statistic) = self.statistics.get_mut(tag) {
-                    *statistic = Some(u64::from_le_bytes(value));
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn deflate(
         &mut self,
         queue: &mut Queue,

@@ -106,7 +106,7 @@ impl Transport<Console> {
 impl Transport<Balloon> {
     /// The record of its registers and queues, and of what is a balloon's own. A request that is not done is
     /// to be taken anew.
-    pub fn balloon_record(&self) -> (parked::Transport, [u64; 2]) {
+    pub fn balloon_record(&self) -> (parked::Transport, u64) {
         let mut record = self.record();
         for (queue, is_open) in self.open_queues() {
             let next = &mut record.queues[queue].next_avail;
@@ -117,7 +117,7 @@ impl Transport<Balloon> {
 
     /// As a record has it: see [`Self::restore`].
     #[must_use]
-    pub fn restore_balloon(&mut self, record: &parked::Transport, own: [u64; 2]) -> bool {
+    pub fn restore_balloon(&mut self, record: &parked::Transport, own: u64) -> bool {
         self.device.set_own(own);
         self.restore(record)
     }

@@ -20,8 +20,7 @@ const PAGES: u32 = (RAM_SIZE / FRAME_SIZE) as u32;
 
 const INFLATE: usize = 0;
 const DEFLATE: usize = 1;
-const STATS: usize = 2;
-const REPORT: usize = 3;
+const REPORT: usize = 2;
 
 fn guest() -> FakeGuest {
     FakeGuest::new(RAM, RAM_SIZE as usize).with_hole(HOLE)
@@ -273,70 +272,6 @@ fn deflating_is_counted_and_acknowledged() {
         ..Counts::default()
     };
     assert_eq!(balloon.device().counts(), counts);
-}
-
-/// A buffer of statistics, at a place of its own.
-fn put_statistics(guest: &FakeGuest, driver: &mut Driver, place: u64, stats: &[(u16, u64)]) -> u16 {
-    let ipa = Ipa(DATA.0 + 0x1000 * place);
-    let bytes: Vec<u8> = stats
-        .iter()
-        .flat_map(|(tag, value)| [&tag.to_le_bytes()[..], &value.to_le_bytes()].concat())
-        .collect();
-    guest.put(ipa, &bytes);
-    let len = bytes.len() as u32;
-    let buffer = Buffer {
-        ipa,
-        len,
-        writable: false,
-    };
-    let head = driver.add(guest, &[buffer], Shape::Direct).unwrap();
-    driver.publish(guest);
-    head
-}
-
-#[test]
-fn statistics_come_when_they_are_asked_for() {
-    let guest = guest();
-    let (mut balloon, mut drivers) = start(Balloon::default(), 0, 64);
-    assert!(!balloon.request_statistics(&guest));
-    let stats = &mut drivers[STATS];
-    let first = put_statistics(
-        &guest,
-        stats,
-        0,
-        &[(4, 1 << 30), (16, 5), (0xffff, 6), (15, 7)],
-    );
-    serve(&mut balloon, &guest, 50);
-    let mut expected = [None; 16];
-    (expected[4], expected[15]) = (Some(1 << 30), Some(7));
-    assert_eq!(balloon.device().statistics(), &expected);
-    assert_eq!(drivers[STATS].reap(&guest), None);
-    assert!(balloon.request_statistics(&guest));
-    assert!(balloon.irq_level());
-    assert_eq!(drivers[STATS].reap(&guest), Some((first, 0)));
-    assert!(!balloon.request_statistics(&guest), "asked already");
-    // A driver that gives two has the former back at once.
-    let second = put_statistics(&guest, &mut drivers[STATS], 0, &[(5, 2)]);
-    put_statistics(&guest, &mut drivers[STATS], 1, &[(6, 3)]);
-    serve(&mut balloon, &guest, 50);
-    assert_eq!(drivers[STATS].reap(&guest), Some((second, 0)));
-    assert_eq!(drivers[STATS].reap(&guest), None);
-    let mut expected = [None; 16];
-    expected[6] = Some(3);
-    assert_eq!(balloon.device().statistics(), &expected);
-    balloon.write(0x070, 4, 0);
-    assert_eq!(balloon.device().statistics(), &[None; 16]);
-    assert!(!balloon.request_statistics(&guest));
-}
-
-#[test]
-fn without_statistics_the_reporting_queue_is_the_third() {
-    let guest = guest();
-    let (mut balloon, mut drivers) = start(Balloon::default(), 1 << 1, 64);
-    let head = put_ranges(&guest, &mut drivers[2], &[(RAM.0, 8192)]);
-    let (_, pages) = serve(&mut balloon, &guest, 50);
-    assert_eq!(pages.len(), 2);
-    assert_eq!(drivers[2].reap(&guest), Some((head, 0)));
 }
 
 #[test]
