@@ -263,9 +263,7 @@ pub fn from_outside(frame: &[u8]) {
     let Ok(source) = source.try_into() else {
         return;
     };
-    let Some(incoming) = Incoming::own(frame, &[]) else {
-        return;
-    };
+    let incoming = Incoming::own(frame, &[]);
     let lans = LANS.lock().clone();
     for lan in &lans {
         let Some(port) = lan.inner.lock().uplink else {

@@ -232,19 +232,15 @@ records! {
         own: u64,
     }
     /// What is a network device's own. A frame that waits for its receiver is still in its queue.
-    Net, 496 {
+    Net, 16 {
         /// Offloads that its driver takes (`VIRTIO_NET_F_GUEST_*`), where it said so.
         taken: u64,
         /// Bits of [`super::net`].
         flags: u32,
         /// Pairs of queues that its driver uses.
         pairs: u16,
-        /// Addresses of single hosts, and of groups, that its driver wants; 255: too many to be told apart.
-        wanted: [u8; 2],
-        /// Those of single hosts.
-        unicast: [[u8; 6]; 16],
-        /// Those of groups.
-        multicast: [[u8; 6]; 64],
+        /// Zero.
+        reserved: u16,
     }
 }
 
@@ -378,10 +374,6 @@ pub mod net {
     pub const ANNOUNCE: u32 = 2;
     /// Its driver said which offloads it takes.
     pub const TAKES: u32 = 4;
-    /// It wants all frames.
-    pub const PROMISCUOUS: u32 = 8;
-    /// It wants all frames for groups.
-    pub const ALL_MULTICAST: u32 = 16;
 }
 
 /// Kinds of devices.

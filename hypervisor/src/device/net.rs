@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
-use model_ethernet::{Mac, PortSet, Why};
+use model_ethernet::{PortSet, Why};
 use model_virtio::net::wire;
 use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
 use model_virtio::{Effect, Transport};
@@ -63,7 +63,6 @@ pub struct Incoming<'a> {
     offload: Offload,
     /// What it has in common with others of its connection.
     flow: u32,
-    destination: Mac,
     body: Body<'a>,
 }
 
@@ -77,14 +76,13 @@ enum Body<'a> {
 
 impl<'a> Incoming<'a> {
     /// A frame at EL2, in two parts, with nothing left to do.
-    pub fn own(head: &'a [u8], rest: &'a [u8]) -> Option<Self> {
-        Some(Self {
+    pub fn own(head: &'a [u8], rest: &'a [u8]) -> Self {
+        Self {
             bytes: (head.len() + rest.len()) as u32,
             offload: Offload::default(),
             flow: net::flow(head),
-            destination: *head.first_chunk()?,
             body: Body::Own(head, rest),
-        })
+        }
     }
 
     fn of_guest(vm: &'a Instance, frame: &'a Frame) -> Self {
@@ -92,7 +90,6 @@ impl<'a> Incoming<'a> {
             bytes: frame.bytes(),
             offload: frame.offload(),
             flow: frame.flow(),
-            destination: frame.destination(),
             body: Body::Guest(vm, frame),
         }
     }
@@ -160,14 +157,12 @@ struct Counts {
 pub struct Net {
     state: SpinLock<Box<State>>,
     cable: Cable,
-    mac: Mac,
     counts: Counts,
 }
 
 impl Net {
     /// A device that looks like `device`, at the end of `cable`, which is pulled where the link is not `up`.
     pub fn new(device: net::Net, cable: Cable, up: bool) -> Self {
-        let mac = device.options().mac;
         let mut transport = Transport::new(device);
         transport.set_link(up);
         let state = Box::new(State {
@@ -181,7 +176,6 @@ impl Net {
         Self {
             state: SpinLock::new(Rank::Device, state),
             cable,
-            mac,
             counts: Counts::default(),
         }
     }
@@ -483,10 +477,8 @@ impl Net {
                 }
             }
             End::Vm(vm, window) => {
-                if let Some(piece) = Incoming::own(head, rest)
-                    && let Some(Slot::Net(net)) = vm.virtio.get(*window)
-                {
-                    net.accept(vm, *window, piece, None);
+                if let Some(Slot::Net(net)) = vm.virtio.get(*window) {
+                    net.accept(vm, *window, Incoming::own(head, rest), None);
                 }
             }
         });
@@ -509,13 +501,6 @@ impl Net {
     ) -> Accepted {
         let mut state = self.state.lock();
         let transport = &mut state.transport;
-        if !transport
-            .device()
-            .filter()
-            .wants(self.mac, incoming.destination)
-        {
-            return Accepted::Over;
-        }
         if transport.is_live() && !incoming.offload.fits(transport.takes()) {
             return Accepted::NeedsPieces;
         }

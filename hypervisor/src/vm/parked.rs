@@ -325,9 +325,7 @@ fn read_instance(
     let typed = records.bytes(kind::TYPED)?;
     all(instance.uart.restore(&uart, typed), kind::UART)?;
     instance.power_button.restore(&records.one(kind::BUTTON)?);
-    if let Some(clock) = records.one_if(kind::CLOCK)? {
-        instance.clock.restore(clock);
-    }
+    instance.clock.restore(records.one(kind::CLOCK)?);
     let devices = records.all::<parked::Device>(kind::DEVICES)?;
     let mut nets = records.all::<parked::Net>(kind::NETS)?;
     all(devices.len() == instance.virtio.len(), kind::DEVICES)?;

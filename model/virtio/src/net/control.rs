@@ -1,9 +1,7 @@
 //! Commands on the control queue (virtio 5.1.6.5): a class, a command, data, and an answer of a byte.
 
-use super::filter::Filter;
 use super::{CONFIG_STATUS, Net, STATUS_ANNOUNCE, feature};
 use crate::{Chain, QueueError, Transport};
-use heapless::Vec;
 use machine_contract::{GuestMemory, GuestMemoryError};
 
 const OK: u8 = 0;
@@ -11,9 +9,6 @@ const ERR: u8 = 1;
 
 /// Commands, as class and command.
 mod command {
-    pub const PROMISCUOUS: [u8; 2] = [0, 0];
-    pub const ALL_MULTICAST: [u8; 2] = [0, 1];
-    pub const MAC_TABLES: [u8; 2] = [1, 0];
     pub const MAC: [u8; 2] = [1, 1];
     pub const ANNOUNCED: [u8; 2] = [3, 0];
     pub const PAIRS: [u8; 2] = [4, 0];
@@ -76,26 +71,6 @@ impl Transport<Net> {
         };
         let device = &mut self.device;
         match take(memory, chain)? {
-            command::PROMISCUOUS => {
-                needs(feature::CTRL_RX)?;
-                let [on] = take(memory, chain)?;
-                device.filter.promiscuous = on != 0;
-            }
-            command::ALL_MULTICAST => {
-                needs(feature::CTRL_RX)?;
-                let [on] = take(memory, chain)?;
-                device.filter.all_multicast = on != 0;
-            }
-            command::MAC_TABLES => {
-                needs(feature::CTRL_RX)?;
-                let (unicast, multicast) = (table(memory, chain)?, table(memory, chain)?);
-                let filter = &mut device.filter;
-                *filter = Filter {
-                    unicast,
-                    multicast,
-                    ..filter.clone()
-                };
-            }
             // The switch knows it by its address, which is the machine's to give.
             command::MAC => {
                 needs(feature::CTRL_MAC_ADDR)?;
@@ -133,23 +108,4 @@ fn take<const N: usize>(memory: &impl GuestMemory, chain: &mut Chain) -> Result<
         return Err(Unserved::Refused);
     }
     Ok(bytes)
-}
-
-/// `struct virtio_net_ctrl_mac`: a count and addresses; `None` where there are more than `N`.
-fn table<const N: usize>(
-    memory: &impl GuestMemory,
-    chain: &mut Chain,
-) -> Result<Option<Vec<[u8; 6], N>>, Unserved> {
-    /// Linux sends what it has; nobody has more.
-    const MOST: u32 = 1024;
-    let count = u32::from_le_bytes(take(memory, chain)?);
-    if count > MOST {
-        return Err(Unserved::Refused);
-    }
-    let mut known = Some(Vec::new());
-    for _ in 0..count {
-        let mac: [u8; 6] = take(memory, chain)?;
-        known = known.and_then(|mut known: Vec<_, N>| known.push(mac).is_ok().then_some(known));
-    }
-    Ok(known)
 }

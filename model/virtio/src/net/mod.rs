@@ -10,14 +10,12 @@
 //! arrives; the rest is moved by the owner and never looked at.
 
 mod control;
-mod filter;
 mod header;
 mod parked;
 mod receive;
 mod transmit;
 pub mod wire;
 
-pub use filter::Filter;
 pub use header::{BadHeader, Checksum, Gso, HEAD_MAX, HEADER_BYTES, Offload, Protocol};
 pub use receive::Received;
 pub use transmit::{Frame, Next, flow};
@@ -79,8 +77,6 @@ pub mod feature {
     pub const STATUS: u64 = 1 << 16;
     /// There is a control queue.
     pub const CTRL_VQ: u64 = 1 << 17;
-    /// The control queue takes receive modes.
-    pub const CTRL_RX: u64 = 1 << 18;
     /// The device can ask the driver to announce itself.
     pub const GUEST_ANNOUNCE: u64 = 1 << 21;
     /// There may be several pairs of queues.
@@ -100,9 +96,10 @@ pub mod feature {
     /// All that spares checksums and segments.
     pub(super) const OFFLOADS: u64 =
         GUEST_OFFLOADS | CTRL_GUEST_OFFLOADS | CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | HOST_USO;
-    /// What every device has.
+    /// What every device has. Not `CTRL_RX`: the switch delivers by address, and a driver that got a
+    /// frame for a group that it is not in drops it.
     pub(super) const ALWAYS: u64 =
-        MTU | MAC | MRG_RXBUF | STATUS | CTRL_VQ | CTRL_RX | GUEST_ANNOUNCE | CTRL_MAC_ADDR;
+        MTU | MAC | MRG_RXBUF | STATUS | CTRL_VQ | GUEST_ANNOUNCE | CTRL_MAC_ADDR;
 }
 
 /// What a network device is.
@@ -129,7 +126,6 @@ pub struct Net {
     options: Options,
     /// `struct virtio_net_config`: mac, status, max_virtqueue_pairs, mtu.
     config: [u8; 12],
-    filter: Filter,
     /// What the driver said it takes less of than it could; `None`: all that was negotiated.
     taken: Option<u64>,
     /// Pairs that the driver said it uses.
@@ -151,7 +147,6 @@ impl Net {
         Self {
             options: Options { pairs, ..options },
             config,
-            filter: Filter::default(),
             taken: None,
             used: 1,
             turn: 0,
@@ -162,11 +157,6 @@ impl Net {
     /// What it is.
     pub fn options(&self) -> Options {
         self.options
-    }
-
-    /// Which frames its driver wants.
-    pub fn filter(&self) -> &Filter {
-        &self.filter
     }
 
     /// The longest frame that stands for itself only.
@@ -202,7 +192,6 @@ impl Device for Net {
     }
 
     fn reset(&mut self) {
-        self.filter = Filter::default();
         self.taken = None;
         (self.used, self.turn) = (1, 0);
         self.config[CONFIG_STATUS] &= !STATUS_ANNOUNCE;
