@@ -11,7 +11,6 @@
 //! long as the images belong to one share group: that of the first VM in the table with the image.
 
 use crate::Text;
-use core::fmt;
 use core::ops::Range;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -289,22 +288,29 @@ pub struct VmRecord {
 const _: () = assert!(size_of::<VmRecord>() == 152 + 4 * 120 + 2 * 56 + 4 * 40 + 1024);
 
 /// What is wrong with a bundle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
     /// It is shorter than its header.
+    #[error("{0} bytes are too few for a bundle")]
     Short(usize),
     /// It does not begin with [`MAGIC`].
+    #[error("no bundle: the first bytes are not UNDERPIN")]
     NotABundle,
     /// It has a version that this reader does not know.
+    #[error("bundle version {0}, this reader knows {VERSION}: build it again, underpin bundle")]
     Version(u32),
     /// It says it has more bytes than are there, or more entries than allowed.
+    #[error("the bundle claims {0} bytes or entries it has not")]
     Truncated(u64),
     /// The entry with this number lies outside the bundle, on an odd offset or over the one before
     /// it, has more than zeroes behind its end, or is a second [`kind::BLOCKS`].
+    #[error("entry {0} does not lie well in the bundle")]
     Entry(u32),
     /// The block map of the entry with this number names a block that is not there.
+    #[error("entry {0} names a block that the bundle has not")]
     Map(u32),
     /// This VM's entry has the wrong size or text that is not UTF-8.
+    #[error("entry {0} is no VM description")]
     Vm(u32),
 }
 
@@ -321,27 +327,6 @@ impl VmRecord {
         disks && nets && regions && own && said(self.name.as_str()) && said(self.group.as_str())
     }
 }
-
-impl fmt::Display for BundleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Short(size) => write!(f, "{size} bytes are too few for a bundle"),
-            Self::NotABundle => write!(f, "no bundle: the first bytes are not UNDERPIN"),
-            Self::Version(v) => write!(
-                f,
-                "bundle version {v}, this reader knows {VERSION}: build it again, underpin bundle"
-            ),
-            Self::Truncated(size) => {
-                write!(f, "the bundle claims {size} bytes or entries it has not")
-            }
-            Self::Entry(n) => write!(f, "entry {n} does not lie well in the bundle"),
-            Self::Map(n) => write!(f, "entry {n} names a block that the bundle has not"),
-            Self::Vm(n) => write!(f, "entry {n} is no VM description"),
-        }
-    }
-}
-
-impl core::error::Error for BundleError {}
 
 /// A page's bytes.
 pub type Page = [u8; BLOCK_SIZE];

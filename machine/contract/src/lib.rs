@@ -5,7 +5,6 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-use core::fmt;
 use model_addr::{Ipa, Mfn};
 
 /// Memory that holds translation tables and other radix nodes: frames of 512 words of 64 bits.
@@ -44,27 +43,18 @@ pub trait FrameSource {
 }
 
 /// Why bytes of a guest could not be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuestMemoryError {
     /// The address is not in the guest's memory: the guest's mistake.
+    #[error("{0} is not memory of this VM")]
     NotMemory(Ipa),
     /// The machine has no frame left to put behind the address.
+    #[error("no machine frame left for {0}")]
     NoFrame(Ipa),
     /// What is there must be read from a disk first: the device is to try again.
+    #[error("what is at {0} is on a disk")]
     Away(Ipa),
 }
-
-impl fmt::Display for GuestMemoryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotMemory(ipa) => write!(f, "{ipa} is not memory of this VM"),
-            Self::NoFrame(ipa) => write!(f, "no machine frame left for {ipa}"),
-            Self::Away(ipa) => write!(f, "what is at {ipa} is on a disk"),
-        }
-    }
-}
-
-impl core::error::Error for GuestMemoryError {}
 
 /// A guest's memory as its devices reach it: by guest-physical address, checked at every access.
 ///

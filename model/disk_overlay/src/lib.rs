@@ -25,7 +25,6 @@ mod teardown;
 pub use stored::Turn;
 pub use teardown::Teardown;
 
-use core::fmt;
 use core::ops::Range;
 use machine_contract::{FrameSource, TableMemory};
 use model_addr::{FRAME_SHIFT, Mfn};
@@ -101,30 +100,21 @@ impl NewBlock {
 
 /// Why a block could not be written. The disk is as it was. To a guest both full and out of
 /// memory are I/O errors: virtio-blk has no status for "no space".
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverlayError {
     /// The overlay holds as many blocks as it may.
+    #[error("the disk's overlay is full")]
     Full,
     /// The machine has no frame left.
+    #[error("no machine frame left for the disk's overlay")]
     NoMemory,
     /// The block is beyond the end of the disk, or the disk beyond the largest there can be.
+    #[error("block beyond the end of the disk")]
     Beyond,
     /// The block was written by somebody else since the write was prepared.
+    #[error("block written twice at the same time")]
     Conflict,
 }
-
-impl fmt::Display for OverlayError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "the disk's overlay is full",
-            Self::NoMemory => "no machine frame left for the disk's overlay",
-            Self::Beyond => "block beyond the end of the disk",
-            Self::Conflict => "block written twice at the same time",
-        })
-    }
-}
-
-impl core::error::Error for OverlayError {}
 
 /// A word of the tree. Two bits of kind, and a frame number from bit 12 on; all zeroes, as in a
 /// fresh table, is [`Entry::BASE`].

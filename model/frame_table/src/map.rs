@@ -1,7 +1,5 @@
 //! All memory of the machine: from frame number to entry.
 
-use core::fmt;
-
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId};
 
 use crate::entry::Slot;
@@ -59,33 +57,24 @@ impl<'a> MemoryRange<'a> {
 }
 
 /// Why ranges do not make a map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// More than [`MAX_RANGES`] ranges.
+    #[error("more than {MAX_RANGES} ranges of memory")]
     Ranges,
     /// 2^32 - 1 frames (16 TiB) or more.
+    #[error("more than 16 TiB of memory")]
     Frames,
     /// A range is empty, wraps around, or has not one entry for each frame.
+    #[error("the range at frame {0} lacks entries")]
     Entries(Mfn),
     /// Two ranges share this frame.
+    #[error("two ranges of memory share frame {0}")]
     Overlap(Mfn),
     /// A node number of [`MAX_NODES`] or above.
+    #[error("{0}: there are at most {MAX_NODES} nodes")]
     Node(NodeId),
 }
-
-impl fmt::Display for MapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ranges => write!(f, "more than {MAX_RANGES} ranges of memory"),
-            Self::Frames => f.write_str("more than 16 TiB of memory"),
-            Self::Entries(first) => write!(f, "the range at frame {first} lacks entries"),
-            Self::Overlap(frame) => write!(f, "two ranges of memory share frame {frame}"),
-            Self::Node(node) => write!(f, "{node}: there are at most {MAX_NODES} nodes"),
-        }
-    }
-}
-
-impl core::error::Error for MapError {}
 
 /// The frame table: all ranges of the machine's memory, holes between them.
 #[derive(Debug)]

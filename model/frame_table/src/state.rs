@@ -1,7 +1,5 @@
 //! What a frame is used for, and the one table of what may become what.
 
-use core::fmt;
-
 use model_addr::NodeId;
 
 /// What a frame is used for.
@@ -198,45 +196,36 @@ pub const fn after(from: Use, event: Event) -> Option<Use> {
 }
 
 /// Why a change of a frame, or of a pool, was refused. Nothing was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The transition table has no such step.
+    #[error("a frame in use {0:?} refuses {1:?}")]
     Step(Use, Event),
     /// Only a pool, or the map, takes this step.
+    #[error("only a pool takes this step")]
     PoolOnly,
     /// It is in the index, where others find it.
+    #[error("the frame is in the index")]
     Indexed,
     /// It is a disk image's, and stays so.
+    #[error("the frame is a disk image's")]
     Image,
     /// It has this many users, which is the wrong number.
+    #[error("the frame has {0} users")]
     References(u16),
     /// A count is at its end.
+    #[error("a count of the frame is at its end")]
     Overflow,
     /// Another CPU has the frame locked.
+    #[error("the frame is locked by another CPU")]
     Locked,
     /// The frames are not all of one range of the pool's node, or not aligned to their order.
+    #[error("not whole frames of the pool's node")]
     NotHere,
     /// They were not allocated with this order.
+    #[error("the frames were not allocated with this order")]
     Order,
 }
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Step(usage, event) => write!(f, "a frame in use {usage:?} refuses {event:?}"),
-            Self::PoolOnly => f.write_str("only a pool takes this step"),
-            Self::Indexed => f.write_str("the frame is in the index"),
-            Self::Image => f.write_str("the frame is a disk image's"),
-            Self::References(count) => write!(f, "the frame has {count} users"),
-            Self::Overflow => f.write_str("a count of the frame is at its end"),
-            Self::Locked => f.write_str("the frame is locked by another CPU"),
-            Self::NotHere => f.write_str("not whole frames of the pool's node"),
-            Self::Order => f.write_str("the frames were not allocated with this order"),
-        }
-    }
-}
-
-impl core::error::Error for Refused {}
 
 const LOCK: u64 = 1;
 const USE_SHIFT: u32 = 1;

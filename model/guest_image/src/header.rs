@@ -1,7 +1,5 @@
 //! The header of an arm64 Linux `Image` (Linux: `Documentation/arch/arm64/booting.rst`).
 
-use core::fmt;
-
 /// Bytes of the header.
 pub const HEADER_SIZE: usize = 64;
 
@@ -20,11 +18,13 @@ pub struct ImageHeader {
 }
 
 /// Why a kernel with the right magic number cannot be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// It is big-endian.
+    #[error("the kernel is big-endian")]
     BigEndian,
     /// An offset or a size is absurd.
+    #[error("the kernel's header has an absurd offset or size, {0:#x}")]
     Absurd(u64),
 }
 
@@ -64,19 +64,3 @@ impl ImageHeader {
         }))
     }
 }
-
-impl fmt::Display for HeaderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BigEndian => f.write_str("the kernel is big-endian"),
-            Self::Absurd(value) => {
-                write!(
-                    f,
-                    "the kernel's header has an absurd offset or size, {value:#x}"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for HeaderError {}

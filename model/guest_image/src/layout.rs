@@ -7,8 +7,6 @@
 //! boundary (booting.rst), and a flat image, which cannot say how much memory it uses behind its
 //! end, has at least up to the next such boundary.
 
-use core::fmt;
-
 use model_addr::{Ipa, IpaRange};
 
 use crate::{ImageHeader, MAX_VCPUS};
@@ -62,13 +60,16 @@ pub struct Layout {
 }
 
 /// What does not fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// There is nothing to start.
+    #[error("the kernel is empty")]
     EmptyKernel,
     /// Memory does not begin at a 2 MiB boundary.
+    #[error("memory begins at {0}, not at a 2 MiB boundary")]
     Unaligned(Ipa),
     /// This much memory, in bytes, would be needed.
+    #[error("kernel, device tree and initrd need {needed} bytes of memory, the VM has {given}")]
     TooSmall {
         /// Bytes needed.
         needed: u64,
@@ -129,20 +130,3 @@ pub fn layout(
         initrd: (initrd_size > 0).then(|| at(initrd, initrd_size)),
     })
 }
-
-impl fmt::Display for LayoutError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::EmptyKernel => f.write_str("the kernel is empty"),
-            Self::Unaligned(start) => {
-                write!(f, "memory begins at {start}, not at a 2 MiB boundary")
-            }
-            Self::TooSmall { needed, given } => write!(
-                f,
-                "kernel, device tree and initrd need {needed} bytes of memory, the VM has {given}"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for LayoutError {}

@@ -4,7 +4,6 @@ use alloc::format;
 use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 
 use model_addr::IpaRange;
 use vm_fdt::FdtWriter;
@@ -60,17 +59,22 @@ pub struct GuestTree<'a> {
 }
 
 /// Why there is no tree.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
     /// No vCPU, or too many.
+    #[error("{0} vCPUs (1 to {MAX_VCPUS} are possible)")]
     Vcpus(u16),
     /// Too many virtio-mmio transports.
+    #[error("{0} virtio devices (at most {MAX_VIRTIO})")]
     Virtio(u8),
     /// The command line has this many bytes, which are too many.
+    #[error("a command line of {0} bytes (at most {MAX_BOOTARGS})")]
     Bootargs(usize),
     /// The tree has this many bytes, more than [`TREE_ROOM`].
+    #[error("a device tree of {0} bytes (at most {TREE_ROOM})")]
     TooLarge(usize),
     /// It cannot be written: a NUL in the command line.
+    #[error("the device tree: {0}")]
     Write(vm_fdt::Error),
 }
 
@@ -311,24 +315,3 @@ fn write_region(fdt: &mut FdtWriter, region: &RegionNode<'_>) -> Written {
     }
     fdt.end_node(node)
 }
-
-impl fmt::Display for TreeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Vcpus(count) => write!(f, "{count} vCPUs (1 to {MAX_VCPUS} are possible)"),
-            Self::Virtio(count) => write!(f, "{count} virtio devices (at most {MAX_VIRTIO})"),
-            Self::Bootargs(bytes) => {
-                write!(
-                    f,
-                    "a command line of {bytes} bytes (at most {MAX_BOOTARGS})"
-                )
-            }
-            Self::TooLarge(bytes) => {
-                write!(f, "a device tree of {bytes} bytes (at most {TREE_ROOM})")
-            }
-            Self::Write(error) => write!(f, "the device tree: {error}"),
-        }
-    }
-}
-
-impl core::error::Error for TreeError {}

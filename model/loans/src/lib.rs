@@ -8,7 +8,6 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-use core::fmt;
 use heapless::Vec;
 use model_addr::{FRAME_SIZE, Pa, PaRange};
 
@@ -20,33 +19,26 @@ pub const LOANS_MAX: usize = 16;
 pub const SCATTERED_MAX: usize = 48;
 
 /// Why a run is not lent, or not given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// It is empty, or not in whole blocks.
+    #[error("it is not in whole blocks of 2 MiB")]
     Blocks,
     /// Not all of it is memory of the machine, in one run.
+    #[error("not all of it is memory")]
     NoMemory,
     /// Some of it is EL2's, or reserved.
+    #[error("some of it is reserved")]
     Kept,
     /// Some of it is lent already.
+    #[error("some of it is lent already")]
     Lent,
     /// The borrower has as many runs already as it can have, or there are [`SCATTERED_MAX`] blocks.
+    #[error("there are as many loans as there can be")]
     TooMany,
     /// No run that is lent begins there.
+    #[error("no loan begins there")]
     NotLent,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Blocks => "it is not in whole blocks of 2 MiB",
-            Self::NoMemory => "not all of it is memory",
-            Self::Kept => "some of it is reserved",
-            Self::Lent => "some of it is lent already",
-            Self::TooMany => "there are as many loans as there can be",
-            Self::NotLent => "no loan begins there",
-        })
-    }
 }
 
 /// For whom a run is lent.

@@ -1,7 +1,5 @@
 //! Which memory EL2 keeps, and where OS-0's kernel runs.
 
-use core::fmt;
-
 use model_addr::{FRAME_SIZE, Pa, PaRange};
 use model_guest_image::ImageHeader;
 
@@ -44,11 +42,16 @@ pub struct Layout {
 }
 
 /// Why OS-0 cannot be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// What EL2 would keep is no memory, or not one run of it.
+    #[error("the machine has no memory for the hypervisor at {} to {}", .0.start, .0.end())]
     NoMemory(PaRange),
     /// Something lies where EL2's own memory must be.
+    #[error(
+        "what the boot loader put at {} ({:#x} bytes) lies in the hypervisor's memory, {} to {}: load it elsewhere",
+        .other.start, .other.size, .hidden.start, .hidden.end()
+    )]
     InTheWay {
         /// What EL2 keeps.
         hidden: PaRange,
@@ -56,34 +59,9 @@ pub enum LayoutError {
         other: PaRange,
     },
     /// There is no room for the kernel: so many bytes.
+    #[error("no run of {0:#x} bytes is free for OS-0's kernel")]
     NoRoom(u64),
 }
-
-impl fmt::Display for LayoutError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoMemory(run) => write!(
-                f,
-                "the machine has no memory for the hypervisor at {} to {}",
-                run.start,
-                run.end()
-            ),
-            Self::InTheWay { hidden, other } => write!(
-                f,
-                "what the boot loader put at {} ({:#x} bytes) lies in the hypervisor's memory, {} to {}: load it elsewhere",
-                other.start,
-                other.size,
-                hidden.start,
-                hidden.end()
-            ),
-            Self::NoRoom(bytes) => {
-                write!(f, "no run of {bytes:#x} bytes is free for OS-0's kernel")
-            }
-        }
-    }
-}
-
-impl core::error::Error for LayoutError {}
 
 /// Says who has what.
 ///

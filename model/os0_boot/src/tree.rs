@@ -1,7 +1,5 @@
 //! The machine's device tree, made OS-0's in place.
 
-use core::fmt;
-
 use dtoolkit::error::{FdtMutError, FdtParseError};
 use dtoolkit::fdt::FdtNode;
 use dtoolkit::fdt_mut::{FdtMut, FdtNodeMut, SliceBuffer};
@@ -28,30 +26,21 @@ pub struct Chosen<'a> {
 }
 
 /// Why the tree cannot be OS-0's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RewriteError {
     /// It is none.
+    #[error("the machine's device tree: {0}")]
     Blob(FdtParseError),
     /// It has no room for a change.
+    #[error("the machine's device tree: {0}")]
     Change(FdtMutError),
     /// `/chosen` is missing.
+    #[error("the machine's device tree has no /chosen")]
     NoChosen,
     /// A run of memory is written in a way that is not understood, or there are too many.
+    #[error("the machine's device tree: its memory is not understood")]
     Memory,
 }
-
-impl fmt::Display for RewriteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Blob(error) => write!(f, "the machine's device tree: {error}"),
-            Self::Change(error) => write!(f, "the machine's device tree: {error}"),
-            Self::NoChosen => f.write_str("the machine's device tree has no /chosen"),
-            Self::Memory => f.write_str("the machine's device tree: its memory is not understood"),
-        }
-    }
-}
-
-impl core::error::Error for RewriteError {}
 
 impl From<FdtMutError> for RewriteError {
     fn from(error: FdtMutError) -> Self {

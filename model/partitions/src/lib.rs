@@ -96,27 +96,34 @@ pub struct Table {
 }
 
 /// What is wrong with a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// A block could not be read.
+    #[error("block {lba} cannot be read")]
     Unreadable {
         /// The block.
         lba: u64,
     },
     /// There is no header.
+    #[error("no header")]
     Signature,
     /// The header's checksum is wrong.
+    #[error("wrong checksum of the header")]
     HeaderChecksum,
     /// The header contradicts itself, the disk or the limits of this reader.
+    #[error("a header that cannot be")]
     Header,
     /// The checksum of the entries is wrong.
+    #[error("wrong checksum of the entries")]
     EntriesChecksum,
     /// A partition is empty or reaches out of the usable blocks.
+    #[error("entry {index} is not within the usable blocks")]
     Bounds {
         /// Its place in the table.
         index: u32,
     },
     /// Two partitions have blocks in common.
+    #[error("entries {other} and {index} overlap")]
     Overlap {
         /// The place of the one in the table.
         index: u32,
@@ -124,32 +131,21 @@ pub enum Fault {
         other: u32,
     },
     /// More than [`MAX_PARTITIONS`] partitions.
+    #[error("more than {MAX_PARTITIONS} partitions")]
     TooMany,
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unreadable { lba } => write!(f, "block {lba} cannot be read"),
-            Self::Signature => f.write_str("no header"),
-            Self::HeaderChecksum => f.write_str("wrong checksum of the header"),
-            Self::Header => f.write_str("a header that cannot be"),
-            Self::EntriesChecksum => f.write_str("wrong checksum of the entries"),
-            Self::Bounds { index } => write!(f, "entry {index} is not within the usable blocks"),
-            Self::Overlap { index, other } => write!(f, "entries {other} and {index} overlap"),
-            Self::TooMany => write!(f, "more than {MAX_PARTITIONS} partitions"),
-        }
-    }
-}
-
 /// Why there is no table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartitionError {
     /// The buffer is not one block of 512 or 4096 bytes.
+    #[error("blocks must have 512 or 4096 bytes")]
     BlockSize,
     /// Block 0 has no protective MBR: the disk is not partitioned this way.
+    #[error("the disk has no GUID partition table")]
     NotGpt,
     /// Both copies are damaged.
+    #[error("both partition tables are damaged: {primary}; backup: {backup}")]
     Damaged {
         /// The one at the start.
         primary: Fault,
@@ -157,23 +153,6 @@ pub enum PartitionError {
         backup: Fault,
     },
 }
-
-impl fmt::Display for PartitionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BlockSize => f.write_str("blocks must have 512 or 4096 bytes"),
-            Self::NotGpt => f.write_str("the disk has no GUID partition table"),
-            Self::Damaged { primary, backup } => {
-                write!(
-                    f,
-                    "both partition tables are damaged: {primary}; backup: {backup}"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for PartitionError {}
 
 /// Reads the table of a disk of `blocks` blocks. `buffer` has the size of one block, 512 or 4096
 /// bytes; `read_block` fills it with the block of a number below `blocks`, and reports its errors

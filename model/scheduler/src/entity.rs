@@ -1,7 +1,5 @@
 //! What is scheduled: one vCPU's share, state and accounts.
 
-use core::fmt;
-
 use model_addr::{CpuId, NodeId};
 
 use crate::{CAP_PERIOD, MAX_ENTITIES};
@@ -72,27 +70,18 @@ pub struct Counters {
 }
 
 /// Why an entity is not added or changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The id is beyond the queue's storage, or in use.
+    #[error("entity {id} cannot be used", id = .0.0)]
     Id(EntityId),
     /// There is no such weight.
+    #[error("a weight of {0} (1 to 10000 are possible)")]
     Weight(u16),
     /// It may not run on this node.
+    #[error("it may not run on {0}")]
     Node(NodeId),
 }
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Id(id) => write!(f, "entity {} cannot be used", id.0),
-            Self::Weight(weight) => write!(f, "a weight of {weight} (1 to 10000 are possible)"),
-            Self::Node(node) => write!(f, "it may not run on {node}"),
-        }
-    }
-}
-
-impl core::error::Error for Refused {}
 
 /// Where an entity is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

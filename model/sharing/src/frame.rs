@@ -1,7 +1,5 @@
 //! Users come and go.
 
-use core::fmt;
-
 use model_addr::Mfn;
 use model_frame_table::{
     CacheKey, Chain, Event, FrameEntry, FrameState, LockedFrame, Origin, Owner, Refused, Use,
@@ -63,30 +61,21 @@ pub struct Joined {
 }
 
 /// Why a frame was not joined, or not made a shared one. Nothing was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotJoined {
     /// It is not what was expected, or no longer: another CPU was faster.
+    #[error("the frame is another one by now")]
     Gone,
     /// It is of another share group.
+    #[error("the frame is of another share group")]
     OtherGroup,
     /// It has [`MAX_USERS`] users.
+    #[error("the frame has as many users as it may have")]
     Full,
     /// There is no memory for a record of one more user.
+    #[error("no memory is left for the record of a user")]
     NoMemory,
 }
-
-impl fmt::Display for NotJoined {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Gone => "the frame is another one by now",
-            Self::OtherGroup => "the frame is of another share group",
-            Self::Full => "the frame has as many users as it may have",
-            Self::NoMemory => "no memory is left for the record of a user",
-        })
-    }
-}
-
-impl core::error::Error for NotJoined {}
 
 /// What became of a frame that a user left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

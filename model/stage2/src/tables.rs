@@ -1,7 +1,6 @@
 //! Walking, filling and emptying the tables.
 
 use core::cell::Cell;
-use core::fmt;
 
 use machine_contract::TableMemory;
 use model_addr::{FRAME_SIZE, Ipa, Mfn, Pa};
@@ -11,33 +10,24 @@ use crate::descriptor::{self, ENTRIES, Entry, decode};
 use crate::{FlushDebt, IpaSize, Rights, Size};
 
 /// Why nothing, or not all, was mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// The guest-physical run is empty, past the input size, or crosses what one call may.
+    #[error("the run is outside the translation")]
     OutOfRange,
     /// An address is not a multiple of the size, or the machine address has more than 48 bits.
+    #[error("an address is not aligned to the size")]
     Misaligned,
     /// Something else is mapped there: unmap it, or replace it by break-before-make.
+    #[error("something else is mapped there")]
     Occupied,
     /// The entry is being replaced. The guest retries.
+    #[error("the entry is being replaced")]
     Busy,
     /// No table could be had.
+    #[error("no memory for a table")]
     NoMemory,
 }
-
-impl fmt::Display for MapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::OutOfRange => "the run is outside the translation",
-            Self::Misaligned => "an address is not aligned to the size",
-            Self::Occupied => "something else is mapped there",
-            Self::Busy => "the entry is being replaced",
-            Self::NoMemory => "no memory for a table",
-        })
-    }
-}
-
-impl core::error::Error for MapError {}
 
 /// A leaf that translates an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
