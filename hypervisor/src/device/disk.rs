@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 use machine_aarch64::frames::Ram;
 use machine_aarch64::timer;
 use machine_contract::GuestMemoryError;
-use model_addr::{Gfn, Ipa, Mfn, NodeId, VmId};
+use model_addr::{FRAME_SIZE, Gfn, Ipa, Mfn, NodeId, VmId};
 use model_address_space::Frames;
 use model_disk::Bytes;
 use model_disk_overlay::OverlayError;
@@ -81,7 +81,7 @@ impl model_disk::Store for Partition {
 /// The RAM of these bytes, whose frames a disk, a VM or EL2 has.
 fn ram(bytes: Bytes) -> Ram {
     let (start, len) = (bytes.start(), bytes.len());
-    let frames = (start.offset() + len).div_ceil(model_addr::FRAME_SIZE);
+    let frames = (start.offset() + len).div_ceil(FRAME_SIZE);
     // Inside, as so many frames are counted.
     frames::ram(start.frame(), frames).part(start.offset(), len as usize)
 }
@@ -155,7 +155,8 @@ impl model_disk::Machine for Near {
     }
     fn enter_block(&self, page: Mfn, key: CacheKey, user: Owner) -> Option<Mfn> {
         let frame = frames::allocate(self.0, 0, Purpose::Private(user))?;
-        Metal.copy(page, frame);
+        // Enlisting cleans it, before anybody sees it.
+        frames::ram(frame, 1).copy_from(0, frames::ram(page, 1), 0, FRAME_SIZE as usize);
         if !sharing::publish_block(frame, user, key) {
             frames::free(frame, 0);
             return None;

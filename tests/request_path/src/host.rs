@@ -300,13 +300,9 @@ impl<'a> Machine for Host<'a> {
     }
     fn enter_block(&self, page: Mfn, key: CacheKey, user: Owner) -> Option<Mfn> {
         let frame = self.0.allocate(NODE, 0, Purpose::Private(user))?;
-        Frames::copy(self.0, page, frame);
+        let bytes = self.0.contents(page).unwrap();
+        self.0.fill(frame, bytes.as_slice().try_into().unwrap());
         model_sharing::publish(self.0, frame, user, key).unwrap();
-        let index = Ground::index(self.0);
-        let bucket = index.block_bucket(key);
-        let guard = self.0.lock_stripe(bucket.stripe());
-        index.insert(Ground::map(self.0), bucket, frame);
-        drop(guard);
         self.0.enlist(frame);
         Some(frame)
     }
