@@ -17,7 +17,7 @@ pub struct PowerButton {
 
 impl PowerButton {
     /// A button that is not pressed.
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         let state = State {
             button: Button::new(layout::POWER_BUTTON_LINE),
             line: false,

@@ -42,6 +42,7 @@ pub enum ExitClass {
 }
 
 /// Counters of one vCPU. Times in counts of the system counter.
+#[derive(Default)]
 pub struct Stats {
     /// Exits by [`ExitClass`].
     pub exits: [AtomicU64; EXIT_CLASS_COUNT],
@@ -70,21 +71,11 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// All zero.
-    pub const fn new() -> Self {
+    /// All zero, of a vCPU that ran nowhere.
+    pub fn new() -> Self {
         Self {
-            exits: [const { AtomicU64::new(0) }; EXIT_CLASS_COUNT],
-            timed: [const { AtomicU64::new(0) }; EXIT_CLASS_COUNT],
-            timed_counts: [const { AtomicU64::new(0) }; EXIT_CLASS_COUNT],
-            run: AtomicU64::new(0),
-            hypervisor: AtomicU64::new(0),
-            idle: AtomicU64::new(0),
-            steal: AtomicU64::new(0),
-            migrations: AtomicU64::new(0),
-            waiting_since: AtomicU64::new(0),
-            ready: core::sync::atomic::AtomicBool::new(false),
-            pc: AtomicU64::new(0),
             last_cpu: AtomicU64::new(u64::MAX),
+            ..Self::default()
         }
     }
 

@@ -136,33 +136,23 @@ impl Instance {
     /// A VM about to run, its time beginning now.
     pub fn new(parts: Parts) -> Self {
         stretch::look(Kind::Control);
-        let Parts {
-            id,
-            home,
-            name,
-            space,
-            vmid,
-            vcpus,
-            virtio,
-            paging,
-        } = parts;
-        let distributor = Distributor::new(layout::SPIS, vcpus.len());
+        let distributor = Distributor::new(layout::SPIS, parts.vcpus.len());
         Self {
-            id,
-            home,
-            name,
-            space,
-            vmid,
-            vcpus,
+            id: parts.id,
+            home: parts.home,
+            name: parts.name,
+            space: parts.space,
+            vmid: parts.vmid,
+            vcpus: parts.vcpus,
             distributor: SpinLock::new(Rank::Distributor, distributor),
             fresh: AtomicU64::new(0),
-            uart: Uart::new(name),
+            uart: Uart::new(parts.name),
             power_button: PowerButton::new(),
             clock: Clock::new(),
-            virtio,
-            oddities: Oddities::new(),
+            virtio: parts.virtio,
+            oddities: Oddities::default(),
             sharing: SharingCounts::default(),
-            paging,
+            paging: parts.paging,
             numa: Tally::default(),
             time_offset: AtomicU64::new(timer::now()),
             paused_at: AtomicU64::new(0),

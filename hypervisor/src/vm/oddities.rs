@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use model_addr::Ipa;
 
 /// Counters of one VM.
+#[derive(Default)]
 pub struct Oddities {
     registers: AtomicU64,
     accesses: AtomicU64,
@@ -13,17 +14,6 @@ pub struct Oddities {
 }
 
 impl Oddities {
-    /// All zero.
-    pub const fn new() -> Self {
-        Self {
-            registers: AtomicU64::new(0),
-            accesses: AtomicU64::new(0),
-            calls: AtomicU64::new(0),
-            last_refused: AtomicU64::new(0),
-            writes: AtomicU64::new(0),
-        }
-    }
-
     /// A system register that guests are not given.
     pub fn unknown_register(&self) {
         self.registers.fetch_add(1, Ordering::Relaxed);

@@ -17,27 +17,27 @@ pub struct PowerButton {
 
 impl PowerButton {
     /// Its record, for images of any version (`abi::parked`).
-    pub const fn record(&self) -> Button {
+    pub fn record(&self) -> Button {
         Button {
-            gpio: self.gpio.registers(),
+            gpio: zerocopy::transmute!(self.gpio.clone()),
             pressed: self.pressed as u8,
             reserved: [0; 6],
         }
     }
 
     /// As a record has it, on line `line`.
-    pub const fn of(record: &Button, line: u8) -> Self {
+    pub fn of(record: &Button, line: u8) -> Self {
         Self {
-            gpio: Pl061::of(record.gpio),
+            gpio: zerocopy::transmute!(record.gpio),
             line,
             pressed: record.pressed != 0,
         }
     }
 
     /// A button that is not pressed, on line `line` of a PL061 just out of reset.
-    pub const fn new(line: u8) -> Self {
+    pub fn new(line: u8) -> Self {
         Self {
-            gpio: Pl061::new(),
+            gpio: Pl061::default(),
             line,
             pressed: false,
         }

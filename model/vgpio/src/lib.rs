@@ -10,6 +10,7 @@
 mod button;
 
 pub use button::PowerButton;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Lines of a PL061.
 pub const LINES: u8 = 8;
@@ -28,8 +29,10 @@ const PERIPH_ID: u32 = 0xfe0;
 /// `GPIOPeriphID0..3` and `GPIOPCellID0..3`.
 const IDENTIFICATION: [u8; 8] = [0x61, 0x10, 0x04, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
 
-/// A PL061; bit n of each field is line n.
-#[derive(Clone, Debug, Default)]
+/// A PL061; bit n of each field is line n. The default is one just out of reset, all lines low inputs. Its
+/// bytes are what a record has of it, so the order of the fields stays.
+#[derive(Clone, Debug, Default, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct Pl061 {
     /// What comes in from outside.
     input: u8,
@@ -48,62 +51,6 @@ pub struct Pl061 {
 }
 
 impl Pl061 {
-    /// A PL061 just out of reset, all lines low inputs.
-    pub const fn new() -> Self {
-        Self {
-            input: 0,
-            output: 0,
-            direction: 0,
-            level_sense: 0,
-            both_edges: 0,
-            rising: 0,
-            enabled: 0,
-            edges: 0,
-            alternate: 0,
-        }
-    }
-
-    /// All that it knows, in the order of the fields.
-    pub(crate) const fn registers(&self) -> [u8; 9] {
-        [
-            self.input,
-            self.output,
-            self.direction,
-            self.level_sense,
-            self.both_edges,
-            self.rising,
-            self.enabled,
-            self.edges,
-            self.alternate,
-        ]
-    }
-
-    /// What [`Self::registers`] gives.
-    pub(crate) const fn of(registers: [u8; 9]) -> Self {
-        let [
-            input,
-            output,
-            direction,
-            level_sense,
-            both_edges,
-            rising,
-            enabled,
-            edges,
-            alternate,
-        ] = registers;
-        Self {
-            input,
-            output,
-            direction,
-            level_sense,
-            both_edges,
-            rising,
-            enabled,
-            edges,
-            alternate,
-        }
-    }
-
     /// The level of the interrupt line (`GPIOINTR`).
     pub const fn irq_level(&self) -> bool {
         self.raw() & self.enabled != 0
@@ -204,14 +151,14 @@ mod tests {
 
     #[test]
     fn identifies_itself_as_a_pl061() {
-        let gpio = Pl061::new();
+        let gpio = Pl061::default();
         let read: [u32; 8] = core::array::from_fn(|i| gpio.read(PERIPH_ID + 4 * i as u32));
         assert_eq!(read, [0x61, 0x10, 0x04, 0x00, 0x0d, 0xf0, 0x05, 0xb1]);
     }
 
     #[test]
     fn data_is_masked_by_the_address() {
-        let mut gpio = Pl061::new();
+        let mut gpio = Pl061::default();
         gpio.write(DIR, 0x0f);
         gpio.write(0x5 << 2, 0xff);
         assert_eq!(gpio.read(0xff << 2), 0x05);
@@ -227,7 +174,7 @@ mod tests {
 
     #[test]
     fn edges_stay_until_cleared_and_levels_as_long_as_they_last() {
-        let mut gpio = Pl061::new();
+        let mut gpio = Pl061::default();
         gpio.write(IEV, 1 << 2);
         gpio.write(IS, 1 << 2);
         gpio.write(IE, 1 << 2 | 1 << 3);
@@ -249,7 +196,7 @@ mod tests {
 
     #[test]
     fn there_is_no_ninth_line() {
-        let mut gpio = Pl061::new();
+        let mut gpio = Pl061::default();
         gpio.write(IBE, 0xff);
         gpio.write(IE, 0xff);
         gpio.set_input(8, true);

@@ -99,7 +99,7 @@ proptest! {
 
     #[test]
     fn each_line_is_its_own(ops in prop::collection::vec(op(), 0..300)) {
-        let mut gpio = Pl061::new();
+        let mut gpio = Pl061::default();
         let mut lines = [Line::default(); LINES as usize];
         for op in ops {
             match op {

@@ -208,17 +208,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// An empty request, for [`Transport::next_request`] to fill.
-    pub const fn new() -> Self {
-        Self {
-            chain: Chain::new(),
-            operation: Operation::Flush,
-            ranges: Vec::new(),
-            status: Ipa(0),
-            resets: 0,
-        }
-    }
-
     /// What is to be done.
     pub fn operation(&self) -> Operation {
         self.operation

@@ -116,21 +116,6 @@ impl Part {
 }
 
 impl Chain {
-    /// An empty chain.
-    pub const fn new() -> Self {
-        const NONE: Part = Part {
-            next: 0,
-            end: 0,
-            bytes: 0,
-        };
-        Self {
-            head: 0,
-            readable: NONE,
-            writable: NONE,
-            segments: Vec::new(),
-        }
-    }
-
     /// The index of its first descriptor: what the used ring names the chain by.
     #[inline]
     pub fn head(&self) -> u16 {

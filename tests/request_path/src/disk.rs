@@ -113,7 +113,7 @@ impl<'a> Disk<'a> {
 
     /// Serves every request that the driver has made available; how many were answered.
     pub fn serve(&mut self, guest: &Guest<'_>) -> usize {
-        let mut request = Request::new();
+        let mut request = Request::default();
         for answered in 0.. {
             match self.transport.next_request(guest, &mut request) {
                 Next::Empty => return answered,

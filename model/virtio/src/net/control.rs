@@ -35,7 +35,7 @@ impl Transport<Net> {
         if !self.is_live() {
             return false;
         }
-        let (queue, mut chain) = (self.control_queue(), Chain::new());
+        let (queue, mut chain) = (self.control_queue(), Chain::default());
         for _ in 0..budget {
             let popped = self.queues[queue].pop(memory, &mut chain);
             if self.settle(popped) != Some(true) {

@@ -22,7 +22,7 @@ pub struct Frame {
 impl Default for Frame {
     fn default() -> Self {
         Self {
-            chain: Chain::new(),
+            chain: Chain::default(),
             start: [0; HEADER_BYTES + HEAD_MAX],
             head_bytes: 0,
             bytes: 0,

@@ -226,7 +226,7 @@ proptest! {
         let driver = &mut drivers[0];
         let mut disk: Vec<u8> = (0..SECTORS as usize * 512).map(|n| (n / 512 + n) as u8).collect();
         let mut model = disk.clone();
-        let mut request = Request::new();
+        let mut request = Request::default();
         for sent in sent {
             sent.submit(&guest, driver);
             let (status, data) = sent.expected(&options, &mut model);
@@ -273,7 +273,7 @@ fn failures_of_the_owner_reach_the_driver() {
         capacity: 8,
         ..Options::default()
     });
-    let mut request = Request::new();
+    let mut request = Request::default();
     read_of(512).submit(&guest, &mut driver);
     assert_eq!(transport.next_request(&guest, &mut request), Next::Request);
     assert!(!transport.irq_level());
@@ -289,7 +289,7 @@ fn a_request_does_not_outlive_a_reset() {
         capacity: 8,
         ..Options::default()
     });
-    let mut request = Request::new();
+    let mut request = Request::default();
     read_of(512).submit(&guest, &mut driver);
     assert_eq!(transport.next_request(&guest, &mut request), Next::Request);
     transport.write(0x070, 4, 0);
@@ -316,7 +316,7 @@ fn a_request_without_header_or_status_breaks_the_device() {
         driver.add(&guest, buffers, Shape::Direct);
         driver.publish(&guest);
         assert_eq!(
-            transport.next_request(&guest, &mut Request::new()),
+            transport.next_request(&guest, &mut Request::default()),
             Next::Empty
         );
         assert_eq!(transport.errors().0, 1);

@@ -102,7 +102,7 @@ fn run<D: Device>(
 }
 
 fn serve_blk(blk: &mut Transport<Blk>, guest: &FakeGuest) {
-    let mut request = Request::new();
+    let mut request = Request::default();
     for _ in 0..64 {
         match blk.next_request(guest, &mut request) {
             Next::Empty => return,

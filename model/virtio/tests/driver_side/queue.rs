@@ -84,7 +84,7 @@ proptest! {
         let features = QueueFeatures { event_idx, indirect };
         let mut driver = Driver::new(0, 1 << log_size, features);
         let mut queue = Queue::new(&driver.setup, 256, features).unwrap();
-        let mut chain = Chain::new();
+        let mut chain = Chain::default();
         let (mut added, mut visible) = (VecDeque::new(), VecDeque::new());
         let (mut taken, mut used) = (Vec::new(), VecDeque::new());
         for step in steps {
@@ -144,7 +144,7 @@ proptest! {
         }
         driver.add(&guest, &buffers, Shape::Direct).unwrap();
         driver.publish(&guest);
-        let mut chain = Chain::new();
+        let mut chain = Chain::default();
         prop_assert!(queue.pop(&guest, &mut chain).unwrap());
         let last = buffers[buffers.len() - 1];
         if take_last {
@@ -197,7 +197,7 @@ fn buffer(ipa: u64, len: u32) -> Buffer {
 }
 
 fn pop(queue: &mut Queue, guest: &FakeGuest) -> Result<bool, QueueError> {
-    queue.pop(guest, &mut Chain::new())
+    queue.pop(guest, &mut Chain::default())
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn chains_of_4_gib_are_refused() {
     Driver::write_descriptor(&guest, table, buffer(DATA.0, u32::MAX), 1, 1);
     Driver::write_descriptor(&guest, table + 16, buffer(DATA.0, 1), 0, 0);
     assert_eq!(
-        queue.pop(&Endless(guest), &mut Chain::new()),
+        queue.pop(&Endless(guest), &mut Chain::default()),
         Err(QueueError::TooManyBytes)
     );
 }
@@ -331,7 +331,7 @@ fn a_chain_waits_for_its_memory() {
     };
     let head = driver.add(&guest, &[buffer], Shape::Indirect);
     driver.publish(&guest);
-    let mut chain = Chain::new();
+    let mut chain = Chain::default();
     for _ in 0..2 {
         assert_eq!(queue.pop(&Later(&guest, false), &mut chain), Ok(false));
     }

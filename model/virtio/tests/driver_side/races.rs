@@ -136,7 +136,7 @@ fn run(log_size: u32, event_idx: bool, script: Vec<u8>, batch: u32) -> u32 {
         actor: &actor,
         script: RefCell::new(script.into_iter()),
     };
-    let mut chain = Chain::new();
+    let mut chain = Chain::default();
     loop {
         let mut idle = true;
         if std::mem::take(&mut actor.borrow_mut().kicked) {

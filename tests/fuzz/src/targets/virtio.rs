@@ -40,7 +40,7 @@ pub fn blk(data: &[u8]) {
         discard: true,
         ..Options::default()
     };
-    let mut request = Request::new();
+    let mut request = Request::default();
     drive(data, Blk::new(options), |blk, guest| {
         for _ in 0..64 {
             match blk.next_request(guest, &mut request) {
