@@ -13,16 +13,16 @@ const PASS_ON: usize = 1024;
 /// A VM's output.
 pub struct Terminal {
     name: Text<32>,
-    waiting: SpinLock<Ring>,
+    waiting: SpinLock<Waiting>,
     is_full: AtomicBool,
 }
 
 impl Terminal {
     /// Nothing written yet.
-    pub const fn new(name: Text<32>) -> Self {
+    pub fn new(name: Text<32>) -> Self {
         Self {
             name,
-            waiting: SpinLock::new(Rank::Terminal, Ring::new()),
+            waiting: SpinLock::new(Rank::Terminal, Waiting::default()),
             is_full: AtomicBool::new(false),
         }
     }
@@ -32,8 +32,11 @@ impl Terminal {
     #[inline]
     pub fn put(&self, byte: u8) {
         let mut waiting = self.waiting.lock();
-        waiting.push(byte);
-        let len = waiting.len;
+        waiting.written += 1;
+        if waiting.bytes.push_back(byte).is_err() {
+            waiting.dropped += 1;
+        }
+        let len = waiting.bytes.len();
         drop(waiting);
         if len >= PASS_ON {
             self.is_full.store(len == ROOM, Ordering::Relaxed);
@@ -53,12 +56,14 @@ impl Terminal {
     /// Passes on what waits, as far as the way out takes it.
     pub fn flush(&self) {
         let mut waiting = self.waiting.lock();
-        while waiting.len > 0 {
-            let sent = control::port::console_output(self.name, waiting.front());
+        while !waiting.bytes.is_empty() {
+            let sent = control::port::console_output(self.name, waiting.bytes.as_slices().0);
             if sent == 0 {
                 return;
             }
-            waiting.drop_front(sent);
+            for _ in 0..sent {
+                waiting.bytes.pop_front();
+            }
             self.is_full.store(false, Ordering::Relaxed);
         }
     }
@@ -66,9 +71,9 @@ impl Terminal {
     /// Gives all that waits to `take`, in up to two parts.
     pub fn waiting(&self, mut take: impl FnMut(&[u8])) {
         let waiting = self.waiting.lock();
-        let front = waiting.front();
+        let (front, rest) = waiting.bytes.as_slices();
         take(front);
-        take(&waiting.bytes[..waiting.len - front.len()]);
+        take(rest);
     }
 
     /// Bytes written, and bytes lost of them.
@@ -79,45 +84,10 @@ impl Terminal {
 }
 
 /// Bytes in the order they came.
-struct Ring {
-    bytes: [u8; ROOM],
-    start: usize,
-    len: usize,
+#[derive(Default)]
+struct Waiting {
+    bytes: heapless::Deque<u8, ROOM>,
+    /// How many came, and how many of them there was no room for.
     written: u64,
     dropped: u64,
-}
-
-impl Ring {
-    const fn new() -> Self {
-        Self {
-            bytes: [0; ROOM],
-            start: 0,
-            len: 0,
-            written: 0,
-            dropped: 0,
-        }
-    }
-
-    /// Adds a byte; one too many is dropped.
-    fn push(&mut self, byte: u8) {
-        self.written += 1;
-        if self.len == ROOM {
-            self.dropped += 1;
-            return;
-        }
-        self.bytes[(self.start + self.len) % ROOM] = byte;
-        self.len += 1;
-    }
-
-    /// The oldest bytes, up to where the ring wraps around.
-    fn front(&self) -> &[u8] {
-        &self.bytes[self.start..(self.start + self.len).min(ROOM)]
-    }
-
-    /// Takes out the `count` oldest bytes, at most as many as there are.
-    fn drop_front(&mut self, count: usize) {
-        let count = count.min(self.len);
-        self.start = (self.start + count) % ROOM;
-        self.len -= count;
-    }
 }

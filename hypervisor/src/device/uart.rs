@@ -31,7 +31,7 @@ pub struct Uart {
 
 impl Uart {
     /// The UART of the VM with that name, after reset.
-    pub const fn new(name: Text<32>) -> Self {
+    pub fn new(name: Text<32>) -> Self {
         let state = State {
             pl011: Pl011::new(),
             typed: heapless::Deque::new(),
