@@ -47,12 +47,10 @@ static CONSOLE: Console = Console {
     dropped: AtomicU64::new(0),
 };
 
-/// Starts the log on `uart`. `arguments` is EL2's command line: `log=LEVEL` sets the level
-/// (error, warn, info, debug, trace; info without it).
-pub fn init(uart: Uart, arguments: &str) {
-    let level = arguments
-        .split_ascii_whitespace()
-        .find_map(|word| word.strip_prefix("log="))
+/// Starts the log on `uart`. `level` is what EL2's command line says behind `log=`: error, warn, info,
+/// debug or trace; info where it says nothing.
+pub fn init(uart: Uart, level: Option<&str>) {
+    let level = level
         .and_then(|level| level.parse().ok())
         .unwrap_or(LevelFilter::Info);
     let _ = CONSOLE.copy.set(uart);

@@ -40,8 +40,9 @@ static ASIDE: SpinLock<u64> = SpinLock::new(Rank::Frame, 0);
 #[cold]
 pub fn set_aside(node: NodeId, left: u64) -> Option<u64> {
     let host = host::get();
-    let mut words = host.tree.bootargs.split_ascii_whitespace();
-    words.find(|word| *word == MAY_SET_ASIDE)?;
+    if !host.tree.has_word(MAY_SET_ASIDE) {
+        return None;
+    }
     let mut last = ASIDE.lock();
     while *last != 0 && frames::counts(node).free < left {
         let block = (Mfn(*last >> 8), *last as u8);

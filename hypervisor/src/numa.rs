@@ -148,8 +148,7 @@ impl Tally {
 /// Begins to look at the counters, where there are some.
 pub fn init() {
     let host = host::get();
-    let mut words = host.tree.bootargs.split_ascii_whitespace();
-    let how = words.find_map(|word| word.strip_prefix("numa="));
+    let how = host.tree.option("numa=");
     let off = matches!(how, Some("off" | "round-robin"));
     ROUND_ROBIN.store(how == Some("round-robin"), Ordering::Relaxed);
     let Some(source) = Source::find(host, how == Some("sample")).filter(|_| !off) else {

@@ -140,7 +140,7 @@ pub fn open_console(tree: &Machine) {
     machine_locks::set_relax(metal::relax);
     if let Some(pl011) = &tree.console {
         // SAFETY: the device tree says that a PL011 is there; it was mapped, and only EL2 uses it.
-        console::init(unsafe { Uart::new(pl011.base) }, &tree.bootargs);
+        console::init(unsafe { Uart::new(pl011.base) }, tree.option("log="));
     }
     log::info!("Underpin {} at EL2", env!("CARGO_PKG_VERSION"));
 }
@@ -294,8 +294,7 @@ pub fn open_bundle(range: PaRange) -> Option<Bundle<'static>> {
 /// is none.
 pub fn keep_zeroed() {
     let host = host::get();
-    let mut words = host.tree.bootargs.split_ascii_whitespace();
-    let word = words.find_map(|word| word.strip_prefix("zeroed="));
+    let word = host.tree.option("zeroed=");
     let mib = |word: &str| word.strip_suffix('M')?.parse::<u64>().ok();
     for node in host.node_ids() {
         frames::with_pool(node, |pool| {
@@ -382,12 +381,7 @@ pub fn this_cpu(cpu: &'static Cpu) {
         ));
     }
     let branches = features::branch_history_length();
-    if branches > 0
-        && !tree
-            .bootargs
-            .split_ascii_whitespace()
-            .any(|word| word == "bhb=off")
-    {
+    if branches > 0 && !tree.has_word("bhb=off") {
         entry::forget_branches_at_exits(branches);
     }
     // SAFETY: EL2 runs with E2H clear (boot.S), and no guest has run here.

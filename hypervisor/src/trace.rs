@@ -100,8 +100,7 @@ const fn attention_for(classes: u32) -> u32 {
 
 /// Traces from the start where the command line says `trace=all`.
 pub fn init() {
-    let mut words = host::get().tree.bootargs.split_ascii_whitespace();
-    if words.any(|word| word == "trace=all")
+    if host::get().tree.has_word("trace=all")
         && let Err(refusal) = turn(TRACE_ALL)
     {
         log::warn!("not traced: {}", refusal.sentence);

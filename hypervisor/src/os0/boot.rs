@@ -134,7 +134,7 @@ pub fn settle(tree: &'static Machine, mut home: Home, room: PaRange, map: &mut E
         redistributors: tree.gic.redistributors.clone(),
         maintenance: tree.gic.maintenance.intid,
         is_in_reach: memory_end(tree) <= stage2::reach(),
-        may_inject: has_word(tree, "inject"),
+        may_inject: tree.has_word("inject"),
     };
     if OS0.set(found).is_err() {
         give_up(format_args!("OS-0 starts once"));
@@ -174,12 +174,6 @@ fn keep_blob(arena: &mut Arena, blob: PaRange) -> PaRange {
 fn memory_end(tree: &Machine) -> Pa {
     let ends = tree.memory.iter().map(|memory| memory.range.end());
     ends.max().unwrap_or(Pa(0))
-}
-
-fn has_word(tree: &Machine, word: &str) -> bool {
-    tree.bootargs
-        .split_ascii_whitespace()
-        .any(|own| own == word)
 }
 
 fn check_machine(tree: &Machine) {

@@ -73,6 +73,21 @@ pub struct Machine {
     pub os0: Option<Os0>,
 }
 
+impl Machine {
+    /// Whether the command line has this word.
+    pub fn has_word(&self, word: &str) -> bool {
+        self.bootargs
+            .split_ascii_whitespace()
+            .any(|own| own == word)
+    }
+
+    /// What follows `name` in the first word of the command line that begins with it.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        let mut words = self.bootargs.split_ascii_whitespace();
+        words.find_map(|word| word.strip_prefix(name))
+    }
+}
+
 /// The operating system that owns the machine, as boot modules below `/chosen` (binding
 /// `multiboot,module`, as QEMU's guest-loader and GRUB write it).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -119,6 +119,9 @@ fn four_nodes_with_a_map() {
         .collect();
     assert_eq!(row, [30, 30, 10, 20]);
     assert_eq!(machine.bootargs, "log=debug bundle=initrd");
+    assert_eq!(machine.option("bundle="), Some("initrd"));
+    assert_eq!(machine.option("numa="), None);
+    assert!(machine.has_word("log=debug") && !machine.has_word("log="));
     assert_eq!(
         machine.initrd,
         Some(PaRange {
