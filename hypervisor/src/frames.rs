@@ -4,11 +4,9 @@ use crate::physical::disk;
 use crate::vm::vmids;
 use crate::{cpu, hiding, host, numa, sched, sharing};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_aarch64::cache;
 use machine_aarch64::frames::{self as metal, Ram, Table};
-use machine_aarch64::guest;
-use machine_aarch64::timer;
 use machine_aarch64::tlb::{self, Reaches};
+use machine_aarch64::{cache, guest, timer};
 use machine_contract::TableMemory;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
@@ -248,11 +246,8 @@ fn leave_code() {
 /// Empties all instruction caches where they were not of late, or drops the lines of these frames.
 #[cold]
 fn drop_code(first: Mfn, count: u64) {
-    let (now, at, order) = (
-        timer::now(),
-        EMPTY_AT.load(Ordering::SeqCst),
-        Ordering::SeqCst,
-    );
+    let order = Ordering::SeqCst;
+    let (now, at) = (timer::now(), EMPTY_AT.load(order));
     if now < at || { EMPTY_AT.compare_exchange(at, u64::MAX, order, order) }.is_err() {
         return cache::drop_instructions(first.address(), count * FRAME_SIZE);
     }

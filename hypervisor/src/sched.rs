@@ -290,6 +290,7 @@ pub fn run_while(cpu: &'static Cpu, goes_on: impl Fn() -> bool) {
             None => rest(cpu),
         }
     }
+    cpu.stretch.go_down();
 }
 
 /// Whom this CPU runs next: from its node's queue, or from another node's.

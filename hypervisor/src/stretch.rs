@@ -101,6 +101,11 @@ impl Stretch {
         self.kind.set(Kind::Switch);
     }
 
+    /// OS-0 has the CPU for itself: its interrupts are not EL2's to take.
+    pub fn go_down(&self) {
+        self.since.set(u64::MAX);
+    }
+
     /// It turns out to be of that kind.
     pub fn turn_to(&self, kind: Kind) {
         self.kind.set(kind);
@@ -132,7 +137,8 @@ fn keep(cpu: &Cpu, since: u64, took: u64) {
 }
 
 /// Takes the interrupts that are pending, between two pieces of work; what follows is of kind `next`.
-/// The CPU has no guest, and holds no lock. While it comes up it takes none.
+/// The CPU has no guest, and holds no lock. While it comes up, or does what OS-0 asks for that has it for
+/// itself, it takes none: they may be OS-0's.
 pub fn look(next: Kind) {
     let cpu = cpu::this();
     if cpu.stretch.since.get() == u64::MAX {

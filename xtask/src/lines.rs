@@ -15,7 +15,7 @@ use std::{
 
 /// The most lines that Underpin may have at EL2. All of it was to have 20,000 (mission row A19), which
 /// is missed: `STATUS.md` says by how much. This keeps it from growing unnoticed.
-const LINES_MAX: usize = 39_019;
+const LINES_MAX: usize = 39_018;
 
 /// Lines with code on them: no blank ones, no comments, no tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
