@@ -329,12 +329,16 @@ impl Queue {
         self.push_all(memory, &[(head, len)])
     }
 
-    /// Gives several chains back at once, each by its head and the bytes written.
+    /// Gives several chains back at once, each by its head and the bytes written; to nobody where the driver
+    /// has stopped the queue meanwhile (`QueueReady`, virtio 4.2.2).
     pub(crate) fn push_all(
         &mut self,
         memory: &impl GuestMemory,
         mut chains: &[(u16, u32)],
     ) -> Result<(), QueueError> {
+        if !self.ready {
+            return Ok(());
+        }
         let mut next = self.next_used;
         while !chains.is_empty() {
             let slot = next & (self.size - 1);

@@ -299,6 +299,23 @@ fn a_request_does_not_outlive_a_reset() {
 }
 
 #[test]
+fn a_request_does_not_outlive_its_queue() {
+    let (guest, mut transport, mut driver) = started(Options {
+        capacity: 8,
+        ..Options::default()
+    });
+    let mut request = Request::default();
+    read_of(512).submit(&guest, &mut driver);
+    assert_eq!(transport.next_request(&guest, &mut request), Next::Request);
+    transport.write(0x044, 4, 0);
+    guest.take_log();
+    transport.complete(&guest, &request, Status::Ok);
+    let ring = guest.take_log().into_iter().filter(|of| of.len != 1);
+    assert_eq!(ring.count(), 0);
+    assert_eq!(transport.errors().0, 0);
+}
+
+#[test]
 fn a_request_without_header_or_status_breaks_the_device() {
     let whole = Buffer {
         ipa: READABLE,
