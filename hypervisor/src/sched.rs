@@ -279,7 +279,7 @@ pub fn enter_os0(entity: EntityId, cpu: &Cpu) -> bool {
 
 /// Runs vCPUs as long as `goes_on`.
 pub fn run_while(cpu: &'static Cpu, goes_on: impl Fn() -> bool) {
-    cpu.stretch.come_up();
+    cpu.stretch.restart(timer::now());
     while goes_on() {
         stretch::look(Kind::Switch);
         crate::housekeeping::some();
@@ -290,7 +290,7 @@ pub fn run_while(cpu: &'static Cpu, goes_on: impl Fn() -> bool) {
             None => rest(cpu),
         }
     }
-    cpu.stretch.go_down();
+    cpu.stretch.restart(u64::MAX);
 }
 
 /// Whom this CPU runs next: from its node's queue, or from another node's.

@@ -7,7 +7,6 @@
 //! not timed.
 
 use crate::cpu::{self, Cpu};
-use crate::trace::Event;
 use crate::vm::layout;
 use crate::{exit, host};
 use abi::control::{LONG_STRETCH_NS, STRETCH_COUNT, trace};
@@ -95,15 +94,11 @@ impl Stretch {
         }
     }
 
-    /// The first one begins, or the first after OS-0 had the CPU for itself.
-    pub fn come_up(&self) {
-        self.since.set(timer::now());
+    /// The first one begins at that count, or the first after OS-0 had the CPU for itself; at `u64::MAX` OS-0 has
+    /// it, and its interrupts are not EL2's to take.
+    pub fn restart(&self, since: u64) {
+        self.since.set(since);
         self.kind.set(Kind::Switch);
-    }
-
-    /// OS-0 has the CPU for itself: its interrupts are not EL2's to take.
-    pub fn go_down(&self) {
-        self.since.set(u64::MAX);
     }
 
     /// It turns out to be of that kind.
@@ -126,13 +121,7 @@ fn keep(cpu: &Cpu, since: u64, took: u64) {
     let kind = cpu.stretch.kind(since);
     cpu.stretch.longest[kind as usize].fetch_max(took, Ordering::Relaxed);
     if took > host::counts(LONG_STRETCH_NS) {
-        cpu.trace.note(&Event {
-            kind: trace::STRETCH,
-            detail: kind as u8,
-            whose: None,
-            since,
-            value: 0,
-        });
+        cpu.trace.note((trace::STRETCH, kind as u8), None, since, 0);
     }
 }
 

@@ -32,20 +32,6 @@ pub struct Trace {
     ring: Once<Ring<Box<[Slot]>>>,
 }
 
-/// An event as it happens. Times in counts.
-pub struct Event {
-    /// One of [`abi::control::trace`].
-    pub kind: u8,
-    /// By the kind.
-    pub detail: u8,
-    /// The VM's slot and the vCPU's number; `None` for the machine itself.
-    pub whose: Option<(u16, u16)>,
-    /// When it began; it ends now.
-    pub since: u64,
-    /// By the kind.
-    pub value: u64,
-}
-
 impl Trace {
     /// Notes nothing.
     pub const fn new() -> Self {
@@ -67,20 +53,18 @@ impl Trace {
         self.classes.load(Ordering::Relaxed) != 0
     }
 
-    /// Notes an event, if its kind is wanted. Called by the pCPU itself only.
+    /// Notes an event that began at `since`, in counts, and ends now, if its kind is wanted: one of
+    /// [`abi::control::trace`], which says what detail and value are. `whose` is the VM's slot and the vCPU's
+    /// number; `None` for the machine itself. Called by the pCPU itself only.
     #[cold]
-    pub fn note(&self, event: &Event) {
-        if !self.wants(event.kind) {
-            return;
-        }
-        let (vm, vcpu) = event.whose.unwrap_or((NO_VM, 0));
-        let what = u64::from(event.kind)
-            | u64::from(event.detail) << 8
-            | u64::from(vcpu) << 16
-            | u64::from(vm) << 32;
-        if let Some(ring) = self.ring.get() {
-            let span = timer::now().saturating_sub(event.since);
-            ring.push([event.since, span, event.value, what]);
+    pub fn note(&self, kind: (u8, u8), whose: Option<(u16, u16)>, since: u64, value: u64) {
+        let ((kind, detail), (vm, vcpu)) = (kind, whose.unwrap_or((NO_VM, 0)));
+        if let Some(ring) = self.ring.get().filter(|_| self.wants(kind)) {
+            let what = u64::from(kind)
+                | u64::from(detail) << 8
+                | u64::from(vcpu) << 16
+                | u64::from(vm) << 32;
+            ring.push([since, timer::now().saturating_sub(since), value, what]);
         }
     }
 }

@@ -6,6 +6,7 @@ pub mod port;
 mod recount;
 pub mod vms;
 
+use crate::stretch::{self, Kind};
 use crate::vm::{self, Refusal, Vm};
 use crate::{frames, heap, host, os0, regions, trace};
 use abi::Text;
@@ -78,6 +79,7 @@ static OWED: SpinLock<Option<Owed>> = SpinLock::new(Rank::Vm, None);
 /// Answers the `underpin` command, as far as it takes answers: one that is stopped delays itself alone.
 fn serve_owner() {
     for _ in 0..AT_ONCE {
+        stretch::look(Kind::Control);
         let owed = OWED.lock().take();
         let next = owed.or_else(|| port::receive().map(|incoming| answer(&incoming)));
         let Some((header, reply, rest)) = next else {
@@ -179,24 +181,14 @@ fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
             ),
         )),
     };
-    match result {
-        Ok(answer) => {
-            let reply = ReplyHeader {
-                code: code::OK,
-                count: answer.count,
-                value: 0,
-            };
-            (reply, answer.records)
-        }
+    let (code, count, value, rest) = match result {
+        Ok(answer) => (code::OK, answer.count, 0, answer.records),
         Err(refusal) => {
-            let reply = ReplyHeader {
-                code: refusal.code,
-                count: 0,
-                value: refusal.value,
-            };
-            (reply, refusal.sentence.as_bytes().to_vec())
+            let sentence = refusal.sentence.as_bytes().to_vec();
+            (refusal.code, 0, refusal.value, sentence)
         }
-    }
+    };
+    (ReplyHeader { code, count, value }, rest)
 }
 
 fn answer(incoming: &Incoming) -> Owed {

@@ -18,10 +18,10 @@ impl Clock {
     /// The guest reads the register at `offset`, or writes it.
     pub fn access(&self, offset: u32, value: Option<u64>) -> u64 {
         let (mut clock, now) = (self.0.lock(), now());
-        match value {
-            None => return clock.read(offset, now).into(),
-            Some(value) => clock.write(offset, value as u32, now),
-        }
+        let Some(value) = value else {
+            return clock.read(offset, now).into();
+        };
+        clock.write(offset, value as u32, now);
         0
     }
 

@@ -2,7 +2,6 @@
 
 use crate::frames::{self, Metal, Tables};
 use crate::physical::disk::Partition;
-use crate::trace::Event;
 use crate::vm::{Access, Gets, Instance};
 use crate::{numa, sharing};
 use abi::bundle::{self, Place};
@@ -236,12 +235,8 @@ fn note(vm: &Instance, pages: &[(Gfn, Gets)]) {
             Gets::Own => share::OFFERED,
             Gets::Alone(_) => share::PRIVATE,
         };
-        crate::cpu::this().trace.note(&Event {
-            kind: trace::SHARE,
-            detail,
-            whose: Some((vm.id.index, 0)),
-            since: timer::now(),
-            value: gfn.address().0,
-        });
+        let (what, whose) = ((trace::SHARE, detail), Some((vm.id.index, 0)));
+        let trace = &crate::cpu::this().trace;
+        trace.note(what, whose, timer::now(), gfn.address().0);
     }
 }

@@ -1,7 +1,6 @@
 //! Physical interrupts: acknowledged by EL2, handed on or handled.
 
 use crate::cpu::Cpu;
-use crate::trace::Event;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome, attention};
 use crate::{host, os0};
 use abi::control::trace;
@@ -135,13 +134,8 @@ fn own(cpu: &'static Cpu, intid: u32) -> Kind {
 #[cold]
 fn note(cpu: &Cpu, intid: u32) {
     if intid < gic::SPURIOUS - 3 {
-        cpu.trace.note(&Event {
-            kind: trace::INTERRUPT,
-            detail: 0,
-            whose: None,
-            since: timer::now(),
-            value: intid.into(),
-        });
+        let what = (trace::INTERRUPT, 0);
+        cpu.trace.note(what, None, timer::now(), intid.into());
     }
 }
 

@@ -5,7 +5,6 @@ use super::{Core, Exits, Vcpu, attention};
 use crate::cpu::Cpu;
 use crate::exit;
 use crate::stretch::{self, Kind};
-use crate::trace::Event;
 use crate::vm::{Instance, layout};
 use abi::control::{off_cpu, trace};
 use core::sync::atomic::Ordering;
@@ -210,13 +209,8 @@ impl Loaded<'_> {
     /// Notes what happened to this vCPU from then until now; see [`trace`].
     #[cold]
     pub fn note(&self, kind: u8, detail: u8, since: u64, value: u64) {
-        self.cpu.trace.note(&Event {
-            kind,
-            detail,
-            whose: Some((self.vm.id.index, self.vcpu.index)),
-            since,
-            value,
-        });
+        let whose = Some((self.vm.id.index, self.vcpu.index));
+        self.cpu.trace.note((kind, detail), whose, since, value);
     }
 
     /// Brings the list registers up to date with the vGIC.
