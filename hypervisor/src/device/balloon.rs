@@ -11,8 +11,8 @@ use model_addr::Gfn;
 use model_virtio::Transport;
 use model_virtio::balloon::{self, Counts, Run, Source};
 
-/// Pages released in one go: one block.
-const PAGES_AT_ONCE: u64 = 512;
+/// Pages released in one go, or one block.
+const PAGES_AT_ONCE: u64 = 128;
 
 /// A balloon.
 pub struct Balloon {
@@ -93,10 +93,12 @@ fn serve(transport: &mut Transport<balloon::Balloon>, vm: &Instance) {
             vm.space.release(run.first, run.count);
         }
     };
-    if transport.serve(&vm.memory(), timer::now(), PAGES_AT_ONCE, release) {
+    let is_block = |gfn| vm.space.is_block(gfn);
+    let (memory, now) = (vm.memory(), timer::now());
+    if transport.serve(&memory, now, PAGES_AT_ONCE, is_block, release) {
         vm.put_off_device_work();
     }
-    if let Some(at) = transport.device().due().filter(|at| *at > timer::now()) {
+    if let Some(at) = transport.device().due().filter(|at| *at > now) {
         housekeeping::request_at(at);
     }
 }

@@ -281,6 +281,11 @@ impl AddressSpace {
         }
     }
 
+    /// Whether the region of a guest frame is one block.
+    pub fn is_block(&self, gfn: Gfn) -> bool {
+        self.maps.lock().is_block(gfn)
+    }
+
     /// Calls `visit` for guest frames from `from` on that something is behind, looking at `budget`
     /// entries under the lock; where to go on.
     pub fn visit(&self, from: Gfn, budget: usize, visit: impl FnMut(Gfn, Entry)) -> Option<Gfn> {

@@ -256,6 +256,11 @@ impl<T: Translation> Maps<T> {
         released
     }
 
+    /// Whether the region of `gfn` is one block.
+    pub fn is_block(&self, gfn: Gfn) -> bool {
+        self.pmap.region(&self.tables, gfn).block().is_some()
+    }
+
     /// A region that is one block goes as one; whether it was.
     fn release_block(&mut self, first: Gfn, frames: &impl Frames) -> bool {
         let Some(base) = self.pmap.region(&self.tables, first).block() else {
@@ -277,7 +282,7 @@ impl<T: Translation> Maps<T> {
 
     /// Up to [`EXCHANGE_MAX`] guest frames of one region.
     fn release_pages(&mut self, vm: VmId, first: Gfn, count: u64, frames: &impl Frames) -> u64 {
-        if self.pmap.region(&self.tables, first).block().is_some() {
+        if self.is_block(first) {
             self.split(first);
         }
         let mut before = [Entry::default(); EXCHANGE_MAX];

@@ -42,9 +42,9 @@ const REPORTING: usize = 2;
 /// `VIRTIO_BALLOON_F_PAGE_REPORTING` (virtio 5.5.3).
 const F_PAGE_REPORTING: u64 = 1 << 5;
 
-/// Page numbers read at a time: as many as Linux sends.
-const NUMBERS: usize = 256;
-/// A report is cut here, so that whole blocks stay whole and no run has more than 512 frames.
+/// Page numbers read at a time, half of what Linux sends, and pages of a report: what is released in one step.
+const NUMBERS: usize = 128;
+/// A report is cut here at least, so that whole blocks stay whole and no run has more than 512 frames.
 const BLOCK: u64 = 2 << 20;
 
 /// Where `actual` is in `struct virtio_balloon_config` (virtio 5.5.4); `num_pages` is before it.
@@ -209,15 +209,17 @@ impl Transport<Balloon> {
         [(INFLATE, inflating.open), (REPORTING, reports.open)]
     }
 
-    /// Goes through the queues, for about `budget` pages (and at most 511 more); whether there is
-    /// more to do now. What is `release`d is whole pages of memory in runs, at most [`MAX_RUNS`] at
-    /// a time; when it returns, the owner has done with them what it wants. `now` is any clock of
+    /// Goes through the queues, for about `budget` pages (and at most [`NUMBERS`] or a block more); whether there
+    /// is more to do now. What is `release`d is whole pages of memory in runs, at most [`MAX_RUNS`] at
+    /// a time; when it returns, the owner has done with them what it wants. What `is_block` says of the first page of
+    /// 2 MiB, all of which goes in one step then, is not cut. `now` is any clock of
     /// the owner's; a report that is held until [`Balloon::due`] needs a call by then.
     pub fn serve(
         &mut self,
         memory: &impl GuestMemory,
         now: u64,
         mut budget: u64,
+        is_block: impl Fn(Gfn) -> bool,
         mut release: impl FnMut(Source, &[Run]),
     ) -> bool {
         if !self.is_live() {
@@ -232,7 +234,7 @@ impl Transport<Balloon> {
             device.inflate(queue, memory, left, |runs| release(Source::Inflated, runs))?;
             if reports {
                 let queue = &mut queues[REPORTING];
-                device.report(queue, memory, now, left, |runs| {
+                device.report(queue, memory, now, left, is_block, |runs| {
                     release(Source::Reported, runs);
                 })?;
             }
@@ -318,6 +320,7 @@ impl Balloon {
         memory: &impl GuestMemory,
         now: u64,
         budget: &mut u64,
+        is_block: impl Fn(Gfn) -> bool,
         mut release: impl FnMut(&[Run]),
     ) -> Result<(), QueueError> {
         while *budget > 0 {
@@ -331,7 +334,7 @@ impl Balloon {
             if now < self.due {
                 break;
             }
-            self.take_ranges(budget, &mut release);
+            self.take_ranges(budget, &is_block, &mut release);
             if self.reporting.chain.writable().is_empty() {
                 self.reporting.close(queue, memory)?;
             }
@@ -340,12 +343,23 @@ impl Balloon {
     }
 
     /// Releases the whole pages of reported ranges, which the queue knows to be memory.
-    fn take_ranges(&mut self, budget: &mut u64, release: &mut impl FnMut(&[Run])) {
+    fn take_ranges(
+        &mut self,
+        budget: &mut u64,
+        is_block: impl Fn(Gfn) -> bool,
+        release: &mut impl FnMut(&[Run]),
+    ) {
         let mut runs = Runs::default();
         while *budget > 0
             && let Some(segment) = self.reporting.chain.writable().first()
         {
-            let piece = (BLOCK - segment.ipa.0 % BLOCK).min(segment.len.into());
+            let whole = segment.ipa.is_aligned(BLOCK) && u64::from(segment.len) >= BLOCK;
+            let most = if whole && is_block(segment.ipa.frame()) {
+                BLOCK
+            } else {
+                NUMBERS as u64 * FRAME_SIZE
+            };
+            let piece = (most - segment.ipa.0 % most).min(segment.len.into());
             let (start, end) = (segment.ipa, Ipa(segment.ipa.0 + piece));
             self.reporting.chain.skip_writable(piece as u32);
             let first = start.align_up(FRAME_SIZE).unwrap_or(end).frame();

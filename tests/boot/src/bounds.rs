@@ -1,9 +1,10 @@
 //! What no scenario may show, whatever it is about: stretches of work at EL2 that are too long.
 //!
-//! Interrupts are masked there, so whoever waits for one waits for the whole stretch. Only machines whose time
-//! is counted (`Hardware::counted`) are held to it: an instruction takes 2 ns there. Elsewhere a stretch lasts as
-//! long as the host lets it: QEMU translates, and the host runs other things meanwhile, so wall time
-//! says nothing of what EL2 did.
+//! Interrupts are masked there, so whoever waits for one waits for the whole stretch. Only machines of one CPU
+//! whose time is counted (`Hardware::counted`) are held to it: an instruction takes 2 ns there. With several CPUs QEMU
+//! counts for all of them together and runs one after the other, for some ms each: what another CPU did meanwhile is in
+//! the stretch. Elsewhere a stretch lasts as long as the host lets it: QEMU translates, and the host runs other
+//! things meanwhile, so wall time says nothing of what EL2 did.
 
 use crate::{Outcome, scenario::Stage, status::Stretches};
 

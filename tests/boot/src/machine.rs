@@ -68,6 +68,12 @@ impl Hardware {
         self.options.windows(2).any(is_icount)
     }
 
+    /// Whether it has one CPU. Time is counted for all of them together.
+    pub fn is_single(&self) -> bool {
+        self.options
+            .starts_with(&["--cpus".to_owned(), "1".to_owned()])
+    }
+
     /// With one more word for `underpin sim`.
     #[must_use]
     pub fn option(mut self, word: impl Into<String>) -> Self {

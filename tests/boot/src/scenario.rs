@@ -166,7 +166,7 @@ impl Scenario {
         for check in &self.checks {
             check(stage).map_err(Failure::of_machine)?;
         }
-        if hardware.is_counted() {
+        if hardware.is_counted() && hardware.is_single() {
             bounds::stretches(stage).map_err(Failure::of_machine)?;
         }
         Ok(())

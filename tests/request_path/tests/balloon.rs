@@ -140,11 +140,17 @@ impl<'a> World<'a> {
         assert_eq!(effect, Effect::Notify(queue as u16));
         let guest = &self.guest;
         let serve = |balloon: &mut Transport<Balloon>| {
-            balloon.serve(guest, 0, 512, |_, runs| {
-                for run in runs {
-                    guest.release(run.first, run.count);
-                }
-            })
+            balloon.serve(
+                guest,
+                0,
+                512,
+                |gfn| gfn.0 & 512 == 0,
+                |_, runs| {
+                    for run in runs {
+                        guest.release(run.first, run.count);
+                    }
+                },
+            )
         };
         while serve(&mut self.balloon) {}
         assert_eq!(self.guest.get(Ipa(rings + 0x802), 2), sent.to_le_bytes());

@@ -47,13 +47,19 @@ fn serve_at(
     budget: u64,
 ) -> (bool, Vec<(Source, u32)>) {
     let mut pages = Vec::new();
-    let more = balloon.serve(guest, now, budget, |source, runs| {
-        assert!((1..=MAX_RUNS).contains(&runs.len()));
-        for &Run { first, count } in runs {
-            assert!(count > 0);
-            pages.extend((0..count).map(|n| (source, first.add(n).0 as u32)));
-        }
-    });
+    let more = balloon.serve(
+        guest,
+        now,
+        budget,
+        |gfn| gfn.0 & 512 == 0,
+        |source, runs| {
+            assert!((1..=MAX_RUNS).contains(&runs.len()));
+            for &Run { first, count } in runs {
+                assert!(count > 0);
+                pages.extend((0..count).map(|n| (source, first.add(n).0 as u32)));
+            }
+        },
+    );
     assert!((pages.len() as u64) < budget + 512);
     (more, pages)
 }
@@ -114,7 +120,7 @@ fn numbers() -> impl Strategy<Value = Vec<u32>> {
 /// What is to be released of a buffer of `numbers`, and how many numbers are refused.
 fn inflated(numbers: &[u32]) -> (Vec<u32>, u64) {
     let mut pages = Vec::new();
-    for piece in numbers.chunks(256) {
+    for piece in numbers.chunks(128) {
         pages.extend(
             piece
                 .iter()
@@ -206,7 +212,7 @@ proptest! {
 }
 
 #[test]
-fn a_block_is_released_as_one_run() {
+fn a_block_is_released_as_one_run_and_pages_in_pieces() {
     let guest = guest();
     let (mut balloon, mut drivers) = start(Balloon::default(), 0, 64);
     put_ranges(
@@ -215,13 +221,21 @@ fn a_block_is_released_as_one_run() {
         &[(RAM.0 + (4 << 20), 4 << 20)],
     );
     let mut runs = Vec::new();
-    while balloon.serve(&guest, 0, 1, |_, some| runs.extend_from_slice(some)) {}
+    while balloon.serve(
+        &guest,
+        0,
+        1,
+        |gfn| gfn.0 & 512 == 0,
+        |_, some| runs.extend_from_slice(some),
+    ) {}
     let first = Gfn(u64::from(FIRST) + 1024);
-    let run = |n| Run {
+    let run = |n, count| Run {
         first: first.add(n),
-        count: 512,
+        count,
     };
-    assert_eq!(runs, [run(0), run(512)]);
+    let pieces = [512, 640, 768, 896].map(|n| run(n, 128));
+    assert_eq!(runs[0], run(0, 512));
+    assert_eq!(runs[1..], pieces);
 }
 
 #[test]
@@ -258,6 +272,21 @@ fn a_report_that_is_held_is_forgotten_by_a_reset() {
     balloon.write(0x070, 4, 0);
     assert_eq!(balloon.device().due(), None);
     assert_eq!(serve_at(&mut balloon, &guest, 200, 50), (false, vec![]));
+}
+
+#[test]
+fn a_report_that_is_held_does_not_outlive_its_queue() {
+    let guest = guest();
+    let (mut balloon, mut drivers) = start(Balloon::default(), 0, 64);
+    balloon.set_hold(100);
+    put_ranges(&guest, &mut drivers[REPORT], &[(RAM.0, 4096)]);
+    assert_eq!(serve_at(&mut balloon, &guest, 1000, 50), (false, vec![]));
+    balloon.write(0x030, 4, REPORT as u64);
+    balloon.write(0x044, 4, 0);
+    let (has_more, _) = serve_at(&mut balloon, &guest, 1100, 50);
+    assert!(!has_more);
+    assert_eq!(drivers[REPORT].reap(&guest), None);
+    assert_eq!(balloon.errors().0, 0);
 }
 
 #[test]
