@@ -22,6 +22,7 @@ use model_frame_table::{
 use model_id_registers::{GuestIdRegisters, HostIdRegisters, Shown};
 use model_loans::Scattered;
 use model_machine_tree::{Machine, Memory};
+use model_native_el1::Native;
 use model_stage2::{IpaSize, VmidBits, vtcr};
 use table::{carve_entries, fill, fill_pool, scattered_ranges};
 
@@ -385,7 +386,7 @@ pub fn this_cpu(cpu: &'static Cpu) {
         entry::forget_branches_at_exits(branches);
     }
     // SAFETY: EL2 runs with E2H clear (boot.S), and no guest has run here.
-    unsafe { guest::init_cpu(host.vtcr) }
+    unsafe { guest::init_cpu(host.vtcr, &Native::of(crate::os0::id_register)) }
     note_features();
     cpu.online.store(true, Ordering::Release);
 }

@@ -23,7 +23,7 @@ mod upgrade;
 mod world;
 
 pub use boot::start;
-pub use run::arrive;
+pub use run::{arrive, id_register};
 pub use take_over::{go_back, take_over};
 pub use world::{call, has_interrupt, put_fp_aside, take_away, turn};
 

@@ -123,9 +123,8 @@ impl World {
         forwarder.leave(&mut me.gic(Beside::Away));
         me.forwarder.set(forwarder);
         self.el1.save();
-        native::withhold(native);
         // SAFETY: no guest runs until a vCPU is loaded.
-        unsafe { guest::init_cpu(host::get().vtcr) }
+        unsafe { guest::init_cpu(host::get().vtcr, native) }
     }
 }
 

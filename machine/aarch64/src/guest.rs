@@ -5,7 +5,10 @@
 //! registers here, and a feature that has none here is hidden or trapped.
 
 use crate::cpu::isb;
+use crate::native;
 use core::arch::global_asm;
+use model_id_registers::traps;
+use model_native_el1::Native;
 
 global_asm!(include_str!("fp.S"));
 
@@ -14,59 +17,41 @@ unsafe extern "C" {
     pub(crate) fn fp_load(state: *const FpState);
 }
 
-/// `HCR_EL2` bits (Arm ARM D24.2), and the value with which every guest runs.
-pub mod hcr {
-    const VM: u64 = 1 << 0;
-    const SWIO: u64 = 1 << 1;
-    const FMO: u64 = 1 << 3;
-    const IMO: u64 = 1 << 4;
-    const AMO: u64 = 1 << 5;
-    const FB: u64 = 1 << 9;
-    const BSU_INNER: u64 = 1 << 10;
-    const TWI: u64 = 1 << 13;
-    const TID3: u64 = 1 << 18;
-    const TSC: u64 = 1 << 19;
-    const TIDCP: u64 = 1 << 20;
-    const TACR: u64 = 1 << 21;
-    const RW: u64 = 1 << 31;
-    const TLOR: u64 = 1 << 35;
-    /// Stage 2 on; interrupts to EL2; broadcast TLB maintenance and barriers made inner
-    /// shareable, so that they follow a vCPU from CPU to CPU; WFI, SMC, ID registers and
-    /// implementation-defined registers trap. TID2 stays clear: cache geometry reads are frequent
-    /// and harmless.
-    pub const GUEST: u64 =
-        VM | SWIO | FMO | IMO | AMO | FB | BSU_INNER | TWI | TID3 | TSC | TIDCP | TACR | TLOR | RW;
-}
-
-/// `CPTR_EL2` with E2H clear: RES1 bits, SVE and trace trapped.
-const CPTR_TRAP_SVE: u64 = 0x32ff | 1 << 8 | 1 << 20;
-/// `CPTR_EL2.TFP`: floating point traps.
-const CPTR_TRAP_FP: u64 = 1 << 10;
-/// `MDCR_EL2`: debug, OS lock, debug ROM, PMU and its counters trap.
-const MDCR_TRAP_ALL: u64 = 1 << 11 | 1 << 10 | 1 << 9 | 1 << 6 | 1 << 5;
 /// `CNTHCTL_EL2`: the physical counter may be read, the physical timer traps.
 const CNTHCTL: u64 = 1;
 
-/// Sets the registers that are the same for every guest. Done once on each CPU.
+/// Sets the registers that are the same for every guest: once on each CPU, and after each turn of OS-0.
+/// `native` says which of them the CPU has.
 ///
 /// # Safety
 ///
-/// EL2 runs with E2H clear and no guest has run yet on this CPU.
-pub unsafe fn init_cpu(vtcr: u64) {
+/// EL2 runs with E2H clear and no guest is loaded on this CPU.
+pub unsafe fn init_cpu(vtcr: u64, native: &Native) {
     let midr = read_sysreg!("midr_el1");
     // SAFETY: these registers confine guests and do not concern EL2's own execution.
     unsafe {
         write_sysreg!("vtcr_el2", vtcr);
-        write_sysreg!("hcr_el2", hcr::GUEST);
-        write_sysreg!("cptr_el2", CPTR_TRAP_SVE | CPTR_TRAP_FP);
-        write_sysreg!("mdcr_el2", MDCR_TRAP_ALL);
+        write_sysreg!("hcr_el2", traps::HCR);
+        write_sysreg!("cptr_el2", traps::CPTR | traps::CPTR_TFP);
+        write_sysreg!("mdcr_el2", traps::MDCR);
         write_sysreg!("cnthctl_el2", CNTHCTL);
         write_sysreg!("hstr_el2", 0_u64);
         write_sysreg!("vpidr_el2", midr);
         write_sysreg!("cntvoff_el2", 0_u64);
         write_sysreg!("cntv_ctl_el0", 0_u64);
     }
+    native::withhold(native);
     isb();
+}
+
+/// Clears what a guest reads as `DISR_EL1` (`VDISR_EL2`), which none is shown: the vCPU that comes would
+/// find in it what the last one wrote.
+fn clear_deferred_error() {
+    // The CPU has RAS.
+    if read_sysreg!("id_aa64pfr0_el1") >> 28 & 0xf != 0 {
+        // SAFETY: the register exists, and nothing but guests' reads depends on it.
+        unsafe { write_sysreg!("s3_4_c12_c1_1", 0_u64) }
+    }
 }
 
 /// Words of an [`El1State`].
@@ -105,6 +90,7 @@ macro_rules! el1_registers {
             pub unsafe fn load(&self) {
                 // SAFETY: EL1 registers have no effect on EL2's own execution with E2H clear.
                 unsafe { $(write_sysreg!($name, self.$field);)* }
+                clear_deferred_error();
             }
         }
     };
@@ -263,7 +249,7 @@ impl FpState {
     pub unsafe fn load(&self) {
         // SAFETY: with TFP clear EL2 may touch the registers; it never uses them itself.
         unsafe {
-            write_sysreg!("cptr_el2", CPTR_TRAP_SVE);
+            write_sysreg!("cptr_el2", traps::CPTR);
             isb();
             fp_load(self);
         }
@@ -278,7 +264,7 @@ impl FpState {
         // SAFETY: as in `load`.
         unsafe {
             fp_save(self);
-            write_sysreg!("cptr_el2", CPTR_TRAP_SVE | CPTR_TRAP_FP);
+            write_sysreg!("cptr_el2", traps::CPTR | traps::CPTR_TFP);
         }
         isb();
     }

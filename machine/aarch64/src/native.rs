@@ -6,6 +6,7 @@ use crate::list_registers::HardwareLists;
 use crate::timer;
 use core::arch::asm;
 use machine_contract::ListRegisters;
+use model_id_registers::traps;
 use model_native_el1::Native;
 
 /// Calls `$write!` for each gate register with its value: encodings for those that assemblers may
@@ -13,8 +14,8 @@ use model_native_el1::Native;
 macro_rules! write_if {
     ($value:expr, $name:literal) => {
         if let Some(value) = $value {
-            // SAFETY: the register exists by the ID registers (`model_native_el1`), and it opens
-            // the CPU to EL1 only.
+            // SAFETY: the register exists by the ID registers (`model_native_el1`), and it says
+            // what EL1 may do alone.
             unsafe { write_sysreg!($name, value) }
         }
     };
@@ -81,15 +82,22 @@ pub unsafe fn let_through(native: &Native, hcr: u64, vtcr: u64, vttbr: u64) {
 
 /// Withholds from EL1 all that [`let_through`] opened and that a VM has no registers of its own for
 /// ([`crate::guest::El1State`]): what the owner has there stays, and the VM can neither reach it nor
-/// feel it. [`crate::guest::init_cpu`] does the rest.
-pub fn withhold(native: &Native) {
-    write_if!(native.hcrx.map(|_| 0_u64), "s3_4_c1_c2_2"); // HCRX_EL2
-    let traps = native.fine_grained.map(|_| 0_u64);
-    write_if!(traps, "s3_4_c1_c1_4"); // HFGRTR_EL2
-    write_if!(traps, "s3_4_c1_c1_5"); // HFGWTR_EL2
-    write_if!(traps, "s3_4_c1_c1_6"); // HFGITR_EL2
-    write_if!(traps, "s3_4_c3_c1_4"); // HDFGRTR_EL2
-    write_if!(traps, "s3_4_c3_c1_5"); // HDFGWTR_EL2
+/// feel it. A part of [`crate::guest::init_cpu`], which does the rest.
+pub(crate) fn withhold(native: &Native) {
+    write_if!(native.hcrx.map(|_| traps::HCRX), "s3_4_c1_c2_2"); // HCRX_EL2
+    write_if!(native.mpam.then_some(traps::MPAM2), "s3_4_c10_c5_0"); // MPAM2_EL2
+    let fine = native.fine_grained.map(|_| traps::FINE_GRAINED);
+    write_if!(fine, "s3_4_c1_c1_4"); // HFGRTR_EL2
+    write_if!(fine, "s3_4_c1_c1_5"); // HFGWTR_EL2
+    write_if!(fine, "s3_4_c1_c1_6"); // HFGITR_EL2
+    write_if!(fine, "s3_4_c3_c1_4"); // HDFGRTR_EL2
+    write_if!(fine, "s3_4_c3_c1_5"); // HDFGWTR_EL2
+    let fine = fine.filter(|_| native.fine_grained_2);
+    write_if!(fine, "s3_4_c3_c1_0"); // HDFGRTR2_EL2
+    write_if!(fine, "s3_4_c3_c1_1"); // HDFGWTR2_EL2
+    write_if!(fine, "s3_4_c3_c1_2"); // HFGRTR2_EL2
+    write_if!(fine, "s3_4_c3_c1_3"); // HFGWTR2_EL2
+    write_if!(fine, "s3_4_c3_c1_7"); // HFGITR2_EL2
 }
 
 /// Bytes of z0 to z31, p0 to p15 and FFR, of the longest vectors there can be.

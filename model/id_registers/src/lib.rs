@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod table;
+pub mod traps;
 
 pub use table::{Field, Limit, Order, Register, registers};
 

@@ -115,6 +115,7 @@ const FGT: IdField = id(7, 0, 56);
 const AMU: IdField = id(4, 0, 44);
 const PMU: IdField = id(5, 0, 8);
 const MPAM: IdField = id(4, 0, 40);
+const MPAM_FRAC: IdField = id(4, 1, 16);
 const SVE: IdField = id(4, 0, 32);
 const SME: IdField = id(4, 1, 24);
 /// `ID_AA64SMFR0_EL1`: FA64 and SMEver.
@@ -150,6 +151,8 @@ pub struct Native {
     pub has_pmu: bool,
     /// The fine-grained traps.
     pub fine_grained: Option<FineGrained>,
+    /// Whether there is the second set of them, too (FEAT_FGT2), with which OS-0 must not be found.
+    pub fine_grained_2: bool,
     /// `ZCR_EL2`.
     pub sve: Option<u64>,
     /// `SMCR_EL2`; `SMPRIMAP_EL2` is to be zero.
@@ -175,12 +178,13 @@ impl Native {
                 debug: 0xf << 59,
                 activity_monitors: has(AMU, 1),
             }),
+            fine_grained_2: has(FGT, 2),
             sve: has(SVE, 1).then_some(LONGEST),
             sme: has(SME, 1).then(|| {
                 let whole_a64 = u64::from(get(&read, SME_FA64) >= 8) << 31;
                 LONGEST | whole_a64 | u64::from(has(SME_VERSION, 1)) << 30
             }),
-            mpam: has(MPAM, 1),
+            mpam: has(MPAM, 1) || has(MPAM_FRAC, 1),
         };
         for feature in FEATURES
             .iter()
