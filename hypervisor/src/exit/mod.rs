@@ -16,11 +16,14 @@ use machine_aarch64::entry::{GuestContext, Syndrome};
 use machine_aarch64::guest;
 use machine_aarch64::list_registers::VirtualInterface;
 use machine_aarch64::timer::{self, VirtualTimer};
-use model_trap::{El1State, Exit, Injection, enter_el1, skip_instruction};
+use model_trap::{El1State, Exit, Injection, enter_el1, is_aarch32, skip_instruction};
 
 /// An instruction of the guest's own made it leave.
 #[inline]
 pub fn synchronous(guest: &mut Loaded<'_>) -> Flow {
+    if is_aarch32(guest.core.context.pstate) {
+        return end_vm(guest, "it runs AArch32, which no VM is shown");
+    }
     let Syndrome { esr, far, hpfar } = Syndrome::read();
     match model_trap::decode(esr, far, hpfar) {
         Exit::Hvc { imm } => hypercall::hvc(guest, imm),

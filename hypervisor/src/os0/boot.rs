@@ -123,6 +123,7 @@ pub fn settle(tree: &'static Machine, mut home: Home, room: PaRange, map: &mut E
     stage2::take_vmid();
     gic::kick_beside_os0();
     let filtered = filter::pages(tree);
+    let mut ends = tree.memory.iter().map(|memory| memory.range.end());
     let found = Os0 {
         tree,
         home,
@@ -133,7 +134,7 @@ pub fn settle(tree: &'static Machine, mut home: Home, room: PaRange, map: &mut E
         distributor: unsafe { Distributor::new(tree.gic.distributor.start) },
         redistributors: tree.gic.redistributors.clone(),
         maintenance: tree.gic.maintenance.intid,
-        is_in_reach: memory_end(tree) <= stage2::reach(),
+        is_in_reach: ends.all(|end| end <= stage2::reach()),
         may_inject: tree.has_word("inject"),
     };
     if OS0.set(found).is_err() {
@@ -169,11 +170,6 @@ fn keep_blob(arena: &mut Arena, blob: PaRange) -> PaRange {
     // Its header says that it ends here (devicetree specification, 5.2).
     to.write(4, &(size as u32).to_be_bytes());
     PaRange { start, size }
-}
-
-fn memory_end(tree: &Machine) -> Pa {
-    let ends = tree.memory.iter().map(|memory| memory.range.end());
-    ends.max().unwrap_or(Pa(0))
 }
 
 fn check_machine(tree: &Machine) {

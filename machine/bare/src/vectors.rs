@@ -174,6 +174,20 @@ extern "C" fn bare_unexpected(kind: u64) -> ! {
     psci::system_off()
 }
 
+/// Runs what is at `base` as A32 code of EL0, with the MMU off and WFI untrapped, for guests that want to end
+/// badly. It does not come back.
+pub fn go_to_aarch32(base: u64) -> ! {
+    // SCTLR_EL1: nTWI, and what is RES1 without the MMU; SPSR_EL1: User mode, interrupts masked.
+    let (control, status) = (0x30d1_0800_u64, 0x1d0_u64);
+    // SAFETY: nothing of this program runs on this CPU afterwards.
+    unsafe {
+        asm!(
+            "msr elr_el1, {at}", "dc civac, {at}", "msr spsr_el1, {}", "dsb sy", "msr sctlr_el1, {}", "ic iallu", "dsb sy",
+            "isb", "eret", in(reg) status, in(reg) control, at = in(reg) base, options(noreturn)
+        )
+    }
+}
+
 /// Points VBAR_EL1 of this CPU at `base`, for guests that want to end badly, and executes an
 /// undefined instruction. Whatever is at `base` never comes back here.
 pub fn fault_with_vectors_at(base: u64) -> ! {

@@ -223,12 +223,7 @@ const PAUTH: Limit = Limit::PointerAuth;
 const PAUTH_WHY: &str = "needs HCR_EL2.API and APK, and keys per vCPU";
 
 const PFR0: &[Field] = &[
-    at_most(
-        "EL0",
-        0,
-        1,
-        "AArch64 only: EL2 does not handle exits from AArch32",
-    ),
+    at_most("EL0", 0, 1, "AArch64 only: AArch32 ends a VM"),
     at_most("EL1", 4, 1, "AArch64 only"),
     hide("EL2", 8, "no nested virtualisation"),
     hide("EL3", 12, "the secure world is the machine's"),

@@ -79,7 +79,7 @@ const STATELESS: Confined = Not("instructions without state of their own");
 /// By the field's name; what is not in the table of shown registers, is hidden wholly.
 #[rustfmt::skip]
 const ROWS: &[(&str, Confined)] = &[
-    ("EL0", Not("a VM that runs AArch32 at EL0 ends at its next exit")),
+    ("EL0", Not("a VM that runs AArch32 at EL0 ends at the first exit that an instruction of it causes")),
     ("EL1", By(&[Set(Hcr, &[31])])), // RW
     ("EL2", By(&[Clear(Hcr, &[42, 43, 45])])), // NV, NV1, NV2
     ("EL3", By(&[Set(Hcr, &[19])])), // TSC

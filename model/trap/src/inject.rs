@@ -24,6 +24,12 @@ const SCTLR_SPAN: u64 = 1 << 23;
 /// SCTLR_EL1.DSSBS: PSTATE.SSBS after an exception to EL1.
 const SCTLR_DSSBS: u64 = 1 << 44;
 
+/// Whether a PSTATE is of AArch32 (`M[4]`).
+#[inline]
+pub const fn is_aarch32(pstate: u64) -> bool {
+    pstate & pstate::AARCH32 != 0
+}
+
 /// ESR_EL1.IL: a 32-bit instruction.
 const ESR_IL: u64 = 1 << 25;
 /// DFSC and IFSC: synchronous external abort, not on a walk.

@@ -13,7 +13,7 @@ pub mod overwrite;
 mod syndrome;
 mod sysreg;
 
-pub use inject::{El1Entry, El1State, Injection, enter_el1, skip_instruction};
+pub use inject::{El1Entry, El1State, Injection, enter_el1, is_aarch32, skip_instruction};
 pub use mmio::MmioAccess;
 pub use syndrome::{Abort, DataAbort, Exit, Fault, decode};
 pub use sysreg::{SysregAccess, SysregId};

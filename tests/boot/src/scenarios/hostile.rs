@@ -28,10 +28,11 @@ enum Fate {
 type Case = (&'static str, Fate);
 
 /// Guests that do one wrong thing, all at once beside one neighbour.
-const FAULTS: [Case; 7] = [
+const FAULTS: [Case; 8] = [
     ("unmapped", Fate::Survives),
     ("unmapped_exec", Fate::Survives),
     ("own_vector_abort", Fate::Ends("vectors")),
+    ("aarch32", Fate::Ends("AArch32")),
     ("mmio_nosyndrome", Fate::Survives),
     ("self_modifying", Fate::Survives),
     ("unknown_sysreg", Fate::Survives),

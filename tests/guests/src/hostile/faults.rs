@@ -53,6 +53,14 @@ pub fn own_vector_abort(machine: &'static Machine) -> Verdict {
     vectors::fault_with_vectors_at(machine.memory.end().next_multiple_of(4096))
 }
 
+/// A32 code at EL0: a WFI, again and again.
+pub fn aarch32(machine: &'static Machine) -> Verdict {
+    const WFI_THEN_BACK: u64 = 0xeaff_fffd_e320_f003;
+    verdict::announce(format_args!("begins"));
+    machine.scratch().write(0, WFI_THEN_BACK);
+    vectors::go_to_aarch32(machine.scratch().base())
+}
+
 /// Vectors in zeroed memory, which is an undefined instruction: an exception at EL1 without end,
 /// and without an exit.
 pub fn exception_loop(machine: &'static Machine) -> Verdict {
