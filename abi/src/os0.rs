@@ -118,8 +118,8 @@ pub const OPEN: u32 = 0xc600_0052;
 pub const CLOSE: u32 = 0xc600_0053;
 
 /// Every CPU calls it, with interrupts masked: with X1 1, EL2 shares the CPU between OS-0 and VMs from
-/// now on; with 0, OS-0 has it for itself. Then no VM may run: all have ended or are paused, and nothing
-/// is asked of disks. Where all CPUs are OS-0's alone it may detach, with memory still lent.
+/// now on, if it is beneath all that are on; with 0, OS-0 has it for itself. Then no VM may run: all have ended or
+/// are paused, and nothing is asked of disks. Where all CPUs are OS-0's alone it may detach, with memory still lent.
 pub const SHARE: u32 = 0xc600_0054;
 
 /// Bytes for EL2's control port (`abi::control`), X2 of them at X1, in one page: how many it took.

@@ -52,10 +52,9 @@ pub fn waiting(mut take: impl FnMut(&[u8])) -> bool {
 
 /// Takes bytes of a request; how many there was room for.
 pub fn tell(bytes: &[u8]) -> usize {
-    let Some(channel) = CHANNEL.get() else {
-        return 0;
-    };
-    let taken = channel.lock().inbox.push(bytes);
+    let taken = CHANNEL
+        .get()
+        .map_or(0, |channel| channel.lock().inbox.push(bytes));
     super::port::ring();
     taken
 }

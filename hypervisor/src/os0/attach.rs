@@ -1,9 +1,9 @@
 //! Attaching and detaching: one CPU's side of `model_switch`, on metal.
 
 use super::interrupts::Beside;
-use super::{ON, Os0Cpu, get, loans, this};
+use super::{Os0Cpu, get, loans, this};
 use abi::os0::{BUSY, NOT_SUPPORTED, Refusal};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::entry::GuestContext;
 use machine_aarch64::list_registers::HardwareLists;
 use machine_aarch64::{cpu as metal, gic, native, timer};
@@ -17,8 +17,11 @@ const PATIENCE: u64 = 1;
 pub const IRQ_MASKED: u64 = 1 << 7;
 
 static MEETING: Meeting = Meeting::new();
-/// How many CPUs EL2 is beneath: where it is beneath any, CPUs that arrive come up attached.
-static BENEATH: AtomicU32 = AtomicU32::new(0);
+/// How many CPUs are on, or about to be, in units of [`IS_ON`], and how many of them EL2 is beneath: one word, so that
+/// both are of one moment. A CPU counts as on before it counts as one that EL2 is beneath, and longer. Where EL2 is
+/// beneath any, CPUs that arrive come up attached.
+pub static COUNTS: AtomicU64 = AtomicU64::new(0);
+pub const IS_ON: u64 = 1 << 32;
 /// The step that is to fail next, of which CPU: `cpu << 8 | step`, or [`NOWHERE`].
 static INJECTED: AtomicU64 = AtomicU64::new(NOWHERE);
 const NOWHERE: u64 = u64::MAX;
@@ -27,7 +30,13 @@ const NEW_IMAGE: u64 = 0xffff;
 
 /// Whether EL2 is beneath all CPUs that are on.
 pub fn is_attached() -> bool {
-    beneath() == ON.load(Ordering::Relaxed)
+    let counts = COUNTS.load(Ordering::Acquire);
+    counts >> 32 == counts % IS_ON
+}
+
+/// How many CPUs are on, or about to be.
+pub fn on() -> u64 {
+    COUNTS.load(Ordering::Relaxed) >> 32
 }
 
 pub fn reason(refusal: Refusal) -> Reason {
@@ -79,7 +88,7 @@ impl Side for Attaching<'_> {
 
     fn commit(&mut self) {
         self.me.attached.set(true);
-        BENEATH.fetch_add(1, Ordering::Release);
+        COUNTS.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -101,15 +110,15 @@ fn check(me: &Os0Cpu, context: &GuestContext) -> Result<(), Refusal> {
 
 /// What ATTACH would refuse here now, as X0; zero if nothing.
 pub fn refusal(context: &GuestContext, expected: u64) -> u64 {
-    if expected != u64::from(ON.load(Ordering::Relaxed)) {
+    if expected != on() {
         return Refusal::WrongNumber.code();
     }
     check(this(), context).map_or_else(Refusal::code, |()| 0)
 }
 
 /// How many CPUs EL2 is beneath.
-pub fn beneath() -> u32 {
-    BENEATH.load(Ordering::Acquire)
+pub fn beneath() -> u64 {
+    COUNTS.load(Ordering::Acquire) % IS_ON
 }
 
 /// Lets the next switch fail at a step of a CPU, where EL2's command line allows it. Gives X0.
@@ -156,7 +165,7 @@ pub fn attach(context: &GuestContext, expected: u64) -> u64 {
 
 /// Makes a switch with all other CPUs, `expected` with this one; or gives X0.
 pub fn meet(meeting: &Meeting, side: &mut impl Side, expected: u64) -> Result<(), u64> {
-    if expected != u64::from(ON.load(Ordering::Relaxed)) {
+    if expected != on() {
         return Err(Refusal::WrongNumber.code());
     }
     let mut visit = Visit::new(expected as u32);
@@ -187,7 +196,9 @@ pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
     if let Err(refusal) = check_injected(me, 0) {
         return refusal.code();
     }
-    if loans::are_in_use() {
+    // Until it has left: nobody lends or shares between.
+    let lending = loans::hold();
+    if lending.are_in_use() {
         return Refusal::Lent.code();
     }
     let mut lists = HardwareLists::of_this_cpu();
@@ -216,21 +227,21 @@ pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
     native::step_aside(me.native.get().hcr);
     me.forget_forwarding();
     me.attached.set(false);
-    BENEATH.fetch_sub(1, Ordering::Release);
+    COUNTS.fetch_sub(1, Ordering::Release);
     0
 }
 
 /// A CPU is about to end.
 pub fn go_off(me: &Os0Cpu) {
     if me.attached.get() {
-        BENEATH.fetch_sub(1, Ordering::Release);
+        COUNTS.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// The firmware has refused to end it.
 pub fn stay_on(me: &Os0Cpu) {
     if me.attached.get() {
-        BENEATH.fetch_add(1, Ordering::Release);
+        COUNTS.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -240,7 +251,7 @@ pub fn come_up(me: &Os0Cpu) {
     let attached = beneath() > 0;
     me.attached.set(attached);
     if attached {
-        BENEATH.fetch_add(1, Ordering::Release);
+        COUNTS.fetch_add(1, Ordering::Release);
         if let Some(carried) = carry(CpuInterface::default()) {
             gic::begin_forwarding(carried);
         }

@@ -1,6 +1,7 @@
 //! From the boot loader's modules to OS-0's first instruction.
 
-use super::{CPUS, Home, ON, OS0, Os0, Os0Cpu, filter, run, stage2};
+use super::attach::{COUNTS, IS_ON};
+use super::{CPUS, Home, OS0, Os0, Os0Cpu, filter, run, stage2};
 use crate::console;
 use crate::cpu::{self, Cpu};
 use crate::epitaph::give_up;
@@ -108,7 +109,7 @@ pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) -> ! {
         let _ = power.state.turn_on(Ipa(layout.kernel.0), true);
         power.entry = Ipa(layout.kernel.0);
         power.context = blob.start.0;
-        ON.store(1, Ordering::Relaxed);
+        COUNTS.store(IS_ON, Ordering::Release);
     }
     run::arrive()
 }

@@ -1,6 +1,7 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
-use super::{Home, ON, Os0Cpu, attach, by_affinity, facts, get, loans, restart, this, upgrade};
+use super::attach::{COUNTS, IS_ON};
+use super::{Home, Os0Cpu, attach, by_affinity, facts, get, loans, restart, this, upgrade};
 use abi::os0::{
     ATTACH, CLOSE, DETACH, DYING, FACTS, FAIL, FRAMES, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND,
     LEND_PAGES, LOANED, LOG, OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State,
@@ -12,6 +13,7 @@ use machine_aarch64::entry::GuestContext;
 use machine_aarch64::psci;
 use model_addr::{Ipa, Pa};
 use model_firmware_calls::{INVALID_PARAMETERS, NOT_SUPPORTED, Verdict, decide};
+use model_loans::Borrower;
 use model_vpsci::{Call, Capabilities, Reply};
 
 /// PSCI's DENIED: while VMs share OS-0's CPUs, all stay on.
@@ -42,11 +44,11 @@ pub fn smc(context: &mut GuestContext, imm: u16) {
         } => turn_on(context, target, entry, argument),
         Verdict::CpuOff => {
             // Whoever starts it next finds it off; the firmware has the last word.
-            mark_off(this());
             attach::go_off(this());
+            mark_off(this());
             forward(context, |_| {});
-            attach::stay_on(this());
             mark_on(this());
+            attach::stay_on(this());
         }
         Verdict::Suspend {
             entry,
@@ -109,7 +111,7 @@ fn turn_on(context: &mut GuestContext, target: u64, entry: u64, argument: u64) {
         }
         power.entry = Ipa(entry);
         power.context = argument;
-        ON.fetch_add(1, Ordering::Relaxed);
+        COUNTS.fetch_add(IS_ON, Ordering::Release);
     }
     if is_shared {
         restart::bring_up(target);
@@ -145,7 +147,7 @@ fn may_start_at(entry: u64) -> bool {
 /// It is about to end, or did not start.
 pub fn mark_off(cpu: &Os0Cpu) {
     cpu.power.lock().state.turn_off();
-    ON.fetch_sub(1, Ordering::Relaxed);
+    COUNTS.fetch_sub(IS_ON, Ordering::Release);
 }
 
 /// The firmware has refused to end the CPU.
@@ -153,7 +155,7 @@ fn mark_on(cpu: &Os0Cpu) {
     let mut power = cpu.power.lock();
     if power.state.turn_on(Ipa(0), true).is_ok() {
         power.state.arrive();
-        ON.fetch_add(1, Ordering::Relaxed);
+        COUNTS.fetch_add(IS_ON, Ordering::Release);
     }
 }
 
@@ -169,21 +171,15 @@ fn own(context: &mut GuestContext) {
                 State::Detached
             };
             let entries = me.entries.load(Ordering::Relaxed);
-            let beneath = u64::from(attach::beneath());
+            let beneath = attach::beneath();
             let Home {
                 hidden, upgrades, ..
             } = get().home;
             let results = [0, state as u64, entries, hidden.size, beneath, upgrades];
             context.registers[..6].copy_from_slice(&results);
         }
-        ATTACH => {
-            let result = attach::attach(context, first);
-            answer(context, result);
-        }
-        DETACH => {
-            let result = attach::detach(context, first == 1);
-            answer(context, result);
-        }
+        ATTACH => context.registers[0] = attach::attach(context, first),
+        DETACH => context.registers[0] = attach::detach(context, first == 1),
         _ => other(context),
     }
 }
@@ -192,44 +188,44 @@ fn own(context: &mut GuestContext) {
 #[inline(never)]
 fn other(context: &mut GuestContext) {
     let [function, first, second, third, fourth, ..] = context.registers;
-    match function as u32 {
+    let done = match function as u32 {
         FACTS | ID_REGISTERS | LOG => {
             let results = facts::of(function as u32, first, context);
             return context.registers[..REGISTERS].copy_from_slice(&results);
         }
-        FAIL => return answer(context, attach::fail_next(first, second)),
-        GIVE_IMAGE => return answer(context, loans::code(upgrade::give(first, second, third))),
-        UPGRADE => {
-            let result = upgrade::upgrade(context, first);
-            return answer(context, result);
-        }
-        LEND => return answer(context, loans::code(loans::lend(first, second))),
-        LEND_PAGES => return answer(context, loans::code(loans::lend_pages(&context.registers))),
-        REPAY => return answer(context, loans::code(loans::repay(first))),
-        OPEN => {
-            let result = loans::open((first, second), (third, fourth));
-            return answer(context, loans::code(result));
-        }
-        SERVED => return answer(context, loans::code(loans::served())),
-        STAGE => return answer(context, loans::code(restart::stage(first, second))),
-        UNSTAGE => return answer(context, loans::code(restart::unstage(first))),
+        FAIL => Ok(attach::fail_next(first, second)),
+        GIVE_IMAGE => upgrade::give(first, second, third),
+        UPGRADE => Ok(upgrade::upgrade(context, first)),
+        LEND => loans::lend(first, second),
+        LEND_PAGES => loans::lend_pages(&context.registers),
+        REPAY => loans::give_back(Borrower::Vms, first),
+        OPEN => loans::open((first, second), (third, fourth)),
+        SERVED => loans::served(),
+        STAGE => restart::stage(first, second),
+        UNSTAGE => loans::give_back(Borrower::Successor, first),
         LOANED => match restart::loaned(first) {
             Some((run, is_staged)) => {
                 let results = [0, run.start.0, run.size, u64::from(is_staged)];
                 return context.registers[..4].copy_from_slice(&results);
             }
-            None => return answer(context, Refusal::NotLent.code()),
+            None => Err(Refusal::NotLent),
         },
-        SERVE => return answer(context, loans::code(loans::serve(first, second))),
-        UPLINK => return answer(context, loans::code(loans::open_uplink(first, second))),
-        FRAMES => return answer(context, loans::code(loans::frames())),
-        DYING => return answer(context, restart::say_it_dies()),
-        CLOSE => return answer(context, loans::code(loans::close())),
-        SHARE => return answer(context, loans::code(loans::share(this(), first == 1))),
-        TELL => return answer(context, loans::code(loans::carry(first, second, true))),
-        HEAR => return answer(context, loans::code(loans::carry(first, second, false))),
-        _ => {}
-    }
+        SERVE => loans::serve(first, second),
+        UPLINK => loans::open_uplink((first, second), None),
+        FRAMES => loans::frames(),
+        DYING => Ok(restart::say_it_dies()),
+        CLOSE => loans::close(),
+        SHARE => loans::share(this(), first == 1),
+        TELL => loans::carry(first, second, true),
+        HEAR => loans::carry(first, second, false),
+        _ => return firmware(context),
+    };
+    answer(context, done.unwrap_or_else(Refusal::code));
+}
+
+/// A call of the range that EL2 answers as a firmware does.
+fn firmware(context: &mut GuestContext) {
+    let [function, first, second, third, ..] = context.registers;
     let call = model_vpsci::decode(function, [first, second, third], Capabilities::default());
     match call {
         Call::Answered(Reply::X0(value)) => answer(context, value),

@@ -1,29 +1,29 @@
 //! Memory that OS-0 lends, and what is made of it: frame table, pools and VMs.
 
-use super::{ON, Os0Cpu, attach, get, stage2};
+use super::{Os0Cpu, attach, get, stage2};
 use crate::control::channel;
 use crate::physical::{disk, uplink};
 use crate::{frames, network, sched, sharing, start, vm};
 use abi::os0::{DONE, MORE, Refusal};
 use abi::served::AREA_BYTES;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use machine_aarch64::frames::{Ram, zero_frames_for_guest};
 use machine_aarch64::gic;
-use machine_locks::{Rank, SpinLock};
+use machine_locks::{Rank, SpinGuard, SpinLock};
 use model_addr::{FRAME_SIZE, NodeId, Pa, PaRange};
 use model_frame_table::{MAX_RANGES, entries_bytes};
-use model_loans::{BLOCK, Borrower, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
+use model_loans::{
+    BLOCK, Borrower, LOANS_MAX, Lending, Loans, Made, Returned, SCATTERED_MAX, Scattered,
+};
 use model_machine_tree::Memory;
 use model_uplink::Uplink;
 
-/// What is lent to VMs, and staged.
-static LOANS: SpinLock<Loans> = SpinLock::new(Rank::Vm, Loans::new());
-/// VMs can be made of what is lent.
+/// What is lent to VMs, and staged, and who uses it.
+static LENDING: SpinLock<Lending> = SpinLock::new(Rank::Vm, Lending::new());
+/// VMs can be made of what is lent, for those who need no more than a look.
 static OPEN: AtomicBool = AtomicBool::new(false);
 /// The CPUs of this image had not come when VMs were taken over.
 static AWAITS_CPUS: AtomicBool = AtomicBool::new(false);
-/// CPUs that OS-0 and VMs share.
-pub static SHARING: AtomicU32 = AtomicU32::new(0);
 
 /// Each has a range of the frame table.
 const _: () = assert!(LOANS_MAX + SCATTERED_MAX <= MAX_RANGES);
@@ -31,97 +31,65 @@ const _: () = assert!(LOANS_MAX + SCATTERED_MAX <= MAX_RANGES);
 /// What EL2 must have free in all loans beside the bundle and the frame table.
 const LEAST: u64 = 4 << 20;
 
-fn refusal(refused: Refused) -> Refusal {
-    match refused {
-        Refused::Blocks => Refusal::NoBlocks,
-        Refused::NoMemory | Refused::Kept => Refusal::NoMemory,
-        Refused::Lent => Refusal::LentAlready,
-        Refused::TooMany => Refusal::TooManyLoans,
-        Refused::NotLent => Refusal::NotLent,
-    }
-}
-
-/// X0 of what was done.
-pub fn code(result: Result<u64, Refusal>) -> u64 {
-    result.unwrap_or_else(Refusal::code)
-}
-
-/// Whether memory is lent that VMs may use now: they are not parked.
-pub fn are_in_use() -> bool {
-    let is_parked = OPEN.load(Ordering::Acquire) && SHARING.load(Ordering::Acquire) == 0;
-    !is_parked && !LOANS.lock().is_empty(Borrower::Vms)
+/// All that is lent, kept as it is until this is dropped.
+pub fn hold() -> SpinGuard<'static, Lending> {
+    LENDING.lock()
 }
 
 /// Whether any memory is lent, or staged.
 pub fn are_any() -> bool {
-    let loans = LOANS.lock();
+    let lending = LENDING.lock();
     let mut borrowers = [Borrower::Vms, Borrower::Successor].into_iter();
-    borrowers.any(|borrower| !loans.is_empty(borrower))
+    borrowers.any(|borrower| !lending.loans().is_empty(borrower))
 }
 
 /// Whether VMs are parked in what is lent, and nothing else is.
 pub fn are_parked() -> bool {
-    OPEN.load(Ordering::Acquire)
-        && SHARING.load(Ordering::Acquire) == 0
-        && LOANS.lock().is_empty(Borrower::Successor)
-}
-
-/// Takes a run that the image before this one was lent.
-pub fn take_over(start: u64, size: u64) -> Result<PaRange, Refusal> {
-    take_checked(Borrower::Vms, start, size)
+    let lending = LENDING.lock();
+    lending.are_parked() && lending.loans().is_empty(Borrower::Successor)
 }
 
 /// VMs were parked in what is lent before this image came, and are again.
 pub fn stay_open() {
     AWAITS_CPUS.store(true, Ordering::Relaxed);
-    OPEN.store(true, Ordering::Release);
+    settle(Made::Vms);
+}
+
+/// What has become of what is lent.
+fn settle(made: Made) {
+    LENDING.lock().settle(made);
+    OPEN.store(made == Made::Vms, Ordering::Release);
 }
 
 /// LEND.
 pub fn lend(start: u64, size: u64) -> Result<u64, Refusal> {
-    if OPEN.load(Ordering::Acquire) {
-        return Err(Refusal::InUse);
-    }
-    take(Borrower::Vms, start, size).map(|_| DONE)
+    take(Borrower::Vms, start, size, false).map(|_| DONE)
 }
 
 /// LEND_PAGES, with these arguments behind the function's number.
 pub fn lend_pages([_, start, pages @ ..]: &[u64; 31]) -> Result<u64, Refusal> {
-    if OPEN.load(Ordering::Acquire) {
-        return Err(Refusal::InUse);
-    }
-    if !attach::is_attached() {
-        return Err(Refusal::NotAttached);
-    }
     let mut scattered = Scattered {
         start: Pa(*start),
         pages: [0; 8],
     };
     let bits = scattered.pages.iter_mut();
     bits.zip(pages).for_each(|(bits, given)| *bits = *given);
-    let mut loans = LOANS.lock();
-    let lent = loans.lend_pages(scattered, memory(), kept());
-    lent.map_err(refusal)?;
+    let mut lending = LENDING.lock();
+    let loans = lending.to_lend(Borrower::Vms, attach::is_attached());
+    loans?.lend_pages(scattered, memory(), kept())?;
     stage2::withdraw_pages(&scattered);
     Ok(DONE)
 }
 
-/// Takes a run out of OS-0's reach, if it is its.
-pub fn take(borrower: Borrower, start: u64, size: u64) -> Result<PaRange, Refusal> {
-    if !attach::is_attached() {
-        return Err(Refusal::NotAttached);
-    }
-    take_checked(borrower, start, size)
-}
-
-fn take_checked(borrower: Borrower, start: u64, size: u64) -> Result<PaRange, Refusal> {
+/// Takes a run out of OS-0's reach, if it is its; `anyway`: also where EL2 is not beneath all CPUs.
+pub fn take(borrower: Borrower, start: u64, size: u64, anyway: bool) -> Result<PaRange, Refusal> {
     let run = PaRange {
         start: Pa(start),
         size,
     };
-    let mut loans = LOANS.lock();
-    let lent = loans.lend(borrower, run, memory(), kept());
-    lent.map_err(refusal)?;
+    let mut lending = LENDING.lock();
+    let loans = lending.to_lend(borrower, anyway || attach::is_attached());
+    loans?.lend(borrower, run, memory(), kept())?;
     // Nothing of OS-0 reaches it from here on, on any CPU.
     stage2::withdraw(run);
     Ok(run)
@@ -139,33 +107,27 @@ fn kept() -> impl Iterator<Item = PaRange> {
 
 /// The runs that are lent to VMs, and the blocks of which pages are.
 pub fn runs() -> heapless::Vec<PaRange, MAX_RANGES> {
-    let loans = LOANS.lock();
+    let lending = LENDING.lock();
+    let loans = lending.loans();
     let blocks = loans.scattered().iter().map(Scattered::block);
     loans.runs(Borrower::Vms).chain(blocks).collect()
 }
 
 /// The run that is staged.
 pub fn staged() -> Option<PaRange> {
-    LOANS.lock().whole(Borrower::Successor).next()
+    LENDING.lock().loans().whole(Borrower::Successor).next()
 }
 
 /// Whether single pages are lent, which no record says.
 pub fn are_scattered() -> bool {
-    !LOANS.lock().scattered().is_empty()
+    !LENDING.lock().loans().scattered().is_empty()
 }
 
-/// REPAY.
-pub fn repay(start: u64) -> Result<u64, Refusal> {
-    if OPEN.load(Ordering::Acquire) {
-        return Err(Refusal::InUse);
-    }
-    give_back(Borrower::Vms, start)
-}
-
-/// Gives back one block in a call, so that OS-0's interrupts wait for no more than that.
+/// REPAY and UNSTAGE. Gives back one block in a call, so that OS-0's interrupts wait for no more than that.
 pub fn give_back(borrower: Borrower, start: u64) -> Result<u64, Refusal> {
-    let mut loans = LOANS.lock();
-    match { loans.next_returned(borrower, Pa(start)) }.map_err(refusal)? {
+    let mut lending = LENDING.lock();
+    let loans = lending.to_return(borrower)?;
+    match loans.next_returned(borrower, Pa(start))? {
         Returned::All => Ok(DONE),
         Returned::Block(block) => {
             // SAFETY: it is lent, and nothing is made of it now.
@@ -184,22 +146,15 @@ pub fn give_back(borrower: Borrower, start: u64) -> Result<u64, Refusal> {
     }
 }
 
-/// The area that OS-0 gives for disks that it serves, and the interrupt that tells it of requests.
-fn served_area(start: u64, interrupt: u64) -> Result<Option<(Ram, u32)>, Refusal> {
-    if start == 0 {
-        return Ok(None);
-    }
-    area(start, AREA_BYTES, interrupt).map(Some)
-}
-
-/// An area of whole pages that OS-0 gives, and the interrupt that tells it what is there.
-pub fn area(start: u64, bytes: u64, interrupt: u64) -> Result<(Ram, u32), Refusal> {
+/// An area of whole pages that OS-0 gives, and the interrupt that tells it what is there. It is OS-0's as long as
+/// what is lent stays as it is.
+pub fn area(loans: &Loans, start: u64, bytes: u64, interrupt: u64) -> Result<(Ram, u32), Refusal> {
     let is_shared = u64::from(gic::FIRST_SPI)..=get().distributor.last_interrupt().into();
     if !is_shared.contains(&interrupt) {
         return Err(Refusal::NoInterrupt);
     }
     let area = Some(start).filter(|start| start.is_multiple_of(FRAME_SIZE));
-    let area = area.and_then(|start| memory_of_os0(start, bytes));
+    let area = area.and_then(|start| memory_of_os0(loans, start, bytes));
     Ok((area.ok_or(Refusal::NoMemory)?, interrupt as u32))
 }
 
@@ -207,8 +162,10 @@ type Blocks = heapless::Vec<Scattered, SCATTERED_MAX>;
 
 /// What is lent, if the bundle lies there and there is room beside it and the frame table: that of blocks of
 /// which pages are lent lies in the first run.
-fn lent_for(bundle: PaRange) -> Result<(heapless::Vec<PaRange, LOANS_MAX>, Blocks), Refusal> {
-    let loans = LOANS.lock();
+fn lent_for(
+    loans: &Loans,
+    bundle: PaRange,
+) -> Result<(heapless::Vec<PaRange, LOANS_MAX>, Blocks), Refusal> {
     let is_lent = bundle.start.is_aligned(FRAME_SIZE) && loans.contains(bundle);
     if bundle.size > 0 && !is_lent {
         return Err(Refusal::NotLent);
@@ -242,18 +199,20 @@ pub fn open(
     if !attach::is_attached() {
         return Err(Refusal::NotAttached);
     }
-    if ON.load(Ordering::Relaxed) as usize != get().tree.cpus.len() {
+    if attach::on() as usize != get().tree.cpus.len() {
         return Err(Refusal::CpusOff);
     }
     let bundle = PaRange {
         start: Pa(bundle_start),
         size: bundle_bytes,
     };
-    let (runs, scattered) = lent_for(bundle)?;
-    let area = served_area(area_start, interrupt)?;
-    if OPEN.swap(true, Ordering::AcqRel) {
-        return Err(Refusal::InUse);
-    }
+    let mut lending = LENDING.lock();
+    let (runs, scattered) = lent_for(lending.loans(), bundle)?;
+    let area = || area(lending.loans(), area_start, AREA_BYTES, interrupt);
+    let area = (area_start > 0).then(area).transpose()?;
+    lending.open(attach::is_attached())?;
+    drop(lending);
+    OPEN.store(true, Ordering::Release);
     let memory: heapless::Vec<Memory, LOANS_MAX> = runs.iter().map(|run| of_node(*run)).collect();
     let bundle = (bundle.size > 0).then_some(bundle);
     let (tree, in_use) = (get().tree, start::InUse::new());
@@ -268,6 +227,7 @@ pub fn open(
         log::warn!("disks that OS-0 serves do not start");
     }
     vm::init();
+    settle(Made::Vms);
     Ok(DONE)
 }
 
@@ -282,12 +242,16 @@ pub fn of_node(run: PaRange) -> Memory {
 
 /// CLOSE.
 pub fn close() -> Result<u64, Refusal> {
-    if !OPEN.load(Ordering::Acquire) {
-        return Err(Refusal::NotOpen);
-    }
-    if SHARING.load(Ordering::Acquire) != 0 {
-        return Err(Refusal::InUse);
-    }
+    LENDING.lock().close()?;
+    let undone = undo();
+    settle(undone.map_or(Made::Vms, |()| Made::Nothing));
+    undone?;
+    uplink::close();
+    Ok(DONE)
+}
+
+/// Undoes what is made of what is lent, while nobody shares or changes it.
+fn undo() -> Result<(), Refusal> {
     if !vm::is_quiet() {
         return Err(Refusal::VmsRun);
     }
@@ -302,33 +266,23 @@ pub fn close() -> Result<u64, Refusal> {
     sharing::forget();
     // SAFETY: no CPU shares, so that none runs anything that uses it, and no VM is left.
     unsafe { crate::host::forget() }
-    OPEN.store(false, Ordering::Release);
-    uplink::close();
-    Ok(DONE)
+    Ok(())
 }
 
 /// SHARE, for the CPU that calls.
 pub fn share(me: &Os0Cpu, on: bool) -> Result<u64, Refusal> {
-    if !OPEN.load(Ordering::Acquire) {
-        return Err(Refusal::NotOpen);
-    }
-    if !me.attached.get() {
-        return Err(Refusal::NotAttached);
-    }
     if me.shares.get() == on {
         return Ok(DONE);
     }
     if on {
-        if model_native_el1::not_covered(super::run::id_register)
-            .next()
-            .is_some()
-        {
+        let mut missing = model_native_el1::not_covered(super::run::id_register);
+        if missing.next().is_some() {
             return Err(Refusal::NotCovered);
         }
+        LENDING.lock().share(attach::is_attached())?;
         if AWAITS_CPUS.swap(false, Ordering::AcqRel) {
             start::settle_features();
         }
-        SHARING.fetch_add(1, Ordering::AcqRel);
     } else if !vm::stand_still() {
         return Err(Refusal::VmsRun);
     } else if !disk::are_idle() {
@@ -353,7 +307,7 @@ pub fn carry(start: u64, size: u64, to_el2: bool) -> Result<u64, Refusal> {
     if !is_open && to_el2 {
         return Err(Refusal::NotOpen);
     }
-    let page = window(start, size).ok_or(Refusal::NoMemory)?;
+    let page = window(LENDING.lock().loans(), start, size).ok_or(Refusal::NoMemory)?;
     let mut done = 0;
     while done < size {
         let mut piece = [0; PIECE];
@@ -383,41 +337,29 @@ pub fn serve(area: u64, interrupt: u64) -> Result<u64, Refusal> {
     if !OPEN.load(Ordering::Acquire) {
         return Err(Refusal::NotOpen);
     }
-    let (area, interrupt) = served_area(area, interrupt)?.ok_or(Refusal::NoMemory)?;
-    if disk::serve_again(area, interrupt) {
-        Ok(DONE)
-    } else {
-        Err(Refusal::NotOpen)
-    }
+    let lending = LENDING.lock();
+    let (area, interrupt) = self::area(lending.loans(), area, AREA_BYTES, interrupt)?;
+    let served = disk::serve_again(area, interrupt);
+    served.then_some(DONE).ok_or(Refusal::NotOpen)
 }
 
-/// UPLINK.
-pub fn open_uplink(start: u64, interrupt: u64) -> Result<u64, Refusal> {
-    go_on_with_uplink((start, interrupt), None)
-}
-
-/// The same, at the places where another image was.
-pub fn go_on_with_uplink(
-    (start, interrupt): (u64, u64),
-    places: Option<Uplink>,
-) -> Result<u64, Refusal> {
+/// UPLINK; at `places` where another image was.
+pub fn open_uplink((start, interrupt): (u64, u64), places: Option<Uplink>) -> Result<u64, Refusal> {
     let is_open = || OPEN.load(Ordering::Acquire);
     if !is_open() {
         return Err(Refusal::NotOpen);
     }
-    let area = area(start, abi::uplink::AREA_BYTES, interrupt)?;
+    let lending = LENDING.lock();
+    let area = area(lending.loans(), start, abi::uplink::AREA_BYTES, interrupt)?;
     // What CLOSE has ended meanwhile has no area afterwards either.
-    if uplink::open(area, places, is_open) {
-        Ok(DONE)
-    } else {
-        Err(Refusal::InUse)
-    }
+    let opened = uplink::open(area, places, is_open);
+    opened.then_some(DONE).ok_or(Refusal::InUse)
 }
 
 /// FRAMES.
 pub fn frames() -> Result<u64, Refusal> {
     // VMs that are parked get nothing.
-    if SHARING.load(Ordering::Acquire) == 0 {
+    if !LENDING.lock().is_shared() {
         return Err(Refusal::NotOpen);
     }
     Ok(if uplink::receive() { MORE } else { DONE })
@@ -431,22 +373,20 @@ pub fn served() -> Result<u64, Refusal> {
     Ok(if disk::answered() { MORE } else { DONE })
 }
 
-/// A part of a page of OS-0's own memory.
-pub fn window(start: u64, size: u64) -> Option<Ram> {
+/// A part of a page of OS-0's own memory, as long as what is lent stays as it is.
+pub fn window(loans: &Loans, start: u64, size: u64) -> Option<Ram> {
     let ends_in_page = start % FRAME_SIZE + size.min(FRAME_SIZE + 1) <= FRAME_SIZE;
-    memory_of_os0(start, size).filter(|_| ends_in_page)
+    memory_of_os0(loans, start, size).filter(|_| ends_in_page)
 }
 
 /// A run of OS-0's own memory.
-fn memory_of_os0(start: u64, size: u64) -> Option<Ram> {
+fn memory_of_os0(loans: &Loans, start: u64, size: u64) -> Option<Ram> {
     let run = PaRange {
         start: Pa(start),
         size,
     };
-    let os0 = get();
-    let mut memory = os0.tree.memory.iter();
-    let is_memory = memory.any(|memory| memory.range.contains_run(run.start, run.size));
-    let is_its = !run.overlaps(os0.home.hidden) && !LOANS.lock().overlaps(run);
+    let is_memory = memory().any(|memory| memory.contains_run(run.start, run.size));
+    let is_its = is_memory && !run.overlaps(get().home.hidden) && !loans.overlaps(run);
     // SAFETY: RAM of OS-0's, which EL2 has mapped and Rust owns nothing of.
-    (is_memory && is_its).then(|| unsafe { Ram::new(run.start, size) })
+    is_its.then(|| unsafe { Ram::new(run.start, size) })
 }

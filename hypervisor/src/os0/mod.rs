@@ -30,7 +30,7 @@ pub use world::{call, has_interrupt, put_fp_aside, take_away, turn};
 use crate::cpu::{self, CPUS_MAX, Cpu};
 use crate::epitaph::give_up;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::AtomicU64;
 use interrupts::{Beside, OwnGic};
 use machine_aarch64::boot::SecondaryRecord;
 use machine_aarch64::gic::{Distributor, Redistributor};
@@ -171,8 +171,6 @@ impl Os0Cpu {
 }
 
 static OS0: Once<Os0> = Once::new();
-/// How many CPUs are on, or about to be.
-static ON: AtomicU32 = AtomicU32::new(0);
 static CPUS: [Once<&'static Os0Cpu>; CPUS_MAX] = [const { Once::new() }; CPUS_MAX];
 
 /// Whether this machine belongs to OS-0.

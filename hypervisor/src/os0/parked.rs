@@ -17,7 +17,7 @@ use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
 use model_frame_table::{
     MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, Purpose, entries_bytes,
 };
-use model_loans::LOANS_MAX;
+use model_loans::{Borrower, LOANS_MAX};
 use model_machine_tree::{Machine, Memory};
 use model_uplink::Uplink;
 use vm::parked::Unwritable;
@@ -176,7 +176,7 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
     let machine: parked::Machine = records.one(kind::MACHINE).map_err(misfit)?;
     let mut memory = heapless::Vec::<Memory, LOANS_MAX>::new();
     for run in records.all::<parked::Range>(kind::LOANS).map_err(misfit)? {
-        let run = loans::take_over(run.start, run.bytes)?;
+        let run = loans::take(Borrower::Vms, run.start, run.bytes, true)?;
         memory
             .push(loans::of_node(run))
             .map_err(|_| Refusal::Misfit)?;
@@ -299,7 +299,7 @@ fn make_vms(
     let is_said = channel::send(0, &[said]);
     sharing::init();
     if area != 0 {
-        let (area, bell) = loans::area(area, AREA_BYTES, bell)?;
+        let (area, bell) = loans::area(loans::hold().loans(), area, AREA_BYTES, bell)?;
         if !disk::serve(area, bell) {
             return Err(Refusal::TooLittle);
         }
@@ -317,7 +317,7 @@ impl Taken {
         vm::parked::settle();
         let ([area, bell], places) = self.uplink;
         loans::stay_open();
-        if area != 0 && loans::go_on_with_uplink((area, bell), Some(places)).is_err() {
+        if area != 0 && loans::open_uplink((area, bell), Some(places)).is_err() {
             log::warn!("OS-0's network device is lost");
         }
     }

@@ -66,16 +66,11 @@ impl Course {
 
 /// STAGE.
 pub fn stage(start: u64, size: u64) -> Result<u64, Refusal> {
-    let run = loans::take(Borrower::Successor, start, size)?;
+    let run = loans::take(Borrower::Successor, start, size, false)?;
     if head(run).is_none() {
         return Err(Refusal::NotStaged);
     }
     Ok(DONE)
-}
-
-/// UNSTAGE.
-pub fn unstage(start: u64) -> Result<u64, Refusal> {
-    loans::give_back(Borrower::Successor, start)
 }
 
 /// LOANED: the run of that number, and whether it is what is staged.
@@ -130,7 +125,7 @@ fn seconds() -> u64 {
 
 /// DYING.
 pub fn say_it_dies() -> u64 {
-    let what = if loans::are_in_use() {
+    let what = if loans::hold().are_in_use() {
         "its VMs go on"
     } else {
         "VMs that are parked end with it"

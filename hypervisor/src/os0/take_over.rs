@@ -1,6 +1,7 @@
 //! This image takes the place of another one, whose memory stays as it is until this one has answered.
 
-use super::{CPUS, Home, ON, boot, parked, run};
+use super::attach::{COUNTS, IS_ON};
+use super::{CPUS, Home, boot, parked, run};
 use crate::epitaph::give_up;
 use crate::{console, start};
 use abi::os0::Refusal;
@@ -112,7 +113,7 @@ fn take_cpus(tree: &Machine, handover: &Handover) -> bool {
         let _ = power.state.turn_on(Ipa(0), true);
         power.state.arrive();
         drop(power);
-        ON.fetch_add(1, Ordering::Relaxed);
+        COUNTS.fetch_add(IS_ON, Ordering::Release);
         own.world.lock().context = context(handed);
     }
     true

@@ -259,5 +259,5 @@ pub fn share(me: &'static Os0Cpu) {
             redistributor.disable(intid);
         }
     }
-    super::loans::SHARING.fetch_sub(1, Ordering::AcqRel);
+    super::loans::hold().unshare();
 }

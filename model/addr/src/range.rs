@@ -5,7 +5,7 @@ use crate::{FRAME_SHIFT, Ipa, Mfn, Pa};
 macro_rules! address_range {
     ($(#[$doc:meta])* $range:ident, $address:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $range {
             /// The first byte.
             pub start: $address,

@@ -4,10 +4,16 @@
 //! What OS-0 says is checked here: a page is lent once, is memory, and is not EL2's or reserved by
 //! the firmware. A run goes back as it came, block by block ([`Loans::next_returned`]), each zeroed
 //! before the next is asked for; what is lent of a block goes back at once. One list has what is lent
-//! to VMs and what is staged, so that nothing can be both, nor while it is on its way back.
+//! to VMs and what is staged, so that nothing can be both, nor while it is on its way back. Who may lend,
+//! use it, leave and take it back, and when, [`Lending`] decides.
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod lending;
+
+pub use lending::{Lending, Made};
+
+use abi::os0::Refusal;
 use heapless::Vec;
 use model_addr::{FRAME_SIZE, Pa, PaRange};
 
@@ -18,31 +24,8 @@ pub const LOANS_MAX: usize = 16;
 /// The most blocks of which pages are lent at a time.
 pub const SCATTERED_MAX: usize = 48;
 
-/// Why a run is not lent, or not given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// It is empty, or not in whole blocks.
-    #[error("it is not in whole blocks of 2 MiB")]
-    Blocks,
-    /// Not all of it is memory of the machine, in one run.
-    #[error("not all of it is memory")]
-    NoMemory,
-    /// Some of it is EL2's, or reserved.
-    #[error("some of it is reserved")]
-    Kept,
-    /// Some of it is lent already.
-    #[error("some of it is lent already")]
-    Lent,
-    /// The borrower has as many runs already as it can have, or there are [`SCATTERED_MAX`] blocks.
-    #[error("there are as many loans as there can be")]
-    TooMany,
-    /// No run that is lent begins there.
-    #[error("no loan begins there")]
-    NotLent,
-}
-
 /// For whom a run is lent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Borrower {
     /// VMs; [`LOANS_MAX`] runs at most.
     Vms,
@@ -50,7 +33,7 @@ pub enum Borrower {
     Successor,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Loan {
     run: PaRange,
     borrower: Borrower,
@@ -59,7 +42,7 @@ struct Loan {
 }
 
 /// A block of which pages are lent; all others are OS-0's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scattered {
     /// Where the block begins.
     pub start: Pa,
@@ -114,7 +97,7 @@ impl Scattered {
 }
 
 /// What is lent.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Loans {
     loans: Vec<Loan, { LOANS_MAX + 1 }>,
     scattered: Vec<Scattered, SCATTERED_MAX>,
@@ -150,33 +133,33 @@ impl Loans {
         run: PaRange,
         mut memory: impl Iterator<Item = PaRange>,
         mut kept: impl Iterator<Item = PaRange>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let is_whole = run.start.is_aligned(BLOCK) && run.size.is_multiple_of(BLOCK);
         if run.size == 0 || !is_whole || run.start.checked_add(run.size).is_none() {
-            return Err(Refused::Blocks);
+            return Err(Refusal::NoBlocks);
         }
         if !memory.any(|memory| memory.contains_run(run.start, run.size)) {
-            return Err(Refused::NoMemory);
+            return Err(Refusal::NoMemory);
         }
         if kept.any(|kept| kept.overlaps(run)) {
-            return Err(Refused::Kept);
+            return Err(Refusal::NoMemory);
         }
         if self.overlaps(run) {
-            return Err(Refused::Lent);
+            return Err(Refusal::LentAlready);
         }
         let most = match borrower {
             Borrower::Vms => LOANS_MAX,
             Borrower::Successor => 1,
         };
         if self.of(borrower).count() >= most {
-            return Err(Refused::TooMany);
+            return Err(Refusal::TooManyLoans);
         }
         let loan = Loan {
             run,
             borrower,
             returned: 0,
         };
-        self.loans.push(loan).map_err(|_| Refused::TooMany)
+        self.loans.push(loan).map_err(|_| Refusal::TooManyLoans)
     }
 
     /// Takes pages of a block that is all `memory`; none of them is any of `kept`.
@@ -188,31 +171,33 @@ impl Loans {
         pages: Scattered,
         mut memory: impl Iterator<Item = PaRange>,
         mut kept: impl Iterator<Item = PaRange>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let block = pages.block();
         let is_block = block.start.is_aligned(BLOCK) && block.start.checked_add(BLOCK).is_some();
         if !is_block || pages.bytes() == 0 {
-            return Err(Refused::Blocks);
+            return Err(Refusal::NoBlocks);
         }
         if !memory.any(|memory| memory.contains_run(block.start, block.size)) {
-            return Err(Refused::NoMemory);
+            return Err(Refusal::NoMemory);
         }
         if kept.any(|kept| pages.overlaps(kept)) {
-            return Err(Refused::Kept);
+            return Err(Refusal::NoMemory);
         }
         // A block is described once.
         if self.overlaps(block) {
-            return Err(Refused::Lent);
+            return Err(Refusal::LentAlready);
         }
-        self.scattered.push(pages).map_err(|_| Refused::TooMany)
+        self.scattered
+            .push(pages)
+            .map_err(|_| Refusal::TooManyLoans)
     }
 
     /// The next block of the borrower's run that begins at `start`, which is back when this is called again;
     /// or what VMs have of that block, which is back then.
     ///
     /// # Errors
-    /// [`Refused::NotLent`].
-    pub fn next_returned(&mut self, borrower: Borrower, start: Pa) -> Result<Returned, Refused> {
+    /// [`Refusal::NotLent`].
+    pub fn next_returned(&mut self, borrower: Borrower, start: Pa) -> Result<Returned, Refusal> {
         let mut scattered = self.scattered.iter();
         let place = scattered.position(|pages| pages.start == start);
         if let Some(place) = place.filter(|_| borrower == Borrower::Vms) {
@@ -220,12 +205,12 @@ impl Loans {
         }
         let mut loans = self.loans.iter();
         let place = loans.position(|loan| loan.borrower == borrower && loan.run.start == start);
-        let place = place.ok_or(Refused::NotLent)?;
+        let place = place.ok_or(Refusal::NotLent)?;
         let Some(loan) = self.loans.get_mut(place) else {
-            return Err(Refused::NotLent);
+            return Err(Refusal::NotLent);
         };
         let Some(at) = loan.run.start.checked_add(loan.returned) else {
-            return Err(Refused::NotLent);
+            return Err(Refusal::NotLent);
         };
         if at == loan.run.end() {
             self.loans.swap_remove(place);

@@ -1,8 +1,9 @@
 //! Random loans against a plain list of blocks: each is whose, in order.
 #![allow(clippy::unwrap_used)]
 
+use abi::os0::Refusal;
 use model_addr::{Pa, PaRange};
-use model_loans::{BLOCK, Borrower, LOANS_MAX, Loans, Refused, Returned, SCATTERED_MAX, Scattered};
+use model_loans::{BLOCK, Borrower, LOANS_MAX, Loans, Returned, SCATTERED_MAX, Scattered};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -70,7 +71,7 @@ proptest! {
                     let place = runs.iter().position(|run| (run.0, run.1) == (who, first));
                     let next = loans.next_returned(who, run(first, 1).start);
                     let Some(place) = place else {
-                        prop_assert_eq!(next, Err(Refused::NotLent));
+                        prop_assert_eq!(next, Err(Refusal::NotLent));
                         continue;
                     };
                     let (_, _, blocks, back) = &mut runs[place];
@@ -116,16 +117,16 @@ fn what_is_refused_says_why() {
         start: Pa(4 * BLOCK + 4096),
         size: BLOCK,
     };
-    assert_eq!(lend(odd), Err(Refused::Blocks));
+    assert_eq!(lend(odd), Err(Refusal::NoBlocks));
     let wraps = PaRange {
         start: Pa(u64::MAX - BLOCK + 1),
         size: 2 * BLOCK,
     };
-    assert_eq!(lend(wraps), Err(Refused::Blocks));
-    assert_eq!(lend(run(39, 2)), Err(Refused::NoMemory));
-    assert_eq!(lend(run(7, 2)), Err(Refused::Kept));
+    assert_eq!(lend(wraps), Err(Refusal::NoBlocks));
+    assert_eq!(lend(run(39, 2)), Err(Refusal::NoMemory));
+    assert_eq!(lend(run(7, 2)), Err(Refusal::NoMemory));
     assert_eq!(lend(run(4, 4)), Ok(()));
-    assert_eq!(lend(run(6, 1)), Err(Refused::Lent));
+    assert_eq!(lend(run(6, 1)), Err(Refusal::LentAlready));
     assert!(loans.contains(run(5, 3)) && !loans.contains(run(7, 2)));
     loans.next_returned(Borrower::Vms, Pa(4 * BLOCK)).unwrap();
     assert!(!loans.contains(run(5, 3)) && loans.overlaps(run(4, 1)));
@@ -248,20 +249,20 @@ fn pages_that_are_refused_say_why() {
         start: Pa(BLOCK.wrapping_neg()),
         pages: some,
     };
-    assert_eq!(lend(odd), Err(Refused::Blocks));
-    assert_eq!(lend(last), Err(Refused::Blocks));
-    assert_eq!(lend(of_block(4, [0; 8])), Err(Refused::Blocks));
-    assert_eq!(lend(of_block(41, some)), Err(Refused::NoMemory));
-    assert_eq!(lend(of_block(5, [8; 8])), Err(Refused::Kept));
+    assert_eq!(lend(odd), Err(Refusal::NoBlocks));
+    assert_eq!(lend(last), Err(Refusal::NoBlocks));
+    assert_eq!(lend(of_block(4, [0; 8])), Err(Refusal::NoBlocks));
+    assert_eq!(lend(of_block(41, some)), Err(Refusal::NoMemory));
+    assert_eq!(lend(of_block(5, [8; 8])), Err(Refusal::NoMemory));
     assert_eq!(lend(of_block(5, some)), Ok(()));
-    assert_eq!(lend(of_block(5, [1; 8])), Err(Refused::Lent));
+    assert_eq!(lend(of_block(5, [1; 8])), Err(Refusal::LentAlready));
     let whole = loans.lend(
         Borrower::Vms,
         run(4, 2),
         memory().into_iter(),
         [].into_iter(),
     );
-    assert_eq!(whole, Err(Refused::Lent));
+    assert_eq!(whole, Err(Refusal::LentAlready));
     assert!(loans.overlaps(page(5, 511)) && !loans.overlaps(page(5, 0)));
     assert!(!loans.contains(page(5, 511)) && loans.whole(Borrower::Vms).next().is_none());
     assert_eq!(
@@ -271,6 +272,6 @@ fn pages_that_are_refused_say_why() {
     assert!(loans.is_empty(Borrower::Vms));
     assert_eq!(
         loans.next_returned(Borrower::Vms, Pa(5 * BLOCK)),
-        Err(Refused::NotLent)
+        Err(Refusal::NotLent)
     );
 }
