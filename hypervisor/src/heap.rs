@@ -48,30 +48,34 @@ pub fn usage() -> (u64, u64) {
     )
 }
 
-/// Makes sure that `bytes` more can be allocated; `false` where the machine has no frames for
-/// them. What is going to allocate on behalf of a request asks here first, since an allocation
-/// that fails stops the machine.
+/// Makes sure that `bytes` more can be allocated, in one run with a quarter to spare; `false` where the machine has no
+/// frames for them. What is going to allocate on behalf of a request asks here first, since an allocation that fails
+/// stops the machine.
 #[must_use]
-pub fn reserve(bytes: u64) -> bool {
-    while HEAP.claimed.load(Ordering::Relaxed) - HEAP.used.load(Ordering::Relaxed) < 2 * bytes {
-        if !grow(GROWTH_ORDER) {
-            return false;
-        }
+pub fn reserve(bytes: usize) -> bool {
+    let Ok(layout) = Layout::array::<u8>(bytes.max(4) / 4 * 5) else {
+        return false;
+    };
+    // SAFETY: the layout has a size. Not by `alloc`, which the compiler may leave out.
+    let run = unsafe { HEAP.alloc(layout) };
+    if !run.is_null() {
+        // SAFETY: it was just allocated, for this layout.
+        unsafe { HEAP.dealloc(run, layout) }
     }
-    true
+    !run.is_null()
 }
 
-/// Moves `value` to the heap; `None` where the machine has no memory for it. What a request or a guest makes
-/// EL2 box comes here, since `Box::new` stops the machine where this says `None`.
-pub fn try_box<T>(value: T) -> Option<Box<T>> {
+/// Moves `value` to the heap, or gives it back where the machine has no memory for it. What a request or a guest makes
+/// EL2 box comes here, since `Box::new` stops the machine then.
+pub fn try_box<T>(value: T) -> Result<Box<T>, T> {
     const { assert!(size_of::<T>() > 0) };
     // SAFETY: the layout has a size.
     let place = unsafe { alloc::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
     if place.is_null() {
-        return None;
+        return Err(value);
     }
     // SAFETY: the global allocator gave the place for a `T`, to nobody else.
-    Some(unsafe {
+    Ok(unsafe {
         place.write(value);
         Box::from_raw(place)
     })

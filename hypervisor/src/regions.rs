@@ -202,14 +202,13 @@ impl Drop for Window {
 impl Region {
     /// `None` where there is no memory for all of it.
     fn new(wanted: Wanted, home: NodeId) -> Option<Self> {
+        let mut runs = Vec::new();
+        runs.try_reserve_exact((wanted.size / STEP) as usize).ok()?;
         let header = frames::take_for_el2(home, 1)?;
         let name = wanted.name.as_str().unwrap_or_default();
         let block = region_block(name, wanted.size);
         Metal.write(header, REGION_BLOCK, &block);
-        let mut region = Self {
-            header,
-            runs: Vec::with_capacity((wanted.size / STEP) as usize),
-        };
+        let mut region = Self { header, runs };
         for _ in 0..wanted.size / STEP {
             let Some(first) = frames::allocate(home, MAX_ORDER, Purpose::Hypervisor) else {
                 for run in region.runs {

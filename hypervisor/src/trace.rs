@@ -118,7 +118,7 @@ fn turn(classes: u32) -> Result<(), Refusal> {
             continue;
         }
         let bytes = CAPACITY * size_of::<Slot>();
-        if !heap::reserve(bytes as u64) {
+        if !heap::reserve(bytes) {
             let what = format_args!("no memory left for {bytes} bytes of events per CPU");
             return Err(Refusal::new(code::NO_MEMORY, bytes as u64, what));
         }

@@ -37,10 +37,11 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Adds a record; `false` where there is no room for it.
-    pub fn push(&mut self, record: &(impl IntoBytes + Immutable)) -> bool {
+    /// Adds a record; `false` where there is no room for it, or no memory.
+    pub fn push(&mut self, record: &(impl IntoBytes + Immutable + ?Sized)) -> bool {
         let bytes = record.as_bytes();
-        if self.records.len() + bytes.len() > ROOM {
+        let fits = self.records.len() + bytes.len() <= ROOM;
+        if !fits || self.records.try_reserve(bytes.len()).is_err() {
             return false;
         }
         self.records.extend_from_slice(bytes);
@@ -164,28 +165,26 @@ fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
     let header = incoming.header;
     let decoded = Request::decode(header.kind, incoming.payload.bytes());
     let result = match decoded {
-        Some(request) if heap::reserve(2 * ROOM as u64) => caller
+        Some(request) if heap::reserve(2 * ROOM) => caller
             .check(&header, &request)
             .and_then(|()| act(request, caller)),
-        Some(_) => Err(Refusal::new(
-            code::NO_MEMORY,
-            0,
-            format_args!("no memory left to answer"),
-        )),
-        None => Err(Refusal::new(
-            code::MALFORMED,
-            header.kind.into(),
-            format_args!(
-                "request {} of {} bytes makes no sense",
-                header.kind, header.length
-            ),
-        )),
+        Some(_) => {
+            let what = format_args!("no memory left to answer");
+            Err(Refusal::new(code::NO_MEMORY, 0, what))
+        }
+        None => {
+            let FrameHeader { kind, length, .. } = header;
+            let what = format_args!("request {kind} of {length} bytes makes no sense");
+            Err(Refusal::new(code::MALFORMED, kind.into(), what))
+        }
     };
     let (code, count, value, rest) = match result {
         Ok(answer) => (code::OK, answer.count, 0, answer.records),
         Err(refusal) => {
-            let sentence = refusal.sentence.as_bytes().to_vec();
-            (refusal.code, 0, refusal.value, sentence)
+            // Without memory for the sentence, the code has to do.
+            let mut said = Answer::default();
+            said.push(refusal.sentence.as_bytes());
+            (refusal.code, 0, refusal.value, said.records)
         }
     };
     (ReplyHeader { code, count, value }, rest)
@@ -312,18 +311,13 @@ fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
 
 fn machine(caller: Caller) -> MachineStatus {
     let host = host::get();
-    let nodes = host.node_ids();
+    let (nodes, memory) = (host.node_ids(), host.tree.memory.iter());
     MachineStatus {
         version: VERSION,
         cpus: host::cpus().count() as u32,
         nodes: host.nodes() as u32,
         vms: caller.vms(None).map_or(0, Iterator::count) as u32,
-        memory: host
-            .tree
-            .memory
-            .iter()
-            .map(|memory| memory.range.size)
-            .sum(),
+        memory: memory.map(|memory| memory.range.size).sum(),
         memory_free: nodes
             .map(|node| frames::counts(node).free * FRAME_SIZE)
             .sum(),
@@ -355,13 +349,8 @@ fn nodes(answer: &mut Answer) {
     let host = host::get();
     let loads = crate::sched::loads();
     for (node, load) in host.node_ids().zip(loads) {
-        let frames: u64 = host
-            .map
-            .ranges()
-            .iter()
-            .filter(|range| range.node == node)
-            .map(|range| range.frames.count)
-            .sum();
+        let ranges = host.map.ranges().iter().filter(|range| range.node == node);
+        let frames: u64 = ranges.map(|range| range.frames.count).sum();
         let counts = frames::counts(node);
         answer.push(&NodeStatus {
             memory: frames * FRAME_SIZE,

@@ -156,7 +156,7 @@ pub fn next(inbox: &mut Inbox) -> Option<Incoming> {
         bytes: [0; PAYLOAD_MAX],
         len: 0,
     };
-    let Some(mut payload) = heap::try_box(empty) else {
+    let Ok(mut payload) = heap::try_box(empty) else {
         // The caller holds the inbox, so that no alarm is set here.
         SHORT.store(true, Ordering::Relaxed);
         return None;
@@ -184,12 +184,8 @@ fn send_output(name: Text<32>, bytes: &[u8]) -> usize {
         // Nobody listens: output is lost, as on a line that is not plugged in.
         return bytes.len();
     }
-    let sent = send_leaving(
-        SLOTS_FOR_REPLIES,
-        event::CONSOLE_OUTPUT,
-        0,
-        &[name.as_bytes(), bytes],
-    );
+    let parts = [name.as_bytes(), bytes];
+    let sent = send_leaving(SLOTS_FOR_REPLIES, event::CONSOLE_OUTPUT, 0, &parts);
     if sent { bytes.len() } else { 0 }
 }
 

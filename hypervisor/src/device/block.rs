@@ -399,11 +399,8 @@ fn start(
     let mut pass = pass(vm, budget);
     match execute(&mut pass, &mut state.backing, request, &mut progress, None) {
         Turn::Done(status) => finish(state, vm, request, status, (progress.moved, since)),
-        _ if !heap::reserve(size_of::<Part>() as u64) => {
-            finish(state, vm, request, Status::IoError, (None, since));
-        }
         turn => {
-            let part = Box::new(Part {
+            let part = Part {
                 vm: vm.id,
                 window,
                 request: core::mem::take(request),
@@ -412,8 +409,11 @@ fn start(
                 came: None,
                 since,
                 next: None,
-            });
-            follow(state, vm, (part, turn), budget);
+            };
+            match heap::try_box(part) {
+                Ok(part) => drop(follow(state, vm, (part, turn), budget)),
+                Err(part) => finish(state, vm, &part.request, Status::IoError, (None, since)),
+            }
         }
     }
 }
@@ -536,10 +536,12 @@ fn finish(
     (moved, since): (Option<u64>, u64),
 ) {
     let moved = moved.unwrap_or(0);
-    if state.limit == 0 || moved == 0 || !heap::reserve(size_of::<Request>() as u64) {
+    let waits = state.limit > 0 && moved > 0;
+    let held = waits.then(|| heap::try_box(request.clone()).ok());
+    let Some(Some(held)) = held else {
         state.complete(vm, request, status, since);
         return;
-    }
+    };
     let takes = u128::from(moved) * u128::from(timer::frequency()) / u128::from(state.limit);
     let begins = state.busy_until.max(timer::now());
     let until = begins.saturating_add(u64::try_from(takes).unwrap_or(u64::MAX));
@@ -548,7 +550,7 @@ fn finish(
     state.held = Some(Held {
         until,
         since,
-        request: Box::new(request.clone()),
+        request: held,
         status,
     });
 }

@@ -40,7 +40,7 @@ const VCPUS_MAX: u32 = 16;
 /// The disks of a VM are users of frames too: as guest frames beyond any memory.
 const FIRST_DISK_USER: u64 = 0xffff_ff00;
 /// Bytes of heap that a VM of the largest kind takes, and some to spare.
-const HEAP_FOR_A_VM: u64 = 256 * 1024;
+const HEAP_FOR_A_VM: usize = 256 * 1024;
 
 fn impossible(value: u64, sentence: core::fmt::Arguments<'_>) -> Refusal {
     Refusal::new(code::IMPOSSIBLE, value, sentence)
@@ -169,7 +169,7 @@ pub fn instance_with(
     if !heap::reserve(HEAP_FOR_A_VM) {
         return Err(Refusal::new(
             code::NO_MEMORY,
-            HEAP_FOR_A_VM,
+            HEAP_FOR_A_VM as u64,
             format_args!("no memory left for the VM's bookkeeping"),
         ));
     }

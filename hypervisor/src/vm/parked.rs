@@ -10,7 +10,6 @@ use crate::{host, network, sharing};
 use abi::bundle::{VmRecord, control_rights};
 use abi::control::{VmStatus, code};
 use abi::parked::{self, Reader, Run, Unreadable, Writer, kind, life, run};
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
 use model_frame_table::Owner;
@@ -272,7 +271,7 @@ pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
         let description: VmRecord = records.one(kind::DESCRIPTION)?;
         let vm = table::describe(&description)?;
         let ended = match head.life {
-            life::ENDED => Some(Box::new(records.one::<VmStatus>(kind::ENDED)?)),
+            life::ENDED => Some(records.one::<VmStatus>(kind::ENDED)?),
             _ => None,
         };
         let instance = match head.life {
@@ -280,7 +279,7 @@ pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
             life::DEFINED | life::ENDED => None,
             _ => return Err(senseless(kind::VM)),
         };
-        vm.take_over(head.starts, instance, ended);
+        vm.take_over(head.starts, instance, ended.as_ref());
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ enum Stage {
     /// Nothing runs; somebody may still hold it for a moment.
     Waiting(Arc<Vm>, Arc<Instance>, End),
     /// Its memory goes back.
-    Dismantling(Arc<Vm>, Dismantling, Vec<Remains>, End),
+    Dismantling(Arc<Vm>, Leftovers, End),
 }
 
 static LEAVING: SpinLock<Vec<Stage>> = SpinLock::new(Rank::Vm, Vec::new());
@@ -54,7 +54,7 @@ pub fn step() -> bool {
     let next = match stage {
         Stage::Stopping(id) => stopping(id),
         Stage::Waiting(vm, instance, end) => Some(waiting(vm, instance, end)),
-        Stage::Dismantling(vm, space, disks, end) => dismantling(vm, space, disks, end),
+        Stage::Dismantling(vm, left, end) => dismantling(vm, left, end),
     };
     let mut leaving = LEAVING.lock();
     leaving.extend(next);
@@ -85,22 +85,29 @@ fn stopping(id: VmId) -> Option<Stage> {
 /// Waits until nobody else holds the instance, which from now on can only become fewer.
 fn waiting(vm: Arc<Vm>, instance: Arc<Instance>, end: End) -> Stage {
     match Arc::try_unwrap(instance) {
-        Ok(instance) => {
-            let Parts { space, disks } = take_apart(instance);
-            Stage::Dismantling(vm, space, disks, end)
-        }
+        Ok(instance) => Stage::Dismantling(vm, take_apart(instance), end),
         Err(instance) => Stage::Waiting(vm, instance, end),
     }
 }
 
-struct Parts {
+/// What goes back to the pools step by step: its devices, the disk that is at it, and its memory.
+struct Leftovers {
+    devices: Vec<Slot>,
+    disk: Option<Remains>,
     space: Dismantling,
-    disks: Vec<Remains>,
 }
 
-fn take_apart(mut instance: Instance) -> Parts {
-    let slots = core::mem::take(&mut instance.virtio);
-    let disks = slots.into_iter().filter_map(|slot| match slot {
+fn take_apart(mut instance: Instance) -> Leftovers {
+    Leftovers {
+        devices: core::mem::take(&mut instance.virtio),
+        disk: None,
+        space: instance.dismantle(),
+    }
+}
+
+/// What is left of a device that goes back step by step.
+fn remains_of(device: Slot) -> Option<Remains> {
+    match device {
         Slot::Block(block) => match block.into_backing() {
             Backing::Cow(disk) => Some(disk.dismantle()),
             Backing::ReadOnly(..) | Backing::Partition(_) => None,
@@ -108,11 +115,6 @@ fn take_apart(mut instance: Instance) -> Parts {
         Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) | Slot::Net(_) | Slot::Control(_) => {
             None
         }
-    });
-    let disks = disks.collect();
-    Parts {
-        space: instance.dismantle(),
-        disks,
     }
 }
 
@@ -126,24 +128,19 @@ fn starts_again(vm: &Arc<Vm>) -> bool {
     begun.is_ok()
 }
 
-fn dismantling(
-    vm: Arc<Vm>,
-    mut space: Dismantling,
-    mut disks: Vec<Remains>,
-    end: End,
-) -> Option<Stage> {
-    if let Some(disk) = disks.last_mut() {
+fn dismantling(vm: Arc<Vm>, mut left: Leftovers, end: End) -> Option<Stage> {
+    if let Some(disk) = &mut left.disk {
         if disk.step(BUDGET as u32) {
-            disks.pop();
+            left.disk = None;
         }
-        return Some(Stage::Dismantling(vm, space, disks, end));
+    } else if let Some(device) = left.devices.pop() {
+        left.disk = remains_of(device);
+    } else if left.space.step(BUDGET) {
+        if !matches!(end, End::Reset) || vm.record.flags & VM_RESTART == 0 || !starts_again(&vm) {
+            vm.settle();
+            report::send_state(&vm);
+        }
+        return None;
     }
-    if !space.step(BUDGET) {
-        return Some(Stage::Dismantling(vm, space, disks, end));
-    }
-    if !matches!(end, End::Reset) || vm.record.flags & VM_RESTART == 0 || !starts_again(&vm) {
-        vm.settle();
-        report::send_state(&vm);
-    }
-    None
+    Some(Stage::Dismantling(vm, left, end))
 }

@@ -52,13 +52,17 @@ struct Sharing {
 }
 
 /// How a VM stands.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each VM, made when it is described: an end allocates nothing"
+)]
 enum Life {
     /// Never started.
     Defined,
     /// Running, paused or ending.
     Running(Arc<Instance>),
     /// It has ended, with these last figures.
-    Ended(alloc::boxed::Box<VmStatus>),
+    Ended(VmStatus),
 }
 
 /// Why a request is refused: a code for programs, a sentence for people, and the number in it.
@@ -300,20 +304,17 @@ impl Vm {
     /// Its last figures, if it has ended.
     pub fn last_status(&self) -> Option<VmStatus> {
         match &*self.life.lock() {
-            Life::Ended(status) => Some(**status),
+            Life::Ended(status) => Some(*status),
             Life::Defined | Life::Running(_) => None,
         }
     }
 
     /// It was started so often in the image before this one, and runs, or has ended.
-    pub fn take_over(
-        &self,
-        starts: u32,
-        runs: Option<Arc<Instance>>,
-        ended: Option<alloc::boxed::Box<VmStatus>>,
-    ) {
+    pub fn take_over(&self, starts: u32, runs: Option<Arc<Instance>>, ended: Option<&VmStatus>) {
         self.starts.store(starts, Ordering::Relaxed);
-        let life = runs.map(Life::Running).or(ended.map(Life::Ended));
+        let life = runs
+            .map(Life::Running)
+            .or(ended.map(|status| Life::Ended(*status)));
         *self.life.lock() = life.unwrap_or(Life::Defined);
     }
 
@@ -327,7 +328,6 @@ impl Vm {
         status.overlay = 0;
         status.stored = 0;
         status.overhead = 0;
-        let status = alloc::boxed::Box::new(status);
         *self.life.lock() = Life::Ended(status);
         Some(instance)
     }
@@ -345,9 +345,10 @@ impl Vm {
             return;
         }
         let mut status = report::vm_status(self);
-        let reason = alloc::format!("not started: {}", refusal.sentence);
+        let why = format_args!("not started: {}", refusal.sentence);
+        let reason = Refusal::new(refusal.code, 0, why).sentence;
         (status.state, status.reason) = (state::ENDED, Text::cut(&reason));
-        *self.life.lock() = Life::Ended(alloc::boxed::Box::new(status));
+        *self.life.lock() = Life::Ended(status);
         report::send_state(self);
     }
 
