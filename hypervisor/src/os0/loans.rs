@@ -99,10 +99,16 @@ fn memory() -> impl Iterator<Item = PaRange> {
     get().tree.memory.iter().map(|memory| memory.range)
 }
 
-/// What is never OS-0's to lend.
+/// What is never OS-0's to lend, and the areas of its own that EL2 writes.
 fn kept() -> impl Iterator<Item = PaRange> {
     let os0 = get();
-    { os0.tree.reserved.iter().copied() }.chain([os0.home.hidden])
+    let served = disk::served().map(|(area, _)| (area.start(), AREA_BYTES));
+    let uplink = uplink::given().map(|[start, ..]| (Pa(start), abi::uplink::AREA_BYTES));
+    let areas = served.into_iter().chain(uplink);
+    let areas = areas.map(|(start, size)| PaRange { start, size });
+    { os0.tree.reserved.iter().copied() }
+        .chain([os0.home.hidden])
+        .chain(areas)
 }
 
 /// The runs that are lent to VMs, and the blocks of which pages are.
@@ -307,7 +313,9 @@ pub fn carry(start: u64, size: u64, to_el2: bool) -> Result<u64, Refusal> {
     if !is_open && to_el2 {
         return Err(Refusal::NotOpen);
     }
-    let page = window(LENDING.lock().loans(), start, size).ok_or(Refusal::NoMemory)?;
+    // The page stays OS-0's until all is carried.
+    let lending = LENDING.lock();
+    let page = window(lending.loans(), start, size).ok_or(Refusal::NoMemory)?;
     let mut done = 0;
     while done < size {
         let mut piece = [0; PIECE];

@@ -47,7 +47,8 @@ pub fn give(start: u64, before: u64, bytes: u64) -> Result<u64, Refusal> {
     if bytes == 0 {
         return check(spare, before).map(|()| DONE);
     }
-    let page = loans::window(loans::hold().loans(), start, bytes).ok_or(Refusal::NoMemory)?;
+    let lending = loans::hold();
+    let page = loans::window(lending.loans(), start, bytes).ok_or(Refusal::NoMemory)?;
     if before + bytes > spare.size {
         return Err(Refusal::TooLittle);
     }

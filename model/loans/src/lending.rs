@@ -9,7 +9,7 @@ pub enum Made {
     /// Nothing: it can go back.
     #[default]
     Nothing,
-    /// A CPU makes pools and VMs of it, or undoes them: nobody else lends, shares or takes back.
+    /// A CPU makes pools and VMs of it, or undoes them: nobody else lends, stages, shares or takes back.
     Changing,
     /// Pools and VMs.
     Vms,
@@ -42,13 +42,14 @@ impl Lending {
         &self.loans
     }
 
-    /// What is lent, for a borrower's to go back: VMs' while nothing is made of it.
+    /// What is lent, for a borrower's to go back: VMs' while nothing is made of it, a successor's while nothing is being
+    /// made, as areas of OS-0's are looked for then.
     ///
     /// # Errors
     /// [`Refusal::InUse`].
     pub fn to_return(&mut self, borrower: Borrower) -> Result<&mut Loans, Refusal> {
         match (borrower, self.made) {
-            (Borrower::Vms, Made::Changing | Made::Vms) => Err(Refusal::InUse),
+            (_, Made::Changing) | (Borrower::Vms, Made::Vms) => Err(Refusal::InUse),
             _ => Ok(&mut self.loans),
         }
     }

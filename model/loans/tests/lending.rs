@@ -174,6 +174,12 @@ fn explore() -> HashSet<Machine> {
                     !leaves || !was_in_use,
                     "it left what is in use: {machine:?}"
                 );
+                let lends = matches!(step, Step::Lend | Step::Repay | Step::Stage | Step::Unstage);
+                let changes = machine.cpus.iter().any(|cpu| cpu.changes.is_some());
+                assert!(
+                    !lends || !changes,
+                    "memory went while VMs are made: {machine:?}"
+                );
                 stack.push(next);
             }
         }
