@@ -20,6 +20,7 @@ static CHANNEL: Once<SpinLock<Channel>> = Once::new();
 
 /// Opens it, if it is not. What was left in it is dropped.
 pub fn open() {
+    super::forget_owed();
     if let Some(channel) = CHANNEL.get() {
         let mut channel = channel.lock();
         channel.out.clear();

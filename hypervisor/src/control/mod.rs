@@ -23,7 +23,7 @@ use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_control::Right;
-use port::Incoming;
+use port::{Incoming, Sent};
 use zerocopy::{Immutable, IntoBytes};
 
 /// The most records' bytes in one reply.
@@ -77,6 +77,11 @@ type Owed = (FrameHeader, ReplyHeader, Vec<u8>);
 /// The answer that waits for room. Until it has gone, no request of the command is taken.
 static OWED: SpinLock<Option<Owed>> = SpinLock::new(Rank::Vm, None);
 
+/// Nobody is left who asked: what is owed goes to no other.
+pub fn forget_owed() {
+    *OWED.lock() = None;
+}
+
 /// Answers the `underpin` command, as far as it takes answers: one that is stopped delays itself alone.
 fn serve_owner() {
     for _ in 0..AT_ONCE {
@@ -87,7 +92,8 @@ fn serve_owner() {
             return;
         };
         let parts = [reply.as_bytes(), &rest];
-        if !port::send(header.kind | REPLY, header.tag, &parts) {
+        // What can never go is lost, so that a broken device keeps nothing.
+        if port::send(header.kind | REPLY, header.tag, &parts) == Sent::NoRoom {
             *OWED.lock() = Some((header, reply, rest));
             return port::ring_later();
         }

@@ -11,7 +11,7 @@ use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_control::{FRAME_MAX, Inbox};
 use virtio_drivers::Error;
-use virtio_drivers::transport::Transport as _;
+use virtio_drivers::transport::{DeviceStatus, Transport as _};
 use zerocopy::IntoBytes;
 
 const RECEIVE: u16 = 0;
@@ -166,8 +166,19 @@ pub fn next(inbox: &mut Inbox) -> Option<Incoming> {
     Some(Incoming { header, payload })
 }
 
-/// Sends a frame made of `parts`; `false` where there is no room now, or none at all.
-pub fn send(kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
+/// What has become of a frame.
+#[derive(PartialEq, Eq)]
+pub enum Sent {
+    /// It is on its way.
+    Yes,
+    /// There is no room now.
+    NoRoom,
+    /// It cannot go: it is too long, nobody listens, or the device is broken.
+    Never,
+}
+
+/// Sends a frame made of `parts`.
+pub fn send(kind: u32, tag: u32, parts: &[&[u8]]) -> Sent {
     send_leaving(0, kind, tag, parts)
 }
 
@@ -180,24 +191,27 @@ pub fn console_output(name: Text<32>, bytes: &[u8]) -> usize {
 }
 
 fn send_output(name: Text<32>, bytes: &[u8]) -> usize {
-    if PORT.get().is_none() && !channel::is_open() {
-        // Nobody listens: output is lost, as on a line that is not plugged in.
-        return bytes.len();
-    }
     let parts = [name.as_bytes(), bytes];
-    let sent = send_leaving(SLOTS_FOR_REPLIES, event::CONSOLE_OUTPUT, 0, &parts);
-    if sent { bytes.len() } else { 0 }
+    match send_leaving(SLOTS_FOR_REPLIES, event::CONSOLE_OUTPUT, 0, &parts) {
+        Sent::NoRoom => 0,
+        // Where it never goes, output is lost, as on a line that is not plugged in.
+        Sent::Yes | Sent::Never => bytes.len(),
+    }
 }
 
-fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
+fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> Sent {
     let Some(header) = FrameHeader::of(kind, tag, parts) else {
-        return false;
+        return Sent::Never;
     };
     let Some(port) = PORT.get() else {
         let reserve = if reserve > 0 { RESERVE } else { 0 };
         let mut all = heapless::Vec::<&[u8], 4>::new();
         let fits = all.push(header.as_bytes()).is_ok() && all.extend_from_slice(parts).is_ok();
-        return fits && channel::send(reserve, &all);
+        return match fits && channel::is_open() {
+            true if channel::send(reserve, &all) => Sent::Yes,
+            true => Sent::NoRoom,
+            false => Sent::Never,
+        };
     };
     let mut port = port.lock();
     let Port {
@@ -208,11 +222,11 @@ fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
     while let Some((slot, ..)) = transmit.take_back() {
         transmit.release(slot);
     }
-    if transmit.free() <= reserve {
-        return false;
-    }
-    let Some((slot, buffer)) = transmit.claim() else {
-        return false;
+    let claimed = (transmit.free() > reserve).then(|| transmit.claim());
+    let Some((slot, buffer)) = claimed.flatten() else {
+        let status = transport.get_status();
+        let is_broken = status.contains(DeviceStatus::DEVICE_NEEDS_RESET);
+        return if is_broken { Sent::Never } else { Sent::NoRoom };
     };
     buffer.write(0, header.as_bytes());
     let mut at = HEADER as u64;
@@ -220,9 +234,9 @@ fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> bool {
         buffer.write(at, part);
         at += part.len() as u64;
     }
-    let lent = transmit.lend(transport, slot, at as u32, 0);
-    if lent.is_err() {
-        transmit.release(slot);
+    if transmit.lend(transport, slot, at as u32, 0).is_ok() {
+        return Sent::Yes;
     }
-    lent.is_ok()
+    transmit.release(slot);
+    Sent::Never
 }

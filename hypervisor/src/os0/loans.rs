@@ -1,7 +1,7 @@
 //! Memory that OS-0 lends, and what is made of it: frame table, pools and VMs.
 
 use super::{Os0Cpu, attach, get, stage2};
-use crate::control::channel;
+use crate::control::{self, channel};
 use crate::physical::{disk, uplink};
 use crate::{frames, network, sched, sharing, start, vm};
 use abi::os0::{DONE, MORE, Refusal};
@@ -252,6 +252,7 @@ pub fn close() -> Result<u64, Refusal> {
     let undone = undo();
     settle(undone.map_or(Made::Vms, |()| Made::Nothing));
     undone?;
+    control::forget_owed();
     uplink::close();
     Ok(DONE)
 }
