@@ -480,7 +480,7 @@ impl Frames for Metal {
     }
 
     fn enlist(&self, frame: Mfn) {
-        sharing::enlist(frame);
+        model_sharing::enlist(self, frame);
     }
 
     fn write(&self, first: Mfn, offset: u64, bytes: &[u8]) {

@@ -358,7 +358,8 @@ impl Move {
         };
         Metal.copy(buffer.data(), frame);
         let key = sharing::key_of(user, token.disk, token.block);
-        let is_shared = token.store == Store::Base && sharing::publish_block(frame, user, key);
+        let is_shared =
+            token.store == Store::Base && model_sharing::publish(&Metal, frame, user, key).is_ok();
         let entry = if is_shared {
             Entry::shared(frame)
         } else {
@@ -368,7 +369,7 @@ impl Move {
             }
         };
         match (vm.space.restore(gfn, number, entry), is_shared) {
-            (true, true) => sharing::enlist(frame),
+            (true, true) => model_sharing::enlist(&Metal, frame),
             (true, false) => Metal.forget(number),
             (false, true) => Metal.leave(frame, user),
             (false, false) => Metal.free(frame, 0),

@@ -294,22 +294,6 @@ pub fn take_over(kind: u8, frame: Mfn, user: Owner) -> bool {
     }
 }
 
-/// Adds `user` to a frame of its group that holds what `page` holds, if there is one. `page` is
-/// EL2's own, or changes only by its guest's fault.
-pub fn join_equal(page: Mfn, user: Owner) -> Option<Mfn> {
-    let (metal, group) = (Metal, group_of(user));
-    let index = metal.index();
-    let bucket = index.content_bucket(group, |n| metal.word(page, n));
-    let _guard = metal.lock_stripe(bucket.stripe());
-    let wanted = frames::ram(page, 1);
-    let found = index.find(&host::get().map, bucket, |frame, _| {
-        frame != page
-            && frames::ram(frame, 1).equals(wanted)
-            && model_sharing::join(&metal, frame, user, Expect::Group(group)).is_ok()
-    });
-    found.map(|(frame, _)| frame)
-}
-
 /// Does something with a frame that holds a block of a disk, while it stays so.
 fn with_block<T>(key: CacheKey, mut with: impl FnMut(Mfn) -> Option<T>) -> Option<T> {
     let metal = Metal;
@@ -393,16 +377,6 @@ pub fn publish(frame: Mfn, user: Owner) -> bool {
     model_sharing::publish(&Metal, frame, user, key).is_ok()
 }
 
-/// As [`publish`], of a frame that holds that block of a disk.
-pub fn publish_block(frame: Mfn, user: Owner, key: CacheKey) -> bool {
-    model_sharing::publish(&Metal, frame, user, key).is_ok()
-}
-
-/// Lets others of the group find a shared frame by what it holds.
-pub fn enlist(frame: Mfn) {
-    model_sharing::enlist(&Metal, frame);
-}
-
 fn why(refused: NotJoined) -> Why {
     match refused {
         NotJoined::Gone => Why::LostRace,
@@ -432,6 +406,10 @@ impl Ground for Metal {
     #[inline]
     fn word(&self, frame: Mfn, n: usize) -> u64 {
         frames::word(frame, n)
+    }
+
+    fn is_equal(&self, frame: Mfn, page: Mfn) -> bool {
+        frames::ram(frame, 1).equals(frames::ram(page, 1))
     }
 
     fn clean(&self, frame: Mfn) {

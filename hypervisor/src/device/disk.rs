@@ -115,7 +115,7 @@ impl model_disk::Machine for Near {
     fn share(&self, frame: Mfn, owner: Owner) -> bool {
         let is_published = sharing::publish(frame, owner);
         if is_published {
-            sharing::enlist(frame);
+            model_sharing::enlist(&Metal, frame);
         }
         is_published
     }
@@ -133,7 +133,7 @@ impl model_disk::Machine for Near {
         model_sharing::join(&Metal, frame, user, expect).is_ok()
     }
     fn join_equal(&self, page: Mfn, user: Owner) -> Option<Mfn> {
-        sharing::join_equal(page, user)
+        model_sharing::join_equal(&Metal, page, user, sharing::group_of(user))
     }
     fn is_first_use(&self, frame: Mfn) -> bool {
         sharing::is_first_use(frame)
@@ -156,11 +156,11 @@ impl model_disk::Machine for Near {
         let frame = frames::allocate(self.0, 0, Purpose::Private(user))?;
         // Enlisting cleans it, before anybody sees it.
         frames::ram(frame, 1).copy_from(0, frames::ram(page, 1), 0, FRAME_SIZE as usize);
-        if !sharing::publish_block(frame, user, key) {
+        if model_sharing::publish(&Metal, frame, user, key).is_err() {
             frames::free(frame, 0);
             return None;
         }
-        sharing::enlist(frame);
+        model_sharing::enlist(&Metal, frame);
         Some(frame)
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use model_addr::{FRAME_SIZE, Mfn, NodeId};
 use model_address_space::Frames;
 use model_frame_table::{MemoryMap, Owner};
-use model_sharing::{Accounts, Expect, Ground, Index, Link, Record, RecordId, STRIPES, Slab, join};
+use model_sharing::{Accounts, Ground, Index, Link, Record, RecordId, STRIPES, Slab, join_equal};
 
 use crate::frames::bad;
 use crate::{FakeFrames, FakeTables};
@@ -59,15 +59,7 @@ impl FakeFrames {
 
     /// Adds `user` to a frame that is found to hold what `page` holds.
     pub fn join_equal(&self, page: Mfn, user: Owner) -> Option<Mfn> {
-        let index = Ground::index(self);
-        let bucket = index.content_bucket(0, |n| self.word(page, n));
-        let _guard = self.lock_stripe(bucket.stripe());
-        let found = index.find(Ground::map(self), bucket, |frame, _| {
-            frame != page
-                && self.contents(frame) == self.contents(page)
-                && join(self, frame, user, Expect::Group(0)).is_ok()
-        });
-        found.map(|(frame, _)| frame)
+        join_equal(self, page, user, 0)
     }
 }
 
@@ -94,6 +86,10 @@ impl Ground for FakeFrames {
         assert!(n < FRAME_SIZE as usize / bytes.len());
         self.load(frame, n as u64 * 8, &mut bytes);
         u64::from_le_bytes(bytes)
+    }
+
+    fn is_equal(&self, frame: Mfn, page: Mfn) -> bool {
+        self.contents(frame) == self.contents(page)
     }
 
     fn clean(&self, frame: Mfn) {

@@ -7,7 +7,7 @@
 //! bench-sharing scaling` puts both together. `once` takes one round, `frames=N` one number of frames.
 #![allow(clippy::unwrap_used, reason = "it only measures")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::sync::atomic::AtomicU32;
 use std::time::Instant;
@@ -18,8 +18,8 @@ use model_frame_table::{
     CacheKey, FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose,
 };
 use model_sharing::{
-    Accounts, Expect, Ground, Index, Link, MAX_USERS, Record, RecordId, Slab, claim, evict, join,
-    leave, publish,
+    Accounts, Expect, Ground, Index, Link, MAX_USERS, Record, RecordId, Slab, claim, enlist, evict,
+    join, join_equal, leave, publish,
 };
 
 const KEY: CacheKey = CacheKey {
@@ -28,6 +28,10 @@ const KEY: CacheKey = CacheKey {
     block: 0,
 };
 const NODE: NodeId = NodeId(0);
+/// The first frame.
+const FIRST: u64 = 0x4_0000;
+/// Where a block is before it is anywhere.
+const BUFFER: Mfn = Mfn(0);
 /// Frames that are measured.
 const TAKEN: u64 = 1000;
 const ROUNDS: u32 = 20;
@@ -70,6 +74,24 @@ struct Machine<'a> {
     index: Index<'a>,
     pool: RefCell<Pool>,
     slab: RefCell<(Slab, Tables)>,
+    /// What each frame holds.
+    contents: RefCell<Vec<u64>>,
+    /// What [`BUFFER`] holds.
+    buffer: Cell<u64>,
+    compares: Cell<u64>,
+}
+
+impl Machine<'_> {
+    fn content(&self, frame: Mfn) -> u64 {
+        match frame.0.checked_sub(FIRST) {
+            Some(at) => self.contents.borrow()[at as usize],
+            None => self.buffer.get(),
+        }
+    }
+
+    fn fill(&self, frame: Mfn, content: u64) {
+        self.contents.borrow_mut()[(frame.0 - FIRST) as usize] = content;
+    }
 }
 
 impl Ground for Machine<'_> {
@@ -87,9 +109,13 @@ impl Ground for Machine<'_> {
 
     fn lock_stripe(&self, _: usize) -> impl Sized {}
 
-    /// Each frame holds its own number.
     fn word(&self, frame: Mfn, _: usize) -> u64 {
-        frame.0
+        self.content(frame)
+    }
+
+    fn is_equal(&self, frame: Mfn, page: Mfn) -> bool {
+        self.compares.set(self.compares.get() + 1);
+        self.content(frame) == self.content(page)
     }
 
     fn clean(&self, _: Mfn) {}
@@ -141,6 +167,7 @@ impl Machine<'_> {
         let frame = frame.unwrap();
         let entry = self.map.entry(frame).unwrap();
         entry.lock().unwrap().set_owner(user(0, frame));
+        self.fill(frame, frame.0);
         self.publish(frame);
         frame
     }
@@ -210,13 +237,13 @@ impl Run {
     }
 }
 
-fn measure(run: Run) {
-    let count = run.count;
+/// Calls `with` for a machine of so many frames, none of which is used, and as many buckets.
+fn on_machine(count: u64, with: impl FnOnce(&Machine<'_>)) {
     let entries: Vec<_> = (0..count).map(|_| FrameEntry::default()).collect();
     let heads = 2 * count.next_power_of_two();
     let heads: Vec<_> = (0..heads).map(|_| AtomicU32::new(0)).collect();
     let frames = FrameRange {
-        start: Mfn(0x4_0000),
+        start: Mfn(FIRST),
         count,
     };
     let map = MemoryMap::new(&[MemoryRange {
@@ -227,20 +254,73 @@ fn measure(run: Run) {
     let mut pool = Pool::new(NODE);
     let map = map.unwrap();
     pool.add(&map, frames, Origin::Machine).unwrap();
-    let machine = Machine {
+    with(&Machine {
         map,
         accounts: Accounts::new(),
         index: Index::new(&heads, 0x5eed),
         pool: RefCell::new(pool),
         slab: RefCell::default(),
-    };
-    for _ in 0..count {
-        machine.share_one();
-    }
-    let taken = (0..TAKEN).map(|n| frames.start.add(n * count / TAKEN));
-    let taken: Vec<_> = taken.collect();
-    with_one_user(run, &machine, &taken);
-    with_many_users(run, &machine, &taken);
+        contents: RefCell::new(vec![0; count as usize]),
+        buffer: Cell::default(),
+        compares: Cell::default(),
+    });
+}
+
+fn measure(run: Run) {
+    let count = run.count;
+    on_machine(count, |machine| {
+        for _ in 0..count {
+            machine.share_one();
+        }
+        let taken = (0..TAKEN).map(|n| Mfn(FIRST + n * count / TAKEN));
+        let taken: Vec<_> = taken.collect();
+        with_one_user(run, machine, &taken);
+        with_many_users(run, machine, &taken);
+    });
+    // By turns: each user is of another VM than the one before.
+    blocks(run, "different", 1, |n| n);
+    blocks(run, "equal", 1, |_| 7);
+    blocks(run, "turns", 2, |_| 7);
+}
+
+/// So many blocks are written, or read from where nothing is known of them: some of them leave, and come anew.
+fn blocks(run: Run, name: &str, vms: u64, content: impl Fn(u64) -> u64) {
+    let user = |block: Mfn| user(block.0 % vms, block);
+    on_machine(run.count + TAKEN, |machine| {
+        let come = |block: Mfn| {
+            machine.buffer.set(content(block.0));
+            join_equal(machine, BUFFER, user(block), 0).unwrap_or_else(|| {
+                let purpose = Purpose::Private(user(block));
+                let frame = machine.pool.borrow_mut();
+                let frame = { frame }.allocate(&machine.map, 0, purpose, NODE).unwrap();
+                machine.fill(frame, content(block.0));
+                publish(machine, frame, user(block), CacheKey::of_content(0)).unwrap();
+                enlist(machine, frame);
+                frame
+            })
+        };
+        let go = |block, frame| black_box(leave(machine, frame, user(block), false).unwrap());
+        let frames: Vec<_> = (0..run.count).map(|n| Cell::new(come(Mfn(n)))).collect();
+        let frame = |block: Mfn| &frames[block.0 as usize];
+        let compares = machine.compares.take();
+        let taken: Vec<_> = (0..TAKEN).map(|n| Mfn(n * run.count / TAKEN)).collect();
+        run.time(
+            &format!("leave-{name}"),
+            &taken,
+            |block| _ = go(block, frame(block).get()),
+            |block| frame(block).set(come(block)),
+        );
+        for block in &taken {
+            go(*block, frame(*block).get());
+        }
+        run.time(
+            &format!("block-{name}"),
+            &taken,
+            |block| frame(block).set(come(block)),
+            |block| _ = go(block, frame(block).get()),
+        );
+        println!("compares: {} {name} {compares}", run.count);
+    });
 }
 
 /// Frames have the user of VM 0 before, and nobody after.

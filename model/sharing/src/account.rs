@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use model_frame_table::Owner;
+use model_addr::VmId;
 
 /// What one whole frame is charged: a user of a frame with n users is charged `UNIT / n`, rounded
 /// down.
@@ -89,18 +89,14 @@ impl Accounts {
         self.cached.load(Ordering::Relaxed)
     }
 
-    /// A user of a frame that had `before` users, the frame now has `after`. Zero before: the user
-    /// is new; zero after: it has left.
-    pub(crate) fn change(&self, user: Owner, before: u32, after: u32) {
-        let Some(line) = self.lines.get(usize::from(user.vm.index)) else {
-            return;
-        };
-        let users = u64::from(after > 0).wrapping_sub(u64::from(before > 0));
-        let units = share(after).wrapping_sub(share(before));
-        if users != 0 {
-            line.users.fetch_add(users, Ordering::Relaxed);
+    /// A VM has so many more users, and is charged so many more units; in two's complement.
+    pub(crate) fn change(&self, vm: VmId, users: u64, units: u64) {
+        if let Some(line) = self.lines.get(usize::from(vm.index)) {
+            if users != 0 {
+                line.users.fetch_add(users, Ordering::Relaxed);
+            }
+            line.units.fetch_add(units, Ordering::Relaxed);
         }
-        line.units.fetch_add(units, Ordering::Relaxed);
     }
 
     /// `count` frames more are kept for nobody, in two's complement.
@@ -110,7 +106,7 @@ impl Accounts {
 }
 
 /// What each of `users` is charged.
-const fn share(users: u32) -> u64 {
+pub(crate) const fn share(users: u32) -> u64 {
     match UNIT.checked_div(users as u64) {
         Some(units) => units,
         None => 0,

@@ -5,7 +5,7 @@ use model_frame_table::{
     CacheKey, Chain, Event, FrameEntry, FrameState, LockedFrame, Origin, Owner, Refused, Use,
 };
 
-use crate::{Ground, Link, RecordId};
+use crate::{Ground, Link, RecordId, UNIT, account::share};
 
 /// The most users that a frame has: what one of them does costs all of them a little.
 pub const MAX_USERS: u32 = 64;
@@ -158,6 +158,32 @@ fn join_with(
     Ok(Some(Joined { users, revived }))
 }
 
+/// Adds `user` to a frame of `group` that holds what `page` holds, if one is found that has room. `page` is EL2's
+/// own, or changes only by its guest's fault. The caller holds no stripe's lock.
+///
+/// A full frame that is met leaves the chain, and is not compared; [`leave`] puts it back. So of equal frames the
+/// first one met is joined, and what this costs does not grow with how many there are.
+pub fn join_equal(ground: &impl Ground, page: Mfn, user: Owner, group: u16) -> Option<Mfn> {
+    let (map, index) = (ground.map(), ground.index());
+    let bucket = index.content_bucket(group, |n| ground.word(page, n));
+    let _guard = ground.lock_stripe(bucket.stripe());
+    let found = index.find(map, bucket, |frame, entry| {
+        if is_full(entry) {
+            index.remove(map, bucket, frame);
+            return false;
+        }
+        frame != page
+            && ground.is_equal(frame, page)
+            && join(ground, frame, user, Expect::Group(group)).is_ok()
+    });
+    found.map(|(frame, _)| frame)
+}
+
+/// Whether a frame takes no more users, at some moment.
+fn is_full(entry: &FrameEntry) -> bool {
+    u32::from(entry.state().references) >= MAX_USERS
+}
+
 /// Makes a private frame of `user` a shared one with it as the only user: nobody may write it any
 /// more, and `key` says what is known of it.
 ///
@@ -203,9 +229,19 @@ pub fn enlist(ground: &impl Ground, frame: Mfn) {
 ///
 /// It needs neither the user's pmap nor its VM: it may be called long after the mapping was gone.
 pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Option<Left> {
-    let mut locked = ground.map().entry(frame)?.lock_shared()?;
+    let entry = ground.map().entry(frame)?;
+    let is_image = entry.state().origin == Origin::Image;
+    // One that left its chain as it was full (`join_equal`) goes back, and nobody looks until there is room in it.
+    // As the user is one of its users, it stays what it is. One that is full a moment later may be missed.
+    let stripe = (is_full(entry) && !is_image).then(|| {
+        let (index, group) = (ground.index(), entry.cache_key().group);
+        let bucket = index.content_bucket(group, |n| ground.word(frame, n));
+        let stripe = ground.lock_stripe(bucket.stripe());
+        index.insert(ground.map(), bucket, frame);
+        stripe
+    });
+    let mut locked = entry.lock_shared()?;
     let record = take_out(ground, &mut locked, user).ok()?;
-    let is_image = locked.state().origin == Origin::Image;
     let left = match locked.users() {
         0 if is_image || keep && locked.cache_key().disk != 0 => Left::Kept,
         0 => Left::Freed,
@@ -214,7 +250,7 @@ pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Optio
     if locked.users() == 0 && locked.step(Event::Retire).is_ok() && !is_image {
         ground.accounts().change_cached(1);
     }
-    drop(locked);
+    drop((locked, stripe));
     if let Some(record) = record {
         ground.give_record(record);
     }
@@ -249,7 +285,9 @@ fn claim_unindexed(ground: &impl Ground, entry: &FrameEntry, user: Owner) -> Res
     }
     frame.step(Event::Claim)?;
     frame.set_owner(user);
-    ground.accounts().change(user, 1, 0);
+    ground
+        .accounts()
+        .change(user.vm, u64::MAX, UNIT.wrapping_neg());
     Ok(())
 }
 
@@ -299,35 +337,48 @@ fn unindex(ground: &impl Ground, frame: Mfn, still: impl Fn(FrameState) -> bool)
 
 /// Calls `each` with every user of a shared frame, at most [`MAX_USERS`]. The frame is locked
 /// meanwhile.
-pub fn users(ground: &impl Ground, frame: Mfn, each: impl FnMut(Owner)) {
+pub fn users(ground: &impl Ground, frame: Mfn, mut each: impl FnMut(Owner)) {
     let entry = ground.map().entry(frame);
     if let Some(frame) = entry.and_then(FrameEntry::lock_shared) {
-        for_each(ground, &frame, each);
+        walk(ground, &frame, |user, _| {
+            each(user);
+            true
+        });
     }
 }
 
-fn for_each(ground: &impl Ground, frame: &LockedFrame<'_>, mut each: impl FnMut(Owner)) {
+/// Calls `each` with users of the frame, and whether all from there on are known to be of one VM, for as long as
+/// it says so.
+fn walk(ground: &impl Ground, frame: &LockedFrame<'_>, mut each: impl FnMut(Owner, bool) -> bool) {
     let mut link = Link::decode(frame.first_record());
     for _ in 0..MAX_USERS {
-        match link {
+        let (user, alike, next) = match link {
             Link::Nobody => break,
-            Link::Last(user) => {
-                each(user);
-                break;
-            }
-            Link::Record(id) => {
+            Link::Last(user) => (user, true, Link::Nobody),
+            Link::Record(id, alike) => {
                 let record = ground.record(id);
-                each(record.user);
-                link = record.next;
+                (record.user, alike, record.next)
             }
+        };
+        if !each(user, alike) {
+            break;
         }
+        link = next;
     }
 }
 
-/// Tells the accounts of all in the frame's list that it has `after` users instead of `before`.
+/// Tells the accounts of all in the frame's list that it has `after` users instead of `before`; the list has
+/// the smaller number of them. Those at its end that are of one VM are told of at once.
 fn change_all(ground: &impl Ground, frame: &LockedFrame<'_>, before: u32, after: u32) {
-    for_each(ground, frame, |user| {
-        ground.accounts().change(user, before, after);
+    let mut left = u64::from(before.min(after));
+    let units = share(after).wrapping_sub(share(before));
+    walk(ground, frame, |user, alike| {
+        let count = if alike { left } else { 1 };
+        ground
+            .accounts()
+            .change(user.vm, 0, units.wrapping_mul(count));
+        left = left.saturating_sub(count);
+        left > 0
     });
 }
 
@@ -345,13 +396,18 @@ fn push(
         }
         (_, None) => return,
         (first, Some(record)) => {
+            let mut alike = false;
+            walk(ground, frame, |first, all| {
+                alike = all && first.vm == user.vm;
+                false
+            });
             ground.set_next(record, first);
-            Link::Record(record)
+            Link::Record(record, alike)
         }
     };
     frame.set_first_record(link.encode());
     frame.set_recent(true);
-    ground.accounts().change(user, 0, frame.users());
+    ground.accounts().change(user.vm, 1, share(frame.users()));
 }
 
 /// Takes `user` out of the frame's list, and off its count; the record that is free now, if
@@ -381,7 +437,7 @@ fn take_out(
                         break 'found (further, Link::Last(new_last), Some(id));
                     }
                 },
-                Link::Record(id) => {
+                Link::Record(id, _) => {
                     let record = ground.record(id);
                     if record.user == user {
                         break 'found (before[0], record.next, Some(id));
@@ -399,7 +455,9 @@ fn take_out(
         Some((before, _)) => ground.set_next(before, left),
         None => frame.set_first_record(left.encode()),
     }
-    ground.accounts().change(user, count, 0);
+    ground
+        .accounts()
+        .change(user.vm, u64::MAX, share(count).wrapping_neg());
     change_all(ground, frame, count, others.into());
     Ok(gone)
 }

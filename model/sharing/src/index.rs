@@ -91,7 +91,8 @@ impl<'a> Index<'a> {
     }
 
     /// The first frame of the bucket that is the one wanted; at most [`LONGEST_CHAIN`] are asked
-    /// about. What it says of a frame's contents and key stays true until the stripe is unlocked.
+    /// about, each of which may leave the chain when it is. What it says of a frame's contents and key stays
+    /// true until the stripe is unlocked.
     pub fn find<'m>(
         &self,
         map: &MemoryMap<'m>,
@@ -101,10 +102,10 @@ impl<'a> Index<'a> {
         let mut link = self.heads.get(bucket.at)?.load(Ordering::Relaxed);
         for _ in 0..LONGEST_CHAIN {
             let (frame, entry) = map.linked(link)?;
+            link = entry.next_in(bucket.chain);
             if is_it(frame, entry) {
                 return Some((frame, entry));
             }
-            link = entry.next_in(bucket.chain);
         }
         None
     }

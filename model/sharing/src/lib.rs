@@ -53,7 +53,8 @@ use model_frame_table::{MemoryMap, Owner};
 pub use account::{ACCOUNTS, Account, Accounts, UNIT};
 pub use clock::Clock;
 pub use frame::{
-    Expect, Joined, Left, MAX_USERS, NotJoined, claim, enlist, evict, join, leave, publish, users,
+    Expect, Joined, Left, MAX_USERS, NotJoined, claim, enlist, evict, join, join_equal, leave,
+    publish, users,
 };
 pub use index::{Bucket, Index, LONGEST_CHAIN, STRIPES};
 pub use record::{Link, Record, RecordId, Slab};
@@ -70,6 +71,8 @@ pub trait Ground {
     fn lock_stripe(&self, stripe: usize) -> impl Sized;
     /// Word `n`, below 512, of what `frame` holds. It may be anybody's frame meanwhile.
     fn word(&self, frame: Mfn, n: usize) -> u64;
+    /// Whether a frame that nobody writes holds what `page` holds.
+    fn is_equal(&self, frame: Mfn, page: Mfn) -> bool;
     /// Makes what memory holds of a frame that nobody writes any more the same as what caches hold, and lets
     /// no instruction cache hold anything else of it: guests see it with their caches on or off.
     fn clean(&self, frame: Mfn);

@@ -42,20 +42,21 @@ pub enum Link {
     Nobody,
     /// This user, and nobody after it. Slots of VMs are below 2^15.
     Last(Owner),
-    /// A record, and who follows it.
-    Record(RecordId),
+    /// A record, and who follows it; and whether all from there on are known to be of one VM.
+    Record(RecordId, bool),
 }
 
 impl Link {
-    /// The bit that a record's number, of 52 bits, leaves to tell both apart.
+    /// Bits that a record's number, of 52 bits, leaves: what tells both apart, and all of one VM.
     const LAST: u64 = 1 << 63;
+    const ALIKE: u64 = 1 << 62;
 
     /// One word; zero for nobody.
     pub const fn encode(self) -> u64 {
         match self {
             Self::Nobody => 0,
             Self::Last(user) => user.encode() | Self::LAST,
-            Self::Record(record) => record.0.get(),
+            Self::Record(record, alike) => record.0.get() | if alike { Self::ALIKE } else { 0 },
         }
     }
 
@@ -64,8 +65,8 @@ impl Link {
         if word & Self::LAST != 0 {
             return Self::Last(Owner::decode(word & !Self::LAST));
         }
-        match NonZeroU64::new(word) {
-            Some(record) => Self::Record(RecordId(record)),
+        match NonZeroU64::new(word & !Self::ALIKE) {
+            Some(record) => Self::Record(RecordId(record), word & Self::ALIKE != 0),
             None => Self::Nobody,
         }
     }

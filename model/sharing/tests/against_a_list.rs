@@ -43,6 +43,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         8 => (any_user(), any_key()).prop_map(|(user, key)| Step::Publish(user, key)),
         24 => (any_frame(), any_user(), expect)
             .prop_map(|(frame, user, expect)| Step::Join(frame, user, expect)),
+        8 => (any_user(), 0..2_u16, 0..3_u64)
+            .prop_map(|(user, group, content)| Step::Equal(user, group, content)),
         20 => (any_frame(), any_user(), any::<bool>())
             .prop_map(|(frame, user, keep)| Step::Leave(frame, user, keep)),
         8 => (any_frame(), any_user()).prop_map(|(frame, user)| Step::Claim(frame, user)),

@@ -35,7 +35,7 @@ proptest! {
                     };
                     let next = match (stamp % 3, known.keys().next_back()) {
                         (0, _) => Link::Last(user(2, stamp)),
-                        (_, Some(id)) => Link::Record(*id),
+                        (_, Some(id)) => Link::Record(*id, stamp % 2 == 0),
                         (_, None) => Link::Nobody,
                     };
                     let record = Record { user: user(1, stamp), next };

@@ -6,11 +6,13 @@
     reason = "a test's; not every one needs all"
 )]
 
+use std::sync::atomic::Ordering;
+
 use model_addr::Mfn;
 use model_frame_table::{CacheKey, Chain, Owner, Use};
 use model_sharing::{
     ACCOUNTS, Account, Bucket, Expect, Ground, Joined, LONGEST_CHAIN, Left, MAX_USERS, NotJoined,
-    UNIT, claim, evict, join, leave, publish, users,
+    UNIT, claim, enlist, evict, join, join_equal, leave, publish, users,
 };
 
 use crate::machine::{FIRST, IMAGE, Machine};
@@ -20,6 +22,8 @@ pub enum Step {
     /// A private frame for the user becomes a shared one with this key.
     Publish(Owner, CacheKey),
     Join(Mfn, Owner, Expect),
+    /// The user, of this group, gets what this number stands for: by a frame that holds it, or by a new one.
+    Equal(Owner, u16, u64),
     Leave(Mfn, Owner, bool),
     Claim(Mfn, Owner),
     Evict(Mfn),
@@ -104,6 +108,7 @@ impl World {
         match step {
             Step::Publish(user, key) => self.publish(user, key),
             Step::Join(frame, user, expect) => self.join(frame, user, expect),
+            Step::Equal(user, group, content) => self.equal(user, group, content),
             Step::Leave(frame, user, keep) => self.leave(frame, user, keep),
             Step::Claim(frame, user) => self.claim(frame, user),
             Step::Evict(frame) => self.evict(frame),
@@ -176,6 +181,54 @@ impl World {
         assert_eq!(result, wanted);
     }
 
+    fn equal(&mut self, user: Owner, group: u16, content: u64) {
+        let machine = &self.machine;
+        let Some(own) = machine.allocate(user, content) else {
+            return;
+        };
+        let is_full = |page: &Page| page.users.len() == MAX_USERS as usize;
+        let is_equal = |page: &Page| {
+            !page.is_image()
+                && page.key.0 == group
+                && machine.load(Mfn(page.frame)) == content
+                && !is_full(page)
+        };
+        let key = CacheKey::of_content(group);
+        let bucket = machine.index().content_bucket(group, |_| content);
+        let length = self.length(bucket, Chain::Content);
+        let compares = machine.compares.load(Ordering::Relaxed);
+        let found = join_equal(machine, own, user, group);
+        let compares = machine.compares.load(Ordering::Relaxed) - compares;
+        assert!(compares as usize <= length, "{compares} of {length}");
+        // Those without room may leave the chain, and nobody else.
+        let mut left = 0;
+        for page in self.pages.iter_mut().filter(|page| page.chains[0]) {
+            let chains = machine.map().entry(Mfn(page.frame)).unwrap().state().chains;
+            if chains & Chain::Content.bit() == 0 {
+                assert!(is_full(page), "{page:?} could be joined");
+                page.chains[0] = false;
+                left += 1;
+            }
+        }
+        if let Some(frame) = found {
+            let at = self.position(frame).unwrap();
+            assert!(self.pages[at].chains[0] && is_equal(&self.pages[at]));
+            self.pages[at].users.insert(0, short(user));
+            machine.free(own);
+            return;
+        }
+        let mut listed = self.pages.iter().filter(|page| page.chains[0]);
+        assert!(!listed.any(is_equal) || self.no_record(), "there is one");
+        publish(machine, own, user, key).unwrap();
+        enlist(machine, own);
+        self.pages.push(Page {
+            frame: own.0,
+            key: (group, 0, 0),
+            users: vec![short(user)],
+            chains: [length - left < LONGEST_CHAIN, false],
+        });
+    }
+
     fn leave(&mut self, frame: Mfn, user: Owner, keep: bool) {
         let result = leave(&self.machine, frame, user, keep);
         let Some(at) = self.position(frame) else {
@@ -187,7 +240,14 @@ impl World {
             assert_eq!(result, None);
             return;
         };
+        // A full frame that leaves room is found again, if its chain has room.
+        let was_full = page.users.len() == MAX_USERS as usize;
         page.users.remove(which);
+        if was_full && !page.is_image() && !page.chains[0] {
+            let length = self.length(self.bucket(frame, Chain::Content), Chain::Content);
+            self.pages[at].chains[0] = length < LONGEST_CHAIN;
+        }
+        let page = &self.pages[at];
         let wanted = if !page.users.is_empty() {
             Left::Others(page.users.len() as u32)
         } else if page.is_image() || keep && page.key.1 != 0 {

@@ -72,6 +72,8 @@ pub struct Machine {
     pub pool: Mutex<Pool>,
     pub slab: Mutex<(Slab, Tables)>,
     records: AtomicU64,
+    /// Pages that were compared.
+    pub compares: AtomicU64,
     contents: Vec<AtomicU64>,
 }
 
@@ -107,6 +109,7 @@ impl Machine {
             pool: Mutex::new(pool),
             slab: Mutex::default(),
             records: AtomicU64::new(0),
+            compares: AtomicU64::new(0),
             contents: (0..frames + images).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -161,6 +164,11 @@ impl Ground for Machine {
 
     fn word(&self, frame: Mfn, _: usize) -> u64 {
         self.load(frame)
+    }
+
+    fn is_equal(&self, frame: Mfn, page: Mfn) -> bool {
+        self.compares.fetch_add(1, Ordering::Relaxed);
+        self.load(frame) == self.load(page)
     }
 
     fn clean(&self, _: Mfn) {}
