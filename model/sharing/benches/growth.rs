@@ -18,8 +18,8 @@ use model_frame_table::{
     CacheKey, FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose,
 };
 use model_sharing::{
-    Accounts, Expect, Ground, Index, Link, MAX_USERS, Record, RecordId, Slab, claim, enlist, evict,
-    join, join_equal, leave, publish,
+    Accounts, Expect, Ground, Index, LONGEST_CHAIN, Link, MAX_USERS, Record, RecordId, Slab, claim,
+    enlist, evict, join, join_equal, leave, publish,
 };
 
 const KEY: CacheKey = CacheKey {
@@ -37,33 +37,49 @@ const TAKEN: u64 = 1000;
 const ROUNDS: u32 = 20;
 const COUNTS: [u64; 3] = [10_000, 1_000_000, 10_000_000];
 
-/// Frames of records, one after the other.
-#[derive(Default)]
+/// Frames of records, one after the other; they are read as memory is, with no lock.
 struct Tables {
-    words: Vec<[u64; 512]>,
-    free: Vec<Mfn>,
+    words: Vec<[Cell<u64>; 512]>,
+    /// The first that was never allocated.
+    next: Cell<u64>,
+    free: RefCell<Vec<Mfn>>,
 }
 
-impl TableMemory for Tables {
+impl Tables {
+    /// Room for so many records.
+    fn new(records: u64) -> Self {
+        let frames = records / 255 + 2;
+        Self {
+            words: (0..frames).map(|_| [const { Cell::new(0) }; 512]).collect(),
+            next: Cell::default(),
+            free: RefCell::default(),
+        }
+    }
+}
+
+impl TableMemory for &Tables {
     fn allocate_table(&mut self) -> Option<Mfn> {
-        if let Some(table) = self.free.pop() {
-            self.words[table.0 as usize] = [0; 512];
+        if let Some(table) = self.free.borrow_mut().pop() {
+            self.words[table.0 as usize]
+                .iter()
+                .for_each(|word| word.set(0));
             return Some(table);
         }
-        self.words.push([0; 512]);
-        Some(Mfn(self.words.len() as u64 - 1))
+        let next = self.next.get();
+        self.next.set(next + 1);
+        Some(Mfn(next))
     }
 
     fn free_table(&mut self, table: Mfn) {
-        self.free.push(table);
+        self.free.borrow_mut().push(table);
     }
 
     fn read(&self, table: Mfn, index: usize) -> u64 {
-        self.words[table.0 as usize][index]
+        self.words[table.0 as usize][index].get()
     }
 
     fn write(&mut self, table: Mfn, index: usize, value: u64) {
-        self.words[table.0 as usize][index] = value;
+        self.words[table.0 as usize][index].set(value);
     }
 }
 
@@ -73,7 +89,8 @@ struct Machine<'a> {
     accounts: Accounts,
     index: Index<'a>,
     pool: RefCell<Pool>,
-    slab: RefCell<(Slab, Tables)>,
+    slab: RefCell<Slab>,
+    tables: Tables,
     /// What each frame holds.
     contents: RefCell<Vec<u64>>,
     /// What [`BUFFER`] holds.
@@ -121,27 +138,25 @@ impl Ground for Machine<'_> {
     fn clean(&self, _: Mfn) {}
 
     fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
-        let (slab, tables) = &mut *self.slab.borrow_mut();
-        let id = slab.take(tables)?;
+        let id = self.slab.borrow_mut().take(&mut &self.tables)?;
         Record {
             user,
             next: Link::Nobody,
         }
-        .write(tables, id);
+        .write(&mut &self.tables, id);
         Some(id)
     }
 
     fn give_record(&self, record: RecordId) {
-        let (slab, tables) = &mut *self.slab.borrow_mut();
-        slab.give(tables, record);
+        self.slab.borrow_mut().give(&mut &self.tables, record);
     }
 
     fn record(&self, record: RecordId) -> Record {
-        Record::read(&self.slab.borrow().1, record)
+        Record::read(&&self.tables, record)
     }
 
     fn set_next(&self, record: RecordId, next: Link) {
-        Record::set_next(&mut self.slab.borrow_mut().1, record, next);
+        Record::set_next(&mut &self.tables, record, next);
     }
 
     fn free(&self, frame: Mfn) {
@@ -175,7 +190,7 @@ impl Machine<'_> {
     fn publish(&self, frame: Mfn) {
         publish(self, frame, user(0, frame), KEY).unwrap();
         let bucket = self.index.content_bucket(0, |_| frame.0);
-        self.index.insert(&self.map, bucket, frame);
+        self.index.insert(&self.map, bucket, frame, LONGEST_CHAIN);
     }
 
     fn join(&self, frame: Mfn, vm: u64) {
@@ -260,6 +275,7 @@ fn on_machine(count: u64, with: impl FnOnce(&Machine<'_>)) {
         index: Index::new(&heads, 0x5eed),
         pool: RefCell::new(pool),
         slab: RefCell::default(),
+        tables: Tables::new(count + TAKEN * u64::from(MAX_USERS)),
         contents: RefCell::new(vec![0; count as usize]),
         buffer: Cell::default(),
         compares: Cell::default(),

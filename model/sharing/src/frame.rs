@@ -5,7 +5,7 @@ use model_frame_table::{
     CacheKey, Chain, Event, FrameEntry, FrameState, LockedFrame, Origin, Owner, Refused, Use,
 };
 
-use crate::{Ground, Link, RecordId, UNIT, account::share};
+use crate::{Ground, LONGEST_CHAIN, Link, RELISTED, RecordId, UNIT, account::share};
 
 /// The most users that a frame has: what one of them does costs all of them a little.
 pub const MAX_USERS: u32 = 64;
@@ -168,7 +168,7 @@ pub fn join_equal(ground: &impl Ground, page: Mfn, user: Owner, group: u16) -> O
     let bucket = index.content_bucket(group, |n| ground.word(page, n));
     let _guard = ground.lock_stripe(bucket.stripe());
     let found = index.find(map, bucket, |frame, entry| {
-        if is_full(entry) {
+        if is_full(entry.state()) {
             index.remove(map, bucket, frame);
             return false;
         }
@@ -179,9 +179,9 @@ pub fn join_equal(ground: &impl Ground, page: Mfn, user: Owner, group: u16) -> O
     found.map(|(frame, _)| frame)
 }
 
-/// Whether a frame takes no more users, at some moment.
-fn is_full(entry: &FrameEntry) -> bool {
-    u32::from(entry.state().references) >= MAX_USERS
+/// Whether a frame takes no more users.
+fn is_full(state: FrameState) -> bool {
+    u32::from(state.references) >= MAX_USERS
 }
 
 /// Makes a private frame of `user` a shared one with it as the only user: nobody may write it any
@@ -219,7 +219,7 @@ pub fn enlist(ground: &impl Ground, frame: Mfn) {
     let block = (key.disk != 0).then(|| index.block_bucket(key));
     for bucket in block.into_iter().chain([content]) {
         let _guard = ground.lock_stripe(bucket.stripe());
-        index.insert(ground.map(), bucket, frame);
+        index.insert(ground.map(), bucket, frame, LONGEST_CHAIN);
     }
 }
 
@@ -230,14 +230,15 @@ pub fn enlist(ground: &impl Ground, frame: Mfn) {
 /// It needs neither the user's pmap nor its VM: it may be called long after the mapping was gone.
 pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Option<Left> {
     let entry = ground.map().entry(frame)?;
-    let is_image = entry.state().origin == Origin::Image;
+    let state = entry.state();
+    let is_image = state.origin == Origin::Image;
     // One that left its chain as it was full (`join_equal`) goes back, and nobody looks until there is room in it.
     // As the user is one of its users, it stays what it is. One that is full a moment later may be missed.
-    let stripe = (is_full(entry) && !is_image).then(|| {
+    let stripe = (is_full(state) && !is_image).then(|| {
         let (index, group) = (ground.index(), entry.cache_key().group);
         let bucket = index.content_bucket(group, |n| ground.word(frame, n));
         let stripe = ground.lock_stripe(bucket.stripe());
-        index.insert(ground.map(), bucket, frame);
+        index.insert(ground.map(), bucket, frame, RELISTED);
         stripe
     });
     let mut locked = entry.lock_shared()?;
@@ -422,7 +423,7 @@ fn take_out(
 ) -> Result<Option<RecordId>, Refused> {
     let absent = Err(Refused::References(frame.state().references));
     // The records before, the nearer one first.
-    let mut before: [Option<(RecordId, Owner)>; 2] = [None; 2];
+    let mut before: [Option<RecordId>; 2] = [None; 2];
     let mut link = Link::decode(frame.first_record());
     // What leads to whoever is left, and from where; and the record that goes.
     let (from, left, gone) = 'found: {
@@ -433,8 +434,8 @@ fn take_out(
                 Link::Last(_) => match before {
                     [None, _] => break 'found (None, Link::Nobody, None),
                     // The one before is the last from now on.
-                    [Some((id, new_last)), further] => {
-                        break 'found (further, Link::Last(new_last), Some(id));
+                    [Some(id), further] => {
+                        break 'found (further, Link::Last(ground.record(id).user), Some(id));
                     }
                 },
                 Link::Record(id, _) => {
@@ -442,7 +443,7 @@ fn take_out(
                     if record.user == user {
                         break 'found (before[0], record.next, Some(id));
                     }
-                    before = [Some((id, record.user)), before[0]];
+                    before = [Some(id), before[0]];
                     link = record.next;
                 }
             }
@@ -452,7 +453,7 @@ fn take_out(
     let count = frame.users();
     let others = frame.drop_reference()?;
     match from {
-        Some((before, _)) => ground.set_next(before, left),
+        Some(before) => ground.set_next(before, left),
         None => frame.set_first_record(left.encode()),
     }
     ground

@@ -11,6 +11,9 @@ pub const STRIPES: usize = 64;
 /// Frames in a bucket, at most: as many candidates are compared, at most.
 pub const LONGEST_CHAIN: usize = 32;
 
+/// Frames in a bucket beside which a frame that was full is of use: of those that hold the same, few are enough.
+pub const RELISTED: usize = 4;
+
 /// Words of a page that are looked at for its bucket.
 const SAMPLES: u32 = 8;
 
@@ -111,21 +114,19 @@ impl<'a> Index<'a> {
     }
 
     /// Puts a shared or kept frame into the bucket of its contents or block, with the group of its
-    /// own [`CacheKey`]: it is looked for there when it has to leave. `false` where the bucket is
-    /// full, or the frame is in the chain already or in another use.
-    pub fn insert(&self, map: &MemoryMap<'_>, bucket: Bucket, frame: Mfn) -> bool {
-        let Some((head, entry)) = self.heads.get(bucket.at).zip(map.entry(frame)) else {
+    /// own [`CacheKey`]: it is looked for there when it has to leave. `false` where the bucket has
+    /// `most` frames, at most [`LONGEST_CHAIN`], or the frame is in the chain already or in another use.
+    pub fn insert(&self, map: &MemoryMap<'_>, bucket: Bucket, frame: Mfn, most: usize) -> bool {
+        let (head, entry, link) = (self.heads.get(bucket.at), map.entry(frame), map.link(frame));
+        let (Some(head), Some(entry), Some(link)) = (head, entry, link) else {
             return false;
         };
-        let mut length = 0;
+        let mut left = most.min(LONGEST_CHAIN);
         self.find(map, bucket, |_, _| {
-            length += 1;
-            false
+            left = left.saturating_sub(1);
+            left == 0
         });
-        let Some(link) = map.link(frame).filter(|_| length < LONGEST_CHAIN) else {
-            return false;
-        };
-        let locked = entry.lock_shared();
+        let locked = (left > 0).then(|| entry.lock_shared()).flatten();
         if locked.is_none_or(|mut frame| frame.set_indexed(bucket.chain, true).is_err()) {
             return false;
         }
@@ -223,7 +224,7 @@ mod tests {
         let bucket = none.content_bucket(0, |_| 0);
         let map = MemoryMap::new(&[]).unwrap();
         assert!(none.find(&map, bucket, |_, _| true).is_none());
-        assert!(!none.insert(&map, bucket, Mfn(0)));
+        assert!(!none.insert(&map, bucket, Mfn(0), LONGEST_CHAIN));
         assert!(!none.remove(&map, bucket, Mfn(0)));
     }
 }

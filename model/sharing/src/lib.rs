@@ -56,7 +56,7 @@ pub use frame::{
     Expect, Joined, Left, MAX_USERS, NotJoined, claim, enlist, evict, join, join_equal, leave,
     publish, users,
 };
-pub use index::{Bucket, Index, LONGEST_CHAIN, STRIPES};
+pub use index::{Bucket, Index, LONGEST_CHAIN, RELISTED, STRIPES};
 pub use record::{Link, Record, RecordId, Slab};
 
 /// What sharing stands on: the machine gives it, or a test.

@@ -10,7 +10,8 @@ use machine::{Machine, user};
 use model_addr::{Mfn, NodeId};
 use model_frame_table::{CacheKey, Chain, Owner, Use};
 use model_sharing::{
-    Clock, Expect, Ground, Left, NotJoined, claim, evict, join, leave, publish, users,
+    Clock, Expect, Ground, LONGEST_CHAIN, Left, NotJoined, claim, evict, join, leave, publish,
+    users,
 };
 
 const CPUS: u16 = 4;
@@ -56,11 +57,11 @@ fn bring_in(machine: &Machine, user: Owner, content: u64, chain: Chain) -> Optio
     }
     let frame = machine.allocate(user, content)?;
     publish(machine, frame, user, key).unwrap();
-    assert!(index.insert(machine.map(), bucket, frame));
+    assert!(index.insert(machine.map(), bucket, frame, LONGEST_CHAIN));
     drop(guard);
     if key.disk != 0 {
         let _guard = machine.lock_stripe(other.stripe());
-        index.insert(machine.map(), other, frame);
+        index.insert(machine.map(), other, frame, LONGEST_CHAIN);
     }
     Some(frame)
 }

@@ -12,7 +12,7 @@ use model_addr::Mfn;
 use model_frame_table::{CacheKey, Chain, Owner, Use};
 use model_sharing::{
     ACCOUNTS, Account, Bucket, Expect, Ground, Joined, LONGEST_CHAIN, Left, MAX_USERS, NotJoined,
-    UNIT, claim, enlist, evict, join, join_equal, leave, publish, users,
+    RELISTED, UNIT, claim, enlist, evict, join, join_equal, leave, publish, users,
 };
 
 use crate::machine::{FIRST, IMAGE, Machine};
@@ -245,7 +245,7 @@ impl World {
         page.users.remove(which);
         if was_full && !page.is_image() && !page.chains[0] {
             let length = self.length(self.bucket(frame, Chain::Content), Chain::Content);
-            self.pages[at].chains[0] = length < LONGEST_CHAIN;
+            self.pages[at].chains[0] = length < RELISTED;
         }
         let page = &self.pages[at];
         let wanted = if !page.users.is_empty() {
@@ -289,7 +289,7 @@ impl World {
     fn insert(&mut self, frame: Mfn, chain: Chain) {
         let bucket = self.bucket(frame, chain);
         let index = self.machine.index();
-        let result = index.insert(self.machine.map(), bucket, frame);
+        let result = index.insert(self.machine.map(), bucket, frame, LONGEST_CHAIN);
         let room = self.length(bucket, chain) < LONGEST_CHAIN;
         let known = self.position(frame);
         let at = known.filter(|at| room && !self.pages[*at].chains[chain as usize]);
