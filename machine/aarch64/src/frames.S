@@ -148,13 +148,29 @@ frame_copy:
     .global frame_equal
 frame_equal:
     add     x2, x0, #4096
-1:  ldp     x3, x4, [x0], #64
+1:  ldp     x3, x4, [x0], #128
+    ldp     x5, x6, [x0, #-112]
+    ldp     x7, x8, [x0, #-96]
+    ldp     x9, x10, [x0, #-80]
+    ldp     x11, x12, [x1], #128
+    ldp     x13, x14, [x1, #-112]
+    cmp     x3, x11
+    ccmp    x4, x12, #0, eq
+    ccmp    x5, x13, #0, eq
+    ccmp    x6, x14, #0, eq
+    ldp     x11, x12, [x1, #-96]
+    ldp     x13, x14, [x1, #-80]
+    ccmp    x7, x11, #0, eq
+    ccmp    x8, x12, #0, eq
+    ccmp    x9, x13, #0, eq
+    ccmp    x10, x14, #0, eq
+    ldp     x3, x4, [x0, #-64]
     ldp     x5, x6, [x0, #-48]
     ldp     x7, x8, [x0, #-32]
     ldp     x9, x10, [x0, #-16]
-    ldp     x11, x12, [x1], #64
+    ldp     x11, x12, [x1, #-64]
     ldp     x13, x14, [x1, #-48]
-    cmp     x3, x11
+    ccmp    x3, x11, #0, eq
     ccmp    x4, x12, #0, eq
     ccmp    x5, x13, #0, eq
     ccmp    x6, x14, #0, eq
