@@ -15,6 +15,14 @@ const STEPS: u64 = 1000;
 /// How much more a step may take with a thousand times as many frames.
 const GROWTH_MAX: f64 = 1.02;
 
+/// What a block that equals many others may take beside one that equals none, to come and to leave.
+const EQUAL_MAX: f64 = 1.2;
+/// What the machine adds, by loops of its own that the bench leaves out: to compare a frame (32 turns of 35
+/// instructions, `frame_equal`), to copy one (`bytes_copy_wide`), and to clean one (64 lines, `cache::publish`).
+const COMPARE: f64 = 1123.0;
+const COPY: f64 = 300.0;
+const CLEAN: f64 = 165.0;
+
 /// Instructions and nanoseconds of a step, by its number of frames.
 type Costs = BTreeMap<u64, (f64, f64)>;
 
@@ -127,7 +135,42 @@ fn table(names: &[String], all: &BTreeMap<String, Costs>) -> Outcome<Found> {
         "each on the same {STEPS} frames among all; `join of 64`: the 64th user comes, `leave of 64`: the first \
          of 64 goes, which changes the accounts of all of them; the most that instructions may grow is {GROWTH_MAX}"
     ));
+    equals(all, &mut found)?;
     let title = "Instructions of a step, with 10,000,000 shared frames";
     write_bars(&plot_of("scaling")?, title, bars)?;
     Ok(found)
+}
+
+/// What a block takes that equals all others, beside one that equals none: to come and to leave.
+fn equals(all: &BTreeMap<String, Costs>, found: &mut Found) -> Outcome {
+    let both = |whose: &str, frames: u64| {
+        let of = |what: &str| {
+            let cost = all.get(&format!("{what}-{whose}"));
+            cost.and_then(|costs| costs.get(&frames)).map(|cost| cost.0)
+        };
+        of("block")
+            .zip(of("leave"))
+            .map(|(block, leave)| block + leave)
+    };
+    for (whose, of) in [("equal", "one VM"), ("turns", "two VMs by turns")] {
+        for frames in FRAMES {
+            let costs = both(whose, frames).zip(both("different", frames));
+            let (equal, different) = costs.ok_or("blocks were not measured")?;
+            let (equal, different) = (equal + COMPARE, different + COPY + CLEAN);
+            let ratio = equal / different;
+            let is_met = ratio <= EQUAL_MAX;
+            found.notes.push(format!(
+                "{frames} equal blocks of {of}, one of which comes and leaves, compared once: {equal:.0} \
+                 instructions, and {different:.0} where all differ, copied and cleaned: {ratio:.2} times; aim \
+                 {EQUAL_MAX}: {}",
+                if is_met { "met" } else { "missed" }
+            ));
+            if !is_met && whose == "equal" {
+                found
+                    .wrong
+                    .push(format!("an equal block takes {ratio:.2} times as much"));
+            }
+        }
+    }
+    Ok(())
 }
