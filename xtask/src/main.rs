@@ -98,7 +98,7 @@ enum Task {
     },
     /// Check the house rules
     Tidy,
-    /// Count the lines of Rust that run at EL2
+    /// Count the lines and tokens of Rust that run at EL2
     Loc,
     /// Check the licences of all outside crates
     Licences,
