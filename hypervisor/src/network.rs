@@ -85,7 +85,7 @@ impl fmt::Display for Unplugged {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooManySwitches => {
-                write!(f, "there are {LANS_MAX} switches, the most there can be")
+                write!(f, "too many switches (limit {LANS_MAX})")
             }
             Self::Switch(Refused::Full) => {
                 write!(f, "all {PORTS_MAX} ports of the switch are in use")

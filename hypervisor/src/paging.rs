@@ -305,7 +305,7 @@ fn fail(vm: &Instance, extent: Extent, gfn: Gfn, token: Token) {
     pause(
         vm,
         format_args!(
-            "block {} of partition {} is not what it was; it is page {:#x} of the VM",
+            "block {} of partition {} changed on disk (checksum mismatch); it backs page {:#x} of the VM",
             token.block,
             extent.name(),
             gfn.address().0

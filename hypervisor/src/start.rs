@@ -428,11 +428,14 @@ fn start_cpu(map: &mut El2Map, number: usize) {
     let host = host::get();
     let described = &host.tree.cpus[number];
     if usize::from(described.node.0) >= MAX_NODES {
-        log::warn!("cpu {number} stays off: {} is one too many", described.node);
+        log::warn!(
+            "CPU {number} is not used: node {} exceeds the limit of {MAX_NODES}",
+            described.node.0
+        );
         return;
     }
     let Some(stack) = frames::take_for_el2(described.node, STACK_ORDER) else {
-        log::warn!("cpu {number} stays off: no memory for its stack");
+        log::warn!("CPU {number} is not used: no memory for its stack");
         return;
     };
     let size = FRAME_SIZE << STACK_ORDER;
@@ -445,7 +448,7 @@ fn start_cpu(map: &mut El2Map, number: usize) {
         },
         Rights::Data,
     ) {
-        log::warn!("cpu {number} stays off: {error}");
+        log::warn!("CPU {number} is not used: {error}");
         return;
     }
     let cpu = make_cpu(number);
@@ -457,7 +460,7 @@ fn start_cpu(map: &mut El2Map, number: usize) {
     record.publish();
     let context = core::ptr::from_ref(&record).expose_provenance() as u64;
     if let Err(error) = psci::cpu_on(host.conduit(), described.mpidr, secondary_entry(), context) {
-        log::warn!("cpu {number} stays off: the firmware says {error:?}");
+        log::warn!("CPU {number} is not used: CPU_ON failed: {error:?}");
         return;
     }
     let patience = timer::now() + START_PATIENCE * timer::frequency();

@@ -67,7 +67,7 @@ fn running(name: VmName) -> Result<(Arc<Vm>, Arc<Instance>), Refusal> {
     let vm = vm::find(name)?;
     let instance = vm
         .instance()
-        .ok_or_else(|| Refusal::new(code::WRONG_STATE, 0, format_args!("{name} does not run")))?;
+        .ok_or_else(|| Refusal::new(code::WRONG_STATE, 0, format_args!("{name} is not running")))?;
     Ok((vm, instance))
 }
 
@@ -133,7 +133,7 @@ fn is_alone(entry: Entry) -> bool {
 pub fn pages(request: &PagesRequest, answer: &mut Answer) -> Result<(), Refusal> {
     let (_, instance) = running(request.name)?;
     if !Ipa(request.from).is_aligned(FRAME_SIZE) {
-        let what = format_args!("{:#x} is no address of a page", request.from);
+        let what = format_args!("{:#x} is not page-aligned", request.from);
         return Err(Refusal::new(code::IMPOSSIBLE, request.from, what));
     }
     let mut from = Some(Ipa(request.from).frame());

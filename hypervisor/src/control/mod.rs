@@ -180,7 +180,9 @@ fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
         }
         None => {
             let FrameHeader { kind, length, .. } = header;
-            let what = format_args!("request {kind} of {length} bytes makes no sense");
+            let what = format_args!(
+                "malformed request (kind {kind}, {length} bytes); command and hypervisor may differ in version"
+            );
             Err(Refusal::new(code::MALFORMED, kind.into(), what))
         }
     };
@@ -251,7 +253,8 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
             answer.push(&recount::go_on(from));
         }
         Request::PowerOff if os0::is_here() => {
-            let what = format_args!("the machine is not the hypervisor's: end its VMs");
+            let what =
+                format_args!("OS-0 owns this machine: stop the VMs, and power off from OS-0");
             return Err(Refusal::new(code::WRONG_STATE, 0, what));
         }
         Request::PowerOff => {
@@ -274,7 +277,7 @@ fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
         other => Err(Refusal::new(
             code::MALFORMED,
             other.into(),
-            format_args!("request {other} is unknown"),
+            format_args!("unknown request {other}"),
         )),
     }
 }
@@ -304,7 +307,7 @@ fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
     let vm = vm::find(name)?;
     let instance = vm
         .instance()
-        .ok_or_else(|| Refusal::new(code::WRONG_STATE, 0, format_args!("{name} does not run")))?;
+        .ok_or_else(|| Refusal::new(code::WRONG_STATE, 0, format_args!("{name} is not running")))?;
     if !instance.uart.is_in_use.load(Ordering::Relaxed) {
         for (n, slot) in instance.virtio.iter().enumerate() {
             if let Some(taken) = slot.receive(&instance, n, typed) {

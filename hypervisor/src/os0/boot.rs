@@ -276,7 +276,7 @@ fn make_cpu(tree: &Machine, number: usize, arena: &mut Arena, map: &mut El2Map) 
     };
     host::add_cpu(cpu);
     let Some(entity) = sched::claim() else {
-        give_up(format_args!("cpu {number} is one too many"));
+        give_up(format_args!("CPU {number} exceeds the limit of CPUs"));
     };
     let made = arena.put(Os0Cpu::new(cpu, record, entity));
     made.record.publish();

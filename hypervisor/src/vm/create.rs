@@ -60,7 +60,7 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
     if !(1..=VCPUS_MAX).contains(&vcpus) {
         return Err(impossible(
             vcpus.into(),
-            format_args!("{vcpus} vCPUs: 1 to {VCPUS_MAX} are possible"),
+            format_args!("vcpus is {vcpus}; it must be between 1 and {VCPUS_MAX}"),
         ));
     }
     check_memory(memory, base)?;
@@ -69,7 +69,9 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         && record.blocks <= block_policy::LAST
         && record.control <= control_rights::LAST;
     if !(known && record.hide <= 1 && record.never_share <= 1 && record.has_texts()) {
-        let sentence = format_args!("the description is garbled: its sharing or a text of it");
+        let sentence = format_args!(
+            "invalid VM description: unknown sharing policy, or a text that is not UTF-8"
+        );
         return Err(impossible(0, sentence));
     }
     share(weight, cap, (256, 0))?;
@@ -88,7 +90,9 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
 pub fn check_memory(max: u64, base: u64) -> Result<(), Refusal> {
     for (bytes, most) in [(max, 256 << 30), (base, max)] {
         if bytes == 0 || !bytes.is_multiple_of(2 << 20) || bytes > most {
-            let what = format_args!("{bytes} bytes of memory: multiples of 2 MiB up to {most} fit");
+            let what = format_args!(
+                "memory is {bytes} bytes; it must be a multiple of 2 MiB and at most {most}"
+            );
             return Err(impossible(bytes, what));
         }
     }
@@ -99,7 +103,7 @@ pub fn check_memory(max: u64, base: u64) -> Result<(), Refusal> {
 pub fn check_hold(ms: u32) -> Result<u16, Refusal> {
     let checked = u16::try_from(ms).ok().filter(|ms| *ms <= HOLD_MS_MAX);
     checked.ok_or_else(|| {
-        let what = format_args!("memory is held for {HOLD_MS_MAX} ms at most, not for {ms}");
+        let what = format_args!("hold is {ms} ms; it must be at most {HOLD_MS_MAX} ms");
         impossible(ms.into(), what)
     })
 }
@@ -107,7 +111,7 @@ pub fn check_hold(ms: u32) -> Result<u16, Refusal> {
 /// Makes what the VM needs of the bundle its share group's, where it is no other's.
 pub fn adopt(record: &VmRecord) -> Result<(), Refusal> {
     let group = sharing::group(record.group).ok_or_else(|| {
-        let what = format_args!("there are as many share groups as there can be");
+        let what = format_args!("too many share groups (limit {})", model_sharing::ACCOUNTS);
         impossible(0, what)
     })?;
     let disks = record
@@ -134,7 +138,7 @@ pub fn share(weight: u32, cap: u32, before: (u16, u8)) -> Result<(u16, u8), Refu
         _ => {
             return Err(impossible(
                 weight.into(),
-                format_args!("a weight of {weight}: 1 to 10000 are possible"),
+                format_args!("weight is {weight}; it must be between 1 and 10000"),
             ));
         }
     };
@@ -144,7 +148,7 @@ pub fn share(weight: u32, cap: u32, before: (u16, u8)) -> Result<(u16, u8), Refu
         _ => {
             return Err(impossible(
                 cap.into(),
-                format_args!("a cap of {cap} %: 0 (none) to 100 are possible"),
+                format_args!("cap is {cap} %; it must be between 0 (no cap) and 100"),
             ));
         }
     };
@@ -215,7 +219,7 @@ pub fn instance_with(
     if rights != control_rights::NONE && !vms::enter(id, record.name, record.group, rights) {
         release(&parts.vcpus);
         let most = vms::CONTROL_VMS_MAX;
-        let what = format_args!("{most} control VMs run already, the most there can be");
+        let what = format_args!("too many control VMs are running (limit {most})");
         return Err(impossible(most as u64, what));
     }
     let instance = Arc::new(Instance::new(parts));
@@ -274,7 +278,7 @@ fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
             release(&vcpus);
             return Err(impossible(
                 index.into(),
-                format_args!("the machine runs as many vCPUs as it can"),
+                format_args!("too many vCPUs are running"),
             ));
         };
         let mpidr = model_guest_image::vcpu_mpidr(index);
@@ -425,7 +429,8 @@ fn content(entry: u32, kind: u32) -> Result<&'static [u8], Refusal> {
 }
 
 fn wrong_entry(entry: u32) -> Refusal {
-    let what = format_args!("entry {entry} of the bundle is not what the description needs");
+    let what =
+        format_args!("bundle entry {entry} is missing or of the wrong kind for this description");
     impossible(entry.into(), what)
 }
 

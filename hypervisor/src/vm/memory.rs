@@ -262,7 +262,7 @@ pub fn reclaim(request: &ReclaimRequest) -> Result<u64, Refusal> {
     let vm = table::find(request.name)?;
     let instance = vm.instance().filter(|instance| !instance.is_ending());
     let instance = instance.ok_or_else(|| {
-        let what = format_args!("{} does not run", request.name);
+        let what = format_args!("{} is not running", request.name);
         Refusal::new(code::WRONG_STATE, 0, what)
     })?;
     let frames = request.bytes / FRAME_SIZE;
@@ -301,7 +301,7 @@ pub fn change(vm: &Vm, request: &SetRequest) -> Result<Terms, Refusal> {
     };
     let claim = claim.ok_or_else(|| {
         let number = request.claim;
-        let what = format_args!("no claim has the number {number}");
+        let what = format_args!("unknown claim policy {number}");
         Refusal::new(code::IMPOSSIBLE, number.into(), what)
     })?;
     create::check_memory(max, base)?;

@@ -197,7 +197,7 @@ pub fn overlay_tables(vms: &[Arc<Vm>]) -> u64 {
 
 /// What a record says cannot be: that item's kind.
 fn senseless(kind: u32) -> Refusal {
-    let what = format_args!("a record of kind {kind} makes no sense");
+    let what = format_args!("invalid record of kind {kind}");
     Refusal::new(code::IMPOSSIBLE, kind.into(), what)
 }
 

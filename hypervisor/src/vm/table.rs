@@ -139,7 +139,7 @@ fn enter(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
         return Err(Refusal::new(
             code::EXISTS,
             0,
-            format_args!("a VM named {} is there already", record.name),
+            format_args!("a VM named {} exists already", record.name),
         ));
     }
     let share = (
@@ -160,7 +160,7 @@ fn enter(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
         Refusal::new(
             code::IMPOSSIBLE,
             VMS_MAX as u64,
-            format_args!("there are {VMS_MAX} VMs already, the most there can be"),
+            format_args!("too many VMs (limit {VMS_MAX})"),
         )
     })?;
     Ok(vm)
@@ -236,7 +236,7 @@ impl Sharing {
             _ => Err(Refusal::new(
                 code::IMPOSSIBLE,
                 number.into(),
-                format_args!("{number} is neither yes nor no"),
+                format_args!("a flag is {number}; it must be 0 or 1 (an error in the command)"),
             )),
         };
         let hold_ms = match request.hold_ms {
@@ -368,7 +368,7 @@ impl Vm {
                 Refusal::new(
                     code::WRONG_STATE,
                     0,
-                    format_args!("{} does not run", self.record.name),
+                    format_args!("{} is not running", self.record.name),
                 )
             })
     }
@@ -380,7 +380,10 @@ pub fn begin(vm: &Arc<Vm>) -> Result<(), Refusal> {
         return Err(Refusal::new(
             code::WRONG_STATE,
             0,
-            format_args!("{} runs already, or has not quite ended", vm.record.name),
+            format_args!(
+                "{} is already running, or its end is not complete",
+                vm.record.name
+            ),
         ));
     }
     begin_again(vm)
@@ -500,7 +503,7 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
         if instance.is_some() {
             let name = request.name;
             let what = format_args!(
-                "{name} runs: its group, and what it hides, are settled when it starts"
+                "{name} is running; stop it before changing its share group or `hide`"
             );
             return Err(Refusal::new(code::WRONG_STATE, 0, what));
         }

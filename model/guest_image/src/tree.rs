@@ -62,7 +62,7 @@ pub struct GuestTree<'a> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
     /// No vCPU, or too many.
-    #[error("{0} vCPUs (1 to {MAX_VCPUS} are possible)")]
+    #[error("vcpus is {0}; it must be between 1 and {MAX_VCPUS}")]
     Vcpus(u16),
     /// Too many virtio-mmio transports.
     #[error("{0} virtio devices (at most {MAX_VIRTIO})")]

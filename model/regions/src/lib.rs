@@ -84,7 +84,7 @@ impl fmt::Display for Refused {
             ),
             Self::Bytes(wanted) => write!(
                 f,
-                "region {} of {} bytes: multiples of 2 MiB up to {most} are possible",
+                "region {} has {} bytes; the size must be a multiple of 2 MiB and at most {most}",
                 wanted.name, wanted.size
             ),
             Self::TooMany(wanted) => write!(

@@ -76,7 +76,7 @@ pub enum Refused {
     #[error("entity {id} cannot be used", id = .0.0)]
     Id(EntityId),
     /// There is no such weight.
-    #[error("a weight of {0} (1 to 10000 are possible)")]
+    #[error("weight is {0}; it must be between 1 and 10000")]
     Weight(u16),
     /// It may not run on this node.
     #[error("it may not run on {0}")]

@@ -126,7 +126,7 @@ pub const REFUSALS: [Code; 29] = [
     ),
     code(
         "too-many-loans",
-        "there are as many loans as there can be",
+        "there are too many loans",
         &["The module and the hypervisor are of different versions, or the module has a bug."],
         &["Nothing was changed. Build the module anew for this kernel, and report it."],
     ),

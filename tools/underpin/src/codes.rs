@@ -138,7 +138,7 @@ const STATUSES: [Code; 19] = [
         name: "wrong-state",
         meaning: "the VM's state does not allow it",
         causes: &[
-            "The VM has ended, runs already, or is paused.",
+            "The VM has ended, is already running, or is paused.",
             "Its guest has no driver for what was asked for.",
         ],
         advice: &["`underpin list` shows the states; `underpin start`, `resume` or `kill` it."],

@@ -147,7 +147,7 @@ fn a_machine_starts_tells_its_vms_and_is_shut_down() {
     let (sim, said) = place.sim("");
     let second = place.run("sim");
     assert_eq!(second.status.code(), Some(1));
-    assert!(stderr(&second).contains("runs already"), "{second:?}");
+    assert!(stderr(&second).contains("is already running"), "{second:?}");
     assert!(place.run("kill echo").status.success());
     assert!(place.run("shutdown").status.success());
     let lines: Vec<String> = said.lines().map_while(io::Result::ok).collect();

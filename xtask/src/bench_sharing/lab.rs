@@ -150,7 +150,7 @@ impl Lab {
         let found = all
             .into_iter()
             .find(|status| status.name.as_str() == Some(vm));
-        found.ok_or_else(|| format!("{vm} does not run"))
+        found.ok_or_else(|| format!("{vm} is not running"))
     }
 
     /// How a VM stands.

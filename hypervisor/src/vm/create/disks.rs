@@ -25,7 +25,7 @@ pub(super) fn block(
         other => {
             return Err(impossible(
                 other.into(),
-                format_args!("blocks of {other} bytes: 512 or 4096 are possible"),
+                format_args!("block size is {other} bytes; it must be 512 or 4096"),
             ));
         }
     };

@@ -154,7 +154,7 @@ fn corrupted() -> Scenario {
         let machine = stage.machine()?;
         machine.type_line("guest", &format!("head -c {} /dev/vda | wc -c", MIB << 20))?;
         let status = machine.await_state("guest", "paused", MINUTE)?;
-        if !status.reason.contains("partition data is not what it was") {
+        if !status.reason.contains("partition data changed on disk") {
             return Err(format!("it is paused since {}", status.reason));
         }
         Ok(())

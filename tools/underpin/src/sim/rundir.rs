@@ -149,7 +149,7 @@ impl RunDir {
                 let mut owner = String::new();
                 let _ = file.read_to_string(&mut owner);
                 let message = format!(
-                    "a machine '{}' runs already (process {})",
+                    "a machine '{}' is already running (process {})",
                     self.machine,
                     owner.trim()
                 );

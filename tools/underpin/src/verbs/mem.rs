@@ -66,7 +66,7 @@ fn one(context: &Context, vm: &str) -> Result<()> {
     let Some(found) = found else {
         // Refused here where no VM has that name.
         client.show(vm)?;
-        let message = format!("{vm} does not run");
+        let message = format!("{vm} is not running");
         return Err(Failure::new(code::WRONG_STATE as u8, message).help("underpin list"));
     };
     context

@@ -48,7 +48,7 @@ pub fn conflicts(vms: &[VmFile]) -> Vec<Failure> {
             let [first, second] = uses.map(Use::words);
             let message =
                 format!("partition '{name}' is {first} of '{one}', and {second} of '{other}'");
-            let help = "one of the names may be another's: what is written over a base needs a partition that nobody else uses";
+            let help = "an overlay or a swap needs a partition of its own; this one has another use already";
             failures.push(Failure::new(exit::FILE, message).help(help));
         }
     }

@@ -142,7 +142,7 @@ fn snapshot(client: &mut Client, options: &Analyze, run: &mut Run) -> Result<Vec
         for vm in options.vms.iter().chain(flagged) {
             if !known.contains(vm) {
                 client.show(vm)?;
-                let message = format!("{vm} does not run");
+                let message = format!("{vm} is not running");
                 return Err(Failure::new(code::WRONG_STATE as u8, message));
             }
         }
