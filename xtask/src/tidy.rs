@@ -2,6 +2,7 @@
 
 mod code;
 mod crates;
+mod prose;
 mod text;
 
 use std::{
@@ -49,6 +50,7 @@ fn check_tree(tree: &Tree) -> Vec<Finding> {
     let mut findings = crates::check(tree);
     for (path, content) in tree {
         findings.extend(text::check(path, content, tree));
+        findings.extend(prose::check(path, content));
         if has_extension(path, "rs") {
             findings.extend(code::check(path, content));
         }
