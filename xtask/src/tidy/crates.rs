@@ -14,9 +14,10 @@ const EMPTY_NAMES: [&str; 3] = ["util", "common", "base"];
 /// Packages that are known by one name, wherever they lie.
 const OWN_NAME: [&str; 1] = ["underpin"];
 /// Crates that may hold unsafe code; all others forbid it.
-const UNSAFE: [&str; 6] = [
+const UNSAFE: [&str; 7] = [
     "machine/aarch64",
     "machine/bare",
+    "machine/heap",
     "machine/locks",
     "hypervisor",
     "sim/guest",
