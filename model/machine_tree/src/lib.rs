@@ -89,7 +89,7 @@ impl Machine {
 }
 
 /// The operating system that owns the machine, as boot modules below `/chosen` (binding
-/// `multiboot,module`, as QEMU's guest-loader and GRUB write it).
+/// `multiboot,module`, as QEMU's guest-loader writes it).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Os0 {
     /// Its kernel's file (`multiboot,kernel`).
