@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::{cpu as metal, gic};
 use machine_locks::{HeldRanks, Once, Rank, SpinLock};
 use model_addr::{CpuId, NodeId};
+use model_vmid::LastRun;
 
 /// The most pCPUs that are used.
 pub const CPUS_MAX: usize = model_machine_tree::MAX_CPUS;
@@ -43,8 +44,8 @@ pub struct Cpu {
     pub slot_began: Cell<u64>,
     /// Whom it wakes waits until its vCPU has had a while. Its own.
     pub is_patient: Cell<bool>,
-    /// The VM and vCPU whose TLB entries it last made, as `VTTBR_EL2` and the vCPU's number.
-    pub last_context: Cell<(u64, u16)>,
+    /// The vCPU whose TLB entries it made last.
+    pub last_run: Cell<LastRun>,
     /// It sleeps with a guest loaded that waits for an interrupt.
     pub sleeps_in_place: AtomicBool,
     /// vCPUs that fell asleep here until a time.
@@ -80,7 +81,7 @@ impl Cpu {
             guest_deadline: Cell::new(u64::MAX),
             slot_began: Cell::new(0),
             is_patient: Cell::new(false),
-            last_context: Cell::new((0, 0)),
+            last_run: Cell::new(LastRun { vttbr: 0, vcpu: 0 }),
             sleeps_in_place: AtomicBool::new(false),
             sleepers: SpinLock::new(Rank::Scheduler, Sleepers::new()),
             idle: AtomicU64::new(0),

@@ -16,6 +16,7 @@ use machine_aarch64::timer::{self, VirtualTimer};
 use machine_contract::ListRegisters;
 use model_gic_forward::{Forwarded, SavedLists};
 use model_native_el1::Native;
+use model_vmid::LastRun;
 
 /// What OS-0 has in a CPU, and that CPU's own traps for it. General registers are here always, the
 /// rest while a VM runs.
@@ -87,7 +88,7 @@ impl World {
         // SAFETY: OS-0's own registers and tables, and it owns the machine. Its TLB entries have a
         // VMID of their own, and it runs on no other CPU.
         unsafe { native::let_through(native, hcr, vtcr, vttbr) }
-        me.cpu.last_context.set((vttbr, 0));
+        me.cpu.last_run.set(LastRun { vttbr, vcpu: 0 });
         {
             let mut fp = me.fp.lock();
             if fp.is_away {

@@ -8,6 +8,7 @@ use machine_aarch64::guest::{self, El1State};
 use machine_aarch64::list_registers::VirtualInterface;
 use machine_aarch64::timer::VirtualTimer;
 use machine_aarch64::tlb::{self, Reaches};
+use model_vmid::{Drops, LastRun};
 
 impl Loaded<'_> {
     /// Puts the vCPU into the executing CPU.
@@ -78,24 +79,21 @@ impl Loaded<'_> {
     }
 }
 
-/// Gives the CPU the VM's stage 2. Where another vCPU of the same VM ran here before, its stage-1
-/// entries, tagged with the same VMID and perhaps the same ASID, must go (design, section 6).
+/// Gives the CPU the VM's stage 2, and drops what another vCPU of it may have left here.
 fn load_address_space(cpu: &crate::cpu::Cpu, vm: &Instance, vcpu: &Vcpu) {
-    let vttbr = vm.space.vttbr(cpu.node);
-    let (last_vttbr, last_index) = cpu.last_context.get();
-    if last_vttbr != vttbr {
+    let next = LastRun {
+        vttbr: vm.space.vttbr(cpu.node),
+        vcpu: vcpu.index,
+    };
+    let last = cpu.last_run.replace(next);
+    if last.vttbr != next.vttbr {
         // SAFETY: the instance's own tables.
-        unsafe { guest::load_stage2(vttbr) }
-        if vm.space.is_nodes_own(vttbr) {
-            // Another root of this VM may have been in use here: no TLB may know both.
-            tlb::flush_vmid(Reaches::Here);
-        } else {
-            // Another vCPU of this VM may have been the last of this VM here, before other VMs.
-            tlb::flush_stage1_local();
-        }
-    } else if last_index != vcpu.index {
-        tlb::flush_stage1_local();
+        unsafe { guest::load_stage2(next.vttbr) }
+    }
+    match last.drops_before(next, vm.space.is_nodes_own(next.vttbr)) {
+        Drops::Nothing => {}
+        Drops::Stage1 => tlb::flush_stage1_local(),
+        Drops::Both => tlb::flush_vmid(Reaches::Here),
     }
     vmids::run_on(vm.space.vmid(), cpu.id, vm.vcpus.len() == 1);
-    cpu.last_context.set((vttbr, vcpu.index));
 }

@@ -11,8 +11,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod last_run;
 mod reach;
 
+pub use last_run::{Drops, LastRun};
 pub use reach::Reach;
 
 /// In the table of holders: nobody has the number.
