@@ -285,6 +285,15 @@ mod tests {
         };
         let vms = [(start, HOLDING), (TERMS, HOLDING)];
         assert_eq!(pool(vms.into_iter()), 100);
+        let takeable = |takeable| {
+            let holding = Holding {
+                takeable,
+                ..HOLDING
+            };
+            (start, holding)
+        };
+        let vms = [takeable(30), takeable(0), takeable(100)];
+        assert_eq!(pool(vms.into_iter()), 30 + 100);
         assert_eq!(fit(1000, 3000, 2000, 0), 1);
         assert_eq!(fit(1000, 2900, 2000, 100), 1);
         assert_eq!(fit(1000, 2900, 2000, 99), 0);

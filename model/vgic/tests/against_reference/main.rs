@@ -292,3 +292,52 @@ proptest! {
         drain(&mut system);
     }
 }
+
+/// All orders of the numbers below `n`.
+fn orders(n: u64) -> Vec<Vec<u64>> {
+    let mut all = vec![Vec::new()];
+    for next in 0..n as usize {
+        let mut longer = Vec::new();
+        for (order, at) in all
+            .iter()
+            .flat_map(|order| (0..=next).map(move |at| (order, at)))
+        {
+            let mut order = order.clone();
+            order.insert(at, next as u64);
+            longer.push(order);
+        }
+        all = longer;
+    }
+    all
+}
+
+/// Interrupts of as many priorities come in any order, more than there are list registers: each time the
+/// guest takes the most urgent of those that are left, as [`System::acknowledge`] checks.
+#[test]
+fn what_waits_is_never_more_urgent_than_what_is_listed() {
+    const SGIS: u64 = 6;
+    let orders = orders(SGIS);
+    assert_eq!(orders.len(), 720);
+    for (registers, order) in (1..=5).flat_map(|n| orders.iter().map(move |order| (n, order))) {
+        let mut system = System::new(VCPUS, registers);
+        boot(&mut system);
+        for intid in 0..SGIS as usize {
+            let value = 0x20 + 8 * intid as u8;
+            apply(
+                &mut system,
+                Op::Priority {
+                    vcpu: 0,
+                    intid,
+                    value,
+                },
+            );
+        }
+        for intid in order {
+            system.send_sgi(1, SgiRegister::Sgi1r, 1 | intid << 24);
+        }
+        for _ in 0..SGIS {
+            assert!(system.acknowledge(0) && system.end(0));
+        }
+        assert!(!system.acknowledge(0));
+    }
+}
