@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Gfn, VmId};
-use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, execute, fill};
+use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, UnderWay, execute, fill};
 use model_virtio::Transport;
 use model_virtio::blk::{Blk, Next, Operation, Request, Status};
 
@@ -48,6 +48,16 @@ pub struct Part {
 
 /// What a transfer has brought, and to where.
 type Came = Option<(Buffer, Loaded)>;
+
+impl UnderWay for Box<Part> {
+    fn vm(&self) -> VmId {
+        self.vm
+    }
+
+    fn request(&self) -> &Request {
+        &self.request
+    }
+}
 
 impl Part {
     /// What `io` said was done with `buffer`, or went wrong: the request goes on.

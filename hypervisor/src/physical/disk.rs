@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use machine_aarch64::frames::Ram;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
-use model_disk::DATA_AT_ONCE;
+use model_disk::{DATA_AT_ONCE, Jobs, Lent};
 pub use model_disk::{Io, Transfer as Operation};
 use model_paging::Words;
 use model_virtio::blk::SECTOR_SIZE;
@@ -43,17 +43,12 @@ const DISKS_MAX: usize = 4;
 /// The most partitions of a disk that are offered.
 const PARTITIONS_MAX: usize = 16;
 
-/// Who hears of a transfer's end.
-pub enum Job {
-    /// A disk of a VM, which is at a part of a request.
-    Request(Box<Part>),
-    /// A VM, of which a page comes or goes.
-    Page(paging::Move),
-}
+/// Who hears of a transfer's end: a disk of a VM, or a VM of which a page comes or goes.
+pub type Job = model_disk::Job<Box<Part>, paging::Move>;
 
 struct Hardware {
     device: Device,
-    jobs: [Option<Lent>; JOBS],
+    jobs: Jobs<Box<Part>, paging::Move, JOBS>,
 }
 
 /// Who does the transfers.
@@ -66,13 +61,6 @@ enum Device {
     Virtio(Transport, BufferQueue<64, JOBS>),
     /// OS-0.
     Served(Ring),
-}
-
-/// What a buffer in the device's hands is for.
-struct Lent {
-    partition: u8,
-    io: Io,
-    job: Job,
 }
 
 /// A partition as it was found.
@@ -262,7 +250,7 @@ pub unsafe fn forget_served() {
 
 impl Disk {
     fn new(device: Device, partitions: heapless::Vec<Entry, PARTITIONS_MAX>) -> Self {
-        let jobs = [const { None }; JOBS];
+        let jobs = Jobs::default();
         let hardware = Hardware { device, jobs };
         Self {
             hardware: SpinLock::new(Rank::PhysicalDevice, hardware),
@@ -335,8 +323,7 @@ pub fn take(name: &str, is_base: bool) -> Result<Partition, Unavailable> {
     let (disk, entry) = found.ok_or(Unavailable::Missing)?;
     let extent = Extent { disk, entry };
     // What a VM that has ended asked for last may still be on its way.
-    let is_of = |lent: &Lent| lent.partition == entry.number;
-    if disk.hardware.lock().jobs.iter().flatten().any(is_of) && !is_base {
+    if disk.hardware.lock().jobs.has_of(entry.number) && !is_base {
         return Err(Unavailable::Taken);
     }
     let one_more = |now| match (is_base, now) {
@@ -388,33 +375,19 @@ pub fn forget(number: u8, block: u64) {
 /// Whether nothing is asked of any disk.
 pub fn are_idle() -> bool {
     let mut disks = DISKS.iter().filter_map(Once::get);
-    disks.all(|disk| disk.hardware.lock().jobs.iter().all(Option::is_none))
+    disks.all(|disk| disk.hardware.lock().jobs.is_empty())
 }
 
 /// Whether a request of a VM that is under way uses a guest frame.
 pub fn is_in_use(vm: VmId, gfn: Gfn) -> bool {
-    DISKS.iter().filter_map(Once::get).any(|disk| {
-        let hardware = disk.hardware.lock();
-        hardware.jobs.iter().flatten().any(|lent| match &lent.job {
-            Job::Request(part) => part.vm == vm && part.request.uses(gfn),
-            Job::Page(_) => false,
-        })
-    })
+    let mut disks = DISKS.iter().filter_map(Once::get);
+    disks.any(|disk| disk.hardware.lock().jobs.uses(vm, gfn))
 }
 
 /// Calls `join` with pages that are on their way, until it says so; whether it did.
 pub fn any_page(mut join: impl FnMut(&mut paging::Move) -> bool) -> bool {
-    DISKS.iter().filter_map(Once::get).any(|disk| {
-        let mut hardware = disk.hardware.lock();
-        hardware
-            .jobs
-            .iter_mut()
-            .flatten()
-            .any(|lent| match &mut lent.job {
-                Job::Request(_) => false,
-                Job::Page(page) => join(page),
-            })
-    })
+    let mut disks = DISKS.iter().filter_map(Once::get);
+    disks.any(|disk| disk.hardware.lock().jobs.pages().any(&mut join))
 }
 
 impl Extent {
@@ -472,7 +445,8 @@ impl Extent {
                 return Err(job);
             }
             let partition = self.entry.number;
-            hardware.jobs[buffer.slot] = Some(Lent { partition, io, job });
+            let lent = Lent { partition, io, job };
+            hardware.jobs.lend(buffer.slot, lent);
         }
         if operation == Operation::Read {
             self.entry.reads.fetch_add(bytes, Ordering::Relaxed);
@@ -574,11 +548,10 @@ pub fn answered() -> bool {
 fn end_one(disk: &'static Disk) -> bool {
     let mut hardware = disk.hardware.lock();
     let Hardware { device, jobs } = &mut *hardware;
-    let io_of = |slot: usize| jobs[slot].as_ref().map(|lent| lent.io);
-    let Some((slot, ram, done)) = device.take_back(io_of) else {
+    let Some((slot, ram, done)) = device.take_back(|slot| jobs.io(slot)) else {
         return false;
     };
-    let job = jobs[slot].take();
+    let job = jobs.take(slot);
     drop(hardware);
     let buffer = Buffer { disk, slot, ram };
     match job {
