@@ -350,7 +350,7 @@ pub struct VmStatus {
     pub disk_latency: [u64; LATENCY_BUCKETS],
     /// Bytes it wrote to its console, and those that were dropped of them.
     pub console: [u64; 2],
-    /// Events that EL2 counted and went on: unknown registers, refused MMIO, broken queues, aborts.
+    /// Events that EL2 counted and went on: unknown registers, refused MMIO, broken queues, unknown calls.
     pub oddities: [u64; 4],
     /// How often TLBs were told of changes of its translation: one CPU's, and those of all CPUs.
     pub invalidations: [u64; 2],

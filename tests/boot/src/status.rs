@@ -47,6 +47,9 @@ pub struct VmStatus {
     /// How often TLBs were told of changes, by how many.
     #[serde(default)]
     pub invalidations: BTreeMap<String, u64>,
+    /// What its guest did that was wrong, by kind.
+    #[serde(default)]
+    pub oddities: BTreeMap<String, u64>,
     /// What its network devices did.
     #[serde(default)]
     pub net: NetStatus,

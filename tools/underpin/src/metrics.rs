@@ -371,7 +371,7 @@ fn vm_kinds(out: &mut Exposition, vms: &[VmSample]) {
     out.family(name, Histogram, help, frames);
     let help = "What a guest did wrong and EL2 went on after.";
     by_kind(out, "oddities", "kind", help, vms, |vm| {
-        Some((&["register", "mmio", "queue", "abort"], &vm.status.oddities))
+        Some((&["register", "mmio", "queue", "call"], &vm.status.oddities))
     });
     let help = "How often TLBs were told of changes of a VM's translation.";
     by_kind(out, "invalidations", "reach", help, vms, |vm| {

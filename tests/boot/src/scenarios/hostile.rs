@@ -28,7 +28,8 @@ enum Fate {
 type Case = (&'static str, Fate);
 
 /// Guests that do one wrong thing, all at once beside one neighbour.
-const FAULTS: [Case; 8] = [
+const FAULTS: [Case; 9] = [
+    ("counted", Fate::Survives),
     ("unmapped", Fate::Survives),
     ("unmapped_exec", Fate::Survives),
     ("own_vector_abort", Fate::Ends("vectors")),
@@ -55,6 +56,9 @@ const STORMS: [Case; 8] = [
 const COUNTED_ARGS: &str = "turns=12500000";
 const COUNTED: &str = "underpin-guest: hello ok";
 
+/// What `counted` does: register accesses, loads from nowhere, broken queues, and calls that nobody knows.
+const ODDITIES: [(&str, u64); 4] = [("registers", 7), ("mmio", 5), ("queues", 2), ("calls", 3)];
+
 /// How much more a neighbour may run for the same work, in thousandths.
 const INFLUENCE_MAX: u64 = 10;
 
@@ -64,7 +68,7 @@ pub fn scenarios() -> Vec<Scenario> {
         .map(|case| beside_a_neighbour(&vm_name(case.0), vec![case]));
     [
         exception_loop(),
-        beside_a_neighbour("faults", FAULTS.into()),
+        beside_a_neighbour("faults", FAULTS.into()).check(counts_misbehaviour),
     ]
     .into_iter()
     .chain(storms)
@@ -187,6 +191,28 @@ fn meets(stage: &mut Stage, (case, fate): Case) -> Outcome {
                     after.state
                 ));
             }
+        }
+    }
+    Ok(())
+}
+
+/// What a guest did wrong is counted by kind, each of it once; `metrics` says the same.
+fn counts_misbehaviour(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let (vm, neighbour) = (machine.vm("counted")?, machine.vm("neighbour")?);
+    let counted = ODDITIES.map(|(kind, _)| (kind, vm.oddities.get(kind).copied().unwrap_or(0)));
+    if counted != ODDITIES || vm.oddities.len() != ODDITIES.len() {
+        return Err(format!("{:?} counted of {ODDITIES:?}", vm.oddities));
+    }
+    if neighbour.oddities.values().any(|count| *count > 0) {
+        return Err(format!("its neighbour's are {:?}", neighbour.oddities));
+    }
+    let metrics = machine.run(&["metrics"])?;
+    for (kind, count) in ODDITIES {
+        let kind = kind.strip_suffix('s').unwrap_or(kind);
+        let line = format!("underpin_vm_oddities_total{{vm=\"counted\",kind=\"{kind}\"}} {count}");
+        if !metrics.lines().any(|said| said == line) {
+            return Err(format!("no '{line}' in the metrics"));
         }
     }
     Ok(())

@@ -11,12 +11,16 @@ use crate::{
 use serde_json::Value;
 use std::{
     fs,
+    process::Child,
     thread::sleep,
     time::{Duration, Instant},
 };
 
 const WINDOW: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_mins(1);
+/// How long a trace has certainly begun after, and how much of it is looked at: together well within it.
+const INTO_TRACE: Duration = Duration::from_secs(2);
+const IN_TRACE: Duration = Duration::from_millis(1500);
 
 pub fn scenarios() -> Vec<Scenario> {
     vec![trace(), hung(), top_inside()]
@@ -162,13 +166,20 @@ fn trace() -> Scenario {
             let before = machine.vm("one")?;
             // Memory that was never touched, a little at a time.
             let work =
-                "for i in $(seq 40); do head -c 2000000 /dev/zero > /tmp/$i; sleep 0.1; done &";
+                "for i in $(seq 80); do head -c 1000000 /dev/zero > /tmp/$i; sleep 0.1; done &";
             machine.type_line("one", work)?;
-            let said =
-                machine.run(&["-o", "json", "trace", "one", "--for", "3s", "--out", &out])?;
+            let words = ["-o", "json", "trace", "one", "--for", "6s", "--out", &out];
+            let trace = machine.spawn(&words)?;
+            sleep(INTO_TRACE);
+            let middle = [machine.vm("one")?, {
+                sleep(IN_TRACE);
+                machine.vm("one")?
+            }];
+            let said = said_by(trace)?;
             let after = machine.vm("one")?;
             let said: Value = serde_json::from_str(&said).map_err(because("no JSON"))?;
             agrees(&said, &before, &after)?;
+            is_complete(&said, &middle)?;
             let drawn = fs::read(&file).map_err(because("no trace"))?;
             let drawn: Value = serde_json::from_slice(&drawn).map_err(because("no JSON"))?;
             let events = drawn["traceEvents"].as_array().map_or(0, Vec::len) as u64;
@@ -182,6 +193,44 @@ fn trace() -> Scenario {
                 status => Err(format!("a trace of nobody ends with {status}")),
             }
         })
+}
+
+/// What a verb printed that has worked for a while.
+fn said_by(verb: Child) -> Outcome<String> {
+    let output = verb.wait_with_output().map_err(because("no answer"))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let failed = || format!("the trace failed ({})", output.status);
+    output.status.success().then_some(said).ok_or_else(failed)
+}
+
+/// Exits that were recorded of a class.
+fn recorded(said: &Value, class: &str) -> u64 {
+    let seen = said["seen"].as_array().into_iter().flatten();
+    let of = |line: &&Value| line["class"] == "exits" && line["name"] == class;
+    seen.filter(of)
+        .filter_map(|line| line["count"].as_u64())
+        .sum()
+}
+
+/// Whether all was recorded that was counted between two times of the recording.
+fn is_complete(said: &Value, [first, last]: &[VmStatus; 2]) -> Outcome {
+    if said["lost"] != 0 {
+        return Err(format!("events were lost: {said}"));
+    }
+    let mut all = 0;
+    for (class, count) in &last.exits {
+        let counted = count - first.exits.get(class).copied().unwrap_or(0);
+        let recorded = recorded(said, class);
+        if recorded < counted {
+            return Err(format!(
+                "{recorded} {class} recorded, {counted} were counted meanwhile"
+            ));
+        }
+        all += counted;
+    }
+    (all > 0)
+        .then_some(())
+        .ok_or_else(|| "the VM did nothing meanwhile".to_owned())
 }
 
 /// Whether what was recorded of a VM can be what was counted of it between two times.

@@ -1,10 +1,11 @@
 //! Accesses that go nowhere, and code that changes under the CPU.
 
+use crate::virtio;
 use machine_bare::device::Device;
 use machine_bare::machine::Machine;
-use machine_bare::probe::{self, Fault};
+use machine_bare::probe::{self, Fault, Register};
 use machine_bare::verdict::{self, Verdict, check, equal};
-use machine_bare::{console, gic, println, vectors};
+use machine_bare::{console, gic, println, psci, vectors};
 
 /// Where `virt` has nothing, or PCIe windows: those answer on their own where a bridge is.
 const NOWHERE: u64 = 0x0f00_0000;
@@ -27,6 +28,39 @@ pub fn unmapped(machine: &'static Machine) -> Verdict {
         };
         check(fault.is_external_data_abort(), "not an external data abort")?;
         equal("FAR of the abort", fault.far, address)?;
+    }
+    Ok(())
+}
+
+/// So many of each kind of thing that is counted, and nothing else: the harness knows the numbers.
+pub fn counted(machine: &'static Machine) -> Verdict {
+    /// `PMCR_EL0` and `ACTLR_EL1`: UNDEFINED, and zero.
+    const REGISTERS: [(Register, u32, bool); 2] = [
+        (Register(3, 3, 9, 12, 0), 4, true),
+        (Register(3, 0, 1, 0, 1), 3, false),
+    ];
+    const LOADS: u32 = 5;
+    const QUEUES: u32 = 2;
+    const CALLS: u32 = 3;
+    for (register, times, is_undefined) in REGISTERS {
+        for _ in 0..times {
+            let fault = probe::read_register(register).err();
+            let is_right = fault.is_some_and(|fault| fault.is_undefined()) == is_undefined;
+            check(is_right, "a hidden register is not what it was")?;
+        }
+    }
+    for _ in 0..LOADS {
+        check(
+            probe::load(NOWHERE).is_err(),
+            "a load from nowhere succeeds",
+        )?;
+    }
+    for _ in 0..QUEUES {
+        virtio::break_disk(machine)?;
+    }
+    for _ in 0..CALLS {
+        let is_refused = psci::query(0xc300_beef) == psci::NOT_SUPPORTED;
+        check(is_refused, "an unknown call is answered")?;
     }
     Ok(())
 }

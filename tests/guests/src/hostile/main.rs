@@ -22,12 +22,13 @@ image!("hostile", main);
 /// A case: its name, and what it does.
 type Case = (&'static str, fn(&'static Machine) -> Verdict);
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 23] = [
     ("unmapped", faults::unmapped),
     ("unmapped_exec", faults::unmapped_exec),
     ("own_vector_abort", faults::own_vector_abort), // ends badly
     ("aarch32", faults::aarch32),                   // ends badly
     ("exception_loop", faults::exception_loop),     // ends badly
+    ("counted", faults::counted),
     ("mmio_nosyndrome", faults::mmio_without_syndrome),
     ("self_modifying", faults::self_modifying),
     ("unknown_sysreg", registers::unknown),

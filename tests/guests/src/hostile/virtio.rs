@@ -22,6 +22,7 @@ const STATUS: usize = 0x070;
 const QUEUE_TABLE: usize = 0x080;
 const QUEUE_DRIVER: usize = 0x090;
 const QUEUE_DEVICE: usize = 0x0a0;
+const DISK: u32 = 2;
 const MAGIC_VALUE: u32 = 0x7472_6976;
 const ACKNOWLEDGE_DRIVER: u32 = 1 | 2;
 const FEATURES_OK: u32 = 8;
@@ -170,6 +171,16 @@ pub fn malformed(machine: &'static Machine) -> Verdict {
     }
     println!("hostile: {tried} malformed queues");
     check(tried != 0, "no virtio-mmio device of version 2")
+}
+
+/// Shows a disk a ring that leads in a circle.
+pub fn break_disk(machine: &'static Machine) -> Verdict {
+    let memory = machine.scratch().part(0, QUEUE_MEMORY);
+    let disk = devices(machine).find(|device| device.read32(DEVICE_ID) == DISK);
+    match disk {
+        Some(disk) => present(disk, 0, &SHAPES[0], &memory),
+        None => check(false, "no disk"),
+    }
 }
 
 /// Notifications of all queues, also of those that are not there.

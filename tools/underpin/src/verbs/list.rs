@@ -138,7 +138,7 @@ pub fn vm_json(vm: &VmStatus) -> Value {
     let [reads, writes, flushes, refused] = vm.disk;
     let [read, written] = vm.disk_bytes;
     let [console_written, console_dropped] = vm.console;
-    let [registers, mmio, queues, aborts] = vm.oddities;
+    let [registers, mmio, queues, calls] = vm.oddities;
     json!({
         "name": vm.name.to_string(), "state": state_name(vm.state).0, "reason": vm.reason.to_string(),
         "kernel": vm.kernel.to_string(), "vcpus": vm.vcpus, "weight": vm.weight, "cap": vm.cap,
@@ -157,6 +157,6 @@ pub fn vm_json(vm: &VmStatus) -> Value {
                  "ns": vm.net_ns, "latency": latency_json(&vm.net_latency),
                  "link": links(vm).map(|up| if up { "up" } else { "down" }).collect::<Vec<_>>() },
         "console": { "written": console_written, "dropped": console_dropped },
-        "oddities": { "registers": registers, "mmio": mmio, "queues": queues, "aborts": aborts },
+        "oddities": { "registers": registers, "mmio": mmio, "queues": queues, "calls": calls },
     })
 }

@@ -154,11 +154,10 @@ fn devices(text: &mut String, vm: &VmStatus) {
         ],
     );
     network(text, vm);
-    let [registers, mmio, queues, aborts] = vm.oddities;
+    let [registers, mmio, queues, calls] = vm.oddities;
     if vm.oddities.iter().any(|n| *n > 0) {
-        let odd = format!(
-            "{registers} registers, {mmio} MMIO accesses, {queues} queues, {aborts} aborts"
-        );
+        let odd =
+            format!("{registers} registers, {mmio} MMIO accesses, {queues} queues, {calls} calls");
         lines(text, &[("odd", odd)]);
     }
 }
