@@ -4,6 +4,7 @@ mod code;
 mod crates;
 mod prose;
 mod text;
+mod titles;
 
 use std::{
     collections::BTreeMap,
@@ -43,7 +44,9 @@ pub type Tree = BTreeMap<String, String>;
 /// # Errors
 /// A file cannot be read.
 pub fn check(root: &Path) -> io::Result<Vec<Finding>> {
-    Ok(check_tree(&read_tree(root)?))
+    let mut findings = check_tree(&read_tree(root)?);
+    findings.extend(titles::check(root));
+    Ok(findings)
 }
 
 fn check_tree(tree: &Tree) -> Vec<Finding> {
