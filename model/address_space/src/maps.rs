@@ -133,7 +133,7 @@ impl<T: Translation> Maps<T> {
 
     /// How many 2 MiB and 4 KiB leaves show all that is there.
     pub fn leaves(&self) -> (u64, u64) {
-        let blocks = self.pmap.blocks(&self.tables);
+        let blocks = self.pmap.blocks();
         (blocks, self.counts().present() - blocks * REGION_FRAMES)
     }
 

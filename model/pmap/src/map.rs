@@ -57,6 +57,8 @@ pub struct Pmap {
     /// By the kind of the backing.
     counts: [u64; 4],
     tables: u64,
+    /// Regions that a block can map.
+    blocks: u64,
     pub(crate) seen: Seen,
 }
 
@@ -83,6 +85,7 @@ impl Pmap {
             ram: ranges,
             counts,
             tables: 0,
+            blocks: 0,
             seen: Seen::default(),
         };
         let border = 1 << (ROOT_SHIFT + FRAME_SHIFT);
@@ -212,15 +215,9 @@ impl Pmap {
         slot.map_or(Region::default(), |slot| slot.region(memory))
     }
 
-    /// How many regions a 2 MiB block can map. It looks at every region of the RAM.
-    pub fn blocks(&self, memory: &impl TableMemory) -> u64 {
-        let regions = self.ram.iter().flat_map(|ram| {
-            let first = ram.first.align_down(REGION_FRAMES);
-            let end = ram.first.add(ram.count);
-            (first.0..end.0).step_by(REGION_FRAMES as usize)
-        });
-        let is_block = |gfn: &u64| self.region(memory, Gfn(*gfn)).block().is_some();
-        regions.filter(is_block).count() as u64
+    /// How many regions a 2 MiB block can map.
+    pub const fn blocks(&self) -> u64 {
+        self.blocks
     }
 
     /// Notes the 2 MiB run that is reserved for the region of `gfn`, or that there is none any
@@ -241,17 +238,17 @@ impl Pmap {
             return Err(PmapError::Run);
         }
         let slot = self.add_region_table(memory, gfn)?;
-        let mixed = slot.region(memory).mixed;
+        let old = slot.region(memory);
         let mut region = Region {
             base,
             in_place: 0,
-            mixed,
+            mixed: old.mixed,
         };
         if let Some(leaf) = slot.leaf(memory) {
             let entries = (0..WORDS as usize).map(|n| region.counts(n, memory.read(leaf, n)));
             region.in_place = entries.sum();
         }
-        slot.set_region(memory, region);
+        self.set_region(memory, slot, old, region);
         Ok(())
     }
 
@@ -299,6 +296,8 @@ impl Pmap {
         // The words follow each other as the reserved run does: all are in place, or none.
         region.in_place += region.counts(index, first) * count;
         slot.set_region(memory, region);
+        // It was none: nothing was behind these.
+        self.blocks += u64::from(region.block().is_some());
         Ok(region)
     }
 
@@ -324,7 +323,8 @@ impl Pmap {
         } else {
             1 << PAYLOAD_SHIFT
         };
-        let mut region = slot.region(memory);
+        let old = slot.region(memory);
+        let mut region = old;
         // Most runs fill what was never touched: that is counted once.
         let mut fresh = 0;
         let mut word = first;
@@ -341,7 +341,7 @@ impl Pmap {
         // The words follow each other as the run does: all are in place, or none.
         region.in_place += region.counts(index, first) * count;
         region.mixed |= first & KIND != PRIVATE;
-        slot.set_region(memory, region);
+        self.set_region(memory, slot, old, region);
         Ok(())
     }
 
@@ -363,12 +363,13 @@ impl Pmap {
         let (at, new) = (index(gfn), entry.encode());
         let old = memory.read(leaf, at);
         memory.write(leaf, at, new);
-        let mut region = slot.region(memory);
+        let before = slot.region(memory);
+        let mut region = before;
         self.leave(&mut region, at, old);
         self.counts[(new & KIND) as usize] += 1;
         region.in_place += region.counts(at, new);
         region.mixed |= new & KIND != PRIVATE;
-        slot.set_region(memory, region);
+        self.set_region(memory, slot, before, region);
         Ok(Entry::decode(old))
     }
 
@@ -465,7 +466,8 @@ impl Pmap {
         let Some(leaf) = slot.leaf(memory) else {
             return Ok(());
         };
-        let mut region = slot.region(memory);
+        let before = slot.region(memory);
+        let mut region = before;
         for at in index(gfn)..index(gfn) + count as usize {
             let old = memory.read(leaf, at);
             let new = change(old);
@@ -475,8 +477,21 @@ impl Pmap {
             self.counts[(new & KIND) as usize] += 1;
             region.in_place += region.counts(at, new);
         }
-        slot.set_region(memory, region);
+        self.set_region(memory, slot, before, region);
         Ok(())
+    }
+
+    /// Sets what is known of a region, and counts what that makes of blocks.
+    fn set_region(
+        &mut self,
+        memory: &mut impl TableMemory,
+        slot: RegionSlot,
+        old: Region,
+        new: Region,
+    ) {
+        slot.set_region(memory, new);
+        self.blocks += u64::from(new.block().is_some());
+        self.blocks -= u64::from(old.block().is_some());
     }
 
     /// Counts that `word` is no longer entry `at` of a region.

@@ -396,6 +396,11 @@ impl World {
             let run = (gfn..).take(40).take_while(is_absent).count() as u64;
             assert_eq!(self.pmap.absent_run(&self.tables, Gfn(gfn), 40), run);
         }
+        let firsts: BTreeSet<u64> = all_ram().map(region_of).collect();
+        let blocks = firsts
+            .iter()
+            .filter(|gfn| self.expected_region(**gfn).block().is_some());
+        assert_eq!(self.pmap.blocks(), blocks.count() as u64);
         assert_eq!(self.pmap.counts(), self.expected_counts());
         assert_eq!(self.pmap.tables(), self.tables.in_use() as u64);
     }
