@@ -31,8 +31,8 @@ const fn pool(node: u8) -> SpinLock<Pool> {
     SpinLock::new(Rank::NodePool, Pool::new(NodeId(node)))
 }
 
-/// Chunks of reserved frames that are looked at before an allocation is tried again.
-const RECLAIM_BUDGET: usize = 4096;
+/// Chunks of reserved frames that are looked at before an allocation is tried again, at some 40 instructions each.
+const RECLAIM_BUDGET: usize = 1024;
 
 /// Whether a node's reserve of zeroed blocks lacks any, so that idle CPUs need not lock the pool
 /// to know. Taken by the one that zeroes; written under the pool's lock otherwise.

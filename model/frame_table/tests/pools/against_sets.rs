@@ -253,7 +253,8 @@ impl World<'_> {
 
     fn reclaim(&mut self, node: usize, budget: usize) {
         let before = self.used.len();
-        let freed = self.pools[node].reclaim_reserved(self.map, budget);
+        // Sixteen for each chunk, as many as one costs that is taken.
+        let freed = self.pools[node].reclaim_reserved(self.map, 16 * budget);
         self.forget_freed();
         assert_eq!(before - self.used.len(), freed as usize);
         // No node has more chunks than this: once round, nothing is left.
