@@ -33,7 +33,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; `tools_abi::names` has the names of these, as of all kinds that are
@@ -117,17 +117,20 @@ pub mod request {
     pub const MEM: u32 = 16;
     /// Nothing; replies a [`super::MachineMem`].
     pub const MACHINE_MEM: u32 = 17;
-    /// A [`super::VmName`]; replies a [`super::WhyStatus`].
+    /// A [`super::PagesRequest`]; replies a [`super::WhyStatus`] of some guest frames from there on. The
+    /// number in the reply's header says where to go on, as a guest-physical address; 0 at the end of the VM's
+    /// memory.
     pub const MEM_WHY: u32 = 18;
     /// A [`super::ReclaimRequest`]; replies how many bytes were taken, as a `u64`.
     pub const RECLAIM: u32 = 19;
     /// A [`super::VmRecord`] as for [`CREATE`], or the [`super::VmName`] of one that is described;
     /// replies a [`super::FitStatus`]. Changes nothing.
     pub const FIT: u32 = 20;
-    /// A [`super::PagesRequest`]; replies a [`super::PageStatus`] each, from that guest frame on,
-    /// for as many as fit; none at the end of the VM's memory.
+    /// A [`super::PagesRequest`]; replies a [`super::PageStatus`] each for some guest frames from there on that
+    /// something is behind, and where to go on as [`MEM_WHY`] does.
     pub const PAGES: u32 = 21;
-    /// A [`super::VmName`]; replies a [`super::NumaStatus`].
+    /// A [`super::PagesRequest`]; replies a [`super::NumaStatus`], whose `memory` is that of some guest frames
+    /// from there on, and where to go on as [`MEM_WHY`] does.
     pub const NUMA: u32 = 40;
     /// A [`super::MoveRequest`]: the VM's memory moves to a node while it runs.
     pub const NUMA_MOVE: u32 = 41;
@@ -186,7 +189,7 @@ pub struct ReplyHeader {
     pub code: u32,
     /// How many records follow where the code is [`code::OK`].
     pub count: u32,
-    /// The number measured, where the sentence names one.
+    /// The number measured, where the sentence names one; or where the next request goes on.
     pub value: u64,
 }
 const _: () = assert!(size_of::<ReplyHeader>() == 16);

@@ -15,7 +15,7 @@ use core::cell::OnceCell;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Once, Rank, SpinLock};
-use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, VmId};
+use model_addr::{Gfn, Mfn, NodeId, VmId};
 use model_address_space::Access;
 use model_frame_table::{MAX_NODES, Owner, Use};
 use model_placement::{
@@ -555,13 +555,13 @@ pub fn touched(frame: Mfn, page: Owner, by: (NodeId, Access)) {
     }
 }
 
-fn node_of(frame: Mfn) -> Option<NodeId> {
+/// Of which node a frame is.
+pub fn node_of(frame: Mfn) -> Option<NodeId> {
     let entry = host::get().map.entry(frame)?;
     Some(entry.state().node)
 }
 
-/// Where a VM's memory is, and what became of its pages. The guest runs on: what moves meanwhile
-/// counts once.
+/// What became of a VM's pages; where they are is for the caller to count.
 pub fn status(instance: &Instance) -> NumaStatus {
     let tally = &instance.numa;
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -584,16 +584,6 @@ pub fn status(instance: &Instance) -> NumaStatus {
     };
     for (sum, counter) in status.left.iter_mut().zip(&tally.left) {
         *sum = load(counter);
-    }
-    let mut from = Some(RAM_START.frame());
-    while let Some(at) = from {
-        from = instance.space.visit(at, 512, |_, entry| {
-            let node = entry.frame().and_then(node_of);
-            let memory = node.and_then(|node| status.memory.get_mut(usize::from(node.0)));
-            if let Some(memory) = memory {
-                *memory += FRAME_SIZE;
-            }
-        });
     }
     status
 }

@@ -38,8 +38,8 @@ pub enum Request<'a> {
     Reclaim(ReclaimRequest),
     /// [`request::FIT`].
     Fit(&'a VmRecord),
-    /// [`request::PAGES`].
-    Pages(PagesRequest),
+    /// [`request::PAGES`], [`request::MEM_WHY`] or [`request::NUMA`].
+    Pages(u32, PagesRequest),
     /// [`request::NUMA_MOVE`].
     NumaMove(MoveRequest),
     /// [`request::CPUS`].
@@ -66,10 +66,7 @@ impl<'a> Request<'a> {
             request::NODES if payload.is_empty() => Some(Self::Nodes),
             request::ENTRIES if payload.is_empty() => Some(Self::Entries),
             request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
-            request::SHOW..=request::RESET
-            | request::CONTINUE
-            | request::MEM_WHY
-            | request::NUMA => {
+            request::SHOW..=request::RESET | request::CONTINUE => {
                 let name = VmName::read_from_bytes(payload).ok()?;
                 Some(Self::About(kind, checked(name)?))
             }
@@ -93,10 +90,10 @@ impl<'a> Request<'a> {
                 checked(wanted.name)?;
                 Some(Self::NumaMove(wanted))
             }
-            request::PAGES => {
+            request::PAGES | request::MEM_WHY | request::NUMA => {
                 let pages = PagesRequest::read_from_bytes(payload).ok()?;
                 checked(pages.name)?;
-                Some(Self::Pages(pages))
+                Some(Self::Pages(kind, pages))
             }
             request::TRACE => {
                 let asked = TraceRequest::read_from_bytes(payload).ok()?;

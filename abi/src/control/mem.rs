@@ -184,7 +184,7 @@ pub mod fit {
     pub const DISK: u32 = 3;
 }
 
-/// Asks for the pages of a VM.
+/// Asks about some of a VM's memory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PagesRequest {

@@ -1,6 +1,7 @@
 //! What is asked about memory: who has what, why, and what would fit.
 
 use super::Answer;
+use crate::stretch::{self, Kind};
 use crate::vm::{self, Instance, Refusal, Vm};
 use crate::{frames, host, numa, sharing};
 use abi::control::{
@@ -12,8 +13,12 @@ use model_frame_table::Use;
 use model_pmap::{Backing, Entry, Why};
 use model_sharing::UNIT;
 
-/// Entries of a VM's map that are looked at under one lock.
+/// Entries of a VM's map that are looked at under one lock, without a look at interrupts.
 const BUDGET: usize = 512;
+/// The same where what is in each page is hashed.
+const BUDGET_OF_HASHES: usize = 4;
+/// How often that is done for one request: what is left is asked for again, after others' work.
+const PIECES: usize = 16;
 
 /// The memory of those of these VMs that run, as many as fit.
 pub fn list(vms: impl Iterator<Item = Arc<Vm>>, answer: &mut Answer) {
@@ -71,36 +76,58 @@ fn running(name: VmName) -> Result<(Arc<Vm>, Arc<Instance>), Refusal> {
     Ok((vm, instance))
 }
 
-/// Why a VM's memory is not shared. The guest runs on: what it changes meanwhile counts once.
-pub fn why(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
-    let (_, instance) = running(name)?;
+/// Calls `visit` for guest frames that something is behind, from where the request says; where to go on, 0 at
+/// the end. The guest runs on: what it changes meanwhile counts once.
+fn visit_some(
+    (instance, request): (&Instance, &PagesRequest),
+    budget: usize,
+    mut visit: impl FnMut(Gfn, Entry),
+) -> Result<u64, Refusal> {
+    if !Ipa(request.from).is_aligned(FRAME_SIZE) {
+        let what = format_args!("{:#x} is not page-aligned", request.from);
+        return Err(Refusal::new(code::IMPOSSIBLE, request.from, what));
+    }
+    let mut from = Some(Ipa(request.from).frame());
+    for _ in 0..PIECES {
+        stretch::look(Kind::Control);
+        from = from.and_then(|at| instance.space.visit(at, budget, &mut visit));
+    }
+    Ok(from.map_or(0, |at| at.address().0))
+}
+
+/// Why a VM's memory is not shared.
+pub fn why(request: &PagesRequest, answer: &mut Answer) -> Result<(), Refusal> {
+    let (_, instance) = running(request.name)?;
     let mut status = WhyStatus {
         private: [0; WHY_COUNT],
         no_twin: 0,
         shared: 0,
     };
-    let mut from = Some(Gfn(0));
-    while let Some(at) = from {
-        from = instance
-            .space
-            .visit(at, BUDGET, |_, entry| match entry.backing {
-                Backing::Private(_) if entry.never_share => {
-                    status.private[Why::Never as usize] += 1;
-                }
-                Backing::Private(_) => status.private[entry.why as usize] += 1,
-                Backing::Shared(_) if is_alone(entry) => status.no_twin += 1,
-                Backing::Shared(_) => status.shared += 1,
-                Backing::Absent | Backing::Discarded(_) => {}
-            });
-    }
+    answer.next = visit_some((&instance, request), BUDGET, |_, entry| {
+        match entry.backing {
+            Backing::Private(_) if entry.never_share => status.private[Why::Never as usize] += 1,
+            Backing::Private(_) => status.private[entry.why as usize] += 1,
+            Backing::Shared(_) if is_alone(entry) => status.no_twin += 1,
+            Backing::Shared(_) => status.shared += 1,
+            Backing::Absent | Backing::Discarded(_) => {}
+        }
+    })?;
     answer.push(&status);
     Ok(())
 }
 
 /// Where a VM's memory is.
-pub fn numa(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
-    let (_, instance) = running(name)?;
-    answer.push(&numa::status(&instance));
+pub fn numa(request: &PagesRequest, answer: &mut Answer) -> Result<(), Refusal> {
+    let (_, instance) = running(request.name)?;
+    let mut status = numa::status(&instance);
+    answer.next = visit_some((&instance, request), BUDGET, |_, entry| {
+        let node = entry.frame().and_then(numa::node_of);
+        let memory = node.and_then(|node| status.memory.get_mut(usize::from(node.0)));
+        if let Some(memory) = memory {
+            *memory += FRAME_SIZE;
+        }
+    })?;
+    answer.push(&status);
     Ok(())
 }
 
@@ -129,29 +156,21 @@ fn is_alone(entry: Entry) -> bool {
     })
 }
 
-/// The pages of a VM from an address on, as many as fit. The guest runs on.
+/// The pages of a VM from an address on: as many as one request looks at fit.
 pub fn pages(request: &PagesRequest, answer: &mut Answer) -> Result<(), Refusal> {
     let (_, instance) = running(request.name)?;
-    if !Ipa(request.from).is_aligned(FRAME_SIZE) {
-        let what = format_args!("{:#x} is not page-aligned", request.from);
-        return Err(Refusal::new(code::IMPOSSIBLE, request.from, what));
-    }
-    let mut from = Some(Ipa(request.from).frame());
-    let mut full = false;
-    while let Some(at) = from.filter(|_| !full) {
-        from = instance.space.visit(at, BUDGET / 8, |gfn, entry| {
-            if !full && let Some(frame) = entry.frame() {
-                let state = match entry.backing {
-                    Backing::Private(_) => page::PRIVATE,
-                    _ if is_alone(entry) => page::ALONE,
-                    _ => page::SHARED,
-                };
-                full = !answer.push(&PageStatus {
-                    address: gfn.address().0 | state,
-                    hash: sharing::fingerprint(frame),
-                });
-            }
-        });
-    }
+    answer.next = visit_some((&instance, request), BUDGET_OF_HASHES, |gfn, entry| {
+        if let Some(frame) = entry.frame() {
+            let state = match entry.backing {
+                Backing::Private(_) => page::PRIVATE,
+                _ if is_alone(entry) => page::ALONE,
+                _ => page::SHARED,
+            };
+            answer.push(&PageStatus {
+                address: gfn.address().0 | state,
+                hash: sharing::fingerprint(frame),
+            });
+        }
+    })?;
     Ok(())
 }

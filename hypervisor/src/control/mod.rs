@@ -33,6 +33,8 @@ const ROOM: usize = abi::control::PAYLOAD_MAX - size_of::<ReplyHeader>();
 #[derive(Default)]
 pub struct Answer {
     count: u32,
+    /// Where the next request goes on; 0: nothing is left.
+    next: u64,
     records: Vec<u8>,
 }
 
@@ -160,7 +162,7 @@ impl Caller {
         }
         match request {
             Request::About(_, name) => self.find(*name).map(drop),
-            Request::Pages(asked) => self.find(asked.name).map(drop),
+            Request::Pages(_, asked) => self.find(asked.name).map(drop),
             _ => Ok(()),
         }
     }
@@ -187,7 +189,7 @@ fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
         }
     };
     let (code, count, value, rest) = match result {
-        Ok(answer) => (code::OK, answer.count, 0, answer.records),
+        Ok(answer) => (code::OK, answer.count, answer.next, answer.records),
         Err(refusal) => {
             // Without memory for the sentence, the code has to do.
             let mut said = Answer::default();
@@ -211,8 +213,6 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
         }
         Request::List(after) => list(caller.vms(after)?, &mut answer),
         Request::About(request::SHOW, name) => show(name, &mut answer)?,
-        Request::About(request::MEM_WHY, name) => memory::why(name, &mut answer)?,
-        Request::About(request::NUMA, name) => memory::numa(name, &mut answer)?,
         Request::About(request::FIT, name) => {
             answer.push(&vm::fit(&vm::find(name)?.described())?);
         }
@@ -243,7 +243,9 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
         Request::Fit(record) => {
             answer.push(&vm::fit(record)?);
         }
-        Request::Pages(request) => memory::pages(&request, &mut answer)?,
+        Request::Pages(request::MEM_WHY, asked) => memory::why(&asked, &mut answer)?,
+        Request::Pages(request::NUMA, asked) => memory::numa(&asked, &mut answer)?,
+        Request::Pages(_, asked) => memory::pages(&asked, &mut answer)?,
         Request::NumaMove(request) => memory::move_to(&request)?,
         Request::Trace(request) => {
             answer.push(&trace::set(request)?);

@@ -126,6 +126,10 @@ pub struct Why {
     pub private: Amount,
     /// By reason.
     pub reasons: BTreeMap<String, Amount>,
+    /// All that could be shared and has one user.
+    pub no_second_user: Amount,
+    /// All that has two users or more.
+    pub shared: Amount,
 }
 
 /// An amount of memory.

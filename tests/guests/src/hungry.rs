@@ -1,8 +1,8 @@
 //! A guest that uses memory and gives none back: a word of each page is written, and all are compared
 //! at the end.
 //!
-//! Command line: `mib=N` (16) how much, or `mib=all`; `pages=N` (0) how many pages more; `wait` stays when it
-//! is done, and does not power off.
+//! Command line: `mib=N` (16) how much, or `mib=all`; `pages=N` (0) how many pages more; `every=N` writes one
+//! page in each N MiB of what is left, too; `wait` stays when it is done, and does not power off.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
@@ -31,6 +31,12 @@ fn main(machine: &'static Machine) -> Verdict {
     }
     for page in 0..pages {
         equal("word of a page", memory.read(page * PAGE_SIZE), word(page))?;
+    }
+    let step = machine.number("every", 0) * PAGES_PER_MIB;
+    let mut page = pages;
+    while step > 0 && page < memory.size() / PAGE_SIZE {
+        memory.write(page * PAGE_SIZE, word(page));
+        page += step;
     }
     println!("hungry: has eaten");
     while machine.flag("wait") {

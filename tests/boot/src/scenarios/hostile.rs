@@ -9,6 +9,7 @@ use crate::{
     Outcome, disk_image,
     machine::Hardware,
     scenario::{Scenario, Stage},
+    status::{NumaStatus, Why, parse},
     vm::Vm,
 };
 use std::{path::Path, time::Duration};
@@ -72,7 +73,7 @@ pub fn scenarios() -> Vec<Scenario> {
     ]
     .into_iter()
     .chain(storms)
-    .chain([large_end()])
+    .chain([large_end(), large_map()])
     .collect()
 }
 
@@ -95,6 +96,37 @@ fn large_end() -> Scenario {
             machine.run(&["kill", "large"])?;
             let minutes = Duration::from_mins(3);
             machine.expect("watcher", WATCHED, 1, minutes)?;
+            machine.await_state("large", "ended", minutes).map(drop)
+        })
+}
+
+/// A VM with as much memory as one may have, more than the machine's: 512 MiB of it are used, and a page in each
+/// 128 MiB of the rest. Its whole map is asked about, and it ends.
+fn large_map() -> Scenario {
+    let large = Vm::bare("large", "hungry", "mib=512 every=128 wait");
+    let vms = vec![large.terms("704MiB", "256GiB", None)];
+    let minutes = Duration::from_mins(3);
+    Scenario::new("hostile/large-map", Hardware::new(1, "2G").counted(), vms)
+        .expect("large", "hungry: has eaten", 2 * BOOT)
+        .check(|stage| {
+            let machine = stage.machine()?;
+            let resident = machine.mem("large")?.resident;
+            let why = machine.run(&["mem", "why", "large", "-o", "json"])?;
+            let why: Why = parse("mem why", &why)?;
+            let numa: Vec<NumaStatus> = parse("numa", &machine.run(&["numa", "-o", "json"])?)?;
+            machine.run(&["mem", "analyze", "large"])?;
+            let known = why.private.bytes + why.no_second_user.bytes + why.shared.bytes;
+            let there = numa.iter().flat_map(|vm| &vm.memory).sum::<u64>();
+            if [known, there] == [resident; 2] && resident > 512 << 20 {
+                return Ok(());
+            }
+            Err(format!(
+                "of {resident} bytes, 'mem why' tells of {known} and 'numa' of {there}"
+            ))
+        })
+        .check(move |stage| {
+            let machine = stage.machine()?;
+            machine.run(&["kill", "large"])?;
             machine.await_state("large", "ended", minutes).map(drop)
         })
 }

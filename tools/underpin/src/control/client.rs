@@ -20,7 +20,7 @@ use std::{
     os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
-use zerocopy::{FromBytes, IntoBytes as _};
+use zerocopy::{FromBytes, FromZeros as _, IntoBytes as _};
 
 /// How long the hypervisor may take to answer, on a slow machine under emulation.
 const ANSWER_TIME: Duration = Duration::from_mins(1);
@@ -222,12 +222,32 @@ impl Client {
 
     /// Why a VM's pages are not shared.
     pub fn why(&mut self, vm: &str) -> Result<WhyStatus> {
-        Ok(self.about(request::MEM_WHY, vm)?.first()?.0)
+        let mut sum = WhyStatus::new_zeroed();
+        self.in_parts(request::MEM_WHY, vm, |reply, _| {
+            let part: WhyStatus = reply.first()?.0;
+            for (sum, part) in sum.private.iter_mut().zip(part.private) {
+                *sum = sum.saturating_add(part);
+            }
+            sum.no_twin = sum.no_twin.saturating_add(part.no_twin);
+            sum.shared = sum.shared.saturating_add(part.shared);
+            Ok(())
+        })?;
+        Ok(sum)
     }
 
     /// Where a VM's memory is.
     pub fn numa(&mut self, vm: &str) -> Result<NumaStatus> {
-        Ok(self.about(request::NUMA, vm)?.first()?.0)
+        let mut whole: Option<NumaStatus> = None;
+        self.in_parts(request::NUMA, vm, |reply, _| {
+            let mut part: NumaStatus = reply.first()?.0;
+            let before = whole.map_or([0; 8], |whole| whole.memory);
+            for (sum, before) in part.memory.iter_mut().zip(before) {
+                *sum = sum.saturating_add(before);
+            }
+            whole = Some(part);
+            Ok(())
+        })?;
+        whole.ok_or_else(garbled)
     }
 
     /// Lets a VM's memory move to a node.
@@ -277,25 +297,40 @@ impl Client {
 
     /// All pages of a VM that something is behind, in the order of their addresses.
     pub fn pages(&mut self, vm: &str) -> Result<Vec<PageStatus>> {
-        let name = vm_name(vm)?;
         let mut pages: Vec<PageStatus> = Vec::new();
-        let mut from = 0;
-        while pages.len() <= PAGES_MAX {
-            let asked = PagesRequest { name, from };
-            let reply = self.request(request::PAGES, &[asked.as_bytes()])?;
+        self.in_parts(request::PAGES, vm, |reply, from| {
             let more: Vec<PageStatus> = reply.records()?;
-            let Some(last) = more.last() else {
-                return Ok(pages);
-            };
-            let next = (last.address & !(PAGE - 1)).checked_add(PAGE);
             let rises = more.is_sorted_by(|a, b| a.address / PAGE < b.address / PAGE);
-            if !rises || more.first().is_none_or(|first| first.address < from) {
-                return Err(garbled());
-            }
-            from = next.ok_or_else(garbled)?;
+            let is_behind = more.first().is_none_or(|first| first.address >= from);
             pages.extend(more);
+            if rises && is_behind && pages.len() <= PAGES_MAX {
+                Ok(())
+            } else {
+                Err(garbled())
+            }
+        })?;
+        Ok(pages)
+    }
+
+    /// Asks about a VM's memory until nothing is left. Each part is given to `take`, with the address that it
+    /// begins at.
+    fn in_parts(
+        &mut self,
+        kind: u32,
+        vm: &str,
+        mut take: impl FnMut(&Reply, u64) -> Result<()>,
+    ) -> Result<()> {
+        let (name, mut from) = (vm_name(vm)?, 0);
+        loop {
+            let asked = PagesRequest { name, from };
+            let reply = self.request(kind, &[asked.as_bytes()])?;
+            take(&reply, from)?;
+            match reply.value() {
+                0 => return Ok(()),
+                next if next > from => from = next,
+                _ => return Err(garbled()),
+            }
         }
-        Err(garbled())
     }
 
     /// One VM and its vCPUs.
@@ -478,95 +513,4 @@ fn lost(error: &io::Error) -> Failure {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use abi::control::page;
-    use std::thread;
-    use zerocopy::FromZeros as _;
-
-    /// A client, and a hypervisor that gives these bodies, of records of that size, one after the
-    /// other; then none.
-    fn answered(record: usize, bodies: Vec<Vec<u8>>) -> Client {
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        thread::spawn(move || {
-            let mut codec = Codec::default();
-            let mut bodies = bodies.into_iter();
-            let mut buffer = [0; 4096];
-            while let Ok(n @ 1..) = theirs.read(&mut buffer) {
-                codec.push(&buffer[..n]);
-                while let Some(frame) = codec.next_frame() {
-                    let body = bodies.next().unwrap_or_default();
-                    let mut header = ReplyHeader::new_zeroed();
-                    header.count = (body.len() / record) as u32;
-                    let parts = [header.as_bytes(), &body];
-                    let bytes = encode(frame.kind | REPLY, frame.tag, &parts);
-                    theirs.write_all(&bytes).unwrap();
-                }
-            }
-        });
-        Client::new(ours)
-    }
-
-    fn pages(parts: &[&[u64]]) -> Result<Vec<PageStatus>> {
-        let page = |gfn: &u64| PageStatus {
-            address: (gfn * PAGE) | page::SHARED,
-            hash: *gfn,
-        };
-        let body = |part: &&[u64]| {
-            let pages: Vec<PageStatus> = part.iter().map(page).collect();
-            pages.as_bytes().to_vec()
-        };
-        let bodies = parts.iter().map(body).collect();
-        answered(size_of::<PageStatus>(), bodies).pages("web1")
-    }
-
-    #[test]
-    fn pages_come_in_parts_that_rise() {
-        let gfns = |parts| {
-            let pages = pages(parts).map_err(|failure| failure.code())?;
-            Ok(pages.iter().map(|page| page.hash).collect::<Vec<_>>())
-        };
-        assert_eq!(gfns(&[]), Ok(vec![]));
-        assert_eq!(gfns(&[&[1, 5], &[6], &[9]]), Ok(vec![1, 5, 6, 9]));
-        let wrong: [&[&[u64]]; 4] = [
-            &[&[5, 1]],
-            &[&[1, 1]],
-            &[&[1, 5], &[5]],
-            &[&[u64::MAX >> 12]],
-        ];
-        for parts in wrong {
-            assert_eq!(gfns(parts), Err(exit::FAILED), "{parts:?}");
-        }
-    }
-
-    #[test]
-    fn events_are_as_many_as_their_numbers_say() {
-        let answer = |next, lost, count| {
-            let header = EventsHeader { next, lost };
-            let events = vec![TraceEvent::new_zeroed(); count];
-            let body = [header.as_bytes(), events.as_bytes()].concat();
-            let events = answered(1, vec![body]).events(0, 7);
-            events.map(|(_, events)| events.len()).ok()
-        };
-        assert_eq!(answer(7, 0, 0), Some(0));
-        assert_eq!(answer(12, 3, 2), Some(2));
-        for (next, lost, count) in [(8, 0, 0), (12, 3, 3), (6, 0, 0), (6, u64::MAX, 0)] {
-            assert_eq!(answer(next, lost, count), None, "{next} {lost} {count}");
-        }
-        assert!(answered(1, vec![vec![0; 15]]).events(0, 0).is_err());
-        assert!(answered(1, vec![vec![0; 17]]).events(0, 0).is_err());
-    }
-
-    #[test]
-    fn answers_that_make_no_sense_are_refused() {
-        let whole = WhyStatus::new_zeroed();
-        let size = size_of::<WhyStatus>();
-        let body = whole.as_bytes().to_vec();
-        let (good, short) = (vec![body.clone()], vec![body[1..].to_vec()]);
-        assert!(answered(size, good).why("web1").is_ok());
-        assert!(answered(size, short).why("web1").is_err());
-        let mem = vec![MemStatus::new_zeroed().as_bytes()[1..].to_vec()];
-        assert!(answered(1, mem).mem().is_err());
-        assert_eq!(answered(1, vec![]).mem().map(|vms| vms.len()).ok(), Some(0));
-    }
-}
+mod tests;

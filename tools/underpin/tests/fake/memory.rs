@@ -4,10 +4,13 @@ use abi::{
     Text,
     control::{
         FitStatus, MachineMem, MemStatus, PAYLOAD_MAX, PageStatus, RegionStatus, ReplyHeader,
-        VmStatus, WhyStatus, fit, page,
+        VmStatus, WhyStatus, fit, page, request,
     },
 };
 use zerocopy::FromZeros as _;
+
+/// Where a VM's memory begins.
+const RAM: u64 = 0x4000_0000;
 
 /// A VM of half its memory, a part of which is shared.
 pub fn mem(vm: &VmStatus, base: u64) -> MemStatus {
@@ -37,10 +40,29 @@ pub fn machine() -> MachineMem {
     machine
 }
 
-pub fn why() -> WhyStatus {
+/// In two parts, so that the command has to ask again.
+pub fn why(from: u64) -> WhyStatus {
     let mut why = WhyStatus::new_zeroed();
-    (why.private[0], why.private[1], why.no_twin, why.shared) = (900, 50, 30, 20);
+    (why.private[0], why.private[1], why.no_twin, why.shared) = match from {
+        0 => (400, 50, 0, 5),
+        _ => (500, 0, 30, 15),
+    };
     why
+}
+
+/// Where the command is to go on after that part.
+pub fn next(kind: u32, from: u64) -> u64 {
+    match (kind, from) {
+        (request::MEM_WHY, 0) => RAM,
+        // A part without a page.
+        (request::PAGES, 0) => RAM - 4096,
+        (request::PAGES, _) => {
+            let last = pages(0, from).last().map(|page| page.address & !0xfff);
+            let next = last.filter(|last| *last < RAM + 2499 * 4096);
+            next.map_or(0, |last| last + 4096)
+        }
+        _ => 0,
+    }
 }
 
 /// Room for two VMs of 512 MiB.
@@ -56,7 +78,6 @@ pub fn fit(base: u64) -> FitStatus {
 
 /// 2,500 pages: 1,000 shared ones, 1,000 of zeroes, and 500 that are different in each VM.
 pub fn pages(vm: usize, from: u64) -> Vec<PageStatus> {
-    const RAM: u64 = 0x4000_0000;
     let page = |n: u64| {
         let (state, hash) = match n {
             0..1000 => (page::SHARED, n + 1),
@@ -67,6 +88,7 @@ pub fn pages(vm: usize, from: u64) -> Vec<PageStatus> {
         PageStatus { address, hash }
     };
     let room = (PAYLOAD_MAX - size_of::<ReplyHeader>()) / size_of::<PageStatus>();
-    let pages = (0..2500).map(page).filter(|page| page.address >= from);
+    let pages = (0..2500).map(page);
+    let pages = pages.filter(|page| from > 0 && page.address >= from);
     pages.take(room).collect()
 }

@@ -141,7 +141,12 @@ impl Hypervisor {
                 let mut words = vec![0u64; frame.payload.len().div_ceil(8)];
                 let payload = &mut words.as_mut_bytes()[..frame.payload.len()];
                 payload.copy_from_slice(&frame.payload);
-                let answer = match Request::decode(frame.kind, payload) {
+                let decoded = Request::decode(frame.kind, payload);
+                let value = match decoded {
+                    Some(Request::Pages(kind, asked)) => memory::next(kind, asked.from),
+                    _ => 0,
+                };
+                let answer = match decoded {
                     Some(request) => self.answer(&request),
                     None => Err((code::MALFORMED, "malformed".to_owned())),
                 };
@@ -149,11 +154,7 @@ impl Hypervisor {
                     Ok((count, body)) => (code::OK, count, body),
                     Err((code, sentence)) => (code, 0, sentence.into_bytes()),
                 };
-                let header = ReplyHeader {
-                    code,
-                    count,
-                    value: 0,
-                };
+                let header = ReplyHeader { code, count, value };
                 self.send(frame.kind | REPLY, frame.tag, &[header.as_bytes(), &body]);
                 if frame.kind == request::POWER_OFF {
                     let _ = self.stream.shutdown(Shutdown::Both);
@@ -265,7 +266,11 @@ impl Hypervisor {
                 assert_eq!(record.kernel, 4);
                 Ok(one(&memory::fit(record.base)))
             }
-            Request::Pages(asked) => {
+            Request::Pages(request::MEM_WHY, asked) => {
+                self.find(&asked.name)?;
+                Ok(one(&memory::why(asked.from)))
+            }
+            Request::Pages(_, asked) => {
                 let pages = memory::pages(self.find(&asked.name)?, asked.from);
                 Ok((pages.len() as u32, pages.as_bytes().to_vec()))
             }
@@ -310,9 +315,6 @@ impl Hypervisor {
         }
         if kind == request::FIT {
             return Ok(one(&memory::fit(self.base)));
-        }
-        if kind == request::MEM_WHY {
-            return Ok(one(&memory::why()));
         }
         let next = match (kind, self.vms[n].state) {
             (request::STOP, state::RUNNING) if name.as_str() == Some("stubborn") => state::RUNNING,
