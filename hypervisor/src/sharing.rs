@@ -16,8 +16,8 @@ use model_frame_table::{
 };
 use model_pmap::Why;
 use model_sharing::{
-    ACCOUNTS, Accounts, Clock, Expect, Ground, Index, Joined, Link, NotJoined, Record, RecordId,
-    STRIPES, Slab,
+    ACCOUNTS, Accounts, Clock, Expect, Ground, Index, Joined, NotJoined, RecordId, STRIPES, Size,
+    Slab,
 };
 use xxhash_rust::xxh64::Xxh64;
 use zerocopy::IntoBytes;
@@ -417,16 +417,10 @@ impl Ground for Metal {
         cache::publish(frame.address(), FRAME_SIZE);
     }
 
-    fn take_record(&self, near: NodeId, user: Owner) -> Option<RecordId> {
+    fn take_record(&self, near: NodeId, size: Size) -> Option<RecordId> {
         host::get().preference.from(near).iter().find_map(|&node| {
             let slab = SLABS.get(usize::from(node.0))?;
-            let id = slab.lock().take(&mut RecordFrames(node))?;
-            Record {
-                user,
-                next: Link::Nobody,
-            }
-            .write(&mut RecordFrames(node), id);
-            Some(id)
+            slab.lock().take(&mut RecordFrames(node), size)
         })
     }
 
@@ -438,12 +432,12 @@ impl Ground for Metal {
         }
     }
 
-    fn record(&self, record: RecordId) -> Record {
-        Record::read(&RecordFrames(NodeId(0)), record)
+    fn read<const N: usize>(&self, record: RecordId) -> [u64; N] {
+        record.read(&RecordFrames(NodeId(0)))
     }
 
-    fn set_next(&self, record: RecordId, next: Link) {
-        Record::set_next(&mut RecordFrames(NodeId(0)), record, next);
+    fn write(&self, record: RecordId, n: usize, word: u64) {
+        record.write(&mut RecordFrames(NodeId(0)), n, word);
     }
 
     fn free(&self, frame: Mfn) {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use model_addr::{FRAME_SIZE, Mfn, NodeId};
 use model_address_space::Frames;
 use model_frame_table::{MemoryMap, Owner};
-use model_sharing::{Accounts, Ground, Index, Link, Record, RecordId, STRIPES, Slab, join_equal};
+use model_sharing::{Accounts, Ground, Index, RecordId, STRIPES, Size, Slab, join_equal};
 
 use crate::frames::bad;
 use crate::{FakeFrames, FakeTables};
@@ -96,18 +96,12 @@ impl Ground for FakeFrames {
         self.clean_frame(frame);
     }
 
-    fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
+    fn take_record(&self, _: NodeId, size: Size) -> Option<RecordId> {
         if self.record_fails() {
             return None;
         }
         let (slab, tables) = &mut *self.sharing.slab();
-        let id = slab.take(tables)?;
-        Record {
-            user,
-            next: Link::Nobody,
-        }
-        .write(tables, id);
-        Some(id)
+        slab.take(tables, size)
     }
 
     fn give_record(&self, record: RecordId) {
@@ -115,12 +109,12 @@ impl Ground for FakeFrames {
         slab.give(tables, record);
     }
 
-    fn record(&self, record: RecordId) -> Record {
-        Record::read(&self.sharing.slab().1, record)
+    fn read<const N: usize>(&self, record: RecordId) -> [u64; N] {
+        record.read(&self.sharing.slab().1)
     }
 
-    fn set_next(&self, record: RecordId, next: Link) {
-        Record::set_next(&mut self.sharing.slab().1, record, next);
+    fn write(&self, record: RecordId, n: usize, word: u64) {
+        record.write(&mut self.sharing.slab().1, n, word);
     }
 
     fn free(&self, frame: Mfn) {

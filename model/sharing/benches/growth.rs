@@ -18,8 +18,8 @@ use model_frame_table::{
     CacheKey, FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose,
 };
 use model_sharing::{
-    Accounts, Expect, Ground, Index, LONGEST_CHAIN, Link, MAX_USERS, Record, RecordId, Slab, claim,
-    enlist, evict, join, join_equal, leave, publish,
+    Accounts, Expect, Ground, Index, LONGEST_CHAIN, MAX_USERS, RecordId, Size, Slab, claim, enlist,
+    evict, join, join_equal, leave, publish,
 };
 
 const KEY: CacheKey = CacheKey {
@@ -137,26 +137,20 @@ impl Ground for Machine<'_> {
 
     fn clean(&self, _: Mfn) {}
 
-    fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
-        let id = self.slab.borrow_mut().take(&mut &self.tables)?;
-        Record {
-            user,
-            next: Link::Nobody,
-        }
-        .write(&mut &self.tables, id);
-        Some(id)
+    fn take_record(&self, _: NodeId, size: Size) -> Option<RecordId> {
+        self.slab.borrow_mut().take(&mut &self.tables, size)
     }
 
     fn give_record(&self, record: RecordId) {
         self.slab.borrow_mut().give(&mut &self.tables, record);
     }
 
-    fn record(&self, record: RecordId) -> Record {
-        Record::read(&&self.tables, record)
+    fn read<const N: usize>(&self, record: RecordId) -> [u64; N] {
+        record.read(&&self.tables)
     }
 
-    fn set_next(&self, record: RecordId, next: Link) {
-        Record::set_next(&mut &self.tables, record, next);
+    fn write(&self, record: RecordId, n: usize, word: u64) {
+        record.write(&mut &self.tables, n, word);
     }
 
     fn free(&self, frame: Mfn) {
@@ -293,10 +287,12 @@ fn measure(run: Run) {
         with_one_user(run, machine, &taken);
         with_many_users(run, machine, &taken);
     });
-    // By turns: each user is of another VM than the one before.
+    // Each user is of another VM than the one before.
     blocks(run, "different", 1, |n| n);
     blocks(run, "equal", 1, |_| 7);
-    blocks(run, "turns", 2, |_| 7);
+    blocks(run, "two-VMs", 2, |_| 7);
+    blocks(run, "eight-VMs", 8, |_| 7);
+    blocks(run, "all-VMs", 64, |_| 7);
 }
 
 /// So many blocks are written, or read from where nothing is known of them: some of them leave, and come anew.
@@ -319,7 +315,8 @@ fn blocks(run: Run, name: &str, vms: u64, content: impl Fn(u64) -> u64) {
         let frames: Vec<_> = (0..run.count).map(|n| Cell::new(come(Mfn(n)))).collect();
         let frame = |block: Mfn| &frames[block.0 as usize];
         let compares = machine.compares.take();
-        let taken: Vec<_> = (0..TAKEN).map(|n| Mfn(n * run.count / TAKEN)).collect();
+        let taken = (0..TAKEN).map(|n| Mfn((n * run.count / TAKEN + n % vms) % run.count));
+        let taken: Vec<_> = taken.collect();
         run.time(
             &format!("leave-{name}"),
             &taken,

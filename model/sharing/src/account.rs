@@ -2,8 +2,6 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use model_addr::VmId;
-
 /// What one whole frame is charged: a user of a frame with n users is charged `UNIT / n`, rounded
 /// down.
 pub const UNIT: u64 = 1 << 20;
@@ -89,9 +87,9 @@ impl Accounts {
         self.cached.load(Ordering::Relaxed)
     }
 
-    /// A VM has so many more users, and is charged so many more units; in two's complement.
-    pub(crate) fn change(&self, vm: VmId, users: u64, units: u64) {
-        if let Some(line) = self.lines.get(usize::from(vm.index)) {
+    /// The VM in `slot` has so many more users, and is charged so many more units; in two's complement.
+    pub(crate) fn change(&self, slot: u16, users: u64, units: u64) {
+        if let Some(line) = self.lines.get(usize::from(slot)) {
             if users != 0 {
                 line.users.fetch_add(users, Ordering::Relaxed);
             }

@@ -5,7 +5,7 @@ use model_frame_table::{
     CacheKey, Chain, Event, FrameEntry, FrameState, LockedFrame, Origin, Owner, Refused, Use,
 };
 
-use crate::{Ground, LONGEST_CHAIN, Link, RELISTED, RecordId, UNIT, account::share};
+use crate::{Ground, LONGEST_CHAIN, Link, RELISTED, RecordId, Size, UNIT, list};
 
 /// The most users that a frame has: what one of them does costs all of them a little.
 pub const MAX_USERS: u32 = 64;
@@ -103,44 +103,50 @@ pub fn join(
     if expect == Expect::Image && entry.state().usage == Use::CachedOnly {
         ground.clean(frame);
     }
-    let mut record = None;
+    let state = entry.state();
+    // Asked again when the frame is locked: others may have come and gone.
+    let mut needed = list::needed(state.references.into());
+    let mut spares = [None; 2];
     let joined = loop {
-        // Only where there are others: whoever is alone needs none.
-        let state = entry.state();
-        if record.is_none() && state.usage == Use::Shared {
-            let taken = ground.take_record(state.node, user);
-            record = Some(taken.ok_or(NotJoined::NoMemory)?);
+        if let Some(size) = needed {
+            let spare = &mut spares[size as usize];
+            *spare = ground.take_record(state.node, size);
+            if spare.is_none() {
+                break Err(NotJoined::NoMemory);
+            }
         }
-        match join_with(ground, entry, &mut record, user, expect) {
-            Ok(None) => {}
-            Ok(Some(joined)) => break Ok(joined),
+        match join_with(ground, entry, &mut spares, user, expect) {
+            Ok(Err(size)) => needed = Some(size),
+            Ok(Ok(joined)) => break Ok(joined),
             Err(refused) => break Err(refused),
         }
     };
-    if let Some(record) = record {
-        ground.give_record(record);
+    for spare in spares.into_iter().flatten() {
+        ground.give_record(spare);
     }
     joined
 }
 
-/// [`join`] with a record, if there is one; `None` where one is needed.
+/// [`join`] with records of each size, if there are; the size of one that is needed, and is not there.
 fn join_with(
     ground: &impl Ground,
     entry: &FrameEntry,
-    record: &mut Option<RecordId>,
+    spares: &mut [Option<RecordId>; 2],
     user: Owner,
     expect: Expect,
-) -> Result<Option<Joined>, NotJoined> {
+) -> Result<Result<Joined, Size>, NotJoined> {
     let mut frame = entry.lock_shared().ok_or(NotJoined::Gone)?;
     expect.check(&frame)?;
     let before = frame.users();
     if before >= MAX_USERS {
         return Err(NotJoined::Full);
     }
-    let revived = frame.state().usage == Use::CachedOnly;
-    if !revived && record.is_none() {
-        return Ok(None);
+    if let Some(size) = list::needed(before)
+        && spares[size as usize].is_none()
+    {
+        return Ok(Err(size));
     }
+    let revived = frame.state().usage == Use::CachedOnly;
     let counted = if revived {
         frame.step(Event::Revive).map(|_| ())
     } else {
@@ -150,12 +156,19 @@ fn join_with(
     if revived && frame.state().origin != Origin::Image {
         ground.accounts().change_cached(-1);
     }
+    push(ground, &mut frame, spares, user);
     let users = frame.users();
-    if before > 0 {
-        change_all(ground, &frame, before, users);
-    }
-    push(ground, &mut frame, record, user);
-    Ok(Some(Joined { users, revived }))
+    Ok(Ok(Joined { users, revived }))
+}
+
+fn push(
+    ground: &impl Ground,
+    frame: &mut LockedFrame<'_>,
+    spares: &mut [Option<RecordId>; 2],
+    user: Owner,
+) {
+    list::push(ground, frame, spares, user);
+    frame.set_recent(true);
 }
 
 /// Adds `user` to a frame of `group` that holds what `page` holds, if one is found that has room. `page` is EL2's
@@ -203,7 +216,7 @@ pub fn publish(
     }
     frame.set_cache_key(key);
     frame.set_first_record(Link::Nobody.encode());
-    push(ground, &mut frame, &mut None, user);
+    push(ground, &mut frame, &mut [None; 2], user);
     Ok(())
 }
 
@@ -242,7 +255,7 @@ pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Optio
         stripe
     });
     let mut locked = entry.lock_shared()?;
-    let record = take_out(ground, &mut locked, user).ok()?;
+    let record = list::take_out(ground, &mut locked, user)?;
     let left = match locked.users() {
         0 if is_image || keep && locked.cache_key().disk != 0 => Left::Kept,
         0 => Left::Freed,
@@ -288,7 +301,7 @@ fn claim_unindexed(ground: &impl Ground, entry: &FrameEntry, user: Owner) -> Res
     frame.set_owner(user);
     ground
         .accounts()
-        .change(user.vm, u64::MAX, UNIT.wrapping_neg());
+        .change(user.vm.index, u64::MAX, UNIT.wrapping_neg());
     Ok(())
 }
 
@@ -338,127 +351,9 @@ fn unindex(ground: &impl Ground, frame: Mfn, still: impl Fn(FrameState) -> bool)
 
 /// Calls `each` with every user of a shared frame, at most [`MAX_USERS`]. The frame is locked
 /// meanwhile.
-pub fn users(ground: &impl Ground, frame: Mfn, mut each: impl FnMut(Owner)) {
+pub fn users(ground: &impl Ground, frame: Mfn, each: impl FnMut(Owner)) {
     let entry = ground.map().entry(frame);
     if let Some(frame) = entry.and_then(FrameEntry::lock_shared) {
-        walk(ground, &frame, |user, _| {
-            each(user);
-            true
-        });
+        list::users(ground, &frame, each);
     }
-}
-
-/// Calls `each` with users of the frame, and whether all from there on are known to be of one VM, for as long as
-/// it says so.
-fn walk(ground: &impl Ground, frame: &LockedFrame<'_>, mut each: impl FnMut(Owner, bool) -> bool) {
-    let mut link = Link::decode(frame.first_record());
-    for _ in 0..MAX_USERS {
-        let (user, alike, next) = match link {
-            Link::Nobody => break,
-            Link::Last(user) => (user, true, Link::Nobody),
-            Link::Record(id, alike) => {
-                let record = ground.record(id);
-                (record.user, alike, record.next)
-            }
-        };
-        if !each(user, alike) {
-            break;
-        }
-        link = next;
-    }
-}
-
-/// Tells the accounts of all in the frame's list that it has `after` users instead of `before`; the list has
-/// the smaller number of them. Those at its end that are of one VM are told of at once.
-fn change_all(ground: &impl Ground, frame: &LockedFrame<'_>, before: u32, after: u32) {
-    let mut left = u64::from(before.min(after));
-    let units = share(after).wrapping_sub(share(before));
-    walk(ground, frame, |user, alike| {
-        let count = if alike { left } else { 1 };
-        ground
-            .accounts()
-            .change(user.vm, 0, units.wrapping_mul(count));
-        left = left.saturating_sub(count);
-        left > 0
-    });
-}
-
-/// Puts a new user into the frame's list; takes the record where others are there.
-fn push(
-    ground: &impl Ground,
-    frame: &mut LockedFrame<'_>,
-    record: &mut Option<RecordId>,
-    user: Owner,
-) {
-    let link = match (Link::decode(frame.first_record()), record.take()) {
-        (Link::Nobody, unused) => {
-            *record = unused;
-            Link::Last(user)
-        }
-        (_, None) => return,
-        (first, Some(record)) => {
-            let mut alike = false;
-            walk(ground, frame, |first, all| {
-                alike = all && first.vm == user.vm;
-                false
-            });
-            ground.set_next(record, first);
-            Link::Record(record, alike)
-        }
-    };
-    frame.set_first_record(link.encode());
-    frame.set_recent(true);
-    ground.accounts().change(user.vm, 1, share(frame.users()));
-}
-
-/// Takes `user` out of the frame's list, and off its count; the record that is free now, if
-/// it had one.
-///
-/// # Errors
-/// [`Refused::References`] where it is not there.
-fn take_out(
-    ground: &impl Ground,
-    frame: &mut LockedFrame<'_>,
-    user: Owner,
-) -> Result<Option<RecordId>, Refused> {
-    let absent = Err(Refused::References(frame.state().references));
-    // The records before, the nearer one first.
-    let mut before: [Option<RecordId>; 2] = [None; 2];
-    let mut link = Link::decode(frame.first_record());
-    // What leads to whoever is left, and from where; and the record that goes.
-    let (from, left, gone) = 'found: {
-        for _ in 0..MAX_USERS {
-            match link {
-                Link::Nobody => return absent,
-                Link::Last(last) if last != user => return absent,
-                Link::Last(_) => match before {
-                    [None, _] => break 'found (None, Link::Nobody, None),
-                    // The one before is the last from now on.
-                    [Some(id), further] => {
-                        break 'found (further, Link::Last(ground.record(id).user), Some(id));
-                    }
-                },
-                Link::Record(id, _) => {
-                    let record = ground.record(id);
-                    if record.user == user {
-                        break 'found (before[0], record.next, Some(id));
-                    }
-                    before = [Some(id), before[0]];
-                    link = record.next;
-                }
-            }
-        }
-        return absent;
-    };
-    let count = frame.users();
-    let others = frame.drop_reference()?;
-    match from {
-        Some(before) => ground.set_next(before, left),
-        None => frame.set_first_record(left.encode()),
-    }
-    ground
-        .accounts()
-        .change(user.vm, u64::MAX, share(count).wrapping_neg());
-    change_all(ground, frame, count, others.into());
-    Ok(gone)
 }

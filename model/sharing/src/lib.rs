@@ -45,10 +45,11 @@ mod account;
 mod clock;
 mod frame;
 mod index;
+mod list;
 mod record;
 
 use model_addr::{Mfn, NodeId};
-use model_frame_table::{MemoryMap, Owner};
+use model_frame_table::MemoryMap;
 
 pub use account::{ACCOUNTS, Account, Accounts, UNIT};
 pub use clock::Clock;
@@ -57,7 +58,7 @@ pub use frame::{
     publish, users,
 };
 pub use index::{Bucket, Index, LONGEST_CHAIN, RELISTED, STRIPES};
-pub use record::{Link, Record, RecordId, Slab};
+pub use record::{Link, RecordId, Size, Slab};
 
 /// What sharing stands on: the machine gives it, or a test.
 pub trait Ground {
@@ -76,15 +77,15 @@ pub trait Ground {
     /// Makes what memory holds of a frame that nobody writes any more the same as what caches hold, and lets
     /// no instruction cache hold anything else of it: guests see it with their caches on or off.
     fn clean(&self, frame: Mfn);
-    /// A record of `user` that nobody follows, as near to `near` as there is one. No frame is
+    /// A record with unspecified contents, as near to `near` as there is one. No frame is
     /// locked. `None` where there is no memory left.
-    fn take_record(&self, near: NodeId, user: Owner) -> Option<RecordId>;
+    fn take_record(&self, near: NodeId, size: Size) -> Option<RecordId>;
     /// Takes back a record; no frame is locked.
     fn give_record(&self, record: RecordId);
-    /// A record; the frame that it is of is locked.
-    fn record(&self, record: RecordId) -> Record;
-    /// Sets who follows a record; the frame that it is of is locked.
-    fn set_next(&self, record: RecordId, next: Link);
+    /// The first words of a record ([`RecordId::read`]); the frame that it is of is locked.
+    fn read<const N: usize>(&self, record: RecordId) -> [u64; N];
+    /// Sets word `n` of a record; the frame that it is of is locked.
+    fn write(&self, record: RecordId, n: usize, word: u64);
     /// Gives a frame of EL2's own back to its pool; it is not locked, nor is any other.
     fn free(&self, frame: Mfn);
 }

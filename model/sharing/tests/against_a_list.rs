@@ -9,7 +9,7 @@ use flat::{Step, World};
 use machine::{FIRST, IMAGE, user};
 use model_addr::Mfn;
 use model_frame_table::{CacheKey, Chain, Owner};
-use model_sharing::Expect;
+use model_sharing::{Expect, Size};
 use proptest::prelude::*;
 
 const FRAMES: u64 = 12;
@@ -72,7 +72,7 @@ proptest! {
     }
 }
 
-/// One frame with all the users it may have, in order and out of it; a record frame is 255 of them.
+/// One frame with all the users it may have, in order and out of it; they take records of both sizes.
 #[test]
 fn a_full_frame_refuses_and_the_accounts_follow() {
     let mut world = World::new(8, 1, 1);
@@ -88,7 +88,8 @@ fn a_full_frame_refuses_and_the_accounts_follow() {
         assert_eq!(world.pages.last().unwrap().users.len(), 64);
         world.check();
     }
-    assert_eq!(world.machine.records(), (8 * 63, 2));
+    let records = [Size::One, Size::Line].map(|size| world.machine.records(size));
+    assert_eq!(records, [(8 * 3, 1), (8 * 12, 2)]);
     let half = world.pages.len() / 2;
     for n in 0..64 {
         let page = &world.pages[half];

@@ -16,10 +16,14 @@ use proptest::prelude::*;
 /// What one of `users` that a run takes from among all is.
 type At = prop::sample::Index;
 
+/// VMs of a run: more than a line has counts of.
+const VMS: u16 = 12;
+
 /// Some of those that follow each other, or any, leave, and as many more come.
 #[derive(Clone, Debug)]
 enum Turn {
-    Come(u16, u64, usize),
+    /// So many users, each of so many VMs further than the one before.
+    Come(u16, u16, u64, usize),
     Leave(At, usize),
     /// Only so many more frames for records can be had.
     Memory(Option<u64>),
@@ -28,7 +32,8 @@ enum Turn {
 fn any_turn() -> impl Strategy<Value = Turn> {
     let memory = prop_oneof![4 => Just(None), 1 => (0..2_u64).prop_map(Some)];
     prop_oneof![
-        8 => (0..3_u16, 0..2_u64, 1..150_usize).prop_map(|(vm, content, n)| Turn::Come(vm, content, n)),
+        8 => (0..VMS, 0..3_u16, 0..2_u64, 1..150_usize)
+            .prop_map(|(vm, step, content, n)| Turn::Come(vm, step, content, n)),
         6 => (any::<At>(), 1..100_usize).prop_map(|(at, n)| Turn::Leave(at, n)),
         1 => memory.prop_map(Turn::Memory),
     ]
@@ -48,8 +53,9 @@ proptest! {
         let mut stamp = 0;
         for turn in turns {
             match turn {
-                Turn::Come(vm, content, count) => for _ in 0..count {
+                Turn::Come(vm, step, content, count) => for n in 0..count as u16 {
                     stamp += 1;
+                    let vm = (vm + n * step) % VMS;
                     world.step(Step::Equal(user(vm, stamp), 1, content));
                 },
                 Turn::Leave(at, count) => for n in 0..count {
@@ -108,6 +114,41 @@ fn one_of_a_million_equal_blocks_is_compared_once() {
     }
     let users = [0, 1].map(|vm| machine.accounts().get(vm).users);
     assert_eq!(users, [BLOCKS / 2; 2]);
+}
+
+/// A frame's users are of few VMs or many, and leave in the order in which they came, in the other one, or VM after
+/// VM: accounts are exact after each step.
+#[test]
+fn accounts_are_exact_however_many_vms_a_frame_has() {
+    let all = 1..u64::from(MAX_USERS);
+    for (vms, order) in [1, 2, 7, 8, 9, 63]
+        .into_iter()
+        .flat_map(|vms| (0..3).map(move |order| (vms, order)))
+    {
+        let mut world = World::new(1, 0, 1);
+        world.step(Step::Publish(user(0, 0), CacheKey::of_content(GROUP)));
+        let frame = Mfn(world.pages[0].frame);
+        let owner = |n: u64| user((n % vms) as u16, n);
+        let mut leavers: Vec<u64> = all.clone().collect();
+        match order {
+            0 => {}
+            1 => leavers.reverse(),
+            _ => leavers.sort_by_key(|n| (n % vms, *n)),
+        }
+        for count in [40, leavers.len()] {
+            for n in all.clone() {
+                if !world.pages[0].users.contains(&((n % vms) as u16, n)) {
+                    world.step(Step::Join(frame, owner(n), Expect::Group(GROUP)));
+                    world.check();
+                }
+            }
+            for n in &leavers[..count] {
+                world.step(Step::Leave(frame, owner(*n), false));
+                world.check();
+            }
+        }
+        world.end();
+    }
 }
 
 /// Frames that were filled in other ways than by their contents are in nobody's way.

@@ -10,8 +10,8 @@ use machine::{Machine, user};
 use model_addr::{Mfn, NodeId};
 use model_frame_table::{CacheKey, Chain, Owner, Use};
 use model_sharing::{
-    Clock, Expect, Ground, LONGEST_CHAIN, Left, NotJoined, claim, evict, join, leave, publish,
-    users,
+    Clock, Expect, Ground, LONGEST_CHAIN, Left, NotJoined, Size, claim, evict, join, leave,
+    publish, users,
 };
 
 const CPUS: u16 = 4;
@@ -124,7 +124,9 @@ fn nobody_writes_what_others_use() {
             scope.spawn(move || cpu(machine, vm));
         }
     });
-    assert_eq!(machine.records(), (0, 0));
+    for size in [Size::One, Size::Line] {
+        assert_eq!(machine.records(size), (0, 0));
+    }
     for vm in 0..CPUS {
         assert_eq!(
             machine.accounts().get(vm),

@@ -3,10 +3,11 @@
 
 mod machine;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use machine::{Tables, user};
-use model_sharing::{Link, Record, Slab};
+use machine::Tables;
+use model_addr::Mfn;
+use model_sharing::{Link, RecordId, Size, Slab};
 use proptest::prelude::*;
 
 proptest! {
@@ -16,43 +17,47 @@ proptest! {
     /// their last record.
     #[test]
     fn records_are_kept_apart(
-        runs in prop::collection::vec((any::<bool>(), 1..400_usize, any::<prop::sample::Index>()), 1..12),
+        runs in prop::collection::vec((any::<bool>(), any::<bool>(), 1..400_usize, any::<prop::sample::Index>()), 1..12),
         limit in 1..6_u64,
     ) {
         let mut tables = Tables::default();
         tables.limit(Some(limit));
         let mut slab = Slab::new();
-        let mut known = BTreeMap::new();
+        let mut known = BTreeMap::<RecordId, u64>::new();
+        let words = |id: RecordId| 0..id.size().words();
         let mut stamp = 0;
-        for (take, count, at) in runs {
+        for (take, large, count, at) in runs {
+            let size = if large { Size::Line } else { Size::One };
             for _ in 0..count {
                 stamp += 1;
                 if take {
-                    let full = slab.frames() * 255 == known.len() as u64;
-                    let Some(id) = slab.take(&mut tables) else {
-                        prop_assert!(full, "records are left");
+                    let Some(id) = slab.take(&mut tables, size) else {
+                        let all = known.keys().filter(|id| id.size() == size);
+                        let frames: BTreeSet<Mfn> = all.clone().map(|id| id.frame()).collect();
+                        let room = frames.len() as u64 * size.in_frame();
+                        prop_assert_eq!(all.count() as u64, room, "records are left");
                         continue;
                     };
-                    let next = match (stamp % 3, known.keys().next_back()) {
-                        (0, _) => Link::Last(user(2, stamp)),
-                        (_, Some(id)) => Link::Record(*id, stamp % 2 == 0),
-                        (_, None) => Link::Nobody,
-                    };
-                    let record = Record { user: user(1, stamp), next };
-                    record.write(&mut tables, id);
-                    prop_assert!(known.insert(id, record).is_none(), "given twice");
+                    prop_assert_eq!(id.size(), size);
+                    let link = Link::Record(id);
+                    prop_assert_eq!(Link::decode(link.encode()), link);
+                    words(id).for_each(|n| id.write(&mut tables, n, stamp << 8 | n as u64));
+                    prop_assert!(known.insert(id, stamp).is_none(), "given twice");
                 } else if !known.is_empty() {
                     let id = *known.keys().nth(at.index(known.len())).unwrap();
-                    prop_assert_eq!(Record::read(&tables, id), known[&id]);
                     known.remove(&id);
                     slab.give(&mut tables, id);
                 }
             }
-            for (id, record) in &known {
-                prop_assert_eq!(Record::read(&tables, *id), *record);
+            for (id, stamp) in &known {
+                let wanted = [stamp << 8, stamp << 8 | 1];
+                prop_assert_eq!(id.read(&tables), wanted);
+                if id.size() == Size::Line {
+                    let all: [u64; 8] = id.read(&tables);
+                    prop_assert_eq!(all[7], stamp << 8 | 7);
+                }
             }
-            let mut frames: Vec<_> = known.keys().map(|id| id.frame()).collect();
-            frames.dedup();
+            let frames: BTreeSet<Mfn> = known.keys().map(|id| id.frame()).collect();
             prop_assert_eq!(frames.len(), tables.in_use());
             prop_assert_eq!(slab.frames(), tables.in_use() as u64);
         }

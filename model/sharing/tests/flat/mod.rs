@@ -12,7 +12,7 @@ use model_addr::Mfn;
 use model_frame_table::{CacheKey, Chain, Owner, Use};
 use model_sharing::{
     ACCOUNTS, Account, Bucket, Expect, Ground, Joined, LONGEST_CHAIN, Left, MAX_USERS, NotJoined,
-    RELISTED, UNIT, claim, enlist, evict, join, join_equal, leave, publish, users,
+    RELISTED, Size, UNIT, claim, enlist, evict, join, join_equal, leave, publish, users,
 };
 
 use crate::machine::{FIRST, IMAGE, Machine};
@@ -38,7 +38,7 @@ pub enum Step {
 pub struct Page {
     pub frame: u64,
     pub key: (u16, u8, u64),
-    /// The newest first. Nobody: it is kept.
+    /// In any order. Nobody: it is kept.
     pub users: Vec<(u16, u64)>,
     pub chains: [bool; 2],
 }
@@ -139,16 +139,18 @@ impl World {
         });
     }
 
-    /// Whether there is no record left: every frame of records is full.
-    fn no_record(&self) -> bool {
-        let (records, frames) = self.machine.records();
-        records == frames * 255
+    /// Whether no record is left for one user more than so many: every frame of such records is full.
+    fn no_record(&self, users: usize) -> bool {
+        let size = if users < 4 { Size::One } else { Size::Line };
+        let (records, frames) = self.machine.records(size);
+        users > 0 && (users < 4 || (users - 4) % 5 == 0) && records == frames * size.in_frame()
     }
 
     fn join(&mut self, frame: Mfn, user: Owner, expect: Expect) {
         let result = join(&self.machine, frame, user, expect);
         if result == Err(NotJoined::NoMemory) {
-            assert!(self.no_record());
+            let have = self.position(frame).map(|at| self.pages[at].users.len());
+            assert!(self.no_record(have.unwrap()), "{have:?}");
             return;
         }
         let wanted = self.position(frame).map(|at| &mut self.pages[at]);
@@ -217,8 +219,10 @@ impl World {
             machine.free(own);
             return;
         }
-        let mut listed = self.pages.iter().filter(|page| page.chains[0]);
-        assert!(!listed.any(is_equal) || self.no_record(), "there is one");
+        let listed = self.pages.iter().filter(|page| page.chains[0]);
+        let mut joinable =
+            listed.filter(|page| is_equal(page) && !self.no_record(page.users.len()));
+        assert_eq!(joinable.next(), None, "there is one");
         publish(machine, own, user, key).unwrap();
         enlist(machine, own);
         self.pages.push(Page {
@@ -326,7 +330,10 @@ impl World {
             assert_eq!(usize::from(state.references), page.users.len());
             let mut found = Vec::new();
             users(machine, frame, |user| found.push(short(user)));
-            assert_eq!(found, page.users);
+            found.sort_unstable();
+            let mut wanted = page.users.clone();
+            wanted.sort_unstable();
+            assert_eq!(found, wanted);
             for (vm, _) in &page.users {
                 accounts[usize::from(*vm)].users += 1;
                 accounts[usize::from(*vm)].units += UNIT / page.users.len() as u64;
@@ -353,13 +360,15 @@ impl World {
         let kept = taken.clone().filter(|page| page.users.is_empty()).count();
         assert_eq!(machine.accounts().cached(), kept as u64);
         assert_eq!(machine.free_frames() + taken.count() as u64, self.frames);
-        // Whoever is the last of a frame's users takes none.
-        let records = self
-            .pages
-            .iter()
-            .map(|page| page.users.len().saturating_sub(1));
-        let records: usize = records.sum();
-        assert_eq!(machine.records().0, records as u64);
+        // The first of a frame's users takes none, three take one each, and each five more a line.
+        let count = |of: fn(usize) -> usize| {
+            let records = self.pages.iter().map(|page| of(page.users.len()));
+            records.sum::<usize>() as u64
+        };
+        let small = count(|users| users.saturating_sub(1).min(3));
+        let lines = count(|users| users.saturating_sub(4).div_ceil(5));
+        let records = [Size::One, Size::Line].map(|size| machine.records(size).0);
+        assert_eq!(records, [small, lines]);
     }
 
     /// All users leave and all that is kept goes: everything is as it was.
@@ -372,6 +381,8 @@ impl World {
             self.evict(Mfn(page.frame));
         }
         self.check();
-        assert_eq!(self.machine.records(), (0, 0));
+        for size in [Size::One, Size::Line] {
+            assert_eq!(self.machine.records(size), (0, 0));
+        }
     }
 }

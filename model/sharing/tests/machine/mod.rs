@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use machine_contract::TableMemory;
 use model_addr::{FrameRange, Gfn, Mfn, NodeId, VmId};
 use model_frame_table::{FrameEntry, MemoryMap, MemoryRange, Origin, Owner, Pool, Purpose};
-use model_sharing::{Accounts, Ground, Index, Link, Record, RecordId, STRIPES, Slab};
+use model_sharing::{Accounts, Ground, Index, RecordId, STRIPES, Size, Slab};
 
 /// The first frame of the pools; far from zero, so that a slot is no frame number.
 pub const FIRST: u64 = 0x8_0003;
@@ -71,7 +71,8 @@ pub struct Machine {
     stripes: Vec<Mutex<()>>,
     pub pool: Mutex<Pool>,
     pub slab: Mutex<(Slab, Tables)>,
-    records: AtomicU64,
+    /// Records in use of each size, and the frames that they take.
+    records: [[AtomicU64; 2]; 2],
     /// Pages that were compared.
     pub compares: AtomicU64,
     contents: Vec<AtomicU64>,
@@ -108,7 +109,7 @@ impl Machine {
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             pool: Mutex::new(pool),
             slab: Mutex::default(),
-            records: AtomicU64::new(0),
+            records: Default::default(),
             compares: AtomicU64::new(0),
             contents: (0..frames + images).map(|_| AtomicU64::new(0)).collect(),
         }
@@ -137,11 +138,15 @@ impl Machine {
         self.pool.lock().unwrap().counts().free
     }
 
-    /// Records in use, and the frames that they take.
-    pub fn records(&self) -> (u64, u64) {
+    /// Records in use of a size, and the frames that they take.
+    pub fn records(&self, size: Size) -> (u64, u64) {
         let slab = self.slab.lock().unwrap();
         assert_eq!(slab.0.frames(), slab.1.in_use() as u64);
-        (self.records.load(Ordering::Relaxed), slab.0.frames())
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let frames: u64 = self.records.iter().map(|[_, frames]| count(frames)).sum();
+        assert_eq!(slab.0.frames(), frames);
+        let [records, frames] = &self.records[size as usize];
+        (count(records), count(frames))
     }
 }
 
@@ -173,30 +178,35 @@ impl Ground for Machine {
 
     fn clean(&self, _: Mfn) {}
 
-    fn take_record(&self, _: NodeId, user: Owner) -> Option<RecordId> {
+    fn take_record(&self, _: NodeId, size: Size) -> Option<RecordId> {
         let (slab, tables) = &mut *self.slab.lock().unwrap();
-        let id = slab.take(tables)?;
-        Record {
-            user,
-            next: Link::Nobody,
-        }
-        .write(tables, id);
-        self.records.fetch_add(1, Ordering::Relaxed);
+        let frames = slab.frames();
+        let id = slab.take(tables, size)?;
+        // What it holds is unspecified.
+        (0..size.words()).for_each(|n| id.write(tables, n, 0x5eed_5eed_5eed_5eed));
+        let [records, of_size] = &self.records[size as usize];
+        records.fetch_add(1, Ordering::Relaxed);
+        of_size.fetch_add(slab.frames() - frames, Ordering::Relaxed);
         Some(id)
     }
 
     fn give_record(&self, record: RecordId) {
         let (slab, tables) = &mut *self.slab.lock().unwrap();
+        let frames = slab.frames();
         slab.give(tables, record);
-        self.records.fetch_sub(1, Ordering::Relaxed);
+        let [records, of_size] = &self.records[record.size() as usize];
+        records.fetch_sub(1, Ordering::Relaxed);
+        of_size.fetch_sub(frames - slab.frames(), Ordering::Relaxed);
     }
 
-    fn record(&self, record: RecordId) -> Record {
-        Record::read(&self.slab.lock().unwrap().1, record)
+    fn read<const N: usize>(&self, record: RecordId) -> [u64; N] {
+        assert!(N <= record.size().words());
+        record.read(&self.slab.lock().unwrap().1)
     }
 
-    fn set_next(&self, record: RecordId, next: Link) {
-        Record::set_next(&mut self.slab.lock().unwrap().1, record, next);
+    fn write(&self, record: RecordId, n: usize, word: u64) {
+        assert!(n < record.size().words());
+        record.write(&mut self.slab.lock().unwrap().1, n, word);
     }
 
     fn free(&self, frame: Mfn) {
@@ -209,7 +219,7 @@ pub fn user(vm: u16, gfn: u64) -> Owner {
     Owner {
         vm: VmId {
             index: vm,
-            generation: 0xfff0 + vm,
+            generation: 0xff00 + vm,
         },
         gfn: Gfn(gfn),
     }
