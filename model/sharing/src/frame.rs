@@ -5,7 +5,10 @@ use model_frame_table::{
     CacheKey, Chain, Event, FrameEntry, FrameState, LockedFrame, Origin, Owner, Refused, Use,
 };
 
-use crate::{Ground, LONGEST_CHAIN, Link, RELISTED, RecordId, Size, UNIT, list};
+use crate::{
+    Ground, LONGEST_CHAIN, Link, RELISTED, RecordId, Size, UNIT,
+    list::{List, needed},
+};
 
 /// The most users that a frame has: what one of them does costs all of them a little.
 pub const MAX_USERS: u32 = 64;
@@ -105,10 +108,10 @@ pub fn join(
     }
     let state = entry.state();
     // Asked again when the frame is locked: others may have come and gone.
-    let mut needed = list::needed(state.references.into());
+    let mut lacks = needed(state.references.into());
     let mut spares = [None; 2];
     let joined = loop {
-        if let Some(size) = needed {
+        if let Some(size) = lacks {
             let spare = &mut spares[size as usize];
             *spare = ground.take_record(state.node, size);
             if spare.is_none() {
@@ -116,7 +119,7 @@ pub fn join(
             }
         }
         match join_with(ground, entry, &mut spares, user, expect) {
-            Ok(Err(size)) => needed = Some(size),
+            Ok(Err(size)) => lacks = Some(size),
             Ok(Ok(joined)) => break Ok(joined),
             Err(refused) => break Err(refused),
         }
@@ -141,7 +144,7 @@ fn join_with(
     if before >= MAX_USERS {
         return Err(NotJoined::Full);
     }
-    if let Some(size) = list::needed(before)
+    if let Some(size) = needed(before)
         && spares[size as usize].is_none()
     {
         return Ok(Err(size));
@@ -156,19 +159,9 @@ fn join_with(
     if revived && frame.state().origin != Origin::Image {
         ground.accounts().change_cached(-1);
     }
-    push(ground, &mut frame, spares, user);
+    List::of(ground, &mut frame).push(spares, user);
     let users = frame.users();
     Ok(Ok(Joined { users, revived }))
-}
-
-fn push(
-    ground: &impl Ground,
-    frame: &mut LockedFrame<'_>,
-    spares: &mut [Option<RecordId>; 2],
-    user: Owner,
-) {
-    list::push(ground, frame, spares, user);
-    frame.set_recent(true);
 }
 
 /// Adds `user` to a frame of `group` that holds what `page` holds, if one is found that has room. `page` is EL2's
@@ -216,7 +209,7 @@ pub fn publish(
     }
     frame.set_cache_key(key);
     frame.set_first_record(Link::Nobody.encode());
-    push(ground, &mut frame, &mut [None; 2], user);
+    List::of(ground, &mut frame).push(&mut [None; 2], user);
     Ok(())
 }
 
@@ -255,7 +248,7 @@ pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Optio
         stripe
     });
     let mut locked = entry.lock_shared()?;
-    let record = list::take_out(ground, &mut locked, user)?;
+    let record = List::of(ground, &mut locked).take_out(user)?;
     let left = match locked.users() {
         0 if is_image || keep && locked.cache_key().disk != 0 => Left::Kept,
         0 => Left::Freed,
@@ -353,7 +346,7 @@ fn unindex(ground: &impl Ground, frame: Mfn, still: impl Fn(FrameState) -> bool)
 /// meanwhile.
 pub fn users(ground: &impl Ground, frame: Mfn, each: impl FnMut(Owner)) {
     let entry = ground.map().entry(frame);
-    if let Some(frame) = entry.and_then(FrameEntry::lock_shared) {
-        list::users(ground, &frame, each);
+    if let Some(mut frame) = entry.and_then(FrameEntry::lock_shared) {
+        List::of(ground, &mut frame).users(each);
     }
 }

@@ -44,10 +44,9 @@ type Place = Option<(RecordId, usize)>;
 
 /// How many users each VM has: 16 bits each, slot and number, those that there are first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counts(u128);
+struct Counts(u128);
 
 impl Counts {
-    const NONE: Self = Self(0);
     /// Users are of more VMs than there is room for.
     const UNKNOWN: Self = Self(u128::MAX);
 
@@ -55,27 +54,13 @@ impl Counts {
         Self((high as u128) << 64 | low as u128)
     }
 
-    /// Slot and number of each.
-    fn each(self) -> impl Iterator<Item = (u16, u64)> {
-        let mut rest = self.0;
-        core::iter::from_fn(move || {
-            let one = rest as u16;
-            rest >>= 16;
-            (one != 0).then_some((one >> 8, u64::from(one & 0xff)))
-        })
-    }
-
     /// Where the number of `slot` is, or where it would be put.
     fn place(self, slot: u16) -> Option<u32> {
-        let mut rest = self.0;
-        for at in (0..u128::BITS).step_by(16) {
-            let one = rest as u16;
-            if one == 0 || one >> 8 == slot {
-                return Some(at);
-            }
-            rest >>= 16;
-        }
-        None
+        let mut all = (0..u128::BITS).step_by(16);
+        all.find(|at| {
+            let one = (self.0 >> at) as u16;
+            one == 0 || one >> 8 == slot
+        })
     }
 
     /// One user more of the VM in `slot`; a VM without an account is not counted.
@@ -83,299 +68,253 @@ impl Counts {
         match self.place(slot) {
             _ if usize::from(slot) >= ACCOUNTS => self,
             None => Self::UNKNOWN,
-            Some(at) => match self.0 >> at {
-                0 => Self(self.0 | u128::from(slot << 8 | 1) << at),
-                _ => Self(self.0 + (1 << at)),
-            },
+            Some(at) if self.0 >> at == 0 => Self(self.0 | u128::from(slot << 8 | 1) << at),
+            Some(at) => Self(self.0 + (1 << at)),
         }
     }
 
-    /// One user less.
+    /// One user less of a VM that has some.
     fn remove(self, slot: u16) -> Self {
         match self.place(slot) {
             Some(at) if (self.0 >> at) as u8 == 1 => {
                 let below = (1 << at) - 1;
                 Self(self.0 & below | self.0 >> 16 & !below)
             }
-            Some(at) if self.0 >> at != 0 => Self(self.0 - (1 << at)),
+            Some(at) if self != Self::UNKNOWN && self.0 >> at != 0 => Self(self.0 - (1 << at)),
             _ => self,
         }
     }
 }
 
-/// The line at the front, of a frame with more than [`SMALL`] users.
-fn front(frame: &LockedFrame<'_>) -> Option<RecordId> {
-    match Link::decode(frame.first_record()) {
-        Link::Record(id) if id.size() == Size::Line => Some(id),
-        _ => None,
+/// The list of a locked frame's users.
+pub(crate) struct List<'a, 'f, G> {
+    ground: &'a G,
+    frame: &'a mut LockedFrame<'f>,
+}
+
+impl<'a, 'f, G: Ground> List<'a, 'f, G> {
+    pub const fn of(ground: &'a G, frame: &'a mut LockedFrame<'f>) -> Self {
+        Self { ground, frame }
     }
-}
 
-fn set_counts(ground: &impl Ground, line: RecordId, counts: Counts) {
-    ground.write(line, 1, counts.0 as u64);
-    ground.write(line, 2, (counts.0 >> 64) as u64);
-}
-
-/// Calls `each` with users of the frame, which has so many, as words, and where they stand, for as long as it says so.
-#[inline]
-fn walk(
-    ground: &impl Ground,
-    frame: &LockedFrame<'_>,
-    users: u32,
-    mut each: impl FnMut(u64, Place) -> bool,
-) {
-    let (mut link, mut from) = (frame.first_record(), None);
-    if users > SMALL {
-        match walk_lines(ground, link, users, &mut each) {
-            Some((next, id)) => (link, from) = (next, Some((id, 0))),
-            None => return,
+    /// The line at the front, of a frame with more than [`SMALL`] users.
+    fn front(&self) -> Option<RecordId> {
+        match Link::decode(self.frame.first_record()) {
+            Link::Record(id) if id.size() == Size::Line => Some(id),
+            _ => None,
         }
     }
-    walk_small(ground, link, from, each);
-}
 
-/// [`walk`] from a link on that stands at `from` and leads to no line.
-#[inline]
-fn walk_small(
-    ground: &impl Ground,
-    mut link: u64,
-    mut from: Place,
-    mut each: impl FnMut(u64, Place) -> bool,
-) {
-    for _ in 0..SMALL {
-        if let Some(user) = Link::user(link) {
-            each(user, from);
-            return;
-        }
-        let Link::Record(id) = Link::decode(link) else {
-            return;
-        };
-        let [next, user] = ground.read(id);
-        if !each(user, Some((id, 1))) {
-            return;
-        }
-        (link, from) = (next, Some((id, 0)));
+    fn set_counts(&self, line: RecordId, counts: Counts) {
+        self.ground.write(line, 1, counts.0 as u64);
+        self.ground.write(line, 2, (counts.0 >> 64) as u64);
     }
-}
 
-/// [`walk`] through lines; what the last of them leads to, and that one, where `each` did not stop it.
-#[inline(never)]
-fn walk_lines(
-    ground: &impl Ground,
-    mut link: u64,
-    users: u32,
-    mut each: impl FnMut(u64, Place) -> bool,
-) -> Option<(u64, RecordId)> {
-    let mut count = in_front(users);
-    for _ in 0..(users - SMALL).div_ceil(PER_LINE) - 1 {
-        link = walk_line(ground, link, count, &mut each)?.0;
-        count = PER_LINE as usize;
+    /// Calls `each` with users of the list, which has so many, as words, and where they stand, for as long as it
+    /// says so.
+    #[inline]
+    fn walk(&self, users: u32, mut each: impl FnMut(u64, Place) -> bool) {
+        let (mut link, mut from) = (self.frame.first_record(), None);
+        if users > SMALL {
+            match self.walk_lines(users, &mut each) {
+                Some((next, id)) => (link, from) = (next, Some((id, 0))),
+                None => return,
+            }
+        }
+        for _ in 0..SMALL {
+            if let Some(user) = Link::user(link) {
+                each(user, from);
+                return;
+            }
+            let Link::Record(id) = Link::decode(link) else {
+                return;
+            };
+            let [next, user] = self.ground.read(id);
+            if !each(user, Some((id, 1))) {
+                return;
+            }
+            (link, from) = (next, Some((id, 0)));
+        }
     }
-    walk_line(ground, link, count, &mut each)
-}
 
-#[inline]
-fn walk_line(
-    ground: &impl Ground,
-    link: u64,
-    count: usize,
-    mut each: impl FnMut(u64, Place) -> bool,
-) -> Option<(u64, RecordId)> {
-    let Link::Record(id) = Link::decode(link) else {
-        return None;
-    };
-    let words: [u64; Size::Line.words()] = ground.read(id);
-    let mut users = (HEAD..HEAD + count).rev();
-    users
-        .all(|n| each(words[n], Some((id, n))))
-        .then_some((words[0], id))
-}
+    /// [`Self::walk`] through lines; what the last of them leads to, and that one, where `each` did not stop it.
+    #[inline(never)]
+    fn walk_lines(
+        &self,
+        mut users: u32,
+        mut each: impl FnMut(u64, Place) -> bool,
+    ) -> Option<(u64, RecordId)> {
+        let mut line = self.front()?;
+        loop {
+            let words: [u64; Size::Line.words()] = self.ground.read(line);
+            let count = in_front(users);
+            let mut places = (HEAD..HEAD + count).rev();
+            if !places.all(|n| each(words[n], Some((line, n)))) {
+                return None;
+            }
+            users = users.saturating_sub(count as u32);
+            match Link::decode(words[0]) {
+                Link::Record(next) if users > SMALL => line = next,
+                _ => return Some((words[0], line)),
+            }
+        }
+    }
 
-/// Calls `each` with every user of the frame, the newest first where none has gone.
-pub(crate) fn users(ground: &impl Ground, frame: &LockedFrame<'_>, mut each: impl FnMut(Owner)) {
-    walk(ground, frame, frame.users(), |user, _| {
-        each(Owner::decode(user));
-        true
-    });
-}
-
-/// Charges a user so many units more, in two's complement.
-fn charge(ground: &impl Ground, user: u64, units: u64) {
-    let slot = Owner::decode(user).vm.index;
-    ground.accounts().change(slot, 0, units);
-}
-
-/// [`charge`] for each user of a frame that has no line.
-#[inline]
-fn charge_small(ground: &impl Ground, frame: &LockedFrame<'_>, units: u64) {
-    walk_small(ground, frame.first_record(), None, |user, _| {
-        charge(ground, user, units);
-        true
-    });
-}
-
-/// [`charge`] for each of `users`, all that the list has, of whom each VM has so many.
-#[inline]
-fn charge_all(
-    ground: &impl Ground,
-    frame: &LockedFrame<'_>,
-    (users, counts): (u32, Counts),
-    units: u64,
-) {
-    if counts == Counts::UNKNOWN {
-        return walk(ground, frame, users, |user, _| {
-            charge(ground, user, units);
+    /// Calls `each` with every user, the newest first where none has gone.
+    pub fn users(&self, mut each: impl FnMut(Owner)) {
+        self.walk(self.frame.users(), |user, _| {
+            each(Owner::decode(user));
             true
         });
     }
-    for (slot, count) in counts.each() {
-        let units = units.wrapping_mul(count);
-        ground.accounts().change(slot, 0, units);
-    }
-}
 
-/// Puts a new user into the list, which is counted already, and takes the record that it [needs](needed).
-pub(crate) fn push(
-    ground: &impl Ground,
-    frame: &mut LockedFrame<'_>,
-    spares: &mut [Option<RecordId>; 2],
-    user: Owner,
-) {
-    let users = frame.users();
-    let units = share(users);
-    if users == 1 {
-        frame.set_first_record(Link::Last(user).encode());
-    } else {
+    /// Charges each of `users`, all that the list has, so many units more, in two's complement.
+    #[inline]
+    fn charge(&self, users: u32, units: u64) {
+        self.walk(users, |user, _| {
+            let slot = Owner::decode(user).vm.index;
+            self.ground.accounts().change(slot, 0, units);
+            true
+        });
+    }
+
+    /// [`Self::charge`] where each VM has so many.
+    #[inline]
+    fn charge_vms(&self, users: u32, counts: Counts, units: u64) {
+        let mut rest = counts.0;
+        if counts == Counts::UNKNOWN {
+            self.charge(users, units);
+            rest = 0;
+        }
+        while rest as u16 != 0 {
+            let (slot, count) = (rest as u16 >> 8, u64::from(rest as u8));
+            let units = units.wrapping_mul(count);
+            self.ground.accounts().change(slot, 0, units);
+            rest >>= 16;
+        }
+    }
+
+    /// Puts a new user into the list, who is counted already, and takes the record that it [needs](needed).
+    pub fn push(&mut self, spares: &mut [Option<RecordId>; 2], user: Owner) {
+        let users = self.frame.users();
+        let units = share(users);
         let change = units.wrapping_sub(share(users - 1));
         let [one, line] = spares;
-        if users > SMALL {
-            push_to_line(ground, frame, line, user, change);
+        if users == 1 {
+            self.frame.set_first_record(Link::Last(user).encode());
+        } else if users > SMALL {
+            self.push_to_line(line, user, change);
         } else if let Some(id) = one.take() {
-            charge_small(ground, frame, change);
-            ground.write(id, 0, frame.first_record());
-            ground.write(id, 1, user.encode());
-            frame.set_first_record(Link::Record(id).encode());
+            self.charge(users - 1, change);
+            self.ground.write(id, 1, user.encode());
+            self.put_first(id);
+        }
+        self.frame.set_recent(true);
+        let accounts = self.ground.accounts();
+        accounts.change(user.vm.index, 1, units);
+    }
+
+    /// Puts a record before all that there are.
+    fn put_first(&mut self, id: RecordId) {
+        self.ground.write(id, 0, self.frame.first_record());
+        self.frame.set_first_record(Link::Record(id).encode());
+    }
+
+    #[inline(never)]
+    fn push_to_line(&mut self, spare: &mut Option<RecordId>, user: Owner, change: u64) {
+        let users = self.frame.users();
+        let line = self.front();
+        let mut counts = Counts(0);
+        if let Some(line) = line {
+            let [_, low, high] = self.ground.read(line);
+            counts = Counts::of_words(low, high);
+        } else {
+            self.walk(SMALL, |user, _| {
+                counts = counts.add(Owner::decode(user).vm.index);
+                true
+            });
+        }
+        self.charge_vms(users - 1, counts, change);
+        let place = in_front(users);
+        let new = spare.take_if(|_| place == 1);
+        if let Some(id) = new {
+            self.put_first(id);
+        }
+        if let Some(line) = new.or(line) {
+            self.set_counts(line, counts.add(user.vm.index));
+            self.ground.write(line, HEAD - 1 + place, user.encode());
         }
     }
-    ground.accounts().change(user.vm.index, 1, units);
-}
 
-#[inline(never)]
-fn push_to_line(
-    ground: &impl Ground,
-    frame: &mut LockedFrame<'_>,
-    spare: &mut Option<RecordId>,
-    user: Owner,
-    change: u64,
-) {
-    let users = frame.users();
-    let line = front(frame);
-    let mut counts = Counts::NONE;
-    if let Some(line) = line {
-        let [_, low, high] = ground.read(line);
-        counts = Counts::of_words(low, high);
-    } else {
-        walk(ground, frame, SMALL, |user, _| {
-            counts = counts.add(Owner::decode(user).vm.index);
-            true
+    /// Takes `user` out of the list, and off the frame's count; the record that is free now, if there is one.
+    /// `None` where it is not there, or the frame is not shared.
+    pub fn take_out(&mut self, user: Owner) -> Option<Option<RecordId>> {
+        let users = self.frame.users();
+        let (mut found, wanted) = (None, user.encode());
+        self.walk(users, |word, place| {
+            if word == wanted {
+                found = Some(place);
+            }
+            word != wanted
         });
+        let place = found?;
+        let others = u32::from(self.frame.drop_reference().ok()?);
+        let (slot, units) = (user.vm.index, share(users));
+        let change = share(others).wrapping_sub(units);
+        let gone = if users > SMALL {
+            self.pop_from_line(place, slot, change)
+        } else {
+            let gone = self.pop(place);
+            if others > 0 {
+                self.charge(others, change);
+            }
+            gone
+        };
+        let accounts = self.ground.accounts();
+        accounts.change(slot, u64::MAX, units.wrapping_neg());
+        Some(gone)
     }
-    charge_all(ground, frame, (users - 1, counts), change);
-    let place = in_front(users);
-    let new = spare.take_if(|_| place == 1);
-    if let Some(id) = new {
-        ground.write(id, 0, frame.first_record());
-        frame.set_first_record(Link::Record(id).encode());
-    }
-    if let Some(line) = new.or(line) {
-        set_counts(ground, line, counts.add(user.vm.index));
-        ground.write(line, HEAD - 1 + place, user.encode());
-    }
-}
 
-/// Takes `user` out of the list, and off the frame's count; the record that is free now, if there is one.
-/// `None` where it is not there, or is no shared frame's.
-pub(crate) fn take_out(
-    ground: &impl Ground,
-    frame: &mut LockedFrame<'_>,
-    user: Owner,
-) -> Option<Option<RecordId>> {
-    let users = frame.users();
-    let (mut found, wanted) = (None, user.encode());
-    walk(ground, frame, users, |word, place| {
-        if word == wanted {
-            found = Some(place);
+    /// Moves the user at the front to `place`, of whoever goes; the record that is empty then.
+    fn pop(&mut self, place: Place) -> Option<RecordId> {
+        let Link::Record(id) = Link::decode(self.frame.first_record()) else {
+            self.frame.set_first_record(Link::Nobody.encode());
+            return None;
+        };
+        let [_, user] = self.ground.read(id);
+        self.put(place, user);
+        // The first user may stand in it now.
+        let [next] = self.ground.read(id);
+        self.frame.set_first_record(next);
+        Some(id)
+    }
+
+    /// Makes a user stand where another stood.
+    fn put(&self, place: Place, user: u64) {
+        match place {
+            Some((id, 0)) => self.ground.write(id, 0, Link::last(user)),
+            Some((id, n)) => self.ground.write(id, n, user),
+            None => {}
         }
-        word != wanted
-    });
-    let place = found?;
-    let others = u32::from(frame.drop_reference().ok()?);
-    let (slot, units) = (user.vm.index, share(users));
-    let change = share(others).wrapping_sub(units);
-    let gone = if users > SMALL {
-        pop_from_line(ground, frame, (users, change), (place, slot))
-    } else {
-        let gone = pop(ground, frame, place);
-        if others > 0 {
-            charge_small(ground, frame, change);
+    }
+
+    /// [`Self::pop`] where the front is a line; whoever goes, and is counted no more, is of the VM in `slot`, and
+    /// each of the others is charged so much more.
+    #[inline(never)]
+    fn pop_from_line(&mut self, place: Place, slot: u16, change: u64) -> Option<RecordId> {
+        let others = self.frame.users();
+        let id = self.front()?;
+        let words: [u64; Size::Line.words()] = self.ground.read(id);
+        let count = in_front(others + 1);
+        self.put(place, words[HEAD - 1 + count]);
+        let counts = Counts::of_words(words[1], words[2]).remove(slot);
+        if count == 1 {
+            self.frame.set_first_record(words[0]);
         }
-        gone
-    };
-    let accounts = ground.accounts();
-    accounts.change(slot, u64::MAX, units.wrapping_neg());
-    Some(gone)
-}
-
-/// Moves the user at the front to `place`, of whoever goes; the record that is empty then.
-fn pop(ground: &impl Ground, frame: &mut LockedFrame<'_>, place: Place) -> Option<RecordId> {
-    let Link::Record(id) = Link::decode(frame.first_record()) else {
-        frame.set_first_record(Link::Nobody.encode());
-        return None;
-    };
-    let [next, user] = ground.read(id);
-    let first = if place == Some((id, 0)) {
-        Link::last(user)
-    } else {
-        put(ground, place, user);
-        next
-    };
-    frame.set_first_record(first);
-    Some(id)
-}
-
-/// Makes a user stand where another stood.
-fn put(ground: &impl Ground, place: Place, user: u64) {
-    match place {
-        Some((id, 0)) => ground.write(id, 0, Link::last(user)),
-        Some((id, n)) => ground.write(id, n, user),
-        None => {}
+        if let Some(line) = self.front() {
+            self.set_counts(line, counts);
+        }
+        self.charge_vms(others, counts, change);
+        (count == 1).then_some(id)
     }
-}
-
-/// [`pop`] where the front is a line, of so many users, and the change of what the others are charged; whoever goes
-/// is of the VM in `slot`.
-#[inline(never)]
-fn pop_from_line(
-    ground: &impl Ground,
-    frame: &mut LockedFrame<'_>,
-    (users, change): (u32, u64),
-    (place, slot): (Place, u16),
-) -> Option<RecordId> {
-    let id = front(frame)?;
-    let words: [u64; Size::Line.words()] = ground.read(id);
-    let count = in_front(users);
-    put(ground, place, words[HEAD - 1 + count]);
-    let mut counts = Counts::of_words(words[1], words[2]);
-    if counts != Counts::UNKNOWN {
-        counts = counts.remove(slot);
-    }
-    let gone = count == 1;
-    if gone {
-        frame.set_first_record(words[0]);
-    }
-    if let Some(line) = front(frame) {
-        set_counts(ground, line, counts);
-    }
-    charge_all(ground, frame, (users - 1, counts), change);
-    gone.then_some(id)
 }
