@@ -12,8 +12,8 @@
 //!        claim (sole user)                               └───────────────────────────────► pool
 //!                                                          leave (the last one, not kept)
 //!
-//!  frame's entry         records, 16 bytes each, from a slab       accounts, a line per VM slot
-//!  first link ─────────► user, next ──► user, last user            users; units: sum of 1/n
+//!  frame's entry         records of a slab                         accounts, a line per VM slot
+//!  first link ─────────► 5 users, next ──► user, last user         users; units: sum of 1/n
 //!  next by content ─┐
 //!  next by block ───┴──► other frames of the same bucket of the index
 //! ```
