@@ -274,3 +274,28 @@ rogue() {
     try 0 detach >/dev/null
     say "rogue ended"
 }
+
+# This system's registers while a VM beside it, on its only CPU, writes all that it can; and before, when they change
+# by this system's own doing.
+registers() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    insmod /rogue.ko || say "failed insmod of a rogue"
+    look=/sys/module/rogue/parameters/registers
+    try 0 attach >/dev/null
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        echo alone >$look
+        sleep 0.1
+    done
+    try 0 run /vms
+    waited=0
+    until [ "$(field lent)" = 0 ] || [ $waited -ge 600 ]; do
+        echo beside >$look
+        sleep 0.1
+        waited=$((waited + 1))
+    done
+    echo beside >$look
+    sed 's/^/os0: console /' /tmp/underpin-0/os0/consoles/writer.log
+    try 0 detach >/dev/null
+    say "registers looks=$waited"
+}

@@ -1,6 +1,7 @@
 //! Doing what may fault, and going on.
 
 use core::arch::asm;
+use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::cpu::{self, MAX_CPUS};
@@ -129,42 +130,123 @@ static CODE: Code = Code([const { AtomicU64::new(0) }; MAX_CPUS]);
 /// `ret`.
 const RETURN: u64 = 0xd65f_03c0;
 
-/// Writes `instruction` and a return, makes them visible to instruction fetch, and calls them.
+/// Writes `instruction` and a return, makes them visible to instruction fetch, and calls them with `x0`.
 ///
 /// # Safety
 /// The instruction changes no register but x0 and flags, and no memory or system state that this
 /// program relies on.
-unsafe fn execute(instruction: u32) -> u64 {
+unsafe fn execute(instruction: u32, x0: u64) -> u64 {
     let code = &CODE.0[cpu::index()];
     code.store(RETURN << 32 | u64::from(instruction), Ordering::Relaxed);
     let value: u64;
     // SAFETY: the caller promises a harmless instruction; cache maintenance as in Arm ARM B2.4.4.
     unsafe {
         asm!("dc cvau, {code}", "dsb ish", "ic ivau, {code}", "dsb ish", "isb", "blr {code}",
-            code = in(reg) code.as_ptr(), inout("x0") 0u64 => value, clobber_abi("C"));
+            code = in(reg) code.as_ptr(), inout("x0") x0 => value, clobber_abi("C"));
     }
     value
 }
 
 /// A system register by its encoding, as in `S<op0>_<op1>_C<n>_C<m>_<op2>`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register(pub u32, pub u32, pub u32, pub u32, pub u32);
+
+impl Register {
+    /// How many encodings MRS and MSR have.
+    pub const COUNT: u32 = 1 << 15;
+
+    /// The encoding of that number, below [`Self::COUNT`].
+    #[must_use]
+    pub const fn nth(n: u32) -> Self {
+        Self(
+            2 | n >> 14 & 1,
+            n >> 11 & 7,
+            n >> 7 & 15,
+            n >> 3 & 15,
+            n & 7,
+        )
+    }
+
+    /// The instruction that moves it, to x0 by `0xd520_0000` and from it by `0xd500_0000`.
+    const fn with(self, opcode: u32) -> u32 {
+        let Self(op0, op1, n, m, op2) = self;
+        opcode | (op0 & 3) << 19 | (op1 & 7) << 16 | (n & 15) << 12 | (m & 15) << 8 | (op2 & 7) << 5
+    }
+}
+
+impl fmt::Display for Register {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self(op0, op1, n, m, op2) = self;
+        write!(f, "s{op0}_{op1}_c{n}_c{m}_{op2}")
+    }
+}
 
 /// Reads a system register of any encoding, which need not exist.
 ///
 /// # Errors
 /// The exception that the read took.
 pub fn read_register(register: Register) -> Result<u64, Fault> {
-    let Register(op0, op1, n, m, op2) = register;
-    let encoding =
-        (op0 & 3) << 19 | (op1 & 7) << 16 | (n & 15) << 12 | (m & 15) << 8 | (op2 & 7) << 5;
     // SAFETY: `mrs x0, <register>`: x0 alone changes, apart from read side effects of registers
     // that acknowledge interrupts.
-    catch(|| unsafe { execute(0xd520_0000 | encoding) })
+    catch(|| unsafe { execute(register.with(0xd520_0000), 0) })
+}
+
+/// Writes a system register of any encoding, which need not exist.
+///
+/// # Errors
+/// The exception that the write took.
+///
+/// # Panics
+/// This program needs the register ([`NEEDED`]).
+pub fn write_register(register: Register, value: u64) -> Result<(), Fault> {
+    let needed = NEEDED.iter().any(|(needed, _)| *needed == register);
+    assert!(!needed, "a register that this program needs");
+    // SAFETY: `msr <register>, x0`: nothing of this program depends on it while interrupts are masked.
+    catch(|| unsafe { execute(register.with(0xd500_0000), value) }).map(drop)
+}
+
+/// Registers that a program cannot lose and go on, and why.
+pub const NEEDED: [(Register, &str); 9] = [
+    (
+        Register(3, 0, 1, 0, 0),
+        "SCTLR_EL1: with all bits set no page that can be written can be executed",
+    ),
+    (Register(3, 0, 2, 0, 0), "TTBR0_EL1: where its tables are"),
+    (Register(3, 0, 2, 0, 2), "TCR_EL1: how they are read"),
+    (
+        Register(3, 0, 10, 2, 0),
+        "MAIR_EL1: devices and memory differ by it",
+    ),
+    (
+        Register(3, 0, 12, 0, 0),
+        "VBAR_EL1: every other access is an exception; but see `hold`",
+    ),
+    (
+        Register(3, 0, 13, 0, 4),
+        "TPIDR_EL1: the CPU's index; but see `hold`",
+    ),
+    (Register(3, 0, 4, 2, 0), "SPSel: which stack it has"),
+    (Register(3, 3, 4, 2, 1), "DAIF: interrupts stay masked"),
+    (Register(3, 0, 4, 2, 3), "PAN, which stays as it is"),
+];
+
+/// Sets `VBAR_EL1` and `TPIDR_EL1` to `value` for so many turns of a loop in which nothing may happen; gives
+/// what they were found to be before they are as they were.
+pub fn hold(value: u64, turns: u64) -> [u64; 2] {
+    let (vectors, thread): (u64, u64);
+    // SAFETY: interrupts are masked, no instruction in between takes an exception to EL1, and both are put back.
+    unsafe {
+        asm!("mrs {old0}, vbar_el1", "mrs {old1}, tpidr_el1", "msr vbar_el1, {value}", "msr tpidr_el1, {value}", "isb",
+            "1: subs {turns}, {turns}, #1", "b.hi 1b",
+            "mrs {value}, vbar_el1", "mrs {turns}, tpidr_el1", "msr vbar_el1, {old0}", "msr tpidr_el1, {old1}", "isb",
+            old0 = out(reg) _, old1 = out(reg) _, value = inout(reg) value => vectors,
+            turns = inout(reg) turns => thread, options(nostack));
+    }
+    [vectors, thread]
 }
 
 /// Makes this CPU execute `mov x0, #value`, written a moment ago.
 pub fn execute_constant(value: u16) -> u64 {
     // SAFETY: `movz x0, #value` changes x0 alone.
-    unsafe { execute(0xd280_0000 | u32::from(value) << 5) }
+    unsafe { execute(0xd280_0000 | u32::from(value) << 5, 0) }
 }

@@ -388,6 +388,11 @@ impl Os0 {
         let mut files = Vec::new();
         for vm in &self.vms {
             files.push((format!("vms/{}.toml", vm.name), vm.to_toml()?.into_bytes()));
+            if let Some(guest) = vm.cached_guest() {
+                let path = assets::guest(guest);
+                let bytes = fs::read(&path).map_err(because(format!("cannot read {path}")))?;
+                files.push((format!("cache/guests/{guest}.img"), bytes));
+            }
         }
         if !files.is_empty() {
             for asset in [

@@ -14,6 +14,7 @@ mod paging;
 mod placement;
 mod reading;
 mod regions;
+mod registers;
 mod scheduling;
 mod sharing;
 mod watching;
@@ -29,6 +30,7 @@ pub fn all() -> Vec<Scenario> {
         disks::scenarios(),
         overlays::scenarios(),
         hostile::scenarios(),
+        registers::scenarios(),
         machines::scenarios(),
         network::scenarios(),
         os0::scenarios(),

@@ -72,6 +72,9 @@ struct Net {
     uplink: bool,
 }
 
+/// Where an asset cache has bare guests.
+const CACHED: &str = "cache:guests/";
+
 impl Vm {
     fn new(name: &str, kernel: String, initrd: Option<String>, args: String) -> Self {
         let boot = Boot {
@@ -113,6 +116,17 @@ impl Vm {
     /// A bare guest of `tests/guests`.
     pub fn bare(name: &str, guest: &str, args: &str) -> Self {
         Self::new(name, assets::guest(guest), None, args.to_owned()).memory("64MiB")
+    }
+
+    /// As [`Self::bare`], of an asset cache that has bare guests, as OS-0 has it.
+    pub fn cached(name: &str, guest: &str, args: &str) -> Self {
+        let kernel = format!("{CACHED}{guest}.img");
+        Self::new(name, kernel, None, args.to_owned()).memory("64MiB")
+    }
+
+    /// The bare guest, where [`Self::cached`] names one.
+    pub fn cached_guest(&self) -> Option<&str> {
+        self.boot.kernel.strip_prefix(CACHED)?.strip_suffix(".img")
     }
 
     /// Without an Image header, to be entered at its first byte.

@@ -11,6 +11,7 @@ mod faults;
 mod frames;
 mod registers;
 mod storms;
+mod sweep;
 mod virtio;
 
 use machine_bare::machine::Machine;
@@ -22,7 +23,7 @@ image!("hostile", main);
 /// A case: its name, and what it does.
 type Case = (&'static str, fn(&'static Machine) -> Verdict);
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 25] = [
     ("unmapped", faults::unmapped),
     ("unmapped_exec", faults::unmapped_exec),
     ("own_vector_abort", faults::own_vector_abort), // ends badly
@@ -32,6 +33,8 @@ const CASES: [Case; 23] = [
     ("mmio_nosyndrome", faults::mmio_without_syndrome),
     ("self_modifying", faults::self_modifying),
     ("unknown_sysreg", registers::unknown),
+    ("registers", sweep::write),
+    ("registers_read", sweep::read),
     ("console_flood", storms::console),
     ("sgi_storm", storms::sgis),
     ("wfi_storm", storms::wfi),
