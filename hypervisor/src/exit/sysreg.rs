@@ -11,11 +11,15 @@ use model_vtimer::Register;
 const ICC_SGI1R: SysregId = SysregId::new(3, 0, 12, 11, 5);
 const ICC_ASGI1R: SysregId = SysregId::new(3, 0, 12, 11, 6);
 const ICC_SGI0R: SysregId = SysregId::new(3, 0, 12, 11, 7);
+const ICC_SRE: SysregId = SysregId::new(3, 0, 12, 12, 5);
 const ACTLR_EL1: SysregId = SysregId::new(3, 0, 1, 0, 1);
 const OSLSR_EL1: SysregId = SysregId::new(2, 0, 1, 1, 4);
 const CNTP_TVAL: SysregId = SysregId::new(3, 3, 14, 2, 0);
 const CNTP_CTL: SysregId = SysregId::new(3, 3, 14, 2, 1);
 const CNTP_CVAL: SysregId = SysregId::new(3, 3, 14, 2, 2);
+
+/// `ICC_SRE_EL1`: system registers, no bypass.
+const SYSTEM_REGISTERS: u64 = 7;
 
 /// `OSLSR_EL1`: an OS lock is implemented and open.
 const OS_LOCK_OPEN: u64 = 1 << 3;
@@ -91,12 +95,13 @@ fn others(
         CNTP_CVAL => return physical_timer(guest, Register::Compare, rt, is_read),
         CNTP_TVAL => return physical_timer(guest, Register::Value, rt, is_read),
         OSLSR_EL1 => OS_LOCK_OPEN,
+        ICC_SRE => SYSTEM_REGISTERS,
         ACTLR_EL1 => 0,
         // Debug: guests see no breakpoint that works (op0 = 2).
         register if register.op0() == 2 => 0,
         register => return undefined(guest, register),
     };
-    if register.op0() != 2 {
+    if register.op0() != 2 && register != ICC_SRE {
         guest.vm.oddities.unknown_register();
     }
     if is_read {

@@ -39,6 +39,7 @@ pub unsafe fn init_cpu(vtcr: u64, native: &Native) {
         write_sysreg!("vpidr_el2", midr);
         write_sysreg!("cntvoff_el2", 0_u64);
         write_sysreg!("cntv_ctl_el0", 0_u64);
+        write_sysreg!("s3_4_c12_c9_5", 7_u64); // ICC_SRE_EL2 without Enable: ICC_SRE_EL1 traps
     }
     native::withhold(native);
     isb();

@@ -62,6 +62,7 @@ pub unsafe fn let_through(native: &Native, hcr: u64, vtcr: u64, vttbr: u64) {
         write_sysreg!("vmpidr_el2", mpidr);
         write_sysreg!("cnthctl_el2", 3_u64); // EL1 has the physical counter and timer
         write_sysreg!("cntvoff_el2", 0_u64);
+        write_sysreg!("s3_4_c12_c9_5", 0xf_u64); // ICC_SRE_EL2: SRE, DFB, DIB, Enable
     }
     isb();
     write_if!(native.hcrx, "s3_4_c1_c2_2"); // HCRX_EL2
