@@ -15,7 +15,7 @@ use std::{
 
 /// The most lines that Underpin may have at EL2. All of it was to have 20,000 (mission row A19), which
 /// is missed: `STATUS.md` says by how much. This keeps it from growing unnoticed.
-const LINES_MAX: usize = 39_018;
+const LINES_MAX: usize = 39_053;
 
 /// The crate whose modules are rows of their own, as it holds two fifths of all lines.
 const BY_MODULE: &str = "hypervisor";

@@ -12,7 +12,7 @@ use crate::housekeeping;
 use crate::stretch::Kind;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use core::sync::atomic::Ordering;
-use machine_aarch64::entry::{GuestContext, Syndrome};
+use machine_aarch64::entry::{self, GuestContext, Syndrome};
 use machine_aarch64::guest;
 use machine_aarch64::list_registers::VirtualInterface;
 use machine_aarch64::timer::{self, VirtualTimer};
@@ -48,6 +48,18 @@ pub fn synchronous(guest: &mut Loaded<'_>) -> Flow {
 pub fn system_error(guest: &mut Loaded<'_>) -> Flow {
     guest.vcpu.stats.count(ExitClass::Other);
     end_vm(guest, "the machine reported a system error while it ran")
+}
+
+/// A system error of what the guest did comes before the guest leaves its CPU: the next one must not be
+/// ended for it. One that cannot be deferred is taken by entering the guest once more: at EL1 nothing masks it.
+pub fn settle_errors(guest: &mut Loaded<'_>) {
+    if entry::take_deferred_error() {
+        let _ = system_error(guest);
+    } else if entry::has_pending_error() {
+        // SAFETY: the vCPU is loaded still.
+        unsafe { entry::enter(&mut guest.core.context) };
+        let _ = system_error(guest);
+    }
 }
 
 /// Ends the guest's VM for a reason of its own.

@@ -8,7 +8,7 @@ use crate::stretch::{self, Kind};
 use crate::vcpu::Outcome;
 use crate::{host, sched};
 use core::sync::atomic::Ordering;
-use machine_aarch64::entry::GuestContext;
+use machine_aarch64::entry::{self, GuestContext};
 use machine_aarch64::guest::{self, El1State};
 use machine_aarch64::list_registers::{HardwareLists, VirtualInterface};
 use machine_aarch64::native::{self, OwnersFp};
@@ -158,13 +158,17 @@ pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
             break Outcome::Off;
         }
         let is_to_leave = cpu.reschedule.load(Ordering::Relaxed) || !me.course.goes_on();
-        if is_to_leave || crate::housekeeping::is_needed() {
-            break Outcome::Preempted;
-        }
-        match next {
-            Next::Leave => break Outcome::Preempted,
-            Next::Wait if is_idle() => break Outcome::Waiting,
-            Next::Go | Next::Wait => {}
+        let ends = match next {
+            _ if is_to_leave || crate::housekeeping::is_needed() => Some(Outcome::Preempted),
+            Next::Leave => Some(Outcome::Preempted),
+            Next::Wait if is_idle() => Some(Outcome::Waiting),
+            Next::Go | Next::Wait => None,
+        };
+        // A system error of its own is OS-0's to take, at EL1, and must not end the VM that comes.
+        if let Some(outcome) = ends
+            && !entry::has_pending_error()
+        {
+            break outcome;
         }
     };
     cpu.stretch.begin(timer::now(), Kind::Switch);

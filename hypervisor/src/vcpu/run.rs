@@ -82,6 +82,7 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
     loaded.show_stolen_time();
     let outcome = loaded.run_loaded(arrived);
     vm.tell_drivers();
+    exit::settle_errors(&mut loaded);
     loaded.unload();
     vm.uart.terminal.flush();
     if outcome == Outcome::Off {

@@ -1,7 +1,7 @@
 //! In and out of a guest.
 
 use crate::cpu::isb;
-use core::arch::global_asm;
+use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 global_asm!(include_str!("entry.S"));
@@ -88,6 +88,34 @@ pub unsafe fn enter(context: &mut GuestContext) -> Leave {
         3 => Leave::SystemError,
         _ => Leave::Aarch32,
     }
+}
+
+/// Whether the CPU has RAS (`ID_AA64PFR0_EL1`).
+pub(crate) fn has_ras() -> bool {
+    read_sysreg!("id_aa64pfr0_el1") >> 28 & 0xf != 0
+}
+
+/// Waits for what the guest that has left may have done wrong, and says whether a system error of it is
+/// there, which EL2 masks: it is taken when a guest is entered next (`ISR_EL1.A`).
+pub fn has_pending_error() -> bool {
+    // SAFETY: barriers.
+    unsafe { asm!("dsb sy", "isb", options(nostack)) }
+    read_sysreg!("isr_el1") >> 8 & 1 != 0
+}
+
+/// As [`has_pending_error`], with RAS: such an error is deferred and then gone (Arm ARM: ESB, `DISR_EL1.A`).
+pub fn take_deferred_error() -> bool {
+    if !has_ras() {
+        return false;
+    }
+    // SAFETY: the hint is ESB, which takes no exception where system errors are masked.
+    unsafe { asm!("dsb sy", "hint #16", options(nostack)) }
+    let is_deferred = read_sysreg!("s3_0_c12_c1_1") >> 31 & 1 != 0;
+    if is_deferred {
+        // SAFETY: the register exists with RAS, and nothing but this function depends on it.
+        unsafe { write_sysreg!("s3_0_c12_c1_1", 0_u64) }
+    }
+    is_deferred
 }
 
 /// The registers of EL2 at a fault of its own, as `entry.S` lays them on the stack.

@@ -5,7 +5,7 @@
 //! registers here, and a feature that has none here is hidden or trapped.
 
 use crate::cpu::isb;
-use crate::native;
+use crate::{entry, native};
 use core::arch::global_asm;
 use model_id_registers::traps;
 use model_native_el1::Native;
@@ -48,8 +48,7 @@ pub unsafe fn init_cpu(vtcr: u64, native: &Native) {
 /// Clears what a guest reads as `DISR_EL1` (`VDISR_EL2`), which none is shown: the vCPU that comes would
 /// find in it what the last one wrote.
 fn clear_deferred_error() {
-    // The CPU has RAS.
-    if read_sysreg!("id_aa64pfr0_el1") >> 28 & 0xf != 0 {
+    if entry::has_ras() {
         // SAFETY: the register exists, and nothing but guests' reads depends on it.
         unsafe { write_sysreg!("s3_4_c12_c1_1", 0_u64) }
     }
