@@ -33,6 +33,13 @@ pub fn image() -> PathBuf {
         .map_or_else(|| root().join("target/el2/underpin.img"), PathBuf::from)
 }
 
+/// QEMU's option that loads the plugin which keeps a counted clock exact, as `xtask build` leaves it. Each machine with
+/// `-icount` has it: see `sim/README.md`.
+pub fn counted_clock() -> [String; 2] {
+    let plugin = target().join("sim/release/libsim_clock.so");
+    ["-plugin".to_owned(), plugin.display().to_string()]
+}
+
 /// An EL2 image that is laid out differently inside, as `xtask build` leaves it.
 pub fn other_image() -> PathBuf {
     root().join("target/el2-other/underpin.img")

@@ -70,7 +70,7 @@ pub fn bare(guest: &Guest) -> Outcome<Run> {
     if let Some(initrd) = &guest.initrd {
         qemu.arg("-initrd").arg(initrd);
     }
-    let mut machine = start(&mut qemu)?;
+    let mut machine = start(&mut qemu, &console)?;
     machine.wait_until(|| false)?;
     Ok(Run {
         console: text(&console),
@@ -102,7 +102,7 @@ pub fn under_underpin(guest: &Guest, cpus: u32, el2: &str) -> Outcome<Run> {
         "virtconsole,chardev=control",
     ]);
     let ended = || Said::read(&control).ended.is_some();
-    start(&mut qemu)?.wait_until(ended)?;
+    start(&mut qemu, &log)?.wait_until(ended)?;
     let said = Said::read(&control);
     let exits = said
         .ended
@@ -173,31 +173,44 @@ pub fn qemu(cpus: u32, memory: &str, serial: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "qemu-system-aarch64"]);
     command.args(COUNTED.split_whitespace());
+    command.args(assets::counted_clock());
     command.args(["-smp", &cpus.to_string(), "-m", memory, "-serial"]);
     command.arg(format!("file:{}", serial.display()));
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    command.stderr(Stdio::null());
+    // What it complains of is found beside what the machine says.
+    let complaints = fs::File::create(complaints(serial));
+    command.stderr(complaints.map_or_else(|_| Stdio::null(), Stdio::from));
     command
 }
 
-/// A QEMU that runs; it ends with this value.
-pub struct Qemu(Child);
+/// Where QEMU's own words go.
+fn complaints(serial: &Path) -> PathBuf {
+    serial.with_extension("qemu")
+}
 
-/// Starts a [`qemu`].
+/// A QEMU that runs, and where its own words go; it ends with this value.
+pub struct Qemu(Child, PathBuf);
+
+/// Starts a [`qemu`] with that serial port.
 ///
 /// # Errors
 /// It cannot be run.
-pub fn start(qemu: &mut Command) -> Outcome<Qemu> {
+pub fn start(qemu: &mut Command, serial: &Path) -> Outcome<Qemu> {
     let child = qemu
         .spawn()
         .map_err(|error| format!("cannot run QEMU: {error}"))?;
-    Ok(Qemu(child))
+    Ok(Qemu(child, complaints(serial)))
 }
 
 impl Qemu {
     /// Whether it still runs.
     pub fn runs(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
+    }
+
+    /// What QEMU itself has said, such as that its clock was late.
+    pub fn complaints(&self) -> String {
+        text(&self.1).trim().to_owned()
     }
 
     /// Waits until QEMU ends by itself, or until there is nothing left to wait for.
@@ -207,7 +220,9 @@ impl Qemu {
             match self.0.try_wait() {
                 Ok(None) => {}
                 Ok(Some(status)) if status.success() => return Ok(()),
-                Ok(Some(status)) => return Err(format!("QEMU failed ({status})")),
+                Ok(Some(status)) => {
+                    return Err(format!("QEMU failed ({status}): {}", self.complaints()));
+                }
                 Err(error) => return Err(format!("cannot look after QEMU: {error}")),
             }
             if Instant::now() > deadline {

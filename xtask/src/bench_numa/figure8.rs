@@ -220,6 +220,7 @@ fn bare(initrd: &Path) -> Outcome<Run> {
     let mut qemu = Command::new("setpriv");
     qemu.args(["--pdeathsig", "KILL", "qemu-system-aarch64"])
         .args(words)
+        .args(assets::counted_clock())
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
         .arg("-kernel")

@@ -81,7 +81,7 @@ impl Lab {
         qemu.args(["-device", "virtconsole,chardev=control"]);
         qemu.stdin(Stdio::from(OwnedFd::from(theirs)));
         Ok(Self {
-            qemu: counted::start(&mut qemu)?,
+            qemu: counted::start(&mut qemu, &log)?,
             control: ours,
             unread: Vec::new(),
             consoles: BTreeMap::new(),

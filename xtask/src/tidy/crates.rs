@@ -8,19 +8,23 @@ use toml::{Table, Value};
 /// The licence of everything.
 const LICENCE: &str = "MIT OR Apache-2.0";
 /// But for this: what is loaded into QEMU is under a licence that QEMU's permits.
-const OTHER_LICENCE: [(&str, &str); 1] = [("sim/plugin", "GPL-2.0-or-later")];
+const OTHER_LICENCE: [(&str, &str); 2] = [
+    ("sim/clock", "GPL-2.0-or-later"),
+    ("sim/plugin", "GPL-2.0-or-later"),
+];
 /// Crates whose names say nothing.
 const EMPTY_NAMES: [&str; 3] = ["util", "common", "base"];
 /// Packages that are known by one name, wherever they lie.
 const OWN_NAME: [&str; 1] = ["underpin"];
 /// Crates that may hold unsafe code; all others forbid it.
-const UNSAFE: [&str; 7] = [
+const UNSAFE: [&str; 8] = [
     "machine/aarch64",
     "machine/bare",
     "machine/heap",
     "machine/locks",
     "hypervisor",
     "sim/guest",
+    "sim/clock",
     "sim/plugin",
 ];
 

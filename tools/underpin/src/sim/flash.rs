@@ -41,6 +41,10 @@ pub struct Flash {
     /// source tree]
     #[arg(long, value_name = "FILE", requires = "flash")]
     pub plugin: Option<PathBuf>,
+    /// The plugin that keeps a counted clock exact [default: $UNDERPIN_SIM_CLOCK, else
+    /// target/sim/release/libsim_clock.so of the source tree]
+    #[arg(long, value_name = "FILE")]
+    pub clock: Option<PathBuf>,
     /// Where measured regions go, as CSV [default: results.csv in the machine's directory]
     #[arg(long, value_name = "FILE", requires = "flash")]
     pub results: Option<PathBuf>,
@@ -135,7 +139,7 @@ impl Flash {
         let mib = nodes.first().map_or(0, |node| node.memory / MIB);
         let results = self.results.clone();
         let results = results.unwrap_or_else(|| directory.with_file_name("results.csv"));
-        let mut plugin = prefixed("", &self.find_plugin()?, "");
+        let mut plugin = prefixed("", &MACHINE.find(self.plugin.as_deref())?, "");
         plugin.push(format!(
             ",nodes={count},node_mib={mib},remote_ns={}",
             distance * NS_OF_DISTANCE
@@ -155,14 +159,50 @@ impl Flash {
         Ok(())
     }
 
-    fn find_plugin(&self) -> Result<PathBuf> {
-        let variable = env::var_os("UNDERPIN_SIM_PLUGIN").filter(|plugin| !plugin.is_empty());
-        let given = self.plugin.clone().or(variable.map(PathBuf::from));
+    /// QEMU's argument that loads the plugin of a counted clock.
+    pub(super) fn clock_plugin(&self) -> Result<OsString> {
+        let plugin = CLOCK.find(self.clock.as_deref())?;
+        Ok(prefixed("", &plugin, ""))
+    }
+}
+
+/// A plugin of QEMU's, and where it is looked for.
+struct Plugin {
+    what: &'static str,
+    option: &'static str,
+    variable: &'static str,
+    built: &'static str,
+}
+
+const MACHINE: Plugin = Plugin {
+    what: "the measuring machine",
+    option: "--plugin",
+    variable: "UNDERPIN_SIM_PLUGIN",
+    built: "target/sim/release/libsim_plugin.so",
+};
+
+const CLOCK: Plugin = Plugin {
+    what: "a clock that counts instructions",
+    option: "--clock",
+    variable: "UNDERPIN_SIM_CLOCK",
+    built: "target/sim/release/libsim_clock.so",
+};
+
+impl Plugin {
+    fn find(&self, given: Option<&Path>) -> Result<PathBuf> {
+        let Self {
+            what,
+            option,
+            variable,
+            built,
+        } = self;
+        let named = env::var_os(variable).filter(|plugin| !plugin.is_empty());
+        let given = given.map(Path::to_path_buf).or(named.map(PathBuf::from));
         let found = given.or_else(|| {
             let places = [env::current_exe().ok(), env::current_dir().ok()];
             let trees = places.iter().flatten().flat_map(|place| place.ancestors());
             trees
-                .map(|tree| tree.join("target/sim/release/libsim_plugin.so"))
+                .map(|tree| tree.join(built))
                 .find(|plugin| plugin.is_file())
         });
         match found {
@@ -170,11 +210,12 @@ impl Flash {
             Some(plugin) => {
                 let message = format!("the plugin {} is not there", plugin.display());
                 Err(Failure::new(exit::FILE, message)
-                    .help("look at --plugin and $UNDERPIN_SIM_PLUGIN"))
+                    .help(format!("look at {option} and ${variable}")))
             }
             None => Err(
-                Failure::new(exit::FILE, "no plugin for the measuring machine is found")
-                    .help("build it as sim/README.md says, or name it: --plugin FILE"),
+                Failure::new(exit::FILE, format!("no plugin for {what} is found")).help(format!(
+                    "build it as sim/README.md says, or name it: {option} FILE"
+                )),
             ),
         }
     }

@@ -208,6 +208,7 @@ impl Shape {
             Some(shift) => {
                 args.words("-accel tcg,thread=single");
                 args.pair("-icount", format!("shift={shift},sleep=off"));
+                args.pair("-plugin", self.flash.clock_plugin()?);
                 // A device that is rung acts at once, and not when QEMU's other thread comes to it, by chance.
                 args.words("-global virtio-mmio.ioeventfd=off");
             }
@@ -371,6 +372,11 @@ mod tests {
         }
     }
 
+    /// A file that is there: nothing loads it.
+    fn own_program() -> String {
+        std::env::current_exe().unwrap().display().to_string()
+    }
+
     fn line(words: &str) -> String {
         let path = Path::new("a,b");
         let files = Files {
@@ -437,15 +443,17 @@ mod tests {
 
     #[test]
     fn the_command_line_says_what_was_asked() {
-        let line = line(
-            "--nodes 2 --cpus 4 --memory 4G --icount 1 --disk d1 --disk-log l1 --cpu max --net --forward 8080:80",
-        );
+        let line = line(&format!(
+            "--nodes 2 --cpus 4 --memory 4G --icount 1 --clock {} --disk d1 --disk-log l1 --cpu max --net --forward 8080:80",
+            own_program()
+        ));
         for part in [
             "memory-backend-ram,id=memory1,size=2048M,reserve=off",
             "-numa node,nodeid=1,cpus=2-3,memdev=memory1",
             "-numa dist,src=1,dst=0,val=20",
             "-smp 4,sockets=2 -m 4096M",
-            "-accel tcg,thread=single -icount shift=1,sleep=off -global virtio-mmio.ioeventfd=off",
+            "-accel tcg,thread=single -icount shift=1,sleep=off -plugin",
+            "-global virtio-mmio.ioeventfd=off",
             "-cpu max,pauth-impdef=on",
             "-kernel a,b -initrd a,b -serial file:a,,b -qmp unix:a,,b,server=on,wait=off",
             "driver=blklogwrites,node-name=logged0,file=disk0,log=log0",
@@ -457,6 +465,23 @@ mod tests {
         }
         let other = super::tests::line("--cpus 3 --nodes 2");
         assert!(other.contains("-smp 3,sockets=3") && !other.contains("vmdk"));
+    }
+
+    #[test]
+    fn a_clock_that_counts_needs_its_plugin() {
+        let path = Path::new("a");
+        let files = Files {
+            image: path,
+            bundle: (path, 1 << 20),
+            log: path,
+            qmp: path,
+            ram: path,
+            own_disks: None,
+        };
+        let line = "--icount 1 --clock /no/such/plugin";
+        let refused = shape(line).arguments(&files).unwrap_err();
+        assert_eq!(refused.code(), exit::FILE);
+        assert_eq!(refused.message(), "the plugin /no/such/plugin is not there");
     }
 
     #[test]
@@ -479,8 +504,11 @@ mod tests {
             "--numa 2 --cpus 4 --memory 4G --flash --flash-option ways=4 --plugin /dev/null";
         // It is no file.
         assert!(shape(words).nodes().is_ok());
-        let own = std::env::current_exe().unwrap();
-        let line = line(&words.replace("/dev/null", own.to_str().unwrap()));
+        let own = own_program();
+        let line = line(&format!(
+            "{} --clock {own}",
+            words.replace("/dev/null", &own)
+        ));
         for part in [
             "-M virt,virtualization=on,gic-version=3,dtb-randomness=off",
             // 1,048,576 pages of three words, and a header.
