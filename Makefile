@@ -4,21 +4,22 @@
 
 xtask = scripts/cargo host run --release --package xtask --
 
-.PHONY: help demo demo-attach test bench bench-sharing bench-numa soak mutants clean
+.PHONY: help demo demo-attach check test bench bench-sharing bench-numa bench-os0 soak mutants clean
 
 help:
 	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
 	@echo 'make demo-attach  beneath a running Linux and away again, with a plot; KEEP=1 for a shell there'
+	@echo 'make check  the quick part of make test, for people at work'
 	@echo 'make test   all tests'
-	@echo 'make bench  the figures of SPECIFICATION.md; make bench-sharing those of shared memory'
-	@echo 'make bench-numa  work on a machine with near and far memory'
+	@echo 'make bench  all benches, checked against aims and bench/accepted.toml; WITHOUT=numa leaves that one out'
+	@echo 'make bench-sharing, bench-numa, bench-os0  one of them: shared memory, near and far memory, beneath a Linux'
 	@echo 'make soak   random work for hours'
 	@echo 'make mutants  puts kept faults into a copy of the sources, one by one: each must be noticed by its test'
 	@echo 'make clean  removes what was built; what was downloaded stays in the cache'
 
-demo demo-attach test bench bench-sharing bench-numa soak mutants:
-	@scripts/setup --for $(if $(findstring bench,$@),bench,$(if $(findstring mutants,$@),test,$@))
-	@$(xtask) $@ $(if $(KEEP),--keep)
+demo demo-attach check test bench bench-sharing bench-numa bench-os0 soak mutants:
+	@scripts/setup --for $(if $(findstring bench,$@),bench,$(if $(filter mutants check,$@),test,$@))
+	@$(xtask) $@ $(if $(KEEP),--keep) $(if $(filter bench,$@),--check $(WITHOUT:%=--without %))
 
 clean:
 	rm -rf target

@@ -120,6 +120,18 @@ cost() {
     say "cost measured"
 }
 
+# What switches took, three times there and back, and nothing else.
+switches() {
+    insmod /underpin.ko || say "failed insmod"
+    for round in 1 2 3; do
+        for request in attach detach; do
+            echo $request >/dev/underpin || say "failed $request $round $(field refusal)"
+            say "$request $round counts=$(field counts) pause=$(field pause)"
+        done
+    done
+    say "switches told"
+}
+
 # How long switches take in all, with CPUs that have nothing else to do.
 pause() {
     insmod /underpin.ko || say "failed insmod"

@@ -16,6 +16,7 @@ mod thresholds;
 use crate::{
     bench::table::{markdown, replace_between},
     bench_sharing::plot::write_bars,
+    figures::{Measured, Verdict},
     images, project,
     step::{Outcome, Step, Steps, print_line},
 };
@@ -125,7 +126,7 @@ const HEAD: [&str; 6] = [
 
 /// Builds, unless `built` says that all is there, and measures `cases`, or all; with `write`, puts the figures
 /// into SPECIFICATION.md. Gives whether sums were equal.
-pub fn run(cases: &[Case], built: bool, write: bool) -> bool {
+pub fn run(cases: &[Case], built: bool, write: bool, verdict: &mut Verdict) -> bool {
     let cases = if cases.is_empty() {
         Case::value_variants()
     } else {
@@ -150,7 +151,11 @@ pub fn run(cases: &[Case], built: bool, write: bool) -> bool {
             });
             let Some(rows) = measured else { return false };
             print_line(&format!("\n{}", markdown(&rows)));
-            steps.run("files", |_| keep(*case, &rows, write)).is_some()
+            let kept = steps.run("files", |_| {
+                verdict.take(case.key(), Measured::of_rows(&rows), std::iter::empty())?;
+                keep(*case, &rows, write)
+            });
+            kept.is_some()
         })
 }
 

@@ -5,6 +5,7 @@
 
 use crate::{
     bench::table::{Figures, markdown, replace_between},
+    figures::{Measured, Verdict},
     images, project,
     step::{Outcome, Step, Steps, print_line},
 };
@@ -43,16 +44,16 @@ const SERVICES: [(&str, &str); 9] = [
 ];
 
 /// Measures and prints; with `write`, also puts the table into SPECIFICATION.md. Gives whether that could be done.
-pub fn run(write: bool) -> bool {
+pub fn run(write: bool, verdict: &mut Verdict) -> bool {
     let mut steps = Steps::new(4, directory());
-    measure(&mut steps, write).is_some()
+    measure(&mut steps, write, verdict).is_some()
 }
 
 fn directory() -> PathBuf {
     project::products().join("bench/os0")
 }
 
-fn measure(steps: &mut Steps, write: bool) -> Option<()> {
+fn measure(steps: &mut Steps, write: bool, verdict: &mut Verdict) -> Option<()> {
     steps.run("build", |step| {
         images::arm64_command(step)?;
         images::hypervisor(step)?;
@@ -69,7 +70,10 @@ fn measure(steps: &mut Steps, write: bool) -> Option<()> {
     })?);
     let table = table(&all);
     print_line(&format!("\n{}\n{}", table.0, table.1));
-    steps.run("files", |_| if write { keep(&table.0) } else { Ok(()) })
+    steps.run("files", |_| {
+        verdict.take("os0", Measured::plain(&all), std::iter::empty())?;
+        if write { keep(&table.0) } else { Ok(()) }
+    })
 }
 
 fn machine() -> Os0 {

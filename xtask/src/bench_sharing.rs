@@ -16,14 +16,15 @@ mod real_work;
 mod reports;
 mod scaling;
 mod second_reader;
-mod steps;
+pub mod steps;
 mod unique;
 
 use crate::{
     bench::{
         self,
-        table::{markdown, replace_between},
+        table::{Figures, markdown, replace_between},
     },
+    figures::{Measured, Verdict},
     images, project,
     step::{Outcome, Step, Steps, print_line},
 };
@@ -56,7 +57,7 @@ const FIGURES: [&str; 4] = ["footprint", "real-work-gcc", "real-work-web", "repo
 type Experiment = fn(&mut Step<'_>) -> Outcome<Found>;
 
 /// What an experiment found.
-struct Found {
+pub struct Found {
     /// Its name in SPECIFICATION.md, `sharing-NAME`, and that of its files.
     name: &'static str,
     /// The table; its first row is the head.
@@ -65,12 +66,14 @@ struct Found {
     notes: Vec<String>,
     /// What missed its aim, or was not as it must be.
     wrong: Vec<String>,
+    /// The figures by key; without them, the table's numbers are taken.
+    figures: Option<Figures>,
 }
 
 /// Builds, unless `built` says that Underpin and the bare guests are there, and runs the experiments named, or all; prints
 /// what they find and, with `write`, puts it into SPECIFICATION.md. Gives whether all was as it
 /// must be.
-pub fn run(names: &[String], built: bool, write: bool) -> bool {
+pub fn run(names: &[String], built: bool, write: bool, verdict: &mut Verdict) -> bool {
     let is_asked = |name: &str| names.is_empty() || names.iter().any(|asked| asked == name);
     let asked: Vec<_> = EXPERIMENTS
         .iter()
@@ -103,7 +106,24 @@ pub fn run(names: &[String], built: bool, write: bool) -> bool {
             None => good = false,
         }
     }
-    steps.run("files", |_| keep(&all, write)).is_some() && good
+    let kept = steps.run("files", |_| {
+        for found in &all {
+            let table = format!("sharing-{}", found.name);
+            // What is missed has been told as wrong.
+            verdict.take(&table, found.measured(), std::iter::empty())?;
+        }
+        keep(&all, write)
+    });
+    kept.is_some() && good
+}
+
+impl Found {
+    fn measured(&self) -> Measured {
+        match &self.figures {
+            Some(figures) => Measured::plain(figures),
+            None => Measured::of_rows(&self.rows),
+        }
+    }
 }
 
 fn build(step: &Step<'_>, built: bool, counts_linux: bool) -> Outcome {

@@ -1,7 +1,7 @@
 //! `xtask test`: everything that must hold before a change is kept, the quick checks first.
 
 use crate::{
-    images, licences,
+    figures, images, licences,
     project::{self, cargo},
     step::{Outcome, Step, Steps, print_line},
     tidy,
@@ -17,6 +17,17 @@ const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261121");
 
 /// What the measuring machine may use, because it is loaded into QEMU and never linked with the rest.
 const SIM_LICENCES: [(&str, &str); 1] = [("qemu-plugin-sys", "GPL-2.0-or-later")];
+
+/// The boot tests of the quick checks, by their whole names: a kernel with several CPUs, disks, the network, sharing,
+/// a guest that means ill, and a Linux that Underpin goes beneath.
+const TELLING: [&str; 6] = [
+    "kernel/trixie-cloud-4-1gib",
+    "disk/cow",
+    "net/tcp",
+    "share/same-image",
+    "hostile/bad-virtio",
+    "os0/switch-trixie-cloud-4-50",
+];
 
 /// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,18 +66,14 @@ impl Tally {
 /// Runs the whole gate; gives whether all passed.
 pub fn run() -> bool {
     let mut gate = Gate {
-        steps: Steps::new(10, project::products().join("test-logs")),
+        steps: Steps::new(11, project::products().join("test-logs")),
         tally: Tally::default(),
     };
     gate.check("format", format);
     gate.check("house rules", house_rules);
     gate.check("licences", allowed_licences);
     gate.check("lints", lints);
-    gate.tests(
-        "host tests",
-        cargo("host", "test --workspace --no-fail-fast").env(PROPERTY_SEED.0, PROPERTY_SEED.1),
-        false,
-    );
+    gate.tests("host tests", &mut host_tests(), false);
     gate.tests(
         "simulator tests",
         &mut project::sim_cargo("test --no-fail-fast"),
@@ -76,12 +83,41 @@ pub fn run() -> bool {
     let built = gate.check("build", |step| images::all(step))
         && gate.check("boot test harness", build_boot_tests);
     if built {
+        gate.check("figures", figures::short::check);
         gate.tests("boot tests", &mut boot_tests(false), true);
     } else {
         print_line("the boot tests were not run, because nothing could be built to boot");
         gate.tally.failed += 1;
     }
     gate.sum_up()
+}
+
+/// Runs what tells most in five minutes; gives whether all passed.
+pub fn quick() -> bool {
+    let mut gate = Gate {
+        steps: Steps::new(8, project::products().join("test-logs")),
+        tally: Tally::default(),
+    };
+    gate.check("format", format);
+    gate.check("house rules", house_rules);
+    gate.check("lints of the host", host_lints);
+    gate.tests("host tests", &mut host_tests(), false);
+    let built = gate.check("build", |step| images::usual(step))
+        && gate.check("boot test harness", build_boot_tests);
+    if built {
+        gate.check("figures", figures::short::check);
+        gate.tests("boot tests", boot_tests(false).args(TELLING), true);
+    } else {
+        print_line("the boot tests were not run, because nothing could be built to boot");
+        gate.tally.failed += 1;
+    }
+    gate.sum_up()
+}
+
+fn host_tests() -> Command {
+    let mut tests = cargo("host", "test --workspace --no-fail-fast");
+    tests.env(PROPERTY_SEED.0, PROPERTY_SEED.1);
+    tests
 }
 
 /// The program that runs the boot tests, with the slow ones or without.
@@ -239,12 +275,19 @@ fn house_rules(_: &mut Step<'_>) -> Outcome {
     }
 }
 
-fn lints(step: &mut Step<'_>) -> Outcome {
+fn host_lints(step: &mut Step<'_>) -> Outcome {
     if has(step, "host", "clippy") {
         step.command(&mut cargo(
             "host",
             "clippy --workspace --all-targets -- -D warnings",
         ))?;
+    }
+    Ok(())
+}
+
+fn lints(step: &mut Step<'_>) -> Outcome {
+    host_lints(step)?;
+    if has(step, "host", "clippy") {
         let mut sim = project::sim_cargo("clippy --workspace --all-targets");
         step.command(sim.args(["--", "-D", "warnings"]))?;
     }
@@ -287,6 +330,7 @@ pub fn alone(name: &str) -> bool {
     let mut steps = Steps::new(1, project::products().join("test-logs"));
     let done = match name {
         "licences" => steps.run(name, allowed_licences),
+        "figures" => steps.run(name, figures::short::check),
         _ => steps.run(name, house_rules),
     };
     done.is_some()
@@ -334,6 +378,16 @@ mod tests {
         );
         assert_eq!(gate.tally.to_string(), "5 passed, 5 failed");
         std::fs::remove_dir_all(logs).unwrap();
+    }
+
+    #[test]
+    fn the_quick_checks_have_boot_tests() {
+        let all = tests_boot::scenarios::all();
+        for name in TELLING {
+            let found = all.iter().filter(|one| one.name.contains(name));
+            let slow: Vec<bool> = found.map(|one| one.slow).collect();
+            assert_eq!(slow, [false], "{name}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod bench_os0;
 mod bench_sharing;
 mod demo;
 mod demo_attach;
+mod figures;
 mod gate;
 mod images;
 mod licences;
@@ -19,6 +20,7 @@ mod step;
 mod tidy;
 
 use clap::{Parser, Subcommand};
+use figures::Verdict;
 use std::process::ExitCode;
 use step::Steps;
 
@@ -35,6 +37,8 @@ enum Task {
     Build,
     /// Run all checks and tests, as continuous integration does
     Test,
+    /// Run the quick checks and a few telling boot tests, for people at work
+    Check,
     /// Run the demo: several Debian VMs on a simulated four-node machine
     Demo {
         /// Leave the machine up at the end
@@ -47,11 +51,19 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
-    /// Print what entries into the hypervisor cost, beside what they cost the peers
+    /// Run all benches, or these, and print their figures beside aims and peers
     Bench {
-        /// Measure TCP between two VMs only
+        /// Only these
+        parts: Vec<bench::Part>,
+        /// All but these
+        #[arg(long, value_name = "PART")]
+        without: Vec<bench::Part>,
+        /// Fail where a figure is worse than in bench/accepted.toml, or misses an aim where that is not declared
         #[arg(long)]
-        network: bool,
+        check: bool,
+        /// Measure and check a few figures of what `xtask build` has left, in three minutes at most
+        #[arg(long, conflicts_with_all = ["parts", "without", "write"])]
+        short: bool,
         /// Put the figures into SPECIFICATION.md, too
         #[arg(long)]
         write: bool,
@@ -108,20 +120,28 @@ fn main() -> ExitCode {
     let good = match Options::parse().task {
         Task::Build => build(),
         Task::Test => gate::run(),
+        Task::Check => gate::quick(),
         Task::Demo { keep } => demo::run(keep),
         Task::DemoAttach { keep } => demo_attach::run(keep),
-        Task::Bench { network, write } => bench::run(network, write),
+        Task::Bench { short: true, .. } => gate::alone("figures"),
+        Task::Bench {
+            parts,
+            without,
+            check,
+            write,
+            ..
+        } => bench::run(&parts, &without, check, write),
         Task::BenchSharing {
             experiments,
             built,
             write,
-        } => bench_sharing::run(&experiments, built, write),
+        } => bench_sharing::run(&experiments, built, write, &mut Verdict::print()),
         Task::BenchNuma {
             cases,
             built,
             write,
-        } => bench_numa::run(&cases, built, write),
-        Task::BenchOs0 { write } => bench_os0::run(write),
+        } => bench_numa::run(&cases, built, write, &mut Verdict::print()),
+        Task::BenchOs0 { write } => bench_os0::run(write, &mut Verdict::print()),
         Task::Soak { hours } => soak::run(hours),
         Task::Mutants { names } => mutants::run(&names),
         Task::Tidy => gate::alone("house rules"),

@@ -1,7 +1,7 @@
 //! `xtask mutants`: each kept fault, put into a copy of the sources, must be noticed by its test.
 //!
 //! A file of `tests/mutants/` begins with `What:`, a sentence that says which fault it is, and `Caught-by:`,
-//! which is `host ARGUMENTS` of `cargo test` or `boot SCENARIOS`; the patch follows.
+//! which is `host ARGUMENTS` of `cargo test`, `boot SCENARIOS`, or `bench ARGUMENTS` of `xtask bench`; the patch follows.
 
 use crate::{
     project,
@@ -29,6 +29,8 @@ enum Test {
     Host(String),
     /// Boot scenarios.
     Boot(String),
+    /// Arguments of `xtask bench`.
+    Bench(String),
 }
 
 /// What became of a fault.
@@ -89,7 +91,7 @@ fn read(directory: &Path) -> Outcome<Vec<Mutant>> {
     paths.sort();
     paths.iter().map(|path| {
         let text = fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        parse(path, &text).ok_or_else(|| format!("{}: the first lines must be `What:` and `Caught-by: host ...` or `Caught-by: boot ...`", path.display()))
+        parse(path, &text).ok_or_else(|| format!("{}: the first lines must be `What:` and `Caught-by:` with `host ...`, `boot ...` or `bench ...`", path.display()))
     }).collect()
 }
 
@@ -103,6 +105,7 @@ fn parse(path: &Path, text: &str) -> Option<Mutant> {
     let caught_by = match kind {
         "host" => Test::Host(words.to_owned()),
         "boot" => Test::Boot(words.to_owned()),
+        "bench" => Test::Bench(words.to_owned()),
         _ => return None,
     };
     Some(Mutant {
@@ -184,6 +187,10 @@ fn judge(step: &mut Step<'_>, mutant: &Mutant, copy: &Path) -> Outcome<Fate> {
             step.command(&mut cargo("run -p xtask -- build"))?;
             step.command(&mut cargo("build --release -p tests_boot"))?;
             cargo(&format!("run --release -p tests_boot -- {words}"))
+        }
+        Test::Bench(words) => {
+            step.command(&mut cargo("run --release -p xtask -- build"))?;
+            cargo(&format!("run --release -p xtask -- bench {words}"))
         }
     };
     let (passed, _) = step.watch(&mut test, |_| {})?;

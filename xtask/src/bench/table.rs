@@ -1,6 +1,9 @@
 //! Tables of figures beside aims and peers, in Markdown that is readable as it is.
 
-use crate::step::Outcome;
+use crate::{
+    figures::{Figure, Measured},
+    step::Outcome,
+};
 use serde::Deserialize;
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -17,6 +20,8 @@ pub struct Row {
     pub what: String,
     /// The most that it should be.
     pub aim: Option<f64>,
+    /// Where the aim is missed and that is known: why.
+    pub miss: Option<String>,
     /// The key of the figure beside which it is set, where that is another one.
     pub against: Option<String>,
     /// What it is under Xen.
@@ -123,6 +128,7 @@ struct Line {
     ours: f64,
     aim: Option<f64>,
     missed: bool,
+    is_declared: bool,
 }
 
 impl Table {
@@ -145,12 +151,29 @@ impl Table {
         }
     }
 
-    /// The keys of the rows whose aim is missed.
-    pub fn missed(&self) -> impl Iterator<Item = &str> {
+    /// The keys of the rows whose aim is missed, and whether `bench/figures.toml` says so and why.
+    pub fn missed(&self) -> impl Iterator<Item = (&str, bool)> {
         self.lines
             .iter()
             .filter(|line| line.missed)
-            .map(|line| line.key.as_str())
+            .map(|line| (line.key.as_str(), line.is_declared))
+    }
+
+    /// What is judged by aims: the ratio where there is one, else the figure.
+    pub fn measured(&self) -> Measured {
+        let figure = |line: &Line| {
+            let ratio = line.bare.map(|bare| line.ours / bare);
+            let figure = Figure {
+                value: ratio.filter(|_| self.unit.is_ratio()).unwrap_or(line.ours),
+                aim: line.aim,
+                missed: line.missed,
+            };
+            (line.key.clone(), figure)
+        };
+        Measured {
+            figures: self.lines.iter().map(figure).collect(),
+            ..Measured::default()
+        }
     }
 
     /// The table in Markdown, its columns aligned.
@@ -237,6 +260,7 @@ impl Line {
             ours,
             aim: row.aim,
             missed,
+            is_declared: row.miss.is_some(),
         }
     }
 }
@@ -259,7 +283,7 @@ mod tests {
     use super::*;
 
     fn table() -> Table {
-        let rows = "[[entry]]\nkey = 'a'\nwhat = 'first'\naim = 1.5\nxen = '2'\n[[entry]]\nkey = 'b'\nwhat = 'second'\naim = 1\n\
+        let rows = "[[entry]]\nkey = 'a'\nwhat = 'first'\naim = 1.5\nxen = '2'\n[[entry]]\nkey = 'b'\nwhat = 'second'\naim = 1\nmiss = 'why'\n\
             [[entry]]\nkey = 'c'\nwhat = 'against'\nagainst = 'a'\n[[entry]]\nkey = 'd'\nwhat = 'never measured'\n\
             [[linux]]\nkey = 'a'\nwhat = 'a'\n[[memory]]\nkey = 'a'\nwhat = 'a'\n[[sharing]]\nkey = 'a'\nwhat = 'a'\n\
             [[network]]\nkey = 'a'\nwhat = 'a'\n";
@@ -298,7 +322,10 @@ mod tests {
         );
         assert_eq!(cells(lines[3])[2..5], ["2.00 ms", "3.00 ms", "1.500"]);
         assert_eq!(cells(lines[4])[4..9], ["0.500", "", "", "", ""]);
-        assert_eq!(table().missed().collect::<Vec<_>>(), ["b"]);
+        assert_eq!(table().missed().collect::<Vec<_>>(), [("b", true)]);
+        let measured = table().measured().figures;
+        assert_eq!((measured["a"].value, measured["a"].missed), (1.4, false));
+        assert_eq!((measured["b"].value, measured["b"].missed), (1.5, true));
     }
 
     #[test]

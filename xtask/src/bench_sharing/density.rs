@@ -53,6 +53,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
             "machine of {MACHINE}, VMs of {MEMORY} with one vCPU that compile: {told}, {times:.2} times as many"
         )],
         wrong: Vec::new(),
+        figures: None,
     };
     if 2 * together < AIM * alone {
         found.wrong.push(format!("{told} is less than 1.5 times"));

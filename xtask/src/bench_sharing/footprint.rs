@@ -95,6 +95,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
         rows: vec![HEAD.map(str::to_owned).to_vec()],
         notes: Vec::new(),
         wrong: Vec::new(),
+        figures: None,
     };
     let mut bars = Vec::new();
     for count in COUNTS {

@@ -55,6 +55,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
         rows: vec![head.map(str::to_owned).to_vec()],
         notes: Vec::new(),
         wrong: Vec::new(),
+        figures: None,
     };
     for (kind, what) in KINDS {
         for (group, whose) in [("other", "another group"), ("default", "the same group")] {

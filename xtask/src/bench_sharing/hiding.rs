@@ -78,6 +78,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
         rows: vec![head.map(str::to_owned).to_vec()],
         notes: Vec::new(),
         wrong: Vec::new(),
+        figures: None,
     };
     for case in CASES {
         let mut sides = Vec::new();

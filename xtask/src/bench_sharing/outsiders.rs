@@ -64,6 +64,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
         rows: vec![HEAD.map(str::to_owned).to_vec()],
         notes: Vec::new(),
         wrong: Vec::new(),
+        figures: None,
     };
     step.doing("the group is quiet");
     let quiet = Run::of("hold", &disk)?;

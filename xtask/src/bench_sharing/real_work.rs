@@ -83,6 +83,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
         rows: vec![HEAD.map(str::to_owned).to_vec()],
         notes: Vec::new(),
         wrong: Vec::new(),
+        figures: None,
     };
     for (name, file, work) in [
         ("gcc compiles", "gcc", Work::Compile),

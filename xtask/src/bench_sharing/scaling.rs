@@ -109,6 +109,7 @@ fn table(names: &[String], all: &BTreeMap<String, Costs>) -> Outcome<Found> {
         rows: vec![head],
         notes: Vec::new(),
         wrong: Vec::new(),
+        figures: None,
     };
     let mut bars = Vec::new();
     for name in names {

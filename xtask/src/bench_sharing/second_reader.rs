@@ -42,6 +42,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
             "{MIB} MiB of a disk with `limit = \"{LIMIT}\"`, page cache of both cold; the aim is {AIM} times"
         )],
         wrong: Vec::new(),
+        figures: None,
     };
     let disk = image("second-reader.img", MIB << 8, 0)?;
     let mut bars = Vec::new();

@@ -2,10 +2,7 @@
 
 use super::{Found, Vm, image, lab::Lab, plot::write_bars, plot_of};
 use crate::{
-    bench::{
-        figures,
-        table::{Figures, Rows},
-    },
+    bench::{self, figures, table::Figures},
     step::{Outcome, Step},
 };
 use std::path::{Path, PathBuf};
@@ -24,10 +21,17 @@ pub fn disk() -> Outcome<PathBuf> {
     image("timing.img", BLOCKS.0, BLOCKS.1)
 }
 
+/// One run with sharing, which says the same as any other.
+///
+/// # Errors
+/// The guest does not do its work.
+pub fn once() -> Outcome<Figures> {
+    measure("", &disk()?).map(|(figures, _)| figures)
+}
+
 /// Measures.
 pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
-    let rows: Rows = toml::from_str(include_str!("../../../bench/figures.toml"))
-        .map_err(|error| format!("bench/figures.toml: {error}"))?;
+    let rows = bench::read_rows()?;
     let disk = disk()?;
     step.doing("with sharing");
     let (shared, first) = measure("", &disk)?;
@@ -44,7 +48,9 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
         ],
         notes: Vec::new(),
         wrong: Vec::new(),
+        figures: None,
     };
+    found.figures = Some(shared.clone());
     let mut bars = Vec::new();
     for row in &rows.sharing {
         let (Some(never), Some(shared)) = (never.get(&row.key), shared.get(&row.key)) else {
