@@ -111,7 +111,7 @@ impl Place {
             .strip_prefix("process ")
             .unwrap()
             .to_owned();
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_mins(1);
         while Instant::now() < deadline {
             match fs::read_to_string(format!("/proc/{id}/stat")) {
                 Ok(stat) if !stat.contains(") Z ") => thread::sleep(Duration::from_millis(10)),
