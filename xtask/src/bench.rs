@@ -95,7 +95,7 @@ pub fn run(parts: &[Part], without: &[Part], check: bool, write: bool) -> bool {
             Part::Vms | Part::Network => run_counted(*part, write, &mut verdict),
             Part::Sharing => bench_sharing::run(&[], false, write, &mut verdict),
             Part::Os0 => bench_os0::run(write, &mut verdict),
-            Part::Numa => bench_numa::run(&[], false, write, &mut verdict),
+            Part::Numa => bench_numa::run(&[], &[], false, write, &mut verdict),
         };
     }
     for part in Part::value_variants()

@@ -12,6 +12,7 @@ mod movement;
 mod sampling;
 mod seeds;
 mod thresholds;
+mod workloads;
 
 use crate::{
     bench::table::{markdown, replace_between},
@@ -23,6 +24,7 @@ use crate::{
 use clap::ValueEnum;
 use std::{fs, path::Path, thread, time::Duration};
 use tests_boot::{assets, machine::Hardware, machine::Machine, vm::Vm};
+use workloads::{Size, Workload, spread};
 
 const SPECIFICATION: &str = "SPECIFICATION.md";
 /// How long a program may take, on a host that is busy.
@@ -32,7 +34,7 @@ const NODES: u32 = 8;
 /// Debian's kernels test their ciphers after the boot, beside whatever runs, for seconds here.
 const TESTS: &str = "cryptomgr.notests";
 
-/// What a program is told, and the machine's caches.
+/// What a program is told beside its passes, and the machine's caches.
 struct Work {
     name: &'static str,
     args: &'static str,
@@ -41,21 +43,24 @@ struct Work {
 
 const WORKS: [Work; 3] = [
     Work {
-        name: "read-shared scene",
-        args: "work=scene kib=8192 passes=100",
+        name: "scene",
+        args: "work=scene kib=8192",
         cache_kib: 256,
     },
     Work {
-        name: "own memory, moved midway",
-        args: "work=own kib=4096 passes=120",
+        name: "own",
+        args: "work=own kib=4096",
         cache_kib: 1024,
     },
     Work {
-        name: "own memory, not moved",
-        args: "work=own kib=4096 passes=20 still",
+        name: "still",
+        args: "work=own kib=4096 still",
         cache_kib: 1024,
     },
 ];
+
+/// How often a declared size is run, with CPUs whose turns are of other lengths each time: another order of events.
+const SEEDS: u64 = 5;
 
 /// Where pages are put: the name, EL2's command line, and whether all memory is near.
 const WAYS: [(&str, &str, bool); 5] = [
@@ -115,18 +120,26 @@ impl Case {
 }
 
 /// The head of the table.
-const HEAD: [&str; 6] = [
+const HEAD: [&str; 8] = [
     "program",
     "pages",
     "ms",
     "remote misses",
     "against round robin",
     "against uniform",
+    "least to most",
+    "",
 ];
 
-/// Builds, unless `built` says that all is there, and measures `cases`, or all; with `write`, puts the figures
+/// Builds, unless `built` says that all is there, and measures `cases`, or all, and of their workloads `only` these, or all; with `write`, puts the figures
 /// into SPECIFICATION.md. Gives whether sums were equal.
-pub fn run(cases: &[Case], built: bool, write: bool, verdict: &mut Verdict) -> bool {
+pub fn run(
+    cases: &[Case],
+    only: &[String],
+    built: bool,
+    write: bool,
+    verdict: &mut Verdict,
+) -> bool {
     let cases = if cases.is_empty() {
         Case::value_variants()
     } else {
@@ -141,8 +154,8 @@ pub fn run(cases: &[Case], built: bool, write: bool, verdict: &mut Verdict) -> b
     is_built.is_some()
         && cases.iter().all(|case| {
             let measured = steps.run(case.key(), |step| match case {
-                Case::Programs => measure(step),
-                Case::Linux => linux::measure(step),
+                Case::Programs => measure(step, only),
+                Case::Linux => linux::measure(step, only),
                 Case::Sampling => sampling::measure(step),
                 Case::Seeds => seeds::measure(step),
                 Case::Figure8 => figure8::measure(step),
@@ -152,35 +165,64 @@ pub fn run(cases: &[Case], built: bool, write: bool, verdict: &mut Verdict) -> b
             let Some(rows) = measured else { return false };
             print_line(&format!("\n{}", markdown(&rows)));
             let kept = steps.run("files", |_| {
-                verdict.take(case.key(), Measured::of_rows(&rows), std::iter::empty())?;
+                let is_missed =
+                    |row: &&Vec<String>| row.last().is_some_and(|cell| cell == "missed");
+                let missed = rows.iter().filter(is_missed).map(|row| row[0].as_str());
+                let missed = missed.map(|name| (name, false));
+                verdict.take(case.key(), Measured::of_rows(&rows), missed)?;
                 keep(*case, &rows, write)
             });
             kept.is_some()
         })
 }
 
-fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
+fn measure(step: &mut Step<'_>, only: &[String]) -> Outcome<Vec<Vec<String>>> {
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     let mut bars = Vec::new();
-    for work in &WORKS {
-        let runs = all_ways(step, work.name, ("placement ok", WORK_MAX), |line, near| {
-            let hardware = machine((NODES, "1G"), work.cache_kib, line, near);
-            Ok((
-                hardware,
-                Vm::bare("guest", "placement", work.args).cpus(NODES),
-            ))
-        })?;
-        let [round_robin, .., uniform] = &runs[..] else {
-            return Err("no runs".to_owned());
-        };
-        for ((way, ..), run) in WAYS.iter().zip(&runs) {
-            rows.push(row(work.name, way, run, (round_robin, uniform)));
-            bars.push(((*way).to_owned(), run.ms));
+    for work in WORKS.iter().filter(|work| is_asked(only, work.name)) {
+        let workload = Workload::named(work.name)?;
+        for size in workload.sizes() {
+            let title = workload.title(size);
+            let args = format!("{} passes={}", work.args, size.count);
+            let seeds = if size.is_extra { 1 } else { SEEDS };
+            let mut runs = Vec::new();
+            for seed in 0..seeds {
+                let name = format!("{title}, seed {seed}");
+                let guest = |line: &str, near: bool| {
+                    let hardware = machine((NODES, "1G"), work.cache_kib, line, near);
+                    let guest = Vm::bare("guest", "placement", &args).cpus(NODES);
+                    Ok((seeded(hardware, seed), guest))
+                };
+                runs.push(all_ways(step, &name, ("placement ok", WORK_MAX), guest)?);
+            }
+            let these = rows_of(&workload, size, &runs);
+            if !size.is_extra {
+                bars.extend(WAYS.iter().zip(&runs[0]).map(bar));
+            }
+            rows.extend(these);
         }
     }
     let title = "Milliseconds of the parallel clock: scene; own, moved; own, not moved";
     write_bars(&directory()?.join("numa.svg"), title, bars)?;
     Ok(rows)
+}
+
+/// Whether a workload is among these; all are among none.
+fn is_asked(only: &[String], name: &str) -> bool {
+    only.is_empty() || only.iter().any(|asked| asked == name)
+}
+
+/// The machine, with turns of another length for each seed but 0.
+fn seeded(hardware: Hardware, seed: u64) -> Hardware {
+    if seed == 0 {
+        return hardware;
+    }
+    let turn = format!("slice_ns={}", seeds::turn_ns(seed));
+    hardware.option("--flash-option").option(turn)
+}
+
+fn bar(((way, ..), run): (&(&str, &'static str, bool), &Run)) -> (String, f64) {
+    ((*way).to_owned(), run.ms)
 }
 
 /// Runs a guest in all [`WAYS`], some at a time: as nobody asks their machines anything, they do not change each
@@ -277,16 +319,37 @@ impl Run {
     }
 }
 
-/// A row of the table.
-fn row(name: &str, way: &str, run: &Run, (round_robin, uniform): (&Run, &Run)) -> Vec<String> {
-    vec![
-        name.to_owned(),
-        way.to_owned(),
-        format!("{:.1}", run.ms),
-        format!("{:.1} %", run.remote),
-        format!("{:.2}", run.ms / round_robin.ms),
-        format!("{:.2}", run.ms / uniform.ms),
-    ]
+/// The rows of a workload at a size: for each way, the medians of runs in all ways, one for each seed.
+fn rows_of(workload: &Workload, size: Size, runs: &[Vec<Run>]) -> Vec<Vec<String>> {
+    let last = WAYS.len() - 1;
+    let row = |(at, (way, ..)): (usize, &(&str, &'static str, bool))| {
+        let of =
+            |value: &dyn Fn(&[Run]) -> f64| spread(runs.iter().map(|ways| value(ways)).collect());
+        let (ms, least, most) = of(&|ways| ways[at].ms);
+        let (remote, ..) = of(&|ways| ways[at].remote);
+        let (round_robin, ..) = of(&|ways| ways[at].ms / ways[0].ms);
+        let (uniform, ..) = of(&|ways| ways[at].ms / ways[last].ms);
+        let verdict = if *way == AGAIN {
+            workload.verdict(size, round_robin, uniform)
+        } else {
+            ""
+        };
+        vec![
+            workload.title(size),
+            (*way).to_owned(),
+            format!("{ms:.1}"),
+            format!("{remote:.1} %"),
+            format!("{round_robin:.2}"),
+            format!("{uniform:.3}"),
+            if runs.len() > 1 {
+                format!("{least:.1} to {most:.1}")
+            } else {
+                String::new()
+            },
+            verdict.to_owned(),
+        ]
+    };
+    WAYS.iter().enumerate().map(row).collect()
 }
 
 /// The time of region 2, and the part of its misses that went to other nodes.

@@ -84,6 +84,9 @@ enum Task {
     BenchNuma {
         /// Only these
         cases: Vec<bench_numa::Case>,
+        /// Of `programs` and `linux`, only these workloads of bench/workloads.toml
+        #[arg(long, value_name = "WORKLOAD", conflicts_with = "write")]
+        only: Vec<String>,
         /// Take Underpin and the bare guests as `xtask build` has left them
         #[arg(long)]
         built: bool,
@@ -138,9 +141,10 @@ fn main() -> ExitCode {
         } => bench_sharing::run(&experiments, built, write, &mut Verdict::print()),
         Task::BenchNuma {
             cases,
+            only,
             built,
             write,
-        } => bench_numa::run(&cases, built, write, &mut Verdict::print()),
+        } => bench_numa::run(&cases, &only, built, write, &mut Verdict::print()),
         Task::BenchOs0 { write } => bench_os0::run(write, &mut Verdict::print()),
         Task::Soak { hours } => soak::run(hours),
         Task::Mutants { names } => mutants::run(&names),

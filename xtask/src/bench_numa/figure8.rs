@@ -2,7 +2,10 @@
 //! without anything beneath it, on the same measuring machine. The processes are busybox's, in the place of
 //! pmake's: each job writes a source, and sorts, compresses and sums it, in a shell of its own.
 
-use super::{TESTS, directory, marks};
+use super::{
+    TESTS, directory, marks,
+    workloads::{Size, Workload},
+};
 use crate::bench_sharing::plot::Plot;
 use crate::step::{Outcome, Step};
 use std::{
@@ -21,13 +24,13 @@ const POLL: Duration = Duration::from_millis(250);
 /// CPUs and nodes of the machine, and MiB of each node.
 const CPUS: u32 = 8;
 const NODE_MIB: u32 = 256;
-/// MiB and jobs of all VMs together.
+/// MiB of all VMs together.
 const VMS_MIB: u32 = 1408;
-const JOBS: u32 = 192;
-/// How many VMs; none is Linux without Underpin. Then what EL2 is told: nothing, so that it moves pages, or to leave
-/// them where they were touched first.
-const RUNS: [(u32, &str); 9] = [
+/// How many VMs; none is Linux without Underpin, which is told nothing, as Debian's kernels are, or to move no pages by
+/// itself. Then what EL2 is told: nothing, so that it moves pages, or to leave them where they were touched first.
+const RUNS: [(u32, &str); 10] = [
     (0, ""),
+    (0, UNBALANCED),
     (1, ""),
     (1, STILL),
     (2, ""),
@@ -38,6 +41,7 @@ const RUNS: [(u32, &str); 9] = [
     (8, STILL),
 ];
 const STILL: &str = "numa=off";
+const UNBALANCED: &str = "numa_balancing=disable";
 /// MiB of the counters' window: a header, and nine words for each page.
 const WINDOW_MIB: u32 = (36_864 + CPUS * NODE_MIB * 256 * 4 * (CPUS + 1)).div_ceil(1 << 20);
 /// Distances of two nodes, and to the window.
@@ -94,31 +98,63 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
         "Underpin",
         "idle",
         "against Linux alone",
+        "against it, balancing off",
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    let (mut bars, mut alone) = (Vec::new(), None);
+    let workload = Workload::named("figure8")?;
+    for size in workload.sizes() {
+        rows.extend(at_size(step, &initrd, &workload, size)?);
+    }
+    Ok(rows)
+}
+
+fn at_size(
+    step: &Step<'_>,
+    initrd: &Path,
+    workload: &Workload,
+    size: Size,
+) -> Outcome<Vec<Vec<String>>> {
+    let mut runs = Vec::new();
     for (count, line) in RUNS {
         let machine = match count {
             0 => "Linux alone".to_owned(),
             1 => "1 VM".to_owned(),
             _ => format!("{count} VMs"),
         };
-        let name = machine + if line == STILL { ", first touch" } else { "" };
-        step.doing(&name);
-        let run = match count {
-            0 => bare(&initrd)?,
-            _ => in_vms(count, line, &initrd)?,
+        let how = match line {
+            STILL => ", first touch",
+            UNBALANCED => ", balancing off",
+            _ => "",
         };
-        let alone = *alone.get_or_insert(run.ms);
-        let parts = run.parts.iter().map(|ms| format!("{ms:.1}"));
-        let mut row = vec![name.clone(), format!("{:.1}", run.ms)];
-        row.extend(parts);
-        row.push(format!("{:.2}", run.ms / alone));
-        rows.push(row);
-        bars.push((name, run.parts.to_vec()));
+        let name = machine + how;
+        step.doing(&format!("{}: {name}", workload.title(size)));
+        let run = match count {
+            0 => bare(initrd, line, size.count)?,
+            _ => in_vms(count, line, initrd, size.count)?,
+        };
+        runs.push((name, run));
     }
+    let [(_, alone), (_, unbalanced), ..] = &runs[..] else {
+        return Err("no runs".to_owned());
+    };
+    let row = |(name, run): &(String, Run)| {
+        let title = format!("{}: {name}", workload.title(size));
+        let ratio = |other: &Run| format!("{:.2}", run.ms / other.ms);
+        let mut row = vec![title, format!("{:.1}", run.ms)];
+        row.extend(run.parts.iter().map(|ms| format!("{ms:.1}")));
+        row.extend([ratio(alone), ratio(unbalanced)]);
+        row
+    };
+    let rows = runs.iter().map(row).collect();
+    if size.is_extra {
+        return Ok(rows);
+    }
+    let bars = runs.iter();
+    let bars = bars.map(|(name, run)| (name.clone(), run.parts.to_vec()));
+    let bars = bars.collect();
+    let jobs = size.count;
     let plot = Plot {
-        title: &format!("Milliseconds of the parallel clock: {JOBS} jobs on eight CPUs"),
+        title: &format!("Milliseconds of the parallel clock: {jobs} jobs on eight CPUs"),
         parts: &["user", "kernel", "Underpin", "idle"],
         bars,
     };
@@ -144,7 +180,7 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
         files.push((name.to_owned(), read(name)?));
     }
     for (vms, line) in RUNS {
-        let own = if line == STILL { 0 } else { vms.max(1) };
+        let own = if line.is_empty() { vms.max(1) } else { 0 };
         for vm in 0..own {
             let region = 2 + vm;
             let [begin, end] = match vms {
@@ -172,18 +208,17 @@ fn source() -> String {
     (0..600).map(line).collect()
 }
 
-fn arguments(vm: u32, vms: u32) -> String {
-    let jobs = JOBS / vms.max(1);
-    format!(
-        "console=ttyAMA0 rdinit=/work vm={vm} vms={vms} jobs={jobs} numa_balancing=disable nokaslr quiet {TESTS}"
-    )
+/// A Linux's words, of `vms` that do so many jobs together.
+fn arguments(vm: u32, vms: u32, jobs: u32) -> String {
+    let jobs = jobs / vms.max(1);
+    format!("console=ttyAMA0 rdinit=/work vm={vm} vms={vms} jobs={jobs} nokaslr quiet {TESTS}")
 }
 
-fn in_vms(count: u32, line: &str, initrd: &Path) -> Outcome<Run> {
+fn in_vms(count: u32, line: &str, initrd: &Path, jobs: u32) -> Outcome<Run> {
     let place = fresh(count)?;
     let names: Vec<String> = (0..count).map(|n| format!("work{n}")).collect();
     let vms = names.iter().zip(0..).map(|(name, n)| {
-        let args = arguments(n, count);
+        let args = arguments(n, count, jobs);
         Vm::linux(name, KERNEL, "poweroff")
             .initrd(&initrd.display().to_string())
             .args(&args)
@@ -210,9 +245,9 @@ fn in_vms(count: u32, line: &str, initrd: &Path) -> Outcome<Run> {
 }
 
 /// Linux on the machine itself: QEMU as `underpin sim` starts it, without Underpin.
-fn bare(initrd: &Path) -> Outcome<Run> {
+fn bare(initrd: &Path, line: &str, jobs: u32) -> Outcome<Run> {
     let place = fresh(0)?;
-    let (results, console) = (results(0, "")?, place.join("console.log"));
+    let (results, console) = (results(0, line)?, place.join("console.log"));
     let kernel = assets::cache().ok_or("there is no asset cache")?;
     let kernel = kernel.join("kernels").join(KERNEL).join("vmlinuz");
     let plugin = assets::target().join("sim/release/libsim_plugin.so");
@@ -230,7 +265,7 @@ fn bare(initrd: &Path) -> Outcome<Run> {
         // The window is nobody's memory.
         .args([
             "-append",
-            &format!("{} mem={}M", arguments(0, 0), CPUS * NODE_MIB),
+            &format!("{} {line} mem={}M", arguments(0, 0, jobs), CPUS * NODE_MIB),
         ])
         .stdin(Stdio::null());
     let mut qemu = qemu.spawn().map_err(|error| cannot(&error))?;
@@ -320,7 +355,11 @@ fn await_work(qemu: &mut Child, console: &Path) -> Outcome {
 
 /// Where the machine's results are left: what each CPU did in each VM's while.
 fn results(vms: u32, line: &str) -> Outcome<PathBuf> {
-    let how = if line == STILL { "-first-touch" } else { "" };
+    let how = match line {
+        STILL => "-first-touch",
+        UNBALANCED => "-unbalanced",
+        _ => "",
+    };
     Ok(directory()?.join(format!("figure8-{vms}-vms{how}.csv")))
 }
 

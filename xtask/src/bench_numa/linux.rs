@@ -3,7 +3,10 @@
 //! with memory of its own. All is in the initial RAM disk, as QEMU's disks take as long as chance will have it.
 
 use super::marks::{BEGIN, END, mark};
-use super::{HEAD, NODES, TESTS, WAYS, all_ways, directory, machine, row};
+use super::{
+    HEAD, NODES, TESTS, WAYS, all_ways, bar, directory, is_asked, machine, rows_of,
+    workloads::Workload,
+};
 use crate::bench_sharing::plot::write_bars;
 use crate::step::{Outcome, Step};
 use std::{fmt::Write, fs, time::Duration};
@@ -15,15 +18,12 @@ const WORK_MAX: Duration = Duration::from_mins(30);
 const SPHERES: u32 = 40_000;
 /// Of the solver's problem. With 65,000 clauses it takes very much longer.
 const VARIABLES: u64 = 20_000;
-const CLAUSES: u32 = 64_000;
-/// With 8, nearly all of a compiler's time is its beginning.
-const FUNCTIONS: u32 = 400;
 
-/// The programs: the name, what `/work` is told, and KiB of each CPU's cache. Disco's Raytrace had 256.
+/// The programs: the workload, what `/work` is told, and KiB of each CPU's cache. Disco's Raytrace had 256.
 const PROGRAMS: [(&str, &str, u32); 3] = [
-    ("tachyon with 8 threads", "ray", 256),
-    ("8 minisat at a time", "solve", 1024),
-    ("8 cc1 at a time", "compile", 1024),
+    ("tachyon", "ray", 256),
+    ("minisat", "solve", 1024),
+    ("cc1", "compile", 1024),
 ];
 
 /// What the guest does instead of `/init`. Region 2 of the results is the work.
@@ -54,18 +54,26 @@ poweroff -f
 ///
 /// # Errors
 /// A run that fails, or ends with other results than the one before.
-pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
-    let initrd = directory()?.join("initrd");
-    let files = files()?;
-    let named = files
-        .iter()
-        .map(|(name, content)| (name.as_str(), content.clone()));
-    archive::initrd(&initrd, KERNEL, &named.collect::<Vec<_>>())?;
+pub fn measure(step: &mut Step<'_>, only: &[String]) -> Outcome<Vec<Vec<String>>> {
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     let mut bars = Vec::new();
-    for (name, work, cache_kib) in PROGRAMS {
+    let mut all = Vec::new();
+    let asked = PROGRAMS.iter().filter(|(name, ..)| is_asked(only, name));
+    for &(name, work, cache_kib) in asked {
+        let workload = Workload::named(name)?;
+        let sizes = workload.sizes().into_iter();
+        all.extend(sizes.map(|size| (workload.clone(), size, work, cache_kib)));
+    }
+    let initrd = directory()?.join("initrd");
+    for (workload, size, work, cache_kib) in all {
+        let files = files((work, size.count))?;
+        let named = files
+            .iter()
+            .map(|(name, content)| (name.as_str(), content.clone()));
+        archive::initrd(&initrd, KERNEL, &named.collect::<Vec<_>>())?;
         let args = format!("rdinit=/work work={work} numa_balancing=disable nokaslr {TESTS}");
-        let runs = all_ways(step, name, ("work ok", WORK_MAX), |line, near| {
+        let title = workload.title(size);
+        let runs = all_ways(step, &title, ("work ok", WORK_MAX), |line, near| {
             let vm = Vm::linux("guest", KERNEL, "poweroff")
                 .initrd(&initrd.display().to_string())
                 .args(&args)
@@ -73,20 +81,23 @@ pub fn measure(step: &mut Step<'_>) -> Outcome<Vec<Vec<String>>> {
                 .cpus(NODES);
             Ok((machine((NODES, "2G"), cache_kib, line, near), vm))
         })?;
-        let [round_robin, .., uniform] = &runs[..] else {
-            return Err("no runs".to_owned());
-        };
-        for ((way, ..), run) in WAYS.iter().zip(&runs) {
-            rows.push(row(name, way, run, (round_robin, uniform)));
-            bars.push(((*way).to_owned(), run.ms));
+        if !size.is_extra {
+            bars.extend(WAYS.iter().zip(&runs).map(bar));
         }
+        rows.extend(rows_of(&workload, size, &[runs]));
     }
     let title = "Milliseconds of the parallel clock: tachyon; eight minisat; eight cc1";
     write_bars(&directory()?.join("numa-linux.svg"), title, bars)?;
     Ok(rows)
 }
 
-fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
+/// The initial RAM disk's files, where this work has this size.
+fn files((work, size): (&str, u32)) -> Outcome<Vec<(String, Vec<u8>)>> {
+    let own = match work {
+        "ray" => ("scene".to_owned(), scene(size).into()),
+        "solve" => ("problem".to_owned(), problem(size).into()),
+        _ => ("source.c".to_owned(), source(size).into()),
+    };
     let programs = assets::cache()
         .ok_or("there is no asset cache")?
         .join("programs");
@@ -94,9 +105,7 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
         ("work".to_owned(), WORK.into()),
         ("begin".to_owned(), mark(BEGIN, 2)),
         ("end".to_owned(), mark(END, 2)),
-        ("scene".to_owned(), scene().into()),
-        ("problem".to_owned(), problem().into()),
-        ("source.c".to_owned(), source().into()),
+        own,
     ];
     for place in ["", "lib/"] {
         let directory = programs.join(place);
@@ -118,13 +127,14 @@ fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Small spheres, always the same, at chance places.
-fn scene() -> String {
-    let mut text = "BEGIN_SCENE\nRESOLUTION 800 600\nCAMERA\nPROJECTION PERSPECTIVE\nZOOM 1.0\n\
+/// Small spheres, always the same, at chance places, on a picture of so many points in width.
+fn scene(width: u32) -> String {
+    let head = format!("BEGIN_SCENE\nRESOLUTION {width} {}\n", width / 4 * 3);
+    let mut text = head
+        + "CAMERA\nPROJECTION PERSPECTIVE\nZOOM 1.0\n\
         ASPECTRATIO 1.0\nANTIALIASING 0\nRAYDEPTH 4\nCENTER 0 0 -14\nVIEWDIR 0 0 1\nUPDIR 0 1 0\n\
         END_CAMERA\nDIRECTIONAL_LIGHT DIRECTION 1 -1 1 COLOR 1 1 1\nBACKGROUND 0.1 0.1 0.2\n\
-        TEXDEF T AMBIENT 0.2 DIFFUSE 0.6 SPECULAR 0.4 OPACITY 1.0 COLOR 1 0.5 0.2 TEXFUNC 0\n"
-        .to_owned();
+        TEXDEF T AMBIENT 0.2 DIFFUSE 0.6 SPECULAR 0.4 OPACITY 1.0 COLOR 1 0.5 0.2 TEXFUNC 0\n";
     let mut chance = chance();
     let mut next = || chance() as f64 / f64::from(1_u32 << 31);
     for _ in 0..SPHERES {
@@ -148,10 +158,10 @@ fn chance() -> impl FnMut() -> u64 {
 }
 
 /// Clauses of three of the variables each, all of which can be true at once.
-fn problem() -> String {
+fn problem(clauses: u32) -> String {
     let mut chance = chance();
-    let mut text = format!("p cnf {VARIABLES} {CLAUSES}\n");
-    for _ in 0..CLAUSES {
+    let mut text = format!("p cnf {VARIABLES} {clauses}\n");
+    for _ in 0..clauses {
         for _ in 0..3 {
             let number = chance();
             let sign = if number & 1 == 0 { "-" } else { "" };
@@ -164,7 +174,7 @@ fn problem() -> String {
 }
 
 /// Functions with loops and choices, which a compiler is busy with.
-fn source() -> String {
+fn source(functions: u32) -> String {
     let function = |n: u32| {
         let before = n.saturating_sub(1);
         format!(
@@ -176,5 +186,5 @@ fn source() -> String {
              if (s > 100 * {n}) s -= a[(unsigned)s % n];\n  }}\n  return s;\n}}\n"
         )
     };
-    (0..FUNCTIONS).map(function).collect()
+    (0..functions).map(function).collect()
 }

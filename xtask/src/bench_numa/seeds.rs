@@ -21,7 +21,7 @@ const WAYS: [(&str, &str); 3] = [
 ];
 
 /// How long a CPU's turn lasts on the measuring machine, in nanoseconds of its own.
-fn turn_ns(seed: u64) -> u64 {
+pub fn turn_ns(seed: u64) -> u64 {
     2_000 + seed * 7_919 % 16_000
 }
 
