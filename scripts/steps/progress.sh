@@ -52,7 +52,7 @@ run_step() {
 # give_up TITLE LOG STATUS: repeats the step's own sentence, or makes one from the last thing that it said.
 give_up() {
     local sentence
-    sentence=$(grep '^underpin: ' "$2" | tail -n 1)
+    sentence=$(grep '^underpin: ' "$2" | tail -n 1 || true)
     [[ -n $sentence ]] ||
         sentence="underpin: set-up failed at '$1', because it ended with status $3 ($(tail -n 1 "$2")); see $2, then run the same command again"
     printf '%s\n' "$sentence" >&2
