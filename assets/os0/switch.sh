@@ -24,7 +24,7 @@ switch() {
     [ "$(field refusal)" = not-attached ] || say "failed refusal"
     [ "$(reaches_maintenance)" = 1 ] || say "failed detached, the interrupt controller is not its own"
     load "$(nproc)"
-    pair=0
+    pair=0 half=0
     while [ $pair -lt "$(option os0.pairs 10)" ]; do
         echo attach >/dev/underpin || say "failed attach $pair $(field refusal)"
         [ "$(field state)" = attached ] || say "failed not attached $pair"
@@ -38,13 +38,14 @@ switch() {
         echo detach >/dev/underpin || say "failed detach $pair $(field refusal)"
         [ "$(field state)" = detached ] || say "failed not detached $pair"
         pair=$((pair + 1))
+        [ ! -e /tmp/echoes ] || [ $((pair * 2)) != "$(option os0.pairs 10)" ] || half=$(wc -l </tmp/echoes)
     done
     # Detached, nothing enters EL2 but the question itself.
     before=$(field entries)
     seq 0 49999 | sha256sum >/dev/null
     after=$(field entries)
     say "switch pairs=$pair retries=$(field retries) entries=$((after - before - 1))"
-    [ ! -e /sys/class/net/eth0 ] || say "echoes=$(wc -l </tmp/echoes)"
+    [ ! -e /sys/class/net/eth0 ] || say "echoes=$(wc -l </tmp/echoes) half=$half"
     # shellcheck disable=SC2046 # one word per process
     kill -9 $(jobs -p)
 }

@@ -315,8 +315,9 @@ fn growth_line() -> String {
 
 /// What VMs spend in a storm, beyond their base.
 const SPENT: u64 = 12;
-/// How long a thread of a guest may stand still.
-const STALL_MAX_MS: u64 = 60_000;
+/// How long a thread of a guest may stand still: Linux complains of a CPU that does so for longer (soft lockup, twice
+/// `watchdog_thresh`).
+const STALL_MAX_MS: u64 = 20_000;
 
 /// VMs share what they read, spend what they save so on page cache and on heap, and then write all
 /// that they share, at once. The machine has little more than their bases. None of them dies, no guest

@@ -68,7 +68,7 @@ fn check_cost(said: &str) -> Outcome {
         Some(at(to)?.saturating_sub(at(from)?))
     };
     // The kernel's own times are in microseconds: thousands of instructions.
-    for (from, to, most) in [("cpu", "fork", 1005), ("fork", "end", 1020)] {
+    for (from, to, most) in [("cpu", "fork", 1005), ("fork", "end", 1010)] {
         let detached = work("detached", from, to).ok_or("no time of a mark")?;
         let attached = work("attached", from, to).ok_or("no time of a mark")?;
         if attached * 1000 > detached * most {
