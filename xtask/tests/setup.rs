@@ -14,7 +14,7 @@ use std::{
 /// A package manager without a network.
 const APT: &str = "#!/bin/sh
 case $* in
-*indextargets*) for suite in bookworm trixie stable; do echo $suite main http://mirror.invalid/debian; done ;;
+*indextargets*) for suite in bookworm trixie stable; do echo $suite main mirror.invalid/debian; done ;;
 *) echo 'E: Temporary failure resolving mirror.invalid'; exit 100 ;;
 esac
 ";
@@ -86,7 +86,9 @@ fn set_up(name: &str, without: &[&str], with: &[(&str, &str)]) -> (String, Strin
 fn is_debian() -> bool {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let keys = Path::new("/usr/share/keyrings/debian-archive-keyring.gpg");
-    release.lines().any(|line| line == "ID=debian") && keys.exists() && cfg!(target_arch = "x86_64")
+    release.lines().any(|line| line == "ID=debian")
+        && keys.exists()
+        && env::consts::ARCH == "x86_64"
 }
 
 #[test]

@@ -248,7 +248,7 @@ pub fn leave(ground: &impl Ground, frame: Mfn, user: Owner, keep: bool) -> Optio
         stripe
     });
     let mut locked = entry.lock_shared()?;
-    let record = List::of(ground, &mut locked).take_out(user)?;
+    let record = List::of(ground, &mut locked).take_out(user).ok()?;
     let left = match locked.users() {
         0 if is_image || keep && locked.cache_key().disk != 0 => Left::Kept,
         0 => Left::Freed,

@@ -86,6 +86,9 @@ impl Counts {
     }
 }
 
+/// A user is not in a list.
+pub(crate) struct Absent;
+
 /// The list of a locked frame's users.
 pub(crate) struct List<'a, 'f, G> {
     ground: &'a G,
@@ -247,8 +250,10 @@ impl<'a, 'f, G: Ground> List<'a, 'f, G> {
     }
 
     /// Takes `user` out of the list, and off the frame's count; the record that is free now, if there is one.
-    /// `None` where it is not there, or the frame is not shared.
-    pub fn take_out(&mut self, user: Owner) -> Option<Option<RecordId>> {
+    ///
+    /// # Errors
+    /// The user is not there, or the frame is not shared.
+    pub fn take_out(&mut self, user: Owner) -> Result<Option<RecordId>, Absent> {
         let users = self.frame.users();
         let (mut found, wanted) = (None, user.encode());
         self.walk(users, |word, place| {
@@ -257,8 +262,8 @@ impl<'a, 'f, G: Ground> List<'a, 'f, G> {
             }
             word != wanted
         });
-        let place = found?;
-        let others = u32::from(self.frame.drop_reference().ok()?);
+        let place = found.ok_or(Absent)?;
+        let others = u32::from(self.frame.drop_reference().map_err(|_| Absent)?);
         let (slot, units) = (user.vm.index, share(users));
         let change = share(others).wrapping_sub(units);
         let gone = if users > SMALL {
@@ -272,7 +277,7 @@ impl<'a, 'f, G: Ground> List<'a, 'f, G> {
         };
         let accounts = self.ground.accounts();
         accounts.change(slot, u64::MAX, units.wrapping_neg());
-        Some(gone)
+        Ok(gone)
     }
 
     /// Moves the user at the front to `place`, of whoever goes; the record that is empty then.

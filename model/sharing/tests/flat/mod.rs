@@ -143,7 +143,9 @@ impl World {
     fn no_record(&self, users: usize) -> bool {
         let size = if users < 4 { Size::One } else { Size::Line };
         let (records, frames) = self.machine.records(size);
-        users > 0 && (users < 4 || (users - 4) % 5 == 0) && records == frames * size.in_frame()
+        users > 0
+            && (users < 4 || (users - 4).is_multiple_of(5))
+            && records == frames * size.in_frame()
     }
 
     fn join(&mut self, frame: Mfn, user: Owner, expect: Expect) {

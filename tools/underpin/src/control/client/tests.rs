@@ -3,7 +3,6 @@
 use super::*;
 use abi::control::page;
 use std::thread;
-use zerocopy::FromZeros as _;
 
 /// A client, and a hypervisor that gives these bodies, of records of that size, one after the
 /// other; then none.
