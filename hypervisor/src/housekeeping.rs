@@ -2,6 +2,7 @@
 //! waits. Done between guests, a bounded piece at a time.
 
 use crate::cpu::{self, Cpu};
+use crate::physical::disk;
 use crate::stretch::{self, Kind};
 use crate::{control, host, numa, sched, vm};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -87,7 +88,7 @@ pub fn some() {
             vm::tick();
             numa::tick();
         }
-        let more = take_apart();
+        let more = disk::go_on() | take_apart();
         stretch::look(Kind::Control);
         vm::flush_terminals();
         BUSY.store(false, Ordering::SeqCst);

@@ -60,13 +60,13 @@ impl UnderWay for Box<Part> {
 }
 
 impl Part {
-    /// What `io` said was done with `buffer`, or went wrong: the request goes on.
-    pub fn go_on(self: Box<Self>, buffer: Buffer, io: Io, done: bool) {
+    /// What `io` said was done with `buffer`, or went wrong: the request goes on, as far as the pass allows.
+    pub fn go_on(self: Box<Self>, came: (Buffer, Io), done: bool, budget: &mut Budget) {
         // Where the VM has ended in the meantime there is nobody to tell.
         if let Some(vm) = vm::instance(self.vm)
             && let Some(Slot::Block(block)) = vm.virtio.get(self.window)
         {
-            block.go_on(&vm, self, buffer, io, done);
+            block.go_on(&vm, self, came, done, budget);
         }
     }
 }
@@ -202,17 +202,23 @@ impl Block {
         until.is_some_and(housekeeping::has_come)
     }
 
-    fn go_on(&self, vm: &Instance, mut part: Box<Part>, buffer: Buffer, io: Io, done: bool) {
-        let n = part.window;
+    fn go_on(
+        &self,
+        vm: &Instance,
+        mut part: Box<Part>,
+        (buffer, io): (Buffer, Io),
+        done: bool,
+        budget: &mut Budget,
+    ) {
+        let (n, before) = (part.window, budget.pages());
         let mut state = self.state.lock();
         state.under_way -= 1;
         part.progress.moves(io.bytes);
         let (page, side) = (buffer.data(), part.side);
         if done {
             part.came = Some((buffer, Loaded { page, side, io }));
-            let mut budget = Budget::default();
-            advance(&mut state, vm, part, &mut budget);
-            paging::charge_request(vm, budget.pages());
+            advance(&mut state, vm, part, budget);
+            paging::charge_request(vm, budget.pages() - before);
         } else {
             drop(buffer);
             fail(&mut state, vm, &part);

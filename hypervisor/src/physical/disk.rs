@@ -11,15 +11,16 @@ use super::queue::{BufferQueue, Transport, begin};
 use super::served::{self, Ring};
 use crate::device::block::Part;
 use crate::frames::Tables;
+use crate::stretch::{self, Kind};
 use crate::{paging, sharing};
 use abi::served::FOR_OVERLAYS;
 use alloc::boxed::Box;
 use core::ops::Deref;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use machine_aarch64::frames::Ram;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
-use model_disk::{DATA_AT_ONCE, Jobs, Lent};
+use model_disk::{Budget, DATA_AT_ONCE, Jobs, Lent};
 pub use model_disk::{Io, Transfer as Operation};
 use model_paging::Words;
 use model_virtio::blk::SECTOR_SIZE;
@@ -88,6 +89,8 @@ struct Disk {
 }
 
 static DISKS: [Once<Disk>; DISKS_MAX] = [const { Once::new() }; DISKS_MAX];
+/// Bit n: of disk n more transfers may have ended than one pass dealt with.
+static LEFT: AtomicU32 = AtomicU32::new(0);
 
 /// A partition, for those who know that a VM has it.
 #[derive(Clone, Copy)]
@@ -528,24 +531,52 @@ fn read_now(
     Err(Error::NotReady)
 }
 
-/// The disk says that something is done.
-pub fn interrupt(number: usize) {
+/// The disk says that something is done; whether more is left for [`go_on`] than one pass deals with.
+pub fn interrupt(number: usize) -> bool {
     let Some(disk) = DISKS.get(number).and_then(Once::get) else {
-        return;
+        return false;
     };
     if let Device::Virtio(transport, _) = &mut disk.hardware.lock().device {
         transport.ack_interrupt();
     }
-    while end_one(disk) {}
+    end_some(number, disk)
+}
+
+/// Deals with transfers that were left, a pass for each disk; whether there are more.
+pub fn go_on() -> bool {
+    let left = LEFT.swap(0, Ordering::Relaxed);
+    for (number, disk) in DISKS.iter().enumerate() {
+        if left & 1 << number != 0
+            && let Some(disk) = disk.get()
+        {
+            stretch::look(Kind::Device);
+            end_some(number, disk);
+        }
+    }
+    LEFT.load(Ordering::Relaxed) != 0
+}
+
+/// Ends jobs that have come back, as many as one pass allows: those who had them begin new ones, which may come
+/// back before the last is dealt with, for ever.
+fn end_some(number: usize, disk: &'static Disk) -> bool {
+    let mut budget = Budget::default();
+    while !budget.is_spent() {
+        if !end_one(disk, &mut budget) {
+            return false;
+        }
+    }
+    LEFT.fetch_or(1 << number, Ordering::Relaxed);
+    true
 }
 
 /// OS-0 says that something is done: one request ends, and more may.
 pub fn answered() -> bool {
-    DISKS[SERVED].get().is_some_and(end_one)
+    let disk = DISKS[SERVED].get();
+    disk.is_some_and(|disk| end_one(disk, &mut Budget::default()))
 }
 
 /// Ends a job that has come back; whether there was one.
-fn end_one(disk: &'static Disk) -> bool {
+fn end_one(disk: &'static Disk, budget: &mut Budget) -> bool {
     let mut hardware = disk.hardware.lock();
     let Hardware { device, jobs } = &mut *hardware;
     let Some((slot, ram, done)) = device.take_back(|slot| jobs.io(slot)) else {
@@ -554,12 +585,13 @@ fn end_one(disk: &'static Disk) -> bool {
     let job = jobs.take(slot);
     drop(hardware);
     let buffer = Buffer { disk, slot, ram };
+    budget.began();
     match job {
         Some(Lent {
             io,
             job: Job::Request(part),
             ..
-        }) => part.go_on(buffer, io, done),
+        }) => part.go_on((buffer, io), done, budget),
         Some(Lent {
             job: Job::Page(page),
             ..

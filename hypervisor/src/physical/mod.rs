@@ -8,10 +8,10 @@ pub mod queue;
 mod served;
 pub mod uplink;
 
-use crate::control;
 use crate::cpu::Cpu;
-use crate::host;
+use crate::{control, host, housekeeping};
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
 use machine_aarch64::gic;
 use machine_locks::Once;
 use queue::Transport;
@@ -116,11 +116,13 @@ pub fn interrupt(cpu: &'static Cpu, intid: u32) {
     if routes.control == Some(intid) {
         control::port::acknowledge();
         // Requests are served between guests, not in the middle of one.
-        cpu.reschedule
-            .store(true, core::sync::atomic::Ordering::Relaxed);
+        cpu.reschedule.store(true, Ordering::Relaxed);
     } else if routes.card == Some(intid) {
         nic::interrupt();
-    } else if let Some(&(_, number)) = routes.disks.iter().find(|(disk, _)| *disk == intid) {
-        disk::interrupt(number);
+    } else if let Some(&(_, number)) = routes.disks.iter().find(|(disk, _)| *disk == intid)
+        && disk::interrupt(number)
+    {
+        housekeeping::request();
+        cpu.reschedule.store(true, Ordering::Relaxed);
     }
 }
