@@ -299,7 +299,12 @@ impl Block {
     /// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
     fn serve(&self, state: &mut State, vm: &Instance, n: usize) {
         let mut budget = Budget::default();
-        if let Some(held) = state.held.take_if(|held| timer::now() >= held.until) {
+        let State {
+            transport, held, ..
+        } = &mut *state;
+        let is_over =
+            |held: &mut Held| timer::now() >= held.until || !transport.awaits(&held.request);
+        if let Some(held) = held.take_if(is_over) {
             state.complete(vm, &held.request, held.status, held.since);
         }
         serve_parked(state, vm, &mut budget);
@@ -434,8 +439,12 @@ fn start(
     }
 }
 
-/// Goes on with a request, with what came for it; `false` where it was parked again.
+/// Goes on with a request, with what came for it; `false` where it was parked again. One whose driver has reset
+/// the device is over.
 fn advance(state: &mut State, vm: &Instance, mut part: Box<Part>, budget: &mut Budget) -> bool {
+    if !state.transport.awaits(&part.request) {
+        return true;
+    }
     let Part {
         request,
         progress,

@@ -344,9 +344,10 @@ impl Net {
             return None;
         };
         state.again = false;
-        if sending.waits.is_some() {
+        if sending.waits.is_some() && state.transport.awaits(&sending.frame) {
             return Some(sending);
         }
+        (sending.waits, sending.flood) = (None, PortSet::default());
         let will_look = sched::leaves_soon();
         for _ in 0..FRAMES_AT_ONCE {
             match state

@@ -284,10 +284,16 @@ impl Transport<Blk> {
         }
     }
 
+    /// Whether the driver that made a request is still there. Where it has reset the device, the memory that the
+    /// request names is not the device's any more (virtio 2.4): nothing is read from it, or written to it.
+    pub fn awaits(&self, request: &Request) -> bool {
+        request.resets == self.resets() && self.is_live()
+    }
+
     /// Tells the driver how `request` ended. Whatever a read brought must be in its memory. A
     /// request from before the last reset is dropped: its driver is gone.
     pub fn complete(&mut self, memory: &impl GuestMemory, request: &Request, status: Status) {
-        if request.resets != self.resets() || !self.is_live() {
+        if !self.awaits(request) {
             return;
         }
         let read = matches!(request.operation, Operation::Read { .. });

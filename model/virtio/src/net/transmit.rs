@@ -143,6 +143,11 @@ impl Transport<Net> {
         self.settle(pushed);
     }
 
+    /// Whether the driver that sent a frame is still there; else its memory is not the device's any more.
+    pub fn awaits(&self, frame: &Frame) -> bool {
+        self.queue_of(frame).is_some()
+    }
+
     /// The queue that a frame's buffers go back to, if its driver is still there.
     pub(crate) fn queue_of(&self, frame: &Frame) -> Option<usize> {
         (frame.resets == self.resets() && self.is_live()).then_some(frame.queue)

@@ -1,6 +1,6 @@
 //! Requests in any framing do to the disk what they say, and nothing else does.
 
-use crate::driver::{Buffer, DATA, Driver, Shape, ram, start};
+use crate::driver::{Buffer, DATA, Driver, Shape, ram, start, start_again};
 use crate::queue::shapes;
 use machine_contract::GuestMemory;
 use machine_fake::FakeGuest;
@@ -292,10 +292,36 @@ fn a_request_does_not_outlive_a_reset() {
     let mut request = Request::default();
     read_of(512).submit(&guest, &mut driver);
     assert_eq!(transport.next_request(&guest, &mut request), Next::Request);
+    assert!(transport.awaits(&request));
     transport.write(0x070, 4, 0);
     guest.take_log();
     transport.complete(&guest, &request, Status::Ok);
     assert_eq!(guest.take_log(), []);
+    assert!(!transport.awaits(&request));
+    // Nor is it the next driver's, which uses the same memory.
+    start_again(&mut transport, 0, 32);
+    assert!(transport.is_live() && !transport.awaits(&request));
+    guest.take_log();
+    transport.complete(&guest, &request, Status::Ok);
+    assert_eq!(guest.take_log(), []);
+}
+
+#[test]
+fn a_request_uses_its_data_and_its_status() {
+    let (guest, mut transport, mut driver) = started(Options {
+        capacity: 16,
+        ..Options::default()
+    });
+    let mut request = Request::default();
+    read_of(4096).submit(&guest, &mut driver);
+    assert_eq!(transport.next_request(&guest, &mut request), Next::Request);
+    let pages = [0, 1, 2, 3].map(|n| request.uses(WRITABLE.frame().add(n)));
+    assert_eq!(
+        pages,
+        [true, true, false, false],
+        "data, and the status behind them"
+    );
+    assert!(!request.uses(model_addr::Gfn(WRITABLE.frame().0 - 1)));
 }
 
 #[test]

@@ -196,6 +196,16 @@ fn word(guest: &FakeGuest, at: u64) -> u16 {
 /// Reads all features, accepts them but for `without`, and sets the queues up, as virtio 3.1.1.
 pub fn start<D: Device>(device: D, without: u64, size: u16) -> (Transport<D>, Vec<Driver>) {
     let mut transport = Transport::new(device);
+    let drivers = start_again(&mut transport, without, size);
+    (transport, drivers)
+}
+
+/// As [`start`], of a device that was reset.
+pub fn start_again<D: Device>(
+    transport: &mut Transport<D>,
+    without: u64,
+    size: u16,
+) -> Vec<Driver> {
     let mut features = 0;
     for half in 0..2 {
         transport.write(0x014, 4, half);
@@ -219,12 +229,12 @@ pub fn start<D: Device>(device: D, without: u64, size: u16) -> (Transport<D>, Ve
     for (queue, most) in (0..).zip(sizes) {
         let size = size.min(*most);
         let driver = Driver::new(queue, size, ring);
-        set_up_queue(&mut transport, queue, &driver.setup);
+        set_up_queue(transport, queue, &driver.setup);
         assert_eq!(transport.read(0x044, 4), 1);
         drivers.push(driver);
     }
     assert_eq!(transport.write(0x070, 4, 0xf), Effect::Live);
-    (transport, drivers)
+    drivers
 }
 
 pub fn set_up_queue<D: Device>(transport: &mut Transport<D>, queue: u64, setup: &QueueSetup) {
