@@ -102,6 +102,11 @@ fn check(record: &VmRecord, vm: &Instance) -> Result<(), Unwritable> {
 }
 
 fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), Unwritable> {
+    for (n, slot) in vm.virtio.iter().enumerate() {
+        if let Slot::Block(block) = slot {
+            block.end_requests(vm, n);
+        }
+    }
     fits(to.put(kind::TREE, vm.space.sources().1))?;
     write_runs(vm, record, to)?;
     for vcpu in &vm.vcpus {
