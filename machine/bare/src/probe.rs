@@ -5,6 +5,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::cpu::{self, MAX_CPUS};
+use crate::memory::Scratch;
 
 /// A synchronous exception (Arm ARM D24, ESR_EL1).
 #[derive(Clone, Copy, Debug)]
@@ -130,19 +131,20 @@ static CODE: Code = Code([const { AtomicU64::new(0) }; MAX_CPUS]);
 /// `ret`.
 const RETURN: u64 = 0xd65f_03c0;
 
-/// Writes `instruction` and a return, makes them visible to instruction fetch, and calls them with `x0`.
+/// Writes `instruction` and a return, makes them visible to instruction fetch, and calls them with `x0` and `x1`.
 ///
 /// # Safety
-/// The instruction changes no register but x0 and flags, and no memory or system state that this
+/// The instruction changes no register but those that a function may, and no memory or system state that this
 /// program relies on.
-unsafe fn execute(instruction: u32, x0: u64) -> u64 {
+unsafe fn execute(instruction: u32, x0: u64, x1: u64) -> u64 {
     let code = &CODE.0[cpu::index()];
     code.store(RETURN << 32 | u64::from(instruction), Ordering::Relaxed);
     let value: u64;
     // SAFETY: the caller promises a harmless instruction; cache maintenance as in Arm ARM B2.4.4.
     unsafe {
         asm!("dc cvau, {code}", "dsb ish", "ic ivau, {code}", "dsb ish", "isb", "blr {code}",
-            code = in(reg) code.as_ptr(), inout("x0") x0 => value, clobber_abi("C"));
+            code = in(reg) code.as_ptr(), inout("x0") x0 => value, inout("x1") x1 => _,
+            clobber_abi("C"));
     }
     value
 }
@@ -188,7 +190,7 @@ impl fmt::Display for Register {
 pub fn read_register(register: Register) -> Result<u64, Fault> {
     // SAFETY: `mrs x0, <register>`: x0 alone changes, apart from read side effects of registers
     // that acknowledge interrupts.
-    catch(|| unsafe { execute(register.with(0xd520_0000), 0) })
+    catch(|| unsafe { execute(register.with(0xd520_0000), 0, 0) })
 }
 
 /// Writes a system register of any encoding, which need not exist.
@@ -202,7 +204,7 @@ pub fn write_register(register: Register, value: u64) -> Result<(), Fault> {
     let needed = NEEDED.iter().any(|(needed, _)| *needed == register);
     assert!(!needed, "a register that this program needs");
     // SAFETY: `msr <register>, x0`: nothing of this program depends on it while interrupts are masked.
-    catch(|| unsafe { execute(register.with(0xd500_0000), value) }).map(drop)
+    catch(|| unsafe { execute(register.with(0xd500_0000), value, 0) }).map(drop)
 }
 
 /// Registers that a program cannot lose and go on, and why.
@@ -245,8 +247,72 @@ pub fn hold(value: u64, turns: u64) -> [u64; 2] {
     [vectors, thread]
 }
 
+/// Executes a system instruction of any encoding (op0 is taken as 1) on the first address of `memory`: DC ZVA clears there.
+///
+/// # Errors
+/// The exception that it took.
+pub fn system_instruction(encoding: Register, memory: &Scratch) -> Result<(), Fault> {
+    let Register(_, op1, n, m, op2) = encoding;
+    let instruction = Register(1, op1, n, m, op2).with(0xd500_0000);
+    // SAFETY: maintenance of caches, TLBs and predictors, and the like; what writes memory writes scratch memory.
+    catch(|| unsafe { execute(instruction, memory.base(), 0) }).map(drop)
+}
+
+/// HVC with any immediate, or SMC, of a function that nobody has: what it gives.
+///
+/// # Errors
+/// The exception that it took.
+pub fn call_with(immediate: u16, is_smc: bool) -> Result<u64, Fault> {
+    let instruction = 0xd400_0002 | u32::from(is_smc) | u32::from(immediate) << 5;
+    // SAFETY: a call that does nothing, by SMCCC.
+    catch(|| unsafe { execute(instruction, 0xc300_beef, 0) })
+}
+
+/// How many forms [`access`] has.
+pub const FORMS: usize = FORM.len();
+/// Loads and stores of x0's address, of every size and kind, with x1 as what is stored.
+const FORM: [u32; 24] = [
+    0x3940_0001, // ldrb w1, [x0]
+    0x7940_0001, // ldrh w1, [x0]
+    0xb940_0001, // ldr w1, [x0]
+    0xf940_0001, // ldr x1, [x0]
+    0x3980_0001, // ldrsb x1, [x0]
+    0xb980_0001, // ldrsw x1, [x0]
+    0xa940_0801, // ldp x1, x2, [x0]
+    0xb840_4401, // ldr w1, [x0], #4
+    0x88df_fc01, // ldar w1, [x0]
+    0x885f_7c01, // ldxr w1, [x0]
+    0xb8bf_c001, // ldapr w1, [x0]
+    0x3dc0_0000, // ldr q0, [x0]
+    0x3900_0001, // strb w1, [x0]
+    0x7900_0001, // strh w1, [x0]
+    0xb900_0001, // str w1, [x0]
+    0xf900_0001, // str x1, [x0]
+    0xa900_0801, // stp x1, x2, [x0]
+    0xb800_4401, // str w1, [x0], #4
+    0x889f_fc01, // stlr w1, [x0]
+    0x8802_7c01, // stxr w2, w1, [x0]
+    0xb821_8002, // swp w1, w2, [x0]
+    0xd50b_7420, // dc zva, x0
+    0xd50b_7e20, // dc civac, x0
+    0xf980_0000, // prfm pldl1keep, [x0]
+];
+
+/// Loads from or stores to any address below 1 GiB, where devices are and no memory.
+///
+/// # Errors
+/// The exception that it took.
+///
+/// # Panics
+/// Memory may be at the address.
+pub fn access(form: usize, address: u64, value: u64) -> Result<(), Fault> {
+    assert!(address < (1 << 30) - 64, "not a device");
+    // SAFETY: no Rust object is there, and none of the forms changes what a function may not.
+    catch(|| unsafe { execute(FORM[form % FORMS], address, value) }).map(drop)
+}
+
 /// Makes this CPU execute `mov x0, #value`, written a moment ago.
 pub fn execute_constant(value: u16) -> u64 {
     // SAFETY: `movz x0, #value` changes x0 alone.
-    unsafe { execute(0xd280_0000 | u32::from(value) << 5, 0) }
+    unsafe { execute(0xd280_0000 | u32::from(value) << 5, 0, 0) }
 }

@@ -80,6 +80,21 @@ pub fn query_by_smc(function: u32) -> i64 {
     i64::from(result as i32)
 }
 
+/// Any function with any arguments, but those that end, stop or start CPUs or the machine: they give
+/// [`NOT_SUPPORTED`] here.
+pub fn any(function: u32, arguments: [u64; 3]) -> i64 {
+    // CPU_SUSPEND, CPU_OFF, CPU_ON, SYSTEM_OFF, SYSTEM_RESET, CPU_FREEZE, CPU_DEFAULT_SUSPEND, SYSTEM_SUSPEND,
+    // SYSTEM_OFF2, SYSTEM_RESET2.
+    let ends_or_starts = matches!(
+        function & 0xff,
+        1..=3 | 8 | 9 | 0xb | 0xc | 0xe | 0x12 | 0x15
+    );
+    if ends_or_starts && function & 0x3f00_ff00 == 0x0400_0000 {
+        return NOT_SUPPORTED;
+    }
+    call(function, arguments)
+}
+
 /// PSCI_FEATURES for `function`.
 pub fn features(function: u32) -> i64 {
     call(FEATURES, [u64::from(function), 0, 0])

@@ -4,6 +4,8 @@
 //! same VM does the same work once beside the hostile one, with which it shares the only CPU, and
 //! once alone.
 
+mod adversary;
+
 use super::kernels::{BOOT, WORK, WORK_ARGS};
 use crate::{
     Outcome, disk_image,
@@ -74,6 +76,7 @@ pub fn scenarios() -> Vec<Scenario> {
     .into_iter()
     .chain(storms)
     .chain([large_end(), large_map()])
+    .chain(adversary::scenarios())
     .collect()
 }
 

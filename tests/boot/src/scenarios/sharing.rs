@@ -126,7 +126,7 @@ fn with_blocks(directory: &Path) -> Outcome<Vec<String>> {
 }
 
 /// Every eighth block is zero, and every eighth has the same words as block 6.
-const fn image_word(block: u64, index: u64) -> u64 {
+pub const fn image_word(block: u64, index: u64) -> u64 {
     let content = match block % 8 {
         7 => return 0,
         6 => 6,

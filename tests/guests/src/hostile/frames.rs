@@ -1,16 +1,15 @@
 //! Frames on a network device whose queue is driven as it should be: such as are none, such as are
 //! another's, and too many good ones.
 
-use crate::virtio::{self, Queue};
 use machine_bare::device::Device;
 use machine_bare::machine::Machine;
 use machine_bare::verdict::{Verdict, check, equal};
 use machine_bare::{cpu, println, timer};
+use tests_guests::virtio::{self, DEVICE_ID, Queue};
 
 /// The transmit queue.
 const TRANSMIT: u32 = 1;
 const NETWORK_CARD: u32 = 1;
-const DEVICE_ID: usize = 0x008;
 const CONFIG: usize = 0x100;
 /// Checksums, and segments of TCP over IPv4 and IPv6: all that the headers here ask for, in the lower
 /// and the upper word; and UDP's.

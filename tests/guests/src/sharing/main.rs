@@ -12,7 +12,6 @@
 #![no_main]
 #![forbid(unsafe_code)]
 
-mod disk;
 mod mirror;
 mod race;
 
@@ -22,8 +21,9 @@ use machine_bare::pages::block_size;
 use machine_bare::verdict::{Verdict, check, equal, fail};
 use machine_bare::{cpu, image, println, psci};
 
-use disk::SECTOR;
 use mirror::{BLOCKS, Mirror, PAGES, WORDS};
+use tests_guests::disk::SECTOR;
+use tests_guests::random::Random;
 
 image!("sharing", main);
 
@@ -142,7 +142,7 @@ fn read(mirror: &mut Mirror, _random: &mut Random) -> Verdict {
 fn store(mirror: &mut Mirror, random: &mut Random) -> Verdict {
     for page in (0..PAGES).step_by(2) {
         let word = [0, WORDS - 1, random.below(WORDS)][page as usize / 2 % 3];
-        mirror.store(page * PAGE_SIZE + 8 * word, random.next())?;
+        mirror.store(page * PAGE_SIZE + 8 * word, random.number())?;
     }
     Ok(())
 }
@@ -170,7 +170,7 @@ fn clear(mirror: &mut Mirror, random: &mut Random) -> Verdict {
     for page in 0..8 {
         mirror.read_block(page, page)?;
         mirror.clear_page(page)?;
-        mirror.store(page * PAGE_SIZE + 8 * random.below(WORDS), random.next())?;
+        mirror.store(page * PAGE_SIZE + 8 * random.below(WORDS), random.number())?;
         // Its own by now.
         mirror.clear_page(page)?;
     }
@@ -183,7 +183,7 @@ fn copy(mirror: &mut Mirror, random: &mut Random) -> Verdict {
         mirror.read_block(page, page)?;
         mirror.read_block(page + 16, page + 16)?;
         mirror.copy_page(page, page + 16)?;
-        mirror.store(page * PAGE_SIZE, random.next())?;
+        mirror.store(page * PAGE_SIZE, random.number())?;
         mirror.copy_page(page + 16, page)?;
     }
     Ok(())
@@ -209,12 +209,12 @@ fn read_pieces(mirror: &mut Mirror, _random: &mut Random) -> Verdict {
 /// Into pages of all kinds, which are stored to afterwards.
 fn read_zeroes(mirror: &mut Mirror, random: &mut Random) -> Verdict {
     for page in 0..8 {
-        mirror.store(page * PAGE_SIZE, random.next())?;
+        mirror.store(page * PAGE_SIZE, random.number())?;
         mirror.read_block(page + 16, page + 16)?;
         mirror.read_block(ZEROES, page)?;
         mirror.read_block(ZEROES + 8, page + 16)?;
-        mirror.store(page * PAGE_SIZE + 8 * page, random.next())?;
-        mirror.store((page + 16) * PAGE_SIZE, random.next())?;
+        mirror.store(page * PAGE_SIZE + 8 * page, random.number())?;
+        mirror.store((page + 16) * PAGE_SIZE, random.number())?;
         mirror.read_block(ZEROES, page)?;
     }
     Ok(())
@@ -227,10 +227,10 @@ fn write(mirror: &mut Mirror, random: &mut Random) -> Verdict {
         let (block, page) = (100 + n, 2 * n);
         mirror.read_block(block, page)?;
         mirror.read_block(block, page + 1)?;
-        mirror.store(page * PAGE_SIZE + 8 * n, random.next())?;
+        mirror.store(page * PAGE_SIZE + 8 * n, random.number())?;
         mirror.write_block(block, page)?;
         mirror.write_block(block + 8, page)?;
-        mirror.store(page * PAGE_SIZE, random.next())?;
+        mirror.store(page * PAGE_SIZE, random.number())?;
         mirror.read_block(block, page + 32)?;
         mirror.read_block(block + 8, page + 33)?;
         mirror.write((block + 8) * SECTORS + n, 1, page * PAGE_SIZE, &[])?;
@@ -238,7 +238,7 @@ fn write(mirror: &mut Mirror, random: &mut Random) -> Verdict {
         mirror.read_block(block + 8, page + 33)?;
         mirror.clear_page(page)?;
         mirror.write_block(block + 16, page)?;
-        mirror.store(page * PAGE_SIZE, random.next())?;
+        mirror.store(page * PAGE_SIZE, random.number())?;
         mirror.read_block(block + 16, page + 1)?;
         mirror.verify_all()?;
     }
@@ -257,7 +257,7 @@ fn step(mirror: &mut Mirror, random: &mut Random) -> Verdict {
     match random.below(16) {
         0..=4 => mirror.read_block(block, page),
         5 | 6 => mirror.write_block(block, page),
-        7 => mirror.store(page * PAGE_SIZE + 8 * random.below(WORDS), random.next()),
+        7 => mirror.store(page * PAGE_SIZE + 8 * random.below(WORDS), random.number()),
         8 => mirror.clear_page(page),
         9 => mirror.copy_page(page, (page + 1 + random.below(PAGES - 1)) % PAGES),
         10 => mirror.clear_blocks(page, block_size()),
@@ -276,25 +276,5 @@ fn step(mirror: &mut Mirror, random: &mut Random) -> Verdict {
                 mirror.write(sector, sectors, offset, &cuts)
             }
         }
-    }
-}
-
-/// Numbers that follow from a seed (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        (self.next() >> 16) % limit
     }
 }

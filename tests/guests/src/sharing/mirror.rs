@@ -6,7 +6,8 @@ use machine_bare::machine::Machine;
 use machine_bare::memory::{PAGE_SIZE, Scratch};
 use machine_bare::verdict::{Failure, Verdict, check, equal};
 
-use crate::disk::{Disk, PIECES, SECTOR};
+use tests_guests::base::image_word;
+use tests_guests::disk::{Disk, PIECES, SECTOR};
 
 /// Pages that are read into.
 pub const PAGES: u64 = 64;
@@ -14,17 +15,6 @@ pub const PAGES: u64 = 64;
 pub const BLOCKS: u64 = 1024;
 /// Words of a page.
 pub const WORDS: u64 = PAGE_SIZE / 8;
-
-/// The image's word `index` of block `block`: every eighth block is zero, and every eighth has
-/// the same words as block 6.
-pub fn image_word(block: u64, index: u64) -> u64 {
-    let content = match block % 8 {
-        7 => return 0,
-        6 => 6,
-        _ => block,
-    };
-    (content + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index.wrapping_mul(0x0101_0001_0001_0101)
-}
 
 /// The pages, the disk, and their mirror.
 pub struct Mirror {

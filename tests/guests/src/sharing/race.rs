@@ -8,8 +8,8 @@ use machine_bare::memory::{PAGE_SIZE, Scratch};
 use machine_bare::verdict::{Verdict, check};
 use machine_bare::{boot, cpu, println};
 
-use crate::disk::{Disk, SECTOR};
 use crate::mirror::BLOCKS;
+use tests_guests::disk::{Disk, SECTOR};
 
 /// Pages of a read: what one transfer of a physical disk brings.
 const PAGES: u64 = 16;

@@ -14,18 +14,16 @@
 #![no_main]
 #![forbid(unsafe_code)]
 
-#[path = "../sharing/disk.rs"]
-mod disk;
 mod steps;
 mod storm;
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use disk::{Disk, SECTOR};
 use machine_bare::machine::Machine;
 use machine_bare::memory::{PAGE_SIZE, Scratch};
 use machine_bare::verdict::{Verdict, check, equal};
 use machine_bare::{cpu, gic, image, println, psci, timer};
+use tests_guests::disk::{Disk, SECTOR};
 
 image!("timing", main);
 

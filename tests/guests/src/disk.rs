@@ -2,6 +2,9 @@
 
 use core::sync::atomic::{Ordering, fence};
 
+use crate::virtio::{
+    self, DEVICE_ID, INTERRUPT_ACKNOWLEDGE, NEXT, QUEUE_NOTIFY, STATUS, VERSION_1, WRITE,
+};
 use machine_bare::device::Device;
 use machine_bare::machine::Machine;
 use machine_bare::memory::Scratch;
@@ -13,28 +16,10 @@ pub const SECTOR: u64 = 512;
 /// Pieces of memory that one request may name.
 pub const PIECES: usize = 4;
 
-const MAGIC: usize = 0x000;
-const DEVICE_ID: usize = 0x008;
-const DRIVER_FEATURES: usize = 0x020;
-const DRIVER_FEATURES_SELECT: usize = 0x024;
-const QUEUE_SELECT: usize = 0x030;
-const QUEUE_SIZE: usize = 0x038;
-const QUEUE_READY: usize = 0x044;
-const QUEUE_NOTIFY: usize = 0x050;
+/// Registers and kinds of device beside those of [`crate::virtio`].
 const INTERRUPT_STATUS: usize = 0x060;
-const INTERRUPT_ACKNOWLEDGE: usize = 0x064;
-const STATUS: usize = 0x070;
-const QUEUE_TABLE: usize = 0x080;
-const QUEUE_DRIVER: usize = 0x090;
-const QUEUE_DEVICE: usize = 0x0a0;
 const CAPACITY: usize = 0x100;
-const MAGIC_VALUE: u32 = 0x7472_6976;
 const BLOCK_DEVICE: u32 = 2;
-/// Feature bit 32: VERSION_1.
-const VERSION_1: (u32, u32) = (1, 1);
-
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
 
 /// Entries of the queue: a request's header, pieces and status fit.
 const ENTRIES: u64 = 8;
@@ -50,7 +35,7 @@ const UNWRITTEN: u64 = 0xff;
 /// Microseconds that a request may take beside another VM.
 const PATIENCE: u64 = 60_000_000;
 
-/// The first disk of the machine.
+/// One disk of the machine.
 pub struct Disk {
     device: Device,
     queue: Scratch,
@@ -58,36 +43,36 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Brings it up, with its queue in the page `queue`.
+    /// Brings the first disk up, with its queue in the page `queue`.
+    ///
+    /// # Errors
+    /// There is none, or it does not come up.
     pub fn open(machine: &Machine, queue: Scratch) -> Result<Self, Failure> {
-        let found = machine.virtio().iter().copied().find(|device| {
-            device.read32(MAGIC) == MAGIC_VALUE && device.read32(DEVICE_ID) == BLOCK_DEVICE
-        });
+        Self::open_number(machine, 0, queue)
+    }
+
+    /// Brings a disk up, counted from 0 as in the VM's file.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_number(machine: &Machine, number: usize, queue: Scratch) -> Result<Self, Failure> {
+        let mut disks = virtio::devices(machine)
+            .copied()
+            .filter(|device| device.read32(DEVICE_ID) == BLOCK_DEVICE);
+        let found = disks.nth(number);
         check(found.is_some(), "there is no disk")?;
         let device = found.unwrap_or(Device::NONE);
-        device.write32(STATUS, 0);
-        device.write32(STATUS, 1 | 2);
-        for (select, features) in [(0, 0), VERSION_1] {
-            device.write32(DRIVER_FEATURES_SELECT, select);
-            device.write32(DRIVER_FEATURES, features);
-        }
-        device.write32(STATUS, 1 | 2 | 8);
-        equal("features taken", u64::from(device.read32(STATUS) & 8), 8)?;
-        device.write32(QUEUE_SELECT, 0);
-        device.write32(QUEUE_SIZE, ENTRIES as u32);
+        virtio::negotiate(&device, [0, VERSION_1])?;
         queue.write(AVAILABLE, 0);
         queue.write(USED, 0);
-        for (register, offset) in [
-            (QUEUE_TABLE, TABLE),
-            (QUEUE_DRIVER, AVAILABLE),
-            (QUEUE_DEVICE, USED),
-        ] {
-            let address = queue.base() + offset;
-            device.write32(register, address as u32);
-            device.write32(register + 4, (address >> 32) as u32);
-        }
-        device.write32(QUEUE_READY, 1);
-        device.write32(STATUS, 1 | 2 | 4 | 8);
+        let rings = [TABLE, AVAILABLE, USED].map(|offset| queue.base() + offset);
+        virtio::set_queue(&device, 0, ENTRIES as u32, rings);
+        device.write32(STATUS, virtio::LIVE);
+        equal(
+            "device's status",
+            device.read32(STATUS).into(),
+            virtio::LIVE.into(),
+        )?;
         Ok(Self {
             device,
             queue,
@@ -101,11 +86,17 @@ impl Disk {
     }
 
     /// Reads sectors from `sector` on into the pieces (address, bytes) of memory.
+    ///
+    /// # Errors
+    /// The disk does not answer, or refuses.
     pub fn read(&mut self, sector: u64, pieces: &[(u64, u64)]) -> Verdict {
         self.request(0, sector, pieces)
     }
 
     /// Writes the pieces of memory to the sectors from `sector` on.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
     pub fn write(&mut self, sector: u64, pieces: &[(u64, u64)]) -> Verdict {
         self.request(1, sector, pieces)
     }

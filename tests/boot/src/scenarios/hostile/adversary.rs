@@ -1,0 +1,259 @@
+//! Adversaries that never end, beside a VM that does nothing wrong and watches.
+//!
+//! ```text
+//!  first    bare, 2 vCPUs: tests/guests/src/adversary       on each of them the same base, in one group
+//!  second   Linux, 2 vCPUs: assets/adversary/adversary.c
+//!  control  Linux with all rights: asks, and what it asks is often none
+//!  victim   is started, paused, killed, weighed by it
+//!  watcher  bare: tests/guests/src/watcher.rs; says at last that all was as it should be, or what was not
+//! ```
+//!
+//! `UNDERPIN_SEED` and `UNDERPIN_SECONDS` (of the watcher's time) choose another run.
+
+use super::super::kernels::BOOT;
+use crate::{
+    Outcome, archive, assets, because,
+    disk_image::{self, FIRST_PARTITION, FOR_OVERLAYS, LINUX},
+    machine::{Hardware, Machine},
+    scenario::{Scenario, Stage},
+    vm::Vm,
+};
+use std::{
+    env,
+    fs::{self, File},
+    os::unix::fs::FileExt as _,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant, SystemTime},
+};
+
+const KERNEL: &str = "trixie-cloud";
+const MIB: u64 = 1 << 20;
+/// Blocks of 4 KiB of the base, and words in each.
+const BLOCKS: u64 = 64 << 8;
+const WORDS: u64 = 512;
+/// Why a VM of adversaries may have ended: then it is started again.
+const ENDS: [&str; 3] = ["AArch32", "powered off", "killed"];
+/// How long the machine may take for a second of the watcher's time.
+const PACE: u32 = 60;
+const POLL: Duration = Duration::from_secs(1);
+
+/// The watcher's weight, and that of each other vCPU.
+const WATCHERS: u32 = 512;
+const OTHERS: u32 = 256;
+const OTHER_VCPUS: u32 = 2 + 2 + 1 + 1;
+/// What the watcher has at least, in thousandths: nine tenths of what its weight promises where all want the CPU.
+const SHARE: u32 = 900 * WATCHERS / (WATCHERS + OTHER_VCPUS * OTHERS);
+/// The longest that the watcher may wait for the CPU.
+const GAP_US: u32 = 22_000;
+
+pub fn scenarios() -> Vec<Scenario> {
+    let clock = SystemTime::UNIX_EPOCH.elapsed();
+    let clock = clock.map_or(1, |since| since.as_secs());
+    let one = || Hardware::new(1, "1G").counted();
+    vec![
+        scenario("hostile/adversary", one(), 1, 12),
+        // Reads are raced by vCPUs that run at the same time.
+        scenario("hostile/adversary-cpus", Hardware::new(3, "1G"), 2, 12),
+        scenario("hostile/long-adversary", one(), clock, 900).slow(),
+        scenario(
+            "hostile/long-adversary-cpus",
+            Hardware::new(3, "1G"),
+            clock,
+            1800,
+        )
+        .slow(),
+    ]
+}
+
+fn chosen(name: &str, default: u64) -> u64 {
+    let value = env::var(name).ok().and_then(|value| value.parse().ok());
+    value.unwrap_or(default)
+}
+
+fn scenario(name: &str, hardware: Hardware, seed: u64, seconds: u32) -> Scenario {
+    let seed = chosen("UNDERPIN_SEED", seed);
+    let seconds = chosen("UNDERPIN_SECONDS", seconds.into()) as u32;
+    let is_counted = hardware.is_counted();
+    let vms = vms(seed, seconds, is_counted);
+    Scenario::new(name, hardware, vms)
+        .prepare(files)
+        .expect("first", "adversary: seed", BOOT)
+        .check(move |stage| {
+            attend(stage, seconds).map_err(|why| format!("seed {seed}, {seconds} s: {why}"))
+        })
+        .check(|stage| all_did_something(stage.machine()?))
+        .check(base_is_unchanged)
+        .check(nothing_is_lost)
+}
+
+fn vms(seed: u64, seconds: u32, is_counted: bool) -> Vec<Vm> {
+    let linux = |name: &str, disk: &str| {
+        Vm::linux(name, KERNEL, "script")
+            .args(&format!("seed={seed}"))
+            .initrd("../initrd")
+            .cow_disk(disk)
+            .net("wild")
+            .weight(OTHERS)
+    };
+    let first = Vm::bare("first", "adversary", &format!("seed={seed}"))
+        .cpus(2)
+        .weight(OTHERS)
+        .cow_partition("data")
+        .cow_disk("../scratch.img")
+        .persistent_disk("first")
+        .net("wild")
+        .plain_net("wild");
+    let second = linux("second", "../second.img")
+        .cpus(2)
+        .memory("128MiB")
+        .cow_partition("data")
+        .overlay("12MiB", "over")
+        .persistent_disk("second")
+        .cow_disk("../scratch.img");
+    let control = linux("control", "../control.img").memory("192MiB");
+    let victim = Vm::bare("victim", "hostile", "do=spin seconds=100000").weight(OTHERS);
+    let mut args = format!("seed={seed} seconds={seconds}");
+    if is_counted {
+        args += &format!(" share={SHARE} gap_us={GAP_US}");
+    }
+    let watcher = Vm::bare("watcher", "watcher", &args)
+        .weight(WATCHERS)
+        .cow_partition("data")
+        .persistent_disk("watched");
+    vec![first, second, control.control("all"), victim, watcher]
+}
+
+/// The disk with the base, the scripts, and an initial RAM disk with the programs.
+fn files(directory: &Path) -> Outcome<Vec<String>> {
+    disk_image::scratch(directory)?;
+    let disk = directory.join("disk.img");
+    let parts = [
+        ("data", 4096 * BLOCKS, LINUX),
+        ("first", 4 * MIB, LINUX),
+        ("second", 4 * MIB, LINUX),
+        ("watched", 4 * MIB, LINUX),
+        ("over", 16 * MIB, FOR_OVERLAYS),
+    ];
+    disk_image::with_partitions(&disk, &parts)?;
+    let tried = "cannot write the base";
+    let file = File::options().write(true).open(&disk);
+    let written = file.map_err(because(tried))?;
+    let written = written.write_all_at(&base(), FIRST_PARTITION);
+    written.map_err(because(tried))?;
+    let sources = assets::root().join("assets/adversary");
+    for name in ["second", "control"] {
+        let source = sources.join(format!("{name}.sh"));
+        let mut script = read(&source)?;
+        script.resize(script.len().next_multiple_of(4096), 0);
+        let image = directory.join(format!("{name}.img"));
+        fs::write(&image, script).map_err(because(format!("cannot write {}", image.display())))?;
+    }
+    let cache = assets::cache().ok_or("there is no asset cache")?;
+    let programs = [
+        ("adversary", read(&cache.join("adversary"))?),
+        ("underpin", read(&assets::arm64_command())?),
+    ];
+    archive::initrd(&directory.join("initrd"), KERNEL, &programs)?;
+    Ok(vec!["--disk".into(), disk.display().to_string()])
+}
+
+fn read(path: &Path) -> Outcome<Vec<u8>> {
+    fs::read(path).map_err(because(format!("cannot read {}", path.display())))
+}
+
+/// What is on the base, as the guests know it.
+fn base() -> Vec<u8> {
+    let words = (0..BLOCKS * WORDS)
+        .map(|word| super::super::sharing::image_word(word / WORDS, word % WORDS));
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Waits for what the watcher says; starts the adversaries again where they brought themselves to an end.
+fn attend(stage: &mut Stage, seconds: u32) -> Outcome {
+    let machine = stage.machine()?;
+    let deadline = Instant::now() + Duration::from_secs(BOOT) + seconds * PACE * POLL;
+    loop {
+        machine.check_alive()?;
+        for vm in machine.list()? {
+            if vm.state != "ended" {
+                continue;
+            }
+            if vm.name == "watcher" {
+                let said = machine.console("watcher");
+                let last = said
+                    .lines()
+                    .rfind(|line| line.starts_with("underpin-guest:"));
+                return match last {
+                    Some("underpin-guest: watcher ok") => Ok(()),
+                    last => Err(format!(
+                        "{} ({})",
+                        last.unwrap_or("nothing was said"),
+                        vm.reason
+                    )),
+                };
+            }
+            let is_broken = machine.console(&vm.name).contains("FAILED");
+            if is_broken || !ENDS.iter().any(|why| vm.reason.contains(why)) {
+                return Err(format!("'{}' ended: {}", vm.name, vm.reason));
+            }
+            if vm.name != "victim" {
+                machine.run(&["start", &vm.name])?;
+            }
+        }
+        if Instant::now() > deadline {
+            return Err("the watcher says nothing".to_owned());
+        }
+        sleep(POLL);
+    }
+}
+
+fn all_did_something(machine: &Machine) -> Outcome {
+    for (vm, what) in [
+        ("first", "steps"),
+        ("second", "steps"),
+        ("control", "requests"),
+    ] {
+        if !machine.console(vm).contains(what) {
+            return Err(format!("'{vm}' has done nothing"));
+        }
+    }
+    Ok(())
+}
+
+/// Whatever guests wrote, the disk's base has what it had.
+fn base_is_unchanged(stage: &mut Stage) -> Outcome {
+    let tried = "cannot read the base";
+    let file = File::open(stage.directory.join("disk.img")).map_err(because(tried))?;
+    let wanted = base();
+    let mut found = vec![0; wanted.len()];
+    let read = file.read_exact_at(&mut found, FIRST_PARTITION);
+    read.map_err(because(tried))?;
+    let differs = wanted.iter().zip(&found).position(|(a, b)| a != b);
+    differs.map_or(Ok(()), |at| {
+        Err(format!("byte {at} of the base has changed on the disk"))
+    })
+}
+
+/// The adversaries end, and the frame table agrees with maps and accounts.
+fn nothing_is_lost(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    for vm in ["first", "second", "control", "victim"] {
+        let state = machine.vm(vm)?.state;
+        if state != "ended" && state != "defined" {
+            machine.run(&["kill", vm])?;
+        }
+    }
+    for vm in machine.list()? {
+        if vm.state != "defined" {
+            let ended = machine.await_state(&vm.name, "ended", Duration::from_mins(1))?;
+            if ended.touched != 0 {
+                return Err(format!(
+                    "'{}' has ended and holds {} bytes",
+                    vm.name, ended.touched
+                ));
+            }
+        }
+    }
+    machine.run(&["mem", "recount"]).map(drop)
+}
