@@ -1,11 +1,12 @@
 //! Requests of disks, of every kind, place, length and alignment.
 
+use machine_bare::device::Device;
 use machine_bare::machine::Machine;
 use machine_bare::memory::PAGE_SIZE;
 use machine_bare::verdict::{Failure, Verdict};
 use tests_guests::disk::{Disk, SECTOR};
 use tests_guests::random::Random;
-use tests_guests::virtio::{QUEUE_READY, QUEUE_SELECT, STATUS, WRITE};
+use tests_guests::virtio::{DEVICE_ID, QUEUE_READY, QUEUE_SELECT, STATUS, WRITE, devices};
 
 use crate::World;
 use crate::arena::Arena;
@@ -18,7 +19,11 @@ const CAPACITY: usize = 0x100;
 const STATUS_BYTE: u64 = 0x20;
 const RANGES: u64 = 0x100;
 
-/// How often it was started before, as the last sector of the last disk counts; nothing promises that no step writes there.
+/// Sectors that count starts, and what tells one of those.
+const CELLS: u64 = 16;
+const MARK: u64 = 0x7374_6172_7473_2121;
+
+/// How often it was started before, as far as sectors of the last disk tell: steps write there, too, but not everywhere.
 ///
 /// # Errors
 /// The disk does not answer.
@@ -26,21 +31,25 @@ pub fn generation(machine: &Machine) -> Result<u64, Failure> {
     let arena = Arena::new(machine);
     let queue = arena.queues.part(0, PAGE_SIZE);
     let page = arena.queues.part(PAGE_SIZE, PAGE_SIZE);
-    let mut last = None;
-    for number in 0..4 {
-        match Disk::open_number(machine, number, queue) {
-            Ok(disk) => last = Some(disk),
-            Err(_) => break,
-        }
-    }
-    let Some(mut disk) = last else {
+    let is_disk = |device: &&Device| device.read32(DEVICE_ID) == DISK;
+    let Some(last) = devices(machine).filter(is_disk).count().checked_sub(1) else {
         return Ok(0);
     };
-    let sector = disk.capacity().saturating_sub(1);
-    disk.read(sector, &[(page.base(), SECTOR)])?;
-    let generation = page.read(0);
-    page.write(0, generation.wrapping_add(1));
-    disk.write(sector, &[(page.base(), SECTOR)])?;
+    let mut disk = Disk::open_number(machine, last, queue)?;
+    let apart = disk.capacity() / CELLS;
+    let cell = [(page.base(), SECTOR)];
+    let mut generation = 0;
+    for number in 0..CELLS {
+        disk.read(number * apart, &cell)?;
+        if page.read(8) == MARK ^ page.read(0) {
+            generation = page.read(0).max(generation);
+        }
+    }
+    page.write(0, generation + 1);
+    page.write(8, MARK ^ (generation + 1));
+    for number in 0..CELLS {
+        disk.write(number * apart, &cell)?;
+    }
     Ok(generation)
 }
 

@@ -41,6 +41,9 @@ const CHAINS: u64 = 4;
 pub const CHAIN: usize = 16;
 const ENTRIES: u64 = CHAINS * CHAIN as u64;
 
+/// How often a ring is looked at before the device's status is: that is an exit.
+const TURNS_TO_A_LOOK: u64 = 64;
+
 /// One descriptor: address, length, flags; they follow one another.
 pub type Segment = (u64, u32, u16);
 
@@ -93,15 +96,18 @@ impl Ring {
         self.index.wrapping_sub(used)
     }
 
-    /// Waits until the device has given all back, or for so many microseconds, and does `meanwhile` again and again.
-    pub fn wait(&self, microseconds: u64, mut meanwhile: impl FnMut()) -> bool {
+    /// Waits until the device has given all back, or is broken, or for so many microseconds, and does `meanwhile`
+    /// again and again.
+    pub fn wait(&self, microseconds: u64, mut meanwhile: impl FnMut()) {
+        let mut turns = 0_u64;
         timer::wait_until(microseconds, || {
-            let done = self.under_way() == 0;
-            if !done {
-                meanwhile();
+            if self.under_way() == 0 {
+                return true;
             }
-            done
-        })
+            meanwhile();
+            turns += 1;
+            turns.is_multiple_of(TURNS_TO_A_LOOK) && self.device.read32(STATUS) != LIVE
+        });
     }
 }
 

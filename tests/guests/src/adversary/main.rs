@@ -1,7 +1,7 @@
 //! An adversary that never ends: steps chosen by a seed, each of which some guest should not take, on two CPUs.
 //!
 //! Command line: `seed=N` (1), `seconds=N` (0: for ever). Where a reset or another start begins it anew, it goes on with
-//! the next seed: the last disk's last sector counts them. A line every few seconds says how far it is. It judges only
+//! the next seed: sectors of the last disk count them. A line every few seconds says how far it is. It judges only
 //! its own: memory that no device is told of stays, and devices come up again after each reset.
 #![no_std]
 #![no_main]

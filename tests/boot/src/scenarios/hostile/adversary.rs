@@ -14,7 +14,7 @@ use super::super::kernels::BOOT;
 use crate::{
     Outcome, archive, assets, because,
     disk_image::{self, FIRST_PARTITION, FOR_OVERLAYS, LINUX},
-    machine::{Hardware, Machine},
+    machine::Hardware,
     scenario::{Scenario, Stage},
     vm::Vm,
 };
@@ -78,11 +78,12 @@ fn scenario(name: &str, hardware: Hardware, seed: u64, seconds: u32) -> Scenario
     let vms = vms(seed, seconds, is_counted);
     Scenario::new(name, hardware, vms)
         .prepare(files)
-        .expect("first", "adversary: seed", BOOT)
+        .expect("first", "adversary: seed", 2 * BOOT)
+        .expect("second", "adversary: seed", 3 * BOOT)
+        .expect("control", "ready kernel=", BOOT)
         .check(move |stage| {
             attend(stage, seconds).map_err(|why| format!("seed {seed}, {seconds} s: {why}"))
         })
-        .check(|stage| all_did_something(stage.machine()?))
         .check(base_is_unchanged)
         .check(nothing_is_lost)
 }
@@ -120,7 +121,8 @@ fn vms(seed: u64, seconds: u32, is_counted: bool) -> Vec<Vm> {
     let watcher = Vm::bare("watcher", "watcher", &args)
         .weight(WATCHERS)
         .cow_partition("data")
-        .persistent_disk("watched");
+        .persistent_disk("watched")
+        .asleep();
     vec![first, second, control.control("all"), victim, watcher]
 }
 
@@ -130,7 +132,7 @@ fn files(directory: &Path) -> Outcome<Vec<String>> {
     let disk = directory.join("disk.img");
     let parts = [
         ("data", 4096 * BLOCKS, LINUX),
-        ("first", 4 * MIB, LINUX),
+        ("first", 32 * MIB, LINUX),
         ("second", 4 * MIB, LINUX),
         ("watched", 4 * MIB, LINUX),
         ("over", 16 * MIB, FOR_OVERLAYS),
@@ -169,9 +171,10 @@ fn base() -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Waits for what the watcher says; starts the adversaries again where they brought themselves to an end.
+/// Starts the watcher and waits for what it says; starts the adversaries again where they brought themselves to an end.
 fn attend(stage: &mut Stage, seconds: u32) -> Outcome {
     let machine = stage.machine()?;
+    machine.run(&["start", "watcher"])?;
     let deadline = Instant::now() + Duration::from_secs(BOOT) + seconds * PACE * POLL;
     loop {
         machine.check_alive()?;
@@ -206,19 +209,6 @@ fn attend(stage: &mut Stage, seconds: u32) -> Outcome {
         }
         sleep(POLL);
     }
-}
-
-fn all_did_something(machine: &Machine) -> Outcome {
-    for (vm, what) in [
-        ("first", "steps"),
-        ("second", "steps"),
-        ("control", "requests"),
-    ] {
-        if !machine.console(vm).contains(what) {
-            return Err(format!("'{vm}' has done nothing"));
-        }
-    }
-    Ok(())
 }
 
 /// Whatever guests wrote, the disk's base has what it had.
