@@ -1,4 +1,4 @@
-//! A VM that does nothing wrong, beside such as do: it looks again and again whether its memory, its disks, its time and
+//! A VM that does nothing wrong, beside such as do: it looks again and again whether its memory (what it touches first, too), its disks, its time and
 //! its share of the CPU are as they should be.
 //!
 //! Its first disk is copy-on-write over a base whose words [`image_word`] names; a second one, if there is one, is its
@@ -26,6 +26,8 @@ const GROUP: u64 = 16;
 const HELD: u64 = 64;
 /// Pages that are only memory.
 const KEPT: u64 = 64;
+/// Pages that it touches for the first time in a round: what others gave back, zeroed.
+const FRESH: u64 = 16;
 /// Blocks of each disk, its last ones, that it writes.
 const WRITTEN: usize = 32;
 /// How long it looks at the counter alone, in microseconds.
@@ -54,6 +56,9 @@ struct Watcher {
     kept: Scratch,
     held: Scratch,
     buffer: Scratch,
+    /// What was not touched yet, from this page on.
+    fresh: Scratch,
+    touched: u64,
     salts: [u64; KEPT as usize],
     holds: [Option<Held>; HELD as usize],
     base: Written,
@@ -139,11 +144,14 @@ impl Watcher {
     fn new(machine: &'static Machine) -> Result<Self, Failure> {
         let memory = machine.scratch();
         let page = |number: u64, count: u64| memory.part(number * PAGE_SIZE, count * PAGE_SIZE);
+        let used = 3 + KEPT + HELD;
         let watcher = Self {
             random: Random::new(machine.number("seed", 1)),
             kept: page(3, KEPT),
             held: page(3 + KEPT, HELD),
             buffer: page(2, 1),
+            fresh: page(used, memory.size() / PAGE_SIZE - used),
+            touched: 0,
             salts: [0; KEPT as usize],
             holds: [None; HELD as usize],
             base: Written::open(machine, 0, page(0, 1))?,
@@ -159,6 +167,7 @@ impl Watcher {
 
     fn round(&mut self) -> Verdict {
         self.memory()?;
+        self.touch()?;
         for _ in 0..4 {
             let most = self.base.blocks - WRITTEN as u64 - GROUP;
             let block = match self.random.below(4) {
@@ -178,6 +187,19 @@ impl Watcher {
         }
         self.store()?;
         self.look();
+        Ok(())
+    }
+
+    /// Memory that was never touched is zero. All but its last pages, where a record of stolen time may be.
+    fn touch(&mut self) -> Verdict {
+        let most = (self.fresh.size() / PAGE_SIZE).saturating_sub(FRESH);
+        let end = most.min(self.touched + FRESH);
+        for page in self.touched..end {
+            for at in (page * PAGE_SIZE..(page + 1) * PAGE_SIZE).step_by(8) {
+                equal("a word of memory that is touched first", self.fresh.read(at), 0)?;
+            }
+        }
+        self.touched = end;
         Ok(())
     }
 
