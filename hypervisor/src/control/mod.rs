@@ -10,7 +10,6 @@ use crate::stretch::{self, Kind};
 use crate::vm::{self, Refusal, Vm};
 use crate::{frames, heap, host, os0, regions, trace};
 use abi::Text;
-use abi::bundle::control_rights;
 use abi::control::{
     CpuStatus, EntryStatus, FrameHeader, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request,
     VERSION, VmName, code, request,
@@ -22,7 +21,7 @@ use machine_aarch64::boot::image_parts;
 use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::FRAME_SIZE;
-use model_control::Right;
+use model_control::{Caller, Denied};
 use port::{Incoming, Sent};
 use zerocopy::{Immutable, IntoBytes};
 
@@ -104,68 +103,29 @@ fn serve_owner() {
     port::ring_later();
 }
 
-/// Who asks.
-#[derive(Clone, Copy)]
-pub struct Caller {
-    /// One of [`control_rights`].
-    rights: u8,
-    /// Its share group, where it is a VM.
-    group: Text<24>,
+/// All VMs that the caller knows, or those after `after`, which is one of them.
+fn vms_of(caller: Caller, after: Option<VmName>) -> Result<impl Iterator<Item = Arc<Vm>>, Refusal> {
+    let first = match after {
+        Some(name) => vm::find(name)?.slot + 1,
+        None => 0,
+    };
+    let vms = vm::all().into_iter().skip(first.into());
+    Ok(vms.filter(move |vm| caller.sees(vm.group())))
 }
 
-impl Caller {
-    /// Whoever owns the machine.
-    fn owner() -> Self {
-        Self {
-            rights: control_rights::ALL,
-            group: Text::default(),
-        }
-    }
-
-    /// Whether it knows VMs of that group.
-    fn sees(self, group: Text<24>) -> bool {
-        match self.rights {
-            control_rights::ALL => true,
-            control_rights::READ => self.group == group,
-            _ => false,
-        }
-    }
-
-    /// The VM of that name, if there is one for the caller.
-    fn find(self, name: VmName) -> Result<Arc<Vm>, Refusal> {
-        vm::find(name).and_then(|vm| {
-            if self.sees(vm.group()) {
-                Ok(vm)
-            } else {
-                Err(vm::no_such(name))
+/// Whether the caller may ask that.
+fn check(caller: Caller, kind: u32, request: &Request<'_>) -> Result<(), Refusal> {
+    let group_of = |name| vm::find(name).ok().map(|vm| vm.group());
+    caller
+        .check(kind, request, group_of)
+        .map_err(|denied| match denied {
+            Denied::NotAllowed => {
+                let what =
+                    format_args!("a VM with control = \"read\" may not ask that (request {kind})");
+                Refusal::new(code::NOT_ALLOWED, kind.into(), what)
             }
+            Denied::NoSuchVm(name) => vm::no_such(name),
         })
-    }
-
-    /// All VMs that the caller knows, or those after `after`.
-    fn vms(self, after: Option<VmName>) -> Result<impl Iterator<Item = Arc<Vm>>, Refusal> {
-        let first = match after {
-            Some(name) => self.find(name)?.slot + 1,
-            None => 0,
-        };
-        let vms = vm::all().into_iter().skip(first.into());
-        Ok(vms.filter(move |vm| self.sees(vm.group())))
-    }
-
-    /// Whether it may ask that.
-    fn check(self, header: &FrameHeader, request: &Request<'_>) -> Result<(), Refusal> {
-        let kind = header.kind;
-        if model_control::right(self.rights, kind) == Right::None {
-            let what =
-                format_args!("a VM with control = \"read\" may not ask that (request {kind})");
-            return Err(Refusal::new(code::NOT_ALLOWED, kind.into(), what));
-        }
-        match request {
-            Request::About(_, name) => self.find(*name).map(drop),
-            Request::Pages(_, asked) => self.find(asked.name).map(drop),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// What a request is answered: a header, and what follows it.
@@ -173,9 +133,9 @@ fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
     let header = incoming.header;
     let decoded = Request::decode(header.kind, incoming.payload.bytes());
     let result = match decoded {
-        Some(request) if heap::reserve(2 * ROOM) => caller
-            .check(&header, &request)
-            .and_then(|()| act(request, caller)),
+        Some(request) if heap::reserve(2 * ROOM) => {
+            check(caller, header.kind, &request).and_then(|()| act(request, caller))
+        }
         Some(_) => {
             let what = format_args!("no memory left to answer");
             Err(Refusal::new(code::NO_MEMORY, 0, what))
@@ -211,7 +171,7 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
         Request::Hello => {
             answer.push(&machine(caller));
         }
-        Request::List(after) => list(caller.vms(after)?, &mut answer),
+        Request::List(after) => list(vms_of(caller, after)?, &mut answer),
         Request::About(request::SHOW, name) => show(name, &mut answer)?,
         Request::About(request::FIT, name) => {
             answer.push(&vm::fit(&vm::find(name)?.described())?);
@@ -227,7 +187,7 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
         Request::Nodes => nodes(&mut answer),
         Request::Cpus => cpus(&mut answer),
         Request::Entries => entries(&mut answer),
-        Request::Mem(after) => memory::list(caller.vms(after)?, &mut answer),
+        Request::Mem(after) => memory::list(vms_of(caller, after)?, &mut answer),
         Request::Regions => {
             let regions = regions::statuses().into_iter();
             for region in regions.filter(|region| caller.sees(region.group)) {
@@ -327,7 +287,7 @@ fn machine(caller: Caller) -> MachineStatus {
         version: VERSION,
         cpus: host::cpus().count() as u32,
         nodes: host.nodes() as u32,
-        vms: caller.vms(None).map_or(0, Iterator::count) as u32,
+        vms: vms_of(caller, None).map_or(0, Iterator::count) as u32,
         memory: memory.map(|memory| memory.range.size).sum(),
         memory_free: nodes
             .map(|node| frames::counts(node).free * FRAME_SIZE)

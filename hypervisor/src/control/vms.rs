@@ -5,20 +5,19 @@
 //! all together take a tenth of one CPU for each such VM. What a VM does not take is kept up to a
 //! bound, and then lost to that VM alone.
 
-use super::{Caller, answer_to, port};
+use super::{answer_to, port};
 use crate::device::control_port::ControlPort;
 use crate::device::virtio::Slot;
 use crate::heap;
 use crate::vm::{self, Instance};
 use abi::Text;
-use abi::bundle::control_rights;
 use abi::control::{FrameHeader, REPLY, VmStatus, event};
 use alloc::collections::VecDeque;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_aarch64::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
-use model_control::FRAME_MAX;
+use model_control::{Caller, FRAME_MAX};
 use zerocopy::IntoBytes;
 
 /// The most control VMs that run at a time.
@@ -53,7 +52,7 @@ pub fn enter(vm: VmId, name: Text<32>, group: Text<24>, rights: u8) -> bool {
     let way = Way {
         vm,
         name,
-        caller: Caller { rights, group },
+        caller: Caller::vm(rights, group),
         is_open: false,
         out: VecDeque::with_capacity(ROOM),
         not_before: 0,
@@ -125,7 +124,7 @@ pub fn console_output(name: Text<32>, bytes: &[u8]) {
         return;
     }
     tell(event::CONSOLE_OUTPUT, &[name.as_bytes(), bytes], |way| {
-        way.caller.rights == control_rights::ALL && way.name != name
+        way.caller.may_all() && way.name != name
     });
 }
 

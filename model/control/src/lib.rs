@@ -12,4 +12,4 @@ mod inbox;
 mod rights;
 
 pub use inbox::{FRAME_MAX, Inbox};
-pub use rights::{Right, right};
+pub use rights::{Caller, Denied, Right, right};

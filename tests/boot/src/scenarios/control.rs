@@ -22,7 +22,9 @@ pub fn scenarios() -> Vec<Scenario> {
         guest("boss").control("all"),
         guest("eye").control("read"),
         Vm::linux("job", KERNEL, "work").asleep(),
-        Vm::bare("far", "hostile", "do=spin seconds=100000").group("far"),
+        Vm::bare("far", "hostile", "do=spin seconds=100000")
+            .group("far")
+            .region("apart", "2MiB", "rw"),
     ];
     let scenario = Scenario::new("control/rights", Hardware::new(2, "2G"), vms)
         .prepare(files)
@@ -206,6 +208,20 @@ fn read_sees_its_group(stage: &mut Stage) -> Outcome {
     }
     let said = ask(machine, "eye", "shown", "/underpin show far")?;
     holds(&said, &["there is no VM named far", "shown=11"])?;
+    for (mark, verb) in [
+        ("reasons", "mem why far"),
+        ("nodes", "numa why far"),
+        ("pages", "mem analyze boss far"),
+    ] {
+        let said = ask(machine, "eye", mark, &format!("/underpin {verb}"))?;
+        holds(&said, &["there is no VM named far", &format!("{mark}=11")])?;
+    }
+    let tables = "/underpin mem; /underpin numa";
+    let said = ask(machine, "eye", "tables", tables)?;
+    holds(&said, &["boss", "tables=0"])?;
+    if said.contains("far") || said.contains("apart") {
+        return Err(format!("another group's VM or region is seen: {said}"));
+    }
     for (mark, verb) in [
         ("killed", "kill boss"),
         ("unseen", "kill far"),
