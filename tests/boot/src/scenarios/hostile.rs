@@ -62,6 +62,11 @@ const COUNTED: &str = "underpin-guest: hello ok";
 /// What `counted` does: register accesses, loads from nowhere, broken queues, and calls that nobody knows.
 const ODDITIES: [(&str, u64); 4] = [("registers", 7), ("mmio", 5), ("queues", 2), ("calls", 3)];
 
+/// A slice of the CPU, by which shares differ where somebody comes or goes in the middle of one.
+const SLICE_NS: u64 = 10_000_000;
+/// The part of a window by which two halves of it may differ further: what it costs to change from one to the other.
+const HALVES_OFF: u64 = 100;
+
 /// How much more a neighbour may run for the same work, in thousandths.
 const INFLUENCE_MAX: u64 = 10;
 
@@ -188,8 +193,32 @@ fn beside_a_neighbour(name: &str, cases: Vec<Case>) -> Scenario {
     Scenario::new(format!("hostile/{name}"), hardware, vms.collect())
         .prepare(with_scratch_disk)
         .expect("neighbour", WORK, 2 * BOOT)
-        .check(move |stage| cases.iter().try_for_each(|case| meets(stage, *case)))
+        .check(move |stage| {
+            cases.iter().try_for_each(|case| meets(stage, *case))?;
+            match cases[..] {
+                [(case, _)] => halves_of_the_cpu(stage, &vm_name(case)),
+                _ => Ok(()),
+            }
+        })
         .check(|stage| neighbour_did_not_notice(stage, WORK))
+}
+
+/// Two VMs of equal weights that always want the only CPU have half of it each, whether a VM runs or EL2 works for it.
+/// The hostile one ended first, so that each of its two halves is also what its neighbour waited for it.
+fn halves_of_the_cpu(stage: &mut Stage, hostile: &str) -> Outcome {
+    let machine = stage.machine()?;
+    let (its, ours) = (machine.vm(hostile)?, machine.vm("neighbour")?);
+    let own = its.run_ns + its.hypervisor_ns;
+    let off_max = (own + its.steal_ns) / HALVES_OFF + SLICE_NS;
+    let off = [its.steal_ns, ours.steal_ns].map(|steal| steal.abs_diff(own));
+    if off.iter().all(|off| *off <= off_max) {
+        return Ok(());
+    }
+    let (run, hypervisor) = (its.run_ns, its.hypervisor_ns);
+    let steals = (its.steal_ns, ours.steal_ns);
+    Err(format!(
+        "'{hostile}' ran {run} ns, EL2 worked {hypervisor} ns for it; it and its neighbour waited {steals:?} ns for each other"
+    ))
 }
 
 /// The hostile VM meets its fate; what would go on is then killed.
