@@ -5,7 +5,7 @@
 //! an HVC would be undefined. X0 is the answer: zero, a positive number where that is said, or a
 //! negative refusal.
 
-/// How EL2 stands: X1 is a [`State`], X2 how often this CPU has entered EL2 since it was started,
+/// How EL2 stands: X1 is a [`State`], X2 how often CPUs have entered EL2, each since it was started,
 /// X3 the bytes that EL2 keeps for itself, X4 how many CPUs it is beneath, X5 how often a new image took
 /// the place of the one before.
 pub const STATUS: u32 = 0xc600_0040;

@@ -128,6 +128,7 @@ beside() {
         sleep 1
         waited=$((waited + 1))
     done
+    comes_back_empty
     for log in /tmp/underpin-0/os0/consoles/*; do
         sed "s/^/os0: console $(basename "$log") /" "$log"
     done
@@ -135,6 +136,7 @@ beside() {
     say "beside ended vms=$(find /vms -name 'vm*.toml' | wc -l) waited=$waited"
     malformed
     try 0 detach
+    owns_machine
     before=$(field entries)
     seq 0 49999 | sha256sum >/dev/null
     after=$(field entries)
@@ -172,6 +174,15 @@ reach() {
     devmem "$lent" 32 1 2>/dev/null && say "failed lent memory was written"
     devmem 0x40200000 2>/dev/null && say "failed hidden memory was read"
     say "reached lent=$lent"
+}
+
+# What comes back has nothing of what was there while it was lent: its first 16 MiB, where the VMs' kernels lay. This
+# system may use some of it at once.
+comes_back_empty() {
+    echo "0 ${lent#0x} 1000" >/dev/rogue
+    read -r found filled rest </dev/rogue
+    [ $((0x$filled)) -lt 1024 ] || say "failed $((0x$filled)) of 4096 pages came back with something in them"
+    say "beside filled=$((0x$filled)) of=4096"
 }
 
 # What is staged and on its way back cannot be lent before all of it is, nor be given back as a loan: VMs would lose it.

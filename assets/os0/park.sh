@@ -135,6 +135,7 @@ park() {
             [ "$(field beneath) $(field parked)" = "0 true" ] || say "failed park $(cat /dev/underpin)"
             try 12 list
             replace
+            owns_machine
             before=$(field entries)
             seq 0 9999 | sha256sum >/dev/null
             entries=$((entries + $(field entries) - before - 1))

@@ -2,13 +2,15 @@
 /*
  * For tests: what a kernel can do that is no friend of the hypervisor beneath it. /dev/rogue maps any page for
  * programs, be it memory, lent, or nothing; and numbers that are written to it, in hexadecimal, are a call to
- * the hypervisor, whose answers are read then. With storm=, one interrupt for each CPU or 0, such messages come to
- * these CPUs at the moment that they are about to leave, with interrupts masked. What is written to registers= is
- * printed with each system register of the CPU that has changed since the last time, and what it holds.
+ * the hypervisor, whose answers are read then. "0 START PAGES" is none: it answers how many of these pages of memory
+ * hold anything but zeroes. With storm=, one interrupt for each CPU or 0, such messages come to these CPUs at the
+ * moment that they are about to leave, with interrupts masked. What is written to registers= is printed with each
+ * system register of the CPU that has changed since the last time, and what it holds.
  */
 #include <linux/arm-smccc.h>
 #include <linux/fs.h>
 #include <linux/interrupt.h>
+#include <linux/io.h>
 #include <linux/kprobes.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
@@ -20,6 +22,15 @@
 
 static struct arm_smccc_1_2_regs regs;
 
+static unsigned long count_filled(unsigned long start, unsigned long pages)
+{
+	unsigned long n, filled = 0;
+
+	for (n = 0; n < pages; n++)
+		filled += !!memchr_inv(phys_to_virt(start + n * PAGE_SIZE), 0, PAGE_SIZE);
+	return filled;
+}
+
 static ssize_t rogue_write(struct file *file, const char __user *from, size_t size, loff_t *at)
 {
 	char words[128] = "";
@@ -29,7 +40,10 @@ static ssize_t rogue_write(struct file *file, const char __user *from, size_t si
 	memset(&regs, 0, sizeof(regs));
 	if (sscanf(words, "%lx %lx %lx %lx %lx", &regs.a0, &regs.a1, &regs.a2, &regs.a3, &regs.a4) < 1)
 		return -EINVAL;
-	arm_smccc_1_2_hvc(&regs, &regs);
+	if (regs.a0)
+		arm_smccc_1_2_hvc(&regs, &regs);
+	else
+		regs.a1 = count_filled(regs.a1, regs.a2);
 	return size;
 }
 

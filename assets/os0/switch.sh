@@ -6,6 +6,15 @@ field() {
     taskset 1 cat /dev/underpin | sed "s/.*\"$1\":\"*\([^\",}]*\).*/\1/"
 }
 
+# Every CPU has the whole machine for itself: EL2 is beneath none, and what EL2 keeps can be read on each.
+owns_machine() {
+    cpu=0
+    while [ $cpu -lt "$(nproc)" ]; do
+        taskset $((1 << cpu)) devmem "$(option os0.hidden 0x40200000)" >/dev/null 2>&1 || say "failed cpu $cpu is not left alone"
+        cpu=$((cpu + 1))
+    done
+}
+
 # Whether the maintenance interrupt of CPU 0 (PPI 25 of QEMU's machine) can be enabled from here: 0 or 1.
 reaches_maintenance() {
     devmem 0x080b0100 32 0x02000000
@@ -40,7 +49,8 @@ switch() {
         pair=$((pair + 1))
         [ ! -e /tmp/echoes ] || [ $((pair * 2)) != "$(option os0.pairs 10)" ] || half=$(wc -l </tmp/echoes)
     done
-    # Detached, nothing enters EL2 but the question itself.
+    owns_machine
+    # Detached, nothing enters EL2 but the question itself, on no CPU.
     before=$(field entries)
     seq 0 49999 | sha256sum >/dev/null
     after=$(field entries)

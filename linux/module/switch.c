@@ -228,7 +228,7 @@ int serve_status(struct answer *answer, char *words)
 	struct arm_smccc_1_2_regs regs;
 	int cpu;
 
-	/* X2 counts on the CPU that asks. */
+	/* X1 is how it stands on the CPU that asks. */
 	cpu = get_cpu();
 	regs = underpin_call(UNDERPIN_STATUS, 0, 0);
 	put_cpu();

@@ -1,7 +1,7 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
 use super::attach::{COUNTS, IS_ON};
-use super::{Home, Os0Cpu, attach, by_affinity, facts, get, loans, restart, this, upgrade};
+use super::{Home, Os0Cpu, attach, by_affinity, cpus, facts, get, loans, restart, this, upgrade};
 use abi::os0::{
     ATTACH, CLOSE, DETACH, DYING, FACTS, FAIL, FRAMES, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND,
     LEND_PAGES, LOANED, LOG, OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State,
@@ -170,7 +170,7 @@ fn own(context: &mut GuestContext) {
             } else {
                 State::Detached
             };
-            let entries = me.entries.load(Ordering::Relaxed);
+            let entries: u64 = cpus().map(|cpu| cpu.entries.load(Ordering::Relaxed)).sum();
             let beneath = attach::beneath();
             let Home {
                 hidden, upgrades, ..

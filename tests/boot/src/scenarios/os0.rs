@@ -87,7 +87,7 @@ fn plain(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
 
 /// Everything at once: four CPUs that come and go, a PCI disk with messages through the ITS.
 fn whole() -> Scenario {
-    let os0 = Os0::new("trixie-cloud", 4, "2G", "hotplug,disk,work").disk(64 << 20);
+    let os0 = Os0::new("trixie-cloud", 4, "2G", "hotplug,owns_machine,disk,work").disk(64 << 20);
     Scenario::os0(
         "os0/trixie-cloud-4-disk",
         os0.expect("cpus=4", BOOT)
