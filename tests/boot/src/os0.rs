@@ -2,6 +2,8 @@
 //! with boot modules and without a bundle. Nothing is asked of EL2 from outside; all that is seen
 //! is the machine's console.
 
+mod disk;
+
 use crate::{Outcome, archive, assets, because, vm::Vm};
 use abi::upgrade::{Mark, VERSION};
 use std::{
@@ -286,8 +288,8 @@ impl Os0 {
         let _ = qemu.wait();
         outcome?;
         let mut said = read(&console);
-        if let Some(Disk::Qcow2(_)) = self.disk {
-            said.push_str(&image_sum(directory)?);
+        if let Some(Disk::Qcow2(bytes)) = self.disk {
+            said.push_str(&disk::flushed_image_sum(directory, bytes)?);
         }
         Ok(said)
     }
@@ -434,12 +436,12 @@ impl Os0 {
                 let options = "if=none,id=disk,driver=null-co,read-zeroes=on";
                 return Ok(Some(format!("{options},size={bytes},latency-ns=200000")));
             }
-            Some(Disk::Empty(bytes)) => (empty_disk(directory, bytes)?, String::new()),
+            Some(Disk::Empty(bytes)) => (disk::empty_disk(directory, bytes)?, String::new()),
             Some(Disk::Slow(bytes, rate)) => {
                 let limit = format!(",throttling.bps-write={rate}");
-                (empty_disk(directory, bytes)?, limit)
+                (disk::empty_disk(directory, bytes)?, limit)
             }
-            Some(Disk::Qcow2(bytes)) => (qcow2_disk(directory, bytes)?, String::new()),
+            Some(Disk::Qcow2(bytes)) => return disk::logged_qcow2(directory, bytes).map(Some),
             Some(Disk::Cached(name)) => {
                 let name = name.strip_prefix("cache:").unwrap_or(name);
                 (cached(name)?, ",snapshot=on".to_owned())
@@ -533,56 +535,6 @@ fn images() -> Outcome<Vec<(&'static str, Vec<u8>)>> {
 fn cached(name: &str) -> Outcome<PathBuf> {
     let cache = assets::cache().ok_or("there is no asset cache")?;
     Ok(cache.join(name))
-}
-
-fn empty_disk(directory: &Path, bytes: u64) -> Outcome<PathBuf> {
-    let path = directory.join("disk.img");
-    let disk = File::create(&path).map_err(because("cannot make a disk"))?;
-    disk.set_len(bytes).map_err(because("cannot make a disk"))?;
-    Ok(path)
-}
-
-/// A disk twice as large as the empty image in it.
-fn qcow2_disk(directory: &Path, bytes: u64) -> Outcome<PathBuf> {
-    let path = directory.join("disk.img");
-    let mut create = Command::new("qemu-img");
-    create.args(["create", "-q", "-f", "qcow2"]).arg(&path);
-    run(create.arg(bytes.to_string()))?;
-    let disk = File::options().write(true).open(&path);
-    let disk = disk.map_err(because("cannot open a disk"))?;
-    disk.set_len(2 * bytes)
-        .map_err(because("cannot make a disk larger"))?;
-    Ok(path)
-}
-
-/// The image on that disk is whole, and holds this.
-fn image_sum(directory: &Path) -> Outcome<String> {
-    let (image, raw) = (directory.join("disk.img"), directory.join("disk.raw"));
-    let mut check = Command::new("qemu-img");
-    check.args(["check", "-q", "-f", "qcow2"]).arg(&image);
-    let output = check.output().map_err(because("cannot run qemu-img"))?;
-    // 3: clusters are counted that nothing refers to, which a server that is killed may leave, as QEMU does.
-    if !matches!(output.status.code(), Some(0 | 3)) {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("qemu-img check: {}: {said}", output.status));
-    }
-    let mut convert = Command::new("qemu-img");
-    convert.args(["convert", "-f", "qcow2", "-O", "raw"]);
-    run(convert.arg(&image).arg(&raw))?;
-    let sum = run(Command::new("sha256sum").arg(&raw))?;
-    let sum = sum.split(' ').next().unwrap_or_default();
-    Ok(format!("\nhost: image sha256={sum}\n"))
-}
-
-/// What a program prints that ends well.
-fn run(command: &mut Command) -> Outcome<String> {
-    let name = format!("{command:?}");
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.map_err(because(format!("cannot run {name}")))?;
-    if !output.status.success() {
-        return Err(format!("{name} ended with {}", output.status));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// One boot module for QEMU's guest-loader.

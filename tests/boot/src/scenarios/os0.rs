@@ -271,8 +271,8 @@ fn served(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     .console(check_served)
 }
 
-/// A VM's disk is a qcow2 image on a disk of OS-0's; its server is killed in the middle, and QEMU's own tool finds the
-/// image whole, with what the VM has written.
+/// A VM's disk is a qcow2 image on a disk of OS-0's; its server is killed in the middle. What that disk would hold if
+/// power were lost after its last flush is, for QEMU's own tool, a whole image with what the VM has written and synced.
 fn served_image(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     let vm = Vm::linux("writer", kernel, "diskwrite").memory("128MiB");
     let vm = vm.args(&format!("underpin.mib={SERVED_MIB}"));
@@ -288,7 +288,7 @@ fn served_image(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario 
     .console(|said| {
         let (vms, own) = (
             sum_after(said, "diskwrite ok "),
-            sum_after(said, "host: image"),
+            sum_after(said, "host: flushes="),
         );
         if vms.is_some() && vms == own && said.contains("served image kills=2") {
             return Ok(());

@@ -204,30 +204,31 @@ impl Server {
     fn serve(&self) {
         let mut head = vec![0; HEAD_BYTES as usize];
         let (mut data, start) = room(DATA_BYTES as usize);
+        let data = data.get_mut(start..).unwrap_or_default();
         // The read waits until something was asked since the last one.
         while let Ok(size @ 1..) = self.area.read_at(&mut head, 0) {
-            for slot in unanswered(head.get(..size).unwrap_or_default()) {
-                let at = (slot * size_of::<Record>()) as u64;
-                let mut record = [0; size_of::<Record>()];
-                if self.area.read_exact_at(&mut record, at).is_err() {
-                    return;
-                }
-                let Some(todo) = asked(slot, &record) else {
-                    continue;
-                };
-                let end = start + todo.bytes as usize;
-                let data = data.get_mut(start..end).unwrap_or_default();
-                let done = self.execute(todo, data).is_ok();
-                let answer = answer(todo.ticket, done);
-                if self
-                    .area
-                    .write_all_at(&answer.to_le_bytes(), at + ANSWER_AT)
-                    .is_err()
-                {
-                    return;
-                }
+            let head = head.get(..size).unwrap_or_default();
+            if self.answer_all(head, data).is_err() {
+                return;
             }
         }
+    }
+
+    /// Does what the area's first page asks for, and answers each when it is done. `data` has room for a slot's.
+    fn answer_all(&self, head: &[u8], data: &mut [u8]) -> io::Result<()> {
+        for slot in unanswered(head) {
+            let at = (slot * size_of::<Record>()) as u64;
+            let mut record = [0; size_of::<Record>()];
+            self.area.read_exact_at(&mut record, at)?;
+            let Some(todo) = asked(slot, &record) else {
+                continue;
+            };
+            let data = data.get_mut(..todo.bytes as usize).unwrap_or_default();
+            let done = self.execute(todo, data).is_ok();
+            let answer = answer(todo.ticket, done).to_le_bytes();
+            self.area.write_all_at(&answer, at + ANSWER_AT)?;
+        }
+        Ok(())
     }
 
     fn execute(&self, todo: Asked, data: &mut [u8]) -> io::Result<()> {
@@ -432,5 +433,59 @@ mod tests {
         // Nobody else may serve it meanwhile.
         assert!(open_disk(&path("disk"), Format::Raw).is_err());
         fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// An area that asks for this in its first slot, and the server of one disk.
+    fn asking(directory: &Path, operation: u32, disk: File) -> Server {
+        fs::create_dir_all(directory).unwrap();
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        let area = options.open(directory.join("area")).unwrap();
+        area.set_len(HEAD_BYTES + DATA_BYTES).unwrap();
+        let record = Record {
+            ticket: 1,
+            operation,
+            ..Record::default()
+        };
+        area.write_all_at(record.as_bytes(), 0).unwrap();
+        let files = vec![(Image::Raw(disk), 4096)];
+        Server { area, files }
+    }
+
+    /// A flush is answered as the kernel answers the server's: what has nothing to flush refuses it.
+    #[test]
+    fn a_flush_is_answered_as_that_of_the_file() {
+        let name = format!("underpin-flush-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("disk"), [0; 4096]).unwrap();
+        for (path, done) in [
+            (directory.join("disk"), true),
+            (PathBuf::from("/dev/null"), false),
+        ] {
+            let disk = File::options().write(true).open(path).unwrap();
+            let server = asking(&directory, operation::FLUSH, disk);
+            let mut head = vec![0; HEAD_BYTES as usize];
+            server.area.read_exact_at(&mut head, 0).unwrap();
+            server.answer_all(&head, &mut []).unwrap();
+            let mut answered = [0; 8];
+            server.area.read_exact_at(&mut answered, ANSWER_AT).unwrap();
+            assert_eq!(u64::from_le_bytes(answered), answer(1, done));
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// A VM is told that a write is done when `write` has returned: then the data are on the file's disk.
+    #[test]
+    fn a_file_is_written_through() {
+        let name = format!("underpin-through-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::write(&path, [0; 4096]).unwrap();
+        for format in [Format::Raw, Format::Qcow2] {
+            let file = open_durable(&path, format).unwrap();
+            let flags = rustix::fs::fcntl_getfl(&file).unwrap();
+            assert!(flags.contains(OFlags::DSYNC), "{format:?}: {flags:?}");
+        }
+        fs::remove_file(&path).unwrap();
     }
 }
