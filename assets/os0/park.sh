@@ -154,7 +154,7 @@ park() {
     for log in /tmp/underpin-0/os0/consoles/*; do
         sed "s/^/os0: console $(basename "$log") /" "$log"
     done
-    say "park parks=$parks entries=$entries mib=$mib sha256=$(sha256sum </tmp/data.img | cut -d' ' -f1)"
+    say "park parks=$parks entries=$entries upgrades=$(field upgrades) mib=$mib sha256=$(sha256sum </tmp/data.img | cut -d' ' -f1)"
     try 0 detach
     # shellcheck disable=SC2046 # one word per process
     kill -9 $(jobs -p)

@@ -111,13 +111,18 @@ fn web_load() -> Scenario {
             let port = port.parse().map_err(because("odd port"))?;
             ask(port)?;
             let workers: Vec<_> = (0..4).map(|_| thread::spawn(move || load(port))).collect();
-            let mut answers = 0;
+            let (mut answers, mut failures) = (0, 0);
             for worker in workers {
-                answers += worker.join().map_err(|_| "a client died")??;
+                let (came, failed) = worker.join().map_err(|_| "a client died")??;
+                answers += came;
+                failures += failed;
             }
-            let web = stage.machine()?.vm("web")?;
-            if web.state != "running" || answers < ANSWERS_MIN {
-                return Err(format!("{answers} answers, and the VM is {}", web.state));
+            let state = stage.machine()?.vm("web")?.state;
+            let few_fail = failures * ANSWERS_PER_FAILURE <= answers;
+            if state != "running" || answers < ANSWERS_MIN || !few_fail {
+                return Err(format!(
+                    "{answers} answers and {failures} failures, and the VM is {state}"
+                ));
             }
             Ok(())
         })
@@ -126,18 +131,23 @@ fn web_load() -> Scenario {
 /// So many answers in a minute are few even for a host that is busy.
 const ANSWERS_MIN: u32 = 100;
 
-/// Asks for a minute; how many answers came, each of them right.
-fn load(port: u16) -> Outcome<u32> {
+/// One question in so many may fail where the host is too busy for QEMU's own side of the network.
+const ANSWERS_PER_FAILURE: u32 = 100;
+
+/// Asks for a minute; how many answers came, each of them right, and how many questions failed.
+fn load(port: u16) -> Outcome<(u32, u32)> {
     let end = Instant::now() + Duration::from_mins(1);
-    let mut answers = 0;
+    let (mut answers, mut failures) = (0, 0);
     while Instant::now() < end {
-        let said = ask(port)?;
-        if !said.contains(FROM_INSIDE) {
-            return Err(format!("after {answers} answers the VM says {said:?}"));
+        match ask_once(port) {
+            Ok(said) if said.contains(FROM_INSIDE) => answers += 1,
+            Ok(said) if !said.is_empty() => {
+                return Err(format!("after {answers} answers the VM says {said:?}"));
+            }
+            _ => failures += 1,
         }
-        answers += 1;
     }
-    Ok(answers)
+    Ok((answers, failures))
 }
 
 fn with_outside(directory: &Path) -> Outcome<Vec<String>> {
@@ -174,18 +184,19 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
 }
 
 /// What the web server behind a port of this machine says.
+fn ask_once(port: u16) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    Ok(said)
+}
+
 fn ask(port: u16) -> Outcome<String> {
     let end = Instant::now() + Duration::from_mins(1);
     loop {
-        let answer = || -> std::io::Result<String> {
-            let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-            stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-            stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-            let mut said = String::new();
-            stream.read_to_string(&mut said)?;
-            Ok(said)
-        };
-        match answer() {
+        match ask_once(port) {
             Ok(said) if !said.is_empty() => return Ok(said),
             Ok(_) | Err(_) if Instant::now() < end => thread::sleep(Duration::from_secs(1)),
             Ok(_) => return Err("the VM's web server says nothing".to_owned()),

@@ -12,6 +12,7 @@ fi
 until ping -c 1 -W 1 10.0.0.1 >/dev/null; do :; done
 say "net ready"
 while read -r _; do
-    until head -c "$(($(option mib 1) * 1048576))" /dev/zero | nc 10.0.0.1 5000 >/dev/null; do sleep 1; done
-    say "net sent"
+    until began=$EPOCHREALTIME && head -c "$(($(option mib 1) * 1048576))" /dev/zero | nc 10.0.0.1 5000 >/dev/null; do sleep 1; done
+    ended=$EPOCHREALTIME
+    say "net sent us=$((${ended%.*}${ended#*.} - ${began%.*}${began#*.}))"
 done
