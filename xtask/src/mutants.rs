@@ -2,6 +2,7 @@
 //!
 //! A file of `tests/mutants/` begins with `What:`, a sentence that says which fault it is, and `Caught-by:`,
 //! which is `host ARGUMENTS` of `cargo test`, `boot SCENARIOS`, or `bench ARGUMENTS` of `xtask bench`; the patch follows.
+//! The test must pass without the fault: each is run so once before.
 
 use crate::{
     project,
@@ -9,9 +10,11 @@ use crate::{
 };
 use std::{
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
 };
+use tests_boot::assets;
 
 /// One fault.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,14 +62,27 @@ pub fn run(names: &[String]) -> bool {
     }
     let copy = project::products().join("mutants");
     let mut steps = Steps::new(chosen.len() + 1, project::products().join("mutant-logs"));
-    if steps.run("copy of HEAD", |_| check_out(&copy)).is_none() {
+    let made = steps.run("copy of HEAD", |_| {
+        check_out(&copy)?;
+        lend_modules(&copy)
+    });
+    if made.is_none() {
         return false;
     }
     let mut living = 0;
+    let mut sound: Vec<&Test> = Vec::new();
     for mutant in &chosen {
-        let done = steps.run(&mutant.name, |step| match try_one(step, mutant, &copy)? {
-            Fate::Caught => Ok(()),
-            Fate::Lives => Err(format!("not noticed by its test: {}", mutant.what)),
+        let done = steps.run(&mutant.name, |step| {
+            if !sound.contains(&&mutant.caught_by) {
+                match judge(step, &mutant.caught_by, &copy)? {
+                    Fate::Lives => sound.push(&mutant.caught_by),
+                    Fate::Caught => return Err("its test fails without the fault, too".to_owned()),
+                }
+            }
+            match try_one(step, mutant, &copy)? {
+                Fate::Caught => Ok(()),
+                Fate::Lives => Err(format!("not noticed by its test: {}", mutant.what)),
+            }
         });
         living += usize::from(done.is_none());
     }
@@ -150,16 +166,30 @@ fn check_out(copy: &Path) -> Outcome {
     must(git(copy).args(["checkout", "--force", "--detach", &head]))
 }
 
+/// Scenarios beneath a Linux need the kernel modules that `scripts/setup` has built; the copy has none of its own, so
+/// that a fault in them is not to be kept here.
+fn lend_modules(copy: &Path) -> Outcome {
+    let (own, lent) = (
+        assets::target().join("modules"),
+        copy.join("target/modules"),
+    );
+    if !own.exists() || lent.exists() {
+        return Ok(());
+    }
+    let linked = fs::create_dir_all(copy.join("target")).and_then(|()| symlink(&own, &lent));
+    linked.map_err(|error| format!("cannot link {}: {error}", lent.display()))
+}
+
 fn try_one(step: &mut Step<'_>, mutant: &Mutant, copy: &Path) -> Outcome<Fate> {
     must(git(copy).arg("apply").arg(&mutant.patch))
         .map_err(|why| format!("the patch does not apply any more: {why}"))?;
-    let fate = judge(step, mutant, copy);
+    let fate = judge(step, &mutant.caught_by, copy);
     must(git(copy).args(["checkout", "--force", "--", "."]))?;
     fate
 }
 
-/// Builds with the fault, which must work, and runs its test, which must not.
-fn judge(step: &mut Step<'_>, mutant: &Mutant, copy: &Path) -> Outcome<Fate> {
+/// Builds the copy, which must work, and runs the test.
+fn judge(step: &mut Step<'_>, test: &Test, copy: &Path) -> Outcome<Fate> {
     let cargo = |words: &str| {
         let mut command = Command::new(copy.join("scripts/cargo"));
         command
@@ -178,7 +208,7 @@ fn judge(step: &mut Step<'_>, mutant: &Mutant, copy: &Path) -> Outcome<Fate> {
         }
         command
     };
-    let mut test = match &mutant.caught_by {
+    let mut test = match test {
         Test::Host(words) => {
             step.command(&mut cargo(&format!("test --no-run {words}")))?;
             cargo(&format!("test {words}"))
