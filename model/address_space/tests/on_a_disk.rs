@@ -1,4 +1,4 @@
-//! Records of guest frames that are on a disk (`abi::parked`).
+//! Records of guest frames that are on a disk, or never shared (`abi::parked`).
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use abi::parked::{Run, run};
@@ -57,4 +57,36 @@ fn what_is_on_a_disk_stays_there() {
         77
     ));
     assert!(!maps().adopt(&Run { kind: 99, ..stored }, 77));
+}
+
+/// What is never shared stays so, whatever is behind it, and records of it say so again.
+#[test]
+fn what_is_never_shared_stays_so() {
+    for kind in [run::PRIVATE, run::STORED, run::EMPTY] {
+        let never = Run {
+            gfn: RAM.0 + 5,
+            frame: 77,
+            count: 3,
+            kind,
+            why: 0,
+            never_share: 1,
+            disk: 0,
+        };
+        let mut own = maps();
+        assert!(own.adopt(&never, 77));
+        for n in 0..3 {
+            assert!(own.entry(RAM.add(5 + n)).never_share, "of kind {kind}");
+        }
+        let place = |backing| match backing {
+            Backing::Discarded(token) => (run::STORED, 0, token),
+            _ => (run::EMPTY, 0, 0),
+        };
+        let mut found = Vec::new();
+        let put = |run: Run| {
+            found.push(run.never_share);
+            Ok::<_, ()>(())
+        };
+        own.records(place, put).unwrap();
+        assert_eq!(found, [1], "of kind {kind}");
+    }
 }
