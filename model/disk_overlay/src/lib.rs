@@ -33,7 +33,7 @@ use model_addr::{FRAME_SHIFT, Mfn};
 const TABLE_SHIFT: u32 = 9;
 /// Entries of a table.
 const ENTRIES: usize = 1 << TABLE_SHIFT;
-/// What giving a frame back costs of the budget of [`Overlay::zero`].
+/// What giving a frame back costs of the budget of [`Overlay::zero`], and what a new table does.
 pub const FRAME_COST: u32 = 16;
 /// Blocks of the largest disk: what bytes can be counted of in 64 bits.
 const MAX_BLOCKS: u64 = 1 << (u64::BITS - FRAME_SHIFT);
@@ -355,7 +355,10 @@ impl Overlay {
                     *budget = budget.saturating_sub(1);
                     return Ok(next);
                 }
-                None => self.split(memory, slot, entry)?,
+                None => {
+                    *budget = budget.saturating_sub(FRAME_COST);
+                    self.split(memory, slot, entry)?
+                }
             };
             level -= 1;
             slot = Slot::Table(table, index(at, level));
@@ -387,9 +390,13 @@ impl Overlay {
             let entry = self.read(memory, Slot::Table(table, n as usize));
             self.reads_zero(entry, first + n)
         };
-        if at == (first + span(1)).min(self.blocks) && (0..span(1)).all(is_zero) {
-            self.write(memory, slot, self.zeroed(first));
-            memory.free_table(table);
+        if at == (first + span(1)).min(self.blocks) {
+            let zeroes = (0..span(1)).take_while(|n| is_zero(*n)).count();
+            *budget = budget.saturating_sub(zeroes as u32);
+            if zeroes == ENTRIES {
+                self.write(memory, slot, self.zeroed(first));
+                memory.free_table(table);
+            }
         }
         at
     }

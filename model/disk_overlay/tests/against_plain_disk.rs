@@ -403,3 +403,28 @@ fn a_call_gives_back_what_its_budget_says() {
     assert!(calls >= 150);
     disk.tear_down(7);
 }
+
+/// A table is looked through for what is left in it when its last leaf was zeroed, and a new one is filled: both
+/// are paid for, however small the range is.
+#[test]
+fn looking_through_a_table_is_paid_for() {
+    let mut disk = Disk::new(1024, 1024, u64::MAX);
+    let all = 10_000;
+    let cost = |disk: &mut Disk, block| {
+        let mut budget = all;
+        disk.overlay
+            .zero(&mut disk.memory, block..block + 1, &mut budget)
+            .unwrap();
+        all - budget
+    };
+    assert!(
+        cost(&mut disk, 3) > 2 * model_disk_overlay::FRAME_COST,
+        "tables are made"
+    );
+    disk.write(510, 3, &[1]).unwrap();
+    for block in 0..510 {
+        cost(&mut disk, block);
+    }
+    assert!(cost(&mut disk, 511) > 510);
+    disk.tear_down(7);
+}
