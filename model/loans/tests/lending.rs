@@ -203,3 +203,14 @@ fn no_order_shows_vms_to_os0() {
         && !machine.cpus[1].attached));
     assert!(seen.len() > 300, "{} states", seen.len());
 }
+
+/// A CPU that was refused does not run VMs: it is in nobody's way when they end.
+#[test]
+fn a_cpu_that_was_refused_is_not_counted() {
+    let mut lending = Lending::new();
+    lending.open(true).unwrap();
+    lending.settle(Made::Vms);
+    assert_eq!(lending.share(false), Err(abi::os0::Refusal::NotAttached));
+    assert!(!lending.is_shared() && lending.are_parked());
+    assert_eq!(lending.close(), Ok(()));
+}
