@@ -5,7 +5,7 @@
 //! the disk as one of its users; and a block that equals what a frame of the group holds uses that
 //! frame. Before the disk changes a block, it makes the frame its own again.
 
-use crate::{Bytes, Image, Machine, Store};
+use crate::{Bytes, Image, Machine, Outcome, Store};
 use machine_contract::{FrameSource, TableMemory};
 use model_addr::{FRAME_SIZE, Mfn};
 use model_disk_overlay::{Block, Fill, Overlay, OverlayError, Teardown, WritePlan};
@@ -201,16 +201,16 @@ impl<M: Machine> CowDisk<M> {
         }
     }
 
-    /// Writes `len` bytes at `at`, all in one 4 KiB block; `copy` puts them where it is told. `false` where
-    /// the base's block must be read first: then `loaded` is to be the frame that it was read to. Others may
-    /// use a whole block where it is to be `share`d.
+    /// Writes `len` bytes at `at`, all in one 4 KiB block; `copy` puts them where it is told.
+    /// [`Outcome::Missing`] where the base's block must be read first: then `loaded` is to be the frame that it
+    /// was read to. Others may use a whole block where it is to be `share`d.
     pub(crate) fn write(
         &mut self,
         (at, len): (u64, u64),
         loaded: Option<Mfn>,
         share: bool,
         copy: impl FnOnce(Bytes) -> Result<(), OverlayError>,
-    ) -> Result<bool, OverlayError> {
+    ) -> Result<Outcome, OverlayError> {
         let (block, whole) = (at / FRAME_SIZE, len == FRAME_SIZE);
         let part = |frame| {
             let part = Bytes::frames(frame, 1).part(at % FRAME_SIZE, len);
@@ -224,16 +224,16 @@ impl<M: Machine> CowDisk<M> {
             WritePlan::New(new) => {
                 let frame = new.frame();
                 let filled = match new.fill() {
-                    Fill::Nothing => true,
+                    Fill::Nothing => Outcome::Done,
                     Fill::Base => self.fill(at, frame, loaded),
                     Fill::Zeroes => {
                         self.machine().zero(Bytes::frames(frame, 1));
-                        true
+                        Outcome::Done
                     }
                 };
-                if !filled {
+                if filled != Outcome::Done {
                     self.overlay.abandon(&mut self.memory, new);
-                    return Ok(false);
+                    return Ok(filled);
                 }
                 if let Err(error) = part(frame).and_then(copy) {
                     self.overlay.abandon(&mut self.memory, new);
@@ -246,7 +246,7 @@ impl<M: Machine> CowDisk<M> {
         if whole && self.share && share {
             self.memory.publish(frame);
         }
-        Ok(true)
+        Ok(Outcome::Done)
     }
 
     /// How many blocks from that of byte `at` on, at most `most`, have slots from `slot` on.
@@ -255,16 +255,16 @@ impl<M: Machine> CowDisk<M> {
         self.overlay.run(&self.memory, block, Mfn(slot), most)
     }
 
-    /// Fills a frame with what the block at `at` holds, whose overlay is on a partition; whether that is
+    /// Fills a frame with what the block at `at` holds, whose overlay is on a partition, where that is
     /// at hand, or was `loaded`.
-    pub(crate) fn fetch(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> bool {
+    pub(crate) fn fetch(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> Outcome {
         match (self.locate(at), loaded) {
             (Piece::Base, loaded) => return self.fill(at, frame, loaded),
             (Piece::Zero, _) => self.machine().zero(Bytes::frames(frame, 1)),
             (_, Some(page)) => self.copy_frame(frame, page),
-            (_, None) => return false,
+            (_, None) => return Outcome::Missing,
         }
-        true
+        Outcome::Done
     }
 
     /// Gives the blocks from that of byte `at` on, at most `most`, slots that follow each other, which are
@@ -283,21 +283,26 @@ impl<M: Machine> CowDisk<M> {
         Ok((first.0, count))
     }
 
-    /// Fills a frame with the base's block at `at`; whether that is at hand.
-    fn fill(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> bool {
+    /// Fills a frame with the base's block at `at`, where that is at hand, and what it was before.
+    fn fill(&self, at: u64, frame: Mfn, loaded: Option<Mfn>) -> Outcome {
         match (&self.base, loaded) {
             (Base::Image(image), _) => match image.block(at / FRAME_SIZE) {
                 Some(page) => self.copy_frame(frame, page),
                 None => self.machine().zero(Bytes::frames(frame, 1)),
             },
+            (Base::Partition(base), Some(page)) if !base.check(at / FRAME_SIZE, page) => {
+                return Outcome::Failed;
+            }
             (Base::Partition(_), Some(page)) => self.copy_frame(frame, page),
             (Base::Partition(_), None) => {
                 let key = self.key(at).filter(|_| self.share);
                 let to = Bytes::frames(frame, 1);
-                return key.is_some_and(|key| self.machine().copy_block(key, 0, to));
+                if !key.is_some_and(|key| self.machine().copy_block(key, 0, to)) {
+                    return Outcome::Missing;
+                }
             }
         }
-        true
+        Outcome::Done
     }
 
     fn copy_frame(&self, to: Mfn, from: Mfn) {
@@ -335,11 +340,11 @@ impl<M: Machine> CowDisk<M> {
     /// Makes the block at `at` use a frame of the group that holds what `page` holds, if there is
     /// one; whether it does. `page` is the guest's: what it stores there meanwhile is written, or
     /// not.
-    pub(crate) fn write_equal(&mut self, at: u64, page: Mfn) -> bool {
+    pub(crate) fn write_equal(&mut self, at: u64, page: Mfn, compares: &mut u32) -> bool {
         if !self.share {
             return false;
         }
-        let Some(frame) = self.machine().join_equal(page, self.memory.user) else {
+        let Some(frame) = self.machine().join_equal(page, self.memory.user, compares) else {
             return false;
         };
         self.memory.shared += 1;

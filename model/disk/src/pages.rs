@@ -114,7 +114,10 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
             return self.note(ipa, len, why);
         }
         let gfn = ipa.frame();
-        let gets = match self.find(block, gfn) {
+        let mut compares = 0;
+        let found = self.find(block, gfn, &mut compares);
+        budget.compared(compares);
+        let gets = match found {
             Ok(gets) => {
                 budget.mapped();
                 gets
@@ -138,7 +141,7 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
     ///
     /// What others are to find as a block of a partition is never in a page that the guest has: it could
     /// store there between the copy and the moment when it no longer can.
-    fn find(&self, block: Block, gfn: Gfn) -> Result<Gets, Gets> {
+    fn find(&self, block: Block, gfn: Gfn, compares: &mut u32) -> Result<Gets, Gets> {
         let user = Owner {
             vm: self.guest.id(),
             gfn,
@@ -165,7 +168,7 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
             }
             Block::Buffer(bytes) => match bytes.whole_frame() {
                 None => Err(Gets::Alone(Why::Unaligned)),
-                Some(page) => match self.machine.join_equal(page, user) {
+                Some(page) => match self.machine.join_equal(page, user, compares) {
                     Some(frame) => {
                         self.guest.found_equal();
                         Ok(Gets::Frame(frame))

@@ -153,6 +153,11 @@ impl Budget {
         self.spend(1 + (len / 1024) as u32);
     }
 
+    /// So many frames were compared with a page. What is done with the page pays for one.
+    pub(crate) fn compared(&mut self, frames: u32) {
+        self.spend(2 * frames.saturating_sub(1));
+    }
+
     /// A piece was written to an overlay.
     pub(crate) fn wrote(&mut self) {
         self.pages += 1;

@@ -19,7 +19,11 @@ pub(crate) fn write_piece<M: Machine, G: Guest>(
     pass.budget.wrote();
     let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE) && guest.contains(ipa);
     let share = is_page && !guest.is_never_shared(ipa.frame());
-    if share && guest.look(ipa, |page| disk.write_equal(at, page)) == Ok(true) {
+    let mut compares = 0;
+    let is_equal =
+        share && guest.look(ipa, |page| disk.write_equal(at, page, &mut compares)) == Ok(true);
+    pass.budget.compared(compares);
+    if is_equal {
         return Outcome::Done;
     }
     let loaded = loaded.and_then(|loaded| loaded.block(Side::Base, at));
@@ -27,8 +31,7 @@ pub(crate) fn write_piece<M: Machine, G: Guest>(
         copy_from(machine, guest, (ipa, len), to).ok_or(OverlayError::NoMemory)
     });
     match written {
-        Ok(true) => Outcome::Done,
-        Ok(false) => Outcome::Missing,
+        Ok(outcome) => outcome,
         Err(error) => {
             guest.complain(at, error);
             Outcome::Failed
@@ -115,8 +118,8 @@ fn zero_some<M: Machine, G: Guest>(
         Ok(())
     });
     match written {
-        Ok(true) => Ok(len),
-        Ok(false) => Err(Outcome::Missing),
+        Ok(Outcome::Done) => Ok(len),
+        Ok(outcome) => Err(outcome),
         Err(_) => Err(Outcome::Failed),
     }
 }
@@ -203,8 +206,10 @@ fn store<M: Machine, G: Guest>(
         {
             return Err(ended(false));
         }
-        if !disk.fetch(at, page, found) {
-            return Err(Turn::Needs(side, blocks_at(from, 1)));
+        match disk.fetch(at, page, found) {
+            Outcome::Done => {}
+            Outcome::Missing => return Err(Turn::Needs(side, blocks_at(from, 1))),
+            _ => return Err(ended(false)),
         }
     }
     let next = (sector, (done, write.bytes));

@@ -168,8 +168,15 @@ fn join_with(
 /// own, or changes only by its guest's fault. The caller holds no stripe's lock.
 ///
 /// A full frame that is met leaves the chain, and is not compared; [`leave`] puts it back. So of equal frames the
-/// first one met is joined, and what this costs does not grow with how many there are.
-pub fn join_equal(ground: &impl Ground, page: Mfn, user: Owner, group: u16) -> Option<Mfn> {
+/// first one met is joined, and what this costs does not grow with how many there are. Frames that differ in none
+/// of the words that are looked at are compared one after the other, each of which `compares` counts.
+pub fn join_equal(
+    ground: &impl Ground,
+    page: Mfn,
+    user: Owner,
+    group: u16,
+    compares: &mut u32,
+) -> Option<Mfn> {
     let (map, index) = (ground.map(), ground.index());
     let bucket = index.content_bucket(group, |n| ground.word(page, n));
     let _guard = ground.lock_stripe(bucket.stripe());
@@ -178,9 +185,11 @@ pub fn join_equal(ground: &impl Ground, page: Mfn, user: Owner, group: u16) -> O
             index.remove(map, bucket, frame);
             return false;
         }
-        frame != page
-            && ground.is_equal(frame, page)
-            && join(ground, frame, user, Expect::Group(group)).is_ok()
+        if frame == page {
+            return false;
+        }
+        *compares += 1;
+        ground.is_equal(frame, page) && join(ground, frame, user, Expect::Group(group)).is_ok()
     });
     found.map(|(frame, _)| frame)
 }

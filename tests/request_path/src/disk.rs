@@ -48,6 +48,8 @@ pub struct Disk<'a> {
     buffers: [Mfn; 2],
     /// The passes that the last request took.
     passes: u32,
+    /// Pages that it paid for, and bytes that it really moved.
+    paid: (u32, u64),
 }
 
 impl<'a> Disk<'a> {
@@ -89,6 +91,7 @@ impl<'a> Disk<'a> {
             tables,
             buffers: [Mfn(0); 2],
             passes: 0,
+            paid: (0, 0),
         };
         for (buffer, side) in [Side::Base, Side::Overlay].into_iter().enumerate() {
             if disk.backing.partition(side).is_some() {
@@ -111,6 +114,12 @@ impl<'a> Disk<'a> {
         self.passes
     }
 
+    /// Pages that the last request has paid for, as they may have got a frame, and bytes that a limited rate
+    /// counts of it.
+    pub fn paid(&self) -> (u32, u64) {
+        self.paid
+    }
+
     /// Serves every request that the driver has made available; how many were answered.
     pub fn serve(&mut self, guest: &Guest<'_>) -> usize {
         let mut request = Request::default();
@@ -129,8 +138,12 @@ impl<'a> Disk<'a> {
 
     /// Does a request as EL2 does, with no other at the same time.
     fn execute(&mut self, guest: &Guest<'_>, request: &Request) -> Status {
-        let (mut progress, mut loaded) = (Progress::default(), None);
-        self.passes = 0;
+        let mut progress = Progress {
+            done: 0,
+            moved: Some(0),
+        };
+        let mut loaded = None;
+        (self.passes, self.paid) = (0, (0, 0));
         for _ in 0..STEPS_MAX {
             let mut budget = Budget::default();
             let mut pass = Pass {
@@ -141,6 +154,7 @@ impl<'a> Disk<'a> {
             let backing = &mut self.backing;
             let mut turn = execute(&mut pass, backing, request, &mut progress, loaded);
             self.passes += 1;
+            self.paid = (self.paid.0 + budget.pages(), progress.moved.unwrap_or(0));
             while let Turn::Needs(side, io) = turn {
                 match self.transfer((guest, request), progress.done, (side, io), loaded) {
                     Ok(brought) => {

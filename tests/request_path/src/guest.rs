@@ -1,6 +1,6 @@
 //! A guest's memory, as its own stores and its devices reach it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Mutex, MutexGuard};
 
 use machine_contract::{GuestMemory, GuestMemoryError};
@@ -21,6 +21,8 @@ pub struct Guest<'a> {
     swap: RefCell<Vec<Vec<u8>>>,
     /// What happens on another CPU between the steps of a device.
     between: RefCell<Option<Between<'a>>>,
+    /// A page that it has marked as never to be shared.
+    never_shared: Cell<Option<Gfn>>,
 }
 
 type Between<'a> = Box<dyn Fn(&Guest<'a>) + 'a>;
@@ -35,7 +37,17 @@ impl<'a> Guest<'a> {
             frames,
             swap: RefCell::default(),
             between: RefCell::default(),
+            never_shared: Cell::default(),
         }
+    }
+
+    /// Marks a page as never to be shared.
+    pub fn never_share(&self, gfn: Gfn) {
+        self.never_shared.set(Some(gfn));
+    }
+
+    pub(crate) fn never_shares(&self, gfn: Gfn) -> bool {
+        self.never_shared.get() == Some(gfn)
     }
 
     /// Lets something happen between the steps of a device, as on another CPU.

@@ -96,6 +96,11 @@ impl<'a> Partition<'a> {
         self.plate.borrow().bytes.clone()
     }
 
+    /// Changes a byte, as no VM does.
+    pub fn corrupt(&self, at: usize) {
+        self.plate.borrow_mut().bytes[at] ^= 1;
+    }
+
     /// Lets the transfer after so many more fail, and all that follow, until it is called with `None`.
     pub fn fail_after(&self, transfers: Option<u32>) {
         self.plate.borrow_mut().fails_after = transfers;
@@ -266,11 +271,11 @@ impl<'a> Machine for Host<'a> {
     fn join_own(&self, frame: Mfn, user: Owner) -> bool {
         model_sharing::join(self.0, frame, user, Expect::Group(0)).is_ok()
     }
-    fn join_equal(&self, page: Mfn, user: Owner) -> Option<Mfn> {
-        self.0.join_equal(page, user)
+    fn join_equal(&self, page: Mfn, user: Owner, compares: &mut u32) -> Option<Mfn> {
+        self.0.join_equal(page, user, compares)
     }
-    fn is_first_use(&self, _: Mfn) -> bool {
-        false
+    fn is_first_use(&self, frame: Mfn) -> bool {
+        self.state(frame) == Use::CachedOnly
     }
     fn key(&self, _: Owner, partition: u8, block: u64) -> CacheKey {
         CacheKey {
@@ -326,8 +331,8 @@ impl model_disk::Guest for Guest<'_> {
         self.others_act();
         machine_contract::GuestMemory::contains(self, ipa, 1)
     }
-    fn is_never_shared(&self, _: Gfn) -> bool {
-        false
+    fn is_never_shared(&self, gfn: Gfn) -> bool {
+        self.never_shares(gfn)
     }
     fn pieces(
         &self,
