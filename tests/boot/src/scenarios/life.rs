@@ -8,7 +8,10 @@ use crate::{
     status::{self, Fit, Why},
     vm::Vm,
 };
-use std::{thread::sleep, time::Duration};
+use std::{
+    thread::sleep,
+    time::{Duration, SystemTime},
+};
 
 /// Exit statuses of the command, as its help lists them.
 const NO_SUCH_VM: i32 = 11;
@@ -27,6 +30,7 @@ pub fn scenarios() -> Vec<Scenario> {
             .check(kill_and_start)
             .check(what_cannot_be),
         power_button(),
+        clock(),
         promises(),
         refused(),
         answers(),
@@ -55,6 +59,49 @@ fn pause_and_resume(stage: &mut Stage) -> Outcome {
     } else {
         Err("a resumed VM does not run".into())
     }
+}
+
+/// A guest's `date`, and the clock that it has it from, show the machine's time (that of this test) after boot
+/// and after a pause.
+fn clock() -> Scenario {
+    let vm = Vm::linux("guest", "trixie-cloud", "shell");
+    Scenario::new("life/clock", Hardware::new(1, "1G"), vec![vm])
+        .expect("guest", "ready kernel=", BOOT)
+        .check(|stage| is_right(stage, 1))
+        .check(|stage| {
+            let machine = stage.machine()?;
+            machine.run(&["pause", "guest"])?;
+            sleep(PAUSE);
+            machine.run(&["resume", "guest"])?;
+            is_right(stage, 2)
+        })
+}
+
+/// Much more than a clock may be wrong by.
+const PAUSE: Duration = Duration::from_secs(10);
+
+fn is_right(stage: &mut Stage, times: usize) -> Outcome {
+    let machine = stage.machine()?;
+    let seconds = || {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.map_or(0, |now| now.as_secs())
+    };
+    let before = seconds();
+    // What is typed is echoed, and is not what is waited for.
+    let rtc = "/sys/class/rtc/rtc0/since_epoch";
+    machine.type_line("guest", &format!("echo clo''ck=$(date +%s)=$(cat {rtc})="))?;
+    let said = machine.expect("guest", "clock=", times, Duration::from_mins(2))?;
+    let after = seconds();
+    let shown = said.split('=').filter_map(|word| word.parse::<u64>().ok());
+    let shown: Vec<u64> = shown.collect();
+    // Linux takes whole seconds from its clock when it boots.
+    let is_right = |shown: &u64| (before - 2..=after + 2).contains(shown);
+    if shown.len() == 2 && shown.iter().all(is_right) {
+        return Ok(());
+    }
+    Err(format!(
+        "it is {before} to {after}, and the guest says: {said}"
+    ))
 }
 
 /// The VM boots once more after the verb.
