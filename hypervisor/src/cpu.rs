@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_aarch64::{cpu as metal, gic};
 use machine_locks::{HeldRanks, Once, Rank, SpinLock};
 use model_addr::{CpuId, NodeId};
+use model_entropy::Generator;
 use model_vmid::LastRun;
 
 /// The most pCPUs that are used.
@@ -58,6 +59,8 @@ pub struct Cpu {
     pub stretch: Stretch,
     /// What it notes of what happens.
     pub trace: Trace,
+    /// Its random bits, once it has used some. Its own.
+    pub entropy: Cell<Option<Generator>>,
     /// Locks it holds, in debug builds.
     pub held: HeldRanks,
 }
@@ -88,6 +91,7 @@ impl Cpu {
             os0: [const { AtomicU64::new(0) }; 2],
             stretch: Stretch::new(),
             trace: Trace::new(),
+            entropy: Cell::new(None),
             held: HeldRanks::new(),
         }
     }

@@ -52,6 +52,7 @@ extern "C" fn primary_main(device_tree: u64, mark: u64) -> ! {
     let (tree, blob) = start::read_device_tree(device_tree);
     let mut map = start::turn_mmu_on(&tree, blob);
     start::open_console(&tree);
+    entropy::init(&tree, blob);
     if tree.os0.is_some() {
         os0::start(tree, blob, map);
     }

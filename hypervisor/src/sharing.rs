@@ -77,15 +77,20 @@ pub fn init() {
     // One head for four frames, of each of two tables, up to a block.
     let bytes = (frames / 4 * 2 * size_of::<AtomicU32>() as u64).next_power_of_two();
     let order = (bytes / FRAME_SIZE).max(1).ilog2().min(MAX_ORDER.into()) as u8;
-    // Beneath OS-0 frames are lent and go back, so nothing is remembered of what they hold.
-    let heads = (!os0::is_here()).then(|| frames::take_for_el2(NodeId(0), order));
-    if let Some(heads) = heads.flatten() {
+    // Beneath OS-0 frames are lent and go back, so nothing is remembered of what they hold. Without random bits
+    // there is no key that guests do not know.
+    let keys = entropy::words();
+    if let Some([key, _]) = keys {
+        let _ = FINGERPRINT_KEY.set(key);
+    }
+    let key = keys.filter(|_| !os0::is_here());
+    let heads = key.and_then(|_| frames::take_for_el2(NodeId(0), order));
+    if let (Some(heads), Some([_, key])) = (heads, key) {
         let count = (FRAME_SIZE as usize) << order >> 2;
         let pointer = core::ptr::with_exposed_provenance::<AtomicU32>(heads.address().0 as usize);
         // SAFETY: frames of EL2's own, full of zeroes, for ever.
         let heads = unsafe { core::slice::from_raw_parts(pointer, count) };
-        let _ = INDEX.set(Index::new(heads, entropy::word()));
-        let _ = FINGERPRINT_KEY.set(entropy::word());
+        let _ = INDEX.set(Index::new(heads, key));
     }
     let (Some(bundle), Some(range)) = (&host.bundle, host.bundle_at) else {
         return;
@@ -183,6 +188,11 @@ pub fn image_frames() -> u64 {
     let bundle = host::get().bundle.as_ref();
     let bytes: usize = bundle.map_or(0, |bundle| bundle.pages().map(|pages| pages.len()).sum());
     bytes as u64 / FRAME_SIZE
+}
+
+/// Whether [`fingerprint`] has a key that nobody knows: not on a machine without random bits.
+pub fn are_fingerprints_secret() -> bool {
+    FINGERPRINT_KEY.get().is_some()
 }
 
 /// A hash of what a frame holds, with a key of this boot; 0 for zeroes. For reports: nothing is

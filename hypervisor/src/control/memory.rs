@@ -159,6 +159,11 @@ fn is_alone(entry: Entry) -> bool {
 /// The pages of a VM from an address on: as many as one request looks at fit.
 pub fn pages(request: &PagesRequest, answer: &mut Answer) -> Result<(), Refusal> {
     let (_, instance) = running(request.name)?;
+    if !sharing::are_fingerprints_secret() {
+        let what =
+            format_args!("pages have no secret hashes: the machine has no source of random bits");
+        return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
+    }
     answer.next = visit_some((&instance, request), BUDGET_OF_HASHES, |gfn, entry| {
         if let Some(frame) = entry.frame() {
             let state = match entry.backing {

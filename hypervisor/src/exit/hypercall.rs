@@ -1,10 +1,10 @@
 //! HVC and SMC: PSCI, SMCCC and what hangs on them.
 
 use super::{inject, skip};
-use crate::hiding;
 use crate::paging;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::End;
+use crate::{entropy, hiding};
 use abi::hypercall::PAGES_AT_ONCE;
 use model_addr::{FRAME_SIZE, Ipa};
 use model_trap::Injection;
@@ -14,7 +14,8 @@ use model_vpsci::{Call, Capabilities, Random, Refusal, Reply, Workaround};
 /// What the standard calls offer here. Guests learn from `CSV2`, which they are shown, whether their
 /// CPU needs a workaround.
 const OFFERED: Capabilities = Capabilities {
-    entropy: true,
+    // See `random`.
+    entropy: false,
     workaround_1: Workaround::Unknown,
     workaround_2: Workaround::Unknown,
     workaround_3: Workaround::Unknown,
@@ -101,11 +102,6 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             Flow::Leave(Outcome::Stopped)
         }
         Call::Workaround { .. } => reply(guest, Reply::SUCCESS),
-        Call::Random(random) => {
-            let answer =
-                crate::entropy::words().map_or(Random::NO_ENTROPY, |words| random.reply(words));
-            reply(guest, answer)
-        }
         Call::StolenTime => {
             let record = guest.begin_stolen_time();
             reply(guest, Reply::X0(record.0))
@@ -119,11 +115,29 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             let free = hiding::set_aside(guest.cpu.node, left);
             reply(guest, free.map_or(Refusal::NotSupported.reply(), Reply::X0))
         }
-        Call::Unknown => {
-            guest.vm.oddities.unknown_call();
-            reply(guest, Refusal::NotSupported.reply())
-        }
+        Call::Random(_) | Call::Unknown => random(guest),
     }
+}
+
+/// A call of the generator, if there are random bits, or an unknown one. Other calls do not pay for the question.
+#[cold]
+fn random(guest: &mut Loaded<'_>) -> Flow {
+    let [function, first, second, third, ..] = guest.core.context.registers;
+    let offered = Capabilities {
+        entropy: entropy::is_seeded(),
+        ..OFFERED
+    };
+    let answer = match model_vpsci::decode(function, [first, second, third], offered) {
+        Call::Answered(answer) => answer,
+        Call::Random(random) => {
+            entropy::words().map_or(Random::NO_ENTROPY, |words| random.reply(words))
+        }
+        _ => {
+            guest.vm.oddities.unknown_call();
+            Refusal::NotSupported.reply()
+        }
+    };
+    reply(guest, answer)
 }
 
 /// Marks pages of the guest; see [`abi::hypercall::NEVER_SHARE`].

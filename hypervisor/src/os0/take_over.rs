@@ -3,7 +3,7 @@
 use super::attach::{COUNTS, IS_ON};
 use super::{CPUS, Home, boot, parked, run};
 use crate::epitaph::give_up;
-use crate::{console, start};
+use crate::{console, entropy, start};
 use abi::os0::Refusal;
 use abi::upgrade::{HandedCpu, Handover, OLDEST, VERSION, state};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -44,6 +44,7 @@ pub fn take_over(from: u64) -> ! {
     fail_at(handover, 2);
     console::hand_over();
     start::open_console(&tree);
+    entropy::init(&tree, blob);
     let tree = start::keep_tree(tree);
     let home = Home {
         hidden: range(handover.hidden.get()),

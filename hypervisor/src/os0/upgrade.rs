@@ -205,6 +205,7 @@ fn enter_with_records() -> u64 {
     }
     let at = Pa(core::ptr::from_ref(&HANDOVER).expose_provenance() as u64);
     cache::clean_to_coherency(at, size_of::<Handover>() as u64);
+    crate::entropy::renew(os0.tree, tree);
     cache::clean_to_coherency(tree.start, tree.size);
     cache::clean_to_coherency(image_parts().whole.start, image_parts().whole.size);
     // SAFETY: `check` found it to be an image; all that it reads was cleaned, and it goes where this one's

@@ -393,9 +393,7 @@ pub fn policy(record: &VmRecord) -> Policy {
 }
 
 fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<Vec<u8>, Refusal> {
-    entropy::stir(record.memory);
-    let mut rng_seed = [0; 32];
-    entropy::fill(&mut rng_seed);
+    let seeds = entropy::words();
     stretch::look(stretch::Kind::Control);
     let mut nodes = heapless::Vec::<_, REGIONS_MAX>::new();
     for (region, window) in regions::records(record).zip(windows(record)) {
@@ -414,8 +412,7 @@ fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<V
         regions: &nodes,
         bootargs: record.command_line.as_str().unwrap_or_default(),
         initrd: laid.initrd,
-        rng_seed,
-        kaslr_seed: entropy::word(),
+        seeds,
     };
     tree.write(|| stretch::look(stretch::Kind::Control))
         .map_err(|error| impossible(0, format_args!("the device tree: {error}")))
@@ -434,7 +431,7 @@ fn wrong_entry(entry: u32) -> Refusal {
     impossible(entry.into(), what)
 }
 
-/// The virtio devices: disks in their order, then entropy, a console, a balloon, networks, and the
+/// The virtio devices: disks in their order, then entropy where there is some, a console, a balloon, networks, and the
 /// control port.
 fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refusal> {
     let mut slots = Vec::with_capacity(VIRTIO_MAX);
@@ -447,7 +444,7 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
         let user = disk_user(vm, slots.len());
         slots.push(Slot::Block(disks::block(disk, home, user, share)?));
     }
-    slots.push(Slot::rng());
+    slots.extend(entropy::is_seeded().then(Slot::rng));
     slots.push(Slot::console());
     slots.push(Slot::Balloon(Balloon::new(record.hold_ms)));
     for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {

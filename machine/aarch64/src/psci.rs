@@ -29,6 +29,14 @@ pub fn system_off(conduit: Conduit) {
     };
 }
 
+/// Asks the firmware something by SMC, with one argument: X0 to X3.
+pub fn ask(function: u32, argument: u64) -> [u64; 4] {
+    let mut arguments = [0; 17];
+    arguments[0] = argument;
+    let [first, second, third, fourth, ..] = Smc::call64(function, arguments);
+    [first, second, third, fourth]
+}
+
 /// Calls the firmware as somebody at EL1 called it, by SMC: X0 to X17 go there and come back.
 pub fn forward(registers: &mut [u64; 18]) {
     let [function, arguments @ ..] = *registers;

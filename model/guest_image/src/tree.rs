@@ -52,10 +52,8 @@ pub struct GuestTree<'a> {
     pub bootargs: &'a str,
     /// Where the initrd is.
     pub initrd: Option<IpaRange>,
-    /// Entropy for the kernel's random number generator.
-    pub rng_seed: [u8; 32],
-    /// Entropy for the placement of the kernel.
-    pub kaslr_seed: u64,
+    /// Entropy for the placement of the kernel, and for its random number generator; `None` where there is none.
+    pub seeds: Option<[u64; 5]>,
 }
 
 /// Why there is no tree.
@@ -152,8 +150,11 @@ impl GuestTree<'_> {
             fdt.property_u64("linux,initrd-start", initrd.start.0)?;
             fdt.property_u64("linux,initrd-end", initrd.end().0)?;
         }
-        fdt.property("rng-seed", &self.rng_seed)?;
-        fdt.property_u64("kaslr-seed", self.kaslr_seed)?;
+        if let Some([kaslr, seed @ ..]) = self.seeds {
+            let bytes = seed.map(u64::to_le_bytes);
+            fdt.property("rng-seed", bytes.as_flattened())?;
+            fdt.property_u64("kaslr-seed", kaslr)?;
+        }
         fdt.end_node(node)
     }
 

@@ -161,6 +161,9 @@ proptest! {
     }
 }
 
+/// A word of a seed.
+const SEED: u64 = 0x0707_0707_0707_0707;
+
 fn description(vcpus: u16, virtio: u8, bootargs: &str) -> GuestTree<'_> {
     GuestTree {
         ram: ram(512 * MIB),
@@ -172,8 +175,7 @@ fn description(vcpus: u16, virtio: u8, bootargs: &str) -> GuestTree<'_> {
             start: Ipa(0x4800_0000),
             size: 5000,
         }),
-        rng_seed: [7; 32],
-        kaslr_seed: 0x1234_5678_9abc_def0,
+        seeds: Some([0x1234_5678_9abc_def0, SEED, SEED, SEED, SEED]),
     }
 }
 
@@ -247,6 +249,21 @@ fn the_tree_says_what_the_guest_has() {
     assert_eq!(cells(&chosen, "linux,initrd-end"), [0, 0x4800_0000 + 5000]);
     assert_eq!(value(&chosen, "rng-seed"), [7; 32]);
     assert_eq!(cells(&chosen, "kaslr-seed"), [0x1234_5678, 0x9abc_def0]);
+}
+
+#[test]
+fn a_machine_without_random_bits_gives_no_seeds() {
+    let tree = GuestTree {
+        seeds: None,
+        ..description(1, 0, "")
+    };
+    let blob = tree.write(|| ()).unwrap();
+    let chosen = Fdt::new(&blob).unwrap();
+    let chosen = chosen.find_node("/chosen").unwrap();
+    assert!(chosen.property("bootargs").is_some());
+    for name in ["rng-seed", "kaslr-seed"] {
+        assert!(chosen.property(name).is_none(), "{name}");
+    }
 }
 
 #[test]

@@ -69,6 +69,8 @@ pub struct Machine {
     pub bootargs: String<MAX_BOOTARGS>,
     /// The initial ramdisk: where the boot loader put the bundle.
     pub initrd: Option<PaRange>,
+    /// Where in the tree `/chosen/rng-seed` is, and its bytes. What it says is kept nowhere.
+    pub rng_seed: Option<(u32, u32)>,
     /// The operating system that the boot loader brought to run beneath.
     pub os0: Option<Os0>,
 }

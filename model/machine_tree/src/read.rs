@@ -57,6 +57,7 @@ pub fn read(blob: &[u8]) -> Result<Machine> {
         pci: Vec::new(),
         bootargs: String::new(),
         initrd: None,
+        rng_seed: None,
         os0: None,
         distances,
     };
@@ -66,6 +67,7 @@ pub fn read(blob: &[u8]) -> Result<Machine> {
     }
     if let Some(chosen) = root.child("chosen") {
         read_chosen(&chosen, &mut machine)?;
+        machine.rng_seed = seed_place(&chosen, blob);
     }
     Ok(machine)
 }
@@ -350,6 +352,14 @@ fn read_chosen(chosen: &FdtNode<'_>, machine: &mut Machine) -> Result<()> {
     }
     machine.os0 = read_os0(chosen)?;
     Ok(())
+}
+
+/// Where `rng-seed` is in the tree.
+fn seed_place(chosen: &FdtNode<'_>, blob: &[u8]) -> Option<(u32, u32)> {
+    let seed = chosen.property("rng-seed")?;
+    let at = (seed.value().as_ptr() as usize).checked_sub(blob.as_ptr() as usize)?;
+    let place = (at as u32, seed.value().len() as u32);
+    (place.1 > 0).then_some(place)
 }
 
 /// The boot modules below `/chosen`.

@@ -4,6 +4,8 @@
 
 use std::fmt::Write;
 
+use dtoolkit::fdt::Fdt;
+use dtoolkit::{Node as _, Property as _};
 use model_addr::{NodeId, Pa, PaRange};
 use model_machine_tree::{Conduit, Interrupt, Machine, Problem, blob_size, read};
 use proptest::prelude::*;
@@ -33,6 +35,23 @@ fn memory_by_node(machine: &Machine) -> Vec<(u32, u64)> {
             )
         })
         .collect()
+}
+
+/// The seed is found where it is, and a tree without one has none.
+#[test]
+fn the_seed_of_a_tree_is_found() {
+    assert_eq!(read(ONE).unwrap().rng_seed, None);
+    let mut blob = OS0.to_vec();
+    let (at, size) = read(&blob).unwrap().rng_seed.unwrap();
+    let seed = at as usize..(at + size) as usize;
+    blob[seed.clone()].fill(0xa5);
+    let tree = Fdt::new(&blob).unwrap();
+    let found = tree.root().child("chosen").unwrap();
+    let found = found.property("rng-seed").unwrap();
+    assert_eq!(found.value(), vec![0xa5; seed.len()]);
+    // Nothing else was written over.
+    let rest = |blob: &[u8]| [&blob[..seed.start], &blob[seed.end..]].concat();
+    assert_eq!(rest(&blob), rest(OS0));
 }
 
 #[test]

@@ -363,6 +363,13 @@ impl Machine {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// The hypervisor's log since the machine started.
+    pub fn hypervisor_log(&self) -> String {
+        let log = self.run_directory().map(|run| run.join("hypervisor.log"));
+        let bytes = log.and_then(|log| fs::read(log).ok()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// Where the command keeps consoles and logs: below a directory named after the user.
     fn run_directory(&self) -> Option<PathBuf> {
         let mut users = fs::read_dir(&self.directory).ok()?.flatten();

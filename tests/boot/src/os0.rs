@@ -16,7 +16,7 @@ use std::{
 use tools_abi::image::seal;
 
 const POLL: Duration = Duration::from_millis(250);
-const COUNTED: &str = "-accel tcg,thread=single -icount shift=0,sleep=off -M dtb-randomness=off -rtc base=2026-01-01,clock=vm";
+const COUNTED: &str = "-accel tcg,thread=single -icount shift=0,sleep=off -M dtb-randomness=on -seed 1 -rtc base=2026-01-01,clock=vm";
 const CONSOLE: &str = "os0.log";
 /// A network of QEMU's own, without a way out.
 const NETWORK: &str = "user,id=net,restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat";

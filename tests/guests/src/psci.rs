@@ -1,6 +1,6 @@
 //! PSCI, SMCCC and stolen time as the specifications have them (Arm DEN0022, DEN0028, DEN0057A).
 //!
-//! Command line: `plain` accepts what QEMU's own PSCI does otherwise.
+//! Command line: `plain` accepts what QEMU's own PSCI does otherwise; `no-random` wants no generator (Arm DEN0098).
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@ use machine_bare::{cpu, image, println, probe, timer};
 
 image!("psci", main);
 
+const TRNG_VERSION: u32 = 0x8400_0050;
 /// PV_TIME_ST.
 const STOLEN_TIME: u32 = 0xc500_0021;
 
@@ -40,6 +41,11 @@ fn main(machine: &'static Machine) -> Verdict {
     refusals(machine)?;
     if !machine.flag("plain") {
         stolen_time(machine)?;
+        let version = psci::query(TRNG_VERSION);
+        check(
+            machine.flag("no-random") == (version < 0x1_0000),
+            "the generator is there and should not be, or the other way round",
+        )?;
     }
     for index in 1..machine.cpus().len() {
         on_and_off(machine, index)?;

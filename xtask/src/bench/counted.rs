@@ -23,7 +23,7 @@ const RUN_MAX: Duration = Duration::from_mins(8);
 /// How often its files are looked at.
 const POLL: Duration = Duration::from_millis(250);
 /// Two nanoseconds for each instruction; a calendar that begins with the machine; no randomness
-/// in the device tree; and virtio devices that are served by the CPU that rings them.
+/// in the device tree (for EL2 the same in each run); and virtio devices that are served by the CPU that rings them.
 const COUNTED: &str = "-nodefaults -no-user-config -no-reboot -display none -monitor none \
     -cpu neoverse-n1 -accel tcg,thread=single -icount shift=1,sleep=off \
     -rtc base=2026-01-01,clock=vm -M virt,gic-version=3,dtb-randomness=off \
@@ -90,8 +90,14 @@ pub fn under_underpin(guest: &Guest, cpus: u32, el2: &str) -> Outcome<Run> {
     let (log, control) = (directory.join("el2.log"), directory.join("control"));
     let _ = fs::remove_file(&control); // absent is fine
     let mut qemu = qemu(cpus, "2G", &log);
-    qemu.args(["-M", "virtualization=on", "-kernel"])
-        .arg(assets::image());
+    qemu.args([
+        "-M",
+        "virtualization=on,dtb-randomness=on",
+        "-seed",
+        "1",
+        "-kernel",
+    ])
+    .arg(assets::image());
     qemu.args(["-append", el2, "-initrd"]).arg(bundle);
     qemu.arg("-chardev")
         .arg(format!("file,id=control,path={}", control.display()));

@@ -283,7 +283,7 @@ fn cannot(error: &std::io::Error) -> String {
 /// QEMU's words for the machine that `underpin sim --flash` starts, and the files that it needs.
 fn machine_words(place: &Path, results: &Path, plugin: &Path) -> std::io::Result<Vec<String>> {
     let mut words: Vec<String> = "-nodefaults -no-user-config -display none -no-reboot \
-         -M virt,gic-version=3,virtualization=on,dtb-randomness=off -cpu neoverse-n1 \
+         -M virt,gic-version=3,virtualization=on -seed 1 -cpu neoverse-n1 \
          -accel tcg,thread=single -icount shift=0,sleep=off -rtc base=2020-01-01,clock=vm"
         .split_whitespace()
         .map(str::to_owned)

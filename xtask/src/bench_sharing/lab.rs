@@ -72,10 +72,16 @@ impl Lab {
         let wait = ours.set_read_timeout(Some(POLL));
         wait.map_err(|error| format!("cannot make a channel: {error}"))?;
         let mut qemu = counted::qemu(1, memory, &log);
-        qemu.args(["-M", "virtualization=on", "-kernel"])
-            .arg(assets::image())
-            .args(["-append", el2, "-initrd"])
-            .arg(bundle);
+        qemu.args([
+            "-M",
+            "virtualization=on,dtb-randomness=on",
+            "-seed",
+            "1",
+            "-kernel",
+        ])
+        .arg(assets::image())
+        .args(["-append", el2, "-initrd"])
+        .arg(bundle);
         qemu.args(["-chardev", "socket,id=control,fd=0"]);
         qemu.args(["-device", "virtio-serial-device,max_ports=1"]);
         qemu.args(["-device", "virtconsole,chardev=control"]);

@@ -9,6 +9,10 @@ pub fn plain() -> Vec<Scenario> {
     vec![
         hello(),
         guest("psci", 2, 2),
+        random(&["rng-seed"], "neoverse-n1", "on"),
+        random(&["rng-seed", "RNDRRS"], "max", "on"),
+        random(&["RNDRRS"], "max", "off"),
+        random(&[], "neoverse-n1", "off"),
         guest("gic", 2, 2),
         timers(1),
         timers(2),
@@ -60,6 +64,32 @@ fn hello() -> Scenario {
     Scenario::new("bare/hello", Hardware::new(1, "1G"), vec![vm])
         .expect("guest", "underpin-guest: hello ok", 180)
         .check(|stage| powered_off(stage, "guest"))
+}
+
+/// A guest has random bits where the machine has these sources, and none where it has none; then the log says so.
+fn random(sources: &'static [&str], cpu: &str, seed: &str) -> Scenario {
+    let name = format!("bare/random-{cpu}-seed-{seed}");
+    let hardware = Hardware::new(1, "1G").option("--cpu").option(cpu);
+    let hardware = hardware.option("--qemu-arg").option("-M");
+    let hardware = hardware.option("--qemu-arg");
+    let hardware = hardware.option(format!("dtb-randomness={seed}"));
+    let args = ["", "no-random"][usize::from(sources.is_empty())];
+    let vm = Vm::bare("guest", "psci", args);
+    Scenario::new(name, hardware, vec![vm])
+        .expect("guest", "underpin-guest: psci ok", 180)
+        .check(move |stage| {
+            let log = stage.machine()?.hypervisor_log();
+            let told = |what: &str| log.matches(what).count();
+            let from = |source: &&str| told(&format!("random bits come from {source}"));
+            let all = sources.iter().all(|source| from(source) == 1);
+            if all
+                && told("random bits come from") == sources.len()
+                && told("no source of random bits") == usize::from(sources.is_empty())
+            {
+                return Ok(());
+            }
+            Err(format!("the log does not tell of {sources:?} alone"))
+        })
 }
 
 fn guest(program: &'static str, vcpus: u32, pcpus: u32) -> Scenario {
