@@ -499,11 +499,13 @@ fn a_full_region_is_a_block() {
             .unwrap();
     }
     assert_eq!(pmap.region(&tables, first).block(), Some(base));
+    assert_eq!(pmap.blocks(), 1);
     assert_eq!(pmap.counts().present(), 512);
     let log = Reasons::DIRTY_LOG;
     pmap.change_reasons(&mut tables, first.add(7), 1, log, Reasons::empty())
         .unwrap();
     assert_eq!(pmap.region(&tables, first).block(), None);
+    assert_eq!(pmap.blocks(), 0);
     pmap.change_reasons(&mut tables, first, 512, Reasons::empty(), log)
         .unwrap();
     assert_eq!(pmap.region(&tables, first).block(), Some(base));
