@@ -582,21 +582,15 @@ fn end_one(disk: &'static Disk, budget: &mut Budget) -> bool {
     let Some((slot, ram, done)) = device.take_back(|slot| jobs.io(slot)) else {
         return false;
     };
-    let job = jobs.take(slot);
+    let lent = jobs.take(slot);
     drop(hardware);
     let buffer = Buffer { disk, slot, ram };
     budget.began();
-    match job {
-        Some(Lent {
-            io,
-            job: Job::Request(part),
-            ..
-        }) => part.go_on((buffer, io), done, budget),
-        Some(Lent {
-            job: Job::Page(page),
-            ..
-        }) => page.end(buffer, done),
-        None => {}
+    if let Some(Lent { io, job, .. }) = lent {
+        match job {
+            Job::Request(part) => part.go_on((buffer, io), done, budget),
+            Job::Page(page) => page.end(buffer, done),
+        }
     }
     true
 }

@@ -123,10 +123,8 @@ fn answers_are_known() {
     let mut own = generator();
     own.fill(&mut bytes);
     let hex = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>()
+        let add = |hex: String, byte: &u8| format!("{hex}{byte:02x}");
+        bytes.iter().fold(String::new(), add)
     };
     assert_eq!(
         hex(&bytes),

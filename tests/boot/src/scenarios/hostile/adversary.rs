@@ -119,7 +119,7 @@ fn vms(seed: u64, seconds: u32, is_counted: bool) -> Vec<Vm> {
         .asleep();
     let mut args = format!("seed={seed} seconds={seconds}");
     if is_counted {
-        args += &format!(" share={SHARE} gap_us={GAP_US}");
+        args = format!("{args} share={SHARE} gap_us={GAP_US}");
     }
     let watcher = Vm::bare("watcher", "watcher", &args)
         .weight(WATCHERS)
