@@ -2,6 +2,7 @@
 //! one, and whether all sums are those of the accounts. Exact while no VM runs.
 
 use crate::frames::Metal;
+use crate::stretch::{self, Kind};
 use crate::{host, sharing, vm};
 use abi::control::RecountStatus;
 use machine_locks::{Rank, SpinLock};
@@ -12,6 +13,8 @@ use model_sharing::{ACCOUNTS, Account, MAX_USERS, UNIT};
 
 /// Frames of the frame table that one request looks at.
 const BUDGET: u64 = 4096;
+/// Frames between two looks at interrupts: each may have 64 users, whose maps are looked at.
+const FRAMES_TO_A_LOOK: u64 = 4;
 
 /// What frames say of one VM.
 #[derive(Clone, Copy, Default)]
@@ -43,6 +46,9 @@ pub fn go_on(from: u64) -> RecountStatus {
     while let Some((frame, entry)) = next(map, at).filter(|_| left > 0) {
         recount.look(frame, entry);
         (at, left) = (frame.add(1), left - 1);
+        if left.is_multiple_of(FRAMES_TO_A_LOOK) {
+            stretch::look(Kind::Control);
+        }
     }
     recount.status.next = next(map, at).map_or(0, |(frame, _)| frame.0);
     if recount.status.next == 0 {
