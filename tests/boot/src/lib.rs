@@ -10,6 +10,7 @@ pub mod archive;
 pub mod assets;
 mod bounds;
 mod control_log;
+pub mod debugger;
 pub mod disk_image;
 pub mod machine;
 pub mod os0;

@@ -2,7 +2,10 @@
 
 use crate::{
     Outcome, assets, because,
-    status::{self, MachineStatus, MemStatus, Memory, NodeStatus, VmDetails, VmStatus},
+    status::{
+        self, MachineStatus, MemStatus, Memory, NodeStatus, NumaStatus, VcpuStatus, VmDetails,
+        VmStatus,
+    },
     vm::Vm,
 };
 use std::{
@@ -324,8 +327,24 @@ impl Machine {
     /// # Errors
     /// As [`Self::list`].
     pub fn vcpu_run_times(&self, vm: &str) -> Outcome<Vec<u64>> {
+        Ok(self.vcpus(vm)?.iter().map(|vcpu| vcpu.run_ns).collect())
+    }
+
+    /// Each vCPU of a VM.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn vcpus(&self, vm: &str) -> Outcome<Vec<VcpuStatus>> {
         let shown: VmDetails = status::parse("show", &self.run(&["show", vm, "-o", "json"])?)?;
-        Ok(shown.vcpu.iter().map(|vcpu| vcpu.run_ns).collect())
+        Ok(shown.vcpu)
+    }
+
+    /// Where VMs' memory is.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn numa(&self) -> Outcome<Vec<NumaStatus>> {
+        status::parse("numa", &self.run(&["numa", "-o", "json"])?)
     }
 
     /// The machine as a whole.
@@ -363,7 +382,12 @@ impl Machine {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The hypervisor's log since the machine started.
+    /// The socket of QEMU's monitor.
+    pub fn qmp(&self) -> Option<PathBuf> {
+        Some(self.run_directory()?.join("qmp.sock"))
+    }
+
+    /// What EL2 has said, last words included.
     pub fn hypervisor_log(&self) -> String {
         let log = self.run_directory().map(|run| run.join("hypervisor.log"));
         let bytes = log.and_then(|log| fs::read(log).ok()).unwrap_or_default();

@@ -3,6 +3,7 @@
 mod bare;
 mod control;
 mod disks;
+mod epitaph;
 mod hostile;
 mod kernels;
 mod life;
@@ -26,6 +27,7 @@ use crate::scenario::Scenario;
 pub fn all() -> Vec<Scenario> {
     let topics = [
         bare::plain(),
+        epitaph::scenarios(),
         kernels::scenarios(),
         disks::scenarios(),
         overlays::scenarios(),

@@ -61,6 +61,9 @@ pub struct VmStatus {
 /// A vCPU, as `underpin show` tells it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct VcpuStatus {
+    /// The pCPU that it runs on, or ran on last.
+    #[serde(default)]
+    pub cpu: u32,
     /// Nanoseconds it ran.
     pub run_ns: u64,
 }
@@ -158,6 +161,9 @@ pub struct Memory {
 /// The machine, as `underpin machine` tells it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct MachineStatus {
+    /// Nanoseconds since EL2 started.
+    #[serde(default)]
+    pub uptime_ns: u64,
     /// Bytes of RAM.
     pub memory: u64,
     /// Bytes that no one uses.

@@ -8,7 +8,11 @@ use crate::{
     status::NodeStatus,
     vm::Vm,
 };
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 const MIB: u64 = 1 << 20;
 /// What the hypervisor may take of a machine, beside the frame table and the bundle.
@@ -30,11 +34,25 @@ fn worker() -> Vm {
         .memory("256MiB")
 }
 
-/// A machine split evenly; each node has its CPU and its part of the memory.
+/// The nodes of a VM that is to stay on some: on a machine of four, each with one CPU.
+const OWN_NODES: [u8; 2] = [2, 3];
+
+/// A machine split evenly; each node has its CPU and its part of the memory. On one of four nodes the VM is to stay
+/// on two.
 fn even(nodes: u32) -> Scenario {
     let hardware = Hardware::new(nodes.max(2), "4G").nodes(nodes);
-    Scenario::new(format!("machine/{nodes}-nodes"), hardware, vec![worker()])
-        .expect("guest", WORK, 2 * BOOT)
+    let own: &[u8] = if nodes == 4 { &OWN_NODES } else { &[] };
+    let vm = own.iter().fold(worker(), |vm, node| vm.on_node(*node));
+    Scenario::new(format!("machine/{nodes}-nodes"), hardware, vec![vm])
+        .expect("guest", "ready kernel=", 2 * BOOT)
+        .check(|stage| stays_on(stage, own))
+        .check(|stage| {
+            let patience = Duration::from_secs(2 * BOOT);
+            stage
+                .machine()?
+                .expect("guest", WORK, 1, patience)
+                .map(drop)
+        })
         .check(|stage| powered_off(stage, "guest"))
         .check(move |stage| {
             let found = stage.machine()?.nodes()?;
@@ -50,6 +68,41 @@ fn even(nodes: u32) -> Scenario {
                 "{nodes} even nodes of 4 GiB look like this: {found:?}"
             ))
         })
+}
+
+/// Looks where a VM runs and where its memory is until it ends: on its own nodes, where it has any.
+fn stays_on(stage: &mut Stage, own: &[u8]) -> Outcome {
+    if own.is_empty() {
+        return Ok(());
+    }
+    let machine = stage.machine()?;
+    let deadline = Instant::now() + Duration::from_secs(2 * BOOT);
+    let mut seen = BTreeSet::new();
+    while machine.vm("guest")?.state == "running" {
+        let vcpus = machine.vcpus("guest")?;
+        let memory = machine.numa()?.pop().map_or_else(Vec::new, |vm| vm.memory);
+        let ran = vcpus.iter().filter(|vcpu| vcpu.run_ns > 0);
+        let cpus: Vec<u8> = ran.map(|vcpu| vcpu.cpu as u8).collect();
+        // What it shares of the bundle lies on the first node.
+        let bundle = machine.status()?.bundle;
+        let is_foreign = |(node, bytes): (u8, &u64)| {
+            !own.contains(&node) && *bytes > if node == 0 { bundle } else { 0 }
+        };
+        if cpus.iter().any(|cpu| !own.contains(cpu)) || (0..).zip(&memory).any(is_foreign) {
+            return Err(format!(
+                "on CPUs {cpus:?} with memory {memory:?}, and not on nodes {own:?} alone"
+            ));
+        }
+        seen.extend(cpus);
+        if Instant::now() > deadline {
+            return Err("it does not end".to_owned());
+        }
+        sleep(Duration::from_millis(500));
+    }
+    let was_seen = !seen.is_empty();
+    was_seen
+        .then_some(())
+        .ok_or_else(|| "nobody saw it run".to_owned())
 }
 
 /// Nodes of unlike sizes, one of them without a CPU of its own.
