@@ -11,16 +11,17 @@ use crate::{
 use serde_json::Value;
 use std::{
     fs,
-    process::Child,
+    process::{Child, Command},
     thread::sleep,
     time::{Duration, Instant},
 };
 
 const WINDOW: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_mins(1);
-/// How long a trace has certainly begun after, and how much of it is looked at: together well within it.
+/// After so long a trace has begun. Where it has not, the scenario says so.
 const INTO_TRACE: Duration = Duration::from_secs(2);
-const IN_TRACE: Duration = Duration::from_millis(1500);
+/// Exits of the work that is traced, at least.
+const EXITS_MIN: u64 = 200;
 
 pub fn scenarios() -> Vec<Scenario> {
     vec![trace(), hung(), top_inside()]
@@ -164,24 +165,25 @@ fn trace() -> Scenario {
             let out = file.display().to_string();
             let machine = stage.machine()?;
             let before = machine.vm("one")?;
-            // Memory that was never touched, a little at a time.
-            let work =
-                "for i in $(seq 80); do head -c 1000000 /dev/zero > /tmp/$i; sleep 0.1; done &";
-            machine.type_line("one", work)?;
-            let words = ["-o", "json", "trace", "one", "--for", "6s", "--out", &out];
+            let words = ["-o", "json", "trace", "one", "--for", "5m", "--out", &out];
             let trace = machine.spawn(&words)?;
             sleep(INTO_TRACE);
-            let middle = [machine.vm("one")?, {
-                sleep(IN_TRACE);
-                machine.vm("one")?
-            }];
+            stir(machine, 1)?;
+            let first = Counted::now(machine)?;
+            // Memory that was never touched, a little at a time.
+            let work = "for i in $(seq 20); do head -c 500000 /dev/zero >/tmp/$i; sleep 0.1; done; echo touched-$((6 * 7))";
+            machine.type_line("one", work)?;
+            machine.expect("one", "touched-42", 1, ANSWER)?;
+            let last = Counted::now(machine)?;
+            stir(machine, 2)?;
+            interrupt(&trace)?;
             let said = said_by(trace)?;
             let after = machine.vm("one")?;
             let said: Value = serde_json::from_str(&said).map_err(because("no JSON"))?;
             agrees(&said, &before, &after)?;
-            is_complete(&said, &middle)?;
             let drawn = fs::read(&file).map_err(because("no trace"))?;
             let drawn: Value = serde_json::from_slice(&drawn).map_err(because("no JSON"))?;
+            is_complete(&drawn, &first, &last)?;
             let events = drawn["traceEvents"].as_array().map_or(0, Vec::len) as u64;
             // And a name for the VM, and for each of its tracks.
             if events <= said["events"].as_u64().unwrap_or(u64::MAX) {
@@ -203,34 +205,92 @@ fn said_by(verb: Child) -> Outcome<String> {
     output.status.success().then_some(said).ok_or_else(failed)
 }
 
-/// Exits that were recorded of a class.
-fn recorded(said: &Value, class: &str) -> u64 {
-    let seen = said["seen"].as_array().into_iter().flatten();
-    let of = |line: &&Value| line["class"] == "exits" && line["name"] == class;
-    seen.filter(of)
-        .filter_map(|line| line["count"].as_u64())
-        .sum()
+/// Makes the VM do something that is recorded.
+fn stir(machine: &mut Machine, nth: usize) -> Outcome {
+    machine.type_line("one", "echo stirred-$((6 * 7))")?;
+    machine.expect("one", "stirred-42", nth, ANSWER).map(drop)
 }
 
-/// Whether all was recorded that was counted between two times of the recording.
-fn is_complete(said: &Value, [first, last]: &[VmStatus; 2]) -> Outcome {
-    if said["lost"] != 0 {
-        return Err(format!("events were lost: {said}"));
+/// Ends a verb as a user at a terminal does.
+fn interrupt(verb: &Child) -> Outcome {
+    let mut kill = Command::new("kill");
+    let sent = kill.args(["-INT", &verb.id().to_string()]).status();
+    let is_sent = sent.map_err(because("cannot run kill"))?.success();
+    let ended = || "the trace had ended by itself".to_owned();
+    is_sent.then_some(()).ok_or_else(ended)
+}
+
+/// What was counted of the VM at some time between two.
+struct Counted {
+    since_us: f64,
+    vm: VmStatus,
+    until_us: f64,
+}
+
+impl Counted {
+    fn now(machine: &Machine) -> Outcome<Self> {
+        let now = || Ok::<_, String>(machine.status()?.uptime_ns as f64 / 1000.0);
+        Ok(Self {
+            since_us: now()?,
+            vm: machine.vm("one")?,
+            until_us: now()?,
+        })
+    }
+}
+
+/// Whether all exits were recorded, and none twice, that were counted between two times: those that lie between are
+/// no more than were counted, and with those that may have been before or after they are no less.
+fn is_complete(drawn: &Value, first: &Counted, last: &Counted) -> Outcome {
+    // A machine that is busy with others may lose some, and says how many.
+    let lost = drawn["otherData"]["lost"]
+        .as_u64()
+        .ok_or("nothing is said of what was lost")?;
+    let events = drawn["traceEvents"].as_array().ok_or("nothing is drawn")?;
+    let number = |event: &Value, key: &str| event[key].as_f64().unwrap_or(0.0);
+    let times: Vec<(&str, f64, f64)> = events
+        .iter()
+        .filter(|event| event["cat"] == "exits")
+        .map(|event| {
+            (
+                event["name"].as_str().unwrap_or(""),
+                number(event, "ts"),
+                number(event, "dur"),
+            )
+        })
+        .collect();
+    let covers = times.iter().any(|(_, at, _)| *at < first.since_us)
+        && times.iter().any(|(_, at, _)| *at > last.until_us);
+    if !covers {
+        return Err("the trace does not cover the work".to_owned());
     }
     let mut all = 0;
-    for (class, count) in &last.exits {
-        let counted = count - first.exits.get(class).copied().unwrap_or(0);
-        let recorded = recorded(said, class);
-        if recorded < counted {
+    // An interrupt that ends a sleep in place is counted, and is part of the event of that sleep.
+    let is_told = |class: &String| class != "irq" && class != "timer";
+    for (class, count) in last.vm.exits.iter().filter(|(class, _)| is_told(class)) {
+        let counted = count - first.vm.exits.get(class).copied().unwrap_or(0);
+        let within = |from: f64, to: f64| {
+            let is = |(name, at, dur): &&(&str, f64, f64)| {
+                name == class && at + dur >= from && *at <= to
+            };
+            times.iter().filter(is).count() as u64
+        };
+        let (least, most) = (
+            within(first.until_us, last.since_us),
+            within(first.since_us, last.until_us),
+        );
+        // One of each vCPU may be under way at either time.
+        if most + lost < counted || least > counted + 2 {
             return Err(format!(
-                "{recorded} {class} recorded, {counted} were counted meanwhile"
+                "{counted} {class} were counted, and from {least} to {most} recorded"
             ));
         }
         all += counted;
     }
-    (all > 0)
+    println!("        {all} exits were counted and recorded, {lost} events lost");
+    let is_enough = all >= EXITS_MIN;
+    is_enough
         .then_some(())
-        .ok_or_else(|| "the VM did nothing meanwhile".to_owned())
+        .ok_or_else(|| format!("the VM had {all} exits only"))
 }
 
 /// Whether what was recorded of a VM can be what was counted of it between two times.
