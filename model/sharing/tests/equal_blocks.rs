@@ -85,7 +85,7 @@ fn bring_in(machine: &Machine, buffer: Mfn, user: Owner) -> Mfn {
     let found = join_equal(machine, buffer, user, GROUP, &mut counted);
     let compares = machine.compares.load(Ordering::Relaxed) - before;
     assert!(compares <= 1, "{user:?}: {compares} compares");
-    assert_eq!(u64::from(counted), compares as u64);
+    assert_eq!(u64::from(counted), compares);
     found.unwrap_or_else(|| {
         let frame = machine.allocate(user, machine.load(buffer)).unwrap();
         publish(machine, frame, user, CacheKey::of_content(GROUP)).unwrap();

@@ -169,9 +169,10 @@ fn a_block_that_is_not_what_it_was_is_an_error() {
     for on_store in [false, true] {
         let frames = &FakeFrames::new(&NODES);
         let (base, store) = (Partition::new(frames, 1, &base()), store(frames));
-        let kind = match on_store {
-            false => DiskKind::CowPartition(base.clone()),
-            true => DiskKind::CowPartitionOn(base.clone(), store.clone()),
+        let kind = if on_store {
+            DiskKind::CowPartitionOn(base.clone(), store.clone())
+        } else {
+            DiskKind::CowPartition(base.clone())
         };
         let mut world = World::new(frames, 0, kind);
         // Blocks 0 and 1 are known by a write to a part of them in another VM, which brings no frame for all.
