@@ -196,7 +196,11 @@ impl Watcher {
         let end = most.min(self.touched + FRESH);
         for page in self.touched..end {
             for at in (page * PAGE_SIZE..(page + 1) * PAGE_SIZE).step_by(8) {
-                equal("a word of memory that is touched first", self.fresh.read(at), 0)?;
+                equal(
+                    "a word of memory that is touched first",
+                    self.fresh.read(at),
+                    0,
+                )?;
             }
         }
         self.touched = end;
