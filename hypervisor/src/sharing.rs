@@ -79,13 +79,13 @@ pub fn init() {
     let order = (bytes / FRAME_SIZE).max(1).ilog2().min(MAX_ORDER.into()) as u8;
     // Beneath OS-0 frames are lent and go back, so nothing is remembered of what they hold. Without random bits
     // there is no key that guests do not know.
-    let keys = entropy::words();
+    let keys = entropy::words().filter(|_| !os0::is_here());
+    // Beneath OS-0 hashes of pages go over to the next image with parked VMs, so they have a key that all images know.
     if let Some([key, _]) = keys {
         let _ = FINGERPRINT_KEY.set(key);
     }
-    let key = keys.filter(|_| !os0::is_here());
-    let heads = key.and_then(|_| frames::take_for_el2(NodeId(0), order));
-    if let (Some(heads), Some([_, key])) = (heads, key) {
+    let heads = keys.and_then(|_| frames::take_for_el2(NodeId(0), order));
+    if let (Some(heads), Some([_, key])) = (heads, keys) {
         let count = (FRAME_SIZE as usize) << order >> 2;
         let pointer = core::ptr::with_exposed_provenance::<AtomicU32>(heads.address().0 as usize);
         // SAFETY: frames of EL2's own, full of zeroes, for ever.
@@ -190,9 +190,9 @@ pub fn image_frames() -> u64 {
     bytes as u64 / FRAME_SIZE
 }
 
-/// Whether [`fingerprint`] has a key that nobody knows: not on a machine without random bits.
-pub fn are_fingerprints_secret() -> bool {
-    FINGERPRINT_KEY.get().is_some()
+/// Whether [`fingerprint`] has its key: a machine without random bits has none. Beneath OS-0 it is one that all know.
+pub fn has_fingerprints() -> bool {
+    os0::is_here() || FINGERPRINT_KEY.get().is_some()
 }
 
 /// A hash of what a frame holds, with a key of this boot; 0 for zeroes. For reports: nothing is

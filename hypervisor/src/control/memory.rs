@@ -159,7 +159,7 @@ fn is_alone(entry: Entry) -> bool {
 /// The pages of a VM from an address on: as many as one request looks at fit.
 pub fn pages(request: &PagesRequest, answer: &mut Answer) -> Result<(), Refusal> {
     let (_, instance) = running(request.name)?;
-    if !sharing::are_fingerprints_secret() {
+    if !sharing::has_fingerprints() {
         let what =
             format_args!("pages have no secret hashes: the machine has no source of random bits");
         return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
