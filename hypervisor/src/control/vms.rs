@@ -9,6 +9,7 @@ use super::{answer_to, port};
 use crate::device::control_port::ControlPort;
 use crate::device::virtio::Slot;
 use crate::heap;
+use crate::stretch::{self, Kind};
 use crate::vm::{self, Instance};
 use abi::Text;
 use abi::control::{FrameHeader, REPLY, VmStatus, event};
@@ -161,7 +162,9 @@ pub fn serve() {
         for (n, slot) in instance.virtio.iter().enumerate() {
             if let Slot::Control(port) = slot {
                 serve_one(&instance, port);
+                stretch::look(Kind::Control);
                 port.proceed(&instance, n);
+                stretch::look(Kind::Control);
             }
         }
     }

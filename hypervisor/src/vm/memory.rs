@@ -5,6 +5,7 @@ use super::instance::Instance;
 use super::report;
 use super::table::{self, Refusal, Vm};
 use crate::device::virtio::Slot;
+use crate::stretch::{self, Kind};
 use crate::{frames, heap, host, housekeeping, paging, regions, sharing};
 use abi::bundle::{VmRecord, claim};
 use abi::control::{
@@ -367,6 +368,7 @@ pub fn tick() {
         let Some(instance) = vm.instance().filter(|instance| !instance.is_ending()) else {
             continue;
         };
+        stretch::look(Kind::Tick);
         instance.wake_devices();
         if instance.paging.take_news() {
             report::send_state(&vm);
@@ -403,6 +405,7 @@ pub fn tick() {
     }
     let mut owes = false;
     for (standing, (takeable, instance)) in &standings {
+        stretch::look(Kind::Tick);
         owes |= paging::repay(instance, standing, *takeable);
     }
     SOMEBODY_OWES.store(owes, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
 
 /// Table entries that one step looks at, at some 650 instructions each where a frame goes back.
-const BUDGET: usize = 256;
+const BUDGET: usize = 192;
 
 /// A VM on its way out.
 #[expect(clippy::large_enum_variant, reason = "at most one for each VM")]

@@ -558,6 +558,7 @@ fn show_links(instance: &Instance, down: u32) {
 pub fn flush_terminals() {
     for vm in all() {
         if let Some(instance) = vm.instance() {
+            stretch::look(Kind::Control);
             instance.uart.terminal.flush();
         }
     }
