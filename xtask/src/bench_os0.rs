@@ -55,6 +55,7 @@ fn directory() -> PathBuf {
 
 fn measure(steps: &mut Steps, write: bool, verdict: &mut Verdict) -> Option<()> {
     steps.run("build", |step| {
+        images::plugin(step)?;
         images::arm64_command(step)?;
         images::hypervisor(step)?;
         fs::create_dir_all(directory()).map_err(|error| format!("cannot make a directory: {error}"))

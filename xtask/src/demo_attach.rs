@@ -28,6 +28,7 @@ fn logs() -> PathBuf {
 fn play(steps: &mut Steps, keep: bool) -> Option<()> {
     let logs = logs();
     steps.run("build", |step| {
+        images::plugin(step)?;
         images::arm64_command(step)?;
         images::hypervisor(step)?;
         fs::create_dir_all(&logs).map_err(|e| format!("cannot make {}: {e}", logs.display()))
