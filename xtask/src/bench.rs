@@ -66,7 +66,7 @@ pub enum Part {
     Sharing,
     /// Services of a Linux that Underpin lies beneath
     Os0,
-    /// Near and far memory
+    /// NUMA placement
     Numa,
 }
 
