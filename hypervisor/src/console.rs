@@ -4,7 +4,7 @@
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use log::{Level, LevelFilter, Log, Metadata, Record};
-use machine_aarch64::{timer, uart::Uart};
+use machine::{timer, uart::Uart};
 use machine_locks::{Once, Rank, SpinLock};
 use model_log_ring::LogRing;
 

@@ -4,7 +4,7 @@ use crate::stretch::Stretch;
 use crate::trace::Trace;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_aarch64::{cpu as metal, gic};
+use machine::{cpu as metal, gic};
 use machine_locks::{HeldRanks, Once, Rank, SpinLock};
 use model_addr::{CpuId, NodeId};
 use model_entropy::Generator;

@@ -3,8 +3,8 @@
 
 use crate::cpu;
 use core::sync::atomic::{AtomicBool, Ordering};
-use machine_aarch64::frames::Ram;
-use machine_aarch64::{features, psci, timer};
+use machine::frames::Ram;
+use machine::{features, psci, timer};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Pa, PaRange};
 use model_entropy::{Generator, Pool, Source, ask_firmware};

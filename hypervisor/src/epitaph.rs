@@ -5,9 +5,9 @@ use crate::console::last_words;
 use crate::cpu;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, Ordering};
-use machine_aarch64::boot::image_parts;
-use machine_aarch64::cpu::{halt, local_word};
-use machine_aarch64::entry::{FaultFrame, Syndrome};
+use machine::boot::image_parts;
+use machine::cpu::{halt, local_word};
+use machine::entry::{FaultFrame, Syndrome};
 
 static DYING: AtomicBool = AtomicBool::new(false);
 

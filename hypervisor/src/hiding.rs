@@ -7,7 +7,7 @@
 use crate::frames::{self, Metal};
 use crate::{cpu, host};
 use abi::hypercall::MAY_SET_ASIDE;
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Mfn, NodeId};
 use model_frame_table::{MAX_ORDER, Owner, Purpose};

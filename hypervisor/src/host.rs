@@ -3,8 +3,8 @@
 use crate::cpu::{CPUS_MAX, Cpu};
 use abi::bundle::Bundle;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use machine_aarch64::psci::{self, Conduit};
-use machine_aarch64::{cpu as metal, timer};
+use machine::psci::{self, Conduit};
+use machine::{cpu as metal, timer};
 use machine_locks::Once;
 use model_addr::{NodeId, PaRange};
 use model_frame_table::{MAX_NODES, MemoryMap, PreferenceOrder};

@@ -6,7 +6,7 @@ use crate::physical::disk;
 use crate::stretch::{self, Kind};
 use crate::{control, host, numa, sched, vm};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 
 /// Pieces of VMs that are taken apart before vCPUs have the CPU again.
 const PIECES: usize = 8;

@@ -1,82 +1,19 @@
-//! Underpin at EL2: the model wired to the metal.
-//!
-//! Read [`primary_main`] for what happens at boot, `vcpu/run.rs` for how a guest runs, `exit/` for
-//! why it stops, and `sched.rs` for who runs next. Where the boot loader brought an operating system
-//! that is to own the machine, `os0/` starts it instead.
+//! The EL2 image: where `boot.S` enters the hypervisor.
 //!
 //! # Soundness
 //!
-//! Unsafe code is where Rust cannot know what the boot protocol, the device tree or the pools
-//! promise: the first references to memory that the boot loader filled (`start.rs`), per-CPU
-//! structures behind `TPIDR_EL2` (`cpu.rs`), frames that the pools gave to nobody else (`heap.rs`,
-//! `frames.rs`, `physical/queue.rs`), and entering a guest whose stage 2 maps its own frames alone
-//! (`vcpu/`). No reference to memory that a guest or a device may write is ever formed.
+//! The two entries have C's calling convention, and nobody but `boot.S` calls them.
 #![no_std]
 #![no_main]
 
-extern crate alloc;
-
-mod console;
-mod control;
-mod cpu;
-mod device;
-mod entropy;
-mod epitaph;
-mod exit;
-mod frames;
-mod heap;
-mod hiding;
-mod host;
-mod housekeeping;
-mod network;
-mod numa;
-mod os0;
-mod paging;
-mod physical;
-mod regions;
-mod sched;
-mod sharing;
-mod start;
-mod stretch;
-mod trace;
-mod vcpu;
-mod vm;
-
-/// The first CPU arrives from `boot.S` at EL2, with the MMU off and the address of the machine's
-/// device tree; or from another image, whose place this one takes.
+/// The first CPU arrives from `boot.S`.
 #[unsafe(no_mangle)]
 extern "C" fn primary_main(device_tree: u64, mark: u64) -> ! {
-    if mark == abi::upgrade::TAKE_OVER {
-        os0::take_over(device_tree);
-    }
-    let (tree, blob) = start::read_device_tree(device_tree);
-    let mut map = start::turn_mmu_on(&tree, blob);
-    start::open_console(&tree);
-    entropy::init(&tree, blob);
-    if tree.os0.is_some() {
-        os0::start(tree, blob, map);
-    }
-    start::take_memory(tree, blob);
-    start::first_cpu();
-    start::other_cpus(&mut map);
-    sched::init();
-    start::devices();
-    start::say_what_was_found();
-    sharing::init();
-    numa::init();
-    trace::init();
-    vm::init();
-    start::release_cpus();
-    sched::run_forever(cpu::this())
+    hypervisor::primary(device_tree, mark)
 }
 
-/// Every other CPU arrives with the MMU on, its stack and its per-CPU word set.
+/// Every other CPU arrives from `boot.S`.
 #[unsafe(no_mangle)]
 extern "C" fn secondary_main() -> ! {
-    if os0::is_here() {
-        os0::arrive();
-    }
-    start::this_cpu(cpu::this());
-    start::wait_for_release();
-    sched::run_forever(cpu::this())
+    hypervisor::secondary()
 }

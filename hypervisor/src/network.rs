@@ -12,7 +12,7 @@ use abi::Text;
 use abi::bundle::{NET_DOWN, NET_UPLINK, NetRecord};
 use alloc::sync::Arc;
 use core::fmt;
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Pa};
 use model_ethernet::{Limit, Mac, PORTS_MAX, PortOptions, PortSet, Refused, Switch, Verdict, Why};

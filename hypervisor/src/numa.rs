@@ -13,7 +13,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use core::cell::OnceCell;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{Gfn, Mfn, NodeId, VmId};
 use model_address_space::Access;

@@ -16,7 +16,7 @@ use crate::vm::{self, Instance, layout::RAM_START};
 use crate::{host, housekeeping, sharing};
 use abi::Text;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, VmId};
 use model_address_space::Frames;

@@ -11,7 +11,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 use core::sync::atomic::{AtomicU8, Ordering};
-use machine_aarch64::{cpu as metal, timer};
+use machine::{cpu as metal, timer};
 use machine_locks::{Once, Rank, SpinLock, lock_pair};
 use model_addr::{CpuId, NodeId};
 use model_frame_table::MAX_NODES;

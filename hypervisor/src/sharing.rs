@@ -6,7 +6,7 @@ use abi::Text;
 use abi::bundle::{ENTRIES_MAX, Place, kind};
 use abi::parked::run;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
-use machine_aarch64::cache;
+use machine::cache;
 use machine_contract::TableMemory;
 use machine_locks::{Once, Rank, SpinGuard, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa};

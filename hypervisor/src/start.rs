@@ -1,4 +1,4 @@
-//! From the first instruction in Rust to the first guest: the steps of [`crate::primary_main`].
+//! From the first instruction in Rust to the first guest: the steps of [`crate::primary`].
 
 mod table;
 
@@ -10,10 +10,10 @@ use crate::host::{self, Host};
 use crate::{console, frames, heap, numa, physical};
 use abi::bundle::Bundle;
 use core::sync::atomic::{AtomicBool, Ordering};
-use machine_aarch64::boot::{SecondaryRecord, image_parts, secondary_entry};
-use machine_aarch64::mmu::{El2Map, MapError, Rights};
-use machine_aarch64::uart::Uart;
-use machine_aarch64::{cpu as metal, entry, features, gic, guest, mmu, psci, timer};
+use machine::boot::{SecondaryRecord, image_parts, secondary_entry};
+use machine::mmu::{El2Map, MapError, Rights};
+use machine::uart::Uart;
+use machine::{cpu as metal, entry, features, gic, guest, mmu, psci, timer};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{CpuId, FRAME_SIZE, Pa, PaRange};
 use model_frame_table::{

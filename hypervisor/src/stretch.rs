@@ -12,8 +12,8 @@ use crate::{exit, host};
 use abi::control::{LONG_STRETCH_NS, STRETCH_COUNT, trace};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine_aarch64::entry::Syndrome;
-use machine_aarch64::{cpu as metal, timer};
+use machine::entry::Syndrome;
+use machine::{cpu as metal, timer};
 use model_trap::Exit;
 
 /// Stretches of fewer than `1 << SHORT_BITS` counts are not kept: 16 us where the counter has 62.5 MHz.

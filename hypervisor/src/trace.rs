@@ -15,7 +15,7 @@ use abi::control::{
 };
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::Once;
 use model_trace::{Read, Ring, Slot, WORDS, empty};
 

@@ -17,8 +17,8 @@ use abi::control::{
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine_aarch64::boot::image_parts;
-use machine_aarch64::timer;
+use machine::boot::image_parts;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_control::{Caller, Denied};

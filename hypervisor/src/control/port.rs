@@ -6,7 +6,7 @@ use crate::physical::queue::{BufferQueue, Transport, begin};
 use abi::Text;
 use abi::control::{FrameHeader, PAYLOAD_MAX, event};
 use core::sync::atomic::{AtomicBool, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_control::{FRAME_MAX, Inbox};

@@ -15,7 +15,7 @@ use abi::Text;
 use abi::control::{FrameHeader, REPLY, VmStatus, event};
 use alloc::collections::VecDeque;
 use core::sync::atomic::{AtomicBool, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
 use model_control::{Caller, FRAME_MAX};

@@ -5,7 +5,7 @@ use crate::vm::Instance;
 use crate::{host, housekeeping};
 use abi::parked;
 use alloc::boxed::Box;
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_virtio::Transport;

@@ -14,7 +14,7 @@ use crate::{frames, heap, host, housekeeping, paging, sharing};
 use abi::control::{LATENCY_BUCKETS, latency_bucket};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Gfn, VmId};
 use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, UnderWay, execute, fill};

@@ -2,7 +2,7 @@
 
 use crate::host;
 use abi::parked;
-use machine_aarch64::{gic, timer};
+use machine::{gic, timer};
 use machine_locks::{Rank, SpinLock};
 use model_vrtc::Pl031;
 

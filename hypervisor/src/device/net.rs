@@ -17,7 +17,7 @@ use abi::control::{LATENCY_BUCKETS, NET_DROP_COUNT, VmStatus, latency_bucket};
 use alloc::boxed::Box;
 use copies::{fill, gather};
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_ethernet::{PortSet, Why};

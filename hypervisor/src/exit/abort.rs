@@ -6,7 +6,7 @@ use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::{self, Filled};
 use crate::{frames, numa};
 use abi::control::{access, share, trace};
-use machine_aarch64::{cpu, guest, timer};
+use machine::{cpu, guest, timer};
 use model_addr::Ipa;
 use model_address_space::Access;
 use model_trap::overwrite::{COPY_BEFORE, Overwrite, Store, is_clear_loop, is_copy_loop};

@@ -5,7 +5,7 @@ use crate::vcpu::{ExitClass, Flow, Loaded, Outcome, attention};
 use crate::{host, os0, stretch};
 use abi::control::trace;
 use core::sync::atomic::Ordering;
-use machine_aarch64::{gic, timer};
+use machine::{gic, timer};
 use model_gic_forward::Forwarded;
 
 /// Interrupts that are taken at one look.

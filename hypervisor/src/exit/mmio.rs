@@ -4,7 +4,7 @@ use super::{inject, skip};
 use crate::frames;
 use crate::vcpu::{ExitClass, Flow, Loaded, attention};
 use crate::vm::{Instance, layout};
-use machine_aarch64::{cpu, guest};
+use machine::{cpu, guest};
 use model_addr::{FRAME_SIZE, Ipa};
 use model_address_space::Access as PageAccess;
 use model_trap::{Injection, MmioAccess, instruction};

@@ -12,10 +12,10 @@ use crate::housekeeping;
 use crate::stretch::Kind;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use core::sync::atomic::Ordering;
-use machine_aarch64::entry::{self, GuestContext, Syndrome};
-use machine_aarch64::guest;
-use machine_aarch64::list_registers::VirtualInterface;
-use machine_aarch64::timer::{self, VirtualTimer};
+use machine::entry::{self, GuestContext, Syndrome};
+use machine::guest;
+use machine::list_registers::VirtualInterface;
+use machine::timer::{self, VirtualTimer};
 use model_trap::{El1State, Exit, Injection, enter_el1, is_aarch32, skip_instruction};
 
 /// An instruction of the guest's own made it leave.

@@ -3,7 +3,7 @@
 use super::{inject, skip};
 use crate::host;
 use crate::vcpu::{ExitClass, Flow, Loaded, attention};
-use machine_aarch64::timer;
+use machine::timer;
 use model_trap::{Injection, SysregAccess, SysregId};
 use model_vgic::{Sgi, SgiRegister};
 use model_vtimer::Register;

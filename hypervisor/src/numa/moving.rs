@@ -12,7 +12,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Mfn, NodeId};
 use model_address_space::{Flight, Frames, Moved};

@@ -8,9 +8,9 @@ use abi::os0::{
     TELL, UNSTAGE, UPGRADE, UPLINK,
 };
 use core::sync::atomic::Ordering;
-use machine_aarch64::boot::secondary_entry;
-use machine_aarch64::entry::GuestContext;
-use machine_aarch64::psci;
+use machine::boot::secondary_entry;
+use machine::entry::GuestContext;
+use machine::psci;
 use model_addr::{Ipa, Pa};
 use model_firmware_calls::{INVALID_PARAMETERS, NOT_SUPPORTED, Verdict, decide};
 use model_loans::Borrower;

@@ -3,9 +3,9 @@
 use super::{attach, get, run, stage2};
 use crate::console;
 use abi::os0::{FACTS, ID_REGISTERS, ID_REGISTERS_GIVEN, LOG_BYTES, REVISION, flag};
-use machine_aarch64::entry::GuestContext;
-use machine_aarch64::features;
-use machine_aarch64::list_registers::HardwareLists;
+use machine::entry::GuestContext;
+use machine::features;
+use machine::list_registers::HardwareLists;
 use machine_contract::ListRegisters;
 
 /// X0 to X17.

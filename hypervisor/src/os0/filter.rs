@@ -3,8 +3,8 @@
 //! each redistributor's SGI frame; all others are OS-0's own.
 
 use super::{Os0, get};
-use machine_aarch64::entry::GuestContext;
-use machine_aarch64::gic::{self, Redistributor};
+use machine::entry::GuestContext;
+use machine::gic::{self, Redistributor};
 use model_addr::{FRAME_SIZE, Ipa, Pa, PaRange};
 use model_gic_filter::{Filter, Page};
 use model_machine_tree::{MAX_CPUS, Machine};

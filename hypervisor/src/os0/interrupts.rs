@@ -2,8 +2,8 @@
 
 use super::run::Next;
 use super::{Os0Cpu, get, world};
-use machine_aarch64::gic::{self, Distributor, Redistributor};
-use machine_aarch64::list_registers::HardwareLists;
+use machine::gic::{self, Distributor, Redistributor};
+use machine::list_registers::HardwareLists;
 use model_gic_forward::{Forwarded, PhysicalGic};
 
 /// Whether VMs share the CPU, and whether OS-0 is in it just now.

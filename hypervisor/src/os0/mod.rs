@@ -32,8 +32,8 @@ use crate::epitaph::give_up;
 use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
 use interrupts::{Beside, OwnGic};
-use machine_aarch64::boot::SecondaryRecord;
-use machine_aarch64::gic::{Distributor, Redistributor};
+use machine::boot::SecondaryRecord;
+use machine::gic::{Distributor, Redistributor};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{Ipa, PaRange};
 use model_firmware_calls::PowerStateFormat;
@@ -186,7 +186,7 @@ pub fn interrupt(intid: u32) {
 fn get() -> &'static Os0 {
     match OS0.get() {
         Some(os0) => os0,
-        None => machine_aarch64::cpu::halt(),
+        None => machine::cpu::halt(),
     }
 }
 
@@ -194,7 +194,7 @@ fn get() -> &'static Os0 {
 fn this() -> &'static Os0Cpu {
     match CPUS[usize::from(cpu::this().id.0)].get() {
         Some(cpu) => cpu,
-        None => machine_aarch64::cpu::halt(),
+        None => machine::cpu::halt(),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{frames, host, network, sched, sharing, start, vm};
 use abi::os0::Refusal;
 use abi::parked::{self, Reader, Unreadable, Writer, kind};
 use abi::served::AREA_BYTES;
-use machine_aarch64::frames::Ram;
+use machine::frames::Ram;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
 use model_frame_table::{
     MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, Purpose, entries_bytes,

@@ -5,9 +5,9 @@ use crate::epitaph::give_up;
 use crate::exit::take_exception;
 use crate::start;
 use core::sync::atomic::Ordering;
-use machine_aarch64::entry::{self, GuestContext, Leave, Syndrome};
-use machine_aarch64::gic::{self, Redistributor, SgiRegister};
-use machine_aarch64::{features, native};
+use machine::entry::{self, GuestContext, Leave, Syndrome};
+use machine::gic::{self, Redistributor, SgiRegister};
+use machine::{features, native};
 use model_native_el1::Native;
 use model_trap::{
     Abort, DataAbort, Exit, Fault, Injection, SysregAccess, SysregId, decode, skip_instruction,

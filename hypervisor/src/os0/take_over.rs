@@ -7,9 +7,9 @@ use crate::{console, entropy, start};
 use abi::os0::Refusal;
 use abi::upgrade::{HandedCpu, Handover, OLDEST, VERSION, state};
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine_aarch64::boot::{image_parts, secondary_entry};
-use machine_aarch64::entry::GuestContext;
-use machine_aarch64::upgrade as metal_upgrade;
+use machine::boot::{image_parts, secondary_entry};
+use machine::entry::GuestContext;
+use machine::upgrade as metal_upgrade;
 use model_addr::{FRAME_SIZE, Ipa, Pa, PaRange};
 use model_machine_tree::Machine;
 

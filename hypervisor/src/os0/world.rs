@@ -8,11 +8,11 @@ use crate::stretch::{self, Kind};
 use crate::vcpu::Outcome;
 use crate::{host, sched};
 use core::sync::atomic::Ordering;
-use machine_aarch64::entry::{self, GuestContext};
-use machine_aarch64::guest::{self, El1State};
-use machine_aarch64::list_registers::{HardwareLists, VirtualInterface};
-use machine_aarch64::native::{self, OwnersFp};
-use machine_aarch64::timer::{self, VirtualTimer};
+use machine::entry::{self, GuestContext};
+use machine::guest::{self, El1State};
+use machine::list_registers::{HardwareLists, VirtualInterface};
+use machine::native::{self, OwnersFp};
+use machine::timer::{self, VirtualTimer};
 use machine_contract::ListRegisters;
 use model_gic_forward::{Forwarded, SavedLists};
 use model_native_el1::Native;
@@ -243,10 +243,7 @@ pub fn own_interrupt(me: &Os0Cpu, gic: &mut OwnGic, intid: u32) -> Next {
 /// EL2 shares the CPU between OS-0 and VMs as long as OS-0 says so.
 pub fn share(me: &'static Os0Cpu) {
     let tree = &host::get().tree;
-    let own = [
-        machine_aarch64::gic::kick_sgi(),
-        tree.timer.hypervisor_timer.intid,
-    ];
+    let own = [machine::gic::kick_sgi(), tree.timer.hypervisor_timer.intid];
     if let Some(redistributor) = me.redistributor.get() {
         for intid in own {
             redistributor.enable_urgent(intid);

@@ -4,7 +4,7 @@ use super::DEVICES;
 use crate::housekeeping;
 use crate::vm::Instance;
 use core::sync::atomic::{AtomicU32, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use model_addr::Gfn;
 use model_entitlement::REQUEST_FAULTS;
 use model_pmap::Backing;

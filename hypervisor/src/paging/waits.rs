@@ -2,7 +2,7 @@
 
 use crate::host;
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use model_paging::Times;
 
 /// What was waited for so far.

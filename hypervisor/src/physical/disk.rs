@@ -17,7 +17,7 @@ use abi::served::FOR_OVERLAYS;
 use alloc::boxed::Box;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use machine_aarch64::frames::Ram;
+use machine::frames::Ram;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
 use model_disk::{Budget, DATA_AT_ONCE, Jobs, Lent};

@@ -12,7 +12,7 @@ use crate::cpu::Cpu;
 use crate::{control, host, housekeeping};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-use machine_aarch64::gic;
+use machine::gic;
 use machine_locks::Once;
 use queue::Transport;
 use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};

@@ -2,7 +2,7 @@
 
 use crate::frames;
 use core::ptr::NonNull;
-use machine_aarch64::frames::Ram;
+use machine::frames::Ram;
 use model_addr::{FRAME_SIZE, NodeId, Pa};
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;

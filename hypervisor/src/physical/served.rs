@@ -4,8 +4,8 @@
 use super::disk::{DATA_AT, Io};
 use crate::{frames, os0};
 use abi::served::{ANSWER_AT, AREA_BYTES, DATA_BYTES, HEAD_BYTES, OFFERS_AT, Offer, Record, SLOTS};
-use machine_aarch64::cpu::dsb_sy;
-use machine_aarch64::frames::Ram;
+use machine::cpu::dsb_sy;
+use machine::frames::Ram;
 use model_addr::NodeId;
 use model_served::Slots;
 use zerocopy::IntoBytes;

@@ -5,8 +5,8 @@
 use crate::{network, os0};
 use abi::uplink::{AREA_BYTES, FRAME_AT, FRAME_MAX, LINK_AT, WANTS_AT};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_aarch64::cpu::dsb_sy;
-use machine_aarch64::frames::Ram;
+use machine::cpu::dsb_sy;
+use machine::frames::Ram;
 use machine_locks::{Rank, SpinLock};
 use model_uplink::{Next, Uplink};
 

@@ -4,10 +4,10 @@ use super::run::Loaded;
 use super::{NOWHERE, Vcpu};
 use crate::vm::{Instance, vmids};
 use core::sync::atomic::Ordering;
-use machine_aarch64::guest::{self, El1State};
-use machine_aarch64::list_registers::VirtualInterface;
-use machine_aarch64::timer::VirtualTimer;
-use machine_aarch64::tlb::{self, Reaches};
+use machine::guest::{self, El1State};
+use machine::list_registers::VirtualInterface;
+use machine::timer::VirtualTimer;
+use machine::tlb::{self, Reaches};
 use model_vmid::{Drops, LastRun};
 
 impl Loaded<'_> {

@@ -10,10 +10,10 @@ pub use run::{Flow, Loaded, Outcome, run};
 pub use stats::{ExitClass, Exits, Stats, add, subtract};
 
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
-use machine_aarch64::entry::GuestContext;
-use machine_aarch64::guest::{El1State, FpState};
-use machine_aarch64::list_registers::VirtualInterface;
-use machine_aarch64::timer::VirtualTimer;
+use machine::entry::GuestContext;
+use machine::guest::{El1State, FpState};
+use machine::list_registers::VirtualInterface;
+use machine::timer::VirtualTimer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Ipa;
 use model_scheduler::EntityId;

@@ -3,10 +3,10 @@
 use super::{Vcpu, attention};
 use abi::parked::{self, power};
 use core::sync::atomic::Ordering;
-use machine_aarch64::entry::GuestContext;
-use machine_aarch64::guest::{El1State, FpState};
-use machine_aarch64::list_registers::VirtualInterface;
-use machine_aarch64::timer::VirtualTimer;
+use machine::entry::GuestContext;
+use machine::guest::{El1State, FpState};
+use machine::list_registers::VirtualInterface;
+use machine::timer::VirtualTimer;
 use machine_locks::SpinLock;
 use model_addr::Ipa;
 use model_vgic::{Distributor, Groups, Private};

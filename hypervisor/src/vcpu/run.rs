@@ -8,9 +8,9 @@ use crate::stretch::{self, Kind};
 use crate::vm::{Instance, layout};
 use abi::control::{off_cpu, trace};
 use core::sync::atomic::Ordering;
-use machine_aarch64::entry::{self, Leave};
-use machine_aarch64::list_registers::HardwareLists;
-use machine_aarch64::timer::{self, VirtualTimer};
+use machine::entry::{self, Leave};
+use machine::list_registers::HardwareLists;
+use machine::timer::{self, VirtualTimer};
 use machine_locks::SpinGuard;
 use model_vpsci::Power;
 

@@ -5,7 +5,7 @@ use super::run::Loaded;
 use crate::vm::Access;
 use crate::{host, paging};
 use core::sync::atomic::Ordering;
-use machine_aarch64::frames::Table;
+use machine::frames::Table;
 use model_addr::Ipa;
 
 impl Loaded<'_> {

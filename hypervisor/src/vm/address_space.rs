@@ -7,7 +7,7 @@ use abi::parked::Run;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_aarch64::frames::Ram;
+use machine::frames::Ram;
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{Events, Flight, GuestRam, Maps, SOURCES};

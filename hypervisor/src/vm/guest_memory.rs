@@ -2,7 +2,7 @@
 
 use super::address_space::{Access, AddressSpace, Filled};
 use crate::frames;
-use machine_aarch64::frames::Ram;
+use machine::frames::Ram;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, NodeId};
 use model_virtio::Runs;

@@ -12,7 +12,7 @@ use abi::control::{
     FitStatus, KEEP, MEM_EVENT_COUNT, MemStatus, ReclaimRequest, SetRequest, code, fit,
 };
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use machine_aarch64::timer;
+use machine::timer;
 use model_addr::FRAME_SIZE;
 use model_entitlement::{Claim, Holding, SLACK, Standing, Terms, call_in, in_order, stand};
 

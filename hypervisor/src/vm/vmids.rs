@@ -1,7 +1,7 @@
 //! The VMIDs of the VMs there are.
 
 use super::table::VMS_MAX;
-use machine_aarch64::tlb::{self, Reaches};
+use machine::tlb::{self, Reaches};
 use machine_locks::{Rank, SpinLock};
 use model_addr::CpuId;
 use model_vmid::{Reach, Tag, Vmids};
