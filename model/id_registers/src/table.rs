@@ -130,61 +130,25 @@ pub const fn registers() -> &'static [Register] {
 }
 
 const REGISTERS: &[Register] = &[
-    Register {
-        name: "ID_AA64PFR0_EL1",
-        crm: 4,
-        op2: 0,
-        fields: PFR0,
-    },
-    Register {
-        name: "ID_AA64PFR1_EL1",
-        crm: 4,
-        op2: 1,
-        fields: PFR1,
-    },
-    Register {
-        name: "ID_AA64DFR0_EL1",
-        crm: 5,
-        op2: 0,
-        fields: DFR0,
-    },
-    Register {
-        name: "ID_AA64ISAR0_EL1",
-        crm: 6,
-        op2: 0,
-        fields: ISAR0,
-    },
-    Register {
-        name: "ID_AA64ISAR1_EL1",
-        crm: 6,
-        op2: 1,
-        fields: ISAR1,
-    },
-    Register {
-        name: "ID_AA64ISAR2_EL1",
-        crm: 6,
-        op2: 2,
-        fields: ISAR2,
-    },
-    Register {
-        name: "ID_AA64MMFR0_EL1",
-        crm: 7,
-        op2: 0,
-        fields: MMFR0,
-    },
-    Register {
-        name: "ID_AA64MMFR1_EL1",
-        crm: 7,
-        op2: 1,
-        fields: MMFR1,
-    },
-    Register {
-        name: "ID_AA64MMFR2_EL1",
-        crm: 7,
-        op2: 2,
-        fields: MMFR2,
-    },
+    register("ID_AA64PFR0_EL1", 4, 0, PFR0),
+    register("ID_AA64PFR1_EL1", 4, 1, PFR1),
+    register("ID_AA64DFR0_EL1", 5, 0, DFR0),
+    register("ID_AA64ISAR0_EL1", 6, 0, ISAR0),
+    register("ID_AA64ISAR1_EL1", 6, 1, ISAR1),
+    register("ID_AA64ISAR2_EL1", 6, 2, ISAR2),
+    register("ID_AA64MMFR0_EL1", 7, 0, MMFR0),
+    register("ID_AA64MMFR1_EL1", 7, 1, MMFR1),
+    register("ID_AA64MMFR2_EL1", 7, 2, MMFR2),
 ];
+
+const fn register(name: &'static str, crm: u8, op2: u8, fields: &'static [Field]) -> Register {
+    Register {
+        name,
+        crm,
+        op2,
+        fields,
+    }
+}
 
 const fn field(name: &'static str, shift: u8, limit: Limit, why: &'static str) -> Field {
     Field {
@@ -219,6 +183,8 @@ const EL2_ONLY: &str = "of use to a hypervisor only";
 const UNTRUE: &str = "EL2 does not keep this promise";
 const OWN_SYSREG: &str = "EL1 controls it by a register that EL2 keeps";
 const RAS: &str = "EL2 hands no error records on";
+const PAST_ACCOUNTS: &str = "writes to memory past stage 2's accounts";
+const CSV2_WHY: &str = "a mitigation; from 2 on with SCXTNUM, which does not follow a vCPU";
 const PAUTH: Limit = Limit::PointerAuth;
 const PAUTH_WHY: &str = "needs HCR_EL2.API and APK, and keys per vCPU";
 
@@ -229,12 +195,7 @@ const PFR0: &[Field] = &[
     hide("EL3", 12, "the secure world is the machine's"),
     pass("FP", 16, "switched lazily").signed(),
     pass("AdvSIMD", 20, "switched lazily").signed(),
-    at_most(
-        "GIC",
-        24,
-        1,
-        "the GICv3 CPU interface, which the virtual one stands for",
-    ),
+    at_most("GIC", 24, 1, "the CPU interface of GICv3, made virtual"),
     hide("RAS", 28, RAS),
     hide("SVE", 32, STATE),
     hide("SEL2", 36, "the secure world is the machine's"),
@@ -242,12 +203,7 @@ const PFR0: &[Field] = &[
     hide("AMU", 44, "counts what other VMs do"),
     pass("DIT", 48, "PSTATE follows a vCPU"),
     hide("RME", 52, "the machine's"),
-    at_most(
-        "CSV2",
-        56,
-        1,
-        "a mitigation; from 2 on with SCXTNUM, which does not follow a vCPU",
-    ),
+    at_most("CSV2", 56, 1, CSV2_WHY),
     pass("CSV3", 60, SAFETY),
 ];
 
@@ -273,26 +229,13 @@ const DFR0: &[Field] = &[
     at_most("DebugVer", 0, 6, "the least that Armv8 has"),
     hide("TraceVer", 4, STATE),
     hide("PMUVer", 8, STATE),
-    at_most(
-        "BRPs",
-        12,
-        1,
-        "two breakpoints, the least there can be: each costs kernels an exit",
-    ),
+    at_most("BRPs", 12, 1, "two breakpoints: each costs kernels an exit"),
     at_most("WRPs", 20, 1, "two watchpoints, likewise"),
     hide("CTX_CMPs", 28, "one context comparator, likewise"),
-    hide(
-        "PMSVer",
-        32,
-        "profiling writes to memory past stage 2's accounts",
-    ),
+    hide("PMSVer", 32, PAST_ACCOUNTS),
     at_most("DoubleLock", 36, 0xf, "none: OSDLR_EL1 is ignored").signed(),
     hide("TraceFilt", 40, STATE),
-    hide(
-        "TraceBuffer",
-        44,
-        "tracing writes to memory past stage 2's accounts",
-    ),
+    hide("TraceBuffer", 44, PAST_ACCOUNTS),
     hide("MTPMU", 48, "as PMUVer"),
     hide("BRBE", 52, STATE),
     hide("ExtTrcBuff", 56, "as TraceBuffer"),
@@ -372,12 +315,7 @@ const MMFR0: &[Field] = &[
 ];
 
 const MMFR1: &[Field] = &[
-    at_most(
-        "HAFDBS",
-        0,
-        2,
-        "stage 1 is the guest's own; table flags are not tried",
-    ),
+    at_most("HAFDBS", 0, 2, "stage 1's; table flags are not tried"),
     hide("VMIDBits", 4, EL2_ONLY),
     hide("VH", 8, EL2_ONLY),
     pass("HPDS", 12, STAGE_1),
@@ -400,17 +338,8 @@ const MMFR2: &[Field] = &[
     pass("UAO", 4, "PSTATE follows a vCPU"),
     hide("LSM", 8, "of use to AArch32 only"),
     hide("IESB", 12, RAS),
-    at_most(
-        "VARange",
-        16,
-        1,
-        "stage 1 is the guest's own; without 128-bit descriptors",
-    ),
-    pass(
-        "CCIDX",
-        20,
-        "the format of CCSIDR_EL1, which is not trapped",
-    ),
+    at_most("VARange", 16, 1, "stage 1's; without 128-bit descriptors"),
+    pass("CCIDX", 20, "formats CCSIDR_EL1, which is not trapped"),
     hide("NV", 24, EL2_ONLY),
     pass("ST", 28, STAGE_1),
     pass("AT", 32, STATELESS),
