@@ -22,9 +22,9 @@ pub const NEVER: u64 = 1;
 /// X3: the pages may be shared again.
 pub const AGAIN: u64 = 0;
 
-/// For benches, where EL2's command line has [`MAY_SET_ASIDE`]: sets free frames aside, which nobody uses
+/// For benches, where EL2 has hooks and its command line [`MAY_SET_ASIDE`]: sets free frames aside, which nobody uses
 /// then, until no more are free than X1 says, or gives back of those until as many are. X0: how many are free
-/// then. `NOT_SUPPORTED` (-1) where the command line does not have it.
+/// then. `NOT_SUPPORTED` (-1) elsewhere.
 pub const SET_ASIDE: u32 = 0xc600_0021;
 /// The word on EL2's command line.
 pub const MAY_SET_ASIDE: &str = "aside";

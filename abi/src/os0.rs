@@ -47,8 +47,8 @@ pub const ID_REGISTERS: u32 = 0xc600_0044;
 /// them, X2 how many they are (0: no more), X3 to X17 carry them, first byte lowest.
 pub const LOG: u32 = 0xc600_0045;
 
-/// The next switch fails on CPU X2 (EL2's number) at step X1, once; or [`NOT_SUPPORTED`], unless EL2's
-/// command line has `inject`. For tests.
+/// The next switch fails on CPU X2 (EL2's number) at step X1, once; or [`NOT_SUPPORTED`], unless EL2 has hooks for tests
+/// and its command line `inject`.
 pub const FAIL: u32 = 0xc600_0046;
 
 /// A piece of a new image of EL2 ([`crate::upgrade`]): X2 is how many bytes were given before, X3 how many

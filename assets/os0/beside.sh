@@ -219,6 +219,10 @@ rogue() {
     call -17 c6000053
     call -17 c6000054 1
     call -17 c6000055 $own 8
+    # FAIL: there is no such call but in images for tests.
+    echo "c6000046 0 0" >/dev/rogue
+    read -r found rest </dev/rogue
+    [ "$found" = -1 ] || say "failed FAIL was answered $found $rest"
     try 0 attach >/dev/null
     # LEND: no whole blocks, EL2's memory, a device, past the end, past all addresses.
     call -11 c6000050 48001000 200000

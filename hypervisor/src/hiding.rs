@@ -6,11 +6,9 @@
 
 use crate::frames::{self, Metal};
 use crate::{cpu, host};
-use abi::hypercall::MAY_SET_ASIDE;
 use machine::timer;
-use machine_locks::{Rank, SpinLock};
 use model_addr::{Mfn, NodeId};
-use model_frame_table::{MAX_ORDER, Owner, Purpose};
+use model_frame_table::{Owner, Purpose};
 
 /// How long all of it takes: meant for a frame with as many users as there may be, and for pools that
 /// split and join as many blocks as they can. What takes longer, takes a multiple of it.
@@ -29,38 +27,4 @@ pub fn leave(frame: Mfn, user: Owner) {
     let began = cpu::this().slot_began.get();
     let took = timer::now().saturating_sub(began);
     timer::wait_for_edge(began + took.next_multiple_of(slot));
-}
-
-/// The last of the blocks that are set aside, with its order in the low byte; zero: none. The first word of
-/// each is the one before it.
-static ASIDE: SpinLock<u64> = SpinLock::new(Rank::Frame, 0);
-
-/// Leaves `left` frames of `node` free, see [`abi::hypercall::SET_ASIDE`]; `None` where EL2's command line
-/// does not allow it.
-#[cold]
-pub fn set_aside(node: NodeId, left: u64) -> Option<u64> {
-    let host = host::get();
-    if !host.tree.has_word(MAY_SET_ASIDE) {
-        return None;
-    }
-    let mut last = ASIDE.lock();
-    while *last != 0 && frames::counts(node).free < left {
-        let block = (Mfn(*last >> 8), *last as u8);
-        *last = frames::word(block.0, 0);
-        frames::free(block.0, block.1);
-    }
-    for order in (0..=MAX_ORDER).rev() {
-        let take = || {
-            frames::with_pool(node, |pool| {
-                let is_beyond = pool.counts().free >= left.saturating_add(1 << order);
-                let take = || pool.allocate(&host.map, order, Purpose::Hypervisor, node);
-                is_beyond.then(take).flatten()
-            })
-        };
-        while let Some(block) = take().flatten() {
-            frames::set_word(block, 0, *last);
-            *last = block.0 << 8 | u64::from(order);
-        }
-    }
-    Some(frames::counts(node).free)
 }

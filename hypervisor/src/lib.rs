@@ -25,6 +25,11 @@ mod exit;
 mod frames;
 mod heap;
 mod hiding;
+#[cfg(feature = "test_hooks")]
+mod hooks;
+#[cfg(not(feature = "test_hooks"))]
+#[path = "no_hooks.rs"]
+mod hooks;
 mod host;
 mod housekeeping;
 mod network;

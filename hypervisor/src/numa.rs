@@ -7,12 +7,12 @@ mod source;
 use crate::cpu::Cpu;
 use crate::frames::{self, Metal};
 use crate::vm::{self, Instance, layout::RAM_START};
-use crate::{host, housekeeping, sched};
+use crate::{hooks, host, housekeeping, sched};
 use abi::control::{NUMA_LEFT_COUNT, NumaStatus, left};
 use alloc::sync::Arc;
 use alloc::vec;
 use core::cell::OnceCell;
-use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use machine::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{Gfn, Mfn, NodeId, VmId};
@@ -21,7 +21,7 @@ use model_frame_table::{MAX_NODES, Owner, Use};
 use model_placement::{
     Decision, MissSource, NodeSet, Page, Past, Placement, Set, Sight, Stays, Thresholds, decide,
 };
-use model_pmap::{Backing, REGION_FRAMES};
+use model_pmap::Backing;
 use moving::{Job, Jobs};
 use source::Source;
 pub use source::find_counters;
@@ -100,8 +100,6 @@ struct Watch {
 }
 
 static WATCH: Once<Watch> = Once::new();
-/// Memory comes from one node after the other, to compare with.
-static ROUND_ROBIN: AtomicBool = AtomicBool::new(false);
 /// The CPU that is to look at hot pages.
 static LOOKER: AtomicU16 = AtomicU16::new(NOBODY);
 const NOBODY: u16 = u16::MAX;
@@ -149,8 +147,7 @@ impl Tally {
 pub fn init() {
     let host = host::get();
     let how = host.tree.option("numa=");
-    let off = matches!(how, Some("off" | "round-robin"));
-    ROUND_ROBIN.store(how == Some("round-robin"), Ordering::Relaxed);
+    let off = hooks::goes_round(how) || how == Some("off");
     let Some(source) = Source::find(host, how == Some("sample")).filter(|_| !off) else {
         return;
     };
@@ -175,17 +172,6 @@ pub fn init() {
         log::info!("{how}: pages go where they are used");
         LOOK_AT.store(timer::now(), Ordering::Relaxed);
         housekeeping::request_at(timer::now());
-    }
-}
-
-/// The node that a guest frame is to come from which a CPU of `node` touches first.
-#[inline]
-pub fn node_for(gfn: Gfn, node: NodeId) -> NodeId {
-    if ROUND_ROBIN.load(Ordering::Relaxed) {
-        let regions = gfn.0 / REGION_FRAMES;
-        NodeId((regions % host::get().nodes().max(1) as u64) as u8)
-    } else {
-        node
     }
 }
 

@@ -62,9 +62,11 @@ const WORKS: [Work; 3] = [
 /// How often a declared size is run, with CPUs whose turns are of other lengths each time: another order of events.
 const SEEDS: u64 = 5;
 
+/// Only a hypervisor with hooks does it.
+const ROUND_ROBIN: &str = "numa=round-robin";
 /// Where pages are put: the name, EL2's command line, and whether all memory is near.
 const WAYS: [(&str, &str, bool); 5] = [
-    ("round robin", "numa=round-robin", false),
+    ("round robin", ROUND_ROBIN, false),
     ("first touch", "numa=off", false),
     ("sampled", "numa=sample", false),
     ("Underpin", "", false),
@@ -278,6 +280,9 @@ fn machine((nodes, memory): (u32, &str), cache_kib: u32, line: &str, is_uniform:
         if !value.is_empty() {
             hardware = hardware.option(option).option(value);
         }
+    }
+    if line == ROUND_ROBIN {
+        hardware = hardware.hooks();
     }
     if is_uniform {
         let near = vec!["10"; (nodes * nodes) as usize].join(":");

@@ -6,11 +6,16 @@ use crate::{
 };
 use abi::upgrade::{Mark, OLDEST, VERSION};
 use std::{fs, path::Path, process::Command};
+use tests_boot::assets;
 use toml::{Table, Value};
 use tools_abi::image;
 
 /// Programs that make a flat image of an ELF file for another architecture.
 const OBJCOPY: [&str; 3] = ["llvm-objcopy", "aarch64-linux-gnu-objcopy", "rust-objcopy"];
+/// What cargo is told to build the hypervisor.
+const BUILD: &str = "build --release --manifest-path hypervisor/Cargo.toml";
+/// Then it has hooks for tests and benches, which is never shipped.
+const HOOKS: [&str; 2] = ["--features", "test_hooks"];
 /// Manifests whose binaries are bare guests; the first is their workspace's.
 const GUESTS: [&str; 2] = ["tests/guests/Cargo.toml", "bench/guest/Cargo.toml"];
 
@@ -30,25 +35,31 @@ pub fn command(step: &Step<'_>) -> Outcome {
 /// As cargo and objcopy say.
 pub fn hypervisor(step: &Step<'_>) -> Outcome {
     step.doing("building the hypervisor");
-    step.command(&mut cargo(
-        "el2",
-        "build --release --manifest-path hypervisor/Cargo.toml",
-    ))?;
+    step.command(&mut cargo("el2", BUILD))?;
     let image = project::products().join("el2/underpin.img");
     flatten(step, &project::el2_binary("underpin"), &image)?;
     seal(&image)
 }
 
-/// Builds the same hypervisor as another image, laid out differently inside: `target/el2-other/underpin.img`.
+/// Builds the same hypervisor with hooks for tests and benches: `target/el2/hooked.img`.
+///
+/// # Errors
+/// As cargo and objcopy say.
+pub fn hooked_hypervisor(step: &Step<'_>) -> Outcome {
+    step.doing("building the hypervisor with hooks for tests");
+    step.command(cargo("el2", BUILD).args(HOOKS))?;
+    let image = assets::hooked_image();
+    flatten(step, &project::el2_binary("underpin"), &image)?;
+    seal(&image)
+}
+
+/// Builds that with hooks as another image, laid out differently inside: `target/el2-other/underpin.img`.
 ///
 /// # Errors
 /// As cargo and objcopy say.
 pub fn other_hypervisor(step: &Step<'_>) -> Outcome {
     step.doing("building the hypervisor with another layout");
-    step.command(&mut cargo(
-        "el2-other",
-        "build --release --manifest-path hypervisor/Cargo.toml",
-    ))?;
+    step.command(cargo("el2-other", BUILD).args(HOOKS))?;
     let products = project::products().join("el2-other");
     let image = products.join("underpin.img");
     let built = products.join("aarch64-unknown-none-softfloat/release/underpin");
@@ -129,7 +140,7 @@ pub fn arm64_command(step: &Step<'_>) -> Outcome {
     .map(drop)
 }
 
-/// All but the other hypervisor, which tests of upgrades need.
+/// All but the hypervisors that tests of upgrades and failures need.
 ///
 /// # Errors
 /// As the first that fails.
@@ -141,11 +152,13 @@ pub fn usual(step: &Step<'_>) -> Outcome {
     plugin(step)
 }
 
-/// All six.
+/// All seven.
 ///
 /// # Errors
 /// As the first that fails.
 pub fn all(step: &Step<'_>) -> Outcome {
+    // First, as it leaves its program where the one that is shipped belongs.
+    hooked_hypervisor(step)?;
     usual(step)?;
     other_hypervisor(step)
 }

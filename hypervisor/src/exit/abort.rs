@@ -4,7 +4,7 @@ use super::{end_vm, inject, mmio};
 use crate::paging::{self, Coming};
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::{self, Filled};
-use crate::{frames, numa};
+use crate::{frames, hooks, numa};
 use abi::control::{access, share, trace};
 use machine::{cpu, guest, timer};
 use model_addr::Ipa;
@@ -142,7 +142,7 @@ fn region(guest: &mut Loaded<'_>, filled: Filled, refusal: Injection) -> Flow {
 /// Fills, and notes what that was where faults or shares are traced.
 fn fill(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
     if !guest.cpu.trace.is_on() {
-        let node = numa::node_for(ipa.frame(), guest.cpu.node);
+        let node = hooks::node_for(ipa.frame(), guest.cpu.node);
         return guest.vm.fill(ipa, node, access);
     }
     fill_traced(guest, ipa, access)

@@ -4,7 +4,7 @@ use super::{inject, skip};
 use crate::paging;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::End;
-use crate::{entropy, hiding};
+use crate::{entropy, hooks};
 use abi::hypercall::PAGES_AT_ONCE;
 use model_addr::{FRAME_SIZE, Ipa};
 use model_trap::Injection;
@@ -111,10 +111,6 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             pages,
             never,
         } => never_share(guest, first, pages, never),
-        Call::SetAside { left } => {
-            let free = hiding::set_aside(guest.cpu.node, left);
-            reply(guest, free.map_or(Refusal::NotSupported.reply(), Reply::X0))
-        }
         Call::Random(_) | Call::Unknown => random(guest),
     }
 }
@@ -132,10 +128,13 @@ fn random(guest: &mut Loaded<'_>) -> Flow {
         Call::Random(random) => {
             entropy::words().map_or(Random::NO_ENTROPY, |words| random.reply(words))
         }
-        _ => {
-            guest.vm.oddities.unknown_call();
-            Refusal::NotSupported.reply()
-        }
+        _ => hooks::set_aside(function, guest.cpu.node, first).map_or_else(
+            || {
+                guest.vm.oddities.unknown_call();
+                Refusal::NotSupported.reply()
+            },
+            Reply::X0,
+        ),
     };
     reply(guest, answer)
 }

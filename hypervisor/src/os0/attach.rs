@@ -2,7 +2,8 @@
 
 use super::interrupts::Beside;
 use super::{Os0Cpu, get, loans, this};
-use abi::os0::{BUSY, NOT_SUPPORTED, Refusal};
+use crate::hooks;
+use abi::os0::{BUSY, Refusal};
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine::entry::GuestContext;
 use machine::list_registers::HardwareLists;
@@ -22,11 +23,6 @@ static MEETING: Meeting = Meeting::new();
 /// beneath any, CPUs that arrive come up attached.
 pub static COUNTS: AtomicU64 = AtomicU64::new(0);
 pub const IS_ON: u64 = 1 << 32;
-/// The step that is to fail next, of which CPU: `cpu << 8 | step`, or [`NOWHERE`].
-static INJECTED: AtomicU64 = AtomicU64::new(NOWHERE);
-const NOWHERE: u64 = u64::MAX;
-/// The number by which FAIL means a new image.
-const NEW_IMAGE: u64 = 0xffff;
 
 /// Whether EL2 is beneath all CPUs that are on.
 pub fn is_attached() -> bool {
@@ -60,7 +56,9 @@ impl Side for Attaching<'_> {
     const STEPS: usize = 3;
 
     fn take(&mut self, step: usize) -> Result<(), Reason> {
-        check_injected(self.me, step).map_err(reason)?;
+        if hooks::is_to_fail(self.me.cpu.id, step) {
+            return Err(reason(Refusal::Injected));
+        }
         match step {
             CHECK => check(self.me, self.context).map_err(reason),
             INTERFACE => {
@@ -121,38 +119,6 @@ pub fn beneath() -> u64 {
     COUNTS.load(Ordering::Acquire) % IS_ON
 }
 
-/// Lets the next switch fail at a step of a CPU, where EL2's command line allows it. Gives X0.
-pub fn fail_next(step: u64, cpu: u64) -> u64 {
-    if !get().may_inject {
-        return NOT_SUPPORTED;
-    }
-    INJECTED.store(cpu << 8 | step & 0xff, Ordering::Relaxed);
-    0
-}
-
-/// The step at which a new image is to fail, which is named for a CPU that there is not; zero: none.
-pub fn take_injected_step() -> u64 {
-    let injected = INJECTED.load(Ordering::Relaxed);
-    if injected >> 8 != NEW_IMAGE {
-        return 0;
-    }
-    INJECTED.store(NOWHERE, Ordering::Relaxed);
-    injected & 0xff
-}
-
-fn check_injected(me: &Os0Cpu, step: usize) -> Result<(), Refusal> {
-    let here = u64::from(me.cpu.id.0) << 8 | step as u64;
-    if INJECTED.load(Ordering::Relaxed) != here {
-        return Ok(());
-    }
-    INJECTED.store(NOWHERE, Ordering::Relaxed);
-    log::warn!(
-        "{}: step {step} of a switch fails, as a test asked",
-        me.cpu.id
-    );
-    Err(Refusal::Injected)
-}
-
 /// ATTACH: all CPUs that are on call it, and go beneath OS-0 together. Gives X0.
 pub fn attach(context: &GuestContext, expected: u64) -> u64 {
     let mut side = Attaching {
@@ -193,8 +159,8 @@ pub fn detach(context: &GuestContext, comes_back: bool) -> u64 {
     if context.pstate & IRQ_MASKED == 0 {
         return Refusal::InterruptsOpen.code();
     }
-    if let Err(refusal) = check_injected(me, 0) {
-        return refusal.code();
+    if hooks::is_to_fail(me.cpu.id, 0) {
+        return Refusal::Injected.code();
     }
     // Until it has left: nobody lends or shares between.
     let lending = loans::hold();

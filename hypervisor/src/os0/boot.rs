@@ -136,7 +136,6 @@ pub fn settle(tree: &'static Machine, mut home: Home, room: PaRange, map: &mut E
         redistributors: tree.gic.redistributors.clone(),
         maintenance: tree.gic.maintenance.intid,
         is_in_reach: ends.all(|end| end <= stage2::reach()),
-        may_inject: tree.has_word("inject"),
     };
     if OS0.set(found).is_err() {
         give_up(format_args!("OS-0 starts once"));

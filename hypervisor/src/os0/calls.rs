@@ -2,10 +2,11 @@
 
 use super::attach::{COUNTS, IS_ON};
 use super::{Home, Os0Cpu, attach, by_affinity, cpus, facts, get, loans, restart, this, upgrade};
+use crate::hooks;
 use abi::os0::{
-    ATTACH, CLOSE, DETACH, DYING, FACTS, FAIL, FRAMES, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND,
-    LEND_PAGES, LOANED, LOG, OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State,
-    TELL, UNSTAGE, UPGRADE, UPLINK,
+    ATTACH, CLOSE, DETACH, DYING, FACTS, FRAMES, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND, LEND_PAGES,
+    LOANED, LOG, OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State, TELL, UNSTAGE,
+    UPGRADE, UPLINK,
 };
 use core::sync::atomic::Ordering;
 use machine::boot::secondary_entry;
@@ -193,7 +194,6 @@ fn other(context: &mut GuestContext) {
             let results = facts::of(function as u32, first, context);
             return context.registers[..REGISTERS].copy_from_slice(&results);
         }
-        FAIL => Ok(attach::fail_next(first, second)),
         GIVE_IMAGE => upgrade::give(first, second, third),
         UPGRADE => Ok(upgrade::upgrade(context, first)),
         LEND => loans::lend(first, second),
@@ -218,7 +218,10 @@ fn other(context: &mut GuestContext) {
         SHARE => loans::share(this(), first == 1),
         TELL => loans::carry(first, second, true),
         HEAR => loans::carry(first, second, false),
-        _ => return firmware(context),
+        function => match hooks::fail_next(get().tree, function, first, second) {
+            Some(answer) => Ok(answer),
+            None => return firmware(context),
+        },
     };
     answer(context, done.unwrap_or_else(Refusal::code));
 }

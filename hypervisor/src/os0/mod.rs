@@ -64,8 +64,6 @@ struct Os0 {
     filtered: filter::Pages,
     /// Whether stage 2 reaches all memory.
     is_in_reach: bool,
-    /// Whether tests may let switches fail.
-    may_inject: bool,
 }
 
 /// What EL2 keeps, and what of it is whose.

@@ -2,8 +2,7 @@
 
 use super::attach::{COUNTS, IS_ON};
 use super::{CPUS, Home, boot, parked, run};
-use crate::epitaph::give_up;
-use crate::{console, entropy, start};
+use crate::{console, entropy, hooks, start};
 use abi::os0::Refusal;
 use abi::upgrade::{HandedCpu, Handover, OLDEST, VERSION, state};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -38,10 +37,10 @@ pub fn take_over(from: u64) -> ! {
     if !(u64::from(OLDEST)..=u64::from(VERSION)).contains(&version) {
         refuse(from, Refusal::Misfit);
     }
-    fail_at(handover, 1);
+    hooks::fail_at(&handover.fails_at, 1);
     let (tree, blob) = start::read_device_tree(handover.tree.get().0);
     let mut map = start::turn_mmu_on(&tree, blob);
-    fail_at(handover, 2);
+    hooks::fail_at(&handover.fails_at, 2);
     console::hand_over();
     start::open_console(&tree);
     entropy::init(&tree, blob);
@@ -65,7 +64,7 @@ pub fn take_over(from: u64) -> ! {
         Ok(taken) => taken,
         Err(refusal) => refuse(from, refusal),
     };
-    fail_at(handover, 3);
+    hooks::fail_at(&handover.fails_at, 3);
     log::info!("took the place of another image, number {}", home.upgrades);
     handover.entry.store(secondary_entry().0, Ordering::Relaxed);
     FROM.store(0, Ordering::Release);
@@ -131,17 +130,4 @@ fn context(handed: &HandedCpu) -> GuestContext {
     context.pc = pc.load(Ordering::Relaxed);
     context.pstate = pstate.load(Ordering::Relaxed);
     context
-}
-
-/// Fails, where a test asked for it: by an exception at the second step, by itself else.
-fn fail_at(handover: &Handover, step: u64) {
-    if handover.fails_at.load(Ordering::Relaxed) != step {
-        return;
-    }
-    if step == 2 {
-        let nowhere = core::ptr::with_exposed_provenance::<u64>(1 << 46);
-        // SAFETY: nothing is mapped there, so that this is an exception, which goes back.
-        unsafe { nowhere.read_volatile() };
-    }
-    give_up(format_args!("step {step} failed, as a test asked"))
 }

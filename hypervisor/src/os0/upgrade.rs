@@ -192,7 +192,7 @@ fn enter_with_records() -> u64 {
     let words = [
         (&HANDOVER.version, VERSION.into()),
         (&HANDOVER.upgrades, upgrades + 1),
-        (&HANDOVER.fails_at, super::attach::take_injected_step()),
+        (&HANDOVER.fails_at, crate::hooks::take_injected_step()),
         (&HANDOVER.cpus, os0.tree.cpus.len() as u64),
     ];
     for (word, value) in words {

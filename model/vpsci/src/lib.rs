@@ -14,7 +14,7 @@ mod random;
 pub use power::Power;
 pub use random::Random;
 
-use abi::hypercall::{AGAIN, NEVER, NEVER_SHARE, SET_ASIDE};
+use abi::hypercall::{AGAIN, NEVER, NEVER_SHARE};
 use function::{
     AFFINITY_INFO, AFFINITY_INFO_64, CPU_OFF, CPU_ON, CPU_ON_64, CPU_SUSPEND, CPU_SUSPEND_64,
     HYPERVISOR_REVISION, HYPERVISOR_UID, IS_64_BIT, MIGRATE_INFO_TYPE, NO_MIGRATION_NEEDED,
@@ -137,11 +137,6 @@ pub enum Call {
         /// Whether they are not to be shared.
         never: bool,
     },
-    /// Leave so many frames free, where a bench may; answer how many are.
-    SetAside {
-        /// How many.
-        left: u64,
-    },
     /// There is no such call: answer [`Refusal::NotSupported`], and count it.
     Unknown,
 }
@@ -200,7 +195,6 @@ fn decode_others(function: u32, arguments: [u64; 3], capabilities: Capabilities)
         }
         PV_TIME_ST if capabilities.stolen_time => Call::StolenTime,
         NEVER_SHARE => never_share(first, second, third),
-        SET_ASIDE => Call::SetAside { left: first },
         _ => Call::Unknown,
     }
 }

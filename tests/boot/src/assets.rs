@@ -33,6 +33,11 @@ pub fn image() -> PathBuf {
         .map_or_else(|| root().join("target/el2/underpin.img"), PathBuf::from)
 }
 
+/// The EL2 image with hooks for tests and benches, which the one that is shipped lacks, as `xtask build` leaves it.
+pub fn hooked_image() -> PathBuf {
+    root().join("target/el2/hooked.img")
+}
+
 /// QEMU's option that loads the plugin which keeps a counted clock exact, as `xtask build` leaves it. Each machine with
 /// `-icount` has it: see `sim/README.md`.
 pub fn counted_clock() -> [String; 2] {
@@ -40,7 +45,7 @@ pub fn counted_clock() -> [String; 2] {
     ["-plugin".to_owned(), plugin.display().to_string()]
 }
 
-/// An EL2 image that is laid out differently inside, as `xtask build` leaves it.
+/// An EL2 image with hooks that is laid out differently inside, as `xtask build` leaves it.
 pub fn other_image() -> PathBuf {
     root().join("target/el2-other/underpin.img")
 }

@@ -32,6 +32,8 @@ const SHUTDOWN_MAX: Duration = Duration::from_secs(30);
 pub struct Hardware {
     /// Options of `underpin sim`.
     pub options: Vec<String>,
+    /// Whether the hypervisor has hooks for benches.
+    has_hooks: bool,
 }
 
 impl Hardware {
@@ -40,6 +42,7 @@ impl Hardware {
         let words = ["--cpus", &cpus.to_string(), "--memory", memory].map(str::to_owned);
         Self {
             options: words.into(),
+            has_hooks: false,
         }
     }
 
@@ -50,6 +53,7 @@ impl Hardware {
             .flat_map(|node| ["--node".to_owned(), (*node).to_owned()]);
         Self {
             options: words.collect(),
+            has_hooks: false,
         }
     }
 
@@ -57,6 +61,15 @@ impl Hardware {
     #[must_use]
     pub fn nodes(self, nodes: u32) -> Self {
         self.option("--nodes").option(nodes.to_string())
+    }
+
+    /// With a hypervisor that has hooks for benches.
+    #[must_use]
+    pub fn hooks(self) -> Self {
+        Self {
+            has_hooks: true,
+            ..self
+        }
     }
 
     /// With deterministic time: two nanoseconds for each instruction.
@@ -123,8 +136,13 @@ impl Machine {
             .arg(command)
             .args(["--machine", NAME, "sim"]);
         sim.args(&hardware.options).arg(&files);
+        let image = if hardware.has_hooks {
+            assets::hooked_image()
+        } else {
+            assets::image()
+        };
         sim.env("XDG_RUNTIME_DIR", directory)
-            .env("UNDERPIN_IMAGE", assets::image())
+            .env("UNDERPIN_IMAGE", image)
             .env("UNDERPIN_CACHE", cache)
             .stdin(Stdio::null())
             .stdout(log)

@@ -62,6 +62,7 @@ pub struct Os0 {
     is_counted: bool,
     beneath: Beneath,
     options: &'static str,
+    has_hooks: bool,
     vms: Vec<Vm>,
     has_images: bool,
     starts_anew: bool,
@@ -116,6 +117,7 @@ impl Os0 {
             is_counted: false,
             beneath: Beneath::Underpin,
             options: "",
+            has_hooks: false,
             vms: Vec::new(),
             has_images: false,
             starts_anew: false,
@@ -209,6 +211,21 @@ impl Os0 {
     pub fn options(mut self, options: &'static str) -> Self {
         self.options = options;
         self
+    }
+
+    /// With a hypervisor whose switches and upgrades fail where a test asks for it.
+    #[must_use]
+    pub fn hooks(mut self) -> Self {
+        self.has_hooks = true;
+        self.options("inject")
+    }
+
+    fn image(&self) -> PathBuf {
+        if self.has_hooks {
+            assets::hooked_image()
+        } else {
+            assets::image()
+        }
     }
 
     /// With the kernel module, and time that moves by one nanosecond for each instruction.
@@ -321,7 +338,7 @@ impl Os0 {
                 files.extend(beside_module(name)?);
             }
             if self.has_images {
-                files.extend(images()?);
+                files.extend(images(self.image())?);
             }
             if self.starts_anew {
                 archive::initrd(&initrd, name, &files)?;
@@ -349,7 +366,7 @@ impl Os0 {
             .args(["-display", "none", "-serial", serial]);
         if self.beneath == Beneath::Underpin {
             qemu.arg("-kernel")
-                .arg(assets::image())
+                .arg(self.image())
                 .args(["-append", self.options])
                 .args(["-device", &self.kernel_module(&kernel)])
                 .args(["-device", &module("0x58000000", "initrd", &initrd)]);
@@ -505,14 +522,14 @@ fn beside_module(kernel: &str) -> Outcome<Vec<(&'static str, Vec<u8>)>> {
 
 /// Images of the hypervisor: `same` as the one that runs; `other`, laid out differently inside; `changed`
 /// on its way; and `future`, which reads nothing that the one that runs could leave for it.
-fn images() -> Outcome<Vec<(&'static str, Vec<u8>)>> {
+fn images(own: PathBuf) -> Outcome<Vec<(&'static str, Vec<u8>)>> {
     let read = |path: PathBuf| {
         fs::read(&path).map_err(because(format!(
             "cannot read {} (`xtask build` makes it)",
             path.display()
         )))
     };
-    let same = read(assets::image())?;
+    let same = read(own)?;
     let mut changed = same.clone();
     changed[0x4_0000] ^= 1;
     let mut future = same.clone();

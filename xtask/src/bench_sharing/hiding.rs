@@ -16,6 +16,7 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
+use tests_boot::assets;
 
 /// Stores on each side.
 const STORES: u64 = 100_000;
@@ -133,8 +134,12 @@ fn stores(case: &Case, others: bool, disk: &Path) -> Outcome<Histogram> {
     let scarce = u8::from(case.scarce);
     let writes = format!("do=writes kind={kind} count={STORES} wait={WAIT} scarce={scarce}");
     let vms = [vm("one", hold).text(), vm("two", writes).text()];
-    let el2 = if case.scarce { MAY_SET_ASIDE } else { "" };
-    let mut lab = Lab::start_with(el2, "hiding", "512M", &vms)?;
+    let (image, el2) = if case.scarce {
+        (assets::hooked_image(), MAY_SET_ASIDE)
+    } else {
+        (assets::image(), "")
+    };
+    let mut lab = Lab::start_with(&image, el2, "hiding", "512M", &vms)?;
     lab.await_all(&["one", "two"], "timing: done")?;
     histogram(lab.console("two"), "store")
 }

@@ -54,14 +54,20 @@ impl Lab {
     /// # Errors
     /// The bundle cannot be made, or QEMU not be run.
     pub fn start(name: &str, memory: &str, vms: &[String]) -> Outcome<Self> {
-        Self::start_with("", name, memory, vms)
+        Self::start_with(&assets::image(), "", name, memory, vms)
     }
 
-    /// The same, where `el2` is EL2's own command line.
+    /// The same, where `image` is the hypervisor and `el2` its command line.
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub fn start_with(el2: &str, name: &str, memory: &str, vms: &[String]) -> Outcome<Self> {
+    pub fn start_with(
+        image: &Path,
+        el2: &str,
+        name: &str,
+        memory: &str,
+        vms: &[String],
+    ) -> Outcome<Self> {
         let directory = directory(name)?;
         let bundle = bundle(&directory, vms)?;
         let log = directory.join("el2.log");
@@ -79,7 +85,7 @@ impl Lab {
             "1",
             "-kernel",
         ])
-        .arg(assets::image())
+        .arg(image)
         .args(["-append", el2, "-initrd"])
         .arg(bundle);
         qemu.args(["-chardev", "socket,id=control,fd=0"]);

@@ -2,6 +2,7 @@
 
 use super::kernels::powered_off;
 use crate::{machine::Hardware, scenario::Scenario, vm::Vm};
+use abi::hypercall::MAY_SET_ASIDE;
 
 /// The quick ones: a flat image starts, interrupts, timers and PSCI are as the architecture says.
 pub fn plain() -> Vec<Scenario> {
@@ -92,10 +93,12 @@ fn random(sources: &'static [&str], cpu: &str, seed: &str) -> Scenario {
         })
 }
 
+/// The command line allows what only images with hooks can do.
 fn guest(program: &'static str, vcpus: u32, pcpus: u32) -> Scenario {
     let name = format!("bare/{}-{vcpus}on{pcpus}", program.replace('_', "-"));
     let vm = Vm::bare("guest", program, "mib=64").cpus(vcpus);
-    Scenario::new(name, Hardware::new(pcpus, "1G"), vec![vm])
+    let hardware = Hardware::new(pcpus, "1G").option("--append");
+    Scenario::new(name, hardware.option(MAY_SET_ASIDE), vec![vm])
         .expect("guest", format!("underpin-guest: {program} ok"), 180)
         .check(|stage| powered_off(stage, "guest"))
 }
