@@ -28,12 +28,13 @@ pub use numa::{MoveRequest, NUMA_LEFT_COUNT, NumaStatus, left};
 pub use stretch::{LONG_STRETCH_NS, STRETCH_COUNT};
 
 use crate::Text;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use crate::bundle::{NET_DOWN, VmRecord};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; `tools_abi::names` has the names of these, as of all kinds that are
@@ -104,7 +105,7 @@ pub mod request {
     /// A [`super::VmRecord`] whose entry numbers name entries of the machine's bundle: adds the
     /// VM and, with `VM_AUTOSTART`, starts it.
     pub const CREATE: u32 = 11;
-    /// A [`super::SetRequest`]: changes weight, cap, links, and what memory is promised and shared.
+    /// A [`super::SetRequest`]: changes some fields of a VM's description.
     pub const SET: u32 = 12;
     /// Nothing; replies a [`super::NodeStatus`] for each node.
     pub const NODES: u32 = 13;
@@ -423,44 +424,60 @@ pub struct EntryStatus {
 }
 const _: () = assert!(size_of::<EntryStatus>() == 56);
 
-/// Changes what can be changed of a VM. What only counts when a VM starts is refused while it runs.
+/// Changes what can be changed of a VM's description. What only counts when a VM starts is refused while it runs.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SetRequest {
-    /// The VM.
-    pub name: VmName,
-    /// The new weight, 1..=10000; 0 leaves it.
-    pub weight: u32,
-    /// The new cap in percent; 0: none, [`KEEP`] leaves it.
-    pub cap: u32,
-    /// Bytes of memory that it is sure of; 0 leaves it.
-    pub base: u64,
-    /// The most bytes that it can have, up to what its guest found when it started; 0 leaves it.
-    pub max: u64,
-    /// What becomes of what sharing saves: one of [`crate::bundle::claim`]; [`KEEP`] leaves it.
-    pub claim: u32,
-    /// What becomes of 2 MiB mappings: one of [`crate::bundle::block_policy`]; [`KEEP`] leaves it.
-    pub blocks: u32,
-    /// 1: nothing more of it is shared; 0: it is; [`KEEP`] leaves it.
-    pub never_share: u32,
-    /// 1: hide what is shared, 0: do not; [`KEEP`] leaves it. Only of a VM that does not run.
-    pub hide: u32,
-    /// Its share group; empty leaves it. Only of a VM that does not run.
-    pub group: Text<24>,
-    /// Milliseconds that memory which its guest reports free stays bound, up to
-    /// [`crate::bundle::HOLD_MS_MAX`]; [`KEEP`] leaves it.
-    pub hold_ms: u32,
-    /// Network devices, in bits, whose link goes up, and those whose link goes down.
-    pub links: [u16; 2],
+    /// The VM's name, and the fields that change with their new values.
+    pub to: VmRecord,
+    /// Ones in the bits of `to` that count.
+    pub mask: VmRecord,
 }
-const _: () = assert!(size_of::<SetRequest>() == 104);
 
-/// Leaves a value of [`SetRequest`] as it is.
+impl SetRequest {
+    /// A request about that VM that changes nothing yet.
+    pub fn about(name: VmName) -> Self {
+        let mut request = Self::new_zeroed();
+        request.to.name = name;
+        request
+    }
+
+    /// The bits that can change: weight, cap, memory, how it is shared, and whether links are down.
+    fn changeable() -> VmRecord {
+        let mut may = VmRecord::new_zeroed();
+        (may.weight, may.cap, may.base, may.memory) = (!0, !0, !0, !0);
+        (may.claim, may.blocks, may.never_share, may.hide) = (!0, !0, !0, !0);
+        (may.group, may.hold_ms) = (Text::ONES, !0);
+        for net in &mut may.nets {
+            net.flags = NET_DOWN;
+        }
+        may
+    }
+
+    /// `record` as the request changes it; `None` where it asks for another change than those.
+    pub fn applied_to(&self, record: &VmRecord) -> Option<VmRecord> {
+        let (mut changed, may) = (*record, Self::changeable());
+        let [to, mask, may] = [&self.to, &self.mask, &may].map(|record| record.as_bytes().iter());
+        for (byte, ((to, mask), may)) in
+            changed.as_mut_bytes().iter_mut().zip(to.zip(mask).zip(may))
+        {
+            if mask & !may != 0 {
+                return None;
+            }
+            *byte = *byte & !mask | to & mask;
+        }
+        Some(changed)
+    }
+}
+const _: () = assert!(size_of::<SetRequest>() == 2 * size_of::<VmRecord>());
+
+/// In [`TraceRequest::classes`]: they stay as they are.
 pub const KEEP: u32 = u32::MAX;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::NET_PLAIN;
 
     #[test]
     fn requests_are_checked() {
@@ -477,28 +494,11 @@ mod tests {
         assert!(Request::decode(request::KILL, &[0; 32]).is_none());
         assert!(Request::decode(request::KILL, &[0xff; 32]).is_none());
         assert!(Request::decode(request::KILL, &name.as_bytes()[..31]).is_none());
-        let mut set = SetRequest {
-            name,
-            weight: 0,
-            cap: KEEP,
-            base: 0,
-            max: 0,
-            claim: KEEP,
-            blocks: KEEP,
-            never_share: KEEP,
-            hide: KEEP,
-            group: Text::default(),
-            hold_ms: KEEP,
-            links: [0; 2],
-        };
+        let set = SetRequest::about(name);
         assert!(Request::decode(request::SET, set.as_bytes()).is_some());
-        set.links = [2, 1];
-        assert!(Request::decode(request::SET, set.as_bytes()).is_some());
-        set.links = [1, 3];
-        assert!(Request::decode(request::SET, set.as_bytes()).is_none());
-        set.links = [0; 2];
-        set.group = Text::read_from_bytes(&[0xff; 24]).unwrap();
-        assert!(Request::decode(request::SET, set.as_bytes()).is_none());
+        let nobody = SetRequest::about(Text::default());
+        assert!(Request::decode(request::SET, nobody.as_bytes()).is_none());
+        assert!(Request::decode(request::SET, set.to.as_bytes()).is_none());
         assert!(Request::decode(0, &[]).is_none());
         assert!(Request::decode(REPLY | request::LIST, &[]).is_none());
         let trace = |classes: u32| {
@@ -510,5 +510,31 @@ mod tests {
             .is_some()
         };
         assert!(trace(0) && trace(TRACE_ALL) && trace(KEEP) && !trace(TRACE_ALL + 1));
+    }
+
+    #[test]
+    fn a_request_changes_what_its_mask_says() {
+        let mut record = VmRecord::new_zeroed();
+        (record.weight, record.cap, record.vcpus) = (256, 50, 4);
+        record.nets[1].flags = NET_PLAIN;
+        let mut set = SetRequest::about(VmName::new("web").unwrap());
+        (set.to.weight, set.to.cap, set.to.vcpus) = (300, 7, 7);
+        set.mask.weight = !0;
+        set.to.nets[1].flags = !0;
+        set.mask.nets[1].flags = NET_DOWN;
+        let changed = set.applied_to(&record).unwrap();
+        assert_eq!((changed.weight, changed.cap, changed.vcpus), (300, 50, 4));
+        assert_eq!(changed.nets[1].flags, NET_PLAIN | NET_DOWN);
+        assert!(changed.name.is_empty());
+        for forbidden in [
+            |mask: &mut VmRecord| mask.vcpus = 1,
+            |mask: &mut VmRecord| mask.name = Text::cut("x"),
+            |mask: &mut VmRecord| mask.nets[0].flags = NET_PLAIN,
+            |mask: &mut VmRecord| mask.control = 1,
+        ] {
+            let mut set = set;
+            forbidden(&mut set.mask);
+            assert!(set.applied_to(&record).is_none());
+        }
     }
 }

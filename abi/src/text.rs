@@ -9,6 +9,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct Text<const N: usize>([u8; N]);
 
 impl<const N: usize> Text<N> {
+    /// All bits set: a mask of the whole field, and no text.
+    pub const ONES: Self = Self([0xff; N]);
+
     /// The text, or `None` where it is longer than the field or holds a zero byte.
     pub fn new(text: &str) -> Option<Self> {
         let mut bytes = [0; N];

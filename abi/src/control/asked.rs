@@ -21,7 +21,7 @@ pub enum Request<'a> {
     /// [`request::CREATE`].
     Create(&'a VmRecord),
     /// [`request::SET`].
-    Set(SetRequest),
+    Set(&'a SetRequest),
     /// [`request::NODES`].
     Nodes,
     /// [`request::ENTRIES`].
@@ -54,7 +54,7 @@ pub enum Request<'a> {
 
 impl<'a> Request<'a> {
     /// Decodes a frame's payload; `None` where it is malformed. `payload` is aligned to 8 bytes
-    /// (a [`request::CREATE`] that is not is refused).
+    /// (a description that is not is refused).
     pub fn decode(kind: u32, payload: &'a [u8]) -> Option<Self> {
         match kind {
             request::HELLO if payload.is_empty() => Some(Self::Hello),
@@ -106,13 +106,8 @@ impl<'a> Request<'a> {
             }
             request::RECOUNT => u64::read_from_bytes(payload).ok().map(Self::Recount),
             request::SET => {
-                let set = SetRequest::read_from_bytes(payload).ok()?;
-                checked(set.name)?;
-                set.group.as_str()?;
-                let [up, down] = set.links;
-                if up & down != 0 {
-                    return None;
-                }
+                let set = SetRequest::ref_from_bytes(payload).ok()?;
+                checked(set.to.name)?;
                 Some(Self::Set(set))
             }
             _ => None,

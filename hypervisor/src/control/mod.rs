@@ -174,7 +174,7 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
         Request::List(after) => list(vms_of(caller, after)?, &mut answer),
         Request::About(request::SHOW, name) => show(name, &mut answer)?,
         Request::About(request::FIT, name) => {
-            answer.push(&vm::fit(&vm::find(name)?.described())?);
+            answer.push(&vm::fit(&vm::find(name)?.record())?);
         }
         Request::About(kind, name) => about(kind, name)?,
         Request::ConsoleInput(name, typed) => {
@@ -183,7 +183,7 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
         Request::Create(record) => {
             vm::define(record)?;
         }
-        Request::Set(request) => vm::set(&request)?,
+        Request::Set(request) => vm::set(request)?,
         Request::Nodes => nodes(&mut answer),
         Request::Cpus => cpus(&mut answer),
         Request::Entries => entries(&mut answer),

@@ -141,7 +141,7 @@ impl Recount {
             if (sums.private, sums.account) != (private, account) {
                 log::warn!(
                     "{}: frames say {} private, {:?}; its map {private}, its account {account:?}",
-                    vm.record.name,
+                    vm.name,
                     sums.private,
                     sums.account,
                 );

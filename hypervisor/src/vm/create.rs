@@ -21,7 +21,7 @@ use abi::bundle::{
     NetRecord, REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights,
     disk_mode, kind,
 };
-use abi::control::{KEEP, code};
+use abi::control::code;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -54,17 +54,29 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         base,
         weight,
         cap,
+        hold_ms,
         nodes,
         ..
     } = *record;
-    if !(1..=VCPUS_MAX).contains(&vcpus) {
-        return Err(impossible(
-            vcpus.into(),
-            format_args!("vcpus is {vcpus}; it must be between 1 and {VCPUS_MAX}"),
-        ));
+    for (bytes, most) in [(memory, 256 << 30), (base, memory)] {
+        if bytes == 0 || !bytes.is_multiple_of(2 << 20) || bytes > most {
+            let what = format_args!(
+                "memory is {bytes} bytes; it must be a multiple of 2 MiB and at most {most}"
+            );
+            return Err(impossible(bytes, what));
+        }
     }
-    check_memory(memory, base)?;
-    check_hold(record.hold_ms.into())?;
+    for (what, value, least, most) in [
+        ("vcpus", vcpus, 1, VCPUS_MAX),
+        ("weight", weight, 1, 10_000),
+        ("cap", cap, 0, 100),
+        ("hold_ms", hold_ms.into(), 0, HOLD_MS_MAX.into()),
+    ] {
+        if !(least..=most).contains(&value) {
+            let sentence = format_args!("{what} is {value}; it must be between {least} and {most}");
+            return Err(impossible(value.into(), sentence));
+        }
+    }
     let known = record.claim <= claim::LAST
         && record.blocks <= block_policy::LAST
         && record.control <= control_rights::LAST;
@@ -74,7 +86,6 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         );
         return Err(impossible(0, sentence));
     }
-    share(weight, cap, (256, 0))?;
     regions::check(record)?;
     let count = host::get().nodes();
     let missing = nodes.checked_shr(count as u32).unwrap_or(0);
@@ -84,28 +95,6 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         return Err(impossible(node as u64, what));
     }
     Ok(())
-}
-
-/// Checks the bytes that a VM may have at most, and those that it is sure of.
-pub fn check_memory(max: u64, base: u64) -> Result<(), Refusal> {
-    for (bytes, most) in [(max, 256 << 30), (base, max)] {
-        if bytes == 0 || !bytes.is_multiple_of(2 << 20) || bytes > most {
-            let what = format_args!(
-                "memory is {bytes} bytes; it must be a multiple of 2 MiB and at most {most}"
-            );
-            return Err(impossible(bytes, what));
-        }
-    }
-    Ok(())
-}
-
-/// Checks how long what a guest reports free is to stay bound.
-pub fn check_hold(ms: u32) -> Result<u16, Refusal> {
-    let checked = u16::try_from(ms).ok().filter(|ms| *ms <= HOLD_MS_MAX);
-    checked.ok_or_else(|| {
-        let what = format_args!("hold is {ms} ms; it must be at most {HOLD_MS_MAX} ms");
-        impossible(ms.into(), what)
-    })
 }
 
 /// Makes what the VM needs of the bundle its share group's, where it is no other's.
@@ -130,31 +119,6 @@ pub fn has_disk_of_its_own(record: &VmRecord) -> bool {
     !record.swap.is_empty() || record.disks.iter().any(is_own)
 }
 
-/// A weight and a cap as they were asked for, over those there were.
-pub fn share(weight: u32, cap: u32, before: (u16, u8)) -> Result<(u16, u8), Refusal> {
-    let weight = match weight {
-        0 => before.0,
-        1..=10_000 => weight as u16,
-        _ => {
-            return Err(impossible(
-                weight.into(),
-                format_args!("weight is {weight}; it must be between 1 and 10000"),
-            ));
-        }
-    };
-    let cap = match cap {
-        KEEP => before.1,
-        0..=100 => cap as u8,
-        _ => {
-            return Err(impossible(
-                cap.into(),
-                format_args!("cap is {cap} %; it must be between 0 (no cap) and 100"),
-            ));
-        }
-    };
-    Ok((weight, cap))
-}
-
 /// Everything a VM needs, ready to run.
 pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
     instance_with(vm, id, |record, vmid, home, virtio| {
@@ -169,7 +133,7 @@ pub fn instance_with(
     id: VmId,
     space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
 ) -> Result<Arc<Instance>, Refusal> {
-    let record = &vm.described();
+    let record = &vm.record();
     if !heap::reserve(HEAP_FOR_A_VM) {
         return Err(Refusal::new(
             code::NO_MEMORY,
@@ -177,7 +141,7 @@ pub fn instance_with(
             format_args!("no memory left for the VM's bookkeeping"),
         ));
     }
-    let (weight, cap) = *vm.share.lock();
+    let (weight, cap) = (record.weight as u16, record.cap as u8);
     let nodes = sched::node_set(record.nodes);
     let load = u64::from(weight) * u64::from(record.vcpus);
     let loads = sched::loads();

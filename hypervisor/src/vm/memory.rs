@@ -8,9 +8,7 @@ use crate::device::virtio::Slot;
 use crate::stretch::{self, Kind};
 use crate::{frames, heap, host, housekeeping, paging, regions, sharing};
 use abi::bundle::{VmRecord, claim};
-use abi::control::{
-    FitStatus, KEEP, MEM_EVENT_COUNT, MemStatus, ReclaimRequest, SetRequest, code, fit,
-};
+use abi::control::{FitStatus, MEM_EVENT_COUNT, MemStatus, ReclaimRequest, code, fit};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use machine::timer;
 use model_addr::FRAME_SIZE;
@@ -64,33 +62,17 @@ pub fn terms(record: &VmRecord) -> Terms {
         base: record.base / FRAME_SIZE,
         max: record.memory / FRAME_SIZE,
         overlays: overlays.fold(0, u64::saturating_add),
-        claim: claimed(record.claim.into()).unwrap_or_default(),
+        claim: match record.claim {
+            claim::GROW => Claim::Grow,
+            claim::START => Claim::Start,
+            _ => Claim::None,
+        },
     }
-}
-
-/// Notes in a description what was promised since.
-pub fn describe(terms: Terms, record: &mut VmRecord) {
-    record.base = terms.base * FRAME_SIZE;
-    record.memory = terms.max * FRAME_SIZE;
-    record.claim = match terms.claim {
-        Claim::None => claim::NONE,
-        Claim::Grow => claim::GROW,
-        Claim::Start => claim::START,
-    };
 }
 
 /// The guest frames that a guest found when it started.
 fn size(instance: &Instance) -> u64 {
     instance.space.range().size / FRAME_SIZE
-}
-
-fn claimed(number: u32) -> Option<Claim> {
-    match u8::try_from(number).ok()? {
-        claim::NONE => Some(Claim::None),
-        claim::GROW => Some(Claim::Grow),
-        claim::START => Some(Claim::Start),
-        _ => None,
-    }
 }
 
 /// What a VM holds.
@@ -126,7 +108,7 @@ pub fn mem_status(vm: &Vm, instance: &Instance) -> MemStatus {
     let (blocks, pages) = instance.space.leaves();
     let (refault_ns, stalled_ns) = instance.paging.waits().times();
     MemStatus {
-        name: vm.record.name,
+        name: vm.name,
         group: vm.group(),
         base: bytes(terms.base),
         max: bytes(terms.max),
@@ -206,7 +188,7 @@ fn bases() -> u64 {
 
 /// Refuses to start what could not be paid for once all VMs use what they are sure of.
 pub fn admit(vm: &Vm) -> Result<(), Refusal> {
-    let regions = regions::missing(&vm.described());
+    let regions = regions::missing(&vm.record());
     admit_to(vm, vm.terms().promised() + regions, bases())
 }
 
@@ -222,7 +204,7 @@ fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
         base * FRAME_SIZE,
         format_args!(
             "{} needs {} MiB; {} MiB of {} MiB are promised to VMs that run",
-            vm.record.name,
+            vm.name,
             mib(base),
             mib(bases),
             mib(there),
@@ -282,41 +264,14 @@ pub fn reclaim(request: &ReclaimRequest) -> Result<u64, Refusal> {
     Ok(before.saturating_sub(instance.target(max).unwrap_or(before)) * FRAME_SIZE)
 }
 
-/// A VM's terms as a request changes them.
-pub fn change(vm: &Vm, request: &SetRequest) -> Result<Terms, Refusal> {
+/// Refuses to promise a VM that runs more than what it was promised, where that could not be paid for.
+pub fn admit_change(vm: &Vm, new: Terms) -> Result<(), Refusal> {
     let terms = vm.terms();
-    let bytes = |asked: u64, before: u64| {
-        if asked == 0 {
-            before * FRAME_SIZE
-        } else {
-            asked
-        }
-    };
-    let (base, max) = (
-        bytes(request.base, terms.base),
-        bytes(request.max, terms.max),
-    );
-    let claim = match request.claim {
-        KEEP => Some(terms.claim),
-        number => claimed(number),
-    };
-    let claim = claim.ok_or_else(|| {
-        let number = request.claim;
-        let what = format_args!("unknown claim policy {number}");
-        Refusal::new(code::IMPOSSIBLE, number.into(), what)
-    })?;
-    create::check_memory(max, base)?;
-    let new = Terms {
-        base: base / FRAME_SIZE,
-        max: max / FRAME_SIZE,
-        overlays: terms.overlays,
-        claim,
-    };
-    if vm.instance().is_some() && new.base > terms.base {
-        let others = bases().saturating_sub(terms.promised());
-        admit_to(vm, new.promised(), others)?;
+    if vm.instance().is_none() || new.base <= terms.base {
+        return Ok(());
     }
-    Ok(new)
+    let others = bases().saturating_sub(terms.promised());
+    admit_to(vm, new.promised(), others)
 }
 
 /// Asks a guest for nothing any more where it has come to be sure of all its memory.

@@ -36,10 +36,7 @@ pub fn write(to: &mut Writer<'_>) -> Result<(), Unwritable> {
     for vm in table::all() {
         write_vm(&vm, to).inspect_err(|why| {
             if let Unwritable::Has(what) = why {
-                log::warn!(
-                    "{} cannot go over to another image: it has {what}",
-                    vm.record.name
-                );
+                log::warn!("{} cannot go over to another image: it has {what}", vm.name);
             }
         })?;
     }
@@ -48,7 +45,7 @@ pub fn write(to: &mut Writer<'_>) -> Result<(), Unwritable> {
 
 fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
     let (instance, ended) = (vm.instance(), vm.last_status());
-    let description = vm.described();
+    let description = vm.record();
     if let Some(instance) = &instance {
         check(&description, instance)?;
         for vcpu in &instance.vcpus {

@@ -78,7 +78,7 @@ fn stopping(id: VmId) -> Option<Stage> {
     vms::leave(id);
     drop(instance);
     let instance = vm.take_ended()?;
-    log::info!("{} has ended: {}", vm.record.name, report::reason(end));
+    log::info!("{} has ended: {}", vm.name, report::reason(end));
     Some(Stage::Waiting(vm, instance, end))
 }
 
@@ -122,7 +122,7 @@ fn remains_of(device: Slot) -> Option<Remains> {
 fn starts_again(vm: &Arc<Vm>) -> bool {
     let begun = table::begin_again(vm);
     if let Err(refusal) = &begun {
-        let name = vm.record.name;
+        let name = vm.name;
         log::warn!("{name} does not start again: {}", refusal.sentence);
     }
     begun.is_ok()
@@ -136,7 +136,7 @@ fn dismantling(vm: Arc<Vm>, mut left: Leftovers, end: End) -> Option<Stage> {
     } else if let Some(device) = left.devices.pop() {
         left.disk = remains_of(device);
     } else if left.space.step(BUDGET) {
-        if !matches!(end, End::Reset) || vm.record.flags & VM_RESTART == 0 || !starts_again(&vm) {
+        if !matches!(end, End::Reset) || vm.record().flags & VM_RESTART == 0 || !starts_again(&vm) {
             vm.settle();
             report::send_state(&vm);
         }

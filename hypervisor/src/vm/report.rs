@@ -7,10 +7,9 @@ use crate::device::virtio::Slot;
 use crate::host::{self, nanoseconds};
 use crate::vcpu::Vcpu;
 use abi::Text;
-use abi::bundle::kind;
+use abi::bundle::{NET_DOWN, VmRecord, kind};
 use abi::control::{VcpuStatus, VmStatus, event, state, vcpu_state};
 use core::sync::atomic::Ordering;
-use model_addr::FRAME_SIZE;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// A sentence for an end.
@@ -26,15 +25,16 @@ pub fn reason(end: End) -> Text<96> {
 /// How a VM stands.
 pub fn vm_status(vm: &Vm) -> VmStatus {
     let mut status = vm.last_status().unwrap_or_else(VmStatus::new_zeroed);
-    let (weight, cap) = *vm.share.lock();
-    status.name = vm.record.name;
-    status.kernel = kernel_name(vm);
-    status.vcpus = vm.record.vcpus;
-    status.weight = weight.into();
-    status.cap = cap.into();
-    status.memory = vm.terms().max * FRAME_SIZE;
-    status.nets = super::table::nets(&vm.record, |_| true).count_ones();
-    status.links_down = vm.links_down.load(Ordering::Relaxed);
+    (status.nets, status.links_down) = (0, 0);
+    let record = vm.record();
+    status.name = vm.name;
+    status.kernel = kernel_name(&record);
+    (status.vcpus, status.weight, status.cap) = (record.vcpus, record.weight, record.cap);
+    status.memory = record.memory;
+    for net in record.nets.iter().filter(|net| !net.switch.is_empty()) {
+        status.links_down |= u32::from(net.flags & NET_DOWN != 0) << status.nets;
+        status.nets += 1;
+    }
     status.starts = vm.starts.load(Ordering::Relaxed);
     if let Some(instance) = vm.instance() {
         status.memory = instance.space.range().size;
@@ -43,9 +43,9 @@ pub fn vm_status(vm: &Vm) -> VmStatus {
     status
 }
 
-fn kernel_name(vm: &Vm) -> Text<40> {
+fn kernel_name(record: &VmRecord) -> Text<40> {
     let bundle = host::get().bundle.as_ref();
-    let entry = bundle.and_then(|bundle| bundle.entry(vm.record.kernel));
+    let entry = bundle.and_then(|bundle| bundle.entry(record.kernel));
     entry
         .filter(|entry| entry.kind == kind::KERNEL)
         .map_or_else(Text::default, |entry| entry.name)

@@ -6,8 +6,8 @@ use crate::device::virtio::Slot;
 use crate::host;
 use crate::stretch::{self, Kind};
 use abi::Text;
-use abi::bundle::{NET_DOWN, NetRecord, VM_AUTOSTART, VmRecord, block_policy, kind};
-use abi::control::{KEEP, SetRequest, VmName, VmStatus, code, state};
+use abi::bundle::{NET_DOWN, VM_AUTOSTART, VmRecord, kind};
+use abi::control::{SetRequest, VmName, VmStatus, code, state};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 use machine_locks::{Rank, SpinLock};
@@ -21,34 +21,13 @@ pub const VMS_MAX: usize = 64;
 pub struct Vm {
     /// Its slot in the table.
     pub slot: u16,
-    /// Its description.
-    pub record: VmRecord,
-    /// Its weight and cap, which can change.
-    pub share: SpinLock<(u16, u8)>,
-    /// Network devices, in bits, whose link is down; it can change.
-    pub links_down: AtomicU32,
-    /// What memory it was promised, which can change.
-    terms: SpinLock<Terms>,
-    /// How it shares, which can change.
-    sharing: SpinLock<Sharing>,
+    /// Its name.
+    pub name: VmName,
+    /// Its description, some of which can change.
+    record: SpinLock<VmRecord>,
     /// How often it was started.
     pub starts: AtomicU32,
     life: SpinLock<Life>,
-}
-
-/// How a VM shares memory with others.
-#[derive(Clone, Copy)]
-struct Sharing {
-    /// Its share group, from its next start on.
-    group: Text<24>,
-    /// Whether no write is to tell what is shared, from its next start on.
-    hide: bool,
-    /// Whether nothing more is shared.
-    never: bool,
-    /// Whether 2 MiB mappings stay whole.
-    keep_blocks: bool,
-    /// Milliseconds that what its guest reports free stays bound.
-    hold_ms: u16,
 }
 
 /// How a VM stands.
@@ -135,24 +114,17 @@ pub fn describe(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
 
 fn enter(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     let mut table = TABLE.lock();
-    if table.iter().any(|vm| vm.record.name == record.name) {
+    if table.iter().any(|vm| vm.name == record.name) {
         return Err(Refusal::new(
             code::EXISTS,
             0,
             format_args!("a VM named {} exists already", record.name),
         ));
     }
-    let share = (
-        record.weight.clamp(1, 10_000) as u16,
-        record.cap.min(100) as u8,
-    );
     let vm = Arc::new(Vm {
         slot: table.len() as u16,
-        record: *record,
-        share: SpinLock::new(Rank::Vm, share),
-        links_down: AtomicU32::new(nets(record, |net| net.flags & NET_DOWN != 0)),
-        terms: SpinLock::new(Rank::Vm, memory::terms(record)),
-        sharing: SpinLock::new(Rank::Vm, Sharing::of(record)),
+        name: record.name,
+        record: SpinLock::new(Rank::Vm, *record),
         starts: AtomicU32::new(0),
         life: SpinLock::new(Rank::Vm, Life::Defined),
     });
@@ -194,7 +166,7 @@ pub fn forget() {
 /// The VM of that name.
 pub fn find(name: VmName) -> Result<Arc<Vm>, Refusal> {
     let table = TABLE.lock();
-    let found = table.iter().find(|vm| vm.record.name == name);
+    let found = table.iter().find(|vm| vm.name == name);
     found.cloned().ok_or_else(|| no_such(name))
 }
 
@@ -210,87 +182,20 @@ pub fn instance(id: VmId) -> Option<Arc<Instance>> {
     vm.instance().filter(|instance| instance.id == id)
 }
 
-/// Network devices that a description has, in bits, as far as `which` says.
-pub fn nets(record: &VmRecord, which: impl Fn(&NetRecord) -> bool) -> u32 {
-    let nets = record.nets.iter().enumerate();
-    let nets = nets.filter(|(_, net)| !net.switch.is_empty() && which(net));
-    nets.fold(0, |set, (n, _)| set | 1 << n)
-}
-
-impl Sharing {
-    const fn of(record: &VmRecord) -> Self {
-        Self {
-            group: record.group,
-            hide: record.hide != 0,
-            never: record.never_share != 0,
-            keep_blocks: record.blocks == block_policy::KEEP,
-            hold_ms: record.hold_ms,
-        }
-    }
-
-    /// As a request changes it.
-    fn change(self, request: &SetRequest) -> Result<Self, Refusal> {
-        let bit = |number: u32, before: bool| match number {
-            KEEP => Ok(before),
-            0 | 1 => Ok(number != 0),
-            _ => Err(Refusal::new(
-                code::IMPOSSIBLE,
-                number.into(),
-                format_args!("a flag is {number}; it must be 0 or 1 (an error in the command)"),
-            )),
-        };
-        let hold_ms = match request.hold_ms {
-            KEEP => self.hold_ms,
-            ms => create::check_hold(ms)?,
-        };
-        let group = if request.group.is_empty() {
-            self.group
-        } else {
-            request.group
-        };
-        Ok(Self {
-            group,
-            hide: bit(request.hide, self.hide)?,
-            never: bit(request.never_share, self.never)?,
-            keep_blocks: bit(request.blocks, self.keep_blocks)?,
-            hold_ms,
-        })
-    }
-}
-
 impl Vm {
-    /// Its description, with what was changed since.
-    pub fn described(&self) -> VmRecord {
-        let (terms, sharing) = (self.terms(), *self.sharing.lock());
-        let (weight, cap) = *self.share.lock();
-        let mut record = self.record;
-        (record.weight, record.cap) = (weight.into(), cap.into());
-        memory::describe(terms, &mut record);
-        record.group = sharing.group;
-        record.hide = sharing.hide.into();
-        record.never_share = sharing.never.into();
-        record.hold_ms = sharing.hold_ms;
-        let down = self.links_down.load(Ordering::Relaxed);
-        for (n, net) in record.nets.iter_mut().enumerate() {
-            net.flags &= !NET_DOWN;
-            net.flags |= (down >> n & 1) * NET_DOWN;
-        }
-        record.blocks = if sharing.keep_blocks {
-            block_policy::KEEP
-        } else {
-            block_policy::SHARE
-        };
-        record
+    /// Its description, as it is now.
+    pub fn record(&self) -> VmRecord {
+        *self.record.lock()
     }
 
     /// The name of its share group.
     pub fn group(&self) -> Text<24> {
-        self.sharing.lock().group
+        self.record.lock().group
     }
 
     /// What memory it was promised.
     pub fn terms(&self) -> Terms {
-        *self.terms.lock()
+        memory::terms(&self.record.lock())
     }
 
     /// The VM as it runs, if it does.
@@ -368,7 +273,7 @@ impl Vm {
                 Refusal::new(
                     code::WRONG_STATE,
                     0,
-                    format_args!("{} is not running", self.record.name),
+                    format_args!("{} is not running", self.name),
                 )
             })
     }
@@ -380,10 +285,7 @@ pub fn begin(vm: &Arc<Vm>) -> Result<(), Refusal> {
         return Err(Refusal::new(
             code::WRONG_STATE,
             0,
-            format_args!(
-                "{} is already running, or its end is not complete",
-                vm.record.name
-            ),
+            format_args!("{} is already running, or its end is not complete", vm.name),
         ));
     }
     begin_again(vm)
@@ -398,8 +300,9 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
     };
     if starts == 1 && vm.last_status().is_some() {
         // It was refused, be it for its description.
-        create::check(&vm.record)?;
-        create::adopt(&vm.record)?;
+        let record = vm.record();
+        create::check(&record)?;
+        create::adopt(&record)?;
     }
     memory::admit(vm)?;
     stretch::look(Kind::Control);
@@ -408,8 +311,8 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
     *vm.life.lock() = Life::Running(Arc::clone(&instance));
     log::info!(
         "{} starts: {} vCPUs, {} MiB, {}",
-        vm.record.name,
-        vm.record.vcpus,
+        vm.name,
+        instance.vcpus.len(),
         instance.space.range().size >> 20,
         instance.home
     );
@@ -489,67 +392,55 @@ pub fn resume(name: VmName, time_stood_still: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Changes a VM's share of CPU time, what memory it is promised, and how it shares it.
+/// Changes a VM's description, and what runs of it.
 pub fn set(request: &SetRequest) -> Result<(), Refusal> {
-    let vm = find(request.name)?;
-    let (weight, cap) = create::share(request.weight, request.cap, *vm.share.lock())?;
-    let before_terms = vm.terms();
-    let terms = memory::change(&vm, request)?;
-    let before = *vm.sharing.lock();
-    let sharing = before.change(request)?;
-    let links = links(&vm, request)?;
+    let vm = find(request.to.name)?;
+    let (name, before) = (vm.name, vm.record());
+    let record = request.applied_to(&before).ok_or_else(|| {
+        let what = format_args!("a field of {name} is to change that is settled when it is made");
+        Refusal::new(code::IMPOSSIBLE, 0, what)
+    })?;
+    let mut nets = record.nets.iter().zip(&request.mask.nets);
+    if let Some(n) = nets.position(|(net, mask)| net.switch.is_empty() && mask.flags != 0) {
+        let what = format_args!("{name} has no network device {n} (they count from 0)");
+        return Err(Refusal::new(code::IMPOSSIBLE, n as u64, what));
+    }
+    create::check(&record)?;
+    let terms = memory::terms(&record);
+    memory::admit_change(&vm, terms)?;
     let instance = vm.instance();
-    if (before.group, before.hide) != (sharing.group, sharing.hide) {
+    if (before.group, before.hide) != (record.group, record.hide) {
         if instance.is_some() {
-            let name = request.name;
             let what = format_args!(
                 "{name} is running; stop it before changing its share group or `hide`"
             );
             return Err(Refusal::new(code::WRONG_STATE, 0, what));
         }
-        create::adopt(&VmRecord {
-            group: sharing.group,
-            ..vm.record
-        })?;
+        create::adopt(&record)?;
     }
-    vm.links_down.store(links, Ordering::Relaxed);
-    *vm.share.lock() = (weight, cap);
-    *vm.terms.lock() = terms;
-    *vm.sharing.lock() = sharing;
+    *vm.record.lock() = record;
     memory::tick();
     if let Some(instance) = instance {
-        if terms != before_terms {
+        if terms != memory::terms(&before) {
             memory::ask_for_nothing(&vm, &instance);
         }
-        let policy = create::policy(&vm.described());
-        instance.space.set_policy(policy);
-        instance.set_hold(sharing.hold_ms);
-        show_links(&instance, links);
+        instance.space.set_policy(create::policy(&record));
+        instance.set_hold(record.hold_ms);
+        show_links(&instance, &record);
         for vcpu in &instance.vcpus {
-            crate::sched::entitle(vcpu.entity, weight, cap);
+            crate::sched::entitle(vcpu.entity, record.weight as u16, record.cap as u8);
         }
     }
     Ok(())
 }
 
-/// Links that are down, in bits, as a request changes them.
-fn links(vm: &Vm, request: &SetRequest) -> Result<u32, Refusal> {
-    let [up, down] = request.links.map(u32::from);
-    let odd = (up | down) & !nets(&vm.record, |_| true);
-    if odd != 0 {
-        let (name, n) = (vm.record.name, odd.trailing_zeros());
-        let what = format_args!("{name} has no network device {n} (they count from 0)");
-        return Err(Refusal::new(code::IMPOSSIBLE, n.into(), what));
-    }
-    Ok((vm.links_down.load(Ordering::Relaxed) | down) & !up)
-}
-
-fn show_links(instance: &Instance, down: u32) {
-    let mut nets = 0;
+/// Lets the guest see which of its links are up.
+fn show_links(instance: &Instance, record: &VmRecord) {
+    let mut nets = record.nets.iter();
     for (window, slot) in instance.virtio.iter().enumerate() {
         if let Slot::Net(net) = slot {
-            net.set_link(instance, window, down >> nets & 1 == 0);
-            nets += 1;
+            let up = nets.next().is_none_or(|net| net.flags & NET_DOWN == 0);
+            net.set_link(instance, window, up);
         }
     }
 }

@@ -108,7 +108,7 @@ fn about(request: &Request<'_>) -> Option<VmName> {
     match request {
         Request::About(_, name) | Request::ConsoleInput(name, _) => Some(*name),
         Request::List(after) | Request::Mem(after) => *after,
-        Request::Set(asked) => Some(asked.name),
+        Request::Set(asked) => Some(asked.to.name),
         Request::Reclaim(asked) => Some(asked.name),
         Request::Pages(_, asked) => Some(asked.name),
         Request::NumaMove(asked) => Some(asked.name),

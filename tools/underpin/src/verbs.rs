@@ -13,8 +13,9 @@ use crate::{
     vmfile::{self, VmFile},
 };
 use abi::{
-    bundle::{VmRecord, block_policy, claim, kind},
-    control::{KEEP, SetRequest, code, request, state},
+    Text,
+    bundle::{NET_DOWN, VmRecord, block_policy, claim, kind},
+    control::{SetRequest, code, request, state},
 };
 use clap::CommandFactory as _;
 use serde_json::json;
@@ -190,40 +191,36 @@ impl Context {
     }
 
     fn set(&self, options: &Set) -> Result<()> {
-        let name = vm_name(&options.vm)?;
-        let claim = match options.claim {
-            None => KEEP,
-            Some(Claim::None) => claim::NONE.into(),
-            Some(Claim::Grow) => claim::GROW.into(),
-            Some(Claim::Start) => claim::START.into(),
-        };
-        let blocks = match options.blocks {
-            None => KEEP,
-            Some(Blocks::Share) => block_policy::SHARE.into(),
-            Some(Blocks::Keep) => block_policy::KEEP.into(),
-        };
+        let mut set = SetRequest::about(vm_name(&options.vm)?);
+        let SetRequest { to, mask } = &mut set;
+        change(options.weight, (&mut to.weight, &mut mask.weight), !0);
+        change(options.cap, (&mut to.cap, &mut mask.cap), !0);
+        change(options.base, (&mut to.base, &mut mask.base), !0);
+        change(options.max, (&mut to.memory, &mut mask.memory), !0);
+        let claim = options.claim.map(|claim| match claim {
+            Claim::None => claim::NONE,
+            Claim::Grow => claim::GROW,
+            Claim::Start => claim::START,
+        });
+        change(claim, (&mut to.claim, &mut mask.claim), !0);
+        let blocks = options.blocks.map(|blocks| match blocks {
+            Blocks::Share => block_policy::SHARE,
+            Blocks::Keep => block_policy::KEEP,
+        });
+        change(blocks, (&mut to.blocks, &mut mask.blocks), !0);
+        let (never, hide) = (options.never.map(u8::from), options.hide.map(u8::from));
+        change(never, (&mut to.never_share, &mut mask.never_share), !0);
+        change(hide, (&mut to.hide, &mut mask.hide), !0);
+        change(options.hold, (&mut to.hold_ms, &mut mask.hold_ms), !0);
+        change(options.group, (&mut to.group, &mut mask.group), Text::ONES);
         // The last word about a device counts.
-        let mut links = [0; 2];
         for (device, up) in &options.link {
-            let (wanted, other) = (usize::from(!up), usize::from(*up));
-            links[wanted] |= 1 << device;
-            links[other] &= !(1 << device);
+            if let (Some(to), Some(mask)) = (to.nets.get_mut(*device), mask.nets.get_mut(*device)) {
+                to.flags = if *up { 0 } else { NET_DOWN };
+                mask.flags = NET_DOWN;
+            }
         }
-        let bit = |choice: Option<bool>| choice.map_or(KEEP, u32::from);
-        self.connect()?.set(&SetRequest {
-            name,
-            weight: options.weight.unwrap_or(0),
-            cap: options.cap.unwrap_or(KEEP),
-            base: options.base.unwrap_or(0),
-            max: options.max.unwrap_or(0),
-            claim,
-            blocks,
-            never_share: bit(options.never),
-            hide: bit(options.hide),
-            group: options.group.unwrap_or_default(),
-            hold_ms: options.hold.map_or(KEEP, u32::from),
-            links,
-        })?;
+        self.connect()?.set(&set)?;
         self.done(&options.vm, "set")
     }
 
@@ -357,4 +354,11 @@ fn manual(directory: Option<&Path>) -> Result<()> {
         .render(&mut page)
         .map_err(failed)?;
     print(&String::from_utf8_lossy(&page))
+}
+
+/// Sets a field of a description and all of its mask, where a value was given.
+fn change<T: Copy>(value: Option<T>, (to, mask): (&mut T, &mut T), all: T) {
+    if let Some(value) = value {
+        (*to, *mask) = (value, all);
+    }
 }

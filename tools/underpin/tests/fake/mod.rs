@@ -5,7 +5,7 @@ mod memory;
 
 use abi::{
     Text,
-    bundle::kind,
+    bundle::{NET_DOWN, VmRecord, kind},
     control::{
         CpuStatus, EntryStatus, EventsHeader, MachineStatus, NodeStatus, REPLY, ReplyHeader,
         Request, SetRequest, TRACE_CPUS, TraceEvent, TraceStatus, VERSION, VcpuStatus, VmName,
@@ -234,15 +234,17 @@ impl Hypervisor {
     }
 
     fn set(&mut self, set: &SetRequest) -> Answer {
-        let n = self.find(&set.name)?;
-        if set.weight != 0 {
-            self.vms[n].weight = set.weight;
+        let n = self.find(&set.to.name)?;
+        let mut record = VmRecord::new_zeroed();
+        (record.weight, record.base) = (self.vms[n].weight, self.base);
+        for (device, net) in record.nets.iter_mut().enumerate() {
+            net.flags = (self.vms[n].links_down >> device & 1) * NET_DOWN;
         }
-        let [up, down] = set.links.map(u32::from);
+        let changed = set.applied_to(&record).unwrap();
         let vm = &mut self.vms[n];
-        vm.links_down = (vm.links_down | down) & !up;
-        if set.base != 0 {
-            self.base = set.base;
+        (vm.weight, self.base, vm.links_down) = (changed.weight, changed.base, 0);
+        for (device, net) in changed.nets.iter().enumerate() {
+            vm.links_down |= u32::from(net.flags == NET_DOWN) << device;
         }
         Ok((0, Vec::new()))
     }
