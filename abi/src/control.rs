@@ -242,8 +242,10 @@ pub struct MachineStatus {
     pub card_frames: [u64; 3],
     /// How many frames were cleaned to be shared, and how often all instruction caches were emptied.
     pub caches: [u64; 2],
+    /// 1: it has a source of random bits.
+    pub seeded: u64,
 }
-const _: () = assert!(size_of::<MachineStatus>() == 112);
+const _: () = assert!(size_of::<MachineStatus>() == 120);
 
 /// A pCPU.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -78,6 +78,8 @@ pub mod flag {
     pub const SECURE_EL2: u64 = 1 << 1;
     /// An SMMU is under EL2: devices reach only what they are given.
     pub const SMMU: u64 = 1 << 2;
+    /// The machine has a source of random bits.
+    pub const SEEDED: u64 = 1 << 3;
 }
 
 /// CRm and op2 (op0 3, op1 0, CRn 0) of what [`ID_REGISTERS`] gives: `ID_AA64PFR0` to `PFR2`, `ZFR0`,

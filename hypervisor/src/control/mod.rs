@@ -299,6 +299,7 @@ fn machine(caller: Caller) -> MachineStatus {
         uptime_ns: host::nanoseconds(timer::now() - host.started),
         card_frames: crate::physical::nic::counts(),
         caches: [&frames::CLEANED, &frames::EMPTIED].map(|count| count.load(Ordering::Relaxed)),
+        seeded: crate::entropy::is_seeded().into(),
     }
 }
 

@@ -32,7 +32,9 @@ fn facts(expected: u64, context: &GuestContext) -> Results {
     let os0 = get();
     let exceptions = run::id_register(4, 0);
     let has = |shift: u32, flag: u64| (exceptions >> shift & 0xf != 0).then_some(flag);
-    let flags = has(12, flag::EL3).unwrap_or(0) | has(36, flag::SECURE_EL2).unwrap_or(0);
+    let seeded = crate::entropy::is_seeded().then_some(flag::SEEDED);
+    let flags = [has(12, flag::EL3), has(36, flag::SECURE_EL2), seeded];
+    let flags = flags.into_iter().flatten().fold(0, |all, flag| all | flag);
     let mut results = [0; 18];
     results[1..12].copy_from_slice(&[
         REVISION,

@@ -233,7 +233,7 @@ pub const REFUSALS: [Code; 29] = [
 ];
 
 /// What `doctor` checks, in its order.
-pub const CHECKS: [Code; 14] = [
+pub const CHECKS: [Code; 15] = [
     code(
         "arm64",
         "the machine is a 64-bit Arm machine",
@@ -326,6 +326,12 @@ pub const CHECKS: [Code; 14] = [
         "devices reach only memory that is theirs",
         &["No SMMU is under Underpin's control."],
         &["DMA is open: trust this system's drivers and devices, or do not run others beside it."],
+    ),
+    code(
+        "random-bits",
+        "the machine has a source of random bits for guests' seeds and Underpin's own keys",
+        &["The boot loader left no rng-seed, the CPUs have no RNDR, and the firmware has no TRNG."],
+        &["Attaching works. Let the boot loader write /chosen/rng-seed into the device tree at each boot."],
     ),
     code(
         "switch",

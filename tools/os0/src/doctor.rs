@@ -138,6 +138,7 @@ pub fn examine(system: &dyn System) -> Report {
         "e2h" => e2h(cpus),
         "cpu-features" => cpu_features(cpus, &features),
         "smmu" => smmu(cpus),
+        "random-bits" => random_bits(cpus),
         _ => switch(cpus),
     };
     let checks = CHECKS.iter().map(|code| {
@@ -462,6 +463,21 @@ fn smmu(cpus: &[Value]) -> Found {
             "none is under the hypervisor; DMA: open".to_owned(),
         ),
         None => (State::Note, "DMA: open".to_owned()),
+    }
+}
+
+/// A machine without a source of random bits, in one sentence.
+pub const WITHOUT_RANDOM_BITS: &str = "none: the machine has no source of random bits, so guests get no seeds and no \
+    entropy device, and whatever needs a secret key is refused";
+
+fn random_bits(cpus: &[Value]) -> Found {
+    match flags(cpus) {
+        Some(flags) if flags & flag::SEEDED != 0 => holds("from the machine's sources"),
+        Some(_) => (State::Note, WITHOUT_RANDOM_BITS.to_owned()),
+        None => (
+            State::Note,
+            "the hypervisor tells, through the module".to_owned(),
+        ),
     }
 }
 

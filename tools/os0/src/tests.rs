@@ -208,6 +208,23 @@ fn an_upgrade_to_a_file_that_is_not_there_asks_for_one() {
 }
 
 #[test]
+fn a_machine_without_random_bits_is_told_of_and_is_ready() {
+    let mut fake = Fake::ready();
+    for (flags, state) in [(0, State::Note), (8, State::Holds)] {
+        for cpu in 0..2 {
+            fake.facts.as_mut().unwrap()["cpus"][cpu]["flags"] = json!(flags);
+        }
+        let report = examine(&fake);
+        let mut checks = report.checks.iter();
+        let check = checks.find(|check| check.name == "random-bits").unwrap();
+        assert_eq!((check.state, report.is_ready()), (state, true));
+        let ended = run(Verb::Doctor, false, &fake);
+        let is_told = ended.output.contains("guests get no seeds");
+        assert_eq!(is_told, state == State::Note, "{}", ended.output);
+    }
+}
+
+#[test]
 fn a_refusal_has_its_name_its_reason_and_what_next() {
     let mut fake = Fake::ready();
     fake.refuses = Some("late");

@@ -79,7 +79,12 @@ fn random(sources: &'static [&str], cpu: &str, seed: &str) -> Scenario {
     Scenario::new(name, hardware, vec![vm])
         .expect("guest", "underpin-guest: psci ok", 180)
         .check(move |stage| {
-            let log = stage.machine()?.hypervisor_log();
+            let machine = stage.machine()?;
+            let shown = machine.run(&["machine"])?;
+            if shown.contains("no source of random bits") != sources.is_empty() {
+                return Err(format!("the command shows: {shown}"));
+            }
+            let log = machine.hypervisor_log();
             let told = |what: &str| log.matches(what).count();
             let from = |source: &&str| told(&format!("random bits come from {source}"));
             let all = sources.iter().all(|source| from(source) == 1);

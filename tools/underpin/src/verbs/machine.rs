@@ -51,7 +51,7 @@ fn to_json(machine: &MachineStatus, cpus: &[CpuStatus]) -> Value {
         "version": machine.version, "cpus": machine.cpus, "nodes": machine.nodes, "vms": machine.vms,
         "memory": machine.memory, "memory_free": machine.memory_free, "image": machine.image,
         "frame_table": machine.frame_table, "heap": machine.heap, "bundle": machine.bundle,
-        "uptime_ns": machine.uptime_ns,
+        "uptime_ns": machine.uptime_ns, "random_bits": machine.seeded == 1,
         "os0": os0.map(|[run, steal]| json!({ "run_ns": run, "steal_ns": steal })),
         "stretches": stretches(cpus),
         "caches": { "frames_cleaned": machine.caches[0], "code_emptied": machine.caches[1] },
@@ -83,6 +83,9 @@ fn to_text(machine: &MachineStatus, cpus: &[CpuStatus]) -> String {
         ),
         ("up for", units::nanoseconds(machine.uptime_ns)),
     ];
+    if machine.seeded == 0 {
+        pairs.push(("random bits", tools_os0::WITHOUT_RANDOM_BITS.to_owned()));
+    }
     if let Some(longest) = longest_stretch(cpus) {
         pairs.push(("masked at most", longest));
     }
