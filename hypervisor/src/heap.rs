@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
-use machine_heap::{Heap, Source};
+use machine_heap::{Heap, Reservation, Source};
 use model_addr::{FRAME_SIZE, NodeId};
 
 pub use machine_heap::try_box;
@@ -11,7 +11,7 @@ pub use machine_heap::try_box;
 const GROWTH_ORDER: u8 = 7;
 
 /// Frames of the pools; none once the heap is confined.
-struct Pools {
+pub struct Pools {
     confined: AtomicBool,
 }
 
@@ -32,6 +32,12 @@ unsafe impl Source for Pools {
         let start = core::ptr::with_exposed_provenance_mut(run.address().0 as usize);
         Some((NonNull::new(start)?, (FRAME_SIZE << order) as usize))
     }
+
+    fn owner(&self) -> Option<usize> {
+        let cpu = crate::cpu::this();
+        // Interrupts are taken between pieces of work; what is reserved is the work's.
+        (!cpu.stretch.is_interrupt()).then_some(cpu.id.0.into())
+    }
 }
 
 /// Gives the heap `size` bytes from `start` on, and nothing else from now on: beneath OS-0, frames are
@@ -50,8 +56,7 @@ pub fn usage() -> (u64, u64) {
     HEAP.usage()
 }
 
-/// Makes sure that `bytes` more can be allocated; see [`Heap::reserve`].
-#[must_use]
-pub fn reserve(bytes: usize) -> bool {
+/// Sets `bytes` aside for this CPU; see [`Heap::reserve`].
+pub fn reserve(bytes: usize) -> Option<Reservation<'static, Pools>> {
     HEAP.reserve(bytes)
 }

@@ -101,6 +101,11 @@ impl Stretch {
         self.kind.set(Kind::Switch);
     }
 
+    /// Whether it is a physical interrupt's.
+    pub fn is_interrupt(&self) -> bool {
+        self.kind.get() == Kind::Interrupt
+    }
+
     /// It turns out to be of that kind.
     pub fn turn_to(&self, kind: Kind) {
         self.kind.set(kind);

@@ -118,10 +118,10 @@ fn turn(classes: u32) -> Result<(), Refusal> {
             continue;
         }
         let bytes = CAPACITY * size_of::<Slot>();
-        if !heap::reserve(bytes) {
+        let _reserved = heap::reserve(bytes).ok_or_else(|| {
             let what = format_args!("no memory left for {bytes} bytes of events per CPU");
-            return Err(Refusal::new(code::NO_MEMORY, bytes as u64, what));
-        }
+            Refusal::new(code::NO_MEMORY, bytes as u64, what)
+        })?;
         let slots: Box<[Slot]> = (0..CAPACITY).map(|_| empty()).collect();
         let _ = cpu.trace.ring.set(Ring::new(slots));
     }

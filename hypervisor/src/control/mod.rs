@@ -132,8 +132,9 @@ fn check(caller: Caller, kind: u32, request: &Request<'_>) -> Result<(), Refusal
 fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
     let header = incoming.header;
     let decoded = Request::decode(header.kind, incoming.payload.bytes());
+    let reserved = heap::reserve(2 * ROOM);
     let result = match decoded {
-        Some(request) if heap::reserve(2 * ROOM) => {
+        Some(request) if reserved.is_some() => {
             check(caller, header.kind, &request).and_then(|()| act(request, caller))
         }
         Some(_) => {

@@ -47,9 +47,9 @@ static SOME: AtomicBool = AtomicBool::new(false);
 
 /// A VM starts that may ask things; `false` where there are as many as can be, or no memory.
 pub fn enter(vm: VmId, name: Text<32>, group: Text<24>, rights: u8) -> bool {
-    if !heap::reserve(ROOM) {
+    let Some(_reserved) = heap::reserve(ROOM) else {
         return false;
-    }
+    };
     let way = Way {
         vm,
         name,

@@ -134,13 +134,10 @@ pub fn instance_with(
     space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
 ) -> Result<Arc<Instance>, Refusal> {
     let record = &vm.record();
-    if !heap::reserve(HEAP_FOR_A_VM) {
-        return Err(Refusal::new(
-            code::NO_MEMORY,
-            HEAP_FOR_A_VM as u64,
-            format_args!("no memory left for the VM's bookkeeping"),
-        ));
-    }
+    let _reserved = heap::reserve(HEAP_FOR_A_VM).ok_or_else(|| {
+        let what = format_args!("no memory left for the VM's bookkeeping");
+        Refusal::new(code::NO_MEMORY, HEAP_FOR_A_VM as u64, what)
+    })?;
     let (weight, cap) = (record.weight as u16, record.cap as u8);
     let nodes = sched::node_set(record.nodes);
     let load = u64::from(weight) * u64::from(record.vcpus);

@@ -1,12 +1,13 @@
 //! EL2's small heap: for objects that live as long as a VM or the machine. Hot paths never come here.
 //!
 //! A failed allocation of Rust's own stops the machine. So code that allocates on behalf of a request or a guest first
-//! asks [`Heap::reserve`], or allocates by [`try_box`], which fails softly. The heap is not of EL2 alone, so that tests
+//! takes a [`Reservation`], or allocates by [`try_box`], which fails softly. A reservation is a block that others cannot
+//! get; where memory is short, its owner's allocations are cut from its end. The heap is not of EL2 alone, so that tests
 //! can run it out of memory on a host.
 //!
 //! # Soundness
 //! The allocator gives out each byte once, as talc does under its lock; runs of memory are the heap's for ever, by the
-//! contract of [`Source`] and [`Heap::claim`].
+//! contract of [`Source`] and [`Heap::claim`]. The block of a reservation is nobody's until it is cut or given back.
 #![no_std]
 #![allow(unsafe_code)]
 
@@ -29,11 +30,87 @@ use talc::source::Manual;
 pub unsafe trait Source: Sync {
     /// A run of at least `bytes`, as its start and its size in bytes; `None` where memory is short.
     fn run(&self, bytes: usize) -> Option<(NonNull<u8>, usize)>;
+
+    /// Who allocates now: a CPU, by its number; `None` for whoever does it at a time of somebody else's.
+    fn owner(&self) -> Option<usize>;
+}
+
+/// The most reservations at a time: one request has two, one within the other, and one CPU does requests.
+const RESERVATIONS_MAX: usize = 4;
+/// By what talc rounds blocks up.
+const UNIT: usize = 32;
+
+struct Held {
+    owner: Option<usize>,
+    block: NonNull<u8>,
+    bytes: usize,
+}
+
+struct State {
+    talc: Talc<Manual, DefaultBinning>,
+    held: [Option<Held>; RESERVATIONS_MAX],
+}
+
+// SAFETY: what is held is memory of the heap's, which is any thread's.
+unsafe impl Send for State {}
+
+impl State {
+    fn allocate(&mut self, layout: Layout, source: &impl Source) -> Option<NonNull<u8>> {
+        // SAFETY: the layout has a size.
+        let block = unsafe { self.talc.try_allocate(layout) };
+        block.or_else(|| self.cut(layout, source.owner()))
+    }
+
+    /// Cuts a block from the end of what the owner has reserved last, or before.
+    #[cold]
+    fn cut(&mut self, layout: Layout, owner: Option<usize>) -> Option<NonNull<u8>> {
+        let held = self.held.iter_mut().rev().flatten();
+        for own in held.filter(|held| owner.is_some() && held.owner == owner) {
+            let mut bytes = (layout.size() + 1).next_multiple_of(UNIT);
+            // More than once only for the sake of a large alignment.
+            while bytes < own.bytes {
+                let (start, whole) = (own.block.as_ptr(), block_of(own.bytes));
+                own.bytes -= bytes;
+                // SAFETY: the block was allocated so, and is smaller now; the layout has a size.
+                let block = unsafe {
+                    self.talc.shrink(start, whole, own.bytes);
+                    self.talc.try_allocate(layout)
+                };
+                if block.is_some() {
+                    return block;
+                }
+                bytes = UNIT;
+            }
+        }
+        None
+    }
+}
+
+/// Bytes for whoever reserved them.
+const fn block_of(bytes: usize) -> Layout {
+    // SAFETY: an alignment of one fits any size that was allocated.
+    unsafe { Layout::from_size_align_unchecked(bytes, 1) }
+}
+
+/// Memory for whoever has reserved it ([`Heap::reserve`]), as long as this is there.
+pub struct Reservation<'a, S: Source> {
+    heap: &'a Heap<S>,
+    place: usize,
+}
+
+impl<S: Source> Drop for Reservation<'_, S> {
+    fn drop(&mut self) {
+        let mut state = self.heap.state.lock();
+        if let Some(Held { block, bytes, .. }) = state.held[self.place].take() {
+            // SAFETY: it was allocated, and is so large now.
+            unsafe { state.talc.deallocate(block.as_ptr(), block_of(bytes)) }
+        }
+    }
 }
 
 /// A heap that grows by runs of `S`.
 pub struct Heap<S> {
-    talc: SpinLock<Talc<Manual, DefaultBinning>>,
+    state: SpinLock<State>,
     claimed: AtomicU64,
     used: AtomicU64,
     source: S,
@@ -49,7 +126,13 @@ impl<S> Heap<S> {
     /// A heap without memory yet.
     pub const fn new(source: S) -> Self {
         Self {
-            talc: SpinLock::new(Rank::Heap, Talc::new(Manual)),
+            state: SpinLock::new(
+                Rank::Heap,
+                State {
+                    talc: Talc::new(Manual),
+                    held: [const { None }; RESERVATIONS_MAX],
+                },
+            ),
             claimed: AtomicU64::new(0),
             used: AtomicU64::new(0),
             source,
@@ -73,27 +156,35 @@ impl<S> Heap<S> {
     /// RAM that nobody else has, for ever.
     pub unsafe fn claim(&self, start: *mut u8, size: usize) -> bool {
         // SAFETY: the caller's promise.
-        let claimed = unsafe { self.talc.lock().claim(start, size) };
+        let claimed = unsafe { self.state.lock().talc.claim(start, size) };
         self.claimed.fetch_add(size as u64, Ordering::Relaxed);
         claimed.is_some()
     }
 }
 
 impl<S: Source> Heap<S> {
-    /// Makes sure that `bytes` more can be allocated, in one run with a quarter to spare for the heap's own words;
-    /// `false` where the source has no memory for them.
-    #[must_use]
-    pub fn reserve(&self, bytes: usize) -> bool {
-        let Ok(layout) = Layout::array::<u8>(bytes.max(4) / 4 * 5) else {
-            return false;
-        };
-        // SAFETY: the layout has a size. Not by the global `alloc`, which the compiler may leave out.
-        let run = unsafe { self.alloc(layout) };
-        if !run.is_null() {
-            // SAFETY: it was just allocated, for this layout.
-            unsafe { self.dealloc(run, layout) }
+    /// Sets `bytes` aside for whoever asks ([`Source::owner`]), in one run with a quarter to spare for the heap's own
+    /// words: so much it can allocate, whatever others do meanwhile. `None` where the source has no memory for them.
+    pub fn reserve(&self, bytes: usize) -> Option<Reservation<'_, S>> {
+        let layout = Layout::array::<u8>(bytes.max(4) / 4 * 5).ok()?;
+        loop {
+            let mut state = self.state.lock();
+            let place = state.held.iter().position(Option::is_none)?;
+            // SAFETY: the layout has a size.
+            if let Some(block) = unsafe { state.talc.try_allocate(layout) } {
+                let (owner, bytes) = (self.source.owner(), layout.size());
+                state.held[place] = Some(Held {
+                    owner,
+                    block,
+                    bytes,
+                });
+                return Some(Reservation { heap: self, place });
+            }
+            drop(state);
+            if !self.grow(layout.size()) {
+                return None;
+            }
         }
-        !run.is_null()
     }
 
     fn grow(&self, bytes: usize) -> bool {
@@ -109,8 +200,7 @@ impl<S: Source> Heap<S> {
 unsafe impl<S: Source> GlobalAlloc for Heap<S> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         loop {
-            // SAFETY: the caller's promise: the layout has a size.
-            let block = unsafe { self.talc.lock().try_allocate(layout) };
+            let block = self.state.lock().allocate(layout, &self.source);
             if let Some(block) = block {
                 self.used.fetch_add(layout.size() as u64, Ordering::Relaxed);
                 return block.as_ptr();
@@ -124,7 +214,7 @@ unsafe impl<S: Source> GlobalAlloc for Heap<S> {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         self.used.fetch_sub(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: the caller's promise: `alloc` gave the block for this layout.
-        unsafe { self.talc.lock().deallocate(block, layout) }
+        unsafe { self.state.lock().talc.deallocate(block, layout) }
     }
 }
 

@@ -5,10 +5,10 @@ mod limited;
 
 use limited::{Limited, give, take};
 use machine_heap::{Heap, try_box};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 #[global_allocator]
-static GLOBAL: Heap<Limited> = Heap::new(Limited(AtomicUsize::new(usize::MAX)));
+static GLOBAL: Heap<Limited> = Heap::new(Limited::of(usize::MAX));
 
 #[test]
 fn a_box_that_does_not_fit_gives_its_value_back() {
