@@ -13,7 +13,7 @@ use tests_boot::assets;
 const FUZZ_SECONDS: &str = "10";
 
 /// The seed of all property tests in the gate, so that what passed passes again; `soak` looks further.
-const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261121");
+pub const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261121");
 
 /// What the measuring machine may use, because it is loaded into QEMU and never linked with the rest.
 const SIM_LICENCES: [(&str, &str); 1] = [("qemu-plugin-sys", "GPL-2.0-or-later")];

@@ -2,14 +2,17 @@
 //!
 //! A file of `tests/mutants/` begins with `What:`, a sentence that says which fault it is, and `Caught-by:`,
 //! which is `host ARGUMENTS` of `cargo test`, `boot SCENARIOS`, or `bench ARGUMENTS` of `xtask bench`; the patch follows.
-//! The test must pass without the fault: each is run so once before.
+//!
+//! All tests first run once without a fault, where each must pass. The faults follow in the order of their tests, so that
+//! neighbours touch the same crates: putting one back and the next one in is one build.
 
 use crate::{
+    gate::PROPERTY_SEED,
     project,
     step::{Outcome, Step, Steps, print_line},
 };
 use std::{
-    fs,
+    fmt, fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
@@ -26,7 +29,7 @@ struct Mutant {
 }
 
 /// Who is to notice it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Test {
     /// Arguments of `cargo test`.
     Host(String),
@@ -49,6 +52,7 @@ pub fn run(names: &[String]) -> bool {
         Ok(mut mutants) => {
             let is_named = |name: &str| names.iter().any(|part| name.contains(part.as_str()));
             mutants.retain(|mutant| names.is_empty() || is_named(&mutant.name));
+            mutants.sort_by(|one, other| one.caught_by.cmp(&other.caught_by));
             mutants
         }
         Err(why) => {
@@ -60,8 +64,11 @@ pub fn run(names: &[String]) -> bool {
         print_line("no file of tests/mutants/ has such a name");
         return false;
     }
+    let mut tests: Vec<&Test> = chosen.iter().map(|mutant| &mutant.caught_by).collect();
+    tests.dedup();
     let copy = project::products().join("mutants");
-    let mut steps = Steps::new(chosen.len() + 1, project::products().join("mutant-logs"));
+    let count = 1 + tests.len() + chosen.len();
+    let mut steps = Steps::new(count, project::products().join("mutant-logs"));
     let made = steps.run("copy of HEAD", |_| {
         check_out(&copy)?;
         lend_modules(&copy)
@@ -69,28 +76,42 @@ pub fn run(names: &[String]) -> bool {
     if made.is_none() {
         return false;
     }
-    let mut living = 0;
-    let mut sound: Vec<&Test> = Vec::new();
-    for mutant in &chosen {
-        let done = steps.run(&mutant.name, |step| {
-            if !sound.contains(&&mutant.caught_by) {
-                match judge(step, &mutant.caught_by, &copy)? {
-                    Fate::Lives => sound.push(&mutant.caught_by),
-                    Fate::Caught => return Err("its test fails without the fault, too".to_owned()),
-                }
-            }
-            match try_one(step, mutant, &copy)? {
-                Fate::Caught => Ok(()),
-                Fate::Lives => Err(format!("not noticed by its test: {}", mutant.what)),
-            }
-        });
-        living += usize::from(done.is_none());
-    }
+    tests.retain(|test| sound(&mut steps, test, &copy));
+    let caught = |mutant: &&Mutant| try_one(&mut steps, mutant, tests.as_slice(), &copy);
+    let caught = chosen.iter().filter(caught).count();
     print_line(&format!(
-        "{} passed, {living} failed",
-        chosen.len() - living
+        "{caught} passed, {} failed",
+        chosen.len() - caught
     ));
-    living == 0
+    caught == chosen.len()
+}
+
+/// Whether a test passes without a fault.
+fn sound(steps: &mut Steps, test: &Test, copy: &Path) -> bool {
+    let name = format!("without a fault: {test}");
+    let passed = steps.run(&name, |step| match judge(step, test, copy)? {
+        Fate::Lives => Ok(()),
+        Fate::Caught => Err("the test fails without a fault".to_owned()),
+    });
+    passed.is_some()
+}
+
+/// Puts a fault in, runs its test and takes it out again; gives whether it was caught.
+fn try_one(steps: &mut Steps, mutant: &Mutant, sound: &[&Test], copy: &Path) -> bool {
+    let caught = steps.run(&mutant.name, |step| {
+        if !sound.contains(&&mutant.caught_by) {
+            return Err("its test fails without the fault, too".to_owned());
+        }
+        must(git(copy).arg("apply").arg(&mutant.patch))
+            .map_err(|why| format!("the patch does not apply any more: {why}"))?;
+        let fate = judge(step, &mutant.caught_by, copy);
+        must(git(copy).args(["checkout", "--force", "--", "."]))?;
+        match fate? {
+            Fate::Caught => Ok(()),
+            Fate::Lives => Err(format!("not noticed by its test: {}", mutant.what)),
+        }
+    });
+    caught.is_some()
 }
 
 /// All faults that are kept, by name.
@@ -180,14 +201,6 @@ fn lend_modules(copy: &Path) -> Outcome {
     linked.map_err(|error| format!("cannot link {}: {error}", lent.display()))
 }
 
-fn try_one(step: &mut Step<'_>, mutant: &Mutant, copy: &Path) -> Outcome<Fate> {
-    must(git(copy).arg("apply").arg(&mutant.patch))
-        .map_err(|why| format!("the patch does not apply any more: {why}"))?;
-    let fate = judge(step, &mutant.caught_by, copy);
-    must(git(copy).args(["checkout", "--force", "--", "."]))?;
-    fate
-}
-
 /// Builds the copy, which must work, and runs the test.
 fn judge(step: &mut Step<'_>, test: &Test, copy: &Path) -> Outcome<Fate> {
     let cargo = |words: &str| {
@@ -206,6 +219,7 @@ fn judge(step: &mut Step<'_>, test: &Test, copy: &Path) -> Outcome<Fate> {
         ] {
             command.env_remove(variable);
         }
+        command.env(PROPERTY_SEED.0, PROPERTY_SEED.1);
         command
     };
     let mut test = match test {
@@ -214,7 +228,10 @@ fn judge(step: &mut Step<'_>, test: &Test, copy: &Path) -> Outcome<Fate> {
             cargo(&format!("test {words}"))
         }
         Test::Boot(words) => {
-            step.command(&mut cargo("run -p xtask -- build"))?;
+            step.command(&mut cargo(&format!(
+                "run --release -p xtask -- {}",
+                build(words)
+            )))?;
             step.command(&mut cargo("build --release -p tests_boot"))?;
             cargo(&format!("run --release -p tests_boot -- {words}"))
         }
@@ -225,6 +242,26 @@ fn judge(step: &mut Step<'_>, test: &Test, copy: &Path) -> Outcome<Fate> {
     };
     let (passed, _) = step.watch(&mut test, |_| {})?;
     Ok(if passed { Fate::Lives } else { Fate::Caught })
+}
+
+/// The task that builds what boot scenarios need: only those beneath a Linux replace the hypervisor by another.
+fn build(scenarios: &str) -> &'static str {
+    if scenarios.contains("os0") {
+        "build"
+    } else {
+        "build --usual"
+    }
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, words) = match self {
+            Self::Host(words) => ("host", words),
+            Self::Boot(words) => ("boot", words),
+            Self::Bench(words) => ("bench", words),
+        };
+        write!(f, "{kind} {words}")
+    }
 }
 
 #[cfg(test)]
