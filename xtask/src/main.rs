@@ -112,8 +112,11 @@ enum Task {
     },
     /// Put each kept fault into a copy of the sources: its test must notice it
     Mutants {
-        /// Only those whose name contains one of these
+        /// Only those whose name or test contains one of these
         names: Vec<String>,
+        /// Do not run each test without a fault first: `xtask test` has passed
+        #[arg(long)]
+        trusted: bool,
     },
     /// Check the house rules
     Tidy,
@@ -151,7 +154,7 @@ fn main() -> ExitCode {
         } => bench_numa::run(&cases, &only, built, write, &mut Verdict::print()),
         Task::BenchOs0 { write } => bench_os0::run(write, &mut Verdict::print()),
         Task::Soak { hours } => soak::run(hours),
-        Task::Mutants { names } => mutants::run(&names),
+        Task::Mutants { names, trusted } => mutants::run(&names, trusted),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),
         Task::Licences => gate::alone("licences"),

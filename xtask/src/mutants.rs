@@ -3,8 +3,9 @@
 //! A file of `tests/mutants/` begins with `What:`, a sentence that says which fault it is, and `Caught-by:`,
 //! which is `host ARGUMENTS` of `cargo test`, `boot SCENARIOS`, or `bench ARGUMENTS` of `xtask bench`; the patch follows.
 //!
-//! All tests first run once without a fault, where each must pass. The faults follow in the order of their tests, so that
-//! neighbours touch the same crates: putting one back and the next one in is one build.
+//! All tests first run once without a fault, where each must pass, unless they are trusted to: after a gate that passed.
+//! The faults follow in the order of their tests, so that neighbours touch the same crates: taking one out and putting the
+//! next one in is one build.
 
 use crate::{
     gate::PROPERTY_SEED,
@@ -28,6 +29,15 @@ struct Mutant {
     patch: PathBuf,
 }
 
+impl Mutant {
+    fn is_one_of(&self, names: &[String]) -> bool {
+        let test = self.caught_by.to_string();
+        names
+            .iter()
+            .any(|part| self.name.contains(part) || test.contains(part))
+    }
+}
+
 /// Who is to notice it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Test {
@@ -46,12 +56,12 @@ enum Fate {
     Lives,
 }
 
-/// Runs those whose name contains one of `names`, or all; gives whether every one was caught.
-pub fn run(names: &[String]) -> bool {
+/// Runs those whose name or test contains one of `names`, or all; gives whether every one was caught. Tests that are
+/// `trusted` do not run without a fault first.
+pub fn run(names: &[String], trusted: bool) -> bool {
     let chosen = match read(&project::root().join("tests/mutants")) {
         Ok(mut mutants) => {
-            let is_named = |name: &str| names.iter().any(|part| name.contains(part.as_str()));
-            mutants.retain(|mutant| names.is_empty() || is_named(&mutant.name));
+            mutants.retain(|mutant| names.is_empty() || mutant.is_one_of(names));
             mutants.sort_by(|one, other| one.caught_by.cmp(&other.caught_by));
             mutants
         }
@@ -61,13 +71,14 @@ pub fn run(names: &[String]) -> bool {
         }
     };
     if chosen.is_empty() {
-        print_line("no file of tests/mutants/ has such a name");
+        print_line("no file of tests/mutants/ has such a name or test");
         return false;
     }
     let mut tests: Vec<&Test> = chosen.iter().map(|mutant| &mutant.caught_by).collect();
     tests.dedup();
     let copy = project::products().join("mutants");
-    let count = 1 + tests.len() + chosen.len();
+    let runs = if trusted { 0 } else { tests.len() };
+    let count = 1 + runs + chosen.len();
     let mut steps = Steps::new(count, project::products().join("mutant-logs"));
     let made = steps.run("copy of HEAD", |_| {
         check_out(&copy)?;
@@ -76,7 +87,7 @@ pub fn run(names: &[String]) -> bool {
     if made.is_none() {
         return false;
     }
-    tests.retain(|test| sound(&mut steps, test, &copy));
+    tests.retain(|test| trusted || sound(&mut steps, test, &copy));
     let caught = |mutant: &&Mutant| try_one(&mut steps, mutant, tests.as_slice(), &copy);
     let caught = chosen.iter().filter(caught).count();
     print_line(&format!(

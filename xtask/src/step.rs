@@ -55,7 +55,9 @@ impl Steps {
         if bar.is_none() {
             print_line(&title);
         }
-        let log = self.logs.join(format!("{}.log", name.replace([' ', '/'], "-")));
+        let log = self
+            .logs
+            .join(format!("{}.log", name.replace([' ', '/'], "-")));
         let start = Instant::now();
         let mut step = Step {
             title: title.clone(),
