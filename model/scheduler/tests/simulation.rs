@@ -268,6 +268,13 @@ fn weight(weight: u16) -> Parameters {
     }
 }
 
+fn cap(cap: u8) -> Parameters {
+    Parameters {
+        cap,
+        ..Parameters::default()
+    }
+}
+
 fn on(nodes: u64) -> Parameters {
     Parameters {
         nodes: NodeSet(nodes),
@@ -348,36 +355,36 @@ fn surplus_spinners_rotate_over_nodes() {
 
 #[test]
 fn caps_hold() {
-    for cap in [5, 25, 50, 90] {
+    for percent in [5, 25, 50, 90] {
         let mut machine = Machine::new(&[1], 2);
-        let capped = machine.add(
-            0,
-            Work::Spin,
-            Parameters {
-                cap,
-                ..Parameters::default()
-            },
-        );
+        let capped = machine.add(0, Work::Spin, cap(percent));
         machine.run_until(3 * SECOND);
-        let allowed = 3 * SECOND / 100 * u64::from(cap);
+        let allowed = 3 * SECOND / 100 * u64::from(percent);
         assert!(
             close(machine.ran(capped), allowed, 5),
-            "alone, {cap} %: {}",
+            "alone, {percent} %: {}",
             machine.ran(capped)
         );
     }
     let mut machine = Machine::new(&[1], 2);
-    let capped = machine.add(
-        0,
-        Work::Spin,
-        Parameters {
-            cap: 20,
-            ..Parameters::default()
-        },
-    );
+    let capped = machine.add(0, Work::Spin, cap(20));
     let free = machine.add(0, Work::Spin, Parameters::default());
     machine.run_until(3 * SECOND);
     assert!(close(machine.ran(capped), 600 * MS, 5) && close(machine.ran(free), 2400 * MS, 5));
+}
+
+/// What a cap leaves over while its entity sleeps is no entity's later.
+#[test]
+fn a_capped_sleeper_saves_no_budget() {
+    let mut machine = Machine::new(&[1], 1);
+    // 100 ms take five periods; then it sleeps 50 of them.
+    let sleeper = machine.add(0, Work::Sleep(CAP_PERIOD, 50 * CAP_PERIOD), cap(20));
+    machine.run_until(50 * CAP_PERIOD);
+    assert_eq!(machine.ran(sleeper), CAP_PERIOD);
+    machine.run_until(57 * CAP_PERIOD);
+    let since = machine.ran(sleeper) - CAP_PERIOD;
+    let budget = CAP_PERIOD / 5;
+    assert!((2 * budget..=4 * budget).contains(&since), "{since}");
 }
 
 #[test]

@@ -545,3 +545,25 @@ fn a_page_of_a_block_gets_copies() {
     assert_eq!(world.vms[0].lock().copies(), 0);
     world.finish();
 }
+
+/// A shared page whose contents are on a disk goes from its users, who all read it: none leaves the frame while a TLB
+/// of its nodes finds it.
+#[test]
+fn a_shared_page_goes_to_the_disk_unseen() {
+    let gfn = RAM.add(100);
+    let mut world = World::new([SHARES; VMS]);
+    for vm in 0..VMS {
+        world.read(vm, &[(gfn, Block::Buffer(2))]);
+        assert!(world.touch(vm, gfn, Access::Read));
+    }
+    for (vm, token) in (0..VMS).zip(1..) {
+        let guest = &world.vms[vm];
+        let frame = guest.find(0, gfn, false).unwrap();
+        let machine = &world.machine;
+        assert!(guest.lock().discard(&guest.ram, gfn, frame, token, machine));
+        assert_eq!(guest.find(0, gfn, false), None);
+        assert_eq!(guest.lock().entry(gfn).backing, Backing::Discarded(token));
+        world.read(vm, &[(gfn, Block::Zero)]);
+    }
+    world.finish();
+}
