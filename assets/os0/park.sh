@@ -63,6 +63,20 @@ served_image() {
     try 0 detach
 }
 
+# A VM writes and syncs a disk that this system serves from a block device; then the test takes the power away.
+served_till_power_lost() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    try 0 run --disk first=/tmp/first.img --disk data=/dev/vda /vms
+    log=/tmp/underpin-0/os0/consoles/writer.log
+    until grep -q 'diskwrite .*sha256' $log; do sleep 0.1; done
+    sed 's/^/os0: console writer /' $log
+    say "served and synced"
+    sleep 3600
+}
+
 # A VM writes over a base, which is a file of this system's, and what it writes is in another file.
 overlay() {
     export UNDERPIN_CACHE=/cache

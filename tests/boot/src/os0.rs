@@ -6,6 +6,7 @@ mod disk;
 
 use crate::{Outcome, archive, assets, because, vm::Vm};
 use abi::upgrade::{Mark, VERSION};
+pub use disk::Format;
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
@@ -96,8 +97,8 @@ enum Disk {
     Slow(u64, u32),
     /// So many bytes of zeroes, each request of which takes as long as on a disk: always longer than nothing.
     Late(u64),
-    /// A disk of so many bytes in a qcow2 image of QEMU's, which is at the beginning of a larger one.
-    Qcow2(u64),
+    /// So many bytes of nothing for a VM, whose writes and flushes are logged.
+    Logged(u64, Format),
     /// An image of the asset cache, whose changes are dropped.
     Cached(&'static str),
 }
@@ -161,11 +162,11 @@ impl Os0 {
         self
     }
 
-    /// With a disk behind PCI that holds an empty qcow2 image, of a disk of so many bytes. What `qemu-img` finds in it
-    /// in the end is added to what the console said: `host: image sha256=SUM`.
+    /// With a disk behind PCI of so many bytes for a VM, whose writes and flushes are logged. What it holds in the end
+    /// of what was flushed is added to what the console said: `host: image sha256=SUM`.
     #[must_use]
-    pub fn qcow2_disk(mut self, bytes: u64) -> Self {
-        self.disk = Some(Disk::Qcow2(bytes));
+    pub fn logged_disk(mut self, bytes: u64, format: Format) -> Self {
+        self.disk = Some(Disk::Logged(bytes, format));
         self
     }
 
@@ -305,8 +306,8 @@ impl Os0 {
         let _ = qemu.wait();
         outcome?;
         let mut said = read(&console);
-        if let Some(Disk::Qcow2(bytes)) = self.disk {
-            said.push_str(&disk::flushed_image_sum(directory, bytes)?);
+        if let Some(Disk::Logged(bytes, format)) = self.disk {
+            said.push_str(&disk::flushed_sum(directory, bytes, format)?);
         }
         Ok(said)
     }
@@ -458,7 +459,9 @@ impl Os0 {
                 let limit = format!(",throttling.bps-write={rate}");
                 (disk::empty_disk(directory, bytes)?, limit)
             }
-            Some(Disk::Qcow2(bytes)) => return disk::logged_qcow2(directory, bytes).map(Some),
+            Some(Disk::Logged(bytes, format)) => {
+                return disk::logged(directory, bytes, format).map(Some);
+            }
             Some(Disk::Cached(name)) => {
                 let name = name.strip_prefix("cache:").unwrap_or(name);
                 (cached(name)?, ",snapshot=on".to_owned())

@@ -14,21 +14,49 @@ pub fn empty_disk(directory: &Path, bytes: u64) -> Outcome<PathBuf> {
     Ok(path)
 }
 
-/// A disk twice as large as the empty image in it.
-fn qcow2_disk(path: &Path, bytes: u64) -> Outcome {
-    let mut create = Command::new("qemu-img");
-    create.args(["create", "-q", "-f", "qcow2"]).arg(path);
-    run(create.arg(bytes.to_string()))?;
-    let disk = File::options().write(true).open(path);
-    let disk = disk.map_err(because("cannot open a disk"))?;
-    disk.set_len(2 * bytes)
-        .map_err(because("cannot make a disk larger"))
+/// What a disk of OS-0's holds whose writes and flushes are logged.
+#[derive(Clone, Copy, Debug)]
+pub enum Format {
+    /// Its bytes are a VM's.
+    Raw,
+    /// A qcow2 image of QEMU's at the beginning of a larger disk.
+    Qcow2,
 }
 
-/// QEMU's words for a disk with an empty image in it, whose writes and flushes are logged.
-pub fn logged_qcow2(directory: &Path, bytes: u64) -> Outcome<String> {
+impl Format {
+    /// Makes it, of `bytes` zeroes for the VM.
+    fn make(self, path: &Path, bytes: u64) -> Outcome {
+        let size = match self {
+            Self::Raw => bytes,
+            Self::Qcow2 => 2 * bytes,
+        };
+        match self {
+            Self::Raw => drop(File::create(path).map_err(because("cannot make a disk"))?),
+            Self::Qcow2 => {
+                let mut create = Command::new("qemu-img");
+                create.args(["create", "-q", "-f", "qcow2"]).arg(path);
+                run(create.arg(bytes.to_string()))?;
+            }
+        }
+        let disk = File::options().write(true).open(path);
+        let disk = disk.map_err(because("cannot open a disk"))?;
+        disk.set_len(size)
+            .map_err(because("cannot make a disk larger"))
+    }
+
+    /// The checksum of what the VM has on it; an image is whole.
+    fn sum(self, directory: &Path, disk: &Path) -> Outcome<String> {
+        match self {
+            Self::Raw => sum(disk),
+            Self::Qcow2 => image_sum(directory, disk),
+        }
+    }
+}
+
+/// QEMU's words for a disk whose writes and flushes are logged.
+pub fn logged(directory: &Path, bytes: u64, format: Format) -> Outcome<String> {
     let (disk, log) = (directory.join("disk.img"), directory.join("writes.dm"));
-    qcow2_disk(&disk, bytes)?;
+    format.make(&disk, bytes)?;
     File::create(&log).map_err(because("cannot make a write log"))?;
     let raw = |node: &str, path: &Path| {
         let path = path.display();
@@ -41,16 +69,16 @@ pub fn logged_qcow2(directory: &Path, bytes: u64) -> Outcome<String> {
     ))
 }
 
-/// What the image on that disk holds if power is lost right after the last flush: it is whole, and holds this.
-pub fn flushed_image_sum(directory: &Path, bytes: u64) -> Outcome<String> {
+/// What that disk holds for the VM if power is lost right after the last flush.
+pub fn flushed_sum(directory: &Path, bytes: u64, format: Format) -> Outcome<String> {
     let (log, replayed) = (directory.join("writes.dm"), directory.join("replayed.img"));
-    qcow2_disk(&replayed, bytes)?;
+    format.make(&replayed, bytes)?;
     let flushes = write_log::replay(&log, &replayed, |_| Ok(()))?;
-    qcow2_disk(&replayed, bytes)?;
+    format.make(&replayed, bytes)?;
     let mut sum = None;
     write_log::replay(&log, &replayed, |flush| {
         if flush + 1 == flushes {
-            sum = Some(image_sum(directory, &replayed)?);
+            sum = Some(format.sum(directory, &replayed)?);
         }
         Ok(())
     })?;
@@ -72,7 +100,11 @@ fn image_sum(directory: &Path, image: &Path) -> Outcome<String> {
     let mut convert = Command::new("qemu-img");
     convert.args(["convert", "-f", "qcow2", "-O", "raw"]);
     run(convert.arg(image).arg(&raw))?;
-    let sum = run(Command::new("sha256sum").arg(&raw))?;
+    sum(&raw)
+}
+
+fn sum(path: &Path) -> Outcome<String> {
+    let sum = run(Command::new("sha256sum").arg(path))?;
     Ok(sum.split(' ').next().unwrap_or_default().to_owned())
 }
 

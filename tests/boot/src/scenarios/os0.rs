@@ -11,7 +11,7 @@ use crate::{
     Outcome,
     assets::DEBIAN13,
     control_log,
-    os0::{Beneath, Os0},
+    os0::{Beneath, Format, Os0},
     scenario::Scenario,
     timeline::{self, Timeline},
     vm::Vm,
@@ -38,6 +38,7 @@ pub fn scenarios() -> Vec<Scenario> {
         beside("newest", 4, "neoverse-n1", 1).slow(),
         served("trixie-cloud", 2, "max,pauth=off,sme=off"),
         served_image("trixie-cloud", 2, "max,pauth=off,sme=off"),
+        power_lost("trixie-cloud", 2, "max,pauth=off,sme=off"),
         overlay::on_a_served_file(),
         network::routed("trixie-cloud", 2, "max,pauth=off,sme=off"),
         network::routed("bookworm", 4, "cortex-a76").slow(),
@@ -282,21 +283,39 @@ fn served_image(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario 
     let os0 = Os0::new(kernel, cpus, "2G", "served_image").cpu(cpu);
     Scenario::os0(
         format!("os0/served-qcow2-{kernel}-{cpus}"),
-        os0.qcow2_disk(u64::from(SERVED_MIB) << 20)
+        os0.logged_disk(u64::from(SERVED_MIB) << 20, Format::Qcow2)
             .beside(vec![vm])
             .expect("served image kills=", 4 * BOOT)
             .expect("Power down", BOOT),
     )
-    .console(|said| {
-        let (vms, own) = (
-            sum_after(said, "diskwrite ok "),
-            sum_after(said, "host: flushes="),
-        );
-        if vms.is_some() && vms == own && said.contains("served image kills=2") {
-            return Ok(());
-        }
-        Err(format!("the VM found {vms:?}, and the image holds {own:?}"))
-    })
+    .console(|said| check_flushed(said, "served image kills=2"))
+}
+
+/// Power is lost right after a VM has synced what it wrote to a disk that OS-0 serves from one of its own: all is there.
+fn power_lost(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
+    let vm = Vm::linux("writer", kernel, "diskwrite").memory("128MiB");
+    let vm = vm.args(&format!("underpin.mib={SERVED_MIB}"));
+    let vm = vm.cow_partition("first").persistent_disk("data");
+    let os0 = Os0::new(kernel, cpus, "2G", "served_till_power_lost").cpu(cpu);
+    Scenario::os0(
+        format!("os0/served-power-lost-{kernel}-{cpus}"),
+        os0.logged_disk(u64::from(SERVED_MIB) << 20, Format::Raw)
+            .beside(vec![vm])
+            .expect("served and synced", 4 * BOOT),
+    )
+    .console(|said| check_flushed(said, "served and synced"))
+}
+
+/// What OS-0's disk holds of what was flushed is what the VM has written and synced.
+fn check_flushed(said: &str, end: &str) -> Outcome {
+    let vms = sum_after(said, "diskwrite ok ");
+    let own = sum_after(said, "host: flushes=");
+    if vms.is_some() && vms == own && said.contains(end) {
+        return Ok(());
+    }
+    Err(format!(
+        "the VM found {vms:?}, and OS-0's disk holds {own:?}"
+    ))
 }
 
 /// VMs are parked again and again, under load, and come to the right results.
