@@ -11,6 +11,7 @@ pub fn scenarios() -> Vec<Scenario> {
         outlives("reboot", 2, true).slow(),
         outlives("poweroff", 2, true).slow(),
         outlives("kexec", 2, false).slow(),
+        outlives("kexec", 2, true).slow(),
         panics_parked(),
         spoiled(),
         loops(),
