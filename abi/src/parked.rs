@@ -24,8 +24,8 @@ pub use records::{
 pub use stream::{Reader, Unreadable, Writer};
 
 /// The version of the records that this source writes.
-pub const VERSION: u32 = 6;
-/// The oldest that it reads: those of before have drivers that agreed to what is not offered any more.
-pub const OLDEST: u32 = 6;
+pub const VERSION: u32 = 7;
+/// The oldest that it reads: those of before have other records of vCPUs.
+pub const OLDEST: u32 = 7;
 /// How they begin.
 pub const MAGIC: [u8; 8] = *b"UNDPPARK";

@@ -105,7 +105,7 @@ records! {
         holders: [u8; 32],
     }
     /// A vCPU.
-    Vcpu, 1192 {
+    Vcpu, 1240 {
         /// x0 to x30, the program counter, PSTATE as in an SPSR.
         registers: [u64; 33],
         /// `SCTLR`, `CPACR`, `TTBR0`, `TTBR1`, `TCR`, `ESR`, `FAR`, `AFSR0`, `AFSR1`, `MAIR`, `AMAIR`, `VBAR`,
@@ -120,8 +120,10 @@ records! {
         timer: [u64; 2],
         /// `CNTP_CTL_EL0` and `CNTP_CVAL_EL0`.
         physical_timer: [u64; 2],
-        /// `ICH_VMCR_EL2`, `ICH_AP0R0_EL2`, `ICH_AP1R0_EL2`.
-        interface: [u64; 3],
+        /// `ICH_VMCR_EL2`.
+        interface: u64,
+        /// `ICH_AP0R0_EL2` to `ICH_AP0R3_EL2` and `ICH_AP1R0_EL2` to `ICH_AP1R3_EL2`; 0 where the CPU has none.
+        active_priorities: [[u64; 4]; 2],
         /// 1: it was shown stolen time; which; and how much was stolen, in counts.
         stolen: [u64; 3],
         /// One of [`super::power`], where it begins and its first x0.

@@ -58,11 +58,8 @@ impl Vcpu {
             fp,
             timer: [core.timer.control, core.timer.compare],
             physical_timer: core.physical_timer.registers(),
-            interface: [
-                interface.control,
-                interface.active_priorities_0,
-                interface.active_priorities_1,
-            ],
+            interface: interface.control,
+            active_priorities: interface.active_priorities,
             stolen: [shown.is_some().into(), shown.unwrap_or(0), steal],
             power: [state, on.entry.0, on.context],
             interrupts: own.interrupts,
@@ -104,11 +101,9 @@ impl Vcpu {
         let [control, compare] = record.timer;
         core.timer = VirtualTimer { control, compare };
         core.physical_timer = PhysicalTimer::of(record.physical_timer);
-        let [control, active_priorities_0, active_priorities_1] = record.interface;
         core.interface = VirtualInterface {
-            control,
-            active_priorities_0,
-            active_priorities_1,
+            control: record.interface,
+            active_priorities: record.active_priorities,
         };
         let [is_shown, shown, steal] = record.stolen;
         core.stolen_shown = (is_shown != 0).then_some(shown);

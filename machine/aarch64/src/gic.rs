@@ -2,7 +2,9 @@
 //! priority drop and deactivation apart (EOImode 1), so that a guest can end what is its own.
 
 use crate::cpu::{affinity, dsb_sy, isb};
+use crate::list_registers;
 use core::arch::asm;
+use core::ops::BitOr;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 use model_addr::{Pa, PaRange};
@@ -403,29 +405,36 @@ pub fn read_interface() -> CpuInterface {
         ],
         active_priorities: [
             read_sysreg!("s3_0_c12_c8_4"), // ICC_AP0R0_EL1
-            read_sysreg!("s3_0_c12_c9_0"), // ICC_AP1R0_EL1
+            // ICC_AP1R0_EL1. In which of more registers an active one is, the running priority does not ask.
+            read_sysreg!("s3_0_c12_c9_0") | u64::from(running_priority() != IDLE),
         ],
     }
 }
 
-/// The executing CPU's virtual interface (`ICH_VMCR_EL2`, `ICH_AP0R0_EL2`, `ICH_AP1R0_EL2`).
+/// The executing CPU's virtual interface.
 pub fn read_virtual_interface() -> VirtualInterface {
+    let list_registers::VirtualInterface {
+        control,
+        active_priorities,
+    } = list_registers::VirtualInterface::save();
     VirtualInterface {
-        control: read_sysreg!("s3_4_c12_c11_7"),
-        active_priorities: [read_sysreg!("s3_4_c12_c8_0"), read_sysreg!("s3_4_c12_c9_0")],
+        control,
+        active_priorities: active_priorities.map(|group| group.into_iter().fold(0, BitOr::bitor)),
     }
 }
 
 /// Gives EL1 the virtual interface in this state, with empty list registers, and EL2 the physical
 /// one.
 pub fn begin_forwarding(carried: VirtualInterface) {
+    // Nothing is being handled (`carry`).
+    let carried = list_registers::VirtualInterface {
+        control: carried.control,
+        ..list_registers::VirtualInterface::RESET
+    };
+    carried.load();
     // SAFETY: the physical interface is EL2's from now on, and the virtual one behaves for EL1 as
     // the physical one did (`model_gic_forward::carry`).
     unsafe {
-        write_sysreg!("s3_4_c12_c11_7", carried.control);
-        write_sysreg!("s3_4_c12_c8_0", carried.active_priorities[0]);
-        write_sysreg!("s3_4_c12_c9_0", carried.active_priorities[1]);
-        write_sysreg!("s3_4_c12_c11_0", 1_u64); // ICH_HCR_EL2.En
         write_sysreg!("s3_0_c12_c12_4", 2_u64); // ICC_CTLR_EL1.EOImode
         write_sysreg!("s3_0_c12_c12_3", 0_u64); // ICC_BPR1_EL1
         write_sysreg!("s3_0_c4_c6_0", u64::from(MASK_ALL)); // ICC_PMR_EL1
@@ -439,8 +448,6 @@ pub fn end_forwarding(physical: CpuInterface) {
     // SAFETY: the interface is EL1's again, as EL1 has set it.
     unsafe {
         write_sysreg!("s3_4_c12_c11_0", 0_u64); // ICH_HCR_EL2
-        write_sysreg!("s3_4_c12_c8_0", 0_u64); // ICH_AP0R0_EL2
-        write_sysreg!("s3_4_c12_c9_0", 0_u64); // ICH_AP1R0_EL2
         write_sysreg!("s3_0_c12_c12_4", physical.control & 3); // ICC_CTLR_EL1
         write_sysreg!("s3_0_c12_c8_3", physical.binary_points[0]); // ICC_BPR0_EL1
         write_sysreg!("s3_0_c12_c12_3", physical.binary_points[1]); // ICC_BPR1_EL1
@@ -450,6 +457,9 @@ pub fn end_forwarding(physical: CpuInterface) {
     }
     isb();
 }
+
+/// The running priority while nothing is handled.
+const IDLE: u8 = 0xff;
 
 /// The priority of what was acknowledged last.
 #[inline]

@@ -2,6 +2,7 @@
 
 use crate::gic;
 use machine_contract::ListRegisters;
+use model_gic_forward::active_priority_registers;
 
 /// This CPU's list registers. Zero-sized: it stands for the hardware of whichever CPU runs it.
 #[derive(Clone, Copy, Debug)]
@@ -86,36 +87,62 @@ impl ListRegisters for HardwareLists {
 pub struct VirtualInterface {
     /// `ICH_VMCR_EL2`: priority mask, binary points, group enables.
     pub control: u64,
-    /// `ICH_AP0R0_EL2`: active priorities of group 0.
-    pub active_priorities_0: u64,
-    /// `ICH_AP1R0_EL2`: active priorities of group 1.
-    pub active_priorities_1: u64,
+    /// `ICH_AP0R0_EL2` to `ICH_AP0R3_EL2` and `ICH_AP1R0_EL2` to `ICH_AP1R3_EL2`: active priorities of each group,
+    /// of as many registers as the CPU has ([`active_priority_registers`]).
+    pub active_priorities: [[u64; 4]; 2],
 }
 
 impl VirtualInterface {
     /// An interface after reset: everything masked and off.
     pub const RESET: Self = Self {
         control: 0,
-        active_priorities_0: 0,
-        active_priorities_1: 0,
+        active_priorities: [[0; 4]; 2],
     };
 
     /// Reads this CPU's.
+    #[inline]
     pub fn save() -> Self {
-        Self {
+        let mut saved = Self {
             control: read_sysreg!("s3_4_c12_c11_7"),
-            active_priorities_0: read_sysreg!("s3_4_c12_c8_0"),
-            active_priorities_1: read_sysreg!("s3_4_c12_c9_0"),
+            ..Self::RESET
+        };
+        let [group_0, group_1] = &mut saved.active_priorities;
+        group_0[0] = read_sysreg!("s3_4_c12_c8_0");
+        group_1[0] = read_sysreg!("s3_4_c12_c9_0");
+        let registers = active_priority_registers(read_sysreg!("s3_4_c12_c11_1")); // ICH_VTR_EL2
+        if registers > 1 {
+            group_0[1] = read_sysreg!("s3_4_c12_c8_1");
+            group_1[1] = read_sysreg!("s3_4_c12_c9_1");
         }
+        if registers > 2 {
+            group_0[2..]
+                .copy_from_slice(&[read_sysreg!("s3_4_c12_c8_2"), read_sysreg!("s3_4_c12_c8_3")]);
+            group_1[2..]
+                .copy_from_slice(&[read_sysreg!("s3_4_c12_c9_2"), read_sysreg!("s3_4_c12_c9_3")]);
+        }
+        saved
     }
 
     /// Puts it into this CPU's, and turns the interface on.
+    #[inline]
     pub fn load(&self) {
-        // SAFETY: these registers concern the guest that this CPU enters next.
+        let [group_0, group_1] = &self.active_priorities;
+        let registers = active_priority_registers(read_sysreg!("s3_4_c12_c11_1")); // ICH_VTR_EL2
+        // SAFETY: these registers concern the guest that this CPU enters next, and the CPU has them.
         unsafe {
             write_sysreg!("s3_4_c12_c11_7", self.control);
-            write_sysreg!("s3_4_c12_c8_0", self.active_priorities_0);
-            write_sysreg!("s3_4_c12_c9_0", self.active_priorities_1);
+            write_sysreg!("s3_4_c12_c8_0", group_0[0]);
+            write_sysreg!("s3_4_c12_c9_0", group_1[0]);
+            if registers > 1 {
+                write_sysreg!("s3_4_c12_c8_1", group_0[1]);
+                write_sysreg!("s3_4_c12_c9_1", group_1[1]);
+            }
+            if registers > 2 {
+                write_sysreg!("s3_4_c12_c8_2", group_0[2]);
+                write_sysreg!("s3_4_c12_c8_3", group_0[3]);
+                write_sysreg!("s3_4_c12_c9_2", group_1[2]);
+                write_sysreg!("s3_4_c12_c9_3", group_1[3]);
+            }
             write_sysreg!("s3_4_c12_c11_0", 1_u64);
         }
     }

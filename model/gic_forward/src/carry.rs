@@ -11,7 +11,7 @@ pub struct CpuInterface {
     pub control: u64,
     /// `ICC_IGRPEN0_EL1` and `ICC_IGRPEN1_EL1`.
     pub groups: [u64; 2],
-    /// `ICC_AP0R0_EL1` and `ICC_AP1R0_EL1`: priorities of what is being handled.
+    /// `ICC_AP0R<n>_EL1` and `ICC_AP1R<n>_EL1`, all of a group in one: priorities of what is being handled.
     pub active_priorities: [u64; 2],
 }
 
@@ -20,8 +20,20 @@ pub struct CpuInterface {
 pub struct VirtualInterface {
     /// `ICH_VMCR_EL2`.
     pub control: u64,
-    /// `ICH_AP0R0_EL2` and `ICH_AP1R0_EL2`.
+    /// `ICH_AP0R<n>_EL2` and `ICH_AP1R<n>_EL2`, all of a group in one.
     pub active_priorities: [u64; 2],
+}
+
+/// How many registers of active priorities a virtual interface has for each group, by its `ICH_VTR_EL2.PREbits`: one
+/// for 5 bits of preemption, two for 6, four for 7; further ones are UNDEFINED (Arm IHI 0069, `ICH_AP1R<n>_EL2`).
+/// Arm's own cores, and all that QEMU has, have 5. A guest's priorities have 5 bits in any case, but hardware with
+/// 7 spreads them over all four registers.
+pub const fn active_priority_registers(vtr: u64) -> usize {
+    match vtr >> 26 & 7 {
+        0..=4 => 1,
+        5 => 2,
+        _ => 4,
+    }
 }
 
 /// `ICC_CTLR_EL1.CBPR` and `ICC_CTLR_EL1.EOImode`.

@@ -19,7 +19,7 @@
 mod carry;
 mod saved;
 
-pub use carry::{CpuInterface, VirtualInterface, carry, return_carried};
+pub use carry::{CpuInterface, VirtualInterface, active_priority_registers, carry, return_carried};
 pub use saved::SavedLists;
 
 use machine_contract::ListRegisters;

@@ -7,7 +7,7 @@ use machine_contract::ListRegisters;
 use machine_fake::{FakeListRegisters, ListState};
 use model_gic_forward::{
     Busy, CpuInterface, FIRST_LPI, Forwarded, Forwarder, PhysicalGic, SavedLists, VirtualInterface,
-    carry, check_give_back, give_back, return_carried,
+    active_priority_registers, carry, check_give_back, give_back, return_carried,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -325,4 +325,13 @@ fn an_interrupt_that_comes_twice_joins_itself() {
     world.raise(3);
     let states: Vec<ListState> = world.lists.listed().map(|list| list.state).collect();
     assert_eq!(states, [ListState::PendingAndActive]);
+}
+
+/// `ICH_VTR_EL2` as cores of Arm's have it (5 bits of preemption), and with 6, 7 and 3 bits.
+#[test]
+fn as_many_active_priorities_are_switched_as_the_cpu_has() {
+    for (bits, registers) in [(5, 1), (6, 2), (7, 4), (3, 1)] {
+        let vtr = 0x8000_0003 | (bits - 1) << 26;
+        assert_eq!(active_priority_registers(vtr), registers, "{bits} bits");
+    }
 }
