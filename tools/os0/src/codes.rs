@@ -331,7 +331,9 @@ pub const CHECKS: [Code; 15] = [
         "random-bits",
         "the machine has a source of random bits for guests' seeds and Underpin's own keys",
         &["The boot loader left no rng-seed, the CPUs have no RNDR, and the firmware has no TRNG."],
-        &["Attaching works. Let the boot loader write /chosen/rng-seed into the device tree at each boot."],
+        &[
+            "Attaching works. Let the boot loader write /chosen/rng-seed into the device tree at each boot.",
+        ],
     ),
     code(
         "switch",

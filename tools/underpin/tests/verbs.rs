@@ -66,7 +66,10 @@ fn list_and_show_tell_what_the_hypervisor_says() {
     // The machine that is played has none, and nobody plays that guests' pages have secret hashes.
     assert!(machine.contains("no source of random bits"), "{machine}");
     let json: Value = serde_json::from_str(&ok(&fake.run("machine -o json"))).unwrap();
-    assert_eq!((&json["cpus"], &json["random_bits"]), (&2.into(), &false.into()));
+    assert_eq!(
+        (&json["cpus"], &json["random_bits"]),
+        (&2.into(), &false.into())
+    );
     let stretches = &json["stretches"][1];
     assert_eq!(stretches["cpu"], 1);
     assert_eq!(stretches["longest_ns"]["device"], 150_001);
