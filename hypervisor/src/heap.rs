@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_heap::{Heap, Reservation, Source};
 use model_addr::{FRAME_SIZE, NodeId};
+use model_frame_table::Purpose;
 
 pub use machine_heap::try_box;
 
@@ -28,7 +29,8 @@ unsafe impl Source for Pools {
         }
         let frames = (bytes as u64).div_ceil(FRAME_SIZE) + 1;
         let order = (frames.next_power_of_two().ilog2() as u8).max(GROWTH_ORDER);
-        let run = crate::frames::take_for_el2(NodeId(0), order)?;
+        // As it is: zeroing it would be a long stretch, and the heap promises nothing of what it gives.
+        let run = crate::frames::allocate(NodeId(0), order, Purpose::Hypervisor)?;
         let start = core::ptr::with_exposed_provenance_mut(run.address().0 as usize);
         Some((NonNull::new(start)?, (FRAME_SIZE << order) as usize))
     }

@@ -13,7 +13,7 @@ use crate::frames::{self, Metal};
 use crate::physical::disk::{self, Buffer, Extent, Io, Job, Operation, Partition};
 use crate::vcpu::attention;
 use crate::vm::{self, Instance, layout::RAM_START};
-use crate::{host, housekeeping, sharing};
+use crate::{host, housekeeping, sharing, stretch};
 use abi::Text;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use machine::timer;
@@ -528,6 +528,7 @@ pub fn count(vm: &Instance) {
     let mut mappers = 0;
     let (mut from, mut looked) = (Some(RAM_START.frame()), 0);
     while let Some(at) = from.filter(|_| looked < COUNTED) {
+        stretch::look(stretch::Kind::Tick);
         from = vm.space.visit(at, 512, |_, entry| {
             let is_mapper =
                 matches!(entry.backing, Backing::Shared(_)) && vm.paging.may_go(entry, false);

@@ -19,6 +19,12 @@ use model_trap::Exit;
 /// Stretches of fewer than `1 << SHORT_BITS` counts are not kept: 16 us where the counter has 62.5 MHz.
 pub const SHORT_BITS: u32 = 10;
 
+/// After so long, work that can be cut is left for a later stretch. The rest of a long one is for the piece that
+/// is being done then, and for what follows: maps that change, answers, and whatever else the exit was for.
+const ENOUGH_NS: u64 = LONG_STRETCH_NS / 10 * 3;
+/// An exit began no longer than so many counts before it reaches a device.
+const EXIT_COUNTS: u64 = 64;
+
 /// What a CPU does in a stretch, in the order of [`abi::control::CpuStatus::stretch_ns`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -51,6 +57,8 @@ pub struct Stretch {
     kind: Cell<Kind>,
     /// When the last exit by an interrupt was.
     pub interrupted: Cell<u64>,
+    /// [`ENOUGH_NS`] in counts.
+    enough: Cell<u64>,
 }
 
 impl Stretch {
@@ -61,6 +69,7 @@ impl Stretch {
             since: Cell::new(u64::MAX),
             kind: Cell::new(Kind::Switch),
             interrupted: Cell::new(0),
+            enough: Cell::new(u64::MAX),
         }
     }
 
@@ -99,6 +108,7 @@ impl Stretch {
     pub fn restart(&self, since: u64) {
         self.since.set(since);
         self.kind.set(Kind::Switch);
+        self.enough.set(host::counts(ENOUGH_NS));
     }
 
     /// Whether it is a physical interrupt's.
@@ -110,6 +120,18 @@ impl Stretch {
     pub fn turn_to(&self, kind: Kind) {
         self.kind.set(kind);
     }
+}
+
+/// The guest has left for a device: a stretch begins about now, if not later.
+pub fn begin_access() {
+    let since = timer::now().saturating_sub(EXIT_COUNTS);
+    cpu::this().stretch.begin(since, Kind::Exit);
+}
+
+/// Whether the stretch has lasted for so long that what can be cut is left for a later one.
+pub fn is_long() -> bool {
+    let stretch = &cpu::this().stretch;
+    timer::now().saturating_sub(stretch.since.get()) >= stretch.enough.get()
 }
 
 /// The stretch ends here; the next one begins.

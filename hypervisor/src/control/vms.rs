@@ -80,8 +80,8 @@ pub fn set_open(vm: VmId, is_open: bool) {
     });
 }
 
-/// Gives a VM what waits for it, as far as `take` says that it takes it.
-pub fn give(vm: VmId, mut take: impl FnMut(&[u8]) -> usize) {
+/// Gives a VM what waits for it, as far as `take` says that it takes it; whether there is more for later.
+pub fn give(vm: VmId, mut take: impl FnMut(&[u8]) -> usize) -> bool {
     let mut bytes = [0; AT_ONCE];
     loop {
         // Its port is locked: nobody else takes any.
@@ -90,12 +90,15 @@ pub fn give(vm: VmId, mut take: impl FnMut(&[u8]) -> usize) {
             front.map(|(byte, own)| *own = *byte).count()
         });
         let Some(count) = count.filter(|count| *count > 0) else {
-            return;
+            return false;
         };
         let taken = take(&bytes[..count]).min(count);
         with(vm, |way| way.out.drain(..taken).count());
         if taken < count {
-            return;
+            return false;
+        }
+        if stretch::is_long() {
+            return true;
         }
     }
 }

@@ -5,21 +5,23 @@
 //! physical disk in a buffer of EL2's own, and the request goes on from there when it is back.
 
 mod parked;
+mod transfer;
 
 use super::disk::{Backing, Near};
 use super::virtio::{Slot, register, update_line};
-use crate::physical::disk::{Buffer, Extent, Io, JOBS_FOR_PAGES, Job};
+use crate::physical::disk::{Buffer, Extent, Io};
 use crate::vm::{self, Instance};
-use crate::{frames, heap, host, housekeeping, paging, sharing};
+use crate::{frames, heap, host, housekeeping, paging, sharing, stretch};
 use abi::control::{LATENCY_BUCKETS, latency_bucket};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Gfn, VmId};
-use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, UnderWay, execute, fill};
+use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, UnderWay, execute};
 use model_virtio::Transport;
 use model_virtio::blk::{Blk, Next, Operation, Request, Status};
+use transfer::{begin, fill_buffer};
 
 /// Passes that requests get before they are recorded: the largest that Linux makes takes about 10.
 const PASSES: usize = 64;
@@ -43,6 +45,8 @@ pub struct Part {
     side: Side,
     /// What a transfer has brought for it, and to where.
     came: Came,
+    /// What goes on in the next pass.
+    filling: Option<Filling>,
     /// When it was taken from the ring, in counts.
     since: u64,
     /// The one that waits behind it.
@@ -51,6 +55,9 @@ pub struct Part {
 
 /// What a transfer has brought, and to where.
 type Came = Option<(Buffer, Loaded)>;
+
+/// A buffer that is being filled for the next transfer of a partition.
+type Filling = (Buffer, Side, Io);
 
 impl UnderWay for Box<Part> {
     fn vm(&self) -> VmId {
@@ -314,7 +321,7 @@ impl Block {
 
     /// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
     fn serve(&self, state: &mut State, vm: &Instance, n: usize) {
-        let mut budget = Budget::default();
+        let mut budget = Budget::until(stretch::is_long);
         let State {
             transport, held, ..
         } = &mut *state;
@@ -431,8 +438,7 @@ fn start(
     budget: &mut Budget,
 ) {
     let since = timer::now();
-    let moved = (state.limit > 0).then_some(0);
-    let mut progress = Progress { done: 0, moved };
+    let mut progress = Progress::new(state.limit > 0);
     let mut pass = pass(vm, budget);
     match execute(&mut pass, &mut state.backing, request, &mut progress, None) {
         Turn::Done(status) => finish(state, vm, request, status, (progress.moved, since)),
@@ -444,6 +450,7 @@ fn start(
                 progress,
                 side: Side::default(),
                 came: None,
+                filling: None,
                 since,
                 next: None,
             };
@@ -460,6 +467,9 @@ fn start(
 fn advance(state: &mut State, vm: &Instance, mut part: Box<Part>, budget: &mut Budget) -> bool {
     if !state.transport.awaits(&part.request) {
         return true;
+    }
+    if let Some(filling) = part.filling.take() {
+        return fill_buffer(state, vm, part, (filling, None), budget);
     }
     let Part {
         request,
@@ -523,48 +533,6 @@ fn fail(state: &mut State, vm: &Instance, part: &Part) {
         Status::IoError,
         (None, part.since),
     );
-}
-
-/// Gives a part of a request to a physical disk, or parks it until there is a buffer: `false`.
-fn begin(
-    state: &mut State,
-    vm: &Instance,
-    mut part: Box<Part>,
-    (side, io): (Side, Io),
-    budget: &mut Budget,
-) -> bool {
-    let Some(partition) = extent(&state.backing, side) else {
-        fail(state, vm, &part);
-        return true;
-    };
-    let came = part.came.take();
-    let loaded = came.as_ref().map(|(_, loaded)| *loaded);
-    // What came stays until it was used, where it is another disk's.
-    let (buffer, kept) = match came {
-        Some((buffer, _)) if partition.fits(&buffer) => (Some(buffer), None),
-        came => (partition.buffer(JOBS_FOR_PAGES), came),
-    };
-    let Some(buffer) = buffer else {
-        return park_until_freed(state, vm, part);
-    };
-    let (request, done) = (&part.request, part.progress.done);
-    let (mut pass, into) = (pass(vm, budget), (io, buffer.data()));
-    let filled = fill(&mut pass, &mut state.backing, (request, done), into, loaded);
-    drop(kept);
-    let io = match filled {
-        Ok(io) => io,
-        Err(turn) => {
-            drop(buffer);
-            return follow(state, vm, (part, turn), budget);
-        }
-    };
-    part.side = side;
-    match partition.begin(buffer, io, Job::Request(part)) {
-        Ok(()) => state.under_way += 1,
-        Err(Job::Request(part)) => fail(state, vm, &part),
-        Err(Job::Page(_)) => {}
-    }
-    true
 }
 
 /// Tells the guest how a request ended for which so many bytes were really moved, since then: now, or when a

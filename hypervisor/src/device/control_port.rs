@@ -111,7 +111,9 @@ impl State {
                 vm.put_off_device_work();
             }
         }
-        vms::give(vm.id, |bytes| transport.receive(&memory, bytes));
+        if vms::give(vm.id, |bytes| transport.receive(&memory, bytes)) {
+            vm.put_off_device_work();
+        }
         update_line(transport, vm, n);
     }
 }

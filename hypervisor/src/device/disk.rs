@@ -1,7 +1,7 @@
 //! What [`model_disk`] needs of the machine and of a VM.
 
 use crate::frames::{self, Metal, Tables};
-use crate::physical::disk::Partition;
+use crate::physical::disk::{self, Partition};
 use crate::vm::{Access, Gets, Instance};
 use crate::{numa, sharing};
 use abi::bundle::{self, Place};
@@ -60,8 +60,11 @@ impl model_disk::Store for Partition {
     fn reserve(&self) -> Option<u64> {
         self.reserve_block()
     }
-    fn remember(&self, block: u64, page: Mfn) {
-        (**self).remember(block, page);
+    fn word_of(&self, page: Mfn) -> u64 {
+        disk::word_of(page)
+    }
+    fn remember(&self, block: u64, word: u64) {
+        (**self).remember(block, word);
     }
     fn forget(&self, block: u64) {
         (**self).forget(block);
@@ -181,6 +184,9 @@ impl model_disk::Guest for Instance {
     }
     fn contains(&self, ipa: Ipa) -> bool {
         self.space.contains(ipa)
+    }
+    fn keeps_blocks(&self) -> bool {
+        self.space.policy().keep_blocks
     }
     fn is_never_shared(&self, gfn: Gfn) -> bool {
         self.space.is_never_shared(gfn)

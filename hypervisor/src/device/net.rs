@@ -12,7 +12,7 @@ use super::virtio::{Slot, update_line};
 use crate::network::{Cable, End, Lan, Route};
 use crate::physical::nic;
 use crate::vm::Instance;
-use crate::{host, housekeeping, network, sched};
+use crate::{host, housekeeping, network, sched, stretch};
 use abi::control::{LATENCY_BUCKETS, NET_DROP_COUNT, VmStatus, latency_bucket};
 use alloc::boxed::Box;
 use copies::{fill, gather};
@@ -327,7 +327,8 @@ impl Net {
                 state.transport.sent(&vm.memory(), &sending.frame);
             }
             state.sending = Some(sending);
-            if bytes >= BYTES_AT_ONCE || matches!(sent, Sent::Over(true) | Sent::GoesOn(true)) {
+            let is_cut = matches!(sent, Sent::Over(true) | Sent::GoesOn(true));
+            if bytes >= BYTES_AT_ONCE || is_cut || stretch::is_long() {
                 break;
             }
         }
@@ -355,7 +356,12 @@ impl Net {
                 .next_frame(&vm.memory(), &mut sending.frame, will_look)
             {
                 Next::Frame => return Some(sending),
-                Next::Refused => self.lose(Loss::Malformed),
+                Next::Refused => {
+                    self.lose(Loss::Malformed);
+                    if stretch::is_long() {
+                        break;
+                    }
+                }
                 Next::Empty => {
                     state.sending = Some(sending);
                     vm.has_untold.fetch_or(will_look, Ordering::Relaxed);

@@ -14,8 +14,10 @@ use model_virtio::console::Console;
 use model_virtio::rng::Rng;
 use model_virtio::{Device, Effect, Transport};
 
-/// Bytes that a console or the entropy source moves in one go.
-const BYTES_AT_ONCE: usize = 4096;
+/// Bytes that a console moves in one go: each takes up to 45 instructions.
+const BYTES_AT_ONCE: usize = 512;
+/// Bytes that the entropy source makes in one go: each takes about a hundred instructions.
+const RANDOM_AT_ONCE: usize = 256;
 
 /// One device.
 #[expect(clippy::large_enum_variant, reason = "a few for each VM")]
@@ -229,10 +231,8 @@ fn transmit(transport: &mut Transport<Console>, vm: &Instance) {
 }
 
 fn fill(transport: &mut Transport<Rng>, vm: &Instance) {
-    if transport
-        .fill(&vm.memory(), BYTES_AT_ONCE, entropy::fill)
-        .more
-    {
+    let filled = transport.fill(&vm.memory(), RANDOM_AT_ONCE, entropy::fill);
+    if filled.more {
         vm.put_off_device_work();
     }
 }

@@ -17,6 +17,7 @@ use abi::served::FOR_OVERLAYS;
 use alloc::boxed::Box;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+pub use known::word_of;
 use machine::frames::Ram;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
@@ -559,7 +560,7 @@ pub fn go_on() -> bool {
 /// Ends jobs that have come back, as many as one pass allows: those who had them begin new ones, which may come
 /// back before the last is dealt with, for ever.
 fn end_some(number: usize, disk: &'static Disk) -> bool {
-    let mut budget = Budget::default();
+    let mut budget = Budget::until(stretch::is_long);
     while !budget.is_spent() {
         if !end_one(disk, &mut budget) {
             return false;
@@ -572,7 +573,8 @@ fn end_some(number: usize, disk: &'static Disk) -> bool {
 /// OS-0 says that something is done: one request ends, and more may.
 pub fn answered() -> bool {
     let disk = DISKS[SERVED].get();
-    disk.is_some_and(|disk| end_one(disk, &mut Budget::default()))
+    stretch::begin_access();
+    disk.is_some_and(|disk| end_one(disk, &mut Budget::until(stretch::is_long)))
 }
 
 /// Ends a job that has come back; whether there was one.

@@ -9,6 +9,7 @@ mod served;
 pub mod uplink;
 
 use crate::cpu::Cpu;
+use crate::stretch::Kind;
 use crate::{control, host, housekeeping};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -113,6 +114,8 @@ fn start_card(transport: Transport, routes: &mut Routes, intid: u32) -> bool {
 /// A device interrupt.
 pub fn interrupt(cpu: &'static Cpu, intid: u32) {
     let Some(routes) = ROUTES.get() else { return };
+    // A guest may have left for it.
+    cpu.stretch.begin(cpu.stretch.interrupted.get(), Kind::Exit);
     if routes.control == Some(intid) {
         control::port::acknowledge();
         // Requests are served between guests, not in the middle of one.

@@ -138,6 +138,7 @@ pub fn instance_with(
         let what = format_args!("no memory left for the VM's bookkeeping");
         Refusal::new(code::NO_MEMORY, HEAP_FOR_A_VM as u64, what)
     })?;
+    stretch::look(stretch::Kind::Control);
     let (weight, cap) = (record.weight as u16, record.cap as u8);
     let nodes = sched::node_set(record.nodes);
     let load = u64::from(weight) * u64::from(record.vcpus);
@@ -246,6 +247,7 @@ fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
         let redistributor = Redistributor::new(index.into(), count as usize);
         vcpus.push(Vcpu::new(index, mpidr, entity, redistributor));
     }
+    stretch::look(stretch::Kind::Control);
     Ok(vcpus.into_boxed_slice())
 }
 
@@ -404,12 +406,14 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refus
         let share = record.never_share == 0 && disk.flags & DISK_NEVER_SHARE == 0;
         let user = disk_user(vm, slots.len());
         slots.push(Slot::Block(disks::block(disk, home, user, share)?));
+        stretch::look(stretch::Kind::Control);
     }
     slots.extend(entropy::is_seeded().then(Slot::rng));
     slots.push(Slot::console());
     slots.push(Slot::Balloon(Balloon::new(record.hold_ms)));
     for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
         slots.push(Slot::Net(network(net, record.vcpus)?));
+        stretch::look(stretch::Kind::Control);
     }
     if record.control != control_rights::NONE {
         slots.push(Slot::Control(ControlPort::new()));

@@ -1,7 +1,7 @@
 //! A VM's memory as its devices reach it.
 
 use super::address_space::{Access, AddressSpace, Filled};
-use crate::frames;
+use crate::{frames, stretch};
 use machine::frames::Ram;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, NodeId};
@@ -113,19 +113,24 @@ impl DeviceView<'_> {
         Ok(())
     }
 
-    /// Whether all of a run is in memory; what is not is asked for.
+    /// How many bytes of a run are in memory: what is not is asked for. After a page it ends where the stretch is
+    /// long, and is called again as if that had been asked for.
     #[cold]
-    fn is_at_hand(&self, ipa: Ipa, len: u64, write: bool) -> bool {
+    fn at_hand(&self, ipa: Ipa, len: u64, write: bool) -> u64 {
         let (mut at, end) = (ipa.0, ipa.0.saturating_add(len));
         while at < end {
             let next = (at & !(FRAME_SIZE - 1)).saturating_add(FRAME_SIZE).min(end);
             let overwrites = write && next - at == FRAME_SIZE;
             if !self.space.ready(Ipa(at).frame(), overwrites) {
-                return false;
+                break;
             }
             at = next;
+            if at < end && stretch::is_long() {
+                self.space.want(Ipa(at).frame());
+                break;
+            }
         }
-        true
+        at - ipa.0
     }
 }
 
@@ -156,8 +161,30 @@ impl GuestMemory for DeviceView<'_> {
     }
 
     #[inline]
-    fn ready(&self, ipa: Ipa, len: u64, write: bool) -> bool {
-        !self.space.may_be_away() || self.is_at_hand(ipa, len, write)
+    fn ready(&self, ipa: Ipa, len: u64, write: bool) -> u64 {
+        if self.space.may_be_away() {
+            self.at_hand(ipa, len, write)
+        } else {
+            len
+        }
+    }
+
+    fn touch(&self, ipa: Ipa, len: u64, write: bool, may_stop: bool) -> u64 {
+        if self
+            .space
+            .at_hand(ipa, len as usize, write, |_| ())
+            .is_some()
+        {
+            return len;
+        }
+        if may_stop && stretch::is_long() {
+            self.space.want(ipa.frame());
+            return 0;
+        }
+        match self.pieces(ipa, len as usize, write, |_, _, _| ()) {
+            Err(GuestMemoryError::Away(at)) => at.0 - ipa.0,
+            _ => len,
+        }
     }
 
     fn read_u16(&self, ipa: Ipa) -> Result<u16, GuestMemoryError> {

@@ -19,7 +19,7 @@ use abi::Text;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Ipa, NodeId, VmId};
@@ -78,6 +78,8 @@ pub struct Instance {
     paused_at: AtomicU64,
     /// A device has not told its driver yet what it has done.
     pub has_untold: AtomicBool,
+    /// The first of its devices that goes on with work that was put off.
+    next_device: AtomicU8,
     paused: AtomicBool,
     ending: AtomicBool,
     end: SpinLock<Option<End>>,
@@ -157,6 +159,7 @@ impl Instance {
             time_offset: AtomicU64::new(timer::now()),
             paused_at: AtomicU64::new(0),
             has_untold: AtomicBool::new(false),
+            next_device: AtomicU8::new(0),
             paused: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             end: SpinLock::new(Rank::Vm, None),
@@ -327,9 +330,17 @@ impl Instance {
         }
     }
 
-    /// Goes on with device work that was put off.
+    /// Goes on with device work that was put off, from the device on that was left out the last time.
     pub fn continue_devices(&self) {
-        for (n, slot) in self.virtio.iter().enumerate() {
+        let first = usize::from(self.next_device.load(Ordering::Relaxed));
+        let (later, sooner) = self.virtio.split_at(first.min(self.virtio.len()));
+        let in_turn = (first..).zip(sooner).chain((0..).zip(later));
+        for (at, (n, slot)) in in_turn.enumerate() {
+            if at > 0 && stretch::is_long() {
+                self.next_device.store(n as u8, Ordering::Relaxed);
+                self.put_off_device_work();
+                break;
+            }
             slot.proceed(self, n);
         }
         paging::bring_wanted(self);
@@ -345,6 +356,9 @@ impl Instance {
         let window = model_guest_image::map::VIRTIO_SIZE;
         let n = (offset / window) as usize;
         let slot = self.virtio.get(n)?;
+        if value.is_some() {
+            stretch::begin_access();
+        }
         let read = slot.access(self, n, offset % window, size, value);
         paging::bring_wanted(self);
         Some(read)

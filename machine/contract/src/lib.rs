@@ -71,11 +71,17 @@ pub trait GuestMemory {
     /// are filled when touched).
     fn contains(&self, ipa: Ipa, len: u64) -> bool;
 
-    /// Readies memory that a device is about to read, or to write all of; `false` where that takes
-    /// time: the device is to try again when it is told to.
-    fn ready(&self, ipa: Ipa, len: u64, write: bool) -> bool {
-        let _ = (ipa, len, write);
-        true
+    /// Readies memory that a device is about to read, or to write all of: how many bytes from `ipa` on are. Where
+    /// these are fewer than `len`, the rest takes time: the device is to try again when it is told to.
+    fn ready(&self, ipa: Ipa, len: u64, write: bool) -> u64 {
+        let _ = (ipa, write);
+        len
+    }
+
+    /// As [`Self::ready`], with frames behind all of it; it may stop at once where it `may_stop`.
+    fn touch(&self, ipa: Ipa, len: u64, write: bool, may_stop: bool) -> u64 {
+        let _ = (ipa, write, may_stop);
+        len
     }
 
     /// A little-endian 16-bit word. Aligned words are read in one access.

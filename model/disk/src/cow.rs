@@ -267,18 +267,25 @@ impl<M: Machine> CowDisk<M> {
         Outcome::Done
     }
 
-    /// Gives the blocks from that of byte `at` on, at most `most`, slots that follow each other, which are
-    /// to hold what is in frames from `page` on: the first, and how many.
-    pub(crate) fn place(
-        &mut self,
-        at: u64,
-        page: Mfn,
-        most: u64,
-    ) -> Result<(u64, u64), OverlayError> {
-        let block = at / FRAME_SIZE;
+    /// How many blocks from that of byte `at` on, at most `most`, one transfer may write: those whose slots
+    /// follow each other, or that have none yet.
+    pub(crate) fn fitting(&self, at: u64, most: u64) -> u64 {
+        if let Piece::Stored(slot) = self.locate(at) {
+            return self.run(at, slot, most);
+        }
+        let is_new = |n: &u64| !matches!(self.locate(at + n * FRAME_SIZE), Piece::Stored(_));
+        (0..most).take_while(is_new).count() as u64
+    }
+
+    /// Gives the blocks from that of byte `at` on slots that follow each other, of which each is to hold what its
+    /// word says, as far as there are words: the first, and how many.
+    pub(crate) fn place(&mut self, at: u64, words: &[u64]) -> Result<(u64, u64), OverlayError> {
+        let (block, most) = (at / FRAME_SIZE, words.len() as u64);
         let (first, count) = self.overlay.place(&mut self.memory, block, most)?;
         if let Some(store) = &self.memory.store {
-            (0..count).for_each(|n| store.remember(first.0 + n, page.add(n)));
+            for (slot, word) in (first.0..first.0 + count).zip(words) {
+                store.remember(slot, *word);
+            }
         }
         Ok((first.0, count))
     }

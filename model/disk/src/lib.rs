@@ -16,7 +16,7 @@
 //!
 //! [`Backing`] is the disk, [`execute`] and [`fill`] are the two steps, [`Progress`] says how far a request
 //! is, and [`Budget`] what one pass may still do: whatever a guest asks for, a pass ends after about as much
-//! work as 64 KiB of copied blocks are. The machine is behind [`Machine`] and [`Store`], the VM behind
+//! work as 64 KiB of copied blocks are, or when it has taken too long. The machine is behind [`Machine`] and [`Store`], the VM behind
 //! [`Guest`]: EL2 and the fake machine of tests run the same code.
 //!
 //! Nothing here indexes memory: all bytes are [`Bytes`], of which a part that is not inside is `None` and
@@ -90,8 +90,10 @@ pub trait Store {
     fn check(&self, block: u64, page: Mfn) -> bool;
     /// A block that is free, and holds nothing that may be read.
     fn reserve(&self) -> Option<u64>;
-    /// Notes that a block that was reserved is to hold `page`.
-    fn remember(&self, block: u64, page: Mfn);
+    /// The word for what a page holds.
+    fn word_of(&self, page: Mfn) -> u64;
+    /// Notes that a block that was reserved is to hold what that word is for.
+    fn remember(&self, block: u64, word: u64);
     /// Notes that a block is free.
     fn forget(&self, block: u64);
     /// What is known of a block, as records have it.
@@ -169,6 +171,8 @@ pub trait Guest {
     fn shares(&self) -> bool;
     /// Whether an address is in its own memory, and in no region that it shares.
     fn contains(&self, ipa: Ipa) -> bool;
+    /// Whether its memory stays in blocks where it is in some.
+    fn keeps_blocks(&self) -> bool;
     /// Whether it has marked a page as never to be shared.
     fn is_never_shared(&self, gfn: Gfn) -> bool;
     /// Calls `each` with every piece of the run of `len` bytes from `ipa` that lies in one frame, and which

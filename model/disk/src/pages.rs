@@ -3,9 +3,14 @@
 
 use crate::{Budget, Bytes, Guest, Machine};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, Mfn};
-use model_address_space::{EXCHANGE_MAX, Gets};
+use model_address_space::Gets;
 use model_frame_table::{CacheKey, Owner};
 use model_pmap::Why;
+
+/// Pages that are exchanged at once, which nothing cuts short. Where the guest's blocks stay whole, many of them are
+/// copied all the same.
+const EXCHANGED_AT_ONCE: usize = 32;
+const EXCHANGED_IN_BLOCKS: usize = 8;
 
 /// Where a block is: in a frame that stays what it is while the disk is locked, or nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +64,10 @@ pub struct Pages<'a, M: Machine, G: Guest> {
     machine: M,
     guest: &'a G,
     share: bool,
-    list: heapless::Vec<(Gfn, Gets), EXCHANGE_MAX>,
-    blocks: heapless::Vec<Block, EXCHANGE_MAX>,
+    /// Pages that are listed at most.
+    most: usize,
+    list: heapless::Vec<(Gfn, Gets), EXCHANGED_AT_ONCE>,
+    blocks: heapless::Vec<Block, EXCHANGED_AT_ONCE>,
     /// Bit n: a page of the list has a number that is n modulo 64.
     seen: u64,
     /// The first block of a partition that is in no frame any more, and whose page has not got it.
@@ -74,6 +81,11 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
             machine,
             guest,
             share: share && guest.shares(),
+            most: if guest.keeps_blocks() {
+                EXCHANGED_IN_BLOCKS
+            } else {
+                EXCHANGED_AT_ONCE
+            },
             list: heapless::Vec::new(),
             blocks: heapless::Vec::new(),
             seen: 0,
@@ -99,18 +111,15 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
         }
         let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE);
         let is_own = self.guest.contains(ipa);
-        if !is_own || !self.share || !is_page {
+        let share = self.share && !self.guest.is_never_shared(ipa.frame());
+        if !is_own || !share || !is_page {
             budget.copied(len);
             let copied = self.copy(block, offset, ipa, len);
             if copied != Outcome::Done || !is_own {
                 // A region that it shares with others, or nothing.
                 return copied;
             }
-            let why = if self.share {
-                Why::Unaligned
-            } else {
-                Why::Never
-            };
+            let why = if share { Why::Unaligned } else { Why::Never };
             return self.note(ipa, len, why);
         }
         let gfn = ipa.frame();
@@ -187,7 +196,7 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
     fn add(&mut self, gfn: Gfn, gets: Gets, block: Block) -> Outcome {
         self.seen |= 1 << (gfn.0 % 64);
         let added = self.list.push((gfn, gets)).is_ok() && self.blocks.push(block).is_ok();
-        if self.list.is_full() {
+        if self.list.len() >= self.most {
             return self.finish();
         }
         Outcome::of(added)

@@ -92,9 +92,32 @@ pub struct Progress {
     pub done: u64,
     /// Bytes that were really read or written for it, where the disk's rate is limited.
     pub moved: Option<u64>,
+    /// How far the buffer of its next transfer is filled.
+    pub(crate) filled: Filled,
+}
+
+/// How far the buffer of a write is filled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Filled {
+    /// What its first block was before is there, where a part of that stays.
+    pub(crate) has_rest: bool,
+    /// Bytes of data in it.
+    pub(crate) bytes: u64,
+    /// The first blocks in it of which [`Self::words`] tell.
+    pub(crate) blocks: usize,
+    /// [`Store::word_of`] of each.
+    pub(crate) words: [u64; BLOCKS_AT_ONCE as usize],
 }
 
 impl Progress {
+    /// Nothing is done yet; bytes that are really read or written are counted, or not.
+    pub fn new(counts: bool) -> Self {
+        Self {
+            moved: counts.then_some(0),
+            ..Self::default()
+        }
+    }
+
     /// Counts bytes that were really read or written.
     pub fn moves(&mut self, bytes: u64) {
         self.moved = self.moved.map(|moved| moved.saturating_add(bytes));
@@ -102,30 +125,41 @@ impl Progress {
 }
 
 /// What one pass at EL2 may still do. A unit is about the work of mapping half a page: some hundreds of
-/// instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// instructions where pages lie close together. How long a piece really takes only a clock tells: a pass ends
+/// when its units are spent, or when it has taken too long, whichever is first.
+#[derive(Clone, Copy, Debug)]
 pub struct Budget {
     left: u32,
     pages: u32,
+    is_long: fn() -> bool,
 }
 
 impl Default for Budget {
-    /// That of a whole pass: at most 100,000 instructions, whatever is asked for.
+    /// That of a whole pass, however long it takes.
     fn default() -> Self {
-        Self {
-            left: 128,
-            pages: 0,
-        }
+        Self::until(|| false)
     }
 }
 
 impl Budget {
+    /// The units of a whole pass.
+    const WHOLE: u32 = 128;
     /// Entries of an overlay that are looked at for one unit.
     const ENTRIES: u32 = 16;
 
+    /// That of a pass that ends after the piece of work that found that `is_long`: each pass does one, so that
+    /// every request comes to an end.
+    pub fn until(is_long: fn() -> bool) -> Self {
+        Self {
+            left: Self::WHOLE,
+            pages: 0,
+            is_long,
+        }
+    }
+
     /// Whether the pass is over.
-    pub const fn is_spent(&self) -> bool {
-        self.left == 0
+    pub fn is_spent(&self) -> bool {
+        self.left == 0 || self.left < Self::WHOLE && (self.is_long)()
     }
 
     /// How many pages may have got a frame so far.
@@ -156,6 +190,11 @@ impl Budget {
     /// So many frames were compared with a page. What is done with the page pays for one.
     pub(crate) fn compared(&mut self, frames: u32) {
         self.spend(2 * frames.saturating_sub(1));
+    }
+
+    /// What a block holds was hashed.
+    pub(crate) fn hashed(&mut self) {
+        self.spend(16);
     }
 
     /// A piece was written to an overlay.
@@ -306,7 +345,7 @@ fn read<M: Machine, G: Guest>(
         if pass.budget.is_spent() {
             return Outcome::Spent;
         }
-        match find(pass.machine, disk, (at, to.1), progress, loaded) {
+        match find(pass, disk, (at, to.1), progress, loaded) {
             Ok(block) => pages.read(block, at % FRAME_SIZE, to, pass.budget),
             Err(outcome) => outcome,
         }
@@ -327,8 +366,8 @@ fn read<M: Machine, G: Guest>(
 }
 
 /// Where the block of a piece at byte `at` is.
-fn find<M: Machine>(
-    machine: M,
+fn find<M: Machine, G: Guest>(
+    pass: &mut Pass<'_, M, G>,
     disk: &CowDisk<M>,
     (at, len): (u64, usize),
     progress: &mut Progress,
@@ -337,15 +376,20 @@ fn find<M: Machine>(
     match (disk.locate(at), disk.key(at), &disk.base) {
         (Piece::Frame(frame), ..) => Ok(Block::Own(frame)),
         (Piece::Stored(slot), ..) => {
+            pass.budget.hashed();
             let page = stored(disk, slot, loaded)?;
             Ok(Block::Buffer(Bytes::frames(page, 1)))
         }
         (Piece::Zero, ..) => Ok(Block::Zero),
         (Piece::Base, _, Base::Image(image)) => {
-            Ok(image_block(machine, image, (at, len), progress))
+            Ok(image_block(pass.machine, image, (at, len), progress))
         }
         (Piece::Base, Some(key), Base::Partition(partition)) => {
-            match loaded.and_then(|loaded| loaded.block(Side::Base, at)) {
+            let loaded = loaded.and_then(|loaded| loaded.block(Side::Base, at));
+            if loaded.is_some() {
+                pass.budget.hashed();
+            }
+            match loaded {
                 Some(page) if !partition.check(key.block, page) => Err(Outcome::Failed),
                 Some(page) => Ok(Block::Loaded(page, key)),
                 None if disk.share => Ok(Block::Cached(key)),
@@ -424,10 +468,14 @@ fn pass_on<M: Machine, G: Guest>(
     };
     let total = u64::from(request.data_bytes());
     if let Some(Loaded { page, io, .. }) = loaded {
-        let end = (progress.done + io.bytes).min(total);
-        let came = (sector, progress.done..end);
-        if operation == Transfer::Read && !take(pass, request, came, page) {
-            return ended(false);
+        let start = io.sector.saturating_sub(sector) * SECTOR_SIZE;
+        let end = (start + io.bytes).min(total);
+        if operation == Transfer::Read {
+            let (reached, outcome) = take(pass, request, (sector, progress.done..end), (page, io));
+            progress.done = reached;
+            if outcome != Outcome::Done {
+                return resolve(outcome, 0);
+            }
         }
         progress.done = end;
         if end == total {
@@ -442,21 +490,25 @@ fn pass_on<M: Machine, G: Guest>(
     Turn::Needs(Side::Base, io)
 }
 
-/// Takes these bytes of a request's data, at most [`DATA_AT_ONCE`], from the frames from `page` on.
+/// Takes these bytes of a request's data from the frames from `page` on, to which a transfer brought them and
+/// others before: how far it came.
 fn take<M: Machine, G: Guest>(
     pass: &mut Pass<'_, M, G>,
     request: &Request,
     (sector, bytes): (u64, Range<u64>),
-    page: Mfn,
-) -> bool {
+    (page, io): (Mfn, Io),
+) -> (u64, Outcome) {
     let buffer = Bytes::frames(page, BLOCKS_AT_ONCE);
-    let first = sector * SECTOR_SIZE + bytes.start;
+    let first = io.sector * SECTOR_SIZE;
     let mut pages = Pages::new(pass.machine, pass.guest, true);
-    let (_, outcome) = pieces(request, sector, bytes, |at, to| {
+    let (reached, outcome) = pieces(request, sector, bytes, |at, to| {
+        if pass.budget.is_spent() {
+            return Outcome::Spent;
+        }
         match buffer.part(at - first, to.1 as u64) {
             Some(part) => pages.read(Block::Buffer(part), 0, to, pass.budget),
             None => Outcome::Failed,
         }
     });
-    outcome.and(pages.finish()) == Outcome::Done
+    (reached, outcome.and(pages.finish()))
 }

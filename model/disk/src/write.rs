@@ -2,7 +2,7 @@
 
 use crate::cow::{CowDisk, Piece};
 use crate::pages::Outcome;
-use crate::request::{BLOCKS_AT_ONCE, Pass, blocks_at, ended, pieces};
+use crate::request::{BLOCKS_AT_ONCE, Filled, Pass, blocks_at, ended, pieces};
 use crate::{Backing, Bytes, Guest, Io, Loaded, Machine, Progress, Side, Store, Transfer, Turn};
 use model_addr::{FRAME_SIZE, Ipa, Mfn};
 use model_disk_overlay::{OverlayError, Turn as Write};
@@ -156,67 +156,69 @@ fn range(request: &Request, sector: u64) -> (u64, u64) {
     (start, start + u64::from(request.data_bytes()))
 }
 
-/// Puts the data of a request from `done` on into the frames from `page` on, where blocks may have been
+/// Puts the data of a request from where it is on into the frames from `page` on, where blocks may have been
 /// `loaded`.
 ///
 /// # Errors
-/// What is to be done first, or how the request ended.
+/// What is to be done first, or how the request ended. After [`Turn::More`] it goes on in the next pass, with
+/// the same frames, which stay as they are until then.
 pub fn fill<M: Machine, G: Guest>(
     pass: &mut Pass<'_, M, G>,
     backing: &mut Backing<M>,
-    (request, done): (&Request, u64),
+    (request, progress): (&Request, &mut Progress),
     (io, page): (Io, Mfn),
     loaded: Option<Loaded>,
 ) -> Result<Io, Turn> {
-    match (request.operation(), backing) {
+    let filled = match (request.operation(), backing) {
         _ if io.operation != Transfer::Write => Ok(io),
         (Operation::Write { sector }, Backing::Cow(disk)) => {
-            store(pass, disk, (request, sector, done), page, loaded)
+            store(pass, disk, (request, sector), (progress, page), loaded)
         }
         (Operation::Write { sector }, _) => {
-            let next = (sector, (done, io.bytes));
-            gather(pass, request, next, (page, 0))
-                .then_some(io)
-                .ok_or(ended(false))
+            let to = (page, 0, io.bytes);
+            gather(pass, (request, sector), progress, to).map(|()| io)
         }
         _ => Err(ended(false)),
+    };
+    if filled != Err(Turn::More) {
+        progress.filled = Filled::default();
     }
+    filled
 }
 
 /// Fills frames from `page` on with what the next turn of a write to an overlay on a partition puts there,
 /// of which a part may have been `loaded` before: that turn, or what is to be done first.
+///
+/// The disk stays as it was until all is there: a request may come to an end before.
 fn store<M: Machine, G: Guest>(
     pass: &mut Pass<'_, M, G>,
     disk: &mut CowDisk<M>,
-    (request, sector, done): (&Request, u64, u64),
-    page: Mfn,
+    (request, sector): (&Request, u64),
+    (progress, page): (&mut Progress, Mfn),
     loaded: Option<Loaded>,
 ) -> Result<Io, Turn> {
     let (start, end) = range(request, sector);
-    let at = start + done;
-    let write = Write::new(at, end, BLOCKS_AT_ONCE);
-    if !write.is_whole() {
-        let (side, from) = match disk.locate(at) {
-            Piece::Stored(slot) => (Side::Overlay, slot * FRAME_SIZE),
-            _ => (Side::Base, at),
-        };
-        let found = loaded.and_then(|loaded| loaded.block(side, from));
-        if let (Side::Overlay, Some(found), Some(store)) = (side, found, disk.store())
-            && !store.check(from / FRAME_SIZE, found)
-        {
-            return Err(ended(false));
-        }
-        match disk.fetch(at, page, found) {
-            Outcome::Done => {}
-            Outcome::Missing => return Err(Turn::Needs(side, blocks_at(from, 1))),
-            _ => return Err(ended(false)),
-        }
+    let at = start + progress.done;
+    let mut write = Write::new(at, end, BLOCKS_AT_ONCE);
+    write = Write::new(at, end, disk.fitting(at, write.blocks()));
+    if !write.is_whole() && !progress.filled.has_rest {
+        fetch(disk, at, page, loaded)?;
+        progress.filled.has_rest = true;
     }
-    let next = (sector, (done, write.bytes));
-    if !gather(pass, request, next, (page, write.offset)) {
-        return Err(ended(false));
+    let to = (page, write.offset, write.bytes);
+    gather(pass, (request, sector), progress, to)?;
+    let filled = &mut progress.filled;
+    for n in filled.blocks..write.blocks() as usize {
+        if pass.budget.is_spent() {
+            return Err(Turn::More);
+        }
+        pass.budget.hashed();
+        if let (Some(store), Some(word)) = (disk.store(), filled.words.get_mut(n)) {
+            *word = store.word_of(page.add(n as u64));
+        }
+        filled.blocks = n + 1;
     }
-    match disk.place(at, page, write.blocks()) {
+    match disk.place(at, &filled.words[..filled.blocks]) {
         Ok((slot, blocks)) => Ok(Io {
             operation: Transfer::Write,
             ..blocks_at(slot * FRAME_SIZE, blocks)
@@ -230,21 +232,55 @@ fn store<M: Machine, G: Guest>(
     }
 }
 
-/// Copies `len` bytes of a request's data from byte `done` on, at most what a transfer moves, into the
-/// frames from `page` on, from that offset on.
+/// Puts the block of byte `at` into a frame, as it is before a part of it is written.
+fn fetch<M: Machine>(
+    disk: &CowDisk<M>,
+    at: u64,
+    page: Mfn,
+    loaded: Option<Loaded>,
+) -> Result<(), Turn> {
+    let (side, from) = match disk.locate(at) {
+        Piece::Stored(slot) => (Side::Overlay, slot * FRAME_SIZE),
+        _ => (Side::Base, at),
+    };
+    let found = loaded.and_then(|loaded| loaded.block(side, from));
+    if let (Side::Overlay, Some(found), Some(store)) = (side, found, disk.store())
+        && !store.check(from / FRAME_SIZE, found)
+    {
+        return Err(ended(false));
+    }
+    match disk.fetch(at, page, found) {
+        Outcome::Done => Ok(()),
+        Outcome::Missing => Err(Turn::Needs(side, blocks_at(from, 1))),
+        _ => Err(ended(false)),
+    }
+}
+
+/// Copies `len` bytes of a request's data, at most what a transfer moves, into the frames from `page` on, from
+/// that offset on.
 fn gather<M: Machine, G: Guest>(
     pass: &mut Pass<'_, M, G>,
-    request: &Request,
-    (sector, (done, len)): (u64, (u64, u64)),
-    (page, offset): (Mfn, u64),
-) -> bool {
+    (request, sector): (&Request, u64),
+    progress: &mut Progress,
+    (page, offset, len): (Mfn, u64, u64),
+) -> Result<(), Turn> {
     let buffer = Bytes::frames(page, BLOCKS_AT_ONCE);
-    let first = sector * SECTOR_SIZE + done;
-    let (reached, outcome) = pieces(request, sector, done..done + len, |at, (ipa, piece)| {
+    let (start, end) = (progress.done, progress.done + len);
+    let first = sector * SECTOR_SIZE + start;
+    let rest = start + progress.filled.bytes..end;
+    let (reached, outcome) = pieces(request, sector, rest, |at, (ipa, piece)| {
+        if pass.budget.is_spent() {
+            return Outcome::Spent;
+        }
         pass.budget.copied(piece);
         let to = buffer.part(offset + (at - first), piece as u64);
         let copied = to.and_then(|to| copy_from(pass.machine, pass.guest, (ipa, piece), to));
         Outcome::of(copied.is_some())
     });
-    outcome == Outcome::Done && reached == done + len
+    progress.filled.bytes = reached - start;
+    match outcome {
+        Outcome::Spent => Err(Turn::More),
+        Outcome::Done if reached == end => Ok(()),
+        _ => Err(ended(false)),
+    }
 }

@@ -28,6 +28,10 @@ const NO_NOTIFY: u16 = 1;
 const RING_HEADER: u64 = 4;
 /// Bytes of an element of the used ring (virtio 2.7.8).
 const USED_BYTES: u64 = 8;
+/// Segments shorter than this are short. A header in more short ones than these would take a frame for each, all at
+/// once, when it is read: they get theirs before.
+const SHORT: u32 = 512;
+const SHORT_MAX: usize = 4;
 /// Entries of a ring, and descriptors, that are read or written at once where there are so many.
 const ENTRIES_AT_ONCE: usize = 32;
 const DESCRIPTORS_AT_ONCE: u16 = 8;
@@ -114,6 +118,8 @@ pub struct Queue {
     pub(crate) seen_avail: u16,
     /// Next used entry to fill.
     pub(crate) next_used: u16,
+    /// Bytes of the next chain whose memory is at hand, and stays so: [`Self::uses`].
+    at_hand: u64,
     heads: Heads,
     /// Descriptors that were read after those heads: what they lead to stays as it is until it is given
     /// back.
@@ -252,7 +258,7 @@ impl Queue {
         self.ready
     }
 
-    /// Whether its rings, or its table, lie in this guest frame.
+    /// Whether its rings, or its table, lie in this guest frame; yes for all while a chain comes to be at hand.
     pub fn uses(&self, gfn: Gfn) -> bool {
         let entries = u64::from(self.size);
         let areas = [
@@ -263,7 +269,7 @@ impl Queue {
         let covers = |(start, bytes): (Ipa, u64)| {
             (start.frame()..=Ipa(start.0 + bytes - 1).frame()).contains(&gfn)
         };
-        self.ready && areas.into_iter().any(covers)
+        self.at_hand > 0 || self.ready && areas.into_iter().any(covers)
     }
 
     /// Entries.
@@ -279,6 +285,18 @@ impl Queue {
         memory: &impl GuestMemory,
         chain: &mut Chain,
     ) -> Result<bool, QueueError> {
+        let popped = self.pop_next(memory, chain);
+        if popped.is_err() {
+            self.at_hand = 0;
+        }
+        popped
+    }
+
+    fn pop_next(
+        &mut self,
+        memory: &impl GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<bool, QueueError> {
         if !self.ready || !self.has_available(memory)? {
             return Ok(false);
         }
@@ -289,15 +307,42 @@ impl Queue {
             walked => walked?,
         }
         // What is not at hand is taken later.
+        if !self.is_at_hand(memory, chain) {
+            return Ok(false);
+        }
+        self.take_next();
+        Ok(true)
+    }
+
+    fn take_next(&mut self) {
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.at_hand = 0;
+    }
+
+    /// Whether all memory that the next chain names is; goes on from where it came before.
+    fn is_at_hand(&mut self, memory: &impl GuestMemory, chain: &Chain) -> bool {
+        let (mut before, mut short) = (self.at_hand, 0);
+        let known = self.at_hand;
         for (segments, write) in [(chain.readable(), false), (chain.writable(), true)] {
-            for segment in segments {
-                if !memory.ready(segment.ipa, segment.len.into(), write) {
-                    return Ok(false);
+            for Segment { ipa, len } in segments {
+                let done = before.min(u64::from(*len));
+                before -= done;
+                let (at, rest) = (Ipa(ipa.0 + done), u64::from(*len) - done);
+                short += usize::from(*len < SHORT);
+                let ready = match rest {
+                    0 => 0,
+                    _ if *len < SHORT && short > SHORT_MAX => {
+                        memory.touch(at, rest, write, self.at_hand > known)
+                    }
+                    _ => memory.ready(at, rest, write),
+                };
+                self.at_hand += ready;
+                if ready < rest {
+                    return false;
                 }
             }
         }
-        self.next_avail = self.next_avail.wrapping_add(1);
-        Ok(true)
+        true
     }
 
     /// Takes the next chain where it is one buffer to write; any other is for [`Self::pop`].
@@ -312,10 +357,10 @@ impl Queue {
         let Descriptor { segment, flags, .. } = descriptor;
         let (ipa, len) = (segment.ipa, u64::from(segment.len));
         let is_buffer = flags == DESC_WRITE && len > 0 && ipa.checked_add(len).is_some();
-        if !is_buffer || !memory.contains(ipa, len) || !memory.ready(ipa, len, true) {
+        if !is_buffer || !memory.contains(ipa, len) || memory.ready(ipa, len, true) < len {
             return None;
         }
-        self.next_avail = self.next_avail.wrapping_add(1);
+        self.take_next();
         Some((head, segment))
     }
 
@@ -361,6 +406,7 @@ impl Queue {
     /// Takes back that the last `count` chains were taken: they are the next ones again.
     pub(crate) fn put_back(&mut self, count: u16) {
         self.next_avail = self.next_avail.wrapping_sub(count);
+        self.at_hand = 0;
     }
 
     /// Whether the driver wants an interrupt for what was pushed since this was last asked

@@ -50,6 +50,7 @@ pub struct Disk<'a> {
     passes: u32,
     /// Pages that it paid for, and bytes that it really moved.
     paid: (u32, u64),
+    is_long: fn() -> bool,
 }
 
 impl<'a> Disk<'a> {
@@ -92,6 +93,7 @@ impl<'a> Disk<'a> {
             buffers: [Mfn(0); 2],
             passes: 0,
             paid: (0, 0),
+            is_long: || false,
         };
         for (buffer, side) in [Side::Base, Side::Overlay].into_iter().enumerate() {
             if disk.backing.partition(side).is_some() {
@@ -107,6 +109,11 @@ impl<'a> Disk<'a> {
     /// Lets allocations of the overlay's tables fail, as [`machine_fake::FakeTables::fail_after`].
     pub fn fail_tables_after(&mut self, successes: Option<u64>) {
         self.tables.fail_after(successes);
+    }
+
+    /// From now on each pass ends after one piece of work.
+    pub fn take_long(&mut self) {
+        self.is_long = || true;
     }
 
     /// How many passes the last request took, transfers apart.
@@ -138,14 +145,11 @@ impl<'a> Disk<'a> {
 
     /// Does a request as EL2 does, with no other at the same time.
     fn execute(&mut self, guest: &Guest<'_>, request: &Request) -> Status {
-        let mut progress = Progress {
-            done: 0,
-            moved: Some(0),
-        };
+        let mut progress = Progress::new(true);
         let mut loaded = None;
         (self.passes, self.paid) = (0, (0, 0));
         for _ in 0..STEPS_MAX {
-            let mut budget = Budget::default();
+            let mut budget = Budget::until(self.is_long);
             let mut pass = Pass {
                 machine: Host(self.frames),
                 guest,
@@ -156,7 +160,7 @@ impl<'a> Disk<'a> {
             self.passes += 1;
             self.paid = (self.paid.0 + budget.pages(), progress.moved.unwrap_or(0));
             while let Turn::Needs(side, io) = turn {
-                match self.transfer((guest, request), progress.done, (side, io), loaded) {
+                match self.transfer((guest, request), &mut progress, (side, io), loaded) {
                     Ok(brought) => {
                         loaded = Some(brought);
                         break;
@@ -178,22 +182,29 @@ impl<'a> Disk<'a> {
     fn transfer(
         &mut self,
         (guest, request): (&Guest<'_>, &Request),
-        done: u64,
+        progress: &mut Progress,
         (side, io): (Side, Io),
-        loaded: Option<Loaded>,
+        mut loaded: Option<Loaded>,
     ) -> Result<Loaded, Turn> {
         let page = self.buffers[side as usize];
         if loaded.is_none_or(|loaded| loaded.page != page) {
             self.spoil(page);
         }
-        let mut budget = Budget::default();
-        let mut pass = Pass {
-            machine: Host(self.frames),
-            guest,
-            budget: &mut budget,
+        let io = loop {
+            let mut budget = Budget::until(self.is_long);
+            let mut pass = Pass {
+                machine: Host(self.frames),
+                guest,
+                budget: &mut budget,
+            };
+            let (backing, what) = (&mut self.backing, (request, &mut *progress));
+            match fill(&mut pass, backing, what, (io, page), loaded) {
+                // Only the buffer is kept for the next pass.
+                Err(Turn::More) => loaded = None,
+                filled => break filled?,
+            }
+            self.passes += 1;
         };
-        let backing = &mut self.backing;
-        let io = fill(&mut pass, backing, (request, done), (io, page), loaded)?;
         let failed = Err(Turn::Done(Status::IoError));
         let partition = self.backing.partition(side).unwrap();
         let (at, len) = ((io.sector * SECTOR_SIZE) as usize, io.bytes as usize);

@@ -161,8 +161,11 @@ impl Store for Partition<'_> {
         known[free] = 1;
         Some(free as u64)
     }
-    fn remember(&self, block: u64, page: Mfn) {
-        self.know(block, self.hash(page));
+    fn word_of(&self, page: Mfn) -> u64 {
+        self.hash(page)
+    }
+    fn remember(&self, block: u64, word: u64) {
+        self.know(block, word);
     }
     fn forget(&self, block: u64) {
         self.know(block, 0);
@@ -330,6 +333,9 @@ impl model_disk::Guest for Guest<'_> {
         // Once for each piece of a request.
         self.others_act();
         machine_contract::GuestMemory::contains(self, ipa, 1)
+    }
+    fn keeps_blocks(&self) -> bool {
+        self.policy().keep_blocks
     }
     fn is_never_shared(&self, gfn: Gfn) -> bool {
         self.never_shares(gfn)

@@ -220,12 +220,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn a_disk_is_its_bytes(steps in prop::collection::vec(step(), 1..24)) {
+    fn a_disk_is_its_bytes(steps in prop::collection::vec(step(), 1..24), is_long in any::<bool>()) {
         for kind in 0..KINDS {
             let image = Image::new(IMAGE, &base(0));
             let frames = image.machine(&NODES);
             let free = frames.counts()[0].free;
             let mut world = world(kind, &frames, &image);
+            if is_long {
+                world.disk.take_long();
+            }
             for (step, n) in steps.iter().zip(1..) {
                 world.step(step);
                 assert!(world.disk.contents() == world.blocks, "the disk is another");
@@ -256,6 +259,28 @@ fn long_transfers_begin_anywhere() {
                 world.step(&Step::Transfer(true, first, data.clone()));
                 world.step(&Step::Transfer(false, (first + 5) % 9, data));
             }
+        }
+        world.check();
+    }
+}
+
+/// A request whose every pass takes too long is done a piece at a time, and comes to its end.
+#[test]
+fn a_long_pass_ends_after_a_piece() {
+    for kind in 0..KINDS {
+        let image = Image::new(IMAGE, &base(0));
+        let frames = image.machine(&NODES);
+        let mut world = world(kind, &frames, &image);
+        world.disk.take_long();
+        world.step(&Step::Store(0, 44, 9));
+        for writes in [true, false] {
+            world.step(&Step::Transfer(writes, 0, vec![(0, 40 * FRAME_SIZE)]));
+            let passes = world.disk.passes();
+            let is_refused = writes && !world.takes.0;
+            assert!(
+                is_refused || passes >= 40,
+                "{kind}, {writes}: {passes} passes"
+            );
         }
         world.check();
     }

@@ -13,7 +13,7 @@ const UNREADABLE: u64 = 1;
 impl Extent {
     /// Whether a block holds what it held before, as far as that is known; it is from now on.
     pub fn check(&self, block: u64, page: Mfn) -> bool {
-        let hash = hash(page);
+        let hash = word_of(page);
         let (words, tables) = &mut *self.entry.known.lock();
         match words.get(tables, block) {
             // What was swapped is known. Without memory for it, a base's block stays unknown, and is
@@ -34,7 +34,7 @@ impl Extent {
 
     /// A block of the partition, for swap, that is free, and from now on holds `page`.
     pub fn take_block(&self, page: Mfn) -> Option<u64> {
-        self.take_with(hash(page))
+        self.take_with(word_of(page))
     }
 
     /// A block of the partition that is free, and holds nothing that may be read.
@@ -47,10 +47,10 @@ impl Extent {
         words.take(tables, word, BUDGET).ok()
     }
 
-    /// Notes that a block that somebody has taken is to hold `page`.
-    pub fn remember(&self, block: u64, page: Mfn) {
+    /// Notes that a block that somebody has taken is to hold what that word is for.
+    pub fn remember(&self, block: u64, word: u64) {
         let (words, tables) = &mut *self.entry.known.lock();
-        let _ = words.set(tables, block, hash(page));
+        let _ = words.set(tables, block, word);
     }
 
     /// Notes that a block is free.
@@ -91,6 +91,7 @@ impl Extent {
     }
 }
 
-fn hash(page: Mfn) -> u64 {
+/// The word for what a page holds.
+pub fn word_of(page: Mfn) -> u64 {
     sharing::fingerprint(page).max(UNREADABLE + 1)
 }

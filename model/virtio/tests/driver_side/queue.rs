@@ -300,8 +300,8 @@ fn bad_layouts_are_refused() {
     assert!(!pop(&mut Queue::default(), &ram()).unwrap());
 }
 
-/// Memory of which a device can have nothing yet, or all.
-struct Later<'a>(&'a FakeGuest, bool);
+/// Memory of which a device gets so many bytes at once.
+struct Later<'a>(&'a FakeGuest, u64);
 
 impl GuestMemory for Later<'_> {
     fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
@@ -313,8 +313,8 @@ impl GuestMemory for Later<'_> {
     fn contains(&self, ipa: Ipa, len: u64) -> bool {
         self.0.contains(ipa, len)
     }
-    fn ready(&self, _: Ipa, _: u64, _: bool) -> bool {
-        self.1
+    fn ready(&self, _: Ipa, len: u64, _: bool) -> u64 {
+        len.min(self.1)
     }
 }
 
@@ -333,9 +333,66 @@ fn a_chain_waits_for_its_memory() {
     driver.publish(&guest);
     let mut chain = Chain::default();
     for _ in 0..2 {
-        assert_eq!(queue.pop(&Later(&guest, false), &mut chain), Ok(false));
+        assert_eq!(queue.pop(&Later(&guest, 0), &mut chain), Ok(false));
+        assert!(!queue.uses(DATA.frame()));
     }
-    assert_eq!(queue.pop(&Later(&guest, true), &mut chain), Ok(true));
+    for _ in 0..2 {
+        assert_eq!(queue.pop(&Later(&guest, 40), &mut chain), Ok(false));
+        // What is at hand stays so.
+        assert!(queue.uses(DATA.frame()));
+    }
+    assert_eq!(queue.pop(&Later(&guest, 40), &mut chain), Ok(true));
     assert_eq!(Some(chain.head()), head);
     assert!(queue.uses(RAM.frame()) && !queue.uses(DATA.frame()));
+}
+
+/// Memory that stops a device before each frame that it has to get, once it may.
+struct Slow<'a>(&'a FakeGuest, core::cell::Cell<u32>);
+
+impl GuestMemory for Slow<'_> {
+    fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
+        self.0.read(ipa, into)
+    }
+    fn write(&self, ipa: Ipa, from: &[u8]) -> Result<(), GuestMemoryError> {
+        self.0.write(ipa, from)
+    }
+    fn contains(&self, ipa: Ipa, len: u64) -> bool {
+        self.0.contains(ipa, len)
+    }
+    fn touch(&self, _: Ipa, len: u64, _: bool, may_stop: bool) -> u64 {
+        if may_stop {
+            return 0;
+        }
+        self.1.set(self.1.get() + 1);
+        len
+    }
+}
+
+/// A header in many short segments takes a frame at a time; one in a few, and long segments, none before it is read.
+#[test]
+fn short_segments_get_their_frames_one_by_one() {
+    let guest = ram();
+    let features = QueueFeatures::default();
+    let mut driver = Driver::new(0, 16, features);
+    let mut queue = Queue::new(&driver.setup, 16, features).unwrap();
+    let buffer = |n: u64, len| Buffer {
+        ipa: Ipa(DATA.0 + n * 4096),
+        len,
+        writable: false,
+    };
+    let long = (0..10).map(|n| buffer(n, 512)).collect::<Vec<_>>();
+    let few = (0..4).map(|n| buffer(n, 1)).collect::<Vec<_>>();
+    let many = (0..10).map(|n| buffer(n, 1)).collect::<Vec<_>>();
+    let mut chain = Chain::default();
+    for (buffers, passes) in [(long, 1), (few, 1), (many, 7)] {
+        let slow = Slow(&guest, core::cell::Cell::new(0));
+        assert!(driver.add(&guest, &buffers, Shape::Direct).is_some());
+        driver.publish(&guest);
+        for pass in 1..=passes {
+            assert_eq!(queue.pop(&slow, &mut chain), Ok(pass == passes), "{pass}");
+        }
+        assert_eq!(slow.1.get(), passes - 1);
+        queue.push_used(&guest, chain.head(), 0).unwrap();
+        assert!(driver.reap(&guest).is_some());
+    }
 }
