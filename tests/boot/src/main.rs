@@ -27,6 +27,10 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    if let Err(why) = scenarios::check_choices() {
+        eprintln!("boot-tests: {why}");
+        return ExitCode::from(2);
+    }
     let mut chosen = scenarios::all();
     let named = |name: &str| {
         options

@@ -20,6 +20,8 @@ mod scheduling;
 mod sharing;
 mod watching;
 
+pub use hostile::check_choices;
+
 use crate::scenario::Scenario;
 
 /// All scenarios, in the order in which they are run: the plainest first, long ones before short

@@ -6,6 +6,8 @@
 
 mod adversary;
 
+pub use adversary::check_choices;
+
 use super::kernels::{BOOT, WORK, WORK_ARGS};
 use crate::{
     Outcome, disk_image,
