@@ -15,6 +15,7 @@ use machine_bare::{image, println, timer};
 use tests_guests::base::image_word;
 use tests_guests::disk::{Disk, SECTOR};
 use tests_guests::random::Random;
+use tests_guests::virtio::{DEVICE_ID, Queue, VERSION_1, devices};
 
 image!("watcher", main);
 
@@ -28,6 +29,11 @@ const HELD: u64 = 64;
 const KEPT: u64 = 64;
 /// Pages that it touches for the first time in a round: what others gave back, zeroed.
 const FRESH: u64 = 16;
+/// Pages that it fills, gives to its balloon and touches again in a round.
+const GIVEN: u64 = 16;
+const BALLOON: u32 = 5;
+/// Pages that the balloon's queue takes.
+const QUEUE_PAGES: u64 = 0x30;
 /// Blocks of each disk, its last ones, that it writes.
 const WRITTEN: usize = 32;
 /// How long it looks at the counter alone, in microseconds.
@@ -59,6 +65,9 @@ struct Watcher {
     /// What was not touched yet, from this page on.
     fresh: Scratch,
     touched: u64,
+    /// What it gives to its balloon, and gets back zeroed.
+    given: Scratch,
+    balloon: Option<Queue<'static>>,
     salts: [u64; KEPT as usize],
     holds: [Option<Held>; HELD as usize],
     base: Written,
@@ -144,7 +153,12 @@ impl Watcher {
     fn new(machine: &'static Machine) -> Result<Self, Failure> {
         let memory = machine.scratch();
         let page = |number: u64, count: u64| memory.part(number * PAGE_SIZE, count * PAGE_SIZE);
-        let used = 3 + KEPT + HELD;
+        let given = (3 + KEPT + HELD).next_multiple_of(GIVEN);
+        let queue = given + GIVEN;
+        let used = queue + QUEUE_PAGES;
+        let balloon = devices(machine).find(|device| device.read32(DEVICE_ID) == BALLOON);
+        let balloon =
+            balloon.map(|it| Queue::start(it, 0, page(queue, QUEUE_PAGES), [0, VERSION_1]));
         let watcher = Self {
             random: Random::new(machine.number("seed", 1)),
             kept: page(3, KEPT),
@@ -152,6 +166,8 @@ impl Watcher {
             buffer: page(2, 1),
             fresh: page(used, memory.size() / PAGE_SIZE - used),
             touched: 0,
+            given: page(given, GIVEN),
+            balloon: balloon.transpose()?,
             salts: [0; KEPT as usize],
             holds: [None; HELD as usize],
             base: Written::open(machine, 0, page(0, 1))?,
@@ -168,6 +184,7 @@ impl Watcher {
     fn round(&mut self) -> Verdict {
         self.memory()?;
         self.touch()?;
+        self.give()?;
         for _ in 0..4 {
             let most = self.base.blocks - WRITTEN as u64 - GROUP;
             let block = match self.random.below(4) {
@@ -204,6 +221,27 @@ impl Watcher {
             }
         }
         self.touched = end;
+        Ok(())
+    }
+
+    /// What goes to the balloon is zero when it is touched again, whoever had it meanwhile.
+    fn give(&mut self) -> Verdict {
+        let Some(balloon) = &mut self.balloon else {
+            return Ok(());
+        };
+        let mut numbers = [0; 4 * GIVEN as usize];
+        let first = (self.given.base() / PAGE_SIZE) as u32;
+        for (number, page) in numbers.as_chunks_mut().0.iter_mut().zip(first..) {
+            *number = page.to_le_bytes();
+        }
+        for at in (0..GIVEN * PAGE_SIZE).step_by(64) {
+            self.given.write(at, u64::MAX);
+        }
+        balloon.send(&numbers, numbers.len() as u32)?;
+        for at in (0..GIVEN * PAGE_SIZE).step_by(64) {
+            let word = self.given.read(at);
+            equal("a word of memory that was given away", word, 0)?;
+        }
         Ok(())
     }
 
