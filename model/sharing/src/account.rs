@@ -38,6 +38,15 @@ struct Line {
     units: AtomicU64,
 }
 
+impl Line {
+    const fn new() -> Self {
+        Self {
+            users: AtomicU64::new(0),
+            units: AtomicU64::new(0),
+        }
+    }
+}
+
 /// The accounts of all VMs, by their slots. They change while the frame is locked whose users do,
 /// so they are exact: nothing is queued.
 ///
@@ -46,6 +55,8 @@ struct Line {
 #[derive(Debug)]
 pub struct Accounts {
     lines: [Line; ACCOUNTS],
+    /// Units that all are charged, in two's complement; its users are not used.
+    all: Line,
     cached: AtomicU64,
 }
 
@@ -59,12 +70,8 @@ impl Accounts {
     /// All zero.
     pub const fn new() -> Self {
         Self {
-            lines: [const {
-                Line {
-                    users: AtomicU64::new(0),
-                    units: AtomicU64::new(0),
-                }
-            }; ACCOUNTS],
+            lines: [const { Line::new() }; ACCOUNTS],
+            all: Line::new(),
             cached: AtomicU64::new(0),
         }
     }
@@ -73,9 +80,13 @@ impl Accounts {
     /// numbers may be of slightly different moments.
     pub fn get(&self, slot: u16) -> Account {
         let line = self.lines.get(usize::from(slot));
-        line.map_or(Account::default(), |line| Account {
-            users: line.users.load(Ordering::Relaxed),
-            units: line.units.load(Ordering::Relaxed),
+        line.map_or(Account::default(), |line| {
+            let units = [line, &self.all].map(|line| line.units.load(Ordering::Relaxed));
+            Account {
+                users: line.users.load(Ordering::Relaxed),
+                // Below zero where one of the two has changed in between.
+                units: units[0].wrapping_add(units[1]).cast_signed().max(0) as u64,
+            }
         })
     }
 
@@ -94,6 +105,22 @@ impl Accounts {
                 line.users.fetch_add(users, Ordering::Relaxed);
             }
             line.units.fetch_add(units, Ordering::Relaxed);
+        }
+    }
+
+    /// Each VM in a set of slots, bit n being slot n, is charged so many units more; in two's complement.
+    pub(crate) fn charge_set(&self, set: u64, units: u64) {
+        let (mut rest, mut units) = (set, units);
+        if set.count_ones() > ACCOUNTS as u32 / 2 {
+            // All are, and those that are not get it back: so at most half of the accounts change.
+            self.all.units.fetch_add(units, Ordering::Relaxed);
+            (rest, units) = (!set, units.wrapping_neg());
+        }
+        while rest != 0 {
+            if let Some(line) = self.lines.get(rest.trailing_zeros() as usize) {
+                line.units.fetch_add(units, Ordering::Relaxed);
+            }
+            rest &= rest - 1;
         }
     }
 

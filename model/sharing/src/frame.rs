@@ -124,8 +124,11 @@ pub fn join(
             Err(refused) => break Err(refused),
         }
     };
-    for spare in spares.into_iter().flatten() {
-        ground.give_record(spare);
+    if spares != [None; 2] {
+        spares
+            .iter()
+            .flatten()
+            .for_each(|spare| ground.give_record(*spare));
     }
     joined
 }

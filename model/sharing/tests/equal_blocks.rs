@@ -16,14 +16,14 @@ use proptest::prelude::*;
 /// What one of `users` that a run takes from among all is.
 type At = prop::sample::Index;
 
-/// VMs of a run: more than a line has counts of.
-const VMS: u16 = 12;
+/// VMs of a run: as many as have accounts.
+const VMS: u16 = 64;
 
 /// Some of those that follow each other, or any, leave, and as many more come.
 #[derive(Clone, Debug)]
 enum Turn {
-    /// So many users, each of so many VMs further than the one before.
-    Come(u16, u16, u64, usize),
+    /// So many users from this VM on, each so many VMs further than the one before, among so many.
+    Come(u16, (u16, u16), u64, usize),
     Leave(At, usize),
     /// Only so many more frames for records can be had.
     Memory(Option<u64>),
@@ -32,8 +32,8 @@ enum Turn {
 fn any_turn() -> impl Strategy<Value = Turn> {
     let memory = prop_oneof![4 => Just(None), 1 => (0..2_u64).prop_map(Some)];
     prop_oneof![
-        8 => (0..VMS, 0..3_u16, 0..2_u64, 1..150_usize)
-            .prop_map(|(vm, step, content, n)| Turn::Come(vm, step, content, n)),
+        8 => (0..VMS, (0..40_u16, 1..=VMS), 0..2_u64, 1..150_usize)
+            .prop_map(|(vm, steps, content, n)| Turn::Come(vm, steps, content, n)),
         6 => (any::<At>(), 1..100_usize).prop_map(|(at, n)| Turn::Leave(at, n)),
         1 => memory.prop_map(Turn::Memory),
     ]
@@ -53,9 +53,9 @@ proptest! {
         let mut stamp = 0;
         for turn in turns {
             match turn {
-                Turn::Come(vm, step, content, count) => for n in 0..count as u16 {
+                Turn::Come(vm, (step, vms), content, count) => for n in 0..count as u16 {
                     stamp += 1;
-                    let vm = (vm + n * step) % VMS;
+                    let vm = (vm + n * step % vms) % VMS;
                     world.step(Step::Equal(user(vm, stamp), 1, content));
                 },
                 Turn::Leave(at, count) => for n in 0..count {
@@ -123,7 +123,7 @@ fn one_of_a_million_equal_blocks_is_compared_once() {
 #[test]
 fn accounts_are_exact_however_many_vms_a_frame_has() {
     let all = 1..u64::from(MAX_USERS);
-    for (vms, order) in [1, 2, 7, 8, 9, 63]
+    for (vms, order) in [1, 2, 7, 8, 9, 17, 31, 33, 63]
         .into_iter()
         .flat_map(|vms| (0..3).map(move |order| (vms, order)))
     {

@@ -4,14 +4,15 @@
 
 mod machine;
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use machine::{Machine, user};
 use model_addr::{Mfn, NodeId};
 use model_frame_table::{CacheKey, Chain, Owner, Use};
 use model_sharing::{
-    Clock, Expect, Ground, LONGEST_CHAIN, Left, NotJoined, Size, claim, evict, join, leave,
-    publish, users,
+    ACCOUNTS, Clock, Expect, Ground, LONGEST_CHAIN, Left, NotJoined, Size, claim, evict, join,
+    leave, publish, users,
 };
 
 const CPUS: u16 = 4;
@@ -176,4 +177,42 @@ fn counts_are_exact_under_contention() {
     let account = machine.accounts().get(9);
     assert_eq!((account.users, account.units), (1, model_sharing::UNIT));
     assert!(claim(&machine, frame, first));
+}
+
+/// VMs whose users come and go are charged for those while others look: no more than for all their users, and VMs
+/// without users for none.
+#[test]
+fn nobody_sees_a_charge_below_zero() {
+    const VMS: u16 = 50;
+    let machine = Machine::new(1, 0, 1);
+    let first = user(0, 0);
+    let frame = machine.allocate(first, 5).unwrap();
+    publish(&machine, frame, first, CacheKey::of_content(0)).unwrap();
+    for vm in 1..VMS {
+        join(&machine, frame, user(vm, 0), Expect::Group(0)).unwrap();
+    }
+    let at_work = AtomicU32::new(CPUS.into());
+    thread::scope(|scope| {
+        for vm in 0..CPUS {
+            let (machine, at_work) = (&machine, &at_work);
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let me = user(vm, 1);
+                    join(machine, frame, me, Expect::Group(0)).unwrap();
+                    leave(machine, frame, me, false).unwrap();
+                }
+                at_work.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        while at_work.load(Ordering::Relaxed) > 0 {
+            for vm in 0..ACCOUNTS as u16 {
+                let account = machine.accounts().get(vm);
+                assert_eq!(account.charge(), 0, "VM {vm}: {account:?}");
+            }
+        }
+    });
+    for vm in 0..VMS {
+        let account = machine.accounts().get(vm);
+        assert_eq!(account.units, model_sharing::UNIT / u64::from(VMS));
+    }
 }
