@@ -36,7 +36,8 @@ impl Pmap {
 
 impl PmapTeardown {
     /// Gives everything to `give_back` and frees the tables, looking at no more than `budget`
-    /// entries of tables; `true` when nothing is left.
+    /// entries of tables; `true` when nothing is left. A run that was reserved for a region without a leaf table is as
+    /// much work as the region's entries are elsewhere: the step ends with it.
     pub fn step(
         &mut self,
         memory: &mut impl TableMemory,
@@ -47,7 +48,11 @@ impl PmapTeardown {
             if self.next.0 >= REACH {
                 break;
             }
-            self.next = self.look(memory, &mut give_back);
+            let (at, mut is_run) = (self.next, false);
+            self.next = self.look(memory, &mut |back| {
+                is_run = matches!(back, GivenBack::Reservation(..));
+                give_back(back);
+            });
             if self.next.is_aligned(1 << ROOT_SHIFT) {
                 let root = self
                     .pmap
@@ -56,6 +61,9 @@ impl PmapTeardown {
                 if let Some(root) = root.and_then(Option::take) {
                     memory.free_table(root);
                 }
+            }
+            if is_run && self.next.0 - at.0 > 1 {
+                break;
             }
         }
         self.next.0 >= REACH
