@@ -169,12 +169,10 @@ fn trace() -> Scenario {
             let trace = machine.spawn(&words)?;
             sleep(INTO_TRACE);
             stir(machine, 1)?;
-            let first = Counted::now(machine)?;
-            // Memory that was never touched, a little at a time.
-            let work = "for i in $(seq 20); do head -c 500000 /dev/zero >/tmp/$i; sleep 0.1; done; echo touched-$((6 * 7))";
-            machine.type_line("one", work)?;
-            machine.expect("one", "touched-42", 1, ANSWER)?;
-            let last = Counted::now(machine)?;
+            let sleepy = Window::of_work(machine, 1)?;
+            // From here on its CPU never idles.
+            machine.type_line("one", "while :; do :; done &")?;
+            let busy = Window::of_work(machine, 2)?;
             stir(machine, 2)?;
             interrupt(&trace)?;
             let said = said_by(trace)?;
@@ -183,7 +181,9 @@ fn trace() -> Scenario {
             agrees(&said, &before, &after)?;
             let drawn = fs::read(&file).map_err(because("no trace"))?;
             let drawn: Value = serde_json::from_slice(&drawn).map_err(because("no JSON"))?;
-            is_complete(&drawn, &first, &last)?;
+            // An interrupt that ends a sleep in place is counted, and is part of the event of that sleep.
+            is_complete(&drawn, &sleepy, |class| class != "irq" && class != "timer")?;
+            is_complete(&drawn, &busy, |_| true)?;
             let events = drawn["traceEvents"].as_array().map_or(0, Vec::len) as u64;
             // And a name for the VM, and for each of its tracks.
             if events <= said["events"].as_u64().unwrap_or(u64::MAX) {
@@ -238,9 +238,31 @@ impl Counted {
     }
 }
 
-/// Whether all exits were recorded, and none twice, that were counted between two times: those that lie between are
-/// no more than were counted, and with those that may have been before or after they are no less.
-fn is_complete(drawn: &Value, first: &Counted, last: &Counted) -> Outcome {
+/// What was counted before and after some work.
+struct Window {
+    first: Counted,
+    last: Counted,
+}
+
+impl Window {
+    /// The VM touches memory that was never touched, a little at a time.
+    fn of_work(machine: &mut Machine, nth: usize) -> Outcome<Self> {
+        let first = Counted::now(machine)?;
+        let work = format!(
+            "for i in $(seq 20); do head -c 500000 /dev/zero >/tmp/{nth}-$i; sleep 0.1; done; echo touched-$((6 * 7))"
+        );
+        machine.type_line("one", &work)?;
+        machine.expect("one", "touched-42", nth, ANSWER)?;
+        let last = Counted::now(machine)?;
+        Ok(Self { first, last })
+    }
+}
+
+/// Whether all exits of the classes that `is_told` were recorded, and none twice, that were counted between two times:
+/// those that lie between are no more than were counted, and with those that may have been before or after they are no
+/// less.
+fn is_complete(drawn: &Value, window: &Window, is_told: impl Fn(&str) -> bool) -> Outcome {
+    let Window { first, last } = window;
     // A machine that is busy with others may lose some, and says how many.
     let lost = drawn["otherData"]["lost"]
         .as_u64()
@@ -264,8 +286,6 @@ fn is_complete(drawn: &Value, first: &Counted, last: &Counted) -> Outcome {
         return Err("the trace does not cover the work".to_owned());
     }
     let mut all = 0;
-    // An interrupt that ends a sleep in place is counted, and is part of the event of that sleep.
-    let is_told = |class: &String| class != "irq" && class != "timer";
     for (class, count) in last.vm.exits.iter().filter(|(class, _)| is_told(class)) {
         let counted = count - first.vm.exits.get(class).copied().unwrap_or(0);
         let within = |from: f64, to: f64| {
