@@ -155,7 +155,6 @@ impl Flash {
             plugin.push(OsString::from(format!(",{option}")));
         }
         args.pair("-plugin", plugin);
-        args.words("-rtc base=2020-01-01,clock=vm");
         Ok(())
     }
 

@@ -63,7 +63,8 @@ pub struct Shape {
     /// The hypervisor's own command line, as in log=debug
     #[arg(long, value_name = "TEXT")]
     pub append: Option<String>,
-    /// Count instructions for time: each takes 2^SHIFT ns. Deterministic, on one host CPU
+    /// Count instructions for time: each takes 2^SHIFT ns, on one host CPU. Random seeds and the calendar are fixed, so
+    /// that runs are equal until a command asks something of the hypervisor
     #[arg(long, value_name = "SHIFT")]
     pub icount: Option<u8>,
     /// The measuring machine.
@@ -209,8 +210,8 @@ impl Shape {
                 args.words("-accel tcg,thread=single");
                 args.pair("-icount", format!("shift={shift},sleep=off"));
                 args.pair("-plugin", self.flash.clock_plugin()?);
-                // The machine's random bits are the same in each run.
-                args.pair("-seed", "1");
+                // The machine's random bits and its calendar are the same in each run.
+                args.words("-seed 1 -rtc base=2020-01-01,clock=vm");
                 // A device that is rung acts at once, and not when QEMU's other thread comes to it, by chance.
                 args.words("-global virtio-mmio.ioeventfd=off");
             }
@@ -446,7 +447,7 @@ mod tests {
             "-numa dist,src=1,dst=0,val=20",
             "-smp 4,sockets=2 -m 4096M",
             "-accel tcg,thread=single -icount shift=1,sleep=off -plugin",
-            "-seed 1 -global virtio-mmio.ioeventfd=off",
+            "-seed 1 -rtc base=2020-01-01,clock=vm -global virtio-mmio.ioeventfd=off",
             "-cpu max,pauth-impdef=on",
             "-kernel a,b -initrd a,b -serial file:a,,b -qmp unix:a,,b,server=on,wait=off",
             "driver=blklogwrites,node-name=logged0,file=disk0,log=log0",
@@ -504,7 +505,7 @@ mod tests {
         ));
         for part in [
             "-M virt,virtualization=on,gic-version=3 ",
-            "-seed 1",
+            "-seed 1 -rtc base=2020-01-01,clock=vm",
             // 1,048,576 pages of three words, and a header.
             "-m 4109M",
             "memory-backend-file,id=memory1,size=2048M,mem-path=a,,b/node1.ram,share=on",
