@@ -4,10 +4,16 @@ use crate::{
     gate, images, project,
     step::{Steps, print_line},
 };
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 /// How long each fuzz target runs in a round, in seconds.
 const FUZZ_SECONDS: &str = "300";
+
+/// The releases of Debian in which the set-up runs before the rounds, each fresh.
+const RELEASES: [&str; 2] = ["bookworm", "trixie"];
 
 /// Random cases of each property test in a round.
 const CASES: &str = "20000";
@@ -16,7 +22,17 @@ const CASES: &str = "20000";
 pub fn run(hours: f64) -> bool {
     let time = Duration::try_from_secs_f64(hours * 3600.0).unwrap_or_default();
     let start = Instant::now();
-    let mut steps = Steps::new(2, project::products().join("soak-logs"));
+    let mut steps = Steps::new(2 + RELEASES.len(), project::products().join("soak-logs"));
+    let mut sets_up = |release| {
+        let mut fresh = Command::new(project::root().join("scripts/fresh"));
+        let set_up = steps.run(&format!("set-up in a fresh {release}"), |step| {
+            step.command(fresh.arg(release))
+        });
+        set_up.is_some()
+    };
+    if !RELEASES.into_iter().all(&mut sets_up) {
+        return false;
+    }
     let built = steps.run("build", |step| images::all(step)).is_some();
     if !built
         || steps
