@@ -13,6 +13,7 @@ unsafe extern "C" {
     static __image_end: u8;
     static __boot_stack_guard: u8;
     fn secondary_start();
+    pub(crate) fn enable_mmu(root: u64);
 }
 
 fn address_of(symbol: &'static u8) -> u64 {

@@ -86,3 +86,19 @@ pub fn translate_stage1(va: u64) -> Option<Ipa> {
     unsafe { write_sysreg!("par_el1", saved) }
     (par & 1 == 0).then_some(Ipa((par & 0x000f_ffff_ffff_f000) | (va & 0xfff)))
 }
+
+/// `RNDRRS` and the flags that it sets. The register exists.
+pub(crate) fn random() -> (u64, u64) {
+    let (value, flags): (u64, u64);
+    // SAFETY: the register exists; reading it changes the flags, which are declared.
+    unsafe {
+        asm!(
+            "mrs {value}, s3_3_c2_c4_1",
+            "mrs {flags}, nzcv",
+            value = out(reg) value,
+            flags = out(reg) flags,
+            options(nostack)
+        );
+    }
+    (value, flags)
+}

@@ -1,6 +1,6 @@
 //! Devices whose driver is gone: from here on they neither write memory nor raise interrupts.
 
-use core::ptr;
+use crate::mmio::{self, Register};
 use model_addr::PaRange;
 
 /// Bytes of a function's configuration space, and functions of a device and of a bus.
@@ -13,8 +13,8 @@ const MASTER: u16 = 1 << 2;
 const MAGIC_VALUE: u32 = 0x7472_6976;
 const STATUS: u64 = 0x70;
 
-fn register<T>(window: PaRange, at: u64) -> *mut T {
-    ptr::with_exposed_provenance_mut((window.start.0 + at) as usize)
+fn register<T>(window: PaRange, at: u64) -> Register<T> {
+    mmio::register(window.start, at as usize)
 }
 
 /// Takes the mastery of the bus from all functions of a PCI host, with configuration space `ecam`.

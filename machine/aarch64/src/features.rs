@@ -50,17 +50,7 @@ pub fn random() -> Option<u64> {
     if read_sysreg!("id_aa64isar0_el1") >> 60 & 0xf == 0 {
         return None;
     }
-    let (value, flags): (u64, u64);
-    // SAFETY: the register exists (checked); reading it changes the flags, which are declared.
-    unsafe {
-        core::arch::asm!(
-            "mrs {value}, s3_3_c2_c4_1",
-            "mrs {flags}, nzcv",
-            value = out(reg) value,
-            flags = out(reg) flags,
-            options(nostack)
-        );
-    }
+    let (value, flags) = crate::cpu::random();
     // The instruction sets Z where it has nothing.
     (flags & 1 << 30 == 0).then_some(value)
 }

@@ -3,20 +3,12 @@
 //! Guests and devices may write the same bytes at the same time. Such races tear values, which
 //! the callers expect: what a guest says is an allegation, read once and checked afterwards.
 
-use core::arch::{asm, global_asm};
+use crate::bytes::{
+    bytes_copy, bytes_copy_wide, frame_copy, frame_equal, frame_zero_clean, store_pairs,
+};
 use core::ptr;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use model_addr::{FRAME_SIZE, Mfn, Pa};
-
-global_asm!(include_str!("frames.S"));
-
-unsafe extern "C" {
-    fn frame_zero_clean(start: u64, frames: u64);
-    fn frame_copy(to: *mut u8, from: *const u8);
-    fn frame_equal(one: *const u8, two: *const u8) -> bool;
-    fn bytes_copy(to: *mut u8, from: *const u8, bytes: u64);
-    fn bytes_copy_wide(to: *mut u8, from: *const u8, bytes: u64);
-}
 
 const FRAME: usize = FRAME_SIZE as usize;
 
@@ -228,21 +220,7 @@ impl Table {
         }
         let at = self.word(index & !(N - 1)).as_ptr();
         // SAFETY: the run is aligned, so all of it is inside the frame, of which `word` says what it is.
-        unsafe {
-            asm!(
-                ".rept {pairs}",
-                "stp {even}, {odd}, [{at}], #16",
-                "add {even}, {even}, {both}",
-                "add {odd}, {odd}, {both}",
-                ".endr",
-                pairs = const N / 2,
-                even = inout(reg) first => _,
-                odd = inout(reg) first.wrapping_add(step) => _,
-                at = inout(reg) at => _,
-                both = in(reg) step.wrapping_mul(2),
-                options(nostack, preserves_flags),
-            );
-        }
+        unsafe { store_pairs::<N>(at, first, step) }
     }
 }
 

@@ -1,11 +1,10 @@
 //! The machine's GICv3 as EL2 uses it (Arm IHI 0069): few interrupts, one security state,
 //! priority drop and deactivation apart (EOImode 1), so that a guest can end what is its own.
 
-use crate::cpu::{affinity, dsb_sy, isb};
+use crate::cpu::{affinity, dsb_ishst, dsb_sy, isb};
 use crate::list_registers;
-use core::arch::asm;
+use crate::mmio::{Register, register};
 use core::ops::BitOr;
-use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 use model_addr::{Pa, PaRange};
 use model_gic_forward::{CpuInterface, VirtualInterface};
@@ -65,10 +64,6 @@ const GITS_ENABLED: u32 = 1;
 const GITS_QUIESCENT: u32 = 1 << 31;
 /// How often a register is read that is about to change.
 const TRIES: usize = 1_000_000;
-
-fn register<T>(frame: Pa, offset: usize) -> *mut T {
-    ptr::with_exposed_provenance_mut(frame.0 as usize + offset)
-}
 
 /// The distributor.
 #[derive(Clone, Copy, Debug)]
@@ -237,7 +232,7 @@ impl Redistributor {
         }
     }
 
-    fn sgi_frame(self, offset: usize) -> *mut u32 {
+    fn sgi_frame(self, offset: usize) -> Register<u32> {
         register(self.0, GICR_SGI_FRAME + offset)
     }
 
@@ -525,12 +520,9 @@ pub fn kick(affinity: u64) {
         | (affinity >> 16 & 0xff) << 32
         | (affinity >> 4 & 0xf) << 44
         | (affinity >> 32 & 0xff) << 48;
-    // SAFETY: an SGI only makes the other CPU look at its work; the barrier before it makes the
-    // work visible.
-    unsafe {
-        asm!("dsb ishst", options(nostack));
-        write_sysreg!("s3_0_c12_c11_5", target | u64::from(kick_sgi()) << 24); // ICC_SGI1R_EL1
-    }
+    dsb_ishst(); // makes the work visible
+    // SAFETY: an SGI only makes the other CPU look at its work.
+    unsafe { write_sysreg!("s3_0_c12_c11_5", target | u64::from(kick_sgi()) << 24) } // ICC_SGI1R_EL1
     isb();
 }
 

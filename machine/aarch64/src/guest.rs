@@ -5,17 +5,10 @@
 //! registers here, and a feature that has none here is hidden or trapped.
 
 use crate::cpu::isb;
+use crate::fp::{fp_load, fp_save};
 use crate::{entry, native};
-use core::arch::global_asm;
 use model_id_registers::traps;
 use model_native_el1::Native;
-
-global_asm!(include_str!("fp.S"));
-
-unsafe extern "C" {
-    pub(crate) fn fp_save(state: *mut FpState);
-    pub(crate) fn fp_load(state: *const FpState);
-}
 
 /// `CNTHCTL_EL2`: the physical counter may be read, the physical timer traps.
 const CNTHCTL: u64 = 1;

@@ -15,15 +15,21 @@
 pub mod sysreg;
 
 pub mod boot;
+mod bytes;
 pub mod cache;
+mod conduit;
+mod context;
 pub mod cpu;
 pub mod devices;
+mod edge;
 pub mod entry;
 pub mod features;
+mod fp;
 pub mod frames;
 pub mod gic;
 pub mod guest;
 pub mod list_registers;
+mod mmio;
 pub mod mmu;
 pub mod native;
 pub mod psci;

@@ -1,6 +1,7 @@
 //! EL2's own translation: one to one, writable or executable but never both, and nothing mapped
 //! that is not needed (VMSAv8-64, 4 KiB granule, 48 bits, one table tree for all CPUs).
 
+use crate::boot::enable_mmu;
 use crate::cpu::dsb_ishst;
 use core::fmt;
 use model_addr::{Pa, PaRange};
@@ -157,10 +158,6 @@ impl El2Map {
         *entry = pa | rights.bits() | kind | VALID;
         Ok(())
     }
-}
-
-unsafe extern "C" {
-    fn enable_mmu(root: u64);
 }
 
 /// Turns the executing CPU's EL2 translation and caches on, with the tree at `root`.

@@ -1,10 +1,10 @@
 //! The executing CPU as an operating system at EL1 would find it without EL2.
 
 use crate::cpu::isb;
-use crate::guest::{El1State, FpState, fp_load, fp_save};
+use crate::fp::{fp_load, fp_save, sve_load, sve_save};
+use crate::guest::{El1State, FpState};
 use crate::list_registers::HardwareLists;
-use crate::timer;
-use core::arch::asm;
+use crate::{timer, tlb};
 use machine_contract::ListRegisters;
 use model_id_registers::traps;
 use model_native_el1::Native;
@@ -102,7 +102,7 @@ pub(crate) fn withhold(native: &Native) {
 }
 
 /// Bytes of z0 to z31, p0 to p15 and FFR, of the longest vectors there can be.
-const SVE_BYTES: usize = 32 * 256 + 17 * 32;
+pub(crate) const SVE_BYTES: usize = 32 * 256 + 17 * 32;
 
 /// The owner's floating point.
 #[derive(Clone, Copy, Debug)]
@@ -111,11 +111,6 @@ pub struct OwnersFp {
     /// v0 to v31, FPSR, FPCR; with SVE the last two alone.
     plain: FpState,
     vectors: [u8; SVE_BYTES],
-}
-
-unsafe extern "C" {
-    fn sve_save(vectors: *mut [u8; SVE_BYTES]);
-    fn sve_load(vectors: *const [u8; SVE_BYTES]);
 }
 
 impl OwnersFp {
@@ -194,8 +189,7 @@ pub unsafe fn reset_el1() {
 
 /// Drops all that the executing CPU's TLBs hold for EL1.
 pub fn drop_translations() {
-    // SAFETY: dropping TLB entries costs time alone.
-    unsafe { asm!("tlbi alle1", "dsb nsh", "isb", options(nostack)) }
+    tlb::flush_el1_here();
 }
 
 /// `HCR_EL2` bits by which EL2 is beneath EL1: stage 2, and interrupts to EL2.
@@ -228,8 +222,7 @@ pub fn step_aside(hcr: u64) {
 fn set_hcr(hcr: u64) {
     // SAFETY: the tables map all memory and devices one to one, but what is EL2's: the same
     // addresses mean the same before and after.
-    unsafe {
-        write_sysreg!("hcr_el2", hcr);
-        asm!("isb", "tlbi vmalls12e1", "dsb nsh", "isb", options(nostack));
-    }
+    unsafe { write_sysreg!("hcr_el2", hcr) }
+    isb();
+    tlb::flush_vmid_here();
 }

@@ -1,7 +1,8 @@
 //! Calls to the firmware below: starting CPUs, powering off.
 
+use crate::conduit::{Hvc, Smc};
 use model_addr::Pa;
-use smccc::{Call, Hvc, Smc, psci};
+use smccc::{Call, psci};
 
 /// How the firmware is called (`method` of the device tree's psci node).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

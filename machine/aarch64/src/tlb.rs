@@ -76,3 +76,15 @@ pub fn flush_stage2(ipas: impl Iterator<Item = Ipa>, reaches: Reaches) {
         }
     }
 }
+
+/// Drops what this CPU holds of the current VMID, whose tables have not changed.
+pub(crate) fn flush_vmid_here() {
+    // SAFETY: as above.
+    unsafe { asm!("tlbi vmalls12e1", "dsb nsh", "isb", options(nostack)) }
+}
+
+/// Drops all that this CPU holds for EL1.
+pub(crate) fn flush_el1_here() {
+    // SAFETY: as above.
+    unsafe { asm!("tlbi alle1", "dsb nsh", "isb", options(nostack)) }
+}

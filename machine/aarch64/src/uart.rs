@@ -1,7 +1,7 @@
 //! The machine's PL011, for EL2's own log (Arm DDI 0183).
 
+use crate::mmio::register;
 use core::fmt;
-use core::ptr;
 use model_addr::Pa;
 
 const DATA: usize = 0x00;
@@ -13,7 +13,7 @@ const CONTROL_ENABLE_TX: u32 = 1 << 8 | 1;
 /// A PL011 that only speaks.
 #[derive(Clone, Copy, Debug)]
 pub struct Uart {
-    base: usize,
+    base: Pa,
 }
 
 impl Uart {
@@ -24,20 +24,17 @@ impl Uart {
     /// A PL011 is there, EL2 has mapped it as Device memory (or the MMU is off), and nobody else
     /// drives it.
     pub unsafe fn new(base: Pa) -> Self {
-        let uart = Self {
-            base: base.0 as usize,
-        };
-        let control = ptr::with_exposed_provenance_mut::<u32>(uart.base + CONTROL);
+        let control = register::<u32>(base, CONTROL);
         // SAFETY: a register of the PL011 that the caller promises. Line settings stay as the
         // firmware left them.
         unsafe { control.write_volatile(control.read_volatile() | CONTROL_ENABLE_TX) }
-        uart
+        Self { base }
     }
 
     /// Sends a byte; waits while the transmit FIFO is full.
     pub fn put(self, byte: u8) {
-        let flags = ptr::with_exposed_provenance::<u32>(self.base + FLAGS);
-        let data = ptr::with_exposed_provenance_mut::<u32>(self.base + DATA);
+        let flags = register::<u32>(self.base, FLAGS);
+        let data = register::<u32>(self.base, DATA);
         // SAFETY: registers of the PL011 that `new` was promised.
         unsafe {
             while flags.read_volatile() & FLAG_TX_FULL != 0 {

@@ -1,0 +1,3 @@
+//! How the firmware is reached.
+
+pub(crate) use smccc::{Hvc, Smc};
