@@ -3,7 +3,6 @@
 
 use crate::console::last_words;
 use crate::cpu;
-use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine::boot::image_parts;
 use machine::cpu::{halt, local_word};
@@ -71,8 +70,9 @@ extern "C" fn hypervisor_fault_report(vector: u64, frame: &FaultFrame) -> ! {
     stop()
 }
 
+#[cfg(target_os = "none")]
 #[panic_handler]
-fn panic(info: &PanicInfo<'_>) -> ! {
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     first_or_halt();
     last_words(format_args!(
         "\nunderpin: EPITAPH: on cpu {}: {info}\n",

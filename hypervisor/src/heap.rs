@@ -16,7 +16,7 @@ pub struct Pools {
     confined: AtomicBool,
 }
 
-#[global_allocator]
+#[cfg_attr(target_os = "none", global_allocator)]
 static HEAP: Heap<Pools> = Heap::new(Pools {
     confined: AtomicBool::new(false),
 });

@@ -14,6 +14,10 @@
 #![no_std]
 
 extern crate alloc;
+#[cfg(target_os = "none")]
+extern crate machine_aarch64 as machine;
+#[cfg(not(target_os = "none"))]
+extern crate machine_host as machine;
 
 mod console;
 mod control;
@@ -68,6 +72,8 @@ pub fn primary(device_tree: u64, mark: u64) -> ! {
     sharing::init();
     numa::init();
     trace::init();
+    #[cfg(not(target_os = "none"))]
+    outside::note_frames();
     vm::init();
     start::release_cpus();
     sched::run_forever(cpu::this())
@@ -81,4 +87,36 @@ pub fn secondary() -> ! {
     start::this_cpu(cpu::this());
     start::wait_for_release();
     sched::run_forever(cpu::this())
+}
+
+/// What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep. No part of the image.
+#[cfg(not(target_os = "none"))]
+pub mod outside {
+    use crate::{frames, heap, host, housekeeping};
+    use core::sync::atomic::{AtomicU64, Ordering};
+    use model_addr::FRAME_SIZE;
+
+    /// Frames that were free, or the heap's, before any VM.
+    static BEFORE: AtomicU64 = AtomicU64::new(0);
+
+    fn free_or_heap() -> u64 {
+        let free = host::get().node_ids().map(|node| frames::counts(node).free);
+        free.sum::<u64>() + heap::usage().1 / FRAME_SIZE
+    }
+
+    /// Notes the frames of a machine without VMs, at boot.
+    pub(crate) fn note_frames() {
+        BEFORE.store(free_or_heap(), Ordering::Relaxed);
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_idle() -> bool {
+        !housekeeping::is_needed()
+    }
+
+    /// Frames that are neither free nor the heap's and were so before any VM: lost ones, once all VMs have ended. Negative
+    /// where there are more than there were.
+    pub fn frames_missing() -> i64 {
+        BEFORE.load(Ordering::Relaxed).cast_signed() - free_or_heap().cast_signed()
+    }
 }

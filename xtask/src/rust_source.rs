@@ -107,7 +107,7 @@ impl Source {
         self.tokens.len().saturating_sub(1)
     }
 
-    /// Marks what is under `#[cfg(test)]`, and what is under an attribute that excuses it.
+    /// Marks what is under `#[cfg(test)]` or `#[cfg(not(target_os = "none"))]`, and what is under an attribute that excuses it.
     fn mark_regions(&mut self, all: bool) {
         for token in &mut self.tokens {
             token.test = all;
@@ -121,7 +121,8 @@ impl Source {
             let end = self.closing(start + 1);
             let attribute = &self.tokens[start + 2..end];
             let has = |word: &str| attribute.iter().any(|token| token.is(word));
-            let test = has("cfg") && has("test") && !has("not");
+            // Neither tests nor what only an ordinary process has are part of the image.
+            let test = has("cfg") && (has("test") && !has("not") || has("not") && has("target_os"));
             let excused = (has("expect") || has("allow")) && has("clippy");
             if test || excused {
                 let last = self.item_end(end + 1);

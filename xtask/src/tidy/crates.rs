@@ -17,10 +17,11 @@ const EMPTY_NAMES: [&str; 3] = ["util", "common", "base"];
 /// Packages that are known by one name, wherever they lie.
 const OWN_NAME: [&str; 1] = ["underpin"];
 /// Crates that may hold unsafe code; all others forbid it.
-const UNSAFE: [&str; 8] = [
+const UNSAFE: [&str; 9] = [
     "machine/aarch64",
     "machine/bare",
     "machine/heap",
+    "machine/host",
     "machine/locks",
     "hypervisor",
     "sim/guest",

@@ -1,0 +1,67 @@
+//! Copies, comparisons and runs of stores.
+
+use core::ptr;
+use model_addr::FRAME_SIZE;
+
+const FRAME: usize = FRAME_SIZE as usize;
+
+/// Zeroes frames.
+///
+/// # Safety
+/// They are RAM that nobody uses.
+pub(crate) unsafe fn frame_zero_clean(start: u64, frames: u64) {
+    let start = ptr::with_exposed_provenance_mut::<u8>(start as usize);
+    // SAFETY: the caller's promise: so many frames of RAM that nobody uses.
+    unsafe { ptr::write_bytes(start, 0, frames as usize * FRAME) }
+}
+
+/// Copies a frame.
+///
+/// # Safety
+/// Both are frames of RAM.
+pub(crate) unsafe fn frame_copy(to: *mut u8, from: *const u8) {
+    // SAFETY: the caller's promise: two frames of RAM.
+    unsafe { ptr::copy(from, to, FRAME) }
+}
+
+/// Whether two frames hold the same.
+///
+/// # Safety
+/// Both are frames of RAM.
+pub(crate) unsafe fn frame_equal(one: *const u8, two: *const u8) -> bool {
+    // SAFETY: the caller's promise: two frames of RAM, which nothing writes meanwhile, as one CPU runs at a time.
+    unsafe { core::slice::from_raw_parts(one, FRAME) == core::slice::from_raw_parts(two, FRAME) }
+}
+
+/// Copies bytes.
+///
+/// # Safety
+/// Both are runs of so many bytes.
+pub(crate) unsafe fn bytes_copy(to: *mut u8, from: *const u8, bytes: u64) {
+    // SAFETY: the caller's promise: two runs of so many bytes.
+    unsafe { ptr::copy(from, to, bytes as usize) }
+}
+
+/// Copies bytes.
+///
+/// # Safety
+/// Both are runs of so many bytes.
+pub(crate) unsafe fn bytes_copy_wide(to: *mut u8, from: *const u8, bytes: u64) {
+    // SAFETY: as above.
+    unsafe { bytes_copy(to, from, bytes) }
+}
+
+/// Stores `N` words from `at` on: `first`, and each other one `step` more.
+///
+/// # Safety
+///
+/// `at` is a run of `N` words that EL2 may write.
+pub(crate) unsafe fn store_pairs<const N: usize>(at: *mut u64, first: u64, step: u64) {
+    for n in 0..N {
+        // SAFETY: the caller's promise.
+        unsafe {
+            at.add(n)
+                .write_volatile(first.wrapping_add(step.wrapping_mul(n as u64)))
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! A bundle: what the boot loader lays into memory for the hypervisor (`abi::bundle`).
+
+use abi::Text;
+use abi::bundle::{
+    DEFAULT_GROUP, ENTRY_ALIGN, Entry, Header, MAGIC, NO_ENTRY, VERSION, VM_AUTOSTART, VmRecord,
+    kind,
+};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A VM to run.
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// Its share group.
+    pub group: String,
+    /// vCPUs.
+    pub vcpus: u32,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Its kernel: a flat image.
+    pub kernel: Vec<u8>,
+}
+
+/// The bundle of these VMs. Equal kernels are one entry.
+pub fn build(vms: &[Vm]) -> Vec<u8> {
+    let mut kernels: Vec<&[u8]> = Vec::new();
+    for vm in vms {
+        if !kernels.contains(&vm.kernel.as_slice()) {
+            kernels.push(&vm.kernel);
+        }
+    }
+    let records: Vec<VmRecord> = vms.iter().map(|vm| record(vm, &kernels)).collect();
+    let count = records.len() + kernels.len();
+    let mut bytes = vec![0; size_of::<Header>() + count * size_of::<Entry>()];
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut add = |kind: u32, name: &str, content: &[u8]| {
+        bytes.resize(bytes.len().next_multiple_of(ENTRY_ALIGN as usize), 0);
+        entries.push(Entry {
+            kind,
+            reserved: 0,
+            offset: bytes.len() as u64,
+            size: content.len() as u64,
+            name: text(name),
+        });
+        bytes.extend_from_slice(content);
+    };
+    for (number, kernel) in kernels.iter().enumerate() {
+        add(kind::KERNEL, &format!("kernel{number}"), kernel);
+    }
+    for (vm, record) in vms.iter().zip(&records) {
+        add(kind::VM, &vm.name, record.as_bytes());
+    }
+    bytes.resize(bytes.len().next_multiple_of(ENTRY_ALIGN as usize), 0);
+    let header = Header {
+        magic: MAGIC,
+        version: VERSION,
+        entries: count as u32,
+        size: bytes.len() as u64,
+        reserved: 0,
+    };
+    let head = [header.as_bytes(), entries.as_bytes()].concat();
+    bytes[..head.len()].copy_from_slice(&head);
+    bytes
+}
+
+fn text<const N: usize>(of: &str) -> Text<N> {
+    Text::new(of).unwrap_or_default()
+}
+
+fn record(vm: &Vm, kernels: &[&[u8]]) -> VmRecord {
+    let kernel = kernels.iter().position(|kernel| *kernel == vm.kernel);
+    let mut record = VmRecord::new_zeroed();
+    record.name = text(&vm.name);
+    record.flags = VM_AUTOSTART;
+    record.vcpus = vm.vcpus;
+    record.memory = vm.memory;
+    record.base = vm.memory;
+    record.weight = 256;
+    record.kernel = kernel.map_or(NO_ENTRY, |number| number as u32);
+    record.initrd = NO_ENTRY;
+    let group = if vm.group.is_empty() {
+        DEFAULT_GROUP
+    } else {
+        &vm.group
+    };
+    record.group = text(group);
+    record
+}

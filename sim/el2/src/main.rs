@@ -1,0 +1,115 @@
+//! Lives of a whole machine: boots the hypervisor on CPUs that a seed interleaves, runs guests on it, and compares what
+//! each of them reads with a flat memory of its own.
+//!
+//! `cargo run -p sim_el2 -- --seed N` repeats a life exactly.
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod flat;
+mod life;
+mod program;
+mod tree;
+
+use clap::Parser;
+use life::Life;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Runs the hypervisor in ordinary processes: whole lives of a machine, each decided by its seed.
+#[derive(Debug, Parser)]
+struct Options {
+    /// The seed of the only life, or of the first.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Lives, each in a process of its own; without it there is one, in this process.
+    #[arg(long)]
+    lives: Option<u64>,
+    /// Lives at a time.
+    #[arg(long, default_value_t = 2)]
+    jobs: u64,
+    /// Prints what the hypervisor writes to its log.
+    #[arg(long)]
+    log: bool,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let is_well = match options.lives {
+        None => one(&options),
+        Some(lives) => many(&options, lives),
+    };
+    ExitCode::from(u8::from(!is_well))
+}
+
+/// Lives one life.
+fn one(options: &Options) -> bool {
+    let life = life::live(options.seed, |text| {
+        if options.log {
+            print!("{text}");
+        }
+    });
+    let Life {
+        sums,
+        steps,
+        trace,
+        wrong,
+    } = life;
+    println!(
+        "seed {}: {} loads and {} stores of {} vCPUs, {steps} steps, trace {trace:016x}",
+        options.seed, sums.loads, sums.stores, sums.done
+    );
+    if let Some(what) = &wrong {
+        println!("seed {}: {what}", options.seed);
+    }
+    wrong.is_none()
+}
+
+/// Lives many lives; says which went wrong.
+fn many(options: &Options, lives: u64) -> bool {
+    let began = Instant::now();
+    let (next, bad) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= lives {
+                        return;
+                    }
+                    if !in_process(options.seed.wrapping_add(number)) {
+                        bad.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let (bad, seconds) = (bad.into_inner(), began.elapsed().as_secs_f64());
+    let rate = lives as f64 * 60.0 / seconds;
+    println!("{lives} lives in {seconds:.1} s, {rate:.0} a minute; {bad} went wrong");
+    bad == 0
+}
+
+/// Lives one life in a process of its own.
+fn in_process(seed: u64) -> bool {
+    let own = std::env::current_exe();
+    let output = own.and_then(|own| {
+        Command::new(own)
+            .args(["--seed", &seed.to_string()])
+            .env("RUST_BACKTRACE", "0")
+            .output()
+    });
+    match output {
+        Ok(output) if output.status.success() => true,
+        Ok(output) => {
+            print!("{}", String::from_utf8_lossy(&output.stdout));
+            eprint!("{}", String::from_utf8_lossy(&output.stderr));
+            println!("seed {seed}: {}", output.status);
+            false
+        }
+        Err(error) => {
+            println!("seed {seed}: cannot start a process: {error}");
+            false
+        }
+    }
+}

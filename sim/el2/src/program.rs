@@ -1,0 +1,283 @@
+//! Guests' programs: what a seed makes of the instructions that the machine's guests know.
+
+use machine_host::instruction::{DMB, DSB, Instruction as I, Operation, TLBI, put};
+use machine_host::rng::Rng;
+
+/// Where a guest's memory begins.
+pub const RAM: u64 = 0x4000_0000;
+/// What the hypervisor writes of its own accord: the device tree.
+pub const TREE: std::ops::Range<u64> = RAM + (2 << 20)..RAM + (2 << 20) + (64 << 10);
+/// The first page behind it.
+const DATA: u64 = TREE.end;
+/// Pages of the kernel that programs read and write as data.
+const KERNEL_DATA: u64 = RAM + 0x8000;
+/// Bytes of a kernel's file: program and data.
+const KERNEL_SIZE: usize = 0xc000;
+/// A word for each vCPU that is done, and a counter that all add to.
+const DONE: u64 = DATA;
+/// See [`DONE`].
+pub const COUNTER: u64 = DATA + 0x100;
+/// The first page of data that vCPUs read and write at random, and how many there are.
+const PAGES: u64 = DATA + 0x1000;
+const PAGE_COUNT: u64 = 40;
+/// What `HLT` asks: a VM begins, a vCPU is done.
+pub const BEGINS: u16 = 1;
+/// See [`BEGINS`].
+pub const ENDS: u16 = 2;
+/// The register that holds the VM's number, and that of the vCPU's.
+pub const VM: u8 = 28;
+/// See [`VM`].
+pub const VCPU: u8 = 27;
+
+const PSCI_CPU_ON: u64 = 0xc400_0003;
+const PSCI_SYSTEM_OFF: u64 = 0x8400_0008;
+const PSCI_VERSION: u64 = 0x8400_0000;
+const NEVER_SHARE: u64 = abi::hypercall::NEVER_SHARE as u64;
+const DISTRIBUTOR: u64 = 0x0800_0000;
+const REDISTRIBUTORS: u64 = 0x080a_0000;
+const UART: u64 = 0x0900_0000;
+const TIMER: u64 = 27;
+/// System registers: op0, op1, CRn, CRm, op2.
+const IAR: [u8; 5] = [3, 0, 12, 12, 0];
+const EOIR: [u8; 5] = [3, 0, 12, 12, 1];
+const PMR: [u8; 5] = [3, 0, 4, 6, 0];
+const GROUP: [u8; 5] = [3, 0, 12, 12, 7];
+const SGI: [u8; 5] = [3, 0, 12, 11, 5];
+const TIME: [u8; 5] = [3, 3, 14, 0, 2];
+const TIMER_CONTROL: [u8; 5] = [3, 3, 14, 3, 1];
+const TIMER_COMPARE: [u8; 5] = [3, 3, 14, 3, 2];
+const ID: [u8; 5] = [3, 0, 0, 4, 0];
+
+/// A program that grows.
+struct Program {
+    words: Vec<I>,
+}
+
+impl Program {
+    fn add(&mut self, instructions: impl IntoIterator<Item = I>) {
+        self.words.extend(instructions);
+    }
+
+    fn put(&mut self, to: u8, value: u64) {
+        self.add(put(to, value));
+    }
+
+    /// Stores `value` of 2^`size` bytes at `at`.
+    fn store(&mut self, size: u8, at: u64, value: u64) {
+        self.put(1, at);
+        self.put(2, value);
+        self.add([I::Store {
+            size,
+            from: 2,
+            base: 1,
+            offset: 0,
+        }]);
+    }
+
+    fn load(&mut self, size: u8, at: u64) {
+        self.put(1, at);
+        self.add([I::Load {
+            size,
+            to: 3,
+            base: 1,
+            offset: 0,
+        }]);
+    }
+
+    fn call(&mut self, arguments: &[u64]) {
+        for (register, argument) in arguments.iter().enumerate() {
+            self.put(register as u8, *argument);
+        }
+        self.add([I::Hypercall(0)]);
+    }
+
+    /// Adds one to the word at `at`, whoever else does.
+    fn count(&mut self, at: u64) {
+        self.put(1, at);
+        self.add([
+            I::LoadExclusive(2, 1),
+            I::CalculateWith(Operation::Add, 2, 2, 1),
+            I::StoreExclusive(3, 2, 1),
+            I::BranchIf(true, 3, -3),
+        ]);
+    }
+
+    /// Sets the timer and waits for its interrupt; ends whatever else comes.
+    fn sleep(&mut self, counts: u16) {
+        self.add([
+            I::System(false, 1, TIME),
+            I::CalculateWith(Operation::Add, 1, 1, counts),
+            I::System(true, 1, TIMER_COMPARE),
+        ]);
+        self.put(1, 1);
+        self.add([I::System(true, 1, TIMER_CONTROL)]);
+        // Again while nothing, or something else, has come.
+        self.add([
+            I::Wait,
+            I::System(false, 2, IAR),
+            I::CalculateWith(Operation::Subtract, 3, 2, 1023),
+            I::BranchIf(false, 3, -3),
+            I::CalculateWith(Operation::Subtract, 3, 2, TIMER as u16),
+            I::BranchIf(false, 3, 3),
+            I::System(true, 2, EOIR),
+            I::Branch(-7),
+            I::System(true, 31, TIMER_CONTROL),
+            I::System(true, 2, EOIR),
+        ]);
+    }
+
+    /// Waits until the word at `at` is not zero, asleep between two looks.
+    fn wait_for(&mut self, at: u64) {
+        let start = self.words.len();
+        self.load(3, at);
+        let branch = self.words.len();
+        self.add([I::Branch(0)]);
+        self.sleep(1000);
+        self.add([I::Branch(start as i32 - self.words.len() as i32)]);
+        self.words[branch] = I::BranchIf(true, 3, (self.words.len() - branch) as i32);
+    }
+
+    /// Makes the interrupt controller give SGIs and the timer's interrupt to this vCPU.
+    fn open_interrupts(&mut self, vcpu: u64) {
+        let own = REDISTRIBUTORS + vcpu * 0x2_0000;
+        if vcpu == 0 {
+            self.store(2, DISTRIBUTOR, 0x12);
+        }
+        self.store(2, own + 0x14, 0);
+        self.store(2, own + 0x1_0080, 0xffff_ffff);
+        self.store(2, own + 0x1_0100, 1 << TIMER | 0xffff);
+        self.put(1, 0xf0);
+        self.add([I::System(true, 1, PMR)]);
+        self.put(1, 1);
+        self.add([I::System(true, 1, GROUP)]);
+    }
+
+    fn random_step(&mut self, rng: &mut Rng, (vcpu, vcpus): (u64, u64)) {
+        let page = PAGES + rng.below(PAGE_COUNT) * 0x1000;
+        let size = rng.below(4) as u8;
+        let place = (rng.below(64) * 8) & !((1 << size) - 1);
+        let kernel = KERNEL_DATA + rng.below((KERNEL_SIZE - 0x8000) as u64 / 8) * 8;
+        match rng.below(24) {
+            0..=6 => self.store(size, page + place, rng.next()),
+            7..=12 => self.load(size, page + place),
+            13..=14 => self.load(3, kernel),
+            15 => self.store(3, kernel, rng.next()),
+            16 => self.count(COUNTER),
+            17 => self.add([[DMB, DSB, TLBI][rng.below(3) as usize]]),
+            18 => self.call(&[PSCI_VERSION]),
+            19 => self.sleep(rng.below(4000) as u16),
+            20 => self.add([I::System(false, 4, ID)]),
+            21 => {
+                self.put(1, UART);
+                self.put(2, u64::from(b'a') + vcpu);
+                self.add([I::Store {
+                    size: 0,
+                    from: 2,
+                    base: 1,
+                    offset: 0,
+                }]);
+            }
+            22 => {
+                self.put(1, 1 << rng.below(vcpus) | rng.below(8) << 24);
+                self.add([I::System(true, 1, SGI)]);
+            }
+            _ => {
+                let first = if rng.below(2) == 0 {
+                    page
+                } else {
+                    kernel & !0xfff
+                };
+                self.call(&[NEVER_SHARE, first, 1 + rng.below(3), rng.below(2)]);
+            }
+        }
+    }
+}
+
+/// What a kernel is made by.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The VM's number.
+    pub vm: u64,
+    /// vCPUs.
+    pub vcpus: u64,
+    /// Steps of each vCPU.
+    pub steps: u64,
+    /// Decides the steps.
+    pub seed: u64,
+    /// Decides the data that lie behind the program; VMs of one such seed share those pages.
+    pub data_seed: u64,
+}
+
+/// The flat image of a VM: a program for each vCPU, then data.
+pub fn kernel(plan: Plan) -> Vec<u8> {
+    let mut rng = Rng::new(plan.seed);
+    // The entry branches to the first vCPU's program; the others' entries are known before they are made.
+    let bodies: Vec<Vec<I>> = (1..plan.vcpus)
+        .map(|vcpu| other(plan, vcpu, &mut rng))
+        .collect();
+    let mut entries = Vec::new();
+    let mut words: Vec<u32> = vec![0];
+    for body in bodies {
+        entries.push(RAM + 4 * words.len() as u64);
+        words.extend(body.into_iter().map(I::encode));
+    }
+    words[0] = I::Branch(words.len() as i32).encode();
+    words.extend(first(plan, &entries, &mut rng).into_iter().map(I::encode));
+    let mut image: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    assert!(
+        image.len() <= 0x8000,
+        "a program of {} bytes leaves its room",
+        image.len()
+    );
+    image.resize(0x8000, 0);
+    let mut data = Rng::new(plan.data_seed);
+    while image.len() < KERNEL_SIZE {
+        image.extend(data.next().to_le_bytes());
+    }
+    image
+}
+
+fn begin(plan: Plan, vcpu: u64) -> Program {
+    let mut program = Program { words: Vec::new() };
+    program.put(VM, plan.vm);
+    program.put(VCPU, vcpu);
+    program
+}
+
+fn first(plan: Plan, entries: &[u64], rng: &mut Rng) -> Vec<I> {
+    let mut program = begin(plan, 0);
+    program.add([I::Ask(BEGINS)]);
+    program.open_interrupts(0);
+    for (number, entry) in entries.iter().enumerate() {
+        program.call(&[PSCI_CPU_ON, number as u64 + 1, *entry, 0]);
+    }
+    for _ in 0..plan.steps {
+        program.random_step(rng, (0, plan.vcpus));
+    }
+    for vcpu in 1..plan.vcpus {
+        program.wait_for(DONE + 8 * vcpu);
+    }
+    program.load(3, COUNTER);
+    program.add([I::Ask(ENDS)]);
+    program.call(&[PSCI_SYSTEM_OFF]);
+    program.add([I::Branch(0)]);
+    program.words
+}
+
+fn other(plan: Plan, vcpu: u64, rng: &mut Rng) -> Vec<I> {
+    let mut program = begin(plan, vcpu);
+    program.open_interrupts(vcpu);
+    for _ in 0..plan.steps {
+        program.random_step(rng, (vcpu, plan.vcpus));
+    }
+    program.add([I::Ask(ENDS)]);
+    program.store(3, DONE + 8 * vcpu, 1);
+    // WFI without an interrupt that it would take: its VM ends.
+    program.add([
+        I::System(false, 2, IAR),
+        I::System(true, 2, EOIR),
+        I::Wait,
+        I::Branch(-3),
+    ]);
+    program.words
+}
