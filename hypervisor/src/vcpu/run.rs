@@ -108,6 +108,8 @@ impl Loaded<'_> {
             if asked | (entered - left_guest) >> stretch::SHORT_BITS != 0 {
                 self.cpu.stretch.begin(left_guest, Kind::Exit);
                 if let Flow::Leave(outcome) = self.attend(left_guest) {
+                    // What it slept in place was taken from this.
+                    add(&self.vcpu.stats.hypervisor, timer::now() - left_guest);
                     return outcome;
                 }
                 stretch::end();
