@@ -315,6 +315,13 @@ pub enum BundleError {
 }
 
 impl VmRecord {
+    /// Whether only one VM of this description can run: it has a partition for itself.
+    pub fn is_alone(&self) -> bool {
+        let is_own =
+            |disk: &DiskRecord| disk.mode == disk_mode::PERSISTENT || !disk.overlay_on.is_empty();
+        !self.swap.is_empty() || self.disks.iter().any(is_own)
+    }
+
     /// Whether all texts are UTF-8, and name and group say something.
     pub fn has_texts(&self) -> bool {
         let has_names =

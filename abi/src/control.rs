@@ -11,20 +11,21 @@ mod events;
 mod latency;
 mod mem;
 mod numa;
+mod raw;
 mod stretch;
 
 pub use asked::Request;
 pub use latency::{LATENCY_BUCKETS, LATENCY_FIRST_NS, latency_bucket};
 pub use mem::{
-    FitStatus, MEM_EVENT_COUNT, MachineMem, MemStatus, PageStatus, PagesRequest, ReclaimRequest,
-    RecountStatus, RegionStatus, WHY_COUNT, WhyStatus, fit, page,
+    PageCounts, PageStatus, ReclaimRequest, RecountStatus, RegionStatus, WHY_COUNT, page,
 };
 
 pub use events::{
     EventsHeader, EventsRequest, NO_VM, TRACE_ALL, TRACE_CLASS_COUNT, TRACE_CPUS, TraceEvent,
     TraceRequest, TraceStatus, access, off_cpu, share, trace,
 };
-pub use numa::{MoveRequest, NUMA_LEFT_COUNT, NumaStatus, left};
+pub use numa::{MoveRequest, NUMA_LEFT_COUNT, left, misses};
+pub use raw::{RawVcpu, RawVm, VM_COUNTS, WORK, Work, count, work};
 pub use stretch::{LONG_STRETCH_NS, STRETCH_COUNT};
 
 use crate::Text;
@@ -34,7 +35,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; `tools_abi::names` has the names of these, as of all kinds that are
@@ -80,10 +81,9 @@ pub const REPLY: u32 = 0x8000_0000;
 pub mod request {
     /// Nothing; replies a [`super::MachineStatus`].
     pub const HELLO: u32 = 1;
-    /// Nothing, or a [`super::VmName`] to go on after; replies a [`super::VmStatus`] each for as
-    /// many VMs as fit. The last part of the list is followed by an empty one.
+    /// A [`super::ReadRequest`]; replies a [`super::RawVm`] each: of that VM, or of all.
     pub const LIST: u32 = 2;
-    /// A [`super::VmName`]; replies its [`super::VmStatus`] and a [`super::VcpuStatus`] each.
+    /// A [`super::ReadRequest`]; replies a [`super::RawVcpu`] for each vCPU of that VM, none where it does not run.
     pub const SHOW: u32 = 3;
     /// A [`super::VmName`]: starts a VM of the bundle, or one that has ended.
     pub const START: u32 = 4;
@@ -107,32 +107,19 @@ pub mod request {
     pub const CREATE: u32 = 11;
     /// A [`super::SetRequest`]: changes some fields of a VM's description.
     pub const SET: u32 = 12;
-    /// Nothing; replies a [`super::NodeStatus`] for each node.
+    /// A [`super::ReadRequest`]; replies a [`super::NodeStatus`] for each node.
     pub const NODES: u32 = 13;
-    /// Nothing; replies a [`super::EntryStatus`] for each entry of the bundle.
+    /// A [`super::ReadRequest`]; replies a [`super::EntryStatus`] for each entry of the bundle.
     pub const ENTRIES: u32 = 14;
     /// Nothing: ends all VMs and powers the machine off.
     pub const POWER_OFF: u32 = 15;
-    /// Nothing, or a [`super::VmName`] to go on after; replies a [`super::MemStatus`] each for as
-    /// many running VMs as fit. The last part of the list is followed by an empty one.
-    pub const MEM: u32 = 16;
-    /// Nothing; replies a [`super::MachineMem`].
-    pub const MACHINE_MEM: u32 = 17;
-    /// A [`super::PagesRequest`]; replies a [`super::WhyStatus`] of some guest frames from there on. The
-    /// number in the reply's header says where to go on, as a guest-physical address; 0 at the end of the VM's
-    /// memory.
-    pub const MEM_WHY: u32 = 18;
+    /// A [`super::ReadRequest`]; replies a [`super::PageCounts`] of some guest frames of that VM.
+    pub const PAGE_COUNTS: u32 = 18;
     /// A [`super::ReclaimRequest`]; replies how many bytes were taken, as a `u64`.
     pub const RECLAIM: u32 = 19;
-    /// A [`super::VmRecord`] as for [`CREATE`], or the [`super::VmName`] of one that is described;
-    /// replies a [`super::FitStatus`]. Changes nothing.
-    pub const FIT: u32 = 20;
-    /// A [`super::PagesRequest`]; replies a [`super::PageStatus`] each for some guest frames from there on that
-    /// something is behind, and where to go on as [`MEM_WHY`] does.
+    /// A [`super::ReadRequest`]; replies a [`super::PageStatus`] each for some guest frames of that VM that
+    /// something is behind.
     pub const PAGES: u32 = 21;
-    /// A [`super::PagesRequest`]; replies a [`super::NumaStatus`], whose `memory` is that of some guest frames
-    /// from there on, and where to go on as [`MEM_WHY`] does.
-    pub const NUMA: u32 = 40;
     /// A [`super::MoveRequest`]: the VM's memory moves to a node while it runs.
     pub const NUMA_MOVE: u32 = 41;
     /// A [`super::TraceRequest`]; replies a [`super::TraceStatus`].
@@ -140,13 +127,13 @@ pub mod request {
     /// A [`super::EventsRequest`]; replies a [`super::EventsHeader`] and a [`super::TraceEvent`]
     /// each, for as many as fit.
     pub const EVENTS: u32 = 51;
-    /// Nothing; replies a [`super::CpuStatus`] for each pCPU.
+    /// A [`super::ReadRequest`]; replies a [`super::CpuStatus`] for each pCPU.
     pub const CPUS: u32 = 52;
     /// A `u64`: where to go on, 0 at first; looks at some frames more and compares what the frame
     /// table says of them with the maps of VMs. Replies a [`super::RecountStatus`] of all so far. Exact
     /// while all VMs are paused.
     pub const RECOUNT: u32 = 22;
-    /// Nothing; replies a [`super::RegionStatus`] for each region of memory that VMs share on purpose.
+    /// A [`super::ReadRequest`]; replies a [`super::RegionStatus`] for each region of memory that VMs share on purpose.
     pub const REGIONS: u32 = 23;
 }
 
@@ -154,7 +141,7 @@ pub mod request {
 pub mod event {
     /// A [`super::VmName`] and the bytes that the VM wrote to its console.
     pub const CONSOLE_OUTPUT: u32 = 0x4001;
-    /// A [`super::VmStatus`]: the VM's state has changed.
+    /// A [`super::RawVm`]: the VM's state has changed.
     pub const STATE: u32 = 0x4002;
 }
 
@@ -198,7 +185,7 @@ const _: () = assert!(size_of::<ReplyHeader>() == 16);
 /// Names a VM.
 pub type VmName = Text<32>;
 
-/// A VM's states, in [`VmStatus::state`].
+/// A VM's states, in [`RawVm::state`].
 pub mod state {
     /// Described and never started.
     pub const DEFINED: u32 = 0;
@@ -206,7 +193,7 @@ pub mod state {
     pub const RUNNING: u32 = 1;
     /// Its vCPUs stand still.
     pub const PAUSED: u32 = 2;
-    /// It has ended; [`super::VmStatus::reason`] says why.
+    /// It has ended; [`super::RawVm::reason`] says why.
     pub const ENDED: u32 = 3;
     /// It is being taken down: its memory goes back.
     pub const ENDING: u32 = 4;
@@ -244,8 +231,33 @@ pub struct MachineStatus {
     pub caches: [u64; 2],
     /// 1: it has a source of random bits.
     pub seeded: u64,
+    /// Frames that VMs may have in all, beside what was saved. This, `promised`, `vcpus_left` and `vms_left` are
+    /// 0 for a VM that may only read.
+    pub capacity: u64,
+    /// Frames that VMs which run, and shared regions, were promised.
+    pub promised: u64,
+    /// Of them, what the VMs are sure of.
+    pub bases: u64,
+    /// Frames that were saved and wait for VMs to start with them.
+    pub pool: u64,
+    /// Users of frames that VMs share, and what they are charged for them in units (`model_sharing::UNIT`).
+    pub sharing: [u64; 2],
+    /// Frames with blocks of disks, kept though no VM uses them now.
+    pub cached: u64,
+    /// Frames of the bundle that VMs may use.
+    pub images: u64,
+    /// Frames with records of who uses what.
+    pub records: u64,
+    /// How many vCPUs more can run.
+    pub vcpus_left: u64,
+    /// How many VMs more can be described.
+    pub vms_left: u32,
+    /// 1: it is short of memory.
+    pub is_short: u32,
+    /// How misses are known: one of [`misses`].
+    pub misses: u64,
 }
-const _: () = assert!(size_of::<MachineStatus>() == 120);
+const _: () = assert!(size_of::<MachineStatus>() == 216);
 
 /// A pCPU.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -286,120 +298,12 @@ pub struct NodeStatus {
     pub zeroed: u64,
     /// Frames ever given that were known to be zero.
     pub zeroed_given: u64,
+    /// Bytes of the free ones that are kept for breaking what is shared.
+    pub reserve: u64,
 }
-const _: () = assert!(size_of::<NodeStatus>() == 56);
+const _: () = assert!(size_of::<NodeStatus>() == 64);
 
-/// A VM.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct VmStatus {
-    /// Its name.
-    pub name: VmName,
-    /// The name of its kernel in the bundle.
-    pub kernel: Text<40>,
-    /// One of [`state`].
-    pub state: u32,
-    /// Its vCPUs.
-    pub vcpus: u32,
-    /// Its weight.
-    pub weight: u32,
-    /// Its cap in percent; 0: none.
-    pub cap: u32,
-    /// Why it ended, as a sentence; empty while it has not.
-    pub reason: Text<96>,
-    /// Bytes of memory it was given.
-    pub memory: u64,
-    /// Bytes of it that have a frame of the machine behind them.
-    pub touched: u64,
-    /// Bytes of memory in overlays of its disks.
-    pub overlay: u64,
-    /// Bytes that overlays of its disks have on partitions.
-    pub stored: u64,
-    /// Bytes of translation tables and other bookkeeping that EL2 holds for it.
-    pub overhead: u64,
-    /// Nanoseconds that its vCPUs ran.
-    pub run_ns: u64,
-    /// Nanoseconds that its vCPUs could have run and did not.
-    pub steal_ns: u64,
-    /// Nanoseconds that EL2 worked for it.
-    pub hypervisor_ns: u64,
-    /// Nanoseconds that its vCPUs had nothing to do.
-    pub idle_ns: u64,
-    /// Exits of all its vCPUs, by exit class.
-    pub exits: [u64; EXIT_CLASS_COUNT],
-    /// Nanoseconds at EL2 that they took.
-    pub exit_ns: [u64; EXIT_CLASS_COUNT],
-    /// Disk requests: reads, writes, flushes, refused.
-    pub disk: [u64; 4],
-    /// Bytes read from and written to disks.
-    pub disk_bytes: [u64; 2],
-    /// Frames that its network devices sent and received.
-    pub net_frames: [u64; 2],
-    /// Bytes in them.
-    pub net_bytes: [u64; 2],
-    /// Frames that went nowhere, by reason.
-    pub net_drops: [u64; NET_DROP_COUNT],
-    /// Nanoseconds that frames it sent took, from when EL2 took them from the ring until each was with its
-    /// receivers, on its way out, or lost there.
-    pub net_ns: u64,
-    /// How many of them took how long, by [`latency_bucket`].
-    pub net_latency: [u64; LATENCY_BUCKETS],
-    /// Network devices that it has.
-    pub nets: u32,
-    /// Of them, in bits, those whose link is down.
-    pub links_down: u32,
-    /// Disk requests that failed on the machine's side.
-    pub disk_errors: u64,
-    /// Nanoseconds that disk requests took, from the notification that EL2 acted on to the answer.
-    pub disk_ns: u64,
-    /// How many of them took how long, by [`latency_bucket`].
-    pub disk_latency: [u64; LATENCY_BUCKETS],
-    /// Bytes it wrote to its console, and those that were dropped of them.
-    pub console: [u64; 2],
-    /// Events that EL2 counted and went on: unknown registers, refused MMIO, broken queues, unknown calls.
-    pub oddities: [u64; 4],
-    /// How often TLBs were told of changes of its translation: one CPU's, and those of all CPUs.
-    pub invalidations: [u64; 2],
-    /// The node where its memory begins.
-    pub node: u32,
-    /// Counts its starts.
-    pub starts: u32,
-}
-const _: () = assert!(
-    size_of::<VmStatus>()
-        == 32 + 40 + 16 + 96 + 72 + 256 + 32 + 16 + 144 + 136 + 16 + 16 + 56 + 8 + 16 + 32 + 16 + 8
-);
-
-/// A vCPU.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct VcpuStatus {
-    /// One of [`vcpu_state`].
-    pub state: u32,
-    /// The pCPU it runs on or ran on last.
-    pub cpu: u32,
-    /// Nanoseconds it ran.
-    pub run_ns: u64,
-    /// Nanoseconds it could have run and did not.
-    pub steal_ns: u64,
-    /// Nanoseconds that EL2 worked for it.
-    pub hypervisor_ns: u64,
-    /// Nanoseconds it had nothing to do.
-    pub idle_ns: u64,
-    /// How often it changed from one pCPU to another.
-    pub migrations: u64,
-    /// Its program counter when it last left the CPU.
-    pub pc: u64,
-    /// Exits by exit class.
-    pub exits: [u64; EXIT_CLASS_COUNT],
-    /// Nanoseconds at EL2 that they took, as far as those tell that were timed: all while exits are
-    /// traced, else one after each alarm of EL2's. 0 where none was; in all not more than
-    /// [`Self::hypervisor_ns`].
-    pub exit_ns: [u64; EXIT_CLASS_COUNT],
-}
-const _: () = assert!(size_of::<VcpuStatus>() == 56 + 256);
-
-/// What a vCPU does, in [`VcpuStatus::state`].
+/// What a vCPU does, in [`RawVcpu::state`].
 pub mod vcpu_state {
     /// It is off (PSCI).
     pub const OFF: u32 = 0;
@@ -425,6 +329,18 @@ pub struct EntryStatus {
     pub name: Text<40>,
 }
 const _: () = assert!(size_of::<EntryStatus>() == 56);
+
+/// Reads what EL2 counts. The number in the reply's header says where to go on; 0 at the end.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReadRequest {
+    /// The VM, where it is about one.
+    pub name: VmName,
+    /// Where to begin: 0, or where the last reply says. Of a VM's memory, a guest-physical address, a multiple
+    /// of 4 KiB.
+    pub from: u64,
+}
+const _: () = assert!(size_of::<ReadRequest>() == 40);
 
 /// Changes what can be changed of a VM's description. What only counts when a VM starts is refused while it runs.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -484,11 +400,15 @@ mod tests {
     #[test]
     fn requests_are_checked() {
         let name = VmName::new("web").unwrap();
-        assert!(matches!(
-            Request::decode(request::LIST, &[]),
-            Some(Request::List(None))
-        ));
-        assert!(Request::decode(request::LIST, &[0]).is_none());
+        let (from, everybody) = (3, Text::default());
+        for (name, is_one) in [(name, true), (everybody, true), (Text::ONES, false)] {
+            let asked = ReadRequest { name, from };
+            let decoded = Request::decode(request::LIST, asked.as_bytes());
+            let found = matches!(decoded, Some(Request::Read(request::LIST, asked))
+                if asked.name == name && asked.from == 3);
+            assert_eq!(found, is_one);
+        }
+        assert!(Request::decode(request::LIST, &[]).is_none());
         assert!(matches!(
             Request::decode(request::KILL, name.as_bytes()),
             Some(Request::About(request::KILL, n)) if n == name

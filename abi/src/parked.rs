@@ -24,8 +24,8 @@ pub use records::{
 pub use stream::{Reader, Unreadable, Writer};
 
 /// The version of the records that this source writes.
-pub const VERSION: u32 = 7;
-/// The oldest that it reads: those of before have other records of vCPUs.
-pub const OLDEST: u32 = 7;
+pub const VERSION: u32 = 8;
+/// The oldest that it reads: those of before have other figures of VMs that have ended.
+pub const OLDEST: u32 = 8;
 /// How they begin.
 pub const MAGIC: [u8; 8] = *b"UNDPPARK";

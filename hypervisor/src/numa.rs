@@ -8,7 +8,7 @@ use crate::cpu::Cpu;
 use crate::frames::{self, Metal};
 use crate::vm::{self, Instance, layout::RAM_START};
 use crate::{hooks, host, housekeeping, sched};
-use abi::control::{NUMA_LEFT_COUNT, NumaStatus, left};
+use abi::control::{count, left, misses};
 use alloc::sync::Arc;
 use alloc::vec;
 use core::cell::OnceCell;
@@ -106,18 +106,9 @@ const NOBODY: u16 = u16::MAX;
 /// When hot pages are looked for again, in counts.
 static LOOK_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// What became of a VM's pages.
+/// How far a VM's pages were looked at.
 #[derive(Default)]
 pub struct Tally {
-    moved: AtomicU64,
-    replicated: AtomicU64,
-    left: [AtomicU64; NUMA_LEFT_COUNT],
-    /// Misses on pages that were hot, on the own node and on others.
-    local: AtomicU64,
-    remote: AtomicU64,
-    /// Counts that went into moving and copying pages, and of them, into the bytes themselves.
-    spent: AtomicU64,
-    copying: AtomicU64,
     /// All of it is to move to this node, less one; and from this guest frame on.
     wanted: AtomicU64,
     hand: AtomicU64,
@@ -136,10 +127,9 @@ impl Default for Hands {
 }
 
 impl Tally {
-    fn leave(&self, why: usize) {
-        if let Some(left) = self.left.get(why) {
-            left.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Whether all of it is on its way to a node.
+    pub fn is_moving(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) != 0
     }
 }
 
@@ -354,9 +344,8 @@ impl Subject {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        let tally = &self.instance.numa;
-        tally.local.fetch_add(self.local, Ordering::Relaxed);
-        tally.remote.fetch_add(self.remote, Ordering::Relaxed);
+        self.instance.count(count::HOT_MISSES, self.local);
+        self.instance.count(count::HOT_MISSES + 1, self.remote);
     }
 }
 
@@ -382,7 +371,7 @@ fn look(watch: &Watch, subject: &mut Option<Subject>, frame: Mfn, seen: (&[u32],
         }
         if is_copy {
             // Nobody else reaches it.
-            subject.instance.numa.leave(left::AT_HOME);
+            leave(&subject.instance, left::AT_HOME);
         } else {
             place(watch, subject, (owner, frame), home, seen);
         }
@@ -408,7 +397,7 @@ fn place(
         && let Decision::Leave(why) =
             decide(sight, Past::default(), NodeSet::NONE, &Thresholds::DEFAULT)
     {
-        return vm.instance.numa.leave(reason(why));
+        return leave(&vm.instance, reason(why));
     }
     let (backing, replicas) = vm.instance.space.seat(owner.gfn);
     sight.replicas = replicas;
@@ -426,7 +415,7 @@ fn place(
             !matches!(backing, Backing::Private(_)),
         ),
         Decision::Replicate(nodes) => (nodes, true),
-        Decision::Leave(why) => return vm.instance.numa.leave(reason(why)),
+        Decision::Leave(why) => return leave(&vm.instance, reason(why)),
     };
     for node in nodes.iter() {
         let runs_on = || vm.runs_on.get_or_init(|| nodes_of(&vm.instance));
@@ -512,14 +501,12 @@ fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
     for some in found.chunks(moving::BATCH) {
         if short_nodes().contains(to) {
             for _ in some {
-                tally.leave(left::NO_MEMORY);
+                leave(instance, left::NO_MEMORY);
             }
         } else {
             let begun = timer::now();
             moving::carry(instance, some, to);
-            tally
-                .spent
-                .fetch_add(timer::now() - begun, Ordering::Relaxed);
+            note_time(instance, 0, begun);
         }
     }
     match next {
@@ -547,29 +534,21 @@ pub fn node_of(frame: Mfn) -> Option<NodeId> {
     Some(entry.state().node)
 }
 
-/// What became of a VM's pages; where they are is for the caller to count.
-pub fn status(instance: &Instance) -> NumaStatus {
-    let tally = &instance.numa;
-    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let mut status = NumaStatus {
-        name: instance.vm_name(),
-        memory: [0; 8],
-        moved: load(&tally.moved),
-        replicated: load(&tally.replicated),
-        collapsed: instance.space.counts().1.collapsed,
-        copies: instance.space.copies(),
-        local: load(&tally.local),
-        remote: load(&tally.remote),
-        left: [0; NUMA_LEFT_COUNT],
-        moving: u64::from(load(&tally.wanted) != 0),
-        counts: WATCH
-            .get()
-            .map_or(0, |watch| watch.seen.lock().source.code()),
-        moving_ns: host::nanoseconds(load(&tally.spent).saturating_sub(load(&tally.copying))),
-        copying_ns: host::nanoseconds(load(&tally.copying)),
-    };
-    for (sum, counter) in status.left.iter_mut().zip(&tally.left) {
-        *sum = load(counter);
-    }
-    status
+/// A hot page stays where it is.
+fn leave(instance: &Instance, why: usize) {
+    instance.count(count::LEFT + why, 1);
+}
+
+/// Counts the time since `begun` that went into moving pages (0), or into their bytes (1).
+fn note_time(instance: &Instance, what: usize, begun: u64) {
+    instance.count(
+        count::MOVING_NS + what,
+        host::nanoseconds(timer::now() - begun),
+    );
+}
+
+/// How misses are known: one of [`misses`].
+pub fn source() -> u64 {
+    let watch = WATCH.get();
+    watch.map_or(misses::UNKNOWN, |watch| watch.seen.lock().source.code())
 }

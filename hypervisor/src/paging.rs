@@ -15,6 +15,7 @@ use crate::vcpu::attention;
 use crate::vm::{self, Instance, layout::RAM_START};
 use crate::{host, housekeeping, sharing, stretch};
 use abi::Text;
+use abi::control::count;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
@@ -72,7 +73,6 @@ pub struct Paging {
     /// vCPUs that wait for frames: bit n is vCPU n; or [`DEVICES`].
     stalled: AtomicU64,
     waits: Waits,
-    failed: AtomicU64,
     /// Why EL2 paused it.
     complaint: SpinLock<Option<Text<96>>>,
     /// It was paused or let go on, and nobody was told.
@@ -97,7 +97,6 @@ impl Paging {
             busy: AtomicBool::new(false),
             stalled: AtomicU64::new(0),
             waits: Waits::default(),
-            failed: AtomicU64::new(0),
             complaint: SpinLock::new(Rank::Vm, None),
             is_news: AtomicBool::new(false),
         }
@@ -112,11 +111,6 @@ impl Paging {
     /// Asks for pages to be taken.
     pub fn ask(&self, frames: u64) {
         self.asked.fetch_add(frames, Ordering::Relaxed);
-    }
-
-    /// Rereads that failed, and times that somebody waited for a frame.
-    pub fn counts(&self) -> [u64; 2] {
-        [self.failed.load(Ordering::Relaxed), self.waits.stalls()]
     }
 
     /// How long it waited.
@@ -301,7 +295,7 @@ fn wake(vm: &Instance, waiters: u64) {
 
 /// A page cannot be read as it was: the VM stands still, for what it would go on with is wrong.
 fn fail(vm: &Instance, extent: Extent, gfn: Gfn, token: Token) {
-    vm.paging.failed.fetch_add(1, Ordering::Relaxed);
+    vm.count(count::FAILED_REREADS, 1);
     pause(
         vm,
         format_args!(

@@ -7,6 +7,7 @@ use crate::os0;
 use crate::stretch::{self, Kind};
 use crate::vcpu::{self, Outcome};
 use crate::vm::Instance;
+use abi::control::work;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -333,8 +334,7 @@ fn run(cpu: &'static Cpu, pick: Pick) {
     let Some(vcpu) = vm.vcpus.get(index) else {
         return;
     };
-    let used =
-        || vcpu.stats.run.load(Ordering::Relaxed) + vcpu.stats.hypervisor.load(Ordering::Relaxed);
+    let used = || vcpu.stats.get(work::RUN) + vcpu.stats.get(work::HYPERVISOR);
     let before = used();
     cpu.slice_end.set(timer::now() + host::counts(pick.slice));
     set_alarm(cpu);

@@ -1,7 +1,7 @@
 //! Requests as they come in: decoded, and checked as far as that goes without the machine.
 
 use super::{
-    EventsRequest, KEEP, MoveRequest, PagesRequest, ReclaimRequest, SetRequest, TRACE_ALL,
+    EventsRequest, KEEP, MoveRequest, ReadRequest, ReclaimRequest, SetRequest, TRACE_ALL,
     TraceRequest, VmName, request,
 };
 use crate::bundle::VmRecord;
@@ -12,8 +12,6 @@ use zerocopy::FromBytes;
 pub enum Request<'a> {
     /// [`request::HELLO`].
     Hello,
-    /// [`request::LIST`]: all VMs, or those after this one.
-    List(Option<VmName>),
     /// A request about one VM that carries nothing but its name: its [`request`] number.
     About(u32, VmName),
     /// [`request::CONSOLE_INPUT`].
@@ -22,28 +20,14 @@ pub enum Request<'a> {
     Create(&'a VmRecord),
     /// [`request::SET`].
     Set(&'a SetRequest),
-    /// [`request::NODES`].
-    Nodes,
-    /// [`request::ENTRIES`].
-    Entries,
     /// [`request::POWER_OFF`].
     PowerOff,
-    /// [`request::MEM`]: all VMs, or those after this one.
-    Mem(Option<VmName>),
-    /// [`request::MACHINE_MEM`].
-    MachineMem,
-    /// [`request::REGIONS`].
-    Regions,
     /// [`request::RECLAIM`].
     Reclaim(ReclaimRequest),
-    /// [`request::FIT`].
-    Fit(&'a VmRecord),
-    /// [`request::PAGES`], [`request::MEM_WHY`] or [`request::NUMA`].
-    Pages(u32, PagesRequest),
+    /// A request that reads: its [`request`] number, and what is wanted.
+    Read(u32, ReadRequest),
     /// [`request::NUMA_MOVE`].
     NumaMove(MoveRequest),
-    /// [`request::CPUS`].
-    Cpus,
     /// [`request::TRACE`].
     Trace(TraceRequest),
     /// [`request::EVENTS`].
@@ -58,15 +42,8 @@ impl<'a> Request<'a> {
     pub fn decode(kind: u32, payload: &'a [u8]) -> Option<Self> {
         match kind {
             request::HELLO if payload.is_empty() => Some(Self::Hello),
-            request::LIST => Some(Self::List(after(payload).ok()?)),
-            request::MEM => Some(Self::Mem(after(payload).ok()?)),
-            request::MACHINE_MEM if payload.is_empty() => Some(Self::MachineMem),
-            request::REGIONS if payload.is_empty() => Some(Self::Regions),
-            request::CPUS if payload.is_empty() => Some(Self::Cpus),
-            request::NODES if payload.is_empty() => Some(Self::Nodes),
-            request::ENTRIES if payload.is_empty() => Some(Self::Entries),
             request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
-            request::SHOW..=request::RESET | request::CONTINUE => {
+            request::START..=request::RESET | request::CONTINUE => {
                 let name = VmName::read_from_bytes(payload).ok()?;
                 Some(Self::About(kind, checked(name)?))
             }
@@ -75,11 +52,6 @@ impl<'a> Request<'a> {
                 (typed.len() <= 4096).then_some(Self::ConsoleInput(checked(name)?, typed))
             }
             request::CREATE => described(payload).map(Self::Create),
-            request::FIT if payload.len() == size_of::<VmName>() => {
-                let name = VmName::read_from_bytes(payload).ok()?;
-                Some(Self::About(kind, checked(name)?))
-            }
-            request::FIT => described(payload).map(Self::Fit),
             request::RECLAIM => {
                 let reclaim = ReclaimRequest::read_from_bytes(payload).ok()?;
                 checked(reclaim.name)?;
@@ -90,10 +62,17 @@ impl<'a> Request<'a> {
                 checked(wanted.name)?;
                 Some(Self::NumaMove(wanted))
             }
-            request::PAGES | request::MEM_WHY | request::NUMA => {
-                let pages = PagesRequest::read_from_bytes(payload).ok()?;
-                checked(pages.name)?;
-                Some(Self::Pages(kind, pages))
+            request::LIST
+            | request::SHOW
+            | request::NODES
+            | request::CPUS
+            | request::ENTRIES
+            | request::REGIONS
+            | request::PAGES
+            | request::PAGE_COUNTS => {
+                let asked = ReadRequest::read_from_bytes(payload).ok()?;
+                asked.name.as_str()?;
+                Some(Self::Read(kind, asked))
             }
             request::TRACE => {
                 let asked = TraceRequest::read_from_bytes(payload).ok()?;
@@ -117,15 +96,6 @@ impl<'a> Request<'a> {
 
 fn checked(name: VmName) -> Option<VmName> {
     (!name.is_empty() && name.as_str().is_some()).then_some(name)
-}
-
-/// Nothing, or the VM to go on after; an error where it is malformed.
-fn after(payload: &[u8]) -> Result<Option<VmName>, ()> {
-    if payload.is_empty() {
-        return Ok(None);
-    }
-    let name = VmName::read_from_bytes(payload).map_err(|_| ())?;
-    checked(name).map(Some).ok_or(())
 }
 
 fn described(payload: &[u8]) -> Option<&VmRecord> {

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// How many reasons there may be for a page to stay.
 pub const NUMA_LEFT_COUNT: usize = 12;
 
-/// Places in [`NumaStatus::left`].
+/// Why a hot page stayed, in [`super::RawVm::counts`] from [`super::count::LEFT`] on.
 pub mod left {
     /// Nobody misses often.
     pub const NOT_HOT: usize = 0;
@@ -24,45 +24,15 @@ pub mod left {
     pub const HELD: usize = 7;
 }
 
-/// Where a VM's memory is, and what became of its pages.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct NumaStatus {
-    /// Its name.
-    pub name: VmName,
-    /// Bytes on each node.
-    pub memory: [u64; 8],
-    /// Pages that moved.
-    pub moved: u64,
-    /// Copies that nodes got of pages that they read.
-    pub replicated: u64,
-    /// Pages whose copies went since somebody wrote them.
-    pub collapsed: u64,
-    /// Copies there are now.
-    pub copies: u64,
-    /// Misses on pages that were hot, on memory of the own node.
-    pub local: u64,
-    /// As `local`, on other nodes' memory.
-    pub remote: u64,
-    /// Hot pages that stayed, by [`left`].
-    pub left: [u64; NUMA_LEFT_COUNT],
-    /// 1 where all of it is on its way to a node.
-    pub moving: u64,
-    /// How misses are known: [`Self::COUNTED`], [`Self::SAMPLED`], or 0 where nothing moves by itself.
-    pub counts: u64,
-    /// Nanoseconds of CPUs that went into moving and copying pages, beside `copying_ns`.
-    pub moving_ns: u64,
-    /// Nanoseconds of CPUs that went into the bytes themselves: caches cleaned, and the copy.
-    pub copying_ns: u64,
-}
-
-impl NumaStatus {
-    /// The machine counts misses.
+/// How the misses of nodes on memory are known, in [`super::MachineStatus::misses`].
+pub mod misses {
+    /// They are not: nothing moves by itself.
+    pub const UNKNOWN: u64 = 0;
+    /// The machine counts them.
     pub const COUNTED: u64 = 1;
     /// Some pages are sampled.
     pub const SAMPLED: u64 = 2;
 }
-const _: () = assert!(size_of::<NumaStatus>() == 32 + 8 * 8 + 48 + 8 * NUMA_LEFT_COUNT + 32);
 
 /// Moves a VM's memory to a node.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -285,7 +285,7 @@ pub mod kind {
     pub const VM: u32 = 5;
     /// Its [`crate::bundle::VmRecord`].
     pub const DESCRIPTION: u32 = 6;
-    /// What it ended with, a [`crate::control::VmStatus`].
+    /// What it ended with, a [`crate::control::RawVm`].
     pub const ENDED: u32 = 7;
     /// Its device tree, as bytes.
     pub const TREE: u32 = 8;

@@ -6,13 +6,14 @@ pub mod port;
 mod recount;
 pub mod vms;
 
+use crate::cpu::Cpu;
 use crate::stretch::{self, Kind};
 use crate::vm::{self, Refusal, Vm};
-use crate::{frames, heap, host, os0, regions, trace};
-use abi::Text;
+use crate::{frames, heap, host, os0, regions, sched, trace};
+use abi::bundle::Entry;
 use abi::control::{
-    CpuStatus, EntryStatus, FrameHeader, MachineStatus, NodeStatus, REPLY, ReplyHeader, Request,
-    VERSION, VmName, code, request,
+    CpuStatus, EntryStatus, FrameHeader, MachineStatus, NodeStatus, REPLY, ReadRequest,
+    ReplyHeader, Request, VERSION, VmName, code, request,
 };
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,8 +21,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use machine::boot::image_parts;
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
-use model_addr::FRAME_SIZE;
+use model_addr::{FRAME_SIZE, NodeId};
 use model_control::{Caller, Denied};
+use model_scheduler::Load;
 use port::{Incoming, Sent};
 use zerocopy::{Immutable, IntoBytes};
 
@@ -48,6 +50,21 @@ impl Answer {
         self.records.extend_from_slice(bytes);
         self.count += 1;
         true
+    }
+
+    /// Adds what `record` makes of items from `from` on, as many as fit.
+    fn fill<I, R: IntoBytes + Immutable>(
+        &mut self,
+        from: u64,
+        items: impl IntoIterator<Item = I>,
+        record: impl Fn(I) -> R,
+    ) {
+        for (n, item) in items.into_iter().enumerate().skip(from as usize) {
+            if !self.push(&record(item)) {
+                self.next = n as u64;
+                return;
+            }
+        }
     }
 
     /// Writes over the first record, which is of that type.
@@ -103,14 +120,10 @@ fn serve_owner() {
     port::ring_later();
 }
 
-/// All VMs that the caller knows, or those after `after`, which is one of them.
-fn vms_of(caller: Caller, after: Option<VmName>) -> Result<impl Iterator<Item = Arc<Vm>>, Refusal> {
-    let first = match after {
-        Some(name) => vm::find(name)?.slot + 1,
-        None => 0,
-    };
-    let vms = vm::all().into_iter().skip(first.into());
-    Ok(vms.filter(move |vm| caller.sees(vm.group())))
+/// All VMs that the caller knows.
+fn vms_of(caller: Caller) -> impl Iterator<Item = Arc<Vm>> {
+    let vms = vm::all().into_iter();
+    vms.filter(move |vm| caller.sees(vm.group()))
 }
 
 /// Whether the caller may ask that.
@@ -172,11 +185,7 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
         Request::Hello => {
             answer.push(&machine(caller));
         }
-        Request::List(after) => list(vms_of(caller, after)?, &mut answer),
-        Request::About(request::SHOW, name) => show(name, &mut answer)?,
-        Request::About(request::FIT, name) => {
-            answer.push(&vm::fit(&vm::find(name)?.record())?);
-        }
+        Request::Read(kind, asked) => read(kind, &asked, caller, &mut answer)?,
         Request::About(kind, name) => about(kind, name)?,
         Request::ConsoleInput(name, typed) => {
             answer.push(&type_at(name, typed)?);
@@ -185,28 +194,9 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
             vm::define(record)?;
         }
         Request::Set(request) => vm::set(request)?,
-        Request::Nodes => nodes(&mut answer),
-        Request::Cpus => cpus(&mut answer),
-        Request::Entries => entries(&mut answer),
-        Request::Mem(after) => memory::list(vms_of(caller, after)?, &mut answer),
-        Request::Regions => {
-            let regions = regions::statuses().into_iter();
-            for region in regions.filter(|region| caller.sees(region.group)) {
-                answer.push(&region);
-            }
-        }
-        Request::MachineMem => {
-            answer.push(&memory::machine());
-        }
         Request::Reclaim(request) => {
             answer.push(&vm::reclaim(&request)?);
         }
-        Request::Fit(record) => {
-            answer.push(&vm::fit(record)?);
-        }
-        Request::Pages(request::MEM_WHY, asked) => memory::why(&asked, &mut answer)?,
-        Request::Pages(request::NUMA, asked) => memory::numa(&asked, &mut answer)?,
-        Request::Pages(_, asked) => memory::pages(&asked, &mut answer)?,
         Request::NumaMove(request) => memory::move_to(&request)?,
         Request::Trace(request) => {
             answer.push(&trace::set(request)?);
@@ -245,22 +235,40 @@ fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
     }
 }
 
-/// VMs, as many as fit.
-fn list(vms: impl Iterator<Item = Arc<Vm>>, answer: &mut Answer) {
-    for vm in vms {
-        if !answer.push(&vm::vm_status(&vm)) {
-            break;
+/// Adds what is counted, as much as fits.
+fn read(
+    kind: u32,
+    asked: &ReadRequest,
+    caller: Caller,
+    answer: &mut Answer,
+) -> Result<(), Refusal> {
+    let host = host::get();
+    match kind {
+        request::LIST if asked.name.is_empty() => {
+            answer.fill(asked.from, vms_of(caller), |vm| vm::read_vm(&vm));
         }
-    }
-}
-
-fn show(name: VmName, answer: &mut Answer) -> Result<(), Refusal> {
-    let vm = vm::find(name)?;
-    answer.push(&vm::vm_status(&vm));
-    if let Some(instance) = vm.instance() {
-        for vcpu in &instance.vcpus {
-            answer.push(&vm::vcpu_status(vcpu));
+        request::LIST => {
+            answer.push(&vm::read_vm(&*vm::find(asked.name)?));
         }
+        request::SHOW => {
+            if let Some(instance) = vm::find(asked.name)?.instance() {
+                answer.fill(asked.from, &instance.vcpus, vm::read_vcpu);
+            }
+        }
+        request::NODES => answer.fill(asked.from, host.node_ids().zip(sched::loads()), node),
+        request::CPUS => answer.fill(asked.from, host::cpus(), cpu),
+        request::REGIONS => {
+            let regions = regions::statuses().into_iter();
+            let seen = regions.filter(|region| caller.sees(region.group));
+            answer.fill(asked.from, seen, |region| region);
+        }
+        request::ENTRIES => {
+            if let Some(bundle) = &host.bundle {
+                answer.fill(asked.from, bundle.entries(), entry);
+            }
+        }
+        request::PAGES => memory::pages(asked, answer)?,
+        _ => memory::page_counts(asked, answer)?,
     }
     Ok(())
 }
@@ -284,11 +292,19 @@ fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
 fn machine(caller: Caller) -> MachineStatus {
     let host = host::get();
     let (nodes, memory) = (host.node_ids(), host.tree.memory.iter());
+    let (mut bases, mut sharing) = (0, [0; 2]);
+    for vm in vm::all().iter().filter(|vm| vm.instance().is_some()) {
+        let account = crate::sharing::accounts().get(vm.slot);
+        bases += vm.terms().base;
+        sharing = [sharing[0] + account.users, sharing[1] + account.units];
+    }
+    // What would fit tells of VMs that a reader does not know.
+    let told = |number: u64| if caller.may_all() { number } else { 0 };
     MachineStatus {
         version: VERSION,
         cpus: host::cpus().count() as u32,
         nodes: host.nodes() as u32,
-        vms: vms_of(caller, None).map_or(0, Iterator::count) as u32,
+        vms: vms_of(caller).count() as u32,
         memory: memory.map(|memory| memory.range.size).sum(),
         memory_free: nodes
             .map(|node| frames::counts(node).free * FRAME_SIZE)
@@ -301,54 +317,57 @@ fn machine(caller: Caller) -> MachineStatus {
         card_frames: crate::physical::nic::counts(),
         caches: [&frames::CLEANED, &frames::EMPTIED].map(|count| count.load(Ordering::Relaxed)),
         seeded: crate::entropy::is_seeded().into(),
+        capacity: told(vm::capacity()),
+        promised: told(vm::bases()),
+        bases,
+        pool: vm::pool(),
+        sharing,
+        cached: crate::sharing::accounts().cached(),
+        images: crate::sharing::image_frames(),
+        records: crate::sharing::record_frames(),
+        vcpus_left: told(sched::free_entities()),
+        vms_left: told((vm::VMS_MAX - vm::all().len()) as u64) as u32,
+        is_short: vm::is_short().into(),
+        misses: crate::numa::source(),
     }
 }
 
-fn cpus(answer: &mut Answer) {
-    for cpu in host::cpus() {
-        let time = |counter: &AtomicU64| host::nanoseconds(counter.load(Ordering::Relaxed));
-        answer.push(&CpuStatus {
-            cpu: cpu.id.0.into(),
-            node: cpu.node.0.into(),
-            idle_ns: time(&cpu.idle),
-            os0_run_ns: time(&cpu.os0[0]),
-            os0_steal_ns: time(&cpu.os0[1]),
-            stretch_ns: cpu.stretch.longest_ns(),
-        });
+fn cpu(cpu: &Cpu) -> CpuStatus {
+    let time = |counter: &AtomicU64| host::nanoseconds(counter.load(Ordering::Relaxed));
+    CpuStatus {
+        cpu: cpu.id.0.into(),
+        node: cpu.node.0.into(),
+        idle_ns: time(&cpu.idle),
+        os0_run_ns: time(&cpu.os0[0]),
+        os0_steal_ns: time(&cpu.os0[1]),
+        stretch_ns: cpu.stretch.longest_ns(),
     }
 }
 
-fn nodes(answer: &mut Answer) {
-    let host = host::get();
-    let loads = crate::sched::loads();
-    for (node, load) in host.node_ids().zip(loads) {
-        let ranges = host.map.ranges().iter().filter(|range| range.node == node);
-        let frames: u64 = ranges.map(|range| range.frames.count).sum();
-        let counts = frames::counts(node);
-        answer.push(&NodeStatus {
-            memory: frames * FRAME_SIZE,
-            free: counts.free * FRAME_SIZE,
-            local: counts.given_local,
-            remote: counts.given_remote,
-            cpus: host::cpus_of(node).count() as u32,
-            vcpus: (load.weight / 256) as u32,
-            zeroed: counts.zeroed() * FRAME_SIZE,
-            zeroed_given: counts.given_zeroed,
-        });
+fn node((node, load): (NodeId, Load)) -> NodeStatus {
+    let ranges = host::get().map.ranges().iter();
+    let frames = ranges
+        .filter(|range| range.node == node)
+        .map(|range| range.frames.count);
+    let counts = frames::counts(node);
+    NodeStatus {
+        memory: frames.sum::<u64>() * FRAME_SIZE,
+        free: counts.free * FRAME_SIZE,
+        local: counts.given_local,
+        remote: counts.given_remote,
+        cpus: host::cpus_of(node).count() as u32,
+        vcpus: (load.weight / 256) as u32,
+        zeroed: counts.zeroed() * FRAME_SIZE,
+        zeroed_given: counts.given_zeroed,
+        reserve: frames::reserve(node) * FRAME_SIZE,
     }
 }
 
-fn entries(answer: &mut Answer) {
-    let Some(bundle) = &host::get().bundle else {
-        return;
-    };
-    for (number, entry) in bundle.entries() {
-        let name: Text<40> = entry.name;
-        answer.push(&EntryStatus {
-            kind: entry.kind,
-            number,
-            size: entry.size,
-            name,
-        });
+fn entry((number, entry): (u32, Entry)) -> EntryStatus {
+    EntryStatus {
+        kind: entry.kind,
+        number,
+        size: entry.size,
+        name: entry.name,
     }
 }

@@ -12,7 +12,7 @@ use crate::heap;
 use crate::stretch::{self, Kind};
 use crate::vm::{self, Instance};
 use abi::Text;
-use abi::control::{FrameHeader, REPLY, VmStatus, event};
+use abi::control::{FrameHeader, REPLY, RawVm, event};
 use alloc::collections::VecDeque;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine::timer;
@@ -133,11 +133,11 @@ pub fn console_output(name: Text<32>, bytes: &[u8]) {
 }
 
 /// A VM of that group stands otherwise.
-pub fn state(group: Text<24>, status: &VmStatus) {
+pub fn state(group: Text<24>, raw: &RawVm) {
     if !SOME.load(Ordering::Relaxed) {
         return;
     }
-    tell(event::STATE, &[status.as_bytes()], |way| {
+    tell(event::STATE, &[raw.as_bytes()], |way| {
         way.caller.sees(group)
     });
 }

@@ -12,9 +12,8 @@ use super::virtio::{Slot, register, update_line};
 use crate::physical::disk::{Buffer, Extent, Io};
 use crate::vm::{self, Instance};
 use crate::{frames, heap, host, housekeeping, paging, sharing, stretch};
-use abi::control::{LATENCY_BUCKETS, latency_bucket};
+use abi::control::{count, latency_bucket};
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicU64, Ordering};
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Gfn, VmId};
@@ -103,18 +102,6 @@ struct State {
     /// When the disk is done with what it was limited to.
     busy_until: u64,
     held: Option<Held>,
-    served: Served,
-}
-
-/// How requests ended.
-#[derive(Clone, Copy, Default)]
-pub struct Served {
-    /// They failed on the machine's side.
-    pub errors: u64,
-    /// Nanoseconds they took, from the ring and back to it.
-    pub nanoseconds: u64,
-    /// How many took how long.
-    pub latency: [u64; LATENCY_BUCKETS],
 }
 
 impl State {
@@ -133,28 +120,16 @@ impl State {
     /// Answers a request that was taken from the ring at that count.
     fn complete(&mut self, vm: &Instance, request: &Request, status: Status, since: u64) {
         let took = host::nanoseconds(timer::now().saturating_sub(since));
-        self.served.nanoseconds = self.served.nanoseconds.saturating_add(took);
-        self.served.latency[latency_bucket(took)] += 1;
-        self.served.errors += u64::from(status == Status::IoError);
+        vm.count(count::DISK_NS, took);
+        vm.count(count::DISK_LATENCY + latency_bucket(took), 1);
+        vm.count(count::DISK_ERRORS, (status == Status::IoError).into());
         self.transport.complete(&vm.memory(), request, status);
     }
-}
-
-/// Counters of a disk.
-#[derive(Default)]
-pub struct Counts {
-    reads: AtomicU64,
-    writes: AtomicU64,
-    flushes: AtomicU64,
-    refused: AtomicU64,
-    bytes_read: AtomicU64,
-    bytes_written: AtomicU64,
 }
 
 /// A disk.
 pub struct Block {
     state: SpinLock<State>,
-    counts: Counts,
 }
 
 impl Block {
@@ -170,11 +145,9 @@ impl Block {
             limit,
             busy_until: 0,
             held: None,
-            served: Served::default(),
         };
         Self {
             state: SpinLock::new(Rank::Device, state),
-            counts: Counts::default(),
         }
     }
 
@@ -193,7 +166,7 @@ impl Block {
             notified = true;
         });
         if notified {
-            self.serve(&mut state, vm, n);
+            serve(&mut state, vm, n);
             update_line(&state.transport, vm, n);
         }
         read
@@ -202,7 +175,7 @@ impl Block {
     /// Goes on with requests that were put off.
     pub fn proceed(&self, vm: &Instance, n: usize) {
         let mut state = self.state.lock();
-        self.serve(&mut state, vm, n);
+        serve(&mut state, vm, n);
         update_line(&state.transport, vm, n);
     }
 
@@ -264,28 +237,6 @@ impl Block {
         }
     }
 
-    /// Requests: reads, writes, flushes, refused; bytes read and written.
-    pub fn counts(&self) -> ([u64; 4], [u64; 2]) {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counts {
-            reads,
-            writes,
-            flushes,
-            refused,
-            bytes_read,
-            bytes_written,
-        } = &self.counts;
-        (
-            [load(reads), load(writes), load(flushes), load(refused)],
-            [load(bytes_read), load(bytes_written)],
-        )
-    }
-
-    /// How its requests ended.
-    pub fn served(&self) -> Served {
-        self.state.lock().served
-    }
-
     /// Bytes of frames in the overlay that nobody else can use.
     pub fn overlay_private(&self) -> u64 {
         match &self.state.lock().backing {
@@ -318,73 +269,69 @@ impl Block {
         let mut requests = state.waiting().map(|part| &part.request).chain(held);
         state.transport.uses(gfn) || requests.any(|request| request.uses(gfn))
     }
+}
 
-    /// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
-    fn serve(&self, state: &mut State, vm: &Instance, n: usize) {
-        let mut budget = Budget::until(stretch::is_long);
-        let State {
-            transport, held, ..
-        } = &mut *state;
-        let is_over =
-            |held: &mut Held| timer::now() >= held.until || !transport.awaits(&held.request);
-        if let Some(held) = held.take_if(is_over) {
-            state.complete(vm, &held.request, held.status, held.since);
-        }
-        serve_parked(state, vm, &mut budget);
-        if let Some(mut request) = state.request.take() {
-            self.serve_next(state, (&mut request, n), vm, &mut budget);
-            state.request = Some(request);
-        }
-        paging::charge_request(vm, budget.pages());
+/// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
+fn serve(state: &mut State, vm: &Instance, n: usize) {
+    let mut budget = Budget::until(stretch::is_long);
+    let State {
+        transport, held, ..
+    } = &mut *state;
+    let is_over = |held: &mut Held| timer::now() >= held.until || !transport.awaits(&held.request);
+    if let Some(held) = held.take_if(is_over) {
+        state.complete(vm, &held.request, held.status, held.since);
     }
+    serve_parked(state, vm, &mut budget);
+    if let Some(mut request) = state.request.take() {
+        serve_next(state, (&mut request, n), vm, &mut budget);
+        state.request = Some(request);
+    }
+    paging::charge_request(vm, budget.pages());
+}
 
-    fn serve_next(
-        &self,
-        state: &mut State,
-        (request, n): (&mut Request, usize),
-        vm: &Instance,
-        budget: &mut Budget,
-    ) {
-        let memory = vm.memory();
-        loop {
-            // A disk with a limited rate does one request after the other, too.
-            let is_single = state.limit > 0 || state.backing.is_single();
-            let is_busy = state.held.is_some() || is_single && state.under_way > 0;
-            if is_busy || state.parked.is_some() {
-                return;
-            }
-            if budget.is_spent() {
-                return vm.put_off_device_work();
-            }
-            if must_wait_for_frames(vm) {
-                return;
-            }
-            budget.began();
-            match state.transport.next_request(&memory, request) {
-                Next::Empty => return,
-                Next::Answered => count(&self.counts.refused, 1),
-                Next::Request => {
-                    self.count_request(request);
-                    start(state, (request, n), vm, budget);
-                }
+fn serve_next(
+    state: &mut State,
+    (request, n): (&mut Request, usize),
+    vm: &Instance,
+    budget: &mut Budget,
+) {
+    let memory = vm.memory();
+    loop {
+        // A disk with a limited rate does one request after the other, too.
+        let is_single = state.limit > 0 || state.backing.is_single();
+        let is_busy = state.held.is_some() || is_single && state.under_way > 0;
+        if is_busy || state.parked.is_some() {
+            return;
+        }
+        if budget.is_spent() {
+            return vm.put_off_device_work();
+        }
+        if must_wait_for_frames(vm) {
+            return;
+        }
+        budget.began();
+        match state.transport.next_request(&memory, request) {
+            Next::Empty => return,
+            Next::Answered => drop(vm.count(count::DISK + 3, 1)),
+            Next::Request => {
+                count_request(vm, request);
+                start(state, (request, n), vm, budget);
             }
         }
     }
+}
 
-    fn count_request(&self, request: &Request) {
-        let bytes = u64::from(request.data_bytes());
-        match request.operation() {
-            Operation::Read { .. } => {
-                count(&self.counts.reads, 1);
-                count(&self.counts.bytes_read, bytes);
-            }
-            Operation::Write { .. } => {
-                count(&self.counts.writes, 1);
-                count(&self.counts.bytes_written, bytes);
-            }
-            Operation::Flush => count(&self.counts.flushes, 1),
-            Operation::Discard | Operation::WriteZeroes => {}
-        }
+/// Counts a request that reads, writes or flushes.
+fn count_request(vm: &Instance, request: &Request) {
+    let kind = match request.operation() {
+        Operation::Read { .. } => 0,
+        Operation::Write { .. } => 1,
+        Operation::Flush => 2,
+        Operation::Discard | Operation::WriteZeroes => return,
+    };
+    vm.count(count::DISK + kind, 1);
+    if kind < 2 {
+        vm.count(count::DISK_BYTES + kind, request.data_bytes().into());
     }
 }
 
@@ -415,10 +362,6 @@ fn must_wait_for_frames(vm: &Instance) -> bool {
     }
     paging::stall(vm, paging::DEVICES);
     true
-}
-
-fn count(counter: &AtomicU64, amount: u64) {
-    counter.fetch_add(amount, Ordering::Relaxed);
 }
 
 /// What a pass for a VM's disk works with.

@@ -5,9 +5,8 @@ use crate::physical::disk::{self, Partition};
 use crate::vm::{Access, Gets, Instance};
 use crate::{numa, sharing};
 use abi::bundle::{self, Place};
-use abi::control::{share, trace};
+use abi::control::{count, share, trace};
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 use machine::frames::Ram;
 use machine::timer;
 use machine_contract::GuestMemoryError;
@@ -216,14 +215,21 @@ impl model_disk::Guest for Instance {
         done
     }
     fn refused(&self, why: Why) {
-        self.sharing.refused(why);
+        let why = match why {
+            Why::LostRace => 1,
+            Why::Full => 2,
+            Why::OtherGroup => 3,
+            Why::Never => 4,
+            _ => return,
+        };
+        self.count(count::SHARING + why, 1);
     }
     fn found_equal(&self) {
-        self.sharing.by_content.fetch_add(1, Ordering::Relaxed);
+        self.count(count::SHARING, 1);
     }
     fn complain(&self, at: u64, why: OverlayError) {
         // A guest may try as often as it likes, and the log is a slow line.
-        let count = self.oddities.refused_write();
+        let count = self.count(count::REFUSED_WRITES, 1);
         if count.is_power_of_two() {
             let name = self.name();
             log::warn!("{name}: write at byte {at:#x} of a disk refused: {why} ({count} so far)");

@@ -9,14 +9,14 @@ mod copies;
 mod parked;
 
 use super::virtio::{Slot, update_line};
-use crate::network::{Cable, End, Lan, Route};
+use crate::network::{Cable, End, Route};
 use crate::physical::nic;
 use crate::vm::Instance;
 use crate::{host, housekeeping, network, sched, stretch};
-use abi::control::{LATENCY_BUCKETS, NET_DROP_COUNT, VmStatus, latency_bucket};
+use abi::control::{count, latency_bucket};
 use alloc::boxed::Box;
 use copies::{fill, gather};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
@@ -35,7 +35,7 @@ const PATIENCE_PARTS: u64 = 20;
 /// So many frames that were sent are told to a driver that has other things to do.
 const UNTOLD_MAX: u16 = 64;
 
-/// Why a frame is lost, in the order of [`abi::control::VmStatus::net_drops`].
+/// Why a frame is lost, in the order of [`abi::control::count::NET_DROPS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// Sent under another's address.
@@ -141,23 +141,10 @@ struct State {
     line: bool,
 }
 
-/// Counters of a network device.
-#[derive(Default)]
-struct Counts {
-    frames: [AtomicU64; 2],
-    bytes: [AtomicU64; 2],
-    lost: [AtomicU64; NET_DROP_COUNT],
-    /// Nanoseconds that frames took from this device's ring until they were where they go.
-    nanoseconds: AtomicU64,
-    /// How many took how long.
-    latency: [AtomicU64; LATENCY_BUCKETS],
-}
-
 /// A network device.
 pub struct Net {
     state: SpinLock<Box<State>>,
     cable: Cable,
-    counts: Counts,
 }
 
 impl Net {
@@ -176,7 +163,6 @@ impl Net {
         Self {
             state: SpinLock::new(Rank::Device, state),
             cable,
-            counts: Counts::default(),
         }
     }
 
@@ -260,38 +246,6 @@ impl Net {
         self.state.lock().transport.errors().0.into()
     }
 
-    /// Adds what it counted to what its VM's devices did.
-    pub fn add_to(&self, status: &mut VmStatus) {
-        let counts = &self.counts;
-        for (sums, counters) in [
-            (&mut status.net_frames[..], &counts.frames[..]),
-            (&mut status.net_bytes, &counts.bytes),
-            (&mut status.net_drops, &counts.lost),
-            (&mut status.net_latency, &counts.latency),
-        ] {
-            for (sum, counter) in sums.iter_mut().zip(counters) {
-                *sum += counter.load(Ordering::Relaxed);
-            }
-        }
-        status.net_ns += counts.nanoseconds.load(Ordering::Relaxed);
-    }
-
-    fn lose(&self, why: Loss) {
-        self.counts.lost[why as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn note(&self, received: usize, bytes: u32) {
-        self.counts.frames[received].fetch_add(1, Ordering::Relaxed);
-        self.counts.bytes[received].fetch_add(bytes.into(), Ordering::Relaxed);
-    }
-
-    /// Counts how long a frame took that is where it goes, or was lost there.
-    fn time(&self, since: u64) {
-        let took = host::nanoseconds(timer::now().saturating_sub(since));
-        self.counts.nanoseconds.fetch_add(took, Ordering::Relaxed);
-        self.counts.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Lets those send that wait for buffers of this device.
     fn wake_senders(&self) {
         let waiters = core::mem::take(&mut self.state.lock().waiters);
@@ -357,7 +311,7 @@ impl Net {
             {
                 Next::Frame => return Some(sending),
                 Next::Refused => {
-                    self.lose(Loss::Malformed);
+                    lose(vm, Loss::Malformed);
                     if stretch::is_long() {
                         break;
                     }
@@ -384,21 +338,21 @@ impl Net {
         let sent = if sending.flood.0 != 0 {
             Sent::GoesOn(false)
         } else if let Some((to, until)) = sending.waits {
-            self.retry(lan, to, until, incoming)
+            self.retry(vm, (to, until), incoming)
         } else {
             sending.since = timer::now();
             let bytes = frame.bytes();
             match lan.route(port, frame.source(), frame.destination(), bytes) {
                 Route::Drop(why) => {
-                    self.lose(loss(why));
+                    lose(vm, loss(why));
                     return Sent::Over(false);
                 }
                 Route::To(to, end) => {
-                    self.note(0, bytes);
-                    self.bring(&end, to, incoming, Some(port))
+                    note(vm, 0, bytes);
+                    bring(&end, to, incoming, Some(port))
                 }
                 Route::Flood(ports) => {
-                    self.note(0, bytes);
+                    note(vm, 0, bytes);
                     sending.flood = ports;
                     Sent::Over(false)
                 }
@@ -407,7 +361,7 @@ impl Net {
         let sent = match sending.flood.iter().next() {
             Some(to) => {
                 let end = lan.end(to);
-                let sent = end.map(|end| self.bring(&end, to, incoming, None));
+                let sent = end.map(|end| bring(&end, to, incoming, None));
                 let is_cut = matches!(sent, Some(Sent::Over(true)));
                 sending.flood.0 &= !(1 << to);
                 sending.waits = sending.flood.iter().next().map(|next| (next, 0));
@@ -421,7 +375,7 @@ impl Net {
             None => sent,
         };
         match (&sent, sending.waits) {
-            (Sent::Over(_), _) => self.time(sending.since),
+            (Sent::Over(_), _) => time(vm, sending.since),
             (Sent::Waits(to), None) => {
                 let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
                 sending.waits = Some((*to, until));
@@ -433,9 +387,9 @@ impl Net {
     }
 
     /// Tries again to bring a frame that waits.
-    fn retry(&self, lan: &Lan, to: u8, until: u64, incoming: Incoming<'_>) -> Sent {
-        let Some(end) = lan.end(to) else {
-            self.lose(Loss::Nowhere);
+    fn retry(&self, vm: &Instance, (to, until): (u8, u64), incoming: Incoming<'_>) -> Sent {
+        let Some(end) = self.cable.lan().end(to) else {
+            lose(vm, Loss::Nowhere);
             return Sent::Over(false);
         };
         if timer::now() >= until
@@ -444,54 +398,7 @@ impl Net {
         {
             net.state.lock().is_stuck = true;
         }
-        self.bring(&end, to, incoming, Some(self.cable.port()))
-    }
-
-    /// Brings a frame to one end; the sender at port `waiter` can wait for it.
-    fn bring(&self, end: &End, to: u8, incoming: Incoming<'_>, waiter: Option<u8>) -> Sent {
-        let accepted = match end {
-            End::Vm(vm, window) => match vm.virtio.get(*window) {
-                Some(Slot::Net(net)) => net.accept(vm, *window, incoming, waiter),
-                _ => Accepted::Over,
-            },
-            End::Uplink => Accepted::NeedsPieces,
-        };
-        match accepted {
-            Accepted::Over => Sent::Over(false),
-            Accepted::Full => Sent::Waits(to),
-            Accepted::NeedsPieces => {
-                self.bring_pieces(end, incoming);
-                Sent::Over(true)
-            }
-        }
-    }
-
-    /// Brings a frame in pieces as they go over a wire.
-    fn bring_pieces(&self, end: &End, incoming: Incoming<'_>) {
-        let Body::Guest(vm, frame) = incoming.body else {
-            return;
-        };
-        let Some(mut scratch) = network::scratch() else {
-            return self.lose(Loss::NoMemory);
-        };
-        let Ok(bytes) = gather(vm, frame, &mut scratch) else {
-            return self.lose(Loss::NoMemory);
-        };
-        let done = wire::pieces(bytes, frame.offload(), |head, rest| match end {
-            End::Uplink => {
-                if !nic::send(head, rest) {
-                    self.lose(Loss::NoRoom);
-                }
-            }
-            End::Vm(vm, window) => {
-                if let Some(Slot::Net(net)) = vm.virtio.get(*window) {
-                    net.accept(vm, *window, Incoming::own(head, rest), None);
-                }
-            }
-        });
-        if done.is_err() {
-            self.lose(Loss::Malformed);
-        }
+        bring(&end, to, incoming, Some(self.cable.port()))
     }
 
     /// Takes a frame that is for this device; the sender at port `waiter` can wait for buffers.
@@ -521,21 +428,85 @@ impl Net {
                     transport.signal_sent(&memory);
                 }
                 state.is_stuck = false;
-                self.note(1, incoming.bytes);
+                note(vm, 1, incoming.bytes);
             }
             Received::NoBuffers => {
                 if let (Some(port), false) = (waiter, state.is_stuck) {
                     state.waiters.0 |= 1 << port;
                     return Accepted::Full;
                 }
-                self.lose(Loss::NoRoom);
+                lose(vm, Loss::NoRoom);
             }
-            Received::TooLong | Received::NoDriver => self.lose(Loss::NoRoom),
-            Received::Lost => self.lose(Loss::NoMemory),
+            Received::TooLong | Received::NoDriver => lose(vm, Loss::NoRoom),
+            Received::Lost => lose(vm, Loss::NoMemory),
         }
         show_line(&mut state, vm, n);
         Accepted::Over
     }
+}
+
+/// Brings a frame to one end; the sender at port `waiter` can wait for it.
+fn bring(end: &End, to: u8, incoming: Incoming<'_>, waiter: Option<u8>) -> Sent {
+    let accepted = match end {
+        End::Vm(vm, window) => match vm.virtio.get(*window) {
+            Some(Slot::Net(net)) => net.accept(vm, *window, incoming, waiter),
+            _ => Accepted::Over,
+        },
+        End::Uplink => Accepted::NeedsPieces,
+    };
+    match accepted {
+        Accepted::Over => Sent::Over(false),
+        Accepted::Full => Sent::Waits(to),
+        Accepted::NeedsPieces => {
+            bring_pieces(end, incoming);
+            Sent::Over(true)
+        }
+    }
+}
+
+/// Brings a frame in pieces as they go over a wire.
+fn bring_pieces(end: &End, incoming: Incoming<'_>) {
+    let Body::Guest(vm, frame) = incoming.body else {
+        return;
+    };
+    let Some(mut scratch) = network::scratch() else {
+        return lose(vm, Loss::NoMemory);
+    };
+    let Ok(bytes) = gather(vm, frame, &mut scratch) else {
+        return lose(vm, Loss::NoMemory);
+    };
+    let done = wire::pieces(bytes, frame.offload(), |head, rest| match end {
+        End::Uplink => {
+            if !nic::send(head, rest) {
+                lose(vm, Loss::NoRoom);
+            }
+        }
+        End::Vm(vm, window) => {
+            if let Some(Slot::Net(net)) = vm.virtio.get(*window) {
+                net.accept(vm, *window, Incoming::own(head, rest), None);
+            }
+        }
+    });
+    if done.is_err() {
+        lose(vm, Loss::Malformed);
+    }
+}
+
+fn lose(vm: &Instance, why: Loss) {
+    vm.count(count::NET_DROPS + why as usize, 1);
+}
+
+/// Counts a frame that was sent (0) or received (1).
+fn note(vm: &Instance, received: usize, bytes: u32) {
+    vm.count(count::NET_FRAMES + received, 1);
+    vm.count(count::NET_BYTES + received, bytes.into());
+}
+
+/// Counts how long a frame took that is where it goes, or was lost there.
+fn time(vm: &Instance, since: u64) {
+    let took = host::nanoseconds(timer::now().saturating_sub(since));
+    vm.count(count::NET_NS, took);
+    vm.count(count::NET_LATENCY + latency_bucket(took), 1);
 }
 
 fn loss(why: Why) -> Loss {

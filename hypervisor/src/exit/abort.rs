@@ -45,7 +45,7 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
         return region(guest, filled, refusal);
     }
     if data.abort.walk || data.cache_maintenance {
-        return mmio::abort(guest, ipa, va, data.write);
+        return mmio::abort(guest, va, data.write);
     }
     match data.access {
         Some(access) => mmio::described(guest, ipa, access, va),

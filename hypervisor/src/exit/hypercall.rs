@@ -5,6 +5,7 @@ use crate::paging;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::End;
 use crate::{entropy, hooks};
+use abi::control::count;
 use abi::hypercall::PAGES_AT_ONCE;
 use model_addr::{FRAME_SIZE, Ipa};
 use model_trap::Injection;
@@ -130,7 +131,7 @@ fn random(guest: &mut Loaded<'_>) -> Flow {
         }
         _ => hooks::set_aside(function, guest.cpu.node, first).map_or_else(
             || {
-                guest.vm.oddities.unknown_call();
+                guest.vm.count(count::ODDITIES + 2, 1);
                 Refusal::NotSupported.reply()
             },
             Reply::X0,

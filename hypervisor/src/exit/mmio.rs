@@ -4,6 +4,7 @@ use super::{inject, skip};
 use crate::frames;
 use crate::vcpu::{ExitClass, Flow, Loaded, attention};
 use crate::vm::{Instance, layout};
+use abi::control::count;
 use machine::{cpu, guest};
 use model_addr::{FRAME_SIZE, Ipa};
 use model_address_space::Access as PageAccess;
@@ -35,7 +36,7 @@ pub fn described(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, va: u64) 
             Flow::Resume
         }
         Access::Again => Flow::Resume,
-        Access::Nobody => abort(guest, ipa, va, access.write),
+        Access::Nobody => abort(guest, va, access.write),
     }
 }
 
@@ -44,7 +45,7 @@ pub fn described(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, va: u64) 
 pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Flow {
     let code = code(guest, guest.core.context.pc);
     let Some(instruction) = code.and_then(|[word]| instruction::decode(word)) else {
-        return abort(guest, ipa, va, write);
+        return abort(guest, va, write);
     };
     let context = &guest.core.context;
     let index = instruction.index().map_or(0, |n| context.register(n));
@@ -72,7 +73,7 @@ pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Fl
             }
             Access::Done(_) => {}
             Access::Again => return Flow::Resume,
-            Access::Nobody => return abort(guest, ipa, va, access.write),
+            Access::Nobody => return abort(guest, va, access.write),
         }
     }
     if let Some(base_after) = instruction.written_back(base, index) {
@@ -103,9 +104,9 @@ pub fn code<const WORDS: usize>(guest: &Loaded<'_>, va: u64) -> Option<[u32; WOR
 
 /// Nothing is there: the guest has an external abort, as on a bus without a device.
 #[inline(never)]
-pub fn abort(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Flow {
+pub fn abort(guest: &mut Loaded<'_>, va: u64, write: bool) -> Flow {
     guest.vcpu.stats.count(ExitClass::Abort);
-    guest.vm.oddities.refused_access(ipa);
+    guest.vm.count(count::ODDITIES + 1, 1);
     inject(guest, Injection::DataAbort { va, write })
 }
 

@@ -11,6 +11,7 @@ pub use interrupt::{interrupt, take_interrupts};
 use crate::housekeeping;
 use crate::stretch::Kind;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
+use abi::control::work;
 use core::sync::atomic::Ordering;
 use machine::entry::{self, GuestContext, Syndrome};
 use machine::guest;
@@ -153,9 +154,10 @@ impl Loaded<'_> {
         }
         let waited = timer::now() - began;
         self.slept += waited;
-        crate::vcpu::add(&self.vcpu.stats.idle, waited);
+        self.vcpu.stats.add(work::IDLE, waited);
         // The caller counts all since the exit as EL2's work; what was idle is not.
-        crate::vcpu::subtract(&self.vcpu.stats.hypervisor, waited);
+        let back = waited.wrapping_neg();
+        self.vcpu.stats.add(work::HYPERVISOR, back);
         flow
     }
 

@@ -3,6 +3,7 @@
 use super::{inject, skip};
 use crate::host;
 use crate::vcpu::{ExitClass, Flow, Loaded, attention};
+use abi::control::count;
 use machine::timer;
 use model_trap::{Injection, SysregAccess, SysregId};
 use model_vgic::{Sgi, SgiRegister};
@@ -102,7 +103,7 @@ fn others(
         register => return undefined(guest, register),
     };
     if register.op0() != 2 && register != ICC_SRE {
-        guest.vm.oddities.unknown_register();
+        guest.vm.count(count::ODDITIES, 1);
     }
     if is_read {
         guest.core.context.set_register(rt, value);
@@ -127,7 +128,7 @@ fn physical_timer(guest: &mut Loaded<'_>, register: Register, rt: u8, is_read: b
 }
 
 fn undefined(guest: &mut Loaded<'_>, register: SysregId) -> Flow {
-    guest.vm.oddities.unknown_register();
+    guest.vm.count(count::ODDITIES, 1);
     log::debug!("{}: {register} is undefined for guests", guest.vm.name());
     inject(guest, Injection::Undefined)
 }

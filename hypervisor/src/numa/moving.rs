@@ -2,7 +2,7 @@
 //! some pages of a VM at a time. The VM's memory is locked while they begin and while they come to
 //! their end, and not while they are copied.
 
-use super::{Watch, page};
+use super::{Watch, leave, note_time, page};
 use crate::cpu::Cpu;
 use crate::frames::Metal;
 use crate::vm::{self, Instance};
@@ -145,8 +145,7 @@ impl Jobs {
             let begun = timer::now();
             let done = carry(instance, &batch, node);
             watch.note(instance, &done);
-            let spent = timer::now() - begun;
-            instance.numa.spent.fetch_add(spent, Ordering::Relaxed);
+            note_time(instance, 0, begun);
         }
     }
 
@@ -195,7 +194,7 @@ pub fn carry(instance: &Instance, jobs: &[Job], node: NodeId) -> heapless::Vec<F
     let mut rest = jobs.get(..BATCH).unwrap_or(jobs);
     while let Some((first, others)) = rest.split_first() {
         let Some((new, order)) = take_frames(first, others, node) else {
-            instance.numa.leave(left::NO_MEMORY);
+            leave(instance, left::NO_MEMORY);
             rest = others;
             continue;
         };
@@ -219,20 +218,13 @@ pub fn carry(instance: &Instance, jobs: &[Job], node: NodeId) -> heapless::Vec<F
             Metal.relocate(flight.old, flight.new);
         }
     }
-    let copying = timer::now() - begun;
-    instance.numa.copying.fetch_add(copying, Ordering::Relaxed);
+    note_time(instance, 1, begun);
     instance.space.land(&mut flights);
     for flight in &flights {
-        let tally = &instance.numa;
-        match (flight.state, flight.copies) {
-            (Moved::Done, false) => {
-                tally.moved.fetch_add(1, Ordering::Relaxed);
-            }
-            (Moved::Done, true) => {
-                tally.replicated.fetch_add(1, Ordering::Relaxed);
-            }
-            (Moved::Held | Moved::Begun, _) => tally.leave(left::HELD),
-            (Moved::Gone | Moved::Lost, _) => tally.leave(left::GONE),
+        match flight.state {
+            Moved::Done => {}
+            Moved::Held | Moved::Begun => leave(instance, left::HELD),
+            Moved::Gone | Moved::Lost => leave(instance, left::GONE),
         }
     }
     flights

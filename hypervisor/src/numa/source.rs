@@ -1,6 +1,6 @@
 //! Where misses come from: counted by a simulated machine (`sim/`), or sampled.
 
-use abi::control::NumaStatus;
+use abi::control::misses;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -93,11 +93,11 @@ impl Source {
         }
     }
 
-    /// As [`NumaStatus::counts`] has it.
+    /// One of [`misses`].
     pub fn code(&self) -> u64 {
         match self {
-            Self::Counted(_) => NumaStatus::COUNTED,
-            Self::Sampled(_) => NumaStatus::SAMPLED,
+            Self::Counted(_) => misses::COUNTED,
+            Self::Sampled(_) => misses::SAMPLED,
         }
     }
 }

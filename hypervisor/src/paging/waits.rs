@@ -43,15 +43,10 @@ impl Waits {
         }
     }
 
-    /// How often somebody began to wait for a frame.
-    pub fn stalls(&self) -> u64 {
-        self.stalls.load(Ordering::Relaxed)
-    }
-
-    /// How long half of all pages, and 99 of 100, took at most to be read again; and how long somebody
-    /// waited for a frame in all; in nanoseconds.
-    pub fn times(&self) -> ([u64; 2], u64) {
-        let refaults = [50, 99].map(|percent| self.refaults.quantile(percent));
-        (refaults, self.stalled_ns.load(Ordering::Relaxed))
+    /// As [`abi::control::RawVm::waits`] has them.
+    pub fn all(&self) -> [u64; 4] {
+        let [half, most] = [50, 99].map(|percent| self.refaults.quantile(percent));
+        let [ns, stalls] = [&self.stalled_ns, &self.stalls].map(|it| it.load(Ordering::Relaxed));
+        [half, most, ns, stalls]
     }
 }

@@ -7,7 +7,7 @@ mod stats;
 mod stolen_time;
 
 pub use run::{Flow, Loaded, Outcome, run};
-pub use stats::{ExitClass, Exits, Stats, add, subtract};
+pub use stats::{ExitClass, Exits, Stats, add};
 
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use machine::entry::GuestContext;

@@ -1,6 +1,7 @@
 //! vCPUs as records, for the image that takes this one's place (`abi::parked`).
 
 use super::{Vcpu, attention};
+use abi::control::work;
 use abi::parked::{self, power};
 use core::sync::atomic::Ordering;
 use machine::entry::GuestContext;
@@ -42,7 +43,7 @@ impl Vcpu {
             .zip(all)
             .for_each(|(to, from)| *to = *from);
         let (vectors, fp) = core.fp.registers();
-        let steal = self.stats.steal.load(Ordering::Relaxed);
+        let steal = self.stats.get(work::STEAL);
         let shown = core.stolen_shown;
         let interface = &core.interface;
         let on = self.power.lock();
@@ -107,7 +108,7 @@ impl Vcpu {
         };
         let [is_shown, shown, steal] = record.stolen;
         core.stolen_shown = (is_shown != 0).then_some(shown);
-        self.stats.steal.store(steal, Ordering::Relaxed);
+        self.stats.work[work::STEAL].store(steal, Ordering::Relaxed);
         self.attention
             .fetch_or(attention::DELIVER, Ordering::SeqCst);
         // EL0, or EL1 with either stack pointer, in AArch64.

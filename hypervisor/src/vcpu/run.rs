@@ -1,12 +1,11 @@
 //! Running a vCPU on the executing CPU, from exit to exit.
 
-use super::stats::add;
 use super::{Core, Exits, Vcpu, attention};
 use crate::cpu::Cpu;
 use crate::exit;
 use crate::stretch::{self, Kind};
 use crate::vm::{Instance, layout};
-use abi::control::{off_cpu, trace};
+use abi::control::{off_cpu, trace, work};
 use core::sync::atomic::Ordering;
 use machine::entry::{self, Leave};
 use machine::list_registers::HardwareLists;
@@ -109,18 +108,20 @@ impl Loaded<'_> {
                 self.cpu.stretch.begin(left_guest, Kind::Exit);
                 if let Flow::Leave(outcome) = self.attend(left_guest) {
                     // What it slept in place was taken from this.
-                    add(&self.vcpu.stats.hypervisor, timer::now() - left_guest);
+                    self.vcpu
+                        .stats
+                        .add(work::HYPERVISOR, timer::now() - left_guest);
                     return outcome;
                 }
                 stretch::end();
                 entered = timer::now();
             }
-            add(&self.vcpu.stats.hypervisor, entered - left_guest);
+            self.vcpu.stats.add(work::HYPERVISOR, entered - left_guest);
             // SAFETY: `load` has put this vCPU's state into the CPU, and its VM's stage 2 maps
             // frames of the VM alone.
             let leave = unsafe { entry::enter(&mut self.core.context) };
             left_guest = timer::now();
-            add(&self.vcpu.stats.run, left_guest - entered);
+            self.vcpu.stats.add(work::RUN, left_guest - entered);
             let flow = match leave {
                 Leave::Synchronous => exit::synchronous(self),
                 Leave::Interrupt => {
@@ -133,7 +134,9 @@ impl Loaded<'_> {
             };
             if let Flow::Leave(outcome) = flow {
                 self.cpu.stretch.begin(left_guest, Kind::Exit);
-                add(&self.vcpu.stats.hypervisor, timer::now() - left_guest);
+                self.vcpu
+                    .stats
+                    .add(work::HYPERVISOR, timer::now() - left_guest);
                 if self.vcpu.attention.load(Ordering::Relaxed) & attention::OBSERVED != 0 {
                     self.observe(left_guest);
                 }
@@ -313,11 +316,11 @@ impl Loaded<'_> {
         }
         let stats = &self.vcpu.stats;
         let waited = now.saturating_sub(since);
-        let counter = if stats.ready.load(Ordering::Relaxed) {
-            &stats.steal
+        let place = if stats.ready.load(Ordering::Relaxed) {
+            work::STEAL
         } else {
-            &stats.idle
+            work::IDLE
         };
-        add(counter, waited);
+        stats.add(place, waited);
     }
 }

@@ -1,9 +1,10 @@
 //! What a vCPU has used. Written by the CPU that runs it, read by anybody.
 
-use abi::control::EXIT_CLASS_COUNT;
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::host::nanoseconds;
+use abi::control::{EXIT_CLASS_COUNT, WORK, Work, work};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Classes of exits, in the order of [`abi::control::VcpuStatus::exits`].
+/// Classes of exits, in the order of [`abi::control::Work`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum ExitClass {
@@ -42,28 +43,15 @@ pub enum ExitClass {
 }
 
 /// Counters of one vCPU. Times in counts of the system counter.
-#[derive(Default)]
 pub struct Stats {
-    /// Exits by [`ExitClass`].
-    pub exits: [AtomicU64; EXIT_CLASS_COUNT],
-    /// Of them, how many were timed, by class.
-    timed: [AtomicU64; EXIT_CLASS_COUNT],
-    /// How long those took.
-    timed_counts: [AtomicU64; EXIT_CLASS_COUNT],
-    /// Ran.
-    pub run: AtomicU64,
-    /// EL2 worked for it.
-    pub hypervisor: AtomicU64,
-    /// Had nothing to do.
-    pub idle: AtomicU64,
-    /// Could have run and did not.
-    pub steal: AtomicU64,
+    /// What it used, by [`work`]: times in counts.
+    pub work: [AtomicU64; WORK],
     /// Changes of CPU.
     pub migrations: AtomicU64,
     /// When it began to wait, in counts: for a CPU or for an interrupt.
     pub waiting_since: AtomicU64,
     /// It waits for a CPU, not for an interrupt.
-    pub ready: core::sync::atomic::AtomicBool,
+    pub ready: AtomicBool,
     /// Its program counter when it last left.
     pub pc: AtomicU64,
     /// The CPU it ran on last.
@@ -72,22 +60,38 @@ pub struct Stats {
 
 impl Stats {
     /// All zero, of a vCPU that ran nowhere.
-    pub fn new() -> Self {
+    pub const fn new() -> Self {
         Self {
+            work: [const { AtomicU64::new(0) }; WORK],
+            migrations: AtomicU64::new(0),
+            waiting_since: AtomicU64::new(0),
+            ready: AtomicBool::new(false),
+            pc: AtomicU64::new(0),
             last_cpu: AtomicU64::new(u64::MAX),
-            ..Self::default()
         }
     }
 
-    /// Counts an exit. Only the CPU that runs the vCPU calls this, so a plain load and store do.
+    /// Notes a use ([`work`]). Only the CPU that runs the vCPU calls this, so a plain load and store do.
+    #[inline]
+    pub fn add(&self, place: usize, amount: u64) {
+        add(&self.work[place], amount);
+    }
+
+    /// What it used so far of one kind.
+    #[inline]
+    pub fn get(&self, place: usize) -> u64 {
+        self.work[place].load(Ordering::Relaxed)
+    }
+
+    /// Counts an exit.
     #[inline]
     pub fn count(&self, class: ExitClass) {
-        add(&self.exits[class as usize], 1);
+        self.add(work::EXITS + class as usize, 1);
     }
 
     /// How many exits there were, by class.
     pub fn exits(&self) -> Exits {
-        core::array::from_fn(|class| self.exits[class].load(Ordering::Relaxed))
+        core::array::from_fn(|class| self.get(work::EXITS + class))
     }
 
     /// What the exit was since `before`. A wait in the CPU also counts the interrupts that ended it,
@@ -103,23 +107,21 @@ impl Stats {
 
     /// An exit of that class took so many counts.
     pub fn time(&self, class: usize, counts: u64) {
-        add(&self.timed[class], 1);
-        add(&self.timed_counts[class], counts);
+        self.add(work::TIMED + class, 1);
+        self.add(work::TIMED_NS + class, counts);
     }
 
-    /// Counts that exits took, by class, as far as those tell that were timed, and not more in all
-    /// than EL2 worked for it.
-    pub fn exit_counts(&self) -> Exits {
-        let exits = self.exits();
-        let all = u128::from(self.hypervisor.load(Ordering::Relaxed));
-        let guesses: [u128; EXIT_CLASS_COUNT] = core::array::from_fn(|class| {
-            let [timed, counts] = [&self.timed, &self.timed_counts]
-                .map(|counters| u128::from(counters[class].load(Ordering::Relaxed)));
-            let guess = (u128::from(exits[class]) * counts).checked_div(timed);
-            guess.unwrap_or(0).min(all)
-        });
-        let sum = guesses.iter().sum::<u128>().max(all).max(1);
-        guesses.map(|guess| (guess * all / sum) as u64)
+    /// What it used, times in nanoseconds.
+    pub fn used(&self) -> Work {
+        core::array::from_fn(|place| {
+            let amount = self.get(place);
+            let is_number = (work::EXITS..work::TIMED_NS).contains(&place);
+            if is_number {
+                amount
+            } else {
+                nanoseconds(amount)
+            }
+        })
     }
 }
 
@@ -131,15 +133,6 @@ pub type Exits = [u64; EXIT_CLASS_COUNT];
 pub fn add(counter: &AtomicU64, amount: u64) {
     counter.store(
         counter.load(Ordering::Relaxed).wrapping_add(amount),
-        Ordering::Relaxed,
-    );
-}
-
-/// Takes from a counter that only one CPU writes at a time.
-#[inline]
-pub fn subtract(counter: &AtomicU64, amount: u64) {
-    counter.store(
-        counter.load(Ordering::Relaxed).wrapping_sub(amount),
         Ordering::Relaxed,
     );
 }

@@ -4,7 +4,7 @@
 use super::run::Loaded;
 use crate::vm::Access;
 use crate::{host, paging};
-use core::sync::atomic::Ordering;
+use abi::control::work;
 use machine::frames::Table;
 use model_addr::Ipa;
 
@@ -23,7 +23,7 @@ impl Loaded<'_> {
     /// Writes the stolen time where the guest looks, where it ever asked and it was shown another.
     #[inline]
     pub(super) fn show_stolen_time(&mut self) {
-        let stolen = self.vcpu.stats.steal.load(Ordering::Relaxed);
+        let stolen = self.vcpu.stats.get(work::STEAL);
         if self.core.stolen_shown.is_some_and(|shown| shown != stolen) {
             self.write_stolen_time(stolen);
         }

@@ -17,9 +17,8 @@ use crate::paging::Paging;
 use crate::vcpu::Vcpu;
 use crate::{entropy, frames, heap, host, regions, sched, sharing, stretch};
 use abi::bundle::{
-    DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY,
-    NetRecord, REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights,
-    disk_mode, kind,
+    DISK_NEVER_SHARE, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
+    REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights, disk_mode, kind,
 };
 use abi::control::code;
 use alloc::boxed::Box;
@@ -110,13 +109,6 @@ pub fn adopt(record: &VmRecord) -> Result<(), Refusal> {
     let disks = disks.map(|disk| disk.entry);
     sharing::adopt(disks.chain([record.kernel, record.initrd]), group);
     Ok(())
-}
-
-/// Whether only one VM of this description can run: it has a partition for itself.
-pub fn has_disk_of_its_own(record: &VmRecord) -> bool {
-    let is_own =
-        |disk: &DiskRecord| disk.mode == disk_mode::PERSISTENT || !disk.overlay_on.is_empty();
-    !record.swap.is_empty() || record.disks.iter().any(is_own)
 }
 
 /// Everything a VM needs, ready to run.

@@ -3,7 +3,6 @@
 use super::address_space::{Access, AddressSpace, Dismantling, Filled};
 use super::guest_memory::DeviceView;
 use super::layout;
-use super::oddities::Oddities;
 use super::vmids::Vmid;
 use crate::device::balloon::Balloon;
 use crate::device::block::Block;
@@ -16,6 +15,7 @@ use crate::paging::{self, Paging};
 use crate::stretch::{self, Kind};
 use crate::vcpu::{Vcpu, attention};
 use abi::Text;
+use abi::control::VM_COUNTS;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
@@ -23,7 +23,6 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Ipa, NodeId, VmId};
-use model_pmap::Why;
 use model_vgic::{Distributor, VcpuSet};
 
 /// Why a VM stops running.
@@ -64,10 +63,8 @@ pub struct Instance {
     pub clock: Clock,
     /// Its virtio devices, in the order of their windows.
     pub virtio: Vec<Slot>,
-    /// What its guest did that was out of the ordinary.
-    pub oddities: Oddities,
-    /// What became of pages that it read from its disks.
-    pub sharing: SharingCounts,
+    /// What it and its devices did, by [`abi::control::count`].
+    counts: [AtomicU64; VM_COUNTS],
     /// What it has on disks, and owes.
     pub paging: Paging,
     /// Where its pages went.
@@ -83,35 +80,6 @@ pub struct Instance {
     paused: AtomicBool,
     ending: AtomicBool,
     end: SpinLock<Option<End>>,
-}
-
-/// What became of pages that were read from disks, beside what [`model_address_space::Events`] count.
-#[derive(Default)]
-pub struct SharingCounts {
-    /// Found equal to a frame that others use.
-    pub by_content: AtomicU64,
-    /// Something changed while they were compared.
-    pub lost_races: AtomicU64,
-    /// The frame had as many users as it may have.
-    pub full: AtomicU64,
-    /// The block is another share group's.
-    pub other_group: AtomicU64,
-    /// The disk, or the VM, shares nothing.
-    pub never: AtomicU64,
-}
-
-impl SharingCounts {
-    /// Counts a page that is the guest's alone.
-    pub fn refused(&self, why: Why) {
-        let counter = match why {
-            Why::LostRace => &self.lost_races,
-            Why::Full => &self.full,
-            Why::OtherGroup => &self.other_group,
-            Why::Never => &self.never,
-            _ => return,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 /// What a new instance is made of.
@@ -152,8 +120,7 @@ impl Instance {
             power_button: PowerButton::new(),
             clock: Clock::new(),
             virtio: parts.virtio,
-            oddities: Oddities::default(),
-            sharing: SharingCounts::default(),
+            counts: [const { AtomicU64::new(0) }; VM_COUNTS],
             paging: parts.paging,
             numa: Tally::default(),
             time_offset: AtomicU64::new(timer::now()),
@@ -171,9 +138,16 @@ impl Instance {
         self.name.as_str().unwrap_or("?")
     }
 
-    /// Its name, as records have it.
-    pub fn vm_name(&self) -> Text<32> {
-        self.name
+    /// Counts something ([`abi::control::count`]); how much of it there was so far.
+    #[inline]
+    pub fn count(&self, what: usize, amount: u64) -> u64 {
+        let counter = self.counts.get(what);
+        counter.map_or(0, |it| it.fetch_add(amount, Ordering::Relaxed) + amount)
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> [u64; VM_COUNTS] {
+        self.counts.each_ref().map(|it| it.load(Ordering::Relaxed))
     }
 
     /// `CNTVOFF_EL2`.

@@ -1,18 +1,16 @@
 //! What VMs have of the machine's memory, may have, and owe.
 
-use super::create;
 use super::instance::Instance;
 use super::report;
 use super::table::{self, Refusal, Vm};
 use crate::device::virtio::Slot;
 use crate::stretch::{self, Kind};
 use crate::{frames, heap, host, housekeeping, paging, regions, sharing};
-use abi::bundle::{VmRecord, claim};
-use abi::control::{FitStatus, MEM_EVENT_COUNT, MemStatus, ReclaimRequest, code, fit};
+use abi::control::{ReclaimRequest, code};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use machine::timer;
 use model_addr::FRAME_SIZE;
-use model_entitlement::{Claim, Holding, SLACK, Standing, Terms, call_in, in_order, stand};
+use model_entitlement::{Holding, SLACK, Standing, Terms, call_in, in_order, stand};
 
 /// How often guests are asked to keep to what they may have: a second.
 const ASK_EVERY_NS: u64 = 1_000_000_000;
@@ -46,28 +44,8 @@ fn own() -> u64 {
 }
 
 /// Frames that guests may have in all.
-fn capacity() -> u64 {
+pub fn capacity() -> u64 {
     CAPACITY.load(Ordering::Relaxed).saturating_sub(own())
-}
-
-/// What a description promises.
-pub fn terms(record: &VmRecord) -> Terms {
-    let disks = record.disks.iter().filter(|disk| disk.overlay_max > 0);
-    let overlays = disks.map(|disk| {
-        // More fits nowhere.
-        let blocks = disk.overlay_max.min(1 << 46) / FRAME_SIZE;
-        Terms::overlay(blocks, disk.overlay_on.is_empty())
-    });
-    Terms {
-        base: record.base / FRAME_SIZE,
-        max: record.memory / FRAME_SIZE,
-        overlays: overlays.fold(0, u64::saturating_add),
-        claim: match record.claim {
-            claim::GROW => Claim::Grow,
-            claim::START => Claim::Start,
-            _ => Claim::None,
-        },
-    }
 }
 
 /// The guest frames that a guest found when it started.
@@ -94,79 +72,10 @@ pub fn holding(instance: &Instance) -> Holding {
     }
 }
 
-/// How a VM's memory stands, for those who ask.
-pub fn mem_status(vm: &Vm, instance: &Instance) -> MemStatus {
-    let (terms, holding) = (vm.terms(), holding(instance));
-    let Standing {
-        limit,
-        drawn,
-        balance,
-        owed,
-        ..
-    } = stand(terms, holding, is_short());
-    let bytes = |frames: u64| frames * FRAME_SIZE;
-    let (blocks, pages) = instance.space.leaves();
-    let (refault_ns, stalled_ns) = instance.paging.waits().times();
-    MemStatus {
-        name: vm.name,
-        group: vm.group(),
-        base: bytes(terms.base),
-        max: bytes(terms.max),
-        limit: bytes(limit),
-        target: bytes(
-            instance
-                .target(size(instance))
-                .unwrap_or_else(|| size(instance)),
-        ),
-        resident: bytes(holding.resident()),
-        private: bytes(holding.private),
-        shared: bytes(holding.shared),
-        charge: bytes(holding.charge()),
-        entitlement: bytes(holding.entitlement()),
-        drawn: bytes(drawn),
-        balance: balance.saturating_mul(FRAME_SIZE.cast_signed()),
-        owed: bytes(owed),
-        overlay: bytes(holding.overlay),
-        tables: bytes(holding.tables),
-        blocks,
-        pages,
-        takeable: bytes(holding.takeable),
-        refault_ns,
-        stalled_ns,
-        events: events(instance),
-    }
-}
-
-/// In the order of [`abi::control::MemStatus::events`].
-fn events(instance: &Instance) -> [u64; MEM_EVENT_COUNT] {
-    let (_, events) = instance.space.counts();
-    let [ballooned, reported] = instance.given_back();
-    let [failed, stalls] = instance.paging.counts();
-    let seen = &instance.sharing;
-    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let by_content = load(&seen.by_content);
-    [
-        events.exchanged.saturating_sub(by_content),
-        by_content,
-        events.at_boot,
-        events.entered,
-        events.zeroed,
-        events.breaks,
-        events.claims,
-        events.copies_saved,
-        load(&seen.lost_races),
-        load(&seen.full),
-        load(&seen.other_group),
-        load(&seen.never),
-        events.flushes,
-        ballooned,
-        reported,
-        events.discarded,
-        events.refaults,
-        failed,
-        events.swapped,
-        stalls,
-    ]
+/// Bytes that the guest was asked to keep to.
+pub fn target(instance: &Instance) -> u64 {
+    let all = size(instance);
+    instance.target(all).unwrap_or(all) * FRAME_SIZE
 }
 
 /// What was saved and waits for VMs to start with it, in frames.
@@ -180,7 +89,7 @@ pub fn pool() -> u64 {
 }
 
 /// Frames that VMs which run are sure of, and their tables; and those of shared regions.
-fn bases() -> u64 {
+pub fn bases() -> u64 {
     let running = |vm: &alloc::sync::Arc<Vm>| vm.instance().map(|_| vm.terms().promised());
     let vms: u64 = table::all().iter().filter_map(running).sum();
     vms + regions::frames()
@@ -210,34 +119,6 @@ fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
             mib(there),
         ),
     ))
-}
-
-/// How many VMs of a description would start now.
-pub fn fit(record: &VmRecord) -> Result<FitStatus, Refusal> {
-    create::check(record)?;
-    let base = terms(record).promised();
-    let (capacity, pool) = (capacity(), pool());
-    let bases = bases() + regions::missing(record);
-    let mut status = FitStatus {
-        count: model_entitlement::fit(base, capacity, bases, pool),
-        needed: base * FRAME_SIZE,
-        there: (capacity + pool).saturating_sub(bases) * FRAME_SIZE,
-        binds: fit::MEMORY,
-        reserved: 0,
-    };
-    let vms = (table::VMS_MAX - table::all().len()) as u64;
-    let vcpus = crate::sched::free_entities() / u64::from(record.vcpus.max(1));
-    let disks = if create::has_disk_of_its_own(record) {
-        1
-    } else {
-        u64::MAX
-    };
-    for (most, binds) in [(vms, fit::VMS), (vcpus, fit::VCPUS), (disks, fit::DISK)] {
-        if most < status.count {
-            (status.count, status.binds) = (most, binds);
-        }
-    }
-    Ok(status)
 }
 
 /// Asks a guest to give back as much as that; how many bytes it was asked for.
@@ -293,7 +174,7 @@ mod shortage {
 }
 static SHORTAGE: AtomicU8 = AtomicU8::new(shortage::NONE);
 
-fn is_short() -> bool {
+pub fn is_short() -> bool {
     SHORTAGE.load(Ordering::Relaxed) != shortage::NONE
 }
 

@@ -8,7 +8,7 @@ use crate::device::virtio::Slot;
 use crate::physical::disk::{self, Extent};
 use crate::{host, network, sharing};
 use abi::bundle::{VmRecord, control_rights};
-use abi::control::{VmStatus, code};
+use abi::control::{RawVm, code};
 use abi::parked::{self, Reader, Run, Unreadable, Writer, kind, life, run};
 use alloc::sync::Arc;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
@@ -44,7 +44,7 @@ pub fn write(to: &mut Writer<'_>) -> Result<(), Unwritable> {
 }
 
 fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
-    let (instance, ended) = (vm.instance(), vm.last_status());
+    let (instance, ended) = (vm.instance(), vm.last());
     let description = vm.record();
     if let Some(instance) = &instance {
         check(&description, instance)?;
@@ -273,7 +273,7 @@ pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
         let description: VmRecord = records.one(kind::DESCRIPTION)?;
         let vm = table::describe(&description)?;
         let ended = match head.life {
-            life::ENDED => Some(records.one::<VmStatus>(kind::ENDED)?),
+            life::ENDED => Some(records.one::<RawVm>(kind::ENDED)?),
             _ => None,
         };
         let instance = match head.life {

@@ -1,15 +1,17 @@
 //! What is said of a VM to those who ask.
 
 use super::instance::{End, Instance};
+use super::memory;
 use super::table::Vm;
 use crate::control::{port, vms};
 use crate::device::virtio::Slot;
-use crate::host::{self, nanoseconds};
+use crate::host;
+use crate::regions;
 use crate::vcpu::Vcpu;
 use abi::Text;
 use abi::bundle::{NET_DOWN, VmRecord, kind};
-use abi::control::{VcpuStatus, VmStatus, event, state, vcpu_state};
-use core::sync::atomic::Ordering;
+use abi::control::{RawVcpu, RawVm, event, state, vcpu_state};
+use core::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// A sentence for an end.
@@ -22,25 +24,27 @@ pub fn reason(end: End) -> Text<96> {
     }
 }
 
-/// How a VM stands.
-pub fn vm_status(vm: &Vm) -> VmStatus {
-    let mut status = vm.last_status().unwrap_or_else(VmStatus::new_zeroed);
-    (status.nets, status.links_down) = (0, 0);
-    let record = vm.record();
-    status.name = vm.name;
-    status.kernel = kernel_name(&record);
-    (status.vcpus, status.weight, status.cap) = (record.vcpus, record.weight, record.cap);
-    status.memory = record.memory;
+/// What is counted of a VM; of one that has ended, as it was last.
+pub fn read_vm(vm: &Vm) -> RawVm {
+    let mut raw = vm.last().unwrap_or_else(RawVm::new_zeroed);
+    let (record, terms) = (vm.record(), vm.terms());
+    (raw.name, raw.kernel, raw.group) = (vm.name, kernel_name(&record), record.group);
+    (raw.vcpus, raw.weight, raw.cap) = (record.vcpus, record.weight, record.cap);
+    (raw.nets, raw.links_down) = (0, 0);
     for net in record.nets.iter().filter(|net| !net.switch.is_empty()) {
-        status.links_down |= u32::from(net.flags & NET_DOWN != 0) << status.nets;
-        status.nets += 1;
+        raw.links_down |= u32::from(net.flags & NET_DOWN != 0) << raw.nets;
+        raw.nets += 1;
     }
-    status.starts = vm.starts.load(Ordering::Relaxed);
+    raw.starts = vm.starts.load(Ordering::Relaxed);
+    raw.claim = record.claim.into();
+    raw.is_alone = record.is_alone().into();
+    raw.terms = [terms.base, terms.max, terms.overlays];
+    raw.regions = regions::missing(&record);
+    raw.memory = record.memory;
     if let Some(instance) = vm.instance() {
-        status.memory = instance.space.range().size;
-        describe(&instance, &mut status);
+        read_instance(&instance, &mut raw);
     }
-    status
+    raw
 }
 
 fn kernel_name(record: &VmRecord) -> Text<40> {
@@ -51,88 +55,69 @@ fn kernel_name(record: &VmRecord) -> Text<40> {
         .map_or_else(Text::default, |entry| entry.name)
 }
 
-fn describe(instance: &Instance, status: &mut VmStatus) {
-    status.state = match (instance.is_ending(), instance.is_paused()) {
+fn read_instance(instance: &Instance, raw: &mut RawVm) {
+    raw.state = match (instance.is_ending(), instance.is_paused()) {
         (true, _) => state::ENDING,
         (false, true) => state::PAUSED,
         (false, false) => state::RUNNING,
     };
-    status.reason = instance
+    raw.reason = instance
         .reason()
         .map(reason)
         .or_else(|| instance.paging.complaint())
         .unwrap_or_default();
-    (status.touched, status.overhead) = instance.space.usage();
-    status.overhead += size_of::<Instance>() as u64 + size_of_val(&*instance.vcpus) as u64;
-    status.invalidations = instance.space.invalidations();
-    status.node = instance.home.0.into();
+    let space = &instance.space;
+    raw.node = instance.home.0.into();
+    raw.memory = space.range().size;
+    raw.target = memory::target(instance);
+    raw.holding = zerocopy::transmute!(memory::holding(instance));
+    raw.leaves = space.leaves().into();
+    raw.bookkeeping = (size_of::<Instance>() + size_of_val(&*instance.vcpus)) as u64;
+    (raw.invalidations, raw.copies) = (space.invalidations(), space.copies());
+    raw.events = zerocopy::transmute!(space.counts().1);
+    raw.moving = instance.numa.is_moving().into();
+    raw.waits = instance.paging.waits().all();
+    raw.given_back = instance.given_back();
+    raw.console = instance.uart.terminal.counts();
     for vcpu in &instance.vcpus {
-        let each = vcpu_status(vcpu);
-        status.run_ns += each.run_ns;
-        status.steal_ns += each.steal_ns;
-        status.hypervisor_ns += each.hypervisor_ns;
-        status.idle_ns += each.idle_ns;
-        add(&mut status.exits, each.exits);
-        add(&mut status.exit_ns, each.exit_ns);
+        let used = vcpu.stats.used();
+        raw.work
+            .iter_mut()
+            .zip(used)
+            .for_each(|(sum, used)| *sum += used);
     }
-    let mut errors = 0;
     for slot in &instance.virtio {
-        errors += slot.errors();
+        raw.broken_queues += slot.errors();
         if let Slot::Block(block) = slot {
-            let (overlay, stored) = block.overlay_usage();
-            status.overlay += overlay;
-            status.stored += stored;
-            let (requests, bytes) = block.counts();
-            add(&mut status.disk, requests);
-            add(&mut status.disk_bytes, bytes);
-            let served = block.served();
-            status.disk_errors += served.errors;
-            status.disk_ns += served.nanoseconds;
-            add(&mut status.disk_latency, served.latency);
-        }
-        if let Slot::Net(net) = slot {
-            net.add_to(status);
+            let (in_memory, stored) = block.overlay_usage();
+            raw.overlays = [raw.overlays[0] + in_memory, raw.overlays[1] + stored];
         }
     }
-    status.console = instance.uart.terminal.counts();
-    let [registers, accesses, calls] = instance.oddities.counts();
-    status.oddities = [registers, accesses, errors, calls];
+    raw.counts = instance.counts();
 }
 
-fn add<const N: usize>(sums: &mut [u64; N], values: [u64; N]) {
-    for (sum, value) in sums.iter_mut().zip(values) {
-        *sum += value;
-    }
-}
-
-/// How a vCPU stands. Nothing is asked of the vCPU itself.
-pub fn vcpu_status(vcpu: &Vcpu) -> VcpuStatus {
+/// What is counted of a vCPU. Nothing is asked of the vCPU itself.
+pub fn read_vcpu(vcpu: &Vcpu) -> RawVcpu {
     let stats = &vcpu.stats;
-    let load = |counter: &core::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let time = |counter| nanoseconds(load(counter));
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let state = match (vcpu.power.lock().state, vcpu.running_on()) {
         (model_vpsci::Power::Off, _) => vcpu_state::OFF,
         (_, Some(_)) => vcpu_state::RUNNING,
         (_, None) if stats.ready.load(Ordering::Relaxed) => vcpu_state::READY,
         (_, None) => vcpu_state::WAITING,
     };
-    VcpuStatus {
+    RawVcpu {
         state,
         cpu: load(&stats.last_cpu) as u32,
-        run_ns: time(&stats.run),
-        steal_ns: time(&stats.steal),
-        hypervisor_ns: time(&stats.hypervisor),
-        idle_ns: time(&stats.idle),
         migrations: load(&stats.migrations),
         pc: load(&stats.pc),
-        exits: core::array::from_fn(|class| load(&stats.exits[class])),
-        exit_ns: stats.exit_counts().map(nanoseconds),
+        work: stats.used(),
     }
 }
 
 /// Tells whoever watches that a VM's state has changed.
 pub fn send_state(vm: &Vm) {
-    let status = vm_status(vm);
-    port::send(event::STATE, 0, &[status.as_bytes()]);
-    vms::state(vm.group(), &status);
+    let raw = read_vm(vm);
+    port::send(event::STATE, 0, &[raw.as_bytes()]);
+    vms::state(raw.group, &raw);
 }

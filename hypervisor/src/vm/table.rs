@@ -7,7 +7,7 @@ use crate::host;
 use crate::stretch::{self, Kind};
 use abi::Text;
 use abi::bundle::{NET_DOWN, VM_AUTOSTART, VmRecord, kind};
-use abi::control::{SetRequest, VmName, VmStatus, code, state};
+use abi::control::{RawVm, SetRequest, VmName, code, state};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 use machine_locks::{Rank, SpinLock};
@@ -41,7 +41,7 @@ enum Life {
     /// Running, paused or ending.
     Running(Arc<Instance>),
     /// It has ended, with these last figures.
-    Ended(VmStatus),
+    Ended(RawVm),
 }
 
 /// Why a request is refused: a code for programs, a sentence for people, and the number in it.
@@ -195,7 +195,7 @@ impl Vm {
 
     /// What memory it was promised.
     pub fn terms(&self) -> Terms {
-        memory::terms(&self.record.lock())
+        Terms::of(&self.record.lock())
     }
 
     /// The VM as it runs, if it does.
@@ -207,15 +207,15 @@ impl Vm {
     }
 
     /// Its last figures, if it has ended.
-    pub fn last_status(&self) -> Option<VmStatus> {
+    pub fn last(&self) -> Option<RawVm> {
         match &*self.life.lock() {
-            Life::Ended(status) => Some(*status),
+            Life::Ended(raw) => Some(*raw),
             Life::Defined | Life::Running(_) => None,
         }
     }
 
     /// It was started so often in the image before this one, and runs, or has ended.
-    pub fn take_over(&self, starts: u32, runs: Option<Arc<Instance>>, ended: Option<&VmStatus>) {
+    pub fn take_over(&self, starts: u32, runs: Option<Arc<Instance>>, ended: Option<&RawVm>) {
         self.starts.store(starts, Ordering::Relaxed);
         let life = runs
             .map(Life::Running)
@@ -227,13 +227,10 @@ impl Vm {
     /// is free again; see [`Self::settle`].
     pub fn take_ended(&self) -> Option<Arc<Instance>> {
         let instance = self.instance()?;
-        let mut status = report::vm_status(self);
-        status.state = state::ENDING;
-        status.touched = 0;
-        status.overlay = 0;
-        status.stored = 0;
-        status.overhead = 0;
-        *self.life.lock() = Life::Ended(status);
+        let mut raw = report::read_vm(self);
+        raw.state = state::ENDING;
+        (raw.holding, raw.overlays, raw.bookkeeping) = ([0; 7], [0; 2], 0);
+        *self.life.lock() = Life::Ended(raw);
         Some(instance)
     }
 
@@ -249,11 +246,11 @@ impl Vm {
         if !matches!(&*self.life.lock(), Life::Defined) {
             return;
         }
-        let mut status = report::vm_status(self);
+        let mut raw = report::read_vm(self);
         let why = format_args!("not started: {}", refusal.sentence);
         let reason = Refusal::new(refusal.code, 0, why).sentence;
-        (status.state, status.reason) = (state::ENDED, Text::cut(&reason));
-        *self.life.lock() = Life::Ended(status);
+        (raw.state, raw.reason) = (state::ENDED, Text::cut(&reason));
+        *self.life.lock() = Life::Ended(raw);
         report::send_state(self);
     }
 
@@ -298,7 +295,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
         index: vm.slot,
         generation: starts as u16,
     };
-    if starts == 1 && vm.last_status().is_some() {
+    if starts == 1 && vm.last().is_some() {
         // It was refused, be it for its description.
         let record = vm.record();
         create::check(&record)?;
@@ -406,7 +403,7 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
         return Err(Refusal::new(code::IMPOSSIBLE, n as u64, what));
     }
     create::check(&record)?;
-    let terms = memory::terms(&record);
+    let terms = Terms::of(&record);
     memory::admit_change(&vm, terms)?;
     let instance = vm.instance();
     if (before.group, before.hide) != (record.group, record.hide) {
@@ -421,7 +418,7 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
     *vm.record.lock() = record;
     memory::tick();
     if let Some(instance) = instance {
-        if terms != memory::terms(&before) {
+        if terms != Terms::of(&before) {
             memory::ask_for_nothing(&vm, &instance);
         }
         instance.space.set_policy(create::policy(&record));

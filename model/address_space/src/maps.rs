@@ -7,6 +7,7 @@ use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, NodeId};
 use model_frame_table::{CHUNK_FRAMES, Contents};
 use model_pmap::{Counts, Entry, Pmap, PmapError, REGION_FRAMES, Region};
 use model_stage2::{IpaSize, MapError, Rights, Size, Stage2};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A frame, or a chunk of frames, for guest frames aligned alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,8 @@ pub struct Maps<T> {
 }
 
 /// What happened to memory that is shared, counted since the VM's start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct Events {
     /// Pages of kernel and initrd that are the bundle's own.
     pub at_boot: u64,

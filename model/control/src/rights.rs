@@ -26,12 +26,9 @@ pub fn right(rights: u8, kind: u32) -> Right {
             | request::SHOW
             | request::NODES
             | request::CPUS
-            | request::MEM
-            | request::MACHINE_MEM
             | request::REGIONS
-            | request::MEM_WHY
-            | request::PAGES
-            | request::NUMA,
+            | request::PAGE_COUNTS
+            | request::PAGES,
         ) => Right::Group,
         _ => Right::None,
     }
@@ -107,20 +104,13 @@ impl Caller {
 fn about(request: &Request<'_>) -> Option<VmName> {
     match request {
         Request::About(_, name) | Request::ConsoleInput(name, _) => Some(*name),
-        Request::List(after) | Request::Mem(after) => *after,
         Request::Set(asked) => Some(asked.to.name),
         Request::Reclaim(asked) => Some(asked.name),
-        Request::Pages(_, asked) => Some(asked.name),
+        Request::Read(_, asked) => (!asked.name.is_empty()).then_some(asked.name),
         Request::NumaMove(asked) => Some(asked.name),
         Request::Hello
         | Request::Create(_)
-        | Request::Nodes
-        | Request::Entries
         | Request::PowerOff
-        | Request::MachineMem
-        | Request::Regions
-        | Request::Fit(_)
-        | Request::Cpus
         | Request::Trace(_)
         | Request::Events(_)
         | Request::Recount(_) => None,

@@ -63,10 +63,11 @@ fn who_may_read_knows_its_own_group_alone() {
         let all = [
             request::LIST,
             request::SHOW,
-            request::MEM,
-            request::MEM_WHY,
+            request::NODES,
+            request::CPUS,
+            request::REGIONS,
+            request::PAGE_COUNTS,
             request::PAGES,
-            request::NUMA,
         ];
         assert!(
             all.iter().all(|kind| about_one.contains(kind)),

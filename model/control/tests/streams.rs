@@ -110,7 +110,6 @@ fn rights_are_what_they_are_called() {
         request::EVENTS,
         request::RECOUNT,
         request::ENTRIES,
-        request::FIT,
     ];
     for kind in forbidden {
         assert_eq!(right(READ, kind), Right::None, "{kind}");
@@ -131,6 +130,6 @@ fn rights_are_what_they_are_called() {
     let readable: Vec<u32> = (0..0x1_0000)
         .filter(|kind| right(READ, *kind) == Right::Group)
         .collect();
-    assert_eq!(readable.len(), 11);
+    assert_eq!(readable.len(), 8);
     assert!(readable.into_iter().all(known));
 }

@@ -14,7 +14,10 @@ mod debtor;
 
 pub use debtor::{Debtor, Go, HELP, News, PATIENCE, REQUEST_FAULTS, SLACK, call_in, in_order};
 
+use abi::bundle::{VmRecord, claim};
+use model_addr::FRAME_SIZE;
 use model_sharing::UNIT;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What becomes of what sharing saves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +29,17 @@ pub enum Claim {
     Grow,
     /// More VMs of the group start with it.
     Start,
+}
+
+impl Claim {
+    /// As descriptions have it ([`claim`]).
+    pub const fn of(number: u8) -> Self {
+        match number {
+            claim::GROW => Self::Grow,
+            claim::START => Self::Start,
+            _ => Self::None,
+        }
+    }
 }
 
 /// What a VM was promised.
@@ -42,7 +56,8 @@ pub struct Terms {
 }
 
 /// What a VM holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct Holding {
     /// Guest frames with a frame of their own.
     pub private: u64,
@@ -61,6 +76,22 @@ pub struct Holding {
 }
 
 impl Terms {
+    /// What a description promises.
+    pub fn of(record: &VmRecord) -> Self {
+        let disks = record.disks.iter().filter(|disk| disk.overlay_max > 0);
+        let overlays = disks.map(|disk| {
+            // More fits nowhere.
+            let blocks = disk.overlay_max.min(1 << 46) / FRAME_SIZE;
+            Self::overlay(blocks, disk.overlay_on.is_empty())
+        });
+        Self {
+            base: record.base / FRAME_SIZE,
+            max: record.memory / FRAME_SIZE,
+            overlays: overlays.fold(0, u64::saturating_add),
+            claim: Claim::of(record.claim),
+        }
+    }
+
     /// Frames that it may take of the machine: its base, what its guest may have beyond that and that EL2
     /// could not take, its overlays, and tables for all that its guest sees, of 8 bytes for each frame
     /// in its pmap and in its translation, and those above.

@@ -1,12 +1,13 @@
 //! Names of numbers that the control protocol has; EL2 knows the numbers alone.
 
+use crate::status::VmStatus;
 use abi::bundle::NETS_MAX;
 use abi::control::{
-    EXIT_CLASS_COUNT, LATENCY_BUCKETS, LATENCY_FIRST_NS, MEM_EVENT_COUNT, NET_DROP_COUNT,
-    NUMA_LEFT_COUNT, STRETCH_COUNT, TRACE_CLASS_COUNT, VmStatus, WHY_COUNT,
+    EXIT_CLASS_COUNT, LATENCY_BUCKETS, LATENCY_FIRST_NS, NET_DROP_COUNT, NUMA_LEFT_COUNT,
+    STRETCH_COUNT, TRACE_CLASS_COUNT, WHY_COUNT,
 };
 
-/// The exit classes' names, in the order of [`VcpuStatus::exits`](abi::control::VcpuStatus::exits).
+/// The exit classes' names, in the order of [`VcpuStatus::exits`](crate::status::VcpuStatus::exits).
 pub const EXIT_CLASSES: [&str; EXIT_CLASS_COUNT] = [
     "hypercall",
     "smc",
@@ -27,7 +28,7 @@ pub const EXIT_CLASSES: [&str; EXIT_CLASS_COUNT] = [
 ];
 
 /// Why frames of or for a VM's network devices went nowhere, in the order of
-/// [`VmStatus::net_drops`](abi::control::VmStatus::net_drops): sent under another's address; more than the VM may send; for nobody;
+/// [`VmStatus::net_drops`](crate::status::VmStatus::net_drops): sent under another's address; more than the VM may send; for nobody;
 /// no frame at all, or a header that does not fit it; for this VM, which took none or had no room;
 /// not to be moved for want of memory; while the link of the VM, or of whom they were for, was down.
 pub const NET_DROPS: [&str; NET_DROP_COUNT] = [
@@ -40,7 +41,10 @@ pub const NET_DROPS: [&str; NET_DROP_COUNT] = [
     "link-down",
 ];
 
-/// What happens to shared memory, in the order of [`MemStatus::events`](abi::control::MemStatus::events).
+/// How many kinds of events of shared memory are counted.
+pub const MEM_EVENT_COUNT: usize = 20;
+
+/// What happens to shared memory, in the order of [`MemStatus::events`](crate::status::MemStatus::events).
 pub const MEM_EVENTS: [&str; MEM_EVENT_COUNT] = [
     "shared-by-block",
     "shared-by-content",
@@ -64,7 +68,7 @@ pub const MEM_EVENTS: [&str; MEM_EVENT_COUNT] = [
     "stalls",
 ];
 
-/// Why a frame is private, in the order of [`WhyStatus::private`](abi::control::WhyStatus::private).
+/// Why a frame is private, in the order of [`WhyStatus::private`](crate::status::WhyStatus::private).
 pub const WHY_PRIVATE: [&str; WHY_COUNT] = [
     "not-from-disk",
     "dirtied",
@@ -84,7 +88,7 @@ pub const WHY_PRIVATE: [&str; WHY_COUNT] = [
     "",
 ];
 
-/// Why a page was left where it is, in the order of [`NumaStatus::left`](abi::control::NumaStatus::left); see [`abi::control::left`].
+/// Why a page was left where it is, in the order of [`NumaStatus::left`](crate::status::NumaStatus::left); see [`abi::control::left`].
 pub const NUMA_LEFT: [&str; NUMA_LEFT_COUNT] = [
     "not-hot",
     "at-home",

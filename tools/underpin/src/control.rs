@@ -10,7 +10,7 @@ pub mod console_log;
 pub mod guest_port;
 
 pub use broker::Broker;
-pub use client::{Client, Reply, state_event, vm_name};
+pub use client::{Client, Reply, runs, state_event, vm_name};
 pub use codec::{Codec, Frame, encode};
 
 /// Requests that the broker answers by itself.

@@ -7,12 +7,13 @@ mod cpus;
 mod exposition;
 
 use crate::watch::{Sample, VmSample};
-use abi::control::{MemStatus, NodeStatus, VERSION, VcpuStatus, VmStatus, state};
+use abi::control::{NodeStatus, VERSION, state};
 use exposition::{
     Exposition,
     Kind::{Counter, Gauge, Histogram},
     Value, histogram, series,
 };
+use tools_abi::status::{MemStatus, VcpuStatus, VmStatus};
 use tools_abi::{EXIT_CLASSES, MEM_EVENTS, NET_DROPS, latency_bound_ns};
 
 /// What a scraper is told that the text is.

@@ -9,9 +9,7 @@ mod fake;
 
 use abi::{
     Text,
-    control::{
-        CpuStatus, MachineMem, MachineStatus, MemStatus, NodeStatus, VcpuStatus, VmStatus, state,
-    },
+    control::{CpuStatus, MachineStatus, NodeStatus, state},
 };
 use fake::Fake;
 use std::{
@@ -20,6 +18,7 @@ use std::{
     net::TcpStream,
     process::Stdio,
 };
+use tools_abi::status::{MachineMem, MemStatus, VcpuStatus, VmStatus};
 use underpin::{
     metrics,
     watch::{Sample, VmSample},

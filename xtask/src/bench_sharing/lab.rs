@@ -7,8 +7,8 @@ use crate::{
     step::Outcome,
 };
 use abi::control::{
-    FrameHeader, MAGIC, MachineMem, MemStatus, NodeStatus, REPLY, ReplyHeader, VmName, VmStatus,
-    event, request, state,
+    FrameHeader, MAGIC, NodeStatus, REPLY, RawVm, ReadRequest, ReplyHeader, VmName, event, request,
+    state,
 };
 use std::{
     collections::BTreeMap,
@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tests_boot::assets;
+use tools_abi::status::{MachineMem, MemStatus, VmStatus};
 use zerocopy::{FromBytes, IntoBytes as _};
 
 /// How long the VMs may take for their work, and EL2 to answer.
@@ -156,13 +157,10 @@ impl Lab {
     /// A VM's memory.
     ///
     /// # Errors
-    /// EL2 does not answer, or the VM does not run.
+    /// EL2 does not answer, or there is no such VM.
     pub fn mem(&mut self, vm: &str) -> Outcome<MemStatus> {
-        let all = self.ask::<MemStatus>(request::MEM, &[])?;
-        let found = all
-            .into_iter()
-            .find(|status| status.name.as_str() == Some(vm));
-        found.ok_or_else(|| format!("{vm} is not running"))
+        let machine = self.one(request::HELLO, &[])?;
+        Ok(MemStatus::of(&self.raw(vm)?, &machine))
     }
 
     /// How a VM stands.
@@ -170,11 +168,11 @@ impl Lab {
     /// # Errors
     /// EL2 does not answer, or there is no such VM.
     pub fn vm(&mut self, vm: &str) -> Outcome<VmStatus> {
-        let all = self.ask::<VmStatus>(request::LIST, &[])?;
-        let found = all
-            .into_iter()
-            .find(|status| status.name.as_str() == Some(vm));
-        found.ok_or_else(|| format!("there is no {vm}"))
+        Ok(VmStatus::from(&self.raw(vm)?))
+    }
+
+    fn raw(&mut self, vm: &str) -> Outcome<RawVm> {
+        self.one(request::LIST, read(vm).as_bytes())
     }
 
     /// The machine's memory.
@@ -182,7 +180,8 @@ impl Lab {
     /// # Errors
     /// EL2 does not answer.
     pub fn machine(&mut self) -> Outcome<MachineMem> {
-        self.one(request::MACHINE_MEM, &[])
+        let machine = self.one(request::HELLO, &[])?;
+        Ok(MachineMem::of(&machine, &[self.node()?]))
     }
 
     /// The machine's only node.
@@ -190,7 +189,7 @@ impl Lab {
     /// # Errors
     /// EL2 does not answer.
     pub fn node(&mut self) -> Outcome<NodeStatus> {
-        self.one(request::NODES, &[])
+        self.one(request::NODES, read("").as_bytes())
     }
 
     fn one<T: FromBytes>(&mut self, kind: u32, payload: &[u8]) -> Outcome<T> {
@@ -267,7 +266,7 @@ impl Lab {
             let console = self.consoles.entry(text(name)).or_default();
             console.push_str(&String::from_utf8_lossy(output));
         } else if header.kind == event::STATE
-            && let Ok((status, _)) = VmStatus::read_from_prefix(&payload)
+            && let Ok((status, _)) = RawVm::read_from_prefix(&payload)
             && status.state == state::ENDED
         {
             let reason = status.reason.as_str().unwrap_or_default();
@@ -290,6 +289,11 @@ impl Lab {
             said.join("\n")
         )
     }
+}
+
+fn read(vm: &str) -> ReadRequest {
+    let name = VmName::cut(vm);
+    ReadRequest { name, from: 0 }
 }
 
 fn text(name: VmName) -> String {

@@ -5,9 +5,9 @@ use crate::{
     bench::{self, KERNEL, LINUX_ARGS, cached, figures},
     step::{Outcome, Step},
 };
-use abi::control::MemStatus;
 use std::path::Path;
 use tools_abi::MEM_EVENTS;
+use tools_abi::status::MemStatus;
 
 /// The most by which the first pass may be dearer.
 const OVERHEAD_MAX: f64 = 1.03;

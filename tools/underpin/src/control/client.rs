@@ -8,24 +8,28 @@ use crate::failure::{Failure, Result, exit, reason};
 use abi::{
     bundle::VmRecord,
     control::{
-        CpuStatus, EntryStatus, EventsHeader, EventsRequest, FitStatus, MachineMem, MachineStatus,
-        MemStatus, MoveRequest, NodeStatus, NumaStatus, PageStatus, PagesRequest, REPLY,
-        ReclaimRequest, RecountStatus, RegionStatus, ReplyHeader, SetRequest, TraceEvent,
-        TraceRequest, TraceStatus, VcpuStatus, VmName, VmStatus, WhyStatus, code, event, request,
+        CpuStatus, EntryStatus, EventsHeader, EventsRequest, MachineStatus, MoveRequest,
+        NodeStatus, PageCounts, PageStatus, REPLY, RawVcpu, RawVm, ReadRequest, ReclaimRequest,
+        RecountStatus, RegionStatus, ReplyHeader, SetRequest, TraceEvent, TraceRequest,
+        TraceStatus, VmName, code, event, request, state,
     },
 };
+use model_entitlement::Terms;
 use std::{
     collections::VecDeque,
     io::{self, Read as _, Write as _},
     os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
+use tools_abi::status::{
+    FitStatus, MachineMem, MemStatus, Needs, NumaStatus, VcpuStatus, VmStatus, WhyStatus,
+};
 use zerocopy::{FromBytes, FromZeros as _, IntoBytes as _};
 
 /// How long the hypervisor may take to answer, on a slow machine under emulation.
 const ANSWER_TIME: Duration = Duration::from_mins(1);
-/// More VMs than a machine can have.
-const VMS_MAX: usize = 16 * 1024;
+/// More records of a kind than a machine can have.
+const RECORDS_MAX: usize = 64 * 1024;
 /// More pages than a VM can have (`vmfile::MEMORY`).
 const PAGES_MAX: usize = 64 << 20;
 /// Bytes of a page.
@@ -185,49 +189,64 @@ impl Client {
         Ok(self.request_within(request::HELLO, &[], time)?.first()?.0)
     }
 
+    /// What is counted of all VMs.
+    pub fn vms(&mut self) -> Result<Vec<RawVm>> {
+        self.read(request::LIST, VmName::default())
+    }
+
     /// All VMs.
     pub fn list(&mut self) -> Result<Vec<VmStatus>> {
-        self.all(request::LIST, |vm: &VmStatus| vm.name)
+        Ok(self.vms()?.iter().map(VmStatus::from).collect())
     }
 
     /// The memory of all VMs that run.
     pub fn mem(&mut self) -> Result<Vec<MemStatus>> {
-        self.all(request::MEM, |vm: &MemStatus| vm.name)
+        let machine = self.hello(ANSWER_TIME)?;
+        let vms = self.vms()?;
+        let running = vms.iter().filter(|vm| runs(vm));
+        Ok(running.map(|vm| MemStatus::of(vm, &machine)).collect())
     }
 
-    /// A list that comes in parts, each asked for by the last name of the one before.
-    fn all<T: FromBytes>(&mut self, kind: u32, name: fn(&T) -> VmName) -> Result<Vec<T>> {
+    /// All records of a kind.
+    fn read<T: FromBytes>(&mut self, kind: u32, name: VmName) -> Result<Vec<T>> {
         let mut all: Vec<T> = Vec::new();
-        while all.len() <= VMS_MAX {
-            let after = all.last().map(name);
-            let after = after.as_ref().map_or(&[][..], |name| name.as_bytes());
-            let more = self.request(kind, &[after])?.records()?;
-            if more.is_empty() {
-                return Ok(all);
+        self.in_parts(kind, name, |reply, _| {
+            all.extend(reply.records()?);
+            if all.len() <= RECORDS_MAX {
+                Ok(())
+            } else {
+                Err(garbled())
             }
-            all.extend(more);
-        }
-        Err(garbled())
+        })?;
+        Ok(all)
+    }
+
+    /// What is counted of one VM.
+    fn vm(&mut self, vm: &str) -> Result<RawVm> {
+        let found = self.read(request::LIST, vm_name(vm)?)?;
+        found.into_iter().next().ok_or_else(garbled)
     }
 
     /// The machine's memory.
     pub fn machine_mem(&mut self) -> Result<MachineMem> {
-        Ok(self.request(request::MACHINE_MEM, &[])?.first()?.0)
+        let machine = self.hello(ANSWER_TIME)?;
+        Ok(MachineMem::of(&machine, &self.nodes()?))
     }
 
     /// The regions of memory that VMs share on purpose.
     pub fn regions(&mut self) -> Result<Vec<RegionStatus>> {
-        self.request(request::REGIONS, &[])?.records()
+        self.read(request::REGIONS, VmName::default())
     }
 
-    /// Why a VM's pages are not shared.
-    pub fn why(&mut self, vm: &str) -> Result<WhyStatus> {
-        let mut sum = WhyStatus::new_zeroed();
-        self.in_parts(request::MEM_WHY, vm, |reply, _| {
-            let part: WhyStatus = reply.first()?.0;
-            for (sum, part) in sum.private.iter_mut().zip(part.private) {
-                *sum = sum.saturating_add(part);
-            }
+    /// What is behind the pages of a VM.
+    fn page_counts(&mut self, vm: &str) -> Result<PageCounts> {
+        let mut sum = PageCounts::new_zeroed();
+        self.in_parts(request::PAGE_COUNTS, vm_name(vm)?, |reply, _| {
+            let part: PageCounts = reply.first()?.0;
+            let parts = part.private.iter().chain(&part.nodes);
+            let sums = sum.private.iter_mut().chain(&mut sum.nodes);
+            sums.zip(parts)
+                .for_each(|(sum, part)| *sum = sum.saturating_add(*part));
             sum.no_twin = sum.no_twin.saturating_add(part.no_twin);
             sum.shared = sum.shared.saturating_add(part.shared);
             Ok(())
@@ -235,19 +254,16 @@ impl Client {
         Ok(sum)
     }
 
+    /// Why a VM's pages are not shared.
+    pub fn why(&mut self, vm: &str) -> Result<WhyStatus> {
+        Ok(WhyStatus::from(&self.page_counts(vm)?))
+    }
+
     /// Where a VM's memory is.
     pub fn numa(&mut self, vm: &str) -> Result<NumaStatus> {
-        let mut whole: Option<NumaStatus> = None;
-        self.in_parts(request::NUMA, vm, |reply, _| {
-            let mut part: NumaStatus = reply.first()?.0;
-            let before = whole.map_or([0; 8], |whole| whole.memory);
-            for (sum, before) in part.memory.iter_mut().zip(before) {
-                *sum = sum.saturating_add(before);
-            }
-            whole = Some(part);
-            Ok(())
-        })?;
-        whole.ok_or_else(garbled)
+        let pages = self.page_counts(vm)?;
+        let (raw, machine) = (self.vm(vm)?, self.hello(ANSWER_TIME)?);
+        Ok(NumaStatus::of(&raw, &pages, &machine))
     }
 
     /// Lets a VM's memory move to a node.
@@ -287,18 +303,46 @@ impl Client {
 
     /// How many more VMs of a description would start.
     pub fn fit(&mut self, vm: &VmRecord) -> Result<FitStatus> {
-        Ok(self.request(request::FIT, &[vm.as_bytes()])?.first()?.0)
+        let known = self.regions()?;
+        let regions = vm.regions.iter().take_while(|it| !it.name.is_empty());
+        let missing = regions.filter(|it| !known.iter().any(|known| known.name == it.name));
+        let missing = missing.fold(0_u64, |sum, it| sum.saturating_add(it.size / PAGE));
+        let needs = Needs {
+            terms: Terms::of(vm),
+            regions: missing,
+            vcpus: vm.vcpus,
+            is_alone: vm.is_alone(),
+        };
+        let machine = self.whole_machine()?;
+        let node = u64::BITS - vm.nodes.leading_zeros();
+        if node > machine.nodes {
+            let (node, nodes) = (node - 1, machine.nodes);
+            let message = format!("there is no node {node}: the machine has {nodes}, from 0 on");
+            return Err(Failure::new(code::IMPOSSIBLE as u8, message));
+        }
+        Ok(FitStatus::of(&needs, &machine))
     }
 
     /// As [`Client::fit`], for a VM that the machine knows and that does not run.
     pub fn fit_again(&mut self, vm: &str) -> Result<FitStatus> {
-        Ok(self.about(request::FIT, vm)?.first()?.0)
+        let needs = Needs::from(&self.vm(vm)?);
+        Ok(FitStatus::of(&needs, &self.whole_machine()?))
+    }
+
+    /// The machine, for those who may know what fits.
+    fn whole_machine(&mut self) -> Result<MachineStatus> {
+        let machine = self.hello(ANSWER_TIME)?;
+        if machine.capacity == 0 {
+            let message = "a VM with control = \"read\" may not ask what would fit";
+            return Err(Failure::new(code::NOT_ALLOWED as u8, message));
+        }
+        Ok(machine)
     }
 
     /// All pages of a VM that something is behind, in the order of their addresses.
     pub fn pages(&mut self, vm: &str) -> Result<Vec<PageStatus>> {
         let mut pages: Vec<PageStatus> = Vec::new();
-        self.in_parts(request::PAGES, vm, |reply, from| {
+        self.in_parts(request::PAGES, vm_name(vm)?, |reply, from| {
             let more: Vec<PageStatus> = reply.records()?;
             let rises = more.is_sorted_by(|a, b| a.address / PAGE < b.address / PAGE);
             let is_behind = more.first().is_none_or(|first| first.address >= from);
@@ -312,17 +356,16 @@ impl Client {
         Ok(pages)
     }
 
-    /// Asks about a VM's memory until nothing is left. Each part is given to `take`, with the address that it
-    /// begins at.
+    /// Reads until nothing is left. Each part is given to `take`, with where it begins.
     fn in_parts(
         &mut self,
         kind: u32,
-        vm: &str,
+        name: VmName,
         mut take: impl FnMut(&Reply, u64) -> Result<()>,
     ) -> Result<()> {
-        let (name, mut from) = (vm_name(vm)?, 0);
+        let mut from = 0;
         loop {
-            let asked = PagesRequest { name, from };
+            let asked = ReadRequest { name, from };
             let reply = self.request(kind, &[asked.as_bytes()])?;
             take(&reply, from)?;
             match reply.value() {
@@ -335,9 +378,10 @@ impl Client {
 
     /// One VM and its vCPUs.
     pub fn show(&mut self, vm: &str) -> Result<(VmStatus, Vec<VcpuStatus>)> {
-        let reply = self.about(request::SHOW, vm)?;
-        let (status, vcpus) = reply.first()?;
-        Ok((status, records(vcpus)?))
+        let raw = self.vm(vm)?;
+        let vcpus: Vec<RawVcpu> = self.read(request::SHOW, raw.name)?;
+        let vcpus = vcpus.iter().map(VcpuStatus::from).collect();
+        Ok((VmStatus::from(&raw), vcpus))
     }
 
     /// A request that carries a VM's name and nothing else.
@@ -357,12 +401,12 @@ impl Client {
 
     /// The machine's nodes.
     pub fn nodes(&mut self) -> Result<Vec<NodeStatus>> {
-        self.request(request::NODES, &[])?.records()
+        self.read(request::NODES, VmName::default())
     }
 
     /// The machine's CPUs.
     pub fn cpus(&mut self) -> Result<Vec<CpuStatus>> {
-        self.request(request::CPUS, &[])?.records()
+        self.read(request::CPUS, VmName::default())
     }
 
     /// Turns classes of events on, and all others off (`abi::control::KEEP` only asks); tells how
@@ -397,7 +441,7 @@ impl Client {
 
     /// What is in the machine's bundle.
     pub fn entries(&mut self) -> Result<Vec<EntryStatus>> {
-        self.request(request::ENTRIES, &[])?.records()
+        self.read(request::ENTRIES, VmName::default())
     }
 
     /// Types at a VM's console; tells how many bytes it took.
@@ -455,10 +499,16 @@ impl Client {
     }
 }
 
+/// Whether a VM has memory: it runs, is paused, or ends.
+pub fn runs(vm: &RawVm) -> bool {
+    ![state::DEFINED, state::ENDED].contains(&vm.state) && vm.holding != [0; 7]
+}
+
 /// The VM whose state has changed, where the frame tells that.
 pub fn state_event(frame: &Frame) -> Option<VmStatus> {
     let is_state = frame.kind == event::STATE;
-    is_state.then(|| VmStatus::read_from_bytes(&frame.payload).ok())?
+    let raw = is_state.then(|| RawVm::read_from_bytes(&frame.payload).ok())??;
+    Some(VmStatus::from(&raw))
 }
 
 /// A VM's name as it travels.

@@ -6,9 +6,10 @@ use crate::{
     units,
     vmfile::{self, VmFile},
 };
-use abi::control::{FitStatus, code, fit, state};
+use abi::control::{code, state};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use tools_abi::status::{FitStatus, fit};
 
 /// `underpin mem fit`: succeeds where `wanted` more VMs of the file would start.
 pub fn fit(context: &Context, file: &Path, wanted: u64) -> Result<u8> {

@@ -11,8 +11,9 @@ use crate::{
     },
     units,
 };
-use abi::control::{NodeStatus, VmStatus, state};
+use abi::control::{NodeStatus, state};
 use serde_json::{Map, Value, json};
+use tools_abi::status::VmStatus;
 use tools_abi::{EXIT_CLASSES, NET_DROPS, latency_bound_ns, links};
 
 /// Lists the VMs.

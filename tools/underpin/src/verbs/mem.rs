@@ -13,10 +13,11 @@ use crate::{
     },
     units,
 };
-use abi::control::{MachineMem, MemStatus, RegionStatus, code};
+use abi::control::{RegionStatus, code};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use tools_abi::MEM_EVENTS;
+use tools_abi::status::{MachineMem, MemStatus};
 
 mod analyze;
 mod recount;

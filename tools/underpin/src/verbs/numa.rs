@@ -13,7 +13,7 @@ use crate::{
     },
     units,
 };
-use abi::control::{NumaStatus, left::NO_MEMORY, state};
+use abi::control::{left::NO_MEMORY, misses, state};
 use serde_json::{Map, Value, json};
 use std::{
     fmt::Write as _,
@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tools_abi::NUMA_LEFT;
+use tools_abi::status::NumaStatus;
 
 /// The columns of the nodes' memory.
 const NODES: [&str; 8] = [
@@ -295,8 +296,8 @@ fn local(vm: &NumaStatus) -> Option<u64> {
 /// How misses are known.
 fn known(vm: &NumaStatus) -> &'static str {
     match vm.counts {
-        NumaStatus::COUNTED => "counted",
-        NumaStatus::SAMPLED => "sampled",
+        misses::COUNTED => "counted",
+        misses::SAMPLED => "sampled",
         _ => "unknown",
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     units,
     vmfile::{self, VmFile},
 };
-use abi::control::{VmStatus, state};
+use abi::control::state;
 use std::{
     env,
     ffi::OsString,
@@ -18,6 +18,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tools_abi::status::VmStatus;
 
 /// How long the hypervisor may take to answer for the first time.
 const READY_TIME: Duration = Duration::from_mins(1);

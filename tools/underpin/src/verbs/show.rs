@@ -10,9 +10,10 @@ use crate::{
     },
     units,
 };
-use abi::control::{LATENCY_BUCKETS, VcpuStatus, VmStatus, vcpu_state};
+use abi::control::{LATENCY_BUCKETS, vcpu_state};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use tools_abi::status::{VcpuStatus, VmStatus};
 use tools_abi::{EXIT_CLASSES, NET_DROPS, latency_bound_ns};
 
 /// The width of a full bar in characters.

@@ -11,7 +11,7 @@ use crate::{
     units,
     vmfile::{self, VmFile},
 };
-use abi::control::{MachineStatus, VmStatus, request, state};
+use abi::control::{MachineStatus, request, state};
 use clap::Parser as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::{
@@ -28,6 +28,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tools_abi::status::VmStatus;
 
 /// How long the hypervisor may take to answer for the first time.
 const READY_TIME: Duration = Duration::from_mins(2);

@@ -4,7 +4,9 @@
 //! zero. One that has gone is not told of. Percent are of one CPU: a VM of four vCPUs can run at 400.
 
 use super::{Sample, VmSample};
-use abi::control::{EXIT_CLASS_COUNT, MEM_EVENT_COUNT, VcpuStatus, VmStatus};
+use abi::control::EXIT_CLASS_COUNT;
+use tools_abi::MEM_EVENT_COUNT;
+use tools_abi::status::{VcpuStatus, VmStatus};
 
 /// How CPU time was spent, in percent of one CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -198,7 +200,7 @@ mod tests {
         machine.uptime_ns = uptime_ns;
         Sample {
             machine,
-            memory: abi::control::MachineMem::new_zeroed(),
+            memory: tools_abi::status::MachineMem::new_zeroed(),
             cpus: Vec::new(),
             nodes: Vec::new(),
             vms,

@@ -1,14 +1,13 @@
 //! What a machine says of itself at one time.
 
 use crate::{
-    control::Client,
+    control::{Client, runs},
     failure::{Failure, Result},
     order::natural,
 };
-use abi::control::{
-    CpuStatus, MachineMem, MachineStatus, MemStatus, NodeStatus, VcpuStatus, VmStatus, code, state,
-};
-use std::{collections::HashMap, time::Duration};
+use abi::control::{CpuStatus, MachineStatus, NodeStatus, code, state};
+use std::time::Duration;
+use tools_abi::status::{MachineMem, MemStatus, VcpuStatus, VmStatus};
 
 /// How long the hypervisor may take for its first answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
@@ -62,11 +61,9 @@ impl Sample {
     pub fn take(client: &mut Client, wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let machine = client.hello(ANSWER_TIME)?;
         let mut vms = Vec::new();
-        let statuses = client.list()?;
-        let memory = client.mem()?;
-        let memory: HashMap<_, _> = memory.iter().map(|vm| (vm.name.to_string(), vm)).collect();
-        for listed in statuses {
-            let name = listed.name.to_string();
+        let nodes = client.nodes()?;
+        for raw in client.vms()? {
+            let name = raw.name.to_string();
             let shown = if wanted(&name) {
                 shown(client.show(&name))?
             } else {
@@ -75,10 +72,10 @@ impl Sample {
             // Of one time, where there are vCPUs.
             let (status, vcpus) = match shown {
                 Some((status, vcpus)) => (status, Some(vcpus)),
-                None => (listed, None),
+                None => (VmStatus::from(&raw), None),
             };
             vms.push(VmSample {
-                memory: memory.get(&name).map(|memory| **memory),
+                memory: runs(&raw).then(|| MemStatus::of(&raw, &machine)),
                 name,
                 status,
                 vcpus,
@@ -87,10 +84,10 @@ impl Sample {
         vms.sort_by(|a, b| natural(&a.name, &b.name));
         vms.dedup_by(|a, b| a.name == b.name);
         Ok(Self {
+            memory: MachineMem::of(&machine, &nodes),
             machine,
-            memory: client.machine_mem()?,
             cpus: client.cpus()?,
-            nodes: client.nodes()?,
+            nodes,
             vms,
         })
     }

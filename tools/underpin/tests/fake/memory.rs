@@ -2,26 +2,12 @@
 
 use abi::{
     Text,
-    control::{
-        FitStatus, MachineMem, MemStatus, PAYLOAD_MAX, PageStatus, RegionStatus, ReplyHeader,
-        VmStatus, WhyStatus, fit, page, request,
-    },
+    control::{PAYLOAD_MAX, PageCounts, PageStatus, RegionStatus, ReplyHeader, page, request},
 };
 use zerocopy::FromZeros as _;
 
 /// Where a VM's memory begins.
 const RAM: u64 = 0x4000_0000;
-
-/// A VM of half its memory, a part of which is shared.
-pub fn mem(vm: &VmStatus, base: u64) -> MemStatus {
-    let mut mem = MemStatus::new_zeroed();
-    (mem.name, mem.group) = (vm.name, Text::cut("default"));
-    (mem.base, mem.max, mem.limit, mem.target) = (base, vm.memory, base, base);
-    (mem.resident, mem.private, mem.shared) = (256 << 20, 200 << 20, 56 << 20);
-    (mem.charge, mem.entitlement, mem.balance) = (228 << 20, 28 << 20, 28 << 20);
-    (mem.blocks, mem.pages, mem.events[5]) = (3, 700, 42);
-    mem
-}
 
 pub fn region() -> RegionStatus {
     RegionStatus {
@@ -34,26 +20,25 @@ pub fn region() -> RegionStatus {
     }
 }
 
-pub fn machine() -> MachineMem {
-    let mut machine = MachineMem::new_zeroed();
-    (machine.managed, machine.free, machine.saved) = (2 << 30, 3 << 29, 84 << 20);
-    machine
-}
-
 /// In two parts, so that the command has to ask again.
-pub fn why(from: u64) -> WhyStatus {
-    let mut why = WhyStatus::new_zeroed();
-    (why.private[0], why.private[1], why.no_twin, why.shared) = match from {
+pub fn counts(from: u64) -> PageCounts {
+    let mut counts = PageCounts::new_zeroed();
+    (
+        counts.private[0],
+        counts.private[1],
+        counts.no_twin,
+        counts.shared,
+    ) = match from {
         0 => (400, 50, 0, 5),
         _ => (500, 0, 30, 15),
     };
-    why
+    counts
 }
 
 /// Where the command is to go on after that part.
 pub fn next(kind: u32, from: u64) -> u64 {
     match (kind, from) {
-        (request::MEM_WHY, 0) => RAM,
+        (request::PAGE_COUNTS, 0) => RAM,
         // A part without a page.
         (request::PAGES, 0) => RAM - 4096,
         (request::PAGES, _) => {
@@ -62,17 +47,6 @@ pub fn next(kind: u32, from: u64) -> u64 {
             next.map_or(0, |last| last + 4096)
         }
         _ => 0,
-    }
-}
-
-/// Room for two VMs of 512 MiB.
-pub fn fit(base: u64) -> FitStatus {
-    FitStatus {
-        count: (1 << 30) / base,
-        needed: base,
-        there: 1 << 30,
-        binds: fit::MEMORY,
-        reserved: 0,
     }
 }
 

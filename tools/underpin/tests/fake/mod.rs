@@ -7,9 +7,9 @@ use abi::{
     Text,
     bundle::{NET_DOWN, VmRecord, kind},
     control::{
-        CpuStatus, EntryStatus, EventsHeader, MachineStatus, NodeStatus, REPLY, ReplyHeader,
-        Request, SetRequest, TRACE_CPUS, TraceEvent, TraceStatus, VERSION, VcpuStatus, VmName,
-        VmStatus, code, event, request, state, trace, vcpu_state,
+        CpuStatus, EntryStatus, EventsHeader, MachineStatus, NodeStatus, REPLY, RawVcpu, RawVm,
+        ReadRequest, ReplyHeader, Request, SetRequest, TRACE_CPUS, TraceEvent, TraceStatus,
+        VERSION, VmName, code, count, event, request, state, trace, vcpu_state, work,
     },
 };
 use std::{
@@ -112,7 +112,7 @@ impl Drop for Fake {
 /// The other end of the control channel.
 pub struct Hypervisor {
     stream: UnixStream,
-    vms: Vec<VmStatus>,
+    vms: Vec<RawVm>,
     /// The base that was set last.
     base: u64,
 }
@@ -123,7 +123,7 @@ impl Hypervisor {
     /// Answers on this stream.
     pub fn new(stream: UnixStream) -> Self {
         let mut vms = vec![vm("web1"), vm("db"), vm("echo"), vm("stubborn")];
-        vms[0].exits[6] = 7;
+        vms[0].work[work::EXITS + 6] = 7;
         vms[1].state = state::ENDED;
         vms[1].reason = Text::cut("powered off");
         let base = 512 << 20;
@@ -143,7 +143,15 @@ impl Hypervisor {
                 payload.copy_from_slice(&frame.payload);
                 let decoded = Request::decode(frame.kind, payload);
                 let value = match decoded {
-                    Some(Request::Pages(kind, asked)) => memory::next(kind, asked.from),
+                    Some(Request::Read(request::LIST, asked)) if asked.name.is_empty() => {
+                        let next = asked.from + 2;
+                        if next < self.vms.len() as u64 {
+                            next
+                        } else {
+                            0
+                        }
+                    }
+                    Some(Request::Read(kind, asked)) => memory::next(kind, asked.from),
                     _ => 0,
                 };
                 let answer = match decoded {
@@ -172,47 +180,7 @@ impl Hypervisor {
     fn answer(&mut self, request: &Request<'_>) -> Answer {
         match request {
             Request::Hello => Ok((1, machine().as_bytes().to_vec())),
-            // Two at a time, so that the command has to ask again.
-            Request::List(after) => {
-                let start = after.map_or(Ok(0), |after| self.find(&after).map(|n| n + 1))?;
-                let some = &self.vms[start..self.vms.len().min(start + 2)];
-                Ok((some.len() as u32, some.as_bytes().to_vec()))
-            }
-            Request::Nodes => {
-                let (memory, free) = (2 << 30, 3 << 29);
-                let node = NodeStatus {
-                    memory,
-                    free,
-                    local: 9,
-                    remote: 0,
-                    zeroed: 1 << 27,
-                    zeroed_given: 512,
-                    cpus: 2,
-                    vcpus: 1,
-                };
-                Ok((1, node.as_bytes().to_vec()))
-            }
-            Request::Cpus => {
-                let cpus = [0, 1].map(|cpu| CpuStatus {
-                    cpu,
-                    node: 0,
-                    idle_ns: 2_500_000_000,
-                    os0_run_ns: 1_500_000_000,
-                    os0_steal_ns: 250_000_000,
-                    stretch_ns: [20_000, 0, 150_000 + u64::from(cpu), 0, 0, 0, 0, 0, 0],
-                });
-                Ok((2, cpus.as_bytes().to_vec()))
-            }
-            Request::Entries => {
-                let (number, size, name) = (4, 8, Text::cut("tiny"));
-                let entry = EntryStatus {
-                    kind: kind::KERNEL,
-                    number,
-                    size,
-                    name,
-                };
-                Ok((1, entry.as_bytes().to_vec()))
-            }
+            Request::Read(kind, asked) => self.read(*kind, asked),
             Request::PowerOff => Ok((0, Vec::new())),
             Request::About(kind, name) => self.about(*kind, name),
             Request::ConsoleInput(name, typed) => {
@@ -230,6 +198,75 @@ impl Hypervisor {
             }
             Request::Set(set) => self.set(set),
             _ => self.memory(request),
+        }
+    }
+
+    fn read(&self, kind: u32, asked: &ReadRequest) -> Answer {
+        match kind {
+            // Two at a time, so that the command has to ask again.
+            request::LIST if asked.name.is_empty() => {
+                let start = asked.from as usize;
+                let some = &self.vms[start..self.vms.len().min(start + 2)];
+                let some: Vec<RawVm> = some.iter().map(|vm| self.based(vm)).collect();
+                Ok((some.len() as u32, some.as_bytes().to_vec()))
+            }
+            request::LIST => Ok(one(&self.based(&self.vms[self.find(&asked.name)?]))),
+            request::SHOW => self.find(&asked.name).map(|_| one(&vcpu())),
+            request::NODES => {
+                let (memory, free) = (2 << 30, 3 << 29);
+                let node = NodeStatus {
+                    memory,
+                    free,
+                    local: 9,
+                    remote: 0,
+                    zeroed: 1 << 27,
+                    zeroed_given: 512,
+                    cpus: 2,
+                    vcpus: 1,
+                    reserve: 0,
+                };
+                Ok(one(&node))
+            }
+            request::CPUS => {
+                let cpus = [0, 1].map(|cpu| CpuStatus {
+                    cpu,
+                    node: 0,
+                    idle_ns: 2_500_000_000,
+                    os0_run_ns: 1_500_000_000,
+                    os0_steal_ns: 250_000_000,
+                    stretch_ns: [20_000, 0, 150_000 + u64::from(cpu), 0, 0, 0, 0, 0, 0],
+                });
+                Ok((2, cpus.as_bytes().to_vec()))
+            }
+            request::ENTRIES => {
+                let (number, size, name) = (4, 8, Text::cut("tiny"));
+                let entry = EntryStatus {
+                    kind: kind::KERNEL,
+                    number,
+                    size,
+                    name,
+                };
+                Ok(one(&entry))
+            }
+            request::REGIONS => Ok(one(&memory::region())),
+            request::PAGE_COUNTS => {
+                self.find(&asked.name)?;
+                Ok(one(&memory::counts(asked.from)))
+            }
+            _ => {
+                let pages = memory::pages(self.find(&asked.name)?, asked.from);
+                Ok((pages.len() as u32, pages.as_bytes().to_vec()))
+            }
+        }
+    }
+
+    /// A VM with the base that was set last.
+    fn based(&self, vm: &RawVm) -> RawVm {
+        let (base, max) = (self.base / 4096, vm.memory / 4096);
+        RawVm {
+            terms: [base, max, 0],
+            target: self.base,
+            ..*vm
         }
     }
 
@@ -251,30 +288,9 @@ impl Hypervisor {
 
     fn memory(&self, request: &Request<'_>) -> Answer {
         match request {
-            // All at once, and then none.
-            Request::Mem(Some(_)) => Ok((0, Vec::new())),
-            Request::Mem(None) => {
-                let running = self.vms.iter().filter(|vm| vm.state == state::RUNNING);
-                let all: Vec<_> = running.map(|vm| memory::mem(vm, self.base)).collect();
-                Ok((all.len() as u32, all.as_bytes().to_vec()))
-            }
-            Request::MachineMem => Ok(one(&memory::machine())),
-            Request::Regions => Ok(one(&memory::region())),
             Request::Reclaim(asked) => {
                 self.find(&asked.name)?;
                 Ok(one(&(asked.bytes / 2)))
-            }
-            Request::Fit(record) => {
-                assert_eq!(record.kernel, 4);
-                Ok(one(&memory::fit(record.base)))
-            }
-            Request::Pages(request::MEM_WHY, asked) => {
-                self.find(&asked.name)?;
-                Ok(one(&memory::why(asked.from)))
-            }
-            Request::Pages(_, asked) => {
-                let pages = memory::pages(self.find(&asked.name)?, asked.from);
-                Ok((pages.len() as u32, pages.as_bytes().to_vec()))
             }
             _ => Self::trace(request),
         }
@@ -311,13 +327,6 @@ impl Hypervisor {
 
     fn about(&mut self, kind: u32, name: &VmName) -> Answer {
         let n = self.find(name)?;
-        if kind == request::SHOW {
-            let body = [self.vms[n].as_bytes(), vcpu().as_bytes()].concat();
-            return Ok((2, body));
-        }
-        if kind == request::FIT {
-            return Ok(one(&memory::fit(self.base)));
-        }
         let next = match (kind, self.vms[n].state) {
             (request::STOP, state::RUNNING) if name.as_str() == Some("stubborn") => state::RUNNING,
             (request::STOP | request::KILL, state::RUNNING) => state::ENDED,
@@ -350,14 +359,20 @@ fn one(record: &(impl IntoBytes + Immutable)) -> (u32, Vec<u8>) {
     (1, record.as_bytes().to_vec())
 }
 
-fn vm(name: &str) -> VmStatus {
-    let mut vm = VmStatus::new_zeroed();
+fn vm(name: &str) -> RawVm {
+    let mut vm = RawVm::new_zeroed();
     vm.name = Text::cut(name);
     vm.kernel = Text::cut("6.12.48-arm64");
     (vm.state, vm.vcpus, vm.weight, vm.starts) = (state::RUNNING, 1, 256, 1);
     vm.nets = 2;
-    (vm.net_frames, vm.net_latency[1], vm.net_ns) = ([3, 0], 3, 15_000);
-    (vm.memory, vm.touched, vm.run_ns) = (512 << 20, 100 << 20, 12_345_678_901);
+    vm.counts[count::NET_FRAMES] = 3;
+    (vm.counts[count::NET_LATENCY + 1], vm.counts[count::NET_NS]) = (3, 15_000);
+    (vm.memory, vm.work[work::RUN]) = (512 << 20, 12_345_678_901);
+    vm.group = Text::cut("default");
+    // Private frames, and those that two VMs use.
+    let (private, shared) = (200 << 8, 56 << 8);
+    vm.holding = [private, shared, shared, shared << 19, 0, 0, 0];
+    (vm.leaves, vm.events[4]) = ([3, 700], 42);
     vm
 }
 
@@ -374,8 +389,8 @@ fn noted(kind: u8, detail: u8, vm: u16) -> TraceEvent {
     }
 }
 
-fn vcpu() -> VcpuStatus {
-    let mut vcpu = VcpuStatus::new_zeroed();
+fn vcpu() -> RawVcpu {
+    let mut vcpu = RawVcpu::new_zeroed();
     (vcpu.state, vcpu.pc) = (vcpu_state::RUNNING, 0x1000);
     vcpu
 }
@@ -384,6 +399,9 @@ fn machine() -> MachineStatus {
     let mut machine = MachineStatus::new_zeroed();
     (machine.version, machine.cpus, machine.nodes) = (VERSION, 2, 1);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    // 84 MiB are saved, and two VMs of 512 MiB fit.
+    machine.sharing = [168 << 8, 84 << 28];
+    (machine.capacity, machine.vms_left, machine.vcpus_left) = (2 * (515 << 8), 60, 60);
     machine.uptime_ns = now.unwrap_or_default().as_nanos() as u64;
     machine
 }

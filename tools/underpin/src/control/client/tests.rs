@@ -70,17 +70,13 @@ fn pages_come_in_parts_that_rise() {
 
 #[test]
 fn parts_of_a_vms_memory_are_added_up() {
-    let mut why = WhyStatus::new_zeroed();
-    (why.private[1], why.no_twin, why.shared) = (3, 5, u64::MAX - 1);
-    let parts = [PAGE, 0].map(|next| (why.as_bytes().to_vec(), next));
-    let sum = answered_and(1, parts.into()).why("web1").unwrap();
-    let found = (sum.private[1], sum.no_twin, sum.shared);
-    assert_eq!(found, (6, 10, u64::MAX));
-    let mut numa = NumaStatus::new_zeroed();
-    (numa.memory[2], numa.moved) = (PAGE, 7);
-    let parts = [PAGE, 0].map(|next| (numa.as_bytes().to_vec(), next));
-    let sum = answered_and(1, parts.into()).numa("web1").unwrap();
-    assert_eq!((sum.memory[2], sum.moved), (2 * PAGE, 7));
+    let mut counts = PageCounts::new_zeroed();
+    (counts.private[1], counts.no_twin, counts.shared) = (3, 5, u64::MAX - 1);
+    counts.nodes[2] = 1;
+    let parts = [PAGE, 0].map(|next| (counts.as_bytes().to_vec(), next));
+    let sum = answered_and(1, parts.into()).page_counts("web1").unwrap();
+    let found = (sum.private[1], sum.no_twin, sum.shared, sum.nodes[2]);
+    assert_eq!(found, (6, 10, u64::MAX, 2));
 }
 
 #[test]
@@ -103,13 +99,17 @@ fn events_are_as_many_as_their_numbers_say() {
 
 #[test]
 fn answers_that_make_no_sense_are_refused() {
-    let whole = WhyStatus::new_zeroed();
-    let size = size_of::<WhyStatus>();
+    let whole = PageCounts::new_zeroed();
+    let size = size_of::<PageCounts>();
     let body = whole.as_bytes().to_vec();
     let (good, short) = (vec![body.clone()], vec![body[1..].to_vec()]);
     assert!(answered(size, good).why("web1").is_ok());
     assert!(answered(size, short).why("web1").is_err());
-    let mem = vec![MemStatus::new_zeroed().as_bytes()[1..].to_vec()];
-    assert!(answered(1, mem).mem().is_err());
-    assert_eq!(answered(1, vec![]).mem().map(|vms| vms.len()).ok(), Some(0));
+    let vms = vec![RawVm::new_zeroed().as_bytes()[1..].to_vec()];
+    assert!(answered(1, vms).list().is_err());
+    assert_eq!(
+        answered(1, vec![]).list().map(|vms| vms.len()).ok(),
+        Some(0)
+    );
+    assert!(answered(1, vec![]).show("web1").is_err());
 }

@@ -13,7 +13,7 @@ use crate::{
     },
     units,
 };
-use abi::control::{MemStatus, PageStatus, code, request, state};
+use abi::control::{PageStatus, code, request, state};
 use serde_json::{Map, Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::{
@@ -28,6 +28,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tools_abi::status::MemStatus;
 
 /// How often pages are looked at where only the end was said.
 const EVERY: Duration = Duration::from_secs(10);

@@ -10,10 +10,10 @@ use crate::{
     },
     units,
 };
-use abi::control::WhyStatus;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use tools_abi::WHY_PRIVATE;
+use tools_abi::status::WhyStatus;
 
 const PAGE: u64 = 4096;
 /// Pages that could be shared.

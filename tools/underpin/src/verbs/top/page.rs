@@ -14,8 +14,8 @@ use crate::{
         rates::{Exits, Shares, VcpuRates, VmRates},
     },
 };
-use abi::control::{MemStatus, VcpuStatus};
 use ratatui::text::{Line, Span};
+use tools_abi::status::{MemStatus, VcpuStatus};
 use tools_abi::{EXIT_CLASSES, MEM_EVENTS};
 
 /// The width that the page is made for.

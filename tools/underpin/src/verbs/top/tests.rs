@@ -8,7 +8,7 @@ use super::{
 use crate::watch::{Sample, VmSample};
 use abi::{
     Text,
-    control::{MachineStatus, MemStatus, VcpuStatus, VmStatus, state, vcpu_state},
+    control::{MachineStatus, state, vcpu_state},
 };
 use ratatui::{
     Terminal,
@@ -17,6 +17,7 @@ use ratatui::{
     crossterm::event::{KeyCode, KeyEvent, KeyModifiers},
     style::Color,
 };
+use tools_abi::status::{MemStatus, VcpuStatus, VmStatus};
 use zerocopy::FromZeros as _;
 
 mod picture;
@@ -51,7 +52,7 @@ fn sample(second: u64, mut vms: Vec<VmSample>) -> Sample {
     let mut machine = MachineStatus::new_zeroed();
     (machine.cpus, machine.memory, machine.memory_free) = (8, 8 << 30, 6 << 30);
     machine.uptime_ns = second * SECOND;
-    let mut memory = abi::control::MachineMem::new_zeroed();
+    let mut memory = tools_abi::status::MachineMem::new_zeroed();
     (memory.shared, memory.saved) = (300 << 20, 600 << 20);
     vms.sort_by(|a, b| a.name.cmp(&b.name));
     Sample {

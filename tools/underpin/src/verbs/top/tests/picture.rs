@@ -7,7 +7,7 @@ use super::super::{
 use crate::watch::{Sample, VmSample};
 use abi::{
     Text,
-    control::{MachineMem, MachineStatus, MemStatus, VmStatus, state},
+    control::{MachineStatus, state},
 };
 use ratatui::{
     Terminal,
@@ -16,6 +16,7 @@ use ratatui::{
     style::{Color, Modifier},
 };
 use std::{env, fmt::Write as _, fs, path::Path};
+use tools_abi::status::{MachineMem, MemStatus, VmStatus};
 use zerocopy::FromZeros as _;
 
 const MS: u64 = 1_000_000;
