@@ -12,19 +12,20 @@ use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
 use model_address_space::{Access, Frames, Translation};
 use model_frame_table::{
-    CHUNK_FRAMES, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, Pool, PoolCounts, Purpose, Use,
+    CHUNK_FRAMES, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, PerNode, Pool, PoolCounts,
+    Purpose, Use,
 };
 use model_paging::{Store, Token};
 use model_pmap::Why;
 use model_stage2::Invalidation;
 
-static POOLS: [SpinLock<Pool>; MAX_NODES] = {
+static POOLS: PerNode<SpinLock<Pool>> = {
     let (mut pools, mut node) = ([const { pool(0) }; MAX_NODES], 1);
     while node < MAX_NODES {
         pools[node] = pool(node as u8);
         node += 1;
     }
-    pools
+    PerNode(pools)
 };
 
 const fn pool(node: u8) -> SpinLock<Pool> {
@@ -36,38 +37,35 @@ const RECLAIM_BUDGET: usize = 1024;
 
 /// Whether a node's reserve of zeroed blocks lacks any, so that idle CPUs need not lock the pool
 /// to know. Taken by the one that zeroes; written under the pool's lock otherwise.
-static LACKS_ZEROED: [AtomicBool; MAX_NODES] = [const { AtomicBool::new(false) }; MAX_NODES];
+static LACKS_ZEROED: PerNode<AtomicBool> = PerNode([const { AtomicBool::new(false) }; MAX_NODES]);
 
 /// Frames beyond the reserve below which a node has few.
 const FEW: u64 = 64;
 
 /// Whether a node has few frames for guests, so that devices need not lock the pool to know. Written
 /// under the pool's lock.
-static LOW: [AtomicBool; MAX_NODES] = [const { AtomicBool::new(false) }; MAX_NODES];
+static LOW: PerNode<AtomicBool> = PerNode([const { AtomicBool::new(false) }; MAX_NODES]);
 
 /// Does something with a node's pool.
-pub fn with_pool<T>(node: NodeId, action: impl FnOnce(&mut Pool) -> T) -> Option<T> {
-    let mut pool = POOLS.get(usize::from(node.0))?.lock();
+pub fn with_pool<T>(node: NodeId, action: impl FnOnce(&mut Pool) -> T) -> T {
+    let mut pool = POOLS[node].lock();
     let done = action(&mut pool);
-    let lacks = LACKS_ZEROED.get(usize::from(node.0))?;
-    lacks.store(pool.wants_zeroing(), Ordering::Relaxed);
-    let low = LOW.get(usize::from(node.0))?;
-    low.store(pool.counts().free < reserve(node) + FEW, Ordering::Relaxed);
-    Some(done)
+    LACKS_ZEROED[node].store(pool.wants_zeroing(), Ordering::Relaxed);
+    let is_low = pool.counts().free < reserve(node) + FEW;
+    LOW[node].store(is_low, Ordering::Relaxed);
+    done
 }
 
 /// Whether an idle CPU of `node` may [`zero_ahead`].
 pub fn lacks_zeroed(node: NodeId) -> bool {
-    let lacks = LACKS_ZEROED.get(usize::from(node.0));
-    lacks.is_some_and(|lacks| lacks.load(Ordering::Relaxed))
+    LACKS_ZEROED[node].load(Ordering::Relaxed)
 }
 
 /// Zeroes one frame of `node` for its reserve, unless another CPU is at it. The pool is locked so
 /// long: nobody else has the frame, and whoever needs the pool waits for one frame at most.
 #[cold]
 pub fn zero_ahead(node: NodeId) {
-    let lacks = LACKS_ZEROED.get(usize::from(node.0));
-    if lacks.is_some_and(|lacks| lacks.swap(false, Ordering::Relaxed)) {
+    if LACKS_ZEROED[node].swap(false, Ordering::Relaxed) {
         // SAFETY: the frame is free and its pool is locked, so nobody uses it.
         let zero = |frame| unsafe { metal::zero_frames_for_guest(frame, 1) };
         with_pool(node, |pool| pool.zero_ahead(&host::get().map, zero));
@@ -94,7 +92,7 @@ pub fn take_over(aside: u64) {
     let mut from = Mfn(0);
     while let Some((node, run)) = map.next_unlent(from) {
         let added = with_pool(node, |pool| pool.add(map, run, Origin::Lent));
-        assert!(matches!(added, Some(Ok(()))), "pool of {node}: {added:?}");
+        assert!(added.is_ok(), "pool of {node}: {added:?}");
         from = run.end();
     }
     let all: u64 = map.ranges().iter().map(|range| range.frames.count).sum();
@@ -107,7 +105,7 @@ pub fn forget() -> bool {
     if free_frames() != FREE_AT_FIRST.load(Ordering::Relaxed) {
         return false;
     }
-    for (node, pool) in (0..).zip(&POOLS) {
+    for (node, pool) in (0..).zip(&POOLS.0) {
         *pool.lock() = Pool::new(NodeId(node));
     }
     true
@@ -115,24 +113,23 @@ pub fn forget() -> bool {
 
 /// A node's numbers.
 pub fn counts(node: NodeId) -> PoolCounts {
-    with_pool(node, |pool| pool.counts()).unwrap_or_default()
+    with_pool(node, |pool| pool.counts())
 }
 
 /// What each node keeps of its memory for [`allocate_from_reserve`]: one frame of so many. Half of it
 /// is for [`allocate_urgently`], too.
 const RESERVE_SHARE: u64 = 256;
-static RESERVES: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
+static RESERVES: PerNode<AtomicU64> = PerNode([const { AtomicU64::new(0) }; MAX_NODES]);
 
 /// Frames of a node that are kept for guests that write what they share.
 pub fn reserve(node: NodeId) -> u64 {
-    let reserve = RESERVES.get(usize::from(node.0));
-    reserve.map_or(0, |frames| frames.load(Ordering::Relaxed))
+    RESERVES[node].load(Ordering::Relaxed)
 }
 
 /// Sets the reserves aside, once the pools are full.
 pub fn keep_reserves() {
     leave_code();
-    for (node, kept) in (0..).zip(&RESERVES) {
+    for (node, kept) in (0..).zip(&RESERVES.0) {
         let free = counts(NodeId(node)).free;
         kept.store(free / RESERVE_SHARE, Ordering::Relaxed);
     }
@@ -155,10 +152,7 @@ pub fn allocate_urgently(home: NodeId, purpose: Purpose) -> Option<Mfn> {
 /// Whether every node has few frames for guests, or none.
 pub fn are_few() -> bool {
     let mut nodes = host::get().node_ids();
-    nodes.all(|node| {
-        let low = LOW.get(usize::from(node.0));
-        low.is_some_and(|low| low.load(Ordering::Relaxed))
-    })
+    nodes.all(|node| LOW[node].load(Ordering::Relaxed))
 }
 
 /// A frame for a guest that writes what it shares with others: it never waits for them.
@@ -179,20 +173,15 @@ fn allocate_above(
             let kept = kept(node);
             with_pool(node, |pool| {
                 let is_enough = pool.counts().free >= kept + (1 << order);
-                is_enough.then(|| pool.allocate(&host.map, order, purpose, home))
+                let allocate = || pool.allocate(&host.map, order, purpose, home);
+                is_enough.then(allocate).flatten()
             })
-            .flatten()
-            .flatten()
         })
     };
     take().or_else(|| {
-        let freed = host.preference.from(home).iter().any(|&node| {
-            with_pool(node, |pool| {
-                pool.reclaim_reserved(&host.map, RECLAIM_BUDGET)
-            })
-            .unwrap_or(0)
-                > 0
-        });
+        let reclaim = |pool: &mut Pool| pool.reclaim_reserved(&host.map, RECLAIM_BUDGET);
+        let mut nodes = host.preference.from(home).iter();
+        let freed = nodes.any(|&node| with_pool(node, reclaim) > 0);
         if freed || order == 0 && sharing::evict_some(home) {
             take()
         } else {
@@ -204,7 +193,7 @@ fn allocate_above(
 /// Whether frames may be reserved that [`allocate`] has not come to yet: who found none tries again.
 pub fn may_be_reserved() -> bool {
     let mut nodes = host::get().node_ids();
-    nodes.any(|node| with_pool(node, |pool| !pool.has_nothing_reserved()) == Some(true))
+    nodes.any(|node| with_pool(node, |pool| !pool.has_nothing_reserved()))
 }
 
 /// Gives back what [`allocate`] gave.
@@ -219,7 +208,7 @@ pub fn free(first: Mfn, order: u8) {
     let freed = with_pool(entry.state().node, |pool| {
         pool.free(&host.map, first, order)
     });
-    if let Some(Err(refused)) = freed {
+    if let Err(refused) = freed {
         // A bug of EL2's own: the frame is lost, which harms nobody but the count.
         log::error!("frame {first} could not be freed: {refused:?}");
     }
@@ -371,7 +360,7 @@ impl Frames for Metal {
             let lacked = pool.wants_zeroing();
             let first = pool.allocate(self.map(), order, purpose, home);
             (first, !lacked && pool.wants_zeroing())
-        })?;
+        });
         if lacks_now {
             sched::rouse(home);
         }
@@ -387,10 +376,10 @@ impl Frames for Metal {
         let mut rest = frames;
         while let Some((first, others)) = rest.split_first() {
             let node = self.map().entry(*first).map(|entry| entry.state().node);
-            let freed = node.and_then(|node| {
-                with_pool(node, |pool| pool.free_each(self.map(), rest)).filter(|freed| *freed > 0)
+            let freed = node.map_or(0, |node| {
+                with_pool(node, |pool| pool.free_each(self.map(), rest))
             });
-            rest = if let Some(freed) = freed {
+            rest = if freed > 0 {
                 rest.get(freed..).unwrap_or_default()
             } else {
                 // It says why.

@@ -111,7 +111,7 @@ pub fn set_aside(function: u64, node: NodeId, left: u64) -> Option<u64> {
                 is_beyond.then(take).flatten()
             })
         };
-        while let Some(block) = take().flatten() {
+        while let Some(block) = take() {
             frames::set_word(block, 0, *last);
             *last = block.0 << 8 | u64::from(order);
         }

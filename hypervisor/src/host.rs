@@ -7,7 +7,7 @@ use machine::psci::{self, Conduit};
 use machine::{cpu as metal, timer};
 use machine_locks::Once;
 use model_addr::{NodeId, PaRange};
-use model_frame_table::{MAX_NODES, MemoryMap, PreferenceOrder};
+use model_frame_table::{MAX_NODES, MemoryMap, PerNode, PreferenceOrder};
 use model_id_registers::GuestIdRegisters;
 use model_machine_tree::Machine;
 
@@ -39,7 +39,7 @@ static CPUS: [Once<&'static Cpu>; CPUS_MAX] = [const { Once::new() }; CPUS_MAX];
 /// One more than the highest number of a CPU that came up.
 static END: AtomicUsize = AtomicUsize::new(0);
 /// The CPUs of each node, a bit for each: each `Cpu` is in another node's memory, and this near everybody.
-static NODES: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
+static NODES: PerNode<AtomicU64> = PerNode([const { AtomicU64::new(0) }; MAX_NODES]);
 const _: () = assert!(CPUS_MAX <= 64);
 
 impl Host {
@@ -124,9 +124,7 @@ pub fn add_cpu(cpu: &'static Cpu) {
         cpu.id
     );
     END.fetch_max(usize::from(cpu.id.0) + 1, Ordering::AcqRel);
-    if let Some(its) = NODES.get(usize::from(cpu.node.0)) {
-        its.fetch_or(1 << cpu.id.0, Ordering::Release);
-    }
+    NODES[cpu.node].fetch_or(1 << cpu.id.0, Ordering::Release);
 }
 
 /// The CPU with that number, if it came up.
@@ -142,8 +140,7 @@ pub fn cpus() -> impl Iterator<Item = &'static Cpu> {
 
 /// Numbers of the CPUs of a node that came up, a bit for each.
 pub fn cpu_bits(node: NodeId) -> u64 {
-    let its = NODES.get(usize::from(node.0));
-    its.map_or(0, |its| its.load(Ordering::Acquire))
+    NODES[node].load(Ordering::Acquire)
 }
 
 /// The CPUs of a node that came up.

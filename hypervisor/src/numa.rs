@@ -17,7 +17,7 @@ use machine::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{Gfn, Mfn, NodeId, VmId};
 use model_address_space::Access;
-use model_frame_table::{MAX_NODES, Owner, Use};
+use model_frame_table::{MAX_NODES, Owner, PerNode, Use};
 use model_placement::{
     Decision, MissSource, NodeSet, Page, Past, Placement, Set, Sight, Stays, Thresholds, decide,
 };
@@ -115,15 +115,7 @@ pub struct Tally {
     /// Where sampling goes on.
     sampled: AtomicU64,
     /// Where each node goes on to give copies back.
-    back: Hands,
-}
-
-struct Hands([AtomicU64; MAX_NODES]);
-
-impl Default for Hands {
-    fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; MAX_NODES])
-    }
+    back: PerNode<AtomicU64>,
 }
 
 impl Tally {
@@ -274,9 +266,7 @@ pub fn give_copies_back(node: NodeId) -> u64 {
         let Some(instance) = vm.instance() else {
             continue;
         };
-        let Some(hand) = instance.numa.back.0.get(usize::from(node.0)) else {
-            continue;
-        };
+        let hand = &instance.numa.back[node];
         let from = Gfn(hand.load(Ordering::Relaxed));
         let (some, next) = instance.space.give_copies_back(node, from);
         hand.store(next.map_or(0, |next| next.0), Ordering::Relaxed);

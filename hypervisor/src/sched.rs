@@ -15,12 +15,12 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use machine::{cpu as metal, timer};
 use machine_locks::{Once, Rank, SpinLock, lock_pair};
 use model_addr::{CpuId, NodeId};
-use model_frame_table::MAX_NODES;
+use model_frame_table::{MAX_NODES, PerNode};
 use model_scheduler::{Entity, EntityId, Kick, Load, NodeSet, Parameters, Pick, RunQueue, Steal};
 
 type Queue = SpinLock<RunQueue<'static>>;
 
-static QUEUES: [Once<Box<Queue>>; MAX_NODES] = [const { Once::new() }; MAX_NODES];
+static QUEUES: PerNode<Once<Box<Queue>>> = PerNode([const { Once::new() }; MAX_NODES]);
 /// Who is behind an entity.
 static OCCUPANTS: [SpinLock<Option<Arc<Instance>>>; ENTITIES_MAX] =
     [const { SpinLock::new(Rank::Scheduler, None) }; ENTITIES_MAX];
@@ -47,14 +47,12 @@ pub fn init() {
             host::cpus_of(node).map(|cpu| cpu.id).collect();
         let entities = Box::leak(vec![Entity::ABSENT; ENTITIES_MAX].into_boxed_slice());
         let queue = SpinLock::new(Rank::Scheduler, RunQueue::new(node, &cpus, entities));
-        if let Some(place) = QUEUES.get(usize::from(node.0)) {
-            let _ = place.set(Box::new(queue));
-        }
+        let _ = QUEUES[node].set(Box::new(queue));
     }
 }
 
 fn queue(node: u8) -> Option<&'static Queue> {
-    Some(QUEUES.get(usize::from(node))?.get()?)
+    Some(QUEUES.0.get(usize::from(node))?.get()?)
 }
 
 fn now_ns() -> u64 {
@@ -63,11 +61,8 @@ fn now_ns() -> u64 {
 
 /// How busy each node is.
 pub fn loads() -> heapless::Vec<Load, MAX_NODES> {
-    QUEUES
-        .iter()
-        .filter_map(Once::get)
-        .map(|queue| queue.lock().load())
-        .collect()
+    let queues = QUEUES.0.iter().filter_map(Once::get);
+    queues.map(|queue| queue.lock().load()).collect()
 }
 
 /// How many vCPUs more the machine can run.
@@ -233,7 +228,7 @@ pub fn idle_cpu() -> Option<&'static Cpu> {
 
 /// The same of another node than `not`, for what waits there.
 fn idle_cpu_but(not: Option<NodeId>) -> Option<&'static Cpu> {
-    QUEUES.iter().filter_map(Once::get).find_map(|queue| {
+    QUEUES.0.iter().filter_map(Once::get).find_map(|queue| {
         let queue = queue.try_lock()?;
         let idle = queue.idle_cpu().filter(|_| Some(queue.node()) != not)?;
         host::cpu(idle.0)

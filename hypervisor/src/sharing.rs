@@ -12,7 +12,7 @@ use machine_locks::{Once, Rank, SpinGuard, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa};
 use model_address_space::Frames;
 use model_frame_table::{
-    CacheKey, FrameEntry, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, Purpose, Use,
+    CacheKey, FrameEntry, MAX_NODES, MAX_ORDER, MemoryMap, Origin, Owner, PerNode, Purpose, Use,
 };
 use model_pmap::Why;
 use model_sharing::{
@@ -27,8 +27,8 @@ static INDEX: Once<Index<'static>> = Once::new();
 static FINGERPRINT_KEY: Once<u64> = Once::new();
 static NO_INDEX: Index<'static> = Index::new(&[], 0);
 static STRIPE_LOCKS: [SpinLock<()>; STRIPES] = [const { SpinLock::new(Rank::Index, ()) }; STRIPES];
-static SLABS: [SpinLock<Slab>; MAX_NODES] =
-    [const { SpinLock::new(Rank::Slab, Slab::new()) }; MAX_NODES];
+static SLABS: PerNode<SpinLock<Slab>> =
+    PerNode([const { SpinLock::new(Rank::Slab, Slab::new()) }; MAX_NODES]);
 /// The share group of the VM in each slot.
 static GROUPS_OF_VMS: [AtomicU16; ACCOUNTS] = [const { AtomicU16::new(0) }; ACCOUNTS];
 /// Entries of the bundle that are a group's.
@@ -131,13 +131,13 @@ pub fn group(name: Text<24>) -> Option<u16> {
 const EVICTION_BUDGET: u64 = 1 << 15;
 /// How many are evicted in one go.
 const EVICT_AT_ONCE: usize = 32;
-static CLOCKS: [SpinLock<Clock>; MAX_NODES] = {
+static CLOCKS: PerNode<SpinLock<Clock>> = {
     let (mut clocks, mut node) = ([const { clock(0) }; MAX_NODES], 1);
     while node < MAX_NODES {
         clocks[node] = clock(node as u8);
         node += 1;
     }
-    clocks
+    PerNode(clocks)
 };
 
 const fn clock(node: u8) -> SpinLock<Clock> {
@@ -150,8 +150,9 @@ const fn clock(node: u8) -> SpinLock<Clock> {
 pub fn evict_some(home: NodeId) -> bool {
     let mut evicted = 0;
     for &node in host::get().preference.from(home) {
-        let clock = CLOCKS.get(usize::from(node.0)).and_then(SpinLock::try_lock);
-        let Some(mut clock) = clock else { continue };
+        let Some(mut clock) = CLOCKS[node].try_lock() else {
+            continue;
+        };
         // The hand passes a frame that was in use twice.
         for _ in 0..2 * EVICT_AT_ONCE {
             if ACCOUNTS_OF_VMS.cached() == 0 || evicted == EVICT_AT_ONCE {
@@ -212,7 +213,7 @@ pub fn fingerprint(frame: Mfn) -> u64 {
 
 /// Frames in use for records.
 pub fn record_frames() -> u64 {
-    SLABS.iter().map(|slab| slab.lock().frames()).sum()
+    SLABS.0.iter().map(|slab| slab.lock().frames()).sum()
 }
 
 /// Whether a page of the bundle is used for the first time by whoever asks now.
@@ -428,18 +429,17 @@ impl Ground for Metal {
     }
 
     fn take_record(&self, near: NodeId, size: Size) -> Option<RecordId> {
-        host::get().preference.from(near).iter().find_map(|&node| {
-            let slab = SLABS.get(usize::from(node.0))?;
-            slab.lock().take(&mut RecordFrames(node), size)
-        })
+        host::get()
+            .preference
+            .from(near)
+            .iter()
+            .find_map(|&node| SLABS[node].lock().take(&mut RecordFrames(node), size))
     }
 
     fn give_record(&self, record: RecordId) {
         let entry = host::get().map.entry(record.frame());
         let node = entry.map_or(NodeId(0), |entry| entry.state().node);
-        if let Some(slab) = SLABS.get(usize::from(node.0)) {
-            slab.lock().give(&mut RecordFrames(node), record);
-        }
+        SLABS[node].lock().give(&mut RecordFrames(node), record);
     }
 
     fn read<const N: usize>(&self, record: RecordId) -> [u64; N] {

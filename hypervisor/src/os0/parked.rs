@@ -290,9 +290,7 @@ fn make_vms(
         let run: FrameRange = block_of(*block);
         let node = map.node_of(run.start).unwrap_or(NodeId(0));
         let added = frames::with_pool(node, |pool| pool.add(map, run, Origin::Lent));
-        if !matches!(added, Some(Ok(()))) {
-            return Err(Refusal::Misfit);
-        }
+        added.map_err(|_| Refusal::Misfit)?;
     }
     sched::init();
     channel::open();

@@ -4,9 +4,7 @@ use super::InUse;
 use crate::epitaph::give_up;
 use crate::{frames, host};
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
-use model_frame_table::{
-    FrameEntry, MAX_NODES, MAX_ORDER, MemoryRange, Origin, Refused, entries_bytes,
-};
+use model_frame_table::{FrameEntry, MAX_NODES, MAX_ORDER, MemoryRange, Origin, entries_bytes};
 use model_loans::{SCATTERED_MAX, Scattered};
 use model_machine_tree::Machine;
 
@@ -111,7 +109,6 @@ pub(super) fn fill(frames: FrameRange, node: NodeId, are_free: bool) {
         Ok(())
     } else if are_free {
         frames::with_pool(node, |pool| pool.add(map, frames, Origin::Machine))
-            .unwrap_or(Err(Refused::NotHere))
     } else {
         map.set_aside(frames)
     };

@@ -11,7 +11,7 @@ use machine::frames::Ram;
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{Events, Flight, GuestRam, Maps, SOURCES};
-use model_frame_table::MAX_NODES;
+use model_frame_table::PerNode;
 use model_placement::NodeSet;
 use model_pmap::{Backing, Counts, Entry, REGION_FRAMES, Reasons};
 use model_virtio::Runs;
@@ -45,7 +45,7 @@ pub struct AddressSpace {
     /// Regions that it shares with others, outside of that.
     windows: Vec<Window>,
     /// `VTTBR_EL2` by node: all the same until a node has copies of pages.
-    vttbrs: [AtomicU64; MAX_NODES],
+    vttbrs: PerNode<AtomicU64>,
     first_vttbr: u64,
     begin: (Ipa, Ipa),
     maps: SpinLock<Maps<Tables>>,
@@ -77,7 +77,7 @@ impl AddressSpace {
         Some(Self {
             ram,
             windows: Vec::new(),
-            vttbrs: core::array::from_fn(|_| AtomicU64::new(vttbr)),
+            vttbrs: PerNode(core::array::from_fn(|_| AtomicU64::new(vttbr))),
             first_vttbr: vttbr,
             begin,
             maps: SpinLock::new(Rank::VmMemory, maps),
@@ -121,8 +121,7 @@ impl AddressSpace {
     /// `VTTBR_EL2` on the CPUs of `node`.
     #[inline]
     pub fn vttbr(&self, node: NodeId) -> u64 {
-        let own = self.vttbrs.get(usize::from(node.0));
-        own.map_or(0, |vttbr| vttbr.load(Ordering::Acquire))
+        self.vttbrs[node].load(Ordering::Acquire)
     }
 
     /// Whether that names a root that only some CPUs walk from.
@@ -434,9 +433,8 @@ impl AddressSpace {
         let vmid = self.vmid();
         for flight in flights.iter().filter(|flight| flight.copies) {
             let node = flight.node;
-            if let Some(own) = self.vttbrs.get(usize::from(node.0)) {
-                own.store(vttbr(vmid, maps.root_on(node)), Ordering::Release);
-            }
+            let root = vttbr(vmid, maps.root_on(node));
+            self.vttbrs[node].store(root, Ordering::Release);
         }
     }
 

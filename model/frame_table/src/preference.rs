@@ -1,9 +1,30 @@
 //! Which node to ask for memory, and in which order.
 
+use core::ops::Index;
 use model_addr::NodeId;
 
 /// How many nodes a machine may have.
 pub const MAX_NODES: usize = 64;
+
+/// One value for each node, in the order of their numbers. Memory and CPUs of nodes from [`MAX_NODES`] on are not used,
+/// so that no such number ever comes here; it would mean the node whose number has the same low bits.
+#[derive(Debug)]
+pub struct PerNode<T>(pub [T; MAX_NODES]);
+
+impl<T: Default> Default for PerNode<T> {
+    fn default() -> Self {
+        Self(core::array::from_fn(|_| T::default()))
+    }
+}
+
+impl<T> Index<NodeId> for PerNode<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, node: NodeId) -> &T {
+        &self.0[usize::from(node.0) % MAX_NODES]
+    }
+}
 
 /// For each node, all nodes by distance: the node itself first, equal distances by number.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +65,12 @@ impl PreferenceOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_node_has_its_value() {
+        let values = PerNode(core::array::from_fn::<_, MAX_NODES, _>(|n| n));
+        assert!((0..MAX_NODES).all(|n| values[NodeId(n as u8)] == n));
+    }
 
     #[test]
     fn home_first_then_by_distance_then_by_number() {
