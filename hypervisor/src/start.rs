@@ -27,11 +27,16 @@ use model_stage2::{IpaSize, VmidBits, vtcr};
 use table::{carve_entries, fill, fill_pool, scattered_ranges};
 
 /// A CPU's stack, as an order of frames: 128 KiB, as making a VM takes 40 on top of what asked for it.
-pub const STACK_ORDER: u8 = 5;
+const STACK_ORDER: u8 = 5;
+/// Bytes of a CPU's stack.
+pub const STACK: u64 = FRAME_SIZE << STACK_ORDER;
 /// Where stacks are mapped, each with as much unmapped space before it.
-pub const STACKS: u64 = 0x4000_0000_0000;
+const STACKS: u64 = 0x4000_0000_0000;
 /// How long a CPU that was started may take to come up, in seconds.
 const START_PATIENCE: u64 = 10;
+
+// So all memory and CPUs of a machine that can be read are used.
+const _: () = assert!(model_machine_tree::MAX_NODES <= MAX_NODES);
 
 /// Runs of memory that are in use before there are pools.
 pub type InUse = heapless::Vec<PaRange, 48>;
@@ -192,13 +197,6 @@ pub fn use_memory(
     let mut frame_table_bytes = 0;
     for memory in memory {
         let frames = memory.range.whole_frames();
-        if usize::from(memory.node.0) >= MAX_NODES {
-            log::warn!(
-                "memory of {} is not used: {MAX_NODES} nodes are the most",
-                memory.node
-            );
-            continue;
-        }
         if frames.count == 0 {
             continue;
         }
@@ -313,40 +311,72 @@ pub fn first_cpu() {
     // SAFETY: the device tree says where the distributor is; it was mapped.
     unsafe { gic::Distributor::new(host.tree.gic.distributor.start) }.init();
     let affinity = metal::affinity();
-    let number = host
-        .tree
-        .cpus
-        .iter()
-        .position(|cpu| cpu.mpidr == affinity)
-        .unwrap_or(0);
-    let cpu = make_cpu(number);
-    metal::set_local_word(core::ptr::from_ref(cpu).expose_provenance() as u64);
-    machine_locks::set_rank_tracker(|rank, event| cpu::this().held.note(rank, event));
+    let mut cpus = host.tree.cpus.iter();
+    let number = cpus.position(|cpu| cpu.mpidr == affinity).unwrap_or(0);
+    let cpu = make_cpu(host.tree, number, room_of_cpu(number));
+    become_cpu(cpu);
     this_cpu(cpu);
 }
 
-/// A CPU's own structure, in memory of its node.
-fn make_cpu(number: usize) -> &'static Cpu {
-    let described = &host::get().tree.cpus[number];
-    let order = (size_of::<Cpu>() as u64)
-        .div_ceil(FRAME_SIZE)
-        .next_power_of_two()
-        .ilog2() as u8;
-    let Some(frame) = frames::take_for_el2(described.node, order) else {
-        give_up(format_args!("no memory for cpu {number}"));
-    };
-    let place = core::ptr::with_exposed_provenance_mut::<Cpu>(frame.address().0 as usize);
-    // SAFETY: frames of EL2's own, large enough and aligned, for ever.
-    let cpu = unsafe {
-        place.write(Cpu::new(
-            CpuId(number as u16),
-            described.node,
-            described.mpidr,
-        ));
+/// Room for a CPU's own structure, in memory of its node.
+fn room_of_cpu(number: usize) -> Pa {
+    let frames = (size_of::<Cpu>() as u64).div_ceil(FRAME_SIZE);
+    let order = frames.next_power_of_two().ilog2() as u8;
+    let node = host::get().tree.cpus[number].node;
+    match frames::take_for_el2(node, order) {
+        Some(frame) => frame.address(),
+        None => give_up(format_args!("no memory for cpu {number}")),
+    }
+}
+
+/// Puts a value of EL2's own at `place`, for ever.
+///
+/// # Safety
+///
+/// It is memory of EL2's own that nobody else has or gets, large enough and aligned.
+pub unsafe fn put<T>(place: Pa, value: T) -> &'static T {
+    let place = core::ptr::with_exposed_provenance_mut::<T>(place.0 as usize);
+    // SAFETY: the caller's promise.
+    unsafe {
+        place.write(value);
         &*place
-    };
+    }
+}
+
+/// Makes a CPU's own structure at `place`, which has room for it and is nobody's.
+pub fn make_cpu(tree: &Machine, number: usize, place: Pa) -> &'static Cpu {
+    let described = &tree.cpus[number];
+    let cpu = Cpu::new(CpuId(number as u16), described.node, described.mpidr);
+    // SAFETY: callers took it from the pools or from OS-0's arena for this.
+    let cpu = unsafe { put(place, cpu) };
     host::add_cpu(cpu);
     cpu
+}
+
+/// Makes `cpu` the executing one's structure.
+pub fn become_cpu(cpu: &'static Cpu) {
+    metal::set_local_word(core::ptr::from_ref(cpu).expose_provenance() as u64);
+    machine_locks::set_rank_tracker(|rank, event| cpu::this().held.note(rank, event));
+}
+
+/// Maps [`STACK`] bytes from `stack` on as that CPU's stack; gives its end.
+pub fn map_stack(map: &mut El2Map, number: usize, stack: Pa) -> Result<u64, MapError> {
+    let top = STACKS + (number as u64 * 2 + 2) * STACK;
+    let range = PaRange {
+        start: stack,
+        size: STACK,
+    };
+    map.map(top - STACK, range, Rights::Data)?;
+    Ok(top)
+}
+
+/// What a CPU finds when it starts.
+pub fn record_of(cpu: &'static Cpu, stack: u64, map: &El2Map) -> SecondaryRecord {
+    SecondaryRecord {
+        stack,
+        root: map.root().0,
+        local_word: core::ptr::from_ref(cpu).expose_provenance() as u64,
+    }
 }
 
 static HOST_ID: SpinLock<Option<HostIdRegisters>> = SpinLock::new(Rank::Vm, None);
@@ -427,36 +457,16 @@ pub fn other_cpus(map: &mut El2Map) {
 fn start_cpu(map: &mut El2Map, number: usize) {
     let host = host::get();
     let described = &host.tree.cpus[number];
-    if usize::from(described.node.0) >= MAX_NODES {
-        log::warn!(
-            "CPU {number} is not used: node {} exceeds the limit of {MAX_NODES}",
-            described.node.0
-        );
-        return;
-    }
     let Some(stack) = frames::take_for_el2(described.node, STACK_ORDER) else {
         log::warn!("CPU {number} is not used: no memory for its stack");
         return;
     };
-    let size = FRAME_SIZE << STACK_ORDER;
-    let va = STACKS + number as u64 * 2 * size + size;
-    if let Err(error) = map.map(
-        va,
-        PaRange {
-            start: stack.address(),
-            size,
-        },
-        Rights::Data,
-    ) {
-        log::warn!("CPU {number} is not used: {error}");
-        return;
-    }
-    let cpu = make_cpu(number);
-    let record = SecondaryRecord {
-        stack: va + size,
-        root: map.root().0,
-        local_word: core::ptr::from_ref(cpu).expose_provenance() as u64,
+    let top = match map_stack(map, number, stack.address()) {
+        Ok(top) => top,
+        Err(error) => return log::warn!("CPU {number} is not used: {error}"),
     };
+    let cpu = make_cpu(host.tree, number, room_of_cpu(number));
+    let record = record_of(cpu, top, map);
     record.publish();
     let context = core::ptr::from_ref(&record).expose_provenance() as u64;
     if let Err(error) = psci::cpu_on(host.conduit(), described.mpidr, secondary_entry(), context) {

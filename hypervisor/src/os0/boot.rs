@@ -3,18 +3,18 @@
 use super::attach::{COUNTS, IS_ON};
 use super::{CPUS, Home, OS0, Os0, Os0Cpu, filter, run, stage2};
 use crate::console;
-use crate::cpu::{self, Cpu};
+use crate::cpu::Cpu;
 use crate::epitaph::give_up;
-use crate::start::{STACK_ORDER, STACKS, keep_tree};
-use crate::{heap, host, sched};
+use crate::start::{self, STACK, keep_tree};
+use crate::{heap, sched};
 use core::mem::{align_of, size_of};
 use core::sync::atomic::Ordering;
-use machine::boot::{SecondaryRecord, image_parts};
+use machine::boot::image_parts;
 use machine::frames::Ram;
 use machine::gic::{self, Distributor};
-use machine::mmu::{El2Map, Rights};
+use machine::mmu::El2Map;
 use machine::{cache, cpu as metal, psci};
-use model_addr::{CpuId, FRAME_SIZE, Ipa, Pa, PaRange};
+use model_addr::{FRAME_SIZE, Ipa, Pa, PaRange};
 use model_firmware_calls::{NOT_SUPPORTED, PowerStateFormat};
 use model_guest_image::{HEADER_SIZE, ImageHeader};
 use model_machine_tree::{Conduit, MAX_MEMORY, MAX_RESERVED, Machine};
@@ -23,8 +23,6 @@ use model_os0_boot::{Chosen, Given, Layout, lay_out, rewrite, used};
 /// Bytes of EL2's heap at least, for what it notes of VMs: it is not lent, so that no reference to it
 /// outlives a loan.
 const HEAP: u64 = 2 << 20;
-/// Bytes of a CPU's stack.
-const STACK: u64 = FRAME_SIZE << STACK_ORDER;
 /// PSCI_FEATURES, and CPU_SUSPEND of the 64-bit kind.
 const PSCI_FEATURES: u64 = 0x8400_000a;
 const CPU_SUSPEND: u64 = 0xc400_0001;
@@ -44,12 +42,8 @@ impl Arena {
     /// Room for a `T`.
     fn put<T>(&mut self, value: T) -> &'static T {
         let place = self.take(size_of::<T>() as u64, align_of::<T>() as u64);
-        let place = core::ptr::with_exposed_provenance_mut::<T>(place.0 as usize);
         // SAFETY: memory of EL2's own that nobody else has or gets, large enough and aligned.
-        unsafe {
-            place.write(value);
-            &*place
-        }
+        unsafe { start::put(place, value) }
     }
 
     /// All that is left is EL2's heap.
@@ -254,26 +248,12 @@ fn say(tree: &Machine, layout: &Layout) {
 
 /// Makes all that EL2 needs on a CPU, so that starting it later allocates nothing.
 fn make_cpu(tree: &Machine, number: usize, arena: &mut Arena, map: &mut El2Map) {
-    let described = &tree.cpus[number];
-    let cpu = arena.put(Cpu::new(
-        CpuId(number as u16),
-        described.node,
-        described.mpidr,
-    ));
-    let stack = PaRange {
-        start: arena.take(STACK, FRAME_SIZE),
-        size: STACK,
-    };
-    let top = STACKS + (number as u64 * 2 + 2) * STACK;
-    if let Err(error) = map.map(top - STACK, stack, Rights::Data) {
-        give_up(format_args!("cpu {number}: {error}"));
-    }
-    let record = SecondaryRecord {
-        stack: top,
-        root: map.root().0,
-        local_word: core::ptr::from_ref(cpu).expose_provenance() as u64,
-    };
-    host::add_cpu(cpu);
+    let room = arena.take(size_of::<Cpu>() as u64, align_of::<Cpu>() as u64);
+    let cpu = start::make_cpu(tree, number, room);
+    let stack = arena.take(STACK, FRAME_SIZE);
+    let top = start::map_stack(map, number, stack)
+        .unwrap_or_else(|error| give_up(format_args!("cpu {number}: {error}")));
+    let record = start::record_of(cpu, top, map);
     let Some(entity) = sched::claim() else {
         give_up(format_args!("CPU {number} exceeds the limit of CPUs"));
     };
@@ -293,8 +273,7 @@ pub fn become_first_cpu(tree: &Machine) -> &'static Os0Cpu {
             "the device tree does not name the CPU that boots, {affinity:#x}"
         ));
     };
-    metal::set_local_word(core::ptr::from_ref(first.cpu).expose_provenance() as u64);
-    machine_locks::set_rank_tracker(|rank, event| cpu::this().held.note(rank, event));
+    start::become_cpu(first.cpu);
     first
 }
 
