@@ -10,16 +10,13 @@ use abi::hypercall::PAGES_AT_ONCE;
 use model_addr::{FRAME_SIZE, Ipa};
 use model_trap::Injection;
 use model_vgic::vcpu_at;
-use model_vpsci::{Call, Capabilities, Random, Refusal, Reply, Workaround};
+use model_vpsci::{Call, Capabilities, Random, Refusal, Reply};
 
 /// What the standard calls offer here. Guests learn from `CSV2`, which they are shown, whether their
 /// CPU needs a workaround.
 const OFFERED: Capabilities = Capabilities {
     // See `random`.
     entropy: false,
-    workaround_1: Workaround::Unknown,
-    workaround_2: Workaround::Unknown,
-    workaround_3: Workaround::Unknown,
     stolen_time: true,
 };
 
@@ -102,7 +99,6 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             guest.vm.finish(End::Reset);
             Flow::Leave(Outcome::Stopped)
         }
-        Call::Workaround { .. } => reply(guest, Reply::SUCCESS),
         Call::StolenTime => {
             let record = guest.begin_stolen_time();
             reply(guest, Reply::X0(record.0))

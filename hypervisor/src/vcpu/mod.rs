@@ -131,7 +131,7 @@ impl Core {
         self.timer = VirtualTimer::default();
         self.physical_timer = PhysicalTimer::default();
         self.interface = VirtualInterface::RESET;
-        self.lists.reset();
+        self.lists = ListFile::new();
         self.stolen_shown = None;
     }
 

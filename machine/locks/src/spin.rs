@@ -79,11 +79,6 @@ impl<T: ?Sized> SpinLock<T> {
         Some(SpinGuard { lock: self })
     }
 
-    /// The value, without locking: `&mut self` says that nobody else has it.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
-    }
-
     /// The value, out of its lock.
     pub fn into_inner(self) -> T
     where

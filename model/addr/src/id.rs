@@ -19,15 +19,6 @@ pub struct VmId {
     pub generation: u16,
 }
 
-/// A virtual CPU of a VM, numbered from 0 as in the guest's own device tree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VcpuId {
-    /// The VM it belongs to.
-    pub vm: VmId,
-    /// Its number within the VM.
-    pub index: u16,
-}
-
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node {}", self.0)
@@ -43,11 +34,5 @@ impl fmt::Display for CpuId {
 impl fmt::Display for VmId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "vm {}.{}", self.index, self.generation)
-    }
-}
-
-impl fmt::Display for VcpuId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} vcpu {}", self.vm, self.index)
     }
 }

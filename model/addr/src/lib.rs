@@ -9,7 +9,7 @@
 mod id;
 mod range;
 
-pub use id::{CpuId, NodeId, VcpuId, VmId};
+pub use id::{CpuId, NodeId, VmId};
 pub use range::{FrameRange, IpaRange, PaRange};
 
 use core::fmt;

@@ -114,11 +114,6 @@ impl<'a> Placement<'a> {
         Self { sets, limits }
     }
 
-    /// The rules.
-    pub fn limits(&self) -> &Thresholds {
-        &self.limits
-    }
-
     /// Decides what becomes of a page in interval `now`. Where copies of it went since it was last
     /// looked at, somebody wrote it, or its node needed the memory: that counts as a move.
     pub fn look(&mut self, page: Page, sight: Sight<'_>, short: NodeSet, now: u32) -> Decision {

@@ -1,7 +1,6 @@
 //! Several nodes: who takes work from whom, and where a new VM goes.
 
 use core::iter::repeat_n;
-use heapless::Vec;
 use model_addr::NodeId;
 
 use crate::entity::State;
@@ -154,23 +153,6 @@ fn translate(vruntime: u64, from: u64, to: u64) -> u64 {
     let ahead = vruntime.saturating_sub(from).min(MAX_LAG);
     let behind = from.saturating_sub(vruntime).min(MAX_LAG);
     to.saturating_add(ahead).saturating_sub(behind)
-}
-
-/// The other nodes in the order in which a CPU of `node` looks for work: nearest first, and from
-/// `node` upwards among equally near ones, so that not all nodes turn to the same.
-pub fn steal_order(
-    node: NodeId,
-    nodes: u8,
-    distance: impl Fn(NodeId, NodeId) -> u8,
-) -> Vec<NodeId, MAX_NODES> {
-    let mut order: Vec<NodeId, MAX_NODES> = (0..nodes.min(MAX_NODES as u8))
-        .map(NodeId)
-        .filter(|other| *other != node)
-        .collect();
-    // Lower numbers wrap around to behind the higher ones.
-    let steps = |other: NodeId| other.0.wrapping_sub(node.0);
-    order.sort_unstable_by_key(|other| (distance(node, *other), steps(*other)));
-    order
 }
 
 /// The node where a new VM with vCPUs of `weight` in all finds most room: of the `allowed` ones,

@@ -21,7 +21,7 @@ mod balance;
 mod entity;
 mod queue;
 
-pub use balance::{Load, Steal, homes, place, steal_order};
+pub use balance::{Load, Steal, homes, place};
 pub use entity::{Counters, DEFAULT_WEIGHT, Entity, EntityId, NodeSet, Parameters, Refused};
 pub use queue::{Kick, Pick, RunQueue};
 

@@ -4,7 +4,6 @@
 use model_addr::{CpuId, NodeId};
 use model_scheduler::{
     CAP_PERIOD, Entity, EntityId, Kick, MAX_SLICE, NodeSet, Parameters, RunQueue, Steal,
-    steal_order,
 };
 use proptest::prelude::*;
 
@@ -154,9 +153,8 @@ impl Machine {
     }
 
     fn steal(&mut self, node: usize, reason: Steal) -> bool {
-        let nodes = self.queues.len() as u8;
-        for victim in steal_order(NodeId(node as u8), nodes, |_, _| 20) {
-            let victim = usize::from(victim.0);
+        let nodes = self.queues.len();
+        for victim in (1..nodes).map(|step| (node + step) % nodes) {
             let [mine, theirs] = self.queues.get_disjoint_mut([node, victim]).unwrap();
             if let Some(id) = mine.steal_from(theirs, reason, self.now) {
                 let vcpu = &mut self.vcpus[usize::from(id.0)];

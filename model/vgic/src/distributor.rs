@@ -48,7 +48,6 @@ pub struct Distributor {
     /// How many of `banks` there are.
     pub(crate) count: u8,
     pub(crate) vcpus: u8,
-    dropped: u64,
 }
 
 impl Distributor {
@@ -64,28 +63,12 @@ impl Distributor {
             groups: Groups::empty(),
             count: spis.div_ceil(32) as u8,
             vcpus: vcpus as u8,
-            dropped: 0,
         }
-    }
-
-    /// Back to the state of [`Self::new`], apart from the count of what was dropped: for PSCI
-    /// SYSTEM_RESET, while no vCPU is on a CPU. Devices raise their lines again.
-    pub fn reset(&mut self) {
-        let fresh = Self::new(u32::from(self.count) * 32, self.vcpus.into());
-        *self = Self {
-            dropped: self.dropped,
-            ..fresh
-        };
     }
 
     /// The groups let through: what each [`crate::Redistributor`] is to be told.
     pub const fn groups(&self) -> Groups {
         self.groups
-    }
-
-    /// How many interrupts and accesses named nothing that exists.
-    pub const fn dropped(&self) -> u64 {
-        self.dropped
     }
 
     /// An edge of SPI `intid`. The vCPUs that must run [`crate::ListFile::deliver`].
@@ -107,7 +90,6 @@ impl Distributor {
 
     fn change(&mut self, intid: u32, change: impl FnOnce(&mut Bank, u32)) -> VcpuSet {
         let Some(bank) = self.bank_mut(intid) else {
-            self.dropped = self.dropped.saturating_add(1);
             return VcpuSet::NONE;
         };
         change(bank, 1 << (intid % 32));
@@ -229,7 +211,6 @@ impl Distributor {
                 if let Some((n, fields)) = self.shared_fields(offset, size) {
                     return self.write_fields(n, fields, value as u32);
                 }
-                self.dropped = self.dropped.saturating_add(1);
                 Effects::default()
             }
         }

@@ -46,7 +46,7 @@ mod sgi;
 pub use affinity::{VcpuSet, affinity_of, vcpu_at};
 pub use bank::Groups;
 pub use distributor::{Distributor, Effects};
-pub use list_file::{Counters, ListFile};
+pub use list_file::ListFile;
 pub use parked::Private;
 pub use redistributor::Redistributor;
 pub use sgi::{Sgi, SgiRegister};

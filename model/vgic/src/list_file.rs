@@ -12,15 +12,6 @@ use crate::{Distributor, FIRST_SPI, MAX_LIST_REGISTERS, Redistributor};
 use machine_contract::ListRegisters;
 use uses::Uses;
 
-/// What happened to a vCPU's interrupts since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Interrupts put into a list register.
-    pub injected: u64,
-    /// Times that more was ready than fitted.
-    pub overflow: u64,
-}
-
 /// The list registers of one vCPU. Only the CPU that has the vCPU loaded uses it.
 #[derive(Clone, Debug, Default)]
 pub struct ListFile {
@@ -31,7 +22,6 @@ pub struct ListFile {
     uses: Uses,
     /// More is ready than fits.
     overfull: bool,
-    counters: Counters,
 }
 
 /// Where a vCPU's interrupts come from.
@@ -51,20 +41,6 @@ impl ListFile {
     /// Nothing in any list register.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// Forgets everything but the counters: for PSCI SYSTEM_RESET, while the vCPU is on no CPU
-    /// and together with its [`Redistributor`] and [`Distributor`].
-    pub fn reset(&mut self) {
-        *self = Self {
-            counters: self.counters,
-            ..Self::default()
-        };
-    }
-
-    /// What happened so far.
-    pub const fn counters(&self) -> Counters {
-        self.counters
     }
 
     /// Whether [`Self::deliver`], [`Self::publish`] and [`Self::save`] have something to do at the
@@ -108,7 +84,6 @@ impl ListFile {
             self.overfull = overfull;
             ask_for_underflow(overfull, lrs);
         }
-        self.counters.overflow += u64::from(left);
         others
     }
 
@@ -393,7 +368,6 @@ impl ListFile {
         let watched = value & (HW | EOI) == EOI;
         self.uses
             .take(n, watched, latched, intid(value) >= FIRST_SPI);
-        self.counters.injected += 1;
     }
 
     /// A register that is not in use, of `count`.

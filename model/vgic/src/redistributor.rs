@@ -38,7 +38,6 @@ pub struct Redistributor {
     index: u8,
     last: bool,
     pub(crate) asleep: bool,
-    dropped: u64,
 }
 
 impl Redistributor {
@@ -54,28 +53,12 @@ impl Redistributor {
             index: index as u8,
             last: index + 1 >= vcpus,
             asleep: true,
-            dropped: 0,
         }
-    }
-
-    /// Back to the state of [`Self::new`], apart from the count of what was dropped: for PSCI
-    /// SYSTEM_RESET, while the vCPU is on no CPU.
-    pub fn reset(&mut self) {
-        let fresh = Self::new(self.index(), self.index() + usize::from(self.last));
-        *self = Self {
-            dropped: self.dropped,
-            ..fresh
-        };
     }
 
     /// The vCPU's number in its VM.
     pub const fn index(&self) -> usize {
         self.index as usize
-    }
-
-    /// How many interrupts and accesses named nothing that exists.
-    pub const fn dropped(&self) -> u64 {
-        self.dropped
     }
 
     /// Takes over the groups the distributor lets through ([`crate::Effects::groups`]). Whether
@@ -89,7 +72,7 @@ impl Redistributor {
     /// [`crate::ListFile::deliver`].
     #[inline]
     pub fn set_pending(&mut self, intid: u32) -> bool {
-        let Some(mask) = self.mask_of(intid) else {
+        let Some(mask) = Self::mask_of(intid) else {
             return false;
         };
         self.bank.latch |= mask;
@@ -104,7 +87,7 @@ impl Redistributor {
 
     /// Interrupt `intid` is pending no more, unless its line is high.
     pub fn clear_pending(&mut self, intid: u32) -> bool {
-        let Some(mask) = self.mask_of(intid) else {
+        let Some(mask) = Self::mask_of(intid) else {
             return false;
         };
         self.bank.clear_pending(mask);
@@ -114,7 +97,7 @@ impl Redistributor {
     /// The line of PPI `intid` becomes high or low. Whether the vCPU must run
     /// [`crate::ListFile::deliver`].
     pub fn set_level(&mut self, intid: u32, high: bool) -> bool {
-        let Some(mask) = self.mask_of(intid) else {
+        let Some(mask) = Self::mask_of(intid) else {
             return false;
         };
         self.bank.set_level(mask & !SGIS, high);
@@ -159,12 +142,8 @@ impl Redistributor {
         self.physical_active & !(self.bank.loaded | self.bank.latch | self.bank.active)
     }
 
-    fn mask_of(&mut self, intid: u32) -> Option<u32> {
-        if intid < FIRST_SPI {
-            return Some(1 << intid);
-        }
-        self.dropped = self.dropped.saturating_add(1);
-        None
+    fn mask_of(intid: u32) -> Option<u32> {
+        (intid < FIRST_SPI).then(|| 1 << intid)
     }
 
     /// The guest reads `size` bytes at `offset` in the RD frame and the SGI frame after it. What
@@ -210,7 +189,7 @@ impl Redistributor {
             (_, _, Some(fields)) => {
                 self.bank.write(fields, value as u32);
             }
-            _ => self.dropped = self.dropped.saturating_add(1),
+            _ => {}
         }
         self.needs_delivery()
     }

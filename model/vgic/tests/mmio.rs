@@ -2,7 +2,7 @@
 
 use machine_contract::ListRegisters;
 use machine_fake::{FakeListRegisters, ListState};
-use model_vgic::{Counters, Distributor, Groups, ListFile, Redistributor, VcpuSet};
+use model_vgic::{Distributor, Groups, ListFile, Redistributor, VcpuSet};
 use proptest::prelude::*;
 
 const GICD_CTLR: u32 = 0x0;
@@ -76,9 +76,6 @@ fn a_redistributor_says_who_it_is() {
     assert_eq!(redist.read(0x14, 4, true), Ok(6), "asleep");
     redist.write(0x14, 4, 0);
     assert_eq!(redist.read(0x14, 4, true), Ok(0), "awake");
-    redist.reset();
-    assert_eq!(redist.read(0x14, 4, true), Ok(6));
-    assert_eq!(redist.read(0x8, 4, true), Ok(17 << 8 | 1 << 4));
 }
 
 #[test]
@@ -166,13 +163,6 @@ fn the_timer_takes_the_short_way() {
         lrs.guest_end(27);
         assert!(!lrs.physical_is_active(30));
     }
-    assert_eq!(
-        file.counters(),
-        Counters {
-            injected: 3,
-            overflow: 0
-        }
-    );
 }
 
 #[test]
@@ -184,13 +174,7 @@ fn more_than_fits_asks_for_underflow() {
     }
     file.deliver(&mut redist, None, &mut lrs);
     assert!(lrs.underflow_interrupt() && file.needs_distributor());
-    assert_eq!(
-        file.counters(),
-        Counters {
-            injected: 2,
-            overflow: 1
-        }
-    );
+    assert_eq!(lrs.listed().count(), 2);
     file.save(&mut redist, None, &mut lrs);
     assert!(!lrs.underflow_interrupt());
     file.load(&mut lrs);
@@ -310,11 +294,10 @@ fn all_of_it_goes_over_in_records() {
 }
 
 #[test]
-fn what_names_nothing_is_counted() {
+fn what_names_nothing_concerns_nobody() {
     let (mut dist, mut redist) = booted(1);
     assert!(dist.set_pending(96).is_empty() && dist.set_level(u32::MAX, true).is_empty());
     assert!(!redist.set_pending(32) && !redist.set_level(1023, true));
-    assert_eq!((dist.dropped(), redist.dropped()), (2, 2));
 }
 
 #[derive(Clone, Copy, Debug)]

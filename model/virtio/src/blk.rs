@@ -126,11 +126,6 @@ impl Blk {
         Self { options, config }
     }
 
-    /// What the disk is like.
-    pub fn options(&self) -> &Options {
-        &self.options
-    }
-
     /// Whether `count` sectors from `sector` are whole blocks of the disk; none are not.
     fn holds(&self, sector: u64, count: u64) -> bool {
         let block = self.options.block_size.sectors();

@@ -7,9 +7,6 @@ use bitflags::bitflags;
 use machine_contract::GuestMemory;
 use model_addr::Gfn;
 
-/// Bytes of a device's register window.
-pub const WINDOW_SIZE: u64 = 0x200;
-
 /// Most queues of a device.
 pub(crate) const MAX_QUEUES: usize = 9;
 

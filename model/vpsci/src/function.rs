@@ -5,9 +5,6 @@ pub(crate) const IS_64_BIT: u32 = 1 << 30;
 
 pub(crate) const SMCCC_VERSION: u32 = 0x8000_0000;
 pub(crate) const SMCCC_ARCH_FEATURES: u32 = 0x8000_0001;
-pub(crate) const SMCCC_ARCH_WORKAROUND_1: u32 = 0x8000_8000;
-pub(crate) const SMCCC_ARCH_WORKAROUND_2: u32 = 0x8000_7fff;
-pub(crate) const SMCCC_ARCH_WORKAROUND_3: u32 = 0x8000_3fff;
 
 pub(crate) const PSCI_VERSION: u32 = 0x8400_0000;
 pub(crate) const CPU_SUSPEND: u32 = 0x8400_0001;

@@ -19,9 +19,8 @@ use function::{
     AFFINITY_INFO, AFFINITY_INFO_64, CPU_OFF, CPU_ON, CPU_ON_64, CPU_SUSPEND, CPU_SUSPEND_64,
     HYPERVISOR_REVISION, HYPERVISOR_UID, IS_64_BIT, MIGRATE_INFO_TYPE, NO_MIGRATION_NEEDED,
     PSCI_FEATURES, PSCI_VERSION, PSCI_VERSION_1_1, PV_TIME_FEATURES, PV_TIME_ST,
-    SMCCC_ARCH_FEATURES, SMCCC_ARCH_WORKAROUND_1, SMCCC_ARCH_WORKAROUND_2, SMCCC_ARCH_WORKAROUND_3,
-    SMCCC_VERSION, SMCCC_VERSION_1_2, SYSTEM_OFF, SYSTEM_RESET, SYSTEM_RESET2, SYSTEM_RESET2_64,
-    TRNG_RND32, TRNG_RND64, TRNG_VERSION, UNDERPIN_UUID, WARM_RESET, is_psci,
+    SMCCC_ARCH_FEATURES, SMCCC_VERSION, SMCCC_VERSION_1_2, SYSTEM_OFF, SYSTEM_RESET, SYSTEM_RESET2,
+    SYSTEM_RESET2_64, TRNG_RND32, TRNG_RND64, TRNG_VERSION, UNDERPIN_UUID, WARM_RESET, is_psci,
 };
 use model_addr::{FRAME_SIZE, Ipa};
 
@@ -62,27 +61,9 @@ impl Reply {
     pub const SUCCESS: Self = Self::X0(0);
 }
 
-/// How a workaround for speculation stands on this machine (DEN0028, 7.4 to 7.6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Workaround {
-    /// Nobody knows: the call is not offered.
-    #[default]
-    Unknown,
-    /// Some CPU needs it, and EL2 can do it.
-    Required,
-    /// No CPU needs it; the call does nothing.
-    NotRequired,
-}
-
 /// What EL2 can offer to the vCPU that calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// `SMCCC_ARCH_WORKAROUND_1`: branch predictor (CVE-2017-5715).
-    pub workaround_1: Workaround,
-    /// `SMCCC_ARCH_WORKAROUND_2`: store bypass (CVE-2018-3639).
-    pub workaround_2: Workaround,
-    /// `SMCCC_ARCH_WORKAROUND_3`: branch history (CVE-2022-23960).
-    pub workaround_3: Workaround,
     /// There is entropy for the guest.
     pub entropy: bool,
     /// Each vCPU has a stolen-time structure.
@@ -116,13 +97,6 @@ pub enum Call {
     SystemOff,
     /// Reset the VM.
     SystemReset,
-    /// Do what `SMCCC_ARCH_WORKAROUND_`n asks on this CPU, then answer [`Reply::SUCCESS`].
-    Workaround {
-        /// 1, 2 or 3.
-        number: u8,
-        /// Its argument: for 2, whether to mitigate.
-        argument: u32,
-    },
     /// Answer with [`Random::reply`], or [`Random::NO_ENTROPY`].
     Random(Random),
     /// Answer with the address of the stolen-time structure of the vCPU that calls, which is kept
@@ -182,9 +156,6 @@ fn decode_others(function: u32, arguments: [u64; 3], capabilities: Capabilities)
         PSCI_FEATURES => answer_support(is_psci(first as u32) || first == u64::from(SMCCC_VERSION)),
         SMCCC_VERSION => answer(SMCCC_VERSION_1_2),
         SMCCC_ARCH_FEATURES => arch_features(first as u32, capabilities),
-        SMCCC_ARCH_WORKAROUND_1 => workaround(1, first, capabilities.workaround_1),
-        SMCCC_ARCH_WORKAROUND_2 => workaround(2, first, capabilities.workaround_2),
-        SMCCC_ARCH_WORKAROUND_3 => workaround(3, first, capabilities.workaround_3),
         TRNG_VERSION..=TRNG_RND32 | TRNG_RND64 if capabilities.entropy => {
             random::decode(function, first)
         }
@@ -239,30 +210,8 @@ const fn suspend(power_state: u64) -> Call {
 const fn arch_features(function: u32, capabilities: Capabilities) -> Call {
     match function {
         SMCCC_VERSION | SMCCC_ARCH_FEATURES => answer(0),
-        SMCCC_ARCH_WORKAROUND_1 => workaround_feature(capabilities.workaround_1),
-        SMCCC_ARCH_WORKAROUND_2 => workaround_feature(capabilities.workaround_2),
-        SMCCC_ARCH_WORKAROUND_3 => workaround_feature(capabilities.workaround_3),
         PV_TIME_FEATURES => answer_support(capabilities.stolen_time),
         _ => refuse(Refusal::NotSupported),
-    }
-}
-
-const fn workaround_feature(workaround: Workaround) -> Call {
-    match workaround {
-        Workaround::Unknown => refuse(Refusal::NotSupported),
-        Workaround::Required => answer(0),
-        Workaround::NotRequired => answer(1),
-    }
-}
-
-const fn workaround(number: u8, argument: u64, workaround: Workaround) -> Call {
-    match workaround {
-        Workaround::Unknown => Call::Unknown,
-        Workaround::Required => Call::Workaround {
-            number,
-            argument: argument as u32,
-        },
-        Workaround::NotRequired => answer(0),
     }
 }
 

@@ -1,20 +1,14 @@
 //! Every identifier that means something, and any that may not.
 
 use model_addr::Ipa;
-use model_vpsci::{Call, Capabilities, Random, Refusal, Reply, Workaround, decode};
+use model_vpsci::{Call, Capabilities, Random, Refusal, Reply, decode};
 use proptest::prelude::*;
 
 const NOTHING: Capabilities = Capabilities {
-    workaround_1: Workaround::Unknown,
-    workaround_2: Workaround::Unknown,
-    workaround_3: Workaround::Unknown,
     entropy: false,
     stolen_time: false,
 };
 const ALL: Capabilities = Capabilities {
-    workaround_1: Workaround::Required,
-    workaround_2: Workaround::NotRequired,
-    workaround_3: Workaround::Required,
     entropy: true,
     stolen_time: true,
 };
@@ -34,7 +28,7 @@ fn call(function: u64, arguments: [u64; 3]) -> Call {
 #[test]
 fn nothing_else_exists() {
     let known = [
-        (0x8000_0000, vec![0x0, 0x1, 0x3fff, 0x7fff, 0x8000]),
+        (0x8000_0000, vec![0x0, 0x1]),
         (0xc000_0000, vec![]),
         (
             0x8400_0000,
@@ -180,36 +174,12 @@ fn every_wellformed_power_state_is_standby() {
 }
 
 #[test]
-fn workarounds_are_as_the_machine_is() {
-    let (first, second, third) = (0x8000_8000, 0x8000_7fff, 0x8000_3fff);
-    let feature = |function, capabilities| decode(0x8000_0001, [function, 0, 0], capabilities);
-    for function in [first, second, third] {
-        assert_eq!(feature(function, NOTHING), NOT_SUPPORTED);
-        assert_eq!(decode(function, [0; 3], NOTHING), Call::Unknown);
+fn workarounds_are_not_offered() {
+    let feature = |function| call(0x8000_0001, [function, 0, 0]);
+    for function in [0x8000_8000, 0x8000_7fff, 0x8000_3fff, 0x8000_0002] {
+        assert_eq!(feature(function), NOT_SUPPORTED);
     }
-    assert_eq!(feature(first, ALL), answered(0));
-    assert_eq!(feature(second, ALL), answered(1));
-    assert_eq!(
-        call(first, [0; 3]),
-        Call::Workaround {
-            number: 1,
-            argument: 0
-        }
-    );
-    assert_eq!(
-        call(second, [1, 0, 0]),
-        answered(0),
-        "not required: nothing to do"
-    );
-    assert_eq!(
-        call(third, [9, 0, 0]),
-        Call::Workaround {
-            number: 3,
-            argument: 9
-        }
-    );
-    assert_eq!(feature(0x8000_0001, NOTHING), answered(0));
-    assert_eq!(feature(0x8000_0002, ALL), NOT_SUPPORTED);
+    assert_eq!(feature(0x8000_0001), answered(0));
 }
 
 #[test]

@@ -82,7 +82,6 @@ pub struct Pl011 {
     fractional_baud: u32,
     low_power: u32,
     dma_control: u32,
-    dropped: u64,
 }
 
 impl Default for Pl011 {
@@ -108,26 +107,12 @@ impl Pl011 {
             fractional_baud: 0,
             low_power: 0,
             dma_control: 0,
-            dropped: 0,
         }
-    }
-
-    /// Back to the state of [`Self::new`], apart from the count of what was dropped.
-    pub fn reset(&mut self) {
-        *self = Self {
-            dropped: self.dropped,
-            ..Self::new()
-        };
     }
 
     /// The level of the interrupt line (`UARTINTR`).
     pub const fn irq_level(&self) -> bool {
         self.raw.bits() & self.mask.bits() != 0
-    }
-
-    /// How many received bytes found no room.
-    pub const fn dropped(&self) -> u64 {
-        self.dropped
     }
 
     /// How many bytes [`Self::receive`] takes now without loss.
@@ -144,7 +129,6 @@ impl Pl011 {
         if self.room() == 0 {
             self.overrun = true;
             self.raw |= Interrupts::OVERRUN;
-            self.dropped = self.dropped.saturating_add(1);
             return false;
         }
         let last = (usize::from(self.first) + usize::from(self.len)) % FIFO_DEPTH;
@@ -316,7 +300,7 @@ mod tests {
             assert_eq!(uart.read(DR), byte);
         }
         assert!(!uart.irq_level());
-        assert_eq!((uart.read(DR), uart.dropped()), (0, 1));
+        assert_eq!(uart.read(DR), 0);
         assert_eq!(uart.read(FR) >> 4 & 1, 1);
     }
 

@@ -44,7 +44,6 @@ impl Pl011 {
             fractional_baud: record.fractional_baud,
             low_power: record.low_power,
             dma_control: record.dma_control,
-            dropped: 0,
         })
     }
 }

@@ -76,7 +76,7 @@ proptest! {
                     }
                 }
                 Op::Reset => {
-                    uart.reset();
+                    uart = Pl011::new();
                     queue.clear();
                     (has_fifo, loops) = (false, false);
                 }

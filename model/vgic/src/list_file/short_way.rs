@@ -108,7 +108,6 @@ impl ListFile {
         let value = value | PENDING;
         self.values[n as usize % MAX_LIST_REGISTERS] = value;
         self.uses.take(n, false, true, false);
-        self.counters.injected += 1;
         lrs.write(n as usize, value);
     }
 

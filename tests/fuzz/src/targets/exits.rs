@@ -19,7 +19,6 @@ pub fn psci_call(data: &[u8]) {
     let capabilities = Capabilities {
         entropy: true,
         stolen_time: true,
-        ..Capabilities::default()
     };
     let mut input = Input(data);
     while let (Some(function), Some(x1), Some(x2), Some(x3)) =
