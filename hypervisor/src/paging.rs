@@ -229,7 +229,7 @@ pub fn bring(vm: &Instance, gfn: Gfn, token: u64, waiter: u64) -> Coming {
         && let Some(Ok(frame)) =
             sharing::join_block(sharing::key_of(user, token.disk, token.block), user)
     {
-        if !vm.space.restore(gfn, number, Entry::shared(frame)) {
+        if !vm.space.maps().restore(gfn, number, Entry::shared(frame)) {
             Metal.leave(frame, user);
         }
         return Coming::Now;
@@ -362,7 +362,8 @@ impl Move {
                 ..Entry::private(frame)
             }
         };
-        match (vm.space.restore(gfn, number, entry), is_shared) {
+        let is_there = vm.space.maps().restore(gfn, number, entry);
+        match (is_there, is_shared) {
             (true, true) => model_sharing::enlist(&Metal, frame),
             (true, false) => Metal.forget(number),
             (false, true) => Metal.leave(frame, user),
@@ -377,7 +378,7 @@ impl Move {
         if done && vm.space.discard(self.gfn, frame, number) {
             vm.paging.paid();
         } else {
-            vm.space.cancel_out(self.gfn);
+            vm.space.maps().cancel_out(self.gfn);
             Metal.forget(number);
         }
         let owed = vm.paging.owed.load(Ordering::Relaxed);
@@ -406,7 +407,7 @@ fn page_out(vm: &Instance, gfn: Gfn) -> bool {
     };
     let page = buffer.data();
     let mut from = None;
-    let begun = vm.space.begin_out(gfn, |frame| {
+    let begun = vm.space.maps().begin_out(gfn, |frame| {
         frames::ram(page, 1).copy_from(0, frames::ram(frame, 1), 0, FRAME_SIZE as usize);
         from = Some(frame);
     });
@@ -414,7 +415,7 @@ fn page_out(vm: &Instance, gfn: Gfn) -> bool {
         return false;
     };
     let Some(block) = swap.take_block(page) else {
-        vm.space.cancel_out(gfn);
+        vm.space.maps().cancel_out(gfn);
         return false;
     };
     let token = Token {
@@ -431,7 +432,7 @@ fn page_out(vm: &Instance, gfn: Gfn) -> bool {
     };
     let begun = swap.begin(buffer, page_at(token, Operation::Write), Job::Page(page));
     if begun.is_err() {
-        vm.space.cancel_out(gfn);
+        vm.space.maps().cancel_out(gfn);
         Metal.forget(token.encode());
     }
     begun.is_ok()

@@ -93,7 +93,7 @@ fn serve(transport: &mut Transport<balloon::Balloon>, vm: &Instance) {
             vm.space.release(run.first, run.count);
         }
     };
-    let is_block = |gfn| vm.space.is_block(gfn);
+    let is_block = |gfn| vm.space.maps().is_block(gfn);
     let (memory, now) = (vm.memory(), timer::now());
     if transport.serve(&memory, now, PAGES_AT_ONCE, is_block, release) {
         vm.put_off_device_work();

@@ -27,7 +27,7 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
         None if data.abort.fault == Fault::Permission => return Flow::Resume,
         None => return inject(guest, refusal),
     };
-    if guest.vm.memory_contains(ipa) {
+    if guest.vm.space.contains(ipa) {
         let access = if data.is_refused_store() && overwrites(guest, va) {
             Access::Overwrite
         } else if data.wants_write() {
@@ -58,7 +58,7 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
 pub fn instruction(guest: &mut Loaded<'_>, abort: Abort) -> Flow {
     let va = abort.va.unwrap_or(guest.core.context.pc);
     let refusal = Injection::InstructionAbort { va };
-    if let Some(ipa) = address(&abort).filter(|&ipa| guest.vm.memory_contains(ipa)) {
+    if let Some(ipa) = address(&abort).filter(|&ipa| guest.vm.space.contains(ipa)) {
         let access = if abort.is_table_update() {
             Access::Write
         } else {
@@ -143,7 +143,7 @@ fn region(guest: &mut Loaded<'_>, filled: Filled, refusal: Injection) -> Flow {
 fn fill(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
     if !guest.cpu.trace.is_on() {
         let node = hooks::node_for(ipa.frame(), guest.cpu.node);
-        return guest.vm.fill(ipa, node, access);
+        return guest.vm.space.fill(ipa, node, access);
     }
     fill_traced(guest, ipa, access)
 }
@@ -152,7 +152,7 @@ fn fill(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
 fn fill_traced(guest: &Loaded<'_>, ipa: Ipa, access: Access) -> Filled {
     let since = timer::now();
     let (_, before) = guest.vm.space.counts();
-    let filled = guest.vm.fill(ipa, guest.cpu.node, access);
+    let filled = guest.vm.space.fill(ipa, guest.cpu.node, access);
     // Another vCPU's fault of the same moment counts here, too.
     let (_, after) = guest.vm.space.counts();
     let detail = match access {
@@ -177,7 +177,7 @@ fn without_frame(guest: &mut Loaded<'_>, ipa: Ipa, access: Access) -> Flow {
     if frames::may_be_reserved() {
         return Flow::Resume;
     }
-    if paging::may_use_emergency(vm) && vm.fill_urgently(ipa, node, access) == Filled::Done {
+    if paging::may_use_emergency(vm) && vm.space.fill_urgently(ipa, node, access) == Filled::Done {
         return Flow::Resume;
     }
     if numa::give_a_copy_back() {

@@ -162,7 +162,7 @@ fn turn_on(guest: &mut Loaded<'_>, target: u32, entry: Ipa, context: u64) -> Rep
     let Some(vcpu) = vcpu else {
         return Refusal::InvalidParameters.reply();
     };
-    let is_memory = guest.vm.memory_contains(entry);
+    let is_memory = guest.vm.space.contains(entry);
     match vcpu.turn_on(entry, is_memory, context) {
         Ok(()) => Reply::SUCCESS,
         Err(refusal) => refusal.reply(),

@@ -280,11 +280,6 @@ impl AddressSpace {
         }
     }
 
-    /// Whether the region of a guest frame is one block.
-    pub fn is_block(&self, gfn: Gfn) -> bool {
-        self.maps.lock().is_block(gfn)
-    }
-
     /// Calls `visit` for guest frames from `from` on that something is behind, looking at `budget`
     /// entries under the lock; where to go on.
     pub fn visit(&self, from: Gfn, budget: usize, visit: impl FnMut(Gfn, Entry)) -> Option<Gfn> {
@@ -374,16 +369,6 @@ impl AddressSpace {
         self.maps.lock().age(from, may, old)
     }
 
-    /// See [`Maps::begin_out`].
-    pub fn begin_out(&self, gfn: Gfn, copy: impl FnOnce(Mfn)) -> bool {
-        self.maps.lock().begin_out(gfn, copy)
-    }
-
-    /// See [`Maps::cancel_out`].
-    pub fn cancel_out(&self, gfn: Gfn) {
-        self.maps.lock().cancel_out(gfn);
-    }
-
     /// See [`Maps::discard`].
     pub fn discard(&self, gfn: Gfn, frame: Mfn, token: u64) -> bool {
         self.maps
@@ -400,15 +385,6 @@ impl AddressSpace {
         let tree = sources.find(|source| source.at == self.begin.1);
         let tree = tree.map_or(&[][..], |tree| tree.bytes.as_ref());
         ([begins[0], begins[1], initrd.unwrap_or(0)], tree)
-    }
-
-    /// The records of what is behind guest frames; see [`Maps::records`].
-    pub fn records<E>(
-        &self,
-        place: impl Fn(Backing) -> (u8, u8, u64),
-        put: impl FnMut(Run) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.maps.lock().records(place, put)
     }
 
     /// See [`Maps::adopt`].
@@ -460,13 +436,14 @@ impl AddressSpace {
         self.maps.lock().give_copies_back(node, from, &Metal)
     }
 
-    /// See [`Maps::restore`].
-    pub fn restore(&self, gfn: Gfn, token: u64, new: Entry) -> bool {
-        self.maps.lock().restore(gfn, token, new)
-    }
-
+    // One type, or all that locks would be compiled for each caller.
     fn lock<'a>(&'a self) -> impl Fn() -> SpinGuard<'a, Maps<Tables>> {
         || self.maps.lock()
+    }
+
+    /// What is behind its guest frames, locked: not to be held while frames are freed or zeroed.
+    pub fn maps(&self) -> SpinGuard<'_, Maps<Tables>> {
+        self.maps.lock()
     }
 
     /// Begins the end: no vCPU of the VM runs or will run again.

@@ -1,6 +1,6 @@
 //! A VM that runs: from its start to its end or reset. A VM that is started again is a new one.
 
-use super::address_space::{Access, AddressSpace, Dismantling, Filled};
+use super::address_space::{AddressSpace, Dismantling};
 use super::guest_memory::DeviceView;
 use super::layout;
 use super::vmids::Vmid;
@@ -22,7 +22,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
-use model_addr::{Ipa, NodeId, VmId};
+use model_addr::{NodeId, VmId};
 use model_vgic::{Distributor, VcpuSet};
 
 /// Why a VM stops running.
@@ -162,22 +162,6 @@ impl Instance {
             space: &self.space,
             node: self.home,
         }
-    }
-
-    /// Whether the guest has memory at `ipa`.
-    #[inline]
-    pub fn memory_contains(&self, ipa: Ipa) -> bool {
-        self.space.contains(ipa)
-    }
-
-    /// Puts a frame that allows `access` behind `ipa`, which faulted.
-    pub fn fill(&self, ipa: Ipa, node: NodeId, access: Access) -> Filled {
-        self.space.fill(ipa, node, access)
-    }
-
-    /// As [`Self::fill`], from the emergency reserve.
-    pub fn fill_urgently(&self, ipa: Ipa, node: NodeId, access: Access) -> Filled {
-        self.space.fill_urgently(ipa, node, access)
     }
 
     /// Asks these vCPUs to do what `bits` of [`attention`] say.

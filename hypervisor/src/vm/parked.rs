@@ -166,7 +166,7 @@ fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(
     };
     let mut is_on_disk = false;
     let mut open = to.begin(kind::RUNS).ok_or(Unwritable::NoRoom)?;
-    vm.space.records(place, |run| {
+    vm.space.maps().records(place, |run| {
         is_on_disk |= blocks(&run).next().is_some();
         fits(open.add(&run))
     })?;
@@ -174,7 +174,7 @@ fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(
     if !is_on_disk {
         return Ok(());
     }
-    vm.space.records(place, |run| {
+    vm.space.maps().records(place, |run| {
         let partition = || partition(record, run.kind, run.disk);
         blocks(&run).try_for_each(|block| {
             let extent = partition().ok_or(Unwritable::Has("pages on a disk that is gone"))?;
