@@ -6,9 +6,8 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-mod parked;
-
-use bitflags::bitflags;
+use abi::parked::Uart;
+use zerocopy::FromZeros;
 
 /// Bytes in the receive FIFO (r1p5).
 pub const FIFO_DEPTH: usize = 32;
@@ -40,48 +39,22 @@ const CR_RESET: u32 = CR_TRANSMIT_ENABLE | CR_RECEIVE_ENABLE;
 /// Both FIFOs at one half.
 const IFLS_RESET: u32 = 0x12;
 
-bitflags! {
-    /// Flags of `UARTFR`.
-    #[derive(Clone, Copy)]
-    struct Flags: u32 {
-        const CLEAR_TO_SEND = 1 << 0;
-        const DATA_SET_READY = 1 << 1;
-        const CARRIER = 1 << 2;
-        const RECEIVE_EMPTY = 1 << 4;
-        const RECEIVE_FULL = 1 << 6;
-        const TRANSMIT_EMPTY = 1 << 7;
-    }
+// Flags of `UARTFR`.
+const FLAGS_ALWAYS: u32 = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 7;
+const RECEIVE_EMPTY: u32 = 1 << 4;
+const RECEIVE_FULL: u32 = 1 << 6;
 
-    /// Interrupts as in `UARTIMSC`, `UARTRIS`, `UARTMIS` and `UARTICR`.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    struct Interrupts: u32 {
-        const RECEIVE = 1 << 4;
-        const TRANSMIT = 1 << 5;
-        const RECEIVE_TIMEOUT = 1 << 6;
-        const OVERRUN = 1 << 10;
-        /// Modem lines and line errors, which never happen.
-        const OTHERS = 0b1111 | 0b111 << 7;
-    }
-}
+// Interrupts as in `UARTIMSC`, `UARTRIS`, `UARTMIS` and `UARTICR`; modem lines and line errors never happen.
+const RECEIVE: u32 = 1 << 4;
+const TRANSMIT: u32 = 1 << 5;
+const RECEIVE_TIMEOUT: u32 = 1 << 6;
+const OVERRUN: u32 = 1 << 10;
+const INTERRUPTS: u32 = 0x7ff;
 
-/// A PL011 and its receive FIFO.
+/// A PL011 and its receive FIFO, in which the oldest byte is the first.
 #[derive(Clone, Debug)]
 pub struct Pl011 {
-    fifo: [u8; FIFO_DEPTH],
-    /// Where the oldest byte is.
-    first: u8,
-    len: u8,
-    /// A byte came while the FIFO was full, since `UARTECR` was last written.
-    overrun: bool,
-    raw: Interrupts,
-    mask: Interrupts,
-    line_control: u32,
-    control: u32,
-    fifo_levels: u32,
-    integer_baud: u32,
-    fractional_baud: u32,
-    low_power: u32,
-    dma_control: u32,
+    state: Uart,
 }
 
 impl Default for Pl011 {
@@ -92,32 +65,40 @@ impl Default for Pl011 {
 
 impl Pl011 {
     /// A UART just out of reset.
-    pub const fn new() -> Self {
-        Self {
-            fifo: [0; FIFO_DEPTH],
-            first: 0,
-            len: 0,
-            overrun: false,
-            raw: Interrupts::empty(),
-            mask: Interrupts::empty(),
-            line_control: 0,
+    pub fn new() -> Self {
+        let state = Uart {
             control: CR_RESET,
             fifo_levels: IFLS_RESET,
-            integer_baud: 0,
-            fractional_baud: 0,
-            low_power: 0,
-            dma_control: 0,
-        }
+            ..Uart::new_zeroed()
+        };
+        Self { state }
+    }
+
+    /// Its record, for images of any version (`abi::parked`); what is not the UART's is zero.
+    pub fn record(&self) -> Uart {
+        self.state
+    }
+
+    /// As a record has it; `None` where it has more in its FIFO than fits.
+    pub fn of(record: &Uart) -> Option<Self> {
+        let state = Uart {
+            raw: record.raw & INTERRUPTS,
+            mask: record.mask & INTERRUPTS,
+            overrun: record.overrun & 1,
+            in_use: 0,
+            ..*record
+        };
+        (record.received as usize <= FIFO_DEPTH).then_some(Self { state })
     }
 
     /// The level of the interrupt line (`UARTINTR`).
     pub const fn irq_level(&self) -> bool {
-        self.raw.bits() & self.mask.bits() != 0
+        self.state.raw & self.state.mask != 0
     }
 
     /// How many bytes [`Self::receive`] takes now without loss.
     pub const fn room(&self) -> usize {
-        self.depth().saturating_sub(self.len as usize)
+        self.depth().saturating_sub(self.state.received as usize)
     }
 
     /// A byte comes in on the line. `false` where there was no room: it is lost, as on the wire.
@@ -127,18 +108,17 @@ impl Pl011 {
     /// just booting finds what was typed before.
     pub fn receive(&mut self, byte: u8) -> bool {
         if self.room() == 0 {
-            self.overrun = true;
-            self.raw |= Interrupts::OVERRUN;
+            self.state.overrun = 1;
+            self.state.raw |= OVERRUN;
             return false;
         }
-        let last = (usize::from(self.first) + usize::from(self.len)) % FIFO_DEPTH;
-        self.fifo[last] = byte;
-        self.len += 1;
-        if usize::from(self.len) >= self.trigger() {
-            self.raw |= Interrupts::RECEIVE;
+        self.state.fifo[self.state.received as usize % FIFO_DEPTH] = byte;
+        self.state.received += 1;
+        if self.state.received as usize >= self.trigger() {
+            self.state.raw |= RECEIVE;
         }
         // The line is quiet for 32 bit times after each byte: there is no time here.
-        self.raw |= Interrupts::RECEIVE_TIMEOUT;
+        self.state.raw |= RECEIVE_TIMEOUT;
         true
     }
 
@@ -146,19 +126,19 @@ impl Pl011 {
     /// read as zero.
     pub fn read(&mut self, offset: u32) -> u32 {
         match offset {
-            FR => self.flags().bits(),
+            FR => self.flags(),
             DR => self.read_data(),
-            RSR_ECR => u32::from(self.overrun) << 3,
-            ILPR => self.low_power,
-            IBRD => self.integer_baud,
-            FBRD => self.fractional_baud,
-            LCR_H => self.line_control,
-            CR => self.control,
-            IFLS => self.fifo_levels,
-            IMSC => self.mask.bits(),
-            RIS => self.raw.bits(),
-            MIS => (self.raw & self.mask).bits(),
-            DMACR => self.dma_control,
+            RSR_ECR => self.state.overrun << 3,
+            ILPR => self.state.low_power,
+            IBRD => self.state.integer_baud,
+            FBRD => self.state.fractional_baud,
+            LCR_H => self.state.line_control,
+            CR => self.state.control,
+            IFLS => self.state.fifo_levels,
+            IMSC => self.state.mask,
+            RIS => self.state.raw,
+            MIS => self.state.raw & self.state.mask,
+            DMACR => self.state.dma_control,
             PERIPH_ID..0x1000 if offset.is_multiple_of(4) => {
                 let index = (offset - PERIPH_ID) / 4;
                 IDENTIFICATION
@@ -176,42 +156,40 @@ impl Pl011 {
     pub fn write(&mut self, offset: u32, value: u32) -> Option<u8> {
         match offset {
             DR => return self.send(value as u8),
-            RSR_ECR => self.overrun = false,
-            ILPR => self.low_power = value & 0xff,
-            IBRD => self.integer_baud = value & 0xffff,
-            FBRD => self.fractional_baud = value & 0x3f,
+            RSR_ECR => self.state.overrun = 0,
+            ILPR => self.state.low_power = value & 0xff,
+            IBRD => self.state.integer_baud = value & 0xffff,
+            FBRD => self.state.fractional_baud = value & 0x3f,
             LCR_H => self.set_line_control(value & 0xff),
-            CR => self.control = value & 0xff87,
-            IFLS => self.fifo_levels = value & 0x3f,
-            IMSC => self.mask = Interrupts::from_bits_truncate(value),
-            ICR => self.raw -= Interrupts::from_bits_truncate(value),
-            DMACR => self.dma_control = value & 0x7,
+            CR => self.state.control = value & 0xff87,
+            IFLS => self.state.fifo_levels = value & 0x3f,
+            IMSC => self.state.mask = value & INTERRUPTS,
+            ICR => self.state.raw &= !value,
+            DMACR => self.state.dma_control = value & 0x7,
             _ => {}
         }
         None
     }
 
-    fn flags(&self) -> Flags {
-        let mut flags =
-            Flags::TRANSMIT_EMPTY | Flags::CLEAR_TO_SEND | Flags::DATA_SET_READY | Flags::CARRIER;
-        flags.set(Flags::RECEIVE_EMPTY, self.len == 0);
-        flags.set(Flags::RECEIVE_FULL, self.room() == 0);
-        flags
+    fn flags(&self) -> u32 {
+        let is = |is: bool, flag: u32| if is { flag } else { 0 };
+        let empty = is(self.state.received == 0, RECEIVE_EMPTY);
+        FLAGS_ALWAYS | empty | is(self.room() == 0, RECEIVE_FULL)
     }
 
     /// Takes the oldest byte; zero where there is none.
     fn read_data(&mut self) -> u32 {
-        if self.len == 0 {
+        if self.state.received == 0 {
             return 0;
         }
-        let byte = self.fifo[usize::from(self.first)];
-        self.first = (self.first + 1) % FIFO_DEPTH as u8;
-        self.len -= 1;
-        if usize::from(self.len) < self.trigger() {
-            self.raw -= Interrupts::RECEIVE;
+        let byte = self.state.fifo[0];
+        self.state.fifo.copy_within(1.., 0);
+        self.state.received -= 1;
+        if (self.state.received as usize) < self.trigger() {
+            self.state.raw &= !RECEIVE;
         }
-        if self.len == 0 {
-            self.raw -= Interrupts::RECEIVE_TIMEOUT;
+        if self.state.received == 0 {
+            self.state.raw &= !RECEIVE_TIMEOUT;
         }
         byte.into()
     }
@@ -219,8 +197,8 @@ impl Pl011 {
     /// Sends `byte`, which is gone at once: the FIFO falls through its trigger level. A guest
     /// that never switches the transmitter on is heard all the same, as its early consoles expect.
     fn send(&mut self, byte: u8) -> Option<u8> {
-        self.raw |= Interrupts::TRANSMIT;
-        if self.control & CR_LOOPBACK != 0 && self.control & CR_UART_ENABLE != 0 {
+        self.state.raw |= TRANSMIT;
+        if self.state.control & CR_LOOPBACK != 0 && self.state.control & CR_UART_ENABLE != 0 {
             self.receive(byte);
             return None;
         }
@@ -228,17 +206,16 @@ impl Pl011 {
     }
 
     fn set_line_control(&mut self, value: u32) {
-        if (self.line_control ^ value) & LCR_FIFO_ENABLE != 0 {
+        if (self.state.line_control ^ value) & LCR_FIFO_ENABLE != 0 {
             // Switching the FIFOs on or off flushes them.
-            self.first = 0;
-            self.len = 0;
-            self.raw -= Interrupts::RECEIVE | Interrupts::RECEIVE_TIMEOUT;
+            self.state.received = 0;
+            self.state.raw &= !(RECEIVE | RECEIVE_TIMEOUT);
         }
-        self.line_control = value;
+        self.state.line_control = value;
     }
 
     const fn has_fifo(&self) -> bool {
-        self.line_control & LCR_FIFO_ENABLE != 0
+        self.state.line_control & LCR_FIFO_ENABLE != 0
     }
 
     const fn depth(&self) -> usize {
@@ -250,7 +227,7 @@ impl Pl011 {
         if !self.has_fifo() {
             return 1;
         }
-        match self.fifo_levels >> 3 & 7 {
+        match self.state.fifo_levels >> 3 & 7 {
             0 => FIFO_DEPTH / 8,
             1 => FIFO_DEPTH / 4,
             3 => FIFO_DEPTH / 4 * 3,
