@@ -1,6 +1,6 @@
 //! A VM's balloon: what the guest puts into it, or reports free, goes back to the machine.
 
-use super::virtio::{register, update_line};
+use super::virtio::{RegisterAccess, register, update_line};
 use crate::vm::Instance;
 use crate::{host, housekeeping};
 use abi::parked;
@@ -30,18 +30,9 @@ impl Balloon {
     }
 
     /// The guest reads the register at `offset`, or writes it.
-    pub fn access(
-        &self,
-        vm: &Instance,
-        n: usize,
-        offset: u64,
-        size: usize,
-        value: Option<u64>,
-    ) -> u64 {
+    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
         let transport = &mut **self.transport.lock();
-        register(transport, vm, n, offset, size, value, |transport, vm| {
-            serve(transport, vm);
-        })
+        register(transport, vm, n, access, serve)
     }
 
     /// Goes on with work that was put off, and with a report that is due.

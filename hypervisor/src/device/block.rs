@@ -8,7 +8,7 @@ mod parked;
 mod transfer;
 
 use super::disk::{Backing, Near};
-use super::virtio::{Slot, register, update_line};
+use super::virtio::{RegisterAccess, Slot, register, update_line};
 use crate::physical::disk::{Buffer, Extent, Io};
 use crate::vm::{self, Instance};
 use crate::{frames, heap, host, housekeeping, paging, sharing, stretch};
@@ -152,17 +152,10 @@ impl Block {
     }
 
     /// The guest reads the register at `offset`, or writes it.
-    pub fn access(
-        &self,
-        vm: &Instance,
-        n: usize,
-        offset: u64,
-        size: usize,
-        value: Option<u64>,
-    ) -> u64 {
+    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
         let mut notified = false;
         let mut state = self.state.lock();
-        let read = register(&mut state.transport, vm, n, offset, size, value, |_, _| {
+        let read = register(&mut state.transport, vm, n, access, |_, _| {
             notified = true;
         });
         if notified {

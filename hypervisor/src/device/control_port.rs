@@ -1,6 +1,6 @@
 //! A VM's control port: bytes that its programs write, as requests, and what they are told.
 
-use super::virtio::{register, update_line};
+use super::virtio::{RegisterAccess, register, update_line};
 use crate::control::{port, vms};
 use crate::vm::Instance;
 use machine_locks::{Rank, SpinLock};
@@ -33,21 +33,14 @@ impl ControlPort {
     }
 
     /// As [`super::virtio::Slot::access`].
-    pub fn access(
-        &self,
-        vm: &Instance,
-        n: usize,
-        offset: u64,
-        size: usize,
-        value: Option<u64>,
-    ) -> u64 {
+    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
         let mut state = self.0.lock();
         let mut notified = false;
         let transport = &mut state.transport;
-        let read = register(transport, vm, n, offset, size, value, |_, _| {
+        let read = register(transport, vm, n, access, |_, _| {
             notified = true;
         });
-        if notified || value.is_some() && !state.transport.is_live() {
+        if notified || access.value.is_some() && !state.transport.is_live() {
             state.work(vm, n);
             if state.inbox.has_frame() {
                 // Its answer may have found no room until now.

@@ -8,7 +8,7 @@
 mod copies;
 mod parked;
 
-use super::virtio::{Slot, update_line};
+use super::virtio::{RegisterAccess, Slot, update_line};
 use crate::network::{Cable, End, Route};
 use crate::physical::nic;
 use crate::vm::Instance;
@@ -181,19 +181,12 @@ impl Net {
     }
 
     /// The guest reads the register at `offset`, or writes it.
-    pub fn access(
-        &self,
-        vm: &Instance,
-        n: usize,
-        offset: u64,
-        size: usize,
-        value: Option<u64>,
-    ) -> u64 {
+    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
         let mut state = self.state.lock();
-        let Some(value) = value else {
-            return state.transport.read(offset, size);
+        let Some(value) = access.value else {
+            return state.transport.read(access.offset, access.size);
         };
-        let effect = state.transport.write(offset, size, value);
+        let effect = state.transport.write(access.offset, access.size, value);
         let role = match effect {
             Effect::Notify(queue) => Some(state.transport.role(queue)),
             _ => None,

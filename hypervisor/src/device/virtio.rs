@@ -19,6 +19,15 @@ const BYTES_AT_ONCE: usize = 512;
 /// Bytes that the entropy source makes in one go: each takes about a hundred instructions.
 const RANDOM_AT_ONCE: usize = 256;
 
+/// A guest's access of `size` bytes to the register at `offset` of a device's window.
+#[derive(Clone, Copy)]
+pub struct RegisterAccess {
+    pub offset: u64,
+    pub size: usize,
+    /// What is written; `None`: it is read.
+    pub value: Option<u64>,
+}
+
 /// One device.
 #[expect(clippy::large_enum_variant, reason = "a few for each VM")]
 pub enum Slot {
@@ -50,28 +59,21 @@ impl Slot {
         Self::Rng(SpinLock::new(Rank::Device, Transport::new(Rng::default())))
     }
 
-    /// The guest reads the register at `offset` of window `n`, or writes it.
-    pub fn access(
-        &self,
-        vm: &Instance,
-        n: usize,
-        offset: u64,
-        size: usize,
-        value: Option<u64>,
-    ) -> u64 {
+    /// Does a guest's access to window `n`; what it read.
+    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
         match self {
-            Self::Block(block) => block.access(vm, n, offset, size, value),
+            Self::Block(block) => block.access(vm, n, access),
             Self::Console(transport) => {
                 let mut transport = transport.lock();
-                register(&mut transport, vm, n, offset, size, value, transmit)
+                register(&mut transport, vm, n, access, transmit)
             }
             Self::Rng(transport) => {
                 let mut transport = transport.lock();
-                register(&mut transport, vm, n, offset, size, value, fill)
+                register(&mut transport, vm, n, access, fill)
             }
-            Self::Balloon(balloon) => balloon.access(vm, n, offset, size, value),
-            Self::Net(net) => net.access(vm, n, offset, size, value),
-            Self::Control(port) => port.access(vm, n, offset, size, value),
+            Self::Balloon(balloon) => balloon.access(vm, n, access),
+            Self::Net(net) => net.access(vm, n, access),
+            Self::Control(port) => port.access(vm, n, access),
         }
     }
 
@@ -195,15 +197,13 @@ pub fn register<D: Device>(
     transport: &mut Transport<D>,
     vm: &Instance,
     n: usize,
-    offset: u64,
-    size: usize,
-    value: Option<u64>,
+    access: RegisterAccess,
     work: impl FnOnce(&mut Transport<D>, &Instance),
 ) -> u64 {
-    let Some(value) = value else {
-        return transport.read(offset, size);
+    let Some(value) = access.value else {
+        return transport.read(access.offset, access.size);
     };
-    match transport.write(offset, size, value) {
+    match transport.write(access.offset, access.size, value) {
         Effect::Notify(_) | Effect::Live => work(transport, vm),
         Effect::None | Effect::Reset => {}
     }

@@ -9,7 +9,7 @@ use crate::device::block::Block;
 use crate::device::clock::Clock;
 use crate::device::power_button::PowerButton;
 use crate::device::uart::Uart;
-use crate::device::virtio::Slot;
+use crate::device::virtio::{RegisterAccess, Slot};
 use crate::numa::Tally;
 use crate::paging::{self, Paging};
 use crate::stretch::{self, Kind};
@@ -317,7 +317,12 @@ impl Instance {
         if value.is_some() {
             stretch::begin_access();
         }
-        let read = slot.access(self, n, offset % window, size, value);
+        let access = RegisterAccess {
+            offset: offset % window,
+            size,
+            value,
+        };
+        let read = slot.access(self, n, access);
         paging::bring_wanted(self);
         Some(read)
     }
