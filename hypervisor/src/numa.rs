@@ -479,10 +479,7 @@ fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
         {
             // There is room for all that are looked at.
             let _ = found.push(Job {
-                owner: Owner {
-                    vm: instance.id,
-                    gfn,
-                },
+                owner: Owner::of(instance.id, gfn),
                 frame,
                 copies: false,
             });

@@ -157,10 +157,7 @@ impl Window {
         let run = match offset.checked_sub(REGION_HEADER) {
             None => {
                 let block = u64::from(offset & !(FRAME_SIZE - 1) == REGION_BLOCK);
-                FrameRange {
-                    start: region.header.add(block),
-                    count: 1,
-                }
+                FrameRange::of(region.header.add(block), 1)
             }
             Some(offset) => region.runs.get((offset / STEP) as usize)?.touch(offset),
         };
@@ -243,14 +240,8 @@ impl Run {
             *zeroed |= 1 << chunk;
         }
         if *zeroed == ALL_CHUNKS {
-            return FrameRange {
-                start: self.first,
-                count: RUN_FRAMES,
-            };
+            return FrameRange::of(self.first, RUN_FRAMES);
         }
-        FrameRange {
-            start,
-            count: CHUNK_FRAMES,
-        }
+        FrameRange::of(start, CHUNK_FRAMES)
     }
 }

@@ -96,10 +96,10 @@ pub fn init() {
         return;
     };
     for pages in bundle.pages() {
-        let aside = host.map.set_aside_image(FrameRange {
-            start: range.start.frame().add(pages.start as u64 / FRAME_SIZE),
-            count: pages.len() as u64 / FRAME_SIZE,
-        });
+        let aside = host.map.set_aside_image(FrameRange::of(
+            range.start.frame().add(pages.start as u64 / FRAME_SIZE),
+            pages.len() as u64 / FRAME_SIZE,
+        ));
         if let Err(refused) = aside {
             log::warn!("pages of the bundle cannot be shared: {refused}");
         }

@@ -54,13 +54,7 @@ pub fn read_device_tree(address: u64) -> (Machine, PaRange) {
     // SAFETY: as above; the blob says how long it is.
     let blob = unsafe { core::slice::from_raw_parts(start, size) };
     match model_machine_tree::read(blob) {
-        Ok(tree) => (
-            tree,
-            PaRange {
-                start: Pa(address),
-                size: size as u64,
-            },
-        ),
+        Ok(tree) => (tree, PaRange::of(Pa(address), size as u64)),
         Err(error) => give_up(format_args!("{error}")),
     }
 }
@@ -97,10 +91,9 @@ fn map_all(map: &mut El2Map, tree: &Machine) -> Result<(), MapError> {
         .chain([tree.gic.distributor]);
     let windows = tree.virtio.iter().map(|window| window.registers);
     let console = tree.console.iter().map(|uart| uart.base);
-    let pages = console.chain(tree.rtc).map(|start| PaRange {
-        start,
-        size: FRAME_SIZE,
-    });
+    let pages = console
+        .chain(tree.rtc)
+        .map(|start| PaRange::of(start, FRAME_SIZE));
     // What OS-0 may leave behind.
     let owned = tree.os0.iter().flat_map(|_| &tree.pci);
     let owned = owned.chain(&tree.gic.translators).copied();
@@ -110,14 +103,7 @@ fn map_all(map: &mut El2Map, tree: &Machine) -> Result<(), MapError> {
         if mapped.contains(&start.0) {
             continue;
         }
-        map.map(
-            start.0,
-            PaRange {
-                start,
-                size: end.0 - start.0,
-            },
-            Rights::Device,
-        )?;
+        map.map(start.0, PaRange::of(start, end.0 - start.0), Rights::Device)?;
         // More devices than fit here would be an overlap, which `map` reports.
         let _ = mapped.push(start.0);
     }
@@ -129,12 +115,7 @@ fn without(range: PaRange, hole: PaRange) -> [Option<PaRange>; 2] {
     if !range.overlaps(hole) {
         return [Some(range), None];
     }
-    let part = |start: Pa, end: Pa| {
-        (start < end).then(|| PaRange {
-            start,
-            size: end.0 - start.0,
-        })
-    };
+    let part = |start: Pa, end: Pa| (start < end).then(|| PaRange::of(start, end.0 - start.0));
     [
         part(range.start, hole.start.min(range.end())),
         part(hole.end().max(range.start), range.end()),
@@ -362,10 +343,7 @@ pub fn become_cpu(cpu: &'static Cpu) {
 /// Maps [`STACK`] bytes from `stack` on as that CPU's stack; gives its end.
 pub fn map_stack(map: &mut El2Map, number: usize, stack: Pa) -> Result<u64, MapError> {
     let top = STACKS + (number as u64 * 2 + 2) * STACK;
-    let range = PaRange {
-        start: stack,
-        size: STACK,
-    };
+    let range = PaRange::of(stack, STACK);
     map.map(top - STACK, range, Rights::Data)?;
     Ok(top)
 }

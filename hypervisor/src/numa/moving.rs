@@ -236,10 +236,7 @@ impl Watch {
         let mut seen = self.seen.lock();
         let now = seen.interval;
         for flight in flights {
-            let page = page(Owner {
-                vm: instance.id,
-                gfn: flight.gfn,
-            });
+            let page = page(Owner::of(instance.id, flight.gfn));
             match (flight.state, flight.copies) {
                 (Moved::Done, true) => {
                     let nodes = NodeSet::NONE.with(flight.node);

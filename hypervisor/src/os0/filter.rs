@@ -19,10 +19,7 @@ pub fn pages(tree: &Machine) -> Pages {
     let redistributors = unsafe { Redistributor::all(&tree.gic.redistributors) };
     let private = redistributors.map(Redistributor::private_page);
     let all = [tree.gic.distributor.start].into_iter().chain(private);
-    let page = |start: Pa| PaRange {
-        start,
-        size: FRAME_SIZE,
-    };
+    let page = |start: Pa| PaRange::of(start, FRAME_SIZE);
     all.take(MAX_CPUS + 1).map(page).collect()
 }
 

@@ -83,10 +83,7 @@ pub fn lend_pages([_, start, pages @ ..]: &[u64; 31]) -> Result<u64, Refusal> {
 
 /// Takes a run out of OS-0's reach, if it is its; `anyway`: also where EL2 is not beneath all CPUs.
 pub fn take(borrower: Borrower, start: u64, size: u64, anyway: bool) -> Result<PaRange, Refusal> {
-    let run = PaRange {
-        start: Pa(start),
-        size,
-    };
+    let run = PaRange::of(Pa(start), size);
     let mut lending = LENDING.lock();
     let loans = lending.to_lend(borrower, anyway || attach::is_attached());
     loans?.lend(borrower, run, memory(), kept())?;
@@ -208,10 +205,7 @@ pub fn open(
     if attach::on() as usize != get().tree.cpus.len() {
         return Err(Refusal::CpusOff);
     }
-    let bundle = PaRange {
-        start: Pa(bundle_start),
-        size: bundle_bytes,
-    };
+    let bundle = PaRange::of(Pa(bundle_start), bundle_bytes);
     let mut lending = LENDING.lock();
     let (runs, scattered) = lent_for(lending.loans(), bundle)?;
     let area = || area(lending.loans(), area_start, AREA_BYTES, interrupt);
@@ -390,10 +384,7 @@ pub fn window(loans: &Loans, start: u64, size: u64) -> Option<Ram> {
 
 /// A run of OS-0's own memory.
 fn memory_of_os0(loans: &Loans, start: u64, size: u64) -> Option<Ram> {
-    let run = PaRange {
-        start: Pa(start),
-        size,
-    };
+    let run = PaRange::of(Pa(start), size);
     let is_memory = memory().any(|memory| memory.contains_run(run.start, run.size));
     let is_its = is_memory && !run.overlaps(get().home.hidden) && !loans.overlaps(run);
     // SAFETY: RAM of OS-0's, which EL2 has mapped and Rust owns nothing of.

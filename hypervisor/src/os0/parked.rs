@@ -190,10 +190,7 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
         }
     }
     let parked::Range { start: at, bytes } = machine.bundle;
-    let bundle = (bytes > 0).then_some(PaRange {
-        start: Pa(at),
-        size: bytes,
-    });
+    let bundle = (bytes > 0).then_some(PaRange::of(Pa(at), bytes));
     if bundle.is_some_and(|bundle| !contains(&memory, bundle.start, bundle.size)) {
         return Err(Refusal::Misfit);
     }
@@ -226,10 +223,7 @@ fn use_parked_memory(
             let count = rest.count.min(FRAMES_PER_BLOCK);
             let (start, block) = (rest.start, blocks.next()?);
             let frames = FrameRange { start, count };
-            rest = FrameRange {
-                start: start.add(count),
-                count: rest.count - count,
-            };
+            rest = FrameRange::of(start.add(count), rest.count - count);
             let node = memory.node;
             let entries = start::entries_at(block.address(), count);
             ranges
@@ -246,10 +240,8 @@ fn use_parked_memory(
     let bytes = aside.len() as u64 * BLOCK;
     let bundle = bundle_at.and_then(start::open_bundle);
     start::install(tree, map, (bundle, bundle_at), bytes, None);
-    let bundle = bundle_at.map(|bundle| FrameRange {
-        start: bundle.start.frame(),
-        count: bundle.size.div_ceil(FRAME_SIZE),
-    });
+    let bundle = bundle_at
+        .map(|bundle| FrameRange::of(bundle.start.frame(), bundle.size.div_ceil(FRAME_SIZE)));
     let mut all = aside.into_iter().chain(bundle);
     all.try_fold(0, |sum, frames| {
         host::get().map.set_aside(frames).ok()?;
@@ -262,10 +254,7 @@ const FRAMES_PER_BLOCK: u64 = BLOCK / entries_bytes(FRAME_SIZE) * FRAME_SIZE;
 
 /// The frames of a block.
 fn block_of(start: Mfn) -> FrameRange {
-    FrameRange {
-        start,
-        count: 1 << MAX_ORDER,
-    }
+    FrameRange::of(start, 1 << MAX_ORDER)
 }
 
 fn contains(memory: &[Memory], start: Pa, bytes: u64) -> bool {

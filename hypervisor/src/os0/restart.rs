@@ -243,16 +243,10 @@ fn put_in_place() -> Option<(Pa, Pa)> {
     let mut taken = reserved.clone();
     taken.push(os0.home.hidden).ok()?;
     let start = place(&memory, &taken, head.room)?;
-    let whole = PaRange {
-        start,
-        size: head.room,
-    };
+    let whole = PaRange::of(start, head.room);
     let to = ram(whole);
     to.copy_from(0, ram(run), PAYLOAD_AT, head.bytes as usize);
-    let end = PaRange {
-        start: Pa(0),
-        size: 0,
-    };
+    let end = PaRange::of(Pa(0), 0);
     for (n, run) in reserved.iter().chain([&end]).enumerate() {
         to.write(at + 16 * n as u64, &run.start.0.to_be_bytes());
         to.write(at + 16 * n as u64 + 8, &run.size.to_be_bytes());

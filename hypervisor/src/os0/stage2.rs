@@ -120,10 +120,7 @@ pub fn take_vmid() {
 }
 
 const fn block_at(start: u64, size: Size) -> PaRange {
-    PaRange {
-        start: Pa(start),
-        size: size.bytes(),
-    }
+    PaRange::of(Pa(start), size.bytes())
 }
 
 fn map(stage2: &mut Stage2, tables: &mut Tables<'_>, block: PaRange, size: Size) {

@@ -77,10 +77,7 @@ pub fn take_over(from: u64) -> ! {
 }
 
 fn range((start, size): (u64, u64)) -> PaRange {
-    PaRange {
-        start: Pa(start),
-        size,
-    }
+    PaRange::of(Pa(start), size)
 }
 
 /// What is left of this image's half, if that is enough.

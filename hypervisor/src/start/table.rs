@@ -43,18 +43,13 @@ pub(super) fn carve_entries(
     let bytes = entries_bytes(count);
     let (start, end) = (frames.start.address(), frames.end().address());
     let mut at = start;
-    while let Some(taken) = in_use.iter().find(|run| {
-        run.overlaps(PaRange {
-            start: at,
-            size: bytes,
-        })
-    }) {
+    while let Some(taken) = in_use
+        .iter()
+        .find(|run| run.overlaps(PaRange::of(at, bytes)))
+    {
         at = taken.end().align_up(FRAME_SIZE).unwrap_or(end);
     }
-    let room = PaRange {
-        start: at,
-        size: bytes,
-    };
+    let room = PaRange::of(at, bytes);
     if room.end() > end {
         give_up(format_args!(
             "no room for {bytes} bytes of frame table at {start}"
@@ -80,10 +75,7 @@ pub fn entries_at(at: Pa, count: u64) -> &'static [FrameEntry] {
 pub(super) fn fill_pool(frames: FrameRange, node: NodeId, in_use: &mut InUse) {
     in_use.sort_unstable_by_key(|run| run.start);
     let mut next = frames.start;
-    let between = |start: Mfn, end: Mfn| FrameRange {
-        start,
-        count: end.0.saturating_sub(start.0),
-    };
+    let between = |start: Mfn, end: Mfn| FrameRange::of(start, end.0.saturating_sub(start.0));
     for run in in_use.iter() {
         let first = run.start.frame().max(next);
         let end = run

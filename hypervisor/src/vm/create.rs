@@ -251,10 +251,7 @@ fn address_space(
     home: NodeId,
     virtio: u8,
 ) -> Result<AddressSpace, Refusal> {
-    let ram = IpaRange {
-        start: RAM_START,
-        size: record.memory,
-    };
+    let ram = IpaRange::of(RAM_START, record.memory);
     let kernel = content(record.kernel, kind::KERNEL)?;
     let initrd = match record.initrd {
         NO_ENTRY => &[],
@@ -301,10 +298,7 @@ fn with_sources(
     tree: Box<[u8]>,
     initrd: Option<(Ipa, &'static [u8])>,
 ) -> Result<AddressSpace, Refusal> {
-    let ram = IpaRange {
-        start: RAM_START,
-        size: record.memory,
-    };
+    let ram = IpaRange::of(RAM_START, record.memory);
     let of_bundle = |at, bytes| Source {
         at,
         bytes: Bytes::Static(bytes),
@@ -331,10 +325,7 @@ fn with_sources(
 
 /// Where a VM finds the regions that it shares.
 fn windows(record: &VmRecord) -> impl Iterator<Item = IpaRange> {
-    let ram = IpaRange {
-        start: RAM_START,
-        size: record.memory,
-    };
+    let ram = IpaRange::of(RAM_START, record.memory);
     region_windows(ram, regions::records(record).map(|region| region.size))
 }
 

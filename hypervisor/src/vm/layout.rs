@@ -9,15 +9,12 @@ pub use model_guest_image::map::{
 };
 
 /// Redistributors, one after the other, up to the UART.
-pub const REDISTRIBUTORS: IpaRange = IpaRange {
-    start: map::REDISTRIBUTORS,
-    size: map::UART.start.0 - map::REDISTRIBUTORS.0,
-};
+pub const REDISTRIBUTORS: IpaRange = IpaRange::of(
+    map::REDISTRIBUTORS,
+    map::UART.start.0 - map::REDISTRIBUTORS.0,
+);
 /// virtio-mmio windows, one after the other.
-pub const VIRTIO: IpaRange = IpaRange {
-    start: map::VIRTIO,
-    size: map::VIRTIO_SIZE * VIRTIO_MAX as u64,
-};
+pub const VIRTIO: IpaRange = IpaRange::of(map::VIRTIO, map::VIRTIO_SIZE * VIRTIO_MAX as u64);
 /// The most virtio devices.
 pub const VIRTIO_MAX: usize = 10;
 /// Memory.

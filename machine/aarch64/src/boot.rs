@@ -22,10 +22,7 @@ fn address_of(symbol: &'static u8) -> u64 {
 
 fn between(start: &'static u8, end: &'static u8) -> PaRange {
     let start = address_of(start);
-    PaRange {
-        start: Pa(start),
-        size: address_of(end) - start,
-    }
+    PaRange::of(Pa(start), address_of(end) - start)
 }
 
 /// The parts of the image in memory, each a whole number of frames.
@@ -60,10 +57,7 @@ pub fn image_parts() -> ImageParts {
         code: between(start, text),
         constants: between(text, rodata),
         data: between(rodata, guard),
-        stack: PaRange {
-            start: stack,
-            size: address_of(end) - stack.0,
-        },
+        stack: PaRange::of(stack, address_of(end) - stack.0),
         whole: between(start, end),
     }
 }

@@ -14,6 +14,11 @@ macro_rules! address_range {
         }
 
         impl $range {
+            /// The run of `size` bytes from `start`, which does not wrap around.
+            pub const fn of(start: $address, size: u64) -> Self {
+                Self { start, size }
+            }
+
             /// The run of `size` bytes from `start`; `None` where it would wrap around.
             pub const fn new(start: $address, size: u64) -> Option<Self> {
                 match start.0.checked_add(size) {
@@ -68,6 +73,11 @@ pub struct FrameRange {
 }
 
 impl FrameRange {
+    /// The `count` frames from `start`, whose numbers do not wrap around.
+    pub const fn of(start: Mfn, count: u64) -> Self {
+        Self { start, count }
+    }
+
     /// The frame after the last.
     pub const fn end(self) -> Mfn {
         Mfn(self.start.0 + self.count)
@@ -84,10 +94,7 @@ impl PaRange {
     pub const fn whole_frames(self) -> FrameRange {
         let first = self.start.0.div_ceil(1 << FRAME_SHIFT);
         let end = self.end().0 >> FRAME_SHIFT;
-        FrameRange {
-            start: Mfn(first),
-            count: end.saturating_sub(first),
-        }
+        FrameRange::of(Mfn(first), end.saturating_sub(first))
     }
 }
 

@@ -151,10 +151,7 @@ impl Fault {
 
     #[cold]
     fn reserve(&self, vm: VmId, filling: Filling, frames: &impl Frames) -> Next {
-        let owner = Owner {
-            vm,
-            gfn: self.first(MAX_ORDER),
-        };
+        let owner = Owner::of(vm, self.first(MAX_ORDER));
         let run = frames.allocate_local(self.node, MAX_ORDER, Purpose::Reserved(owner));
         Continue(match run {
             Some(base) => Step::Note(base, filling),
@@ -191,10 +188,7 @@ impl Fault {
         frames: &impl Frames,
     ) -> Next {
         let (first, count) = (self.first(order), 1 << order);
-        let owner = Owner {
-            vm: ram.vm,
-            gfn: first,
-        };
+        let owner = Owner::of(ram.vm, first);
         let urgently = || {
             let may = self.urgent && order == 0;
             may.then(|| frames.allocate_urgently(self.node, owner))
@@ -215,10 +209,7 @@ impl Fault {
     }
 
     fn take_for_break<B>(&self, ram: &GuestRam<B>, frames: &impl Frames) -> Next {
-        let owner = Owner {
-            vm: ram.vm,
-            gfn: self.gfn,
-        };
+        let owner = Owner::of(ram.vm, self.gfn);
         let taken = if ram.policy().hide {
             frames.allocate_hidden(self.node, owner)
         } else {
@@ -265,10 +256,7 @@ impl<T: Translation> Maps<T> {
         };
         // That nothing is behind the rest of the chunk is seen when it is shown.
         let frame = base.add(first.0 % REGION_FRAMES);
-        let owner = Owner {
-            vm: ram.vm,
-            gfn: first,
-        };
+        let owner = Owner::of(ram.vm, first);
         if let Some(contents) = frames.map().take_reserved(frame, owner) {
             Continue(Step::Write(Run {
                 first,

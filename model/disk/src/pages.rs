@@ -151,10 +151,7 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
     /// What others are to find as a block of a partition is never in a page that the guest has: it could
     /// store there between the copy and the moment when it no longer can.
     fn find(&self, block: Block, gfn: Gfn, compares: &mut u32) -> Result<Gets, Gets> {
-        let user = Owner {
-            vm: self.guest.id(),
-            gfn,
-        };
+        let user = Owner::of(self.guest.id(), gfn);
         let joined = |joined: Result<Mfn, Why>| joined.map(Gets::Frame).map_err(Gets::Alone);
         match block {
             Block::Zero => Ok(Gets::Zeroes),

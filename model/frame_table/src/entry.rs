@@ -18,6 +18,11 @@ pub struct Owner {
 }
 
 impl Owner {
+    /// Guest frame `gfn` of `vm`.
+    pub const fn of(vm: VmId, gfn: Gfn) -> Self {
+        Self { vm, gfn }
+    }
+
     /// The owner of the machine frame that is `n` further on.
     pub(crate) const fn add(self, n: u64) -> Self {
         Self {

@@ -28,10 +28,7 @@ pub struct MemoryRange<'a> {
 
 impl<'a> MemoryRange<'a> {
     const NONE: Self = Self {
-        frames: FrameRange {
-            start: Mfn(0),
-            count: 0,
-        },
+        frames: FrameRange::of(Mfn(0), 0),
         node: NodeId(0),
         entries: &[],
     };

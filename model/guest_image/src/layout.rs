@@ -26,10 +26,10 @@ pub const STOLEN_TIMES_ROOM: u64 = (STOLEN_TIME_SIZE * MAX_VCPUS as u64).next_mu
 /// What is kept for stolen-time structures: the end of a guest's memory `ram`. The device tree says
 /// that it is reserved, and not `no-map`: Linux reaches it as it reaches all its memory.
 pub const fn stolen_times(ram: IpaRange) -> IpaRange {
-    IpaRange {
-        start: Ipa(ram.end().0.saturating_sub(STOLEN_TIMES_ROOM)),
-        size: STOLEN_TIMES_ROOM,
-    }
+    IpaRange::of(
+        Ipa(ram.end().0.saturating_sub(STOLEN_TIMES_ROOM)),
+        STOLEN_TIMES_ROOM,
+    )
 }
 
 /// Where the stolen-time structure of vCPU `index`, below [`MAX_VCPUS`], is.
@@ -119,10 +119,7 @@ pub fn layout(
         });
     }
     // All of it lies within `ram`, so nothing below can wrap around.
-    let at = |offset: u64, size: u64| IpaRange {
-        start: Ipa(ram.start.0 + offset),
-        size,
-    };
+    let at = |offset: u64, size: u64| IpaRange::of(Ipa(ram.start.0 + offset), size);
     Ok(Layout {
         kernel: at(offset, size),
         entry: at(offset, size).start,

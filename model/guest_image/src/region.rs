@@ -39,10 +39,7 @@ pub fn region_windows(
     let mut next = ram.end().0;
     sizes.map(move |size| {
         let start = Ipa(next.next_multiple_of(SECTION));
-        let window = IpaRange {
-            start,
-            size: REGION_HEADER + size,
-        };
+        let window = IpaRange::of(start, REGION_HEADER + size);
         next = window.end().0;
         window
     })

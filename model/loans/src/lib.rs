@@ -53,10 +53,7 @@ pub struct Scattered {
 impl Scattered {
     /// All of the block.
     pub const fn block(&self) -> PaRange {
-        PaRange {
-            start: self.start,
-            size: BLOCK,
-        }
+        PaRange::of(self.start, BLOCK)
     }
 
     /// Runs of pages that are all lent, or all not, and which: in order, all of the block.
@@ -71,10 +68,10 @@ impl Scattered {
             while next < BLOCK / FRAME_SIZE && is_lent(next) == lent {
                 next += 1;
             }
-            let run = PaRange {
-                start: Pa(self.start.0 + first * FRAME_SIZE),
-                size: (next - first) * FRAME_SIZE,
-            };
+            let run = PaRange::of(
+                Pa(self.start.0 + first * FRAME_SIZE),
+                (next - first) * FRAME_SIZE,
+            );
             (run.size > 0).then_some((run, lent))
         })
     }
@@ -217,10 +214,7 @@ impl Loans {
             return Ok(Returned::All);
         }
         loan.returned += BLOCK;
-        Ok(Returned::Block(PaRange {
-            start: at,
-            size: BLOCK,
-        }))
+        Ok(Returned::Block(PaRange::of(at, BLOCK)))
     }
 
     /// Whether any of `run` is lent, be it on its way back.

@@ -87,10 +87,7 @@ pub fn lay_out(given: &Given<'_>) -> Result<Layout, LayoutError> {
     let start = start.unwrap_or(half.end()).min(half.end());
     Ok(Layout {
         hidden,
-        arena: PaRange {
-            start,
-            size: half.end().0 - start.0,
-        },
+        arena: PaRange::of(start, half.end().0 - start.0),
         spare: PaRange {
             start: half.end(),
             ..half

@@ -110,10 +110,7 @@ impl Pmap {
     /// The VM's RAM.
     pub fn ram(&self) -> impl Iterator<Item = IpaRange> + '_ {
         let used = self.ram.iter().filter(|ram| ram.count > 0);
-        used.map(|ram| IpaRange {
-            start: ram.first.address(),
-            size: ram.count << FRAME_SHIFT,
-        })
+        used.map(|ram| IpaRange::of(ram.first.address(), ram.count << FRAME_SHIFT))
     }
 
     /// Whether all `count` guest frames from `gfn` are RAM, in one range.
