@@ -6,6 +6,7 @@ use abi::parked;
 use bitflags::bitflags;
 use machine_contract::GuestMemory;
 use model_addr::Gfn;
+use zerocopy::FromZeros;
 
 /// Most queues of a device.
 pub(crate) const MAX_QUEUES: usize = 9;
@@ -122,14 +123,10 @@ pub enum Effect {
 pub struct Transport<D> {
     pub(crate) device: D,
     pub(crate) queues: [Queue; MAX_QUEUES],
-    setups: [QueueSetup; MAX_QUEUES],
+    /// What a record has of them, but for `status`, `interrupt`, and all of queues but what the driver said of them.
+    registers: parked::Transport,
     status: Status,
     interrupt: Interrupt,
-    device_features_sel: u32,
-    driver_features_sel: u32,
-    driver_features: u64,
-    queue_sel: u32,
-    config_generation: u32,
     resets: u32,
     errors: u32,
     last_error: Option<QueueError>,
@@ -142,14 +139,9 @@ impl<D: Device> Transport<D> {
         Self {
             device,
             queues: Default::default(),
-            setups: Default::default(),
+            registers: FromZeros::new_zeroed(),
             status: Status::empty(),
             interrupt: Interrupt::empty(),
-            device_features_sel: 0,
-            driver_features_sel: 0,
-            driver_features: 0,
-            queue_sel: 0,
-            config_generation: 0,
             resets: 0,
             errors: 0,
             last_error: None,
@@ -203,10 +195,10 @@ impl<D: Device> Transport<D> {
         }
         let value = value as u32;
         match offset {
-            reg::DEVICE_FEATURES_SEL => self.device_features_sel = value,
-            reg::DRIVER_FEATURES_SEL => self.driver_features_sel = value,
+            reg::DEVICE_FEATURES_SEL => self.registers.device_features_sel = value,
+            reg::DRIVER_FEATURES_SEL => self.registers.driver_features_sel = value,
             reg::DRIVER_FEATURES => self.write_driver_features(value),
-            reg::QUEUE_SEL => self.queue_sel = value,
+            reg::QUEUE_SEL => self.registers.queue_sel = value,
             reg::QUEUE_NOTIFY => return self.notify(value),
             reg::INTERRUPT_ACK => self.interrupt.remove(Interrupt::from_bits_truncate(value)),
             reg::STATUS => return self.write_status(value),
@@ -229,12 +221,12 @@ impl<D: Device> Transport<D> {
 
     /// Whether the driver accepted all of `features`.
     pub(crate) fn has_negotiated(&self, features: u64) -> bool {
-        self.driver_features & features == features
+        self.registers.driver_features & features == features
     }
 
     /// What the driver accepted.
     pub(crate) fn negotiated(&self) -> u64 {
-        self.driver_features
+        self.registers.driver_features
     }
 
     /// Whether a queue lies in this guest frame, or a part of it.
@@ -247,12 +239,7 @@ impl<D: Device> Transport<D> {
         parked::Transport {
             status: self.status.bits(),
             interrupt: self.interrupt.bits(),
-            device_features_sel: self.device_features_sel,
-            driver_features_sel: self.driver_features_sel,
-            driver_features: self.driver_features,
-            queue_sel: self.queue_sel,
-            config_generation: self.config_generation,
-            queues: self.setups.each_ref().map(QueueSetup::record),
+            ..self.registers
         }
     }
 
@@ -260,13 +247,8 @@ impl<D: Device> Transport<D> {
     pub(crate) fn set_registers(&mut self, record: &parked::Transport) -> bool {
         self.status = Status::from_bits_truncate(record.status);
         self.interrupt = Interrupt::from_bits_truncate(record.interrupt);
-        self.device_features_sel = record.device_features_sel;
-        self.driver_features_sel = record.driver_features_sel;
-        self.driver_features = record.driver_features;
-        self.queue_sel = record.queue_sel;
-        self.config_generation = record.config_generation;
-        self.setups = record.queues.each_ref().map(QueueSetup::of);
-        !self.status.contains(Status::FEATURES_OK) || self.driver_features & !self.features() == 0
+        self.registers = *record;
+        !self.status.contains(Status::FEATURES_OK) || self.negotiated() & !self.features() == 0
     }
 
     /// Passes on what an operation gave, or breaks the device with its error.
@@ -298,7 +280,7 @@ impl<D: Device> Transport<D> {
 
     /// Tells the driver that the configuration space has changed.
     pub(crate) fn config_changed(&mut self) {
-        self.config_generation = self.config_generation.wrapping_add(1);
+        self.registers.config_generation = self.registers.config_generation.wrapping_add(1);
         if self.is_live() {
             self.interrupt.insert(Interrupt::CONFIG_CHANGE);
         }
@@ -323,7 +305,7 @@ impl<D: Device> Transport<D> {
             reg::VERSION => VERSION,
             reg::DEVICE_ID => D::ID,
             reg::VENDOR_ID => VENDOR,
-            reg::DEVICE_FEATURES => half(self.features(), self.device_features_sel),
+            reg::DEVICE_FEATURES => half(self.features(), self.registers.device_features_sel),
             reg::QUEUE_SIZE_MAX => {
                 let sizes = self.device.queue_sizes();
                 let size = self.selected().and_then(|queue| sizes.get(queue));
@@ -337,20 +319,24 @@ impl<D: Device> Transport<D> {
             reg::STATUS => self.status.bits(),
             // No shared memory region exists: each has length and base -1 (virtio 4.2.2.1).
             reg::SHM_LEN_LOW..=reg::SHM_BASE_HIGH => u32::MAX,
-            reg::CONFIG_GENERATION => self.config_generation,
+            reg::CONFIG_GENERATION => self.registers.config_generation,
             _ => 0,
         }
     }
 
     /// The queue that the queue registers mean; `None` if the device has no such queue.
     fn selected(&self) -> Option<usize> {
-        let queue = self.queue_sel as usize;
+        let queue = self.registers.queue_sel as usize;
         (queue < self.device.queue_sizes().len()).then_some(queue)
     }
 
     fn write_driver_features(&mut self, value: u32) {
         if !self.status.contains(Status::FEATURES_OK) {
-            set_half(&mut self.driver_features, self.driver_features_sel, value);
+            set_half(
+                &mut self.registers.driver_features,
+                self.registers.driver_features_sel,
+                value,
+            );
         }
     }
 
@@ -359,7 +345,7 @@ impl<D: Device> Transport<D> {
         if self.queues[queue].is_ready() {
             return;
         }
-        let setup = &mut self.setups[queue];
+        let setup = &mut self.registers.queues[queue];
         match offset {
             reg::QUEUE_SIZE => setup.size = value,
             reg::QUEUE_DESC_LOW => set_half(&mut setup.descriptors, 0, value),
@@ -381,7 +367,8 @@ impl<D: Device> Transport<D> {
                 event_idx: self.has_negotiated(F_EVENT_IDX),
                 indirect: self.has_negotiated(F_INDIRECT_DESC),
             };
-            let queue = Queue::new(&self.setups[index], D::QUEUE_SIZES[index], features);
+            let setup = QueueSetup::of(&self.registers.queues[index]);
+            let queue = Queue::new(&setup, D::QUEUE_SIZES[index], features);
             if let Some(queue) = self.settle(queue) {
                 self.queues[index] = queue;
             }
@@ -406,7 +393,7 @@ impl<D: Device> Transport<D> {
         self.status.insert(asked.intersection(simple));
         if asked.contains(Status::FEATURES_OK)
             && self.status.contains(Status::DRIVER)
-            && self.driver_features & !self.features() == 0
+            && self.registers.driver_features & !self.features() == 0
             && self.has_negotiated(F_VERSION_1)
         {
             self.status.insert(Status::FEATURES_OK);
@@ -429,13 +416,12 @@ impl<D: Device> Transport<D> {
     fn reset(&mut self) {
         self.device.reset();
         self.queues = Default::default();
-        self.setups = Default::default();
+        self.registers = parked::Transport {
+            config_generation: self.registers.config_generation,
+            ..FromZeros::new_zeroed()
+        };
         self.status = Status::empty();
         self.interrupt = Interrupt::empty();
-        self.device_features_sel = 0;
-        self.driver_features_sel = 0;
-        self.driver_features = 0;
-        self.queue_sel = 0;
         self.resets = self.resets.wrapping_add(1);
     }
 }

@@ -80,20 +80,6 @@ impl QueueSetup {
             device: record.device,
         }
     }
-
-    pub(crate) const fn record(&self) -> parked::Queue {
-        parked::Queue {
-            size: self.size,
-            flags: 0,
-            descriptors: self.descriptors,
-            driver: self.driver,
-            device: self.device,
-            next_avail: 0,
-            next_used: 0,
-            signalled: 0,
-            reserved: 0,
-        }
-    }
 }
 
 impl Transport<Console> {
