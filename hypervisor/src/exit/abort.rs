@@ -30,10 +30,8 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
     if guest.vm.space.contains(ipa) {
         let access = if data.is_refused_store() && overwrites(guest, va) {
             Access::Overwrite
-        } else if data.wants_write() {
-            Access::Write
         } else {
-            Access::Read
+            Access::of(data.wants_write())
         };
         return memory(guest, ipa, access, refusal);
     }
@@ -59,11 +57,7 @@ pub fn instruction(guest: &mut Loaded<'_>, abort: Abort) -> Flow {
     let va = abort.va.unwrap_or(guest.core.context.pc);
     let refusal = Injection::InstructionAbort { va };
     if let Some(ipa) = address(&abort).filter(|&ipa| guest.vm.space.contains(ipa)) {
-        let access = if abort.is_table_update() {
-            Access::Write
-        } else {
-            Access::Read
-        };
+        let access = Access::of(abort.is_table_update());
         return memory(guest, ipa, access, refusal);
     }
     guest.vcpu.stats.count(ExitClass::Abort);

@@ -73,9 +73,7 @@ fn write(left: &mut Left) -> Result<(), Refusal> {
         let block = block.ok_or(Refusal::TooLittle)?;
         left.blocks.push(block).map_err(|_| Refusal::TooLittle)?;
     }
-    let Some((first, room)) = left.blocks.split_first() else {
-        return Err(Refusal::TooLittle);
-    };
+    let (first, room) = left.blocks.split_first().ok_or(Refusal::TooLittle)?;
     let at = first.address().0;
     let start = core::ptr::with_exposed_provenance_mut::<u8>(at as usize);
     // SAFETY: frames of EL2's own, just allocated, that nobody else has.

@@ -51,7 +51,7 @@ impl DeviceView<'_> {
         if let Some(done) = self.space.at_hand(ipa, 2, write, &with) {
             return Ok(done);
         }
-        let access = if write { Access::Write } else { Access::Read };
+        let access = Access::of(write);
         self.with(ipa, access, |frame| {
             with(frames::ram(frame, 1).part(ipa.offset(), 2))
         })

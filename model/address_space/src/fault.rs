@@ -25,6 +25,11 @@ pub enum Access {
 }
 
 impl Access {
+    /// An access that `writes` some of a page, or none.
+    pub const fn of(writes: bool) -> Self {
+        if writes { Self::Write } else { Self::Read }
+    }
+
     /// Whether it changes the page.
     pub const fn writes(self) -> bool {
         !matches!(self, Self::Read)

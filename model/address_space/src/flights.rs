@@ -84,9 +84,8 @@ impl<T: Translation> Maps<T> {
         flight: &Flight,
     ) -> Result<FlushDebt, Moved> {
         let Flight { gfn, old, .. } = *flight;
-        let Ok(Survey { entry, region }) = self.pmap.survey(&self.tables, gfn) else {
-            return Err(Moved::Gone);
-        };
+        let survey = self.pmap.survey(&self.tables, gfn);
+        let Survey { entry, region } = survey.map_err(|_| Moved::Gone)?;
         let is_private = entry.backing == Backing::Private(old);
         let is_copied = || self.copy_on(flight.node, gfn).is_some();
         let (is_gone, may_have) = if flight.copies {

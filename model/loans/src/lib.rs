@@ -203,12 +203,9 @@ impl Loans {
         let mut loans = self.loans.iter();
         let place = loans.position(|loan| loan.borrower == borrower && loan.run.start == start);
         let place = place.ok_or(Refusal::NotLent)?;
-        let Some(loan) = self.loans.get_mut(place) else {
-            return Err(Refusal::NotLent);
-        };
-        let Some(at) = loan.run.start.checked_add(loan.returned) else {
-            return Err(Refusal::NotLent);
-        };
+        let loan = self.loans.get_mut(place).ok_or(Refusal::NotLent)?;
+        let at = loan.run.start.checked_add(loan.returned);
+        let at = at.ok_or(Refusal::NotLent)?;
         if at == loan.run.end() {
             self.loans.swap_remove(place);
             return Ok(Returned::All);

@@ -130,11 +130,6 @@ impl Balloon {
         u32::from_le_bytes(self.config[..4].try_into().unwrap_or_default())
     }
 
-    /// Pages in the balloon, as the driver says: not to be relied upon.
-    pub fn actual(&self) -> u32 {
-        u32::from_le_bytes(self.config[ACTUAL].try_into().unwrap_or_default())
-    }
-
     /// Pages so far.
     pub fn counts(&self) -> Counts {
         self.counts

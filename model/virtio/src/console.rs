@@ -1,7 +1,7 @@
 //! The console device (virtio 5.3) with one port.
 
+use crate::Device;
 use crate::stream::{Bytes, Stream};
-use crate::{Device, Transport};
 
 /// `VIRTIO_CONSOLE_F_SIZE`.
 const F_SIZE: u64 = 1;
@@ -40,14 +40,5 @@ impl Device for Console {
 impl Stream for Console {
     fn bytes(&mut self) -> &mut Bytes {
         &mut self.bytes
-    }
-}
-
-impl Transport<Console> {
-    /// The terminal has `columns` times `rows` characters (zero: not known).
-    pub fn set_size(&mut self, columns: u16, rows: u16) {
-        self.device.config[..2].copy_from_slice(&columns.to_le_bytes());
-        self.device.config[2..4].copy_from_slice(&rows.to_le_bytes());
-        self.config_changed();
     }
 }

@@ -247,9 +247,4 @@ impl Transport<Net> {
         self.device.config[CONFIG_STATUS] = status | announce;
         self.config_changed();
     }
-
-    /// Whether the driver was asked to announce itself and has not said that it did.
-    pub fn announces(&self) -> bool {
-        self.device.config[CONFIG_STATUS] & STATUS_ANNOUNCE != 0
-    }
 }

@@ -173,9 +173,8 @@ impl Transport<Net> {
             return Err(QueueError::Truncated);
         }
         // Both at once: Linux has them one behind the other.
-        let Some(bytes) = chain.readable_bytes().checked_sub(HEADER_BYTES as u32) else {
-            return Err(QueueError::Truncated);
-        };
+        let bytes = chain.readable_bytes().checked_sub(HEADER_BYTES as u32);
+        let bytes = bytes.ok_or(QueueError::Truncated)?;
         frame.bytes = bytes;
         if !(ETHERNET_BYTES..=FRAME_MAX).contains(&bytes) {
             return Ok(false);

@@ -159,18 +159,6 @@ proptest! {
 }
 
 #[test]
-fn a_new_size_is_told() {
-    let (mut console, _) = start(Console::default(), 0, 64);
-    let generation = console.read(0x0fc, 4);
-    console.set_size(132, 50);
-    assert_ne!(console.read(0x0fc, 4), generation);
-    assert_eq!((console.read(0x100, 2), console.read(0x102, 2)), (132, 50));
-    assert_eq!(console.read(0x060, 4), 2);
-    console.write(0x064, 4, 2);
-    assert!(!console.irq_level());
-}
-
-#[test]
 fn nothing_moves_before_the_driver_is_ready_or_after_a_reset() {
     let guest = ram();
     let (mut console, mut drivers) = start(Console::default(), 0, 64);
