@@ -7,6 +7,7 @@ use crate::cpu::Cpu;
 use crate::epitaph::give_up;
 use crate::start::{self, STACK, keep_tree};
 use crate::{heap, sched};
+use abi::firmware::{CPU_SUSPEND_64, PSCI_FEATURES};
 use core::mem::{align_of, size_of};
 use core::sync::atomic::Ordering;
 use machine::boot::image_parts;
@@ -23,9 +24,6 @@ use model_os0_boot::{Chosen, Given, Layout, lay_out, rewrite, used};
 /// Bytes of EL2's heap at least, for what it notes of VMs: it is not lent, so that no reference to it
 /// outlives a loan.
 const HEAP: u64 = 2 << 20;
-/// PSCI_FEATURES, and CPU_SUSPEND of the 64-bit kind.
-const PSCI_FEATURES: u64 = 0x8400_000a;
-const CPU_SUSPEND: u64 = 0xc400_0001;
 
 /// Memory of EL2's own, given out once and for ever.
 pub struct Arena {
@@ -182,8 +180,8 @@ fn check_machine(tree: &Machine) {
 
 fn power_states() -> PowerStateFormat {
     let mut registers = [0; 18];
-    registers[0] = PSCI_FEATURES;
-    registers[1] = CPU_SUSPEND;
+    registers[0] = PSCI_FEATURES.into();
+    registers[1] = CPU_SUSPEND_64.into();
     psci::forward(&mut registers);
     // The answer has 32 bits.
     if registers[0] as u32 == NOT_SUPPORTED as u32 {

@@ -1,12 +1,10 @@
 //! The firmware's generator, and whether there is one (Arm DEN0098, True Random Number Generator Firmware
 //! Interface 1.0).
 
-const PSCI_VERSION: u32 = 0x8400_0000;
-const PSCI_FEATURES: u32 = 0x8400_000a;
-const SMCCC_VERSION: u32 = 0x8000_0000;
-const TRNG_VERSION: u32 = 0x8400_0050;
-const TRNG_FEATURES: u32 = 0x8400_0051;
-const TRNG_RND64: u32 = 0xc400_0053;
+use abi::firmware::{
+    PSCI_FEATURES, PSCI_VERSION, SMCCC_VERSION, TRNG_FEATURES, TRNG_RND64, TRNG_VERSION,
+};
+
 /// `TRNG_RND64`: out of entropy just now.
 const NO_ENTROPY: i64 = -3;
 /// How often it is asked again then.

@@ -8,17 +8,11 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-/// Bit 30 of a function identifier: arguments of 64 bits.
-const IS_64_BIT: u32 = 1 << 30;
-const CPU_SUSPEND: u32 = 0x8400_0001;
-const CPU_OFF: u32 = 0x8400_0002;
-const CPU_ON: u32 = 0x8400_0003;
-const SYSTEM_OFF: u32 = 0x8400_0008;
-const SYSTEM_RESET: u32 = 0x8400_0009;
-const PSCI_FEATURES: u32 = 0x8400_000a;
-const CPU_DEFAULT_SUSPEND: u32 = 0x8400_000c;
-const SYSTEM_SUSPEND: u32 = 0x8400_000e;
-const SYSTEM_RESET2: u32 = 0x8400_0012;
+use abi::firmware::{
+    CPU_DEFAULT_SUSPEND, CPU_OFF, CPU_ON, CPU_SUSPEND, IS_64_BIT, PSCI_FEATURES, SYSTEM_OFF,
+    SYSTEM_RESET, SYSTEM_RESET2, SYSTEM_SUSPEND,
+};
+
 /// SDEI (Arm DEN0054): `SDEI_VERSION` to its last function.
 const SDEI: core::ops::RangeInclusive<u32> = 0x8400_0020..=0x8400_003f;
 /// Owners of functions, bits 29 to 24: standard calls of hypervisors, and a vendor's.

@@ -1,31 +1,10 @@
-//! Function identifiers and their fixed answers. Bit 31: fast call; bit 30: 64-bit; bits 29 to 24:
-//! who owns it (0 architecture, 4 standard, 5 and 6 hypervisor).
+//! Function identifiers that are a hypervisor's, and fixed answers; the firmware's are in [`abi::firmware`].
 
-pub(crate) const IS_64_BIT: u32 = 1 << 30;
-
-pub(crate) const SMCCC_VERSION: u32 = 0x8000_0000;
-pub(crate) const SMCCC_ARCH_FEATURES: u32 = 0x8000_0001;
-
-pub(crate) const PSCI_VERSION: u32 = 0x8400_0000;
-pub(crate) const CPU_SUSPEND: u32 = 0x8400_0001;
-pub(crate) const CPU_SUSPEND_64: u32 = CPU_SUSPEND | IS_64_BIT;
-pub(crate) const CPU_OFF: u32 = 0x8400_0002;
-pub(crate) const CPU_ON: u32 = 0x8400_0003;
-pub(crate) const CPU_ON_64: u32 = CPU_ON | IS_64_BIT;
-pub(crate) const AFFINITY_INFO: u32 = 0x8400_0004;
-pub(crate) const AFFINITY_INFO_64: u32 = AFFINITY_INFO | IS_64_BIT;
-pub(crate) const MIGRATE_INFO_TYPE: u32 = 0x8400_0006;
-pub(crate) const SYSTEM_OFF: u32 = 0x8400_0008;
-pub(crate) const SYSTEM_RESET: u32 = 0x8400_0009;
-pub(crate) const PSCI_FEATURES: u32 = 0x8400_000a;
-pub(crate) const SYSTEM_RESET2: u32 = 0x8400_0012;
-pub(crate) const SYSTEM_RESET2_64: u32 = SYSTEM_RESET2 | IS_64_BIT;
-
-pub(crate) const TRNG_VERSION: u32 = 0x8400_0050;
-pub(crate) const TRNG_FEATURES: u32 = 0x8400_0051;
-pub(crate) const TRNG_GET_UUID: u32 = 0x8400_0052;
-pub(crate) const TRNG_RND32: u32 = 0x8400_0053;
-pub(crate) const TRNG_RND64: u32 = TRNG_RND32 | IS_64_BIT;
+use abi::firmware::{
+    AFFINITY_INFO, AFFINITY_INFO_64, CPU_OFF, CPU_ON, CPU_ON_64, CPU_SUSPEND, CPU_SUSPEND_64,
+    MIGRATE_INFO_TYPE, PSCI_FEATURES, PSCI_VERSION, SYSTEM_OFF, SYSTEM_RESET, SYSTEM_RESET2,
+    SYSTEM_RESET2_64,
+};
 
 pub(crate) const PV_TIME_FEATURES: u32 = 0xc500_0020;
 pub(crate) const PV_TIME_ST: u32 = 0xc500_0021;

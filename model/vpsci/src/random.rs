@@ -1,9 +1,8 @@
 //! The true random number generator of the firmware (Arm DEN0098).
 
-use crate::function::{
-    TRNG_FEATURES, TRNG_GET_UUID, TRNG_RND32, TRNG_RND64, TRNG_VERSION, UNDERPIN_UUID,
-};
+use crate::function::UNDERPIN_UUID;
 use crate::{Call, Refusal, Reply, answer, answer_support, refuse, uuid_registers};
+use abi::firmware::{TRNG_FEATURES, TRNG_GET_UUID, TRNG_RND32, TRNG_RND64, TRNG_VERSION};
 
 const VERSION_1_0: u64 = 0x1_0000;
 
