@@ -104,6 +104,17 @@ records! {
         /// The vCPU on which each is active; 255: on none.
         holders: [u8; 32],
     }
+    /// A vCPU's own interrupts.
+    Private, 96 {
+        /// SGIs and PPIs.
+        interrupts: Interrupts,
+        /// PPIs whose physical interrupt is active until the virtual one has ended.
+        physical_active: u32,
+        /// `GICR_WAKER.ProcessorSleep`.
+        asleep: u32,
+        /// The physical interrupt of each.
+        physical: [u8; 32],
+    }
     /// A vCPU.
     Vcpu, 1240 {
         /// x0 to x30, the program counter, PSTATE as in an SPSR.
@@ -129,13 +140,7 @@ records! {
         /// One of [`super::power`], where it begins and its first x0.
         power: [u64; 3],
         /// Its SGIs and PPIs.
-        interrupts: Interrupts,
-        /// PPIs whose physical interrupt is active until the virtual one has ended.
-        physical_active: u32,
-        /// `GICR_WAKER.ProcessorSleep`.
-        asleep: u32,
-        /// The physical interrupt of each.
-        physical: [u8; 32],
+        private: Private,
     }
     /// A PL011's registers, and what is in its receive FIFO.
     Uart, 80 {

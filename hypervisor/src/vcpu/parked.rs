@@ -10,7 +10,7 @@ use machine::list_registers::VirtualInterface;
 use machine::timer::VirtualTimer;
 use machine_locks::SpinLock;
 use model_addr::Ipa;
-use model_vgic::{Distributor, Groups, Private};
+use model_vgic::{Distributor, Groups};
 use model_vpsci::Power;
 use model_vtimer::PhysicalTimer;
 
@@ -31,17 +31,11 @@ impl Vcpu {
     /// Its record, after that.
     pub fn record(&self) -> parked::Vcpu {
         let core = self.core.lock();
-        let own = self.redistributor.lock().record();
+        let private = self.redistributor.lock().record();
         let context = &core.context;
         let mut registers = [0; 33];
-        let all = context
-            .registers
-            .iter()
-            .chain([&context.pc, &context.pstate]);
-        registers
-            .iter_mut()
-            .zip(all)
-            .for_each(|(to, from)| *to = *from);
+        registers[..31].copy_from_slice(&context.registers);
+        registers[31..].copy_from_slice(&[context.pc, context.pstate]);
         let (vectors, fp) = core.fp.registers();
         let steal = self.stats.get(work::STEAL);
         let shown = core.stolen_shown;
@@ -63,22 +57,13 @@ impl Vcpu {
             active_priorities: interface.active_priorities,
             stolen: [shown.is_some().into(), shown.unwrap_or(0), steal],
             power: [state, on.entry.0, on.context],
-            interrupts: own.interrupts,
-            physical_active: own.physical_active,
-            asleep: own.asleep.into(),
-            physical: own.physical,
+            private,
         }
     }
 
     /// As a record has it; `false` where that makes no sense. `groups` as the distributor lets them through.
     #[must_use]
     pub fn restore(&self, record: &parked::Vcpu, groups: Groups) -> bool {
-        let own = Private {
-            interrupts: record.interrupts,
-            physical_active: record.physical_active,
-            physical: record.physical,
-            asleep: record.asleep != 0,
-        };
         let [state, entry, context] = record.power;
         let state = match state {
             power::OFF => Power::Off,
@@ -113,6 +98,6 @@ impl Vcpu {
             .fetch_or(attention::DELIVER, Ordering::SeqCst);
         // EL0, or EL1 with either stack pointer, in AArch64.
         let is_el1 = matches!(pstate & 0x1f, 0 | 4 | 5);
-        is_el1 && self.redistributor.lock().restore(&own, groups)
+        is_el1 && self.redistributor.lock().restore(&record.private, groups)
     }
 }

@@ -47,7 +47,6 @@ pub use affinity::{VcpuSet, affinity_of, vcpu_at};
 pub use bank::Groups;
 pub use distributor::{Distributor, Effects};
 pub use list_file::ListFile;
-pub use parked::Private;
 pub use redistributor::Redistributor;
 pub use sgi::{Sgi, SgiRegister};
 

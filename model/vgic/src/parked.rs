@@ -2,20 +2,7 @@
 
 use crate::bank::{Bank, Groups};
 use crate::{Distributor, FIRST_SPI, MAX_SPIS, Redistributor};
-use abi::parked::{Interrupts, Spis};
-
-/// A redistributor's part of a vCPU's record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Private {
-    /// SGIs and PPIs.
-    pub interrupts: Interrupts,
-    /// PPIs whose physical interrupt is active until the virtual one has ended.
-    pub physical_active: u32,
-    /// The physical interrupt of each.
-    pub physical: [u8; 32],
-    /// Asleep by `GICR_WAKER`.
-    pub asleep: bool,
-}
+use abi::parked::{Private, Spis};
 
 impl Redistributor {
     /// Its record, after [`crate::ListFile::give_back`].
@@ -24,7 +11,7 @@ impl Redistributor {
             interrupts: self.bank.record(),
             physical_active: self.physical_active,
             physical: self.physical,
-            asleep: self.asleep,
+            asleep: self.asleep as u32,
         }
     }
 
@@ -43,7 +30,7 @@ impl Redistributor {
         self.bank = Bank::of(&record.interrupts, Self::SGIS, groups);
         self.physical_active = record.physical_active;
         self.physical = record.physical;
-        self.asleep = record.asleep;
+        self.asleep = record.asleep != 0;
         true
     }
 }

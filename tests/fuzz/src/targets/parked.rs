@@ -2,8 +2,8 @@
 
 use super::{exits, gic, virtio};
 use crate::input::Input;
-use abi::parked::{self, Interrupts, Reader, Spis, Transport, Uart, Writer, kind};
-use model_vgic::{Distributor, Private, Redistributor};
+use abi::parked::{self, Interrupts, Private, Reader, Spis, Transport, Uart, Writer, kind};
+use model_vgic::{Distributor, Redistributor};
 use model_virtio::rng::Rng;
 use model_vuart::Pl011;
 
@@ -49,7 +49,7 @@ fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::parked::Unreada
         interrupts,
         physical_active: input.u32().unwrap_or(0),
         physical,
-        asleep: input.u8().is_some_and(|byte| byte & 1 != 0),
+        asleep: input.u8().unwrap_or(0).into(),
     };
     let mut distributor = Distributor::new(SPIS, 2);
     let mut redistributor = Redistributor::new(0, 2);
