@@ -43,16 +43,13 @@ pub trait FrameSource {
 }
 
 /// Why bytes of a guest could not be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestMemoryError {
     /// The address is not in the guest's memory: the guest's mistake.
-    #[error("{0} is not memory of this VM")]
     NotMemory(Ipa),
     /// The machine has no frame left to put behind the address.
-    #[error("no machine frame left for {0}")]
     NoFrame(Ipa),
     /// What is there must be read from a disk first: the device is to try again.
-    #[error("what is at {0} is on a disk")]
     Away(Ipa),
 }
 

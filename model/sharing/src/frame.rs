@@ -64,19 +64,15 @@ pub struct Joined {
 }
 
 /// Why a frame was not joined, or not made a shared one. Nothing was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotJoined {
     /// It is not what was expected, or no longer: another CPU was faster.
-    #[error("the frame is another one by now")]
     Gone,
     /// It is of another share group.
-    #[error("the frame is of another share group")]
     OtherGroup,
     /// It has [`MAX_USERS`] users.
-    #[error("the frame has as many users as it may have")]
     Full,
     /// There is no memory for a record of one more user.
-    #[error("no memory is left for the record of a user")]
     NoMemory,
 }
 

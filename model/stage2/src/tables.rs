@@ -10,22 +10,17 @@ use crate::descriptor::{self, ENTRIES, Entry, decode};
 use crate::{FlushDebt, IpaSize, Rights, Size};
 
 /// Why nothing, or not all, was mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
     /// The guest-physical run is empty, past the input size, or crosses what one call may.
-    #[error("the run is outside the translation")]
     OutOfRange,
     /// An address is not a multiple of the size, or the machine address has more than 48 bits.
-    #[error("an address is not aligned to the size")]
     Misaligned,
     /// Something else is mapped there: unmap it, or replace it by break-before-make.
-    #[error("something else is mapped there")]
     Occupied,
     /// The entry is being replaced. The guest retries.
-    #[error("the entry is being replaced")]
     Busy,
     /// No table could be had.
-    #[error("no memory for a table")]
     NoMemory,
 }
 

@@ -37,40 +37,29 @@ const ENTRIES_AT_ONCE: usize = 32;
 const DESCRIPTORS_AT_ONCE: u16 = 8;
 
 /// How a driver broke the rules of a virtqueue or of the request in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueError {
     /// The size is no power of two within the maximum, or an address is misaligned or wraps.
-    #[error("virtqueue with a bad size or address")]
     Layout,
     /// The available index is ahead by more than the queue's size.
-    #[error("available index ahead by more than the queue's size")]
     Overrun,
     /// A descriptor index beyond its table.
-    #[error("descriptor index beyond its table")]
     NoSuchDescriptor,
     /// A descriptor of no bytes.
-    #[error("descriptor of no bytes")]
     EmptyDescriptor,
     /// A buffer to read behind one to write.
-    #[error("buffer to read behind a buffer to write")]
     ReadableAfterWritable,
     /// More than [`MAX_SEGMENTS`] descriptors: a loop, or a driver deaf to `seg_max`.
-    #[error("descriptor chain too long or looped")]
     TooManySegments,
     /// 4 GiB or more in one chain.
-    #[error("descriptor chain of 4 GiB or more")]
     TooManyBytes,
     /// An indirect table that is nested, empty, oversized or continued.
-    #[error("bad indirect descriptor table")]
     Indirect,
     /// A request too short for the device's own header and status.
-    #[error("request without room for header and status")]
     Truncated,
     /// A driver of the interface before virtio 1.0, or one that uses the device without agreed features.
-    #[error("driver without VIRTIO_F_VERSION_1 and FEATURES_OK")]
     Legacy,
     /// A ring, table or buffer is not where the guest has memory.
-    #[error(transparent)]
     Memory(GuestMemoryError),
 }
 
