@@ -82,7 +82,9 @@ fn stopping(id: VmId) -> Option<Stage> {
     Some(Stage::Waiting(vm, instance, end))
 }
 
-/// Waits until nobody else holds the instance, which from now on can only become fewer.
+/// Waits until nobody else holds the instance, which from now on can only become fewer. Apart, as the instance passes
+/// through the stack, on which VMs are made from the same caller.
+#[inline(never)]
 fn waiting(vm: Arc<Vm>, instance: Arc<Instance>, end: End) -> Stage {
     match Arc::try_unwrap(instance) {
         Ok(instance) => Stage::Dismantling(vm, take_apart(instance), end),
