@@ -60,6 +60,7 @@ impl Answer {
         record: impl Fn(I) -> R,
     ) {
         for (n, item) in items.into_iter().enumerate().skip(from as usize) {
+            stretch::look(Kind::Control);
             if !self.push(&record(item)) {
                 self.next = n as u64;
                 return;
