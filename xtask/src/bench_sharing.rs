@@ -5,6 +5,7 @@
 
 mod crowd;
 mod density;
+mod equal;
 mod footprint;
 mod groups;
 mod hiding;
@@ -36,9 +37,10 @@ use std::{
 /// Where the figures are kept.
 const SPECIFICATION: &str = "SPECIFICATION.md";
 /// The experiments, by name.
-const EXPERIMENTS: [(&str, Experiment); 11] = [
+const EXPERIMENTS: [(&str, Experiment); 12] = [
     ("steps", steps::run),
     ("scaling", scaling::run),
+    ("equal", equal::run),
     ("unique", unique::run),
     ("second-reader", second_reader::run),
     ("hiding", hiding::run),

@@ -74,8 +74,8 @@ enum Task {
     },
     /// Print what sharing memory costs, saves and tells
     BenchSharing {
-        /// Experiments, of `steps`, `scaling`, `unique`, `second-reader`, `hiding`, `groups`, `outsiders`, `reports`, `footprint`,
-        /// `density` and `real-work`; all without a name
+        /// Experiments, of `steps`, `scaling`, `equal`, `unique`, `second-reader`, `hiding`, `groups`, `outsiders`, `reports`,
+        /// `footprint`, `density` and `real-work`; all without a name
         experiments: Vec<String>,
         /// Take Underpin and the bare guests as `xtask build` has left them
         #[arg(long)]

@@ -69,6 +69,21 @@ impl Lab {
         memory: &str,
         vms: &[String],
     ) -> Outcome<Self> {
+        Self::start_on(None, (image, el2), name, memory, vms)
+    }
+
+    /// The same, where the machine has a disk. How long that takes is for the host to say: of such a machine only what
+    /// EL2 works is counted.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_on(
+        disk: Option<&Path>,
+        (image, el2): (&Path, &str),
+        name: &str,
+        memory: &str,
+        vms: &[String],
+    ) -> Outcome<Self> {
         let directory = directory(name)?;
         let bundle = bundle(&directory, vms)?;
         let log = directory.join("el2.log");
@@ -89,6 +104,12 @@ impl Lab {
         .arg(image)
         .args(["-append", el2, "-initrd"])
         .arg(bundle);
+        if let Some(disk) = disk {
+            let file = "driver=raw,node-name=disk,file.driver=file,file.filename=";
+            qemu.arg("-blockdev")
+                .arg(format!("{file}{}", disk.display()))
+                .args(["-device", "virtio-blk-device,drive=disk"]);
+        }
         qemu.args(["-chardev", "socket,id=control,fd=0"]);
         qemu.args(["-device", "virtio-serial-device,max_ports=1"]);
         qemu.args(["-device", "virtconsole,chardev=control"]);

@@ -5,15 +5,18 @@
 //! <how often>`, of first stores to pages that were read from the disk; the counter has steps of
 //! 16 ns. `do=hold` is the other VM: it has the same contents. `do=storm` writes all that it shares,
 //! again and again, and `do=faults` prints, as `do=writes` does, what stores to new pages take beside such.
+//! `do=read-all` reads 96 MiB three times; `do=write-all` writes as much, and prints what a page takes: any blocks, or
+//! equal ones.
 //!
-//! Command line: `do=steps`, `hold`, `writes`, `storm`, `faults` or `idle`; `kind=image` (pages of the disk's image) or
-//! `written` (pages that this guest wrote there); `first=N` block that is held (0); `count=N` stores (1024); `fill=N` pages to touch
+//! Command line: `do=steps`, `hold`, `writes`, `storm`, `faults`, `read-all`, `write-all` or `idle`; `kind=image` (pages of
+//! the disk's image), `written` (pages that this guest wrote there) or `equal`; `first=N` block that is held (0); `count=N` stores (1024); `fill=N` pages to touch
 //! first, other ones (0); `wait=N` microseconds before anything is timed (0); `scarce=1`: while `do=writes` stores, so
 //! few frames of the machine are free that all are of the reserve. It stays when it is done.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
 
+mod equal;
 mod steps;
 mod storm;
 
@@ -88,8 +91,15 @@ fn main(machine: &'static Machine) -> Verdict {
         disk: Disk::open(machine, memory.part(most, PAGE_SIZE))?,
         memory: memory.part(0, most),
     };
-    let sectors = guest.disk.capacity();
-    check(sectors >= ALL_BLOCKS * SECTORS, "the disk is too small")?;
+    if machine
+        .option("do")
+        .is_some_and(|work| work.ends_with("-all"))
+    {
+        guest.has_all()?;
+    } else {
+        let sectors = guest.disk.capacity();
+        check(sectors >= ALL_BLOCKS * SECTORS, "the disk is too small")?;
+    }
     // Behind what is read into.
     let used = match machine.option("do") {
         Some("writes" | "faults") => 2 * GROUP,
@@ -104,6 +114,8 @@ fn main(machine: &'static Machine) -> Verdict {
         Some("hold") => guest.hold(written, machine.number("first", 0))?,
         Some("storm") => guest.storm()?,
         Some("faults") => guest.faults(machine.number("count", 1024))?,
+        Some("read-all") => guest.read_all()?,
+        Some("write-all") => guest.write_all(machine.option("kind") == Some("equal"))?,
         Some("idle") => {}
         Some("writes") => {
             let scarce = machine.number("scarce", 0) > 0;
