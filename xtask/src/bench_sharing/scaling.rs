@@ -123,7 +123,7 @@ fn table(names: &[String], all: &BTreeMap<String, Costs>) -> Outcome<Found> {
         }
         let instructions = costs.iter().map(|cost| format!("{:.0}", cost.0));
         let times = costs.iter().map(|cost| format!("{:.0}", cost.1));
-        let name = name.replace('-', " of ");
+        let name = name.replacen('-', " of ", 1).replace('-', " ");
         bars.push((name.clone(), last));
         found.rows.push(
             std::iter::once(name)
