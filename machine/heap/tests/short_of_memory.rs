@@ -180,7 +180,9 @@ fn owners_on_several_cpus_do_not_take_each_others_memory() {
             let blocks: Vec<Block> = (0..bytes / 1024)
                 .map(|_| take(&heap, 1024).expect("it was reserved"))
                 .collect();
-            blocks.into_iter().for_each(|block| give(&heap, block));
+            for block in blocks {
+                give(&heap, block);
+            }
         }
     };
     let greedy = || {
@@ -190,7 +192,9 @@ fn owners_on_several_cpus_do_not_take_each_others_memory() {
             while let Some(block) = take(&heap, 777) {
                 blocks.push(block);
             }
-            blocks.into_iter().for_each(|block| give(&heap, block));
+            for block in blocks {
+                give(&heap, block);
+            }
         }
     };
     std::thread::scope(|scope| {

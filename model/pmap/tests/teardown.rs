@@ -13,7 +13,7 @@ fn a_step_gives_back_one_reserved_run_at_most() {
     let (mut tables, first) = (FakeTables::new(), Gfn(0x4_0000));
     let ram = IpaRange {
         start: first.address(),
-        size: REGIONS * REGION_FRAMES << 12,
+        size: (REGIONS * REGION_FRAMES) << 12,
     };
     let mut pmap = Pmap::new(&mut tables, &[ram]).unwrap();
     for n in 0..REGIONS {
