@@ -289,3 +289,70 @@ drain() {
     say "drain seconds=$tried sha256=$(head -c $((mib * 1048576)) /dev/vda | sha256sum | cut -d' ' -f1)"
     try 0 detach >/dev/null
 }
+
+# clock_is_right FIRST NAME: the date and the clock (from the FIRSTth of both on) that a VM shows next are this system's.
+clock_is_right() {
+    log=/tmp/underpin-0/os0/consoles/$2.log looks=0
+    lines=$(grep -c ': clock ' "$log")
+    until [ "$(grep -c ': clock ' "$log")" -gt $((lines + 1)) ] || [ $looks -ge 600 ]; do
+        sleep 0.1
+        looks=$((looks + 1))
+    done
+    now=$(date +%s)
+    for shown in $(sed -n 's/.*: clock //p' "$log" | tail -n 1 | cut -d' ' -f"$1"-2); do
+        [ $((now - shown)) -ge -2 ] && [ $((now - shown)) -le 5 ] || say "failed clock of $2: $shown at $now"
+    done
+}
+
+# A VM that is parked has asked more of its disk than there are buffers for; a new image takes it over all the same, and
+# its clock is right. Its date is, too, where time was to pass for it.
+settled() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach >/dev/null
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    seq 0 1199999 | head -c 6291456 >/tmp/data.img
+    head -c 1048576 /tmp/data.img >/tmp/base.img
+    head -c 1048576 /tmp/data.img >/tmp/own.img
+    dd if=/dev/zero of=/tmp/room.img bs=1M count=4 2>/dev/null
+    cat >/tmp/script <<'EOF'
+await /dev/vdb
+(while :; do say "clock $(date +%s) $(cat /sys/class/rtc/rtc0/since_epoch)"; sleep 1; done) &
+end=$(($(cut -d. -f1 /proc/uptime) + 90))
+for n in $(seq 0 23); do
+    (while [ "$(cut -d. -f1 /proc/uptime)" -lt $end ]; do
+        dd if=/dev/vdb of=/tmp/part$n bs=256k skip=$n count=1 iflag=direct 2>/dev/null || say failed read
+    done) &
+    readers="$readers $!"
+done
+say reading
+wait $readers
+say "diskread ok sha256=$(for n in $(seq 0 23); do cat /tmp/part$n; done | sha256sum | cut -c-64)"
+EOF
+    dd if=/tmp/script of=/tmp/first.img conv=notrunc 2>/dev/null
+    set -- --disk first=/tmp/first.img --disk data=/tmp/data.img --disk base=/tmp/base.img --disk own=/tmp/own.img
+    try 0 run "$@" --disk room=scratch:/tmp/room.img /vms
+    log=/tmp/underpin-0/os0/consoles/reader.log waited=0 parks=0
+    until grep -q reading $log || [ $waited -ge 200 ]; do
+        sleep 1
+        waited=$((waited + 1))
+    done
+    clock_is_right 1 reader
+    for clock in host continue; do
+        try 0 detach --park >/dev/null
+        parks=$((parks + 1))
+        upgraded other $parks true
+        sleep 8
+        try 0 attach --clock $clock >/dev/null
+        clock_is_right $parks reader
+    done
+    waited=0
+    until [ "$(cat /tmp/underpin-0/os0/consoles/* | grep -c -e 'diskread ok' -e 'transfers ok')" = 2 ] || [ $waited -ge 300 ]; do
+        sleep 1
+        waited=$((waited + 1))
+    done
+    sed 's/^/os0: console reader /' $log
+    sed 's/^/os0: console every /' /tmp/underpin-0/os0/consoles/every.log
+    say "settled parks=$parks upgrades=$(field upgrades) sha256=$(sha256sum </tmp/data.img | cut -d' ' -f1)"
+    try 0 detach >/dev/null
+}

@@ -88,7 +88,7 @@ pub fn some() {
             vm::tick();
             numa::tick();
         }
-        let more = disk::go_on() | take_apart();
+        let more = disk::go_on() | vm::settle() | take_apart();
         stretch::look(Kind::Control);
         vm::flush_terminals();
         BUSY.store(false, Ordering::SeqCst);

@@ -22,9 +22,6 @@ use model_virtio::Transport;
 use model_virtio::blk::{Blk, Next, Operation, Request, Status};
 use transfer::{begin, fill_buffer};
 
-/// Passes that requests get before they are recorded: the largest that Linux makes takes about 10.
-const PASSES: usize = 64;
-
 /// The partition of that side of a disk's data.
 fn extent(backing: &Backing, side: Side) -> Option<Extent> {
     backing.partition(side).map(|partition| **partition)
@@ -169,19 +166,6 @@ impl Block {
     pub fn proceed(&self, vm: &Instance, n: usize) {
         let mut state = self.state.lock();
         serve(&mut state, vm, n);
-        update_line(&state.transport, vm, n);
-    }
-
-    /// Ends requests that were put off, while the VM's vCPUs stand still: what is in no record. Those that need a
-    /// physical disk, or more than [`PASSES`], stay.
-    pub fn end_requests(&self, vm: &Instance, n: usize) {
-        let mut state = self.state.lock();
-        for _ in 0..PASSES {
-            serve_parked(&mut state, vm, &mut Budget::default());
-        }
-        if let Some(held) = state.held.take() {
-            state.complete(vm, &held.request, held.status, held.since);
-        }
         update_line(&state.transport, vm, n);
     }
 

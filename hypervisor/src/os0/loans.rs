@@ -286,7 +286,7 @@ pub fn share(me: &Os0Cpu, on: bool) -> Result<u64, Refusal> {
         }
     } else if !vm::stand_still() {
         return Err(Refusal::VmsRun);
-    } else if !disk::are_idle() {
+    } else if !disk::are_idle() || !vm::is_settled() {
         return Err(Refusal::InUse);
     }
     // The CPU's loop sees it when the call is over; it counts itself out.

@@ -304,9 +304,12 @@ impl Instance {
         paging::bring_wanted(self);
     }
 
-    /// A device has more to do than one go allows: vCPU 0 comes back to it.
+    /// A device has more to do than one go allows: vCPU 0 comes back to it, or housekeeping while that stands still.
     pub fn put_off_device_work(&self) {
         self.call_vcpus(VcpuSet::only(0), attention::DEVICE);
+        if self.is_paused() {
+            super::table::ask_to_settle();
+        }
     }
 
     /// An access to the virtio windows at `offset`; `None` where there is no device.
@@ -350,6 +353,7 @@ impl Instance {
         }
         self.paused.store(true, Ordering::SeqCst);
         self.call_vcpus(VcpuSet::first(self.vcpus.len()), attention::STAND_STILL);
+        super::table::ask_to_settle();
     }
 
     /// When its time began, and when it was paused, in counts.

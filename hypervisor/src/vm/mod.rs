@@ -21,6 +21,6 @@ pub use memory::{
 pub use report::{read_vcpu, read_vm};
 pub use table::{
     Refusal, VMS_MAX, Vm, all, define, find, flush_terminals, forget, init, instance, is_quiet,
-    kill, no_such, pause, reset, resume, set, stand_still, start, stop,
+    is_settled, kill, no_such, pause, reset, resume, set, settle, stand_still, start, stop,
 };
 pub use vmids::Vmid;

@@ -101,7 +101,7 @@ fn check(record: &VmRecord, vm: &Instance) -> Result<(), Unwritable> {
 fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), Unwritable> {
     for (n, slot) in vm.virtio.iter().enumerate() {
         if let Slot::Block(block) = slot {
-            block.end_requests(vm, n);
+            block.end_held(vm, n);
         }
     }
     fits(to.put(kind::TREE, vm.space.sources().1))?;

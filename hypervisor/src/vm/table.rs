@@ -3,13 +3,13 @@
 use super::instance::{End, Instance};
 use super::{create, memory, report};
 use crate::device::virtio::Slot;
-use crate::host;
 use crate::stretch::{self, Kind};
+use crate::{host, housekeeping};
 use abi::Text;
 use abi::bundle::{NET_DOWN, VM_AUTOSTART, VmRecord, kind};
 use abi::control::{RawVm, SetRequest, VmName, code, state};
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
 use model_entitlement::Terms;
@@ -156,6 +156,39 @@ pub fn stand_still() -> bool {
         is_paused || vm.is_settled()
     };
     all().iter().all(stands)
+}
+
+/// Disks of paused VMs may have something to go on with.
+static UNSETTLED: AtomicBool = AtomicBool::new(false);
+
+pub fn ask_to_settle() {
+    UNSETTLED.store(true, Ordering::SeqCst);
+    housekeeping::request();
+}
+
+/// Goes on with requests of paused VMs, a pass for each disk: VMs are parked when none is left. Whether there is
+/// more.
+pub fn settle() -> bool {
+    if UNSETTLED.swap(false, Ordering::SeqCst) {
+        for vm in all().iter().filter_map(|vm| vm.instance()) {
+            for (n, slot) in vm.virtio.iter().enumerate() {
+                if let Slot::Block(block) = slot
+                    && vm.is_paused()
+                {
+                    stretch::look(Kind::Device);
+                    block.settle(&vm, n);
+                }
+            }
+        }
+    }
+    UNSETTLED.load(Ordering::Relaxed)
+}
+
+/// Whether nothing is left for [`settle`].
+pub fn is_settled() -> bool {
+    let instances = all();
+    let mut instances = instances.iter().filter_map(|vm| vm.instance());
+    instances.all(|vm| vm.disks().all(|block| block.is_settled(&vm)))
 }
 
 /// Forgets all descriptions. No VM runs.

@@ -1,9 +1,32 @@
-//! Disks as records, for the image that takes this one's place (`abi::parked`).
+//! Disks of VMs that are parked, and as records, for the image that takes this one's place (`abi::parked`).
 
-use super::{Backing, Block};
+use super::{Backing, Block, must_wait_for_frames, serve_parked, update_line};
+use crate::vm::Instance;
 use abi::parked::{self, Run, Writer, kind};
+use model_disk::Budget;
 
 impl Block {
+    /// Goes on with requests that were put off, a pass of them, while the VM's vCPUs stand still.
+    pub fn settle(&self, vm: &Instance, n: usize) {
+        let mut state = self.state.lock();
+        serve_parked(&mut state, vm, &mut Budget::default());
+        update_line(&state.transport, vm, n);
+    }
+
+    /// Whether nothing is left for [`Self::settle`]: requests that wait for memory stay.
+    pub fn is_settled(&self, vm: &Instance) -> bool {
+        self.state.lock().parked.is_none() || must_wait_for_frames(vm)
+    }
+
+    /// Tells of a request that is done and was held, while the VM's vCPUs stand still: it is in no record.
+    pub fn end_held(&self, vm: &Instance, n: usize) {
+        let mut state = self.state.lock();
+        if let Some(held) = state.held.take() {
+            state.complete(vm, &held.request, held.status, held.since);
+        }
+        update_line(&state.transport, vm, n);
+    }
+
     /// Its record, for the image that takes this one's place; `None` while a request is not answered.
     pub fn record(&self) -> Option<parked::Transport> {
         let state = self.state.lock();

@@ -4,6 +4,7 @@ mod cost;
 mod ending;
 mod network;
 mod overlay;
+mod settled;
 mod storm;
 
 use super::kernels::BOOT;
@@ -51,6 +52,7 @@ pub fn scenarios() -> Vec<Scenario> {
         swap(),
         clocks(),
         drain(),
+        settled::reader(),
         storm::of_messages(),
         Scenario::os0("os0/demo", timeline::play())
             .slow()
