@@ -6,7 +6,8 @@
 //! the stretch. Elsewhere a stretch lasts as long as the host lets it: QEMU translates, and the host runs other
 //! things meanwhile, so wall time says nothing of what EL2 did.
 
-use crate::{Outcome, scenario::Stage, status::Stretches};
+use crate::{Outcome, because, scenario::Stage, status::Stretches};
+use std::fs;
 
 /// Nanoseconds of an instruction where time is counted.
 const INSTRUCTION_NS: u64 = 2;
@@ -25,7 +26,22 @@ pub fn stretches(stage: &mut Stage) -> Outcome {
     if machine.has_ended() {
         return Ok(());
     }
-    check(&machine.status()?.stretches)
+    let all = machine.status()?.stretches;
+    let told = fs::write(stage.directory.join(FILE), told(&all));
+    told.map_err(because("cannot write the stretches"))?;
+    check(&all)
+}
+
+/// Among a scenario's logs: the longest stretch of each kind, in instructions.
+const FILE: &str = "stretches.log";
+
+fn told(all: &[Stretches]) -> String {
+    let of = |of: &Stretches| {
+        let longest = of.longest_ns.iter();
+        let kinds = longest.map(|(kind, ns)| format!("{kind}={}", ns / INSTRUCTION_NS));
+        format!("cpu={} {}\n", of.cpu, kinds.collect::<Vec<_>>().join(" "))
+    };
+    all.iter().map(of).collect()
 }
 
 fn check(all: &[Stretches]) -> Outcome {
@@ -70,5 +86,6 @@ mod tests {
         assert!(why.contains("100001 instructions (device, CPU 1"), "{why}");
         assert!(check(&[of("end", 600_002)]).is_err());
         assert!(check(&[of("end", 0)]).is_err());
+        assert_eq!(told(&[of("end", 84_000)]), "cpu=1 end=42000\n");
     }
 }
