@@ -277,6 +277,17 @@ impl Vm {
         self
     }
 
+    /// With an image that it only reads.
+    #[must_use]
+    pub fn read_only_disk(mut self, image: &str) -> Self {
+        self.disk.push(Disk {
+            image: Some(image.to_owned()),
+            mode: "read-only",
+            ..Disk::default()
+        });
+        self
+    }
+
     /// With a private copy-on-write disk over a partition of the machine's physical disk.
     #[must_use]
     pub fn cow_partition(mut self, partition: &str) -> Self {

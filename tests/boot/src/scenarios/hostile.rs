@@ -82,9 +82,28 @@ pub fn scenarios() -> Vec<Scenario> {
     ]
     .into_iter()
     .chain(storms)
-    .chain([large_end(), large_map()])
+    .chain([
+        resets("hostile/resets", Hardware::new(1, "1G")),
+        // EL2 does not keep its bound there (SECURITY.md).
+        resets("hostile/resets-counted", Hardware::new(1, "1G").counted()).slow(),
+        large_end(),
+        large_map(),
+    ])
     .chain(adversary::scenarios())
     .collect()
+}
+
+/// Drivers reset a disk and a network device while requests are under way, and use the memory for other things. In
+/// between, as many reads are under way as can be, and end together: that takes the disk's interrupt several passes.
+fn resets(name: &str, hardware: Hardware) -> Scenario {
+    let vm = Vm::bare("guest", "hostile", "do=resets").persistent_disk("spare");
+    let vm = vm.net("own").net("own");
+    Scenario::new(name, hardware, vec![vm])
+        .prepare(|directory| {
+            let disk = disk_image::partitioned(directory)?;
+            Ok(vec!["--disk".into(), disk.display().to_string()])
+        })
+        .expect("guest", "underpin-guest: hostile/resets ok", BOOT)
 }
 
 /// A VM that looks for gaps in its time on the only CPU, for so many seconds.

@@ -8,7 +8,12 @@ use crate::{
     scenario::Scenario,
     vm::Vm,
 };
-use std::{fs::File, os::unix::fs::FileExt as _, path::Path, time::Duration};
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt as _,
+    path::Path,
+    time::Duration,
+};
 
 /// The command's exit statuses where memory is short, for what the machine lacks, and for what somebody
 /// else has.
@@ -23,7 +28,7 @@ const WRITTEN: u64 = 48 << 20;
 const MAP: u64 = (OVERLAY_MIB << 20) / 256 + (1 << 20);
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![on_disk(), promised()]
+    vec![on_disk(), transfers(), promised()]
 }
 
 /// What an overlay in memory may take is promised with the VM's base: VMs whose memory would fit are
@@ -88,6 +93,43 @@ fn on_disk() -> Scenario {
         })
 }
 
+/// Bare guests read and write disks of all kinds at once, from and to any sector, in pieces at any address and of any
+/// length; each finds what it has written, and what its base holds.
+fn transfers() -> Scenario {
+    let vm =
+        |name: &str, seed: u32| Vm::bare(name, "hostile", &format!("do=transfers seed={seed}"));
+    let memory = |vm: Vm| {
+        let vm = vm.cow_disk("../blank.img").cow_partition("data");
+        vm.cow_disk("../numbers.img")
+            .read_only_disk("../numbers.img")
+    };
+    let stored = vm("stored", 200)
+        .cow_partition("data")
+        .overlay("8MiB", "edges");
+    let stored = stored.cow_disk("../numbers.img").overlay("8MiB", "small");
+    let vms = vec![
+        memory(vm("one", 1)),
+        memory(vm("two", 100)),
+        stored.persistent_disk("spare"),
+    ];
+    let done = "underpin-guest: hostile/transfers ok";
+    Scenario::new("disk/transfers", Hardware::new(2, "1G"), vms)
+        .prepare(|directory| {
+            let numbers: Vec<u8> = numbers(1 << 20).collect();
+            fs::write(directory.join("numbers.img"), numbers)
+                .map_err(because("cannot write an image"))?;
+            with_disks(directory)
+        })
+        .expect("one", done, 2 * BOOT)
+        .expect("two", done, 2 * BOOT)
+        .expect("stored", done, 2 * BOOT)
+}
+
+/// So many bytes, of which no two blocks are alike.
+fn numbers(bytes: u64) -> impl Iterator<Item = u8> {
+    (0..bytes / 8).flat_map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+}
+
 /// The first disk has room for overlays; the second is a base of numbers.
 fn with_disks(directory: &Path) -> Outcome<Vec<String>> {
     disk_image::blank(&directory.join("blank.img"), DISK)?;
@@ -112,9 +154,7 @@ fn with_disks(directory: &Path) -> Outcome<Vec<String>> {
     for (start, (_, size, _)) in starts.into_iter().zip(parts) {
         write(&rooms, start, &vec![0xee; size as usize])?;
     }
-    let numbers = (0..disk_image::PARTITION / 8)
-        .flat_map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-    let numbers: Vec<u8> = numbers.collect();
+    let numbers: Vec<u8> = numbers(disk_image::PARTITION).collect();
     write(&base, disk_image::FIRST_PARTITION, &numbers)?;
     let disks = [rooms, base].map(|disk| ["--disk".to_owned(), disk.display().to_string()]);
     Ok(disks.concat())

@@ -10,8 +10,10 @@
 mod faults;
 mod frames;
 mod registers;
+mod resets;
 mod storms;
 mod sweep;
+mod transfers;
 mod virtio;
 
 use machine_bare::machine::Machine;
@@ -23,7 +25,7 @@ image!("hostile", main);
 /// A case: its name, and what it does.
 type Case = (&'static str, fn(&'static Machine) -> Verdict);
 
-const CASES: [Case; 25] = [
+const CASES: [Case; 27] = [
     ("unmapped", faults::unmapped),
     ("unmapped_exec", faults::unmapped_exec),
     ("own_vector_abort", faults::own_vector_abort), // ends badly
@@ -44,6 +46,8 @@ const CASES: [Case; 25] = [
     ("spin", storms::spin),
     ("bad_virtio", virtio::malformed),
     ("notify_storm", virtio::notify_storm),
+    ("resets", resets::under_way),
+    ("transfers", transfers::any),
     ("bad_frames", frames::malformed),
     ("frame_storm", frames::storm),
     ("segment_storm", frames::segments),
