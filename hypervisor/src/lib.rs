@@ -92,21 +92,21 @@ pub fn secondary() -> ! {
 /// What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep. No part of the image.
 #[cfg(not(target_os = "none"))]
 pub mod outside {
-    use crate::{frames, heap, host, housekeeping};
+    use crate::{frames, heap, host, housekeeping, sharing};
     use core::sync::atomic::{AtomicU64, Ordering};
     use model_addr::FRAME_SIZE;
 
-    /// Frames that were free, or the heap's, before any VM.
+    /// Frames that were free, kept for blocks of disks, or the heap's, before any VM.
     static BEFORE: AtomicU64 = AtomicU64::new(0);
 
-    fn free_or_heap() -> u64 {
+    fn free_or_known() -> u64 {
         let free = host::get().node_ids().map(|node| frames::counts(node).free);
-        free.sum::<u64>() + heap::usage().1 / FRAME_SIZE
+        free.sum::<u64>() + sharing::accounts().cached() + heap::usage().1 / FRAME_SIZE
     }
 
     /// Notes the frames of a machine without VMs, at boot.
     pub(crate) fn note_frames() {
-        BEFORE.store(free_or_heap(), Ordering::Relaxed);
+        BEFORE.store(free_or_known(), Ordering::Relaxed);
     }
 
     /// Whether nothing is left to do.
@@ -114,9 +114,9 @@ pub mod outside {
         !housekeeping::is_needed()
     }
 
-    /// Frames that are neither free nor the heap's and were so before any VM: lost ones, once all VMs have ended. Negative
+    /// Frames that are neither free nor kept nor the heap's and were so before any VM: lost ones, once all VMs have ended. Negative
     /// where there are more than there were.
     pub fn frames_missing() -> i64 {
-        BEFORE.load(Ordering::Relaxed).cast_signed() - free_or_heap().cast_signed()
+        BEFORE.load(Ordering::Relaxed).cast_signed() - free_or_known().cast_signed()
     }
 }

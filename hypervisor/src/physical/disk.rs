@@ -527,7 +527,7 @@ fn read_now(
                 Err(Error::IoError)
             };
         }
-        core::hint::spin_loop();
+        machine::cpu::relax();
     }
     Err(Error::NotReady)
 }

@@ -140,6 +140,12 @@ impl Gic {
         self.private[cpu].bank.set_line(intid, high);
     }
 
+    /// Sets the line of shared interrupt `intid`.
+    pub(crate) fn set_line(&mut self, intid: u32, high: bool) {
+        let place = (intid - FIRST_SPI) as usize;
+        self.shared[place / 32].set_line(place as u32 % 32, high);
+    }
+
     /// What `cpu` would acknowledge with that priority mask.
     pub(crate) fn highest(&self, cpu: usize, mask: u8) -> Option<(u32, u8)> {
         let own = &self.private[cpu];

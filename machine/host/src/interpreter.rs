@@ -214,7 +214,11 @@ impl Machine {
             }
             I::Ask(number) => {
                 if let Some(mut observer) = self.observer.take() {
-                    let answer = observer.called(context, number);
+                    let mut look = |at| {
+                        let pa = self.reach(Use::Read, at, 8).ok()?;
+                        self.ram.read(pa, 8)
+                    };
+                    let answer = observer.called(context, number, &mut look);
                     self.observer = Some(observer);
                     if let Err(what) = answer {
                         self.violate(&what);

@@ -51,6 +51,7 @@ pub mod psci;
 /// Where devices are.
 pub mod place {
     pub use crate::gicv3::{DISTRIBUTOR, REDISTRIBUTORS, STRIDE};
+    pub use crate::virtio::{INTERRUPT, WINDOW, WINDOW_SIZE};
 }
 mod ram;
 pub mod registers;
@@ -62,4 +63,5 @@ pub mod tlb;
 #[path = "../../aarch64/src/uart.rs"]
 pub mod uart;
 pub mod upgrade;
+mod virtio;
 mod virtual_interface;

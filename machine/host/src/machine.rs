@@ -8,6 +8,7 @@ use crate::registers::{self, number};
 use crate::rng::Rng;
 use crate::stage2::{Tlb, vmid};
 use crate::tlb::Reaches;
+use crate::virtio::{self, Disk};
 use machine_locks::{HeldRanks, RankEvent};
 use model_addr::{Ipa, Pa};
 use std::cell::RefCell;
@@ -59,8 +60,14 @@ pub trait Observer {
     fn loaded(&mut self, vcpu: &Registers, at: Ipa, size: u64, value: u64) -> Result<(), String>;
     /// A vCPU has written `size` bytes of its memory.
     fn stored(&mut self, vcpu: &Registers, at: Ipa, size: u64, value: u64);
-    /// A vCPU has executed `HLT #number`, which here asks whoever watches; an error ends the life.
-    fn called(&mut self, vcpu: &mut Registers, number: u16) -> Result<(), String>;
+    /// A vCPU has executed `HLT #number`, which here asks whoever watches; an error ends the life. `look` gives the 8
+    /// bytes at an address as the vCPU would load them; nothing where that would fault.
+    fn called(
+        &mut self,
+        vcpu: &mut Registers,
+        number: u16,
+        look: &mut dyn FnMut(Ipa) -> Option<u64>,
+    ) -> Result<(), String>;
 }
 
 /// A guest's general registers.
@@ -132,6 +139,7 @@ pub struct Machine {
     pub(crate) current: Option<usize>,
     pub(crate) ram: Ram,
     pub(crate) gic: Gic,
+    disk: Option<Disk>,
     pub(crate) rng: Rng,
     /// Counts since it was switched on.
     pub time: u64,
@@ -166,7 +174,10 @@ pub fn step() {
 
 /// Leaves the executing CPU.
 pub fn pause(why: Pause) {
-    with(|machine| machine.time += 8);
+    with(|machine| {
+        machine.time += 8;
+        machine.work();
+    });
     coroutine::leave(why);
 }
 
@@ -256,6 +267,7 @@ impl Machine {
             current: None,
             ram,
             gic: Gic::new(&affinities),
+            disk: None,
             rng: Rng::new(config.seed),
             time: 1_000_000,
             steps: 0,
@@ -272,10 +284,24 @@ impl Machine {
         self.ram.fill(at, bytes)
     }
 
+    /// Gives the machine a disk that holds `content`.
+    pub fn attach_disk(&mut self, content: Vec<u8>) {
+        self.disk = Some(Disk::new(content));
+    }
+
+    /// The disk does what is due.
+    fn work(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.work(&mut self.ram, self.time);
+            self.gic.set_line(virtio::INTERRUPT, disk.line());
+        }
+    }
+
     /// Time passes; whether another CPU is to go on.
     pub(crate) fn tick(&mut self) -> bool {
         self.steps += 1;
         self.time += 1;
+        self.work();
         self.current.is_some() && self.rng.below(self.pause_every) == 0
     }
 
@@ -309,10 +335,12 @@ impl Machine {
 
     /// All CPUs sleep: it becomes the time at which a timer wakes one.
     pub(crate) fn pass_time(&mut self) -> Progress {
-        let next = self.cpus.iter().filter_map(Cpu::next_alarm).min();
+        let alarms = self.cpus.iter().filter_map(Cpu::next_alarm);
+        let next = alarms.chain(self.disk.as_ref().and_then(Disk::next)).min();
         match next {
             Some(at) => {
                 self.time = self.time.max(at);
+                self.work();
                 Progress::Slept
             }
             None => Progress::Idle,
@@ -398,7 +426,10 @@ impl Machine {
         }
     }
 
-    pub(crate) fn read_device(&mut self, at: u64, _size: usize) -> u64 {
+    pub(crate) fn read_device(&mut self, at: u64, size: usize) -> u64 {
+        if let Some(offset) = within(at, virtio::WINDOW, virtio::WINDOW_SIZE) {
+            return self.disk.as_ref().map_or(0, |disk| disk.read(offset, size));
+        }
         if let Some(offset) = within(at, gicv3::DISTRIBUTOR, 0x1_0000) {
             return self.gic.read_distributor(offset);
         }
@@ -415,6 +446,11 @@ impl Machine {
             self.gic.write_distributor(offset, size, value);
         } else if let Some(offset) = within(at, gicv3::REDISTRIBUTORS, redistributors) {
             self.gic.write_redistributor(offset, size, value);
+        } else if let Some(offset) = within(at, virtio::WINDOW, virtio::WINDOW_SIZE) {
+            if let Some(disk) = &mut self.disk {
+                disk.write(offset, value, &self.ram, self.time, &mut self.rng);
+                self.gic.set_line(virtio::INTERRUPT, disk.line());
+            }
         } else if at == UART {
             self.log.push(value as u8);
         }

@@ -64,6 +64,17 @@ impl Ram {
     }
 }
 
+impl Ram {
+    /// Copies bytes out; `None` outside.
+    pub(crate) fn copy_out(&self, at: Pa, into: &mut [u8]) -> Option<()> {
+        let from = ptr::with_exposed_provenance::<u8>(at.0 as usize);
+        // SAFETY: as in `read`.
+        self.contains(at, into.len() as u64).then(|| unsafe {
+            ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
+        })
+    }
+}
+
 impl Drop for Ram {
     fn drop(&mut self) {
         let at = ptr::with_exposed_provenance_mut::<c_void>(Self::START.0 as usize);

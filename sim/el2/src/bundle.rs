@@ -2,8 +2,8 @@
 
 use abi::Text;
 use abi::bundle::{
-    DEFAULT_GROUP, ENTRY_ALIGN, Entry, Header, MAGIC, NO_ENTRY, VERSION, VM_AUTOSTART, VmRecord,
-    kind,
+    DEFAULT_GROUP, DiskRecord, ENTRY_ALIGN, Entry, Header, MAGIC, NO_ENTRY, VERSION, VM_AUTOSTART,
+    VmRecord, disk_mode, kind,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -84,5 +84,13 @@ fn record(vm: &Vm, kernels: &[&[u8]]) -> VmRecord {
         &vm.group
     };
     record.group = text(group);
+    // A disk of its own over the base that all have.
+    record.disks[0] = DiskRecord {
+        mode: disk_mode::COW,
+        entry: NO_ENTRY,
+        block_size: 512,
+        partition: text(crate::disk::NAME),
+        ..DiskRecord::default()
+    };
     record
 }

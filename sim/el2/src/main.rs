@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
+mod disk;
+mod driver;
 mod flat;
 mod life;
 mod program;

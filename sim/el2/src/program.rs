@@ -1,5 +1,6 @@
 //! Guests' programs: what a seed makes of the instructions that the machine's guests know.
 
+use crate::driver;
 use machine_host::instruction::{DMB, DSB, Instruction as I, Operation, TLBI, put};
 use machine_host::rng::Rng;
 
@@ -49,21 +50,23 @@ const TIMER_COMPARE: [u8; 5] = [3, 3, 14, 3, 2];
 const ID: [u8; 5] = [3, 0, 0, 4, 0];
 
 /// A program that grows.
-struct Program {
+pub struct Program {
     words: Vec<I>,
 }
 
 impl Program {
-    fn add(&mut self, instructions: impl IntoIterator<Item = I>) {
+    /// Adds instructions.
+    pub fn add(&mut self, instructions: impl IntoIterator<Item = I>) {
         self.words.extend(instructions);
     }
 
-    fn put(&mut self, to: u8, value: u64) {
+    /// Puts `value` into register `to`.
+    pub fn put(&mut self, to: u8, value: u64) {
         self.add(put(to, value));
     }
 
     /// Stores `value` of 2^`size` bytes at `at`.
-    fn store(&mut self, size: u8, at: u64, value: u64) {
+    pub fn store(&mut self, size: u8, at: u64, value: u64) {
         self.put(1, at);
         self.put(2, value);
         self.add([I::Store {
@@ -74,7 +77,8 @@ impl Program {
         }]);
     }
 
-    fn load(&mut self, size: u8, at: u64) {
+    /// Loads 2^`size` bytes from `at` into x3.
+    pub fn load(&mut self, size: u8, at: u64) {
         self.put(1, at);
         self.add([I::Load {
             size,
@@ -126,15 +130,26 @@ impl Program {
         ]);
     }
 
-    /// Waits until the word at `at` is not zero, asleep between two looks.
+    /// Instructions so far.
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Goes back to instruction `start` as long as x3 is not zero, asleep before.
+    pub fn repeat_until_zero(&mut self, start: usize, counts: u16) {
+        let branch = self.words.len();
+        self.add([I::Branch(0)]);
+        self.sleep(counts);
+        self.add([I::Branch(start as i32 - self.words.len() as i32)]);
+        self.words[branch] = I::BranchIf(false, 3, (self.words.len() - branch) as i32);
+    }
+
+    /// Waits until the word at `at` is 1, asleep between two looks.
     fn wait_for(&mut self, at: u64) {
         let start = self.words.len();
         self.load(3, at);
-        let branch = self.words.len();
-        self.add([I::Branch(0)]);
-        self.sleep(1000);
-        self.add([I::Branch(start as i32 - self.words.len() as i32)]);
-        self.words[branch] = I::BranchIf(true, 3, (self.words.len() - branch) as i32);
+        self.add([I::CalculateWith(Operation::Subtract, 3, 3, 1)]);
+        self.repeat_until_zero(start, 1000);
     }
 
     /// Makes the interrupt controller give SGIs and the timer's interrupt to this vCPU.
@@ -152,12 +167,36 @@ impl Program {
         self.add([I::System(true, 1, GROUP)]);
     }
 
+    /// Stores again and again where vCPU 0 reads blocks to.
+    fn hammer(&mut self, rng: &mut Rng) {
+        let page = driver::BUFFER + rng.below(driver::BUFFER_PAGES) * 0x1000;
+        self.put(1, page + rng.below(512) * 8);
+        self.put(2, rng.next());
+        self.put(4, 20 + rng.below(1000));
+        self.add([
+            I::Store {
+                size: 3,
+                from: 2,
+                base: 1,
+                offset: 0,
+            },
+            I::CalculateWith(Operation::Subtract, 4, 4, 1),
+            I::BranchIf(true, 4, -2),
+        ]);
+    }
+
     fn random_step(&mut self, rng: &mut Rng, (vcpu, vcpus): (u64, u64)) {
-        let page = PAGES + rng.below(PAGE_COUNT) * 0x1000;
+        let page = if rng.below(4) == 0 {
+            driver::BUFFER + rng.below(driver::BUFFER_PAGES) * 0x1000
+        } else {
+            PAGES + rng.below(PAGE_COUNT) * 0x1000
+        };
         let size = rng.below(4) as u8;
         let place = (rng.below(64) * 8) & !((1 << size) - 1);
         let kernel = KERNEL_DATA + rng.below((KERNEL_SIZE - 0x8000) as u64 / 8) * 8;
-        match rng.below(24) {
+        match rng.below(28) {
+            24.. if vcpu > 0 => self.hammer(rng),
+            24.. => self.load(3, page + (place & !7)),
             0..=6 => self.store(size, page + place, rng.next()),
             7..=12 => self.load(size, page + place),
             13..=14 => self.load(3, kernel),
@@ -251,8 +290,15 @@ fn first(plan: Plan, entries: &[u64], rng: &mut Rng) -> Vec<I> {
     for (number, entry) in entries.iter().enumerate() {
         program.call(&[PSCI_CPU_ON, number as u64 + 1, *entry, 0]);
     }
+    let mut requests = 0;
+    program.open_disk();
     for _ in 0..plan.steps {
-        program.random_step(rng, (0, plan.vcpus));
+        if rng.below(8) == 0 {
+            program.use_disk(rng, requests);
+            requests += 1;
+        } else {
+            program.random_step(rng, (0, plan.vcpus));
+        }
     }
     for vcpu in 1..plan.vcpus {
         program.wait_for(DONE + 8 * vcpu);

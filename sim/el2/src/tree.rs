@@ -68,6 +68,11 @@ fn devices(tree: &mut FdtWriter, config: &Config) -> Result<(), Error> {
     let timers = [29, 30, VIRTUAL_TIMER, HYPERVISOR_TIMER].map(|intid| [PPI, intid - 16, LEVEL]);
     tree.property_array_u32("interrupts", timers.as_flattened())?;
     tree.end_node(node)?;
+    let node = tree.begin_node("virtio_mmio@a000000")?;
+    tree.property_string("compatible", "virtio,mmio")?;
+    tree.property_array_u64("reg", &[place::WINDOW, place::WINDOW_SIZE])?;
+    tree.property_array_u32("interrupts", &[0, place::INTERRUPT - 32, LEVEL])?;
+    tree.end_node(node)?;
     let node = tree.begin_node("pl011@9000000")?;
     tree.property_string("compatible", "arm,pl011")?;
     tree.property_array_u64("reg", &[UART, 0x1000])?;

@@ -1,0 +1,113 @@
+//! A guest's driver of its disk: virtio-blk over virtio-mmio (virtio 1.2, 4.2 and 5.2), one request at a time.
+
+use crate::disk;
+use crate::program::{Program, RAM};
+use machine_host::instruction::{Instruction as I, Operation};
+use machine_host::rng::Rng;
+use std::ops::Range;
+
+/// The device, which is the first of the VM's.
+const DEVICE: u64 = 0x0a00_0000;
+/// Descriptors, the driver's ring, the device's ring, header and status: a page each.
+const RINGS: u64 = RAM + (3 << 20);
+const AVAILABLE: u64 = RINGS + 0x1000;
+const USED: u64 = RINGS + 0x2000;
+const HEADER: u64 = RINGS + 0x3000;
+const STATUS: u64 = RINGS + 0x4000;
+/// What the device writes beside data.
+pub const ANSWERS: Range<u64> = USED..STATUS + 0x1000;
+/// Where data are read to; all vCPUs store there, too.
+pub const BUFFER: u64 = RINGS + 0x1_0000;
+/// Pages of it.
+pub const BUFFER_PAGES: u64 = 6;
+/// Where data are written from; only vCPU 0 stores there.
+const SOURCE: u64 = BUFFER + BUFFER_PAGES * 0x1000;
+const SOURCE_PAGES: u64 = 4;
+const PAGE: u64 = 4096;
+const SECTOR: u64 = 512;
+const NEXT: u64 = 1 << 32;
+const WRITES: u64 = 2 << 32;
+
+/// What `HLT` says: a read or a write begins or has ended, of x12 bytes at x10 from sector x11, with status x13.
+pub const READ_BEGINS: u16 = 3;
+/// See [`READ_BEGINS`].
+pub const READ_ENDS: u16 = 4;
+/// See [`READ_BEGINS`].
+pub const WRITE_ENDS: u16 = 5;
+
+impl Program {
+    /// Finds the device and sets its queue up.
+    pub fn open_disk(&mut self) {
+        let mut set = |register: u64, value: u64| self.store(2, DEVICE + register, value);
+        for (register, value) in [
+            (0x70, 1),
+            (0x70, 3),
+            (0x24, 1),
+            (0x20, 1),
+            (0x70, 0xb),
+            (0x38, 8),
+            (0x80, RINGS),
+            (0x90, AVAILABLE),
+            (0xa0, USED),
+            (0x44, 1),
+            (0x70, 0xf),
+        ] {
+            set(register, value);
+        }
+    }
+
+    /// Reads or writes blocks that `rng` names, as request `number`, and waits for the end.
+    pub fn use_disk(&mut self, rng: &mut Rng, number: u16) {
+        let is_write = rng.below(3) == 0;
+        let most = if is_write { SOURCE_PAGES } else { BUFFER_PAGES };
+        let pages = 1 + rng.below(most);
+        let place = rng.below(most - pages + 1) * PAGE;
+        let block = rng.below(disk::SIZE / PAGE - pages);
+        // Most requests are of whole blocks, which change hands; others are copied.
+        let odd = if rng.below(4) == 0 {
+            SECTOR * rng.below(8)
+        } else {
+            0
+        };
+        let (sector, bytes) = ((block * PAGE + odd) / SECTOR, pages * PAGE - odd);
+        let buffer = if is_write { SOURCE } else { BUFFER } + place;
+        if is_write {
+            for _ in 0..4 {
+                self.store(3, buffer + rng.below(bytes / 8) * 8, rng.next());
+            }
+        }
+        self.request(number, (is_write, sector), (buffer, bytes));
+    }
+
+    fn request(&mut self, number: u16, (is_write, sector): (bool, u64), (at, bytes): (u64, u64)) {
+        self.store(3, HEADER, is_write.into());
+        self.store(3, HEADER + 8, sector);
+        let direction = if is_write { 0 } else { WRITES };
+        let descriptors = [
+            (HEADER, 16 | NEXT | 1 << 48),
+            (at, bytes | NEXT | direction | 2 << 48),
+            (STATUS, 1 | WRITES),
+        ];
+        for (n, (address, word)) in (0..).zip(descriptors) {
+            self.store(3, RINGS + 16 * n, address);
+            self.store(3, RINGS + 16 * n + 8, word);
+        }
+        self.store(1, AVAILABLE + 4 + 2 * (u64::from(number) % 8), 0);
+        self.store(1, AVAILABLE + 2, u64::from(number) + 1);
+        self.put(10, at);
+        self.put(11, sector);
+        self.put(12, bytes);
+        if !is_write {
+            self.add([I::Ask(READ_BEGINS)]);
+        }
+        self.store(2, DEVICE + 0x50, 0);
+        let start = self.len();
+        self.load(1, USED + 2);
+        self.add([I::CalculateWith(Operation::Subtract, 3, 3, number + 1)]);
+        self.repeat_until_zero(start, 500);
+        self.store(2, DEVICE + 0x64, 1);
+        self.load(0, STATUS);
+        let end = if is_write { WRITE_ENDS } else { READ_ENDS };
+        self.add([I::Calculate(Operation::Or, 13, 3, 31), I::Ask(end)]);
+    }
+}
