@@ -92,7 +92,9 @@ pub fn secondary() -> ! {
 /// What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep. No part of the image.
 #[cfg(not(target_os = "none"))]
 pub mod outside {
-    use crate::{frames, heap, host, housekeeping, sharing};
+    use crate::{frames, heap, host, housekeeping, sharing, vm};
+    use abi::control::RawVm;
+    use alloc::vec::Vec;
     use core::sync::atomic::{AtomicU64, Ordering};
     use model_addr::FRAME_SIZE;
 
@@ -107,6 +109,11 @@ pub mod outside {
     /// Notes the frames of a machine without VMs, at boot.
     pub(crate) fn note_frames() {
         BEFORE.store(free_or_known(), Ordering::Relaxed);
+    }
+
+    /// What is counted of all VMs.
+    pub fn vms() -> Vec<RawVm> {
+        vm::all().iter().map(|vm| vm::read_vm(vm)).collect()
     }
 
     /// Whether nothing is left to do.

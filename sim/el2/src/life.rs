@@ -5,6 +5,7 @@ use crate::disk;
 use crate::flat::{Memories, Sums};
 use crate::program::{self, Plan};
 use crate::tree;
+use abi::control::{RawVm, state, work};
 use hypervisor::outside;
 use machine_host::machine::{self, Config, Entries, Machine, Progress, RAM};
 use machine_host::rng::Rng;
@@ -159,6 +160,10 @@ impl<L: FnMut(&str)> Watch<L> {
                     "{missing} frames are missing after all VMs have ended"
                 ));
             }
+            let vms = outside::vms();
+            if vms.len() != self.vms || vms.iter().any(|vm| !makes_sense(vm)) {
+                life.wrong = Some(format!("figures of VMs that have ended: {vms:?}"));
+            }
             return false;
         }
         let hangs = steps > STEPS_MAX || self.sleeps > SLEEPS_MAX || progress == Progress::Idle;
@@ -170,6 +175,15 @@ impl<L: FnMut(&str)> Watch<L> {
         }
         life.wrong.is_none()
     }
+}
+
+/// Whether what is counted of a VM that has ended is of one that ran and has nothing left.
+fn makes_sense(vm: &RawVm) -> bool {
+    let exits = &vm.work[work::EXITS..work::TIMED];
+    let ran =
+        vm.work[work::RUN] > 0 && vm.work[work::HYPERVISOR] > 0 && exits.iter().sum::<u64>() > 0;
+    let left = vm.holding != [0; 7] || vm.overlays != [0; 2] || vm.bookkeeping != 0;
+    ran && !left && vm.state == state::ENDED && vm.starts == 1 && !vm.reason.is_empty()
 }
 
 /// The whole lines of a log, which keeps the rest.
