@@ -117,6 +117,8 @@ fn try_one(steps: &mut Steps, mutant: &Mutant, sound: &[&Test], copy: &Path) -> 
             .map_err(|why| format!("the patch does not apply any more: {why}"))?;
         let fate = judge(step, &mutant.caught_by, copy);
         must(git(copy).args(["checkout", "--force", "--", "."]))?;
+        // A failing case that a property test has left would catch the next fault in its place.
+        must(git(copy).args(["clean", "--force", "-d", "--quiet"]))?;
         match fate? {
             Fate::Caught => Ok(()),
             Fate::Lives => Err(format!("not noticed by its test: {}", mutant.what)),
