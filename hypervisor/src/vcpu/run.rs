@@ -114,6 +114,10 @@ impl Loaded<'_> {
                     return outcome;
                 }
                 stretch::end();
+                // It put off device work: the guest leaves at once for it, after what else is pending.
+                if self.vcpu.attention.load(Ordering::Relaxed) & attention::DEVICE != 0 {
+                    self.cpu.kick();
+                }
                 entered = timer::now();
             }
             self.vcpu.stats.add(work::HYPERVISOR, entered - left_guest);
