@@ -65,6 +65,7 @@ impl Machine {
     /// Takes an interrupt, or executes one instruction.
     fn go_on(&mut self, context: &mut GuestContext) -> Option<Leave> {
         let cpu = self.current.unwrap_or(0);
+        self.cpus[cpu].guest_pc = context.pc;
         if self.is_interrupted(cpu) {
             return Some(Leave::Interrupt);
         }

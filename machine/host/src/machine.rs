@@ -126,6 +126,8 @@ pub struct Cpu {
     pub(crate) starts_as: Start,
     pub(crate) tlb: Tlb,
     pub(crate) floating_point: FpState,
+    /// Where its guest was last.
+    pub(crate) guest_pc: u64,
     /// What its exclusive monitor watches: address and value.
     pub(crate) exclusive: Option<(Pa, u64)>,
     /// Priorities of what the guest has acknowledged and not ended.
@@ -243,6 +245,7 @@ impl Cpu {
             starts_as: Start::Other,
             tlb: Tlb::default(),
             floating_point: FpState::RESET,
+            guest_pc: 0,
             exclusive: None,
             virtual_running: Vec::new(),
             held: HeldRanks::new(),
@@ -303,6 +306,20 @@ impl Machine {
         self.time += 1;
         self.work();
         self.current.is_some() && self.rng.below(self.pause_every) == 0
+    }
+
+    /// What each CPU is at: for whoever looks into a life that hangs.
+    pub fn describe(&self) -> String {
+        let cpu = |cpu: &Cpu| {
+            let [esr, far] = [const { number("esr_el2") }, const { number("far_el2") }];
+            let (pc, esr, far) = (cpu.guest_pc, cpu.registers[esr], cpu.registers[far]);
+            format!(
+                "{:?}, guest at {pc:#x}, esr {esr:#x}, far {far:#x}",
+                cpu.state
+            )
+        };
+        let all: Vec<String> = self.cpus.iter().map(cpu).collect();
+        all.join("; ")
     }
 
     /// The executing CPU; before any executes, the first.

@@ -169,8 +169,10 @@ impl<L: FnMut(&str)> Watch<L> {
         let hangs = steps > STEPS_MAX || self.sleeps > SLEEPS_MAX || progress == Progress::Idle;
         if life.wrong.is_none() && (hangs || progress == Progress::Off) {
             life.wrong = Some(format!(
-                "{} of {} VMs have ended, and nothing goes on: {progress:?} after {steps} steps",
-                self.ended, self.vms
+                "{} of {} VMs have ended, and nothing goes on: {progress:?} after {steps} steps; {}",
+                self.ended,
+                self.vms,
+                machine::with(|machine| machine.describe())
             ));
         }
         life.wrong.is_none()

@@ -27,6 +27,9 @@ struct Options {
     /// Lives, each in a process of its own; without it there is one, in this process.
     #[arg(long)]
     lives: Option<u64>,
+    /// Begins lives, each in a process of its own, for so many seconds.
+    #[arg(long, conflicts_with = "lives")]
+    seconds: Option<u64>,
     /// Lives at a time.
     #[arg(long, default_value_t = 2)]
     jobs: u64,
@@ -37,9 +40,9 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let is_well = match options.lives {
-        None => one(&options),
-        Some(lives) => many(&options, lives),
+    let is_well = match (options.lives, options.seconds) {
+        (None, None) => one(&options),
+        (lives, seconds) => many(&options, lives.unwrap_or(u64::MAX), seconds),
     };
     ExitCode::from(u8::from(!is_well))
 }
@@ -68,13 +71,17 @@ fn one(options: &Options) -> bool {
 }
 
 /// Lives many lives; says which went wrong.
-fn many(options: &Options, lives: u64) -> bool {
+fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
     let began = Instant::now();
+    let is_over = || seconds.is_some_and(|seconds| began.elapsed().as_secs() >= seconds);
     let (next, bad) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..options.jobs.max(1) {
             scope.spawn(|| {
                 loop {
+                    if is_over() {
+                        return;
+                    }
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= lives {
                         return;
@@ -86,6 +93,7 @@ fn many(options: &Options, lives: u64) -> bool {
             });
         }
     });
+    let lives = next.into_inner().min(lives);
     let (bad, seconds) = (bad.into_inner(), began.elapsed().as_secs_f64());
     let rate = lives as f64 * 60.0 / seconds;
     println!("{lives} lives in {seconds:.1} s, {rate:.0} a minute; {bad} went wrong");
