@@ -4,7 +4,8 @@
 //! disk images. [`control`] is what EL2 and the `underpin` command say to each other. [`os0`] is
 //! what the operating system that owns the machine can ask of EL2 beneath it, [`served`] how it
 //! serves disks to VMs, [`upgrade`] what one image of EL2 leaves for the next, [`hypercall`] what guests
-//! can ask that know Underpin, and [`firmware`] what anybody asks of firmware.
+//! can ask that know Underpin, [`firmware`] what anybody asks of firmware, and [`link`] what hosts of a cluster
+//! send each other.
 //!
 //! All integers are little-endian; both sides run on little-endian machines, which the layout
 //! asserts. Every struct is `repr(C)`, has no padding, and states its size in a `const` assert.
@@ -16,6 +17,7 @@ pub mod bundle;
 pub mod control;
 pub mod firmware;
 pub mod hypercall;
+pub mod link;
 pub mod os0;
 pub mod parked;
 pub mod served;

@@ -1,0 +1,474 @@
+//! Single rules of the link: layouts, order of lanes, credits, timeouts, keys, budgets, malformed frames.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use abi::link::{
+    ASK, BODY_AT, BULK_MAX, FRAME_JUMBO, FRAME_STANDARD, HELLO_BYTES, Piece, Prefix, Report,
+    TAG_BYTES, URGENT_MAX,
+};
+use model_link::{
+    Actions, Aes128Gcm, Cipher, ClusterKey, Down, Event, FORGERIES_MAX, FORGERY_EVERY_NS,
+    HELLO_EVERY_NS, HELLOS_MAX, IV_BYTES, KEY_BYTES, Lane, Link, Refused, Settings,
+};
+use std::cell::Cell;
+use world::{KEY, Owner, Pair, Said, Toy, link, settings};
+use zerocopy::FromBytes;
+
+const SLOTS: usize = 8;
+
+fn joined<C: Cipher + Clone>(frame_bytes: usize) -> (Pair<C, SLOTS>, u64) {
+    let mut pair = Pair::new(frame_bytes);
+    let now = pair.settle(0, Vec::new());
+    assert!(pair.agree());
+    (pair, now)
+}
+
+fn send<C: Cipher + Clone>(pair: &mut Pair<C, SLOTS>, lane: Lane, message: &[u8]) {
+    pair.step(0, 0, Event::Send(lane, [message, &[]]));
+}
+
+/// Frames of a tick of host 0, and what is in them: lanes and lengths of pieces.
+fn pieces(frames: &[Vec<u8>], body: impl Fn(&[u8]) -> Vec<u8>) -> Vec<Vec<(u8, usize)>> {
+    let of_frame = |frame: &Vec<u8>| {
+        let body = body(frame);
+        let (report, mut rest) = Report::read_from_prefix(&body).unwrap();
+        let words: u8 = report.lanes.iter().map(|lane| lane.words).sum();
+        rest = &rest[8 * usize::from(words)..];
+        let mut found = Vec::new();
+        for _ in 0..report.pieces {
+            let (piece, behind) = Piece::read_from_prefix(rest).unwrap();
+            let bytes = usize::from(piece.bytes.get());
+            found.push((piece.lane, bytes));
+            rest = &behind[bytes..];
+        }
+        found
+    };
+    frames.iter().map(of_frame).collect()
+}
+
+/// A cipher that hides nothing, so that tests can read and write bodies.
+#[derive(Clone, Copy, Debug)]
+struct Clear;
+
+thread_local! {
+    /// How often a frame was tried to open.
+    static OPENED: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Cipher for Clear {
+    const FRAMES_PER_KEY_LOG2: u32 = 24;
+
+    fn new(_: &[u8; KEY_BYTES]) -> Self {
+        Self
+    }
+
+    fn seal(&self, _: &[u8; IV_BYTES], _: &[u8], _: &mut [u8]) -> [u8; TAG_BYTES] {
+        [1; TAG_BYTES]
+    }
+
+    fn open(&self, _: &[u8; IV_BYTES], _: &[u8], _: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
+        OPENED.set(OPENED.get() + 1);
+        *tag == [1; TAG_BYTES]
+    }
+}
+
+fn body(frame: &[u8]) -> Vec<u8> {
+    frame[BODY_AT..frame.len() - TAG_BYTES].to_vec()
+}
+
+#[test]
+fn gcm_gives_known_answers() {
+    // Test case 4 of McGrew and Viega, "The Galois/Counter Mode of Operation".
+    let hex = |text: &str| -> Vec<u8> {
+        let byte = |n| u8::from_str_radix(&text[n..n + 2], 16).unwrap();
+        (0..text.len()).step_by(2).map(byte).collect()
+    };
+    let key = hex("feffe9928665731c6d6a8f9467308308");
+    let nonce = hex("cafebabefacedbaddecaf888");
+    let head = hex("feedfacedeadbeeffeedfacedeadbeefabaddad2");
+    let plain = hex(concat!(
+        "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72",
+        "1c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b39"
+    ));
+    let cipher = Aes128Gcm::new(&key.try_into().unwrap());
+    let nonce = nonce.try_into().unwrap();
+    let mut body = plain.clone();
+    let tag = cipher.seal(&nonce, &head, &mut body);
+    assert_eq!(tag.to_vec(), hex("5bc94fbc3221a5db94fae95ae7121a47"));
+    assert_eq!(body[..8], hex("42831ec221777424"));
+    assert!(cipher.open(&nonce, &head, &mut body.clone(), &tag));
+    assert!(!cipher.open(&nonce, &head[1..], &mut body.clone(), &tag));
+    assert!(cipher.open(&nonce, &head, &mut body, &tag));
+    assert_eq!(body, plain);
+}
+
+#[test]
+fn messages_cannot_be_read_on_the_wire() {
+    let (mut pair, now) = joined::<Aes128Gcm>(FRAME_STANDARD);
+    let secret = [0x5a; 100];
+    send(&mut pair, Lane::Bulk, &secret);
+    let frames = pair.step(0, now, Event::Tick);
+    let shows = |frame: &Vec<u8>| frame.windows(8).any(|part| part == &secret[..8]);
+    assert!(!frames.is_empty() && !frames.iter().any(shows));
+}
+
+#[test]
+fn a_page_takes_three_standard_frames_or_half_a_jumbo() {
+    let (mut pair, now) = joined::<Clear>(FRAME_STANDARD);
+    send(&mut pair, Lane::Bulk, &[7; BULK_MAX]);
+    let frames = pair.step(0, now, Event::Tick);
+    let found = pieces(&frames, body);
+    assert_eq!(found, [[(1, 1380)], [(1, 1380)], [(1, 1368)]]);
+    let (mut pair, now) = joined::<Clear>(FRAME_JUMBO);
+    send(&mut pair, Lane::Bulk, &[7; BULK_MAX]);
+    send(&mut pair, Lane::Bulk, &[8; BULK_MAX]);
+    let frames = pair.step(0, now, Event::Tick);
+    assert_eq!(pieces(&frames, body), [[(1, BULK_MAX); 2]]);
+}
+
+#[test]
+fn urgent_pieces_leave_first() {
+    let (mut pair, now) = joined::<Clear>(FRAME_STANDARD);
+    send(&mut pair, Lane::Bulk, &[7; 1380]);
+    send(&mut pair, Lane::Bulk, &[8; 700]);
+    send(&mut pair, Lane::Urgent, &[9; 20]);
+    send(&mut pair, Lane::Urgent, &[9; URGENT_MAX]);
+    let found = pieces(&pair.step(0, now, Event::Tick), body);
+    assert_eq!(found[0][..2], [(0, 20), (0, URGENT_MAX)]);
+    assert_eq!(found[1..], [vec![(1, 1380)], vec![(1, 700)]]);
+}
+
+#[test]
+fn messages_without_room_or_session_are_refused() {
+    let (mut pair, now) = joined::<Toy>(FRAME_STANDARD);
+    let host = &mut pair.hosts[0];
+    let long = [0; BULK_MAX + 1];
+    let mut try_to = |lane, message: &[u8]| {
+        let event = Event::Send(lane, [message, &[]]);
+        host.link.step(now, event, &mut host.owner)
+    };
+    let too_long = |bytes, bytes_max| Err(Refused::TooLong { bytes, bytes_max });
+    assert_eq!(try_to(Lane::Bulk, &long), too_long(BULK_MAX + 1, BULK_MAX));
+    let urgent = try_to(Lane::Urgent, &long[..=URGENT_MAX]);
+    assert_eq!(urgent, too_long(URGENT_MAX + 1, URGENT_MAX));
+    for _ in 0..SLOTS {
+        assert_eq!(try_to(Lane::Urgent, b"x"), Ok(()));
+    }
+    assert_eq!(try_to(Lane::Urgent, b"x"), Err(Refused::Full));
+    assert_eq!(try_to(Lane::Bulk, b"x"), Ok(()));
+    pair.restart(0);
+    let host = &mut pair.hosts[0];
+    let event = Event::Send(Lane::Bulk, [b"x", b""]);
+    let refused = host.link.step(now, event, &mut host.owner);
+    assert_eq!(refused, Err(Refused::NoSession));
+}
+
+/// Frames of host 0 go to host 1 and back, for so many rounds.
+fn rounds<C: Cipher + Clone>(pair: &mut Pair<C, SLOTS>, now: &mut u64, rounds: usize) -> usize {
+    let mut sent = 0;
+    for _ in 0..rounds {
+        for host in 0..2 {
+            *now += 30_000;
+            for mut frame in pair.step(host, *now, Event::Tick) {
+                sent += usize::from(host == 0);
+                pair.step(1 - host, *now, Event::Frame(&mut frame));
+            }
+        }
+    }
+    sent
+}
+
+#[test]
+fn a_receiver_is_never_sent_more_than_its_credit() {
+    let (mut pair, mut now) = joined::<Toy>(FRAME_STANDARD);
+    pair.hosts[1].owner.refuses = true;
+    let mut queued = 0;
+    for _ in 0..10 {
+        while pair.hosts[0].link.room(Lane::Bulk) > 0 {
+            send(&mut pair, Lane::Bulk, &[queued; 1000]);
+            queued += 1;
+        }
+        rounds(&mut pair, &mut now, 3);
+    }
+    // What the receiver keeps, and what the sender keeps.
+    assert_eq!(usize::from(queued), 2 * SLOTS);
+    assert_eq!(pair.hosts[1].link.counters.malformed, 0);
+    // The urgent lane is not held up.
+    pair.hosts[1].owner.refuses = false;
+    send(&mut pair, Lane::Urgent, b"now");
+    pair.settle(now, Vec::new());
+}
+
+#[test]
+fn a_gap_is_filled_without_a_timeout() {
+    let (mut pair, now) = joined::<Toy>(FRAME_STANDARD);
+    for n in 0..6 {
+        send(&mut pair, Lane::Bulk, &[n; 1380]);
+    }
+    let frames = pair.step(0, now, Event::Tick);
+    assert_eq!(frames.len(), 6);
+    for mut frame in frames.into_iter().skip(1) {
+        pair.step(1, now, Event::Frame(&mut frame));
+        for mut report in pair.step(1, now, Event::Tick) {
+            pair.step(0, now, Event::Frame(&mut report));
+        }
+    }
+    let again = pair.step(0, now, Event::Tick);
+    assert_eq!(again.len(), 1);
+    for mut frame in again {
+        pair.step(1, now, Event::Frame(&mut frame));
+    }
+    assert!(pair.is_done());
+    assert_eq!(pair.hosts[0].link.counters.resent, 1);
+    assert_eq!(pair.hosts[0].link.counters.timeouts, 0);
+}
+
+#[test]
+fn timeouts_follow_the_round_trip_and_double() {
+    let (mut pair, mut now) = joined::<Toy>(FRAME_STANDARD);
+    for n in 0..20 {
+        send(&mut pair, Lane::Bulk, &[n; 1380]);
+        let frames = pair.step(0, now, Event::Tick);
+        now += 400_000;
+        for mut frame in frames {
+            pair.step(1, now, Event::Frame(&mut frame));
+        }
+        for mut report in pair.step(1, now + 5_000, Event::Tick) {
+            pair.step(0, now + 5_000, Event::Frame(&mut report));
+        }
+        now += 10_000;
+    }
+    let round_trip = pair.hosts[0].link.round_trip_ns();
+    assert!((400_000..500_000).contains(&round_trip), "{round_trip}");
+    send(&mut pair, Lane::Bulk, b"lost");
+    pair.step(0, now, Event::Tick);
+    let mut waits = Vec::new();
+    for _ in 0..4 {
+        let at = pair.hosts[0].link.deadline().unwrap();
+        waits.push(at - now);
+        now = at;
+        assert_eq!(pair.step(0, now, Event::Tick).len(), 1, "it is sent again");
+    }
+    assert!(
+        (round_trip..2 * round_trip).contains(&waits[0]),
+        "{waits:?}"
+    );
+    assert!(
+        waits.windows(2).all(|pair| pair[1] == 2 * pair[0]),
+        "{waits:?}"
+    );
+}
+
+#[test]
+fn an_idle_link_is_silent() {
+    let (mut pair, mut now) = joined::<Toy>(FRAME_STANDARD);
+    assert_eq!(rounds(&mut pair, &mut now, 100), 0);
+    assert_eq!(
+        pair.hosts.each_ref().map(|host| host.link.deadline()),
+        [None; 2]
+    );
+}
+
+/// Two links that do not belong together, made to talk for long; what each counted.
+fn talk(hosts: [(Settings, ClusterKey); 2]) -> [model_link::Counters; 2] {
+    let mut owners = [5, 6].map(|host| Owner::new(host, FRAME_STANDARD));
+    let mut links: [Link<Toy, Vec<u8>, SLOTS>; 2] = hosts.map(|(settings, key)| {
+        let owner = &mut owners[usize::from(settings.host)];
+        link(settings, key, owner)
+    });
+    for round in 0..300 {
+        let now = round * 1_000_000;
+        for host in 0..2 {
+            links[host]
+                .step(now, Event::Tick, &mut owners[host])
+                .unwrap();
+            for mut frame in std::mem::take(&mut owners[host].sent) {
+                let peer = &mut owners[1 - host];
+                links[1 - host]
+                    .step(now, Event::Frame(&mut frame), peer)
+                    .unwrap();
+            }
+        }
+    }
+    assert!(owners.iter().all(|owner| owner.said.is_empty()));
+    links.map(|link| link.counters)
+}
+
+#[test]
+fn hosts_of_another_key_or_epoch_do_not_join() {
+    let of = |host| settings(host, FRAME_STANDARD);
+    let [a, b] = talk([(of(0), KEY), (of(1), ClusterKey([8; 32]))]);
+    assert!(a.forged > 0 && b.forged > 0, "{a:?} {b:?}");
+    let later = Settings { epoch: 4, ..of(1) };
+    let [a, b] = talk([(of(0), KEY), (later, KEY)]);
+    assert!(a.epoch > 0 && b.epoch > 0, "{a:?} {b:?}");
+}
+
+#[test]
+fn frames_of_before_a_restart_do_nothing() {
+    let (mut pair, now) = joined::<Toy>(FRAME_STANDARD);
+    send(&mut pair, Lane::Bulk, b"old");
+    let old = pair.step(0, now, Event::Tick);
+    pair.restart(0);
+    let now = pair.settle(now, Vec::new());
+    for mut frame in old {
+        pair.step(1, now, Event::Frame(&mut frame));
+    }
+    assert_eq!(pair.hosts[1].link.counters.session, 1);
+    assert!(pair.is_done());
+}
+
+#[test]
+fn a_flood_of_strangers_costs_a_bounded_number_of_openings() {
+    let (mut pair, mut now) = joined::<Clear>(FRAME_STANDARD);
+    send(&mut pair, Lane::Bulk, &[7; 100]);
+    let frame = pair.step(0, now, Event::Tick).remove(0);
+    OPENED.set(0);
+    let forge = |pair: &mut Pair<Clear, SLOTS>, now: u64, n: usize| {
+        for _ in 0..n {
+            let mut forged = frame.clone();
+            *forged.last_mut().unwrap() ^= 1;
+            pair.step(1, now, Event::Frame(&mut forged));
+        }
+        OPENED.replace(0)
+    };
+    assert_eq!(forge(&mut pair, now, 10_000), FORGERIES_MAX);
+    now += 10 * FORGERY_EVERY_NS;
+    assert_eq!(forge(&mut pair, now, 10_000), 10);
+    let counters = pair.hosts[1].link.counters;
+    assert_eq!(u64::from(FORGERIES_MAX) + 10, counters.forged);
+    assert_eq!(20_000 - counters.forged, counters.unopened);
+    // One of theirs for each of the peer's: the link goes on beside them.
+    now += FORGERY_EVERY_NS;
+    for n in 0..200 {
+        send(&mut pair, Lane::Bulk, &[n; 100]);
+        for mut frame in pair.step(0, now, Event::Tick) {
+            pair.step(1, now, Event::Frame(&mut frame));
+        }
+        for mut report in pair.step(1, now, Event::Tick) {
+            pair.step(0, now, Event::Frame(&mut report));
+        }
+        OPENED.set(0);
+        assert_eq!(forge(&mut pair, now, 1), 1);
+    }
+    pair.settle(now + FORGERY_EVERY_NS, Vec::new());
+}
+
+#[test]
+fn a_flood_of_hellos_costs_a_bounded_number_of_answers() {
+    let (mut pair, now) = joined::<Toy>(FRAME_STANDARD);
+    pair.restart(0);
+    let hello = pair.step(0, now, Event::Tick).remove(0);
+    assert_eq!(hello.len(), HELLO_BYTES);
+    let now = now + 100 * HELLO_EVERY_NS;
+    let before = pair.hosts[1].link.counters;
+    for _ in 0..1000 {
+        pair.step(1, now, Event::Frame(&mut hello.clone()));
+    }
+    let after = pair.hosts[1].link.counters;
+    assert_eq!(after.unproved - before.unproved, HELLOS_MAX.into());
+    assert_eq!(
+        after.unopened - before.unopened,
+        1000 - u64::from(HELLOS_MAX)
+    );
+    // All are answered by one challenge.
+    assert_eq!(pair.step(1, now, Event::Tick).len(), 1);
+    pair.settle(now, Vec::new());
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_loses_its_session() {
+    type Change = fn(&mut Vec<u8>);
+    const PIECE_AT: usize = BODY_AT + size_of::<Report>();
+    let changes: [(&str, Change); 9] = [
+        ("reports what was not sent", |f| f[BODY_AT + 8] = 9),
+        ("has seen what was not sent", |f| f[BODY_AT] = 99),
+        ("counts too many words", |f| f[BODY_AT + 18] = 2),
+        ("counts too many pieces", |f| f[BODY_AT + 31] = 2),
+        ("counts too few pieces", |f| f[BODY_AT + 31] = 0),
+        ("names a lane that is not there", |f| f[PIECE_AT + 11] = 2),
+        ("sends beyond its credit", |f| f[PIECE_AT] = SLOTS as u8),
+        ("sends a part of no message", |f| f[PIECE_AT + 10] = 0x11),
+        ("sends a short part", |f| f[PIECE_AT + 10] = 0x02),
+    ];
+    for (what, change) in changes {
+        let (mut pair, now) = joined::<Clear>(FRAME_STANDARD);
+        send(&mut pair, Lane::Bulk, &[7; 100]);
+        let mut frame = pair.step(0, now, Event::Tick).remove(0);
+        change(&mut frame);
+        let host = &mut pair.hosts[1];
+        let event = Event::Frame(&mut frame);
+        host.link.step(now, event, &mut host.owner).unwrap();
+        assert_eq!(host.owner.said, [Said::Down(Down::Malformed)], "{what}");
+        assert_eq!(host.link.counters.malformed, 1);
+    }
+}
+
+#[test]
+fn a_message_of_parts_that_do_not_belong_together_ends_the_session() {
+    let (mut pair, now) = joined::<Clear>(FRAME_STANDARD);
+    send(&mut pair, Lane::Bulk, &[7; 2000]);
+    let mut frames = pair.step(0, now, Event::Tick);
+    // The first says that it is the first of three, the second that it is the second of two.
+    frames[0][BODY_AT + size_of::<Report>() + 10] = 0x03;
+    let mut third = frames[1].clone();
+    third[size_of::<Prefix>() + 4] += 1;
+    third[BODY_AT + size_of::<Report>()] += 1;
+    frames.push(third);
+    let host = &mut pair.hosts[1];
+    for frame in &mut frames {
+        host.link
+            .step(now, Event::Frame(frame), &mut host.owner)
+            .unwrap();
+    }
+    assert_eq!(host.owner.said, [Said::Down(Down::Malformed)]);
+}
+
+#[test]
+fn a_question_is_answered_at_once() {
+    let (mut pair, now) = joined::<Clear>(FRAME_STANDARD);
+    send(&mut pair, Lane::Bulk, &[7; 100]);
+    let mut frame = pair.step(0, now, Event::Tick).remove(0);
+    let mut asking = frame.clone();
+    pair.step(1, now, Event::Frame(&mut frame));
+    assert!(
+        pair.step(1, now, Event::Tick).is_empty(),
+        "a report may wait"
+    );
+    asking[size_of::<Prefix>() + 4] += 1;
+    asking[BODY_AT + 30] = ASK;
+    pair.step(1, now, Event::Frame(&mut asking));
+    assert_eq!(pair.step(1, now, Event::Tick).len(), 1);
+}
+
+#[test]
+fn keys_are_changed_while_frames_flow() {
+    let (mut pair, mut now) = joined::<Toy>(FRAME_STANDARD);
+    for n in 0..200u8 {
+        send(&mut pair, Lane::Bulk, &[n; 50]);
+        rounds(&mut pair, &mut now, 1);
+    }
+    pair.settle(now, Vec::new());
+    assert!(pair.hosts[0].link.counters.sent > 4 << Toy::FRAMES_PER_KEY_LOG2);
+    assert_eq!(pair.hosts[0].link.counters.resent, 0);
+}
+
+#[test]
+fn short_buffers_and_frames_are_refused() {
+    let mut owner = Owner::new(0, FRAME_STANDARD);
+    let mut make = |settings: Settings, short: usize| {
+        let bytes = |lane: Lane| {
+            let bytes = lane.buffer_bytes(SLOTS, settings.frame_bytes);
+            vec![0; bytes.saturating_sub(short)]
+        };
+        let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));
+        Link::<Toy, _, SLOTS>::new(settings, KEY, buffers, owner.nonce()).is_some()
+    };
+    let sound = settings(0, FRAME_STANDARD);
+    assert!(make(sound, 0));
+    assert!(!make(sound, 1));
+    assert!(!make(Settings { peer: 0, ..sound }, 0));
+    assert!(!make(settings(0, 100), 0));
+}
