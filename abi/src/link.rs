@@ -37,29 +37,12 @@ pub const FRAME_STANDARD: usize = 1514;
 /// Bytes of the longest frame on an Ethernet of 9,000 bytes.
 pub const FRAME_JUMBO: usize = 9014;
 
-/// Kind of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Kind {
-    /// The sender has no session, or one that the receiver has not confirmed, and wants one.
-    Hello = 1,
-    /// The sender has a session, and asks for a proof that a hello was not replayed.
-    Challenge = 2,
-    /// Messages and a report, under a session's key.
-    Sealed = 3,
-}
-
-impl Kind {
-    /// Returns the kind with that number.
-    pub const fn of(number: u8) -> Option<Self> {
-        match number {
-            1 => Some(Self::Hello),
-            2 => Some(Self::Challenge),
-            3 => Some(Self::Sealed),
-            _ => None,
-        }
-    }
-}
+/// Kind of a frame whose sender has no session, or one that the receiver has not confirmed, and wants one.
+pub const HELLO: u8 = 1;
+/// Kind of a frame whose sender has a session, and asks for a proof that a hello was not replayed.
+pub const CHALLENGE: u8 = 2;
+/// Kind of a frame with messages and a report, under a session's key.
+pub const SEALED: u8 = 3;
 
 /// Beginning of every frame.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -71,7 +54,7 @@ pub struct Prefix {
     pub ethertype: [u8; 2],
     /// [`VERSION`].
     pub version: u8,
-    /// A [`Kind`].
+    /// [`HELLO`], [`CHALLENGE`] or [`SEALED`].
     pub kind: u8,
     /// Host number of the sender.
     pub from: u8,
@@ -81,10 +64,12 @@ pub struct Prefix {
     pub epoch: U32,
 }
 
-/// Rest of a hello or a challenge.
+/// A hello or a challenge.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Hello {
+    /// Prefix.
+    pub prefix: Prefix,
     /// Nonce of the sender.
     pub mine: [u8; NONCE_BYTES],
     /// Nonce of the receiver that is answered, or zeroes.
@@ -93,10 +78,12 @@ pub struct Hello {
     pub tag: [u8; TAG_BYTES],
 }
 
-/// Header of a sealed frame, between prefix and body.
+/// Header of a sealed frame, before its body.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Sealed {
+    /// Prefix.
+    pub prefix: Prefix,
     /// Number that tells sessions of the same two hosts apart; not secret.
     pub session: U32,
     /// Number of the frame among those that its sender sealed in this session, from 1.
@@ -148,9 +135,9 @@ pub struct Piece {
 }
 
 /// Bytes of a sealed frame before its body.
-pub const BODY_AT: usize = size_of::<Prefix>() + size_of::<Sealed>();
+pub const BODY_AT: usize = size_of::<Sealed>();
 /// Bytes of a hello or challenge.
-pub const HELLO_BYTES: usize = size_of::<Prefix>() + size_of::<Hello>();
+pub const HELLO_BYTES: usize = size_of::<Hello>();
 /// The most SACK words of each lane in a report. With more for the urgent one, a page would take four standard frames.
 pub const WORDS_MAX: [usize; LANES] = [1, SLOTS_MAX / 64];
 /// The longest message of each lane.
@@ -168,8 +155,8 @@ pub const fn piece_bytes(lane: usize, frame_bytes: usize) -> usize {
     }
 }
 
-const _: () = assert!(size_of::<Prefix>() == 22 && size_of::<Hello>() == 48);
-const _: () = assert!(size_of::<Sealed>() == 12 && size_of::<Report>() == 32);
+const _: () = assert!(size_of::<Prefix>() == 22 && size_of::<Hello>() == 70);
+const _: () = assert!(size_of::<Sealed>() == 34 && size_of::<Report>() == 32);
 const _: () = assert!(size_of::<Piece>() == 12);
 const _: () = assert!(piece_bytes(1, FRAME_STANDARD) * PARTS_MAX >= BULK_MAX);
 const _: () = assert!(piece_bytes(1, FRAME_JUMBO) == BULK_MAX);

@@ -1,77 +1,39 @@
 //! Sealing and opening of a session's frames, each once.
 
-use crate::cipher::{Cipher, IV_BYTES, TAG_BYTES};
+use crate::cipher::{Cipher, Iv};
 use crate::keys::Secret;
-use abi::link::BODY_AT;
-
-const WINDOW_WORDS: u64 = 16;
-/// Frames that are this far behind the latest are dropped.
-const WINDOW: u64 = (WINDOW_WORDS - 1) * 64;
-
-/// Counters that have come: a ring of bits whose oldest word is always stale (RFC 6479).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Window {
-    highest: u64,
-    seen: [u64; WINDOW_WORDS as usize],
-}
-
-impl Window {
-    const fn place(counter: u64) -> (usize, u64) {
-        ((counter / 64 % WINDOW_WORDS) as usize, 1 << (counter % 64))
-    }
-
-    fn is_new(&self, counter: u64) -> bool {
-        let (word, bit) = Self::place(counter);
-        counter > self.highest
-            || self.highest - counter < WINDOW && counter > 0 && self.seen[word] & bit == 0
-    }
-
-    fn mark(&mut self, counter: u64) {
-        let passed = (counter / 64).saturating_sub(self.highest / 64);
-        for ahead in 1..=passed.min(WINDOW_WORDS) {
-            self.seen[((self.highest / 64 + ahead) % WINDOW_WORDS) as usize] = 0;
-        }
-        let (word, bit) = Self::place(counter);
-        self.seen[word] |= bit;
-        self.highest = self.highest.max(counter);
-    }
-}
+use abi::link::{BODY_AT, TAG_BYTES};
 
 /// Seals frames to the peer and opens those from it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Channel<C> {
     secret: Secret,
+    /// This host, and the peer.
     hosts: [u8; 2],
     sealing: C,
-    sealed: u64,
+    /// Counter of the last frame that was sealed.
+    pub(crate) sealed: u64,
     /// Keys of the peer's generation and the next; generation `n` stands at `n % 2`.
     opening: [C; 2],
     generation: u64,
-    window: Window,
+    /// Highest counter that has come.
+    pub(crate) seen: u64,
+    /// Bit `n` says that counter `seen - n` has come.
+    window: u128,
 }
 
 impl<C: Cipher> Channel<C> {
-    /// Between `hosts`: this one, and the peer.
     pub(crate) fn new(secret: Secret, hosts: [u8; 2]) -> Self {
         Self {
             sealing: C::new(&secret.key(hosts[0], 0)),
             sealed: 0,
             opening: [0, 1].map(|generation| C::new(&secret.key(hosts[1], generation))),
             generation: 0,
-            window: Window::default(),
+            seen: 0,
+            window: 1,
             secret,
             hosts,
         }
-    }
-
-    /// Counter of the last frame that was sealed.
-    pub(crate) const fn sealed(&self) -> u64 {
-        self.sealed
-    }
-
-    /// Highest counter that has come.
-    pub(crate) const fn seen(&self) -> u64 {
-        self.window.highest
     }
 
     /// Takes a counter for the next frame, so that no nonce is used twice. At 10^7 frames a second, 64 bits last for 50,000
@@ -94,8 +56,10 @@ impl<C: Cipher> Channel<C> {
 
     /// Returns whether a frame with that counter may be opened: new, not too old, and under a key that is known.
     pub(crate) fn may_open(&self, counter: u64) -> bool {
-        let ahead = (counter >> C::FRAMES_PER_KEY_LOG2).wrapping_sub(self.generation);
-        ahead < 2 && self.window.is_new(counter)
+        let generations = (counter >> C::FRAMES_PER_KEY_LOG2).wrapping_sub(self.generation);
+        let behind = self.seen.saturating_sub(counter);
+        let is_new = counter > self.seen || behind < 128 && self.window >> behind & 1 == 0;
+        generations < 2 && is_new
     }
 
     /// Opens a frame that may be opened; returns its body, or `None` if its sender does not have the key.
@@ -107,7 +71,7 @@ impl<C: Cipher> Channel<C> {
         if !cipher.open(&nonce(counter), head, body, tag) {
             return None;
         }
-        self.window.mark(counter);
+        self.mark(counter);
         if generation > self.generation {
             let key = self.secret.key(self.hosts[1], generation + 1);
             self.opening[(self.generation % 2) as usize] = C::new(&key);
@@ -115,37 +79,17 @@ impl<C: Cipher> Channel<C> {
         }
         Some(body)
     }
+
+    fn mark(&mut self, counter: u64) {
+        let ahead = counter.saturating_sub(self.seen).min(128);
+        self.window = self.window.checked_shl(ahead as u32).unwrap_or(0);
+        self.seen = self.seen.max(counter);
+        self.window |= 1 << (self.seen - counter);
+    }
 }
 
-fn nonce(counter: u64) -> [u8; IV_BYTES] {
-    let mut nonce = [0; IV_BYTES];
+fn nonce(counter: u64) -> Iv {
+    let mut nonce = Iv::default();
     nonce[..8].copy_from_slice(&counter.to_le_bytes());
     nonce
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{WINDOW, Window};
-    use std::collections::HashSet;
-
-    #[test]
-    fn every_counter_is_new_once() {
-        let mut window = Window::default();
-        let mut came = HashSet::new();
-        let mut random = 1u64;
-        let mut around = 1;
-        for _ in 0..200_000 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            around += [0, 1, 1, 2, 90][(random % 5) as usize];
-            let counter = (around + random / 5 % 1200).saturating_sub(700);
-            let is_near = counter > 0 && counter + WINDOW > window.highest;
-            assert_eq!(window.is_new(counter), is_near && !came.contains(&counter));
-            if window.is_new(counter) {
-                window.mark(counter);
-                came.insert(counter);
-            }
-        }
-    }
 }

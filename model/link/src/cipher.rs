@@ -1,14 +1,15 @@
 //! Authenticated ciphers that seal frames.
 
+use abi::link::TAG_BYTES;
 use aes_gcm::aead::inout::InOutBuf;
 use aes_gcm::{AeadInOut, KeyInit};
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 16;
-/// Bytes of a nonce of the cipher.
-pub const IV_BYTES: usize = 12;
-/// Bytes of a tag.
-pub const TAG_BYTES: usize = abi::link::TAG_BYTES;
+/// Nonce of the cipher.
+pub type Iv = [u8; 12];
+/// Tag of the cipher.
+pub type Tag = [u8; TAG_BYTES];
 
 /// An authenticated cipher that works in place. The link never gives one key the same nonce twice.
 pub trait Cipher {
@@ -19,16 +20,10 @@ pub trait Cipher {
     fn new(key: &[u8; KEY_BYTES]) -> Self;
 
     /// Encrypts `body` and returns the tag over `head` and `body`.
-    fn seal(&self, nonce: &[u8; IV_BYTES], head: &[u8], body: &mut [u8]) -> [u8; TAG_BYTES];
+    fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag;
 
     /// Decrypts `body` and returns `true` if `tag` is that of `head` and `body`; else `body` is of no use.
-    fn open(
-        &self,
-        nonce: &[u8; IV_BYTES],
-        head: &[u8],
-        body: &mut [u8],
-        tag: &[u8; TAG_BYTES],
-    ) -> bool;
+    fn open(&self, nonce: &Iv, head: &[u8], body: &mut [u8], tag: &Tag) -> bool;
 }
 
 /// AES-128-GCM (NIST SP 800-38D) of the crate `aes-gcm`, for hosts and for CPUs without FEAT_AES and FEAT_PMULL.
@@ -43,20 +38,14 @@ impl Cipher for Aes128Gcm {
         Self(aes_gcm::Aes128Gcm::new(key.into()))
     }
 
-    fn seal(&self, nonce: &[u8; IV_BYTES], head: &[u8], body: &mut [u8]) -> [u8; TAG_BYTES] {
+    fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag {
         let body = InOutBuf::from(body);
         // An error says that a frame is longer than 64 GiB. Zeroes are a tag that nobody takes.
         let tag = self.0.encrypt_inout_detached(nonce.into(), head, body);
         tag.map_or([0; TAG_BYTES], Into::into)
     }
 
-    fn open(
-        &self,
-        nonce: &[u8; IV_BYTES],
-        head: &[u8],
-        body: &mut [u8],
-        tag: &[u8; TAG_BYTES],
-    ) -> bool {
+    fn open(&self, nonce: &Iv, head: &[u8], body: &mut [u8], tag: &Tag) -> bool {
         let body = InOutBuf::from(body);
         let opened = self
             .0

@@ -1,266 +1,166 @@
 //! Frames: taken apart, and put together.
 
-use crate::incoming::{Fate, Incoming};
-use crate::{Actions, Cipher, Down, Lane, Link};
+use crate::incoming::Incoming;
+use crate::{Actions, Cipher, Down, Dropped, Lane, Link, NEVER};
 use abi::link::{
-    ASK, BODY_AT, ETHERTYPE, Kind, LANES, Piece, Prefix, Report, SLOTS_MAX, Sealed, TAG_BYTES,
-    VERSION, WORDS_MAX,
+    ASK, BODY_AT, CHALLENGE, ETHERTYPE, HELLO, LANES, Piece, Prefix, Report, SEALED, Sealed,
+    TAG_BYTES, VERSION, WORDS_MAX,
 };
+use core::mem::replace;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Body of a frame, of which counts and lengths are checked.
-struct Body<'a> {
-    report: &'a Report,
-    words: [&'a [U64]; LANES],
-    pieces: &'a [u8],
-}
-
-impl<'a> Body<'a> {
-    fn read(body: &'a [u8]) -> Option<Self> {
-        let (report, mut rest) = Report::ref_from_prefix(body).ok()?;
-        let mut words: [&[U64]; LANES] = [&[]; LANES];
-        for lane in 0..LANES {
-            let count = usize::from(report.lanes[lane].words);
-            if count > WORDS_MAX[lane] {
-                return None;
-            }
-            (words[lane], rest) = <[U64]>::ref_from_prefix_with_elems(rest, count).ok()?;
-        }
-        let pieces = rest;
-        for _ in 0..report.pieces {
-            (_, rest) = next_piece(rest)?;
-        }
-        rest.is_empty().then_some(Self {
-            report,
-            words,
-            pieces,
-        })
-    }
-}
-
-/// A piece, its lane and its bytes, then the pieces behind it.
-type FirstPiece<'a> = ((&'a Piece, Lane, &'a [u8]), &'a [u8]);
-
-/// Splits the first piece off; `None` where it is cut short or its lane does not exist.
-fn next_piece(pieces: &[u8]) -> Option<FirstPiece<'_>> {
-    let (piece, rest) = Piece::ref_from_prefix(pieces).ok()?;
-    let lane = *Lane::ALL.get(usize::from(piece.lane))?;
-    let (bytes, rest) = rest.split_at_checked(piece.bytes.get().into())?;
-    Some(((piece, lane, bytes), rest))
-}
-
-/// Consequences of a frame for the session.
-#[derive(Clone, Copy, Debug, Default)]
-struct Found {
-    /// The frame had a piece or a question.
-    wants_answer: bool,
-    /// The frame had a piece that had come before, or a question.
-    at_once: bool,
-    /// The frame acknowledged a piece, or gave credit.
-    news: bool,
-}
-
 impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLOTS> {
-    /// Takes a frame: drops it by its first bytes, or passes it on by its kind.
-    pub(crate) fn receive(&mut self, now_ns: u64, frame: &mut [u8], actions: &mut impl Actions) {
-        let prefix = Prefix::read_from_prefix(frame).ok();
+    /// Takes a frame, or drops it.
+    pub(crate) fn receive(
+        &mut self,
+        now_ns: u64,
+        frame: &mut [u8],
+        actions: &mut impl Actions,
+    ) -> Result<(), Dropped> {
+        let (prefix, _) = Prefix::read_from_prefix(frame).map_err(|_| Dropped::Foreign)?;
         let settings = &self.settings;
-        let Some((prefix, _)) = prefix.filter(|(prefix, _)| {
-            prefix.ethertype == ETHERTYPE
-                && prefix.version == VERSION
-                && (prefix.from, prefix.to) == (settings.peer, settings.host)
-        }) else {
-            self.counters.foreign += 1;
-            return;
-        };
-        if prefix.epoch.get() != settings.epoch {
-            self.counters.epoch += 1;
-            return;
-        }
-        match Kind::of(prefix.kind) {
-            Some(Kind::Sealed) => self.sealed(now_ns, frame, actions),
-            Some(kind) => self.greeted(now_ns, kind, frame, actions),
-            None => self.counters.foreign += 1,
+        let is_ours = (prefix.ethertype, prefix.version) == (ETHERTYPE, VERSION)
+            && (prefix.from, prefix.to) == (settings.peer, settings.host);
+        match prefix.kind {
+            _ if !is_ours => Err(Dropped::Foreign),
+            _ if prefix.epoch.get() != settings.epoch => Err(Dropped::Epoch),
+            HELLO | CHALLENGE => self.greeted(now_ns, frame, actions),
+            SEALED => self.unseal(now_ns, frame, actions),
+            _ => Err(Dropped::Foreign),
         }
     }
 
-    fn sealed(&mut self, now_ns: u64, frame: &mut [u8], actions: &mut impl Actions) {
-        let counters = &mut self.counters;
-        let Ok((sealed, _)) = Sealed::read_from_prefix(&frame[size_of::<Prefix>()..]) else {
-            counters.foreign += 1;
-            return;
-        };
+    fn unseal(
+        &mut self,
+        now_ns: u64,
+        frame: &mut [u8],
+        actions: &mut impl Actions,
+    ) -> Result<(), Dropped> {
+        let (head, _) = Sealed::read_from_prefix(frame).map_err(|_| Dropped::Foreign)?;
         let session = self.session.as_mut();
-        let Some(session) = session.filter(|s| s.number() == sealed.session.get()) else {
-            counters.session += 1;
-            return;
-        };
-        if !session.channel.may_open(sealed.counter.get()) {
-            counters.replayed += 1;
-            return;
+        let session = session.filter(|session| session.number() == head.session.get());
+        let session = session.ok_or(Dropped::Session)?;
+        let counter = head.counter.get();
+        if !session.channel.may_open(counter) {
+            return Err(Dropped::Replayed);
         }
         if !self.forgeries.take(now_ns) {
-            counters.unopened += 1;
-            return;
+            return Err(Dropped::Unopened);
         }
-        let Some(body) = session.channel.open(sealed.counter.get(), frame) else {
-            counters.forged += 1;
-            return;
-        };
+        let body = session
+            .channel
+            .open(counter, frame)
+            .ok_or(Dropped::Forged)?;
         // Puts back the one taken above, and earns one more.
         self.forgeries.give(2);
-        counters.opened += 1;
-        if !core::mem::replace(&mut session.is_confirmed, true) {
-            counters.sessions += 1;
+        self.counters.opened += 1;
+        if !replace(&mut session.is_up, true) {
+            self.counters.sessions += 1;
+            self.hello_at = NEVER;
             actions.up();
         }
-        match self.read(now_ns, body, actions) {
-            Some(found) => self.found(now_ns, found),
-            None => self.end(Down::Malformed, actions),
+        let is_sound = self.read(now_ns, body, actions).is_some();
+        if !is_sound {
+            self.end(Down::Malformed, actions);
         }
+        is_sound.then_some(()).ok_or(Dropped::Malformed)
     }
 
     /// Applies the body of an authentic frame; `None` where the peer broke the protocol.
-    fn read(&mut self, now_ns: u64, body: &[u8], actions: &mut impl Actions) -> Option<Found> {
-        let body = Body::read(body)?;
+    fn read(&mut self, now_ns: u64, body: &[u8], actions: &mut impl Actions) -> Option<()> {
+        let (report, mut rest) = Report::ref_from_prefix(body).ok()?;
         let session = self.session.as_mut()?;
-        let seen = body.report.seen.get();
-        if seen > session.channel.sealed() {
+        let seen = report.seen.get();
+        if seen > session.channel.sealed {
             return None;
         }
-        if let Some((_, sent_at)) = session.timed.filter(|(counter, _)| *counter <= seen) {
+        if session.timed.0 <= seen {
+            let (_, sent_at) = replace(&mut session.timed, (NEVER, 0));
             session.round_trip.sample(now_ns.saturating_sub(sent_at));
-            session.timed = None;
         }
-        let asks = body.report.flags & ASK != 0;
-        let mut found = Found {
-            wants_answer: asks || body.report.pieces > 0,
-            at_once: asks,
-            news: false,
-        };
-        for (n, lane) in self.outgoing.iter_mut().enumerate() {
-            found.news |= lane.report(&body.report.lanes[n], body.words[n], seen)?;
-        }
-        let mut rest = body.pieces;
-        for _ in 0..body.report.pieces {
-            let ((piece, lane, bytes), behind) = next_piece(rest)?;
+        let mut news = false;
+        for lane in 0..LANES {
+            let report = &report.lanes[lane];
+            let (words, behind) =
+                <[U64]>::ref_from_prefix_with_elems(rest, report.words.into()).ok()?;
+            news |= self.outgoing[lane].report(report, words, seen)?;
             rest = behind;
-            let mut take = |message: &[u8]| {
-                let is_taken = actions.deliver(lane, message);
-                self.counters.delivered += u64::from(is_taken);
-                is_taken
-            };
-            let incoming = &mut self.incoming[lane as usize];
-            match incoming.accept(piece, bytes, &mut take) {
-                Fate::New => {}
-                Fate::Repeated => {
-                    self.counters.repeated += 1;
-                    found.at_once = true;
-                }
-                Fate::Malformed => return None,
-            }
-            incoming.deliver(take)?;
         }
-        Some(found)
-    }
-
-    /// Schedules the report that a frame asks for, and restarts the timeout if the frame brought news.
-    fn found(&mut self, now_ns: u64, found: Found) {
-        let has_gap = self.incoming.iter().any(Incoming::has_gap);
-        let Some(session) = &mut self.session else {
-            return;
-        };
-        if found.wants_answer {
-            if session.owed == 0 {
-                session.owed_until = now_ns.saturating_add(self.settings.delay_ns);
-            }
-            session.owed += 1;
-            session.report_now |= found.at_once || has_gap || session.owed > 1;
+        let asks = report.flags & ASK != 0;
+        let mut at_once = asks;
+        for _ in 0..report.pieces {
+            let (piece, behind) = Piece::ref_from_prefix(rest).ok()?;
+            let (bytes, behind) = behind.split_at_checked(piece.bytes.get().into())?;
+            let lane = *Lane::ALL.get(usize::from(piece.lane))?;
+            let take = |message: &[u8]| actions.deliver(lane, message);
+            let again = self.incoming[lane as usize].accept(piece, bytes, take)?;
+            self.counters.repeated += u64::from(again);
+            at_once |= again;
+            rest = behind;
         }
-        if found.news {
-            session.round_trip.answered();
+        if asks || report.pieces > 0 {
+            // Every second frame is answered at once.
+            at_once |= session.report_at != NEVER;
+            at_once |= self.incoming.iter().any(Incoming::has_gap);
+            let later = now_ns.saturating_add(self.settings.delay_ns);
+            session.report_at = if at_once { 0 } else { later };
+        }
+        if news {
+            session.round_trip.doubled = 0;
             self.wait_for_answer(now_ns);
         }
+        rest.is_empty().then_some(())
     }
 
-    /// Writes the next sealed frame; gives its length, or zero where the buffer is too short.
+    /// Writes the next sealed frame; returns its length.
     pub(crate) fn fill(&mut self, now_ns: u64, frame: &mut [u8]) -> usize {
-        let prefix = self.prefix(Kind::Sealed);
+        let prefix = self.prefix(SEALED);
         let Some(session) = &mut self.session else {
             return 0;
         };
-        let Some(frame) = frame.get_mut(..self.settings.frame_bytes) else {
-            return 0;
-        };
+        let room = self.settings.frame_bytes - TAG_BYTES;
         let counter = session.channel.next();
-        let sealed = Sealed {
+        let head = Sealed {
+            prefix,
             session: session.number().into(),
             counter: counter.into(),
         };
+        let asks = replace(&mut session.asks, false);
         let mut report = Report {
-            seen: session.channel.seen().into(),
-            flags: if session.ask { ASK } else { 0 },
+            seen: session.channel.seen.into(),
+            flags: if asks { ASK } else { 0 },
             ..Report::default()
         };
-        let mut writer = Writer {
-            frame: &mut *frame,
-            at: BODY_AT + size_of::<Report>(),
-        };
+        let mut at = BODY_AT + size_of::<Report>();
         for (n, lane) in self.incoming.iter().enumerate() {
-            let words: [U64; SLOTS_MAX / 64];
-            (report.lanes[n], words) = lane.report(WORDS_MAX[n]);
-            writer.put(words[..usize::from(report.lanes[n].words)].as_bytes());
+            report.lanes[n] = lane.report(WORDS_MAX[n], &mut frame[at..]);
+            at += 8 * usize::from(report.lanes[n].words);
         }
-        for lane in Lane::ALL {
-            let outgoing = &mut self.outgoing[lane as usize];
-            while let Some(due) = outgoing.due() {
-                let number = due.number;
-                let piece = Piece {
-                    number: number.into(),
-                    bytes: (due.bytes.len() as u16).into(),
-                    parts: due.part << 4 | due.parts,
-                    lane: lane as u8,
-                };
-                if report.pieces == u8::MAX || !writer.fits(size_of::<Piece>() + due.bytes.len()) {
+        for (n, lane) in self.outgoing.iter_mut().enumerate() {
+            while let Some((piece, bytes)) = lane.due(n as u8) {
+                if report.pieces == u8::MAX || at + size_of::<Piece>() + bytes.len() > room {
                     break;
                 }
-                writer.put(piece.as_bytes());
-                writer.put(due.bytes);
+                put(frame, &mut at, piece.as_bytes());
+                put(frame, &mut at, bytes);
                 report.pieces += 1;
-                self.counters.resent += u64::from(outgoing.sent(number, counter));
+                self.counters.resent += u64::from(lane.sent(piece.number.get(), counter));
             }
         }
-        let bytes = writer.at + TAG_BYTES;
-        for (at, part) in [
-            (0, prefix.as_bytes()),
-            (size_of::<Prefix>(), sealed.as_bytes()),
-            (BODY_AT, report.as_bytes()),
-        ] {
-            Writer { frame, at }.put(part);
+        put(frame, &mut 0, head.as_bytes());
+        put(frame, &mut { BODY_AT }, report.as_bytes());
+        session.channel.seal(&mut frame[..at + TAG_BYTES]);
+        if session.timed.0 == NEVER && (report.pieces > 0 || asks) {
+            session.timed = (counter, now_ns);
         }
-        session.channel.seal(&mut frame[..bytes]);
-        if report.pieces > 0 || session.ask {
-            session.timed.get_or_insert((counter, now_ns));
-        }
-        (session.owed, session.report_now, session.ask) = (0, false, false);
-        bytes
+        session.report_at = NEVER;
+        self.counters.sent += 1;
+        at + TAG_BYTES
     }
 }
 
-/// Position in a frame that is being written, with room for the tag at its end.
-struct Writer<'a> {
-    frame: &'a mut [u8],
-    at: usize,
-}
-
-impl Writer<'_> {
-    fn fits(&self, bytes: usize) -> bool {
-        self.at + bytes + TAG_BYTES <= self.frame.len()
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.frame[self.at..self.at + bytes.len()].copy_from_slice(bytes);
-        self.at += bytes.len();
-    }
+fn put(frame: &mut [u8], at: &mut usize, bytes: &[u8]) {
+    frame[*at..*at + bytes.len()].copy_from_slice(bytes);
+    *at += bytes.len();
 }

@@ -2,6 +2,7 @@
 
 use crate::outgoing::place;
 use abi::link::{LaneReport, PARTS_MAX, Piece};
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 /// Receive window of a lane, laid out as [`Outgoing`](crate::outgoing::Outgoing) is.
@@ -15,17 +16,6 @@ pub(crate) struct Incoming<B, const SLOTS: usize> {
     taken: u64,
     next: u64,
     end: u64,
-}
-
-/// Outcome of a received piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// Kept, or delivered.
-    New,
-    /// Dropped: the piece had come before.
-    Repeated,
-    /// The peer broke the protocol.
-    Malformed,
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Incoming<B, SLOTS> {
@@ -55,56 +45,48 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Incoming<B, SLOTS> {
         self.next < self.end
     }
 
-    /// Returns the report on this lane, and its SACK words.
-    pub(crate) fn report<const WORDS: usize>(
-        &self,
-        words_max: usize,
-    ) -> (LaneReport, [U64; WORDS]) {
-        let mut words = [U64::ZERO; WORDS];
-        let mut used = 0;
-        for number in self.next + 1..self.end {
-            let (word, bit) = ((number - self.next - 1) / 64, (number - self.next - 1) % 64);
-            if word as usize >= words_max.min(WORDS) {
-                break;
-            }
-            if self.slots[Self::slot(number)].is_some() {
-                words[word as usize] |= U64::new(1 << bit);
-                used = word as u8 + 1;
-            }
+    /// Returns the report on this lane; writes its SACK words to `frame`.
+    pub(crate) fn report(&self, words_max: usize, frame: &mut [u8]) -> LaneReport {
+        let behind = (self.next + 1..self.end).take(64 * words_max);
+        let mut words = 0;
+        for word in behind.step_by(64) {
+            let is_kept =
+                |bit: &u64| word + bit < self.end && self.slots[Self::slot(word + bit)].is_some();
+            let bits = (0..64).filter(is_kept).fold(0, |bits, bit| bits | 1 << bit);
+            let at = 8 * usize::from(words);
+            frame[at..at + 8].copy_from_slice(U64::new(bits).as_bytes());
+            words += 1;
         }
-        let report = LaneReport {
+        LaneReport {
             next: self.next.into(),
             credit: ((self.taken + SLOTS as u64 - self.next) as u16).into(),
-            words: used,
-        };
-        (report, words)
+            words,
+        }
     }
 
-    /// Takes a piece. The next message goes to `deliver` without a copy if it is of one piece.
+    /// Takes a piece, and delivers what it completes; a message of one piece goes to `deliver` without a copy. Returns
+    /// whether the piece had come before, or `None` if the peer broke the protocol.
     pub(crate) fn accept(
         &mut self,
         piece: &Piece,
         bytes: &[u8],
-        deliver: impl FnOnce(&[u8]) -> bool,
-    ) -> Fate {
+        mut deliver: impl FnMut(&[u8]) -> bool,
+    ) -> Option<bool> {
         let number = piece.number.get();
         let (part, parts) = (piece.parts >> 4, piece.parts & 0xf);
-        let is_last = part + 1 == parts;
-        let is_sound = part < parts
-            && usize::from(parts) <= PARTS_MAX
-            && u64::from(part) <= number
-            && bytes.len() <= self.piece_bytes
-            && (is_last || bytes.len() == self.piece_bytes);
+        let is_full = bytes.len() == self.piece_bytes;
+        let is_last = part + 1 == parts && bytes.len() <= self.piece_bytes;
+        let is_sound = part < parts && usize::from(parts) <= PARTS_MAX && (is_full || is_last);
+        let slot = Self::slot(number);
         if number < self.taken {
-            return Fate::Repeated;
+            return Some(true);
         }
         // No honest peer sends beyond its credit.
         if !is_sound || number - self.taken >= SLOTS as u64 {
-            return Fate::Malformed;
+            return None;
         }
-        let slot = Self::slot(number);
         if self.slots[slot].is_some() {
-            return Fate::Repeated;
+            return Some(true);
         }
         self.end = self.end.max(number + 1);
         if number == self.taken && parts == 1 && deliver(bytes) {
@@ -118,25 +100,22 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Incoming<B, SLOTS> {
         while self.next < self.end && self.slots[Self::slot(self.next)].is_some() {
             self.next += 1;
         }
-        Fate::New
+        self.deliver(deliver)?;
+        Some(false)
     }
 
-    /// Delivers kept messages in order, until one is incomplete or `deliver` refuses one. Returns how many pieces were
+    /// Delivers kept messages in order, until one is incomplete or `deliver` refuses one. Returns whether one was
     /// delivered, or `None` if the parts of a message do not belong together.
-    pub(crate) fn deliver(&mut self, mut deliver: impl FnMut(&[u8]) -> bool) -> Option<u64> {
+    pub(crate) fn deliver(&mut self, mut deliver: impl FnMut(&[u8]) -> bool) -> Option<bool> {
         let before = self.taken;
-        while let Some((_, part, parts)) = self.slots[Self::slot(self.taken)] {
-            if part != 0 {
-                return None;
-            }
+        while let Some((_, _, parts)) = self.slots[Self::slot(self.taken)] {
             if self.next - self.taken < parts.into() {
                 break;
             }
             let mut bytes = 0;
             for n in 0..parts {
                 let kept = self.slots[Self::slot(self.taken + u64::from(n))];
-                let (of_part, ..) = kept.filter(|(_, at, of)| (*at, *of) == (n, parts))?;
-                bytes += usize::from(of_part);
+                bytes += usize::from(kept.filter(|kept| (kept.1, kept.2) == (n, parts))?.0);
             }
             let at = place(self.taken, 0, SLOTS, self.piece_bytes);
             if !deliver(&self.buffer.as_ref()[at..at + bytes]) {
@@ -147,6 +126,6 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Incoming<B, SLOTS> {
                 self.taken += 1;
             }
         }
-        Some(self.taken - before)
+        Some(self.taken > before)
     }
 }

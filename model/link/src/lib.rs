@@ -30,9 +30,6 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
-extern crate std;
-
 mod channel;
 mod cipher;
 mod frames;
@@ -42,10 +39,10 @@ mod keys;
 mod outgoing;
 mod timing;
 
-pub use cipher::{Aes128Gcm, Cipher, IV_BYTES, KEY_BYTES, TAG_BYTES};
-pub use keys::{ClusterKey, Nonce};
+pub use cipher::{Aes128Gcm, Cipher, Iv, KEY_BYTES, Tag};
+pub use keys::{Nonce, Secret};
 
-use abi::link::{BODY_AT, LANES, MESSAGE_MAX, NONCE_BYTES, PARTS_MAX, SLOTS_MAX, piece_bytes};
+use abi::link::{LANES, MESSAGE_MAX, NONCE_BYTES, PARTS_MAX, SLOTS_MAX, piece_bytes};
 use channel::Channel;
 use incoming::Incoming;
 use outgoing::Outgoing;
@@ -53,13 +50,15 @@ use timing::{Budget, RoundTrip};
 
 /// Budget of frames that fail to open. A frame that opens adds one, and so does each [`FORGERY_EVERY_NS`]: beyond that
 /// rate, at most half of all openings are for strangers. Sealed frames are dropped unopened while the budget is used up.
-pub const FORGERIES_MAX: u32 = 64;
+pub const FORGERIES_MAX: u64 = 64;
 /// Nanoseconds that add one to the budget of failures.
 pub const FORGERY_EVERY_NS: u64 = 100_000;
 /// Budget of hellos whose MAC is computed. A hello that begins a session is not charged.
-pub const HELLOS_MAX: u32 = 16;
+pub const HELLOS_MAX: u64 = 16;
 /// Nanoseconds that add one to the budget of hellos.
 pub const HELLO_EVERY_NS: u64 = 1_000_000;
+/// A time that does not come.
+pub const NEVER: u64 = u64::MAX;
 
 /// Class of messages that are delivered in order among themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,13 +89,29 @@ pub enum Refused {
     #[error("the lane is full: send again when the peer has taken more")]
     Full,
     /// The message is longer than its lane allows.
-    #[error("a message of {bytes} bytes is too long: at most {bytes_max} are allowed")]
-    TooLong {
-        /// Bytes of the message.
-        bytes: usize,
-        /// Bytes that the lane allows.
-        bytes_max: usize,
-    },
+    #[error("a message of {0} bytes is too long: at most {1} are allowed")]
+    TooLong(usize, usize),
+}
+
+/// Reason why a frame was dropped, or proved nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    /// Too short, of another protocol or version, or between other hosts.
+    Foreign,
+    /// Of another epoch.
+    Epoch,
+    /// Of another session.
+    Session,
+    /// Replayed, or too far behind the latest frame to tell.
+    Replayed,
+    /// Wrong MAC or tag.
+    Forged,
+    /// The budget for forgeries or hellos was used up.
+    Unopened,
+    /// Authentic hello or challenge that proved nothing; the peer may be answered.
+    Unproved,
+    /// The peer broke the protocol, and the session ended.
+    Malformed,
 }
 
 /// Reason why a session ended.
@@ -121,8 +136,8 @@ pub enum Event<'a> {
 
 /// Output of a link, and the random numbers that it needs.
 pub trait Actions {
-    /// Lets `fill` write a frame, and sends as many bytes as `fill` returns. Returns `false`, without a call, if no buffer
-    /// of [`Settings::frame_bytes`] is free; the owner ticks when one is.
+    /// Lets `fill` write a frame to a buffer of at least [`Settings::frame_bytes`], and sends as many bytes as `fill`
+    /// returns. Returns `false`, without a call, if no buffer is free; the owner ticks when one is.
     fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool;
     /// Takes the next message of a lane. Returns `false` if the owner cannot take it now; the message is then offered
     /// again, at the next tick at the latest, and the peer's credit shrinks.
@@ -162,10 +177,8 @@ pub struct Settings {
 pub struct Counters {
     /// Frames sent, hellos included.
     pub sent: u64,
-    /// Frames that were opened.
+    /// Sealed frames that were opened.
     pub opened: u64,
-    /// Messages delivered.
-    pub delivered: u64,
     /// Pieces sent again.
     pub resent: u64,
     /// Timeouts.
@@ -174,22 +187,8 @@ pub struct Counters {
     pub sessions: u64,
     /// Pieces received more than once.
     pub repeated: u64,
-    /// Dropped: too short, of another protocol or version, between other hosts.
-    pub foreign: u64,
-    /// Dropped: of another epoch.
-    pub epoch: u64,
-    /// Dropped: of another session.
-    pub session: u64,
-    /// Dropped: replayed, or too far behind the latest frame to tell.
-    pub replayed: u64,
-    /// Dropped: wrong MAC or tag.
-    pub forged: u64,
-    /// Dropped: the budget for forgeries or hellos was used up.
-    pub unopened: u64,
-    /// Authentic hellos and challenges that proved nothing.
-    pub unproved: u64,
-    /// Sessions that ended because the peer broke the protocol.
-    pub malformed: u64,
+    /// Frames dropped, by [`Dropped`].
+    pub dropped: [u64; Dropped::Malformed as usize + 1],
 }
 
 /// State of a session.
@@ -198,20 +197,17 @@ struct Session<C> {
     mine: Nonce,
     theirs: Nonce,
     channel: Channel<C>,
-    /// Whether a frame of the peer has come, so that the session is up.
-    is_confirmed: bool,
+    /// Whether a frame of the peer has come.
+    is_up: bool,
     round_trip: RoundTrip,
     /// Counter of the frame whose round trip is measured, and when it was sent.
-    timed: Option<(u64, u64)>,
+    timed: (u64, u64),
     /// When the first piece in flight is taken for lost.
-    timeout_at: Option<u64>,
-    /// Frames received that wait for a report, and until when.
-    owed: u32,
-    owed_until: u64,
-    /// A report is to be sent at once.
-    report_now: bool,
-    /// An answer is to be asked for.
-    ask: bool,
+    timeout_at: u64,
+    /// When a report is due.
+    report_at: u64,
+    /// The next frame is to be answered at once.
+    asks: bool,
 }
 
 impl<C> Session<C> {
@@ -228,7 +224,7 @@ impl<C> Session<C> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Link<C, B, const SLOTS: usize> {
     settings: Settings,
-    key: ClusterKey,
+    key: Secret,
     session: Option<Session<C>>,
     outgoing: [Outgoing<B, SLOTS>; LANES],
     incoming: [Incoming<B, SLOTS>; LANES],
@@ -240,8 +236,8 @@ pub struct Link<C, B, const SLOTS: usize> {
     hello: Option<join::Due>,
     hello_at: u64,
     hellos_sent: u32,
-    hellos: Budget,
-    forgeries: Budget,
+    hellos: Budget<HELLOS_MAX, HELLO_EVERY_NS>,
+    forgeries: Budget<FORGERIES_MAX, FORGERY_EVERY_NS>,
     /// Counts; the owner may clear them.
     pub counters: Counters,
 }
@@ -252,43 +248,34 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
     /// number, or if frames are too short for a piece.
     pub fn new(
         settings: Settings,
-        key: ClusterKey,
+        key: Secret,
         buffers: [[B; LANES]; 2],
         nonce: Nonce,
     ) -> Option<Self> {
         const { assert!(SLOTS.is_power_of_two() && SLOTS <= SLOTS_MAX) };
-        let bytes = |lane: Lane| piece_bytes(lane as usize, settings.frame_bytes);
-        let fits = |lane: Lane, buffer: &B| {
-            buffer.as_ref().len() >= lane.buffer_bytes(SLOTS, settings.frame_bytes)
+        let fits = |(buffer, lane): (&B, Lane)| {
+            let bytes = lane.buffer_bytes(SLOTS, settings.frame_bytes);
+            bytes > 0 && buffer.as_ref().len() >= bytes
         };
-        let all_fit =
-            |[urgent, bulk]: &[B; LANES]| fits(Lane::Urgent, urgent) && fits(Lane::Bulk, bulk);
-        if settings.host == settings.peer
-            || bytes(Lane::Urgent) == 0
-            || !buffers.iter().all(all_fit)
-        {
+        let all_fit = |buffers: &[B; LANES]| buffers.iter().zip(Lane::ALL).all(fits);
+        if settings.host == settings.peer || !buffers.iter().all(all_fit) {
             return None;
         }
-        let [[urgent_out, bulk_out], [urgent_in, bulk_in]] = buffers;
+        let [urgent, bulk] = [0, 1].map(|lane| piece_bytes(lane, settings.frame_bytes));
+        let [outgoing, incoming] = buffers.map(|[first, second]| [(first, urgent), (second, bulk)]);
         Some(Self {
             settings,
             key,
             session: None,
-            outgoing: [
-                Outgoing::new(urgent_out, bytes(Lane::Urgent)),
-                Outgoing::new(bulk_out, bytes(Lane::Bulk)),
-            ],
-            incoming: [
-                Incoming::new(urgent_in, bytes(Lane::Urgent)),
-                Incoming::new(bulk_in, bytes(Lane::Bulk)),
-            ],
+            outgoing: outgoing.map(|(buffer, bytes)| Outgoing::new(buffer, bytes)),
+            incoming: incoming.map(|(buffer, bytes)| Incoming::new(buffer, bytes)),
             fresh: nonce,
             heard: [0; NONCE_BYTES],
             hello: None,
             hello_at: 0,
             hellos_sent: 0,
-            hellos: Budget::new(HELLOS_MAX, HELLO_EVERY_NS),
-            forgeries: Budget::new(FORGERIES_MAX, FORGERY_EVERY_NS),
+            hellos: Budget::default(),
+            forgeries: Budget::default(),
             counters: Counters::default(),
         })
     }
@@ -304,11 +291,13 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         actions: &mut impl Actions,
     ) -> Result<(), Refused> {
         match event {
-            Event::Frame(frame) => self.receive(now_ns, frame, actions),
-            Event::Send(lane, message) => {
-                if !self.is_up() {
-                    return Err(Refused::NoSession);
+            Event::Frame(frame) => {
+                if let Err(why) = self.receive(now_ns, frame, actions) {
+                    self.counters.dropped[why as usize] += 1;
                 }
+            }
+            Event::Send(lane, message) => {
+                self.session().ok_or(Refused::NoSession)?;
                 let lane = lane as usize;
                 self.outgoing[lane].push(message, MESSAGE_MAX[lane])?;
             }
@@ -317,37 +306,19 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         Ok(())
     }
 
-    /// Returns when to tick next even if nothing happens; `None` if nothing is waited for.
-    pub fn deadline(&self) -> Option<u64> {
-        let hello = match &self.session {
-            _ if self.hello.is_some() => Some(0),
-            Some(session) if session.is_confirmed => None,
-            _ => Some(self.hello_at),
-        };
+    /// Returns when to tick next even if nothing happens, or [`NEVER`].
+    pub fn deadline(&self) -> u64 {
+        if self.hello.is_some() || self.outgoing.iter().any(|lane| lane.due(0).is_some()) {
+            return 0;
+        }
         let session = self.session.as_ref();
-        let report = session.and_then(|session| match session.owed {
-            _ if session.report_now || session.ask => Some(0),
-            0 => None,
-            _ => Some(session.owed_until),
-        });
-        let pieces = self.outgoing.iter().any(|lane| lane.due().is_some());
-        let timeout = session.and_then(|session| session.timeout_at);
-        [hello, report, timeout, pieces.then_some(0)]
-            .into_iter()
-            .flatten()
-            .min()
-    }
-
-    /// Returns whether a session is up.
-    pub fn is_up(&self) -> bool {
-        self.session
-            .as_ref()
-            .is_some_and(|session| session.is_confirmed)
+        let session = session.map_or(NEVER, |session| session.report_at.min(session.timeout_at));
+        session.min(self.hello_at)
     }
 
     /// Returns the number by which frames name the session that is up.
     pub fn session(&self) -> Option<u32> {
-        let session = self.session.as_ref().filter(|session| session.is_confirmed);
+        let session = self.session.as_ref().filter(|session| session.is_up);
         session.map(Session::number)
     }
 
@@ -359,129 +330,108 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
     /// Returns the smoothed round trip in nanoseconds; zero before the first sample.
     pub fn round_trip_ns(&self) -> u64 {
         let session = self.session.as_ref();
-        session.map_or(0, |session| session.round_trip.smooth_ns())
+        session.map_or(0, |session| session.round_trip.smooth_ns)
     }
 
     fn tick(&mut self, now_ns: u64, actions: &mut impl Actions) {
         self.deliver_kept(actions);
         self.time_out(now_ns);
         self.greet(now_ns, actions);
-        while self.is_due(now_ns) {
-            let mut bytes = 0;
-            let fill = |frame: &mut [u8]| {
-                bytes = self.fill(now_ns, frame);
-                bytes
-            };
-            if !actions.transmit(fill) || bytes == 0 {
-                break;
-            }
-            self.counters.sent += 1;
-        }
-        if self
-            .session
-            .as_ref()
-            .is_some_and(|session| session.timeout_at.is_none())
-        {
+        while self.is_due(now_ns) && actions.transmit(|frame| self.fill(now_ns, frame)) {}
+        let session = self.session.as_ref();
+        if session.is_some_and(|session| session.timeout_at == NEVER) {
             self.wait_for_answer(now_ns);
         }
     }
 
     /// Offers messages again that the owner refused.
     fn deliver_kept(&mut self, actions: &mut impl Actions) {
-        let mut is_sound = true;
-        for lane in Lane::ALL {
-            let take = |message: &[u8]| {
-                let is_taken = actions.deliver(lane, message);
-                self.counters.delivered += u64::from(is_taken);
-                is_taken
-            };
-            match self.incoming[lane as usize].deliver(take) {
-                Some(0) => {}
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        for (lane, incoming) in Lane::ALL.into_iter().zip(&mut self.incoming) {
+            match incoming.deliver(|message| actions.deliver(lane, message)) {
                 // Nothing else would tell the peer of the new credit.
-                Some(_) => self.session.iter_mut().for_each(|s| s.report_now = true),
-                None => is_sound = false,
+                Some(true) => session.report_at = 0,
+                Some(false) => {}
+                None => return self.end(Down::Malformed, actions),
             }
-        }
-        if !is_sound {
-            self.end(Down::Malformed, actions);
         }
     }
 
     /// Handles a passed timeout: the first piece in flight of each lane is lost, or else credit is asked for.
     fn time_out(&mut self, now_ns: u64) {
-        let Some(session) = &mut self.session else {
+        let session = self.session.as_mut();
+        let Some(session) = session.filter(|session| session.timeout_at <= now_ns) else {
             return;
         };
-        if session.timeout_at.is_none_or(|at| now_ns < at) {
-            return;
-        }
         self.counters.timeouts += 1;
-        session.round_trip.back_off();
-        session.timed = None;
-        let mut is_lost = false;
-        for lane in &mut self.outgoing {
-            is_lost |= lane.time_out();
+        session.round_trip.doubled += 1;
+        session.timed = (NEVER, 0);
+        let lose = |is_lost, lane: &mut Outgoing<B, SLOTS>| lane.time_out() || is_lost;
+        if !self.outgoing.iter_mut().fold(false, lose) {
+            // Nothing is in flight: all waits for credit, and the report that gave credit was lost.
+            session.asks = true;
+            session.report_at = 0;
         }
-        // Nothing is in flight: all waits for credit, and the report that gave credit was lost.
-        session.ask = !is_lost;
-        session.timeout_at = None;
         self.wait_for_answer(now_ns);
     }
 
     /// Sets the timeout if pieces are queued or in flight.
     fn wait_for_answer(&mut self, now_ns: u64) {
-        let is_busy = self.outgoing.iter().any(Outgoing::is_busy);
-        let Some(session) = &mut self.session else {
-            return;
-        };
         let Settings {
-            timeout_floor_ns,
+            timeout_floor_ns: floor_ns,
             delay_ns,
             ..
         } = self.settings;
-        let wait = session.round_trip.timeout_ns(timeout_floor_ns, delay_ns);
-        session.timeout_at = is_busy.then_some(now_ns.saturating_add(wait));
+        if let Some(session) = &mut self.session {
+            let wait = session.round_trip.timeout_ns(floor_ns, delay_ns);
+            let is_busy = self.outgoing.iter().any(Outgoing::is_busy);
+            let at = if is_busy {
+                now_ns.saturating_add(wait)
+            } else {
+                NEVER
+            };
+            session.timeout_at = at;
+        }
     }
 
     /// Returns whether a sealed frame is to be sent.
     fn is_due(&self, now_ns: u64) -> bool {
-        let Some(session) = &self.session else {
-            return false;
+        let is_due = |session: &Session<C>| {
+            let has_piece = || self.outgoing.iter().any(|lane| lane.due(0).is_some());
+            session.report_at <= now_ns || has_piece()
         };
-        let is_owed = session.owed > 0 && session.owed_until <= now_ns;
-        let has_piece = || self.outgoing.iter().any(|lane| lane.due().is_some());
-        session.report_now || session.ask || is_owed || has_piece()
+        self.session.as_ref().is_some_and(is_due)
     }
 
     /// Begins a session, which is up once a frame of the peer has come.
-    fn begin(&mut self, theirs: Nonce, actions: &mut impl Actions) {
+    fn begin(&mut self, now_ns: u64, theirs: Nonce, actions: &mut impl Actions) {
         if self.session.is_some() {
             self.end(Down::Replaced, actions);
         }
-        let Settings {
-            host, peer, epoch, ..
-        } = self.settings;
+        let settings = &self.settings;
         let mine = core::mem::replace(&mut self.fresh, actions.nonce());
-        let secret = self.key.session(epoch, [(host, &mine), (peer, &theirs)]);
+        let hosts = [(settings.host, &mine), (settings.peer, &theirs)];
+        let secret = self.key.session(settings.epoch, hosts);
         self.session = Some(Session {
-            channel: Channel::new(secret, [host, peer]),
+            channel: Channel::new(secret, [settings.host, settings.peer]),
             mine,
             theirs,
-            is_confirmed: false,
+            is_up: false,
             round_trip: RoundTrip::default(),
-            timed: None,
-            timeout_at: None,
-            owed: 0,
-            owed_until: 0,
-            report_now: true,
-            ask: false,
+            timed: (NEVER, 0),
+            timeout_at: NEVER,
+            report_at: 0,
+            asks: false,
         });
+        self.hello_at = now_ns.saturating_add(settings.hello_ns);
         self.hellos_sent = 0;
     }
 
     /// Ends the session and forgets all messages.
     fn end(&mut self, why: Down, actions: &mut impl Actions) {
-        let was_up = self.is_up();
+        let was_up = self.session().is_some();
         self.session = None;
         self.hello = None;
         self.heard = [0; NONCE_BYTES];
@@ -489,11 +439,8 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         self.incoming.iter_mut().for_each(Incoming::reset);
         self.hello_at = 0;
         self.hellos_sent = 0;
-        self.counters.malformed += u64::from(why == Down::Malformed);
         if was_up {
             actions.down(why);
         }
     }
 }
-
-const _: () = assert!(BODY_AT == 34);

@@ -1,32 +1,25 @@
 //! Send window of a lane: pieces that wait to be sent, or to be acknowledged.
 
 use crate::Refused;
-use abi::link::{LaneReport, PARTS_MAX};
+use abi::link::{LaneReport, PARTS_MAX, Piece};
 use zerocopy::little_endian::U64;
 
 /// A piece in flight is lost once a frame that was sent so many frames later has come.
 const REORDERED_MAX: u64 = 3;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-enum State {
-    /// Never sent.
-    #[default]
-    Queued,
-    /// Last sent in the frame with this counter.
-    Sent(u64),
-    /// Sent, and to be sent again.
-    Lost,
-    /// Come.
-    Come,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Slot {
     bytes: u16,
     part: u8,
     parts: u8,
-    state: State,
+    /// Counter of the frame that it was last sent in; [`DUE`] or [`COME`].
+    sent_in: u64,
 }
+
+/// Of a piece: to be sent, for the first time or again.
+const DUE: u64 = 0;
+/// Of a piece: acknowledged.
+const COME: u64 = u64::MAX;
 
 /// Send window of a lane. Piece `n` stands at slot `n % SLOTS`; a message that would wrap goes on behind the last slot, so
 /// that its bytes are contiguous.
@@ -41,6 +34,7 @@ pub(crate) struct Outgoing<B, const SLOTS: usize> {
     end: u64,
     /// End of the peer's credit.
     limit: u64,
+    /// Pieces that are to be sent again.
     lost: u32,
 }
 
@@ -51,26 +45,12 @@ pub(crate) const fn place(number: u64, part: u8, slots: usize, piece_bytes: usiz
     (slot + if wrapped { slots } else { 0 }) * piece_bytes
 }
 
-/// Piece that is to be sent.
-pub(crate) struct Due<'a> {
-    pub(crate) number: u64,
-    pub(crate) part: u8,
-    pub(crate) parts: u8,
-    pub(crate) bytes: &'a [u8],
-}
-
 impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
-    pub(crate) const fn new(buffer: B, piece_bytes: usize) -> Self {
-        let slot = Slot {
-            bytes: 0,
-            part: 0,
-            parts: 0,
-            state: State::Queued,
-        };
+    pub(crate) fn new(buffer: B, piece_bytes: usize) -> Self {
         Self {
             buffer,
             piece_bytes,
-            slots: [slot; SLOTS],
+            slots: [Slot::default(); SLOTS],
             first: 0,
             next: 0,
             end: 0,
@@ -81,8 +61,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
 
     /// Forgets all pieces, before a new session.
     pub(crate) fn reset(&mut self) {
-        (self.first, self.next, self.end) = (0, 0, 0);
-        (self.limit, self.lost) = (0, 0);
+        (self.first, self.next, self.end, self.limit, self.lost) = (0, 0, 0, 0, 0);
     }
 
     fn slot(&mut self, number: u64) -> &mut Slot {
@@ -100,27 +79,25 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
     }
 
     /// Queues a message: both slices, one after the other.
-    pub(crate) fn push(&mut self, message: [&[u8]; 2], bytes_max: usize) -> Result<(), Refused> {
-        let bytes = message[0].len() + message[1].len();
+    pub(crate) fn push(&mut self, [head, body]: [&[u8]; 2], most: usize) -> Result<(), Refused> {
+        let bytes = head.len() + body.len();
         let parts = bytes.div_ceil(self.piece_bytes).max(1);
-        if bytes > bytes_max || parts > PARTS_MAX.min(SLOTS) {
-            return Err(Refused::TooLong { bytes, bytes_max });
+        if bytes > most || parts > PARTS_MAX.min(SLOTS) {
+            return Err(Refused::TooLong(bytes, most));
         }
         if parts > self.room() {
             return Err(Refused::Full);
         }
         let at = place(self.end, 0, SLOTS, self.piece_bytes);
         let run = &mut self.buffer.as_mut()[at..at + bytes];
-        let (head, body) = run.split_at_mut(message[0].len());
-        head.copy_from_slice(message[0]);
-        body.copy_from_slice(message[1]);
+        run[..head.len()].copy_from_slice(head);
+        run[head.len()..].copy_from_slice(body);
         for part in 0..parts {
-            let bytes = (bytes - part * self.piece_bytes).min(self.piece_bytes);
             *self.slot(self.end) = Slot {
-                bytes: bytes as u16,
+                bytes: (bytes - part * self.piece_bytes).min(self.piece_bytes) as u16,
                 part: part as u8,
                 parts: parts as u8,
-                state: State::Queued,
+                sent_in: DUE,
             };
             self.end += 1;
         }
@@ -128,45 +105,45 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
     }
 
     /// Returns the piece that goes next: one that was lost, else a new one within the credit.
-    pub(crate) fn due(&self) -> Option<Due<'_>> {
-        let is_lost = |n: &u64| self.slots[(n % SLOTS as u64) as usize].state == State::Lost;
-        let lost = || (self.first..self.next).find(is_lost);
+    pub(crate) fn due(&self, lane: u8) -> Option<(Piece, &[u8])> {
+        let slot = |number: u64| &self.slots[(number % SLOTS as u64) as usize];
         let number = match self.lost {
             0 => (self.next < self.end.min(self.limit)).then_some(self.next),
-            _ => lost(),
+            _ => (self.first..self.next).find(|number| slot(*number).sent_in == DUE),
         }?;
-        let slot = self.slots[(number % SLOTS as u64) as usize];
+        let slot = slot(number);
         let at = place(number, slot.part, SLOTS, self.piece_bytes);
-        Some(Due {
-            number,
-            part: slot.part,
-            parts: slot.parts,
-            bytes: &self.buffer.as_ref()[at..at + usize::from(slot.bytes)],
-        })
+        let piece = Piece {
+            number: number.into(),
+            bytes: slot.bytes.into(),
+            parts: slot.part << 4 | slot.parts,
+            lane,
+        };
+        Some((
+            piece,
+            &self.buffer.as_ref()[at..at + usize::from(slot.bytes)],
+        ))
     }
 
     /// Notes that the due piece is in the frame with that counter; returns whether it was sent before.
     pub(crate) fn sent(&mut self, number: u64, counter: u64) -> bool {
-        let slot = self.slot(number);
-        let again = slot.state == State::Lost;
-        slot.state = State::Sent(counter);
-        if again {
-            self.lost -= 1;
-        } else {
-            self.next = number + 1;
-        }
+        self.slot(number).sent_in = counter;
+        let again = number < self.next;
+        self.lost -= u32::from(again);
+        self.next = self.next.max(number + 1);
         again
     }
 
     /// Notes that a piece has come; returns whether that is news.
     fn came(&mut self, number: u64) -> bool {
-        let slot = self.slot(number);
-        let before = slot.state;
-        slot.state = State::Come;
-        if before == State::Lost {
-            self.lost -= 1;
-        }
-        before != State::Come
+        let before = core::mem::replace(&mut self.slot(number).sent_in, COME);
+        self.lost -= u32::from(before == DUE);
+        before != COME
+    }
+
+    fn lose(&mut self, number: u64) {
+        self.slot(number).sent_in = DUE;
+        self.lost += 1;
     }
 
     /// Applies a report of the peer, whose latest frame was `seen`; returns whether there is news. `None` if the report
@@ -185,10 +162,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
         }
         let mut highest = self.first;
         for (word, base) in words.iter().zip((all_before + 1..).step_by(64)) {
-            let mut bits = word.get();
-            while bits != 0 {
-                let number = base + u64::from(bits.trailing_zeros());
-                bits &= bits - 1;
+            let bits = (0..64).filter(|bit| word.get() >> bit & 1 == 1);
+            for number in bits.map(|bit| base + bit) {
                 if number >= self.next {
                     return None;
                 }
@@ -198,32 +173,24 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
                 }
             }
         }
-        self.mark_lost(highest, seen);
-        Some(news)
-    }
-
-    /// Marks lost pieces: all before `highest`, the highest acknowledged one, and behind it up to the first that is not.
-    fn mark_lost(&mut self, highest: u64, seen: u64) {
+        // Lost pieces are before the highest that came, or follow the first one without a gap.
         for number in self.first..self.next {
-            let slot = self.slot(number);
-            let is_lost =
-                matches!(slot.state, State::Sent(counter) if counter + REORDERED_MAX <= seen);
-            if is_lost {
-                slot.state = State::Lost;
-                self.lost += 1;
+            let sent_in = self.slot(number).sent_in;
+            if sent_in != DUE && sent_in.saturating_add(REORDERED_MAX) <= seen {
+                self.lose(number);
             } else if number >= highest {
                 break;
             }
         }
+        Some(news)
     }
 
     /// Marks the first piece in flight as lost after a timeout; returns whether a piece is to be sent again.
     pub(crate) fn time_out(&mut self) -> bool {
         for number in self.first..self.next {
-            if let State::Sent(_) = self.slot(number).state {
-                self.slot(number).state = State::Lost;
-                self.lost += 1;
-                return true;
+            if ![DUE, COME].contains(&self.slot(number).sent_in) {
+                self.lose(number);
+                break;
             }
         }
         self.lost > 0

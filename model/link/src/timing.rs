@@ -1,4 +1,4 @@
-//! Retransmission timeout, and the budget of work for strangers.
+//! Retransmission timeout, and budgets of work for strangers.
 
 use core::hash::{Hash, Hasher};
 
@@ -6,27 +6,25 @@ use core::hash::{Hash, Hasher};
 const FIRST_TIMEOUT_NS: u64 = 10_000_000;
 /// The longest timeout.
 const TIMEOUT_MAX_NS: u64 = 1_000_000_000;
-/// How often a timeout is doubled, at most.
-const DOUBLED_MAX: u32 = 8;
 
 /// Estimate of the round trip (RFC 6298), in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct RoundTrip {
     /// Smoothed; zero before the first sample.
-    smooth_ns: u64,
+    pub(crate) smooth_ns: u64,
     spread_ns: u64,
-    doubled: u32,
+    /// How often the timeout was doubled since the peer answered.
+    pub(crate) doubled: u32,
 }
 
 impl RoundTrip {
     pub(crate) fn sample(&mut self, ns: u64) {
         let ns = ns.clamp(1, TIMEOUT_MAX_NS);
         if self.smooth_ns == 0 {
-            self.smooth_ns = ns;
-            self.spread_ns = ns / 2;
+            (self.smooth_ns, self.spread_ns) = (ns, ns / 2);
         } else {
             self.spread_ns = (3 * self.spread_ns + self.smooth_ns.abs_diff(ns)) / 4;
-            self.smooth_ns = ((7 * self.smooth_ns + ns) / 8).max(1);
+            self.smooth_ns = (7 * self.smooth_ns + ns).div_ceil(8);
         }
     }
 
@@ -37,63 +35,33 @@ impl RoundTrip {
             // A margin, for a round trip that hardly varies.
             smooth => smooth + (4 * self.spread_ns).max(smooth / 2) + delay_ns,
         };
-        (ns.max(floor_ns) << self.doubled).min(TIMEOUT_MAX_NS)
-    }
-
-    /// Doubles the next timeout.
-    pub(crate) fn back_off(&mut self) {
-        self.doubled = (self.doubled + 1).min(DOUBLED_MAX);
-    }
-
-    /// Ends the doubling: the peer has answered.
-    pub(crate) fn answered(&mut self) {
-        self.doubled = 0;
-    }
-
-    pub(crate) const fn smooth_ns(&self) -> u64 {
-        self.smooth_ns
+        (ns.max(floor_ns) << self.doubled.min(8)).min(TIMEOUT_MAX_NS)
     }
 }
 
-/// Token bucket for work on frames that are not proved to be authentic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Budget {
-    most: u32,
-    left: u32,
-    every_ns: u64,
-    since_ns: u64,
-}
+/// Token bucket for work on frames that are not proved to be authentic: at most `MOST` tokens, one more each `EVERY_NS`.
+/// Holds the time at which the bucket is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Budget<const MOST: u64, const EVERY_NS: u64>(u64);
 
-impl Budget {
-    pub(crate) const fn new(most: u32, every_ns: u64) -> Self {
-        Self {
-            most,
-            left: most,
-            every_ns,
-            since_ns: 0,
-        }
-    }
-
-    /// Takes one token; `false` if none is left.
+impl<const MOST: u64, const EVERY_NS: u64> Budget<MOST, EVERY_NS> {
+    /// Takes a token; `false` if none is left.
     pub(crate) fn take(&mut self, now_ns: u64) -> bool {
-        let gained = now_ns.saturating_sub(self.since_ns) / self.every_ns;
-        if gained > 0 {
-            let left = u64::from(self.left).saturating_add(gained);
-            self.left = left.min(self.most.into()) as u32;
-            self.since_ns = now_ns;
+        let full_at = self.0.max(now_ns) + EVERY_NS;
+        let is_left = full_at <= now_ns + MOST * EVERY_NS;
+        if is_left {
+            self.0 = full_at;
         }
-        let is_left = self.left > 0;
-        self.left -= u32::from(is_left);
         is_left
     }
 
     /// Puts back `n` tokens.
-    pub(crate) fn give(&mut self, n: u32) {
-        self.left = (self.left + n).min(self.most);
+    pub(crate) fn give(&mut self, n: u64) {
+        self.0 = self.0.saturating_sub(n * EVERY_NS);
     }
 }
 
-impl Hash for Budget {
+impl<const MOST: u64, const EVERY_NS: u64> Hash for Budget<MOST, EVERY_NS> {
     /// Hashes nothing, so that a state search merges states that differ in their budgets only.
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }

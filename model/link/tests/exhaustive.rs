@@ -4,8 +4,8 @@
 
 mod world;
 
-use abi::link::{Kind, Prefix, piece_bytes};
-use model_link::{Counters, Event, Lane};
+use abi::link::{Prefix, SEALED, piece_bytes};
+use model_link::{Counters, Dropped, Event, Lane, NEVER};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use world::{Pair, Toy};
@@ -60,7 +60,7 @@ impl State {
         let mut sealed = BTreeMap::new();
         for (to, frame) in self.flight.iter().filter(|_| self.is_kept) {
             let (prefix, rest) = Prefix::ref_from_prefix(frame).unwrap();
-            if prefix.kind == Kind::Sealed as u8 {
+            if prefix.kind == SEALED {
                 *sealed.entry((to, &rest[..4])).or_insert(0) += 1;
             }
         }
@@ -71,7 +71,8 @@ impl State {
     fn then_tick(mut self, host: usize) -> Self {
         self.step(host, Event::Tick);
         let counters = &mut self.pair.hosts[host].link.counters;
-        assert_eq!(counters.unopened, 0, "budgets are not what is searched");
+        let unopened = counters.dropped[Dropped::Unopened as usize];
+        assert_eq!(unopened, 0, "budgets are not what is searched");
         *counters = Counters::default();
         self
     }
@@ -129,13 +130,13 @@ impl State {
             all.push(next.then_tick(host));
         }
         let deadline = self.pair.hosts[host].link.deadline();
-        if let (1.., Some(at)) = (self.left.timers[host], deadline) {
+        if self.left.timers[host] > 0 && deadline != NEVER {
             let mut next = self.clone();
             next.left.timers[host] -= 1;
-            next.now[host] = next.now[host].max(at);
+            next.now[host] = next.now[host].max(deadline);
             all.push(next.then_tick(host));
         }
-        if self.left.sends[host] > 0 && self.pair.hosts[host].link.is_up() {
+        if self.left.sends[host] > 0 && self.pair.hosts[host].link.session().is_some() {
             let mut next = self.clone();
             let n = self.left.sends[host];
             next.left.sends[host] -= 1;

@@ -6,7 +6,7 @@ mod world;
 
 use abi::link::{FRAME_JUMBO, FRAME_STANDARD};
 use model_link::{
-    Actions, Cipher, Down, Event, IV_BYTES, KEY_BYTES, Lane, Link, Nonce, Settings, TAG_BYTES,
+    Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Settings, Tag,
 };
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,11 +23,11 @@ impl Cipher for Plain {
         Self
     }
 
-    fn seal(&self, _: &[u8; IV_BYTES], _: &[u8], _: &mut [u8]) -> [u8; TAG_BYTES] {
-        [0; TAG_BYTES]
+    fn seal(&self, _: &Iv, _: &[u8], _: &mut [u8]) -> Tag {
+        Tag::default()
     }
 
-    fn open(&self, _: &[u8; IV_BYTES], _: &[u8], _: &mut [u8], _: &[u8; TAG_BYTES]) -> bool {
+    fn open(&self, _: &Iv, _: &[u8], _: &mut [u8], _: &Tag) -> bool {
         true
     }
 }
@@ -187,13 +187,13 @@ impl World {
         {}
         link.step(now, Event::Tick, card).unwrap();
         let tick_at = match link.deadline() {
-            Some(at) if at <= now => Some(card.room_at().max(now + 1)),
+            at if at <= now => card.room_at().max(now + 1),
             at => at,
         };
         let sent = std::mem::take(&mut card.sent);
-        if let Some(at) = tick_at.filter(|at| is_tick || self.ticks_at[host] != *at) {
-            self.ticks_at[host] = at;
-            self.at(at, host, None);
+        if tick_at != NEVER && (is_tick || self.ticks_at[host] != tick_at) {
+            self.ticks_at[host] = tick_at;
+            self.at(tick_at, host, None);
         }
         for (arrival, frame) in sent {
             self.at(arrival, 1 - host, Some(frame));

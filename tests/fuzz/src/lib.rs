@@ -22,6 +22,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("gic", targets::gic::gic),
     ("image", targets::machine::image),
     ("kernel_image", targets::machine::kernel_image),
+    ("link_frame", targets::link::link_frame),
     ("overlay", targets::overlay::overlay),
     ("parked", targets::parked::parked),
     ("partitions", targets::partitions::partitions),

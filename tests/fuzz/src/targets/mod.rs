@@ -3,6 +3,7 @@
 pub mod control;
 pub mod exits;
 pub mod gic;
+pub mod link;
 pub mod machine;
 pub mod overlay;
 pub mod parked;

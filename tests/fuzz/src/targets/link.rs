@@ -1,0 +1,153 @@
+//! Frames that come to a host's link, from strangers and from a peer with the key.
+
+use crate::input::Input;
+use abi::link::{BODY_AT, FRAME_STANDARD, HELLO_BYTES, SEALED, TAG_BYTES};
+use model_link::{
+    Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, Nonce, Secret, Settings, Tag,
+};
+
+/// A cipher that takes every tag: the bodies that follow are a peer's who has the key.
+#[derive(Clone, Copy)]
+struct Open;
+
+impl Cipher for Open {
+    const FRAMES_PER_KEY_LOG2: u32 = 4;
+
+    fn new(_: &[u8; KEY_BYTES]) -> Self {
+        Self
+    }
+
+    fn seal(&self, _: &Iv, _: &[u8], _: &mut [u8]) -> Tag {
+        [0; TAG_BYTES]
+    }
+
+    fn open(&self, _: &Iv, _: &[u8], _: &mut [u8], _: &Tag) -> bool {
+        true
+    }
+}
+
+/// Keeps the frame that was sent last.
+#[derive(Default)]
+struct Owner {
+    nonces: u8,
+    sent: Vec<Vec<u8>>,
+    refuses: bool,
+    sessions: i32,
+}
+
+impl Actions for Owner {
+    fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool {
+        let mut frame = vec![0; FRAME_STANDARD];
+        let bytes = fill(&mut frame);
+        frame.truncate(bytes);
+        self.sent.push(frame);
+        true
+    }
+
+    fn deliver(&mut self, lane: Lane, message: &[u8]) -> bool {
+        assert!(message.len() <= abi::link::MESSAGE_MAX[lane as usize]);
+        !self.refuses
+    }
+
+    fn nonce(&mut self) -> Nonce {
+        self.nonces += 1;
+        [self.nonces; 16]
+    }
+
+    fn up(&mut self) {
+        self.sessions += 1;
+        assert_eq!(self.sessions, 1);
+    }
+
+    fn down(&mut self, _: Down) {
+        self.sessions -= 1;
+        assert_eq!(self.sessions, 0);
+    }
+}
+
+const SLOTS: usize = 8;
+
+struct Host {
+    link: Link<Open, Vec<u8>, SLOTS>,
+    owner: Owner,
+}
+
+impl Host {
+    fn new(host: u8) -> Option<Self> {
+        let settings = Settings {
+            host,
+            peer: 1 - host,
+            macs: [[host; 6], [1 - host; 6]],
+            epoch: 1,
+            frame_bytes: FRAME_STANDARD,
+            timeout_floor_ns: 1000,
+            delay_ns: 100,
+            hello_ns: 1000,
+        };
+        let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
+        let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));
+        let owner = Owner {
+            nonces: 100 * host,
+            ..Owner::default()
+        };
+        let link = Link::new(settings, Secret([1; 32]), buffers, [100 * host + 99; 16])?;
+        Some(Self { link, owner })
+    }
+
+    fn step(&mut self, now: u64, event: Event<'_>) -> Vec<Vec<u8>> {
+        let _ = self.link.step(now, event, &mut self.owner);
+        std::mem::take(&mut self.owner.sent)
+    }
+}
+
+/// Joins two hosts; gives the host that frames come to.
+fn joined() -> Option<Host> {
+    let mut hosts = [Host::new(0)?, Host::new(1)?];
+    for _ in 0..4 {
+        for from in 0..2 {
+            for mut frame in hosts[from].step(0, Event::Tick) {
+                hosts[1 - from].step(0, Event::Frame(&mut frame));
+            }
+        }
+    }
+    let [_, host] = hosts;
+    assert!(host.link.session().is_some());
+    Some(host)
+}
+
+/// Frames to a host that has a session: each as it is, or as a body that the peer sealed with the next counter.
+pub fn link_frame(data: &[u8]) {
+    let Some(mut host) = joined() else {
+        return;
+    };
+    let mut input = Input(data);
+    let mut now = 0;
+    let mut counter = 10_u64;
+    while let Some(kind) = input.u8() {
+        let len = usize::from(input.u16().unwrap_or(0)) % FRAME_STANDARD;
+        let mut frame = input.bytes(len).to_vec();
+        now += 200;
+        host.owner.refuses = kind & 0x80 != 0;
+        if kind & 1 == 0 {
+            host.step(now, Event::Frame(&mut frame));
+        } else if let Some(session) = host.link.session() {
+            let mut sealed = vec![1; 6];
+            sealed.extend([0; 6]);
+            sealed.extend([0x88, 0xb5, 1, SEALED, 0, 1, 1, 0, 0, 0]);
+            sealed.extend(session.to_le_bytes());
+            counter += 1;
+            sealed.extend(counter.to_le_bytes());
+            assert_eq!(sealed.len(), BODY_AT);
+            sealed.append(&mut frame);
+            sealed.extend([0; TAG_BYTES]);
+            host.step(now, Event::Frame(&mut sealed));
+        }
+        if kind & 2 != 0 {
+            let message = vec![kind; len * 3 % 5000];
+            host.step(now, Event::Send(Lane::Bulk, [&message, &[]]));
+        }
+        for sent in host.step(now, Event::Tick) {
+            assert!((HELLO_BYTES..=FRAME_STANDARD).contains(&sent.len()));
+        }
+    }
+}
