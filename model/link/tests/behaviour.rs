@@ -331,6 +331,28 @@ fn frames_of_before_a_restart_do_nothing() {
 }
 
 #[test]
+fn replayed_frames_are_not_opened() {
+    let (mut pair, now) = joined::<Toy>(FRAME_STANDARD);
+    let mut frames = Vec::new();
+    for n in 0..5 {
+        send(&mut pair, Lane::Bulk, &[n; 100]);
+        frames.extend(pair.step(0, now, Event::Tick));
+    }
+    for at in [2, 0, 4, 1] {
+        pair.step(1, now, Event::Frame(&mut frames[at].clone()));
+    }
+    let opened = pair.hosts[1].link.counters.opened;
+    for at in [4, 0, 1, 2] {
+        pair.step(1, now, Event::Frame(&mut frames[at].clone()));
+    }
+    let counters = pair.hosts[1].link.counters;
+    assert_eq!(counters.opened, opened);
+    assert_eq!(dropped(&counters, Dropped::Replayed), 4);
+    pair.step(1, now, Event::Frame(&mut frames[3]));
+    assert!(pair.is_done());
+}
+
+#[test]
 fn a_flood_of_strangers_costs_a_bounded_number_of_openings() {
     let (mut pair, mut now) = joined::<Clear>(FRAME_STANDARD);
     send(&mut pair, Lane::Bulk, &[7; 100]);

@@ -7,6 +7,7 @@ use model_link::{
     Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Refused, Secret,
     Settings, Tag,
 };
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use zerocopy::FromBytes;
 
@@ -60,6 +61,38 @@ impl Cipher for Toy {
             self.flip(body);
         }
         is_right
+    }
+}
+
+thread_local! {
+    /// Keys and nonces that sealed a frame since [`forget_nonces`].
+    static NONCES: RefCell<HashSet<(Toy, Iv)>> = RefCell::default();
+}
+
+/// Begins a run whose keys may be those of the one before.
+pub fn forget_nonces() {
+    NONCES.take();
+}
+
+/// [`Toy`], with a look at its nonces: none is used twice with one key, by either host.
+#[derive(Clone, Copy, Debug)]
+pub struct Watched(Toy);
+
+impl Cipher for Watched {
+    const FRAMES_PER_KEY_LOG2: u32 = Toy::FRAMES_PER_KEY_LOG2;
+
+    fn new(key: &[u8; KEY_BYTES]) -> Self {
+        Self(Toy::new(key))
+    }
+
+    fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag {
+        let is_new = NONCES.with_borrow_mut(|nonces| nonces.insert((self.0, *nonce)));
+        assert!(is_new, "a nonce is used twice");
+        self.0.seal(nonce, head, body)
+    }
+
+    fn open(&self, nonce: &Iv, head: &[u8], body: &mut [u8], tag: &Tag) -> bool {
+        self.0.open(nonce, head, body, tag)
     }
 }
 
