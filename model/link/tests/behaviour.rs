@@ -206,6 +206,21 @@ fn a_receiver_is_never_sent_more_than_its_credit() {
 }
 
 #[test]
+fn credit_is_asked_for_if_its_report_was_lost() {
+    let (mut pair, mut now) = joined::<Toy>(FRAME_STANDARD);
+    pair.hosts[1].owner.refuses = true;
+    for n in 0..2 * SLOTS as u8 {
+        send(&mut pair, Lane::Bulk, &[n; 10]);
+        rounds(&mut pair, &mut now, 2);
+    }
+    pair.hosts[1].owner.refuses = false;
+    let lost = pair.step(1, now, Event::Tick);
+    assert_eq!(lost.len(), 1);
+    assert!(!pair.is_done());
+    pair.settle(now, Vec::new());
+}
+
+#[test]
 fn a_gap_is_filled_without_a_timeout() {
     let (mut pair, now) = joined::<Toy>(FRAME_STANDARD);
     for n in 0..6 {
@@ -255,6 +270,7 @@ fn timeouts_follow_the_round_trip_and_double() {
         now = at;
         assert_eq!(pair.step(0, now, Event::Tick).len(), 1, "it is sent again");
     }
+    assert_eq!(pair.hosts[0].link.counters.resent, 4);
     assert!(
         (round_trip..2 * round_trip).contains(&waits[0]),
         "{waits:?}"
@@ -308,6 +324,8 @@ fn hosts_of_another_key_or_epoch_do_not_join() {
         [a, b].iter().all(|it| dropped(it, Dropped::Forged) > 0),
         "{a:?} {b:?}"
     );
+    let answers = [a, b].map(|it| dropped(&it, Dropped::Unproved));
+    assert_eq!(answers, [0; 2], "they are not answered");
     let later = Settings { epoch: 4, ..of(1) };
     let [a, b] = talk([(of(0), KEY), (later, KEY)]);
     assert!(
@@ -386,6 +404,7 @@ fn a_flood_of_strangers_costs_a_bounded_number_of_openings() {
         OPENED.set(0);
         assert_eq!(forge(&mut pair, now, 1), 1);
     }
+    assert_eq!(forge(&mut pair, now, 1000), 1);
     pair.settle(now + FORGERY_EVERY_NS, Vec::new());
 }
 

@@ -158,7 +158,9 @@ impl State {
     fn check_future(&self) {
         let now = self.now[0].max(self.now[1]);
         self.clone().pair.settle(now, Vec::new());
-        self.clone().pair.settle(now, self.flight.clone());
+        if !self.flight.is_empty() {
+            self.clone().pair.settle(now, self.flight.clone());
+        }
     }
 }
 
@@ -214,14 +216,6 @@ fn every_join() {
     let states = join([1, 0], [1, 1]);
     println!("join, a restart, timers: {states} states");
     assert!(states > 5_000);
-}
-
-#[test]
-#[ignore = "takes minutes"]
-fn every_join_with_two_restarts() {
-    let states = join([1, 1], [0, 0]);
-    println!("join, both restart: {states} states");
-    assert!(states > 100_000);
 }
 
 /// Explores few messages between hosts that have joined.
