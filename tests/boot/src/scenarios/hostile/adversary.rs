@@ -95,7 +95,8 @@ fn chosen((name, most): (&str, u64)) -> Outcome<Option<u64>> {
 fn number((name, most): (&str, u64), value: &OsStr) -> Outcome<u64> {
     let parsed = value.to_str().and_then(|value| value.parse().ok());
     parsed.filter(|value| *value <= most).ok_or_else(|| {
-        format!("{name} is {value:?}; it must be a number from 0 to {most}, or not be set")
+        let value = value.display();
+        format!("{name} is {value}; it must be a number from 0 to {most}, or not be set")
     })
 }
 
