@@ -20,8 +20,9 @@ use model_trap::Exit;
 pub const SHORT_BITS: u32 = 10;
 
 /// After so long, work that can be cut is left for a later stretch. The rest of a long one is for the piece that
-/// is being done then, and for what follows: maps that change, answers, and whatever else the exit was for.
-const ENOUGH_NS: u64 = LONG_STRETCH_NS / 10 * 3;
+/// is being done then (25,000 instructions of a counted clock at most), and for what follows: maps that change, answers, and
+/// whatever else the exit was for. A cut costs some 5,000 instructions, so a request of 64 KiB is not cut.
+const ENOUGH_NS: u64 = LONG_STRETCH_NS / 10 * 6;
 /// An exit began no longer than so many counts before it reaches a device.
 const EXIT_COUNTS: u64 = 64;
 
