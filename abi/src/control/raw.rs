@@ -34,6 +34,8 @@ pub mod count {
 
     /// Disk requests: reads, writes, flushes, refused.
     pub const DISK: usize = 0;
+    /// Disk requests that were answered unread: bad ones.
+    pub const DISK_REFUSED: usize = DISK + 3;
     /// Bytes read from and written to disks.
     pub const DISK_BYTES: usize = 4;
     /// Disk requests that failed on the machine's side.

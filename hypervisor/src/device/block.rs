@@ -289,7 +289,7 @@ fn serve_next(
         budget.began();
         match state.transport.next_request(&memory, request) {
             Next::Empty => return,
-            Next::Answered => drop(vm.count(count::DISK + 3, 1)),
+            Next::Answered => drop(vm.count(count::DISK_REFUSED, 1)),
             Next::Request => {
                 count_request(vm, request);
                 start(state, (request, n), vm, budget);
