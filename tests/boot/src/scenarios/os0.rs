@@ -300,7 +300,7 @@ fn power_lost(kernel: &'static str, cpus: u32, cpu: &'static str) -> Scenario {
     let vm = vm.cow_partition("first").persistent_disk("data");
     let os0 = Os0::new(kernel, cpus, "2G", "served_till_power_lost").cpu(cpu);
     Scenario::os0(
-        format!("os0/served-power-lost-{kernel}-{cpus}"),
+        format!("os0/power-lost-{kernel}-{cpus}"),
         os0.logged_disk(u64::from(SERVED_MIB) << 20, Format::Raw)
             .beside(vec![vm])
             .expect("served and synced", 4 * BOOT),
