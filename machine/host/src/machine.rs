@@ -130,8 +130,6 @@ pub struct Cpu {
     pub(crate) guest_pc: u64,
     /// What its exclusive monitor watches: address and value.
     pub(crate) exclusive: Option<(Pa, u64)>,
-    /// Priorities of what the guest has acknowledged and not ended.
-    pub(crate) virtual_running: Vec<u8>,
     held: HeldRanks,
 }
 
@@ -220,7 +218,7 @@ fn note_rank(rank: machine_locks::Rank, event: RankEvent) {
 }
 
 impl Cpu {
-    fn new(affinity: u64) -> Self {
+    pub(crate) fn new(affinity: u64) -> Self {
         let mut registers = [0; registers::COUNT];
         let mut set = |register: usize, value: u64| registers[register] = value;
         set(const { number("mpidr_el1") }, 1 << 31 | affinity);
@@ -247,7 +245,6 @@ impl Cpu {
             floating_point: FpState::RESET,
             guest_pc: 0,
             exclusive: None,
-            virtual_running: Vec::new(),
             held: HeldRanks::new(),
         }
     }

@@ -10,11 +10,14 @@ const LISTS: usize = 4;
 const FIRST: usize = number("s3_4_c12_c12_0");
 const CONTROL: usize = number("s3_4_c12_c11_7");
 const HYPERVISOR_CONTROL: usize = number("s3_4_c12_c11_0");
+/// `ICH_AP1R0_EL2`: bit n, an interrupt of group 1 and of the n-th preemption level is acknowledged and not ended. It is
+/// all there is of that, so that EL2 switches it with the vCPU.
+const ACTIVE_PRIORITIES: usize = number("s3_4_c12_c9_0");
 const STATE: u64 = 3 << 62;
 const PENDING: u64 = 1 << 62;
 const ACTIVE: u64 = 2 << 62;
-/// Bits of a priority that decide about preemption.
-const PREEMPTION: u8 = 0xf8;
+/// Bits of a priority that do not decide about preemption: there are 32 levels.
+const SUBPRIORITY: u8 = 3;
 
 impl Cpu {
     fn list(&self, n: usize) -> ListRegister {
@@ -43,13 +46,14 @@ impl Cpu {
             return None;
         }
         let mask = (control >> 24) as u8;
-        let running = self.virtual_running.last().copied().unwrap_or(0xff);
+        // 32, behind the last level, where nothing is active.
+        let running = (self.registers[ACTIVE_PRIORITIES] as u32).trailing_zeros();
         let can = |n: &usize| {
             let list = self.list(*n);
             list.state == ListState::Pending
                 && list.group1
                 && list.priority < mask
-                && list.priority & PREEMPTION < running
+                && u32::from(list.priority >> SUBPRIORITY) < running
         };
         (0..LISTS)
             .filter(can)
@@ -67,7 +71,7 @@ impl Cpu {
             return 1023;
         };
         let list = self.list(n);
-        self.virtual_running.push(list.priority & PREEMPTION);
+        self.registers[ACTIVE_PRIORITIES] |= 1 << (list.priority >> SUBPRIORITY);
         let register = &mut self.registers[FIRST + n];
         *register = *register & !STATE | ACTIVE;
         list.intid
@@ -81,7 +85,8 @@ impl Machine {
             return;
         }
         let own = &mut self.cpus[cpu];
-        own.virtual_running.pop();
+        let active = &mut own.registers[ACTIVE_PRIORITIES];
+        *active &= active.wrapping_sub(1);
         for n in 0..LISTS {
             let list = own.list(n);
             let is_active = matches!(list.state, ListState::Active | ListState::PendingAndActive);
@@ -98,5 +103,38 @@ impl Machine {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMER: u64 = 27;
+    const ENABLED: u64 = 0xf0 << 24 | 2;
+    const GROUP_1: u64 = 1 << 60;
+
+    /// A CPU whose guest has the timer's interrupt pending, at the highest priority.
+    fn cpu() -> Cpu {
+        let mut cpu = Cpu::new(0);
+        cpu.registers[HYPERVISOR_CONTROL] = 1;
+        cpu.registers[CONTROL] = ENABLED;
+        cpu.registers[FIRST] = PENDING | GROUP_1 | TIMER;
+        cpu
+    }
+
+    #[test]
+    fn an_active_priority_masks_its_level_until_el2_switches_it_with_the_vcpu() {
+        let mut cpu = cpu();
+        assert_eq!(cpu.virtual_acknowledge(), TIMER as u32);
+        cpu.registers[FIRST + 1] = PENDING | GROUP_1 | 5;
+        assert!(!cpu.has_virtual_interrupt(), "its priority is not higher");
+        let left = std::mem::take(&mut cpu.registers[ACTIVE_PRIORITIES]);
+        assert_eq!(left, 1);
+        assert_eq!(
+            cpu.virtual_acknowledge(),
+            5,
+            "another vCPU has nothing active"
+        );
     }
 }
