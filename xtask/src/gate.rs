@@ -12,6 +12,9 @@ use tests_boot::assets;
 /// How long each fuzz target runs in the gate, in seconds.
 const FUZZ_SECONDS: &str = "10";
 
+/// How long machines live in the gate, in seconds: as many lives as that is time for.
+const LIVES_SECONDS: &str = "180";
+
 /// The seed of all property tests in the gate, so that what passed passes again; `soak` looks further.
 pub const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261121");
 
@@ -66,7 +69,7 @@ impl Tally {
 /// Runs the whole gate; gives whether all passed.
 pub fn run() -> bool {
     let mut gate = Gate {
-        steps: Steps::new(11, project::products().join("test-logs")),
+        steps: Steps::new(12, project::products().join("test-logs")),
         tally: Tally::default(),
     };
     gate.check("format", format);
@@ -80,6 +83,7 @@ pub fn run() -> bool {
         false,
     );
     gate.tests("fuzzing", &mut fuzz(FUZZ_SECONDS), false);
+    gate.check("machine lives", machine_lives);
     let built = gate.check("build", |step| images::all(step))
         && gate.check("boot test harness", build_boot_tests);
     if built {
@@ -112,6 +116,12 @@ pub fn quick() -> bool {
         gate.tally.failed += 1;
     }
     gate.sum_up()
+}
+
+/// Lives of the whole hypervisor in processes of the host, one seed after the other.
+fn machine_lives(step: &mut Step<'_>) -> Outcome {
+    let words = format!("run -q -p sim_el2 -- --seconds {LIVES_SECONDS}");
+    step.command(&mut cargo("host", &words)).map(drop)
 }
 
 fn host_tests() -> Command {

@@ -16,10 +16,12 @@ const HEADER: u64 = RINGS + 0x3000;
 const STATUS: u64 = RINGS + 0x4000;
 /// What the device writes beside data.
 pub const ANSWERS: Range<u64> = USED..STATUS + 0x1000;
-/// Where data are read to; all vCPUs store there, too.
+/// Where data are read to.
 pub const BUFFER: u64 = RINGS + 0x1_0000;
-/// Pages of it.
-pub const BUFFER_PAGES: u64 = 6;
+/// Pages of it: more than one transfer of the hypervisor's.
+const BUFFER_PAGES: u64 = 20;
+/// Pages of it to which most requests read, and where all vCPUs store, too.
+pub const CROWDED_PAGES: u64 = 6;
 /// Where data are written from; only vCPU 0 stores there.
 const SOURCE: u64 = BUFFER + BUFFER_PAGES * 0x1000;
 const SOURCE_PAGES: u64 = 4;
@@ -59,7 +61,11 @@ impl Program {
     /// Reads or writes blocks that `rng` names, as request `number`, and waits for the end.
     pub fn use_disk(&mut self, rng: &mut Rng, number: u16) {
         let is_write = rng.below(3) == 0;
-        let most = if is_write { SOURCE_PAGES } else { BUFFER_PAGES };
+        let most = match rng.below(4) {
+            _ if is_write => SOURCE_PAGES,
+            0 => BUFFER_PAGES,
+            _ => CROWDED_PAGES,
+        };
         let pages = 1 + rng.below(most);
         let place = rng.below(most - pages + 1) * PAGE;
         let block = rng.below(disk::SIZE / PAGE - pages);
@@ -69,8 +75,14 @@ impl Program {
         } else {
             0
         };
-        let (sector, bytes) = ((block * PAGE + odd) / SECTOR, pages * PAGE - odd);
-        let buffer = if is_write { SOURCE } else { BUFFER } + place;
+        // Or their data begin anywhere in a page.
+        let (skip, less) = match rng.below(4) {
+            0 => (8 * rng.below(512), SECTOR * 8),
+            _ => (0, 0),
+        };
+        let bytes = (pages * PAGE - odd).saturating_sub(less).max(SECTOR);
+        let sector = (block * PAGE + odd) / SECTOR;
+        let buffer = if is_write { SOURCE } else { BUFFER } + place + skip;
         if is_write {
             for _ in 0..4 {
                 self.store(3, buffer + rng.below(bytes / 8) * 8, rng.next());

@@ -169,7 +169,7 @@ impl Program {
 
     /// Stores again and again where vCPU 0 reads blocks to.
     fn hammer(&mut self, rng: &mut Rng) {
-        let page = driver::BUFFER + rng.below(driver::BUFFER_PAGES) * 0x1000;
+        let page = driver::BUFFER + rng.below(driver::CROWDED_PAGES) * 0x1000;
         self.put(1, page + rng.below(512) * 8);
         self.put(2, rng.next());
         self.put(4, 20 + rng.below(1000));
@@ -187,7 +187,7 @@ impl Program {
 
     fn random_step(&mut self, rng: &mut Rng, (vcpu, vcpus): (u64, u64)) {
         let page = if rng.below(4) == 0 {
-            driver::BUFFER + rng.below(driver::BUFFER_PAGES) * 0x1000
+            driver::BUFFER + rng.below(driver::CROWDED_PAGES) * 0x1000
         } else {
             PAGES + rng.below(PAGE_COUNT) * 0x1000
         };
