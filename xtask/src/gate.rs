@@ -13,7 +13,7 @@ use tests_boot::assets;
 const FUZZ_SECONDS: &str = "10";
 
 /// How long machines live in the gate, in seconds: as many lives as that is time for.
-const LIVES_SECONDS: &str = "180";
+const LIVES_SECONDS: &str = "60";
 
 /// The seed of all property tests in the gate, so that what passed passes again; `soak` looks further.
 pub const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261121");
