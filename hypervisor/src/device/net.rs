@@ -15,13 +15,13 @@ use crate::vm::Instance;
 use crate::{host, housekeeping, network, sched, stretch};
 use abi::control::{count, latency_bucket};
 use alloc::boxed::Box;
-use copies::{fill, gather};
+use copies::fill;
 use core::sync::atomic::Ordering;
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_ethernet::{PortSet, Why};
-use model_virtio::net::wire;
+use model_virtio::net::wire::Pieces;
 use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
 use model_virtio::{Effect, Transport};
 
@@ -113,6 +113,8 @@ enum Sent {
     GoesOn(bool),
     /// It waits for the receiver at this port.
     Waits(u8),
+    /// It goes in pieces to the receiver at this port; piece so many is next.
+    Pieces(u8, u32),
 }
 
 /// A frame on its way.
@@ -125,6 +127,8 @@ struct Sending {
     waits: Option<(u8, u64)>,
     /// Ports that are yet to have it; it waits for the first of them meanwhile.
     flood: PortSet,
+    /// How many pieces of it the receiver has that it waits for.
+    pieces: u32,
 }
 
 struct State {
@@ -274,7 +278,10 @@ impl Net {
                 state.transport.sent(&vm.memory(), &sending.frame);
             }
             state.sending = Some(sending);
-            let is_cut = matches!(sent, Sent::Over(true) | Sent::GoesOn(true));
+            let is_cut = matches!(
+                sent,
+                Sent::Over(true) | Sent::GoesOn(true) | Sent::Pieces(..)
+            );
             if bytes >= BYTES_AT_ONCE || is_cut || stretch::is_long() {
                 break;
             }
@@ -295,7 +302,7 @@ impl Net {
         if sending.waits.is_some() && state.transport.awaits(&sending.frame) {
             return Some(sending);
         }
-        (sending.waits, sending.flood) = (None, PortSet::default());
+        (sending.waits, sending.flood, sending.pieces) = (None, PortSet::default(), 0);
         let will_look = sched::leaves_soon();
         for _ in 0..FRAMES_AT_ONCE {
             match state
@@ -331,7 +338,7 @@ impl Net {
         let sent = if sending.flood.0 != 0 {
             Sent::GoesOn(false)
         } else if let Some((to, until)) = sending.waits {
-            self.retry(vm, (to, until), incoming)
+            self.retry(vm, (to, until), incoming, sending.pieces)
         } else {
             sending.since = timer::now();
             let bytes = frame.bytes();
@@ -342,7 +349,7 @@ impl Net {
                 }
                 Route::To(to, end) => {
                     note(vm, 0, bytes);
-                    bring(&end, to, incoming, Some(port))
+                    bring(&end, to, incoming, (Some(port), 0))
                 }
                 Route::Flood(ports) => {
                     note(vm, 0, bytes);
@@ -354,9 +361,14 @@ impl Net {
         let sent = match sending.flood.iter().next() {
             Some(to) => {
                 let end = lan.end(to);
-                let sent = end.map(|end| bring(&end, to, incoming, None));
+                let sent = end.map(|end| bring(&end, to, incoming, (None, sending.pieces)));
+                if let Some(Sent::Pieces(_, next)) = sent {
+                    (sending.waits, sending.pieces) = (Some((to, 0)), next);
+                    return Sent::GoesOn(true);
+                }
                 let is_cut = matches!(sent, Some(Sent::Over(true)));
                 sending.flood.0 &= !(1 << to);
+                sending.pieces = 0;
                 sending.waits = sending.flood.iter().next().map(|next| (next, 0));
                 let goes_on = sending.waits.is_some();
                 if goes_on {
@@ -369,6 +381,10 @@ impl Net {
         };
         match (&sent, sending.waits) {
             (Sent::Over(_), _) => time(vm, sending.since),
+            // It waits for nobody, but for the next stretch.
+            (Sent::Pieces(to, next), _) => {
+                (sending.waits, sending.pieces) = (Some((*to, u64::MAX)), *next);
+            }
             (Sent::Waits(to), None) => {
                 let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
                 sending.waits = Some((*to, until));
@@ -380,7 +396,13 @@ impl Net {
     }
 
     /// Tries again to bring a frame that waits.
-    fn retry(&self, vm: &Instance, (to, until): (u8, u64), incoming: Incoming<'_>) -> Sent {
+    fn retry(
+        &self,
+        vm: &Instance,
+        (to, until): (u8, u64),
+        incoming: Incoming<'_>,
+        pieces: u32,
+    ) -> Sent {
         let Some(end) = self.cable.lan().end(to) else {
             lose(vm, Loss::Nowhere);
             return Sent::Over(false);
@@ -391,7 +413,7 @@ impl Net {
         {
             net.state.lock().is_stuck = true;
         }
-        bring(&end, to, incoming, Some(self.cable.port()))
+        bring(&end, to, incoming, (Some(self.cable.port()), pieces))
     }
 
     /// Takes a frame that is for this device; the sender at port `waiter` can wait for buffers.
@@ -438,9 +460,11 @@ impl Net {
     }
 }
 
-/// Brings a frame to one end; the sender at port `waiter` can wait for it.
-fn bring(end: &End, to: u8, incoming: Incoming<'_>, waiter: Option<u8>) -> Sent {
+/// Brings a frame to one end, which has the first so many `pieces` of it; the sender at port `waiter` can wait
+/// for it.
+fn bring(end: &End, to: u8, incoming: Incoming<'_>, (waiter, pieces): (Option<u8>, u32)) -> Sent {
     let accepted = match end {
+        _ if pieces > 0 => Accepted::NeedsPieces,
         End::Vm(vm, window) => match vm.virtio.get(*window) {
             Some(Slot::Net(net)) => net.accept(vm, *window, incoming, waiter),
             _ => Accepted::Over,
@@ -450,28 +474,51 @@ fn bring(end: &End, to: u8, incoming: Incoming<'_>, waiter: Option<u8>) -> Sent 
     match accepted {
         Accepted::Over => Sent::Over(false),
         Accepted::Full => Sent::Waits(to),
-        Accepted::NeedsPieces => {
-            bring_pieces(end, incoming);
-            Sent::Over(true)
-        }
+        Accepted::NeedsPieces => match bring_pieces(end, incoming, pieces) {
+            Some(next) => Sent::Pieces(to, next),
+            None => Sent::Over(true),
+        },
     }
 }
 
-/// Brings a frame in pieces as they go over a wire.
-fn bring_pieces(end: &End, incoming: Incoming<'_>) {
+/// Brings a frame in pieces as they go over a wire, from piece `n` on; which one is left for another stretch.
+fn bring_pieces(end: &End, incoming: Incoming<'_>, mut n: u32) -> Option<u32> {
     let Body::Guest(vm, frame) = incoming.body else {
-        return;
+        return None;
+    };
+    let Ok(pieces) = Pieces::of(frame.head(), frame.bytes(), frame.offload()) else {
+        lose(vm, Loss::Malformed);
+        return None;
     };
     let Some(mut scratch) = network::scratch() else {
-        return lose(vm, Loss::NoMemory);
+        lose(vm, Loss::NoMemory);
+        return None;
     };
-    let Ok(bytes) = gather(vm, frame, &mut scratch) else {
-        return lose(vm, Loss::NoMemory);
-    };
-    let done = wire::pieces(bytes, frame.offload(), |head, rest| match end {
+    while n < pieces.count() {
+        let range = pieces.payload(n);
+        let rest = &mut scratch.bytes()[..range.len()];
+        if copies::read(vm, frame, range.start, rest).is_err() {
+            lose(vm, Loss::NoMemory);
+            return None;
+        }
+        match &*pieces.complete(n, rest) {
+            [] => bring_piece(end, vm, rest, &[]),
+            head => bring_piece(end, vm, head, rest),
+        }
+        n += 1;
+        if stretch::is_long() && n < pieces.count() {
+            return Some(n);
+        }
+    }
+    None
+}
+
+/// Brings one piece; what is lost is the sender's.
+fn bring_piece(end: &End, sender: &Instance, head: &[u8], rest: &[u8]) {
+    match end {
         End::Uplink => {
             if !nic::send(head, rest) {
-                lose(vm, Loss::NoRoom);
+                lose(sender, Loss::NoRoom);
             }
         }
         End::Vm(vm, window) => {
@@ -479,9 +526,6 @@ fn bring_pieces(end: &End, incoming: Incoming<'_>) {
                 net.accept(vm, *window, Incoming::own(head, rest), None);
             }
         }
-    });
-    if done.is_err() {
-        lose(vm, Loss::Malformed);
     }
 }
 

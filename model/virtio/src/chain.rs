@@ -75,6 +75,34 @@ impl<'a> Runs<'a> {
         Ok(())
     }
 
+    /// Loads `bytes` from where they begin, as far as they go, and uses that.
+    pub fn get(
+        &mut self,
+        memory: &impl GuestMemory,
+        mut bytes: &mut [u8],
+    ) -> Result<(), GuestMemoryError> {
+        while !bytes.is_empty()
+            && let Some(from) = self.front()
+        {
+            let (part, later) = bytes.split_at_mut(bytes.len().min(from.len as usize));
+            memory.read(from.ipa, part)?;
+            self.advance(part.len() as u32);
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Uses `n` bytes unseen, or all that there are.
+    pub fn skip(&mut self, mut n: u32) {
+        while n > 0
+            && let Some(front) = self.front()
+        {
+            let part = front.len.min(n);
+            self.advance(part);
+            n -= part;
+        }
+    }
+
     /// Uses `n` bytes of [`Self::front`]; it has as many.
     #[inline]
     pub fn advance(&mut self, n: u32) {

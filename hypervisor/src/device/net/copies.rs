@@ -1,9 +1,8 @@
 //! The copies that a frame takes.
 
 use super::Body;
-use crate::network::Scratch;
 use crate::vm::{DeviceView, Instance};
-use machine_contract::{GuestMemory, GuestMemoryError};
+use machine_contract::GuestMemoryError;
 use model_virtio::Runs;
 use model_virtio::net::Frame;
 
@@ -26,19 +25,18 @@ pub fn fill(
     }
 }
 
-/// Copies a whole frame to EL2.
-pub fn gather<'a>(
+/// Copies the bytes of a frame from `at` on to EL2; it has as many.
+pub fn read(
     vm: &Instance,
     frame: &Frame,
-    scratch: &'a mut Scratch,
-) -> Result<&'a mut [u8], GuestMemoryError> {
-    let bytes = &mut scratch.bytes()[..frame.bytes() as usize];
-    let (head, mut rest) = bytes.split_at_mut(frame.head().len());
-    head.copy_from_slice(frame.head());
-    for segment in frame.rest() {
-        let (part, others) = rest.split_at_mut(segment.len as usize);
-        vm.memory().read(segment.ipa, part)?;
-        rest = others;
-    }
-    Ok(bytes)
+    at: usize,
+    into: &mut [u8],
+) -> Result<(), GuestMemoryError> {
+    let head = frame.head();
+    let of_head = head.get(at..).unwrap_or_default();
+    let (first, rest) = into.split_at_mut(into.len().min(of_head.len()));
+    first.copy_from_slice(&of_head[..first.len()]);
+    let mut runs = Runs::new(frame.rest(), u32::MAX);
+    runs.skip(at.saturating_sub(head.len()) as u32);
+    runs.get(&vm.memory(), rest)
 }

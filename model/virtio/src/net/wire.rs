@@ -2,6 +2,8 @@
 //! are no longer than its MTU (TCP: RFC 9293, RFC 3168; UDP: RFC 768; Internet checksum: RFC 1071).
 
 use super::header::{Checksum, Gso, HEAD_MAX, Offload, Protocol};
+use core::ops::Range;
+use heapless::Vec;
 
 /// The most pieces that a frame is cut into: 64 KiB in pieces of 256 bytes.
 pub const PIECES_MAX: u32 = 256;
@@ -22,26 +24,90 @@ const UDP_LENGTH: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyPieces;
 
-/// Does what `offload` leaves to be done with `frame`, for which it was checked, and calls `each` with
-/// every piece: its headers, and its payload.
-///
-/// # Errors
-/// It would be too many; none was made.
-pub fn pieces(
-    frame: &mut [u8],
+/// What goes over the wire for a frame: pieces, made one at a time, so that a long frame is cut in several passes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces<'a> {
+    head: &'a [u8],
+    bytes: usize,
     offload: Offload,
-    mut each: impl FnMut(&[u8], &[u8]),
-) -> Result<(), TooManyPieces> {
-    let Some(checksum) = offload.checksum else {
-        each(frame, &[]);
-        return Ok(());
-    };
-    if let Some(gso) = offload.gso {
-        return cut(frame, checksum, gso, each);
+    count: u32,
+}
+
+impl<'a> Pieces<'a> {
+    /// The pieces of a frame of `bytes` that begins with `head`, for both of which `offload` was checked.
+    ///
+    /// # Errors
+    /// They are too many.
+    pub fn of(head: &'a [u8], bytes: u32, offload: Offload) -> Result<Self, TooManyPieces> {
+        let mut pieces = Self {
+            head,
+            bytes: bytes as usize,
+            offload,
+            count: 1,
+        };
+        if let Some((_, gso)) = pieces.cut() {
+            let payload = pieces.bytes - pieces.headers(gso);
+            pieces.count = payload.div_ceil(size(gso)) as u32;
+        }
+        if pieces.count > PIECES_MAX {
+            return Err(TooManyPieces);
+        }
+        Ok(pieces)
     }
-    finish(frame, checksum);
-    each(frame, &[]);
-    Ok(())
+
+    /// How many they are.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The bytes of the frame that piece `n` has behind its headers.
+    pub fn payload(&self, n: u32) -> Range<usize> {
+        let Some((_, gso)) = self.cut() else {
+            return 0..self.bytes;
+        };
+        let headers = self.headers(gso);
+        let start = (n as usize * size(gso) + headers).min(self.bytes);
+        start..(start + size(gso)).min(self.bytes)
+    }
+
+    /// Does what is left to be done with piece `n`, whose `payload` that is: its headers. A frame that is not cut
+    /// is all payload, and has its checksum completed there.
+    pub fn complete(&self, n: u32, payload: &mut [u8]) -> Vec<u8, HEAD_MAX> {
+        let Some((checksum, gso)) = self.cut() else {
+            if let Some(checksum) = self.offload.checksum {
+                finish(payload, checksum);
+            }
+            return Vec::new();
+        };
+        // No more than fits.
+        let mut own = Vec::from_slice(&self.head[..self.headers(gso)]).unwrap_or_default();
+        network(&mut own, gso, payload.len(), n as u16);
+        let which = (n as usize, self.count as usize);
+        transport(&mut own, checksum, gso, payload.len(), which);
+        let sum = pseudo_header(&own, checksum, gso, payload.len());
+        put(&mut own, checksum.at.into(), 0);
+        let start = usize::from(checksum.start).min(own.len());
+        // Headers of TCP and UDP have even lengths, so the payload's words stay words.
+        let sum = add(add(sum, &own[start..]), payload);
+        put(&mut own, checksum.at.into(), complement(sum));
+        own
+    }
+
+    /// How it is cut.
+    fn cut(&self) -> Option<(Checksum, Gso)> {
+        self.offload.checksum.zip(self.offload.gso)
+    }
+
+    /// Bytes of its headers.
+    fn headers(&self, gso: Gso) -> usize {
+        let most = HEAD_MAX.min(self.head.len()).min(self.bytes);
+        usize::from(gso.payload).min(most)
+    }
+}
+
+/// Bytes of a piece behind its headers.
+fn size(gso: Gso) -> usize {
+    usize::from(gso.size).max(1)
 }
 
 /// Completes a checksum: its field holds the sum of the pseudo header (virtio 5.1.6.2).
@@ -50,35 +116,6 @@ fn finish(frame: &mut [u8], Checksum { start, at }: Checksum) {
         .get(usize::from(start)..)
         .map_or(0, |covered| add(0, covered));
     put(frame, at.into(), complement(sum));
-}
-
-fn cut(
-    frame: &[u8],
-    checksum: Checksum,
-    gso: Gso,
-    mut each: impl FnMut(&[u8], &[u8]),
-) -> Result<(), TooManyPieces> {
-    let headers = usize::from(gso.payload).min(HEAD_MAX).min(frame.len());
-    let (head, payload) = frame.split_at(headers);
-    let count = payload.len().div_ceil(usize::from(gso.size).max(1));
-    if count > PIECES_MAX as usize {
-        return Err(TooManyPieces);
-    }
-    for (n, piece) in payload.chunks(usize::from(gso.size).max(1)).enumerate() {
-        let mut own = [0; HEAD_MAX];
-        let own = &mut own[..headers];
-        own.copy_from_slice(head);
-        network(own, gso, piece.len(), n as u16);
-        transport(own, checksum, gso, piece.len(), (n, count));
-        let sum = pseudo_header(own, checksum, gso, piece.len());
-        put(own, checksum.at.into(), 0);
-        let start = usize::from(checksum.start).min(own.len());
-        // Headers of TCP and UDP have even lengths, so the payload's words stay words.
-        let sum = add(add(sum, &own[start..]), piece);
-        put(own, checksum.at.into(), complement(sum));
-        each(own, piece);
-    }
-    Ok(())
 }
 
 /// Makes the IP header that of piece `n`.
@@ -152,11 +189,15 @@ fn pseudo_header(head: &[u8], checksum: Checksum, gso: Gso, payload: usize) -> u
 }
 
 /// Adds 16-bit words, the last filled up with a zero; carries are left for [`complement`].
-fn add(mut sum: u64, bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
+fn add(sum: u64, bytes: &[u8]) -> u64 {
+    // Eight bytes at a time, in the CPU's byte order: a sum of swapped words is the swapped sum (RFC 1071, 2 B).
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut swapped = 0_u64;
     for word in words {
-        sum += u64::from(u32::from_be_bytes(*word));
+        let (added, carry) = swapped.overflowing_add(u64::from_ne_bytes(*word));
+        swapped = added + u64::from(carry);
     }
+    let mut sum = sum + fold(u64::from_be(swapped));
     let (words, rest) = rest.as_chunks::<2>();
     for word in words {
         sum += u64::from(u16::from_be_bytes(*word));
@@ -164,10 +205,15 @@ fn add(mut sum: u64, bytes: &[u8]) -> u64 {
     sum + rest.first().map_or(0, |last| u64::from(*last) << 8)
 }
 
+/// The sum of the four words of a sum, with its carries.
+fn fold(sum: u64) -> u64 {
+    (0..4).map(|n| sum >> (16 * n) & 0xffff).sum()
+}
+
 /// The checksum for a sum; never zero, which UDP takes for none.
 fn complement(mut sum: u64) -> u16 {
     while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
+        sum = fold(sum);
     }
     match !(sum as u16) {
         0 => 0xffff,

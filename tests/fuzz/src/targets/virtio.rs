@@ -9,6 +9,7 @@ use model_addr::{FRAME_SIZE, Ipa, IpaRange};
 use model_virtio::balloon::{Balloon, MAX_RUNS};
 use model_virtio::blk::{Blk, BlockSize, Next, Options, Request, Status};
 use model_virtio::console::Console;
+use model_virtio::net::wire::Pieces;
 use model_virtio::net::{self, Frame, Net, Offload, Received};
 use model_virtio::port::Port;
 use model_virtio::rng::Rng;
@@ -201,15 +202,19 @@ fn cut(frame: &Frame, guest: &FakeGuest, mtu: u16) {
     let most = offload.gso.map_or(usize::from(mtu) + 18, |gso| {
         usize::from(gso.payload) + usize::from(gso.size)
     });
-    let mut payload = 0;
-    let done = net::wire::pieces(&mut bytes, offload, |head, piece| {
-        assert!(head.len() + piece.len() <= most);
-        payload += piece.len();
-    });
-    let whole = offload
-        .gso
-        .map_or(0, |gso| frame.bytes() as usize - usize::from(gso.payload));
-    assert!(done.is_err() || payload == whole);
+    let Ok(pieces) = Pieces::of(frame.head(), frame.bytes(), offload) else {
+        return;
+    };
+    let mut at = offload.gso.map_or(0, |gso| usize::from(gso.payload));
+    for n in 0..pieces.count() {
+        let range = pieces.payload(n);
+        assert_eq!(range.start, at);
+        at = range.end;
+        let payload = &mut bytes[range];
+        let head = pieces.complete(n, payload);
+        assert!(head.len() + payload.len() <= most);
+    }
+    assert_eq!(at, frame.bytes() as usize);
 }
 
 fn drive<D: Device>(data: &[u8], device: D, mut serve: impl FnMut(&mut Transport<D>, &FakeGuest)) {
