@@ -131,8 +131,14 @@ pub fn begin_access() {
 
 /// Whether the stretch has lasted for so long that what can be cut is left for a later one.
 pub fn is_long() -> bool {
+    is_past(10)
+}
+
+/// Whether so many tenths have passed of the time after which it [`is_long`].
+pub fn is_past(tenths: u32) -> bool {
     let stretch = &cpu::this().stretch;
-    timer::now().saturating_sub(stretch.since.get()) >= stretch.enough.get()
+    let lasts = timer::now().saturating_sub(stretch.since.get());
+    lasts.saturating_mul(10) >= stretch.enough.get().saturating_mul(tenths.into())
 }
 
 /// The stretch ends here; the next one begins.

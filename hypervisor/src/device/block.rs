@@ -250,7 +250,7 @@ impl Block {
 
 /// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
 fn serve(state: &mut State, vm: &Instance, n: usize) {
-    let mut budget = Budget::until(stretch::is_long);
+    let mut budget = Budget::until(stretch::is_past);
     let State {
         transport, held, ..
     } = &mut *state;

@@ -134,8 +134,8 @@ impl model_disk::Machine for Near {
         let expect = Expect::Group(sharing::group_of(user));
         model_sharing::join(&Metal, frame, user, expect).is_ok()
     }
-    fn join_equal(&self, page: Mfn, user: Owner, compares: &mut u32) -> Option<Mfn> {
-        model_sharing::join_equal(&Metal, page, user, sharing::group_of(user), compares)
+    fn join_equal(&self, page: Mfn, user: Owner, left: &mut u32) -> Option<Mfn> {
+        model_sharing::join_equal(&Metal, page, user, sharing::group_of(user), left)
     }
     fn is_first_use(&self, frame: Mfn) -> bool {
         sharing::is_first_use(frame)

@@ -560,7 +560,7 @@ pub fn go_on() -> bool {
 /// Ends jobs that have come back, as many as one pass allows: those who had them begin new ones, which may come
 /// back before the last is dealt with, for ever.
 fn end_some(number: usize, disk: &'static Disk) -> bool {
-    let mut budget = Budget::until(stretch::is_long);
+    let mut budget = Budget::until(stretch::is_past);
     while !budget.is_spent() {
         if !end_one(disk, &mut budget) {
             return false;
@@ -574,7 +574,7 @@ fn end_some(number: usize, disk: &'static Disk) -> bool {
 pub fn answered() -> bool {
     let disk = DISKS[SERVED].get();
     stretch::begin_access();
-    disk.is_some_and(|disk| end_one(disk, &mut Budget::until(stretch::is_long)))
+    disk.is_some_and(|disk| end_one(disk, &mut Budget::until(stretch::is_past)))
 }
 
 /// Ends a job that has come back; whether there was one.

@@ -58,8 +58,8 @@ impl FakeFrames {
     }
 
     /// Adds `user` to a frame that is found to hold what `page` holds.
-    pub fn join_equal(&self, page: Mfn, user: Owner, compares: &mut u32) -> Option<Mfn> {
-        join_equal(self, page, user, 0, compares)
+    pub fn join_equal(&self, page: Mfn, user: Owner, left: &mut u32) -> Option<Mfn> {
+        join_equal(self, page, user, 0, left)
     }
 }
 

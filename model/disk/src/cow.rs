@@ -347,11 +347,11 @@ impl<M: Machine> CowDisk<M> {
     /// Makes the block at `at` use a frame of the group that holds what `page` holds, if there is
     /// one; whether it does. `page` is the guest's: what it stores there meanwhile is written, or
     /// not.
-    pub(crate) fn write_equal(&mut self, at: u64, page: Mfn, compares: &mut u32) -> bool {
+    pub(crate) fn write_equal(&mut self, at: u64, page: Mfn, left: &mut u32) -> bool {
         if !self.share {
             return false;
         }
-        let Some(frame) = self.machine().join_equal(page, self.memory.user, compares) else {
+        let Some(frame) = self.machine().join_equal(page, self.memory.user, left) else {
             return false;
         };
         self.memory.shared += 1;

@@ -139,9 +139,9 @@ pub trait Machine: Copy {
     fn join_image(&self, frame: Mfn, user: Owner) -> Result<(), Why>;
     /// Adds a user to a frame of a locked disk of its own; whether it is one.
     fn join_own(&self, frame: Mfn, user: Owner) -> bool;
-    /// Adds a user to a frame of its group that holds what `page` holds, if there is one; counts the frames that
-    /// it compares.
-    fn join_equal(&self, page: Mfn, user: Owner, compares: &mut u32) -> Option<Mfn>;
+    /// Adds a user to a frame of its group that holds what `page` holds, if one is found among so many that
+    /// are `left` to compare.
+    fn join_equal(&self, page: Mfn, user: Owner, left: &mut u32) -> Option<Mfn>;
     /// Whether a page of an image is used for the first time by whoever asks now.
     fn is_first_use(&self, frame: Mfn) -> bool;
 

@@ -9,7 +9,7 @@ use model_pmap::Why;
 
 /// Pages that are exchanged at once, which nothing cuts short. Where the guest's blocks stay whole, many of them are
 /// copied all the same.
-const EXCHANGED_AT_ONCE: usize = 32;
+const EXCHANGED_AT_ONCE: usize = 16;
 const EXCHANGED_IN_BLOCKS: usize = 8;
 
 /// Where a block is: in a frame that stays what it is while the disk is locked, or nowhere.
@@ -123,9 +123,10 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
             return self.note(ipa, len, why);
         }
         let gfn = ipa.frame();
-        let mut compares = 0;
-        let found = self.find(block, gfn, &mut compares);
-        budget.compared(compares);
+        let most = budget.compares();
+        let mut left = most;
+        let found = self.find(block, gfn, &mut left);
+        budget.compared(most - left);
         let gets = match found {
             Ok(gets) => {
                 budget.mapped();
@@ -150,7 +151,7 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
     ///
     /// What others are to find as a block of a partition is never in a page that the guest has: it could
     /// store there between the copy and the moment when it no longer can.
-    fn find(&self, block: Block, gfn: Gfn, compares: &mut u32) -> Result<Gets, Gets> {
+    fn find(&self, block: Block, gfn: Gfn, left: &mut u32) -> Result<Gets, Gets> {
         let user = Owner::of(self.guest.id(), gfn);
         let joined = |joined: Result<Mfn, Why>| joined.map(Gets::Frame).map_err(Gets::Alone);
         match block {
@@ -174,7 +175,7 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
             }
             Block::Buffer(bytes) => match bytes.whole_frame() {
                 None => Err(Gets::Alone(Why::Unaligned)),
-                Some(page) => match self.machine.join_equal(page, user, compares) {
+                Some(page) => match self.machine.join_equal(page, user, left) {
                     Some(frame) => {
                         self.guest.found_equal();
                         Ok(Gets::Frame(frame))

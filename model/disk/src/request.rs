@@ -131,13 +131,13 @@ impl Progress {
 pub struct Budget {
     left: u32,
     pages: u32,
-    is_long: fn() -> bool,
+    is_past: fn(tenths: u32) -> bool,
 }
 
 impl Default for Budget {
     /// That of a whole pass, however long it takes.
     fn default() -> Self {
-        Self::until(|| false)
+        Self::until(|_| false)
     }
 }
 
@@ -147,19 +147,23 @@ impl Budget {
     /// Entries of an overlay that are looked at for one unit.
     const ENTRIES: u32 = 16;
 
-    /// That of a pass that ends after the piece of work that found that `is_long`: each pass does one, so that
-    /// every request comes to an end.
-    pub fn until(is_long: fn() -> bool) -> Self {
+    /// Frames that are compared with a page, where little of the time has passed, and later: a page takes
+    /// 1,000 instructions each.
+    const COMPARES: [u32; 2] = [32, 8];
+
+    /// That of a pass that ends after the piece of work that found that ten tenths of its time have passed: each
+    /// pass does one, so that every request comes to an end.
+    pub fn until(is_past: fn(tenths: u32) -> bool) -> Self {
         Self {
             left: Self::WHOLE,
             pages: 0,
-            is_long,
+            is_past,
         }
     }
 
     /// Whether the pass is over.
     pub fn is_spent(&self) -> bool {
-        self.left == 0 || self.left < Self::WHOLE && (self.is_long)()
+        self.left == 0 || self.left < Self::WHOLE && (self.is_past)(10)
     }
 
     /// How many pages may have got a frame so far.
@@ -185,6 +189,11 @@ impl Budget {
     pub(crate) fn copied(&mut self, len: usize) {
         self.pages += 1;
         self.spend(1 + (len / 1024) as u32);
+    }
+
+    /// How many frames may be compared with the next page.
+    pub(crate) fn compares(&self) -> u32 {
+        Self::COMPARES[usize::from((self.is_past)(5))]
     }
 
     /// So many frames were compared with a page. What is done with the page pays for one.

@@ -19,10 +19,11 @@ pub(crate) fn write_piece<M: Machine, G: Guest>(
     pass.budget.wrote();
     let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE) && guest.contains(ipa);
     let share = is_page && !guest.is_never_shared(ipa.frame());
-    let mut compares = 0;
+    let most = pass.budget.compares();
+    let mut left = most;
     let is_equal =
-        share && guest.look(ipa, |page| disk.write_equal(at, page, &mut compares)) == Ok(true);
-    pass.budget.compared(compares);
+        share && guest.look(ipa, |page| disk.write_equal(at, page, &mut left)) == Ok(true);
+    pass.budget.compared(most - left);
     if is_equal {
         return Outcome::Done;
     }

@@ -301,7 +301,7 @@ fn blocks(run: Run, name: &str, vms: u64, content: impl Fn(u64) -> u64) {
     on_machine(run.count + TAKEN, |machine| {
         let come = |block: Mfn| {
             machine.buffer.set(content(block.0));
-            join_equal(machine, BUFFER, user(block), 0, &mut 0).unwrap_or_else(|| {
+            join_equal(machine, BUFFER, user(block), 0, &mut 32).unwrap_or_else(|| {
                 let purpose = Purpose::Private(user(block));
                 let frame = machine.pool.borrow_mut();
                 let frame = { frame }.allocate(&machine.map, 0, purpose, NODE).unwrap();

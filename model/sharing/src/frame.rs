@@ -168,13 +168,14 @@ fn join_with(
 ///
 /// A full frame that is met leaves the chain, and is not compared; [`leave`] puts it back. So of equal frames the
 /// first one met is joined, and what this costs does not grow with how many there are. Frames that differ in none
-/// of the words that are looked at are compared one after the other, each of which `compares` counts.
+/// of the words that are looked at are compared one after the other, as long as some are `left` to compare: each
+/// takes one.
 pub fn join_equal(
     ground: &impl Ground,
     page: Mfn,
     user: Owner,
     group: u16,
-    compares: &mut u32,
+    left: &mut u32,
 ) -> Option<Mfn> {
     let (map, index) = (ground.map(), ground.index());
     let bucket = index.content_bucket(group, |n| ground.word(page, n));
@@ -184,10 +185,10 @@ pub fn join_equal(
             index.remove(map, bucket, frame);
             return false;
         }
-        if frame == page {
+        if frame == page || *left == 0 {
             return false;
         }
-        *compares += 1;
+        *left -= 1;
         ground.is_equal(frame, page) && join(ground, frame, user, Expect::Group(group)).is_ok()
     });
     found.map(|(frame, _)| frame)

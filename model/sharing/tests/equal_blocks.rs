@@ -81,11 +81,11 @@ const GROUP: u16 = 1;
 /// A block is read, or written, whose contents are in `buffer`: the frame that it is in. It is compared once at most.
 fn bring_in(machine: &Machine, buffer: Mfn, user: Owner) -> Mfn {
     let before = machine.compares.load(Ordering::Relaxed);
-    let mut counted = 0;
-    let found = join_equal(machine, buffer, user, GROUP, &mut counted);
+    let mut left = u32::MAX;
+    let found = join_equal(machine, buffer, user, GROUP, &mut left);
     let compares = machine.compares.load(Ordering::Relaxed) - before;
     assert!(compares <= 1, "{user:?}: {compares} compares");
-    assert_eq!(u64::from(counted), compares);
+    assert_eq!(u64::from(u32::MAX - left), compares);
     found.unwrap_or_else(|| {
         let frame = machine.allocate(user, machine.load(buffer)).unwrap();
         publish(machine, frame, user, CacheKey::of_content(GROUP)).unwrap();

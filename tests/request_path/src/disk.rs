@@ -50,7 +50,7 @@ pub struct Disk<'a> {
     passes: u32,
     /// Pages that it paid for, and bytes that it really moved.
     paid: (u32, u64),
-    is_long: fn() -> bool,
+    is_past: fn(u32) -> bool,
 }
 
 impl<'a> Disk<'a> {
@@ -93,7 +93,7 @@ impl<'a> Disk<'a> {
             buffers: [Mfn(0); 2],
             passes: 0,
             paid: (0, 0),
-            is_long: || false,
+            is_past: |_| false,
         };
         for (buffer, side) in [Side::Base, Side::Overlay].into_iter().enumerate() {
             if disk.backing.partition(side).is_some() {
@@ -113,7 +113,7 @@ impl<'a> Disk<'a> {
 
     /// From now on each pass ends after one piece of work.
     pub fn take_long(&mut self) {
-        self.is_long = || true;
+        self.is_past = |_| true;
     }
 
     /// How many passes the last request took, transfers apart.
@@ -149,7 +149,7 @@ impl<'a> Disk<'a> {
         let mut loaded = None;
         (self.passes, self.paid) = (0, (0, 0));
         for _ in 0..STEPS_MAX {
-            let mut budget = Budget::until(self.is_long);
+            let mut budget = Budget::until(self.is_past);
             let mut pass = Pass {
                 machine: Host(self.frames),
                 guest,
@@ -191,7 +191,7 @@ impl<'a> Disk<'a> {
             self.spoil(page);
         }
         let io = loop {
-            let mut budget = Budget::until(self.is_long);
+            let mut budget = Budget::until(self.is_past);
             let mut pass = Pass {
                 machine: Host(self.frames),
                 guest,

@@ -274,8 +274,8 @@ impl<'a> Machine for Host<'a> {
     fn join_own(&self, frame: Mfn, user: Owner) -> bool {
         model_sharing::join(self.0, frame, user, Expect::Group(0)).is_ok()
     }
-    fn join_equal(&self, page: Mfn, user: Owner, compares: &mut u32) -> Option<Mfn> {
-        self.0.join_equal(page, user, compares)
+    fn join_equal(&self, page: Mfn, user: Owner, left: &mut u32) -> Option<Mfn> {
+        self.0.join_equal(page, user, left)
     }
     fn is_first_use(&self, frame: Mfn) -> bool {
         self.state(frame) == Use::CachedOnly

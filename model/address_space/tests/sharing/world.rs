@@ -430,7 +430,7 @@ impl World {
             },
             Block::Buffer(seed) => {
                 frames.store(self.buffer, 0, &page(seed));
-                let found = frames.join_equal(self.buffer, user, &mut 0);
+                let found = frames.join_equal(self.buffer, user, &mut 32);
                 found.map_or(Gets::Own, Gets::Frame)
             }
         }

@@ -201,7 +201,7 @@ impl World {
         let bucket = machine.index().content_bucket(group, |_| content);
         let length = self.length(bucket, Chain::Content);
         let compares = machine.compares.load(Ordering::Relaxed);
-        let found = join_equal(machine, own, user, group, &mut 0);
+        let found = join_equal(machine, own, user, group, &mut 32);
         let compares = machine.compares.load(Ordering::Relaxed) - compares;
         assert!(compares as usize <= length, "{compares} of {length}");
         // Those without room may leave the chain, and nobody else.
