@@ -6,6 +6,7 @@
 //! are on, one load and one branch.
 
 use crate::control::Answer;
+use crate::stretch::{self, Kind};
 use crate::vcpu::attention;
 use crate::vm::{self, Refusal};
 use crate::{heap, host};
@@ -155,7 +156,10 @@ pub fn read(request: &EventsRequest, answer: &mut Answer) -> Result<(), Refusal>
         return Err(Refusal::new(code::IMPOSSIBLE, request.from, what));
     }
     answer.push(&EventsHeader { next: 0, lost: 0 });
-    let Read { next, lost } = ring.read(request.from, |event| answer.push(&decode(event)));
+    let Read { next, lost } = ring.read(request.from, |event| {
+        stretch::look(Kind::Control);
+        answer.push(&decode(event))
+    });
     answer.set_first(&EventsHeader { next, lost });
     Ok(())
 }

@@ -11,12 +11,24 @@ use model_frame_table::Use;
 use model_pmap::{Backing, Entry, Why};
 use zerocopy::FromZeros;
 
-/// Entries of a VM's map that are looked at under one lock, without a look at interrupts.
-const BUDGET: usize = 512;
-/// The same where what is in each page is hashed.
-const BUDGET_OF_HASHES: usize = 4;
-/// How often that is done for one request: what is left is asked for again, after others' work.
-const PIECES: usize = 16;
+/// What one request looks at: entries of a VM's map under one lock, without a look at interrupts, and how often.
+/// What is left is asked for again, after others' work.
+#[derive(Clone, Copy)]
+struct Pieces {
+    entries: usize,
+    most: usize,
+}
+
+/// Where entries are counted: some 250 instructions each.
+const COUNTED: Pieces = Pieces {
+    entries: 128,
+    most: 64,
+};
+/// Where what is in each page is hashed.
+const HASHED: Pieces = Pieces {
+    entries: 4,
+    most: 16,
+};
 
 /// The VM of that name, which runs.
 pub fn running(name: VmName) -> Result<Arc<Instance>, Refusal> {
@@ -31,7 +43,7 @@ pub fn running(name: VmName) -> Result<Arc<Instance>, Refusal> {
 /// the end. The guest runs on: what it changes meanwhile counts once.
 fn visit_some(
     (instance, request): (&Instance, &ReadRequest),
-    budget: usize,
+    pieces: Pieces,
     mut visit: impl FnMut(Gfn, Entry),
 ) -> Result<u64, Refusal> {
     if !Ipa(request.from).is_aligned(FRAME_SIZE) {
@@ -39,9 +51,9 @@ fn visit_some(
         return Err(Refusal::new(code::IMPOSSIBLE, request.from, what));
     }
     let mut from = Some(Ipa(request.from).frame());
-    for _ in 0..PIECES {
+    for _ in 0..pieces.most {
         stretch::look(Kind::Control);
-        from = from.and_then(|at| instance.space.visit(at, budget, &mut visit));
+        from = from.and_then(|at| instance.space.visit(at, pieces.entries, &mut visit));
     }
     Ok(from.map_or(0, |at| at.address().0))
 }
@@ -50,7 +62,7 @@ fn visit_some(
 pub fn page_counts(request: &ReadRequest, answer: &mut Answer) -> Result<(), Refusal> {
     let instance = running(request.name)?;
     let mut counts = PageCounts::new_zeroed();
-    answer.next = visit_some((&instance, request), BUDGET, |_, entry| {
+    answer.next = visit_some((&instance, request), COUNTED, |_, entry| {
         let node = entry.frame().and_then(numa::node_of);
         let on_node = node.and_then(|node| counts.nodes.get_mut(usize::from(node.0)));
         if let Some(frames) = on_node {
@@ -101,7 +113,7 @@ pub fn pages(request: &ReadRequest, answer: &mut Answer) -> Result<(), Refusal> 
             format_args!("pages have no secret hashes: the machine has no source of random bits");
         return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
     }
-    answer.next = visit_some((&instance, request), BUDGET_OF_HASHES, |gfn, entry| {
+    answer.next = visit_some((&instance, request), HASHED, |gfn, entry| {
         if let Some(frame) = entry.frame() {
             let state = match entry.backing {
                 Backing::Private(_) => page::PRIVATE,

@@ -164,8 +164,15 @@ impl Loaded<'_> {
             return Flow::Leave(Outcome::Stopped);
         }
         if asked & attention::DEVICE != 0 {
-            self.cpu.stretch.turn_to(Kind::Device);
-            self.vm.continue_devices();
+            if stretch::is_long() {
+                // The exit has put it off: another stretch goes on with it.
+                self.vcpu
+                    .attention
+                    .fetch_or(attention::DEVICE, Ordering::Relaxed);
+            } else {
+                self.cpu.stretch.turn_to(Kind::Device);
+                self.vm.continue_devices();
+            }
         }
         if asked & (attention::DELIVER | attention::DEVICE) != 0 {
             self.deliver();

@@ -42,8 +42,10 @@ const REPORTING: usize = 2;
 /// `VIRTIO_BALLOON_F_PAGE_REPORTING` (virtio 5.5.3).
 const F_PAGE_REPORTING: u64 = 1 << 5;
 
-/// Page numbers read at a time, half of what Linux sends, and pages of a report: what is released in one step.
-const NUMBERS: usize = 128;
+/// Page numbers read at a time, and released in one step: each may be a run of its own.
+const NUMBERS: usize = 16;
+/// Pages of a report that are released in one step.
+const REPORTED: u64 = 32;
 /// A report is cut here at least, so that whole blocks stay whole and no run has more than 512 frames.
 const BLOCK: u64 = 2 << 20;
 
@@ -204,7 +206,7 @@ impl Transport<Balloon> {
         [(INFLATE, inflating.open), (REPORTING, reports.open)]
     }
 
-    /// Goes through the queues, for about `budget` pages (and at most [`NUMBERS`] or a block more); whether there
+    /// Goes through the queues, for about `budget` pages (and at most [`REPORTED`] or a block more); whether there
     /// is more to do now. What is `release`d is whole pages of memory in runs, at most [`MAX_RUNS`] at
     /// a time; when it returns, the owner has done with them what it wants. What `is_block` says of the first page of
     /// 2 MiB, all of which goes in one step then, is not cut. `now` is any clock of
@@ -352,7 +354,7 @@ impl Balloon {
             let most = if whole && is_block(segment.ipa.frame()) {
                 BLOCK
             } else {
-                NUMBERS as u64 * FRAME_SIZE
+                REPORTED * FRAME_SIZE
             };
             let piece = (most - segment.ipa.0 % most).min(segment.len.into());
             let (start, end) = (segment.ipa, Ipa(segment.ipa.0 + piece));
