@@ -4,7 +4,7 @@ use super::{inject, skip};
 use crate::paging;
 use crate::vcpu::{ExitClass, Flow, Loaded, Outcome};
 use crate::vm::End;
-use crate::{entropy, hooks};
+use crate::{entropy, hooks, stretch};
 use abi::control::count;
 use abi::hypercall::PAGES_AT_ONCE;
 use model_addr::{FRAME_SIZE, Ipa};
@@ -143,17 +143,20 @@ fn never_share(guest: &mut Loaded<'_>, first: Ipa, pages: u64, never: bool) -> F
     if !vm.space.range().contains_run(first, pages * FRAME_SIZE) {
         return reply(guest, Refusal::InvalidParameters.reply());
     }
-    let pages = pages.min(PAGES_AT_ONCE);
-    let mark = |gfn| vm.space.set_never_share(gfn, never, node);
-    let gfns = (0..pages).map(|n| first.frame().add(n));
-    match gfns.map(mark).position(|marked| !marked) {
-        None => reply(guest, Reply::X0(pages)),
-        // What is on a disk, or waits for a frame, is asked for again.
-        Some(done) => {
+    stretch::begin_access();
+    let mut done = 0;
+    while done < pages.min(PAGES_AT_ONCE) {
+        if !vm.space.set_never_share(first.frame().add(done), never, node) {
+            // What is on a disk, or waits for a frame, is asked for again.
             paging::bring_wanted(vm);
-            reply(guest, Reply::X0(done as u64))
+            break;
+        }
+        done += 1;
+        if stretch::is_long() {
+            break;
         }
     }
+    reply(guest, Reply::X0(done))
 }
 
 /// CPU_ON.
