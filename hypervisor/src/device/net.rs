@@ -5,23 +5,23 @@
 //! travels without its lock. A receiver without buffers lets the sender wait for it a while, and is
 //! then passed over until it takes something again.
 
+mod bring;
 mod copies;
 mod parked;
 
 use super::virtio::{RegisterAccess, Slot, update_line};
 use crate::network::{Cable, End, Route};
-use crate::physical::nic;
 use crate::vm::Instance;
-use crate::{host, housekeeping, network, sched, stretch};
+use crate::{host, housekeeping, sched, stretch};
 use abi::control::{count, latency_bucket};
 use alloc::boxed::Box;
+use bring::bring;
 use copies::fill;
 use core::sync::atomic::Ordering;
 use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_ethernet::{PortSet, Why};
-use model_virtio::net::wire::Pieces;
 use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
 use model_virtio::{Effect, Transport};
 
@@ -32,6 +32,10 @@ const BYTES_AT_ONCE: u64 = 1 << 20;
 const COMMANDS_AT_ONCE: usize = 16;
 /// How long a sender waits for a receiver without buffers: 1/20 of a second.
 const PATIENCE_PARTS: u64 = 20;
+/// A frame that waits until then waits for nobody, but for the next stretch.
+const NEXT_STRETCH: u64 = u64::MAX;
+/// Stretches in which a frame comes no further before it is lost: its longest is in 17 pages.
+const TRIES_MAX: u32 = 32;
 /// So many frames that were sent are told to a driver that has other things to do.
 const UNTOLD_MAX: u16 = 64;
 
@@ -103,6 +107,8 @@ enum Accepted {
     Full,
     /// It takes no such offloads.
     NeedsPieces,
+    /// Not all of its memory is at hand, and more of it in another stretch.
+    Away,
 }
 
 /// What became of a frame for its sender.
@@ -129,6 +135,21 @@ struct Sending {
     flood: PortSet,
     /// How many pieces of it the receiver has that it waits for.
     pieces: u32,
+    /// Stretches in which not all memory was at hand.
+    tries: u32,
+}
+
+impl Sending {
+    /// Leaves it for another stretch, from piece `next` on; `false` where it has come no further in too many.
+    fn is_left(&mut self, waits: (u8, u64), next: u32) -> bool {
+        self.tries = if next == self.pieces {
+            self.tries + 1
+        } else {
+            0
+        };
+        (self.waits, self.pieces) = (Some(waits), next);
+        self.tries < TRIES_MAX
+    }
 }
 
 struct State {
@@ -302,7 +323,8 @@ impl Net {
         if sending.waits.is_some() && state.transport.awaits(&sending.frame) {
             return Some(sending);
         }
-        (sending.waits, sending.flood, sending.pieces) = (None, PortSet::default(), 0);
+        (sending.waits, sending.flood) = (None, PortSet::default());
+        (sending.pieces, sending.tries) = (0, 0);
         let will_look = sched::leaves_soon();
         for _ in 0..FRAMES_AT_ONCE {
             match state
@@ -363,12 +385,14 @@ impl Net {
                 let end = lan.end(to);
                 let sent = end.map(|end| bring(&end, to, incoming, (None, sending.pieces)));
                 if let Some(Sent::Pieces(_, next)) = sent {
-                    (sending.waits, sending.pieces) = (Some((to, 0)), next);
-                    return Sent::GoesOn(true);
+                    if sending.is_left((to, 0), next) {
+                        return Sent::GoesOn(true);
+                    }
+                    lose(vm, Loss::NoMemory);
                 }
                 let is_cut = matches!(sent, Some(Sent::Over(true)));
                 sending.flood.0 &= !(1 << to);
-                sending.pieces = 0;
+                (sending.pieces, sending.tries) = (0, 0);
                 sending.waits = sending.flood.iter().next().map(|next| (next, 0));
                 let goes_on = sending.waits.is_some();
                 if goes_on {
@@ -381,11 +405,13 @@ impl Net {
         };
         match (&sent, sending.waits) {
             (Sent::Over(_), _) => time(vm, sending.since),
-            // It waits for nobody, but for the next stretch.
             (Sent::Pieces(to, next), _) => {
-                (sending.waits, sending.pieces) = (Some((*to, u64::MAX)), *next);
+                if !sending.is_left((*to, NEXT_STRETCH), *next) {
+                    lose(vm, Loss::NoMemory);
+                    return Sent::Over(true);
+                }
             }
-            (Sent::Waits(to), None) => {
+            (Sent::Waits(to), None | Some((_, NEXT_STRETCH))) => {
                 let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
                 sending.waits = Some((*to, until));
                 housekeeping::request_at(until);
@@ -454,78 +480,10 @@ impl Net {
             }
             Received::TooLong | Received::NoDriver => lose(vm, Loss::NoRoom),
             Received::Lost => lose(vm, Loss::NoMemory),
+            Received::Away => return Accepted::Away,
         }
         show_line(&mut state, vm, n);
         Accepted::Over
-    }
-}
-
-/// Brings a frame to one end, which has the first so many `pieces` of it; the sender at port `waiter` can wait
-/// for it.
-fn bring(end: &End, to: u8, incoming: Incoming<'_>, (waiter, pieces): (Option<u8>, u32)) -> Sent {
-    let accepted = match end {
-        _ if pieces > 0 => Accepted::NeedsPieces,
-        End::Vm(vm, window) => match vm.virtio.get(*window) {
-            Some(Slot::Net(net)) => net.accept(vm, *window, incoming, waiter),
-            _ => Accepted::Over,
-        },
-        End::Uplink => Accepted::NeedsPieces,
-    };
-    match accepted {
-        Accepted::Over => Sent::Over(false),
-        Accepted::Full => Sent::Waits(to),
-        Accepted::NeedsPieces => match bring_pieces(end, incoming, pieces) {
-            Some(next) => Sent::Pieces(to, next),
-            None => Sent::Over(true),
-        },
-    }
-}
-
-/// Brings a frame in pieces as they go over a wire, from piece `n` on; which one is left for another stretch.
-fn bring_pieces(end: &End, incoming: Incoming<'_>, mut n: u32) -> Option<u32> {
-    let Body::Guest(vm, frame) = incoming.body else {
-        return None;
-    };
-    let Ok(pieces) = Pieces::of(frame.head(), frame.bytes(), frame.offload()) else {
-        lose(vm, Loss::Malformed);
-        return None;
-    };
-    let Some(mut scratch) = network::scratch() else {
-        lose(vm, Loss::NoMemory);
-        return None;
-    };
-    while n < pieces.count() {
-        let range = pieces.payload(n);
-        let rest = &mut scratch.bytes()[..range.len()];
-        if copies::read(vm, frame, range.start, rest).is_err() {
-            lose(vm, Loss::NoMemory);
-            return None;
-        }
-        match &*pieces.complete(n, rest) {
-            [] => bring_piece(end, vm, rest, &[]),
-            head => bring_piece(end, vm, head, rest),
-        }
-        n += 1;
-        if stretch::is_long() && n < pieces.count() {
-            return Some(n);
-        }
-    }
-    None
-}
-
-/// Brings one piece; what is lost is the sender's.
-fn bring_piece(end: &End, sender: &Instance, head: &[u8], rest: &[u8]) {
-    match end {
-        End::Uplink => {
-            if !nic::send(head, rest) {
-                lose(sender, Loss::NoRoom);
-            }
-        }
-        End::Vm(vm, window) => {
-            if let Some(Slot::Net(net)) = vm.virtio.get(*window) {
-                net.accept(vm, *window, Incoming::own(head, rest), None);
-            }
-        }
     }
 }
 

@@ -146,7 +146,10 @@ fn never_share(guest: &mut Loaded<'_>, first: Ipa, pages: u64, never: bool) -> F
     stretch::begin_access();
     let mut done = 0;
     while done < pages.min(PAGES_AT_ONCE) {
-        if !vm.space.set_never_share(first.frame().add(done), never, node) {
+        if !vm
+            .space
+            .set_never_share(first.frame().add(done), never, node)
+        {
             // What is on a disk, or waits for a frame, is asked for again.
             paging::bring_wanted(vm);
             break;

@@ -90,7 +90,8 @@ impl DeviceView<'_> {
 }
 
 impl DeviceView<'_> {
-    /// Copies from another VM's memory, or this one's, until one of both runs is used up.
+    /// Copies from another VM's memory, or this one's, until one of both runs is used up. Where the stretch gets
+    /// long as another's frames are put there, the rest is away.
     pub fn copy_from(
         &self,
         to: &mut Runs<'_>,
@@ -109,6 +110,9 @@ impl DeviceView<'_> {
             self.write(into.ipa, part)?;
             to.advance(piece);
             from.advance(piece);
+            if stretch::is_long() && !core::ptr::eq(self.space, source.space) {
+                return Err(GuestMemoryError::Away(into.ipa));
+            }
         }
         Ok(())
     }

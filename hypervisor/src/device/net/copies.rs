@@ -1,12 +1,15 @@
 //! The copies that a frame takes.
 
 use super::Body;
+use crate::stretch;
 use crate::vm::{DeviceView, Instance};
-use machine_contract::GuestMemoryError;
+use machine_contract::{GuestMemory, GuestMemoryError};
+use model_addr::FRAME_SIZE;
 use model_virtio::Runs;
 use model_virtio::net::Frame;
 
-/// Copies a frame to a receiver's memory.
+/// Copies a frame to a receiver's memory. Where the stretch gets long as frames are put behind it, what is left is
+/// away.
 pub fn fill(
     to: &DeviceView<'_>,
     runs: &mut Runs<'_>,
@@ -14,6 +17,9 @@ pub fn fill(
 ) -> Result<(), GuestMemoryError> {
     match body {
         Body::Own(head, rest) => {
+            if (head.len() + rest.len()) as u64 > FRAME_SIZE {
+                prepare(to, runs.clone())?;
+            }
             runs.put(to, head)?;
             runs.put(to, rest)
         }
@@ -23,6 +29,25 @@ pub fn fill(
             to.copy_from(runs, &vm.memory(), &mut rest)
         }
     }
+}
+
+/// Puts frames behind what a long frame goes to: one at least, so that it gets there some time.
+fn prepare(to: &DeviceView<'_>, mut runs: Runs<'_>) -> Result<(), GuestMemoryError> {
+    let mut has_filled = false;
+    while let Some(front) = runs.front() {
+        let (ipa, left) = (front.ipa, FRAME_SIZE - front.ipa.offset());
+        let piece = u64::from(front.len).min(left);
+        let at_hand = to.space.at_hand(ipa, piece as usize, true, |_| ());
+        if at_hand.is_none() {
+            let must_stop = has_filled && stretch::is_long();
+            if must_stop || to.touch(ipa, piece, true, false) < piece {
+                return Err(GuestMemoryError::Away(ipa));
+            }
+            has_filled = true;
+        }
+        runs.advance(piece as u32);
+    }
+    Ok(())
 }
 
 /// Copies the bytes of a frame from `at` on to EL2; it has as many.

@@ -24,6 +24,8 @@ pub enum Received {
     NoDriver,
     /// Its bytes could not be moved. The driver does not notice.
     Lost,
+    /// Not all memory is at hand where it goes: it is to be tried again. The driver does not notice.
+    Away,
 }
 
 /// Buffers that are taken for one frame.
@@ -71,8 +73,10 @@ impl Transport<Net> {
         let count = self.device.buffers.taken.len() as u16;
         let header = offload.encode(count);
         let runs = &mut Runs::new(&self.device.buffers.runs, needed);
-        if runs.put(memory, &header).is_err() || fill(runs).is_err() {
-            return self.put_back(index, Received::Lost);
+        match runs.put(memory, &header).and_then(|()| fill(runs)) {
+            Ok(()) => {}
+            Err(GuestMemoryError::Away(_)) => return self.put_back(index, Received::Away),
+            Err(_) => return self.put_back(index, Received::Lost),
         }
         let given = self.give(index, memory, needed);
         if self.settle(given).is_none() {
