@@ -1,0 +1,152 @@
+//! Messages between the hosts of one VM that keep its pages coherent (`model/coherence`).
+//!
+//! ```text
+//!  Message, 32 bytes | nothing, a page (Data, Full), or operations (Tlbi)
+//! ```
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
+
+/// Bytes of a page, the unit of coherence.
+pub const PAGE_BYTES: usize = 4096;
+/// The most operations in a message; more become one that invalidates everything.
+pub const OPERATIONS_MAX: usize = 56;
+
+/// Kind of a message, with its sender and receiver.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(u8)]
+pub enum Kind {
+    /// Requester to home: asks for a page.
+    Get = 1,
+    /// Requester to home: has the page; ends the transaction.
+    Done = 2,
+    /// Home to owner: give the page to the requester.
+    Forward = 3,
+    /// Home to sharer: give up the copy and tell the requester.
+    Invalidate = 4,
+    /// Home to requester that is the owner: write once `acks` sharers have told.
+    Grant = 5,
+    /// Owner to requester: the page, to be used once `acks` sharers have told.
+    Data = 6,
+    /// Sharer to requester: the copy is gone.
+    Ack = 7,
+    /// Requester to home: an older vCPU waits for this transaction.
+    Hurry = 8,
+    /// Home to owner and sharers: the transaction has become older.
+    Yield = 9,
+    /// Any to any: invalidate TLB entries; without operations, all of them.
+    Tlbi = 10,
+    /// Answer to [`Kind::Tlbi`].
+    TlbiDone = 11,
+}
+
+/// Access to a page.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(u8)]
+pub enum Access {
+    /// Nothing is allowed.
+    None = 0,
+    /// Read and execute.
+    Read = 1,
+    /// Read, write and execute.
+    Write = 2,
+    /// As [`Access::Write`]; in a request, the requester overwrites the whole page with zeroes, so its bytes are of no use.
+    Zero = 3,
+}
+
+/// Form of the bytes of [`Kind::Data`].
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(u8)]
+pub enum Form {
+    /// None: the requester has those of this version, or needs none.
+    None = 0,
+    /// None: all are zero.
+    Zero = 1,
+    /// The page follows the message.
+    Full = 2,
+}
+
+/// Beginning of every message. Fields that a kind does not need are those of the request that it belongs to, or zero.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Message {
+    /// Kind.
+    pub kind: Kind,
+    /// What the requester asks for.
+    pub access: Access,
+    /// Form of the bytes that follow.
+    pub form: Form,
+    /// Requester.
+    pub host: u8,
+    /// Number of the transaction among those that the requester has open.
+    pub slot: u8,
+    /// Sharers that tell the requester when their copies are gone.
+    pub acks: u8,
+    /// vCPU that waits, by its host (upper half) and its number there; decides between two that began at the same time.
+    pub vcpu: U16,
+    /// Page, by its number in the guest's physical address space.
+    pub page: U64,
+    /// Version of the bytes that the requester has, or gets; 0 if it has none.
+    pub version: U64,
+    /// Time at which the instruction that waits first faulted, in nanoseconds of the guest's counter.
+    pub since: U64,
+}
+
+impl Message {
+    /// Takes a message apart: its beginning, and what follows. `None` if it is too short, or a field has no meaning.
+    pub fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        Self::try_read_from_prefix(bytes).ok()
+    }
+}
+
+const _: () = assert!(size_of::<Message>() == 32);
+const _: () = assert!(size_of::<Message>() + PAGE_BYTES == crate::link::BULK_MAX);
+const _: () = assert!(size_of::<Message>() + 8 * OPERATIONS_MAX <= crate::link::URGENT_MAX);

@@ -1,0 +1,449 @@
+//! Coherence of the pages of one VM that runs on several hosts: a page has one writer or many readers, and every access
+//! sees what was written last.
+//!
+//! ```text
+//!  requester                     home                        owner, sharers
+//!      │ Get ───────────────────► │ one transaction a page,      │
+//!      │                          │ the others wait by age       │
+//!      │                          ├── Forward ──────────────────►│ owner: protect, then
+//!      │                          ├── Invalidate ───────────────►│ sharers: unmap, then
+//!      │ ◄──────────────────────────────────────── Data, Ack ────┤
+//!      │ map, resume              │                              │
+//!      │ Done ──────────────────► │ new owner or sharer; next    │
+//! ```
+//!
+//! A [`Host`] is one host's part. It has no clock, allocates nothing and has no randomness: [`Host::step`] takes the time
+//! and an [`Event`], all output goes through [`Actions`], and a step's work is bounded by hosts, vCPUs and transactions.
+//! Messages between two hosts must come exactly once; those of at most [`abi::link::URGENT_MAX`] bytes in order among
+//! themselves. `model/link` does this.
+//!
+//! **Strict single writer.** A requester writes only after all copies are gone. A write that is performed before would be
+//! seen out of order, as DMB and DSB do not trap.
+//!
+//! **Progress.** An instruction can need several pages at once. Those that a vCPU was granted are *leased* to it until
+//! the instruction has retired ([`Event::Retired`]), unless an older instruction asks (wound-wait), the vCPU loses its CPU
+//! ([`Event::Away`]) or the lease ends ([`Settings::lease_ns`]). The oldest instruction of all waits for nobody's lease, so
+//! it retires, and then another is the oldest.
+//!
+//! **TLB.** With [`Switches::lazy_tlbi`], a vCPU that invalidates TLB entries goes on at once. No other message leaves its
+//! host before all hosts have answered, so nobody can know of anything that followed and use an entry that preceded.
+//!
+//! **Fail-stop.** A peer that is lost or breaks the protocol ends the session: every later step fails, no page is granted.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod holder;
+mod home;
+mod requester;
+mod tlb;
+
+pub use abi::coherence::{Access, Form, Kind, Message};
+
+use abi::coherence::PAGE_BYTES;
+use heapless::Vec;
+use holder::{Deferred, Vcpu};
+use home::Request;
+use requester::Open;
+use tlb::Tlb;
+use zerocopy::little_endian::U64;
+
+/// A time that does not come.
+pub const NEVER: u64 = u64::MAX;
+/// The most hosts of a VM.
+pub const HOSTS_MAX: usize = 16;
+/// No transaction, where one is named by a number.
+const NONE: u16 = u16::MAX;
+
+/// Set of hosts.
+type Hosts = u16;
+
+const fn bit(host: u8) -> Hosts {
+    1 << host
+}
+
+fn members(hosts: Hosts) -> impl Iterator<Item = u8> {
+    (0..HOSTS_MAX as u8).filter(move |host| hosts & bit(*host) != 0)
+}
+
+/// Reason why the session ended. Hosts are named by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Broken {
+    /// A message is no message, or names a host, page or transaction that does not exist.
+    #[error("host {0} sent a malformed message")]
+    Malformed(u8),
+    /// A message must not come from this host, or not to this one.
+    #[error("host {0} sent a {1:?} that it must not send")]
+    Misdirected(u8, Kind),
+    /// A message does not fit the state of its page.
+    #[error("host {0} sent a {1:?} that nothing led to")]
+    Unexpected(u8, Kind),
+    /// The hosts have more transactions open than they may have.
+    #[error("more than {0} messages are held: too many transactions are open")]
+    Full(usize),
+    /// The host is lost.
+    #[error("host {0} is lost")]
+    Lost(u8),
+}
+
+/// What is done beyond IVY's protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Switches {
+    /// Bytes are not sent to a host that has those of the same version.
+    pub versions: bool,
+    /// Bytes are not sent if all are zero, or if the requester overwrites them with zeroes.
+    pub zero: bool,
+    /// TLB invalidations are sent before the next message, and answers are not waited for by the vCPU.
+    pub lazy_tlbi: bool,
+}
+
+impl Switches {
+    /// All of them.
+    pub const ALL: Self = Self {
+        versions: true,
+        zero: true,
+        lazy_tlbi: true,
+    };
+}
+
+/// Parameters of a host's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Settings<const HOSTS: usize> {
+    /// Number of this host.
+    pub host: u8,
+    /// vCPUs of this host, at most one for each transaction.
+    pub vcpus: u8,
+    /// First page of each host's range, ascending from 0. A host is home and first owner of the pages of its range.
+    pub first_pages: [u32; HOSTS],
+    /// Bytes of a page: [`PAGE_BYTES`], or fewer in tests.
+    pub page_bytes: usize,
+    /// The longest that pages are kept for a vCPU after its last grant, in nanoseconds; 0 keeps none.
+    pub lease_ns: u64,
+    /// What is done beyond IVY's protocol, the same at all hosts.
+    pub switches: Switches,
+}
+
+/// State of a host's copy of a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum State {
+    /// No copy that can be used.
+    #[default]
+    Invalid,
+    /// One of several copies.
+    Shared,
+    /// One of several copies, and the one that is given to others.
+    Owned,
+    /// The only copy, which can be written.
+    Modified,
+}
+
+impl State {
+    /// Returns what vCPUs may do.
+    pub const fn access(self) -> Access {
+        match self {
+            Self::Invalid => Access::None,
+            Self::Shared | Self::Owned => Access::Read,
+            Self::Modified => Access::Write,
+        }
+    }
+
+    const fn allows(self, access: Access) -> bool {
+        let most = match access {
+            Access::Zero => Access::Write,
+            other => other,
+        };
+        most as u8 <= self.access() as u8
+    }
+}
+
+/// What a host knows of a page. The owner of a [`Host`] gives it one for each page of the VM, made by `default`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Page {
+    /// Version of the bytes that are kept, usable or not; 0 if none are.
+    version: u64,
+    /// Of the home: hosts with [`State::Shared`].
+    sharers: Hosts,
+    /// Of the home: the transaction that is under way, and the first of those that wait.
+    current: u16,
+    queue: u16,
+    /// Of the home: host with [`State::Owned`] or [`State::Modified`].
+    owner: u8,
+    /// Open transaction of this host.
+    slot: u8,
+    state: State,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self {
+            version: 0,
+            sharers: 0,
+            current: NONE,
+            queue: NONE,
+            owner: 0,
+            slot: u8::MAX,
+            state: State::Invalid,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Page>() <= 24);
+const _: () = assert!(PAGE_BYTES.is_power_of_two());
+
+/// Input of a host's part.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A vCPU cannot access a page. It runs again when [`Actions::resume`] says so.
+    Fault {
+        /// Number of the vCPU at this host.
+        vcpu: usize,
+        /// Page.
+        page: u32,
+        /// Access that the instruction needs in the end, as decoded.
+        access: Access,
+    },
+    /// The instruction of the vCPU that faulted has retired.
+    Retired(usize),
+    /// The vCPU has lost its CPU: its pages may go.
+    Away(usize),
+    /// A vCPU has invalidated TLB entries, on the CPUs of this host already; it runs again after [`Actions::resume`].
+    Tlbi(usize, u64),
+    /// A message came from that host.
+    Message(u8, &'a [u8]),
+    /// Something other than a message is about to leave (an interrupt, a device's output): invalidations go before it,
+    /// and it waits while [`Host::holds_messages`].
+    Flush,
+    /// Time has passed: to be sent at [`Host::deadline`].
+    Tick,
+    /// That host is lost, or its session has ended.
+    Lost(u8),
+}
+
+/// Bytes that follow a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tail<'a> {
+    /// None.
+    None,
+    /// The bytes of that page.
+    Page(u32),
+    /// Operations of a [`Kind::Tlbi`].
+    Operations(&'a [U64]),
+}
+
+/// Output of a host's part.
+pub trait Actions {
+    /// Allows vCPUs no more than `access`, or allows it. Returns when no CPU of the host can do more, and whether the page
+    /// may have been written since writes were last allowed.
+    fn protect(&mut self, page: u32, access: Access) -> bool;
+    /// Replaces the bytes of a page, by zeroes if there are none. No vCPU can write it then.
+    fn fill(&mut self, page: u32, bytes: Option<&[u8]>);
+    /// Returns whether all bytes of the page are zero. No vCPU can write it then.
+    fn is_zero(&mut self, page: u32) -> bool;
+    /// Queues a message for that host. A link with room for as many messages as there can be never refuses.
+    fn send(&mut self, to: u8, message: &Message, tail: Tail<'_>);
+    /// Lets a vCPU go on. `is_zeroed` says that its page was overwritten with zeroes, so its instructions that do this
+    /// are to be skipped; otherwise the access is tried again.
+    fn resume(&mut self, vcpu: usize, is_zeroed: bool);
+    /// Asks for [`Event::Retired`] of that vCPU as soon as may be: somebody waits for its pages.
+    fn kick(&mut self, vcpu: usize);
+    /// Invalidates TLB entries on all CPUs of this host before it returns; all entries if `operations` is empty.
+    fn invalidate(&mut self, operations: &[U64]);
+}
+
+/// One host's part. `P` is the memory of its pages. Of each of `HOSTS`, at most `SLOTS` transactions are open at a time:
+/// one of each vCPU. `HELD` messages can wait for the answers to a TLB invalidation; [`held_max`] says how many may.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Host<P, const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
+    settings: Settings<HOSTS>,
+    pages: P,
+    vcpus: [Vcpu; SLOTS],
+    open: [Option<Open>; SLOTS],
+    /// Of the home: transactions of its pages, by requester and slot.
+    requests: [[Option<Request>; SLOTS]; HOSTS],
+    /// Of the owner or sharer: messages that wait for a lease to end, by requester and slot.
+    deferred: [[Option<Deferred>; SLOTS]; HOSTS],
+    tlb: Tlb<HELD>,
+    /// Messages from this host to itself, empty between steps.
+    local: Vec<Message, 8>,
+    broken: Option<Broken>,
+}
+
+/// Returns how many messages can wait for the answers to a TLB invalidation: for each open transaction, one to each host.
+pub const fn held_max(hosts: usize, slots: usize) -> usize {
+    hosts * slots * hosts
+}
+
+impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+    Host<P, HOSTS, SLOTS, HELD>
+{
+    /// Makes a host's part, which owns the pages of its range. `None` if the settings are out of range, or there are more
+    /// hosts or pages than can be numbered.
+    pub fn new(settings: Settings<HOSTS>, pages: P) -> Option<Self> {
+        let ranges = &settings.first_pages;
+        let is_sound = HOSTS <= HOSTS_MAX
+            && SLOTS < usize::from(u8::MAX)
+            && usize::from(settings.host) < HOSTS
+            && usize::from(settings.vcpus) <= SLOTS
+            && ranges[0] == 0
+            && ranges.is_sorted()
+            && u32::try_from(pages.as_ref().len()).is_ok();
+        let mut host = Self {
+            settings,
+            pages,
+            vcpus: [const { Vcpu::NEW }; SLOTS],
+            open: [None; SLOTS],
+            requests: [[None; SLOTS]; HOSTS],
+            deferred: [[None; SLOTS]; HOSTS],
+            tlb: Tlb::NEW,
+            local: Vec::new(),
+            broken: None,
+        };
+        is_sound.then(|| {
+            for n in 0..host.pages.as_ref().len() as u32 {
+                let home = host.home(n);
+                let page = host.page(n);
+                page.owner = home;
+                if home == settings.host {
+                    (page.state, page.version) = (State::Modified, 1);
+                }
+            }
+            host
+        })
+    }
+
+    /// Applies an event. Events may come in any order; those that `Actions` lead to, after the step only.
+    ///
+    /// # Errors
+    /// The session has ended, now or before: no vCPU may run on.
+    pub fn step(
+        &mut self,
+        now_ns: u64,
+        event: Event<'_>,
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        self.broken.map_or(Ok(()), Err)?;
+        let mut done = self.apply(now_ns, event, actions);
+        while done.is_ok() && !self.local.is_empty() {
+            let message = self.local.remove(0);
+            done = self.receive(now_ns, self.settings.host, &message, &[], actions);
+        }
+        self.broken = done.err();
+        done
+    }
+
+    fn apply(
+        &mut self,
+        now_ns: u64,
+        event: Event<'_>,
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        match event {
+            Event::Fault { vcpu, page, access } => self.fault(now_ns, vcpu, page, access, actions),
+            Event::Retired(vcpu) => {
+                self.vcpus[vcpu].retire();
+                self.reconsider(now_ns, actions)
+            }
+            Event::Away(vcpu) => {
+                self.vcpus[vcpu].lease.clear();
+                self.reconsider(now_ns, actions)
+            }
+            Event::Tlbi(vcpu, operation) => self.tlbi(vcpu, operation, actions),
+            Event::Message(from, bytes) => {
+                let (message, tail) = Message::parse(bytes).ok_or(Broken::Malformed(from))?;
+                let is_other = usize::from(from) < HOSTS && from != self.settings.host;
+                let error = Broken::Misdirected(from, message.kind);
+                is_other.then_some(()).ok_or(error)?;
+                self.receive(now_ns, from, &message, tail, actions)
+            }
+            Event::Flush => {
+                self.flush(actions);
+                Ok(())
+            }
+            Event::Tick => self.reconsider(now_ns, actions),
+            Event::Lost(host) => Err(Broken::Lost(host)),
+        }
+    }
+
+    /// Applies a message of another host, or of this one.
+    fn receive(
+        &mut self,
+        now_ns: u64,
+        from: u8,
+        message: &Message,
+        tail: &[u8],
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        let m = message;
+        let pages = self.pages.as_ref().len() as u64;
+        let is_sound = m.page.get() < pages
+            && usize::from(m.host) < HOSTS
+            && usize::from(m.slot) < SLOTS
+            && m.access != Access::None;
+        is_sound.then_some(()).ok_or(Broken::Malformed(from))?;
+        let home = self.home(number(m));
+        let me = self.settings.host;
+        let is_allowed = match m.kind {
+            Kind::Get | Kind::Done | Kind::Hurry => home == me && m.host == from,
+            Kind::Forward | Kind::Invalidate | Kind::Yield => home == from && m.host != me,
+            Kind::Grant => home == from && m.host == me,
+            Kind::Data | Kind::Ack => m.host == me,
+            Kind::Tlbi | Kind::TlbiDone => from != me,
+        };
+        let error = Broken::Misdirected(from, m.kind);
+        is_allowed.then_some(()).ok_or(error)?;
+        let is_known = match m.kind {
+            Kind::Get => self.get(m, actions),
+            Kind::Done => self.done(m, actions),
+            Kind::Hurry => self.hurry(m, actions),
+            Kind::Forward | Kind::Invalidate => self.asked(now_ns, m, actions),
+            Kind::Yield => self.make_older(now_ns, m, actions),
+            Kind::Grant | Kind::Data => self.data(now_ns, m, tail, actions),
+            Kind::Ack => self.ack(now_ns, m, actions),
+            Kind::Tlbi => self.invalidate(from, tail, actions),
+            Kind::TlbiDone => self.invalidated(from, actions),
+        }?;
+        let error = Broken::Unexpected(from, m.kind);
+        is_known.then_some(()).ok_or(error)
+    }
+
+    /// Returns the home of a page.
+    pub fn home(&self, page: u32) -> u8 {
+        let ranges = self.settings.first_pages.iter();
+        ranges.filter(|first| **first <= page).count() as u8 - 1
+    }
+
+    /// Returns the state of this host's copy of a page.
+    pub fn state(&self, page: u32) -> State {
+        self.pages.as_ref()[page as usize].state
+    }
+
+    /// Returns the version of the bytes of a page that this host keeps.
+    pub fn version(&self, page: u32) -> u64 {
+        self.pages.as_ref()[page as usize].version
+    }
+
+    /// Returns when the next [`Event::Tick`] is due, or [`NEVER`].
+    pub fn deadline(&self) -> u64 {
+        let deferred = self.deferred.iter().flatten().flatten();
+        deferred.map(|d| d.until_ns).min().unwrap_or(NEVER)
+    }
+
+    fn page(&mut self, page: u32) -> &mut Page {
+        &mut self.pages.as_mut()[page as usize]
+    }
+}
+
+/// Returns the page of a message whose page exists.
+const fn number(message: &Message) -> u32 {
+    message.page.get() as u32
+}
+
+/// Age of an instruction or a transaction; the older is less.
+type Age = (u64, u16);
+
+const fn age(message: &Message) -> Age {
+    (message.since.get(), message.vcpu.get())
+}
+
+fn set_age(message: &mut Message, age: Age) {
+    (message.since, message.vcpu) = (age.0.into(), age.1.into());
+}

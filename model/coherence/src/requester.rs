@@ -1,0 +1,189 @@
+//! Requester of a page: from the fault of a vCPU to its next access.
+
+use crate::{Access, Actions, Age, Broken, Form, Host, Kind, Message, Page, State, number};
+
+/// An open transaction of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Open {
+    page: u32,
+    access: Access,
+    age: Age,
+    /// Sharers that must tell, once that is known.
+    acks: Option<u8>,
+    /// Sharers that have told.
+    came: u8,
+}
+
+impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+    Host<P, HOSTS, SLOTS, HELD>
+{
+    /// Handles a fault: the vCPU waits for a transaction of the page, which is opened if there is none.
+    pub(crate) fn fault(
+        &mut self,
+        now_ns: u64,
+        vcpu: usize,
+        page: u32,
+        access: Access,
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        let tie = u16::from(self.settings.host) << 8 | vcpu as u16;
+        let age = *self.vcpus[vcpu].age.get_or_insert((now_ns, tie));
+        let Page { state, slot, .. } = *self.page(page);
+        if state.allows(access) {
+            self.vcpus[vcpu].keep(page, access, now_ns.saturating_add(self.settings.lease_ns));
+            actions.resume(vcpu, false);
+            return Ok(());
+        }
+        // After an interrupt, a vCPU can fault elsewhere while its transaction is open.
+        let waits_for = self.open[vcpu].map_or(page, |open| open.page);
+        self.vcpus[vcpu].waits_for = Some(waits_for);
+        if waits_for != page {
+            return Ok(());
+        }
+        let Some(open) = self.open.get_mut(usize::from(slot)) else {
+            return self.request(vcpu, page, access, age, actions);
+        };
+        let Some(open) = open.as_mut().filter(|open| age < open.age) else {
+            return Ok(());
+        };
+        open.age = age;
+        let message = open.message(Kind::Hurry, self.settings.host, slot, 0);
+        self.send(self.home(page), message, actions)
+    }
+
+    fn request(
+        &mut self,
+        slot: usize,
+        page: u32,
+        access: Access,
+        age: Age,
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        let open = Open {
+            page,
+            access,
+            age,
+            acks: None,
+            came: 0,
+        };
+        self.open[slot] = Some(open);
+        self.page(page).slot = slot as u8;
+        let keeps = self.settings.switches.versions;
+        let version = if keeps { self.version(page) } else { 0 };
+        let message = open.message(Kind::Get, self.settings.host, slot as u8, version);
+        self.send(self.home(page), message, actions)
+    }
+
+    /// Returns the open transaction that an answer is for.
+    fn answered(&mut self, message: &Message) -> Option<&mut Open> {
+        let open = self.open[usize::from(message.slot)].as_mut();
+        open.filter(|open| open.page == number(message))
+    }
+
+    /// Takes the page, or the right to write it.
+    pub(crate) fn data(
+        &mut self,
+        now_ns: u64,
+        message: &Message,
+        tail: &[u8],
+        actions: &mut impl Actions,
+    ) -> Result<bool, Broken> {
+        let n = number(message);
+        let Page { state, version, .. } = *self.page(n);
+        let Some(open) = self.answered(message).filter(|open| open.acks.is_none()) else {
+            return Ok(false);
+        };
+        open.acks = Some(message.acks);
+        let needs_bytes = open.access != Access::Zero;
+        let is_ours = matches!(state, State::Owned | State::Modified);
+        let bytes = message.form == Form::Full;
+        let is_sound = match (message.kind, message.form) {
+            (Kind::Grant, _) => is_ours,
+            (_, Form::None) => !is_ours && (!needs_bytes || version == message.version.get()),
+            _ => !is_ours && tail.len() == if bytes { self.settings.page_bytes } else { 0 },
+        };
+        if !is_sound {
+            return Ok(false);
+        }
+        if message.kind == Kind::Data {
+            if message.form != Form::None {
+                actions.fill(n, bytes.then_some(tail));
+            }
+            self.page(n).version = message.version.get();
+        }
+        self.complete(now_ns, message, actions)?;
+        Ok(true)
+    }
+
+    /// Notes that a copy is gone.
+    pub(crate) fn ack(
+        &mut self,
+        now_ns: u64,
+        message: &Message,
+        actions: &mut impl Actions,
+    ) -> Result<bool, Broken> {
+        let Some(open) = self.answered(message) else {
+            return Ok(false);
+        };
+        open.came = open.came.saturating_add(1);
+        if usize::from(open.came) >= HOSTS {
+            return Ok(false);
+        }
+        self.complete(now_ns, message, actions)?;
+        Ok(true)
+    }
+
+    /// Ends the transaction if the page and all acks have come.
+    fn complete(
+        &mut self,
+        now_ns: u64,
+        message: &Message,
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        let (n, slot) = (number(message), usize::from(message.slot));
+        let Some(open) = self.open[slot].filter(|open| open.acks == Some(open.came)) else {
+            return Ok(());
+        };
+        self.open[slot] = None;
+        let is_owner = matches!(self.state(n), State::Owned | State::Modified);
+        let page = self.page(n);
+        page.slot = u8::MAX;
+        page.state = match open.access {
+            Access::Read if !is_owner => State::Shared,
+            _ => State::Modified,
+        };
+        let access = page.state.access();
+        if open.access == Access::Zero {
+            page.version = page.version.saturating_add(1);
+            actions.fill(n, None);
+        }
+        actions.protect(n, access);
+        let until_ns = now_ns.saturating_add(self.settings.lease_ns);
+        for vcpu in 0..usize::from(self.settings.vcpus) {
+            if self.vcpus[vcpu].waits_for == Some(n) {
+                self.vcpus[vcpu].waits_for = None;
+                self.vcpus[vcpu].keep(n, access, until_ns);
+                actions.resume(vcpu, open.access == Access::Zero && vcpu == slot);
+            }
+        }
+        let message = open.message(Kind::Done, self.settings.host, slot as u8, 0);
+        self.send(self.home(n), message, actions)
+    }
+}
+
+impl Open {
+    fn message(&self, kind: Kind, host: u8, slot: u8, version: u64) -> Message {
+        Message {
+            kind,
+            access: self.access,
+            form: Form::None,
+            host,
+            slot,
+            acks: 0,
+            vcpu: self.age.1.into(),
+            page: u64::from(self.page).into(),
+            version: version.into(),
+            since: self.age.0.into(),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! TLB invalidations to other hosts, and messages that wait for their answers.
+
+use crate::{
+    Access, Actions, Broken, Form, Host, Hosts, Kind, Message, Page, Tail, bit, members, number,
+};
+use abi::coherence::OPERATIONS_MAX;
+use heapless::Vec;
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
+
+/// Invalidations that others have not answered.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tlb<const HELD: usize> {
+    /// Operations that were not sent.
+    batch: Vec<U64, OPERATIONS_MAX>,
+    /// Whether there are operations that were not sent; if the batch is empty, there were too many.
+    is_due: bool,
+    /// Hosts that have not answered what was sent.
+    unanswered: Hosts,
+    /// Messages that wait, with their receivers.
+    held: Vec<(u8, Message), HELD>,
+    /// How many of them precede the operations that were not sent.
+    covered: usize,
+}
+
+impl<const HELD: usize> Tlb<HELD> {
+    pub(crate) const NEW: Self = Self {
+        batch: Vec::new(),
+        is_due: false,
+        unanswered: 0,
+        held: Vec::new(),
+        covered: 0,
+    };
+}
+
+impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+    Host<P, HOSTS, SLOTS, HELD>
+{
+    /// Returns whether messages wait for answers to an invalidation.
+    pub const fn holds_messages(&self) -> bool {
+        self.tlb.unanswered != 0
+    }
+
+    /// Notes an invalidation of a vCPU.
+    pub(crate) fn tlbi(
+        &mut self,
+        vcpu: usize,
+        operation: u64,
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        let tlb = &mut self.tlb;
+        let is_whole = tlb.is_due && tlb.batch.is_empty();
+        tlb.is_due = true;
+        if !is_whole && tlb.batch.push(operation.into()).is_err() {
+            tlb.batch.clear();
+        }
+        if self.settings.switches.lazy_tlbi || HOSTS == 1 {
+            actions.resume(vcpu, false);
+        } else {
+            self.vcpus[vcpu].waits_for_tlb = true;
+            self.flush(actions);
+        }
+        Ok(())
+    }
+
+    /// Sends the operations that were not sent, unless answers to others are awaited.
+    pub(crate) fn flush(&mut self, actions: &mut impl Actions) {
+        let me = self.settings.host;
+        let tlb = &mut self.tlb;
+        if !tlb.is_due || tlb.unanswered != 0 {
+            return;
+        }
+        let others = ((1_u32 << HOSTS) - 1) as Hosts & !bit(me);
+        let message = plain(Kind::Tlbi, me);
+        for host in members(others) {
+            actions.send(host, &message, Tail::Operations(&tlb.batch));
+        }
+        tlb.batch.clear();
+        (tlb.is_due, tlb.unanswered, tlb.covered) = (false, others, tlb.held.len());
+    }
+
+    /// Takes the invalidations of another host.
+    pub(crate) fn invalidate(
+        &mut self,
+        from: u8,
+        tail: &[u8],
+        actions: &mut impl Actions,
+    ) -> Result<bool, Broken> {
+        let operations = <[U64]>::ref_from_bytes(tail);
+        let operations = operations.map_err(|_| Broken::Malformed(from))?;
+        actions.invalidate(operations);
+        // Its sender waits for it: it never waits itself.
+        let message = plain(Kind::TlbiDone, self.settings.host);
+        actions.send(from, &message, Tail::None);
+        Ok(true)
+    }
+
+    /// Takes an answer. The last one lets messages go.
+    pub(crate) fn invalidated(
+        &mut self,
+        from: u8,
+        actions: &mut impl Actions,
+    ) -> Result<bool, Broken> {
+        let tlb = &mut self.tlb;
+        let is_awaited = tlb.unanswered & bit(from) != 0;
+        tlb.unanswered &= !bit(from);
+        if tlb.unanswered == 0 {
+            for (to, message) in tlb.held.drain(..tlb.covered) {
+                transmit(to, &message, actions);
+            }
+            tlb.covered = 0;
+            if !tlb.is_due {
+                for (n, vcpu) in self.vcpus.iter_mut().enumerate() {
+                    if core::mem::take(&mut vcpu.waits_for_tlb) {
+                        actions.resume(n, false);
+                    }
+                }
+            }
+            self.flush(actions);
+        }
+        Ok(is_awaited)
+    }
+
+    /// Sends a message, behind the invalidations that precede it and their answers.
+    pub(crate) fn send(
+        &mut self,
+        to: u8,
+        message: Message,
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        let tlb = &mut self.tlb;
+        if to == self.settings.host {
+            let capacity = self.local.capacity();
+            return self.local.push(message).map_err(|_| Broken::Full(capacity));
+        }
+        if !tlb.is_due && tlb.unanswered == 0 {
+            transmit(to, &message, actions);
+            return Ok(());
+        }
+        let held = tlb.held.push((to, message));
+        held.map_err(|_| Broken::Full(HELD))?;
+        tlb.covered += usize::from(!tlb.is_due);
+        self.flush(actions);
+        Ok(())
+    }
+}
+
+fn transmit(to: u8, message: &Message, actions: &mut impl Actions) {
+    let has_bytes = message.kind == Kind::Data && message.form == Form::Full;
+    let tail = if has_bytes {
+        Tail::Page(number(message))
+    } else {
+        Tail::None
+    };
+    actions.send(to, message, tail);
+}
+
+/// Returns a message that is not about a page.
+fn plain(kind: Kind, host: u8) -> Message {
+    Message {
+        kind,
+        access: Access::Read,
+        form: Form::None,
+        host,
+        slot: 0,
+        acks: 0,
+        vcpu: 0.into(),
+        page: 0.into(),
+        version: 0.into(),
+        since: 0.into(),
+    }
+}
