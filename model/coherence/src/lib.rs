@@ -346,7 +346,10 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
                 self.vcpus[vcpu].lease.clear();
                 self.reconsider(now_ns, actions)
             }
-            Event::Tlbi(vcpu, operation) => self.tlbi(vcpu, operation, actions),
+            Event::Tlbi(vcpu, operation) => {
+                self.tlbi(vcpu, operation, actions);
+                Ok(())
+            }
             Event::Message(from, bytes) => {
                 let (message, tail) = Message::parse(bytes).ok_or(Broken::Malformed(from))?;
                 let is_other = usize::from(from) < HOSTS && from != self.settings.host;
@@ -399,7 +402,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             Kind::Grant | Kind::Data => self.data(now_ns, m, tail, actions),
             Kind::Ack => self.ack(now_ns, m, actions),
             Kind::Tlbi => self.invalidate(from, tail, actions),
-            Kind::TlbiDone => self.invalidated(from, actions),
+            Kind::TlbiDone => Ok(self.invalidated(from, actions)),
         }?;
         let error = Broken::Unexpected(from, m.kind);
         is_known.then_some(()).ok_or(error)

@@ -42,12 +42,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
     }
 
     /// Notes an invalidation of a vCPU.
-    pub(crate) fn tlbi(
-        &mut self,
-        vcpu: usize,
-        operation: u64,
-        actions: &mut impl Actions,
-    ) -> Result<(), Broken> {
+    pub(crate) fn tlbi(&mut self, vcpu: usize, operation: u64, actions: &mut impl Actions) {
         let tlb = &mut self.tlb;
         let is_whole = tlb.is_due && tlb.batch.is_empty();
         tlb.is_due = true;
@@ -60,7 +55,6 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             self.vcpus[vcpu].waits_for_tlb = true;
             self.flush(actions);
         }
-        Ok(())
     }
 
     /// Sends the operations that were not sent, unless answers to others are awaited.
@@ -96,11 +90,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
     }
 
     /// Takes an answer. The last one lets messages go.
-    pub(crate) fn invalidated(
-        &mut self,
-        from: u8,
-        actions: &mut impl Actions,
-    ) -> Result<bool, Broken> {
+    pub(crate) fn invalidated(&mut self, from: u8, actions: &mut impl Actions) -> bool {
         let tlb = &mut self.tlb;
         let is_awaited = tlb.unanswered & bit(from) != 0;
         tlb.unanswered &= !bit(from);
@@ -118,7 +108,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             }
             self.flush(actions);
         }
-        Ok(is_awaited)
+        is_awaited
     }
 
     /// Sends a message, behind the invalidations that precede it and their answers.
@@ -128,15 +118,15 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         message: Message,
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
-        let tlb = &mut self.tlb;
         if to == self.settings.host {
             let capacity = self.local.capacity();
             return self.local.push(message).map_err(|_| Broken::Full(capacity));
         }
-        if !tlb.is_due && tlb.unanswered == 0 {
+        if !self.tlb.is_due && self.tlb.unanswered == 0 {
             transmit(to, &message, actions);
             return Ok(());
         }
+        let tlb = &mut self.tlb;
         let held = tlb.held.push((to, message));
         held.map_err(|_| Broken::Full(HELD))?;
         tlb.covered += usize::from(!tlb.is_due);

@@ -370,8 +370,8 @@ fn vcpus_of_a_host_share_its_pages() {
 fn pages_overwritten_with_zeroes() {
     let scripts: [(usize, &[Op]); 3] = [
         (0, &[Op::Store(X, 1), Op::Load(X)]),
-        (1, &[Op::Zero(0), Op::Load(X)]),
-        (2, &[Op::Add(X), Op::Load(X)]),
+        (1, &[Op::Load(X), Op::Zero(0), Op::Load(X)]),
+        (2, &[Op::Add(X)]),
     ];
     for home in 0..2 {
         search::<3, 1, 9>(

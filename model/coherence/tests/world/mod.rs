@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod random;
 pub mod reference;
 
 use abi::coherence::{Access, Kind, Message};
@@ -92,7 +93,7 @@ pub fn perform(
             memory.may_store(word.0, Access::Write)?;
             let value = memory.load(word)?;
             registers.push(value);
-            memory.store(word, value + 1);
+            memory.store(word, value.wrapping_add(1));
         }
         Op::Copy(from, to) => {
             let value = memory.load(from)?;
