@@ -50,6 +50,8 @@ pub enum Kind {
     Tlbi = 10,
     /// Answer to [`Kind::Tlbi`].
     TlbiDone = 11,
+    /// Owner to home: give the page to those that read it before. A hint, which nothing answers.
+    Push = 12,
 }
 
 /// Access to a page.
@@ -141,6 +143,22 @@ pub struct Message {
 }
 
 impl Message {
+    /// Returns a message that belongs to no transaction.
+    pub fn plain(kind: Kind, host: u8) -> Self {
+        Self {
+            kind,
+            access: Access::Read,
+            form: Form::None,
+            host,
+            slot: 0,
+            acks: 0,
+            vcpu: 0.into(),
+            page: 0.into(),
+            version: 0.into(),
+            since: 0.into(),
+        }
+    }
+
     /// Takes a message apart: its beginning, and what follows. `None` if it is too short, or a field has no meaning.
     pub fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         Self::try_read_from_prefix(bytes).ok()

@@ -1,7 +1,9 @@
 //! Holder of a page, owner or sharer: gives it up, unless a vCPU has a lease on it.
 
+use crate::prefetch::Misses;
 use crate::{
-    Access, Actions, Age, Broken, Form, Host, Kind, Message, Page, State, age, number, set_age,
+    Access, Actions, Age, Broken, Form, Host, Kind, Message, PUSH, Page, Settings, State, age,
+    number, set_age,
 };
 use heapless::Vec;
 
@@ -19,6 +21,7 @@ pub(crate) struct Vcpu {
     /// Pages that its instruction was granted, and whether to write.
     pub(crate) lease: Vec<(u32, bool), LEASED_MAX>,
     until_ns: u64,
+    pub(crate) misses: Misses,
 }
 
 /// Request of a home that waits for a lease to end.
@@ -36,6 +39,7 @@ impl Vcpu {
         waits_for_tlb: false,
         lease: Vec::new(),
         until_ns: 0,
+        misses: Misses::NEW,
     };
 
     /// Adds a page to the lease, in place of the oldest if there are too many.
@@ -77,6 +81,9 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         actions: &mut impl Actions,
     ) -> Result<bool, Broken> {
         let is_owner = matches!(self.state(number(message)), State::Owned | State::Modified);
+        if message.slot == PUSH {
+            return Ok(is_owner && self.answer(message, actions).map(|()| true)?);
+        }
         let deferred = self.deferred[usize::from(message.host)][usize::from(message.slot)];
         if is_owner != (message.kind == Kind::Forward) || deferred.is_some() {
             return Ok(false);
@@ -96,12 +103,23 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         Ok(true)
     }
 
-    /// Returns until when leases keep the page from this request.
+    /// Returns until when leases, or its hold, keep the page from this request.
     fn kept_until(&self, now_ns: u64, message: &Message) -> Option<u64> {
         let takes_all = message.kind == Kind::Invalidate || message.access != Access::Read;
         let keeps = |vcpu: &&Vcpu| vcpu.keeps(now_ns, number(message), takes_all, age(message));
         let vcpus = self.vcpus.iter().filter(keeps);
-        vcpus.map(|vcpu| vcpu.until_ns).max()
+        let leased = vcpus.map(|vcpu| vcpu.until_ns).max();
+        let Settings {
+            hold_ns,
+            lease_ns,
+            switches,
+            ..
+        } = self.settings;
+        let page = &self.pages.as_ref()[number(message) as usize];
+        let loses = takes_all || page.state == State::Modified;
+        let held = page.held_until([hold_ns, lease_ns / 4]);
+        let held = (switches.hold && loses && now_ns < held).then_some(held);
+        leased.max(held)
     }
 
     /// Answers what was deferred and waits for nothing any longer.

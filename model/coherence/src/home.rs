@@ -1,7 +1,7 @@
 //! Home of a page: one transaction at a time, the others wait, the oldest first.
 
 use crate::{
-    Access, Actions, Age, Broken, Host, Hosts, Kind, Message, NONE, Page, age, bit, members,
+    Access, Actions, Age, Broken, Host, Hosts, Kind, Message, NONE, PUSH, Page, age, bit, members,
     number, set_age,
 };
 
@@ -16,7 +16,10 @@ pub(crate) struct Request {
 impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
-    fn id(message: &Message) -> u16 {
+    pub(crate) fn id(message: &Message) -> u16 {
+        if message.slot == PUSH {
+            return (HOSTS * SLOTS) as u16 + u16::from(message.host);
+        }
         u16::from(message.host) * SLOTS as u16 + u16::from(message.slot)
     }
 
@@ -125,12 +128,19 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         if self.page(n).current != id {
             return Ok(false);
         }
-        let request = self.requests[usize::from(message.host)][usize::from(message.slot)].take();
-        let asked = request.map_or(*message, |request| request.message);
+        // A transaction that this home began has no request.
+        let request = self.requests[usize::from(message.host)].get_mut(usize::from(message.slot));
+        let request = request.and_then(Option::take);
+        let read = Message {
+            access: Access::Read,
+            ..*message
+        };
+        let asked = request.map_or(read, |request| request.message);
         let page = self.page(n);
         if Self::only_reads(&asked, page.owner) {
             page.sharers |= bit(message.host);
         } else {
+            page.readers = page.sharers & !bit(message.host);
             (page.owner, page.sharers) = (message.host, 0);
         }
         page.current = page.queue;
@@ -138,6 +148,8 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         if let Some(Request { message, next }) = self.request_of(next).copied() {
             self.page(n).queue = next;
             self.start(&message, actions)?;
+        } else if message.slot == PUSH {
+            self.push(message, actions)?;
         }
         Ok(true)
     }

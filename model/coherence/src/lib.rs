@@ -34,6 +34,9 @@
 
 mod holder;
 mod home;
+pub mod intent;
+mod prefetch;
+mod push;
 mod requester;
 mod tlb;
 
@@ -43,6 +46,7 @@ use abi::coherence::PAGE_BYTES;
 use heapless::Vec;
 use holder::{Deferred, Vcpu};
 use home::Request;
+use prefetch::{LOCKS, Lock};
 use requester::Open;
 use tlb::Tlb;
 use zerocopy::little_endian::U64;
@@ -51,6 +55,8 @@ use zerocopy::little_endian::U64;
 pub const NEVER: u64 = u64::MAX;
 /// The most hosts of a VM.
 pub const HOSTS_MAX: usize = 16;
+/// Slot of a transaction that the home began for a reader.
+const PUSH: u8 = u8::MAX;
 /// No transaction, where one is named by a number.
 const NONE: u16 = u16::MAX;
 
@@ -94,6 +100,14 @@ pub struct Switches {
     pub zero: bool,
     /// TLB invalidations are sent before the next message, and answers are not waited for by the vCPU.
     pub lazy_tlbi: bool,
+    /// A miss behind the one before brings pages that follow.
+    pub burst: bool,
+    /// A page brings those that were written right after it when it was last here: what its lock protects.
+    pub companions: bool,
+    /// Pages that bounce are kept for a while.
+    pub hold: bool,
+    /// A page that its owner has done with is given to those that read it before ([`Event::Quiet`]).
+    pub push: bool,
 }
 
 impl Switches {
@@ -102,6 +116,10 @@ impl Switches {
         versions: true,
         zero: true,
         lazy_tlbi: true,
+        burst: true,
+        companions: true,
+        hold: true,
+        push: true,
     };
 }
 
@@ -110,7 +128,7 @@ impl Switches {
 pub struct Settings<const HOSTS: usize> {
     /// Number of this host.
     pub host: u8,
-    /// vCPUs of this host, at most one for each transaction.
+    /// vCPUs of this host, at most one for each transaction. The transactions that are left are for prefetches.
     pub vcpus: u8,
     /// First page of each host's range, ascending from 0. A host is home and first owner of the pages of its range.
     pub first_pages: [u32; HOSTS],
@@ -118,6 +136,9 @@ pub struct Settings<const HOSTS: usize> {
     pub page_bytes: usize,
     /// The longest that pages are kept for a vCPU after its last grant, in nanoseconds; 0 keeps none.
     pub lease_ns: u64,
+    /// The shortest that a page which bounces is kept, in nanoseconds: about a round trip. It doubles up to a quarter of a
+    /// lease.
+    pub hold_ns: u64,
     /// What is done beyond IVY's protocol, the same at all hosts.
     pub switches: Switches,
 }
@@ -160,8 +181,12 @@ impl State {
 pub struct Page {
     /// Version of the bytes that are kept, usable or not; 0 if none are.
     version: u64,
+    /// When the page came last.
+    came_at_ns: u64,
     /// Of the home: hosts with [`State::Shared`].
     sharers: Hosts,
+    /// Of the home: hosts that read the page before it was last written, and are to be given it again.
+    readers: Hosts,
     /// Of the home: the transaction that is under way, and the first of those that wait.
     current: u16,
     queue: u16,
@@ -170,23 +195,28 @@ pub struct Page {
     /// Open transaction of this host.
     slot: u8,
     state: State,
+    /// How often the page came within short times.
+    heat: u8,
 }
 
 impl Default for Page {
     fn default() -> Self {
         Self {
             version: 0,
+            came_at_ns: 0,
             sharers: 0,
+            readers: 0,
             current: NONE,
             queue: NONE,
             owner: 0,
             slot: u8::MAX,
             state: State::Invalid,
+            heat: 0,
         }
     }
 }
 
-const _: () = assert!(size_of::<Page>() <= 24);
+const _: () = assert!(size_of::<Page>() <= 32);
 const _: () = assert!(PAGE_BYTES.is_power_of_two());
 
 /// Input of a host's part.
@@ -205,6 +235,8 @@ pub enum Event<'a> {
     Retired(usize),
     /// The vCPU has lost its CPU: its pages may go.
     Away(usize),
+    /// A page was written, and will not be for a while: its vCPU waits, or has told others.
+    Quiet(u32),
     /// A vCPU has invalidated TLB entries, on the CPUs of this host already; it runs again after [`Actions::resume`].
     Tlbi(usize, u64),
     /// A message came from that host.
@@ -250,12 +282,13 @@ pub trait Actions {
 }
 
 /// One host's part. `P` is the memory of its pages. Of each of `HOSTS`, at most `SLOTS` transactions are open at a time:
-/// one of each vCPU. `HELD` messages can wait for the answers to a TLB invalidation; [`held_max`] says how many may.
+/// one of each vCPU, and prefetches. `HELD` messages can wait for the answers to a TLB invalidation; [`held_max`] says how many may.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Host<P, const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
     settings: Settings<HOSTS>,
     pages: P,
     vcpus: [Vcpu; SLOTS],
+    locks: [Lock; LOCKS],
     open: [Option<Open>; SLOTS],
     /// Of the home: transactions of its pages, by requester and slot.
     requests: [[Option<Request>; SLOTS]; HOSTS],
@@ -290,6 +323,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             settings,
             pages,
             vcpus: [const { Vcpu::NEW }; SLOTS],
+            locks: [Lock::default(); LOCKS],
             open: [None; SLOTS],
             requests: [[None; SLOTS]; HOSTS],
             deferred: [[None; SLOTS]; HOSTS],
@@ -357,6 +391,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
                 is_other.then_some(()).ok_or(error)?;
                 self.receive(now_ns, from, &message, tail, actions)
             }
+            Event::Quiet(page) => self.quiet(page, actions),
             Event::Flush => {
                 self.flush(actions);
                 Ok(())
@@ -379,13 +414,13 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         let pages = self.pages.as_ref().len() as u64;
         let is_sound = m.page.get() < pages
             && usize::from(m.host) < HOSTS
-            && usize::from(m.slot) < SLOTS
+            && (usize::from(m.slot) < SLOTS || m.slot == PUSH && can_be_pushed(m.kind))
             && m.access != Access::None;
         is_sound.then_some(()).ok_or(Broken::Malformed(from))?;
         let home = self.home(number(m));
         let me = self.settings.host;
         let is_allowed = match m.kind {
-            Kind::Get | Kind::Done | Kind::Hurry => home == me && m.host == from,
+            Kind::Get | Kind::Done | Kind::Hurry | Kind::Push => home == me && m.host == from,
             Kind::Forward | Kind::Invalidate | Kind::Yield => home == from && m.host != me,
             Kind::Grant => home == from && m.host == me,
             Kind::Data | Kind::Ack => m.host == me,
@@ -397,8 +432,10 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             Kind::Get => self.get(m, actions),
             Kind::Done => self.done(m, actions),
             Kind::Hurry => self.hurry(m, actions),
+            Kind::Push => self.push(m, actions).map(|()| true),
             Kind::Forward | Kind::Invalidate => self.asked(now_ns, m, actions),
             Kind::Yield => self.make_older(now_ns, m, actions),
+            Kind::Data if m.slot == PUSH => self.pushed(m, tail, actions),
             Kind::Grant | Kind::Data => self.data(now_ns, m, tail, actions),
             Kind::Ack => self.ack(now_ns, m, actions),
             Kind::Tlbi => self.invalidate(from, tail, actions),
@@ -433,6 +470,11 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
     fn page(&mut self, page: u32) -> &mut Page {
         &mut self.pages.as_mut()[page as usize]
     }
+}
+
+/// Returns whether messages of this kind can belong to a transaction that the home began.
+const fn can_be_pushed(kind: Kind) -> bool {
+    matches!(kind, Kind::Forward | Kind::Data | Kind::Done)
 }
 
 /// Returns the page of a message whose page exists.

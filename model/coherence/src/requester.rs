@@ -41,7 +41,8 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             return Ok(());
         }
         let Some(open) = self.open.get_mut(usize::from(slot)) else {
-            return self.request(vcpu, page, access, age, actions);
+            self.request(vcpu, page, access, age, actions)?;
+            return self.prefetch(now_ns, vcpu, page, access, actions);
         };
         let Some(open) = open.as_mut().filter(|open| age < open.age) else {
             return Ok(());
@@ -51,7 +52,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         self.send(self.home(page), message, actions)
     }
 
-    fn request(
+    pub(crate) fn request(
         &mut self,
         slot: usize,
         page: u32,
@@ -146,8 +147,12 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         };
         self.open[slot] = None;
         let is_owner = matches!(self.state(n), State::Owned | State::Modified);
+        let holds = self.settings.switches.hold;
         let page = self.page(n);
         page.slot = u8::MAX;
+        if holds {
+            page.warm(now_ns);
+        }
         page.state = match open.access {
             Access::Read if !is_owner => State::Shared,
             _ => State::Modified,
@@ -168,6 +173,33 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         }
         let message = open.message(Kind::Done, self.settings.host, slot as u8, 0);
         self.send(self.home(n), message, actions)
+    }
+}
+
+/// A page that comes again within this time bounces, in nanoseconds.
+const BOUNCE_NS: u64 = 2_500_000;
+/// A page that came so often within short times is held.
+const HEAT_HELD: u8 = 4;
+
+impl Page {
+    /// Notes that the page came.
+    fn warm(&mut self, now_ns: u64) {
+        let is_soon = now_ns.saturating_sub(self.came_at_ns) < BOUNCE_NS;
+        self.came_at_ns = now_ns;
+        self.heat = if is_soon {
+            self.heat.saturating_add(1)
+        } else {
+            self.heat / 2
+        };
+    }
+
+    /// Returns until when the page is held, with the shortest and the longest time.
+    pub(crate) fn held_until(&self, [least_ns, most_ns]: [u64; 2]) -> u64 {
+        let Some(doublings) = self.heat.checked_sub(HEAT_HELD) else {
+            return 0;
+        };
+        let hold_ns = least_ns.saturating_mul(1 << doublings.min(16));
+        self.came_at_ns.saturating_add(hold_ns.min(most_ns))
     }
 }
 

@@ -1,8 +1,6 @@
 //! TLB invalidations to other hosts, and messages that wait for their answers.
 
-use crate::{
-    Access, Actions, Broken, Form, Host, Hosts, Kind, Message, Page, Tail, bit, members, number,
-};
+use crate::{Actions, Broken, Form, Host, Hosts, Kind, Message, Page, Tail, bit, members, number};
 use abi::coherence::OPERATIONS_MAX;
 use heapless::Vec;
 use zerocopy::FromBytes;
@@ -65,7 +63,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             return;
         }
         let others = ((1_u32 << HOSTS) - 1) as Hosts & !bit(me);
-        let message = plain(Kind::Tlbi, me);
+        let message = Message::plain(Kind::Tlbi, me);
         for host in members(others) {
             actions.send(host, &message, Tail::Operations(&tlb.batch));
         }
@@ -84,7 +82,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         let operations = operations.map_err(|_| Broken::Malformed(from))?;
         actions.invalidate(operations);
         // Its sender waits for it: it never waits itself.
-        let message = plain(Kind::TlbiDone, self.settings.host);
+        let message = Message::plain(Kind::TlbiDone, self.settings.host);
         actions.send(from, &message, Tail::None);
         Ok(true)
     }
@@ -143,20 +141,4 @@ fn transmit(to: u8, message: &Message, actions: &mut impl Actions) {
         Tail::None
     };
     actions.send(to, message, tail);
-}
-
-/// Returns a message that is not about a page.
-fn plain(kind: Kind, host: u8) -> Message {
-    Message {
-        kind,
-        access: Access::Read,
-        form: Form::None,
-        host,
-        slot: 0,
-        acks: 0,
-        vcpu: 0.into(),
-        page: 0.into(),
-        version: 0.into(),
-        since: 0.into(),
-    }
 }

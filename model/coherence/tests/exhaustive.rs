@@ -4,7 +4,7 @@
 
 mod world;
 
-use model_coherence::{Broken, Event, Kind, Message, NEVER, Switches};
+use model_coherence::{Broken, Event, Kind, Message, NEVER, State as PageState, Switches};
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
@@ -21,6 +21,8 @@ struct Left {
     ticks: u8,
     /// A host dies.
     deaths: u8,
+    /// Owners have done with a page.
+    quiets: u8,
 }
 
 #[derive(Clone)]
@@ -44,6 +46,7 @@ enum Label {
     Deliver { from: usize, to: usize, kind: Kind },
     Away(usize),
     Tick(usize),
+    Quiet(usize),
     Dies(usize),
     Lost(usize),
 }
@@ -121,6 +124,14 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> Net<HOSTS, SLOTS
             let sent = next.world.step(host, deadline, Event::Tick);
             all.push((Label::Tick(host), next.hold(host, sent)));
         }
+        for page in (0..self.world.truth.len() as u32).filter(|_| self.left.quiets > 0) {
+            if self.world.nodes[host].core.state(page) == PageState::Modified {
+                let mut next = self.clone();
+                next.left.quiets -= 1;
+                let sent = next.world.step(host, self.now[host], Event::Quiet(page));
+                all.push((Label::Quiet(host), next.hold(host, sent)));
+            }
+        }
         if self.left.deaths > 0 {
             let mut next = self.clone();
             next.left.deaths -= 1;
@@ -167,7 +178,9 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> State for Net<HO
         for host in 0..HOSTS {
             self.of_host(host, &mut all);
         }
-        let quiet = all.iter().all(|(label, _)| matches!(label, Label::Dies(_)));
+        let quiet = all
+            .iter()
+            .all(|(label, _)| matches!(label, Label::Dies(_) | Label::Quiet(_)));
         if quiet {
             let mut vcpus = self.world.vcpus.iter();
             let ends = vcpus.all(|vcpu| vcpu.is_done() || self.is_stopped(vcpu.host));
@@ -227,7 +240,7 @@ fn scenario(scripts: &[(usize, &[Op])], homes: &[usize]) -> Scenario {
             .collect(),
         initial: vec![[0; WORDS]; homes.len()],
         homes: homes.to_vec(),
-        switches: Switches::ALL,
+        switches: BOTH[0],
         lease_ns: LEASE_NS,
     }
 }
@@ -267,13 +280,20 @@ fn litmus() -> Vec<(&'static str, Vec<Vec<Op>>)> {
     ]
 }
 
-/// The protocol with all that is beyond IVY's, and without.
+/// The protocol with all that is beyond IVY's, and without. Pages are not held, as times to hold them would be states.
 const BOTH: [Switches; 2] = [
-    Switches::ALL,
+    Switches {
+        hold: false,
+        ..Switches::ALL
+    },
     Switches {
         versions: false,
         zero: false,
         lazy_tlbi: false,
+        burst: false,
+        companions: false,
+        hold: false,
+        push: false,
     },
 ];
 
@@ -356,7 +376,7 @@ fn vcpus_of_a_host_share_its_pages() {
         (1, &[Op::Add(X), Op::Copy(Y, X)]),
     ];
     for ages in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-        for homes in [[0, 1], [1, 1]] {
+        for homes in [[0, 1]] {
             let left = Left {
                 aways: 1,
                 ..Left::default()
@@ -452,5 +472,52 @@ fn lazy_invalidations_are_seen_in_time() {
                 _ => search::<3, 1, 9>(name, &scenario, &ages, left),
             };
         }
+    }
+}
+
+#[test]
+fn pages_that_come_early() {
+    use Op::{Add, Copy, Load, Store};
+    const Z: Word = (2, 0);
+    // The first vCPU misses in sequence, and then gets what follows before it asks.
+    let scripts: [(usize, &[Op]); 2] = [
+        (0, &[Load(X), Load(Y), Load(Z)]),
+        (1, &[Store(Z, 1), Add(Y), Store(Z, 2)]),
+    ];
+    search::<2, 2, 8>(
+        "burst",
+        &scenario(&scripts, &[1, 1, 1]),
+        &[0, 1],
+        Left::default(),
+    );
+    // A lock and what it protects.
+    let scripts: [(usize, &[Op]); 2] = [
+        (0, &[Add(X), Add(Y), Add(X)]),
+        (1, &[Add(X), Add(Y), Copy(X, Y)]),
+    ];
+    for ages in [[0, 1], [1, 0]] {
+        search::<2, 2, 8>(
+            "companions",
+            &scenario(&scripts, &[0, 1]),
+            &ages,
+            Left::default(),
+        );
+    }
+}
+
+#[test]
+fn pages_pushed_to_readers() {
+    use Op::{Load, Store};
+    let scripts: [(usize, &[Op]); 3] = [
+        (0, &[Store(X, 1), Store(X, 2)]),
+        (1, &[Load(X), Load(X)]),
+        (2, &[Load(X), Store(X, 3)]),
+    ];
+    for home in 0..2 {
+        let left = Left {
+            quiets: 1,
+            ..Left::default()
+        };
+        search::<3, 1, 9>("push", &scenario(&scripts, &[home]), &[0, 1, 2], left);
     }
 }

@@ -285,6 +285,10 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
         self.counts.instructions += 1;
         let sent = self.world.run(n, self.now);
         self.after(host, sent, false);
+        if self.random.permille(100) {
+            let page = self.random.below(self.plan.scenario.homes.len()) as u32;
+            self.core(host, CoreEvent::Quiet(page), false);
+        }
     }
 
     /// Steps a core, unless its host has stopped.

@@ -40,6 +40,10 @@ impl Plan {
             versions: switch(),
             zero: switch(),
             lazy_tlbi: switch(),
+            burst: switch(),
+            companions: switch(),
+            hold: switch(),
+            push: switch(),
         };
         let bad = random.below(4) as u64;
         let at = random.within(0, 3_000_000);

@@ -14,6 +14,8 @@ use zerocopy::little_endian::U64;
 pub const WORDS: usize = 2;
 /// How long a lease lasts.
 pub const LEASE_NS: u64 = 1000;
+/// The shortest that a page which bounces is held.
+pub const HOLD_NS: u64 = 100;
 
 /// A word of the VM's memory: page and place.
 pub type Word = (u32, usize);
@@ -285,13 +287,15 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> World<HOSTS, SLO
                 has_faulted: false,
             });
         }
+        let of_host = |host| scenario.scripts.iter().filter(move |(at, _)| *at == host);
         let node = |host: usize| {
             let settings = Settings {
                 host: host as u8,
-                vcpus: SLOTS as u8,
+                vcpus: of_host(host).count() as u8,
                 first_pages,
                 page_bytes: WORDS,
                 lease_ns: scenario.lease_ns,
+                hold_ns: HOLD_NS,
                 switches: scenario.switches,
             };
             let core = Host::new(settings, vec![Page::default(); pages]).unwrap();

@@ -1,0 +1,79 @@
+//! Pages that are given to their former readers before those ask: the home reads on their behalf.
+
+use crate::{
+    Access, Actions, Broken, Form, Host, Kind, Message, NONE, PUSH, Page, State, bit, members,
+    number,
+};
+
+impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+    Host<P, HOSTS, SLOTS, HELD>
+{
+    /// Tells the home that this host has done with a page that it wrote.
+    pub(crate) fn quiet(&mut self, page: u32, actions: &mut impl Actions) -> Result<(), Broken> {
+        if !self.settings.switches.push || self.state(page) != State::Modified {
+            return Ok(());
+        }
+        let message = Message {
+            page: u64::from(page).into(),
+            ..Message::plain(Kind::Push, self.settings.host)
+        };
+        self.send(self.home(page), message, actions)
+    }
+
+    /// Begins a transaction for the next former reader, unless somebody asks for the page.
+    pub(crate) fn push(
+        &mut self,
+        message: &Message,
+        actions: &mut impl Actions,
+    ) -> Result<(), Broken> {
+        let page = self.page(number(message));
+        let owner = page.owner;
+        page.readers &= !(page.sharers | bit(owner));
+        let Some(host) = members(page.readers)
+            .next()
+            .filter(|_| page.current == NONE)
+        else {
+            return Ok(());
+        };
+        page.readers &= !bit(host);
+        let message = Message {
+            kind: Kind::Forward,
+            access: Access::Read,
+            host,
+            slot: PUSH,
+            version: 0.into(),
+            ..*message
+        };
+        page.current = Self::id(&message);
+        self.send(owner, message, actions)
+    }
+
+    /// Takes a page that this host did not ask for.
+    pub(crate) fn pushed(
+        &mut self,
+        message: &Message,
+        tail: &[u8],
+        actions: &mut impl Actions,
+    ) -> Result<bool, Broken> {
+        let n = number(message);
+        let has_bytes = message.form == Form::Full;
+        let bytes = if has_bytes {
+            self.settings.page_bytes
+        } else {
+            0
+        };
+        if self.state(n) != State::Invalid || message.form == Form::None || tail.len() != bytes {
+            return Ok(false);
+        }
+        actions.fill(n, has_bytes.then_some(tail));
+        let page = self.page(n);
+        (page.version, page.state) = (message.version.get(), State::Shared);
+        actions.protect(n, Access::Read);
+        let message = Message {
+            kind: Kind::Done,
+            ..*message
+        };
+        self.send(self.home(n), message, actions)?;
+        Ok(true)
+    }
+}
