@@ -1,0 +1,332 @@
+//! What each switch saves, when leases and holds end, and what becomes of a peer that breaks the protocol.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use abi::coherence::{Access, Form, Kind, Message};
+use model_coherence::{Broken, Event, NEVER, State, Switches};
+use std::collections::VecDeque;
+use world::{Doing, HOLD_NS, LEASE_NS, Op, Scenario, WORDS, Word, World};
+use zerocopy::IntoBytes;
+
+const X: Word = (0, 0);
+const Y: Word = (1, 0);
+
+/// Hosts whose messages come at once, in order; what was sent is kept.
+struct Line<const HOSTS: usize> {
+    world: World<HOSTS, 8, 64>,
+    sent: Vec<Message>,
+    now: u64,
+}
+
+impl<const HOSTS: usize> Line<HOSTS> {
+    fn new(scripts: &[(usize, &[Op])], homes: &[usize], switches: Switches) -> Self {
+        let scripts = scripts.iter().map(|(host, s)| (*host, s.to_vec()));
+        let scenario = Scenario {
+            scripts: scripts.collect(),
+            initial: vec![[1; WORDS]; homes.len()],
+            homes: homes.to_vec(),
+            switches,
+            lease_ns: LEASE_NS,
+        };
+        Self {
+            world: World::new(&scenario),
+            sent: Vec::new(),
+            now: 0,
+        }
+    }
+
+    fn carry(&mut self, from: usize, sent: Vec<(u8, Vec<u8>)>) {
+        let with_sender = |from: usize| move |(to, bytes): (u8, Vec<u8>)| (from, to, bytes);
+        let mut under_way: VecDeque<_> = sent.into_iter().map(with_sender(from)).collect();
+        while let Some((from, to, bytes)) = under_way.pop_front() {
+            self.sent.push(Message::parse(&bytes).unwrap().0);
+            let to = usize::from(to);
+            let event = Event::Message(from as u8, &bytes);
+            let sent = self.world.step(to, self.now, event);
+            under_way.extend(sent.into_iter().map(with_sender(to)));
+        }
+    }
+
+    fn event(&mut self, host: usize, event: Event<'_>) {
+        let sent = self.world.step(host, self.now, event);
+        self.carry(host, sent);
+    }
+
+    /// Runs the next instruction of a vCPU, until it waits or has retired.
+    fn run(&mut self, n: usize) {
+        let at = self.world.vcpus[n].at;
+        while self.world.vcpus[n].at == at && self.world.vcpus[n].doing == Doing::Runs {
+            let host = self.world.vcpus[n].host;
+            let sent = self.world.run(n, self.now);
+            self.carry(host, sent);
+        }
+        if self.world.vcpus[n].doing == Doing::Retires {
+            let sent = self.world.retire(n, self.now);
+            self.carry(self.world.vcpus[n].host, sent);
+        }
+    }
+
+    /// Runs a whole script; returns the messages of that kind meanwhile.
+    fn run_all(&mut self, n: usize, kind: Kind) -> Vec<Message> {
+        self.sent.clear();
+        while !self.world.vcpus[n].is_done() {
+            self.run(n);
+        }
+        let sent = self.sent.iter().copied();
+        sent.filter(|message| message.kind == kind).collect()
+    }
+}
+
+const IVY: Switches = Switches {
+    versions: false,
+    zero: false,
+    lazy_tlbi: false,
+    burst: false,
+    companions: false,
+    hold: false,
+    push: false,
+};
+
+#[test]
+fn equal_versions_send_no_bytes() {
+    let scripts: [(usize, &[Op]); 1] = [(1, &[Op::Load(X), Op::Store(X, 5)])];
+    let forms = |switches| {
+        let data = Line::<2>::new(&scripts, &[0], switches).run_all(0, Kind::Data);
+        data.iter().map(|message| message.form).collect::<Vec<_>>()
+    };
+    assert_eq!(forms(IVY), [Form::Full, Form::Full]);
+    let versions = true;
+    assert_eq!(
+        forms(Switches { versions, ..IVY }),
+        [Form::Full, Form::None]
+    );
+}
+
+#[test]
+fn zeroes_are_not_sent() {
+    let scripts: [(usize, &[Op]); 2] = [(1, &[Op::Zero(0)]), (0, &[Op::Load(X)])];
+    let mut line = Line::<2>::new(&scripts, &[0], Switches { zero: true, ..IVY });
+    assert_eq!(line.run_all(0, Kind::Data)[0].form, Form::None);
+    assert_eq!(line.run_all(1, Kind::Data)[0].form, Form::Zero);
+}
+
+#[test]
+fn a_sequence_is_fetched_in_bursts() {
+    let script: Vec<Op> = (0..30).map(|page| Op::Load((page, 0))).collect();
+    let scripts: [(usize, &[Op]); 1] = [(1, &script)];
+    let faults = |switches| {
+        let mut line = Line::<2>::new(&scripts, &[0; 30], switches);
+        let gets = line.run_all(0, Kind::Get);
+        let early = gets.iter().filter(|get| get.since == u64::MAX);
+        (gets.len() - early.clone().count(), early.count())
+    };
+    assert_eq!(faults(IVY), (30, 0));
+    // Two misses, then bursts of four, eight and as many as transactions are left, of which there are seven.
+    let (misses, early) = faults(Switches { burst: true, ..IVY });
+    assert_eq!(misses + early, 30);
+    assert!(misses < 12, "{misses} misses");
+}
+
+#[test]
+fn a_lock_brings_what_it_protects() {
+    let script = [Op::Add(X), Op::Add(Y)];
+    let scripts: [(usize, &[Op]); 3] = [(1, &script), (0, &script), (1, &script)];
+    let companions = true;
+    let mut line = Line::<2>::new(&scripts, &[0, 0], Switches { companions, ..IVY });
+    line.run_all(0, Kind::Get);
+    line.run_all(1, Kind::Get);
+    // Long after, the vCPU that knows them asks for both at once.
+    line.now += 1_000_000;
+    line.world.vcpus[0].at = 0;
+    line.sent.clear();
+    line.run(0);
+    let asks = |message: &&Message| message.kind == Kind::Get;
+    let pages: Vec<u64> = line
+        .sent
+        .iter()
+        .filter(asks)
+        .map(|m| m.page.get())
+        .collect();
+    assert_eq!(pages, [0, 1]);
+    assert_eq!(line.run_all(0, Kind::Get), []);
+}
+
+#[test]
+fn readers_get_a_page_that_was_written() {
+    let scripts: [(usize, &[Op]); 3] = [
+        (1, &[Op::Load(X), Op::Load(X)]),
+        (2, &[Op::Load(X), Op::Load(X)]),
+        (0, &[Op::Store(X, 7)]),
+    ];
+    for (push, misses) in [(false, 1), (true, 0)] {
+        let mut line = Line::<3>::new(&scripts, &[0], Switches { push, ..IVY });
+        line.run(0);
+        line.run(1);
+        line.run_all(2, Kind::Get);
+        line.event(0, Event::Quiet(0));
+        assert_eq!(line.run_all(0, Kind::Get).len(), misses);
+        assert_eq!(line.run_all(1, Kind::Get).len(), misses);
+        assert_eq!(line.world.vcpus[1].registers, [1, 7]);
+    }
+}
+
+#[test]
+fn a_page_that_bounces_is_held() {
+    let script = [Op::Add(X); 8];
+    let scripts: [(usize, &[Op]); 2] = [(0, &script), (1, &script)];
+    let mut line = Line::<2>::new(&scripts, &[0], Switches { hold: true, ..IVY });
+    for n in 0..8 {
+        line.run(n % 2);
+        assert_eq!(line.world.vcpus[n % 2].doing, Doing::Runs);
+    }
+    line.run(0);
+    assert_eq!(
+        line.world.vcpus[0].doing,
+        Doing::Waits,
+        "the other holds the page"
+    );
+    assert_eq!(line.world.nodes[1].core.deadline(), HOLD_NS);
+    line.now = HOLD_NS;
+    line.event(1, Event::Tick);
+    assert_eq!(line.world.vcpus[0].doing, Doing::Runs);
+    // The longest hold is a quarter of a lease.
+    for _ in 0..6 {
+        line.run(0);
+        line.run(1);
+        let deadlines = line.world.nodes.iter().map(|node| node.core.deadline());
+        let deadline = deadlines.min().unwrap();
+        if deadline != NEVER {
+            assert!(deadline <= line.now + LEASE_NS / 4);
+            line.now = deadline;
+            line.event(0, Event::Tick);
+            line.event(1, Event::Tick);
+        }
+    }
+}
+
+#[test]
+fn leases_end_by_time() {
+    let scripts: [(usize, &[Op]); 2] = [(1, &[Op::Add(X)]), (0, &[Op::Add(X)])];
+    let mut line = Line::<2>::new(&scripts, &[0], IVY);
+    let sent = line.world.run(0, 0);
+    line.carry(1, sent);
+    assert_eq!(line.world.nodes[1].core.state(0), State::Modified);
+    // The vCPU does not get on, and an instruction that began later waits until its lease has ended.
+    line.now = 10;
+    line.run(1);
+    assert_eq!(line.world.vcpus[1].doing, Doing::Waits);
+    assert_eq!(line.world.nodes[1].core.deadline(), LEASE_NS);
+    line.now = LEASE_NS;
+    line.event(1, Event::Tick);
+    assert_eq!(line.world.vcpus[1].doing, Doing::Runs);
+    assert_eq!(line.world.nodes[1].core.state(0), State::Invalid);
+}
+
+#[test]
+fn many_invalidations_become_one() {
+    let script: Vec<Op> = (0..100).map(|_| Op::Tlbi(X)).chain([Op::Load(Y)]).collect();
+    let scripts: [(usize, &[Op]); 1] = [(0, &script)];
+    let tlbis = |lazy_tlbi| {
+        let mut line = Line::<2>::new(&scripts, &[0, 1], Switches { lazy_tlbi, ..IVY });
+        line.run_all(0, Kind::Tlbi).len()
+    };
+    assert_eq!((tlbis(false), tlbis(true)), (100, 1));
+}
+
+/// Host 1's answer to a message of host 0, which is home of page 0 while host 1 is home of page 1.
+fn told(message: Message, tail: &[u8]) -> Result<(), Broken> {
+    let scripts: [(usize, &[Op]); 2] = [(0, &[]), (1, &[Op::Store(X, 1)])];
+    let mut line = Line::<2>::new(&scripts, &[0, 1], Switches::ALL);
+    // Its request for page 0 is open, in slot 0.
+    line.world.run(1, 0);
+    let bytes = [message.as_bytes(), tail].concat();
+    let node = &mut line.world.nodes[1];
+    let event = Event::Message(0, &bytes);
+    let done = node.core.step(0, event, &mut node.machine);
+    if let Err(why) = done {
+        let again = node.core.step(1, Event::Tick, &mut node.machine);
+        assert_eq!(again, Err(why), "the session has ended");
+    }
+    done
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_ends_the_session() {
+    let message = |kind, host, page: u64| Message {
+        access: Access::Write,
+        page: page.into(),
+        ..Message::plain(kind, host)
+    };
+    let data = Message {
+        form: Form::Full,
+        version: 1.into(),
+        ..message(Kind::Data, 1, 0)
+    };
+    assert_eq!(told(data, &[0; WORDS]), Ok(()));
+    let malformed = Err(Broken::Malformed(0));
+    let misdirected = |kind| Err(Broken::Misdirected(0, kind));
+    let unexpected = |kind| Err(Broken::Unexpected(0, kind));
+    let cases = [
+        (message(Kind::Get, 0, 2), malformed),
+        (message(Kind::Get, 2, 1), malformed),
+        (
+            Message {
+                slot: 8,
+                ..message(Kind::Get, 0, 1)
+            },
+            malformed,
+        ),
+        (
+            Message {
+                access: Access::None,
+                ..message(Kind::Get, 0, 1)
+            },
+            malformed,
+        ),
+        (message(Kind::Get, 0, 1), Ok(())),
+        (message(Kind::Get, 0, 0), misdirected(Kind::Get)),
+        (message(Kind::Get, 1, 1), misdirected(Kind::Get)),
+        (message(Kind::Done, 0, 1), unexpected(Kind::Done)),
+        (message(Kind::Hurry, 0, 1), unexpected(Kind::Hurry)),
+        (message(Kind::Forward, 0, 1), misdirected(Kind::Forward)),
+        (message(Kind::Forward, 0, 0), unexpected(Kind::Forward)),
+        (
+            message(Kind::Invalidate, 0, 1),
+            misdirected(Kind::Invalidate),
+        ),
+        (message(Kind::Grant, 1, 0), unexpected(Kind::Grant)),
+        (message(Kind::Data, 1, 1), unexpected(Kind::Data)),
+        (message(Kind::Data, 0, 0), misdirected(Kind::Data)),
+        (Message { slot: 1, ..data }, unexpected(Kind::Data)),
+        (
+            Message {
+                slot: u8::MAX,
+                ..data
+            },
+            unexpected(Kind::Data),
+        ),
+        (data, unexpected(Kind::Data)),
+        (
+            Message {
+                form: Form::None,
+                ..data
+            },
+            unexpected(Kind::Data),
+        ),
+        (
+            Message {
+                slot: 1,
+                ..message(Kind::Ack, 1, 0)
+            },
+            unexpected(Kind::Ack),
+        ),
+        (message(Kind::TlbiDone, 0, 0), unexpected(Kind::TlbiDone)),
+    ];
+    for (message, answer) in cases {
+        assert_eq!(told(message, &[]), answer, "{message:?}");
+    }
+    assert_eq!(told(message(Kind::Tlbi, 0, 0), &[0; 7]), malformed);
+    assert_eq!(told(data, &[0; WORDS + 1]), unexpected(Kind::Data));
+}
