@@ -12,6 +12,9 @@ pub const PAGE_BYTES: usize = 4096;
 /// The most operations in a message; more become one that invalidates everything.
 pub const OPERATIONS_MAX: usize = 56;
 
+/// A TLB invalidation, as the owners of both ends write it.
+pub type Operation = U64;
+
 /// Kind of a message, with its sender and receiver.
 #[derive(
     Clone,

@@ -17,12 +17,17 @@ pub const fn access(word: u32, is_write: bool) -> Access {
 
 /// LDXR, LDAXR, LDXP, LDAXP, CAS and CASP, and the stores of the same group; not LDAR and LDLAR.
 const fn is_exclusive(word: u32) -> bool {
-    let is_ordered_load = word >> 21 & 0b111 == 0b110;
-    word >> 24 & 0x3f == 0b001000 && !is_ordered_load
+    let is_ordered_load = field(word, 21, 3) == 0b110;
+    field(word, 24, 6) == 0b001000 && !is_ordered_load
 }
 
 /// LD<op>, ST<op> and SWP; not LDAPR and the 64-byte forms.
 const fn is_atomic(word: u32) -> bool {
-    let is_group = word >> 24 & 0x3f == 0b111000 && word >> 21 & 1 == 1 && word >> 10 & 3 == 0;
-    is_group && (word >> 15 & 1 == 0 || word >> 12 & 7 == 0)
+    let is_group =
+        field(word, 24, 6) == 0b111000 && field(word, 21, 1) == 1 && field(word, 10, 2) == 0;
+    is_group && (field(word, 15, 1) == 0 || field(word, 12, 3) == 0)
+}
+
+const fn field(word: u32, from: u32, bits: u32) -> u32 {
+    word >> from & ((1 << bits) - 1)
 }

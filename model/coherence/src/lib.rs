@@ -40,7 +40,7 @@ mod push;
 mod requester;
 mod tlb;
 
-pub use abi::coherence::{Access, Form, Kind, Message};
+pub use abi::coherence::{Access, Form, Kind, Message, Operation};
 
 use abi::coherence::PAGE_BYTES;
 use heapless::Vec;
@@ -49,7 +49,6 @@ use home::Request;
 use prefetch::{LOCKS, Lock};
 use requester::Open;
 use tlb::Tlb;
-use zerocopy::little_endian::U64;
 
 /// A time that does not come.
 pub const NEVER: u64 = u64::MAX;
@@ -258,7 +257,7 @@ pub enum Tail<'a> {
     /// The bytes of that page.
     Page(u32),
     /// Operations of a [`Kind::Tlbi`].
-    Operations(&'a [U64]),
+    Operations(&'a [Operation]),
 }
 
 /// Output of a host's part.
@@ -278,7 +277,7 @@ pub trait Actions {
     /// Asks for [`Event::Retired`] of that vCPU as soon as may be: somebody waits for its pages.
     fn kick(&mut self, vcpu: usize);
     /// Invalidates TLB entries on all CPUs of this host before it returns; all entries if `operations` is empty.
-    fn invalidate(&mut self, operations: &[U64]);
+    fn invalidate(&mut self, operations: &[Operation]);
 }
 
 /// One host's part. `P` is the memory of its pages. Of each of `HOSTS`, at most `SLOTS` transactions are open at a time:

@@ -76,6 +76,9 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         access: Access,
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
+        if usize::from(self.settings.vcpus) == SLOTS {
+            return Ok(());
+        }
         // What is overwritten with zeroes must not be so before its time.
         let behind = self.vcpus[vcpu].misses.sequence(page);
         if self.settings.switches.burst && access != Access::Zero {

@@ -1,16 +1,17 @@
 //! TLB invalidations to other hosts, and messages that wait for their answers.
 
-use crate::{Actions, Broken, Form, Host, Hosts, Kind, Message, Page, Tail, bit, members, number};
+use crate::{
+    Actions, Broken, Form, Host, Hosts, Kind, Message, Operation, Page, Tail, bit, members, number,
+};
 use abi::coherence::OPERATIONS_MAX;
 use heapless::Vec;
 use zerocopy::FromBytes;
-use zerocopy::little_endian::U64;
 
 /// Invalidations that others have not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tlb<const HELD: usize> {
     /// Operations that were not sent.
-    batch: Vec<U64, OPERATIONS_MAX>,
+    batch: Vec<Operation, OPERATIONS_MAX>,
     /// Whether there are operations that were not sent; if the batch is empty, there were too many.
     is_due: bool,
     /// Hosts that have not answered what was sent.
@@ -78,7 +79,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         tail: &[u8],
         actions: &mut impl Actions,
     ) -> Result<bool, Broken> {
-        let operations = <[U64]>::ref_from_bytes(tail);
+        let operations = <[Operation]>::ref_from_bytes(tail);
         let operations = operations.map_err(|_| Broken::Malformed(from))?;
         actions.invalidate(operations);
         // Its sender waits for it: it never waits itself.

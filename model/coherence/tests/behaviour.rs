@@ -252,40 +252,41 @@ fn told(message: Message, tail: &[u8]) -> Result<(), Broken> {
     done
 }
 
-#[test]
-fn a_peer_that_breaks_the_protocol_ends_the_session() {
-    let message = |kind, host, page: u64| Message {
+const MALFORMED: Result<(), Broken> = Err(Broken::Malformed(0));
+
+const fn misdirected(kind: Kind) -> Result<(), Broken> {
+    Err(Broken::Misdirected(0, kind))
+}
+
+const fn unexpected(kind: Kind) -> Result<(), Broken> {
+    Err(Broken::Unexpected(0, kind))
+}
+
+fn message(kind: Kind, host: u8, page: u64) -> Message {
+    Message {
         access: Access::Write,
         page: page.into(),
         ..Message::plain(kind, host)
+    }
+}
+
+fn with_slot(slot: u8, message: Message) -> Message {
+    Message { slot, ..message }
+}
+
+#[test]
+fn messages_that_no_host_sends_end_the_session() {
+    let none = Message {
+        access: Access::None,
+        ..message(Kind::Get, 0, 1)
     };
-    let data = Message {
-        form: Form::Full,
-        version: 1.into(),
-        ..message(Kind::Data, 1, 0)
-    };
-    assert_eq!(told(data, &[0; WORDS]), Ok(()));
-    let malformed = Err(Broken::Malformed(0));
-    let misdirected = |kind| Err(Broken::Misdirected(0, kind));
-    let unexpected = |kind| Err(Broken::Unexpected(0, kind));
-    let cases = [
-        (message(Kind::Get, 0, 2), malformed),
-        (message(Kind::Get, 2, 1), malformed),
-        (
-            Message {
-                slot: 8,
-                ..message(Kind::Get, 0, 1)
-            },
-            malformed,
-        ),
-        (
-            Message {
-                access: Access::None,
-                ..message(Kind::Get, 0, 1)
-            },
-            malformed,
-        ),
+    for (message, answer) in [
         (message(Kind::Get, 0, 1), Ok(())),
+        (message(Kind::Get, 0, 2), MALFORMED),
+        (message(Kind::Get, 2, 1), MALFORMED),
+        (with_slot(8, message(Kind::Get, 0, 1)), MALFORMED),
+        (with_slot(u8::MAX, message(Kind::Get, 0, 1)), MALFORMED),
+        (none, MALFORMED),
         (message(Kind::Get, 0, 0), misdirected(Kind::Get)),
         (message(Kind::Get, 1, 1), misdirected(Kind::Get)),
         (message(Kind::Done, 0, 1), unexpected(Kind::Done)),
@@ -297,36 +298,38 @@ fn a_peer_that_breaks_the_protocol_ends_the_session() {
             misdirected(Kind::Invalidate),
         ),
         (message(Kind::Grant, 1, 0), unexpected(Kind::Grant)),
-        (message(Kind::Data, 1, 1), unexpected(Kind::Data)),
-        (message(Kind::Data, 0, 0), misdirected(Kind::Data)),
-        (Message { slot: 1, ..data }, unexpected(Kind::Data)),
         (
-            Message {
-                slot: u8::MAX,
-                ..data
-            },
-            unexpected(Kind::Data),
-        ),
-        (data, unexpected(Kind::Data)),
-        (
-            Message {
-                form: Form::None,
-                ..data
-            },
-            unexpected(Kind::Data),
-        ),
-        (
-            Message {
-                slot: 1,
-                ..message(Kind::Ack, 1, 0)
-            },
+            with_slot(1, message(Kind::Ack, 1, 0)),
             unexpected(Kind::Ack),
         ),
         (message(Kind::TlbiDone, 0, 0), unexpected(Kind::TlbiDone)),
-    ];
-    for (message, answer) in cases {
+    ] {
         assert_eq!(told(message, &[]), answer, "{message:?}");
     }
-    assert_eq!(told(message(Kind::Tlbi, 0, 0), &[0; 7]), malformed);
+    assert_eq!(told(message(Kind::Tlbi, 0, 0), &[0; 7]), MALFORMED);
+}
+
+#[test]
+fn bytes_that_nobody_asked_for_end_the_session() {
+    let data = Message {
+        form: Form::Full,
+        version: 1.into(),
+        ..message(Kind::Data, 1, 0)
+    };
+    assert_eq!(told(data, &[0; WORDS]), Ok(()));
     assert_eq!(told(data, &[0; WORDS + 1]), unexpected(Kind::Data));
+    let none = Message {
+        form: Form::None,
+        ..data
+    };
+    for (message, answer) in [
+        (message(Kind::Data, 1, 1), unexpected(Kind::Data)),
+        (message(Kind::Data, 0, 0), misdirected(Kind::Data)),
+        (with_slot(1, data), unexpected(Kind::Data)),
+        (with_slot(u8::MAX, data), unexpected(Kind::Data)),
+        (data, unexpected(Kind::Data)),
+        (none, unexpected(Kind::Data)),
+    ] {
+        assert_eq!(told(message, &[]), answer, "{message:?}");
+    }
 }

@@ -196,8 +196,14 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> State for Net<HO
     }
 }
 
+/// Whether there is time for all searches: `make soak` asks property tests for many cases.
+fn is_soak() -> bool {
+    let cases = std::env::var("PROPTEST_CASES").ok();
+    cases.is_some_and(|cases| cases.parse().is_ok_and(|cases: u64| cases >= 10_000))
+}
+
 /// States of one search at most, so that a fault does not search for ever.
-const STATES_MAX: usize = 5_000_000;
+const STATES_MAX: usize = 20_000_000;
 
 /// Explores a scenario; every way ends, and every outcome is one of a single machine.
 fn search<const HOSTS: usize, const SLOTS: usize, const HELD: usize>(
@@ -357,6 +363,24 @@ fn instructions_that_need_two_pages_complete() {
 }
 
 #[test]
+fn long_scripts_on_three_hosts() {
+    use Op::{Add, Copy, Load, Store};
+    let scripts: [(usize, &[Op]); 3] = [
+        (0, &[Add(X), Copy(X, Y), Load(X)]),
+        (1, &[Copy(Y, X), Add(Y)]),
+        (2, &[Load(X), Store(Y, 9)]),
+    ];
+    for ages in [[0, 1, 2], [2, 1, 0]].iter().filter(|_| is_soak()) {
+        let left = Left {
+            aways: 1,
+            ticks: 1,
+            ..Left::default()
+        };
+        search::<3, 1, 9>("long scripts", &scenario(&scripts, &[0, 1]), ages, left);
+    }
+}
+
+#[test]
 fn without_leases_two_pages_can_be_missed_for_ever() {
     let mut crossed = scenario(&[(0, CROSSED[0]), (1, CROSSED[1])], &[0, 1]);
     crossed.lease_ns = 0;
@@ -375,14 +399,13 @@ fn vcpus_of_a_host_share_its_pages() {
         (0, &[Op::Add(X)]),
         (1, &[Op::Add(X), Op::Copy(Y, X)]),
     ];
-    for ages in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-        for homes in [[0, 1]] {
-            let left = Left {
-                aways: 1,
-                ..Left::default()
-            };
-            search::<2, 2, 8>("several vCPUs", &scenario(&scripts, &homes), &ages, left);
-        }
+    let orders = [[2, 1, 0], [1, 2, 0], [0, 1, 2]];
+    for ages in &orders[..if is_soak() { 3 } else { 1 }] {
+        let left = Left {
+            aways: if is_soak() { 2 } else { 1 },
+            ..Left::default()
+        };
+        search::<2, 2, 8>("several vCPUs", &scenario(&scripts, &[0, 1]), ages, left);
     }
 }
 
@@ -408,7 +431,7 @@ fn a_death_stops_all_and_shows_nothing_old() {
     let scripts: [(usize, &[Op]); 3] = [
         (0, &[Op::Store(X, 1), Op::Load(Y)]),
         (1, &[Op::Store(Y, 1), Op::Load(X)]),
-        (2, &[Op::Copy(X, Y)]),
+        (2, if is_soak() { &[Op::Copy(X, Y)] } else { &[] }),
     ];
     let left = Left {
         deaths: 1,
@@ -476,6 +499,25 @@ fn lazy_invalidations_are_seen_in_time() {
 }
 
 #[test]
+fn messages_wait_for_the_batch_that_precedes_them() {
+    use Op::{Load, LoadVia, Store, Tlbi};
+    // The first vCPU's request is behind its invalidation, and the flag behind that of the second.
+    let scripts: [(usize, &[Op]); 3] = [
+        (0, &[Tlbi((2, 1)), Load(SEEN)]),
+        (
+            0,
+            &[Store(ENTRY, entry_to(NEW)), Tlbi(ENTRY), Store(FLAG, 1)],
+        ),
+        (1, &[LoadVia(ENTRY), Load(FLAG), LoadVia(ENTRY)]),
+    ];
+    let scenario = Scenario {
+        initial: vec![[5, 7], [0; WORDS], [0; WORDS]],
+        ..scenario(&scripts, &[0, 1, 1])
+    };
+    search::<2, 2, 8>("two batches", &scenario, &[0, 1, 2], Left::default());
+}
+
+#[test]
 fn pages_that_come_early() {
     use Op::{Add, Copy, Load, Store};
     const Z: Word = (2, 0);
@@ -486,6 +528,17 @@ fn pages_that_come_early() {
     ];
     search::<2, 2, 8>(
         "burst",
+        &scenario(&scripts, &[1, 1, 1]),
+        &[0, 1],
+        Left::default(),
+    );
+    // Pages are cleared in sequence, and the next one is not to be.
+    let scripts: [(usize, &[Op]); 2] = [
+        (0, &[Op::Zero(0), Op::Zero(1), Add(X)]),
+        (1, &[Store(Z, 1), Load(Z)]),
+    ];
+    search::<2, 2, 8>(
+        "clearing in sequence",
         &scenario(&scripts, &[1, 1, 1]),
         &[0, 1],
         Left::default(),
@@ -513,7 +566,7 @@ fn pages_pushed_to_readers() {
         (1, &[Load(X), Load(X)]),
         (2, &[Load(X), Store(X, 3)]),
     ];
-    for home in 0..2 {
+    for home in 0..if is_soak() { 2 } else { 1 } {
         let left = Left {
             quiets: 1,
             ..Left::default()

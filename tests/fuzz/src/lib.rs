@@ -16,6 +16,7 @@ pub type Target = fn(&[u8]);
 /// Every target by its name, which is its folder in `seeds/`.
 pub const TARGETS: &[(&str, Target)] = &[
     ("bundle", targets::control::bundle),
+    ("coherence_message", targets::coherence::coherence_message),
     ("control_request", targets::control::request),
     ("control_stream", targets::control::stream),
     ("device_tree", targets::machine::device_tree),

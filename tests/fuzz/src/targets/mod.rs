@@ -1,5 +1,6 @@
 //! The targets, by boundary.
 
+pub mod coherence;
 pub mod control;
 pub mod exits;
 pub mod gic;
