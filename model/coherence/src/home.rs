@@ -135,6 +135,9 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             access: Access::Read,
             ..*message
         };
+        if message.slot == PUSH {
+            self.pushing &= !bit(message.host);
+        }
         let asked = request.map_or(read, |request| request.message);
         let page = self.page(n);
         if Self::only_reads(&asked, page.owner) {

@@ -234,7 +234,8 @@ pub enum Event<'a> {
     Retired(usize),
     /// The vCPU has lost its CPU: its pages may go.
     Away(usize),
-    /// A page was written, and will not be for a while: its vCPU waits, or has told others.
+    /// A page was written, and will not be for a while: its vCPU waits, or has told others. A hint that nothing answers, so
+    /// its sender looks that the link has room.
     Quiet(u32),
     /// A vCPU has invalidated TLB entries, on the CPUs of this host already; it runs again after [`Actions::resume`].
     Tlbi(usize, u64),
@@ -293,15 +294,19 @@ pub struct Host<P, const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
     requests: [[Option<Request>; SLOTS]; HOSTS],
     /// Of the owner or sharer: messages that wait for a lease to end, by requester and slot.
     deferred: [[Option<Deferred>; SLOTS]; HOSTS],
+    /// Of the home: hosts that a page is being pushed to.
+    pushing: Hosts,
     tlb: Tlb<HELD>,
     /// Messages from this host to itself, empty between steps.
     local: Vec<Message, 8>,
     broken: Option<Broken>,
 }
 
-/// Returns how many messages can wait for the answers to a TLB invalidation: for each open transaction, one to each host.
+/// Returns how many messages can wait for the answers to a TLB invalidation. Meanwhile no transaction of this home ends, so
+/// each vCPU or prefetch can have sent one [`Kind::Get`] and one [`Kind::Hurry`]: each leads to at most one message to each
+/// host, and to one answer. Beside those are the messages of this host's own transactions, and pushes.
 pub const fn held_max(hosts: usize, slots: usize) -> usize {
-    hosts * slots * hosts
+    hosts * slots * (2 * hosts + 1) + 3 * slots + 2 * hosts + 1
 }
 
 impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
@@ -326,6 +331,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             open: [None; SLOTS],
             requests: [[None; SLOTS]; HOSTS],
             deferred: [[None; SLOTS]; HOSTS],
+            pushing: 0,
             tlb: Tlb::NEW,
             local: Vec::new(),
             broken: None,

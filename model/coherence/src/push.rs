@@ -10,7 +10,8 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
 {
     /// Tells the home that this host has done with a page that it wrote.
     pub(crate) fn quiet(&mut self, page: u32, actions: &mut impl Actions) -> Result<(), Broken> {
-        if !self.settings.switches.push || self.state(page) != State::Modified {
+        let is_held = self.holds_messages();
+        if !self.settings.switches.push || is_held || self.state(page) != State::Modified {
             return Ok(());
         }
         let message = Message {
@@ -20,19 +21,19 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         self.send(self.home(page), message, actions)
     }
 
-    /// Begins a transaction for the next former reader, unless somebody asks for the page.
+    /// Begins a transaction for the next former reader, unless somebody asks for the page. Each reader is given one page at
+    /// a time, so that the number of messages has a bound.
     pub(crate) fn push(
         &mut self,
         message: &Message,
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
+        let pushing = self.pushing;
         let page = self.page(number(message));
         let owner = page.owner;
         page.readers &= !(page.sharers | bit(owner));
-        let Some(host) = members(page.readers)
-            .next()
-            .filter(|_| page.current == NONE)
-        else {
+        let mut readers = members(page.readers & !pushing);
+        let Some(host) = readers.next().filter(|_| page.current == NONE) else {
             return Ok(());
         };
         page.readers &= !bit(host);
@@ -45,6 +46,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             ..*message
         };
         page.current = Self::id(&message);
+        self.pushing |= bit(host);
         self.send(owner, message, actions)
     }
 

@@ -173,6 +173,22 @@ fn readers_get_a_page_that_was_written() {
 }
 
 #[test]
+fn a_reader_is_pushed_one_page_at_a_time() {
+    let scripts: [(usize, &[Op]); 2] = [
+        (1, &[Op::Load(X), Op::Load(Y)]),
+        (0, &[Op::Store(X, 7), Op::Store(Y, 7)]),
+    ];
+    let mut line = Line::<2>::new(&scripts, &[0, 0], Switches { push: true, ..IVY });
+    line.run_all(0, Kind::Get);
+    line.run_all(1, Kind::Get);
+    let first = line.world.step(0, 0, Event::Quiet(0));
+    assert_eq!(first.len(), 1);
+    assert_eq!(line.world.step(0, 0, Event::Quiet(1)), []);
+    line.carry(0, first);
+    assert_eq!(line.world.step(0, 0, Event::Quiet(1)).len(), 1);
+}
+
+#[test]
 fn a_page_that_bounces_is_held() {
     let script = [Op::Add(X); 8];
     let scripts: [(usize, &[Op]); 2] = [(0, &script), (1, &script)];

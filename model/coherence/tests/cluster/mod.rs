@@ -39,7 +39,7 @@ impl Cipher for Open {
 const FRAME_BYTES: usize = 320;
 const LINK_SLOTS: usize = 32;
 /// Messages that a host holds at most.
-const HELD: usize = 512;
+const HELD: usize = model_coherence::held_max(8, SLOTS);
 /// vCPUs of a host at most.
 pub const SLOTS: usize = 4;
 
