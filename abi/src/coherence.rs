@@ -5,7 +5,7 @@
 //! ```
 
 use zerocopy::little_endian::{U16, U64};
-use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
+use zerocopy::{Immutable, IntoBytes, TryFromBytes, Unaligned};
 
 /// Bytes of a page, the unit of coherence.
 pub const PAGE_BYTES: usize = 4096;
@@ -17,17 +17,7 @@ pub type Operation = U64;
 
 /// Kind of a message, with its sender and receiver.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(u8)]
 pub enum Kind {
@@ -59,17 +49,7 @@ pub enum Kind {
 
 /// Access to a page.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(u8)]
 pub enum Access {
@@ -85,17 +65,7 @@ pub enum Access {
 
 /// Form of the bytes of [`Kind::Data`].
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(u8)]
 pub enum Form {
@@ -109,17 +79,7 @@ pub enum Form {
 
 /// Beginning of every message. Fields that a kind does not need are those of the request that it belongs to, or zero.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Message {
