@@ -1,7 +1,7 @@
 //! A timer of the plugin's own, which shows whether timers fire at their nanosecond.
 
-use crate::{
-    clock,
+use crate::clock;
+use sim_qemu::{
     private::{Callback, Timer},
     refuse,
 };
@@ -37,7 +37,7 @@ impl Probe {
     /// Makes the timer, before anything else is called.
     pub fn prepare(&'static self) {
         let fires: Callback = fires;
-        clock().private.make_timer(&self.timer, fires);
+        clock().qemu.make_timer(&self.timer, fires);
     }
 
     /// Arms it for a time after now, where that is asked for.
@@ -50,7 +50,7 @@ impl Probe {
     /// Lets it fire at a moment.
     pub fn arm(&self, due: i64) {
         self.due.store(due, Relaxed);
-        clock().private.arm(&self.timer, due);
+        clock().qemu.arm(&self.timer, due);
     }
 
     /// Lets it not fire, if that would be after `now`.
@@ -58,7 +58,7 @@ impl Probe {
         let due = self.due.load(Relaxed);
         if due > now && due != NEVER {
             self.due.store(NEVER, Relaxed);
-            clock().private.disarm(&self.timer);
+            clock().qemu.disarm(&self.timer);
         }
     }
 
@@ -92,5 +92,5 @@ impl Probe {
 
 extern "C" fn fires(_: *mut c_void) {
     let clock = clock();
-    clock.probe.fired_at(clock.private.now());
+    clock.probe.fired_at(clock.qemu.now());
 }

@@ -1,6 +1,7 @@
 //! The counted clock on a guest that sleeps all the time. Skipped, with a sentence, where there is no QEMU.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use sim_qemu::trial::{self, QEMU, has_qemu};
 use std::{
     env, fs,
     path::{Path, PathBuf},
@@ -9,7 +10,6 @@ use std::{
     thread,
 };
 
-const QEMU: &str = "qemu-system-aarch64";
 /// Runs with the plugin, all of which must be the same.
 const RUNS: usize = 40;
 /// Runs without, in one of which at least a timer must be late: it was in one of five.
@@ -19,47 +19,14 @@ const AT_ONCE: usize = 4;
 /// Of the guest, which tells what its clock said.
 const SUM_DIGITS: usize = 16;
 
-/// Runs cargo for `kind` of build; gives the file of that ending, which it made.
-fn build(kind: &str, arguments: &[&str], ending: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut cargo = Command::new(root.join("scripts/cargo"));
-    cargo.args([kind, "build", "--message-format=json"]);
-    cargo.args(arguments);
-    for variable in ["RUSTC", "RUSTDOC", "CARGO", "RUSTUP_TOOLCHAIN"] {
-        cargo.env_remove(variable);
-    }
-    let output = cargo.current_dir(&root).output().unwrap();
-    let messages = String::from_utf8_lossy(&output.stdout);
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "cargo cannot build: {words}");
-    let file = messages.split('"').find(|word| word.ends_with(ending));
-    PathBuf::from(file.unwrap())
-}
-
 fn guest() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let arguments = ["--release", "--manifest-path", "sim/guest/Cargo.toml"];
-    BUILT.get_or_init(|| build("el2", &arguments, "/sleeps"))
+    BUILT.get_or_init(|| trial::guest("sleeps").unwrap())
 }
 
-/// The plugin, once built: cargo makes no shared object for a test's sake.
 fn plugin() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let test = env::current_exe().unwrap();
-        let target = test.ancestors().nth(3).unwrap().to_str().unwrap();
-        let arguments = ["--manifest-path", "sim/clock/Cargo.toml"];
-        let arguments = [&arguments[..], &["--target-dir", target]].concat();
-        build("host", &arguments, "/libsim_clock.so")
-    })
-}
-
-fn is_there() -> bool {
-    let there = Command::new(QEMU).arg("--version").output().is_ok();
-    if !there {
-        eprintln!("skipped: there is no {QEMU} here; scripts/setup installs it");
-    }
-    there
+    BUILT.get_or_init(|| trial::plugin("clock").unwrap())
 }
 
 /// The machine, with one nanosecond for each instruction and for each count of the guest's counter.
@@ -108,16 +75,12 @@ fn some(name: &str, options: &str) -> Vec<(String, String)> {
 }
 
 fn number(report: &str, key: &str) -> u64 {
-    let word = report.split_whitespace().find_map(|word| {
-        let (name, number) = word.split_once('=')?;
-        (name == key).then_some(number)
-    });
-    word.unwrap().parse().unwrap()
+    trial::number(report, key).unwrap()
 }
 
 #[test]
 fn no_leap_of_the_plugin_ends_late() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     guest();
@@ -137,7 +100,7 @@ fn no_leap_of_the_plugin_ends_late() {
 
 #[test]
 fn a_leap_of_the_main_thread_ends_late_now_and_then() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     guest();
@@ -160,7 +123,7 @@ fn a_leap_of_the_main_thread_ends_late_now_and_then() {
 
 #[test]
 fn a_late_timer_ends_qemu() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     guest();
@@ -188,7 +151,7 @@ fn a_late_timer_ends_qemu() {
 
 #[test]
 fn what_the_plugin_cannot_put_right_is_refused() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     guest();

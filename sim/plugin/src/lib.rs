@@ -7,8 +7,8 @@
 //! crates has the options, the command line and the layout of the results.
 //!
 //! # Soundness
-//! Unsafe code is here (QEMU calls), in `machine` (calls of the plugin interface, the window's
-//! mapping) and in `private` (QEMU's own symbols). All state is in one static cell. It is used by
+//! Unsafe code is here (QEMU calls) and in `machine` (calls of the plugin interface, the window's
+//! mapping). All state is in one static cell. It is used by
 //! callbacks only, and these come from one thread: under `-icount` QEMU has one thread for all CPUs,
 //! which the self-test and each translation check. No callback calls anything of QEMU's that would
 //! come back to a callback.
@@ -16,25 +16,20 @@
 mod code;
 mod machine;
 mod options;
-mod private;
 mod ram;
 
 use code::{Run, Special};
-use machine::{Simulation, refuse};
+use machine::Simulation;
 use options::Options;
-use qemu_plugin_sys as qemu;
+use sim_qemu::{Loading, interface as qemu, refuse};
 use std::{
     cell::UnsafeCell,
-    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    ffi::{c_uint, c_void},
     ptr,
 };
 
-/// The version of the plugin interface that the plugin is made for.
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals)]
-pub static qemu_plugin_version: c_int = INTERFACE;
+sim_qemu::plugin!(prepare);
 
-const INTERFACE: c_int = qemu::QEMU_PLUGIN_VERSION as c_int;
 const PAGE_SHIFT: u32 = sim_model::PAGE_SHIFT;
 
 struct Cell(UnsafeCell<Option<Simulation>>);
@@ -56,48 +51,14 @@ fn simulation() -> &'static mut Simulation {
     }
 }
 
-/// Called by QEMU when it has loaded the plugin.
-///
-/// # Safety
-/// As QEMU promises: `info` is valid, and `argv` has `argc` strings.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn qemu_plugin_install(
-    id: qemu::qemu_plugin_id_t,
-    info: *const qemu::qemu_info_t,
-    argc: c_int,
-    argv: *const *const c_char,
-) -> c_int {
-    // SAFETY: as the caller promises.
-    let (info, words) = unsafe {
-        let words = (0..argc.max(0) as usize).map(|index| CStr::from_ptr(*argv.add(index)));
-        let words = words.map(|word| word.to_string_lossy().into_owned());
-        (&*info, words.collect::<Vec<String>>())
-    };
-    match prepare(info, &words) {
-        Ok(made) => {
-            // SAFETY: QEMU has no thread for CPUs yet, and nothing was registered to be called.
-            unsafe { *SIMULATION.0.get() = Some(made) };
-            // SAFETY: the number is the one that QEMU gave, and the function is as it must be.
-            unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, Some(on_translation)) };
-            0
-        }
-        Err(why) => {
-            eprintln!("underpin sim: {why}");
-            -1
-        }
-    }
-}
-
-fn prepare(info: &qemu::qemu_info_t, words: &[String]) -> Result<Simulation, String> {
-    if !info.system_emulation || info.version.cur != INTERFACE {
-        return Err(format!(
-            "this QEMU has version {} of the plugin interface, but the plugin needs version {INTERFACE} and a whole machine; install QEMU 10.0",
-            info.version.cur
-        ));
-    }
-    // SAFETY: where a whole machine is emulated, this member of the union is the valid one.
-    let cpus = unsafe { info.__bindgen_anon_1.system.smp_vcpus };
-    Simulation::new(Options::read(words, cpus.max(0) as usize)?)
+fn prepare(loading: &Loading) -> Result<(), String> {
+    let options = Options::read(&loading.words, loading.cpus)?;
+    let made = Simulation::new(loading.qemu, options)?;
+    // SAFETY: QEMU has no thread for CPUs yet, and nothing was registered to be called.
+    unsafe { *SIMULATION.0.get() = Some(made) };
+    // SAFETY: the number is the one that QEMU gave, and the function is as it must be.
+    unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(loading.id, Some(on_translation)) };
+    Ok(())
 }
 
 /// One instruction of a block that is being translated.

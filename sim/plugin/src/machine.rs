@@ -3,11 +3,14 @@
 use crate::{
     code::{Run, Special},
     options::Options,
-    private::{ByteArray, CpuState, Current, Private},
     ram::Ram,
 };
-use qemu_plugin_sys as qemu;
 use sim_model::{Access, CSV_HEADER, Level, Machine, MicroTlb, PAGE_SHIFT, Regions, Window};
+use sim_qemu::{
+    interface as qemu,
+    private::{ByteArray, CpuState, Current, Qemu},
+    refuse,
+};
 use std::{
     ffi::{CStr, c_void},
     fs::{self, File, OpenOptions},
@@ -34,7 +37,7 @@ const fn level(regime: u32) -> Level {
 
 /// All that the plugin has.
 pub struct Simulation {
-    private: Private,
+    qemu: &'static Qemu,
     options: Options,
     machine: Machine<'static>,
     regions: Regions,
@@ -69,14 +72,6 @@ impl Thread {
         }
         self.last.1
     }
-}
-
-/// Says why and ends QEMU: figures that may be wrong are worth nothing.
-pub fn refuse(why: &str) -> ! {
-    eprintln!("underpin sim: {why}");
-    // SAFETY: nothing of QEMU's may run any more, least of all what it does at its exit, and this
-    // call ends the process without it.
-    unsafe { libc::_exit(1) }
 }
 
 /// The counter window: the file's memory, shared with QEMU, or memory that nobody else reads.
@@ -118,21 +113,14 @@ impl Simulation {
     ///
     /// # Errors
     /// A sentence for the user.
-    pub fn new(options: Options) -> Result<Self, String> {
-        let private = Private::find()?;
-        let [major, minor, micro] = private.version();
-        if (major, minor) != (10, 0) {
-            return Err(format!(
-                "this is QEMU {major}.{minor}.{micro}, but the plugin knows the insides of 10.0 only; install QEMU 10.0"
-            ));
-        }
+    pub fn new(qemu: &'static Qemu, options: Options) -> Result<Self, String> {
         let topology = options.topology.clone();
         let window = Window::new(window(&options)?, &topology).map_err(|bad| bad.to_string())?;
         let failed = |error| format!("cannot write '{}': {error}", options.out.display());
         let mut out = File::create(&options.out).map_err(failed)?;
         out.write_all(CSV_HEADER.as_bytes()).map_err(failed)?;
         Ok(Self {
-            private,
+            qemu,
             tlbs: (0..topology.cpus()).map(|_| MicroTlb::default()).collect(),
             machine: Machine::new(topology, options.geometry, options.slice_ns, window),
             options,
@@ -145,17 +133,15 @@ impl Simulation {
 
     /// The self-test, on the thread that runs CPUs, before it has run any.
     fn start(&self) -> Result<Thread, String> {
-        if !self.private.counts_instructions() {
-            return Err("QEMU must count instructions: add '-icount shift=0,sleep=off'".into());
-        }
+        self.qemu.must_count()?;
         let numbers = 0..self.options.topology.cpus();
-        let cpus: Vec<CpuState> = numbers.map(|number| self.private.cpu(number)).collect();
+        let cpus: Vec<CpuState> = numbers.map(|number| self.qemu.cpu(number)).collect();
         let current = Current::of_this_thread()?;
         let running = cpus.iter().filter(|cpu| **cpu == current.get()).count();
         if running != 1 || cpus.iter().any(|cpu| cpu.is_null()) {
             return Err("the self-test failed: the CPU that runs is not one of QEMU's CPUs".into());
         }
-        let idle_from_ns = self.private.bias_ns();
+        let idle_from_ns = self.qemu.bias_ns();
         if idle_from_ns < 0 {
             return Err("the self-test failed: the clock's bias is not where it should be".into());
         }
@@ -180,7 +166,7 @@ impl Simulation {
             cpus,
             ram,
             x0: register(c"x0")?,
-            value: self.private.byte_array(),
+            value: self.qemu.byte_array(),
             idle_from_ns,
         })
     }
@@ -189,7 +175,7 @@ impl Simulation {
     /// the same thread.
     pub fn translates(&mut self) {
         let Some(thread) = &self.thread else {
-            self.thread = Some(self.start().unwrap_or_else(|why| refuse(&why)));
+            self.thread = Some(self.start().unwrap_or_else(|why| refuse(why)));
             return;
         };
         // SAFETY: as above.
@@ -224,10 +210,10 @@ impl Simulation {
             return;
         };
         let cpu = thread.cpu();
-        let idle_ns = self.private.bias_ns() - thread.idle_from_ns;
+        let idle_ns = self.qemu.bias_ns() - thread.idle_from_ns;
         self.machine.set_idle(idle_ns.max(0) as u64);
         if self.machine.execute(cpu, run.instructions) {
-            self.private.end_turn(thread.last.0);
+            self.qemu.end_turn(thread.last.0);
         }
         self.machine
             .fetch(cpu, run.line << self.machine.line_shift(), run.lines);
@@ -296,7 +282,7 @@ impl Simulation {
                 let lines = self.regions.end(region, &self.machine);
                 self.machine.publish();
                 if let Err(error) = self.out.write_all(lines.as_bytes()) {
-                    refuse(&format!("cannot write the results: {error}"));
+                    refuse(format_args!("cannot write the results: {error}"));
                 }
             }
         }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use sim_model::offset;
+use sim_qemu::trial::{self, QEMU, has_qemu};
 use std::{
     env, fs,
     fs::File,
@@ -11,7 +12,6 @@ use std::{
     sync::OnceLock,
 };
 
-const QEMU: &str = "qemu-system-aarch64";
 const MEMORY: u64 = 0x4000_0000;
 /// Where the program reads its parameters.
 const PARAMETERS: u64 = 0x4030_0000;
@@ -74,51 +74,16 @@ impl Outcome {
     }
 }
 
-/// Runs cargo for `kind` of build; gives the file of that name, or ending, which it made.
-fn build(kind: &str, arguments: &[&str], ending: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut cargo = Command::new(root.join("scripts/cargo"));
-    cargo.args([kind, "build", "--message-format=json"]);
-    cargo.args(arguments);
-    for variable in ["RUSTC", "RUSTDOC", "CARGO", "RUSTUP_TOOLCHAIN"] {
-        cargo.env_remove(variable);
-    }
-    let output = cargo.current_dir(&root).output().unwrap();
-    let messages = String::from_utf8_lossy(&output.stdout);
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "cargo cannot build: {words}");
-    let file = messages.split('"').find(|word| word.ends_with(ending));
-    PathBuf::from(file.unwrap())
-}
-
 /// The program, once built.
 fn guest() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let arguments = ["--release", "--manifest-path", "sim/guest/Cargo.toml"];
-    BUILT.get_or_init(|| build("el2", &arguments, "/known_answers"))
+    BUILT.get_or_init(|| trial::guest("known_answers").unwrap())
 }
 
-/// The plugin, once built: cargo makes no shared object for a test's sake.
+/// The plugin, once built.
 fn plugin() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let test = env::current_exe().unwrap();
-        let target = test.ancestors().nth(3).unwrap().to_str().unwrap();
-        let arguments = ["--manifest-path", "sim/plugin/Cargo.toml"];
-        build(
-            "host",
-            &[&arguments[..], &["--target-dir", target]].concat(),
-            "/libsim_plugin.so",
-        )
-    })
-}
-
-fn is_there() -> bool {
-    let there = Command::new(QEMU).arg("--version").output().is_ok();
-    if !there {
-        eprintln!("skipped: there is no {QEMU} here; scripts/setup installs it");
-    }
-    there
+    BUILT.get_or_init(|| trial::plugin("plugin").unwrap())
 }
 
 impl Run {
@@ -235,7 +200,7 @@ fn close(found: u64, expected: u64, thousandths: u64) -> bool {
 
 #[test]
 fn misses_and_latencies_are_as_expected() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     let lines = LOCAL.bytes / 64 * LOCAL.passes;
@@ -265,7 +230,7 @@ fn misses_and_latencies_are_as_expected() {
 
 #[test]
 fn pages_are_counted_and_reported() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     let array = MEMORY + LOCAL.node_mib * MIB;
@@ -299,7 +264,7 @@ fn pages_are_counted_and_reported() {
 
 #[test]
 fn pages_that_only_their_node_uses_are_not_reported() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     let run = Run {
@@ -316,7 +281,7 @@ fn pages_that_only_their_node_uses_are_not_reported() {
 
 #[test]
 fn the_same_work_takes_as_long_on_many_cpus() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     let times = [1, 2, 4, 8].map(|cpus| {
@@ -349,7 +314,7 @@ fn the_same_work_takes_as_long_on_many_cpus() {
 
 #[test]
 fn two_runs_are_the_same() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     let run = |name| Run {
@@ -372,7 +337,7 @@ fn two_runs_are_the_same() {
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
-    if !is_there() {
+    if !has_qemu() {
         return;
     }
     let run = Run {

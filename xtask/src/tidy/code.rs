@@ -11,7 +11,13 @@ const FILE_LINES_MAX: usize = 600;
 const SAFETY_REACH: usize = 16;
 
 /// Where unsafe code may be.
-const UNSAFE: [&str; 4] = ["machine", "hypervisor", "sim/clock", "sim/plugin"];
+const UNSAFE: [&str; 5] = [
+    "machine",
+    "hypervisor",
+    "sim/plugin",
+    "sim/qemu",
+    "sim/wire",
+];
 /// Where instructions and registers of one architecture may be.
 const MACHINE_CODE: [&str; 3] = ["machine/aarch64", "machine/bare", "sim/guest"];
 /// Where input must not be able to panic.
@@ -208,7 +214,7 @@ mod tests {
         assert_eq!(
             found("model/a/src/lib.rs", bare),
             [
-                "model/a/src/lib.rs:1: unsafe code may be below machine, hypervisor, sim/clock, sim/plugin only"
+                "model/a/src/lib.rs:1: unsafe code may be below machine, hypervisor, sim/plugin, sim/qemu, sim/wire only"
             ]
         );
         assert_eq!(

@@ -8,16 +8,18 @@ use toml::{Table, Value};
 /// The licence of everything.
 const LICENCE: &str = "MIT OR Apache-2.0";
 /// But for this: what is loaded into QEMU is under a licence that QEMU's permits.
-const OTHER_LICENCE: [(&str, &str); 2] = [
+const OTHER_LICENCE: [(&str, &str); 4] = [
     ("sim/clock", "GPL-2.0-or-later"),
     ("sim/plugin", "GPL-2.0-or-later"),
+    ("sim/qemu", "GPL-2.0-or-later"),
+    ("sim/wire", "GPL-2.0-or-later"),
 ];
 /// Crates whose names say nothing.
 const EMPTY_NAMES: [&str; 3] = ["util", "common", "base"];
 /// Packages that are known by one name, wherever they lie.
 const OWN_NAME: [&str; 1] = ["underpin"];
 /// Crates that may hold unsafe code; all others forbid it.
-const UNSAFE: [&str; 9] = [
+const UNSAFE: [&str; 11] = [
     "machine/aarch64",
     "machine/bare",
     "machine/heap",
@@ -27,6 +29,8 @@ const UNSAFE: [&str; 9] = [
     "sim/guest",
     "sim/clock",
     "sim/plugin",
+    "sim/qemu",
+    "sim/wire",
 ];
 
 pub fn check(tree: &Tree) -> Vec<Finding> {

@@ -1,10 +1,15 @@
 //! What QEMU exports, but does not promise: symbols that only its own parts are meant to use.
 //!
+//! The plugin interface gives a wrong CPU number where one thread runs all CPUs and blocks of code are shared among them
+//! (accel/tcg/plugin-gen.c, `gen_cpu_index`), cannot end a CPU's turn, and neither tells nor moves the time. So plugins ask
+//! QEMU itself.
+//!
 //! # Soundness
 //! All are of QEMU 10.0, and have the signatures below there (include/qemu/timer.h, include/system/cpus.h,
-//! include/hw/core/cpu.h, include/system/runstate.h, include/system/system.h); [`crate::prepare`] lets nothing but
-//! `qmp_query_version` be called where that is not QEMU's version. They are called with QEMU's big lock held: by a
-//! callback of QEMU's that holds it, or before there is a second thread.
+//! include/hw/core/cpu.h, include/system/runstate.h, include/system/system.h, qapi/qapi-commands-control.h); `find` calls
+//! nothing but `qmp_query_version`, whose signature has been this one since QEMU 2, where that is not QEMU's version.
+//! They are called with QEMU's big lock held: by a callback of QEMU's that holds it, or before there is a second thread.
+//! Those of which that is not true say so.
 
 use libc::{RTLD_DEFAULT, c_char, c_int, c_void, dlsym};
 use std::{
@@ -12,7 +17,10 @@ use std::{
     ffi::{CStr, CString},
     mem::transmute,
     ptr,
-    sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicI64, Ordering::SeqCst},
+    },
 };
 
 /// QEMU's `CPUState`, of which only the address is used.
@@ -21,7 +29,8 @@ pub type CpuState = *mut c_void;
 pub type Callback = extern "C" fn(*mut c_void);
 /// What QEMU asks about a halted CPU.
 pub type IsIdle = extern "C" fn(CpuState) -> bool;
-type Notify = extern "C" fn(*mut c_void, *mut c_void);
+/// What is called once the machine is made.
+pub type Notify = extern "C" fn(*mut c_void, *mut c_void);
 
 /// `QEMU_CLOCK_VIRTUAL`, and nanoseconds.
 const VIRTUAL: c_int = 1;
@@ -46,9 +55,22 @@ unsafe impl Sync for Timer {}
 
 impl Timer {
     /// One that QEMU has yet to make.
-    pub fn new() -> Self {
+    #[expect(
+        clippy::new_without_default,
+        reason = "none is of use before make_timer"
+    )]
+    pub const fn new() -> Self {
         Self(UnsafeCell::new([0; 16]))
     }
+}
+
+/// The byte array of glib, which QEMU fills with a register.
+#[repr(C)]
+pub struct ByteArray {
+    /// The bytes.
+    pub data: *const u8,
+    /// How many there are.
+    pub len: u32,
 }
 
 /// A `Notifier`: a function, and the links of a list.
@@ -86,28 +108,25 @@ fn symbol(name: &CStr) -> Result<*mut c_void, String> {
     let address = unsafe { dlsym(RTLD_DEFAULT, name.as_ptr()) };
     if address.is_null() {
         return Err(format!(
-            "this QEMU does not export '{}', which the clock's plugin needs; use QEMU 10.0 with all symbols exported, as Debian's is",
+            "this QEMU does not export '{}', which the plugin needs; use QEMU 10.0 with all symbols exported, as Debian's is",
             name.to_string_lossy()
         ));
     }
     Ok(address)
 }
 
-/// Declares [`Private`], and how its symbols are found.
+/// Declares [`Qemu`], and how its symbols are found.
 macro_rules! symbols {
     ($($field:ident: $name:literal = fn($($argument:ty),*) $(-> $result:ty)?;)* [$($variable:ident)*]) => {
         /// The symbols, all there.
-        pub struct Private {
+        pub struct Qemu {
             $($field: extern "C" fn($($argument),*) $(-> $result)?,)*
             $($variable: Address,)*
         }
 
-        impl Private {
-            /// Finds all symbols.
-            ///
-            /// # Errors
-            /// The sentence that names the first that is missing.
-            pub fn find() -> Result<Self, String> {
+        impl Qemu {
+            /// Finds all symbols; the sentence of a failure names the first that is missing.
+            fn symbols() -> Result<Self, String> {
                 Ok(Self {
                     $($field: {
                         let address = symbol($name)?;
@@ -125,11 +144,14 @@ macro_rules! symbols {
 
 symbols! {
     add_notifier: c"qemu_add_machine_init_done_notifier" = fn(*mut Notifier);
+    all_idle: c"all_cpu_threads_idle" = fn() -> bool;
     accelerator: c"cpus_get_accel" = fn() -> *mut *mut c_void;
     clock_ns: c"qemu_clock_get_ns" = fn(c_int) -> i64;
     deadline_ns: c"qemu_clock_deadline_ns_all" = fn(c_int, c_int) -> i64;
+    exit_cpu: c"cpu_exit" = fn(CpuState);
     get_cpu: c"qemu_get_cpu" = fn(c_int) -> CpuState;
     in_vcpu_thread: c"qemu_in_vcpu_thread" = fn() -> bool;
+    new_array: c"g_byte_array_new" = fn() -> *mut ByteArray;
     query_version: c"qmp_query_version" = fn(*mut c_void) -> *const VersionInfo;
     reset_requested: c"qemu_reset_requested_get" = fn() -> c_int;
     shutdown_requested: c"qemu_shutdown_requested_get" = fn() -> c_int;
@@ -139,9 +161,28 @@ symbols! {
     [rr_start_vcpu_thread rr_kick_vcpu_thread timers_state use_icount qtest_allowed]
 }
 
-impl Private {
+static QEMU: OnceLock<Qemu> = OnceLock::new();
+
+impl Qemu {
+    /// Finds all symbols.
+    ///
+    /// # Errors
+    /// A symbol is missing, or this is another version of QEMU.
+    pub fn find() -> Result<&'static Self, String> {
+        let found = Self::symbols()?;
+        // Asked for once more by the thread that runs CPUs, but missed here already.
+        symbol(c"current_cpu")?;
+        let [major, minor, micro] = found.version();
+        if (major, minor) != (10, 0) {
+            return Err(format!(
+                "this is QEMU {major}.{minor}.{micro}, but the plugin knows the insides of QEMU 10.0 only; install that"
+            ));
+        }
+        Ok(QEMU.get_or_init(|| found))
+    }
+
     /// QEMU's version: major, minor, micro.
-    pub fn version(&self) -> [i64; 3] {
+    fn version(&self) -> [i64; 3] {
         // Where to put an error: nowhere.
         let info = (self.query_version)(ptr::null_mut());
         // SAFETY: what the command gives is a structure of a pointer to three numbers, which is never freed.
@@ -153,10 +194,18 @@ impl Private {
         }
     }
 
-    /// Whether the guest's time is counted instructions.
-    pub fn counts_instructions(&self) -> bool {
+    /// Fails where the guest's time is not counted instructions.
+    ///
+    /// # Errors
+    /// The sentence for the user.
+    pub fn must_count(&self) -> Result<(), String> {
         // SAFETY: a variable of this type (include/exec/icount.h), which is set before any CPU exists.
-        unsafe { self.use_icount.0.cast::<c_int>().read() == ICOUNT_PRECISE }
+        let counts = unsafe { self.use_icount.0.cast::<c_int>().read() == ICOUNT_PRECISE };
+        if counts {
+            Ok(())
+        } else {
+            Err("QEMU must count instructions: add '-icount shift=0,sleep=off'".into())
+        }
     }
 
     /// Has a function called once the machine is made.
@@ -173,19 +222,24 @@ impl Private {
     ///
     /// # Errors
     /// QEMU's insides are not as they are known.
-    pub fn take_over(&self, is_idle: IsIdle) -> Result<(), String> {
+    pub(crate) fn take_over(&self, is_idle: IsIdle) -> Result<(), String> {
         let operations = (self.accelerator)();
         // SAFETY: `AccelOpsClass` has more words than these; no CPU runs yet, so nobody else uses it.
-        let is_known = unsafe {
-            operations.add(START_VCPU_THREAD).read() == self.rr_start_vcpu_thread.0
-                && operations.add(KICK_VCPU_THREAD).read() == self.rr_kick_vcpu_thread.0
-                && operations.add(CPU_THREAD_IS_IDLE).read().is_null()
+        let (is_known, is_empty) = unsafe {
+            (
+                operations.add(START_VCPU_THREAD).read() == self.rr_start_vcpu_thread.0
+                    && operations.add(KICK_VCPU_THREAD).read() == self.rr_kick_vcpu_thread.0,
+                operations.add(CPU_THREAD_IS_IDLE).read().is_null(),
+            )
         };
         if !is_known {
             return Err(
-                "the functions of this QEMU's accelerator are not where the clock's plugin knows them; install QEMU 10.0, and add '-accel tcg,thread=single'"
+                "the functions of this QEMU's accelerator are not where the plugin knows them; install QEMU 10.0, and add '-accel tcg,thread=single'"
                     .into(),
             );
+        }
+        if !is_empty {
+            return Err("two plugins move the counted clock; load libsim_wire.so or libsim_clock.so, not both".into());
         }
         // SAFETY: the place of a function of this type, which is still empty. The flag is a `bool`. A CPU that is
         // stopped for a reset counts as idle before QEMU asks, and then the main thread would leap all the same: not
@@ -210,8 +264,23 @@ impl Private {
     }
 
     /// The CPU with a number; null where there is none.
-    pub fn cpu(&self, number: c_int) -> CpuState {
-        (self.get_cpu)(number)
+    pub fn cpu(&self, number: usize) -> CpuState {
+        (self.get_cpu)(number as c_int)
+    }
+
+    /// Ends the turn of a CPU, which came from [`Current::get`], after the block that it executes.
+    pub fn end_turn(&self, cpu: CpuState) {
+        (self.exit_cpu)(cpu);
+    }
+
+    /// An empty byte array, which lives as long as QEMU.
+    pub fn byte_array(&self) -> *mut ByteArray {
+        (self.new_array)()
+    }
+
+    /// What QEMU says of its CPUs, where it asks the hook of [`Qemu::take_over`] about each that is halted.
+    pub(crate) fn are_all_idle(&self) -> bool {
+        (self.all_idle)()
     }
 
     /// The counted clock, in nanoseconds.
@@ -225,13 +294,14 @@ impl Private {
         (ahead >= 0).then_some(ahead)
     }
 
-    /// How much the clock is ahead of counted instructions, in nanoseconds: the sum of all leaps.
+    /// How much the clock is ahead of counted instructions, in nanoseconds: the sum of all leaps. Any thread may ask.
+    #[inline]
     pub fn bias_ns(&self) -> i64 {
         self.bias().load(SeqCst)
     }
 
     /// Moves the clock.
-    pub fn add_to_bias(&self, ns: i64) {
+    pub(crate) fn add_to_bias(&self, ns: i64) {
         self.bias().fetch_add(ns, SeqCst);
     }
 
@@ -255,5 +325,26 @@ impl Private {
     /// Lets a timer not fire.
     pub fn disarm(&self, timer: &Timer) {
         (self.timer_del)(timer.0.get().cast());
+    }
+}
+
+/// Which CPU the calling thread runs.
+#[derive(Clone, Copy)]
+pub struct Current(*const CpuState);
+
+impl Current {
+    /// Finds the variable of the calling thread.
+    ///
+    /// # Errors
+    /// As for any symbol.
+    pub fn of_this_thread() -> Result<Self, String> {
+        symbol(c"current_cpu").map(|address| Self(address.cast()))
+    }
+
+    /// The CPU that runs.
+    #[inline]
+    pub fn get(self) -> CpuState {
+        // SAFETY: a thread's variable lives as long as the thread. `Current` is neither `Send` nor `Sync`.
+        unsafe { self.0.read_volatile() }
     }
 }
