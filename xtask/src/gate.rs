@@ -153,6 +153,13 @@ pub fn properties(cases: &str) -> Command {
     command
 }
 
+/// A million meetings of simulated hosts, twice.
+pub fn long_lock_step() -> Command {
+    let mut command = project::sim_cargo("test -p sim_wire");
+    command.args(["--", "--ignored"]);
+    command
+}
+
 /// The fuzz targets, each for so many seconds on its saved seeds.
 pub fn fuzz(seconds: &str) -> Command {
     cargo(

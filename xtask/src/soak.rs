@@ -48,11 +48,12 @@ pub fn run(hours: f64) -> bool {
             "round {rounds}, after {:.1} h",
             start.elapsed().as_secs_f64() / 3600.0
         ));
-        let mut steps = Steps::new(3, project::products().join("soak-logs"));
+        let mut steps = Steps::new(4, project::products().join("soak-logs"));
         for (name, mut command) in [
             ("boot tests", gate::boot_tests(true)),
             ("fuzzing", gate::fuzz(FUZZ_SECONDS)),
             ("property tests", gate::properties(CASES)),
+            ("lock-step of hosts", gate::long_lock_step()),
         ] {
             let done = steps.run(name, |step| {
                 let (good, _) = step.watch(&mut command, |line| step.say(line))?;

@@ -6,8 +6,8 @@
 use crate::HOSTS_MAX;
 
 const HEAD_BYTES: usize = 32;
-/// The longest frame that a card sends: the most of virtio-net, its header included.
-pub const FRAME_BYTES_MAX: usize = 65_562;
+/// The longest frame that QEMU lets a card send (`NET_BUFSIZE`, include/net/net.h).
+pub const FRAME_BYTES_MAX: usize = 4_096 + 65_536;
 
 /// What the sender says of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,9 +14,9 @@ const SECOND_NS: i64 = 1_000_000_000;
 const PATIENCE_NS: i64 = 60 * SECOND_NS;
 
 /// All options, each as KEY=VALUE.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 20] = [
     "me", "hosts", "shared", "class", "latency", "rate", "frame", "seed", "lose", "repeat",
-    "reorder", "corrupt", "spread", "cut", "die", "stall", "patience", "report",
+    "reorder", "corrupt", "spread", "cut", "die", "stall", "patience", "report", "record", "cure",
 ];
 
 /// What is asked for.
@@ -40,6 +40,10 @@ pub struct Options {
     pub patience_ns: Option<i64>,
     /// Where counts go in the end.
     pub report: Option<PathBuf>,
+    /// Where each arrival goes.
+    pub record: Option<PathBuf>,
+    /// Whether the plugin takes over the leap over idle time; tests let QEMU leap, to see late timers.
+    pub is_cured: bool,
     /// Stands for all that hosts must have in common.
     pub fingerprint: u64,
 }
@@ -123,6 +127,8 @@ impl Options {
                 .collect(),
             patience_ns: Some(patience.unwrap_or(PATIENCE_NS)).filter(|ns| *ns > 0),
             report: arguments.one("report", path)?,
+            record: arguments.one("record", path)?,
+            is_cured: arguments.one("cure", cure)?.unwrap_or(true),
             fingerprint: fingerprint.value(),
         })
     }
@@ -229,6 +235,14 @@ fn stalls(arguments: &Arguments<'_>, hosts: usize) -> Result<Vec<Stall>, String>
         }
     }
     Ok(stalls)
+}
+
+fn cure(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(expected("on or off")),
+    }
 }
 
 fn expected(form: &str) -> String {

@@ -5,15 +5,17 @@
 //! | this one | how QEMU loads a plugin, and how a plugin ends QEMU |
 //! | [`private`] | functions and variables that QEMU exports and does not promise |
 //! | [`leap`] | the leap over idle time of a counted clock, in the thread that runs CPUs |
+//! | [`net`] | a network back end of the plugin's own |
 //! | [`trial`] | programs, plugins and QEMU for the plugins' tests |
 //!
 //! A plugin is a shared object with a copy of this crate; copies of two plugins in one QEMU know nothing of each other.
 //!
 //! # Soundness
-//! Unsafe code is here (the plugin interface), in `leap` (what QEMU asks) and in `private`, whose documentation says why
+//! Unsafe code is here (the plugin interface), in `net` (a frame's bytes) and in `private`, whose documentation says why
 //! QEMU's functions may be called.
 
 pub mod leap;
+pub mod net;
 pub mod private;
 pub mod trial;
 

@@ -6,11 +6,12 @@
 //!
 //! # Soundness
 //! All are of QEMU 10.0, and have the signatures below there (include/qemu/timer.h, include/system/cpus.h,
-//! include/hw/core/cpu.h, include/system/runstate.h, include/system/system.h, qapi/qapi-commands-control.h); `find` calls
+//! include/hw/core/cpu.h, include/net/net.h, include/system/runstate.h, include/system/system.h, qapi/qapi-commands-control.h); `find` calls
 //! nothing but `qmp_query_version`, whose signature has been this one since QEMU 2, where that is not QEMU's version.
 //! They are called with QEMU's big lock held: by a callback of QEMU's that holds it, or before there is a second thread.
 //! Those of which that is not true say so.
 
+use crate::net::Info;
 use libc::{RTLD_DEFAULT, c_char, c_int, c_void, dlsym};
 use std::{
     cell::UnsafeCell,
@@ -35,6 +36,8 @@ pub type Notify = extern "C" fn(*mut c_void, *mut c_void);
 /// `QEMU_CLOCK_VIRTUAL`, and nanoseconds.
 const VIRTUAL: c_int = 1;
 const NS: c_int = 1;
+/// All timers (`QEMU_TIMER_ATTR_ALL`).
+const ALL: c_int = !0;
 /// All timers but those of what is outside the machine (`QEMU_TIMER_ATTR_EXTERNAL`).
 const NOT_EXTERNAL: c_int = !1;
 /// Where `qemu_icount_bias` is in `TimersState`, in words of 64 bits (system/timers-state.h).
@@ -148,6 +151,10 @@ symbols! {
     accelerator: c"cpus_get_accel" = fn() -> *mut *mut c_void;
     clock_ns: c"qemu_clock_get_ns" = fn(c_int) -> i64;
     deadline_ns: c"qemu_clock_deadline_ns_all" = fn(c_int, c_int) -> i64;
+    flush_packets: c"qemu_flush_queued_packets" = fn(*mut c_void);
+    new_client: c"qemu_new_net_client" = fn(*const Info, *mut c_void, *const c_char, *const c_char) -> *mut c_void;
+    run_timers: c"qemu_clock_run_timers" = fn(c_int) -> bool;
+    send_packet: c"qemu_send_packet" = fn(*mut c_void, *const u8, c_int) -> isize;
     exit_cpu: c"cpu_exit" = fn(CpuState);
     get_cpu: c"qemu_get_cpu" = fn(c_int) -> CpuState;
     in_vcpu_thread: c"qemu_in_vcpu_thread" = fn() -> bool;
@@ -260,7 +267,7 @@ impl Qemu {
 
     /// Whether the machine is to be reset or to end.
     pub fn is_to_stop(&self) -> bool {
-        (self.reset_requested)() != 0 || (self.shutdown_requested)() != 0
+        (self.reset_requested)() != 0 || self.is_to_end()
     }
 
     /// The CPU with a number; null where there is none.
@@ -286,6 +293,34 @@ impl Qemu {
     /// The counted clock, in nanoseconds.
     pub fn now(&self) -> i64 {
         (self.clock_ns)(VIRTUAL)
+    }
+
+    /// Nanoseconds until the next timer of all; none where there is no timer.
+    pub fn until_any_timer(&self) -> Option<i64> {
+        let ahead = (self.deadline_ns)(VIRTUAL, ALL);
+        (ahead >= 0).then_some(ahead)
+    }
+
+    /// Whether the machine is to end.
+    pub fn is_to_end(&self) -> bool {
+        (self.shutdown_requested)() != 0
+    }
+
+    /// Runs the timers that are due, in the thread that runs CPUs.
+    pub fn run_timers(&self) {
+        (self.run_timers)(VIRTUAL);
+    }
+
+    pub(crate) fn new_client(&self, info: &'static Info, name: &'static CStr) -> *mut c_void {
+        (self.new_client)(info, ptr::null_mut(), name.as_ptr(), name.as_ptr())
+    }
+
+    pub(crate) fn send_packet(&self, client: *mut c_void, frame: &[u8]) -> isize {
+        (self.send_packet)(client, frame.as_ptr(), frame.len() as c_int)
+    }
+
+    pub(crate) fn flush_packets(&self, client: *mut c_void) {
+        (self.flush_packets)(client);
     }
 
     /// Nanoseconds until the machine's next timer; none where there is no timer.

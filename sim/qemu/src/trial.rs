@@ -10,6 +10,9 @@ use std::{
 /// QEMU's program.
 pub const QEMU: &str = "qemu-system-aarch64";
 
+/// Programs that make a flat image of an ELF file for another architecture.
+const OBJCOPY: [&str; 3] = ["llvm-objcopy", "aarch64-linux-gnu-objcopy", "rust-objcopy"];
+
 /// Whether there is a QEMU; says so where there is none.
 pub fn has_qemu() -> bool {
     let there = Command::new(QEMU).arg("--version").output().is_ok();
@@ -26,6 +29,31 @@ pub fn has_qemu() -> bool {
 pub fn guest(name: &str) -> Result<PathBuf, String> {
     let arguments = ["--release", "--manifest-path", "sim/guest/Cargo.toml"];
     build("el2", &arguments, &format!("/{name}"))
+}
+
+/// Builds one of `tests/guests`, and returns its flat image.
+///
+/// # Errors
+/// What cargo or objcopy says.
+pub fn flat_guest(name: &str) -> Result<PathBuf, String> {
+    let manifest = ["--release", "--manifest-path", "tests/guests/Cargo.toml"];
+    let arguments = [&manifest[..], &["--bin", name]].concat();
+    let elf = build("el2", &arguments, &format!("/{name}"))?;
+    let test = env::current_exe().map_err(|error| error.to_string())?;
+    let flat = test.with_file_name(format!("{name}.bin"));
+    let mut why = String::new();
+    for objcopy in OBJCOPY {
+        let mut command = Command::new(objcopy);
+        command.args(["-O", "binary"]).arg(&elf).arg(&flat);
+        match command.status() {
+            Ok(status) if status.success() => return Ok(flat),
+            Ok(status) => why = format!("{objcopy}: {status}"),
+            Err(error) => why = format!("{objcopy}: {error}"),
+        }
+    }
+    Err(format!(
+        "cannot make a flat image ({why}); run scripts/setup"
+    ))
 }
 
 /// Builds a plugin, `clock` for one, in the target directory of the test that runs, and returns its file. Cargo makes no
