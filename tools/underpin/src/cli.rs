@@ -83,6 +83,9 @@ pub struct Cli {
     /// system, and sim elsewhere
     #[arg(long, global = true, value_name = "NAME")]
     pub machine: Option<String>,
+    /// Which host of a cluster is meant (sim --hosts), host0 and so on; left out: `list` and `shutdown` mean all
+    #[arg(long, global = true, value_name = "HOST")]
+    pub host: Option<String>,
     /// Say nothing but results and errors
     #[arg(short, long, global = true)]
     pub quiet: bool,
@@ -260,7 +263,7 @@ pub struct Serve {
 }
 
 /// `underpin sim`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Sim {
     /// VM files, or directories of them
     pub files: Vec<PathBuf>,

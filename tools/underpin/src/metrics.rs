@@ -32,8 +32,8 @@ const STATES: [(u32, &str); 5] = [
 type Row<T> = (&'static str, &'static str, fn(&T) -> u64);
 
 /// All that is known of a machine.
-pub fn text(sample: &Sample) -> String {
-    let mut out = Exposition::default();
+pub fn text(sample: &Sample, host: Option<&str>) -> String {
+    let mut out = Exposition::of_host(host);
     build(&mut out);
     machine(&mut out, sample);
     cpus::write(&mut out, &sample.cpus);

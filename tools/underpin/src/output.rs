@@ -31,6 +31,8 @@ pub enum Tone {
 pub struct Output {
     format: Format,
     colour: bool,
+    /// The host of a cluster that results are about. Leaked: there is one for each host and process.
+    host: Option<&'static str>,
 }
 
 impl Output {
@@ -40,7 +42,36 @@ impl Output {
         Self {
             format,
             colour: wanted && io::stdout().is_terminal(),
+            host: None,
         }
+    }
+
+    /// The same for results about a host of a cluster.
+    #[must_use]
+    pub fn of_host(self, host: &str) -> Self {
+        Self {
+            host: Some(String::from(host).leak()),
+            ..self
+        }
+    }
+
+    /// The host that results are about.
+    pub fn host(self) -> Option<&'static str> {
+        self.host
+    }
+
+    /// Says in a result for programs which host it is about: in an object, or in each of a list.
+    pub fn of_its_host(self, mut value: Value) -> Value {
+        if let Some(host) = self.host {
+            let objects = match &mut value {
+                Value::Array(all) => all.iter_mut().collect(),
+                one => vec![one],
+            };
+            for object in objects.into_iter().filter_map(Value::as_object_mut) {
+                object.insert("host".to_owned(), host.into());
+            }
+        }
+        value
     }
 
     /// Whether results are JSON.
@@ -60,7 +91,7 @@ impl Output {
         text: impl FnOnce(Self) -> String,
     ) -> Result<()> {
         if self.is_json() {
-            print(&format!("{:#}\n", json()))
+            print(&format!("{:#}\n", self.of_its_host(json())))
         } else {
             print(&text(self))
         }
@@ -198,6 +229,7 @@ mod tests {
         let output = Output {
             format: Format::Table,
             colour: false,
+            host: None,
         };
         let mut table = Table::new(&[
             ("NAME", Side::Left),
@@ -217,6 +249,7 @@ mod tests {
         let output = Output {
             format: Format::Table,
             colour: false,
+            host: None,
         };
         let mut table = Table::new(&[("A", Side::Left), ("B", Side::Left), ("C", Side::Left)]);
         table.row(["1".into(), "2".into(), "3".into()]);
@@ -229,10 +262,12 @@ mod tests {
         let plain = Output {
             format: Format::Table,
             colour: false,
+            host: None,
         };
         assert_eq!(plain.paint(Tone::Bad, "x"), "x");
         let colour = Output {
             colour: true,
+            host: None,
             ..plain
         };
         assert_eq!(colour.paint(Tone::Bad, "x"), "\x1b[31mx\x1b[0m");

@@ -12,6 +12,8 @@ use tools_abi::EXIT_CLASSES;
 /// A run: samples one after the other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
+    /// The host of a cluster that it was, if it was one: any text.
+    pub host: Option<String>,
     /// The machine's CPUs.
     pub cpus: f64,
     /// The machine's memory in bytes.
@@ -64,6 +66,7 @@ impl Run {
             if run.points.last().is_some_and(|last| last.at >= point.at) {
                 return Err(wrong("its time is not after the line before".to_owned()));
             }
+            run.host = value["host"].as_str().map(str::to_owned);
             run.cpus = number(&value["machine"], "cpus").map_err(wrong)?;
             run.memory = number(&value["machine"], "memory").map_err(wrong)?;
             run.points.push(point);

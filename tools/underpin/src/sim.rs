@@ -11,7 +11,7 @@ use abi::control::MachineStatus;
 use std::{
     env,
     fs::{self, File},
-    io,
+    io::{self, BufRead as _, BufReader, Write as _},
     os::{
         fd::OwnedFd,
         unix::{
@@ -21,10 +21,11 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+pub mod cluster;
 mod flash;
 mod own_disks;
 mod rundir;
@@ -42,6 +43,8 @@ pub struct Machine {
     qemu: Child,
     broker: Broker,
     run: RunDir,
+    /// Passes on what the emulator says of other hosts.
+    telling: Option<JoinHandle<()>>,
     _lock: Lock,
 }
 
@@ -51,9 +54,10 @@ impl Machine {
     pub fn start(run: RunDir, shape: &Shape, vms: &[VmFile], progress: Progress) -> Result<Self> {
         let image = find_image(shape.image.as_deref())?;
         let plan = Plan::new(vms)?;
-        let bundle = cache_dir()
-            .join("bundles")
-            .join(format!("{}.bundle", run.machine()));
+        let own = run
+            .host()
+            .filter(|host| !shape.cluster.files_on(host).is_empty());
+        let bundle = bundle_path(run.machine(), own);
         let qmp = run.path().join("qmp.sock");
         let log = run.hypervisor_log();
         let lock = run.take()?;
@@ -69,6 +73,7 @@ impl Machine {
             qmp: &qmp,
             ram: &run.memory(),
             own_disks: own_disks::compose(run.path(), vms)?,
+            port: run.port(&shape.cluster)?,
         };
         if shape.flash.flash {
             Flash::lay_out(&shape.nodes()?, files.ram)?;
@@ -80,16 +85,24 @@ impl Machine {
         let listener = UnixListener::bind(run.control_socket()).map_err(broken)?;
         let said = File::create(run.emulator_log()).map_err(broken)?;
         // setpriv: QEMU is killed when this thread ends, even where it cannot clean up.
-        let qemu = Command::new("setpriv")
+        let mut qemu = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", QEMU])
             .args(arguments)
             // The terminal's Ctrl-C is for the broker, which ends QEMU.
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(said.try_clone().map_err(broken)?)
-            .stderr(said)
+            .stderr(if run.host().is_some() {
+                Stdio::piped()
+            } else {
+                Stdio::from(said.try_clone().map_err(broken)?)
+            })
             .spawn()
             .map_err(|error| missing("setpriv", "util-linux", &error))?;
+        let telling = qemu
+            .stderr
+            .take()
+            .map(|stderr| tell(stderr, said, progress));
         let started = Broker::start(ours, run.consoles())
             .and_then(|broker| broker.serve(listener).map(|()| broker))
             .map_err(broken);
@@ -98,6 +111,7 @@ impl Machine {
                 qemu,
                 broker,
                 run,
+                telling,
                 _lock: lock,
             }),
             Err(failure) => {
@@ -160,7 +174,10 @@ impl Machine {
         )
     }
 
-    fn failure(&self, what: &str, code: u8) -> Failure {
+    fn failure(&mut self, what: &str, code: u8) -> Failure {
+        if let (Some(telling), Ok(Some(_))) = (self.telling.take(), self.qemu.try_wait()) {
+            let _ = telling.join();
+        }
         let words = self.run.last_words();
         let words = if words.is_empty() {
             "(nothing)".to_owned()
@@ -191,6 +208,27 @@ impl Drop for Machine {
         // As large as the machine's memory, and of no use to anybody.
         let _ = fs::remove_dir_all(self.run.memory());
     }
+}
+
+/// The bundle of a machine; `own` is the host that has VMs of its own, if one has.
+pub fn bundle_path(machine: &str, own: Option<&str>) -> PathBuf {
+    let host = own.map(|host| format!(".{host}")).unwrap_or_default();
+    cache_dir()
+        .join("bundles")
+        .join(format!("{machine}{host}.bundle"))
+}
+
+/// Writes what the emulator says to its log, and tells at once what the wire's plugin says: it is about other hosts.
+fn tell(said: impl io::Read + Send + 'static, mut log: File, progress: Progress) -> JoinHandle<()> {
+    thread::spawn(move || {
+        for line in BufReader::new(said).lines().map_while(io::Result::ok) {
+            // A log that cannot be written is missed when it is read.
+            let _ = writeln!(log, "{line}");
+            if let Some(line) = line.strip_prefix("underpin sim: ") {
+                progress.say(line);
+            }
+        }
+    })
 }
 
 fn end(run: &RunDir, mut qemu: Child) {

@@ -26,6 +26,7 @@ use std::{
     time::Duration,
 };
 
+mod cluster;
 mod console;
 mod explain;
 mod files;
@@ -55,12 +56,15 @@ struct Context {
 
 /// Does what the command line says; returns the exit status.
 pub fn run(cli: Cli) -> Result<u8> {
-    let output = Output::new(cli.output);
-    let progress = Progress::new(cli.quiet);
+    let run = RunDir::of(cli.machine.as_deref().unwrap_or(usual_machine()))?;
     let context = Context {
-        output,
-        progress,
-        run: RunDir::of(cli.machine.as_deref().unwrap_or(usual_machine()))?,
+        output: Output::new(cli.output),
+        progress: Progress::new(cli.quiet),
+        run,
+    };
+    let context = match &cli.host {
+        Some(host) => context.of(context.run.of_host(host)?),
+        None => context,
     };
     match cli.verb {
         Verb::Check { files } => files::check(&context, &files)?,
@@ -91,7 +95,11 @@ pub fn run(cli: Cli) -> Result<u8> {
         Verb::Explain { code } => explain::explain(&context, code.as_deref())?,
         Verb::Stage(options) => stage(&context, &options)?,
         Verb::Os0(verb) => return os0(&context, verb),
-        Verb::Shutdown => context.shutdown()?,
+        Verb::Shutdown => {
+            for host in context.hosts() {
+                host.shutdown()?;
+            }
+        }
         Verb::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "underpin", &mut script);
@@ -114,10 +122,39 @@ fn usual_machine() -> &'static str {
 impl Context {
     /// The command for this machine, as one would type it.
     fn command(&self) -> String {
-        match self.run.machine() {
+        let command = match self.run.machine() {
             usual if usual == usual_machine() => "underpin".to_owned(),
             other => format!("underpin --machine {other}"),
+        };
+        match self.run.host() {
+            None => command,
+            Some(host) => format!("{command} --host {host}"),
         }
+    }
+
+    /// The same for another machine, or a host of this one.
+    fn of(&self, run: RunDir) -> Self {
+        let output = match run.host() {
+            None => self.output,
+            Some(host) => self.output.of_host(host),
+        };
+        Self {
+            output,
+            progress: self.progress,
+            run,
+        }
+    }
+
+    /// One for each host, where the machine is a cluster and no host was named; else this one alone.
+    fn hosts(&self) -> Vec<Self> {
+        let hosts = match self.run.host() {
+            None => self.run.hosts(),
+            Some(_) => Vec::new(),
+        };
+        if hosts.is_empty() {
+            return vec![self.of(self.run.clone())];
+        }
+        hosts.into_iter().map(|host| self.of(host)).collect()
     }
 
     fn connect(&self) -> Result<Client> {

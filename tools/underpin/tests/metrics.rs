@@ -214,7 +214,7 @@ fn sample() -> Sample {
 
 #[test]
 fn times_of_exits_disks_and_frames_are_seconds() {
-    let all = parse(&metrics::text(&sample())).unwrap();
+    let all = parse(&metrics::text(&sample(), None)).unwrap();
     for (name, labels, value) in [
         (
             "underpin_vm_exit_seconds_total",
@@ -258,7 +258,7 @@ fn times_of_exits_disks_and_frames_are_seconds() {
 
 #[test]
 fn all_series_are_well_formed_and_there_once() {
-    let text = metrics::text(&sample());
+    let text = metrics::text(&sample(), None);
     let all = parse(&text).unwrap();
     for (name, labels, value) in [
         (
@@ -322,7 +322,7 @@ fn all_series_are_well_formed_and_there_once() {
         nodes: Vec::new(),
         ..sample()
     };
-    assert!(parse(&metrics::text(&none)).unwrap().len() > 10);
+    assert!(parse(&metrics::text(&none, None)).unwrap().len() > 10);
 }
 
 #[test]
@@ -404,4 +404,18 @@ fn the_command_prints_and_serves_them() {
     assert!(get("GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 503"));
     server.kill().unwrap();
     server.wait().unwrap();
+}
+
+#[test]
+fn series_of_a_host_name_it() {
+    let plain = parse(&metrics::text(&sample(), None)).unwrap();
+    let text = metrics::text(&sample(), Some("host1"));
+    let all = parse(&text).unwrap();
+    assert_eq!(all.len(), plain.len());
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        assert!(line.contains("{host=\"host1\""), "{line}");
+    }
+    let labels = [("host", "host1"), ("vm", "a"), ("le", "+Inf")];
+    let name = "underpin_vm_disk_request_duration_seconds_bucket";
+    assert_eq!(find(&all, name, &labels), Some(3.0));
 }

@@ -312,3 +312,194 @@ fn a_machine_that_takes_too_long_is_ended() {
     );
     assert!(place.qemu_is_gone() && !place.has_sockets());
 }
+
+/// Hosts with stand-ins for QEMU. They are not in lock-step: that needs QEMU itself.
+const TWO_HOSTS: &str = "sim --hosts 2 --free";
+
+/// What a cluster says until all its hosts are up.
+fn cluster(place: &Place, words: &str) -> (Child, BufReader<std::process::ChildStderr>) {
+    let mut sim = place.command("lives", words).spawn().unwrap();
+    let mut said = BufReader::new(sim.stderr.take().unwrap());
+    let mut all = String::new();
+    while !all.contains("all hosts are up") {
+        assert_ne!(
+            said.read_line(&mut all).unwrap(),
+            0,
+            "it ended early: {all}"
+        );
+    }
+    for host in ["host0", "host1"] {
+        assert!(
+            all.contains(&format!("{host}: the hypervisor is up")),
+            "{all}"
+        );
+    }
+    (sim, said)
+}
+
+#[test]
+fn hosts_of_a_cluster_are_named() {
+    let place = Place::new("hosts");
+    let (sim, said) = cluster(&place, &format!("{TWO_HOSTS} web1.toml --keep-logs kept"));
+    for host in ["host0", "host1"] {
+        let list = place.run(&format!("-o json --host {host} list"));
+        let json: serde_json::Value = serde_json::from_slice(&list.stdout).unwrap();
+        assert_eq!(json[0]["host"], host, "{json}");
+        assert!(place.run_dir().join(host).join("hypervisor.log").exists());
+    }
+    let all = place.run("list");
+    let text = String::from_utf8(all.stdout).unwrap();
+    assert!(
+        text.starts_with("host0:\n") && text.contains("\nhost1:\n"),
+        "{text}"
+    );
+    let all = place.run("-o json list");
+    let json: serde_json::Value = serde_json::from_slice(&all.stdout).unwrap();
+    let hosts = json
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|vm| vm["host"].as_str().unwrap());
+    assert_eq!(
+        hosts.collect::<std::collections::BTreeSet<_>>().len(),
+        2,
+        "{json}"
+    );
+    // One is named, or nothing is done.
+    let none = place.run("kill echo");
+    assert_eq!(none.status.code(), Some(3), "{none:?}");
+    assert!(
+        stderr(&none).contains("'sim' is a cluster, and no host of it is named"),
+        "{none:?}"
+    );
+    assert!(stderr(&none).contains("host0, host1"), "{none:?}");
+    assert!(place.run("--host host1 kill echo").status.success());
+    let metrics = String::from_utf8(place.run("--host host1 metrics").stdout).unwrap();
+    assert!(metrics.contains("{host=\"host1\""), "{metrics}");
+    let second = place.run("sim web1.toml");
+    assert!(stderr(&second).contains("is already running"), "{second:?}");
+    // All hosts end.
+    assert!(place.run("shutdown").status.success());
+    let lines: Vec<String> = said.lines().map_while(io::Result::ok).collect();
+    for line in [
+        "host1: echo: ended: powered off",
+        "host0: the machine has powered off",
+        "all hosts have ended",
+    ] {
+        assert!(
+            lines.iter().any(|said| said.starts_with(line)),
+            "{line} in {lines:#?}"
+        );
+    }
+    assert!(sim.wait_with_output().unwrap().status.success());
+    for host in ["host0", "host1"] {
+        assert!(
+            place
+                .0
+                .join("kept")
+                .join(host)
+                .join("hypervisor.log")
+                .exists(),
+            "{host}"
+        );
+        assert!(!place.run_dir().join(host).join("control.sock").exists());
+    }
+}
+
+#[test]
+fn a_host_that_dies_is_named_and_the_others_go_on() {
+    let place = Place::new("host-dies");
+    let (sim, said) = cluster(&place, &format!("{TWO_HOSTS} web1.toml"));
+    let log = fs::read_to_string(place.run_dir().join("host1/hypervisor.log")).unwrap();
+    let process = log
+        .lines()
+        .last()
+        .unwrap()
+        .strip_prefix("process ")
+        .unwrap();
+    let process = rustix::process::Pid::from_raw(process.parse().unwrap()).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    let mut said = said.lines().map_while(io::Result::ok);
+    assert!(said.any(|line| line == "host1 has ended with status 4; the others go on"));
+    assert!(place.run("--host host0 list").status.success());
+    assert_eq!(place.run("--host host1 list").status.code(), Some(3));
+    assert!(place.run("shutdown").status.success());
+    // As the first that failed.
+    assert_eq!(sim.wait_with_output().unwrap().status.code(), Some(4));
+}
+
+#[test]
+fn hosts_end_when_the_command_does() {
+    let place = Place::new("hosts-end");
+    let (sim, _said) = cluster(
+        &place,
+        &format!("{TWO_HOSTS} --detached --on host1=web1.toml"),
+    );
+    signal(&sim, rustix::process::Signal::TERM);
+    assert_eq!(sim.wait_with_output().unwrap().status.code(), Some(130));
+    let (mut sim, _said) = cluster(&place, TWO_HOSTS);
+    sim.kill().unwrap();
+    sim.wait().unwrap();
+    let sockets = ["host0", "host1"].map(|host| place.run_dir().join(host).join("control.sock"));
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while sockets.iter().any(|socket| socket.exists()) {
+        assert!(Instant::now() < deadline, "hosts live on");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_cluster_that_cannot_be_is_refused() {
+    let place = Place::new("no-cluster");
+    let vm = fs::read_to_string(place.0.join("web1.toml")).unwrap();
+    let disk = "[[disk]]\nfile = 'own.img'\nsize = '1GiB'\n";
+    fs::write(place.0.join("own.toml"), vm + disk).unwrap();
+    for (words, code, said) in [
+        ("sim --hosts 1", 2, "1 is not in 2..=8"),
+        ("sim --hosts 9", 2, "9 is not in 2..=8"),
+        ("sim --hosts 2 --net", 2, "'--net'"),
+        ("sim --wire lose=1%", 2, "--hosts"),
+        ("sim --hosts 2 --free --wire lose=1%", 2, "'--free'"),
+        (
+            "sim --hosts 2 --wire me=1",
+            2,
+            "'me' is set by the command itself",
+        ),
+        (
+            "sim --hosts 2 --on host2=web1.toml",
+            2,
+            "'host2' is no host of this cluster",
+        ),
+        (
+            "sim --hosts 2 --on web1.toml",
+            2,
+            "'web1.toml' is not HOST=FILE",
+        ),
+        (
+            "sim --hosts 2 --free own.toml",
+            2,
+            "has a disk in a file, and cannot run on all hosts",
+        ),
+        (
+            "sim --hosts 2 --free --exit-when-done",
+            2,
+            "no VM file is named",
+        ),
+        ("--host one list", 2, "'one' cannot be a host's name"),
+        ("--host host1 list", 3, "no host1 of machine 'sim' runs"),
+        (
+            "--host host1 sim web1.toml",
+            2,
+            "there is no cluster with a host1",
+        ),
+        (
+            "sim --hosts 2 --wire-plugin /nowhere web1.toml",
+            6,
+            "/nowhere is not there",
+        ),
+    ] {
+        let output = place.run(words);
+        assert_eq!(output.status.code(), Some(code), "{words}: {output:?}");
+        assert!(stderr(&output).contains(said), "{words}: {output:?}");
+    }
+}

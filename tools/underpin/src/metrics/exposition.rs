@@ -96,9 +96,34 @@ fn escaped(text: &str) -> String {
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
+    /// The first label of every series, where the machine is a host of a cluster.
+    host: Option<String>,
 }
 
 impl Exposition {
+    /// One whose series name a host of a cluster, if there is one.
+    pub fn of_host(host: Option<&str>) -> Self {
+        Self {
+            text: String::new(),
+            host: host.map(|host| format!("host=\"{}\"", escaped(host))),
+        }
+    }
+
+    /// A series with the host's label.
+    fn labelled(&self, series: String) -> String {
+        let Some(host) = &self.host else {
+            return series;
+        };
+        // An ending of the name, then labels or the value.
+        match series.find(['{', ' ']).map(|at| series.split_at(at)) {
+            Some((ending, rest)) => match rest.strip_prefix('{') {
+                Some(labels) => format!("{ending}{{{host},{labels}"),
+                None => format!("{ending}{{{host}}}{rest}"),
+            },
+            None => series,
+        }
+    }
+
     /// Adds a family; nothing where it has no series. `help` is a sentence of ours, without
     /// backslashes and line breaks.
     pub fn family(
@@ -119,6 +144,7 @@ impl Exposition {
         };
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
         for Series(series) in all {
+            let series = self.labelled(series);
             let _ = writeln!(self.text, "{name}{series}");
         }
     }

@@ -47,11 +47,16 @@ pub fn escape(text: &str) -> String {
 
 /// The run as a page.
 pub fn html(run: &Run) -> String {
+    let of = run
+        .host
+        .as_deref()
+        .map(|host| format!(" of {}", escape(host)));
+    let title = format!("Underpin: a run{}", of.unwrap_or_default());
     let mut text = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\">\
-         <title>Underpin: a run</title>\n<style>{STYLE}</style></head><body>\n\
-         <h1>Underpin: a run</h1>\n"
+         <title>{title}</title>\n<style>{STYLE}</style></head><body>\n\
+         <h1>{title}</h1>\n"
     );
     let names = run.names();
     let first = run.points.first().map_or(0.0, |point| point.at);

@@ -2,7 +2,10 @@
 //! misses and time. One node more, without CPUs, is the window in which the hypervisor reads the
 //! counters.
 
-use super::shape::{Arguments, NodeShape, prefixed};
+use super::{
+    cluster::Cluster,
+    shape::{Arguments, NodeShape, prefixed},
+};
 use crate::failure::{Failure, Result, exit};
 use clap::Args;
 use std::{
@@ -186,6 +189,21 @@ const CLOCK: Plugin = Plugin {
     variable: "UNDERPIN_SIM_CLOCK",
     built: "target/sim/release/libsim_clock.so",
 };
+
+const WIRE: Plugin = Plugin {
+    what: "an Ethernet between hosts",
+    option: "--wire-plugin",
+    variable: "UNDERPIN_SIM_WIRE",
+    built: "target/sim/release/libsim_wire.so",
+};
+
+/// The plugin that carries frames between hosts; none where they run free.
+pub(super) fn wire_plugin(cluster: &Cluster) -> Result<Option<PathBuf>> {
+    if cluster.free {
+        return Ok(None);
+    }
+    WIRE.find(cluster.wire_plugin.as_deref()).map(Some)
+}
 
 impl Plugin {
     fn find(&self, given: Option<&Path>) -> Result<PathBuf> {

@@ -1,5 +1,6 @@
 //! The directory of a running machine: its sockets, logs and lock.
 
+use super::cluster::{self, Cluster, HOSTS_MAX, Port};
 use crate::{
     beneath,
     control::{Client, console_log, guest_port},
@@ -22,6 +23,8 @@ use std::{
 #[derive(Clone, Debug)]
 pub struct RunDir {
     machine: String,
+    /// Where it is one host of a cluster.
+    host: Option<String>,
     path: PathBuf,
 }
 
@@ -45,8 +48,49 @@ impl RunDir {
         let path = runtime.join(format!("underpin-{user}")).join(machine);
         Ok(Self {
             machine: machine.to_owned(),
+            host: None,
             path,
         })
+    }
+
+    /// That of one host, where the machine is a cluster.
+    pub fn of_host(&self, host: &str) -> Result<Self> {
+        let number = host.strip_prefix("host").unwrap_or_default();
+        if number.is_empty() || number.contains(|c: char| !c.is_ascii_digit()) {
+            let message = format!("'{host}' cannot be a host's name");
+            return Err(Failure::new(exit::USAGE, message).help("use host0, host1 and so on"));
+        }
+        Ok(Self {
+            machine: self.machine.clone(),
+            host: Some(host.to_owned()),
+            path: self.path.join(host),
+        })
+    }
+
+    /// The host's name, where it is one of a cluster.
+    pub fn host(&self) -> Option<&str> {
+        self.host.as_deref()
+    }
+
+    /// The hosts that run, where it is a cluster.
+    pub fn hosts(&self) -> Vec<Self> {
+        let names = (0..HOSTS_MAX).map(cluster::name);
+        let hosts = names.filter_map(|name| self.of_host(&name).ok());
+        hosts
+            .filter(|host| UnixStream::connect(host.control_socket()).is_ok())
+            .collect()
+    }
+
+    /// How the host is joined to the others of this cluster.
+    pub fn port(&self, cluster: &Cluster) -> Result<Option<Port>> {
+        let Some(host) = self.host() else {
+            return Ok(None);
+        };
+        Ok(Some(Port {
+            me: cluster.number(host)?,
+            cluster: self.path.parent().unwrap_or(&self.path).to_owned(),
+            host_dir: self.path.clone(),
+        }))
     }
 
     /// The machine's name.
@@ -205,7 +249,21 @@ impl RunDir {
         if let Some(port) = guest_port::find().filter(|_| !self.is_beneath()) {
             return guest_port::connect(&port, self.consoles());
         }
-        let message = format!("no machine '{}' runs", self.machine);
+        let hosts = self.hosts();
+        if let Some(first) = hosts.first().and_then(Self::host) {
+            let names: Vec<&str> = hosts.iter().filter_map(Self::host).collect();
+            let message = format!(
+                "'{}' is a cluster, and no host of it is named",
+                self.machine
+            );
+            let help = format!("name one of {}, as in --host {first}", names.join(", "));
+            return Err(Failure::new(exit::NO_MACHINE, message).help(help));
+        }
+        let of = self
+            .host()
+            .map(|host| format!("{host} of "))
+            .unwrap_or_default();
+        let message = format!("no {}machine '{}' runs", of, self.machine);
         let help = if self.is_beneath() {
             "start VMs: underpin run FILE...; or serve those that run: underpin serve"
         } else {
@@ -242,7 +300,8 @@ impl RunDir {
     pub fn keep_logs(&self, directory: &Path) -> Result<()> {
         let failed = |error: io::Error| Failure::file("cannot keep the logs in", directory, &error);
         fs::create_dir_all(directory.join("consoles")).map_err(failed)?;
-        for log in [self.hypervisor_log(), self.emulator_log()] {
+        let wire = cluster::wire_report(&self.path);
+        for log in [self.hypervisor_log(), self.emulator_log(), wire] {
             if let Some(name) = log.file_name().filter(|_| log.exists()) {
                 fs::copy(&log, directory.join(name)).map_err(failed)?;
             }

@@ -1,6 +1,9 @@
 //! What the simulated machine is, and the QEMU command line that makes it so.
 
-use super::flash::{self, Flash};
+use super::{
+    cluster::{Cluster, Port},
+    flash::{self, Flash},
+};
 use crate::{
     failure::{Failure, Result, exit},
     units,
@@ -70,6 +73,9 @@ pub struct Shape {
     /// The measuring machine.
     #[command(flatten)]
     pub flash: Flash,
+    /// The hosts of a cluster.
+    #[command(flatten)]
+    pub cluster: Cluster,
     /// A further argument for QEMU (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub qemu_arg: Vec<OsString>,
@@ -115,6 +121,8 @@ pub struct Files<'a> {
     pub ram: &'a Path,
     /// The disk of files that are disks of single VMs (VMDK).
     pub own_disks: Option<PathBuf>,
+    /// How it is joined to other hosts, where it is one of a cluster.
+    pub port: Option<Port>,
 }
 
 impl Shape {
@@ -203,15 +211,21 @@ impl Shape {
         } else {
             args.pair("-m", format!("{}M", memory >> 20));
             args.numa(&nodes, self.distance());
-            self.icount
+            // In lock-step, time is counted.
+            let is_wired = files.port.is_some() && !self.cluster.free;
+            self.icount.or(is_wired.then_some(0))
         };
         match icount {
             Some(shift) => {
                 args.words("-accel tcg,thread=single");
                 args.pair("-icount", format!("shift={shift},sleep=off"));
-                args.pair("-plugin", self.flash.clock_plugin()?);
-                // The machine's random bits and its calendar are the same in each run.
-                args.words("-seed 1 -rtc base=2020-01-01,clock=vm");
+                if files.port.is_none() || self.cluster.free {
+                    args.pair("-plugin", self.flash.clock_plugin()?);
+                }
+                // The machine's random bits and its calendar are the same in each run; hosts have random bits of their own.
+                let seed = files.port.as_ref().map_or(1, |port| port.me + 1);
+                args.pair("-seed", seed.to_string());
+                args.words("-rtc base=2020-01-01,clock=vm");
                 // A device that is rung acts at once, and not when QEMU's other thread comes to it, by chance.
                 args.words("-global virtio-mmio.ioeventfd=off");
             }
@@ -228,6 +242,10 @@ impl Shape {
         args.words("-device virtconsole,chardev=control");
         self.disks(&mut args, files.own_disks.as_deref())?;
         self.network(&mut args);
+        if let Some(port) = &files.port {
+            let plugin = flash::wire_plugin(&self.cluster)?;
+            port.arguments(&mut args, &self.cluster, plugin.as_deref());
+        }
         args.0.extend(self.qemu_arg.iter().cloned());
         Ok(args.0)
     }
@@ -380,6 +398,11 @@ mod tests {
             qmp: path,
             ram: path,
             own_disks: words.contains("--disk d1").then(|| path.to_owned()),
+            port: words.contains("--hosts").then(|| Port {
+                cluster: PathBuf::from("c,d"),
+                host_dir: path.to_owned(),
+                me: 1,
+            }),
         };
         let arguments = shape(words).arguments(&files).unwrap();
         let words: Vec<_> = arguments
@@ -425,6 +448,7 @@ mod tests {
             qmp: Path::new("q"),
             ram: Path::new("r"),
             own_disks: None,
+            port: None,
         };
         let refused = shape("--memory 2G").arguments(&files).unwrap_err();
         assert!(
@@ -462,6 +486,31 @@ mod tests {
     }
 
     #[test]
+    fn a_host_has_a_card_on_the_wire() {
+        let own = own_program();
+        let wired = line(&format!(
+            "--hosts 3 --wire class=20us,lose=1% --wire cut=0-1@1s+1s --wire-plugin {own}"
+        ));
+        for part in [
+            "-icount shift=0,sleep=off -seed 2 -rtc base=2020-01-01,clock=vm",
+            &format!(
+                "-plugin {own},class=20us,lose=1%,cut=0-1@1s+1s,me=1,hosts=3,shared=c,,d/wire,report=a,,b/wire.report"
+            ),
+            "-device virtio-net-device,netdev=wire,mac=52:54:00:00:00:01,tx=timer,x-txtimer=1",
+        ] {
+            assert!(wired.contains(part), "{part} in {wired}");
+        }
+        assert_eq!(wired.matches("-plugin").count(), 1, "{wired}");
+        let free = line("--hosts 2 --free");
+        let socket = "-netdev dgram,id=wire,local.type=unix,remote.type=unix,local.path=c,,d/card1.sock,remote.path=c,,d/switch1.sock \
+                      -device virtio-net-device,netdev=wire,mac=52:54:00:00:00:01";
+        assert!(
+            free.contains(socket) && free.contains("thread=multi"),
+            "{free}"
+        );
+    }
+
+    #[test]
     fn a_clock_that_counts_needs_its_plugin() {
         let path = Path::new("a");
         let files = Files {
@@ -471,6 +520,7 @@ mod tests {
             qmp: path,
             ram: path,
             own_disks: None,
+            port: None,
         };
         let line = "--icount 1 --clock /no/such/plugin";
         let refused = shape(line).arguments(&files).unwrap_err();

@@ -16,14 +16,32 @@ use serde_json::{Map, Value, json};
 use tools_abi::status::VmStatus;
 use tools_abi::{EXIT_CLASSES, NET_DROPS, latency_bound_ns, links};
 
-/// Lists the VMs.
+/// Lists the VMs, of all hosts where no host is named.
 pub fn list(context: &Context) -> Result<()> {
-    let mut vms = context.connect()?.list()?;
-    natural_by(&mut vms, |vm| vm.name.to_string());
-    context.output.result(
-        || vms.iter().map(vm_json).collect(),
-        |output| vm_table(&vms, output),
-    )
+    let mut all = Vec::new();
+    for host in context.hosts() {
+        let mut vms = host.connect()?.list()?;
+        natural_by(&mut vms, |vm| vm.name.to_string());
+        all.push((host.output, vms));
+    }
+    let json = || {
+        let of = |(output, vms): &(Output, Vec<VmStatus>)| {
+            let json = vms.iter().map(vm_json);
+            json.map(|vm| output.of_its_host(vm)).collect::<Vec<_>>()
+        };
+        all.iter().flat_map(of).collect()
+    };
+    let text = |output| {
+        let of = |(host, vms): &(Output, Vec<VmStatus>)| {
+            let title = host
+                .host()
+                .map(|name| format!("{name}:\n"))
+                .unwrap_or_default();
+            title + &vm_table(vms, output)
+        };
+        all.iter().map(of).collect::<Vec<_>>().join("\n")
+    };
+    context.output.result(json, text)
 }
 
 /// Lists the machine's nodes.

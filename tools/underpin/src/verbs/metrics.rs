@@ -31,7 +31,7 @@ pub fn metrics(context: &Context, options: &Metrics) -> Result<()> {
 /// The metrics of this moment. Each time anew: the machine may have been started again.
 fn now(context: &Context) -> Result<String> {
     let sample = Sample::take(&mut context.connect()?, |_| true)?;
-    Ok(text(&sample))
+    Ok(text(&sample, context.run.host()))
 }
 
 fn serve(context: &Context, address: SocketAddr) -> Result<()> {

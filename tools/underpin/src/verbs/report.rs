@@ -85,7 +85,8 @@ fn record(context: &Context, options: &Report) -> Result<String> {
         let after = Sample::take(&mut client, |_| false)?;
         if let Some(rates) = Rates::between(&before, &after) {
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "{}", batch::to_json(&after, &rates));
+            let json = context.output.of_its_host(batch::to_json(&after, &rates));
+            let _ = writeln!(text, "{json}");
             before = after;
         }
     }

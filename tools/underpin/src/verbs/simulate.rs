@@ -1,6 +1,6 @@
 //! `underpin sim`: starts a machine and stays as its broker.
 
-use super::Context;
+use super::{Context, cluster};
 use crate::{
     cli::{Cli, Sim, Verb},
     control::{Broker, Client, state_event},
@@ -43,7 +43,12 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
         let words = env::args_os().skip(1).collect();
         return detach(context, words);
     }
-    let vms = vmfile::read_all(&options.files)?;
+    let vms = match context.run.host() {
+        None if options.shape.cluster.hosts.is_some() => return cluster::run(context, options),
+        None => vmfile::read_all(&options.files)?,
+        Some(host) => vmfile::read_all(&cluster::files_of(options, host)?)?,
+    };
+    let options = &of_host(context, options, &vms);
     if options.exit_when_done && vms.is_empty() {
         let message = "--exit-when-done waits until all VMs have ended, and no VM file is named";
         let help = "name files of VMs; or leave it out, and end the machine with underpin shutdown";
@@ -71,6 +76,17 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
         }
         Ending::Interrupted => Ok(exit::INTERRUPTED),
     }
+}
+
+/// The options of one host: it keeps its logs in a directory of its own, and does not wait for VMs that others have.
+fn of_host(context: &Context, options: &Sim, vms: &[VmFile]) -> Sim {
+    let mut options = options.clone();
+    if let Some(host) = context.run.host() {
+        options.keep_logs = options.keep_logs.map(|directory| directory.join(host));
+        options.exit_when_done &= !vms.is_empty();
+        options.unasked &= vms.iter().any(|vm| vm.autostart);
+    }
+    options
 }
 
 /// Starts a machine of the usual shape for some VMs.

@@ -49,7 +49,10 @@ pub fn top(context: &Context, options: &Top) -> Result<()> {
     let screen = Screen::new(Sample::take(&mut client, |_| false)?);
     let sampler = Sampler::start(client, options.delay)?;
     let look = Look {
-        machine: context.run.machine().to_owned(),
+        machine: match context.run.host() {
+            None => context.run.machine().to_owned(),
+            Some(host) => format!("{} {host}", context.run.machine()),
+        },
         colour: context.output.is_coloured(),
     };
     let ended = Arc::new(AtomicBool::new(false));

@@ -28,7 +28,8 @@ pub fn batch(context: &Context, options: &Top) -> Result<()> {
         let after = Sample::take(&mut client, |_| true)?;
         let rates = Rates::between(&before, &after).unwrap_or_default();
         if context.output.is_json() {
-            print(&format!("{}\n", to_json(&after, &rates)))?;
+            let json = context.output.of_its_host(to_json(&after, &rates));
+            print(&format!("{json}\n"))?;
         } else {
             print(&to_text(&after, &rates, context.output))?;
         }

@@ -1,0 +1,306 @@
+//! Several simulated machines, hosts of a cluster, with an Ethernet between their network cards.
+//!
+//! Each host is a machine with a process of this command of its own, which is its broker. In lock-step, a plugin of QEMU's
+//! (`sim/wire`) carries frames at exact virtual times. Free, each QEMU sends frames through a socket to [`Switch`], in the process
+//! that started all hosts.
+
+use super::shape::{Arguments, prefixed};
+use crate::failure::{Failure, Result, exit, reason};
+use clap::Args;
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+};
+
+/// The most hosts of a cluster.
+pub const HOSTS_MAX: usize = 8;
+/// What the command itself says to the wire.
+const OWN_KEYS: [&str; 6] = ["me", "hosts", "shared", "report", "record", "cure"];
+/// The longest frame that QEMU sends.
+const FRAME_BYTES_MAX: usize = 4_096 + 65_536;
+
+/// The hosts of a cluster.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Cluster {
+    /// Start so many machines of this shape, host0 and so on, whose network cards are on one Ethernet. They run in lock-step of
+    /// virtual time (--icount, 0 where nothing is said), and need QEMU 10.0 and the plugin (see sim/README.md)
+    #[arg(long, value_name = "N", conflicts_with_all = ["net", "flash", "disk"],
+        value_parser = clap::value_parser!(u8).range(2..=HOSTS_MAX as i64))]
+    pub hosts: Option<u8>,
+    /// A VM file, or a directory of them, for one host; the others are for all (repeatable)
+    #[arg(long, value_name = "HOST=FILE", requires = "hosts", value_parser = on)]
+    pub on: Vec<(String, PathBuf)>,
+    /// Options of the Ethernet (see sim/README.md), as in class=20us,lose=0.1%,die=1@2s
+    #[arg(long, value_name = "KEY=VALUE,...", requires = "hosts", value_delimiter = ',', value_parser = wire)]
+    pub wire: Vec<String>,
+    /// Let hosts run at their own pace, in real time unless with --icount: nothing repeats
+    #[arg(long, requires = "hosts", conflicts_with = "wire")]
+    pub free: bool,
+    /// The plugin of the Ethernet [default: $UNDERPIN_SIM_WIRE, else target/sim/release/libsim_wire.so of the source tree]
+    #[arg(long, value_name = "FILE", requires = "hosts", conflicts_with = "free")]
+    pub wire_plugin: Option<PathBuf>,
+}
+
+/// `HOST=FILE`.
+fn on(text: &str) -> std::result::Result<(String, PathBuf), String> {
+    let pair = text.split_once('=');
+    let pair = pair.filter(|(host, file)| !host.is_empty() && !file.is_empty());
+    pair.map(|(host, file)| (host.to_owned(), PathBuf::from(file)))
+        .ok_or_else(|| format!("'{text}' is not HOST=FILE, as in host1=web1.toml"))
+}
+
+/// One option of the wire.
+fn wire(text: &str) -> std::result::Result<String, String> {
+    match text.split_once('=') {
+        Some((key, _)) if OWN_KEYS.contains(&key) => Err(format!(
+            "'{key}' is set by the command itself; leave it out"
+        )),
+        Some((key, _)) if !key.is_empty() => Ok(text.to_owned()),
+        _ => Err(format!("'{text}' is not KEY=VALUE, as in latency=10us")),
+    }
+}
+
+/// The name of a host.
+pub fn name(host: usize) -> String {
+    format!("host{host}")
+}
+
+impl Cluster {
+    /// The names of all hosts; none where it is no cluster.
+    pub fn names(&self) -> Vec<String> {
+        (0..usize::from(self.hosts.unwrap_or(0)))
+            .map(name)
+            .collect()
+    }
+
+    /// The number of a host of this cluster.
+    ///
+    /// # Errors
+    /// It has no such host.
+    pub fn number(&self, host: &str) -> Result<usize> {
+        let names = self.names();
+        let found = names.iter().position(|name| name == host);
+        found.ok_or_else(|| match names.last() {
+            None => Failure::new(exit::USAGE, format!("there is no cluster with a {host}"))
+                .help("start one: underpin sim --hosts N"),
+            Some(last) => {
+                let message = format!("'{host}' is no host of this cluster");
+                Failure::new(exit::USAGE, message).help(format!("use host0 to {last}"))
+            }
+        })
+    }
+
+    /// The files of VMs for one host alone.
+    pub fn files_on(&self, host: &str) -> Vec<PathBuf> {
+        let on = self.on.iter().filter(|(name, _)| name == host);
+        on.map(|(_, file)| file.clone()).collect()
+    }
+}
+
+/// How a host is joined to the others.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// The cluster's directory.
+    pub cluster: PathBuf,
+    /// The host's own.
+    pub host_dir: PathBuf,
+    /// The host's number.
+    pub me: usize,
+}
+
+impl Port {
+    /// The network card, and what it is connected to.
+    pub(super) fn arguments(&self, args: &mut Arguments, cluster: &Cluster, plugin: Option<&Path>) {
+        let me = self.me;
+        let mut card = format!("virtio-net-device,netdev=wire,mac=52:54:00:00:00:{me:02x}");
+        if let Some(plugin) = plugin {
+            let mut words = prefixed("", plugin, "");
+            for option in &cluster.wire {
+                words.push(OsString::from(format!(",{option}")));
+            }
+            words.push(format!(",me={me},hosts={}", cluster.names().len()));
+            let report = wire_report(&self.host_dir);
+            for (key, path) in [(",shared=", shared(&self.cluster)), (",report=", report)] {
+                words.push(prefixed(key, &path, ""));
+            }
+            args.pair("-plugin", words);
+            // The card sends when it is rung, in the thread that runs CPUs.
+            card.push_str(",tx=timer,x-txtimer=1");
+        } else {
+            let mut words = OsString::from("dgram,id=wire,local.type=unix,remote.type=unix");
+            for (key, path) in [
+                (",local.path=", card_socket(&self.cluster, me)),
+                (",remote.path=", switch_socket(&self.cluster, me)),
+            ] {
+                words.push(prefixed(key, &path, ""));
+            }
+            args.pair("-netdev", words);
+        }
+        args.pair("-device", card);
+    }
+}
+
+/// The memory that the hosts' plugins share.
+fn shared(cluster: &Path) -> PathBuf {
+    cluster.join("wire")
+}
+
+/// What a host's plugin counted.
+pub fn wire_report(host_dir: &Path) -> PathBuf {
+    host_dir.join("wire.report")
+}
+
+fn card_socket(cluster: &Path, host: usize) -> PathBuf {
+    cluster.join(format!("card{host}.sock"))
+}
+
+fn switch_socket(cluster: &Path, host: usize) -> PathBuf {
+    cluster.join(format!("switch{host}.sock"))
+}
+
+/// Makes what the hosts' cards are connected to, before the first host starts.
+pub fn connect(cluster: &Cluster, directory: &Path) -> Result<()> {
+    let failed = |error: io::Error| Failure::file("cannot connect hosts in", directory, &error);
+    if cluster.free {
+        return Switch::start(directory, cluster.names().len()).map_err(failed);
+    }
+    fs::write(shared(directory), []).map_err(failed)
+}
+
+/// An Ethernet switch that knows the hosts' cards and learns no other addresses.
+struct Switch {
+    ports: Vec<(UnixDatagram, PathBuf)>,
+}
+
+impl Switch {
+    /// Starts one, which works until the process ends.
+    fn start(directory: &Path, hosts: usize) -> io::Result<()> {
+        let port = |host| {
+            let path = switch_socket(directory, host);
+            let _ = fs::remove_file(&path); // of a cluster that was killed
+            Ok((UnixDatagram::bind(path)?, card_socket(directory, host)))
+        };
+        let ports = (0..hosts).map(port).collect::<io::Result<_>>()?;
+        let switch = Arc::new(Self { ports });
+        for from in 0..hosts {
+            let switch = Arc::clone(&switch);
+            let named = thread::Builder::new().name(format!("port{from}"));
+            named.spawn(move || switch.carry(from))?;
+        }
+        Ok(())
+    }
+
+    /// Carries what one host sends.
+    fn carry(&self, from: usize) {
+        let Some((socket, _)) = self.ports.get(from) else {
+            return;
+        };
+        let mut frame = vec![0; FRAME_BYTES_MAX];
+        while let Ok(bytes) = socket.recv(&mut frame) {
+            let frame = frame.get(..bytes).unwrap_or_default();
+            for to in receivers(frame, from, self.ports.len()) {
+                if let Some((_, card)) = self.ports.get(to) {
+                    // A host that is not up, or has ended, loses it.
+                    let _ = socket.send_to(frame, card);
+                }
+            }
+        }
+    }
+}
+
+/// The hosts that get a frame: the one whose card it names, else all others.
+fn receivers(frame: &[u8], from: usize, hosts: usize) -> Vec<usize> {
+    let card = match frame {
+        [0x52, 0x54, 0, 0, 0, host, ..] => Some(usize::from(*host)).filter(|host| *host < hosts),
+        _ => None,
+    };
+    let all = (0..hosts).filter(|to| *to != from);
+    all.filter(|to| card.is_none_or(|card| card == *to))
+        .collect()
+}
+
+/// What to say of a host that cannot be started.
+pub fn not_started(host: &str, error: &io::Error) -> Failure {
+    Failure::new(
+        exit::FAILED,
+        format!("cannot start {host}: {}", reason(error)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn hosts_have_names_and_files() {
+        let cluster = Cluster {
+            hosts: Some(2),
+            on: vec![on("host1=a").unwrap(), on("host1=b").unwrap()],
+            ..Cluster::default()
+        };
+        assert_eq!(cluster.names(), ["host0", "host1"]);
+        assert_eq!(cluster.number("host1").unwrap(), 1);
+        let refused = cluster.number("host2").unwrap_err();
+        assert_eq!(refused.message(), "'host2' is no host of this cluster");
+        assert!(Cluster::default().number("host0").is_err());
+        assert_eq!(cluster.files_on("host1"), ["a", "b"].map(PathBuf::from));
+        assert!(cluster.files_on("host0").is_empty());
+        for text in ["", "host0", "=a", "host0="] {
+            assert!(on(text).is_err(), "{text}");
+        }
+        assert!(wire("lose=1%").is_ok());
+        for text in ["lose", "=1", "me=1", "shared=x", "record=y"] {
+            assert!(wire(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn frames_go_to_one_card_or_to_all_others() {
+        assert_eq!(receivers(&[0x52, 0x54, 0, 0, 0, 2, 9], 0, 3), [2]);
+        assert_eq!(receivers(&[0x52, 0x54, 0, 0, 0, 0, 9], 0, 3), [0; 0]);
+        assert_eq!(receivers(&[0x52, 0x54, 0, 0, 0, 3, 9], 0, 3), [1, 2]);
+        assert_eq!(receivers(&[0xff; 60], 1, 3), [0, 2]);
+        assert_eq!(receivers(&[], 1, 3), [0, 2]);
+    }
+
+    #[test]
+    fn a_switch_carries_frames() {
+        let directory =
+            std::env::temp_dir().join(format!("underpin-switch-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let free = Cluster {
+            hosts: Some(3),
+            free: true,
+            ..Cluster::default()
+        };
+        connect(&free, &directory).unwrap();
+        let cards =
+            [0, 1, 2].map(|host| UnixDatagram::bind(card_socket(&directory, host)).unwrap());
+        let mut buffer = [0; 64];
+        let frame = [0xff; 60];
+        cards[0]
+            .send_to(&frame, switch_socket(&directory, 0))
+            .unwrap();
+        for card in &cards {
+            card.set_read_timeout(Some(Duration::from_secs(10)))
+                .unwrap();
+        }
+        for card in &cards[1..] {
+            assert_eq!(card.recv(&mut buffer).unwrap(), 60);
+        }
+        cards[1]
+            .send_to(&[0x52, 0x54, 0, 0, 0, 0, 1], switch_socket(&directory, 1))
+            .unwrap();
+        assert_eq!(cards[0].recv(&mut buffer).unwrap(), 7);
+        cards[2]
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
+        assert!(cards[2].recv(&mut buffer).is_err());
+        fs::remove_dir_all(directory).unwrap();
+    }
+}
