@@ -226,6 +226,8 @@ impl Machine {
         command.args(["--machine", NAME]).args(words);
         command
             .env("XDG_RUNTIME_DIR", &self.directory)
+            .env("UNDERPIN_IMAGE", assets::image())
+            .env("UNDERPIN_CACHE", self.directory.join("cache"))
             .stdin(Stdio::null());
         command
     }

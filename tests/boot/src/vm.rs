@@ -70,6 +70,8 @@ struct Net {
     switch: String,
     offloads: bool,
     uplink: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mac: Option<String>,
 }
 
 /// Where an asset cache has bare guests.
@@ -358,7 +360,17 @@ impl Vm {
             switch: switch.to_owned(),
             offloads,
             uplink,
+            mac: None,
         });
+        self
+    }
+
+    /// Whose last network card has this address.
+    #[must_use]
+    pub fn address(mut self, mac: &str) -> Self {
+        if let Some(net) = self.net.last_mut() {
+            net.mac = Some(mac.to_owned());
+        }
         self
     }
 

@@ -1,6 +1,7 @@
 //! VMs that talk to each other, and to what is outside the machine.
 
 mod crowd;
+mod hosts;
 
 use super::kernels::powered_off;
 use crate::{Outcome, because, machine::Hardware, scenario::Scenario, vm::Vm};
@@ -22,6 +23,7 @@ pub fn scenarios() -> Vec<Scenario> {
     vec![
         exchange("net/tcp", 1),
         outside(),
+        hosts::ping(),
         crowd::malformed(),
         crowd::storm().slow(),
         exchange("net/long-tcp", 116).slow(),
