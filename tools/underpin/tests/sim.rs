@@ -476,7 +476,7 @@ fn a_cluster_that_cannot_be_is_refused() {
             "'web1.toml' is not HOST=FILE",
         ),
         (
-            "sim --hosts 2 --free own.toml",
+            "sim --hosts 2 --free --timeout 5s own.toml",
             2,
             "has a disk in a file, and cannot run on all hosts",
         ),
