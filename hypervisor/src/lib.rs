@@ -1,67 +1,53 @@
 //! Underpin at EL2: the model wired to the metal.
 //!
-//! Read [`primary`] for what happens at boot, `vcpu/run.rs` for how a guest runs, `exit/` for
-//! why it stops, and `sched.rs` for who runs next. Where the boot loader brought an operating system
-//! that is to own the machine, `os0/` starts it instead.
+//! Read [`primary`] for what happens at boot, `run/entry.rs` for how a guest runs, `run/exit/` for
+//! why it stops, and `vcpu/sched.rs` for who runs next. Where the boot loader brought an operating system
+//! that is to own the machine, `beneath/` starts it instead.
 //!
 //! # Soundness
 //!
 //! Unsafe code is where Rust cannot know what the boot protocol, the device tree or the pools
-//! promise: the first references to memory that the boot loader filled (`start.rs`), per-CPU
-//! structures behind `TPIDR_EL2` (`cpu.rs`), frames that the pools gave to nobody else (`heap.rs`,
-//! `frames.rs`, `physical/queue.rs`), and entering a guest whose stage 2 maps its own frames alone
-//! (`vcpu/`). No reference to memory that a guest or a device may write is ever formed.
+//! promise: the first references to memory that the boot loader filled (`start/`), per-CPU
+//! structures behind `TPIDR_EL2` (`machine/cpu.rs`), frames that the pools gave to nobody else (`memory/heap.rs`,
+//! `memory/frames.rs`, `drivers/queue.rs`), and entering a guest whose stage 2 maps its own frames alone
+//! (`run/`). No reference to memory that a guest or a device may write is ever formed.
 #![no_std]
 
 extern crate alloc;
 #[cfg(target_os = "none")]
-extern crate machine_aarch64 as machine;
+extern crate machine_aarch64 as arch;
 #[cfg(not(target_os = "none"))]
-extern crate machine_host as machine;
+extern crate machine_host as arch;
 
-mod console;
+mod beneath;
 mod control;
-mod cpu;
-mod device;
-mod entropy;
-mod epitaph;
-mod exit;
-mod frames;
-mod heap;
-mod hiding;
-#[cfg(feature = "test_hooks")]
-mod hooks;
-#[cfg(not(feature = "test_hooks"))]
-#[path = "no_hooks.rs"]
-mod hooks;
-mod host;
-mod housekeeping;
-mod network;
-mod numa;
-mod os0;
-mod paging;
-mod physical;
-mod regions;
-mod sched;
-mod sharing;
+mod devices;
+mod drivers;
+mod economy;
+mod machine;
+mod memory;
+mod placement;
+mod run;
 mod start;
-mod stretch;
-mod trace;
 mod vcpu;
-mod vm;
+mod vms;
+
+use machine::{cpu, entropy, trace};
+use memory::sharing;
+use vcpu::sched;
 
 /// Runs the first CPU, which arrives at EL2 with the MMU off and the address of the machine's device tree; or
 /// from another image, whose place this one takes.
 pub fn primary(device_tree: u64, mark: u64) -> ! {
     if mark == abi::upgrade::TAKE_OVER {
-        os0::take_over(device_tree);
+        beneath::take_over(device_tree);
     }
     let (tree, blob) = start::read_device_tree(device_tree);
     let mut map = start::turn_mmu_on(&tree, blob);
     start::open_console(&tree);
     entropy::init(&tree, blob);
     if tree.os0.is_some() {
-        os0::start(tree, blob, map);
+        beneath::start(tree, blob, map);
     }
     start::take_memory(tree, blob);
     start::first_cpu();
@@ -70,19 +56,19 @@ pub fn primary(device_tree: u64, mark: u64) -> ! {
     start::devices();
     start::say_what_was_found();
     sharing::init();
-    numa::init();
+    placement::init();
     trace::init();
     #[cfg(not(target_os = "none"))]
     outside::note_frames();
-    vm::init();
+    vms::init();
     start::release_cpus();
     sched::run_forever(cpu::this())
 }
 
 /// Runs every other CPU, which arrives with the MMU on, its stack and its per-CPU word set.
 pub fn secondary() -> ! {
-    if os0::is_here() {
-        os0::arrive();
+    if beneath::is_here() {
+        beneath::arrive();
     }
     start::this_cpu(cpu::this());
     start::wait_for_release();
@@ -92,7 +78,10 @@ pub fn secondary() -> ! {
 /// What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep. No part of the image.
 #[cfg(not(target_os = "none"))]
 pub mod outside {
-    use crate::{frames, heap, host, housekeeping, sharing, vm};
+    use crate::memory::{frames, heap, sharing};
+    use crate::run::housekeeping;
+    use crate::{machine, vms};
+
     use abi::control::RawVm;
     use alloc::vec::Vec;
     use core::sync::atomic::{AtomicU64, Ordering};
@@ -102,7 +91,9 @@ pub mod outside {
     static BEFORE: AtomicU64 = AtomicU64::new(0);
 
     fn free_or_known() -> u64 {
-        let free = host::get().node_ids().map(|node| frames::counts(node).free);
+        let free = machine::get()
+            .node_ids()
+            .map(|node| frames::counts(node).free);
         free.sum::<u64>() + sharing::accounts().cached() + heap::usage().1 / FRAME_SIZE
     }
 
@@ -113,7 +104,10 @@ pub mod outside {
 
     /// What is counted of all VMs.
     pub fn vms() -> Vec<RawVm> {
-        vm::all().iter().map(|vm| vm::read_vm(vm)).collect()
+        vms::all()
+            .iter()
+            .map(|vm| crate::vms::report::read_vm(vm))
+            .collect()
     }
 
     /// Whether nothing is left to do.

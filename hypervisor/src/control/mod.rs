@@ -1,15 +1,20 @@
 //! Requests from outside: decoded and checked, then done, then answered.
 
 pub mod channel;
-mod memory;
+mod pages;
 pub mod port;
 mod recount;
-pub mod vms;
+pub mod sessions;
 
-use crate::cpu::Cpu;
-use crate::stretch::{self, Kind};
-use crate::vm::{self, Refusal, Vm};
-use crate::{frames, heap, host, os0, regions, sched, trace};
+use crate::economy::ledger;
+use crate::machine::cpu::Cpu;
+use crate::machine::stretch::{self, Kind};
+use crate::machine::trace;
+use crate::memory::{frames, heap, regions};
+use crate::vcpu::sched;
+use crate::vms::table::{Refusal, Vm};
+use crate::vms::{self, report};
+use crate::{beneath, machine};
 use abi::bundle::Entry;
 use abi::control::{
     CpuStatus, EntryStatus, FrameHeader, MachineStatus, NodeStatus, REPLY, ReadRequest,
@@ -17,9 +22,9 @@ use abi::control::{
 };
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use arch::boot::image_parts;
+use arch::timer;
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine::boot::image_parts;
-use machine::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, NodeId};
 use model_control::{Caller, Denied};
@@ -83,7 +88,7 @@ pub fn serve() {
         return;
     }
     serve_owner();
-    vms::serve();
+    sessions::serve();
     port::retry();
 }
 
@@ -123,13 +128,13 @@ fn serve_owner() {
 
 /// All VMs that the caller knows.
 fn vms_of(caller: Caller) -> impl Iterator<Item = Arc<Vm>> {
-    let vms = vm::all().into_iter();
+    let vms = vms::all().into_iter();
     vms.filter(move |vm| caller.sees(vm.group()))
 }
 
 /// Whether the caller may ask that.
 fn check(caller: Caller, kind: u32, request: &Request<'_>) -> Result<(), Refusal> {
-    let group_of = |name| vm::find(name).ok().map(|vm| vm.group());
+    let group_of = |name| vms::find(name).ok().map(|vm| vm.group());
     caller
         .check(kind, request, group_of)
         .map_err(|denied| match denied {
@@ -138,7 +143,7 @@ fn check(caller: Caller, kind: u32, request: &Request<'_>) -> Result<(), Refusal
                     format_args!("a VM with control = \"read\" may not ask that (request {kind})");
                 Refusal::new(code::NOT_ALLOWED, kind.into(), what)
             }
-            Denied::NoSuchVm(name) => vm::no_such(name),
+            Denied::NoSuchVm(name) => vms::no_such(name),
         })
 }
 
@@ -192,13 +197,13 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
             answer.push(&type_at(name, typed)?);
         }
         Request::Create(record) => {
-            vm::define(record)?;
+            vms::define(record)?;
         }
-        Request::Set(request) => vm::set(request)?,
+        Request::Set(request) => vms::set(request)?,
         Request::Reclaim(request) => {
-            answer.push(&vm::reclaim(&request)?);
+            answer.push(&ledger::reclaim(&request)?);
         }
-        Request::NumaMove(request) => memory::move_to(&request)?,
+        Request::NumaMove(request) => pages::move_to(&request)?,
         Request::Trace(request) => {
             answer.push(&trace::set(request)?);
         }
@@ -206,14 +211,14 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
         Request::Recount(from) => {
             answer.push(&recount::go_on(from));
         }
-        Request::PowerOff if os0::is_here() => {
+        Request::PowerOff if beneath::is_here() => {
             let what =
                 format_args!("OS-0 owns this machine: stop the VMs, and power off from OS-0");
             return Err(Refusal::new(code::WRONG_STATE, 0, what));
         }
         Request::PowerOff => {
             log::info!("powered off from outside");
-            host::get().power_off();
+            machine::get().power_off();
         }
     }
     Ok(answer)
@@ -221,13 +226,13 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
 
 fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
     match kind {
-        request::START => vm::start(name),
-        request::STOP => vm::stop(name),
-        request::KILL => vm::kill(name),
-        request::PAUSE => vm::pause(name),
-        request::RESUME => vm::resume(name, false),
-        request::CONTINUE => vm::resume(name, true),
-        request::RESET => vm::reset(name),
+        request::START => vms::start(name),
+        request::STOP => vms::stop(name),
+        request::KILL => vms::kill(name),
+        request::PAUSE => vms::pause(name),
+        request::RESUME => vms::resume(name, false),
+        request::CONTINUE => vms::resume(name, true),
+        request::RESET => vms::reset(name),
         other => Err(Refusal::new(
             code::MALFORMED,
             other.into(),
@@ -243,40 +248,40 @@ fn read(
     caller: Caller,
     answer: &mut Answer,
 ) -> Result<(), Refusal> {
-    let host = host::get();
+    let machine = machine::get();
     match kind {
         request::LIST if asked.name.is_empty() => {
-            answer.fill(asked.from, vms_of(caller), |vm| vm::read_vm(&vm));
+            answer.fill(asked.from, vms_of(caller), |vm| report::read_vm(&vm));
         }
         request::LIST => {
-            answer.push(&vm::read_vm(&*vm::find(asked.name)?));
+            answer.push(&report::read_vm(&*vms::find(asked.name)?));
         }
         request::SHOW => {
-            if let Some(instance) = vm::find(asked.name)?.instance() {
-                answer.fill(asked.from, &instance.vcpus, vm::read_vcpu);
+            if let Some(instance) = vms::find(asked.name)?.instance() {
+                answer.fill(asked.from, &instance.vcpus, report::read_vcpu);
             }
         }
-        request::NODES => answer.fill(asked.from, host.node_ids().zip(sched::loads()), node),
-        request::CPUS => answer.fill(asked.from, host::cpus(), cpu),
+        request::NODES => answer.fill(asked.from, machine.node_ids().zip(sched::loads()), node),
+        request::CPUS => answer.fill(asked.from, machine::cpus(), cpu),
         request::REGIONS => {
             let regions = regions::statuses().into_iter();
             let seen = regions.filter(|region| caller.sees(region.group));
             answer.fill(asked.from, seen, |region| region);
         }
         request::ENTRIES => {
-            if let Some(bundle) = &host.bundle {
+            if let Some(bundle) = &machine.bundle {
                 answer.fill(asked.from, bundle.entries(), entry);
             }
         }
-        request::PAGES => memory::pages(asked, answer)?,
-        _ => memory::page_counts(asked, answer)?,
+        request::PAGES => pages::pages(asked, answer)?,
+        _ => pages::page_counts(asked, answer)?,
     }
     Ok(())
 }
 
 /// Somebody typed at a VM's console: at the one the guest uses. How many bytes it took.
 fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
-    let vm = vm::find(name)?;
+    let vm = vms::find(name)?;
     let instance = vm
         .instance()
         .ok_or_else(|| Refusal::new(code::WRONG_STATE, 0, format_args!("{name} is not running")))?;
@@ -291,11 +296,11 @@ fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
 }
 
 fn machine(caller: Caller) -> MachineStatus {
-    let host = host::get();
-    let (nodes, memory) = (host.node_ids(), host.tree.memory.iter());
+    let machine = machine::get();
+    let (nodes, memory) = (machine.node_ids(), machine.tree.memory.iter());
     let (mut bases, mut sharing) = (0, [0; 2]);
-    for vm in vm::all().iter().filter(|vm| vm.instance().is_some()) {
-        let account = crate::sharing::accounts().get(vm.slot);
+    for vm in vms::all().iter().filter(|vm| vm.instance().is_some()) {
+        let account = crate::memory::sharing::accounts().get(vm.slot);
         bases += vm.terms().base;
         sharing = [sharing[0] + account.users, sharing[1] + account.units];
     }
@@ -303,38 +308,38 @@ fn machine(caller: Caller) -> MachineStatus {
     let told = |number: u64| if caller.may_all() { number } else { 0 };
     MachineStatus {
         version: VERSION,
-        cpus: host::cpus().count() as u32,
-        nodes: host.nodes() as u32,
+        cpus: machine::cpus().count() as u32,
+        nodes: machine.nodes() as u32,
         vms: vms_of(caller).count() as u32,
         memory: memory.map(|memory| memory.range.size).sum(),
         memory_free: nodes
             .map(|node| frames::counts(node).free * FRAME_SIZE)
             .sum(),
         image: image_parts().whole.size,
-        frame_table: host.frame_table_bytes,
+        frame_table: machine.frame_table_bytes,
         heap: heap::usage().0,
-        bundle: host.bundle_at.map_or(0, |range| range.size),
-        uptime_ns: host::nanoseconds(timer::now() - host.started),
-        card_frames: crate::physical::nic::counts(),
+        bundle: machine.bundle_at.map_or(0, |range| range.size),
+        uptime_ns: machine::nanoseconds(timer::now() - machine.started),
+        card_frames: crate::drivers::nic::counts(),
         caches: [&frames::CLEANED, &frames::EMPTIED].map(|count| count.load(Ordering::Relaxed)),
-        seeded: crate::entropy::is_seeded().into(),
-        capacity: told(vm::capacity()),
-        promised: told(vm::bases()),
+        seeded: crate::machine::entropy::is_seeded().into(),
+        capacity: told(ledger::capacity()),
+        promised: told(ledger::bases()),
         bases,
-        pool: vm::pool(),
+        pool: ledger::pool(),
         sharing,
-        cached: crate::sharing::accounts().cached(),
-        images: crate::sharing::image_frames(),
-        records: crate::sharing::record_frames(),
+        cached: crate::memory::sharing::accounts().cached(),
+        images: crate::memory::sharing::image_frames(),
+        records: crate::memory::sharing::record_frames(),
         vcpus_left: told(sched::free_entities()),
-        vms_left: told((vm::VMS_MAX - vm::all().len()) as u64) as u32,
-        is_short: vm::is_short().into(),
-        misses: crate::numa::source(),
+        vms_left: told((vms::VMS_MAX - vms::all().len()) as u64) as u32,
+        is_short: ledger::is_short().into(),
+        misses: crate::placement::source(),
     }
 }
 
 fn cpu(cpu: &Cpu) -> CpuStatus {
-    let time = |counter: &AtomicU64| host::nanoseconds(counter.load(Ordering::Relaxed));
+    let time = |counter: &AtomicU64| machine::nanoseconds(counter.load(Ordering::Relaxed));
     CpuStatus {
         cpu: cpu.id.0.into(),
         node: cpu.node.0.into(),
@@ -346,7 +351,7 @@ fn cpu(cpu: &Cpu) -> CpuStatus {
 }
 
 fn node((node, load): (NodeId, Load)) -> NodeStatus {
-    let ranges = host::get().map.ranges().iter();
+    let ranges = machine::get().map.ranges().iter();
     let frames = ranges
         .filter(|range| range.node == node)
         .map(|range| range.frames.count);
@@ -356,7 +361,7 @@ fn node((node, load): (NodeId, Load)) -> NodeStatus {
         free: counts.free * FRAME_SIZE,
         local: counts.given_local,
         remote: counts.given_remote,
-        cpus: host::cpus_of(node).count() as u32,
+        cpus: machine::cpus_of(node).count() as u32,
         vcpus: (load.weight / 256) as u32,
         zeroed: counts.zeroed() * FRAME_SIZE,
         zeroed_given: counts.given_zeroed,

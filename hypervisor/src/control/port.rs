@@ -1,12 +1,12 @@
 //! The way to and from the `underpin` command: a virtio console of the machine.
 
-use super::{channel, vms};
-use crate::heap;
-use crate::physical::queue::{BufferQueue, Transport, begin};
+use crate::control::{channel, sessions};
+use crate::drivers::queue::{BufferQueue, Transport, begin};
+use crate::memory::heap;
 use abi::Text;
 use abi::control::{FrameHeader, PAYLOAD_MAX, event};
+use arch::timer;
 use core::sync::atomic::{AtomicBool, Ordering};
-use machine::timer;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_control::{FRAME_MAX, Inbox};
@@ -69,13 +69,13 @@ pub fn acknowledge() {
 /// There may be a request: housekeeping looks.
 pub fn ring() {
     RING.store(true, Ordering::Release);
-    crate::housekeeping::request();
+    crate::run::housekeeping::request();
 }
 
 /// There may be a request that is taken from that count on.
 pub fn ring_at(count: u64) {
     RING.store(true, Ordering::Release);
-    crate::housekeeping::request_at(count);
+    crate::run::housekeeping::request_at(count);
 }
 
 /// Something waits for memory or room: housekeeping looks again in 10 ms.
@@ -186,7 +186,7 @@ pub fn send(kind: u32, tag: u32, parts: &[&[u8]]) -> Sent {
 pub fn console_output(name: Text<32>, bytes: &[u8]) -> usize {
     let bytes = &bytes[..bytes.len().min(OUTPUT_AT_ONCE)];
     let sent = send_output(name, bytes);
-    vms::console_output(name, &bytes[..sent]);
+    sessions::console_output(name, &bytes[..sent]);
     sent
 }
 

@@ -1,9 +1,10 @@
 //! The frame table against the maps of VMs: whether each frame that is somebody's is in the map of that
 //! one, and whether all sums are those of the accounts. Exact while no VM runs.
 
-use crate::frames::Metal;
-use crate::stretch::{self, Kind};
-use crate::{host, sharing, vm};
+use crate::machine::stretch::{self, Kind};
+use crate::memory::frames::Metal;
+use crate::memory::sharing;
+use crate::{machine, vms};
 use abi::control::RecountStatus;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Gfn, Mfn};
@@ -38,7 +39,7 @@ pub fn go_on(from: u64) -> RecountStatus {
             vms: [Sums::default(); ACCOUNTS],
         })
     });
-    let map = &host::get().map;
+    let map = &machine::get().map;
     let mut at = Mfn(from);
     let mut left = BUDGET;
     while let Some((frame, entry)) = next(map, at).filter(|_| left > 0) {
@@ -68,7 +69,7 @@ fn next<'a>(map: &'a MemoryMap<'_>, from: Mfn) -> Option<(Mfn, &'a FrameEntry)> 
 
 /// What a VM's map has behind a guest frame; `None` where that is no RAM of it: a block of an overlay.
 fn entry_of(user: Owner) -> Result<Option<Entry>, ()> {
-    let vm = vm::instance(user.vm).ok_or(())?;
+    let vm = vms::instance(user.vm).ok_or(())?;
     let is_ram = vm.space.contains(Gfn(user.gfn.0).address());
     Ok(is_ram.then(|| vm.space.entry(user.gfn)))
 }
@@ -129,7 +130,7 @@ impl Recount {
 
     /// Compares the sums with those of maps and accounts.
     fn compare(&mut self) {
-        for vm in vm::all() {
+        for vm in vms::all() {
             let Some(sums) = self.vms.get(usize::from(vm.slot)) else {
                 continue;
             };

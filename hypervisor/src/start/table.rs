@@ -1,8 +1,9 @@
 //! The frame table's entries, and what pools get of the memory that they describe.
 
-use super::InUse;
-use crate::epitaph::give_up;
-use crate::{frames, host};
+use crate::machine;
+use crate::machine::epitaph::give_up;
+use crate::memory::frames;
+use crate::start::InUse;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
 use model_frame_table::{FrameEntry, MAX_NODES, MAX_ORDER, MemoryRange, Origin, entries_bytes};
 use model_loans::{SCATTERED_MAX, Scattered};
@@ -96,7 +97,7 @@ pub(super) fn fill_pool(frames: FrameRange, node: NodeId, in_use: &mut InUse) {
 
 /// Gives frames to the pool of `node`, or marks them as in use.
 pub(super) fn fill(frames: FrameRange, node: NodeId, are_free: bool) {
-    let map = &host::get().map;
+    let map = &machine::get().map;
     let done = if frames.count == 0 {
         Ok(())
     } else if are_free {

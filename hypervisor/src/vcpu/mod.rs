@@ -1,28 +1,24 @@
 //! A vCPU: what it is when no CPU runs it, what others may ask of it, and what it has used.
 
-mod load;
-mod parked;
-mod run;
-mod stats;
-mod stolen_time;
+pub mod sched;
+mod state;
+pub mod stats;
 
-pub use run::{Flow, Loaded, Outcome, run};
-pub use stats::{ExitClass, Exits, Stats, add};
-
+use arch::entry::GuestContext;
+use arch::guest::{El1State, FpState};
+use arch::list_registers::VirtualInterface;
+use arch::timer::VirtualTimer;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
-use machine::entry::GuestContext;
-use machine::guest::{El1State, FpState};
-use machine::list_registers::VirtualInterface;
-use machine::timer::VirtualTimer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Ipa;
 use model_scheduler::EntityId;
 use model_vgic::{ListFile, Redistributor};
 use model_vpsci::{Power, Refusal};
 use model_vtimer::PhysicalTimer;
+use stats::Stats;
 
 /// "On no CPU", in [`Vcpu::running_on`].
-const NOWHERE: u16 = u16::MAX;
+pub const NOWHERE: u16 = u16::MAX;
 
 /// Reasons for which a vCPU must do something before it runs on; bits of [`Vcpu::attention`].
 pub mod attention {
@@ -64,7 +60,7 @@ pub struct Core {
     /// Which interrupts are in which list register.
     pub lists: ListFile,
     /// The stolen time that the guest was shown, in counts; `None` where it never asked.
-    stolen_shown: Option<u64>,
+    pub stolen_shown: Option<u64>,
 }
 
 /// Whether a vCPU is on.
@@ -93,7 +89,7 @@ pub struct Vcpu {
     /// What it must do before it runs on: bits of [`attention`].
     pub attention: AtomicU32,
     /// The CPU that has it loaded, or [`NOWHERE`].
-    running_on: AtomicU16,
+    pub running_on: AtomicU16,
     /// Whether it is on (PSCI), and where it begins when it is turned on.
     pub power: SpinLock<PowerState>,
     /// What it has used.
@@ -153,7 +149,7 @@ impl Vcpu {
             entity,
             core: SpinLock::new(Rank::Vcpu, Core::new(mpidr)),
             redistributor: SpinLock::new(Rank::Redistributor, redistributor),
-            attention: AtomicU32::new(crate::trace::initial_attention()),
+            attention: AtomicU32::new(crate::machine::trace::initial_attention()),
             running_on: AtomicU16::new(NOWHERE),
             power: SpinLock::new(Rank::Vm, PowerState::default()),
             stats: Stats::new(),
@@ -169,7 +165,7 @@ impl Vcpu {
             power.entry = entry;
             power.context = context;
         }
-        crate::sched::wake(self.entity);
+        crate::vcpu::sched::wake(self.entity);
         Ok(())
     }
 
@@ -191,10 +187,10 @@ impl Vcpu {
     pub fn call(&self, bits: u32) {
         self.attention.fetch_or(bits, Ordering::SeqCst);
         match self.running_on() {
-            None => crate::sched::wake(self.entity),
-            Some(cpu) if cpu == crate::cpu::this().id.0 => {}
+            None => crate::vcpu::sched::wake(self.entity),
+            Some(cpu) if cpu == crate::machine::cpu::this().id.0 => {}
             Some(cpu) => {
-                if let Some(cpu) = crate::host::cpu(cpu) {
+                if let Some(cpu) = crate::machine::cpu(cpu) {
                     cpu.kick();
                 }
             }

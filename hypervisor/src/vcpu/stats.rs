@@ -1,6 +1,6 @@
 //! What a vCPU has used. Written by the CPU that runs it, read by anybody.
 
-use crate::host::nanoseconds;
+use crate::machine::nanoseconds;
 use abi::control::{EXIT_CLASS_COUNT, WORK, Work, work};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,0 +1,90 @@
+//! Disks of VMs that are parked, and as records, for the image that takes this one's place (`abi::parked`).
+
+use crate::devices::block::{Backing, Block, must_wait_for_frames, serve_parked, update_line};
+use crate::vms::instance::Instance;
+use abi::parked::{self, Run, Writer, kind};
+use model_disk::Budget;
+
+impl Block {
+    /// Goes on with requests that were put off, a pass of them, while the VM's vCPUs stand still.
+    pub fn settle(&self, vm: &Instance, n: usize) {
+        let mut state = self.state.lock();
+        serve_parked(&mut state, vm, &mut Budget::default());
+        update_line(&state.transport, vm, n);
+    }
+
+    /// Whether nothing is left for [`Self::settle`]: requests that wait for memory stay.
+    pub fn is_settled(&self, vm: &Instance) -> bool {
+        self.state.lock().parked.is_none() || must_wait_for_frames(vm)
+    }
+
+    /// Tells of a request that is done and was held, while the VM's vCPUs stand still: it is in no record.
+    pub fn end_held(&self, vm: &Instance, n: usize) {
+        let mut state = self.state.lock();
+        if let Some(held) = state.held.take() {
+            state.complete(vm, &held.request, held.status, held.since);
+        }
+        update_line(&state.transport, vm, n);
+    }
+
+    /// Its record, for the image that takes this one's place; `None` while a request is not answered.
+    pub fn record(&self) -> Option<parked::Transport> {
+        let state = self.state.lock();
+        let is_idle = state.under_way == 0 && state.parked.is_none() && state.held.is_none();
+        is_idle.then(|| state.transport.record())
+    }
+
+    /// As a record has it; `false` where that makes no sense.
+    #[must_use]
+    pub fn restore(&self, record: &parked::Transport) -> bool {
+        self.state.lock().transport.restore(record)
+    }
+
+    /// Writes what was written over its base, if it has one; `false` without room for that.
+    #[must_use]
+    pub fn write_overlay(&self, to: &mut Writer<'_>) -> bool {
+        let state = self.state.lock();
+        let disk = match &state.backing {
+            Backing::Cow(disk) => Some(disk),
+            Backing::ReadOnly(..) | Backing::Partition(_) => None,
+        };
+        let Some(mut open) = to.begin(kind::OVERLAY) else {
+            return false;
+        };
+        let fits = |written: bool| written.then_some(()).ok_or(());
+        if disk.is_some_and(|disk| disk.records(|run| fits(open.add(&run))).is_err()) {
+            return false;
+        }
+        let Some(mut open) = to.begin(kind::WORDS) else {
+            return false;
+        };
+        let mut written = true;
+        if let Some(disk) = disk {
+            disk.words(|word| written &= open.add(&word));
+        }
+        written
+    }
+
+    /// Puts over its base what records say.
+    #[must_use]
+    pub fn adopt(
+        &self,
+        mut runs: impl Iterator<Item = Run> + Clone,
+        mut words: impl Iterator<Item = u64>,
+    ) -> bool {
+        match &mut self.state.lock().backing {
+            Backing::Cow(disk) => disk.adopt(runs, words),
+            Backing::ReadOnly(..) | Backing::Partition(_) => {
+                runs.next().is_none() && words.next().is_none()
+            }
+        }
+    }
+
+    /// Frames of its overlay's tables.
+    pub fn tables(&self) -> u64 {
+        match &self.state.lock().backing {
+            Backing::Cow(disk) => disk.tables(),
+            Backing::ReadOnly(..) | Backing::Partition(_) => 0,
+        }
+    }
+}

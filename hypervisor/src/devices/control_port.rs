@@ -1,0 +1,112 @@
+//! A VM's control port: bytes that its programs write, as requests, and what they are told.
+
+use crate::control::{port, sessions};
+use crate::devices::virtio::{RegisterAccess, register, update_line};
+use crate::vms::instance::Instance;
+use machine_locks::{Rank, SpinLock};
+use model_addr::Gfn;
+use model_control::Inbox;
+use model_virtio::Transport;
+use model_virtio::port::Port;
+
+/// How a guest's programs find it: `/dev/virtio-ports/` and this.
+const NAME: &str = "org.underpin.control";
+
+/// The port.
+pub struct ControlPort(SpinLock<State>);
+
+struct State {
+    transport: Transport<Port>,
+    inbox: Inbox,
+    was_open: bool,
+}
+
+impl ControlPort {
+    /// One that nobody uses yet.
+    pub fn new() -> Self {
+        let state = State {
+            transport: Transport::new(Port::new(NAME)),
+            inbox: Inbox::new(),
+            was_open: false,
+        };
+        Self(SpinLock::new(Rank::Device, state))
+    }
+
+    /// As [`crate::devices::virtio::Slot::access`].
+    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
+        let mut state = self.0.lock();
+        let mut notified = false;
+        let transport = &mut state.transport;
+        let read = register(transport, vm, n, access, |_, _| {
+            notified = true;
+        });
+        if notified || access.value.is_some() && !state.transport.is_live() {
+            state.work(vm, n);
+            if state.inbox.has_frame() {
+                // Its answer may have found no room until now.
+                port::ring();
+            }
+        }
+        read
+    }
+
+    /// Goes on where there is more room, here or at the guest.
+    pub fn proceed(&self, vm: &Instance, n: usize) {
+        let mut state = self.0.lock();
+        let had_frame = state.inbox.has_frame();
+        state.work(vm, n);
+        if !had_frame && state.inbox.has_frame() {
+            port::ring();
+        }
+    }
+
+    /// The next request, if one is complete.
+    pub fn request(&self) -> Option<port::Incoming> {
+        port::next(&mut self.0.lock().inbox)
+    }
+
+    /// As [`crate::devices::virtio::Slot::uses`].
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        self.0.try_lock().is_none_or(|it| it.transport.uses(gfn))
+    }
+
+    /// Queues that its driver broke.
+    pub fn errors(&self) -> u64 {
+        let (errors, _) = self.0.lock().transport.errors();
+        errors.into()
+    }
+}
+
+impl State {
+    /// Moves bytes both ways. What there is no room for waits in the guest's own buffers, and what the
+    /// guest does not take waits with [`vms`].
+    fn work(&mut self, vm: &Instance, n: usize) {
+        let memory = vm.memory();
+        let Self {
+            transport, inbox, ..
+        } = self;
+        if transport.converse(&memory) {
+            vm.put_off_device_work();
+        }
+        let is_open = transport.device().is_open();
+        if is_open != self.was_open {
+            self.was_open = is_open;
+            // Whoever opens it next has nothing to do with what was asked before.
+            inbox.clear();
+            sessions::set_open(vm.id, is_open);
+        }
+        if !inbox.has_frame() {
+            let room = inbox.room();
+            let progress = transport.transmit(&memory, room, |bytes| {
+                inbox.push(bytes);
+            });
+            if progress.more && !inbox.has_frame() {
+                vm.put_off_device_work();
+            }
+        }
+        if sessions::give(vm.id, |bytes| transport.receive(&memory, bytes)) {
+            vm.put_off_device_work();
+        }
+        update_line(transport, vm, n);
+    }
+}

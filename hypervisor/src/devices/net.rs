@@ -1,0 +1,541 @@
+//! A VM's network device: frames go from its transmit queue straight into the receive buffers of
+//! whoever the switch names, copied once.
+//!
+//! No lock of two devices is held at a time: a frame is taken out of the sender's queue, and
+//! travels without its lock. A receiver without buffers lets the sender wait for it a while, and is
+//! then passed over until it takes something again.
+
+mod bring;
+mod copies;
+mod state;
+
+use crate::devices::network::{Cable, End, Route};
+use crate::devices::virtio::{RegisterAccess, Slot, update_line};
+use crate::machine::{self, stretch};
+use crate::run::housekeeping;
+use crate::vcpu::sched;
+use crate::vms::instance::Instance;
+use abi::control::{count, latency_bucket};
+use alloc::boxed::Box;
+use arch::timer;
+use bring::bring;
+use copies::fill;
+use core::sync::atomic::Ordering;
+use machine_locks::{Rank, SpinLock};
+use model_addr::Gfn;
+use model_ethernet::{PortSet, Why};
+use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
+use model_virtio::{Effect, Transport};
+
+/// Frames, and bytes of them, that are sent in one go.
+const FRAMES_AT_ONCE: u32 = 64;
+const BYTES_AT_ONCE: u64 = 1 << 20;
+/// Commands done in one go.
+const COMMANDS_AT_ONCE: usize = 16;
+/// How long a sender waits for a receiver without buffers: 1/20 of a second.
+const PATIENCE_PARTS: u64 = 20;
+/// A frame that waits until then waits for nobody, but for the next stretch.
+const NEXT_STRETCH: u64 = u64::MAX;
+/// Stretches in which a frame comes no further before it is lost: its longest is in 17 pages.
+const TRIES_MAX: u32 = 32;
+/// So many frames that were sent are told to a driver that has other things to do.
+const UNTOLD_MAX: u16 = 64;
+
+/// Why a frame is lost, in the order of [`abi::control::count::NET_DROPS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Sent under another's address.
+    Spoofed,
+    /// More than the VM may send.
+    Limited,
+    /// For nobody.
+    Nowhere,
+    /// No frame, or a header that does not fit it.
+    Malformed,
+    /// The receiver took none, or had no room.
+    NoRoom,
+    /// There was no memory to move it.
+    NoMemory,
+    /// A cable is pulled.
+    Down,
+}
+
+/// A frame as it comes to a receiver.
+#[derive(Clone, Copy)]
+pub struct Incoming<'a> {
+    /// Bytes of it.
+    bytes: u32,
+    /// What is still to be done with it.
+    offload: Offload,
+    /// What it has in common with others of its connection.
+    flow: u32,
+    body: Body<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Body<'a> {
+    /// In a guest's memory, behind its head.
+    Guest(&'a Instance, &'a Frame),
+    /// In EL2's own, in two parts.
+    Own(&'a [u8], &'a [u8]),
+}
+
+impl<'a> Incoming<'a> {
+    /// A frame at EL2, in two parts, with nothing left to do.
+    pub fn own(head: &'a [u8], rest: &'a [u8]) -> Self {
+        Self {
+            bytes: (head.len() + rest.len()) as u32,
+            offload: Offload::default(),
+            flow: net::flow(head),
+            body: Body::Own(head, rest),
+        }
+    }
+
+    fn of_guest(vm: &'a Instance, frame: &'a Frame) -> Self {
+        Self {
+            bytes: frame.bytes(),
+            offload: frame.offload(),
+            flow: frame.flow(),
+            body: Body::Guest(vm, frame),
+        }
+    }
+}
+
+/// What a receiver says of a frame.
+enum Accepted {
+    /// It is over: taken, unwanted, or lost and counted.
+    Over,
+    /// There is no room now; the waiter is told when there is.
+    Full,
+    /// It takes no such offloads.
+    NeedsPieces,
+    /// Not all of its memory is at hand, and more of it in another stretch.
+    Away,
+}
+
+/// What became of a frame for its sender.
+enum Sent {
+    /// It is over, and whether it was cut into pieces.
+    Over(bool),
+    /// The same of one receiver, and others are yet to have it.
+    GoesOn(bool),
+    /// It waits for the receiver at this port.
+    Waits(u8),
+    /// It goes in pieces to the receiver at this port; piece so many is next.
+    Pieces(u8, u32),
+}
+
+/// A frame on its way.
+#[derive(Default)]
+struct Sending {
+    frame: Frame,
+    /// When it was taken from the ring.
+    since: u64,
+    /// The port that it waits for, and how long.
+    waits: Option<(u8, u64)>,
+    /// Ports that are yet to have it; it waits for the first of them meanwhile.
+    flood: PortSet,
+    /// How many pieces of it the receiver has that it waits for.
+    pieces: u32,
+    /// Stretches in which not all memory was at hand.
+    tries: u32,
+}
+
+impl Sending {
+    /// Leaves it for another stretch, from piece `next` on; `false` where it has come no further in too many.
+    fn is_left(&mut self, waits: (u8, u64), next: u32) -> bool {
+        self.tries = if next == self.pieces {
+            self.tries + 1
+        } else {
+            0
+        };
+        (self.waits, self.pieces) = (Some(waits), next);
+        self.tries < TRIES_MAX
+    }
+}
+
+struct State {
+    transport: Transport<net::Net>,
+    /// Where the next frame is taken to; whoever has it sends.
+    sending: Option<Box<Sending>>,
+    /// Somebody came to send meanwhile.
+    again: bool,
+    /// Ports of senders that wait for buffers here.
+    waiters: PortSet,
+    /// It was waited for in vain.
+    is_stuck: bool,
+    /// The level of its interrupt line.
+    line: bool,
+}
+
+/// A network device.
+pub struct Net {
+    state: SpinLock<Box<State>>,
+    cable: Cable,
+}
+
+impl Net {
+    /// A device that looks like `device`, at the end of `cable`, which is pulled where the link is not `up`.
+    pub fn new(device: net::Net, cable: Cable, up: bool) -> Self {
+        let mut transport = Transport::new(device);
+        transport.set_link(up);
+        let state = Box::new(State {
+            transport,
+            sending: Some(Box::default()),
+            again: false,
+            waiters: PortSet::default(),
+            is_stuck: false,
+            line: false,
+        });
+        Self {
+            state: SpinLock::new(Rank::Device, state),
+            cable,
+        }
+    }
+
+    /// Its cable.
+    pub fn cable(&self) -> &Cable {
+        &self.cable
+    }
+
+    /// Pulls the cable, or plugs it in again, and lets the guest see that.
+    pub fn set_link(&self, vm: &Instance, n: usize, up: bool) {
+        let mut state = self.state.lock();
+        state.transport.set_link(up);
+        show_line(&mut state, vm, n);
+        drop(state);
+        self.cable.set_link(up);
+    }
+
+    /// The guest reads the register at `offset`, or writes it.
+    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
+        let mut state = self.state.lock();
+        let Some(value) = access.value else {
+            return state.transport.read(access.offset, access.size);
+        };
+        let effect = state.transport.write(access.offset, access.size, value);
+        let role = match effect {
+            Effect::Notify(queue) => Some(state.transport.role(queue)),
+            _ => None,
+        };
+        if role == Some(Role::Control) || effect == Effect::Live {
+            control(&mut state, vm);
+        }
+        if matches!(effect, Effect::Live | Effect::Reset) {
+            state.is_stuck = false;
+        }
+        show_line(&mut state, vm, n);
+        drop(state);
+        match (effect, role) {
+            (_, Some(Role::Receive)) | (Effect::Reset, _) => self.wake_senders(),
+            (_, Some(Role::Transmit)) => sched::patiently(|| self.send(vm, n)),
+            (Effect::Live, _) => {
+                self.wake_senders();
+                self.send(vm, n);
+            }
+            _ => {}
+        }
+        0
+    }
+
+    /// Goes on with work that was put off.
+    pub fn proceed(&self, vm: &Instance, n: usize) {
+        control(&mut self.state.lock(), vm);
+        self.wake_senders();
+        self.send(vm, n);
+    }
+
+    /// Whether a frame has waited long enough; asks to be asked again where one still may.
+    pub fn is_due(&self) -> bool {
+        let state = self.state.lock();
+        let waits = state.sending.as_ref().and_then(|sending| sending.waits);
+        waits.is_some_and(|(_, until)| housekeeping::has_come(until))
+    }
+
+    /// Whether its rings, or a frame on its way, use a guest frame.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        self.state.try_lock().is_none_or(|state| {
+            let sending = state.sending.as_ref();
+            let travels = sending.is_none_or(|it| it.waits.is_some() && it.frame.uses(gfn));
+            travels || state.transport.uses(gfn)
+        })
+    }
+
+    /// Queues that the driver broke, since the start.
+    pub fn errors(&self) -> u64 {
+        self.state.lock().transport.errors().0.into()
+    }
+
+    /// Lets those send that wait for buffers of this device.
+    fn wake_senders(&self) {
+        let waiters = core::mem::take(&mut self.state.lock().waiters);
+        for port in waiters.iter() {
+            if let Some(End::Vm(vm, window)) = self.cable.lan().end(port)
+                && let Some(Slot::Net(net)) = vm.virtio.get(window)
+            {
+                net.send(&vm, window);
+            }
+        }
+    }
+
+    /// Sends frames, as many as one go allows; vCPU 0 comes back for the rest. The driver is told.
+    pub fn send(&self, vm: &Instance, n: usize) {
+        let mut bytes = 0;
+        for _ in 0..FRAMES_AT_ONCE {
+            let Some(mut sending) = self.next(vm, n) else {
+                return;
+            };
+            let sent = self.deliver(vm, &mut sending);
+            bytes += u64::from(sending.frame.bytes());
+            let mut state = self.state.lock();
+            if let Sent::Waits(_) = sent {
+                state.sending = Some(sending);
+                // Who woke it while nobody had it found nothing to do.
+                if core::mem::take(&mut state.again) {
+                    continue;
+                }
+                return finish(&mut state, vm, n);
+            }
+            if matches!(sent, Sent::Over(_)) {
+                sending.waits = None;
+                state.transport.sent(&vm.memory(), &sending.frame);
+            }
+            state.sending = Some(sending);
+            let is_cut = matches!(
+                sent,
+                Sent::Over(true) | Sent::GoesOn(true) | Sent::Pieces(..)
+            );
+            if bytes >= BYTES_AT_ONCE || is_cut || stretch::is_long() {
+                break;
+            }
+        }
+        finish(&mut self.state.lock(), vm, n);
+        vm.put_off_device_work();
+    }
+
+    /// The frame that waits, or the next one of the queue; `None` where there is none, or somebody
+    /// else sends.
+    fn next(&self, vm: &Instance, n: usize) -> Option<Box<Sending>> {
+        let mut state = self.state.lock();
+        let Some(mut sending) = state.sending.take() else {
+            state.again = true;
+            return None;
+        };
+        state.again = false;
+        if sending.waits.is_some() && state.transport.awaits(&sending.frame) {
+            return Some(sending);
+        }
+        (sending.waits, sending.flood) = (None, PortSet::default());
+        (sending.pieces, sending.tries) = (0, 0);
+        let will_look = sched::leaves_soon();
+        for _ in 0..FRAMES_AT_ONCE {
+            match state
+                .transport
+                .next_frame(&vm.memory(), &mut sending.frame, will_look)
+            {
+                Next::Frame => return Some(sending),
+                Next::Refused => {
+                    lose(vm, Loss::Malformed);
+                    if stretch::is_long() {
+                        break;
+                    }
+                }
+                Next::Empty => {
+                    state.sending = Some(sending);
+                    vm.has_untold.fetch_or(will_look, Ordering::Relaxed);
+                    finish(&mut state, vm, n);
+                    return None;
+                }
+            }
+        }
+        state.sending = Some(sending);
+        finish(&mut state, vm, n);
+        vm.put_off_device_work();
+        None
+    }
+
+    /// Brings a frame to where the switch says; no lock is held.
+    fn deliver(&self, vm: &Instance, sending: &mut Sending) -> Sent {
+        let frame = &sending.frame;
+        let (lan, port) = (self.cable.lan(), self.cable.port());
+        let incoming = Incoming::of_guest(vm, frame);
+        let sent = if sending.flood.0 != 0 {
+            Sent::GoesOn(false)
+        } else if let Some((to, until)) = sending.waits {
+            self.retry(vm, (to, until), incoming, sending.pieces)
+        } else {
+            sending.since = timer::now();
+            let bytes = frame.bytes();
+            match lan.route(port, frame.source(), frame.destination(), bytes) {
+                Route::Drop(why) => {
+                    lose(vm, loss(why));
+                    return Sent::Over(false);
+                }
+                Route::To(to, end) => {
+                    note(vm, 0, bytes);
+                    bring(&end, to, incoming, (Some(port), 0))
+                }
+                Route::Flood(ports) => {
+                    note(vm, 0, bytes);
+                    sending.flood = ports;
+                    Sent::Over(false)
+                }
+            }
+        };
+        let sent = match sending.flood.iter().next() {
+            Some(to) => {
+                let end = lan.end(to);
+                let sent = end.map(|end| bring(&end, to, incoming, (None, sending.pieces)));
+                if let Some(Sent::Pieces(_, next)) = sent {
+                    if sending.is_left((to, 0), next) {
+                        return Sent::GoesOn(true);
+                    }
+                    lose(vm, Loss::NoMemory);
+                }
+                let is_cut = matches!(sent, Some(Sent::Over(true)));
+                sending.flood.0 &= !(1 << to);
+                (sending.pieces, sending.tries) = (0, 0);
+                sending.waits = sending.flood.iter().next().map(|next| (next, 0));
+                let goes_on = sending.waits.is_some();
+                if goes_on {
+                    Sent::GoesOn(is_cut)
+                } else {
+                    Sent::Over(is_cut)
+                }
+            }
+            None => sent,
+        };
+        match (&sent, sending.waits) {
+            (Sent::Over(_), _) => time(vm, sending.since),
+            (Sent::Pieces(to, next), _) => {
+                if !sending.is_left((*to, NEXT_STRETCH), *next) {
+                    lose(vm, Loss::NoMemory);
+                    return Sent::Over(true);
+                }
+            }
+            (Sent::Waits(to), None | Some((_, NEXT_STRETCH))) => {
+                let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
+                sending.waits = Some((*to, until));
+                housekeeping::request_at(until);
+            }
+            _ => {}
+        }
+        sent
+    }
+
+    /// Tries again to bring a frame that waits.
+    fn retry(
+        &self,
+        vm: &Instance,
+        (to, until): (u8, u64),
+        incoming: Incoming<'_>,
+        pieces: u32,
+    ) -> Sent {
+        let Some(end) = self.cable.lan().end(to) else {
+            lose(vm, Loss::Nowhere);
+            return Sent::Over(false);
+        };
+        if timer::now() >= until
+            && let End::Vm(vm, window) = &end
+            && let Some(Slot::Net(net)) = vm.virtio.get(*window)
+        {
+            net.state.lock().is_stuck = true;
+        }
+        bring(&end, to, incoming, (Some(self.cable.port()), pieces))
+    }
+
+    /// Takes a frame that is for this device; the sender at port `waiter` can wait for buffers.
+    pub fn take(&self, vm: &Instance, n: usize, incoming: Incoming<'_>) {
+        self.accept(vm, n, incoming, None);
+    }
+
+    fn accept(
+        &self,
+        vm: &Instance,
+        n: usize,
+        incoming: Incoming<'_>,
+        waiter: Option<u8>,
+    ) -> Accepted {
+        let mut state = self.state.lock();
+        let transport = &mut state.transport;
+        if transport.is_live() && !incoming.offload.fits(transport.takes()) {
+            return Accepted::NeedsPieces;
+        }
+        let memory = vm.memory();
+        let what = (incoming.bytes, incoming.offload, incoming.flow);
+        let received = transport.receive(&memory, what, |runs| fill(&memory, runs, incoming.body));
+        match received {
+            Received::Done => {
+                if transport.irq_level() {
+                    // One interrupt is for both.
+                    transport.signal_sent(&memory);
+                }
+                state.is_stuck = false;
+                note(vm, 1, incoming.bytes);
+            }
+            Received::NoBuffers => {
+                if let (Some(port), false) = (waiter, state.is_stuck) {
+                    state.waiters.0 |= 1 << port;
+                    return Accepted::Full;
+                }
+                lose(vm, Loss::NoRoom);
+            }
+            Received::TooLong | Received::NoDriver => lose(vm, Loss::NoRoom),
+            Received::Lost => lose(vm, Loss::NoMemory),
+            Received::Away => return Accepted::Away,
+        }
+        show_line(&mut state, vm, n);
+        Accepted::Over
+    }
+}
+
+fn lose(vm: &Instance, why: Loss) {
+    vm.count(count::NET_DROPS + why as usize, 1);
+}
+
+/// Counts a frame that was sent (0) or received (1).
+fn note(vm: &Instance, received: usize, bytes: u32) {
+    vm.count(count::NET_FRAMES + received, 1);
+    vm.count(count::NET_BYTES + received, bytes.into());
+}
+
+/// Counts how long a frame took that is where it goes, or was lost there.
+fn time(vm: &Instance, since: u64) {
+    let took = machine::nanoseconds(timer::now().saturating_sub(since));
+    vm.count(count::NET_NS, took);
+    vm.count(count::NET_LATENCY + latency_bucket(took), 1);
+}
+
+fn loss(why: Why) -> Loss {
+    match why {
+        Why::Spoofed => Loss::Spoofed,
+        Why::Limited => Loss::Limited,
+        Why::Nowhere => Loss::Nowhere,
+        Why::Down => Loss::Down,
+    }
+}
+
+fn control(state: &mut State, vm: &Instance) {
+    if state.transport.control(&vm.memory(), COMMANDS_AT_ONCE) {
+        vm.put_off_device_work();
+    }
+}
+
+/// Tells the driver what was sent; or, where it has just asked for that, notes that it is to be told: with
+/// the next frame that it gets, or when one of its vCPUs waits or leaves its CPU.
+fn finish(state: &mut State, vm: &Instance, n: usize) {
+    let waits = (1..UNTOLD_MAX).contains(&state.transport.untold());
+    if waits && sched::is_patient() && !state.transport.irq_level() {
+        return vm.has_untold.store(true, Ordering::Relaxed);
+    }
+    state.transport.signal_sent(&vm.memory());
+    show_line(state, vm, n);
+}
+
+/// Shows the guest the device's interrupt line where that has changed.
+fn show_line(state: &mut State, vm: &Instance, n: usize) {
+    if state.line != state.transport.irq_level() {
+        state.line = !state.line;
+        update_line(&state.transport, vm, n);
+    }
+}

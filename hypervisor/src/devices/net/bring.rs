@@ -1,0 +1,87 @@
+//! How a frame gets to one of a switch's ends, whole or in pieces.
+
+use crate::devices::net::{Accepted, Body, Incoming, Loss, Sent, copies, lose};
+use crate::devices::network::{self, End};
+use crate::devices::virtio::Slot;
+use crate::drivers::nic;
+use crate::machine::stretch;
+use crate::vms::instance::Instance;
+use model_virtio::net::wire::Pieces;
+
+/// Brings a frame to one end, which has the first so many `pieces` of it; the sender at port `waiter` can wait
+/// for it.
+pub fn bring(
+    end: &End,
+    to: u8,
+    incoming: Incoming<'_>,
+    (waiter, pieces): (Option<u8>, u32),
+) -> Sent {
+    let accepted = match end {
+        _ if pieces > 0 => Accepted::NeedsPieces,
+        End::Vm(vm, window) => match vm.virtio.get(*window) {
+            Some(Slot::Net(net)) => net.accept(vm, *window, incoming, waiter),
+            _ => Accepted::Over,
+        },
+        End::Uplink => Accepted::NeedsPieces,
+    };
+    match accepted {
+        Accepted::Over => Sent::Over(false),
+        Accepted::Full => Sent::Waits(to),
+        Accepted::Away => Sent::Pieces(to, pieces),
+        Accepted::NeedsPieces => match bring_pieces(end, incoming, pieces) {
+            Some(next) => Sent::Pieces(to, next),
+            None => Sent::Over(true),
+        },
+    }
+}
+
+/// Brings a frame in pieces as they go over a wire, from piece `n` on; which one is left for another stretch.
+fn bring_pieces(end: &End, incoming: Incoming<'_>, mut n: u32) -> Option<u32> {
+    let Body::Guest(vm, frame) = incoming.body else {
+        return None;
+    };
+    let Ok(pieces) = Pieces::of(frame.head(), frame.bytes(), frame.offload()) else {
+        lose(vm, Loss::Malformed);
+        return None;
+    };
+    let Some(mut scratch) = network::scratch() else {
+        lose(vm, Loss::NoMemory);
+        return None;
+    };
+    while n < pieces.count() {
+        let range = pieces.payload(n);
+        let rest = &mut scratch.bytes()[..range.len()];
+        if copies::read(vm, frame, range.start, rest).is_err() {
+            lose(vm, Loss::NoMemory);
+            return None;
+        }
+        let accepted = match &*pieces.complete(n, rest) {
+            [] => bring_piece(end, vm, rest, &[]),
+            head => bring_piece(end, vm, head, rest),
+        };
+        if let Accepted::Away = accepted {
+            return Some(n);
+        }
+        n += 1;
+        if stretch::is_long() && n < pieces.count() {
+            return Some(n);
+        }
+    }
+    None
+}
+
+/// Brings one piece; what is lost is the sender's.
+fn bring_piece(end: &End, sender: &Instance, head: &[u8], rest: &[u8]) -> Accepted {
+    match end {
+        End::Uplink => {
+            if !nic::send(head, rest) {
+                lose(sender, Loss::NoRoom);
+            }
+            Accepted::Over
+        }
+        End::Vm(vm, window) => match vm.virtio.get(*window) {
+            Some(Slot::Net(net)) => net.accept(vm, *window, Incoming::own(head, rest), None),
+            _ => Accepted::Over,
+        },
+    }
+}

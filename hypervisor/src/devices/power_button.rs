@@ -1,0 +1,74 @@
+//! A VM's power button, on its PL061.
+
+use crate::vms::instance::Instance;
+use crate::vms::layout;
+use abi::parked;
+use machine_locks::{Rank, SpinLock};
+use model_vgpio::PowerButton as Button;
+
+struct State {
+    button: Button,
+    line: bool,
+}
+
+/// A power button and the PL061 by which the guest feels it.
+pub struct PowerButton {
+    state: SpinLock<State>,
+}
+
+impl PowerButton {
+    /// A button that is not pressed.
+    pub fn new() -> Self {
+        let state = State {
+            button: Button::new(layout::POWER_BUTTON_LINE),
+            line: false,
+        };
+        Self {
+            state: SpinLock::new(Rank::Device, state),
+        }
+    }
+
+    /// The guest reads the register at `offset`, or writes it.
+    pub fn access(&self, vm: &Instance, offset: u32, value: Option<u64>) -> u64 {
+        let mut state = self.state.lock();
+        let read = match value {
+            None => state.button.read(offset).into(),
+            Some(value) => {
+                state.button.write(offset, value as u32);
+                0
+            }
+        };
+        state.update_line(vm);
+        read
+    }
+
+    /// Its record, for the image that takes this one's place.
+    pub fn record(&self) -> parked::Button {
+        self.state.lock().button.record()
+    }
+
+    /// As a record has it.
+    pub fn restore(&self, record: &parked::Button) {
+        let button = Button::of(record, layout::POWER_BUTTON_LINE);
+        let line = button.irq_level();
+        *self.state.lock() = State { button, line };
+    }
+
+    /// Somebody presses it; `false` where the guest does not listen to it.
+    pub fn press(&self, vm: &Instance) -> bool {
+        let mut state = self.state.lock();
+        let heard = state.button.press();
+        state.update_line(vm);
+        heard
+    }
+}
+
+impl State {
+    fn update_line(&mut self, vm: &Instance) {
+        let level = self.button.irq_level();
+        if level != self.line {
+            self.line = level;
+            vm.set_line(layout::GPIO_INTID, level);
+        }
+    }
+}

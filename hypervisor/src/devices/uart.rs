@@ -1,0 +1,147 @@
+//! A VM's PL011.
+
+use crate::devices::terminal::Terminal;
+use crate::vms::instance::Instance;
+use crate::vms::layout;
+use abi::{Text, parked};
+use core::sync::atomic::{AtomicBool, Ordering};
+use machine_locks::{Rank, SpinLock};
+use model_vuart::Pl011;
+
+const DATA: u64 = 0x00;
+const FLAGS: u64 = 0x18;
+const FLAG_TX_FULL: u64 = 1 << 5;
+const FLAG_TX_EMPTY: u64 = 1 << 7;
+/// Typed bytes that wait for the guest to take them.
+const TYPED_ROOM: usize = 4096;
+
+struct State {
+    pl011: Pl011,
+    typed: heapless::Deque<u8, TYPED_ROOM>,
+    line: bool,
+}
+
+/// A PL011, and the terminal at its other end.
+pub struct Uart {
+    state: SpinLock<State>,
+    /// What the VM writes.
+    pub terminal: Terminal,
+    /// The guest wrote here last, not to a virtio console: this is where typing goes.
+    pub is_in_use: AtomicBool,
+}
+
+impl Uart {
+    /// The UART of the VM with that name, after reset.
+    pub fn new(name: Text<32>) -> Self {
+        let state = State {
+            pl011: Pl011::new(),
+            typed: heapless::Deque::new(),
+            line: false,
+        };
+        Self {
+            state: SpinLock::new(Rank::Device, state),
+            terminal: Terminal::new(name),
+            is_in_use: AtomicBool::new(true),
+        }
+    }
+
+    /// The guest reads the register at `offset`. Most reads are of the flags, on which the
+    /// interrupt line does not depend.
+    #[inline]
+    pub fn load(&self, vm: &Instance, offset: u64) -> u64 {
+        if offset != FLAGS {
+            return self.load_and_signal(vm, offset);
+        }
+        let flags = u64::from(self.state.lock().pl011.read(FLAGS as u32));
+        if self.terminal.has_room() {
+            flags
+        } else {
+            flags & !FLAG_TX_EMPTY | FLAG_TX_FULL
+        }
+    }
+
+    #[inline(never)]
+    fn load_and_signal(&self, vm: &Instance, offset: u64) -> u64 {
+        let mut state = self.state.lock();
+        let read = state.pl011.read(offset as u32);
+        if offset == DATA {
+            state.refill();
+        }
+        state.update_line(vm);
+        read.into()
+    }
+
+    /// The guest writes the register at `offset`.
+    #[inline(never)]
+    pub fn store(&self, vm: &Instance, offset: u64, value: u64) {
+        let sent = {
+            let mut state = self.state.lock();
+            let sent = state.pl011.write(offset as u32, value as u32);
+            state.update_line(vm);
+            sent
+        };
+        if let Some(byte) = sent {
+            self.is_in_use.store(true, Ordering::Relaxed);
+            self.terminal.put(byte);
+        }
+    }
+
+    /// Somebody typed: how many of the bytes were taken.
+    pub fn receive(&self, vm: &Instance, bytes: &[u8]) -> usize {
+        let mut state = self.state.lock();
+        let taken = bytes
+            .iter()
+            .take_while(|&&byte| state.typed.push_back(byte).is_ok())
+            .count();
+        state.refill();
+        state.update_line(vm);
+        taken
+    }
+}
+
+/// As records, for the image that takes this one's place.
+impl Uart {
+    /// Its record, and what was typed and waits: up to `TYPED_ROOM` bytes, given to `typed`.
+    pub fn record(&self, typed: impl FnOnce(&heapless::Deque<u8, TYPED_ROOM>)) -> parked::Uart {
+        let state = self.state.lock();
+        typed(&state.typed);
+        parked::Uart {
+            in_use: self.is_in_use.load(Ordering::Relaxed).into(),
+            ..state.pl011.record()
+        }
+    }
+
+    /// As a record has it; `false` where that makes no sense.
+    #[must_use]
+    pub fn restore(&self, record: &parked::Uart, typed: &[u8]) -> bool {
+        let Some(pl011) = Pl011::of(record) else {
+            return false;
+        };
+        let mut state = self.state.lock();
+        state.line = pl011.irq_level();
+        state.pl011 = pl011;
+        self.is_in_use.store(record.in_use != 0, Ordering::Relaxed);
+        typed
+            .iter()
+            .all(|byte| state.typed.push_back(*byte).is_ok())
+    }
+}
+
+impl State {
+    /// Moves typed bytes into the receive FIFO as far as they fit.
+    fn refill(&mut self) {
+        while self.pl011.room() > 0
+            && let Some(byte) = self.typed.pop_front()
+        {
+            self.pl011.receive(byte);
+        }
+    }
+
+    fn update_line(&mut self, vm: &Instance) {
+        let level = self.pl011.irq_level();
+        if level != self.line {
+            self.line = level;
+            vm.set_line(layout::UART_INTID, level);
+        }
+    }
+}

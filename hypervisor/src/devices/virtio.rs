@@ -1,0 +1,239 @@
+//! A VM's virtio devices, each behind its register window.
+
+use crate::devices::balloon::Balloon;
+use crate::devices::block::Block;
+use crate::devices::control_port::ControlPort;
+use crate::devices::net::Net;
+use crate::machine::entropy;
+use crate::vms::instance::Instance;
+use crate::vms::layout;
+use abi::parked::{self, device};
+use core::sync::atomic::Ordering;
+use machine_locks::{Rank, SpinLock};
+use model_addr::Gfn;
+use model_virtio::console::Console;
+use model_virtio::rng::Rng;
+use model_virtio::{Device, Effect, Transport};
+
+/// Bytes that a console moves in one go: each takes up to 45 instructions.
+const BYTES_AT_ONCE: usize = 512;
+/// Bytes that the entropy source makes in one go: each takes about a hundred instructions.
+const RANDOM_AT_ONCE: usize = 256;
+
+/// A guest's access of `size` bytes to the register at `offset` of a device's window.
+#[derive(Clone, Copy)]
+pub struct RegisterAccess {
+    pub offset: u64,
+    pub size: usize,
+    /// What is written; `None`: it is read.
+    pub value: Option<u64>,
+}
+
+/// One device.
+#[expect(clippy::large_enum_variant, reason = "a few for each VM")]
+pub enum Slot {
+    /// A disk.
+    Block(Block),
+    /// A console.
+    Console(SpinLock<Transport<Console>>),
+    /// An entropy source.
+    Rng(SpinLock<Transport<Rng>>),
+    /// A balloon.
+    Balloon(Balloon),
+    /// A network device.
+    Net(Net),
+    /// The way to ask the hypervisor.
+    Control(ControlPort),
+}
+
+impl Slot {
+    /// A console.
+    pub fn console() -> Self {
+        Self::Console(SpinLock::new(
+            Rank::Device,
+            Transport::new(Console::default()),
+        ))
+    }
+
+    /// An entropy source.
+    pub fn rng() -> Self {
+        Self::Rng(SpinLock::new(Rank::Device, Transport::new(Rng::default())))
+    }
+
+    /// Does a guest's access to window `n`; what it read.
+    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
+        match self {
+            Self::Block(block) => block.access(vm, n, access),
+            Self::Console(transport) => {
+                let mut transport = transport.lock();
+                register(&mut transport, vm, n, access, transmit)
+            }
+            Self::Rng(transport) => {
+                let mut transport = transport.lock();
+                register(&mut transport, vm, n, access, fill)
+            }
+            Self::Balloon(balloon) => balloon.access(vm, n, access),
+            Self::Net(net) => net.access(vm, n, access),
+            Self::Control(port) => port.access(vm, n, access),
+        }
+    }
+
+    /// Goes on with work that was put off.
+    pub fn proceed(&self, vm: &Instance, n: usize) {
+        match self {
+            Self::Block(block) => block.proceed(vm, n),
+            Self::Console(transport) => {
+                let mut transport = transport.lock();
+                transmit(&mut transport, vm);
+                update_line(&transport, vm, n);
+            }
+            Self::Rng(transport) => {
+                let mut transport = transport.lock();
+                fill(&mut transport, vm);
+                update_line(&transport, vm, n);
+            }
+            Self::Balloon(balloon) => balloon.proceed(vm, n),
+            Self::Net(net) => net.proceed(vm, n),
+            Self::Control(port) => port.proceed(vm, n),
+        }
+    }
+
+    /// Whether its queues, or a request under way, use a guest frame; yes where that cannot be told.
+    pub fn uses(&self, gfn: Gfn) -> bool {
+        match self {
+            Self::Block(block) => block.uses(gfn),
+            Self::Console(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
+            Self::Rng(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
+            Self::Balloon(balloon) => balloon.uses(gfn),
+            Self::Net(net) => net.uses(gfn),
+            Self::Control(port) => port.uses(gfn),
+        }
+    }
+
+    /// Its record, for the image that takes this one's place; or what has none.
+    pub fn record(&self) -> Result<parked::Device, &'static str> {
+        let (kind, transport, own) = match self {
+            Self::Block(block) => {
+                let record = block.record().ok_or("a disk that is at work")?;
+                (device::BLOCK, record, 0)
+            }
+            Self::Console(transport) => {
+                let transport = transport.lock();
+                if transport.is_at_a_write() {
+                    return Err("a console in the middle of a write");
+                }
+                (device::CONSOLE, transport.record(), 0)
+            }
+            Self::Rng(transport) => (device::RNG, transport.lock().record(), 0),
+            Self::Balloon(balloon) => {
+                let (record, own) = balloon.record();
+                (device::BALLOON, record, own)
+            }
+            Self::Net(net) => (device::NET, net.record().0, 0),
+            Self::Control(_) => return Err("a way to ask the hypervisor"),
+        };
+        Ok(parked::Device {
+            kind,
+            reserved: 0,
+            transport,
+            own,
+        })
+    }
+
+    /// As a record has it, or one and the next of `nets`; `false` where that is of another device, or makes no
+    /// sense.
+    #[must_use]
+    pub fn restore(
+        &self,
+        record: &parked::Device,
+        nets: &mut impl Iterator<Item = parked::Net>,
+    ) -> bool {
+        let registers = &record.transport;
+        match (self, record.kind) {
+            (Self::Block(block), device::BLOCK) => block.restore(registers),
+            (Self::Console(transport), device::CONSOLE) => transport.lock().restore(registers),
+            (Self::Rng(transport), device::RNG) => transport.lock().restore(registers),
+            (Self::Balloon(balloon), device::BALLOON) => balloon.restore(registers, record.own),
+            (Self::Net(net), device::NET) => {
+                nets.next().is_some_and(|own| net.restore(registers, &own))
+            }
+            _ => false,
+        }
+    }
+
+    /// Queues that their drivers broke, since the start, and pages that a balloon refused.
+    pub fn errors(&self) -> u64 {
+        let (errors, _) = match self {
+            Self::Block(block) => return block.errors(),
+            Self::Console(transport) => transport.lock().errors(),
+            Self::Rng(transport) => transport.lock().errors(),
+            Self::Balloon(balloon) => return balloon.errors(),
+            Self::Net(net) => return net.errors(),
+            Self::Control(port) => return port.errors(),
+        };
+        errors.into()
+    }
+
+    /// Somebody typed: how many bytes a console took; `None` where this is none, or its driver is
+    /// not there.
+    pub fn receive(&self, vm: &Instance, n: usize, bytes: &[u8]) -> Option<usize> {
+        let Self::Console(transport) = self else {
+            return None;
+        };
+        let mut transport = transport.lock();
+        if !transport
+            .status()
+            .contains(model_virtio::mmio::Status::DRIVER_OK)
+        {
+            return None;
+        }
+        let taken = transport.receive(&vm.memory(), bytes);
+        update_line(&transport, vm, n);
+        Some(taken)
+    }
+}
+
+/// Does a register access and what it asks for.
+pub fn register<D: Device>(
+    transport: &mut Transport<D>,
+    vm: &Instance,
+    n: usize,
+    access: RegisterAccess,
+    work: impl FnOnce(&mut Transport<D>, &Instance),
+) -> u64 {
+    let Some(value) = access.value else {
+        return transport.read(access.offset, access.size);
+    };
+    match transport.write(access.offset, access.size, value) {
+        Effect::Notify(_) | Effect::Live => work(transport, vm),
+        Effect::None | Effect::Reset => {}
+    }
+    update_line(transport, vm, n);
+    0
+}
+
+/// Shows the guest the device's interrupt line.
+pub fn update_line<D: Device>(transport: &Transport<D>, vm: &Instance, n: usize) {
+    vm.set_line(layout::VIRTIO_INTID + n as u32, transport.irq_level());
+}
+
+fn transmit(transport: &mut Transport<Console>, vm: &Instance) {
+    let progress = transport.transmit(&vm.memory(), BYTES_AT_ONCE, |bytes| {
+        for &byte in bytes {
+            vm.uart.terminal.put(byte);
+        }
+    });
+    if progress.bytes > 0 {
+        vm.uart.is_in_use.store(false, Ordering::Relaxed);
+    }
+    if progress.more {
+        vm.put_off_device_work();
+    }
+}
+
+fn fill(transport: &mut Transport<Rng>, vm: &Instance) {
+    let filled = transport.fill(&vm.memory(), RANDOM_AT_ONCE, entropy::fill);
+    if filled.more {
+        vm.put_off_device_work();
+    }
+}

@@ -1,0 +1,140 @@
+//! The machine's network card: virtio-net driven at EL2, for switches with a way out.
+//!
+//! Frames go through buffers of EL2's own, a page each, so that a guest's memory is never in the
+//! card's hands. It is asked for no offloads: what goes out is cut and summed before. Beside OS-0, whose
+//! cards all are, a network device of OS-0's takes its place ([`crate::drivers::uplink`]).
+
+use crate::beneath;
+use crate::devices::network;
+use crate::drivers::queue::{BufferQueue, Transport, begin};
+use crate::drivers::uplink;
+use core::sync::atomic::{AtomicU64, Ordering};
+use machine_locks::{Once, Rank, SpinLock};
+use virtio_drivers::Error;
+use virtio_drivers::transport::Transport as _;
+
+const QUEUE: usize = 256;
+const BUFFERS: usize = 128;
+/// `struct virtio_net_hdr_v1`, all zero: nothing is left to do with a frame.
+const HEADER_BYTES: usize = 12;
+/// The longest frame: 1500 bytes, an Ethernet header, a VLAN tag.
+const FRAME_MAX: usize = 1518;
+/// Frames taken for one interrupt; the rest has another.
+const FRAMES_AT_ONCE: u32 = 256;
+
+struct Hardware {
+    transport: Transport,
+    receive: BufferQueue<QUEUE, BUFFERS>,
+    send: BufferQueue<QUEUE, BUFFERS>,
+}
+
+struct Card {
+    hardware: SpinLock<Hardware>,
+    received: AtomicU64,
+    sent: AtomicU64,
+    lost: AtomicU64,
+}
+
+static CARD: Once<Card> = Once::new();
+
+/// Starts the card.
+pub fn start(mut transport: Transport) -> Result<(), Error> {
+    begin(&mut transport, 0);
+    let mut receive = BufferQueue::new(&mut transport, 0, 0, 0)?;
+    let send = BufferQueue::new(&mut transport, 1, 0, 0)?;
+    transport.finish_init();
+    while let Some((slot, _)) = receive.claim() {
+        receive.lend(&mut transport, slot, 0, (HEADER_BYTES + FRAME_MAX) as u32)?;
+    }
+    let hardware = Hardware {
+        transport,
+        receive,
+        send,
+    };
+    let card = Card {
+        hardware: SpinLock::new(Rank::PhysicalDevice, hardware),
+        received: AtomicU64::new(0),
+        sent: AtomicU64::new(0),
+        lost: AtomicU64::new(0),
+    };
+    CARD.set(card).map_err(|_| Error::AlreadyUsed)
+}
+
+/// A switch is to have a way out: whether there is one.
+pub fn plug() -> bool {
+    if beneath::is_here() {
+        uplink::set_plugged(true);
+        return true;
+    }
+    CARD.get().is_some()
+}
+
+/// Sends a frame that is in two parts; `false` where it is lost.
+pub fn send(head: &[u8], rest: &[u8]) -> bool {
+    let Some(card) = CARD.get() else {
+        return uplink::send(head, rest);
+    };
+    let sent = head.len() + rest.len() <= FRAME_MAX && card.hardware.lock().send(head, rest);
+    let counter = if sent { &card.sent } else { &card.lost };
+    counter.fetch_add(1, Ordering::Relaxed);
+    sent
+}
+
+impl Hardware {
+    fn send(&mut self, head: &[u8], rest: &[u8]) -> bool {
+        while let Some((slot, ..)) = self.send.take_back() {
+            self.send.release(slot);
+        }
+        let Some((slot, buffer)) = self.send.claim() else {
+            return false;
+        };
+        let rest_at = HEADER_BYTES + head.len();
+        buffer.write(0, &[0; HEADER_BYTES]);
+        buffer.write(HEADER_BYTES as u64, head);
+        buffer.write(rest_at as u64, rest);
+        let bytes = (rest_at + rest.len()) as u32;
+        let lent = self.send.lend(&mut self.transport, slot, bytes, 0);
+        if lent.is_err() {
+            self.send.release(slot);
+        }
+        lent.is_ok()
+    }
+
+    /// Copies the next frame that came: how many bytes.
+    fn receive(&mut self, into: &mut [u8; FRAME_MAX]) -> Option<usize> {
+        let (slot, buffer, written) = self.receive.take_back()?;
+        let bytes = (written as usize)
+            .saturating_sub(HEADER_BYTES)
+            .min(FRAME_MAX);
+        buffer.read(HEADER_BYTES as u64, &mut into[..bytes]);
+        let room = (HEADER_BYTES + FRAME_MAX) as u32;
+        if self
+            .receive
+            .lend(&mut self.transport, slot, 0, room)
+            .is_err()
+        {
+            self.receive.release(slot);
+        }
+        Some(bytes)
+    }
+}
+
+/// The card says that something has come or gone.
+pub fn interrupt() {
+    let Some(card) = CARD.get() else { return };
+    card.hardware.lock().transport.ack_interrupt();
+    let mut frame = [0; FRAME_MAX];
+    for _ in 0..FRAMES_AT_ONCE {
+        let received = card.hardware.lock().receive(&mut frame);
+        let Some(bytes) = received else { return };
+        card.received.fetch_add(1, Ordering::Relaxed);
+        network::from_outside(&frame[..bytes]);
+    }
+}
+
+/// Frames received, sent, and not sent for want of room.
+pub fn counts() -> [u64; 3] {
+    CARD.get().map_or_else(uplink::counts, |card| {
+        [&card.received, &card.sent, &card.lost].map(|counter| counter.load(Ordering::Relaxed))
+    })
+}

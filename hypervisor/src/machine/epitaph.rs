@@ -1,0 +1,82 @@
+//! The end of the machine: a bug of EL2's own prints who, where and with which registers, and
+//! stops everything. Nothing that a guest, a disk or a user does leads here.
+
+use crate::machine::console::last_words;
+use crate::machine::cpu;
+use arch::boot::image_parts;
+use arch::cpu::{halt, local_word};
+use arch::entry::{FaultFrame, Syndrome};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+static DYING: AtomicBool = AtomicBool::new(false);
+
+/// Only the first CPU that dies speaks; the others fall silent. An image that has not yet taken the place
+/// of another leaves it to that one.
+fn first_or_halt() {
+    crate::beneath::go_back();
+    if DYING.swap(true, Ordering::SeqCst) {
+        halt();
+    }
+}
+
+fn stop() -> ! {
+    last_words(format_args!("underpin: the machine has stopped\n"));
+    if let Some(machine) = crate::machine::try_get() {
+        machine.power_off();
+    }
+    halt()
+}
+
+fn who() -> u16 {
+    if local_word() == 0 {
+        0
+    } else {
+        cpu::this().id.0
+    }
+}
+
+/// The machine cannot run Underpin: says why, and stops it. No fault of EL2's own.
+pub fn give_up(reason: core::fmt::Arguments<'_>) -> ! {
+    first_or_halt();
+    last_words(format_args!("\nunderpin: cannot start: {reason}\n"));
+    stop()
+}
+
+/// Where EL2's vectors for its own faults end up (`entry.S`).
+#[unsafe(no_mangle)]
+extern "C" fn hypervisor_fault_report(vector: u64, frame: &FaultFrame) -> ! {
+    first_or_halt();
+    let syndrome = Syndrome::read();
+    let kind = [
+        "synchronous exception",
+        "interrupt",
+        "fast interrupt",
+        "system error",
+    ];
+    last_words(format_args!(
+        "\nunderpin: EPITAPH: {} in EL2 on cpu {}\n  pc {:#018x} (image + {:#x})  esr {:#010x}  far {:#018x}  pstate {:#x}\n",
+        kind[vector as usize & 3],
+        who(),
+        frame.pc,
+        frame.pc.wrapping_sub(image_parts().whole.start.0),
+        syndrome.esr,
+        syndrome.far,
+        frame.pstate,
+    ));
+    for (n, value) in frame.registers.iter().enumerate() {
+        let end = if n % 4 == 3 || n == 30 { "\n" } else { "" };
+        last_words(format_args!("  x{n:<2} {value:#018x}{end}"));
+    }
+    stop()
+}
+
+#[cfg(target_os = "none")]
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    first_or_halt();
+    last_words(format_args!(
+        "\nunderpin: EPITAPH: on cpu {}: {info}\n",
+        who()
+    ));
+    stop()
+}

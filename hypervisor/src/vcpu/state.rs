@@ -1,0 +1,103 @@
+//! vCPUs as records, for the image that takes this one's place (`abi::parked`).
+
+use crate::vcpu::{Vcpu, attention};
+use abi::control::work;
+use abi::parked::{self, power};
+use arch::entry::GuestContext;
+use arch::guest::{El1State, FpState};
+use arch::list_registers::VirtualInterface;
+use arch::timer::VirtualTimer;
+use core::sync::atomic::Ordering;
+use machine_locks::SpinLock;
+use model_addr::Ipa;
+use model_vgic::{Distributor, Groups};
+use model_vpsci::Power;
+use model_vtimer::PhysicalTimer;
+
+impl Vcpu {
+    /// Its interrupts go back to where they came from, as records have them. It stands still.
+    pub fn give_back_interrupts(&self, distributor: &SpinLock<Distributor>) {
+        let mut core = self.core.lock();
+        let mut distributor = distributor.lock();
+        let mut redistributor = self.redistributor.lock();
+        // All of them look again before they run on.
+        let _ = core
+            .lists
+            .give_back(&mut redistributor, Some(&mut distributor));
+        self.attention
+            .fetch_or(attention::DELIVER, Ordering::SeqCst);
+    }
+
+    /// Its record, after that.
+    pub fn record(&self) -> parked::Vcpu {
+        let core = self.core.lock();
+        let private = self.redistributor.lock().record();
+        let context = &core.context;
+        let mut registers = [0; 33];
+        registers[..31].copy_from_slice(&context.registers);
+        registers[31..].copy_from_slice(&[context.pc, context.pstate]);
+        let (vectors, fp) = core.fp.registers();
+        let steal = self.stats.get(work::STEAL);
+        let shown = core.stolen_shown;
+        let interface = &core.interface;
+        let on = self.power.lock();
+        let state = match on.state {
+            Power::Off => power::OFF,
+            Power::OnPending => power::ON_PENDING,
+            Power::On => power::ON,
+        };
+        parked::Vcpu {
+            registers,
+            el1: core.el1.registers(),
+            vectors,
+            fp,
+            timer: [core.timer.control, core.timer.compare],
+            physical_timer: core.physical_timer.registers(),
+            interface: interface.control,
+            active_priorities: interface.active_priorities,
+            stolen: [shown.is_some().into(), shown.unwrap_or(0), steal],
+            power: [state, on.entry.0, on.context],
+            private,
+        }
+    }
+
+    /// As a record has it; `false` where that makes no sense. `groups` as the distributor lets them through.
+    #[must_use]
+    pub fn restore(&self, record: &parked::Vcpu, groups: Groups) -> bool {
+        let [state, entry, context] = record.power;
+        let state = match state {
+            power::OFF => Power::Off,
+            power::ON_PENDING => Power::OnPending,
+            power::ON => Power::On,
+            _ => return false,
+        };
+        {
+            let mut on = self.power.lock();
+            (on.state, on.entry, on.context) = (state, Ipa(entry), context);
+        }
+        let mut core = self.core.lock();
+        let [registers @ .., pc, pstate] = record.registers;
+        core.context = GuestContext {
+            registers,
+            pc,
+            pstate,
+        };
+        core.el1 = El1State::of(record.el1);
+        core.fp = FpState::of(record.vectors, record.fp);
+        let [control, compare] = record.timer;
+        core.timer = VirtualTimer { control, compare };
+        core.physical_timer = PhysicalTimer::of(record.physical_timer);
+        core.interface = VirtualInterface {
+            control: record.interface,
+            active_priorities: record.active_priorities,
+        };
+        let [is_shown, shown, steal] = record.stolen;
+        core.stolen_shown = (is_shown != 0).then_some(shown);
+        self.stats.work[work::STEAL].store(steal, Ordering::Relaxed);
+        self.attention
+            .fetch_or(attention::DELIVER, Ordering::SeqCst);
+        // EL0, or EL1 with either stack pointer, in AArch64.
+        let is_el1 = matches!(pstate & 0x1f, 0 | 4 | 5);
+        is_el1 && self.redistributor.lock().restore(&record.private, groups)
+    }
+}

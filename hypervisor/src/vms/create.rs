@@ -1,0 +1,434 @@
+//! From a description to a VM that runs.
+
+mod disks;
+
+use crate::control::sessions;
+use crate::devices::balloon::Balloon;
+use crate::devices::control_port::ControlPort;
+use crate::devices::net::Net;
+use crate::devices::network::{self, Cable};
+use crate::devices::virtio::Slot;
+use crate::economy::paging::Paging;
+use crate::machine::{self, entropy, stretch};
+use crate::memory::address_space::{AddressSpace, Bytes, Policy, Source};
+use crate::memory::vmids::Vmid;
+use crate::memory::{frames, heap, regions, sharing};
+use crate::vcpu::{Vcpu, sched};
+use crate::vms::instance::{Instance, Parts};
+use crate::vms::layout::{RAM_START, SPIS, VIRTIO_MAX};
+use crate::vms::table::{Refusal, Vm};
+use abi::bundle::{
+    DISK_NEVER_SHARE, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
+    REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights, disk_mode, kind,
+};
+use abi::control::code;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::iter::repeat;
+use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, NodeId, VmId};
+use model_frame_table::Owner;
+use model_guest_image::{
+    GuestTree, HEADER_SIZE, ImageHeader, Kernel, Layout, RegionNode, layout, region_windows,
+};
+use model_scheduler::{Load, NodeSet, Parameters};
+use model_vgic::Redistributor;
+use model_virtio::net;
+
+/// The most vCPUs of a VM.
+const VCPUS_MAX: u32 = 16;
+/// The disks of a VM are users of frames too: as guest frames beyond any memory.
+const FIRST_DISK_USER: u64 = 0xffff_ff00;
+/// Bytes of heap that a VM of the largest kind takes, and some to spare.
+const HEAP_FOR_A_VM: usize = 256 * 1024;
+
+fn impossible(value: u64, sentence: core::fmt::Arguments<'_>) -> Refusal {
+    Refusal::new(code::IMPOSSIBLE, value, sentence)
+}
+
+/// Checks a description as far as the machine does not matter.
+pub fn check(record: &VmRecord) -> Result<(), Refusal> {
+    let VmRecord {
+        vcpus,
+        memory,
+        base,
+        weight,
+        cap,
+        hold_ms,
+        nodes,
+        ..
+    } = *record;
+    for (bytes, most) in [(memory, 256 << 30), (base, memory)] {
+        if bytes == 0 || !bytes.is_multiple_of(2 << 20) || bytes > most {
+            let what = format_args!(
+                "memory is {bytes} bytes; it must be a multiple of 2 MiB and at most {most}"
+            );
+            return Err(impossible(bytes, what));
+        }
+    }
+    for (what, value, least, most) in [
+        ("vcpus", vcpus, 1, VCPUS_MAX),
+        ("weight", weight, 1, 10_000),
+        ("cap", cap, 0, 100),
+        ("hold_ms", hold_ms.into(), 0, HOLD_MS_MAX.into()),
+    ] {
+        if !(least..=most).contains(&value) {
+            let sentence = format_args!("{what} is {value}; it must be between {least} and {most}");
+            return Err(impossible(value.into(), sentence));
+        }
+    }
+    let known = record.claim <= claim::LAST
+        && record.blocks <= block_policy::LAST
+        && record.control <= control_rights::LAST;
+    if !(known && record.hide <= 1 && record.never_share <= 1 && record.has_texts()) {
+        let sentence = format_args!(
+            "invalid VM description: unknown sharing policy, or a text that is not UTF-8"
+        );
+        return Err(impossible(0, sentence));
+    }
+    regions::check(record)?;
+    let count = machine::get().nodes();
+    let missing = nodes.checked_shr(count as u32).unwrap_or(0);
+    if missing != 0 {
+        let node = missing.trailing_zeros() as usize + count;
+        let what = format_args!("there is no node {node}: the machine has {count}, from 0 on");
+        return Err(impossible(node as u64, what));
+    }
+    Ok(())
+}
+
+/// Makes what the VM needs of the bundle its share group's, where it is no other's.
+pub fn adopt(record: &VmRecord) -> Result<(), Refusal> {
+    let group = sharing::group(record.group).ok_or_else(|| {
+        let what = format_args!("too many share groups (limit {})", model_sharing::ACCOUNTS);
+        impossible(0, what)
+    })?;
+    let disks = record
+        .disks
+        .iter()
+        .filter(|disk| disk.mode != disk_mode::NONE);
+    let disks = disks.map(|disk| disk.entry);
+    sharing::adopt(disks.chain([record.kernel, record.initrd]), group);
+    Ok(())
+}
+
+/// Everything a VM needs, ready to run.
+pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
+    instance_with(vm, id, |record, vmid, home, virtio| {
+        address_space(record, id, vmid, home, virtio)
+    })
+}
+
+/// The same, with what makes its memory from its description, a VMID, its home and the number of its
+/// virtio devices.
+pub fn instance_with(
+    vm: &Vm,
+    id: VmId,
+    space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
+) -> Result<Arc<Instance>, Refusal> {
+    let record = &vm.record();
+    let _reserved = heap::reserve(HEAP_FOR_A_VM).ok_or_else(|| {
+        let what = format_args!("no memory left for the VM's bookkeeping");
+        Refusal::new(code::NO_MEMORY, HEAP_FOR_A_VM as u64, what)
+    })?;
+    stretch::look(stretch::Kind::Control);
+    let (weight, cap) = (record.weight as u16, record.cap as u8);
+    let nodes = sched::node_set(record.nodes);
+    let load = u64::from(weight) * u64::from(record.vcpus);
+    let loads = sched::loads();
+    let home = model_scheduler::place(load, nodes, &loads).unwrap_or(NodeId(0));
+    if let Some(group) = sharing::group(record.group) {
+        sharing::enter_group(id.index, group);
+    }
+    let virtio = devices(record, id, home)?;
+    let swap = match record.swap {
+        name if name.is_empty() => None,
+        name => Some(disks::scratch(name)?),
+    };
+    let vmid = Vmid::take().ok_or_else(|| {
+        impossible(
+            0,
+            format_args!("no VMID is free: VMs that have ended are still being taken apart"),
+        )
+    })?;
+    // Memory last: what was claimed before is given back here, tables are not.
+    let vcpus = vcpus(record.vcpus)?;
+    let space = space(record, &vmid, home, virtio.len() as u8);
+    let space = space.inspect_err(|_| release(&vcpus))?;
+    let bases = virtio.iter().filter_map(|slot| match slot {
+        Slot::Block(block) => block.base(),
+        _ => None,
+    });
+    let paging = Paging::new(swap, bases);
+    let parts = Parts {
+        id,
+        home,
+        name: record.name,
+        space,
+        vmid,
+        vcpus,
+        virtio,
+        paging,
+    };
+    let rights = record.control;
+    if rights != control_rights::NONE && !sessions::enter(id, record.name, record.group, rights) {
+        release(&parts.vcpus);
+        let most = sessions::CONTROL_VMS_MAX;
+        let what = format_args!("too many control VMs are running (limit {most})");
+        return Err(impossible(most as u64, what));
+    }
+    let instance = Arc::new(Instance::new(parts));
+    let homes = vcpu_homes(record, home, nodes, &loads);
+    for (vcpu, home) in instance.vcpus.iter().zip(homes) {
+        let parameters = Parameters { weight, cap, nodes };
+        sched::enter(vcpu.entity, &instance, vcpu.index, home, parameters).map_err(|refused| {
+            sessions::leave(id);
+            impossible(0, format_args!("{refused}"))
+        })?;
+    }
+    Ok(instance)
+}
+
+/// The home of each vCPU: all at `home`, unless the VM has more vCPUs than that node has CPUs, or more
+/// memory than is free there.
+fn vcpu_homes(
+    record: &VmRecord,
+    home: NodeId,
+    nodes: NodeSet,
+    loads: &[Load],
+) -> impl Iterator<Item = NodeId> {
+    let near = machine::get().preference.from(home).iter().copied();
+    let allowed = near.filter(move |node| nodes.contains(*node));
+    let with_cpus = allowed.filter_map(|node| Some((node, loads.get(usize::from(node.0))?.cpus)));
+    let free = (frames::counts(home).free * FRAME_SIZE).max(1);
+    let parts = record
+        .memory
+        .div_ceil(free)
+        .clamp(1, record.vcpus.max(1).into());
+    let most = u64::from(record.vcpus).div_ceil(parts) as u16;
+    model_scheduler::homes(with_cpus, most).chain(repeat(home))
+}
+
+/// Plugs its cables in and turns vCPU 0 on.
+pub fn launch(instance: &Arc<Instance>) {
+    network::connect(instance);
+    let (entry, tree) = instance.space.begin();
+    if let Some(first) = instance.vcpus.first() {
+        // A vCPU that was just made is off, and the entry was laid out in memory.
+        let _ = first.turn_on(entry, true, tree.0);
+    }
+}
+
+/// Gives back the entities of vCPUs that never entered a queue.
+fn release(vcpus: &[Vcpu]) {
+    for vcpu in vcpus {
+        sched::release(vcpu.entity);
+    }
+}
+
+fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
+    let mut vcpus: Vec<Vcpu> = Vec::with_capacity(count as usize);
+    for index in 0..count as u16 {
+        let Some(entity) = sched::claim() else {
+            release(&vcpus);
+            return Err(impossible(
+                index.into(),
+                format_args!("too many vCPUs are running"),
+            ));
+        };
+        let mpidr = model_guest_image::vcpu_mpidr(index);
+        let redistributor = Redistributor::new(index.into(), count as usize);
+        vcpus.push(Vcpu::new(index, mpidr, entity, redistributor));
+    }
+    stretch::look(stretch::Kind::Control);
+    Ok(vcpus.into_boxed_slice())
+}
+
+/// Lays kernel, initrd and device tree out in new memory.
+fn address_space(
+    record: &VmRecord,
+    id: VmId,
+    vmid: &Vmid,
+    home: NodeId,
+    virtio: u8,
+) -> Result<AddressSpace, Refusal> {
+    let ram = IpaRange::of(RAM_START, record.memory);
+    let kernel = content(record.kernel, kind::KERNEL)?;
+    let initrd = match record.initrd {
+        NO_ENTRY => &[],
+        entry => content(entry, kind::INITRD)?,
+    };
+    let header = ImageHeader::parse(&kernel[..kernel.len().min(HEADER_SIZE)]);
+    let kind = match header {
+        Ok(Some(header)) => Kernel::Linux(header),
+        Ok(None) => Kernel::Flat,
+        Err(error) => return Err(impossible(0, format_args!("the kernel: {error}"))),
+    };
+    let laid = layout(ram, kind, kernel.len() as u64, initrd.len() as u64)
+        .map_err(|error| impossible(record.memory, format_args!("{error}")))?;
+    let tree = tree(record, ram, &laid, virtio)?;
+    let initrd = laid.initrd.map(|range| (range.start, initrd));
+    let begin = (laid.entry, laid.tree.start);
+    let windows = regions::join(record, windows(record), home)?;
+    let space = with_sources(record, (id, vmid, home), begin, kernel, tree.into(), initrd)?;
+    Ok(space.with_windows(windows))
+}
+
+/// The address space of a parked VM, nothing of it there yet.
+pub fn parked_space(
+    record: &VmRecord,
+    who: (VmId, &Vmid, NodeId),
+    [kernel_at, tree_at, initrd_at]: [u64; 3],
+    tree: &[u8],
+) -> Result<AddressSpace, Refusal> {
+    let kernel = content(record.kernel, kind::KERNEL)?;
+    let initrd = match record.initrd {
+        NO_ENTRY => None,
+        entry => Some((Ipa(initrd_at), content(entry, kind::INITRD)?)),
+    };
+    let begin = (Ipa(kernel_at), Ipa(tree_at));
+    with_sources(record, who, begin, kernel, Box::from(tree), initrd)
+}
+
+/// An address space with kernel, device tree and initial RAM disk where they belong.
+fn with_sources(
+    record: &VmRecord,
+    (id, vmid, home): (VmId, &Vmid, NodeId),
+    begin: (Ipa, Ipa),
+    kernel: &'static [u8],
+    tree: Box<[u8]>,
+    initrd: Option<(Ipa, &'static [u8])>,
+) -> Result<AddressSpace, Refusal> {
+    let ram = IpaRange::of(RAM_START, record.memory);
+    let of_bundle = |at, bytes| Source {
+        at,
+        bytes: Bytes::Static(bytes),
+        frames: Some(sharing::frame_of(bytes)),
+    };
+    let sources = [
+        Some(of_bundle(begin.0, kernel)),
+        Some(Source {
+            at: begin.1,
+            bytes: Bytes::Owned(tree),
+            frames: None,
+        }),
+        initrd.map(|(at, bytes)| of_bundle(at, bytes)),
+    ];
+    let space = AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy(record));
+    space.ok_or_else(|| {
+        Refusal::new(
+            code::NO_MEMORY,
+            FRAME_SIZE,
+            format_args!("no memory left for the VM's tables"),
+        )
+    })
+}
+
+/// Where a VM finds the regions that it shares.
+fn windows(record: &VmRecord) -> impl Iterator<Item = IpaRange> {
+    let ram = IpaRange::of(RAM_START, record.memory);
+    region_windows(ram, regions::records(record).map(|region| region.size))
+}
+
+/// What a VM of this description shares.
+pub fn policy(record: &VmRecord) -> Policy {
+    Policy {
+        share: record.never_share == 0,
+        keep_blocks: record.blocks == block_policy::KEEP,
+        hide: record.hide != 0,
+    }
+}
+
+fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<Vec<u8>, Refusal> {
+    let seeds = entropy::words();
+    stretch::look(stretch::Kind::Control);
+    let mut nodes = heapless::Vec::<_, REGIONS_MAX>::new();
+    for (region, window) in regions::records(record).zip(windows(record)) {
+        let node = RegionNode {
+            name: region.name.as_str().unwrap_or_default(),
+            window,
+            read_only: region.flags & REGION_READ_ONLY != 0,
+        };
+        // A description has no more of them.
+        let _ = nodes.push(node);
+    }
+    let tree = GuestTree {
+        ram,
+        vcpus: record.vcpus as u16,
+        virtio,
+        regions: &nodes,
+        bootargs: record.command_line.as_str().unwrap_or_default(),
+        initrd: laid.initrd,
+        seeds,
+    };
+    tree.write(|| stretch::look(stretch::Kind::Control))
+        .map_err(|error| impossible(0, format_args!("the device tree: {error}")))
+}
+
+fn content(entry: u32, kind: u32) -> Result<&'static [u8], Refusal> {
+    let bundle = machine::get().bundle.as_ref();
+    bundle
+        .and_then(|bundle| bundle.content_of(entry, kind))
+        .ok_or_else(|| wrong_entry(entry))
+}
+
+fn wrong_entry(entry: u32) -> Refusal {
+    let what =
+        format_args!("bundle entry {entry} is missing or of the wrong kind for this description");
+    impossible(entry.into(), what)
+}
+
+/// The virtio devices: disks in their order, then entropy where there is some, a console, a balloon, networks, and the
+/// control port.
+fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refusal> {
+    let mut slots = Vec::with_capacity(VIRTIO_MAX);
+    for disk in record
+        .disks
+        .iter()
+        .take_while(|disk| disk.mode != disk_mode::NONE)
+    {
+        let share = record.never_share == 0 && disk.flags & DISK_NEVER_SHARE == 0;
+        let user = disk_user(vm, slots.len());
+        slots.push(Slot::Block(disks::block(disk, home, user, share)?));
+        stretch::look(stretch::Kind::Control);
+    }
+    slots.extend(entropy::is_seeded().then(Slot::rng));
+    slots.push(Slot::console());
+    slots.push(Slot::Balloon(Balloon::new(record.hold_ms)));
+    for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
+        slots.push(Slot::Net(network(net, record.vcpus)?));
+        stretch::look(stretch::Kind::Control);
+    }
+    if record.control != control_rights::NONE {
+        slots.push(Slot::Control(ControlPort::new()));
+    }
+    debug_assert!(slots.len() <= VIRTIO_MAX && slots.len() as u32 + 16 <= SPIS);
+    Ok(slots)
+}
+
+/// A disk of a VM as a user of frames.
+pub const fn disk_user(vm: VmId, n: usize) -> Owner {
+    let gfn = Gfn(FIRST_DISK_USER + n as u64);
+    Owner { vm, gfn }
+}
+
+fn network(record: &NetRecord, vcpus: u32) -> Result<Net, Refusal> {
+    if record.flags & !(NET_PLAIN | NET_UPLINK | NET_DOWN) != 0 || record.mtu < net::MTU_MIN {
+        let what = format_args!(
+            "a network device with flags {:#x} and an MTU of {}",
+            record.flags, record.mtu
+        );
+        return Err(impossible(record.flags.into(), what));
+    }
+    let cable = Cable::plug(record)
+        .map_err(|error| impossible(0, format_args!("switch {}: {error}", record.switch)))?;
+    let options = net::Options {
+        mac: record.mac,
+        mtu: record.mtu,
+        offloads: record.flags & NET_PLAIN == 0,
+        // What Linux uses: one for each CPU.
+        pairs: vcpus.min(net::PAIRS_MAX.into()) as u16,
+    };
+    let up = record.flags & NET_DOWN == 0;
+    Ok(Net::new(net::Net::new(options), cable, up))
+}

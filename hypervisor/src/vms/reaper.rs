@@ -1,0 +1,150 @@
+//! What follows a VM's end: its vCPUs leave the scheduler, its memory goes back in bounded pieces,
+//! and, after a reset, it starts again.
+
+use crate::control::sessions;
+use crate::devices::disk::{Backing, Remains};
+use crate::devices::network;
+use crate::devices::virtio::Slot;
+use crate::memory::address_space::Dismantling;
+use crate::run::housekeeping;
+use crate::vcpu::{Vcpu, sched};
+use crate::vms::instance::{End, Instance};
+use crate::vms::report;
+use crate::vms::table::{self, VMS_MAX, Vm};
+use abi::bundle::VM_RESTART;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use machine_locks::{Rank, SpinLock};
+use model_addr::VmId;
+
+/// Table entries that one step looks at, at some 650 instructions each where a frame goes back.
+const BUDGET: usize = 192;
+
+/// A VM on its way out.
+#[expect(clippy::large_enum_variant, reason = "at most one for each VM")]
+enum Stage {
+    /// Its vCPUs may still run.
+    Stopping(VmId),
+    /// Nothing runs; somebody may still hold it for a moment.
+    Waiting(Arc<Vm>, Arc<Instance>, End),
+    /// Its memory goes back.
+    Dismantling(Arc<Vm>, Leftovers, End),
+}
+
+static LEAVING: SpinLock<Vec<Stage>> = SpinLock::new(Rank::Vm, Vec::new());
+
+/// Makes room for all VMs at once, so that the end of one allocates nothing.
+pub fn init() {
+    LEAVING.lock().reserve(VMS_MAX);
+}
+
+/// A VM has begun to end.
+pub fn begin(id: VmId) {
+    LEAVING.lock().push(Stage::Stopping(id));
+    housekeeping::request();
+}
+
+/// Goes on with one VM; whether there is more to do.
+pub fn step() -> bool {
+    let stage = {
+        let mut leaving = LEAVING.lock();
+        if leaving.is_empty() {
+            return false;
+        }
+        leaving.remove(0)
+    };
+    let next = match stage {
+        Stage::Stopping(id) => stopping(id),
+        Stage::Waiting(vm, instance, end) => Some(waiting(vm, instance, end)),
+        Stage::Dismantling(vm, left, end) => dismantling(vm, left, end),
+    };
+    let mut leaving = LEAVING.lock();
+    leaving.extend(next);
+    !leaving.is_empty()
+}
+
+/// Takes the vCPUs out of the scheduler; they stand still by themselves.
+fn stopping(id: VmId) -> Option<Stage> {
+    let instance = table::instance(id)?;
+    let stays = |vcpu: &&Vcpu| !sched::leave(vcpu.entity);
+    if instance.vcpus.iter().filter(stays).count() > 0 {
+        return Some(Stage::Stopping(id));
+    }
+    for vcpu in &instance.vcpus {
+        sched::release(vcpu.entity);
+    }
+    let end = instance.reason().unwrap_or(End::Killed);
+    let vm = table::all().into_iter().find(|vm| vm.slot == id.index)?;
+    instance.uart.terminal.flush();
+    network::disconnect(&instance);
+    sessions::leave(id);
+    drop(instance);
+    let instance = vm.take_ended()?;
+    log::info!("{} has ended: {}", vm.name, report::reason(end));
+    Some(Stage::Waiting(vm, instance, end))
+}
+
+/// Waits until nobody else holds the instance, which from now on can only become fewer. Apart, as the instance passes
+/// through the stack, on which VMs are made from the same caller.
+#[inline(never)]
+fn waiting(vm: Arc<Vm>, instance: Arc<Instance>, end: End) -> Stage {
+    match Arc::try_unwrap(instance) {
+        Ok(instance) => Stage::Dismantling(vm, take_apart(instance), end),
+        Err(instance) => Stage::Waiting(vm, instance, end),
+    }
+}
+
+/// What goes back to the pools step by step: its devices, the disk that is at it, and its memory.
+struct Leftovers {
+    devices: Vec<Slot>,
+    disk: Option<Remains>,
+    space: Dismantling,
+}
+
+fn take_apart(mut instance: Instance) -> Leftovers {
+    Leftovers {
+        devices: core::mem::take(&mut instance.virtio),
+        disk: None,
+        space: instance.dismantle(),
+    }
+}
+
+/// What is left of a device that goes back step by step.
+fn remains_of(device: Slot) -> Option<Remains> {
+    match device {
+        Slot::Block(block) => match block.into_backing() {
+            Backing::Cow(disk) => Some(disk.dismantle()),
+            Backing::ReadOnly(..) | Backing::Partition(_) => None,
+        },
+        Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) | Slot::Net(_) | Slot::Control(_) => {
+            None
+        }
+    }
+}
+
+/// Starts the VM after a reset; whether that went well.
+fn starts_again(vm: &Arc<Vm>) -> bool {
+    let begun = table::begin_again(vm);
+    if let Err(refusal) = &begun {
+        let name = vm.name;
+        log::warn!("{name} does not start again: {}", refusal.sentence);
+    }
+    begun.is_ok()
+}
+
+fn dismantling(vm: Arc<Vm>, mut left: Leftovers, end: End) -> Option<Stage> {
+    if let Some(disk) = &mut left.disk {
+        if disk.step(BUDGET as u32) {
+            left.disk = None;
+        }
+    } else if let Some(device) = left.devices.pop() {
+        left.disk = remains_of(device);
+    } else if left.space.step(BUDGET) {
+        if !matches!(end, End::Reset) || vm.record().flags & VM_RESTART == 0 || !starts_again(&vm) {
+            vm.settle();
+            report::send_state(&vm);
+        }
+        return None;
+    }
+    Some(Stage::Dismantling(vm, left, end))
+}

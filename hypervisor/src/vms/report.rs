@@ -1,0 +1,123 @@
+//! What is said of a VM to those who ask.
+
+use crate::control::{port, sessions};
+use crate::devices::virtio::Slot;
+use crate::economy::ledger;
+use crate::machine;
+use crate::memory::regions;
+use crate::vcpu::Vcpu;
+use crate::vms::instance::{End, Instance};
+use crate::vms::table::Vm;
+use abi::Text;
+use abi::bundle::{NET_DOWN, VmRecord, kind};
+use abi::control::{RawVcpu, RawVm, event, state, vcpu_state};
+use core::sync::atomic::{AtomicU64, Ordering};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A sentence for an end.
+pub fn reason(end: End) -> Text<96> {
+    match end {
+        End::PowerOff => Text::cut("powered off"),
+        End::Reset => Text::cut("reset"),
+        End::Killed => Text::cut("killed"),
+        End::Failed(text) => text,
+    }
+}
+
+/// What is counted of a VM; of one that has ended, as it was last.
+pub fn read_vm(vm: &Vm) -> RawVm {
+    let mut raw = vm.last().unwrap_or_else(RawVm::new_zeroed);
+    let (record, terms) = (vm.record(), vm.terms());
+    (raw.name, raw.kernel, raw.group) = (vm.name, kernel_name(&record), record.group);
+    (raw.vcpus, raw.weight, raw.cap) = (record.vcpus, record.weight, record.cap);
+    (raw.nets, raw.links_down) = (0, 0);
+    for net in record.nets.iter().filter(|net| !net.switch.is_empty()) {
+        raw.links_down |= u32::from(net.flags & NET_DOWN != 0) << raw.nets;
+        raw.nets += 1;
+    }
+    raw.starts = vm.starts.load(Ordering::Relaxed);
+    raw.claim = record.claim.into();
+    raw.is_alone = record.is_alone().into();
+    raw.terms = [terms.base, terms.max, terms.overlays];
+    raw.regions = regions::missing(&record);
+    raw.memory = record.memory;
+    if let Some(instance) = vm.instance() {
+        read_instance(&instance, &mut raw);
+    }
+    raw
+}
+
+fn kernel_name(record: &VmRecord) -> Text<40> {
+    let bundle = machine::get().bundle.as_ref();
+    let entry = bundle.and_then(|bundle| bundle.entry(record.kernel));
+    entry
+        .filter(|entry| entry.kind == kind::KERNEL)
+        .map_or_else(Text::default, |entry| entry.name)
+}
+
+fn read_instance(instance: &Instance, raw: &mut RawVm) {
+    raw.state = match (instance.is_ending(), instance.is_paused()) {
+        (true, _) => state::ENDING,
+        (false, true) => state::PAUSED,
+        (false, false) => state::RUNNING,
+    };
+    raw.reason = instance
+        .reason()
+        .map(reason)
+        .or_else(|| instance.paging.complaint())
+        .unwrap_or_default();
+    let space = &instance.space;
+    raw.node = instance.home.0.into();
+    raw.memory = space.range().size;
+    raw.target = ledger::target(instance);
+    raw.holding = zerocopy::transmute!(ledger::holding(instance));
+    raw.leaves = space.leaves().into();
+    raw.bookkeeping = (size_of::<Instance>() + size_of_val(&*instance.vcpus)) as u64;
+    (raw.invalidations, raw.copies) = (space.invalidations(), space.copies());
+    raw.events = zerocopy::transmute!(space.counts().1);
+    raw.moving = instance.numa.is_moving().into();
+    raw.waits = instance.paging.waits().all();
+    raw.given_back = instance.given_back();
+    raw.console = instance.uart.terminal.counts();
+    for vcpu in &instance.vcpus {
+        let used = vcpu.stats.used();
+        raw.work
+            .iter_mut()
+            .zip(used)
+            .for_each(|(sum, used)| *sum += used);
+    }
+    for slot in &instance.virtio {
+        raw.broken_queues += slot.errors();
+        if let Slot::Block(block) = slot {
+            let (in_memory, stored) = block.overlay_usage();
+            raw.overlays = [raw.overlays[0] + in_memory, raw.overlays[1] + stored];
+        }
+    }
+    raw.counts = instance.counts();
+}
+
+/// What is counted of a vCPU. Nothing is asked of the vCPU itself.
+pub fn read_vcpu(vcpu: &Vcpu) -> RawVcpu {
+    let stats = &vcpu.stats;
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let state = match (vcpu.power.lock().state, vcpu.running_on()) {
+        (model_vpsci::Power::Off, _) => vcpu_state::OFF,
+        (_, Some(_)) => vcpu_state::RUNNING,
+        (_, None) if stats.ready.load(Ordering::Relaxed) => vcpu_state::READY,
+        (_, None) => vcpu_state::WAITING,
+    };
+    RawVcpu {
+        state,
+        cpu: load(&stats.last_cpu) as u32,
+        migrations: load(&stats.migrations),
+        pc: load(&stats.pc),
+        work: stats.used(),
+    }
+}
+
+/// Tells whoever watches that a VM's state has changed.
+pub fn send_state(vm: &Vm) {
+    let raw = read_vm(vm);
+    port::send(event::STATE, 0, &[raw.as_bytes()]);
+    sessions::state(raw.group, &raw);
+}

@@ -1,0 +1,386 @@
+//! VMs as records, for the image that takes this one's place (`abi::parked`).
+
+use crate::devices::block::Block;
+use crate::devices::network;
+use crate::devices::virtio::Slot;
+use crate::drivers::disk::{self, Extent};
+use crate::economy::ledger;
+use crate::machine;
+use crate::memory::sharing;
+use crate::vms::instance::Instance;
+use crate::vms::table::{self, Refusal, Vm};
+use crate::vms::{create, reaper};
+use abi::bundle::{VmRecord, control_rights};
+use abi::control::{RawVm, code};
+use abi::parked::{self, Reader, Run, Unreadable, Writer, kind, life, run};
+use alloc::sync::Arc;
+use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
+use model_frame_table::Owner;
+use model_paging::{Store, Token};
+use model_pmap::Backing;
+use model_vgic::Groups;
+
+/// Why there are no records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwritable {
+    /// A VM has what no record says.
+    Has(&'static str),
+    /// There is no room for them.
+    NoRoom,
+}
+
+/// Notes in `fits` whether a part was written.
+fn fits(written: bool) -> Result<(), Unwritable> {
+    written.then_some(()).ok_or(Unwritable::NoRoom)
+}
+
+/// Writes the records of all VMs, which stand still. Where one has none, its name is logged.
+pub fn write(to: &mut Writer<'_>) -> Result<(), Unwritable> {
+    for vm in table::all() {
+        write_vm(&vm, to).inspect_err(|why| {
+            if let Unwritable::Has(what) = why {
+                log::warn!("{} cannot go over to another image: it has {what}", vm.name);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
+    let (instance, ended) = (vm.instance(), vm.last());
+    let description = vm.record();
+    if let Some(instance) = &instance {
+        check(&description, instance)?;
+        for vcpu in &instance.vcpus {
+            vcpu.give_back_interrupts(&instance.distributor);
+        }
+    }
+    let running = instance.as_deref();
+    let [time_offset, paused_at] = running.map_or([0; 2], Instance::times);
+    let head = parked::Vm {
+        life: match (running, &ended) {
+            (Some(_), _) => life::PARKED,
+            (None, Some(_)) => life::ENDED,
+            (None, None) => life::DEFINED,
+        },
+        starts: vm.starts.load(core::sync::atomic::Ordering::Relaxed),
+        time_offset,
+        paused_at,
+        sources: running.map_or([0; 3], |vm| vm.space.sources().0),
+        groups: running.map_or(0, |vm| vm.distributor.lock().groups().bits()),
+        vcpus: running.map_or(0, |vm| vm.vcpus.len() as u32),
+    };
+    fits(to.put(kind::VM, &head) && to.put(kind::DESCRIPTION, &description))?;
+    if let Some(status) = ended.filter(|_| running.is_none()) {
+        fits(to.put(kind::ENDED, &status))?;
+    }
+    running.map_or(Ok(()), |vm| write_instance(vm, &description, to))
+}
+
+/// Refuses what is in no record.
+fn check(record: &VmRecord, vm: &Instance) -> Result<(), Unwritable> {
+    let has = [
+        (
+            record.regions.iter().any(|region| !region.name.is_empty()),
+            "a shared region",
+        ),
+        (record.hide != 0, "pages whose sharing is hidden"),
+        (
+            record.control != control_rights::NONE,
+            "a way to ask the hypervisor",
+        ),
+        (vm.space.copies() > 0, "copies of pages on other nodes"),
+        (
+            vm.paging.paused_for().is_some(),
+            "a debt for which it was paused",
+        ),
+    ];
+    match has.into_iter().find(|(has, _)| *has) {
+        Some((_, what)) => Err(Unwritable::Has(what)),
+        None => Ok(()),
+    }
+}
+
+fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), Unwritable> {
+    for (n, slot) in vm.virtio.iter().enumerate() {
+        if let Slot::Block(block) = slot {
+            block.end_held(vm, n);
+        }
+    }
+    fits(to.put(kind::TREE, vm.space.sources().1))?;
+    write_runs(vm, record, to)?;
+    for vcpu in &vm.vcpus {
+        fits(to.put(kind::VCPU, &vcpu.record()))?;
+    }
+    {
+        let distributor = vm.distributor.lock();
+        let mut spis = to.begin(kind::SPIS).ok_or(Unwritable::NoRoom)?;
+        fits(distributor.records().all(|record| spis.add(&record)))?;
+    }
+    let mut typed = heapless::Deque::new();
+    let uart = vm.uart.record(|waiting| typed.clone_from(waiting));
+    fits(to.put(kind::UART, &uart))?;
+    let (front, back) = typed.as_slices();
+    let mut open = to.begin(kind::TYPED).ok_or(Unwritable::NoRoom)?;
+    fits(open.add(front) && open.add(back))?;
+    fits(to.put(kind::BUTTON, &vm.power_button.record()))?;
+    fits(to.put(kind::CLOCK, &vm.clock.record()))?;
+    let mut devices = to.begin(kind::DEVICES).ok_or(Unwritable::NoRoom)?;
+    for slot in &vm.virtio {
+        let record = slot.record().map_err(Unwritable::Has)?;
+        fits(devices.add(&record))?;
+    }
+    let mut nets = to.begin(kind::NETS).ok_or(Unwritable::NoRoom)?;
+    for slot in &vm.virtio {
+        if let Slot::Net(net) = slot {
+            fits(nets.add(&net.record().1))?;
+        }
+    }
+    for block in vm.disks() {
+        fits(block.write_overlay(to))?;
+    }
+    let mut written = true;
+    let mut text = to.begin(kind::TEXT).ok_or(Unwritable::NoRoom)?;
+    vm.uart.terminal.waiting(|bytes| written &= text.add(bytes));
+    fits(written)
+}
+
+/// Where a VM of this description has blocks of its memory: in its swap, or in the base of that disk.
+fn partition(record: &VmRecord, kind: u8, disk: u8) -> Option<Extent> {
+    let name = match kind {
+        run::STORED => record.swap,
+        _ => record.disks.get(usize::from(disk))?.partition,
+    };
+    disk::named(name.as_str()?)
+}
+
+fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), Unwritable> {
+    let base = |number: u8| vm.disks().position(|block| block.base() == Some(number));
+    let place = |backing: Backing| match backing {
+        Backing::Discarded(token) => {
+            let Token { store, disk, block } = Token::decode(token);
+            match store {
+                Store::Swap => (run::STORED, 0, block),
+                Store::Base => (run::BASE, base(disk).unwrap_or(usize::MAX) as u8, block),
+            }
+        }
+        Backing::Private(frame) | Backing::Shared(frame) => (sharing::kind_of(frame), 0, frame.0),
+        Backing::Absent => (run::EMPTY, 0, 0),
+    };
+    let mut is_on_disk = false;
+    let mut open = to.begin(kind::RUNS).ok_or(Unwritable::NoRoom)?;
+    vm.space.maps().records(place, |run| {
+        is_on_disk |= blocks(&run).next().is_some();
+        fits(open.add(&run))
+    })?;
+    let mut open = to.begin(kind::WORDS).ok_or(Unwritable::NoRoom)?;
+    if !is_on_disk {
+        return Ok(());
+    }
+    vm.space.maps().records(place, |run| {
+        let partition = || partition(record, run.kind, run.disk);
+        blocks(&run).try_for_each(|block| {
+            let extent = partition().ok_or(Unwritable::Has("pages on a disk that is gone"))?;
+            fits(open.add(&extent.word(block)))
+        })
+    })
+}
+
+/// The blocks of a partition that a record names.
+fn blocks(run: &Run) -> impl Iterator<Item = u64> {
+    let is_on_disk = matches!(run.kind, run::STORED | run::BASE);
+    let count = if is_on_disk { run.count.into() } else { 0 };
+    (0..count).map(|n| run.frame.saturating_add(n))
+}
+
+/// Frames of the tables of all VMs' overlays.
+pub fn overlay_tables(vms: &[Arc<Vm>]) -> u64 {
+    let instances = vms.iter().filter_map(|vm| vm.instance());
+    let tables = |vm: Arc<Instance>| vm.disks().map(Block::tables).sum::<u64>();
+    instances.map(tables).sum()
+}
+
+/// What a record says cannot be: that item's kind.
+fn senseless(kind: u32) -> Refusal {
+    let what = format_args!("invalid record of kind {kind}");
+    Refusal::new(code::IMPOSSIBLE, kind.into(), what)
+}
+
+impl From<Unreadable> for Refusal {
+    fn from(unreadable: Unreadable) -> Self {
+        Self::new(code::IMPOSSIBLE, 0, format_args!("{unreadable:?}"))
+    }
+}
+
+/// Takes frames that are VMs' own memory, or their disks', for them, by all records: before any pool has any.
+pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
+    let (mut slot, mut generation, mut disk) = (None, 0, 0);
+    while let Some(kind) = records.peek() {
+        match kind {
+            kind::VM => {
+                let head: parked::Vm = records.one(kind)?;
+                slot = Some(slot.map_or(0, |slot: u16| slot + 1));
+                (generation, disk) = (head.starts as u16, 0);
+            }
+            kind::RUNS | kind::OVERLAY => {
+                let index = slot.ok_or_else(|| senseless(kind))?;
+                let vm = VmId { index, generation };
+                let of_disk = (kind == kind::OVERLAY).then(|| create::disk_user(vm, disk));
+                disk += usize::from(kind == kind::OVERLAY);
+                for run in records.all::<Run>(kind)? {
+                    let gfn = Gfn(run.gfn);
+                    adopt_run(&run, of_disk, Owner { vm, gfn })?;
+                }
+            }
+            _ => {
+                records.bytes(kind)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes the frames of a record for a disk, whose are all of them, or for the guest frames from `first` on.
+fn adopt_run(run: &Run, of_disk: Option<Owner>, first: Owner) -> Result<(), Refusal> {
+    let (map, start) = (&machine::get().map, Mfn(run.frame));
+    let one_by_one = |n: u64| {
+        let start = Mfn(run.frame.saturating_add(n));
+        let gfn = Gfn(first.gfn.0.saturating_add(n));
+        let user = of_disk.unwrap_or(Owner { gfn, ..first });
+        map.adopt(FrameRange { start, count: 1 }, user)
+    };
+    let count = u64::from(run.count);
+    let adopted = match (run.kind, of_disk) {
+        (run::PRIVATE, None) => map.adopt(FrameRange { start, count }, first),
+        (run::PRIVATE, Some(_)) => (0..count).try_for_each(one_by_one),
+        (run::JOINED, _) => {
+            // Those that another user's record named before are looked at when this one joins it.
+            let is_there = |n: &u64| map.entry(Mfn(run.frame.saturating_add(*n))).is_some();
+            (0..count).take_while(is_there).for_each(|n| {
+                let _ = one_by_one(n);
+            });
+            Ok(())
+        }
+        _ => Ok(()),
+    };
+    adopted.map_err(|refused| {
+        let what = format_args!("frames at {start} of {:?}: {refused}", first.vm);
+        Refusal::new(code::IMPOSSIBLE, 0, what)
+    })
+}
+
+/// Makes all VMs as records have them, which stand where the VMs do.
+pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
+    reaper::init();
+    while let Some(head) = records.one_if::<parked::Vm>(kind::VM)? {
+        let description: VmRecord = records.one(kind::DESCRIPTION)?;
+        let vm = table::describe(&description)?;
+        let ended = match head.life {
+            life::ENDED => Some(records.one::<RawVm>(kind::ENDED)?),
+            _ => None,
+        };
+        let instance = match head.life {
+            life::PARKED => Some(read_instance(&vm, &head, records)?),
+            life::DEFINED | life::ENDED => None,
+            _ => return Err(senseless(kind::VM)),
+        };
+        vm.take_over(head.starts, instance, ended.as_ref());
+    }
+    Ok(())
+}
+
+fn read_instance(
+    vm: &Vm,
+    head: &parked::Vm,
+    records: &mut Reader<'_>,
+) -> Result<Arc<Instance>, Refusal> {
+    let id = VmId {
+        index: vm.slot,
+        generation: head.starts as u16,
+    };
+    let tree = records.bytes(kind::TREE)?;
+    let runs = records.all::<Run>(kind::RUNS)?;
+    let mut words = records.all::<u64>(kind::WORDS)?;
+    let instance = create::instance_with(vm, id, |record, vmid, home, _| {
+        let space = create::parked_space(record, (id, vmid, home), head.sources, tree)?;
+        for run in runs.clone() {
+            let token = take_behind(&run, record, id, &mut words);
+            if !token.is_some_and(|token| space.adopt(&run, token)) {
+                return Err(senseless(kind::RUNS));
+            }
+        }
+        Ok(space)
+    })?;
+    instance.stand_still_since(head.time_offset, head.paused_at);
+    if head.vcpus as usize != instance.vcpus.len() {
+        return Err(senseless(kind::VM));
+    }
+    let groups = Groups::from_bits_truncate(head.groups);
+    let all = |restored: bool, kind| restored.then_some(()).ok_or_else(|| senseless(kind));
+    for vcpu in &instance.vcpus {
+        all(vcpu.restore(&records.one(kind::VCPU)?, groups), kind::VCPU)?;
+    }
+    let spis = records.all(kind::SPIS)?;
+    all(
+        instance.distributor.lock().restore(spis, head.groups),
+        kind::SPIS,
+    )?;
+    let uart = records.one(kind::UART)?;
+    let typed = records.bytes(kind::TYPED)?;
+    all(instance.uart.restore(&uart, typed), kind::UART)?;
+    instance.power_button.restore(&records.one(kind::BUTTON)?);
+    instance.clock.restore(records.one(kind::CLOCK)?);
+    let devices = records.all::<parked::Device>(kind::DEVICES)?;
+    let mut nets = records.all::<parked::Net>(kind::NETS)?;
+    all(devices.len() == instance.virtio.len(), kind::DEVICES)?;
+    for (slot, record) in instance.virtio.iter().zip(devices) {
+        all(slot.restore(&record, &mut nets), kind::DEVICES)?;
+    }
+    all(nets.len() == 0, kind::NETS)?;
+    network::connect(&instance);
+    for block in instance.disks() {
+        let runs = records.all(kind::OVERLAY)?;
+        let words = records.all(kind::WORDS)?;
+        all(block.adopt(runs, words), kind::OVERLAY)?;
+    }
+    for byte in records.bytes(kind::TEXT)? {
+        instance.uart.terminal.put(*byte);
+    }
+    Ok(instance)
+}
+
+/// Makes a VM of this description the user of what is behind guest frames: where that is on a disk, if it is.
+fn take_behind(
+    run: &Run,
+    record: &VmRecord,
+    vm: VmId,
+    words: &mut impl Iterator<Item = u64>,
+) -> Option<u64> {
+    match run.kind {
+        run::SHARED | run::JOINED => (0..run.count.into()).all(|n| {
+            let gfn = Gfn(run.gfn.saturating_add(n));
+            let frame = Mfn(run.frame.saturating_add(n));
+            sharing::take_over(run.kind, frame, Owner { vm, gfn })
+        }),
+        run::STORED | run::BASE => {
+            let extent = partition(record, run.kind, run.disk)?;
+            let alone = run.kind == run::STORED;
+            let is_there = blocks(run).all(|block| {
+                let is_within = block < extent.size() / FRAME_SIZE;
+                words
+                    .next()
+                    .is_some_and(|word| is_within && extent.adopt(block, word, alone))
+            });
+            let store = if alone { Store::Swap } else { Store::Base };
+            let (disk, block) = (extent.number(), run.frame);
+            return is_there.then(|| Token { store, disk, block }.encode());
+        }
+        _ => true,
+    }
+    .then_some(0)
+}
+
+/// All frames are known again: how many VMs may have.
+pub fn settle() {
+    ledger::init();
+}
