@@ -24,6 +24,8 @@ mod control;
 mod devices;
 mod drivers;
 mod economy;
+mod guest;
+mod life;
 mod machine;
 mod memory;
 mod placement;
@@ -32,7 +34,8 @@ mod start;
 mod vcpu;
 mod vms;
 
-use machine::{cpu, entropy, trace};
+use control::tracing;
+use machine::{cpu, entropy};
 use memory::sharing;
 use vcpu::sched;
 
@@ -44,6 +47,7 @@ pub fn primary(device_tree: u64, mark: u64) -> ! {
     }
     let (tree, blob) = start::read_device_tree(device_tree);
     let mut map = start::turn_mmu_on(&tree, blob);
+    start::connect();
     start::open_console(&tree);
     entropy::init(&tree, blob);
     if tree.os0.is_some() {
@@ -57,29 +61,28 @@ pub fn primary(device_tree: u64, mark: u64) -> ! {
     start::say_what_was_found();
     sharing::init();
     placement::init();
-    trace::init();
+    tracing::init();
     #[cfg(not(target_os = "none"))]
     outside::note_frames();
-    vms::init();
+    life::init();
     start::release_cpus();
-    sched::run_forever(cpu::this())
+    run::cpu_loop::run_forever(cpu::this())
 }
 
 /// Runs every other CPU, which arrives with the MMU on, its stack and its per-CPU word set.
 pub fn secondary() -> ! {
-    if beneath::is_here() {
+    if machine::os0::is_here() {
         beneath::arrive();
     }
     start::this_cpu(cpu::this());
     start::wait_for_release();
-    sched::run_forever(cpu::this())
+    run::cpu_loop::run_forever(cpu::this())
 }
 
 /// What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep. No part of the image.
 #[cfg(not(target_os = "none"))]
 pub mod outside {
     use crate::memory::{frames, heap, sharing};
-    use crate::run::housekeeping;
     use crate::{machine, vms};
 
     use abi::control::RawVm;
@@ -112,7 +115,7 @@ pub mod outside {
 
     /// Whether nothing is left to do.
     pub fn is_idle() -> bool {
-        !housekeeping::is_needed()
+        !machine::due::is_needed()
     }
 
     /// Frames that are neither free nor kept nor the heap's and were so before any VM: lost ones, once all VMs have ended. Negative

@@ -2,9 +2,12 @@
 
 mod code;
 mod crates;
+mod floors;
 mod prose;
 mod text;
 mod titles;
+
+pub use floors::count as circles;
 
 use std::{
     collections::BTreeMap,
@@ -51,6 +54,7 @@ pub fn check(root: &Path) -> io::Result<Vec<Finding>> {
 
 fn check_tree(tree: &Tree) -> Vec<Finding> {
     let mut findings = crates::check(tree);
+    findings.extend(floors::check(tree));
     for (path, content) in tree {
         findings.extend(text::check(path, content, tree));
         findings.extend(prose::check(path, content));
@@ -72,7 +76,8 @@ pub fn read_tree(root: &Path) -> io::Result<Tree> {
             let path = directory.join(entry.file_name());
             let kind = entry.file_type()?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if ["target", ".git", "run"].contains(&name.as_str()) {
+            let is_run = name == "run" && directory.as_os_str().is_empty();
+            if is_run || ["target", ".git"].contains(&name.as_str()) {
                 // In a further work tree of git's, the second is a file.
                 continue;
             }

@@ -1,12 +1,9 @@
 //! Attaching and detaching: one CPU's side of `model_switch`, on metal.
 
-use crate::beneath::interrupts::Beside;
-use crate::beneath::{Os0Cpu, get, loans, this};
-use crate::machine::hooks;
+use crate::beneath::{Os0Cpu, get, interrupts::Beside, loans, this};
+use crate::memory::hooks;
 use abi::os0::{BUSY, Refusal};
-use arch::entry::GuestContext;
-use arch::list_registers::HardwareLists;
-use arch::{cpu as metal, gic, native, timer};
+use arch::{cpu as metal, entry::GuestContext, gic, list_registers::HardwareLists, native, timer};
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_contract::ListRegisters;
 use model_gic_forward::{Busy, CpuInterface, carry, check_give_back, give_back, return_carried};

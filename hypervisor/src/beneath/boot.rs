@@ -1,19 +1,14 @@
 //! From the boot loader's modules to OS-0's first instruction.
 
 use crate::beneath::attach::{COUNTS, IS_ON};
-use crate::beneath::{CPUS, Home, OS0, Os0, Os0Cpu, filter, run, stage2};
-use crate::machine::console;
-use crate::machine::cpu::Cpu;
-use crate::machine::epitaph::give_up;
+use crate::beneath::{CPUS, Home, OS0, Os0, Os0Cpu, filter, run, stage2, world};
+use crate::machine::{Cpu, console, give_up};
 use crate::memory::heap;
 use crate::start::{self, STACK, keep_tree};
 use crate::vcpu::sched;
 use abi::firmware::{CPU_SUSPEND_64, PSCI_FEATURES};
-use arch::boot::image_parts;
-use arch::frames::Ram;
 use arch::gic::{self, Distributor};
-use arch::mmu::El2Map;
-use arch::{cache, cpu as metal, psci};
+use arch::{boot::image_parts, cache, cpu as metal, frames::Ram, mmu::El2Map, psci};
 use core::mem::{align_of, size_of};
 use core::sync::atomic::Ordering;
 use model_addr::{FRAME_SIZE, Ipa, Pa, PaRange};
@@ -130,7 +125,16 @@ pub fn settle(tree: &'static Machine, mut home: Home, room: PaRange, map: &mut E
         maintenance: tree.gic.maintenance.intid,
         is_in_reach: ends.all(|end| end <= stage2::reach()),
     };
-    if OS0.set(found).is_err() {
+    let distributor = found.distributor;
+    let part = crate::run::os0::Os0 {
+        turn: world::turn,
+        has_interrupt: world::has_interrupt,
+        take_away: world::take_away,
+        call: world::call,
+        put_fp_aside: world::put_fp_aside,
+    };
+    let is_first = OS0.set(found).is_ok() && crate::run::os0::install(part);
+    if !is_first || !crate::machine::os0::install(distributor) {
         give_up(format_args!("OS-0 starts once"));
     }
     for number in 0..tree.cpus.len() {
@@ -174,7 +178,7 @@ fn check_machine(tree: &Machine) {
             "cpu 0 cannot run with HCR_EL2.E2H clear, as Underpin does"
         ));
     }
-    for name in model_native_el1::unknown(run::id_register) {
+    for name in model_native_el1::unknown(crate::machine::id_register) {
         log::warn!("{name} is not let through to OS-0");
     }
 }

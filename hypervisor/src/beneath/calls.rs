@@ -1,18 +1,14 @@
 //! OS-0's calls: those to the firmware, by the table of `model_firmware_calls`, and those to EL2.
 
-use crate::beneath::attach::{COUNTS, IS_ON};
-use crate::beneath::{
-    Home, Os0Cpu, attach, by_affinity, cpus, facts, get, loans, restart, this, upgrade,
-};
-use crate::machine::hooks;
+use crate::beneath::attach::{self, COUNTS, IS_ON};
+use crate::beneath::{Home, Os0Cpu, by_affinity, cpus, facts, get, loans, restart, this, upgrade};
+use crate::memory::hooks;
 use abi::os0::{
     ATTACH, CLOSE, DETACH, DYING, FACTS, FRAMES, GIVE_IMAGE, HEAR, ID_REGISTERS, LEND, LEND_PAGES,
     LOANED, LOG, OPEN, REPAY, Refusal, SERVE, SERVED, SHARE, STAGE, STATUS, State, TELL, UNSTAGE,
     UPGRADE, UPLINK,
 };
-use arch::boot::secondary_entry;
-use arch::entry::GuestContext;
-use arch::psci;
+use arch::{boot::secondary_entry, entry::GuestContext, psci};
 use core::sync::atomic::Ordering;
 use model_addr::{Ipa, Pa};
 use model_firmware_calls::{INVALID_PARAMETERS, NOT_SUPPORTED, Verdict, decide};

@@ -1,11 +1,9 @@
 //! What EL2 tells OS-0 of itself and of the CPU that asks, before anything is attached.
 
-use crate::beneath::{attach, get, run, stage2};
+use crate::beneath::{attach, get, stage2};
 use crate::machine::console;
 use abi::os0::{FACTS, ID_REGISTERS, ID_REGISTERS_GIVEN, LOG_BYTES, REVISION, flag};
-use arch::entry::GuestContext;
-use arch::features;
-use arch::list_registers::HardwareLists;
+use arch::{entry::GuestContext, features, list_registers::HardwareLists};
 use machine_contract::ListRegisters;
 
 /// X0 to X17.
@@ -20,7 +18,7 @@ pub fn of(function: u32, first: u64, context: &GuestContext) -> Results {
         ID_REGISTERS => {
             let mut results = [0; 18];
             for (result, (crm, op2)) in results[1..].iter_mut().zip(ID_REGISTERS_GIVEN) {
-                *result = run::id_register(crm, op2);
+                *result = crate::machine::id_register(crm, op2);
             }
             results
         }
@@ -30,7 +28,7 @@ pub fn of(function: u32, first: u64, context: &GuestContext) -> Results {
 
 fn facts(expected: u64, context: &GuestContext) -> Results {
     let os0 = get();
-    let exceptions = run::id_register(4, 0);
+    let exceptions = crate::machine::id_register(4, 0);
     let has = |shift: u32, flag: u64| (exceptions >> shift & 0xf != 0).then_some(flag);
     let seeded = crate::machine::entropy::is_seeded().then_some(flag::SEEDED);
     let flags = [has(12, flag::EL3), has(36, flag::SECURE_EL2), seeded];

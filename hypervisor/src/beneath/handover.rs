@@ -6,16 +6,15 @@
 //! it was until it has answered, so that the old one can go on. Then what no record names is free.
 
 use crate::beneath::{get, loans};
-use crate::control::channel;
 use crate::devices::network;
-use crate::drivers::{disk, uplink};
+use crate::drivers::{channel, disk, uplink};
 use crate::memory::{frames, sharing};
 use crate::vcpu::sched;
-use crate::{machine, start, vms};
-use abi::os0::Refusal;
+use crate::{control, life, machine, start, vms};
 use abi::parked::{self, Reader, Unreadable, Writer, kind};
-use abi::served::AREA_BYTES;
+use abi::{os0::Refusal, served::AREA_BYTES};
 use arch::frames::Ram;
+use life::state::Unwritable;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
 use model_frame_table::{
     MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, Purpose, entries_bytes,
@@ -23,7 +22,6 @@ use model_frame_table::{
 use model_loans::{Borrower, LOANS_MAX};
 use model_machine_tree::{Machine, Memory};
 use model_uplink::Uplink;
-use vms::state::Unwritable;
 
 /// Bytes of a block.
 const BLOCK: u64 = FRAME_SIZE << MAX_ORDER;
@@ -86,7 +84,7 @@ fn write(left: &mut Left) -> Result<(), Refusal> {
     };
     let mut to = Writer::new(bytes);
     write_machine(room, &mut to)?;
-    vms::state::write(&mut to).map_err(|why| match why {
+    life::state::write(&mut to).map_err(|why| match why {
         Unwritable::Has(_) => Refusal::NotRecorded,
         Unwritable::NoRoom => Refusal::TooLittle,
     })?;
@@ -106,7 +104,7 @@ fn blocks_needed() -> u64 {
         .filter_map(usage)
         .map(|(_, tables)| tables / FRAME_SIZE);
     let frames = frames.sum::<u64>()
-        + vms::state::overlay_tables(&vms)
+        + life::state::overlay_tables(&vms)
         + disk::table_frames()
         + sharing::record_frames()
         + network::frames()
@@ -270,11 +268,11 @@ fn make_vms(
     said: &[u8],
     [area, bell]: [u64; 2],
 ) -> Result<(), Refusal> {
-    let refused = |refusal: vms::Refusal| {
+    let refused = |refusal: model_control::Refusal| {
         log::warn!("parked VMs: {}", refusal.sentence);
         Refusal::Misfit
     };
-    vms::state::adopt_frames(records.clone()).map_err(refused)?;
+    life::state::adopt_frames(records.clone()).map_err(refused)?;
     let map = &machine::get().map;
     for block in room {
         let run: FrameRange = block_of(*block);
@@ -283,6 +281,7 @@ fn make_vms(
         added.map_err(|_| Refusal::Misfit)?;
     }
     sched::init();
+    control::forget_owed();
     channel::open();
     let is_said = channel::send(0, &[said]);
     sharing::init();
@@ -292,7 +291,7 @@ fn make_vms(
             return Err(Refusal::TooLittle);
         }
     }
-    vms::state::read(&mut records).map_err(refused)?;
+    life::state::read(&mut records).map_err(refused)?;
     records.end().map_err(misfit)?;
     is_said.then_some(()).ok_or(Refusal::Misfit)
 }
@@ -302,7 +301,7 @@ impl Taken {
     pub fn settle(self) {
         frames::take_over(self.aside);
         start::keep_zeroed();
-        vms::state::settle();
+        life::state::settle();
         let ([area, bell], places) = self.uplink;
         loans::stay_open();
         if area != 0 && loans::open_uplink((area, bell), Some(places)).is_err() {

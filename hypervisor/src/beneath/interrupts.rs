@@ -1,7 +1,6 @@
 //! OS-0's interrupts while EL2 is beneath it: the metal under `model_gic_forward`.
 
-use crate::beneath::run::Next;
-use crate::beneath::{Os0Cpu, get, world};
+use crate::beneath::{Os0Cpu, get, run::Next, world};
 use arch::gic::{self, Distributor, Redistributor};
 use arch::list_registers::HardwareLists;
 use model_gic_forward::{Forwarded, PhysicalGic};

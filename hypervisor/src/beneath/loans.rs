@@ -1,12 +1,11 @@
 //! Memory that OS-0 lends, and what is made of it: frame table, pools and VMs.
 
 use crate::beneath::{Os0Cpu, attach, get, stage2};
-use crate::control::{self, channel};
 use crate::devices::network;
-use crate::drivers::{disk, uplink};
+use crate::drivers::{channel, disk, uplink};
 use crate::memory::{frames, sharing};
 use crate::vcpu::sched;
-use crate::{start, vms};
+use crate::{control, life, start, vms};
 use abi::os0::{DONE, MORE, Refusal};
 use abi::served::AREA_BYTES;
 use arch::frames::{Ram, zero_frames_for_guest};
@@ -222,6 +221,7 @@ pub fn open(
     start::use_memory(tree, (&memory, &scattered), bundle, in_use, None);
     start::settle_features();
     sched::init();
+    control::forget_owed();
     channel::open();
     sharing::init();
     if let Some((area, interrupt)) = area
@@ -229,7 +229,7 @@ pub fn open(
     {
         log::warn!("disks that OS-0 serves do not start");
     }
-    vms::init();
+    life::init();
     settle(Made::Vms);
     Ok(DONE)
 }
@@ -279,7 +279,7 @@ pub fn share(me: &Os0Cpu, on: bool) -> Result<u64, Refusal> {
         return Ok(DONE);
     }
     if on {
-        let mut missing = model_native_el1::not_covered(crate::beneath::run::id_register);
+        let mut missing = model_native_el1::not_covered(crate::machine::id_register);
         if missing.next().is_some() {
             return Err(Refusal::NotCovered);
         }

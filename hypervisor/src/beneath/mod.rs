@@ -23,16 +23,13 @@ mod upgrade;
 mod world;
 
 pub use boot::start;
-pub use run::{arrive, id_register};
-pub use take_over::{go_back, take_over};
-pub use world::{call, has_interrupt, put_fp_aside, take_away, turn};
+pub use run::arrive;
+pub use take_over::take_over;
 
-use crate::machine::cpu::{self, CPUS_MAX, Cpu};
-use crate::machine::epitaph::give_up;
+use crate::machine::{CPUS_MAX, Cpu, cpu, give_up};
 use arch::boot::SecondaryRecord;
 use arch::gic::{Distributor, Redistributor};
-use core::cell::Cell;
-use core::sync::atomic::AtomicU64;
+use core::{cell::Cell, sync::atomic::AtomicU64};
 use interrupts::{Beside, OwnGic};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{Ipa, PaRange};
@@ -170,16 +167,6 @@ impl Os0Cpu {
 
 static OS0: Once<Os0> = Once::new();
 static CPUS: [Once<&'static Os0Cpu>; CPUS_MAX] = [const { Once::new() }; CPUS_MAX];
-
-/// Whether this machine belongs to OS-0.
-pub fn is_here() -> bool {
-    OS0.get().is_some()
-}
-
-/// Raises a shared interrupt of OS-0's, as a device does with an edge.
-pub fn interrupt(intid: u32) {
-    get().distributor.set_pending(intid);
-}
 
 fn get() -> &'static Os0 {
     match OS0.get() {

@@ -7,15 +7,12 @@
 
 use crate::beneath::{Os0Cpu, attach, calls, filter, get, loans, stage2};
 use crate::drivers::{disk, uplink};
-use crate::machine::console;
-use crate::machine::epitaph::give_up;
-use crate::run::entry::Outcome;
-use crate::vcpu::sched;
+use crate::machine::{console, give_up};
+use crate::vcpu::{Outcome, sched};
 use abi::os0::{DONE, Refusal};
 use abi::stage::{Head, PAYLOAD_AT};
-use arch::frames::Ram;
 use arch::gic::{self, Redistributor};
-use arch::{cache, devices, timer};
+use arch::{cache, devices, frames::Ram, timer};
 use core::sync::atomic::{AtomicU8, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Ipa, Pa, PaRange};

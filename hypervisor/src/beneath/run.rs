@@ -1,12 +1,12 @@
 //! A CPU under OS-0: how it arrives there, and what brings it back.
 
 use crate::beneath::{attach, calls, filter, interrupts, stage2, world};
-use crate::machine::epitaph::give_up;
+use crate::machine::give_up;
 use crate::run::exit::take_exception;
 use crate::start;
 use arch::entry::{self, GuestContext, Leave, Syndrome};
 use arch::gic::{self, Redistributor, SgiRegister};
-use arch::{features, native};
+use arch::native;
 use core::sync::atomic::Ordering;
 use model_native_el1::Native;
 use model_trap::{
@@ -21,19 +21,13 @@ const ICC_SGI0R: SysregId = SysregId::new(3, 0, 12, 11, 7);
 /// EL1h, all interrupts masked (Linux: `booting.rst`).
 pub const PSTATE: u64 = 0x3c5;
 
-/// An ID register of the executing CPU, op0 3, op1 0, CRn 0.
-pub fn id_register(crm: u8, op2: u8) -> u64 {
-    let index = (usize::from(crm).wrapping_sub(1)) * 8 + usize::from(op2);
-    features::id_registers().get(index).copied().unwrap_or(0)
-}
-
 /// A CPU has come to EL2: the first one at boot, others when OS-0 has started them or when they
 /// wake without their state; it goes on to where OS-0 wants it. Or it comes from the image before this
 /// one, and OS-0 goes on as it is.
 pub fn arrive() -> ! {
     let me = crate::beneath::this();
     let os0 = crate::beneath::get();
-    let native = Native::of(id_register);
+    let native = Native::of(crate::machine::id_register);
     let goes_on = me.power.lock().state == Power::On;
     // SAFETY: EL2 runs with E2H clear (boot.S); what runs above is OS-0, whose machine it is.
     unsafe { native::open(&native, os0.stage2.0, os0.stage2.1) }

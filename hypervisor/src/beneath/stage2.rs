@@ -5,8 +5,8 @@
 //! where it uses the block in the middle of that change, and tries again ([`is_mapped`]).
 
 use crate::beneath::boot::Arena;
-use crate::machine::epitaph::give_up;
-use crate::memory::vmids::Vmid;
+use crate::machine::give_up;
+use crate::memory::Vmid;
 use crate::start::vmid_bits;
 use arch::tlb::{self, Reaches};
 use arch::{features, guest};

@@ -2,47 +2,32 @@
 
 use crate::beneath::attach::{COUNTS, IS_ON};
 use crate::beneath::{CPUS, Home, boot, handover, run};
-use crate::machine::{console, entropy, hooks};
+use crate::machine::{console, entropy, epitaph};
+use crate::memory::hooks;
 use crate::start;
 use abi::os0::Refusal;
 use abi::upgrade::{HandedCpu, Handover, OLDEST, VERSION, state};
 use arch::boot::{image_parts, secondary_entry};
 use arch::entry::GuestContext;
-use arch::upgrade as metal_upgrade;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use model_addr::{FRAME_SIZE, Ipa, Pa, PaRange};
 use model_machine_tree::Machine;
 
-/// What the image before this one left, as long as this one has not answered; zero otherwise.
-static FROM: AtomicU64 = AtomicU64::new(0);
-
-/// Where this image has not yet taken over from another, it goes back to that one: it failed.
-pub fn go_back() {
-    let from = FROM.load(Ordering::Acquire);
-    if from != 0 {
-        refuse(from, Refusal::NewFailed);
-    }
-}
-
-fn refuse(from: u64, refusal: Refusal) -> ! {
-    // SAFETY: the CPU that took over is the only one in this image before it has answered.
-    unsafe { metal_upgrade::refuse(Pa(from), refusal.code()) }
-}
-
 /// Takes over from the image that left a [`Handover`] at `from`, or goes back to it. The MMU is off.
 pub fn take_over(from: u64) -> ! {
-    FROM.store(from, Ordering::Release);
+    epitaph::go_back_to(from);
     // SAFETY: the image before this one wrote it for this one; atomics alone change in it.
     let handover = unsafe { &*core::ptr::with_exposed_provenance::<Handover>(from as usize) };
     let version = handover.version.load(Ordering::Relaxed);
     if !(u64::from(OLDEST)..=u64::from(VERSION)).contains(&version) {
-        refuse(from, Refusal::Misfit);
+        epitaph::refuse(from, Refusal::Misfit);
     }
     hooks::fail_at(&handover.fails_at, 1);
     let (tree, blob) = start::read_device_tree(handover.tree.get().0);
     let mut map = start::turn_mmu_on(&tree, blob);
     hooks::fail_at(&handover.fails_at, 2);
     console::hand_over();
+    start::connect();
     start::open_console(&tree);
     entropy::init(&tree, blob);
     let tree = start::keep_tree(tree);
@@ -54,21 +39,21 @@ pub fn take_over(from: u64) -> ! {
         upgrades: handover.upgrades.load(Ordering::Relaxed),
     };
     let Some(room) = room(tree, &home) else {
-        refuse(from, Refusal::TooLittle)
+        epitaph::refuse(from, Refusal::TooLittle)
     };
     boot::settle(tree, home, room, &mut map);
     boot::become_first_cpu(tree);
     if !take_cpus(tree, handover) {
-        refuse(from, Refusal::Misfit);
+        epitaph::refuse(from, Refusal::Misfit);
     }
     let taken = match handover::take(version, handover.parked.get()) {
         Ok(taken) => taken,
-        Err(refusal) => refuse(from, refusal),
+        Err(refusal) => epitaph::refuse(from, refusal),
     };
     hooks::fail_at(&handover.fails_at, 3);
     log::info!("took the place of another image, number {}", home.upgrades);
     handover.entry.store(secondary_entry().0, Ordering::Relaxed);
-    FROM.store(0, Ordering::Release);
+    epitaph::go_back_to(0);
     handover.state.store(state::TAKEN, Ordering::Release);
     // Nobody comes back: what was the last image's is this one's.
     if let Some(taken) = taken {

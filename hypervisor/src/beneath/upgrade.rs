@@ -194,7 +194,7 @@ fn enter_with_records() -> u64 {
         (&HANDOVER.upgrades, upgrades + 1),
         (
             &HANDOVER.fails_at,
-            crate::machine::hooks::take_injected_step(),
+            crate::memory::hooks::take_injected_step(),
         ),
         (&HANDOVER.cpus, os0.tree.cpus.len() as u64),
     ];

@@ -3,11 +3,8 @@
 use crate::beneath::interrupts::{Beside, OwnGic};
 use crate::beneath::run::{Next, step};
 use crate::beneath::{Os0Cpu, get, restart, this};
-use crate::machine;
-use crate::machine::cpu::{self, Cpu};
-use crate::machine::stretch::{self, Kind};
-use crate::run::entry::Outcome;
-use crate::vcpu::sched;
+use crate::machine::{self, Cpu, Kind, cpu, due, stretch};
+use crate::vcpu::{Outcome, sched};
 use arch::entry::{self, GuestContext};
 use arch::guest::{self, El1State};
 use arch::list_registers::{HardwareLists, VirtualInterface};
@@ -160,7 +157,7 @@ pub fn turn(cpu: &'static Cpu) -> (Outcome, Option<u64>) {
         }
         let is_to_leave = cpu.reschedule.load(Ordering::Relaxed) || !me.course.goes_on();
         let ends = match next {
-            _ if is_to_leave || crate::run::housekeeping::is_needed() => Some(Outcome::Preempted),
+            _ if is_to_leave || due::is_needed() => Some(Outcome::Preempted),
             Next::Leave => Some(Outcome::Preempted),
             Next::Wait if is_idle() => Some(Outcome::Waiting),
             Next::Go | Next::Wait => None,
@@ -212,9 +209,6 @@ pub fn call() {
 
 /// A VM is about to use floating point on this CPU: OS-0's is put aside.
 pub fn put_fp_aside() {
-    if !crate::beneath::is_here() {
-        return;
-    }
     let me = this();
     let mut fp = me.fp.lock();
     if !fp.is_away {
@@ -232,11 +226,11 @@ pub fn own_interrupt(me: &Os0Cpu, gic: &mut OwnGic, intid: u32) -> Next {
     }
     gic.deactivate(intid);
     if is_alarm {
-        sched::wake_sleepers(me.cpu);
+        crate::run::housekeeping::wake(me.cpu);
         if timer::now() >= me.cpu.slice_end.get() {
             return Next::Leave;
         }
-        sched::set_alarm(me.cpu);
+        due::set_alarm(me.cpu);
     }
     Next::Go
 }
@@ -253,7 +247,7 @@ pub fn share(me: &'static Os0Cpu) {
         redistributor.enable(tree.timer.virtual_timer.intid);
     }
     if sched::enter_os0(me.entity, me.cpu) {
-        sched::run_while(cpu::this(), || me.shares.get());
+        crate::run::cpu_loop::run_while(cpu::this(), || me.shares.get());
         sched::leave(me.entity);
     }
     timer::clear_alarm();

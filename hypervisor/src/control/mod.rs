@@ -1,35 +1,31 @@
 //! Requests from outside: decoded and checked, then done, then answered.
 
-pub mod channel;
 mod pages;
-pub mod port;
 mod recount;
-pub mod sessions;
+mod sessions;
+pub mod tracing;
 
+use crate::drivers::port::{self, Sent};
+use crate::drivers::{Incoming, requests};
 use crate::economy::ledger;
-use crate::machine::cpu::Cpu;
-use crate::machine::stretch::{self, Kind};
-use crate::machine::trace;
-use crate::memory::{frames, heap, regions};
+use crate::life;
+use crate::machine::{self, Cpu, Kind, stretch};
+use crate::memory::{VMS_MAX, frames, heap, regions};
 use crate::vcpu::sched;
-use crate::vms::table::{Refusal, Vm};
-use crate::vms::{self, report};
-use crate::{beneath, machine};
+use crate::vms::{self, Vm, report};
 use abi::bundle::Entry;
 use abi::control::{
     CpuStatus, EntryStatus, FrameHeader, MachineStatus, NodeStatus, REPLY, ReadRequest,
     ReplyHeader, Request, VERSION, VmName, code, request,
 };
-use alloc::sync::Arc;
-use alloc::vec::Vec;
-use arch::boot::image_parts;
-use arch::timer;
+use alloc::{sync::Arc, vec::Vec};
+use arch::{boot::image_parts, timer};
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, NodeId};
+use model_control::Refusal;
 use model_control::{Caller, Denied};
 use model_scheduler::Load;
-use port::{Incoming, Sent};
 use zerocopy::{Immutable, IntoBytes};
 
 /// The most records' bytes in one reply.
@@ -84,12 +80,12 @@ impl Answer {
 
 /// Serves what has come in, if something has.
 pub fn serve() {
-    if !port::has_rung() {
+    if !requests::has_rung() {
         return;
     }
     serve_owner();
     sessions::serve();
-    port::retry();
+    requests::retry();
 }
 
 /// The most requests of the `underpin` command in one go.
@@ -119,11 +115,11 @@ fn serve_owner() {
         // What can never go is lost, so that a broken device keeps nothing.
         if port::send(header.kind | REPLY, header.tag, &parts) == Sent::NoRoom {
             *OWED.lock() = Some((header, reply, rest));
-            return port::ring_later();
+            return requests::ring_later();
         }
     }
     // Not at once: others' work comes first.
-    port::ring_later();
+    requests::ring_later();
 }
 
 /// All VMs that the caller knows.
@@ -197,21 +193,21 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
             answer.push(&type_at(name, typed)?);
         }
         Request::Create(record) => {
-            vms::define(record)?;
+            life::define(record)?;
         }
-        Request::Set(request) => vms::set(request)?,
+        Request::Set(request) => life::set(request)?,
         Request::Reclaim(request) => {
             answer.push(&ledger::reclaim(&request)?);
         }
         Request::NumaMove(request) => pages::move_to(&request)?,
         Request::Trace(request) => {
-            answer.push(&trace::set(request)?);
+            answer.push(&tracing::set(request)?);
         }
-        Request::Events(request) => trace::read(&request, &mut answer)?,
+        Request::Events(request) => tracing::read(&request, &mut answer)?,
         Request::Recount(from) => {
             answer.push(&recount::go_on(from));
         }
-        Request::PowerOff if beneath::is_here() => {
+        Request::PowerOff if machine::os0::is_here() => {
             let what =
                 format_args!("OS-0 owns this machine: stop the VMs, and power off from OS-0");
             return Err(Refusal::new(code::WRONG_STATE, 0, what));
@@ -226,13 +222,13 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
 
 fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
     match kind {
-        request::START => vms::start(name),
-        request::STOP => vms::stop(name),
-        request::KILL => vms::kill(name),
-        request::PAUSE => vms::pause(name),
-        request::RESUME => vms::resume(name, false),
-        request::CONTINUE => vms::resume(name, true),
-        request::RESET => vms::reset(name),
+        request::START => life::start(name),
+        request::STOP => life::stop(name),
+        request::KILL => life::kill(name),
+        request::PAUSE => life::pause(name),
+        request::RESUME => life::resume(name, false),
+        request::CONTINUE => life::resume(name, true),
+        request::RESET => life::reset(name),
         other => Err(Refusal::new(
             code::MALFORMED,
             other.into(),
@@ -285,7 +281,7 @@ fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
     let instance = vm
         .instance()
         .ok_or_else(|| Refusal::new(code::WRONG_STATE, 0, format_args!("{name} is not running")))?;
-    if !instance.uart.is_in_use.load(Ordering::Relaxed) {
+    if !instance.terminal.is_uart.load(Ordering::Relaxed) {
         for (n, slot) in instance.virtio.iter().enumerate() {
             if let Some(taken) = slot.receive(&instance, n, typed) {
                 return Ok(taken as u64);
@@ -332,8 +328,8 @@ fn machine(caller: Caller) -> MachineStatus {
         images: crate::memory::sharing::image_frames(),
         records: crate::memory::sharing::record_frames(),
         vcpus_left: told(sched::free_entities()),
-        vms_left: told((vms::VMS_MAX - vms::all().len()) as u64) as u32,
-        is_short: ledger::is_short().into(),
+        vms_left: told((VMS_MAX - vms::all().len()) as u64) as u32,
+        is_short: crate::memory::shortage::is_short().into(),
         misses: crate::placement::source(),
     }
 }

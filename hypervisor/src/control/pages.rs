@@ -1,15 +1,14 @@
 //! What is asked about memory: who has what, why, and what would fit.
 
 use crate::control::Answer;
-use crate::machine::stretch::{self, Kind};
+use crate::machine::{self, Kind, stretch};
 use crate::memory::sharing;
-use crate::vms;
-use crate::vms::instance::Instance;
-use crate::vms::table::Refusal;
-use crate::{machine, placement};
+use crate::placement;
+use crate::vms::{self, Instance};
 use abi::control::{MoveRequest, PageCounts, PageStatus, ReadRequest, VmName, code, page};
 use alloc::sync::Arc;
 use model_addr::{FRAME_SIZE, Gfn, Ipa, NodeId};
+use model_control::Refusal;
 use model_frame_table::Use;
 use model_pmap::{Backing, Entry, Why};
 use zerocopy::FromZeros;

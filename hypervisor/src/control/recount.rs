@@ -1,10 +1,9 @@
 //! The frame table against the maps of VMs: whether each frame that is somebody's is in the map of that
 //! one, and whether all sums are those of the accounts. Exact while no VM runs.
 
-use crate::machine::stretch::{self, Kind};
-use crate::memory::frames::Metal;
-use crate::memory::sharing;
-use crate::{machine, vms};
+use crate::machine::{self, Kind, stretch};
+use crate::memory::{Metal, sharing};
+use crate::vms;
 use abi::control::RecountStatus;
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Gfn, Mfn};

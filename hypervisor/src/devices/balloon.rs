@@ -1,9 +1,8 @@
 //! A VM's balloon: what the guest puts into it, or reports free, goes back to the machine.
 
-use crate::devices::virtio::{RegisterAccess, register, update_line};
-use crate::machine::{self, stretch};
-use crate::run::housekeeping;
-use crate::vms::instance::Instance;
+use crate::devices::register::{RegisterAccess, register, update_line};
+use crate::guest::Guest;
+use crate::machine::{self, due, stretch};
 use abi::parked;
 use alloc::boxed::Box;
 use arch::timer;
@@ -34,13 +33,13 @@ impl Balloon {
     }
 
     /// The guest reads the register at `offset`, or writes it.
-    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
+    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
         let transport = &mut **self.transport.lock();
         register(transport, vm, n, access, serve)
     }
 
     /// Goes on with work that was put off, and with a report that is due.
-    pub fn proceed(&self, vm: &Instance, n: usize) {
+    pub fn proceed(&self, vm: &Guest, n: usize) {
         let transport = &mut **self.transport.lock();
         serve(transport, vm);
         update_line(transport, vm, n);
@@ -72,7 +71,7 @@ impl Balloon {
     /// Whether a report that was held is due; asks to be asked again where it will be.
     pub fn is_due(&self) -> bool {
         let due = self.transport.lock().device().due();
-        due.is_some_and(housekeeping::has_come)
+        due.is_some_and(due::has_come)
     }
 
     /// Reports are held for `hold_ms` milliseconds from the next one on, before their frames are given
@@ -82,7 +81,7 @@ impl Balloon {
     }
 }
 
-fn serve(transport: &mut Transport<balloon::Balloon>, vm: &Instance) {
+fn serve(transport: &mut Transport<balloon::Balloon>, vm: &Guest) {
     let release = |_: Source, runs: &[Run]| {
         for run in runs {
             vm.space.release(run.first, run.count);
@@ -99,7 +98,7 @@ fn serve(transport: &mut Transport<balloon::Balloon>, vm: &Instance) {
         looks += 1;
     }
     if let Some(at) = transport.device().due().filter(|at| *at > now) {
-        housekeeping::request_at(at);
+        due::request_at(at);
     }
 }
 
@@ -110,7 +109,7 @@ fn counts_of(ms: u16) -> u64 {
 /// For whoever decides how much memory a VM has.
 impl Balloon {
     /// Asks for `pages` of 4 KiB in the balloon.
-    pub fn set_target(&self, vm: &Instance, n: usize, pages: u32) {
+    pub fn set_target(&self, vm: &Guest, n: usize, pages: u32) {
         let mut transport = self.transport.lock();
         transport.set_target(pages);
         update_line(&transport, vm, n);

@@ -8,20 +8,17 @@ mod state;
 mod transfer;
 
 use crate::devices::disk::{Backing, Near};
-use crate::devices::virtio::{RegisterAccess, Slot, register, update_line};
-use crate::drivers::disk::{Buffer, Extent, Io};
-use crate::economy::{ledger, paging};
-use crate::machine::{self, stretch};
+use crate::devices::register::{RegisterAccess, register, update_line};
+use crate::drivers::{Buffer, Extent, Io, Part};
+use crate::guest::{Guest, paging};
+use crate::machine::{self, due, stretch};
 use crate::memory::{frames, heap, sharing};
-use crate::run::housekeeping;
-use crate::vms;
-use crate::vms::instance::Instance;
 use abi::control::{count, latency_bucket};
 use alloc::boxed::Box;
 use arch::timer;
 use machine_locks::{Rank, SpinLock};
-use model_addr::{Gfn, VmId};
-use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, UnderWay, execute};
+use model_addr::Gfn;
+use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, execute};
 use model_virtio::Transport;
 use model_virtio::blk::{Blk, Next, Operation, Request, Status};
 use transfer::{begin, fill_buffer};
@@ -29,56 +26,6 @@ use transfer::{begin, fill_buffer};
 /// The partition of that side of a disk's data.
 fn extent(backing: &Backing, side: Side) -> Option<Extent> {
     backing.partition(side).map(|partition| **partition)
-}
-
-/// A request of a VM that a physical disk is at, or that goes on in a later pass.
-pub struct Part {
-    /// The VM.
-    pub vm: VmId,
-    /// Its virtio window.
-    window: usize,
-    /// The request.
-    pub request: Request,
-    /// How far it is.
-    progress: Progress,
-    /// The partition that is at it.
-    side: Side,
-    /// What a transfer has brought for it, and to where.
-    came: Came,
-    /// What goes on in the next pass.
-    filling: Option<Filling>,
-    /// When it was taken from the ring, in counts.
-    since: u64,
-    /// The one that waits behind it.
-    next: Option<Box<Part>>,
-}
-
-/// What a transfer has brought, and to where.
-type Came = Option<(Buffer, Loaded)>;
-
-/// A buffer that is being filled for the next transfer of a partition.
-type Filling = (Buffer, Side, Io);
-
-impl UnderWay for Box<Part> {
-    fn vm(&self) -> VmId {
-        self.vm
-    }
-
-    fn request(&self) -> &Request {
-        &self.request
-    }
-}
-
-impl Part {
-    /// What `io` said was done with `buffer`, or went wrong: the request goes on, as far as the pass allows.
-    pub fn go_on(self: Box<Self>, came: (Buffer, Io), done: bool, budget: &mut Budget) {
-        // Where the VM has ended in the meantime there is nobody to tell.
-        if let Some(vm) = vms::instance(self.vm)
-            && let Some(Slot::Block(block)) = vm.virtio.get(self.window)
-        {
-            block.go_on(&vm, self, came, done, budget);
-        }
-    }
 }
 
 /// A request that is done, of which a disk with a limited rate tells later.
@@ -119,7 +66,7 @@ impl State {
     }
 
     /// Answers a request that was taken from the ring at that count.
-    fn complete(&mut self, vm: &Instance, request: &Request, status: Status, since: u64) {
+    fn complete(&mut self, vm: &Guest, request: &Request, status: Status, since: u64) {
         let took = machine::nanoseconds(timer::now().saturating_sub(since));
         vm.count(count::DISK_NS, took);
         vm.count(count::DISK_LATENCY + latency_bucket(took), 1);
@@ -153,7 +100,7 @@ impl Block {
     }
 
     /// The guest reads the register at `offset`, or writes it.
-    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
+    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
         let mut notified = false;
         let mut state = self.state.lock();
         let read = register(&mut state.transport, vm, n, access, |_, _| {
@@ -167,7 +114,7 @@ impl Block {
     }
 
     /// Goes on with requests that were put off.
-    pub fn proceed(&self, vm: &Instance, n: usize) {
+    pub fn proceed(&self, vm: &Guest, n: usize) {
         let mut state = self.state.lock();
         serve(&mut state, vm, n);
         update_line(&state.transport, vm, n);
@@ -176,12 +123,13 @@ impl Block {
     /// Whether a request that was held may be told of now; asks to be asked again where it may later.
     pub fn is_due(&self) -> bool {
         let until = self.state.lock().held.as_ref().map(|held| held.until);
-        until.is_some_and(housekeeping::has_come)
+        until.is_some_and(due::has_come)
     }
 
-    fn go_on(
+    /// What `io` said was done with `buffer`, or went wrong: the request goes on, as far as the pass allows.
+    pub fn go_on(
         &self,
-        vm: &Instance,
+        vm: &Guest,
         mut part: Box<Part>,
         (buffer, io): (Buffer, Io),
         done: bool,
@@ -253,7 +201,7 @@ impl Block {
 }
 
 /// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
-fn serve(state: &mut State, vm: &Instance, n: usize) {
+fn serve(state: &mut State, vm: &Guest, n: usize) {
     let mut budget = Budget::until(stretch::is_past);
     let State {
         transport, held, ..
@@ -273,7 +221,7 @@ fn serve(state: &mut State, vm: &Instance, n: usize) {
 fn serve_next(
     state: &mut State,
     (request, n): (&mut Request, usize),
-    vm: &Instance,
+    vm: &Guest,
     budget: &mut Budget,
 ) {
     let memory = vm.memory();
@@ -303,7 +251,7 @@ fn serve_next(
 }
 
 /// Counts a request that reads, writes or flushes.
-fn count_request(vm: &Instance, request: &Request) {
+fn count_request(vm: &Guest, request: &Request) {
     let kind = match request.operation() {
         Operation::Read { .. } => 0,
         Operation::Write { .. } => 1,
@@ -317,7 +265,7 @@ fn count_request(vm: &Instance, request: &Request) {
 }
 
 /// Goes on with requests that were parked, until one is parked again.
-fn serve_parked(state: &mut State, vm: &Instance, budget: &mut Budget) {
+fn serve_parked(state: &mut State, vm: &Guest, budget: &mut Budget) {
     while state.parked.is_some() {
         if must_wait_for_frames(vm) {
             return;
@@ -334,11 +282,14 @@ fn serve_parked(state: &mut State, vm: &Instance, budget: &mut Budget) {
 
 /// Whether no request is to be begun, for want of frames for it: the devices are told when there are
 /// some. What a request needs beyond those is taken of the emergency reserve.
-fn must_wait_for_frames(vm: &Instance) -> bool {
+fn must_wait_for_frames(vm: &Guest) -> bool {
     if !paging::may_begin_request(vm) {
         return true;
     }
-    if !frames::are_few() || sharing::evict_some(vm.home) || !ledger::may_wait_for_frames() {
+    if !frames::are_few()
+        || sharing::evict_some(vm.home)
+        || !crate::memory::shortage::may_wait_for_frames()
+    {
         return false;
     }
     paging::stall(vm, paging::DEVICES);
@@ -346,7 +297,7 @@ fn must_wait_for_frames(vm: &Instance) -> bool {
 }
 
 /// What a pass for a VM's disk works with.
-fn pass<'a>(vm: &'a Instance, budget: &'a mut Budget) -> Pass<'a, Near, Instance> {
+fn pass<'a>(vm: &'a Guest, budget: &'a mut Budget) -> Pass<'a, Near, Guest> {
     Pass {
         machine: Near(vm.home),
         guest: vm,
@@ -358,7 +309,7 @@ fn pass<'a>(vm: &'a Instance, budget: &'a mut Budget) -> Pass<'a, Near, Instance
 fn start(
     state: &mut State,
     (request, window): (&mut Request, usize),
-    vm: &Instance,
+    vm: &Guest,
     budget: &mut Budget,
 ) {
     let since = timer::now();
@@ -388,7 +339,7 @@ fn start(
 
 /// Goes on with a request, with what came for it; `false` where it was parked again. One whose driver has reset
 /// the device is over.
-fn advance(state: &mut State, vm: &Instance, mut part: Box<Part>, budget: &mut Budget) -> bool {
+fn advance(state: &mut State, vm: &Guest, mut part: Box<Part>, budget: &mut Budget) -> bool {
     if !state.transport.awaits(&part.request) {
         return true;
     }
@@ -410,7 +361,7 @@ fn advance(state: &mut State, vm: &Instance, mut part: Box<Part>, budget: &mut B
 /// Does with a request what comes next; `false` where it was parked.
 fn follow(
     state: &mut State,
-    vm: &Instance,
+    vm: &Guest,
     (mut part, turn): (Box<Part>, Turn),
     budget: &mut Budget,
 ) -> bool {
@@ -440,7 +391,7 @@ fn park(state: &mut State, mut part: Box<Part>) {
 }
 
 /// Parks a request for want of a buffer or a slot, which the end of another may bring.
-fn park_until_freed(state: &mut State, vm: &Instance, part: Box<Part>) -> bool {
+fn park_until_freed(state: &mut State, vm: &Guest, part: Box<Part>) -> bool {
     park(state, part);
     if state.under_way == 0 {
         // Nobody else comes back to it.
@@ -449,7 +400,7 @@ fn park_until_freed(state: &mut State, vm: &Instance, part: Box<Part>) -> bool {
     false
 }
 
-fn fail(state: &mut State, vm: &Instance, part: &Part) {
+fn fail(state: &mut State, vm: &Guest, part: &Part) {
     finish(
         state,
         vm,
@@ -463,7 +414,7 @@ fn fail(state: &mut State, vm: &Instance, part: &Part) {
 /// disk of the rate it is limited to would be done with them.
 fn finish(
     state: &mut State,
-    vm: &Instance,
+    vm: &Guest,
     request: &Request,
     status: Status,
     (moved, since): (Option<u64>, u64),
@@ -479,7 +430,7 @@ fn finish(
     let begins = state.busy_until.max(timer::now());
     let until = begins.saturating_add(u64::try_from(takes).unwrap_or(u64::MAX));
     state.busy_until = until;
-    housekeeping::request_at(until);
+    due::request_at(until);
     state.held = Some(Held {
         until,
         since,

@@ -1,13 +1,12 @@
 //! A VM's control port: bytes that its programs write, as requests, and what they are told.
 
-use crate::control::{port, sessions};
-use crate::devices::virtio::{RegisterAccess, register, update_line};
-use crate::vms::instance::Instance;
+use crate::devices::register::{RegisterAccess, register, update_line};
+use crate::drivers::requests;
+use crate::guest::{Guest, sessions};
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_control::Inbox;
-use model_virtio::Transport;
-use model_virtio::port::Port;
+use model_virtio::{Transport, port::Port};
 
 /// How a guest's programs find it: `/dev/virtio-ports/` and this.
 const NAME: &str = "org.underpin.control";
@@ -33,7 +32,7 @@ impl ControlPort {
     }
 
     /// As [`crate::devices::virtio::Slot::access`].
-    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
+    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
         let mut state = self.0.lock();
         let mut notified = false;
         let transport = &mut state.transport;
@@ -44,25 +43,25 @@ impl ControlPort {
             state.work(vm, n);
             if state.inbox.has_frame() {
                 // Its answer may have found no room until now.
-                port::ring();
+                requests::ring();
             }
         }
         read
     }
 
     /// Goes on where there is more room, here or at the guest.
-    pub fn proceed(&self, vm: &Instance, n: usize) {
+    pub fn proceed(&self, vm: &Guest, n: usize) {
         let mut state = self.0.lock();
         let had_frame = state.inbox.has_frame();
         state.work(vm, n);
         if !had_frame && state.inbox.has_frame() {
-            port::ring();
+            requests::ring();
         }
     }
 
     /// The next request, if one is complete.
-    pub fn request(&self) -> Option<port::Incoming> {
-        port::next(&mut self.0.lock().inbox)
+    pub fn request(&self) -> Option<requests::Incoming> {
+        requests::next(&mut self.0.lock().inbox)
     }
 
     /// As [`crate::devices::virtio::Slot::uses`].
@@ -80,7 +79,7 @@ impl ControlPort {
 impl State {
     /// Moves bytes both ways. What there is no room for waits in the guest's own buffers, and what the
     /// guest does not take waits with [`vms`].
-    fn work(&mut self, vm: &Instance, n: usize) {
+    fn work(&mut self, vm: &Guest, n: usize) {
         let memory = vm.memory();
         let Self {
             transport, inbox, ..

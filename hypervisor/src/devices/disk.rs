@@ -1,15 +1,11 @@
 //! What [`model_disk`] needs of the machine and of a VM.
 
-use crate::drivers::disk::{self, Partition};
-use crate::memory::address_space::{Access, Gets};
-use crate::memory::frames::{self, Metal, Tables};
-use crate::memory::sharing;
-use crate::placement;
-use crate::vms::instance::Instance;
+use crate::drivers::{Partition, disk};
+use crate::guest::{Guest, tally};
+use crate::memory::{Access, Gets, Metal, Tables, frames, sharing};
 use abi::bundle::{self, Place};
 use abi::control::{count, share, trace};
-use arch::frames::Ram;
-use arch::timer;
+use arch::{frames::Ram, timer};
 use core::ops::Range;
 use machine_contract::GuestMemoryError;
 use model_addr::{FRAME_SIZE, Gfn, Ipa, Mfn, NodeId, VmId};
@@ -176,7 +172,7 @@ impl model_disk::Machine for Near {
     }
 }
 
-impl model_disk::Guest for Instance {
+impl model_disk::Guest for Guest {
     fn id(&self) -> VmId {
         self.id
     }
@@ -209,7 +205,7 @@ impl model_disk::Guest for Instance {
         self.memory().with(ipa, Access::Read, with)
     }
     fn exchange(&self, pages: &[(Gfn, Gets)]) -> u64 {
-        let home = placement::is_on().then_some(self.home);
+        let home = tally::is_on().then_some(self.home);
         let done = self.space.exchange(home, pages);
         if crate::machine::cpu::this().trace.wants(trace::SHARE) {
             note(self, pages);
@@ -241,7 +237,7 @@ impl model_disk::Guest for Instance {
 
 /// Notes what pages got. Devices work for a VM, not for one of its vCPUs.
 #[cold]
-fn note(vm: &Instance, pages: &[(Gfn, Gets)]) {
+fn note(vm: &Guest, pages: &[(Gfn, Gets)]) {
     for (gfn, gets) in pages {
         let detail = match gets {
             Gets::Frame(_) => share::MAPPED,

@@ -8,6 +8,15 @@ pub mod disk;
 pub mod net;
 pub mod network;
 pub mod power_button;
-pub mod terminal;
+pub mod register;
 pub mod uart;
 pub mod virtio;
+
+pub use register::RegisterAccess;
+pub use virtio::Slot;
+
+pub use net::Net;
+pub use network::Cable;
+
+pub use block::Block;
+pub use disk::{Backing, Near};

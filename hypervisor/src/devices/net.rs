@@ -7,14 +7,15 @@
 
 mod bring;
 mod copies;
+pub mod frame;
 mod state;
 
-use crate::devices::network::{Cable, End, Route};
-use crate::devices::virtio::{RegisterAccess, Slot, update_line};
-use crate::machine::{self, stretch};
-use crate::run::housekeeping;
+use crate::devices::net::frame::{Accepted, Incoming};
+use crate::devices::network::{self, Cable, End, Route};
+use crate::devices::register::{RegisterAccess, update_line};
+use crate::guest::Guest;
+use crate::machine::{self, due, stretch};
 use crate::vcpu::sched;
-use crate::vms::instance::Instance;
 use abi::control::{count, latency_bucket};
 use alloc::boxed::Box;
 use arch::timer;
@@ -24,7 +25,7 @@ use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_ethernet::{PortSet, Why};
-use model_virtio::net::{self, Frame, Next, Offload, Received, Role};
+use model_virtio::net::{self, Frame, Next, Received, Role};
 use model_virtio::{Effect, Transport};
 
 /// Frames, and bytes of them, that are sent in one go.
@@ -58,59 +59,6 @@ pub enum Loss {
     NoMemory,
     /// A cable is pulled.
     Down,
-}
-
-/// A frame as it comes to a receiver.
-#[derive(Clone, Copy)]
-pub struct Incoming<'a> {
-    /// Bytes of it.
-    bytes: u32,
-    /// What is still to be done with it.
-    offload: Offload,
-    /// What it has in common with others of its connection.
-    flow: u32,
-    body: Body<'a>,
-}
-
-#[derive(Clone, Copy)]
-enum Body<'a> {
-    /// In a guest's memory, behind its head.
-    Guest(&'a Instance, &'a Frame),
-    /// In EL2's own, in two parts.
-    Own(&'a [u8], &'a [u8]),
-}
-
-impl<'a> Incoming<'a> {
-    /// A frame at EL2, in two parts, with nothing left to do.
-    pub fn own(head: &'a [u8], rest: &'a [u8]) -> Self {
-        Self {
-            bytes: (head.len() + rest.len()) as u32,
-            offload: Offload::default(),
-            flow: net::flow(head),
-            body: Body::Own(head, rest),
-        }
-    }
-
-    fn of_guest(vm: &'a Instance, frame: &'a Frame) -> Self {
-        Self {
-            bytes: frame.bytes(),
-            offload: frame.offload(),
-            flow: frame.flow(),
-            body: Body::Guest(vm, frame),
-        }
-    }
-}
-
-/// What a receiver says of a frame.
-enum Accepted {
-    /// It is over: taken, unwanted, or lost and counted.
-    Over,
-    /// There is no room now; the waiter is told when there is.
-    Full,
-    /// It takes no such offloads.
-    NeedsPieces,
-    /// Not all of its memory is at hand, and more of it in another stretch.
-    Away,
 }
 
 /// What became of a frame for its sender.
@@ -199,7 +147,7 @@ impl Net {
     }
 
     /// Pulls the cable, or plugs it in again, and lets the guest see that.
-    pub fn set_link(&self, vm: &Instance, n: usize, up: bool) {
+    pub fn set_link(&self, vm: &Guest, n: usize, up: bool) {
         let mut state = self.state.lock();
         state.transport.set_link(up);
         show_line(&mut state, vm, n);
@@ -208,7 +156,7 @@ impl Net {
     }
 
     /// The guest reads the register at `offset`, or writes it.
-    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
+    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
         let mut state = self.state.lock();
         let Some(value) = access.value else {
             return state.transport.read(access.offset, access.size);
@@ -239,7 +187,7 @@ impl Net {
     }
 
     /// Goes on with work that was put off.
-    pub fn proceed(&self, vm: &Instance, n: usize) {
+    pub fn proceed(&self, vm: &Guest, n: usize) {
         control(&mut self.state.lock(), vm);
         self.wake_senders();
         self.send(vm, n);
@@ -249,7 +197,7 @@ impl Net {
     pub fn is_due(&self) -> bool {
         let state = self.state.lock();
         let waits = state.sending.as_ref().and_then(|sending| sending.waits);
-        waits.is_some_and(|(_, until)| housekeeping::has_come(until))
+        waits.is_some_and(|(_, until)| due::has_come(until))
     }
 
     /// Whether its rings, or a frame on its way, use a guest frame.
@@ -270,16 +218,14 @@ impl Net {
     fn wake_senders(&self) {
         let waiters = core::mem::take(&mut self.state.lock().waiters);
         for port in waiters.iter() {
-            if let Some(End::Vm(vm, window)) = self.cable.lan().end(port)
-                && let Some(Slot::Net(net)) = vm.virtio.get(window)
-            {
-                net.send(&vm, window);
+            if let Some(End::Vm(vm, window)) = self.cable.lan().end(port) {
+                vm.send(window);
             }
         }
     }
 
     /// Sends frames, as many as one go allows; vCPU 0 comes back for the rest. The driver is told.
-    pub fn send(&self, vm: &Instance, n: usize) {
+    pub fn send(&self, vm: &Guest, n: usize) {
         let mut bytes = 0;
         for _ in 0..FRAMES_AT_ONCE {
             let Some(mut sending) = self.next(vm, n) else {
@@ -315,7 +261,7 @@ impl Net {
 
     /// The frame that waits, or the next one of the queue; `None` where there is none, or somebody
     /// else sends.
-    fn next(&self, vm: &Instance, n: usize) -> Option<Box<Sending>> {
+    fn next(&self, vm: &Guest, n: usize) -> Option<Box<Sending>> {
         let mut state = self.state.lock();
         let Some(mut sending) = state.sending.take() else {
             state.again = true;
@@ -355,7 +301,7 @@ impl Net {
     }
 
     /// Brings a frame to where the switch says; no lock is held.
-    fn deliver(&self, vm: &Instance, sending: &mut Sending) -> Sent {
+    fn deliver(&self, vm: &Guest, sending: &mut Sending) -> Sent {
         let frame = &sending.frame;
         let (lan, port) = (self.cable.lan(), self.cable.port());
         let incoming = Incoming::of_guest(vm, frame);
@@ -416,7 +362,7 @@ impl Net {
             (Sent::Waits(to), None | Some((_, NEXT_STRETCH))) => {
                 let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
                 sending.waits = Some((*to, until));
-                housekeeping::request_at(until);
+                due::request_at(until);
             }
             _ => {}
         }
@@ -426,7 +372,7 @@ impl Net {
     /// Tries again to bring a frame that waits.
     fn retry(
         &self,
-        vm: &Instance,
+        vm: &Guest,
         (to, until): (u8, u64),
         incoming: Incoming<'_>,
         pieces: u32,
@@ -437,21 +383,21 @@ impl Net {
         };
         if timer::now() >= until
             && let End::Vm(vm, window) = &end
-            && let Some(Slot::Net(net)) = vm.virtio.get(*window)
         {
-            net.state.lock().is_stuck = true;
+            vm.pass_over(*window);
         }
         bring(&end, to, incoming, (Some(self.cable.port()), pieces))
     }
 
-    /// Takes a frame that is for this device; the sender at port `waiter` can wait for buffers.
-    pub fn take(&self, vm: &Instance, n: usize, incoming: Incoming<'_>) {
-        self.accept(vm, n, incoming, None);
+    /// It was waited for in vain: it is passed over until it takes something again.
+    pub fn pass_over(&self) {
+        self.state.lock().is_stuck = true;
     }
 
-    fn accept(
+    /// Takes a frame that is for this device; the sender at port `waiter` can wait for buffers.
+    pub fn take(
         &self,
-        vm: &Instance,
+        vm: &Guest,
         n: usize,
         incoming: Incoming<'_>,
         waiter: Option<u8>,
@@ -489,18 +435,18 @@ impl Net {
     }
 }
 
-fn lose(vm: &Instance, why: Loss) {
+fn lose(vm: &Guest, why: Loss) {
     vm.count(count::NET_DROPS + why as usize, 1);
 }
 
 /// Counts a frame that was sent (0) or received (1).
-fn note(vm: &Instance, received: usize, bytes: u32) {
+fn note(vm: &Guest, received: usize, bytes: u32) {
     vm.count(count::NET_FRAMES + received, 1);
     vm.count(count::NET_BYTES + received, bytes.into());
 }
 
 /// Counts how long a frame took that is where it goes, or was lost there.
-fn time(vm: &Instance, since: u64) {
+fn time(vm: &Guest, since: u64) {
     let took = machine::nanoseconds(timer::now().saturating_sub(since));
     vm.count(count::NET_NS, took);
     vm.count(count::NET_LATENCY + latency_bucket(took), 1);
@@ -515,7 +461,7 @@ fn loss(why: Why) -> Loss {
     }
 }
 
-fn control(state: &mut State, vm: &Instance) {
+fn control(state: &mut State, vm: &Guest) {
     if state.transport.control(&vm.memory(), COMMANDS_AT_ONCE) {
         vm.put_off_device_work();
     }
@@ -523,7 +469,7 @@ fn control(state: &mut State, vm: &Instance) {
 
 /// Tells the driver what was sent; or, where it has just asked for that, notes that it is to be told: with
 /// the next frame that it gets, or when one of its vCPUs waits or leaves its CPU.
-fn finish(state: &mut State, vm: &Instance, n: usize) {
+fn finish(state: &mut State, vm: &Guest, n: usize) {
     let waits = (1..UNTOLD_MAX).contains(&state.transport.untold());
     if waits && sched::is_patient() && !state.transport.irq_level() {
         return vm.has_untold.store(true, Ordering::Relaxed);
@@ -533,9 +479,37 @@ fn finish(state: &mut State, vm: &Instance, n: usize) {
 }
 
 /// Shows the guest the device's interrupt line where that has changed.
-fn show_line(state: &mut State, vm: &Instance, n: usize) {
+fn show_line(state: &mut State, vm: &Guest, n: usize) {
     if state.line != state.transport.irq_level() {
         state.line = !state.line;
         update_line(&state.transport, vm, n);
+    }
+}
+
+/// A frame has come from outside: to every switch that has a way there.
+pub fn from_outside(frame: &[u8]) {
+    let (Some(destination), Some(source)) = (frame.first_chunk(), frame.get(6..12)) else {
+        return;
+    };
+    let Ok(source) = source.try_into() else {
+        return;
+    };
+    let incoming = Incoming::own(frame, &[]);
+    for (lan, port) in network::ways_out() {
+        match lan.route(port, source, *destination, frame.len() as u32) {
+            Route::To(_, end) => take(&end, incoming),
+            Route::Flood(ports) => {
+                for end in ports.iter().filter_map(|port| lan.end(port)) {
+                    take(&end, incoming);
+                }
+            }
+            Route::Drop(_) => {}
+        }
+    }
+}
+
+fn take(end: &End, incoming: Incoming<'_>) {
+    if let End::Vm(vm, window) = end {
+        let _ = vm.take(*window, incoming, None);
     }
 }

@@ -3,12 +3,10 @@
 //! A switch is made by the first VM that names it and stays. A VM that ends pulls its cables, and a
 //! cable that is dropped gives its port back.
 
-use crate::devices::net::Incoming;
-use crate::devices::virtio::Slot;
+use crate::devices::net::frame::{Accepted, Incoming};
 use crate::drivers::{nic, uplink};
 use crate::machine::cpu;
 use crate::memory::frames;
-use crate::vms::instance::Instance;
 use abi::Text;
 use abi::bundle::{NET_DOWN, NET_UPLINK, NetRecord};
 use alloc::sync::Arc;
@@ -34,11 +32,23 @@ const BURST_FRAMES: u64 = 64;
 const SCRATCH_ORDER: u8 = 5;
 const SCRATCH_MAX: usize = 4;
 
+/// A VM that has devices at the ends of cables, by their windows.
+pub trait Plugged: Send + Sync {
+    /// A frame comes to a device; the sender at port `waiter` can wait for buffers.
+    fn take(&self, window: usize, incoming: Incoming<'_>, waiter: Option<u8>) -> Accepted;
+
+    /// A device may send: what it waited for may be there.
+    fn send(&self, window: usize);
+
+    /// A device was waited for in vain.
+    fn pass_over(&self, window: usize);
+}
+
 /// What is at the end of a cable.
 #[derive(Clone)]
 pub enum End {
     /// A VM's device: its window.
-    Vm(Arc<Instance>, usize),
+    Vm(Arc<dyn Plugged>, usize),
     /// The machine's network card, or OS-0.
     Uplink,
 }
@@ -148,7 +158,8 @@ impl Lan {
         self.inner.lock().end(port)
     }
 
-    fn set_end(&self, port: u8, end: Option<End>) {
+    /// Puts something at a port, or nothing.
+    pub fn set_end(&self, port: u8, end: Option<End>) {
         let mut inner = self.inner.lock();
         let before = inner
             .ends
@@ -237,59 +248,6 @@ impl Drop for Cable {
     }
 }
 
-/// A VM is about to run: frames find it.
-pub fn connect(vm: &Arc<Instance>) {
-    for (window, slot) in vm.virtio.iter().enumerate() {
-        if let Slot::Net(net) = slot {
-            let end = End::Vm(Arc::clone(vm), window);
-            net.cable().lan().set_end(net.cable().port(), Some(end));
-        }
-    }
-}
-
-/// A VM has ended: no frame finds it any more.
-pub fn disconnect(vm: &Instance) {
-    for slot in &vm.virtio {
-        if let Slot::Net(net) = slot {
-            net.cable().lan().set_end(net.cable().port(), None);
-        }
-    }
-}
-
-/// A frame has come from outside: to every switch that has a way there.
-pub fn from_outside(frame: &[u8]) {
-    let (Some(destination), Some(source)) = (frame.first_chunk(), frame.get(6..12)) else {
-        return;
-    };
-    let Ok(source) = source.try_into() else {
-        return;
-    };
-    let incoming = Incoming::own(frame, &[]);
-    let lans = LANS.lock().clone();
-    for lan in &lans {
-        let Some(port) = lan.inner.lock().uplink else {
-            continue;
-        };
-        match lan.route(port, source, *destination, frame.len() as u32) {
-            Route::To(_, end) => take(&end, incoming),
-            Route::Flood(ports) => {
-                for end in ports.iter().filter_map(|port| lan.end(port)) {
-                    take(&end, incoming);
-                }
-            }
-            Route::Drop(_) => {}
-        }
-    }
-}
-
-fn take(end: &End, incoming: Incoming<'_>) {
-    if let End::Vm(vm, window) = end
-        && let Some(Slot::Net(net)) = vm.virtio.get(*window)
-    {
-        net.take(vm, *window, incoming);
-    }
-}
-
 /// EL2's own room for a whole frame; given back when it is dropped.
 pub struct Scratch(Option<&'static mut [u8]>);
 
@@ -355,4 +313,13 @@ impl Drop for Scratch {
             let _ = SCRATCH.lock().push(bytes);
         }
     }
+}
+
+/// The switches that have a way out, each with its port there.
+pub fn ways_out() -> impl Iterator<Item = (Arc<Lan>, u8)> {
+    let lans = LANS.lock().clone();
+    lans.into_iter().filter_map(|lan| {
+        let port = lan.inner.lock().uplink?;
+        Some((lan, port))
+    })
 }

@@ -1,7 +1,6 @@
 //! A VM's power button, on its PL061.
 
-use crate::vms::instance::Instance;
-use crate::vms::layout;
+use crate::guest::{Guest, layout};
 use abi::parked;
 use machine_locks::{Rank, SpinLock};
 use model_vgpio::PowerButton as Button;
@@ -29,7 +28,7 @@ impl PowerButton {
     }
 
     /// The guest reads the register at `offset`, or writes it.
-    pub fn access(&self, vm: &Instance, offset: u32, value: Option<u64>) -> u64 {
+    pub fn access(&self, vm: &Guest, offset: u32, value: Option<u64>) -> u64 {
         let mut state = self.state.lock();
         let read = match value {
             None => state.button.read(offset).into(),
@@ -55,7 +54,7 @@ impl PowerButton {
     }
 
     /// Somebody presses it; `false` where the guest does not listen to it.
-    pub fn press(&self, vm: &Instance) -> bool {
+    pub fn press(&self, vm: &Guest) -> bool {
         let mut state = self.state.lock();
         let heard = state.button.press();
         state.update_line(vm);
@@ -64,7 +63,7 @@ impl PowerButton {
 }
 
 impl State {
-    fn update_line(&mut self, vm: &Instance) {
+    fn update_line(&mut self, vm: &Guest) {
         let level = self.button.irq_level();
         if level != self.line {
             self.line = level;

@@ -1,10 +1,8 @@
 //! A VM's PL011.
 
-use crate::devices::terminal::Terminal;
-use crate::vms::instance::Instance;
-use crate::vms::layout;
-use abi::{Text, parked};
-use core::sync::atomic::{AtomicBool, Ordering};
+use crate::guest::{Guest, layout};
+use abi::parked;
+use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
 use model_vuart::Pl011;
 
@@ -21,18 +19,14 @@ struct State {
     line: bool,
 }
 
-/// A PL011, and the terminal at its other end.
+/// A PL011.
 pub struct Uart {
     state: SpinLock<State>,
-    /// What the VM writes.
-    pub terminal: Terminal,
-    /// The guest wrote here last, not to a virtio console: this is where typing goes.
-    pub is_in_use: AtomicBool,
 }
 
 impl Uart {
-    /// The UART of the VM with that name, after reset.
-    pub fn new(name: Text<32>) -> Self {
+    /// A UART after reset.
+    pub fn new() -> Self {
         let state = State {
             pl011: Pl011::new(),
             typed: heapless::Deque::new(),
@@ -40,20 +34,18 @@ impl Uart {
         };
         Self {
             state: SpinLock::new(Rank::Device, state),
-            terminal: Terminal::new(name),
-            is_in_use: AtomicBool::new(true),
         }
     }
 
     /// The guest reads the register at `offset`. Most reads are of the flags, on which the
     /// interrupt line does not depend.
     #[inline]
-    pub fn load(&self, vm: &Instance, offset: u64) -> u64 {
+    pub fn load(&self, vm: &Guest, offset: u64) -> u64 {
         if offset != FLAGS {
             return self.load_and_signal(vm, offset);
         }
         let flags = u64::from(self.state.lock().pl011.read(FLAGS as u32));
-        if self.terminal.has_room() {
+        if vm.terminal.has_room() {
             flags
         } else {
             flags & !FLAG_TX_EMPTY | FLAG_TX_FULL
@@ -61,7 +53,7 @@ impl Uart {
     }
 
     #[inline(never)]
-    fn load_and_signal(&self, vm: &Instance, offset: u64) -> u64 {
+    fn load_and_signal(&self, vm: &Guest, offset: u64) -> u64 {
         let mut state = self.state.lock();
         let read = state.pl011.read(offset as u32);
         if offset == DATA {
@@ -73,7 +65,7 @@ impl Uart {
 
     /// The guest writes the register at `offset`.
     #[inline(never)]
-    pub fn store(&self, vm: &Instance, offset: u64, value: u64) {
+    pub fn store(&self, vm: &Guest, offset: u64, value: u64) {
         let sent = {
             let mut state = self.state.lock();
             let sent = state.pl011.write(offset as u32, value as u32);
@@ -81,13 +73,13 @@ impl Uart {
             sent
         };
         if let Some(byte) = sent {
-            self.is_in_use.store(true, Ordering::Relaxed);
-            self.terminal.put(byte);
+            vm.terminal.is_uart.store(true, Ordering::Relaxed);
+            vm.terminal.put(byte);
         }
     }
 
     /// Somebody typed: how many of the bytes were taken.
-    pub fn receive(&self, vm: &Instance, bytes: &[u8]) -> usize {
+    pub fn receive(&self, vm: &Guest, bytes: &[u8]) -> usize {
         let mut state = self.state.lock();
         let taken = bytes
             .iter()
@@ -102,25 +94,31 @@ impl Uart {
 /// As records, for the image that takes this one's place.
 impl Uart {
     /// Its record, and what was typed and waits: up to `TYPED_ROOM` bytes, given to `typed`.
-    pub fn record(&self, typed: impl FnOnce(&heapless::Deque<u8, TYPED_ROOM>)) -> parked::Uart {
+    pub fn record(
+        &self,
+        vm: &Guest,
+        typed: impl FnOnce(&heapless::Deque<u8, TYPED_ROOM>),
+    ) -> parked::Uart {
         let state = self.state.lock();
         typed(&state.typed);
         parked::Uart {
-            in_use: self.is_in_use.load(Ordering::Relaxed).into(),
+            in_use: vm.terminal.is_uart.load(Ordering::Relaxed).into(),
             ..state.pl011.record()
         }
     }
 
     /// As a record has it; `false` where that makes no sense.
     #[must_use]
-    pub fn restore(&self, record: &parked::Uart, typed: &[u8]) -> bool {
+    pub fn restore(&self, vm: &Guest, record: &parked::Uart, typed: &[u8]) -> bool {
         let Some(pl011) = Pl011::of(record) else {
             return false;
         };
         let mut state = self.state.lock();
         state.line = pl011.irq_level();
         state.pl011 = pl011;
-        self.is_in_use.store(record.in_use != 0, Ordering::Relaxed);
+        vm.terminal
+            .is_uart
+            .store(record.in_use != 0, Ordering::Relaxed);
         typed
             .iter()
             .all(|byte| state.typed.push_back(*byte).is_ok())
@@ -137,7 +135,7 @@ impl State {
         }
     }
 
-    fn update_line(&mut self, vm: &Instance) {
+    fn update_line(&mut self, vm: &Guest) {
         let level = self.pl011.irq_level();
         if level != self.line {
             self.line = level;

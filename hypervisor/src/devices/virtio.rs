@@ -1,33 +1,19 @@
 //! A VM's virtio devices, each behind its register window.
 
-use crate::devices::balloon::Balloon;
-use crate::devices::block::Block;
-use crate::devices::control_port::ControlPort;
-use crate::devices::net::Net;
+use crate::devices::register::{RegisterAccess, register, update_line};
+use crate::devices::{balloon::Balloon, block::Block, control_port::ControlPort, net::Net};
+use crate::guest::Guest;
 use crate::machine::entropy;
-use crate::vms::instance::Instance;
-use crate::vms::layout;
 use abi::parked::{self, device};
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
-use model_virtio::console::Console;
-use model_virtio::rng::Rng;
-use model_virtio::{Device, Effect, Transport};
+use model_virtio::{Transport, console::Console, rng::Rng};
 
 /// Bytes that a console moves in one go: each takes up to 45 instructions.
 const BYTES_AT_ONCE: usize = 512;
 /// Bytes that the entropy source makes in one go: each takes about a hundred instructions.
 const RANDOM_AT_ONCE: usize = 256;
-
-/// A guest's access of `size` bytes to the register at `offset` of a device's window.
-#[derive(Clone, Copy)]
-pub struct RegisterAccess {
-    pub offset: u64,
-    pub size: usize,
-    /// What is written; `None`: it is read.
-    pub value: Option<u64>,
-}
 
 /// One device.
 #[expect(clippy::large_enum_variant, reason = "a few for each VM")]
@@ -61,7 +47,7 @@ impl Slot {
     }
 
     /// Does a guest's access to window `n`; what it read.
-    pub fn access(&self, vm: &Instance, n: usize, access: RegisterAccess) -> u64 {
+    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
         match self {
             Self::Block(block) => block.access(vm, n, access),
             Self::Console(transport) => {
@@ -79,7 +65,7 @@ impl Slot {
     }
 
     /// Goes on with work that was put off.
-    pub fn proceed(&self, vm: &Instance, n: usize) {
+    pub fn proceed(&self, vm: &Guest, n: usize) {
         match self {
             Self::Block(block) => block.proceed(vm, n),
             Self::Console(transport) => {
@@ -176,7 +162,7 @@ impl Slot {
 
     /// Somebody typed: how many bytes a console took; `None` where this is none, or its driver is
     /// not there.
-    pub fn receive(&self, vm: &Instance, n: usize, bytes: &[u8]) -> Option<usize> {
+    pub fn receive(&self, vm: &Guest, n: usize, bytes: &[u8]) -> Option<usize> {
         let Self::Console(transport) = self else {
             return None;
         };
@@ -193,45 +179,21 @@ impl Slot {
     }
 }
 
-/// Does a register access and what it asks for.
-pub fn register<D: Device>(
-    transport: &mut Transport<D>,
-    vm: &Instance,
-    n: usize,
-    access: RegisterAccess,
-    work: impl FnOnce(&mut Transport<D>, &Instance),
-) -> u64 {
-    let Some(value) = access.value else {
-        return transport.read(access.offset, access.size);
-    };
-    match transport.write(access.offset, access.size, value) {
-        Effect::Notify(_) | Effect::Live => work(transport, vm),
-        Effect::None | Effect::Reset => {}
-    }
-    update_line(transport, vm, n);
-    0
-}
-
-/// Shows the guest the device's interrupt line.
-pub fn update_line<D: Device>(transport: &Transport<D>, vm: &Instance, n: usize) {
-    vm.set_line(layout::VIRTIO_INTID + n as u32, transport.irq_level());
-}
-
-fn transmit(transport: &mut Transport<Console>, vm: &Instance) {
+fn transmit(transport: &mut Transport<Console>, vm: &Guest) {
     let progress = transport.transmit(&vm.memory(), BYTES_AT_ONCE, |bytes| {
         for &byte in bytes {
-            vm.uart.terminal.put(byte);
+            vm.terminal.put(byte);
         }
     });
     if progress.bytes > 0 {
-        vm.uart.is_in_use.store(false, Ordering::Relaxed);
+        vm.terminal.is_uart.store(false, Ordering::Relaxed);
     }
     if progress.more {
         vm.put_off_device_work();
     }
 }
 
-fn fill(transport: &mut Transport<Rng>, vm: &Instance) {
+fn fill(transport: &mut Transport<Rng>, vm: &Guest) {
     let filled = transport.fill(&vm.memory(), RANDOM_AT_ONCE, entropy::fill);
     if filled.more {
         vm.put_off_device_work();

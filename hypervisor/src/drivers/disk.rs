@@ -7,13 +7,11 @@
 
 mod known;
 
-use crate::devices::block::Part;
+use crate::drivers::jobs::{ENDS, Job, Move, Part};
 use crate::drivers::queue::{BufferQueue, Transport, begin};
 use crate::drivers::served::{self, Ring};
-use crate::economy::paging;
-use crate::machine::stretch::{self, Kind};
-use crate::memory::frames::Tables;
-use crate::memory::sharing;
+use crate::machine::{Kind, stretch};
+use crate::memory::{Tables, sharing};
 use abi::served::FOR_OVERLAYS;
 use alloc::boxed::Box;
 use arch::frames::Ram;
@@ -26,8 +24,7 @@ use model_disk::{Budget, DATA_AT_ONCE, Jobs, Lent};
 pub use model_disk::{Io, Transfer as Operation};
 use model_paging::Words;
 use model_virtio::blk::SECTOR_SIZE;
-use virtio_drivers::Error;
-use virtio_drivers::transport::Transport as _;
+use virtio_drivers::{Error, transport::Transport as _};
 
 /// Requests under way at a time.
 const JOBS: usize = 16;
@@ -46,12 +43,9 @@ const DISKS_MAX: usize = 4;
 /// The most partitions of a disk that are offered.
 const PARTITIONS_MAX: usize = 16;
 
-/// Who hears of a transfer's end: a disk of a VM, or a VM of which a page comes or goes.
-pub type Job = model_disk::Job<Box<Part>, paging::Move>;
-
 struct Hardware {
     device: Device,
-    jobs: Jobs<Box<Part>, paging::Move, JOBS>,
+    jobs: Jobs<Box<Part>, Move, JOBS>,
 }
 
 /// Who does the transfers.
@@ -390,7 +384,7 @@ pub fn is_in_use(vm: VmId, gfn: Gfn) -> bool {
 }
 
 /// Calls `join` with pages that are on their way, until it says so; whether it did.
-pub fn any_page(mut join: impl FnMut(&mut paging::Move) -> bool) -> bool {
+pub fn any_page(mut join: impl FnMut(&mut Move) -> bool) -> bool {
     let mut disks = DISKS.iter().filter_map(Once::get);
     disks.any(|disk| disk.hardware.lock().jobs.pages().any(&mut join))
 }
@@ -589,10 +583,10 @@ fn end_one(disk: &'static Disk, budget: &mut Budget) -> bool {
     drop(hardware);
     let buffer = Buffer { disk, slot, ram };
     budget.began();
-    if let Some(Lent { io, job, .. }) = lent {
+    if let (Some(Lent { io, job, .. }), Some(ends)) = (lent, ENDS.get()) {
         match job {
-            Job::Request(part) => part.go_on((buffer, io), done, budget),
-            Job::Page(page) => page.end(buffer, done),
+            Job::Request(part) => (ends.request)(part, (buffer, io), done, budget),
+            Job::Page(page) => (ends.page)(&page, buffer, done),
         }
     }
     true

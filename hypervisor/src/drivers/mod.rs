@@ -2,19 +2,24 @@
 //! card. All are
 //! virtio over mmio, as on the reference machine.
 
+pub mod channel;
 pub mod disk;
+pub mod jobs;
 pub mod nic;
+pub mod port;
 pub mod queue;
+pub mod requests;
 mod served;
 pub mod uplink;
 
-use crate::machine::cpu::Cpu;
-use crate::machine::stretch::Kind;
-use crate::run::housekeeping;
-use crate::{control, machine};
+pub use jobs::{ENDS, Ends, Job, Move, Part};
+pub use requests::Incoming;
+
+pub use disk::{Buffer, Extent, Io, Operation, Partition};
+
+use crate::machine::{self, Cpu, Kind, due};
 use arch::gic;
-use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::{ptr::NonNull, sync::atomic::Ordering};
 use machine_locks::Once;
 use queue::Transport;
 use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
@@ -68,7 +73,7 @@ pub fn init(distributor: gic::Distributor) {
     }
     if routes.control.is_some() {
         // What came in before the interrupt was let through raised no edge that counts.
-        control::port::acknowledge();
+        port::acknowledge();
     } else {
         log::warn!("no virtio console: the machine cannot be controlled from outside");
     }
@@ -76,7 +81,7 @@ pub fn init(distributor: gic::Distributor) {
 }
 
 fn start_control(transport: Transport, routes: &mut Routes, intid: u32) -> bool {
-    match control::port::start(transport) {
+    match port::start(transport) {
         Ok(()) => {
             routes.control = Some(intid);
             true
@@ -118,7 +123,7 @@ pub fn interrupt(cpu: &'static Cpu, intid: u32) {
     // A guest may have left for it.
     cpu.stretch.begin(cpu.stretch.interrupted.get(), Kind::Exit);
     if routes.control == Some(intid) {
-        control::port::acknowledge();
+        port::acknowledge();
         // Requests are served between guests, not in the middle of one.
         cpu.reschedule.store(true, Ordering::Relaxed);
     } else if routes.card == Some(intid) {
@@ -126,7 +131,7 @@ pub fn interrupt(cpu: &'static Cpu, intid: u32) {
     } else if let Some(&(_, number)) = routes.disks.iter().find(|(disk, _)| *disk == intid)
         && disk::interrupt(number)
     {
-        housekeeping::request();
+        due::request();
         cpu.reschedule.store(true, Ordering::Relaxed);
     }
 }

@@ -4,14 +4,12 @@
 //! card's hands. It is asked for no offloads: what goes out is cut and summed before. Beside OS-0, whose
 //! cards all are, a network device of OS-0's takes its place ([`crate::drivers::uplink`]).
 
-use crate::beneath;
-use crate::devices::network;
 use crate::drivers::queue::{BufferQueue, Transport, begin};
 use crate::drivers::uplink;
+use crate::machine;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
-use virtio_drivers::Error;
-use virtio_drivers::transport::Transport as _;
+use virtio_drivers::{Error, transport::Transport as _};
 
 const QUEUE: usize = 256;
 const BUFFERS: usize = 128;
@@ -62,7 +60,7 @@ pub fn start(mut transport: Transport) -> Result<(), Error> {
 
 /// A switch is to have a way out: whether there is one.
 pub fn plug() -> bool {
-    if beneath::is_here() {
+    if machine::os0::is_here() {
         uplink::set_plugged(true);
         return true;
     }
@@ -128,7 +126,7 @@ pub fn interrupt() {
         let received = card.hardware.lock().receive(&mut frame);
         let Some(bytes) = received else { return };
         card.received.fetch_add(1, Ordering::Relaxed);
-        network::from_outside(&frame[..bytes]);
+        uplink::hand_in(&frame[..bytes]);
     }
 }
 

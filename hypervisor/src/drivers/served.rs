@@ -1,12 +1,11 @@
 //! A disk whose driver is OS-0: requests go through an area that OS-0 gives (`abi::served`), and it
 //! is told of them by an interrupt of its own.
 
-use crate::beneath;
 use crate::drivers::disk::{DATA_AT, Io};
+use crate::machine;
 use crate::memory::frames;
 use abi::served::{ANSWER_AT, AREA_BYTES, DATA_BYTES, HEAD_BYTES, OFFERS_AT, Offer, Record, SLOTS};
-use arch::cpu::dsb_sy;
-use arch::frames::Ram;
+use arch::{cpu::dsb_sy, frames::Ram};
 use model_addr::NodeId;
 use model_served::Slots;
 use zerocopy::IntoBytes;
@@ -122,7 +121,7 @@ impl Ring {
         dsb_sy();
         self.area.write(at, ticket);
         dsb_sy();
-        beneath::interrupt(self.bell);
+        machine::os0::interrupt(self.bell);
         true
     }
 

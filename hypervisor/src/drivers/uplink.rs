@@ -2,13 +2,11 @@
 //! gives (`abi::uplink`). Each frame is copied once into the area, or once out of it before anything looks
 //! at it.
 
-use crate::beneath;
-use crate::devices::network;
+use crate::machine;
 use abi::uplink::{AREA_BYTES, FRAME_AT, FRAME_MAX, LINK_AT, WANTS_AT};
-use arch::cpu::dsb_sy;
-use arch::frames::Ram;
+use arch::{cpu::dsb_sy, frames::Ram};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_locks::{Rank, SpinLock};
+use machine_locks::{Once, Rank, SpinLock};
 use model_uplink::{Next, Uplink};
 
 /// Frames taken in one call; OS-0 calls again for the rest.
@@ -27,6 +25,16 @@ static LINE: SpinLock<Option<Line>> = SpinLock::new(Rank::PhysicalDevice, None);
 static PLUGGED: AtomicBool = AtomicBool::new(false);
 /// Frames from OS-0, to it, and lost.
 static COUNTS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+/// Takes each frame that comes from outside: given at boot.
+pub static RECEIVER: Once<fn(&[u8])> = Once::new();
+
+/// A frame has come from outside, by OS-0 or by the card.
+pub fn hand_in(frame: &[u8]) {
+    if let Some(take) = RECEIVER.get() {
+        take(frame);
+    }
+}
 
 fn count(what: usize) {
     COUNTS[what].fetch_add(1, Ordering::Relaxed);
@@ -69,7 +77,7 @@ pub fn set_plugged(plugged: bool) {
     PLUGGED.store(plugged, Ordering::Relaxed);
     if let Some(line) = &mut *line {
         line.show_link();
-        beneath::interrupt(line.bell);
+        machine::os0::interrupt(line.bell);
     }
 }
 
@@ -92,7 +100,7 @@ pub fn receive() -> bool {
             Some(0) => count(2),
             Some(bytes) => {
                 count(0);
-                network::from_outside(&frame[..bytes]);
+                hand_in(&frame[..bytes]);
             }
         }
     }
@@ -123,7 +131,7 @@ impl Line {
         dsb_sy();
         if area.read_u16(WANTS_AT) != 0 {
             area.write_u16(WANTS_AT, 0);
-            beneath::interrupt(self.bell);
+            machine::os0::interrupt(self.bell);
         }
         true
     }

@@ -1,19 +1,16 @@
 //! What VMs have of the machine's memory, may have, and owe.
 
-use crate::devices::virtio::Slot;
 use crate::economy::paging;
-use crate::machine;
-use crate::machine::stretch::{self, Kind};
-use crate::memory::{frames, heap, regions, sharing};
-use crate::run::housekeeping;
-use crate::vms::instance::Instance;
-use crate::vms::report;
-use crate::vms::table::{self, Refusal, Vm};
+use crate::machine::{self, Kind, due, stretch};
+use crate::memory::{VMS_MAX, frames, heap, regions, sharing, shortage};
+use crate::vms::holding::{holding, size};
+use crate::vms::{Instance, Vm, report, table};
 use abi::control::{ReclaimRequest, code};
 use arch::timer;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use model_addr::FRAME_SIZE;
-use model_entitlement::{Holding, SLACK, Standing, Terms, call_in, in_order, stand};
+use model_control::Refusal;
+use model_entitlement::{SLACK, Standing, Terms, call_in, in_order, stand};
 
 /// How often guests are asked to keep to what they may have: a second.
 const ASK_EVERY_NS: u64 = 1_000_000_000;
@@ -22,7 +19,6 @@ const ASK_EVERY_NS: u64 = 1_000_000_000;
 const REPAY_EVERY_NS: u64 = 20_000_000;
 /// When guests are asked again, in counts.
 static ASK_AT: AtomicU64 = AtomicU64::new(0);
-static SOMEBODY_OWES: AtomicBool = AtomicBool::new(false);
 
 /// Frames for guests and for what EL2 needs for them: what was free when the first VM was described, less
 /// reserves.
@@ -49,36 +45,6 @@ fn own() -> u64 {
 /// Frames that guests may have in all.
 pub fn capacity() -> u64 {
     CAPACITY.load(Ordering::Relaxed).saturating_sub(own())
-}
-
-/// The guest frames that a guest found when it started.
-fn size(instance: &Instance) -> u64 {
-    instance.space.range().size / FRAME_SIZE
-}
-
-/// What a VM holds.
-pub fn holding(instance: &Instance) -> Holding {
-    let (counts, _) = instance.space.counts();
-    let account = sharing::accounts().get(instance.id.index);
-    let disks = instance.virtio.iter().map(|slot| match slot {
-        Slot::Block(block) => block.overlay_private() / FRAME_SIZE,
-        _ => 0,
-    });
-    Holding {
-        private: counts.private,
-        shared: counts.shared,
-        users: account.users,
-        units: account.units,
-        overlay: disks.sum(),
-        tables: instance.space.usage().1 / FRAME_SIZE,
-        takeable: instance.paging.takeable(counts.private, counts.shared),
-    }
-}
-
-/// Bytes that the guest was asked to keep to.
-pub fn target(instance: &Instance) -> u64 {
-    let all = size(instance);
-    instance.target(all).unwrap_or(all) * FRAME_SIZE
 }
 
 /// What was saved and waits for VMs to start with it, in frames.
@@ -138,7 +104,7 @@ pub fn reclaim(request: &ReclaimRequest) -> Result<u64, Refusal> {
     if !instance.set_target(before.saturating_sub(frames), max) && instance.paging.is_used() {
         let taken = frames.min(holding(&instance).takeable);
         instance.paging.ask(taken);
-        housekeeping::request_at(timer::now());
+        due::request_at(timer::now());
         return Ok(taken * FRAME_SIZE);
     }
     if instance.target(max).is_none() {
@@ -166,43 +132,13 @@ pub fn ask_for_nothing(vm: &Vm, instance: &Instance) {
     }
 }
 
-/// Whether the machine is short of memory.
-mod shortage {
-    /// It is not.
-    pub const NONE: u8 = 0;
-    /// Somebody found no frame: whoever owes is to be found.
-    pub const MET: u8 = 1;
-    /// Nobody owes.
-    pub const NOBODYS: u8 = 2;
-}
-static SHORTAGE: AtomicU8 = AtomicU8::new(shortage::NONE);
-
-pub fn is_short() -> bool {
-    SHORTAGE.load(Ordering::Relaxed) != shortage::NONE
-}
-
-/// Whether whoever found no frame may wait for one: somebody owes some, or that is to be found out.
-pub fn may_wait_for_frames() -> bool {
-    let (relaxed, met) = (Ordering::Relaxed, shortage::MET);
-    let first = SHORTAGE.compare_exchange(shortage::NONE, met, relaxed, relaxed);
-    if first.is_ok() {
-        housekeeping::request_at(timer::now());
-    }
-    first != Err(shortage::NOBODYS) || SOMEBODY_OWES.load(relaxed)
-}
-
-/// Whether a VM owes memory, as far as is known.
-pub fn somebody_owes() -> bool {
-    SOMEBODY_OWES.load(Ordering::Relaxed)
-}
-
 /// Asks guests to keep to what they may have, once a second while a VM runs that can have more than
 /// its base; and takes pages from those that owe some, the most negative balance first, more often.
 pub fn tick() {
     let now = timer::now();
     let is_second = now >= ASK_AT.load(Ordering::Relaxed);
-    let short = is_short();
-    let mut standings = heapless::Vec::<_, { table::VMS_MAX }>::new();
+    let short = shortage::is_short();
+    let mut standings = heapless::Vec::<_, { VMS_MAX }>::new();
     for vm in table::all() {
         let Some(instance) = vm.instance().filter(|instance| !instance.is_ending()) else {
             continue;
@@ -247,18 +183,13 @@ pub fn tick() {
         stretch::look(Kind::Tick);
         owes |= paging::repay(instance, standing, *takeable);
     }
-    SOMEBODY_OWES.store(owes, Ordering::Relaxed);
+    shortage::note_owes(owes);
     if short {
-        let shortage = match (frames::are_few(), owes) {
-            (false, _) => shortage::NONE,
-            (true, true) => shortage::MET,
-            (true, false) => shortage::NOBODYS,
-        };
-        SHORTAGE.store(shortage, Ordering::Relaxed);
+        shortage::settle(frames::are_few(), owes);
     }
     if is_second {
         ASK_AT.store(now + machine::counts(ASK_EVERY_NS), Ordering::Relaxed);
     }
     let next = if owes { REPAY_EVERY_NS } else { ASK_EVERY_NS };
-    housekeeping::request_at(now + machine::counts(next));
+    due::request_at(now + machine::counts(next));
 }

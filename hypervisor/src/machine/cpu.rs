@@ -1,7 +1,6 @@
 //! What each pCPU has for itself, found by `TPIDR_EL2`.
 
-use crate::machine::stretch::Stretch;
-use crate::machine::trace::Trace;
+use crate::machine::{stretch::Stretch, trace::Trace};
 use arch::{cpu as metal, gic};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};

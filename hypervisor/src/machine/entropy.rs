@@ -2,8 +2,7 @@
 //! the sources that the machine has ([`model_entropy`]). A machine without any has none to give, and says so.
 
 use crate::machine::cpu;
-use arch::frames::Ram;
-use arch::{features, psci, timer};
+use arch::{features, frames::Ram, psci, timer};
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{Pa, PaRange};

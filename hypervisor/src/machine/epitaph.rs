@@ -1,19 +1,36 @@
 //! The end of the machine: a bug of EL2's own prints who, where and with which registers, and
 //! stops everything. Nothing that a guest, a disk or a user does leads here.
 
-use crate::machine::console::last_words;
-use crate::machine::cpu;
-use arch::boot::image_parts;
+use crate::machine::{console::last_words, cpu};
+use abi::os0::Refusal;
 use arch::cpu::{halt, local_word};
 use arch::entry::{FaultFrame, Syndrome};
-use core::sync::atomic::{AtomicBool, Ordering};
+use arch::{boot::image_parts, upgrade as metal_upgrade};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use model_addr::Pa;
 
+/// What the image before this one left, as long as this one has not answered; zero otherwise.
+static FROM: AtomicU64 = AtomicU64::new(0);
 static DYING: AtomicBool = AtomicBool::new(false);
+
+/// From now on this image, if it fails, goes back to the one that left that; to none, where it is zero.
+pub fn go_back_to(from: u64) {
+    FROM.store(from, Ordering::Release);
+}
+
+/// Goes back to the image that left that, which is told why.
+pub fn refuse(from: u64, refusal: Refusal) -> ! {
+    // SAFETY: the CPU that took over is the only one in this image before it has answered.
+    unsafe { metal_upgrade::refuse(Pa(from), refusal.code()) }
+}
 
 /// Only the first CPU that dies speaks; the others fall silent. An image that has not yet taken the place
 /// of another leaves it to that one.
 fn first_or_halt() {
-    crate::beneath::go_back();
+    let from = FROM.load(Ordering::Acquire);
+    if from != 0 {
+        refuse(from, Refusal::NewFailed);
+    }
     if DYING.swap(true, Ordering::SeqCst) {
         halt();
     }

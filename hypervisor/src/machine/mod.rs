@@ -2,17 +2,18 @@
 
 pub mod console;
 pub mod cpu;
+pub mod due;
 pub mod entropy;
 pub mod epitaph;
-#[cfg(feature = "test_hooks")]
-pub mod hooks;
-#[cfg(not(feature = "test_hooks"))]
-#[path = "no_hooks.rs"]
-pub mod hooks;
+pub mod os0;
 pub mod stretch;
 pub mod trace;
 
-use crate::machine::cpu::{CPUS_MAX, Cpu};
+pub use epitaph::give_up;
+pub use stretch::Kind;
+
+pub use cpu::{CPUS_MAX, Cpu, ENTITIES_MAX};
+
 use abi::bundle::Bundle;
 use arch::psci::{self, Conduit};
 use arch::{cpu as metal, timer};
@@ -172,4 +173,13 @@ pub fn nanoseconds(counts: u64) -> u64 {
 /// Nanoseconds to counts.
 pub fn counts(nanoseconds: u64) -> u64 {
     (u128::from(nanoseconds) * u128::from(timer::frequency()) / 1_000_000_000) as u64
+}
+
+/// An ID register of the executing CPU, op0 3, op1 0, CRn 0.
+pub fn id_register(crm: u8, op2: u8) -> u64 {
+    let index = (usize::from(crm).wrapping_sub(1)) * 8 + usize::from(op2);
+    arch::features::id_registers()
+        .get(index)
+        .copied()
+        .unwrap_or(0)
 }

@@ -8,13 +8,11 @@
 
 use crate::machine;
 use crate::machine::cpu::{self, Cpu};
-use crate::run::exit;
-use crate::vms::layout;
 use abi::control::{LONG_STRETCH_NS, STRETCH_COUNT, trace};
-use arch::entry::Syndrome;
-use arch::{cpu as metal, timer};
+use arch::{cpu as metal, entry::Syndrome, timer};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
+use machine_locks::Once;
 use model_trap::Exit;
 
 /// Stretches of fewer than `1 << SHORT_BITS` counts are not kept: 16 us where the counter has 62.5 MHz.
@@ -96,7 +94,7 @@ impl Stretch {
             return kind;
         }
         let Syndrome { esr, far, hpfar } = Syndrome::read();
-        let is_device = |ipa| ipa < layout::RAM_START;
+        let is_device = |ipa| ipa < model_guest_image::map::RAM;
         match model_trap::decode(esr, far, hpfar) {
             _ if self.interrupted.get() == since => Kind::Interrupt,
             Exit::DataAbort(data) if data.abort.ipa.is_some_and(is_device) => Kind::Device,
@@ -160,6 +158,9 @@ fn keep(cpu: &Cpu, since: u64, took: u64) {
     }
 }
 
+/// Takes the interrupts that are pending: given at boot.
+pub static TAKE_INTERRUPTS: Once<fn(&'static Cpu)> = Once::new();
+
 /// Takes the interrupts that are pending, between two pieces of work; what follows is of kind `next`.
 /// The CPU has no guest, and holds no lock. While it comes up, or does what OS-0 asks for that has it for
 /// itself, it takes none: they may be OS-0's.
@@ -171,7 +172,9 @@ pub fn look(next: Kind) {
     end();
     if metal::is_interrupt_pending() {
         cpu.stretch.turn_to(Kind::Interrupt);
-        exit::take_interrupts(cpu);
+        if let Some(take) = TAKE_INTERRUPTS.get() {
+            take(cpu);
+        }
         end();
     }
     cpu.stretch.turn_to(next);

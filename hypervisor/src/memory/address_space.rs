@@ -1,11 +1,10 @@
 //! A VM's memory, wired to the metal. What a fault does is decided in [`model_address_space`].
 
-use crate::machine::stretch::{self, Kind};
+use crate::machine::{self, Kind, stretch};
 use crate::memory::frames::{self, Metal, Tables};
 use crate::memory::regions::Window;
 use abi::parked::Run;
-use alloc::boxed::Box;
-use alloc::vec::Vec;
+use alloc::{boxed::Box, vec::Vec};
 use arch::frames::Ram;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
@@ -236,7 +235,7 @@ impl AddressSpace {
             let piece = into.len.min(out.len).min(most - done);
             let piece = room.size().min(bytes.size()).min(piece.into()) as u32;
             let (room, bytes) = (room.part(0, piece as usize), bytes.part(0, piece as usize));
-            if crate::beneath::is_here() {
+            if machine::os0::is_here() {
                 room.copy_from(0, bytes, 0, piece as usize);
             } else {
                 // SAFETY: guests of ours have neither SVE nor SME, and there is nobody else.

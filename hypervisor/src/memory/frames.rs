@@ -1,16 +1,14 @@
 //! The machine's frames: pools of free ones per node, and access to their contents.
 
-use crate::drivers::disk;
-use crate::machine::cpu;
+use crate::machine::{self, cpu};
 use crate::memory::{hiding, sharing, vmids};
 use crate::vcpu::sched;
-use crate::{machine, placement};
 use arch::frames::{self as metal, Ram, Table};
 use arch::tlb::{self, Reaches};
 use arch::{cache, guest, timer};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_contract::TableMemory;
-use machine_locks::{Rank, SpinLock};
+use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Mfn, NodeId, Pa};
 use model_address_space::{Access, Frames, Translation};
 use model_frame_table::{
@@ -343,6 +341,17 @@ fn view(table: Mfn) -> Table {
     unsafe { Table::new(table) }
 }
 
+/// Who is told of what becomes of pages: given at boot.
+pub struct Told {
+    /// A page that is sampled was accessed, from that node and so.
+    pub touched: fn(Mfn, Owner, (NodeId, Access)),
+    /// Nobody needs that block of what VMs swapped to a partition any more.
+    pub forget: fn(u8, u64),
+}
+
+/// As they were given.
+pub static TOLD: Once<Told> = Once::new();
+
 /// The machine, as VMs' memory uses it.
 #[derive(Clone, Copy)]
 pub struct Metal;
@@ -460,13 +469,17 @@ impl Frames for Metal {
     }
 
     fn touched(&self, frame: Mfn, page: Owner, by: (NodeId, Access)) {
-        placement::touched(frame, page, by);
+        if let Some(told) = TOLD.get() {
+            (told.touched)(frame, page, by);
+        }
     }
 
     fn forget(&self, token: u64) {
         let Token { store, disk, block } = Token::decode(token);
-        if store == Store::Swap {
-            disk::forget(disk, block);
+        if store == Store::Swap
+            && let Some(told) = TOLD.get()
+        {
+            (told.forget)(disk, block);
         }
     }
 

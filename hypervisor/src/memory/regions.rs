@@ -6,15 +6,14 @@
 //! first touches them; a VM sees a run as one block once all of it is.
 
 use crate::memory::frames::{self, Metal};
-use crate::vms::table::Refusal;
 use abi::Text;
 use abi::bundle::{REGION_READ_ONLY, RegionRecord, VmRecord};
 use abi::control::{RegionStatus, code};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use alloc::{sync::Arc, vec::Vec};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn, NodeId};
 use model_address_space::Frames;
+use model_control::Refusal;
 use model_frame_table::{CHUNK_FRAMES, MAX_ORDER, Purpose};
 use model_guest_image::{REGION_BLOCK, REGION_HEADER, region_block};
 use model_regions::{Name, Refused, Regions, STEP, Wanted};

@@ -1,11 +1,9 @@
 //! The machine side of sharing: the index, the records of users, the accounts, and share groups.
 
-use crate::machine::entropy;
+use crate::machine::{self, entropy};
 use crate::memory::frames::{self, Metal};
-use crate::{beneath, machine};
-use abi::Text;
 use abi::bundle::{ENTRIES_MAX, Place, kind};
-use abi::parked::run;
+use abi::{Text, parked::run};
 use arch::cache;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use machine_contract::TableMemory;
@@ -80,7 +78,7 @@ pub fn init() {
     let order = (bytes / FRAME_SIZE).max(1).ilog2().min(MAX_ORDER.into()) as u8;
     // Beneath OS-0 frames are lent and go back, so nothing is remembered of what they hold. Without random bits
     // there is no key that guests do not know.
-    let keys = entropy::words().filter(|_| !beneath::is_here());
+    let keys = entropy::words().filter(|_| !machine::os0::is_here());
     // Beneath OS-0 hashes of pages go over to the next image with parked VMs, so they have a key that all images know.
     if let Some([key, _]) = keys {
         let _ = FINGERPRINT_KEY.set(key);
@@ -194,7 +192,7 @@ pub fn image_frames() -> u64 {
 
 /// Whether [`fingerprint`] has its key: a machine without random bits has none. Beneath OS-0 it is one that all know.
 pub fn has_fingerprints() -> bool {
-    beneath::is_here() || FINGERPRINT_KEY.get().is_some()
+    machine::os0::is_here() || FINGERPRINT_KEY.get().is_some()
 }
 
 /// A hash of what a frame holds, with a key of this boot; 0 for zeroes. For reports: nothing is

@@ -1,11 +1,12 @@
 //! The VMIDs of the VMs there are.
 
-use crate::vms::table::VMS_MAX;
 use arch::tlb::{self, Reaches};
 use machine_locks::{Rank, SpinLock};
 use model_addr::CpuId;
 use model_vmid::{Reach, Tag, Vmids};
 
+/// The most VMs that are described at a time.
+pub const VMS_MAX: usize = 64;
 /// VMIDs of 8 bits, which every CPU has.
 const COUNT: usize = 256;
 // Each VM keeps its number from start to end, and as many again may be on their way out.

@@ -4,24 +4,20 @@
 mod moving;
 mod source;
 
-use crate::machine::cpu::Cpu;
-use crate::machine::{self, hooks};
-use crate::memory::frames::{self, Metal};
-use crate::run::housekeeping;
+use crate::guest::{layout::RAM_START, tally::IS_ON};
+use crate::machine::{self, Cpu, due};
+use crate::memory::{Metal, frames, hooks};
 use crate::vcpu::sched;
-use crate::vms;
-use crate::vms::instance::Instance;
-use crate::vms::layout::RAM_START;
+use crate::vms::{self, Instance};
 use abi::control::{count, left, misses};
-use alloc::sync::Arc;
-use alloc::vec;
+use alloc::{sync::Arc, vec};
 use arch::timer;
 use core::cell::OnceCell;
-use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{Gfn, Mfn, NodeId, VmId};
 use model_address_space::Access;
-use model_frame_table::{MAX_NODES, Owner, PerNode, Use};
+use model_frame_table::{MAX_NODES, Owner, Use};
 use model_placement::{
     Decision, MissSource, NodeSet, Page, Past, Placement, Set, Sight, Stays, Thresholds, decide,
 };
@@ -107,27 +103,6 @@ static WATCH: Once<Watch> = Once::new();
 /// The CPU that is to look at hot pages.
 static LOOKER: AtomicU16 = AtomicU16::new(NOBODY);
 const NOBODY: u16 = u16::MAX;
-/// When hot pages are looked for again, in counts.
-static LOOK_AT: AtomicU64 = AtomicU64::new(u64::MAX);
-
-/// How far a VM's pages were looked at.
-#[derive(Default)]
-pub struct Tally {
-    /// All of it is to move to this node, less one; and from this guest frame on.
-    wanted: AtomicU64,
-    hand: AtomicU64,
-    /// Where sampling goes on.
-    sampled: AtomicU64,
-    /// Where each node goes on to give copies back.
-    back: PerNode<AtomicU64>,
-}
-
-impl Tally {
-    /// Whether all of it is on its way to a node.
-    pub fn is_moving(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed) != 0
-    }
-}
 
 /// Begins to look at the counters, where there are some.
 pub fn init() {
@@ -155,22 +130,18 @@ pub fn init() {
         jobs: Jobs::new(machine.nodes()),
     };
     if WATCH.set(watch).is_ok() {
+        IS_ON.store(true, Ordering::Release);
         log::info!("{how}: pages go where they are used");
-        LOOK_AT.store(timer::now(), Ordering::Relaxed);
-        housekeeping::request_at(timer::now());
+        due::LOOK_AT.store(timer::now(), Ordering::Relaxed);
+        due::request_at(timer::now());
     }
-}
-
-/// When hot pages are looked for again, in counts.
-pub fn look_at() -> u64 {
-    LOOK_AT.load(Ordering::Relaxed)
 }
 
 /// Lets CPUs look at hot pages where it is time and there are some. In an interrupt, so that no more is
 /// done where there are none.
 #[inline]
 pub fn notice(now: u64) {
-    if now >= look_at() {
+    if now >= due::LOOK_AT.load(Ordering::Relaxed) {
         begin_interval(now);
     }
 }
@@ -179,7 +150,7 @@ pub fn notice(now: u64) {
 fn begin_interval(now: u64) {
     let Some(watch) = WATCH.get() else { return };
     let (wait, interval, looks) = watch.seen.lock().begin_interval();
-    LOOK_AT.store(now + machine::counts(wait), Ordering::Relaxed);
+    due::LOOK_AT.store(now + machine::counts(wait), Ordering::Relaxed);
     if looks {
         let short = short_nodes();
         watch.seen.lock().short = short;
@@ -187,7 +158,7 @@ fn begin_interval(now: u64) {
     }
     watch.jobs.rouse();
     if interval.is_multiple_of(GIVE_BACK_EVERY) {
-        housekeeping::request_at(now);
+        due::request_at(now);
     }
 }
 
@@ -197,7 +168,7 @@ pub fn tick() {
         give_copies_back(node);
     });
     if move_vms() {
-        housekeeping::request_at(timer::now() + machine::counts(MOVE_EVERY_NS));
+        due::request_at(timer::now() + machine::counts(MOVE_EVERY_NS));
     }
 }
 
@@ -456,7 +427,7 @@ pub fn move_vm(instance: &Instance, to: NodeId) {
     let tally = &instance.numa;
     tally.hand.store(RAM_START.frame().0, Ordering::Relaxed);
     tally.wanted.store(u64::from(to.0) + 1, Ordering::Release);
-    housekeeping::request_at(timer::now());
+    due::request_at(timer::now());
 }
 
 /// Moves some pages of each VM that moves; whether one has more.
@@ -505,11 +476,6 @@ fn move_some(instance: &Arc<Instance>, to: NodeId) -> bool {
         None => tally.wanted.store(0, Ordering::Release),
     }
     next.is_some()
-}
-
-/// Whether pages go where they are used.
-pub fn is_on() -> bool {
-    WATCH.get().is_some()
 }
 
 /// A sampled page was touched by a CPU of a node, or one got a far frame at a disk read.

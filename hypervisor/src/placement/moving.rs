@@ -2,17 +2,13 @@
 //! some pages of a VM at a time. The VM's memory is locked while they begin and while they come to
 //! their end, and not while they are copied.
 
-use crate::machine::cpu::Cpu;
-use crate::machine::{self, stretch};
-use crate::memory::frames::Metal;
+use crate::machine::{self, Cpu, stretch};
+use crate::memory::Metal;
 use crate::placement::{Watch, leave, note_time, page};
 use crate::vcpu::sched;
-use crate::vms;
-use crate::vms::instance::Instance;
+use crate::vms::{self, Instance};
 use abi::control::left;
-use alloc::collections::VecDeque;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use alloc::{collections::VecDeque, sync::Arc, vec::Vec};
 use arch::timer;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use machine_locks::{Rank, SpinLock};

@@ -1,9 +1,7 @@
 //! Where misses come from: counted by a simulated machine (`sim/`), or sampled.
 
-use crate::economy::ledger;
 use abi::control::misses;
-use alloc::boxed::Box;
-use alloc::sync::Arc;
+use alloc::{boxed::Box, sync::Arc};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use model_addr::{Gfn, Mfn, NodeId, PaRange};
 use model_address_space::{AGE_AT_ONCE, Access};
@@ -12,10 +10,10 @@ use model_machine_tree::Machine;
 use model_miss_window::{MissWindow, Words};
 use model_placement::{FOLLOWED, MissSource, NodeSet, Samples, Thresholds};
 
+use crate::guest::layout::RAM_START;
+use crate::machine;
 use crate::placement::{Watch, node_of, nodes_of, short_nodes};
-use crate::vms::instance::Instance;
-use crate::vms::layout::RAM_START;
-use crate::{machine, vms};
+use crate::vms::{self, Instance};
 
 /// The counters of a simulated machine: memory that belongs to no pool.
 pub struct Counters(PaRange);
@@ -162,7 +160,7 @@ pub fn sample_some(watch: &Watch) {
         Source::Sampled(samples) => samples.turn().collect(),
         Source::Counted(_) => return,
     };
-    if !short_nodes().is_empty() || ledger::somebody_owes() {
+    if !short_nodes().is_empty() || crate::memory::shortage::somebody_owes() {
         return;
     }
     for pages in again.chunk_by(|one, next| one.vm == next.vm) {

@@ -1,12 +1,10 @@
 //! Running a vCPU on the executing CPU, from exit to exit.
 
-use crate::machine::cpu::Cpu;
-use crate::machine::stretch::{self, Kind};
+use crate::guest::layout;
+use crate::machine::{Cpu, Kind, due, stretch};
 use crate::run::exit;
-use crate::vcpu::stats::Exits;
-use crate::vcpu::{Core, Vcpu, attention};
-use crate::vms::instance::Instance;
-use crate::vms::layout;
+use crate::vcpu::{Core, Exits, Outcome, Vcpu, attention};
+use crate::vms::Instance;
 use abi::control::{off_cpu, trace, work};
 use arch::entry::{self, Leave};
 use arch::list_registers::HardwareLists;
@@ -17,19 +15,6 @@ use model_vpsci::Power;
 
 /// The interrupt of the EL1 physical timer.
 const PHYSICAL_TIMER_PPI: u32 = 16 + model_guest_image::map::TIMER_PPIS[1];
-
-/// Why a vCPU left its CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Its slice is over, or somebody more urgent came.
-    Preempted,
-    /// It waits for an interrupt.
-    Waiting,
-    /// It has turned itself off.
-    Off,
-    /// Its VM is paused, ends or restarts.
-    Stopped,
-}
 
 /// What follows an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +70,7 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
     vm.tell_drivers();
     exit::settle_errors(&mut loaded);
     loaded.unload();
-    vm.uart.terminal.flush();
+    vm.terminal.flush();
     if outcome == Outcome::Off {
         loaded.turned_off();
     }
@@ -278,7 +263,7 @@ impl Loaded<'_> {
         let high = self.core.physical_timer.line(timer::now());
         let deadline = self.core.physical_timer.deadline();
         self.cpu.guest_deadline.set(deadline.unwrap_or(u64::MAX));
-        crate::vcpu::sched::set_alarm(self.cpu);
+        due::set_alarm(self.cpu);
         let changed = {
             let mut redistributor = self.vcpu.redistributor.lock();
             redistributor.set_level(PHYSICAL_TIMER_PPI, high)

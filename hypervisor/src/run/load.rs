@@ -3,11 +3,10 @@
 use crate::memory::vmids;
 use crate::run::entry::Loaded;
 use crate::vcpu::{NOWHERE, Vcpu};
-use crate::vms::instance::Instance;
+use crate::vms::Instance;
 use arch::guest::{self, El1State};
-use arch::list_registers::VirtualInterface;
-use arch::timer::VirtualTimer;
 use arch::tlb::{self, Reaches};
+use arch::{list_registers::VirtualInterface, timer::VirtualTimer};
 use core::sync::atomic::Ordering;
 use model_vmid::{Drops, LastRun};
 

@@ -1,9 +1,9 @@
 //! Stolen time as the guest sees it (Arm DEN0057A): in a structure in its own memory, which is written
 //! when the vCPU is back on a CPU after it had to wait for one. A guest that never asks pays nothing.
 
-use crate::economy::paging;
+use crate::guest::paging;
 use crate::machine;
-use crate::memory::address_space::Access;
+use crate::memory::Access;
 use crate::run::entry::Loaded;
 use abi::control::work;
 use arch::frames::Table;

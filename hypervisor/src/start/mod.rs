@@ -4,16 +4,18 @@ mod table;
 
 pub use table::entries_at;
 
-use crate::machine::cpu::{self, Cpu};
-use crate::machine::epitaph::give_up;
-use crate::machine::{self, console};
-use crate::memory::{frames, heap};
-use crate::{drivers, placement};
+use crate::devices::net::from_outside;
+use crate::drivers::{self, ENDS, Ends, disk, uplink};
+use crate::economy::paging;
+use crate::machine::{self, Cpu, console, cpu, give_up, stretch};
+use crate::memory::frames::{self, Told};
+use crate::memory::heap;
+use crate::run::exit::take_interrupts;
+use crate::{placement, vms};
 use abi::bundle::Bundle;
 use arch::boot::{SecondaryRecord, image_parts, secondary_entry};
 use arch::mmu::{El2Map, MapError, Rights};
-use arch::uart::Uart;
-use arch::{cpu as metal, entry, features, gic, guest, mmu, psci, timer};
+use arch::{cpu as metal, entry, features, gic, guest, mmu, psci, timer, uart::Uart};
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{CpuId, FRAME_SIZE, Pa, PaRange};
@@ -395,7 +397,7 @@ pub fn this_cpu(cpu: &'static Cpu) {
         entry::forget_branches_at_exits(branches);
     }
     // SAFETY: EL2 runs with E2H clear (boot.S), and no guest has run here.
-    unsafe { guest::init_cpu(machine.vtcr, &Native::of(crate::beneath::id_register)) }
+    unsafe { guest::init_cpu(machine.vtcr, &Native::of(crate::machine::id_register)) }
     note_features();
     cpu.online.store(true, Ordering::Release);
 }
@@ -509,4 +511,18 @@ pub fn say_what_was_found() {
     for node in machine.node_ids() {
         log::info!("{node}: {} MiB free", frames::counts(node).free >> 8);
     }
+}
+
+/// Tells lower floors whom they tell of what: interrupts between two pieces of work, pages that are touched or forgotten.
+pub fn connect() {
+    let _ = stretch::TAKE_INTERRUPTS.set(take_interrupts);
+    let _ = frames::TOLD.set(Told {
+        touched: placement::touched,
+        forget: disk::forget,
+    });
+    let _ = ENDS.set(Ends {
+        request: vms::table::go_on,
+        page: paging::end,
+    });
+    let _ = uplink::RECEIVER.set(from_outside);
 }

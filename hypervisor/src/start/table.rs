@@ -1,7 +1,6 @@
 //! The frame table's entries, and what pools get of the memory that they describe.
 
-use crate::machine;
-use crate::machine::epitaph::give_up;
+use crate::machine::{self, give_up};
 use crate::memory::frames;
 use crate::start::InUse;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};

@@ -4,10 +4,10 @@ pub mod sched;
 mod state;
 pub mod stats;
 
-use arch::entry::GuestContext;
+pub use stats::{ExitClass, Exits, add};
+
 use arch::guest::{El1State, FpState};
-use arch::list_registers::VirtualInterface;
-use arch::timer::VirtualTimer;
+use arch::{entry::GuestContext, list_registers::VirtualInterface, timer::VirtualTimer};
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::Ipa;
@@ -38,6 +38,28 @@ pub mod attention {
     pub const SAMPLE: u32 = 1 << 6;
     /// What only observes it, and wakes nobody.
     pub const OBSERVED: u32 = TRACE | SAMPLE;
+
+    /// What vCPUs have while events of these classes are traced.
+    pub const fn of_trace(classes: u32) -> u32 {
+        if classes & 1 << abi::control::trace::EXIT != 0 {
+            TRACE
+        } else {
+            0
+        }
+    }
+}
+
+/// Why a vCPU left its CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Its slice is over, or somebody more urgent came.
+    Preempted,
+    /// It waits for an interrupt.
+    Waiting,
+    /// It has turned itself off.
+    Off,
+    /// Its VM is paused, ends or restarts.
+    Stopped,
 }
 
 /// The state of a vCPU that only the CPU that runs it may touch: whoever holds the lock has it,
@@ -149,7 +171,7 @@ impl Vcpu {
             entity,
             core: SpinLock::new(Rank::Vcpu, Core::new(mpidr)),
             redistributor: SpinLock::new(Rank::Redistributor, redistributor),
-            attention: AtomicU32::new(crate::machine::trace::initial_attention()),
+            attention: AtomicU32::new(initial_attention()),
             running_on: AtomicU16::new(NOWHERE),
             power: SpinLock::new(Rank::Vm, PowerState::default()),
             stats: Stats::new(),
@@ -196,4 +218,9 @@ impl Vcpu {
             }
         }
     }
+}
+
+/// Whether vCPUs that are made now note their exits, as a bit of [`attention`].
+fn initial_attention() -> u32 {
+    attention::of_trace(crate::machine::trace::classes())
 }

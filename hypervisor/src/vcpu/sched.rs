@@ -1,18 +1,9 @@
 //! The scheduler on the machine: run queues per node, CPUs that choose, sleep and are kicked.
 
-use crate::beneath;
-use crate::machine;
-use crate::machine::cpu::{self, Cpu, ENTITIES_MAX};
-use crate::machine::stretch::{self, Kind};
-use crate::memory::frames;
-use crate::run::entry::Outcome;
-use crate::vcpu::stats::add;
-use crate::vms::instance::Instance;
-use abi::control::work;
-use alloc::boxed::Box;
-use alloc::sync::Arc;
-use alloc::vec;
-use arch::{cpu as metal, timer};
+use crate::machine::{self, Cpu, ENTITIES_MAX, cpu, due};
+use crate::vcpu::Outcome;
+use alloc::{boxed::Box, vec};
+use arch::timer;
 use core::sync::atomic::{AtomicU8, Ordering};
 use machine_locks::{Once, Rank, SpinLock, lock_pair};
 use model_addr::{CpuId, NodeId};
@@ -22,11 +13,6 @@ use model_scheduler::{Entity, EntityId, Kick, Load, NodeSet, Parameters, Pick, R
 type Queue = SpinLock<RunQueue<'static>>;
 
 static QUEUES: PerNode<Once<Box<Queue>>> = PerNode([const { Once::new() }; MAX_NODES]);
-/// Who is behind an entity.
-static OCCUPANTS: [SpinLock<Option<Arc<Instance>>>; ENTITIES_MAX] =
-    [const { SpinLock::new(Rank::Scheduler, None) }; ENTITIES_MAX];
-/// The vCPU's number in its VM.
-static INDICES: [AtomicU8; ENTITIES_MAX] = [const { AtomicU8::new(0) }; ENTITIES_MAX];
 /// In whose queue an entity is.
 static NODES: [AtomicU8; ENTITIES_MAX] = [const { AtomicU8::new(NOWHERE) }; ENTITIES_MAX];
 /// The node that an entity comes back to.
@@ -84,24 +70,17 @@ pub fn claim() -> Option<EntityId> {
 
 /// Gives back an entity that never entered a queue, or that has left it.
 pub fn release(entity: EntityId) {
-    let index = usize::from(entity.0);
-    *OCCUPANTS[index].lock() = None;
-    NODES[index].store(NOWHERE, Ordering::Release);
+    NODES[usize::from(entity.0)].store(NOWHERE, Ordering::Release);
 }
 
-/// Puts vCPU `index` of `vm` into the queue of `node`, its home, asleep.
+/// Puts an entity into the queue of `node`, its home, asleep.
 pub fn enter(
     entity: EntityId,
-    vm: &Arc<Instance>,
-    index: u16,
     node: NodeId,
     parameters: Parameters,
 ) -> Result<(), model_scheduler::Refused> {
     let queue = queue(node.0).ok_or(model_scheduler::Refused::Node(node))?;
     queue.lock().add(entity, parameters, now_ns())?;
-    let place = usize::from(entity.0);
-    *OCCUPANTS[place].lock() = Some(Arc::clone(vm));
-    INDICES[place].store(index as u8, Ordering::Relaxed);
     settle_in(entity, node);
     Ok(())
 }
@@ -189,7 +168,7 @@ pub fn wake(entity: EntityId) {
         Kick::Preempt(cpu) if cpu == own.id && own.is_patient.get() => {
             let soon = timer::now() + machine::counts(model_scheduler::MIN_SLICE);
             own.slice_end.set(own.slice_end.get().min(soon));
-            return set_alarm(own);
+            return due::set_alarm(own);
         }
         Kick::Idle(cpu) | Kick::Preempt(cpu) => machine::cpu(cpu.0),
         // A CPU whose guest sleeps in place looks busy to the queue, and is not.
@@ -253,13 +232,6 @@ pub fn somebody_waits(cpu: &Cpu) -> bool {
     queue(cpu.node.0).is_some_and(|queue| queue.lock().waiting_for(cpu.id) > 0)
 }
 
-/// Runs vCPUs for ever.
-pub fn run_forever(cpu: &'static Cpu) -> ! {
-    loop {
-        run_while(cpu, || true);
-    }
-}
-
 /// Puts OS-0's vCPU of this CPU into its queue, awake; it runs nowhere else.
 pub fn enter_os0(entity: EntityId, cpu: &Cpu) -> bool {
     let entered = queue(cpu.node.0).is_some_and(|queue| {
@@ -274,24 +246,8 @@ pub fn enter_os0(entity: EntityId, cpu: &Cpu) -> bool {
     entered
 }
 
-/// Runs vCPUs as long as `goes_on`.
-pub fn run_while(cpu: &'static Cpu, goes_on: impl Fn() -> bool) {
-    cpu.stretch.restart(timer::now());
-    while goes_on() {
-        stretch::look(Kind::Switch);
-        crate::run::housekeeping::some();
-        crate::placement::take_turn(cpu);
-        cpu.reschedule.store(false, Ordering::Relaxed);
-        match choose(cpu) {
-            Some(pick) => run(cpu, pick),
-            None => rest(cpu),
-        }
-    }
-    cpu.stretch.restart(u64::MAX);
-}
-
 /// Whom this CPU runs next: from its node's queue, or from another node's.
-fn choose(cpu: &Cpu) -> Option<Pick> {
+pub fn choose(cpu: &Cpu) -> Option<Pick> {
     let now = now_ns();
     let own = queue(cpu.node.0)?;
     let balance = {
@@ -319,44 +275,8 @@ fn choose(cpu: &Cpu) -> Option<Pick> {
     own.lock().pick(cpu.id, now)
 }
 
-/// Runs one pick to its end.
-fn run(cpu: &'static Cpu, pick: Pick) {
-    let place = usize::from(pick.entity.0);
-    let occupant = OCCUPANTS[place].lock().clone();
-    let index = usize::from(INDICES[place].load(Ordering::Relaxed));
-    let Some(vm) = occupant else {
-        return run_os0(cpu, pick);
-    };
-    let Some(vcpu) = vm.vcpus.get(index) else {
-        return;
-    };
-    let used = || vcpu.stats.get(work::RUN) + vcpu.stats.get(work::HYPERVISOR);
-    let before = used();
-    cpu.slice_end
-        .set(timer::now() + machine::counts(pick.slice));
-    set_alarm(cpu);
-    let outcome = crate::run::entry::run(cpu, &vm, vcpu);
-    let ran = machine::nanoseconds(used().wrapping_sub(before));
-    cpu.slice_end.set(u64::MAX);
-    let core = vcpu.core.try_lock();
-    let deadline = core.and_then(|core| core.deadline(vm.time_offset()));
-    let is_called = || vcpu.is_called();
-    settle(cpu, pick.entity, (outcome, deadline), ran, is_called);
-}
-
-/// Runs OS-0's vCPU of this CPU, which is what a vCPU without a VM is.
-fn run_os0(cpu: &'static Cpu, pick: Pick) {
-    let began = timer::now();
-    cpu.slice_end.set(began + machine::counts(pick.slice));
-    set_alarm(cpu);
-    let left = beneath::turn(cpu);
-    cpu.slice_end.set(u64::MAX);
-    let ran = machine::nanoseconds(timer::now() - began);
-    settle(cpu, pick.entity, left, ran, beneath::has_interrupt);
-}
-
 /// Back into the queue, awake or asleep: then until the deadline, or until it is called.
-fn settle(
+pub fn settle(
     cpu: &'static Cpu,
     entity: EntityId,
     (outcome, deadline): (Outcome, Option<u64>),
@@ -390,31 +310,8 @@ fn settle(
     }
 }
 
-/// Sets the CPU's alarm for whatever comes first: the end of a slice, the guest's physical timer,
-/// or somebody to wake.
-pub fn set_alarm(cpu: &Cpu) {
-    let mut own = cpu.slice_end.get().min(cpu.guest_deadline.get());
-    if cpu.id.0 == 0 {
-        own = own.min(crate::run::housekeeping::due_at());
-    }
-    let at = cpu.sleepers.lock().earliest().min(own);
-    if at == u64::MAX {
-        timer::clear_alarm();
-    } else {
-        timer::set_alarm(at);
-    }
-}
-
-/// The guest that slept in place goes on, with a slice of its own.
-pub fn begin_slice(cpu: &Cpu) {
-    cpu.slice_end
-        .set(timer::now() + machine::counts(model_scheduler::SHARED_SLICE));
-    set_alarm(cpu);
-}
-
 /// Wakes those whose time has come.
 pub fn wake_sleepers(cpu: &Cpu) {
-    crate::run::housekeeping::notice(timer::now());
     loop {
         let due = cpu.sleepers.lock().take_due(timer::now());
         match due {
@@ -424,32 +321,9 @@ pub fn wake_sleepers(cpu: &Cpu) {
     }
 }
 
-/// Nobody to run: sleeps until an interrupt, and takes it.
-fn rest(cpu: &'static Cpu) {
-    if crate::run::housekeeping::is_needed() {
-        return;
-    }
-    let refill = queue(cpu.node.0).and_then(|queue| queue.lock().next_event());
-    cpu.slice_end.set(refill.map_or(u64::MAX, machine::counts));
-    set_alarm(cpu);
-    if !cpu.reschedule.load(Ordering::Acquire) {
-        sleep(cpu);
-    }
-    crate::run::exit::take_interrupts(cpu);
-    cpu.slice_end.set(u64::MAX);
-}
-
-/// Sleeps until an interrupt is pending, and counts the time; zeroes frames ahead before.
-pub fn sleep(cpu: &Cpu) {
-    stretch::end();
-    let began = timer::now();
-    while frames::lacks_zeroed(cpu.node) && !metal::is_interrupt_pending() {
-        frames::zero_ahead(cpu.node);
-    }
-    metal::wait_for_interrupt();
-    let woke = timer::now();
-    cpu.stretch.begin(woke, Kind::Interrupt);
-    add(&cpu.idle, woke - began);
+/// When an entity in the queue of this CPU's node may run again, in nanoseconds.
+pub fn next_event(cpu: &Cpu) -> Option<u64> {
+    queue(cpu.node.0).and_then(|queue| queue.lock().next_event())
 }
 
 /// All nodes that a VM's description allows.

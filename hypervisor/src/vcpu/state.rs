@@ -3,10 +3,8 @@
 use crate::vcpu::{Vcpu, attention};
 use abi::control::work;
 use abi::parked::{self, power};
-use arch::entry::GuestContext;
 use arch::guest::{El1State, FpState};
-use arch::list_registers::VirtualInterface;
-use arch::timer::VirtualTimer;
+use arch::{entry::GuestContext, list_registers::VirtualInterface, timer::VirtualTimer};
 use core::sync::atomic::Ordering;
 use machine_locks::SpinLock;
 use model_addr::Ipa;

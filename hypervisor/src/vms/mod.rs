@@ -1,15 +1,10 @@
-//! Virtual machines: what is described, what runs, and how one becomes the other.
+//! Virtual machines: what is described, what runs, and what is said of both.
 
-pub mod create;
-pub mod guest_memory;
+pub mod holding;
 pub mod instance;
-pub mod layout;
-pub mod reaper;
 pub mod report;
-pub mod state;
+pub mod seats;
 pub mod table;
 
-pub use table::{
-    Refusal, VMS_MAX, Vm, all, define, find, flush_terminals, forget, init, instance, is_quiet,
-    is_settled, kill, no_such, pause, reset, resume, set, settle, stand_still, start, stop,
-};
+pub use instance::Instance;
+pub use table::{Vm, all, find, forget, instance, is_quiet, is_settled, no_such, stand_still};

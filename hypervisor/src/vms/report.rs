@@ -1,17 +1,19 @@
 //! What is said of a VM to those who ask.
 
-use crate::control::{port, sessions};
-use crate::devices::virtio::Slot;
-use crate::economy::ledger;
+use crate::devices::Slot;
+use crate::drivers::port;
+use crate::guest::{End, sessions};
 use crate::machine;
 use crate::memory::regions;
 use crate::vcpu::Vcpu;
-use crate::vms::instance::{End, Instance};
-use crate::vms::table::Vm;
+use crate::vms::table::{Life, Vm};
+use crate::vms::{holding, instance::Instance};
 use abi::Text;
 use abi::bundle::{NET_DOWN, VmRecord, kind};
 use abi::control::{RawVcpu, RawVm, event, state, vcpu_state};
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
+use model_control::Refusal;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// A sentence for an end.
@@ -69,8 +71,8 @@ fn read_instance(instance: &Instance, raw: &mut RawVm) {
     let space = &instance.space;
     raw.node = instance.home.0.into();
     raw.memory = space.range().size;
-    raw.target = ledger::target(instance);
-    raw.holding = zerocopy::transmute!(ledger::holding(instance));
+    raw.target = holding::target(instance);
+    raw.holding = zerocopy::transmute!(holding::holding(instance));
     raw.leaves = space.leaves().into();
     raw.bookkeeping = (size_of::<Instance>() + size_of_val(&*instance.vcpus)) as u64;
     (raw.invalidations, raw.copies) = (space.invalidations(), space.copies());
@@ -78,7 +80,7 @@ fn read_instance(instance: &Instance, raw: &mut RawVm) {
     raw.moving = instance.numa.is_moving().into();
     raw.waits = instance.paging.waits().all();
     raw.given_back = instance.given_back();
-    raw.console = instance.uart.terminal.counts();
+    raw.console = instance.terminal.counts();
     for vcpu in &instance.vcpus {
         let used = vcpu.stats.used();
         raw.work
@@ -120,4 +122,31 @@ pub fn send_state(vm: &Vm) {
     let raw = read_vm(vm);
     port::send(event::STATE, 0, &[raw.as_bytes()]);
     sessions::state(raw.group, &raw);
+}
+
+/// What is said of it last.
+impl Vm {
+    /// Nothing of it runs any more: its instance, for the reaper. The VM is ending until what it had
+    /// is free again; see [`Self::settle`].
+    pub fn take_ended(&self) -> Option<Arc<Instance>> {
+        let instance = self.instance()?;
+        let mut raw = read_vm(self);
+        raw.state = state::ENDING;
+        (raw.holding, raw.overlays, raw.bookkeeping) = ([0; 7], [0; 2], 0);
+        *self.life.lock() = Life::Ended(raw);
+        Some(instance)
+    }
+
+    /// It was to start by itself, and cannot.
+    pub fn refuse(&self, refusal: &Refusal) {
+        if !matches!(&*self.life.lock(), Life::Defined) {
+            return;
+        }
+        let mut raw = read_vm(self);
+        let why = format_args!("not started: {}", refusal.sentence);
+        let reason = Refusal::new(refusal.code, 0, why).sentence;
+        (raw.state, raw.reason) = (state::ENDED, Text::cut(&reason));
+        *self.life.lock() = Life::Ended(raw);
+        send_state(self);
+    }
 }

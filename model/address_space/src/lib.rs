@@ -50,8 +50,8 @@ mod flights;
 mod maps;
 mod memory;
 mod paging;
-mod parked;
 mod replicas;
+mod state;
 mod unshare;
 
 pub use dismantle::Dismantling;

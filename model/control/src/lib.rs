@@ -9,7 +9,9 @@
 extern crate alloc;
 
 mod inbox;
+mod refusal;
 mod rights;
 
 pub use inbox::{FRAME_MAX, Inbox};
+pub use refusal::Refusal;
 pub use rights::{Caller, Denied, Right, right};

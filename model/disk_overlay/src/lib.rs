@@ -18,7 +18,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-mod parked;
+mod state;
 mod stored;
 mod teardown;
 

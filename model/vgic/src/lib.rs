@@ -38,10 +38,10 @@ mod bank;
 mod distributor;
 mod list_file;
 mod list_register;
-mod parked;
 mod redistributor;
 mod registers;
 mod sgi;
+mod state;
 
 pub use affinity::{VcpuSet, affinity_of, vcpu_at};
 pub use bank::Groups;

@@ -25,10 +25,10 @@ mod chain;
 pub mod console;
 pub mod mmio;
 pub mod net;
-mod parked;
 pub mod port;
 pub mod queue;
 pub mod rng;
+mod state;
 mod stream;
 
 pub use chain::{Chain, MAX_SEGMENTS, Runs, Segment};

@@ -1,25 +1,25 @@
 //! Disks of VMs that are parked, and as records, for the image that takes this one's place (`abi::parked`).
 
 use crate::devices::block::{Backing, Block, must_wait_for_frames, serve_parked, update_line};
-use crate::vms::instance::Instance;
+use crate::guest::Guest;
 use abi::parked::{self, Run, Writer, kind};
 use model_disk::Budget;
 
 impl Block {
     /// Goes on with requests that were put off, a pass of them, while the VM's vCPUs stand still.
-    pub fn settle(&self, vm: &Instance, n: usize) {
+    pub fn settle(&self, vm: &Guest, n: usize) {
         let mut state = self.state.lock();
         serve_parked(&mut state, vm, &mut Budget::default());
         update_line(&state.transport, vm, n);
     }
 
     /// Whether nothing is left for [`Self::settle`]: requests that wait for memory stay.
-    pub fn is_settled(&self, vm: &Instance) -> bool {
+    pub fn is_settled(&self, vm: &Guest) -> bool {
         self.state.lock().parked.is_none() || must_wait_for_frames(vm)
     }
 
     /// Tells of a request that is done and was held, while the VM's vCPUs stand still: it is in no record.
-    pub fn end_held(&self, vm: &Instance, n: usize) {
+    pub fn end_held(&self, vm: &Guest, n: usize) {
         let mut state = self.state.lock();
         if let Some(held) = state.held.take() {
             state.complete(vm, &held.request, held.status, held.since);

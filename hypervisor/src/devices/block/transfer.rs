@@ -1,8 +1,8 @@
 //! What a request of a VM's disk does on a physical one, in a buffer of EL2's own.
 
-use crate::devices::block::{Filling, Part, State, extent, fail, follow, park_until_freed, pass};
-use crate::drivers::disk::{Buffer, Io, JOBS_FOR_PAGES, Job};
-use crate::vms::instance::Instance;
+use crate::devices::block::{State, extent, fail, follow, park_until_freed, pass};
+use crate::drivers::{Buffer, Io, Job, Part, disk::JOBS_FOR_PAGES, jobs::Filling};
+use crate::guest::Guest;
 use alloc::boxed::Box;
 use model_disk::{Budget, Loaded, Side, Turn, fill};
 
@@ -12,7 +12,7 @@ type Brought = (Loaded, Option<Buffer>);
 /// Gives a part of a request to a physical disk, or parks it until there is a buffer: `false`.
 pub(super) fn begin(
     state: &mut State,
-    vm: &Instance,
+    vm: &Guest,
     mut part: Box<Part>,
     (side, io): (Side, Io),
     budget: &mut Budget,
@@ -40,7 +40,7 @@ pub(super) fn begin(
 /// `false` where the request was parked.
 pub(super) fn fill_buffer(
     state: &mut State,
-    vm: &Instance,
+    vm: &Guest,
     mut part: Box<Part>,
     ((buffer, side, io), brought): (Filling, Option<Brought>),
     budget: &mut Budget,

@@ -1,11 +1,11 @@
 //! How a frame gets to one of a switch's ends, whole or in pieces.
 
-use crate::devices::net::{Accepted, Body, Incoming, Loss, Sent, copies, lose};
+use crate::devices::net::frame::{Accepted, Body, Incoming};
+use crate::devices::net::{Loss, Sent, copies, lose};
 use crate::devices::network::{self, End};
-use crate::devices::virtio::Slot;
 use crate::drivers::nic;
+use crate::guest::Guest;
 use crate::machine::stretch;
-use crate::vms::instance::Instance;
 use model_virtio::net::wire::Pieces;
 
 /// Brings a frame to one end, which has the first so many `pieces` of it; the sender at port `waiter` can wait
@@ -18,10 +18,7 @@ pub fn bring(
 ) -> Sent {
     let accepted = match end {
         _ if pieces > 0 => Accepted::NeedsPieces,
-        End::Vm(vm, window) => match vm.virtio.get(*window) {
-            Some(Slot::Net(net)) => net.accept(vm, *window, incoming, waiter),
-            _ => Accepted::Over,
-        },
+        End::Vm(vm, window) => vm.take(*window, incoming, waiter),
         End::Uplink => Accepted::NeedsPieces,
     };
     match accepted {
@@ -71,7 +68,7 @@ fn bring_pieces(end: &End, incoming: Incoming<'_>, mut n: u32) -> Option<u32> {
 }
 
 /// Brings one piece; what is lost is the sender's.
-fn bring_piece(end: &End, sender: &Instance, head: &[u8], rest: &[u8]) -> Accepted {
+fn bring_piece(end: &End, sender: &Guest, head: &[u8], rest: &[u8]) -> Accepted {
     match end {
         End::Uplink => {
             if !nic::send(head, rest) {
@@ -79,9 +76,6 @@ fn bring_piece(end: &End, sender: &Instance, head: &[u8], rest: &[u8]) -> Accept
             }
             Accepted::Over
         }
-        End::Vm(vm, window) => match vm.virtio.get(*window) {
-            Some(Slot::Net(net)) => net.accept(vm, *window, Incoming::own(head, rest), None),
-            _ => Accepted::Over,
-        },
+        End::Vm(vm, window) => vm.take(*window, Incoming::own(head, rest), None),
     }
 }

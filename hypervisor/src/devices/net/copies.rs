@@ -1,13 +1,11 @@
 //! The copies that a frame takes.
 
-use crate::devices::net::Body;
+use crate::devices::net::frame::Body;
+use crate::guest::{DeviceView, Guest};
 use crate::machine::stretch;
-use crate::vms::guest_memory::DeviceView;
-use crate::vms::instance::Instance;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::FRAME_SIZE;
-use model_virtio::Runs;
-use model_virtio::net::Frame;
+use model_virtio::{Runs, net::Frame};
 
 /// Copies a frame to a receiver's memory. Where the stretch gets long as frames are put behind it, what is left is
 /// away.
@@ -52,12 +50,7 @@ fn prepare(to: &DeviceView<'_>, mut runs: Runs<'_>) -> Result<(), GuestMemoryErr
 }
 
 /// Copies the bytes of a frame from `at` on to EL2; it has as many.
-pub fn read(
-    vm: &Instance,
-    frame: &Frame,
-    at: usize,
-    into: &mut [u8],
-) -> Result<(), GuestMemoryError> {
+pub fn read(vm: &Guest, frame: &Frame, at: usize, into: &mut [u8]) -> Result<(), GuestMemoryError> {
     let head = frame.head();
     let of_head = head.get(at..).unwrap_or_default();
     let (first, rest) = into.split_at_mut(into.len().min(of_head.len()));

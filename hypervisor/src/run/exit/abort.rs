@@ -1,14 +1,11 @@
 //! What stage 2 refused: memory that is not there yet, devices, and nothing at all.
 
-use crate::economy::ledger;
-use crate::economy::paging::{self, Coming};
-use crate::machine::hooks;
-use crate::memory::address_space::Filled;
-use crate::memory::frames;
+use crate::guest::{Coming, paging};
+use crate::memory::{Filled, frames, hooks};
 use crate::placement;
-use crate::run::entry::{Flow, Loaded, Outcome};
+use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{end_vm, inject, mmio};
-use crate::vcpu::stats::ExitClass;
+use crate::vcpu::{ExitClass, Outcome};
 use abi::control::{access, share, trace};
 use arch::{cpu, guest, timer};
 use model_addr::Ipa;
@@ -128,7 +125,7 @@ fn region(guest: &mut Loaded<'_>, filled: Filled, refusal: Injection) -> Flow {
         Filled::Done => Flow::Resume,
         Filled::NoMemory if frames::may_be_reserved() => Flow::Resume,
         // No table: as for the guest's own memory, somebody may give some back.
-        Filled::NoMemory if ledger::may_wait_for_frames() => {
+        Filled::NoMemory if crate::memory::shortage::may_wait_for_frames() => {
             paging::stall(guest.vm, 1 << guest.vcpu.index);
             Flow::Leave(Outcome::Waiting)
         }
@@ -181,7 +178,7 @@ fn without_frame(guest: &mut Loaded<'_>, ipa: Ipa, access: Access) -> Flow {
     if placement::give_a_copy_back() {
         return Flow::Resume;
     }
-    if ledger::may_wait_for_frames() {
+    if crate::memory::shortage::may_wait_for_frames() {
         paging::stall(vm, 1 << guest.vcpu.index);
         return Flow::Leave(Outcome::Waiting);
     }

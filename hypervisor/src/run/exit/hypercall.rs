@@ -1,13 +1,12 @@
 //! HVC and SMC: PSCI, SMCCC and what hangs on them.
 
-use crate::economy::paging;
-use crate::machine::{entropy, hooks, stretch};
-use crate::run::entry::{Flow, Loaded, Outcome};
+use crate::guest::{End, paging};
+use crate::machine::{entropy, stretch};
+use crate::memory::hooks;
+use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
-use crate::vcpu::stats::ExitClass;
-use crate::vms::instance::End;
-use abi::control::count;
-use abi::hypercall::PAGES_AT_ONCE;
+use crate::vcpu::{ExitClass, Outcome};
+use abi::{control::count, hypercall::PAGES_AT_ONCE};
 use model_addr::{FRAME_SIZE, Ipa};
 use model_trap::Injection;
 use model_vgic::vcpu_at;

@@ -1,11 +1,9 @@
 //! Physical interrupts: acknowledged by EL2, handed on or handled.
 
-use crate::machine::cpu::Cpu;
-use crate::machine::stretch;
-use crate::run::entry::{Flow, Loaded, Outcome};
-use crate::vcpu::attention;
-use crate::vcpu::stats::ExitClass;
-use crate::{beneath, machine};
+use crate::machine::{self, Cpu, due, stretch};
+use crate::run::entry::{Flow, Loaded};
+use crate::run::os0::{self, Os0};
+use crate::vcpu::{ExitClass, Outcome, attention};
 use abi::control::trace;
 use arch::{gic, timer};
 use core::sync::atomic::Ordering;
@@ -43,7 +41,7 @@ pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
                 .vcpu
                 .attention
                 .fetch_or(attention::SAMPLE, Ordering::Relaxed);
-            crate::vcpu::sched::wake_sleepers(guest.cpu);
+            crate::run::housekeeping::wake(guest.cpu);
             let now = timer::now();
             if now >= guest.cpu.guest_deadline.get() {
                 guest.drive_physical_timer();
@@ -51,9 +49,9 @@ pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
             if now >= guest.cpu.slice_end.get() {
                 return Flow::Leave(Outcome::Preempted);
             }
-            crate::vcpu::sched::set_alarm(guest.cpu);
+            due::set_alarm(guest.cpu);
             // What is due is done now, not at the end of the slice.
-            if crate::run::housekeeping::is_needed() {
+            if due::is_needed() {
                 return Flow::Leave(Outcome::Preempted);
             }
         }
@@ -74,7 +72,7 @@ pub fn take_interrupts(cpu: &'static Cpu) {
         stretch::end();
         match kind {
             Kind::Spurious => return,
-            Kind::Alarm => crate::vcpu::sched::wake_sleepers(cpu),
+            Kind::Alarm => crate::run::housekeeping::wake(cpu),
             // A timer that fired as its vCPU left: it goes with the vCPU.
             Kind::GuestTimer => gic::deactivate(machine::get().tree.timer.virtual_timer.intid),
             Kind::Kick | Kind::Maintenance | Kind::Device => {}
@@ -86,8 +84,8 @@ pub fn take_interrupts(cpu: &'static Cpu) {
 /// the guest ends it.
 #[inline]
 fn take(cpu: &'static Cpu) -> Kind {
-    if beneath::is_here() {
-        return take_beside(cpu);
+    if let Some(os0) = os0::get() {
+        return take_beside(cpu, os0);
     }
     let intid = gic::acknowledge();
     if cpu.trace.wants(trace::INTERRUPT) {
@@ -102,12 +100,12 @@ fn take(cpu: &'static Cpu) -> Kind {
 
 /// As [`take`] beside OS-0: what is OS-0's is kept for it.
 #[inline(never)]
-fn take_beside(cpu: &'static Cpu) -> Kind {
-    match beneath::take_away() {
+fn take_beside(cpu: &'static Cpu, os0: &Os0) -> Kind {
+    match (os0.take_away)() {
         Forwarded::Own(intid) => own(cpu, intid),
         Forwarded::Spurious => Kind::Spurious,
         Forwarded::Given(_) | Forwarded::Held | Forwarded::Maintenance => {
-            beneath::call();
+            (os0.call)();
             Kind::Device
         }
     }
@@ -159,7 +157,7 @@ fn guest_timer(guest: &mut Loaded<'_>) {
         lists.inject_hw_ppi(
             &mut redistributor,
             &mut guest.lists,
-            crate::vms::layout::TIMER_PPI,
+            crate::guest::layout::TIMER_PPI,
             physical,
         )
     };

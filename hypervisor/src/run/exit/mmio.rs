@@ -1,12 +1,11 @@
 //! Loads and stores of device registers.
 
+use crate::guest::layout;
 use crate::memory::frames;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
-use crate::vcpu::attention;
-use crate::vcpu::stats::ExitClass;
-use crate::vms::instance::Instance;
-use crate::vms::layout;
+use crate::vcpu::{ExitClass, attention};
+use crate::vms::Instance;
 use abi::control::count;
 use arch::{cpu, guest};
 use model_addr::{FRAME_SIZE, Ipa};

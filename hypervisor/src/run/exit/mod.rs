@@ -8,15 +8,14 @@ mod sysreg;
 
 pub use interrupt::{interrupt, take_interrupts};
 
-use crate::machine::stretch::Kind;
-use crate::run::entry::{Flow, Loaded, Outcome};
-use crate::run::housekeeping;
-use crate::vcpu::stats::ExitClass;
+use crate::machine::{Kind, due};
+use crate::run::entry::{Flow, Loaded};
+use crate::run::os0;
+use crate::vcpu::{ExitClass, Outcome};
 use abi::control::work;
 use arch::entry::{self, GuestContext, Syndrome};
-use arch::guest;
-use arch::list_registers::VirtualInterface;
 use arch::timer::{self, VirtualTimer};
+use arch::{guest, list_registers::VirtualInterface};
 use core::sync::atomic::Ordering;
 use model_trap::{El1State, Exit, Injection, enter_el1, is_aarch32, skip_instruction};
 
@@ -116,7 +115,9 @@ pub unsafe fn take_exception(context: &mut GuestContext, exception: Injection) {
 fn floating_point(guest: &mut Loaded<'_>) -> Flow {
     guest.vcpu.stats.count(ExitClass::FloatingPoint);
     if !guest.core.fp_loaded {
-        crate::beneath::put_fp_aside();
+        if let Some(os0) = os0::get() {
+            (os0.put_fp_aside)();
+        }
         // SAFETY: the vCPU is loaded and the flag says that its state is not in the registers.
         unsafe { guest.core.fp.load() }
         guest.core.fp_loaded = true;
@@ -146,12 +147,12 @@ impl Loaded<'_> {
         }
         let began = timer::now();
         self.cpu.stretch.begin(began, Kind::Exit);
-        self.vm.uart.terminal.flush();
+        self.vm.terminal.flush();
         self.cpu.sleeps_in_place.store(true, Ordering::SeqCst);
         let flow = self.sleep_until_interrupt();
         self.cpu.sleeps_in_place.store(false, Ordering::Relaxed);
         if self.cpu.slice_end.get() == u64::MAX {
-            crate::vcpu::sched::begin_slice(self.cpu);
+            due::begin_slice(self.cpu, model_scheduler::SHARED_SLICE);
         }
         let waited = timer::now() - began;
         self.slept += waited;
@@ -164,14 +165,14 @@ impl Loaded<'_> {
 
     fn sleep_until_interrupt(&mut self) -> Flow {
         loop {
-            let wanted = self.cpu.reschedule.load(Ordering::Acquire) || housekeeping::is_needed();
+            let wanted = self.cpu.reschedule.load(Ordering::Acquire) || due::is_needed();
             let leaves = wanted
                 || crate::vcpu::sched::somebody_waits(self.cpu)
                 || crate::vcpu::sched::is_missed_at_home(self.vcpu.entity);
             if leaves {
                 return Flow::Leave(Outcome::Waiting);
             }
-            crate::vcpu::sched::sleep(self.cpu);
+            crate::run::cpu_loop::sleep(self.cpu);
             if let Flow::Leave(outcome) = interrupt(self) {
                 if timer::now() < self.cpu.slice_end.get() {
                     return Flow::Leave(outcome);
@@ -179,7 +180,7 @@ impl Loaded<'_> {
                 // Nobody else wants the CPU, so the end of the slice means nothing; the guest has
                 // a new one when it goes on.
                 self.cpu.slice_end.set(u64::MAX);
-                crate::vcpu::sched::set_alarm(self.cpu);
+                due::set_alarm(self.cpu);
             }
             if self.has_interrupt() || self.vcpu.is_called() {
                 return Flow::Resume;

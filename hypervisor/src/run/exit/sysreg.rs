@@ -3,8 +3,7 @@
 use crate::machine;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
-use crate::vcpu::attention;
-use crate::vcpu::stats::ExitClass;
+use crate::vcpu::{ExitClass, attention};
 use abi::control::count;
 use arch::timer;
 use model_trap::{Injection, SysregAccess, SysregId};

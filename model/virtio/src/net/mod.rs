@@ -11,8 +11,8 @@
 
 mod control;
 mod header;
-mod parked;
 mod receive;
+mod state;
 mod transmit;
 pub mod wire;
 

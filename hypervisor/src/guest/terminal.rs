@@ -1,6 +1,6 @@
 //! What a VM writes to its consoles, on its way to whoever watches.
 
-use crate::control;
+use crate::guest::sessions;
 use abi::Text;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Rank, SpinLock};
@@ -15,6 +15,8 @@ pub struct Terminal {
     name: Text<32>,
     waiting: SpinLock<Waiting>,
     is_full: AtomicBool,
+    /// Whether the guest wrote to its UART, or to nothing yet, and not to a virtio console.
+    pub is_uart: AtomicBool,
 }
 
 impl Terminal {
@@ -24,6 +26,7 @@ impl Terminal {
             name,
             waiting: SpinLock::new(Rank::Terminal, Waiting::default()),
             is_full: AtomicBool::new(false),
+            is_uart: AtomicBool::new(true),
         }
     }
 
@@ -57,7 +60,7 @@ impl Terminal {
     pub fn flush(&self) {
         let mut waiting = self.waiting.lock();
         while !waiting.bytes.is_empty() {
-            let sent = control::port::console_output(self.name, waiting.bytes.as_slices().0);
+            let sent = sessions::console_output(self.name, waiting.bytes.as_slices().0);
             if sent == 0 {
                 return;
             }

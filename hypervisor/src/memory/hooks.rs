@@ -1,8 +1,7 @@
 //! What tests and benches ask of EL2: switches and new images that fail, memory that is scarce or comes from all nodes in
 //! turn. Each needs a word on EL2's command line, too. Images without the feature `test_hooks` have `no_hooks.rs` instead.
 
-use crate::machine;
-use crate::machine::epitaph::give_up;
+use crate::machine::{self, give_up};
 use crate::memory::frames;
 use abi::hypercall::{MAY_SET_ASIDE, SET_ASIDE};
 use abi::os0::{FAIL, NOT_SUPPORTED};

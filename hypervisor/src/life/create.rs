@@ -2,31 +2,23 @@
 
 mod disks;
 
-use crate::control::sessions;
-use crate::devices::balloon::Balloon;
-use crate::devices::control_port::ControlPort;
-use crate::devices::net::Net;
-use crate::devices::network::{self, Cable};
-use crate::devices::virtio::Slot;
-use crate::economy::paging::Paging;
+use crate::devices::{Cable, Net, Slot, balloon::Balloon, control_port::ControlPort};
+use crate::guest::layout::{RAM_START, SPIS, VIRTIO_MAX};
+use crate::guest::{Guest, Paging, sessions};
 use crate::machine::{self, entropy, stretch};
-use crate::memory::address_space::{AddressSpace, Bytes, Policy, Source};
-use crate::memory::vmids::Vmid;
-use crate::memory::{frames, heap, regions, sharing};
+use crate::memory::address_space::{Bytes, Policy, Source};
+use crate::memory::{AddressSpace, Vmid, frames, heap, regions, sharing};
 use crate::vcpu::{Vcpu, sched};
-use crate::vms::instance::{Instance, Parts};
-use crate::vms::layout::{RAM_START, SPIS, VIRTIO_MAX};
-use crate::vms::table::{Refusal, Vm};
+use crate::vms::{Instance, Vm, instance::connect, seats};
 use abi::bundle::{
     DISK_NEVER_SHARE, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
     REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights, disk_mode, kind,
 };
 use abi::control::code;
-use alloc::boxed::Box;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::iter::repeat;
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, NodeId, VmId};
+use model_control::Refusal;
 use model_frame_table::Owner;
 use model_guest_image::{
     GuestTree, HEADER_SIZE, ImageHeader, Kernel, Layout, RegionNode, layout, region_windows,
@@ -160,28 +152,19 @@ pub fn instance_with(
         _ => None,
     });
     let paging = Paging::new(swap, bases);
-    let parts = Parts {
-        id,
-        home,
-        name: record.name,
-        space,
-        vmid,
-        vcpus,
-        virtio,
-        paging,
-    };
     let rights = record.control;
     if rights != control_rights::NONE && !sessions::enter(id, record.name, record.group, rights) {
-        release(&parts.vcpus);
+        release(&vcpus);
         let most = sessions::CONTROL_VMS_MAX;
         let what = format_args!("too many control VMs are running (limit {most})");
         return Err(impossible(most as u64, what));
     }
-    let instance = Arc::new(Instance::new(parts));
+    let guest = Guest::new((id, home, record.name), (space, vmid), vcpus, paging);
+    let instance = Arc::new(Instance::new(guest, virtio));
     let homes = vcpu_homes(record, home, nodes, &loads);
     for (vcpu, home) in instance.vcpus.iter().zip(homes) {
         let parameters = Parameters { weight, cap, nodes };
-        sched::enter(vcpu.entity, &instance, vcpu.index, home, parameters).map_err(|refused| {
+        seats::enter(vcpu.entity, &instance, vcpu.index, home, parameters).map_err(|refused| {
             sessions::leave(id);
             impossible(0, format_args!("{refused}"))
         })?;
@@ -211,7 +194,7 @@ fn vcpu_homes(
 
 /// Plugs its cables in and turns vCPU 0 on.
 pub fn launch(instance: &Arc<Instance>) {
-    network::connect(instance);
+    connect(instance);
     let (entry, tree) = instance.space.begin();
     if let Some(first) = instance.vcpus.first() {
         // A vCPU that was just made is off, and the entry was laid out in memory.
@@ -222,7 +205,7 @@ pub fn launch(instance: &Arc<Instance>) {
 /// Gives back the entities of vCPUs that never entered a queue.
 fn release(vcpus: &[Vcpu]) {
     for vcpu in vcpus {
-        sched::release(vcpu.entity);
+        seats::release(vcpu.entity);
     }
 }
 

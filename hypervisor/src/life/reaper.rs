@@ -1,19 +1,14 @@
 //! What follows a VM's end: its vCPUs leave the scheduler, its memory goes back in bounded pieces,
 //! and, after a reset, it starts again.
 
-use crate::control::sessions;
-use crate::devices::disk::{Backing, Remains};
-use crate::devices::network;
-use crate::devices::virtio::Slot;
-use crate::memory::address_space::Dismantling;
-use crate::run::housekeeping;
+use crate::devices::{Backing, Slot, disk::Remains};
+use crate::guest::{self, End, sessions};
+use crate::life::verbs;
+use crate::memory::{Dismantling, VMS_MAX};
 use crate::vcpu::{Vcpu, sched};
-use crate::vms::instance::{End, Instance};
-use crate::vms::report;
-use crate::vms::table::{self, VMS_MAX, Vm};
+use crate::vms::{Instance, Vm, instance::disconnect, report, seats, table};
 use abi::bundle::VM_RESTART;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use alloc::{sync::Arc, vec::Vec};
 use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
 
@@ -38,14 +33,11 @@ pub fn init() {
     LEAVING.lock().reserve(VMS_MAX);
 }
 
-/// A VM has begun to end.
-pub fn begin(id: VmId) {
-    LEAVING.lock().push(Stage::Stopping(id));
-    housekeeping::request();
-}
-
 /// Goes on with one VM; whether there is more to do.
 pub fn step() -> bool {
+    while let Some(id) = guest::take_ended() {
+        LEAVING.lock().push(Stage::Stopping(id));
+    }
     let stage = {
         let mut leaving = LEAVING.lock();
         if leaving.is_empty() {
@@ -71,12 +63,12 @@ fn stopping(id: VmId) -> Option<Stage> {
         return Some(Stage::Stopping(id));
     }
     for vcpu in &instance.vcpus {
-        sched::release(vcpu.entity);
+        seats::release(vcpu.entity);
     }
     let end = instance.reason().unwrap_or(End::Killed);
     let vm = table::all().into_iter().find(|vm| vm.slot == id.index)?;
-    instance.uart.terminal.flush();
-    network::disconnect(&instance);
+    instance.terminal.flush();
+    disconnect(&instance);
     sessions::leave(id);
     drop(instance);
     let instance = vm.take_ended()?;
@@ -124,7 +116,7 @@ fn remains_of(device: Slot) -> Option<Remains> {
 
 /// Starts the VM after a reset; whether that went well.
 fn starts_again(vm: &Arc<Vm>) -> bool {
-    let begun = table::begin_again(vm);
+    let begun = verbs::begin_again(vm);
     if let Err(refusal) = &begun {
         let name = vm.name;
         log::warn!("{name} does not start again: {}", refusal.sentence);

@@ -1,8 +1,7 @@
 //! A VM's memory as its devices reach it.
 
 use crate::machine::stretch;
-use crate::memory::address_space::{Access, AddressSpace, Filled};
-use crate::memory::frames;
+use crate::memory::{Access, AddressSpace, Filled, frames};
 use arch::frames::Ram;
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, NodeId};

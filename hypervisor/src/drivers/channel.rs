@@ -3,7 +3,7 @@
 //! Both directions are bounded. What EL2 has to say waits for OS-0 to ask for it; of consoles, only
 //! as much as leaves room for an answer, so that a request is taken only where its answer fits.
 
-use crate::control::port::{self, Incoming, RESERVE};
+use crate::drivers::requests::{self, Incoming, RESERVE};
 use alloc::collections::VecDeque;
 use machine_locks::{Once, Rank, SpinLock};
 use model_control::{FRAME_MAX, Inbox};
@@ -20,7 +20,6 @@ static CHANNEL: Once<SpinLock<Channel>> = Once::new();
 
 /// Opens it, if it is not. What was left in it is dropped.
 pub fn open() {
-    crate::control::forget_owed();
     if let Some(channel) = CHANNEL.get() {
         let mut channel = channel.lock();
         channel.out.clear();
@@ -56,7 +55,7 @@ pub fn tell(bytes: &[u8]) -> usize {
     let taken = CHANNEL
         .get()
         .map_or(0, |channel| channel.lock().inbox.push(bytes));
-    crate::control::port::ring();
+    requests::ring();
     taken
 }
 
@@ -72,7 +71,7 @@ pub fn hear(into: &mut [u8]) -> usize {
     }
     if count > 0 {
         // A request may have waited for room, and consoles may.
-        crate::control::port::ring();
+        requests::ring();
     }
     count
 }
@@ -83,7 +82,7 @@ pub fn receive() -> Option<Incoming> {
     if ROOM - channel.out.len() < RESERVE {
         return None;
     }
-    port::next(&mut channel.inbox)
+    requests::next(&mut channel.inbox)
 }
 
 /// Sends a frame whole, if `reserve` bytes stay free behind it.

@@ -1,16 +1,16 @@
 //! The disks of a VM, as its description has them.
 
-use crate::devices::block::Block;
-use crate::devices::disk::{Backing, Base, CowDisk, Image, Near};
-use crate::drivers::disk::{self, Partition, Unavailable};
+use crate::devices::disk::{Base, CowDisk, Image};
+use crate::devices::{Backing, Block, Near};
+use crate::drivers::Partition;
+use crate::drivers::disk::{self, Unavailable};
+use crate::life::create::{impossible, wrong_entry};
 use crate::machine;
 use crate::memory::frames;
-use crate::vms::create::{impossible, wrong_entry};
-use crate::vms::table::Refusal;
-use abi::Text;
 use abi::bundle::{DISK_NEVER_SHARE, DiskRecord, NO_ENTRY, disk_mode};
-use abi::control::code;
+use abi::{Text, control::code};
 use model_addr::NodeId;
+use model_control::Refusal;
 use model_frame_table::Owner;
 use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
 

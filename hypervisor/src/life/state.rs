@@ -1,20 +1,18 @@
 //! VMs as records, for the image that takes this one's place (`abi::parked`).
 
-use crate::devices::block::Block;
-use crate::devices::network;
-use crate::devices::virtio::Slot;
-use crate::drivers::disk::{self, Extent};
+use crate::devices::{Block, Slot};
+use crate::drivers::{Extent, disk};
 use crate::economy::ledger;
+use crate::life::{create, reaper, verbs};
 use crate::machine;
 use crate::memory::sharing;
-use crate::vms::instance::Instance;
-use crate::vms::table::{self, Refusal, Vm};
-use crate::vms::{create, reaper};
+use crate::vms::{Instance, Vm, instance::connect, table};
 use abi::bundle::{VmRecord, control_rights};
 use abi::control::{RawVm, code};
-use abi::parked::{self, Reader, Run, Unreadable, Writer, kind, life, run};
+use abi::parked::{self, Reader, Run, Writer, kind, life, run};
 use alloc::sync::Arc;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
+use model_control::Refusal;
 use model_frame_table::Owner;
 use model_paging::{Store, Token};
 use model_pmap::Backing;
@@ -56,7 +54,7 @@ fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
         }
     }
     let running = instance.as_deref();
-    let [time_offset, paused_at] = running.map_or([0; 2], Instance::times);
+    let [time_offset, paused_at] = running.map_or([0; 2], |vm| vm.times());
     let head = parked::Vm {
         life: match (running, &ended) {
             (Some(_), _) => life::PARKED,
@@ -118,7 +116,7 @@ fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Resu
         fits(distributor.records().all(|record| spis.add(&record)))?;
     }
     let mut typed = heapless::Deque::new();
-    let uart = vm.uart.record(|waiting| typed.clone_from(waiting));
+    let uart = vm.uart.record(vm, |waiting| typed.clone_from(waiting));
     fits(to.put(kind::UART, &uart))?;
     let (front, back) = typed.as_slices();
     let mut open = to.begin(kind::TYPED).ok_or(Unwritable::NoRoom)?;
@@ -141,7 +139,7 @@ fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Resu
     }
     let mut written = true;
     let mut text = to.begin(kind::TEXT).ok_or(Unwritable::NoRoom)?;
-    vm.uart.terminal.waiting(|bytes| written &= text.add(bytes));
+    vm.terminal.waiting(|bytes| written &= text.add(bytes));
     fits(written)
 }
 
@@ -206,12 +204,6 @@ fn senseless(kind: u32) -> Refusal {
     Refusal::new(code::IMPOSSIBLE, kind.into(), what)
 }
 
-impl From<Unreadable> for Refusal {
-    fn from(unreadable: Unreadable) -> Self {
-        Self::new(code::IMPOSSIBLE, 0, format_args!("{unreadable:?}"))
-    }
-}
-
 /// Takes frames that are VMs' own memory, or their disks', for them, by all records: before any pool has any.
 pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
     let (mut slot, mut generation, mut disk) = (None, 0, 0);
@@ -274,7 +266,7 @@ pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
     reaper::init();
     while let Some(head) = records.one_if::<parked::Vm>(kind::VM)? {
         let description: VmRecord = records.one(kind::DESCRIPTION)?;
-        let vm = table::describe(&description)?;
+        let vm = verbs::describe(&description)?;
         let ended = match head.life {
             life::ENDED => Some(records.one::<RawVm>(kind::ENDED)?),
             _ => None,
@@ -327,7 +319,7 @@ fn read_instance(
     )?;
     let uart = records.one(kind::UART)?;
     let typed = records.bytes(kind::TYPED)?;
-    all(instance.uart.restore(&uart, typed), kind::UART)?;
+    all(instance.uart.restore(&instance, &uart, typed), kind::UART)?;
     instance.power_button.restore(&records.one(kind::BUTTON)?);
     instance.clock.restore(records.one(kind::CLOCK)?);
     let devices = records.all::<parked::Device>(kind::DEVICES)?;
@@ -337,14 +329,14 @@ fn read_instance(
         all(slot.restore(&record, &mut nets), kind::DEVICES)?;
     }
     all(nets.len() == 0, kind::NETS)?;
-    network::connect(&instance);
+    connect(&instance);
     for block in instance.disks() {
         let runs = records.all(kind::OVERLAY)?;
         let words = records.all(kind::WORDS)?;
         all(block.adopt(runs, words), kind::OVERLAY)?;
     }
     for byte in records.bytes(kind::TEXT)? {
-        instance.uart.terminal.put(*byte);
+        instance.terminal.put(*byte);
     }
     Ok(instance)
 }

@@ -1,15 +1,12 @@
 //! The way to and from the `underpin` command: a virtio console of the machine.
 
-use crate::control::{channel, sessions};
+use crate::drivers::channel;
 use crate::drivers::queue::{BufferQueue, Transport, begin};
-use crate::memory::heap;
-use abi::Text;
-use abi::control::{FrameHeader, PAYLOAD_MAX, event};
-use arch::timer;
-use core::sync::atomic::{AtomicBool, Ordering};
+use crate::drivers::requests::{Incoming, RESERVE, next, ring};
+use abi::control::FrameHeader;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
-use model_control::{FRAME_MAX, Inbox};
+use model_control::Inbox;
 use virtio_drivers::Error;
 use virtio_drivers::transport::{DeviceStatus, Transport as _};
 use zerocopy::IntoBytes;
@@ -20,12 +17,8 @@ const SLOTS: usize = 16;
 /// A reply's header and the largest payload, in frames as an order.
 const TRANSMIT_ORDER: u8 = 3;
 const HEADER: usize = size_of::<FrameHeader>();
-/// Bytes of the largest frame.
-pub const RESERVE: usize = FRAME_MAX;
-/// Bytes of console output in one frame.
-const OUTPUT_AT_ONCE: usize = 2048;
 /// Buffers that console output leaves to replies.
-const SLOTS_FOR_REPLIES: usize = 4;
+pub const SLOTS_FOR_REPLIES: usize = 4;
 
 struct Port {
     transport: Transport,
@@ -35,9 +28,6 @@ struct Port {
 }
 
 static PORT: Once<SpinLock<Port>> = Once::new();
-static RING: AtomicBool = AtomicBool::new(false);
-/// A request waits for memory.
-static SHORT: AtomicBool = AtomicBool::new(false);
 
 /// Starts the port.
 pub fn start(mut transport: Transport) -> Result<(), Error> {
@@ -64,57 +54,6 @@ pub fn acknowledge() {
         port.lock().transport.ack_interrupt();
     }
     ring();
-}
-
-/// There may be a request: housekeeping looks.
-pub fn ring() {
-    RING.store(true, Ordering::Release);
-    crate::run::housekeeping::request();
-}
-
-/// There may be a request that is taken from that count on.
-pub fn ring_at(count: u64) {
-    RING.store(true, Ordering::Release);
-    crate::run::housekeeping::request_at(count);
-}
-
-/// Something waits for memory or room: housekeeping looks again in 10 ms.
-pub fn ring_later() {
-    ring_at(timer::now() + timer::frequency() / 100);
-}
-
-/// Sees to it that a request that waits for memory is looked at again.
-pub fn retry() {
-    if SHORT.swap(false, Ordering::Relaxed) {
-        ring_later();
-    }
-}
-
-/// Whether the port has rung since this was asked.
-pub fn has_rung() -> bool {
-    RING.swap(false, Ordering::AcqRel)
-}
-
-/// A frame that has come in.
-pub struct Incoming {
-    /// Its header.
-    pub header: FrameHeader,
-    /// What followed. Aligned to 8 bytes.
-    pub payload: alloc::boxed::Box<Payload>,
-}
-
-/// A payload, aligned so that records in it can be referred to.
-#[repr(C, align(8))]
-pub struct Payload {
-    bytes: [u8; PAYLOAD_MAX],
-    len: usize,
-}
-
-impl Payload {
-    /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
 }
 
 /// The next complete frame. Bytes that begin no frame are skipped.
@@ -145,27 +84,6 @@ pub fn receive() -> Option<Incoming> {
     }
 }
 
-/// The next complete frame of an inbox. Where there is no memory for it, it stays, and is looked at again. Not inlined: its payload is made on the stack, which whoever acts
-/// on the request needs for itself.
-#[inline(never)]
-pub fn next(inbox: &mut Inbox) -> Option<Incoming> {
-    if !inbox.has_frame() {
-        return None;
-    }
-    let empty = Payload {
-        bytes: [0; PAYLOAD_MAX],
-        len: 0,
-    };
-    let Ok(mut payload) = heap::try_box(empty) else {
-        // The caller holds the inbox, so that no alarm is set here.
-        SHORT.store(true, Ordering::Relaxed);
-        return None;
-    };
-    let header = inbox.take(&mut payload.bytes)?;
-    payload.len = header.length as usize;
-    Some(Incoming { header, payload })
-}
-
 /// What has become of a frame.
 #[derive(PartialEq, Eq)]
 pub enum Sent {
@@ -182,24 +100,8 @@ pub fn send(kind: u32, tag: u32, parts: &[&[u8]]) -> Sent {
     send_leaving(0, kind, tag, parts)
 }
 
-/// Sends what a VM wrote to its console; how many of the bytes went out.
-pub fn console_output(name: Text<32>, bytes: &[u8]) -> usize {
-    let bytes = &bytes[..bytes.len().min(OUTPUT_AT_ONCE)];
-    let sent = send_output(name, bytes);
-    sessions::console_output(name, &bytes[..sent]);
-    sent
-}
-
-fn send_output(name: Text<32>, bytes: &[u8]) -> usize {
-    let parts = [name.as_bytes(), bytes];
-    match send_leaving(SLOTS_FOR_REPLIES, event::CONSOLE_OUTPUT, 0, &parts) {
-        Sent::NoRoom => 0,
-        // Where it never goes, output is lost, as on a line that is not plugged in.
-        Sent::Yes | Sent::Never => bytes.len(),
-    }
-}
-
-fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> Sent {
+/// Sends a frame made of `parts`, where so many buffers are left to others.
+pub fn send_leaving(reserve: usize, kind: u32, tag: u32, parts: &[&[u8]]) -> Sent {
     let Some(header) = FrameHeader::of(kind, tag, parts) else {
         return Sent::Never;
     };

@@ -1,0 +1,14 @@
+//! The life of VMs: from a description, or a record, to an instance, and to its end.
+
+pub mod create;
+pub mod reaper;
+pub mod state;
+mod verbs;
+
+pub use verbs::{define, flush_terminals, kill, pause, reset, resume, set, settle, start, stop};
+
+/// Describes the bundle's VMs, and starts those that are to start by themselves.
+pub fn init() {
+    reaper::init();
+    verbs::init();
+}
