@@ -37,7 +37,7 @@ impl DeviceView<'_> {
                 self.space.want(ipa.frame());
                 GuestMemoryError::Away(ipa)
             }
-            Filled::Done | Filled::Refused => GuestMemoryError::NotMemory(ipa),
+            Filled::Done | Filled::Refused | Filled::Held(_) => GuestMemoryError::NotMemory(ipa),
         })
     }
 

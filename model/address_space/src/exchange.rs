@@ -1,6 +1,7 @@
 //! Frames that guests exchange for others while they run: at a disk read, and when they give memory
 //! back.
 
+use crate::paging::SAMPLED;
 use crate::{Access, Frames, GuestRam, Maps, Translation};
 use model_addr::{Gfn, Mfn, NodeId, VmId};
 use model_frame_table::{MAX_ORDER, Owner};
@@ -109,11 +110,12 @@ impl<T: Translation> Maps<T> {
         frames: &impl Frames,
     ) -> Option<(Entry, FlushDebt)> {
         if let Gets::Alone(why) = gets {
-            self.set_why(gfn, self.entry(gfn), *why);
-            return None;
+            return self.stay(gfn, *why);
         }
         if self.has_secrets && self.entry(gfn).never_share {
-            self.set_why(gfn, self.entry(gfn), Why::Never);
+            return self.stay(gfn, Why::Never);
+        }
+        if self.is_held(gfn) && *gets != Gets::Own {
             return None;
         }
         let region = gfn.align_down(REGION_FRAMES);
@@ -128,21 +130,24 @@ impl<T: Translation> Maps<T> {
             Gets::Zeroes | Gets::Alone(_) => Entry::default(),
         };
         let old = self.pmap.replace(&mut self.tables, gfn, new).ok()?;
-        let ipa = gfn.address();
         let owed = match gets {
-            Gets::Own => self.protect(ipa, 1),
-            _ => self.unmap(ipa, 1),
+            Gets::Own => self.narrow(gfn, self.pmap.made(new)),
+            _ => self.unmap(gfn.address(), 1),
         };
         Some((old, owed))
     }
 
     /// Lets others use the page's own frame; what the page has then, `None` where it stays alone.
     fn publish(&self, vm: VmId, gfn: Gfn, frames: &impl Frames) -> Option<Entry> {
-        let Backing::Private(frame) = self.entry(gfn).backing else {
+        let entry = self.entry(gfn);
+        let Backing::Private(frame) = entry.backing else {
             return None;
         };
         let published = frames.publish(frame, Owner { vm, gfn });
-        published.then_some(Entry::shared(frame))
+        published.then_some(Entry {
+            reasons: entry.reasons.difference(SAMPLED),
+            ..Entry::shared(frame)
+        })
     }
 
     /// Makes a region that is one block one of pages; `false` where it is to stay whole.
@@ -151,7 +156,7 @@ impl<T: Translation> Maps<T> {
             return true;
         }
         if ram.policy().keep_blocks {
-            self.set_why(gfn, self.entry(gfn), Why::KeptBlock);
+            self.stay::<()>(gfn, Why::KeptBlock);
             return false;
         }
         self.split(gfn);
@@ -171,7 +176,7 @@ impl<T: Translation> Maps<T> {
             Gets::Frame(frame) => {
                 self.events.exchanged += 1;
                 if is_last {
-                    self.show_shared(gfn, *frame);
+                    self.show_page(gfn, self.pmap.made(Entry::shared(*frame)));
                 }
                 true
             }
@@ -206,12 +211,10 @@ impl<T: Translation> Maps<T> {
         marked.is_ok()
     }
 
-    /// Notes why a private page is the guest's alone.
-    fn set_why(&mut self, gfn: Gfn, entry: Entry, why: Why) {
-        if matches!(entry.backing, Backing::Private(_)) && entry.why != why {
-            let entry = Entry { why, ..entry };
-            let _ = self.pmap.set_run(&mut self.tables, gfn, 1, entry);
-        }
+    /// A page stays as it is: notes why, where it is the guest's alone.
+    fn stay<R>(&mut self, gfn: Gfn, why: Why) -> Option<R> {
+        let _ = self.pmap.set_why(&mut self.tables, gfn, why);
+        None
     }
 
     /// Maps the pages of the block around `gfn` one by one, so that one of them can change.
@@ -228,7 +231,7 @@ impl<T: Translation> Maps<T> {
 
     /// Takes away what is behind `count` guest frames from `gfn` on, which the guest does not need:
     /// they read as zeroes when they are touched again. How many had something; those that are no
-    /// RAM are passed over. The work is proportional to those that are.
+    /// RAM, or held, are passed over. The work is proportional to those that are RAM.
     pub fn release<B: AsRef<[u8]>>(
         &mut self,
         ram: &GuestRam<B>,
@@ -245,8 +248,15 @@ impl<T: Translation> Maps<T> {
             let left = (end.0 - at.0).min(in_region);
             let (taken, had) = if left == REGION_FRAMES && self.release_block(at, frames) {
                 (left, left)
+            } else if self.is_held(at) {
+                (1, 0)
             } else {
-                let piece = left.min(EXCHANGE_MAX as u64);
+                let most = if self.may_hold {
+                    1
+                } else {
+                    EXCHANGE_MAX as u64
+                };
+                let piece = left.min(most);
                 (piece, self.release_pages(ram.vm, at, piece, frames))
             };
             released += had;

@@ -5,13 +5,14 @@ use core::ops::{ControlFlow, DerefMut};
 
 use crate::maps::{CHUNK, NotShown};
 use crate::paging::SAMPLED;
+use crate::replicas::GUARDED;
 use crate::{Frames, GuestRam, Maps, Run, Translation};
 use model_addr::{Gfn, Ipa, Mfn, NodeId, VmId};
 use model_frame_table::{
     CHUNK_FRAMES, CHUNK_ORDER, Contents, MAX_ORDER, MemoryMap, Owner, Purpose,
 };
 use model_pmap::{Backing, REGION_FRAMES, Reasons, Survey};
-use model_stage2::{MapError, Rights};
+use model_stage2::MapError;
 
 /// What is done to the page of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub enum Filled {
     Refused,
     /// What was there is on a disk, where this token says.
     Away(u64),
+    /// The page may not be used so for these reasons, among them some that no fault ends: see [`Maps::lift`].
+    Held(Reasons),
 }
 
 /// What a fault does next.
@@ -328,7 +331,8 @@ impl<T: Translation> Maps<T> {
         frames: &impl Frames,
     ) -> Next {
         if let Backing::Discarded(token) = survey.entry.backing {
-            if access != Access::Overwrite {
+            // Where reasons are to keep a page from being written, they have a frame to stand at first.
+            if access != Access::Overwrite || !self.pmap.standing().is_empty() {
                 return Break(Filled::Away(token));
             }
             self.forget(gfn, token, frames);
@@ -339,22 +343,26 @@ impl<T: Translation> Maps<T> {
             if let Some(frame) = survey.entry.frame() {
                 frames.touched(frame, Owner { vm: ram.vm, gfn }, (node, access));
             }
-            self.touch(gfn);
+            self.lift(gfn, SAMPLED);
             survey = self.pmap.survey(&self.tables, gfn).unwrap_or(survey);
         }
-        if access.writes() && survey.entry.reasons.contains(Reasons::REPLICA) {
+        if access.writes() && survey.entry.reasons.intersects(GUARDED) {
             self.collapse(gfn, frames);
             survey = self.pmap.survey(&self.tables, gfn).unwrap_or(survey);
         }
-        let (Some(frame), Some(mut rights)) = (survey.entry.frame(), survey.entry.rights()) else {
-            return Break(Filled::Refused);
-        };
-        if access.writes() && survey.entry.backing == Backing::Shared(frame) {
-            if !self.claim(ram, gfn, frame, frames) {
+        let mut entry = survey.entry;
+        if let Backing::Shared(frame) = entry.backing
+            && access.writes()
+            && entry.reasons.is_empty()
+        {
+            let Some(claimed) = self.claim(ram, gfn, frame, frames) else {
                 return Continue(Step::TakeForBreak);
-            }
-            rights = Rights::ALL;
+            };
+            entry = claimed;
         }
+        let (Some(frame), Some(rights)) = (entry.usable(access.writes()), entry.rights()) else {
+            return Break(Filled::Held(entry.reasons));
+        };
         let frame = self.copy_on(node, gfn).unwrap_or(frame);
         Break(
             match self.show_again(node, gfn, (frame, rights), survey.region) {
@@ -479,14 +487,10 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
         // A chunk that another CPU is filling appears soon.
         for _ in 0..LOOKS {
             let maps = lock();
-            let entry = maps.entry(ipa.frame());
-            match entry.backing {
-                _ if entry.reasons.intersects(SAMPLED) => drop(maps),
-                _ if access.writes() && entry.reasons.contains(Reasons::REPLICA) => drop(maps),
-                Backing::Private(frame) => return Ok(with(frame)),
-                Backing::Shared(frame) if !access.writes() => return Ok(with(frame)),
-                _ => drop(maps),
+            if let Some(frame) = maps.entry(ipa.frame()).usable(access.writes()) {
+                return Ok(with(frame));
             }
+            drop(maps);
             let filled = match self.fill(ipa, node, access, frames, lock) {
                 Filled::NoMemory => self.fill_urgently(ipa, node, access, frames, lock),
                 filled => filled,

@@ -8,15 +8,16 @@
 //!                                                            the new frame is free
 //! ```
 //!
-//! A page on its way has [`Reasons::REPLICA`], as one with copies has: whoever writes it, or changes
+//! A page on its way has [`Reasons::IN_FLIGHT`], one with copies [`Reasons::REPLICA`]: whoever writes it, or changes
 //! what is behind it, gives its copies back first ([`Maps::collapse`]), and the flight with them.
 //! So the copying may read a frame that is the guest's no more; what it read is never shown then.
 
 use crate::maps::CHUNK;
+use crate::replicas::GUARDED;
 use crate::{Frames, GuestRam, Maps, Translation};
 use model_addr::{Gfn, Mfn, NodeId};
 use model_pmap::{Backing, Entry, Reasons, Survey};
-use model_stage2::{FlushDebt, Rights, Size};
+use model_stage2::{FlushDebt, Size};
 
 /// The most pages of a VM that are on their way at once.
 pub const FLIGHTS_MAX: usize = 128;
@@ -90,7 +91,7 @@ impl<T: Translation> Maps<T> {
         let is_copied = || self.copy_on(flight.node, gfn).is_some();
         let (is_gone, may_have) = if flight.copies {
             let is_gone = entry.frame() != Some(old) || is_copied();
-            (is_gone, Reasons::REPLICA)
+            (is_gone, GUARDED)
         } else {
             (!is_private, Reasons::empty())
         };
@@ -101,7 +102,7 @@ impl<T: Translation> Maps<T> {
         let hides = flight.copies && ram.policy().hide;
         let moves = |flying: &Flying| flying.gfn == gfn && flying.moves;
         let is_block = region.block().is_some();
-        if !entry.reasons.difference(may_have).is_empty()
+        if !may_have.union(self.pmap.standing()).contains(entry.reasons)
             || hides
             || is_block && ram.policy().keep_blocks
             || self.flights.is_full()
@@ -113,7 +114,7 @@ impl<T: Translation> Maps<T> {
             self.split(gfn);
         }
         // Its entry is there: this needs no memory.
-        if !self.set_reasons(gfn, Reasons::REPLICA, Reasons::empty()) {
+        if !self.set_reasons(gfn, Reasons::IN_FLIGHT, Reasons::empty()) {
             return Err(Moved::Held);
         }
         let flying = Flying {
@@ -123,8 +124,9 @@ impl<T: Translation> Maps<T> {
         };
         // It is not full.
         let _ = self.flights.push(flying);
-        Ok(if is_private && entry.reasons.is_empty() {
-            self.protect(gfn.address(), 1)
+        Ok(if entry.usable(true).is_some() {
+            let reasons = entry.reasons.union(Reasons::IN_FLIGHT);
+            self.narrow(gfn, Entry { reasons, ..entry })
         } else {
             FlushDebt::none()
         })
@@ -180,8 +182,8 @@ impl<T: Translation> Maps<T> {
         } else {
             self.land_moved(flight)
         };
-        if landed.is_err() {
-            self.unguard(flight.gfn);
+        if flight.copies || landed.is_err() {
+            self.guard(flight.gfn);
         }
         landed
     }
@@ -190,7 +192,7 @@ impl<T: Translation> Maps<T> {
         let entry = self.entry(flight.gfn);
         let moved = Entry {
             backing: Backing::Private(flight.new),
-            reasons: entry.reasons.difference(Reasons::REPLICA),
+            reasons: entry.reasons.difference(Reasons::IN_FLIGHT),
             ..entry
         };
         let set = self.pmap.set_run(&mut self.tables, flight.gfn, 1, moved);
@@ -221,12 +223,12 @@ impl<T: Translation> Maps<T> {
         } else {
             self.events.moved += 1;
         }
-        let rights = self.entry(flight.gfn).rights();
-        let rights = rights.unwrap_or(Rights::READ_EXECUTE);
-        let (ipa, pa) = (flight.gfn.address(), flight.new.address());
-        // Who uses it is there. What other roots lack, faults fill.
-        let (stage2, tables) = self.walked_on(flight.node);
-        let _ = stage2.map(tables, ipa, pa, Size::Page, rights);
+        if let Some(rights) = self.entry(flight.gfn).rights() {
+            let (ipa, pa) = (flight.gfn.address(), flight.new.address());
+            // Who uses it is there. What other roots lack, faults fill.
+            let (stage2, tables) = self.walked_on(flight.node);
+            let _ = stage2.map(tables, ipa, pa, Size::Page, rights);
+        }
         (!flight.copies).then_some(flight.old)
     }
 }

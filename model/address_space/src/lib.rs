@@ -66,8 +66,11 @@ pub use replicas::GIVE_BACK_AT_ONCE;
 use machine_contract::TableMemory;
 use model_addr::{Mfn, NodeId};
 use model_frame_table::{MemoryMap, Owner, Purpose};
-use model_pmap::Why;
+use model_pmap::{Reasons, Why};
 use model_stage2::Invalidation;
+
+/// Reasons that the fault ends which they cause. Whoever gives a page another one ends it, too ([`Maps::lift`]).
+pub const ENDED: Reasons = paging::SAMPLED.union(replicas::GUARDED);
 
 /// The machine's frames, as a VM's memory uses them. None of this waits for the VM's lock.
 pub trait Frames {

@@ -5,7 +5,7 @@ use crate::replicas::NodeRoot;
 use crate::{Filled, Translation};
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, NodeId};
 use model_frame_table::{CHUNK_FRAMES, Contents};
-use model_pmap::{Counts, Entry, Pmap, PmapError, REGION_FRAMES, Region};
+use model_pmap::{Counts, Entry, Pmap, PmapError, REGION_FRAMES, Region, Survey};
 use model_stage2::{IpaSize, MapError, Rights, Size, Stage2};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -36,11 +36,13 @@ pub struct Maps<T> {
     pub(crate) events: Events,
     /// Pages were marked as never to be shared.
     pub(crate) has_secrets: bool,
+    /// Pages may have reasons that no fault ends.
+    pub(crate) may_hold: bool,
     /// Nodes with copies of pages; CPUs of others walk from [`Self::root`].
     pub(crate) roots: heapless::Vec<NodeRoot, ROOTS_MAX>,
     /// Which nodes these are, in their order.
     pub(crate) own: heapless::Vec<NodeId, ROOTS_MAX>,
-    /// Pages on their way to other frames: each has [`model_pmap::Reasons::REPLICA`].
+    /// Pages on their way to other frames: each has [`model_pmap::Reasons::IN_FLIGHT`].
     pub(crate) flights: heapless::Vec<Flying, FLIGHTS_MAX>,
 }
 
@@ -107,6 +109,7 @@ impl<T: Translation> Maps<T> {
             tables,
             events: Events::default(),
             has_secrets: false,
+            may_hold: false,
             roots: heapless::Vec::new(),
             own: heapless::Vec::new(),
             flights: heapless::Vec::new(),
@@ -180,24 +183,22 @@ impl<T: Translation> Maps<T> {
         if run.sources && self.pmap.untouched(&self.tables, first, run.count) < run.count {
             return Err(NotShown::Present);
         }
-        let region = self.pmap.fill::<N>(&mut self.tables, first, frame);
-        let region = region.map_err(|error| match error {
+        let filled = self.pmap.fill::<N>(&mut self.tables, first, frame);
+        let Survey { entry, region } = filled.map_err(|error| match error {
             PmapError::Present => NotShown::Present,
             PmapError::NoMemory => NotShown::NoMemory,
             PmapError::Ram | PmapError::NotRam(_) | PmapError::Run => NotShown::Refused,
         })?;
         // From here on the frames are the guest's: what stage 2 lacks, another fault fills.
+        let Some(rights) = entry.rights() else {
+            return Ok(());
+        };
         let _ = if let Some(base) = region.block() {
-            merge(
-                (&mut self.stage2, &mut self.tables),
-                first,
-                base,
-                Rights::ALL,
-            )
+            merge((&mut self.stage2, &mut self.tables), first, base, rights)
         } else {
             let (ipa, pa) = (first.address(), frame.address());
             self.stage2
-                .map_chunk::<N>(&mut self.tables, ipa, pa, Rights::ALL)
+                .map_chunk::<N>(&mut self.tables, ipa, pa, rights)
         };
         if !self.roots.is_empty() {
             self.show_around(node, first);
@@ -253,7 +254,7 @@ impl<T: Translation> Maps<T> {
             None => {}
         }
         if let Some(base) = region.block() {
-            return merge((stage2, tables), gfn, base, Rights::ALL);
+            return merge((stage2, tables), gfn, base, rights);
         }
         stage2.map(tables, ipa, pa, Size::Page, rights)?;
         self.show_around(node, gfn);

@@ -8,8 +8,8 @@
 //!     └───────────────────────────────┴────────────────────────────── restore
 //! ```
 
-use crate::replicas::NO_NODE;
-use crate::{Frames, GuestRam, Maps, Translation};
+use crate::replicas::{GUARDED, NO_NODE};
+use crate::{ENDED, Frames, GuestRam, Maps, Translation};
 use heapless::Vec;
 use model_addr::{Gfn, Mfn};
 use model_frame_table::Owner;
@@ -20,7 +20,7 @@ use model_stage2::FlushDebt;
 pub const AGE_AT_ONCE: usize = 64;
 
 /// What a page has that was not touched since it was looked at.
-pub(crate) const SAMPLED: Reasons = Reasons::ACCESS_SAMPLE.union(Reasons::DIRTY_LOG);
+pub(crate) const SAMPLED: Reasons = Reasons::ACCESS_SAMPLE.union(Reasons::LEAVING);
 
 impl<T: Translation> Maps<T> {
     /// A turn of the clock (Corbató 1968): looks at some guest frames from `from` on, of those that
@@ -34,13 +34,13 @@ impl<T: Translation> Maps<T> {
     ) -> Option<Gfn> {
         let mut young: Vec<Gfn, AGE_AT_ONCE> = Vec::new();
         let next = self.visit(from, AGE_AT_ONCE, |gfn, entry| {
-            let has_copies = entry.reasons.contains(Reasons::REPLICA);
+            let is_guarded = entry.reasons.intersects(GUARDED);
             // Copies go first: then the page is looked at, too.
-            if entry.frame().is_none() || has_copies || !may(gfn, entry) {
+            if entry.frame().is_none() || is_guarded || !may(gfn, entry) {
                 return;
             }
             let is_sampled = entry.reasons.contains(Reasons::ACCESS_SAMPLE);
-            let is_leaving = entry.reasons.contains(Reasons::DIRTY_LOG);
+            let is_leaving = entry.reasons.contains(Reasons::LEAVING);
             // Neither is full: each has room for all that are looked at.
             if is_sampled && !is_leaving {
                 let _ = old.push((gfn, entry));
@@ -48,7 +48,7 @@ impl<T: Translation> Maps<T> {
                 let _ = young.push(gfn);
             }
         });
-        self.await_touch(&young);
+        self.restrict(&young, Reasons::ACCESS_SAMPLE);
         next
     }
 
@@ -61,22 +61,28 @@ impl<T: Translation> Maps<T> {
             let is_whole = || {
                 ram.policy().keep_blocks && self.pmap.region(&self.tables, *gfn).block().is_some()
             };
-            if entry.frame().is_some() && entry.reasons.is_empty() && !is_whole() {
+            let is_plain = self.pmap.standing().contains(entry.reasons);
+            if entry.frame().is_some() && is_plain && !is_whole() {
                 // More than fit are passed over, too.
                 let _ = plain.push(*gfn);
             }
         }
-        self.await_touch(&plain);
+        self.restrict(&plain, Reasons::ACCESS_SAMPLE);
     }
 
-    /// Takes pages out of the tables until they are touched.
-    fn await_touch(&mut self, pages: &[Gfn]) {
+    /// Gives pages reasons, those that have a frame, and takes them out of the tables until they are touched. No
+    /// fault ends other reasons than [`ENDED`]: it ends as [`Filled::Held`] until somebody does ([`Self::lift`]).
+    ///
+    /// [`ENDED`]: crate::ENDED
+    /// [`Filled::Held`]: crate::Filled::Held
+    pub fn restrict(&mut self, pages: &[Gfn], reasons: Reasons) {
+        self.may_hold |= !ENDED.contains(reasons);
         let mut debt = FlushDebt::none();
         for gfn in pages {
             if self.pmap.region(&self.tables, *gfn).block().is_some() {
                 self.split(*gfn);
             }
-            if self.set_reasons(*gfn, Reasons::ACCESS_SAMPLE, Reasons::empty()) {
+            if self.set_reasons(*gfn, reasons, Reasons::empty()) {
                 debt = debt.and(self.unmap(gfn.address(), 1));
             }
         }
@@ -90,9 +96,30 @@ impl<T: Translation> Maps<T> {
         changed.is_ok()
     }
 
-    /// A page was touched: it is no candidate any more.
-    pub(crate) fn touch(&mut self, gfn: Gfn) {
-        self.set_reasons(gfn, Reasons::empty(), SAMPLED);
+    /// Takes reasons from a page; the next fault shows it with the rights that are left.
+    pub fn lift(&mut self, gfn: Gfn, reasons: Reasons) {
+        self.set_reasons(gfn, Reasons::empty(), reasons);
+    }
+
+    /// The reasons of every page that has a frame from now on, but those that faults end ([`ENDED`]): to be set before
+    /// any has one. Who lifts them does so page by page; a page that gets another frame has them again.
+    ///
+    /// [`ENDED`]: crate::ENDED
+    pub fn set_standing(&mut self, reasons: Reasons) {
+        self.pmap.set_standing(reasons.difference(ENDED));
+        self.may_hold = true;
+    }
+
+    /// Whether the contents of a page may not change, for a reason that no fault ends.
+    pub(crate) fn is_held(&self, gfn: Gfn) -> bool {
+        self.may_hold && {
+            let entry = self.entry(gfn);
+            let reasons = match entry.frame() {
+                Some(_) => entry.reasons,
+                None => self.pmap.standing(),
+            };
+            !ENDED.contains(reasons)
+        }
     }
 
     /// Begins to write out a private page that was not touched: `copy` takes what its frame holds.
@@ -105,7 +132,7 @@ impl<T: Translation> Maps<T> {
                 if entry.reasons.intersection(SAMPLED) == Reasons::ACCESS_SAMPLE =>
             {
                 copy(frame);
-                self.set_reasons(gfn, Reasons::DIRTY_LOG, Reasons::empty())
+                self.set_reasons(gfn, Reasons::LEAVING, Reasons::empty())
             }
             _ => false,
         }
@@ -113,7 +140,7 @@ impl<T: Translation> Maps<T> {
 
     /// The page could not be written: it stays.
     pub fn cancel_out(&mut self, gfn: Gfn) {
-        self.set_reasons(gfn, Reasons::empty(), Reasons::DIRTY_LOG);
+        self.lift(gfn, Reasons::LEAVING);
     }
 
     /// Takes `frame` from a page whose contents are where `token` says: a private one that
@@ -128,9 +155,11 @@ impl<T: Translation> Maps<T> {
     ) -> bool {
         self.collapse(gfn, frames);
         let old = self.entry(gfn);
+        // Other reasons than standing ones would be forgotten.
+        let keeps = ENDED.union(self.pmap.standing()).contains(old.reasons);
         let may = match old.backing {
-            Backing::Private(own) => own == frame && old.reasons.contains(SAMPLED),
-            Backing::Shared(shared) => shared == frame,
+            Backing::Private(own) => own == frame && old.reasons.contains(SAMPLED) && keeps,
+            Backing::Shared(shared) => shared == frame && keeps,
             Backing::Absent | Backing::Discarded(_) => false,
         };
         let new = Entry {
@@ -161,18 +190,18 @@ impl<T: Translation> Maps<T> {
             never_share: old.never_share,
             ..new
         };
-        let (Some(frame), Some(rights)) = (new.frame(), new.rights()) else {
-            return false;
-        };
-        if old.backing != Backing::Discarded(token)
-            || self.pmap.set_run(&mut self.tables, gfn, 1, new).is_err()
-        {
+        if old.backing != Backing::Discarded(token) || new.frame().is_none() {
             return false;
         }
+        let Ok(entry) = self.pmap.set_run(&mut self.tables, gfn, 1, new) else {
+            return false;
+        };
         self.events.refaults += 1;
         let region = self.pmap.region(&self.tables, gfn);
         // What stage 2 lacks, a fault fills.
-        let _ = self.show_again(NO_NODE, gfn, (frame, rights), region);
+        if let (Some(frame), Some(rights)) = (entry.frame(), entry.rights()) {
+            let _ = self.show_again(NO_NODE, gfn, (frame, rights), region);
+        }
         true
     }
 
@@ -188,9 +217,11 @@ impl<T: Translation> Maps<T> {
     pub fn ready(&mut self, gfn: Gfn, overwrites: bool, frames: &impl Frames) -> Option<u64> {
         let entry = self.entry(gfn);
         match entry.backing {
-            Backing::Discarded(token) if overwrites => self.forget(gfn, token, frames),
+            Backing::Discarded(token) if overwrites && self.pmap.standing().is_empty() => {
+                self.forget(gfn, token, frames);
+            }
             Backing::Discarded(token) => return Some(token),
-            _ if entry.reasons.intersects(SAMPLED) => self.touch(gfn),
+            _ if entry.reasons.intersects(SAMPLED) => self.lift(gfn, SAMPLED),
             _ => {}
         }
         None

@@ -11,11 +11,14 @@ use crate::{Frames, Maps, Translation};
 use heapless::Vec;
 use model_addr::{Gfn, Ipa, IpaRange, Mfn, NodeId};
 use model_frame_table::CHUNK_FRAMES;
-use model_pmap::{Pmap, Reasons};
-use model_stage2::{FlushDebt, IpaSize, Rights, Size, Stage2};
+use model_pmap::{Entry, Pmap, Reasons};
+use model_stage2::{FlushDebt, IpaSize, Size, Stage2};
 
 /// The most guest frames that one call of [`Maps::give_copies_back`] looks at.
 pub const GIVE_BACK_AT_ONCE: usize = 64;
+
+/// What a page has that is not to be written as long as other frames are to hold the same.
+pub(crate) const GUARDED: Reasons = Reasons::REPLICA.union(Reasons::IN_FLIGHT);
 
 /// None: stands for nodes without copies.
 pub(crate) const NO_NODE: NodeId = NodeId(u8::MAX);
@@ -86,10 +89,13 @@ impl<T: Translation> Maps<T> {
         self.in_all_roots(|stage2, tables| stage2.unmap(tables, ipa, pages))
     }
 
-    /// Lets nobody write `pages` pages any more.
-    pub(crate) fn protect(&mut self, ipa: Ipa, pages: u64) -> FlushDebt {
-        let rights = Rights::READ_EXECUTE;
-        self.in_all_roots(|stage2, tables| stage2.protect(tables, ipa, pages, rights))
+    /// Leaves the leaves of a page the rights that `entry` has, which are fewer than they had.
+    pub(crate) fn narrow(&mut self, gfn: Gfn, entry: Entry) -> FlushDebt {
+        let (ipa, rights) = (gfn.address(), entry.rights());
+        self.in_all_roots(|stage2, tables| match rights {
+            Some(rights) => stage2.protect(tables, ipa, 1, rights),
+            None => stage2.unmap(tables, ipa, 1),
+        })
     }
 
     /// The root of `node`, made where there is none; `None` where there is no memory for it.
@@ -149,12 +155,12 @@ impl<T: Translation> Maps<T> {
 
     #[cold]
     fn collapse_copies(&mut self, gfn: Gfn, frames: &impl Frames) {
-        if !self.entry(gfn).reasons.contains(Reasons::REPLICA) {
+        if !self.entry(gfn).reasons.intersects(GUARDED) {
             return;
         }
         self.events.collapsed += u64::from(self.has_copies(gfn));
         self.flights.retain(|flying| flying.gfn != gfn);
-        self.set_reasons(gfn, Reasons::empty(), Reasons::REPLICA);
+        self.lift(gfn, GUARDED);
         let debt = self.unmap(gfn.address(), 1);
         debt.pay(|what| self.tables.invalidate(what));
         for at in 0..self.roots.len() {
@@ -172,11 +178,13 @@ impl<T: Translation> Maps<T> {
         self.copied_on(gfn).next().is_some()
     }
 
-    /// A page may be written again where it has no copies any more and none is on its way.
-    pub(crate) fn unguard(&mut self, gfn: Gfn) {
-        if !self.has_copies(gfn) && !self.flights.iter().any(|flying| flying.gfn == gfn) {
-            self.set_reasons(gfn, Reasons::empty(), Reasons::REPLICA);
-        }
+    /// Gives a page the reasons that it has by its copies, and by flights.
+    pub(crate) fn guard(&mut self, gfn: Gfn) {
+        let is_flying = self.flights.iter().any(|flying| flying.gfn == gfn);
+        let mut guards = Reasons::empty();
+        guards.set(Reasons::REPLICA, self.has_copies(gfn));
+        guards.set(Reasons::IN_FLIGHT, is_flying);
+        self.set_reasons(gfn, guards, GUARDED.difference(guards));
     }
 
     /// Gives a copy back that no TLB reaches any more.
@@ -215,7 +223,7 @@ impl<T: Translation> Maps<T> {
         debt.pay(|what| self.tables.invalidate(what));
         for gfn in &found {
             self.free_copy(at, *gfn, frames);
-            self.unguard(*gfn);
+            self.guard(*gfn);
         }
         (found.len() as u64, next)
     }

@@ -4,7 +4,9 @@ use crate::{Access, Filled, Frames, GuestRam, Maps, Translation};
 use model_addr::{Gfn, Mfn};
 use model_frame_table::{CHUNK_FRAMES, Owner};
 use model_pmap::{Backing, Entry, Why};
-use model_stage2::{Rights, Size};
+use model_stage2::Size;
+
+use crate::paging::SAMPLED;
 
 impl<T: Translation> Maps<T> {
     /// Puts the pages of kernel or initrd behind the chunk of `gfn`, where they are an image's;
@@ -43,39 +45,37 @@ impl<T: Translation> Maps<T> {
             return false;
         }
         let entry = Entry::shared(frame);
-        if self.pmap.set_run(&mut self.tables, gfn, 1, entry).is_err() {
+        let Ok(entry) = self.pmap.set_run(&mut self.tables, gfn, 1, entry) else {
             frames.leave(frame, user);
             return false;
-        }
+        };
         self.events.at_boot += 1;
-        self.show_shared(gfn, frame);
+        self.show_page(gfn, entry);
         true
     }
 
-    /// Lets the hardware see a frame that nobody may write; what it lacks, a fault fills.
-    pub(crate) fn show_shared(&mut self, gfn: Gfn, frame: Mfn) {
-        let (ipa, pa) = (gfn.address(), frame.address());
-        let rights = Rights::READ_EXECUTE;
-        let _ = self
-            .stage2
-            .map(&mut self.tables, ipa, pa, Size::Page, rights);
+    /// Lets the hardware see a page, as far as its rights go; what it lacks, a fault fills.
+    pub(crate) fn show_page(&mut self, gfn: Gfn, entry: Entry) {
+        if let (Some(frame), Some(rights)) = (entry.frame(), entry.rights()) {
+            let (ipa, pa) = (gfn.address(), frame.address());
+            let _ = { &mut self.stage2 }.map(&mut self.tables, ipa, pa, Size::Page, rights);
+        }
     }
 
-    /// Makes the frame that `gfn` shares its own where it is the only user; whether it did.
+    /// Makes the frame that `gfn` shares its own where it is the only user; what the page is then.
     pub(crate) fn claim<B: AsRef<[u8]>>(
         &mut self,
         ram: &GuestRam<B>,
         gfn: Gfn,
         frame: Mfn,
         frames: &impl Frames,
-    ) -> bool {
+    ) -> Option<Entry> {
         // Where nobody is to tell by the time of a write, all writes take the same way.
         if ram.policy().hide || !frames.claim(frame, Owner { vm: ram.vm, gfn }) {
-            return false;
+            return None;
         }
         self.events.claims += 1;
-        self.set_dirtied(gfn, frame);
-        true
+        Some(self.set_dirtied(gfn, frame))
     }
 
     /// Gives the guest `new` instead of the frame that it shares; the last step of a break.
@@ -88,8 +88,10 @@ impl<T: Translation> Maps<T> {
         frames: &impl Frames,
     ) -> Filled {
         self.collapse(gfn, frames);
-        let Backing::Shared(old) = self.entry(gfn).backing else {
-            // Another vCPU was faster.
+        let entry = self.entry(gfn);
+        let is_held = !SAMPLED.contains(entry.reasons);
+        let (Backing::Shared(old), false) = (entry.backing, is_held) else {
+            // Another vCPU was faster; or it may not be written by now, which the next fault says.
             frames.free(new, 0);
             return Filled::Done;
         };
@@ -101,13 +103,10 @@ impl<T: Translation> Maps<T> {
             frames.copy(old, new);
         }
         self.events.breaks += 1;
-        self.set_dirtied(gfn, new);
+        let entry = self.set_dirtied(gfn, new);
         let debt = self.unmap(gfn.address(), 1);
         debt.pay(|what| self.tables.invalidate(what));
-        let (ipa, pa) = (gfn.address(), new.address());
-        let _ = self
-            .stage2
-            .map(&mut self.tables, ipa, pa, Size::Page, Rights::ALL);
+        self.show_page(gfn, entry);
         let user = Owner { vm: ram.vm, gfn };
         if ram.policy().hide {
             frames.leave_hidden(old, user);
@@ -117,13 +116,14 @@ impl<T: Translation> Maps<T> {
         Filled::Done
     }
 
-    /// Notes that the guest has `frame` alone since it wrote it. Its entry is there: this needs no
-    /// memory.
-    fn set_dirtied(&mut self, gfn: Gfn, frame: Mfn) {
+    /// Notes that the guest has `frame` alone since it wrote it; what the page is then. Its entry is there: this
+    /// needs no memory.
+    fn set_dirtied(&mut self, gfn: Gfn, frame: Mfn) -> Entry {
         let entry = Entry {
             why: Why::Dirtied,
             ..Entry::private(frame)
         };
-        let _ = self.pmap.set_run(&mut self.tables, gfn, 1, entry);
+        let set = self.pmap.set_run(&mut self.tables, gfn, 1, entry);
+        set.unwrap_or_default()
     }
 }

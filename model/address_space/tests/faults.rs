@@ -232,7 +232,7 @@ impl World {
         match filled {
             Filled::Done => assert!(is_ram(gfn)),
             Filled::Refused => assert!(!is_ram(gfn)),
-            Filled::Away(_) => unreachable!("nothing is evicted here"),
+            Filled::Away(_) | Filled::Held(_) => unreachable!("nothing is evicted or held here"),
             Filled::NoMemory => assert!(self.failing || self.is_empty(), "there was memory"),
         }
     }

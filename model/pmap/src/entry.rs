@@ -1,29 +1,40 @@
 //! What is known of one guest frame.
 
 use bitflags::bitflags;
-use model_addr::{FRAME_SHIFT, Mfn};
+use model_addr::Mfn;
 use model_stage2::Rights;
 
 bitflags! {
-    /// Why a guest may not write, or not see, a frame that backs its memory.
+    /// Why a guest may not write, or not see, a frame that backs its memory. Each bit takes a right, whether it
+    /// has a name here or not: bits 0 to 11 that of writing, bits 12 to 15 all of them.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct Reasons: u8 {
+    pub struct Reasons: u16 {
         /// Others use the frame, or its contents are kept: a write gets a copy. Not writable.
         const COPY_ON_WRITE = 1 << 0;
         /// It is known to equal a disk block; a write ends that. Not writable.
         const MAPPER = 1 << 1;
-        /// The first write is to be noted. Not writable.
+        /// The first write since the log began is to be noted. Not writable.
         const DIRTY_LOG = 1 << 2;
-        /// Some nodes read copies of it. Not writable.
+        /// Some nodes read copies of it; a write gives them back. Not writable.
         const REPLICA = 1 << 3;
+        /// It is being moved to another frame, or copied for a node; a write cancels that. Not writable.
+        const IN_FLIGHT = 1 << 4;
+        /// It is being written to a disk that will have it instead; a touch cancels that. Not writable.
+        const LEAVING = 1 << 5;
+        /// Other hosts may read copies of it: they give them up before it is written. Not writable.
+        const COHERENT = 1 << 6;
         /// The next access is to be noted. Not present.
-        const ACCESS_SAMPLE = 1 << 4;
+        const ACCESS_SAMPLE = 1 << 12;
+        /// The frame does not hold what the guest is to see: another host writes the page, or its bytes have not
+        /// arrived. Not present.
+        const HIDDEN = 1 << 13;
+        const _ = !0;
     }
 }
 
 impl Reasons {
     /// Those that keep the frame out of the stage-2 tables; all others keep it from being written.
-    const NOT_PRESENT: Self = Self::ACCESS_SAMPLE;
+    const NOT_PRESENT: Self = Self::from_bits_retain(0xf << 12);
 }
 
 /// What holds the contents of a guest frame.
@@ -36,7 +47,7 @@ pub enum Backing {
     Private(Mfn),
     /// A frame that others may use too; always read-only.
     Shared(Mfn),
-    /// A disk's block, below 2^52 as the disk layer numbers it; read again when touched.
+    /// A page in a store: a number below 2^56 that says where; read again when touched.
     Discarded(u64),
 }
 
@@ -95,7 +106,7 @@ impl Why {
 pub struct Entry {
     /// What holds its contents.
     pub backing: Backing,
-    /// Why the guest may not write or see it.
+    /// Why the guest may not write or see the frame; none where there is no frame.
     pub reasons: Reasons,
     /// Its contents must not be shared with others, whatever they are.
     pub never_share: bool,
@@ -110,13 +121,16 @@ pub(crate) const PRIVATE: u64 = 1;
 pub(crate) const SHARED: u64 = 2;
 pub(crate) const DISCARDED: u64 = 3;
 pub(crate) const NEVER_SHARE: u64 = 1 << 2;
+const WHY_SHIFT: u32 = 3;
+const WHY: u64 = 0xf << WHY_SHIFT;
+/// The frame stands above, in 40 bits; or the number of a page in a store, in all 56.
+pub(crate) const PAYLOAD_SHIFT: u32 = 8;
+/// The highest frame of a physical address of 52 bits.
+const FRAME: u64 = (1 << 40) - 1;
+/// Of an entry with a frame: reasons, above it.
+const REASONS_SHIFT: u32 = 48;
 /// Nothing is behind it any more: it was made to read as zeroes.
 pub(crate) const EMPTIED: u64 = 1 << PAYLOAD_SHIFT;
-const REASONS_SHIFT: u32 = 3;
-const WHY_SHIFT: u32 = 8;
-const WHY: u64 = 0xf << WHY_SHIFT;
-/// The frame, or the block, stands above.
-pub(crate) const PAYLOAD_SHIFT: u32 = FRAME_SHIFT;
 
 impl Entry {
     /// A frame of the guest's own, without restrictions.
@@ -145,7 +159,9 @@ impl Entry {
         }
     }
 
-    /// What the stage-2 leaf of this guest frame may allow; `None` where there must be none.
+    /// What a guest may do with the frame, and a device or EL2 on its behalf: all that the stage-2 leaf may allow.
+    /// `None` where there must be none. No other code makes the rights of a guest's memory.
+    #[inline]
     pub fn rights(self) -> Option<Rights> {
         let private = match self.backing {
             Backing::Private(_) => true,
@@ -161,44 +177,70 @@ impl Entry {
         })
     }
 
+    /// The frame, where the rights let it be read, or also written.
+    #[inline]
+    pub fn usable(self, write: bool) -> Option<Mfn> {
+        let may = self.rights().is_some_and(|rights| rights.write || !write);
+        self.frame().filter(|_| may)
+    }
+
     #[expect(
         clippy::inline_always,
         reason = "on the way of every first touch, where most of it is known: 20 instructions less"
     )]
     #[inline(always)]
     pub(crate) fn encode(self) -> u64 {
+        let framed = |frame: Mfn| {
+            frame.0 & FRAME | u64::from(self.reasons.bits()) << (REASONS_SHIFT - PAYLOAD_SHIFT)
+        };
         let (kind, payload) = match self.backing {
             Backing::Absent => (ABSENT, EMPTIED >> PAYLOAD_SHIFT),
-            Backing::Private(frame) => (PRIVATE, frame.0),
-            Backing::Shared(frame) => (SHARED, frame.0),
-            Backing::Discarded(block) => (DISCARDED, block),
+            Backing::Private(frame) => (PRIVATE, framed(frame)),
+            Backing::Shared(frame) => (SHARED, framed(frame)),
+            Backing::Discarded(page) => (DISCARDED, page),
         };
         let never_share = if self.never_share { NEVER_SHARE } else { 0 };
-        let why = (self.why as u64) << WHY_SHIFT;
-        payload << PAYLOAD_SHIFT | why | reason_bits(self.reasons) | never_share | kind
+        payload << PAYLOAD_SHIFT | (self.why as u64) << WHY_SHIFT | never_share | kind
     }
 
     pub(crate) fn decode(word: u64) -> Self {
-        let payload = word >> PAYLOAD_SHIFT;
         let backing = match word & KIND {
-            PRIVATE => Backing::Private(Mfn(payload)),
-            SHARED => Backing::Shared(Mfn(payload)),
-            DISCARDED => Backing::Discarded(payload),
+            PRIVATE => Backing::Private(frame_of(word)),
+            SHARED => Backing::Shared(frame_of(word)),
+            DISCARDED => Backing::Discarded(word >> PAYLOAD_SHIFT),
             _ => Backing::Absent,
         };
-        let reasons = Reasons::from_bits_truncate((word >> REASONS_SHIFT) as u8);
+        let reasons = if is_present(word) {
+            word >> REASONS_SHIFT
+        } else {
+            0
+        };
         Self {
             backing,
-            reasons,
+            reasons: Reasons::from_bits_retain(reasons as u16),
             never_share: word & NEVER_SHARE != 0,
             why: Why::decode(word),
         }
     }
 }
 
-/// The bits of an entry's word that stand for `reasons`.
+/// The bits of an entry's word that stand for `reasons`, where there is a frame.
 pub(crate) fn reason_bits(reasons: Reasons) -> u64 {
     u64::from(reasons.bits()) << REASONS_SHIFT
+}
+
+/// An entry's word with another `why`.
+pub(crate) const fn with_why(word: u64, why: Why) -> u64 {
+    word & !WHY | (why as u64) << WHY_SHIFT
+}
+
+/// The frame of an entry's word that has one.
+pub(crate) fn frame_of(word: u64) -> Mfn {
+    Mfn(word >> PAYLOAD_SHIFT & FRAME)
+}
+
+pub(crate) fn is_present(word: u64) -> bool {
+    matches!(word & KIND, PRIVATE | SHARED)
 }
 
 /// Whether `word` is a private frame, without restrictions, at `frame`.
@@ -212,27 +254,34 @@ mod tests {
 
     const BACKINGS: [Backing; 4] = [
         Backing::Absent,
-        Backing::Private(Mfn(0xf_ffff_fffe)),
+        Backing::Private(Mfn((1 << 40) - 2)),
         Backing::Shared(Mfn(1)),
-        Backing::Discarded((1 << 52) - 1),
+        Backing::Discarded((1 << 56) - 1),
     ];
+
+    /// All that there may be, one by one.
+    fn each() -> impl Iterator<Item = Reasons> {
+        (0..16).map(|bit| Reasons::from_bits_retain(1 << bit))
+    }
 
     #[test]
     fn entries_survive_their_word() {
         for backing in BACKINGS {
-            for bits in 0..=Reasons::all().bits() {
+            for reasons in each().chain([Reasons::empty(), Reasons::all()]) {
                 for (never_share, why) in [false, true]
                     .into_iter()
                     .flat_map(|never| Why::ALL.map(|why| (never, why)))
                 {
-                    let reasons = Reasons::from_bits_truncate(bits);
                     let entry = Entry {
                         backing,
                         reasons,
                         never_share,
                         why,
                     };
-                    assert_eq!(Entry::decode(entry.encode()), entry);
+                    // Without a frame there is nothing to keep from the guest.
+                    let has_frame = entry.frame().is_some();
+                    let reasons = if has_frame { reasons } else { Reasons::empty() };
+                    assert_eq!(Entry::decode(entry.encode()), Entry { reasons, ..entry });
                 }
             }
         }
@@ -242,13 +291,21 @@ mod tests {
     #[test]
     fn every_reason_takes_a_right() {
         assert_eq!(Entry::private(Mfn(1)).rights(), Some(Rights::ALL));
-        for reason in Reasons::all() {
+        assert_eq!(Entry::private(Mfn(1)).usable(true), Some(Mfn(1)));
+        let unseen = Reasons::ACCESS_SAMPLE | Reasons::HIDDEN | Reasons::from_bits_retain(3 << 14);
+        for reasons in each() {
             let private = Entry {
-                reasons: reason,
+                reasons,
                 ..Entry::private(Mfn(1))
             };
-            let left = (reason != Reasons::ACCESS_SAMPLE).then_some(Rights::READ_EXECUTE);
-            assert_eq!(private.rights(), left);
+            let is_seen = !unseen.contains(reasons);
+            assert_eq!(
+                private.rights(),
+                is_seen.then_some(Rights::READ_EXECUTE),
+                "{reasons:?}"
+            );
+            assert_eq!(private.usable(false), is_seen.then_some(Mfn(1)));
+            assert_eq!(private.usable(true), None);
         }
         let backed = BACKINGS.map(|backing| {
             Entry {

@@ -6,7 +6,7 @@ use model_addr::{FRAME_SHIFT, FRAME_SIZE, Gfn, IpaRange, Mfn};
 use crate::entry::{self, ABSENT, DISCARDED, EMPTIED, KIND, NEVER_SHARE, PAYLOAD_SHIFT, PRIVATE};
 use crate::near::Seen;
 use crate::region::{RegionSlot, TABLE_NUMBER_SHIFT, table_in};
-use crate::{Backing, Entry, PmapError, Region, Survey};
+use crate::{Backing, Entry, PmapError, Reasons, Region, Survey};
 
 /// Guest frames in a region: 2 MiB.
 pub const REGION_FRAMES: u64 = 1 << REGION_SHIFT;
@@ -59,6 +59,8 @@ pub struct Pmap {
     tables: u64,
     /// Regions that a block can map.
     blocks: u64,
+    /// What every entry with a frame has from when it is made.
+    pub(crate) standing: Reasons,
     pub(crate) seen: Seen,
 }
 
@@ -86,6 +88,7 @@ impl Pmap {
             counts,
             tables: 0,
             blocks: 0,
+            standing: Reasons::empty(),
             seen: Seen::default(),
         };
         let border = 1 << (ROOT_SHIFT + FRAME_SHIFT);
@@ -250,7 +253,7 @@ impl Pmap {
     }
 
     /// Puts private frames, from `frame` on, behind the `N` guest frames from `gfn` on, an aligned
-    /// chunk of a power of two that nothing is behind. Returns what is now known of the region.
+    /// chunk of a power of two that nothing is behind. Returns what is now known of the region and of `gfn`.
     ///
     /// `N` is a constant since this is the hot path: its loops are unrolled.
     ///
@@ -263,7 +266,7 @@ impl Pmap {
         memory: &mut impl TableMemory,
         gfn: Gfn,
         frame: Mfn,
-    ) -> Result<Region, PmapError> {
+    ) -> Result<Survey, PmapError> {
         let count = N as u64;
         if !count.is_power_of_two() || !gfn.is_aligned(count) {
             return Err(PmapError::Run);
@@ -276,7 +279,8 @@ impl Pmap {
         if !is_absent(old) {
             return Err(PmapError::Present);
         }
-        let first = Entry::private(frame).encode();
+        let entry = self.made(Entry::private(frame));
+        let first = entry.encode();
         let step = 1 << PAYLOAD_SHIFT;
         if old == 0 {
             memory.write_series::<N>(leaf, index, first, step);
@@ -295,11 +299,11 @@ impl Pmap {
         slot.set_region(memory, region);
         // It was none: nothing was behind these.
         self.blocks += u64::from(region.block().is_some());
-        Ok(region)
+        Ok(Survey { entry, region })
     }
 
     /// Sets `count` guest frames from `gfn` on, of one region: the first to `entry`, the others
-    /// alike with the frames (or blocks) that follow.
+    /// alike with the frames (or blocks) that follow. Returns what the first is now: see [`Self::made`].
     ///
     /// # Errors
     /// [`PmapError::NotRam`], [`PmapError::Run`], [`PmapError::NoMemory`].
@@ -309,11 +313,12 @@ impl Pmap {
         gfn: Gfn,
         count: u64,
         entry: Entry,
-    ) -> Result<(), PmapError> {
+    ) -> Result<Entry, PmapError> {
         self.check_run(gfn, count)?;
         self.seen.forget(gfn, count);
         let slot = self.add_region_table(memory, gfn)?;
         let leaf = self.add_leaf(memory, slot)?;
+        let entry = self.made(entry);
         let (first, index) = (entry.encode(), index(gfn));
         let step = if first & KIND == entry::ABSENT {
             0
@@ -339,11 +344,11 @@ impl Pmap {
         region.in_place += region.counts(index, first) * count;
         region.mixed |= first & KIND != PRIVATE;
         self.set_region(memory, slot, old, region);
-        Ok(())
+        Ok(entry)
     }
 
-    /// Sets one guest frame to `entry`; what it was. It is [`Self::lookup`] and [`Self::set_run`] in
-    /// one walk.
+    /// Sets one guest frame to `entry` as [`Self::made`] makes it; what it was. It is [`Self::lookup`] and
+    /// [`Self::set_run`] in one walk.
     ///
     /// # Errors
     /// As [`Self::set_run`].
@@ -357,7 +362,7 @@ impl Pmap {
         self.seen.forget(gfn, 1);
         let slot = self.add_region_table(memory, gfn)?;
         let leaf = self.add_leaf(memory, slot)?;
-        let (at, new) = (index(gfn), entry.encode());
+        let (at, new) = (index(gfn), self.made(entry).encode());
         let old = memory.read(leaf, at);
         memory.write(leaf, at, new);
         let before = slot.region(memory);

@@ -3,10 +3,30 @@
 use machine_contract::TableMemory;
 use model_addr::Gfn;
 
-use crate::entry::{self, KIND, NEVER_SHARE, PRIVATE, SHARED};
-use crate::{Pmap, PmapError, Reasons};
+use crate::entry::{self, KIND, NEVER_SHARE, PRIVATE};
+use crate::{Entry, Pmap, PmapError, Reasons, Why};
 
 impl Pmap {
+    /// The reasons that every entry with a frame gets when it is made, whoever makes it.
+    pub const fn standing(&self) -> Reasons {
+        self.standing
+    }
+
+    /// Changes [`Self::standing`]. Entries that are there stay as they are.
+    pub const fn set_standing(&mut self, reasons: Reasons) {
+        self.standing = reasons;
+    }
+
+    /// What becomes of `entry` where it is put behind a guest frame: with a frame, it has the standing reasons.
+    #[inline]
+    pub fn made(&self, entry: Entry) -> Entry {
+        let reasons = match entry.frame() {
+            Some(_) => entry.reasons.union(self.standing),
+            None => Reasons::empty(),
+        };
+        Entry { reasons, ..entry }
+    }
+
     /// Adds and removes reasons for `count` guest frames from `gfn` on, of one region, those that
     /// nothing is behind left out.
     ///
@@ -21,11 +41,29 @@ impl Pmap {
         remove: Reasons,
     ) -> Result<(), PmapError> {
         let (add, remove) = (entry::reason_bits(add), entry::reason_bits(remove));
-        let of_present = |word| match word & KIND {
-            PRIVATE | SHARED => word & !remove | add,
+        self.change(memory, gfn, count, |word| {
+            if entry::is_present(word) {
+                word & !remove | add
+            } else {
+                word
+            }
+        })
+    }
+
+    /// Notes why a private page is its guest's alone; it keeps its reasons.
+    ///
+    /// # Errors
+    /// [`PmapError::NotRam`].
+    pub fn set_why(
+        &mut self,
+        memory: &mut impl TableMemory,
+        gfn: Gfn,
+        why: Why,
+    ) -> Result<(), PmapError> {
+        self.change(memory, gfn, 1, |word| match word & KIND {
+            PRIVATE => entry::with_why(word, why),
             _ => word,
-        };
-        self.change(memory, gfn, count, of_present)
+        })
     }
 
     /// Notes that `count` guest frames from `gfn` on, of one region, are never to be shared, or that

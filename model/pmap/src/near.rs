@@ -1,8 +1,8 @@
 //! What EL2 itself may use of a VM's memory, remembered.
 
-use crate::entry::{self, KIND, PAYLOAD_SHIFT, PRIVATE};
+use crate::entry::PAYLOAD_SHIFT;
 use crate::map::index;
-use crate::{Entry, Pmap, Reasons};
+use crate::{Entry, Pmap};
 use core::cell::Cell;
 use machine_contract::TableMemory;
 use model_addr::{Gfn, Mfn};
@@ -19,8 +19,10 @@ pub(crate) struct Seen([Cell<Look>; SEEN as usize]);
 struct Look {
     first: Gfn,
     count: u64,
-    /// The entry of the first.
-    word: u64,
+    /// The frame of the first.
+    frame: Mfn,
+    /// Whether they may be written.
+    write: bool,
 }
 
 impl Seen {
@@ -46,9 +48,7 @@ impl Pmap {
             place.set(seen);
         }
         let at = gfn.0 - seen.first.0;
-        let frame = Mfn(seen.word.wrapping_add(at << PAYLOAD_SHIFT) >> PAYLOAD_SHIFT);
-        let writable = seen.word & (KIND | entry::reason_bits(Reasons::all())) == PRIVATE;
-        (writable || !write).then_some((frame, seen.count - at))
+        (seen.write || !write).then(|| (seen.frame.add(at), seen.count - at))
     }
 
     #[inline(never)]
@@ -59,7 +59,12 @@ impl Pmap {
         let follows = |n: &u64| entry(*n) == word.wrapping_add(*n << PAYLOAD_SHIFT);
         let most = SEEN - first.0 % SEEN;
         let count = 1 + (1..most).take_while(follows).count() as u64;
-        let rights = Entry::decode(word).rights();
-        rights.map(|_| Look { first, count, word })
+        let entry = Entry::decode(word);
+        Some(Look {
+            first,
+            count,
+            frame: entry.frame()?,
+            write: entry.rights()?.write,
+        })
     }
 }

@@ -70,6 +70,12 @@ enum Step {
         gfn: u64,
         base: Option<u64>,
     },
+    /// What entries that are made have from now on.
+    Stand(Reasons),
+    Why {
+        gfn: u64,
+        why: Why,
+    },
     FailAllocations(Option<u64>),
 }
 
@@ -87,7 +93,7 @@ fn count() -> impl Strategy<Value = u64> {
 fn reasons() -> impl Strategy<Value = Reasons> {
     prop_oneof![
         Just(Reasons::empty()),
-        any::<u8>().prop_map(Reasons::from_bits_truncate)
+        any::<u16>().prop_map(Reasons::from_bits_retain)
     ]
 }
 
@@ -95,8 +101,8 @@ fn entry() -> impl Strategy<Value = Entry> {
     let backing = prop_oneof![
         Just(Backing::Absent),
         (0..4_u64).prop_map(|n| Backing::Private(Mfn(n << 9))),
-        (0..1_u64 << 36).prop_map(|n| Backing::Shared(Mfn(n))),
-        (0..1_u64 << 40).prop_map(Backing::Discarded),
+        (0..1_u64 << 39).prop_map(|n| Backing::Shared(Mfn(n))),
+        (0..1_u64 << 55).prop_map(Backing::Discarded),
     ];
     let why = prop::sample::select(&Why::ALL);
     let parts = (backing, reasons(), any::<bool>(), why);
@@ -121,6 +127,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(gfn, count, never)| Step::NeverShare { gfn, count, never }),
         2 => (gfn(), prop::option::of(0..3_u64))
             .prop_map(|(gfn, base)| Step::SetBase { gfn, base }),
+        1 => reasons().prop_map(Step::Stand),
+        1 => (gfn(), prop::sample::select(&Why::ALL)).prop_map(|(gfn, why)| Step::Why { gfn, why }),
         1 => prop::option::of(0..3_u64).prop_map(Step::FailAllocations),
     ]
 }
@@ -132,6 +140,7 @@ struct World {
     bases: BTreeMap<u64, Mfn>,
     mixed: BTreeSet<u64>,
     touched: BTreeSet<u64>,
+    standing: Reasons,
 }
 
 fn region_of(gfn: u64) -> u64 {
@@ -160,7 +169,17 @@ impl World {
             bases: BTreeMap::new(),
             mixed: BTreeSet::new(),
             touched: BTreeSet::new(),
+            standing: Reasons::empty(),
         }
+    }
+
+    /// An entry as it is behind a guest frame.
+    fn made(&self, entry: Entry) -> Entry {
+        let reasons = match entry.backing {
+            Backing::Private(_) | Backing::Shared(_) => entry.reasons | self.standing,
+            Backing::Absent | Backing::Discarded(_) => Reasons::empty(),
+        };
+        Entry { reasons, ..entry }
     }
 
     fn entry(&self, gfn: u64) -> Entry {
@@ -189,8 +208,10 @@ impl World {
             let replaced = self.pmap.replace(&mut self.tables, Gfn(gfn), entry);
             replaced.map(|old| assert_eq!(old.backing, self.entry(gfn).backing))
         } else {
-            self.pmap.set_run(&mut self.tables, Gfn(gfn), count, entry)
+            let set = self.pmap.set_run(&mut self.tables, Gfn(gfn), count, entry);
+            set.map(|set| assert_eq!(set, self.made(entry)))
         };
+        let entry = self.made(entry);
         if result == Err(PmapError::NoMemory) {
             return;
         }
@@ -208,7 +229,7 @@ impl World {
     fn fill<const N: usize>(&mut self, gfn: u64) {
         let base = self.bases.get(&region_of(gfn)).copied();
         let first = Entry::private(base.unwrap_or(Mfn(512)).add(gfn % REGION_FRAMES));
-        let frame = first.frame().unwrap();
+        let (first, frame) = (self.made(first), first.frame().unwrap());
         let result = self.pmap.fill::<N>(&mut self.tables, Gfn(gfn), frame);
         let run = gfn..gfn + N as u64;
         let is_absent = |gfn| self.entry(gfn).backing == Backing::Absent;
@@ -216,7 +237,7 @@ impl World {
             Err(PmapError::NoMemory) => {}
             Err(PmapError::Present) => assert!(!run.clone().all(is_absent)),
             Err(error) => assert_eq!(Self::expected(gfn, N as u64), Err(error)),
-            Ok(region) => {
+            Ok(filled) => {
                 assert!(run.clone().all(is_absent));
                 self.touched.extend(run.clone());
                 for (n, gfn) in (0..).zip(run) {
@@ -227,7 +248,8 @@ impl World {
                     };
                     self.entries.insert(gfn, entry);
                 }
-                assert_eq!(region, self.expected_region(gfn));
+                assert_eq!(filled.region, self.expected_region(gfn));
+                assert_eq!(filled.entry, first);
             }
         }
     }
@@ -307,6 +329,18 @@ impl World {
                         self.bases.extend(base.map(|base| (region_of(gfn), base)));
                     }
                     Err(error) => assert!(error == PmapError::NoMemory || !is_ram(gfn)),
+                }
+            }
+            Step::Stand(reasons) => {
+                self.pmap.set_standing(reasons);
+                self.standing = reasons;
+            }
+            Step::Why { gfn, why } => {
+                let result = self.pmap.set_why(&mut self.tables, Gfn(gfn), why);
+                assert_eq!(result, Self::expected(gfn, 1));
+                let old = self.entry(gfn);
+                if matches!(old.backing, Backing::Private(_)) {
+                    self.entries.insert(gfn, Entry { why, ..old });
                 }
             }
             Step::FailAllocations(after) => self.tables.fail_after(after),
@@ -464,7 +498,9 @@ fn what_is_remembered_goes_with_a_change() {
         0 => pmap
             .replace(tables, first.add(3), Entry::shared(Mfn(9)))
             .map(drop),
-        1 => pmap.set_run(tables, first.add(3), 1, Entry::shared(Mfn(9))),
+        1 => pmap
+            .set_run(tables, first.add(3), 1, Entry::shared(Mfn(9)))
+            .map(drop),
         _ => pmap.change_reasons(tables, first.add(3), 1, Reasons::MAPPER, Reasons::empty()),
     };
     for n in 0..3 {

@@ -206,7 +206,9 @@ impl<'a> Guest<'a> {
         };
         done.map_err(|filled| match filled {
             Filled::NoMemory => GuestMemoryError::NoFrame(ipa),
-            Filled::Done | Filled::Refused | Filled::Away(_) => GuestMemoryError::NotMemory(ipa),
+            Filled::Done | Filled::Refused | Filled::Away(_) | Filled::Held(_) => {
+                GuestMemoryError::NotMemory(ipa)
+            }
         })
     }
 }

@@ -113,7 +113,7 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
             Coming::Later => Flow::Leave(Outcome::Preempted),
         },
         Filled::NoMemory => without_frame(guest, ipa, access),
-        Filled::Refused => inject(guest, refusal),
+        Filled::Refused | Filled::Held(_) => inject(guest, refusal),
     }
 }
 
@@ -130,7 +130,7 @@ fn region(guest: &mut Loaded<'_>, filled: Filled, refusal: Injection) -> Flow {
             Flow::Leave(Outcome::Waiting)
         }
         Filled::NoMemory => end_vm(guest, "the machine has no memory left for it"),
-        Filled::Refused | Filled::Away(_) => inject(guest, refusal),
+        Filled::Refused | Filled::Away(_) | Filled::Held(_) => inject(guest, refusal),
     }
 }
 

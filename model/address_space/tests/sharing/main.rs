@@ -12,7 +12,7 @@ use model_frame_table::{CHUNK_FRAMES, Owner, Purpose};
 use model_pmap::{Backing, REGION_FRAMES};
 use proptest::prelude::*;
 use std::sync::Arc;
-use world::{Block, IMAGE_PAGES, RAM, RAM_FRAMES, VCPUS, VMS, World};
+use world::{Block, IMAGE_PAGES, RAM, RAM_FRAMES, STANDING, VCPUS, VMS, World};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -37,6 +37,8 @@ enum Step {
     GiveBack(u8),
     /// Who touches some pages next is to be noticed.
     Sample(usize, Gfn, u64),
+    /// A page gets a made-up reason, where all have one.
+    Hold(usize, Gfn),
     /// The guest marks a page, or unmarks it.
     NeverShare(usize, Gfn, bool),
     /// All of the first region, so that it may become a block.
@@ -105,6 +107,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => vm().prop_map(Step::Land),
         1 => (0..2_u8).prop_map(Step::GiveBack),
         6 => (vm(), gfn(), 1..8_u64).prop_map(|(v, g, n)| Step::Sample(v, g, n)),
+        4 => (vm(), gfn()).prop_map(|(v, g)| Step::Hold(v, g)),
         2 => (vm(), gfn(), any::<bool>()).prop_map(|(v, g, n)| Step::NeverShare(v, g, n)),
         1 => vm().prop_map(|v| Step::Release(v, RAM, REGION_FRAMES)),
         1 => (vm(), 0..RAM_FRAMES, 0..2 * RAM_FRAMES)
@@ -163,6 +166,7 @@ impl World {
             Step::Land(vm) => self.land(*vm),
             Step::GiveBack(node) => self.give_copies_back(NodeId(*node)),
             Step::Sample(vm, gfn, count) => self.watch(*vm, *gfn, *count),
+            Step::Hold(vm, gfn) => self.hold(*vm, *gfn),
             Step::NeverShare(vm, gfn, never) => self.never_share(*vm, *gfn, *never),
             Step::FillRegion(vm) => self.fill_region(*vm),
             Step::Kill(vm) => self.kill(*vm),
@@ -206,6 +210,22 @@ proptest! {
         steps in prop::collection::vec(step(), 1..120),
     ) {
         let mut world = World::new(policies);
+        for step in &steps {
+            world.step(step);
+            world.check();
+        }
+        world.finish();
+    }
+
+    /// The same where all pages have a made-up reason not to be written, or not to be seen: nothing gets past it, and
+    /// nothing loses it.
+    #[test]
+    fn no_page_loses_a_reason(
+        policies in prop::array::uniform3(policy()),
+        steps in prop::collection::vec(step(), 1..120),
+        standing in prop::sample::select(&STANDING),
+    ) {
+        let mut world = World::held_by(policies, standing);
         for step in &steps {
             world.step(step);
             world.check();

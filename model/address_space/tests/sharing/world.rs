@@ -2,6 +2,7 @@
 
 mod caches;
 mod check;
+mod holding;
 mod moving;
 
 use std::cell::RefCell;
@@ -19,6 +20,8 @@ use model_pmap::{Backing, Entry, Reasons, Why};
 use model_sharing::{Ground, UNIT};
 
 use crate::machine::{Machine, Tables, free_blocks};
+
+pub use holding::STANDING;
 
 pub const NODES: [FrameRange; 2] = [
     FrameRange {
@@ -65,6 +68,10 @@ pub struct Vm {
     changed: BTreeMap<Gfn, Page>,
     /// Pages that the guest marked as never to be shared.
     pub secrets: BTreeSet<Gfn>,
+    /// Pages that were given the made-up reason of single pages.
+    held: BTreeSet<Gfn>,
+    /// Pages whose reasons were lifted, and what was behind them then.
+    lifted: RefCell<BTreeMap<Gfn, Backing>>,
     tables_fail: bool,
 }
 
@@ -82,6 +89,8 @@ pub struct World {
     records_fail: bool,
     /// The node of VMs that read, where pages go to their users.
     pub told: Option<NodeId>,
+    /// A made-up reason that all pages have, or none.
+    standing: Reasons,
 }
 
 fn page(seed: u8) -> Page {
@@ -107,7 +116,12 @@ fn image_page(n: u64) -> Vec<u8> {
 }
 
 impl Vm {
-    fn new(machine: &mut Machine, (index, generation): (u16, u16), policy: Policy) -> Self {
+    fn new(
+        machine: &mut Machine,
+        (index, generation): (u16, u16),
+        policy: Policy,
+        standing: Reasons,
+    ) -> Self {
         let range = IpaRange {
             start: RAM.address(),
             size: RAM_FRAMES * FRAME_SIZE,
@@ -135,13 +149,19 @@ impl Vm {
         ];
         let tables = Tables::default();
         machine.tlbs.push((vm, tables.clone()));
+        let mut maps = Maps::new(tables.clone(), range).unwrap();
+        if !standing.is_empty() {
+            maps.set_standing(standing);
+        }
         Self {
             ram: GuestRam::new(vm, range, sources, policy),
-            maps: Mutex::new(Maps::new(tables.clone(), range).unwrap()),
+            maps: Mutex::new(maps),
             tables,
             faults: [const { None }; VCPUS],
             changed: BTreeMap::new(),
             secrets: BTreeSet::new(),
+            held: BTreeSet::new(),
+            lifted: RefCell::default(),
             tables_fail: false,
         }
     }
@@ -181,6 +201,11 @@ fn node_of(vcpu: usize) -> NodeId {
 
 impl World {
     pub fn new(policies: [Policy; VMS]) -> Self {
+        Self::held_by(policies, Reasons::empty())
+    }
+
+    /// A world in which all pages have a made-up reason.
+    pub fn held_by(policies: [Policy; VMS], standing: Reasons) -> Self {
         let pages: Vec<_> = (0..IMAGE_PAGES).map(image_page).collect();
         let frames = FakeFrames::with_image(&NODES, IMAGE, &pages);
         let buffer = frames.allocate(NodeId(0), 0, Purpose::Hypervisor).unwrap();
@@ -193,7 +218,7 @@ impl World {
             touched: RefCell::default(),
         };
         let vms = (0..).zip(policies);
-        let vms = vms.map(|(index, policy)| Vm::new(&mut machine, (index, 1), policy));
+        let vms = vms.map(|(index, policy)| Vm::new(&mut machine, (index, 1), policy, standing));
         let vms = vms.collect();
         Self {
             machine,
@@ -207,6 +232,7 @@ impl World {
             frames_fail: false,
             records_fail: false,
             told: None,
+            standing,
         }
     }
 
@@ -250,6 +276,7 @@ impl World {
             Filled::Done => assert!(is_ram(gfn)),
             Filled::Refused => assert!(!is_ram(gfn)),
             Filled::Away(_) => unreachable!("nothing is evicted here"),
+            Filled::Held(_) => unreachable!("who holds it lets it go"),
             Filled::NoMemory => {
                 assert!(self.is_failing(vm) || self.is_empty(), "there was memory");
             }
@@ -263,11 +290,15 @@ impl World {
         let new = || (Fault::new(gfn, node_of(vcpu), access), gfn, access);
         let (mut fault, gfn, access) = begun.unwrap_or_else(new);
         let was_shared = matches!(guest.lock().entry(gfn).backing, Backing::Shared(_));
+        let may = guest.may_change(gfn, self.standing);
         let step = fault.step(&guest.ram, &self.machine, || guest.lock());
         let Some(filled) = step else {
             guest.faults[vcpu] = Some((fault, gfn, access));
             return;
         };
+        if let Filled::Held(reasons) = filled {
+            return self.lift(vm, gfn, access, reasons);
+        }
         // The guest was to overwrite all of the page: it may be zeroes meanwhile.
         let frame = guest.lock().entry(gfn).frame();
         if access == Access::Overwrite
@@ -275,6 +306,7 @@ impl World {
             && frame.and_then(|frame| self.machine.frames.contents(frame))
                 == Some(zeroes().to_vec())
         {
+            assert!(may, "{gfn} was overwritten");
             guest.changed.insert(gfn, zeroes());
         }
         self.judge(vm, gfn, filled);
@@ -345,11 +377,37 @@ impl World {
 
     /// A device reads or writes a page; whether it could.
     pub fn device(&mut self, vm: usize, gfn: Gfn, access: Access, new: &Page) -> bool {
+        loop {
+            match self.device_once(vm, gfn, access, new) {
+                Ok(page) => {
+                    let entry = self.vms[vm].lock().entry(gfn);
+                    assert!(entry.usable(access.writes()).is_some(), "{entry:?}");
+                    if access.writes() {
+                        self.vms[vm].changed.insert(gfn, page);
+                    }
+                    return true;
+                }
+                Err(Filled::Held(reasons)) => self.lift(vm, gfn, access, reasons),
+                Err(filled) => {
+                    self.judge(vm, gfn, filled);
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn device_once(
+        &mut self,
+        vm: usize,
+        gfn: Gfn,
+        access: Access,
+        new: &Page,
+    ) -> Result<Page, Filled> {
         self.settle(vm, Some(gfn.align_down(CHUNK_FRAMES)));
         let guest = &self.vms[vm];
         let (machine, lock) = (&self.machine, || guest.lock());
         let at = (gfn.address(), access);
-        let done = guest
+        guest
             .ram
             .with_frame(at, NodeId(0), machine, &lock, |frame| {
                 if access == Access::Read {
@@ -368,19 +426,7 @@ impl World {
                     .store(frame, part.start as u64, &new[part.clone()]);
                 page[part.clone()].copy_from_slice(&new[part]);
                 Arc::new(page)
-            });
-        match done {
-            Ok(page) => {
-                if access.writes() {
-                    self.vms[vm].changed.insert(gfn, page);
-                }
-                true
-            }
-            Err(filled) => {
-                self.judge(vm, gfn, filled);
-                false
-            }
-        }
+            })
     }
 
     fn content(block: Block) -> Page {
@@ -439,6 +485,10 @@ impl World {
     fn exchange(&mut self, vm: usize, list: &[(Gfn, Gets, Block)]) {
         let pages: Vec<_> = list.iter().map(|(gfn, gets, _)| (*gfn, *gets)).collect();
         let guest = &self.vms[vm];
+        let may: Vec<_> = pages
+            .iter()
+            .map(|(gfn, _)| guest.may_change(*gfn, self.standing))
+            .collect();
         let done = guest
             .lock()
             .exchange(&guest.ram, self.told, &pages, &self.machine);
@@ -448,10 +498,13 @@ impl World {
             let is_done = done & 1 << n != 0;
             let is_copied = matches!(gets, Gets::Own | Gets::Alone(_));
             if is_done && !is_copied {
+                assert!(may[n], "{gfn} got other contents");
                 self.vms[vm].changed.insert(*gfn, Self::content(*block));
             } else if !is_copied {
                 let is_secret = self.vms[vm].secrets.contains(gfn);
-                let may = may_refuse || is_secret || !is_ram(*gfn);
+                // One that is there twice is held again by the second time.
+                let is_held = !may[n] || !self.standing.is_empty();
+                let may = may_refuse || is_secret || is_held || !is_ram(*gfn);
                 assert!(may, "{gfn} could be had");
                 refused.push((*gfn, *block));
             }
@@ -467,6 +520,7 @@ impl World {
         let before = (0..count).map(|n| gfn.add(n));
         let had: Vec<_> = before
             .filter(|gfn| guest.lock().entry(*gfn).frame().is_some())
+            .filter(|gfn| guest.may_change(*gfn, self.standing))
             .collect();
         let released = guest.lock().release(&guest.ram, gfn, count, &self.machine);
         assert_eq!(released, had.len() as u64);
@@ -491,7 +545,7 @@ impl World {
         self.generation += 1;
         let id = (vm as u16, self.generation);
         let policy = self.vms[vm].ram.policy();
-        let new = Vm::new(&mut self.machine, id, policy);
+        let new = Vm::new(&mut self.machine, id, policy, self.standing);
         let old = std::mem::replace(&mut self.vms[vm], new);
         old.tables.0.borrow_mut().mmu.switch_off();
         let dismantling = old.maps.into_inner().unwrap().dismantle(old.ram.vm);

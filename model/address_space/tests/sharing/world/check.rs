@@ -12,9 +12,10 @@ impl World {
         let mut users = self.users();
         for vm in &self.vms {
             let present = self.check_pages(vm, &mut users);
+            self.check_held(vm);
             for (gfn, frame, write) in vm.tables.seen() {
                 let entry = present.get(&gfn).copied().unwrap_or_default();
-                assert!(!write || entry.rights().unwrap().write, "{gfn}: {entry:?}");
+                assert!(entry.usable(write).is_some(), "{gfn}: {entry:?}");
                 let is_copy = copies(&vm.lock(), gfn).contains(&Some(frame));
                 assert!(is_copy || entry.frame() == Some(frame), "{gfn} is stale");
                 self.machine.frames.check_shown(frame);
