@@ -2,6 +2,7 @@
 //! array.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
@@ -9,7 +10,7 @@ use machine_fake::{FakeFrames, FakeTranslation};
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{Access, Filled, Frames, GuestRam, Maps, Policy};
 use model_frame_table::{Owner, Purpose};
-use model_pmap::{Backing, Entry, REGION_FRAMES, Why};
+use model_pmap::{Backing, Entry, REGION_FRAMES, Reasons, Why};
 use proptest::prelude::*;
 
 const RAM: Gfn = Gfn(0x4_0000);
@@ -58,23 +59,56 @@ struct World {
     leaving: Vec<Leaving>,
     hand: Gfn,
     next: u64,
+    /// A reason that all pages have, or none; and those of which it was lifted, with what was behind them then.
+    standing: Reasons,
+    lifted: RefCell<BTreeMap<Gfn, Backing>>,
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(standing: Reasons) -> Self {
         let range = IpaRange {
             start: RAM.address(),
             size: RAM_FRAMES * FRAME_SIZE,
         };
+        let mut maps = Maps::new(FakeTranslation::new(), range).unwrap();
+        maps.set_standing(standing);
         Self {
             frames: FakeFrames::new(&NODES),
             ram: GuestRam::new(VM, range, [const { None }; 3], Policy::default()),
-            maps: Mutex::new(Maps::new(FakeTranslation::new(), range).unwrap()),
+            maps: Mutex::new(maps),
             model: BTreeMap::new(),
             swap: BTreeMap::new(),
             leaving: Vec::new(),
             hand: RAM,
             next: 1,
+            standing,
+            lifted: RefCell::default(),
+        }
+    }
+
+    /// Whoever keeps a page from being used lets it go.
+    fn lift(&self, gfn: Gfn, reasons: Reasons) {
+        assert!(!self.standing.is_empty() && reasons.contains(self.standing));
+        let backing = self.maps().entry(gfn).backing;
+        self.maps().lift(gfn, self.standing);
+        self.lifted.borrow_mut().insert(gfn, backing);
+    }
+
+    /// Pages have the reason of all, unless it was lifted; and the hardware knows.
+    fn check(&self) {
+        let mut maps = self.maps();
+        let mut lifted = self.lifted.borrow_mut();
+        lifted.retain(|gfn, backing| {
+            let entry = maps.entry(*gfn);
+            entry.backing == *backing && !entry.reasons.contains(self.standing)
+        });
+        for gfn in (0..RAM_FRAMES).map(|n| RAM.add(n)) {
+            let entry = maps.entry(gfn);
+            let has_it = entry.reasons.contains(self.standing) || entry.frame().is_none();
+            assert!(has_it || lifted.contains_key(&gfn), "{gfn}: {entry:?}");
+            if let Ok(seen) = maps.tables_mut().mmu.translate(gfn.address()) {
+                assert_eq!(entry.usable(seen.leaf.write), Some(seen.pa.frame()));
+            }
         }
     }
 
@@ -106,7 +140,7 @@ impl World {
 
     /// The frame that the hardware lets the guest use so, after as many faults as it takes.
     fn touch(&self, gfn: Gfn, access: Access) -> Mfn {
-        for _ in 0..4 {
+        for _ in 0..6 {
             let seen = self.maps().tables_mut().mmu.translate(gfn.address());
             if let Ok(seen) = seen
                 && (!access.writes() || seen.leaf.write)
@@ -119,6 +153,7 @@ impl World {
                 .fill(gfn.address(), NODE, access, &self.frames, &lock)
             {
                 Filled::Away(token) => self.bring(gfn, token),
+                Filled::Held(reasons) => self.lift(gfn, reasons),
                 filled => assert_eq!(filled, Filled::Done),
             }
         }
@@ -183,7 +218,8 @@ impl World {
     fn device(&mut self, gfn: Gfn, overwrites: bool) {
         let was_away = matches!(self.maps().entry(gfn).backing, Backing::Discarded(_));
         let away = self.maps().ready(gfn, overwrites, &self.frames);
-        assert_eq!(away.is_some(), was_away && !overwrites);
+        let must_come = !overwrites || !self.standing.is_empty();
+        assert_eq!(away.is_some(), was_away && must_come);
         match away {
             Some(token) => self.bring(gfn, token),
             None if was_away => drop(self.model.remove(&gfn)),
@@ -191,9 +227,15 @@ impl World {
         }
         let lock = || self.maps();
         let at = (gfn.address(), Access::Read);
-        let found = self
-            .ram
-            .with_frame(at, NODE, &self.frames, &lock, |frame| self.word(frame));
+        let load = || {
+            let word = |frame| self.word(frame);
+            { &self.ram }.with_frame(at, NODE, &self.frames, &lock, word)
+        };
+        let mut found = load();
+        if let Err(Filled::Held(reasons)) = found {
+            self.lift(gfn, reasons);
+            found = load();
+        }
         assert_eq!(found, Ok(self.model.get(&gfn).copied().unwrap_or(0)));
     }
 
@@ -216,11 +258,22 @@ impl World {
             Step::Device(n, overwrites) => self.device(RAM.add(n), overwrites),
             Step::Release(n) => {
                 let gfn = RAM.add(n);
+                let before = self.maps().entry(gfn);
+                let held = before.frame().map_or(self.standing, |_| before.reasons);
+                let is_held = held.intersects(self.standing);
                 self.maps().release(&self.ram, gfn, 1, &self.frames);
-                self.model.remove(&gfn);
+                if is_held {
+                    assert_eq!(self.maps().entry(gfn), before);
+                } else {
+                    self.model.remove(&gfn);
+                }
             }
         }
     }
+}
+
+fn standing() -> impl Strategy<Value = Reasons> {
+    prop::sample::select(vec![0, 1 << 11, 1 << 15]).prop_map(Reasons::from_bits_retain)
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -240,11 +293,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn what_comes_back_is_what_went(steps in steps()) {
-        let mut world = World::new();
+    fn what_comes_back_is_what_went(steps in steps(), standing in standing()) {
+        let mut world = World::new(standing);
         let fresh: u64 = world.frames.counts().iter().map(|counts| counts.free).sum();
         for step in &steps {
             world.step(step);
+            world.check();
         }
         for n in 0..RAM_FRAMES {
             world.load(RAM.add(n));
