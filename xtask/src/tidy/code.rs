@@ -25,6 +25,8 @@ const NO_PANIC: [&str; 6] = ["abi", "model", "machine", "hypervisor", "sim", "to
 /// Of those, where a panic is how a test fails: the runtime of bare test guests, and the stand-in
 /// for the machine, which accuses whoever breaks the machine's rules.
 const PANIC_IS_A_VERDICT: [&str; 2] = ["machine/bare", "machine/fake"];
+/// Of the models, the one function that says what a guest may do with its memory, and the tables that hold it.
+const RIGHTS: [&str; 2] = ["model/pmap/src/entry.rs", "model/stage2"];
 
 pub fn check(path: &str, text: &str) -> Vec<Finding> {
     let source = Source::read(text, is_test_file(path));
@@ -41,6 +43,7 @@ pub fn check(path: &str, text: &str) -> Vec<Finding> {
         let found = long_function(&source, index)
             .or_else(|| unsafe_code(path, &source, index))
             .or_else(|| machine_code(path, &source, index))
+            .or_else(|| made_rights(path, &source, index))
             .or_else(|| may_panic(path, &source, index));
         findings.extend(found.map(|what| Finding::new(path, source.tokens[index].line, what)));
     }
@@ -167,6 +170,17 @@ fn machine_code(path: &str, source: &Source, index: usize) -> Option<String> {
     forbidden.then(|| format!("'{name}' may be below {} only", MACHINE_CODE.join(", ")))
 }
 
+/// Rights of a guest's memory that are made by hand, and not asked of its entry.
+fn made_rights(path: &str, source: &Source, index: usize) -> Option<String> {
+    let token = &source.tokens[index];
+    let is_made = mark_at(source, index + 1, ':') && mark_at(source, index + 2, ':')
+        || mark_at(source, index + 1, '{') && !mark_at(source, index.wrapping_sub(1), '>');
+    let may =
+        token.test || !within(path, &["model"]) || RIGHTS.contains(&path) || within(path, &RIGHTS);
+    (token.is("Rights") && is_made && !may)
+        .then(|| "rights of a guest's memory made by hand; ask 'Entry::rights'".into())
+}
+
 fn may_panic(path: &str, source: &Source, index: usize) -> Option<String> {
     let token = &source.tokens[index];
     if token.test || token.excused || !within(path, &NO_PANIC) || within(path, &PANIC_IS_A_VERDICT)
@@ -265,6 +279,22 @@ mod tests {
             )
             .is_empty()
         );
+    }
+
+    #[test]
+    fn rights_are_made_in_one_place() {
+        let by_hand = "fn a() { show(Rights::ALL); show(Rights { write: b, execute: true }) }";
+        assert_eq!(found("model/address_space/src/a.rs", by_hand).len(), 2);
+        for path in [
+            "model/pmap/src/entry.rs",
+            "model/stage2/src/a.rs",
+            "model/address_space/tests/a.rs",
+            "hypervisor/src/a.rs",
+        ] {
+            assert!(found(path, by_hand).is_empty(), "{path}");
+        }
+        let asked = "use a::{B, Rights};\nfn a(b: Rights) -> Rights { c.rights() }";
+        assert!(found("model/address_space/src/a.rs", asked).is_empty());
     }
 
     #[test]
