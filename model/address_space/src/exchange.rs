@@ -115,7 +115,7 @@ impl<T: Translation> Maps<T> {
         if self.has_secrets && self.entry(gfn).never_share {
             return self.stay(gfn, Why::Never);
         }
-        if self.is_held(gfn) && *gets != Gets::Own {
+        if self.may_hold && *gets != Gets::Own && self.is_held(gfn) {
             return None;
         }
         let region = gfn.align_down(REGION_FRAMES);
@@ -176,7 +176,8 @@ impl<T: Translation> Maps<T> {
             Gets::Frame(frame) => {
                 self.events.exchanged += 1;
                 if is_last {
-                    self.show_page(gfn, self.pmap.made(Entry::shared(*frame)));
+                    let rights = self.pmap.made(Entry::shared(*frame)).rights();
+                    self.show_page(gfn, *frame, rights);
                 }
                 true
             }
@@ -248,7 +249,7 @@ impl<T: Translation> Maps<T> {
             let left = (end.0 - at.0).min(in_region);
             let (taken, had) = if left == REGION_FRAMES && self.release_block(at, frames) {
                 (left, left)
-            } else if self.is_held(at) {
+            } else if self.may_hold && self.is_held(at) {
                 (1, 0)
             } else {
                 let most = if self.may_hold {

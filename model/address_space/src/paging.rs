@@ -111,15 +111,14 @@ impl<T: Translation> Maps<T> {
     }
 
     /// Whether the contents of a page may not change, for a reason that no fault ends.
+    #[cold]
     pub(crate) fn is_held(&self, gfn: Gfn) -> bool {
-        self.may_hold && {
-            let entry = self.entry(gfn);
-            let reasons = match entry.frame() {
-                Some(_) => entry.reasons,
-                None => self.pmap.standing(),
-            };
-            !ENDED.contains(reasons)
-        }
+        let entry = self.entry(gfn);
+        let reasons = match entry.frame() {
+            Some(_) => entry.reasons,
+            None => self.pmap.standing(),
+        };
+        !ENDED.contains(reasons)
     }
 
     /// Begins to write out a private page that was not touched: `copy` takes what its frame holds.
@@ -193,9 +192,10 @@ impl<T: Translation> Maps<T> {
         if old.backing != Backing::Discarded(token) || new.frame().is_none() {
             return false;
         }
-        let Ok(entry) = self.pmap.set_run(&mut self.tables, gfn, 1, new) else {
+        let entry = self.pmap.made(new);
+        if self.pmap.set_run(&mut self.tables, gfn, 1, entry).is_err() {
             return false;
-        };
+        }
         self.events.refaults += 1;
         let region = self.pmap.region(&self.tables, gfn);
         // What stage 2 lacks, a fault fills.

@@ -1,12 +1,11 @@
 //! Frames that many VMs use, at the first touch and at the first write.
 
+use crate::paging::SAMPLED;
 use crate::{Access, Filled, Frames, GuestRam, Maps, Translation};
 use model_addr::{Gfn, Mfn};
 use model_frame_table::{CHUNK_FRAMES, Owner};
 use model_pmap::{Backing, Entry, Why};
-use model_stage2::Size;
-
-use crate::paging::SAMPLED;
+use model_stage2::{Rights, Size};
 
 impl<T: Translation> Maps<T> {
     /// Puts the pages of kernel or initrd behind the chunk of `gfn`, where they are an image's;
@@ -44,19 +43,19 @@ impl<T: Translation> Maps<T> {
         if !is_untouched || is_secret || frames.join(frame, user).is_err() {
             return false;
         }
-        let entry = Entry::shared(frame);
-        let Ok(entry) = self.pmap.set_run(&mut self.tables, gfn, 1, entry) else {
+        let entry = self.pmap.made(Entry::shared(frame));
+        if self.pmap.set_run(&mut self.tables, gfn, 1, entry).is_err() {
             frames.leave(frame, user);
             return false;
-        };
+        }
         self.events.at_boot += 1;
-        self.show_page(gfn, entry);
+        self.show_page(gfn, frame, entry.rights());
         true
     }
 
     /// Lets the hardware see a page, as far as its rights go; what it lacks, a fault fills.
-    pub(crate) fn show_page(&mut self, gfn: Gfn, entry: Entry) {
-        if let (Some(frame), Some(rights)) = (entry.frame(), entry.rights()) {
+    pub(crate) fn show_page(&mut self, gfn: Gfn, frame: Mfn, rights: Option<Rights>) {
+        if let Some(rights) = rights {
             let (ipa, pa) = (gfn.address(), frame.address());
             let _ = { &mut self.stage2 }.map(&mut self.tables, ipa, pa, Size::Page, rights);
         }
@@ -103,10 +102,10 @@ impl<T: Translation> Maps<T> {
             frames.copy(old, new);
         }
         self.events.breaks += 1;
-        let entry = self.set_dirtied(gfn, new);
+        let rights = self.set_dirtied(gfn, new).rights();
         let debt = self.unmap(gfn.address(), 1);
         debt.pay(|what| self.tables.invalidate(what));
-        self.show_page(gfn, entry);
+        self.show_page(gfn, new, rights);
         let user = Owner { vm: ram.vm, gfn };
         if ram.policy().hide {
             frames.leave_hidden(old, user);
@@ -118,12 +117,13 @@ impl<T: Translation> Maps<T> {
 
     /// Notes that the guest has `frame` alone since it wrote it; what the page is then. Its entry is there: this
     /// needs no memory.
+    #[inline]
     fn set_dirtied(&mut self, gfn: Gfn, frame: Mfn) -> Entry {
-        let entry = Entry {
+        let entry = self.pmap.made(Entry {
             why: Why::Dirtied,
             ..Entry::private(frame)
-        };
-        let set = self.pmap.set_run(&mut self.tables, gfn, 1, entry);
-        set.unwrap_or_default()
+        });
+        let _ = self.pmap.set_run(&mut self.tables, gfn, 1, entry);
+        entry
     }
 }

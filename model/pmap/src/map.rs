@@ -303,7 +303,7 @@ impl Pmap {
     }
 
     /// Sets `count` guest frames from `gfn` on, of one region: the first to `entry`, the others
-    /// alike with the frames (or blocks) that follow. Returns what the first is now: see [`Self::made`].
+    /// alike with the frames (or blocks) that follow, as [`Self::made`] makes them.
     ///
     /// # Errors
     /// [`PmapError::NotRam`], [`PmapError::Run`], [`PmapError::NoMemory`].
@@ -313,13 +313,12 @@ impl Pmap {
         gfn: Gfn,
         count: u64,
         entry: Entry,
-    ) -> Result<Entry, PmapError> {
+    ) -> Result<(), PmapError> {
         self.check_run(gfn, count)?;
         self.seen.forget(gfn, count);
         let slot = self.add_region_table(memory, gfn)?;
         let leaf = self.add_leaf(memory, slot)?;
-        let entry = self.made(entry);
-        let (first, index) = (entry.encode(), index(gfn));
+        let (first, index) = (self.made_word(entry), index(gfn));
         let step = if first & KIND == entry::ABSENT {
             0
         } else {
@@ -344,7 +343,7 @@ impl Pmap {
         region.in_place += region.counts(index, first) * count;
         region.mixed |= first & KIND != PRIVATE;
         self.set_region(memory, slot, old, region);
-        Ok(entry)
+        Ok(())
     }
 
     /// Sets one guest frame to `entry` as [`Self::made`] makes it; what it was. It is [`Self::lookup`] and
@@ -362,7 +361,7 @@ impl Pmap {
         self.seen.forget(gfn, 1);
         let slot = self.add_region_table(memory, gfn)?;
         let leaf = self.add_leaf(memory, slot)?;
-        let (at, new) = (index(gfn), self.made(entry).encode());
+        let (at, new) = (index(gfn), self.made_word(entry));
         let old = memory.read(leaf, at);
         memory.write(leaf, at, new);
         let before = slot.region(memory);

@@ -27,6 +27,18 @@ impl Pmap {
         Entry { reasons, ..entry }
     }
 
+    /// The word of [`Self::made`].
+    #[inline]
+    pub(crate) fn made_word(&self, entry: Entry) -> u64 {
+        let word = entry.encode();
+        let has_frame = entry::is_present(word);
+        word | if has_frame {
+            entry::reason_bits(self.standing)
+        } else {
+            0
+        }
+    }
+
     /// Adds and removes reasons for `count` guest frames from `gfn` on, of one region, those that
     /// nothing is behind left out.
     ///
