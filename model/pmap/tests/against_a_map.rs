@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use machine_fake::FakeTables;
 use model_addr::{Gfn, Ipa, IpaRange, Mfn};
 use model_pmap::{
-    Backing, Counts, Entry, GivenBack, MAX_RAM_RANGES, Pmap, PmapError, REGION_FRAMES, Reasons,
-    Region, Why,
+    Backing, Counts, Entry, GivenBack, Pmap, PmapError, REGION_FRAMES, Reasons, Region, Why,
 };
 use proptest::prelude::*;
 
@@ -254,6 +253,21 @@ impl World {
         }
     }
 
+    fn change(&mut self, (gfn, count): (u64, u64), add: Reasons, remove: Reasons) {
+        let tables = &mut self.tables;
+        let result = self
+            .pmap
+            .change_reasons(tables, Gfn(gfn), count, add, remove);
+        assert_eq!(result, Self::expected(gfn, count));
+        for gfn in gfn..gfn + if result.is_ok() { count } else { 0 } {
+            let old = self.entry(gfn);
+            if old.frame().is_some() {
+                let reasons = (old.reasons - remove) | add;
+                self.entries.insert(gfn, Entry { reasons, ..old });
+            }
+        }
+    }
+
     fn never_share(&mut self, gfn: u64, count: u64, never: bool) {
         let tables = &mut self.tables;
         let result = self.pmap.set_never_share(tables, Gfn(gfn), count, never);
@@ -305,20 +319,7 @@ impl World {
                 count,
                 add,
                 remove,
-            } => {
-                let tables = &mut self.tables;
-                let result = self
-                    .pmap
-                    .change_reasons(tables, Gfn(gfn), count, add, remove);
-                assert_eq!(result, Self::expected(gfn, count));
-                for gfn in gfn..gfn + if result.is_ok() { count } else { 0 } {
-                    let old = self.entry(gfn);
-                    if old.frame().is_some() {
-                        let reasons = (old.reasons - remove) | add;
-                        self.entries.insert(gfn, Entry { reasons, ..old });
-                    }
-                }
-            }
+            } => self.change((gfn, count), add, remove),
             Step::NeverShare { gfn, count, never } => self.never_share(gfn, count, never),
             Step::SetBase { gfn, base } => {
                 let base = base.map(|n| Mfn(n << 9));
@@ -543,56 +544,6 @@ fn a_full_region_is_a_block() {
     pmap.change_reasons(&mut tables, first, 512, Reasons::empty(), log)
         .unwrap();
     assert_eq!(pmap.region(&tables, first).block(), Some(base));
-}
-
-#[test]
-fn only_sound_ram_is_accepted() {
-    let mut tables = FakeTables::new();
-    let range = |start, size| IpaRange {
-        start: Ipa(start),
-        size,
-    };
-    let end = 1 << 39;
-    for ram in [
-        vec![],
-        vec![range(0, 0)],
-        vec![range(0x800, 0x1000)],
-        vec![range(0, 0x800)],
-        vec![range(end - 0x1000, 0x2000)],
-        vec![range(u64::MAX - 0xfff, 0x1000)],
-        vec![range(0, 0x2000), range(0x1000, 0x2000)],
-        (0..=MAX_RAM_RANGES as u64)
-            .map(|n| range(n << 20, 0x1000))
-            .collect(),
-    ] {
-        assert_eq!(
-            Pmap::new(&mut tables, &ram).map(|_| ()),
-            Err(PmapError::Ram),
-            "{ram:?}"
-        );
-    }
-    let both = [range(end - 0x1000, 0x1000), range(0, 0x1000)];
-    for allocations in 0..2 {
-        tables.fail_after(Some(allocations));
-        assert_eq!(
-            Pmap::new(&mut tables, &both).map(|_| ()),
-            Err(PmapError::NoMemory)
-        );
-        assert_eq!(tables.in_use(), 0);
-    }
-    tables.fail_after(None);
-    let pmap = Pmap::new(&mut tables, &both).unwrap();
-    assert_eq!(pmap.ram().count(), 2);
-    assert!(!pmap.contains(Gfn(u64::MAX), 1) && !pmap.contains(Gfn(0), u64::MAX));
-    assert!(
-        !pmap.contains(Gfn(1 << 60), 1),
-        "the address would wrap to 0"
-    );
-    assert_eq!(
-        pmap.lookup(&tables, Gfn(1 << 60)),
-        Err(PmapError::NotRam(Gfn(1 << 60)))
-    );
-    assert_eq!(pmap.absent_run(&tables, Gfn(1 << 60), 1), 0);
 }
 
 #[test]

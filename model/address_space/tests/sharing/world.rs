@@ -377,7 +377,7 @@ impl World {
 
     /// A device reads or writes a page; whether it could.
     pub fn device(&mut self, vm: usize, gfn: Gfn, access: Access, new: &Page) -> bool {
-        loop {
+        for _ in 0..6 {
             match self.device_once(vm, gfn, access, new) {
                 Ok(page) => {
                     let entry = self.vms[vm].lock().entry(gfn);
@@ -394,6 +394,7 @@ impl World {
                 }
             }
         }
+        unreachable!("{gfn} is held for ever");
     }
 
     fn device_once(
