@@ -4,8 +4,9 @@
 //! disk images. [`control`] is what EL2 and the `underpin` command say to each other. [`os0`] is
 //! what the operating system that owns the machine can ask of EL2 beneath it, [`served`] how it
 //! serves disks to VMs, [`upgrade`] what one image of EL2 leaves for the next, [`hypercall`] what guests
-//! can ask that know Underpin, [`firmware`] what anybody asks of firmware, [`link`] what hosts of a cluster
-//! send each other, and [`coherence`] what they say about the pages of a VM that they share.
+//! can ask that know Underpin, [`firmware`] what anybody asks of firmware, [`link`] the frames that hosts of
+//! a cluster send each other, [`cluster`] the messages by which they join, and [`coherence`] those about the
+//! pages of a VM that they share.
 //!
 //! All integers are little-endian; both sides run on little-endian machines, which the layout
 //! asserts. Every struct is `repr(C)`, has no padding, and states its size in a `const` assert.
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bundle;
+pub mod cluster;
 pub mod coherence;
 pub mod control;
 pub mod firmware;

@@ -60,7 +60,7 @@ pub struct Prefix {
     pub from: u8,
     /// Host number of the receiver.
     pub to: u8,
-    /// Number of the cluster's membership.
+    /// Number of the cluster.
     pub epoch: U32,
 }
 

@@ -98,7 +98,7 @@ pub enum Refused {
 pub enum Dropped {
     /// Too short, of another protocol or version, or between other hosts.
     Foreign,
-    /// Of another epoch.
+    /// Of another cluster.
     Epoch,
     /// Of another session.
     Session,
@@ -159,7 +159,7 @@ pub struct Settings {
     pub peer: u8,
     /// MAC addresses of this host and of the other.
     pub macs: [[u8; 6]; 2],
-    /// Number of the cluster's membership: frames of other epochs are dropped.
+    /// Number of the cluster: frames of others are dropped.
     pub epoch: u32,
     /// Bytes of the longest frame, the same at both hosts.
     pub frame_bytes: usize,

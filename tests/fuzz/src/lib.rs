@@ -22,6 +22,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("device_tree", targets::machine::device_tree),
     ("gic", targets::gic::gic),
     ("image", targets::machine::image),
+    ("join", targets::join::join),
     ("kernel_image", targets::machine::kernel_image),
     ("link_frame", targets::link::link_frame),
     ("overlay", targets::overlay::overlay),

@@ -4,6 +4,7 @@ pub mod coherence;
 pub mod control;
 pub mod exits;
 pub mod gic;
+pub mod join;
 pub mod link;
 pub mod machine;
 pub mod overlay;

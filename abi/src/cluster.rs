@@ -1,0 +1,87 @@
+//! Messages by which hosts of a cluster join and stay together (`model/membership`), on the urgent lane of the link.
+//!
+//! ```text
+//!  Description      once in a session: what a host is
+//!  Propose          leader to all: the next membership
+//!  Beat             all to all: asks for an answer, answers, or both
+//! ```
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Version of the messages between hosts, of the link's layout and of all that is said over it.
+pub const PROTOCOL: u8 = 1;
+/// The most hosts of a cluster, numbered from 0.
+pub const HOSTS_MAX: usize = 16;
+/// The most ID registers in a description.
+pub const FEATURES_MAX: usize = 16;
+
+/// Kind of a [`Description`]. Kinds of `abi::coherence` are below.
+pub const DESCRIPTION: u8 = 0x40;
+/// Kind of a [`Propose`].
+pub const PROPOSE: u8 = 0x41;
+/// Kind of a [`Beat`].
+pub const BEAT: u8 = 0x42;
+
+/// What a host is: compared when it joins.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Description {
+    /// [`DESCRIPTION`].
+    pub kind: u8,
+    /// [`PROTOCOL`].
+    pub protocol: u8,
+    /// log2 of the bytes of a page.
+    pub page_log2: u8,
+    /// log2 of the bytes that DC ZVA zeroes (DCZID_EL0.BS + 2), or 0 if guests may not use DC ZVA.
+    pub zva_log2: u8,
+    /// Version of Underpin: major, minor and patch, of a byte each, from bit 16 down.
+    pub version: U32,
+    /// Frequency of the guests' counter in Hz (CNTFRQ_EL0).
+    pub clock_hz: U32,
+    /// Sizes of cache lines (CTR_EL0), lower half.
+    pub cache_lines: U32,
+    /// Life of the sender; not 0.
+    pub life: U64,
+    /// ID registers in the order of `model/id_registers`, then zeroes.
+    pub features: [U64; FEATURES_MAX],
+}
+
+/// Proposal of a membership.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Propose {
+    /// [`PROPOSE`].
+    pub kind: u8,
+    /// Zeroes.
+    pub zeroes: [u8; 7],
+    /// Epoch, and in the lowest 8 bits the number of the leader.
+    pub id: U64,
+    /// Life of each member; 0 for hosts that are not members.
+    pub lives: [U64; HOSTS_MAX],
+}
+
+/// A sign of life, which asks for an answer, is one, or both.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Beat {
+    /// [`BEAT`].
+    pub kind: u8,
+    /// 1 if the receiver is in the sender's membership, or in the proposal that it accepted.
+    pub with: u8,
+    /// Zeroes.
+    pub zeroes: [u8; 2],
+    /// Number of the beat, to be answered; 0 for one that needs no answer.
+    pub number: U32,
+    /// Number of the beat that is answered, or 0.
+    pub echo: U32,
+    /// The latest membership that the sender accepted.
+    pub accepted: U64,
+    /// Life of the sender.
+    pub life: U64,
+}
+
+const _: () = assert!(size_of::<Description>() == 152 && size_of::<Propose>() == 144);
+const _: () = assert!(size_of::<Beat>() == 28);

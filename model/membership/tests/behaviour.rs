@@ -1,0 +1,142 @@
+//! What fits, what is common, and how long things take.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use model_membership::{
+    Description, Event, Membership, NEVER, Settings, Standing, Unfit, common, compare,
+};
+use world::{DECLARE, STOP, World, description};
+use zerocopy::IntoBytes;
+
+fn changed(change: impl FnOnce(&mut Description)) -> Result<(), Unfit> {
+    let mut theirs = description(2);
+    change(&mut theirs);
+    compare(&theirs, &description(1))
+}
+
+#[test]
+fn every_field_that_must_be_equal_is_named() {
+    assert_eq!(changed(|_| {}), Ok(()));
+    assert_eq!(changed(|it| it.protocol = 9), Err(Unfit::Protocol(9, 1)));
+    assert_eq!(
+        changed(|it| it.page_log2 = 16),
+        Err(Unfit::PageSize(16, 12))
+    );
+    assert_eq!(changed(|it| it.zva_log2 = 0), Err(Unfit::ZeroedBlock(0, 6)));
+    let clock = Err(Unfit::Clock(25_000_000, 62_500_000));
+    assert_eq!(changed(|it| it.clock_hz = 25_000_000.into()), clock);
+    let version = Err(Unfit::Version(7, 0x01_0200));
+    assert_eq!(changed(|it| it.version = 7.into()), version);
+    let lines = Err(Unfit::CacheLines(1, 0x8444_c004));
+    assert_eq!(changed(|it| it.cache_lines = 1.into()), lines);
+    assert_eq!(changed(|it| it.features[0] = 0.into()), Ok(()));
+}
+
+#[test]
+fn common_features_are_the_lesser_ones() {
+    let (mut a, mut b) = (description(1).features, description(2).features);
+    // ID_AA64ISAR0_EL1: AES has bits 4 to 7, Atomic 20 to 23.
+    a[3] = 0x0020_0010.into();
+    b[3] = 0x0000_0020.into();
+    assert_eq!(common(&a, &b)[3].get(), 0x0000_0010);
+}
+
+#[test]
+fn a_host_that_does_not_fit_stays_out_and_is_named() {
+    let mut world = World::<2>::new();
+    world.deliver_all(|_, _| false);
+    let mut other = description(7);
+    other.clock_hz = 1_000.into();
+    world.restart(1);
+    world.step(0, Event::Down(1));
+    world.step(0, Event::Up(1));
+    world.step(0, Event::Message(1, other.as_bytes()));
+    let standing = world.hosts[0].membership.standing(1);
+    assert_eq!(standing, Standing::Unfit(Unfit::Clock(1_000, 62_500_000)));
+    let message = "its clock has 1000 Hz, here 62500000 Hz: guests read the frequency once, so it must be equal";
+    assert_eq!(Unfit::Clock(1_000, 62_500_000).to_string(), message);
+    let membership = &world.hosts[0].membership;
+    assert_eq!((membership.view().id, membership.runs_until()), (0, NEVER));
+}
+
+#[test]
+fn times_that_a_drifting_clock_turns_round_are_refused() {
+    let settings = Settings::new(0);
+    let make = |settings| Membership::<2>::new(settings, description(1));
+    assert!(make(settings).is_some());
+    // 200 ppm of 2 s are 0.4 ms.
+    let close = Settings {
+        stop_ns: 1_999_700_000,
+        ..settings
+    };
+    assert!(make(close).is_none());
+    let far = Settings {
+        stop_ns: 1_999_500_000,
+        ..settings
+    };
+    assert!(make(far).is_some());
+    assert!(
+        make(Settings {
+            host: 2,
+            ..settings
+        })
+        .is_none()
+    );
+    assert!(Membership::<2>::new(settings, description(0)).is_none());
+}
+
+#[test]
+fn a_silent_member_stops_the_other_and_is_then_lost() {
+    let mut world = World::<2>::new();
+    while !world.is_one() {
+        world.deliver_all(|_, _| false);
+        world.advance(None);
+    }
+    world.deliver_all(|_, _| false);
+    let view = *world.hosts[0].membership.view();
+    assert_eq!(view.lives.map(|life| life != 0), [true; 2]);
+    world.crash(1);
+    let begin = world.hosts[0].clock;
+    let mut times = [0; 2];
+    while world.hosts[0].membership.view() == &view {
+        let at = &world.hosts[0];
+        if at.clock >= at.membership.runs_until() && times[0] == 0 {
+            times[0] = at.clock - begin;
+        }
+        world.advance(None);
+    }
+    times[1] = world.hosts[0].clock - begin;
+    assert_eq!(times, [STOP, DECLARE]);
+    let said = &world.hosts[0].membership;
+    assert_eq!((said.view().id, said.view().lives[1]), (0, 0));
+    assert_ne!(
+        said.view().lives[0],
+        view.lives[0],
+        "a host that leaves has a new life"
+    );
+}
+
+#[test]
+fn a_membership_grows_without_a_stop() {
+    let mut world = World::<3>::new();
+    let is_cut = |from: usize, to: usize| from == 2 || to == 2;
+    for _ in 0..4 {
+        world.deliver_all(is_cut);
+        world.advance(None);
+    }
+    let before = *world.hosts[0].membership.view();
+    assert_eq!(before.lives.map(|life| life != 0), [true, true, false]);
+    for _ in 0..4 {
+        world.deliver_all(|_, _| false);
+        world.advance(None);
+        for host in &world.hosts[..2] {
+            assert!(host.clock < host.membership.runs_until());
+        }
+    }
+    let view = world.hosts[0].membership.view();
+    assert_eq!(view.lives[..2], before.lives[..2]);
+    assert!(view.lives[2] != 0 && view.epoch() > before.epoch());
+    assert!(world.is_one());
+}
