@@ -9,6 +9,17 @@ pub(crate) fn next(number: u32) -> u32 {
     number.checked_add(1).unwrap_or(1)
 }
 
+impl Peer {
+    /// Notes the present life. A new one has left all memberships of the last: it is owed nothing, and has proved nothing.
+    fn lives(&mut self, life: u64) {
+        if self.life != life {
+            self.life = life;
+            (self.heard_at, self.proof_at) = (None, None);
+            self.promised = self.promised.filter(|(_, to)| *to == life);
+        }
+    }
+}
+
 impl<const HOSTS: usize> Membership<HOSTS> {
     /// Takes a message; one that makes no sense is dropped.
     pub(crate) fn receive(
@@ -22,12 +33,12 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         match (standing, message.first()) {
             (Standing::Unknown, Some(&DESCRIPTION)) => {
                 if let Ok(theirs) = Description::ref_from_bytes(message) {
-                    self.described(host, theirs, actions);
+                    self.described(host, theirs);
                 }
             }
             (Standing::Fit, Some(&BEAT)) => {
                 if let Ok(beat) = Beat::ref_from_bytes(message) {
-                    self.beaten(host, beat, actions);
+                    self.beaten(host, beat);
                 }
             }
             (Standing::Fit, Some(&PROPOSE)) => {
@@ -40,31 +51,17 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         self.enter(now_ns, actions);
     }
 
-    fn described(&mut self, host: u8, theirs: &Description, actions: &mut impl Actions) {
+    fn described(&mut self, host: u8, theirs: &Description) {
         let fits = compare(theirs, &self.own);
         let peer = &mut self.peers[usize::from(host)];
         peer.standing = fits.map_or_else(Standing::Unfit, |()| Standing::Fit);
         peer.features = theirs.features;
-        self.lives(host, theirs.life.get(), actions);
+        peer.lives(theirs.life.get());
     }
 
-    /// Notes the present life of a host: a new one has left all memberships of the last.
-    fn lives(&mut self, host: u8, life: u64, actions: &mut impl Actions) {
+    fn beaten(&mut self, host: u8, beat: &Beat) {
         let peer = &mut self.peers[usize::from(host)];
-        if peer.life == life {
-            return;
-        }
-        peer.life = life;
-        (peer.heard_at, peer.proof_at) = (None, None);
-        peer.promised = peer.promised.filter(|(_, to)| *to == life);
-        if ![0, life].contains(&self.view.lives[usize::from(host)]) {
-            self.leave(host, actions);
-        }
-    }
-
-    fn beaten(&mut self, host: u8, beat: &Beat, actions: &mut impl Actions) {
-        self.lives(host, beat.life.get(), actions);
-        let peer = &mut self.peers[usize::from(host)];
+        peer.lives(beat.life.get());
         peer.accepted = beat.accepted.get();
         if beat.number.get() != 0 {
             peer.owes = beat.number.get();

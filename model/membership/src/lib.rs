@@ -201,8 +201,8 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     /// messages: the owner ticks after a batch of others, and at [`Self::deadline`].
     pub fn step(&mut self, now_ns: u64, event: Event<'_>, actions: &mut impl Actions) {
         match event {
-            Event::Up(host) => self.session(host, Standing::Unknown, actions),
-            Event::Down(host) => self.session(host, Standing::Away, actions),
+            Event::Up(host) => self.session(host, Standing::Unknown),
+            Event::Down(host) => self.session(host, Standing::Away),
             Event::Message(host, message) => self.receive(now_ns, host, message, actions),
             Event::Tick => self.tick(now_ns, actions),
         }
@@ -289,21 +289,17 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         self.peers[host].proof_at
     }
 
-    /// Begins or ends a session.
-    fn session(&mut self, host: u8, standing: Standing, actions: &mut impl Actions) {
-        if host == self.settings.host || usize::from(host) >= HOSTS {
-            return;
-        }
-        let peer = &mut self.peers[usize::from(host)];
-        let promised = peer.promised;
-        *peer = Peer {
-            standing,
-            promised,
-            is_answered: true,
-            ..Peer::default()
-        };
-        if self.view.lives[usize::from(host)] != 0 {
-            self.leave(host, actions);
+    /// Begins or ends a session. A member whose session ended has no proof any more, so that the next tick finds it lost.
+    fn session(&mut self, host: u8, standing: Standing) {
+        let own = self.settings.host;
+        let peer = self.peers.get_mut(usize::from(host));
+        if let Some(peer) = peer.filter(|_| host != own) {
+            *peer = Peer {
+                standing,
+                promised: peer.promised,
+                is_answered: true,
+                ..Peer::default()
+            };
         }
     }
 
