@@ -10,6 +10,10 @@
 //! one [`kind::BLOCKS`] entry. Equal blocks, of one image or of several, are one page there, as
 //! long as the images belong to one share group: that of the first VM in the table with the image.
 
+mod cluster;
+
+pub use cluster::ClusterRecord;
+
 use crate::Text;
 use core::ops::Range;
 use zerocopy::little_endian::U32;
@@ -97,6 +101,8 @@ pub mod kind {
     pub const DISK: u32 = 4;
     /// The different blocks of all disk images, whole pages. At most one entry is of this kind.
     pub const BLOCKS: u32 = 5;
+    /// A [`super::ClusterRecord`]. At most one entry is of this kind.
+    pub const CLUSTER: u32 = 6;
 }
 
 /// How a VM uses a disk.
@@ -312,6 +318,9 @@ pub enum BundleError {
     /// This VM's entry has the wrong size or text that is not UTF-8.
     #[error("entry {0} is no VM description")]
     Vm(u32),
+    /// This entry has the wrong size, names no hosts or two alike, or is a second cluster.
+    #[error("entry {0} is no cluster description: build the bundle again, underpin bundle")]
+    Cluster(u32),
 }
 
 impl VmRecord {

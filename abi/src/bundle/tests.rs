@@ -218,3 +218,68 @@ fn a_vm_says_its_name_and_its_group() {
         assert_eq!(vm(&spoiled), Err(BundleError::Vm(0)));
     }
 }
+
+fn cluster() -> ClusterRecord {
+    let mut record = ClusterRecord {
+        number: 1,
+        host: 1,
+        hosts: 2,
+        reserved: [0; 2],
+        key: [7; 32],
+        macs: [[0; 6]; 16],
+        names: [Text::default(); 16],
+    };
+    (record.macs[0], record.macs[1]) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+    (record.names[0], record.names[1]) = (Text::cut("a"), Text::cut("b"));
+    record
+}
+
+fn parsed(record: &ClusterRecord) -> Result<Option<ClusterRecord>, BundleError> {
+    let content = record.as_bytes();
+    let bytes = bundle_of(&[(kind::CLUSTER, content.len() as u64, content)]);
+    Bundle::parse(&bytes).unwrap().cluster()
+}
+
+#[test]
+fn a_cluster_is_taken_only_if_its_hosts_differ() {
+    let good = parsed(&cluster()).unwrap().unwrap();
+    assert_eq!(good.as_bytes(), cluster().as_bytes());
+    assert!(
+        Bundle::parse(&bundle_of(&[]))
+            .unwrap()
+            .cluster()
+            .unwrap()
+            .is_none()
+    );
+    let wrong: [fn(&mut ClusterRecord); 9] = [
+        |it| it.host = 2,
+        |it| it.hosts = 1,
+        |it| it.hosts = 17,
+        |it| it.hosts = 3,
+        |it| it.key = [0; 32],
+        |it| it.macs[1] = it.macs[0],
+        |it| it.macs[1][0] |= 1,
+        |it| it.names[0] = it.names[1],
+        |it| it.names[0] = Text::default(),
+    ];
+    for (n, change) in wrong.into_iter().enumerate() {
+        let mut record = cluster();
+        change(&mut record);
+        assert!(
+            matches!(parsed(&record), Err(BundleError::Cluster(0))),
+            "{n}"
+        );
+    }
+    let record = cluster();
+    let content = record.as_bytes();
+    let size = content.len() as u64;
+    let two = bundle_of(&[
+        (kind::CLUSTER, size, content),
+        (kind::CLUSTER, size, content),
+    ]);
+    let two = Bundle::parse(&two).unwrap().cluster();
+    assert!(matches!(two, Err(BundleError::Cluster(0))));
+    let short = bundle_of(&[(kind::CLUSTER, 3, b"abc")]);
+    let short = Bundle::parse(&short).unwrap().cluster();
+    assert!(matches!(short, Err(BundleError::Cluster(0))));
+}

@@ -11,15 +11,15 @@ use crate::{
 };
 use abi::{
     Text,
-    bundle::{ENTRIES_MAX, ENTRY_ALIGN, Entry, Header, MAGIC, VERSION, kind},
+    bundle::{ClusterRecord, ENTRIES_MAX, ENTRY_ALIGN, Entry, Header, MAGIC, VERSION, kind},
 };
 use std::{
     collections::HashSet,
     ffi::OsString,
     fmt::Write as _,
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io::{self, Read as _},
-    os::unix::fs::{FileExt as _, MetadataExt as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -90,6 +90,11 @@ pub struct Written {
 impl Plan {
     /// Lays out a bundle of these VMs and the files behind them.
     pub fn new(vms: &[VmFile]) -> Result<Self> {
+        Self::with_cluster(vms, None)
+    }
+
+    /// As [`Self::new`], for a host of a cluster.
+    pub fn with_cluster(vms: &[VmFile], cluster: Option<ClusterRecord>) -> Result<Self> {
         let mut plan = Self {
             entries: Vec::new(),
             head: 0,
@@ -106,6 +111,12 @@ impl Plan {
             let size = size_of_val(&record) as u64;
             plan.entries
                 .push(Planned::new(kind::VM, &vm.name, size, content, ""));
+        }
+        if let Some(record) = cluster {
+            let content = Content::Bytes(record.as_bytes().to_owned());
+            let size = size_of_val(&record) as u64;
+            let planned = Planned::new(kind::CLUSTER, "cluster", size, content, "");
+            plan.entries.push(planned);
         }
         if has_disks {
             let blocks = Planned::new(kind::BLOCKS, "blocks", 0, Content::Blocks, "");
@@ -193,7 +204,8 @@ impl Plan {
         let written = self.write_all(&part, progress).and_then(|written| {
             let side_text = fingerprint + &written.line();
             fs::rename(&part, out)
-                .and_then(|()| fs::write(&side, side_text))
+                .and_then(|()| self.create(&side))
+                .and_then(|file| file.write_all_at(side_text.as_bytes(), 0))
                 .map_err(failed(out))?;
             Ok(written)
         });
@@ -203,11 +215,20 @@ impl Plan {
         written
     }
 
-    fn write_all(&self, path: &Path, progress: Progress) -> Result<Written> {
-        let failed = |error| Failure::file("cannot write the bundle", path, &error);
+    /// Makes a file or empties it; its owner alone may read it if the bundle has a cluster's key.
+    fn create(&self, path: &Path) -> io::Result<File> {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(true);
-        let out = options.open(path).map_err(failed)?;
+        let file = options.open(path)?;
+        if self.entries.iter().any(|e| e.entry.kind == kind::CLUSTER) {
+            file.set_permissions(Permissions::from_mode(0o600))?;
+        }
+        Ok(file)
+    }
+
+    fn write_all(&self, path: &Path, progress: Progress) -> Result<Written> {
+        let failed = |error| Failure::file("cannot write the bundle", path, &error);
+        let out = self.create(path).map_err(failed)?;
         let bar = progress.bytes("writing the bundle", self.size_at_most());
         let mut store = Store::new(&out, self.head);
         for Planned {

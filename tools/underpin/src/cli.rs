@@ -1,7 +1,9 @@
 //! The command line.
 
+mod cluster;
 mod set;
 
+pub use cluster::{ClusterVerb, Membership};
 pub use set::{Blocks, Claim, Set};
 
 use crate::{beneath::Served, codes, sim::Shape, units, vmfile::NODES_MAX};
@@ -121,6 +123,16 @@ pub enum Verb {
         /// The file to write
         #[arg(short = 'O', long = "out", value_name = "FILE")]
         out: PathBuf,
+        /// The cluster that the machine belongs to.
+        #[command(flatten)]
+        membership: Membership,
+    },
+    /// Make the key of a cluster, or check its file
+    #[command(after_help = cluster::FILE)]
+    Cluster {
+        /// What to do.
+        #[command(subcommand)]
+        verb: ClusterVerb,
     },
     /// Start a simulated machine with these VMs
     Sim(Box<Sim>),

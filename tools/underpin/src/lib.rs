@@ -8,6 +8,7 @@ pub mod analysis;
 pub mod beneath;
 pub mod bundle;
 pub mod cli;
+pub mod cluster;
 pub mod codes;
 pub mod control;
 pub mod failure;

@@ -34,6 +34,7 @@ mod fit;
 mod list;
 mod machine;
 mod mem;
+mod membership;
 mod metrics;
 mod numa;
 mod park;
@@ -68,7 +69,12 @@ pub fn run(cli: Cli) -> Result<u8> {
     };
     match cli.verb {
         Verb::Check { files } => files::check(&context, &files)?,
-        Verb::Bundle { files, out } => files::bundle(&context, &files, &out)?,
+        Verb::Bundle {
+            files,
+            out,
+            membership,
+        } => files::bundle(&context, &files, &out, &membership)?,
+        Verb::Cluster { verb } => membership::cluster(&context, &verb)?,
         Verb::Sim(options) => return simulate::run(&context, &options),
         Verb::Run(options) if options.dry_run => return fit::run_dry(&context, &options.files),
         Verb::Run(options) => return context.run_files(&options),

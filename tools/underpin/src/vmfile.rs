@@ -25,12 +25,13 @@ mod memory;
 mod net;
 mod partitions;
 mod region;
-mod section;
+pub(crate) mod section;
 
 pub use disk::{Backing, Base, Disk, Overlay};
 pub use disk_file::DiskFile;
 pub use memory::{Memory, Sharing};
 pub use net::Net;
+pub(crate) use net::parse_mac;
 pub use region::Region;
 
 /// The most vCPUs a VM may have.

@@ -11,6 +11,9 @@ pub fn bundle(data: &[u8]) {
     let Ok(bundle) = Bundle::parse(data) else {
         return;
     };
+    if let Ok(Some(cluster)) = bundle.cluster() {
+        assert!(cluster.host < cluster.hosts);
+    }
     for (n, entry) in bundle.entries() {
         let content = bundle.content(&entry).map(<[u8]>::len);
         assert_eq!(content, Some(entry.stored() as usize));

@@ -339,3 +339,28 @@ fn a_banner_is_found_across_reads() {
     dir.write("kernel", b"Linux version ?");
     assert_eq!(kernel_version(&dir.0.join("kernel")), None);
 }
+
+#[test]
+fn a_bundle_with_a_key_is_its_owners_alone() {
+    let dir = Dir::new("cluster");
+    dir.write("kernel", b"1");
+    dir.write("key", "07".repeat(32).as_bytes());
+    let key = dir.0.join("key");
+    fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+    let text = "key = 'key'\nhost = [{ name = 'a', mac = '02:00:00:00:88:01' }, \
+                { name = 'b', mac = '02:00:00:00:88:02' }]";
+    let cluster = crate::cluster::ClusterFile::parse(&dir.0.join("cluster.toml"), text).unwrap();
+    let vms = [dir.vm("x", "kernel", "")];
+    let out = dir.0.join("bundle");
+    build(&dir, &vms);
+    let plan = Plan::with_cluster(&vms, Some(cluster.record("b").unwrap())).unwrap();
+    assert!(plan.write(&out, Progress::silent()).unwrap().anew);
+    for file in [&out, &with_suffix(&out, ".fingerprint")] {
+        let mode = fs::metadata(file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", file.display());
+    }
+    let bytes = fs::read(&out).unwrap();
+    let record = Bundle::parse(&bytes).unwrap().cluster().unwrap().unwrap();
+    assert_eq!((record.host, record.hosts, record.key), (1, 2, [7; 32]));
+    assert!(!plan.write(&out, Progress::silent()).unwrap().anew);
+}

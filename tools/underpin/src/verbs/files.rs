@@ -3,6 +3,7 @@
 use super::Context;
 use crate::{
     bundle::{Plan, Tally, Written},
+    cli::Membership,
     failure::{Failure, Result},
     layout::{self, Obstacle},
     output::Tone,
@@ -66,8 +67,13 @@ fn warnings(vms: &[VmFile]) -> Result<Vec<(&Path, Obstacle)>> {
 }
 
 /// Writes the bundle of the VM files, unless it is there and they have not changed.
-pub fn bundle(context: &Context, files: &[PathBuf], out: &Path) -> Result<()> {
-    let plan = Plan::new(&vmfile::read_all(files)?)?;
+pub fn bundle(
+    context: &Context,
+    files: &[PathBuf],
+    out: &Path,
+    membership: &Membership,
+) -> Result<()> {
+    let plan = Plan::with_cluster(&vmfile::read_all(files)?, membership.record()?)?;
     let Written { anew, size, tally } = plan.write(out, context.progress)?;
     let Tally {
         images,

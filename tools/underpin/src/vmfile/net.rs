@@ -89,7 +89,7 @@ impl Decoder<'_> {
 }
 
 /// An address of one host; `None` where the text is none.
-fn parse_mac(text: &str) -> Option<[u8; 6]> {
+pub fn parse_mac(text: &str) -> Option<[u8; 6]> {
     let mut pairs = text.split(':');
     let mut mac = [0; 6];
     for byte in &mut mac {

@@ -1,0 +1,65 @@
+//! The cluster that a machine belongs to, in its bundle.
+
+use super::{Bundle, BundleError, kind};
+use crate::Text;
+use crate::cluster::HOSTS_MAX;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The hosts of a cluster, which of them this machine is, and the key of all. A host is known by its place in the lists.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ClusterRecord {
+    /// Number that tells clusters on one wire apart.
+    pub number: u32,
+    /// This machine's place.
+    pub host: u8,
+    /// How many hosts there are, from 2.
+    pub hosts: u8,
+    /// Zeroes.
+    pub reserved: [u8; 2],
+    /// Key of the cluster: secret.
+    pub key: [u8; 32],
+    /// Address of each host's card of the link.
+    pub macs: [[u8; 6]; HOSTS_MAX],
+    /// Name of each host.
+    pub names: [Text<24>; HOSTS_MAX],
+}
+const _: () = assert!(size_of::<ClusterRecord>() == 8 + 32 + 16 * 6 + 16 * 24);
+
+impl ClusterRecord {
+    /// Returns whether the hosts have names and addresses, all different, and there is a key.
+    fn is_sound(&self) -> bool {
+        let hosts = usize::from(self.hosts);
+        let (Some(macs), Some(names)) = (self.macs.get(..hosts), self.names.get(..hosts)) else {
+            return false;
+        };
+        let is_host = |mac: &[u8; 6]| mac[0] & 1 == 0 && *mac != [0; 6];
+        let is_said = |name: &Text<24>| name.as_str().is_some_and(|name| !name.is_empty());
+        let differs = |n: usize| !macs[..n].contains(&macs[n]) && !names[..n].contains(&names[n]);
+        hosts >= 2
+            && self.host < self.hosts
+            && self.key != [0; 32]
+            && macs.iter().all(is_host)
+            && names.iter().all(is_said)
+            && (0..hosts).all(differs)
+    }
+}
+
+impl Bundle<'_> {
+    /// Returns the cluster that the machine belongs to, if there is one.
+    ///
+    /// # Errors
+    /// The entry is no description of a cluster, or there are two.
+    pub fn cluster(&self) -> Result<Option<ClusterRecord>, BundleError> {
+        let mut entries = self
+            .entries()
+            .filter(|(_, entry)| entry.kind == kind::CLUSTER);
+        let Some((n, entry)) = entries.next() else {
+            return Ok(None);
+        };
+        let record = self.content(&entry);
+        let record = record.and_then(|bytes| ClusterRecord::read_from_bytes(bytes).ok());
+        let record = record.filter(|record| record.is_sound() && entries.next().is_none());
+        record.map(Some).ok_or(BundleError::Cluster(n))
+    }
+}

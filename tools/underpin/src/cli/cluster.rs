@@ -1,0 +1,58 @@
+//! `underpin cluster`, and the options by which a machine becomes a host of a cluster.
+
+use crate::{cluster::ClusterFile, failure::Result};
+use abi::bundle::ClusterRecord;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+/// A cluster file, for people.
+pub const FILE: &str = "\
+A cluster file is TOML, the same on all hosts; the key's path is relative to it:
+
+  key       = \"cluster.key\"  64 hexadecimal digits, mode 600; the same on all hosts
+  number    = 0              tells clusters on one wire apart
+  [[host]]                   2 to 16
+  name      = \"a\"            small letters, digits and hyphens
+  mac       = \"02:00:00:00:88:01\"  of its card of the link
+
+`underpin bundle --cluster FILE --as NAME` puts it into the bundle of a host. The hypervisor
+does not read it yet.";
+
+/// The cluster that a machine belongs to, and which of its hosts it is.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Membership {
+    /// The machine is a host of the cluster of this file
+    #[arg(long, value_name = "FILE", requires = "own")]
+    pub cluster: Option<PathBuf>,
+    /// The machine's name in the cluster's file
+    #[arg(long = "as", value_name = "NAME", requires = "cluster")]
+    pub own: Option<String>,
+}
+
+impl Membership {
+    /// Returns the cluster as the machine's hypervisor takes it.
+    ///
+    /// # Errors
+    /// The files have problems, or no such host.
+    pub fn record(&self) -> Result<Option<ClusterRecord>> {
+        match (&self.cluster, &self.own) {
+            (Some(file), Some(host)) => ClusterFile::read(file)?.record(host).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// What `underpin cluster` does.
+#[derive(Debug, Subcommand)]
+pub enum ClusterVerb {
+    /// Write a new key to a file that is not there yet
+    Key {
+        /// The file to make
+        file: PathBuf,
+    },
+    /// Check a cluster file and its key
+    Check {
+        /// The cluster file
+        file: PathBuf,
+    },
+}
