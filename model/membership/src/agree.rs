@@ -19,13 +19,11 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         }
     }
 
-    /// Accepts a proposal that is later than all before, has this host's membership in it and all hosts that are owed a
-    /// promise, and whose members are all heard. Returns whether it was accepted.
+    /// Accepts a proposal that is later than all before, and has this host's membership in it and all hosts that are owed a
+    /// promise. Returns whether it was accepted.
     fn accept(&mut self, now_ns: u64, view: View<HOSTS>) -> bool {
         let own = usize::from(self.settings.host);
         let declare_ns = self.settings.declare_ns;
-        let is_heard =
-            |host: usize| self.peers[host].life == view.lives[host] && self.is_heard(now_ns, host);
         let is_kept = |(host, peer): (usize, &Peer)| {
             let promised = peer.promised;
             let is_owed = Peer::is_within(promised.map(|(at, _)| at), now_ns, declare_ns);
@@ -34,7 +32,6 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         let is_taken = view.id > self.accepted
             && view.lives[own] == self.own.life.get()
             && view.has_all_of(&self.view)
-            && self.others(&view).all(is_heard)
             && self.peers.iter().enumerate().all(is_kept);
         if is_taken {
             self.accepted = view.id;
