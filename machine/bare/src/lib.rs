@@ -14,6 +14,8 @@ pub mod console;
 pub mod cpu;
 pub mod device;
 pub mod device_tree;
+#[path = "../../aarch64/src/gcm.rs"]
+pub mod gcm;
 pub mod gic;
 pub mod machine;
 pub mod measure;

@@ -66,3 +66,12 @@ pub fn lost(pattern: u64) -> u64 {
     // SAFETY: reads registers.
     unsafe { bare_simd_check(pattern) }
 }
+
+/// Calls a routine that uses the SIMD registers, which nobody else uses here.
+///
+/// # Safety
+/// The routine may be called with the argument.
+pub(crate) unsafe fn call<A>(routine: unsafe extern "C" fn(*mut u8), argument: &mut A) {
+    // SAFETY: the caller's promise.
+    unsafe { routine(core::ptr::from_mut(argument).cast()) }
+}

@@ -10,6 +10,7 @@ pub fn plain() -> Vec<Scenario> {
     vec![
         hello(),
         guest("psci", 2, 2),
+        gcm(),
         random(&["rng-seed"], "neoverse-n1", "on"),
         random(&["rng-seed", "RNDRRS"], "max", "on"),
         random(&["RNDRRS"], "max", "off"),
@@ -56,6 +57,15 @@ fn timers(vcpus: u32) -> Scenario {
     let hardware = Hardware::new(1, "1G").counted();
     Scenario::new(format!("bare/timers-{vcpus}on1"), hardware, vec![vm])
         .expect("guest", "underpin-guest: timers ok", 180)
+        .check(|stage| powered_off(stage, "guest"))
+}
+
+/// The cipher of the link between hosts, by the CPU's instructions, which are counted: an instruction takes 2 ns.
+fn gcm() -> Scenario {
+    let vm = Vm::bare("guest", "gcm", "clock_ns=2");
+    let hardware = Hardware::new(1, "1G").counted();
+    Scenario::new("bare/gcm", hardware, vec![vm])
+        .expect("guest", "underpin-guest: gcm ok", 180)
         .check(|stage| powered_off(stage, "guest"))
 }
 

@@ -1,0 +1,25 @@
+//! The crate's cipher gives what the CPU's instructions give (`tests/guests/src/gcm.rs`).
+
+#[path = "../../../tests/guests/src/gcm_cases.rs"]
+mod gcm_cases;
+
+use gcm_cases::{BODY_MAX, DIGEST, Sealing, digest};
+use model_link::{Aes128Gcm, Cipher};
+
+struct Crate(Aes128Gcm);
+
+impl Sealing for Crate {
+    fn new(key: &[u8; 16]) -> Self {
+        Self(Cipher::new(key))
+    }
+
+    fn seal(&self, nonce: &[u8; 12], head: &[u8], body: &mut [u8]) -> [u8; 16] {
+        Cipher::seal(&self.0, nonce, head, body)
+    }
+}
+
+#[test]
+fn the_digest_is_that_of_the_instructions() {
+    let found = digest::<Crate>(300, &mut [0; BODY_MAX]);
+    assert_eq!(found, DIGEST, "{found:#x}");
+}
