@@ -231,8 +231,8 @@ fn check(hosts: &[Host], now: u64) {
     }
 }
 
-/// One world: how long it took to be one membership after the last fault.
-fn run(seed: u64, loss_percent: u64) -> u64 {
+/// Runs a world of faults for 20 s; the hosts must then come to be one membership within 20 s.
+fn run(seed: u64, loss_percent: u64) {
     let mut bits = Bits(seed);
     let mut drift = || bits.below(201) as i64 - 100;
     let drifts = [drift(), drift(), drift()];
@@ -279,7 +279,7 @@ fn run(seed: u64, loss_percent: u64) -> u64 {
                     .iter()
                     .all(|host| host.membership.view() == one && host.runs(now))
             {
-                return now - faults_end;
+                return;
             }
             assert!(
                 now < faults_end + 20_000 * MS,
@@ -299,23 +299,14 @@ fn run(seed: u64, loss_percent: u64) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    // 64 in the gate, and 5,000 in a round of `make soak`.
+    #![proptest_config(ProptestConfig {
+        cases: ProptestConfig::default().cases / 4,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
     #[test]
     fn hosts_with_real_links_come_together_again(seed: u64, loss_percent in 0_u64..20) {
-        let took = run(seed, loss_percent);
-        println!("{took} ns with a loss of {loss_percent} %");
+        run(seed, loss_percent);
     }
-}
-
-/// For `make soak`.
-#[test]
-#[ignore = "takes a minute"]
-fn many_seeds() {
-    let mut took: Vec<u64> = (0..5_000).map(|seed| run(seed, seed % 20)).collect();
-    took.sort_unstable();
-    println!(
-        "median {} ms, most {} ms",
-        took[2_500] / MS,
-        took[4_999] / MS
-    );
 }
