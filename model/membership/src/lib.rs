@@ -284,9 +284,10 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         (0..HOSTS).filter(move |host| *host != own && lives[*host] != 0)
     }
 
-    /// Returns when the beat was sent whose answer is the latest promise of a member.
+    /// Returns when the beat was sent whose answer is the latest promise of a member, in the life that it is a member in.
     fn proof(&self, host: usize) -> Option<u64> {
-        self.peers[host].proof_at
+        let peer = &self.peers[host];
+        peer.proof_at.filter(|_| peer.life == self.view.lives[host])
     }
 
     /// Begins or ends a session. A member whose session ended has no proof any more, so that the next tick finds it lost.

@@ -4,11 +4,12 @@
 
 mod world;
 
+use abi::cluster::{BEAT, Beat};
 use model_membership::{
     Description, Event, Membership, NEVER, Settings, Standing, Unfit, common, compare,
 };
-use world::{DECLARE, STOP, World, description};
-use zerocopy::IntoBytes;
+use world::{DECLARE, Item, STOP, World, description};
+use zerocopy::{FromBytes, IntoBytes};
 
 fn changed(change: impl FnOnce(&mut Description)) -> Result<(), Unfit> {
     let mut theirs = description(2);
@@ -140,4 +141,32 @@ fn a_membership_grows_without_a_stop() {
     assert_eq!(view.lives[..2], before.lives[..2]);
     assert!(view.lives[2] != 0 && view.epoch() > before.epoch());
     assert!(world.is_one());
+}
+
+/// Even if the first beats of its new life come together, before a tick.
+#[test]
+fn a_new_life_proves_nothing_for_the_old_one() {
+    let mut world = World::<2>::new();
+    for _ in 0..4 {
+        world.deliver_all(|_, _| false);
+        world.advance(None);
+    }
+    let asked = world.queues[0][1].iter().find_map(|item| match item {
+        Item::Message(_, message) => Beat::ref_from_bytes(message).ok(),
+        Item::Up(_) => None,
+    });
+    let view = *world.hosts[0].membership.view();
+    let answer = Beat {
+        kind: BEAT,
+        with: 1,
+        zeroes: [0; 2],
+        number: 0.into(),
+        echo: asked.unwrap().number,
+        accepted: view.id.into(),
+        life: (view.lives[1] + 1).into(),
+    };
+    world.step(0, Event::Message(1, answer.as_bytes()));
+    assert_eq!(world.hosts[0].membership.runs_until(), 0);
+    world.step(0, Event::Tick);
+    assert_eq!(world.hosts[0].membership.view().lives[1], 0);
 }

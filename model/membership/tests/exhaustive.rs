@@ -15,6 +15,8 @@ struct Left {
     crashes: u8,
     slow: u8,
     cuts: u8,
+    /// A host takes all that came in a unit before it ticks.
+    in_batches: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -65,8 +67,8 @@ fn slow<const N: usize>(left: Left) -> impl Iterator<Item = Option<usize>> {
 
 fn check<const N: usize>(world: &World<N>) {
     world.check();
-    // One of sixteen is enough, as all paths go on.
-    if Fingerprint::of(world).is_multiple_of(16) {
+    // One of 64 is enough, as all paths go on.
+    if Fingerprint::of(world).is_multiple_of(64) {
         world.check_future();
     }
 }
@@ -144,8 +146,12 @@ impl<const N: usize> State for Rounds<N> {
                 next.1.cuts -= cut.count_ones() as u8;
                 next.0.advance(slow);
                 next.0.check();
-                next.0
-                    .deliver_all(|from, to| cut >> (N * from + to) & 1 == 1);
+                let is_cut = |from, to| cut >> (N * from + to) & 1 == 1;
+                if left.in_batches {
+                    next.0.deliver_batches(is_cut);
+                } else {
+                    next.0.deliver_all(is_cut);
+                }
                 all.push((Happened::Round(cut, slow), next));
             }
         }
@@ -238,6 +244,18 @@ fn three_hosts_crash_and_restart() {
         cuts: 2,
         crashes: 1,
         restarts: 1,
+        ..Left::default()
+    };
+    rounds(joined::<3>(), left, 1_000);
+}
+
+#[test]
+fn three_hosts_in_batches() {
+    let left = Left {
+        units: 7,
+        cuts: 2,
+        restarts: 1,
+        in_batches: true,
         ..Left::default()
     };
     rounds(joined::<3>(), left, 1_000);
