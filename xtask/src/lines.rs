@@ -17,6 +17,21 @@ use std::{
 /// by how much. This keeps them from growing unnoticed.
 const LINES_MAX: usize = 39_266;
 
+/// The most lines of what joins machines and lets a VM span them, which has a budget of its own beside the 36,000.
+const CLUSTER_LINES_MAX: usize = 4_500;
+
+/// The row of that. Its crates count before EL2 is linked with them.
+const CLUSTER: &str = "cluster and span";
+const CLUSTER_CRATES: [&str; 3] = ["model/coherence", "model/link", "model/membership"];
+const CLUSTER_FILES: [&str; 6] = [
+    "abi/src/bundle/cluster.rs",
+    "abi/src/cluster.rs",
+    "abi/src/coherence.rs",
+    "abi/src/link.rs",
+    "machine/aarch64/src/gcm.rs",
+    "machine/aarch64/src/simd.rs",
+];
+
 /// The crate whose modules are rows of their own, as it holds two fifths of all lines.
 const BY_MODULE: &str = "hypervisor";
 
@@ -51,19 +66,30 @@ impl Table {
                 tidy::has_extension(path, "rs").then_some((path, file, text))
             });
             for (path, file, text) in files {
-                let row: &mut Lines = rows.entry(subsystem(&name, file)).or_default();
+                let is_cluster =
+                    CLUSTER_CRATES.contains(&&*name) || CLUSTER_FILES.contains(&&**path);
+                let subsystem = if is_cluster {
+                    CLUSTER.to_owned()
+                } else {
+                    subsystem(&name, file)
+                };
+                let row: &mut Lines = rows.entry(subsystem).or_default();
                 *row = row.plus(count(path, text));
             }
         }
         Self { rows }
     }
 
-    /// All subsystems together.
+    /// All subsystems together, without [`CLUSTER`].
     pub fn total(&self) -> Lines {
-        self.rows
-            .values()
-            .copied()
+        let house = self.rows.iter().filter(|(name, _)| *name != CLUSTER);
+        house
+            .map(|(_, lines)| *lines)
             .fold(Lines::default(), Lines::plus)
+    }
+
+    fn cluster(&self) -> Lines {
+        self.rows.get(CLUSTER).copied().unwrap_or_default()
     }
 }
 
@@ -84,8 +110,8 @@ impl fmt::Display for Table {
             "{:28} {:>7} {:>8} {:>7} {:>7}",
             "subsystem", "lines", "tokens", "unsafe", "share"
         )?;
-        let total = ("at EL2 in all".to_owned(), self.total());
-        for (name, lines) in self.rows.iter().chain([(&total.0, &total.1)]) {
+        let total = format!("all but {CLUSTER}");
+        for (name, lines) in self.rows.iter().chain([(&total, &self.total())]) {
             let share = 100.0 * lines.unsafe_code as f64 / lines.code.max(1) as f64;
             writeln!(
                 f,
@@ -186,7 +212,7 @@ pub fn print() -> bool {
             print_line(&format!(
                 "of {files} files in hypervisor/, so many are in each circle of imports: {circles:?}"
             ));
-            table.total().code <= LINES_MAX
+            table.total().code <= LINES_MAX && table.cluster().code <= CLUSTER_LINES_MAX
         }
         Err(why) => {
             print_line(&why);
@@ -202,7 +228,10 @@ fn table() -> Result<(Table, (usize, Vec<usize>)), String> {
     let tree = tidy::read_tree(&project::root())
         .map_err(|error| format!("cannot read the project: {error}"))?;
     let circles = tidy::circles(&tree);
-    let table = Table::of(&tree, crates_at_el2(&metadata, &project::root()));
+    let crates = crates_at_el2(&metadata, &project::root());
+    let planned = CLUSTER_CRATES.map(str::to_owned);
+    let unlinked = planned.into_iter().filter(|name| !crates.contains(name));
+    let table = Table::of(&tree, crates.iter().cloned().chain(unlinked));
     Ok((table, circles))
 }
 

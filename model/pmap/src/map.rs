@@ -151,6 +151,7 @@ impl Pmap {
     ///
     /// # Errors
     /// [`PmapError::NotRam`].
+    #[inline]
     pub fn lookup(&self, memory: &impl TableMemory, gfn: Gfn) -> Result<Entry, PmapError> {
         if !self.contains(gfn, 1) {
             return Err(PmapError::NotRam(gfn));
