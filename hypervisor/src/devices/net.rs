@@ -175,10 +175,10 @@ impl Net {
         show_line(&mut state, vm, n);
         drop(state);
         match (effect, role) {
-            (_, Some(Role::Receive)) | (Effect::Reset, _) => self.wake_senders(),
+            (_, Some(Role::Receive)) | (Effect::Reset, _) => self.wake_senders(vm),
             (_, Some(Role::Transmit)) => sched::patiently(|| self.send(vm, n)),
             (Effect::Live, _) => {
-                self.wake_senders();
+                self.wake_senders(vm);
                 self.send(vm, n);
             }
             _ => {}
@@ -189,7 +189,10 @@ impl Net {
     /// Goes on with work that was put off.
     pub fn proceed(&self, vm: &Guest, n: usize) {
         control(&mut self.state.lock(), vm);
-        self.wake_senders();
+        self.wake_senders(vm);
+        if stretch::is_long() {
+            return vm.put_off_device_work();
+        }
         self.send(vm, n);
     }
 
@@ -215,9 +218,14 @@ impl Net {
     }
 
     /// Lets those send that wait for buffers of this device.
-    fn wake_senders(&self) {
-        let waiters = core::mem::take(&mut self.state.lock().waiters);
+    fn wake_senders(&self, vm: &Guest) {
+        let mut waiters = core::mem::take(&mut self.state.lock().waiters);
         for port in waiters.iter() {
+            if stretch::is_long() {
+                self.state.lock().waiters.0 |= waiters.0;
+                return vm.put_off_device_work();
+            }
+            waiters.0 &= !(1 << port);
             if let Some(End::Vm(vm, window)) = self.cable.lan().end(port) {
                 vm.send(window);
             }

@@ -84,8 +84,7 @@ pub fn scenarios() -> Vec<Scenario> {
     .chain(storms)
     .chain([
         resets("hostile/resets", Hardware::new(1, "1G")),
-        // EL2 does not keep its bound there (SECURITY.md).
-        resets("hostile/resets-counted", Hardware::new(1, "1G").counted()).slow(),
+        resets("hostile/resets-counted", Hardware::new(1, "1G").counted()),
         large_end(),
         large_map(),
     ])
