@@ -74,7 +74,7 @@ impl<T: Translation> Dismantling<T> {
         self.pmap.step(&mut self.tables, budget, |back| match back {
             // What is on a disk goes as a whole.
             GivenBack::Entry(_, entry) if entry.frame().is_none() => {}
-            GivenBack::Entry(gfn, entry) => give_back(frames, vm, gfn, entry),
+            GivenBack::Entry(gfn, entry) => give_back(frames, vm, gfn, entry.backing),
             GivenBack::Reservation(gfn, base) => frames.free_reserved(base, Owner { vm, gfn }),
         })
     }

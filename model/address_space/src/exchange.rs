@@ -1,7 +1,6 @@
 //! Frames that guests exchange for others while they run: at a disk read, and when they give memory
 //! back.
 
-use crate::paging::SAMPLED;
 use crate::{Access, Frames, GuestRam, Maps, Translation};
 use model_addr::{Gfn, Mfn, NodeId, VmId};
 use model_frame_table::{MAX_ORDER, Owner};
@@ -32,8 +31,8 @@ impl Gets {
 }
 
 /// Gives back what was behind a guest frame. No TLB knows it any more.
-pub(crate) fn give_back(frames: &impl Frames, vm: VmId, gfn: Gfn, entry: Entry) {
-    match entry.backing {
+pub(crate) fn give_back(frames: &impl Frames, vm: VmId, gfn: Gfn, backing: Backing) {
+    match backing {
         Backing::Private(frame) => frames.free(frame, 0),
         Backing::Shared(frame) => frames.leave(frame, Owner { vm, gfn }),
         Backing::Discarded(token) => frames.forget(token),
@@ -56,7 +55,7 @@ impl<T: Translation> Maps<T> {
         pages: &[(Gfn, Gets)],
         frames: &impl Frames,
     ) -> u64 {
-        let mut before = heapless::Vec::<Entry, EXCHANGE_MAX>::new();
+        let mut before = heapless::Vec::<Backing, EXCHANGE_MAX>::new();
         let (mut debt, mut done) = (FlushDebt::none(), 0);
         let (mut split, mut seen, mut is_twice) = (None, 0, false);
         for (n, (gfn, gets)) in pages.iter().take(EXCHANGE_MAX).enumerate() {
@@ -70,7 +69,7 @@ impl<T: Translation> Maps<T> {
                 old
             } else {
                 abandon(ram.vm, *gfn, gets, frames);
-                Entry::default()
+                Backing::Absent
             };
             let _ = before.push(old);
         }
@@ -89,9 +88,9 @@ impl<T: Translation> Maps<T> {
             if let (Gets::Frame(frame), Some(home)) = (gets, home) {
                 tell_if_far(ram, *gfn, (*frame, home), frames);
             }
-            match before.backing {
+            match before {
                 Backing::Private(frame) => {
-                    let _ = freed.push(frame);
+                    let _ = freed.push(*frame);
                 }
                 _ => give_back(frames, ram.vm, *gfn, *before),
             }
@@ -108,14 +107,14 @@ impl<T: Translation> Maps<T> {
         (gfn, gets): (Gfn, &Gets),
         split: &mut Option<Gfn>,
         frames: &impl Frames,
-    ) -> Option<(Entry, FlushDebt)> {
+    ) -> Option<(Backing, FlushDebt)> {
         if let Gets::Alone(why) = gets {
             return self.stay(gfn, *why);
         }
         if self.has_secrets && self.entry(gfn).never_share {
             return self.stay(gfn, Why::Never);
         }
-        if self.may_hold && *gets != Gets::Own && self.is_held(gfn) {
+        if self.may_hold && self.is_held(gfn) {
             return None;
         }
         let region = gfn.align_down(REGION_FRAMES);
@@ -134,20 +133,16 @@ impl<T: Translation> Maps<T> {
             Gets::Own => self.narrow(gfn, self.pmap.made(new)),
             _ => self.unmap(gfn.address(), 1),
         };
-        Some((old, owed))
+        Some((old.backing, owed))
     }
 
     /// Lets others use the page's own frame; what the page has then, `None` where it stays alone.
     fn publish(&self, vm: VmId, gfn: Gfn, frames: &impl Frames) -> Option<Entry> {
-        let entry = self.entry(gfn);
-        let Backing::Private(frame) = entry.backing else {
+        let Backing::Private(frame) = self.entry(gfn).backing else {
             return None;
         };
         let published = frames.publish(frame, Owner { vm, gfn });
-        published.then_some(Entry {
-            reasons: entry.reasons.difference(SAMPLED),
-            ..Entry::shared(frame)
-        })
+        published.then_some(Entry::shared(frame))
     }
 
     /// Makes a region that is one block one of pages; `false` where it is to stay whole.
@@ -169,7 +164,7 @@ impl<T: Translation> Maps<T> {
         &mut self,
         gfn: Gfn,
         gets: &Gets,
-        (before, is_last): (&Entry, bool),
+        (before, is_last): (&Backing, bool),
         frames: &impl Frames,
     ) -> bool {
         match gets {
@@ -187,8 +182,8 @@ impl<T: Translation> Maps<T> {
             }
             Gets::Own => {
                 self.events.entered += 1;
-                if let Some(frame) = before.frame() {
-                    frames.enlist(frame);
+                if let Backing::Private(frame) = before {
+                    frames.enlist(*frame);
                 }
                 false
             }
@@ -313,7 +308,7 @@ impl<T: Translation> Maps<T> {
                 Backing::Private(frame) => {
                     let _ = freed.push(frame);
                 }
-                _ => give_back(frames, vm, first.add(n), *entry),
+                _ => give_back(frames, vm, first.add(n), entry.backing),
             }
         }
         frames.free_each(&freed);

@@ -39,8 +39,8 @@ impl<T: Translation> Maps<T> {
         let is_untouched =
             self.pmap.contains(gfn, 1) && self.pmap.untouched(&self.tables, gfn, 1) == 1;
         let user = Owner { vm: ram.vm, gfn };
-        let is_secret = self.entry(gfn).never_share;
-        if !is_untouched || is_secret || frames.join(frame, user).is_err() {
+        let is_secret = || self.has_secrets && self.entry(gfn).never_share;
+        if !is_untouched || is_secret() || frames.join(frame, user).is_err() {
             return false;
         }
         let entry = self.pmap.made(Entry::shared(frame));
