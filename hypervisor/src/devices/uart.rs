@@ -2,6 +2,7 @@
 
 use crate::guest::{Guest, layout};
 use abi::parked;
+use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
 use model_vuart::Pl011;
@@ -10,12 +11,12 @@ const DATA: u64 = 0x00;
 const FLAGS: u64 = 0x18;
 const FLAG_TX_FULL: u64 = 1 << 5;
 const FLAG_TX_EMPTY: u64 = 1 << 7;
-/// Typed bytes that wait for the guest to take them.
-const TYPED_ROOM: usize = 4096;
+/// Typed bytes that wait for the guest to take them, on the heap: VMs are made on the stack.
+pub const TYPED_ROOM: usize = 4096;
 
 struct State {
     pl011: Pl011,
-    typed: heapless::Deque<u8, TYPED_ROOM>,
+    typed: Box<heapless::Deque<u8, TYPED_ROOM>>,
     line: bool,
 }
 
@@ -29,7 +30,7 @@ impl Uart {
     pub fn new() -> Self {
         let state = State {
             pl011: Pl011::new(),
-            typed: heapless::Deque::new(),
+            typed: Box::default(),
             line: false,
         };
         Self {

@@ -2,11 +2,12 @@
 
 use crate::guest::sessions;
 use abi::Text;
+use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Rank, SpinLock};
 
-/// Bytes kept while nobody takes them.
-const ROOM: usize = 8192;
+/// Bytes kept while nobody takes them, on the heap: VMs are made on the stack.
+pub const ROOM: usize = 8192;
 /// Bytes from which on they are passed on while the vCPU still runs.
 const PASS_ON: usize = 1024;
 
@@ -89,7 +90,7 @@ impl Terminal {
 /// Bytes in the order they came.
 #[derive(Default)]
 struct Waiting {
-    bytes: heapless::Deque<u8, ROOM>,
+    bytes: Box<heapless::Deque<u8, ROOM>>,
     /// How many came, and how many of them there was no room for.
     written: u64,
     dropped: u64,

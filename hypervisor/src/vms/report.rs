@@ -1,8 +1,8 @@
 //! What is said of a VM to those who ask.
 
-use crate::devices::Slot;
+use crate::devices::{Slot, uart::TYPED_ROOM};
 use crate::drivers::port;
-use crate::guest::{End, sessions};
+use crate::guest::{End, sessions, terminal::ROOM};
 use crate::machine;
 use crate::memory::regions;
 use crate::vcpu::Vcpu;
@@ -74,7 +74,8 @@ fn read_instance(instance: &Instance, raw: &mut RawVm) {
     raw.target = holding::target(instance);
     raw.holding = zerocopy::transmute!(holding::holding(instance));
     raw.leaves = space.leaves().into();
-    raw.bookkeeping = (size_of::<Instance>() + size_of_val(&*instance.vcpus)) as u64;
+    raw.bookkeeping =
+        (size_of::<Instance>() + ROOM + TYPED_ROOM + size_of_val(&*instance.vcpus)) as u64;
     (raw.invalidations, raw.copies) = (space.invalidations(), space.copies());
     raw.events = zerocopy::transmute!(space.counts().1);
     raw.moving = instance.numa.is_moving().into();
