@@ -57,8 +57,8 @@ pub struct Stretch {
     kind: Cell<Kind>,
     /// When the last exit by an interrupt was.
     pub interrupted: Cell<u64>,
-    /// [`ENOUGH_NS`] in counts.
-    enough: Cell<u64>,
+    /// A tenth of [`ENOUGH_NS`] in counts.
+    tenth: Cell<u64>,
 }
 
 impl Stretch {
@@ -69,7 +69,7 @@ impl Stretch {
             since: Cell::new(u64::MAX),
             kind: Cell::new(Kind::Switch),
             interrupted: Cell::new(0),
-            enough: Cell::new(u64::MAX),
+            tenth: Cell::new(u64::MAX),
         }
     }
 
@@ -108,7 +108,7 @@ impl Stretch {
     pub fn restart(&self, since: u64) {
         self.since.set(since);
         self.kind.set(Kind::Switch);
-        self.enough.set(machine::counts(ENOUGH_NS));
+        self.tenth.set(machine::counts(ENOUGH_NS / 10));
     }
 
     /// Whether it is a physical interrupt's.
@@ -137,7 +137,7 @@ pub fn is_long() -> bool {
 pub fn is_past(tenths: u32) -> bool {
     let stretch = &cpu::this().stretch;
     let lasts = timer::now().saturating_sub(stretch.since.get());
-    lasts.saturating_mul(10) >= stretch.enough.get().saturating_mul(tenths.into())
+    lasts >= stretch.tenth.get().saturating_mul(tenths.into())
 }
 
 /// The stretch ends here; the next one begins.

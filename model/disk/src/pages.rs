@@ -123,11 +123,7 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
             return self.note(ipa, len, why);
         }
         let gfn = ipa.frame();
-        let most = budget.compares();
-        let mut left = most;
-        let found = self.find(block, gfn, &mut left);
-        budget.compared(most - left);
-        let gets = match found {
+        let gets = match self.find(block, gfn, budget) {
             Ok(gets) => {
                 budget.mapped();
                 gets
@@ -151,7 +147,7 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
     ///
     /// What others are to find as a block of a partition is never in a page that the guest has: it could
     /// store there between the copy and the moment when it no longer can.
-    fn find(&self, block: Block, gfn: Gfn, left: &mut u32) -> Result<Gets, Gets> {
+    fn find(&self, block: Block, gfn: Gfn, budget: &mut Budget) -> Result<Gets, Gets> {
         let user = Owner::of(self.guest.id(), gfn);
         let joined = |joined: Result<Mfn, Why>| joined.map(Gets::Frame).map_err(Gets::Alone);
         match block {
@@ -175,13 +171,15 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
             }
             Block::Buffer(bytes) => match bytes.whole_frame() {
                 None => Err(Gets::Alone(Why::Unaligned)),
-                Some(page) => match self.machine.join_equal(page, user, left) {
-                    Some(frame) => {
-                        self.guest.found_equal();
-                        Ok(Gets::Frame(frame))
+                Some(page) => {
+                    match budget.compare(|left| self.machine.join_equal(page, user, left)) {
+                        Some(frame) => {
+                            self.guest.found_equal();
+                            Ok(Gets::Frame(frame))
+                        }
+                        None => Err(Gets::Own),
                     }
-                    None => Err(Gets::Own),
-                },
+                }
             },
         }
     }

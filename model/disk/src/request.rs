@@ -147,9 +147,9 @@ impl Budget {
     /// Entries of an overlay that are looked at for one unit.
     const ENTRIES: u32 = 16;
 
-    /// Frames that are compared with a page, where little of the time has passed, and later: a page takes
-    /// 1,000 instructions each.
-    const COMPARES: [u32; 2] = [32, 8];
+    /// Frames that are compared with a page where half of the time has passed: each takes 1,000 instructions. Before,
+    /// they are as many as [`Machine::join_equal`] finds.
+    const COMPARES_LATE: u32 = 8;
 
     /// That of a pass that ends after the piece of work that found that ten tenths of its time have passed: each
     /// pass does one, so that every request comes to an end.
@@ -191,14 +191,20 @@ impl Budget {
         self.spend(1 + (len / 1024) as u32);
     }
 
-    /// How many frames may be compared with the next page.
-    pub(crate) fn compares(&self) -> u32 {
-        Self::COMPARES[usize::from((self.is_past)(5))]
-    }
-
-    /// So many frames were compared with a page. What is done with the page pays for one.
-    pub(crate) fn compared(&mut self, frames: u32) {
-        self.spend(2 * frames.saturating_sub(1));
+    /// Lets `step` compare frames with a page, and pays for those that it did; what is done with the page pays for
+    /// one.
+    pub(crate) fn compare<T>(&mut self, step: impl FnOnce(&mut u32) -> T) -> T {
+        let is_late = (self.is_past)(5);
+        let most = if is_late {
+            Self::COMPARES_LATE
+        } else {
+            u32::MAX
+        };
+        let mut left = most;
+        let done = step(&mut left);
+        let compared = most.saturating_sub(left);
+        self.spend(2 * compared.saturating_sub(1));
+        done
     }
 
     /// What a block holds was hashed.

@@ -19,12 +19,9 @@ pub(crate) fn write_piece<M: Machine, G: Guest>(
     pass.budget.wrote();
     let is_page = len as u64 == FRAME_SIZE && ipa.is_aligned(FRAME_SIZE) && guest.contains(ipa);
     let share = is_page && !guest.is_never_shared(ipa.frame());
-    let most = pass.budget.compares();
-    let mut left = most;
-    let is_equal =
-        share && guest.look(ipa, |page| disk.write_equal(at, page, &mut left)) == Ok(true);
-    pass.budget.compared(most - left);
-    if is_equal {
+    let mut write_equal =
+        |left: &mut u32| guest.look(ipa, |page| disk.write_equal(at, page, left)) == Ok(true);
+    if share && pass.budget.compare(&mut write_equal) {
         return Outcome::Done;
     }
     let loaded = loaded.and_then(|loaded| loaded.block(Side::Base, at));
