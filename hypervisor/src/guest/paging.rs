@@ -77,7 +77,7 @@ impl Paging {
             is_over: AtomicBool::new(false),
             is_slowed: AtomicBool::new(false),
             emergency: AtomicU32::new(0),
-            debtor: SpinLock::new(Rank::Vm, Debtor::new()),
+            debtor: SpinLock::new(Rank::Vm, Debtor::default()),
             busy: AtomicBool::new(false),
             stalled: AtomicU64::new(0),
             waits: Waits::default(),

@@ -32,7 +32,7 @@ pub fn init() {
         let node = NodeId(node as u8);
         let cpus: heapless::Vec<CpuId, { cpu::CPUS_MAX }> =
             machine::cpus_of(node).map(|cpu| cpu.id).collect();
-        let entities = Box::leak(vec![Entity::ABSENT; ENTITIES_MAX].into_boxed_slice());
+        let entities = Box::leak(vec![Entity::default(); ENTITIES_MAX].into_boxed_slice());
         let queue = SpinLock::new(Rank::Scheduler, RunQueue::new(node, &cpus, entities));
         let _ = QUEUES[node].set(Box::new(queue));
     }

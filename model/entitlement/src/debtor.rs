@@ -64,7 +64,7 @@ pub struct Go {
     pub taken: u64,
 }
 
-/// A VM as one that may owe.
+/// A VM as one that may owe; at first nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Debtor {
     owed: u64,
@@ -82,20 +82,6 @@ pub struct Debtor {
 }
 
 impl Debtor {
-    /// One that owes nothing.
-    pub const fn new() -> Self {
-        Self {
-            owed: 0,
-            is_slowed: false,
-            strikes: 0,
-            least: 0,
-            is_paused: false,
-            barren: 0,
-            busy: 0,
-            is_worn: false,
-        }
-    }
-
     /// What it owed last.
     pub const fn owed(&self) -> u64 {
         self.owed
@@ -218,7 +204,7 @@ mod tests {
 
     #[test]
     fn who_cannot_pay_is_slowed_and_then_paused() {
-        let mut debtor = Debtor::new();
+        let mut debtor = Debtor::default();
         assert!(!debtor.is_slowed());
         assert_eq!(debtor.turn(OWES), Some(News::Owes));
         assert!(debtor.is_slowed());
@@ -245,7 +231,7 @@ mod tests {
 
     #[test]
     fn who_pays_at_all_has_time() {
-        let mut debtor = Debtor::new();
+        let mut debtor = Debtor::default();
         let steps = [
             Go {
                 takeable: 1,
@@ -265,7 +251,7 @@ mod tests {
 
     #[test]
     fn who_touches_all_that_could_be_taken_is_paused_too() {
-        let mut debtor = Debtor::new();
+        let mut debtor = Debtor::default();
         let go = Go {
             takeable: 10,
             ..OWES
@@ -286,7 +272,7 @@ mod tests {
 
     #[test]
     fn who_is_forgiven_is_paused_again_where_nothing_changes() {
-        let mut debtor = Debtor::new();
+        let mut debtor = Debtor::default();
         let pauses = |debtor: &mut Debtor| {
             (0..=PATIENCE)
                 .filter(|_| debtor.turn(OWES) == Some(News::Pause))
@@ -299,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_little_is_no_debt() {
-        let mut debtor = Debtor::new();
+        let mut debtor = Debtor::default();
         for _ in 0..2 * PATIENCE {
             assert_eq!(
                 debtor.turn(Go {
@@ -322,7 +308,7 @@ mod tests {
 
     #[test]
     fn where_memory_is_short_a_little_is_a_debt() {
-        let mut debtor = Debtor::new();
+        let mut debtor = Debtor::default();
         let go = Go {
             owed: 1,
             slack: 0,
@@ -351,7 +337,7 @@ mod tests {
 
     #[test]
     fn what_a_partition_holds_goes_before_what_must_be_written() {
-        let mut debtor = Debtor::new();
+        let mut debtor = Debtor::default();
         assert!(debtor.may_swap(1000, 0), "there is nothing else");
         assert!(!debtor.may_swap(1000, 1));
         debtor.passed(1999, 1000, 0, 0);

@@ -315,7 +315,7 @@ fn guest(claim: Claim) -> impl Strategy<Value = Guest> {
                 private: 0,
                 overlay: 0,
                 swap_free,
-                debtor: Debtor::new(),
+                debtor: Debtor::default(),
                 allowance: 1,
                 emergency: 0,
             }
@@ -399,7 +399,7 @@ fn the_least_of_such_machines() {
         private: 0,
         overlay: 0,
         swap_free: 0,
-        debtor: Debtor::new(),
+        debtor: Debtor::default(),
         allowance: 1,
         emergency: 0,
     };

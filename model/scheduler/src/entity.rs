@@ -124,29 +124,6 @@ pub struct Entity {
 }
 
 impl Entity {
-    /// No entity: what storage is filled with.
-    pub const ABSENT: Self = Self {
-        parameters: Parameters {
-            weight: DEFAULT_WEIGHT,
-            cap: 0,
-            nodes: NodeSet::ALL,
-        },
-        pin: None,
-        state: State::Absent,
-        vruntime: 0,
-        last_cpu: None,
-        waiting_since: 0,
-        arrived: 0,
-        tokens: 0,
-        refill_at: 0,
-        counters: Counters {
-            ran: 0,
-            waited: 0,
-            picked: 0,
-            moved: 0,
-        },
-    };
-
     /// What it is entitled to.
     pub const fn parameters(&self) -> Parameters {
         self.parameters

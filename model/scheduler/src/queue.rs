@@ -63,7 +63,7 @@ impl<'a> RunQueue<'a> {
     /// for as many as there can be in the whole machine: an id means the same place in every
     /// queue's storage.
     pub fn new(node: NodeId, cpus: &[CpuId], entities: &'a mut [Entity]) -> Self {
-        entities.fill(Entity::ABSENT);
+        entities.fill(Entity::default());
         let idle = |id: &CpuId| Cpu {
             id: *id,
             running: None,
@@ -97,7 +97,7 @@ impl<'a> RunQueue<'a> {
         let mut entity = Entity {
             vruntime: self.clock,
             arrived: now,
-            ..Entity::ABSENT
+            ..Entity::default()
         };
         entity.entitle(parameters, now)?;
         entity.state = State::Blocked;
@@ -286,7 +286,7 @@ impl<'a> RunQueue<'a> {
         if entity.is_runnable() {
             self.weight = self.weight.saturating_sub(entity.parameters.weight.into());
         }
-        *self.present(id)? = Entity::ABSENT;
+        *self.present(id)? = Entity::default();
         Some(entity)
     }
 

@@ -10,7 +10,7 @@ const MS: u64 = 1_000_000;
 #[test]
 fn a_pinned_entity_runs_on_its_cpu_alone() {
     let cpus = [CpuId(0), CpuId(1)];
-    let storage = Vec::leak(vec![Entity::ABSENT; 4]);
+    let storage = Vec::leak(vec![Entity::default(); 4]);
     let mut queue = RunQueue::new(NodeId(0), &cpus, storage);
     for id in 0..3 {
         queue.add(EntityId(id), Parameters::default(), 0).unwrap();
@@ -29,7 +29,7 @@ fn a_pinned_entity_runs_on_its_cpu_alone() {
     assert_eq!(queue.wake(EntityId(1), 20 * MS), Some(Kick::None));
     assert_eq!(queue.wake(EntityId(2), 0), Some(Kick::Idle(CpuId(0))));
     assert_eq!(queue.pick(CpuId(0), 0).unwrap().entity, EntityId(2));
-    let storage = Vec::leak(vec![Entity::ABSENT; 4]);
+    let storage = Vec::leak(vec![Entity::default(); 4]);
     let mut other = RunQueue::new(NodeId(1), &[CpuId(2)], storage);
     assert_eq!(other.steal_from(&mut queue, Steal::Idle, 0), None);
     queue.put_back(EntityId(0), 5 * MS, 5 * MS);

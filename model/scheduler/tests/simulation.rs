@@ -59,7 +59,7 @@ impl Machine {
             let ids: Vec<CpuId> = (0..*count)
                 .map(|cpu| CpuId((all.len() + cpu) as u16))
                 .collect();
-            let storage = Vec::leak(vec![Entity::ABSENT; vcpus]);
+            let storage = Vec::leak(vec![Entity::default(); vcpus]);
             queues.push(RunQueue::new(NodeId(node as u8), &ids, storage));
             all.extend(ids.iter().map(|_| Cpu {
                 node,
@@ -462,7 +462,7 @@ fn pinned_entities_stay() {
 
 #[test]
 fn a_wake_up_while_running_is_not_lost() {
-    let mut storage = [Entity::ABSENT; 2];
+    let mut storage = [Entity::default(); 2];
     let mut queue = RunQueue::new(NodeId(0), &[CpuId(0)], &mut storage);
     let id = EntityId(1);
     queue.add(id, Parameters::default(), 0).unwrap();
@@ -482,7 +482,7 @@ fn a_wake_up_while_running_is_not_lost() {
 
 #[test]
 fn wake_ups_choose_a_cpu() {
-    let mut storage = [Entity::ABSENT; 4];
+    let mut storage = [Entity::default(); 4];
     let cpus = [CpuId(4), CpuId(5)];
     let mut queue = RunQueue::new(NodeId(0), &cpus, &mut storage);
     for id in 0..4 {
@@ -527,7 +527,7 @@ fn who_was_taken_while_its_node_was_busy_comes_home() {
 
 #[test]
 fn balancing_waits() {
-    let mut storage = [Entity::ABSENT; 1];
+    let mut storage = [Entity::default(); 1];
     let mut queue = RunQueue::new(NodeId(0), &[CpuId(0)], &mut storage);
     assert!(queue.is_balance_due(0) && !queue.is_balance_due(MAX_SLICE - 1));
     assert!(queue.is_balance_due(MAX_SLICE));

@@ -21,7 +21,7 @@ const PRIORITY_MASK: u8 = 0xf8;
 
 /// 32 interrupts. While one is `loaded`, what its list register says comes on top of `latch` and
 /// `active`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Bank {
     enabled: u32,
     group1: u32,
@@ -52,23 +52,10 @@ pub(crate) struct Bank {
 
 impl Bank {
     /// Everything off, group 0, priority 0; `edge` are edge triggered.
-    pub(crate) const fn new(edge: u32) -> Self {
+    pub(crate) fn new(edge: u32) -> Self {
         Self {
-            enabled: 0,
-            group1: 0,
-            groups: Groups::empty(),
-            open: 0,
             edge,
-            line: 0,
-            latch: 0,
-            active: 0,
-            loaded: 0,
-            stale: 0,
-            drop_pending: 0,
-            drop_active: 0,
-            held_pending: 0,
-            held_active: 0,
-            priority: [0; 32],
+            ..Self::default()
         }
     }
 
@@ -317,7 +304,7 @@ impl Bank {
             latch: record.latch,
             active: record.active,
             priority: record.priority.map(|priority| priority & PRIORITY_MASK),
-            ..Self::new(0)
+            ..Self::default()
         };
         bank.reopen();
         bank

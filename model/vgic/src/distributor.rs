@@ -53,10 +53,10 @@ pub struct Distributor {
 impl Distributor {
     /// A distributor with `spis` SPIs, rounded up to a multiple of 32 and at most [`MAX_SPIS`], of
     /// a VM with `vcpus` vCPUs. All SPIs are off, level sensitive and routed to vCPU 0.
-    pub const fn new(spis: u32, vcpus: usize) -> Self {
+    pub fn new(spis: u32, vcpus: usize) -> Self {
         let spis = if spis > MAX_SPIS { MAX_SPIS } else { spis };
         Self {
-            banks: [const { Bank::new(0) }; BANKS],
+            banks: Default::default(),
             routes: [0; MAX_SPIS as usize],
             targets: [0; MAX_SPIS as usize],
             holders: [NOBODY; MAX_SPIS as usize],

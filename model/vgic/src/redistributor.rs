@@ -45,7 +45,7 @@ impl Redistributor {
     pub(crate) const SGIS: u32 = SGIS;
 
     /// That of vCPU `index` of a VM with `vcpus` vCPUs: everything off and the vCPU asleep.
-    pub const fn new(index: usize, vcpus: usize) -> Self {
+    pub fn new(index: usize, vcpus: usize) -> Self {
         Self {
             bank: Bank::new(SGIS),
             physical_active: 0,
