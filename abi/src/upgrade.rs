@@ -195,7 +195,7 @@ pub struct Handover {
 impl Handover {
     /// Nothing.
     #[expect(clippy::large_stack_arrays, reason = "it is a static's value")]
-    pub const fn new() -> Self {
+    pub const fn empty() -> Self {
         const fn zero() -> AtomicU64 {
             AtomicU64::new(0)
         }
@@ -229,12 +229,6 @@ impl Handover {
     pub fn cpus(&self) -> &[HandedCpu] {
         let count = self.cpus.load(Ordering::Relaxed);
         &self.cpu[..CPUS_MAX.min(usize::try_from(count).unwrap_or(CPUS_MAX))]
-    }
-}
-
-impl Default for Handover {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -21,7 +21,7 @@ static MEETING: Meeting = Meeting::new();
 static GIVEN: SpinLock<u64> = SpinLock::new(Rank::Vm, 0);
 /// All of it was, and it fits.
 static IS_WHOLE: AtomicBool = AtomicBool::new(false);
-static HANDOVER: Handover = Handover::new();
+static HANDOVER: Handover = Handover::empty();
 
 fn refusal(misfit: Misfit) -> Refusal {
     match misfit {

@@ -25,7 +25,7 @@ impl ControlPort {
     pub fn new() -> Self {
         let state = State {
             transport: Transport::new(Port::new(NAME)),
-            inbox: Inbox::new(),
+            inbox: Inbox::default(),
             was_open: false,
         };
         Self(SpinLock::new(Rank::Device, state))

@@ -29,7 +29,7 @@ impl Uart {
     /// A UART after reset.
     pub fn new() -> Self {
         let state = State {
-            pl011: Pl011::new(),
+            pl011: Pl011::default(),
             typed: Box::default(),
             line: false,
         };

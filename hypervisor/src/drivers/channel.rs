@@ -28,7 +28,7 @@ pub fn open() {
     }
     let channel = Channel {
         out: VecDeque::with_capacity(ROOM),
-        inbox: Inbox::new(),
+        inbox: Inbox::default(),
     };
     let _ = CHANNEL.set(SpinLock::new(Rank::PhysicalDevice, channel));
 }

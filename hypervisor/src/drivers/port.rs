@@ -42,7 +42,7 @@ pub fn start(mut transport: Transport) -> Result<(), Error> {
         transport,
         receive,
         transmit,
-        received: Inbox::new(),
+        received: Inbox::default(),
     };
     PORT.set(SpinLock::new(Rank::PhysicalDevice, port))
         .map_err(|_| Error::AlreadyUsed)

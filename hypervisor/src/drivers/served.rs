@@ -38,7 +38,7 @@ impl Ring {
         debug_assert!(area.size() == AREA_BYTES);
         let mut ring = Self {
             area,
-            slots: Slots::new(),
+            slots: Slots::default(),
             buffers: [Ram::EMPTY; SLOTS],
             bell,
             own: frames::ram(

@@ -41,7 +41,7 @@ static CONSOLE: Console = Console {
     handed_over: AtomicBool::new(false),
     uart: Once::new(),
     copy: Once::new(),
-    ring: SpinLock::new(Rank::Console, LogRing::new()),
+    ring: SpinLock::new(Rank::Console, LogRing::empty()),
     second: AtomicU64::new(0),
     lines: AtomicU64::new(0),
     dropped: AtomicU64::new(0),

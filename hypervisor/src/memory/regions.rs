@@ -39,7 +39,7 @@ struct Run {
     zeroed: SpinLock<u32>,
 }
 
-static REGIONS: SpinLock<Regions<Arc<Region>>> = SpinLock::new(Rank::Vm, Regions::new());
+static REGIONS: SpinLock<Regions<Arc<Region>>> = SpinLock::new(Rank::Vm, Regions::empty());
 
 /// What a description says of its regions.
 pub fn records(record: &VmRecord) -> impl Iterator<Item = &RegionRecord> + Clone {

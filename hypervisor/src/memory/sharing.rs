@@ -21,7 +21,7 @@ use model_sharing::{
 use xxhash_rust::xxh64::Xxh64;
 use zerocopy::IntoBytes;
 
-static ACCOUNTS_OF_VMS: Accounts = Accounts::new();
+static ACCOUNTS_OF_VMS: Accounts = Accounts::zero();
 static INDEX: Once<Index<'static>> = Once::new();
 static FINGERPRINT_KEY: Once<u64> = Once::new();
 static NO_INDEX: Index<'static> = Index::new(&[], 0);

@@ -12,10 +12,10 @@ const COUNT: usize = 256;
 // Each VM keeps its number from start to end, and as many again may be on their way out.
 const _: () = assert!(VMS_MAX * 2 < COUNT);
 
-static VMIDS: SpinLock<Vmids<COUNT>> = SpinLock::new(Rank::Vm, Vmids::new());
+static VMIDS: SpinLock<Vmids<COUNT>> = SpinLock::new(Rank::Vm, Vmids::empty());
 /// How often a VM runs on one CPU in a row until that is thought to be its own.
 const STAYS: u16 = 64;
-static REACH: Reach<COUNT, STAYS> = Reach::new();
+static REACH: Reach<COUNT, STAYS> = Reach::empty();
 
 /// A VMID that is one VM's, until this is dropped: then no CPU runs a guest on an entry of it any more.
 pub struct Vmid(Tag);

@@ -77,7 +77,7 @@ impl Source {
     /// What counts on this machine, or what samples where that is asked for; none where all memory is near.
     pub fn find(machine: &machine::Machine, samples: bool) -> Option<Self> {
         if samples {
-            let trigger = Thresholds::default().trigger;
+            let trigger = Thresholds::DEFAULT.trigger;
             let sampled = || Self::Sampled(Box::new(Samples::new(trigger)));
             return (machine.nodes() > 1).then(sampled);
         }
@@ -144,7 +144,7 @@ pub fn find_counters(tree: &Machine) -> Option<PaRange> {
 fn open(tree: &Machine, range: PaRange, nodes: usize) -> Option<MissWindow<Counters>> {
     let first = tree.memory.iter().map(|memory| memory.range.start).min()?;
     let in_order = |n| tree.distances.id(NodeId(n)) == Some(n.into());
-    let trigger = Thresholds::default().trigger;
+    let trigger = Thresholds::DEFAULT.trigger;
     let window = MissWindow::open(Counters(range), nodes, first.frame(), trigger)?;
     (0..nodes as u8).all(in_order).then_some(window)
 }

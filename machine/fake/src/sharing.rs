@@ -36,7 +36,7 @@ impl Default for Sharing {
     fn default() -> Self {
         let heads: Vec<AtomicU32> = (0..HEADS).map(|_| AtomicU32::new(0)).collect();
         Self {
-            accounts: Accounts::new(),
+            accounts: Accounts::zero(),
             // The tests' machines are few and small: they live until the end.
             index: Index::new(heads.leak(), KEY),
             stripes: [const { Mutex::new(()) }; STRIPES],

@@ -18,20 +18,16 @@ pub struct Inbox {
 }
 
 impl Default for Inbox {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Inbox {
     /// Nothing has come.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             bytes: vec![0; FRAME_MAX].into_boxed_slice(),
             len: 0,
         }
     }
+}
 
+impl Inbox {
     /// Forgets what has come.
     pub fn clear(&mut self) {
         self.len = 0;

@@ -19,7 +19,7 @@ fn frame(kind: u32, tag: u32, payload: &[u8]) -> Vec<u8> {
 
 /// What an inbox makes of a stream that comes in pieces of these sizes.
 fn cut(stream: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
-    let (mut inbox, mut frames) = (Inbox::new(), Vec::new());
+    let (mut inbox, mut frames) = (Inbox::default(), Vec::new());
     let mut payload = [0; PAYLOAD_MAX];
     let mut sizes = pieces.iter().copied().cycle();
     let mut rest = stream;
@@ -74,7 +74,7 @@ proptest! {
 
 #[test]
 fn a_full_box_of_noise_makes_room() {
-    let mut inbox = Inbox::new();
+    let mut inbox = Inbox::default();
     let noise = vec![0xff; FRAME_MAX];
     assert_eq!(inbox.push(&noise), FRAME_MAX);
     assert_eq!((inbox.room(), inbox.push(&noise)), (0, 0));

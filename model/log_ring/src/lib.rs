@@ -16,7 +16,7 @@ pub struct LogRing<const N: usize> {
 
 impl<const N: usize> LogRing<N> {
     /// Nothing was said.
-    pub const fn new() -> Self {
+    pub const fn empty() -> Self {
         Self {
             bytes: [0; N],
             said: 0,
@@ -38,12 +38,6 @@ impl<const N: usize> LogRing<N> {
             count += 1;
         }
         (from + count as u64, count)
-    }
-}
-
-impl<const N: usize> Default for LogRing<N> {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -71,7 +65,7 @@ mod tests {
         fn readers_get_what_is_left(
             steps in prop::collection::vec((prop::option::of("[a-z]{0,40}"), 0..50_usize), 0..60),
         ) {
-            let mut ring = LogRing::<32>::new();
+            let mut ring = LogRing::<32>::empty();
             let mut all = String::new();
             let mut at = 0_u64;
             for (text, room) in steps {

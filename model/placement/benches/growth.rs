@@ -18,7 +18,7 @@ const SETS: usize = 512;
 fn per_page(frames: u64, nodes: usize) -> f64 {
     let run = || {
         let mut sets = vec![Set::EMPTY; SETS];
-        let mut placement = Placement::new(&mut sets, Thresholds::default());
+        let mut placement = Placement::new(&mut sets, Thresholds::DEFAULT);
         let mut misses = vec![0; nodes];
         let start = Instant::now();
         for now in 0..INTERVALS {

@@ -31,12 +31,6 @@ impl Thresholds {
     };
 }
 
-impl Default for Thresholds {
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
-
 /// What was seen of a page since it was last decided on.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight<'a> {

@@ -115,7 +115,7 @@ proptest! {
     #[test]
     fn decisions_are_those_of_the_rules(steps in steps()) {
         let mut sets = [Set::EMPTY];
-        let limits = Thresholds::default();
+        let limits = Thresholds::DEFAULT;
         let mut placement = Placement::new(&mut sets, limits);
         let mut naive: BTreeMap<u64, Naive> = BTreeMap::new();
         let mut now = 0;
@@ -166,7 +166,7 @@ proptest! {
 #[test]
 fn a_page_that_is_written_from_everywhere_is_left_alone() {
     let mut sets = [Set::EMPTY];
-    let limits = Thresholds::default();
+    let limits = Thresholds::DEFAULT;
     let mut placement = Placement::new(&mut sets, limits);
     let (mut home, mut moves) = (NodeId(0), 0);
     // One node after the other writes it for one interval.
@@ -199,6 +199,6 @@ fn the_last_node_counts_as_the_first_does() {
         written: true,
     };
     let past = model_placement::Past::default();
-    let decision = decide(sight, past, NodeSet::NONE, &Thresholds::default());
+    let decision = decide(sight, past, NodeSet::NONE, &Thresholds::DEFAULT);
     assert_eq!(decision, Decision::Migrate(NodeId(NODES_MAX as u8 - 1)));
 }

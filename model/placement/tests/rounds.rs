@@ -81,7 +81,7 @@ proptest! {
             prop::collection::vec((whose(), misses, 0..200_u32), 1..400)
         }),
     ) {
-        let outcome = play(turns, Thresholds::default());
+        let outcome = play(turns, Thresholds::DEFAULT);
         prop_assert!(outcome.ns <= 3 * outcome.left_ns, "{} {}", outcome.ns, outcome.left_ns);
     }
 
@@ -97,7 +97,7 @@ proptest! {
             (node, misses, intervals)
         });
         let turns: Vec<Turn> = turns.collect();
-        let limits = Thresholds::default();
+        let limits = Thresholds::DEFAULT;
         let intervals = turns.iter().map(|(_, _, intervals)| intervals).sum();
         let outcome = play(turns, limits);
         let bound = bound(&limits, intervals);
@@ -108,7 +108,7 @@ proptest! {
 /// Half an hour and more: each node has it for 20 intervals.
 #[test]
 fn a_slow_round_for_long() {
-    let limits = Thresholds::default();
+    let limits = Thresholds::DEFAULT;
     let turns = (0..100_000).map(|turn| (turn % NODES, 300, 20));
     let outcome = play(turns, limits);
     assert!(
@@ -128,7 +128,7 @@ fn a_slow_round_for_long() {
 #[test]
 fn who_stays_goes_along() {
     let turns = (0..40).map(|turn| (turn % NODES, 5_000, 200));
-    let outcome = play(turns, Thresholds::default());
+    let outcome = play(turns, Thresholds::DEFAULT);
     assert!(
         outcome.moves == 39 && outcome.ns * 2 < outcome.left_ns,
         "{} {}",

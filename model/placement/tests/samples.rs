@@ -94,7 +94,7 @@ proptest! {
 
 /// What becomes of a page of node 0 that was touched by these nodes.
 fn judged(by: [u8; LOOKS], written: bool) -> Decision {
-    let limits = Thresholds::default();
+    let limits = Thresholds::DEFAULT;
     let mut samples: Samples<()> = Samples::new(limits.trigger);
     for node in by {
         samples.touched((Mfn(1), ()), NodeId(0), NodeId(node), written);

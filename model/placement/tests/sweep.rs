@@ -90,7 +90,7 @@ fn the_defaults_are_near_the_best() {
             let limits = Thresholds {
                 trigger,
                 sharing: trigger / 4,
-                ..Thresholds::default()
+                ..Thresholds::DEFAULT
             };
             let ns = time(usage, limits);
             println!("{name},{trigger},{}", ns / 1000);
@@ -99,7 +99,7 @@ fn the_defaults_are_near_the_best() {
     });
     let all = |n: usize| times.iter().map(|times| times[n]).sum::<u64>();
     let (own, best) = (all(3), (0..triggers.len()).map(all).min());
-    assert_eq!(triggers[3], Thresholds::default().trigger);
+    assert_eq!(triggers[3], Thresholds::DEFAULT.trigger);
     // None is best for every use: those that move are better moved at once, and others never.
     assert!(
         best.is_some_and(|best| own * 100 <= best * 105),
@@ -120,13 +120,13 @@ fn what_moves_often_is_left() {
     let (_, handed_round) = USES[4];
     let never = Thresholds {
         trigger: u32::MAX,
-        ..Thresholds::default()
+        ..Thresholds::DEFAULT
     };
     let always = Thresholds {
         trigger: 64,
         sharing: 16,
         moves: u8::MAX,
-        ..Thresholds::default()
+        ..Thresholds::DEFAULT
     };
     let limited = Thresholds { moves: 4, ..always };
     let [never, always, limited] =

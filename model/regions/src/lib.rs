@@ -117,15 +117,9 @@ pub struct Regions<R> {
     entries: Vec<Entry<R>, REGIONS_MAX>,
 }
 
-impl<R> Default for Regions<R> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<R> Regions<R> {
     /// None.
-    pub const fn new() -> Self {
+    pub const fn empty() -> Self {
         Self {
             entries: Vec::new(),
         }

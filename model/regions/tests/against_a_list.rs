@@ -70,7 +70,7 @@ proptest! {
     /// A region is one as long as somebody uses it, and new after that; it has one size and one group.
     #[test]
     fn regions_are_what_a_list_says(steps in steps()) {
-        let mut regions = Regions::new();
+        let mut regions = Regions::empty();
         let (mut uses, mut made) = (Vec::<Use>::new(), 0);
         for step in steps {
             match step {
@@ -120,7 +120,7 @@ proptest! {
 
 #[test]
 fn a_refusal_names_both_numbers() {
-    let mut regions = Regions::new();
+    let mut regions = Regions::empty();
     let ok = wanted((0, 0, 32));
     assert_eq!(regions.join(ok, || Some(())), Ok(()));
     let refused = regions.join(wanted((0, 0, 16)), || Some(())).unwrap_err();

@@ -11,8 +11,9 @@ use abi::served::{OFFERS_AT, OFFERS_MAX, Offer, SECTORS_MAX, SLOTS, answer};
 use zerocopy::FromBytes as _;
 
 /// Whose a slot is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Slot {
+    #[default]
     Free,
     /// Somebody at EL2 fills or reads it.
     Claimed,
@@ -20,8 +21,8 @@ enum Slot {
     Asked(u64),
 }
 
-/// EL2's slots.
-#[derive(Clone, Debug)]
+/// EL2's slots: at first all free, and no ticket given out.
+#[derive(Clone, Debug, Default)]
 pub struct Slots {
     slots: [Slot; SLOTS],
     /// The last ticket.
@@ -29,14 +30,6 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// All free, and no ticket given out.
-    pub const fn new() -> Self {
-        Self {
-            slots: [Slot::Free; SLOTS],
-            ticket: 0,
-        }
-    }
-
     /// How many are free.
     pub fn free(&self) -> usize {
         let is_free = |slot: &&Slot| **slot == Slot::Free;
@@ -85,12 +78,6 @@ impl Slots {
         let found = self.slots.iter().enumerate().find_map(answers)?;
         self.slots[found.0] = Slot::Claimed;
         Some(found)
-    }
-}
-
-impl Default for Slots {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -89,7 +89,7 @@ proptest! {
         // What is acknowledged, and what is under way by slot.
         let mut known = vec![0_u8; SECTORS as usize];
         let mut under_way: HashMap<usize, (u64, Option<u8>)> = HashMap::new();
-        let mut slots = Slots::new();
+        let mut slots = Slots::default();
         // In the end a server does all there is.
         let rest = (0..SLOTS).flat_map(|_| [Step::Serve(3), Step::Look]);
         for step in steps.into_iter().chain(rest) {
@@ -140,7 +140,7 @@ proptest! {
     /// Whatever the page says: what ends was asked, and each ticket ends once.
     #[test]
     fn lies_end_nothing_else(answers in prop::collection::vec((0..SLOTS, any::<u64>(), 0..40_u64, any::<bool>()), 0..100)) {
-        let mut slots = Slots::new();
+        let mut slots = Slots::default();
         let mut given = [0_u64; SLOTS];
         let mut asked = HashMap::new();
         for (slot, noise, ticket, ask) in answers {
@@ -193,7 +193,7 @@ fn offers_end_with_the_first_that_makes_no_sense() {
 
 #[test]
 fn a_slot_that_nobody_claimed_is_not_asked() {
-    let mut slots = Slots::new();
+    let mut slots = Slots::default();
     assert_eq!(slots.ask(0), None);
     let slot = slots.claim().unwrap();
     assert_eq!(slots.ask(slot), Some(1));

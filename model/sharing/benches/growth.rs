@@ -265,7 +265,7 @@ fn on_machine(count: u64, with: impl FnOnce(&Machine<'_>)) {
     pool.add(&map, frames, Origin::Machine).unwrap();
     with(&Machine {
         map,
-        accounts: Accounts::new(),
+        accounts: Accounts::zero(),
         index: Index::new(&heads, 0x5eed),
         pool: RefCell::new(pool),
         slab: RefCell::default(),

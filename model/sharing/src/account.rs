@@ -60,15 +60,9 @@ pub struct Accounts {
     cached: AtomicU64,
 }
 
-impl Default for Accounts {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Accounts {
     /// All zero.
-    pub const fn new() -> Self {
+    pub const fn zero() -> Self {
         Self {
             lines: [const { Line::new() }; ACCOUNTS],
             all: Line::new(),

@@ -45,15 +45,9 @@ pub struct Vmids<const N: usize> {
     serial: u64,
 }
 
-impl<const N: usize> Default for Vmids<N> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<const N: usize> Vmids<N> {
     /// All numbers free and no TLB with an entry of any.
-    pub const fn new() -> Self {
+    pub const fn empty() -> Self {
         const {
             assert!(
                 N >= 2 && N <= 1 << 16,
@@ -104,7 +98,7 @@ mod tests {
 
     #[test]
     fn every_number_but_0_is_given_once() {
-        let mut vmids = Vmids::<16>::new();
+        let mut vmids = Vmids::<16>::empty();
         let mut given = [false; 16];
         while let Some(tag) = vmids.take() {
             assert!(!core::mem::replace(
@@ -118,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_released_number_rests_until_the_others_were_used() {
-        let mut vmids = Vmids::<4>::new();
+        let mut vmids = Vmids::<4>::empty();
         let first = vmids.take().unwrap();
         vmids.release(first);
         let next: [u16; 3] = core::array::from_fn(|_| vmids.take().unwrap().vmid());
@@ -128,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_tag_that_holds_no_more_releases_nothing() {
-        let mut vmids = Vmids::<2>::new();
+        let mut vmids = Vmids::<2>::empty();
         let old = vmids.take().unwrap();
         vmids.release(old);
         let new = vmids.take().unwrap();

@@ -22,15 +22,9 @@ pub struct Reach<const N: usize, const STAYS: u16> {
     streaks: [AtomicU32; N],
 }
 
-impl<const N: usize, const STAYS: u16> Default for Reach<N, STAYS> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<const N: usize, const STAYS: u16> Reach<N, STAYS> {
     /// No VM has run. One with a single vCPU is one CPU's again after it ran there `STAYS` times in a row.
-    pub const fn new() -> Self {
+    pub const fn empty() -> Self {
         Self {
             holders: [const { AtomicU32::new(NOBODY) }; N],
             streaks: [const { AtomicU32::new(0) }; N],

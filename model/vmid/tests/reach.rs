@@ -65,7 +65,7 @@ impl World {
 
     /// The state of the code under test.
     fn reach(&self, alone: bool) -> Reach<2, STAYS> {
-        let reach = Reach::new();
+        let reach = Reach::empty();
         for &cpu in &self.said.0 {
             let _ = reach.run_on(VMID, cpu as u16, alone);
         }
@@ -211,7 +211,7 @@ fn no_cpu_runs_a_vm_with_an_entry_that_was_dropped() {
 
 #[test]
 fn who_runs_a_vm_alone_disturbs_nobody_else() {
-    let reach = Reach::<2, STAYS>::new();
+    let reach = Reach::<2, STAYS>::empty();
     assert!(reach.is_only(VMID, 7), "nobody has run it");
     assert!(reach.run_on(VMID, 4, true) && !reach.run_on(VMID, 4, true));
     assert!(reach.is_only(VMID, 4) && !reach.is_only(VMID, 7));
@@ -229,7 +229,7 @@ fn who_runs_a_vm_alone_disturbs_nobody_else() {
 
 #[test]
 fn a_vm_that_ran_on_two_cpus_is_everywhere() {
-    let reach = Reach::<2, STAYS>::new();
+    let reach = Reach::<2, STAYS>::empty();
     assert!(reach.run_on(VMID, 0, false) && reach.is_only(VMID, 0));
     assert!(reach.run_on(VMID, 1, false), "it joins");
     assert!(

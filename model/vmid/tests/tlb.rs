@@ -53,7 +53,7 @@ impl<const N: usize> Machine<N> {
     fn new() -> Self {
         let cpus = std::array::from_fn(|_| Cpu::default());
         Self {
-            vmids: Vmids::new(),
+            vmids: Vmids::empty(),
             vms: HashMap::new(),
             born: 0,
             cpus,

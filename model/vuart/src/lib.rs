@@ -58,14 +58,8 @@ pub struct Pl011 {
 }
 
 impl Default for Pl011 {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Pl011 {
     /// A UART just out of reset.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let state = Uart {
             control: CR_RESET,
             fifo_levels: IFLS_RESET,
@@ -73,7 +67,9 @@ impl Pl011 {
         };
         Self { state }
     }
+}
 
+impl Pl011 {
     /// Its record, for images of any version (`abi::parked`); what is not the UART's is zero.
     pub fn record(&self) -> Uart {
         self.state
@@ -243,14 +239,14 @@ mod tests {
 
     #[test]
     fn identifies_itself_as_a_pl011() {
-        let mut uart = Pl011::new();
+        let mut uart = Pl011::default();
         let read: [u32; 8] = core::array::from_fn(|i| uart.read(PERIPH_ID + 4 * i as u32));
         assert_eq!(read, [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1]);
     }
 
     #[test]
     fn sends_at_once_and_says_so() {
-        let mut uart = Pl011::new();
+        let mut uart = Pl011::default();
         assert_eq!(uart.write(DR, 0x1_41), Some(0x41));
         assert_eq!(uart.read(FR) & (1 << 7 | 1 << 5 | 1 << 3), 1 << 7);
         assert!(!uart.irq_level());
@@ -262,7 +258,7 @@ mod tests {
 
     #[test]
     fn receives_in_order_and_lowers_its_interrupts() {
-        let mut uart = Pl011::new();
+        let mut uart = Pl011::default();
         uart.write(LCR_H, 0x70);
         uart.write(IMSC, 1 << 4 | 1 << 6);
         for byte in 0..FIFO_DEPTH as u8 {
@@ -283,7 +279,7 @@ mod tests {
 
     #[test]
     fn without_fifos_holds_one_byte() {
-        let mut uart = Pl011::new();
+        let mut uart = Pl011::default();
         assert!(uart.receive(1));
         assert_eq!((uart.room(), uart.read(RIS) >> 4 & 1), (0, 1));
         uart.write(LCR_H, LCR_FIFO_ENABLE);
@@ -292,7 +288,7 @@ mod tests {
 
     #[test]
     fn loops_back_where_asked() {
-        let mut uart = Pl011::new();
+        let mut uart = Pl011::default();
         uart.write(CR, CR_RESET | CR_LOOPBACK | CR_UART_ENABLE);
         assert_eq!(uart.write(DR, 7), None);
         assert_eq!(uart.read(DR), 7);

@@ -39,7 +39,7 @@ proptest! {
 
     #[test]
     fn bytes_come_in_order_and_the_line_is_ris_and_imsc(ops in prop::collection::vec(op(), 0..300)) {
-        let mut uart = Pl011::new();
+        let mut uart = Pl011::default();
         let mut queue = VecDeque::new();
         let (mut has_fifo, mut loops) = (false, false);
         for op in ops {
@@ -76,7 +76,7 @@ proptest! {
                     }
                 }
                 Op::Reset => {
-                    uart = Pl011::new();
+                    uart = Pl011::default();
                     queue.clear();
                     (has_fifo, loops) = (false, false);
                 }

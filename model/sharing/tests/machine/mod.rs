@@ -104,7 +104,7 @@ impl Machine {
         let heads: Vec<_> = (0..2 * buckets).map(|_| AtomicU32::new(0)).collect();
         Self {
             map,
-            accounts: Accounts::new(),
+            accounts: Accounts::zero(),
             index: Index::new(heads.leak(), 0x5eed),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             pool: Mutex::new(pool),

@@ -45,7 +45,7 @@ pub fn bundle(data: &[u8]) {
 /// What comes through a control port: pieces of a stream, each as long as its first byte says. Frames
 /// that come out of it are decoded as those of VMs with each right.
 pub fn stream(data: &[u8]) {
-    let mut inbox = Inbox::new();
+    let mut inbox = Inbox::default();
     let mut payload = Box::new([0; PAYLOAD_MAX]);
     let mut input = Input(data);
     while let Some(length) = input.u8() {

@@ -30,7 +30,7 @@ pub fn psci_call(data: &[u8]) {
 
 /// Accesses of a PL011, and bytes that come in on its line.
 pub fn uart(data: &[u8]) {
-    go_on(Pl011::new(), Input(data));
+    go_on(Pl011::default(), Input(data));
 }
 
 /// The same from any state.

@@ -8,7 +8,7 @@ use tools_abi::served::{asked, unanswered};
 /// EL2's slots against answers; then what is left of the bytes as the shared page.
 pub fn served(data: &[u8]) {
     let mut input = Input(data);
-    let (mut slots, mut tickets, mut last) = (Slots::new(), [None; SLOTS], 0);
+    let (mut slots, mut tickets, mut last) = (Slots::default(), [None; SLOTS], 0);
     let steps = input.u8().unwrap_or(0);
     for _ in 0..steps {
         let Some(step) = input.u8() else { break };
