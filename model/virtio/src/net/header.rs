@@ -182,34 +182,25 @@ fn gso(
 ) -> Result<Gso, BadHeader> {
     let ecn = kind & GSO_ECN != 0;
     let (network, ipv6, protocol) = network(head, usize::from(start)).ok_or(BadHeader)?;
-    let (needed, carried, field, header) = match kind & !GSO_ECN {
+    let (needed, carried, field, least) = match kind & !GSO_ECN {
         GSO_TCPV4 if !ipv6 => (feature::HOST_TSO4, Protocol::Tcp, 16, TCP_BYTES),
         GSO_TCPV6 if ipv6 => (feature::HOST_TSO6, Protocol::Tcp, 16, TCP_BYTES),
         GSO_UDP_L4 if !ecn => (feature::HOST_USO, Protocol::Udp, 6, UDP_BYTES),
         _ => return Err(BadHeader),
     };
     let needed = needed | if ecn { feature::HOST_ECN } else { 0 };
-    let number = match carried {
-        Protocol::Tcp => PROTOCOL_TCP,
-        Protocol::Udp => PROTOCOL_UDP,
-    };
-    let header = match carried {
+    let (number, header) = match carried {
         // The data offset, in words of four bytes.
         Protocol::Tcp => {
             let offset = *head.get(usize::from(start) + 12).ok_or(BadHeader)?;
-            usize::from(offset >> 4) * 4
+            (PROTOCOL_TCP, usize::from(offset >> 4) * 4)
         }
-        Protocol::Udp => header,
+        Protocol::Udp => (PROTOCOL_UDP, least),
     };
     let is_right = features & needed == needed
         && protocol == number
         && offset == field
-        && header
-            >= if carried == Protocol::Tcp {
-                TCP_BYTES
-            } else {
-                UDP_BYTES
-            }
+        && header >= least
         && size >= SEGMENT_MIN;
     if !is_right {
         return Err(BadHeader);
