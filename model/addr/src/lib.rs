@@ -19,12 +19,44 @@ pub const FRAME_SIZE: u64 = 1 << FRAME_SHIFT;
 /// log2 of [`FRAME_SIZE`].
 pub const FRAME_SHIFT: u32 = 12;
 
-macro_rules! address {
-    ($(#[$doc:meta])* $address:ident, $(#[$frame_doc:meta])* $frame:ident) => {
+/// What addresses and numbers of frames have in common.
+macro_rules! number {
+    ($(#[$doc:meta])* $number:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(transparent)]
-        pub struct $address(pub u64);
+        pub struct $number(pub u64);
+
+        impl $number {
+            /// Whether the number is a multiple of `align`, a power of two.
+            pub const fn is_aligned(self, align: u64) -> bool {
+                self.0 & (align - 1) == 0
+            }
+
+            /// The number rounded down to a multiple of `align`, a power of two.
+            #[must_use]
+            pub const fn align_down(self, align: u64) -> Self {
+                Self(self.0 & !(align - 1))
+            }
+        }
+
+        impl fmt::Debug for $number {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($number), "({:#x})"), self.0)
+            }
+        }
+
+        impl fmt::Display for $number {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+    };
+}
+
+macro_rules! address {
+    ($(#[$doc:meta])* $address:ident, $(#[$frame_doc:meta])* $frame:ident) => {
+        number!($(#[$doc])* $address);
 
         impl $address {
             /// The frame this address lies in.
@@ -35,17 +67,6 @@ macro_rules! address {
             /// The byte within its frame.
             pub const fn offset(self) -> u64 {
                 self.0 & (FRAME_SIZE - 1)
-            }
-
-            /// Whether the address is a multiple of `align`, a power of two.
-            pub const fn is_aligned(self, align: u64) -> bool {
-                self.0 & (align - 1) == 0
-            }
-
-            /// The address rounded down to a multiple of `align`, a power of two.
-            #[must_use]
-            pub const fn align_down(self, align: u64) -> Self {
-                Self(self.0 & !(align - 1))
             }
 
             /// The address rounded up to a multiple of `align`, a power of two; `None` where
@@ -68,22 +89,7 @@ macro_rules! address {
             }
         }
 
-        impl fmt::Debug for $address {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($address), "({:#x})"), self.0)
-            }
-        }
-
-        impl fmt::Display for $address {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{:#x}", self.0)
-            }
-        }
-
-        $(#[$frame_doc])*
-        #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(transparent)]
-        pub struct $frame(pub u64);
+        number!($(#[$frame_doc])* $frame);
 
         impl $frame {
             /// The address of the frame's first byte.
@@ -96,29 +102,6 @@ macro_rules! address {
             #[must_use]
             pub const fn add(self, frames: u64) -> Self {
                 Self(self.0.wrapping_add(frames))
-            }
-
-            /// Whether the frame number is a multiple of `align`, a power of two.
-            pub const fn is_aligned(self, align: u64) -> bool {
-                self.0 & (align - 1) == 0
-            }
-
-            /// The frame number rounded down to a multiple of `align`, a power of two.
-            #[must_use]
-            pub const fn align_down(self, align: u64) -> Self {
-                Self(self.0 & !(align - 1))
-            }
-        }
-
-        impl fmt::Debug for $frame {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($frame), "({:#x})"), self.0)
-            }
-        }
-
-        impl fmt::Display for $frame {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{:#x}", self.0)
             }
         }
     };
