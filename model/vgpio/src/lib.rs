@@ -82,12 +82,8 @@ impl Pl061 {
             RIS => self.raw(),
             MIS => self.raw() & self.enabled,
             AFSEL => self.alternate,
-            PERIPH_ID..0x1000 if offset.is_multiple_of(4) => {
-                let index = (offset - PERIPH_ID) / 4;
-                IDENTIFICATION
-                    .get(index as usize)
-                    .copied()
-                    .unwrap_or_default()
+            PERIPH_ID..=0xffc if offset.is_multiple_of(4) => {
+                IDENTIFICATION[(offset - PERIPH_ID) as usize / 4]
             }
             _ => 0,
         };

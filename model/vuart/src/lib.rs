@@ -135,13 +135,8 @@ impl Pl011 {
             RIS => self.state.raw,
             MIS => self.state.raw & self.state.mask,
             DMACR => self.state.dma_control,
-            PERIPH_ID..0x1000 if offset.is_multiple_of(4) => {
-                let index = (offset - PERIPH_ID) / 4;
-                IDENTIFICATION
-                    .get(index as usize)
-                    .copied()
-                    .unwrap_or(0)
-                    .into()
+            PERIPH_ID..=0xffc if offset.is_multiple_of(4) => {
+                IDENTIFICATION[(offset - PERIPH_ID) as usize / 4].into()
             }
             _ => 0,
         }
