@@ -94,9 +94,7 @@ pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) -> ! {
     {
         let mut power = first.power.lock();
         // It is running; nobody can have told it to start.
-        let _ = power.state.turn_on(Ipa(layout.kernel.0), true);
-        power.entry = Ipa(layout.kernel.0);
-        power.context = blob.start.0;
+        let _ = power.turn_on(Ipa(layout.kernel.0), true, blob.start.0);
         COUNTS.store(IS_ON, Ordering::Release);
     }
     run::arrive()

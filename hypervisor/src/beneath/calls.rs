@@ -102,14 +102,12 @@ fn turn_on(context: &mut GuestContext, target: u64, entry: u64, argument: u64) {
     }
     {
         let mut power = target.power.lock();
-        if let Err(refusal) = power.state.turn_on(Ipa(entry), may_start_at(entry)) {
+        if let Err(refusal) = power.turn_on(Ipa(entry), may_start_at(entry), argument) {
             if let Reply::X0(value) = refusal.reply() {
                 answer(context, value);
             }
             return;
         }
-        power.entry = Ipa(entry);
-        power.context = argument;
         COUNTS.fetch_add(IS_ON, Ordering::Release);
     }
     if is_shared {

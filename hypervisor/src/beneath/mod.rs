@@ -27,18 +27,18 @@ pub use run::arrive;
 pub use take_over::take_over;
 
 use crate::machine::{CPUS_MAX, Cpu, cpu, give_up};
+use crate::vcpu::PowerState;
 use arch::boot::SecondaryRecord;
 use arch::gic::{Distributor, Redistributor};
 use core::{cell::Cell, sync::atomic::AtomicU64};
 use interrupts::{Beside, OwnGic};
 use machine_locks::{Once, Rank, SpinLock};
-use model_addr::{Ipa, PaRange};
+use model_addr::PaRange;
 use model_firmware_calls::PowerStateFormat;
 use model_gic_forward::{Forwarder, SavedLists};
 use model_machine_tree::{MAX_REDISTRIBUTORS, Machine};
 use model_native_el1::Native;
 use model_scheduler::EntityId;
-use model_vpsci::Power;
 use restart::Course;
 use world::{Fp, World};
 
@@ -114,23 +114,12 @@ struct Os0Cpu {
 // shared by atomics and locks.
 unsafe impl Sync for Os0Cpu {}
 
-struct PowerState {
-    state: Power,
-    entry: Ipa,
-    context: u64,
-}
-
 impl Os0Cpu {
     fn new(cpu: &'static Cpu, record: SecondaryRecord, entity: EntityId) -> Self {
-        let power = PowerState {
-            state: Power::Off,
-            entry: Ipa(0),
-            context: 0,
-        };
         Self {
             cpu,
             record,
-            power: SpinLock::new(Rank::Vm, power),
+            power: SpinLock::new(Rank::Vm, PowerState::default()),
             entries: AtomicU64::new(0),
             attached: Cell::new(false),
             native: Cell::new(Native::of(|_, _| 0)),

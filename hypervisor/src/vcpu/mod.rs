@@ -85,7 +85,7 @@ pub struct Core {
     pub stolen_shown: Option<u64>,
 }
 
-/// Whether a vCPU is on.
+/// Whether a vCPU, or a CPU of OS-0, is on.
 #[derive(Default)]
 pub struct PowerState {
     /// On, off, or about to be on.
@@ -116,6 +116,15 @@ pub struct Vcpu {
     pub power: SpinLock<PowerState>,
     /// What it has used.
     pub stats: Stats,
+}
+
+impl PowerState {
+    /// PSCI CPU_ON: it begins at `entry` with `context` in x0. `is_memory` says whether there is memory at the entry.
+    pub fn turn_on(&mut self, entry: Ipa, is_memory: bool, context: u64) -> Result<(), Refusal> {
+        self.state.turn_on(entry, is_memory)?;
+        (self.entry, self.context) = (entry, context);
+        Ok(())
+    }
 }
 
 impl Core {
@@ -181,12 +190,7 @@ impl Vcpu {
     /// PSCI CPU_ON: it begins at `entry` with `context` in x0. `is_memory` says whether the VM
     /// has memory at the entry.
     pub fn turn_on(&self, entry: Ipa, is_memory: bool, context: u64) -> Result<(), Refusal> {
-        {
-            let mut power = self.power.lock();
-            power.state.turn_on(entry, is_memory)?;
-            power.entry = entry;
-            power.context = context;
-        }
+        self.power.lock().turn_on(entry, is_memory, context)?;
         crate::vcpu::sched::wake(self.entity);
         Ok(())
     }
