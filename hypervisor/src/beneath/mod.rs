@@ -126,7 +126,7 @@ impl Os0Cpu {
             shares: Cell::new(false),
             course: Course::default(),
             entity,
-            world: SpinLock::new(Rank::Vcpu, World::new()),
+            world: SpinLock::new(Rank::Vcpu, World::default()),
             lists: Cell::new(SavedLists::default()),
             fp: SpinLock::new(Rank::Device, Fp::NEW),
             forwarder: Cell::new(Forwarder::new(0)),

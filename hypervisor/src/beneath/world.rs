@@ -17,7 +17,8 @@ use model_native_el1::Native;
 use model_vmid::LastRun;
 
 /// What OS-0 has in a CPU, and that CPU's own traps for it. General registers are here always, the
-/// rest while a VM runs.
+/// rest while a VM runs. By default as a CPU has it that arrives.
+#[derive(Default)]
 pub struct World {
     /// General registers.
     pub context: GuestContext,
@@ -44,25 +45,13 @@ impl Fp {
 }
 
 impl World {
-    /// As a CPU has it that arrives.
-    pub fn new() -> Self {
-        Self {
-            context: GuestContext::default(),
-            el1: El1State::default(),
-            timer: VirtualTimer::default(),
-            interface: VirtualInterface::RESET,
-            is_away: false,
-            waits_since: None,
-        }
-    }
-
     /// As a CPU has it that is started: the executing one, in which it is not.
     pub fn begin_anew(&mut self, me: &Os0Cpu, entry: u64, argument: u64) {
         let el1 = El1State::reset(self.el1.vmpidr);
         *self = Self {
             el1,
             is_away: true,
-            ..Self::new()
+            ..Self::default()
         };
         self.context.pstate = crate::beneath::run::PSTATE;
         self.context.pc = entry;

@@ -64,6 +64,7 @@ pub enum Outcome {
 
 /// The state of a vCPU that only the CPU that runs it may touch: whoever holds the lock has it,
 /// for as long as it is loaded.
+#[derive(Default)]
 pub struct Core {
     /// General registers.
     pub context: GuestContext,
@@ -131,15 +132,8 @@ impl Core {
     /// A vCPU that has never run.
     pub fn new(mpidr: u64) -> Self {
         Self {
-            context: GuestContext::default(),
             el1: El1State::reset(mpidr),
-            fp: FpState::RESET,
-            fp_loaded: false,
-            timer: VirtualTimer::default(),
-            physical_timer: PhysicalTimer::default(),
-            interface: VirtualInterface::RESET,
-            lists: ListFile::new(),
-            stolen_shown: None,
+            ..Self::default()
         }
     }
 
@@ -147,19 +141,13 @@ impl Core {
     /// EL1 with SP_EL1, everything masked, MMU off.
     pub fn start_at(&mut self, mpidr: u64, entry: u64, argument: u64) {
         const EL1H_MASKED: u64 = 0x3c5;
-        self.context = GuestContext {
-            pc: entry,
-            pstate: EL1H_MASKED,
-            ..GuestContext::default()
+        *self = Self {
+            fp_loaded: self.fp_loaded,
+            ..Self::new(mpidr)
         };
+        self.context.pc = entry;
+        self.context.pstate = EL1H_MASKED;
         self.context.set_register(0, argument);
-        self.el1 = El1State::reset(mpidr);
-        self.fp = FpState::RESET;
-        self.timer = VirtualTimer::default();
-        self.physical_timer = PhysicalTimer::default();
-        self.interface = VirtualInterface::RESET;
-        self.lists = ListFile::new();
-        self.stolen_shown = None;
     }
 
     /// When one of the timers has something to say, in counts of the machine, while the vCPU is

@@ -424,7 +424,7 @@ pub fn begin_forwarding(carried: VirtualInterface) {
     // Nothing is being handled (`carry`).
     let carried = list_registers::VirtualInterface {
         control: carried.control,
-        ..list_registers::VirtualInterface::RESET
+        ..Default::default()
     };
     carried.load();
     // SAFETY: the physical interface is EL2's from now on, and the virtual one behaves for EL1 as

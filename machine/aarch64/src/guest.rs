@@ -206,7 +206,7 @@ pub fn with_vmid(vmid: u16, action: impl FnOnce()) {
 }
 
 /// Floating-point and SIMD registers: v0 to v31, FPSR, FPCR.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub struct FpState {
     v: [u128; 32],

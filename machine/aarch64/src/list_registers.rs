@@ -81,8 +81,8 @@ impl ListRegisters for HardwareLists {
     }
 }
 
-/// What the virtual CPU interface holds beside the list registers.
-#[derive(Clone, Copy, Debug)]
+/// What the virtual CPU interface holds beside the list registers; after reset: everything masked and off.
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct VirtualInterface {
     /// `ICH_VMCR_EL2`: priority mask, binary points, group enables.
@@ -93,18 +93,12 @@ pub struct VirtualInterface {
 }
 
 impl VirtualInterface {
-    /// An interface after reset: everything masked and off.
-    pub const RESET: Self = Self {
-        control: 0,
-        active_priorities: [[0; 4]; 2],
-    };
-
     /// Reads this CPU's.
     #[inline]
     pub fn save() -> Self {
         let mut saved = Self {
             control: read_sysreg!("s3_4_c12_c11_7"),
-            ..Self::RESET
+            ..Self::default()
         };
         let [group_0, group_1] = &mut saved.active_priorities;
         group_0[0] = read_sysreg!("s3_4_c12_c8_0");
