@@ -12,25 +12,35 @@ pub enum Reaches {
     AllCpus,
 }
 
+/// Drops entries by an instruction, after one barrier and before another.
+macro_rules! drop_entries {
+    ($before:literal, $operation:expr, $after:literal) => {
+        asm!(
+            concat!("dsb ", $before, "\ntlbi ", $operation, "\ndsb ", $after),
+            "isb",
+            options(nostack)
+        )
+    };
+}
+
+/// Drops stage-2 entries of pages, and combined ones, in one domain: its barriers and its instructions' endings.
+macro_rules! drop_pages {
+    ($ipas:ident, $domain:literal, $ending:literal) => {{
+        asm!(concat!("dsb ", $domain, "st"), options(nostack));
+        for ipa in $ipas {
+            asm!(concat!("tlbi ipas2e1", $ending, ", {}"), in(reg) ipa.0 >> 12, options(nostack));
+        }
+        drop_entries!($domain, concat!("vmalle1", $ending), $domain)
+    }};
+}
+
 /// Drops every entry of the current VMID, both stages.
 pub fn flush_vmid(reaches: Reaches) {
     // SAFETY: dropping TLB entries only costs time.
     unsafe {
         match reaches {
-            Reaches::Here => asm!(
-                "dsb nshst",
-                "tlbi vmalls12e1",
-                "dsb nsh",
-                "isb",
-                options(nostack)
-            ),
-            Reaches::AllCpus => asm!(
-                "dsb ishst",
-                "tlbi vmalls12e1is",
-                "dsb ish",
-                "isb",
-                options(nostack)
-            ),
+            Reaches::Here => drop_entries!("nshst", "vmalls12e1", "nsh"),
+            Reaches::AllCpus => drop_entries!("ishst", "vmalls12e1is", "ish"),
         }
     }
 }
@@ -47,32 +57,8 @@ pub fn flush_stage2(ipas: impl Iterator<Item = Ipa>, reaches: Reaches) {
     // SAFETY: as above, and a barrier changes nothing; the operand is IPA[51:12].
     unsafe {
         match reaches {
-            Reaches::Here => {
-                asm!("dsb nshst", options(nostack));
-                for ipa in ipas {
-                    asm!("tlbi ipas2e1, {}", in(reg) ipa.0 >> 12, options(nostack));
-                }
-                asm!(
-                    "dsb nsh",
-                    "tlbi vmalle1",
-                    "dsb nsh",
-                    "isb",
-                    options(nostack)
-                );
-            }
-            Reaches::AllCpus => {
-                asm!("dsb ishst", options(nostack));
-                for ipa in ipas {
-                    asm!("tlbi ipas2e1is, {}", in(reg) ipa.0 >> 12, options(nostack));
-                }
-                asm!(
-                    "dsb ish",
-                    "tlbi vmalle1is",
-                    "dsb ish",
-                    "isb",
-                    options(nostack)
-                );
-            }
+            Reaches::Here => drop_pages!(ipas, "nsh", ""),
+            Reaches::AllCpus => drop_pages!(ipas, "ish", "is"),
         }
     }
 }
