@@ -4,7 +4,7 @@
 use crate::machine::{console::last_words, cpu};
 use abi::os0::Refusal;
 use arch::cpu::{halt, local_word};
-use arch::entry::{FaultFrame, Syndrome};
+use arch::entry::{GuestContext, Syndrome};
 use arch::{boot::image_parts, upgrade as metal_upgrade};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use model_addr::Pa;
@@ -59,9 +59,9 @@ pub fn give_up(reason: core::fmt::Arguments<'_>) -> ! {
     stop()
 }
 
-/// Where EL2's vectors for its own faults end up (`entry.S`).
+/// Where EL2's vectors for its own faults end up (`entry.S`), which lays its registers on the stack as those of a guest are laid.
 #[unsafe(no_mangle)]
-extern "C" fn hypervisor_fault_report(vector: u64, frame: &FaultFrame) -> ! {
+extern "C" fn hypervisor_fault_report(vector: u64, frame: &GuestContext) -> ! {
     first_or_halt();
     let syndrome = Syndrome::read();
     let kind = [

@@ -45,18 +45,6 @@ pub enum Leave {
     Aarch32,
 }
 
-/// The registers of EL2 at a fault of its own, as `entry.S` lays them on the stack.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct FaultFrame {
-    /// x0 to x30.
-    pub registers: [u64; 31],
-    /// `ELR_EL2`.
-    pub pc: u64,
-    /// `SPSR_EL2`.
-    pub pstate: u64,
-}
-
 /// What the hardware says about the last exception taken to EL2.
 #[derive(Clone, Copy, Debug)]
 pub struct Syndrome {

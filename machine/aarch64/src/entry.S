@@ -145,7 +145,7 @@ hypervisor_fault_dump:
     mrs     x2, spsr_el2
     str     x2, [sp, #256]
     mov     x1, sp
-    b       hypervisor_fault_report // (vector, &FaultFrame) -> !
+    b       hypervisor_fault_report // (vector, &GuestContext) -> !
 
     .macro vector kind, code
     .balign 128

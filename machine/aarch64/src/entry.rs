@@ -4,7 +4,7 @@ use crate::cpu::isb;
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-pub use crate::context::{FaultFrame, GuestContext, Leave, Syndrome};
+pub use crate::context::{GuestContext, Leave, Syndrome};
 
 global_asm!(include_str!("entry.S"));
 

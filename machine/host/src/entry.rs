@@ -2,7 +2,7 @@
 
 use crate::interpreter;
 
-pub use crate::context::{FaultFrame, GuestContext, Leave, Syndrome};
+pub use crate::context::{GuestContext, Leave, Syndrome};
 
 /// Nothing is predicted here, so nothing is to be forgotten.
 pub fn forget_branches_at_exits(_branches: u32) {}
