@@ -30,14 +30,11 @@ pub fn midr() -> u64 {
 
 /// Bits of physical address (`ID_AA64MMFR0_EL1.PARange`).
 pub fn physical_address_bits() -> u32 {
-    match read_sysreg!("id_aa64mmfr0_el1") & 0xf {
-        0 => 32,
-        1 => 36,
-        2 => 40,
-        3 => 42,
-        4 => 44,
-        _ => 48,
-    }
+    let range = read_sysreg!("id_aa64mmfr0_el1") & 0xf;
+    [32, 36, 40, 42, 44]
+        .get(range as usize)
+        .copied()
+        .unwrap_or(48)
 }
 
 /// Whether VMIDs have 16 bits (`ID_AA64MMFR1_EL1.VMIDBits`).

@@ -112,15 +112,8 @@ impl Distributor {
         let (word, bit) = (intid as usize / 32 * 4, 1 << (intid % 32));
         let config = GICD_ICFGR + intid as usize / 16 * 4;
         let edge_bit = 2 << (intid % 16 * 2);
-        let old = self.read32(config);
-        self.write32(
-            config,
-            if edge {
-                old | edge_bit
-            } else {
-                old & !edge_bit
-            },
-        );
+        let level = self.read32(config) & !edge_bit;
+        self.write32(config, level | if edge { edge_bit } else { 0 });
         self.write32(GICD_IGROUPR + word, self.read32(GICD_IGROUPR + word) | bit);
         // SAFETY: byte and doubleword registers of the distributor, as `new` was promised.
         unsafe {
