@@ -6,7 +6,7 @@ use crate::run::exit::take_exception;
 use crate::start;
 use arch::entry::{self, GuestContext, Leave, Syndrome};
 use arch::gic::{self, Redistributor, SgiRegister};
-use arch::native;
+use arch::{native, tlb};
 use core::sync::atomic::Ordering;
 use model_native_el1::Native;
 use model_trap::{
@@ -31,12 +31,11 @@ pub fn arrive() -> ! {
     let goes_on = me.power.lock().state == Power::On;
     // SAFETY: EL2 runs with E2H clear (boot.S); what runs above is OS-0, whose machine it is.
     unsafe { native::open(&native, os0.stage2.0, os0.stage2.1) }
-    if goes_on {
-        native::drop_translations();
-    } else {
+    if !goes_on {
         // SAFETY: nothing ran there since the CPU was started.
         unsafe { native::reset_el1() }
     }
+    tlb::flush_el1_here();
     me.native.set(native);
     start::note_features();
     // SAFETY: the device tree says where redistributors are; they were mapped.

@@ -174,8 +174,7 @@ fn open_interrupts() {
     isb();
 }
 
-/// Sets EL1's registers as a CPU has them when it is started (Arm ARM D1.9; Linux: `booting.rst`),
-/// and drops what the TLBs may hold.
+/// Sets EL1's registers as a CPU has them when it is started (Arm ARM D1.9; Linux: `booting.rst`).
 ///
 /// # Safety
 ///
@@ -184,12 +183,6 @@ pub unsafe fn reset_el1() {
     let mpidr = read_sysreg!("mpidr_el1");
     // SAFETY: EL1's registers do not concern EL2.
     unsafe { El1State::reset(mpidr).load() }
-    drop_translations();
-}
-
-/// Drops all that the executing CPU's TLBs hold for EL1.
-pub fn drop_translations() {
-    tlb::flush_el1_here();
 }
 
 /// `HCR_EL2` bits by which EL2 is beneath EL1: stage 2, and interrupts to EL2.

@@ -70,7 +70,7 @@ pub(crate) fn flush_vmid_here() {
 }
 
 /// Drops all that this CPU holds for EL1.
-pub(crate) fn flush_el1_here() {
+pub fn flush_el1_here() {
     // SAFETY: as above.
     unsafe { asm!("tlbi alle1", "dsb nsh", "isb", options(nostack)) }
 }

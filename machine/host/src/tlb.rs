@@ -39,7 +39,7 @@ pub(crate) fn flush_vmid_here() {
 }
 
 /// Drops all that this CPU holds for EL1.
-pub(crate) fn flush_el1_here() {
+pub fn flush_el1_here() {
     machine::step();
     machine::with(|machine| machine.cpu().tlb.clear());
 }
