@@ -39,7 +39,7 @@ const HEADER_AT: u64 = FRAME_SIZE - HEADER_BYTES as u64;
 pub const DATA_AT: u64 = FRAME_SIZE;
 const FEATURE_FLUSH: u64 = 1 << 9;
 /// The most physical disks.
-const DISKS_MAX: usize = 4;
+pub const DISKS_MAX: usize = 4;
 /// The most partitions of a disk that are offered.
 const PARTITIONS_MAX: usize = 16;
 

@@ -19,31 +19,25 @@ pub use disk::{Buffer, Extent, Io, Operation, Partition};
 
 use crate::machine::{self, Cpu, Kind, due};
 use arch::gic;
-use core::{ptr::NonNull, sync::atomic::Ordering};
+use core::{fmt, ptr::NonNull, sync::atomic::Ordering};
 use machine_locks::Once;
-use queue::Transport;
+use virtio_drivers::Error;
 use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
 use virtio_drivers::transport::{DeviceType, Transport as _};
 
-/// The most physical disks.
-const DISKS_MAX: usize = 4;
-
 /// What raises which interrupt.
+#[derive(Default)]
 struct Routes {
     control: Option<u32>,
     card: Option<u32>,
-    disks: heapless::Vec<(u32, usize), DISKS_MAX>,
+    disks: heapless::Vec<(u32, usize), { disk::DISKS_MAX }>,
 }
 
 static ROUTES: Once<Routes> = Once::new();
 
 /// Finds and starts the devices; their interrupts come to the executing CPU.
 pub fn init(distributor: gic::Distributor) {
-    let mut routes = Routes {
-        control: None,
-        card: None,
-        disks: heapless::Vec::new(),
-    };
+    let mut routes = Routes::default();
     for window in &machine::get().tree.virtio {
         let Some(header) = NonNull::new(core::ptr::with_exposed_provenance_mut::<VirtIOHeader>(
             window.registers.start.0 as usize,
@@ -59,11 +53,22 @@ pub fn init(distributor: gic::Distributor) {
         let interrupt = window.interrupt;
         let used = match transport.device_type() {
             DeviceType::Console if routes.control.is_none() => {
-                start_control(transport, &mut routes, interrupt.intid)
+                let started = port::start(transport);
+                let is_used = has_started(format_args!("the control port"), started);
+                routes.control = is_used.then_some(interrupt.intid);
+                is_used
             }
-            DeviceType::Block => start_disk(transport, &mut routes, interrupt.intid),
+            DeviceType::Block => {
+                let number = routes.disks.len();
+                let started = disk::start(number, transport);
+                has_started(format_args!("physical disk {number}"), started)
+                    && routes.disks.push((interrupt.intid, number)).is_ok()
+            }
             DeviceType::Network if routes.card.is_none() => {
-                start_card(transport, &mut routes, interrupt.intid)
+                let started = nic::start(transport);
+                let is_used = has_started(format_args!("the network card"), started);
+                routes.card = is_used.then_some(interrupt.intid);
+                is_used
             }
             _ => false,
         };
@@ -80,41 +85,12 @@ pub fn init(distributor: gic::Distributor) {
     let _ = ROUTES.set(routes);
 }
 
-fn start_control(transport: Transport, routes: &mut Routes, intid: u32) -> bool {
-    match port::start(transport) {
-        Ok(()) => {
-            routes.control = Some(intid);
-            true
-        }
-        Err(error) => {
-            log::warn!("the control port does not start: {error}");
-            false
-        }
+/// Whether a device has started; says why where it has not.
+fn has_started(what: fmt::Arguments<'_>, started: Result<(), Error>) -> bool {
+    if let Err(error) = &started {
+        log::warn!("{what} does not start: {error}");
     }
-}
-
-fn start_disk(transport: Transport, routes: &mut Routes, intid: u32) -> bool {
-    let number = routes.disks.len();
-    match disk::start(number, transport) {
-        Ok(()) => routes.disks.push((intid, number)).is_ok(),
-        Err(error) => {
-            log::warn!("physical disk {number} does not start: {error}");
-            false
-        }
-    }
-}
-
-fn start_card(transport: Transport, routes: &mut Routes, intid: u32) -> bool {
-    match nic::start(transport) {
-        Ok(()) => {
-            routes.card = Some(intid);
-            true
-        }
-        Err(error) => {
-            log::warn!("the network card does not start: {error}");
-            false
-        }
-    }
+    started.is_ok()
 }
 
 /// A device interrupt.
