@@ -316,7 +316,7 @@ fn machine(caller: Caller) -> MachineStatus {
         heap: heap::usage().0,
         bundle: machine.bundle_at.map_or(0, |range| range.size),
         uptime_ns: machine::nanoseconds(timer::now() - machine.started),
-        card_frames: crate::drivers::nic::counts(),
+        card_frames: crate::drivers::uplink::counts(),
         caches: [&frames::CLEANED, &frames::EMPTIED].map(|count| count.load(Ordering::Relaxed)),
         seeded: crate::machine::entropy::is_seeded().into(),
         capacity: told(ledger::capacity()),

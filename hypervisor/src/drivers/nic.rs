@@ -7,7 +7,6 @@
 use crate::drivers::queue::{BufferQueue, Transport, begin};
 use crate::drivers::uplink;
 use crate::machine;
-use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use virtio_drivers::{Error, transport::Transport as _};
 
@@ -26,14 +25,7 @@ struct Hardware {
     send: BufferQueue<QUEUE, BUFFERS>,
 }
 
-struct Card {
-    hardware: SpinLock<Hardware>,
-    received: AtomicU64,
-    sent: AtomicU64,
-    lost: AtomicU64,
-}
-
-static CARD: Once<Card> = Once::new();
+static CARD: Once<SpinLock<Hardware>> = Once::new();
 
 /// Starts the card.
 pub fn start(mut transport: Transport) -> Result<(), Error> {
@@ -49,12 +41,7 @@ pub fn start(mut transport: Transport) -> Result<(), Error> {
         receive,
         send,
     };
-    let card = Card {
-        hardware: SpinLock::new(Rank::PhysicalDevice, hardware),
-        received: AtomicU64::new(0),
-        sent: AtomicU64::new(0),
-        lost: AtomicU64::new(0),
-    };
+    let card = SpinLock::new(Rank::PhysicalDevice, hardware);
     CARD.set(card).map_err(|_| Error::AlreadyUsed)
 }
 
@@ -69,12 +56,11 @@ pub fn plug() -> bool {
 
 /// Sends a frame that is in two parts; `false` where it is lost.
 pub fn send(head: &[u8], rest: &[u8]) -> bool {
-    let Some(card) = CARD.get() else {
-        return uplink::send(head, rest);
+    let sent = match CARD.get() {
+        Some(card) => head.len() + rest.len() <= FRAME_MAX && card.lock().send(head, rest),
+        None => uplink::send(head, rest),
     };
-    let sent = head.len() + rest.len() <= FRAME_MAX && card.hardware.lock().send(head, rest);
-    let counter = if sent { &card.sent } else { &card.lost };
-    counter.fetch_add(1, Ordering::Relaxed);
+    uplink::count(if sent { 1 } else { 2 });
     sent
 }
 
@@ -120,19 +106,12 @@ impl Hardware {
 /// The card says that something has come or gone.
 pub fn interrupt() {
     let Some(card) = CARD.get() else { return };
-    card.hardware.lock().transport.ack_interrupt();
+    card.lock().transport.ack_interrupt();
     let mut frame = [0; FRAME_MAX];
     for _ in 0..FRAMES_AT_ONCE {
-        let received = card.hardware.lock().receive(&mut frame);
+        let received = card.lock().receive(&mut frame);
         let Some(bytes) = received else { return };
-        card.received.fetch_add(1, Ordering::Relaxed);
+        uplink::count(0);
         uplink::hand_in(&frame[..bytes]);
     }
-}
-
-/// Frames received, sent, and not sent for want of room.
-pub fn counts() -> [u64; 3] {
-    CARD.get().map_or_else(uplink::counts, |card| {
-        [&card.received, &card.sent, &card.lost].map(|counter| counter.load(Ordering::Relaxed))
-    })
 }
