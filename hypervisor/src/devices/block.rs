@@ -18,7 +18,7 @@ use alloc::boxed::Box;
 use arch::timer;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
-use model_disk::{Budget, Loaded, Pass, Progress, Side, Turn, execute};
+use model_disk::{Budget, Loaded, Pass, Progress, Side, Store as _, Turn, execute};
 use model_virtio::Transport;
 use model_virtio::blk::{Blk, Next, Operation, Request, Status};
 use transfer::{begin, fill_buffer};

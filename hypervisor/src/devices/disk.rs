@@ -1,6 +1,6 @@
 //! What [`model_disk`] needs of the machine and of a VM.
 
-use crate::drivers::{Partition, disk};
+use crate::drivers::Partition;
 use crate::guest::{Guest, tally};
 use crate::memory::{Access, Gets, Metal, Tables, frames, sharing};
 use abi::bundle::{self, Place};
@@ -41,39 +41,6 @@ impl model_disk::Image for Image {
             Place::Page(page, _) => Some(sharing::frame_of(page)),
             Place::Zero => None,
         }
-    }
-}
-
-impl model_disk::Store for Partition {
-    fn number(&self) -> u8 {
-        (**self).number()
-    }
-    fn size(&self) -> u64 {
-        (**self).size()
-    }
-    fn check(&self, block: u64, page: Mfn) -> bool {
-        (**self).check(block, page)
-    }
-    fn reserve(&self) -> Option<u64> {
-        self.reserve_block()
-    }
-    fn word_of(&self, page: Mfn) -> u64 {
-        disk::word_of(page)
-    }
-    fn remember(&self, block: u64, word: u64) {
-        (**self).remember(block, word);
-    }
-    fn forget(&self, block: u64) {
-        (**self).forget(block);
-    }
-    fn word(&self, block: u64) -> u64 {
-        (**self).word(block)
-    }
-    fn adopt(&self, block: u64, word: u64) -> bool {
-        (**self).adopt(block, word, true)
-    }
-    fn tables(&self) -> u64 {
-        (**self).tables()
     }
 }
 

@@ -17,10 +17,9 @@ use alloc::boxed::Box;
 use arch::frames::Ram;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-pub use known::word_of;
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
-use model_disk::{Budget, DATA_AT_ONCE, Jobs, Lent};
+use model_disk::{Budget, DATA_AT_ONCE, Jobs, Lent, Store as _};
 pub use model_disk::{Io, Transfer as Operation};
 use model_paging::Words;
 use model_virtio::blk::SECTOR_SIZE;
@@ -395,11 +394,6 @@ impl Extent {
         self.entry.sectors
     }
 
-    /// Bytes of its whole blocks.
-    pub fn size(&self) -> u64 {
-        (self.sectors() * SECTOR_SIZE) & !(FRAME_SIZE - 1)
-    }
-
     /// Its name.
     pub fn name(&self) -> &'static str {
         &self.entry.name
@@ -408,11 +402,6 @@ impl Extent {
     /// Whether somebody said that what it holds may be overwritten, by overlays and what VMs swap.
     pub fn is_scratch(&self) -> bool {
         self.entry.is_scratch
-    }
-
-    /// Its number on the machine, from 1 on.
-    pub fn number(&self) -> u8 {
-        self.entry.number
     }
 
     /// A free buffer, where so many are `kept` for others; `None` while others have them.

@@ -14,6 +14,7 @@ use arch::timer;
 use core::sync::atomic::Ordering;
 use model_addr::{FRAME_SIZE, Gfn, Mfn};
 use model_address_space::Frames;
+use model_disk::Store as _;
 use model_entitlement::{Go, News, Standing};
 use model_frame_table::{Owner, Purpose};
 use model_paging::{Store, Token};

@@ -13,6 +13,7 @@ use abi::parked::{self, Reader, Run, Writer, kind, life, run};
 use alloc::sync::Arc;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
 use model_control::Refusal;
+use model_disk::Store as _;
 use model_frame_table::Owner;
 use model_paging::{Store, Token};
 use model_pmap::Backing;

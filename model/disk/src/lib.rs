@@ -39,7 +39,7 @@ pub use pages::{Block, Outcome, Pages};
 pub use request::{Backing, Budget, Loaded, Pass, Progress, Side, Turn, execute};
 pub use write::fill;
 
-use core::ops::Range;
+use core::ops::{Deref, Range};
 use machine_contract::{GuestMemoryError, TableMemory};
 use model_addr::{Gfn, Ipa, Mfn, VmId};
 use model_address_space::Gets;
@@ -82,7 +82,7 @@ pub trait Image {
 
 /// A partition of a physical disk, with what is known of its blocks.
 pub trait Store {
-    /// Its number on the machine.
+    /// Its number on the machine, from 1 on.
     fn number(&self) -> u8;
     /// Bytes of its whole blocks.
     fn size(&self) -> u64;
@@ -96,10 +96,11 @@ pub trait Store {
     fn remember(&self, block: u64, word: u64);
     /// Notes that a block is free.
     fn forget(&self, block: u64);
-    /// What is known of a block, as records have it.
+    /// What is known of a block, as records have it: zero where nothing is.
     fn word(&self, block: u64) -> u64;
-    /// Notes what a record says of a block that nobody has; `false` where that makes no sense.
-    fn adopt(&self, block: u64, word: u64) -> bool;
+    /// Notes what a record says of a block of which nothing is known; one that is taken `alone` is nobody else's. `false`
+    /// where that makes no sense, or without memory for it.
+    fn adopt(&self, block: u64, word: u64, alone: bool) -> bool;
     /// Frames of the tables that say what its blocks hold.
     fn tables(&self) -> u64;
 }
@@ -108,8 +109,8 @@ pub trait Store {
 pub trait Machine: Copy {
     /// An image in memory.
     type Image: Image;
-    /// A partition of a physical disk.
-    type Store: Store;
+    /// A partition of a physical disk, for as long as a disk has it.
+    type Store: Deref<Target: Store>;
     /// Memory of tables.
     type Tables: TableMemory;
 

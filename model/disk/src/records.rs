@@ -90,7 +90,8 @@ impl<M: Machine> CowDisk<M> {
             let is_there = match &self.memory.store {
                 Some(store) => {
                     let word = words.next();
-                    run.kind == run::STORED && word.is_some_and(|word| store.adopt(frame.0, word))
+                    run.kind == run::STORED
+                        && word.is_some_and(|word| store.adopt(frame.0, word, true))
                 }
                 None => self.machine().take_over(run.kind, frame, self.memory.user),
             };

@@ -70,13 +70,15 @@ impl<'a> Disk<'a> {
         };
         let (backing, size) = match kind {
             Kind::Cow(image) => cow(Base::Image(image), None),
-            Kind::CowPartition(base) => cow(Base::Partition(base), None),
-            Kind::CowOn(image, store) => cow(Base::Image(image), Some(store)),
-            Kind::CowPartitionOn(base, store) => cow(Base::Partition(base), Some(store)),
+            Kind::CowPartition(base) => cow(Base::Partition(Box::new(base)), None),
+            Kind::CowOn(image, store) => cow(Base::Image(image), Some(Box::new(store))),
+            Kind::CowPartitionOn(base, store) => {
+                cow(Base::Partition(Box::new(base)), Some(Box::new(store)))
+            }
             Kind::ReadOnly(image) => (Backing::ReadOnly(image, true), image.blocks() * FRAME_SIZE),
             Kind::Persistent(partition) => {
                 let size = partition.bytes().len() as u64;
-                (Backing::Partition(partition), size)
+                (Backing::Partition(Box::new(partition)), size)
             }
         };
         let options = Options {

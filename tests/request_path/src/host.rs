@@ -173,7 +173,7 @@ impl Store for Partition<'_> {
     fn word(&self, block: u64) -> u64 {
         self.known(block)
     }
-    fn adopt(&self, block: u64, word: u64) -> bool {
+    fn adopt(&self, block: u64, word: u64, _alone: bool) -> bool {
         self.know(block, word);
         true
     }
@@ -230,7 +230,7 @@ impl Host<'_> {
 
 impl<'a> Machine for Host<'a> {
     type Image = &'a Image;
-    type Store = Partition<'a>;
+    type Store = Box<Partition<'a>>;
     type Tables = Tables;
 
     fn count(tables: &Tables) -> u64 {

@@ -11,6 +11,7 @@ use abi::bundle::{DISK_NEVER_SHARE, DiskRecord, NO_ENTRY, disk_mode};
 use abi::{Text, control::code};
 use model_addr::NodeId;
 use model_control::Refusal;
+use model_disk::Store as _;
 use model_frame_table::Owner;
 use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
 
