@@ -236,10 +236,10 @@ fn with_ring<T>(action: impl FnOnce(&mut Ring) -> T) -> Option<T> {
 /// # Safety
 /// No VM is left, and no CPU uses any disk.
 pub unsafe fn forget_served() {
-    for (disk, entry) in partitions() {
-        Extent { disk, entry }.clear();
-        if entry.was_base.load(Ordering::Relaxed) {
-            sharing::forget_disk(entry.number);
+    for extent in partitions() {
+        extent.clear();
+        if extent.entry.was_base.load(Ordering::Relaxed) {
+            sharing::forget_disk(extent.number());
         }
     }
     // SAFETY: the caller's promise.
@@ -310,16 +310,16 @@ fn read_partitions(
     found
 }
 
-fn partitions() -> impl Iterator<Item = (&'static Disk, &'static Entry)> {
+fn partitions() -> impl Iterator<Item = Extent> {
     let disks = DISKS.iter().filter_map(Once::get);
-    disks.flat_map(|disk| disk.partitions.iter().map(move |entry| (disk, entry)))
+    let all = disks.flat_map(|disk| disk.partitions.iter().map(move |entry| (disk, entry)));
+    all.map(|(disk, entry)| Extent { disk, entry })
 }
 
 /// Takes the partition of that name: for one VM alone, or as a base that others may have too.
 pub fn take(name: &str, is_base: bool) -> Result<Partition, Unavailable> {
-    let found = partitions().find(|(_, entry)| entry.name == name);
-    let (disk, entry) = found.ok_or(Unavailable::Missing)?;
-    let extent = Extent { disk, entry };
+    let extent = named(name).ok_or(Unavailable::Missing)?;
+    let Extent { disk, entry } = extent;
     // What a VM that has ended asked for last may still be on its way.
     if disk.hardware.lock().jobs.has_of(entry.number) && !is_base {
         return Err(Unavailable::Taken);
@@ -346,21 +346,17 @@ pub fn take(name: &str, is_base: bool) -> Result<Partition, Unavailable> {
 
 /// A partition by its number.
 pub fn extent(number: u8) -> Option<Extent> {
-    let mut all = partitions();
-    let (disk, entry) = all.find(|(_, entry)| entry.number == number)?;
-    Some(Extent { disk, entry })
+    partitions().find(|extent| extent.number() == number)
 }
 
 /// A partition by its name.
 pub fn named(name: &str) -> Option<Extent> {
-    let (disk, entry) = partitions().find(|(_, entry)| entry.name == name)?;
-    Some(Extent { disk, entry })
+    partitions().find(|extent| extent.name() == name)
 }
 
 /// Frames of tables that say what blocks hold.
 pub fn table_frames() -> u64 {
-    let tables = |(_, entry): (_, &Entry)| entry.known.lock().1.count();
-    partitions().map(tables).sum()
+    partitions().map(|extent| extent.tables()).sum()
 }
 
 /// Notes that a block of a partition is free of what was swapped to it.
