@@ -42,25 +42,6 @@ const TRIES_MAX: u32 = 32;
 /// So many frames that were sent are told to a driver that has other things to do.
 const UNTOLD_MAX: u16 = 64;
 
-/// Why a frame is lost, in the order of [`abi::control::count::NET_DROPS`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// Sent under another's address.
-    Spoofed,
-    /// More than the VM may send.
-    Limited,
-    /// For nobody.
-    Nowhere,
-    /// No frame, or a header that does not fit it.
-    Malformed,
-    /// The receiver took none, or had no room.
-    NoRoom,
-    /// There was no memory to move it.
-    NoMemory,
-    /// A cable is pulled.
-    Down,
-}
-
 /// What became of a frame for its sender.
 enum Sent {
     /// It is over, and whether it was cut into pieces.
@@ -289,7 +270,7 @@ impl Net {
             {
                 Next::Frame => return Some(sending),
                 Next::Refused => {
-                    lose(vm, Loss::Malformed);
+                    lose(vm, Why::Malformed);
                     if stretch::is_long() {
                         break;
                     }
@@ -322,7 +303,7 @@ impl Net {
             let bytes = frame.bytes();
             match lan.route(port, frame.source(), frame.destination(), bytes) {
                 Route::Drop(why) => {
-                    lose(vm, loss(why));
+                    lose(vm, why);
                     return Sent::Over(false);
                 }
                 Route::To(to, end) => {
@@ -344,7 +325,7 @@ impl Net {
                     if sending.is_left((to, 0), next) {
                         return Sent::GoesOn(true);
                     }
-                    lose(vm, Loss::NoMemory);
+                    lose(vm, Why::NoMemory);
                 }
                 let is_cut = matches!(sent, Some(Sent::Over(true)));
                 sending.flood.0 &= !(1 << to);
@@ -363,7 +344,7 @@ impl Net {
             (Sent::Over(_), _) => time(vm, sending.since),
             (Sent::Pieces(to, next), _) => {
                 if !sending.is_left((*to, NEXT_STRETCH), *next) {
-                    lose(vm, Loss::NoMemory);
+                    lose(vm, Why::NoMemory);
                     return Sent::Over(true);
                 }
             }
@@ -386,7 +367,7 @@ impl Net {
         pieces: u32,
     ) -> Sent {
         let Some(end) = self.cable.lan().end(to) else {
-            lose(vm, Loss::Nowhere);
+            lose(vm, Why::Nowhere);
             return Sent::Over(false);
         };
         if timer::now() >= until
@@ -432,10 +413,10 @@ impl Net {
                     state.waiters.0 |= 1 << port;
                     return Accepted::Full;
                 }
-                lose(vm, Loss::NoRoom);
+                lose(vm, Why::NoRoom);
             }
-            Received::TooLong | Received::NoDriver => lose(vm, Loss::NoRoom),
-            Received::Lost => lose(vm, Loss::NoMemory),
+            Received::TooLong | Received::NoDriver => lose(vm, Why::NoRoom),
+            Received::Lost => lose(vm, Why::NoMemory),
             Received::Away => return Accepted::Away,
         }
         show_line(&mut state, vm, n);
@@ -443,7 +424,7 @@ impl Net {
     }
 }
 
-fn lose(vm: &Guest, why: Loss) {
+fn lose(vm: &Guest, why: Why) {
     vm.count(count::NET_DROPS + why as usize, 1);
 }
 
@@ -458,15 +439,6 @@ fn time(vm: &Guest, since: u64) {
     let took = machine::nanoseconds(timer::now().saturating_sub(since));
     vm.count(count::NET_NS, took);
     vm.count(count::NET_LATENCY + latency_bucket(took), 1);
-}
-
-fn loss(why: Why) -> Loss {
-    match why {
-        Why::Spoofed => Loss::Spoofed,
-        Why::Limited => Loss::Limited,
-        Why::Nowhere => Loss::Nowhere,
-        Why::Down => Loss::Down,
-    }
 }
 
 fn control(state: &mut State, vm: &Guest) {

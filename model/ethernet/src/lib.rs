@@ -70,7 +70,7 @@ pub enum Verdict {
     Drop(Why),
 }
 
-/// Why a frame goes nowhere.
+/// Why a frame is lost, in the order in which losses are counted: by the switch, or by who is to send or to get it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// Its source is not the sender's address: another port's, one too many, or no single host's.
@@ -79,6 +79,12 @@ pub enum Why {
     Limited,
     /// It is for the port that it came from, or there is no other port.
     Nowhere,
+    /// It is no frame, or has a header that does not fit it; no switch says so.
+    Malformed,
+    /// The receiver took none, or had no room; no switch says so.
+    NoRoom,
+    /// There was no memory to move it; no switch says so.
+    NoMemory,
     /// The cable of its sender, or of who was to get it, is pulled.
     Down,
 }

@@ -1,11 +1,12 @@
 //! How a frame gets to one of a switch's ends, whole or in pieces.
 
 use crate::devices::net::frame::{Accepted, Body, Incoming};
-use crate::devices::net::{Loss, Sent, copies, lose};
+use crate::devices::net::{Sent, copies, lose};
 use crate::devices::network::{self, End};
 use crate::drivers::nic;
 use crate::guest::Guest;
 use crate::machine::stretch;
+use model_ethernet::Why;
 use model_virtio::net::wire::Pieces;
 
 /// Brings a frame to one end, which has the first so many `pieces` of it; the sender at port `waiter` can wait
@@ -38,18 +39,18 @@ fn bring_pieces(end: &End, incoming: Incoming<'_>, mut n: u32) -> Option<u32> {
         return None;
     };
     let Ok(pieces) = Pieces::of(frame.head(), frame.bytes(), frame.offload()) else {
-        lose(vm, Loss::Malformed);
+        lose(vm, Why::Malformed);
         return None;
     };
     let Some(mut scratch) = network::scratch() else {
-        lose(vm, Loss::NoMemory);
+        lose(vm, Why::NoMemory);
         return None;
     };
     while n < pieces.count() {
         let range = pieces.payload(n);
         let rest = &mut scratch.bytes()[..range.len()];
         if copies::read(vm, frame, range.start, rest).is_err() {
-            lose(vm, Loss::NoMemory);
+            lose(vm, Why::NoMemory);
             return None;
         }
         let accepted = match &*pieces.complete(n, rest) {
@@ -72,7 +73,7 @@ fn bring_piece(end: &End, sender: &Guest, head: &[u8], rest: &[u8]) -> Accepted 
     match end {
         End::Uplink => {
             if !nic::send(head, rest) {
-                lose(sender, Loss::NoRoom);
+                lose(sender, Why::NoRoom);
             }
             Accepted::Over
         }
