@@ -23,8 +23,7 @@ use arch::{boot::image_parts, timer};
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, NodeId};
-use model_control::Refusal;
-use model_control::{Caller, Denied};
+use model_control::{Caller, Denied, Refusal};
 use model_scheduler::Load;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -277,10 +276,7 @@ fn read(
 
 /// Somebody typed at a VM's console: at the one the guest uses. How many bytes it took.
 fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
-    let vm = vms::find(name)?;
-    let instance = vm
-        .instance()
-        .ok_or_else(|| Refusal::new(code::WRONG_STATE, 0, format_args!("{name} is not running")))?;
+    let instance = pages::running(name)?;
     if !instance.terminal.is_uart.load(Ordering::Relaxed) {
         for (n, slot) in instance.virtio.iter().enumerate() {
             if let Some(taken) = slot.receive(&instance, n, typed) {
