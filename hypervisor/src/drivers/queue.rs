@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use model_addr::{FRAME_SIZE, NodeId, Pa};
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
-use virtio_drivers::transport::{self, Transport as _};
+use virtio_drivers::transport::{DeviceStatus, Transport as _};
 use virtio_drivers::{BufferDirection, Error, Hal, PhysAddr};
 
 /// The transport of every device that EL2 drives.
@@ -181,18 +181,13 @@ fn parts(buffer: Ram, skip: u64, reads: u32, writes: u32) -> (&'static [u8], &'s
 }
 
 /// Begins the driver's half of the handshake with the features in `wanted` that the device has.
-/// Answers those.
-pub fn begin(transport: &mut Transport, wanted: u64) -> u64 {
+pub fn begin(transport: &mut Transport, wanted: u64) {
     const VERSION_1: u64 = 1 << 32;
-    transport.set_status(transport::DeviceStatus::empty());
-    transport.set_status(transport::DeviceStatus::ACKNOWLEDGE | transport::DeviceStatus::DRIVER);
-    let features = transport.read_device_features() & (wanted | VERSION_1);
-    transport.write_driver_features(features);
-    transport.set_status(
-        transport::DeviceStatus::ACKNOWLEDGE
-            | transport::DeviceStatus::DRIVER
-            | transport::DeviceStatus::FEATURES_OK,
-    );
+    const DRIVER: DeviceStatus = DeviceStatus::ACKNOWLEDGE.union(DeviceStatus::DRIVER);
+    transport.set_status(DeviceStatus::empty());
+    transport.set_status(DRIVER);
+    let offered = transport.read_device_features();
+    transport.write_driver_features(offered & (wanted | VERSION_1));
+    transport.set_status(DRIVER | DeviceStatus::FEATURES_OK);
     transport.set_guest_page_size(FRAME_SIZE as u32);
-    features
 }
