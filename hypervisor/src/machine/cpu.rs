@@ -70,7 +70,7 @@ unsafe impl Sync for Cpu {}
 
 impl Cpu {
     /// A CPU as it is before it comes up.
-    pub const fn new(id: CpuId, node: NodeId, affinity: u64) -> Self {
+    pub fn new(id: CpuId, node: NodeId, affinity: u64) -> Self {
         Self {
             id,
             node,
@@ -85,11 +85,11 @@ impl Cpu {
             is_patient: Cell::new(false),
             last_run: Cell::new(LastRun { vttbr: 0, vcpu: 0 }),
             sleeps_in_place: AtomicBool::new(false),
-            sleepers: SpinLock::new(Rank::Scheduler, Sleepers::new()),
+            sleepers: SpinLock::new(Rank::Scheduler, Sleepers::default()),
             idle: AtomicU64::new(0),
             os0: [const { AtomicU64::new(0) }; 2],
             stretch: Stretch::new(),
-            trace: Trace::new(),
+            trace: Trace::default(),
             entropy: Cell::new(None),
             held: HeldRanks::new(),
         }
@@ -116,13 +116,10 @@ pub fn this() -> &'static Cpu {
 }
 
 /// vCPUs that sleep until a time, few at a time.
+#[derive(Default)]
 pub struct Sleepers(heapless::Vec<(u64, u16), ENTITIES_MAX>);
 
 impl Sleepers {
-    const fn new() -> Self {
-        Self(heapless::Vec::new())
-    }
-
     /// Adds scheduler entity `entity`, to be woken at count `at`. `false` where the list is full:
     /// the vCPU then must not sleep here.
     #[must_use]

@@ -18,7 +18,8 @@ const _: () = assert!(CPUS_MAX == TRACE_CPUS);
 /// The classes that are on, for vCPUs that are about to be made.
 static CLASSES: AtomicU32 = AtomicU32::new(0);
 
-/// What a pCPU notes, and where.
+/// What a pCPU notes, and where: nothing by default.
+#[derive(Default)]
 pub struct Trace {
     classes: AtomicU32,
     /// What was noted.
@@ -26,14 +27,6 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Notes nothing.
-    pub const fn new() -> Self {
-        Self {
-            classes: AtomicU32::new(0),
-            ring: Once::new(),
-        }
-    }
-
     /// Whether events of that kind are wanted.
     #[inline]
     pub fn wants(&self, kind: u8) -> bool {
