@@ -168,7 +168,7 @@ impl Vcpu {
             entity,
             core: SpinLock::new(Rank::Vcpu, Core::new(mpidr)),
             redistributor: SpinLock::new(Rank::Redistributor, redistributor),
-            attention: AtomicU32::new(initial_attention()),
+            attention: AtomicU32::new(attention::of_trace(crate::machine::trace::classes())),
             running_on: AtomicU16::new(NOWHERE),
             power: SpinLock::new(Rank::Vm, PowerState::default()),
             stats: Stats::new(),
@@ -210,9 +210,4 @@ impl Vcpu {
             }
         }
     }
-}
-
-/// Whether vCPUs that are made now note their exits, as a bit of [`attention`].
-fn initial_attention() -> u32 {
-    attention::of_trace(crate::machine::trace::classes())
 }
