@@ -233,11 +233,10 @@ fn header(kernel: PaRange) -> Result<ImageHeader, ()> {
 }
 
 fn say(tree: &Machine, layout: &Layout) {
-    let memory: u64 = tree.memory.iter().map(|memory| memory.range.size).sum();
     log::info!(
         "OS-0 gets {} CPUs and {} MiB of memory; EL2 keeps {} KiB at {}, half of it for another image: image {} KiB, {} KiB for each CPU, {} KiB of tables, {} KiB or more of heap",
         tree.cpus.len(),
-        (memory - layout.hidden.size) >> 20,
+        (tree.memory_bytes() - layout.hidden.size) >> 20,
         layout.hidden.size >> 10,
         layout.hidden.start,
         image_parts().whole.size >> 10,

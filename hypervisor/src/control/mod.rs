@@ -289,7 +289,7 @@ fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
 
 fn machine(caller: Caller) -> MachineStatus {
     let machine = machine::get();
-    let (nodes, memory) = (machine.node_ids(), machine.tree.memory.iter());
+    let nodes = machine.node_ids();
     let (mut bases, mut sharing) = (0, [0; 2]);
     for vm in vms::all().iter().filter(|vm| vm.instance().is_some()) {
         let account = crate::memory::sharing::accounts().get(vm.slot);
@@ -303,7 +303,7 @@ fn machine(caller: Caller) -> MachineStatus {
         cpus: machine::cpus().count() as u32,
         nodes: machine.nodes() as u32,
         vms: vms_of(caller).count() as u32,
-        memory: memory.map(|memory| memory.range.size).sum(),
+        memory: machine.tree.memory_bytes(),
         memory_free: nodes
             .map(|node| frames::counts(node).free * FRAME_SIZE)
             .sum(),

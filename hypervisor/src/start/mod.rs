@@ -493,17 +493,11 @@ pub fn devices() {
 /// One line for whoever reads the log.
 pub fn say_what_was_found() {
     let machine = machine::get();
-    let memory: u64 = machine
-        .tree
-        .memory
-        .iter()
-        .map(|memory| memory.range.size)
-        .sum();
     log::info!(
         "{} CPUs, {} nodes, {} MiB of memory, image {} KiB, frame table {} KiB, heap {} KiB",
         machine::cpus().count(),
         machine.nodes(),
-        memory >> 20,
+        machine.tree.memory_bytes() >> 20,
         image_parts().whole.size >> 10,
         machine.frame_table_bytes >> 10,
         heap::usage().1 >> 10,

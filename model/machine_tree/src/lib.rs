@@ -76,6 +76,11 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Bytes of all memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.iter().map(|memory| memory.range.size).sum()
+    }
+
     /// Whether the command line has this word.
     pub fn has_word(&self, word: &str) -> bool {
         self.bootargs
