@@ -9,7 +9,6 @@ use crate::vcpu::sched;
 use abi::firmware::{CPU_SUSPEND_64, PSCI_FEATURES};
 use arch::gic::{self, Distributor};
 use arch::{boot::image_parts, cache, cpu as metal, frames::Ram, mmu::El2Map, psci};
-use core::mem::{align_of, size_of};
 use core::sync::atomic::Ordering;
 use model_addr::{FRAME_SIZE, Ipa, Pa, PaRange};
 use model_firmware_calls::{NOT_SUPPORTED, PowerStateFormat};
@@ -119,7 +118,6 @@ pub fn settle(tree: &'static Machine, mut home: Home, room: PaRange, map: &mut E
         filtered,
         // SAFETY: the device tree says where the distributor is; it was mapped.
         distributor: unsafe { Distributor::new(tree.gic.distributor.start) },
-        redistributors: tree.gic.redistributors.clone(),
         maintenance: tree.gic.maintenance.intid,
         is_in_reach: ends.all(|end| end <= stage2::reach()),
     };

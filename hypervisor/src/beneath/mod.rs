@@ -36,7 +36,7 @@ use machine_locks::{Once, Rank, SpinLock};
 use model_addr::PaRange;
 use model_firmware_calls::PowerStateFormat;
 use model_gic_forward::{Forwarder, SavedLists};
-use model_machine_tree::{MAX_REDISTRIBUTORS, Machine};
+use model_machine_tree::Machine;
 use model_native_el1::Native;
 use model_scheduler::EntityId;
 use restart::Course;
@@ -54,7 +54,6 @@ struct Os0 {
     stage2: (u64, u64),
     /// The interrupt controller, which is OS-0's.
     distributor: Distributor,
-    redistributors: heapless::Vec<PaRange, MAX_REDISTRIBUTORS>,
     /// The maintenance interrupt, which is EL2's.
     maintenance: u32,
     /// Its pages that EL2 looks at while it is beneath.

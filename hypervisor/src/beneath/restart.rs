@@ -221,7 +221,7 @@ fn silence() {
         translators.for_each(|its| gic::silence_translator(*its));
         os0.distributor.silence();
         let kept = filter::own(os0) | 1 << (os0.tree.timer.virtual_timer.intid & 31);
-        Redistributor::all(&os0.redistributors).for_each(|own| own.silence(kept));
+        Redistributor::all(&os0.tree.gic.redistributors).for_each(|own| own.silence(kept));
     }
 }
 

@@ -40,7 +40,7 @@ pub fn arrive() -> ! {
     start::note_features();
     // SAFETY: the device tree says where redistributors are; they were mapped.
     me.redistributor
-        .set(unsafe { Redistributor::find_own(&os0.redistributors) });
+        .set(unsafe { Redistributor::find_own(&os0.tree.gic.redistributors) });
     if let Some(redistributor) = me.redistributor.get() {
         // It is the same each time that the CPU arrives.
         let _ = me.cpu.redistributor.set(redistributor);
