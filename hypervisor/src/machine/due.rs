@@ -87,7 +87,7 @@ pub fn set_alarm(cpu: &Cpu) {
     }
 }
 
-/// The guest that slept in place goes on, with a slice of its own.
+/// A vCPU begins a slice, or goes on with one of its own after it slept in place.
 pub fn begin_slice(cpu: &Cpu, slice: u64) {
     cpu.slice_end.set(timer::now() + machine::counts(slice));
     set_alarm(cpu);

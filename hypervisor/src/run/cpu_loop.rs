@@ -44,9 +44,7 @@ fn run(cpu: &'static Cpu, pick: Pick) {
     };
     let used = || vcpu.stats.get(work::RUN) + vcpu.stats.get(work::HYPERVISOR);
     let before = used();
-    cpu.slice_end
-        .set(timer::now() + machine::counts(pick.slice));
-    due::set_alarm(cpu);
+    due::begin_slice(cpu, pick.slice);
     let outcome = entry::run(cpu, &vm, vcpu);
     let ran = machine::nanoseconds(used().wrapping_sub(before));
     cpu.slice_end.set(u64::MAX);
@@ -59,8 +57,7 @@ fn run(cpu: &'static Cpu, pick: Pick) {
 /// Runs OS-0's vCPU of this CPU, which is what a vCPU without a VM is.
 fn run_os0(cpu: &'static Cpu, pick: Pick) {
     let began = timer::now();
-    cpu.slice_end.set(began + machine::counts(pick.slice));
-    due::set_alarm(cpu);
+    due::begin_slice(cpu, pick.slice);
     let Some(os0) = os0::get() else { return };
     let left = (os0.turn)(cpu);
     cpu.slice_end.set(u64::MAX);
