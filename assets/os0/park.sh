@@ -84,22 +84,22 @@ overlay() {
     try 0 attach >/dev/null
     dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
     dd if=/dev/zero of=/tmp/room.img bs=1M count=8 2>/dev/null
-    seq 0 1999999 | head -c 14680064 >/tmp/base.img
+    seq 0 1999999 | dd bs=1M count=14 iflag=fullblock >/tmp/base.img 2>/dev/null
     cp /tmp/base.img /tmp/kept.img
     cat >/tmp/script <<'EOF'
 forget() { echo 3 >/proc/sys/vm/drop_caches; }
 sum() { sha256sum | cut -c-64; }
 await /dev/vdb
-head -c 6000000 /dev/urandom >/tmp/new
+dd if=/dev/urandom of=/tmp/new bs=100000 count=60 2>/dev/null
 wanted=$( (head -c 2560 /dev/vdb; cat /tmp/new; tail -c +6002561 /dev/vdb) | sum)
 dd if=/tmp/new of=/dev/vdb bs=512 seek=5 conv=fsync 2>/dev/null
 forget
 found=$(sum </dev/vdb)
-first=$(head -c 6000000 /dev/vdb | sum)
+first=$(dd if=/dev/vdb bs=100000 count=60 2>/dev/null | sum)
 dd if=/tmp/new of=/dev/vdb bs=1M seek=7 oflag=direct 2>/tmp/said
 full=$?
 forget
-[ "$first" = "$(head -c 6000000 /dev/vdb | sum)" ] && grep -q 'Input/output error' /tmp/said && say "full=$full told"
+[ "$first" = "$(dd if=/dev/vdb bs=100000 count=60 2>/dev/null | sum)" ] && grep -q 'Input/output error' /tmp/said && say "full=$full told"
 say "wanted sha256=$wanted"
 say "diskwrite ok sha256=$found"
 EOF
@@ -311,9 +311,9 @@ settled() {
     insmod /underpin.ko || say "failed insmod"
     try 0 attach >/dev/null
     dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
-    seq 0 1199999 | head -c 6291456 >/tmp/data.img
-    head -c 1048576 /tmp/data.img >/tmp/base.img
-    head -c 1048576 /tmp/data.img >/tmp/own.img
+    seq 0 1199999 | dd bs=1M count=6 iflag=fullblock >/tmp/data.img 2>/dev/null
+    dd if=/tmp/data.img of=/tmp/base.img bs=1M count=1 2>/dev/null
+    cp /tmp/base.img /tmp/own.img
     dd if=/dev/zero of=/tmp/room.img bs=1M count=4 2>/dev/null
     cat >/tmp/script <<'EOF'
 await /dev/vdb

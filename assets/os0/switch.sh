@@ -158,7 +158,7 @@ upgrade() {
     dd if=/tmp/pattern bs=64k count=32 2>/dev/null >/tmp/wanted
     wanted=$(sha256sum </tmp/wanted)
     load "$(nproc)"
-    head -c 16777216 /dev/zero >/tmp/large
+    dd if=/dev/zero of=/tmp/large bs=1M count=16 2>/dev/null
     not_upgraded 0 changed:no-image future:misfit ../tmp/large:too-little ../tmp/wanted:no-image
     try 0 attach >/dev/null
     try 8 upgrade /images/other

@@ -271,7 +271,10 @@ fn full(machine: &mut Machine, written: &str) -> Outcome {
 fn nothing_after_a_reset(machine: &mut Machine) -> Outcome {
     machine.type_line("guest", "reboot -f")?;
     machine.expect("guest", "ready kernel=", 2, Duration::from_secs(2 * BOOT))?;
-    let look = format!("answer=$({} </dev/vda | tr -d '\\0' | wc -c)", first(8 << 20));
+    let look = format!(
+        "answer=$({} </dev/vda | tr -d '\\0' | wc -c)",
+        first(8 << 20)
+    );
     let left = ask(machine, &look, "left")?;
     if left == "0" && machine.vm("guest")?.stored == 0 {
         Ok(())
