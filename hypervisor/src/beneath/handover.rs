@@ -1,7 +1,7 @@
 //! VMs that are parked go over to the image that takes this one's place: what the old one leaves, and how
 //! the new one takes it.
 //!
-//! The old one writes records (`abi::parked`) into a block of lent memory, and sets others aside as room.
+//! The old one writes records (`abi::state`) into a block of lent memory, and sets others aside as room.
 //! The new one makes its frame table, tables and buffers in that room, from the records; all else stays as
 //! it was until it has answered, so that the old one can go on. Then what no record names is free.
 
@@ -11,7 +11,7 @@ use crate::drivers::{channel, disk, uplink};
 use crate::memory::{frames, sharing};
 use crate::vcpu::sched;
 use crate::{control, life, machine, start, vms};
-use abi::parked::{self, Reader, Unreadable, Writer, kind};
+use abi::state::{self, Reader, Unreadable, Writer, kind};
 use abi::{os0::Refusal, served::AREA_BYTES};
 use arch::frames::Ram;
 use life::state::Unwritable;
@@ -115,12 +115,12 @@ fn blocks_needed() -> u64 {
 fn write_machine(room: &[Mfn], to: &mut Writer<'_>) -> Result<(), Refusal> {
     let given =
         |area: Option<(Ram, u32)>| area.map_or([0; 2], |(at, bell)| [at.start().0, bell.into()]);
-    let range = |run: PaRange| parked::Range {
+    let range = |run: PaRange| state::Range {
         start: run.start.0,
         bytes: run.size,
     };
-    let none = parked::Range { start: 0, bytes: 0 };
-    let machine = parked::Machine {
+    let none = state::Range { start: 0, bytes: 0 };
+    let machine = state::Machine {
         bundle: machine::get().bundle_at.map_or(none, range),
         served: given(disk::served()),
         uplink: uplink::given().unwrap_or_default(),
@@ -172,9 +172,9 @@ fn misfit(unreadable: Unreadable) -> Refusal {
 
 fn read(records: &[u8]) -> Result<Taken, Refusal> {
     let mut records = Reader::new(records).map_err(misfit)?;
-    let machine: parked::Machine = records.one(kind::MACHINE).map_err(misfit)?;
+    let machine: state::Machine = records.one(kind::MACHINE).map_err(misfit)?;
     let mut memory = heapless::Vec::<Memory, LOANS_MAX>::new();
-    for run in records.all::<parked::Range>(kind::LOANS).map_err(misfit)? {
+    for run in records.all::<state::Range>(kind::LOANS).map_err(misfit)? {
         let run = loans::take(Borrower::Vms, run.start, run.bytes, true)?;
         memory
             .push(loans::of_node(run))
@@ -188,7 +188,7 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
             return Err(Refusal::Misfit);
         }
     }
-    let parked::Range { start: at, bytes } = machine.bundle;
+    let state::Range { start: at, bytes } = machine.bundle;
     let bundle = (bytes > 0).then_some(PaRange::of(Pa(at), bytes));
     if bundle.is_some_and(|bundle| !contains(&memory, bundle.start, bundle.size)) {
         return Err(Refusal::Misfit);

@@ -3,7 +3,7 @@
 use crate::devices::register::{RegisterAccess, register, update_line};
 use crate::guest::Guest;
 use crate::machine::{self, due, stretch};
-use abi::parked;
+use abi::state;
 use alloc::boxed::Box;
 use arch::timer;
 use machine_locks::{Rank, SpinLock};
@@ -46,13 +46,13 @@ impl Balloon {
     }
 
     /// Its record, for the image that takes this one's place.
-    pub fn record(&self) -> (parked::Transport, u64) {
+    pub fn record(&self) -> (state::Transport, u64) {
         self.transport.lock().balloon_record()
     }
 
     /// As a record has it; `false` where that makes no sense.
     #[must_use]
-    pub fn restore(&self, record: &parked::Transport, own: u64) -> bool {
+    pub fn restore(&self, record: &state::Transport, own: u64) -> bool {
         self.transport.lock().restore_balloon(record, own)
     }
 

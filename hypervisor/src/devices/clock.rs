@@ -1,7 +1,7 @@
 //! A VM's clock of the wall, a PL031 on the machine's own.
 
 use crate::machine;
-use abi::parked;
+use abi::state;
 use arch::{gic, timer};
 use machine_locks::{Rank, SpinLock};
 use model_vrtc::Pl031;
@@ -26,12 +26,12 @@ impl Clock {
     }
 
     /// Its record, for the image that takes this one's place.
-    pub fn record(&self) -> parked::Clock {
+    pub fn record(&self) -> state::Clock {
         self.0.lock().record()
     }
 
     /// As a record has it.
-    pub fn restore(&self, record: parked::Clock) {
+    pub fn restore(&self, record: state::Clock) {
         *self.0.lock() = Pl031::of(record);
     }
 }

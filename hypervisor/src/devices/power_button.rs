@@ -1,7 +1,7 @@
 //! A VM's power button, on its PL061.
 
 use crate::guest::{Guest, layout};
-use abi::parked;
+use abi::state;
 use machine_locks::{Rank, SpinLock};
 use model_vgpio::PowerButton as Button;
 
@@ -42,12 +42,12 @@ impl PowerButton {
     }
 
     /// Its record, for the image that takes this one's place.
-    pub fn record(&self) -> parked::Button {
+    pub fn record(&self) -> state::Button {
         self.state.lock().button.record()
     }
 
     /// As a record has it.
-    pub fn restore(&self, record: &parked::Button) {
+    pub fn restore(&self, record: &state::Button) {
         let button = Button::of(record, layout::POWER_BUTTON_LINE);
         let line = button.irq_level();
         *self.state.lock() = State { button, line };

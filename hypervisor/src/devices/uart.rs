@@ -1,7 +1,7 @@
 //! A VM's PL011.
 
 use crate::guest::{Guest, layout};
-use abi::parked;
+use abi::state;
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
@@ -99,10 +99,10 @@ impl Uart {
         &self,
         vm: &Guest,
         typed: impl FnOnce(&heapless::Deque<u8, TYPED_ROOM>),
-    ) -> parked::Uart {
+    ) -> state::Uart {
         let state = self.state.lock();
         typed(&state.typed);
-        parked::Uart {
+        state::Uart {
             in_use: vm.terminal.is_uart.load(Ordering::Relaxed).into(),
             ..state.pl011.record()
         }
@@ -110,7 +110,7 @@ impl Uart {
 
     /// As a record has it; `false` where that makes no sense.
     #[must_use]
-    pub fn restore(&self, vm: &Guest, record: &parked::Uart, typed: &[u8]) -> bool {
+    pub fn restore(&self, vm: &Guest, record: &state::Uart, typed: &[u8]) -> bool {
         let Some(pl011) = Pl011::of(record) else {
             return false;
         };

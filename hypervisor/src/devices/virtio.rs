@@ -4,7 +4,7 @@ use crate::devices::register::{RegisterAccess, register, update_line};
 use crate::devices::{balloon::Balloon, block::Block, control_port::ControlPort, net::Net};
 use crate::guest::Guest;
 use crate::machine::entropy;
-use abi::parked::{self, device};
+use abi::state::{self, device};
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
@@ -97,7 +97,7 @@ impl Slot {
     }
 
     /// Its record, for the image that takes this one's place; or what has none.
-    pub fn record(&self) -> Result<parked::Device, &'static str> {
+    pub fn record(&self) -> Result<state::Device, &'static str> {
         let (kind, transport, own) = match self {
             Self::Block(block) => {
                 let record = block.record().ok_or("a disk that is at work")?;
@@ -118,7 +118,7 @@ impl Slot {
             Self::Net(net) => (device::NET, net.record().0, 0),
             Self::Control(_) => return Err("a way to ask the hypervisor"),
         };
-        Ok(parked::Device {
+        Ok(state::Device {
             kind,
             reserved: 0,
             transport,
@@ -131,8 +131,8 @@ impl Slot {
     #[must_use]
     pub fn restore(
         &self,
-        record: &parked::Device,
-        nets: &mut impl Iterator<Item = parked::Net>,
+        record: &state::Device,
+        nets: &mut impl Iterator<Item = state::Net>,
     ) -> bool {
         let registers = &record.transport;
         match (self, record.kind) {

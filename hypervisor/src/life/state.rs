@@ -1,4 +1,4 @@
-//! VMs as records, for the image that takes this one's place (`abi::parked`).
+//! VMs as records, for the image that takes this one's place (`abi::state`).
 
 use crate::devices::{Block, Slot};
 use crate::drivers::{Extent, disk};
@@ -9,7 +9,7 @@ use crate::memory::sharing;
 use crate::vms::{Instance, Vm, instance::connect, table};
 use abi::bundle::{VmRecord, control_rights};
 use abi::control::{RawVm, code};
-use abi::parked::{self, Reader, Run, Writer, kind, life, run};
+use abi::state::{self, Reader, Run, Writer, kind, life, run};
 use alloc::sync::Arc;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
 use model_control::Refusal;
@@ -56,7 +56,7 @@ fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
     }
     let running = instance.as_deref();
     let [time_offset, paused_at] = running.map_or([0; 2], |vm| vm.times());
-    let head = parked::Vm {
+    let head = state::Vm {
         life: match (running, &ended) {
             (Some(_), _) => life::PARKED,
             (None, Some(_)) => life::ENDED,
@@ -211,7 +211,7 @@ pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
     while let Some(kind) = records.peek() {
         match kind {
             kind::VM => {
-                let head: parked::Vm = records.one(kind)?;
+                let head: state::Vm = records.one(kind)?;
                 slot = Some(slot.map_or(0, |slot: u16| slot + 1));
                 (generation, disk) = (head.starts as u16, 0);
             }
@@ -265,7 +265,7 @@ fn adopt_run(run: &Run, of_disk: Option<Owner>, first: Owner) -> Result<(), Refu
 /// Makes all VMs as records have them, which stand where the VMs do.
 pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
     reaper::init();
-    while let Some(head) = records.one_if::<parked::Vm>(kind::VM)? {
+    while let Some(head) = records.one_if::<state::Vm>(kind::VM)? {
         let description: VmRecord = records.one(kind::DESCRIPTION)?;
         let vm = verbs::describe(&description)?;
         let ended = match head.life {
@@ -284,7 +284,7 @@ pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
 
 fn read_instance(
     vm: &Vm,
-    head: &parked::Vm,
+    head: &state::Vm,
     records: &mut Reader<'_>,
 ) -> Result<Arc<Instance>, Refusal> {
     let id = VmId {
@@ -323,8 +323,8 @@ fn read_instance(
     all(instance.uart.restore(&instance, &uart, typed), kind::UART)?;
     instance.power_button.restore(&records.one(kind::BUTTON)?);
     instance.clock.restore(records.one(kind::CLOCK)?);
-    let devices = records.all::<parked::Device>(kind::DEVICES)?;
-    let mut nets = records.all::<parked::Net>(kind::NETS)?;
+    let devices = records.all::<state::Device>(kind::DEVICES)?;
+    let mut nets = records.all::<state::Net>(kind::NETS)?;
     all(devices.len() == instance.virtio.len(), kind::DEVICES)?;
     for (slot, record) in instance.virtio.iter().zip(devices) {
         all(slot.restore(&record, &mut nets), kind::DEVICES)?;

@@ -3,7 +3,7 @@
 use crate::machine::{self, Kind, stretch};
 use crate::memory::frames::{self, Metal, Tables};
 use crate::memory::regions::Window;
-use abi::parked::Run;
+use abi::state::Run;
 use alloc::{boxed::Box, vec::Vec};
 use arch::frames::Ram;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,7 +3,7 @@
 use crate::machine::{self, entropy};
 use crate::memory::frames::{self, Metal};
 use abi::bundle::{ENTRIES_MAX, Place, kind};
-use abi::{Text, parked::run};
+use abi::{Text, state::run};
 use arch::cache;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use machine_contract::TableMemory;
@@ -278,7 +278,7 @@ pub fn join_image(frame: Mfn, user: Owner) -> Result<Joined, Why> {
     model_sharing::join(&Metal, frame, user, Expect::Image).map_err(why)
 }
 
-/// What a record says of a frame that a VM or a disk has (`abi::parked::run`).
+/// What a record says of a frame that a VM or a disk has (`abi::state::run`).
 pub fn kind_of(frame: Mfn) -> u8 {
     let state = machine::get().map.entry(frame).map(FrameEntry::state);
     let state = state.unwrap_or_default();

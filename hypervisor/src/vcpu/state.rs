@@ -1,8 +1,8 @@
-//! vCPUs as records, for the image that takes this one's place (`abi::parked`).
+//! vCPUs as records, for the image that takes this one's place (`abi::state`).
 
 use crate::vcpu::{Vcpu, attention};
 use abi::control::work;
-use abi::parked::{self, power};
+use abi::state::{self, power};
 use arch::guest::{El1State, FpState};
 use arch::{entry::GuestContext, list_registers::VirtualInterface, timer::VirtualTimer};
 use core::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ impl Vcpu {
     }
 
     /// Its record, after that.
-    pub fn record(&self) -> parked::Vcpu {
+    pub fn record(&self) -> state::Vcpu {
         let core = self.core.lock();
         let private = self.redistributor.lock().record();
         let context = &core.context;
@@ -44,7 +44,7 @@ impl Vcpu {
             Power::OnPending => power::ON_PENDING,
             Power::On => power::ON,
         };
-        parked::Vcpu {
+        state::Vcpu {
             registers,
             el1: core.el1.registers(),
             vectors,
@@ -61,7 +61,7 @@ impl Vcpu {
 
     /// As a record has it; `false` where that makes no sense. `groups` as the distributor lets them through.
     #[must_use]
-    pub fn restore(&self, record: &parked::Vcpu, groups: Groups) -> bool {
+    pub fn restore(&self, record: &state::Vcpu, groups: Groups) -> bool {
         let [state, entry, context] = record.power;
         let state = match state {
             power::OFF => Power::Off,

@@ -1,7 +1,7 @@
-//! A VM's memory as records, for images of any version (`abi::parked`).
+//! A VM's memory as records, for images of any version (`abi::state`).
 
 use crate::{Maps, Translation};
-use abi::parked::{Run, run};
+use abi::state::{Run, run};
 use model_addr::{Gfn, Mfn};
 use model_pmap::{Backing, Entry, REGION_FRAMES, Reasons, Why};
 

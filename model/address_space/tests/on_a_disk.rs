@@ -1,7 +1,7 @@
-//! Records of guest frames that are on a disk, or never shared (`abi::parked`).
+//! Records of guest frames that are on a disk, or never shared (`abi::state`).
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use abi::parked::{Run, run};
+use abi::state::{Run, run};
 use machine_fake::FakeTranslation;
 use model_addr::{FRAME_SIZE, Gfn, IpaRange};
 use model_address_space::Maps;

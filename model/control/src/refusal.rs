@@ -1,7 +1,7 @@
 //! What a request gets that is not done.
 
 use abi::control::code;
-use abi::parked::Unreadable;
+use abi::state::Unreadable;
 
 /// Why a request is refused: a code for programs, a sentence for people, and the number in it.
 #[derive(Clone, Debug)]

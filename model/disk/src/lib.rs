@@ -158,7 +158,7 @@ pub trait Machine: Copy {
     /// that block, with the user as its first; `None` without memory for it.
     fn enter_block(&self, page: Mfn, key: CacheKey, user: Owner) -> Option<Mfn>;
 
-    /// What a record says of a frame that a disk has (`abi::parked::run`).
+    /// What a record says of a frame that a disk has (`abi::state::run`).
     fn kind_of(&self, frame: Mfn) -> u8;
     /// Makes a disk one of those who have a frame, as a record of that kind says; whether it is.
     fn take_over(&self, kind: u8, frame: Mfn, user: Owner) -> bool;

@@ -1,7 +1,7 @@
-//! Overlays as records, for the image that takes this one's place (`abi::parked`).
+//! Overlays as records, for the image that takes this one's place (`abi::state`).
 
 use crate::{CowDisk, Machine, Store};
-use abi::parked::{Run, run};
+use abi::state::{Run, run};
 use core::convert::Infallible;
 use model_addr::Mfn;
 use model_disk_overlay::Block;

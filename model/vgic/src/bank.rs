@@ -2,7 +2,7 @@
 
 use crate::affinity::bits;
 use crate::registers::{Fields, Register};
-use abi::parked::Interrupts;
+use abi::state::Interrupts;
 use bitflags::bitflags;
 
 bitflags! {

@@ -1,8 +1,8 @@
-//! Distributors and redistributors as records, for images of any version (`abi::parked`).
+//! Distributors and redistributors as records, for images of any version (`abi::state`).
 
 use crate::bank::{Bank, Groups};
 use crate::{Distributor, FIRST_SPI, MAX_SPIS, Redistributor};
-use abi::parked::{Private, Spis};
+use abi::state::{Private, Spis};
 
 impl Redistributor {
     /// Its record, after [`crate::ListFile::give_back`].

@@ -1,7 +1,7 @@
 //! A power button on a line of the PL061.
 
 use crate::{DATA_END, Pl061, bit};
-use abi::parked::Button;
+use abi::state::Button;
 
 /// A PL061 with a power button on one of its lines, which is high while it is pressed.
 ///
@@ -16,7 +16,7 @@ pub struct PowerButton {
 }
 
 impl PowerButton {
-    /// Its record, for images of any version (`abi::parked`).
+    /// Its record, for images of any version (`abi::state`).
     pub fn record(&self) -> Button {
         Button {
             gpio: zerocopy::transmute!(self.gpio.clone()),

@@ -2,7 +2,7 @@
 
 use crate::queue::{QueueFeatures, QueueSetup};
 use crate::{Queue, QueueError};
-use abi::parked;
+use abi::state;
 use bitflags::bitflags;
 use machine_contract::GuestMemory;
 use model_addr::Gfn;
@@ -124,7 +124,7 @@ pub struct Transport<D> {
     pub(crate) device: D,
     pub(crate) queues: [Queue; MAX_QUEUES],
     /// What a record has of them, but for `status`, `interrupt`, and all of queues but what the driver said of them.
-    registers: parked::Transport,
+    registers: state::Transport,
     status: Status,
     interrupt: Interrupt,
     resets: u32,
@@ -235,8 +235,8 @@ impl<D: Device> Transport<D> {
     }
 
     /// The record of its registers; of its queues, what the driver said of them.
-    pub(crate) fn registers(&self) -> parked::Transport {
-        parked::Transport {
+    pub(crate) fn registers(&self) -> state::Transport {
+        state::Transport {
             status: self.status.bits(),
             interrupt: self.interrupt.bits(),
             ..self.registers
@@ -244,7 +244,7 @@ impl<D: Device> Transport<D> {
     }
 
     /// Sets them. `false` where a driver could not have agreed upon such features with this device.
-    pub(crate) fn set_registers(&mut self, record: &parked::Transport) -> bool {
+    pub(crate) fn set_registers(&mut self, record: &state::Transport) -> bool {
         self.status = Status::from_bits_truncate(record.status);
         self.interrupt = Interrupt::from_bits_truncate(record.interrupt);
         self.registers = *record;
@@ -416,7 +416,7 @@ impl<D: Device> Transport<D> {
     fn reset(&mut self) {
         self.device.reset();
         self.queues = Default::default();
-        self.registers = parked::Transport {
+        self.registers = state::Transport {
             config_generation: self.registers.config_generation,
             ..FromZeros::new_zeroed()
         };

@@ -1,20 +1,20 @@
-//! Devices as records, for images of any version (`abi::parked`).
+//! Devices as records, for images of any version (`abi::state`).
 
 use crate::balloon::Balloon;
 use crate::console::Console;
 use crate::mmio::{Device, MAX_QUEUES, Transport};
 use crate::queue::{Queue, QueueFeatures, QueueSetup};
-use abi::parked::{self, queue};
+use abi::state::{self, queue};
 
 impl<D: Device> Transport<D> {
     /// The record of its registers and queues. All requests were answered.
-    pub fn record(&self) -> parked::Transport {
+    pub fn record(&self) -> state::Transport {
         let registers = self.registers();
         let mut queues = registers.queues;
         for (record, own) in queues.iter_mut().zip(&self.queues) {
             own.note(record);
         }
-        parked::Transport {
+        state::Transport {
             queues,
             ..registers
         }
@@ -23,7 +23,7 @@ impl<D: Device> Transport<D> {
     /// As a record has it: a device that was just made. `false` where it is none that such a device could
     /// have come to.
     #[must_use]
-    pub fn restore(&mut self, record: &parked::Transport) -> bool {
+    pub fn restore(&mut self, record: &state::Transport) -> bool {
         let sizes = self.device().queue_sizes();
         let mut queues: [Queue; MAX_QUEUES] = Default::default();
         for (n, (queue, record)) in queues.iter_mut().zip(&record.queues).enumerate() {
@@ -40,7 +40,7 @@ impl<D: Device> Transport<D> {
 }
 
 impl Queue {
-    fn note(&self, record: &mut parked::Queue) {
+    fn note(&self, record: &mut state::Queue) {
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         record.flags = flag(self.ready, queue::READY)
             | flag(self.features.event_idx, queue::EVENT_IDX)
@@ -52,7 +52,7 @@ impl Queue {
     }
 
     /// As a record has it, of at most `max` entries. It looks at its rings anew.
-    fn of(record: &parked::Queue, max: u16) -> Option<Self> {
+    fn of(record: &state::Queue, max: u16) -> Option<Self> {
         let has = |flag: u32| record.flags & flag != 0;
         if !has(queue::READY) {
             return Some(Self::default());
@@ -72,7 +72,7 @@ impl Queue {
 }
 
 impl QueueSetup {
-    pub(crate) const fn of(record: &parked::Queue) -> Self {
+    pub(crate) const fn of(record: &state::Queue) -> Self {
         Self {
             size: record.size,
             descriptors: record.descriptors,
@@ -92,7 +92,7 @@ impl Transport<Console> {
 impl Transport<Balloon> {
     /// The record of its registers and queues, and of what is a balloon's own. A request that is not done is
     /// to be taken anew.
-    pub fn balloon_record(&self) -> (parked::Transport, u64) {
+    pub fn balloon_record(&self) -> (state::Transport, u64) {
         let mut record = self.record();
         for (queue, is_open) in self.open_queues() {
             let next = &mut record.queues[queue].next_avail;
@@ -103,7 +103,7 @@ impl Transport<Balloon> {
 
     /// As a record has it: see [`Self::restore`].
     #[must_use]
-    pub fn restore_balloon(&mut self, record: &parked::Transport, own: u64) -> bool {
+    pub fn restore_balloon(&mut self, record: &state::Transport, own: u64) -> bool {
         self.device.set_own(own);
         self.restore(record)
     }

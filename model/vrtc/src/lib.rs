@@ -6,7 +6,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-use abi::parked::Clock;
+use abi::state::Clock;
 
 const DATA: u32 = 0x000;
 const LOAD: u32 = 0x008;
@@ -30,7 +30,7 @@ impl Pl031 {
         Self { load: 0, ahead: 0 }
     }
 
-    /// Its record, for images of any version (`abi::parked`).
+    /// Its record, for images of any version (`abi::state`).
     pub const fn record(self) -> Clock {
         let Self { load, ahead } = self;
         Clock { load, ahead }

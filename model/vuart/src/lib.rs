@@ -6,7 +6,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-use abi::parked::Uart;
+use abi::state::Uart;
 use zerocopy::FromZeros;
 
 /// Bytes in the receive FIFO (r1p5).
@@ -70,7 +70,7 @@ impl Default for Pl011 {
 }
 
 impl Pl011 {
-    /// Its record, for images of any version (`abi::parked`); what is not the UART's is zero.
+    /// Its record, for images of any version (`abi::state`); what is not the UART's is zero.
     pub fn record(&self) -> Uart {
         self.state
     }

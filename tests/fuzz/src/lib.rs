@@ -26,7 +26,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("kernel_image", targets::machine::kernel_image),
     ("link_frame", targets::link::link_frame),
     ("overlay", targets::overlay::overlay),
-    ("parked", targets::parked::parked),
+    ("state", targets::state::state),
     ("partitions", targets::partitions::partitions),
     ("psci_call", targets::exits::psci_call),
     ("served", targets::served::served),

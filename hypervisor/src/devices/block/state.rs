@@ -1,8 +1,8 @@
-//! Disks of VMs that are parked, and as records, for the image that takes this one's place (`abi::parked`).
+//! Disks of VMs that are parked, and as records, for the image that takes this one's place (`abi::state`).
 
 use crate::devices::block::{Backing, Block, must_wait_for_frames, serve_parked, update_line};
 use crate::guest::Guest;
-use abi::parked::{self, Run, Writer, kind};
+use abi::state::{self, Run, Writer, kind};
 use model_disk::Budget;
 
 impl Block {
@@ -28,7 +28,7 @@ impl Block {
     }
 
     /// Its record, for the image that takes this one's place; `None` while a request is not answered.
-    pub fn record(&self) -> Option<parked::Transport> {
+    pub fn record(&self) -> Option<state::Transport> {
         let state = self.state.lock();
         let is_idle = state.under_way == 0 && state.parked.is_none() && state.held.is_none();
         is_idle.then(|| state.transport.record())
@@ -36,7 +36,7 @@ impl Block {
 
     /// As a record has it; `false` where that makes no sense.
     #[must_use]
-    pub fn restore(&self, record: &parked::Transport) -> bool {
+    pub fn restore(&self, record: &state::Transport) -> bool {
         self.state.lock().transport.restore(record)
     }
 

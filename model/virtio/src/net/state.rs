@@ -1,13 +1,13 @@
-//! Network devices as records, for images of any version (`abi::parked`).
+//! Network devices as records, for images of any version (`abi::state`).
 
 use super::{CONFIG_STATUS, Frame, Net, STATUS_ANNOUNCE, STATUS_LINK_UP};
 use crate::Transport;
-use abi::parked::{self, net};
+use abi::state::{self, net};
 
 impl Transport<Net> {
     /// The record of its registers and queues, and of what is its own. The frame that `waits` for a receiver
     /// is to be taken anew.
-    pub fn net_record(&self, waits: Option<&Frame>) -> (parked::Transport, parked::Net) {
+    pub fn net_record(&self, waits: Option<&Frame>) -> (state::Transport, state::Net) {
         let mut record = self.record();
         if let Some(queue) = waits.and_then(|frame| self.queue_of(frame)) {
             let next = &mut record.queues[queue].next_avail;
@@ -18,7 +18,7 @@ impl Transport<Net> {
 
     /// As a record has it: see [`Self::restore`].
     #[must_use]
-    pub fn restore_net(&mut self, record: &parked::Transport, own: &parked::Net) -> bool {
+    pub fn restore_net(&mut self, record: &state::Transport, own: &state::Net) -> bool {
         // How many pairs its driver knows of is in its registers.
         let fits = self.restore(record) && (1..=self.pairs()).contains(&own.pairs);
         if fits {
@@ -29,14 +29,14 @@ impl Transport<Net> {
 }
 
 impl Net {
-    fn own(&self) -> parked::Net {
+    fn own(&self) -> state::Net {
         let has = |status: u8| self.config[CONFIG_STATUS] & status != 0;
         let flags = [
             (has(STATUS_LINK_UP), net::LINK_UP),
             (has(STATUS_ANNOUNCE), net::ANNOUNCE),
             (self.taken.is_some(), net::TAKES),
         ];
-        parked::Net {
+        state::Net {
             taken: self.taken.unwrap_or(0),
             flags: flags.iter().filter(|(is, _)| *is).map(|(_, bit)| bit).sum(),
             pairs: self.used,
@@ -44,7 +44,7 @@ impl Net {
         }
     }
 
-    fn set_own(&mut self, own: &parked::Net) {
+    fn set_own(&mut self, own: &state::Net) {
         let has = |flag: u32| own.flags & flag != 0;
         let status = |flag: u32, status: u8| if has(flag) { status } else { 0 };
         self.config[CONFIG_STATUS] =

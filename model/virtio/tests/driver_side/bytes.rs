@@ -42,7 +42,7 @@ fn gone_over(console: &Transport<Console>) -> Transport<Console> {
 fn a_record_of_nonsense_is_refused() {
     let (console, _) = start(Console::default(), 0, 64);
     let record = console.record();
-    let refused = |change: fn(&mut abi::parked::Transport)| {
+    let refused = |change: fn(&mut abi::state::Transport)| {
         let mut record = record;
         change(&mut record);
         !Transport::new(Console::default()).restore(&record)

@@ -109,7 +109,7 @@ fn gone_over(net: &Transport<Net>, waits: Option<&Frame>) -> Transport<Net> {
 fn a_record_of_nonsense_is_refused() {
     let (net, _) = start(device(true), 0, 16);
     let (record, own) = net.net_record(None);
-    let refused = |change: fn(&mut abi::parked::Transport, &mut abi::parked::Net)| {
+    let refused = |change: fn(&mut abi::state::Transport, &mut abi::state::Net)| {
         let (mut record, mut own) = (record, own);
         change(&mut record, &mut own);
         !Transport::new(device(true)).restore_net(&record, &own)

@@ -2,7 +2,7 @@
 
 use super::{exits, gic, virtio};
 use crate::input::Input;
-use abi::parked::{self, Interrupts, Private, Reader, Spis, Transport, Uart, Writer, kind};
+use abi::state::{self, Interrupts, Private, Reader, Spis, Transport, Uart, Writer, kind};
 use model_vgic::{Distributor, Redistributor};
 use model_virtio::rng::Rng;
 use model_vuart::Pl011;
@@ -12,7 +12,7 @@ const BANKS: usize = 2;
 const SPIS: u32 = 64;
 
 /// Whatever stands in a record is refused, or the model that takes it can go on from there.
-pub fn parked(data: &[u8]) {
+pub fn state(data: &[u8]) {
     let _ = Reader::new(data);
     let mut input = Input(data);
     let items = [
@@ -20,7 +20,7 @@ pub fn parked(data: &[u8]) {
         (kind::VCPU, size_of::<Interrupts>()),
         (kind::UART, size_of::<Uart>()),
         (kind::DEVICES, size_of::<Transport>()),
-        (kind::NETS, size_of::<parked::Net>()),
+        (kind::NETS, size_of::<state::Net>()),
     ];
     let mut room = vec![0; 4096];
     let mut writer = Writer::new(&mut room);
@@ -34,7 +34,7 @@ pub fn parked(data: &[u8]) {
     assert!(restored.is_ok(), "{restored:?}");
 }
 
-fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::parked::Unreadable> {
+fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::state::Unreadable> {
     let mut records = Reader::new(room)?;
     let spis = records.all::<Spis>(kind::SPIS)?;
     let interrupts = records.one(kind::VCPU)?;
