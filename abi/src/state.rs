@@ -18,8 +18,8 @@ mod stream;
 mod tests;
 
 pub use records::{
-    Button, Clock, Device, Header, Interrupts, Machine, Net, Private, Queue, Range, Run, Spis,
-    Transport, Uart, Vcpu, Vm, device, kind, life, net, power, queue, run,
+    Button, Clock, Device, Header, Interrupts, Local, Machine, Net, Private, Queue, Range, Run,
+    Spis, Transport, Uart, Vcpu, Vm, device, kind, life, net, power, queue, run,
 };
 pub use stream::{Reader, Unreadable, Writer};
 

@@ -10,7 +10,17 @@ macro_rules! records {
         pub struct $name {
             $($(#[$of])* pub $field: $type,)*
         }
-        const _: () = assert!(size_of::<$name>() == $bytes);
+
+        impl $name {
+            /// All of it zero.
+            pub const ZERO: Self = zerocopy::transmute!([0_u8; $bytes]);
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self::ZERO
+            }
+        }
     )*};
 }
 
@@ -108,6 +118,11 @@ records! {
     Private, 96 {
         /// SGIs and PPIs.
         interrupts: Interrupts,
+        /// The rest.
+        local: Local,
+    }
+    /// What a redistributor has beside its interrupts.
+    Local, 40 {
         /// PPIs whose physical interrupt is active until the virtual one has ended.
         physical_active: u32,
         /// `GICR_WAKER.ProcessorSleep`.

@@ -23,18 +23,12 @@ const PRIORITY_MASK: u8 = 0xf8;
 /// `active`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bank {
-    enabled: u32,
-    group1: u32,
+    /// What a record has of them. An interrupt is pending by `latch` whatever its line says: an edge, an SGI or a
+    /// write of `ISPENDR`.
+    pub(crate) state: Interrupts,
     groups: Groups,
     /// Enabled, and its group is let through.
     pub(crate) open: u32,
-    /// Edge triggered; level sensitive where clear.
-    pub(crate) edge: u32,
-    /// The input line is high.
-    line: u32,
-    /// Pending whatever the line says: an edge, an SGI or a write of `ISPENDR`.
-    pub(crate) latch: u32,
-    pub(crate) active: u32,
     /// In a list register.
     pub(crate) loaded: u32,
     /// Loaded, but what the list register says no longer holds.
@@ -47,35 +41,49 @@ pub(crate) struct Bank {
     held_pending: u32,
     /// Active in its list register, when that was last published.
     held_active: u32,
-    priority: [u8; 32],
 }
 
 impl Bank {
     /// Everything off, group 0, priority 0; `edge` are edge triggered.
-    pub(crate) fn new(edge: u32) -> Self {
-        Self {
-            edge,
-            ..Self::default()
+    pub(crate) fn edge_triggered(edge: u32) -> Self {
+        let mut bank = Self::default();
+        bank.state.edge = edge;
+        bank
+    }
+
+    /// As a record has it, with nothing in list registers: `None` where one of `edge` is not edge triggered, or a
+    /// priority has bits that are not kept.
+    pub(crate) fn of(state: Interrupts, edge: u32, groups: Groups) -> Option<Self> {
+        let has_more = |priority: &u8| priority & !PRIORITY_MASK != 0;
+        if edge & !state.edge != 0 || state.priority.iter().any(has_more) {
+            return None;
         }
+        let mut bank = Self {
+            state,
+            groups,
+            ..Self::default()
+        };
+        bank.reopen();
+        Some(bank)
     }
 
     /// Pending, apart from what list registers hold.
     #[inline]
     pub(crate) const fn pending(&self) -> u32 {
-        self.latch | self.line & !self.edge
+        self.state.latch | self.state.line & !self.state.edge
     }
 
     /// What belongs into a list register and is in none: pending and let through, or active, since
     /// the guest's end of it must find it.
     #[inline]
     pub(crate) const fn ready(&self) -> u32 {
-        !self.loaded & (self.active | self.pending() & self.open)
+        !self.loaded & (self.state.active | self.pending() & self.open)
     }
 
     /// Loaded, and became pending once more.
     #[inline]
     pub(crate) const fn refired(&self) -> u32 {
-        self.loaded & self.latch & self.open
+        self.loaded & self.state.latch & self.open
     }
 
     /// Loaded, and its list register must be looked at anew.
@@ -92,17 +100,17 @@ impl Bank {
 
     #[inline]
     pub(crate) fn priority(&self, bit: u32) -> u8 {
-        self.priority[bit as usize % 32]
+        self.state.priority[bit as usize % 32]
     }
 
     #[inline]
     pub(crate) const fn is_group1(&self, bit: u32) -> bool {
-        self.group1 >> (bit % 32) & 1 != 0
+        self.state.group1 >> (bit % 32) & 1 != 0
     }
 
     /// Whether anything pending and let through is more urgent than `mask`, list registers apart.
     pub(crate) fn deliverable_below(&self, among: u32, mask: u8) -> bool {
-        let candidates = self.pending() & self.open & !(self.loaded | self.active) & among;
+        let candidates = self.pending() & self.open & !(self.loaded | self.state.active) & among;
         bits(candidates.into()).any(|bit| self.priority(bit) < mask)
     }
 
@@ -117,18 +125,18 @@ impl Bank {
     /// The input lines in `mask` become high or low.
     pub(crate) fn set_level(&mut self, mask: u32, high: bool) {
         if high {
-            self.latch |= mask & !self.line & self.edge;
-            self.line |= mask;
+            self.state.latch |= mask & !self.state.line & self.state.edge;
+            self.state.line |= mask;
         } else {
             // A level-sensitive interrupt that nobody has taken yet is pending no more.
-            self.stale |= mask & self.line & !self.edge & self.loaded;
-            self.line &= !mask;
+            self.stale |= mask & self.state.line & !self.state.edge & self.loaded;
+            self.state.line &= !mask;
         }
     }
 
     /// Clears the pending latch of the interrupts in `mask`; lines that are high stay so.
     pub(crate) fn clear_pending(&mut self, mask: u32) {
-        self.latch &= !mask;
+        self.state.latch &= !mask;
         self.drop_pending |= mask & self.loaded;
         self.stale |= mask & self.loaded;
     }
@@ -137,18 +145,18 @@ impl Bank {
     #[inline]
     pub(crate) fn load(&mut self, bit: u32) -> Loaded {
         let mask = 1 << bit;
-        let active = self.active & mask != 0;
+        let active = self.state.active & mask != 0;
         // An active one that is pending too is made so afterwards, like one that fires again.
-        let latched = if active { 0 } else { self.latch & mask };
-        self.latch &= !latched;
+        let latched = if active { 0 } else { self.state.latch & mask };
+        self.state.latch &= !latched;
         self.loaded |= mask;
         self.held_pending = (self.held_pending & !mask) | latched;
-        self.held_active = (self.held_active & !mask) | (self.active & mask);
-        self.active &= !mask;
+        self.held_active = (self.held_active & !mask) | (self.state.active & mask);
+        self.state.active &= !mask;
         Loaded {
             active,
             latched: latched != 0,
-            level: self.edge & mask == 0,
+            level: self.state.edge & mask == 0,
         }
     }
 
@@ -167,10 +175,10 @@ impl Bank {
     pub(crate) fn unload(&mut self, bit: u32, latched: bool, active: bool) {
         let mask = 1 << bit;
         if latched {
-            self.latch |= mask & !self.drop_pending;
+            self.state.latch |= mask & !self.drop_pending;
         }
         if active {
-            self.active |= mask & !self.drop_active;
+            self.state.active |= mask & !self.drop_active;
         }
         self.loaded &= !mask;
         // What is dropped is stale, too.
@@ -191,19 +199,19 @@ impl Bank {
     /// The value of `fields`; loaded interrupts as last published.
     pub(crate) fn read(&self, fields: Fields) -> u32 {
         match fields.register {
-            Register::Group => self.group1,
-            Register::SetEnable | Register::ClearEnable => self.enabled,
+            Register::Group => self.state.group1,
+            Register::SetEnable | Register::ClearEnable => self.state.enabled,
             Register::SetPending | Register::ClearPending => {
                 self.pending() | self.held_pending & self.loaded & !self.drop_pending
             }
             Register::SetActive | Register::ClearActive => {
-                self.active | self.held_active & self.loaded & !self.drop_active
+                self.state.active | self.held_active & self.loaded & !self.drop_active
             }
             Register::Priority => (0..fields.count).fold(0, |value, i| {
                 value | u32::from(self.priority(fields.first + i)) << (8 * i)
             }),
             Register::Configuration => (0..fields.count).fold(0, |value, i| {
-                value | (self.edge >> (fields.first + i) & 1) << (2 * i + 1)
+                value | (self.state.edge >> (fields.first + i) & 1) << (2 * i + 1)
             }),
         }
     }
@@ -212,24 +220,24 @@ impl Bank {
     pub(crate) fn write(&mut self, fields: Fields, value: u32) -> u32 {
         match fields.register {
             Register::Group => {
-                self.stale |= (self.group1 ^ value) & self.loaded;
-                self.group1 = value;
+                self.stale |= (self.state.group1 ^ value) & self.loaded;
+                self.state.group1 = value;
                 self.reopen();
                 u32::MAX
             }
             Register::SetEnable => {
-                self.enabled |= value;
+                self.state.enabled |= value;
                 self.reopen();
                 value
             }
             Register::ClearEnable => {
-                self.stale |= self.enabled & value & self.loaded;
-                self.enabled &= !value;
+                self.stale |= self.state.enabled & value & self.loaded;
+                self.state.enabled &= !value;
                 self.reopen();
                 value
             }
             Register::SetPending => {
-                self.latch |= value;
+                self.state.latch |= value;
                 value
             }
             Register::ClearPending => {
@@ -237,12 +245,12 @@ impl Bank {
                 value
             }
             Register::SetActive => {
-                self.active |= value;
+                self.state.active |= value;
                 self.stale |= value & self.loaded;
                 value
             }
             Register::ClearActive => {
-                self.active &= !value;
+                self.state.active &= !value;
                 self.drop_active |= value & self.loaded;
                 self.stale |= value & self.loaded;
                 value
@@ -258,7 +266,7 @@ impl Bank {
             let bit = fields.first + i;
             let priority = (value >> (8 * i)) as u8 & PRIORITY_MASK;
             changed |= u32::from(self.priority(bit) != priority) << bit;
-            self.priority[bit as usize % 32] = priority;
+            self.state.priority[bit as usize % 32] = priority;
         }
         self.stale |= changed & self.loaded;
         changed
@@ -269,8 +277,8 @@ impl Bank {
         let edge = (0..fields.count).fold(0, |edge, i| {
             edge | (value >> (2 * i + 1) & 1) << (fields.first + i)
         });
-        let changed = (self.edge ^ edge) & meant;
-        self.edge ^= changed;
+        let changed = (self.state.edge ^ edge) & meant;
+        self.state.edge ^= changed;
         self.stale |= changed & self.loaded;
         changed
     }
@@ -278,36 +286,6 @@ impl Bank {
     /// Marks loaded interrupts as stale, so that their list registers are made anew.
     pub(crate) fn mark_stale(&mut self, mask: u32) {
         self.stale |= mask & self.loaded;
-    }
-
-    /// Its record; what is in list registers is not in it.
-    pub(crate) const fn record(&self) -> Interrupts {
-        Interrupts {
-            enabled: self.enabled,
-            group1: self.group1,
-            edge: self.edge,
-            line: self.line,
-            latch: self.latch,
-            active: self.active,
-            priority: self.priority,
-        }
-    }
-
-    /// As a record has it, where those of `edge` are edge triggered whatever it says.
-    pub(crate) fn of(record: &Interrupts, edge: u32, groups: Groups) -> Self {
-        let mut bank = Self {
-            enabled: record.enabled,
-            group1: record.group1,
-            groups,
-            edge: record.edge | edge,
-            line: record.line,
-            latch: record.latch,
-            active: record.active,
-            priority: record.priority.map(|priority| priority & PRIORITY_MASK),
-            ..Self::default()
-        };
-        bank.reopen();
-        bank
     }
 
     fn reopen(&mut self) {
@@ -318,8 +296,9 @@ impl Bank {
                 0
             }
         };
-        let through = self.group1 & group(Groups::GROUP1) | !self.group1 & group(Groups::GROUP0);
-        self.open = self.enabled & through;
+        let through =
+            self.state.group1 & group(Groups::GROUP1) | !self.state.group1 & group(Groups::GROUP0);
+        self.open = self.state.enabled & through;
     }
 }
 

@@ -4,7 +4,8 @@ use crate::affinity::{VcpuSet, bits, vcpu_at};
 use crate::bank::{Bank, Groups};
 use crate::redistributor::{IIDR, PIDR2};
 use crate::registers::{Fields, Register};
-use crate::{FIRST_SPI, MAX_SPIS, SyncNeeded};
+use crate::{MAX_SPIS, SyncNeeded};
+use abi::state::Spis;
 
 const BANKS: usize = MAX_SPIS as usize / 32;
 /// In the place of a vCPU: nobody.
@@ -37,17 +38,37 @@ pub struct Effects {
 /// The SPIs of a VM, numbered from 32.
 #[derive(Clone, Debug)]
 pub struct Distributor {
-    pub(crate) banks: [Bank; BANKS],
-    /// `GICD_IROUTER` of each SPI, as `Aff3.Aff2.Aff1.Aff0`.
-    pub(crate) routes: [u32; MAX_SPIS as usize],
-    /// The vCPU each route names.
-    targets: [u8; MAX_SPIS as usize],
-    /// The vCPU on which each SPI is loaded or active.
-    pub(crate) holders: [u8; MAX_SPIS as usize],
-    pub(crate) groups: Groups,
+    banks: [SpiBank; BANKS],
+    groups: Groups,
     /// How many of `banks` there are.
-    pub(crate) count: u8,
-    pub(crate) vcpus: u8,
+    count: u8,
+    vcpus: u8,
+}
+
+/// 32 SPIs.
+#[derive(Clone, Debug, Default)]
+struct SpiBank {
+    bank: Bank,
+    /// `GICD_IROUTER` of each, as `Aff3.Aff2.Aff1.Aff0`.
+    routes: [u32; 32],
+    /// The vCPU each route names.
+    targets: [u8; 32],
+    /// The vCPU on which each is, of those that are loaded or active.
+    holders: [u8; 32],
+}
+
+impl SpiBank {
+    fn restore(&mut self, record: &Spis, groups: Groups, vcpus: u8) -> bool {
+        let is_there = |bit: u32| record.holders[bit as usize] < vcpus;
+        let is_valid = bits(record.interrupts.active.into()).all(is_there);
+        let Some(bank) = Bank::of(record.interrupts, 0, groups).filter(|_| is_valid) else {
+            return false;
+        };
+        (self.routes, self.holders) = (record.routes, record.holders);
+        self.targets = record.routes.map(|route| target_of(route, vcpus));
+        self.bank = bank;
+        true
+    }
 }
 
 impl Distributor {
@@ -57,13 +78,29 @@ impl Distributor {
         let spis = if spis > MAX_SPIS { MAX_SPIS } else { spis };
         Self {
             banks: Default::default(),
-            routes: [0; MAX_SPIS as usize],
-            targets: [0; MAX_SPIS as usize],
-            holders: [NOBODY; MAX_SPIS as usize],
             groups: Groups::empty(),
             count: spis.div_ceil(32) as u8,
             vcpus: vcpus as u8,
         }
+    }
+
+    /// The records of its SPIs, after [`crate::ListFile::give_back`] of all vCPUs.
+    pub fn records(&self) -> impl Iterator<Item = Spis> {
+        self.banks().map(|spis| Spis {
+            interrupts: spis.bank.state,
+            routes: spis.routes,
+            holders: spis.holders,
+        })
+    }
+
+    /// As records have it. `false` where they are not as many as this one has, or name a vCPU that there
+    /// is not.
+    #[must_use]
+    pub fn restore(&mut self, records: impl ExactSizeIterator<Item = Spis>, groups: u32) -> bool {
+        self.groups = Groups::from_bits_truncate(groups);
+        let has_all = records.len() == usize::from(self.count);
+        let mut pairs = self.banks.iter_mut().zip(records);
+        has_all && pairs.all(|(spis, record)| spis.restore(&record, self.groups, self.vcpus))
     }
 
     /// The groups let through: what each [`crate::Redistributor`] is to be told.
@@ -73,7 +110,7 @@ impl Distributor {
 
     /// An edge of SPI `intid`. The vCPUs that must run [`crate::ListFile::deliver`].
     pub fn set_pending(&mut self, intid: u32) -> VcpuSet {
-        self.change(intid, |bank, mask| bank.latch |= mask)
+        self.change(intid, |bank, mask| bank.state.latch |= mask)
     }
 
     /// SPI `intid` is pending no more, unless its line is high. The vCPUs that must run
@@ -93,78 +130,90 @@ impl Distributor {
             return VcpuSet::NONE;
         };
         change(bank, 1 << (intid % 32));
-        self.concerned(intid / 32 - 1, 1 << (intid % 32))
+        self.concerned_with(intid)
     }
 
     /// Whether an SPI for `vcpu` that is more urgent than `mask` is pending, let through and in no
     /// list register.
     pub(crate) fn deliverable_below(&self, vcpu: usize, mask: u8) -> bool {
-        let banks = self.banks.iter().take(self.count.into());
-        (0..).zip(banks).any(|(n, bank)| {
+        self.banks().any(|SpiBank { bank, targets, .. }| {
             let candidates = bank.ready();
-            candidates != 0
-                && bank.deliverable_below(owned_by(vcpu, &self.targets, n, candidates), mask)
+            candidates != 0 && bank.deliverable_below(owned_by(vcpu, targets, candidates), mask)
         })
     }
 
     /// The bank that holds `intid`, where that is an SPI of this distributor.
     pub(crate) fn bank_mut(&mut self, intid: u32) -> Option<&mut Bank> {
-        let n = (intid / 32)
-            .checked_sub(1)
-            .filter(|&n| n < self.count.into())?;
-        self.banks.get_mut(n as usize)
+        Some(&mut self.spis_mut(intid)?.bank)
+    }
+
+    fn spis_mut(&mut self, intid: u32) -> Option<&mut SpiBank> {
+        let n = bank_of(intid).filter(|&n| n < self.count.into())?;
+        self.banks.get_mut(n)
+    }
+
+    fn banks(&self) -> impl Iterator<Item = &SpiBank> {
+        self.banks.iter().take(self.count.into())
     }
 
     /// What `vcpu` has to put into list registers: bank and interrupts in it. Pending ones go
     /// where their route says, active ones where they became active.
     pub(crate) fn ready(&self, vcpu: usize) -> impl Iterator<Item = (u32, &Bank, u32)> {
-        (0..)
-            .zip(self.banks.iter().take(self.count.into()))
-            .filter_map(move |(n, bank)| {
+        (0..).zip(self.banks()).filter_map(
+            move |(
+                n,
+                SpiBank {
+                    bank,
+                    targets,
+                    holders,
+                    ..
+                },
+            )| {
                 let ready = bank.ready();
                 if ready == 0 {
                     return None;
                 }
-                let mine = owned_by(vcpu, &self.targets, n, ready & !bank.active)
-                    | owned_by(vcpu, &self.holders, n, ready & bank.active);
+                let mine = owned_by(vcpu, targets, ready & !bank.state.active)
+                    | owned_by(vcpu, holders, ready & bank.state.active);
                 (mine != 0).then_some((n, bank, mine))
-            })
+            },
+        )
     }
 
     /// `vcpu` has loaded SPI `intid`. Whether its route leads to another vCPU.
     pub(crate) fn set_holder(&mut self, intid: u32, vcpu: usize) -> bool {
-        let Some(spi) = spi_of(intid) else {
+        let Some(spis) = self.spis_mut(intid) else {
             return false;
         };
-        self.holders[spi] = vcpu as u8;
-        self.targets[spi] != vcpu as u8
+        spis.holders[intid as usize % 32] = vcpu as u8;
+        spis.targets[intid as usize % 32] != vcpu as u8
     }
 
     /// The vCPU that SPI `intid` is routed to.
     pub(crate) fn is_target(&self, intid: u32, vcpu: usize) -> bool {
-        spi_of(intid).is_some_and(|spi| self.targets[spi] == vcpu as u8)
+        let spis = bank_of(intid).and_then(|n| self.banks.get(n));
+        spis.is_some_and(|spis| spis.targets[intid as usize % 32] == vcpu as u8)
     }
 
     /// The vCPUs that have to act on SPI `intid`.
     pub(crate) fn concerned_with(&self, intid: u32) -> VcpuSet {
-        (intid / 32)
-            .checked_sub(1)
-            .map_or(VcpuSet::NONE, |n| self.concerned(n, 1 << (intid % 32)))
+        bank_of(intid).map_or(VcpuSet::NONE, |n| self.concerned(n, 1 << (intid % 32)))
     }
 
     /// The vCPUs that have to act on the interrupts `mask` of bank `n`.
-    fn concerned(&self, n: u32, mask: u32) -> VcpuSet {
-        let Some(bank) = self.banks.get(n as usize) else {
+    fn concerned(&self, n: usize, mask: u32) -> VcpuSet {
+        let Some(spis) = self.banks.get(n) else {
             return VcpuSet::NONE;
         };
-        let held = bank.loaded | bank.active;
+        let bank = &spis.bank;
+        let held = bank.loaded | bank.state.active;
         bits((bank.attention() & mask).into()).fold(VcpuSet::NONE, |set, bit| {
             let owners = if held >> bit & 1 != 0 {
-                &self.holders
+                &spis.holders
             } else {
-                &self.targets
+                &spis.targets
             };
-            set.or(VcpuSet::only(owners[(n * 32 + bit) as usize].into()))
+            set.or(VcpuSet::only(owners[bit as usize].into()))
         })
     }
 
@@ -187,11 +236,11 @@ impl Distributor {
         })
     }
 
-    fn read_fields(&self, n: u32, fields: Fields, fresh: VcpuSet) -> Result<u32, SyncNeeded> {
-        let bank = &self.banks[n as usize];
+    fn read_fields(&self, n: usize, fields: Fields, fresh: VcpuSet) -> Result<u32, SyncNeeded> {
+        let SpiBank { bank, holders, .. } = &self.banks[n];
         if fields.register.shows_state() {
             let holders = bits(bank.loaded.into()).fold(VcpuSet::NONE, |set, bit| {
-                set.or(VcpuSet::only(self.holders[(n * 32 + bit) as usize].into()))
+                set.or(VcpuSet::only(holders[bit as usize].into()))
             });
             let missing = holders.without(fresh);
             if !missing.is_empty() {
@@ -224,7 +273,7 @@ impl Distributor {
         self.groups = groups;
         let mut deliver = VcpuSet::NONE;
         for n in 0..self.count.into() {
-            self.banks[n as usize].set_groups(groups);
+            self.banks[n].bank.set_groups(groups);
             deliver = deliver.or(self.concerned(n, u32::MAX));
         }
         Effects {
@@ -233,13 +282,17 @@ impl Distributor {
         }
     }
 
-    fn write_fields(&mut self, n: u32, fields: Fields, value: u32) -> Effects {
-        let bank = &mut self.banks[n as usize];
+    fn write_fields(&mut self, n: usize, fields: Fields, value: u32) -> Effects {
+        let SpiBank {
+            bank,
+            targets,
+            holders,
+            ..
+        } = &mut self.banks[n];
         if fields.register == Register::SetActive {
             // It became active by a write: the vCPU that would have got it has to end it.
-            for bit in bits((value & !(bank.active | bank.loaded)).into()) {
-                let spi = (n * 32 + bit) as usize;
-                self.holders[spi] = self.targets[spi];
+            for bit in bits((value & !(bank.state.active | bank.loaded)).into()) {
+                holders[bit as usize] = targets[bit as usize];
             }
         }
         let touched = bank.write(fields, value);
@@ -250,23 +303,24 @@ impl Distributor {
     }
 
     /// The fields of SPIs at `offset`, and which bank they are in.
-    fn shared_fields(&self, offset: u32, size: u32) -> Option<(u32, Fields)> {
+    fn shared_fields(&self, offset: u32, size: u32) -> Option<(usize, Fields)> {
         let fields = Fields::decode(offset, size)?;
-        let n = (fields.bank as u32).checked_sub(1)?;
+        let n = fields.bank.checked_sub(1)?;
         (n < self.count.into()).then_some((n, fields))
     }
 
-    /// The SPI whose `GICD_IROUTER` an access means.
-    fn routed(&self, offset: u32, size: u32) -> Option<usize> {
-        let spi = spi_of((offset - GICD_IROUTER) / 8)?;
-        (spi < usize::from(self.count) * 32 && offset.is_multiple_of(size)).then_some(spi)
+    /// The SPI whose `GICD_IROUTER` an access means: its bank and its place there.
+    fn routed(&self, offset: u32, size: u32) -> Option<(usize, usize)> {
+        let intid = (offset - GICD_IROUTER) / 8;
+        let n = bank_of(intid).filter(|&n| n < self.count.into() && offset.is_multiple_of(size))?;
+        Some((n, intid as usize % 32))
     }
 
     fn read_route(&self, offset: u32, size: u32) -> u64 {
-        let Some(spi) = self.routed(offset, size) else {
+        let Some((n, bit)) = self.routed(offset, size) else {
             return 0;
         };
-        let route = unpack_route(self.routes[spi]);
+        let route = unpack_route(self.banks[n].routes[bit]);
         match (size, offset % 8) {
             (8, _) => route,
             (_, 0) => route & 0xffff_ffff,
@@ -275,46 +329,41 @@ impl Distributor {
     }
 
     fn write_route(&mut self, offset: u32, size: u32, value: u64) -> Effects {
-        let Some(spi) = self.routed(offset, size) else {
+        let Some((n, bit)) = self.routed(offset, size) else {
             return Effects::default();
         };
-        let old = self.routes[spi];
+        let spis = &mut self.banks[n];
+        let old = spis.routes[bit];
         let new = match (size, offset % 8) {
             (8, _) => pack_route(value),
             (_, 0) => old & 0xff00_0000 | value as u32 & 0x00ff_ffff,
             _ => old & 0x00ff_ffff | (value as u32) << 24,
         };
-        self.set_route(spi, new);
-        let (n, mask) = (spi as u32 / 32, 1 << (spi % 32));
-        self.banks[n as usize].mark_stale(mask);
+        spis.routes[bit] = new;
+        spis.targets[bit] = target_of(new, self.vcpus);
+        spis.bank.mark_stale(1 << bit);
         Effects {
-            deliver: self.concerned(n, mask),
+            deliver: self.concerned(n, 1 << bit),
             groups: None,
         }
     }
 }
 
-impl Distributor {
-    /// SPI `spi`, counted from zero, goes where that says.
-    pub(crate) fn set_route(&mut self, spi: usize, route: u32) {
-        self.routes[spi] = route;
-        self.targets[spi] = vcpu_at(route, self.vcpus.into()).map_or(NOBODY, |index| index as u8);
-    }
-}
-
-/// The interrupts of `among` in bank `n` that `owners` gives to `vcpu`.
-fn owned_by(vcpu: usize, owners: &[u8; MAX_SPIS as usize], n: u32, among: u32) -> u32 {
+/// The interrupts of `among` that `owners` gives to `vcpu`.
+fn owned_by(vcpu: usize, owners: &[u8; 32], among: u32) -> u32 {
     bits(among.into())
-        .filter(|bit| usize::from(owners[(n * 32 + bit) as usize]) == vcpu)
+        .filter(|bit| usize::from(owners[*bit as usize]) == vcpu)
         .fold(0, |mine, bit| mine | 1 << bit)
 }
 
-/// The SPI, counted from zero, that is interrupt `intid`.
-fn spi_of(intid: u32) -> Option<usize> {
-    intid
-        .checked_sub(FIRST_SPI)
-        .filter(|&spi| spi < MAX_SPIS)
-        .map(|spi| spi as usize)
+/// The bank of SPI `intid`, counted from the first of SPIs.
+fn bank_of(intid: u32) -> Option<usize> {
+    (intid as usize / 32).checked_sub(1)
+}
+
+/// The vCPU of so many that a route names.
+fn target_of(route: u32, vcpus: u8) -> u8 {
+    vcpu_at(route, vcpus.into()).map_or(NOBODY, |index| index as u8)
 }
 
 /// The affinity in a value of `GICD_IROUTER`: Aff3 is apart from the others.

@@ -41,7 +41,6 @@ mod list_register;
 mod redistributor;
 mod registers;
 mod sgi;
-mod state;
 
 pub use affinity::{VcpuSet, affinity_of, vcpu_at};
 pub use bank::Groups;

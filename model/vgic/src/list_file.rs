@@ -299,9 +299,9 @@ impl ListFile {
         // A hardware interrupt cannot be pending and active, nor be watched: where that is needed
         // it goes in as one of software, and EL2 ends the physical one when it sees the end.
         let fits_hardware = !watch && !is_in(bank.refired(), intid);
-        let is_physical = intid < FIRST_SPI && is_in(sources.redist.physical_active, intid);
+        let is_physical = intid < FIRST_SPI && is_in(sources.redist.local.physical_active, intid);
         if is_physical && fits_hardware {
-            value |= with_physical(sources.redist.physical[intid as usize]);
+            value |= with_physical(sources.redist.local.physical[intid as usize]);
         } else {
             let vcpu = sources.redist.index();
             let dist = sources.dist.as_deref_mut();
@@ -324,7 +324,7 @@ impl ListFile {
             if !sources.is_refired_here(intid) {
                 continue;
             }
-            if intid < FIRST_SPI && is_in(sources.redist.physical_active, intid) {
+            if intid < FIRST_SPI && is_in(sources.redist.local.physical_active, intid) {
                 self.pull_back(n, sources, lrs);
                 self.put(n, intid, false, sources, lrs);
             }
@@ -333,7 +333,7 @@ impl ListFile {
                 .filter(|bank| is_in(bank.refired(), intid))
             {
                 let state = lrs.read(n as usize) & STATE | PENDING;
-                bank.latch &= !(1 << (intid % 32));
+                bank.state.latch &= !(1 << (intid % 32));
                 bank.publish(intid % 32, true, state & ACTIVE != 0);
                 self.uses.set_latched(n);
                 lrs.write(n as usize, self.values[n as usize] & !STATE | state);
@@ -353,7 +353,7 @@ impl ListFile {
         let bit = intid(value) % 32;
         let latched = value & PENDING != 0 && self.uses.is_latched(n);
         if value & HW != 0 && value & STATE == 0 {
-            sources.redist.physical_active &= !(1 << bit);
+            sources.redist.local.physical_active &= !(1 << bit);
         }
         if let Some(bank) = sources.bank(intid(value)) {
             bank.unload(bit, latched, value & ACTIVE != 0);
@@ -441,7 +441,7 @@ fn ask_for_underflow(on: bool, lrs: &mut impl ListRegisters) {
 /// The more urgent of `best` and the interrupts `among` in `bank`, whose first is `first`.
 fn best_of(best: Option<Candidate>, first: u32, bank: &Bank, among: u32) -> Option<Candidate> {
     bits(among.into()).fold(best, |best, bit| {
-        let urgency = urgency(bank.active >> bit & 1 != 0, bank.priority(bit));
+        let urgency = urgency(bank.state.active >> bit & 1 != 0, bank.priority(bit));
         match best {
             Some(best) if best.urgency <= urgency => Some(best),
             _ => Some(Candidate {

@@ -4,6 +4,7 @@ use crate::affinity::{affinity_of, bits};
 use crate::bank::{Bank, Groups};
 use crate::registers::{Fields, Register};
 use crate::{FIRST_SPI, SyncNeeded, VcpuSet};
+use abi::state::{Local, Private};
 use machine_contract::ListRegisters;
 
 /// The SGIs among the private interrupts.
@@ -31,29 +32,45 @@ pub(crate) const PIDR2: u32 = 0x3b;
 #[derive(Clone, Debug)]
 pub struct Redistributor {
     pub(crate) bank: Bank,
-    /// PPIs whose physical interrupt is active until the virtual one has ended.
-    pub(crate) physical_active: u32,
-    /// The physical interrupt of each, valid where `physical_active`.
-    pub(crate) physical: [u8; 32],
+    /// What a record has beside the interrupts. A physical interrupt's number is valid where it is active.
+    pub(crate) local: Local,
     index: u8,
     last: bool,
-    pub(crate) asleep: bool,
 }
 
 impl Redistributor {
-    /// Those that are edge triggered whatever is written.
-    pub(crate) const SGIS: u32 = SGIS;
-
     /// That of vCPU `index` of a VM with `vcpus` vCPUs: everything off and the vCPU asleep.
     pub fn new(index: usize, vcpus: usize) -> Self {
         Self {
-            bank: Bank::new(SGIS),
-            physical_active: 0,
-            physical: [0; 32],
+            bank: Bank::edge_triggered(SGIS),
+            local: Local {
+                asleep: 1,
+                ..Local::ZERO
+            },
             index: index as u8,
             last: index + 1 >= vcpus,
-            asleep: true,
         }
+    }
+
+    /// Its record, after [`crate::ListFile::give_back`].
+    pub const fn record(&self) -> Private {
+        Private {
+            interrupts: self.bank.state,
+            local: self.local,
+        }
+    }
+
+    /// As a record has it, of a vCPU none of whose interrupts is in a list register; `groups` are those
+    /// that the distributor lets through. `false` where it is none that a vCPU could have come to.
+    #[must_use]
+    pub fn restore(&mut self, record: &Private, groups: Groups) -> bool {
+        let local = record.local;
+        let is_ppi = |intid: u32| (16..FIRST_SPI).contains(&intid);
+        let is_its = |intid| is_ppi(intid) && is_ppi(local.physical[intid as usize].into());
+        let is_valid = local.asleep <= 1 && bits(local.physical_active.into()).all(is_its);
+        let bank = Bank::of(record.interrupts, SGIS, groups).filter(|_| is_valid);
+        bank.map(|bank| (self.bank, self.local) = (bank, local))
+            .is_some()
     }
 
     /// The vCPU's number in its VM.
@@ -75,7 +92,7 @@ impl Redistributor {
         let Some(mask) = Self::mask_of(intid) else {
             return false;
         };
-        self.bank.latch |= mask;
+        self.bank.state.latch |= mask;
         self.bank.open & mask != 0
     }
 
@@ -118,28 +135,30 @@ impl Redistributor {
     /// The physical interrupts (PPIs, bit = number) that are active on behalf of this vCPU. When
     /// it leaves a CPU their active state is to be cleared there, and set on the CPU it comes to.
     pub fn hw_active(&self) -> u32 {
-        bits(self.physical_active.into())
-            .fold(0, |set, bit| set | 1 << (self.physical[bit as usize] % 32))
+        bits(self.local.physical_active.into()).fold(0, |set, bit| {
+            set | 1 << (self.local.physical[bit as usize] % 32)
+        })
     }
 
     /// Forgets the physical interrupts that wait for this vCPU: it is turned off, and those whose
     /// line stays high will fire again.
     pub(crate) fn forget_physical(&mut self) {
-        self.bank.latch &= !self.physical_active;
-        self.physical_active = 0;
+        self.bank.state.latch &= !self.local.physical_active;
+        self.local.physical_active = 0;
     }
 
     /// Ends the physical interrupts whose virtual ones the guest took back.
     pub(crate) fn release_physical(&mut self, lrs: &mut impl ListRegisters) {
         let orphans = self.physical_orphans();
         for bit in bits(orphans.into()) {
-            lrs.deactivate_physical(self.physical[bit as usize].into());
+            lrs.deactivate_physical(self.local.physical[bit as usize].into());
         }
-        self.physical_active &= !orphans;
+        self.local.physical_active &= !orphans;
     }
 
     fn physical_orphans(&self) -> u32 {
-        self.physical_active & !(self.bank.loaded | self.bank.latch | self.bank.active)
+        self.local.physical_active
+            & !(self.bank.loaded | self.bank.state.latch | self.bank.state.active)
     }
 
     fn mask_of(intid: u32) -> Option<u32> {
@@ -160,7 +179,7 @@ impl Redistributor {
             (GICR_TYPER, 8) => typer,
             (GICR_TYPER, 4) => typer & 0xffff_ffff,
             (GICR_TYPER_HIGH, 4) => typer >> 32,
-            (GICR_WAKER, 4) if self.asleep => {
+            (GICR_WAKER, 4) if self.local.asleep != 0 => {
                 (WAKER_PROCESSOR_SLEEP | WAKER_CHILDREN_ASLEEP).into()
             }
             (GICR_PIDR2, 4) => PIDR2.into(),
@@ -184,7 +203,7 @@ impl Redistributor {
     /// their redistributor run on other hypervisors too.
     pub fn write(&mut self, offset: u32, size: u32, value: u64) -> bool {
         match (offset, size, private_fields(offset, size)) {
-            (GICR_WAKER, 4, _) => self.asleep = value as u32 & WAKER_PROCESSOR_SLEEP != 0,
+            (GICR_WAKER, 4, _) => self.local.asleep = value as u32 >> 1 & 1,
             (_, _, Some(fields)) if is_fixed(fields) => {}
             (_, _, Some(fields)) => {
                 self.bank.write(fields, value as u32);

@@ -1,9 +1,11 @@
 //! The frames as a guest's driver probes and programs them.
 
+use abi::state::{Interrupts, Private, Spis};
 use machine_contract::ListRegisters;
 use machine_fake::{FakeListRegisters, ListState};
 use model_vgic::{Distributor, Groups, ListFile, Redistributor, VcpuSet};
 use proptest::prelude::*;
+use zerocopy::FromBytes;
 
 const GICD_CTLR: u32 = 0x0;
 const SGI: u32 = 0x1_0000;
@@ -284,11 +286,11 @@ fn all_of_it_goes_over_in_records() {
     assert!(!new_dist.restore(wrong.into_iter(), 3));
     assert!(!new_dist.restore(spis.into_iter().take(1).collect::<Vec<_>>().into_iter(), 3));
     // What is active physically, and is none of a CPU's PPIs.
-    assert_eq!(redist.record().physical_active, 1 << 27);
+    assert_eq!(redist.record().local.physical_active, 1 << 27);
     for (intid, physical) in [(27, 32), (27, 15), (5, 27)] {
         let mut wrong = redist.record();
-        wrong.physical_active |= 1 << intid;
-        wrong.physical[intid] = physical;
+        wrong.local.physical_active |= 1 << intid;
+        wrong.local.physical[intid] = physical;
         assert!(!new_redist.restore(&wrong, dist.groups()));
     }
 }
@@ -300,6 +302,16 @@ fn what_names_nothing_concerns_nobody() {
     assert!(!redist.set_pending(32) && !redist.set_level(1023, true));
 }
 
+/// A record of any bytes, but for what is nearly always wrong in those.
+fn any_record<T: FromBytes + std::fmt::Debug>() -> impl Strategy<Value = T> {
+    let bytes = prop::collection::vec(any::<u8>(), size_of::<T>());
+    bytes.prop_map(|bytes| T::read_from_bytes(&bytes).unwrap())
+}
+
+fn mostly_valid(interrupts: &mut Interrupts, mask: u8) {
+    interrupts.priority = interrupts.priority.map(|priority| priority & mask);
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Access {
     Dist,
@@ -309,6 +321,45 @@ enum Access {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    /// A record of any bytes is refused, or says what the redistributor and the distributor are then, and still are
+    /// after all of it was in list registers and came back.
+    #[test]
+    fn a_record_is_refused_or_taken_as_it_is(
+        mut private in any_record::<Private>(),
+        mut spis in any_record::<Spis>(),
+        masks in prop::array::uniform2(prop::sample::select(vec![0xf8, 0xf8, 0xf8, 0xff])),
+        ppis in any::<bool>(),
+    ) {
+        mostly_valid(&mut private.interrupts, masks[0]);
+        mostly_valid(&mut spis.interrupts, masks[1]);
+        if ppis {
+            private.interrupts.edge |= 0xffff;
+            private.local.asleep &= 1;
+            private.local.physical_active &= 0xffff_0000;
+            private.local.physical = private.local.physical.map(|intid| 16 + intid % 16);
+            spis.holders = spis.holders.map(|holder| holder % 2);
+        }
+        let (mut dist, mut redist) = (Distributor::new(32, 2), Redistributor::new(0, 2));
+        let is_taken = [
+            dist.restore([spis].into_iter(), 3),
+            redist.restore(&private, Groups::all()),
+        ];
+        prop_assert_eq!(is_taken, [ppis && masks[1] == 0xf8, ppis && masks[0] == 0xf8]);
+        if is_taken != [true; 2] {
+            return Ok(());
+        }
+        prop_assert_eq!(redist.record(), private);
+        prop_assert_eq!(redist.hw_active() & 0xffff, 0);
+        prop_assert_eq!(dist.records().collect::<Vec<_>>(), [spis]);
+        let (mut file, mut lrs) = (ListFile::new(), FakeListRegisters::new(4));
+        let _ = file.deliver(&mut redist, Some(&mut dist), &mut lrs);
+        let _ = file.save(&mut redist, Some(&mut dist), &mut lrs);
+        let _ = file.give_back(&mut redist, Some(&mut dist));
+        prop_assert_eq!(redist.record().interrupts, private.interrupts);
+        let after: Vec<_> = dist.records().map(|spis| spis.interrupts).collect();
+        prop_assert_eq!(after, [spis.interrupts]);
+    }
 
     /// Whatever is accessed, and whichever interrupts are named.
     #[test]

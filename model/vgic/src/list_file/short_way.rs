@@ -28,10 +28,10 @@ impl ListFile {
             }
             self.retire_private(redist, lrs);
         }
-        redist.physical[bit as usize] = physical as u8;
-        redist.physical_active |= mask;
+        redist.local.physical[bit as usize] = physical as u8;
+        redist.local.physical_active |= mask;
         let bank = &mut redist.bank;
-        let fits = bank.open & !(bank.loaded | bank.active | bank.latch) & mask != 0;
+        let fits = bank.open & !(bank.loaded | bank.state.active | bank.state.latch) & mask != 0;
         // Where more is ready than fits, what waits may be more urgent.
         match self.free_register(lrs.count()) {
             Some(n) if fits && !self.overfull => {
@@ -41,7 +41,7 @@ impl ListFile {
                 true
             }
             _ => {
-                bank.latch |= mask;
+                bank.state.latch |= mask;
                 false
             }
         }
@@ -60,7 +60,8 @@ impl ListFile {
         }
         self.retire_private(redist, lrs);
         let bank = &redist.bank;
-        let fired = bank.ready() & bank.edge & !(bank.active | redist.physical_active);
+        let fired =
+            bank.ready() & bank.state.edge & !(bank.state.active | redist.local.physical_active);
         if redist.attention() != fired || fired & fired.wrapping_sub(1) != 0 {
             return false;
         }
@@ -71,7 +72,7 @@ impl ListFile {
             return false;
         };
         let bit = fired.trailing_zeros();
-        redist.bank.latch &= !fired;
+        redist.bank.state.latch &= !fired;
         redist.bank.load_fired(bit);
         let value = fixed_fields(&redist.bank, bit);
         self.put_private(n, value, lrs);
@@ -93,7 +94,7 @@ impl ListFile {
         let n = ended.trailing_zeros();
         let value = self.values[n as usize % MAX_LIST_REGISTERS];
         let bank = &redist.bank;
-        let fits = bank.open & !(bank.stale() | bank.latch) & mask != 0;
+        let fits = bank.open & !(bank.stale() | bank.state.latch) & mask != 0;
         if ended == 0 || value & NUMBERS != numbers || !fits || self.overfull {
             return false;
         }
@@ -120,7 +121,7 @@ impl ListFile {
             let value = self.values[n as usize % MAX_LIST_REGISTERS];
             redist.bank.unload(intid(value) % 32, false, false);
             if value & HW != 0 {
-                redist.physical_active &= !(1 << (intid(value) % 32));
+                redist.local.physical_active &= !(1 << (intid(value) % 32));
             }
             self.uses.give_up(n);
         }
