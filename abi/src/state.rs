@@ -5,7 +5,7 @@
 //! A [`Header`], then items, each with its kind and length, in one order:
 //!
 //! ```text
-//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS WORDS VCPU.. SPIS UART TYPED BUTTON CLOCK DEVICES NETS
+//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS WORDS VCPU.. SPIS UART TYPED BUTTON CLOCK DEVICES
 //!   {OVERLAY WORDS}.. TEXT] }..  END
 //! ```
 //!
@@ -18,8 +18,8 @@ mod stream;
 mod tests;
 
 pub use records::{
-    Button, Clock, Device, Header, Interrupts, Local, Machine, Net, Private, Queue, Range, Run,
-    Spis, Transport, Uart, Vcpu, Vm, device, kind, life, net, power, queue, run,
+    Button, Clock, Device, Header, Interrupts, Local, Machine, Private, Queue, Range, Registers,
+    Run, Spis, Uart, Vcpu, Vm, kind, life, power, queue, run,
 };
 pub use stream::{Reader, Unreadable, Writer};
 

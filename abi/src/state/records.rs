@@ -223,8 +223,8 @@ records! {
         /// Zero.
         reserved: u16,
     }
-    /// A virtio-mmio device's registers.
-    Transport, 392 {
+    /// What a virtio device's registers hold, but for its queues.
+    Registers, 32 {
         /// `Status`.
         status: u32,
         /// `InterruptStatus`.
@@ -239,30 +239,22 @@ records! {
         queue_sel: u32,
         /// `ConfigGeneration`.
         config_generation: u32,
-        /// Its queues.
-        queues: [Queue; 9],
     }
-    /// A virtio device.
-    Device, 408 {
-        /// One of [`super::device`].
+    /// A virtio device. What it had taken of its queues and not answered is in them again.
+    Device, 416 {
+        /// Its type (virtio 5).
         kind: u32,
         /// Zero.
         reserved: u32,
         /// Its registers.
-        transport: Transport,
-        /// Of a balloon: its configuration space.
-        own: u64,
-    }
-    /// What is a network device's own. A frame that waits for its receiver is still in its queue.
-    Net, 16 {
-        /// Offloads that its driver takes (`VIRTIO_NET_F_GUEST_*`), where it said so.
-        taken: u64,
-        /// Bits of [`super::net`].
-        flags: u32,
-        /// Pairs of queues that its driver uses.
-        pairs: u16,
-        /// Zero.
-        reserved: u16,
+        registers: Registers,
+        /// What is its own. Of a network device: the offloads that its driver takes less of than it could; its status,
+        /// and from bit 16 on the pairs of queues that its driver uses. Of a balloon: its configuration space. Of a
+        /// console or port: bytes done of the buffer that is next; events to be told, and from bit 16 on whether a
+        /// program has it open.
+        own: [u64; 2],
+        /// Its queues.
+        queues: [Queue; 9],
     }
 }
 
@@ -327,8 +319,6 @@ pub mod kind {
     pub const TEXT: u32 = 16;
     /// Nothing: all was read.
     pub const END: u32 = 17;
-    /// [`super::Net`]s, one for each network device, in their order.
-    pub const NETS: u32 = 18;
     /// [`super::Run`]s of what was written over the base of a disk; one item for each disk.
     pub const OVERLAY: u32 = 19;
     /// What blocks of partitions are to hold, one word for each block that the [`super::Run`]s before it name:
@@ -386,28 +376,6 @@ pub mod queue {
     pub const INDIRECT: u32 = 4;
     /// The driver was told not to kick.
     pub const MUTED: u32 = 8;
-}
-
-/// Bits of a network device.
-pub mod net {
-    /// Its link is up.
-    pub const LINK_UP: u32 = 1;
-    /// Its driver is to announce itself.
-    pub const ANNOUNCE: u32 = 2;
-    /// Its driver said which offloads it takes.
-    pub const TAKES: u32 = 4;
-}
-
-/// Kinds of devices.
-pub mod device {
-    /// A network device.
-    pub const NET: u32 = 1;
-    /// A disk.
-    pub const BLOCK: u32 = 2;
-    /// A console.
-    pub const CONSOLE: u32 = 3;
-    /// An entropy source.
-    pub const RNG: u32 = 4;
-    /// A balloon.
-    pub const BALLOON: u32 = 5;
+    /// All of them.
+    pub const FLAGS: u32 = READY | EVENT_IDX | INDIRECT | MUTED;
 }

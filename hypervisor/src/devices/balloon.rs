@@ -45,15 +45,15 @@ impl Balloon {
         update_line(transport, vm, n);
     }
 
-    /// Its record, for the image that takes this one's place.
-    pub fn record(&self) -> (state::Transport, u64) {
-        self.transport.lock().balloon_record()
+    /// Its record.
+    pub fn record(&self) -> state::Device {
+        self.transport.lock().record()
     }
 
     /// As a record has it; `false` where that makes no sense.
     #[must_use]
-    pub fn restore(&self, record: &state::Transport, own: u64) -> bool {
-        self.transport.lock().restore_balloon(record, own)
+    pub fn restore(&self, record: &state::Device) -> bool {
+        self.transport.lock().restore(record)
     }
 
     /// Whether its queues use a guest frame; yes where that cannot be told.

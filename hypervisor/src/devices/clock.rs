@@ -1,9 +1,8 @@
 //! A VM's clock of the wall, a PL031 on the machine's own.
 
 use crate::machine;
-use abi::state;
 use arch::{gic, timer};
-use machine_locks::{Rank, SpinLock};
+use machine_locks::{Rank, SpinGuard, SpinLock};
 use model_vrtc::Pl031;
 
 /// A clock that shows the machine's time, as far off as its guest has set it.
@@ -11,8 +10,8 @@ pub struct Clock(SpinLock<Pl031>);
 
 impl Clock {
     /// A clock that is right.
-    pub const fn new() -> Self {
-        Self(SpinLock::new(Rank::Device, Pl031::new()))
+    pub fn new() -> Self {
+        Self(SpinLock::new(Rank::Device, Pl031::default()))
     }
 
     /// The guest reads the register at `offset`, or writes it.
@@ -25,14 +24,9 @@ impl Clock {
         0
     }
 
-    /// Its record, for the image that takes this one's place.
-    pub fn record(&self) -> state::Clock {
-        self.0.lock().record()
-    }
-
-    /// As a record has it.
-    pub fn restore(&self, record: state::Clock) {
-        *self.0.lock() = Pl031::of(record);
+    /// Its record, to be read or replaced.
+    pub fn state(&self) -> SpinGuard<'_, Pl031> {
+        self.0.lock()
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::devices::register::{RegisterAccess, register, update_line};
 use crate::drivers::requests;
 use crate::guest::{Guest, sessions};
+use abi::state;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_control::Inbox;
@@ -62,6 +63,17 @@ impl ControlPort {
     /// The next request, if one is complete.
     pub fn request(&self) -> Option<requests::Incoming> {
         requests::next(&mut self.0.lock().inbox)
+    }
+
+    /// Its record.
+    pub fn record(&self) -> state::Device {
+        self.0.lock().transport.record()
+    }
+
+    /// As a record has it; `false` where that makes no sense.
+    #[must_use]
+    pub fn restore(&self, record: &state::Device) -> bool {
+        self.0.lock().transport.restore(record)
     }
 
     /// As [`crate::devices::virtio::Slot::uses`].

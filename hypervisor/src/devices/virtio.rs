@@ -4,7 +4,7 @@ use crate::devices::register::{RegisterAccess, register, update_line};
 use crate::devices::{balloon::Balloon, block::Block, control_port::ControlPort, net::Net};
 use crate::guest::Guest;
 use crate::machine::entropy;
-use abi::state::{self, device};
+use abi::state;
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
@@ -96,54 +96,28 @@ impl Slot {
         }
     }
 
-    /// Its record, for the image that takes this one's place; or what has none.
+    /// Its record; or what has none.
     pub fn record(&self) -> Result<state::Device, &'static str> {
-        let (kind, transport, own) = match self {
-            Self::Block(block) => {
-                let record = block.record().ok_or("a disk that is at work")?;
-                (device::BLOCK, record, 0)
-            }
-            Self::Console(transport) => {
-                let transport = transport.lock();
-                if transport.is_at_a_write() {
-                    return Err("a console in the middle of a write");
-                }
-                (device::CONSOLE, transport.record(), 0)
-            }
-            Self::Rng(transport) => (device::RNG, transport.lock().record(), 0),
-            Self::Balloon(balloon) => {
-                let (record, own) = balloon.record();
-                (device::BALLOON, record, own)
-            }
-            Self::Net(net) => (device::NET, net.record().0, 0),
-            Self::Control(_) => return Err("a way to ask the hypervisor"),
-        };
-        Ok(state::Device {
-            kind,
-            reserved: 0,
-            transport,
-            own,
+        Ok(match self {
+            Self::Block(block) => block.record().ok_or("a disk that is at work")?,
+            Self::Console(transport) => transport.lock().record(),
+            Self::Rng(transport) => transport.lock().record(),
+            Self::Balloon(balloon) => balloon.record(),
+            Self::Net(net) => net.record(),
+            Self::Control(port) => port.record(),
         })
     }
 
-    /// As a record has it, or one and the next of `nets`; `false` where that is of another device, or makes no
-    /// sense.
+    /// As a record has it; `false` where that is of another device, or makes no sense.
     #[must_use]
-    pub fn restore(
-        &self,
-        record: &state::Device,
-        nets: &mut impl Iterator<Item = state::Net>,
-    ) -> bool {
-        let registers = &record.transport;
-        match (self, record.kind) {
-            (Self::Block(block), device::BLOCK) => block.restore(registers),
-            (Self::Console(transport), device::CONSOLE) => transport.lock().restore(registers),
-            (Self::Rng(transport), device::RNG) => transport.lock().restore(registers),
-            (Self::Balloon(balloon), device::BALLOON) => balloon.restore(registers, record.own),
-            (Self::Net(net), device::NET) => {
-                nets.next().is_some_and(|own| net.restore(registers, &own))
-            }
-            _ => false,
+    pub fn restore(&self, record: &state::Device) -> bool {
+        match self {
+            Self::Block(block) => block.restore(record),
+            Self::Console(transport) => transport.lock().restore(record),
+            Self::Rng(transport) => transport.lock().restore(record),
+            Self::Balloon(balloon) => balloon.restore(record),
+            Self::Net(net) => net.restore(record),
+            Self::Control(port) => port.restore(record),
         }
     }
 

@@ -123,17 +123,11 @@ fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Resu
     let mut open = to.begin(kind::TYPED).ok_or(Unwritable::NoRoom)?;
     fits(open.add(front) && open.add(back))?;
     fits(to.put(kind::BUTTON, &vm.power_button.record()))?;
-    fits(to.put(kind::CLOCK, &vm.clock.record()))?;
+    fits(to.put(kind::CLOCK, &vm.clock.state().0))?;
     let mut devices = to.begin(kind::DEVICES).ok_or(Unwritable::NoRoom)?;
     for slot in &vm.virtio {
         let record = slot.record().map_err(Unwritable::Has)?;
         fits(devices.add(&record))?;
-    }
-    let mut nets = to.begin(kind::NETS).ok_or(Unwritable::NoRoom)?;
-    for slot in &vm.virtio {
-        if let Slot::Net(net) = slot {
-            fits(nets.add(&net.record().1))?;
-        }
     }
     for block in vm.disks() {
         fits(block.write_overlay(to))?;
@@ -322,14 +316,12 @@ fn read_instance(
     let typed = records.bytes(kind::TYPED)?;
     all(instance.uart.restore(&instance, &uart, typed), kind::UART)?;
     instance.power_button.restore(&records.one(kind::BUTTON)?);
-    instance.clock.restore(records.one(kind::CLOCK)?);
+    instance.clock.state().0 = records.one(kind::CLOCK)?;
     let devices = records.all::<state::Device>(kind::DEVICES)?;
-    let mut nets = records.all::<state::Net>(kind::NETS)?;
     all(devices.len() == instance.virtio.len(), kind::DEVICES)?;
     for (slot, record) in instance.virtio.iter().zip(devices) {
-        all(slot.restore(&record, &mut nets), kind::DEVICES)?;
+        all(slot.restore(&record), kind::DEVICES)?;
     }
-    all(nets.len() == 0, kind::NETS)?;
     connect(&instance);
     for block in instance.disks() {
         let runs = records.all(kind::OVERLAY)?;

@@ -137,16 +137,6 @@ impl Balloon {
         self.counts
     }
 
-    /// What a record has of it beside its registers: its configuration space.
-    pub(crate) fn own(&self) -> u64 {
-        u64::from_le_bytes(self.config)
-    }
-
-    /// Sets what [`Self::own`] gives.
-    pub(crate) fn set_own(&mut self, config: u64) {
-        self.config = config.to_le_bytes();
-    }
-
     /// When the report that is held is due; `None` if none is.
     pub fn due(&self) -> Option<u64> {
         self.reporting.open.then_some(self.due)
@@ -180,6 +170,24 @@ impl Device for Balloon {
         self.inflating.open = false;
         self.reporting.open = false;
     }
+
+    fn own(&self) -> [u64; 2] {
+        [u64::from_le_bytes(self.config), 0]
+    }
+
+    fn set_own(&mut self, [config, none]: [u64; 2], _: u64) -> bool {
+        self.config = config.to_le_bytes();
+        none == 0
+    }
+
+    fn put_back(&mut self, queues: &mut [Queue]) {
+        for (n, pending) in [
+            (INFLATE, &mut self.inflating),
+            (REPORTING, &mut self.reporting),
+        ] {
+            queues[n].put_back(core::mem::take(&mut pending.open).into());
+        }
+    }
 }
 
 impl Transport<Balloon> {
@@ -194,16 +202,6 @@ impl Transport<Balloon> {
     /// Reports are held for `time` in the unit of [`Self::serve`]'s `now`; the next one is.
     pub fn set_hold(&mut self, time: u64) {
         self.device.hold = time;
-    }
-
-    /// Queues of which a chain may be kept, and whether one is.
-    pub(crate) fn open_queues(&self) -> [(usize, bool); 2] {
-        let Balloon {
-            inflating,
-            reporting: reports,
-            ..
-        } = &self.device;
-        [(INFLATE, inflating.open), (REPORTING, reports.open)]
     }
 
     /// Goes through the queues, for about `budget` pages (and at most [`REPORTED`] or a block more); whether there

@@ -222,6 +222,17 @@ impl Chain {
         Some(at)
     }
 
+    /// Consumes up to `n` readable bytes without reading them.
+    pub(crate) fn skip_readable(&mut self, mut n: u64) {
+        while n > 0
+            && let Some(first) = self.readable().first()
+        {
+            let piece = n.min(first.len.into());
+            self.readable.advance(&mut self.segments, piece as u32);
+            n -= piece;
+        }
+    }
+
     /// Consumes up to `n` bytes of the first writable segment without storing anything.
     pub(crate) fn skip_writable(&mut self, n: u32) {
         if let Some(first) = self.writable().first() {

@@ -1,7 +1,7 @@
 //! The console device (virtio 5.3) with one port.
 
-use crate::Device;
 use crate::stream::{Bytes, Stream};
+use crate::{Device, Queue};
 
 /// `VIRTIO_CONSOLE_F_SIZE`.
 const F_SIZE: u64 = 1;
@@ -12,12 +12,6 @@ pub struct Console {
     /// `struct virtio_console_config` (virtio 5.3.4): columns, rows, ports, emergency write.
     config: [u8; 12],
     bytes: Bytes,
-}
-
-impl Console {
-    pub(crate) const fn is_transmitting(&self) -> bool {
-        self.bytes.is_transmitting()
-    }
 }
 
 impl Device for Console {
@@ -34,6 +28,19 @@ impl Device for Console {
 
     fn reset(&mut self) {
         self.bytes.reset();
+    }
+
+    fn own(&self) -> [u64; 2] {
+        [self.bytes.done(), 0]
+    }
+
+    fn set_own(&mut self, own: [u64; 2], _accepted: u64) -> bool {
+        self.bytes.set_done(own[0]);
+        own[1] == 0
+    }
+
+    fn put_back(&mut self, queues: &mut [Queue]) {
+        self.bytes.put_back(queues);
     }
 }
 

@@ -28,7 +28,6 @@ pub mod net;
 pub mod port;
 pub mod queue;
 pub mod rng;
-mod state;
 mod stream;
 
 pub use chain::{Chain, MAX_SEGMENTS, Runs, Segment};

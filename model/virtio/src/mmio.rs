@@ -1,12 +1,10 @@
 //! The virtio-mmio transport, version 2 (virtio 4.2): the registers of one device.
 
-use crate::queue::{QueueFeatures, QueueSetup};
 use crate::{Queue, QueueError};
-use abi::state;
+use abi::state::{self, queue};
 use bitflags::bitflags;
 use machine_contract::GuestMemory;
 use model_addr::Gfn;
-use zerocopy::FromZeros;
 
 /// Most queues of a device.
 pub(crate) const MAX_QUEUES: usize = 9;
@@ -72,14 +70,11 @@ bitflags! {
         /// The driver has given up on the device.
         const FAILED = 128;
     }
-
-    /// The interrupt status register (virtio 4.2.2).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    struct Interrupt: u32 {
-        const USED_BUFFER = 1;
-        const CONFIG_CHANGE = 2;
-    }
 }
+
+/// Bits of the interrupt status register (virtio 4.2.2).
+const USED_BUFFER: u32 = 1;
+const CONFIG_CHANGE: u32 = 2;
 
 /// What a device type adds to the transport.
 pub trait Device {
@@ -102,6 +97,20 @@ pub trait Device {
     fn write_config(&mut self, _at: usize, _bytes: &[u8]) {}
     /// Forgets all requests: the driver starts over.
     fn reset(&mut self);
+
+    /// What is the device's own in a record.
+    fn own(&self) -> [u64; 2] {
+        [0; 2]
+    }
+
+    /// Sets what [`Self::own`] gives; `false` where no device of this type, whose driver accepted these features,
+    /// can have come to that.
+    fn set_own(&mut self, own: [u64; 2], _accepted: u64) -> bool {
+        own == [0; 2]
+    }
+
+    /// Puts back what was taken of `queues` and not answered; what was done of it is done again, or is its own.
+    fn put_back(&mut self, _queues: &mut [Queue]) {}
 }
 
 /// What a register write asks of the owner, beside setting the interrupt line.
@@ -123,10 +132,7 @@ pub enum Effect {
 pub struct Transport<D> {
     pub(crate) device: D,
     pub(crate) queues: [Queue; MAX_QUEUES],
-    /// What a record has of them, but for `status`, `interrupt`, and all of queues but what the driver said of them.
-    registers: state::Transport,
-    status: Status,
-    interrupt: Interrupt,
+    registers: state::Registers,
     resets: u32,
     errors: u32,
     last_error: Option<QueueError>,
@@ -139,9 +145,7 @@ impl<D: Device> Transport<D> {
         Self {
             device,
             queues: Default::default(),
-            registers: FromZeros::new_zeroed(),
-            status: Status::empty(),
-            interrupt: Interrupt::empty(),
+            registers: state::Registers::ZERO,
             resets: 0,
             errors: 0,
             last_error: None,
@@ -155,12 +159,20 @@ impl<D: Device> Transport<D> {
 
     /// Whether the interrupt line is up (level-triggered).
     pub fn irq_level(&self) -> bool {
-        !self.interrupt.is_empty()
+        self.registers.interrupt != 0
     }
 
     /// The device status field.
     pub fn status(&self) -> Status {
-        self.status
+        Status::from_bits_retain(self.registers.status)
+    }
+
+    fn has(&self, status: Status) -> bool {
+        self.status().contains(status)
+    }
+
+    fn set(&mut self, status: Status) {
+        self.registers.status |= status.bits();
     }
 
     /// How often a driver broke the device since power-on, and how it did last.
@@ -200,7 +212,7 @@ impl<D: Device> Transport<D> {
             reg::DRIVER_FEATURES => self.write_driver_features(value),
             reg::QUEUE_SEL => self.registers.queue_sel = value,
             reg::QUEUE_NOTIFY => return self.notify(value),
-            reg::INTERRUPT_ACK => self.interrupt.remove(Interrupt::from_bits_truncate(value)),
+            reg::INTERRUPT_ACK => self.registers.interrupt &= !value,
             reg::STATUS => return self.write_status(value),
             reg::QUEUE_READY => self.write_queue_ready(value),
             reg::LEGACY_QUEUE_PFN if value != 0 => _ = self.settle::<()>(Err(QueueError::Legacy)),
@@ -211,7 +223,7 @@ impl<D: Device> Transport<D> {
 
     /// Whether there is a driver whose queues the device may touch.
     pub fn is_live(&self) -> bool {
-        self.status.contains(Status::DRIVER_OK) && !self.status.contains(Status::DEVICE_NEEDS_RESET)
+        self.has(Status::DRIVER_OK) && !self.has(Status::DEVICE_NEEDS_RESET)
     }
 
     /// Counts resets: a request from before one must not be completed after it.
@@ -234,21 +246,62 @@ impl<D: Device> Transport<D> {
         self.queues.iter().any(|queue| queue.uses(gfn))
     }
 
-    /// The record of its registers; of its queues, what the driver said of them.
-    pub(crate) fn registers(&self) -> state::Transport {
-        state::Transport {
-            status: self.status.bits(),
-            interrupt: self.interrupt.bits(),
-            ..self.registers
+    /// Its record. What it had taken of its queues and not answered is in them again.
+    pub fn record(&mut self) -> state::Device {
+        self.device.put_back(&mut self.queues);
+        state::Device {
+            kind: D::ID,
+            reserved: 0,
+            registers: self.registers,
+            own: self.device.own(),
+            queues: self.queues.each_ref().map(|queue| queue.state),
         }
     }
 
-    /// Sets them. `false` where a driver could not have agreed upon such features with this device.
-    pub(crate) fn set_registers(&mut self, record: &state::Transport) -> bool {
-        self.status = Status::from_bits_truncate(record.status);
-        self.interrupt = Interrupt::from_bits_truncate(record.interrupt);
-        self.registers = *record;
-        !self.status.contains(Status::FEATURES_OK) || self.negotiated() & !self.features() == 0
+    /// As a record has it: a device that was just made. `false` where it is none that such a device could
+    /// have come to.
+    #[must_use]
+    pub fn restore(&mut self, record: &state::Device) -> bool {
+        self.registers = record.registers;
+        let (sizes, flags) = (self.device.queue_sizes(), self.queue_flags() | queue::MUTED);
+        let mut queues = self.queues.iter_mut().zip(&record.queues).enumerate();
+        let are_valid = queues.all(|(n, (queue, record))| {
+            let made = Queue::of(*record, sizes.get(n).copied().unwrap_or(0));
+            made.is_ok_and(|made| {
+                *queue = made;
+                record.flags & !flags == 0
+            })
+        });
+        are_valid
+            && (record.kind, record.reserved) == (D::ID, 0)
+            && Status::from_bits(record.registers.status).is_some()
+            && record.registers.interrupt & !(USED_BUFFER | CONFIG_CHANGE) == 0
+            && if self.has(Status::FEATURES_OK) {
+                self.can_agree()
+            } else {
+                !self.has(Status::DRIVER_OK) && !self.queues.iter().any(Queue::is_ready)
+            }
+            && self
+                .device
+                .set_own(record.own, record.registers.driver_features)
+    }
+
+    /// Whether the device can go by what the driver accepted.
+    fn can_agree(&self) -> bool {
+        self.negotiated() & !self.features() == 0 && self.has_negotiated(F_VERSION_1)
+    }
+
+    /// The flags of a queue that the driver sets up.
+    fn queue_flags(&self) -> u32 {
+        let flag = |feature, flag| {
+            if self.has_negotiated(feature) {
+                flag
+            } else {
+                0
+            }
+        };
+        let event_idx = flag(F_EVENT_IDX, queue::EVENT_IDX);
+        queue::READY | event_idx | flag(F_INDIRECT_DESC, queue::INDIRECT)
     }
 
     /// Passes on what an operation gave, or breaks the device with its error.
@@ -258,9 +311,9 @@ impl<D: Device> Transport<D> {
             Err(error) => {
                 self.errors = self.errors.saturating_add(1);
                 self.last_error = Some(error);
-                self.status.insert(Status::DEVICE_NEEDS_RESET);
-                if self.status.contains(Status::DRIVER_OK) {
-                    self.interrupt.insert(Interrupt::CONFIG_CHANGE);
+                self.set(Status::DEVICE_NEEDS_RESET);
+                if self.has(Status::DRIVER_OK) {
+                    self.registers.interrupt |= CONFIG_CHANGE;
                 }
                 None
             }
@@ -274,7 +327,7 @@ impl<D: Device> Transport<D> {
         }
         let wanted = self.queues[index].needs_interrupt(memory);
         if self.settle(wanted) == Some(true) {
-            self.interrupt.insert(Interrupt::USED_BUFFER);
+            self.registers.interrupt |= USED_BUFFER;
         }
     }
 
@@ -282,7 +335,7 @@ impl<D: Device> Transport<D> {
     pub(crate) fn config_changed(&mut self) {
         self.registers.config_generation = self.registers.config_generation.wrapping_add(1);
         if self.is_live() {
-            self.interrupt.insert(Interrupt::CONFIG_CHANGE);
+            self.registers.interrupt |= CONFIG_CHANGE;
         }
     }
 
@@ -315,8 +368,8 @@ impl<D: Device> Transport<D> {
                 self.selected()
                     .is_some_and(|queue| self.queues[queue].is_ready()),
             ),
-            reg::INTERRUPT_STATUS => self.interrupt.bits(),
-            reg::STATUS => self.status.bits(),
+            reg::INTERRUPT_STATUS => self.registers.interrupt,
+            reg::STATUS => self.registers.status,
             // No shared memory region exists: each has length and base -1 (virtio 4.2.2.1).
             reg::SHM_LEN_LOW..=reg::SHM_BASE_HIGH => u32::MAX,
             reg::CONFIG_GENERATION => self.registers.config_generation,
@@ -331,7 +384,7 @@ impl<D: Device> Transport<D> {
     }
 
     fn write_driver_features(&mut self, value: u32) {
-        if !self.status.contains(Status::FEATURES_OK) {
+        if !self.has(Status::FEATURES_OK) {
             set_half(
                 &mut self.registers.driver_features,
                 self.registers.driver_features_sel,
@@ -345,7 +398,7 @@ impl<D: Device> Transport<D> {
         if self.queues[queue].is_ready() {
             return;
         }
-        let setup = &mut self.registers.queues[queue];
+        let setup = &mut self.queues[queue].state;
         match offset {
             reg::QUEUE_SIZE => setup.size = value,
             reg::QUEUE_DESC_LOW => set_half(&mut setup.descriptors, 0, value),
@@ -360,15 +413,12 @@ impl<D: Device> Transport<D> {
 
     fn write_queue_ready(&mut self, value: u32) {
         let Some(index) = self.selected() else { return };
+        let state = self.queues[index].state;
         if value & 1 == 0 {
-            self.queues[index] = Queue::default();
-        } else if !self.queues[index].is_ready() && self.status.contains(Status::FEATURES_OK) {
-            let features = QueueFeatures {
-                event_idx: self.has_negotiated(F_EVENT_IDX),
-                indirect: self.has_negotiated(F_INDIRECT_DESC),
-            };
-            let setup = QueueSetup::of(&self.registers.queues[index]);
-            let queue = Queue::new(&setup, D::QUEUE_SIZES[index], features);
+            self.queues[index] = Queue::stopped(&state);
+        } else if !self.queues[index].is_ready() && self.has(Status::FEATURES_OK) {
+            let flags = self.queue_flags();
+            let queue = Queue::of(state::Queue { flags, ..state }, D::QUEUE_SIZES[index]);
             if let Some(queue) = self.settle(queue) {
                 self.queues[index] = queue;
             }
@@ -388,27 +438,23 @@ impl<D: Device> Transport<D> {
             self.reset();
             return Effect::Reset;
         }
-        let asked = Status::from_bits_truncate(value).difference(self.status);
+        let asked = Status::from_bits_truncate(value).difference(self.status());
         let simple = Status::ACKNOWLEDGE | Status::DRIVER | Status::FAILED;
-        self.status.insert(asked.intersection(simple));
-        if asked.contains(Status::FEATURES_OK)
-            && self.status.contains(Status::DRIVER)
-            && self.registers.driver_features & !self.features() == 0
-            && self.has_negotiated(F_VERSION_1)
-        {
-            self.status.insert(Status::FEATURES_OK);
+        self.set(asked.intersection(simple));
+        if asked.contains(Status::FEATURES_OK) && self.has(Status::DRIVER) && self.can_agree() {
+            self.set(Status::FEATURES_OK);
         }
         if !asked.contains(Status::DRIVER_OK) {
             return Effect::None;
         }
-        if !self.status.contains(Status::FEATURES_OK) {
+        if !self.has(Status::FEATURES_OK) {
             self.settle::<()>(Err(QueueError::Legacy));
             return Effect::None;
         }
-        self.status.insert(Status::DRIVER_OK);
+        self.set(Status::DRIVER_OK);
         if !self.is_live() {
             // It broke while it was set up, and the driver was not to be interrupted then.
-            self.interrupt.insert(Interrupt::CONFIG_CHANGE);
+            self.registers.interrupt |= CONFIG_CHANGE;
         }
         Effect::Live
     }
@@ -416,12 +462,10 @@ impl<D: Device> Transport<D> {
     fn reset(&mut self) {
         self.device.reset();
         self.queues = Default::default();
-        self.registers = state::Transport {
+        self.registers = state::Registers {
             config_generation: self.registers.config_generation,
-            ..FromZeros::new_zeroed()
+            ..state::Registers::ZERO
         };
-        self.status = Status::empty();
-        self.interrupt = Interrupt::empty();
         self.resets = self.resets.wrapping_add(1);
     }
 }

@@ -31,6 +31,9 @@ mod event {
     pub const PORT_NAME: u16 = 7;
 }
 
+/// What a driver is told.
+const TOLD: u16 = 1 << event::DEVICE_ADD | 1 << event::PORT_NAME | 1 << event::PORT_OPEN;
+
 /// The device: its port 0.
 #[derive(Clone, Debug)]
 pub struct Port {
@@ -139,6 +142,21 @@ impl Device for Port {
         self.bytes.reset();
         self.to_tell = 0;
         self.is_open = false;
+    }
+
+    fn own(&self) -> [u64; 2] {
+        let is_open = u64::from(self.is_open) << 16;
+        [self.bytes.done(), u64::from(self.to_tell) | is_open]
+    }
+
+    fn set_own(&mut self, [done, said]: [u64; 2], _: u64) -> bool {
+        self.bytes.set_done(done);
+        (self.to_tell, self.is_open) = (said as u16 & TOLD, said >> 16 != 0);
+        self.own() == [done, said]
+    }
+
+    fn put_back(&mut self, queues: &mut [Queue]) {
+        self.bytes.put_back(queues);
     }
 }
 

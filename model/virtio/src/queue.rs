@@ -6,6 +6,10 @@
 //! device.
 
 use crate::{Chain, MAX_SEGMENTS, Segment};
+use abi::state::{
+    self,
+    queue::{EVENT_IDX, FLAGS, INDIRECT, MUTED, READY},
+};
 use core::sync::atomic::{Ordering, fence};
 use machine_contract::{GuestMemory, GuestMemoryError};
 use model_addr::{Gfn, Ipa};
@@ -69,56 +73,22 @@ impl From<GuestMemoryError> for QueueError {
     }
 }
 
-/// Where a driver says its queue is; unchecked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueSetup {
-    /// Descriptors in the table and entries in each ring.
-    pub size: u32,
-    /// The descriptor table.
-    pub descriptors: u64,
-    /// The available ring (the driver writes it).
-    pub driver: u64,
-    /// The used ring (the device writes it).
-    pub device: u64,
-}
-
-/// Which ring features were negotiated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueFeatures {
-    /// `VIRTIO_F_EVENT_IDX`.
-    pub event_idx: bool,
-    /// `VIRTIO_F_INDIRECT_DESC`.
-    pub indirect: bool,
-}
-
 /// The device side of one split virtqueue. The default is a queue that is not ready: it yields
 /// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
-    pub(crate) ready: bool,
-    pub(crate) features: QueueFeatures,
-    size: u16,
-    descriptors: Ipa,
-    driver: Ipa,
-    device: Ipa,
-    /// Next available entry to take.
-    pub(crate) next_avail: u16,
+    /// What a record has of it. Until it is ready, where a driver says that it is, unchecked.
+    pub(crate) state: state::Queue,
     /// The driver's index as last read: entries before it are ours to take.
-    pub(crate) seen_avail: u16,
-    /// Next used entry to fill.
-    pub(crate) next_used: u16,
+    seen_avail: u16,
     /// Bytes of the next chain whose memory is at hand, and stays so: [`Self::uses`].
     at_hand: u64,
     heads: Heads,
     /// Descriptors that were read after those heads: what they lead to stays as it is until it is given
     /// back.
     ahead: Ahead,
-    /// Where `next_used` was when the driver was last considered for an interrupt.
-    pub(crate) signalled: u16,
     /// The driver was asked to kick for the entry at `next_avail`.
     armed: bool,
-    /// Without event indices: the driver was told not to kick.
-    pub(crate) muted: bool,
 }
 
 /// One entry of a descriptor table (virtio 2.7.5).
@@ -224,46 +194,76 @@ impl Table {
 }
 
 impl Queue {
-    /// The queue at `setup`, ready, with at most `max` entries.
-    pub fn new(setup: &QueueSetup, max: u16, features: QueueFeatures) -> Result<Self, QueueError> {
-        let size = u16::try_from(setup.size).map_err(|_| QueueError::Layout)?;
-        if !size.is_power_of_two() || size > max.min(MAX_QUEUE_SIZE) {
+    /// As a record has it, or a driver that sets it up, with at most `max` entries. It looks at its rings anew.
+    pub fn of(state: state::Queue, max: u16) -> Result<Self, QueueError> {
+        let entries = u64::from(state.size);
+        if state.flags & READY == 0 {
+            let is_valid = state == Self::stopped(&state).state;
+            return is_valid
+                .then_some(Self {
+                    state,
+                    ..Self::default()
+                })
+                .ok_or(QueueError::Layout);
+        }
+        let fits = state.size.is_power_of_two() && state.size <= max.min(MAX_QUEUE_SIZE).into();
+        if !fits || state.flags & !FLAGS != 0 || state.reserved != 0 {
             return Err(QueueError::Layout);
         }
-        let entries = u64::from(size);
+        area(state.descriptors, 16, DESCRIPTOR_BYTES * entries)?;
+        area(state.driver, 2, RING_HEADER + 2 * entries + 2)?;
+        area(state.device, 4, RING_HEADER + 8 * entries + 2)?;
         Ok(Self {
-            ready: true,
-            features,
-            size,
-            descriptors: area(setup.descriptors, 16, DESCRIPTOR_BYTES * entries)?,
-            driver: area(setup.driver, 2, RING_HEADER + 2 * entries + 2)?,
-            device: area(setup.device, 4, RING_HEADER + 8 * entries + 2)?,
+            seen_avail: state.next_avail,
+            state,
             ..Self::default()
         })
     }
 
+    /// A queue that its driver has stopped, or not set up yet: what it said of it stays.
+    pub(crate) fn stopped(state: &state::Queue) -> Self {
+        Self {
+            state: state::Queue {
+                flags: 0,
+                next_avail: 0,
+                next_used: 0,
+                signalled: 0,
+                reserved: 0,
+                ..*state
+            },
+            ..Self::default()
+        }
+    }
+
     /// Whether the driver has set the queue up.
-    pub fn is_ready(&self) -> bool {
-        self.ready
+    #[inline]
+    pub const fn is_ready(&self) -> bool {
+        self.has(READY)
+    }
+
+    #[inline]
+    const fn has(&self, flag: u32) -> bool {
+        self.state.flags & flag != 0
     }
 
     /// Whether its rings, or its table, lie in this guest frame; yes for all while a chain comes to be at hand.
     pub fn uses(&self, gfn: Gfn) -> bool {
-        let entries = u64::from(self.size);
+        let entries = u64::from(self.state.size);
         let areas = [
-            (self.descriptors, DESCRIPTOR_BYTES * entries),
-            (self.driver, RING_HEADER + 2 * entries + 2),
-            (self.device, RING_HEADER + 8 * entries + 2),
+            (self.state.descriptors, DESCRIPTOR_BYTES * entries),
+            (self.state.driver, RING_HEADER + 2 * entries + 2),
+            (self.state.device, RING_HEADER + 8 * entries + 2),
         ];
-        let covers = |(start, bytes): (Ipa, u64)| {
-            (start.frame()..=Ipa(start.0 + bytes - 1).frame()).contains(&gfn)
+        let covers = |(start, bytes): (u64, u64)| {
+            (Ipa(start).frame()..=Ipa(start + bytes - 1).frame()).contains(&gfn)
         };
-        self.at_hand > 0 || self.ready && areas.into_iter().any(covers)
+        self.at_hand > 0 || self.is_ready() && areas.into_iter().any(covers)
     }
 
-    /// Entries.
-    pub fn size(&self) -> u16 {
-        self.size
+    /// Entries; of a queue that is ready.
+    #[inline]
+    pub const fn size(&self) -> u16 {
+        self.state.size as u16
     }
 
     /// Takes the next chain that the driver made available into `chain`; `false` if there is none,
@@ -286,7 +286,7 @@ impl Queue {
         memory: &impl GuestMemory,
         chain: &mut Chain,
     ) -> Result<bool, QueueError> {
-        if !self.ready || !self.has_available(memory)? {
+        if !self.is_ready() || !self.has_available(memory)? {
             return Ok(false);
         }
         self.mute_kicks(memory)?;
@@ -304,7 +304,7 @@ impl Queue {
     }
 
     fn take_next(&mut self) {
-        self.next_avail = self.next_avail.wrapping_add(1);
+        self.state.next_avail = self.state.next_avail.wrapping_add(1);
         self.at_hand = 0;
     }
 
@@ -337,8 +337,8 @@ impl Queue {
     /// Takes the next chain where it is one buffer to write; any other is for [`Self::pop`].
     #[inline]
     pub(crate) fn pop_buffer(&mut self, memory: &impl GuestMemory) -> Option<(u16, Segment)> {
-        let is_ready = self.ready && !self.armed && (self.features.event_idx || self.muted);
-        if !is_ready || self.next_avail == self.seen_avail {
+        let is_ready = self.is_ready() && !self.armed && (self.has(EVENT_IDX) || self.has(MUTED));
+        if !is_ready || self.state.next_avail == self.seen_avail {
             return None;
         }
         let head = self.head(memory).ok()?;
@@ -370,61 +370,61 @@ impl Queue {
         memory: &impl GuestMemory,
         mut chains: &[(u16, u32)],
     ) -> Result<(), QueueError> {
-        if !self.ready {
+        if !self.is_ready() {
             return Ok(());
         }
-        let mut next = self.next_used;
+        let mut next = self.state.next_used;
         while !chains.is_empty() {
-            let slot = next & (self.size - 1);
-            let room = usize::from(self.size - slot).min(ENTRIES_AT_ONCE);
+            let slot = next & (self.size() - 1);
+            let room = usize::from(self.size() - slot).min(ENTRIES_AT_ONCE);
             let (now, later) = chains.split_at(room.min(chains.len()));
             let element =
                 |(head, len): &(u16, u32)| (u64::from(*len) << 32 | u64::from(*head)).to_le();
             let elements: heapless::Vec<u64, ENTRIES_AT_ONCE> = now.iter().map(element).collect();
-            let at = Ipa(self.device.0 + RING_HEADER + USED_BYTES * u64::from(slot));
+            let at = Ipa(self.state.device + RING_HEADER + USED_BYTES * u64::from(slot));
             memory.write(at, elements.as_slice().as_bytes())?;
             next = next.wrapping_add(now.len() as u16);
             chains = later;
         }
         // The index makes the driver look at them.
         fence(Ordering::Release);
-        self.next_used = next;
-        Ok(memory.write_u16(Ipa(self.device.0 + 2), next)?)
+        self.state.next_used = next;
+        Ok(memory.write_u16(Ipa(self.state.device + 2), next)?)
     }
 
     /// Takes back that the last `count` chains were taken: they are the next ones again.
     pub(crate) fn put_back(&mut self, count: u16) {
-        self.next_avail = self.next_avail.wrapping_sub(count);
+        self.state.next_avail = self.state.next_avail.wrapping_sub(count);
         self.at_hand = 0;
     }
 
     /// Whether the driver wants an interrupt for what was pushed since this was last asked
     /// (virtio 2.7.7.2). May be asked once for a batch.
     pub fn needs_interrupt(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
-        let before = core::mem::replace(&mut self.signalled, self.next_used);
-        let pushed = self.next_used.wrapping_sub(before);
+        let before = core::mem::replace(&mut self.state.signalled, self.state.next_used);
+        let pushed = self.state.next_used.wrapping_sub(before);
         if pushed == 0 {
             return Ok(false);
         }
         // The used index must be visible before the driver's wish is read, or both sides sleep.
         fence(Ordering::SeqCst);
-        if !self.features.event_idx {
-            return Ok(memory.read_u16(self.driver)? & NO_NOTIFY == 0);
+        if !self.has(EVENT_IDX) {
+            return Ok(memory.read_u16(Ipa(self.state.driver))? & NO_NOTIFY == 0);
         }
-        let used_event = Ipa(self.driver.0 + RING_HEADER + 2 * u64::from(self.size));
+        let used_event = Ipa(self.state.driver + RING_HEADER + 2 * u64::from(self.size()));
         let event = memory.read_u16(used_event)?;
-        Ok(self.next_used.wrapping_sub(event).wrapping_sub(1) < pushed)
+        Ok(self.state.next_used.wrapping_sub(event).wrapping_sub(1) < pushed)
     }
 
     /// How many chains were given back since [`Self::needs_interrupt`] was last asked.
     pub(crate) fn unsignalled(&self) -> u16 {
-        self.next_used.wrapping_sub(self.signalled)
+        self.state.next_used.wrapping_sub(self.state.signalled)
     }
 
     /// Whether there is an entry to take now; nobody is asked to kick when there is one.
     #[inline]
     pub(crate) fn has_more(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
-        Ok(self.ready && (self.next_avail != self.seen_avail || self.look(memory)?))
+        Ok(self.is_ready() && (self.state.next_avail != self.seen_avail || self.look(memory)?))
     }
 
     /// Whether there is an entry to take; asks for a kick and looks again before it says no.
@@ -435,12 +435,12 @@ impl Queue {
         if self.armed {
             return Ok(false);
         }
-        if self.features.event_idx {
-            let avail_event = Ipa(self.device.0 + RING_HEADER + 8 * u64::from(self.size));
-            memory.write_u16(avail_event, self.next_avail)?;
-        } else if self.muted {
-            memory.write_u16(self.device, 0)?;
-            self.muted = false;
+        if self.has(EVENT_IDX) {
+            let avail_event = Ipa(self.state.device + RING_HEADER + 8 * u64::from(self.size()));
+            memory.write_u16(avail_event, self.state.next_avail)?;
+        } else if self.has(MUTED) {
+            memory.write_u16(Ipa(self.state.device), 0)?;
+            self.state.flags &= !MUTED;
         }
         self.armed = true;
         // The wish must be visible before the index is read again, or both sides sleep.
@@ -450,25 +450,25 @@ impl Queue {
 
     /// The head at `next_avail`, which the driver has made available.
     fn head(&mut self, memory: &impl GuestMemory) -> Result<u16, QueueError> {
-        let ahead = self.next_avail.wrapping_sub(self.heads.first);
+        let ahead = self.state.next_avail.wrapping_sub(self.heads.first);
         if ahead < self.heads.count {
             return Ok(u16::from_le(self.heads.entries[usize::from(ahead)]));
         }
-        let slot = self.next_avail & (self.size - 1);
-        let available = self.seen_avail.wrapping_sub(self.next_avail);
-        let count = usize::from(available.min(self.size - slot)).min(ENTRIES_AT_ONCE);
+        let slot = self.state.next_avail & (self.size() - 1);
+        let available = self.seen_avail.wrapping_sub(self.state.next_avail);
+        let count = usize::from(available.min(self.size() - slot)).min(ENTRIES_AT_ONCE);
         (self.heads.count, self.ahead.count) = (0, 0);
-        let at = Ipa(self.driver.0 + RING_HEADER + 2 * u64::from(slot));
+        let at = Ipa(self.state.driver + RING_HEADER + 2 * u64::from(slot));
         memory.read(at, self.heads.entries[..count].as_mut_bytes())?;
-        (self.heads.first, self.heads.count) = (self.next_avail, count as u16);
+        (self.heads.first, self.heads.count) = (self.state.next_avail, count as u16);
         Ok(u16::from_le(self.heads.entries[0]))
     }
 
     /// Reads the driver's index.
     fn look(&mut self, memory: &impl GuestMemory) -> Result<bool, QueueError> {
-        let index = memory.read_u16(Ipa(self.driver.0 + 2))?;
-        let ahead = index.wrapping_sub(self.next_avail);
-        if ahead > self.size {
+        let index = memory.read_u16(Ipa(self.state.driver + 2))?;
+        let ahead = index.wrapping_sub(self.state.next_avail);
+        if ahead > self.size() {
             return Err(QueueError::Overrun);
         }
         // Entries are read after the index that covers them.
@@ -480,9 +480,9 @@ impl Queue {
     /// Asks the driver not to kick. With event indices the passed event says so by itself.
     fn mute_kicks(&mut self, memory: &impl GuestMemory) -> Result<(), QueueError> {
         self.armed = false;
-        if !self.features.event_idx && !self.muted {
-            memory.write_u16(self.device, NO_NOTIFY)?;
-            self.muted = true;
+        if !self.has(EVENT_IDX) && !self.has(MUTED) {
+            memory.write_u16(Ipa(self.state.device), NO_NOTIFY)?;
+            self.state.flags |= MUTED;
         }
         Ok(())
     }
@@ -503,7 +503,7 @@ impl Queue {
         loop {
             let descriptor = self.ahead.read(memory, own, index)?;
             if descriptor.flags & DESC_INDIRECT != 0 {
-                if !self.features.indirect || descriptor.flags & DESC_NEXT != 0 {
+                if !self.has(INDIRECT) || descriptor.flags & DESC_NEXT != 0 {
                     return Err(QueueError::Indirect);
                 }
                 return self.enter(memory, Table::indirect(&descriptor)?, chain);
@@ -517,8 +517,8 @@ impl Queue {
 
     fn own_table(&self) -> Table {
         Table {
-            start: self.descriptors,
-            entries: self.size,
+            start: Ipa(self.state.descriptors),
+            entries: self.size(),
         }
     }
 
@@ -562,15 +562,11 @@ fn add(
     Ok(goes_on.then_some(descriptor.next))
 }
 
-/// `address`, if it is aligned and `bytes` from there do not wrap. Whether there is memory is
+/// Whether `address` is aligned and `bytes` from there do not wrap. Whether there is memory is
 /// checked at every access.
-fn area(address: u64, align: u64, bytes: u64) -> Result<Ipa, QueueError> {
-    let ipa = Ipa(address);
-    if ipa.is_aligned(align) && ipa.checked_add(bytes).is_some() {
-        Ok(ipa)
-    } else {
-        Err(QueueError::Layout)
-    }
+fn area(address: u64, align: u64, bytes: u64) -> Result<(), QueueError> {
+    let fits = address.is_multiple_of(align) && address.checked_add(bytes).is_some();
+    fits.then_some(()).ok_or(QueueError::Layout)
 }
 
 const _: () = assert!(MAX_SEGMENTS <= MAX_QUEUE_SIZE as usize);

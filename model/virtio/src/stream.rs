@@ -19,6 +19,8 @@ pub struct Bytes {
     outgoing: Chain,
     /// Whether `outgoing` is owed to the driver.
     transmitting: bool,
+    /// Bytes of `outgoing` that were handed out, or of the chain that is next, where that was put back.
+    done: u64,
     incoming: Chain,
 }
 
@@ -55,14 +57,26 @@ impl<D: Stream> Transport<D> {
 }
 
 impl Bytes {
-    /// Whether a buffer was taken and not given back.
-    pub(crate) const fn is_transmitting(&self) -> bool {
-        self.transmitting
-    }
-
     /// The driver starts over.
     pub(crate) fn reset(&mut self) {
-        self.transmitting = false;
+        (self.transmitting, self.done) = (false, 0);
+    }
+
+    /// Bytes of the next buffer that were handed out, after [`Self::put_back`].
+    pub(crate) const fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Sets that.
+    pub(crate) fn set_done(&mut self, done: u64) {
+        self.done = done;
+    }
+
+    /// The buffer that is being transmitted is the next one again.
+    pub(crate) fn put_back(&mut self, queues: &mut [Queue]) {
+        if core::mem::take(&mut self.transmitting) {
+            queues[TRANSMIT].put_back(1);
+        }
     }
 
     /// Hands what the guest has written to `out`, about `budget` bytes of it and no more.
@@ -81,6 +95,7 @@ impl Bytes {
                     return Ok(progress);
                 }
                 self.transmitting = true;
+                self.outgoing.skip_readable(self.done);
                 let cost = DESCRIPTOR_COST * self.outgoing.segment_count();
                 budget = budget.saturating_sub(cost);
             }
@@ -89,10 +104,11 @@ impl Bytes {
             if n > 0 {
                 out(&buffer[..n]);
                 progress.bytes += n;
+                self.done += n as u64;
                 budget -= n;
             }
             if self.outgoing.readable().is_empty() {
-                self.transmitting = false;
+                self.reset();
                 queue.push_used(memory, self.outgoing.head(), 0)?;
             }
         }

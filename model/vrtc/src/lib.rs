@@ -16,37 +16,17 @@ const PERIPH_ID: u32 = 0xfe0;
 const IDENTIFICATION: [u8; 8] = [0x31, 0x10, 0x04, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
 
 /// A PL031 without an alarm.
+///
+/// The default is a clock that is right. Its state is its record; any is one that a guest can have set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pl031 {
-    /// What the guest loaded last.
-    load: u32,
-    /// How far the guest's clock is ahead of the time, in seconds.
-    ahead: u32,
-}
+pub struct Pl031(pub Clock);
 
 impl Pl031 {
-    /// A clock that is right.
-    pub const fn new() -> Self {
-        Self { load: 0, ahead: 0 }
-    }
-
-    /// Its record, for images of any version (`abi::state`).
-    pub const fn record(self) -> Clock {
-        let Self { load, ahead } = self;
-        Clock { load, ahead }
-    }
-
-    /// As a record has it.
-    pub const fn of(record: Clock) -> Self {
-        let Clock { load, ahead } = record;
-        Self { load, ahead }
-    }
-
     /// Reads the register at `offset` at the time `now`.
     pub fn read(&self, offset: u32, now: u32) -> u32 {
         match offset {
-            DATA => now.wrapping_add(self.ahead),
-            LOAD => self.load,
+            DATA => now.wrapping_add(self.0.ahead),
+            LOAD => self.0.load,
             // It runs and cannot be stopped.
             CONTROL => 1,
             PERIPH_ID..=0xffc if offset.is_multiple_of(4) => {
@@ -59,8 +39,8 @@ impl Pl031 {
     /// Writes the register at `offset` at the time `now`.
     pub fn write(&mut self, offset: u32, value: u32, now: u32) {
         if offset == LOAD {
-            self.load = value;
-            self.ahead = value.wrapping_sub(now);
+            self.0.load = value;
+            self.0.ahead = value.wrapping_sub(now);
         }
     }
 }

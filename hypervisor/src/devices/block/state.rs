@@ -28,15 +28,15 @@ impl Block {
     }
 
     /// Its record, for the image that takes this one's place; `None` while a request is not answered.
-    pub fn record(&self) -> Option<state::Transport> {
-        let state = self.state.lock();
+    pub fn record(&self) -> Option<state::Device> {
+        let mut state = self.state.lock();
         let is_idle = state.under_way == 0 && state.parked.is_none() && state.held.is_none();
         is_idle.then(|| state.transport.record())
     }
 
     /// As a record has it; `false` where that makes no sense.
     #[must_use]
-    pub fn restore(&self, record: &state::Transport) -> bool {
+    pub fn restore(&self, record: &state::Device) -> bool {
         self.state.lock().transport.restore(record)
     }
 

@@ -93,7 +93,7 @@ impl Transport<Net> {
             }
             command::GUEST_OFFLOADS => {
                 needs(feature::CTRL_GUEST_OFFLOADS)?;
-                device.taken = Some(u64::from_le_bytes(take(memory, chain)?));
+                device.taken = u64::from_le_bytes(take(memory, chain)?);
             }
             _ => return Err(Unserved::Refused),
         }

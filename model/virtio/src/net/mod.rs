@@ -12,7 +12,6 @@
 mod control;
 mod header;
 mod receive;
-mod state;
 mod transmit;
 pub mod wire;
 
@@ -126,8 +125,8 @@ pub struct Net {
     options: Options,
     /// `struct virtio_net_config`: mac, status, max_virtqueue_pairs, mtu.
     config: [u8; 12],
-    /// What the driver said it takes less of than it could; `None`: all that was negotiated.
-    taken: Option<u64>,
+    /// What the driver said it takes of what it could; at first all that was negotiated.
+    taken: u64,
     /// Pairs that the driver said it uses.
     used: u16,
     /// The pair that transmits next.
@@ -147,7 +146,7 @@ impl Net {
         Self {
             options: Options { pairs, ..options },
             config,
-            taken: None,
+            taken: u64::MAX,
             used: 1,
             turn: 0,
             buffers: Buffers::default(),
@@ -157,6 +156,15 @@ impl Net {
     /// What it is.
     pub fn options(&self) -> Options {
         self.options
+    }
+
+    /// Pairs that a driver knows of which accepted these features.
+    fn pairs(&self, accepted: u64) -> u16 {
+        if accepted & feature::MQ == 0 {
+            1
+        } else {
+            self.options.pairs
+        }
     }
 
     /// The longest frame that stands for itself only.
@@ -192,19 +200,28 @@ impl Device for Net {
     }
 
     fn reset(&mut self) {
-        self.taken = None;
+        self.taken = u64::MAX;
         (self.used, self.turn) = (1, 0);
         self.config[CONFIG_STATUS] &= !STATUS_ANNOUNCE;
+    }
+
+    fn own(&self) -> [u64; 2] {
+        let [status, used] = [self.config[CONFIG_STATUS].into(), u64::from(self.used)];
+        [self.taken, status | used << 16]
+    }
+
+    fn set_own(&mut self, [taken, rest]: [u64; 2], accepted: u64) -> bool {
+        self.taken = taken;
+        self.used = (rest >> 16) as u16;
+        self.config[CONFIG_STATUS] = rest as u8 & (STATUS_LINK_UP | STATUS_ANNOUNCE);
+        self.own() == [taken, rest] && (1..=self.pairs(accepted)).contains(&self.used)
     }
 }
 
 impl Transport<Net> {
     /// Which offloads the driver takes now, as [`Offload::fits`] asks.
     pub fn takes(&self) -> u64 {
-        let negotiated = self.negotiated() & feature::GUEST_OFFLOADS;
-        self.device
-            .taken
-            .map_or(negotiated, |taken| negotiated & taken)
+        self.negotiated() & feature::GUEST_OFFLOADS & self.device.taken
     }
 
     /// What a queue is for.
@@ -223,11 +240,7 @@ impl Transport<Net> {
 
     /// Pairs that the driver knows of.
     fn pairs(&self) -> u16 {
-        if self.has_negotiated(feature::MQ) {
-            self.device.options.pairs
-        } else {
-            1
-        }
+        self.device.pairs(self.negotiated())
     }
 
     /// Whether the link is up.

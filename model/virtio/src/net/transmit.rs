@@ -153,6 +153,13 @@ impl Transport<Net> {
         (frame.resets == self.resets() && self.is_live()).then_some(frame.queue)
     }
 
+    /// A frame that was not sent is to be taken anew.
+    pub fn unsend(&mut self, frame: &Frame) {
+        if let Some(queue) = self.queue_of(frame) {
+            self.queues[queue].put_back(1);
+        }
+    }
+
     /// How many frames were sent that the driver was not told of.
     pub fn untold(&self) -> u16 {
         let untold = |pair| self.queues[transmit_queue(pair)].unsignalled();

@@ -1,8 +1,8 @@
 //! The driver side of a split virtqueue and of virtio-mmio, as plain as can be.
 
+use abi::state::{self, queue};
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
-use model_virtio::queue::{QueueFeatures, QueueSetup};
 use model_virtio::{Device, Effect, Transport};
 
 pub const RAM: Ipa = Ipa(0x4000_0000);
@@ -39,8 +39,15 @@ pub fn ram() -> FakeGuest {
     FakeGuest::new(RAM, RAM_SIZE)
 }
 
+/// Which ring features were negotiated.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QueueFeatures {
+    pub event_idx: bool,
+    pub indirect: bool,
+}
+
 pub struct Driver {
-    pub setup: QueueSetup,
+    pub setup: state::Queue,
     pub features: QueueFeatures,
     size: u16,
     free: Vec<u16>,
@@ -53,13 +60,17 @@ pub struct Driver {
 }
 
 impl Driver {
-    pub fn new(queue: u64, size: u16, features: QueueFeatures) -> Self {
-        let start = RAM.0 + queue * RINGS;
-        let setup = QueueSetup {
+    pub fn new(number: u64, size: u16, features: QueueFeatures) -> Self {
+        let start = RAM.0 + number * RINGS;
+        let event_idx = u32::from(features.event_idx) * queue::EVENT_IDX;
+        let indirect = u32::from(features.indirect) * queue::INDIRECT;
+        let setup = state::Queue {
             size: u32::from(size),
+            flags: queue::READY | event_idx | indirect,
             descriptors: start,
             driver: start + 0x1000,
             device: start + 0x2000,
+            ..state::Queue::ZERO
         };
         Self {
             setup,
@@ -237,7 +248,7 @@ pub fn start_again<D: Device>(
     drivers
 }
 
-pub fn set_up_queue<D: Device>(transport: &mut Transport<D>, queue: u64, setup: &QueueSetup) {
+pub fn set_up_queue<D: Device>(transport: &mut Transport<D>, queue: u64, setup: &state::Queue) {
     transport.write(0x030, 4, queue);
     transport.write(0x038, 4, u64::from(setup.size));
     for (at, address) in [

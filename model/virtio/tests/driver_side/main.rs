@@ -11,6 +11,7 @@ mod net;
 mod port;
 mod queue;
 mod races;
+mod records;
 mod wire;
 
 use proptest::test_runner::Config;

@@ -114,7 +114,7 @@ fn queues_are_selected_checked_and_frozen() {
 #[test]
 fn a_queue_is_not_ready_before_features_are_agreed() {
     let mut transport = blk();
-    let driver = Driver::new(0, 64, model_virtio::queue::QueueFeatures::default());
+    let driver = Driver::new(0, 64, crate::driver::QueueFeatures::default());
     set_up_queue(&mut transport, 0, &driver.setup);
     assert_eq!(transport.read(0x044, 4), 0);
 }
@@ -164,7 +164,7 @@ fn a_queue_size_that_does_not_fit_is_read_back() {
         transport.write(STATUS, 4, 3);
         accept(&mut transport, 1 << 32);
         transport.write(STATUS, 4, 0xb);
-        let mut setup = Driver::new(0, 256, model_virtio::queue::QueueFeatures::default()).setup;
+        let mut setup = Driver::new(0, 256, crate::driver::QueueFeatures::default()).setup;
         setup.size = size;
         set_up_queue(&mut transport, 0, &setup);
         assert_eq!(transport.read(0x044, 4), u64::from(fits), "{size:#x}");

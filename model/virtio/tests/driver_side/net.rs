@@ -96,29 +96,32 @@ fn read_all(guest: &FakeGuest, frame: &Frame) -> Vec<u8> {
 }
 
 /// The device that records make, in which the frame that `waits` is to be taken anew.
-fn gone_over(net: &Transport<Net>, waits: Option<&Frame>) -> Transport<Net> {
-    let (record, own) = net.net_record(waits);
+fn gone_over(mut net: Transport<Net>, waits: Option<&Frame>) -> Transport<Net> {
+    if let Some(frame) = waits {
+        net.unsend(frame);
+    }
     let mut other = Transport::new(Net::new(net.device().options()));
-    assert!(other.restore_net(&record, &own));
-    assert_eq!(other.net_record(None), (record, own));
+    assert!(other.restore(&net.record()));
+    assert_eq!(other.record(), net.record());
     other
 }
 
 /// What no driver could have come to makes no device.
 #[test]
 fn a_record_of_nonsense_is_refused() {
-    let (net, _) = start(device(true), 0, 16);
-    let (record, own) = net.net_record(None);
-    let refused = |change: fn(&mut abi::state::Transport, &mut abi::state::Net)| {
-        let (mut record, mut own) = (record, own);
-        change(&mut record, &mut own);
-        !Transport::new(device(true)).restore_net(&record, &own)
+    let (mut net, _) = start(device(true), 0, 16);
+    let record = net.record();
+    let refused = |change: fn(&mut abi::state::Device)| {
+        let mut record = record;
+        change(&mut record);
+        !Transport::new(device(true)).restore(&record)
     };
-    assert!(!refused(|_, _| {}));
-    assert!(refused(|_, own| own.pairs = 0));
-    assert!(refused(|_, own| own.pairs = 2));
-    assert!(refused(|record, _| record.queues[1].size = 512));
-    assert!(refused(|record, _| record.driver_features |= 1 << 60));
+    assert!(!refused(|_| {}));
+    assert!(refused(|record| record.own[1] &= 0xffff));
+    assert!(refused(|record| record.own[1] |= 2 << 16));
+    assert!(refused(|record| record.own[1] |= 4));
+    assert!(refused(|record| record.queues[1].size = 512));
+    assert!(refused(|record| record.registers.driver_features |= 1 << 60));
 }
 
 /// A frame that waits for its receiver is sent by the device that comes after, and its buffers go back once.
@@ -130,12 +133,12 @@ fn a_frame_that_waits_is_taken_anew() {
         send(&guest, &mut drivers[1], [0; 12], &ethernet(bytes), &[]);
         let mut frame = Frame::default();
         assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Frame);
-        net = gone_over(&net, Some(&frame));
+        net = gone_over(net, Some(&frame));
         let mut again = Frame::default();
         assert_eq!(net.next_frame(&guest, &mut again, false), Next::Frame);
         assert_eq!(read_all(&guest, &again), ethernet(bytes));
         net.sent(&guest, &again);
-        net = gone_over(&net, None);
+        net = gone_over(net, None);
         assert_eq!(net.next_frame(&guest, &mut again, false), Next::Empty);
         assert!(drivers[1].reap(&guest).is_some() && drivers[1].reap(&guest).is_none());
     }
@@ -167,7 +170,7 @@ proptest! {
         prop_assert_eq!(frame.source(), MAC);
         net.sent(&guest, &frame);
         prop_assert!(drivers[1].reap(&guest).is_some());
-        net = gone_over(&net, None);
+        net = gone_over(net, None);
 
         let mut at = RX.0;
         let mut buffers = Vec::new();
@@ -389,7 +392,7 @@ fn commands_change_what_is_offered() {
         [5, 0],
         &feature::GUEST_CSUM.to_le_bytes()
     ));
-    net = gone_over(&net, None);
+    net = gone_over(net, None);
     assert_eq!(net.takes(), feature::GUEST_CSUM);
     assert!(command(
         &guest,
@@ -416,10 +419,10 @@ fn the_link_comes_and_goes() {
     net.set_link(false);
     assert!(net.irq_level() && !net.link());
     assert_eq!(status(&net), 0);
-    net = gone_over(&net, None);
+    net = gone_over(net, None);
     assert!(net.irq_level() && !net.link());
     net.set_link(true);
-    net = gone_over(&net, None);
+    net = gone_over(net, None);
     assert_eq!(status(&net), 3);
     assert!(command(&guest, &mut net, &mut drivers[2], [3, 0], &[]));
     assert_eq!(status(&net), 1);

@@ -1,10 +1,10 @@
 //! Every chain comes out once, in order, as it went in; bad ones do not come out.
 
+use crate::driver::QueueFeatures;
 use crate::driver::{Buffer, DATA, Driver, RAM, RAM_SIZE, Shape, ram};
 use machine_contract::{GuestMemory, GuestMemoryError};
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
-use model_virtio::queue::QueueFeatures;
 use model_virtio::{Chain, Queue, QueueError, Segment};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -83,7 +83,7 @@ proptest! {
         let guest = ram();
         let features = QueueFeatures { event_idx, indirect };
         let mut driver = Driver::new(0, 1 << log_size, features);
-        let mut queue = Queue::new(&driver.setup, 256, features).unwrap();
+        let mut queue = Queue::of(driver.setup, 256).unwrap();
         let mut chain = Chain::default();
         let (mut added, mut visible) = (VecDeque::new(), VecDeque::new());
         let (mut taken, mut used) = (Vec::new(), VecDeque::new());
@@ -133,7 +133,7 @@ proptest! {
         let guest = ram();
         let features = QueueFeatures::default();
         let mut driver = Driver::new(0, 64, features);
-        let mut queue = Queue::new(&driver.setup, 256, features).unwrap();
+        let mut queue = Queue::of(driver.setup, 256).unwrap();
         let buffers = buffers(&lens, &lens);
         let total: usize = lens.iter().map(|&len| len as usize).sum();
         let bytes: Vec<u8> = (0..total).map(|n| n as u8 ^ 0x5a).collect();
@@ -183,7 +183,7 @@ fn one_available(indirect: bool) -> (FakeGuest, Queue, u64) {
         indirect,
     };
     let driver = Driver::new(0, 8, features);
-    let queue = Queue::new(&driver.setup, 256, features).unwrap();
+    let queue = Queue::of(driver.setup, 256).unwrap();
     guest.put(Ipa(driver.setup.driver + 2), &1u16.to_le_bytes());
     (guest, queue, driver.setup.descriptors)
 }
@@ -283,7 +283,7 @@ fn chains_of_4_gib_are_refused() {
 #[test]
 fn bad_layouts_are_refused() {
     let good = Driver::new(0, 8, QueueFeatures::default()).setup;
-    let new = |setup| Queue::new(&setup, 64, QueueFeatures::default());
+    let new = |setup| Queue::of(setup, 64);
     assert!(new(good).is_ok());
     let mut bad = vec![good; 8];
     bad[0].size = 0;
@@ -323,7 +323,7 @@ fn a_chain_waits_for_its_memory() {
     let guest = ram();
     let features = QueueFeatures::default();
     let mut driver = Driver::new(0, 8, features);
-    let mut queue = Queue::new(&driver.setup, 8, features).unwrap();
+    let mut queue = Queue::of(driver.setup, 8).unwrap();
     let buffer = Buffer {
         ipa: DATA,
         len: 100,
@@ -374,7 +374,7 @@ fn short_segments_get_their_frames_one_by_one() {
     let guest = ram();
     let features = QueueFeatures::default();
     let mut driver = Driver::new(0, 16, features);
-    let mut queue = Queue::new(&driver.setup, 16, features).unwrap();
+    let mut queue = Queue::of(driver.setup, 16).unwrap();
     let buffer = |n: u64, len| Buffer {
         ipa: Ipa(DATA.0 + n * 4096),
         len,

@@ -1,10 +1,10 @@
 //! No notification is lost, wherever the driver runs between two accesses of the device.
 
+use crate::driver::QueueFeatures;
 use crate::driver::{Buffer, DATA, Driver, Shape, ram};
 use machine_contract::{GuestMemory, GuestMemoryError};
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
-use model_virtio::queue::QueueFeatures;
 use model_virtio::{Chain, Queue};
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -122,7 +122,7 @@ fn run(log_size: u32, event_idx: bool, script: Vec<u8>, batch: u32) -> u32 {
         indirect: false,
     };
     let driver = Driver::new(0, 1 << log_size, features);
-    let mut queue = Queue::new(&driver.setup, 256, features).unwrap();
+    let mut queue = Queue::of(driver.setup, 256).unwrap();
     let actor = RefCell::new(Actor {
         driver,
         next: Next::Submit,

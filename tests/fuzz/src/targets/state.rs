@@ -2,7 +2,7 @@
 
 use super::{exits, gic, virtio};
 use crate::input::Input;
-use abi::state::{self, Interrupts, Private, Reader, Spis, Transport, Uart, Writer, kind};
+use abi::state::{Device, Interrupts, Local, Private, Reader, Spis, Uart, Writer, kind};
 use model_vgic::{Distributor, Redistributor};
 use model_virtio::rng::Rng;
 use model_vuart::Pl011;
@@ -19,8 +19,7 @@ pub fn state(data: &[u8]) {
         (kind::SPIS, BANKS * size_of::<Spis>()),
         (kind::VCPU, size_of::<Interrupts>()),
         (kind::UART, size_of::<Uart>()),
-        (kind::DEVICES, size_of::<Transport>()),
-        (kind::NETS, size_of::<state::Net>()),
+        (kind::DEVICES, size_of::<Device>()),
     ];
     let mut room = vec![0; 4096];
     let mut writer = Writer::new(&mut room);
@@ -36,20 +35,31 @@ pub fn state(data: &[u8]) {
 
 fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::state::Unreadable> {
     let mut records = Reader::new(room)?;
-    let spis = records.all::<Spis>(kind::SPIS)?;
-    let interrupts = records.one(kind::VCPU)?;
+    // Bits that are not kept are refused, and are in nearly all bytes.
+    let kept = |mut interrupts: Interrupts| {
+        interrupts.priority = interrupts.priority.map(|priority| priority & 0xf8);
+        interrupts
+    };
+    let spis: Vec<Spis> = records.all::<Spis>(kind::SPIS)?.collect();
+    let spis = spis.into_iter().map(|spis| Spis {
+        interrupts: kept(spis.interrupts),
+        ..spis
+    });
+    let mut interrupts = kept(records.one(kind::VCPU)?);
+    interrupts.edge |= 0xffff;
     let uart = records.one(kind::UART)?;
-    let device = records.one(kind::DEVICES)?;
-    let own = records.one(kind::NETS)?;
+    let mut device: Device = records.one(kind::DEVICES)?;
     records.end()?;
 
     let mut physical = [0; 32];
     physical[..input.0.len().min(32)].copy_from_slice(input.bytes(32));
     let private = Private {
         interrupts,
-        physical_active: input.u32().unwrap_or(0),
-        physical,
-        asleep: input.u8().unwrap_or(0).into(),
+        local: Local {
+            physical_active: input.u32().unwrap_or(0),
+            physical,
+            asleep: (input.u8().unwrap_or(0) & 1).into(),
+        },
     };
     let mut distributor = Distributor::new(SPIS, 2);
     let mut redistributor = Redistributor::new(0, 2);
@@ -61,12 +71,17 @@ fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::state::Unreadab
     if let Some(uart) = Pl011::of(&uart) {
         exits::go_on(uart, input);
     }
+    device.registers.status &= 0xcf;
+    device.registers.interrupt &= 3;
+    device.reserved = 0;
     let mut rng = model_virtio::Transport::new(Rng::default());
+    device.kind = 4;
     if rng.restore(&device) {
         virtio::rng_goes_on(rng, input);
     }
     let mut net = model_virtio::Transport::new(virtio::net_device(true, 1));
-    if net.restore_net(&device, &own) {
+    device.kind = 1;
+    if net.restore(&device) {
         virtio::net_goes_on(net, input);
     }
     Ok(())
