@@ -5,8 +5,8 @@
 //! A [`Header`], then items, each with its kind and length, in one order:
 //!
 //! ```text
-//! MACHINE LOANS ROOM SAID  { VM DESCRIPTION [ENDED] [TREE RUNS WORDS VCPU.. SPIS UART TYPED BUTTON CLOCK DEVICES
-//!   {OVERLAY WORDS}.. TEXT] }..  END
+//! MACHINE LOANS ROOM SAID  { REGION REGION_RUNS }..  { VM DESCRIPTION [ENDED] [TREE RUNS WORDS VCPU.. SPIS UART TYPED BUTTON CLOCK DEVICES
+//!   {OVERLAY WORDS}.. [ASKED ANSWERS] TEXT] }..  END
 //! ```
 //!
 //! What is read is an allegation. Whether lengths, numbers and the checksum fit is decided here; whether a
@@ -18,14 +18,14 @@ mod stream;
 mod tests;
 
 pub use records::{
-    Button, Clock, Device, Header, Interrupts, Local, Machine, Private, Queue, Range, Registers,
-    Run, Spis, Uart, Vcpu, Vm, kind, life, power, queue, run,
+    Button, Clock, Device, Header, Interrupts, Local, Machine, Private, Queue, Range, Region,
+    RegionRun, Registers, Run, Spis, Uart, Vcpu, Vm, kind, life, power, queue, run,
 };
 pub use stream::{Reader, Unreadable, Writer};
 
 /// The version of the records that this source writes.
-pub const VERSION: u32 = 8;
-/// The oldest that it reads: those of before have other figures of VMs that have ended.
-pub const OLDEST: u32 = 8;
+pub const VERSION: u32 = 9;
+/// The oldest that it reads: those of before have other records of devices.
+pub const OLDEST: u32 = 9;
 /// How they begin.
 pub const MAGIC: [u8; 8] = *b"UNDPPARK";

@@ -1,5 +1,6 @@
 //! The records.
 
+use crate::Text;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 macro_rules! records {
@@ -54,8 +55,26 @@ records! {
         /// The same of its network device; and the slots that are next to it, and from it.
         uplink: [u64; 4],
     }
+    /// A shared region. Its runs follow.
+    Region, 64 {
+        /// Its name.
+        name: Text<24>,
+        /// The share group of its users.
+        group: Text<24>,
+        /// Bytes.
+        size: u64,
+        /// The first of two frames: zeroes, and the information block.
+        header: u64,
+    }
+    /// 2 MiB of a region.
+    RegionRun, 16 {
+        /// The first of its frames.
+        first: u64,
+        /// Bit n: chunk n of 64 KiB was zeroed, or written since.
+        zeroed: u64,
+    }
     /// A VM. Its description follows, and what it ended with or, where it is parked, all of it.
-    Vm, 56 {
+    Vm, 168 {
         /// One of [`super::life`].
         life: u32,
         /// How often it was started.
@@ -70,6 +89,10 @@ records! {
         groups: u32,
         /// How many of its vCPUs follow.
         vcpus: u32,
+        /// 1: it is paused for what it owes; and pages that it owes.
+        debt: [u64; 2],
+        /// Why it was paused, where the hypervisor did it.
+        complaint: Text<96>,
     }
     /// Guest frames, or blocks of a disk, that follow each other, and so what is behind them.
     Run, 24 {
@@ -326,6 +349,14 @@ pub mod kind {
     pub const WORDS: u32 = 20;
     /// A [`super::Clock`].
     pub const CLOCK: u32 = 21;
+    /// Of a control port: bytes of a request that is not complete, or not served.
+    pub const ASKED: u32 = 22;
+    /// And bytes that wait for it.
+    pub const ANSWERS: u32 = 23;
+    /// A [`super::Region`].
+    pub const REGION: u32 = 24;
+    /// Its [`super::RegionRun`]s.
+    pub const REGION_RUNS: u32 = 25;
 }
 
 /// How a VM stands.

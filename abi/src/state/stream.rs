@@ -24,44 +24,49 @@ pub enum Unreadable {
     Item(u32),
 }
 
-/// Writes records.
+/// Writes records. What there is no room for is counted, and told at the end.
 #[derive(Debug)]
 pub struct Writer<'a> {
     room: &'a mut [u8],
     at: usize,
+    /// Where the item begins that is being written.
+    item: usize,
 }
 
 impl<'a> Writer<'a> {
     /// Into `room`.
     pub const fn new(room: &'a mut [u8]) -> Self {
-        Self { room, at: HEAD }
-    }
-
-    /// Adds an item; `false` where there is no room for it.
-    #[must_use]
-    pub fn put<T: IntoBytes + Immutable + ?Sized>(&mut self, kind: u32, item: &T) -> bool {
-        self.begin(kind).is_some_and(|mut open| open.add(item))
-    }
-
-    /// Begins an item of parts.
-    pub fn begin(&mut self, kind: u32) -> Option<Open<'_, 'a>> {
-        let head = self.room.get_mut(self.at..)?.get_mut(..ITEM)?;
-        let [of_kind, length] = [kind, 0].map(u32::to_le_bytes);
-        head[..4].copy_from_slice(&of_kind);
-        head[4..].copy_from_slice(&length);
-        let start = self.at;
-        self.at += ITEM;
-        Some(Open {
-            writer: self,
-            start,
-        })
-    }
-
-    /// All was written: its bytes, or `None` where it did not fit.
-    pub fn finish(mut self) -> Option<u64> {
-        if !self.put(kind::END, &[0_u8; 0]) {
-            return None;
+        Self {
+            room,
+            at: HEAD,
+            item: HEAD,
         }
+    }
+
+    /// Adds an item.
+    pub fn put<T: IntoBytes + Immutable + ?Sized>(&mut self, kind: u32, item: &T) {
+        self.begin(kind);
+        self.add(item);
+    }
+
+    /// Begins an item of parts, behind which are no others until the next begins.
+    pub fn begin(&mut self, kind: u32) {
+        self.item = self.at;
+        self.write(self.at, &[kind, 0].map(u32::to_le).as_bytes());
+        self.at += ITEM;
+    }
+
+    /// Adds a part to the item that was begun last.
+    pub fn add<T: IntoBytes + Immutable + ?Sized>(&mut self, part: &T) {
+        self.write(self.at, part.as_bytes());
+        self.at = self.at.saturating_add(size_of_val(part));
+        let length = (self.at - self.item - ITEM) as u32;
+        self.write(self.item + 4, &length.to_le_bytes());
+    }
+
+    /// All was written: its bytes, or `None` where they did not fit.
+    pub fn finish(mut self) -> Option<u64> {
+        self.begin(kind::END);
         let (head, rest) = self.room.get_mut(..self.at)?.split_at_mut(HEAD);
         let header = Header {
             magic: MAGIC,
@@ -73,32 +78,15 @@ impl<'a> Writer<'a> {
         head.copy_from_slice(header.as_bytes());
         Some(self.at as u64)
     }
-}
 
-/// An item that is being written.
-#[derive(Debug)]
-pub struct Open<'w, 'a> {
-    writer: &'w mut Writer<'a>,
-    start: usize,
-}
-
-impl Open<'_, '_> {
-    /// Adds a part; `false` where there is no room for it.
-    #[must_use]
-    pub fn add<T: IntoBytes + Immutable + ?Sized>(&mut self, part: &T) -> bool {
-        let (bytes, at) = (part.as_bytes(), self.writer.at);
-        let place = self.writer.room.get_mut(at..);
-        let Some(place) = place.and_then(|room| room.get_mut(..bytes.len())) else {
-            return false;
-        };
-        place.copy_from_slice(bytes);
-        self.writer.at += bytes.len();
-        let length = (self.writer.at - self.start - ITEM) as u32;
-        let head = self.writer.room.get_mut(self.start + 4..self.start + ITEM);
-        head.is_some_and(|head| {
-            head.copy_from_slice(&length.to_le_bytes());
-            true
-        })
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let place = self
+            .room
+            .get_mut(at..)
+            .and_then(|room| room.get_mut(..bytes.len()));
+        if let Some(place) = place {
+            place.copy_from_slice(bytes);
+        }
     }
 }
 

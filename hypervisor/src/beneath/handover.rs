@@ -14,7 +14,6 @@ use crate::{control, life, machine, start, vms};
 use abi::state::{self, Reader, Unreadable, Writer, kind};
 use abi::{os0::Refusal, served::AREA_BYTES};
 use arch::frames::Ram;
-use life::state::Unwritable;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
 use model_frame_table::{
     MAX_ORDER, MAX_RANGES, MemoryMap, MemoryRange, Origin, Purpose, entries_bytes,
@@ -84,10 +83,7 @@ fn write(left: &mut Left) -> Result<(), Refusal> {
     };
     let mut to = Writer::new(bytes);
     write_machine(room, &mut to)?;
-    life::state::write(&mut to).map_err(|why| match why {
-        Unwritable::Has(_) => Refusal::NotRecorded,
-        Unwritable::NoRoom => Refusal::TooLittle,
-    })?;
+    life::state::write(&mut to).map_err(|_| Refusal::NotRecorded)?;
     left.records = (at, to.finish().ok_or(Refusal::TooLittle)?);
     Ok(())
 }
@@ -125,21 +121,17 @@ fn write_machine(room: &[Mfn], to: &mut Writer<'_>) -> Result<(), Refusal> {
         served: given(disk::served()),
         uplink: uplink::given().unwrap_or_default(),
     };
-    let mut written = to.put(kind::MACHINE, &machine);
-    let mut open = to.begin(kind::LOANS).ok_or(Refusal::TooLittle)?;
-    for run in loans::runs() {
-        written &= open.add(&range(run));
-    }
-    let mut open = to.begin(kind::ROOM).ok_or(Refusal::TooLittle)?;
-    for block in room {
-        written &= open.add(&block.0);
-    }
-    let mut open = to.begin(kind::SAID).ok_or(Refusal::TooLittle)?;
-    let is_quiet = channel::waiting(|bytes| written &= open.add(bytes));
-    if !is_quiet || disk::is_kept() {
-        return Err(Refusal::InUse);
-    }
-    written.then_some(()).ok_or(Refusal::TooLittle)
+    to.put(kind::MACHINE, &machine);
+    to.begin(kind::LOANS);
+    loans::runs()
+        .into_iter()
+        .for_each(|run| to.add(&range(run)));
+    to.begin(kind::ROOM);
+    room.iter().for_each(|block| to.add(&block.0));
+    to.begin(kind::SAID);
+    let is_quiet = channel::waiting(|bytes| to.add(bytes));
+    let is_free = is_quiet && !disk::is_kept();
+    is_free.then_some(()).ok_or(Refusal::InUse)
 }
 
 /// What was taken over, and is to be settled.

@@ -3,9 +3,9 @@
 use crate::devices::register::{RegisterAccess, register, update_line};
 use crate::drivers::requests;
 use crate::guest::{Guest, sessions};
-use abi::state;
+use abi::state::{self, Writer, kind};
 use machine_locks::{Rank, SpinLock};
-use model_addr::Gfn;
+use model_addr::{Gfn, VmId};
 use model_control::Inbox;
 use model_virtio::{Transport, port::Port};
 
@@ -73,7 +73,25 @@ impl ControlPort {
     /// As a record has it; `false` where that makes no sense.
     #[must_use]
     pub fn restore(&self, record: &state::Device) -> bool {
-        self.0.lock().transport.restore(record)
+        let mut state = self.0.lock();
+        let is_restored = state.transport.restore(record);
+        state.was_open = state.transport.device().is_open();
+        is_restored
+    }
+
+    /// Writes what the guest's programs have asked and what waits for them.
+    pub fn write(&self, vm: VmId, to: &mut Writer<'_>) {
+        to.put(kind::ASKED, self.0.lock().inbox.bytes());
+        to.begin(kind::ANSWERS);
+        sessions::waiting(vm, |bytes| to.add(bytes));
+    }
+
+    /// Takes over what was written; `false` where it is more than there is room for.
+    #[must_use]
+    pub fn read(&self, vm: VmId, asked: &[u8], answers: &[u8]) -> bool {
+        let mut state = self.0.lock();
+        requests::ring();
+        state.inbox.push(asked) == asked.len() && sessions::take_over(vm, state.was_open, answers)
     }
 
     /// As [`crate::devices::virtio::Slot::uses`].

@@ -132,7 +132,7 @@ impl model_disk::Machine for Near {
     }
 
     fn kind_of(&self, frame: Mfn) -> u8 {
-        sharing::kind_of(frame)
+        sharing::kind_of(frame, 2)
     }
     fn take_over(&self, kind: u8, frame: Mfn, user: Owner) -> bool {
         sharing::take_over(kind, frame, user)

@@ -1,7 +1,7 @@
 //! A VM's PL011.
 
 use crate::guest::{Guest, layout};
-use abi::state;
+use abi::state::{self, Writer, kind};
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
@@ -94,18 +94,15 @@ impl Uart {
 
 /// As records, for the image that takes this one's place.
 impl Uart {
-    /// Its record, and what was typed and waits: up to `TYPED_ROOM` bytes, given to `typed`.
-    pub fn record(
-        &self,
-        vm: &Guest,
-        typed: impl FnOnce(&heapless::Deque<u8, TYPED_ROOM>),
-    ) -> state::Uart {
+    /// Writes its record, and what was typed and waits.
+    pub fn write(&self, vm: &Guest, to: &mut Writer<'_>) {
         let state = self.state.lock();
-        typed(&state.typed);
-        state::Uart {
-            in_use: vm.terminal.is_uart.load(Ordering::Relaxed).into(),
-            ..state.pl011.record()
-        }
+        let in_use = vm.terminal.is_uart.load(Ordering::Relaxed).into();
+        let record = state.pl011.record();
+        to.put(kind::UART, &state::Uart { in_use, ..record });
+        let (front, back) = state.typed.as_slices();
+        to.put(kind::TYPED, front);
+        to.add(back);
     }
 
     /// As a record has it; `false` where that makes no sense.

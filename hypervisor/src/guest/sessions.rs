@@ -100,6 +100,24 @@ pub fn give(vm: VmId, mut take: impl FnMut(&[u8]) -> usize) -> bool {
     }
 }
 
+/// Tells the bytes that wait for a VM.
+pub fn waiting(vm: VmId, mut tell: impl FnMut(&[u8])) {
+    with(vm, |way| {
+        let (front, back) = way.out.as_slices();
+        tell(front);
+        tell(back);
+    });
+}
+
+/// A VM has its port open, and these bytes wait for it; `false` where they cannot.
+pub fn take_over(vm: VmId, is_open: bool, bytes: &[u8]) -> bool {
+    with(vm, |way| {
+        way.is_open = is_open;
+        way.out.extend(bytes);
+    });
+    bytes.len() <= if is_open { ROOM } else { 0 }
+}
+
 impl Way {
     /// Queues a frame whole, if `reserve` bytes stay free behind it; whether it did.
     fn queue(&mut self, kind: u32, tag: u32, parts: &[&[u8]], reserve: usize) -> bool {

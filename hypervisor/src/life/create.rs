@@ -252,9 +252,7 @@ fn address_space(
     let tree = tree(record, ram, &laid, virtio)?;
     let initrd = laid.initrd.map(|range| (range.start, initrd));
     let begin = (laid.entry, laid.tree.start);
-    let windows = regions::join(record, windows(record), home)?;
-    let space = with_sources(record, (id, vmid, home), begin, kernel, tree.into(), initrd)?;
-    Ok(space.with_windows(windows))
+    with_sources(record, (id, vmid, home), begin, kernel, tree.into(), initrd)
 }
 
 /// The address space of a parked VM, nothing of it there yet.
@@ -283,6 +281,7 @@ fn with_sources(
     initrd: Option<(Ipa, &'static [u8])>,
 ) -> Result<AddressSpace, Refusal> {
     let ram = IpaRange::of(RAM_START, record.memory);
+    let windows = regions::join(record, windows(record), home)?;
     let of_bundle = |at, bytes| Source {
         at,
         bytes: Bytes::Static(bytes),
@@ -298,6 +297,7 @@ fn with_sources(
         initrd.map(|(at, bytes)| of_bundle(at, bytes)),
     ];
     let space = AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy(record));
+    let space = space.map(|space| space.with_windows(windows));
     space.ok_or_else(|| {
         Refusal::new(
             code::NO_MEMORY,

@@ -5,137 +5,119 @@ use crate::drivers::{Extent, disk};
 use crate::economy::ledger;
 use crate::life::{create, reaper, verbs};
 use crate::machine;
-use crate::memory::sharing;
+use crate::memory::{regions, sharing};
 use crate::vms::{Instance, Vm, instance::connect, table};
-use abi::bundle::{VmRecord, control_rights};
+use abi::bundle::VmRecord;
 use abi::control::{RawVm, code};
 use abi::state::{self, Reader, Run, Writer, kind, life, run};
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
 use model_control::Refusal;
 use model_disk::Store as _;
-use model_frame_table::Owner;
+use model_entitlement::Debtor;
+use model_frame_table::{MAX_ORDER, Owner};
 use model_paging::{Store, Token};
 use model_pmap::Backing;
 use model_vgic::Groups;
 
-/// Why there are no records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unwritable {
-    /// A VM has what no record says.
-    Has(&'static str),
-    /// There is no room for them.
-    NoRoom,
+/// Writes the records of all VMs, which stand still; a disk that is at work has none, which is logged.
+pub fn write(to: &mut Writer<'_>) -> Result<(), &'static str> {
+    regions::write(to);
+    let mut vms = table::all().into_iter();
+    vms.try_for_each(|vm| {
+        write_vm(&vm, to).inspect_err(|what| {
+            log::warn!("{} cannot go over to another image: it has {what}", vm.name);
+        })
+    })
 }
 
-/// Notes in `fits` whether a part was written.
-fn fits(written: bool) -> Result<(), Unwritable> {
-    written.then_some(()).ok_or(Unwritable::NoRoom)
-}
-
-/// Writes the records of all VMs, which stand still. Where one has none, its name is logged.
-pub fn write(to: &mut Writer<'_>) -> Result<(), Unwritable> {
-    for vm in table::all() {
-        write_vm(&vm, to).inspect_err(|why| {
-            if let Unwritable::Has(what) = why {
-                log::warn!("{} cannot go over to another image: it has {what}", vm.name);
-            }
-        })?;
-    }
-    Ok(())
-}
-
-fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), Unwritable> {
-    let (instance, ended) = (vm.instance(), vm.last());
-    let description = vm.record();
-    if let Some(instance) = &instance {
-        check(&description, instance)?;
-        for vcpu in &instance.vcpus {
-            vcpu.give_back_interrupts(&instance.distributor);
-        }
-    }
-    let running = instance.as_deref();
-    let [time_offset, paused_at] = running.map_or([0; 2], |vm| vm.times());
+fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), &'static str> {
+    let (instance, ended, description) = (vm.instance(), vm.last(), vm.record());
     let head = state::Vm {
-        life: match (running, &ended) {
+        life: match (&instance, &ended) {
             (Some(_), _) => life::PARKED,
             (None, Some(_)) => life::ENDED,
             (None, None) => life::DEFINED,
         },
-        starts: vm.starts.load(core::sync::atomic::Ordering::Relaxed),
+        starts: vm.starts.load(Ordering::Relaxed),
+        ..instance.as_deref().map_or(state::Vm::ZERO, head)
+    };
+    to.put(kind::VM, &head);
+    to.put(kind::DESCRIPTION, &description);
+    match (instance, ended) {
+        (Some(instance), _) => return write_instance(&instance, &description, to),
+        (None, Some(status)) => to.put(kind::ENDED, &status),
+        (None, None) => {}
+    }
+    Ok(())
+}
+
+/// What is said of a VM as a whole.
+fn head(vm: &Instance) -> state::Vm {
+    let [time_offset, paused_at] = vm.times();
+    let owed = vm.paging.paused_for();
+    state::Vm {
         time_offset,
         paused_at,
-        sources: running.map_or([0; 3], |vm| vm.space.sources().0),
-        groups: running.map_or(0, |vm| vm.distributor.lock().groups().bits()),
-        vcpus: running.map_or(0, |vm| vm.vcpus.len() as u32),
-    };
-    fits(to.put(kind::VM, &head) && to.put(kind::DESCRIPTION, &description))?;
-    if let Some(status) = ended.filter(|_| running.is_none()) {
-        fits(to.put(kind::ENDED, &status))?;
-    }
-    running.map_or(Ok(()), |vm| write_instance(vm, &description, to))
-}
-
-/// Refuses what is in no record.
-fn check(record: &VmRecord, vm: &Instance) -> Result<(), Unwritable> {
-    let has = [
-        (
-            record.regions.iter().any(|region| !region.name.is_empty()),
-            "a shared region",
-        ),
-        (record.hide != 0, "pages whose sharing is hidden"),
-        (
-            record.control != control_rights::NONE,
-            "a way to ask the hypervisor",
-        ),
-        (vm.space.copies() > 0, "copies of pages on other nodes"),
-        (
-            vm.paging.paused_for().is_some(),
-            "a debt for which it was paused",
-        ),
-    ];
-    match has.into_iter().find(|(has, _)| *has) {
-        Some((_, what)) => Err(Unwritable::Has(what)),
-        None => Ok(()),
+        sources: vm.space.sources().0,
+        groups: vm.distributor.lock().groups().bits(),
+        vcpus: vm.vcpus.len() as u32,
+        debt: [owed.is_some().into(), owed.unwrap_or(0)],
+        complaint: vm.paging.complaint().unwrap_or_default(),
+        ..state::Vm::ZERO
     }
 }
 
-fn write_instance(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), Unwritable> {
+/// What no record says is settled: requests that are done are told, interrupts go back to where they came from, and
+/// other nodes have no copies of its pages.
+fn settle_all(vm: &Instance) {
     for (n, slot) in vm.virtio.iter().enumerate() {
         if let Slot::Block(block) = slot {
             block.end_held(vm, n);
         }
     }
-    fits(to.put(kind::TREE, vm.space.sources().1))?;
+    for vcpu in &vm.vcpus {
+        vcpu.give_back_interrupts(&vm.distributor);
+    }
+    for node in machine::get().node_ids() {
+        while let (_, Some(_)) = vm.space.give_copies_back(node, Gfn(0)) {}
+    }
+}
+
+fn write_instance(
+    vm: &Instance,
+    record: &VmRecord,
+    to: &mut Writer<'_>,
+) -> Result<(), &'static str> {
+    settle_all(vm);
+    to.put(kind::TREE, vm.space.sources().1);
     write_runs(vm, record, to)?;
     for vcpu in &vm.vcpus {
-        fits(to.put(kind::VCPU, &vcpu.record()))?;
+        to.put(kind::VCPU, &vcpu.record());
     }
-    {
-        let distributor = vm.distributor.lock();
-        let mut spis = to.begin(kind::SPIS).ok_or(Unwritable::NoRoom)?;
-        fits(distributor.records().all(|record| spis.add(&record)))?;
-    }
-    let mut typed = heapless::Deque::new();
-    let uart = vm.uart.record(vm, |waiting| typed.clone_from(waiting));
-    fits(to.put(kind::UART, &uart))?;
-    let (front, back) = typed.as_slices();
-    let mut open = to.begin(kind::TYPED).ok_or(Unwritable::NoRoom)?;
-    fits(open.add(front) && open.add(back))?;
-    fits(to.put(kind::BUTTON, &vm.power_button.record()))?;
-    fits(to.put(kind::CLOCK, &vm.clock.state().0))?;
-    let mut devices = to.begin(kind::DEVICES).ok_or(Unwritable::NoRoom)?;
+    to.begin(kind::SPIS);
+    vm.distributor
+        .lock()
+        .records()
+        .for_each(|record| to.add(&record));
+    vm.uart.write(vm, to);
+    to.put(kind::BUTTON, &vm.power_button.record());
+    to.put(kind::CLOCK, &vm.clock.state().0);
+    to.begin(kind::DEVICES);
     for slot in &vm.virtio {
-        let record = slot.record().map_err(Unwritable::Has)?;
-        fits(devices.add(&record))?;
+        to.add(&slot.record()?);
     }
-    for block in vm.disks() {
-        fits(block.write_overlay(to))?;
+    for slot in &vm.virtio {
+        match slot {
+            Slot::Block(block) => block.write_overlay(to),
+            Slot::Control(port) => port.write(vm.id, to),
+            _ => {}
+        }
     }
-    let mut written = true;
-    let mut text = to.begin(kind::TEXT).ok_or(Unwritable::NoRoom)?;
-    vm.terminal.waiting(|bytes| written &= text.add(bytes));
-    fits(written)
+    to.begin(kind::TEXT);
+    vm.terminal.waiting(|bytes| to.add(bytes));
+    Ok(())
 }
 
 /// Where a VM of this description has blocks of its memory: in its swap, or in the base of that disk.
@@ -147,8 +129,10 @@ fn partition(record: &VmRecord, kind: u8, disk: u8) -> Option<Extent> {
     disk::named(name.as_str()?)
 }
 
-fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), Unwritable> {
+fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), &'static str> {
     let base = |number: u8| vm.disks().position(|block| block.base() == Some(number));
+    // A guest that hides must not find out that it is the last that has a page.
+    let sharers = if record.hide != 0 { 1 } else { 2 };
     let place = |backing: Backing| match backing {
         Backing::Discarded(token) => {
             let Token { store, disk, block } = Token::decode(token);
@@ -157,26 +141,31 @@ fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(
                 Store::Base => (run::BASE, base(disk).unwrap_or(usize::MAX) as u8, block),
             }
         }
-        Backing::Private(frame) | Backing::Shared(frame) => (sharing::kind_of(frame), 0, frame.0),
+        Backing::Private(frame) | Backing::Shared(frame) => {
+            (sharing::kind_of(frame, sharers), 0, frame.0)
+        }
         Backing::Absent => (run::EMPTY, 0, 0),
     };
     let mut is_on_disk = false;
-    let mut open = to.begin(kind::RUNS).ok_or(Unwritable::NoRoom)?;
+    to.begin(kind::RUNS);
     vm.space.maps().records(place, |run| {
         is_on_disk |= blocks(&run).next().is_some();
-        fits(open.add(&run))
-    })?;
-    let mut open = to.begin(kind::WORDS).ok_or(Unwritable::NoRoom)?;
-    if !is_on_disk {
-        return Ok(());
+        to.add(&run);
+    });
+    to.begin(kind::WORDS);
+    let mut known = true;
+    let mut words = |run: Run| {
+        let extent = partition(record, run.kind, run.disk);
+        known &= extent.is_some() || blocks(&run).next().is_none();
+        let words = extent
+            .into_iter()
+            .flat_map(|it| blocks(&run).map(move |at| it.word(at)));
+        words.for_each(|word| to.add(&word));
+    };
+    if is_on_disk {
+        vm.space.maps().records(place, &mut words);
     }
-    vm.space.maps().records(place, |run| {
-        let partition = || partition(record, run.kind, run.disk);
-        blocks(&run).try_for_each(|block| {
-            let extent = partition().ok_or(Unwritable::Has("pages on a disk that is gone"))?;
-            fits(open.add(&extent.word(block)))
-        })
-    })
+    known.then_some(()).ok_or("pages on a disk that is gone")
 }
 
 /// The blocks of a partition that a record names.
@@ -199,11 +188,24 @@ fn senseless(kind: u32) -> Refusal {
     Refusal::new(code::IMPOSSIBLE, kind.into(), what)
 }
 
+fn all(restored: bool, kind: u32) -> Result<(), Refusal> {
+    restored.then_some(()).ok_or_else(|| senseless(kind))
+}
+
 /// Takes frames that are VMs' own memory, or their disks', for them, by all records: before any pool has any.
 pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
     let (mut slot, mut generation, mut disk) = (None, 0, 0);
     while let Some(kind) = records.peek() {
         match kind {
+            kind::REGION => {
+                let header = Mfn(records.one::<state::Region>(kind)?.header);
+                adopt_own(header, 1)?;
+            }
+            kind::REGION_RUNS => {
+                for run in records.all::<state::RegionRun>(kind)? {
+                    adopt_own(Mfn(run.first), MAX_ORDER)?;
+                }
+            }
             kind::VM => {
                 let head: state::Vm = records.one(kind)?;
                 slot = Some(slot.map_or(0, |slot: u16| slot + 1));
@@ -225,6 +227,15 @@ pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// Takes frames for a region.
+fn adopt_own(start: Mfn, order: u8) -> Result<(), Refusal> {
+    let adopted = machine::get()
+        .map
+        .adopt_own(FrameRange::of(start, 1 << order));
+    let is_its = adopted.is_ok() && start.is_aligned(1 << order);
+    is_its.then_some(()).ok_or_else(|| senseless(kind::REGION))
 }
 
 /// Takes the frames of a record for a disk, whose are all of them, or for the guest frames from `first` on.
@@ -259,6 +270,10 @@ fn adopt_run(run: &Run, of_disk: Option<Owner>, first: Owner) -> Result<(), Refu
 /// Makes all VMs as records have them, which stand where the VMs do.
 pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
     reaper::init();
+    while let Some(record) = records.one_if(kind::REGION)? {
+        let runs = records.all(kind::REGION_RUNS)?;
+        all(regions::take_over(&record, runs), kind::REGION)?;
+    }
     while let Some(head) = records.one_if::<state::Vm>(kind::VM)? {
         let description: VmRecord = records.one(kind::DESCRIPTION)?;
         let vm = verbs::describe(&description)?;
@@ -273,7 +288,7 @@ pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
         };
         vm.take_over(head.starts, instance, ended.as_ref());
     }
-    Ok(())
+    all(regions::are_used(), kind::REGION)
 }
 
 fn read_instance(
@@ -299,11 +314,16 @@ fn read_instance(
         Ok(space)
     })?;
     instance.stand_still_since(head.time_offset, head.paused_at);
+    let [is_debtor, owed] = head.debt;
+    if is_debtor != 0 {
+        *instance.paging.debtor.lock() = Debtor::paused(owed);
+    }
+    let complaint = Some(head.complaint).filter(|complaint| !complaint.is_empty());
+    *instance.paging.complaint.lock() = complaint;
     if head.vcpus as usize != instance.vcpus.len() {
         return Err(senseless(kind::VM));
     }
     let groups = Groups::from_bits_truncate(head.groups);
-    let all = |restored: bool, kind| restored.then_some(()).ok_or_else(|| senseless(kind));
     for vcpu in &instance.vcpus {
         all(vcpu.restore(&records.one(kind::VCPU)?, groups), kind::VCPU)?;
     }
@@ -323,10 +343,19 @@ fn read_instance(
         all(slot.restore(&record), kind::DEVICES)?;
     }
     connect(&instance);
-    for block in instance.disks() {
-        let runs = records.all(kind::OVERLAY)?;
-        let words = records.all(kind::WORDS)?;
-        all(block.adopt(runs, words), kind::OVERLAY)?;
+    for slot in &instance.virtio {
+        match slot {
+            Slot::Block(block) => {
+                let runs = records.all(kind::OVERLAY)?;
+                let words = records.all(kind::WORDS)?;
+                all(block.adopt(runs, words), kind::OVERLAY)?;
+            }
+            Slot::Control(port) => {
+                let (asked, answers) = (records.bytes(kind::ASKED)?, records.bytes(kind::ANSWERS)?);
+                all(port.read(id, asked, answers), kind::ASKED)?;
+            }
+            _ => {}
+        }
     }
     for byte in records.bytes(kind::TEXT)? {
         instance.terminal.put(*byte);

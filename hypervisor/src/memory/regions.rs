@@ -5,10 +5,12 @@
 //! content, moved, taken away or given to a balloon. They are zeroed 64 KiB at a time, when somebody
 //! first touches them; a VM sees a run as one block once all of it is.
 
+use crate::machine;
 use crate::memory::frames::{self, Metal};
 use abi::Text;
 use abi::bundle::{REGION_READ_ONLY, RegionRecord, VmRecord};
 use abi::control::{RegionStatus, code};
+use abi::state::{self, Writer, kind};
 use alloc::{sync::Arc, vec::Vec};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn, NodeId};
@@ -106,6 +108,68 @@ pub fn statuses() -> Vec<RegionStatus> {
     regions.iter().map(status).collect()
 }
 
+/// Writes the records of all regions.
+pub fn write(to: &mut Writer<'_>) {
+    for (Wanted { name, group, size }, _, region) in REGIONS.lock().iter() {
+        let header = region.header.0;
+        to.put(
+            kind::REGION,
+            &state::Region {
+                name,
+                group,
+                size,
+                header,
+            },
+        );
+        to.begin(kind::REGION_RUNS);
+        for run in &region.runs {
+            let (first, zeroed) = (run.first.0, u64::from(*run.zeroed.lock()));
+            to.add(&state::RegionRun { first, zeroed });
+        }
+    }
+}
+
+/// Takes over a region, which VMs are yet to join; `false` where its record makes no sense.
+pub fn take_over(
+    record: &state::Region,
+    runs: impl ExactSizeIterator<Item = state::RegionRun>,
+) -> bool {
+    let state::Region {
+        name,
+        group,
+        size,
+        header,
+    } = *record;
+    let is_whole = runs.len() as u64 == size / STEP;
+    let run = |run: state::RegionRun| Run {
+        first: Mfn(run.first),
+        zeroed: SpinLock::new(Rank::Region, run.zeroed as u32),
+    };
+    let region = Arc::new(Region {
+        header: Mfn(header),
+        runs: runs.map(run).collect(),
+    });
+    is_whole
+        && REGIONS
+            .lock()
+            .put(Wanted { name, group, size }, region)
+            .is_ok()
+}
+
+/// Whether each of them has users.
+pub fn are_used() -> bool {
+    REGIONS.lock().iter().all(|(_, users, _)| users > 0)
+}
+
+/// Gives frames back that were taken at once; those that another image took, one by one.
+fn give_back(first: Mfn, order: u8) {
+    let entry = machine::get().map.entry(first);
+    let own = entry.map_or(order, |entry| entry.state().order);
+    for n in (0..1 << order).step_by(1 << own) {
+        frames::free(first.add(n), own);
+    }
+}
+
 /// A region as one VM sees it, until it is taken apart.
 pub struct Window {
     /// Where the guest finds it.
@@ -180,10 +244,10 @@ impl Window {
             return true;
         };
         if let Some(run) = region.runs.pop() {
-            frames::free(run.first, MAX_ORDER);
+            give_back(run.first, MAX_ORDER);
             return false;
         }
-        frames::free(region.header, 1);
+        give_back(region.header, 1);
         self.leaving = None;
         true
     }

@@ -278,13 +278,13 @@ pub fn join_image(frame: Mfn, user: Owner) -> Result<Joined, Why> {
     model_sharing::join(&Metal, frame, user, Expect::Image).map_err(why)
 }
 
-/// What a record says of a frame that a VM or a disk has (`abi::state::run`).
-pub fn kind_of(frame: Mfn) -> u8 {
+/// What a record says of a frame that a VM or a disk has (`abi::state::run`), where so many users share one.
+pub fn kind_of(frame: Mfn, sharers: u16) -> u8 {
     let state = machine::get().map.entry(frame).map(FrameEntry::state);
     let state = state.unwrap_or_default();
     match (state.origin, state.usage) {
         (Origin::Image, _) => run::SHARED,
-        (_, Use::Shared) if state.references > 1 => run::JOINED,
+        (_, Use::Shared) if state.references >= sharers => run::JOINED,
         // Whoever uses it alone may have it alone.
         _ => run::PRIVATE,
     }

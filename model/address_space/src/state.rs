@@ -11,30 +11,19 @@ const BUDGET: usize = 1 << 12;
 impl<T: Translation> Maps<T> {
     /// The records of all that is behind guest frames, each of one region of 2 MiB at most. `place` says of what is
     /// in no frame of the VM's own of what kind it is, which disk has it, and where.
-    ///
-    /// # Errors
-    /// What `put` says.
-    pub fn records<E>(
-        &self,
-        place: impl Fn(Backing) -> (u8, u8, u64),
-        mut put: impl FnMut(Run) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let (mut last, mut failed) = (None, Ok(()));
-        let mut at = Some(Gfn(0));
-        while let Some(from) = at.filter(|_| failed.is_ok()) {
-            at = self
-                .pmap
-                .visit_known(&self.tables, from, BUDGET, |gfn, entry| {
-                    let next = self.record(gfn, entry, &place);
-                    let is_same_region = !gfn.is_aligned(REGION_FRAMES);
-                    if let Some(whole) = Run::join(&mut last, next, is_same_region)
-                        && failed.is_ok()
-                    {
-                        failed = put(whole);
-                    }
-                });
+    pub fn records(&self, place: impl Fn(Backing) -> (u8, u8, u64), mut put: impl FnMut(Run)) {
+        let (mut last, mut at) = (None, Some(Gfn(0)));
+        while let Some(from) = at {
+            let tell = |gfn: Gfn, entry| {
+                let next = self.record(gfn, entry, &place);
+                let is_same_region = !gfn.is_aligned(REGION_FRAMES);
+                Run::join(&mut last, next, is_same_region)
+                    .into_iter()
+                    .for_each(&mut put);
+            };
+            at = self.pmap.visit_known(&self.tables, from, BUDGET, tell);
         }
-        failed.and_then(|()| last.map_or(Ok(()), put))
+        last.into_iter().for_each(put);
     }
 
     fn record(&self, gfn: Gfn, entry: Entry, place: impl Fn(Backing) -> (u8, u8, u64)) -> Run {

@@ -33,6 +33,11 @@ impl Inbox {
         self.len = 0;
     }
 
+    /// What has come and was not taken.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
     /// How many more bytes it takes. None where a frame is complete, or as good as.
     pub const fn room(&self) -> usize {
         FRAME_MAX - self.len

@@ -2,7 +2,6 @@
 
 use crate::{CowDisk, Machine, Store};
 use abi::state::{Run, run};
-use core::convert::Infallible;
 use model_addr::Mfn;
 use model_disk_overlay::Block;
 
@@ -11,10 +10,7 @@ const BUDGET: u32 = 1 << 12;
 
 impl<M: Machine> CowDisk<M> {
     /// Tells what of it is not as it was at first, as runs of blocks.
-    ///
-    /// # Errors
-    /// Those of `put`.
-    pub fn records<E>(&self, mut put: impl FnMut(Run) -> Result<(), E>) -> Result<(), E> {
+    pub fn records(&self, mut put: impl FnMut(Run)) {
         let is_stored = self.memory.store.is_some();
         let mut last = None;
         self.overlay
@@ -34,9 +30,11 @@ impl<M: Machine> CowDisk<M> {
                     never_share: 0,
                     disk: 0,
                 };
-                Run::join(&mut last, next, true).map_or(Ok(()), &mut put)
-            })?;
-        last.map_or(Ok(()), put)
+                Run::join(&mut last, next, true)
+                    .into_iter()
+                    .for_each(&mut put);
+            });
+        last.into_iter().for_each(put);
     }
 
     /// Tells what its slots are to hold, in the order of [`Self::records`].
@@ -44,13 +42,11 @@ impl<M: Machine> CowDisk<M> {
         let Some(store) = &self.memory.store else {
             return;
         };
-        let told: Result<(), Infallible> = self.overlay.changed(&self.memory, |_, contents, _| {
+        self.overlay.changed(&self.memory, |_, contents, _| {
             if let Block::Data(slot) = contents {
                 put(store.word(slot.0));
             }
-            Ok(())
         });
-        let Ok(()) = told;
     }
 
     /// Makes a new disk what records say. Its frames are the disk's already, where they are not others', too.

@@ -10,14 +10,7 @@ const RUN_MAX: u64 = u32::MAX as u64;
 impl Overlay {
     /// Tells of all blocks that are not as they were at first, in ascending order: the first of a run, where
     /// its contents are, and how many blocks it has, which is one where they are in a frame.
-    ///
-    /// # Errors
-    /// What `tell` says.
-    pub fn changed<E>(
-        &self,
-        memory: &impl TableMemory,
-        mut tell: impl FnMut(u64, Block, u64) -> Result<(), E>,
-    ) -> Result<(), E> {
+    pub fn changed(&self, memory: &impl TableMemory, mut tell: impl FnMut(u64, Block, u64)) {
         let mut at = 0;
         while at < self.blocks {
             let (mut entry, mut level) = (self.root, self.levels);
@@ -28,12 +21,11 @@ impl Overlay {
             let left = (span(level) - at % span(level)).min(self.blocks - at);
             let count = left.min(RUN_MAX);
             match entry.as_data() {
-                Some(frame) => tell(at, Block::Data(frame), 1)?,
-                None if entry == Entry::ZERO => tell(at, Block::Zero, count)?,
+                Some(frame) => tell(at, Block::Data(frame), 1),
+                None if entry == Entry::ZERO => tell(at, Block::Zero, count),
                 None => {}
             }
             at += count;
         }
-        Ok(())
     }
 }

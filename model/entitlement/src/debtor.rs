@@ -87,6 +87,15 @@ impl Debtor {
         self.owed
     }
 
+    /// One that is paused for what it owes.
+    pub fn paused(owed: u64) -> Self {
+        Self {
+            owed,
+            is_paused: true,
+            ..Self::default()
+        }
+    }
+
     /// Whether it is paused for what it owes.
     pub const fn is_paused(&self) -> bool {
         self.is_paused

@@ -168,6 +168,15 @@ impl<'a> MemoryMap<'a> {
         self.mark(frames, Event::Keep, Origin::Image)
     }
 
+    /// Marks frames that no pool was given as the hypervisor's, each a block of its own, to be freed some day: those that
+    /// were its own before this map. Before any pool is filled with what is left.
+    ///
+    /// # Errors
+    /// As [`Self::set_aside`].
+    pub fn adopt_own(&self, frames: FrameRange) -> Result<(), Refused> {
+        self.mark(frames, Event::Grant, Origin::Lent)
+    }
+
     /// Marks frames that no pool was given as private memory of `owner` and the guest frames after it, of
     /// a VM that was there before this map. Before any pool is filled with what is left.
     ///

@@ -158,6 +158,25 @@ impl<R> Regions<R> {
         Ok(region)
     }
 
+    /// Adds a region that is there and that nobody has joined yet.
+    ///
+    /// # Errors
+    /// Any [`Refused`].
+    pub fn put(&mut self, known: Wanted, region: R) -> Result<(), Refused> {
+        check(known)?;
+        if self.missing(known) == 0 {
+            return Err(Refused::TooMany(known));
+        }
+        let entry = Entry {
+            known,
+            users: 0,
+            region,
+        };
+        self.entries
+            .push(entry)
+            .map_err(|_| Refused::TooMany(known))
+    }
+
     /// A VM uses the region no more: what it is made of, where that was the last.
     pub fn leave(&mut self, name: Name) -> Option<R> {
         let index = self.entries.iter().position(|it| it.known.name == name)?;

@@ -40,29 +40,17 @@ impl Block {
         self.state.lock().transport.restore(record)
     }
 
-    /// Writes what was written over its base, if it has one; `false` without room for that.
-    #[must_use]
-    pub fn write_overlay(&self, to: &mut Writer<'_>) -> bool {
+    /// Writes what was written over its base, if it has one.
+    pub fn write_overlay(&self, to: &mut Writer<'_>) {
         let state = self.state.lock();
-        let disk = match &state.backing {
-            Backing::Cow(disk) => Some(disk),
-            Backing::ReadOnly(..) | Backing::Partition(_) => None,
-        };
-        let Some(mut open) = to.begin(kind::OVERLAY) else {
-            return false;
-        };
-        let fits = |written: bool| written.then_some(()).ok_or(());
-        if disk.is_some_and(|disk| disk.records(|run| fits(open.add(&run))).is_err()) {
-            return false;
+        to.begin(kind::OVERLAY);
+        if let Backing::Cow(disk) = &state.backing {
+            disk.records(|run| to.add(&run));
         }
-        let Some(mut open) = to.begin(kind::WORDS) else {
-            return false;
-        };
-        let mut written = true;
-        if let Some(disk) = disk {
-            disk.words(|word| written &= open.add(&word));
+        to.begin(kind::WORDS);
+        if let Backing::Cow(disk) = &state.backing {
+            disk.words(|word| to.add(&word));
         }
-        written
     }
 
     /// Puts over its base what records say.
