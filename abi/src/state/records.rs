@@ -161,18 +161,15 @@ records! {
         /// `CONTEXTIDR` of EL1, `TPIDR_EL0`, `TPIDRRO_EL0`, `TPIDR_EL1`, `PAR_EL1`, `CNTKCTL_EL1`, `ELR_EL1`,
         /// `SPSR_EL1`, `SP_EL0`, `SP_EL1`, `MDSCR_EL1`, `CSSELR_EL1`, `VMPIDR_EL2`.
         el1: [u64; 25],
-        /// v0 to v31, low half first.
-        vectors: [[u64; 2]; 32],
-        /// `FPSR` and `FPCR`.
-        fp: [u64; 2],
+        /// v0 to v31, low half first; `FPSR` and `FPCR`.
+        fp: [[u64; 2]; 33],
         /// `CNTV_CTL_EL0` and `CNTV_CVAL_EL0`.
         timer: [u64; 2],
         /// `CNTP_CTL_EL0` and `CNTP_CVAL_EL0`.
         physical_timer: [u64; 2],
-        /// `ICH_VMCR_EL2`.
-        interface: u64,
-        /// `ICH_AP0R0_EL2` to `ICH_AP0R3_EL2` and `ICH_AP1R0_EL2` to `ICH_AP1R3_EL2`; 0 where the CPU has none.
-        active_priorities: [[u64; 4]; 2],
+        /// `ICH_VMCR_EL2`, `ICH_AP0R0_EL2` to `ICH_AP0R3_EL2` and `ICH_AP1R0_EL2` to `ICH_AP1R3_EL2`; 0 where the CPU has
+        /// none.
+        interface: [u64; 9],
         /// 1: it was shown stolen time; which; and how much was stolen, in counts.
         stolen: [u64; 3],
         /// One of [`super::power`], where it begins and its first x0.

@@ -3,14 +3,13 @@
 use crate::vcpu::{Vcpu, attention};
 use abi::control::work;
 use abi::state::{self, power};
-use arch::guest::{El1State, FpState};
-use arch::{entry::GuestContext, list_registers::VirtualInterface, timer::VirtualTimer};
 use core::sync::atomic::Ordering;
 use machine_locks::SpinLock;
 use model_addr::Ipa;
 use model_vgic::{Distributor, Groups};
 use model_vpsci::Power;
 use model_vtimer::PhysicalTimer;
+use zerocopy::transmute;
 
 impl Vcpu {
     /// Its interrupts go back to where they came from, as records have them. It stands still.
@@ -29,33 +28,26 @@ impl Vcpu {
     /// Its record, after that.
     pub fn record(&self) -> state::Vcpu {
         let core = self.core.lock();
-        let private = self.redistributor.lock().record();
-        let context = &core.context;
-        let mut registers = [0; 33];
-        registers[..31].copy_from_slice(&context.registers);
-        registers[31..].copy_from_slice(&[context.pc, context.pstate]);
-        let (vectors, fp) = core.fp.registers();
-        let steal = self.stats.get(work::STEAL);
-        let shown = core.stolen_shown;
-        let interface = &core.interface;
-        let on = self.power.lock();
+        let (on, shown) = (self.power.lock(), core.stolen_shown);
         let state = match on.state {
             Power::Off => power::OFF,
             Power::OnPending => power::ON_PENDING,
             Power::On => power::ON,
         };
         state::Vcpu {
-            registers,
-            el1: core.el1.registers(),
-            vectors,
-            fp,
-            timer: [core.timer.control, core.timer.compare],
+            registers: transmute!(core.context),
+            el1: transmute!(core.el1),
+            fp: transmute!(core.fp),
+            timer: transmute!(core.timer),
             physical_timer: core.physical_timer.registers(),
-            interface: interface.control,
-            active_priorities: interface.active_priorities,
-            stolen: [shown.is_some().into(), shown.unwrap_or(0), steal],
+            interface: transmute!(core.interface),
+            stolen: [
+                shown.is_some().into(),
+                shown.unwrap_or(0),
+                self.stats.get(work::STEAL),
+            ],
             power: [state, on.entry.0, on.context],
-            private,
+            private: self.redistributor.lock().record(),
         }
     }
 
@@ -74,28 +66,19 @@ impl Vcpu {
             (on.state, on.entry, on.context) = (state, Ipa(entry), context);
         }
         let mut core = self.core.lock();
-        let [registers @ .., pc, pstate] = record.registers;
-        core.context = GuestContext {
-            registers,
-            pc,
-            pstate,
-        };
-        core.el1 = El1State::of(record.el1);
-        core.fp = FpState::of(record.vectors, record.fp);
-        let [control, compare] = record.timer;
-        core.timer = VirtualTimer { control, compare };
+        core.context = transmute!(record.registers);
+        core.el1 = transmute!(record.el1);
+        core.fp = transmute!(record.fp);
+        core.timer = transmute!(record.timer);
         core.physical_timer = PhysicalTimer::of(record.physical_timer);
-        core.interface = VirtualInterface {
-            control: record.interface,
-            active_priorities: record.active_priorities,
-        };
+        core.interface = transmute!(record.interface);
         let [is_shown, shown, steal] = record.stolen;
         core.stolen_shown = (is_shown != 0).then_some(shown);
         self.stats.work[work::STEAL].store(steal, Ordering::Relaxed);
         self.attention
             .fetch_or(attention::DELIVER, Ordering::SeqCst);
         // EL0, or EL1 with either stack pointer, in AArch64.
-        let is_el1 = matches!(pstate & 0x1f, 0 | 4 | 5);
+        let is_el1 = matches!(core.context.pstate & 0x1f, 0 | 4 | 5);
         is_el1 && self.redistributor.lock().restore(&record.private, groups)
     }
 }

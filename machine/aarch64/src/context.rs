@@ -1,7 +1,9 @@
 //! What a guest leaves behind when it leaves, and why it did.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// A guest's general registers, as `entry.S` knows them.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct GuestContext {
     /// x0 to x30.

@@ -9,6 +9,7 @@ use crate::fp::{fp_load, fp_save};
 use crate::{entry, native};
 use model_id_registers::traps;
 use model_native_el1::Native;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// `CNTHCTL_EL2`: the physical counter may be read, the physical timer traps.
 const CNTHCTL: u64 = 1;
@@ -47,29 +48,16 @@ fn clear_deferred_error() {
     }
 }
 
-/// Words of an [`El1State`].
-pub const EL1_REGISTERS: usize = size_of::<El1State>() / size_of::<u64>();
-
 macro_rules! el1_registers {
     ($($(#[$doc:meta])* $field:ident = $name:literal),* $(,)?) => {
         /// EL1 and EL0 system registers of a vCPU that is not loaded.
-        #[derive(Clone, Copy, Debug, Default)]
+        #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
         #[repr(C)]
         pub struct El1State {
             $($(#[$doc])* pub $field: u64,)*
         }
 
         impl El1State {
-            /// All of them, in this order.
-            pub const fn registers(&self) -> [u64; EL1_REGISTERS] {
-                [$(self.$field,)*]
-            }
-
-            /// What [`Self::registers`] gives.
-            pub const fn of([$($field,)*]: [u64; EL1_REGISTERS]) -> Self {
-                Self { $($field,)* }
-            }
-
             /// Reads the executing CPU's registers.
             pub fn save(&mut self) {
                 $(self.$field = read_sysreg!($name);)*
@@ -206,7 +194,7 @@ pub fn with_vmid(vmid: u16, action: impl FnOnce()) {
 }
 
 /// Floating-point and SIMD registers: v0 to v31, FPSR, FPCR.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C, align(16))]
 pub struct FpState {
     v: [u128; 32],
@@ -221,18 +209,6 @@ impl FpState {
         fpsr: 0,
         fpcr: 0,
     };
-
-    /// v0 to v31, low halves first, and FPSR and FPCR.
-    pub fn registers(&self) -> ([[u64; 2]; 32], [u64; 2]) {
-        let halves = |v: u128| [v as u64, (v >> 64) as u64];
-        (self.v.map(halves), [self.fpsr, self.fpcr])
-    }
-
-    /// What [`Self::registers`] gives.
-    pub fn of(vectors: [[u64; 2]; 32], [fpsr, fpcr]: [u64; 2]) -> Self {
-        let v = vectors.map(|[low, high]| u128::from(high) << 64 | u128::from(low));
-        Self { v, fpsr, fpcr }
-    }
 
     /// Lets the loaded vCPU use floating point from now on, with this state in the registers.
     ///

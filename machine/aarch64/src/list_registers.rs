@@ -3,6 +3,7 @@
 use crate::gic;
 use machine_contract::ListRegisters;
 use model_gic_forward::active_priority_registers;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// This CPU's list registers. Zero-sized: it stands for the hardware of whichever CPU runs it.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +83,7 @@ impl ListRegisters for HardwareLists {
 }
 
 /// What the virtual CPU interface holds beside the list registers; after reset: everything masked and off.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct VirtualInterface {
     /// `ICH_VMCR_EL2`: priority mask, binary points, group enables.

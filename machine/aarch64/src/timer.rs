@@ -1,6 +1,7 @@
 //! The generic timer: time, EL2's own alarm, and the guest's virtual timer.
 
 use crate::cpu::isb;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 pub use crate::edge::wait_for_edge;
 
@@ -32,7 +33,7 @@ pub fn clear_alarm() {
 }
 
 /// A virtual timer's registers, as they were when the vCPU left the CPU.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct VirtualTimer {
     /// `CNTV_CTL_EL0`: bit 0 ENABLE, bit 1 IMASK.
