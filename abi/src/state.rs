@@ -18,8 +18,8 @@ mod stream;
 mod tests;
 
 pub use records::{
-    Button, Clock, Device, Header, Interrupts, Local, Machine, Private, Queue, Range, Region,
-    RegionRun, Registers, Run, Spis, Uart, Vcpu, Vm, kind, life, power, queue, run,
+    Button, Clock, Device, Header, Interrupts, Local, Machine, Private, Queue, Range, Registers,
+    Run, Spis, Uart, Vcpu, Vm, kind, life, power, queue, run,
 };
 pub use stream::{Reader, Unreadable, Writer};
 

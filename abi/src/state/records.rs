@@ -55,24 +55,6 @@ records! {
         /// The same of its network device; and the slots that are next to it, and from it.
         uplink: [u64; 4],
     }
-    /// A shared region. Its runs follow.
-    Region, 64 {
-        /// Its name.
-        name: Text<24>,
-        /// The share group of its users.
-        group: Text<24>,
-        /// Bytes.
-        size: u64,
-        /// The first of two frames: zeroes, and the information block.
-        header: u64,
-    }
-    /// 2 MiB of a region.
-    RegionRun, 16 {
-        /// The first of its frames.
-        first: u64,
-        /// Bit n: chunk n of 64 KiB was zeroed, or written since.
-        zeroed: u64,
-    }
     /// A VM. Its description follows, and what it ended with or, where it is parked, all of it.
     Vm, 168 {
         /// One of [`super::life`].
@@ -350,9 +332,10 @@ pub mod kind {
     pub const ASKED: u32 = 22;
     /// And bytes that wait for it.
     pub const ANSWERS: u32 = 23;
-    /// A [`super::Region`].
+    /// A [`crate::control::RegionStatus`].
     pub const REGION: u32 = 24;
-    /// Its [`super::RegionRun`]s.
+    /// Its frames, two words each time: the first of two, of zeroes and its information block, and zero; then of each
+    /// 2 MiB the first, and bit n where chunk n of 64 KiB was zeroed, or written since.
     pub const REGION_RUNS: u32 = 25;
 }
 

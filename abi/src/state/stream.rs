@@ -121,24 +121,22 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`Unreadable::Item`].
     pub fn bytes(&mut self, kind: u32) -> Result<&'a [u8], Unreadable> {
-        self.next(kind).ok_or(Unreadable::Item(kind))
+        let next = self.next().filter(|(of_kind, ..)| *of_kind == kind);
+        let (_, item, rest) = next.ok_or(Unreadable::Item(kind))?;
+        self.rest = rest;
+        Ok(item)
     }
 
-    fn next(&mut self, kind: u32) -> Option<&'a [u8]> {
+    fn next(&self) -> Option<(u32, &'a [u8], &'a [u8])> {
         let (head, rest) = self.rest.split_at_checked(ITEM)?;
-        let [of_kind, length] = <[u32; 2]>::read_from_bytes(head).ok()?;
+        let [kind, length] = <[u32; 2]>::read_from_bytes(head).ok()?;
         let (item, rest) = rest.split_at_checked(length as usize)?;
-        if of_kind != kind {
-            return None;
-        }
-        self.rest = rest;
-        Some(item)
+        Some((kind, item, rest))
     }
 
     /// The kind of the next item.
     pub fn peek(&self) -> Option<u32> {
-        let kind = self.rest.get(..size_of::<u32>())?;
-        u32::read_from_bytes(kind).ok()
+        self.next().map(|(kind, ..)| kind)
     }
 
     /// The next item, one record of this kind.

@@ -197,13 +197,9 @@ pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
     let (mut slot, mut generation, mut disk) = (None, 0, 0);
     while let Some(kind) = records.peek() {
         match kind {
-            kind::REGION => {
-                let header = Mfn(records.one::<state::Region>(kind)?.header);
-                adopt_own(header, 1)?;
-            }
             kind::REGION_RUNS => {
-                for run in records.all::<state::RegionRun>(kind)? {
-                    adopt_own(Mfn(run.first), MAX_ORDER)?;
+                for (n, [first, _]) in records.all::<[u64; 2]>(kind)?.enumerate() {
+                    adopt_own(Mfn(first), if n == 0 { 1 } else { MAX_ORDER })?;
                 }
             }
             kind::VM => {

@@ -10,7 +10,7 @@ use crate::memory::frames::{self, Metal};
 use abi::Text;
 use abi::bundle::{REGION_READ_ONLY, RegionRecord, VmRecord};
 use abi::control::{RegionStatus, code};
-use abi::state::{self, Writer, kind};
+use abi::state::{Writer, kind};
 use alloc::{sync::Arc, vec::Vec};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn, NodeId};
@@ -97,62 +97,52 @@ pub fn frames() -> u64 {
 /// What is said of all regions.
 pub fn statuses() -> Vec<RegionStatus> {
     let regions = REGIONS.lock();
-    let status = |(known, users, region): (Wanted, u32, &Arc<Region>)| RegionStatus {
+    regions.iter().map(status).collect()
+}
+
+fn status((known, users, region): (Wanted, u32, &Arc<Region>)) -> RegionStatus {
+    RegionStatus {
         name: known.name,
         group: known.group,
         size: known.size,
         touched: region.touched() * FRAME_SIZE,
         users,
         reserved: 0,
-    };
-    regions.iter().map(status).collect()
+    }
 }
 
 /// Writes the records of all regions.
 pub fn write(to: &mut Writer<'_>) {
-    for (Wanted { name, group, size }, _, region) in REGIONS.lock().iter() {
-        let header = region.header.0;
-        to.put(
-            kind::REGION,
-            &state::Region {
-                name,
-                group,
-                size,
-                header,
-            },
-        );
-        to.begin(kind::REGION_RUNS);
+    for known in REGIONS.lock().iter() {
+        to.put(kind::REGION, &status(known));
+        let region = known.2;
+        to.put(kind::REGION_RUNS, &[region.header.0, 0]);
         for run in &region.runs {
-            let (first, zeroed) = (run.first.0, u64::from(*run.zeroed.lock()));
-            to.add(&state::RegionRun { first, zeroed });
+            to.add(&[run.first.0, (*run.zeroed.lock()).into()]);
         }
     }
 }
 
 /// Takes over a region, which VMs are yet to join; `false` where its record makes no sense.
-pub fn take_over(
-    record: &state::Region,
-    runs: impl ExactSizeIterator<Item = state::RegionRun>,
-) -> bool {
-    let state::Region {
-        name,
-        group,
-        size,
-        header,
-    } = *record;
-    let is_whole = runs.len() as u64 == size / STEP;
-    let run = |run: state::RegionRun| Run {
-        first: Mfn(run.first),
-        zeroed: SpinLock::new(Rank::Region, run.zeroed as u32),
+pub fn take_over(record: &RegionStatus, mut runs: impl ExactSizeIterator<Item = [u64; 2]>) -> bool {
+    let Some([header, _]) = runs.next() else {
+        return false;
     };
-    let region = Arc::new(Region {
-        header: Mfn(header),
-        runs: runs.map(run).collect(),
-    });
+    let is_whole = runs.len() as u64 == record.size / STEP;
+    let run = |[first, zeroed]: [u64; 2]| Run {
+        first: Mfn(first),
+        zeroed: SpinLock::new(Rank::Region, zeroed as u32),
+    };
+    let (header, runs) = (Mfn(header), runs.map(run).collect());
+    let known = Wanted {
+        name: record.name,
+        group: record.group,
+        size: record.size,
+    };
     is_whole
         && REGIONS
             .lock()
-            .put(Wanted { name, group, size }, region)
+            .put(known, Arc::new(Region { header, runs }))
             .is_ok()
 }
 

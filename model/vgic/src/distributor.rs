@@ -159,25 +159,15 @@ impl Distributor {
     /// What `vcpu` has to put into list registers: bank and interrupts in it. Pending ones go
     /// where their route says, active ones where they became active.
     pub(crate) fn ready(&self, vcpu: usize) -> impl Iterator<Item = (u32, &Bank, u32)> {
-        (0..).zip(self.banks()).filter_map(
-            move |(
-                n,
-                SpiBank {
-                    bank,
-                    targets,
-                    holders,
-                    ..
-                },
-            )| {
-                let ready = bank.ready();
-                if ready == 0 {
-                    return None;
-                }
-                let mine = owned_by(vcpu, targets, ready & !bank.state.active)
-                    | owned_by(vcpu, holders, ready & bank.state.active);
-                (mine != 0).then_some((n, bank, mine))
-            },
-        )
+        (0..).zip(self.banks()).filter_map(move |(n, spis)| {
+            let (bank, ready) = (&spis.bank, spis.bank.ready());
+            if ready == 0 {
+                return None;
+            }
+            let mine = owned_by(vcpu, &spis.targets, ready & !bank.state.active)
+                | owned_by(vcpu, &spis.holders, ready & bank.state.active);
+            (mine != 0).then_some((n, bank, mine))
+        })
     }
 
     /// `vcpu` has loaded SPI `intid`. Whether its route leads to another vCPU.
@@ -283,16 +273,12 @@ impl Distributor {
     }
 
     fn write_fields(&mut self, n: usize, fields: Fields, value: u32) -> Effects {
-        let SpiBank {
-            bank,
-            targets,
-            holders,
-            ..
-        } = &mut self.banks[n];
+        let spis = &mut self.banks[n];
+        let bank = &mut spis.bank;
         if fields.register == Register::SetActive {
             // It became active by a write: the vCPU that would have got it has to end it.
             for bit in bits((value & !(bank.state.active | bank.loaded)).into()) {
-                holders[bit as usize] = targets[bit as usize];
+                spis.holders[bit as usize] = spis.targets[bit as usize];
             }
         }
         let touched = bank.write(fields, value);

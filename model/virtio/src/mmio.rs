@@ -293,15 +293,11 @@ impl<D: Device> Transport<D> {
 
     /// The flags of a queue that the driver sets up.
     fn queue_flags(&self) -> u32 {
-        let flag = |feature, flag| {
-            if self.has_negotiated(feature) {
-                flag
-            } else {
-                0
-            }
-        };
-        let event_idx = flag(F_EVENT_IDX, queue::EVENT_IDX);
-        queue::READY | event_idx | flag(F_INDIRECT_DESC, queue::INDIRECT)
+        let [indirect, event_idx] =
+            [F_INDIRECT_DESC, F_EVENT_IDX].map(|it| self.has_negotiated(it));
+        queue::READY
+            | queue::INDIRECT * u32::from(indirect)
+            | queue::EVENT_IDX * u32::from(event_idx)
     }
 
     /// Passes on what an operation gave, or breaks the device with its error.
