@@ -103,7 +103,7 @@ pub fn step(me: &crate::beneath::Os0Cpu, context: &mut GuestContext) -> Next {
         return interrupts::forward(me);
     }
     let syndrome = Syndrome::read();
-    let exit = decode(syndrome.esr, syndrome.far, syndrome.hpfar);
+    let exit = decode(syndrome.esr, || [syndrome.far, syndrome.hpfar]);
     match (leave, exit) {
         (Leave::Synchronous, Exit::Smc { imm }) => {
             // The return address is the instruction's own.

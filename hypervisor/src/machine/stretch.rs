@@ -93,9 +93,8 @@ impl Stretch {
         if kind != Kind::Exit {
             return kind;
         }
-        let Syndrome { esr, far, hpfar } = Syndrome::read();
         let is_device = |ipa| ipa < model_guest_image::map::RAM;
-        match model_trap::decode(esr, far, hpfar) {
+        match model_trap::decode(Syndrome::esr(), Syndrome::addresses) {
             _ if self.interrupted.get() == since => Kind::Interrupt,
             Exit::DataAbort(data) if data.abort.ipa.is_some_and(is_device) => Kind::Device,
             Exit::DataAbort(_) | Exit::InstructionAbort(_) => Kind::Memory,

@@ -86,33 +86,32 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
 impl Loaded<'_> {
     #[inline(never)]
     fn run_loaded(&mut self, mut left_guest: u64) -> Outcome {
+        let vcpu = self.vcpu;
         stretch::end();
         loop {
             let mut entered = timer::now();
-            let asked = u64::from(self.vcpu.attention.load(Ordering::Relaxed));
+            let asked = u64::from(vcpu.attention.load(Ordering::Relaxed));
             // It is asked for something, or the exit took long.
             if asked | (entered - left_guest) >> stretch::SHORT_BITS != 0 {
                 self.cpu.stretch.begin(left_guest, Kind::Exit);
                 if let Flow::Leave(outcome) = self.attend(left_guest) {
                     // What it slept in place was taken from this.
-                    self.vcpu
-                        .stats
-                        .add(work::HYPERVISOR, timer::now() - left_guest);
+                    vcpu.stats.add(work::HYPERVISOR, timer::now() - left_guest);
                     return outcome;
                 }
                 stretch::end();
                 // It put off device work: the guest leaves at once for it, after what else is pending.
-                if self.vcpu.attention.load(Ordering::Relaxed) & attention::DEVICE != 0 {
+                if vcpu.attention.load(Ordering::Relaxed) & attention::DEVICE != 0 {
                     self.cpu.kick();
                 }
                 entered = timer::now();
             }
-            self.vcpu.stats.add(work::HYPERVISOR, entered - left_guest);
+            vcpu.stats.add(work::HYPERVISOR, entered - left_guest);
             // SAFETY: `load` has put this vCPU's state into the CPU, and its VM's stage 2 maps
             // frames of the VM alone.
             let leave = unsafe { entry::enter(&mut self.core.context) };
             left_guest = timer::now();
-            self.vcpu.stats.add(work::RUN, left_guest - entered);
+            vcpu.stats.add(work::RUN, left_guest - entered);
             let flow = match leave {
                 Leave::Synchronous => exit::synchronous(self),
                 Leave::Interrupt => {
@@ -125,10 +124,8 @@ impl Loaded<'_> {
             };
             if let Flow::Leave(outcome) = flow {
                 self.cpu.stretch.begin(left_guest, Kind::Exit);
-                self.vcpu
-                    .stats
-                    .add(work::HYPERVISOR, timer::now() - left_guest);
-                if self.vcpu.attention.load(Ordering::Relaxed) & attention::OBSERVED != 0 {
+                vcpu.stats.add(work::HYPERVISOR, timer::now() - left_guest);
+                if vcpu.attention.load(Ordering::Relaxed) & attention::OBSERVED != 0 {
                     self.observe(left_guest);
                 }
                 return outcome;

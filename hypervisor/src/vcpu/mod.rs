@@ -49,8 +49,9 @@ pub mod attention {
     }
 }
 
-/// Why a vCPU left its CPU.
+/// Why a vCPU left its CPU. As wide as a register is returned: no exit masks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Outcome {
     /// Its slice is over, or somebody more urgent came.
     Preempted,

@@ -63,9 +63,21 @@ impl Syndrome {
     #[inline]
     pub fn read() -> Self {
         Self {
-            esr: read_sysreg!("esr_el2"),
+            esr: Self::esr(),
             far: read_sysreg!("far_el2"),
             hpfar: read_sysreg!("hpfar_el2"),
         }
+    }
+
+    /// `ESR_EL2` alone, where the addresses may mean nothing.
+    #[inline]
+    pub fn esr() -> u64 {
+        read_sysreg!("esr_el2")
+    }
+
+    /// `FAR_EL2` and `HPFAR_EL2` of what [`Self::esr`] calls an abort.
+    #[inline]
+    pub fn addresses() -> [u64; 2] {
+        [read_sysreg!("far_el2"), read_sysreg!("hpfar_el2")]
     }
 }

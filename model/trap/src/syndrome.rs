@@ -126,14 +126,14 @@ impl DataAbort {
 
 /// Decodes an exit from a lower exception level.
 ///
-/// `esr`, `far` and `hpfar` are ESR_EL2, FAR_EL2 and HPFAR_EL2; the latter two matter only for
-/// aborts and may be anything otherwise.
+/// `esr` is ESR_EL2, and `addresses` reads FAR_EL2 and HPFAR_EL2, which are asked for only where they matter: of
+/// aborts.
 #[expect(
     clippy::inline_always,
     reason = "on the way of every exit, and not the only use: 40 instructions less"
 )]
 #[inline(always)]
-pub fn decode(esr: u64, far: u64, hpfar: u64) -> Exit {
+pub fn decode(esr: u64, addresses: impl FnOnce() -> [u64; 2]) -> Exit {
     let class = (esr >> 26 & 0x3f) as u8;
     let iss = esr as u32 & 0x1ff_ffff;
     let imm = iss as u16;
@@ -150,8 +150,8 @@ pub fn decode(esr: u64, far: u64, hpfar: u64) -> Exit {
         0x18 => Exit::Sysreg(SysregAccess::from_iss(iss)),
         0x19 => Exit::Sve,
         0x1d => Exit::Sme,
-        0x20 => Exit::InstructionAbort(abort(iss, far, hpfar)),
-        0x24 => Exit::DataAbort(data_abort(iss, far, hpfar)),
+        0x20 => Exit::InstructionAbort(abort(iss, addresses())),
+        0x24 => Exit::DataAbort(data_abort(iss, addresses())),
         0x2f => Exit::SError { iss },
         _ => Exit::Other { class },
     }
@@ -163,7 +163,7 @@ pub fn decode(esr: u64, far: u64, hpfar: u64) -> Exit {
     reason = "on the way of every MMIO exit: 40 instructions less"
 )]
 #[inline(always)]
-fn abort(iss: u32, far: u64, hpfar: u64) -> Abort {
+fn abort(iss: u32, [far, hpfar]: [u64; 2]) -> Abort {
     let fault = fault((iss & 0x3f) as u8);
     let walk = iss >> 7 & 1 != 0;
     // FnV is defined for external aborts alone.
@@ -189,7 +189,7 @@ fn abort(iss: u32, far: u64, hpfar: u64) -> Abort {
     reason = "on the way of every MMIO exit: 40 instructions less"
 )]
 #[inline(always)]
-fn data_abort(iss: u32, far: u64, hpfar: u64) -> DataAbort {
+fn data_abort(iss: u32, addresses: [u64; 2]) -> DataAbort {
     let bit = |n: u32| iss >> n & 1 != 0;
     let write = bit(6);
     let access = MmioAccess {
@@ -199,7 +199,7 @@ fn data_abort(iss: u32, far: u64, hpfar: u64) -> DataAbort {
         wide: bit(15),
         rt: (iss >> 16 & 31) as u8,
     };
-    let abort = abort(iss, far, hpfar);
+    let abort = abort(iss, addresses);
     // ISV; a walk's abort has none.
     let described = bit(24) && !abort.walk;
     DataAbort {

@@ -3,8 +3,12 @@
 
 use model_addr::Ipa;
 use model_trap::instruction::{self, Indexing, MmioInstruction, Offset};
-use model_trap::{Exit, Fault, MmioAccess, SysregId, decode};
+use model_trap::{Exit, Fault, MmioAccess, SysregId};
 use proptest::prelude::*;
+
+fn decode(esr: u64, far: u64, hpfar: u64) -> Exit {
+    model_trap::decode(esr, || [far, hpfar])
+}
 
 fn esr(class: u64, iss: u64) -> u64 {
     class << 26 | 1 << 25 | iss

@@ -25,8 +25,7 @@ pub fn synchronous(guest: &mut Loaded<'_>) -> Flow {
     if is_aarch32(guest.core.context.pstate) {
         return end_vm(guest, "it runs AArch32, which no VM is shown");
     }
-    let Syndrome { esr, far, hpfar } = Syndrome::read();
-    match model_trap::decode(esr, far, hpfar) {
+    match model_trap::decode(Syndrome::esr(), Syndrome::addresses) {
         Exit::Hvc { imm } => hypercall::hvc(guest, imm),
         Exit::Sysreg(access) => sysreg::access(guest, access),
         Exit::DataAbort(abort) => abort::data(guest, abort),

@@ -9,7 +9,7 @@ use model_vuart::Pl011;
 pub fn syndrome(data: &[u8]) {
     let mut input = Input(data);
     while let (Some(esr), Some(far), Some(hpfar)) = (input.u64(), input.u64(), input.u64()) {
-        let _ = decode(esr, far, hpfar);
+        let _ = decode(esr, || [far, hpfar]);
         let _ = instruction::decode(esr as u32);
     }
 }
