@@ -10,13 +10,14 @@ pub mod terminal;
 use crate::machine::due;
 use crate::memory::{AddressSpace, Dismantling, VMS_MAX, Vmid};
 use crate::vcpu::{Vcpu, attention};
-use abi::{Text, control::VM_COUNTS};
+use abi::{Text, control::VM_COUNTS, state};
 use alloc::boxed::Box;
 use arch::timer;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{NodeId, VmId};
+use model_entitlement::Debtor;
 use model_vgic::{Distributor, VcpuSet};
 pub use paging::{Coming, Paging};
 pub use ram::DeviceView;
@@ -246,10 +247,16 @@ impl Guest {
         [&self.time_offset, &self.paused_at].map(|time| time.load(Ordering::Relaxed))
     }
 
-    /// It was paused before this image came: at that count, with its time as it was.
-    pub fn stand_still_since(&self, time_offset: u64, paused_at: u64) {
-        self.time_offset.store(time_offset, Ordering::Relaxed);
-        self.paused_at.store(paused_at, Ordering::Relaxed);
+    /// It was paused before this image came: its time and its debts are as a record says.
+    pub fn stand_still_as(&self, record: &state::Vm) {
+        self.time_offset
+            .store(record.time_offset, Ordering::Relaxed);
+        self.paused_at.store(record.paused_at, Ordering::Relaxed);
+        if let [1, owed] = record.debt {
+            *self.paging.debtor.lock() = Debtor::paused(owed);
+        }
+        let complaint = Some(record.complaint);
+        *self.paging.complaint.lock() = complaint.filter(|complaint| !complaint.is_empty());
         self.paused.store(true, Ordering::SeqCst);
     }
 

@@ -15,7 +15,6 @@ use core::sync::atomic::Ordering;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
 use model_control::Refusal;
 use model_disk::Store as _;
-use model_entitlement::Debtor;
 use model_frame_table::{MAX_ORDER, Owner};
 use model_paging::{Store, Token};
 use model_pmap::Backing;
@@ -309,13 +308,7 @@ fn read_instance(
         }
         Ok(space)
     })?;
-    instance.stand_still_since(head.time_offset, head.paused_at);
-    let [is_debtor, owed] = head.debt;
-    if is_debtor != 0 {
-        *instance.paging.debtor.lock() = Debtor::paused(owed);
-    }
-    let complaint = Some(head.complaint).filter(|complaint| !complaint.is_empty());
-    *instance.paging.complaint.lock() = complaint;
+    instance.stand_still_as(head);
     if head.vcpus as usize != instance.vcpus.len() {
         return Err(senseless(kind::VM));
     }

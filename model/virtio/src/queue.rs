@@ -392,10 +392,13 @@ impl Queue {
         Ok(memory.write_u16(Ipa(self.state.device + 2), next)?)
     }
 
-    /// Takes back that the last `count` chains were taken: they are the next ones again.
+    /// Takes back that the last `count` chains were taken: they are the next ones again, unless the driver has stopped
+    /// the queue.
     pub(crate) fn put_back(&mut self, count: u16) {
-        self.state.next_avail = self.state.next_avail.wrapping_sub(count);
-        self.at_hand = 0;
+        if self.is_ready() {
+            self.state.next_avail = self.state.next_avail.wrapping_sub(count);
+            self.at_hand = 0;
+        }
     }
 
     /// Whether the driver wants an interrupt for what was pushed since this was last asked

@@ -144,6 +144,22 @@ fn a_frame_that_waits_is_taken_anew() {
     }
 }
 
+/// A frame that waits when its driver stops the queue is nobody's: the queue begins at its first entry again.
+#[test]
+fn a_stopped_queue_takes_no_frame_back() {
+    let guest = ram();
+    let (mut net, mut drivers) = start(device(true), 0, 16);
+    send(&guest, &mut drivers[1], [0; 12], &ethernet(100), &[]);
+    let mut frame = Frame::default();
+    assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Frame);
+    net.write(0x030, 4, 1);
+    net.write(0x044, 4, 0);
+    net = gone_over(net, Some(&frame));
+    net.write(0x044, 4, 1);
+    assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Frame);
+    assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Empty);
+}
+
 proptest! {
     #![proptest_config(crate::cases(100))]
 

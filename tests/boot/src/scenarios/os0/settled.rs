@@ -6,12 +6,17 @@ use crate::{Outcome, os0::Os0, scenario::Scenario, vm::Vm};
 use crate::scenarios::kernels::BOOT;
 
 /// A VM that reads as much at a time as it can is parked and taken over by a new image, twice; its reads end, and its
-/// clock is right. So is another, which reads and writes disks of each kind that OS-0 can serve, at any alignment.
+/// clock is right. It hides what it shares, may ask the hypervisor, and shares a region with another, which reads and
+/// writes disks of each kind that OS-0 can serve, at any alignment.
 pub fn reader() -> Scenario {
     let vm = Vm::linux("reader", "trixie-cloud", "script").memory("128MiB");
     let vm = vm.persistent_disk("first").persistent_disk("data");
+    let vm = vm.hides().control("read").region("board", "4MiB", "rw");
     let every = Vm::cached("every", "hostile", "do=transfers").memory("64MiB");
-    let every = every.persistent_disk("own").cow_partition("base");
+    let every = every
+        .persistent_disk("own")
+        .region("board", "4MiB", "ro")
+        .cow_partition("base");
     let every = every.cow_partition("base").overlay("4MiB", "room");
     let os0 = Os0::new("trixie-cloud", 2, "2G", "settled").cpu("max,pauth=off,sme=off");
     let os0 = os0.images().beside(vec![vm, every]);
