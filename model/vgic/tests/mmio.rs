@@ -330,22 +330,23 @@ proptest! {
         mut spis in any_record::<Spis>(),
         masks in prop::array::uniform2(prop::sample::select(vec![0xf8, 0xf8, 0xf8, 0xff])),
         ppis in any::<bool>(),
+        edges in any::<bool>(),
     ) {
         mostly_valid(&mut private.interrupts, masks[0]);
         mostly_valid(&mut spis.interrupts, masks[1]);
         if ppis {
-            private.interrupts.edge |= 0xffff;
             private.local.asleep &= 1;
             private.local.physical_active &= 0xffff_0000;
             private.local.physical = private.local.physical.map(|intid| 16 + intid % 16);
             spis.holders = spis.holders.map(|holder| holder % 2);
         }
+        private.interrupts.edge = private.interrupts.edge & 0xffff_0000 | if edges { 0xffff } else { 0xfffe };
         let (mut dist, mut redist) = (Distributor::new(32, 2), Redistributor::new(0, 2));
         let is_taken = [
             dist.restore([spis].into_iter(), 3),
             redist.restore(&private, Groups::all()),
         ];
-        prop_assert_eq!(is_taken, [ppis && masks[1] == 0xf8, ppis && masks[0] == 0xf8]);
+        prop_assert_eq!(is_taken, [ppis && masks[1] == 0xf8, ppis && edges && masks[0] == 0xf8]);
         if is_taken != [true; 2] {
             return Ok(());
         }
