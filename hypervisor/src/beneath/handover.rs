@@ -127,7 +127,9 @@ fn write_machine(room: &[Mfn], to: &mut Writer<'_>) -> Result<(), Refusal> {
         .into_iter()
         .for_each(|run| to.add(&range(run)));
     to.begin(kind::ROOM);
-    room.iter().for_each(|block| to.add(&block.0));
+    for block in room {
+        to.add(&block.0);
+    }
     to.begin(kind::SAID);
     let is_quiet = channel::waiting(|bytes| to.add(bytes));
     let is_free = is_quiet && !disk::is_kept();
