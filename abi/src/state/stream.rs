@@ -52,7 +52,7 @@ impl<'a> Writer<'a> {
     /// Begins an item of parts, behind which are no others until the next begins.
     pub fn begin(&mut self, kind: u32) {
         self.item = self.at;
-        self.write(self.at, &[kind, 0].map(u32::to_le).as_bytes());
+        self.write(self.at, [kind, 0].map(u32::to_le).as_bytes());
         self.at += ITEM;
     }
 

@@ -21,7 +21,9 @@ fn runs(count: u64) -> Vec<Run> {
 fn write(writer: &mut Writer<'_>, count: u64, queue: &Queue) {
     writer.put(kind::TREE, &b"seven b"[..]);
     writer.begin(kind::RUNS);
-    runs(count).iter().for_each(|run| writer.add(run));
+    for run in runs(count) {
+        writer.add(&run);
+    }
     writer.put(kind::DEVICES, queue);
 }
 

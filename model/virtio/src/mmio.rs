@@ -295,9 +295,8 @@ impl<D: Device> Transport<D> {
     fn queue_flags(&self) -> u32 {
         let [indirect, event_idx] =
             [F_INDIRECT_DESC, F_EVENT_IDX].map(|it| self.has_negotiated(it));
-        queue::READY
-            | queue::INDIRECT * u32::from(indirect)
-            | queue::EVENT_IDX * u32::from(event_idx)
+        let ring = queue::INDIRECT * u32::from(indirect) + queue::EVENT_IDX * u32::from(event_idx);
+        queue::READY | ring
     }
 
     /// Passes on what an operation gave, or breaks the device with its error.
