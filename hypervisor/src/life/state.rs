@@ -80,7 +80,10 @@ fn settle_all(vm: &Instance) {
         vcpu.give_back_interrupts(&vm.distributor);
     }
     for node in machine::get().node_ids() {
-        while let (_, Some(_)) = vm.space.give_copies_back(node, Gfn(0)) {}
+        let mut from = Some(Gfn(0));
+        while let Some(first) = from {
+            (_, from) = vm.space.give_copies_back(node, first);
+        }
     }
 }
 
