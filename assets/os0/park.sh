@@ -332,6 +332,8 @@ for n in $(seq 0 23); do
 done
 say reading
 wait $readers
+# It shows its clock some more times, to whoever waits for that.
+sleep 5
 say "diskread ok sha256=$(for n in $(seq 0 23); do cat /tmp/part$n; done | sha256sum | cut -c-64)"
 EOF
     dd if=/tmp/script of=/tmp/first.img conv=notrunc 2>/dev/null
