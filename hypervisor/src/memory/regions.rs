@@ -5,7 +5,6 @@
 //! content, moved, taken away or given to a balloon. They are zeroed 64 KiB at a time, when somebody
 //! first touches them; a VM sees a run as one block once all of it is.
 
-use crate::machine;
 use crate::memory::frames::{self, Metal};
 use abi::Text;
 use abi::bundle::{REGION_READ_ONLY, RegionRecord, VmRecord};
@@ -151,15 +150,6 @@ pub fn are_used() -> bool {
     REGIONS.lock().iter().all(|(_, users, _)| users > 0)
 }
 
-/// Gives frames back that were taken at once; those that another image took, one by one.
-fn give_back(first: Mfn, order: u8) {
-    let entry = machine::get().map.entry(first);
-    let own = entry.map_or(order, |entry| entry.state().order);
-    for n in (0..1 << order).step_by(1 << own) {
-        frames::free(first.add(n), own);
-    }
-}
-
 /// A region as one VM sees it, until it is taken apart.
 pub struct Window {
     /// Where the guest finds it.
@@ -234,10 +224,10 @@ impl Window {
             return true;
         };
         if let Some(run) = region.runs.pop() {
-            give_back(run.first, MAX_ORDER);
+            frames::free(run.first, MAX_ORDER);
             return false;
         }
-        give_back(region.header, 1);
+        frames::free(region.header, 1);
         self.leaving = None;
         true
     }

@@ -239,6 +239,17 @@ mod tests {
     }
 
     #[test]
+    fn who_was_paused_before_is_paused_once_and_goes_on() {
+        let mut debtor = Debtor::paused(1000);
+        assert_eq!((debtor.is_paused(), debtor.owed()), (true, 1000));
+        for _ in 0..2 * PATIENCE {
+            assert_eq!(debtor.turn(OWES), None);
+        }
+        assert_eq!(debtor.turn(Go::default()), Some(News::GoOn));
+        assert!(!debtor.is_paused());
+    }
+
+    #[test]
     fn who_pays_at_all_has_time() {
         let mut debtor = Debtor::default();
         let steps = [

@@ -168,7 +168,7 @@ impl<'a> MemoryMap<'a> {
         self.mark(frames, Event::Keep, Origin::Image)
     }
 
-    /// Marks frames that no pool was given as the hypervisor's, each a block of its own, to be freed some day: those that
+    /// Marks frames that no pool was given as the hypervisor's, to be freed some day as blocks of any order: those that
     /// were its own before this map. Before any pool is filled with what is left.
     ///
     /// # Errors

@@ -118,6 +118,27 @@ proptest! {
     }
 }
 
+/// A region that another image had is there before its users are, and ends with the last of them.
+#[test]
+fn a_region_is_put_before_it_is_joined() {
+    let mut regions = Regions::empty();
+    let known = wanted((0, 0, 2));
+    assert_eq!(regions.put(known, 7), Ok(()));
+    assert!(regions.put(known, 8).is_err(), "there is one of that name");
+    assert!(
+        regions.put(wanted((1, 0, 0)), 8).is_err(),
+        "it has no bytes"
+    );
+    assert_eq!(regions.iter().map(|(_, users, _)| users).sum::<u32>(), 0);
+    for _ in 0..2 {
+        assert_eq!(regions.join(known, || None), Ok(7));
+    }
+    assert!(regions.join(wanted((0, 1, 2)), || None).is_err());
+    let left = [known.name; 2].map(|name| regions.leave(name));
+    assert_eq!(left, [None, Some(7)]);
+    assert_eq!(regions.missing(known), known.size);
+}
+
 #[test]
 fn a_refusal_names_both_numbers() {
     let mut regions = Regions::empty();

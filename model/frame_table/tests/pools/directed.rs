@@ -242,6 +242,12 @@ fn frames_are_adopted_once() {
     pool.add(&map, next, Origin::Lent).unwrap();
     pool.free(&map, Mfn(0x8_0211), 0).unwrap();
     assert_eq!(pool.counts().free, 32 + 13 + 1);
+    // What was the hypervisor's is so once, too, and goes back as what it was taken as.
+    map.adopt_own(run(0x8_0200, 4)).unwrap();
+    assert!(map.adopt_own(run(0x8_0203, 1)).is_err());
+    assert!(map.adopt(run(0x8_0200, 1), owner).is_err());
+    pool.free(&map, Mfn(0x8_0200), 2).unwrap();
+    assert_eq!(pool.counts().free, 32 + 13 + 1 + 4);
 }
 
 #[test]
