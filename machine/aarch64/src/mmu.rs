@@ -3,7 +3,6 @@
 
 use crate::boot::enable_mmu;
 use crate::cpu::dsb_ishst;
-use core::fmt;
 use model_addr::{Pa, PaRange};
 
 /// Words of a table.
@@ -48,27 +47,14 @@ impl Rights {
 }
 
 /// Why a run could not be mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// The boot tables are used up: the machine's memory is too scattered.
+    #[error("no table left to map {:#x} bytes at {}", .0.size, .0.start)]
     NoTable(PaRange),
     /// Part of the run is mapped already.
+    #[error("{0:#x} is mapped twice")]
     Overlap(u64),
-}
-
-impl fmt::Display for MapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoTable(range) => {
-                write!(
-                    f,
-                    "no table left to map {:#x} bytes at {}",
-                    range.size, range.start
-                )
-            }
-            Self::Overlap(va) => write!(f, "{va:#x} is mapped twice"),
-        }
-    }
 }
 
 #[derive(Clone, Copy)]

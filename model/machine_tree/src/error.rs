@@ -1,7 +1,5 @@
 //! What is wrong with a tree, and where.
 
-use core::fmt;
-
 use dtoolkit::error::FdtParseError;
 use heapless::String;
 
@@ -9,7 +7,8 @@ use heapless::String;
 const NAME_LENGTH: usize = 40;
 
 /// Why the tree was refused: the node and what is wrong with it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("device tree, {}: {problem}", if .node.is_empty() { "/" } else { &.node })]
 pub struct TreeError {
     /// The node's name with its address, cut where it is very long; empty for the whole tree.
     pub node: String<NAME_LENGTH>,
@@ -18,21 +17,28 @@ pub struct TreeError {
 }
 
 /// What is wrong with a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The blob is no device tree.
+    #[error("{0}")]
     Blob(FdtParseError),
     /// There is no such node.
+    #[error("there is no such node")]
     NoNode,
     /// A property that must be there is not.
+    #[error("{0} is missing")]
     Missing(&'static str),
     /// A property has the wrong length or type.
+    #[error("{0} is malformed")]
     Malformed(&'static str),
     /// A property has a value that makes no sense.
+    #[error("{0} cannot be {1:#x}")]
     Value(&'static str, u64),
     /// There are more of these than the limit.
+    #[error("more than {1} {0}")]
     TooMany(&'static str, usize),
     /// Two runs of memory have this address in common.
+    #[error("memory is given twice at {0:#x}")]
     Overlap(u64),
 }
 
@@ -50,25 +56,3 @@ impl TreeError {
         }
     }
 }
-
-impl fmt::Display for TreeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let node = if self.node.is_empty() {
-            "/"
-        } else {
-            self.node.as_str()
-        };
-        write!(f, "device tree, {node}: ")?;
-        match &self.problem {
-            Problem::Blob(error) => write!(f, "{error}"),
-            Problem::NoNode => f.write_str("there is no such node"),
-            Problem::Missing(property) => write!(f, "{property} is missing"),
-            Problem::Malformed(property) => write!(f, "{property} is malformed"),
-            Problem::Value(property, value) => write!(f, "{property} cannot be {value:#x}"),
-            Problem::TooMany(what, limit) => write!(f, "more than {limit} {what}"),
-            Problem::Overlap(address) => write!(f, "memory is given twice at {address:#x}"),
-        }
-    }
-}
-
-impl core::error::Error for TreeError {}

@@ -6,8 +6,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-use abi::Text;
-use core::fmt;
+use abi::{Text, bundle::REGION_SIZE_MAX};
 use heapless::Vec;
 
 /// The most regions of a machine.
@@ -30,9 +29,11 @@ pub struct Wanted {
 }
 
 /// Why a VM does not get a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// It has another size.
+    #[error("region {} has {has} MiB for the VMs that use it, and {} MiB are asked for: say {has} MiB in all VM files",
+        .wanted.name, .wanted.size >> 20, has = .has >> 20)]
     Size {
         /// What was asked for.
         wanted: Wanted,
@@ -40,6 +41,7 @@ pub enum Refused {
         has: u64,
     },
     /// It is another share group's.
+    #[error("region {} is used by share group {owner}, and the VM is of {}", .wanted.name, .wanted.group)]
     Group {
         /// What was asked for.
         wanted: Wanted,
@@ -47,10 +49,13 @@ pub enum Refused {
         owner: Name,
     },
     /// No region has so many bytes.
+    #[error("region {} has {} bytes; the size must be a multiple of 2 MiB and at most {REGION_SIZE_MAX}", .0.name, .0.size)]
     Bytes(Wanted),
     /// There are [`REGIONS_MAX`] of them.
+    #[error("region {} would be one more than the {REGIONS_MAX} that a machine has at most", .0.name)]
     TooMany(Wanted),
     /// No memory is left for it.
+    #[error("region {}: no memory is left for its {} MiB, which are taken in whole runs of 2 MiB", .0.name, .0.size >> 20)]
     NoMemory(Wanted),
 }
 
@@ -64,45 +69,6 @@ impl Refused {
         }
     }
 }
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (most, mib) = (abi::bundle::REGION_SIZE_MAX, |bytes: u64| bytes >> 20);
-        match self {
-            Self::Size { wanted, has } => write!(
-                f,
-                "region {} has {} MiB for the VMs that use it, and {} MiB are asked for: say {} MiB in all VM files",
-                wanted.name,
-                mib(*has),
-                mib(wanted.size),
-                mib(*has),
-            ),
-            Self::Group { wanted, owner } => write!(
-                f,
-                "region {} is used by share group {owner}, and the VM is of {}",
-                wanted.name, wanted.group
-            ),
-            Self::Bytes(wanted) => write!(
-                f,
-                "region {} has {} bytes; the size must be a multiple of 2 MiB and at most {most}",
-                wanted.name, wanted.size
-            ),
-            Self::TooMany(wanted) => write!(
-                f,
-                "region {} would be one more than the {REGIONS_MAX} that a machine has at most",
-                wanted.name
-            ),
-            Self::NoMemory(wanted) => write!(
-                f,
-                "region {}: no memory is left for its {} MiB, which are taken in whole runs of 2 MiB",
-                wanted.name,
-                mib(wanted.size)
-            ),
-        }
-    }
-}
-
-impl core::error::Error for Refused {}
 
 #[derive(Clone, Debug)]
 struct Entry<R> {
