@@ -6,24 +6,27 @@
 //! so that whole blocks of the disk are whole frames of the buffer.
 
 mod known;
+mod virtio;
 
 use crate::drivers::jobs::{ENDS, Job, Move, Part};
-use crate::drivers::queue::{BufferQueue, Transport, begin};
+use crate::drivers::queue::Transport;
 use crate::drivers::served::{self, Ring};
 use crate::machine::{Kind, stretch};
 use crate::memory::{Tables, sharing};
 use abi::served::FOR_OVERLAYS;
 use alloc::boxed::Box;
 use arch::frames::Ram;
+use core::any::Any;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, NodeId, Pa, VmId};
-use model_disk::{Budget, DATA_AT_ONCE, Jobs, Lent, Store as _};
+use model_disk::{Budget, Jobs, Lane, Lent, Place, Store as _};
 pub use model_disk::{Io, Transfer as Operation};
 use model_paging::Words;
 use model_virtio::blk::SECTOR_SIZE;
-use virtio_drivers::{Error, transport::Transport as _};
+use virtio::Virtio;
+use virtio_drivers::Error;
 
 /// Requests under way at a time.
 const JOBS: usize = 16;
@@ -31,41 +34,23 @@ const JOBS: usize = 16;
 pub const JOBS_FOR_PAGES: usize = 4;
 /// A job's buffer as an order of frames: 128 KiB, for header, 64 KiB of data, and status.
 const BUFFER_ORDER: u8 = 5;
-/// `struct virtio_blk_req` before its data: le32 type, le32 reserved, le64 sector.
-const HEADER_BYTES: u32 = 16;
-/// Where header and data are in a buffer.
-const HEADER_AT: u64 = FRAME_SIZE - HEADER_BYTES as u64;
+/// Where data are in a buffer: what a lane has before them, and behind, is its own affair.
 pub const DATA_AT: u64 = FRAME_SIZE;
-const FEATURE_FLUSH: u64 = 1 << 9;
 /// The most physical disks.
 pub const DISKS_MAX: usize = 4;
 /// The most partitions of a disk that are offered.
 const PARTITIONS_MAX: usize = 16;
 
 struct Hardware {
-    device: Device,
+    lane: Box<dyn Lane<Buffer = Ram> + Send>,
     jobs: Jobs<Box<Part>, Move, JOBS>,
-}
-
-/// Who does the transfers.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one for each disk of the machine"
-)]
-enum Device {
-    /// A device that EL2 drives.
-    Virtio(Transport, BufferQueue<64, JOBS>),
-    /// OS-0.
-    Served(Ring),
 }
 
 /// A partition as it was found.
 struct Entry {
-    /// From 1 on, over all disks.
-    number: u8,
+    /// Numbered from 1 on, over all disks.
+    place: Place,
     name: heapless::String<108>,
-    first: u64,
-    sectors: u64,
     /// Overlays and what VMs swap may be on it: somebody said that what it holds may be overwritten.
     is_scratch: bool,
     /// How many VMs have it as a base; -1 where one has it alone.
@@ -147,10 +132,7 @@ impl Drop for Partition {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match &mut self.disk.hardware.lock().device {
-            Device::Virtio(_, queue) => queue.release(self.slot),
-            Device::Served(ring) => ring.release(self.slot),
-        }
+        self.disk.hardware.lock().lane.release(self.slot);
     }
 }
 
@@ -162,23 +144,17 @@ impl Buffer {
 }
 
 /// Starts a disk and reads its partition table.
-pub fn start(number: usize, mut transport: Transport) -> Result<(), Error> {
-    begin(&mut transport, FEATURE_FLUSH);
-    let mut queue = BufferQueue::new(&mut transport, 0, BUFFER_ORDER, HEADER_AT)?;
-    transport.finish_init();
-    // struct virtio_blk_config begins with the capacity; registers are read by words.
-    let [low, high]: [u32; 2] = transport.read_config_space(0)?;
-    let sectors = u64::from(high) << 32 | u64::from(low);
-    let partitions = read_partitions(number, (&mut transport, &mut queue), sectors);
-    for entry in &partitions {
+pub fn start(number: usize, transport: Transport) -> Result<(), Error> {
+    let (mut lane, sectors) = Virtio::start(transport)?;
+    let partitions = read_partitions(number, &mut lane, sectors);
+    for Entry { name, place, .. } in &partitions {
         log::info!(
-            "disk {number}: partition {:?}, {} MiB",
-            entry.name,
-            entry.sectors >> 11
+            "disk {number}: partition {name:?}, {} MiB",
+            place.sectors >> 11
         );
     }
-    let disk = Disk::new(Device::Virtio(transport, queue), partitions);
     let slot = DISKS.get(number).ok_or(Error::Unsupported)?;
+    let disk = Disk::new(lane, partitions);
     slot.set(disk).map_err(|_| Error::AlreadyUsed)
 }
 
@@ -192,14 +168,14 @@ pub fn serve(area: Ram, bell: u32) -> bool {
     for offer in served::offers(area) {
         let name = offer.name.as_str().unwrap_or_default();
         log::info!("OS-0 serves {name:?}, {} MiB", offer.sectors >> 11);
-        let number = (partitions.len() + 1) as u8;
+        let place = Place::new(partitions.len() + 1, 0, offer.sectors);
         // There is room for as many as can be offered.
         let name = heapless::String::try_from(name).unwrap_or_default();
         let is_scratch = offer.uses & FOR_OVERLAYS != 0;
-        let _ = partitions.push(Entry::new(number, name, (0, offer.sectors), is_scratch));
+        let _ = partitions.push(Entry::new(place, name, is_scratch));
     }
     let ring = Ring::new(area, bell, BUFFER_ORDER);
-    let disk = ring.map(|ring| Disk::new(Device::Served(ring), partitions));
+    let disk = ring.map(|ring| Disk::new(ring, partitions));
     disk.is_some_and(|disk| DISKS[SERVED].set(disk).is_ok())
 }
 
@@ -225,10 +201,8 @@ pub fn served() -> Option<(Ram, u32)> {
 
 fn with_ring<T>(action: impl FnOnce(&mut Ring) -> T) -> Option<T> {
     let mut hardware = DISKS[SERVED].get()?.hardware.lock();
-    match &mut hardware.device {
-        Device::Served(ring) => Some(action(ring)),
-        Device::Virtio(..) => None,
-    }
+    let lane: &mut dyn Any = &mut *hardware.lane;
+    lane.downcast_mut().map(action)
 }
 
 /// Forgets the disk that OS-0 serves, and what VMs that have ended asked of it last.
@@ -247,9 +221,12 @@ pub unsafe fn forget_served() {
 }
 
 impl Disk {
-    fn new(device: Device, partitions: heapless::Vec<Entry, PARTITIONS_MAX>) -> Self {
-        let jobs = Jobs::default();
-        let hardware = Hardware { device, jobs };
+    fn new(
+        lane: impl Lane<Buffer = Ram> + Send,
+        partitions: heapless::Vec<Entry, PARTITIONS_MAX>,
+    ) -> Self {
+        let (lane, jobs) = (Box::new(lane), Jobs::default());
+        let hardware = Hardware { lane, jobs };
         Self {
             hardware: SpinLock::new(Rank::PhysicalDevice, hardware),
             partitions,
@@ -258,18 +235,11 @@ impl Disk {
 }
 
 impl Entry {
-    fn new(
-        number: u8,
-        name: heapless::String<108>,
-        (first, sectors): (u64, u64),
-        is_scratch: bool,
-    ) -> Self {
-        let words = Words::new(sectors * SECTOR_SIZE / FRAME_SIZE);
+    fn new(place: Place, name: heapless::String<108>, is_scratch: bool) -> Self {
+        let words = Words::new(place.sectors * SECTOR_SIZE / FRAME_SIZE);
         Self {
-            number,
+            place,
             name,
-            first,
-            sectors,
             is_scratch,
             takers: AtomicI32::new(0),
             was_base: AtomicBool::new(false),
@@ -281,24 +251,22 @@ impl Entry {
 
 fn read_partitions(
     disk: usize,
-    (transport, device): (&mut Transport, &mut BufferQueue<64, JOBS>),
+    lane: &mut dyn Lane<Buffer = Ram>,
     sectors: u64,
 ) -> heapless::Vec<Entry, PARTITIONS_MAX> {
     let mut found = heapless::Vec::new();
     let mut buffer = [0; SECTOR_SIZE as usize];
     let table = model_partitions::read(sectors, &mut buffer, |sector, into| {
-        read_now((transport, device), sector, into)
+        read_now(lane, sector, into)
     });
     match table {
         Ok(table) => {
             for partition in &table.partitions {
-                let place = (
-                    partition.first_lba,
-                    partition.last_lba - partition.first_lba + 1,
-                );
-                let number = (disk * PARTITIONS_MAX + found.len() + 1) as u8;
+                let (first, last) = (partition.first_lba, partition.last_lba);
+                let number = disk * PARTITIONS_MAX + found.len() + 1;
+                let place = Place::new(number, first, last - first + 1);
                 let name = partition.name.clone();
-                let entry = Entry::new(number, name, place, partition.type_guid.is_scratch());
+                let entry = Entry::new(place, name, partition.type_guid.is_scratch());
                 if found.push(entry).is_err() {
                     log::warn!("only the first {PARTITIONS_MAX} partitions are used");
                     break;
@@ -321,7 +289,7 @@ pub fn take(name: &str, is_base: bool) -> Result<Partition, Unavailable> {
     let extent = named(name).ok_or(Unavailable::Missing)?;
     let Extent { disk, entry } = extent;
     // What a VM that has ended asked for last may still be on its way.
-    if disk.hardware.lock().jobs.has_of(entry.number) && !is_base {
+    if disk.hardware.lock().jobs.has_of(extent.number()) && !is_base {
         return Err(Unavailable::Taken);
     }
     let one_more = |now| match (is_base, now) {
@@ -337,7 +305,7 @@ pub fn take(name: &str, is_base: bool) -> Result<Partition, Unavailable> {
         entry.was_base.store(true, Ordering::Relaxed);
     } else {
         if entry.was_base.swap(false, Ordering::Relaxed) {
-            sharing::forget_disk(entry.number);
+            sharing::forget_disk(extent.number());
         }
         extent.clear();
     }
@@ -387,7 +355,7 @@ pub fn any_page(mut join: impl FnMut(&mut Move) -> bool) -> bool {
 impl Extent {
     /// Its 512-byte sectors.
     pub fn sectors(&self) -> u64 {
-        self.entry.sectors
+        self.entry.place.sectors
     }
 
     /// Its name.
@@ -402,38 +370,21 @@ impl Extent {
 
     /// A free buffer, where so many are `kept` for others; `None` while others have them.
     pub fn buffer(&self, kept: usize) -> Option<Buffer> {
-        let mut hardware = self.disk.hardware.lock();
-        let (slot, ram) = match &mut hardware.device {
-            Device::Virtio(_, queue) if queue.free() > kept => queue.claim()?,
-            Device::Served(ring) if ring.free() > kept => ring.claim()?,
-            _ => return None,
-        };
         let disk = self.disk;
+        let (slot, ram) = disk.hardware.lock().lane.claim(kept)?;
         Some(Buffer { disk, slot, ram })
     }
 
     /// Begins a transfer to or from `buffer`, which is of this partition's disk. Gives the job back
     /// where the device does not take it; nobody hears of that.
     pub fn begin(&self, buffer: Buffer, io: Io, job: Job) -> Result<(), Job> {
-        let Io {
-            operation, bytes, ..
-        } = io;
-        let end = io.sector + bytes.div_ceil(SECTOR_SIZE);
-        if end > self.entry.sectors || bytes > DATA_AT_ONCE {
-            return Err(job);
-        }
-        {
-            let mut hardware = self.disk.hardware.lock();
-            if !hardware.device.ask(&buffer, self.entry, io) {
-                drop(hardware);
-                return Err(job);
-            }
-            let partition = self.entry.number;
-            let lent = Lent { partition, io, job };
-            hardware.jobs.lend(buffer.slot, lent);
-        }
-        if operation == Operation::Read {
-            self.entry.reads.fetch_add(bytes, Ordering::Relaxed);
+        let begun = {
+            let Hardware { lane, jobs } = &mut *self.disk.hardware.lock();
+            jobs.begin(&mut **lane, (buffer.slot, &self.entry.place), io, job)
+        };
+        begun?;
+        if io.operation == Operation::Read {
+            self.entry.reads.fetch_add(io.bytes, Ordering::Relaxed);
         }
         // It is the device's; it comes back in `interrupt`.
         core::mem::forget(buffer);
@@ -446,66 +397,24 @@ impl Extent {
     }
 }
 
-fn write_header(buffer: Ram, operation: Operation, sector: u64) {
-    buffer.write(HEADER_AT, &(operation as u32).to_le_bytes());
-    buffer.write(HEADER_AT + 4, &[0; 4]);
-    buffer.write(HEADER_AT + 8, &sector.to_le_bytes());
-}
-
-impl Device {
-    /// Gives a transfer with a buffer and a partition to whoever does it.
-    fn ask(&mut self, buffer: &Buffer, entry: &Entry, io: Io) -> bool {
-        match self {
-            Self::Virtio(transport, queue) => {
-                write_header(buffer.ram, io.operation, entry.first + io.sector);
-                let data = io.bytes as u32;
-                let (reads, writes) = match io.operation {
-                    Operation::Write => (HEADER_BYTES + data, 1),
-                    Operation::Read | Operation::Flush => (HEADER_BYTES, data + 1),
-                };
-                queue.lend(transport, buffer.slot, reads, writes).is_ok()
-            }
-            // Its partitions are numbered from 1 on.
-            Self::Served(ring) => ring.ask(buffer.slot, u32::from(entry.number) - 1, io),
-        }
-    }
-
-    /// A buffer that comes back, whether what was asked is done; `io_of` knows what that was.
-    fn take_back(&mut self, io_of: impl Fn(usize) -> Option<Io>) -> Option<(usize, Ram, bool)> {
-        match self {
-            Self::Virtio(_, queue) => {
-                let (slot, ram, written) = queue.take_back()?;
-                let mut status = [0xff];
-                ram.read(DATA_AT + io_of(slot).map_or(0, |io| io.bytes), &mut status);
-                Some((slot, ram, written > 0 && status[0] == 0))
-            }
-            Self::Served(ring) => ring.take_answered(io_of),
-        }
-    }
-}
-
 /// Reads a sector while nothing else happens: at boot.
-fn read_now(
-    (transport, queue): (&mut Transport, &mut BufferQueue<64, JOBS>),
-    sector: u64,
-    into: &mut [u8],
-) -> Result<(), Error> {
-    let (slot, buffer) = queue.claim().ok_or(Error::QueueFull)?;
-    write_header(buffer, Operation::Read, sector);
-    queue.lend(transport, slot, HEADER_BYTES, into.len() as u32 + 1)?;
+fn read_now(lane: &mut dyn Lane<Buffer = Ram>, sector: u64, into: &mut [u8]) -> Result<(), Error> {
+    let io = Io {
+        operation: Operation::Read,
+        sector,
+        bytes: into.len() as u64,
+    };
+    let (slot, buffer) = lane.claim(0).ok_or(Error::QueueFull)?;
+    if !lane.ask(slot, &Place::new(1, 0, u64::MAX), io) {
+        return Err(Error::IoError);
+    }
     // A device that never answers must not keep the machine from starting.
     for _ in 0..100_000_000_u32 {
-        if queue.take_back().is_some() {
-            transport.ack_interrupt();
-            queue.release(slot);
+        if let Some((slot, _, done)) = lane.take_back(&|_| Some(io)) {
+            lane.acknowledge();
+            lane.release(slot);
             buffer.read(DATA_AT, into);
-            let mut status = [0xff];
-            buffer.read(DATA_AT + into.len() as u64, &mut status);
-            return if status[0] == 0 {
-                Ok(())
-            } else {
-                Err(Error::IoError)
-            };
+            return done.then_some(()).ok_or(Error::IoError);
         }
         arch::cpu::relax();
     }
@@ -517,9 +426,7 @@ pub fn interrupt(number: usize) -> bool {
     let Some(disk) = DISKS.get(number).and_then(Once::get) else {
         return false;
     };
-    if let Device::Virtio(transport, _) = &mut disk.hardware.lock().device {
-        transport.ack_interrupt();
-    }
+    disk.hardware.lock().lane.acknowledge();
     end_some(number, disk)
 }
 
@@ -560,8 +467,8 @@ pub fn answered() -> bool {
 /// Ends a job that has come back; whether there was one.
 fn end_one(disk: &'static Disk, budget: &mut Budget) -> bool {
     let mut hardware = disk.hardware.lock();
-    let Hardware { device, jobs } = &mut *hardware;
-    let Some((slot, ram, done)) = device.take_back(|slot| jobs.io(slot)) else {
+    let Hardware { lane, jobs } = &mut *hardware;
+    let Some((slot, ram, done)) = lane.take_back(&|slot| jobs.io(slot)) else {
         return false;
     };
     let lent = jobs.take(slot);

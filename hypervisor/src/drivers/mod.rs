@@ -19,25 +19,25 @@ pub use disk::{Buffer, Extent, Io, Operation, Partition};
 
 use crate::machine::{self, Cpu, Kind, due};
 use arch::gic;
-use core::{fmt, ptr::NonNull, sync::atomic::Ordering};
+use core::{ptr::NonNull, sync::atomic::Ordering};
 use machine_locks::Once;
-use virtio_drivers::Error;
 use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
 use virtio_drivers::transport::{DeviceType, Transport as _};
 
-/// What raises which interrupt.
-#[derive(Default)]
-struct Routes {
-    control: Option<u32>,
-    card: Option<u32>,
-    disks: heapless::Vec<(u32, usize), { disk::DISKS_MAX }>,
+/// What raises an interrupt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Control,
+    Card,
+    Disk(usize),
 }
 
-static ROUTES: Once<Routes> = Once::new();
+/// The devices that EL2 drives, by the number of their interrupts.
+static ROUTES: Once<heapless::LinearMap<u32, Source, { disk::DISKS_MAX + 2 }>> = Once::new();
 
 /// Finds and starts the devices; their interrupts come to the executing CPU.
 pub fn init(distributor: gic::Distributor) {
-    let mut routes = Routes::default();
+    let mut routes = heapless::LinearMap::new();
     for window in &machine::get().tree.virtio {
         let Some(header) = NonNull::new(core::ptr::with_exposed_provenance_mut::<VirtIOHeader>(
             window.registers.start.0 as usize,
@@ -51,32 +51,33 @@ pub fn init(distributor: gic::Distributor) {
             continue;
         };
         let interrupt = window.interrupt;
-        let used = match transport.device_type() {
-            DeviceType::Console if routes.control.is_none() => {
-                let started = port::start(transport);
-                let is_used = has_started(format_args!("the control port"), started);
-                routes.control = is_used.then_some(interrupt.intid);
-                is_used
+        let has = |source| routes.values().any(|other| *other == source);
+        let (what, source, started) = match transport.device_type() {
+            DeviceType::Console if !has(Source::Control) => {
+                ("control port", Source::Control, port::start(transport))
+            }
+            DeviceType::Network if !has(Source::Card) => {
+                ("network card", Source::Card, nic::start(transport))
             }
             DeviceType::Block => {
-                let number = routes.disks.len();
-                let started = disk::start(number, transport);
-                has_started(format_args!("physical disk {number}"), started)
-                    && routes.disks.push((interrupt.intid, number)).is_ok()
+                let is_free = |n: &usize| !has(Source::Disk(*n));
+                let n = (0..disk::DISKS_MAX)
+                    .find(is_free)
+                    .unwrap_or(disk::DISKS_MAX);
+                ("physical disk", Source::Disk(n), disk::start(n, transport))
             }
-            DeviceType::Network if routes.card.is_none() => {
-                let started = nic::start(transport);
-                let is_used = has_started(format_args!("the network card"), started);
-                routes.card = is_used.then_some(interrupt.intid);
-                is_used
-            }
-            _ => false,
+            _ => continue,
         };
-        if used {
-            distributor.enable_here(interrupt.intid, interrupt.edge);
+        match started {
+            // There is a place for each.
+            Ok(()) if routes.insert(interrupt.intid, source).is_ok() => {
+                distributor.enable_here(interrupt.intid, interrupt.edge);
+            }
+            Ok(()) => {}
+            Err(error) => log::warn!("the {what} does not start: {error}"),
         }
     }
-    if routes.control.is_some() {
+    if routes.values().any(|source| *source == Source::Control) {
         // What came in before the interrupt was let through raised no edge that counts.
         port::acknowledge();
     } else {
@@ -85,29 +86,22 @@ pub fn init(distributor: gic::Distributor) {
     let _ = ROUTES.set(routes);
 }
 
-/// Whether a device has started; says why where it has not.
-fn has_started(what: fmt::Arguments<'_>, started: Result<(), Error>) -> bool {
-    if let Err(error) = &started {
-        log::warn!("{what} does not start: {error}");
-    }
-    started.is_ok()
-}
-
 /// A device interrupt.
 pub fn interrupt(cpu: &'static Cpu, intid: u32) {
-    let Some(routes) = ROUTES.get() else { return };
+    let source = ROUTES.get().and_then(|routes| routes.get(&intid));
     // A guest may have left for it.
     cpu.stretch.begin(cpu.stretch.interrupted.get(), Kind::Exit);
-    if routes.control == Some(intid) {
-        port::acknowledge();
-        // Requests are served between guests, not in the middle of one.
-        cpu.reschedule.store(true, Ordering::Relaxed);
-    } else if routes.card == Some(intid) {
-        nic::interrupt();
-    } else if let Some(&(_, number)) = routes.disks.iter().find(|(disk, _)| *disk == intid)
-        && disk::interrupt(number)
-    {
-        due::request();
-        cpu.reschedule.store(true, Ordering::Relaxed);
+    match source {
+        Some(Source::Control) => {
+            port::acknowledge();
+            // Requests are served between guests, not in the middle of one.
+            cpu.reschedule.store(true, Ordering::Relaxed);
+        }
+        Some(Source::Card) => nic::interrupt(),
+        Some(Source::Disk(number)) if disk::interrupt(*number) => {
+            due::request();
+            cpu.reschedule.store(true, Ordering::Relaxed);
+        }
+        Some(Source::Disk(_)) | None => {}
     }
 }

@@ -63,7 +63,8 @@ enum Slot {
 /// writes.
 pub struct BufferQueue<const SIZE: usize, const SLOTS: usize> {
     queue: VirtQueue<El2Memory, SIZE>,
-    buffers: [Ram; SLOTS],
+    /// All of them.
+    pub buffers: [Ram; SLOTS],
     slots: [Slot; SLOTS],
     number: u16,
     skip: u64,

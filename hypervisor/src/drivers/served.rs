@@ -1,12 +1,13 @@
 //! A disk whose driver is OS-0: requests go through an area that OS-0 gives (`abi::served`), and it
 //! is told of them by an interrupt of its own.
 
-use crate::drivers::disk::{DATA_AT, Io};
+use crate::drivers::disk::DATA_AT;
 use crate::machine;
 use crate::memory::frames;
 use abi::served::{ANSWER_AT, AREA_BYTES, DATA_BYTES, HEAD_BYTES, OFFERS_AT, Offer, Record, SLOTS};
 use arch::{cpu::dsb_sy, frames::Ram};
 use model_addr::NodeId;
+use model_disk::{Io, Lane, Place, Transfer};
 use model_served::Slots;
 use zerocopy::IntoBytes;
 
@@ -80,29 +81,25 @@ impl Ring {
     pub fn given(&self) -> Option<(Ram, u32)> {
         (!self.is_kept()).then_some((self.area, self.bell))
     }
+}
 
-    /// How many buffers are free.
-    pub fn free(&self) -> usize {
-        self.slots.free()
-    }
+impl Lane for Ring {
+    type Buffer = Ram;
 
-    /// Takes a free buffer, to be filled and asked for, or released.
-    pub fn claim(&mut self) -> Option<(usize, Ram)> {
-        let slot = self.slots.claim()?;
+    fn claim(&mut self, kept: usize) -> Option<(usize, Ram)> {
+        let slot = (self.slots.free() > kept).then(|| self.slots.claim())??;
         Some((slot, self.buffers[slot]))
     }
 
-    /// Gives back a claimed buffer.
-    pub fn release(&mut self, slot: usize) {
+    fn release(&mut self, slot: usize) {
         self.slots.release(slot);
     }
 
-    /// Asks OS-0 for a transfer with a claimed buffer and its disk of that number.
-    pub fn ask(&mut self, slot: usize, disk: u32, io: Io) -> bool {
+    fn ask(&mut self, slot: usize, place: &Place, io: Io) -> bool {
         let Some(ticket) = self.slots.ask(slot) else {
             return false;
         };
-        if io.operation == crate::drivers::disk::Operation::Write {
+        if io.operation == Transfer::Write {
             let data = data_at(slot);
             self.area
                 .copy_from(data, self.buffers[slot], DATA_AT, io.bytes as usize);
@@ -110,7 +107,8 @@ impl Ring {
         let record = Record {
             ticket,
             operation: io.operation as u32,
-            disk,
+            // OS-0 numbers its disks from 0 on.
+            disk: u32::from(place.number) - 1,
             sector: io.sector,
             bytes: io.bytes,
             ..Record::default()
@@ -125,12 +123,7 @@ impl Ring {
         true
     }
 
-    /// A buffer that OS-0 is done with, claimed now, with what it was asked for (which `io_of` tells),
-    /// and whether that was done.
-    pub fn take_answered(
-        &mut self,
-        io_of: impl Fn(usize) -> Option<Io>,
-    ) -> Option<(usize, Ram, bool)> {
+    fn take_back(&mut self, io_of: &dyn Fn(usize) -> Option<Io>) -> Option<(usize, Ram, bool)> {
         let area = self.area;
         let (slot, done) = self.slots.take_answered(|slot| {
             let mut answer = [0; size_of::<u64>()];
@@ -141,7 +134,7 @@ impl Ring {
         dsb_sy();
         let buffer = self.buffers[slot];
         if let Some(io) = io_of(slot)
-            && io.operation == crate::drivers::disk::Operation::Read
+            && io.operation == Transfer::Read
         {
             buffer.copy_from(DATA_AT, area, data_at(slot), io.bytes as usize);
         }

@@ -34,7 +34,7 @@ mod write;
 
 pub use bytes::Bytes;
 pub use cow::{Base, CowDisk, Piece, Remains};
-pub use jobs::{Job, Jobs, Lent, UnderWay};
+pub use jobs::{Job, Jobs, Lane, Lent, Place, UnderWay};
 pub use pages::{Block, Outcome, Pages};
 pub use request::{Backing, Budget, Loaded, Pass, Progress, Side, Turn, execute};
 pub use write::fill;

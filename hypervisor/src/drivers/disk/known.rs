@@ -43,7 +43,7 @@ impl Extent {
 
 impl Store for Extent {
     fn number(&self) -> u8 {
-        self.entry.number
+        self.entry.place.number
     }
 
     fn size(&self) -> u64 {
