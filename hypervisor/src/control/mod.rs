@@ -5,6 +5,7 @@ mod recount;
 mod sessions;
 pub mod tracing;
 
+use crate::devices::Console;
 use crate::drivers::port::{self, Sent};
 use crate::drivers::{Incoming, requests};
 use crate::economy::ledger;
@@ -278,10 +279,9 @@ fn read(
 fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
     let instance = pages::running(name)?;
     if !instance.terminal.is_uart.load(Ordering::Relaxed) {
-        for (n, slot) in instance.virtio.iter().enumerate() {
-            if let Some(taken) = slot.receive(&instance, n, typed) {
-                return Ok(taken as u64);
-            }
+        let mut consoles = instance.all::<Console>();
+        if let Some(taken) = consoles.find_map(|it| it.receive(&instance, typed)) {
+            return Ok(taken as u64);
         }
     }
     Ok(instance.uart.receive(&instance, typed) as u64)

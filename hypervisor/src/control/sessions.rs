@@ -1,7 +1,7 @@
 //! Requests of control VMs: each is served in its turn.
 
 use crate::control::answer_to;
-use crate::devices::{Slot, control_port::ControlPort};
+use crate::devices::{VirtualDevice as _, control_port::ControlPort};
 use crate::drivers::requests;
 use crate::guest::sessions;
 use crate::machine::{Kind, stretch};
@@ -22,13 +22,11 @@ pub fn serve() {
         let Some(instance) = vm.instance().filter(|instance| !instance.is_ending()) else {
             continue;
         };
-        for (n, slot) in instance.virtio.iter().enumerate() {
-            if let Slot::Control(port) = slot {
-                serve_one(&instance, port);
-                stretch::look(Kind::Control);
-                port.proceed(&instance, n);
-                stretch::look(Kind::Control);
-            }
+        for port in instance.all::<ControlPort>() {
+            serve_one(&instance, port);
+            stretch::look(Kind::Control);
+            port.proceed(&instance);
+            stretch::look(Kind::Control);
         }
     }
 }

@@ -1,13 +1,9 @@
 //! A VM's balloon: what the guest puts into it, or reports free, goes back to the machine.
 
-use crate::devices::register::{RegisterAccess, register, update_line};
+use crate::devices::virtio::{Behaviour, Virtio};
 use crate::guest::Guest;
 use crate::machine::{self, due, stretch};
-use abi::state;
-use alloc::boxed::Box;
 use arch::timer;
-use machine_locks::{Rank, SpinLock};
-use model_addr::Gfn;
 use model_virtio::Transport;
 use model_virtio::balloon::{self, Counts, Run, Source};
 
@@ -18,87 +14,43 @@ const PAGES_AT_ONCE: u64 = 8;
 const LOOKS: u32 = 16;
 
 /// A balloon.
-pub struct Balloon {
-    transport: SpinLock<Box<Transport<balloon::Balloon>>>,
-}
+pub type Balloon = Virtio<Transport<balloon::Balloon>>;
 
-impl Balloon {
-    /// An empty balloon, whose reports are held for `hold_ms` milliseconds.
-    pub fn new(hold_ms: u16) -> Self {
-        let mut transport = Box::new(Transport::new(balloon::Balloon::default()));
-        transport.set_hold(counts_of(hold_ms));
-        Self {
-            transport: SpinLock::new(Rank::Device, transport),
+impl Behaviour for Transport<balloon::Balloon> {
+    type Device = balloon::Balloon;
+
+    fn transport(&mut self) -> &mut Self {
+        self
+    }
+
+    fn work(&mut self, vm: &Guest) {
+        let release = |_: Source, runs: &[Run]| {
+            for run in runs {
+                vm.space.release(run.first, run.count);
+            }
+        };
+        let is_block = |gfn| vm.space.maps().is_block(gfn);
+        let (memory, now) = (vm.memory(), timer::now());
+        let mut looks = 1;
+        while self.serve(&memory, now, PAGES_AT_ONCE, is_block, release) {
+            if looks == LOOKS || stretch::is_long() {
+                vm.put_off_device_work();
+                break;
+            }
+            looks += 1;
+        }
+        if let Some(at) = self.device().due().filter(|at| *at > now) {
+            due::request_at(at);
         }
     }
 
-    /// The guest reads the register at `offset`, or writes it.
-    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
-        let transport = &mut **self.transport.lock();
-        register(transport, vm, n, access, serve)
+    /// A report that is held.
+    fn due(&mut self) -> Option<u64> {
+        self.device().due()
     }
 
-    /// Goes on with work that was put off, and with a report that is due.
-    pub fn proceed(&self, vm: &Guest, n: usize) {
-        let transport = &mut **self.transport.lock();
-        serve(transport, vm);
-        update_line(transport, vm, n);
-    }
-
-    /// Its record.
-    pub fn record(&self) -> state::Device {
-        self.transport.lock().record()
-    }
-
-    /// As a record has it; `false` where that makes no sense.
-    #[must_use]
-    pub fn restore(&self, record: &state::Device) -> bool {
-        self.transport.lock().restore(record)
-    }
-
-    /// Whether its queues use a guest frame; yes where that cannot be told.
-    pub fn uses(&self, gfn: Gfn) -> bool {
-        self.transport.try_lock().is_none_or(|it| it.uses(gfn))
-    }
-
-    /// What the driver did out of the ordinary: queues that it broke, and pages it gave that were
-    /// not its to give.
-    pub fn errors(&self) -> u64 {
-        let transport = self.transport.lock();
-        u64::from(transport.errors().0) + transport.device().counts().refused
-    }
-
-    /// Whether a report that was held is due; asks to be asked again where it will be.
-    pub fn is_due(&self) -> bool {
-        let due = self.transport.lock().device().due();
-        due.is_some_and(due::has_come)
-    }
-
-    /// Reports are held for `hold_ms` milliseconds from the next one on, before their frames are given
-    /// away.
-    pub fn set_hold(&self, hold_ms: u16) {
-        self.transport.lock().set_hold(counts_of(hold_ms));
-    }
-}
-
-fn serve(transport: &mut Transport<balloon::Balloon>, vm: &Guest) {
-    let release = |_: Source, runs: &[Run]| {
-        for run in runs {
-            vm.space.release(run.first, run.count);
-        }
-    };
-    let is_block = |gfn| vm.space.maps().is_block(gfn);
-    let (memory, now) = (vm.memory(), timer::now());
-    let mut looks = 1;
-    while transport.serve(&memory, now, PAGES_AT_ONCE, is_block, release) {
-        if looks == LOOKS || stretch::is_long() {
-            vm.put_off_device_work();
-            break;
-        }
-        looks += 1;
-    }
-    if let Some(at) = transport.device().due().filter(|at| *at > now) {
-        due::request_at(at);
+    fn errors(&mut self) -> u64 {
+        u64::from(Self::errors(self).0) + self.device().counts().refused
     }
 }
 
@@ -108,25 +60,38 @@ fn counts_of(ms: u16) -> u64 {
 
 /// For whoever decides how much memory a VM has.
 impl Balloon {
+    /// An empty balloon, whose reports are held for `hold_ms` milliseconds.
+    pub fn new(hold_ms: u16, window: usize) -> Self {
+        let mut transport = Transport::new(balloon::Balloon::default());
+        transport.set_hold(counts_of(hold_ms));
+        Self::with(window, transport)
+    }
+
+    /// Reports are held for `hold_ms` milliseconds from the next one on, before their frames are given
+    /// away.
+    pub fn set_hold(&self, hold_ms: u16) {
+        self.state.lock().set_hold(counts_of(hold_ms));
+    }
+
     /// Asks for `pages` of 4 KiB in the balloon.
-    pub fn set_target(&self, vm: &Guest, n: usize, pages: u32) {
-        let mut transport = self.transport.lock();
-        transport.set_target(pages);
-        update_line(&transport, vm, n);
+    pub fn set_target(&self, vm: &Guest, pages: u32) {
+        let mut state = self.state.lock();
+        state.set_target(pages);
+        self.show_line(vm, &mut state);
     }
 
     /// Pages that should be in the balloon.
     pub fn target(&self) -> u32 {
-        self.transport.lock().device().target()
+        self.state.lock().device().target()
     }
 
     /// Whether there is a driver to follow the target.
     pub fn has_driver(&self) -> bool {
-        self.transport.lock().is_live()
+        self.state.lock().is_live()
     }
 
     /// What the guest gave.
     pub fn counts(&self) -> Counts {
-        self.transport.lock().device().counts()
+        self.state.lock().device().counts()
     }
 }

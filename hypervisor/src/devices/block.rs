@@ -7,8 +7,8 @@
 mod state;
 mod transfer;
 
-use crate::devices::disk::{Backing, Near};
-use crate::devices::register::{RegisterAccess, register, update_line};
+use crate::devices::disk::{Backing, CowDisk, Near};
+use crate::devices::virtio::{Behaviour, Virtio};
 use crate::drivers::{Buffer, Extent, Io, Part};
 use crate::guest::{Guest, paging};
 use crate::machine::{self, due, stretch};
@@ -16,7 +16,6 @@ use crate::memory::{frames, heap, sharing};
 use abi::control::{count, latency_bucket};
 use alloc::boxed::Box;
 use arch::timer;
-use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_disk::{Budget, Loaded, Pass, Progress, Side, Store as _, Turn, execute};
 use model_virtio::Transport;
@@ -36,8 +35,11 @@ struct Held {
     status: Status,
 }
 
-struct State {
+/// State of a disk.
+pub struct State {
     transport: Transport<Blk>,
+    /// Its place among the VM's devices.
+    window: usize,
     backing: Backing,
     /// Where the next request is taken to.
     request: Option<Box<Request>>,
@@ -76,16 +78,15 @@ impl State {
 }
 
 /// A disk.
-pub struct Block {
-    state: SpinLock<State>,
-}
+pub type Block = Virtio<State>;
 
 impl Block {
-    /// A disk that looks like `device` and keeps its data in `backing`, of which `limit` bytes a
-    /// second may be read or written (0: any number).
-    pub fn new(device: Blk, backing: Backing, limit: u64) -> Self {
+    /// A disk that looks like `device`, at that place among the VM's devices, and keeps its data in `backing`, of which
+    /// `limit` bytes a second may be read or written (0: any number).
+    pub fn new(device: Blk, window: usize, backing: Backing, limit: u64) -> Self {
         let state = State {
             transport: Transport::new(device),
+            window,
             backing,
             request: Some(Box::default()),
             parked: None,
@@ -94,36 +95,7 @@ impl Block {
             busy_until: 0,
             held: None,
         };
-        Self {
-            state: SpinLock::new(Rank::Device, state),
-        }
-    }
-
-    /// The guest reads the register at `offset`, or writes it.
-    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
-        let mut notified = false;
-        let mut state = self.state.lock();
-        let read = register(&mut state.transport, vm, n, access, |_, _| {
-            notified = true;
-        });
-        if notified {
-            serve(&mut state, vm, n);
-            update_line(&state.transport, vm, n);
-        }
-        read
-    }
-
-    /// Goes on with requests that were put off.
-    pub fn proceed(&self, vm: &Guest, n: usize) {
-        let mut state = self.state.lock();
-        serve(&mut state, vm, n);
-        update_line(&state.transport, vm, n);
-    }
-
-    /// Whether a request that was held may be told of now; asks to be asked again where it may later.
-    pub fn is_due(&self) -> bool {
-        let until = self.state.lock().held.as_ref().map(|held| held.until);
-        until.is_some_and(due::has_come)
+        Self::with(window, state)
     }
 
     /// What `io` said was done with `buffer`, or went wrong: the request goes on, as far as the pass allows.
@@ -135,7 +107,7 @@ impl Block {
         done: bool,
         budget: &mut Budget,
     ) {
-        let (n, before) = (part.window, budget.pages());
+        let before = budget.pages();
         let mut state = self.state.lock();
         state.under_way -= 1;
         part.progress.moves(io.bytes);
@@ -148,29 +120,16 @@ impl Block {
             drop(buffer);
             fail(&mut state, vm, &part);
         }
-        update_line(&state.transport, vm, n);
+        self.show_line(vm, &mut state);
         // Requests may wait for the buffer that became free.
         vm.put_off_device_work();
     }
 
-    /// Queues that the driver broke, since the start.
-    pub fn errors(&self) -> u64 {
-        self.state.lock().transport.errors().0.into()
-    }
-
-    /// Bytes of frames in the overlay, and bytes that it has on a partition.
-    pub fn overlay_usage(&self) -> (u64, u64) {
+    /// Asks its overlay, if it has one; else gives nothing.
+    pub fn of_overlay<T: Default>(&self, say: impl FnOnce(&CowDisk) -> T) -> T {
         match &self.state.lock().backing {
-            Backing::Cow(disk) => (disk.usage(), disk.stored()),
-            _ => (0, 0),
-        }
-    }
-
-    /// Bytes of frames in the overlay that nobody else can use.
-    pub fn overlay_private(&self) -> u64 {
-        match &self.state.lock().backing {
-            Backing::Cow(disk) => disk.private(),
-            _ => 0,
+            Backing::Cow(disk) => say(disk),
+            Backing::ReadOnly(..) | Backing::Partition(_) => T::default(),
         }
     }
 
@@ -188,42 +147,54 @@ impl Block {
     pub fn into_backing(self) -> Backing {
         self.state.into_inner().backing
     }
+}
 
-    /// Whether the rings of the disk, or a request under way, use a guest frame.
-    pub fn uses(&self, gfn: Gfn) -> bool {
-        let Some(state) = self.state.try_lock() else {
-            return true;
-        };
-        let held = state.held.iter().map(|held| &*held.request);
-        let mut requests = state.waiting().map(|part| &part.request).chain(held);
-        state.transport.uses(gfn) || requests.any(|request| request.uses(gfn))
+impl Behaviour for State {
+    type Device = Blk;
+
+    fn transport(&mut self) -> &mut Transport<Blk> {
+        &mut self.transport
+    }
+
+    /// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
+    fn work(&mut self, vm: &Guest) {
+        let mut budget = Budget::until(stretch::is_past);
+        let Self {
+            transport, held, ..
+        } = self;
+        let is_over =
+            |held: &mut Held| timer::now() >= held.until || !transport.awaits(&held.request);
+        if let Some(held) = held.take_if(is_over) {
+            self.complete(vm, &held.request, held.status, held.since);
+        }
+        serve_parked(self, vm, &mut budget);
+        if let Some(mut request) = self.request.take() {
+            serve_next(self, &mut request, vm, &mut budget);
+            self.request = Some(request);
+        }
+        paging::charge_request(vm, budget.pages());
+    }
+
+    /// A request that is held.
+    fn due(&mut self) -> Option<u64> {
+        self.held.as_ref().map(|held| held.until)
+    }
+
+    /// Whether the rings, or a request that is not answered, use a guest frame.
+    fn uses(&mut self, gfn: Gfn) -> bool {
+        let held = self.held.iter().map(|held| &*held.request);
+        let mut requests = self.waiting().map(|part| &part.request).chain(held);
+        self.transport.uses(gfn) || requests.any(|request| request.uses(gfn))
+    }
+
+    fn record(&mut self) -> Result<abi::state::Device, &'static str> {
+        let is_idle = self.under_way == 0 && self.parked.is_none() && self.held.is_none();
+        let record = is_idle.then(|| self.transport.record());
+        record.ok_or("a disk that is at work")
     }
 }
 
-/// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
-fn serve(state: &mut State, vm: &Guest, n: usize) {
-    let mut budget = Budget::until(stretch::is_past);
-    let State {
-        transport, held, ..
-    } = &mut *state;
-    let is_over = |held: &mut Held| timer::now() >= held.until || !transport.awaits(&held.request);
-    if let Some(held) = held.take_if(is_over) {
-        state.complete(vm, &held.request, held.status, held.since);
-    }
-    serve_parked(state, vm, &mut budget);
-    if let Some(mut request) = state.request.take() {
-        serve_next(state, (&mut request, n), vm, &mut budget);
-        state.request = Some(request);
-    }
-    paging::charge_request(vm, budget.pages());
-}
-
-fn serve_next(
-    state: &mut State,
-    (request, n): (&mut Request, usize),
-    vm: &Guest,
-    budget: &mut Budget,
-) {
+fn serve_next(state: &mut State, request: &mut Request, vm: &Guest, budget: &mut Budget) {
     let memory = vm.memory();
     loop {
         // A disk with a limited rate does one request after the other, too.
@@ -244,7 +215,7 @@ fn serve_next(
             Next::Answered => drop(vm.count(count::DISK_REFUSED, 1)),
             Next::Request => {
                 count_request(vm, request);
-                start(state, (request, n), vm, budget);
+                start(state, request, vm, budget);
             }
         }
     }
@@ -306,12 +277,7 @@ fn pass<'a>(vm: &'a Guest, budget: &'a mut Budget) -> Pass<'a, Near, Guest> {
 }
 
 /// Begins with a request.
-fn start(
-    state: &mut State,
-    (request, window): (&mut Request, usize),
-    vm: &Guest,
-    budget: &mut Budget,
-) {
+fn start(state: &mut State, request: &mut Request, vm: &Guest, budget: &mut Budget) {
     let since = timer::now();
     let mut progress = Progress::new(state.limit > 0);
     let mut pass = pass(vm, budget);
@@ -320,7 +286,7 @@ fn start(
         turn => {
             let part = Part {
                 vm: vm.id,
-                window,
+                window: state.window,
                 request: core::mem::take(request),
                 progress,
                 side: Side::default(),
@@ -401,13 +367,8 @@ fn park_until_freed(state: &mut State, vm: &Guest, part: Box<Part>) -> bool {
 }
 
 fn fail(state: &mut State, vm: &Guest, part: &Part) {
-    finish(
-        state,
-        vm,
-        &part.request,
-        Status::IoError,
-        (None, part.since),
-    );
+    let moved = (None, part.since);
+    finish(state, vm, &part.request, Status::IoError, moved);
 }
 
 /// Tells the guest how a request ended for which so many bytes were really moved, since then: now, or when a

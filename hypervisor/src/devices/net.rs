@@ -8,15 +8,16 @@
 mod bring;
 mod copies;
 pub mod frame;
-mod state;
 
 use crate::devices::net::frame::{Accepted, Incoming};
 use crate::devices::network::{self, Cable, End, Route};
-use crate::devices::register::{RegisterAccess, update_line};
+use crate::devices::register::RegisterAccess;
+use crate::devices::virtio::{VirtualDevice, show_line};
 use crate::guest::Guest;
 use crate::machine::{self, due, stretch};
 use crate::vcpu::sched;
 use abi::control::{count, latency_bucket};
+use abi::state;
 use alloc::boxed::Box;
 use arch::timer;
 use bring::bring;
@@ -93,31 +94,32 @@ struct State {
     waiters: PortSet,
     /// It was waited for in vain.
     is_stuck: bool,
-    /// The level of its interrupt line.
-    line: bool,
 }
 
 /// A network device.
 pub struct Net {
-    state: SpinLock<Box<State>>,
+    state: SpinLock<State>,
+    /// Its place among the VM's devices.
+    window: usize,
     cable: Cable,
 }
 
 impl Net {
-    /// A device that looks like `device`, at the end of `cable`, which is pulled where the link is not `up`.
-    pub fn new(device: net::Net, cable: Cable, up: bool) -> Self {
+    /// A device that looks like `device`, at that place among the VM's, at the end of `cable`, which is pulled where the
+    /// link is not `up`.
+    pub fn new(device: net::Net, window: usize, cable: Cable, up: bool) -> Self {
         let mut transport = Transport::new(device);
         transport.set_link(up);
-        let state = Box::new(State {
+        let state = State {
             transport,
             sending: Some(Box::default()),
             again: false,
             waiters: PortSet::default(),
             is_stuck: false,
-            line: false,
-        });
+        };
         Self {
             state: SpinLock::new(Rank::Device, state),
+            window,
             cable,
         }
     }
@@ -128,74 +130,23 @@ impl Net {
     }
 
     /// Pulls the cable, or plugs it in again, and lets the guest see that.
-    pub fn set_link(&self, vm: &Guest, n: usize, up: bool) {
+    pub fn set_link(&self, vm: &Guest, up: bool) {
         let mut state = self.state.lock();
         state.transport.set_link(up);
-        show_line(&mut state, vm, n);
+        show_line(vm, self.window, &mut state.transport);
         drop(state);
         self.cable.set_link(up);
     }
 
-    /// The guest reads the register at `offset`, or writes it.
-    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
-        let mut state = self.state.lock();
-        let Some(value) = access.value else {
-            return state.transport.read(access.offset, access.size);
-        };
-        let effect = state.transport.write(access.offset, access.size, value);
-        let role = match effect {
-            Effect::Notify(queue) => Some(state.transport.role(queue)),
-            _ => None,
-        };
-        if role == Some(Role::Control) || effect == Effect::Live {
-            control(&mut state, vm);
+    /// Tells the driver what was sent; or, where it has just asked for that, notes that it is to be told: with
+    /// the next frame that it gets, or when one of its vCPUs waits or leaves its CPU.
+    fn finish(&self, state: &mut State, vm: &Guest) {
+        let waits = (1..UNTOLD_MAX).contains(&state.transport.untold());
+        if waits && sched::is_patient() && !state.transport.irq_level() {
+            return vm.has_untold.store(true, Ordering::Relaxed);
         }
-        if matches!(effect, Effect::Live | Effect::Reset) {
-            state.is_stuck = false;
-        }
-        show_line(&mut state, vm, n);
-        drop(state);
-        match (effect, role) {
-            (_, Some(Role::Receive)) | (Effect::Reset, _) => self.wake_senders(vm),
-            (_, Some(Role::Transmit)) => sched::patiently(|| self.send(vm, n)),
-            (Effect::Live, _) => {
-                self.wake_senders(vm);
-                self.send(vm, n);
-            }
-            _ => {}
-        }
-        0
-    }
-
-    /// Goes on with work that was put off.
-    pub fn proceed(&self, vm: &Guest, n: usize) {
-        control(&mut self.state.lock(), vm);
-        self.wake_senders(vm);
-        if stretch::is_long() {
-            return vm.put_off_device_work();
-        }
-        self.send(vm, n);
-    }
-
-    /// Whether a frame has waited long enough; asks to be asked again where one still may.
-    pub fn is_due(&self) -> bool {
-        let state = self.state.lock();
-        let waits = state.sending.as_ref().and_then(|sending| sending.waits);
-        waits.is_some_and(|(_, until)| due::has_come(until))
-    }
-
-    /// Whether its rings, or a frame on its way, use a guest frame.
-    pub fn uses(&self, gfn: Gfn) -> bool {
-        self.state.try_lock().is_none_or(|state| {
-            let sending = state.sending.as_ref();
-            let travels = sending.is_none_or(|it| it.waits.is_some() && it.frame.uses(gfn));
-            travels || state.transport.uses(gfn)
-        })
-    }
-
-    /// Queues that the driver broke, since the start.
-    pub fn errors(&self) -> u64 {
-        self.state.lock().transport.errors().0.into()
+        state.transport.signal_sent(&vm.memory());
+        show_line(vm, self.window, &mut state.transport);
     }
 
     /// Lets those send that wait for buffers of this device.
@@ -214,10 +165,10 @@ impl Net {
     }
 
     /// Sends frames, as many as one go allows; vCPU 0 comes back for the rest. The driver is told.
-    pub fn send(&self, vm: &Guest, n: usize) {
+    pub fn send(&self, vm: &Guest) {
         let mut bytes = 0;
         for _ in 0..FRAMES_AT_ONCE {
-            let Some(mut sending) = self.next(vm, n) else {
+            let Some(mut sending) = self.next(vm) else {
                 return;
             };
             let sent = self.deliver(vm, &mut sending);
@@ -229,7 +180,7 @@ impl Net {
                 if core::mem::take(&mut state.again) {
                     continue;
                 }
-                return finish(&mut state, vm, n);
+                return self.finish(&mut state, vm);
             }
             if matches!(sent, Sent::Over(_)) {
                 sending.waits = None;
@@ -244,13 +195,13 @@ impl Net {
                 break;
             }
         }
-        finish(&mut self.state.lock(), vm, n);
+        self.finish(&mut self.state.lock(), vm);
         vm.put_off_device_work();
     }
 
     /// The frame that waits, or the next one of the queue; `None` where there is none, or somebody
     /// else sends.
-    fn next(&self, vm: &Guest, n: usize) -> Option<Box<Sending>> {
+    fn next(&self, vm: &Guest) -> Option<Box<Sending>> {
         let mut state = self.state.lock();
         let Some(mut sending) = state.sending.take() else {
             state.again = true;
@@ -278,13 +229,13 @@ impl Net {
                 Next::Empty => {
                     state.sending = Some(sending);
                     vm.has_untold.fetch_or(will_look, Ordering::Relaxed);
-                    finish(&mut state, vm, n);
+                    self.finish(&mut state, vm);
                     return None;
                 }
             }
         }
         state.sending = Some(sending);
-        finish(&mut state, vm, n);
+        self.finish(&mut state, vm);
         vm.put_off_device_work();
         None
     }
@@ -384,13 +335,7 @@ impl Net {
     }
 
     /// Takes a frame that is for this device; the sender at port `waiter` can wait for buffers.
-    pub fn take(
-        &self,
-        vm: &Guest,
-        n: usize,
-        incoming: Incoming<'_>,
-        waiter: Option<u8>,
-    ) -> Accepted {
+    pub fn take(&self, vm: &Guest, incoming: Incoming<'_>, waiter: Option<u8>) -> Accepted {
         let mut state = self.state.lock();
         let transport = &mut state.transport;
         if transport.is_live() && !incoming.offload.fits(transport.takes()) {
@@ -419,8 +364,82 @@ impl Net {
             Received::Lost => lose(vm, Why::NoMemory),
             Received::Away => return Accepted::Away,
         }
-        show_line(&mut state, vm, n);
+        show_line(vm, self.window, &mut state.transport);
         Accepted::Over
+    }
+}
+
+impl VirtualDevice for Net {
+    fn access(&self, vm: &Guest, access: RegisterAccess) -> u64 {
+        let mut state = self.state.lock();
+        let (read, effect) = access.on(&mut state.transport);
+        let role = match effect {
+            Effect::Notify(queue) => Some(state.transport.role(queue)),
+            _ => None,
+        };
+        if role == Some(Role::Control) || effect == Effect::Live {
+            control(&mut state, vm);
+        }
+        if matches!(effect, Effect::Live | Effect::Reset) {
+            state.is_stuck = false;
+        }
+        show_line(vm, self.window, &mut state.transport);
+        drop(state);
+        match (effect, role) {
+            (_, Some(Role::Receive)) | (Effect::Reset, _) => self.wake_senders(vm),
+            (_, Some(Role::Transmit)) => sched::patiently(|| self.send(vm)),
+            (Effect::Live, _) => {
+                self.wake_senders(vm);
+                self.send(vm);
+            }
+            _ => {}
+        }
+        read
+    }
+
+    fn proceed(&self, vm: &Guest) {
+        control(&mut self.state.lock(), vm);
+        self.wake_senders(vm);
+        if stretch::is_long() {
+            return vm.put_off_device_work();
+        }
+        self.send(vm);
+    }
+
+    fn uses(&self, gfn: Gfn) -> bool {
+        self.state.try_lock().is_none_or(|state| {
+            let sending = state.sending.as_ref();
+            let travels = sending.is_none_or(|it| it.waits.is_some() && it.frame.uses(gfn));
+            travels || state.transport.uses(gfn)
+        })
+    }
+
+    fn is_due(&self) -> bool {
+        let state = self.state.lock();
+        let waits = state.sending.as_ref().and_then(|sending| sending.waits);
+        waits.is_some_and(|(_, until)| due::has_come(until))
+    }
+
+    fn errors(&self) -> u64 {
+        self.state.lock().transport.errors().0.into()
+    }
+
+    /// A frame that waits for its receiver is in its queue again.
+    fn record(&self) -> Result<state::Device, &'static str> {
+        let state = &mut *self.state.lock();
+        if let Some(sending) = &mut state.sending
+            && sending.waits.take().is_some()
+        {
+            state.transport.unsend(&sending.frame);
+        }
+        Ok(state.transport.record())
+    }
+
+    fn restore(&self, record: &state::Device) -> bool {
+        let mut state = self.state.lock();
+        let is_restored = state.transport.restore(record);
+        self.cable.set_link(state.transport.link());
+        is_restored
     }
 }
 
@@ -444,25 +463,6 @@ fn time(vm: &Guest, since: u64) {
 fn control(state: &mut State, vm: &Guest) {
     if state.transport.control(&vm.memory(), COMMANDS_AT_ONCE) {
         vm.put_off_device_work();
-    }
-}
-
-/// Tells the driver what was sent; or, where it has just asked for that, notes that it is to be told: with
-/// the next frame that it gets, or when one of its vCPUs waits or leaves its CPU.
-fn finish(state: &mut State, vm: &Guest, n: usize) {
-    let waits = (1..UNTOLD_MAX).contains(&state.transport.untold());
-    if waits && sched::is_patient() && !state.transport.irq_level() {
-        return vm.has_untold.store(true, Ordering::Relaxed);
-    }
-    state.transport.signal_sent(&vm.memory());
-    show_line(state, vm, n);
-}
-
-/// Shows the guest the device's interrupt line where that has changed.
-fn show_line(state: &mut State, vm: &Guest, n: usize) {
-    if state.line != state.transport.irq_level() {
-        state.line = !state.line;
-        update_line(&state.transport, vm, n);
     }
 }
 

@@ -1,5 +1,6 @@
 //! A VM's power button, on its PL061.
 
+use crate::devices::register::IrqLine;
 use crate::guest::{Guest, layout};
 use abi::state;
 use machine_locks::{Rank, SpinLock};
@@ -7,7 +8,7 @@ use model_vgpio::PowerButton as Button;
 
 struct State {
     button: Button,
-    line: bool,
+    line: IrqLine,
 }
 
 /// A power button and the PL061 by which the guest feels it.
@@ -20,7 +21,7 @@ impl PowerButton {
     pub fn new() -> Self {
         let state = State {
             button: Button::new(layout::POWER_BUTTON_LINE),
-            line: false,
+            line: IrqLine::new(layout::GPIO_INTID),
         };
         Self {
             state: SpinLock::new(Rank::Device, state),
@@ -49,8 +50,9 @@ impl PowerButton {
     /// As a record has it.
     pub fn restore(&self, record: &state::Button) {
         let button = Button::of(record, layout::POWER_BUTTON_LINE);
-        let line = button.irq_level();
-        *self.state.lock() = State { button, line };
+        let mut state = self.state.lock();
+        state.line.restore(button.irq_level());
+        state.button = button;
     }
 
     /// Somebody presses it; `false` where the guest does not listen to it.
@@ -64,10 +66,6 @@ impl PowerButton {
 
 impl State {
     fn update_line(&mut self, vm: &Guest) {
-        let level = self.button.irq_level();
-        if level != self.line {
-            self.line = level;
-            vm.set_line(layout::GPIO_INTID, level);
-        }
+        self.line.show(vm, self.button.irq_level());
     }
 }

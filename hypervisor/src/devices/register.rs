@@ -1,7 +1,7 @@
-//! A virtio device's register window.
+//! A guest's access to a device's registers, and the device's interrupt line.
 
-use crate::guest::{Guest, layout};
-use model_virtio::{Device, Effect, Transport};
+use crate::guest::Guest;
+use model_virtio::{DeviceCore, Effect, Window as _};
 
 /// A guest's access of `size` bytes to the register at `offset` of a device's window.
 #[derive(Clone, Copy)]
@@ -12,26 +12,40 @@ pub struct RegisterAccess {
     pub value: Option<u64>,
 }
 
-/// Does a register access and what it asks for.
-pub fn register<D: Device>(
-    transport: &mut Transport<D>,
-    vm: &Guest,
-    n: usize,
-    access: RegisterAccess,
-    work: impl FnOnce(&mut Transport<D>, &Guest),
-) -> u64 {
-    let Some(value) = access.value else {
-        return transport.read(access.offset, access.size);
-    };
-    match transport.write(access.offset, access.size, value) {
-        Effect::Notify(_) | Effect::Live => work(transport, vm),
-        Effect::None | Effect::Reset => {}
+impl RegisterAccess {
+    /// Does it, by virtio-mmio: what was read, and what is asked of the device.
+    #[inline]
+    pub fn on(self, core: &mut impl DeviceCore) -> (u64, Effect) {
+        match self.value {
+            None => (core.read(self.offset, self.size), Effect::None),
+            Some(value) => (0, core.write(self.offset, self.size, value)),
+        }
     }
-    update_line(transport, vm, n);
-    0
 }
 
-/// Shows the guest the device's interrupt line.
-pub fn update_line<D: Device>(transport: &Transport<D>, vm: &Guest, n: usize) {
-    vm.set_line(layout::VIRTIO_INTID + n as u32, transport.irq_level());
+/// An interrupt line of a VM, as its device drives it.
+pub struct IrqLine {
+    intid: u32,
+    high: bool,
+}
+
+impl IrqLine {
+    /// A line that is low.
+    pub const fn new(intid: u32) -> Self {
+        Self { intid, high: false }
+    }
+
+    /// Shows the guest a level that may be another than before.
+    #[inline]
+    pub fn show(&mut self, vm: &Guest, high: bool) {
+        if high != self.high {
+            self.high = high;
+            vm.set_line(self.intid, high);
+        }
+    }
+
+    /// The interrupt controller has that level already, by its own record.
+    pub const fn restore(&mut self, high: bool) {
+        self.high = high;
+    }
 }

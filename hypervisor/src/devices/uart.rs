@@ -1,5 +1,6 @@
 //! A VM's PL011.
 
+use crate::devices::register::IrqLine;
 use crate::guest::{Guest, layout};
 use abi::state::{self, Writer, kind};
 use alloc::boxed::Box;
@@ -17,7 +18,7 @@ pub const TYPED_ROOM: usize = 4096;
 struct State {
     pl011: Pl011,
     typed: Box<heapless::Deque<u8, TYPED_ROOM>>,
-    line: bool,
+    line: IrqLine,
 }
 
 /// A PL011.
@@ -31,7 +32,7 @@ impl Uart {
         let state = State {
             pl011: Pl011::default(),
             typed: Box::default(),
-            line: false,
+            line: IrqLine::new(layout::UART_INTID),
         };
         Self {
             state: SpinLock::new(Rank::Device, state),
@@ -112,7 +113,7 @@ impl Uart {
             return false;
         };
         let mut state = self.state.lock();
-        state.line = pl011.irq_level();
+        state.line.restore(pl011.irq_level());
         state.pl011 = pl011;
         vm.terminal
             .is_uart
@@ -134,10 +135,6 @@ impl State {
     }
 
     fn update_line(&mut self, vm: &Guest) {
-        let level = self.pl011.irq_level();
-        if level != self.line {
-            self.line = level;
-            vm.set_line(layout::UART_INTID, level);
-        }
+        self.line.show(vm, self.pl011.irq_level());
     }
 }

@@ -1,175 +1,217 @@
-//! A VM's virtio devices, each behind its register window.
+//! What a VM's virtio devices have in common, whatever they are: [`VirtualDevice`].
 
-use crate::devices::register::{RegisterAccess, register, update_line};
-use crate::devices::{balloon::Balloon, block::Block, control_port::ControlPort, net::Net};
-use crate::guest::Guest;
-use crate::machine::entropy;
+use crate::devices::register::RegisterAccess;
+use crate::guest::{Guest, layout};
+use crate::machine::{due, entropy};
 use abi::state;
+use core::any::Any;
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
-use model_virtio::{Transport, console::Console, rng::Rng};
+use model_virtio::{Device, Effect, Status, Transport, console, rng};
 
 /// Bytes that a console moves in one go: each takes up to 45 instructions.
 const BYTES_AT_ONCE: usize = 512;
 /// Bytes that the entropy source makes in one go: each takes about a hundred instructions.
 const RANDOM_AT_ONCE: usize = 256;
 
-/// One device.
-#[expect(clippy::large_enum_variant, reason = "a few for each VM")]
-pub enum Slot {
-    /// A disk.
-    Block(Block),
-    /// A console.
-    Console(SpinLock<Transport<Console>>),
-    /// An entropy source.
-    Rng(SpinLock<Transport<Rng>>),
-    /// A balloon.
-    Balloon(Balloon),
-    /// A network device.
-    Net(Net),
-    /// The way to ask the hypervisor.
-    Control(ControlPort),
+/// A device of a VM, as all else knows it.
+pub trait VirtualDevice: Any + Send + Sync {
+    /// Does a guest's access to its registers, and gives what was read.
+    fn access(&self, vm: &Guest, access: RegisterAccess) -> u64;
+    /// Goes on with work that was put off.
+    fn proceed(&self, vm: &Guest);
+    /// Whether its queues, or a request under way, use a guest frame; yes where that cannot be told.
+    fn uses(&self, gfn: Gfn) -> bool;
+    /// Whether work that waited for its time may be done; asks to be asked again where it may later.
+    fn is_due(&self) -> bool;
+    /// Queues that its driver broke since the start, and pages that it gave and were not its to give.
+    fn errors(&self) -> u64;
+    /// Makes its record, for the image that takes this one's place; an error says what has none.
+    fn record(&self) -> Result<state::Device, &'static str>;
+    /// Restores it from a record; `false` where that is of another device, or makes no sense.
+    fn restore(&self, record: &state::Device) -> bool;
 }
 
-impl Slot {
-    /// A console.
-    pub fn console() -> Self {
-        Self::Console(SpinLock::new(
-            Rank::Device,
-            Transport::new(Console::default()),
-        ))
+/// The device, if it is of that kind.
+pub fn as_a<D: VirtualDevice>(device: &dyn VirtualDevice) -> Option<&D> {
+    (device as &dyn Any).downcast_ref()
+}
+
+/// Work of a kind of device behind its registers, under the device's lock.
+pub trait Behaviour: Send + 'static {
+    /// As the driver sees it.
+    type Device: Device;
+
+    /// Its registers and queues.
+    fn transport(&mut self) -> &mut Transport<Self::Device>;
+
+    /// Goes on with work, as far as one pass goes.
+    fn work(&mut self, vm: &Guest);
+
+    /// Does what a driver asks for that has put work into a queue, is set up, or starts over.
+    fn notified(&mut self, vm: &Guest) {
+        self.work(vm);
     }
 
-    /// An entropy source.
-    pub fn rng() -> Self {
-        Self::Rng(SpinLock::new(Rank::Device, Transport::new(Rng::default())))
+    /// Whether its queues, or a request under way, use a guest frame.
+    fn uses(&mut self, gfn: Gfn) -> bool {
+        self.transport().uses(gfn)
     }
 
-    /// Does a guest's access to window `n`; what it read.
-    pub fn access(&self, vm: &Guest, n: usize, access: RegisterAccess) -> u64 {
-        match self {
-            Self::Block(block) => block.access(vm, n, access),
-            Self::Console(transport) => {
-                let mut transport = transport.lock();
-                register(&mut transport, vm, n, access, transmit)
-            }
-            Self::Rng(transport) => {
-                let mut transport = transport.lock();
-                register(&mut transport, vm, n, access, fill)
-            }
-            Self::Balloon(balloon) => balloon.access(vm, n, access),
-            Self::Net(net) => net.access(vm, n, access),
-            Self::Control(port) => port.access(vm, n, access),
+    /// The count from which on work that waits for its time may be done.
+    fn due(&mut self) -> Option<u64> {
+        None
+    }
+
+    /// Counts what [`VirtualDevice::errors`] tells.
+    fn errors(&mut self) -> u64 {
+        self.transport().errors().0.into()
+    }
+
+    /// Makes its record; an error says what has none.
+    fn record(&mut self) -> Result<state::Device, &'static str> {
+        Ok(self.transport().record())
+    }
+
+    /// Restores it from a record; `false` where that is of another device, or makes no sense.
+    fn restore(&mut self, record: &state::Device) -> bool {
+        self.transport().restore(record)
+    }
+}
+
+/// A device with a lock around it.
+pub struct Virtio<B> {
+    /// Its place among the VM's devices.
+    window: usize,
+    pub(super) state: SpinLock<B>,
+}
+
+impl<B: Behaviour> Virtio<B> {
+    /// A device at that place among the VM's.
+    pub(super) fn with(window: usize, state: B) -> Self {
+        let state = SpinLock::new(Rank::Device, state);
+        Self { window, state }
+    }
+
+    /// Shows the guest the interrupt line.
+    pub(super) fn show_line(&self, vm: &Guest, state: &mut B) {
+        show_line(vm, self.window, state.transport());
+    }
+}
+
+/// Shows the guest the interrupt line of a device, where that has changed.
+#[inline]
+pub fn show_line<D: Device>(vm: &Guest, window: usize, transport: &mut Transport<D>) {
+    if let Some(level) = transport.line_changed() {
+        vm.set_line(layout::VIRTIO_INTID + window as u32, level);
+    }
+}
+
+impl<B: Behaviour> VirtualDevice for Virtio<B> {
+    fn access(&self, vm: &Guest, access: RegisterAccess) -> u64 {
+        let mut state = self.state.lock();
+        let (read, effect) = access.on(state.transport());
+        if effect != Effect::None {
+            state.notified(vm);
         }
+        self.show_line(vm, &mut state);
+        read
     }
 
-    /// Goes on with work that was put off.
-    pub fn proceed(&self, vm: &Guest, n: usize) {
-        match self {
-            Self::Block(block) => block.proceed(vm, n),
-            Self::Console(transport) => {
-                let mut transport = transport.lock();
-                transmit(&mut transport, vm);
-                update_line(&transport, vm, n);
-            }
-            Self::Rng(transport) => {
-                let mut transport = transport.lock();
-                fill(&mut transport, vm);
-                update_line(&transport, vm, n);
-            }
-            Self::Balloon(balloon) => balloon.proceed(vm, n),
-            Self::Net(net) => net.proceed(vm, n),
-            Self::Control(port) => port.proceed(vm, n),
-        }
+    fn proceed(&self, vm: &Guest) {
+        let mut state = self.state.lock();
+        state.work(vm);
+        self.show_line(vm, &mut state);
     }
 
-    /// Whether its queues, or a request under way, use a guest frame; yes where that cannot be told.
-    pub fn uses(&self, gfn: Gfn) -> bool {
-        match self {
-            Self::Block(block) => block.uses(gfn),
-            Self::Console(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
-            Self::Rng(transport) => transport.try_lock().is_none_or(|it| it.uses(gfn)),
-            Self::Balloon(balloon) => balloon.uses(gfn),
-            Self::Net(net) => net.uses(gfn),
-            Self::Control(port) => port.uses(gfn),
-        }
+    fn uses(&self, gfn: Gfn) -> bool {
+        let state = self.state.try_lock();
+        state.is_none_or(|mut state| state.uses(gfn))
     }
 
-    /// Its record; or what has none.
-    pub fn record(&self) -> Result<state::Device, &'static str> {
-        Ok(match self {
-            Self::Block(block) => block.record().ok_or("a disk that is at work")?,
-            Self::Console(transport) => transport.lock().record(),
-            Self::Rng(transport) => transport.lock().record(),
-            Self::Balloon(balloon) => balloon.record(),
-            Self::Net(net) => net.record(),
-            Self::Control(port) => port.record(),
-        })
+    fn is_due(&self) -> bool {
+        let due = self.state.lock().due();
+        due.is_some_and(due::has_come)
     }
 
-    /// As a record has it; `false` where that is of another device, or makes no sense.
-    #[must_use]
-    pub fn restore(&self, record: &state::Device) -> bool {
-        match self {
-            Self::Block(block) => block.restore(record),
-            Self::Console(transport) => transport.lock().restore(record),
-            Self::Rng(transport) => transport.lock().restore(record),
-            Self::Balloon(balloon) => balloon.restore(record),
-            Self::Net(net) => net.restore(record),
-            Self::Control(port) => port.restore(record),
-        }
+    fn errors(&self) -> u64 {
+        self.state.lock().errors()
     }
 
-    /// Queues that their drivers broke, since the start, and pages that a balloon refused.
-    pub fn errors(&self) -> u64 {
-        let (errors, _) = match self {
-            Self::Block(block) => return block.errors(),
-            Self::Console(transport) => transport.lock().errors(),
-            Self::Rng(transport) => transport.lock().errors(),
-            Self::Balloon(balloon) => return balloon.errors(),
-            Self::Net(net) => return net.errors(),
-            Self::Control(port) => return port.errors(),
-        };
-        errors.into()
+    fn record(&self) -> Result<state::Device, &'static str> {
+        self.state.lock().record()
     }
 
-    /// Somebody typed: how many bytes a console took; `None` where this is none, or its driver is
-    /// not there.
-    pub fn receive(&self, vm: &Guest, n: usize, bytes: &[u8]) -> Option<usize> {
-        let Self::Console(transport) = self else {
+    fn restore(&self, record: &state::Device) -> bool {
+        self.state.lock().restore(record)
+    }
+}
+
+/// A console.
+pub type Console = Virtio<Transport<console::Console>>;
+
+impl Console {
+    /// A console at which nobody has typed.
+    pub fn new(window: usize) -> Self {
+        Self::with(window, Transport::new(console::Console::default()))
+    }
+
+    /// Takes what somebody typed: how many bytes; `None` where its driver is not there.
+    pub fn receive(&self, vm: &Guest, bytes: &[u8]) -> Option<usize> {
+        let mut state = self.state.lock();
+        if !state.status().contains(Status::DRIVER_OK) {
             return None;
-        };
-        let mut transport = transport.lock();
-        if !transport
-            .status()
-            .contains(model_virtio::mmio::Status::DRIVER_OK)
-        {
-            return None;
         }
-        let taken = transport.receive(&vm.memory(), bytes);
-        update_line(&transport, vm, n);
+        let taken = state.receive(&vm.memory(), bytes);
+        self.show_line(vm, &mut state);
         Some(taken)
     }
 }
 
-fn transmit(transport: &mut Transport<Console>, vm: &Guest) {
-    let progress = transport.transmit(&vm.memory(), BYTES_AT_ONCE, |bytes| {
-        for &byte in bytes {
-            vm.terminal.put(byte);
-        }
-    });
-    if progress.bytes > 0 {
-        vm.terminal.is_uart.store(false, Ordering::Relaxed);
+impl Behaviour for Transport<console::Console> {
+    type Device = console::Console;
+
+    fn transport(&mut self) -> &mut Self {
+        self
     }
-    if progress.more {
-        vm.put_off_device_work();
+
+    fn work(&mut self, vm: &Guest) {
+        let progress = self.transmit(&vm.memory(), BYTES_AT_ONCE, |bytes| {
+            for &byte in bytes {
+                vm.terminal.put(byte);
+            }
+        });
+        if progress.bytes > 0 {
+            vm.terminal.is_uart.store(false, Ordering::Relaxed);
+        }
+        if progress.more {
+            vm.put_off_device_work();
+        }
     }
 }
 
-fn fill(transport: &mut Transport<Rng>, vm: &Guest) {
-    let filled = transport.fill(&vm.memory(), RANDOM_AT_ONCE, entropy::fill);
-    if filled.more {
-        vm.put_off_device_work();
+/// An entropy source.
+pub type Rng = Virtio<Transport<rng::Rng>>;
+
+impl Rng {
+    /// A source that gives the machine's entropy.
+    pub fn new(window: usize) -> Self {
+        Self::with(window, Transport::new(rng::Rng::default()))
+    }
+}
+
+impl Behaviour for Transport<rng::Rng> {
+    type Device = rng::Rng;
+
+    fn transport(&mut self) -> &mut Self {
+        self
+    }
+
+    fn work(&mut self, vm: &Guest) {
+        let filled = self.fill(&vm.memory(), RANDOM_AT_ONCE, entropy::fill);
+        if filled.more {
+            vm.put_off_device_work();
+        }
     }
 }

@@ -3,7 +3,6 @@
 //! A page goes without the guest's help: one that a partition, the base of a disk, holds anyway, from
 //! all its users at once; or one of the VM's own, written to its swap. How it comes back: `guest/paging.rs`.
 
-use crate::devices::Slot;
 use crate::drivers::{Buffer, Extent, Job, Move, Operation, disk, jobs::Kind};
 use crate::guest::layout::RAM_START;
 use crate::guest::paging::{bit, fail, page_at, pause, wake};
@@ -34,8 +33,7 @@ const GIVEN_UP: u64 = 16;
 
 /// Whether a device of the VM relies on a guest frame now.
 fn is_in_use(vm: &Instance, gfn: Gfn) -> bool {
-    let uses = |slot: &Slot| slot.uses(gfn);
-    vm.virtio.iter().any(uses) || disk::is_in_use(vm.id, gfn)
+    vm.virtio.iter().any(|device| device.uses(gfn)) || disk::is_in_use(vm.id, gfn)
 }
 
 /// The disk is done with a page, or could not do it.
@@ -291,7 +289,7 @@ pub fn repay(vm: &Instance, standing: &Standing, takeable: u64) -> bool {
             emergency,
         )
     };
-    let is_helped = emergency > 0 && vm.has_balloon_driver();
+    let is_helped = emergency > 0 && vm.balloon().is_some();
     paging.allowance.store(allowance, Ordering::Relaxed);
     paging.is_slowed.store(is_slowed, Ordering::Relaxed);
     let helped = emergency * u32::from(is_helped);

@@ -2,8 +2,11 @@
 
 mod disks;
 
-use crate::devices::{Cable, Net, Slot, balloon::Balloon, control_port::ControlPort};
-use crate::guest::layout::{RAM_START, SPIS, VIRTIO_MAX};
+use crate::devices::{
+    Block, Cable, Console, Net, Rng, VirtualDevice, balloon::Balloon, control_port::ControlPort,
+    virtio::as_a,
+};
+use crate::guest::layout::{self, RAM_START, SPIS, VIRTIO_MAX};
 use crate::guest::{Guest, Paging, sessions};
 use crate::machine::{self, entropy, stretch};
 use crate::memory::address_space::{Bytes, Policy, Source};
@@ -143,14 +146,15 @@ pub fn instance_with(
             format_args!("no VMID is free: VMs that have ended are still being taken apart"),
         )
     })?;
+    let places = layout::places(record.vcpus as usize, virtio.len())
+        .map_err(|refused| impossible(virtio.len() as u64, format_args!("{refused}")))?;
     // Memory last: what was claimed before is given back here, tables are not.
     let vcpus = vcpus(record.vcpus)?;
     let space = space(record, &vmid, home, virtio.len() as u8);
     let space = space.inspect_err(|_| release(&vcpus))?;
-    let bases = virtio.iter().filter_map(|slot| match slot {
-        Slot::Block(block) => block.base(),
-        _ => None,
-    });
+    let bases = virtio
+        .iter()
+        .filter_map(|device| as_a::<Block>(&**device)?.base());
     let paging = Paging::new(swap, bases);
     let rights = record.control;
     if rights != control_rights::NONE && !sessions::enter(id, record.name, record.group, rights) {
@@ -160,7 +164,7 @@ pub fn instance_with(
         return Err(impossible(most as u64, what));
     }
     let guest = Guest::new((id, home, record.name), (space, vmid), vcpus, paging);
-    let instance = Arc::new(Instance::new(guest, virtio));
+    let instance = Arc::new(Instance::new(guest, virtio, places));
     let homes = vcpu_homes(record, home, nodes, &loads);
     for (vcpu, home) in instance.vcpus.iter().zip(homes) {
         let parameters = Parameters { weight, cap, nodes };
@@ -363,30 +367,33 @@ fn wrong_entry(entry: u32) -> Refusal {
 
 /// The virtio devices: disks in their order, then entropy where there is some, a console, a balloon, networks, and the
 /// control port.
-fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Vec<Slot>, Refusal> {
-    let mut slots = Vec::with_capacity(VIRTIO_MAX);
-    for disk in record
-        .disks
-        .iter()
-        .take_while(|disk| disk.mode != disk_mode::NONE)
-    {
+fn devices(
+    record: &VmRecord,
+    vm: VmId,
+    home: NodeId,
+) -> Result<Vec<Box<dyn VirtualDevice>>, Refusal> {
+    let mut all = Vec::<Box<dyn VirtualDevice>>::with_capacity(VIRTIO_MAX);
+    let disks = record.disks.iter();
+    for disk in disks.take_while(|disk| disk.mode != disk_mode::NONE) {
         let share = record.never_share == 0 && disk.flags & DISK_NEVER_SHARE == 0;
-        let user = disk_user(vm, slots.len());
-        slots.push(Slot::Block(disks::block(disk, home, user, share)?));
+        let (n, user) = (all.len(), disk_user(vm, all.len()));
+        all.push(Box::new(disks::block(disk, n, home, user, share)?));
         stretch::look(stretch::Kind::Control);
     }
-    slots.extend(entropy::is_seeded().then(Slot::rng));
-    slots.push(Slot::console());
-    slots.push(Slot::Balloon(Balloon::new(record.hold_ms)));
+    if entropy::is_seeded() {
+        all.push(Box::new(Rng::new(all.len())));
+    }
+    all.push(Box::new(Console::new(all.len())));
+    all.push(Box::new(Balloon::new(record.hold_ms, all.len())));
     for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
-        slots.push(Slot::Net(network(net, record.vcpus)?));
+        all.push(Box::new(network(net, all.len(), record.vcpus)?));
         stretch::look(stretch::Kind::Control);
     }
     if record.control != control_rights::NONE {
-        slots.push(Slot::Control(ControlPort::new()));
+        all.push(Box::new(ControlPort::new(all.len())));
     }
-    debug_assert!(slots.len() <= VIRTIO_MAX && slots.len() as u32 + 16 <= SPIS);
-    Ok(slots)
+    debug_assert!(all.len() <= VIRTIO_MAX && all.len() as u32 + 16 <= SPIS);
+    Ok(all)
 }
 
 /// A disk of a VM as a user of frames.
@@ -395,7 +402,7 @@ pub const fn disk_user(vm: VmId, n: usize) -> Owner {
     Owner { vm, gfn }
 }
 
-fn network(record: &NetRecord, vcpus: u32) -> Result<Net, Refusal> {
+fn network(record: &NetRecord, window: usize, vcpus: u32) -> Result<Net, Refusal> {
     if record.flags & !(NET_PLAIN | NET_UPLINK | NET_DOWN) != 0 || record.mtu < net::MTU_MIN {
         let what = format_args!(
             "a network device with flags {:#x} and an MTU of {}",
@@ -413,5 +420,5 @@ fn network(record: &NetRecord, vcpus: u32) -> Result<Net, Refusal> {
         pairs: vcpus.min(net::PAIRS_MAX.into()) as u16,
     };
     let up = record.flags & NET_DOWN == 0;
-    Ok(Net::new(net::Net::new(options), cable, up))
+    Ok(Net::new(net::Net::new(options), window, cable, up))
 }

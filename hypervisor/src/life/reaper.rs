@@ -1,14 +1,15 @@
 //! What follows a VM's end: its vCPUs leave the scheduler, its memory goes back in bounded pieces,
 //! and, after a reset, it starts again.
 
-use crate::devices::{Backing, Slot, disk::Remains};
+use crate::devices::{Backing, Block, VirtualDevice, disk::Remains};
 use crate::guest::{self, End, sessions};
 use crate::life::verbs;
 use crate::memory::{Dismantling, VMS_MAX};
 use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::disconnect, report, seats, table};
 use abi::bundle::VM_RESTART;
-use alloc::{sync::Arc, vec::Vec};
+use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use core::any::Any;
 use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
 
@@ -88,7 +89,7 @@ fn waiting(vm: Arc<Vm>, instance: Arc<Instance>, end: End) -> Stage {
 
 /// What goes back to the pools step by step: its devices, the disk that is at it, and its memory.
 struct Leftovers {
-    devices: Vec<Slot>,
+    devices: Vec<Box<dyn VirtualDevice>>,
     disk: Option<Remains>,
     space: Dismantling,
 }
@@ -102,15 +103,11 @@ fn take_apart(mut instance: Instance) -> Leftovers {
 }
 
 /// What is left of a device that goes back step by step.
-fn remains_of(device: Slot) -> Option<Remains> {
-    match device {
-        Slot::Block(block) => match block.into_backing() {
-            Backing::Cow(disk) => Some(disk.dismantle()),
-            Backing::ReadOnly(..) | Backing::Partition(_) => None,
-        },
-        Slot::Console(_) | Slot::Rng(_) | Slot::Balloon(_) | Slot::Net(_) | Slot::Control(_) => {
-            None
-        }
+fn remains_of(device: Box<dyn VirtualDevice>) -> Option<Remains> {
+    let block: Box<Block> = (device as Box<dyn Any>).downcast().ok()?;
+    match block.into_backing() {
+        Backing::Cow(disk) => Some(disk.dismantle()),
+        Backing::ReadOnly(..) | Backing::Partition(_) => None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! VMs as records, for the image that takes this one's place (`abi::state`).
 
-use crate::devices::{Block, Slot};
+use crate::devices::{control_port::ControlPort, disk::CowDisk};
 use crate::drivers::{Extent, disk};
 use crate::economy::ledger;
 use crate::life::{create, reaper, verbs};
@@ -71,11 +71,7 @@ fn head(vm: &Instance) -> state::Vm {
 /// What no record says is settled: requests that are done are told, interrupts go back to where they came from, and
 /// other nodes have no copies of its pages.
 fn settle_all(vm: &Instance) {
-    for (n, slot) in vm.virtio.iter().enumerate() {
-        if let Slot::Block(block) = slot {
-            block.end_held(vm, n);
-        }
-    }
+    vm.disks().for_each(|block| block.end_held(vm));
     for vcpu in &vm.vcpus {
         vcpu.give_back_interrupts(&vm.distributor);
     }
@@ -107,16 +103,12 @@ fn write_instance(
     to.put(kind::BUTTON, &vm.power_button.record());
     to.put(kind::CLOCK, &vm.clock.state().0);
     to.begin(kind::DEVICES);
-    for slot in &vm.virtio {
-        to.add(&slot.record()?);
+    for device in &vm.virtio {
+        to.add(&device.record()?);
     }
-    for slot in &vm.virtio {
-        match slot {
-            Slot::Block(block) => block.write_overlay(to),
-            Slot::Control(port) => port.write(vm.id, to),
-            _ => {}
-        }
-    }
+    vm.disks().for_each(|block| block.write_overlay(to));
+    vm.all()
+        .for_each(|port: &ControlPort| port.write(vm.id, to));
     to.begin(kind::TEXT);
     vm.terminal.waiting(|bytes| to.add(bytes));
     Ok(())
@@ -180,7 +172,11 @@ fn blocks(run: &Run) -> impl Iterator<Item = u64> {
 /// Frames of the tables of all VMs' overlays.
 pub fn overlay_tables(vms: &[Arc<Vm>]) -> u64 {
     let instances = vms.iter().filter_map(|vm| vm.instance());
-    let tables = |vm: Arc<Instance>| vm.disks().map(Block::tables).sum::<u64>();
+    let tables = |vm: Arc<Instance>| {
+        vm.disks()
+            .map(|it| it.of_overlay(CowDisk::tables))
+            .sum::<u64>()
+    };
     instances.map(tables).sum()
 }
 
@@ -331,23 +327,17 @@ fn read_instance(
     instance.clock.state().0 = records.one(kind::CLOCK)?;
     let devices = records.all::<state::Device>(kind::DEVICES)?;
     all(devices.len() == instance.virtio.len(), kind::DEVICES)?;
-    for (slot, record) in instance.virtio.iter().zip(devices) {
-        all(slot.restore(&record), kind::DEVICES)?;
+    for (device, record) in instance.virtio.iter().zip(devices) {
+        all(device.restore(&record), kind::DEVICES)?;
     }
     connect(&instance);
-    for slot in &instance.virtio {
-        match slot {
-            Slot::Block(block) => {
-                let runs = records.all(kind::OVERLAY)?;
-                let words = records.all(kind::WORDS)?;
-                all(block.adopt(runs, words), kind::OVERLAY)?;
-            }
-            Slot::Control(port) => {
-                let (asked, answers) = (records.bytes(kind::ASKED)?, records.bytes(kind::ANSWERS)?);
-                all(port.read(id, asked, answers), kind::ASKED)?;
-            }
-            _ => {}
-        }
+    for block in instance.disks() {
+        let (runs, words) = (records.all(kind::OVERLAY)?, records.all(kind::WORDS)?);
+        all(block.adopt(runs, words), kind::OVERLAY)?;
+    }
+    for port in instance.all::<ControlPort>() {
+        let (asked, answers) = (records.bytes(kind::ASKED)?, records.bytes(kind::ANSWERS)?);
+        all(port.read(id, asked, answers), kind::ASKED)?;
     }
     for byte in records.bytes(kind::TEXT)? {
         instance.terminal.put(*byte);

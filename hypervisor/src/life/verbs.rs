@@ -1,6 +1,6 @@
 //! What may be asked of VMs: to be described, to start and to end, and to change.
 
-use crate::devices::Slot;
+use crate::devices::{Net, balloon::Balloon};
 use crate::economy::ledger;
 use crate::guest::{self, End};
 use crate::life::create;
@@ -59,13 +59,9 @@ pub fn describe(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
 pub fn settle() -> bool {
     if guest::take_unsettled() {
         for vm in all().iter().filter_map(|vm| vm.instance()) {
-            for (n, slot) in vm.virtio.iter().enumerate() {
-                if let Slot::Block(block) = slot
-                    && vm.is_paused()
-                {
-                    stretch::look(Kind::Device);
-                    block.settle(&vm, n);
-                }
+            for block in vm.disks().take_while(|_| vm.is_paused()) {
+                stretch::look(Kind::Device);
+                block.settle(&vm);
             }
         }
     }
@@ -134,7 +130,7 @@ pub fn stop(name: VmName) -> Result<(), Refusal> {
             ),
         ));
     }
-    if instance.press_power_button() {
+    if instance.power_button.press(&instance) {
         return Ok(());
     }
     Err(Refusal::new(
@@ -218,7 +214,8 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
             ledger::ask_for_nothing(&vm, &instance);
         }
         instance.space.set_policy(create::policy(&record));
-        instance.set_hold(record.hold_ms);
+        let balloons = instance.all::<Balloon>();
+        balloons.for_each(|balloon| balloon.set_hold(record.hold_ms));
         show_links(&instance, &record);
         for vcpu in &instance.vcpus {
             crate::vcpu::sched::entitle(vcpu.entity, record.weight as u16, record.cap as u8);
@@ -229,12 +226,8 @@ pub fn set(request: &SetRequest) -> Result<(), Refusal> {
 
 /// Lets the guest see which of its links are up.
 fn show_links(instance: &Instance, record: &VmRecord) {
-    let mut nets = record.nets.iter();
-    for (window, slot) in instance.virtio.iter().enumerate() {
-        if let Slot::Net(net) = slot {
-            let up = nets.next().is_none_or(|net| net.flags & NET_DOWN == 0);
-            net.set_link(instance, window, up);
-        }
+    for (net, record) in instance.all::<Net>().zip(&record.nets) {
+        net.set_link(instance, record.flags & NET_DOWN == 0);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Running a vCPU on the executing CPU, from exit to exit.
 
-use crate::guest::layout;
+use crate::guest::layout::{self, Place};
 use crate::machine::{Cpu, Kind, due, stretch};
 use crate::run::exit;
 use crate::vcpu::{Core, Exits, Outcome, Vcpu, attention};
@@ -11,6 +11,7 @@ use arch::list_registers::HardwareLists;
 use arch::timer::{self, VirtualTimer};
 use core::sync::atomic::Ordering;
 use machine_locks::SpinGuard;
+use model_mmio::Row;
 use model_vpsci::Power;
 
 /// The interrupt of the EL1 physical timer.
@@ -37,6 +38,8 @@ pub struct Loaded<'a> {
     pub core: SpinGuard<'a, Core>,
     /// The CPU's list registers.
     pub lists: HardwareLists,
+    /// The device that its guest used last.
+    pub place: Row<Place>,
     /// Counts that it slept in the CPU.
     pub slept: u64,
     /// Where exits are traced or timed: how many there were at the last, and what it had slept.
@@ -59,6 +62,7 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
         vcpu,
         core,
         lists: HardwareLists::of_this_cpu(),
+        place: Row::default(),
         slept: 0,
         observed: None,
     };

@@ -1,6 +1,6 @@
 //! What a VM that runs has of the machine's memory.
 
-use crate::devices::Slot;
+use crate::devices::disk::CowDisk;
 use crate::memory::sharing;
 use crate::vms::instance::Instance;
 use model_addr::FRAME_SIZE;
@@ -15,16 +15,15 @@ pub fn size(instance: &Instance) -> u64 {
 pub fn holding(instance: &Instance) -> Holding {
     let (counts, _) = instance.space.counts();
     let account = sharing::accounts().get(instance.id.index);
-    let disks = instance.virtio.iter().map(|slot| match slot {
-        Slot::Block(block) => block.overlay_private() / FRAME_SIZE,
-        _ => 0,
-    });
+    let overlays = instance
+        .disks()
+        .map(|disk| disk.of_overlay(CowDisk::private) / FRAME_SIZE);
     Holding {
         private: counts.private,
         shared: counts.shared,
         users: account.users,
         units: account.units,
-        overlay: disks.sum(),
+        overlay: overlays.sum(),
         tables: instance.space.usage().1 / FRAME_SIZE,
         takeable: instance.paging.takeable(counts.private, counts.shared),
     }

@@ -3,13 +3,13 @@
 use crate::devices::net::frame::{Accepted, Incoming};
 use crate::devices::network::{End, Plugged};
 use crate::devices::{
-    Block, RegisterAccess, Slot, balloon::Balloon, clock::Clock, power_button::PowerButton,
-    uart::Uart,
+    Block, Net, RegisterAccess, VirtualDevice, balloon::Balloon, clock::Clock,
+    power_button::PowerButton, uart::Uart, virtio::as_a,
 };
-use crate::guest::{Guest, paging};
+use crate::guest::{Guest, layout::Places, paging};
 use crate::machine::{Kind, stretch};
 use crate::memory::Dismantling;
-use alloc::{sync::Arc, vec::Vec};
+use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -23,7 +23,9 @@ pub struct Instance {
     /// Its clock of the wall.
     pub clock: Clock,
     /// Its virtio devices, in the order of their windows.
-    pub virtio: Vec<Slot>,
+    pub virtio: Vec<Box<dyn VirtualDevice>>,
+    /// Where its guest finds them.
+    pub places: Places,
     /// The first of its devices that goes on with work that was put off.
     next_device: AtomicU8,
 }
@@ -39,10 +41,11 @@ impl Deref for Instance {
 
 impl Instance {
     /// A VM about to run.
-    pub fn new(guest: Guest, virtio: Vec<Slot>) -> Self {
+    pub fn new(guest: Guest, virtio: Vec<Box<dyn VirtualDevice>>, places: Places) -> Self {
         stretch::look(Kind::Control);
         Self {
             guest,
+            places,
             uart: Uart::new(),
             power_button: PowerButton::new(),
             clock: Clock::new(),
@@ -51,70 +54,49 @@ impl Instance {
         }
     }
 
-    fn balloon(&self) -> Option<(usize, &Balloon)> {
-        let mut slots = self.virtio.iter().enumerate();
-        slots.find_map(|(n, slot)| match slot {
-            Slot::Balloon(balloon) => Some((n, balloon)),
-            _ => None,
-        })
+    /// Its virtio devices of one kind, in the order of their windows.
+    pub fn all<D: VirtualDevice>(&self) -> impl Iterator<Item = &D> {
+        self.virtio.iter().filter_map(|device| as_a(&**device))
     }
 
-    /// Whether its guest has a driver for its balloon.
-    pub fn has_balloon_driver(&self) -> bool {
-        self.balloon()
-            .is_some_and(|(_, balloon)| balloon.has_driver())
+    /// The device of that kind behind a window.
+    pub fn at<D: VirtualDevice>(&self, window: usize) -> Option<&D> {
+        as_a(&**self.virtio.get(window)?)
+    }
+
+    /// Its balloon, if its guest has a driver for it.
+    pub fn balloon(&self) -> Option<&Balloon> {
+        self.all().find(|balloon: &&Balloon| balloon.has_driver())
     }
 
     /// How many of `max` guest frames its guest was asked to keep to; `None` where there is no driver
     /// to ask.
     pub fn target(&self, max: u64) -> Option<u64> {
-        let (_, balloon) = self.balloon()?;
-        balloon
-            .has_driver()
-            .then(|| max.saturating_sub(balloon.target().into()))
+        let pages = self.balloon()?.target();
+        Some(max.saturating_sub(pages.into()))
     }
 
     /// Asks the guest to keep to `frames` of `max` guest frames; `false` where there is nobody to ask.
     pub fn set_target(&self, frames: u64, max: u64) -> bool {
-        let Some((n, balloon)) = self.balloon().filter(|(_, balloon)| balloon.has_driver()) else {
-            return false;
-        };
-        balloon.set_target(self, n, max.saturating_sub(frames) as u32);
-        true
-    }
-
-    /// What the guest reports free from now on stays bound for so many milliseconds.
-    pub fn set_hold(&self, ms: u16) {
-        if let Some((_, balloon)) = self.balloon() {
-            balloon.set_hold(ms);
-        }
+        let pages = max.saturating_sub(frames) as u32;
+        let asked = self.balloon().map(|it| it.set_target(self, pages));
+        asked.is_some()
     }
 
     /// Guest frames that the guest gave to its balloon, and that it reported free.
     pub fn given_back(&self) -> [u64; 2] {
-        self.balloon().map_or([0; 2], |(_, balloon)| {
-            let counts = balloon.counts();
-            [counts.inflated, counts.reported]
-        })
+        let counts = self.all().next().map(Balloon::counts).unwrap_or_default();
+        [counts.inflated, counts.reported]
     }
 
     /// Its disks.
     pub fn disks(&self) -> impl Iterator<Item = &Block> {
-        self.virtio.iter().filter_map(|slot| match slot {
-            Slot::Block(block) => Some(block),
-            _ => None,
-        })
+        self.all()
     }
 
     /// Puts off device work that waited for its time, where that has come.
     pub fn wake_devices(&self) {
-        let is_due = |slot: &Slot| match slot {
-            Slot::Block(block) => block.is_due(),
-            Slot::Net(net) => net.is_due(),
-            Slot::Balloon(balloon) => balloon.is_due(),
-            Slot::Console(_) | Slot::Rng(_) | Slot::Control(_) => false,
-        };
-        if self.virtio.iter().any(is_due) {
+        if self.virtio.iter().any(|device| device.is_due()) {
             self.put_off_device_work();
         }
     }
@@ -130,11 +112,7 @@ impl Instance {
     #[cold]
     fn tell(&self) {
         self.has_untold.store(false, Ordering::Relaxed);
-        for (n, slot) in self.virtio.iter().enumerate() {
-            if let Slot::Net(net) = slot {
-                net.send(self, n);
-            }
-        }
+        self.all().for_each(|net: &Net| net.send(self));
     }
 
     /// Goes on with device work that was put off, from the device on that was left out the last time.
@@ -142,38 +120,26 @@ impl Instance {
         let first = usize::from(self.next_device.load(Ordering::Relaxed));
         let (later, sooner) = self.virtio.split_at(first.min(self.virtio.len()));
         let in_turn = (first..).zip(sooner).chain((0..).zip(later));
-        for (at, (n, slot)) in in_turn.enumerate() {
+        for (at, (n, device)) in in_turn.enumerate() {
             if at > 0 && stretch::is_long() {
                 self.next_device.store(n as u8, Ordering::Relaxed);
                 self.put_off_device_work();
                 break;
             }
-            slot.proceed(self, n);
+            device.proceed(self);
         }
         paging::bring_wanted(self);
     }
 
-    /// An access to the virtio windows at `offset`; `None` where there is no device.
-    pub fn virtio_access(&self, offset: u64, size: usize, value: Option<u64>) -> Option<u64> {
-        let window = model_guest_image::map::VIRTIO_SIZE;
-        let n = (offset / window) as usize;
-        let slot = self.virtio.get(n)?;
-        if value.is_some() {
+    /// An access to the registers of virtio device `n`.
+    pub fn virtio_access(&self, n: u8, access: RegisterAccess) -> u64 {
+        if access.value.is_some() {
             stretch::begin_access();
         }
-        let access = RegisterAccess {
-            offset: offset % window,
-            size,
-            value,
-        };
-        let read = slot.access(self, n, access);
+        let device = self.virtio.get(usize::from(n));
+        let read = device.map_or(0, |device| device.access(self, access));
         paging::bring_wanted(self);
-        Some(read)
-    }
-
-    /// Presses its power button; `false` where the guest does not listen to it.
-    pub fn press_power_button(&self) -> bool {
-        self.power_button.press(self)
+        read
     }
 
     /// Takes it apart, once nothing runs or refers to it.
@@ -184,20 +150,18 @@ impl Instance {
 
 impl Plugged for Instance {
     fn take(&self, window: usize, incoming: Incoming<'_>, waiter: Option<u8>) -> Accepted {
-        match self.virtio.get(window) {
-            Some(Slot::Net(net)) => net.take(self, window, incoming, waiter),
-            _ => Accepted::Over,
-        }
+        let net = self.at::<Net>(window);
+        net.map_or(Accepted::Over, |net| net.take(self, incoming, waiter))
     }
 
     fn send(&self, window: usize) {
-        if let Some(Slot::Net(net)) = self.virtio.get(window) {
-            net.send(self, window);
+        if let Some(net) = self.at::<Net>(window) {
+            net.send(self);
         }
     }
 
     fn pass_over(&self, window: usize) {
-        if let Some(Slot::Net(net)) = self.virtio.get(window) {
+        if let Some(net) = self.at::<Net>(window) {
             net.pass_over();
         }
     }
@@ -205,10 +169,9 @@ impl Plugged for Instance {
 
 /// A VM is about to run: frames find it.
 pub fn connect(vm: &Arc<Instance>) {
-    for (window, slot) in vm.virtio.iter().enumerate() {
-        if let Slot::Net(net) = slot {
-            let vm = Arc::clone(vm);
-            let end = End::Vm(vm, window);
+    for window in 0..vm.virtio.len() {
+        if let Some(net) = vm.at::<Net>(window) {
+            let end = End::Vm(Arc::clone(vm) as Arc<dyn Plugged>, window);
             net.cable().lan().set_end(net.cable().port(), Some(end));
         }
     }
@@ -216,9 +179,7 @@ pub fn connect(vm: &Arc<Instance>) {
 
 /// A VM has ended: no frame finds it any more.
 pub fn disconnect(vm: &Instance) {
-    for slot in &vm.virtio {
-        if let Slot::Net(net) = slot {
-            net.cable().lan().set_end(net.cable().port(), None);
-        }
+    for cable in vm.all().map(Net::cable) {
+        cable.lan().set_end(cable.port(), None);
     }
 }

@@ -1,6 +1,6 @@
 //! What is said of a VM to those who ask.
 
-use crate::devices::{Slot, uart::TYPED_ROOM};
+use crate::devices::uart::TYPED_ROOM;
 use crate::drivers::port;
 use crate::guest::{End, sessions, terminal::ROOM};
 use crate::machine;
@@ -89,12 +89,11 @@ fn read_instance(instance: &Instance, raw: &mut RawVm) {
             .zip(used)
             .for_each(|(sum, used)| *sum += used);
     }
-    for slot in &instance.virtio {
-        raw.broken_queues += slot.errors();
-        if let Slot::Block(block) = slot {
-            let (in_memory, stored) = block.overlay_usage();
-            raw.overlays = [raw.overlays[0] + in_memory, raw.overlays[1] + stored];
-        }
+    let errors = instance.virtio.iter().map(|device| device.errors());
+    raw.broken_queues += errors.sum::<u64>();
+    for block in instance.disks() {
+        let (in_memory, stored) = block.of_overlay(|disk| (disk.usage(), disk.stored()));
+        raw.overlays = [raw.overlays[0] + in_memory, raw.overlays[1] + stored];
     }
     raw.counts = instance.counts();
 }

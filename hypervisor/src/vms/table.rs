@@ -1,6 +1,6 @@
 //! Which VMs there are, and what may be asked of them.
 
-use crate::devices::Slot;
+use crate::devices::Block;
 use crate::drivers::{Buffer, Io, Part};
 use crate::memory::VMS_MAX;
 use crate::vms::instance::Instance;
@@ -201,7 +201,7 @@ impl Vm {
 pub fn go_on(part: Box<Part>, came: (Buffer, Io), done: bool, budget: &mut Budget) {
     // Where the VM has ended in the meantime there is nobody to tell.
     if let Some(vm) = instance(part.vm)
-        && let Some(Slot::Block(block)) = vm.virtio.get(part.window)
+        && let Some(block) = vm.at::<Block>(part.window)
     {
         block.go_on(&vm, part, came, done, budget);
     }

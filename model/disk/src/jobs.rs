@@ -48,7 +48,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// That of partition `number`, from sector `first` on.
+    /// The place of partition `number`, from sector `first` on.
     pub const fn new(number: usize, first: u64, sectors: u64) -> Self {
         let number = number as u8;
         Self {
@@ -77,7 +77,7 @@ pub trait Lane: Any {
         &mut self,
         io_of: &dyn Fn(usize) -> Option<Io>,
     ) -> Option<(usize, Self::Buffer, bool)>;
-    /// The device's interrupt has come.
+    /// Tells the device that its interrupt has come.
     fn acknowledge(&mut self) {}
 }
 

@@ -1,12 +1,13 @@
 //! virtio devices as a guest sees them (virtio 1.2, "virtio" below; no legacy interface).
 //!
 //! - [`queue`]: the device side of a split virtqueue, and the [`Chain`]s of buffers it yields.
-//! - [`mmio`]: the register file of the virtio-mmio transport, version 2, around one device.
+//! - [`Transport`]: the registers and queues of one device, which is a [`DeviceCore`] to the front that shows them:
+//!   [`Window`], of virtio-mmio, version 2.
 //! - [`blk`], [`console`], [`port`], [`net`], [`rng`], [`balloon`]: the devices, each a set of methods on its
 //!   [`Transport`].
 //!
 //! ```text
-//!  guest's store ──> Transport::write ──> Effect::Notify(queue) ──> owner
+//!  guest's store ──> Window::write ──> Effect::Notify(queue) ──> owner
 //!                                                                     │ next_request, transmit..
 //!  guest's rings <── Queue::push_used <── Transport <─────────────────┘ complete, receive..
 //!                                            └─ irq_level ──> the VM's interrupt controller
@@ -23,16 +24,18 @@ pub mod balloon;
 pub mod blk;
 mod chain;
 pub mod console;
-pub mod mmio;
 pub mod net;
 pub mod port;
 pub mod queue;
 pub mod rng;
 mod stream;
+mod transport;
+mod window;
 
 pub use chain::{Chain, MAX_SEGMENTS, Runs, Segment};
-pub use mmio::{Device, Effect, Transport};
 pub use queue::{MAX_QUEUE_SIZE, Queue, QueueError};
+pub use transport::{Causes, Device, DeviceCore, Effect, Status, Transport, register};
+pub use window::Window;
 
 /// What one bounded call on a byte-moving device did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

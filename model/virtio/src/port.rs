@@ -169,19 +169,11 @@ impl Stream for Port {
 impl Transport<Port> {
     /// Goes on with what driver and device say of the port; whether there may be more.
     pub fn converse(&mut self, memory: &impl GuestMemory) -> bool {
-        if !self.is_live() {
-            return false;
-        }
-        let listened = self
-            .device
-            .listen(&mut self.queues[CONTROL_TRANSMIT], memory);
-        let more = self.settle(listened).unwrap_or_default();
-        self.signal(memory, CONTROL_TRANSMIT);
-        if self.is_live() {
-            let told = self.device.tell(&mut self.queues[CONTROL_RECEIVE], memory);
-            self.settle(told);
-            self.signal(memory, CONTROL_RECEIVE);
-        }
+        let listen = |port: &mut Port, queue: &mut Queue| port.listen(queue, memory);
+        let more = self.with_queue(memory, CONTROL_TRANSMIT, listen);
+        self.with_queue(memory, CONTROL_RECEIVE, |port, queue| {
+            port.tell(queue, memory)
+        });
         more
     }
 }

@@ -36,14 +36,9 @@ impl Transport<Rng> {
         budget: usize,
         random: impl FnMut(&mut [u8]),
     ) -> Progress {
-        if !self.is_live() {
-            return Progress::default();
-        }
-        let queue = &mut self.queues[REQUESTS];
-        let result = fill(queue, &mut self.device.chain, memory, budget, random);
-        let progress = self.settle(result).unwrap_or_default();
-        self.signal(memory, REQUESTS);
-        progress
+        self.with_queue(memory, REQUESTS, |device, queue| {
+            fill(queue, &mut device.chain, memory, budget, random)
+        })
     }
 }
 

@@ -32,27 +32,17 @@ impl<D: Stream> Transport<D> {
         budget: usize,
         out: impl FnMut(&[u8]),
     ) -> Progress {
-        if !self.is_live() {
-            return Progress::default();
-        }
-        let queue = &mut self.queues[TRANSMIT];
-        let result = self.device.bytes().drain(queue, memory, budget, out);
-        let progress = self.settle(result).unwrap_or_default();
-        self.signal(memory, TRANSMIT);
-        progress
+        self.with_queue(memory, TRANSMIT, |device, queue| {
+            device.bytes().drain(queue, memory, budget, out)
+        })
     }
 
     /// Puts `bytes` into the buffers that the guest has ready; how many fitted. A notification of
     /// queue 0 says when to try the rest.
     pub fn receive(&mut self, memory: &impl GuestMemory, bytes: &[u8]) -> usize {
-        if !self.is_live() {
-            return 0;
-        }
-        let queue = &mut self.queues[RECEIVE];
-        let result = self.device.bytes().deliver(queue, memory, bytes);
-        let accepted = self.settle(result).unwrap_or_default();
-        self.signal(memory, RECEIVE);
-        accepted
+        self.with_queue(memory, RECEIVE, |device, queue| {
+            device.bytes().deliver(queue, memory, bytes)
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{Disk, Guest, Interrupts};
 use model_addr::Ipa;
-use model_virtio::Effect;
+use model_virtio::{Effect, Window as _};
 
 const QUEUE_SIZE: u64 = 8;
 

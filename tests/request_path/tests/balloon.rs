@@ -6,7 +6,7 @@ use machine_fake::FakeFrames;
 use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn, VmId};
 use model_address_space::Policy;
 use model_virtio::balloon::Balloon;
-use model_virtio::{Effect, Transport};
+use model_virtio::{Effect, Transport, Window as _};
 use proptest::prelude::*;
 use tests_request_path::Guest;
 

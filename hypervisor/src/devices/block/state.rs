@@ -1,16 +1,16 @@
 //! Disks of VMs that are parked, and as records, for the image that takes this one's place (`abi::state`).
 
-use crate::devices::block::{Backing, Block, must_wait_for_frames, serve_parked, update_line};
+use crate::devices::block::{Backing, Block, must_wait_for_frames, serve_parked};
 use crate::guest::Guest;
-use abi::state::{self, Run, Writer, kind};
+use abi::state::{Run, Writer, kind};
 use model_disk::Budget;
 
 impl Block {
     /// Goes on with requests that were put off, a pass of them, while the VM's vCPUs stand still.
-    pub fn settle(&self, vm: &Guest, n: usize) {
+    pub fn settle(&self, vm: &Guest) {
         let mut state = self.state.lock();
         serve_parked(&mut state, vm, &mut Budget::default());
-        update_line(&state.transport, vm, n);
+        self.show_line(vm, &mut state);
     }
 
     /// Whether nothing is left for [`Self::settle`]: requests that wait for memory stay.
@@ -19,25 +19,12 @@ impl Block {
     }
 
     /// Tells of a request that is done and was held, while the VM's vCPUs stand still: it is in no record.
-    pub fn end_held(&self, vm: &Guest, n: usize) {
+    pub fn end_held(&self, vm: &Guest) {
         let mut state = self.state.lock();
         if let Some(held) = state.held.take() {
             state.complete(vm, &held.request, held.status, held.since);
         }
-        update_line(&state.transport, vm, n);
-    }
-
-    /// Its record, for the image that takes this one's place; `None` while a request is not answered.
-    pub fn record(&self) -> Option<state::Device> {
-        let mut state = self.state.lock();
-        let is_idle = state.under_way == 0 && state.parked.is_none() && state.held.is_none();
-        is_idle.then(|| state.transport.record())
-    }
-
-    /// As a record has it; `false` where that makes no sense.
-    #[must_use]
-    pub fn restore(&self, record: &state::Device) -> bool {
-        self.state.lock().transport.restore(record)
+        self.show_line(vm, &mut state);
     }
 
     /// Writes what was written over its base, if it has one.
@@ -65,14 +52,6 @@ impl Block {
             Backing::ReadOnly(..) | Backing::Partition(_) => {
                 runs.next().is_none() && words.next().is_none()
             }
-        }
-    }
-
-    /// Frames of its overlay's tables.
-    pub fn tables(&self) -> u64 {
-        match &self.state.lock().backing {
-            Backing::Cow(disk) => disk.tables(),
-            Backing::ReadOnly(..) | Backing::Partition(_) => 0,
         }
     }
 }

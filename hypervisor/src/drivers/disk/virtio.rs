@@ -19,7 +19,7 @@ pub struct Virtio {
 }
 
 impl Virtio {
-    /// Starts the device; and its sectors.
+    /// Starts the device, and reads how many sectors it has.
     pub fn start(mut transport: Transport) -> Result<(Self, u64), Error> {
         begin(&mut transport, FEATURE_FLUSH);
         let queue = BufferQueue::new(&mut transport, 0, BUFFER_ORDER, HEADER_AT)?;

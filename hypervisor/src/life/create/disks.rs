@@ -17,6 +17,7 @@ use model_virtio::blk::{Blk, BlockSize, Options, SECTOR_SIZE};
 
 pub(super) fn block(
     disk: &DiskRecord,
+    window: usize,
     home: NodeId,
     user: Owner,
     share: bool,
@@ -82,7 +83,7 @@ pub(super) fn block(
         discard: disk.mode == disk_mode::COW,
         id: *b"underpin\0\0\0\0\0\0\0\0\0\0\0\0",
     };
-    Ok(Block::new(Blk::new(options), backing, disk.limit))
+    Ok(Block::new(Blk::new(options), window, backing, disk.limit))
 }
 
 /// The partition that a disk's overlay of so many bytes is on, if it is on one.

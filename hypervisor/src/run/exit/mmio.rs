@@ -1,6 +1,7 @@
 //! Loads and stores of device registers.
 
-use crate::guest::layout;
+use crate::devices::RegisterAccess;
+use crate::guest::layout::{Place, REDISTRIBUTOR_SIZE};
 use crate::memory::frames;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
@@ -123,57 +124,59 @@ fn stored(guest: &Loaded<'_>, access: MmioAccess) -> Option<u64> {
 /// Finds the device and does the access of `size` bytes: a store of `value`, or a load.
 #[inline]
 fn reach(guest: &mut Loaded<'_>, ipa: Ipa, size: u8, value: Option<u64>) -> Access {
-    if layout::UART.contains(ipa) {
-        guest.vcpu.stats.count(ExitClass::Uart);
-        let offset = ipa.0 - layout::UART.start.0;
-        let uart = &guest.vm.uart;
-        let Some(value) = value else {
-            return Access::Done(uart.load(guest.vm, offset));
-        };
-        uart.store(guest.vm, offset, value);
-        return Access::Done(0);
+    let (vm, stats) = (guest.vm, &guest.vcpu.stats);
+    let Some((place, offset)) = vm.places.find(&mut guest.place, ipa) else {
+        return Access::Nobody;
+    };
+    match place {
+        Place::Uart => {
+            stats.count(ExitClass::Uart);
+            let Some(value) = value else {
+                return Access::Done(vm.uart.load(vm, offset));
+            };
+            vm.uart.store(vm, offset, value);
+            Access::Done(0)
+        }
+        Place::Distributor => {
+            stats.count(ExitClass::Gic);
+            let (offset, size) = (offset as u32, size.into());
+            match value {
+                None => read_fresh(guest, |vm, fresh| {
+                    vm.distributor.lock().read(offset, size, fresh)
+                }),
+                Some(value) => write_distributor(guest, offset, size, value),
+            }
+        }
+        Place::Redistributors => {
+            stats.count(ExitClass::Gic);
+            redistributor(guest, offset, size, value)
+        }
+        Place::Virtio(n) => {
+            stats.count(ExitClass::Virtio);
+            let size = size.into();
+            let access = RegisterAccess {
+                offset,
+                size,
+                value,
+            };
+            Access::Done(vm.virtio_access(n, access))
+        }
+        Place::Button => {
+            stats.count(ExitClass::Other);
+            Access::Done(vm.power_button.access(vm, offset as u32, value))
+        }
+        Place::Clock => {
+            stats.count(ExitClass::Other);
+            Access::Done(vm.clock.access(offset as u32, value))
+        }
     }
-    if layout::DISTRIBUTOR.contains(ipa) {
-        guest.vcpu.stats.count(ExitClass::Gic);
-        let offset = (ipa.0 - layout::DISTRIBUTOR.start.0) as u32;
-        return match value {
-            None => read_fresh(guest, |vm, fresh| {
-                vm.distributor.lock().read(offset, size.into(), fresh)
-            }),
-            Some(value) => write_distributor(guest, offset, size, value),
-        };
-    }
-    if layout::REDISTRIBUTORS.contains(ipa) {
-        guest.vcpu.stats.count(ExitClass::Gic);
-        let offset = ipa.0 - layout::REDISTRIBUTORS.start.0;
-        return redistributor(guest, offset, size, value);
-    }
-    if layout::VIRTIO.contains(ipa) {
-        guest.vcpu.stats.count(ExitClass::Virtio);
-        let offset = ipa.0 - layout::VIRTIO.start.0;
-        return guest
-            .vm
-            .virtio_access(offset, usize::from(size), value)
-            .map_or(Access::Nobody, Access::Done);
-    }
-    if layout::GPIO.contains(ipa) {
-        guest.vcpu.stats.count(ExitClass::Other);
-        let offset = (ipa.0 - layout::GPIO.start.0) as u32;
-        return Access::Done(guest.vm.power_button.access(guest.vm, offset, value));
-    }
-    if layout::RTC.contains(ipa) {
-        guest.vcpu.stats.count(ExitClass::Other);
-        let offset = (ipa.0 - layout::RTC.start.0) as u32;
-        return Access::Done(guest.vm.clock.access(offset, value));
-    }
-    Access::Nobody
 }
 
 #[inline(never)]
-fn write_distributor(guest: &Loaded<'_>, offset: u32, size: u8, value: u64) -> Access {
+fn write_distributor(guest: &Loaded<'_>, offset: u32, size: u32, value: u64) -> Access {
     let deliver = {
         let mut distributor = guest.vm.distributor.lock();
-        let effects = distributor.write(offset, size.into(), value);
+        let effects = distributor.write(offset, size, value);
         let mut deliver = effects.deliver;
         if let Some(groups) = effects.groups {
             for vcpu in &guest.vm.vcpus {
@@ -191,8 +194,8 @@ fn write_distributor(guest: &Loaded<'_>, offset: u32, size: u8, value: u64) -> A
 #[inline(never)]
 fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u8, value: Option<u64>) -> Access {
     let size = u32::from(size);
-    let index = (offset / layout::REDISTRIBUTOR_SIZE) as usize;
-    let offset = (offset % layout::REDISTRIBUTOR_SIZE) as u32;
+    let index = (offset / REDISTRIBUTOR_SIZE) as usize;
+    let offset = (offset % REDISTRIBUTOR_SIZE) as u32;
     let vm = guest.vm;
     let Some(vcpu) = vm.vcpus.get(index) else {
         return Access::Nobody;

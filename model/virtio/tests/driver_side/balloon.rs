@@ -3,8 +3,8 @@
 use crate::driver::{Buffer, DATA, Driver, Shape, start};
 use machine_fake::FakeGuest;
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange};
-use model_virtio::Transport;
 use model_virtio::balloon::{Balloon, Counts, MAX_RUNS, Run, Source};
+use model_virtio::{Transport, Window as _};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 

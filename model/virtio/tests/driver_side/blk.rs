@@ -5,8 +5,8 @@ use crate::queue::shapes;
 use machine_contract::GuestMemory;
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
-use model_virtio::Transport;
 use model_virtio::blk::{Blk, BlockSize, Next, Operation, Options, Request, Status};
+use model_virtio::{Transport, Window as _};
 use proptest::prelude::*;
 
 const SECTORS: u64 = 64;

@@ -2,9 +2,9 @@
 
 use crate::driver::{Buffer, DATA, Shape, ram, start};
 use model_addr::Ipa;
-use model_virtio::Transport;
 use model_virtio::console::Console;
 use model_virtio::rng::Rng;
+use model_virtio::{Transport, Window as _};
 use proptest::prelude::*;
 
 fn lens() -> impl Strategy<Value = Vec<Vec<u32>>> {

@@ -3,7 +3,7 @@
 use abi::state::{self, queue};
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
-use model_virtio::{Device, Effect, Transport};
+use model_virtio::{Device, Effect, Transport, Window as _};
 
 pub const RAM: Ipa = Ipa(0x4000_0000);
 pub const RAM_SIZE: usize = 0x20_0000;

@@ -9,7 +9,7 @@ use model_virtio::blk::{Blk, Next, Options, Request, Status};
 use model_virtio::console::Console;
 use model_virtio::net::{self, Frame, HEAD_MAX, Net, Offload, Received};
 use model_virtio::rng::Rng;
-use model_virtio::{Device, Transport};
+use model_virtio::{Device, Transport, Window as _};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]

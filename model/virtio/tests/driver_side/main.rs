@@ -5,6 +5,7 @@ mod balloon;
 mod blk;
 mod bytes;
 mod driver;
+mod fronts;
 mod hostile;
 mod mmio;
 mod net;

@@ -4,7 +4,7 @@ use crate::driver::{Driver, set_up_queue, start};
 use model_virtio::blk::{Blk, Options};
 use model_virtio::console::Console;
 use model_virtio::rng::Rng;
-use model_virtio::{Device, Effect, QueueError, Transport};
+use model_virtio::{Device, Effect, QueueError, Transport, Window as _};
 
 const STATUS: u64 = 0x070;
 

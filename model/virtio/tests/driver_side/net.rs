@@ -6,7 +6,7 @@ use model_addr::Ipa;
 use model_virtio::net::{
     self, Frame, Net, Next, Offload, Options, Protocol, Received, Role, feature,
 };
-use model_virtio::{Runs, Transport};
+use model_virtio::{Runs, Transport, Window as _};
 use proptest::prelude::*;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -8,7 +8,7 @@ use model_virtio::console::Console;
 use model_virtio::net::{Net, Options};
 use model_virtio::port::Port;
 use model_virtio::rng::Rng;
-use model_virtio::{Device, Transport};
+use model_virtio::{Device, Transport, Window as _};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 

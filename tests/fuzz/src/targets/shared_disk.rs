@@ -6,8 +6,8 @@ use machine_contract::GuestMemory as _;
 use machine_fake::FakeFrames;
 use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, VmId};
 use model_address_space::Policy;
-use model_virtio::Transport;
 use model_virtio::balloon::Balloon;
+use model_virtio::{Transport, Window as _};
 use tests_request_path::{Disk, Driver, Guest, Image, Kind};
 
 const RAM: IpaRange = IpaRange {

@@ -13,7 +13,7 @@ use model_virtio::net::wire::Pieces;
 use model_virtio::net::{self, Frame, Net, Offload, Received};
 use model_virtio::port::Port;
 use model_virtio::rng::Rng;
-use model_virtio::{Device, Transport};
+use model_virtio::{Device, Transport, Window as _};
 
 const RAM: Ipa = Ipa(0x4000_0000);
 const RAM_SIZE: usize = 0x1_0000;

@@ -1,4 +1,5 @@
-//! The virtio-mmio transport, version 2 (virtio 4.2): the registers of one device.
+//! One virtio device with its queues, as each transport of virtio shows it: [`DeviceCore`]. A front
+//! ([`crate::Window`] for virtio-mmio) knows where a driver finds which [`register`], and no more.
 
 use crate::{Queue, QueueError};
 use abi::state::{self, queue};
@@ -9,49 +10,12 @@ use model_addr::Gfn;
 /// Most queues of a device.
 pub(crate) const MAX_QUEUES: usize = 9;
 
-const MAGIC: u32 = 0x7472_6976;
-const VERSION: u32 = 2;
-/// "UNDP": virtio leaves the vendor to itself.
-const VENDOR: u32 = 0x5044_4e55;
-
 /// `VIRTIO_F_INDIRECT_DESC`.
-pub const F_INDIRECT_DESC: u64 = 1 << 28;
+const F_INDIRECT_DESC: u64 = 1 << 28;
 /// `VIRTIO_F_EVENT_IDX`.
-pub const F_EVENT_IDX: u64 = 1 << 29;
+const F_EVENT_IDX: u64 = 1 << 29;
 /// `VIRTIO_F_VERSION_1`.
-pub const F_VERSION_1: u64 = 1 << 32;
-
-/// Register offsets (virtio 4.2.2).
-mod reg {
-    pub const MAGIC_VALUE: u64 = 0x000;
-    pub const VERSION: u64 = 0x004;
-    pub const DEVICE_ID: u64 = 0x008;
-    pub const VENDOR_ID: u64 = 0x00c;
-    pub const DEVICE_FEATURES: u64 = 0x010;
-    pub const DEVICE_FEATURES_SEL: u64 = 0x014;
-    pub const DRIVER_FEATURES: u64 = 0x020;
-    pub const DRIVER_FEATURES_SEL: u64 = 0x024;
-    pub const QUEUE_SEL: u64 = 0x030;
-    pub const QUEUE_SIZE_MAX: u64 = 0x034;
-    pub const QUEUE_SIZE: u64 = 0x038;
-    /// Of the legacy interface (virtio 4.2.4): where a queue lies, in pages.
-    pub const LEGACY_QUEUE_PFN: u64 = 0x040;
-    pub const QUEUE_READY: u64 = 0x044;
-    pub const QUEUE_NOTIFY: u64 = 0x050;
-    pub const INTERRUPT_STATUS: u64 = 0x060;
-    pub const INTERRUPT_ACK: u64 = 0x064;
-    pub const STATUS: u64 = 0x070;
-    pub const QUEUE_DESC_LOW: u64 = 0x080;
-    pub const QUEUE_DESC_HIGH: u64 = 0x084;
-    pub const QUEUE_DRIVER_LOW: u64 = 0x090;
-    pub const QUEUE_DRIVER_HIGH: u64 = 0x094;
-    pub const QUEUE_DEVICE_LOW: u64 = 0x0a0;
-    pub const QUEUE_DEVICE_HIGH: u64 = 0x0a4;
-    pub const SHM_LEN_LOW: u64 = 0x0b0;
-    pub const SHM_BASE_HIGH: u64 = 0x0bc;
-    pub const CONFIG_GENERATION: u64 = 0x0fc;
-    pub const CONFIG: u64 = 0x100;
-}
+const F_VERSION_1: u64 = 1 << 32;
 
 bitflags! {
     /// The device status field (virtio 2.1).
@@ -70,11 +34,81 @@ bitflags! {
         /// The driver has given up on the device.
         const FAILED = 128;
     }
+
+    /// Why the driver is to be interrupted: the interrupt status register (virtio 4.2.2, 4.1.4.5), and above it
+    /// bit 16 + n for what was used of queue n, for a front that has an interrupt for each queue.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Causes: u32 {
+        /// Buffers of some queue were used.
+        const USED_BUFFER = 1;
+        /// The configuration space has changed.
+        const CONFIG_CHANGE = 2;
+        /// Which queues it was: see [`Self::of_queue`].
+        const QUEUES = ((1 << MAX_QUEUES) - 1) << 16;
+    }
 }
 
-/// Bits of the interrupt status register (virtio 4.2.2).
-const USED_BUFFER: u32 = 1;
-const CONFIG_CHANGE: u32 = 2;
+const USED_BUFFER: u32 = Causes::USED_BUFFER.bits();
+const CONFIG_CHANGE: u32 = Causes::CONFIG_CHANGE.bits();
+
+impl Causes {
+    /// Buffers of queue `index` were used.
+    pub const fn of_queue(index: usize) -> Self {
+        Self::USED_BUFFER.union(Self::from_bits_truncate(1 << (16 + index)))
+    }
+}
+
+/// Registers, by the numbers that are their offsets in virtio-mmio (virtio 4.2.2); another front has offsets of its own.
+pub mod register {
+    /// The device type.
+    pub const DEVICE_ID: u64 = 0x008;
+    /// The half of the features that the next names.
+    pub const DEVICE_FEATURES: u64 = 0x010;
+    /// Which half.
+    pub const DEVICE_FEATURES_SEL: u64 = 0x014;
+    /// The half of the accepted features that the next names.
+    pub const DRIVER_FEATURES: u64 = 0x020;
+    /// Which half.
+    pub const DRIVER_FEATURES_SEL: u64 = 0x024;
+    /// The queue that registers of a queue mean.
+    pub const QUEUE_SEL: u64 = 0x030;
+    /// The most entries of the queue; 0 where there is no such queue.
+    pub const QUEUE_SIZE_MAX: u64 = 0x034;
+    /// Its entries.
+    pub const QUEUE_SIZE: u64 = 0x038;
+    /// Of the legacy interface (virtio 4.2.4): where a queue lies, in pages.
+    pub const LEGACY_QUEUE_PFN: u64 = 0x040;
+    /// Whether the device may use it.
+    pub const QUEUE_READY: u64 = 0x044;
+    /// The driver has put work into that queue.
+    pub const QUEUE_NOTIFY: u64 = 0x050;
+    /// The device status field.
+    pub const STATUS: u64 = 0x070;
+    /// Where the queue's descriptors are: the lower half; the upper one is 4 further on.
+    pub const QUEUE_DESC: u64 = 0x080;
+    /// Where the driver's area is, likewise.
+    pub const QUEUE_DRIVER: u64 = 0x090;
+    /// Where the device's area is, likewise.
+    pub const QUEUE_DEVICE: u64 = 0x0a0;
+    /// Changes with the configuration space.
+    pub const CONFIG_GENERATION: u64 = 0x0fc;
+}
+
+/// A device without its front: status, features, queues, configuration space and causes of interrupts.
+pub trait DeviceCore {
+    /// What a [`register`] holds; one that is only written reads as zero.
+    fn load(&self, register: u64) -> u32;
+    /// Stores to a [`register`]; one that is only read does not change.
+    fn store(&mut self, register: u64, value: u32) -> Effect;
+    /// The device configuration space.
+    fn config(&self) -> &[u8];
+    /// Stores one, two or four bytes at `at` into it.
+    fn write_config(&mut self, at: usize, bytes: &[u8]);
+    /// Why the driver is to be interrupted.
+    fn causes(&self) -> Causes;
+    /// The driver knows of these.
+    fn acknowledge(&mut self, causes: Causes);
+}
 
 /// What a device type adds to the transport.
 pub trait Device {
@@ -133,6 +167,10 @@ pub struct Transport<D> {
     pub(crate) device: D,
     pub(crate) queues: [Queue; MAX_QUEUES],
     registers: state::Registers,
+    /// Bit n: buffers of queue n were used, and the driver has not acknowledged that.
+    used: u32,
+    /// The level of the interrupt line that was shown last.
+    line: bool,
     resets: u32,
     errors: u32,
     last_error: Option<QueueError>,
@@ -146,6 +184,8 @@ impl<D: Device> Transport<D> {
             device,
             queues: Default::default(),
             registers: state::Registers::ZERO,
+            used: 0,
+            line: false,
             resets: 0,
             errors: 0,
             last_error: None,
@@ -160,6 +200,13 @@ impl<D: Device> Transport<D> {
     /// Whether the interrupt line is up (level-triggered).
     pub fn irq_level(&self) -> bool {
         self.registers.interrupt != 0
+    }
+
+    /// The level that the interrupt line is to have, where that has changed since this was asked last.
+    #[inline]
+    pub fn line_changed(&mut self) -> Option<bool> {
+        let level = self.irq_level();
+        (core::mem::replace(&mut self.line, level) != level).then_some(level)
     }
 
     /// The device status field.
@@ -178,47 +225,6 @@ impl<D: Device> Transport<D> {
     /// How often a driver broke the device since power-on, and how it did last.
     pub fn errors(&self) -> (u32, Option<QueueError>) {
         (self.errors, self.last_error)
-    }
-
-    /// A load of `size` bytes at `offset` into the register window. Registers are 32 bits wide,
-    /// the configuration space is read by any width; anything else reads as zero.
-    pub fn read(&self, offset: u64, size: usize) -> u64 {
-        if offset >= reg::CONFIG {
-            self.read_config(offset - reg::CONFIG, size)
-        } else if size == 4 {
-            u64::from(self.read_register(offset))
-        } else {
-            0
-        }
-    }
-
-    /// A store of `size` bytes of `value` at `offset` into the register window. What is not a
-    /// 32-bit store to a writable register, or one of 32 bits or less to the configuration space,
-    /// is ignored.
-    pub fn write(&mut self, offset: u64, size: usize, value: u64) -> Effect {
-        if let Some(at) = offset.checked_sub(reg::CONFIG) {
-            if let (Ok(at), 1 | 2 | 4) = (usize::try_from(at), size) {
-                self.device.write_config(at, &value.to_le_bytes()[..size]);
-            }
-            return Effect::None;
-        }
-        if size != 4 {
-            return Effect::None;
-        }
-        let value = value as u32;
-        match offset {
-            reg::DEVICE_FEATURES_SEL => self.registers.device_features_sel = value,
-            reg::DRIVER_FEATURES_SEL => self.registers.driver_features_sel = value,
-            reg::DRIVER_FEATURES => self.write_driver_features(value),
-            reg::QUEUE_SEL => self.registers.queue_sel = value,
-            reg::QUEUE_NOTIFY => return self.notify(value),
-            reg::INTERRUPT_ACK => self.registers.interrupt &= !value,
-            reg::STATUS => return self.write_status(value),
-            reg::QUEUE_READY => self.write_queue_ready(value),
-            reg::LEGACY_QUEUE_PFN if value != 0 => _ = self.settle::<()>(Err(QueueError::Legacy)),
-            _ => self.write_queue_setup(offset, value),
-        }
-        Effect::None
     }
 
     /// Whether there is a driver whose queues the device may touch.
@@ -263,6 +269,8 @@ impl<D: Device> Transport<D> {
     #[must_use]
     pub fn restore(&mut self, record: &state::Device) -> bool {
         self.registers = record.registers;
+        // The interrupt controller has it so, too, by its own record.
+        self.line = self.irq_level();
         let (sizes, flags) = (self.device.queue_sizes(), self.queue_flags() | queue::MUTED);
         let mut queues = self.queues.iter_mut().zip(&record.queues).enumerate();
         let are_valid = queues.all(|(n, (queue, record))| {
@@ -315,6 +323,23 @@ impl<D: Device> Transport<D> {
         }
     }
 
+    /// Lets the device do `work` with queue `index` of a driver that is there, and raises the interrupt if the driver
+    /// wants one.
+    pub(crate) fn with_queue<T: Default>(
+        &mut self,
+        memory: &impl GuestMemory,
+        index: usize,
+        work: impl FnOnce(&mut D, &mut Queue) -> Result<T, QueueError>,
+    ) -> T {
+        if !self.is_live() {
+            return T::default();
+        }
+        let done = work(&mut self.device, &mut self.queues[index]);
+        let done = self.settle(done).unwrap_or_default();
+        self.signal(memory, index);
+        done
+    }
+
     /// Raises the interrupt if the driver wants one for what was pushed to queue `index`.
     pub(crate) fn signal(&mut self, memory: &impl GuestMemory, index: usize) {
         if !self.is_live() {
@@ -323,6 +348,7 @@ impl<D: Device> Transport<D> {
         let wanted = self.queues[index].needs_interrupt(memory);
         if self.settle(wanted) == Some(true) {
             self.registers.interrupt |= USED_BUFFER;
+            self.used |= 1 << index;
         }
     }
 
@@ -336,40 +362,6 @@ impl<D: Device> Transport<D> {
 
     fn features(&self) -> u64 {
         self.device.features() | F_VERSION_1 | F_EVENT_IDX | F_INDIRECT_DESC
-    }
-
-    fn read_config(&self, at: u64, size: usize) -> u64 {
-        let mut bytes = [0; 8];
-        let at = usize::try_from(at).unwrap_or(usize::MAX);
-        let config = self.device.config().get(at..).unwrap_or_default();
-        let n = size.min(bytes.len()).min(config.len());
-        bytes[..n].copy_from_slice(&config[..n]);
-        u64::from_le_bytes(bytes)
-    }
-
-    fn read_register(&self, offset: u64) -> u32 {
-        match offset {
-            reg::MAGIC_VALUE => MAGIC,
-            reg::VERSION => VERSION,
-            reg::DEVICE_ID => D::ID,
-            reg::VENDOR_ID => VENDOR,
-            reg::DEVICE_FEATURES => half(self.features(), self.registers.device_features_sel),
-            reg::QUEUE_SIZE_MAX => {
-                let sizes = self.device.queue_sizes();
-                let size = self.selected().and_then(|queue| sizes.get(queue));
-                size.map_or(0, |&max| u32::from(max))
-            }
-            reg::QUEUE_READY => u32::from(
-                self.selected()
-                    .is_some_and(|queue| self.queues[queue].is_ready()),
-            ),
-            reg::INTERRUPT_STATUS => self.registers.interrupt,
-            reg::STATUS => self.registers.status,
-            // No shared memory region exists: each has length and base -1 (virtio 4.2.2.1).
-            reg::SHM_LEN_LOW..=reg::SHM_BASE_HIGH => u32::MAX,
-            reg::CONFIG_GENERATION => self.registers.config_generation,
-            _ => 0,
-        }
     }
 
     /// The queue that the queue registers mean; `None` if the device has no such queue.
@@ -388,21 +380,21 @@ impl<D: Device> Transport<D> {
         }
     }
 
-    fn write_queue_setup(&mut self, offset: u64, value: u32) {
+    fn write_queue_setup(&mut self, register: u64, value: u32) {
         let Some(queue) = self.selected() else { return };
         if self.queues[queue].is_ready() {
             return;
         }
         let setup = &mut self.queues[queue].state;
-        match offset {
-            reg::QUEUE_SIZE => setup.size = value,
-            reg::QUEUE_DESC_LOW => set_half(&mut setup.descriptors, 0, value),
-            reg::QUEUE_DESC_HIGH => set_half(&mut setup.descriptors, 1, value),
-            reg::QUEUE_DRIVER_LOW => set_half(&mut setup.driver, 0, value),
-            reg::QUEUE_DRIVER_HIGH => set_half(&mut setup.driver, 1, value),
-            reg::QUEUE_DEVICE_LOW => set_half(&mut setup.device, 0, value),
-            reg::QUEUE_DEVICE_HIGH => set_half(&mut setup.device, 1, value),
-            _ => {}
+        let half = (register >> 2 & 1) as u32;
+        match register {
+            register::QUEUE_SIZE => setup.size = value,
+            _ => match register & !4 {
+                register::QUEUE_DESC => set_half(&mut setup.descriptors, half, value),
+                register::QUEUE_DRIVER => set_half(&mut setup.driver, half, value),
+                register::QUEUE_DEVICE => set_half(&mut setup.device, half, value),
+                _ => {}
+            },
         }
     }
 
@@ -461,7 +453,61 @@ impl<D: Device> Transport<D> {
             config_generation: self.registers.config_generation,
             ..state::Registers::ZERO
         };
+        self.used = 0;
         self.resets = self.resets.wrapping_add(1);
+    }
+}
+
+impl<D: Device> DeviceCore for Transport<D> {
+    #[inline]
+    fn load(&self, register: u64) -> u32 {
+        let queue = self.selected();
+        match register {
+            register::DEVICE_ID => D::ID,
+            register::DEVICE_FEATURES => half(self.features(), self.registers.device_features_sel),
+            register::QUEUE_SIZE_MAX => queue.map_or(0, |n| self.device.queue_sizes()[n].into()),
+            register::QUEUE_READY => queue.is_some_and(|n| self.queues[n].is_ready()).into(),
+            register::STATUS => self.registers.status,
+            register::CONFIG_GENERATION => self.registers.config_generation,
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn store(&mut self, register: u64, value: u32) -> Effect {
+        match register {
+            register::DEVICE_FEATURES_SEL => self.registers.device_features_sel = value,
+            register::DRIVER_FEATURES_SEL => self.registers.driver_features_sel = value,
+            register::DRIVER_FEATURES => self.write_driver_features(value),
+            register::QUEUE_SEL => self.registers.queue_sel = value,
+            register::QUEUE_NOTIFY => return self.notify(value),
+            register::STATUS => return self.write_status(value),
+            register::QUEUE_READY => self.write_queue_ready(value),
+            register::LEGACY_QUEUE_PFN if value != 0 => {
+                self.settle::<()>(Err(QueueError::Legacy));
+            }
+            _ => self.write_queue_setup(register, value),
+        }
+        Effect::None
+    }
+
+    fn config(&self) -> &[u8] {
+        self.device.config()
+    }
+
+    fn write_config(&mut self, at: usize, bytes: &[u8]) {
+        self.device.write_config(at, bytes);
+    }
+
+    fn causes(&self) -> Causes {
+        Causes::from_bits_truncate(self.registers.interrupt | self.used << 16)
+    }
+
+    fn acknowledge(&mut self, causes: Causes) {
+        self.registers.interrupt &= !causes.bits();
+        if causes.contains(Causes::USED_BUFFER) {
+            self.used = 0;
+        }
     }
 }
 
