@@ -4,7 +4,7 @@
 //! A stretch begins with an exit, with the end of a sleep or with a look ([`look`]), and ends with an entry,
 //! a sleep or the next look. What is shorter than `1 << SHORT_BITS` counts is not kept: an exit pays for
 //! one instruction, by which the run loop finds it long beside what it looks at anyway. Exits of OS-0 are
-//! not timed.
+//! not timed. An image with hooks for tests logs where a stretch over the bound was at work ([`marks`]).
 
 use crate::machine;
 use crate::machine::cpu::{self, Cpu};
@@ -14,6 +14,9 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::Once;
 use model_trap::Exit;
+
+#[cfg(feature = "test_hooks")]
+pub mod marks;
 
 /// Stretches of fewer than `1 << SHORT_BITS` counts are not kept: 16 us where the counter has 62.5 MHz.
 pub const SHORT_BITS: u32 = 10;
@@ -128,12 +131,16 @@ pub fn begin_access() {
 }
 
 /// Whether the stretch has lasted for so long that what can be cut is left for a later one.
+#[track_caller]
 pub fn is_long() -> bool {
     is_past(10)
 }
 
 /// Whether so many tenths have passed of the time after which it [`is_long`].
+#[track_caller]
 pub fn is_past(tenths: u32) -> bool {
+    #[cfg(feature = "test_hooks")]
+    marks::put(tenths);
     let stretch = &cpu::this().stretch;
     let lasts = timer::now().saturating_sub(stretch.since.get());
     lasts >= stretch.tenth.get().saturating_mul(tenths.into())
@@ -154,6 +161,8 @@ fn keep(cpu: &Cpu, since: u64, took: u64) {
     cpu.stretch.longest[kind as usize].fetch_max(took, Ordering::Relaxed);
     if took > machine::counts(LONG_STRETCH_NS) {
         cpu.trace.note((trace::STRETCH, kind as u8), None, since, 0);
+        #[cfg(feature = "test_hooks")]
+        marks::tell(cpu, kind, since, took);
     }
 }
 
