@@ -146,6 +146,8 @@ impl Budget {
     const WHOLE: u32 = 128;
     /// Entries of an overlay that are looked at for one unit.
     const ENTRIES: u32 = 16;
+    /// Units of that before a look at the clock: a frame that goes back takes one, and 1,000 instructions or more.
+    const UNITS_AT_ONCE: u32 = 8;
 
     /// Frames that are compared with a page where half of the time has passed: each takes 1,000 instructions. Before,
     /// they are as many as [`Machine::join_equal`] finds.
@@ -220,7 +222,7 @@ impl Budget {
 
     /// Lets `step` look at entries of an overlay, and pays for those that it did.
     pub(crate) fn look<T>(&mut self, step: impl FnOnce(&mut u32) -> T) -> T {
-        let before = self.left.saturating_mul(Self::ENTRIES);
+        let before = self.left.min(Self::UNITS_AT_ONCE) * Self::ENTRIES;
         let mut entries = before;
         let done = step(&mut entries);
         self.spend(before.saturating_sub(entries).div_ceil(Self::ENTRIES));

@@ -56,6 +56,15 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Pages that differ in no word that the index looks at.
+    fn put_nearly_equal(&self, count: usize) {
+        for page in 0..count {
+            let mut bytes: Vec<u8> = (0..PAGE).map(|n| (n / 3) as u8).collect();
+            bytes[PAGE - 9] = page as u8;
+            assert!(self.guest.put(Ipa(DATA + (page * PAGE) as u64), &bytes));
+        }
+    }
+
     /// A request of these segments, behind the first byte of data; its status.
     fn request(&mut self, kind: Kind, sector: u64, segments: &[(u64, u64)]) -> u8 {
         let at = |(at, len): &(u64, u64)| (Ipa(DATA + at), *len);
@@ -109,14 +118,45 @@ fn compares_are_paid_for() {
     let image = Image::new(IMAGE, &base());
     let frames = image.machine(&NODES);
     let mut world = World::new(&frames, 0, DiskKind::Cow(&image));
-    for page in 0..BLOCKS {
-        let mut bytes: Vec<u8> = (0..PAGE).map(|n| (n / 3) as u8).collect();
-        bytes[PAGE - 9] = page as u8;
-        assert!(world.guest.put(Ipa(DATA + (page * PAGE) as u64), &bytes));
-    }
+    world.put_nearly_equal(BLOCKS);
     assert_eq!(world.request(Kind::Write, 0, &ALL), 0);
     // Of the last 68 each is compared with 32.
     assert!(world.disk.passes() >= 30, "{} passes", world.disk.passes());
+}
+
+/// Of 20 nearly equal frames, a page is compared with 8 late in a pass: its equal may be missed.
+#[test]
+fn fewer_frames_are_compared_late() {
+    let taken = [false, true].map(|is_late| {
+        let image = Image::new(IMAGE, &base());
+        let frames = image.machine(&NODES);
+        let mut world = World::new(&frames, 0, DiskKind::Cow(&image));
+        world.put_nearly_equal(20);
+        assert_eq!(world.request(Kind::Write, 0, &[(0, 20 * FRAME_SIZE)]), 0);
+        if is_late {
+            world.disk.take_long();
+        }
+        let before = frames.counts()[0].free;
+        assert_eq!(world.request(Kind::Write, 320, &[(0, 20 * FRAME_SIZE)]), 0);
+        before - frames.counts()[0].free
+    });
+    assert!(taken[0] == 0 && taken[1] >= 8, "{taken:?}");
+}
+
+/// Frames that a discard gives back take longer than all else that it does.
+#[test]
+fn a_discard_ends_a_pass_when_its_time_is_over() {
+    let image = Image::new(IMAGE, &base());
+    let frames = image.machine(&NODES);
+    let mut world = World::new(&frames, 0, DiskKind::Cow(&image));
+    assert_eq!(world.request(Kind::Write, 0, &ALL), 0);
+    world.disk.take_long();
+    let mut range = [0_u8; 16];
+    range[8..12].copy_from_slice(&(BLOCKS as u32 * 8).to_le_bytes());
+    assert!(world.guest.put(Ipa(DATA), &range));
+    assert_eq!(world.request(Kind::Discard, 0, &[(0, 16)]), 0);
+    let passes = world.disk.passes();
+    assert!(passes >= BLOCKS as u32 / 8, "{passes} passes");
 }
 
 /// A piece that lies in two pages, of which the second is about to get a frame for a piece before it.
