@@ -100,6 +100,9 @@ impl DeviceView<'_> {
     ) -> Result<(), GuestMemoryError> {
         while let (Some(into), Some(out)) = (to.front(), from.front()) {
             if self.space.copy_from(to, source.space, from, COPIED_AT_ONCE) > 0 {
+                if from.front().is_some() && stretch::is_long() {
+                    return Err(GuestMemoryError::Away(into.ipa));
+                }
                 continue;
             }
             // Something has to be filled first, or both are one VM's: through EL2.
@@ -174,16 +177,16 @@ impl GuestMemory for DeviceView<'_> {
     }
 
     fn touch(&self, ipa: Ipa, len: u64, write: bool, may_stop: bool) -> u64 {
+        if may_stop && stretch::is_long() {
+            self.space.want(ipa.frame());
+            return 0;
+        }
         if self
             .space
             .at_hand(ipa, len as usize, write, |_| ())
             .is_some()
         {
             return len;
-        }
-        if may_stop && stretch::is_long() {
-            self.space.want(ipa.frame());
-            return 0;
         }
         match self.pieces(ipa, len as usize, write, |_, _, _| ()) {
             Err(GuestMemoryError::Away(at)) => at.0 - ipa.0,

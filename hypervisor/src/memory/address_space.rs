@@ -34,6 +34,9 @@ impl AsRef<[u8]> for Bytes {
     }
 }
 
+/// Pieces of memory, each in one run of both sides, that are copied before a look at the clock.
+const PIECES_AT_ONCE: u32 = 32;
+
 const fn vttbr(vmid: u16, root: Mfn) -> u64 {
     (vmid as u64) << 48 | root.address().0
 }
@@ -213,7 +216,7 @@ impl AddressSpace {
             .with_frame((ipa, access), node, &Metal, &self.lock(), with)
     }
 
-    /// Copies up to `most` bytes from another VM's memory, with both locked (in order of address, as
+    /// Copies up to `most` bytes and [`PIECES_AT_ONCE`] from another VM's memory, with both locked (in order of address, as
     /// every CPU does), and uses both runs up so far; none where a page is not at hand, or ours may not
     /// be written.
     pub fn copy_from(
@@ -226,8 +229,9 @@ impl AddressSpace {
         let Some((ours, theirs)) = lock_pair(&self.maps, &source.maps) else {
             return 0;
         };
-        let mut done = 0;
+        let (mut done, mut pieces) = (0, 0..PIECES_AT_ONCE);
         while done < most
+            && pieces.next().is_some()
             && let (Some(into), Some(out)) = (to.front(), from.front())
             && let Some(room) = near(&ours, into.ipa, true)
             && let Some(bytes) = near(&theirs, out.ipa, false)

@@ -1,6 +1,6 @@
 //! The machine side of sharing: the index, the records of users, the accounts, and share groups.
 
-use crate::machine::{self, entropy};
+use crate::machine::{self, entropy, stretch};
 use crate::memory::frames::{self, Metal};
 use abi::bundle::{ENTRIES_MAX, Place, kind};
 use abi::{Text, state::run};
@@ -154,7 +154,8 @@ pub fn evict_some(home: NodeId) -> bool {
         };
         // The hand passes a frame that was in use twice.
         for _ in 0..2 * EVICT_AT_ONCE {
-            if ACCOUNTS_OF_VMS.cached() == 0 || evicted == EVICT_AT_ONCE {
+            let is_enough = evicted == EVICT_AT_ONCE || evicted > 0 && stretch::is_long();
+            if ACCOUNTS_OF_VMS.cached() == 0 || is_enough {
                 return evicted > 0;
             }
             if let Some(frame) = clock.next_cached(&machine::get().map, EVICTION_BUDGET) {

@@ -19,6 +19,8 @@ pub fn bring(
 ) -> Sent {
     let accepted = match end {
         _ if pieces > 0 => Accepted::NeedsPieces,
+        // To read it took long: it goes on in another stretch.
+        _ if stretch::is_long() => Accepted::Away,
         End::Vm(vm, window) => vm.take(*window, incoming, waiter),
         End::Uplink => Accepted::NeedsPieces,
     };

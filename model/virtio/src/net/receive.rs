@@ -6,8 +6,8 @@ use crate::{Chain, Queue, QueueError, Runs, Segment, Transport};
 use heapless::Vec;
 use machine_contract::{GuestMemory, GuestMemoryError};
 
-/// Most buffers of one frame, and most runs of memory in them: 64 KiB into Linux's smallest mergeable
-/// buffers, of 1536 bytes, takes 43.
+/// Most buffers of one frame, and most runs of memory in them, or some more segments that join into fewer: 64 KiB into
+/// Linux's smallest mergeable buffers, of 1536 bytes, takes 43.
 const BUFFERS_MAX: usize = 64;
 const RUNS_MAX: usize = 160;
 
@@ -120,9 +120,9 @@ impl Buffers {
     ) -> Result<Taken, QueueError> {
         self.taken.clear();
         self.runs.clear();
-        let mut room = 0_u32;
+        let (mut room, mut segments) = (0_u32, 0);
         while room < needed {
-            if !mergeable && room > 0 || self.taken.is_full() {
+            if !mergeable && room > 0 || self.taken.is_full() || segments > RUNS_MAX {
                 return Ok(Taken::TooSmall);
             }
             // There is a place for it among those taken: this was asked above.
@@ -142,6 +142,7 @@ impl Buffers {
                 return Err(QueueError::Truncated);
             }
             let _ = self.taken.push((chain.head(), bytes));
+            segments += chain.segment_count();
             for segment in chain.writable() {
                 if !join(&mut self.runs, *segment) {
                     return Ok(Taken::TooSmall);

@@ -266,6 +266,22 @@ fn buffers_that_are_too_few_stay_the_next_ones() {
     assert_eq!(drivers[0].reap(&guest).unwrap().1, 76);
 }
 
+/// Segments that join into one run are looked at all the same.
+#[test]
+fn buffers_of_many_segments_are_too_small_for_a_frame() {
+    let guest = ram();
+    let (mut net, mut drivers) = start(device(true), 0, 16);
+    for chain in 0..16 {
+        let byte = |n| writable(Ipa(RX.0 + 128 * chain + n), 1);
+        let buffers: Vec<Buffer> = (0..128).map(byte).collect();
+        drivers[0].add(&guest, &buffers, Shape::Indirect).unwrap();
+    }
+    drivers[0].publish(&guest);
+    let mut receive = |bytes| net.receive(&guest, (bytes, Offload::default(), 0), |_| Ok(()));
+    assert_eq!(receive(1000), Received::TooLong);
+    assert_eq!(receive(100), Received::Done);
+}
+
 /// A device that will look by itself asks for no notification until it does not.
 #[test]
 fn who_looks_again_is_not_notified() {
