@@ -13,6 +13,12 @@ use machine_bare::verdict::{Failure, Verdict, check, equal};
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 512;
+/// Features in the lower word: discards, and write-zeroes (virtio 1.2, 5.2.3).
+const RANGES: u32 = 1 << 13 | 1 << 14;
+/// The kinds of their requests (5.2.6).
+pub const DISCARD: u64 = 11;
+/// See [`DISCARD`].
+pub const WRITE_ZEROES: u64 = 13;
 /// Pieces of memory that one request may name.
 pub const PIECES: usize = 4;
 
@@ -62,7 +68,8 @@ impl Disk {
         let found = disks.nth(number);
         check(found.is_some(), "there is no disk")?;
         let device = found.unwrap_or(Device::NONE);
-        virtio::negotiate(&device, [0, VERSION_1])?;
+        let [offered, _] = virtio::offered(&device);
+        virtio::negotiate(&device, [offered & RANGES, VERSION_1])?;
         queue.write(AVAILABLE, 0);
         queue.write(USED, 0);
         let rings = [TABLE, AVAILABLE, USED].map(|offset| queue.base() + offset);
@@ -78,6 +85,11 @@ impl Disk {
             queue,
             requests: 0,
         })
+    }
+
+    /// Whether it takes discards and write-zeroes.
+    pub fn takes_ranges(&self) -> bool {
+        virtio::offered(&self.device)[0] & RANGES == RANGES
     }
 
     /// Sectors.
@@ -102,6 +114,14 @@ impl Disk {
     }
 
     fn request(&mut self, kind: u64, sector: u64, pieces: &[(u64, u64)]) -> Verdict {
+        equal("status of a request", self.ask(kind, sector, pieces)?, 0)
+    }
+
+    /// Does a request of this kind; its status.
+    ///
+    /// # Errors
+    /// The disk does not answer.
+    pub fn ask(&mut self, kind: u64, sector: u64, pieces: &[(u64, u64)]) -> Result<u64, Failure> {
         check(pieces.len() <= PIECES, "a request of too many pieces")?;
         let base = self.queue.base();
         self.queue.write(HEADER, kind);
@@ -126,11 +146,7 @@ impl Disk {
         fence(Ordering::SeqCst);
         let interrupts = self.device.read32(INTERRUPT_STATUS);
         self.device.write32(INTERRUPT_ACKNOWLEDGE, interrupts);
-        equal(
-            "status of a request",
-            self.queue.read(STATUS_BYTE) & 0xff,
-            0,
-        )
+        Ok(self.queue.read(STATUS_BYTE) & 0xff)
     }
 
     fn describe(&self, place: u64, (address, bytes): (u64, u64), flags: u16) {

@@ -1,11 +1,11 @@
 //! Reads and writes from and to any sector of each disk, in any number of pieces at any address and of any length,
-//! against what the disk must hold.
+//! discards and write-zeroes of any sectors, against what the disk must hold.
 
 use machine_bare::machine::Machine;
 use machine_bare::memory::{PAGE_SIZE, Scratch};
 use machine_bare::println;
-use machine_bare::verdict::{Verdict, check, equal};
-use tests_guests::disk::{Disk, PIECES, SECTOR};
+use machine_bare::verdict::{Failure, Verdict, check, equal};
+use tests_guests::disk::{DISCARD, Disk, PIECES, SECTOR, WRITE_ZEROES};
 use tests_guests::random::Random;
 use tests_guests::virtio::{self, DEVICE_ID};
 
@@ -18,6 +18,12 @@ const SPAN: u64 = 512 << 10;
 const ROOM: u64 = 256 << 10;
 /// Bytes around a piece that must stay.
 const EDGE: u64 = 64;
+/// Where the ranges of discards and write-zeroes are, behind the queue, the bytes of each, and how many a request has.
+const RANGES: u64 = PAGE_SIZE;
+const RANGE: u64 = 16;
+const RANGES_MAX: u64 = 3;
+/// The status of what a disk does not do, and does not begin with.
+const UNSUPPORTED: u64 = 2;
 /// The most bytes of a piece, and of most pieces.
 const LARGEST: u64 = 100 << 10;
 const LARGE: u64 = 9 << 10;
@@ -40,6 +46,8 @@ impl Bytes {
 struct World {
     disk: Disk,
     random: Random,
+    /// The ranges of a request.
+    ranges: Scratch,
     /// What the disk holds.
     holds: Bytes,
     /// Where pieces are.
@@ -56,13 +64,19 @@ pub fn any(machine: &'static Machine) -> Verdict {
         let mut world = World {
             disk: Disk::open_number(machine, number, scratch.part(0, PAGE_SIZE))?,
             random: Random::new(machine.number("seed", 1) + number as u64),
+            ranges: scratch.part(RANGES, PAGE_SIZE),
             holds: Bytes(scratch.part(1 << 20, SPAN)),
             arena: Bytes(scratch.part(2 << 20, PIECES as u64 * ROOM)),
         };
         check(world.disk.capacity() * SECTOR >= SPAN, "a small disk")?;
         world.learn()?;
-        for _ in 0..machine.number("rounds", 150) {
-            world.request(writable)?;
+        let takes_ranges = world.disk.takes_ranges();
+        for round in 0..machine.number("rounds", 150) {
+            if takes_ranges && round % 5 == 4 {
+                world.zero()?;
+            } else {
+                world.request(writable)?;
+            }
         }
         world.look_again()?;
         println!("hostile: disk {number} holds what was written");
@@ -170,5 +184,45 @@ impl World {
             on_disk += bytes;
         }
         Ok(())
+    }
+
+    /// Lets sectors be discarded, or zeroes written: by whole blocks, or any.
+    fn zero(&mut self) -> Verdict {
+        let count = 1 + self.random.below(RANGES_MAX);
+        let unit = [SECTOR, PAGE_SIZE][self.random.below(2) as usize];
+        let mut ranges = [(0, 0); RANGES_MAX as usize];
+        for (n, range) in (0..count).zip(&mut ranges) {
+            let bytes = unit * (1 + self.random.below(LARGEST / unit));
+            let first = self.random.below((SPAN - bytes) / unit + 1) * unit;
+            *range = (first, bytes);
+            self.ranges.write(RANGE * n, first / SECTOR);
+            self.ranges.write(RANGE * n + 8, bytes / SECTOR);
+        }
+        let kind = [DISCARD, WRITE_ZEROES][self.random.below(2) as usize];
+        let list = [(self.ranges.base(), RANGE * count)];
+        let status = self.disk.ask(kind, 0, &list)?;
+        let may_refuse = kind == WRITE_ZEROES && unit == SECTOR;
+        check(
+            status == 0 || may_refuse && status == UNSUPPORTED,
+            "ranges are refused",
+        )?;
+        for (first, bytes) in ranges {
+            for at in (first..first + bytes).step_by(SECTOR as usize) {
+                if status == 0 && (kind == WRITE_ZEROES || self.is_zero(at)?) {
+                    (at..at + SECTOR)
+                        .step_by(8)
+                        .for_each(|word| self.holds.0.write(word, 0));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a sector holds zeroes: what is discarded may, or may stay as it was.
+    fn is_zero(&mut self, at: u64) -> Result<bool, Failure> {
+        let to = [(self.arena.0.base(), SECTOR)];
+        self.disk.read(at / SECTOR, &to)?;
+        let mut words = (0..SECTOR).step_by(8);
+        Ok(words.all(|word| self.arena.0.read(word) == 0))
     }
 }
