@@ -42,16 +42,30 @@ use vcpu::sched;
 /// Runs the first CPU, which arrives at EL2 with the MMU off and the address of the machine's device tree; or
 /// from another image, whose place this one takes.
 pub fn primary(device_tree: u64, mark: u64) -> ! {
+    // Both return, so that what they had on the stack is gone.
     if mark == abi::upgrade::TAKE_OVER {
         beneath::take_over(device_tree);
+    } else {
+        start_up(device_tree);
     }
+    if machine::os0::is_here() {
+        beneath::arrive();
+    }
+    life::init();
+    start::release_cpus();
+    run::cpu_loop::run_forever(cpu::this())
+}
+
+/// Readies the first CPU, and a machine without OS-0 for VMs.
+#[inline(never)]
+fn start_up(device_tree: u64) {
     let (tree, blob) = start::read_device_tree(device_tree);
     let mut map = start::turn_mmu_on(&tree, blob);
     start::connect();
     start::open_console(&tree);
     entropy::init(&tree, blob);
     if tree.os0.is_some() {
-        beneath::start(tree, blob, map);
+        return beneath::start(tree, blob, map);
     }
     start::take_memory(tree, blob);
     start::first_cpu();
@@ -64,9 +78,6 @@ pub fn primary(device_tree: u64, mark: u64) -> ! {
     tracing::init();
     #[cfg(not(target_os = "none"))]
     outside::note_frames();
-    life::init();
-    start::release_cpus();
-    run::cpu_loop::run_forever(cpu::this())
 }
 
 /// Runs every other CPU, which arrives with the MMU on, its stack and its per-CPU word set.

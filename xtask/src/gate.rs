@@ -1,7 +1,7 @@
 //! `xtask test`: everything that must hold before a change is kept, the quick checks first.
 
 use crate::{
-    figures, images, licences,
+    figures, frames, images, licences,
     project::{self, cargo},
     step::{Outcome, Step, Steps, print_line},
     tidy,
@@ -69,7 +69,7 @@ impl Tally {
 /// Runs the whole gate; gives whether all passed.
 pub fn run() -> bool {
     let mut gate = Gate {
-        steps: Steps::new(12, project::products().join("test-logs")),
+        steps: Steps::new(13, project::products().join("test-logs")),
         tally: Tally::default(),
     };
     gate.check("format", format);
@@ -87,6 +87,7 @@ pub fn run() -> bool {
     let built = gate.check("build", |step| images::all(step))
         && gate.check("boot test harness", build_boot_tests);
     if built {
+        gate.check("stack frames", stack_frames);
         gate.check("figures", figures::short::check);
         gate.tests("boot tests", &mut boot_tests(false), true);
     } else {
@@ -292,6 +293,10 @@ fn house_rules(_: &mut Step<'_>) -> Outcome {
     }
 }
 
+fn stack_frames(step: &mut Step<'_>) -> Outcome {
+    frames::check(step, &project::el2_binary("underpin"))
+}
+
 fn host_lints(step: &mut Step<'_>) -> Outcome {
     if has(step, "host", "clippy") {
         step.command(&mut cargo(
@@ -347,6 +352,7 @@ pub fn alone(name: &str) -> bool {
     let mut steps = Steps::new(1, project::products().join("test-logs"));
     let done = match name {
         "licences" => steps.run(name, allowed_licences),
+        "stack frames" => steps.run(name, stack_frames),
         "figures" => steps.run(name, figures::short::check),
         _ => steps.run(name, house_rules),
     };

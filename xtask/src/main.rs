@@ -8,6 +8,7 @@ mod bench_sharing;
 mod demo;
 mod demo_attach;
 mod figures;
+mod frames;
 mod gate;
 mod images;
 mod licences;
@@ -118,6 +119,8 @@ enum Task {
         #[arg(long)]
         trusted: bool,
     },
+    /// Check how much stack the EL2 image takes that `xtask build` has left
+    Frames,
     /// Check the house rules
     Tidy,
     /// Count the lines and tokens of Rust that run at EL2
@@ -155,6 +158,7 @@ fn main() -> ExitCode {
         Task::BenchOs0 { write } => bench_os0::run(write, &mut Verdict::print()),
         Task::Soak { hours } => soak::run(hours),
         Task::Mutants { names, trusted } => mutants::run(&names, trusted),
+        Task::Frames => gate::alone("stack frames"),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),
         Task::Licences => gate::alone("licences"),

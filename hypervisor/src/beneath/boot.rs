@@ -1,7 +1,7 @@
 //! From the boot loader's modules to OS-0's first instruction.
 
 use crate::beneath::attach::{COUNTS, IS_ON};
-use crate::beneath::{CPUS, Home, OS0, Os0, Os0Cpu, filter, run, stage2, world};
+use crate::beneath::{CPUS, Home, OS0, Os0, Os0Cpu, filter, stage2, world};
 use crate::machine::{Cpu, console, give_up};
 use crate::memory::heap;
 use crate::start::{self, STACK, keep_tree};
@@ -61,8 +61,8 @@ impl Arena {
     }
 }
 
-/// Starts OS-0 on the first CPU. The others stay off until it starts them.
-pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) -> ! {
+/// Readies OS-0 for the first CPU. The others stay off until it starts them.
+pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) {
     let tree = keep_tree(tree);
     let Some(os0) = &tree.os0 else {
         give_up(format_args!("there is no OS-0"))
@@ -96,7 +96,6 @@ pub fn start(tree: Machine, blob: PaRange, mut map: El2Map) -> ! {
         let _ = power.turn_on(Ipa(layout.kernel.0), true, blob.start.0);
         COUNTS.store(IS_ON, Ordering::Release);
     }
-    run::arrive()
 }
 
 /// Makes all that EL2 needs beneath OS-0, in `room`, where it also keeps the device tree.

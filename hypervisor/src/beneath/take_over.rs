@@ -1,7 +1,7 @@
 //! This image takes the place of another one, whose memory stays as it is until this one has answered.
 
 use crate::beneath::attach::{COUNTS, IS_ON};
-use crate::beneath::{CPUS, Home, boot, handover, run};
+use crate::beneath::{CPUS, Home, boot, handover};
 use crate::machine::{console, entropy, epitaph};
 use crate::memory::hooks;
 use crate::start;
@@ -14,7 +14,8 @@ use model_addr::{FRAME_SIZE, Ipa, Pa, PaRange};
 use model_machine_tree::Machine;
 
 /// Takes over from the image that left a [`Handover`] at `from`, or goes back to it. The MMU is off.
-pub fn take_over(from: u64) -> ! {
+#[inline(never)]
+pub fn take_over(from: u64) {
     epitaph::go_back_to(from);
     // SAFETY: the image before this one wrote it for this one; atomics alone change in it.
     let handover = unsafe { &*core::ptr::with_exposed_provenance::<Handover>(from as usize) };
@@ -59,7 +60,6 @@ pub fn take_over(from: u64) -> ! {
     if let Some(taken) = taken {
         taken.settle();
     }
-    run::arrive()
 }
 
 fn range((start, size): (u64, u64)) -> PaRange {

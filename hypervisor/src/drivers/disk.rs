@@ -144,6 +144,7 @@ impl Buffer {
 }
 
 /// Starts a disk and reads its partition table.
+#[inline(never)]
 pub fn start(number: usize, transport: Transport) -> Result<(), Error> {
     let (mut lane, sectors) = Virtio::start(transport)?;
     let partitions = read_partitions(number, &mut lane, sectors);

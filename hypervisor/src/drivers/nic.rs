@@ -7,6 +7,7 @@
 use crate::drivers::queue::{BufferQueue, Transport, begin};
 use crate::drivers::uplink;
 use crate::machine;
+use alloc::boxed::Box;
 use machine_locks::{Once, Rank, SpinLock};
 use virtio_drivers::{Error, transport::Transport as _};
 
@@ -21,17 +22,18 @@ const FRAMES_AT_ONCE: u32 = 256;
 
 struct Hardware {
     transport: Transport,
-    receive: BufferQueue<QUEUE, BUFFERS>,
-    send: BufferQueue<QUEUE, BUFFERS>,
+    receive: Box<BufferQueue<QUEUE, BUFFERS>>,
+    send: Box<BufferQueue<QUEUE, BUFFERS>>,
 }
 
 static CARD: Once<SpinLock<Hardware>> = Once::new();
 
-/// Starts the card.
+/// Starts the card. Not inlined, as its queues pass through the stack.
+#[inline(never)]
 pub fn start(mut transport: Transport) -> Result<(), Error> {
     begin(&mut transport, 0);
-    let mut receive = BufferQueue::new(&mut transport, 0, 0, 0)?;
-    let send = BufferQueue::new(&mut transport, 1, 0, 0)?;
+    let mut receive = Box::new(BufferQueue::new(&mut transport, 0, 0, 0)?);
+    let send = Box::new(BufferQueue::new(&mut transport, 1, 0, 0)?);
     transport.finish_init();
     while let Some((slot, _)) = receive.claim() {
         receive.lend(&mut transport, slot, 0, (HEADER_BYTES + FRAME_MAX) as u32)?;

@@ -6,7 +6,8 @@ use crate::devices::{
     Block, Cable, Console, Net, Rng, VirtualDevice, balloon::Balloon, control_port::ControlPort,
     virtio::as_a,
 };
-use crate::guest::layout::{self, RAM_START, SPIS, VIRTIO_MAX};
+use crate::drivers::Partition;
+use crate::guest::layout::{self, Places, RAM_START, SPIS, VIRTIO_MAX};
 use crate::guest::{Guest, Paging, sessions};
 use crate::machine::{self, entropy, stretch};
 use crate::memory::address_space::{Bytes, Policy, Source};
@@ -150,6 +151,35 @@ pub fn instance_with(
         .map_err(|refused| impossible(virtio.len() as u64, format_args!("{refused}")))?;
     // Memory last: what was claimed before is given back here, tables are not.
     let vcpus = vcpus(record.vcpus)?;
+    let instance = with_memory(
+        record,
+        (id, home, vmid),
+        vcpus,
+        (virtio, places, swap),
+        space,
+    )?;
+    stretch::look(stretch::Kind::Control);
+    let homes = vcpu_homes(record, home, nodes, &loads);
+    for (vcpu, home) in instance.vcpus.iter().zip(homes) {
+        let parameters = Parameters { weight, cap, nodes };
+        seats::enter(vcpu.entity, &instance, vcpu.index, home, parameters).map_err(|refused| {
+            sessions::leave(id);
+            impossible(0, format_args!("{refused}"))
+        })?;
+    }
+    Ok(instance)
+}
+
+/// Puts a VM together from what was made for it. Apart, as it passes through the stack, on which its devices are made
+/// from the same caller.
+#[inline(never)]
+fn with_memory(
+    record: &VmRecord,
+    (id, home, vmid): (VmId, NodeId, Vmid),
+    vcpus: Box<[Vcpu]>,
+    (virtio, places, swap): (Vec<Box<dyn VirtualDevice>>, Places, Option<Partition>),
+    space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
+) -> Result<Arc<Instance>, Refusal> {
     let space = space(record, &vmid, home, virtio.len() as u8);
     let space = space.inspect_err(|_| release(&vcpus))?;
     let bases = virtio
@@ -164,16 +194,7 @@ pub fn instance_with(
         return Err(impossible(most as u64, what));
     }
     let guest = Guest::new((id, home, record.name), (space, vmid), vcpus, paging);
-    let instance = Arc::new(Instance::new(guest, virtio, places));
-    let homes = vcpu_homes(record, home, nodes, &loads);
-    for (vcpu, home) in instance.vcpus.iter().zip(homes) {
-        let parameters = Parameters { weight, cap, nodes };
-        seats::enter(vcpu.entity, &instance, vcpu.index, home, parameters).map_err(|refused| {
-            sessions::leave(id);
-            impossible(0, format_args!("{refused}"))
-        })?;
-    }
-    Ok(instance)
+    Ok(Arc::new(Instance::new(guest, virtio, places)))
 }
 
 /// The home of each vCPU: all at `home`, unless the VM has more vCPUs than that node has CPUs, or more

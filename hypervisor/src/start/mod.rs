@@ -485,6 +485,7 @@ pub fn wait_for_release() {
 }
 
 /// Starts the machine's own devices.
+#[inline(never)]
 pub fn devices() {
     // SAFETY: as in `first_cpu`.
     drivers::init(unsafe { gic::Distributor::new(machine::get().tree.gic.distributor.start) });

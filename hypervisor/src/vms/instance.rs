@@ -7,7 +7,7 @@ use crate::devices::{
     power_button::PowerButton, uart::Uart, virtio::as_a,
 };
 use crate::guest::{Guest, layout::Places, paging};
-use crate::machine::{Kind, stretch};
+use crate::machine::stretch;
 use crate::memory::Dismantling;
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::ops::Deref;
@@ -42,7 +42,6 @@ impl Deref for Instance {
 impl Instance {
     /// A VM about to run.
     pub fn new(guest: Guest, virtio: Vec<Box<dyn VirtualDevice>>, places: Places) -> Self {
-        stretch::look(Kind::Control);
         Self {
             guest,
             places,
