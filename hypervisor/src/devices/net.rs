@@ -187,11 +187,8 @@ impl Net {
                 state.transport.sent(&vm.memory(), &sending.frame);
             }
             state.sending = Some(sending);
-            let is_cut = matches!(
-                sent,
-                Sent::Over(true) | Sent::GoesOn(true) | Sent::Pieces(..)
-            );
-            if bytes >= BYTES_AT_ONCE || is_cut || stretch::is_long() {
+            let is_whole = matches!(sent, Sent::Over(false) | Sent::GoesOn(false));
+            if bytes >= BYTES_AT_ONCE || !is_whole || stretch::is_long() {
                 break;
             }
         }
@@ -282,11 +279,9 @@ impl Net {
                 sending.flood.0 &= !(1 << to);
                 (sending.pieces, sending.tries) = (0, 0);
                 sending.waits = sending.flood.iter().next().map(|next| (next, 0));
-                let goes_on = sending.waits.is_some();
-                if goes_on {
-                    Sent::GoesOn(is_cut)
-                } else {
-                    Sent::Over(is_cut)
+                match sending.waits {
+                    Some(_) => Sent::GoesOn(is_cut),
+                    None => Sent::Over(is_cut),
                 }
             }
             None => sent,

@@ -181,11 +181,8 @@ impl GuestMemory for DeviceView<'_> {
             self.space.want(ipa.frame());
             return 0;
         }
-        if self
-            .space
-            .at_hand(ipa, len as usize, write, |_| ())
-            .is_some()
-        {
+        let at_hand = self.space.at_hand(ipa, len as usize, write, |_| ());
+        if at_hand.is_some() {
             return len;
         }
         match self.pieces(ipa, len as usize, write, |_, _, _| ()) {

@@ -15,8 +15,9 @@ use crate::memory::{AddressSpace, Vmid, frames, heap, regions, sharing};
 use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::connect, seats};
 use abi::bundle::{
-    DISK_NEVER_SHARE, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY, NetRecord,
-    REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights, disk_mode, kind,
+    DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY,
+    NetRecord, REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights,
+    disk_mode, kind,
 };
 use abi::control::code;
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
@@ -99,11 +100,8 @@ pub fn adopt(record: &VmRecord) -> Result<(), Refusal> {
         let what = format_args!("too many share groups (limit {})", model_sharing::ACCOUNTS);
         impossible(0, what)
     })?;
-    let disks = record
-        .disks
-        .iter()
-        .filter(|disk| disk.mode != disk_mode::NONE);
-    let disks = disks.map(|disk| disk.entry);
+    let is_there = |disk: &&DiskRecord| disk.mode != disk_mode::NONE;
+    let disks = record.disks.iter().filter(is_there).map(|disk| disk.entry);
     sharing::adopt(disks.chain([record.kernel, record.initrd]), group);
     Ok(())
 }
@@ -137,27 +135,18 @@ pub fn instance_with(
         sharing::enter_group(id.index, group);
     }
     let virtio = devices(record, id, home)?;
-    let swap = match record.swap {
-        name if name.is_empty() => None,
-        name => Some(disks::scratch(name)?),
-    };
+    let swaps = !record.swap.is_empty();
+    let swap = swaps.then(|| disks::scratch(record.swap)).transpose()?;
     let vmid = Vmid::take().ok_or_else(|| {
-        impossible(
-            0,
-            format_args!("no VMID is free: VMs that have ended are still being taken apart"),
-        )
+        let what = "no VMID is free: VMs that have ended are still being taken apart";
+        impossible(0, format_args!("{what}"))
     })?;
     let places = layout::places(record.vcpus as usize, virtio.len())
         .map_err(|refused| impossible(virtio.len() as u64, format_args!("{refused}")))?;
     // Memory last: what was claimed before is given back here, tables are not.
     let vcpus = vcpus(record.vcpus)?;
-    let instance = with_memory(
-        record,
-        (id, home, vmid),
-        vcpus,
-        (virtio, places, swap),
-        space,
-    )?;
+    let parts = (virtio, places, swap);
+    let instance = with_memory(record, (id, home, vmid), vcpus, parts, space)?;
     stretch::look(stretch::Kind::Control);
     let homes = vcpu_homes(record, home, nodes, &loads);
     for (vcpu, home) in instance.vcpus.iter().zip(homes) {
@@ -239,10 +228,8 @@ fn vcpus(count: u32) -> Result<Box<[Vcpu]>, Refusal> {
     for index in 0..count as u16 {
         let Some(entity) = sched::claim() else {
             release(&vcpus);
-            return Err(impossible(
-                index.into(),
-                format_args!("too many vCPUs are running"),
-            ));
+            let what = format_args!("too many vCPUs are running");
+            return Err(impossible(index.into(), what));
         };
         let mpidr = model_guest_image::vcpu_mpidr(index);
         let redistributor = Redistributor::new(index.into(), count as usize);
@@ -324,11 +311,8 @@ fn with_sources(
     let space = AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy(record));
     let space = space.map(|space| space.with_windows(windows));
     space.ok_or_else(|| {
-        Refusal::new(
-            code::NO_MEMORY,
-            FRAME_SIZE,
-            format_args!("no memory left for the VM's tables"),
-        )
+        let what = format_args!("no memory left for the VM's tables");
+        Refusal::new(code::NO_MEMORY, FRAME_SIZE, what)
     })
 }
 

@@ -122,24 +122,18 @@ pub fn stop(name: VmName) -> Result<(), Refusal> {
     let vm = find(name)?;
     let instance = vm.running()?;
     if let Some(owed) = instance.paging.paused_for() {
-        return Err(Refusal::new(
-            code::OWES,
-            owed,
-            format_args!(
-                "{name} cannot listen to its power button: it is paused, and owes {owed} pages"
-            ),
-        ));
+        let what = format_args!(
+            "{name} cannot listen to its power button: it is paused, and owes {owed} pages"
+        );
+        return Err(Refusal::new(code::OWES, owed, what));
     }
     if instance.power_button.press(&instance) {
         return Ok(());
     }
-    Err(Refusal::new(
-        code::IMPOSSIBLE,
-        0,
-        format_args!(
-            "the guest of {name} does not listen to its power button; `underpin kill {name}` ends it without asking"
-        ),
-    ))
+    let what = format_args!(
+        "the guest of {name} does not listen to its power button; `underpin kill {name}` ends it without asking"
+    );
+    Err(Refusal::new(code::IMPOSSIBLE, 0, what))
 }
 
 /// Ends a VM now.
@@ -170,11 +164,8 @@ pub fn resume(name: VmName, time_stood_still: bool) -> Result<(), Refusal> {
     let vm = find(name)?;
     let instance = vm.running()?;
     if !instance.is_paused() {
-        return Err(Refusal::new(
-            code::WRONG_STATE,
-            0,
-            format_args!("{name} is not paused"),
-        ));
+        let what = format_args!("{name} is not paused");
+        return Err(Refusal::new(code::WRONG_STATE, 0, what));
     }
     instance.resume(time_stood_still);
     report::send_state(&vm);

@@ -49,11 +49,8 @@ static TABLE: SpinLock<heapless::Vec<Arc<Vm>, VMS_MAX>> =
 pub fn enter(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
     let mut table = TABLE.lock();
     if table.iter().any(|vm| vm.name == record.name) {
-        return Err(Refusal::new(
-            code::EXISTS,
-            0,
-            format_args!("a VM named {} exists already", record.name),
-        ));
+        let what = format_args!("a VM named {} exists already", record.name);
+        return Err(Refusal::new(code::EXISTS, 0, what));
     }
     let vm = Arc::new(Vm {
         slot: table.len() as u16,
@@ -63,11 +60,8 @@ pub fn enter(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
         life: SpinLock::new(Rank::Vm, Life::Defined),
     });
     table.push(Arc::clone(&vm)).map_err(|_| {
-        Refusal::new(
-            code::IMPOSSIBLE,
-            VMS_MAX as u64,
-            format_args!("too many VMs (limit {VMS_MAX})"),
-        )
+        let what = format_args!("too many VMs (limit {VMS_MAX})");
+        Refusal::new(code::IMPOSSIBLE, VMS_MAX as u64, what)
     })?;
     Ok(vm)
 }
@@ -188,11 +182,8 @@ impl Vm {
         self.instance()
             .filter(|instance| !instance.is_ending())
             .ok_or_else(|| {
-                Refusal::new(
-                    code::WRONG_STATE,
-                    0,
-                    format_args!("{} is not running", self.name),
-                )
+                let what = format_args!("{} is not running", self.name);
+                Refusal::new(code::WRONG_STATE, 0, what)
             })
     }
 }

@@ -26,10 +26,8 @@ pub(super) fn block(
         512 => BlockSize::B512,
         4096 => BlockSize::B4096,
         other => {
-            return Err(impossible(
-                other.into(),
-                format_args!("block size is {other} bytes; it must be 512 or 4096"),
-            ));
+            let what = format_args!("block size is {other} bytes; it must be 512 or 4096");
+            return Err(impossible(other.into(), what));
         }
     };
     if disk.flags & !DISK_NEVER_SHARE != 0 {
@@ -42,16 +40,9 @@ pub(super) fn block(
                 NO_ENTRY => Base::Partition(partition(disk.partition, true)?),
                 entry => Base::Image(image(entry)?),
             };
-            let size = if disk.size == 0 {
-                base.size()
-            } else {
-                disk.size
-            };
-            let limit = if disk.overlay_max == 0 {
-                size
-            } else {
-                disk.overlay_max
-            };
+            let or = |said: u64, other| if said == 0 { other } else { said };
+            let size = or(disk.size, base.size());
+            let limit = or(disk.overlay_max, size);
             let store = store(disk, limit)?;
             let room = store.as_ref().map_or(limit, |store| store.size());
             let near = (Near(home), frames::Tables::new(home, 0));
@@ -70,10 +61,8 @@ pub(super) fn block(
             (Backing::Partition(partition), bytes)
         }
         other => {
-            return Err(impossible(
-                other.into(),
-                format_args!("a disk of unknown kind {other}"),
-            ));
+            let what = format_args!("a disk of unknown kind {other}");
+            return Err(impossible(other.into(), what));
         }
     };
     let options = Options {
