@@ -226,6 +226,9 @@ impl Net {
                 Next::Empty => {
                     state.sending = Some(sending);
                     vm.has_untold.fetch_or(will_look, Ordering::Relaxed);
+                    if stretch::is_long() {
+                        vm.put_off_device_work();
+                    }
                     self.finish(&mut state, vm);
                     return None;
                 }
@@ -463,15 +466,13 @@ fn control(state: &mut State, vm: &Guest) {
 
 /// A frame has come from outside: to every switch that has a way there.
 pub fn from_outside(frame: &[u8]) {
-    let (Some(destination), Some(source)) = (frame.first_chunk(), frame.get(6..12)) else {
-        return;
-    };
-    let Ok(source) = source.try_into() else {
+    let addresses = frame.split_first_chunk::<6>();
+    let Some((to, Some(from))) = addresses.map(|(to, rest)| (to, rest.first_chunk())) else {
         return;
     };
     let incoming = Incoming::own(frame, &[]);
     for (lan, port) in network::ways_out() {
-        match lan.route(port, source, *destination, frame.len() as u32) {
+        match lan.route(port, *from, *to, frame.len() as u32) {
             Route::To(_, end) => take(&end, incoming),
             Route::Flood(ports) => {
                 for end in ports.iter().filter_map(|port| lan.end(port)) {

@@ -408,12 +408,10 @@ pub const fn disk_user(vm: VmId, n: usize) -> Owner {
 }
 
 fn network(record: &NetRecord, window: usize, vcpus: u32) -> Result<Net, Refusal> {
-    if record.flags & !(NET_PLAIN | NET_UPLINK | NET_DOWN) != 0 || record.mtu < net::MTU_MIN {
-        let what = format_args!(
-            "a network device with flags {:#x} and an MTU of {}",
-            record.flags, record.mtu
-        );
-        return Err(impossible(record.flags.into(), what));
+    let (flags, mtu) = (record.flags, record.mtu);
+    if flags & !(NET_PLAIN | NET_UPLINK | NET_DOWN) != 0 || mtu < net::MTU_MIN {
+        let what = format_args!("a network device with flags {flags:#x} and an MTU of {mtu}");
+        return Err(impossible(flags.into(), what));
     }
     let cable = Cable::plug(record)
         .map_err(|error| impossible(0, format_args!("switch {}: {error}", record.switch)))?;

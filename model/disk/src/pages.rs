@@ -11,6 +11,8 @@ use model_pmap::Why;
 /// copied all the same.
 const EXCHANGED_AT_ONCE: usize = 16;
 const EXCHANGED_IN_BLOCKS: usize = 8;
+/// The same late in a pass: each may be in another block, which is split first.
+const EXCHANGED_LATE: usize = 4;
 
 /// Where a block is: in a frame that stays what it is while the disk is locked, or nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +103,9 @@ impl<'a, M: Machine, G: Guest> Pages<'a, M, G> {
         (ipa, len): (Ipa, usize),
         budget: &mut Budget,
     ) -> Outcome {
+        if budget.is_late() {
+            self.most = EXCHANGED_LATE;
+        }
         // A page that is in the list already gets what was read first, first.
         let last = Ipa(ipa.0 + (len as u64).saturating_sub(1)).frame();
         if self.lists(ipa.frame()) || self.lists(last) {

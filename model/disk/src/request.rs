@@ -193,11 +193,15 @@ impl Budget {
         self.spend(1 + (len / 1024) as u32);
     }
 
+    /// Whether half of the time has passed.
+    pub(crate) fn is_late(&self) -> bool {
+        (self.is_past)(5)
+    }
+
     /// Lets `step` compare frames with a page, and pays for those that it did; what is done with the page pays for
     /// one.
     pub(crate) fn compare<T>(&mut self, step: impl FnOnce(&mut u32) -> T) -> T {
-        let is_late = (self.is_past)(5);
-        let most = if is_late {
+        let most = if self.is_late() {
             Self::COMPARES_LATE
         } else {
             u32::MAX

@@ -107,15 +107,14 @@ pub(super) fn scratch(name: Text<40>) -> Result<Partition, Refusal> {
 fn partition(name: Text<40>, is_base: bool) -> Result<Partition, Refusal> {
     let taken = disk::take(name.as_str().unwrap_or_default(), is_base);
     taken.map_err(|error| match error {
-        Unavailable::Missing => impossible(
-            0,
-            format_args!("no disk of the machine has a partition named {name}"),
-        ),
-        Unavailable::Taken => Refusal::new(
-            code::BUSY,
-            0,
-            format_args!("partition {name} is in use by another VM"),
-        ),
+        Unavailable::Missing => {
+            let what = format_args!("no disk of the machine has a partition named {name}");
+            impossible(0, what)
+        }
+        Unavailable::Taken => {
+            let what = format_args!("partition {name} is in use by another VM");
+            Refusal::new(code::BUSY, 0, what)
+        }
     })
 }
 

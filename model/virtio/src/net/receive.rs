@@ -6,7 +6,7 @@ use crate::{Chain, Queue, QueueError, Runs, Segment, Transport};
 use heapless::Vec;
 use machine_contract::{GuestMemory, GuestMemoryError};
 
-/// Most buffers of one frame, and most runs of memory in them, or some more segments that join into fewer: 64 KiB into
+/// Most buffers of one frame, or segments in all but the last of them, and most runs of memory in them: 64 KiB into
 /// Linux's smallest mergeable buffers, of 1536 bytes, takes 43.
 const BUFFERS_MAX: usize = 64;
 const RUNS_MAX: usize = 160;
@@ -122,7 +122,7 @@ impl Buffers {
         self.runs.clear();
         let (mut room, mut segments) = (0_u32, 0);
         while room < needed {
-            if !mergeable && room > 0 || self.taken.is_full() || segments > RUNS_MAX {
+            if !mergeable && room > 0 || self.taken.is_full() || segments > BUFFERS_MAX {
                 return Ok(Taken::TooSmall);
             }
             // There is a place for it among those taken: this was asked above.
