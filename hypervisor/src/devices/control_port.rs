@@ -11,6 +11,9 @@ use model_virtio::{Transport, port::Port};
 /// How a guest's programs find it: `/dev/virtio-ports/` and this.
 const NAME: &str = "org.underpin.control";
 
+/// Bytes taken in one go: noise is looked through for a header, at some 33 instructions a byte.
+const BYTES_AT_ONCE: usize = 512;
+
 /// The port.
 pub type ControlPort = Virtio<State>;
 
@@ -70,10 +73,8 @@ impl State {
             sessions::set_open(vm.id, is_open);
         }
         if !inbox.has_frame() {
-            let room = inbox.room();
-            let progress = port.transmit(&memory, room, |bytes| {
-                inbox.push(bytes);
-            });
+            let room = inbox.room().min(BYTES_AT_ONCE);
+            let progress = port.transmit(&memory, room, |bytes| _ = inbox.push(bytes));
             if progress.more && !inbox.has_frame() {
                 vm.put_off_device_work();
             }
