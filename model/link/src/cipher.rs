@@ -1,8 +1,8 @@
 //! Authenticated ciphers that seal frames.
 
 use abi::link::TAG_BYTES;
-use aes_gcm::aead::inout::InOutBuf;
-use aes_gcm::{AeadInOut, KeyInit};
+#[cfg(feature = "portable")]
+use aes_gcm::{AeadInOut, KeyInit, aead::inout::InOutBuf};
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 16;
@@ -27,9 +27,11 @@ pub trait Cipher {
 }
 
 /// AES-128-GCM (NIST SP 800-38D) of the crate `aes-gcm`, for hosts and for CPUs without FEAT_AES and FEAT_PMULL.
+#[cfg(feature = "portable")]
 #[derive(Clone, Debug)]
 pub struct Aes128Gcm(aes_gcm::Aes128Gcm);
 
+#[cfg(feature = "portable")]
 impl Cipher for Aes128Gcm {
     // 2^24 frames of 9,000 bytes are 2^33 blocks: an observer tells them from noise with probability 2^-62.
     const FRAMES_PER_KEY_LOG2: u32 = 24;

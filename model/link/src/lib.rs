@@ -39,14 +39,17 @@ mod keys;
 mod outgoing;
 mod timing;
 
-pub use cipher::{Aes128Gcm, Cipher, Iv, KEY_BYTES, Tag};
+#[cfg(feature = "portable")]
+pub use cipher::Aes128Gcm;
+pub use cipher::{Cipher, Iv, KEY_BYTES, Tag};
 pub use keys::{Nonce, Secret};
+pub use timing::Budget;
 
 use abi::link::{LANES, MESSAGE_MAX, NONCE_BYTES, PARTS_MAX, SLOTS_MAX, piece_bytes};
 use channel::Channel;
 use incoming::Incoming;
 use outgoing::Outgoing;
-use timing::{Budget, RoundTrip};
+use timing::RoundTrip;
 
 /// Budget of frames that fail to open. A frame that opens adds one, and so does each [`FORGERY_EVERY_NS`]: beyond that
 /// rate, at most half of all openings are for strangers. Sealed frames are dropped unopened while the budget is used up.
@@ -333,6 +336,13 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         session.map_or(0, |session| session.round_trip.smooth_ns)
     }
 
+    /// Forgets the session and all messages, as if the link were made anew: no frame of the session opens any more. The
+    /// owner is not told. Counters and budgets stay.
+    pub fn restart(&mut self, nonce: Nonce) {
+        self.forget();
+        self.fresh = nonce;
+    }
+
     fn tick(&mut self, now_ns: u64, actions: &mut impl Actions) {
         self.deliver_kept(actions);
         self.time_out(now_ns);
@@ -432,6 +442,13 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
     /// Ends the session and forgets all messages.
     fn end(&mut self, why: Down, actions: &mut impl Actions) {
         let was_up = self.session().is_some();
+        self.forget();
+        if was_up {
+            actions.down(why);
+        }
+    }
+
+    fn forget(&mut self) {
         self.session = None;
         self.hello = None;
         self.heard = [0; NONCE_BYTES];
@@ -439,8 +456,5 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         self.incoming.iter_mut().for_each(Incoming::reset);
         self.hello_at = 0;
         self.hellos_sent = 0;
-        if was_up {
-            actions.down(why);
-        }
     }
 }

@@ -42,21 +42,29 @@ impl RoundTrip {
 /// Token bucket for work on frames that are not proved to be authentic: at most `MOST` tokens, one more each `EVERY_NS`.
 /// Holds the time at which the bucket is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Budget<const MOST: u64, const EVERY_NS: u64>(u64);
+pub struct Budget<const MOST: u64, const EVERY_NS: u64>(u64);
 
 impl<const MOST: u64, const EVERY_NS: u64> Budget<MOST, EVERY_NS> {
+    fn after_token(self, now_ns: u64) -> u64 {
+        self.0.max(now_ns) + EVERY_NS
+    }
+
+    /// Returns whether a token is left.
+    pub fn is_left(&self, now_ns: u64) -> bool {
+        self.after_token(now_ns) <= now_ns + MOST * EVERY_NS
+    }
+
     /// Takes a token; `false` if none is left.
-    pub(crate) fn take(&mut self, now_ns: u64) -> bool {
-        let full_at = self.0.max(now_ns) + EVERY_NS;
-        let is_left = full_at <= now_ns + MOST * EVERY_NS;
+    pub fn take(&mut self, now_ns: u64) -> bool {
+        let is_left = self.is_left(now_ns);
         if is_left {
-            self.0 = full_at;
+            self.0 = self.after_token(now_ns);
         }
         is_left
     }
 
     /// Puts back `n` tokens.
-    pub(crate) fn give(&mut self, n: u64) {
+    pub fn give(&mut self, n: u64) {
         self.0 = self.0.saturating_sub(n * EVERY_NS);
     }
 }

@@ -1,0 +1,155 @@
+//! What links and the membership say to each other, and to the owner.
+
+use crate::{FRAMES_AT_ONCE, News, Owner, Peer};
+use abi::cluster::{DESCRIPTION, Description, HOSTS_MAX};
+use model_link::{Cipher, Down, Event, Lane, Nonce};
+use model_membership::{Change, Membership, Standing};
+use zerocopy::FromBytes;
+
+/// Owner of a link for one step.
+pub(crate) struct End<'e, O> {
+    host: u8,
+    now_ns: u64,
+    membership: &'e mut Membership<HOSTS_MAX>,
+    owner: &'e mut O,
+    described: &'e mut Option<Description>,
+    bytes: &'e mut u64,
+    frames_left: u32,
+    /// The card had no room.
+    is_blocked: bool,
+}
+
+impl<O: Owner> End<'_, O> {
+    /// Lets a link handle an event; returns whether the card had no room.
+    pub(crate) fn step<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize>(
+        peer: &mut Peer<C, B, SLOTS>,
+        membership: &mut Membership<HOSTS_MAX>,
+        owner: &mut O,
+        (now_ns, event): (u64, Event<'_>),
+    ) -> bool {
+        let mut end = End {
+            host: peer.host,
+            now_ns,
+            membership,
+            owner,
+            described: &mut peer.described,
+            bytes: &mut peer.bytes[0],
+            frames_left: FRAMES_AT_ONCE,
+            is_blocked: false,
+        };
+        // Only messages are refused.
+        let _ = peer.link.step(now_ns, event, &mut end);
+        end.is_blocked
+    }
+
+    fn tell(&mut self, event: model_membership::Event<'_>) {
+        let before = self.membership.standing(self.host);
+        let mut changes = Changes(&mut *self.owner);
+        self.membership.step(self.now_ns, event, &mut changes);
+        match self.membership.standing(self.host) {
+            now if now == before => {}
+            Standing::Unfit(why) => self.owner.told(News::Unfit(self.host, why)),
+            _ => {}
+        }
+    }
+}
+
+impl<O: Owner> model_link::Actions for End<'_, O> {
+    fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool {
+        if self.frames_left == 0 {
+            return false;
+        }
+        self.frames_left -= 1;
+        let bytes = &mut *self.bytes;
+        let is_sent = self.owner.transmit(|frame| {
+            let written = fill(frame);
+            *bytes += written as u64;
+            written
+        });
+        self.is_blocked |= !is_sent;
+        is_sent
+    }
+
+    fn deliver(&mut self, lane: Lane, message: &[u8]) -> bool {
+        if lane == Lane::Urgent {
+            if message.first() == Some(&DESCRIPTION) {
+                *self.described = Description::read_from_bytes(message).ok();
+            }
+            self.tell(model_membership::Event::Message(self.host, message));
+        }
+        // Nobody takes bulk messages.
+        true
+    }
+
+    fn nonce(&mut self) -> Nonce {
+        self.owner.nonce()
+    }
+
+    fn up(&mut self) {
+        *self.described = None;
+        self.owner.told(News::Up(self.host));
+        self.tell(model_membership::Event::Up(self.host));
+    }
+
+    fn down(&mut self, why: Down) {
+        self.owner.told(News::Down(self.host, why));
+        self.tell(model_membership::Event::Down(self.host));
+    }
+}
+
+/// Takes what the membership says of an event that sends nothing.
+pub(crate) struct Changes<'e, O>(pub(crate) &'e mut O);
+
+impl<O: Owner> model_membership::Actions for Changes<'_, O> {
+    fn send(&mut self, _: u8, _: &[u8]) -> bool {
+        false
+    }
+
+    fn changed(&mut self, change: Change) {
+        self.0.told(News::Changed(change));
+    }
+}
+
+/// Takes what the membership says at a tick.
+pub(crate) struct Sender<'e, C, B, O, const SLOTS: usize> {
+    pub(crate) now_ns: u64,
+    pub(crate) peers: &'e mut [Peer<C, B, SLOTS>],
+    pub(crate) owner: &'e mut O,
+    pub(crate) is_lost: bool,
+}
+
+impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, O: Owner, const SLOTS: usize>
+    model_membership::Actions for Sender<'_, C, B, O, SLOTS>
+{
+    fn send(&mut self, host: u8, message: &[u8]) -> bool {
+        let peer = self.peers.iter_mut().find(|peer| peer.host == host);
+        let event = Event::Send(Lane::Urgent, [message, &[]]);
+        peer.is_some_and(|peer| peer.link.step(self.now_ns, event, &mut Mute).is_ok())
+    }
+
+    fn changed(&mut self, change: Change) {
+        self.is_lost |= matches!(change, Change::Lost(_));
+        self.owner.told(News::Changed(change));
+    }
+}
+
+/// Owner of a link that queues a message, for which it needs nothing.
+struct Mute;
+
+impl model_link::Actions for Mute {
+    fn transmit(&mut self, _: impl FnOnce(&mut [u8]) -> usize) -> bool {
+        false
+    }
+
+    fn deliver(&mut self, _: Lane, _: &[u8]) -> bool {
+        false
+    }
+
+    fn nonce(&mut self) -> Nonce {
+        Nonce::default()
+    }
+
+    fn up(&mut self) {}
+
+    fn down(&mut self, _: Down) {}
+}

@@ -1,0 +1,220 @@
+//! One host of a cluster: a link to each other host, and the membership of all.
+//!
+//! ```text
+//!  frame ──► Cluster::frame ──► Link of its sender ──► urgent message ──► Membership
+//!  time  ──► Cluster::work  ──► a Link that is due, or else Membership ──► Link of each receiver ──► Owner::transmit
+//! ```
+//!
+//! A [`Cluster`] has no clock, allocates nothing and has no randomness. Each call of [`Cluster::frame`] and
+//! [`Cluster::work`] is a piece of bounded work, so that the owner can look at other things in between.
+//!
+//! **Leaving.** A host that loses its membership restarts all its links, so that no message of that membership comes any more.
+//!
+//! **Strangers.** A frame that opens nothing costs a token of a budget: [`STRANGE_MAX`], and one more each
+//! [`STRANGE_EVERY_NS`]. The owner drops frames unread while [`Cluster::is_deaf`].
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod ends;
+
+pub use abi::cluster::{Description, HOSTS_MAX};
+pub use model_membership::Change;
+
+use abi::link::Prefix;
+use ends::{Changes, End, Sender};
+use model_link::{Budget, Cipher, Down, Link, NEVER, Nonce};
+use model_membership::{Event, Membership, Settings, Standing, Unfit};
+use zerocopy::FromBytes;
+
+/// Budget of frames that open nothing: strangers' ones, hellos, frames that the network repeats.
+pub const STRANGE_MAX: u64 = 128;
+/// Nanoseconds that add one to that budget.
+pub const STRANGE_EVERY_NS: u64 = 50_000;
+/// The most frames that a piece of work sends.
+pub const FRAMES_AT_ONCE: u32 = 8;
+/// The shortest time between two ticks of the membership, and until a card without room is tried again, in nanoseconds.
+pub const TICK_NS: u64 = 100_000;
+
+/// What a host's owner is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The link to the host has a session.
+    Up(u8),
+    /// The session has ended.
+    Down(u8, Down),
+    /// The host cannot join.
+    Unfit(u8, Unfit),
+    /// What this host may share has changed.
+    Changed(Change),
+}
+
+/// Output of a host, and the random numbers that it needs.
+pub trait Owner {
+    /// As [`model_link::Actions::transmit`].
+    fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool;
+    /// As [`model_link::Actions::nonce`].
+    fn nonce(&mut self) -> Nonce;
+    /// Notes what has happened.
+    fn told(&mut self, news: News);
+}
+
+/// Another host, as this one sees it.
+#[derive(Clone, Debug)]
+pub struct Peer<C, B, const SLOTS: usize> {
+    /// Number of the host.
+    pub host: u8,
+    /// Link to it.
+    pub link: Link<C, B, SLOTS>,
+    /// Bytes of frames sent, and of those that opened.
+    pub bytes: [u64; 2],
+    /// What it said that it is, in its latest session.
+    pub described: Option<Description>,
+}
+
+/// One host of a cluster.
+#[derive(Debug)]
+pub struct Cluster<'a, C, B, const SLOTS: usize> {
+    membership: Membership<HOSTS_MAX>,
+    own: Description,
+    peers: &'a mut [Peer<C, B, SLOTS>],
+    /// The peer whose link is looked at first.
+    next: usize,
+    strangers: Budget<STRANGE_MAX, STRANGE_EVERY_NS>,
+    /// When the membership may tick again, and when the card may have room.
+    tick_at: u64,
+    room_at: u64,
+    /// Messages or sessions have come since the membership ticked.
+    has_news: bool,
+    /// Frames dropped while deaf, and by no peer's number.
+    pub unheard: u64,
+}
+
+impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a, C, B, SLOTS> {
+    /// Makes a host that is alone. `None` if the settings or the life of its description are not sound
+    /// ([`Membership::new`]).
+    pub fn new(
+        settings: Settings,
+        own: Description,
+        peers: &'a mut [Peer<C, B, SLOTS>],
+    ) -> Option<Self> {
+        Some(Self {
+            membership: Membership::new(settings, own)?,
+            own,
+            peers,
+            next: 0,
+            strangers: Budget::default(),
+            tick_at: 0,
+            room_at: 0,
+            has_news: false,
+            unheard: 0,
+        })
+    }
+
+    /// Returns the membership.
+    pub const fn membership(&self) -> &Membership<HOSTS_MAX> {
+        &self.membership
+    }
+
+    /// Returns what this host said that it is.
+    pub const fn own(&self) -> &Description {
+        &self.own
+    }
+
+    /// Returns the other hosts.
+    pub const fn peers(&self) -> &[Peer<C, B, SLOTS>] {
+        self.peers
+    }
+
+    /// Returns whether frames are dropped unread, as too many of late opened nothing.
+    pub fn is_deaf(&self, now_ns: u64) -> bool {
+        !self.strangers.is_left(now_ns)
+    }
+
+    /// Takes a frame, which is decrypted in place, or drops it.
+    pub fn frame(&mut self, now_ns: u64, frame: &mut [u8], owner: &mut impl Owner) {
+        let from = Prefix::ref_from_prefix(frame).ok();
+        let from = from.map(|(prefix, _)| prefix.from);
+        let mut peers = self.peers.iter_mut();
+        let peer = peers.find(|peer| Some(peer.host) == from);
+        let Some(peer) = peer else {
+            self.unheard += 1;
+            self.strangers.take(now_ns);
+            return;
+        };
+        let (bytes, before) = (frame.len() as u64, peer.link.counters.opened);
+        let event = model_link::Event::Frame(frame);
+        End::step(peer, &mut self.membership, owner, (now_ns, event));
+        if peer.link.counters.opened == before {
+            self.strangers.take(now_ns);
+        } else {
+            peer.bytes[1] += bytes;
+            self.has_news = true;
+        }
+    }
+
+    /// Does a piece of what is due; `false` if nothing is.
+    pub fn work(&mut self, now_ns: u64, owner: &mut impl Owner) -> bool {
+        if now_ns >= self.room_at {
+            let all = self.peers.len();
+            for n in 0..all {
+                let at = (self.next + n) % all;
+                let peer = &mut self.peers[at];
+                if peer.link.deadline() > now_ns {
+                    continue;
+                }
+                self.next = (at + 1) % all;
+                let event = model_link::Event::Tick;
+                if End::step(peer, &mut self.membership, owner, (now_ns, event)) {
+                    self.room_at = now_ns.saturating_add(TICK_NS);
+                }
+                self.has_news = true;
+                return true;
+            }
+        }
+        let is_due = self.has_news || self.membership.deadline() <= now_ns;
+        let ticks = is_due && now_ns >= self.tick_at;
+        if ticks {
+            self.tick(now_ns, owner);
+        }
+        ticks
+    }
+
+    /// Returns when to work next even if nothing happens.
+    pub fn deadline(&self) -> u64 {
+        let links = self.peers.iter().map(|peer| peer.link.deadline());
+        let links = links.min().unwrap_or(NEVER).max(self.room_at);
+        let own = if self.has_news {
+            0
+        } else {
+            self.membership.deadline()
+        };
+        links.min(own.max(self.tick_at))
+    }
+
+    fn tick(&mut self, now_ns: u64, owner: &mut impl Owner) {
+        self.has_news = false;
+        self.tick_at = now_ns.saturating_add(TICK_NS);
+        let mut sender = Sender {
+            now_ns,
+            peers: &mut *self.peers,
+            owner,
+            is_lost: false,
+        };
+        self.membership.step(now_ns, Event::Tick, &mut sender);
+        if !sender.is_lost {
+            return;
+        }
+        for peer in &mut *self.peers {
+            peer.link.restart(owner.nonce());
+            let down = Event::Down(peer.host);
+            self.membership.step(now_ns, down, &mut Changes(owner));
+        }
+    }
+
+    /// Returns the standing of a peer: what is known of it, and whether it is a member.
+    pub fn standing(&self, host: u8) -> (Standing, bool) {
+        let lives = &self.membership.view().lives;
+        let life = lives.get(usize::from(host)).copied().unwrap_or(0);
+        (self.membership.standing(host), life != 0)
+    }
+}
