@@ -1,6 +1,7 @@
 //! EL2's own voice: a levelled, rate-limited log on the machine's PL011; in a ring that OS-0 can read
 //! once the PL011 is its.
 
+use crate::machine;
 use arch::{timer, uart::Uart};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -99,7 +100,7 @@ impl Console {
 impl Console {
     fn write(&self, to: &mut impl Write, record: &Record<'_>) {
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
-        let micros = timer::now() / (timer::frequency() / 1_000_000).max(1);
+        let micros = machine::nanoseconds(timer::now()) / 1000;
         if dropped > 0 {
             let _ = writeln!(to, "underpin: {dropped} lines dropped");
         }
