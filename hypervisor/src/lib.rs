@@ -20,6 +20,7 @@ extern crate machine_aarch64 as arch;
 extern crate machine_host as arch;
 
 mod beneath;
+mod cluster;
 mod control;
 mod devices;
 mod drivers;
@@ -78,6 +79,7 @@ fn start_up(device_tree: u64) {
     tracing::init();
     #[cfg(not(target_os = "none"))]
     outside::note_frames();
+    cluster::init();
 }
 
 /// Runs every other CPU, which arrives with the MMU on, its stack and its per-CPU word set.

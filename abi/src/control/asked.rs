@@ -66,6 +66,7 @@ impl<'a> Request<'a> {
             | request::SHOW
             | request::NODES
             | request::CPUS
+            | request::HOSTS
             | request::ENTRIES
             | request::REGIONS
             | request::PAGES

@@ -5,7 +5,7 @@ use crate::devices::network;
 use crate::drivers::{channel, disk, uplink};
 use crate::memory::{frames, sharing};
 use crate::vcpu::sched;
-use crate::{control, life, start, vms};
+use crate::{cluster, control, life, start, vms};
 use abi::os0::{DONE, MORE, Refusal};
 use abi::served::AREA_BYTES;
 use arch::frames::{Ram, zero_frames_for_guest};
@@ -229,6 +229,7 @@ pub fn open(
     {
         log::warn!("disks that OS-0 serves do not start");
     }
+    cluster::init();
     life::init();
     settle(Made::Vms);
     Ok(DONE)

@@ -5,6 +5,7 @@ mod recount;
 mod sessions;
 pub mod tracing;
 
+use crate::cluster;
 use crate::devices::Console;
 use crate::drivers::port::{self, Sent};
 use crate::drivers::{Incoming, requests};
@@ -259,6 +260,7 @@ fn read(
         }
         request::NODES => answer.fill(asked.from, machine.node_ids().zip(sched::loads()), node),
         request::CPUS => answer.fill(asked.from, machine::cpus(), cpu),
+        request::HOSTS => answer.fill(asked.from, cluster::statuses()?, |host| host),
         request::REGIONS => {
             let regions = regions::statuses().into_iter();
             let seen = regions.filter(|region| caller.sees(region.group));

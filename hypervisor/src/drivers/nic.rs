@@ -7,6 +7,7 @@
 use crate::drivers::queue::{BufferQueue, Transport, begin};
 use crate::drivers::uplink;
 use crate::machine;
+use abi::link::ETHERTYPE;
 use alloc::boxed::Box;
 use machine_locks::{Once, Rank, SpinLock};
 use virtio_drivers::{Error, transport::Transport as _};
@@ -27,6 +28,9 @@ struct Hardware {
 }
 
 static CARD: Once<SpinLock<Hardware>> = Once::new();
+
+/// Takes each frame of the link between hosts, where the machine is one of a cluster: given at boot.
+pub static LINK: Once<fn(&[u8])> = Once::new();
 
 /// Starts the card. Not inlined, as its queues pass through the stack.
 #[inline(never)]
@@ -56,6 +60,15 @@ pub fn plug() -> bool {
     CARD.get().is_some()
 }
 
+/// Whether the card takes a frame now.
+pub fn has_room() -> bool {
+    CARD.get().is_some_and(|card| {
+        let mut card = card.lock();
+        card.take_back_sent();
+        card.send.free() > 0
+    })
+}
+
 /// Sends a frame that is in two parts; `false` where it is lost.
 pub fn send(head: &[u8], rest: &[u8]) -> bool {
     let sent = match CARD.get() {
@@ -67,10 +80,14 @@ pub fn send(head: &[u8], rest: &[u8]) -> bool {
 }
 
 impl Hardware {
-    fn send(&mut self, head: &[u8], rest: &[u8]) -> bool {
+    fn take_back_sent(&mut self) {
         while let Some((slot, ..)) = self.send.take_back() {
             self.send.release(slot);
         }
+    }
+
+    fn send(&mut self, head: &[u8], rest: &[u8]) -> bool {
+        self.take_back_sent();
         let Some((slot, buffer)) = self.send.claim() else {
             return false;
         };
@@ -114,6 +131,9 @@ pub fn interrupt() {
         let received = card.lock().receive(&mut frame);
         let Some(bytes) = received else { return };
         uplink::count(0);
-        uplink::hand_in(&frame[..bytes]);
+        match LINK.get() {
+            Some(take) if frame[12..14] == ETHERTYPE => take(&frame[..bytes]),
+            _ => uplink::hand_in(&frame[..bytes]),
+        }
     }
 }

@@ -5,7 +5,7 @@ use crate::drivers::disk;
 use crate::economy::ledger;
 use crate::machine::{Cpu, Kind, cpu, due, stretch};
 use crate::vcpu::sched;
-use crate::{control, life, placement};
+use crate::{cluster, control, life, placement};
 use arch::timer;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,7 +47,7 @@ pub fn some() {
             ledger::tick();
             placement::tick();
         }
-        let more = disk::go_on() | life::settle() | take_apart();
+        let more = disk::go_on() | cluster::pass() | life::settle() | take_apart();
         stretch::look(Kind::Control);
         life::flush_terminals();
         due::end();

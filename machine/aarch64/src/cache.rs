@@ -30,6 +30,11 @@ fn cache_type() -> u64 {
     read_sysreg!("ctr_el0")
 }
 
+/// Sizes of cache lines, and what maintenance they need: the lower half of `CTR_EL0`.
+pub fn lines() -> u32 {
+    cache_type() as u32
+}
+
 /// Bytes of the smallest data cache line (`CTR_EL0.DminLine`).
 pub fn line_size() -> u64 {
     4 << (cache_type() >> 16 & 0xf)

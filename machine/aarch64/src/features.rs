@@ -42,6 +42,14 @@ pub fn has_16_bit_vmid() -> bool {
     read_sysreg!("id_aa64mmfr1_el1") >> 4 & 0xf == 2
 }
 
+/// log2 of the bytes that DC ZVA zeroes (`DCZID_EL0`), or 0 if it may not be used.
+pub fn zeroed_block_log2() -> u8 {
+    match read_sysreg!("dczid_el0") {
+        block if block & 1 << 4 == 0 => (block as u8 & 0xf) + 2,
+        _ => 0,
+    }
+}
+
 /// A true random number (FEAT_RNG, `RNDRRS`), where the CPU has it and has one ready.
 pub fn random() -> Option<u64> {
     if read_sysreg!("id_aa64isar0_el1") >> 60 & 0xf == 0 {

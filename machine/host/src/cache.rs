@@ -3,6 +3,11 @@
 use crate::machine;
 use model_addr::Pa;
 
+/// Sizes of cache lines, and what maintenance they need: the lower half of `CTR_EL0`.
+pub fn lines() -> u32 {
+    read_sysreg!("ctr_el0") as u32
+}
+
 /// Bytes of the smallest data cache line (`CTR_EL0.DminLine`).
 pub fn line_size() -> u64 {
     4 << (read_sysreg!("ctr_el0") >> 16 & 0xf)

@@ -31,6 +31,7 @@ pub mod features;
 mod fp;
 #[path = "../../aarch64/src/frames.rs"]
 pub mod frames;
+pub mod gcm;
 #[path = "../../aarch64/src/gic.rs"]
 pub mod gic;
 mod gicv3;

@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const ROOT: &str = "hypervisor/src/";
 /// The folders, from the bottom up.
-const FLOORS: [&str; 14] = [
+const FLOORS: [&str; 15] = [
     "machine",
     "vcpu",
     "memory",
     "drivers",
+    "cluster",
     "guest",
     "devices",
     "vms",

@@ -1,0 +1,51 @@
+//! What EL2 counts of the hosts of its cluster.
+
+use crate::Text;
+use crate::cluster::Description;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bits of [`HostStatus::flags`].
+pub mod host {
+    /// The machine that is asked.
+    pub const OWN: u32 = 1 << 0;
+    /// It is in the membership of the machine that is asked.
+    pub const IN: u32 = 1 << 1;
+    /// There is a session with it.
+    pub const SESSION: u32 = 1 << 2;
+}
+
+/// A host of a cluster, as one of its machines sees it. Counts are of the link to it, since the machine started.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HostStatus {
+    /// Its name.
+    pub name: Text<24>,
+    /// Its number.
+    pub number: u32,
+    /// Bits of [`host`].
+    pub flags: u32,
+    /// Number of the membership of the machine that is asked; 0: it is alone.
+    pub epoch: u64,
+    /// Nanoseconds for which that machine may still run what it shares; all that there are where it is alone.
+    pub runs_ns: u64,
+    /// Nanoseconds of a round trip, smoothed; 0: not known.
+    pub round_trip_ns: u64,
+    /// Frames sent, and sealed frames that were opened.
+    pub frames: [u64; 2],
+    /// Bytes of them.
+    pub bytes: [u64; 2],
+    /// Pieces sent again.
+    pub resent: u64,
+    /// Timeouts.
+    pub timeouts: u64,
+    /// Sessions that there were.
+    pub sessions: u64,
+    /// Pieces that came more than once.
+    pub repeated: u64,
+    /// Frames dropped, by `model_link::Dropped`. Of the machine that is asked: in the first place, those of no host and those
+    /// that came at a time of too many that open nothing.
+    pub dropped: [u64; 8],
+    /// What it said that it is; zeroes where it has said nothing.
+    pub description: Description,
+}
+const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 3 + 4 + 4 + 8) + 152);

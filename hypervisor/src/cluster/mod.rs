@@ -1,0 +1,343 @@
+//! The machine as a host of the cluster that its bundle names: frames of the link from and to the card, time, and what
+//! is told of it. [`model_cluster`] decides all else.
+//!
+//! The card's interrupt copies frames into the [`room::Inbox`]; all work is done by housekeeping ([`pass`]), in pieces between which
+//! interrupts are taken. One lock holds all of it.
+
+mod cipher;
+mod room;
+
+use crate::drivers::nic;
+use crate::machine::{self, Kind, cpu, due, entropy, give_up, stretch};
+use abi::Text;
+use abi::bundle::{Bundle, BundleError, ClusterRecord};
+use abi::cluster::{DESCRIPTION, Description, FEATURES_MAX, HOSTS_MAX, PROTOCOL};
+use abi::control::{HostStatus, code, host};
+use alloc::vec::Vec;
+use arch::{cache, features, timer};
+use cipher::Gcm;
+use core::fmt;
+use core::sync::atomic::Ordering;
+use machine_locks::{Once, Rank, SpinLock};
+use model_addr::FRAME_SIZE;
+use model_cluster::{Cluster, News, Owner, Peer};
+use model_control::Refusal;
+use model_id_registers::registers;
+use model_link::{Down, Nonce};
+use model_membership::{Change, Settings, Standing};
+use room::{Inbox, SLOTS};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Pieces of work in one pass; vCPUs come before the rest.
+const PIECES_AT_ONCE: usize = 16;
+/// `ID_AA64ISAR0_EL1`, by which guests and EL2 see the instructions of the cipher (AES, PMULL) on every CPU.
+const ISAR0: (u8, u8) = (6, 0);
+
+type Names = [Text<24>; HOSTS_MAX];
+
+/// Reason why this machine is in no cluster, though its bundle names one.
+#[derive(Clone, Copy, Debug)]
+enum Unable {
+    Bundle(BundleError),
+    Os0,
+    NoCard,
+    NoRandomBits,
+    NoCipher,
+    NoMemory,
+}
+
+impl fmt::Display for Unable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bundle(error) => return error.fmt(f),
+            Self::Os0 => "OS-0 owns the network cards of this machine: boot Underpin without OS-0",
+            Self::NoCard => "this machine has no network card that Underpin drives (virtio-net)",
+            Self::NoRandomBits => {
+                "no source of random bits: give the machine rng-seed in its device tree, RNDR, or firmware with TRNG"
+            }
+            Self::NoCipher => "a CPU of this machine lacks the AES and PMULL instructions (FEAT_AES, FEAT_PMULL)",
+            Self::NoMemory => "no memory is left for links to the other hosts",
+        })
+    }
+}
+
+struct State {
+    cluster: Cluster<'static, Gcm, &'static mut [u8], SLOTS>,
+    inbox: Inbox,
+    /// Where a frame is written before the card copies it.
+    out: &'static mut [u8],
+    names: Names,
+    hosts: u8,
+}
+
+static STATE: Once<SpinLock<State>> = Once::new();
+static UNABLE: Once<Unable> = Once::new();
+
+/// Joins the cluster that the bundle names, if it names one; says why where that is impossible.
+pub fn init() {
+    let record = machine::get().bundle.as_ref().map(Bundle::cluster);
+    let state = match record {
+        None | Some(Ok(None)) => return,
+        Some(Err(error)) => Err(Unable::Bundle(error)),
+        Some(Ok(Some(record))) => State::new(&record),
+    };
+    match state {
+        Ok(state) => {
+            let own = state.cluster.membership().host();
+            log::info!(
+                "cluster: this machine is {}, one of {} hosts",
+                state.names[usize::from(own)],
+                state.hosts
+            );
+            let _ = STATE.set(SpinLock::new(Rank::Switch, state));
+            let _ = nic::LINK.set(arrive);
+            due::request();
+        }
+        Err(why) => {
+            log::warn!("cluster: this machine does not join: {why}");
+            let _ = UNABLE.set(why);
+        }
+    }
+}
+
+/// A frame of the link has come; it is copied, and waits for the next pass.
+fn arrive(frame: &[u8]) {
+    let Some(state) = STATE.get() else { return };
+    if state.lock().keep(frame) {
+        due::request();
+        cpu::this().reschedule.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does some of what is due; whether more is.
+pub fn pass() -> bool {
+    let Some(state) = STATE.get() else {
+        return false;
+    };
+    for _ in 0..PIECES_AT_ONCE {
+        stretch::look(Kind::Tick);
+        let wait_until = state.lock().piece(now_ns());
+        if let Some(at) = wait_until {
+            due::request_at(machine::counts(at).saturating_add(1));
+            return false;
+        }
+    }
+    true
+}
+
+/// What is counted of each host.
+///
+/// # Errors
+/// The bundle names a cluster which this machine does not join.
+pub fn statuses() -> Result<Vec<HostStatus>, Refusal> {
+    if let Some(why) = UNABLE.get() {
+        let what = format_args!("this machine does not join its cluster: {why}");
+        return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
+    }
+    let state = STATE.get().map(SpinLock::lock);
+    let status = state
+        .iter()
+        .flat_map(|state| (0..state.hosts).map(|host| state.status(host)));
+    Ok(status.collect())
+}
+
+fn now_ns() -> u64 {
+    machine::nanoseconds(timer::now())
+}
+
+/// What this machine is.
+fn description(life: u64) -> Description {
+    let part = |text: &str| text.parse::<u32>().unwrap_or(0) & 0xff;
+    let major = part(env!("CARGO_PKG_VERSION_MAJOR")) << 16;
+    let minor = part(env!("CARGO_PKG_VERSION_MINOR")) << 8;
+    let patch = part(env!("CARGO_PKG_VERSION_PATCH"));
+    let mut words = [U64::ZERO; FEATURES_MAX];
+    for (word, register) in words.iter_mut().zip(registers()) {
+        *word = machine::guest_id(register.crm, register.op2).into();
+    }
+    Description {
+        kind: DESCRIPTION,
+        protocol: PROTOCOL,
+        page_log2: FRAME_SIZE.ilog2() as u8,
+        zva_log2: features::zeroed_block_log2(),
+        version: (major | minor | patch).into(),
+        clock_hz: (timer::frequency() as u32).into(),
+        cache_lines: cache::lines().into(),
+        life: life.into(),
+        features: words,
+    }
+}
+
+impl State {
+    fn new(record: &ClusterRecord) -> Result<Self, Unable> {
+        // The cipher uses SIMD registers, which beside OS-0 may be wider than what is put aside (docs/decisions/0092).
+        if machine::os0::is_here() {
+            return Err(Unable::Os0);
+        }
+        if !nic::plug() {
+            return Err(Unable::NoCard);
+        }
+        if machine::guest_id(ISAR0.0, ISAR0.1) >> 4 & 0xf < 2 {
+            return Err(Unable::NoCipher);
+        }
+        let [life] = entropy::words().ok_or(Unable::NoRandomBits)?;
+        let mut peers: Vec<Peer<Gcm, &'static mut [u8], SLOTS>> = Vec::new();
+        let others = usize::from(record.hosts).saturating_sub(1);
+        let reserved = peers.try_reserve_exact(others);
+        reserved.map_err(|_| Unable::NoMemory)?;
+        for host in (0..record.hosts).filter(|host| *host != record.host) {
+            let link = room::link(record, host, nonce()).ok_or(Unable::NoMemory)?;
+            peers.push(Peer {
+                host,
+                link,
+                bytes: [0; 2],
+                described: None,
+            });
+        }
+        let (inbox, out) = Inbox::new().ok_or(Unable::NoMemory)?;
+        // Half of all lives are left, so that none after it overflows.
+        let own = description((life >> 1).max(1));
+        let settings = Settings::new(record.host);
+        let cluster = Cluster::new(settings, own, peers.leak()).ok_or(Unable::NoMemory)?;
+        Ok(Self {
+            cluster,
+            inbox,
+            out,
+            names: record.names,
+            hosts: record.hosts,
+        })
+    }
+
+    /// Keeps a frame for the next pass, unless too many strange ones have come, or too many at once.
+    fn keep(&mut self, frame: &[u8]) -> bool {
+        let is_kept = !self.cluster.is_deaf(now_ns()) && self.inbox.push(frame);
+        self.cluster.unheard += u64::from(!is_kept);
+        is_kept
+    }
+
+    /// Does a piece of work; gives the time until which there is none.
+    fn piece(&mut self, now_ns: u64) -> Option<u64> {
+        let before = self.cluster.membership().view().id;
+        let mut card = Card {
+            out: &mut *self.out,
+            names: &self.names,
+        };
+        let is_done = if let Some(frame) = self.inbox.first() {
+            self.cluster.frame(now_ns, frame, &mut card);
+            self.inbox.pop();
+            true
+        } else {
+            self.cluster.work(now_ns, &mut card)
+        };
+        let after = self.cluster.membership().view().id;
+        if after != before && after != 0 {
+            self.say_members();
+        }
+        (!is_done).then(|| self.cluster.deadline())
+    }
+
+    fn say_members(&self) {
+        let view = self.cluster.membership().view();
+        let mut names = heapless::String::<{ 26 * HOSTS_MAX }>::new();
+        for (name, _) in self.names.iter().zip(view.lives).filter(|it| it.1 != 0) {
+            let _ = fmt::write(&mut names, format_args!(" {name}"));
+        }
+        log::info!("cluster: epoch {} has{names}", view.epoch());
+    }
+
+    fn status(&self, number: u8) -> HostStatus {
+        let (cluster, membership) = (&self.cluster, self.cluster.membership());
+        let (standing, is_in) = cluster.standing(number);
+        let mut status = HostStatus::new_zeroed();
+        status.name = self.names[usize::from(number)];
+        status.number = number.into();
+        status.flags = if is_in { host::IN } else { 0 };
+        status.epoch = membership.view().epoch();
+        status.runs_ns = membership.runs_until().saturating_sub(now_ns());
+        let Some(peer) = cluster.peers().iter().find(|peer| peer.host == number) else {
+            status.flags |= host::OWN;
+            status.dropped[0] = cluster.unheard;
+            status.description = *cluster.own();
+            return status;
+        };
+        let (link, counters) = (&peer.link, &peer.link.counters);
+        let has_session = standing != Standing::Away;
+        status.flags |= if has_session { host::SESSION } else { 0 };
+        status.round_trip_ns = link.round_trip_ns();
+        status.frames = [counters.sent, counters.opened];
+        status.bytes = peer.bytes;
+        status.resent = counters.resent;
+        status.timeouts = counters.timeouts;
+        status.sessions = counters.sessions;
+        status.repeated = counters.repeated;
+        status.dropped = counters.dropped;
+        if let Some(described) = peer.described {
+            status.description = described;
+        }
+        status
+    }
+}
+
+fn nonce() -> Nonce {
+    let Some(words) = entropy::words::<2>() else {
+        give_up(format_args!("a source of random bits has none left"))
+    };
+    let mut nonce = Nonce::default();
+    nonce.copy_from_slice(words.as_bytes());
+    nonce
+}
+
+/// The card of the link, and who is told of what happens.
+struct Card<'a> {
+    out: &'a mut [u8],
+    names: &'a Names,
+}
+
+impl Card<'_> {
+    fn name(&self, host: u8) -> Text<24> {
+        let name = self.names.get(usize::from(host));
+        name.copied().unwrap_or_default()
+    }
+}
+
+impl Owner for Card<'_> {
+    fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool {
+        if !nic::has_room() {
+            return false;
+        }
+        let bytes = fill(self.out);
+        // A frame that goes nowhere is sent again.
+        nic::send(self.out.get(..bytes).unwrap_or_default(), &[]);
+        true
+    }
+
+    fn nonce(&mut self) -> Nonce {
+        nonce()
+    }
+
+    fn told(&mut self, news: News) {
+        match news {
+            News::Up(host) => log::info!("cluster: the link to {} is up", self.name(host)),
+            News::Down(host, why) => {
+                let why = match why {
+                    Down::Replaced => "it has begun another session",
+                    Down::Malformed => "it broke the protocol",
+                };
+                log::info!("cluster: the link to {} is down: {why}", self.name(host));
+            }
+            News::Unfit(host, why) => {
+                log::warn!("cluster: {} cannot join: {why}", self.name(host));
+            }
+            News::Changed(Change::Grown) => {}
+            News::Changed(Change::Stopped) => {
+                log::warn!("cluster: a member is silent: what is shared has stopped");
+            }
+            News::Changed(Change::Resumed) => log::info!("cluster: all members answer again"),
+            News::Changed(Change::Lost(host)) => {
+                let name = self.name(host);
+                log::warn!("cluster: {name} is lost: this machine has left the membership");
+            }
+        }
+    }
+}
