@@ -127,12 +127,12 @@ pub enum Verb {
         #[command(flatten)]
         membership: Membership,
     },
-    /// Make the key of a cluster, or check its file
+    /// Show the hosts of the machine's cluster; make a key, or check a cluster file
     #[command(after_help = cluster::FILE)]
     Cluster {
         /// What to do.
         #[command(subcommand)]
-        verb: ClusterVerb,
+        verb: Option<ClusterVerb>,
     },
     /// Start a simulated machine with these VMs
     Sim(Box<Sim>),

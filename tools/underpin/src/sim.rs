@@ -53,10 +53,10 @@ impl Machine {
     /// see [`Machine::wait_ready`].
     pub fn start(run: RunDir, shape: &Shape, vms: &[VmFile], progress: Progress) -> Result<Self> {
         let image = find_image(shape.image.as_deref())?;
-        let plan = Plan::new(vms)?;
-        let own = run
-            .host()
-            .filter(|host| !shape.cluster.files_on(host).is_empty());
+        let membership = run.host().map(|host| shape.cluster.membership(host));
+        let membership = membership.transpose()?.flatten();
+        let own = shape.cluster.own_bundle(&run, membership.is_some());
+        let plan = Plan::with_cluster(vms, membership)?;
         let bundle = bundle_path(run.machine(), own);
         let qmp = run.path().join("qmp.sock");
         let log = run.hypervisor_log();

@@ -505,3 +505,31 @@ fn trace_counts_by_vm_and_writes_what_a_viewer_opens() {
     assert_eq!(fake.run("trace --classes wars").status.code(), Some(2));
     assert!(ok(&fake.run("trace --stop")).contains("traces nothing"));
 }
+
+#[test]
+fn cluster_tells_who_is_in_and_why_others_are_not() {
+    let fake = Fake::start("cluster");
+    let table = ok(&fake.run("cluster"));
+    for part in [
+        "left: in epoch 3 with 2 members",
+        "slow: its clock has 50000000 Hz, here 0 Hz",
+        "stranger: 7 of its frames have another key",
+    ] {
+        assert!(table.contains(part), "{part} in {table}");
+    }
+    let right = table
+        .lines()
+        .find(|line| line.starts_with("right"))
+        .unwrap();
+    assert!(right.contains("in ") && right.contains("1.5%"), "{right}");
+    let json: Value = serde_json::from_str(&ok(&fake.run("cluster -o json"))).unwrap();
+    let states: Vec<_> = json
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| &it["state"])
+        .collect();
+    assert_eq!(states, ["own", "in", "unfit", "away"]);
+    assert_eq!(json[1]["received"]["bytes"], 19_000);
+    assert_eq!(json[3]["dropped"]["forged"], 7);
+}

@@ -15,8 +15,9 @@ A cluster file is TOML, the same on all hosts; the key's path is relative to it:
   name      = \"a\"            small letters, digits and hyphens
   mac       = \"02:00:00:00:88:01\"  of its card of the link
 
-`underpin bundle --cluster FILE --as NAME` puts it into the bundle of a host. The hypervisor
-does not read it yet.";
+`underpin bundle --cluster FILE --as NAME` puts it into the bundle of a host, and
+`underpin sim --hosts N --cluster FILE` into those of simulated hosts. docs/cluster.md has the
+steps.";
 
 /// The cluster that a machine belongs to, and which of its hosts it is.
 #[derive(Args, Clone, Debug, Default)]

@@ -8,10 +8,10 @@ use crate::failure::{Failure, Result, exit, reason};
 use abi::{
     bundle::VmRecord,
     control::{
-        CpuStatus, EntryStatus, EventsHeader, EventsRequest, MachineStatus, MoveRequest,
-        NodeStatus, PageCounts, PageStatus, REPLY, RawVcpu, RawVm, ReadRequest, ReclaimRequest,
-        RecountStatus, RegionStatus, ReplyHeader, SetRequest, TraceEvent, TraceRequest,
-        TraceStatus, VmName, code, event, request, state,
+        CpuStatus, EntryStatus, EventsHeader, EventsRequest, HostStatus, MachineStatus,
+        MoveRequest, NodeStatus, PageCounts, PageStatus, REPLY, RawVcpu, RawVm, ReadRequest,
+        ReclaimRequest, RecountStatus, RegionStatus, ReplyHeader, SetRequest, TraceEvent,
+        TraceRequest, TraceStatus, VmName, code, event, request, state,
     },
 };
 use model_entitlement::Terms;
@@ -236,6 +236,11 @@ impl Client {
     /// The regions of memory that VMs share on purpose.
     pub fn regions(&mut self) -> Result<Vec<RegionStatus>> {
         self.read(request::REGIONS, VmName::default())
+    }
+
+    /// The hosts of the machine's cluster; none where it is in none.
+    pub fn hosts(&mut self) -> Result<Vec<HostStatus>> {
+        self.read(request::HOSTS, VmName::default())
     }
 
     /// What is behind the pages of a VM.

@@ -4,13 +4,20 @@
 //! (`sim/wire`) carries frames at exact virtual times. Free, each QEMU sends frames through a socket to [`Switch`], in the process
 //! that started all hosts.
 
-use super::shape::{Arguments, prefixed};
-use crate::failure::{Failure, Result, exit, reason};
+use super::{
+    rundir::RunDir,
+    shape::{Arguments, prefixed},
+};
+use crate::{
+    cluster::ClusterFile,
+    failure::{Failure, Result, exit, reason},
+};
+use abi::bundle::ClusterRecord;
 use clap::Args;
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs, io,
-    os::unix::net::UnixDatagram,
+    os::unix::{ffi::OsStrExt as _, net::UnixDatagram},
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -34,6 +41,10 @@ pub struct Cluster {
     /// A VM file, or a directory of them, for one host; the others are for all (repeatable)
     #[arg(long, value_name = "HOST=FILE", requires = "hosts", value_parser = on)]
     pub on: Vec<(String, PathBuf)>,
+    /// A cluster file: the hypervisors join, host0 as its first host and so on, and their cards have the addresses 52:54:00:00:00:00
+    /// and so on. HOST=FILE is for one host (repeatable)
+    #[arg(long, value_name = "[HOST=]FILE", requires = "hosts")]
+    pub cluster: Vec<OsString>,
     /// Options of the Ethernet (see sim/README.md), as in class=20us,lose=0.1%,die=1@2s
     #[arg(long, value_name = "KEY=VALUE,...", requires = "hosts", value_delimiter = ',', value_parser = wire)]
     pub wire: Vec<String>,
@@ -64,6 +75,12 @@ fn wire(text: &str) -> std::result::Result<String, String> {
     }
 }
 
+/// Whether a word is `HOST=` and what is for that host.
+fn is_for(word: &[u8], host: &str) -> bool {
+    let rest = word.strip_prefix(host.as_bytes());
+    rest.is_some_and(|rest| rest.first() == Some(&b'='))
+}
+
 /// The name of a host.
 pub fn name(host: usize) -> String {
     format!("host{host}")
@@ -92,6 +109,39 @@ impl Cluster {
                 Failure::new(exit::USAGE, message).help(format!("use host0 to {last}"))
             }
         })
+    }
+
+    /// The cluster that a host is to join, if it is to join one.
+    ///
+    /// # Errors
+    /// Its file has problems, or does not fit the simulated hosts.
+    pub fn membership(&self, host: &str) -> Result<Option<ClusterRecord>> {
+        let number = self.number(host)?;
+        let own = format!("{host}=");
+        let files = self.cluster.iter().map(|file| file.as_encoded_bytes());
+        let is_for_one = |file: &[u8]| self.names().iter().any(|name| is_for(file, name));
+        let one = files.clone().rev().find(|file| is_for(file, host));
+        let one = one.and_then(|file| file.strip_prefix(own.as_bytes()));
+        let Some(file) = one.or_else(|| files.rev().find(|file| !is_for_one(file))) else {
+            return Ok(None);
+        };
+        let file = ClusterFile::read(Path::new(OsStr::from_bytes(file)))?;
+        let mac = [0x52, 0x54, 0, 0, 0, number as u8];
+        let Some(known) = file.hosts.get(number).filter(|known| known.mac == mac) else {
+            let place = file.path.display();
+            let message = format!(
+                "{place}: its host {number} is not {host}, whose card is 52:54:00:00:00:{number:02x}"
+            );
+            let help = "name a host for each simulated one, in order, with that mac";
+            return Err(Failure::new(exit::FILE, message).help(help));
+        };
+        file.record(&known.name).map(Some)
+    }
+
+    /// The host, where its bundle is unlike that of others.
+    pub fn own_bundle<'a>(&self, run: &'a RunDir, is_member: bool) -> Option<&'a str> {
+        run.host()
+            .filter(|host| is_member || !self.files_on(host).is_empty())
     }
 
     /// The files of VMs for one host alone.
@@ -257,6 +307,38 @@ mod tests {
         for text in ["lose", "=1", "me=1", "shared=x", "record=y"] {
             assert!(wire(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_host_gets_its_own_cluster_file_or_that_of_all() {
+        let directory = std::env::temp_dir().join(format!("underpin-join-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let write = |name: &str, number: u32| {
+            let host =
+                |n: u32| format!("[[host]]\nname = \"h{n}\"\nmac = \"52:54:00:00:00:0{n}\"\n");
+            let text = format!("key = \"k\"\nnumber = {number}\n{}{}", host(0), host(1));
+            let file = directory.join(name);
+            fs::write(&file, text).unwrap();
+            file.display().to_string()
+        };
+        crate::cluster::make_key(&directory.join("k")).unwrap();
+        let (all, one) = (write("all", 1), write("one", 2));
+        let mut cluster = Cluster {
+            hosts: Some(3),
+            ..Cluster::default()
+        };
+        assert!(cluster.membership("host0").unwrap().is_none());
+        cluster.cluster = [format!("host1={one}"), all].map(OsString::from).into();
+        let record = |host: &str| cluster.membership(host).unwrap().unwrap();
+        assert_eq!((record("host0").number, record("host0").host), (1, 0));
+        assert_eq!((record("host1").number, record("host1").host), (2, 1));
+        let third = cluster.membership("host2").err().unwrap();
+        assert!(
+            third
+                .message()
+                .contains("its host 2 is not host2, whose card is 52:54:00:00:00:02")
+        );
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

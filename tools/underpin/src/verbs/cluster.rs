@@ -49,6 +49,9 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
     }
     // Fails here, once, and not in each host.
     options.shape.nodes()?;
+    for host in cluster.names() {
+        cluster.membership(&host)?;
+    }
     let vms = vmfile::read_all(&options.files)?;
     refuse_shared_disks(&vms)?;
     if options.exit_when_done && vms.is_empty() && cluster.on.is_empty() {
