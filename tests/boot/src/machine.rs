@@ -414,6 +414,13 @@ impl Machine {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// The same for a host of a cluster.
+    pub fn host_log(&self, host: &str) -> String {
+        let run = self.run_directory().map(|run| run.join(host));
+        let log = run.and_then(|run| fs::read(run.join("hypervisor.log")).ok());
+        String::from_utf8_lossy(&log.unwrap_or_default()).into_owned()
+    }
+
     /// Where the command keeps consoles and logs: below a directory named after the user.
     fn run_directory(&self) -> Option<PathBuf> {
         let mut users = fs::read_dir(&self.directory).ok()?.flatten();
@@ -536,6 +543,12 @@ impl Machine {
             if path.extension().is_some_and(|extension| extension == "log") {
                 // Logs are a help; a test does not fail for want of them.
                 let _ = fs::copy(&path, to.join(log.file_name()));
+            }
+        }
+        for host in ["host0", "host1"] {
+            let log = self.host_log(host);
+            if !log.is_empty() {
+                let _ = fs::write(to.join(format!("{host}.log")), log);
             }
         }
     }

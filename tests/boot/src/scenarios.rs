@@ -1,6 +1,7 @@
 //! The scenarios, by topic. What is here is data; how it is played is [`crate::scenario`]'s.
 
 mod bare;
+mod cluster;
 mod control;
 mod disks;
 mod epitaph;
@@ -37,6 +38,7 @@ pub fn all() -> Vec<Scenario> {
         registers::scenarios(),
         machines::scenarios(),
         network::scenarios(),
+        cluster::scenarios(),
         os0::scenarios(),
         life::scenarios(),
         scheduling::scenarios(),

@@ -58,6 +58,25 @@ pub struct VmStatus {
     pub starts: u32,
 }
 
+/// A host of a cluster, as `underpin cluster` tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct HostStatus {
+    /// Its name.
+    pub name: String,
+    /// `own`, `in`, `joining`, `unfit` or `away`.
+    pub state: String,
+    /// Why it is not in.
+    pub why: Option<String>,
+    /// The membership of the host that was asked.
+    pub epoch: u64,
+    /// Nanoseconds of a round trip.
+    pub round_trip_ns: u64,
+    /// Pieces sent again.
+    pub resent: u64,
+    /// Frames dropped, by reason.
+    pub dropped: BTreeMap<String, u64>,
+}
+
 /// A vCPU, as `underpin show` tells it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct VcpuStatus {

@@ -1,7 +1,7 @@
 //! VMs that talk to each other, and to what is outside the machine.
 
 mod crowd;
-mod hosts;
+pub mod hosts;
 
 use super::kernels::powered_off;
 use crate::{Outcome, because, machine::Hardware, scenario::Scenario, vm::Vm};

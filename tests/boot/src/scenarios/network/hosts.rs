@@ -21,8 +21,8 @@ pub fn ping() -> Scenario {
     let other = Vm::bare("hello", "hello", "").flat();
     Scenario::new("net/hosts", Hardware::new(1, "512M"), vec![other]).check(|stage| {
         stage.machine()?.kill();
-        let first = run(stage, "first")?;
-        let second = run(stage, "second")?;
+        let first = run(stage, "first", &[])?.map(|said| said[0].clone());
+        let second = run(stage, "second", &[])?.map(|said| said[0].clone());
         if first != second {
             return Err(format!("two runs differ: {first:?}, then {second:?}"));
         }
@@ -30,8 +30,8 @@ pub fn ping() -> Scenario {
     })
 }
 
-/// Runs the cluster to its end; returns what each host's guest said.
-fn run(stage: &mut Stage, name: &str) -> Outcome<[String; 2]> {
+/// Runs the cluster to its end; returns what each host's guest and hypervisor said.
+pub fn run(stage: &mut Stage, name: &str, more: &[String]) -> Outcome<[[String; 2]; 2]> {
     let directory = stage.directory.clone();
     let kept = directory.join(name);
     let kept_text = kept.display().to_string();
@@ -42,14 +42,17 @@ fn run(stage: &mut Stage, name: &str) -> Outcome<[String; 2]> {
         words.extend(["--on".to_owned(), format!("host{host}={file}")]);
     }
     words.extend(["--keep-logs".to_owned(), kept_text]);
+    words.extend(more.iter().cloned());
     let plugin = assets::target().join("sim/release/libsim_wire.so");
     words.extend(["--wire-plugin".to_owned(), plugin.display().to_string()]);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let machine: &mut Machine = stage.machine()?;
     machine.run(&words)?;
-    let said = |host: usize| {
-        let log = kept.join(format!("host{host}/consoles/ring{host}.log"));
-        fs::read_to_string(log).map_err(because("no console is kept"))
+    let said = |host: usize| -> Outcome<[String; 2]> {
+        let kept = kept.join(format!("host{host}"));
+        let read = |log: String| fs::read_to_string(kept.join(log)).map_err(because("no log"));
+        let console = read(format!("consoles/ring{host}.log"))?;
+        Ok([console, read("hypervisor.log".to_owned())?])
     };
     Ok([said(0)?, said(1)?])
 }
@@ -64,7 +67,8 @@ fn vm_file(directory: &Path, host: usize) -> Outcome<String> {
     Ok(path.display().to_string())
 }
 
-fn judge(said: &str) -> Outcome {
+/// Checks what a guest said of its pings.
+pub fn judge(said: &str) -> Outcome {
     let number = |key: &str| -> Outcome<u64> {
         let word = said
             .split_whitespace()

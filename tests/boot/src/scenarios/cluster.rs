@@ -1,0 +1,292 @@
+//! Machines that join a cluster, or do not, in lock-step of virtual time.
+
+use super::network::hosts as ring;
+use crate::{
+    Outcome, assets, because,
+    machine::{Hardware, Machine},
+    scenario::{Prepare, Scenario, Stage},
+    status::HostStatus,
+    vm::Vm,
+};
+use serde_json::Value;
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// How long something may take to come, on a busy host.
+const PATIENCE: Duration = Duration::from_mins(2);
+const POLL: Duration = Duration::from_millis(250);
+/// The names of host0 and so on in their cluster.
+const NAMES: [&str; 4] = ["left", "right", "third", "fourth"];
+/// The least round trip: twice the latency of the line.
+const LINE_NS: u64 = 20_000;
+/// A host of which nothing is heard is declared dead after so many milliseconds, and the next beat is due.
+const DECLARED_MS: std::ops::Range<u64> = 1_900..2_200;
+
+/// The most that a stretch at EL2 may take.
+const STRETCH_NS_MAX: u64 = 100_000;
+
+pub fn scenarios() -> Vec<Scenario> {
+    vec![
+        hosts("cluster/join-2", 2, "class=20us", one_key).check(join),
+        hosts("cluster/join-4", 4, "class=60us,lose=5%", four_hosts).check(join_all),
+        hosts("cluster/wrong-key", 2, "class=20us", two_keys).check(stay_apart),
+        hosts("cluster/dies", 2, "class=20us,die=1@60s", one_key).check(die),
+        hosts("cluster/cut-and-back", 2, CUT, one_key).check(come_back),
+        repeat(),
+    ]
+}
+
+/// A cut of 5 s, with 2 % loss.
+const CUT: &str = "class=20us,lose=2%,cut=0-1@60s+5s";
+
+/// Hosts with a VM each.
+fn hosts(name: &'static str, count: u8, wire: &'static str, prepare: Prepare) -> Scenario {
+    let hardware = Hardware::new(1, "512M");
+    let hardware = hardware.option("--hosts").option(count.to_string());
+    let hardware = hardware.option("--wire").option(wire);
+    let vm = Vm::bare("hello", "hello", "").flat();
+    Scenario::new(name, hardware, vec![vm]).prepare(prepare)
+}
+
+fn one_key(directory: &Path) -> Outcome<Vec<String>> {
+    let file = cluster(directory, "cluster", 'a', 2)?;
+    Ok(options(&[file]))
+}
+
+fn four_hosts(directory: &Path) -> Outcome<Vec<String>> {
+    let file = cluster(directory, "cluster", 'a', 4)?;
+    Ok(options(&[file]))
+}
+
+fn two_keys(directory: &Path) -> Outcome<Vec<String>> {
+    let file = cluster(directory, "cluster", 'a', 2)?;
+    let other = cluster(directory, "other", 'b', 2)?;
+    Ok(options(&[file, format!("host1={other}")]))
+}
+
+/// Writes a cluster file and its key: one digit, 64 times.
+fn cluster(directory: &Path, name: &str, digit: char, hosts: usize) -> Outcome<String> {
+    let key = directory.join(format!("{name}.key"));
+    let tried = "cannot write a cluster file";
+    fs::write(&key, digit.to_string().repeat(64)).map_err(because(tried))?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).map_err(because(tried))?;
+    let host = |(number, name): (usize, &&str)| {
+        format!("[[host]]\nname = \"{name}\"\nmac = \"52:54:00:00:00:{number:02x}\"\n")
+    };
+    let hosts: String = NAMES.iter().take(hosts).enumerate().map(host).collect();
+    let text = format!("key = \"{name}.key\"\n{hosts}");
+    let file = directory.join(format!("{name}.toml"));
+    fs::write(&file, text).map_err(because(tried))?;
+    Ok(file.display().to_string())
+}
+
+fn options(files: &[String]) -> Vec<String> {
+    let plugin = assets::target().join("sim/release/libsim_wire.so");
+    let mut words = vec!["--wire-plugin".to_owned(), plugin.display().to_string()];
+    for file in files {
+        words.extend(["--cluster".to_owned(), file.clone()]);
+    }
+    words
+}
+
+/// VMs on both hosts ping each other by the cards of the link; two runs are equal to the bit.
+fn repeat() -> Scenario {
+    // The scenario's own machine makes room for a cluster of its name.
+    let other = Vm::bare("hello", "hello", "").flat();
+    let scenario = Scenario::new("cluster/repeats", Hardware::new(1, "512M"), vec![other]);
+    scenario.check(|stage| {
+        stage.machine()?.kill();
+        let file = cluster(&stage.directory, "cluster", 'a', 2)?;
+        let more = ["--cluster".to_owned(), file];
+        let mut run = |name: &str| -> Outcome<[[String; 2]; 2]> {
+            let said = ring::run(stage, name, &more)?;
+            Ok(said.map(|[console, log]| [console, until_asked(&log)]))
+        };
+        let (first, second) = (run("first")?, run("second")?);
+        if first != second {
+            return Err(format!("two runs differ: {first:?}, then {second:?}"));
+        }
+        first.iter().try_for_each(|[console, log]| {
+            ring::judge(console)?;
+            let has_joined = log.contains("epoch 1 has left right");
+            has_joined.then_some(()).ok_or_else(|| log.clone())
+        })
+    })
+}
+
+/// A hypervisor's log until its VM has ended: then the machine is asked to power off, at a moment of chance.
+fn until_asked(log: &str) -> String {
+    let lines = log.lines().take_while(|line| !line.contains("has ended"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// What a host sees of all.
+fn all_seen_by(machine: &Machine, number: usize) -> Outcome<Vec<HostStatus>> {
+    let host = format!("host{number}");
+    let said = machine.run(&["--host", &host, "cluster", "-o", "json"])?;
+    serde_json::from_str(&said).map_err(because("no JSON"))
+}
+
+/// What a host of two sees of the other.
+fn seen_by(machine: &Machine, number: usize) -> Outcome<HostStatus> {
+    let all = all_seen_by(machine, number)?;
+    let mut others = all.iter().filter(|it| it.name == NAMES[1 - number]);
+    let other = others.next().cloned();
+    other.ok_or_else(|| format!("host{number} does not know the other: {all:?}"))
+}
+
+/// Waits until a host sees the other as `wanted`.
+fn await_seen(
+    machine: &Machine,
+    number: usize,
+    wanted: impl Fn(&HostStatus) -> bool,
+) -> Outcome<HostStatus> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let seen = seen_by(machine, number)?;
+        if wanted(&seen) {
+            return Ok(seen);
+        }
+        if Instant::now() > deadline {
+            return Err(format!("host{number} still sees {seen:?}"));
+        }
+        sleep(POLL);
+    }
+}
+
+/// Waits until a host's log has these, one after the other; gives the time of each in milliseconds.
+fn await_log(machine: &Machine, host: &str, wanted: &[&str]) -> Outcome<Vec<u64>> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let log = machine.host_log(host);
+        let mut lines = log.lines();
+        let times = wanted.iter().map_while(|text| {
+            let line = lines.find(|line| line.contains(text))?;
+            time_ms(line)
+        });
+        let times: Vec<u64> = times.collect();
+        if times.len() == wanted.len() {
+            return Ok(times);
+        }
+        if Instant::now() > deadline {
+            let missing = wanted.get(times.len()).copied().unwrap_or_default();
+            return Err(format!("{host} does not say '{missing}': {log}"));
+        }
+        sleep(POLL);
+    }
+}
+
+/// The time of a line of the log, which has seconds in brackets.
+fn time_ms(line: &str) -> Option<u64> {
+    let (seconds, _) = line.split_once('[')?.1.split_once(']')?;
+    let seconds: f64 = seconds.trim().parse().ok()?;
+    Some((seconds * 1000.0) as u64)
+}
+
+/// Both hosts are in one membership.
+fn join(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let is_in = |it: &HostStatus| it.state == "in" && it.round_trip_ns > 0;
+    let seen = [
+        await_seen(machine, 0, is_in)?,
+        await_seen(machine, 1, is_in)?,
+    ];
+    for it in &seen {
+        let is_clean = it.resent == 0 && it.dropped["forged"] == 0;
+        if it.epoch == 0 || it.epoch != seen[0].epoch || it.round_trip_ns < LINE_NS || !is_clean {
+            return Err(format!("the hosts see each other so: {seen:?}"));
+        }
+    }
+    check_stretches(machine)?;
+    let text = machine.run(&["cluster"])?;
+    let is_told = |text: &str| text.contains("left: in epoch") && text.contains("with 2 members");
+    is_told(&text)
+        .then_some(())
+        .ok_or_else(|| format!("the table is {text}"))
+}
+
+/// All of four hosts are in one membership, though frames are lost.
+fn join_all(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let all: Vec<HostStatus> = (0..4)
+            .map(|host| all_seen_by(machine, host))
+            .collect::<Outcome<Vec<_>>>()?
+            .concat();
+        let is_in = |it: &&HostStatus| it.state == "in" && it.epoch == all[0].epoch;
+        let resent: u64 = all.iter().map(|it| it.resent).sum();
+        if all.iter().filter(is_in).count() == 12 && resent > 0 {
+            return check_stretches(machine);
+        }
+        if Instant::now() > deadline {
+            return Err(format!("the hosts see each other so: {all:?}"));
+        }
+        sleep(POLL);
+    }
+}
+
+/// No stretch at EL2 of either host took more than 100,000 instructions, of 1 ns each.
+fn check_stretches(machine: &Machine) -> Outcome {
+    for host in ["host0", "host1"] {
+        let said = machine.run(&["--host", host, "machine", "-o", "json"])?;
+        let json: Value = serde_json::from_str(&said).map_err(because("no JSON"))?;
+        let kinds = json["stretches"][0]["longest_ns"].as_object();
+        let longest = kinds.and_then(|kinds| kinds.values().filter_map(Value::as_u64).max());
+        if longest.is_none_or(|ns| ns > STRETCH_NS_MAX) {
+            return Err(format!("stretches of {host}: {kinds:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// A host with another key stays out, and both say why.
+fn stay_apart(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    for number in [0, 1] {
+        let refused = |it: &HostStatus| it.dropped["forged"] > 3;
+        let seen = await_seen(machine, number, refused)?;
+        let says = seen
+            .why
+            .as_ref()
+            .is_some_and(|why| why.contains("another key"));
+        if seen.state != "away" || seen.epoch != 0 || !says {
+            return Err(format!("host{number} sees {seen:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// A host that dies is declared dead in time, after what is shared has stopped.
+fn die(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let wanted = ["has left right", "is silent", "right is lost"];
+    let times = await_log(machine, "host0", &wanted)?;
+    let seen = await_seen(machine, 0, |it| it.state == "away")?;
+    let silence = times[2].saturating_sub(60_000);
+    machine.kill();
+    if times[1] >= times[2] || !DECLARED_MS.contains(&silence) || seen.epoch != 0 {
+        return Err(format!("died at 60000 ms, {times:?}, {seen:?}"));
+    }
+    Ok(())
+}
+
+/// Hosts that are cut off from each other lose each other, and join again as new ones.
+fn come_back(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let wanted = ["has left right", "right is lost", "has left right"];
+    let times = await_log(machine, "host0", &wanted)?;
+    let is_in = |it: &HostStatus| it.state == "in";
+    let seen = await_seen(machine, 0, is_in)?;
+    await_seen(machine, 1, is_in)?;
+    check_stretches(machine)?;
+    if times[2] < 65_000 || times[2] > 72_000 || seen.epoch < 2 || seen.resent == 0 {
+        return Err(format!("cut from 60000 to 65000 ms, {times:?}, {seen:?}"));
+    }
+    Ok(())
+}
