@@ -27,6 +27,8 @@ const LINE_NS: u64 = 20_000;
 /// A host of which nothing is heard is declared dead after so many milliseconds, and the next beat is due.
 const DECLARED_MS: std::ops::Range<u64> = 1_900..2_200;
 
+/// Exit status of what is impossible on the machine.
+const IMPOSSIBLE: i32 = 15;
 /// The most that a stretch at EL2 may take.
 const STRETCH_NS_MAX: u64 = 100_000;
 
@@ -37,6 +39,7 @@ pub fn scenarios() -> Vec<Scenario> {
         hosts("cluster/wrong-key", 2, "class=20us", two_keys).check(stay_apart),
         hosts("cluster/dies", 2, "class=20us,die=1@60s", one_key).check(die),
         hosts("cluster/cut-and-back", 2, CUT, one_key).check(come_back),
+        without_random_bits(),
         repeat(),
     ]
 }
@@ -92,6 +95,26 @@ fn options(files: &[String]) -> Vec<String> {
         words.extend(["--cluster".to_owned(), file.clone()]);
     }
     words
+}
+
+/// A machine without a source of random bits does not join, and says why.
+fn without_random_bits() -> Scenario {
+    let scenario = hosts("cluster/no-random-bits", 2, "class=20us", |directory| {
+        let mut words = one_key(directory)?;
+        let no_seed = ["-M", "dtb-randomness=off"];
+        words.extend(no_seed.map(|word| format!("--qemu-arg={word}")));
+        Ok(words)
+    });
+    scenario.check(|stage| {
+        let machine = stage.machine()?;
+        let status = machine.refused(&["--host", "host0", "cluster"])?;
+        let log = machine.host_log("host0");
+        let says = log.contains("this machine does not join: no source of random bits");
+        if says && status == IMPOSSIBLE {
+            return Ok(());
+        }
+        Err(format!("the command ended with {status}, the log is {log}"))
+    })
 }
 
 /// VMs on both hosts ping each other by the cards of the link; two runs are equal to the bit.
