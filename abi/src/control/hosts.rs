@@ -28,6 +28,8 @@ pub struct HostStatus {
     pub epoch: u64,
     /// Nanoseconds for which that machine may still run what it shares; all that there are where it is alone.
     pub runs_ns: u64,
+    /// Nanoseconds that CPUs of the machine that is asked have worked for the cluster.
+    pub work_ns: u64,
     /// Nanoseconds of a round trip, smoothed; 0: not known.
     pub round_trip_ns: u64,
     /// Frames sent, and sealed frames that were opened.
@@ -48,4 +50,4 @@ pub struct HostStatus {
     /// What it said that it is; zeroes where it has said nothing.
     pub description: Description,
 }
-const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 3 + 4 + 4 + 8) + 152);
+const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 4 + 4 + 4 + 8) + 152);

@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use arch::{cache, features, timer};
 use cipher::Gcm;
 use core::fmt;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_cluster::{Cluster, News, Owner, Peer};
@@ -73,6 +73,8 @@ struct State {
 
 static STATE: Once<SpinLock<State>> = Once::new();
 static UNABLE: Once<Unable> = Once::new();
+/// Counts that CPUs have worked for the cluster.
+static WORKED: AtomicU64 = AtomicU64::new(0);
 
 /// Joins the cluster that the bundle names, if it names one; says why where that is impossible.
 pub fn init() {
@@ -104,7 +106,7 @@ pub fn init() {
 /// A frame of the link has come; it is copied, and waits for the next pass.
 fn arrive(frame: &[u8]) {
     let Some(state) = STATE.get() else { return };
-    if state.lock().keep(frame) {
+    if worked(|| state.lock().keep(frame)) {
         due::request();
         cpu::this().reschedule.store(true, Ordering::Relaxed);
     }
@@ -117,13 +119,21 @@ pub fn pass() -> bool {
     };
     for _ in 0..PIECES_AT_ONCE {
         stretch::look(Kind::Tick);
-        let wait_until = state.lock().piece(now_ns());
+        let wait_until = worked(|| state.lock().piece(now_ns()));
         if let Some(at) = wait_until {
             due::request_at(machine::counts(at).saturating_add(1));
             return false;
         }
     }
     true
+}
+
+/// Does work for the cluster, and counts its time.
+fn worked<R>(work: impl FnOnce() -> R) -> R {
+    let began = timer::now();
+    let result = work();
+    WORKED.fetch_add(timer::now() - began, Ordering::Relaxed);
+    result
 }
 
 /// What is counted of each host.
@@ -258,6 +268,7 @@ impl State {
         let Some(peer) = cluster.peers().iter().find(|peer| peer.host == number) else {
             status.flags |= host::OWN;
             status.dropped[0] = cluster.unheard;
+            status.work_ns = machine::nanoseconds(WORKED.load(Ordering::Relaxed));
             status.description = *cluster.own();
             return status;
         };

@@ -118,7 +118,9 @@ fn host_json(it: &HostStatus, own: Option<&HostStatus>) -> Value {
     json!({
         "name": it.name.to_string(), "number": it.number, "state": state,
         "why": (!why.is_empty()).then_some(why), "epoch": it.epoch,
-        "runs_ns": (it.epoch != 0).then_some(it.runs_ns), "round_trip_ns": it.round_trip_ns,
+        "runs_ns": (it.epoch != 0).then_some(it.runs_ns),
+        "work_ns": (it.flags & host::OWN != 0).then_some(it.work_ns),
+        "round_trip_ns": it.round_trip_ns,
         "sent": { "frames": it.frames[0], "bytes": it.bytes[0] },
         "received": { "frames": it.frames[1], "bytes": it.bytes[1] },
         "resent": it.resent, "timeouts": it.timeouts, "sessions": it.sessions,
@@ -132,9 +134,11 @@ fn host_table(hosts: &[HostStatus], output: Output) -> String {
     };
     let members = hosts.iter().filter(|it| it.flags & host::IN != 0).count();
     let mut text = match own.epoch {
-        0 => format!("{}: alone\n", own.name),
-        epoch => format!("{}: in epoch {epoch} with {members} members\n", own.name),
+        0 => format!("{}: alone", own.name),
+        epoch => format!("{}: in epoch {epoch} with {members} members", own.name),
     };
+    let work = units::nanoseconds(own.work_ns);
+    let _ = writeln!(text, "; the hypervisor worked {work} for the cluster");
     let mut table = Table::new(&[
         ("HOST", Left),
         ("STATE", Left),
