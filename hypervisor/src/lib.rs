@@ -9,7 +9,7 @@
 //! Unsafe code is where Rust cannot know what the boot protocol, the device tree or the pools
 //! promise: the first references to memory that the boot loader filled (`start/`), per-CPU
 //! structures behind `TPIDR_EL2` (`machine/cpu.rs`), frames that the pools gave to nobody else (`memory/heap.rs`,
-//! `memory/frames.rs`, `drivers/queue.rs`), and entering a guest whose stage 2 maps its own frames alone
+//! `memory/frames.rs`, `drivers/queue.rs`, `cluster/room.rs`), and entering a guest whose stage 2 maps its own frames alone
 //! (`run/`). No reference to memory that a guest or a device may write is ever formed.
 #![no_std]
 
