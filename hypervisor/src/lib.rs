@@ -118,6 +118,11 @@ pub mod outside {
         BEFORE.store(free_or_known(), Ordering::Relaxed);
     }
 
+    /// Whether the machine has booted, and VMs may run.
+    pub fn has_booted() -> bool {
+        BEFORE.load(Ordering::Relaxed) != 0
+    }
+
     /// What is counted of all VMs.
     pub fn vms() -> Vec<RawVm> {
         vms::all()

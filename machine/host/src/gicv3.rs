@@ -209,6 +209,11 @@ impl Gic {
         bank.active &= !bit;
     }
 
+    /// Raises SGI 0 for a CPU, which nobody has sent.
+    pub(crate) fn kick(&mut self, cpu: usize) {
+        self.private[cpu].bank.pending |= 1;
+    }
+
     /// Sends an SGI (`ICC_SGI1R_EL1`).
     pub(crate) fn send(&mut self, value: u64) {
         let intid = value >> 24 & 0xf;

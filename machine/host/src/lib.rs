@@ -24,8 +24,10 @@ mod coroutine;
 pub mod cpu;
 #[path = "../../aarch64/src/devices.rs"]
 pub mod devices;
+mod disk;
 mod edge;
 pub mod entry;
+pub mod faults;
 #[path = "../../aarch64/src/features.rs"]
 pub mod features;
 mod fp;
@@ -52,8 +54,9 @@ pub mod psci;
 /// Where devices are.
 pub mod place {
     pub use crate::gicv3::{DISTRIBUTOR, REDISTRIBUTORS, STRIDE};
-    pub use crate::virtio::{INTERRUPT, WINDOW, WINDOW_SIZE};
+    pub use crate::virtio::{INTERRUPT, WINDOW, WINDOW_SIZE, WINDOWS};
 }
+mod port;
 mod ram;
 pub mod registers;
 pub mod rng;

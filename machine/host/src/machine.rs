@@ -1,14 +1,17 @@
 //! The machine behind the registers: CPUs, time, the interrupt controller, devices and RAM.
 
 use crate::coroutine::{self, Runner};
+use crate::disk::Disk;
+use crate::faults::Faults;
 use crate::gicv3::{self, Gic};
 use crate::guest::FpState;
+use crate::port::{Card, Port};
 use crate::ram::Ram;
 use crate::registers::{self, number};
 use crate::rng::Rng;
 use crate::stage2::{Tlb, vmid};
 use crate::tlb::Reaches;
-use crate::virtio::{self, Disk};
+use crate::virtio::{self, Device, Window};
 use machine_locks::{HeldRanks, RankEvent};
 use model_addr::{Ipa, Pa};
 use std::cell::RefCell;
@@ -21,6 +24,10 @@ pub const RAM: Pa = Ram::START;
 pub const UART: u64 = 0x0900_0000;
 /// Counts per second.
 pub const FREQUENCY: u64 = 62_500_000;
+/// Bytes of all devices' windows.
+const WINDOWS_SIZE: u64 = virtio::WINDOW_SIZE * virtio::WINDOWS as u64;
+/// Bytes of `struct virtio_net_hdr_v1`.
+const CARD_HEADER: usize = 12;
 /// The interrupts of the timers and of the virtual CPU interface, as on QEMU's `virt`.
 pub const VIRTUAL_TIMER: u32 = 27;
 /// See [`VIRTUAL_TIMER`].
@@ -43,6 +50,10 @@ pub struct Config {
     pub memory: usize,
     /// One register access in so many is a point at which another CPU goes on.
     pub pause_every: u64,
+    /// CPUs that firmware refuses to start, a bit each.
+    pub refused: u16,
+    /// CPUs that firmware says it starts and does not.
+    pub silent: u16,
 }
 
 /// Where CPUs begin.
@@ -139,7 +150,14 @@ pub struct Machine {
     pub(crate) current: Option<usize>,
     pub(crate) ram: Ram,
     pub(crate) gic: Gic,
-    disk: Option<Disk>,
+    pub(crate) disk: Option<Device<Disk>>,
+    pub(crate) port: Option<Device<Port>>,
+    card: Option<Device<Card>>,
+    /// When a device has something to do; `u64::MAX`: never.
+    due: u64,
+    pub(crate) faults: Faults,
+    refused: u16,
+    silent: u16,
     pub(crate) rng: Rng,
     /// Counts since it was switched on.
     pub time: u64,
@@ -175,7 +193,8 @@ pub fn step() {
 /// Leaves the executing CPU.
 pub fn pause(why: Pause) {
     with(|machine| {
-        machine.time += 8;
+        // Who waits for a CPU that never comes need not wait for long.
+        machine.time += if machine.silent == 0 { 8 } else { 100_000 };
         machine.work();
     });
     coroutine::leave(why);
@@ -268,6 +287,12 @@ impl Machine {
             ram,
             gic: Gic::new(&affinities),
             disk: None,
+            port: None,
+            card: None,
+            due: u64::MAX,
+            faults: Faults::default(),
+            refused: config.refused,
+            silent: config.silent,
             rng: Rng::new(config.seed),
             time: 1_000_000,
             steps: 0,
@@ -286,15 +311,106 @@ impl Machine {
 
     /// Gives the machine a disk that holds `content`.
     pub fn attach_disk(&mut self, content: Vec<u8>) {
-        self.disk = Some(Disk::new(content));
+        self.disk = Some(Device::new(Disk::new(content)));
     }
 
-    /// The disk does what is due.
-    fn work(&mut self) {
-        if let Some(disk) = &mut self.disk {
-            disk.work(&mut self.ram, self.time);
-            self.gic.set_line(virtio::INTERRUPT, disk.line());
+    /// Gives it a console port.
+    pub fn attach_port(&mut self) {
+        self.port = Some(Device::new(Port::default()));
+    }
+
+    /// Gives it a network card.
+    pub fn attach_card(&mut self) {
+        self.card = Some(Device::new(Card::default()));
+    }
+
+    /// Bytes have come for the console port.
+    pub fn tell(&mut self, bytes: &[u8]) {
+        let now = self.time;
+        self.port
+            .iter_mut()
+            .for_each(|port| port.model.push(bytes.to_vec(), now));
+        self.look_ahead();
+    }
+
+    /// What the console port was given to send, a buffer at a time.
+    pub fn hear(&mut self) -> Option<Vec<u8>> {
+        self.port.as_mut()?.model.outgoing.pop_front()
+    }
+
+    /// A frame has come for the network card, whose header says nothing of it (virtio 1.2, 5.1.6).
+    pub fn send_frame(&mut self, frame: &[u8]) {
+        let now = self.time;
+        if let Some(card) = &mut self.card {
+            let message = [&[0; CARD_HEADER], frame].concat();
+            card.model.push(message, now);
         }
+        self.look_ahead();
+    }
+
+    /// The next frame that the network card was given to send.
+    pub fn take_frame(&mut self) -> Option<Vec<u8>> {
+        let mut message = self.card.as_mut()?.model.outgoing.pop_front()?;
+        Some(message.split_off(CARD_HEADER.min(message.len())))
+    }
+
+    fn windows(&mut self) -> [Option<&mut dyn Window>; virtio::WINDOWS] {
+        [
+            self.disk.as_mut().map(|it| it as &mut dyn Window),
+            self.port.as_mut().map(|it| it as &mut dyn Window),
+            self.card.as_mut().map(|it| it as &mut dyn Window),
+        ]
+    }
+
+    /// Does something with the device at an offset from the first window; nothing where there is none.
+    fn at_window<R>(
+        &mut self,
+        offset: u64,
+        action: impl FnOnce(&mut dyn Window, u64, (&Ram, u64, &mut Rng)) -> R,
+    ) -> Option<R> {
+        let (ram, now, rng) = (&self.ram, self.time, &mut self.rng);
+        let device: Option<&mut dyn Window> = match offset / virtio::WINDOW_SIZE {
+            0 => self.disk.as_mut().map(|it| it as _),
+            1 => self.port.as_mut().map(|it| it as _),
+            _ => self.card.as_mut().map(|it| it as _),
+        };
+        device.map(|device| action(device, offset % virtio::WINDOW_SIZE, (ram, now, rng)))
+    }
+
+    /// Notes when devices have something to do.
+    fn look_ahead(&mut self) {
+        let due = self
+            .windows()
+            .into_iter()
+            .flatten()
+            .filter_map(|it| it.next());
+        self.due = due.min().unwrap_or(u64::MAX);
+    }
+
+    /// The interrupts' lines become what devices say.
+    pub(crate) fn drive_devices(&mut self) {
+        let lines = self.windows().map(|it| it.is_some_and(|it| it.line()));
+        for (intid, line) in (virtio::INTERRUPT..).zip(lines) {
+            self.gic.set_line(intid, line);
+        }
+        self.look_ahead();
+    }
+
+    /// Devices do what is due.
+    fn work(&mut self) {
+        if self.time < self.due {
+            return;
+        }
+        let (ram, now, rng) = (&mut self.ram, self.time, &mut self.rng);
+        let devices: [Option<&mut dyn Window>; virtio::WINDOWS] = [
+            self.disk.as_mut().map(|it| it as _),
+            self.port.as_mut().map(|it| it as _),
+            self.card.as_mut().map(|it| it as _),
+        ];
+        for device in devices.into_iter().flatten() {
+            device.work(ram, now, rng);
+        }
+        self.drive_devices();
     }
 
     /// Time passes; whether another CPU is to go on.
@@ -302,6 +418,10 @@ impl Machine {
         self.steps += 1;
         self.time += 1;
         self.work();
+        let often = self.faults.interrupts;
+        if often > 0 && self.rng.below(often) == 0 {
+            self.disturb();
+        }
         self.current.is_some() && self.rng.below(self.pause_every) == 0
     }
 
@@ -350,7 +470,9 @@ impl Machine {
     /// All CPUs sleep: it becomes the time at which a timer wakes one.
     pub(crate) fn pass_time(&mut self) -> Progress {
         let alarms = self.cpus.iter().filter_map(Cpu::next_alarm);
-        let next = alarms.chain(self.disk.as_ref().and_then(Disk::next)).min();
+        let next = alarms
+            .chain((self.due != u64::MAX).then_some(self.due))
+            .min();
         match next {
             Some(at) => {
                 self.time = self.time.max(at);
@@ -371,8 +493,12 @@ impl Machine {
     /// Starts a CPU by PSCI with a [`crate::boot::SecondaryRecord`]; `false` where it is on.
     pub(crate) fn start_cpu(&mut self, cpu: usize, record: u64) -> bool {
         let own = &mut self.cpus[cpu];
-        if own.state != State::Off {
+        let bit = 1 << cpu;
+        if own.state != State::Off || self.refused & bit != 0 {
             return false;
+        }
+        if self.silent & bit != 0 {
+            return true;
         }
         let record =
             std::ptr::with_exposed_provenance::<crate::boot::SecondaryRecord>(record as usize);
@@ -441,8 +567,9 @@ impl Machine {
     }
 
     pub(crate) fn read_device(&mut self, at: u64, size: usize) -> u64 {
-        if let Some(offset) = within(at, virtio::WINDOW, virtio::WINDOW_SIZE) {
-            return self.disk.as_ref().map_or(0, |disk| disk.read(offset, size));
+        if let Some(offset) = within(at, virtio::WINDOW, WINDOWS_SIZE) {
+            let read = self.at_window(offset, |device, offset, _| device.read(offset, size));
+            return read.unwrap_or(0);
         }
         if let Some(offset) = within(at, gicv3::DISTRIBUTOR, 0x1_0000) {
             return self.gic.read_distributor(offset);
@@ -460,11 +587,11 @@ impl Machine {
             self.gic.write_distributor(offset, size, value);
         } else if let Some(offset) = within(at, gicv3::REDISTRIBUTORS, redistributors) {
             self.gic.write_redistributor(offset, size, value);
-        } else if let Some(offset) = within(at, virtio::WINDOW, virtio::WINDOW_SIZE) {
-            if let Some(disk) = &mut self.disk {
-                disk.write(offset, value, &self.ram, self.time, &mut self.rng);
-                self.gic.set_line(virtio::INTERRUPT, disk.line());
-            }
+        } else if let Some(offset) = within(at, virtio::WINDOW, WINDOWS_SIZE) {
+            self.at_window(offset, |device, offset, (ram, now, rng)| {
+                device.write(offset, value, ram, now, rng);
+            });
+            self.drive_devices();
         } else if at == UART {
             self.log.push(value as u8);
         }

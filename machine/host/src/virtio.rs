@@ -1,212 +1,227 @@
-//! A disk of the machine: virtio-blk over virtio-mmio (virtio 1.2, 4.2 and 5.2), with one queue. A request is done some
-//! time after it was made, in no order but the seed's.
+//! Devices of the machine behind virtio-mmio windows (virtio 1.2, 4.2): registers, queues, interrupts. What a device
+//! does with its queues is its [`Model`]'s.
 
 use crate::ram::Ram;
 use crate::rng::Rng;
 use model_addr::Pa;
 
-/// Where the first device is, and bytes of its window.
+/// Where the first device is, and bytes of each window.
 pub const WINDOW: u64 = 0x0a00_0000;
 /// See [`WINDOW`].
 pub const WINDOW_SIZE: u64 = 0x200;
-/// Its interrupt, a level.
+/// The first device's interrupt, a level; the others' follow.
 pub const INTERRUPT: u32 = 48;
-const SECTOR: u64 = 512;
-const VERSION_1: u32 = 1;
-const FLUSH: u32 = 1 << 9;
+/// Devices that there may be: a disk, a port, a card.
+pub const WINDOWS: usize = 3;
+const VERSION_1: u64 = 1;
 const NEXT: u64 = 1;
 const WRITE: u64 = 2;
-/// Counts that a request takes at most.
-const SLOWEST: u64 = 4000;
-/// What a request is (virtio 5.2.6), and what becomes of it.
-const IN: u64 = 0;
-const OUT: u64 = 1;
-const FLUSHES: u64 = 4;
-const IOERR: u64 = 1;
-const UNSUPPORTED: u64 = 2;
+/// Descriptors that a queue has at most.
+const QUEUE_MAX: u64 = 256;
 
-/// A request under way.
-#[derive(Debug)]
-struct Request {
-    head: u16,
-    due: u64,
+/// What a device is and does.
+pub(crate) trait Model {
+    /// Device ID (virtio 1.2, 5).
+    const ID: u64;
+    /// Queues.
+    const QUEUES: usize;
+    /// The lower 32 feature bits.
+    const FEATURES: u64;
+
+    /// The first 8 bytes of its configuration.
+    fn configuration(&self) -> u64 {
+        0
+    }
+
+    /// The driver says that there is something in a queue.
+    fn notice(&mut self, queues: &mut [Queue], which: usize, ram: &Ram, now: u64, rng: &mut Rng);
+
+    /// Does what is due; whether it has used a buffer.
+    fn work(&mut self, queues: &mut [Queue], ram: &mut Ram, now: u64, rng: &mut Rng) -> bool;
+
+    /// When something is due, if it is.
+    fn next(&self) -> Option<u64>;
+
+    /// Forgets what is under way.
+    fn reset(&mut self);
 }
 
-/// The disk.
-#[derive(Debug)]
-pub(crate) struct Disk {
-    content: Vec<u8>,
-    features_page: u64,
-    status: u64,
-    queue_size: u64,
+/// A buffer's part: address, bytes.
+pub(crate) type Part = (u64, u64);
+
+/// A queue (virtio 1.2, 2.7).
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    size: u64,
     ready: u64,
     descriptors: u64,
     available: u64,
     used: u64,
     seen: u16,
     done: u16,
-    interrupt: u64,
-    under_way: Vec<Request>,
 }
 
-impl Disk {
-    pub(crate) fn new(content: Vec<u8>) -> Self {
-        Self {
-            content,
-            features_page: 0,
-            status: 0,
-            queue_size: 0,
-            ready: 0,
-            descriptors: 0,
-            available: 0,
-            used: 0,
-            seen: 0,
-            done: 0,
-            interrupt: 0,
-            under_way: Vec::new(),
-        }
+impl Queue {
+    /// The next buffer that the driver has made available.
+    pub(crate) fn take(&mut self, ram: &Ram) -> Option<u16> {
+        let word = |at: u64| ram.read(Pa(at), 2).unwrap_or(0);
+        let is_empty = self.ready != 1 || self.seen == word(self.available + 2) as u16;
+        let slot = u64::from(self.seen) % self.size.max(1);
+        (!is_empty).then(|| {
+            self.seen = self.seen.wrapping_add(1);
+            word(self.available + 4 + 2 * slot) as u16
+        })
     }
 
-    /// Whether its interrupt's line is high.
-    pub(crate) const fn line(&self) -> bool {
-        self.interrupt != 0
-    }
-
-    /// When the next request is done.
-    pub(crate) fn next(&self) -> Option<u64> {
-        self.under_way.iter().map(|request| request.due).min()
-    }
-
-    pub(crate) fn read(&self, offset: u64, size: usize) -> u64 {
-        match offset {
-            0x00 => 0x7472_6976,
-            0x04 | 0x08 => 2,
-            0x10 if self.features_page == 0 => FLUSH.into(),
-            0x10 => u64::from(VERSION_1),
-            0x34 => 256,
-            0x44 => self.ready,
-            0x60 => self.interrupt,
-            0x70 => self.status,
-            0x100.. => {
-                let capacity = self.content.len() as u64 / SECTOR;
-                let shifted = capacity
-                    .checked_shr(8 * (offset - 0x100) as u32)
-                    .unwrap_or(0);
-                shifted & (u64::MAX >> (64 - 8 * size))
+    /// The parts of a buffer that the device reads, and those that it writes.
+    pub(crate) fn parts(&self, ram: &Ram, head: u16) -> Option<(Vec<Part>, Vec<Part>)> {
+        let (mut read, mut written) = (Vec::new(), Vec::new());
+        let mut number = u64::from(head);
+        for _ in 0..QUEUE_MAX {
+            let at = self.descriptors + 16 * number;
+            let (address, word) = (ram.read(Pa(at), 8)?, ram.read(Pa(at + 8), 8)?);
+            let flags = word >> 32 & 0xffff;
+            let parts = if flags & WRITE == 0 {
+                &mut read
+            } else {
+                &mut written
+            };
+            parts.push((address, word & 0xffff_ffff));
+            if flags & NEXT == 0 {
+                break;
             }
-            _ => 0,
+            number = word >> 48;
         }
+        Some((read, written))
     }
 
-    pub(crate) fn write(&mut self, offset: u64, value: u64, ram: &Ram, now: u64, rng: &mut Rng) {
+    /// Gives a buffer back, of which so many bytes were written.
+    pub(crate) fn give_back(&mut self, ram: &mut Ram, head: u16, written: u64) {
+        let slot = u64::from(self.done) % self.size.max(1);
+        let at = self.used + 4 + 8 * slot;
+        let _ = ram.write(Pa(at), 8, u64::from(head) | written << 32);
+        self.done = self.done.wrapping_add(1);
+        let _ = ram.write(Pa(self.used + 2), 2, self.done.into());
+    }
+
+    fn set(&mut self, offset: u64, value: u64) {
         let set_half = |place: &mut u64, high: bool| {
             let shift = 32 * u32::from(high);
             *place = *place & !(0xffff_ffff << shift) | value << shift;
         };
         match offset {
-            0x14 => self.features_page = value,
-            0x38 => self.queue_size = value,
+            0x38 => self.size = value,
             0x44 => self.ready = value,
-            0x50 => self.notice(ram, now, rng),
-            0x64 => self.interrupt &= !value,
-            0x70 if value == 0 => {
-                let content = std::mem::take(&mut self.content);
-                *self = Self::new(content);
-            }
-            0x70 => self.status = value,
             0x80 | 0x84 => set_half(&mut self.descriptors, offset == 0x84),
             0x90 | 0x94 => set_half(&mut self.available, offset == 0x94),
             0xa0 | 0xa4 => set_half(&mut self.used, offset == 0xa4),
             _ => {}
         }
     }
+}
 
-    /// Takes what the driver has made available.
-    fn notice(&mut self, ram: &Ram, now: u64, rng: &mut Rng) {
-        let word = |at: u64| ram.read(Pa(at), 2).unwrap_or(0);
-        let available = word(self.available + 2) as u16;
-        while self.ready == 1 && self.seen != available {
-            let slot = u64::from(self.seen) % self.queue_size.max(1);
-            let head = word(self.available + 4 + 2 * slot) as u16;
-            let due = now + 1 + rng.below(SLOWEST);
-            self.under_way.push(Request { head, due });
-            self.seen = self.seen.wrapping_add(1);
+/// A device in its window.
+pub(crate) struct Device<M> {
+    /// What it does.
+    pub(crate) model: M,
+    queues: Vec<Queue>,
+    chosen: usize,
+    features_page: u64,
+    status: u64,
+    interrupt: u64,
+}
+
+/// A device, whichever it is.
+pub(crate) trait Window {
+    /// Whether its interrupt's line is high.
+    fn line(&self) -> bool;
+    /// Raises its interrupt without a reason.
+    fn interrupt(&mut self);
+    /// When something is due, if it is.
+    fn next(&self) -> Option<u64>;
+    /// Does what is due.
+    fn work(&mut self, ram: &mut Ram, now: u64, rng: &mut Rng);
+    /// The driver reads a register.
+    fn read(&self, offset: u64, size: usize) -> u64;
+    /// The driver writes one.
+    fn write(&mut self, offset: u64, value: u64, ram: &Ram, now: u64, rng: &mut Rng);
+}
+
+impl<M: Model> Device<M> {
+    pub(crate) fn new(model: M) -> Self {
+        Self {
+            model,
+            queues: (0..M::QUEUES).map(|_| Queue::default()).collect(),
+            chosen: 0,
+            features_page: 0,
+            status: 0,
+            interrupt: 0,
         }
     }
 
-    /// Does the requests whose time has come.
-    pub(crate) fn work(&mut self, ram: &mut Ram, now: u64) {
-        while let Some(place) = self.under_way.iter().position(|it| it.due <= now) {
-            let head = self.under_way.swap_remove(place).head;
-            let written = self.request(ram, head).unwrap_or(0);
-            let slot = u64::from(self.done) % self.queue_size.max(1);
-            let at = self.used + 4 + 8 * slot;
-            let _ = ram.write(Pa(at), 8, u64::from(head) | written << 32);
-            self.done = self.done.wrapping_add(1);
-            let _ = ram.write(Pa(self.used + 2), 2, self.done.into());
+    fn reset(&mut self) {
+        self.queues = (0..M::QUEUES).map(|_| Queue::default()).collect();
+        (self.chosen, self.features_page) = (0, 0);
+        (self.status, self.interrupt) = (0, 0);
+        self.model.reset();
+    }
+}
+
+impl<M: Model> Window for Device<M> {
+    fn line(&self) -> bool {
+        self.interrupt != 0
+    }
+
+    fn interrupt(&mut self) {
+        self.interrupt |= u64::from(self.status & 4 != 0);
+    }
+
+    fn next(&self) -> Option<u64> {
+        self.model.next()
+    }
+
+    fn work(&mut self, ram: &mut Ram, now: u64, rng: &mut Rng) {
+        if self.model.work(&mut self.queues, ram, now, rng) {
             self.interrupt |= 1;
         }
     }
 
-    /// Does a request; how many bytes were written.
-    fn request(&mut self, ram: &mut Ram, head: u16) -> Option<u64> {
-        let chain = self.chain(ram, head)?;
-        let [(header, ..), middle @ .., (status, ..)] = chain.as_slice() else {
-            return None;
-        };
-        // The driver may have the status in the last bytes of the data.
-        let (kind, sector) = (ram.read(Pa(*header), 4)?, ram.read(Pa(*header + 8), 8)?);
-        let (last, mut data) = match middle {
-            [] => {
-                let (at, length, _) = *chain.last()?;
-                (at + length - 1, vec![(at, length - 1)])
+    fn read(&self, offset: u64, size: usize) -> u64 {
+        match offset {
+            0x00 => 0x7472_6976,
+            0x04 => 2,
+            0x08 => M::ID,
+            0x10 if self.features_page == 0 => M::FEATURES,
+            0x10 => VERSION_1,
+            0x34 => QUEUE_MAX,
+            0x44 => self.queues.get(self.chosen).map_or(0, |queue| queue.ready),
+            0x60 => self.interrupt,
+            0x70 => self.status,
+            0x100.. => {
+                let shift = 8 * (offset - 0x100) as u32;
+                let shifted = self.model.configuration().checked_shr(shift).unwrap_or(0);
+                shifted & (u64::MAX >> (64 - 8 * size))
             }
-            _ => (
-                *status,
-                middle
-                    .iter()
-                    .map(|(at, length, _)| (*at, *length))
-                    .collect(),
-            ),
-        };
-        let mut place = (sector * SECTOR) as usize;
-        let mut answer = if [IN, OUT, FLUSHES].contains(&kind) {
-            0
-        } else {
-            UNSUPPORTED
-        };
-        let mut written = 1;
-        for (at, length) in data.drain(..).filter(|_| kind == IN || kind == OUT) {
-            let Some(part) = self.content.get_mut(place..place + length as usize) else {
-                answer = IOERR;
-                break;
-            };
-            if kind == IN {
-                ram.fill(Pa(at), part)?;
-                written += length;
-            } else {
-                ram.copy_out(Pa(at), part)?;
-            }
-            place += length as usize;
+            _ => 0,
         }
-        ram.write(Pa(last), 1, answer)?;
-        Some(written)
     }
 
-    /// Descriptors from `head` on: address, length, whether the device writes.
-    fn chain(&self, ram: &Ram, head: u16) -> Option<Vec<(u64, u64, bool)>> {
-        let mut chain = Vec::new();
-        let mut number = u64::from(head);
-        while chain.len() < 256 {
-            let at = self.descriptors + 16 * number;
-            let (address, word) = (ram.read(Pa(at), 8)?, ram.read(Pa(at + 8), 8)?);
-            let flags = word >> 32 & 0xffff;
-            chain.push((address, word & 0xffff_ffff, flags & WRITE != 0));
-            if flags & NEXT == 0 {
-                break;
+    fn write(&mut self, offset: u64, value: u64, ram: &Ram, now: u64, rng: &mut Rng) {
+        match offset {
+            0x14 => self.features_page = value,
+            0x30 => self.chosen = value as usize,
+            0x50 => {
+                let Self { model, queues, .. } = self;
+                model.notice(queues, value as usize, ram, now, rng);
             }
-            number = word >> 48;
+            0x64 => self.interrupt &= !value,
+            0x70 if value == 0 => self.reset(),
+            0x70 => self.status = value,
+            _ => {
+                if let Some(queue) = self.queues.get_mut(self.chosen) {
+                    queue.set(offset, value);
+                }
+            }
         }
-        Some(chain)
     }
 }

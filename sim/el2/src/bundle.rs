@@ -3,11 +3,12 @@
 use abi::Text;
 use abi::bundle::{
     DEFAULT_GROUP, DiskRecord, ENTRY_ALIGN, Entry, Header, MAGIC, NO_ENTRY, VERSION, VM_AUTOSTART,
-    VmRecord, disk_mode, kind,
+    VM_RESTART, VmRecord, block_policy, disk_mode, kind,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
 /// A VM to run.
+#[derive(Clone, Debug)]
 pub struct Vm {
     /// Its name.
     pub name: String,
@@ -19,17 +20,23 @@ pub struct Vm {
     pub memory: u64,
     /// Its kernel: a flat image.
     pub kernel: Vec<u8>,
+    /// The most CPU time it may have, in percent; 0: all.
+    pub cap: u32,
+    /// A reset starts it again.
+    pub restarts: bool,
+    /// Its large mappings stay whole.
+    pub keeps_blocks: bool,
+    /// Its guest cannot time which pages are shared.
+    pub hides: bool,
+    /// Nothing of it is shared.
+    pub never_shares: bool,
 }
 
-/// The bundle of these VMs. Equal kernels are one entry.
-pub fn build(vms: &[Vm]) -> Vec<u8> {
-    let mut kernels: Vec<&[u8]> = Vec::new();
-    for vm in vms {
-        if !kernels.contains(&vm.kernel.as_slice()) {
-            kernels.push(&vm.kernel);
-        }
-    }
-    let records: Vec<VmRecord> = vms.iter().map(|vm| record(vm, &kernels)).collect();
+/// The bundle of the first `described` of these VMs, and the kernels of all. Equal kernels are one entry.
+pub fn build(vms: &[Vm], described: usize) -> Vec<u8> {
+    let kernels = kernels(vms);
+    let records = vms.iter().take(described).map(|vm| record(vm, vms));
+    let records: Vec<VmRecord> = records.collect();
     let count = records.len() + kernels.len();
     let mut bytes = vec![0; size_of::<Header>() + count * size_of::<Entry>()];
     let mut entries: Vec<Entry> = Vec::new();
@@ -63,15 +70,32 @@ pub fn build(vms: &[Vm]) -> Vec<u8> {
     bytes
 }
 
+/// The different kernels of these VMs.
+fn kernels(vms: &[Vm]) -> Vec<&[u8]> {
+    let mut kernels: Vec<&[u8]> = Vec::new();
+    for vm in vms {
+        if !kernels.contains(&vm.kernel.as_slice()) {
+            kernels.push(&vm.kernel);
+        }
+    }
+    kernels
+}
+
 fn text<const N: usize>(of: &str) -> Text<N> {
     Text::new(of).unwrap_or_default()
 }
 
-fn record(vm: &Vm, kernels: &[&[u8]]) -> VmRecord {
-    let kernel = kernels.iter().position(|kernel| *kernel == vm.kernel);
+/// A VM's description, in a bundle of all these VMs.
+pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
+    let kernel = kernels(vms)
+        .into_iter()
+        .position(|kernel| kernel == vm.kernel);
     let mut record = VmRecord::new_zeroed();
     record.name = text(&vm.name);
-    record.flags = VM_AUTOSTART;
+    record.flags = VM_AUTOSTART | if vm.restarts { VM_RESTART } else { 0 };
+    record.cap = vm.cap;
+    record.blocks = u8::from(vm.keeps_blocks) * block_policy::KEEP;
+    (record.hide, record.never_share) = (vm.hides.into(), vm.never_shares.into());
     record.vcpus = vm.vcpus;
     record.memory = vm.memory;
     record.base = vm.memory;

@@ -20,11 +20,18 @@ struct Flat {
     open: BTreeSet<u64>,
     /// Where a device is writing.
     in_flight: Range<u64>,
-    /// What its disk holds.
+    /// What its disk holds, and sectors of which nobody can say.
     disk: Vec<u8>,
-    /// How often it began, and how many of its vCPUs are done.
-    begun: u64,
-    done: u64,
+    unsure: BTreeSet<u64>,
+}
+
+/// What guests say of a VM.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Said {
+    /// How often it began.
+    pub begun: u32,
+    /// Its first vCPU has come to the end of its program since.
+    pub is_done: bool,
 }
 
 /// What has happened, as far as guests say.
@@ -36,27 +43,42 @@ pub struct Sums {
     pub stores: u64,
     /// vCPUs that have come to the end of their program.
     pub done: u64,
+    /// Requests of disks that failed.
+    pub failed: u64,
+    /// By VM.
+    pub vms: Vec<Said>,
 }
 
 /// All VMs.
 #[derive(Debug)]
 pub struct Memories {
     vms: Vec<Flat>,
+    base: Vec<u8>,
+    may_fail: bool,
     sums: Rc<RefCell<Sums>>,
 }
 
 impl Memories {
     /// Flat memories for VMs with these kernels, by number, whose disks begin as `base`, and what is counted.
-    pub fn new(kernels: &[Vec<u8>], base: &[u8]) -> (Self, Rc<RefCell<Sums>>) {
-        let sums = Rc::new(RefCell::new(Sums::default()));
-        let flat = |kernel: &Vec<u8>| Flat {
-            kernel: kernel.clone(),
-            disk: base.to_vec(),
+    /// Requests of disks `may_fail`.
+    pub fn new<'a>(
+        kernels: impl Iterator<Item = &'a [u8]>,
+        base: &[u8],
+        may_fail: bool,
+    ) -> (Self, Rc<RefCell<Sums>>) {
+        let flat = |kernel: &[u8]| Flat {
+            kernel: kernel.to_vec(),
             ..Flat::default()
         };
-        let vms = kernels.iter().map(flat).collect();
+        let vms: Vec<Flat> = kernels.map(flat).collect();
+        let sums = Rc::new(RefCell::new(Sums {
+            vms: vec![Said::default(); vms.len()],
+            ..Sums::default()
+        }));
         let all = Self {
             vms,
+            base: base.to_vec(),
+            may_fail,
             sums: Rc::clone(&sums),
         };
         (all, sums)
@@ -85,19 +107,43 @@ impl Flat {
         self.in_flight.contains(&at) || self.open.contains(&at)
     }
 
+    /// Its memory and disk are new.
+    fn begin(&mut self, base: &[u8]) {
+        self.stored.clear();
+        self.open.clear();
+        self.unsure.clear();
+        self.in_flight = 0..0;
+        self.disk = base.to_vec();
+    }
+
     /// A device has read into memory.
     fn has_read(&mut self, at: u64, sector: u64, bytes: u64) {
-        let disk = &self.disk[(sector * 512) as usize..][..bytes as usize];
-        for (place, byte) in (at..).zip(disk) {
-            if !self.open.contains(&place) {
-                self.stored.insert(place, *byte);
+        for (n, place) in (0..bytes).zip(at..) {
+            if self.unsure.contains(&(sector + n / 512)) {
+                self.open.insert(place);
             }
+            if !self.open.contains(&place) {
+                self.stored
+                    .insert(place, self.disk[(sector * 512 + n) as usize]);
+            }
+        }
+        self.in_flight = 0..0;
+    }
+
+    /// A request has failed, be it halfway.
+    fn has_failed(&mut self, is_write: bool, at: u64, sector: u64, bytes: u64) {
+        if is_write {
+            self.unsure.extend(sector..sector + bytes / 512);
+        } else {
+            self.open.extend(at..at + bytes);
         }
         self.in_flight = 0..0;
     }
 
     /// A device has written what is in memory.
     fn has_written(&mut self, at: u64, sector: u64, bytes: u64) {
+        self.unsure
+            .retain(|other| !(sector..sector + bytes / 512).contains(other));
         let new: Vec<u8> = (at..at + bytes).map(|place| self.byte(place)).collect();
         self.disk[(sector * 512) as usize..][..bytes as usize].copy_from_slice(&new);
     }
@@ -160,8 +206,20 @@ impl Observer for Memories {
         look: &mut dyn FnMut(Ipa) -> Option<u64>,
     ) -> Result<(), String> {
         let [at, sector, bytes, status] = [10, 11, 12, 13].map(|n| vcpu.register(n));
+        let (vm, may_fail) = (vcpu.register(VM) as usize, self.may_fail);
+        if number == BEGINS {
+            let base = self.base.clone();
+            self.of(vcpu)?.begin(&base);
+            let said = &mut self.sums.borrow_mut().vms[vm];
+            (said.begun, said.is_done) = (said.begun + 1, false);
+            return Ok(());
+        }
         let flat = self.of(vcpu)?;
         match number {
+            READ_ENDS | WRITE_ENDS if status != 0 && may_fail => {
+                flat.has_failed(number == WRITE_ENDS, at, sector, bytes);
+                self.sums.borrow_mut().failed += 1;
+            }
             READ_ENDS | WRITE_ENDS if status != 0 => {
                 return Err(format!(
                     "a request for {bytes} bytes from sector {sector} ends with status {status}"
@@ -189,13 +247,10 @@ impl Observer for Memories {
                 }
             }
             WRITE_ENDS => flat.has_written(at, sector, bytes),
-            BEGINS => {
-                flat.stored.clear();
-                flat.begun += 1;
-            }
             ENDS => {
-                flat.done += 1;
-                self.sums.borrow_mut().done += 1;
+                let mut sums = self.sums.borrow_mut();
+                sums.done += 1;
+                sums.vms[vm].is_done |= vcpu.register(VCPU) == 0;
             }
             other => return Err(format!("a guest asks {other}, which nobody knows")),
         }

@@ -1,20 +1,19 @@
 //! One life of a machine, from its boot until its last VM has ended.
 
-use crate::bundle::{self, Vm};
+use crate::bundle;
+use crate::control::{Control, Phase};
 use crate::disk;
 use crate::flat::{Memories, Sums};
-use crate::program::{self, Plan};
+use crate::scene::Scene;
 use crate::tree;
-use abi::control::{RawVm, state, work};
+use abi::control::{RawVm, request, state, work};
 use hypervisor::outside;
-use machine_host::machine::{self, Config, Entries, Machine, Progress, RAM};
-use machine_host::rng::Rng;
+use machine_host::machine::{self, Entries, Machine, Progress, RAM};
 use model_addr::Pa;
+use std::cell::RefCell;
 use std::panic::{self, AssertUnwindSafe};
+use std::rc::Rc;
 
-/// Bytes of the machine's memory, and of a VM's.
-const MEMORY: usize = 48 << 20;
-const VM_MEMORY: u64 = 4 << 20;
 /// Where the boot loader puts the device tree and the bundle.
 const TREE_AT: Pa = Pa(RAM.0 + (4 << 20));
 const BUNDLE_AT: Pa = Pa(RAM.0 + (6 << 20));
@@ -22,7 +21,7 @@ const BUNDLE_AT: Pa = Pa(RAM.0 + (6 << 20));
 const STEPS_MAX: u64 = 20_000_000;
 /// Tables in which the hypervisor keeps for ever what blocks of the base must hold, once one was read: as many as a path has.
 const KNOWN_TABLES: i64 = 3;
-/// How often all CPUs may sleep in a row without a VM that ends.
+/// How often all CPUs may sleep in a row while nothing is told or answered.
 const SLEEPS_MAX: u64 = 2_000;
 
 /// What became of a life.
@@ -34,47 +33,35 @@ pub struct Life {
     pub steps: u64,
     /// A sum of all that happened: equal for two lives of one seed.
     pub trace: u64,
+    /// What was asked of the hypervisor, where somebody wants to know.
+    pub told: Vec<String>,
     /// What went wrong.
     pub wrong: Option<String>,
 }
 
-/// What a seed makes of a machine.
-fn plan(seed: u64) -> (Config, Vec<Plan>) {
-    let mut rng = Rng::new(seed);
-    let config = Config {
-        seed: rng.next(),
-        cpus: 1 + rng.below(3) as usize,
-        memory: MEMORY,
-        pause_every: 2 + rng.below(30),
-    };
-    let vms = 1 + rng.below(3);
-    let plan = |vm: u64| Plan {
-        vm,
-        vcpus: 1 + rng.below(3),
-        steps: 20 + rng.below(100),
-        seed: rng.next(),
-        data_seed: rng.below(2),
-    };
-    (config, (0..vms).map(plan).collect())
-}
-
-/// Lives the life of `seed`. `log` is given what the hypervisor writes to its log. One life a process: what the
-/// hypervisor keeps for ever stays.
-pub fn live(seed: u64, log: impl FnMut(&str)) -> Life {
-    let (config, plans) = plan(seed);
-    let kernels: Vec<Vec<u8>> = plans.iter().map(|plan| program::kernel(*plan)).collect();
+/// Lives the life of `seed` on its scene. `log` is given what the hypervisor writes to its log. One life a process: what
+/// the hypervisor keeps for ever stays.
+pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Life {
     let base = disk::base(seed);
-    let bundle = bundle::build(&vms(&plans, &kernels));
+    let bundle = bundle::build(&scene.vms, scene.in_bundle);
     let bundle_range = (BUNDLE_AT.0, BUNDLE_AT.0 + bundle.len() as u64);
-    let (memories, sums) = Memories::new(&kernels, &base);
+    let kernels = scene.vms.iter().map(|vm| vm.kernel.as_slice());
+    let disk_faults = scene.faults.disk;
+    let may_fail = disk_faults.fails + disk_faults.tears + scene.faults.allocations > 0;
+    let (memories, sums) = Memories::new(kernels, &base, may_fail);
+    let mut control = Control::new(scene, seed);
+    control.told = tells.then(Vec::new);
     let mut watch = Watch {
         life: Life::default(),
-        vms: plans.len(),
-        ended: 0,
+        scene,
+        control,
+        sums: Rc::clone(&sums),
         sleeps: 0,
+        is_booted: false,
         log,
     };
-    let tree = match tree::write(&config, "zeroed=off", bundle_range) {
+    let config = scene.config;
+    let tree = match tree::write((&config, scene.nodes), &scene.command_line, bundle_range) {
         Ok(tree) => tree,
         Err(error) => {
             watch.life.wrong = Some(format!("no device tree: {error}"));
@@ -89,6 +76,9 @@ pub fn live(seed: u64, log: impl FnMut(&str)) -> Life {
             .is_none()
             .then(|| "tree or bundle lie outside memory".into());
         machine.attach_disk(disk::image(&base));
+        if scene.requests.is_some() {
+            machine.attach_port();
+        }
         machine.observer = Some(Box::new(memories));
         TREE_AT.0
     };
@@ -103,32 +93,24 @@ pub fn live(seed: u64, log: impl FnMut(&str)) -> Life {
         Err(_) => watch.has_stopped(),
     }
     let mut life = watch.life;
+    life.told = watch.control.told.take().unwrap_or_default();
     life.sums = sums.take();
     life
 }
 
-fn vms(plans: &[Plan], kernels: &[Vec<u8>]) -> Vec<Vm> {
-    let vm = |(plan, kernel): (&Plan, &Vec<u8>)| Vm {
-        name: format!("vm{}", plan.vm),
-        group: "all".into(),
-        vcpus: plan.vcpus as u32,
-        memory: VM_MEMORY,
-        kernel: kernel.clone(),
-    };
-    plans.iter().zip(kernels).map(vm).collect()
-}
-
 /// Whoever watches a life.
-struct Watch<L> {
+struct Watch<'a, L> {
     life: Life,
-    vms: usize,
-    ended: usize,
-    /// How often all CPUs have slept since the log said something.
+    scene: &'a Scene,
+    control: Control,
+    sums: Rc<RefCell<Sums>>,
+    /// How often all CPUs have slept since something was told or answered.
     sleeps: u64,
+    is_booted: bool,
     log: L,
 }
 
-impl<L: FnMut(&str)> Watch<L> {
+impl<L: FnMut(&str)> Watch<'_, L> {
     /// The hypervisor has panicked, which the standard library has told already.
     fn has_stopped(&mut self) {
         let rest = machine::with(|machine| std::mem::take(&mut machine.log));
@@ -143,49 +125,152 @@ impl<L: FnMut(&str)> Watch<L> {
             (text, machine.violation.take(), machine.steps, machine.time)
         });
         if !text.is_empty() {
-            self.ended += text.matches("has ended: ").count();
             self.sleeps = 0;
             (self.log)(&text);
         }
+        if !self.is_booted && outside::has_booted() {
+            self.is_booted = true;
+            let faults = self.scene.faults;
+            machine::with(|machine| machine.set_faults(faults));
+        }
         self.sleeps += u64::from(progress == Progress::Slept);
-        let life = &mut self.life;
-        life.steps = steps;
-        life.trace = (life.trace.rotate_left(7) ^ time).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        life.wrong = violation;
-        let all_sleep = matches!(progress, Progress::Slept | Progress::Idle);
-        if self.ended == self.vms && all_sleep && outside::is_idle() {
-            let missing = outside::frames_missing();
-            if missing != 0 && missing != KNOWN_TABLES {
-                life.wrong = Some(format!(
-                    "{missing} frames are missing after all VMs have ended"
-                ));
-            }
-            let vms = outside::vms();
-            if vms.len() != self.vms || vms.iter().any(|vm| !makes_sense(vm)) {
-                life.wrong = Some(format!("figures of VMs that have ended: {vms:?}"));
-            }
+        self.life.steps = steps;
+        let trace = (self.life.trace.rotate_left(7) ^ time).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.life.trace = trace;
+        self.life.wrong = violation;
+        if self.life.wrong.is_some() {
             return false;
         }
-        let hangs = steps > STEPS_MAX || self.sleeps > SLEEPS_MAX || progress == Progress::Idle;
-        if life.wrong.is_none() && (hangs || progress == Progress::Off) {
-            life.wrong = Some(format!(
-                "{} of {} VMs have ended, and nothing goes on: {progress:?} after {steps} steps; {}",
-                self.ended,
-                self.vms,
-                machine::with(|machine| machine.describe())
+        if progress == Progress::Off {
+            return self.is_off(&text);
+        }
+        let rests = matches!(progress, Progress::Slept | Progress::Idle) && self.is_booted;
+        let said = self.sums.borrow().vms.clone();
+        let heard = match self.control.go_on(steps, progress == Progress::Idle, &said) {
+            Ok(heard) => heard,
+            Err(what) => {
+                self.life.wrong = Some(what);
+                return false;
+            }
+        };
+        if heard {
+            self.sleeps = 0;
+            return true;
+        }
+        if rests && self.control.phase != Phase::Asks && self.winds_up() {
+            return false;
+        }
+        let hangs = steps > STEPS_MAX || self.sleeps > SLEEPS_MAX;
+        if hangs || progress == Progress::Idle && self.control.is_quiet() {
+            self.life.wrong = Some(format!(
+                "nothing goes on: {progress:?} after {steps} steps, {:?}; {}; {:?}",
+                self.control.phase,
+                machine::with(|machine| machine.describe()),
+                outside::vms()
+                    .iter()
+                    .map(|vm| (vm.name, vm.state))
+                    .collect::<Vec<_>>(),
             ));
         }
-        life.wrong.is_none()
+        self.life.wrong.is_none()
+    }
+
+    /// The machine is off: whether it was to be.
+    fn is_off(&mut self, text: &str) -> bool {
+        let is_meant = self.control.phase == Phase::SwitchesOff
+            || self.scene.config.silent != 0 && text.contains("does not come up");
+        if !is_meant {
+            self.life.wrong = Some(format!("the machine has stopped: {text}"));
+        }
+        false
+    }
+
+    /// All CPUs sleep, and nothing is left to ask: lets VMs that stand still go on, and looks at what is left once all have
+    /// ended. Whether nothing is left.
+    fn winds_up(&mut self) -> bool {
+        let vms = outside::vms();
+        let is_over = |vm: &RawVm| [state::ENDED, state::DEFINED].contains(&vm.state);
+        if !self.control.is_quiet() {
+            return false;
+        }
+        for (number, vm) in vms.iter().enumerate() {
+            if vm.state == state::PAUSED {
+                let by_name =
+                    |known: &usize| format!("vm{known}") == vm.name.as_str().unwrap_or("");
+                let number = (0..self.control.known.len())
+                    .find(by_name)
+                    .unwrap_or(number);
+                self.control.ask_about(request::RESUME, number);
+                return false;
+            }
+        }
+        if !vms.iter().all(is_over) || !outside::is_idle() {
+            return false;
+        }
+        match self.control.phase {
+            Phase::Winds => {
+                self.look_at_the_end(&vms);
+                let counts = self.scene.requests.is_some() && self.life.wrong.is_none();
+                self.control.phase = if counts {
+                    Phase::Counts(0)
+                } else {
+                    Phase::Done
+                };
+                self.control.ask_last();
+            }
+            Phase::Counts(_) | Phase::SwitchesOff => self.control.ask_last(),
+            Phase::Asks | Phase::Done => {}
+        }
+        self.control.phase == Phase::Done
+    }
+
+    /// All VMs have ended.
+    fn look_at_the_end(&mut self, vms: &[RawVm]) {
+        let missing = outside::frames_missing();
+        let mut wrong = None;
+        if missing != 0 && missing != KNOWN_TABLES {
+            wrong = Some(format!(
+                "{missing} frames are missing after all VMs have ended"
+            ));
+        }
+        if vms.len() != self.control.count() {
+            wrong = Some(format!(
+                "there are {} VMs, and not {}",
+                vms.len(),
+                self.control.count()
+            ));
+        }
+        let sums = self.sums.borrow();
+        let is_short = self.scene.faults.allocations > 0;
+        for vm in vms {
+            let name = vm.name.as_str().unwrap_or_default();
+            let number = name.trim_start_matches("vm").parse().unwrap_or(usize::MAX);
+            let said = sums.vms.get(number).copied().unwrap_or_default();
+            let known = self.control.known.get_mut(number);
+            let what = known.map_or_else(
+                || Some("nobody knows it".to_owned()),
+                |known| known.is_wrong_in_the_end(vm, said, is_short),
+            );
+            if let Some(what) = what {
+                wrong = Some(format!("{name} has ended: {what}"));
+            } else if !makes_sense(vm, said.begun > 0) {
+                wrong = Some(format!("figures of a VM that has ended: {vm:?}"));
+            }
+        }
+        if wrong.is_some() {
+            self.life.wrong = wrong;
+        }
     }
 }
 
-/// Whether what is counted of a VM that has ended is of one that ran and has nothing left.
-fn makes_sense(vm: &RawVm) -> bool {
+/// Whether what is counted of a VM that has ended is of one that has nothing left and, where its guest has begun, ran.
+fn makes_sense(vm: &RawVm, has_begun: bool) -> bool {
     let exits = &vm.work[work::EXITS..work::TIMED];
     let ran =
         vm.work[work::RUN] > 0 && vm.work[work::HYPERVISOR] > 0 && exits.iter().sum::<u64>() > 0;
     let left = vm.holding != [0; 7] || vm.overlays != [0; 2] || vm.bookkeeping != 0;
-    ran && !left && vm.state == state::ENDED && vm.starts == 1 && !vm.reason.is_empty()
+    // Figures are those of its last start, which may have been a short one.
+    (ran || !has_begun || vm.starts > 1) && !left
 }
 
 /// The whole lines of a log, which keeps the rest.

@@ -5,15 +5,19 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
+mod control;
 mod disk;
 mod driver;
 mod flat;
 mod life;
 mod program;
+mod scene;
+mod stands;
 mod tree;
 
 use clap::Parser;
 use life::Life;
+use scene::{Limits, Scene};
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -36,6 +40,11 @@ struct Options {
     /// Prints what the hypervisor writes to its log.
     #[arg(long)]
     log: bool,
+    /// Prints what is asked of it, and what it answers.
+    #[arg(long)]
+    tell: bool,
+    #[command(flatten)]
+    limits: Limits,
 }
 
 fn main() -> ExitCode {
@@ -49,7 +58,8 @@ fn main() -> ExitCode {
 
 /// Lives one life.
 fn one(options: &Options) -> bool {
-    let life = life::live(options.seed, |text| {
+    let scene = Scene::new(options.seed, options.limits);
+    let life = life::live(options.seed, &scene, options.tell, |text| {
         if options.log {
             print!("{text}");
         }
@@ -58,8 +68,12 @@ fn one(options: &Options) -> bool {
         sums,
         steps,
         trace,
+        told,
         wrong,
     } = life;
+    for line in told {
+        println!("{line}");
+    }
     println!(
         "seed {}: {} loads and {} stores of {} vCPUs, {steps} steps, trace {trace:016x}",
         options.seed, sums.loads, sums.stores, sums.done

@@ -249,10 +249,9 @@ pub struct Plan {
 
 /// The flat image of a VM: a program for each vCPU, then data.
 pub fn kernel(plan: Plan) -> Vec<u8> {
-    let mut rng = Rng::new(plan.seed);
     // The entry branches to the first vCPU's program; the others' entries are known before they are made.
     let bodies: Vec<Vec<I>> = (1..plan.vcpus)
-        .map(|vcpu| other(plan, vcpu, &mut rng))
+        .map(|vcpu| other(plan, vcpu, &mut Rng::new(plan.seed ^ vcpu)))
         .collect();
     let mut entries = Vec::new();
     let mut words: Vec<u32> = vec![0];
@@ -261,7 +260,11 @@ pub fn kernel(plan: Plan) -> Vec<u8> {
         words.extend(body.into_iter().map(I::encode));
     }
     words[0] = I::Branch(words.len() as i32).encode();
-    words.extend(first(plan, &entries, &mut rng).into_iter().map(I::encode));
+    words.extend(
+        first(plan, &entries, &mut Rng::new(plan.seed))
+            .into_iter()
+            .map(I::encode),
+    );
     let mut image: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
     assert!(
         image.len() <= 0x8000,

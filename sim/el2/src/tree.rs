@@ -10,8 +10,13 @@ const GIC: u32 = 1;
 const LEVEL: u32 = 4;
 const PPI: u32 = 1;
 
-/// The tree of a machine with this command line and a bundle of `bundle` (start, end).
-pub fn write(config: &Config, command_line: &str, bundle: (u64, u64)) -> Result<Vec<u8>, Error> {
+/// The tree of a machine with this command line and a bundle of `bundle` (start, end), whose memory and CPUs are
+/// spread evenly over `nodes`.
+pub fn write(
+    (config, nodes): (&Config, usize),
+    command_line: &str,
+    bundle: (u64, u64),
+) -> Result<Vec<u8>, Error> {
     let mut tree = FdtWriter::new()?;
     let root = tree.begin_node("")?;
     tree.property_u32("#address-cells", 2)?;
@@ -31,13 +36,19 @@ pub fn write(config: &Config, command_line: &str, bundle: (u64, u64)) -> Result<
         tree.property_string("device_type", "cpu")?;
         tree.property_u32("reg", number)?;
         tree.property_string("enable-method", "psci")?;
+        tree.property_u32("numa-node-id", number % nodes as u32)?;
         tree.end_node(node)?;
     }
     tree.end_node(cpus)?;
-    let node = tree.begin_node("memory@40000000")?;
-    tree.property_string("device_type", "memory")?;
-    tree.property_array_u64("reg", &[RAM.0, config.memory as u64])?;
-    tree.end_node(node)?;
+    let size = (config.memory / nodes) as u64;
+    for number in 0..nodes as u32 {
+        let start = RAM.0 + u64::from(number) * size;
+        let node = tree.begin_node(&format!("memory@{start:x}"))?;
+        tree.property_string("device_type", "memory")?;
+        tree.property_array_u64("reg", &[start, size])?;
+        tree.property_u32("numa-node-id", number)?;
+        tree.end_node(node)?;
+    }
     let node = tree.begin_node("psci")?;
     tree.property_string("compatible", "arm,psci-1.0")?;
     tree.property_string("method", "smc")?;
@@ -68,11 +79,14 @@ fn devices(tree: &mut FdtWriter, config: &Config) -> Result<(), Error> {
     let timers = [29, 30, VIRTUAL_TIMER, HYPERVISOR_TIMER].map(|intid| [PPI, intid - 16, LEVEL]);
     tree.property_array_u32("interrupts", timers.as_flattened())?;
     tree.end_node(node)?;
-    let node = tree.begin_node("virtio_mmio@a000000")?;
-    tree.property_string("compatible", "virtio,mmio")?;
-    tree.property_array_u64("reg", &[place::WINDOW, place::WINDOW_SIZE])?;
-    tree.property_array_u32("interrupts", &[0, place::INTERRUPT - 32, LEVEL])?;
-    tree.end_node(node)?;
+    for number in 0..place::WINDOWS as u32 {
+        let start = place::WINDOW + u64::from(number) * place::WINDOW_SIZE;
+        let node = tree.begin_node(&format!("virtio_mmio@{start:x}"))?;
+        tree.property_string("compatible", "virtio,mmio")?;
+        tree.property_array_u64("reg", &[start, place::WINDOW_SIZE])?;
+        tree.property_array_u32("interrupts", &[0, place::INTERRUPT - 32 + number, LEVEL])?;
+        tree.end_node(node)?;
+    }
     let node = tree.begin_node("pl011@9000000")?;
     tree.property_string("compatible", "arm,pl011")?;
     tree.property_array_u64("reg", &[UART, 0x1000])?;
