@@ -2,7 +2,7 @@
 
 use crate::beneath::attach::{COUNTS, IS_ON};
 use crate::beneath::{CPUS, Home, OS0, Os0, Os0Cpu, filter, stage2, world};
-use crate::machine::{Cpu, console, give_up};
+use crate::machine::{self, Cpu, console, give_up};
 use crate::memory::heap;
 use crate::start::{self, STACK, keep_tree};
 use crate::vcpu::sched;
@@ -247,6 +247,7 @@ fn say(tree: &Machine, layout: &Layout) {
 fn make_cpu(tree: &Machine, number: usize, arena: &mut Arena, map: &mut El2Map) {
     let room = arena.take(size_of::<Cpu>() as u64, align_of::<Cpu>() as u64);
     let cpu = start::make_cpu(tree, number, room);
+    machine::add_cpu(cpu);
     let stack = arena.take(STACK, FRAME_SIZE);
     let top = start::map_stack(map, number, stack)
         .unwrap_or_else(|error| give_up(format_args!("cpu {number}: {error}")));

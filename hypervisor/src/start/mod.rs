@@ -298,6 +298,7 @@ pub fn first_cpu() {
     let mut cpus = machine.tree.cpus.iter();
     let number = cpus.position(|cpu| cpu.mpidr == affinity).unwrap_or(0);
     let cpu = make_cpu(machine.tree, number, room_of_cpu(number));
+    machine::add_cpu(cpu);
     become_cpu(cpu);
     this_cpu(cpu);
 }
@@ -327,14 +328,12 @@ pub unsafe fn put<T>(place: Pa, value: T) -> &'static T {
     }
 }
 
-/// Makes a CPU's own structure at `place`, which has room for it and is nobody's.
+/// Makes a CPU's own structure at `place`, which has room for it and is nobody's; the machine does not know it yet.
 pub fn make_cpu(tree: &Machine, number: usize, place: Pa) -> &'static Cpu {
     let described = &tree.cpus[number];
     let cpu = Cpu::new(CpuId(number as u16), described.node, described.mpidr);
     // SAFETY: callers took it from the pools or from OS-0's arena for this.
-    let cpu = unsafe { put(place, cpu) };
-    machine::add_cpu(cpu);
-    cpu
+    unsafe { put(place, cpu) }
 }
 
 /// Makes `cpu` the executing one's structure.
@@ -459,6 +458,7 @@ fn start_cpu(map: &mut El2Map, number: usize) {
         log::warn!("CPU {number} is not used: CPU_ON failed: {error:?}");
         return;
     }
+    machine::add_cpu(cpu);
     let patience = timer::now() + START_PATIENCE * timer::frequency();
     while !cpu.online.load(Ordering::Acquire) {
         if timer::now() >= patience {
