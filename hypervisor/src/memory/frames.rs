@@ -166,6 +166,10 @@ fn allocate_above(
     purpose: Purpose,
     kept: fn(NodeId) -> u64,
 ) -> Option<Mfn> {
+    #[cfg(not(target_os = "none"))]
+    if arch::faults::allocation_fails() {
+        return None;
+    }
     let machine = machine::get();
     let take = || {
         let mut nodes = machine.preference.from(home).iter();

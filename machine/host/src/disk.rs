@@ -10,7 +10,7 @@ const SECTOR: u64 = 512;
 /// Counts that a request takes at most, and one that is delayed.
 const SLOWEST: u64 = 4000;
 /// See [`SLOWEST`].
-const DELAY: u64 = 2_000_000;
+const DELAY: u64 = 400_000;
 /// What a request is (virtio 5.2.6), and what becomes of it.
 const IN: u64 = 0;
 const OUT: u64 = 1;

@@ -122,6 +122,7 @@ pub struct Control {
 impl Control {
     /// Whoever asks on this scene's machine.
     pub fn new(scene: &Scene, seed: u64) -> Self {
+        let is_short = scene.faults.allocations > 0;
         let known = |(number, vm): (usize, &Vm)| {
             let record = bundle::record(vm, &scene.vms);
             let is_there = number < scene.in_bundle;
@@ -129,8 +130,12 @@ impl Control {
             Known {
                 name: record.name,
                 record,
-                stands: is_there.then(|| Stands::only(Stand::Running)),
-                starts: (starts, starts),
+                stands: is_there.then(|| match Stands::only(Stand::Running) {
+                    // Memory may be short at once.
+                    stands if is_short => stands.or(Stand::Ended),
+                    stands => stands,
+                }),
+                starts: (if is_short { 0 } else { starts }, starts),
                 kills: 0,
                 resets: 0,
                 may_owe: false,
@@ -142,7 +147,7 @@ impl Control {
             vms: scene.vms.clone(),
             nodes: scene.nodes,
             cpus: scene.config.cpus - scene.config.refused.count_ones() as usize,
-            is_short: scene.faults.allocations > 0,
+            is_short,
             has_port: scene.requests.is_some(),
             left: scene.requests.unwrap_or(0),
             not_before: 0,

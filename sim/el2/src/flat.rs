@@ -43,7 +43,9 @@ pub struct Sums {
     pub stores: u64,
     /// vCPUs that have come to the end of their program.
     pub done: u64,
-    /// Requests of disks that failed.
+    /// Requests of disks that have ended, and those of them that failed.
+    pub requests: u64,
+    /// See [`Self::requests`].
     pub failed: u64,
     /// By VM.
     pub vms: Vec<Said>,
@@ -213,6 +215,9 @@ impl Observer for Memories {
             let said = &mut self.sums.borrow_mut().vms[vm];
             (said.begun, said.is_done) = (said.begun + 1, false);
             return Ok(());
+        }
+        if [READ_ENDS, WRITE_ENDS].contains(&number) {
+            self.sums.borrow_mut().requests += 1;
         }
         let flat = self.of(vcpu)?;
         match number {

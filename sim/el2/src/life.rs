@@ -57,7 +57,9 @@ pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Lif
         control,
         sums: Rc::clone(&sums),
         sleeps: 0,
+        requests: 0,
         is_booted: false,
+        lacks_cpu: false,
         log,
     };
     let config = scene.config;
@@ -104,9 +106,13 @@ struct Watch<'a, L> {
     scene: &'a Scene,
     control: Control,
     sums: Rc<RefCell<Sums>>,
-    /// How often all CPUs have slept since something was told or answered.
+    /// How often all CPUs have slept since something was told, answered or read.
     sleeps: u64,
+    /// Requests of disks so far.
+    requests: u64,
     is_booted: bool,
+    /// The log has said that a CPU does not come.
+    lacks_cpu: bool,
     log: L,
 }
 
@@ -126,12 +132,17 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         });
         if !text.is_empty() {
             self.sleeps = 0;
+            self.lacks_cpu |= text.contains("does not come up");
             (self.log)(&text);
         }
         if !self.is_booted && outside::has_booted() {
             self.is_booted = true;
             let faults = self.scene.faults;
             machine::with(|machine| machine.set_faults(faults));
+        }
+        let requests = self.sums.borrow().requests;
+        if requests != std::mem::replace(&mut self.requests, requests) {
+            self.sleeps = 0;
         }
         self.sleeps += u64::from(progress == Progress::Slept);
         self.life.steps = steps;
@@ -178,7 +189,7 @@ impl<L: FnMut(&str)> Watch<'_, L> {
     /// The machine is off: whether it was to be.
     fn is_off(&mut self, text: &str) -> bool {
         let is_meant = self.control.phase == Phase::SwitchesOff
-            || self.scene.config.silent != 0 && text.contains("does not come up");
+            || self.scene.config.silent != 0 && self.lacks_cpu;
         if !is_meant {
             self.life.wrong = Some(format!("the machine has stopped: {text}"));
         }

@@ -128,6 +128,26 @@ fn vm(plan: Plan, rng: &mut Rng) -> Vm {
 
 /// What goes wrong: nothing in a third of all lives.
 fn faults(rng: &mut Rng, config: &mut Config) -> Faults {
-    let _ = (rng, config, DiskFaults::default());
-    Faults::default()
+    let is_well = rng.below(3) == 0;
+    let mut often = |one_in: u64, least: u64, most: u64| {
+        let (comes, often) = (rng.below(one_in) == 0, least + rng.below(most - least));
+        if comes && !is_well { often } else { 0 }
+    };
+    let faults = Faults {
+        disk: DiskFaults {
+            fails: often(6, 2, 40),
+            tears: often(6, 2, 40),
+            delays: often(6, 2, 40),
+        },
+        allocations: often(4, 2, 300),
+        interrupts: often(4, 20, 2000),
+    };
+    let others = config.cpus.saturating_sub(1) as u64;
+    if others > 0 {
+        config.refused = 1 << often(8, 1, 1 + others);
+        config.refused &= !1;
+        let is_silent = often(40, 1, 2) > 0;
+        config.silent = u16::from(is_silent) << (config.cpus - 1) & !config.refused;
+    }
+    faults
 }

@@ -68,6 +68,12 @@ impl Stands {
         Self(BTreeSet::from([stand]))
     }
 
+    /// Also that way.
+    pub fn or(mut self, stand: Stand) -> Self {
+        self.0.insert(stand);
+        self
+    }
+
     /// Whether that is a way.
     pub fn may(&self, what: impl Fn(Stand) -> bool) -> bool {
         self.0.iter().any(|stand| what(*stand))
