@@ -12,6 +12,7 @@ use abi::bundle::{NET_DOWN, NET_UPLINK, NetRecord};
 use alloc::sync::Arc;
 use arch::timer;
 use core::fmt;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, Pa};
 use model_ethernet::{Limit, Mac, PORTS_MAX, PortOptions, PortSet, Refused, Switch, Verdict, Why};
@@ -253,14 +254,12 @@ pub struct Scratch(Option<&'static mut [u8]>);
 
 static SCRATCH: SpinLock<heapless::Vec<&'static mut [u8], SCRATCH_MAX>> =
     SpinLock::new(Rank::Switch, heapless::Vec::new());
-static PREPARED: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+/// Scratch buffers that there are, in use or not.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes the memory for scratch buffers, once, when the first cable is plugged.
+/// Takes the memory for scratch buffers when a cable is plugged, as far as there is some. One CPU at a time comes here.
 fn prepare() {
-    if PREPARED.swap(true, core::sync::atomic::Ordering::SeqCst) {
-        return;
-    }
-    for _ in 0..SCRATCH_MAX {
+    while TAKEN.load(Ordering::SeqCst) < SCRATCH_MAX {
         let Some(first) = frames::take_for_el2(cpu::this().node, SCRATCH_ORDER) else {
             return;
         };
@@ -272,13 +271,13 @@ fn prepare() {
         };
         // There are as many places as buffers.
         let _ = SCRATCH.lock().push(bytes);
+        TAKEN.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// Frames of scratch buffers, once a cable was plugged.
+/// Frames of scratch buffers.
 pub fn frames() -> u64 {
-    let prepared = PREPARED.load(core::sync::atomic::Ordering::SeqCst);
-    u64::from(prepared) * ((SCRATCH_MAX as u64) << SCRATCH_ORDER)
+    (TAKEN.load(Ordering::SeqCst) as u64) << SCRATCH_ORDER
 }
 
 /// Forgets all switches, and gives the memory of scratch buffers back. No cable is plugged.
@@ -291,7 +290,7 @@ pub fn forget() {
         let first = Pa(bytes.as_ptr().expose_provenance() as u64).frame();
         frames::free(first, SCRATCH_ORDER);
     }
-    PREPARED.store(false, core::sync::atomic::Ordering::SeqCst);
+    TAKEN.store(0, Ordering::SeqCst);
 }
 
 /// Room for a frame, where some is free.
