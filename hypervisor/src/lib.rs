@@ -95,6 +95,8 @@ pub fn secondary() -> ! {
 /// What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep. No part of the image.
 #[cfg(not(target_os = "none"))]
 pub mod outside {
+    use crate::devices::network;
+    use crate::drivers::disk;
     use crate::memory::{frames, heap, sharing};
     use crate::{machine, vms};
 
@@ -103,14 +105,15 @@ pub mod outside {
     use core::sync::atomic::{AtomicU64, Ordering};
     use model_addr::FRAME_SIZE;
 
-    /// Frames that were free, kept for blocks of disks, or the heap's, before any VM.
+    /// Frames that were free, kept for disks and switches, or the heap's, before any VM.
     static BEFORE: AtomicU64 = AtomicU64::new(0);
 
     fn free_or_known() -> u64 {
         let free = machine::get()
             .node_ids()
             .map(|node| frames::counts(node).free);
-        free.sum::<u64>() + sharing::accounts().cached() + heap::usage().1 / FRAME_SIZE
+        let kept = disk::table_frames() + network::frames();
+        free.sum::<u64>() + sharing::accounts().cached() + heap::usage().1 / FRAME_SIZE + kept
     }
 
     /// Notes the frames of a machine without VMs, at boot.

@@ -1,9 +1,10 @@
 //! A bundle: what the boot loader lays into memory for the hypervisor (`abi::bundle`).
 
+use crate::wire::{self, Net};
 use abi::Text;
 use abi::bundle::{
-    DEFAULT_GROUP, DiskRecord, ENTRY_ALIGN, Entry, Header, MAGIC, NO_ENTRY, VERSION, VM_AUTOSTART,
-    VM_RESTART, VmRecord, block_policy, disk_mode, kind,
+    DEFAULT_GROUP, DiskRecord, ENTRY_ALIGN, Entry, Header, MAGIC, NET_UPLINK, NO_ENTRY, NetRecord,
+    VERSION, VM_AUTOSTART, VM_RESTART, VmRecord, block_policy, disk_mode, kind,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -30,6 +31,10 @@ pub struct Vm {
     pub hides: bool,
     /// Nothing of it is shared.
     pub never_shares: bool,
+    /// Its number, and its network device.
+    pub number: u8,
+    /// See [`Self::number`].
+    pub net: Option<Net>,
 }
 
 /// The bundle of the first `described` of these VMs, and the kernels of all. Equal kernels are one entry.
@@ -116,5 +121,14 @@ pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
         partition: text(crate::disk::NAME),
         ..DiskRecord::default()
     };
+    if let Some(net) = vm.net {
+        record.nets[0] = NetRecord {
+            switch: text(net.switch),
+            mac: wire::address(vm.number),
+            mtu: 1500,
+            flags: if net.has_uplink { NET_UPLINK } else { 0 },
+            ..NetRecord::default()
+        };
+    }
     record
 }

@@ -15,7 +15,7 @@ use abi::control::{
 use machine_host::machine;
 use machine_host::rng::Rng;
 use std::collections::VecDeque;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
 
 const HEADER: usize = size_of::<FrameHeader>();
 /// Requests that are not answered yet, at most.
@@ -58,6 +58,8 @@ pub struct Known {
     resets: u32,
     /// Memory was asked of it.
     may_owe: bool,
+    /// Somebody has asked to end it.
+    pub may_be_ended: bool,
 }
 
 /// A request that is not answered yet.
@@ -77,8 +79,8 @@ enum What {
     Malformed,
     /// The description of a VM, which may be an impossible one.
     Create(Box<VmRecord>, bool),
-    /// What becomes of a description, whether that is possible, and whether only of a VM that does not run.
-    Set(Box<VmRecord>, bool, bool),
+    /// A change, and whether that is possible.
+    Set(Box<SetRequest>, bool),
     Move(bool),
 }
 
@@ -139,6 +141,7 @@ impl Control {
                 kills: 0,
                 resets: 0,
                 may_owe: false,
+                may_be_ended: false,
             }
         };
         Self {
@@ -234,6 +237,9 @@ impl Control {
         let Some(header) = FrameHeader::of(asked.kind, asked.tag, &[payload]) else {
             return;
         };
+        if let (request::KILL | request::RESET, Some(vm)) = (asked.kind, asked.vm) {
+            self.known[vm].may_be_ended = true;
+        }
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend_from_slice(payload);
         self.asked.push_back(asked);
@@ -386,18 +392,13 @@ impl Control {
 
     fn set(&mut self, vm: Option<usize>, name: VmName) {
         let mut set = SetRequest::about(name);
-        let mut record = vm.map_or_else(VmRecord::new_zeroed, |vm| self.known[vm].record);
-        let (mut is_possible, mut stands_still) = (true, false);
+        let mut is_possible = true;
         match self.rng.below(4) {
             0 => {
                 (set.to.cap, set.mask.cap) = (self.rng.below(120) as u32, !0);
-                record.cap = set.to.cap;
-                is_possible = record.cap <= 100;
+                is_possible = set.to.cap <= 100;
             }
-            1 => {
-                (set.to.weight, set.mask.weight) = (1 + self.rng.below(1000) as u32, !0);
-                record.weight = set.to.weight;
-            }
+            1 => (set.to.weight, set.mask.weight) = (1 + self.rng.below(1000) as u32, !0),
             2 => {
                 (set.to.vcpus, set.mask.vcpus) = (2, !0);
                 is_possible = false;
@@ -406,11 +407,9 @@ impl Control {
                 let group = ["all", "others"][self.rng.below(2) as usize];
                 set.to.group = Text::new(group).unwrap_or_default();
                 set.mask.group = Text::ONES;
-                stands_still = record.group != set.to.group;
-                record.group = set.to.group;
             }
         }
-        let what = What::Set(Box::new(record), is_possible, stands_still);
+        let what = What::Set(Box::new(set), is_possible);
         let asked = self.new_asked(request::SET, vm, true, what);
         self.send(asked, set.as_bytes());
     }
@@ -522,9 +521,7 @@ impl Control {
                 What::Create(record, is_possible) => {
                     self.check_create(vm, record, *is_possible, reply.code)
                 }
-                What::Set(record, is_possible, stands_still) => {
-                    self.check_set(vm, record, (*is_possible, *stands_still), reply.code)
-                }
+                What::Set(set, is_possible) => self.check_set(vm, set, *is_possible, reply.code),
                 _ => self.check_about(vm, asked, (reply, records), freedom),
             };
         }
@@ -568,11 +565,14 @@ impl Control {
     fn check_set(
         &mut self,
         vm: usize,
-        record: &VmRecord,
-        (is_possible, stands_still): (bool, bool),
+        set: &SetRequest,
+        is_possible: bool,
         answer: u32,
     ) -> Result<(), String> {
         let known = &mut self.known[vm];
+        let changed = set.applied_to(&known.record).unwrap_or(known.record);
+        // Only of a VM that does not run.
+        let stands_still = changed.group != known.record.group;
         let wrong = || Err("a description changes".to_owned());
         let Some(stands) = &mut known.stands else {
             return wrong();
@@ -589,9 +589,7 @@ impl Control {
         if !is_right {
             return wrong();
         }
-        // Another request may have changed another field since this one was made.
-        known.record.group = record.group;
-        (known.record.cap, known.record.weight) = (record.cap, record.weight);
+        known.record = changed;
         Ok(())
     }
 

@@ -88,6 +88,10 @@ impl Program {
                 self.store(3, buffer + rng.below(bytes / 8) * 8, rng.next());
             }
         }
+        let verb = if is_write { "writes" } else { "reads" };
+        self.note(format!(
+            "{verb} {bytes} bytes from sector {sector} at {buffer:#x}"
+        ));
         self.request(number, (is_write, sector), (buffer, bytes));
     }
 

@@ -1,7 +1,9 @@
 //! What guests must see: a flat memory for each VM, in which a load gives what was stored last.
 
 use crate::driver::{ANSWERS, READ_BEGINS, READ_ENDS, WRITE_ENDS};
+use crate::network::{self, FRAME_BEGINS, FRAME_COMES, FRAME_GOES};
 use crate::program::{BEGINS, ENDS, RAM, TREE, VCPU, VM};
+use crate::wire::{Net, Wire};
 use machine_host::machine::{Observer, Registers};
 use model_addr::Ipa;
 use std::cell::RefCell;
@@ -32,6 +34,8 @@ pub struct Said {
     pub begun: u32,
     /// Its first vCPU has come to the end of its program since.
     pub is_done: bool,
+    /// Somebody has ended it, or may have.
+    pub is_ended: bool,
 }
 
 /// What has happened, as far as guests say.
@@ -47,6 +51,8 @@ pub struct Sums {
     pub requests: u64,
     /// See [`Self::requests`].
     pub failed: u64,
+    /// Frames that have arrived.
+    pub arrived: u64,
     /// By VM.
     pub vms: Vec<Said>,
 }
@@ -58,6 +64,14 @@ pub struct Memories {
     base: Vec<u8>,
     may_fail: bool,
     sums: Rc<RefCell<Sums>>,
+    wire: Rc<RefCell<Wire>>,
+}
+
+impl Said {
+    /// Whether it is certain that it runs.
+    pub fn runs(self) -> bool {
+        self.begun > 0 && !self.is_done && !self.is_ended
+    }
 }
 
 impl Memories {
@@ -67,7 +81,8 @@ impl Memories {
         kernels: impl Iterator<Item = &'a [u8]>,
         base: &[u8],
         may_fail: bool,
-    ) -> (Self, Rc<RefCell<Sums>>) {
+        nets: Vec<Option<Net>>,
+    ) -> (Self, Rc<RefCell<Sums>>, Rc<RefCell<Wire>>) {
         let flat = |kernel: &[u8]| Flat {
             kernel: kernel.to_vec(),
             ..Flat::default()
@@ -82,8 +97,47 @@ impl Memories {
             base: base.to_vec(),
             may_fail,
             sums: Rc::clone(&sums),
+            wire: Rc::new(RefCell::new(Wire::new(nets))),
         };
-        (all, sums)
+        let wire = Rc::clone(&all.wire);
+        (all, sums, wire)
+    }
+
+    /// A guest makes or sends a frame, or has got one.
+    fn frame(
+        &mut self,
+        vcpu: &mut Registers,
+        number: u16,
+        look: &mut dyn FnMut(Ipa) -> Option<u64>,
+    ) -> Result<(), String> {
+        let (vm, at, bytes) = (
+            vcpu.register(VM) as usize,
+            vcpu.register(10),
+            vcpu.register(12),
+        );
+        let mut wire = self.wire.borrow_mut();
+        match number {
+            FRAME_BEGINS => vcpu.set_register(14, wire.begin()),
+            FRAME_GOES => {
+                let flat = self.vms.get(vm).ok_or("no such VM sends")?;
+                let frame = (at..at + bytes).map(|place| flat.byte(place)).collect();
+                let sums = self.sums.borrow();
+                wire.send(vm, frame, |other| sums.vms[other].runs());
+            }
+            _ => {
+                let bytes = bytes.saturating_sub(network::HEADER).min(2048);
+                let words = (0..bytes.div_ceil(8)).map(|n| look(Ipa(at + network::HEADER + 8 * n)));
+                // A page that is not there just now is not looked at.
+                let Some(words) = words.collect::<Option<Vec<u64>>>() else {
+                    return Ok(());
+                };
+                let mut frame: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+                frame.truncate(bytes as usize);
+                wire.got_vm(vm, &frame)?;
+                self.sums.borrow_mut().arrived += 1;
+            }
+        }
+        Ok(())
     }
 
     fn of(&mut self, vcpu: &Registers) -> Result<&mut Flat, String> {
@@ -100,7 +154,8 @@ impl Memories {
 
 /// Whether the hypervisor writes there of its own accord, or a device is there.
 fn is_foreign(at: u64) -> bool {
-    at < RAM || TREE.contains(&at) || ANSWERS.contains(&at)
+    let is_of_network = network::ANSWERS.iter().any(|range| range.contains(&at));
+    at < RAM || TREE.contains(&at) || ANSWERS.contains(&at) || is_of_network
 }
 
 impl Flat {
@@ -209,6 +264,9 @@ impl Observer for Memories {
     ) -> Result<(), String> {
         let [at, sector, bytes, status] = [10, 11, 12, 13].map(|n| vcpu.register(n));
         let (vm, may_fail) = (vcpu.register(VM) as usize, self.may_fail);
+        if [FRAME_BEGINS, FRAME_GOES, FRAME_COMES].contains(&number) {
+            return self.frame(vcpu, number, look);
+        }
         if number == BEGINS {
             let base = self.base.clone();
             self.of(vcpu)?.begin(&base);

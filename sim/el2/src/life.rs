@@ -6,9 +6,11 @@ use crate::disk;
 use crate::flat::{Memories, Sums};
 use crate::scene::Scene;
 use crate::tree;
+use crate::wire::Wire;
 use abi::control::{RawVm, request, state, work};
 use hypervisor::outside;
 use machine_host::machine::{self, Entries, Machine, Progress, RAM};
+use machine_host::rng::Rng;
 use model_addr::Pa;
 use std::cell::RefCell;
 use std::panic::{self, AssertUnwindSafe};
@@ -19,8 +21,6 @@ const TREE_AT: Pa = Pa(RAM.0 + (4 << 20));
 const BUNDLE_AT: Pa = Pa(RAM.0 + (6 << 20));
 /// After so many points at which another CPU could go on, a life has hung.
 const STEPS_MAX: u64 = 20_000_000;
-/// Tables in which the hypervisor keeps for ever what blocks of the base must hold, once one was read: as many as a path has.
-const KNOWN_TABLES: i64 = 3;
 /// How often all CPUs may sleep in a row while nothing is told or answered.
 const SLEEPS_MAX: u64 = 2_000;
 
@@ -48,7 +48,8 @@ pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Lif
     let kernels = scene.vms.iter().map(|vm| vm.kernel.as_slice());
     let disk_faults = scene.faults.disk;
     let may_fail = disk_faults.fails + disk_faults.tears + scene.faults.allocations > 0;
-    let (memories, sums) = Memories::new(kernels, &base, may_fail);
+    let nets = scene.vms.iter().map(|vm| vm.net).collect();
+    let (memories, sums, wire) = Memories::new(kernels, &base, may_fail, nets);
     let mut control = Control::new(scene, seed);
     control.told = tells.then(Vec::new);
     let mut watch = Watch {
@@ -56,6 +57,8 @@ pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Lif
         scene,
         control,
         sums: Rc::clone(&sums),
+        wire,
+        rng: Rng::new(seed.rotate_left(32)),
         sleeps: 0,
         requests: 0,
         is_booted: false,
@@ -80,6 +83,9 @@ pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Lif
         machine.attach_disk(disk::image(&base));
         if scene.requests.is_some() {
             machine.attach_port();
+        }
+        if scene.has_card {
+            machine.attach_card();
         }
         machine.observer = Some(Box::new(memories));
         TREE_AT.0
@@ -106,6 +112,9 @@ struct Watch<'a, L> {
     scene: &'a Scene,
     control: Control,
     sums: Rc<RefCell<Sums>>,
+    wire: Rc<RefCell<Wire>>,
+    /// Decides what comes from outside.
+    rng: Rng,
     /// How often all CPUs have slept since something was told, answered or read.
     sleeps: u64,
     /// Requests of disks so far.
@@ -155,7 +164,20 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         if progress == Progress::Off {
             return self.is_off(&text);
         }
+        if let Err(what) = self.exchange_frames() {
+            self.life.wrong = Some(what);
+            return false;
+        }
         let rests = matches!(progress, Progress::Slept | Progress::Idle) && self.is_booted;
+        for (said, known) in self
+            .sums
+            .borrow_mut()
+            .vms
+            .iter_mut()
+            .zip(&self.control.known)
+        {
+            said.is_ended = known.may_be_ended;
+        }
         let said = self.sums.borrow().vms.clone();
         let heard = match self.control.go_on(steps, progress == Progress::Idle, &said) {
             Ok(heard) => heard,
@@ -184,6 +206,24 @@ impl<L: FnMut(&str)> Watch<'_, L> {
             ));
         }
         self.life.wrong.is_none()
+    }
+
+    /// Takes what the network card sends, and sends it something now and then.
+    fn exchange_frames(&mut self) -> Result<(), String> {
+        if !self.scene.has_card {
+            return Ok(());
+        }
+        let mut wire = self.wire.borrow_mut();
+        while let Some(frame) = machine::with(machine::Machine::take_frame) {
+            wire.got_outside(&frame)?;
+            self.sums.borrow_mut().arrived += 1;
+        }
+        if self.control.phase == Phase::Asks && self.rng.below(400) == 0 {
+            let sums = self.sums.borrow();
+            let frame = wire.make_outside(&mut self.rng, |vm| sums.vms[vm].runs());
+            machine::with(|machine| machine.send_frame(&frame));
+        }
+        Ok(())
     }
 
     /// The machine is off: whether it was to be.
@@ -239,7 +279,7 @@ impl<L: FnMut(&str)> Watch<'_, L> {
     fn look_at_the_end(&mut self, vms: &[RawVm]) {
         let missing = outside::frames_missing();
         let mut wrong = None;
-        if missing != 0 && missing != KNOWN_TABLES {
+        if missing != 0 {
             wrong = Some(format!(
                 "{missing} frames are missing after all VMs have ended"
             ));

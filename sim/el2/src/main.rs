@@ -1,7 +1,8 @@
-//! Lives of a whole machine: boots the hypervisor on CPUs that a seed interleaves, runs guests on it, and compares what
-//! each of them reads with a flat memory of its own.
+//! Lives of a whole machine: boots the hypervisor on CPUs that a seed interleaves, runs guests on it, asks it through its
+//! control port, lets things go wrong, and compares what each guest reads with a flat memory of its own.
 //!
-//! `cargo run -p sim_el2 -- --seed N` repeats a life exactly.
+//! `cargo run -p sim_el2 -- --seed N` repeats a life exactly. A life that goes wrong is made as small as it can be, and its
+//! steps are printed.
 #![forbid(unsafe_code)]
 
 mod bundle;
@@ -10,15 +11,18 @@ mod disk;
 mod driver;
 mod flat;
 mod life;
+mod network;
 mod program;
 mod scene;
+mod shrink;
 mod stands;
 mod tree;
+mod wire;
 
 use clap::Parser;
 use life::Life;
 use scene::{Limits, Scene};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Output};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -37,10 +41,13 @@ struct Options {
     /// Lives at a time.
     #[arg(long, default_value_t = 2)]
     jobs: u64,
+    /// Begins no more lives once one has gone wrong.
+    #[arg(long)]
+    first: bool,
     /// Prints what the hypervisor writes to its log.
     #[arg(long)]
     log: bool,
-    /// Prints what is asked of it, and what it answers.
+    /// Prints what guests do, what is asked of the hypervisor, and what it answers.
     #[arg(long)]
     tell: bool,
     #[command(flatten)]
@@ -59,6 +66,9 @@ fn main() -> ExitCode {
 /// Lives one life.
 fn one(options: &Options) -> bool {
     let scene = Scene::new(options.seed, options.limits);
+    if options.tell {
+        scene.describe().iter().for_each(|line| println!("{line}"));
+    }
     let life = life::live(options.seed, &scene, options.tell, |text| {
         if options.log {
             print!("{text}");
@@ -75,8 +85,8 @@ fn one(options: &Options) -> bool {
         println!("{line}");
     }
     println!(
-        "seed {}: {} loads and {} stores of {} vCPUs, {steps} steps, trace {trace:016x}",
-        options.seed, sums.loads, sums.stores, sums.done
+        "seed {}: {} loads and {} stores of {} vCPUs, {} of {} disk requests failed, {} frames, {steps} steps, trace {trace:016x}",
+        options.seed, sums.loads, sums.stores, sums.done, sums.failed, sums.requests, sums.arrived
     );
     if let Some(what) = &wrong {
         println!("seed {}: {what}", options.seed);
@@ -84,23 +94,25 @@ fn one(options: &Options) -> bool {
     wrong.is_none()
 }
 
-/// Lives many lives; says which went wrong.
+/// Lives many lives; says which went wrong, and makes the first of them small.
 fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
     let began = Instant::now();
-    let is_over = || seconds.is_some_and(|seconds| began.elapsed().as_secs() >= seconds);
     let (next, bad) = (AtomicU64::new(0), AtomicU64::new(0));
+    let first = AtomicU64::new(u64::MAX);
+    let is_over = || {
+        seconds.is_some_and(|seconds| began.elapsed().as_secs() >= seconds)
+            || options.first && bad.load(Ordering::Relaxed) > 0
+    };
     std::thread::scope(|scope| {
         for _ in 0..options.jobs.max(1) {
             scope.spawn(|| {
-                loop {
-                    if is_over() {
-                        return;
-                    }
+                while !is_over() {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= lives {
                         return;
                     }
-                    if !in_process(options.seed.wrapping_add(number)) {
+                    if !is_well(options.seed.wrapping_add(number), options.limits) {
+                        first.fetch_min(number, Ordering::Relaxed);
                         bad.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -111,19 +123,28 @@ fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
     let (bad, seconds) = (bad.into_inner(), began.elapsed().as_secs_f64());
     let rate = lives as f64 * 60.0 / seconds;
     println!("{lives} lives in {seconds:.1} s, {rate:.0} a minute; {bad} went wrong");
+    if bad > 0 {
+        let seed = options.seed.wrapping_add(first.into_inner());
+        shrink::tell(seed, options.limits);
+    }
     bad == 0
 }
 
+/// A life in a process of its own.
+fn in_process(seed: u64, limits: Limits, more: &[&str]) -> Result<Output, String> {
+    let own = std::env::current_exe().map_err(|error| format!("{error}"))?;
+    Command::new(own)
+        .args(["--seed", &seed.to_string()])
+        .args(limits.arguments())
+        .args(more)
+        .env("RUST_BACKTRACE", "0")
+        .output()
+        .map_err(|error| format!("cannot start a process: {error}"))
+}
+
 /// Lives one life in a process of its own.
-fn in_process(seed: u64) -> bool {
-    let own = std::env::current_exe();
-    let output = own.and_then(|own| {
-        Command::new(own)
-            .args(["--seed", &seed.to_string()])
-            .env("RUST_BACKTRACE", "0")
-            .output()
-    });
-    match output {
+fn is_well(seed: u64, limits: Limits) -> bool {
+    match in_process(seed, limits, &[]) {
         Ok(output) if output.status.success() => true,
         Ok(output) => {
             print!("{}", String::from_utf8_lossy(&output.stdout));
@@ -132,7 +153,7 @@ fn in_process(seed: u64) -> bool {
             false
         }
         Err(error) => {
-            println!("seed {seed}: cannot start a process: {error}");
+            println!("seed {seed}: {error}");
             false
         }
     }

@@ -52,12 +52,19 @@ const ID: [u8; 5] = [3, 0, 0, 4, 0];
 /// A program that grows.
 pub struct Program {
     words: Vec<I>,
+    /// What each step is, for people, and where it begins.
+    notes: Vec<(usize, String)>,
 }
 
 impl Program {
     /// Adds instructions.
     pub fn add(&mut self, instructions: impl IntoIterator<Item = I>) {
         self.words.extend(instructions);
+    }
+
+    /// What comes next, for people.
+    pub fn note(&mut self, what: String) {
+        self.notes.push((self.words.len(), what));
     }
 
     /// Puts `value` into register `to`.
@@ -107,10 +114,11 @@ impl Program {
     }
 
     /// Sets the timer and waits for its interrupt; ends whatever else comes.
-    fn sleep(&mut self, counts: u16) {
+    fn sleep(&mut self, counts: u32) {
+        self.put(2, counts.into());
         self.add([
             I::System(false, 1, TIME),
-            I::CalculateWith(Operation::Add, 1, 1, counts),
+            I::Calculate(Operation::Add, 1, 1, 2),
             I::System(true, 1, TIMER_COMPARE),
         ]);
         self.put(1, 1);
@@ -136,7 +144,7 @@ impl Program {
     }
 
     /// Goes back to instruction `start` as long as x3 is not zero, asleep before.
-    pub fn repeat_until_zero(&mut self, start: usize, counts: u16) {
+    pub fn repeat_until_zero(&mut self, start: usize, counts: u32) {
         let branch = self.words.len();
         self.add([I::Branch(0)]);
         self.sleep(counts);
@@ -144,12 +152,17 @@ impl Program {
         self.words[branch] = I::BranchIf(false, 3, (self.words.len() - branch) as i32);
     }
 
+    /// Puts a branch to instruction `end` at `place`, taken where register `register` is zero.
+    pub fn branch_if_zero(&mut self, place: usize, register: u8, end: usize) {
+        self.words[place] = I::BranchIf(false, register, (end - place) as i32);
+    }
+
     /// Waits until the word at `at` is 1, asleep between two looks.
     fn wait_for(&mut self, at: u64) {
         let start = self.words.len();
         self.load(3, at);
         self.add([I::CalculateWith(Operation::Subtract, 3, 3, 1)]);
-        self.repeat_until_zero(start, 1000);
+        self.repeat_until_zero(start, 1_000_000);
     }
 
     /// Makes the interrupt controller give SGIs and the timer's interrupt to this vCPU.
@@ -194,7 +207,13 @@ impl Program {
         let size = rng.below(4) as u8;
         let place = (rng.below(64) * 8) & !((1 << size) - 1);
         let kernel = KERNEL_DATA + rng.below((KERNEL_SIZE - 0x8000) as u64 / 8) * 8;
-        match rng.below(28) {
+        let step = rng.below(28);
+        self.note(format!(
+            "{} (page {page:#x}, place {place:#x} of {} bytes, kernel {kernel:#x})",
+            STEPS[step as usize],
+            1 << size
+        ));
+        match step {
             24.. if vcpu > 0 => self.hammer(rng),
             24.. => self.load(3, page + (place & !7)),
             0..=6 => self.store(size, page + place, rng.next()),
@@ -204,7 +223,7 @@ impl Program {
             16 => self.count(COUNTER),
             17 => self.add([[DMB, DSB, TLBI][rng.below(3) as usize]]),
             18 => self.call(&[PSCI_VERSION]),
-            19 => self.sleep(rng.below(4000) as u16),
+            19 => self.sleep(rng.below(4000) as u32),
             20 => self.add([I::System(false, 4, ID)]),
             21 => {
                 self.put(1, UART);
@@ -232,6 +251,35 @@ impl Program {
     }
 }
 
+/// What steps are, for people.
+const STEPS: [&str; 28] = {
+    let mut steps = ["stores again and again, or loads"; 28];
+    let names = [
+        (0, 7, "stores"),
+        (7, 13, "loads"),
+        (13, 15, "loads of the kernel"),
+        (15, 16, "stores into the kernel"),
+        (16, 17, "counts"),
+        (17, 18, "barrier"),
+        (18, 19, "calls firmware"),
+        (19, 20, "sleeps"),
+        (20, 21, "reads an ID register"),
+        (21, 22, "says a letter"),
+        (22, 23, "sends an interrupt"),
+        (23, 24, "lets pages be shared or not"),
+    ];
+    let mut n = 0;
+    while n < names.len() {
+        let (mut at, end, name) = names[n];
+        while at < end {
+            steps[at] = name;
+            at += 1;
+        }
+        n += 1;
+    }
+    steps
+};
+
 /// What a kernel is made by.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
@@ -245,26 +293,25 @@ pub struct Plan {
     pub seed: u64,
     /// Decides the data that lie behind the program; VMs of one such seed share those pages.
     pub data_seed: u64,
+    /// It has a network device, among so many VMs; 0: it has none.
+    pub peers: u64,
 }
 
 /// The flat image of a VM: a program for each vCPU, then data.
 pub fn kernel(plan: Plan) -> Vec<u8> {
     // The entry branches to the first vCPU's program; the others' entries are known before they are made.
-    let bodies: Vec<Vec<I>> = (1..plan.vcpus)
+    let bodies: Vec<Program> = (1..plan.vcpus)
         .map(|vcpu| other(plan, vcpu, &mut Rng::new(plan.seed ^ vcpu)))
         .collect();
     let mut entries = Vec::new();
     let mut words: Vec<u32> = vec![0];
     for body in bodies {
         entries.push(RAM + 4 * words.len() as u64);
-        words.extend(body.into_iter().map(I::encode));
+        words.extend(body.words.into_iter().map(I::encode));
     }
     words[0] = I::Branch(words.len() as i32).encode();
-    words.extend(
-        first(plan, &entries, &mut Rng::new(plan.seed))
-            .into_iter()
-            .map(I::encode),
-    );
+    let first = first(plan, &entries, &mut Rng::new(plan.seed));
+    words.extend(first.words.into_iter().map(I::encode));
     let mut image: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
     assert!(
         image.len() <= 0x8000,
@@ -279,14 +326,36 @@ pub fn kernel(plan: Plan) -> Vec<u8> {
     image
 }
 
+/// The steps of a VM's vCPUs, with the address at which each begins, a line each.
+pub fn describe(plan: Plan) -> Vec<String> {
+    let mut at = 1;
+    let mut lines = Vec::new();
+    let mut tell = |vcpu: u64, program: &Program| {
+        for (place, what) in &program.notes {
+            let pc = RAM + 4 * (at + *place) as u64;
+            lines.push(format!("  vCPU {vcpu}, {pc:#x}: {what}"));
+        }
+        at += program.words.len();
+        RAM + 4 * (at - program.words.len()) as u64
+    };
+    let entries: Vec<u64> = (1..plan.vcpus)
+        .map(|vcpu| tell(vcpu, &other(plan, vcpu, &mut Rng::new(plan.seed ^ vcpu))))
+        .collect();
+    tell(0, &first(plan, &entries, &mut Rng::new(plan.seed)));
+    lines
+}
+
 fn begin(plan: Plan, vcpu: u64) -> Program {
-    let mut program = Program { words: Vec::new() };
+    let mut program = Program {
+        words: Vec::new(),
+        notes: Vec::new(),
+    };
     program.put(VM, plan.vm);
     program.put(VCPU, vcpu);
     program
 }
 
-fn first(plan: Plan, entries: &[u64], rng: &mut Rng) -> Vec<I> {
+fn first(plan: Plan, entries: &[u64], rng: &mut Rng) -> Program {
     let mut program = begin(plan, 0);
     program.add([I::Ask(BEGINS)]);
     program.open_interrupts(0);
@@ -295,10 +364,21 @@ fn first(plan: Plan, entries: &[u64], rng: &mut Rng) -> Vec<I> {
     }
     let mut requests = 0;
     program.open_disk();
+    let has_network = plan.peers > 0;
+    if has_network {
+        program.open_network();
+    }
+    let mut frames = 0;
     for _ in 0..plan.steps {
-        if rng.below(8) == 0 {
+        let step = rng.below(16);
+        if step < 2 {
             program.use_disk(rng, requests);
             requests += 1;
+        } else if step == 2 && has_network {
+            program.send_frame(rng, frames, (plan.vm, plan.peers));
+            frames += 1;
+        } else if step < 5 && has_network {
+            program.take_frame();
         } else {
             program.random_step(rng, (0, plan.vcpus));
         }
@@ -310,10 +390,10 @@ fn first(plan: Plan, entries: &[u64], rng: &mut Rng) -> Vec<I> {
     program.add([I::Ask(ENDS)]);
     program.call(&[PSCI_SYSTEM_OFF]);
     program.add([I::Branch(0)]);
-    program.words
+    program
 }
 
-fn other(plan: Plan, vcpu: u64, rng: &mut Rng) -> Vec<I> {
+fn other(plan: Plan, vcpu: u64, rng: &mut Rng) -> Program {
     let mut program = begin(plan, vcpu);
     program.open_interrupts(vcpu);
     for _ in 0..plan.steps {
@@ -328,5 +408,5 @@ fn other(plan: Plan, vcpu: u64, rng: &mut Rng) -> Vec<I> {
         I::Wait,
         I::Branch(-3),
     ]);
-    program.words
+    program
 }

@@ -2,6 +2,7 @@
 
 use crate::bundle::Vm;
 use crate::program::Plan;
+use crate::wire::Net;
 use machine_host::faults::{DiskFaults, Faults};
 use machine_host::machine::Config;
 use machine_host::rng::Rng;
@@ -14,23 +15,37 @@ const VM_MEMORY: u64 = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 pub struct Limits {
     /// The most CPUs.
-    #[arg(long, default_value_t = 16)]
-    pub cpus: usize,
+    #[arg(long, default_value_t = 4)]
+    pub cpus: u64,
     /// The most VMs.
-    #[arg(long, default_value_t = 16)]
-    pub vms: usize,
+    #[arg(long, default_value_t = 8)]
+    pub vms: u64,
     /// The most vCPUs of a VM.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 4)]
     pub vcpus: u64,
     /// The most steps of a vCPU.
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 128)]
     pub steps: u64,
     /// The most requests to the control port; 0: it has none.
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 64)]
     pub requests: u64,
-    /// What may go wrong: 0 nothing, 1 what the seed says.
+    /// Whether things may go wrong: 0 or 1.
     #[arg(long, default_value_t = 1)]
     pub faults: u64,
+}
+
+impl Limits {
+    /// The arguments that say the same.
+    pub fn arguments(&self) -> [String; 6] {
+        [
+            format!("--cpus={}", self.cpus),
+            format!("--vms={}", self.vms),
+            format!("--vcpus={}", self.vcpus),
+            format!("--steps={}", self.steps),
+            format!("--requests={}", self.requests),
+            format!("--faults={}", self.faults),
+        ]
+    }
 }
 
 /// A machine and what happens on it.
@@ -42,12 +57,16 @@ pub struct Scene {
     pub nodes: usize,
     /// EL2's command line.
     pub command_line: String,
+    /// The guests' programs, by VM.
+    pub plans: Vec<Plan>,
     /// The VMs, by number.
     pub vms: Vec<Vm>,
     /// How many of them are in the bundle; a request creates each other.
     pub in_bundle: usize,
     /// Requests to the control port; `None`: there is no such port.
     pub requests: Option<u64>,
+    /// It has a network card.
+    pub has_card: bool,
     /// What goes wrong once it has booted.
     pub faults: Faults,
 }
@@ -56,10 +75,10 @@ impl Scene {
     /// The scene of a seed, as far as the limits go.
     pub fn new(seed: u64, limits: Limits) -> Self {
         let mut rng = Rng::new(seed);
-        let cpus = 1 + rng.below(3) as usize;
+        let cpus = 1 + rng.below(3);
         let mut config = Config {
             seed: rng.next(),
-            cpus: cpus.min(limits.cpus),
+            cpus: cpus.min(limits.cpus).max(1) as usize,
             memory: MEMORY,
             pause_every: 2 + rng.below(30),
             refused: 0,
@@ -76,18 +95,28 @@ impl Scene {
         } else {
             0
         };
-        let mut vms = Vec::new();
+        let (mut vms, mut plans) = (Vec::new(), Vec::new());
+        let has_card = rng.below(2) == 0;
+        let count = (in_bundle + created) as u64;
         for number in 0..in_bundle + created {
+            let net = match rng.below(4) {
+                0 => None,
+                1 => Some(("dmz", false)),
+                _ => Some(("lan", has_card)),
+            };
+            let net = net.map(|(switch, has_uplink)| Net { switch, has_uplink });
             let plan = Plan {
+                peers: if net.is_some() { count } else { 0 },
                 vm: number as u64,
-                vcpus: (1 + rng.below(3)).min(limits.vcpus),
+                vcpus: (1 + rng.below(3)).min(limits.vcpus).max(1),
                 steps: (20 + rng.below(100)).min(limits.steps),
                 seed: rng.next(),
                 data_seed: rng.below(2),
             };
-            vms.push(vm(plan, &mut rng));
+            vms.push(vm((plan, net), &mut rng));
+            plans.push(plan);
         }
-        vms.truncate(limits.vms.max(1));
+        vms.truncate(limits.vms.max(1) as usize);
         let nodes = 1 + usize::from(rng.below(3) == 0);
         let zeroed = ["zeroed=off", "zeroed=off", "zeroed=4M"][rng.below(3) as usize];
         let traced = ["", " trace=all"][usize::from(rng.below(8) == 0)];
@@ -100,6 +129,8 @@ impl Scene {
             nodes,
             command_line: format!("{zeroed}{traced}"),
             in_bundle: in_bundle.min(vms.len()),
+            has_card,
+            plans,
             vms,
             requests: (requests > 0).then_some(requests),
             faults: if limits.faults == 0 {
@@ -111,7 +142,31 @@ impl Scene {
     }
 }
 
-fn vm(plan: Plan, rng: &mut Rng) -> Vm {
+impl Scene {
+    /// What there is and what guests do, a line each.
+    pub fn describe(&self) -> Vec<String> {
+        let mut lines = vec![format!(
+            "{:?}, {} nodes, {:?}, {:?}",
+            self.config, self.nodes, self.command_line, self.faults
+        )];
+        for (number, (vm, plan)) in self.vms.iter().zip(&self.plans).enumerate() {
+            let place = if number < self.in_bundle {
+                "in the bundle"
+            } else {
+                "for who creates it"
+            };
+            let kernel = vm.kernel.len();
+            lines.push(format!(
+                "{}, {place}: {} vCPUs, group {}, cap {}, restarts {}, keeps blocks {}, hides {}, never shares {}, {:?}, kernel of {kernel} bytes",
+                vm.name, vm.vcpus, vm.group, vm.cap, vm.restarts, vm.keeps_blocks, vm.hides, vm.never_shares, vm.net
+            ));
+            lines.extend(crate::program::describe(*plan));
+        }
+        lines
+    }
+}
+
+fn vm((plan, net): (Plan, Option<Net>), rng: &mut Rng) -> Vm {
     Vm {
         name: format!("vm{}", plan.vm),
         group: ["all", "all", "others"][rng.below(3) as usize].into(),
@@ -123,6 +178,8 @@ fn vm(plan: Plan, rng: &mut Rng) -> Vm {
         keeps_blocks: rng.below(4) == 0,
         hides: rng.below(6) == 0,
         never_shares: rng.below(8) == 0,
+        number: plan.vm as u8,
+        net,
     }
 }
 
