@@ -7,17 +7,19 @@ use crate::wire::{Net, Wire};
 use machine_host::machine::{Observer, Registers};
 use model_addr::Ipa;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
+
+const PAGE: usize = 4096;
 
 /// One VM.
 #[derive(Debug, Default)]
 struct Flat {
     /// What the boot loader puts at the start of its memory; all else is zero.
     kernel: Vec<u8>,
-    /// Bytes that were stored, by a vCPU or a device.
-    stored: BTreeMap<u64, u8>,
+    /// Pages into which something was stored, by a vCPU or a device.
+    pages: Vec<Option<Box<[u8; PAGE]>>>,
     /// Bytes that a vCPU stored while a device could, too: either may be there.
     open: BTreeSet<u64>,
     /// Where a device is writing.
@@ -166,7 +168,7 @@ impl Flat {
 
     /// Its memory and disk are new.
     fn begin(&mut self, base: &[u8]) {
-        self.stored.clear();
+        self.pages.clear();
         self.open.clear();
         self.unsure.clear();
         self.in_flight = 0..0;
@@ -180,8 +182,7 @@ impl Flat {
                 self.open.insert(place);
             }
             if !self.open.contains(&place) {
-                self.stored
-                    .insert(place, self.disk[(sector * 512 + n) as usize]);
+                self.set(place, self.disk[(sector * 512 + n) as usize]);
             }
         }
         self.in_flight = 0..0;
@@ -218,9 +219,30 @@ impl Flat {
     }
 
     fn byte(&self, at: u64) -> u8 {
+        match self.pages.get((at - RAM) as usize / PAGE) {
+            Some(Some(page)) => page[at as usize % PAGE],
+            _ => self.initial(at),
+        }
+    }
+
+    /// What the boot loader, or nobody, puts there.
+    fn initial(&self, at: u64) -> u8 {
         let place = (at - RAM) as usize;
-        let initial = self.kernel.get(place).copied().unwrap_or(0);
-        self.stored.get(&at).copied().unwrap_or(initial)
+        self.kernel.get(place).copied().unwrap_or(0)
+    }
+
+    fn set(&mut self, at: u64, byte: u8) {
+        let number = (at - RAM) as usize / PAGE;
+        if self.pages.len() <= number {
+            self.pages.resize_with(number + 1, || None);
+        }
+        let start = RAM + (number * PAGE) as u64;
+        let kernel = &self.kernel;
+        let page = self.pages[number].get_or_insert_with(|| {
+            let initial = |n: usize| kernel.get((start - RAM) as usize + n).copied();
+            Box::new(std::array::from_fn(|n| initial(n).unwrap_or(0)))
+        });
+        page[at as usize % PAGE] = byte;
     }
 }
 
@@ -252,7 +274,7 @@ impl Observer for Memories {
             } else {
                 flat.open.remove(&place);
             }
-            flat.stored.insert(place, (value >> (8 * n)) as u8);
+            flat.set(place, (value >> (8 * n)) as u8);
         }
     }
 
