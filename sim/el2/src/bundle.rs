@@ -8,6 +8,17 @@ use abi::bundle::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
+/// What is behind a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// The base, and memory over it.
+    Memory,
+    /// The base, and a partition over it.
+    Partition,
+    /// A partition, which keeps what is written.
+    Own,
+}
+
 /// A VM to run.
 #[derive(Clone, Debug)]
 pub struct Vm {
@@ -35,6 +46,24 @@ pub struct Vm {
     pub number: u8,
     /// See [`Self::number`].
     pub net: Option<Net>,
+    /// What is behind its disk.
+    pub disk: Backing,
+    /// It may be swapped out.
+    pub swaps: bool,
+}
+
+impl Vm {
+    /// The partitions that it has alone, by name; `true`: what they hold may be overwritten.
+    pub fn partitions(&self) -> Vec<(String, bool)> {
+        let number = self.number;
+        let disk = match self.disk {
+            Backing::Memory => None,
+            Backing::Partition => Some((format!("over{number}"), true)),
+            Backing::Own => Some((format!("own{number}"), false)),
+        };
+        let swap = self.swaps.then(|| (format!("swap{number}"), true));
+        disk.into_iter().chain(swap).collect()
+    }
 }
 
 /// The bundle of the first `described` of these VMs, and the kernels of all. Equal kernels are one entry.
@@ -113,14 +142,25 @@ pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
         &vm.group
     };
     record.group = text(group);
-    // A disk of its own over the base that all have.
+    let is_own = vm.disk == Backing::Own;
+    let own = format!("own{}", vm.number);
     record.disks[0] = DiskRecord {
-        mode: disk_mode::COW,
+        mode: if is_own {
+            disk_mode::PERSISTENT
+        } else {
+            disk_mode::COW
+        },
         entry: NO_ENTRY,
         block_size: 512,
-        partition: text(crate::disk::NAME),
+        partition: text(if is_own { &own } else { crate::disk::NAME }),
         ..DiskRecord::default()
     };
+    if vm.disk == Backing::Partition {
+        record.disks[0].overlay_on = text(&format!("over{}", vm.number));
+    }
+    if vm.swaps {
+        record.swap = text(&format!("swap{}", vm.number));
+    }
     if let Some(net) = vm.net {
         record.nets[0] = NetRecord {
             switch: text(net.switch),

@@ -449,6 +449,7 @@ impl Control {
             may_end: said.is_done,
             restarts: self.vms[vm].restarts,
             may_owe: self.known[vm].may_owe,
+            is_alone: self.known[vm].record.is_alone(),
             is_short: self.is_short,
         }
     }
@@ -691,6 +692,7 @@ impl Control {
                 may_end: true,
                 restarts: self.vms[vm].restarts,
                 may_owe: self.known[vm].may_owe,
+                is_alone: true,
                 is_short: self.is_short,
             };
             let known = &mut self.known[vm];
@@ -768,6 +770,7 @@ impl Known {
             may_end: true,
             restarts: true,
             may_owe: true,
+            is_alone: true,
             is_short: true,
         };
         if let Err(what) = self.fits(raw, freedom) {

@@ -24,7 +24,8 @@ const BUFFER_PAGES: u64 = 20;
 pub const CROWDED_PAGES: u64 = 6;
 /// Where data are written from; only vCPU 0 stores there.
 const SOURCE: u64 = BUFFER + BUFFER_PAGES * 0x1000;
-const SOURCE_PAGES: u64 = 4;
+const SOURCE_PAGES: u64 = 20;
+const FEW_PAGES: u64 = 4;
 const PAGE: u64 = 4096;
 const SECTOR: u64 = 512;
 const NEXT: u64 = 1 << 32;
@@ -36,6 +37,10 @@ pub const READ_BEGINS: u16 = 3;
 pub const READ_ENDS: u16 = 4;
 /// See [`READ_BEGINS`].
 pub const WRITE_ENDS: u16 = 5;
+/// See [`READ_BEGINS`].
+pub const WRITE_BEGINS: u16 = 9;
+/// What `HLT` says: the device was reset, whatever it was at.
+pub const RESET: u16 = 10;
 
 impl Program {
     /// Finds the device and sets its queue up.
@@ -62,7 +67,8 @@ impl Program {
     pub fn use_disk(&mut self, rng: &mut Rng, number: u16) {
         let is_write = rng.below(3) == 0;
         let most = match rng.below(4) {
-            _ if is_write => SOURCE_PAGES,
+            0 if is_write => SOURCE_PAGES,
+            _ if is_write => FEW_PAGES,
             0 => BUFFER_PAGES,
             _ => CROWDED_PAGES,
         };
@@ -95,7 +101,36 @@ impl Program {
         self.request(number, (is_write, sector), (buffer, bytes));
     }
 
-    fn request(&mut self, number: u16, (is_write, sector): (bool, u64), (at, bytes): (u64, u64)) {
+    /// Begins to read as request `number`, resets the device after a while, and sets it up again: from then on nobody
+    /// else may write where it was to read to.
+    pub fn reset_disk(&mut self, rng: &mut Rng, number: u16) {
+        let pages = 1 + rng.below(CROWDED_PAGES);
+        let sector = 8 * rng.below(disk::SIZE / PAGE - pages);
+        let bytes = pages * PAGE;
+        self.note(format!(
+            "resets its disk while it reads {bytes} bytes from sector {sector}"
+        ));
+        self.ask(number, (false, sector), (BUFFER, bytes));
+        if rng.below(2) == 0 {
+            self.sleep(rng.below(4000) as u32);
+        }
+        self.store(2, DEVICE + 0x70, 0);
+        self.add([I::Ask(RESET)]);
+        let places: Vec<u64> = (0..4).map(|_| BUFFER + 8 * rng.below(bytes / 8)).collect();
+        for place in &places {
+            self.store(3, *place, rng.next());
+        }
+        self.store(1, AVAILABLE + 2, 0);
+        self.store(1, USED + 2, 0);
+        self.open_disk();
+        self.sleep(4095);
+        for place in places {
+            self.load(3, place);
+        }
+    }
+
+    /// Lets the device begin with a request.
+    fn ask(&mut self, number: u16, (is_write, sector): (bool, u64), (at, bytes): (u64, u64)) {
         self.store(3, HEADER, is_write.into());
         self.store(3, HEADER + 8, sector);
         let direction = if is_write { 0 } else { WRITES };
@@ -113,10 +148,14 @@ impl Program {
         self.put(10, at);
         self.put(11, sector);
         self.put(12, bytes);
-        if !is_write {
-            self.add([I::Ask(READ_BEGINS)]);
-        }
+        let begin = if is_write { WRITE_BEGINS } else { READ_BEGINS };
+        self.add([I::Ask(begin)]);
         self.store(2, DEVICE + 0x50, 0);
+    }
+
+    fn request(&mut self, number: u16, what: (bool, u64), place: (u64, u64)) {
+        self.ask(number, what, place);
+        let is_write = what.0;
         let start = self.len();
         self.load(1, USED + 2);
         self.add([I::CalculateWith(Operation::Subtract, 3, 3, number + 1)]);

@@ -1,6 +1,7 @@
 //! What guests must see: a flat memory for each VM, in which a load gives what was stored last.
 
-use crate::driver::{ANSWERS, READ_BEGINS, READ_ENDS, WRITE_ENDS};
+use crate::bundle::{Backing, Vm};
+use crate::driver::{ANSWERS, READ_BEGINS, READ_ENDS, RESET, WRITE_BEGINS, WRITE_ENDS};
 use crate::network::{self, FRAME_BEGINS, FRAME_COMES, FRAME_GOES};
 use crate::program::{BEGINS, ENDS, RAM, TREE, VCPU, VM};
 use crate::wire::{Net, Wire};
@@ -27,6 +28,9 @@ struct Flat {
     /// What its disk holds, and sectors of which nobody can say.
     disk: Vec<u8>,
     unsure: BTreeSet<u64>,
+    /// It keeps what is written, and sectors that are being written.
+    lasts: bool,
+    writes: Range<u64>,
 }
 
 /// What guests say of a VM.
@@ -77,19 +81,21 @@ impl Said {
 }
 
 impl Memories {
-    /// Flat memories for VMs with these kernels, by number, whose disks begin as `base`, and what is counted.
+    /// Flat memories for these VMs, by number, whose disks begin as `base`, and what is counted.
     /// Requests of disks `may_fail`.
-    pub fn new<'a>(
-        kernels: impl Iterator<Item = &'a [u8]>,
+    pub fn new(
+        vms: &[Vm],
         base: &[u8],
         may_fail: bool,
-        nets: Vec<Option<Net>>,
     ) -> (Self, Rc<RefCell<Sums>>, Rc<RefCell<Wire>>) {
-        let flat = |kernel: &[u8]| Flat {
-            kernel: kernel.to_vec(),
+        let flat = |vm: &Vm| Flat {
+            kernel: vm.kernel.clone(),
+            lasts: vm.disk == Backing::Own,
+            disk: vec![0; base.len()],
             ..Flat::default()
         };
-        let vms: Vec<Flat> = kernels.map(flat).collect();
+        let nets: Vec<Option<Net>> = vms.iter().map(|vm| vm.net).collect();
+        let vms: Vec<Flat> = vms.iter().map(flat).collect();
         let sums = Rc::new(RefCell::new(Sums {
             vms: vec![Said::default(); vms.len()],
             ..Sums::default()
@@ -170,9 +176,14 @@ impl Flat {
     fn begin(&mut self, base: &[u8]) {
         self.pages.clear();
         self.open.clear();
-        self.unsure.clear();
         self.in_flight = 0..0;
-        self.disk = base.to_vec();
+        // What it wrote when it was ended may be there, and may not.
+        let writes = std::mem::take(&mut self.writes);
+        self.unsure.extend(writes);
+        if !self.lasts {
+            self.unsure.clear();
+            self.disk = base.to_vec();
+        }
     }
 
     /// A device has read into memory.
@@ -192,6 +203,7 @@ impl Flat {
     fn has_failed(&mut self, is_write: bool, at: u64, sector: u64, bytes: u64) {
         if is_write {
             self.unsure.extend(sector..sector + bytes / 512);
+            self.writes = 0..0;
         } else {
             self.open.extend(at..at + bytes);
         }
@@ -200,6 +212,7 @@ impl Flat {
 
     /// A device has written what is in memory.
     fn has_written(&mut self, at: u64, sector: u64, bytes: u64) {
+        self.writes = 0..0;
         self.unsure
             .retain(|other| !(sector..sector + bytes / 512).contains(other));
         let new: Vec<u8> = (at..at + bytes).map(|place| self.byte(place)).collect();
@@ -309,6 +322,12 @@ impl Observer for Memories {
                 return Err(format!(
                     "a request for {bytes} bytes from sector {sector} ends with status {status}"
                 ));
+            }
+            WRITE_BEGINS => flat.writes = sector..sector + bytes / 512,
+            // What it has read by then is there, and what not, not.
+            RESET => {
+                let read = std::mem::take(&mut flat.in_flight);
+                flat.open.extend(read);
             }
             READ_BEGINS => {
                 flat.in_flight = at..at + bytes;

@@ -1,6 +1,6 @@
 //! One life of a machine, from its boot until its last VM has ended.
 
-use crate::bundle;
+use crate::bundle::{self, Vm};
 use crate::control::{Control, Phase};
 use crate::disk;
 use crate::flat::{Memories, Sums};
@@ -45,11 +45,11 @@ pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Lif
     let base = disk::base(seed);
     let bundle = bundle::build(&scene.vms, scene.in_bundle);
     let bundle_range = (BUNDLE_AT.0, BUNDLE_AT.0 + bundle.len() as u64);
-    let kernels = scene.vms.iter().map(|vm| vm.kernel.as_slice());
     let disk_faults = scene.faults.disk;
     let may_fail = disk_faults.fails + disk_faults.tears + scene.faults.allocations > 0;
-    let nets = scene.vms.iter().map(|vm| vm.net).collect();
-    let (memories, sums, wire) = Memories::new(kernels, &base, may_fail, nets);
+    let (memories, sums, wire) = Memories::new(&scene.vms, &base, may_fail);
+    let partitions = scene.vms.iter().flat_map(Vm::partitions);
+    let image = disk::image(&base, &partitions.collect::<Vec<_>>());
     let mut control = Control::new(scene, seed);
     control.told = tells.then(Vec::new);
     let mut watch = Watch {
@@ -80,7 +80,7 @@ pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Lif
         machine.violation = placed
             .is_none()
             .then(|| "tree or bundle lie outside memory".into());
-        machine.attach_disk(disk::image(&base));
+        machine.attach_disk(image);
         if scene.requests.is_some() {
             machine.attach_port();
         }

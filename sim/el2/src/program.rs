@@ -114,7 +114,7 @@ impl Program {
     }
 
     /// Sets the timer and waits for its interrupt; ends whatever else comes.
-    fn sleep(&mut self, counts: u32) {
+    pub fn sleep(&mut self, counts: u32) {
         self.put(2, counts.into());
         self.add([
             I::System(false, 1, TIME),
@@ -371,7 +371,10 @@ fn first(plan: Plan, entries: &[u64], rng: &mut Rng) -> Program {
     let mut frames = 0;
     for _ in 0..plan.steps {
         let step = rng.below(16);
-        if step < 2 {
+        if step < 2 && rng.below(12) == 0 {
+            program.reset_disk(rng, requests);
+            requests = 0;
+        } else if step < 2 {
             program.use_disk(rng, requests);
             requests += 1;
         } else if step == 2 && has_network {

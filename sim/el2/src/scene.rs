@@ -1,6 +1,6 @@
 //! What a seed makes of a machine: its parts, the VMs that live on it, what is asked of it and what goes wrong.
 
-use crate::bundle::Vm;
+use crate::bundle::{Backing, Vm};
 use crate::program::Plan;
 use crate::wire::Net;
 use machine_host::faults::{DiskFaults, Faults};
@@ -157,8 +157,8 @@ impl Scene {
             };
             let kernel = vm.kernel.len();
             lines.push(format!(
-                "{}, {place}: {} vCPUs, group {}, cap {}, restarts {}, keeps blocks {}, hides {}, never shares {}, {:?}, kernel of {kernel} bytes",
-                vm.name, vm.vcpus, vm.group, vm.cap, vm.restarts, vm.keeps_blocks, vm.hides, vm.never_shares, vm.net
+                "{}, {place}: {} vCPUs, group {}, cap {}, restarts {}, keeps blocks {}, hides {}, never shares {}, {:?}, disk {:?}, swaps {}, kernel of {kernel} bytes",
+                vm.name, vm.vcpus, vm.group, vm.cap, vm.restarts, vm.keeps_blocks, vm.hides, vm.never_shares, vm.net, vm.disk, vm.swaps
             ));
             lines.extend(crate::program::describe(*plan));
         }
@@ -180,6 +180,12 @@ fn vm((plan, net): (Plan, Option<Net>), rng: &mut Rng) -> Vm {
         never_shares: rng.below(8) == 0,
         number: plan.vm as u8,
         net,
+        disk: match rng.below(4) {
+            0 => Backing::Own,
+            1 => Backing::Partition,
+            _ => Backing::Memory,
+        },
+        swaps: rng.below(5) == 0,
     }
 }
 

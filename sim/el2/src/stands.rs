@@ -54,6 +54,8 @@ pub struct Freedom {
     pub restarts: bool,
     /// Memory was asked of it, for which EL2 may let it stand still.
     pub may_owe: bool,
+    /// It has a partition alone, which may still be busy when it is to start again.
+    pub is_alone: bool,
     /// Memory may be short, so that a start fails.
     pub is_short: bool,
 }
@@ -90,7 +92,9 @@ impl Stands {
                 match stand {
                     S::Running | S::Paused if freedom.may_end => &[S::Ending],
                     S::Ending => &[S::Ended],
-                    S::Restarting if freedom.is_short => &[S::Running, S::Ended],
+                    S::Restarting if freedom.is_short || freedom.is_alone => {
+                        &[S::Running, S::Ended]
+                    }
                     S::Restarting => &[S::Running],
                     _ => &[],
                 }
@@ -133,6 +137,7 @@ fn after(stand: Stand, kind: u32, answer: u32, freedom: Freedom) -> Option<Stand
             let is_short = freedom.is_short && answer != code::OK;
             return match answer {
                 code::OK => Some(S::Running),
+                code::BUSY => freedom.is_alone.then_some(stand),
                 _ => is_short.then_some(stand),
             };
         }
