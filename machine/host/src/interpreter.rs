@@ -412,6 +412,16 @@ fn direct(name: [u8; 5]) -> Option<usize> {
         [3, 0, 4, 0, 0] => const { number("spsr_el1") },
         [3, 0, 2, 0, 0] => const { number("ttbr0_el1") },
         [3, 0, 6, 0, 0] => const { number("far_el1") },
+        [3, 0, 13, 0, 1] => const { number("contextidr_el1") },
+        [3, 3, 13, 0, 3] => const { number("tpidrro_el0") },
+        [3, 0, 2, 0, 1] => const { number("ttbr1_el1") },
+        [3, 0, 5, 2, 0] => const { number("esr_el1") },
+        [3, 0, 5, 1, 0] => const { number("afsr0_el1") },
+        [3, 0, 5, 1, 1] => const { number("afsr1_el1") },
+        [3, 0, 10, 2, 0] => const { number("mair_el1") },
+        [3, 0, 10, 3, 0] => const { number("amair_el1") },
+        [3, 0, 7, 4, 0] => const { number("par_el1") },
+        [3, 2, 0, 0, 0] => const { number("csselr_el1") },
         _ => return None,
     })
 }

@@ -60,6 +60,8 @@ pub struct Known {
     may_owe: bool,
     /// Somebody has asked to end it.
     pub may_be_ended: bool,
+    /// Somebody has asked to let it go on, or to end it, since it was last asked to stand still.
+    is_to_go_on: bool,
 }
 
 /// A request that is not answered yet.
@@ -142,6 +144,7 @@ impl Control {
                 resets: 0,
                 may_owe: false,
                 may_be_ended: false,
+                is_to_go_on: false,
             }
         };
         Self {
@@ -239,6 +242,16 @@ impl Control {
         };
         if let (request::KILL | request::RESET, Some(vm)) = (asked.kind, asked.vm) {
             self.known[vm].may_be_ended = true;
+        }
+        // A pause counts where it is the only thing that is asked.
+        if let Some(vm) = asked.vm {
+            match asked.kind {
+                request::PAUSE if self.asked.is_empty() => self.known[vm].is_to_go_on = false,
+                request::START..=request::RESET | request::CONTINUE => {
+                    self.known[vm].is_to_go_on = true;
+                }
+                _ => {}
+            }
         }
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend_from_slice(payload);
@@ -734,6 +747,12 @@ impl Phase {
 }
 
 impl Known {
+    /// Whether its vCPUs may run, or may come to.
+    pub fn may_go_on(&self) -> bool {
+        let stands = |stands: &Stands| stands.may(|stand| stand != Stand::Paused);
+        self.may_owe || self.is_to_go_on || self.stands.as_ref().is_none_or(stands)
+    }
+
     /// Whether what EL2 says of it fits what is known.
     fn fits(&mut self, raw: &RawVm, freedom: Freedom) -> Result<(), String> {
         let Some(stands) = &mut self.stands else {

@@ -3,7 +3,7 @@
 use crate::bundle::{Backing, Vm};
 use crate::driver::{ANSWERS, READ_BEGINS, READ_ENDS, RESET, WRITE_BEGINS, WRITE_ENDS};
 use crate::network::{self, FRAME_BEGINS, FRAME_COMES, FRAME_GOES};
-use crate::program::{BEGINS, ENDS, RAM, TREE, VCPU, VM};
+use crate::program::{BEGINS, COMPARE, ENDS, RAM, TREE, VCPU, VM};
 use crate::wire::{Net, Wire};
 use machine_host::machine::{Observer, Registers};
 use model_addr::Ipa;
@@ -42,6 +42,8 @@ pub struct Said {
     pub is_done: bool,
     /// Somebody has ended it, or may have.
     pub is_ended: bool,
+    /// It is certain that it stands still.
+    pub stands_still: bool,
 }
 
 /// What has happened, as far as guests say.
@@ -265,7 +267,10 @@ impl Observer for Memories {
             return Ok(());
         }
         let flat = self.of(vcpu)?;
-        let wrong = flat.compare(at.0, size, value);
+        let mut wrong = flat.compare(at.0, size, value);
+        if self.sums.borrow().vms[vcpu.register(VM) as usize].stands_still {
+            wrong = Some(format!("it loads from {at}, and is paused"));
+        }
         self.sums.borrow_mut().loads += 1;
         match wrong {
             None => Ok(()),
@@ -301,6 +306,15 @@ impl Observer for Memories {
         let (vm, may_fail) = (vcpu.register(VM) as usize, self.may_fail);
         if [FRAME_BEGINS, FRAME_GOES, FRAME_COMES].contains(&number) {
             return self.frame(vcpu, number, look);
+        }
+        if number == COMPARE {
+            let [is, must] = [10, 11].map(|n| vcpu.register(n));
+            let what = format!(
+                "VM {vm}, vCPU {}, pc {:#x}: a register holds {is:#x}, and must hold {must:#x}",
+                vcpu.register(VCPU),
+                vcpu.pc
+            );
+            return (is == must).then_some(()).ok_or(what);
         }
         if number == BEGINS {
             let base = self.base.clone();

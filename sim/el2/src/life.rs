@@ -4,6 +4,7 @@ use crate::bundle::{self, Vm};
 use crate::control::{Control, Phase};
 use crate::disk;
 use crate::flat::{Memories, Sums};
+use crate::program;
 use crate::scene::Scene;
 use crate::tree;
 use crate::wire::Wire;
@@ -133,8 +134,8 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         self.life.wrong = Some("the hypervisor has stopped by a bug of its own".into());
     }
 
-    /// Looks at what has happened; whether the life goes on.
-    fn goes_on(&mut self, progress: Progress) -> bool {
+    /// Notes what has happened; what was written to the log.
+    fn note(&mut self, progress: Progress) -> String {
         let (text, violation, steps, time) = machine::with(|machine| {
             let text = take_lines(&mut machine.log);
             (text, machine.violation.take(), machine.steps, machine.time)
@@ -158,6 +159,13 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         let trace = (self.life.trace.rotate_left(7) ^ time).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.life.trace = trace;
         self.life.wrong = violation;
+        text
+    }
+
+    /// Looks at what has happened; whether the life goes on.
+    fn goes_on(&mut self, progress: Progress) -> bool {
+        let text = self.note(progress);
+        let steps = self.life.steps;
         if self.life.wrong.is_some() {
             return false;
         }
@@ -177,6 +185,7 @@ impl<L: FnMut(&str)> Watch<'_, L> {
             .zip(&self.control.known)
         {
             said.is_ended = known.may_be_ended;
+            said.stands_still &= !known.may_go_on();
         }
         let said = self.sums.borrow().vms.clone();
         let heard = match self.control.go_on(steps, progress == Progress::Idle, &said) {
@@ -189,6 +198,18 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         if heard {
             self.sleeps = 0;
             return true;
+        }
+        if rests && self.control.is_quiet() {
+            // Who stands still does so for certain once all CPUs have slept.
+            for (said, known) in self
+                .sums
+                .borrow_mut()
+                .vms
+                .iter_mut()
+                .zip(&self.control.known)
+            {
+                said.stands_still = !known.may_go_on();
+            }
         }
         if rests && self.control.phase != Phase::Asks && self.winds_up() {
             return false;
@@ -302,6 +323,18 @@ impl<L: FnMut(&str)> Watch<'_, L> {
                 || Some("nobody knows it".to_owned()),
                 |known| known.is_wrong_in_the_end(vm, said, is_short),
             );
+            let letters = self
+                .scene
+                .plans
+                .get(number)
+                .map(|plan| program::letters(*plan));
+            let is_whole = vm.starts == 1 && vm.reason.as_str() == Some("powered off");
+            if is_whole && letters != Some(vm.console[0]) {
+                wrong = Some(format!(
+                    "{name} has said {} letters of {letters:?}",
+                    vm.console[0]
+                ));
+            }
             if let Some(what) = what {
                 wrong = Some(format!("{name} has ended: {what}"));
             } else if !makes_sense(vm, said.begun > 0) {

@@ -25,6 +25,8 @@ const PAGE_COUNT: u64 = 40;
 pub const BEGINS: u16 = 1;
 /// See [`BEGINS`].
 pub const ENDS: u16 = 2;
+/// What `HLT` says: x10 must be x11.
+pub const COMPARE: u16 = 11;
 /// The register that holds the VM's number, and that of the vCPU's.
 pub const VM: u8 = 28;
 /// See [`VM`].
@@ -48,12 +50,32 @@ const TIME: [u8; 5] = [3, 3, 14, 0, 2];
 const TIMER_CONTROL: [u8; 5] = [3, 3, 14, 3, 1];
 const TIMER_COMPARE: [u8; 5] = [3, 3, 14, 3, 2];
 const ID: [u8; 5] = [3, 0, 0, 4, 0];
+/// Registers of a vCPU's own that keep what it writes.
+const OWN: [[u8; 5]; 13] = [
+    [3, 0, 13, 0, 4],
+    [3, 3, 13, 0, 2],
+    [3, 3, 13, 0, 3],
+    [3, 0, 13, 0, 1],
+    [3, 0, 2, 0, 0],
+    [3, 0, 2, 0, 1],
+    [3, 0, 6, 0, 0],
+    [3, 0, 5, 2, 0],
+    [3, 0, 5, 1, 0],
+    [3, 0, 5, 1, 1],
+    [3, 0, 10, 2, 0],
+    [3, 0, 10, 3, 0],
+    [3, 0, 7, 4, 0],
+];
 
 /// A program that grows.
 pub struct Program {
     words: Vec<I>,
     /// What each step is, for people, and where it begins.
     notes: Vec<(usize, String)>,
+    /// What registers of [`OWN`] hold.
+    own: [Option<u64>; OWN.len()],
+    /// Letters that it says.
+    letters: u64,
 }
 
 impl Program {
@@ -198,6 +220,24 @@ impl Program {
         ]);
     }
 
+    /// Writes a register of its own, or finds there what it wrote before.
+    fn use_register(&mut self, rng: &mut Rng) {
+        let which = rng.below(OWN.len() as u64) as usize;
+        match self.own[which] {
+            Some(value) if rng.below(2) == 0 => {
+                self.add([I::System(false, 10, OWN[which])]);
+                self.put(11, value);
+                self.add([I::Ask(COMPARE)]);
+            }
+            _ => {
+                let value = rng.next();
+                self.put(1, value);
+                self.add([I::System(true, 1, OWN[which])]);
+                self.own[which] = Some(value);
+            }
+        }
+    }
+
     fn random_step(&mut self, rng: &mut Rng, (vcpu, vcpus): (u64, u64)) {
         let page = if rng.below(4) == 0 {
             driver::BUFFER + rng.below(driver::CROWDED_PAGES) * 0x1000
@@ -218,14 +258,16 @@ impl Program {
             24.. => self.load(3, page + (place & !7)),
             0..=6 => self.store(size, page + place, rng.next()),
             7..=12 => self.load(size, page + place),
-            13..=14 => self.load(3, kernel),
+            14 => self.load(3, kernel),
             15 => self.store(3, kernel, rng.next()),
             16 => self.count(COUNTER),
             17 => self.add([[DMB, DSB, TLBI][rng.below(3) as usize]]),
             18 => self.call(&[PSCI_VERSION]),
             19 => self.sleep(rng.below(4000) as u32),
-            20 => self.add([I::System(false, 4, ID)]),
+            20 if rng.below(4) == 0 => self.add([I::System(false, 4, ID)]),
+            13 | 20 => self.use_register(rng),
             21 => {
+                self.letters += 1;
                 self.put(1, UART);
                 self.put(2, u64::from(b'a') + vcpu);
                 self.add([I::Store {
@@ -257,13 +299,14 @@ const STEPS: [&str; 28] = {
     let names = [
         (0, 7, "stores"),
         (7, 13, "loads"),
-        (13, 15, "loads of the kernel"),
+        (13, 14, "uses a register"),
+        (14, 15, "loads of the kernel"),
         (15, 16, "stores into the kernel"),
         (16, 17, "counts"),
         (17, 18, "barrier"),
         (18, 19, "calls firmware"),
         (19, 20, "sleeps"),
-        (20, 21, "reads an ID register"),
+        (20, 21, "reads an ID register, or uses one of its own"),
         (21, 22, "says a letter"),
         (22, 23, "sends an interrupt"),
         (23, 24, "lets pages be shared or not"),
@@ -326,6 +369,14 @@ pub fn kernel(plan: Plan) -> Vec<u8> {
     image
 }
 
+/// How many letters a VM says.
+pub fn letters(plan: Plan) -> u64 {
+    let entries = vec![0; plan.vcpus as usize];
+    let others = (1..plan.vcpus).map(|vcpu| other(plan, vcpu, &mut Rng::new(plan.seed ^ vcpu)));
+    let first = first(plan, &entries, &mut Rng::new(plan.seed));
+    others.chain([first]).map(|program| program.letters).sum()
+}
+
 /// The steps of a VM's vCPUs, with the address at which each begins, a line each.
 pub fn describe(plan: Plan) -> Vec<String> {
     let mut at = 1;
@@ -349,6 +400,8 @@ fn begin(plan: Plan, vcpu: u64) -> Program {
     let mut program = Program {
         words: Vec::new(),
         notes: Vec::new(),
+        own: [None; OWN.len()],
+        letters: 0,
     };
     program.put(VM, plan.vm);
     program.put(VCPU, vcpu);
