@@ -155,3 +155,41 @@ fn after(stand: Stand, kind: u32, answer: u32, freedom: Freedom) -> Option<Stand
     };
     (answer == wanted).then_some(next)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FREEDOM: Freedom = Freedom {
+        may_end: false,
+        restarts: false,
+        may_owe: false,
+        is_alone: false,
+        is_short: false,
+    };
+
+    #[test]
+    fn answers_say_how_a_vm_stands() {
+        let mut stands = Stands::only(S::Running);
+        assert!(stands.answered(request::PAUSE, code::OK, FREEDOM));
+        assert!(!stands.may(|stand| stand != S::Paused));
+        assert!(!stands.clone().answered(request::START, code::OK, FREEDOM));
+        assert!(stands.answered(request::KILL, code::OK, FREEDOM));
+        assert!(!stands.clone().answered(request::RESUME, code::OK, FREEDOM));
+        assert!(stands.answered(request::START, code::OK, FREEDOM));
+        assert!(stands.keep(|stand| stand.is_said(state::RUNNING)));
+    }
+
+    #[test]
+    fn a_guest_that_is_done_may_have_ended() {
+        let may_end = Freedom {
+            may_end: true,
+            ..FREEDOM
+        };
+        for (freedom, is_right) in [(FREEDOM, false), (may_end, true)] {
+            let mut stands = Stands::only(S::Running);
+            let fits = stands.answered(request::KILL, code::WRONG_STATE, freedom);
+            assert_eq!(fits, is_right);
+        }
+    }
+}

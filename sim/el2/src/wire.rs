@@ -194,3 +194,53 @@ fn number_of(bytes: &[u8]) -> usize {
         .and_then(|part| part.try_into().ok());
     number.map_or(usize::MAX, |part| u64::from_le_bytes(part) as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAN: Net = Net {
+        switch: "lan",
+        has_uplink: true,
+    };
+
+    /// A frame of 64 bytes to `to`, from VM `from`.
+    fn frame(wire: &mut Wire, from: u8, to: [u8; 6]) -> Vec<u8> {
+        let number = wire.begin();
+        let words = head(to, address(from));
+        let mut bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        bytes.extend(number.to_le_bytes());
+        bytes.resize(64, 7);
+        wire.send(from.into(), bytes.clone(), |_| true);
+        bytes
+    }
+
+    #[test]
+    fn a_frame_comes_once_as_it_was_to_whoever_it_is_for() {
+        let apart = Net {
+            switch: "dmz",
+            has_uplink: false,
+        };
+        let mut wire = Wire::new(vec![Some(LAN), Some(LAN), Some(LAN), Some(apart), None]);
+        let to_one = frame(&mut wire, 0, address(1));
+        let mut changed = to_one.clone();
+        changed[40] = 8;
+        assert!(wire.got_vm(1, &changed).is_err());
+        assert!(wire.got_vm(1, &to_one).is_ok());
+        assert!(wire.got_vm(1, &to_one).is_err(), "twice");
+        assert!(wire.got_vm(2, &to_one).is_err(), "another's");
+        assert!(wire.got_outside(&to_one).is_err(), "another's, outside");
+        let to_all = frame(&mut wire, 0, [0xff; 6]);
+        assert!(wire.got_vm(2, &to_all).is_ok() && wire.got_outside(&to_all).is_ok());
+        assert!(wire.got_vm(0, &to_all).is_err(), "its own");
+        assert!(wire.got_vm(3, &to_all).is_err(), "another switch");
+        assert!(wire.got_vm(4, &to_all).is_err(), "no device");
+        let mut lies = frame(&mut wire, 0, [0xff; 6]);
+        lies[11] = 0x77;
+        wire.send(0, lies.clone(), |_| true);
+        assert!(
+            wire.got_vm(1, &lies).is_err(),
+            "from an address that is not its"
+        );
+    }
+}

@@ -17,7 +17,15 @@ fn text(output: &Output) -> String {
 
 #[test]
 fn lives_go_well() {
-    let output = sim(&["--seed", "1", "--lives", "100"]);
+    let output = sim(&["--seed", "1", "--lives", "100", "--first"]);
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+/// For kept faults that fewer lives do not find.
+#[test]
+#[ignore = "takes a minute"]
+fn more_lives_go_well() {
+    let output = sim(&["--seed", "1", "--lives", "1000", "--first", "--as-is"]);
     assert!(output.status.success(), "{}", text(&output));
 }
 
