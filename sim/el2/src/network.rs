@@ -75,8 +75,8 @@ impl Program {
         self.store(3, SEND[0], OUT + 4);
     }
 
-    /// Sends a frame that `rng` names, as number `number` of VM `vm` of so many, and waits until it has gone.
-    pub fn send_frame(&mut self, rng: &mut Rng, number: u16, (vm, vms): (u64, u64)) {
+    /// Begins to send a frame that `rng` names; its bytes.
+    fn begin_frame(&mut self, rng: &mut Rng, number: u16, (vm, vms): (u64, u64)) -> u64 {
         let to = match rng.below(vms + 2) {
             other if other < vms => wire::address(other as u8),
             other if other == vms => [0xff; 6],
@@ -107,11 +107,37 @@ impl Program {
         self.add(put(12, length));
         self.add([I::Ask(FRAME_GOES)]);
         self.store(2, DEVICE + 0x50, 1);
+        length
+    }
+
+    /// Sends a frame, as number `number` of VM `vm` of so many, and waits until it has gone.
+    pub fn send_frame(&mut self, rng: &mut Rng, number: u16, vm: (u64, u64)) {
+        self.begin_frame(rng, number, vm);
         let start = self.len();
         self.load(1, SEND[2] + 2);
         self.add([I::CalculateWith(Operation::Subtract, 3, 3, number + 1)]);
         self.repeat_until_zero(start, 100_000);
         self.store(2, DEVICE + 0x64, 1);
+    }
+
+    /// Begins to send a frame, resets the device after a while, and sets it up again: what is in memory from then on is
+    /// no frame.
+    pub fn reset_network(&mut self, rng: &mut Rng, number: u16, vm: (u64, u64)) {
+        let length = self.begin_frame(rng, number, vm);
+        self.note("resets its network device meanwhile".into());
+        if rng.below(2) == 0 {
+            self.sleep(rng.below(4000) as u32);
+        }
+        self.store(2, DEVICE + 0x70, 0);
+        for _ in 0..4 {
+            self.store(3, FRAME + 24 + 8 * rng.below(length / 8 - 3), rng.next());
+        }
+        for place in [RECEIVE[1] + 2, RECEIVE[2] + 2, SEND[1] + 2, SEND[2] + 2] {
+            self.store(1, place, 0);
+        }
+        self.store(3, SEEN, 0);
+        self.sleep(4095);
+        self.open_network();
     }
 
     /// Takes a frame, if one has come.

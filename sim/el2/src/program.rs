@@ -430,6 +430,9 @@ fn first(plan: Plan, entries: &[u64], rng: &mut Rng) -> Program {
         } else if step < 2 {
             program.use_disk(rng, requests);
             requests += 1;
+        } else if step == 2 && has_network && rng.below(8) == 0 {
+            program.reset_network(rng, frames, (plan.vm, plan.peers));
+            frames = 0;
         } else if step == 2 && has_network {
             program.send_frame(rng, frames, (plan.vm, plan.peers));
             frames += 1;
