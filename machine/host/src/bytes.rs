@@ -1,7 +1,8 @@
 //! Copies, comparisons and runs of stores.
 
+use crate::machine;
 use core::ptr;
-use model_addr::FRAME_SIZE;
+use model_addr::{FRAME_SIZE, Pa};
 
 const FRAME: usize = FRAME_SIZE as usize;
 
@@ -10,6 +11,9 @@ const FRAME: usize = FRAME_SIZE as usize;
 /// # Safety
 /// They are RAM that nobody uses.
 pub(crate) unsafe fn frame_zero_clean(start: u64, frames: u64) {
+    machine::with(|machine| {
+        machine.ram.note_cleaned(Pa(start), frames * FRAME_SIZE);
+    });
     let start = ptr::with_exposed_provenance_mut::<u8>(start as usize);
     // SAFETY: the caller's promise: so many frames of RAM that nobody uses.
     unsafe { ptr::write_bytes(start, 0, frames as usize * FRAME) }

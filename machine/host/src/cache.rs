@@ -1,4 +1,5 @@
-//! Cache maintenance. Caches are transparent here: EL2, guests and devices see one memory.
+//! Cache maintenance. EL2, guests and devices see one memory here, but whether what a guest wrote was cleaned before another
+//! guest may read it is kept by frame ([`crate::machine`] looks).
 
 use crate::machine;
 use model_addr::Pa;
@@ -20,8 +21,9 @@ pub fn publish(pa: Pa, size: u64) {
 }
 
 /// Cleans and drops the data cache lines of `size` bytes from `pa`.
-pub fn clean_to_coherency(_pa: Pa, _size: u64) {
+pub fn clean_to_coherency(pa: Pa, size: u64) {
     machine::step();
+    machine::with(|machine| machine.ram.note_cleaned(pa, size));
 }
 
 /// Drops what instruction caches of all CPUs hold of `size` bytes from `pa`.

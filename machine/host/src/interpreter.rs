@@ -5,6 +5,7 @@ use crate::coroutine;
 use crate::instruction::{Instruction, Operation};
 use crate::machine::{self, Machine, Pause};
 use crate::registers::number;
+use crate::stage2::vmid;
 use machine_fake::Fault;
 use model_addr::{Ipa, Pa};
 
@@ -123,6 +124,13 @@ impl Machine {
         if !may {
             let level = 3 - (leaf.size.trailing_zeros() - 12) / 9;
             return Err((Fault::Translation(level), true));
+        }
+        let own_vmid = vmid(tables.1);
+        if let Some(writer) = self.ram.unseen_writer(pa, own_vmid) {
+            self.violate(&format!(
+                "VMID {own_vmid} reads {ipa} in {}, which VMID {writer} wrote and nobody cleaned",
+                pa.frame()
+            ));
         }
         if !self.ram.contains(pa, size) {
             self.violate(&format!("{ipa} is translated to {pa}, which is no RAM"));
@@ -288,6 +296,8 @@ impl Machine {
             Err(why) => return self.data_abort(at, what, true, why),
         };
         let value = context.register(what.1);
+        let writer = vmid(self.cpu().registers[VTTBR]);
+        self.ram.note_written(pa, writer);
         let _ = self.ram.write(pa, size, value);
         for cpu in &mut self.cpus {
             cpu.exclusive = cpu

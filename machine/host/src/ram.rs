@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 use core::ptr;
-use model_addr::Pa;
+use model_addr::{FRAME_SIZE, Pa};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
@@ -10,6 +10,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 #[derive(Debug)]
 pub(crate) struct Ram {
     size: usize,
+    /// By frame, the VMID of the guest that wrote it last, as long as nobody has cleaned caches of it since; 0: none.
+    writers: Vec<u16>,
 }
 
 impl Ram {
@@ -30,7 +32,8 @@ impl Ram {
         };
         // Pointers to it are made from addresses.
         let _ = mapped.expose_provenance();
-        Ok(Self { size })
+        let writers = vec![0; size / FRAME_SIZE as usize];
+        Ok(Self { size, writers })
     }
 
     /// Whether `size` bytes from `at` lie inside.
@@ -72,6 +75,33 @@ impl Ram {
         self.contains(at, into.len() as u64).then(|| unsafe {
             ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
         })
+    }
+}
+
+impl Ram {
+    fn place(at: Pa) -> usize {
+        (at.0.wrapping_sub(Self::START.0) / FRAME_SIZE) as usize
+    }
+
+    /// A guest with that VMID has written there.
+    pub(crate) fn note_written(&mut self, at: Pa, vmid: u16) {
+        if let Some(writer) = self.writers.get_mut(Self::place(at)) {
+            *writer = vmid;
+        }
+    }
+
+    /// Caches of these bytes were cleaned.
+    pub(crate) fn note_cleaned(&mut self, at: Pa, size: u64) {
+        let frames = Self::place(at)..=Self::place(Pa(at.0 + size.max(1) - 1));
+        if let Some(writers) = self.writers.get_mut(frames) {
+            writers.fill(0);
+        }
+    }
+
+    /// The other guest whose writes may be in caches only, where a guest with that VMID reads.
+    pub(crate) fn unseen_writer(&self, at: Pa, vmid: u16) -> Option<u16> {
+        let writer = self.writers.get(Self::place(at)).copied();
+        writer.filter(|writer| *writer != 0 && *writer != vmid)
     }
 }
 
