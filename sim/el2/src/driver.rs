@@ -98,7 +98,8 @@ impl Program {
         self.note(format!(
             "{verb} {bytes} bytes from sector {sector} at {buffer:#x}"
         ));
-        self.request(number, (is_write, sector), (buffer, bytes));
+        let waits = rng.below(3) == 0;
+        self.request((number, waits), (is_write, sector), (buffer, bytes));
     }
 
     /// Begins to read as request `number`, resets the device after a while, and sets it up again: from then on nobody
@@ -153,9 +154,17 @@ impl Program {
         self.store(2, DEVICE + 0x50, 0);
     }
 
-    fn request(&mut self, number: u16, what: (bool, u64), place: (u64, u64)) {
+    /// As [`Self::ask`], and waits for the end: for an interrupt, or by looking now and then.
+    fn request(&mut self, (number, waits): (u16, bool), what: (bool, u64), place: (u64, u64)) {
+        if waits {
+            self.enable_disk_interrupt(true);
+        }
         self.ask(number, what, place);
         let is_write = what.0;
+        if waits {
+            self.wait_for_disk(|program| program.store(2, DEVICE + 0x64, 1));
+            self.enable_disk_interrupt(false);
+        }
         let start = self.len();
         self.load(1, USED + 2);
         self.add([I::CalculateWith(Operation::Subtract, 3, 3, number + 1)]);

@@ -21,7 +21,7 @@ use std::rc::Rc;
 const TREE_AT: Pa = Pa(RAM.0 + (4 << 20));
 const BUNDLE_AT: Pa = Pa(RAM.0 + (6 << 20));
 /// After so many points at which another CPU could go on, a life has hung.
-const STEPS_MAX: u64 = 20_000_000;
+const STEPS_MAX: u64 = 5_000_000;
 /// How often all CPUs may sleep in a row while nothing is told or answered.
 const SLEEPS_MAX: u64 = 2_000;
 

@@ -40,6 +40,9 @@ const DISTRIBUTOR: u64 = 0x0800_0000;
 const REDISTRIBUTORS: u64 = 0x080a_0000;
 const UART: u64 = 0x0900_0000;
 const TIMER: u64 = 27;
+const DISK_INTERRUPT: u16 = 48;
+/// Its word in a run of the distributor's registers, and its bit there.
+const DISK_BIT: (u64, u64) = (4, 1 << 16);
 /// System registers: op0, op1, CRn, CRm, op2.
 const IAR: [u8; 5] = [3, 0, 12, 12, 0];
 const EOIR: [u8; 5] = [3, 0, 12, 12, 1];
@@ -160,6 +163,29 @@ impl Program {
         ]);
     }
 
+    /// Lets the disk's interrupt come to the first vCPU, or not.
+    pub fn enable_disk_interrupt(&mut self, enable: bool) {
+        let (word, bit) = DISK_BIT;
+        let register = if enable { 0x100 } else { 0x180 };
+        self.store(2, DISTRIBUTOR + register + word, bit);
+    }
+
+    /// Waits for the disk's interrupt, and lets `acknowledge` make the disk lower its line before it ends.
+    pub fn wait_for_disk(&mut self, acknowledge: impl FnOnce(&mut Self)) {
+        self.add([
+            I::Wait,
+            I::System(false, 9, IAR),
+            I::CalculateWith(Operation::Subtract, 3, 9, 1023),
+            I::BranchIf(false, 3, -3),
+            I::CalculateWith(Operation::Subtract, 3, 9, DISK_INTERRUPT),
+            I::BranchIf(false, 3, 3),
+            I::System(true, 9, EOIR),
+            I::Branch(-7),
+        ]);
+        acknowledge(self);
+        self.add([I::System(true, 9, EOIR)]);
+    }
+
     /// Instructions so far.
     pub fn len(&self) -> usize {
         self.words.len()
@@ -192,6 +218,8 @@ impl Program {
         let own = REDISTRIBUTORS + vcpu * 0x2_0000;
         if vcpu == 0 {
             self.store(2, DISTRIBUTOR, 0x12);
+            let (word, bit) = DISK_BIT;
+            self.store(2, DISTRIBUTOR + 0x80 + word, bit);
         }
         self.store(2, own + 0x14, 0);
         self.store(2, own + 0x1_0080, 0xffff_ffff);
