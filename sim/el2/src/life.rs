@@ -154,7 +154,7 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         if requests != std::mem::replace(&mut self.requests, requests) {
             self.sleeps = 0;
         }
-        self.sleeps += u64::from(progress == Progress::Slept);
+        self.sleeps += u64::from(matches!(progress, Progress::Slept | Progress::Idle));
         self.life.steps = steps;
         let trace = (self.life.trace.rotate_left(7) ^ time).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.life.trace = trace;
