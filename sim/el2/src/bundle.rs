@@ -160,6 +160,7 @@ pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
     }
     if vm.swaps {
         record.swap = text(&format!("swap{}", vm.number));
+        record.base = vm.memory / 2;
     }
     if let Some(net) = vm.net {
         record.nets[0] = NetRecord {

@@ -291,6 +291,8 @@ impl Program {
             16 => self.count(COUNTER),
             17 => self.add([[DMB, DSB, TLBI][rng.below(3) as usize]]),
             18 => self.call(&[PSCI_VERSION]),
+            // So long that what is due every now and then is done meanwhile.
+            19 if rng.below(6) == 0 => self.sleep(4_000_000),
             19 => self.sleep(rng.below(4000) as u32),
             20 if rng.below(4) == 0 => self.add([I::System(false, 4, ID)]),
             13 | 20 => self.use_register(rng),
