@@ -14,6 +14,7 @@
 #[macro_use]
 pub mod sysreg;
 
+mod attached;
 pub mod boot;
 mod bytes;
 pub mod cache;

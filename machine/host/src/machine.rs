@@ -11,7 +11,7 @@ use crate::registers::{self, number};
 use crate::rng::Rng;
 use crate::stage2::{Tlb, vmid};
 use crate::tlb::Reaches;
-use crate::virtio::{self, Device, Window};
+use crate::virtio::{self, Device};
 use machine_locks::{HeldRanks, RankEvent};
 use model_addr::{Ipa, Pa};
 use std::cell::RefCell;
@@ -26,8 +26,6 @@ pub const UART: u64 = 0x0900_0000;
 pub const FREQUENCY: u64 = 62_500_000;
 /// Bytes of all devices' windows.
 const WINDOWS_SIZE: u64 = virtio::WINDOW_SIZE * virtio::WINDOWS as u64;
-/// Bytes of `struct virtio_net_hdr_v1`.
-const CARD_HEADER: usize = 12;
 /// The interrupts of the timers and of the virtual CPU interface, as on QEMU's `virt`.
 pub const VIRTUAL_TIMER: u32 = 27;
 /// See [`VIRTUAL_TIMER`].
@@ -152,9 +150,9 @@ pub struct Machine {
     pub(crate) gic: Gic,
     pub(crate) disk: Option<Device<Disk>>,
     pub(crate) port: Option<Device<Port>>,
-    card: Option<Device<Card>>,
+    pub(crate) card: Option<Device<Card>>,
     /// When a device has something to do; `u64::MAX`: never.
-    due: u64,
+    pub(crate) due: u64,
     pub(crate) faults: Faults,
     refused: u16,
     silent: u16,
@@ -307,110 +305,6 @@ impl Machine {
     /// Copies bytes into RAM, before the machine runs or as a device does.
     pub fn fill(&mut self, at: Pa, bytes: &[u8]) -> Option<()> {
         self.ram.fill(at, bytes)
-    }
-
-    /// Gives the machine a disk that holds `content`.
-    pub fn attach_disk(&mut self, content: Vec<u8>) {
-        self.disk = Some(Device::new(Disk::new(content)));
-    }
-
-    /// Gives it a console port.
-    pub fn attach_port(&mut self) {
-        self.port = Some(Device::new(Port::default()));
-    }
-
-    /// Gives it a network card.
-    pub fn attach_card(&mut self) {
-        self.card = Some(Device::new(Card::default()));
-    }
-
-    /// Bytes have come for the console port.
-    pub fn tell(&mut self, bytes: &[u8]) {
-        let now = self.time;
-        self.port
-            .iter_mut()
-            .for_each(|port| port.model.push(bytes.to_vec(), now));
-        self.look_ahead();
-    }
-
-    /// What the console port was given to send, a buffer at a time.
-    pub fn hear(&mut self) -> Option<Vec<u8>> {
-        self.port.as_mut()?.model.outgoing.pop_front()
-    }
-
-    /// A frame has come for the network card, whose header says nothing of it (virtio 1.2, 5.1.6).
-    pub fn send_frame(&mut self, frame: &[u8]) {
-        let now = self.time;
-        if let Some(card) = &mut self.card {
-            let message = [&[0; CARD_HEADER], frame].concat();
-            card.model.push(message, now);
-        }
-        self.look_ahead();
-    }
-
-    /// The next frame that the network card was given to send.
-    pub fn take_frame(&mut self) -> Option<Vec<u8>> {
-        let mut message = self.card.as_mut()?.model.outgoing.pop_front()?;
-        Some(message.split_off(CARD_HEADER.min(message.len())))
-    }
-
-    fn windows(&mut self) -> [Option<&mut dyn Window>; virtio::WINDOWS] {
-        [
-            self.disk.as_mut().map(|it| it as &mut dyn Window),
-            self.port.as_mut().map(|it| it as &mut dyn Window),
-            self.card.as_mut().map(|it| it as &mut dyn Window),
-        ]
-    }
-
-    /// Does something with the device at an offset from the first window; nothing where there is none.
-    fn at_window<R>(
-        &mut self,
-        offset: u64,
-        action: impl FnOnce(&mut dyn Window, u64, (&Ram, u64, &mut Rng)) -> R,
-    ) -> Option<R> {
-        let (ram, now, rng) = (&self.ram, self.time, &mut self.rng);
-        let device: Option<&mut dyn Window> = match offset / virtio::WINDOW_SIZE {
-            0 => self.disk.as_mut().map(|it| it as _),
-            1 => self.port.as_mut().map(|it| it as _),
-            _ => self.card.as_mut().map(|it| it as _),
-        };
-        device.map(|device| action(device, offset % virtio::WINDOW_SIZE, (ram, now, rng)))
-    }
-
-    /// Notes when devices have something to do.
-    fn look_ahead(&mut self) {
-        let due = self
-            .windows()
-            .into_iter()
-            .flatten()
-            .filter_map(|it| it.next());
-        self.due = due.min().unwrap_or(u64::MAX);
-    }
-
-    /// The interrupts' lines become what devices say.
-    pub(crate) fn drive_devices(&mut self) {
-        let lines = self.windows().map(|it| it.is_some_and(|it| it.line()));
-        for (intid, line) in (virtio::INTERRUPT..).zip(lines) {
-            self.gic.set_line(intid, line);
-        }
-        self.look_ahead();
-    }
-
-    /// Devices do what is due.
-    fn work(&mut self) {
-        if self.time < self.due {
-            return;
-        }
-        let (ram, now, rng) = (&mut self.ram, self.time, &mut self.rng);
-        let devices: [Option<&mut dyn Window>; virtio::WINDOWS] = [
-            self.disk.as_mut().map(|it| it as _),
-            self.port.as_mut().map(|it| it as _),
-            self.card.as_mut().map(|it| it as _),
-        ];
-        for device in devices.into_iter().flatten() {
-            device.work(ram, now, rng);
-        }
-        self.drive_devices();
     }
 
     /// Time passes; whether another CPU is to go on.

@@ -201,6 +201,22 @@ impl Flat {
         self.in_flight = 0..0;
     }
 
+    /// A device has read into memory, which is compared as far as it is there: how many words were, and what is wrong.
+    fn has_read_all(
+        &mut self,
+        (at, sector, bytes): (u64, u64, u64),
+        look: &mut dyn FnMut(Ipa) -> Option<u64>,
+    ) -> (u64, Option<String>) {
+        self.has_read(at, sector, bytes);
+        let words = (at..at + bytes).step_by(8);
+        let (mut sum, mut wrong) = (0, None);
+        for (at, value) in words.filter_map(|at| Some((at, look(Ipa(at))?))) {
+            sum += 1;
+            wrong = wrong.or(self.compare(at, 8, value));
+        }
+        (sum, wrong)
+    }
+
     /// A request has failed, be it halfway.
     fn has_failed(&mut self, is_write: bool, at: u64, sector: u64, bytes: u64) {
         if is_write {
@@ -348,19 +364,11 @@ impl Observer for Memories {
                 flat.open.retain(|place| !(at..at + bytes).contains(place));
             }
             READ_ENDS => {
-                flat.has_read(at, sector, bytes);
-                let words = (at..at + bytes).step_by(8);
-                let compared = words.filter_map(|at| Some((at, look(Ipa(at))?)));
-                let (mut sum, mut wrong) = (0, None);
-                for (at, value) in compared {
-                    sum += 1;
-                    wrong = wrong.or(flat.compare(at, 8, value));
-                }
+                let (sum, wrong) = flat.has_read_all((at, sector, bytes), look);
                 self.sums.borrow_mut().loads += sum;
                 if let Some(what) = wrong {
                     return Err(format!(
-                        "VM {} reads {bytes} bytes from sector {sector}: {what}",
-                        vcpu.register(VM)
+                        "VM {vm} reads {bytes} bytes from sector {sector}: {what}"
                     ));
                 }
             }
