@@ -156,10 +156,16 @@ impl Wire {
         if end == from {
             return wrong("it is its own");
         }
-        let is_wired = match (switches(from), switches(end)) {
-            (Some(one), Some(other)) => one.switch == other.switch,
-            (Some(net), None) | (None, Some(net)) => net.has_uplink,
-            (None, None) => false,
+        let is_wired = match (from, end) {
+            (End::Vm(_), End::Vm(_)) => match (switches(from), switches(end)) {
+                (Some(one), Some(other)) => one.switch == other.switch,
+                _ => false,
+            },
+            (End::Vm(_), End::Outside) | (End::Outside, End::Vm(_)) => {
+                let net = switches(from).or(switches(end));
+                net.is_some_and(|net| net.has_uplink)
+            }
+            (End::Outside, End::Outside) => false,
         };
         if !is_wired {
             return wrong("no wire goes there");
