@@ -145,12 +145,13 @@ impl Program {
             self.store(3, RINGS + 16 * n + 8, word);
         }
         self.store(1, AVAILABLE + 4 + 2 * (u64::from(number) % 8), 0);
-        self.store(1, AVAILABLE + 2, u64::from(number) + 1);
         self.put(10, at);
         self.put(11, sector);
         self.put(12, bytes);
         let begin = if is_write { WRITE_BEGINS } else { READ_BEGINS };
         self.add([I::Ask(begin)]);
+        // From here on the device may take it, also before it is told.
+        self.store(1, AVAILABLE + 2, u64::from(number) + 1);
         self.store(2, DEVICE + 0x50, 0);
     }
 

@@ -102,10 +102,11 @@ impl Program {
         }]);
         self.store(3, SEND[0] + 8, HEADER + length);
         self.store(1, SEND[1] + 4 + 2 * (u64::from(number) % BUFFER_COUNT), 0);
-        self.store(1, SEND[1] + 2, u64::from(number) + 1);
         self.add(put(10, FRAME));
         self.add(put(12, length));
         self.add([I::Ask(FRAME_GOES)]);
+        // From here on the device may take it, also before it is told.
+        self.store(1, SEND[1] + 2, u64::from(number) + 1);
         self.store(2, DEVICE + 0x50, 1);
         length
     }
