@@ -185,7 +185,10 @@ fn a_window_has_one_cause_for_all_queues() {
             .causes()
             .contains(Causes::of_queue(0) | Causes::of_queue(1))
     );
-    assert_eq!((console.read(0x060, 4), console.record().registers.interrupt), (1, 1));
+    assert_eq!(
+        (console.read(0x060, 4), console.record().registers.interrupt),
+        (1, 1)
+    );
     assert_eq!(
         (console.line_changed(), console.line_changed()),
         (Some(true), None)
