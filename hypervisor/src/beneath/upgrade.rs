@@ -123,6 +123,7 @@ impl Leaving<'_> {
 }
 
 /// UPGRADE: all CPUs that are on call it. Comes back only where the new image does not take over; gives X0.
+#[inline(never)]
 pub fn upgrade(context: &GuestContext, expected: u64) -> u64 {
     let me = this();
     if let Err(code) = meet(&MEETING, &mut Leaving { me, context }, expected) {

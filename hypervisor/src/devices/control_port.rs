@@ -4,6 +4,7 @@ use crate::devices::virtio::{Behaviour, Virtio};
 use crate::drivers::requests;
 use crate::guest::{Guest, sessions};
 use abi::state::{self, Writer, kind};
+use alloc::boxed::Box;
 use model_addr::VmId;
 use model_control::Inbox;
 use model_virtio::{Transport, port::Port};
@@ -19,7 +20,7 @@ pub type ControlPort = Virtio<State>;
 
 /// State of a control port.
 pub struct State {
-    port: Transport<Port>,
+    port: Box<Transport<Port>>,
     inbox: Inbox,
     was_open: bool,
 }
@@ -28,7 +29,7 @@ impl ControlPort {
     /// A port that nobody uses yet.
     pub fn new(window: usize) -> Self {
         let state = State {
-            port: Transport::new(Port::new(NAME)),
+            port: Box::new(Transport::new(Port::new(NAME))),
             inbox: Inbox::default(),
             was_open: false,
         };

@@ -13,7 +13,7 @@ pub mod uart;
 pub mod virtio;
 
 pub use register::RegisterAccess;
-pub use virtio::{Console, Rng, VirtualDevice};
+pub use virtio::{Console, Devices, Rng, VirtualDevice};
 
 pub use net::Net;
 pub use network::Cable;

@@ -4,6 +4,7 @@ use crate::devices::register::RegisterAccess;
 use crate::guest::{Guest, layout};
 use crate::machine::{due, entropy};
 use abi::state;
+use alloc::{boxed::Box, vec::Vec};
 use core::any::Any;
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
@@ -32,6 +33,9 @@ pub trait VirtualDevice: Any + Send + Sync {
     /// Restores it from a record; `false` where that is of another device, or makes no sense.
     fn restore(&self, record: &state::Device) -> bool;
 }
+
+/// All devices of a VM, in the order of their windows.
+pub type Devices = Vec<Box<dyn VirtualDevice>>;
 
 /// The device, if it is of that kind.
 pub fn as_a<D: VirtualDevice>(device: &dyn VirtualDevice) -> Option<&D> {

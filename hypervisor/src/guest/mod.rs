@@ -112,7 +112,7 @@ impl Guest {
     /// A VM about to run, its time beginning now; `vmid` is what `space` was made with.
     pub fn new(
         (id, home, name): (VmId, NodeId, Text<32>),
-        (space, vmid): (AddressSpace, Vmid),
+        (space, vmid): (Box<AddressSpace>, Vmid),
         vcpus: Box<[Vcpu]>,
         paging: Paging,
     ) -> Self {
@@ -121,7 +121,7 @@ impl Guest {
             id,
             home,
             name,
-            space,
+            space: *space,
             vmid,
             vcpus,
             distributor: SpinLock::new(Rank::Distributor, distributor),

@@ -3,8 +3,8 @@
 mod disks;
 
 use crate::devices::{
-    Block, Cable, Console, Net, Rng, VirtualDevice, balloon::Balloon, control_port::ControlPort,
-    virtio::as_a,
+    Block, Cable, Console, Devices, Net, Rng, VirtualDevice, balloon::Balloon,
+    control_port::ControlPort, virtio::as_a,
 };
 use crate::drivers::Partition;
 use crate::guest::layout::{self, Places, RAM_START, SPIS, VIRTIO_MAX};
@@ -118,7 +118,7 @@ pub fn instance(vm: &Vm, id: VmId) -> Result<Arc<Instance>, Refusal> {
 pub fn instance_with(
     vm: &Vm,
     id: VmId,
-    space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
+    space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<Box<AddressSpace>, Refusal>,
 ) -> Result<Arc<Instance>, Refusal> {
     let record = &vm.record();
     let _reserved = heap::reserve(HEAP_FOR_A_VM).ok_or_else(|| {
@@ -166,8 +166,8 @@ fn with_memory(
     record: &VmRecord,
     (id, home, vmid): (VmId, NodeId, Vmid),
     vcpus: Box<[Vcpu]>,
-    (virtio, places, swap): (Vec<Box<dyn VirtualDevice>>, Places, Option<Partition>),
-    space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<AddressSpace, Refusal>,
+    (virtio, places, swap): (Devices, Places, Option<Partition>),
+    space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<Box<AddressSpace>, Refusal>,
 ) -> Result<Arc<Instance>, Refusal> {
     let space = space(record, &vmid, home, virtio.len() as u8);
     let space = space.inspect_err(|_| release(&vcpus))?;
@@ -246,7 +246,7 @@ fn address_space(
     vmid: &Vmid,
     home: NodeId,
     virtio: u8,
-) -> Result<AddressSpace, Refusal> {
+) -> Result<Box<AddressSpace>, Refusal> {
     let ram = IpaRange::of(RAM_START, record.memory);
     let kernel = content(record.kernel, kind::KERNEL)?;
     let initrd = match record.initrd {
@@ -273,7 +273,7 @@ pub fn parked_space(
     who: (VmId, &Vmid, NodeId),
     [kernel_at, tree_at, initrd_at]: [u64; 3],
     tree: &[u8],
-) -> Result<AddressSpace, Refusal> {
+) -> Result<Box<AddressSpace>, Refusal> {
     let kernel = content(record.kernel, kind::KERNEL)?;
     let initrd = match record.initrd {
         NO_ENTRY => None,
@@ -291,7 +291,7 @@ fn with_sources(
     kernel: &'static [u8],
     tree: Box<[u8]>,
     initrd: Option<(Ipa, &'static [u8])>,
-) -> Result<AddressSpace, Refusal> {
+) -> Result<Box<AddressSpace>, Refusal> {
     let ram = IpaRange::of(RAM_START, record.memory);
     let windows = regions::join(record, windows(record), home)?;
     let of_bundle = |at, bytes| Source {
@@ -308,12 +308,9 @@ fn with_sources(
         }),
         initrd.map(|(at, bytes)| of_bundle(at, bytes)),
     ];
-    let space = AddressSpace::new(id, vmid.number(), ram, sources, begin, home, policy(record));
-    let space = space.map(|space| space.with_windows(windows));
-    space.ok_or_else(|| {
-        let what = format_args!("no memory left for the VM's tables");
-        Refusal::new(code::NO_MEMORY, FRAME_SIZE, what)
-    })
+    let memory = (ram, windows);
+    let (number, policy) = (vmid.number(), policy(record));
+    AddressSpace::new(id, number, memory, sources, begin, home, policy)
 }
 
 /// Where a VM finds the regions that it shares.
@@ -372,33 +369,37 @@ fn wrong_entry(entry: u32) -> Refusal {
 
 /// The virtio devices: disks in their order, then entropy where there is some, a console, a balloon, networks, and the
 /// control port.
-fn devices(
-    record: &VmRecord,
-    vm: VmId,
-    home: NodeId,
-) -> Result<Vec<Box<dyn VirtualDevice>>, Refusal> {
-    let mut all = Vec::<Box<dyn VirtualDevice>>::with_capacity(VIRTIO_MAX);
+fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Devices, Refusal> {
+    let mut all = Devices::with_capacity(VIRTIO_MAX);
     let disks = record.disks.iter();
     for disk in disks.take_while(|disk| disk.mode != disk_mode::NONE) {
         let share = record.never_share == 0 && disk.flags & DISK_NEVER_SHARE == 0;
         let (n, user) = (all.len(), disk_user(vm, all.len()));
-        all.push(Box::new(disks::block(disk, n, home, user, share)?));
+        all.push(on_heap(|| disks::block(disk, n, home, user, share))?);
         stretch::look(stretch::Kind::Control);
     }
     if entropy::is_seeded() {
-        all.push(Box::new(Rng::new(all.len())));
+        all.push(on_heap(|| Ok(Rng::new(all.len())))?);
     }
-    all.push(Box::new(Console::new(all.len())));
-    all.push(Box::new(Balloon::new(record.hold_ms, all.len())));
+    all.push(on_heap(|| Ok(Console::new(all.len())))?);
+    all.push(on_heap(|| Ok(Balloon::new(record.hold_ms, all.len())))?);
     for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
-        all.push(Box::new(network(net, all.len(), record.vcpus)?));
+        all.push(on_heap(|| network(net, all.len(), record.vcpus))?);
         stretch::look(stretch::Kind::Control);
     }
     if record.control != control_rights::NONE {
-        all.push(Box::new(ControlPort::new(all.len())));
+        all.push(on_heap(|| Ok(ControlPort::new(all.len())))?);
     }
     debug_assert!(all.len() <= VIRTIO_MAX && all.len() as u32 + 16 <= SPIS);
     Ok(all)
+}
+
+/// Makes a device. Not inlined, as each passes through the stack.
+#[inline(never)]
+fn on_heap<D: VirtualDevice>(
+    make: impl FnOnce() -> Result<D, Refusal>,
+) -> Result<Box<dyn VirtualDevice>, Refusal> {
+    Ok(Box::new(make()?))
 }
 
 /// A disk of a VM as a user of frames.

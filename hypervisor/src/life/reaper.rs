@@ -1,7 +1,7 @@
 //! What follows a VM's end: its vCPUs leave the scheduler, its memory goes back in bounded pieces,
 //! and, after a reset, it starts again.
 
-use crate::devices::{Backing, Block, VirtualDevice, disk::Remains};
+use crate::devices::{Backing, Block, Devices, VirtualDevice, disk::Remains};
 use crate::guest::{self, End, sessions};
 use crate::life::verbs;
 use crate::machine::stretch;
@@ -93,7 +93,7 @@ fn waiting(vm: Arc<Vm>, instance: Arc<Instance>, end: End) -> Stage {
 
 /// What goes back to the pools step by step: its devices, the disk that is at it, and its memory.
 struct Leftovers {
-    devices: Vec<Box<dyn VirtualDevice>>,
+    devices: Devices,
     disk: Option<Remains>,
     space: Dismantling,
 }

@@ -3,13 +3,14 @@
 use crate::machine::{self, Kind, stretch};
 use crate::memory::frames::{self, Metal, Tables};
 use crate::memory::regions::Window;
-use abi::state::Run;
+use abi::{control::code, state::Run};
 use alloc::{boxed::Box, vec::Vec};
 use arch::frames::Ram;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinGuard, SpinLock, lock_pair};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, Mfn, NodeId, VmId};
 use model_address_space::{Events, Flight, GuestRam, Maps, SOURCES};
+use model_control::Refusal;
 use model_frame_table::PerNode;
 use model_placement::NodeSet;
 use model_pmap::{Backing, Counts, Entry, REGION_FRAMES, Reasons};
@@ -60,25 +61,31 @@ pub struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// The empty memory `range` of a VM, with `sources` in it, its tables near `node`; `begin` is
-    /// its first instruction and its device tree.
-    /// `None` where there is no memory for the first tables.
+    /// The empty memory `range` of a VM, with `sources` in it, its tables near `node`, and regions that it shares
+    /// with others; `begin` is its first instruction and its device tree.
+    ///
+    /// # Errors
+    /// There is no memory for the first tables.
     pub fn new(
         vm: VmId,
         vmid: u16,
-        range: IpaRange,
+        (range, windows): (IpaRange, Vec<Window>),
         sources: [Option<Source<Bytes>>; SOURCES],
         begin: (Ipa, Ipa),
         node: NodeId,
         policy: Policy,
-    ) -> Option<Self> {
+    ) -> Result<Box<Self>, Refusal> {
         stretch::look(Kind::Control);
-        let maps = Maps::new(Tables::new(node, vmid), range)?;
+        let maps = Maps::new(Tables::new(node, vmid), range).ok_or_else(|| {
+            let what = format_args!("no memory left for the VM's tables");
+            Refusal::new(code::NO_MEMORY, FRAME_SIZE, what)
+        })?;
         let vttbr = vttbr(vmid, maps.root());
         let ram = GuestRam::new(vm, range, sources, policy);
-        Some(Self {
+        // On the heap, as it passes through several frames of the stack.
+        Ok(Box::new(Self {
             ram,
-            windows: Vec::new(),
+            windows,
             vttbrs: PerNode(core::array::from_fn(|_| AtomicU64::new(vttbr))),
             first_vttbr: vttbr,
             begin,
@@ -86,12 +93,7 @@ impl AddressSpace {
             may_be_away: AtomicBool::new(false),
             has_secrets: AtomicBool::new(false),
             wanted: AtomicU64::new(0),
-        })
-    }
-
-    /// The same with regions that it shares with others.
-    pub fn with_windows(self, windows: Vec<Window>) -> Self {
-        Self { windows, ..self }
+        }))
     }
 
     fn window(&self, ipa: Ipa) -> Option<&Window> {

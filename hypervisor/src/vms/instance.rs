@@ -3,13 +3,13 @@
 use crate::devices::net::frame::{Accepted, Incoming};
 use crate::devices::network::{End, Plugged};
 use crate::devices::{
-    Block, Net, RegisterAccess, VirtualDevice, balloon::Balloon, clock::Clock,
+    Block, Devices, Net, RegisterAccess, VirtualDevice, balloon::Balloon, clock::Clock,
     power_button::PowerButton, uart::Uart, virtio::as_a,
 };
 use crate::guest::{Guest, layout::Places, paging};
 use crate::machine::stretch;
 use crate::memory::Dismantling;
-use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -23,7 +23,7 @@ pub struct Instance {
     /// Its clock of the wall.
     pub clock: Clock,
     /// Its virtio devices, in the order of their windows.
-    pub virtio: Vec<Box<dyn VirtualDevice>>,
+    pub virtio: Devices,
     /// Where its guest finds them.
     pub places: Places,
     /// The first of its devices that goes on with work that was put off.
@@ -41,7 +41,7 @@ impl Deref for Instance {
 
 impl Instance {
     /// A VM about to run.
-    pub fn new(guest: Guest, virtio: Vec<Box<dyn VirtualDevice>>, places: Places) -> Self {
+    pub fn new(guest: Guest, virtio: Devices, places: Places) -> Self {
         Self {
             guest,
             places,

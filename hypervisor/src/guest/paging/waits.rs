@@ -1,6 +1,7 @@
 //! How long a VM waits: for pages that are read again, and for frames.
 
 use crate::machine;
+use alloc::boxed::Box;
 use arch::timer;
 use core::sync::atomic::{AtomicU64, Ordering};
 use model_paging::Times;
@@ -9,7 +10,7 @@ use model_paging::Times;
 #[derive(Default)]
 pub struct Waits {
     /// How long pages took to be read again.
-    refaults: Times,
+    refaults: Box<Times>,
     /// How often somebody began to wait for a frame.
     stalls: AtomicU64,
     /// When the first of those that wait began, in counts; 0: nobody waits.
