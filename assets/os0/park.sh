@@ -242,7 +242,7 @@ swap() {
     dd if=/dev/zero of=/tmp/spare.img bs=1M count=0 seek=256 2>/dev/null
     {
         echo 'head -c 40000000 /dev/urandom >/tmp/a; say filled; sum() { sha256sum </tmp/a; }'
-        echo 'a=$(sum) b=$(sum) c=$(sum); [ "$a$a" = "$b$c" ] && say same'
+        echo 'a=$(sum); for n in $(seq 12); do [ "$(sum)" = "$a" ] || exit; done; say same'
     } | dd of=/tmp/first.img conv=notrunc 2>/dev/null
     try 0 run --disk first=/tmp/first.img --disk spare=scratch:/tmp/spare.img /vms
     log=/tmp/underpin-0/os0/consoles/swaps.log

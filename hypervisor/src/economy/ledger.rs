@@ -77,17 +77,11 @@ fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
         return Ok(());
     }
     let mib = |frames: u64| (frames * FRAME_SIZE) >> 20;
-    Err(Refusal::new(
-        code::NO_MEMORY,
-        base * FRAME_SIZE,
-        format_args!(
-            "{} needs {} MiB; {} MiB of {} MiB are promised to VMs that run",
-            vm.name,
-            mib(base),
-            mib(bases),
-            mib(there),
-        ),
-    ))
+    let (name, needs, promised, there) = (vm.name, mib(base), mib(bases), mib(there));
+    let what = format_args!(
+        "{name} needs {needs} MiB; {promised} MiB of {there} MiB are promised to VMs that run"
+    );
+    Err(Refusal::new(code::NO_MEMORY, base * FRAME_SIZE, what))
 }
 
 /// Asks a guest to give back as much as that; how many bytes it was asked for.

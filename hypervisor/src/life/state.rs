@@ -4,7 +4,7 @@ use crate::devices::{control_port::ControlPort, disk::CowDisk};
 use crate::drivers::{Extent, disk};
 use crate::economy::ledger;
 use crate::life::{create, reaper, verbs};
-use crate::machine;
+use crate::machine::{self, due};
 use crate::memory::{regions, sharing};
 use crate::vms::{Instance, Vm, instance::connect, table};
 use abi::bundle::VmRecord;
@@ -376,7 +376,8 @@ fn take_behind(
     .then_some(0)
 }
 
-/// All frames are known again: how many VMs may have.
+/// All frames are known again: how many VMs may have, and who owes some.
 pub fn settle() {
     ledger::init();
+    due::begin_anew();
 }

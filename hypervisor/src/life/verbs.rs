@@ -71,11 +71,8 @@ pub fn settle() -> bool {
 /// Makes a VM run that does not.
 pub fn begin(vm: &Arc<Vm>) -> Result<(), Refusal> {
     if !vm.is_settled() {
-        return Err(Refusal::new(
-            code::WRONG_STATE,
-            0,
-            format_args!("{} is already running, or its end is not complete", vm.name),
-        ));
+        let what = format_args!("{} is already running, or its end is not complete", vm.name);
+        return Err(Refusal::new(code::WRONG_STATE, 0, what));
     }
     begin_again(vm)
 }

@@ -28,6 +28,11 @@ pub fn request_at(count: u64) {
     }
 }
 
+/// What is due at a time is due once CPUs set their alarms: nobody has asked for it yet, as VMs came from another image.
+pub fn begin_anew() {
+    DUE.store(0, Ordering::SeqCst);
+}
+
 /// Whether that count has come; where it has not, it will be asked again then.
 pub fn has_come(count: u64) -> bool {
     let has_come = timer::now() >= count;
