@@ -230,11 +230,10 @@ fn about(kind: u32, name: VmName) -> Result<(), Refusal> {
         request::RESUME => life::resume(name, false),
         request::CONTINUE => life::resume(name, true),
         request::RESET => life::reset(name),
-        other => Err(Refusal::new(
-            code::MALFORMED,
-            other.into(),
-            format_args!("unknown request {other}"),
-        )),
+        other => {
+            let what = format_args!("unknown request {other}");
+            Err(Refusal::new(code::MALFORMED, other.into(), what))
+        }
     }
 }
 

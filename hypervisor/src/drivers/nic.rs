@@ -32,6 +32,11 @@ static CARD: Once<SpinLock<Hardware>> = Once::new();
 /// Takes each frame of the link between hosts, where the machine is one of a cluster: given at boot.
 pub static LINK: Once<fn(&[u8])> = Once::new();
 
+/// Whether a frame in two parts is of the link between hosts, which a VM must not send to them.
+pub fn is_of_link(head: &[u8], rest: &[u8]) -> bool {
+    LINK.get().is_some() && head.iter().chain(rest).skip(12).take(2).eq(&ETHERTYPE)
+}
+
 /// Starts the card. Not inlined, as its queues pass through the stack.
 #[inline(never)]
 pub fn start(mut transport: Transport) -> Result<(), Error> {
@@ -106,16 +111,12 @@ impl Hardware {
     /// Copies the next frame that came: how many bytes.
     fn receive(&mut self, into: &mut [u8; FRAME_MAX]) -> Option<usize> {
         let (slot, buffer, written) = self.receive.take_back()?;
-        let bytes = (written as usize)
-            .saturating_sub(HEADER_BYTES)
-            .min(FRAME_MAX);
+        let bytes = written.saturating_sub(HEADER_BYTES as u32) as usize;
+        let bytes = bytes.min(FRAME_MAX);
         buffer.read(HEADER_BYTES as u64, &mut into[..bytes]);
         let room = (HEADER_BYTES + FRAME_MAX) as u32;
-        if self
-            .receive
-            .lend(&mut self.transport, slot, 0, room)
-            .is_err()
-        {
+        let lent = self.receive.lend(&mut self.transport, slot, 0, room);
+        if lent.is_err() {
             self.receive.release(slot);
         }
         Some(bytes)

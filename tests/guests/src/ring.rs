@@ -3,7 +3,7 @@
 //!
 //! Command line, times in counts of the counter: `hosts=N` (2), `rounds=N` pings (1000), `length=N` bytes of a ping (0: 60 to
 //! 1459), `pause=N` at most before a ping (50000), `patience=N` for an answer (10000000), `busy=N` turns of a loop before a
-//! ping (0), `spin`: poll instead of WFI, `second`: CPU 1 works beside it, `end=N`: when it asks no more and prints its line
+//! ping (0), `link`: frames look like those of the link between hosts, `spin`: poll instead of WFI, `second`: CPU 1 works beside it, `end=N`: when it asks no more and prints its line
 //! (0: as soon as its pings are over).
 #![no_std]
 #![no_main]
@@ -33,8 +33,8 @@ const MMIO_BASE: usize = 0x0a00_0000;
 const MMIO_STEP: usize = 0x200;
 const MMIO_INTID: u32 = 48;
 
-/// Local experimental 2 (IEEE 802): a hypervisor in a cluster keeps frames of the first one to itself.
-const ETHERTYPE: [u8; 2] = [0x88, 0xb6];
+/// Local experimental 2 (IEEE 802), and the first one, which is the link's between hypervisors of a cluster.
+const ETHERTYPES: [[u8; 2]; 2] = [[0x88, 0xb6], [0x88, 0xb5]];
 const RING: u16 = 64;
 const SLOT_BYTES: u64 = 2048;
 const QUEUE_BYTES: u64 = BUFFERS + RING as u64 * SLOT_BYTES;
@@ -120,6 +120,7 @@ type Words = [u64; 5];
 
 struct Host {
     me: u8,
+    ethertype: [u8; 2],
     hosts: u64,
     receives: Queue,
     sends: Queue,
@@ -154,6 +155,7 @@ impl Host {
         line.set_up();
         Ok(Self {
             me: card.read8(ADDRESS_END),
+            ethertype: ETHERTYPES[usize::from(machine.flag("link"))],
             hosts: machine.number("hosts", 2).max(2),
             receives,
             sends,
@@ -173,9 +175,10 @@ impl Host {
         let slot = self.sends.given % RING;
         // The card is faster than this host, but for a wire that is busy.
         while self.sends.given.wrapping_sub(self.sends.used()) >= RING {}
+        let [high, low] = self.ethertype;
         let words: Words = [
             u64::from_le_bytes([0x52, 0x54, 0, 0, 0, to, 0x52, 0x54]),
-            u64::from_le_bytes([0, 0, 0, self.me, ETHERTYPE[0], ETHERTYPE[1], kind, self.me]),
+            u64::from_le_bytes([0, 0, 0, self.me, high, low, kind, self.me]),
             round,
             first,
             second,

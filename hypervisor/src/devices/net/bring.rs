@@ -74,7 +74,9 @@ fn bring_pieces(end: &End, incoming: Incoming<'_>, mut n: u32) -> Option<u32> {
 fn bring_piece(end: &End, sender: &Guest, head: &[u8], rest: &[u8]) -> Accepted {
     match end {
         End::Uplink => {
-            if !nic::send(head, rest) {
+            if nic::is_of_link(head, rest) {
+                lose(sender, Why::Nowhere);
+            } else if !nic::send(head, rest) {
                 lose(sender, Why::NoRoom);
             }
             Accepted::Over

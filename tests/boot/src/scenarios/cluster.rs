@@ -40,6 +40,7 @@ pub fn scenarios() -> Vec<Scenario> {
         hosts("cluster/dies", 2, "class=20us,die=1@60s", one_key).check(die),
         hosts("cluster/cut-and-back", 2, CUT, one_key).check(come_back),
         without_random_bits(),
+        forge(),
         repeat(),
     ]
 }
@@ -115,6 +116,43 @@ fn without_random_bits() -> Scenario {
         }
         Err(format!("the command ended with {status}, the log is {log}"))
     })
+}
+
+/// A VM that sends frames which look like the link's, to the other host's card, makes that host no work.
+fn forge() -> Scenario {
+    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
+    let hardware = hardware.option("--wire").option("class=20us");
+    let vm = Vm::bare(
+        "forger",
+        "ring",
+        "link rounds=1000000000 patience=2000 pause=100",
+    );
+    let vm = vm.uplink("lan").address("52:54:00:00:00:00");
+    Scenario::new("cluster/forger", hardware, vec![vm])
+        .prepare(one_key)
+        .check(|stage| {
+            let machine = stage.machine()?;
+            let is_in = |it: &HostStatus| it.state == "in";
+            await_seen(machine, 1, is_in)?;
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let said = machine.run(&["--host", "host0", "show", "forger", "-o", "json"])?;
+                let json: Value = serde_json::from_str(&said).map_err(because("no JSON"))?;
+                let lost = json["net"]["dropped"]["nowhere"].as_u64();
+                if lost.is_some_and(|lost| lost > 1000) {
+                    break;
+                }
+                if Instant::now() > deadline {
+                    return Err(format!("the forger has lost {lost:?} frames: {said}"));
+                }
+                sleep(POLL);
+            }
+            let seen = await_seen(machine, 1, is_in)?;
+            let dropped: u64 = seen.dropped.values().sum();
+            (dropped == 0)
+                .then_some(())
+                .ok_or_else(|| format!("host1 sees {seen:?}"))
+        })
 }
 
 /// VMs on both hosts ping each other by the cards of the link; two runs are equal to the bit.
