@@ -276,10 +276,8 @@ impl Redistributor {
         // SAFETY: a byte register and a write-one register of this CPU's redistributor; they concern
         // an interrupt that is EL2's.
         unsafe {
-            self.sgi_frame(0)
-                .cast::<u8>()
-                .add(priority)
-                .write_volatile(0);
+            let byte = self.sgi_frame(0).cast::<u8>().add(priority);
+            byte.write_volatile(0);
             self.sgi_frame(GICD_ISENABLER).write_volatile(1 << intid);
         }
         settle();

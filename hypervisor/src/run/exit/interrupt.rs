@@ -5,7 +5,7 @@ use crate::run::entry::{Flow, Loaded};
 use crate::run::os0::{self, Os0};
 use crate::vcpu::{ExitClass, Outcome, attention};
 use abi::control::trace;
-use arch::{gic, timer};
+use arch::{cpu as metal, gic, timer};
 use core::sync::atomic::Ordering;
 use model_gic_forward::Forwarded;
 
@@ -22,11 +22,16 @@ enum Kind {
     Device,
 }
 
-/// The guest left, or slept in place, because of a physical interrupt. One is taken.
+/// The guest left, or slept in place, because of a physical interrupt. One is taken, and one more after a kick: that comes
+/// first, and a CPU that kicks itself for device work would take no other.
 #[inline]
 pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
     let stats = &guest.vcpu.stats;
-    match take(guest.cpu) {
+    let mut kind = take(guest.cpu);
+    if matches!(kind, Kind::Kick) && metal::is_interrupt_pending() {
+        kind = take(guest.cpu);
+    }
+    match kind {
         Kind::GuestTimer => {
             stats.count(ExitClass::Timer);
             guest_timer(guest);
@@ -37,10 +42,8 @@ pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
         }
         Kind::Alarm => {
             stats.count(ExitClass::Interrupt);
-            guest
-                .vcpu
-                .attention
-                .fetch_or(attention::SAMPLE, Ordering::Relaxed);
+            let asked = &guest.vcpu.attention;
+            asked.fetch_or(attention::SAMPLE, Ordering::Relaxed);
             crate::run::housekeeping::wake(guest.cpu);
             let now = timer::now();
             if now >= guest.cpu.guest_deadline.get() {
