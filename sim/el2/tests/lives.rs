@@ -29,6 +29,15 @@ fn more_lives_go_well() {
     assert!(output.status.success(), "{}", text(&output));
 }
 
+/// A life in which all buffers of a disk were in use, while a CPU left its guest for one again and again: it took no other
+/// interrupt than its own kick. Another life with these words shows nothing, so the fault is tried anew where lives change.
+#[test]
+fn a_cpu_that_kicks_itself_takes_other_interrupts() {
+    let smallest = "--as-is --seed 3357 --cpus 1 --vms 3 --vcpus 3 --steps 53 --requests 25";
+    let output = sim(&smallest.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", text(&output));
+}
+
 /// Steps, accesses and a sum of all times are the same, and another seed's are not.
 #[test]
 fn a_seed_repeats_its_life() {
