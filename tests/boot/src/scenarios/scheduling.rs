@@ -23,7 +23,8 @@ pub fn scenarios() -> Vec<Scenario> {
             spinners(&[("a", 256), ("b", 256), ("c", 256), ("d", 256)]),
             &[("b", 1.0), ("c", 1.0), ("d", 1.0)],
             0.03,
-        ),
+        )
+        .slow(),
         shares(
             "cpu/weights",
             spinners(&[("a", 256), ("b", 256), ("c", 768), ("d", 768)]),

@@ -6,7 +6,7 @@ use crate::{Outcome, os0::Os0, scenario::Scenario, vm::Vm};
 pub fn scenarios() -> Vec<Scenario> {
     vec![
         outlives("reboot", 2, false),
-        outlives("panic", 2, false),
+        outlives("panic", 2, false).slow(),
         outlives("poweroff", 4, false).slow(),
         outlives("reboot", 2, true).slow(),
         outlives("poweroff", 2, true).slow(),
