@@ -18,7 +18,7 @@ use abi::{
     control::{SetRequest, code, request, state},
 };
 use clap::CommandFactory as _;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     fs,
     io::{self, Write as _},
@@ -162,6 +162,34 @@ impl Context {
             return vec![self.of(self.run.clone())];
         }
         hosts.into_iter().map(|host| self.of(host)).collect()
+    }
+
+    /// Shows what each host tells: to programs in one list, to people beneath each host's name.
+    fn show_of_hosts<T>(
+        &self,
+        ask: impl Fn(&Self) -> Result<Vec<T>>,
+        json: impl Fn(&[T]) -> Vec<Value>,
+        table: impl Fn(&[T], Output) -> String,
+    ) -> Result<()> {
+        let mut all = Vec::new();
+        for host in self.hosts() {
+            all.push((host.output, ask(&host)?));
+        }
+        let to_programs = || {
+            let of = |(host, told): &(Output, Vec<T>)| {
+                let told = json(told).into_iter();
+                told.map(|it| host.of_its_host(it)).collect::<Vec<_>>()
+            };
+            all.iter().flat_map(of).collect()
+        };
+        let to_people = |output| {
+            let of = |(host, told): &(Output, Vec<T>)| {
+                let title = host.host().map(|name| format!("{name}:\n"));
+                title.unwrap_or_default() + &table(told, output)
+            };
+            all.iter().map(of).collect::<Vec<_>>().join("\n")
+        };
+        self.output.result(to_programs, to_people)
     }
 
     fn connect(&self) -> Result<Client> {

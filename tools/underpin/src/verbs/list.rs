@@ -18,30 +18,12 @@ use tools_abi::{EXIT_CLASSES, NET_DROPS, latency_bound_ns, links};
 
 /// Lists the VMs, of all hosts where no host is named.
 pub fn list(context: &Context) -> Result<()> {
-    let mut all = Vec::new();
-    for host in context.hosts() {
+    let ask = |host: &Context| {
         let mut vms = host.connect()?.list()?;
         natural_by(&mut vms, |vm| vm.name.to_string());
-        all.push((host.output, vms));
-    }
-    let json = || {
-        let of = |(output, vms): &(Output, Vec<VmStatus>)| {
-            let json = vms.iter().map(vm_json);
-            json.map(|vm| output.of_its_host(vm)).collect::<Vec<_>>()
-        };
-        all.iter().flat_map(of).collect()
+        Ok(vms)
     };
-    let text = |output| {
-        let of = |(host, vms): &(Output, Vec<VmStatus>)| {
-            let title = host
-                .host()
-                .map(|name| format!("{name}:\n"))
-                .unwrap_or_default();
-            title + &vm_table(vms, output)
-        };
-        all.iter().map(of).collect::<Vec<_>>().join("\n")
-    };
-    context.output.result(json, text)
+    context.show_of_hosts(ask, |vms| vms.iter().map(vm_json).collect(), vm_table)
 }
 
 /// Lists the machine's nodes.

@@ -37,28 +37,16 @@ const OTHER_CLUSTER: usize = 1;
 
 /// Shows the hosts of the cluster, as each machine sees them.
 pub fn status(context: &Context) -> Result<()> {
-    let mut all = Vec::new();
-    for host in context.hosts() {
+    let ask = |host: &Context| {
         let mut hosts = host.connect()?.hosts()?;
         natural_by(&mut hosts, |host| host.name.to_string());
-        all.push((host.output, hosts));
-    }
-    let json = || {
-        let of = |(output, hosts): &(Output, Vec<HostStatus>)| {
-            let json = hosts.iter().map(|host| host_json(host, own(hosts)));
-            json.map(|host| output.of_its_host(host))
-                .collect::<Vec<_>>()
-        };
-        all.iter().flat_map(of).collect()
+        Ok(hosts)
     };
-    let text = |output| {
-        let of = |(seen_by, hosts): &(Output, Vec<HostStatus>)| {
-            let title = seen_by.host().map(|name| format!("{name}:\n"));
-            title.unwrap_or_default() + &host_table(hosts, output)
-        };
-        all.iter().map(of).collect::<Vec<_>>().join("\n")
+    let json = |hosts: &[HostStatus]| {
+        let all = hosts.iter();
+        all.map(|host| host_json(host, own(hosts))).collect()
     };
-    context.output.result(json, text)
+    context.show_of_hosts(ask, json, host_table)
 }
 
 /// The machine that was asked.
