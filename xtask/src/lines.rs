@@ -16,7 +16,7 @@ use std::{
 /// The most lines that Underpin may have at EL2. The aim (mission row A19) is 36,000, which is missed: `STATUS.md` says
 /// by how much. This keeps them from growing unnoticed. It rose from 39,266 with floors, reasons and bounded passes, although
 /// it was to fall only.
-const LINES_MAX: usize = 39_304;
+const LINES_MAX: usize = 39_302;
 
 /// The most lines of what joins machines and lets a VM span them, which has a budget of its own beside the 36,000.
 const CLUSTER_LINES_MAX: usize = 4_500;

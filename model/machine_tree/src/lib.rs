@@ -141,8 +141,6 @@ pub struct Gic {
     pub distributor: PaRange,
     /// The redistributors' registers.
     pub redistributors: Vec<PaRange, MAX_REDISTRIBUTORS>,
-    /// Bytes from one redistributor to the next, where it is not what GICR_TYPER implies.
-    pub redistributor_stride: Option<u64>,
     /// The registers of what translates messages (ITS).
     pub translators: Vec<PaRange, MAX_HOSTS>,
     /// The maintenance interrupt of the virtual CPU interface.

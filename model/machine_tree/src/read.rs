@@ -242,7 +242,6 @@ fn read_gic(root: &FdtNode<'_>) -> Result<(Gic, usize)> {
         distributor,
         redistributors,
         translators,
-        redistributor_stride: number(&node, "redistributor-stride")?,
         maintenance: maintenance.ok_or_else(|| error(&node, Problem::Missing("interrupts")))?,
     };
     Ok((gic, width as usize))

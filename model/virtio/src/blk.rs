@@ -188,8 +188,6 @@ pub struct SectorRange {
     pub sector: u64,
     /// How many.
     pub count: u32,
-    /// Write-zeroes only: the space may be given up (the range reads as zeroes all the same).
-    pub may_unmap: bool,
 }
 
 /// A checked request. About 2.5 KiB: make one per request in flight, and refill it.
@@ -390,11 +388,7 @@ impl Transport<Blk> {
             if count > MAX_RANGE_SECTORS || !self.device.holds(sector, u64::from(count)) {
                 return Err(Status::IoError.into());
             }
-            let range = SectorRange {
-                sector,
-                count,
-                may_unmap: flags & FLAG_UNMAP != 0,
-            };
+            let range = SectorRange { sector, count };
             request.ranges.push(range).map_err(|_| Status::IoError)?;
         }
         Ok(())

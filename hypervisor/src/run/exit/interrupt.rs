@@ -29,7 +29,7 @@ pub fn interrupt(guest: &mut Loaded<'_>) -> Flow {
     let stats = &guest.vcpu.stats;
     let mut kind = take(guest.cpu);
     if matches!(kind, Kind::Kick) && metal::is_interrupt_pending() {
-        kind = take(guest.cpu);
+        kind = take_further(guest.cpu);
     }
     match kind {
         Kind::GuestTimer => {
@@ -99,6 +99,13 @@ fn take(cpu: &'static Cpu) -> Kind {
     }
     gic::drop_priority(intid);
     own(cpu, intid)
+}
+
+/// As [`take`], apart from the path of one interrupt.
+#[cold]
+#[inline(never)]
+fn take_further(cpu: &'static Cpu) -> Kind {
+    take(cpu)
 }
 
 /// As [`take`] beside OS-0: what is OS-0's is kept for it.
