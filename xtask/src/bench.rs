@@ -122,7 +122,7 @@ impl Part {
 fn run_counted(part: Part, write: bool, verdict: &mut Verdict) -> bool {
     let is_network = part == Part::Network;
     let count = if is_network { 3 } else { 6 };
-    let mut steps = Steps::new(count, directory().join("logs"));
+    let steps = Steps::new(count, directory().join("logs"));
     let rows = match read_rows() {
         Ok(rows) => rows,
         Err(error) => {
@@ -131,9 +131,9 @@ fn run_counted(part: Part, write: bool, verdict: &mut Verdict) -> bool {
         }
     };
     let measured = if is_network {
-        network_only(&mut steps, &rows)
+        network_only(&steps, &rows)
     } else {
-        measure(&mut steps, &rows)
+        measure(&steps, &rows)
     };
     let Some((report, agreed)) = measured else {
         return false;
@@ -163,7 +163,7 @@ pub fn read_rows() -> Outcome<Rows> {
         .map_err(|error| format!("bench/figures.toml: {error}"))
 }
 
-fn network_only(steps: &mut Steps, rows: &Rows) -> Option<(Report, bool)> {
+fn network_only(steps: &Steps, rows: &Rows) -> Option<(Report, bool)> {
     steps.run("build", build)?;
     let network = steps.run("network", |step| network::measure(step, rows))?;
     let report = Report {
@@ -177,7 +177,7 @@ fn network_only(steps: &mut Steps, rows: &Rows) -> Option<(Report, bool)> {
     Some((report, network.agreed))
 }
 
-fn measure(steps: &mut Steps, rows: &Rows) -> Option<(Report, bool)> {
+fn measure(steps: &Steps, rows: &Rows) -> Option<(Report, bool)> {
     steps.run("build", build)?;
     let nano = steps.run("nano", |step| entries(step, rows))?;
     let one = steps.run("Linux with one CPU", |step| {

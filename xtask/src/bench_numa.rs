@@ -148,7 +148,7 @@ pub fn run(
         cases
     };
     let logs = project::products().join("bench-numa/logs");
-    let mut steps = Steps::new(1 + 2 * cases.len(), logs);
+    let steps = Steps::new(1 + 2 * cases.len(), logs);
     let is_built = steps.run(
         "build",
         |step| if built { Ok(()) } else { images::all(step) },

@@ -45,15 +45,15 @@ const SERVICES: [(&str, &str); 9] = [
 
 /// Measures and prints; with `write`, also puts the table into SPECIFICATION.md. Gives whether that could be done.
 pub fn run(write: bool, verdict: &mut Verdict) -> bool {
-    let mut steps = Steps::new(4, directory());
-    measure(&mut steps, write, verdict).is_some()
+    let steps = Steps::new(4, directory());
+    measure(&steps, write, verdict).is_some()
 }
 
 fn directory() -> PathBuf {
     project::products().join("bench/os0")
 }
 
-fn measure(steps: &mut Steps, write: bool, verdict: &mut Verdict) -> Option<()> {
+fn measure(steps: &Steps, write: bool, verdict: &mut Verdict) -> Option<()> {
     steps.run("build", |step| {
         images::plugin(step)?;
         images::arm64_command(step)?;

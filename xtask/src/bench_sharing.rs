@@ -82,7 +82,7 @@ pub fn run(names: &[String], built: bool, write: bool, verdict: &mut Verdict) ->
         .filter(|(name, _)| is_asked(name))
         .collect();
     let logs = project::products().join("bench-sharing/logs");
-    let mut steps = Steps::new(asked.len() + 2, logs);
+    let steps = Steps::new(asked.len() + 2, logs);
     let counts_linux = asked
         .iter()
         .any(|(name, _)| ["unique", "second-reader", "reports"].contains(name));

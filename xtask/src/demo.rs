@@ -42,11 +42,11 @@ const TELL: Duration = Duration::from_secs(15);
 /// Runs the demo; gives whether all went well.
 pub fn run(keep: bool) -> bool {
     print_line(INTRODUCTION);
-    let mut steps = Steps::new(4, project::products().join("demo-logs"));
-    play(&mut steps, keep).is_some()
+    let steps = Steps::new(4, project::products().join("demo-logs"));
+    play(&steps, keep).is_some()
 }
 
-fn play(steps: &mut Steps, keep: bool) -> Option<()> {
+fn play(steps: &Steps, keep: bool) -> Option<()> {
     steps.run("build", |step| {
         images::command(step)?;
         images::hypervisor(step)

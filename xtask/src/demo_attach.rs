@@ -17,15 +17,15 @@ Time is counted in instructions, one each nanosecond for both CPUs together: ano
 /// Runs the demo; gives whether all went well.
 pub fn run(keep: bool) -> bool {
     print_line(INTRODUCTION);
-    let mut steps = Steps::new(3, logs());
-    play(&mut steps, keep).is_some()
+    let steps = Steps::new(3, logs());
+    play(&steps, keep).is_some()
 }
 
 fn logs() -> PathBuf {
     project::products().join("demo-attach")
 }
 
-fn play(steps: &mut Steps, keep: bool) -> Option<()> {
+fn play(steps: &Steps, keep: bool) -> Option<()> {
     let logs = logs();
     steps.run("build", |step| {
         images::plugin(step)?;

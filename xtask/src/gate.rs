@@ -6,7 +6,13 @@ use crate::{
     step::{Outcome, Step, Steps, print_line},
     tidy,
 };
-use std::{fmt, process::Command};
+use std::{
+    fmt,
+    path::PathBuf,
+    process::Command,
+    sync::{Mutex, PoisonError},
+    thread,
+};
 use tests_boot::assets;
 
 /// How long each fuzz target runs in the gate, in seconds.
@@ -59,50 +65,29 @@ impl Tally {
         }
         tally
     }
-
-    fn add(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-    }
 }
 
 /// Runs the whole gate; gives whether all passed.
 pub fn run() -> bool {
-    let mut gate = Gate {
-        steps: Steps::new(13, project::products().join("test-logs")),
-        tally: Tally::default(),
-    };
+    let gate = Gate::new(14);
     gate.check("format", format);
     gate.check("house rules", house_rules);
     gate.check("licences", allowed_licences);
-    gate.check("lints", lints);
-    gate.tests("host tests", &mut host_tests(), false);
-    gate.tests(
-        "simulator tests",
-        &mut project::sim_cargo("test --no-fail-fast"),
-        false,
-    );
-    gate.tests("fuzzing", &mut fuzz(FUZZ_SECONDS), false);
+    let built = gate.host_and_images();
     gate.check("machine lives", machine_lives);
-    let built = gate.check("build", |step| images::all(step))
-        && gate.check("boot test harness", build_boot_tests);
     if built {
         gate.check("stack frames", stack_frames);
         gate.check("figures", figures::short::check);
         gate.tests("boot tests", &mut boot_tests(false), true);
     } else {
-        print_line("the boot tests were not run, because nothing could be built to boot");
-        gate.tally.failed += 1;
+        gate.nothing_to_boot();
     }
     gate.sum_up()
 }
 
 /// Runs what tells most in five minutes; gives whether all passed.
 pub fn quick() -> bool {
-    let mut gate = Gate {
-        steps: Steps::new(8, project::products().join("test-logs")),
-        tally: Tally::default(),
-    };
+    let gate = Gate::new(8);
     gate.check("format", format);
     gate.check("house rules", house_rules);
     gate.check("lints of the host", host_lints);
@@ -113,8 +98,7 @@ pub fn quick() -> bool {
         gate.check("figures", figures::short::check);
         gate.tests("boot tests", boot_tests(false).args(TELLING), true);
     } else {
-        print_line("the boot tests were not run, because nothing could be built to boot");
-        gate.tally.failed += 1;
+        gate.nothing_to_boot();
     }
     gate.sum_up()
 }
@@ -177,23 +161,60 @@ impl fmt::Display for Tally {
 
 struct Gate {
     steps: Steps,
-    tally: Tally,
+    tally: Mutex<Tally>,
 }
 
 impl Gate {
+    fn new(steps: usize) -> Self {
+        Self::with_logs(steps, project::products().join("test-logs"))
+    }
+
+    fn with_logs(steps: usize, logs: PathBuf) -> Self {
+        Self {
+            steps: Steps::new(steps, logs),
+            tally: Mutex::default(),
+        }
+    }
+
+    /// Checks and tests what runs on a host, and beside it checks and builds what boots: links and single tests keep one
+    /// CPU busy and leave the other free. Gives whether all was built.
+    fn host_and_images(&self) -> bool {
+        thread::scope(|scope| {
+            let images = scope.spawn(|| {
+                self.check("lints of images", image_lints);
+                self.check("build", |step| images::all(step))
+            });
+            self.check("lints of the host", host_lints);
+            self.tests("host tests", &mut host_tests(), false);
+            let mut simulator = project::sim_cargo("test --no-fail-fast");
+            self.tests("simulator tests", &mut simulator, false);
+            self.tests("fuzzing", &mut fuzz(FUZZ_SECONDS), false);
+            let harness = self.check("boot test harness", build_boot_tests);
+            images.join().unwrap_or(false) && harness
+        })
+    }
+
+    fn nothing_to_boot(&self) {
+        print_line("the boot tests were not run, because nothing could be built to boot");
+        self.count(0, 1);
+    }
+
+    fn count(&self, passed: usize, failed: usize) {
+        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        tally.passed += passed;
+        tally.failed += failed;
+    }
+
     /// A step that counts as one test.
-    fn check(&mut self, name: &str, check: impl FnOnce(&mut Step<'_>) -> Outcome) -> bool {
+    fn check(&self, name: &str, check: impl FnOnce(&mut Step<'_>) -> Outcome) -> bool {
         let good = self.steps.run(name, check).is_some();
-        self.tally.add(Tally {
-            passed: usize::from(good),
-            failed: usize::from(!good),
-        });
+        self.count(good.into(), (!good).into());
         good
     }
 
     /// A program that runs tests and says how many. A `loud` one's lines are shown as they come,
     /// another's last ones where it fails.
-    fn tests(&mut self, name: &str, command: &mut Command, loud: bool) {
+    fn tests(&self, name: &str, command: &mut Command, loud: bool) {
         let mut tally = Tally::default();
         let done = self.steps.run(name, |step| {
             let (good, output) = step.watch(command, |line| {
@@ -212,21 +233,22 @@ impl Gate {
             // What does not even start is a failure, too.
             tally.failed = tally.failed.max(1);
         }
-        self.tally.add(tally);
+        self.count(tally.passed, tally.failed);
     }
 
     fn sum_up(&self) -> bool {
         print_line("");
-        for (name, time, good) in &self.steps.done {
+        for step in self.steps.done() {
             print_line(&format!(
                 "{:20} {:>8.1} s  {}",
-                name,
-                time.as_secs_f32(),
-                if *good { "ok" } else { "FAILED" }
+                step.name,
+                step.time.as_secs_f32(),
+                if step.is_good { "ok" } else { "FAILED" }
             ));
         }
-        print_line(&self.tally.to_string());
-        self.tally.failed == 0
+        let tally = *self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        print_line(&tally.to_string());
+        tally.failed == 0
     }
 }
 
@@ -307,8 +329,7 @@ fn host_lints(step: &mut Step<'_>) -> Outcome {
     Ok(())
 }
 
-fn lints(step: &mut Step<'_>) -> Outcome {
-    host_lints(step)?;
+fn image_lints(step: &mut Step<'_>) -> Outcome {
     if has(step, "host", "clippy") {
         let mut sim = project::sim_cargo("clippy --workspace --all-targets");
         step.command(sim.args(["--", "-D", "warnings"]))?;
@@ -349,7 +370,7 @@ fn allowed_licences(_: &mut Step<'_>) -> Outcome {
 
 /// Each check alone, for people.
 pub fn alone(name: &str) -> bool {
-    let mut steps = Steps::new(1, project::products().join("test-logs"));
+    let steps = Steps::new(1, project::products().join("test-logs"));
     let done = match name {
         "licences" => steps.run(name, allowed_licences),
         "stack frames" => steps.run(name, stack_frames),
@@ -366,10 +387,7 @@ mod tests {
     #[test]
     fn what_fails_is_counted() {
         let logs = std::env::temp_dir().join(format!("gate-{}", std::process::id()));
-        let mut gate = Gate {
-            steps: Steps::new(5, logs.clone()),
-            tally: Tally::default(),
-        };
+        let gate = Gate::with_logs(5, logs.clone());
         let shell = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
@@ -392,14 +410,13 @@ mod tests {
         );
         gate.tests("absent", &mut Command::new("/no/such/program"), false);
         gate.check("rules", |_| Err("broken".into()));
-        assert_eq!(
-            gate.tally,
-            Tally {
-                passed: 5,
-                failed: 5
-            }
-        );
-        assert_eq!(gate.tally.to_string(), "5 passed, 5 failed");
+        let tally = gate.tally.into_inner().unwrap();
+        let expected = Tally {
+            passed: 5,
+            failed: 5,
+        };
+        assert_eq!(tally, expected);
+        assert_eq!(tally.to_string(), "5 passed, 5 failed");
         std::fs::remove_dir_all(logs).unwrap();
     }
 

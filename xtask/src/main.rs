@@ -171,6 +171,6 @@ fn main() -> ExitCode {
 }
 
 fn build(images: fn(&Step<'_>) -> Outcome) -> bool {
-    let mut steps = Steps::new(1, project::products().join("test-logs"));
+    let steps = Steps::new(1, project::products().join("test-logs"));
     steps.run("build", |step| images(step)).is_some()
 }

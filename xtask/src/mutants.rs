@@ -79,7 +79,7 @@ pub fn run(names: &[String], trusted: bool) -> bool {
     let copy = project::products().join("mutants");
     let runs = if trusted { 0 } else { tests.len() };
     let count = 1 + runs + chosen.len();
-    let mut steps = Steps::new(count, project::products().join("mutant-logs"));
+    let steps = Steps::new(count, project::products().join("mutant-logs"));
     let made = steps.run("copy of HEAD", |_| {
         check_out(&copy)?;
         lend_modules(&copy)
@@ -87,8 +87,8 @@ pub fn run(names: &[String], trusted: bool) -> bool {
     if made.is_none() {
         return false;
     }
-    tests.retain(|test| trusted || sound(&mut steps, test, &copy));
-    let caught = |mutant: &&Mutant| try_one(&mut steps, mutant, tests.as_slice(), &copy);
+    tests.retain(|test| trusted || sound(&steps, test, &copy));
+    let caught = |mutant: &&Mutant| try_one(&steps, mutant, tests.as_slice(), &copy);
     let caught = chosen.iter().filter(caught).count();
     print_line(&format!(
         "{caught} passed, {} failed",
@@ -98,7 +98,7 @@ pub fn run(names: &[String], trusted: bool) -> bool {
 }
 
 /// Whether a test passes without a fault.
-fn sound(steps: &mut Steps, test: &Test, copy: &Path) -> bool {
+fn sound(steps: &Steps, test: &Test, copy: &Path) -> bool {
     let name = format!("without a fault: {test}");
     let passed = steps.run(&name, |step| match judge(step, test, copy)? {
         Fate::Lives => Ok(()),
@@ -108,7 +108,7 @@ fn sound(steps: &mut Steps, test: &Test, copy: &Path) -> bool {
 }
 
 /// Puts a fault in, runs its test and takes it out again; gives whether it was caught.
-fn try_one(steps: &mut Steps, mutant: &Mutant, sound: &[&Test], copy: &Path) -> bool {
+fn try_one(steps: &Steps, mutant: &Mutant, sound: &[&Test], copy: &Path) -> bool {
     let caught = steps.run(&mutant.name, |step| {
         if !sound.contains(&&mutant.caught_by) {
             return Err("its test fails without the fault, too".to_owned());

@@ -22,7 +22,7 @@ const CASES: &str = "20000";
 pub fn run(hours: f64) -> bool {
     let time = Duration::try_from_secs_f64(hours * 3600.0).unwrap_or_default();
     let start = Instant::now();
-    let mut steps = Steps::new(2 + RELEASES.len(), project::products().join("soak-logs"));
+    let steps = Steps::new(2 + RELEASES.len(), project::products().join("soak-logs"));
     let mut sets_up = |release| {
         let mut fresh = Command::new(project::root().join("scripts/fresh"));
         let set_up = steps.run(&format!("set-up in a fresh {release}"), |step| {
@@ -48,7 +48,7 @@ pub fn run(hours: f64) -> bool {
             "round {rounds}, after {:.1} h",
             start.elapsed().as_secs_f64() / 3600.0
         ));
-        let mut steps = Steps::new(4, project::products().join("soak-logs"));
+        let steps = Steps::new(4, project::products().join("soak-logs"));
         for (name, mut command) in [
             ("boot tests", gate::boot_tests(true)),
             ("fuzzing", gate::fuzz(FUZZ_SECONDS)),

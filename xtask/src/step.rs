@@ -1,12 +1,16 @@
 //! Steps with names and times: a bar on a terminal, plain lines without one.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::{
     fs,
     io::{self, BufRead as _, BufReader, IsTerminal as _, Read, Write as _},
     path::PathBuf,
     process::{Command, Stdio},
-    sync::mpsc,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -17,12 +21,24 @@ const TAIL_LINES: usize = 60;
 /// What a step gives, or the sentence that says why it failed.
 pub type Outcome<T = ()> = Result<T, String>;
 
-/// A series of steps.
+/// A step that ended.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// Name of the step.
+    pub name: String,
+    /// Time from its begin to its end.
+    pub time: Duration,
+    /// Whether it succeeded.
+    pub is_good: bool,
+}
+
+/// A series of steps. Some can run at the same time, from threads of their own.
 #[derive(Debug)]
 pub struct Steps {
     count: usize,
-    /// Each step that ended, with its time and whether it succeeded.
-    pub done: Vec<(String, Duration, bool)>,
+    begun: AtomicUsize,
+    done: Mutex<Vec<Done>>,
+    bars: MultiProgress,
     logs: PathBuf,
 }
 
@@ -39,19 +55,25 @@ impl Steps {
     pub fn new(count: usize, logs: PathBuf) -> Self {
         Self {
             count,
-            done: Vec::new(),
+            begun: AtomicUsize::new(0),
+            done: Mutex::default(),
+            bars: MultiProgress::new(),
             logs,
         }
     }
 
+    /// Returns the steps that have ended, in that order.
+    pub fn done(&self) -> Vec<Done> {
+        lock(&self.done).clone()
+    }
+
     /// Runs one step; tells its name, time and, where it fails, why.
-    pub fn run<T>(
-        &mut self,
-        name: &str,
-        work: impl FnOnce(&mut Step<'_>) -> Outcome<T>,
-    ) -> Option<T> {
-        let title = format!("[{}/{}] {name}", self.done.len() + 1, self.count);
-        let bar = io::stdout().is_terminal().then(|| spinner(&title));
+    pub fn run<T>(&self, name: &str, work: impl FnOnce(&mut Step<'_>) -> Outcome<T>) -> Option<T> {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        let title = format!("[{number}/{}] {name}", self.count);
+        let bar = io::stdout()
+            .is_terminal()
+            .then(|| self.bars.add(spinner(&title)));
         if bar.is_none() {
             print_line(&title);
         }
@@ -71,13 +93,24 @@ impl Steps {
         }
         let time = start.elapsed();
         let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
-        print_line(&format!("{title}: {verdict} ({:.1} s)", time.as_secs_f32()));
+        let mut end = format!("{title}: {verdict} ({:.1} s)", time.as_secs_f32());
         if let Err(why) = &outcome {
-            print_line(why);
+            end.extend(["\n", why]);
         }
-        self.done.push((name.to_owned(), time, outcome.is_ok()));
+        // Bars of other steps are not written over.
+        self.bars.suspend(|| print_line(&end));
+        lock(&self.done).push(Done {
+            name: name.to_owned(),
+            time,
+            is_good: outcome.is_ok(),
+        });
         outcome.ok()
     }
+}
+
+/// What a panic of another thread left is whole all the same: each change is one assignment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn spinner(title: &str) -> ProgressBar {
@@ -216,7 +249,7 @@ mod tests {
     #[test]
     fn steps_are_counted_and_failures_show_the_end() {
         let logs = std::env::temp_dir().join(format!("steps-{}", std::process::id()));
-        let mut steps = Steps::new(2, logs.clone());
+        let steps = Steps::new(2, logs.clone());
         let good = steps.run("good", |step| {
             step.command(Command::new("sh").args(["-c", "echo one; echo two >&2"]))
         });
@@ -229,7 +262,7 @@ mod tests {
             Err(why.clone())
         });
         assert!(bad.is_none() && why.starts_with("reason\n") && why.contains("bad-step.log"));
-        let ends: Vec<bool> = steps.done.iter().map(|(_, _, good)| *good).collect();
+        let ends: Vec<bool> = steps.done().iter().map(|step| step.is_good).collect();
         assert_eq!(ends, [true, false]);
         assert_eq!(
             fs::read_to_string(logs.join("bad-step.log")).unwrap(),

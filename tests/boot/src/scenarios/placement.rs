@@ -144,7 +144,7 @@ fn chance(seed: u64) -> Scenario {
 /// As `copies`, on eight nodes: all come to have what all read.
 fn eight() -> Scenario {
     let vm = Vm::bare("guest", "placement", "work=scene kib=2048 passes=30").cpus(8);
-    let hardware = Hardware::new(8, "1G").nodes(8).option("--flash");
+    let hardware = Hardware::new(8, "1G").nodes(8).option("--flash").counted();
     Scenario::new("placement/eight", hardware, vec![vm])
         .prepare(|directory| Ok(results(directory)))
         .expect("guest", "underpin-guest: placement ok", 600)
