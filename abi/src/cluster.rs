@@ -16,7 +16,7 @@ pub const HOSTS_MAX: usize = 16;
 /// The most ID registers in a description.
 pub const FEATURES_MAX: usize = 16;
 
-/// Kind of a [`Description`]. Kinds of `abi::coherence` are below.
+/// Kind of a [`Description`]. Kinds of `abi::coherence` are below; those of what hosts share are from 0x48 on.
 pub const DESCRIPTION: u8 = 0x40;
 /// Kind of a [`Propose`].
 pub const PROPOSE: u8 = 0x41;

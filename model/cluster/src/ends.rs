@@ -1,7 +1,7 @@
 //! What links and the membership say to each other, and to the owner.
 
 use crate::{FRAMES_AT_ONCE, News, Owner, Peer};
-use abi::cluster::{DESCRIPTION, Description, HOSTS_MAX};
+use abi::cluster::{BEAT, DESCRIPTION, Description, HOSTS_MAX};
 use model_link::{Cipher, Down, Event, Lane, Nonce};
 use model_membership::{Change, Membership, Standing};
 use zerocopy::FromBytes;
@@ -17,16 +17,18 @@ pub(crate) struct End<'e, O> {
     frames_left: u32,
     /// The card had no room.
     is_blocked: bool,
+    /// The owner refused a message.
+    is_kept: bool,
 }
 
 impl<O: Owner> End<'_, O> {
-    /// Lets a link handle an event; returns whether the card had no room.
+    /// Lets a link handle an event; returns whether the card had no room, and whether the owner refused a message.
     pub(crate) fn step<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize>(
         peer: &mut Peer<C, B, SLOTS>,
         membership: &mut Membership<HOSTS_MAX>,
         owner: &mut O,
         (now_ns, event): (u64, Event<'_>),
-    ) -> bool {
+    ) -> (bool, bool) {
         let mut end = End {
             host: peer.host,
             now_ns,
@@ -36,10 +38,11 @@ impl<O: Owner> End<'_, O> {
             bytes: &mut peer.bytes[0],
             frames_left: FRAMES_AT_ONCE,
             is_blocked: false,
+            is_kept: false,
         };
         // Only messages are refused.
         let _ = peer.link.step(now_ns, event, &mut end);
-        end.is_blocked
+        (end.is_blocked, end.is_kept)
     }
 
     fn tell(&mut self, event: model_membership::Event<'_>) {
@@ -71,14 +74,18 @@ impl<O: Owner> model_link::Actions for End<'_, O> {
     }
 
     fn deliver(&mut self, lane: Lane, message: &[u8]) -> bool {
-        if lane == Lane::Urgent {
+        if lane == Lane::Urgent && matches!(message.first(), Some(DESCRIPTION..=BEAT)) {
             if message.first() == Some(&DESCRIPTION) {
                 *self.described = Description::read_from_bytes(message).ok();
             }
             self.tell(model_membership::Event::Message(self.host, message));
+            return true;
         }
-        // Nobody takes bulk messages.
-        true
+        // No host sends these before it has a membership with this one, to which both are fit.
+        let is_taken = self.membership.standing(self.host) != Standing::Fit
+            || self.owner.message(self.host, message);
+        self.is_kept |= !is_taken;
+        is_taken
     }
 
     fn nonce(&mut self) -> Nonce {
@@ -133,8 +140,8 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, O: Owner, const SLOTS: usize>
     }
 }
 
-/// Owner of a link that queues a message, for which it needs nothing.
-struct Mute;
+/// Owner of a link that queues a message, for which the link needs nothing.
+pub(crate) struct Mute;
 
 impl model_link::Actions for Mute {
     fn transmit(&mut self, _: impl FnOnce(&mut [u8]) -> usize) -> bool {

@@ -8,7 +8,12 @@
 //! A [`Cluster`] has no clock, allocates nothing and has no randomness. Each call of [`Cluster::frame`] and
 //! [`Cluster::work`] is a piece of bounded work, so that the owner can look at other things in between.
 //!
+//! **Messages.** What is not the membership's goes to [`Owner::message`], and [`Cluster::send`] sends it, to members only. The
+//! first byte of a message is its kind: below 0x40 of `abi::coherence`, [`abi::cluster::DESCRIPTION`] to
+//! [`abi::cluster::BEAT`] of the membership, others of whoever shares something.
+//!
 //! **Leaving.** A host that loses its membership restarts all its links, so that no message of that membership comes any more.
+//! Whoever shares something ends it at [`Change::Lost`].
 //!
 //! **Strangers.** A frame that opens nothing costs a token of a budget: [`STRANGE_MAX`], and one more each
 //! [`STRANGE_EVERY_NS`]. The owner drops frames unread while [`Cluster::is_deaf`].
@@ -20,9 +25,9 @@ mod ends;
 pub use abi::cluster::{Description, HOSTS_MAX};
 pub use model_membership::Change;
 
-use abi::link::Prefix;
-use ends::{Changes, End, Sender};
-use model_link::{Budget, Cipher, Down, Link, NEVER, Nonce};
+use abi::link::{Prefix, URGENT_MAX};
+use ends::{Changes, End, Mute, Sender};
+use model_link::{Budget, Cipher, Down, Lane, Link, NEVER, Nonce, Refused};
 use model_membership::{Event, Membership, Settings, Standing, Unfit};
 use zerocopy::FromBytes;
 
@@ -32,7 +37,8 @@ pub const STRANGE_MAX: u64 = 128;
 pub const STRANGE_EVERY_NS: u64 = 50_000;
 /// The most frames that a piece of work sends.
 pub const FRAMES_AT_ONCE: u32 = 8;
-/// The shortest time between two ticks of the membership, and until a card without room is tried again, in nanoseconds.
+/// The shortest time between two ticks of the membership, and until a card without room or an owner that refused a message
+/// is tried again, in nanoseconds.
 pub const TICK_NS: u64 = 100_000;
 
 /// What a host's owner is told.
@@ -56,6 +62,9 @@ pub trait Owner {
     fn nonce(&mut self) -> Nonce;
     /// Notes what has happened.
     fn told(&mut self, news: News);
+    /// Takes a message of that host which is not the membership's. Returns `false` if the owner cannot take it now; it is
+    /// offered again by [`Cluster::work`], each [`TICK_NS`], and those behind it wait.
+    fn message(&mut self, from: u8, message: &[u8]) -> bool;
 }
 
 /// Another host, as this one sees it.
@@ -85,6 +94,9 @@ pub struct Cluster<'a, C, B, const SLOTS: usize> {
     room_at: u64,
     /// Messages or sessions have come since the membership ticked.
     has_news: bool,
+    /// Bit n: the owner refused a message of host n; and when messages are offered again.
+    kept: u16,
+    offer_at: u64,
     /// Frames dropped while deaf, and by no peer's number.
     pub unheard: u64,
 }
@@ -106,6 +118,8 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
             tick_at: 0,
             room_at: 0,
             has_news: false,
+            kept: 0,
+            offer_at: 0,
             unheard: 0,
         })
     }
@@ -143,7 +157,8 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         };
         let (bytes, before) = (frame.len() as u64, peer.link.counters.opened);
         let event = model_link::Event::Frame(frame);
-        End::step(peer, &mut self.membership, owner, (now_ns, event));
+        let (_, is_kept) = End::step(peer, &mut self.membership, owner, (now_ns, event));
+        self.kept |= u16::from(is_kept) << peer.host;
         if peer.link.counters.opened == before {
             self.strangers.take(now_ns);
         } else {
@@ -159,13 +174,20 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
             for n in 0..all {
                 let at = (self.next + n) % all;
                 let peer = &mut self.peers[at];
-                if peer.link.deadline() > now_ns {
+                let is_offered = self.kept & bit(peer.host) != 0 && now_ns >= self.offer_at;
+                if peer.link.deadline() > now_ns && !is_offered {
                     continue;
                 }
                 self.next = (at + 1) % all;
-                let event = model_link::Event::Tick;
-                if End::step(peer, &mut self.membership, owner, (now_ns, event)) {
-                    self.room_at = now_ns.saturating_add(TICK_NS);
+                let event = (now_ns, model_link::Event::Tick);
+                let (is_blocked, is_kept) = End::step(peer, &mut self.membership, owner, event);
+                self.kept = self.kept & !bit(peer.host) | u16::from(is_kept) << peer.host;
+                let later = now_ns.saturating_add(TICK_NS);
+                if is_blocked {
+                    self.room_at = later;
+                }
+                if is_kept {
+                    self.offer_at = later;
                 }
                 self.has_news = true;
                 return true;
@@ -182,13 +204,33 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
     /// Returns when to work next even if nothing happens.
     pub fn deadline(&self) -> u64 {
         let links = self.peers.iter().map(|peer| peer.link.deadline());
-        let links = links.min().unwrap_or(NEVER).max(self.room_at);
+        let links = links.min().unwrap_or(NEVER);
+        let offers = if self.kept == 0 { NEVER } else { self.offer_at };
+        let links = links.min(offers).max(self.room_at);
         let own = if self.has_news {
             0
         } else {
             self.membership.deadline()
         };
         links.min(own.max(self.tick_at))
+    }
+
+    /// Queues a message to a member: these slices, one after the other, of which the first byte is the kind. At most
+    /// [`URGENT_MAX`] bytes are urgent; others come later than urgent ones that were sent after them. [`Self::work`] sends it.
+    ///
+    /// # Errors
+    /// The host is no member; or as [`model_link::Event::Send`].
+    pub fn send(&mut self, now_ns: u64, host: u8, message: [&[u8]; 2]) -> Result<(), Refused> {
+        let lives = &self.membership.view().lives;
+        let is_in = lives.get(usize::from(host)).is_some_and(|life| *life != 0);
+        let peer = self.peers.iter_mut().find(|peer| peer.host == host);
+        let peer = peer.filter(|_| is_in).ok_or(Refused::NoSession)?;
+        let lane = match message[0].len() + message[1].len() {
+            ..=URGENT_MAX => Lane::Urgent,
+            _ => Lane::Bulk,
+        };
+        let event = model_link::Event::Send(lane, message);
+        peer.link.step(now_ns, event, &mut Mute)
     }
 
     fn tick(&mut self, now_ns: u64, owner: &mut impl Owner) {
@@ -204,6 +246,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         if !sender.is_lost {
             return;
         }
+        self.kept = 0;
         for peer in &mut *self.peers {
             peer.link.restart(owner.nonce());
             let down = Event::Down(peer.host);
@@ -217,4 +260,9 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         let life = lives.get(usize::from(host)).copied().unwrap_or(0);
         (self.membership.standing(host), life != 0)
     }
+}
+
+/// Bit of a host in a set.
+const fn bit(host: u8) -> u16 {
+    1 << host
 }

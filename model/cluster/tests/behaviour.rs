@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use abi::cluster::{DESCRIPTION, Description, FEATURES_MAX, PROTOCOL};
-use abi::link::{ETHERTYPE, FRAME_STANDARD, HELLO, Prefix, VERSION};
+use abi::link::{BULK_MAX, ETHERTYPE, FRAME_STANDARD, HELLO, Prefix, URGENT_MAX, VERSION};
 use model_cluster::{Change, Cluster, News, Owner, Peer, STRANGE_EVERY_NS, STRANGE_MAX};
-use model_link::{Aes128Gcm, Lane, Link, Nonce, Secret};
+use model_link::{Aes128Gcm, Lane, Link, Nonce, Refused, Secret};
 use model_membership::{Settings, Standing, Unfit};
 use std::collections::BTreeMap;
 use zerocopy::IntoBytes;
@@ -24,6 +24,8 @@ struct Said {
     frames: Vec<Vec<u8>>,
     news: Vec<News>,
     has_no_room: bool,
+    messages: Vec<(u8, Vec<u8>)>,
+    takes_nothing: bool,
 }
 
 impl Owner for Said {
@@ -45,6 +47,13 @@ impl Owner for Said {
 
     fn told(&mut self, news: News) {
         self.news.push(news);
+    }
+
+    fn message(&mut self, from: u8, message: &[u8]) -> bool {
+        if !self.takes_nothing {
+            self.messages.push((from, message.to_vec()));
+        }
+        !self.takes_nothing
     }
 }
 
@@ -236,6 +245,7 @@ fn a_host_of_another_version_is_named_once() {
     let unfit = News::Unfit(1, Unfit::Version(0x101, 0x100));
     assert_eq!(world.news(0), [News::Up(1), unfit]);
     assert!(!world.is_in(0, 1));
+    assert_eq!(world.send(0, 1, 40, 0), Err(Refused::NoSession));
 }
 
 #[test]
@@ -311,4 +321,70 @@ fn a_full_card_is_tried_again_later() {
     said.has_no_room = false;
     world.run(1_500 * MS);
     assert!(world.is_in(0, 1) && world.is_in(1, 0));
+}
+
+/// Kind of a message that is nobody's here.
+const KIND: u8 = 0x50;
+
+impl World {
+    fn send(&mut self, from: usize, to: u8, bytes: usize, number: u8) -> Result<(), Refused> {
+        let message = vec![number; bytes - 1];
+        let node = &mut self.hosts[from].0;
+        node.send(self.now, to, [&[KIND], &message])
+    }
+
+    /// Bytes and number of each message that a host has taken of another.
+    fn taken(&self, host: usize, of: u8) -> Vec<(usize, u8)> {
+        let all = self.hosts[host].1.messages.iter();
+        let of = all.filter(|(from, message)| *from == of && message[0] == KIND);
+        of.map(|(_, message)| (message.len(), message[1])).collect()
+    }
+}
+
+#[test]
+fn members_get_each_message_once_in_the_order_of_its_lane() {
+    let mut world = World::of(3);
+    assert_eq!(world.send(0, 1, 40, 0), Err(Refused::NoSession));
+    world.run(500 * MS);
+    let sent = [(URGENT_MAX, 1), (BULK_MAX, 2), (URGENT_MAX + 1, 3), (2, 4)];
+    for (bytes, number) in sent {
+        assert_eq!(world.send(0, 1, bytes, number), Ok(()));
+        assert_eq!(world.send(1, 2, bytes, number), Ok(()));
+    }
+    let too_long = Refused::TooLong(BULK_MAX + 1, BULK_MAX);
+    assert_eq!(world.send(0, 1, BULK_MAX + 1, 0), Err(too_long));
+    assert_eq!(world.send(0, 9, 40, 0), Err(Refused::NoSession));
+    // One that is refused is offered again, and nothing behind it is lost.
+    world.hosts[2].1.takes_nothing = true;
+    world.run(100 * MS);
+    assert!(world.taken(2, 1).is_empty());
+    world.hosts[2].1.takes_nothing = false;
+    world.run(MS);
+    for (host, of) in [(1, 0), (2, 1)] {
+        let mut taken = world.taken(host, of);
+        let order: Vec<u8> = taken.iter().map(|it| it.1).collect();
+        let place = |number| order.iter().position(|it| *it == number);
+        assert!(place(1) < place(4) && place(2) < place(3), "{order:?}");
+        taken.sort_by_key(|it| it.1);
+        assert_eq!(taken, sent);
+    }
+    assert!(world.taken(0, 1).is_empty() && world.taken(2, 0).is_empty());
+}
+
+#[test]
+fn no_message_of_a_membership_that_has_ended_comes() {
+    let mut world = World::of(3);
+    world.run(500 * MS);
+    assert_eq!(world.send(0, 1, 40, 1), Ok(()));
+    assert_eq!(world.send(0, 1, 4000, 2), Ok(()));
+    (world.dead, world.hosts[1].1.takes_nothing) = (Some(2), true);
+    world.run(2_200 * MS);
+    assert_eq!(world.send(0, 2, 40, 3), Err(Refused::NoSession));
+    world.hosts[1].1.takes_nothing = false;
+    world.run(1_500 * MS);
+    assert!(world.is_in(0, 1) && world.is_in(1, 0));
+    assert!(world.hosts[1].1.messages.is_empty());
+    assert_eq!(world.send(0, 1, 40, 4), Ok(()));
+    world.run(MS);
+    assert_eq!(world.taken(1, 0), [(40, 4)]);
 }
