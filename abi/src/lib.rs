@@ -5,8 +5,8 @@
 //! what the operating system that owns the machine can ask of EL2 beneath it, [`served`] how it
 //! serves disks to VMs, [`upgrade`] what one image of EL2 leaves for the next, [`hypercall`] what guests
 //! can ask that know Underpin, [`firmware`] what anybody asks of firmware, [`link`] the frames that hosts of
-//! a cluster send each other, [`cluster`] the messages by which they join, and [`coherence`] those about the
-//! pages of a VM that they share.
+//! a cluster send each other, [`cluster`] the messages by which they join, [`coherence`] those about the
+//! pages of a VM that they share, and [`span`] those about its vCPUs and devices.
 //!
 //! All integers are little-endian; both sides run on little-endian machines, which the layout
 //! asserts. Every struct is `repr(C)`, has no padding, and states its size in a `const` assert.
@@ -23,6 +23,7 @@ pub mod hypercall;
 pub mod link;
 pub mod os0;
 pub mod served;
+pub mod span;
 pub mod stage;
 pub mod state;
 mod text;
