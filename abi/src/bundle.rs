@@ -195,9 +195,9 @@ pub struct RegionRecord {
 const _: () = assert!(size_of::<RegionRecord>() == 40);
 
 /// [`VmRecord::flags`]: started when the machine has booted.
-pub const VM_AUTOSTART: u32 = 1 << 0;
+pub const VM_AUTOSTART: u16 = 1 << 0;
 /// [`VmRecord::flags`]: started again when it asks for a reset (otherwise a reset ends it).
-pub const VM_RESTART: u32 = 1 << 1;
+pub const VM_RESTART: u16 = 1 << 1;
 
 /// The share group of VMs that name none.
 pub const DEFAULT_GROUP: &str = "default";
@@ -246,7 +246,9 @@ pub struct VmRecord {
     /// Its name, unique on the machine.
     pub name: Text<32>,
     /// Bits `VM_*`.
-    pub flags: u32,
+    pub flags: u16,
+    /// The hosts of the cluster that it spans, a bit each by their place; 0: it is this machine's alone.
+    pub hosts: u16,
     /// Virtual CPUs, from 1.
     pub vcpus: u32,
     /// The most bytes of memory it can have, a multiple of 2 MiB: what the guest finds at boot.

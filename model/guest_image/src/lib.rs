@@ -22,4 +22,4 @@ pub use layout::{
 pub use region::{
     REGION_BLOCK, REGION_BLOCK_SIZE, REGION_HEADER, RegionNode, region_block, region_windows,
 };
-pub use tree::{GuestTree, MAX_BOOTARGS, MAX_VCPUS, MAX_VIRTIO, TreeError, vcpu_mpidr};
+pub use tree::{GuestTree, HostShare, MAX_BOOTARGS, MAX_VCPUS, MAX_VIRTIO, TreeError, vcpu_mpidr};

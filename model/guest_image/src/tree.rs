@@ -34,6 +34,9 @@ const LEVEL: u32 = 4;
 
 /// A line that is high when it means something (binding `gpio`).
 const ACTIVE_HIGH: u32 = 0;
+/// Distance of a NUMA node to itself, as the binding has it, and to another host: beyond 30, the `node_reclaim_distance` of
+/// Linux, so that its scheduler neither places new tasks on another host nor pulls wakened ones there.
+const DISTANCES: [u32; 2] = [10, 40];
 /// The code that Linux's input layer gives the power key (`KEY_POWER`).
 const POWER_KEY: u32 = 116;
 
@@ -46,6 +49,8 @@ pub struct GuestTree<'a> {
     pub vcpus: u16,
     /// How many virtio-mmio transports, at most [`MAX_VIRTIO`].
     pub virtio: u8,
+    /// Shares of its hosts, where it spans some: NUMA nodes in that order. Their memory follows each other from the start.
+    pub hosts: &'a [HostShare],
     /// Its shared regions.
     pub regions: &'a [RegionNode<'a>],
     /// The kernel's command line.
@@ -54,6 +59,15 @@ pub struct GuestTree<'a> {
     pub initrd: Option<IpaRange>,
     /// Entropy for the placement of the kernel, and for its random number generator; `None` where there is none.
     pub seeds: Option<[u64; 5]>,
+}
+
+/// vCPUs and memory of a guest on one host.
+#[derive(Clone, Copy, Debug)]
+pub struct HostShare {
+    /// How many vCPUs.
+    pub vcpus: u16,
+    /// Bytes of memory.
+    pub memory: u64,
 }
 
 /// Why there is no tree.
@@ -120,6 +134,7 @@ impl GuestTree<'_> {
         self.write_reserved(&mut fdt)?;
         pause();
         self.write_cpus(&mut fdt)?;
+        self.write_distances(&mut fdt)?;
         pause();
         write_psci(&mut fdt)?;
         write_timer(&mut fdt)?;
@@ -159,9 +174,39 @@ impl GuestTree<'_> {
     }
 
     fn write_memory(&self, fdt: &mut FdtWriter) -> Written {
-        let node = fdt.begin_node(&format!("memory@{:x}", self.ram.start.0))?;
-        fdt.property_string("device_type", "memory")?;
-        fdt.property_array_u64("reg", &[self.ram.start.0, self.ram.size])?;
+        let mut start = self.ram.start.0;
+        let shares = self.hosts.iter().map(|share| share.memory);
+        let alone = self.hosts.is_empty().then_some(self.ram.size);
+        for (n, size) in (0..).zip(shares.chain(alone)) {
+            let node = fdt.begin_node(&format!("memory@{start:x}"))?;
+            fdt.property_string("device_type", "memory")?;
+            fdt.property_array_u64("reg", &[start, size])?;
+            self.write_node(fdt, n)?;
+            fdt.end_node(node)?;
+            start += size;
+        }
+        Ok(())
+    }
+
+    /// Says of which NUMA node something is, where there are several.
+    fn write_node(&self, fdt: &mut FdtWriter, number: u32) -> Written {
+        if self.hosts.is_empty() {
+            return Ok(());
+        }
+        fdt.property_u32("numa-node-id", number)
+    }
+
+    fn write_distances(&self, fdt: &mut FdtWriter) -> Written {
+        if self.hosts.is_empty() {
+            return Ok(());
+        }
+        let nodes = self.hosts.len() as u32;
+        let pairs = (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to)));
+        let distance = |(from, to)| [from, to, DISTANCES[usize::from(from != to)]];
+        let distances: Vec<u32> = pairs.flat_map(distance).collect();
+        let node = fdt.begin_node("distance-map")?;
+        fdt.property_string("compatible", "numa-distance-map-v1")?;
+        fdt.property_array_u32("distance-matrix", &distances)?;
         fdt.end_node(node)
     }
 
@@ -181,7 +226,9 @@ impl GuestTree<'_> {
         let cpus = fdt.begin_node("cpus")?;
         fdt.property_u32("#address-cells", 1)?;
         fdt.property_u32("#size-cells", 0)?;
-        for index in 0..self.vcpus {
+        let shares = (0..).zip(self.hosts);
+        let nodes = shares.flat_map(|(n, share)| (0..share.vcpus).map(move |_| n));
+        for (index, node) in (0..self.vcpus).zip(nodes.chain(core::iter::repeat(0))) {
             // Affinities of up to 123 vCPUs fit into one cell.
             let mpidr = vcpu_mpidr(index) as u32;
             let cpu = fdt.begin_node(&format!("cpu@{mpidr:x}"))?;
@@ -189,6 +236,7 @@ impl GuestTree<'_> {
             fdt.property_string("compatible", "arm,armv8")?;
             fdt.property_string("enable-method", "psci")?;
             fdt.property_u32("reg", mpidr)?;
+            self.write_node(fdt, node)?;
             fdt.end_node(cpu)?;
         }
         fdt.end_node(cpus)

@@ -8,9 +8,9 @@ use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::{Node, Property};
 use model_addr::{Ipa, IpaRange};
 use model_guest_image::{
-    GuestTree, HeaderError, ImageHeader, Kernel, LayoutError, MAX_BOOTARGS, MAX_VCPUS, MAX_VIRTIO,
-    RegionNode, STOLEN_TIMES_ROOM, TREE_ROOM, TreeError, layout, map, stolen_time, stolen_times,
-    vcpu_mpidr,
+    GuestTree, HeaderError, HostShare, ImageHeader, Kernel, LayoutError, MAX_BOOTARGS, MAX_VCPUS,
+    MAX_VIRTIO, RegionNode, STOLEN_TIMES_ROOM, TREE_ROOM, TreeError, layout, map, stolen_time,
+    stolen_times, vcpu_mpidr,
 };
 use proptest::prelude::*;
 
@@ -169,6 +169,7 @@ fn description(vcpus: u16, virtio: u8, bootargs: &str) -> GuestTree<'_> {
         ram: ram(512 * MIB),
         vcpus,
         virtio,
+        hosts: &[],
         regions: &[],
         bootargs,
         initrd: Some(IpaRange {
@@ -264,6 +265,47 @@ fn a_machine_without_random_bits_gives_no_seeds() {
     for name in ["rng-seed", "kaslr-seed"] {
         assert!(chosen.property(name).is_none(), "{name}");
     }
+}
+
+#[test]
+fn hosts_are_numa_nodes() {
+    let share = |vcpus, memory| HostShare {
+        vcpus,
+        memory: memory * MIB,
+    };
+    let hosts = [share(2, 256), share(1, 192), share(1, 64)];
+    let tree = GuestTree {
+        hosts: &hosts,
+        ..description(4, 0, "")
+    };
+    let blob = tree.write(|| ()).unwrap();
+    let tree = Fdt::new(&blob).unwrap();
+    let node = |path: &str| tree.find_node(path).unwrap();
+    let memory = [
+        ("/memory@40000000", 0x4000_0000, 256),
+        ("/memory@50000000", 0x5000_0000, 192),
+        ("/memory@5c000000", 0x5c00_0000, 64),
+    ];
+    for (n, (path, start, size)) in (0..).zip(memory) {
+        assert_eq!(cells(&node(path), "reg"), [0, start, 0, size << 20]);
+        assert_eq!(cells(&node(path), "numa-node-id"), [n], "{path}");
+    }
+    let cpus = node("/cpus");
+    let nodes = cpus.children().map(|cpu| cells(&cpu, "numa-node-id")[0]);
+    assert_eq!(nodes.collect::<Vec<_>>(), [0, 0, 1, 2]);
+    let map = node("/distance-map");
+    assert_eq!(value(&map, "compatible"), b"numa-distance-map-v1\0");
+    let matrix = cells(&map, "distance-matrix");
+    assert_eq!(matrix.len(), 27);
+    for entry in matrix.chunks(3) {
+        assert_eq!(entry[2], if entry[0] == entry[1] { 10 } else { 40 });
+    }
+    // A guest of one machine has none of this.
+    let blob = description(4, 0, "").write(|| ()).unwrap();
+    let tree = Fdt::new(&blob).unwrap();
+    assert!(tree.find_node("/distance-map").is_none());
+    let memory = tree.find_node("/memory@40000000").unwrap();
+    assert!(memory.property("numa-node-id").is_none());
 }
 
 #[test]

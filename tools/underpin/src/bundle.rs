@@ -99,14 +99,21 @@ impl Plan {
             entries: Vec::new(),
             head: 0,
         };
-        for vm in vms {
+        let hosts: Vec<_> = vms
+            .iter()
+            .map(|vm| vm.hosts_in(cluster.as_ref()))
+            .collect::<Result<_>>()?;
+        let here = vms.iter().zip(hosts);
+        let here = here.filter_map(|(vm, hosts)| Some((vm, hosts?)));
+        for (vm, _) in here.clone() {
             for (kind, path) in vm.files() {
                 plan.add_file(kind, path, &vm.sharing.group)?;
             }
         }
         let has_disks = plan.entries.iter().any(|e| e.entry.kind == kind::DISK);
-        for vm in vms {
-            let record = vm.record(|kind, path| plan.number_of(kind, path))?;
+        for (vm, hosts) in here {
+            let mut record = vm.record(|kind, path| plan.number_of(kind, path))?;
+            record.hosts = hosts;
             let content = Content::Bytes(record.as_bytes().to_owned());
             let size = size_of_val(&record) as u64;
             plan.entries

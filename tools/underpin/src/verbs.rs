@@ -377,6 +377,7 @@ fn told(ended: &tools_os0::Ended) -> Result<u8> {
 
 /// A VM as the machine takes it: its files are looked up in the machine's bundle.
 fn record_of(client: &mut Client, vm: &VmFile) -> Result<VmRecord> {
+    vm.hosts_in(None)?;
     let entries = client.entries()?;
     vm.record(|kind, path| {
         let size = fs::metadata(path)

@@ -20,6 +20,7 @@ use std::{
 mod decode;
 mod disk;
 mod disk_file;
+mod hosts;
 mod image;
 mod memory;
 mod net;
@@ -29,6 +30,7 @@ pub(crate) mod section;
 
 pub use disk::{Backing, Base, Disk, Overlay};
 pub use disk_file::DiskFile;
+pub use hosts::Hosts;
 pub use memory::{Memory, Sharing};
 pub use net::Net;
 pub(crate) use net::parse_mac;
@@ -62,6 +64,8 @@ pub struct VmFile {
     pub cap: u32,
     /// The nodes it may use, a bit each; 0: the hypervisor chooses.
     pub nodes: u64,
+    /// The hosts that it spans.
+    pub hosts: Hosts,
     /// Whether it starts with the machine.
     pub autostart: bool,
     /// Whether it starts again when it asks for a reset.
@@ -149,6 +153,7 @@ impl VmFile {
             name: Text::cut(&self.name),
             flags: if self.autostart { VM_AUTOSTART } else { 0 }
                 | if self.restart { VM_RESTART } else { 0 },
+            hosts: 0,
             vcpus: self.cpus,
             memory: *max,
             base: *base,

@@ -12,7 +12,7 @@ use abi::{Text, bundle::control_rights};
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "name",
     "cpus",
     "memory",
@@ -20,6 +20,7 @@ const KEYS: [&str; 14] = [
     "weight",
     "cap",
     "nodes",
+    "hosts",
     "autostart",
     "on_reset",
     "boot",
@@ -76,6 +77,7 @@ impl Decoder<'_> {
         let weight = root.number("weight", 1..10001, 256);
         let cap = root.number("cap", 0..101, 0);
         let nodes = nodes(root);
+        let hosts = self.hosts(root, cpus, memory.as_ref().map(|told| &told.memory));
         let autostart = root.boolean("autostart", true);
         let restart = root.choice("on_reset", &["restart", "end"]) == "restart";
         let sharing = self.sharing(root);
@@ -84,7 +86,7 @@ impl Decoder<'_> {
         let regions = self.regions(root);
         let control = control(root);
         let (kernel, initrd, args) = boot?;
-        Some(VmFile {
+        let vm = VmFile {
             path: self.path.to_owned(),
             name: name?,
             cpus,
@@ -93,6 +95,7 @@ impl Decoder<'_> {
             weight,
             cap,
             nodes,
+            hosts,
             autostart,
             restart,
             kernel,
@@ -102,7 +105,9 @@ impl Decoder<'_> {
             nets,
             regions,
             control,
-        })
+        };
+        self.spans(root, &vm);
+        Some(vm)
     }
 
     /// The kernel, the initial RAM disk and the command line.

@@ -252,6 +252,32 @@ impl<'a, 's> Section<'a, 's> {
         Some(array.iter().filter_map(number).collect())
     }
 
+    /// A list of texts.
+    pub fn texts(&self, key: &str, example: &str) -> Option<Vec<String>> {
+        let value = self.table.get(key)?;
+        let Some(array) = value.get_ref().as_array() else {
+            self.wrong(key, value, "a list of texts", example);
+            return None;
+        };
+        let text = |item: &Spanned<DeValue<'_>>| {
+            let text = item.get_ref().as_str();
+            if text.is_none() {
+                let message = format!("'{key}' may hold texts only");
+                let help = format!("as in {key} = {example}");
+                self.problems.add(&item.span(), message, &help);
+            }
+            text.map(str::to_owned)
+        };
+        Some(array.iter().filter_map(text).collect())
+    }
+
+    /// Whether the key holds a list.
+    pub fn is_array(&self, key: &str) -> bool {
+        self.table
+            .get(key)
+            .is_some_and(|value| value.get_ref().is_array())
+    }
+
     /// Whether the key holds text.
     pub fn is_text(&self, key: &str) -> bool {
         self.table

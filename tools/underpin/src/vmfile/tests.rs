@@ -4,6 +4,7 @@ use abi::bundle::{REGION_READ_ONLY, block_policy, claim};
 use proptest::prelude::*;
 
 mod disk_files;
+mod hosts;
 
 /// A directory with a kernel, an initrd and a disk image beside the VM file.
 struct Files(PathBuf);
