@@ -6,6 +6,7 @@
 
 mod cipher;
 mod room;
+pub mod span;
 
 use crate::drivers::nic;
 use crate::machine::{self, Kind, cpu, due, entropy, give_up, stretch};
@@ -13,7 +14,7 @@ use abi::Text;
 use abi::bundle::{Bundle, BundleError, ClusterRecord};
 use abi::cluster::{DESCRIPTION, Description, FEATURES_MAX, HOSTS_MAX, PROTOCOL};
 use abi::control::{HostStatus, code, host};
-use alloc::vec::Vec;
+use alloc::{boxed::Box, vec::Vec};
 use arch::{cache, features, timer};
 use cipher::Gcm;
 use core::fmt;
@@ -26,6 +27,7 @@ use model_id_registers::registers;
 use model_link::{Down, Nonce};
 use model_membership::{Change, Settings, Standing};
 use room::{Inbox, SLOTS};
+use span::Session;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -69,6 +71,10 @@ struct State {
     out: &'static mut [u8],
     names: Names,
     hosts: u8,
+    /// The VM that spans hosts.
+    span: Option<Box<Session>>,
+    /// Bit n: that VM is there at host n.
+    ready: u16,
 }
 
 static STATE: Once<SpinLock<State>> = Once::new();
@@ -117,6 +123,12 @@ pub fn pass() -> bool {
     let Some(state) = STATE.get() else {
         return false;
     };
+    let is_more = pieces(state);
+    span::end_if_broken();
+    is_more
+}
+
+fn pieces(state: &SpinLock<State>) -> bool {
     for _ in 0..PIECES_AT_ONCE {
         stretch::look(Kind::Tick);
         let wait_until = worked(|| state.lock().piece(now_ns()));
@@ -205,7 +217,7 @@ impl State {
                 described: None,
             });
         }
-        let (inbox, out) = Inbox::new().ok_or(Unable::NoMemory)?;
+        let (inbox, out) = room::inbox().ok_or(Unable::NoMemory)?;
         // Half of all lives are left, so that none after it overflows.
         let own = description((life >> 1).max(1));
         let settings = Settings::new(record.host);
@@ -216,12 +228,14 @@ impl State {
             out,
             names: record.names,
             hosts: record.hosts,
+            span: None,
+            ready: 0,
         })
     }
 
     /// Keeps a frame for the next pass, unless too many strange ones have come, or too many at once.
     fn keep(&mut self, frame: &[u8]) -> bool {
-        let is_kept = !self.cluster.is_deaf(now_ns()) && self.inbox.push(frame);
+        let is_kept = !self.cluster.is_deaf(now_ns()) && self.inbox.push([frame, &[]]);
         self.cluster.unheard += u64::from(!is_kept);
         is_kept
     }
@@ -232,19 +246,25 @@ impl State {
         let mut card = Card {
             out: &mut *self.out,
             names: &self.names,
+            span: &mut self.span,
+            ready: &mut self.ready,
         };
-        let is_done = if let Some(frame) = self.inbox.first() {
+        let is_done = if card.span.as_mut().is_some_and(|span| span.work(now_ns)) {
+            true
+        } else if let Some(frame) = self.inbox.first() {
             self.cluster.frame(now_ns, frame, &mut card);
             self.inbox.pop();
             true
         } else {
             self.cluster.work(now_ns, &mut card)
         };
+        self.serve_span(now_ns);
         let after = self.cluster.membership().view().id;
         if after != before && after != 0 {
             self.say_members();
         }
-        (!is_done).then(|| self.cluster.deadline())
+        let span = self.span.as_ref().map_or(u64::MAX, |span| span.deadline());
+        (!is_done).then(|| self.cluster.deadline().min(span))
     }
 
     fn say_members(&self) {
@@ -303,6 +323,8 @@ fn nonce() -> Nonce {
 struct Card<'a> {
     out: &'a mut [u8],
     names: &'a Names,
+    span: &'a mut Option<Box<Session>>,
+    ready: &'a mut u16,
 }
 
 impl Card<'_> {
@@ -348,12 +370,21 @@ impl Owner for Card<'_> {
             News::Changed(Change::Lost(host)) => {
                 let name = self.name(host);
                 log::warn!("cluster: {name} is lost: this machine has left the membership");
+                *self.ready = 0;
+                if let Some(span) = self.span {
+                    span.lose(host);
+                }
             }
         }
     }
 
-    fn message(&mut self, _from: u8, _message: &[u8]) -> bool {
-        // Nobody shares anything.
-        true
+    fn message(&mut self, from: u8, message: &[u8]) -> bool {
+        match message.first() {
+            Some(&span::READY) => *self.ready |= 1 << from,
+            Some(&span::LEFT) => *self.ready &= !(1 << from),
+            _ => {}
+        }
+        let span = self.span.as_mut();
+        span.is_none_or(|span| span.keep(from, message))
     }
 }

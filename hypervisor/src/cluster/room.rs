@@ -1,11 +1,16 @@
 //! Memory of a host: frames that wait, and the buffers of links. It is taken once, when the machine joins.
 
 use crate::cluster::cipher::Gcm;
-use crate::machine::cpu;
+use crate::machine::{Kind, cpu, stretch};
 use crate::memory::frames;
 use abi::bundle::ClusterRecord;
-use abi::link::FRAME_STANDARD;
+use abi::link::{BULK_MAX, FRAME_STANDARD};
 use model_addr::FRAME_SIZE;
+use alloc::{boxed::Box, vec::Vec};
+use core::{mem::size_of, slice};
+use model_addr::Mfn;
+use model_coherence::Page;
+use model_frame_table::{MAX_ORDER, Purpose};
 use model_link::{Lane, Link, Nonce, Secret, Settings};
 
 /// Pieces in each window of a link.
@@ -18,6 +23,14 @@ const INBOX_ORDER: u8 = 4;
 const STRIDE: usize = 2048;
 /// Frames that may wait.
 const WAITING_MAX: usize = ((FRAME_SIZE as usize) << INBOX_ORDER) / STRIDE - 1;
+/// Bytes between two messages about a VM that spans hosts: sender and the longest message.
+const MESSAGE_STRIDE: usize = BULK_MAX + 32;
+/// Those that may wait.
+const MESSAGES_MAX: usize = 8;
+/// Entries of a table of pages that are made between two looks at interrupts.
+const PAGES_AT_ONCE: usize = 1024;
+/// Bytes for them.
+pub const MESSAGES_BYTES: usize = MESSAGE_STRIDE * MESSAGES_MAX;
 
 /// The shortest retransmission timeout: what the other host's pass may wait for a vCPU's exit.
 const TIMEOUT_FLOOR_NS: u64 = 2_000_000;
@@ -26,49 +39,129 @@ const ACK_DELAY_NS: u64 = 500_000;
 /// The first pause between hellos to a host that does not answer; it doubles to 64 times this.
 const HELLO_NS: u64 = 20_000_000;
 
-/// Frames that wait for the next pass, oldest first.
-pub struct Inbox {
-    bytes: &'static mut [u8],
-    lengths: heapless::Deque<usize, WAITING_MAX>,
+/// Frames that wait for the next pass.
+pub type Inbox = Waiting<&'static mut [u8], STRIDE, WAITING_MAX>;
+/// Messages that wait for it, each behind the number of its sender.
+pub type Messages = Waiting<Box<[u8]>, MESSAGE_STRIDE, MESSAGES_MAX>;
+
+/// What waits, oldest first.
+pub struct Waiting<B, const STRIDE: usize, const MAX: usize> {
+    bytes: B,
+    lengths: heapless::Deque<usize, MAX>,
     /// Place of the oldest.
     first: usize,
 }
 
-impl Inbox {
-    /// Makes one, and room for a frame that leaves.
-    pub fn new() -> Option<(Self, &'static mut [u8])> {
-        let (bytes, out) = take(INBOX_ORDER)?.split_at_mut(WAITING_MAX * STRIDE);
-        let inbox = Self {
+/// Makes an inbox, and room for a frame that leaves.
+pub fn inbox() -> Option<(Inbox, &'static mut [u8])> {
+    let (bytes, out) = take(INBOX_ORDER)?.split_at_mut(WAITING_MAX * STRIDE);
+    Some((Inbox::of(bytes), out))
+}
+
+/// Zeroes on the heap.
+pub fn bytes(count: usize) -> Option<Box<[u8]>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(count).ok()?;
+    bytes.resize(count, 0);
+    Some(bytes.into_boxed_slice())
+}
+
+impl<B: AsMut<[u8]>, const STRIDE: usize, const MAX: usize> Waiting<B, STRIDE, MAX> {
+    pub const fn of(bytes: B) -> Self {
+        Self {
             bytes,
             lengths: heapless::Deque::new(),
             first: 0,
-        };
-        Some((inbox, out))
+        }
     }
 
-    /// Adds a frame; `false` where there is no room.
-    pub fn push(&mut self, frame: &[u8]) -> bool {
-        let at = (self.first + self.lengths.len()) % WAITING_MAX * STRIDE;
-        let place = self.bytes.get_mut(at..at + frame.len());
-        let fits = frame.len() <= STRIDE && self.lengths.push_back(frame.len()).is_ok();
-        match place.filter(|_| fits) {
-            Some(place) => place.copy_from_slice(frame),
-            None => return false,
-        }
+    /// Adds what is in two parts; `false` where there is no room.
+    pub fn push(&mut self, [head, rest]: [&[u8]; 2]) -> bool {
+        let at = (self.first + self.lengths.len()) % MAX * STRIDE;
+        let bytes = head.len() + rest.len();
+        let place = self.bytes.as_mut().get_mut(at..at + bytes);
+        let fits = bytes <= STRIDE && self.lengths.push_back(bytes).is_ok();
+        let Some(place) = place.filter(|_| fits) else {
+            return false;
+        };
+        let (first, second) = place.split_at_mut(head.len());
+        first.copy_from_slice(head);
+        second.copy_from_slice(rest);
         true
     }
 
-    /// Returns the oldest frame.
+    /// Returns the oldest.
     pub fn first(&mut self) -> Option<&mut [u8]> {
         let (at, bytes) = (self.first * STRIDE, *self.lengths.front()?);
-        self.bytes.get_mut(at..at + bytes)
+        self.bytes.as_mut().get_mut(at..at + bytes)
     }
 
-    /// Drops the oldest frame.
+    /// Drops the oldest.
     pub fn pop(&mut self) {
         if self.lengths.pop_front().is_some() {
-            self.first = (self.first + 1) % WAITING_MAX;
+            self.first = (self.first + 1) % MAX;
         }
+    }
+}
+
+/// What is known of the pages of a VM that spans hosts, in frames that go back with it.
+pub struct Pages {
+    first: Mfn,
+    order: u8,
+    count: usize,
+}
+
+impl Pages {
+    /// The most pages: frames of EL2 come in runs of 2 MiB at most.
+    pub const MAX: u64 = (FRAME_SIZE << MAX_ORDER) / size_of::<Page>() as u64;
+
+    /// Makes so many, in pieces; `None` where there is no room.
+    pub fn new(count: usize, page: impl Fn(u32) -> Page) -> Option<Self> {
+        let bytes = (count * size_of::<Page>()) as u64;
+        let frames = bytes.div_ceil(FRAME_SIZE).next_power_of_two();
+        let order = frames.ilog2() as u8;
+        let first = (order <= MAX_ORDER)
+            .then(|| frames::allocate(cpu::this().node, order, Purpose::Hypervisor))
+            .flatten()?;
+        let mut pages = Self {
+            first,
+            order,
+            count: 0,
+        };
+        for n in 0..count {
+            if n % PAGES_AT_ONCE == 0 {
+                stretch::look(Kind::Control);
+            }
+            // SAFETY: inside the frames, which the pool gave to nobody else and EL2 maps one to one; aligned, as 32 divides
+            // a frame.
+            unsafe { pages.start().add(n).write(page(n as u32)) };
+        }
+        pages.count = count;
+        Some(pages)
+    }
+
+    fn start(&self) -> *mut Page {
+        core::ptr::with_exposed_provenance_mut(self.first.address().0 as usize)
+    }
+}
+
+impl AsRef<[Page]> for Pages {
+    fn as_ref(&self) -> &[Page] {
+        // SAFETY: `new` has written so many, and nothing else names the frames until they go back with this.
+        unsafe { slice::from_raw_parts(self.start(), self.count) }
+    }
+}
+
+impl AsMut<[Page]> for Pages {
+    fn as_mut(&mut self) -> &mut [Page] {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(self.start(), self.count) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        frames::free(self.first, self.order);
     }
 }
 

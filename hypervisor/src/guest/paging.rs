@@ -7,6 +7,7 @@ mod waits;
 
 pub use stalls::{charge_request, may_begin_request, may_use_emergency, must_wait, stall};
 
+use crate::cluster::span;
 use crate::drivers::{Extent, Io, Job, Move, Operation, Partition, disk, jobs::Kind};
 use crate::guest::Guest;
 use crate::machine::{self, due};
@@ -235,7 +236,14 @@ pub fn page_at(token: Token, operation: Operation) -> Io {
 
 /// Brings the page back that a device of the VM waits for, if one does.
 pub fn bring_wanted(vm: &Guest) {
-    let Some(gfn) = vm.space.take_wanted() else {
+    let wanted = vm.space.take_wanted();
+    if vm.space.spans() {
+        return match wanted {
+            Some((gfn, writes)) => span::device_fault(gfn, writes),
+            None => span::devices_went_on(),
+        };
+    }
+    let Some((gfn, _)) = wanted else {
         return;
     };
     let coming = match vm.space.entry(gfn).backing {

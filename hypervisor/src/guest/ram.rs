@@ -33,11 +33,12 @@ impl DeviceView<'_> {
         let done = self.space.with_frame(ipa, access, self.node, with);
         done.map_err(|filled| match filled {
             Filled::NoMemory => GuestMemoryError::NoFrame(ipa),
-            Filled::Away(_) => {
-                self.space.want(ipa.frame());
+            Filled::Held(_) if !self.space.spans() => GuestMemoryError::NotMemory(ipa),
+            Filled::Away(_) | Filled::Held(_) => {
+                self.space.want(ipa.frame(), access.writes());
                 GuestMemoryError::Away(ipa)
             }
-            Filled::Done | Filled::Refused | Filled::Held(_) => GuestMemoryError::NotMemory(ipa),
+            Filled::Done | Filled::Refused => GuestMemoryError::NotMemory(ipa),
         })
     }
 
@@ -128,12 +129,12 @@ impl DeviceView<'_> {
         while at < end {
             let next = (at & !(FRAME_SIZE - 1)).saturating_add(FRAME_SIZE).min(end);
             let overwrites = write && next - at == FRAME_SIZE;
-            if !self.space.ready(Ipa(at).frame(), overwrites) {
+            if !self.space.ready(Ipa(at).frame(), write, overwrites) {
                 break;
             }
             at = next;
             if at < end && stretch::is_long() {
-                self.space.want(Ipa(at).frame());
+                self.space.want(Ipa(at).frame(), write);
                 break;
             }
         }
@@ -178,7 +179,7 @@ impl GuestMemory for DeviceView<'_> {
 
     fn touch(&self, ipa: Ipa, len: u64, write: bool, may_stop: bool) -> u64 {
         if may_stop && stretch::is_long() {
-            self.space.want(ipa.frame());
+            self.space.want(ipa.frame(), write);
             return 0;
         }
         let at_hand = self.space.at_hand(ipa, len as usize, write, |_| ());

@@ -2,6 +2,7 @@
 
 mod disks;
 
+use crate::cluster::span;
 use crate::devices::{
     Block, Cable, Console, Devices, Net, Rng, VirtualDevice, balloon::Balloon,
     control_port::ControlPort, virtio::as_a,
@@ -19,7 +20,7 @@ use abi::bundle::{
     NetRecord, REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights,
     disk_mode, kind,
 };
-use abi::control::code;
+use abi::{Text, control::code};
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::iter::repeat;
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, NodeId, VmId};
@@ -84,12 +85,34 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         return Err(impossible(0, sentence));
     }
     regions::check(record)?;
+    if record.hosts != 0 {
+        check_spanning(record)?;
+    }
     let count = machine::get().nodes();
     let missing = nodes.checked_shr(count as u32).unwrap_or(0);
     if missing != 0 {
         let node = missing.trailing_zeros() as usize + count;
         let what = format_args!("there is no node {node}: the machine has {count}, from 0 on");
         return Err(impossible(node as u64, what));
+    }
+    Ok(())
+}
+
+/// Checks that a VM over several hosts needs nothing that only memory of one host can have.
+fn check_spanning(record: &VmRecord) -> Result<(), Refusal> {
+    let is_on = |name: Text<40>| !name.is_empty();
+    let on_partitions = |disk: &DiskRecord| is_on(disk.partition) || is_on(disk.overlay_on);
+    for (is_there, what) in [
+        (record.base != record.memory, "memory that is given and taken (memory.base below memory.max)"),
+        (is_on(record.swap), "a swap partition"),
+        (record.disks.iter().any(on_partitions), "disks on partitions"),
+        (regions::records(record).next().is_some(), "shared regions"),
+        (machine::get().nodes() > 1, "a machine with several nodes"),
+    ] {
+        if is_there {
+            let sentence = format_args!("a VM over several hosts cannot have {what}");
+            return Err(impossible(record.hosts.into(), sentence));
+        }
     }
     Ok(())
 }
@@ -126,6 +149,9 @@ pub fn instance_with(
         Refusal::new(code::NO_MEMORY, HEAP_FOR_A_VM as u64, what)
     })?;
     stretch::look(stretch::Kind::Control);
+    if record.hosts != 0 {
+        span::reserve(record.hosts, record.vcpus as usize, record.memory)?;
+    }
     let (weight, cap) = (record.weight as u16, record.cap as u8);
     let nodes = sched::node_set(record.nodes);
     let load = u64::from(weight) * u64::from(record.vcpus);
@@ -310,7 +336,11 @@ fn with_sources(
     ];
     let memory = (ram, windows);
     let (number, policy) = (vmid.number(), policy(record));
-    AddressSpace::new(id, number, memory, sources, begin, home, policy)
+    let mut space = AddressSpace::new(id, number, memory, sources, begin, home, policy)?;
+    if record.hosts != 0 {
+        space.span();
+    }
+    Ok(space)
 }
 
 /// Where a VM finds the regions that it shares.
@@ -319,10 +349,15 @@ fn windows(record: &VmRecord) -> impl Iterator<Item = IpaRange> {
     region_windows(ram, regions::records(record).map(|region| region.size))
 }
 
+/// Whether a VM of this description shares pages with others.
+const fn shares(record: &VmRecord) -> bool {
+    record.never_share == 0 && record.hosts == 0
+}
+
 /// What a VM of this description shares.
 pub fn policy(record: &VmRecord) -> Policy {
     Policy {
-        share: record.never_share == 0,
+        share: shares(record),
         keep_blocks: record.blocks == block_policy::KEEP,
         hide: record.hide != 0,
     }
@@ -373,7 +408,7 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Devices, Refusal
     let mut all = Devices::with_capacity(VIRTIO_MAX);
     let disks = record.disks.iter();
     for disk in disks.take_while(|disk| disk.mode != disk_mode::NONE) {
-        let share = record.never_share == 0 && disk.flags & DISK_NEVER_SHARE == 0;
+        let share = shares(record) && disk.flags & DISK_NEVER_SHARE == 0;
         let (n, user) = (all.len(), disk_user(vm, all.len()));
         all.push(on_heap(|| disks::block(disk, n, home, user, share))?);
         stretch::look(stretch::Kind::Control);
@@ -382,7 +417,9 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Devices, Refusal
         all.push(on_heap(|| Ok(Rng::new(all.len())))?);
     }
     all.push(on_heap(|| Ok(Console::new(all.len())))?);
-    all.push(on_heap(|| Ok(Balloon::new(record.hold_ms, all.len())))?);
+    if record.hosts == 0 {
+        all.push(on_heap(|| Ok(Balloon::new(record.hold_ms, all.len())))?);
+    }
     for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {
         all.push(on_heap(|| network(net, all.len(), record.vcpus))?);
         stretch::look(stretch::Kind::Control);

@@ -56,8 +56,10 @@ pub struct AddressSpace {
     may_be_away: AtomicBool,
     /// The guest has marked pages as never to be shared.
     has_secrets: AtomicBool,
-    /// A guest frame, plus one, that a device waits for and that is on a disk.
+    /// Twice a guest frame, plus two, that a device waits for and that is elsewhere; plus one, where it is to be written.
     wanted: AtomicU64,
+    /// Other hosts have its pages, too.
+    spans: bool,
 }
 
 impl AddressSpace {
@@ -93,7 +95,21 @@ impl AddressSpace {
             may_be_away: AtomicBool::new(false),
             has_secrets: AtomicBool::new(false),
             wanted: AtomicU64::new(0),
+            spans: false,
         }))
+    }
+
+    /// Other hosts are to have its pages, too: until they allow it, none is seen ([`crate::cluster::span`]).
+    pub fn span(&mut self) {
+        self.spans = true;
+        self.may_be_away = AtomicBool::new(true);
+        let held = Reasons::COHERENT | Reasons::HIDDEN;
+        self.maps.lock().set_standing(held);
+    }
+
+    /// Whether other hosts have its pages, too.
+    pub const fn spans(&self) -> bool {
+        self.spans
     }
 
     fn window(&self, ipa: Ipa) -> Option<&Window> {
@@ -299,7 +315,7 @@ impl AddressSpace {
         }
         match self.entry(gfn).backing {
             Backing::Discarded(_) if never => {
-                self.want(gfn);
+                self.want(gfn, true);
                 return false;
             }
             Backing::Shared(_) if never => {
@@ -330,18 +346,19 @@ impl AddressSpace {
         self.may_be_away.load(Ordering::Relaxed)
     }
 
-    /// A device waits for a page that is on a disk.
-    pub fn want(&self, gfn: Gfn) {
-        self.wanted.store(gfn.0 + 1, Ordering::Relaxed);
+    /// A device waits for a page that is elsewhere.
+    pub fn want(&self, gfn: Gfn, writes: bool) {
+        let wanted = 2 * (gfn.0 + 1) | u64::from(writes);
+        self.wanted.store(wanted, Ordering::Relaxed);
     }
 
-    /// The page that a device waits for, once.
-    pub fn take_wanted(&self) -> Option<Gfn> {
+    /// The page that a device waits for, and whether it is to be written, once.
+    pub fn take_wanted(&self) -> Option<(Gfn, bool)> {
         if self.wanted.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let wanted = self.wanted.swap(0, Ordering::Relaxed);
-        wanted.checked_sub(1).map(Gfn)
+        Some((Gfn((wanted / 2).checked_sub(1)?), wanted & 1 != 0))
     }
 
     /// Something of it is about to be on a disk.
@@ -350,12 +367,14 @@ impl AddressSpace {
     }
 
     /// Readies a page for a device; `false` where it must be read first. See [`Maps::ready`].
-    pub fn ready(&self, gfn: Gfn, overwrites: bool) -> bool {
-        let away = self.maps.lock().ready(gfn, overwrites, &Metal);
-        if away.is_some() {
-            self.want(gfn);
+    pub fn ready(&self, gfn: Gfn, writes: bool, overwrites: bool) -> bool {
+        let mut maps = self.maps.lock();
+        let is_away = maps.ready(gfn, overwrites, &Metal).is_some()
+            || self.spans && maps.entry(gfn).usable(writes).is_none();
+        if is_away {
+            self.want(gfn, writes);
         }
-        away.is_none()
+        !is_away
     }
 
     /// Who touches these pages next is noticed; see [`Maps::sample`].

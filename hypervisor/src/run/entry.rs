@@ -1,5 +1,6 @@
 //! Running a vCPU on the executing CPU, from exit to exit.
 
+use crate::cluster::span;
 use crate::guest::layout::{self, Place};
 use crate::machine::{Cpu, Kind, due, stretch};
 use crate::run::exit;
@@ -143,13 +144,23 @@ impl Loaded<'_> {
         let asked = self
             .vcpu
             .attention
-            .fetch_and(attention::OBSERVED, Ordering::SeqCst);
+            .fetch_and(attention::STAYS, Ordering::SeqCst);
         if asked & attention::STAND_STILL != 0 && self.vm.must_stand_still() {
             // What else was asked stays to be done when it runs again.
             self.vcpu
                 .attention
                 .fetch_or(asked & !attention::STAND_STILL, Ordering::SeqCst);
             return Flow::Leave(Outcome::Stopped);
+        }
+        if asked & (attention::SPANS | attention::LEASE) != 0 {
+            if !span::may_run() {
+                let kept = asked & !(attention::PAGE | attention::LEASE);
+                self.vcpu.attention.fetch_or(kept, Ordering::SeqCst);
+                return Flow::Leave(Outcome::Stopped);
+            }
+            if asked & attention::LEASE != 0 {
+                span::let_go(self.vcpu.index, self.core.context.pc, false);
+            }
         }
         if asked & attention::DEVICE != 0 {
             if stretch::is_long() {

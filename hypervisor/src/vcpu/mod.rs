@@ -38,6 +38,12 @@ pub mod attention {
     pub const SAMPLE: u32 = 1 << 6;
     /// What only observes it, and wakes nobody.
     pub const OBSERVED: u32 = TRACE | SAMPLE;
+    /// Another host waits for a page that it keeps until its instruction has retired.
+    pub const LEASE: u32 = 1 << 7;
+    /// Its VM spans hosts: it may run only while they promise. Stays set.
+    pub const SPANS: u32 = 1 << 8;
+    /// What stays set, and wakes nobody.
+    pub const STAYS: u32 = OBSERVED | SPANS;
 
     /// What vCPUs have while events of these classes are traced.
     pub const fn of_trace(classes: u32) -> u32 {
@@ -186,7 +192,7 @@ impl Vcpu {
 
     /// Whether it has anything to do before it runs on.
     pub fn is_called(&self) -> bool {
-        self.attention.load(Ordering::SeqCst) & !attention::OBSERVED != 0
+        self.attention.load(Ordering::SeqCst) & !attention::STAYS != 0
     }
 
     /// The CPU that has it loaded.

@@ -1,5 +1,6 @@
 //! A VM that runs: from its start to its end or reset. A VM that is started again is a new one.
 
+use crate::cluster::span::{self, Spanned};
 use crate::devices::net::frame::{Accepted, Incoming};
 use crate::devices::network::{End, Plugged};
 use crate::devices::{
@@ -8,10 +9,13 @@ use crate::devices::{
 };
 use crate::guest::{Guest, layout::Places, paging};
 use crate::machine::stretch;
-use crate::memory::Dismantling;
+use crate::memory::{AddressSpace, Dismantling};
+use crate::vcpu::{Vcpu, attention};
 use alloc::sync::Arc;
+use core::fmt;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU8, Ordering};
+use model_addr::VmId;
 
 /// A running VM.
 pub struct Instance {
@@ -166,8 +170,36 @@ impl Plugged for Instance {
     }
 }
 
-/// A VM is about to run: frames find it.
+impl Spanned for Instance {
+    fn id(&self) -> VmId {
+        self.guest.id
+    }
+
+    fn space(&self) -> &AddressSpace {
+        &self.guest.space
+    }
+
+    fn vcpus(&self) -> &[Vcpu] {
+        &self.guest.vcpus
+    }
+
+    fn put_off_device_work(&self) {
+        self.guest.put_off_device_work();
+    }
+
+    fn end(&self, why: fmt::Arguments<'_>) {
+        self.guest.end(why);
+    }
+}
+
+/// A VM is about to run: frames and other hosts find it.
 pub fn connect(vm: &Arc<Instance>) {
+    if vm.space.spans() {
+        for vcpu in &vm.vcpus {
+            vcpu.attention.fetch_or(attention::SPANS, Ordering::SeqCst);
+        }
+        span::enter(Arc::clone(vm) as Arc<dyn Spanned>);
+    }
     for window in 0..vm.virtio.len() {
         if let Some(net) = vm.at::<Net>(window) {
             let end = End::Vm(Arc::clone(vm) as Arc<dyn Plugged>, window);
@@ -178,6 +210,9 @@ pub fn connect(vm: &Arc<Instance>) {
 
 /// A VM has ended: no frame finds it any more.
 pub fn disconnect(vm: &Instance) {
+    if vm.space.spans() {
+        span::leave(vm.id);
+    }
     for cable in vm.all().map(Net::cable) {
         cable.lan().set_end(cable.port(), None);
     }

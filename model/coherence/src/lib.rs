@@ -142,6 +142,20 @@ pub struct Settings<const HOSTS: usize> {
     pub switches: Switches,
 }
 
+impl<const HOSTS: usize> Settings<HOSTS> {
+    /// Returns the home of a page.
+    pub fn home(&self, page: u32) -> u8 {
+        let ranges = self.first_pages.iter();
+        ranges.filter(|first| **first <= page).count() as u8 - 1
+    }
+
+    fn are_sound(&self) -> bool {
+        usize::from(self.host) < HOSTS
+            && self.first_pages[0] == 0
+            && self.first_pages.is_sorted()
+    }
+}
+
 /// State of a host's copy of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum State {
@@ -175,7 +189,7 @@ impl State {
     }
 }
 
-/// What a host knows of a page. The owner of a [`Host`] gives it one for each page of the VM, made by `default`.
+/// What a host knows of a page. The owner of a [`Host`] gives it one for each page of the VM, made by `default` or [`Page::first`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Page {
     /// Version of the bytes that are kept, usable or not; 0 if none are.
@@ -211,6 +225,23 @@ impl Default for Page {
             slot: u8::MAX,
             state: State::Invalid,
             heat: 0,
+        }
+    }
+}
+
+impl Page {
+    /// Returns what is known of a page at the beginning, when its home owns it.
+    pub fn first<const HOSTS: usize>(settings: &Settings<HOSTS>, page: u32) -> Self {
+        let owner = settings.home(page);
+        let (state, version) = match owner == settings.host {
+            true => (State::Modified, 1),
+            false => (State::Invalid, 0),
+        };
+        Self {
+            owner,
+            state,
+            version,
+            ..Self::default()
         }
     }
 }
@@ -314,16 +345,23 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
 {
     /// Makes a host's part, which owns the pages of its range. `None` if the settings are out of range, or there are more
     /// hosts or pages than can be numbered.
-    pub fn new(settings: Settings<HOSTS>, pages: P) -> Option<Self> {
-        let ranges = &settings.first_pages;
+    pub fn new(settings: Settings<HOSTS>, mut pages: P) -> Option<Self> {
+        if settings.are_sound() {
+            for (page, n) in pages.as_mut().iter_mut().zip(0..) {
+                *page = Page::first(&settings, n);
+            }
+        }
+        Self::of(settings, pages)
+    }
+
+    /// As [`Self::new`], with pages that [`Page::first`] made: for an owner that makes them in pieces.
+    pub fn of(settings: Settings<HOSTS>, pages: P) -> Option<Self> {
         let is_sound = HOSTS <= HOSTS_MAX
             && SLOTS < usize::from(u8::MAX)
-            && usize::from(settings.host) < HOSTS
+            && settings.are_sound()
             && usize::from(settings.vcpus) <= SLOTS
-            && ranges[0] == 0
-            && ranges.is_sorted()
             && u32::try_from(pages.as_ref().len()).is_ok();
-        let mut host = Self {
+        is_sound.then(|| Self {
             settings,
             pages,
             vcpus: [const { Vcpu::NEW }; SLOTS],
@@ -335,17 +373,6 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             tlb: Tlb::NEW,
             local: Vec::new(),
             broken: None,
-        };
-        is_sound.then(|| {
-            for n in 0..host.pages.as_ref().len() as u32 {
-                let home = host.home(n);
-                let page = host.page(n);
-                page.owner = home;
-                if home == settings.host {
-                    (page.state, page.version) = (State::Modified, 1);
-                }
-            }
-            host
         })
     }
 
@@ -452,8 +479,12 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
 
     /// Returns the home of a page.
     pub fn home(&self, page: u32) -> u8 {
-        let ranges = self.settings.first_pages.iter();
-        ranges.filter(|first| **first <= page).count() as u8 - 1
+        self.settings.home(page)
+    }
+
+    /// Returns the number of this host among those of the VM.
+    pub const fn host(&self) -> u8 {
+        self.settings.host
     }
 
     /// Returns the state of this host's copy of a page.

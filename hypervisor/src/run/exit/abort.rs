@@ -1,5 +1,6 @@
 //! What stage 2 refused: memory that is not there yet, devices, and nothing at all.
 
+use crate::cluster::span;
 use crate::guest::{Coming, paging};
 use crate::memory::{Filled, frames, hooks};
 use crate::placement;
@@ -10,6 +11,7 @@ use abi::control::{access, share, trace};
 use arch::{cpu, guest, timer};
 use model_addr::Ipa;
 use model_address_space::Access;
+use model_coherence::{Access as Asked, intent};
 use model_trap::overwrite::{COPY_BEFORE, Overwrite, Store, is_clear_loop, is_copy_loop};
 use model_trap::{Abort, DataAbort, Fault, Injection};
 
@@ -113,7 +115,25 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
             Coming::Later => Flow::Leave(Outcome::Preempted),
         },
         Filled::NoMemory => without_frame(guest, ipa, access),
+        Filled::Held(_) if guest.vm.space.spans() => elsewhere(guest, ipa, access, refusal),
         Filled::Refused | Filled::Held(_) => inject(guest, refusal),
+    }
+}
+
+/// Memory of a VM that spans hosts, of which another host has what the access needs.
+#[cold]
+fn elsewhere(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) -> Flow {
+    let (vcpu, pc) = (guest.vcpu.index, guest.core.context.pc);
+    let mut writes = access.writes();
+    if let Injection::DataAbort { .. } = refusal
+        && let Some([word]) = mmio::code(guest, pc)
+    {
+        writes = intent::access(word, writes) == Asked::Write;
+    }
+    if span::fault(vcpu, ipa.frame(), writes, pc) {
+        Flow::Resume
+    } else {
+        Flow::Leave(Outcome::Waiting)
     }
 }
 

@@ -1,0 +1,531 @@
+//! Memory of the VM that spans hosts: what [`model_coherence`] decides is done to stage 2 and to frames, and what vCPUs and
+//! devices miss is told to it. One lock, that of the cluster, holds all of it.
+//!
+//! ```text
+//!  Held ──► fault ──► Event::Fault ──► Hands::send ──► backlog ──► Cluster::send
+//!                                                                        │
+//!  attention::PAGE ◄── Hands::resume ◄── Event::Message ◄── inbox ◄── Owner::message
+//! ```
+//!
+//! A page that is not written here has [`Reasons::COHERENT`], and one that is not read here [`Reasons::HIDDEN`], so that a
+//! fault ends as `Filled::Held`. All pages have both as they get frames, as no message asks for that of untouched ones.
+
+use super::{STATE, State, room};
+use crate::machine::{self, cpu, due};
+use crate::memory::{Access as Use, AddressSpace, Filled, frames};
+use crate::vcpu::{Vcpu, attention, sched};
+use abi::Text;
+use abi::coherence::{OPERATIONS_MAX, Operation};
+use abi::control::code;
+use alloc::{boxed::Box, sync::Arc};
+use arch::{cache, guest, timer, tlb};
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use heapless::{Deque, Vec};
+use model_addr::{FRAME_SIZE, Gfn, Mfn, VmId};
+use model_coherence::{
+    Access, Actions, Broken, Event, Host, Message, Page, Settings, Switches, Tail, held_max,
+};
+use model_control::Refusal;
+use model_link::Refused;
+use model_pmap::Reasons;
+use room::{Messages, Pages};
+use zerocopy::IntoBytes;
+
+/// Hosts of a VM.
+const HOSTS: usize = 2;
+/// Transactions of a host: one for each vCPU and one for the devices, and prefetches.
+const SLOTS: usize = 8;
+const HELD: usize = held_max(HOSTS, SLOTS);
+/// Those that are left for prefetches.
+const PREFETCHES: usize = 1;
+/// The longest that a page is kept for an instruction, and the shortest that one which bounces is kept.
+const LEASE_NS: u64 = 400_000;
+const HOLD_NS: u64 = 50_000;
+
+/// Kind of a message: the VM is there and waits for the others.
+pub const READY: u8 = 0x48;
+/// Kind of a message: the VM has ended.
+pub const LEFT: u8 = 0x49;
+/// Kinds from here on are not `abi::coherence`'s.
+const KINDS_END: u8 = 0x40;
+
+/// When the VM must not run on, in counts.
+static RUNS_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// Its devices have waited for a page.
+static DEVICES_WAITED: AtomicBool = AtomicBool::new(false);
+
+/// A VM, as its memory knows it.
+pub trait Spanned: Send + Sync {
+    /// Which it is.
+    fn id(&self) -> VmId;
+    /// Its memory.
+    fn space(&self) -> &AddressSpace;
+    /// Its vCPUs on this host.
+    fn vcpus(&self) -> &[Vcpu];
+    /// Its devices try again.
+    fn put_off_device_work(&self);
+    /// Ends it.
+    fn end(&self, why: fmt::Arguments<'_>);
+}
+
+/// Why the VM cannot go on.
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    Lost(u8),
+    Left(u8),
+    Broken(Broken),
+    NoMemory,
+}
+
+/// What follows a message.
+#[derive(Clone, Copy, Debug)]
+enum Behind {
+    Nothing,
+    Page(u32),
+    Operations,
+}
+
+/// The VM's part on this host.
+pub struct Session {
+    coherence: Host<Pages, HOSTS, SLOTS, HELD>,
+    hands: Option<Hands>,
+    inbox: Messages,
+    /// Where a page is read to before the link copies it.
+    page: Box<[u8]>,
+    /// Where each vCPU was that missed.
+    pcs: [u64; SLOTS],
+    vcpus: usize,
+    members: [u8; HOSTS],
+    is_told: bool,
+    runs: bool,
+    why: Option<Why>,
+}
+
+/// What the decisions are done with.
+struct Hands {
+    vm: Arc<dyn Spanned>,
+    backlog: Deque<(u8, Message, Behind), HELD>,
+    /// Of the invalidation that is in the backlog: there is one at most.
+    operations: Vec<Operation, OPERATIONS_MAX>,
+    first: Gfn,
+    vcpus: usize,
+    resumed: u32,
+    has_failed: bool,
+}
+
+fn impossible(value: u64, sentence: fmt::Arguments<'_>) -> Refusal {
+    Refusal::new(code::IMPOSSIBLE, value, sentence)
+}
+
+/// Takes what a VM over these hosts, a bit each, needs on this one, where it is not there already for another.
+///
+/// # Errors
+/// Why the VM cannot span these hosts.
+pub fn reserve(hosts: u16, vcpus: usize, bytes: u64) -> Result<(), Refusal> {
+    let Some(state) = STATE.get() else {
+        let what = "this machine is a host of no cluster: build its bundle with --cluster";
+        return Err(impossible(hosts.into(), format_args!("{what}")));
+    };
+    let own = {
+        let state = state.lock();
+        if state.span.as_ref().is_some_and(|it| it.hands.is_some()) {
+            let what = format_args!("another VM spans hosts already (limit 1)");
+            return Err(Refusal::new(code::BUSY, 1, what));
+        }
+        state.cluster.membership().host()
+    };
+    let is_member = hosts >> own & 1 != 0;
+    if hosts.count_ones() as usize != HOSTS || !is_member || vcpus > SLOTS - 1 - PREFETCHES {
+        let most = SLOTS - 1 - PREFETCHES;
+        let what = format_args!(
+            "a VM spans {HOSTS} hosts, of which this machine is one, with at most {most} vCPUs on each; this one names the hosts {hosts:#x} and has {vcpus}"
+        );
+        return Err(impossible(hosts.into(), what));
+    }
+    let mut all = (0..16).filter(|host| hosts >> host & 1 != 0);
+    let members = [(); HOSTS].map(|()| all.next().unwrap_or(own));
+    let count = (bytes / FRAME_SIZE) as u32;
+    let settings = Settings {
+        host: u8::from(members[1] == own),
+        vcpus: vcpus as u8 + 1,
+        first_pages: [0, count / HOSTS as u32],
+        page_bytes: FRAME_SIZE as usize,
+        lease_ns: LEASE_NS,
+        hold_ns: HOLD_NS,
+        switches: Switches::ALL,
+    };
+    let session = Session::new(settings, members, count).ok_or_else(|| {
+        let most = Pages::MAX * FRAME_SIZE >> 20;
+        let what = format_args!("no memory for the pages' states: a VM over several hosts has at most {most} MiB, this one {}", bytes >> 20);
+        Refusal::new(code::NO_MEMORY, bytes, what)
+    })?;
+    state.lock().span = Some(session);
+    Ok(())
+}
+
+/// The VM is there and waits for the other hosts.
+pub fn enter(vm: Arc<dyn Spanned>) {
+    if let Some(session) = lock().as_mut().and_then(|state| state.span.as_mut()) {
+        session.hands = Some(Hands {
+            first: vm.space().range().start.frame(),
+            vm,
+            backlog: Deque::new(),
+            operations: Vec::new(),
+            vcpus: session.vcpus,
+            resumed: 0,
+            has_failed: false,
+        });
+    }
+    due::request();
+}
+
+/// The VM has ended here, and ends on the other hosts.
+pub fn leave(id: VmId) {
+    let mut state = lock();
+    let Some(state) = state.as_mut() else { return };
+    let is_its = |it: &mut Box<Session>| it.hands.as_ref().is_some_and(|it| it.vm.id() == id);
+    let Some(session) = state.span.take_if(is_its) else {
+        return;
+    };
+    RUNS_UNTIL.store(0, Ordering::Relaxed);
+    if !matches!(session.why, Some(Why::Left(_))) {
+        for host in session.others() {
+            // A host that cannot be told has left the membership, and ends it for that.
+            let _ = state.cluster.send(super::now_ns(), host, [&[LEFT], &[]]);
+        }
+    }
+    due::request();
+}
+
+fn lock() -> Option<machine_locks::SpinGuard<'static, State>> {
+    STATE.get().map(|state| state.lock())
+}
+
+/// Whether the VM may run: all its hosts are there and answer.
+pub fn may_run() -> bool {
+    timer::now() < RUNS_UNTIL.load(Ordering::Relaxed)
+}
+
+/// A vCPU misses a page at `pc`; whether it can try again now. Otherwise it is called.
+pub fn fault(vcpu: u16, gfn: Gfn, writes: bool, pc: u64) -> bool {
+    let resumed = with(|session| session.fault(usize::from(vcpu), gfn, writes, pc));
+    resumed.unwrap_or(false)
+}
+
+/// The VM's devices miss a page, and try again as soon as it is there.
+pub fn device_fault(gfn: Gfn, writes: bool) {
+    DEVICES_WAITED.store(true, Ordering::Relaxed);
+    with(|session| session.fault(session.vcpus, gfn, writes, 0));
+}
+
+/// Its devices wait for nothing.
+pub fn devices_went_on() {
+    if DEVICES_WAITED.swap(false, Ordering::Relaxed) {
+        with(|session| session.step(Event::Retired(session.vcpus)));
+    }
+}
+
+/// Somebody waits for what a vCPU keeps, which is at `pc` by now; or it has `left` its CPU.
+pub fn let_go(vcpu: u16, pc: u64, left: bool) {
+    let n = usize::from(vcpu);
+    with(|session| match left {
+        true => session.step(Event::Away(n)),
+        false if session.pcs.get(n) != Some(&pc) => session.step(Event::Retired(n)),
+        false => {}
+    });
+}
+
+fn with<R>(act: impl FnOnce(&mut Session) -> R) -> Option<R> {
+    let result = lock()?.span.as_mut().map(|session| act(session));
+    // What is to be sent is, as soon as this CPU can.
+    due::request();
+    cpu::this().reschedule.store(true, Ordering::Relaxed);
+    result
+}
+
+/// Ends the VM if it cannot go on.
+pub(super) fn end_if_broken() {
+    let Some((vm, why, name)) = lock().and_then(|mut state| {
+        let session = state.span.as_mut()?;
+        let why = session.why?;
+        let vm = Arc::clone(&session.hands.as_ref()?.vm);
+        let host = match why {
+            Why::Lost(host) | Why::Left(host) => host,
+            _ => 0,
+        };
+        Some((vm, why, state.name(host)))
+    }) else {
+        return;
+    };
+    match why {
+        Why::Lost(_) => vm.end(format_args!("host {name} is lost")),
+        Why::Left(_) => vm.end(format_args!("host {name} has ended it")),
+        Why::Broken(broken) => vm.end(format_args!("its hosts disagree: {broken}")),
+        Why::NoMemory => vm.end(format_args!("the machine has no memory left for it")),
+    }
+}
+
+impl Session {
+    /// Makes one without a VM. On the heap, and apart, as it passes through the stack.
+    #[inline(never)]
+    fn new(settings: Settings<HOSTS>, members: [u8; HOSTS], count: u32) -> Option<Box<Self>> {
+        let pages = Pages::new(count as usize, |n| Page::first(&settings, n))?;
+        Some(Box::new(Self {
+            coherence: Host::of(settings, pages)?,
+            hands: None,
+            inbox: Messages::of(room::bytes(room::MESSAGES_BYTES)?),
+            page: room::bytes(FRAME_SIZE as usize)?,
+            pcs: [0; SLOTS],
+            vcpus: usize::from(settings.vcpus) - 1,
+            members,
+            is_told: false,
+            runs: false,
+            why: None,
+        }))
+    }
+
+    fn others(&self) -> impl Iterator<Item = u8> + use<> {
+        let (members, own) = (self.members, self.coherence.host());
+        let others = members.into_iter().enumerate();
+        others.filter(move |it| it.0 != usize::from(own)).map(|it| it.1)
+    }
+
+    fn step(&mut self, event: Event<'_>) {
+        if let (Some(hands), None) = (&mut self.hands, self.why) {
+            let done = self.coherence.step(super::now_ns(), event, hands);
+            self.why = done.err().map(Why::Broken);
+            if hands.has_failed {
+                self.why = Some(Why::NoMemory);
+            }
+        }
+    }
+
+    fn fault(&mut self, vcpu: usize, gfn: Gfn, writes: bool, pc: u64) -> bool {
+        let Some(hands) = &mut self.hands else {
+            return false;
+        };
+        hands.resumed = 0;
+        let page = (gfn.0 - hands.first.0) as u32;
+        let access = if writes { Access::Write } else { Access::Read };
+        self.pcs[vcpu] = pc;
+        self.step(Event::Fault { vcpu, page, access });
+        let allowed = self.coherence.state(page).access();
+        match &mut self.hands {
+            Some(hands) if hands.resumed >> vcpu & 1 != 0 => {
+                hands.protect(page, allowed);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Keeps a message of a host for the next piece of work; `false` where there is no room.
+    pub(super) fn keep(&mut self, from: u8, message: &[u8]) -> bool {
+        match message.first() {
+            Some(&LEFT) => self.end(Why::Left(from)),
+            Some(..KINDS_END) if self.members.contains(&from) => {
+                return self.inbox.push([&[from], message]);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn end(&mut self, why: Why) {
+        self.why.get_or_insert(why);
+    }
+
+    /// A host is lost, and with it what was shared with any.
+    pub(super) fn lose(&mut self, host: u8) {
+        self.end(Why::Lost(host));
+    }
+
+    /// Returns when it has work next.
+    pub(super) fn deadline(&self) -> u64 {
+        self.coherence.deadline()
+    }
+
+    /// Does a piece of what is due; whether there was any.
+    pub(super) fn work(&mut self, now_ns: u64) -> bool {
+        let (Some(hands), None) = (&mut self.hands, self.why) else {
+            return false;
+        };
+        let done = if let Some((from, message)) = self.inbox.first().and_then(|it| it.split_first())
+        {
+            let from = u8::from(self.members[1] == *from);
+            let event = Event::Message(from, message);
+            let done = self.coherence.step(now_ns, event, hands);
+            self.inbox.pop();
+            done
+        } else if self.coherence.deadline() <= now_ns {
+            self.coherence.step(now_ns, Event::Tick, hands)
+        } else {
+            return false;
+        };
+        self.why = done.err().map(Why::Broken);
+        if hands.has_failed {
+            self.why = Some(Why::NoMemory);
+        }
+        true
+    }
+}
+
+impl State {
+    /// Sends what the VM that spans hosts has to say, and lets its vCPUs run as long as its hosts promise.
+    pub(super) fn serve_span(&mut self, now_ns: u64) {
+        let (cluster, Some(session)) = (&mut self.cluster, &mut self.span) else {
+            return;
+        };
+        let others = session.others();
+        let Some(hands) = &mut session.hands else { return };
+        if !session.is_told {
+            let mut all = others.map(|host| cluster.send(now_ns, host, [&[READY], &[]]));
+            session.is_told = all.all(|sent| sent.is_ok());
+        }
+        while let (None, Some((to, message, behind))) = (session.why, hands.backlog.front()) {
+            let tail = match *behind {
+                Behind::Nothing => &[],
+                Behind::Page(page) => match hands.frame(page) {
+                    Some(frame) => {
+                        cache::clean_to_coherency(frame.address(), FRAME_SIZE);
+                        frames::ram(frame, 1).read(0, &mut session.page);
+                        &session.page[..]
+                    }
+                    None => return session.end(Why::NoMemory),
+                },
+                Behind::Operations => hands.operations.as_bytes(),
+            };
+            let host = session.members[usize::from(*to)];
+            match cluster.send(now_ns, host, [message.as_bytes(), tail]) {
+                Ok(()) => _ = hands.backlog.pop_front(),
+                Err(Refused::Full) => break,
+                Err(_) => session.why = Some(Why::Lost(host)),
+            }
+        }
+        let is_there = session.others().all(|host| self.ready >> host & 1 != 0);
+        let starts = session.is_told && is_there && session.why.is_none();
+        let until = if starts { cluster.membership().runs_until() } else { 0 };
+        RUNS_UNTIL.store(machine::counts(until), Ordering::Relaxed);
+        if core::mem::replace(&mut session.runs, now_ns < until) == (now_ns < until) {
+            return;
+        }
+        if let Some(hands) = &session.hands {
+            for vcpu in hands.vm.vcpus() {
+                vcpu.call(attention::PAGE);
+                sched::wake(vcpu.entity);
+            }
+        }
+    }
+
+    fn name(&self, host: u8) -> Text<24> {
+        let name = self.names.get(usize::from(host));
+        name.copied().unwrap_or_default()
+    }
+}
+
+impl Hands {
+    /// The frame behind a page, which gets one if it has none.
+    fn frame(&self, page: u32) -> Option<Mfn> {
+        let gfn = self.first.add(page.into());
+        let space = self.vm.space();
+        loop {
+            if let Some(frame) = space.entry(gfn).frame() {
+                return Some(frame);
+            }
+            let node = cpu::this().node;
+            match space.fill(gfn.address(), node, Use::Read) {
+                Filled::Done | Filled::Held(_) => {}
+                Filled::NoMemory if frames::may_be_reserved() => {}
+                _ => return None,
+            }
+        }
+    }
+}
+
+impl Actions for Hands {
+    fn protect(&mut self, page: u32, access: Access) -> bool {
+        let pages = [self.first.add(page.into())];
+        let taken = match access {
+            Access::None => Reasons::COHERENT | Reasons::HIDDEN,
+            Access::Read => Reasons::COHERENT,
+            Access::Write | Access::Zero => Reasons::empty(),
+        };
+        let mut maps = self.vm.space().maps();
+        let entry = maps.entry(pages[0]);
+        if !entry.reasons.contains(taken) {
+            maps.restrict(&pages, taken);
+        }
+        let given = (Reasons::COHERENT | Reasons::HIDDEN).difference(taken);
+        if entry.reasons.intersects(given) {
+            maps.lift(pages[0], given);
+        }
+        // What has no frame was not touched, and what was held could not be written.
+        entry.frame().is_some() && !entry.reasons.contains(Reasons::COHERENT)
+    }
+
+    fn fill(&mut self, page: u32, bytes: Option<&[u8]>) {
+        let Some(frame) = self.frame(page) else {
+            self.has_failed = true;
+            return;
+        };
+        match bytes {
+            Some(bytes) => frames::ram(frame, 1).write(0, bytes),
+            None => frames::ram(frame, 1).zero(0, FRAME_SIZE as usize),
+        }
+        // A guest may have its caches off, and executes what comes.
+        cache::publish(frame.address(), FRAME_SIZE);
+    }
+
+    fn is_zero(&mut self, page: u32) -> bool {
+        let Some(frame) = self.frame(page) else {
+            self.has_failed = true;
+            return false;
+        };
+        let mut piece = [0_u8; 256];
+        let mut pieces = (0..FRAME_SIZE).step_by(piece.len());
+        pieces.all(|at| {
+            frames::ram(frame, 1).read(at, &mut piece);
+            piece.iter().all(|byte| *byte == 0)
+        })
+    }
+
+    fn send(&mut self, to: u8, message: &Message, tail: Tail<'_>) {
+        let behind = match tail {
+            Tail::None => Behind::Nothing,
+            Tail::Page(page) => Behind::Page(page),
+            Tail::Operations(operations) => {
+                self.operations.clear();
+                let _ = self.operations.extend_from_slice(operations);
+                Behind::Operations
+            }
+        };
+        self.has_failed |= self.backlog.push_back((to, *message, behind)).is_err();
+    }
+
+    fn resume(&mut self, vcpu: usize, _is_zeroed: bool) {
+        self.resumed |= 1 << vcpu;
+        if vcpu == self.vcpus {
+            self.vm.put_off_device_work();
+        } else {
+            self.call(vcpu, attention::PAGE);
+        }
+    }
+
+    fn kick(&mut self, vcpu: usize) {
+        self.call(vcpu, attention::LEASE);
+    }
+
+    fn invalidate(&mut self, _operations: &[Operation]) {
+        let vmid = self.vm.space().vmid();
+        guest::with_vmid(vmid, || tlb::flush_vmid(tlb::Reaches::AllCpus));
+    }
+}
+
+impl Hands {
+    fn call(&self, vcpu: usize, bits: u32) {
+        if let Some(vcpu) = self.vm.vcpus().get(vcpu) {
+            vcpu.call(bits);
+        }
+    }
+}
