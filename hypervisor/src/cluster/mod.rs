@@ -4,6 +4,7 @@
 //! The card's interrupt copies frames into the [`room::Inbox`]; all work is done by housekeeping ([`pass`]), in pieces between which
 //! interrupts are taken. One lock holds all of it.
 
+pub mod calls;
 mod cipher;
 mod room;
 pub mod span;
@@ -23,7 +24,7 @@ use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
 use model_cluster::{Cluster, News, Owner, Peer};
 use model_control::Refusal;
-use model_id_registers::registers;
+use model_id_registers::{HostIdRegisters, registers};
 use model_link::{Down, Nonce};
 use model_membership::{Change, Settings, Standing};
 use room::{Inbox, SLOTS};
@@ -31,6 +32,10 @@ use span::Session;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
+/// A message of [`abi::span`].
+pub type Call = [u8; size_of::<abi::span::Message>()];
+/// Messages that may wait: one of each vCPU, its answer, and some about the VM's life.
+const CALLS_MAX: usize = 64;
 /// Pieces of work in one pass; vCPUs come before the rest.
 const PIECES_AT_ONCE: usize = 16;
 /// `ID_AA64ISAR0_EL1`, by which guests and EL2 see the instructions of the cipher (AES, PMULL) on every CPU.
@@ -75,6 +80,8 @@ struct State {
     span: Option<Box<Session>>,
     /// Bit n: that VM is there at host n.
     ready: u16,
+    /// Messages about a VM that spans hosts, oldest first: from whom.
+    calls: heapless::Vec<(u8, Call), CALLS_MAX>,
 }
 
 static STATE: Once<SpinLock<State>> = Once::new();
@@ -164,6 +171,42 @@ pub fn statuses() -> Result<Vec<HostStatus>, Refusal> {
     Ok(status.collect())
 }
 
+/// Queues a message to a member; `false` where that is none, or the link has no room. The executing CPU sends it soon.
+pub fn send(host: u8, message: [&[u8]; 2]) -> bool {
+    let Some(state) = STATE.get() else {
+        return false;
+    };
+    let sent = worked(|| state.lock().cluster.send(now_ns(), host, message));
+    due::request();
+    cpu::this().reschedule.store(true, Ordering::Relaxed);
+    sent.is_ok()
+}
+
+/// Returns a message about a VM that spans hosts, with its sender; 0 is the oldest.
+pub fn call(number: usize) -> Option<(u8, Call)> {
+    STATE.get()?.lock().calls.get(number).copied()
+}
+
+/// Forgets a message that was acted upon.
+pub fn forget_call(number: usize) {
+    if let Some(state) = STATE.get() {
+        state.lock().calls.remove(number);
+    }
+}
+
+/// Returns this host's number, and the ID registers that all members have in common.
+pub fn own() -> Option<(u8, HostIdRegisters)> {
+    let state = STATE.get()?.lock();
+    let membership = state.cluster.membership();
+    let features = membership.features();
+    let find = |crm, op2| {
+        let mut all = registers().iter().zip(&features);
+        let found = all.find(|(it, _)| (it.crm, it.op2) == (crm, op2));
+        found.map_or(0, |(_, value)| value.get())
+    };
+    Some((membership.host(), HostIdRegisters::new(find)))
+}
+
 fn now_ns() -> u64 {
     machine::nanoseconds(timer::now())
 }
@@ -230,6 +273,7 @@ impl State {
             hosts: record.hosts,
             span: None,
             ready: 0,
+            calls: heapless::Vec::new(),
         })
     }
 
@@ -248,6 +292,7 @@ impl State {
             names: &self.names,
             span: &mut self.span,
             ready: &mut self.ready,
+            calls: &mut self.calls,
         };
         let is_done = if card.span.as_mut().is_some_and(|span| span.work(now_ns)) {
             true
@@ -325,6 +370,7 @@ struct Card<'a> {
     names: &'a Names,
     span: &'a mut Option<Box<Session>>,
     ready: &'a mut u16,
+    calls: &'a mut heapless::Vec<(u8, Call), CALLS_MAX>,
 }
 
 impl Card<'_> {
@@ -362,7 +408,7 @@ impl Owner for Card<'_> {
             News::Unfit(host, why) => {
                 log::warn!("cluster: {} cannot join: {why}", self.name(host));
             }
-            News::Changed(Change::Grown) => {}
+            News::Changed(Change::Grown) => calls::grown(),
             News::Changed(Change::Stopped) => {
                 log::warn!("cluster: a member is silent: what is shared has stopped");
             }
@@ -382,6 +428,10 @@ impl Owner for Card<'_> {
         match message.first() {
             Some(&span::READY) => *self.ready |= 1 << from,
             Some(&span::LEFT) => *self.ready &= !(1 << from),
+            Some(&kind) if kind >= abi::span::Kind::Offer as u8 => {
+                let call = message.try_into().map(|call| self.calls.push((from, call)));
+                return call.is_ok_and(|pushed| pushed.is_ok());
+            }
             _ => {}
         }
         let span = self.span.as_mut();

@@ -323,7 +323,6 @@ impl Session {
     /// Keeps a message of a host for the next piece of work; `false` where there is no room.
     pub(super) fn keep(&mut self, from: u8, message: &[u8]) -> bool {
         match message.first() {
-            Some(&LEFT) => self.end(Why::Left(from)),
             Some(..KINDS_END) if self.members.contains(&from) => {
                 return self.inbox.push([&[from], message]);
             }

@@ -38,10 +38,24 @@ pub enum Place {
     Button,
     /// The PL031.
     Clock,
+    /// A device at the first host of a VM that spans hosts.
+    Elsewhere,
 }
 
 /// The devices of a VM, by address.
 pub type Places = MmioMap<Place, 16>;
+
+/// The table of a VM with so many vCPUs, whose devices the first of its hosts has.
+pub fn places_elsewhere(vcpus: usize) -> Result<Places, Refused> {
+    let mut places = Places::default();
+    let redistributors = IpaRange::of(map::REDISTRIBUTORS, REDISTRIBUTOR_SIZE * vcpus as u64);
+    let virtio = IpaRange::of(map::VIRTIO, map::VIRTIO_SIZE * VIRTIO_MAX as u64);
+    places.add(redistributors, Place::Redistributors)?;
+    for range in [map::DISTRIBUTOR, map::UART, map::GPIO, map::RTC, virtio] {
+        places.add(range, Place::Elsewhere)?;
+    }
+    Ok(places)
+}
 
 /// The table of a VM with so many vCPUs and virtio devices.
 pub fn places(vcpus: usize, virtio: usize) -> Result<Places, Refused> {

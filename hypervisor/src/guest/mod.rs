@@ -7,17 +7,19 @@ pub mod sessions;
 pub mod tally;
 pub mod terminal;
 
-use crate::machine::due;
+use crate::machine::{self, due};
 use crate::memory::{AddressSpace, Dismantling, VMS_MAX, Vmid};
+use crate::cluster::calls::Span;
 use crate::vcpu::{Vcpu, attention};
 use abi::{Text, control::VM_COUNTS, state};
 use alloc::boxed::Box;
 use arch::timer;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_locks::{Rank, SpinLock};
+use machine_locks::{Once, Rank, SpinLock};
 use model_addr::{NodeId, VmId};
 use model_entitlement::Debtor;
+use model_id_registers::GuestIdRegisters;
 use model_vgic::{Distributor, VcpuSet};
 pub use paging::{Coming, Paging};
 pub use ram::DeviceView;
@@ -50,6 +52,10 @@ pub struct Guest {
     vmid: Vmid,
     /// Its vCPUs.
     pub vcpus: Box<[Vcpu]>,
+    /// What it is shown of its CPUs; a VM that spans hosts, from its start on.
+    pub ids: Once<GuestIdRegisters>,
+    /// Its part on this host, where it spans several.
+    pub span: Option<Box<Span>>,
     /// Its shared interrupts.
     pub distributor: SpinLock<Distributor>,
     /// vCPUs that published their list registers' state for others to read: bit n is vCPU n.
@@ -115,8 +121,14 @@ impl Guest {
         (space, vmid): (Box<AddressSpace>, Vmid),
         vcpus: Box<[Vcpu]>,
         paging: Paging,
+        span: Option<Box<Span>>,
     ) -> Self {
-        let distributor = Distributor::new(layout::SPIS, vcpus.len());
+        let mut distributor = Distributor::new(layout::SPIS, vcpus.len());
+        let ids = Once::new();
+        match &span {
+            Some(span) => span.begin_interrupts(&mut distributor, &vcpus),
+            None => ids.set(machine::guest_ids()).unwrap_or_default(),
+        }
         Self {
             id,
             home,
@@ -124,6 +136,8 @@ impl Guest {
             space: *space,
             vmid,
             vcpus,
+            ids,
+            span,
             distributor: SpinLock::new(Rank::Distributor, distributor),
             fresh: AtomicU64::new(0),
             terminal: Terminal::new(name),
@@ -160,6 +174,13 @@ impl Guest {
     #[inline]
     pub fn time_offset(&self) -> u64 {
         self.time_offset.load(Ordering::Relaxed)
+    }
+
+    /// The guest's counter shows `count` now, and goes on from there.
+    pub fn set_count(&self, count: u64) {
+        let offset = timer::now().wrapping_sub(count);
+        self.time_offset.store(offset, Ordering::Relaxed);
+        self.call_vcpus(VcpuSet::first(self.vcpus.len()), attention::CLOCK);
     }
 
     /// Its memory, for devices.

@@ -13,6 +13,7 @@ use crate::guest::{Guest, Paging, sessions};
 use crate::machine::{self, entropy, stretch};
 use crate::memory::address_space::{Bytes, Policy, Source};
 use crate::memory::{AddressSpace, Vmid, frames, heap, regions, sharing};
+use crate::cluster::calls::{self, Span};
 use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::connect, seats};
 use abi::bundle::{
@@ -108,6 +109,10 @@ fn check_spanning(record: &VmRecord) -> Result<(), Refusal> {
         (record.disks.iter().any(on_partitions), "disks on partitions"),
         (regions::records(record).next().is_some(), "shared regions"),
         (machine::get().nodes() > 1, "a machine with several nodes"),
+        (
+            (record.claim, record.hide, record.control) != (0, 0, 0),
+            "memory shared with other VMs, or a control port",
+        ),
     ] {
         if is_there {
             let sentence = format_args!("a VM over several hosts cannot have {what}");
@@ -160,22 +165,31 @@ pub fn instance_with(
     if let Some(group) = sharing::group(record.group) {
         sharing::enter_group(id.index, group);
     }
-    let virtio = devices(record, id, home)?;
+    let span = Span::of(record)?;
+    let virtio = devices(record, id, home, span.as_deref())?;
     let swaps = !record.swap.is_empty();
     let swap = swaps.then(|| disks::scratch(record.swap)).transpose()?;
     let vmid = Vmid::take().ok_or_else(|| {
         let what = "no VMID is free: VMs that have ended are still being taken apart";
         impossible(0, format_args!("{what}"))
     })?;
-    let places = layout::places(record.vcpus as usize, virtio.len())
-        .map_err(|refused| impossible(virtio.len() as u64, format_args!("{refused}")))?;
+    let count = record.vcpus as usize;
+    let places = match &span {
+        Some(span) if !span.is_first() => layout::places_elsewhere(count),
+        _ => layout::places(count, virtio.len()),
+    };
+    let places =
+        places.map_err(|refused| impossible(virtio.len() as u64, format_args!("{refused}")))?;
     // Memory last: what was claimed before is given back here, tables are not.
     let vcpus = vcpus(record.vcpus)?;
-    let parts = (virtio, places, swap);
+    let parts = (virtio, places, swap, span);
     let instance = with_memory(record, (id, home, vmid), vcpus, parts, space)?;
     stretch::look(stretch::Kind::Control);
     let homes = vcpu_homes(record, home, nodes, &loads);
     for (vcpu, home) in instance.vcpus.iter().zip(homes) {
+        if instance.is_elsewhere(vcpu.index.into()) {
+            continue;
+        }
         let parameters = Parameters { weight, cap, nodes };
         seats::enter(vcpu.entity, &instance, vcpu.index, home, parameters).map_err(|refused| {
             sessions::leave(id);
@@ -192,7 +206,7 @@ fn with_memory(
     record: &VmRecord,
     (id, home, vmid): (VmId, NodeId, Vmid),
     vcpus: Box<[Vcpu]>,
-    (virtio, places, swap): (Devices, Places, Option<Partition>),
+    (virtio, places, swap, span): (Devices, Places, Option<Partition>, Option<Box<Span>>),
     space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<Box<AddressSpace>, Refusal>,
 ) -> Result<Arc<Instance>, Refusal> {
     let space = space(record, &vmid, home, virtio.len() as u8);
@@ -208,7 +222,7 @@ fn with_memory(
         let what = format_args!("too many control VMs are running (limit {most})");
         return Err(impossible(most as u64, what));
     }
-    let guest = Guest::new((id, home, record.name), (space, vmid), vcpus, paging);
+    let guest = Guest::new((id, home, record.name), (space, vmid), vcpus, paging, span);
     Ok(Arc::new(Instance::new(guest, virtio, places)))
 }
 
@@ -232,9 +246,17 @@ fn vcpu_homes(
     model_scheduler::homes(with_cpus, most).chain(repeat(home))
 }
 
-/// Plugs its cables in and turns vCPU 0 on.
+/// Plugs its cables in and turns vCPU 0 on; of a VM that spans hosts, once all have it.
 pub fn launch(instance: &Arc<Instance>) {
     connect(instance);
+    if instance.span.is_some() {
+        return calls::begin(instance);
+    }
+    turn_on_first(instance);
+}
+
+/// Turns vCPU 0 on.
+pub fn turn_on_first(instance: &Instance) {
     let (entry, tree) = instance.space.begin();
     if let Some(first) = instance.vcpus.first() {
         // A vCPU that was just made is off, and the entry was laid out in memory.
@@ -379,6 +401,7 @@ fn tree(record: &VmRecord, ram: IpaRange, laid: &Layout, virtio: u8) -> Result<V
     let tree = GuestTree {
         ram,
         vcpus: record.vcpus as u16,
+        hosts: &calls::shares(record),
         virtio,
         regions: &nodes,
         bootargs: record.command_line.as_str().unwrap_or_default(),
@@ -404,7 +427,15 @@ fn wrong_entry(entry: u32) -> Refusal {
 
 /// The virtio devices: disks in their order, then entropy where there is some, a console, a balloon, networks, and the
 /// control port.
-fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Devices, Refusal> {
+fn devices(
+    record: &VmRecord,
+    vm: VmId,
+    home: NodeId,
+    span: Option<&Span>,
+) -> Result<Devices, Refusal> {
+    if span.is_some_and(|span| !span.is_first()) {
+        return Ok(Devices::new());
+    }
     let mut all = Devices::with_capacity(VIRTIO_MAX);
     let disks = record.disks.iter();
     for disk in disks.take_while(|disk| disk.mode != disk_mode::NONE) {
@@ -417,7 +448,8 @@ fn devices(record: &VmRecord, vm: VmId, home: NodeId) -> Result<Devices, Refusal
         all.push(on_heap(|| Ok(Rng::new(all.len())))?);
     }
     all.push(on_heap(|| Ok(Console::new(all.len())))?);
-    if record.hosts == 0 {
+    // Pages of a VM that spans hosts are not given back.
+    if span.is_none() {
         all.push(on_heap(|| Ok(Balloon::new(record.hold_ms, all.len())))?);
     }
     for net in record.nets.iter().take_while(|net| !net.switch.is_empty()) {

@@ -6,6 +6,7 @@ use crate::guest::{self, End, sessions};
 use crate::life::verbs;
 use crate::machine::stretch;
 use crate::memory::{Dismantling, VMS_MAX};
+use crate::cluster::calls;
 use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::disconnect, report, seats, table};
 use abi::bundle::VM_RESTART;
@@ -71,6 +72,7 @@ fn stopping(id: VmId) -> Option<Stage> {
         seats::release(vcpu.entity);
     }
     let end = instance.reason().unwrap_or(End::Killed);
+    calls::ended(&instance, end);
     let vm = table::all().into_iter().find(|vm| vm.slot == id.index)?;
     instance.terminal.flush();
     disconnect(&instance);

@@ -4,7 +4,8 @@ use crate::devices::{Net, balloon::Balloon};
 use crate::economy::ledger;
 use crate::guest::{self, End};
 use crate::life::create;
-use crate::machine::{self, Kind, stretch};
+use crate::machine::{self, stretch};
+use crate::cluster::calls;
 use crate::vms::table::{Life, all, enter, find};
 use crate::vms::{Instance, Vm, report};
 use abi::bundle::{NET_DOWN, VM_AUTOSTART, VmRecord, kind};
@@ -14,6 +15,7 @@ use core::sync::atomic::Ordering;
 use model_addr::VmId;
 use model_control::Refusal;
 use model_entitlement::Terms;
+use model_span::Kind;
 
 /// Describes the bundle's VMs, and starts those that are to start by themselves. Who asked cannot be told
 /// what is refused: that VM has ended, and its reason says why.
@@ -60,7 +62,7 @@ pub fn settle() -> bool {
     if guest::take_unsettled() {
         for vm in all().iter().filter_map(|vm| vm.instance()) {
             for block in vm.disks().take_while(|_| vm.is_paused()) {
-                stretch::look(Kind::Device);
+                stretch::look(stretch::Kind::Device);
                 block.settle(&vm);
             }
         }
@@ -91,7 +93,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
         create::adopt(&record)?;
     }
     ledger::admit(vm)?;
-    stretch::look(Kind::Control);
+    stretch::look(stretch::Kind::Control);
     let instance = create::instance(vm, id)?;
     vm.starts.store(starts, Ordering::Relaxed);
     *vm.life.lock() = Life::Running(Arc::clone(&instance));
@@ -103,7 +105,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
         instance.home
     );
     create::launch(&instance);
-    stretch::look(Kind::Tick);
+    stretch::look(stretch::Kind::Tick);
     ledger::tick();
     report::send_state(vm);
     Ok(())
@@ -152,6 +154,7 @@ pub fn pause(name: VmName) -> Result<(), Refusal> {
     // It stands still until somebody says otherwise, whatever it owes.
     instance.paging.forgive();
     instance.pause();
+    calls::tell(&instance, Kind::Pause, 0);
     report::send_state(&vm);
     Ok(())
 }
@@ -165,6 +168,7 @@ pub fn resume(name: VmName, time_stood_still: bool) -> Result<(), Refusal> {
         return Err(Refusal::new(code::WRONG_STATE, 0, what));
     }
     instance.resume(time_stood_still);
+    calls::tell(&instance, Kind::Resume, time_stood_still.into());
     report::send_state(&vm);
     Ok(())
 }
@@ -223,7 +227,7 @@ fn show_links(instance: &Instance, record: &VmRecord) {
 pub fn flush_terminals() {
     for vm in all() {
         if let Some(instance) = vm.instance() {
-            stretch::look(Kind::Control);
+            stretch::look(stretch::Kind::Control);
             instance.terminal.flush();
         }
     }

@@ -120,6 +120,11 @@ pub fn set_guest_id(registers: GuestIdRegisters) {
     assert!(GUEST_ID.set(registers).is_ok(), "the CPUs are known once");
 }
 
+/// CPU feature registers as guests read them.
+pub fn guest_ids() -> GuestIdRegisters {
+    GUEST_ID.get().copied().unwrap_or_default()
+}
+
 /// A CPU feature register as guests read it.
 #[inline]
 pub fn guest_id(crm: u8, op2: u8) -> u64 {

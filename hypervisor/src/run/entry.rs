@@ -162,6 +162,9 @@ impl Loaded<'_> {
                 span::let_go(self.vcpu.index, self.core.context.pc, false);
             }
         }
+        if asked & attention::CLOCK != 0 {
+            VirtualTimer::save().load(self.vm.time_offset());
+        }
         if asked & attention::DEVICE != 0 {
             if stretch::is_long() {
                 // The exit has put it off: another stretch goes on with it.
@@ -182,6 +185,9 @@ impl Loaded<'_> {
         }
         if asked & attention::OBSERVED != 0 {
             self.observe(left_guest);
+        }
+        if asked & attention::REMOTE != 0 {
+            return self.take_answer();
         }
         Flow::Resume
     }

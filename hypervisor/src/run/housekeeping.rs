@@ -6,6 +6,7 @@ use crate::economy::ledger;
 use crate::machine::{Cpu, Kind, cpu, due, stretch};
 use crate::vcpu::sched;
 use crate::{cluster, control, life, placement};
+use crate::cluster::calls;
 use arch::timer;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,7 +48,7 @@ pub fn some() {
             ledger::tick();
             placement::tick();
         }
-        let more = disk::go_on() | cluster::pass() | life::settle() | take_apart();
+        let more = disk::go_on() | cluster::pass() | calls::pass() | life::settle() | take_apart();
         stretch::look(Kind::Control);
         life::flush_terminals();
         due::end();

@@ -4,6 +4,7 @@ pub mod sched;
 mod state;
 pub mod stats;
 
+use crate::cluster::calls::Asked;
 pub use stats::{ExitClass, Exits, add};
 
 use arch::guest::{El1State, FpState};
@@ -42,8 +43,12 @@ pub mod attention {
     pub const LEASE: u32 = 1 << 7;
     /// Its VM spans hosts: it may run only while they promise. Stays set.
     pub const SPANS: u32 = 1 << 8;
+    /// It waits for another host: stays set until the answer is there.
+    pub const REMOTE: u32 = 1 << 9;
+    /// The guest's counter has changed.
+    pub const CLOCK: u32 = 1 << 10;
     /// What stays set, and wakes nobody.
-    pub const STAYS: u32 = OBSERVED | SPANS;
+    pub const STAYS: u32 = OBSERVED | SPANS | REMOTE;
 
     /// What vCPUs have while events of these classes are traced.
     pub const fn of_trace(classes: u32) -> u32 {
@@ -89,6 +94,8 @@ pub struct Core {
     pub interface: VirtualInterface,
     /// Which interrupts are in which list register.
     pub lists: ListFile,
+    /// What it asked another host for, and waits for.
+    pub asked: Option<Asked>,
     /// The stolen time that the guest was shown, in counts; `None` where it never asked.
     pub stolen_shown: Option<u64>,
 }

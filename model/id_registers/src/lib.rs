@@ -79,9 +79,15 @@ pub struct Shown {
     pub mops: bool,
 }
 
-/// What a guest is shown: frozen when the VM is made, since kernels look once.
+/// What a guest is shown: frozen when the VM is made, since kernels look once. By default nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestIdRegisters([u64; COUNT]);
+
+impl Default for GuestIdRegisters {
+    fn default() -> Self {
+        Self([0; COUNT])
+    }
+}
 
 impl GuestIdRegisters {
     /// What `host` has and the table and `shown` allow. No field promises more than the host's.
@@ -91,6 +97,18 @@ impl GuestIdRegisters {
             None => value,
         });
         Self(limited.0)
+    }
+
+    /// What a guest is shown that runs on several hosts, which have `common` together. Without hardware updates of access and
+    /// dirty flags, which would make each walk of the guest's tables a write of their pages.
+    #[must_use]
+    pub fn spanning(&self, common: HostIdRegisters) -> Self {
+        let both = HostIdRegisters(self.0).minimum(common);
+        let shown = both.map_fields(|field, value, _| match field.name {
+            "HAFDBS" => 0,
+            _ => value,
+        });
+        Self(shown.0)
     }
 
     /// What a trapped read of the register of this CRm (1 to 7) and op2 gives: one load.

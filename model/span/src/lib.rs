@@ -153,20 +153,23 @@ impl Session {
         }
     }
 
-    /// Returns the count to which the guest's clock must go forward before a message is applied.
+    /// Returns the count to which the guest's clock must be set before a message is applied: forward, but for the start, before
+    /// which no vCPU has run.
     ///
     /// # Errors
     /// It is further ahead than clocks drift.
     pub fn behind(&self, from: u8, bytes: &[u8], count: u64) -> Result<Option<u64>, Broken> {
         let (message, _) =
             Message::try_read_from_prefix(bytes).map_err(|_| Broken::Malformed(from))?;
+        if message.kind == Kind::Start && self.state == State::Waiting {
+            return Ok(Some(message.count.get()));
+        }
         let ahead = message.count.get().saturating_sub(count);
         let is_this = message.life.get() == self.life && self.state == State::Running;
         if is_this && ahead > self.ahead_max {
             return Err(Broken::Clock(from, ahead));
         }
-        let is_heard = ahead > 0 && (is_this || message.kind == Kind::Start);
-        Ok(is_heard.then_some(message.count.get()))
+        Ok((is_this && ahead > 0).then_some(message.count.get()))
     }
 
     /// Takes a message of another host. Messages of a life that has ended mean nothing.

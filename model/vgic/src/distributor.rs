@@ -43,6 +43,8 @@ pub struct Distributor {
     /// How many of `banks` there are.
     count: u8,
     vcpus: u8,
+    /// How many vCPUs this host has, from 0 on; what is routed to others goes to vCPU 0.
+    own: u8,
 }
 
 /// 32 SPIs.
@@ -81,7 +83,13 @@ impl Distributor {
             groups: Groups::empty(),
             count: spis.div_ceil(32) as u8,
             vcpus: vcpus as u8,
+            own: vcpus as u8,
         }
+    }
+
+    /// Other hosts have the vCPUs from `own` on: SPIs that are routed to them go to vCPU 0.
+    pub const fn keep_at(&mut self, own: usize) {
+        self.own = own as u8;
     }
 
     /// The records of its SPIs, after [`crate::ListFile::give_back`] of all vCPUs.
@@ -326,7 +334,9 @@ impl Distributor {
             _ => old & 0x00ff_ffff | (value as u32) << 24,
         };
         spis.routes[bit] = new;
-        spis.targets[bit] = target_of(new, self.vcpus);
+        let target = target_of(new, self.vcpus);
+        let is_elsewhere = (self.own..self.vcpus).contains(&target);
+        spis.targets[bit] = if is_elsewhere { 0 } else { target };
         spis.bank.mark_stale(1 << bit);
         Effects {
             deliver: self.concerned(n, 1 << bit),

@@ -5,9 +5,11 @@ use crate::machine::{entropy, stretch};
 use crate::memory::hooks;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
+use crate::cluster::calls::Asked;
 use crate::vcpu::{ExitClass, Outcome};
 use abi::{control::count, hypercall::PAGES_AT_ONCE};
 use model_addr::{FRAME_SIZE, Ipa};
+use model_span::Kind;
 use model_trap::Injection;
 use model_vgic::vcpu_at;
 use model_vpsci::{Call, Capabilities, Random, Refusal, Reply};
@@ -76,6 +78,9 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             entry,
             context,
         } => {
+            if let Some(n) = elsewhere(guest, target) {
+                return guest.ask((Kind::CpuOn, n, entry.0, context), Asked::Call);
+            }
             let answer = turn_on(guest, target, entry, context);
             reply(guest, answer)
         }
@@ -85,6 +90,9 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             guest.idle_in_place()
         }
         Call::AffinityInfo { target } => {
+            if let Some(n) = elsewhere(guest, target) {
+                return guest.ask((Kind::AffinityInfo, n, 0, 0), Asked::Call);
+            }
             let vcpu = vcpu_at(target, guest.vm.vcpus.len()).and_then(|n| guest.vm.vcpus.get(n));
             let answer = vcpu.map_or(Refusal::InvalidParameters.reply(), |vcpu| {
                 vcpu.power.lock().state.affinity_info()
@@ -99,6 +107,7 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             guest.vm.finish(End::Reset);
             Flow::Leave(Outcome::Stopped)
         }
+        Call::StolenTime if guest.vm.span.is_some() => reply(guest, Refusal::NotSupported.reply()),
         Call::StolenTime => {
             let record = guest.begin_stolen_time();
             reply(guest, Reply::X0(record.0))
@@ -160,6 +169,13 @@ fn never_share(guest: &mut Loaded<'_>, first: Ipa, pages: u64, never: bool) -> F
         }
     }
     reply(guest, Reply::X0(done))
+}
+
+/// The vCPU of that affinity, where another host has it.
+fn elsewhere(guest: &Loaded<'_>, affinity: u32) -> Option<u8> {
+    let vcpu = vcpu_at(affinity, guest.vm.vcpus.len());
+    let vcpu = vcpu.filter(|n| guest.vm.is_elsewhere(*n))?;
+    Some(vcpu as u8)
 }
 
 /// CPU_ON.

@@ -11,6 +11,7 @@ use abi::control::count;
 use arch::{cpu, guest};
 use model_addr::{FRAME_SIZE, Ipa};
 use model_address_space::Access as PageAccess;
+use model_mmio::Row;
 use model_trap::{Injection, MmioAccess, instruction};
 use model_vgic::{SyncNeeded, VcpuSet};
 
@@ -22,6 +23,8 @@ enum Access {
     Again,
     /// There is no device.
     Nobody,
+    /// Another host has the device.
+    Elsewhere,
 }
 
 /// An access that the syndrome describes.
@@ -40,6 +43,7 @@ pub fn described(guest: &mut Loaded<'_>, ipa: Ipa, access: MmioAccess, va: u64) 
         }
         Access::Again => Flow::Resume,
         Access::Nobody => abort(guest, va, access.write),
+        Access::Elsewhere => guest.ask_device(ipa, access),
     }
 }
 
@@ -76,7 +80,7 @@ pub fn undescribed(guest: &mut Loaded<'_>, ipa: Ipa, va: u64, write: bool) -> Fl
             }
             Access::Done(_) => {}
             Access::Again => return Flow::Resume,
-            Access::Nobody => return abort(guest, va, access.write),
+            Access::Nobody | Access::Elsewhere => return abort(guest, va, access.write),
         }
     }
     if let Some(base_after) = instruction.written_back(base, index) {
@@ -144,7 +148,7 @@ fn reach(guest: &mut Loaded<'_>, ipa: Ipa, size: u8, value: Option<u64>) -> Acce
                 None => read_fresh(guest, |vm, fresh| {
                     vm.distributor.lock().read(offset, size, fresh)
                 }),
-                Some(value) => write_distributor(guest, offset, size, value),
+                Some(value) => write_distributor(guest.vm, offset, size, value),
             }
         }
         Place::Redistributors => {
@@ -169,17 +173,18 @@ fn reach(guest: &mut Loaded<'_>, ipa: Ipa, size: u8, value: Option<u64>) -> Acce
             stats.count(ExitClass::Other);
             Access::Done(vm.clock.access(offset as u32, value))
         }
+        Place::Elsewhere => Access::Elsewhere,
     }
 }
 
 #[inline(never)]
-fn write_distributor(guest: &Loaded<'_>, offset: u32, size: u32, value: u64) -> Access {
+fn write_distributor(vm: &Instance, offset: u32, size: u32, value: u64) -> Access {
     let deliver = {
-        let mut distributor = guest.vm.distributor.lock();
+        let mut distributor = vm.distributor.lock();
         let effects = distributor.write(offset, size, value);
         let mut deliver = effects.deliver;
         if let Some(groups) = effects.groups {
-            for vcpu in &guest.vm.vcpus {
+            for vcpu in &vm.vcpus {
                 if vcpu.redistributor.lock().set_groups(groups) {
                     deliver = deliver.or(VcpuSet::only(vcpu.index.into()));
                 }
@@ -187,8 +192,41 @@ fn write_distributor(guest: &Loaded<'_>, offset: u32, size: u32, value: u64) -> 
         }
         deliver
     };
-    guest.vm.call_vcpus(deliver, attention::DELIVER);
+    vm.call_vcpus(deliver, attention::DELIVER);
     Access::Done(0)
+}
+
+/// An access of a vCPU of another host. What lies in list registers is read as it was published last.
+pub fn of_another_host(vm: &Instance, ipa: Ipa, size: u8, value: Option<u64>) -> u64 {
+    let Some((place, offset)) = vm.places.find(&mut Row::default(), ipa) else {
+        return 0;
+    };
+    let access = RegisterAccess {
+        offset,
+        size: size.into(),
+        value,
+    };
+    let (offset, size) = (offset as u32, size.into());
+    match (place, value) {
+        (Place::Uart, None) => vm.uart.load(vm, offset.into()),
+        (Place::Uart, Some(value)) => {
+            vm.uart.store(vm, offset.into(), value);
+            0
+        }
+        (Place::Distributor, None) => {
+            let all = VcpuSet::first(vm.vcpus.len());
+            let read = vm.distributor.lock().read(offset, size, all);
+            read.unwrap_or(0)
+        }
+        (Place::Distributor, Some(value)) => {
+            write_distributor(vm, offset, size, value);
+            0
+        }
+        (Place::Virtio(n), _) => vm.virtio_access(n, access),
+        (Place::Button, _) => vm.power_button.access(vm, offset, value),
+        (Place::Clock, _) => vm.clock.access(offset, value),
+        (Place::Redistributors | Place::Elsewhere, _) => 0,
+    }
 }
 
 #[inline(never)]
@@ -210,6 +248,10 @@ fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u8, value: Option<u6
                 .read(offset, size, fresh.contains(index))
         });
     };
+    // Those of other hosts' vCPUs are where these are.
+    if guest.vm.is_elsewhere(index) {
+        return Access::Done(0);
+    }
     if vcpu.redistributor.lock().write(offset, size, value) {
         vcpu.call(attention::DELIVER);
     }

@@ -3,7 +3,7 @@
 mod abort;
 mod hypercall;
 mod interrupt;
-mod mmio;
+pub mod mmio;
 mod sysreg;
 
 pub use interrupt::{interrupt, take_interrupts};

@@ -1,6 +1,5 @@
 //! Trapped system registers: SGIs, CPU features, and what guests are not given.
 
-use crate::machine;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
 use crate::vcpu::{ExitClass, attention};
@@ -39,7 +38,8 @@ pub fn access(guest: &mut Loaded<'_>, access: SysregAccess) -> Flow {
         if !is_read {
             return undefined(guest, register);
         }
-        let value = machine::guest_id(register.crm(), register.op2());
+        let ids = guest.vm.ids.get();
+        let value = ids.map_or(0, |ids| ids.read(register.crm(), register.op2()));
         guest.core.context.set_register(rt, value);
         skip(guest);
         return Flow::Resume;
@@ -70,6 +70,10 @@ fn send(guest: &mut Loaded<'_>, register: SgiRegister, value: u64) {
             .lock()
             .receive_sgi(sgi.intid, sgi.group1_too);
         if !deliverable {
+            // Those of other hosts' vCPUs are delivered there.
+            if guest.vm.is_elsewhere(index) {
+                return guest.send_sgi(&sgi);
+            }
             continue;
         }
         if index == own {
