@@ -106,7 +106,9 @@ pub struct RawVm {
     /// Who gets what sharing saves: one of [`crate::bundle::claim`].
     pub claim: u32,
     /// 1: only one VM of this description can run, as it has a partition for itself.
-    pub is_alone: u32,
+    pub is_alone: u16,
+    /// The hosts of the cluster that it spans, a bit each; 0: it is the machine's alone.
+    pub hosts: u16,
     /// Frames that it was promised: its base, the most it can have, and its overlays.
     pub terms: [u64; 3],
     /// Frames that the shared regions of its description would take beyond those that are there.

@@ -37,6 +37,8 @@ pub enum Asked {
     Call,
     /// An access to a device: its register.
     Access(MmioAccess),
+    /// Nothing yet: it has an SGI to send.
+    Sgi((u8, u64)),
 }
 
 /// This host's part of a VM.
@@ -313,8 +315,7 @@ fn serve(vm: &Instance, asked: &Message) -> u64 {
         }
     };
     match reply {
-        Reply::X0(value) => value,
-        Reply::X0To3([value, ..]) => value,
+        Reply::X0(value) | Reply::X0To3([value, ..]) => value,
     }
 }
 
@@ -347,29 +348,35 @@ impl Loaded<'_> {
         let vcpu = self.vcpu.index as u8;
         self.core.asked = Some(how);
         self.vm.with_session(|session, send| {
-            to.into_iter()
-                .for_each(|to| session.ask(vcpu, to, what, &mut *send));
+            if let Some(to) = to {
+                session.ask(vcpu, to, what, send);
+            }
         });
         self.wait_for_host()
     }
 
-    /// Sends an SGI to vCPUs of other hosts. Where the last one is under way still, the instruction runs again.
+    /// Sends an SGI to those of its targets that other hosts have, at the first of them.
     #[cold]
-    pub fn send_sgi(&mut self, sgi: &Sgi) {
+    pub fn send_sgi_elsewhere(&mut self, sgi: &Sgi, index: usize) {
+        let elsewhere = sgi.targets.iter().filter(|it| self.vm.is_elsewhere(*it));
         let group1 = if sgi.group1_too { GROUP1_TOO } else { 0 };
-        let (vcpu, what) = (
-            self.vcpu.index as u8,
-            (sgi.intid as u8 | group1, sgi.targets.0),
-        );
+        let what = (sgi.intid as u8 | group1, sgi.targets.0);
+        if elsewhere.min() == Some(index) {
+            self.send_sgi(what);
+        }
+    }
+
+    /// Sends an SGI to other hosts, or waits until the last one has come.
+    fn send_sgi(&mut self, what: (u8, u64)) {
+        let vcpu = self.vcpu.index as u8;
         let sent = self
             .vm
             .with_session(|session, send| session.send_sgi(vcpu, what, send));
         if sent == Some(false) {
-            // The caller steps over it.
-            self.core.context.pc = self.core.context.pc.wrapping_sub(4);
+            self.core.asked = Some(Asked::Sgi(what));
             let _ = self.wait_for_host();
         }
-        // Its CPU sends it.
+        // This CPU sends it.
         self.cpu.kick();
     }
 
@@ -398,7 +405,7 @@ impl Loaded<'_> {
             (Some(Asked::Call), Some(value)) => self.core.context.set_register(0, value),
             // It asks again.
             (Some(Asked::Call), None) => {
-                self.core.context.pc = self.core.context.pc.wrapping_sub(4)
+                self.core.context.pc = self.core.context.pc.wrapping_sub(4);
             }
             (Some(Asked::Access(access)), Some(value)) => {
                 if !access.write {
@@ -408,6 +415,7 @@ impl Loaded<'_> {
                 }
                 skip(self);
             }
+            (Some(Asked::Sgi(what)), _) => self.send_sgi(what),
             (Some(Asked::Access(_)) | None, _) => {}
         }
         Flow::Resume

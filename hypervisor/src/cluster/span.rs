@@ -288,7 +288,9 @@ impl Session {
     fn others(&self) -> impl Iterator<Item = u8> + use<> {
         let (members, own) = (self.members, self.coherence.host());
         let others = members.into_iter().enumerate();
-        others.filter(move |it| it.0 != usize::from(own)).map(|it| it.1)
+        others
+            .filter(move |it| it.0 != usize::from(own))
+            .map(|it| it.1)
     }
 
     fn step(&mut self, event: Event<'_>) {
@@ -377,7 +379,9 @@ impl State {
             return;
         };
         let others = session.others();
-        let Some(hands) = &mut session.hands else { return };
+        let Some(hands) = &mut session.hands else {
+            return;
+        };
         if !session.is_told {
             let mut all = others.map(|host| cluster.send(now_ns, host, [&[READY], &[]]));
             session.is_told = all.all(|sent| sent.is_ok());
@@ -404,7 +408,11 @@ impl State {
         }
         let is_there = session.others().all(|host| self.ready >> host & 1 != 0);
         let starts = session.is_told && is_there && session.why.is_none();
-        let until = if starts { cluster.membership().runs_until() } else { 0 };
+        let until = if starts {
+            cluster.membership().runs_until()
+        } else {
+            0
+        };
         RUNS_UNTIL.store(machine::counts(until), Ordering::Relaxed);
         if core::mem::replace(&mut session.runs, now_ns < until) == (now_ns < until) {
             return;

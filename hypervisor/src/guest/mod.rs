@@ -7,9 +7,9 @@ pub mod sessions;
 pub mod tally;
 pub mod terminal;
 
+use crate::cluster::calls::Span;
 use crate::machine::{self, due};
 use crate::memory::{AddressSpace, Dismantling, VMS_MAX, Vmid};
-use crate::cluster::calls::Span;
 use crate::vcpu::{Vcpu, attention};
 use abi::{Text, control::VM_COUNTS, state};
 use alloc::boxed::Box;

@@ -2,6 +2,7 @@
 
 mod disks;
 
+use crate::cluster::calls::{self, Span};
 use crate::cluster::span;
 use crate::devices::{
     Block, Cable, Console, Devices, Net, Rng, VirtualDevice, balloon::Balloon,
@@ -13,7 +14,6 @@ use crate::guest::{Guest, Paging, sessions};
 use crate::machine::{self, entropy, stretch};
 use crate::memory::address_space::{Bytes, Policy, Source};
 use crate::memory::{AddressSpace, Vmid, frames, heap, regions, sharing};
-use crate::cluster::calls::{self, Span};
 use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::connect, seats};
 use abi::bundle::{
@@ -104,9 +104,15 @@ fn check_spanning(record: &VmRecord) -> Result<(), Refusal> {
     let is_on = |name: Text<40>| !name.is_empty();
     let on_partitions = |disk: &DiskRecord| is_on(disk.partition) || is_on(disk.overlay_on);
     for (is_there, what) in [
-        (record.base != record.memory, "memory that is given and taken (memory.base below memory.max)"),
+        (
+            record.base != record.memory,
+            "memory that is given and taken (memory.base below memory.max)",
+        ),
         (is_on(record.swap), "a swap partition"),
-        (record.disks.iter().any(on_partitions), "disks on partitions"),
+        (
+            record.disks.iter().any(on_partitions),
+            "disks on partitions",
+        ),
         (regions::records(record).next().is_some(), "shared regions"),
         (machine::get().nodes() > 1, "a machine with several nodes"),
         (
@@ -209,7 +215,7 @@ fn with_memory(
     (virtio, places, swap, span): (Devices, Places, Option<Partition>, Option<Box<Span>>),
     space: impl FnOnce(&VmRecord, &Vmid, NodeId, u8) -> Result<Box<AddressSpace>, Refusal>,
 ) -> Result<Arc<Instance>, Refusal> {
-    let space = space(record, &vmid, home, virtio.len() as u8);
+    let space = space(record, &vmid, home, shown(record, &virtio));
     let space = space.inspect_err(|_| release(&vcpus))?;
     let bases = virtio
         .iter()
@@ -461,6 +467,23 @@ fn devices(
     }
     debug_assert!(all.len() <= VIRTIO_MAX && all.len() as u32 + 16 <= SPIS);
     Ok(all)
+}
+
+/// How many virtio devices the guest's tree has: at other hosts as many as at the first, which has them.
+fn shown(record: &VmRecord, devices: &Devices) -> u8 {
+    let disks = record
+        .disks
+        .iter()
+        .take_while(|it| it.mode != disk_mode::NONE);
+    let nets = record.nets.iter().take_while(|it| !it.switch.is_empty());
+    let elsewhere = disks.count() + nets.count() + usize::from(entropy::is_seeded()) + 1;
+    let is_elsewhere = record.hosts != 0 && devices.is_empty();
+    let count = if is_elsewhere {
+        elsewhere
+    } else {
+        devices.len()
+    };
+    count as u8
 }
 
 /// Makes a device. Not inlined, as each passes through the stack.

@@ -1,12 +1,12 @@
 //! What follows a VM's end: its vCPUs leave the scheduler, its memory goes back in bounded pieces,
 //! and, after a reset, it starts again.
 
+use crate::cluster::calls;
 use crate::devices::{Backing, Block, Devices, VirtualDevice, disk::Remains};
 use crate::guest::{self, End, sessions};
 use crate::life::verbs;
 use crate::machine::stretch;
 use crate::memory::{Dismantling, VMS_MAX};
-use crate::cluster::calls;
 use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::disconnect, report, seats, table};
 use abi::bundle::VM_RESTART;

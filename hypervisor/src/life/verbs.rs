@@ -1,11 +1,11 @@
 //! What may be asked of VMs: to be described, to start and to end, and to change.
 
+use crate::cluster::calls;
 use crate::devices::{Net, balloon::Balloon};
 use crate::economy::ledger;
 use crate::guest::{self, End};
 use crate::life::create;
 use crate::machine::{self, stretch};
-use crate::cluster::calls;
 use crate::vms::table::{Life, all, enter, find};
 use crate::vms::{Instance, Vm, report};
 use abi::bundle::{NET_DOWN, VM_AUTOSTART, VmRecord, kind};

@@ -1,12 +1,12 @@
 //! Work that is nobody's in particular: requests from outside, VMs to take apart, output that
 //! waits. Done between guests, a bounded piece at a time.
 
+use crate::cluster::calls;
 use crate::drivers::disk;
 use crate::economy::ledger;
 use crate::machine::{Cpu, Kind, cpu, due, stretch};
 use crate::vcpu::sched;
 use crate::{cluster, control, life, placement};
-use crate::cluster::calls;
 use arch::timer;
 use core::sync::atomic::{AtomicBool, Ordering};
 

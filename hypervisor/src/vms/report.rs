@@ -39,7 +39,7 @@ pub fn read_vm(vm: &Vm) -> RawVm {
     }
     raw.starts = vm.starts.load(Ordering::Relaxed);
     raw.claim = record.claim.into();
-    raw.is_alone = record.is_alone().into();
+    (raw.is_alone, raw.hosts) = (record.is_alone().into(), record.hosts);
     raw.terms = [terms.base, terms.max, terms.overlays];
     raw.regions = regions::missing(&record);
     raw.memory = record.memory;

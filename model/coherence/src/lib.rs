@@ -150,9 +150,7 @@ impl<const HOSTS: usize> Settings<HOSTS> {
     }
 
     fn are_sound(&self) -> bool {
-        usize::from(self.host) < HOSTS
-            && self.first_pages[0] == 0
-            && self.first_pages.is_sorted()
+        usize::from(self.host) < HOSTS && self.first_pages[0] == 0 && self.first_pages.is_sorted()
     }
 }
 

@@ -421,6 +421,14 @@ impl Machine {
         String::from_utf8_lossy(&log.unwrap_or_default()).into_owned()
     }
 
+    /// As [`Self::console`], of a host of a cluster.
+    pub fn host_console(&self, host: &str, vm: &str) -> String {
+        let run = self.run_directory().map(|run| run.join(host));
+        let log = run.map(|run| run.join("consoles").join(format!("{vm}.log")));
+        let bytes = log.and_then(|log| fs::read(log).ok()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// Where the command keeps consoles and logs: below a directory named after the user.
     fn run_directory(&self) -> Option<PathBuf> {
         let mut users = fs::read_dir(&self.directory).ok()?.flatten();

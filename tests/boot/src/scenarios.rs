@@ -19,6 +19,7 @@ mod regions;
 mod registers;
 mod scheduling;
 mod sharing;
+mod span;
 mod watching;
 
 pub use hostile::check_choices;
@@ -39,6 +40,7 @@ pub fn all() -> Vec<Scenario> {
         machines::scenarios(),
         network::scenarios(),
         cluster::scenarios(),
+        span::scenarios(),
         os0::scenarios(),
         life::scenarios(),
         scheduling::scenarios(),

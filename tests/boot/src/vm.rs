@@ -11,6 +11,8 @@ pub struct Vm {
     /// Its name.
     pub name: String,
     cpus: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hosts: Option<u8>,
     memory: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<u32>,
@@ -88,6 +90,7 @@ impl Vm {
         Self {
             name: name.to_owned(),
             cpus: 1,
+            hosts: None,
             memory: "256MiB".into(),
             weight: None,
             cap: None,
@@ -160,6 +163,13 @@ impl Vm {
             size: size.to_owned(),
             access,
         });
+        self
+    }
+
+    /// Over so many hosts of the cluster.
+    #[must_use]
+    pub fn hosts(mut self, hosts: u8) -> Self {
+        self.hosts = Some(hosts);
         self
     }
 

@@ -101,6 +101,8 @@ pub struct VmStatus {
     pub node: u32,
     /// Counts its starts.
     pub starts: u32,
+    /// The hosts of the cluster that it spans, a bit each; 0: it is the machine's alone.
+    pub hosts: u64,
 }
 
 /// A vCPU.
@@ -324,6 +326,7 @@ impl From<&RawVm> for VmStatus {
             vcpus: raw.vcpus,
             weight: raw.weight,
             cap: raw.cap,
+            hosts: raw.hosts.into(),
             reason: raw.reason,
             memory: raw.memory,
             touched: bytes(holding.resident()),

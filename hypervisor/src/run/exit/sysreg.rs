@@ -72,7 +72,7 @@ fn send(guest: &mut Loaded<'_>, register: SgiRegister, value: u64) {
         if !deliverable {
             // Those of other hosts' vCPUs are delivered there.
             if guest.vm.is_elsewhere(index) {
-                return guest.send_sgi(&sgi);
+                guest.send_sgi_elsewhere(&sgi, index);
             }
             continue;
         }

@@ -57,7 +57,8 @@ fn hosts(name: &'static str, count: u8, wire: &'static str, prepare: Prepare) ->
     Scenario::new(name, hardware, vec![vm]).prepare(prepare)
 }
 
-fn one_key(directory: &Path) -> Outcome<Vec<String>> {
+/// A cluster of two hosts.
+pub(super) fn one_key(directory: &Path) -> Outcome<Vec<String>> {
     let file = cluster(directory, "cluster", 'a', 2)?;
     Ok(options(&[file]))
 }

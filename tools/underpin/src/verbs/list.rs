@@ -2,6 +2,7 @@
 
 use super::Context;
 use crate::{
+    control::Client,
     failure::Result,
     order::natural_by,
     output::{
@@ -16,14 +17,30 @@ use serde_json::{Map, Value, json};
 use tools_abi::status::VmStatus;
 use tools_abi::{EXIT_CLASSES, NET_DROPS, latency_bound_ns, links};
 
+/// A VM, and the names of the hosts that it spans.
+type Listed = (VmStatus, Vec<String>);
+
+/// The names of the hosts that a VM spans; none of a VM that is the machine's alone.
+pub fn host_names(client: &mut Client, vm: &VmStatus) -> Result<Vec<String>> {
+    if vm.hosts == 0 {
+        return Ok(Vec::new());
+    }
+    let hosts = client.hosts()?;
+    let its = hosts.iter().filter(|host| vm.hosts >> host.number & 1 != 0);
+    Ok(its.map(|host| host.name.to_string()).collect())
+}
+
 /// Lists the VMs, of all hosts where no host is named.
 pub fn list(context: &Context) -> Result<()> {
     let ask = |host: &Context| {
-        let mut vms = host.connect()?.list()?;
+        let mut client = host.connect()?;
+        let mut vms = client.list()?;
         natural_by(&mut vms, |vm| vm.name.to_string());
-        Ok(vms)
+        let named = |vm: VmStatus| Ok((vm, host_names(&mut client, &vm)?));
+        vms.into_iter().map(named).collect()
     };
-    context.show_of_hosts(ask, |vms| vms.iter().map(vm_json).collect(), vm_table)
+    let json = |vms: &[Listed]| vms.iter().map(|(vm, hosts)| vm_json(vm, hosts)).collect();
+    context.show_of_hosts(ask, json, vm_table)
 }
 
 /// Lists the machine's nodes.
@@ -47,7 +64,7 @@ pub fn state_name(number: u32) -> (&'static str, Tone) {
     }
 }
 
-fn vm_table(vms: &[VmStatus], output: Output) -> String {
+fn vm_table(vms: &[Listed], output: Output) -> String {
     let mut table = Table::new(&[
         ("NAME", Left),
         ("STATE", Left),
@@ -58,9 +75,10 @@ fn vm_table(vms: &[VmStatus], output: Output) -> String {
         ("RUN", Right),
         ("STEAL", Right),
         ("EXITS", Right),
+        ("HOSTS", Left),
         ("REASON", Left),
     ]);
-    for vm in vms {
+    for (vm, hosts) in vms {
         let (name, tone) = state_name(vm.state);
         table.row([
             vm.name.to_string(),
@@ -72,9 +90,13 @@ fn vm_table(vms: &[VmStatus], output: Output) -> String {
             units::nanoseconds(vm.run_ns),
             units::nanoseconds(vm.steal_ns),
             units::count(vm.exits.iter().fold(0, |sum, n| sum.saturating_add(*n))),
+            hosts.join(", "),
             vm.reason.to_string(),
         ]);
         table.tone(1, tone);
+    }
+    if vms.iter().all(|(_, hosts)| hosts.is_empty()) {
+        table.without(&["HOSTS"]);
     }
     table.render(output)
 }
@@ -135,7 +157,7 @@ fn latency_json(counts: &[u64]) -> Value {
 }
 
 /// All of a VM's status.
-pub fn vm_json(vm: &VmStatus) -> Value {
+pub fn vm_json(vm: &VmStatus, hosts: &[String]) -> Value {
     let [reads, writes, flushes, refused] = vm.disk;
     let [read, written] = vm.disk_bytes;
     let [console_written, console_dropped] = vm.console;
@@ -143,7 +165,7 @@ pub fn vm_json(vm: &VmStatus) -> Value {
     json!({
         "name": vm.name.to_string(), "state": state_name(vm.state).0, "reason": vm.reason.to_string(),
         "kernel": vm.kernel.to_string(), "vcpus": vm.vcpus, "weight": vm.weight, "cap": vm.cap,
-        "node": vm.node, "starts": vm.starts,
+        "node": vm.node, "starts": vm.starts, "hosts": hosts,
         "memory": vm.memory, "touched": vm.touched, "overlay": vm.overlay, "stored": vm.stored,
         "overhead": vm.overhead,
         "invalidations": { "one_cpu": vm.invalidations[0], "all_cpus": vm.invalidations[1] },

@@ -21,10 +21,12 @@ const BAR: u64 = 30;
 
 /// Shows one VM.
 pub fn show(context: &Context, vm: &str) -> Result<()> {
-    let (vm, vcpus) = context.connect()?.show(vm)?;
+    let mut client = context.connect()?;
+    let (vm, vcpus) = client.show(vm)?;
+    let hosts = list::host_names(&mut client, &vm)?;
     context.output.result(
-        || to_json(&vm, &vcpus),
-        |output| to_text(&vm, &vcpus, output),
+        || to_json(&vm, &vcpus, &hosts),
+        |output| to_text(&vm, &vcpus, &hosts, output),
     )
 }
 
@@ -39,7 +41,7 @@ pub fn vcpu_state_name(state: u32) -> &'static str {
     }
 }
 
-fn to_json(vm: &VmStatus, vcpus: &[VcpuStatus]) -> Value {
+fn to_json(vm: &VmStatus, vcpus: &[VcpuStatus], hosts: &[String]) -> Value {
     let vcpu = |vcpu: &VcpuStatus| {
         json!({
             "state": vcpu_state_name(vcpu.state), "cpu": vcpu.cpu, "run_ns": vcpu.run_ns,
@@ -48,14 +50,17 @@ fn to_json(vm: &VmStatus, vcpus: &[VcpuStatus]) -> Value {
             "exit_ns": list::exits_json(&vcpu.exit_ns),
         })
     };
-    let mut object = list::vm_json(vm);
+    let mut object = list::vm_json(vm, hosts);
     object["vcpu"] = vcpus.iter().map(vcpu).collect();
     object
 }
 
-fn to_text(vm: &VmStatus, vcpus: &[VcpuStatus], output: Output) -> String {
+fn to_text(vm: &VmStatus, vcpus: &[VcpuStatus], hosts: &[String], output: Output) -> String {
     let mut text = String::new();
     head(&mut text, vm, output);
+    if !hosts.is_empty() {
+        lines(&mut text, &[("hosts", hosts.join(", "))]);
+    }
     heading(&mut text, output, "Memory");
     memory(&mut text, vm);
     heading(&mut text, output, "CPU time");

@@ -1,0 +1,105 @@
+//! VMs that span the hosts of a cluster, in lock-step of virtual time.
+
+use super::cluster::one_key;
+use crate::{
+    Outcome,
+    machine::{Hardware, Machine},
+    scenario::{Scenario, Stage},
+    status::{self, VmStatus},
+    vm::Vm,
+};
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// How long something may take to come, on a busy host.
+const PATIENCE: Duration = Duration::from_mins(4);
+const POLL: Duration = Duration::from_millis(250);
+const HOSTS: [&str; 2] = ["host0", "host1"];
+
+pub fn scenarios() -> Vec<Scenario> {
+    vec![vcpus()]
+}
+
+/// vCPUs of two hosts use each other and the devices of the first; either ends the VM, and so does somebody at either host.
+fn vcpus() -> Scenario {
+    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
+    let hardware = hardware.option("--wire").option("class=20us");
+    let vm = |name, args| Vm::bare(name, "span", args).cpus(2).hosts(2);
+    let vms = vec![
+        vm("second", "end=1 rounds=20"),
+        vm("first", "end=0 rounds=2").asleep(),
+        vm("stays", "stay rounds=2").asleep(),
+    ];
+    let scenario = Scenario::new("span/vcpus", hardware, vms).prepare(one_key);
+    scenario.check(use_and_end)
+}
+
+fn use_and_end(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    await_both(machine, "second", |it| {
+        it.state == "ended" && it.reason == "powered off"
+    })?;
+    let console = machine.host_console("host0", "second");
+    for said in ["vCPU 1 has the console", "span ok"] {
+        if !console.contains(said) {
+            return Err(format!("the console has no '{said}': {console}"));
+        }
+    }
+    start(machine, "first")?;
+    await_both(machine, "first", |it| {
+        it.state == "ended" && it.reason == "powered off"
+    })?;
+    start(machine, "stays")?;
+    let deadline = Instant::now() + PATIENCE;
+    while !machine
+        .host_console("host0", "stays")
+        .contains("span: stays")
+    {
+        if Instant::now() > deadline {
+            return Err("the guest does not stay".to_owned());
+        }
+        sleep(POLL);
+    }
+    machine.run(&["--host", "host1", "pause", "stays"])?;
+    await_both(machine, "stays", |it| it.state == "paused")?;
+    machine.run(&["--host", "host0", "resume", "stays"])?;
+    await_both(machine, "stays", |it| it.state == "running")?;
+    machine.run(&["--host", "host1", "kill", "stays"])?;
+    await_both(machine, "stays", |it| {
+        it.state == "ended" && it.reason == "killed"
+    })
+}
+
+/// Starts a VM on both hosts.
+fn start(machine: &Machine, vm: &str) -> Outcome {
+    for host in HOSTS {
+        machine.run(&["--host", host, "start", vm])?;
+    }
+    Ok(())
+}
+
+/// Waits until both hosts have the VM as `wanted`.
+fn await_both(machine: &Machine, vm: &str, wanted: impl Fn(&VmStatus) -> bool) -> Outcome {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let seen = HOSTS.map(|host| seen_by(machine, host, vm));
+        let is_wanted = |it: &Outcome<VmStatus>| it.as_ref().is_ok_and(&wanted);
+        if seen.iter().all(is_wanted) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let console = machine.host_console("host0", vm);
+            return Err(format!("the hosts have {seen:?}; the console: {console}"));
+        }
+        sleep(POLL);
+    }
+}
+
+fn seen_by(machine: &Machine, host: &str, vm: &str) -> Outcome<VmStatus> {
+    let text = machine.run(&["--host", host, "list", "-o", "json"])?;
+    let all: Vec<VmStatus> = status::parse("list", &text)?;
+    let found = all.into_iter().find(|it| it.name == vm);
+    found.ok_or_else(|| format!("{host} does not list {vm}"))
+}
