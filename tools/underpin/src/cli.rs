@@ -26,6 +26,8 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   weight    = 256          share of CPU time, 1 to 10000
   cap       = 0            percent of one CPU for each vCPU at most; 0: no limit
   nodes     = \"auto\"       or a list of NUMA nodes, as in [0, 1]
+  hosts     = 2            so many hosts of the cluster, or their names, as in [\"a\", \"b\"]: each has
+                           an equal share of vCPUs and memory; left out: this machine alone
   autostart = true         start with the machine
   on_reset  = \"restart\"    or \"end\"
   regions   = [{ name = \"table\", size = \"64MiB\", access = \"rw\" }]
