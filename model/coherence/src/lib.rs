@@ -189,6 +189,7 @@ impl State {
 
 /// What a host knows of a page. The owner of a [`Host`] gives it one for each page of the VM, made by `default` or [`Page::first`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
 pub struct Page {
     /// Version of the bytes that are kept, usable or not; 0 if none are.
     version: u64,

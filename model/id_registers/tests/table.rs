@@ -87,6 +87,29 @@ fn what_is_missing_on_one_cpu_is_not_shown() {
 }
 
 #[test]
+fn a_guest_on_several_hosts_has_what_all_have() {
+    const ISAR0: (u8, u8) = (6, 0);
+    const MMFR1: (u8, u8) = (7, 1);
+    let host = |value: fn(u8, u8) -> u64| HostIdRegisters::new(value);
+    let all = host(|_, _| 0x2222_2222_2222_2222);
+    let shown = Shown {
+        pa_bits: 48,
+        pointer_auth: false,
+        mops: false,
+    };
+    let alone = GuestIdRegisters::new(&all, shown);
+    assert_eq!(alone.read(MMFR1.0, MMFR1.1) & 0xf, 2, "HAFDBS");
+    let same = alone.spanning(all);
+    assert_eq!(
+        same.read(MMFR1.0, MMFR1.1),
+        alone.read(MMFR1.0, MMFR1.1) & !0xf
+    );
+    assert_eq!(same.read(ISAR0.0, ISAR0.1), alone.read(ISAR0.0, ISAR0.1));
+    let less = alone.spanning(host(|_, _| 0x1111_1111_1111_1111));
+    assert_eq!(less.read(ISAR0.0, ISAR0.1) >> 20 & 0xf, 1, "Atomic");
+}
+
+#[test]
 fn no_field_is_named_twice() {
     let mut places = BTreeSet::new();
     let mut names = BTreeSet::new();

@@ -129,6 +129,21 @@ fn routes_are_read_and_written_whole_and_in_halves() {
 }
 
 #[test]
+fn what_is_routed_to_another_host_comes_to_vcpu_0() {
+    let (mut dist, _) = booted(3);
+    dist.keep_at(2);
+    let at = 0x6000 + 8 * 40;
+    for (route, vcpu) in [(2, 0), (1, 1), (0, 0)] {
+        let _ = dist.write(at, 8, route);
+        assert_eq!(read(&dist, at, 8), route);
+        assert_eq!(dist.set_pending(40), VcpuSet::only(vcpu), "{route}");
+        let _ = dist.clear_pending(40);
+    }
+    let _ = dist.write(at, 8, 3);
+    assert_eq!(dist.set_pending(40), VcpuSet::NONE, "nobody has it");
+}
+
+#[test]
 fn a_disabled_interrupt_is_pulled_back() {
     let (mut dist, mut redist) = booted(1);
     let (mut file, mut lrs) = (ListFile::new(), FakeListRegisters::new(4));
