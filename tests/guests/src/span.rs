@@ -67,6 +67,7 @@ fn main(machine: &'static Machine) -> Verdict {
         }
     }
     ENDS.store(1, Ordering::Release);
+    gic::send(ASK, machine.cpus()[1]);
     while machine.number("end", 0) != 0 {
         cpu::wait_for_interrupt();
     }
@@ -116,10 +117,19 @@ fn second(index: usize) {
     take_turns(1, machine.number("rounds", 100));
     cpu::unmask();
     LISTENS.store(1, Ordering::Release);
-    while ENDS.load(Ordering::Acquire) == 0 || machine.number("end", 0) == 0 {
+    while !may_end(machine) {}
+    verdict::finish(Ok(()));
+}
+
+/// Whether this vCPU is to power off, after a wait for an interrupt.
+fn may_end(machine: &Machine) -> bool {
+    cpu::mask();
+    let may = ENDS.load(Ordering::Acquire) != 0 && machine.number("end", 0) != 0;
+    if !may {
         cpu::wait_for_interrupt();
     }
-    verdict::finish(Ok(()));
+    cpu::unmask();
+    may
 }
 
 /// Takes turns with the other vCPU; no count is less than the one that it has read before.
