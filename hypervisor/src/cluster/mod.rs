@@ -286,6 +286,7 @@ impl State {
 
     /// Does a piece of work; gives the time until which there is none.
     fn piece(&mut self, now_ns: u64) -> Option<u64> {
+        self.serve_span(now_ns);
         let before = self.cluster.membership().view().id;
         let mut card = Card {
             out: &mut *self.out,
@@ -303,7 +304,6 @@ impl State {
         } else {
             self.cluster.work(now_ns, &mut card)
         };
-        self.serve_span(now_ns);
         let after = self.cluster.membership().view().id;
         if after != before && after != 0 {
             self.say_members();

@@ -145,9 +145,10 @@ pub fn reserve(hosts: u16, vcpus: usize, bytes: u64) -> Result<(), Refusal> {
     }
     let mut all = (0..16).filter(|host| hosts >> host & 1 != 0);
     let members = [(); HOSTS].map(|()| all.next().unwrap_or(own));
+    let host = (hosts & ((1 << own) - 1)).count_ones() as u8;
     let count = (bytes / FRAME_SIZE) as u32;
     let settings = Settings {
-        host: u8::from(members[1] == own),
+        host,
         vcpus: vcpus as u8 + 1,
         first_pages: [0, count / HOSTS as u32],
         page_bytes: FRAME_SIZE as usize,

@@ -1,0 +1,143 @@
+//! Two CPUs on two hosts, in one memory: counts, false sharing, litmus tests, and what the other has written.
+//!
+//! Command line: `rounds=N` of each litmus test (1000); `forever`: the CPUs go on counting until the VM ends.
+#![no_std]
+#![no_main]
+#![forbid(unsafe_code)]
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+use machine_bare::machine::Machine;
+use machine_bare::verdict::{Verdict, check, equal};
+use machine_bare::{cpu, flat, println};
+
+flat!("spanned", main);
+
+/// Counts of each CPU.
+const COUNTS: u64 = 2_000;
+/// Words that each CPU writes for the other: 64 KiB.
+const WORDS: u64 = 8_192;
+/// Words in a page.
+const PAGE: usize = 512;
+
+/// A page of its own.
+#[repr(align(4096))]
+struct Alone([AtomicU64; PAGE]);
+
+impl Alone {
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; PAGE])
+    }
+}
+
+/// Which step both are at.
+static STEP: Alone = Alone::new();
+static COUNTERS: Alone = Alone::new();
+static X: Alone = Alone::new();
+static Y: Alone = Alone::new();
+/// What the second CPU saw.
+static SEEN: Alone = Alone::new();
+static BASE: AtomicU64 = AtomicU64::new(0);
+static ROUNDS: AtomicU64 = AtomicU64::new(0);
+
+fn main(machine: &'static Machine) -> Verdict {
+    let scratch = machine.scratch();
+    ROUNDS.store(machine.number("rounds", 1000), Relaxed);
+    BASE.store(scratch.size() / 2, Relaxed);
+    check(cpu::start(1, |_| second()).is_ok(), "CPU_ON is refused")?;
+    meet(1);
+    println!("spanned: both CPUs are there");
+    count();
+    meet(2);
+    let [plain, mine, others] = [0, 8, 9].map(|n| COUNTERS.0[n].load(Relaxed));
+    equal("counts of both", plain, 2 * COUNTS)?;
+    equal("own counts beside the other's", mine, COUNTS)?;
+    equal("the other's counts", others, COUNTS)?;
+    println!("spanned: counted to {plain}");
+    for n in 0..WORDS {
+        scratch.write(BASE.load(Relaxed) + 8 * n, mixed(n));
+    }
+    meet(3);
+    meet(4);
+    let expected = (0..WORDS).fold(0, |sum: u64, n| sum.rotate_left(1) ^ mixed(n));
+    equal("the other's sum of what was written here", SEEN.0[0].load(Relaxed), expected)?;
+    println!("spanned: sum {expected:#x}");
+    let rounds = ROUNDS.load(Relaxed);
+    let (mut early, mut both) = (0, 0);
+    for round in 1..=rounds {
+        meet(4 + 4 * round);
+        // MP: data, then flag.
+        X.0[0].store(round, Relaxed);
+        Y.0[0].store(round, Release);
+        meet(5 + 4 * round);
+        early += SEEN.0[1].load(Relaxed);
+        meet(6 + 4 * round);
+        // SB: a store, then a load of what the other stores.
+        X.0[64].store(round, SeqCst);
+        SEEN.0[64].store(u64::from(Y.0[64].load(SeqCst) == round), Relaxed);
+        meet(7 + 4 * round);
+        both += u64::from(SEEN.0[64].load(Relaxed) + SEEN.0[2].load(Relaxed) == 0);
+    }
+    println!("spanned: {rounds} rounds, {early} of MP and {both} of SB forbidden");
+    check(early == 0, "a flag came before its data")?;
+    check(both == 0, "neither CPU saw the other's store")?;
+    while machine.flag("forever") {
+        COUNTERS.0[0].fetch_add(1, AcqRel);
+    }
+    Ok(())
+}
+
+fn second() {
+    meet(1);
+    count();
+    meet(2);
+    meet(3);
+    let machine = machine_bare::boot::machine();
+    let (scratch, base) = (machine.scratch(), BASE.load(Relaxed));
+    let read = |n: u64| scratch.read(base + 8 * n);
+    let sum = (0..WORDS).fold(0, |sum: u64, n| sum.rotate_left(1) ^ read(n));
+    SEEN.0[0].store(sum, Relaxed);
+    meet(4);
+    for round in 1..=ROUNDS.load(Relaxed) {
+        meet(4 + 4 * round);
+        let flag = Y.0[0].load(Acquire);
+        let data = X.0[0].load(Relaxed);
+        SEEN.0[1].store(u64::from(flag == round && data != round), Relaxed);
+        meet(5 + 4 * round);
+        meet(6 + 4 * round);
+        Y.0[64].store(round, SeqCst);
+        SEEN.0[2].store(u64::from(X.0[64].load(SeqCst) == round), Relaxed);
+        meet(7 + 4 * round);
+    }
+    loop {
+        COUNTERS.0[0].fetch_add(1, AcqRel);
+    }
+}
+
+/// Waits until both CPUs are at this step, one after the other by twos.
+fn meet(step: u64) {
+    STEP.0[0].fetch_add(1, AcqRel);
+    while STEP.0[0].load(Acquire) < 2 * order(step) {
+        core::hint::spin_loop();
+    }
+}
+
+/// How many steps there were up to this one.
+const fn order(step: u64) -> u64 {
+    // Steps 5 to 7 do not exist: the first round begins with 8.
+    if step > 4 { step - 3 } else { step }
+}
+
+/// Both count in one word, and each in one of its own beside the other's.
+fn count() {
+    let own = 8 + cpu::index();
+    for _ in 0..COUNTS {
+        COUNTERS.0[0].fetch_add(1, AcqRel);
+        COUNTERS.0[own].store(COUNTERS.0[own].load(Relaxed) + 1, Relaxed);
+    }
+}
+
+fn mixed(n: u64) -> u64 {
+    n.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ n >> 7
+}
