@@ -82,6 +82,8 @@ struct State {
     ready: u16,
     /// Messages about a VM that spans hosts, oldest first: from whom.
     calls: heapless::Vec<(u8, Call), CALLS_MAX>,
+    /// Those that leave after the answers to an invalidation of TLB entries: to whom.
+    later: heapless::Vec<(u8, Call), CALLS_MAX>,
 }
 
 static STATE: Once<SpinLock<State>> = Once::new();
@@ -176,10 +178,20 @@ pub fn send(host: u8, message: [&[u8]; 2]) -> bool {
     let Some(state) = STATE.get() else {
         return false;
     };
-    let sent = worked(|| state.lock().cluster.send(now_ns(), host, message));
+    let sent = worked(|| {
+        let state = &mut *state.lock();
+        let is_held = |span: &mut Box<Session>| !state.later.is_empty() || !span.is_flushed();
+        if let (true, Ok(call)) = (
+            state.span.as_mut().is_some_and(is_held),
+            message[0].try_into(),
+        ) {
+            return state.later.push((host, call)).is_ok();
+        }
+        state.cluster.send(now_ns(), host, message).is_ok()
+    });
     due::request();
     cpu::this().reschedule.store(true, Ordering::Relaxed);
-    sent.is_ok()
+    sent
 }
 
 /// Returns a message about a VM that spans hosts, with its sender; 0 is the oldest.
@@ -274,6 +286,7 @@ impl State {
             span: None,
             ready: 0,
             calls: heapless::Vec::new(),
+            later: heapless::Vec::new(),
         })
     }
 

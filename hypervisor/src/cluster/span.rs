@@ -73,7 +73,6 @@ pub trait Spanned: Send + Sync {
 #[derive(Clone, Copy, Debug)]
 enum Why {
     Lost(u8),
-    Left(u8),
     Broken(Broken),
     NoMemory,
 }
@@ -190,11 +189,9 @@ pub fn leave(id: VmId) {
         return;
     };
     RUNS_UNTIL.store(0, Ordering::Relaxed);
-    if !matches!(session.why, Some(Why::Left(_))) {
-        for host in session.others() {
-            // A host that cannot be told has left the membership, and ends it for that.
-            let _ = state.cluster.send(super::now_ns(), host, [&[LEFT], &[]]);
-        }
+    for host in session.others() {
+        // A host that cannot be told has left the membership, and knows.
+        let _ = state.cluster.send(super::now_ns(), host, [&[LEFT], &[]]);
     }
     due::request();
 }
@@ -237,6 +234,14 @@ pub fn let_go(vcpu: u16, pc: u64, left: bool) {
     });
 }
 
+/// A vCPU invalidates TLB entries: all of its VM, here at once, and on other hosts before the next message leaves.
+pub fn tlbi(vcpu: u16) {
+    tlb::flush_vmid(tlb::Reaches::AllCpus);
+    if let Some(session) = lock().as_mut().and_then(|state| state.span.as_mut()) {
+        session.step(Event::Tlbi(vcpu.into(), 0));
+    }
+}
+
 fn with<R>(act: impl FnOnce(&mut Session) -> R) -> Option<R> {
     let result = lock()?.span.as_mut().map(|session| act(session));
     // What is to be sent is, as soon as this CPU can.
@@ -252,7 +257,7 @@ pub(super) fn end_if_broken() {
         let why = session.why?;
         let vm = Arc::clone(&session.hands.as_ref()?.vm);
         let host = match why {
-            Why::Lost(host) | Why::Left(host) => host,
+            Why::Lost(host) => host,
             _ => 0,
         };
         Some((vm, why, state.name(host)))
@@ -261,7 +266,6 @@ pub(super) fn end_if_broken() {
     };
     match why {
         Why::Lost(_) => vm.end(format_args!("host {name} is lost")),
-        Why::Left(_) => vm.end(format_args!("host {name} has ended it")),
         Why::Broken(broken) => vm.end(format_args!("its hosts disagree: {broken}")),
         Why::NoMemory => vm.end(format_args!("the machine has no memory left for it")),
     }
@@ -343,6 +347,12 @@ impl Session {
         self.end(Why::Lost(host));
     }
 
+    /// Returns whether messages that are not about pages may leave: none precedes an invalidation of TLB entries.
+    pub(super) fn is_flushed(&mut self) -> bool {
+        self.step(Event::Flush);
+        self.why.is_some() || !self.coherence.holds_messages()
+    }
+
     /// Returns when it has work next.
     pub(super) fn deadline(&self) -> u64 {
         self.coherence.deadline()
@@ -405,6 +415,12 @@ impl State {
                 Ok(()) => _ = hands.backlog.pop_front(),
                 Err(Refused::Full) => break,
                 Err(_) => session.why = Some(Why::Lost(host)),
+            }
+        }
+        while !self.later.is_empty() && session.is_flushed() {
+            let (host, call) = self.later.remove(0);
+            if cluster.send(now_ns, host, [&call, &[]]).is_err() {
+                session.end(Why::Lost(host));
             }
         }
         let is_there = session.others().all(|host| self.ready >> host & 1 != 0);

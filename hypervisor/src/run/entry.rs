@@ -8,6 +8,7 @@ use crate::vcpu::{Core, Exits, Outcome, Vcpu, attention};
 use crate::vms::Instance;
 use abi::control::{off_cpu, trace, work};
 use arch::entry::{self, Leave};
+use arch::guest;
 use arch::list_registers::HardwareLists;
 use arch::timer::{self, VirtualTimer};
 use core::sync::atomic::Ordering;
@@ -70,11 +71,20 @@ pub fn run(cpu: &'static Cpu, vm: &Instance, vcpu: &Vcpu) -> Outcome {
     loaded.account_wait(arrived);
     loaded.begin_if_turned_on();
     loaded.load();
+    if vm.space.spans() {
+        guest::trap_tlb_maintenance(true);
+    }
     loaded.show_stolen_time();
     let outcome = loaded.run_loaded(arrived);
     vm.tell_drivers();
     exit::settle_errors(&mut loaded);
     loaded.unload();
+    if vm.space.spans() {
+        guest::trap_tlb_maintenance(false);
+        if outcome == Outcome::Preempted {
+            span::let_go(vcpu.index, 0, true);
+        }
+    }
     vm.terminal.flush();
     if outcome == Outcome::Off {
         loaded.turned_off();

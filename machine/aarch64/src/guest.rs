@@ -175,6 +175,14 @@ pub unsafe fn load_stage2(vttbr: u64) {
     isb();
 }
 
+/// Lets TLB maintenance of the guest on this CPU trap, or not.
+pub fn trap_tlb_maintenance(is_trapped: bool) {
+    let bit = if is_trapped { traps::TTLB } else { 0 };
+    // SAFETY: it confines the guest more, or as every other.
+    unsafe { write_sysreg!("hcr_el2", traps::HCR | bit) }
+    isb();
+}
+
 /// Does `action`, TLB maintenance of the VM with that VMID, whichever VM the CPU has loaded. No
 /// guest runs meanwhile, so the tables behind the VMID are not walked.
 pub fn with_vmid(vmid: u16, action: impl FnOnce()) {

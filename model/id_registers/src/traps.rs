@@ -36,6 +36,9 @@ pub const CPTR_TFP: u64 = 1 << 10;
 /// filter) trap; `E2PB`, `E2TB` and `EnSPM` clear, so buffers and system PMUs do, too.
 pub const MDCR: u64 = 1 << 11 | 1 << 10 | 1 << 9 | 1 << 6 | 1 << 5 | 1 << 14 | 1 << 19;
 
+/// In `HCR_EL2`: TLB maintenance traps (`TTLB`), of a VM whose other vCPUs TLBI does not reach, as they are on other hosts.
+pub const TTLB: u64 = 1 << 25;
+
 /// `HCRX_EL2`: whatever it enables is off.
 pub const HCRX: u64 = 0;
 

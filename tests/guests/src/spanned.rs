@@ -1,6 +1,7 @@
 //! Two CPUs on two hosts, in one memory: counts, false sharing, litmus tests, and what the other has written.
 //!
-//! Command line: `rounds=N` of each litmus test (1000); `forever`: the CPUs go on counting until the VM ends.
+//! Command line: `rounds=N` of each litmus test (1000); `forever`: the CPUs go on counting until the VM ends, each some
+//! 200 times a second.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
@@ -9,8 +10,9 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use machine_bare::machine::Machine;
+use machine_bare::timer::{self, VIRTUAL_INTID};
 use machine_bare::verdict::{Verdict, check, equal};
-use machine_bare::{cpu, flat, println};
+use machine_bare::{cpu, flat, gic, println};
 
 flat!("spanned", main);
 
@@ -42,6 +44,7 @@ static BASE: AtomicU64 = AtomicU64::new(0);
 static ROUNDS: AtomicU64 = AtomicU64::new(0);
 
 fn main(machine: &'static Machine) -> Verdict {
+    gic::init_distributor();
     let scratch = machine.scratch();
     ROUNDS.store(machine.number("rounds", 1000), Relaxed);
     BASE.store(scratch.size() / 2, Relaxed);
@@ -61,7 +64,11 @@ fn main(machine: &'static Machine) -> Verdict {
     meet(3);
     meet(4);
     let expected = (0..WORDS).fold(0, |sum: u64, n| sum.rotate_left(1) ^ mixed(n));
-    equal("the other's sum of what was written here", SEEN.0[0].load(Relaxed), expected)?;
+    equal(
+        "the other's sum of what was written here",
+        SEEN.0[0].load(Relaxed),
+        expected,
+    )?;
     println!("spanned: sum {expected:#x}");
     let rounds = ROUNDS.load(Relaxed);
     let (mut early, mut both) = (0, 0);
@@ -82,8 +89,8 @@ fn main(machine: &'static Machine) -> Verdict {
     println!("spanned: {rounds} rounds, {early} of MP and {both} of SB forbidden");
     check(early == 0, "a flag came before its data")?;
     check(both == 0, "neither CPU saw the other's store")?;
-    while machine.flag("forever") {
-        COUNTERS.0[0].fetch_add(1, AcqRel);
+    if machine.flag("forever") {
+        count_on();
     }
     Ok(())
 }
@@ -110,8 +117,24 @@ fn second() {
         SEEN.0[2].store(u64::from(X.0[64].load(SeqCst) == round), Relaxed);
         meet(7 + 4 * round);
     }
+    if machine.flag("forever") {
+        count_on();
+    }
+}
+
+/// Counts now and then, and sleeps in between.
+fn count_on() -> ! {
+    gic::init_cpu();
+    gic::Line::new(VIRTUAL_INTID).enable();
     loop {
         COUNTERS.0[0].fetch_add(1, AcqRel);
+        timer::fire_at(timer::now() + timer::ticks(5_000));
+        cpu::wait_for_interrupt();
+        timer::stop();
+        let intid = gic::acknowledge();
+        if intid != gic::SPURIOUS {
+            gic::end(intid);
+        }
     }
 }
 

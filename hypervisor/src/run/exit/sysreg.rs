@@ -1,5 +1,6 @@
 //! Trapped system registers: SGIs, CPU features, and what guests are not given.
 
+use crate::cluster::span;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
 use crate::vcpu::{ExitClass, attention};
@@ -103,6 +104,12 @@ fn others(
         OSLSR_EL1 => OS_LOCK_OPEN,
         ICC_SRE => SYSTEM_REGISTERS,
         ACTLR_EL1 => 0,
+        // TLBI, which traps where a VM spans hosts.
+        register if register.op0() == 1 && guest.vm.space.spans() => {
+            span::tlbi(guest.vcpu.index);
+            skip(guest);
+            return Flow::Resume;
+        }
         // Debug: guests see no breakpoint that works (op0 = 2).
         register if register.op0() == 2 => 0,
         register => return undefined(guest, register),

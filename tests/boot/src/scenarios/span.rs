@@ -19,7 +19,63 @@ const POLL: Duration = Duration::from_millis(250);
 const HOSTS: [&str; 2] = ["host0", "host1"];
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![vcpus()]
+    vec![vcpus(), memory(), lost()]
+}
+
+/// Two vCPUs on two hosts see one memory: counts, false sharing, litmus tests, and what the other has written.
+fn memory() -> Scenario {
+    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
+    let hardware = hardware.option("--wire").option("class=20us");
+    let vm = Vm::bare("spanned", "spanned", "rounds=1000").flat();
+    let scenario = Scenario::new("span/memory", hardware, vec![vm.cpus(2).hosts(2)]);
+    scenario.prepare(one_key).check(|stage| {
+        let machine = stage.machine()?;
+        await_both(machine, "spanned", |it| {
+            it.state == "ended" && it.reason == "powered off"
+        })?;
+        let console = machine.host_console("host0", "spanned");
+        let is_good =
+            console.contains("0 of MP and 0 of SB forbidden") && console.contains("spanned ok");
+        is_good.then_some(()).ok_or(console)
+    })
+}
+
+/// A cut shorter than T_stop is survived. The death of a host ends the VM on the other one, which says why, and nothing else.
+fn lost() -> Scenario {
+    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
+    let wire = "class=20us,cut=0-1@20s+1s,die=1@30s";
+    let hardware = hardware.option("--wire").option(wire);
+    let vm = Vm::bare("spanned", "spanned", "rounds=20 forever").flat();
+    let other = Vm::bare("watcher", "spanned", "rounds=0 forever").flat();
+    let scenario = Scenario::new(
+        "span/lost",
+        hardware,
+        vec![vm.cpus(2).hosts(2), other.cpus(2)],
+    );
+    scenario.prepare(one_key).check(|stage| {
+        let machine = stage.machine()?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (vm, other) = (
+                seen_by(machine, "host0", "spanned")?,
+                seen_by(machine, "host0", "watcher")?,
+            );
+            let log = machine.host_log("host0");
+            if vm.state == "running" && Instant::now() < deadline && other.state == "running" {
+                sleep(POLL);
+                continue;
+            }
+            let survived = log
+                .find("all members answer again")
+                .zip(log.find("right is lost"));
+            let is_told = vm.state == "failed" && vm.reason.contains("host right is lost");
+            let is_good =
+                is_told && other.state == "running" && survived.is_some_and(|(a, b)| a < b);
+            return is_good
+                .then_some(())
+                .ok_or_else(|| format!("{vm:?}, {other:?}, {log}"));
+        }
+    })
 }
 
 /// vCPUs of two hosts use each other and the devices of the first; either ends the VM, and so does somebody at either host.
