@@ -1,27 +1,19 @@
-//! VMs that span hosts, beside their pages: what their vCPUs ask of other hosts, and how they begin and end together.
-//! [`model_span`] decides; [`crate::cluster`] sends, and keeps what comes until [`pass`].
+//! This host's part of a VM that spans hosts, beside its pages. [`model_span`] decides; [`crate::cluster`] sends, and keeps
+//! what comes for housekeeping.
 
-use crate::cluster::{self, Call};
-use crate::guest::{End, Guest};
-use crate::life::create::turn_on_first;
+use crate::cluster;
 use crate::machine::{self, due};
-use crate::run::entry::{Flow, Loaded};
-use crate::run::exit::{mmio, skip};
-use crate::vcpu::{Outcome, Vcpu, attention};
-use crate::vms::{Instance, report, table};
+use crate::vcpu::Vcpu;
 use abi::bundle::VmRecord;
 use abi::control::code;
-use alloc::{boxed::Box, sync::Arc};
-use arch::timer;
+use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Rank, SpinLock};
-use model_addr::{Ipa, VmId};
+use model_addr::VmId;
 use model_control::Refusal;
 use model_guest_image::HostShare;
-use model_span::{Broken, GROUP1_TOO, Kind, Layout, Message, Session, State, Todo, end};
-use model_trap::MmioAccess;
-use model_vgic::{Distributor, Sgi};
-use model_vpsci::Reply;
+use model_span::{Layout, Session};
+use model_vgic::Distributor;
 use xxhash_rust::xxh64::xxh64;
 use zerocopy::IntoBytes;
 
@@ -30,21 +22,12 @@ const AHEAD_MAX_NS: u64 = 10_000_000_000;
 /// `GICD_CTLR` with all groups let through.
 const ALL_GROUPS: u64 = 3;
 
-/// What a vCPU asked another host for, and what becomes of the answer.
-#[derive(Clone, Copy)]
-pub enum Asked {
-    /// A call, whose instruction is behind it: its X0.
-    Call,
-    /// An access to a device: its register.
-    Access(MmioAccess),
-    /// Nothing yet: it has an SGI to send.
-    Sgi((u8, u64)),
-}
-
 /// This host's part of a VM.
 pub struct Span {
-    session: SpinLock<Session>,
-    layout: Layout,
+    /// What is under way.
+    pub session: SpinLock<Session>,
+    /// Who has what.
+    pub layout: Layout,
     host: u8,
 }
 
@@ -110,6 +93,11 @@ impl Span {
         self.host == self.layout.first()
     }
 
+    /// Returns whether another host has that vCPU.
+    pub fn is_elsewhere(&self, vcpu: usize) -> bool {
+        !self.layout.vcpus_of(self.host).contains(&(vcpu as u8))
+    }
+
     /// Lets SGIs and PPIs of all groups through, where the guest's word about that goes to another host; SPIs for vCPUs of
     /// other hosts go to vCPU 0.
     pub fn begin_interrupts(&self, distributor: &mut Distributor, vcpus: &[Vcpu]) {
@@ -123,292 +111,19 @@ impl Span {
     }
 }
 
-impl Guest {
-    /// Returns whether another host has that vCPU.
-    #[inline]
-    pub fn is_elsewhere(&self, vcpu: usize) -> bool {
-        let span = self.span.as_ref();
-        span.is_some_and(|span| !span.layout.vcpus_of(span.host).contains(&(vcpu as u8)))
-    }
-
-    /// Does something with the session; what that sends has the guest's count. A link that takes no message of a VM that
-    /// runs ends it.
-    fn with_session<R>(
-        &self,
-        act: impl FnOnce(&mut Session, &mut dyn FnMut(u8, Message)) -> R,
-    ) -> Option<R> {
-        let span = self.span.as_ref()?;
-        let mut lost = None;
-        let (result, runs) = {
-            let mut session = span.session.lock();
-            let mut send = |to: u8, mut message: Message| {
-                message.count = timer::now().wrapping_sub(self.time_offset()).into();
-                if !cluster::send(to, [message.as_bytes(), &[]]) {
-                    lost = Some(to);
-                }
-            };
-            let result = act(&mut session, &mut send);
-            (result, session.state() == State::Running)
-        };
-        if let Some(host) = lost.filter(|_| runs) {
-            self.end(format_args!("the link to host {host} takes no messages"));
-        }
-        Some(result)
-    }
-}
-
 /// A VM that spans hosts is about to run: it waits until all have it.
-pub fn begin(vm: &Arc<Instance>) {
-    *CURRENT.lock() = Some(vm.id);
+pub fn begin(vm: VmId) {
+    *CURRENT.lock() = Some(vm);
     grown();
     due::request();
 }
 
-/// A VM has ended, be it that it spans hosts: all others hear of it.
-pub fn ended(vm: &Guest, why: End) {
-    let why = match why {
-        End::PowerOff => end::POWER_OFF,
-        End::Reset => end::RESET,
-        End::Killed => end::KILLED,
-        End::Failed(_) => end::FAILED,
-    };
-    tell(vm, Kind::End, why);
+/// Returns the VM that spans hosts, which may have ended.
+pub fn current() -> Option<VmId> {
+    *CURRENT.lock()
 }
 
-/// Tells all other hosts of a VM that it was ended, paused or resumed.
-pub fn tell(vm: &Guest, kind: Kind, detail: u8) {
-    vm.with_session(|session, send| session.tell(kind, detail, send));
-}
-
-/// Does what other hosts ask; whether there is more.
-pub fn pass() -> bool {
-    let vm = *CURRENT.lock();
-    let vm = vm.and_then(table::instance);
-    if let Some(vm) = vm.as_ref().filter(|_| GROWN.swap(false, Ordering::Relaxed)) {
-        let life = u32::from(vm.id.generation);
-        vm.with_session(|session, send| session.announce(life, send));
-    }
-    let (mut held, mut number) = (0_u16, 0);
-    while let Some((from, call)) = cluster::call(number) {
-        // Those of one host stay in order.
-        let is_held = held >> from & 1 != 0;
-        let is_done = !is_held && vm.as_ref().is_none_or(|vm| act(vm, from, &call));
-        if is_done {
-            cluster::forget_call(number);
-        } else {
-            held |= 1 << from;
-            number += 1;
-        }
-    }
-    false
-}
-
-/// Acts upon a message; `false` if it must wait.
-fn act(vm: &Arc<Instance>, from: u8, call: &Call) -> bool {
-    let todo = heard(vm, from, call);
-    match todo {
-        Ok(Some(todo)) => act_upon(vm, &todo),
-        Ok(None) => return false,
-        Err(broken) => vm.end(format_args!("{broken}")),
-    }
-    todo != Ok(Some(Todo::Later))
-}
-
-/// Takes a message, once no vCPU reads a count less than the sender's; `None` before.
-fn heard(vm: &Guest, from: u8, call: &Call) -> Result<Option<Todo>, Broken> {
-    let count = timer::now().wrapping_sub(vm.time_offset());
-    let behind = vm.with_session(|session, _| session.behind(from, call, count));
-    if let Some(count) = behind.transpose()?.flatten() {
-        vm.set_count(count);
-    }
-    let is_behind = |vcpu: &Vcpu| {
-        let asked = vcpu.attention.load(Ordering::SeqCst);
-        asked & attention::CLOCK != 0 && vcpu.running_on().is_some()
-    };
-    if vm.vcpus.iter().any(is_behind) {
-        due::request();
-        return Ok(None);
-    }
-    let todo = vm.with_session(|session, send| session.receive(from, call, send));
-    todo.transpose()
-}
-
-fn act_upon(vm: &Arc<Instance>, todo: &Todo) {
-    match *todo {
-        Todo::Nothing | Todo::Later => {}
-        Todo::Start => start(vm),
-        Todo::Live(Kind::Pause, _) => vm.pause(),
-        Todo::Live(Kind::Resume, stood_still) => vm.resume(stood_still != 0),
-        Todo::Live(_, why) => vm.finish(match why {
-            end::POWER_OFF => End::PowerOff,
-            end::RESET => End::Reset,
-            end::KILLED => End::Killed,
-            end::UNLIKE => {
-                return vm.end(format_args!(
-                    "another host has another description of the VM"
-                ));
-            }
-            _ => return vm.end(format_args!("another host could not go on with it")),
-        }),
-        Todo::Asked(asked) => {
-            let answer = serve(vm, &asked);
-            vm.with_session(|session, send| session.reply(&asked, answer, send));
-        }
-        Todo::Wake(vcpu) => {
-            if let Some(vcpu) = vm.vcpus.get(usize::from(vcpu)) {
-                vcpu.call(attention::PAGE);
-            }
-        }
-    }
-    if matches!(todo, Todo::Live(Kind::Pause | Kind::Resume, _))
-        && let Some(vm) = table::all().iter().find(|it| it.slot == vm.id.index)
-    {
-        report::send_state(vm);
-    }
-}
-
-/// All hosts have the VM.
-fn start(vm: &Instance) {
-    let ids = machine::guest_ids();
-    let common = cluster::own().map(|(_, common)| ids.spanning(common));
-    let _ = vm.ids.set(common.unwrap_or(ids));
-    if vm.span.as_ref().is_some_and(|span| span.is_first()) {
-        turn_on_first(vm);
-    }
-    log::info!("{} runs on all its hosts", vm.name());
-}
-
-/// Does what a vCPU of another host asks; what it reads.
-fn serve(vm: &Instance, asked: &Message) -> u64 {
-    let (at, value) = (asked.at.get(), asked.value.get());
-    let target = vm.vcpus.get(usize::from(asked.detail));
-    let reply = match (asked.kind, target) {
-        (Kind::Load, _) => return mmio::of_another_host(vm, Ipa(at), asked.detail, None),
-        (Kind::Store, _) => return mmio::of_another_host(vm, Ipa(at), asked.detail, Some(value)),
-        (Kind::CpuOn, Some(vcpu)) => {
-            let on = vcpu.turn_on(Ipa(at), vm.space.contains(Ipa(at)), value);
-            on.map_or_else(model_vpsci::Refusal::reply, |()| Reply::SUCCESS)
-        }
-        (Kind::AffinityInfo, Some(vcpu)) => vcpu.power.lock().state.affinity_info(),
-        _ => {
-            let (intid, group1_too) = (asked.detail & 0xf, asked.detail & GROUP1_TOO != 0);
-            let targets = vm.vcpus.iter().filter(|vcpu| at >> vcpu.index & 1 != 0);
-            for vcpu in targets {
-                if vcpu
-                    .redistributor
-                    .lock()
-                    .receive_sgi(intid.into(), group1_too)
-                {
-                    vcpu.call(attention::DELIVER);
-                }
-            }
-            Reply::SUCCESS
-        }
-    };
-    match reply {
-        Reply::X0(value) | Reply::X0To3([value, ..]) => value,
-    }
-}
-
-impl Loaded<'_> {
-    /// Asks the host of the vCPU that a call is about.
-    #[cold]
-    pub fn ask(&mut self, (kind, target, at, value): (Kind, u8, u64, u64), how: Asked) -> Flow {
-        let to = self
-            .vm
-            .span
-            .as_ref()
-            .and_then(|span| span.layout.host_of(target));
-        self.ask_host(to, (kind, target, at, value), how)
-    }
-
-    /// Asks the host that has the device.
-    #[cold]
-    pub fn ask_device(&mut self, ipa: Ipa, access: MmioAccess) -> Flow {
-        let (kind, value) = if access.write {
-            let value = self.core.context.register(access.rt);
-            (Kind::Store, access.stored(value))
-        } else {
-            (Kind::Load, 0)
-        };
-        let to = self.vm.span.as_ref().map(|span| span.layout.first());
-        self.ask_host(to, (kind, access.size, ipa.0, value), Asked::Access(access))
-    }
-
-    fn ask_host(&mut self, to: Option<u8>, what: (Kind, u8, u64, u64), how: Asked) -> Flow {
-        let vcpu = self.vcpu.index as u8;
-        self.core.asked = Some(how);
-        self.vm.with_session(|session, send| {
-            if let Some(to) = to {
-                session.ask(vcpu, to, what, send);
-            }
-        });
-        self.wait_for_host()
-    }
-
-    /// Sends an SGI to those of its targets that other hosts have, at the first of them.
-    #[cold]
-    pub fn send_sgi_elsewhere(&mut self, sgi: &Sgi, index: usize) {
-        let elsewhere = sgi.targets.iter().filter(|it| self.vm.is_elsewhere(*it));
-        let group1 = if sgi.group1_too { GROUP1_TOO } else { 0 };
-        let what = (sgi.intid as u8 | group1, sgi.targets.0);
-        if elsewhere.min() == Some(index) {
-            self.send_sgi(what);
-        }
-    }
-
-    /// Sends an SGI to other hosts, or waits until the last one has come.
-    fn send_sgi(&mut self, what: (u8, u64)) {
-        let vcpu = self.vcpu.index as u8;
-        let sent = self
-            .vm
-            .with_session(|session, send| session.send_sgi(vcpu, what, send));
-        if sent == Some(false) {
-            self.core.asked = Some(Asked::Sgi(what));
-            let _ = self.wait_for_host();
-        }
-        // This CPU sends it.
-        self.cpu.kick();
-    }
-
-    /// Does not enter the guest again before [`Self::take_answer`] allows it.
-    fn wait_for_host(&self) -> Flow {
-        self.vcpu
-            .attention
-            .fetch_or(attention::REMOTE, Ordering::SeqCst);
-        Flow::Resume
-    }
-
-    /// Completes what the vCPU asked another host for, or leaves the CPU.
-    #[cold]
-    pub fn take_answer(&mut self) -> Flow {
-        let vcpu = self.vcpu.index as u8;
-        let answer = self
-            .vm
-            .with_session(|session, _| (!session.waits(vcpu)).then(|| session.take_answer(vcpu)));
-        let Some(answer) = answer.flatten() else {
-            return Flow::Leave(Outcome::Waiting);
-        };
-        self.vcpu
-            .attention
-            .fetch_and(!attention::REMOTE, Ordering::SeqCst);
-        match (self.core.asked.take(), answer) {
-            (Some(Asked::Call), Some(value)) => self.core.context.set_register(0, value),
-            // It asks again.
-            (Some(Asked::Call), None) => {
-                self.core.context.pc = self.core.context.pc.wrapping_sub(4);
-            }
-            (Some(Asked::Access(access)), Some(value)) => {
-                if !access.write {
-                    self.core
-                        .context
-                        .set_register(access.rt, access.loaded(value));
-                }
-                skip(self);
-            }
-            (Some(Asked::Sgi(what)), _) => self.send_sgi(what),
-            (Some(Asked::Access(_)) | None, _) => {}
-        }
-        Flow::Resume
-    }
+/// Returns whether the membership has grown, or such a VM has begun, since this was asked.
+pub fn has_grown() -> bool {
+    GROWN.swap(false, Ordering::Relaxed)
 }

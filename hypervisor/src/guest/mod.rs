@@ -4,6 +4,7 @@ pub mod layout;
 pub mod paging;
 pub mod ram;
 pub mod sessions;
+pub mod spanning;
 pub mod tally;
 pub mod terminal;
 

@@ -256,7 +256,7 @@ fn vcpu_homes(
 pub fn launch(instance: &Arc<Instance>) {
     connect(instance);
     if instance.span.is_some() {
-        return calls::begin(instance);
+        return calls::begin(instance.id);
     }
     turn_on_first(instance);
 }

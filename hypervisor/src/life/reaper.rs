@@ -1,9 +1,8 @@
 //! What follows a VM's end: its vCPUs leave the scheduler, its memory goes back in bounded pieces,
 //! and, after a reset, it starts again.
 
-use crate::cluster::calls;
 use crate::devices::{Backing, Block, Devices, VirtualDevice, disk::Remains};
-use crate::guest::{self, End, sessions};
+use crate::guest::{self, End, sessions, spanning};
 use crate::life::verbs;
 use crate::machine::stretch;
 use crate::memory::{Dismantling, VMS_MAX};
@@ -72,7 +71,7 @@ fn stopping(id: VmId) -> Option<Stage> {
         seats::release(vcpu.entity);
     }
     let end = instance.reason().unwrap_or(End::Killed);
-    calls::ended(&instance, end);
+    spanning::ended(&instance, end);
     let vm = table::all().into_iter().find(|vm| vm.slot == id.index)?;
     instance.terminal.flush();
     disconnect(&instance);

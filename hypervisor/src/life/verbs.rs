@@ -1,9 +1,8 @@
 //! What may be asked of VMs: to be described, to start and to end, and to change.
 
-use crate::cluster::calls;
 use crate::devices::{Net, balloon::Balloon};
 use crate::economy::ledger;
-use crate::guest::{self, End};
+use crate::guest::{self, End, spanning};
 use crate::life::create;
 use crate::machine::{self, stretch};
 use crate::vms::table::{Life, all, enter, find};
@@ -154,7 +153,7 @@ pub fn pause(name: VmName) -> Result<(), Refusal> {
     // It stands still until somebody says otherwise, whatever it owes.
     instance.paging.forgive();
     instance.pause();
-    calls::tell(&instance, Kind::Pause, 0);
+    spanning::tell(&instance, Kind::Pause, 0);
     report::send_state(&vm);
     Ok(())
 }
@@ -168,7 +167,7 @@ pub fn resume(name: VmName, time_stood_still: bool) -> Result<(), Refusal> {
         return Err(Refusal::new(code::WRONG_STATE, 0, what));
     }
     instance.resume(time_stood_still);
-    calls::tell(&instance, Kind::Resume, time_stood_still.into());
+    spanning::tell(&instance, Kind::Resume, time_stood_still.into());
     report::send_state(&vm);
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Work that is nobody's in particular: requests from outside, VMs to take apart, output that
 //! waits. Done between guests, a bounded piece at a time.
 
-use crate::cluster::calls;
 use crate::drivers::disk;
 use crate::economy::ledger;
 use crate::machine::{Cpu, Kind, cpu, due, stretch};
+use crate::run::hosts;
 use crate::vcpu::sched;
 use crate::{cluster, control, life, placement};
 use arch::timer;
@@ -48,7 +48,7 @@ pub fn some() {
             ledger::tick();
             placement::tick();
         }
-        let more = disk::go_on() | cluster::pass() | calls::pass() | life::settle() | take_apart();
+        let more = disk::go_on() | cluster::pass() | hosts::pass() | life::settle() | take_apart();
         stretch::look(Kind::Control);
         life::flush_terminals();
         due::end();

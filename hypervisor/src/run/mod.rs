@@ -3,6 +3,7 @@
 pub mod cpu_loop;
 pub mod entry;
 pub mod exit;
+pub mod hosts;
 pub mod housekeeping;
 mod load;
 pub mod os0;

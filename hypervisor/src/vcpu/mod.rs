@@ -4,7 +4,6 @@ pub mod sched;
 mod state;
 pub mod stats;
 
-use crate::cluster::calls::Asked;
 pub use stats::{ExitClass, Exits, add};
 
 use arch::guest::{El1State, FpState};
@@ -13,6 +12,7 @@ use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::Ipa;
 use model_scheduler::EntityId;
+use model_trap::MmioAccess;
 use model_vgic::{ListFile, Redistributor};
 use model_vpsci::{Power, Refusal};
 use model_vtimer::PhysicalTimer;
@@ -109,6 +109,17 @@ pub struct PowerState {
     pub entry: Ipa,
     /// Its first x0.
     pub context: u64,
+}
+
+/// What a vCPU asked another host for, and what becomes of the answer.
+#[derive(Clone, Copy)]
+pub enum Asked {
+    /// A call, whose instruction is behind it: its X0.
+    Call,
+    /// An access to a device: its register.
+    Access(MmioAccess),
+    /// Nothing yet: it has an SGI to send.
+    Sgi((u8, u64)),
 }
 
 /// A vCPU of a running VM.

@@ -1,12 +1,11 @@
 //! HVC and SMC: PSCI, SMCCC and what hangs on them.
 
-use crate::cluster::calls::Asked;
 use crate::guest::{End, paging};
 use crate::machine::{entropy, stretch};
 use crate::memory::hooks;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
-use crate::vcpu::{ExitClass, Outcome};
+use crate::vcpu::{Asked, ExitClass, Outcome};
 use abi::{control::count, hypercall::PAGES_AT_ONCE};
 use model_addr::{FRAME_SIZE, Ipa};
 use model_span::Kind;

@@ -1,0 +1,251 @@
+//! What hosts of a VM ask of each other: done for others in housekeeping, and asked by vCPUs that leave their guest.
+
+use crate::cluster::calls;
+use crate::cluster::{self, Call};
+use crate::guest::{End, Guest};
+use crate::life::create::turn_on_first;
+use crate::machine::{self, due};
+use crate::run::entry::{Flow, Loaded};
+use crate::run::exit::{mmio, skip};
+use crate::vcpu::{Asked, Outcome, Vcpu, attention};
+use crate::vms::{Instance, report, table};
+use alloc::sync::Arc;
+use arch::timer;
+use core::sync::atomic::Ordering;
+use model_addr::Ipa;
+use model_span::{Broken, GROUP1_TOO, Kind, Message, Todo, end};
+use model_trap::MmioAccess;
+use model_vgic::Sgi;
+use model_vpsci::Reply;
+
+/// Does what other hosts ask; whether there is more.
+pub fn pass() -> bool {
+    let vm = calls::current().and_then(table::instance);
+    if let Some(vm) = vm.as_ref().filter(|_| calls::has_grown()) {
+        let life = u32::from(vm.id.generation);
+        vm.with_session(|session, send| session.announce(life, send));
+    }
+    let (mut held, mut number) = (0_u16, 0);
+    while let Some((from, call)) = cluster::call(number) {
+        // Those of one host stay in order.
+        let is_held = held >> from & 1 != 0;
+        let is_done = !is_held && vm.as_ref().is_none_or(|vm| act(vm, from, &call));
+        if is_done {
+            cluster::forget_call(number);
+        } else {
+            held |= 1 << from;
+            number += 1;
+        }
+    }
+    false
+}
+
+/// Acts upon a message; `false` if it must wait.
+fn act(vm: &Arc<Instance>, from: u8, call: &Call) -> bool {
+    let wanted = heard(vm, from, call);
+    match wanted {
+        Ok(Some(wanted)) => act_upon(vm, &wanted),
+        Ok(None) => return false,
+        Err(broken) => vm.end(format_args!("{broken}")),
+    }
+    wanted != Ok(Some(Todo::Later))
+}
+
+/// Takes a message, once no vCPU reads a count less than the sender's; `None` before.
+fn heard(vm: &Guest, from: u8, call: &Call) -> Result<Option<Todo>, Broken> {
+    let count = timer::now().wrapping_sub(vm.time_offset());
+    let behind = vm.with_session(|session, _| session.behind(from, call, count));
+    if let Some(count) = behind.transpose()?.flatten() {
+        vm.set_count(count);
+    }
+    let is_behind = |vcpu: &Vcpu| {
+        let asked = vcpu.attention.load(Ordering::SeqCst);
+        asked & attention::CLOCK != 0 && vcpu.running_on().is_some()
+    };
+    if vm.vcpus.iter().any(is_behind) {
+        due::request();
+        return Ok(None);
+    }
+    let wanted = vm.with_session(|session, send| session.receive(from, call, send));
+    wanted.transpose()
+}
+
+fn act_upon(vm: &Arc<Instance>, wanted: &Todo) {
+    match *wanted {
+        Todo::Nothing | Todo::Later => {}
+        Todo::Start => start(vm),
+        Todo::Live(Kind::Pause, _) => vm.pause(),
+        Todo::Live(Kind::Resume, stood_still) => vm.resume(stood_still != 0),
+        Todo::Live(_, why) => vm.finish(match why {
+            end::POWER_OFF => End::PowerOff,
+            end::RESET => End::Reset,
+            end::KILLED => End::Killed,
+            end::UNLIKE => {
+                return vm.end(format_args!(
+                    "another host has another description of the VM"
+                ));
+            }
+            _ => return vm.end(format_args!("another host could not go on with it")),
+        }),
+        Todo::Asked(asked) => {
+            let answer = serve(vm, &asked);
+            vm.with_session(|session, send| session.reply(&asked, answer, send));
+        }
+        Todo::Wake(vcpu) => {
+            if let Some(vcpu) = vm.vcpus.get(usize::from(vcpu)) {
+                vcpu.call(attention::PAGE);
+            }
+        }
+    }
+    if matches!(wanted, Todo::Live(Kind::Pause | Kind::Resume, _))
+        && let Some(vm) = table::all().iter().find(|it| it.slot == vm.id.index)
+    {
+        report::send_state(vm);
+    }
+}
+
+/// All hosts have the VM.
+fn start(vm: &Instance) {
+    let ids = machine::guest_ids();
+    let common = cluster::own().map(|(_, common)| ids.spanning(common));
+    let _ = vm.ids.set(common.unwrap_or(ids));
+    if vm.span.as_ref().is_some_and(|span| span.is_first()) {
+        turn_on_first(vm);
+    }
+    log::info!("{} runs on all its hosts", vm.name());
+}
+
+/// Does what a vCPU of another host asks; what it reads.
+fn serve(vm: &Instance, asked: &Message) -> u64 {
+    let (at, value) = (asked.at.get(), asked.value.get());
+    let target = vm.vcpus.get(usize::from(asked.detail));
+    let reply = match (asked.kind, target) {
+        (Kind::Load, _) => return mmio::of_another_host(vm, Ipa(at), asked.detail, None),
+        (Kind::Store, _) => return mmio::of_another_host(vm, Ipa(at), asked.detail, Some(value)),
+        (Kind::CpuOn, Some(vcpu)) => {
+            let on = vcpu.turn_on(Ipa(at), vm.space.contains(Ipa(at)), value);
+            on.map_or_else(model_vpsci::Refusal::reply, |()| Reply::SUCCESS)
+        }
+        (Kind::AffinityInfo, Some(vcpu)) => vcpu.power.lock().state.affinity_info(),
+        _ => {
+            let (intid, group1_too) = (asked.detail & 0xf, asked.detail & GROUP1_TOO != 0);
+            let targets = vm.vcpus.iter().filter(|vcpu| at >> vcpu.index & 1 != 0);
+            for vcpu in targets {
+                if vcpu
+                    .redistributor
+                    .lock()
+                    .receive_sgi(intid.into(), group1_too)
+                {
+                    vcpu.call(attention::DELIVER);
+                }
+            }
+            Reply::SUCCESS
+        }
+    };
+    match reply {
+        Reply::X0(value) | Reply::X0To3([value, ..]) => value,
+    }
+}
+
+impl Loaded<'_> {
+    /// Asks the host of the vCPU that a call is about.
+    #[cold]
+    pub fn ask(&mut self, (kind, target, at, value): (Kind, u8, u64, u64), how: Asked) -> Flow {
+        let to = self
+            .vm
+            .span
+            .as_ref()
+            .and_then(|span| span.layout.host_of(target));
+        self.ask_host(to, (kind, target, at, value), how)
+    }
+
+    /// Asks the host that has the device.
+    #[cold]
+    pub fn ask_device(&mut self, ipa: Ipa, access: MmioAccess) -> Flow {
+        let (kind, value) = if access.write {
+            let value = self.core.context.register(access.rt);
+            (Kind::Store, access.stored(value))
+        } else {
+            (Kind::Load, 0)
+        };
+        let to = self.vm.span.as_ref().map(|span| span.layout.first());
+        self.ask_host(to, (kind, access.size, ipa.0, value), Asked::Access(access))
+    }
+
+    fn ask_host(&mut self, to: Option<u8>, what: (Kind, u8, u64, u64), how: Asked) -> Flow {
+        let vcpu = self.vcpu.index as u8;
+        self.core.asked = Some(how);
+        self.vm.with_session(|session, send| {
+            if let Some(to) = to {
+                session.ask(vcpu, to, what, send);
+            }
+        });
+        self.wait_for_host()
+    }
+
+    /// Sends an SGI to those of its targets that other hosts have, at the first of them.
+    #[cold]
+    pub fn send_sgi_elsewhere(&mut self, sgi: &Sgi, index: usize) {
+        let elsewhere = sgi.targets.iter().filter(|it| self.vm.is_elsewhere(*it));
+        let group1 = if sgi.group1_too { GROUP1_TOO } else { 0 };
+        let what = (sgi.intid as u8 | group1, sgi.targets.0);
+        if elsewhere.min() == Some(index) {
+            self.send_sgi(what);
+        }
+    }
+
+    /// Sends an SGI to other hosts, or waits until the last one has come.
+    fn send_sgi(&mut self, what: (u8, u64)) {
+        let vcpu = self.vcpu.index as u8;
+        let sent = self
+            .vm
+            .with_session(|session, send| session.send_sgi(vcpu, what, send));
+        if sent == Some(false) {
+            self.core.asked = Some(Asked::Sgi(what));
+            let _ = self.wait_for_host();
+        }
+        // This CPU sends it.
+        self.cpu.kick();
+    }
+
+    /// Does not enter the guest again before [`Self::take_answer`] allows it.
+    fn wait_for_host(&self) -> Flow {
+        self.vcpu
+            .attention
+            .fetch_or(attention::REMOTE, Ordering::SeqCst);
+        Flow::Resume
+    }
+
+    /// Completes what the vCPU asked another host for, or leaves the CPU.
+    #[cold]
+    pub fn take_answer(&mut self) -> Flow {
+        let vcpu = self.vcpu.index as u8;
+        let answer = self
+            .vm
+            .with_session(|session, _| (!session.waits(vcpu)).then(|| session.take_answer(vcpu)));
+        let Some(answer) = answer.flatten() else {
+            return Flow::Leave(Outcome::Waiting);
+        };
+        self.vcpu
+            .attention
+            .fetch_and(!attention::REMOTE, Ordering::SeqCst);
+        match (self.core.asked.take(), answer) {
+            (Some(Asked::Call), Some(value)) => self.core.context.set_register(0, value),
+            // It asks again.
+            (Some(Asked::Call), None) => {
+                self.core.context.pc = self.core.context.pc.wrapping_sub(4);
+            }
+            (Some(Asked::Access(access)), Some(value)) => {
+                if !access.write {
+                    self.core
+                        .context
+                        .set_register(access.rt, access.loaded(value));
+                }
+                skip(self);
+            }
+            (Some(Asked::Sgi(what)), _) => self.send_sgi(what),
+            (Some(Asked::Access(_)) | None, _) => {}
+        }
+        Flow::Resume
+    }
+}
