@@ -156,7 +156,7 @@ pub fn reserve(hosts: u16, vcpus: usize, bytes: u64) -> Result<(), Refusal> {
         switches: Switches::ALL,
     };
     let session = Session::new(settings, members, count).ok_or_else(|| {
-        let most = Pages::MAX * FRAME_SIZE >> 20;
+        let most = (Pages::MAX * FRAME_SIZE) >> 20;
         let what = format_args!("no memory for the pages' states: a VM over several hosts has at most {most} MiB, this one {}", bytes >> 20);
         Refusal::new(code::NO_MEMORY, bytes, what)
     })?;

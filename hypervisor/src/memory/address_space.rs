@@ -348,7 +348,7 @@ impl AddressSpace {
 
     /// A device waits for a page that is elsewhere.
     pub fn want(&self, gfn: Gfn, writes: bool) {
-        let wanted = 2 * (gfn.0 + 1) | u64::from(writes);
+        let wanted = (2 * (gfn.0 + 1)) | u64::from(writes);
         self.wanted.store(wanted, Ordering::Relaxed);
     }
 

@@ -49,8 +49,9 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
     }
     // Fails here, once, and not in each host.
     options.shape.nodes()?;
+    let mut are_members = true;
     for host in cluster.names() {
-        cluster.membership(&host)?;
+        are_members &= cluster.membership(&host)?.is_some();
     }
     let vms = vmfile::read_all(&options.files)?;
     refuse_shared_disks(&vms)?;
@@ -60,8 +61,10 @@ pub fn run(context: &Context, options: &Sim) -> Result<u8> {
     }
     let _lock = context.run.take()?;
     cluster::connect(cluster, context.run.path())?;
-    // All hosts without VMs of their own boot from it.
-    Plan::new(&vms)?.write(&bundle_path(context.run.machine(), None), context.progress)?;
+    // All hosts without VMs and a cluster of their own boot from it.
+    if !are_members {
+        Plan::new(&vms)?.write(&bundle_path(context.run.machine(), None), context.progress)?;
+    }
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(|error| {
