@@ -88,6 +88,9 @@ fn write_instance(
     record: &VmRecord,
     to: &mut Writer<'_>,
 ) -> Result<(), &'static str> {
+    if vm.span.is_some() {
+        return Err("it spans hosts, and no image takes that over");
+    }
     settle_all(vm);
     to.put(kind::TREE, vm.space.sources().1);
     write_runs(vm, record, to)?;
