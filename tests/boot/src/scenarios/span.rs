@@ -19,7 +19,24 @@ const POLL: Duration = Duration::from_millis(250);
 const HOSTS: [&str; 2] = ["host0", "host1"];
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![vcpus(), memory(), lost()]
+    vec![vcpus(), memory(), linux(), lost()]
+}
+
+/// Debian's kernel boots on two hosts, with a CPU of each, to its first program, and powers off.
+fn linux() -> Scenario {
+    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
+    let hardware = hardware.option("--wire").option("class=20us");
+    let vm = Vm::linux("debian", "trixie", "poweroff").memory("256MiB");
+    let scenario = Scenario::new("span/linux", hardware, vec![vm.cpus(2).hosts(2)]);
+    scenario.prepare(one_key).check(|stage| {
+        let machine = stage.machine()?;
+        await_both(machine, "debian", |it| {
+            it.state == "ended" && it.reason == "powered off"
+        })?;
+        let console = machine.host_console("host0", "debian");
+        let is_there = console.contains("cpus=2");
+        is_there.then_some(()).ok_or(console)
+    })
 }
 
 /// Two vCPUs on two hosts see one memory: counts, false sharing, litmus tests, and what the other has written.
