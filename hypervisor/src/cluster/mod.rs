@@ -41,6 +41,8 @@ const PIECES_AT_ONCE: usize = 16;
 /// `ID_AA64ISAR0_EL1`, by which guests and EL2 see the instructions of the cipher (AES, PMULL) on every CPU.
 const ISAR0: (u8, u8) = (6, 0);
 
+/// Messages with a host each.
+type Calls = heapless::Vec<(u8, Call), CALLS_MAX>;
 type Names = [Text<24>; HOSTS_MAX];
 
 /// Reason why this machine is in no cluster, though its bundle names one.
@@ -81,9 +83,9 @@ struct State {
     /// Bit n: that VM is there at host n.
     ready: u16,
     /// Messages about a VM that spans hosts, oldest first: from whom.
-    calls: heapless::Vec<(u8, Call), CALLS_MAX>,
+    calls: Box<Calls>,
     /// Those that leave after the answers to an invalidation of TLB entries: to whom.
-    later: heapless::Vec<(u8, Call), CALLS_MAX>,
+    later: Box<Calls>,
 }
 
 static STATE: Once<SpinLock<State>> = Once::new();
@@ -285,8 +287,8 @@ impl State {
             hosts: record.hosts,
             span: None,
             ready: 0,
-            calls: heapless::Vec::new(),
-            later: heapless::Vec::new(),
+            calls: Box::new(Calls::new()),
+            later: Box::new(Calls::new()),
         })
     }
 
@@ -383,7 +385,7 @@ struct Card<'a> {
     names: &'a Names,
     span: &'a mut Option<Box<Session>>,
     ready: &'a mut u16,
-    calls: &'a mut heapless::Vec<(u8, Call), CALLS_MAX>,
+    calls: &'a mut Calls,
 }
 
 impl Card<'_> {
