@@ -245,7 +245,7 @@ fn await_log(machine: &Machine, host: &str, wanted: &[&str]) -> Outcome<Vec<u64>
 }
 
 /// The time of a line of the log, which has seconds in brackets.
-fn time_ms(line: &str) -> Option<u64> {
+pub fn time_ms(line: &str) -> Option<u64> {
     let (seconds, _) = line.split_once('[')?.1.split_once(']')?;
     let seconds: f64 = seconds.trim().parse().ok()?;
     Some((seconds * 1000.0) as u64)
