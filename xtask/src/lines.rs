@@ -30,13 +30,15 @@ const CLUSTER_CRATES: [&str; 5] = [
     "model/membership",
     "model/span",
 ];
-const CLUSTER_FILES: [&str; 8] = [
+const CLUSTER_FILES: [&str; 10] = [
     "abi/src/bundle/cluster.rs",
     "abi/src/cluster.rs",
     "abi/src/coherence.rs",
     "abi/src/control/hosts.rs",
     "abi/src/link.rs",
     "abi/src/span.rs",
+    "hypervisor/src/guest/spanning.rs",
+    "hypervisor/src/run/hosts.rs",
     "machine/aarch64/src/gcm.rs",
     "machine/aarch64/src/simd.rs",
 ];
