@@ -39,6 +39,37 @@ records! {
         /// [`crate::upgrade::checksum`] of the bytes behind this, and their number, by exclusive or.
         checksum: u64,
     }
+    /// What a VM's state begins with where it is bytes.
+    Preamble, 16 {
+        /// [`super::SAVED`].
+        magic: [u8; 8],
+        /// [`super::VERSION`] of whoever wrote it.
+        version: u32,
+        /// Zero.
+        reserved: u32,
+    }
+    /// What each item begins with there.
+    Section, 24 {
+        /// [`crate::upgrade::checksum`] of what is behind this, the item included.
+        checksum: u64,
+        /// One of [`super::kind`].
+        kind: u32,
+        /// Bytes of the item.
+        length: u32,
+        /// How many are before it.
+        number: u64,
+    }
+    /// The machine on which a VM was saved, and what the VM needs of any other.
+    Origin, 40 {
+        /// Counts per second.
+        frequency: u64,
+        /// The physical count.
+        count: u64,
+        /// [`crate::upgrade::checksum`] of the feature registers that guests read there.
+        features: u64,
+        /// [`crate::upgrade::checksum`] of its kernel, and of its initial RAM disk; zero: it has none.
+        images: [u64; 2],
+    }
     /// A run of memory: its first byte, and how many.
     Range, 16 {
         /// The first.
@@ -261,6 +292,16 @@ records! {
 }
 
 impl Run {
+    /// Bytes that follow it in its item.
+    pub const fn behind(&self) -> usize {
+        let each = match self.kind {
+            run::STORED | run::BASE => size_of::<u64>(),
+            run::CONTENT => PAGE,
+            _ => 0,
+        };
+        each.saturating_mul(self.count as usize)
+    }
+
     /// Records come in ascending order, those that go on where others end as one: makes `last` longer by `next`, if
     /// that goes on there and `may_join`; otherwise `next` is the last, and the one before is given, which is whole.
     pub fn join(last: &mut Option<Self>, next: Self, may_join: bool) -> Option<Self> {
@@ -285,6 +326,46 @@ impl Run {
     }
 }
 
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
+/// The runs of an item, each with what follows it: what blocks of partitions are to hold, one word for each, or contents.
+///
+/// A word is `XXH64` of the block, of seed 0, or 1 where it was not written; 0: that is not known.
+#[derive(Clone, Debug)]
+pub struct Runs<'a>(&'a [u8]);
+
+impl<'a> Runs<'a> {
+    /// Of an item's bytes; `None` where one is not whole.
+    pub fn of(bytes: &'a [u8]) -> Option<Self> {
+        let mut runs = Self(bytes);
+        runs.by_ref().for_each(drop);
+        runs.0.is_empty().then_some(Self(bytes))
+    }
+
+    /// Word `n` behind a run.
+    pub fn word(behind: &[u8], n: u32) -> Option<u64> {
+        let word = behind.as_chunks().0.get(n as usize)?;
+        Some(u64::from_le_bytes(*word))
+    }
+
+    /// Page `n` behind a run.
+    pub fn page(behind: &[u8], n: u32) -> Option<&[u8]> {
+        behind.chunks_exact(PAGE).nth(n as usize)
+    }
+}
+
+impl<'a> Iterator for Runs<'a> {
+    type Item = (Run, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (run, rest) = Run::read_from_prefix(self.0).ok()?;
+        let (behind, rest) = rest.split_at_checked(run.behind())?;
+        self.0 = rest;
+        Some((run, behind))
+    }
+}
+
 /// Kinds of items.
 pub mod kind {
     /// A [`super::Machine`].
@@ -303,7 +384,7 @@ pub mod kind {
     pub const ENDED: u32 = 7;
     /// Its device tree, as bytes.
     pub const TREE: u32 = 8;
-    /// [`super::Run`]s of its memory.
+    /// [`super::Runs`] of its memory.
     pub const RUNS: u32 = 9;
     /// A [`super::Vcpu`].
     pub const VCPU: u32 = 10;
@@ -321,11 +402,10 @@ pub mod kind {
     pub const TEXT: u32 = 16;
     /// Nothing: all was read.
     pub const END: u32 = 17;
-    /// [`super::Run`]s of what was written over the base of a disk; one item for each disk.
+    /// [`super::Runs`] of what was written over the base of a disk; one item for each disk.
     pub const OVERLAY: u32 = 19;
-    /// What blocks of partitions are to hold, one word for each block that the [`super::Run`]s before it name:
-    /// `XXH64` of it, of seed 0, or 1 where it was not written; 0: that is not known.
-    pub const WORDS: u32 = 20;
+    /// An [`super::Origin`].
+    pub const ORIGIN: u32 = 20;
     /// A [`super::Clock`].
     pub const CLOCK: u32 = 21;
     /// Of a control port: bytes of a request that is not complete, or not served.
@@ -365,6 +445,8 @@ pub mod run {
     pub const STORED: u8 = 6;
     /// Blocks of the partition that is a disk's base.
     pub const BASE: u8 = 7;
+    /// What is behind the run in its item, for whoever has none of the frames.
+    pub const CONTENT: u8 = 8;
 }
 
 /// Whether a vCPU is on.

@@ -87,7 +87,7 @@ fn nonsense_with_a_right_checksum_is_refused_item_by_item() {
             let sum = crate::upgrade::checksum(&other[32..]) ^ (other.len() as u64 - 32);
             other[24..32].copy_from_slice(&sum.to_le_bytes());
             let mut reader = Reader::new(&other).unwrap();
-            let read = reader.bytes(kind::TREE).and_then(|_| {
+            let read = reader.bytes(kind::TREE).map(drop).and_then(|()| {
                 let runs = reader.all::<Run>(kind::RUNS)?.count();
                 let _: Queue = reader.one(kind::DEVICES)?;
                 reader.end().map(|()| runs)

@@ -11,7 +11,7 @@ use crate::drivers::{channel, disk, uplink};
 use crate::memory::{frames, sharing};
 use crate::vcpu::sched;
 use crate::{control, life, machine, start, vms};
-use abi::state::{self, Reader, Unreadable, Writer, kind};
+use abi::state::{self, Reader, Sink, Source as _, Unreadable, Writer, kind};
 use abi::{os0::Refusal, served::AREA_BYTES};
 use arch::frames::Ram;
 use model_addr::{FRAME_SIZE, FrameRange, Mfn, NodeId, Pa, PaRange};
@@ -108,7 +108,7 @@ fn blocks_needed() -> u64 {
     tables + FOR_DISKS + frames.div_ceil(1 << MAX_ORDER)
 }
 
-fn write_machine(room: &[Mfn], to: &mut Writer<'_>) -> Result<(), Refusal> {
+fn write_machine(room: &[Mfn], to: &mut impl Sink) -> Result<(), Refusal> {
     let given =
         |area: Option<(Ram, u32)>| area.map_or([0; 2], |(at, bell)| [at.start().0, bell.into()]);
     let range = |run: PaRange| state::Range {
@@ -190,8 +190,7 @@ fn read(records: &[u8]) -> Result<Taken, Refusal> {
     let mut rest = blocks.into_iter();
     let aside = use_parked_memory(get().tree, &memory, bundle, &mut rest);
     let aside = aside.ok_or(Refusal::TooLittle)?;
-    let said = records.bytes(kind::SAID).map_err(misfit)?;
-    make_vms(records, &rest.collect::<Blocks>(), said, machine.served)?;
+    make_vms(records, &rest.collect::<Blocks>(), machine.served)?;
     let [area, bell, next @ ..] = machine.uplink;
     Ok(Taken {
         uplink: ([area, bell], Uplink::at(next).ok_or(Refusal::Misfit)?),
@@ -256,12 +255,7 @@ fn contains(memory: &[Memory], start: Pa, bytes: u64) -> bool {
 }
 
 /// Makes VMs anew, in `room`.
-fn make_vms(
-    mut records: Reader<'_>,
-    room: &[Mfn],
-    said: &[u8],
-    [area, bell]: [u64; 2],
-) -> Result<(), Refusal> {
+fn make_vms(mut records: Reader<'_>, room: &[Mfn], [area, bell]: [u64; 2]) -> Result<(), Refusal> {
     let refused = |refusal: model_control::Refusal| {
         log::warn!("parked VMs: {}", refusal.sentence);
         Refusal::Misfit
@@ -277,7 +271,7 @@ fn make_vms(
     sched::init();
     control::forget_owed();
     channel::open();
-    let is_said = channel::send(0, &[said]);
+    let is_said = channel::send(0, &[records.bytes(kind::SAID).map_err(misfit)?]);
     sharing::init();
     if area != 0 {
         let (area, bell) = loans::area(loans::hold().loans(), area, AREA_BYTES, bell)?;

@@ -3,7 +3,7 @@
 use crate::devices::virtio::{Behaviour, Virtio};
 use crate::drivers::requests;
 use crate::guest::{Guest, sessions};
-use abi::state::{self, Writer, kind};
+use abi::state::{self, Sink, kind};
 use alloc::boxed::Box;
 use model_addr::VmId;
 use model_control::Inbox;
@@ -42,7 +42,7 @@ impl ControlPort {
     }
 
     /// Writes what the guest's programs have asked and what waits for them.
-    pub fn write(&self, vm: VmId, to: &mut Writer<'_>) {
+    pub fn write(&self, vm: VmId, to: &mut impl Sink) {
         to.put(kind::ASKED, self.state.lock().inbox.bytes());
         to.begin(kind::ANSWERS);
         sessions::waiting(vm, |bytes| to.add(bytes));

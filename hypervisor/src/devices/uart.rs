@@ -2,7 +2,7 @@
 
 use crate::devices::register::IrqLine;
 use crate::guest::{Guest, layout};
-use abi::state::{self, Writer, kind};
+use abi::state::{self, Sink, kind};
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 use machine_locks::{Rank, SpinLock};
@@ -96,7 +96,7 @@ impl Uart {
 /// As records, for the image that takes this one's place.
 impl Uart {
     /// Writes its record, and what was typed and waits.
-    pub fn write(&self, vm: &Guest, to: &mut Writer<'_>) {
+    pub fn write(&self, vm: &Guest, to: &mut impl Sink) {
         let state = self.state.lock();
         let in_use = vm.terminal.is_uart.load(Ordering::Relaxed).into();
         let record = state.pl011.record();

@@ -326,7 +326,7 @@ pub fn parked_space(
     record: &VmRecord,
     who: (VmId, &Vmid, NodeId),
     [kernel_at, tree_at, initrd_at]: [u64; 3],
-    tree: &[u8],
+    tree: Box<[u8]>,
 ) -> Result<Box<AddressSpace>, Refusal> {
     let kernel = content(record.kernel, kind::KERNEL)?;
     let initrd = match record.initrd {
@@ -334,7 +334,14 @@ pub fn parked_space(
         entry => Some((Ipa(initrd_at), content(entry, kind::INITRD)?)),
     };
     let begin = (Ipa(kernel_at), Ipa(tree_at));
-    with_sources(record, who, begin, kernel, Box::from(tree), initrd)
+    let ram = IpaRange::of(RAM_START, record.memory);
+    for at in [kernel_at, tree_at, initrd_at].map(Ipa) {
+        if at.0 != 0 && !(at.is_aligned(FRAME_SIZE) && ram.contains(at)) {
+            let what = format_args!("{at} is no page of its memory, which begins with an image");
+            return Err(impossible(at.0, what));
+        }
+    }
+    with_sources(record, who, begin, kernel, tree, initrd)
 }
 
 /// An address space with kernel, device tree and initial RAM disk where they belong.
@@ -423,6 +430,13 @@ fn content(entry: u32, kind: u32) -> Result<&'static [u8], Refusal> {
     bundle
         .and_then(|bundle| bundle.content_of(entry, kind))
         .ok_or_else(|| wrong_entry(entry))
+}
+
+/// Sums of a VM's kernel and initial RAM disk; zero: it has none.
+#[cfg(not(target_os = "none"))]
+pub fn images(record: &VmRecord) -> [u64; 2] {
+    let images = [(record.kernel, kind::KERNEL), (record.initrd, kind::INITRD)];
+    images.map(|(entry, kind)| content(entry, kind).map_or(0, abi::upgrade::checksum))
 }
 
 fn wrong_entry(entry: u32) -> Refusal {

@@ -1,6 +1,8 @@
 //! The life of VMs: from a description, or a record, to an instance, and to its end.
 
 pub mod create;
+#[cfg(not(target_os = "none"))]
+pub mod moving;
 pub mod reaper;
 pub mod state;
 mod verbs;

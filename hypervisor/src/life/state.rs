@@ -1,18 +1,20 @@
-//! VMs as records, for the image that takes this one's place (`abi::state`).
+//! VMs as records, for the image that takes this one's place, or for another machine (`abi::state`).
 
 use crate::devices::{control_port::ControlPort, disk::CowDisk};
 use crate::drivers::{Extent, disk};
 use crate::economy::ledger;
 use crate::life::{create, reaper, verbs};
 use crate::machine::{self, due};
+use crate::memory::state::{may_have, write_run};
 use crate::memory::{regions, sharing};
 use crate::vms::{Instance, Vm, instance::connect, table};
 use abi::bundle::VmRecord;
-use abi::control::{RawVm, code};
-use abi::state::{self, Reader, Run, Writer, kind, life, run};
-use alloc::sync::Arc;
+use abi::control::code;
+use abi::state::{self, Reader, Run, Runs, Sink, Source, kind, life, run};
+use alloc::{boxed::Box, sync::Arc};
 use core::sync::atomic::Ordering;
-use model_addr::{FRAME_SIZE, FrameRange, Gfn, Mfn, VmId};
+use machine_contract::GuestMemory as _;
+use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, Mfn, VmId};
 use model_control::Refusal;
 use model_disk::Store as _;
 use model_frame_table::{MAX_ORDER, Owner};
@@ -21,7 +23,7 @@ use model_pmap::Backing;
 use model_vgic::Groups;
 
 /// Writes the records of all VMs, which stand still; a disk that is at work has none, which is logged.
-pub fn write(to: &mut Writer<'_>) -> Result<(), &'static str> {
+pub fn write(to: &mut impl Sink) -> Result<(), &'static str> {
     regions::write(to);
     let mut vms = table::all().into_iter();
     vms.try_for_each(|vm| {
@@ -31,7 +33,7 @@ pub fn write(to: &mut Writer<'_>) -> Result<(), &'static str> {
     })
 }
 
-fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), &'static str> {
+pub fn write_vm(vm: &Vm, to: &mut impl Sink) -> Result<(), &'static str> {
     let (instance, ended, description) = (vm.instance(), vm.last(), vm.record());
     let head = state::Vm {
         life: match (&instance, &ended) {
@@ -56,11 +58,12 @@ fn write_vm(vm: &Vm, to: &mut Writer<'_>) -> Result<(), &'static str> {
 fn head(vm: &Instance) -> state::Vm {
     let [time_offset, paused_at] = vm.times();
     let owed = vm.paging.paused_for();
+    let groups = vm.distributor.lock().groups().bits();
     state::Vm {
         time_offset,
         paused_at,
         sources: vm.space.sources().0,
-        groups: vm.distributor.lock().groups().bits(),
+        groups,
         vcpus: vm.vcpus.len() as u32,
         debt: [owed.is_some().into(), owed.unwrap_or(0)],
         complaint: vm.paging.complaint().unwrap_or_default(),
@@ -86,7 +89,7 @@ fn settle_all(vm: &Instance) {
 fn write_instance(
     vm: &Instance,
     record: &VmRecord,
-    to: &mut Writer<'_>,
+    to: &mut impl Sink,
 ) -> Result<(), &'static str> {
     if vm.span.is_some() {
         return Err("it spans hosts, and no image takes that over");
@@ -109,7 +112,12 @@ fn write_instance(
     for device in &vm.virtio {
         to.add(&device.record()?);
     }
-    vm.disks().for_each(|block| block.write_overlay(to));
+    if !(0..)
+        .zip(vm.disks())
+        .all(|(n, block)| block.write_overlay(n, to))
+    {
+        return Err("blocks on a partition of this machine");
+    }
     vm.all()
         .for_each(|port: &ControlPort| port.write(vm.id, to));
     to.begin(kind::TEXT);
@@ -126,7 +134,7 @@ fn partition(record: &VmRecord, kind: u8, disk: u8) -> Option<Extent> {
     disk::named(name.as_str()?)
 }
 
-fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(), &'static str> {
+fn write_runs(vm: &Instance, record: &VmRecord, to: &mut impl Sink) -> Result<(), &'static str> {
     let base = |number: u8| vm.disks().position(|block| block.base() == Some(number));
     // A guest that hides must not find out that it is the last that has a page.
     let sharers = if record.hide != 0 { 1 } else { 2 };
@@ -143,33 +151,13 @@ fn write_runs(vm: &Instance, record: &VmRecord, to: &mut Writer<'_>) -> Result<(
         }
         Backing::Absent => (run::EMPTY, 0, 0),
     };
-    let mut is_on_disk = false;
+    let mut known = true;
     to.begin(kind::RUNS);
     vm.space.maps().records(place, |run| {
-        is_on_disk |= blocks(&run).next().is_some();
-        to.add(&run);
+        let extent = || partition(record, run.kind, run.disk);
+        known &= write_run(to, &run, |block| Some(extent()?.word(block)));
     });
-    to.begin(kind::WORDS);
-    let mut known = true;
-    let mut words = |run: Run| {
-        let extent = partition(record, run.kind, run.disk);
-        known &= extent.is_some() || blocks(&run).next().is_none();
-        let words = extent
-            .into_iter()
-            .flat_map(|it| blocks(&run).map(move |at| it.word(at)));
-        words.for_each(|word| to.add(&word));
-    };
-    if is_on_disk {
-        vm.space.maps().records(place, &mut words);
-    }
     known.then_some(()).ok_or("pages on a disk that is gone")
-}
-
-/// The blocks of a partition that a record names.
-fn blocks(run: &Run) -> impl Iterator<Item = u64> {
-    let is_on_disk = matches!(run.kind, run::STORED | run::BASE);
-    let count = if is_on_disk { run.count.into() } else { 0 };
-    (0..count).map(|n| run.frame.saturating_add(n))
 }
 
 /// Frames of the tables of all VMs' overlays.
@@ -189,13 +177,13 @@ fn senseless(kind: u32) -> Refusal {
     Refusal::new(code::IMPOSSIBLE, kind.into(), what)
 }
 
-fn all(restored: bool, kind: u32) -> Result<(), Refusal> {
+pub fn all(restored: bool, kind: u32) -> Result<(), Refusal> {
     restored.then_some(()).ok_or_else(|| senseless(kind))
 }
 
 /// Takes frames that are VMs' own memory, or their disks', for them, by all records: before any pool has any.
 pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
-    let (mut slot, mut generation, mut disk) = (None, 0, 0);
+    let (mut slot, mut generation) = (None, 0);
     while let Some(kind) = records.peek() {
         match kind {
             kind::REGION_RUNS => {
@@ -206,16 +194,15 @@ pub fn adopt_frames(mut records: Reader<'_>) -> Result<(), Refusal> {
             kind::VM => {
                 let head: state::Vm = records.one(kind)?;
                 slot = Some(slot.map_or(0, |slot: u16| slot + 1));
-                (generation, disk) = (head.starts as u16, 0);
+                generation = head.starts as u16;
             }
             kind::RUNS | kind::OVERLAY => {
                 let index = slot.ok_or_else(|| senseless(kind))?;
                 let vm = VmId { index, generation };
-                let of_disk = (kind == kind::OVERLAY).then(|| create::disk_user(vm, disk));
-                disk += usize::from(kind == kind::OVERLAY);
-                for run in records.all::<Run>(kind)? {
-                    let gfn = Gfn(run.gfn);
-                    adopt_run(&run, of_disk, Owner { vm, gfn })?;
+                for (run, _) in records.runs(kind)? {
+                    let of_disk = || create::disk_user(vm, run.disk.into());
+                    let (gfn, is_disks) = (Gfn(run.gfn), kind == kind::OVERLAY);
+                    adopt_run(&run, is_disks.then(of_disk), Owner { vm, gfn })?;
                 }
             }
             _ => {
@@ -265,7 +252,7 @@ fn adopt_run(run: &Run, of_disk: Option<Owner>, first: Owner) -> Result<(), Refu
 }
 
 /// Makes all VMs as records have them, which stand where the VMs do.
-pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
+pub fn read(records: &mut impl Source) -> Result<(), Refusal> {
     reaper::init();
     while let Some(record) = records.one_if(kind::REGION)? {
         let runs = records.all(kind::REGION_RUNS)?;
@@ -274,58 +261,63 @@ pub fn read(records: &mut Reader<'_>) -> Result<(), Refusal> {
     while let Some(head) = records.one_if::<state::Vm>(kind::VM)? {
         let description: VmRecord = records.one(kind::DESCRIPTION)?;
         let vm = verbs::describe(&description)?;
-        let ended = match head.life {
-            life::ENDED => Some(records.one::<RawVm>(kind::ENDED)?),
-            _ => None,
-        };
-        let instance = match head.life {
-            life::PARKED => Some(read_instance(&vm, &head, records)?),
-            life::DEFINED | life::ENDED => None,
+        match head.life {
+            life::DEFINED => vm.take_over(head.starts, None, None),
+            life::ENDED => vm.take_over(head.starts, None, Some(&records.one(kind::ENDED)?)),
+            life::PARKED => {
+                let instance = make_instance(&vm, &head, records)?;
+                vm.take_over(head.starts, Some(Arc::clone(&instance)), None);
+                fill_instance(&instance, &description, &head, records)?;
+            }
             _ => return Err(senseless(kind::VM)),
-        };
-        vm.take_over(head.starts, instance, ended.as_ref());
+        }
     }
     all(regions::are_used(), kind::REGION)
 }
 
-fn read_instance(
+/// A VM that stands still and has nothing behind its memory yet.
+pub fn make_instance(
     vm: &Vm,
     head: &state::Vm,
-    records: &mut Reader<'_>,
+    records: &mut impl Source,
 ) -> Result<Arc<Instance>, Refusal> {
     let id = VmId {
         index: vm.slot,
         generation: head.starts as u16,
     };
-    let tree = records.bytes(kind::TREE)?;
-    let runs = records.all::<Run>(kind::RUNS)?;
-    let mut words = records.all::<u64>(kind::WORDS)?;
+    let tree = Box::from(records.bytes(kind::TREE)?);
     let instance = create::instance_with(vm, id, |record, vmid, home, _| {
-        let space = create::parked_space(record, (id, vmid, home), head.sources, tree)?;
-        for run in runs.clone() {
-            let token = take_behind(&run, record, id, &mut words);
-            if !token.is_some_and(|token| space.adopt(&run, token)) {
-                return Err(senseless(kind::RUNS));
-            }
-        }
-        Ok(space)
+        create::parked_space(record, (id, vmid, home), head.sources, tree)
     })?;
     instance.stand_still_as(head);
-    if head.vcpus as usize != instance.vcpus.len() {
-        return Err(senseless(kind::VM));
+    Ok(instance)
+}
+
+/// Gives it what the rest of its records say.
+pub fn fill_instance<S: Source>(
+    instance: &Arc<Instance>,
+    description: &VmRecord,
+    head: &state::Vm,
+    records: &mut S,
+) -> Result<(), Refusal> {
+    all(head.vcpus as usize == instance.vcpus.len(), kind::VM)?;
+    while records.peek() == Some(kind::RUNS) {
+        let restored = records.runs(kind::RUNS)?.all(|(run, behind)| {
+            may_have(S::KEEPS_FRAMES, &run) && take_run::<S>(instance, description, &run, behind)
+        });
+        all(restored, kind::RUNS)?;
     }
     let groups = Groups::from_bits_truncate(head.groups);
     for vcpu in &instance.vcpus {
         all(vcpu.restore(&records.one(kind::VCPU)?, groups), kind::VCPU)?;
     }
     let spis = records.all(kind::SPIS)?;
-    all(
-        instance.distributor.lock().restore(spis, head.groups),
-        kind::SPIS,
-    )?;
+    let mut distributor = instance.distributor.lock();
+    all(distributor.restore(spis, head.groups), kind::SPIS)?;
+    drop(distributor);
     let uart = records.one(kind::UART)?;
     let typed = records.bytes(kind::TYPED)?;
-    all(instance.uart.restore(&instance, &uart, typed), kind::UART)?;
+    all(instance.uart.restore(instance, &uart, typed), kind::UART)?;
     instance.power_button.restore(&records.one(kind::BUTTON)?);
     instance.clock.state().0 = records.one(kind::CLOCK)?;
     let devices = records.all::<state::Device>(kind::DEVICES)?;
@@ -333,28 +325,67 @@ fn read_instance(
     for (device, record) in instance.virtio.iter().zip(devices) {
         all(device.restore(&record), kind::DEVICES)?;
     }
-    connect(&instance);
-    for block in instance.disks() {
-        let (runs, words) = (records.all(kind::OVERLAY)?, records.all(kind::WORDS)?);
-        all(block.adopt(runs, words), kind::OVERLAY)?;
+    connect(instance);
+    while records.peek() == Some(kind::OVERLAY) {
+        all(
+            take_overlay::<S>(instance, &records.runs(kind::OVERLAY)?),
+            kind::OVERLAY,
+        )?;
     }
     for port in instance.all::<ControlPort>() {
-        let (asked, answers) = (records.bytes(kind::ASKED)?, records.bytes(kind::ANSWERS)?);
-        all(port.read(id, asked, answers), kind::ASKED)?;
+        let asked = Box::<[u8]>::from(records.bytes(kind::ASKED)?);
+        let answers = records.bytes(kind::ANSWERS)?;
+        all(port.read(instance.id, &asked, answers), kind::ASKED)?;
     }
     for byte in records.bytes(kind::TEXT)? {
         instance.terminal.put(*byte);
     }
-    Ok(instance)
+    Ok(())
+}
+
+/// Puts over the base of the disk that they name what runs say.
+fn take_overlay<S: Source>(vm: &Instance, runs: &Runs<'_>) -> bool {
+    let Some((first, _)) = runs.clone().next() else {
+        return true;
+    };
+    let fits = |(run, _): (Run, &[u8])| run.disk == first.disk && may_have(S::KEEPS_FRAMES, &run);
+    let block = vm.disks().nth(first.disk.into());
+    runs.clone().all(fits) && block.is_some_and(|block| block.adopt(runs))
+}
+
+/// Puts behind a VM's guest frames what a run says.
+fn take_run<S: Source>(vm: &Instance, record: &VmRecord, run: &Run, behind: &[u8]) -> bool {
+    if !S::KEEPS_FRAMES {
+        return fill(vm, run, behind).is_some();
+    }
+    let token = take_behind(run, record, vm.id, behind);
+    token.is_some_and(|token| vm.space.adopt(run, token))
+}
+
+/// Lets a guest find what a run says, as if it had done it itself: its memory may come in blocks.
+fn fill(vm: &Instance, run: &Run, pages: &[u8]) -> Option<()> {
+    let (at, bytes) = (
+        run.gfn.checked_mul(FRAME_SIZE)?,
+        u64::from(run.count) * FRAME_SIZE,
+    );
+    let is_memory = vm.space.range().contains_run(Ipa(at), bytes);
+    is_memory.then_some(())?;
+    if run.kind == run::EMPTY {
+        vm.space.release(Gfn(run.gfn), run.count.into());
+    }
+    for n in 0..run.count {
+        let gfn = Gfn(run.gfn).add(n.into());
+        if let Some(page) = Runs::page(pages, n) {
+            vm.memory().write(gfn.address(), page).ok()?;
+        }
+        let is_marked = run.never_share == 0 || vm.space.set_never_share(gfn, true, vm.home);
+        is_marked.then_some(())?;
+    }
+    Some(())
 }
 
 /// Makes a VM of this description the user of what is behind guest frames: where that is on a disk, if it is.
-fn take_behind(
-    run: &Run,
-    record: &VmRecord,
-    vm: VmId,
-    words: &mut impl Iterator<Item = u64>,
-) -> Option<u64> {
+fn take_behind(run: &Run, record: &VmRecord, vm: VmId, words: &[u8]) -> Option<u64> {
     match run.kind {
         run::SHARED | run::JOINED => (0..run.count.into()).all(|n| {
             let gfn = Gfn(run.gfn.saturating_add(n));
@@ -364,11 +395,11 @@ fn take_behind(
         run::STORED | run::BASE => {
             let extent = partition(record, run.kind, run.disk)?;
             let alone = run.kind == run::STORED;
-            let is_there = blocks(run).all(|block| {
+            let is_there = (0..run.count).all(|n| {
+                let block = run.frame.saturating_add(n.into());
                 let is_within = block < extent.size() / FRAME_SIZE;
-                words
-                    .next()
-                    .is_some_and(|word| is_within && extent.adopt(block, word, alone))
+                let word = Runs::word(words, n).filter(|_| is_within);
+                word.is_some_and(|word| extent.adopt(block, word, alone))
             });
             let store = if alone { Store::Swap } else { Store::Base };
             let (disk, block) = (extent.number(), run.frame);

@@ -60,7 +60,14 @@ pub fn give_up(reason: core::fmt::Arguments<'_>) -> ! {
 }
 
 /// Where EL2's vectors for its own faults end up (`entry.S`), which lays its registers on the stack as those of a guest are laid.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_os = "none", unsafe(no_mangle))]
+#[cfg_attr(
+    not(target_os = "none"),
+    expect(
+        dead_code,
+        reason = "a process has no vectors, and may have two hypervisors"
+    )
+)]
 extern "C" fn hypervisor_fault_report(vector: u64, frame: &GuestContext) -> ! {
     first_or_halt();
     let syndrome = Syndrome::read();

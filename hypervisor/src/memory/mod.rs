@@ -12,6 +12,7 @@ pub mod hooks;
 pub mod regions;
 pub mod sharing;
 pub mod shortage;
+pub mod state;
 pub mod vmids;
 
 pub use frames::{Metal, Tables};

@@ -9,7 +9,7 @@ use crate::memory::frames::{self, Metal};
 use abi::Text;
 use abi::bundle::{REGION_READ_ONLY, RegionRecord, VmRecord};
 use abi::control::{RegionStatus, code};
-use abi::state::{Writer, kind};
+use abi::state::{Sink, kind};
 use alloc::{sync::Arc, vec::Vec};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn, NodeId};
@@ -111,7 +111,7 @@ fn status((known, users, region): (Wanted, u32, &Arc<Region>)) -> RegionStatus {
 }
 
 /// Writes the records of all regions.
-pub fn write(to: &mut Writer<'_>) {
+pub fn write(to: &mut impl Sink) {
     for known in REGIONS.lock().iter() {
         to.put(kind::REGION, &status(known));
         let region = known.2;

@@ -40,7 +40,11 @@ fn take_apart() -> bool {
 
 /// Does a piece of what there is to do, if no other CPU is at it.
 pub fn some() {
+    #[cfg(not(target_os = "none"))]
+    crate::outside::request();
     while due::begin() {
+        #[cfg(not(target_os = "none"))]
+        crate::outside::serve();
         stretch::look(Kind::Control);
         control::serve();
         stretch::look(Kind::Tick);

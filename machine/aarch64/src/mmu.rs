@@ -69,6 +69,17 @@ pub struct El2Map {
 
 static mut TABLES: [Table; BOOT_TABLES] = [Table([0; WORDS]); BOOT_TABLES];
 
+/// A process's next machine begins without the map of the one before.
+///
+/// # Safety
+///
+/// No machine runs.
+#[cfg(not(target_os = "none"))]
+pub unsafe fn forget() {
+    // SAFETY: the caller's promise.
+    unsafe { TABLES = [Table([0; WORDS]); BOOT_TABLES] }
+}
+
 impl El2Map {
     /// The empty map in the image's own tables.
     ///

@@ -16,6 +16,13 @@ impl Machine {
         self.disk = Some(Device::new(Disk::new(content)));
     }
 
+    /// What its disk holds, once it is switched off.
+    pub fn take_disk(&mut self) -> Vec<u8> {
+        self.disk
+            .take()
+            .map_or_else(Vec::new, |disk| disk.model.content)
+    }
+
     /// Gives it a console port.
     pub fn attach_port(&mut self) {
         self.port = Some(Device::new(Port::default()));

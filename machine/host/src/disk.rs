@@ -39,7 +39,7 @@ struct Request {
 /// The disk.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    content: Vec<u8>,
+    pub(crate) content: Vec<u8>,
     /// How it goes wrong from now on.
     pub(crate) faults: DiskFaults,
     under_way: Vec<Request>,

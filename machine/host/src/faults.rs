@@ -34,7 +34,7 @@ impl Machine {
     }
 
     /// A CPU is kicked that nobody needs, or a device raises its interrupt with nothing to tell.
-    pub(crate) fn disturb(&mut self) {
+    pub fn disturb(&mut self) {
         let number = self.rng.below(self.cpus.len() as u64 + 2);
         match number.checked_sub(self.cpus.len() as u64) {
             None => self.gic.kick(number as usize),

@@ -214,6 +214,8 @@ pub fn run(
     machine.cpus[0].starts_as = Start::First(tree);
     machine.cpus[0].state = State::Ready;
     machine_locks::set_rank_tracker(note_rank);
+    // SAFETY: whatever ran before has ended.
+    unsafe { crate::mmu::forget() };
     MACHINE.set(Some(machine));
     let mut runner = Runner::new(entries, config.cpus);
     while goes_on(runner.advance()) {}

@@ -1,7 +1,7 @@
 //! Overlays as records, for the image that takes this one's place (`abi::state`).
 
 use crate::{CowDisk, Machine, Store};
-use abi::state::{Run, run};
+use abi::state::{Run, Runs, run};
 use model_addr::Mfn;
 use model_disk_overlay::Block;
 
@@ -37,37 +37,27 @@ impl<M: Machine> CowDisk<M> {
         last.into_iter().for_each(put);
     }
 
-    /// Tells what its slots are to hold, in the order of [`Self::records`].
-    pub fn words(&self, mut put: impl FnMut(u64)) {
-        let Some(store) = &self.memory.store else {
-            return;
-        };
-        self.overlay.changed(&self.memory, |_, contents, _| {
-            if let Block::Data(slot) = contents {
-                put(store.word(slot.0));
-            }
-        });
+    /// What a slot is to hold, where its blocks are on a partition.
+    pub fn word(&self, slot: u64) -> Option<u64> {
+        self.memory.store.as_ref().map(|store| store.word(slot))
     }
 
-    /// Makes a new disk what records say. Its frames are the disk's already, where they are not others', too.
-    /// `false` where they make no sense, or without memory for tables.
+    /// Makes a new disk what records say. Its frames are the disk's already, where they are not others', too; those for
+    /// contents are made, and `fill`ed. `false` where they make no sense, or without memory.
     #[must_use]
-    pub fn adopt(
-        &mut self,
-        runs: impl Iterator<Item = Run> + Clone,
-        mut words: impl Iterator<Item = u64>,
-    ) -> bool {
-        let (mut end, mut frames) = (0, runs.clone());
-        runs.into_iter().all(|run| {
+    pub fn adopt(&mut self, runs: &Runs<'_>, fill: impl Fn(Mfn, &[u8])) -> bool {
+        let mut end = 0;
+        let private = |(run, _): &(Run, &[u8])| run.kind == run::PRIVATE;
+        runs.clone().all(|(run, behind)| {
             let is_next = run.gfn >= end && run.count > 0;
             end = run.gfn.saturating_add(run.count.into());
-            is_next && end <= self.overlay.blocks() && self.adopt_run(&run, &mut words)
-        }) && words.next().is_none()
+            is_next && end <= self.overlay.blocks() && self.adopt_run(&run, behind, &fill)
+        })
             // None that is the disk's alone is behind another block, too.
-            && frames.all(|run| run.kind != run::PRIVATE || self.is_private(&run))
+            && runs.clone().filter(private).all(|(run, _)| self.is_private(&run))
     }
 
-    fn adopt_run(&mut self, run: &Run, words: &mut impl Iterator<Item = u64>) -> bool {
+    fn adopt_run(&mut self, run: &Run, behind: &[u8], fill: impl Fn(Mfn, &[u8])) -> bool {
         if run.kind == run::EMPTY {
             let (mut at, end) = (run.gfn, run.gfn + u64::from(run.count));
             while at < end {
@@ -81,20 +71,45 @@ impl<M: Machine> CowDisk<M> {
             }
             return true;
         }
-        (0..run.count.into()).all(|n| {
-            let frame = Mfn(run.frame.saturating_add(n));
-            let is_there = match &self.memory.store {
-                Some(store) => {
-                    let word = words.next();
-                    run.kind == run::STORED
-                        && word.is_some_and(|word| store.adopt(frame.0, word, true))
+        self.memory.shared += match run.kind {
+            run::SHARED | run::JOINED => u64::from(run.count),
+            _ => 0,
+        };
+        (0..run.count).all(|n| {
+            let frame = self.adopt_frame(run, n, behind, &fill);
+            let block = run.gfn + u64::from(n);
+            frame.is_some_and(|frame| {
+                let put = self.overlay.put(&mut self.memory, block, frame);
+                let left = put.unwrap_or(Some(frame));
+                if let Some(left) = left.filter(|_| run.kind == run::CONTENT) {
+                    self.machine().free(left);
                 }
-                None => self.machine().take_over(run.kind, frame, self.memory.user),
-            };
-            self.memory.shared += u64::from(matches!(run.kind, run::SHARED | run::JOINED));
-            let put = is_there.then(|| self.overlay.put(&mut self.memory, run.gfn + n, frame));
-            put == Some(Ok(None))
+                put == Ok(None)
+            })
         })
+    }
+
+    /// The frame, or the slot, of block `n` of a run, which is the disk's.
+    fn adopt_frame(
+        &self,
+        run: &Run,
+        n: u32,
+        behind: &[u8],
+        fill: impl Fn(Mfn, &[u8]),
+    ) -> Option<Mfn> {
+        let (frame, user) = (Mfn(run.frame.saturating_add(n.into())), self.memory.user);
+        let is_there = match (&self.memory.store, run.kind) {
+            (Some(store), run::STORED) => store.adopt(frame.0, Runs::word(behind, n)?, true),
+            (Some(_), _) => false,
+            (None, run::CONTENT) => {
+                let page = Runs::page(behind, n)?;
+                let frame = self.machine().allocate(user)?;
+                fill(frame, page);
+                return Some(frame);
+            }
+            (None, kind) => self.machine().take_over(kind, frame, user),
+        };
+        is_there.then_some(frame)
     }
 
     fn is_private(&self, run: &Run) -> bool {

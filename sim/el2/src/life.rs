@@ -18,12 +18,13 @@ use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 
 /// Where the boot loader puts the device tree and the bundle.
-const TREE_AT: Pa = Pa(RAM.0 + (4 << 20));
-const BUNDLE_AT: Pa = Pa(RAM.0 + (6 << 20));
+pub const TREE_AT: Pa = Pa(RAM.0 + (4 << 20));
+/// See [`TREE_AT`].
+pub const BUNDLE_AT: Pa = Pa(RAM.0 + (6 << 20));
 /// After so many points at which another CPU could go on, a life has hung.
-const STEPS_MAX: u64 = 5_000_000;
+pub const STEPS_MAX: u64 = 5_000_000;
 /// How often all CPUs may sleep in a row while nothing is told or answered.
-const SLEEPS_MAX: u64 = 2_000;
+pub const SLEEPS_MAX: u64 = 2_000;
 
 /// What became of a life.
 #[derive(Debug, Default)]

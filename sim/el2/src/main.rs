@@ -11,6 +11,7 @@ mod disk;
 mod driver;
 mod flat;
 mod life;
+mod moving;
 mod network;
 mod program;
 mod scene;
@@ -53,6 +54,9 @@ struct Options {
     /// Prints what guests do, what is asked of the hypervisor, and what it answers.
     #[arg(long)]
     tell: bool,
+    /// A VM moves to another machine, instead of requests and faults.
+    #[arg(long)]
+    moves: bool,
     #[command(flatten)]
     limits: Limits,
 }
@@ -69,6 +73,9 @@ fn main() -> ExitCode {
 /// Lives one life.
 fn one(options: &Options) -> bool {
     let scene = Scene::new(options.seed, options.limits);
+    if options.moves {
+        return moves(options);
+    }
     if options.tell {
         scene.describe().iter().for_each(|line| println!("{line}"));
     }
@@ -97,6 +104,30 @@ fn one(options: &Options) -> bool {
     wrong.is_none()
 }
 
+/// Lives a life in which a VM moves.
+fn moves(options: &Options) -> bool {
+    let limits = Limits {
+        requests: 0,
+        faults: 0,
+        ..options.limits
+    };
+    let scene = Scene::new(options.seed, limits);
+    let mut log = |text: &str| {
+        if options.log {
+            print!("{text}");
+        }
+    };
+    let seed = options.seed;
+    match moving::live(seed, &scene, &mut log) {
+        Ok((moved, sums)) => println!("seed {seed}: {moved:?}, {} loads", sums.loads),
+        Err(what) => {
+            println!("seed {seed}: {what}");
+            return false;
+        }
+    }
+    true
+}
+
 /// Lives many lives; says which went wrong, and makes the first of them small.
 fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
     let began = Instant::now();
@@ -114,7 +145,7 @@ fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
                     if number >= lives {
                         return;
                     }
-                    if !is_well(options.seed.wrapping_add(number), options.limits) {
+                    if !is_well(options, options.seed.wrapping_add(number)) {
                         first.fetch_min(number, Ordering::Relaxed);
                         bad.fetch_add(1, Ordering::Relaxed);
                     }
@@ -126,7 +157,7 @@ fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
     let (bad, seconds) = (bad.into_inner(), began.elapsed().as_secs_f64());
     let rate = lives as f64 * 60.0 / seconds;
     println!("{lives} lives in {seconds:.1} s, {rate:.0} a minute; {bad} went wrong");
-    if bad > 0 && !options.as_is {
+    if bad > 0 && !options.as_is && !options.moves {
         let seed = options.seed.wrapping_add(first.into_inner());
         shrink::tell(seed, options.limits);
     }
@@ -146,8 +177,9 @@ fn in_process(seed: u64, limits: Limits, more: &[&str]) -> Result<Output, String
 }
 
 /// Lives one life in a process of its own.
-fn is_well(seed: u64, limits: Limits) -> bool {
-    match in_process(seed, limits, &[]) {
+fn is_well(options: &Options, seed: u64) -> bool {
+    let more: &[&str] = if options.moves { &["--moves"] } else { &[] };
+    match in_process(seed, options.limits, more) {
         Ok(output) if output.status.success() => true,
         Ok(output) => {
             print!("{}", String::from_utf8_lossy(&output.stdout));

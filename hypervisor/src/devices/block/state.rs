@@ -2,7 +2,8 @@
 
 use crate::devices::block::{Backing, Block, must_wait_for_frames, serve_parked};
 use crate::guest::Guest;
-use abi::state::{Run, Writer, kind};
+use crate::memory::{frames, state::write_run};
+use abi::state::{Run, Runs, Sink, kind};
 use model_disk::Budget;
 
 impl Block {
@@ -27,31 +28,27 @@ impl Block {
         self.show_line(vm, &mut state);
     }
 
-    /// Writes what was written over its base, if it has one.
-    pub fn write_overlay(&self, to: &mut Writer<'_>) {
-        let state = self.state.lock();
-        to.begin(kind::OVERLAY);
-        if let Backing::Cow(disk) = &state.backing {
-            disk.records(|run| to.add(&run));
-        }
-        to.begin(kind::WORDS);
-        if let Backing::Cow(disk) = &state.backing {
-            disk.words(|word| to.add(&word));
-        }
+    /// Writes what was written over its base, if it has one; it is disk `disk` of its VM. `false` where that stays on a
+    /// partition.
+    pub fn write_overlay(&self, disk: u8, to: &mut impl Sink) -> bool {
+        let mut is_known = true;
+        self.of_overlay(|overlay| {
+            to.begin(kind::OVERLAY);
+            overlay.records(|run| {
+                is_known &= write_run(to, &Run { disk, ..run }, |slot| overlay.word(slot));
+            });
+        });
+        is_known
     }
 
     /// Puts over its base what records say.
     #[must_use]
-    pub fn adopt(
-        &self,
-        mut runs: impl Iterator<Item = Run> + Clone,
-        mut words: impl Iterator<Item = u64>,
-    ) -> bool {
+    pub fn adopt(&self, runs: &Runs<'_>) -> bool {
         match &mut self.state.lock().backing {
-            Backing::Cow(disk) => disk.adopt(runs, words),
-            Backing::ReadOnly(..) | Backing::Partition(_) => {
-                runs.next().is_none() && words.next().is_none()
-            }
+            Backing::Cow(disk) => disk.adopt(runs, |frame, page| {
+                frames::ram(frame, 1).write(0, page);
+            }),
+            Backing::ReadOnly(..) | Backing::Partition(_) => false,
         }
     }
 }

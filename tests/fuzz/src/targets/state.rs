@@ -2,7 +2,10 @@
 
 use super::{exits, gic, virtio};
 use crate::input::Input;
-use abi::state::{Device, Interrupts, Local, Private, Reader, Spis, Uart, Writer, kind};
+use abi::state::{
+    ByteSource, Device, Interrupts, Local, Private, ROOM, Reader, Sink as _, Source, Spis, Uart,
+    Writer, kind,
+};
 use model_vgic::{Distributor, Redistributor};
 use model_virtio::rng::Rng;
 use model_vuart::Pl011;
@@ -14,6 +17,7 @@ const SPIS: u32 = 64;
 /// Whatever stands in a record is refused, or the model that takes it can go on from there.
 pub fn state(data: &[u8]) {
     let _ = Reader::new(data);
+    stream(data);
     let mut input = Input(data);
     let items = [
         (kind::SPIS, BANKS * size_of::<Spis>()),
@@ -31,6 +35,25 @@ pub fn state(data: &[u8]) {
     assert!(writer.finish().is_some());
     let restored = restore(&room, input);
     assert!(restored.is_ok(), "{restored:?}");
+}
+
+/// A VM's state as bytes: whatever comes is items, or is refused, and no item is longer than there is room for.
+fn stream(mut data: &[u8]) {
+    let mut room: Box<[u8; ROOM]> = Box::new([0; ROOM]);
+    let input = |into: &mut [u8]| {
+        let part = data.split_off(..into.len());
+        part.map(|part| into.copy_from_slice(part)).is_some()
+    };
+    let Ok(mut source) = ByteSource::new(&mut room, input) else {
+        return;
+    };
+    while let Some(kind) = source.peek() {
+        if let Ok(runs) = source.runs(kind) {
+            for (run, behind) in runs {
+                assert_eq!(run.behind(), behind.len());
+            }
+        }
+    }
 }
 
 fn restore(room: &[u8], mut input: Input<'_>) -> Result<(), abi::state::Unreadable> {
