@@ -176,9 +176,10 @@ impl Core {
     }
 
     /// When one of the timers has something to say, in counts of the machine, while the vCPU is
-    /// not loaded; its virtual time runs `offset` counts late.
+    /// not loaded; its virtual time runs `offset` counts late, or, where it began on another machine, may be ahead.
     pub fn deadline(&self, offset: u64) -> Option<u64> {
-        let of_virtual = self.timer.deadline().map(|at| at.saturating_add(offset));
+        let here = |at: u64| at.saturating_add_signed(offset.cast_signed());
+        let of_virtual = self.timer.deadline().map(here);
         let deadlines = [of_virtual, self.physical_timer.deadline()];
         deadlines.into_iter().flatten().min()
     }

@@ -537,7 +537,9 @@ impl Cpu {
 
     fn timer_reached_at(&self) -> u64 {
         let compare = self.register(const { number("cntv_cval_el0") });
-        compare.saturating_add(self.register(const { number("cntvoff_el2") }))
+        let offset = self.register(const { number("cntvoff_el2") });
+        // Virtual time may be ahead of the machine's.
+        compare.saturating_add_signed(offset.cast_signed())
     }
 
     fn is_timer_reached(&self, now: u64) -> bool {
