@@ -167,6 +167,9 @@ impl Place<'_> {
                 }
             })?;
         }
+        if let Some(what) = violation {
+            return Err(what);
+        }
         if progress == Progress::Off || steps > STEPS_MAX || sleeps > SLEEPS_MAX {
             return Err(format!(
                 "nothing goes on: {progress:?} after {steps} steps; {}; {:?}",
@@ -174,7 +177,7 @@ impl Place<'_> {
                 (hypervisor.vms)()
             ));
         }
-        violation.map_or(Ok(steps), Err)
+        Ok(steps)
     }
 }
 

@@ -21,6 +21,19 @@ fn lives_go_well() {
     assert!(output.status.success(), "{}", text(&output));
 }
 
+/// A VM is said in bytes on one machine, and goes on at another: its memory and disk are what they were, its interrupts and
+/// its timers come. What is damaged is refused, and leaves no frame behind.
+#[test]
+fn vms_go_on_at_another_machine() {
+    let output = sim(&["--moves", "--seed", "1", "--lives", "100", "--first"]);
+    assert!(output.status.success(), "{}", text(&output));
+    let life = |seed: u32| text(&sim(&["--moves", "--seed", &seed.to_string()]));
+    let lives: Vec<String> = (1..=20).map(life).collect();
+    let count = |what: &str| lives.iter().filter(|life| life.contains(what)).count();
+    let (moved, refused) = (count("Went {"), count("refused: Some("));
+    assert!(moved >= 12 && refused >= 2, "{lives:?}");
+}
+
 /// For kept faults that fewer lives do not find.
 #[test]
 #[ignore = "takes a minute"]
