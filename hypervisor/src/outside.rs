@@ -1,0 +1,131 @@
+//! What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep; and what it asks a CPU to do
+//! about VMs that move. No part of the image.
+
+use crate::devices::network;
+use crate::drivers::disk;
+use crate::life::{self, moving};
+use crate::memory::{frames, heap, sharing};
+use crate::{machine, vms};
+
+use abi::control::{RawVm, VmName, code};
+use abi::state::{ByteSink, ByteSource, ROOM};
+use alloc::{boxed::Box, string::String, vec, vec::Vec};
+use core::sync::atomic::{AtomicU64, Ordering};
+use machine_locks::{Rank, SpinLock};
+use model_addr::FRAME_SIZE;
+use model_control::Refusal;
+
+/// Frames that were free, kept for disks and switches, or the heap's, before any VM.
+static BEFORE: AtomicU64 = AtomicU64::new(0);
+
+fn free_or_known() -> u64 {
+    let free = machine::get()
+        .node_ids()
+        .map(|node| frames::counts(node).free);
+    let kept = disk::table_frames() + network::frames();
+    free.sum::<u64>() + sharing::accounts().cached() + heap::usage().1 / FRAME_SIZE + kept
+}
+
+/// Notes the frames of a machine without VMs, at boot.
+pub(crate) fn note_frames() {
+    BEFORE.store(free_or_known(), Ordering::Relaxed);
+}
+
+/// Whether the machine has booted, and VMs may run.
+pub fn has_booted() -> bool {
+    BEFORE.load(Ordering::Relaxed) != 0
+}
+
+/// What is counted of all VMs.
+pub fn vms() -> Vec<RawVm> {
+    vms::all()
+        .iter()
+        .map(|vm| crate::vms::report::read_vm(vm))
+        .collect()
+}
+
+/// What is asked of a CPU about a VM that moves.
+#[derive(Debug)]
+pub enum Ask {
+    /// To pause it and say all of it.
+    Save(VmName),
+    /// To let it go on here.
+    GoOn(VmName),
+    /// To make it of that, and let it go on.
+    Restore(Vec<u8>),
+}
+
+static ASKED: SpinLock<Option<Ask>> = SpinLock::new(Rank::Vm, None);
+static ANSWER: SpinLock<Option<Result<Vec<u8>, String>>> = SpinLock::new(Rank::Vm, None);
+
+/// Asks a CPU, once one does what is nobody's in particular.
+pub fn ask(ask: Ask) {
+    *ASKED.lock() = Some(ask);
+}
+
+/// Whoever does what is nobody's in particular is to look.
+pub(crate) fn request() {
+    if ASKED.lock().is_some() {
+        machine::due::request();
+    }
+}
+
+/// What it has answered.
+pub fn answer() -> Option<Result<Vec<u8>, String>> {
+    ANSWER.lock().take()
+}
+
+/// Does what was asked; a VM that was asked to pause is looked at again until it has.
+pub(crate) fn serve() {
+    let Some(ask) = ASKED.lock().take() else {
+        return;
+    };
+    let done = match &ask {
+        Ask::Save(name) => save(*name),
+        Ask::GoOn(name) => life::resume(*name, true).map(|()| Vec::new()),
+        Ask::Restore(bytes) => restore(bytes),
+    };
+    match done {
+        Err(refusal) if refusal.code == code::BUSY => self::ask(ask),
+        done => *ANSWER.lock() = Some(done.map_err(|it| it.sentence.as_str().into())),
+    }
+}
+
+fn room() -> Box<[u8; ROOM]> {
+    let room = vec![0; ROOM].into_boxed_slice();
+    room.try_into().unwrap_or_else(|_| unreachable!())
+}
+
+fn save(name: VmName) -> Result<Vec<u8>, Refusal> {
+    life::pause(name)?;
+    let (mut room, mut bytes) = (room(), Vec::new());
+    let mut sink = ByteSink::new(&mut room, |part| {
+        bytes.extend_from_slice(part);
+        true
+    });
+    moving::save(name, &mut sink)?;
+    let lost = || Refusal::new(code::IMPOSSIBLE, 0, format_args!("an item is too long"));
+    sink.finish().ok_or_else(lost)?;
+    Ok(bytes)
+}
+
+fn restore(bytes: &[u8]) -> Result<Vec<u8>, Refusal> {
+    let (mut room, mut rest) = (room(), bytes);
+    let input = |into: &mut [u8]| {
+        let part = rest.split_off(..into.len());
+        part.map(|part| into.copy_from_slice(part)).is_some()
+    };
+    let name = moving::restore(&mut ByteSource::new(&mut room, input)?)?;
+    life::resume(name, true).map(|()| Vec::new())
+}
+
+/// Whether nothing is left to do.
+pub fn is_idle() -> bool {
+    !machine::due::is_needed()
+}
+
+/// Frames that are neither free nor kept nor the heap's and were so before any VM: lost ones, once all VMs have ended. Negative
+/// where there are more than there were.
+pub fn frames_missing() -> i64 {
+    BEFORE.load(Ordering::Relaxed).cast_signed() - free_or_known().cast_signed()
+}
