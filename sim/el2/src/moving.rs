@@ -274,7 +274,7 @@ fn arrives(
     rest: Rest,
     log: &mut dyn FnMut(&str),
 ) -> Result<Option<String>, String> {
-    let hypervisor = hypervisor!(hypervisor_twin);
+    let hypervisor = hypervisor!(sim_twin);
     let (mut waits, mut is_there, mut refused) = (false, false, None);
     let mut damaged = damaged;
     place.run(&hypervisor, rest, log, |_, sleeps| {

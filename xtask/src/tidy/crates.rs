@@ -19,7 +19,7 @@ const EMPTY_NAMES: [&str; 3] = ["util", "common", "base"];
 /// Packages that are known by one name, wherever they lie.
 const OWN_NAME: [&str; 1] = ["underpin"];
 /// Crates that may hold unsafe code; all others forbid it.
-const UNSAFE: [&str; 11] = [
+const UNSAFE: [&str; 12] = [
     "machine/aarch64",
     "machine/bare",
     "machine/heap",
@@ -30,6 +30,7 @@ const UNSAFE: [&str; 11] = [
     "sim/clock",
     "sim/plugin",
     "sim/qemu",
+    "sim/twin",
     "sim/wire",
 ];
 

@@ -70,7 +70,8 @@ fn floor(file: &str) -> Option<usize> {
 fn imports(tree: &Tree) -> Imports<'_> {
     let files = tree.iter().filter_map(|(path, text)| {
         let file = path.strip_prefix(ROOT)?;
-        let is_own = has_extension(file, "rs") && !["lib.rs", "main.rs", "outside.rs"].contains(&file);
+        let is_own =
+            has_extension(file, "rs") && !["lib.rs", "main.rs", "outside.rs"].contains(&file);
         is_own.then_some((file, text))
     });
     let files: Vec<(&str, &String)> = files.collect();
