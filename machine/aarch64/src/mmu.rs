@@ -77,7 +77,7 @@ static mut TABLES: [Table; BOOT_TABLES] = [Table([0; WORDS]); BOOT_TABLES];
 #[cfg(not(target_os = "none"))]
 pub unsafe fn forget() {
     // SAFETY: the caller's promise.
-    unsafe { TABLES = [Table([0; WORDS]); BOOT_TABLES] }
+    unsafe { (&raw mut TABLES).write_bytes(0, 1) }
 }
 
 impl El2Map {

@@ -39,7 +39,9 @@ pub fn state(data: &[u8]) {
 
 /// A VM's state as bytes: whatever comes is items, or is refused, and no item is longer than there is room for.
 fn stream(mut data: &[u8]) {
-    let mut room: Box<[u8; ROOM]> = Box::new([0; ROOM]);
+    let Ok(mut room) = <Box<[u8; ROOM]>>::try_from(vec![0; ROOM].into_boxed_slice()) else {
+        return;
+    };
     let input = |into: &mut [u8]| {
         let part = data.split_off(..into.len());
         part.map(|part| into.copy_from_slice(part)).is_some()
