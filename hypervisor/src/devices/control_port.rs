@@ -48,12 +48,18 @@ impl ControlPort {
         sessions::waiting(vm, |bytes| to.add(bytes));
     }
 
-    /// Takes over what was written; `false` where it is more than there is room for.
+    /// Takes over what was asked; `false` where it is more than there is room for.
     #[must_use]
-    pub fn read(&self, vm: VmId, asked: &[u8], answers: &[u8]) -> bool {
-        let mut state = self.state.lock();
+    pub fn take_asked(&self, asked: &[u8]) -> bool {
         requests::ring();
-        state.inbox.push(asked) == asked.len() && sessions::take_over(vm, state.was_open, answers)
+        self.state.lock().inbox.push(asked) == asked.len()
+    }
+
+    /// Takes over what waits for its programs; `false` where it is more than there is room for.
+    #[must_use]
+    pub fn take_answers(&self, vm: VmId, answers: &[u8]) -> bool {
+        let is_open = self.state.lock().was_open;
+        sessions::take_over(vm, is_open, answers)
     }
 }
 

@@ -333,9 +333,9 @@ pub fn fill_instance<S: Source>(
         )?;
     }
     for port in instance.all::<ControlPort>() {
-        let asked = Box::<[u8]>::from(records.bytes(kind::ASKED)?);
+        all(port.take_asked(records.bytes(kind::ASKED)?), kind::ASKED)?;
         let answers = records.bytes(kind::ANSWERS)?;
-        all(port.read(instance.id, &asked, answers), kind::ASKED)?;
+        all(port.take_answers(instance.id, answers), kind::ANSWERS)?;
     }
     for byte in records.bytes(kind::TEXT)? {
         instance.terminal.put(*byte);

@@ -224,7 +224,7 @@ pub fn live(seed: u64, scene: &Scene, log: &mut dyn FnMut(&str)) -> Result<(Move
                 other
             });
             let count = bytes.len();
-            let refused = arrives(&place, bytes, damaged, rest, log)?;
+            let refused = arrives(&place, &bytes, damaged, rest, log)?;
             if !sums.borrow().vms[number].is_done {
                 return Err(format!("{name} has ended and was not done"));
             }
@@ -269,7 +269,7 @@ fn leaves(
 /// The second machine: what was answered to what was damaged.
 fn arrives(
     place: &Place<'_>,
-    bytes: Vec<u8>,
+    bytes: &[u8],
     damaged: Option<Vec<u8>>,
     rest: Rest,
     log: &mut dyn FnMut(&str),
@@ -282,7 +282,7 @@ fn arrives(
             return Ok(true);
         }
         if !waits && !is_there {
-            (hypervisor.restore)(damaged.clone().unwrap_or_else(|| bytes.clone()));
+            (hypervisor.restore)(damaged.clone().unwrap_or_else(|| bytes.to_vec()));
             waits = true;
         }
         if let Some(answer) = (hypervisor.answer)().filter(|_| waits) {
