@@ -172,7 +172,9 @@ impl World {
     fn started(hosts: u16, vcpus: u8) -> Self {
         let mut world = Self::new(hosts, vcpus);
         let all: Vec<u8> = world.hosts.keys().copied().collect();
-        all.iter().for_each(|host| world.announce(*host));
+        for host in all {
+            world.announce(host);
+        }
         world.settle();
         assert!(world.hosts.values().all(|it| it.state() == State::Running));
         world
@@ -239,7 +241,9 @@ fn hosts_with_another_description_do_not_begin() {
 #[test]
 fn a_third_host_that_starts_sooner_is_waited_for() {
     let mut world = World::new(0b111, 3);
-    [0, 1, 2].iter().for_each(|host| world.announce(*host));
+    for host in [0, 1, 2] {
+        world.announce(host);
+    }
     while world.hosts[&1].state() == State::Waiting {
         for wire in [(1, 0), (0, 1), (2, 0)] {
             world.deliver(wire).unwrap();
@@ -275,7 +279,7 @@ fn any_host_pauses_resumes_and_ends_all() {
     }
     // After its end, messages mean nothing, and nothing is told again.
     world.act(1, |session, send| {
-        session.tell(Kind::End, end::KILLED, send)
+        session.tell(Kind::End, end::KILLED, send);
     });
     assert!(world.wires.values().all(VecDeque::is_empty));
     assert_eq!(
@@ -288,7 +292,7 @@ fn any_host_pauses_resumes_and_ends_all() {
 fn a_vcpu_has_one_thing_under_way() {
     let mut world = World::started(0b11, 4);
     let sgi = |world: &mut World| {
-        world.act(3.min(1), |session, send| {
+        world.act(1, |session, send| {
             session.send_sgi(3, (5 | GROUP1_TOO, 0b1), send)
         })
     };
