@@ -41,6 +41,9 @@ pub struct Cluster {
     /// A VM file, or a directory of them, for one host; the others are for all (repeatable)
     #[arg(long, value_name = "HOST=FILE", requires = "hosts", value_parser = on)]
     pub on: Vec<(String, PathBuf)>,
+    /// CPU model of one host, in place of --cpu (repeatable)
+    #[arg(long, value_name = "HOST=MODEL", requires = "hosts", value_parser = of_host)]
+    pub cpu_on: Vec<(String, String)>,
     /// A cluster file: the hypervisors join, host0 as its first host and so on, and their cards have the addresses 52:54:00:00:00:00
     /// and so on. HOST=FILE is for one host (repeatable)
     #[arg(long, value_name = "[HOST=]FILE", requires = "hosts")]
@@ -56,12 +59,18 @@ pub struct Cluster {
     pub wire_plugin: Option<PathBuf>,
 }
 
+/// `HOST=`, and what is for that host.
+fn of_host(text: &str) -> std::result::Result<(String, String), String> {
+    let pair = text.split_once('=');
+    let pair = pair.filter(|(host, rest)| !host.is_empty() && !rest.is_empty());
+    pair.map(|(host, rest)| (host.to_owned(), rest.to_owned()))
+        .ok_or_else(|| format!("'{text}' does not begin with a host, as in host1=..."))
+}
+
 /// `HOST=FILE`.
 fn on(text: &str) -> std::result::Result<(String, PathBuf), String> {
-    let pair = text.split_once('=');
-    let pair = pair.filter(|(host, file)| !host.is_empty() && !file.is_empty());
-    pair.map(|(host, file)| (host.to_owned(), PathBuf::from(file)))
-        .ok_or_else(|| format!("'{text}' is not HOST=FILE, as in host1=web1.toml"))
+    let (host, file) = of_host(text)?;
+    Ok((host, file.into()))
 }
 
 /// One option of the wire.
@@ -142,6 +151,15 @@ impl Cluster {
     pub fn own_bundle<'a>(&self, run: &'a RunDir, is_member: bool) -> Option<&'a str> {
         run.host()
             .filter(|host| is_member || !self.files_on(host).is_empty())
+    }
+
+    /// The CPU model of a host, where it has one of its own; the last that was named.
+    pub fn cpu_of(&self, number: usize) -> Option<&str> {
+        let name = name(number);
+        let mut models = self.cpu_on.iter().rev();
+        models
+            .find(|(host, _)| *host == name)
+            .map(|(_, model)| &**model)
     }
 
     /// The files of VMs for one host alone.

@@ -196,7 +196,7 @@ impl Shape {
         args.words("-nodefaults -no-user-config -no-reboot -display none -monitor none");
         args.pair("-M", "virt,virtualization=on,gic-version=3");
         args.words("-global virtio-mmio.force-legacy=false");
-        args.pair("-cpu", self.cpu_model());
+        args.pair("-cpu", self.cpu_model(files.port.as_ref()));
         // A socket belongs to one node: QEMU warns of others.
         let even = nodes
             .iter()
@@ -250,13 +250,15 @@ impl Shape {
         Ok(args.0)
     }
 
-    fn cpu_model(&self) -> String {
+    fn cpu_model(&self, port: Option<&Port>) -> String {
+        let own = port.and_then(|port| self.cluster.cpu_of(port.me));
+        let model = own.unwrap_or(&self.cpu);
         // Pointer authentication's architected hash costs emulation dearly, and proves nothing.
-        let slow = self.cpu.starts_with("max") && !self.cpu.contains("pauth");
+        let slow = model.starts_with("max") && !model.contains("pauth");
         if slow {
-            format!("{},pauth-impdef=on", self.cpu)
+            format!("{model},pauth-impdef=on")
         } else {
-            self.cpu.clone()
+            model.to_owned()
         }
     }
 
