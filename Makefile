@@ -4,7 +4,7 @@
 
 xtask = scripts/cargo host run --release --package xtask --
 
-.PHONY: help demo demo-attach check test bench bench-sharing bench-numa bench-os0 soak mutants clean
+.PHONY: help demo demo-attach check test bench bench-sharing bench-numa bench-os0 bench-cluster soak mutants clean
 
 help:
 	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
@@ -13,11 +13,12 @@ help:
 	@echo 'make test   all tests'
 	@echo 'make bench  all benches, checked against aims and bench/accepted.toml; WITHOUT=numa leaves that one out'
 	@echo 'make bench-sharing, bench-numa, bench-os0  one of them: shared memory, near and far memory, beneath a Linux'
+	@echo 'make bench-cluster  the link between two hosts: round trips, throughput, loss, instructions'
 	@echo 'make soak   random work for hours'
 	@echo 'make mutants  puts kept faults into a copy of the sources, one by one: each must be noticed by its test'
 	@echo 'make clean  removes what was built; what was downloaded stays in the cache'
 
-demo demo-attach check test bench bench-sharing bench-numa bench-os0 soak mutants:
+demo demo-attach check test bench bench-sharing bench-numa bench-os0 bench-cluster soak mutants:
 	@scripts/setup --for $(if $(findstring bench,$@),bench,$(if $(filter mutants check,$@),test,$@))
 	@$(xtask) $@ $(if $(KEEP),--keep) $(if $(filter bench,$@),--check $(WITHOUT:%=--without %))
 

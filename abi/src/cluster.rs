@@ -4,6 +4,7 @@
 //!  Description      once in a session: what a host is
 //!  Propose          leader to all: the next membership
 //!  Beat             all to all: asks for an answer, answers, or both
+//!  Probe            one to another, as its owner asks: measures the link (`model/cluster`)
 //! ```
 
 use zerocopy::little_endian::{U32, U64};
@@ -22,6 +23,11 @@ pub const DESCRIPTION: u8 = 0x40;
 pub const PROPOSE: u8 = 0x41;
 /// Kind of a [`Beat`].
 pub const BEAT: u8 = 0x42;
+
+/// Kind of a [`Probe`], on either lane.
+pub const PROBE: u8 = 0x60;
+/// Kind of the answer to a [`Probe`], on the urgent lane.
+pub const PROBED: u8 = 0x61;
 
 /// What a host is: compared when it joins.
 #[derive(
@@ -83,5 +89,22 @@ pub struct Beat {
     pub life: U64,
 }
 
+/// A message by which people measure the link, with a page behind it on the bulk lane; or the answer to the last of them.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Probe {
+    /// [`PROBE`] or [`PROBED`].
+    pub kind: u8,
+    /// 1: the last message of a probe, which is to be answered.
+    pub asks: u8,
+    /// Zeroes.
+    pub zeroes: [u8; 2],
+    /// Number of the message in its probe, from 0; in the answer, that of the last one.
+    pub number: U32,
+    /// Digest of all messages of the probe, in the answer.
+    pub digest: U64,
+}
+
+const _: () = assert!(size_of::<Probe>() == 16);
 const _: () = assert!(size_of::<Description>() == 152 && size_of::<Propose>() == 144);
 const _: () = assert!(size_of::<Beat>() == 28);

@@ -16,7 +16,7 @@ mod raw;
 mod stretch;
 
 pub use asked::Request;
-pub use hosts::{HostStatus, host};
+pub use hosts::{HostStatus, ProbeRequest, host, news};
 pub use latency::{LATENCY_BUCKETS, LATENCY_FIRST_NS, latency_bucket};
 pub use mem::{
     PageCounts, PageStatus, ReclaimRequest, RecountStatus, RegionStatus, WHY_COUNT, page,
@@ -37,7 +37,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; `tools_abi::names` has the names of these, as of all kinds that are
@@ -134,6 +134,8 @@ pub mod request {
     /// A [`super::ReadRequest`]; replies a [`super::HostStatus`] for each host of the machine's cluster, none where it is
     /// in none.
     pub const HOSTS: u32 = 53;
+    /// A [`super::ProbeRequest`].
+    pub const PROBE: u32 = 54;
     /// A `u64`: where to go on, 0 at first; looks at some frames more and compares what the frame
     /// table says of them with the maps of VMs. Replies a [`super::RecountStatus`] of all so far. Exact
     /// while all VMs are paused.

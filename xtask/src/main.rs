@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_cluster;
 mod bench_numa;
 mod bench_os0;
 mod bench_sharing;
@@ -105,6 +106,18 @@ enum Task {
         #[arg(long)]
         write: bool,
     },
+    /// Print what the link between two hosts carries and costs, by classes of the simulated Ethernet
+    BenchCluster {
+        /// What to transfer in each class, with loss and without
+        #[arg(long, default_value = "256MiB", value_name = "SIZE")]
+        bytes: String,
+        /// How to print it
+        #[arg(short, long, value_enum, default_value_t = bench_cluster::Format::Table)]
+        output: bench_cluster::Format,
+        /// Put the figures into SPECIFICATION.md, too
+        #[arg(long)]
+        write: bool,
+    },
     /// Run also the slow boot tests, and fuzz, again and again
     Soak {
         /// For at least so many hours; 0: once
@@ -156,6 +169,11 @@ fn main() -> ExitCode {
             write,
         } => bench_numa::run(&cases, &only, built, write, &mut Verdict::print()),
         Task::BenchOs0 { write } => bench_os0::run(write, &mut Verdict::print()),
+        Task::BenchCluster {
+            bytes,
+            output,
+            write,
+        } => bench_cluster::run(&bytes, output, write),
         Task::Soak { hours } => soak::run(hours),
         Task::Mutants { names, trusted } => mutants::run(&names, trusted),
         Task::Frames => gate::alone("stack frames"),

@@ -1,8 +1,8 @@
 //! Requests as they come in: decoded, and checked as far as that goes without the machine.
 
 use super::{
-    EventsRequest, KEEP, MoveRequest, ReadRequest, ReclaimRequest, SetRequest, TRACE_ALL,
-    TraceRequest, VmName, request,
+    EventsRequest, KEEP, MoveRequest, ProbeRequest, ReadRequest, ReclaimRequest, SetRequest,
+    TRACE_ALL, TraceRequest, VmName, request,
 };
 use crate::bundle::VmRecord;
 use zerocopy::FromBytes;
@@ -32,6 +32,8 @@ pub enum Request<'a> {
     Trace(TraceRequest),
     /// [`request::EVENTS`].
     Events(EventsRequest),
+    /// [`request::PROBE`].
+    Probe(ProbeRequest),
     /// [`request::RECOUNT`].
     Recount(u64),
 }
@@ -54,13 +56,11 @@ impl<'a> Request<'a> {
             request::CREATE => described(payload).map(Self::Create),
             request::RECLAIM => {
                 let reclaim = ReclaimRequest::read_from_bytes(payload).ok()?;
-                checked(reclaim.name)?;
-                Some(Self::Reclaim(reclaim))
+                checked(reclaim.name).map(|_| Self::Reclaim(reclaim))
             }
             request::NUMA_MOVE => {
                 let wanted = MoveRequest::read_from_bytes(payload).ok()?;
-                checked(wanted.name)?;
-                Some(Self::NumaMove(wanted))
+                checked(wanted.name).map(|_| Self::NumaMove(wanted))
             }
             request::LIST
             | request::SHOW
@@ -72,23 +72,21 @@ impl<'a> Request<'a> {
             | request::PAGES
             | request::PAGE_COUNTS => {
                 let asked = ReadRequest::read_from_bytes(payload).ok()?;
-                asked.name.as_str()?;
-                Some(Self::Read(kind, asked))
+                asked.name.as_str().map(|_| Self::Read(kind, asked))
             }
             request::TRACE => {
                 let asked = TraceRequest::read_from_bytes(payload).ok()?;
                 let known = asked.classes == KEEP || asked.classes & !TRACE_ALL == 0;
                 known.then_some(Self::Trace(asked))
             }
-            request::EVENTS => {
-                let asked = EventsRequest::read_from_bytes(payload).ok()?;
-                Some(Self::Events(asked))
-            }
+            request::EVENTS => EventsRequest::read_from_bytes(payload)
+                .ok()
+                .map(Self::Events),
+            request::PROBE => ProbeRequest::read_from_bytes(payload).ok().map(Self::Probe),
             request::RECOUNT => u64::read_from_bytes(payload).ok().map(Self::Recount),
             request::SET => {
                 let set = SetRequest::ref_from_bytes(payload).ok()?;
-                checked(set.to.name)?;
-                Some(Self::Set(set))
+                checked(set.to.name).map(|_| Self::Set(set))
             }
             _ => None,
         }
@@ -102,6 +100,5 @@ fn checked(name: VmName) -> Option<VmName> {
 fn described(payload: &[u8]) -> Option<&VmRecord> {
     let record = VmRecord::ref_from_bytes(payload).ok()?;
     checked(record.name)?;
-    record.command_line.as_str()?;
-    Some(record)
+    record.command_line.as_str().map(|_| record)
 }

@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// How many classes of events there are; bit n of a set of classes is the class with the number n in
 /// [`trace`].
-pub const TRACE_CLASS_COUNT: usize = 6;
+pub const TRACE_CLASS_COUNT: usize = 7;
 /// The set of all classes.
 pub const TRACE_ALL: u32 = (1 << TRACE_CLASS_COUNT) - 1;
 /// [`TraceEvent::vm`] of what happened for no VM.
@@ -29,6 +29,9 @@ pub mod trace {
     /// A CPU worked for the hypervisor for longer than [`crate::control::LONG_STRETCH_NS`] without a look at
     /// its interrupts: `detail` is the kind of work.
     pub const STRETCH: u8 = 5;
+    /// Something happened to a host of the cluster: `detail` is one of [`crate::control::news`], `value` its number,
+    /// or 0.
+    pub const HOST: u8 = 6;
 }
 
 /// What a fault was for, in [`TraceEvent::detail`].

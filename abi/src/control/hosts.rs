@@ -14,6 +14,24 @@ pub mod host {
     pub const SESSION: u32 = 1 << 2;
 }
 
+/// What happened to a host, in [`super::TraceEvent::detail`].
+pub mod news {
+    /// The link to it has a session.
+    pub const UP: u8 = 0;
+    /// The session has ended.
+    pub const DOWN: u8 = 1;
+    /// It does not fit.
+    pub const UNFIT: u8 = 2;
+    /// The machine that is asked has entered a membership. The event has no number, as it is about all members.
+    pub const GROWN: u8 = 3;
+    /// What is shared has stopped, as a member is silent. The event has no number.
+    pub const STOPPED: u8 = 4;
+    /// All members answer again. The event has no number.
+    pub const RESUMED: u8 = 5;
+    /// The host is lost, and the machine that is asked has left the membership.
+    pub const LOST: u8 = 6;
+}
+
 /// A host of a cluster, as one of its machines sees it. Counts are of the link to it, since the machine started.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -47,7 +65,23 @@ pub struct HostStatus {
     /// Frames dropped, by `model_link::Dropped`. Of the machine that is asked: in the first place, those of no host and those
     /// that came at a time of too many that open nothing.
     pub dropped: [u64; 8],
+    /// Messages of the latest probe of the link to it that were not sent yet, when the probe began and ended in nanoseconds
+    /// (0: it has not), and 1 if all came as they were sent.
+    pub probe: [u64; 4],
     /// What it said that it is; zeroes where it has said nothing.
     pub description: Description,
 }
-const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 4 + 4 + 4 + 8) + 152);
+const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 4 + 4 + 4 + 8 + 4) + 152);
+
+/// Begins a probe of the link to a host, in place of the one before: [`HostStatus::probe`] tells how it goes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ProbeRequest {
+    /// Number of the host.
+    pub host: u32,
+    /// Messages, 1 or more.
+    pub messages: u32,
+    /// 1: each on the bulk lane with a page. 0: on the urgent lane without.
+    pub has_pages: u64,
+}
+const _: () = assert!(size_of::<ProbeRequest>() == 16);

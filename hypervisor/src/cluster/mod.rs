@@ -14,7 +14,7 @@ use crate::machine::{self, Kind, cpu, due, entropy, give_up, stretch};
 use abi::Text;
 use abi::bundle::{Bundle, BundleError, ClusterRecord};
 use abi::cluster::{DESCRIPTION, Description, FEATURES_MAX, HOSTS_MAX, PROTOCOL};
-use abi::control::{HostStatus, code, host};
+use abi::control::{HostStatus, ProbeRequest, code, host, news, trace};
 use alloc::{boxed::Box, vec::Vec};
 use arch::{cache, features, timer};
 use cipher::Gcm;
@@ -22,10 +22,10 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::FRAME_SIZE;
-use model_cluster::{Cluster, News, Owner, Peer};
+use model_cluster::{Cluster, News, Owner, Peer, Probes};
 use model_control::Refusal;
 use model_id_registers::{HostIdRegisters, registers};
-use model_link::{Down, Nonce};
+use model_link::{Down, Lane, Nonce};
 use model_membership::{Change, Settings, Standing};
 use room::{Inbox, SLOTS};
 use span::Session;
@@ -46,29 +46,22 @@ type Calls = heapless::Vec<(u8, Call), CALLS_MAX>;
 type Names = [Text<24>; HOSTS_MAX];
 
 /// Reason why this machine is in no cluster, though its bundle names one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
 enum Unable {
-    Bundle(BundleError),
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    #[error("OS-0 owns the network cards of this machine: boot Underpin without OS-0")]
     Os0,
+    #[error("this machine has no network card that Underpin drives (virtio-net)")]
     NoCard,
+    #[error(
+        "no source of random bits: give the machine rng-seed in its device tree, RNDR, or firmware with TRNG"
+    )]
     NoRandomBits,
+    #[error("a CPU of this machine lacks the AES and PMULL instructions (FEAT_AES, FEAT_PMULL)")]
     NoCipher,
+    #[error("no memory is left for links to the other hosts")]
     NoMemory,
-}
-
-impl fmt::Display for Unable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bundle(error) => return error.fmt(f),
-            Self::Os0 => "OS-0 owns the network cards of this machine: boot Underpin without OS-0",
-            Self::NoCard => "this machine has no network card that Underpin drives (virtio-net)",
-            Self::NoRandomBits => {
-                "no source of random bits: give the machine rng-seed in its device tree, RNDR, or firmware with TRNG"
-            }
-            Self::NoCipher => "a CPU of this machine lacks the AES and PMULL instructions (FEAT_AES, FEAT_PMULL)",
-            Self::NoMemory => "no memory is left for links to the other hosts",
-        })
-    }
 }
 
 struct State {
@@ -98,7 +91,7 @@ pub fn init() {
     let record = machine::get().bundle.as_ref().map(Bundle::cluster);
     let state = match record {
         None | Some(Ok(None)) => return,
-        Some(Err(error)) => Err(Unable::Bundle(error)),
+        Some(Err(error)) => Err(error.into()),
         Some(Ok(Some(record))) => State::new(&record),
     };
     match state {
@@ -189,7 +182,7 @@ pub fn send(host: u8, message: [&[u8]; 2]) -> bool {
         ) {
             return state.later.push((host, call)).is_ok();
         }
-        state.cluster.send(now_ns(), host, message).is_ok()
+        state.cluster.send(host, message).is_ok()
     });
     due::request();
     cpu::this().reschedule.store(true, Ordering::Relaxed);
@@ -219,6 +212,24 @@ pub fn own() -> Option<(u8, HostIdRegisters)> {
         found.map_or(0, |(_, value)| value.get())
     };
     Some((membership.host(), HostIdRegisters::new(find)))
+}
+
+/// Begins a probe of the link to a host.
+///
+/// # Errors
+/// There is no session with it.
+pub fn probe(asked: &ProbeRequest) -> Result<(), Refusal> {
+    let lane = Lane::ALL[usize::from(asked.has_pages == 1)];
+    let begins = |state: &SpinLock<State>| {
+        let mut state = state.lock();
+        state.cluster.probe(asked.host, asked.messages, lane)
+    };
+    if !STATE.get().is_some_and(begins) {
+        let what = format_args!("there is no session with host {}", asked.host);
+        return Err(Refusal::new(code::WRONG_STATE, asked.host.into(), what));
+    }
+    due::request();
+    Ok(())
 }
 
 fn now_ns() -> u64 {
@@ -272,6 +283,7 @@ impl State {
                 link,
                 bytes: [0; 2],
                 described: None,
+                probes: Probes::default(),
             });
         }
         let (inbox, out) = room::inbox().ok_or(Unable::NoMemory)?;
@@ -363,6 +375,8 @@ impl State {
         status.sessions = counters.sessions;
         status.repeated = counters.repeated;
         status.dropped = counters.dropped;
+        let ([began, ended], probes) = (peer.probes.times, &peer.probes);
+        status.probe = [probes.left.into(), began, ended, probes.is_whole.into()];
         if let Some(described) = peer.described {
             status.description = described;
         }
@@ -411,25 +425,34 @@ impl Owner for Card<'_> {
     }
 
     fn told(&mut self, news: News) {
+        let (detail, about) = match news {
+            News::Up(host) => (news::UP, host),
+            News::Down(host, _) => (news::DOWN, host),
+            News::Unfit(host, _) => (news::UNFIT, host),
+            News::Changed(Change::Grown) => (news::GROWN, 0),
+            News::Changed(Change::Stopped) => (news::STOPPED, 0),
+            News::Changed(Change::Resumed) => (news::RESUMED, 0),
+            News::Changed(Change::Lost(host)) => (news::LOST, host),
+        };
+        let trace = &cpu::this().trace;
+        trace.note((trace::HOST, detail), None, timer::now(), about.into());
+        let name = self.name(about);
         match news {
-            News::Up(host) => log::info!("cluster: the link to {} is up", self.name(host)),
-            News::Down(host, why) => {
+            News::Up(_) => log::info!("cluster: the link to {name} is up"),
+            News::Down(_, why) => {
                 let why = match why {
                     Down::Replaced => "it has begun another session",
                     Down::Malformed => "it broke the protocol",
                 };
-                log::info!("cluster: the link to {} is down: {why}", self.name(host));
+                log::info!("cluster: the link to {name} is down: {why}");
             }
-            News::Unfit(host, why) => {
-                log::warn!("cluster: {} cannot join: {why}", self.name(host));
-            }
+            News::Unfit(_, why) => log::warn!("cluster: {name} cannot join: {why}"),
             News::Changed(Change::Grown) => calls::grown(),
             News::Changed(Change::Stopped) => {
                 log::warn!("cluster: a member is silent: what is shared has stopped");
             }
             News::Changed(Change::Resumed) => log::info!("cluster: all members answer again"),
             News::Changed(Change::Lost(host)) => {
-                let name = self.name(host);
                 log::warn!("cluster: {name} is lost: this machine has left the membership");
                 *self.ready = 0;
                 if let Some(span) = self.span {

@@ -191,7 +191,7 @@ pub fn leave(id: VmId) {
     RUNS_UNTIL.store(0, Ordering::Relaxed);
     for host in session.others() {
         // A host that cannot be told has left the membership, and knows.
-        let _ = state.cluster.send(super::now_ns(), host, [&[LEFT], &[]]);
+        let _ = state.cluster.send(host, [&[LEFT], &[]]);
     }
     due::request();
 }
@@ -394,7 +394,7 @@ impl State {
             return;
         };
         if !session.is_told {
-            let mut all = others.map(|host| cluster.send(now_ns, host, [&[READY], &[]]));
+            let mut all = others.map(|host| cluster.send(host, [&[READY], &[]]));
             session.is_told = all.all(|sent| sent.is_ok());
         }
         while let (None, Some((to, message, behind))) = (session.why, hands.backlog.front()) {
@@ -411,7 +411,7 @@ impl State {
                 Behind::Operations => hands.operations.as_bytes(),
             };
             let host = session.members[usize::from(*to)];
-            match cluster.send(now_ns, host, [message.as_bytes(), tail]) {
+            match cluster.send(host, [message.as_bytes(), tail]) {
                 Ok(()) => _ = hands.backlog.pop_front(),
                 Err(Refused::Full) => break,
                 Err(_) => session.why = Some(Why::Lost(host)),
@@ -419,7 +419,7 @@ impl State {
         }
         while !self.later.is_empty() && session.is_flushed() {
             let (host, call) = self.later.remove(0);
-            if cluster.send(now_ns, host, [&call, &[]]).is_err() {
+            if cluster.send(host, [&call, &[]]).is_err() {
                 session.end(Why::Lost(host));
             }
         }

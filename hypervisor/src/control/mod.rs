@@ -205,6 +205,7 @@ fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
             answer.push(&tracing::set(request)?);
         }
         Request::Events(request) => tracing::read(&request, &mut answer)?,
+        Request::Probe(asked) => cluster::probe(&asked)?,
         Request::Recount(from) => {
             answer.push(&recount::go_on(from));
         }

@@ -1,7 +1,7 @@
 //! What links and the membership say to each other, and to the owner.
 
-use crate::{FRAMES_AT_ONCE, News, Owner, Peer};
-use abi::cluster::{BEAT, DESCRIPTION, Description, HOSTS_MAX};
+use crate::{FRAMES_AT_ONCE, MESSAGES_AT_ONCE, News, Owner, Peer, Probes};
+use abi::cluster::{BEAT, DESCRIPTION, Description, HOSTS_MAX, PROBE, PROBED};
 use model_link::{Cipher, Down, Event, Lane, Nonce};
 use model_membership::{Change, Membership, Standing};
 use zerocopy::FromBytes;
@@ -14,21 +14,25 @@ pub(crate) struct End<'e, O> {
     owner: &'e mut O,
     described: &'e mut Option<Description>,
     bytes: &'e mut u64,
+    probes: &'e mut Probes,
     frames_left: u32,
+    messages_left: u32,
     /// The card had no room.
     is_blocked: bool,
-    /// The owner refused a message.
+    /// A message is to be offered again: there were many, or the owner refused it.
     is_kept: bool,
+    is_refused: bool,
 }
 
 impl<O: Owner> End<'_, O> {
-    /// Lets a link handle an event; returns whether the card had no room, and whether the owner refused a message.
+    /// Lets a link handle an event; returns whether the card had no room, whether a message is to be
+    /// offered again, and whether the owner refused it.
     pub(crate) fn step<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize>(
         peer: &mut Peer<C, B, SLOTS>,
         membership: &mut Membership<HOSTS_MAX>,
         owner: &mut O,
         (now_ns, event): (u64, Event<'_>),
-    ) -> (bool, bool) {
+    ) -> [bool; 3] {
         let mut end = End {
             host: peer.host,
             now_ns,
@@ -36,13 +40,16 @@ impl<O: Owner> End<'_, O> {
             owner,
             described: &mut peer.described,
             bytes: &mut peer.bytes[0],
+            probes: &mut peer.probes,
             frames_left: FRAMES_AT_ONCE,
+            messages_left: MESSAGES_AT_ONCE,
             is_blocked: false,
             is_kept: false,
+            is_refused: false,
         };
         // Only messages are refused.
         let _ = peer.link.step(now_ns, event, &mut end);
-        (end.is_blocked, end.is_kept)
+        [end.is_blocked, end.is_kept, end.is_refused]
     }
 
     fn tell(&mut self, event: model_membership::Event<'_>) {
@@ -74,6 +81,15 @@ impl<O: Owner> model_link::Actions for End<'_, O> {
     }
 
     fn deliver(&mut self, lane: Lane, message: &[u8]) -> bool {
+        if self.messages_left == 0 {
+            self.is_kept = true;
+            return false;
+        }
+        self.messages_left -= 1;
+        if let Some(&(PROBE | PROBED)) = message.first() {
+            self.probes.receive(self.now_ns, message);
+            return true;
+        }
         if lane == Lane::Urgent && matches!(message.first(), Some(DESCRIPTION..=BEAT)) {
             if message.first() == Some(&DESCRIPTION) {
                 *self.described = Description::read_from_bytes(message).ok();
@@ -85,6 +101,7 @@ impl<O: Owner> model_link::Actions for End<'_, O> {
         let is_taken = self.membership.standing(self.host) != Standing::Fit
             || self.owner.message(self.host, message);
         self.is_kept |= !is_taken;
+        self.is_refused |= !is_taken;
         is_taken
     }
 
@@ -119,7 +136,6 @@ impl<O: Owner> model_membership::Actions for Changes<'_, O> {
 
 /// Takes what the membership says at a tick.
 pub(crate) struct Sender<'e, C, B, O, const SLOTS: usize> {
-    pub(crate) now_ns: u64,
     pub(crate) peers: &'e mut [Peer<C, B, SLOTS>],
     pub(crate) owner: &'e mut O,
     pub(crate) is_lost: bool,
@@ -130,33 +146,11 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, O: Owner, const SLOTS: usize>
 {
     fn send(&mut self, host: u8, message: &[u8]) -> bool {
         let peer = self.peers.iter_mut().find(|peer| peer.host == host);
-        let event = Event::Send(Lane::Urgent, [message, &[]]);
-        peer.is_some_and(|peer| peer.link.step(self.now_ns, event, &mut Mute).is_ok())
+        peer.is_some_and(|peer| peer.link.send(Lane::Urgent, [message, &[]]).is_ok())
     }
 
     fn changed(&mut self, change: Change) {
         self.is_lost |= matches!(change, Change::Lost(_));
         self.owner.told(News::Changed(change));
     }
-}
-
-/// Owner of a link that queues a message, for which the link needs nothing.
-pub(crate) struct Mute;
-
-impl model_link::Actions for Mute {
-    fn transmit(&mut self, _: impl FnOnce(&mut [u8]) -> usize) -> bool {
-        false
-    }
-
-    fn deliver(&mut self, _: Lane, _: &[u8]) -> bool {
-        false
-    }
-
-    fn nonce(&mut self) -> Nonce {
-        Nonce::default()
-    }
-
-    fn up(&mut self) {}
-
-    fn down(&mut self, _: Down) {}
 }

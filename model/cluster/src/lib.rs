@@ -21,12 +21,14 @@
 #![forbid(unsafe_code)]
 
 mod ends;
+mod probe;
 
 pub use abi::cluster::{Description, HOSTS_MAX};
 pub use model_membership::Change;
+pub use probe::{PAGE_BYTES, Probes};
 
 use abi::link::{Prefix, URGENT_MAX};
-use ends::{Changes, End, Mute, Sender};
+use ends::{Changes, End, Sender};
 use model_link::{Budget, Cipher, Down, Lane, Link, NEVER, Nonce, Refused};
 use model_membership::{Event, Membership, Settings, Standing, Unfit};
 use zerocopy::FromBytes;
@@ -37,6 +39,8 @@ pub const STRANGE_MAX: u64 = 128;
 pub const STRANGE_EVERY_NS: u64 = 50_000;
 /// The most frames that a piece of work sends.
 pub const FRAMES_AT_ONCE: u32 = 8;
+/// The most messages that a piece of work takes: a frame that fills a gap brings all behind it.
+pub const MESSAGES_AT_ONCE: u32 = 4;
 /// The shortest time between two ticks of the membership, and until a card without room or an owner that refused a message
 /// is tried again, in nanoseconds.
 pub const TICK_NS: u64 = 100_000;
@@ -78,6 +82,8 @@ pub struct Peer<C, B, const SLOTS: usize> {
     pub bytes: [u64; 2],
     /// What it said that it is, in its latest session.
     pub described: Option<Description>,
+    /// Probes to it and from it.
+    pub probes: Probes,
 }
 
 /// One host of a cluster.
@@ -94,7 +100,7 @@ pub struct Cluster<'a, C, B, const SLOTS: usize> {
     room_at: u64,
     /// Messages or sessions have come since the membership ticked.
     has_news: bool,
-    /// Bit n: the owner refused a message of host n; and when messages are offered again.
+    /// Bit n: a message of host n is offered again; and when, after the owner has refused one.
     kept: u16,
     offer_at: u64,
     /// Frames dropped while deaf, and by no peer's number.
@@ -157,12 +163,13 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         };
         let (bytes, before) = (frame.len() as u64, peer.link.counters.opened);
         let event = model_link::Event::Frame(frame);
-        let (_, is_kept) = End::step(peer, &mut self.membership, owner, (now_ns, event));
+        let [_, is_kept, _] = End::step(peer, &mut self.membership, owner, (now_ns, event));
         self.kept |= u16::from(is_kept) << peer.host;
         if peer.link.counters.opened == before {
             self.strangers.take(now_ns);
         } else {
             peer.bytes[1] += bytes;
+            peer.probes.waits = false;
             self.has_news = true;
         }
     }
@@ -180,13 +187,14 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
                 }
                 self.next = (at + 1) % all;
                 let event = (now_ns, model_link::Event::Tick);
-                let (is_blocked, is_kept) = End::step(peer, &mut self.membership, owner, event);
+                let [is_blocked, is_kept, is_refused] =
+                    End::step(peer, &mut self.membership, owner, event);
                 self.kept = self.kept & !bit(peer.host) | u16::from(is_kept) << peer.host;
                 let later = now_ns.saturating_add(TICK_NS);
                 if is_blocked {
                     self.room_at = later;
                 }
-                if is_kept {
+                if is_refused {
                     self.offer_at = later;
                 }
                 self.has_news = true;
@@ -198,7 +206,18 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         if ticks {
             self.tick(now_ns, owner);
         }
-        ticks
+        let probe = |Peer { link, probes, .. }: &mut Peer<C, B, SLOTS>| {
+            probes.send(now_ns, |lane, parts| link.send(lane, parts).is_ok())
+        };
+        ticks || self.peers.iter_mut().any(probe)
+    }
+
+    /// Begins a probe of the link to a host, in place of the one before; `false` if there is no session with it.
+    pub fn probe(&mut self, host: u32, messages: u32, lane: Lane) -> bool {
+        let mut peers = self.peers.iter_mut();
+        let peer = peers.find(|peer| u32::from(peer.host) == host);
+        let peer = peer.filter(|peer| messages > 0 && peer.link.session().is_some());
+        peer.map(|peer| peer.probes.begin(messages, lane)).is_some()
     }
 
     /// Returns when to work next even if nothing happens.
@@ -207,6 +226,9 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         let links = links.min().unwrap_or(NEVER);
         let offers = if self.kept == 0 { NEVER } else { self.offer_at };
         let links = links.min(offers).max(self.room_at);
+        if self.peers.iter().any(|peer| peer.probes.is_due()) {
+            return 0;
+        }
         let own = if self.has_news {
             0
         } else {
@@ -220,7 +242,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
     ///
     /// # Errors
     /// The host is no member; or as [`model_link::Event::Send`].
-    pub fn send(&mut self, now_ns: u64, host: u8, message: [&[u8]; 2]) -> Result<(), Refused> {
+    pub fn send(&mut self, host: u8, message: [&[u8]; 2]) -> Result<(), Refused> {
         let lives = &self.membership.view().lives;
         let is_in = lives.get(usize::from(host)).is_some_and(|life| *life != 0);
         let peer = self.peers.iter_mut().find(|peer| peer.host == host);
@@ -229,15 +251,13 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
             ..=URGENT_MAX => Lane::Urgent,
             _ => Lane::Bulk,
         };
-        let event = model_link::Event::Send(lane, message);
-        peer.link.step(now_ns, event, &mut Mute)
+        peer.link.send(lane, message)
     }
 
     fn tick(&mut self, now_ns: u64, owner: &mut impl Owner) {
         self.has_news = false;
         self.tick_at = now_ns.saturating_add(TICK_NS);
         let mut sender = Sender {
-            now_ns,
             peers: &mut *self.peers,
             owner,
             is_lost: false,

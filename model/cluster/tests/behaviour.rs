@@ -5,7 +5,7 @@
 mod world;
 
 use abi::link::{BULK_MAX, ETHERTYPE, HELLO, Prefix, URGENT_MAX, VERSION};
-use model_cluster::{Change, News, STRANGE_EVERY_NS, STRANGE_MAX};
+use model_cluster::{Change, MESSAGES_AT_ONCE, News, STRANGE_EVERY_NS, STRANGE_MAX};
 use model_link::Refused;
 use model_membership::Unfit;
 use world::{Host, MS, Plan, World};
@@ -143,7 +143,7 @@ impl World {
     fn send(&mut self, from: usize, to: u8, bytes: usize, number: u8) -> Result<(), Refused> {
         let message = vec![number; bytes - 1];
         let node = &mut self.hosts[from].node;
-        node.send(self.now, to, [&[KIND], &message])
+        node.send(to, [&[KIND], &message])
     }
 
     /// Bytes and number of each message that a host has taken of another.
@@ -200,4 +200,27 @@ fn no_message_of_a_membership_that_has_ended_comes() {
     assert_eq!(world.send(0, 1, 40, 4), Ok(()));
     world.run(MS);
     assert_eq!(world.taken(1, 0), [(40, 4)]);
+}
+
+#[test]
+fn a_frame_that_fills_a_gap_brings_few_messages_at_once() {
+    let mut world = World::of(2);
+    world.run(500 * MS);
+    for number in 0..20 {
+        assert_eq!(world.send(0, 1, 1000, number), Ok(()));
+    }
+    let (end, mut is_first) = (world.now + 50 * MS, true);
+    while world.now < end {
+        world.step(end, &mut |from, _, frame| {
+            let is_lost = from == 0 && std::mem::take(&mut is_first);
+            if is_lost {
+                Vec::new()
+            } else {
+                vec![(0, frame.to_vec())]
+            }
+        });
+    }
+    let taken: Vec<u8> = world.taken(1, 0).iter().map(|it| it.1).collect();
+    assert_eq!(taken, (0..20).collect::<Vec<u8>>());
+    assert_eq!(world.most_at_once, MESSAGES_AT_ONCE as usize);
 }

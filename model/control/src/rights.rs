@@ -113,6 +113,7 @@ fn about(request: &Request<'_>) -> Option<VmName> {
         | Request::PowerOff
         | Request::Trace(_)
         | Request::Events(_)
+        | Request::Probe(_)
         | Request::Recount(_) => None,
     }
 }

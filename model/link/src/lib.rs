@@ -299,14 +299,19 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
                     self.counters.dropped[why as usize] += 1;
                 }
             }
-            Event::Send(lane, message) => {
-                self.session().ok_or(Refused::NoSession)?;
-                let lane = lane as usize;
-                self.outgoing[lane].push(message, MESSAGE_MAX[lane])?;
-            }
+            Event::Send(lane, message) => self.send(lane, message)?,
             Event::Tick => self.tick(now_ns, actions),
         }
         Ok(())
+    }
+
+    /// Queues a message: these slices, one after the other.
+    ///
+    /// # Errors
+    /// Why it was not queued.
+    pub fn send(&mut self, lane: Lane, message: [&[u8]; 2]) -> Result<(), Refused> {
+        self.session().ok_or(Refused::NoSession)?;
+        self.outgoing[lane as usize].push(message, MESSAGE_MAX[lane as usize])
     }
 
     /// Returns when to tick next even if nothing happens, or [`NEVER`].

@@ -1,6 +1,6 @@
 //! Descriptions and beats: what a host hears of others, and promises to them.
 
-use crate::{Actions, Change, Membership, Peer, Standing, compare};
+use crate::{Actions, Change, Membership, Peer, Standing, differences};
 use abi::cluster::{BEAT, Beat, DESCRIPTION, Description, PROPOSE, Propose};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -52,9 +52,9 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     }
 
     fn described(&mut self, host: u8, theirs: &Description) {
-        let fits = compare(theirs, &self.own);
+        let why = differences(theirs, &self.own).next();
         let peer = &mut self.peers[usize::from(host)];
-        peer.standing = fits.map_or_else(Standing::Unfit, |()| Standing::Fit);
+        peer.standing = why.map_or(Standing::Fit, Standing::Unfit);
         peer.features = theirs.features;
         peer.lives(theirs.life.get());
     }

@@ -33,34 +33,25 @@ pub enum Unfit {
     Clock(u32, u32),
 }
 
-/// Compares a host with this one, field by field. ID registers have a common set ([`common`]) and are not compared.
-///
-/// # Errors
-/// The first field that differs.
-pub fn compare(theirs: &Description, ours: &Description) -> Result<(), Unfit> {
+/// Returns in what a host differs from this one, field by field. ID registers have a common set ([`common`]) and are not
+/// compared.
+pub fn differences(theirs: &Description, ours: &Description) -> impl Iterator<Item = Unfit> {
     let of = |it: &Description| (it.version.get(), it.clock_hz.get(), it.cache_lines.get());
     let ((version, clock, lines), (our_version, our_clock, our_lines)) = (of(theirs), of(ours));
-    let differs = [
-        (
-            theirs.protocol != PROTOCOL,
-            Unfit::Protocol(theirs.protocol, PROTOCOL),
-        ),
+    let (protocol, page, zva) = (theirs.protocol, theirs.page_log2, theirs.zva_log2);
+    [
+        (protocol != PROTOCOL, Unfit::Protocol(protocol, PROTOCOL)),
         (version != our_version, Unfit::Version(version, our_version)),
         (
-            theirs.page_log2 != ours.page_log2,
-            Unfit::PageSize(theirs.page_log2, ours.page_log2),
+            page != ours.page_log2,
+            Unfit::PageSize(page, ours.page_log2),
         ),
-        (
-            theirs.zva_log2 != ours.zva_log2,
-            Unfit::ZeroedBlock(theirs.zva_log2, ours.zva_log2),
-        ),
+        (zva != ours.zva_log2, Unfit::ZeroedBlock(zva, ours.zva_log2)),
         (lines != our_lines, Unfit::CacheLines(lines, our_lines)),
         (clock != our_clock, Unfit::Clock(clock, our_clock)),
-    ];
-    differs
-        .iter()
-        .find(|field| field.0)
-        .map_or(Ok(()), |field| Err(field.1))
+    ]
+    .into_iter()
+    .filter_map(|(differs, why)| differs.then_some(why))
 }
 
 /// Returns the ID registers of a description's `features`.

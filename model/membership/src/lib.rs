@@ -41,7 +41,7 @@ mod fit;
 mod view;
 
 pub use abi::cluster::{Description, HOSTS_MAX};
-pub use fit::{Unfit, common, compare};
+pub use fit::{Unfit, common, differences};
 pub use view::View;
 
 use abi::cluster::FEATURES_MAX;

@@ -9,6 +9,7 @@
 pub mod archive;
 pub mod assets;
 mod bounds;
+pub mod cluster_file;
 mod control_log;
 pub mod debugger;
 pub mod disk_image;

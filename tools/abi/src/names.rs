@@ -112,7 +112,11 @@ pub const TRACE_CLASSES: [&str; TRACE_CLASS_COUNT] = [
     "switches",
     "interrupts",
     "stretches",
+    "hosts",
 ];
+
+/// The names of what happened to a host, by [`abi::control::news`].
+pub const HOST_NEWS: [&str; 7] = ["up", "down", "unfit", "grown", "stopped", "resumed", "lost"];
 
 /// The names of what a fault was for, by [`abi::control::access`].
 pub const ACCESSES: [&str; 3] = ["read", "write", "overwrite"];

@@ -3,7 +3,7 @@
 mod cluster;
 mod set;
 
-pub use cluster::{ClusterVerb, Membership};
+pub use cluster::{ClusterVerb, Membership, Probe};
 pub use set::{Blocks, Claim, Set};
 
 use crate::{beneath::Served, codes, sim::Shape, units, vmfile::NODES_MAX};
@@ -129,7 +129,7 @@ pub enum Verb {
         #[command(flatten)]
         membership: Membership,
     },
-    /// Show the hosts of the machine's cluster; make a key, or check a cluster file
+    /// Show the hosts of the machine's cluster; tell why one is not in, make a key, or check a cluster file
     #[command(after_help = cluster::FILE)]
     Cluster {
         /// What to do.
@@ -547,6 +547,7 @@ Classes of events:
   switches    a vCPU was on a CPU: from when to when, and why it left
   interrupts  a CPU took a physical interrupt
   stretches   a CPU worked for longer than 200 us without a look at its interrupts: what at
+  hosts       the link to a host of the cluster is up or down, or the membership has changed
 
 Each CPU keeps its 4096 latest events; this command takes them out all the time, and says how
 many it came too late for. --out writes Chrome's trace format, which Perfetto's viewer opens.";

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod codes;
 pub mod control;
 pub mod failure;
+mod hosts;
 mod layout;
 pub mod metrics;
 mod order;

@@ -5,6 +5,7 @@
 
 mod cpus;
 mod exposition;
+mod hosts;
 
 use crate::watch::{Sample, VmSample};
 use abi::control::{NodeStatus, VERSION, state};
@@ -38,6 +39,7 @@ pub fn text(sample: &Sample, host: Option<&str>) -> String {
     machine(&mut out, sample);
     cpus::write(&mut out, &sample.cpus);
     nodes(&mut out, &sample.nodes);
+    hosts::write(&mut out, &sample.hosts);
     vms(&mut out, &sample.vms);
     vm_memory(&mut out, &sample.vms);
     vcpus(&mut out, &sample.vms);

@@ -6,7 +6,7 @@ mod summary;
 pub use summary::{Line, summary};
 
 use abi::control::{NO_VM, TRACE_CLASS_COUNT, TraceEvent, trace};
-use tools_abi::{ACCESSES, EXIT_CLASSES, LEFT, SHARES, STRETCHES, TRACE_CLASSES};
+use tools_abi::{ACCESSES, EXIT_CLASSES, HOST_NEWS, LEFT, SHARES, STRETCHES, TRACE_CLASSES};
 
 /// What an event is about, once its numbers are known to name something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,10 +91,14 @@ fn check(cpu: u32, event: &TraceEvent, vms: usize) -> Option<Event> {
         trace::SWITCH => LEFT.get(detail),
         trace::INTERRUPT => (detail == 0).then_some(&"interrupt"),
         trace::STRETCH => STRETCHES.get(detail),
+        trace::HOST => HOST_NEWS.get(detail),
         _ => None,
     }?;
     let whose = match event.vm {
-        NO_VM => matches!(event.kind, trace::INTERRUPT | trace::STRETCH).then_some(None)?,
+        NO_VM => {
+            let is_own = matches!(event.kind, trace::INTERRUPT | trace::STRETCH | trace::HOST);
+            is_own.then_some(None)?
+        }
         vm => Some((usize::from(vm), event.vcpu)),
     };
     if whose.is_some_and(|(vm, vcpu)| vm >= vms || vcpu >= VCPUS_MAX) {
@@ -141,9 +145,11 @@ pub(crate) mod tests {
         let good = [
             event(trace::EXIT, 15, 0, 9, 1),
             event(trace::INTERRUPT, 0, NO_VM, 1, 0),
+            event(trace::HOST, 6, NO_VM, 10, 0),
         ];
         let odd = [
-            event(6, 0, 0, 0, 0),
+            event(7, 0, 0, 0, 0),
+            event(trace::HOST, 7, NO_VM, 0, 0),
             event(trace::STRETCH, 9, NO_VM, 0, 0),
             event(trace::EXIT, 16, 0, 0, 0),
             event(trace::SHARE, 6, 0, 0, 0),
@@ -158,8 +164,9 @@ pub(crate) mod tests {
         trace.add(0, &good);
         trace.add(1, &odd);
         trace.finish(None);
-        assert_eq!((trace.events.len(), trace.odd), (2, odd.len() as u64));
+        assert_eq!((trace.events.len(), trace.odd), (3, odd.len() as u64));
         assert_eq!(trace.events[0].name, "interrupt");
+        assert_eq!(trace.events[2].name, "lost");
         trace.finish(Some(0));
         assert_eq!(trace.events.len(), 1);
     }
@@ -168,7 +175,7 @@ pub(crate) mod tests {
         #[test]
         fn any_bytes_make_a_trace_that_can_be_drawn(
             bytes in proptest::collection::vec(any::<[u8; 32]>(), 0..40),
-            kinds in proptest::collection::vec((0..7_u8, 0..17_u8, 0..3_u16), 40),
+            kinds in proptest::collection::vec((0..8_u8, 0..17_u8, 0..3_u16), 40),
         ) {
             let mut trace = Trace { vms: vec!["\"\\<\u{7}".into(), "b".into()], ..Trace::default() };
             for (n, (bytes, (kind, detail, vm))) in bytes.iter().zip(kinds).enumerate() {

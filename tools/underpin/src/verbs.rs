@@ -38,6 +38,7 @@ mod membership;
 mod metrics;
 mod numa;
 mod park;
+mod probe;
 mod report;
 mod serve;
 mod show;

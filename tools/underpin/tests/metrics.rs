@@ -208,6 +208,7 @@ fn sample() -> Sample {
         memory: MachineMem::new_zeroed(),
         cpus: vec![cpu],
         nodes: vec![NodeStatus::new_zeroed(); 2],
+        hosts: fake::hosts::all().to_vec(),
         vms: vec![vm(""), vm(ODD), vm("a"), idle],
     }
 }
@@ -320,9 +321,51 @@ fn all_series_are_well_formed_and_there_once() {
         vms: Vec::new(),
         cpus: Vec::new(),
         nodes: Vec::new(),
+        hosts: Vec::new(),
         ..sample()
     };
     assert!(parse(&metrics::text(&none, None)).unwrap().len() > 10);
+}
+
+#[test]
+fn hosts_of_a_cluster_are_peers() {
+    let all = parse(&metrics::text(&sample(), Some("host0"))).unwrap();
+    let find = |name: &str, labels: &[(&str, &str)]| {
+        let labels = labels.iter().chain(&[("host", "host0")]);
+        let labels = labels.map(|(label, value)| (label.to_string(), value.to_string()));
+        all.get(&(name.to_owned(), labels.collect())).copied()
+    };
+    assert_eq!(find("underpin_cluster_epoch", &[]), Some(3.0));
+    assert_eq!(find("underpin_cluster_members", &[]), Some(2.0));
+    for (peer, state) in [("right", "in"), ("slow", "unfit"), ("stranger", "away")] {
+        for other in ["in", "joining", "unfit", "away"] {
+            let is = find("underpin_peer_state", &[("peer", peer), ("state", other)]);
+            assert_eq!(
+                is,
+                Some(f64::from(u8::from(other == state))),
+                "{peer} {other}"
+            );
+        }
+    }
+    let right = [("peer", "right")];
+    assert_eq!(
+        find("underpin_peer_round_trip_seconds", &right),
+        Some(25e-6)
+    );
+    assert_eq!(
+        find("underpin_peer_sent_bytes_total", &right),
+        Some(20_000.0)
+    );
+    assert_eq!(find("underpin_peer_resent_pieces_total", &right), Some(3.0));
+    let forged = [("peer", "stranger"), ("why", "forged")];
+    assert_eq!(
+        find("underpin_peer_dropped_frames_total", &forged),
+        Some(7.0)
+    );
+    assert_eq!(
+        find("underpin_peer_sent_bytes_total", &[("peer", "left")]),
+        None
+    );
 }
 
 #[test]

@@ -507,6 +507,47 @@ fn trace_counts_by_vm_and_writes_what_a_viewer_opens() {
 }
 
 #[test]
+fn cluster_probe_tells_times_and_what_is_wrong() {
+    let fake = Fake::start("cluster-probe");
+    let text = ok(&fake.run("cluster probe right --rounds 4 --bytes 10KiB"));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(
+        lines[0].contains("4 round trips") && lines[0].contains("25 us"),
+        "{text}"
+    );
+    assert!(lines[1].contains("12 KiB in 25 us"), "{text}");
+    let json = ok(&fake.run("cluster probe right --rounds 2 --bytes 0MiB -o json"));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["round_trips"]["p99_ns"], 25_000);
+    assert_eq!(json["transfer"]["bytes"], 0);
+    for (host, status, says) in [
+        ("slow", 1, "differs from what was sent"),
+        ("stranger", 12, "no session with host 3"),
+        ("left", 2, "is the machine itself"),
+        ("nobody", 2, "has no host 'nobody'"),
+    ] {
+        let said = fake.run(&format!("cluster probe {host}"));
+        assert_eq!(said.status.code(), Some(status), "{host}");
+        let errors = String::from_utf8_lossy(&said.stderr);
+        assert!(errors.contains(says), "{host}: {errors}");
+    }
+}
+
+#[test]
+fn cluster_why_names_all_that_does_not_fit() {
+    let fake = Fake::start("cluster-why");
+    let text = ok(&fake.run("cluster why slow"));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[0].starts_with("slow: unfit") && lines[1].contains("its clock has 50000000 Hz"));
+    let json: Value = serde_json::from_str(&ok(&fake.run("cluster why stranger -o json"))).unwrap();
+    assert_eq!(json[0]["state"], "away");
+    let none = fake.run("cluster why nobody");
+    assert_eq!(none.status.code(), Some(2));
+}
+
+#[test]
 fn cluster_tells_who_is_in_and_why_others_are_not() {
     let fake = Fake::start("cluster");
     let table = ok(&fake.run("cluster"));

@@ -4,13 +4,13 @@
 
 use abi::cluster::{DESCRIPTION, Description, FEATURES_MAX, HOSTS_MAX, PROTOCOL};
 use abi::link::FRAME_STANDARD;
-use model_cluster::{Cluster, News, Owner, Peer};
+use model_cluster::{Cluster, News, Owner, Peer, Probes};
 use model_link::{Aes128Gcm, Lane, Link, NEVER, Nonce, Secret};
 use model_membership::{Settings, Standing, View};
 use std::collections::BTreeMap;
 use zerocopy::little_endian::U64;
 
-pub const SLOTS: usize = 8;
+pub const SLOTS: usize = 32;
 pub const MS: u64 = 1_000_000;
 const LATENCY_NS: u64 = 10_000;
 
@@ -116,6 +116,7 @@ impl Plan {
                 link,
                 bytes: [0; 2],
                 described: None,
+                probes: Probes::default(),
             }
         };
         let others = (0..self.hosts).filter(|other| *other != host);
@@ -175,6 +176,8 @@ pub struct World {
     flying: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     sent: u64,
     pub dead: Option<usize>,
+    /// The most messages that a frame or a piece of work has brought an owner.
+    pub most_at_once: usize,
 }
 
 impl World {
@@ -185,6 +188,7 @@ impl World {
             flying: BTreeMap::new(),
             sent: 0,
             dead: None,
+            most_at_once: 0,
         }
     }
 
@@ -216,8 +220,11 @@ impl World {
             if self.dead != Some(to) {
                 let host = &mut self.hosts[to];
                 let clock = host.clock(self.now);
+                let before = host.said.messages.len();
                 host.node.frame(clock, &mut frame, &mut host.said);
                 host.note_view();
+                let brought = host.said.messages.len() - before;
+                self.most_at_once = self.most_at_once.max(brought);
             }
         }
     }
@@ -226,8 +233,12 @@ impl World {
         let host = &mut self.hosts[number];
         let clock = host.clock(self.now);
         let mut pieces = 0;
+        let mut before = host.said.messages.len();
         while host.node.work(clock, &mut host.said) {
             host.note_view();
+            let brought = host.said.messages.len() - before;
+            before += brought;
+            self.most_at_once = self.most_at_once.max(brought);
             pieces += 1;
             assert!(pieces < 100, "the host never falls silent");
         }

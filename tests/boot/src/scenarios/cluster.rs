@@ -2,7 +2,8 @@
 
 use super::network::hosts as ring;
 use crate::{
-    Outcome, assets, because,
+    Outcome, because,
+    cluster_file::{NAMES, options, write as cluster},
     machine::{Hardware, Machine},
     scenario::{Prepare, Scenario, Stage},
     status::HostStatus,
@@ -10,8 +11,6 @@ use crate::{
 };
 use serde_json::Value;
 use std::{
-    fs,
-    os::unix::fs::PermissionsExt as _,
     path::Path,
     thread::sleep,
     time::{Duration, Instant},
@@ -20,8 +19,6 @@ use std::{
 /// How long something may take to come, on a busy host.
 const PATIENCE: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(250);
-/// The names of host0 and so on in their cluster.
-const NAMES: [&str; 4] = ["left", "right", "third", "fourth"];
 /// The least round trip: twice the latency of the line.
 const LINE_NS: u64 = 20_000;
 /// A host of which nothing is heard is declared dead after so many milliseconds, and the next beat is due.
@@ -39,6 +36,9 @@ pub fn scenarios() -> Vec<Scenario> {
         hosts("cluster/wrong-key", 2, "class=20us", two_keys).check(stay_apart),
         hosts("cluster/dies", 2, "class=20us,die=1@60s", one_key).check(die),
         hosts("cluster/cut-and-back", 2, CUT, one_key).check(come_back),
+        other_clock(),
+        other_cpu(),
+        hosts("cluster/probe", 2, "class=20us,lose=5%", one_key).check(measure),
         without_random_bits(),
         forge(),
         repeat(),
@@ -74,29 +74,90 @@ fn two_keys(directory: &Path) -> Outcome<Vec<String>> {
     Ok(options(&[file, format!("host1={other}")]))
 }
 
-/// Writes a cluster file and its key: one digit, 64 times.
-fn cluster(directory: &Path, name: &str, digit: char, hosts: usize) -> Outcome<String> {
-    let key = directory.join(format!("{name}.key"));
-    let tried = "cannot write a cluster file";
-    fs::write(&key, digit.to_string().repeat(64)).map_err(because(tried))?;
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).map_err(because(tried))?;
-    let host = |(number, name): (usize, &&str)| {
-        format!("[[host]]\nname = \"{name}\"\nmac = \"52:54:00:00:00:{number:02x}\"\n")
-    };
-    let hosts: String = NAMES.iter().take(hosts).enumerate().map(host).collect();
-    let text = format!("key = \"{name}.key\"\n{hosts}");
-    let file = directory.join(format!("{name}.toml"));
-    fs::write(&file, text).map_err(because(tried))?;
-    Ok(file.display().to_string())
+/// A host with another clock stays out, and each side names both frequencies.
+fn other_clock() -> Scenario {
+    let scenario = hosts("cluster/other-clock", 2, "class=20us", |directory| {
+        let mut words = one_key(directory)?;
+        words.push("--cpu-on=host1=neoverse-n1,cntfrq=50000000".to_owned());
+        Ok(words)
+    });
+    scenario.check(|stage| {
+        let machine = stage.machine()?;
+        for (number, hz) in [
+            (0, "50000000 Hz, here 62500000"),
+            (1, "62500000 Hz, here 50000000"),
+        ] {
+            let seen = await_seen(machine, number, |it| it.state == "unfit")?;
+            let why = seen.why.unwrap_or_default();
+            let (host, other) = (format!("host{number}"), NAMES[1 - number]);
+            await_log(
+                machine,
+                &host,
+                &[&format!("{other} cannot join: its clock has {hz}")],
+            )?;
+            let told = machine.run(&["--host", &host, "cluster", "why", other])?;
+            if !why.contains(hz) || !told.contains(hz) || told.lines().count() != 3 {
+                return Err(format!("{host} says: {why}; {told}"));
+            }
+        }
+        Ok(())
+    })
 }
 
-fn options(files: &[String]) -> Vec<String> {
-    let plugin = assets::target().join("sim/release/libsim_wire.so");
-    let mut words = vec!["--wire-plugin".to_owned(), plugin.display().to_string()];
-    for file in files {
-        words.extend(["--cluster".to_owned(), file.clone()]);
+/// A host with other CPUs stays out, as guests would see other caches; each side names all ID registers that differ.
+fn other_cpu() -> Scenario {
+    let scenario = hosts("cluster/other-cpu", 2, "class=20us", |directory| {
+        let mut words = one_key(directory)?;
+        words.push("--cpu-on=host1=neoverse-v1".to_owned());
+        Ok(words)
+    });
+    scenario.check(|stage| {
+        let machine = stage.machine()?;
+        for number in [0, 1] {
+            await_seen(machine, number, |it| it.state == "unfit")?;
+            let host = format!("host{number}");
+            let told = machine.run(&["--host", &host, "cluster", "why", NAMES[1 - number]])?;
+            // What Neoverse N1 has of ID_AA64ISAR0_EL1 is a part of what V1 has.
+            let both = "VMs of both get 0x100010211120";
+            if !told.contains("in CTR_EL0, here") || !told.contains(both) {
+                return Err(format!("{host} says: {told}"));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Bytes that the host of `cluster/probe` transfers.
+const PROBED: u64 = 16 << 20;
+
+/// A transfer arrives as it was sent though frames are lost, while the hosts stay members.
+fn measure(stage: &mut Stage) -> Outcome {
+    let machine = stage.machine()?;
+    let joined = [0, 1].map(|host| await_seen(machine, host, |it| it.state == "in"));
+    let [before, _] = [joined[0].clone()?, joined[1].clone()?];
+    let bytes = format!("{}MiB", PROBED >> 20);
+    let words = [
+        "--host", "host0", "cluster", "probe", "right", "--rounds", "4",
+    ];
+    let words = [&words[..], &["--bytes", &bytes, "-o", "json"]].concat();
+    let told = machine.run(&words)?;
+    let json: Value = serde_json::from_str(&told).map_err(because("no JSON"))?;
+    let least = json["round_trips"]["least_ns"].as_u64().unwrap_or(0);
+    let after = seen_by(machine, 0)?;
+    let is_right = json["transfer"]["bytes"] == PROBED
+        && least >= LINE_NS
+        && after.epoch == before.epoch
+        && after.resent > before.resent
+        && after.dropped["forged"] == 0;
+    if !is_right {
+        return Err(format!("it tells {told}; {before:?}, then {after:?}"));
     }
-    words
+    let metrics = machine.run(&["--host", "host1", "metrics"])?;
+    let in_it = "underpin_peer_state{host=\"host1\",peer=\"left\",state=\"in\"} 1";
+    if !metrics.contains(in_it) {
+        return Err(format!("the metrics lack {in_it}: {metrics}"));
+    }
+    check_stretches(machine)
 }
 
 /// A machine without a source of random bits does not join, and says why.

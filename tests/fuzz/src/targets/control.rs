@@ -62,7 +62,13 @@ pub fn stream(data: &[u8]) {
             // Only what reads is let through to whoever may only read.
             let changes = matches!(
                 decoded,
-                Some(Request::Create(_) | Request::Set(_) | Request::PowerOff | Request::Trace(_))
+                Some(
+                    Request::Create(_)
+                        | Request::Set(_)
+                        | Request::PowerOff
+                        | Request::Trace(_)
+                        | Request::Probe(_)
+                )
             );
             assert!(!changes || may == Right::None);
         }

@@ -1,6 +1,6 @@
 //! `underpin cluster`, and the options by which a machine becomes a host of a cluster.
 
-use crate::{cluster::ClusterFile, failure::Result};
+use crate::{cluster::ClusterFile, failure::Result, units};
 use abi::bundle::ClusterRecord;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -46,6 +46,14 @@ impl Membership {
 /// What `underpin cluster` does.
 #[derive(Debug, Subcommand)]
 pub enum ClusterVerb {
+    /// Tell why a host is not in: all in which it does not fit this machine
+    Why {
+        /// Its name in the cluster's file
+        #[arg(value_name = "HOST")]
+        peer: String,
+    },
+    /// Measure the link to a host: round trips of short messages, then a transfer of pages
+    Probe(Probe),
     /// Write a new key to a file that is not there yet
     Key {
         /// The file to make
@@ -56,4 +64,21 @@ pub enum ClusterVerb {
         /// The cluster file
         file: PathBuf,
     },
+}
+
+/// `underpin cluster probe`.
+#[derive(Args, Debug)]
+pub struct Probe {
+    /// Its name in the cluster's file
+    #[arg(value_name = "HOST")]
+    pub peer: String,
+    /// Round trips, one after the other
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub rounds: u32,
+    /// Short messages at once, before the transfer
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub burst: u32,
+    /// What to transfer, in pages of 4 KiB, with a digest of all
+    #[arg(long, default_value = "16MiB", value_name = "SIZE", value_parser = units::parse_size)]
+    pub bytes: u64,
 }

@@ -9,9 +9,9 @@ use abi::{
     bundle::VmRecord,
     control::{
         CpuStatus, EntryStatus, EventsHeader, EventsRequest, HostStatus, MachineStatus,
-        MoveRequest, NodeStatus, PageCounts, PageStatus, REPLY, RawVcpu, RawVm, ReadRequest,
-        ReclaimRequest, RecountStatus, RegionStatus, ReplyHeader, SetRequest, TraceEvent,
-        TraceRequest, TraceStatus, VmName, code, event, request, state,
+        MoveRequest, NodeStatus, PageCounts, PageStatus, ProbeRequest, REPLY, RawVcpu, RawVm,
+        ReadRequest, ReclaimRequest, RecountStatus, RegionStatus, ReplyHeader, SetRequest,
+        TraceEvent, TraceRequest, TraceStatus, VmName, code, event, request, state,
     },
 };
 use model_entitlement::Terms;
@@ -241,6 +241,11 @@ impl Client {
     /// The hosts of the machine's cluster; none where it is in none.
     pub fn hosts(&mut self) -> Result<Vec<HostStatus>> {
         self.read(request::HOSTS, VmName::default())
+    }
+
+    /// Begins a probe of the link to a host.
+    pub fn probe(&mut self, asked: &ProbeRequest) -> Result<()> {
+        self.request(request::PROBE, &[asked.as_bytes()]).map(drop)
     }
 
     /// What is behind the pages of a VM.

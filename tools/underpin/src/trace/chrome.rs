@@ -72,6 +72,7 @@ fn drawn(event: &Event, trace: &Trace) -> Value {
         trace::SWITCH => json!({ "left": event.name, "pc": hex(event.value) }),
         trace::INTERRUPT => json!({ "intid": event.value }),
         trace::STRETCH => json!({ "kind": event.name }),
+        trace::HOST => json!({ "host": event.value }),
         _ => json!({ "cpu": event.cpu, "address": hex(event.value) }),
     };
     let mut value = json!({

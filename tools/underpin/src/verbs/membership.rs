@@ -1,39 +1,22 @@
 //! `underpin cluster`: keys and descriptions of clusters, and their hosts as a machine sees them.
 
-use super::Context;
+use super::{Context, probe};
 use crate::{
     cli::ClusterVerb,
     cluster::{self, ClusterFile, Host},
-    failure::Result,
+    failure::{Failure, Result, exit},
+    hosts::{differing, loss_percent, members, own, state, to_json, unfit},
     order::natural_by,
     output::{
         Output,
         Side::{Left, Right},
-        Table, Tone,
+        Table,
     },
     units,
 };
-use abi::{
-    cluster::DESCRIPTION,
-    control::{HostStatus, host},
-};
-use serde_json::{Map, Value, json};
+use abi::control::{HostStatus, host};
+use serde_json::{Value, json};
 use std::fmt::Write as _;
-
-/// Reasons for a dropped frame, in the order of `model_link::Dropped`.
-const DROPPED: [&str; 8] = [
-    "foreign",
-    "other-cluster",
-    "other-session",
-    "replayed",
-    "forged",
-    "unopened",
-    "unproved",
-    "malformed",
-];
-/// Places in that of a wrong key, and of another cluster's number.
-const FORGED: usize = 4;
-const OTHER_CLUSTER: usize = 1;
 
 /// Shows the hosts of the cluster, as each machine sees them.
 pub fn status(context: &Context) -> Result<()> {
@@ -44,83 +27,16 @@ pub fn status(context: &Context) -> Result<()> {
     };
     let json = |hosts: &[HostStatus]| {
         let all = hosts.iter();
-        all.map(|host| host_json(host, own(hosts))).collect()
+        all.map(|host| to_json(host, own(hosts))).collect()
     };
     context.show_of_hosts(ask, json, host_table)
-}
-
-/// The machine that was asked.
-fn own(hosts: &[HostStatus]) -> Option<&HostStatus> {
-    hosts.iter().find(|it| it.flags & host::OWN != 0)
-}
-
-/// A host's state, how it stands out, and why the host is not in.
-fn state(it: &HostStatus, own: Option<&HostStatus>) -> (&'static str, Tone, String) {
-    let count = |place: usize| it.dropped.get(place).copied().unwrap_or(0);
-    let is_described = it.description.kind == DESCRIPTION;
-    let unfit = own.filter(|_| is_described).and_then(|own| {
-        let fits = model_membership::compare(&it.description, &own.description);
-        fits.err()
-    });
-    match it.flags {
-        flags if flags & host::OWN != 0 => ("own", Tone::Strong, String::new()),
-        flags if flags & host::IN != 0 => ("in", Tone::Good, String::new()),
-        flags if flags & host::SESSION != 0 => match unfit {
-            Some(why) => ("unfit", Tone::Bad, why.to_string()),
-            None => (
-                "joining",
-                Tone::Still,
-                "not all hosts have agreed".to_owned(),
-            ),
-        },
-        _ => {
-            let why = if count(FORGED) > 0 {
-                format!(
-                    "{} of its frames have another key: give all hosts one key file",
-                    count(FORGED)
-                )
-            } else if count(OTHER_CLUSTER) > 0 {
-                "its cluster has another number: give all hosts one cluster file".to_owned()
-            } else {
-                "no answer: is it up, is its mac right, are both cards on one network?".to_owned()
-            };
-            ("away", Tone::Bad, why)
-        }
-    }
-}
-
-/// Pieces sent again in a hundred frames.
-fn loss_percent(it: &HostStatus) -> f64 {
-    100.0 * it.resent as f64 / it.frames[0].max(1) as f64
-}
-
-fn host_json(it: &HostStatus, own: Option<&HostStatus>) -> Value {
-    let (state, _, why) = state(it, own);
-    let dropped: Map<String, Value> = DROPPED
-        .iter()
-        .zip(it.dropped)
-        .map(|(name, count)| ((*name).to_owned(), count.into()))
-        .collect();
-    let words = it.description.features.iter();
-    let features: Vec<String> = words.map(|word| format!("{:#x}", word.get())).collect();
-    json!({
-        "name": it.name.to_string(), "number": it.number, "state": state,
-        "why": (!why.is_empty()).then_some(why), "epoch": it.epoch,
-        "runs_ns": (it.epoch != 0).then_some(it.runs_ns),
-        "work_ns": (it.flags & host::OWN != 0).then_some(it.work_ns),
-        "round_trip_ns": it.round_trip_ns,
-        "sent": { "frames": it.frames[0], "bytes": it.bytes[0] },
-        "received": { "frames": it.frames[1], "bytes": it.bytes[1] },
-        "resent": it.resent, "timeouts": it.timeouts, "sessions": it.sessions,
-        "repeated": it.repeated, "dropped": dropped, "features": features,
-    })
 }
 
 fn host_table(hosts: &[HostStatus], output: Output) -> String {
     let Some(own) = own(hosts) else {
         return "this machine is in no cluster: its bundle names none\n".to_owned();
     };
-    let members = hosts.iter().filter(|it| it.flags & host::IN != 0).count();
+    let members = members(hosts);
     let mut text = match own.epoch {
         0 => format!("{}: alone", own.name),
         epoch => format!("{}: in epoch {epoch} with {members} members", own.name),
@@ -161,9 +77,70 @@ fn host_table(hosts: &[HostStatus], output: Output) -> String {
     text + &reasons
 }
 
-/// Makes a key, or checks a cluster file.
+/// Tells why a host is not in, as each machine sees it: all in which it does not fit, and what its ID registers lack.
+fn why(context: &Context, name: &str) -> Result<()> {
+    let ask = |host: &Context| {
+        let hosts = host.connect()?.hosts()?;
+        if hosts.iter().any(|it| it.name.as_str() == Some(name)) {
+            return Ok(hosts);
+        }
+        let message = format!("the machine's cluster has no host '{name}'");
+        Err(Failure::new(exit::USAGE, message).help("`underpin cluster` lists them"))
+    };
+    let asked = |hosts: &[HostStatus]| {
+        let mut named = hosts.iter().filter(|it| it.name.as_str() == Some(name));
+        named.next().copied().zip(own(hosts).copied())
+    };
+    let json = |hosts: &[HostStatus]| {
+        let all = asked(hosts).into_iter();
+        all.map(|(it, own)| why_json(&it, &own)).collect()
+    };
+    let text = |hosts: &[HostStatus], _: Output| {
+        asked(hosts).map_or_else(String::new, |(it, own)| why_text(&it, &own))
+    };
+    context.show_of_hosts(ask, json, text)
+}
+
+fn why_json(it: &HostStatus, own: &HostStatus) -> Value {
+    let (state, _, why) = state(it, Some(own));
+    let unfit: Vec<String> = unfit(it, own).iter().map(ToString::to_string).collect();
+    let registers = differing(it, own).into_iter().map(|differing| {
+        let [there, here, both] = differing.values.map(|value| format!("{value:#x}"));
+        json!({ "register": differing.register, "there": there, "here": here, "both": both })
+    });
+    json!({
+        "name": it.name.to_string(), "state": state, "why": (!why.is_empty()).then_some(why),
+        "unfit": unfit, "registers": registers.collect::<Value>(),
+    })
+}
+
+fn why_text(it: &HostStatus, own: &HostStatus) -> String {
+    let (state, _, why) = state(it, Some(own));
+    let mut text = match state {
+        "own" => format!("{}: the machine that was asked\n", it.name),
+        "in" => format!("{}: in, since epoch {} or before\n", it.name, it.epoch),
+        "unfit" => format!("{}: unfit, and so not in\n", it.name),
+        state => format!("{}: {state}: {why}\n", it.name),
+    };
+    for why in unfit(it, own) {
+        let _ = writeln!(text, "  - {why}");
+    }
+    for differing in differing(it, own) {
+        let [there, here, both] = differing.values;
+        let _ = writeln!(
+            text,
+            "  {} is {there:#x} there and {here:#x} here: VMs of both get {both:#x}",
+            differing.register
+        );
+    }
+    text
+}
+
+/// Measures a link, tells why a host is not in, makes a key, or checks a cluster file.
 pub fn cluster(context: &Context, verb: &ClusterVerb) -> Result<()> {
     match verb {
+        ClusterVerb::Probe(options) => probe::probe(context, options),
+        ClusterVerb::Why { peer } => why(context, peer),
         ClusterVerb::Key { file } => {
             cluster::make_key(file)?;
             let text = |_: Output| {
@@ -186,5 +163,29 @@ pub fn cluster(context: &Context, verb: &ClusterVerb) -> Result<()> {
                 |_: Output| format!("{}: good; hosts {}\n", file.display(), names.join(", "));
             context.output.result(json, text)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hosts::tests::host_of;
+
+    #[test]
+    fn an_unfit_host_is_told_in_full() {
+        let own = host_of("left", host::OWN | host::IN);
+        let mut it = host_of("right", host::SESSION);
+        it.description.zva_log2 = 8;
+        it.description.clock_hz = 50_000_000.into();
+        it.description.features[1] = 0x21.into();
+        let text = why_text(&it, &own);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(lines[0], "right: unfit, and so not in");
+        assert!(lines[1].contains("2^8 bytes, here 2^0") && lines[2].contains("50000000 Hz"));
+        assert!(lines[3].contains("is 0x21 there and 0x0 here: VMs of both get 0x0"));
+        let json = why_json(&it, &own);
+        assert_eq!(json["unfit"].as_array().map(Vec::len), Some(2));
+        assert_eq!(json["registers"][0]["there"], "0x21");
     }
 }

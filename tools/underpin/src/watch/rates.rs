@@ -203,6 +203,7 @@ mod tests {
             memory: tools_abi::status::MachineMem::new_zeroed(),
             cpus: Vec::new(),
             nodes: Vec::new(),
+            hosts: Vec::new(),
             vms,
         }
     }

@@ -5,7 +5,7 @@ use crate::{
     failure::{Failure, Result},
     order::natural,
 };
-use abi::control::{CpuStatus, MachineStatus, NodeStatus, code, state};
+use abi::control::{CpuStatus, HostStatus, MachineStatus, NodeStatus, code, state};
 use std::time::Duration;
 use tools_abi::status::{MachineMem, MemStatus, VcpuStatus, VmStatus};
 
@@ -31,6 +31,8 @@ pub struct Sample {
     pub cpus: Vec<CpuStatus>,
     /// Its nodes, by their numbers.
     pub nodes: Vec<NodeStatus>,
+    /// Hosts of its cluster, itself among them; none where it is in none, or whoever asks may not know them.
+    pub hosts: Vec<HostStatus>,
     /// Its VMs in the order of their names, each name once.
     pub vms: Vec<VmSample>,
 }
@@ -88,6 +90,7 @@ impl Sample {
             machine,
             cpus: client.cpus()?,
             nodes,
+            hosts: hosts(client.hosts())?,
             vms,
         })
     }
@@ -108,6 +111,16 @@ impl Sample {
     pub fn running(&self) -> usize {
         let running = |vm: &&VmSample| vm.status.state == state::RUNNING;
         self.vms.iter().filter(running).count()
+    }
+}
+
+/// Hosts of a cluster; none where the machine cannot join its own, or may not tell.
+fn hosts(answer: Result<Vec<HostStatus>>) -> Result<Vec<HostStatus>> {
+    match answer {
+        Err(failure) if [code::IMPOSSIBLE, code::NOT_ALLOWED].contains(&failure.code().into()) => {
+            Ok(Vec::new())
+        }
+        hosts => hosts,
     }
 }
 

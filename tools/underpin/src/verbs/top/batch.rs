@@ -7,6 +7,7 @@ use super::{
 use crate::{
     cli::Top,
     failure::Result,
+    hosts,
     output::{Output, Side::Left, Table, print},
     units,
     watch::{
@@ -54,8 +55,9 @@ fn to_text(sample: &Sample, rates: &Rates, output: Output) -> String {
             table.tone(n + 1, (column.tone)(vm, rates));
         }
     }
+    let hosts = hosts::line(&sample.hosts).map_or_else(String::new, |line| line + "\n");
     format!(
-        "up {}  CPUs {:.1} of {} busy  memory {}  used {}  free {}  shared {}  saved {}\n{}\n",
+        "up {}  CPUs {:.1} of {} busy  memory {}  used {}  free {}  shared {}  saved {}\n{hosts}{}\n",
         units::nanoseconds(machine.uptime_ns),
         rates.busy(),
         machine.cpus,
@@ -87,6 +89,7 @@ pub fn to_json(sample: &Sample, rates: &Rates) -> Value {
             "cpu": cpu.cpu, "node": cpu.node, "idle_ns": cpu.idle_ns,
             "os0_run_ns": cpu.os0_run_ns, "os0_steal_ns": cpu.os0_steal_ns,
         })).collect::<Value>(),
+        "hosts": sample.hosts.iter().map(|it| hosts::to_json(it, hosts::own(&sample.hosts))).collect::<Value>(),
         "vms": vms.map(|(vm, rates)| vm_json(vm, rates)).collect::<Value>(),
     })
 }

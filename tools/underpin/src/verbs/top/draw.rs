@@ -6,7 +6,7 @@ use super::{
     screen::{Screen, Sort},
 };
 use crate::{
-    cli,
+    cli, hosts,
     output::{Side, Tone},
     units,
     watch::rates::Rates,
@@ -48,8 +48,9 @@ impl Look {
 
 /// Draws all of it.
 pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen, look: &Look) {
+    let has_hosts = u16::from(!screen.sample.hosts.is_empty());
     let areas = [
-        Constraint::Length(3),
+        Constraint::Length(3 + has_hosts),
         Constraint::Fill(1),
         Constraint::Length(1),
     ];
@@ -104,7 +105,9 @@ fn machine(screen: &Screen, look: &Look) -> Paragraph<'static> {
         units::size(sample.memory.shared),
         units::size(sample.memory.saved),
     );
-    Paragraph::new(vec![Line::from(vec![title, rest.into()]), memory.into()])
+    let mut lines = vec![Line::from(vec![title, rest.into()]), memory.into()];
+    lines.extend(hosts::line(&sample.hosts).map(Line::from));
+    Paragraph::new(lines)
 }
 
 fn keys(screen: &Screen) -> Line<'static> {

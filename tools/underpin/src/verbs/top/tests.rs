@@ -60,6 +60,7 @@ fn sample(second: u64, mut vms: Vec<VmSample>) -> Sample {
         memory,
         cpus: Vec::new(),
         nodes: Vec::new(),
+        hosts: Vec::new(),
         vms,
     }
 }

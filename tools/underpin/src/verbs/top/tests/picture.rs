@@ -98,6 +98,7 @@ fn sample(second: u64) -> Sample {
         memory,
         cpus: Vec::new(),
         nodes: Vec::new(),
+        hosts: Vec::new(),
         vms,
     }
 }

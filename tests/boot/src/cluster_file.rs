@@ -1,0 +1,36 @@
+//! Cluster files of simulated hosts.
+
+use crate::{Outcome, assets, because};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+/// The names of host0 and so on in their cluster.
+pub const NAMES: [&str; 4] = ["left", "right", "third", "fourth"];
+
+/// Writes a cluster file and its key, one digit 64 times; gives its path.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write(directory: &Path, name: &str, digit: char, hosts: usize) -> Outcome<String> {
+    let key = directory.join(format!("{name}.key"));
+    let tried = "cannot write a cluster file";
+    fs::write(&key, digit.to_string().repeat(64)).map_err(because(tried))?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).map_err(because(tried))?;
+    let host = |(number, name): (usize, &&str)| {
+        format!("[[host]]\nname = \"{name}\"\nmac = \"52:54:00:00:00:{number:02x}\"\n")
+    };
+    let hosts: String = NAMES.iter().take(hosts).enumerate().map(host).collect();
+    let text = format!("key = \"{name}.key\"\n{hosts}");
+    let file = directory.join(format!("{name}.toml"));
+    fs::write(&file, text).map_err(because(tried))?;
+    Ok(file.display().to_string())
+}
+
+/// The command's words by which simulated hosts join the clusters of these files.
+pub fn options(files: &[String]) -> Vec<String> {
+    let plugin = assets::target().join("sim/release/libsim_wire.so");
+    let mut words = vec!["--wire-plugin".to_owned(), plugin.display().to_string()];
+    for file in files {
+        words.extend(["--cluster".to_owned(), file.clone()]);
+    }
+    words
+}
