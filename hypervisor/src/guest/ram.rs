@@ -92,7 +92,7 @@ impl DeviceView<'_> {
 
 impl DeviceView<'_> {
     /// Copies from another VM's memory, or this one's, until one of both runs is used up. Where the stretch gets
-    /// long as another's frames are put there, the rest is away.
+    /// long meanwhile, the rest is away.
     pub fn copy_from(
         &self,
         to: &mut Runs<'_>,
@@ -106,7 +106,7 @@ impl DeviceView<'_> {
                 }
                 continue;
             }
-            // Something has to be filled first, or both are one VM's: through EL2.
+            // Something has to be filled first: through EL2.
             let mut bytes = [0; 512];
             let piece = into.len.min(out.len).min(bytes.len() as u32);
             let part = &mut bytes[..piece as usize];
@@ -114,7 +114,7 @@ impl DeviceView<'_> {
             self.write(into.ipa, part)?;
             to.advance(piece);
             from.advance(piece);
-            if stretch::is_long() && !core::ptr::eq(self.space, source.space) {
+            if stretch::is_long() {
                 return Err(GuestMemoryError::Away(into.ipa));
             }
         }

@@ -234,7 +234,7 @@ impl AddressSpace {
             .with_frame((ipa, access), node, &Metal, &self.lock(), with)
     }
 
-    /// Copies up to `most` bytes and [`PIECES_AT_ONCE`] from another VM's memory, with both locked (in order of address, as
+    /// Copies up to `most` bytes and [`PIECES_AT_ONCE`] from a VM's memory, with both locked (in order of address, as
     /// every CPU does), and uses both runs up so far; none where a page is not at hand, or ours may not
     /// be written.
     pub fn copy_from(
@@ -244,20 +244,30 @@ impl AddressSpace {
         from: &mut Runs<'_>,
         most: u32,
     ) -> u32 {
-        let Some((ours, theirs)) = lock_pair(&self.maps, &source.maps) else {
-            return 0;
+        let both = lock_pair(&self.maps, &source.maps);
+        let one = both.is_none().then(|| self.maps.lock());
+        let (ours, theirs) = match (&both, &one) {
+            (Some((ours, theirs)), _) => (&**ours, &**theirs),
+            (None, Some(one)) => (&**one, &**one),
+            (None, None) => return 0,
+        };
+        // Bytes of one VM may overlap, and are moved slowly then.
+        let most = if one.is_some() {
+            most.min(FRAME_SIZE as u32)
+        } else {
+            most
         };
         let (mut done, mut pieces) = (0, 0..PIECES_AT_ONCE);
         while done < most
             && pieces.next().is_some()
             && let (Some(into), Some(out)) = (to.front(), from.front())
-            && let Some(room) = near(&ours, into.ipa, true)
-            && let Some(bytes) = near(&theirs, out.ipa, false)
+            && let Some(room) = near(ours, into.ipa, true)
+            && let Some(bytes) = near(theirs, out.ipa, false)
         {
             let piece = into.len.min(out.len).min(most - done);
             let piece = room.size().min(bytes.size()).min(piece.into()) as u32;
             let (room, bytes) = (room.part(0, piece as usize), bytes.part(0, piece as usize));
-            if machine::os0::is_here() {
+            if one.is_some() || machine::os0::is_here() {
                 room.copy_from(0, bytes, 0, piece as usize);
             } else {
                 // SAFETY: guests of ours have neither SVE nor SME, and there is nobody else.

@@ -16,13 +16,12 @@ pub fn fill(
 ) -> Result<(), GuestMemoryError> {
     match body {
         Body::Own(head, rest) => {
-            if (head.len() + rest.len()) as u64 > FRAME_SIZE {
-                prepare(to, runs.clone())?;
-            }
+            prepare_many(to, runs, head.len() + rest.len(), true)?;
             runs.put(to, head)?;
             runs.put(to, rest)
         }
         Body::Guest(vm, frame) => {
+            prepare_many(to, runs, frame.head().len(), true)?;
             runs.put(to, frame.head())?;
             let mut rest = Runs::new(frame.rest(), u32::MAX);
             to.copy_from(runs, &vm.memory(), &mut rest)
@@ -30,21 +29,44 @@ pub fn fill(
     }
 }
 
-/// Puts frames behind what a long frame goes to: one at least, so that it gets there some time.
-fn prepare(to: &DeviceView<'_>, mut runs: Runs<'_>) -> Result<(), GuestMemoryError> {
+/// As [`prepare`], where so many bytes of a frame are in more than two pages.
+fn prepare_many(
+    view: &DeviceView<'_>,
+    runs: &mut Runs<'_>,
+    bytes: usize,
+    write: bool,
+) -> Result<(), GuestMemoryError> {
+    let in_one = runs.front().is_none_or(|front| bytes <= front.len as usize);
+    if in_one && bytes as u64 <= FRAME_SIZE {
+        return Ok(());
+    }
+    prepare(view, runs.clone(), bytes as u64, write)
+}
+
+/// Puts frames behind these bytes: one at least, so that the frame of the network gets there some time.
+#[inline(never)]
+fn prepare(
+    view: &DeviceView<'_>,
+    mut runs: Runs<'_>,
+    mut bytes: u64,
+    write: bool,
+) -> Result<(), GuestMemoryError> {
     let mut has_filled = false;
-    while let Some(front) = runs.front() {
+    while bytes > 0
+        && let Some(front) = runs.front()
+    {
         let (ipa, left) = (front.ipa, FRAME_SIZE - front.ipa.offset());
-        let piece = u64::from(front.len).min(left);
-        let at_hand = to.space.at_hand(ipa, piece as usize, true, |_| ());
+        let piece = u64::from(front.len).min(left).min(bytes);
+        let at_hand = view.space.at_hand(ipa, piece as usize, write, |_| ());
         if at_hand.is_none() {
             let must_stop = has_filled && stretch::is_long();
-            if must_stop || to.touch(ipa, piece, true, false) < piece {
+            if must_stop || view.touch(ipa, piece, write, false) < piece {
                 return Err(GuestMemoryError::Away(ipa));
             }
             has_filled = true;
         }
         runs.advance(piece as u32);
+        bytes -= piece;
     }
     Ok(())
 }
@@ -57,5 +79,6 @@ pub fn read(vm: &Guest, frame: &Frame, at: usize, into: &mut [u8]) -> Result<(),
     first.copy_from_slice(&of_head[..first.len()]);
     let mut runs = Runs::new(frame.rest(), u32::MAX);
     runs.skip(at.saturating_sub(head.len()) as u32);
+    prepare_many(&vm.memory(), &mut runs, rest.len(), false)?;
     runs.get(&vm.memory(), rest)
 }

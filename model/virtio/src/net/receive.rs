@@ -73,6 +73,9 @@ impl Transport<Net> {
         let count = self.device.buffers.taken.len() as u16;
         let header = offload.encode(count);
         let runs = &mut Runs::new(&self.device.buffers.runs, needed);
+        if !is_at_hand(memory, runs.clone()) {
+            return self.put_back(index, Received::Away);
+        }
         match runs.put(memory, &header).and_then(|()| fill(runs)) {
             Ok(()) => {}
             Err(GuestMemoryError::Away(_)) => return self.put_back(index, Received::Away),
@@ -108,6 +111,25 @@ impl Transport<Net> {
         }
         self.queues[index].push_all(memory, taken)
     }
+}
+
+/// Whether what a frame's header goes to is at hand. One in several runs would take frames for all of them at once:
+/// they get theirs here, as far as the owner's time goes, and one at least.
+#[inline]
+fn is_at_hand(memory: &impl GuestMemory, mut runs: Runs<'_>) -> bool {
+    let mut left = HEADER_BYTES as u32;
+    while left > 0
+        && let Some(run) = runs.front()
+        && run.len < HEADER_BYTES as u32
+    {
+        let piece = run.len.min(left);
+        if memory.touch(run.ipa, piece.into(), true, left < HEADER_BYTES as u32) < piece.into() {
+            return false;
+        }
+        runs.advance(piece);
+        left -= piece;
+    }
+    true
 }
 
 impl Buffers {
