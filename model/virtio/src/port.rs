@@ -86,8 +86,8 @@ impl Port {
 
     /// Takes what the driver says; whether there may be more.
     fn listen(&mut self, queue: &mut Queue, memory: &impl GuestMemory) -> Result<bool, QueueError> {
-        for _ in 0..MESSAGES_AT_ONCE {
-            if !queue.pop(memory, &mut self.message)? {
+        for n in 0..MESSAGES_AT_ONCE {
+            if !queue.pop_in_time(memory, &mut self.message, |_| n > 0)? {
                 return Ok(false);
             }
             let mut message = [0; MESSAGE];

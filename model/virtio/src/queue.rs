@@ -281,6 +281,27 @@ impl Queue {
         popped
     }
 
+    /// As [`Self::pop`], but a chain that `may_wait` stays where the owner's time is over.
+    pub(crate) fn pop_in_time(
+        &mut self,
+        memory: &impl GuestMemory,
+        chain: &mut Chain,
+        may_wait: impl FnOnce(&Chain) -> bool,
+    ) -> Result<bool, QueueError> {
+        if !self.pop(memory, chain)? {
+            return Ok(false);
+        }
+        let mut segments = chain.readable().iter().chain(chain.writable());
+        if let Some(first) = segments.next()
+            && may_wait(chain)
+            && memory.touch(first.ipa, 1, false, true) == 0
+        {
+            self.put_back(1);
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
     fn pop_next(
         &mut self,
         memory: &impl GuestMemory,

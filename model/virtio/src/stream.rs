@@ -115,8 +115,10 @@ impl Bytes {
     ) -> Result<usize, QueueError> {
         let mut accepted = 0;
         // A buffer may have no writable byte: not more of them than the queue holds.
-        for _ in 0..queue.size() {
-            if accepted == bytes.len() || !queue.pop(memory, &mut self.incoming)? {
+        for n in 0..queue.size() {
+            if accepted == bytes.len()
+                || !queue.pop_in_time(memory, &mut self.incoming, |_| n > 0)?
+            {
                 break;
             }
             let n = self.incoming.write(memory, &bytes[accepted..])?;

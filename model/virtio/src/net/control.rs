@@ -30,14 +30,14 @@ impl From<GuestMemoryError> for Unserved {
 }
 
 impl Transport<Net> {
-    /// Does up to `budget` commands; whether there may be more.
+    /// Does up to `budget` commands, one at least and as far as the owner's time goes; whether there may be more.
     pub fn control(&mut self, memory: &impl GuestMemory, budget: usize) -> bool {
         if !self.is_live() {
             return false;
         }
         let (queue, mut chain) = (self.control_queue(), Chain::default());
-        for _ in 0..budget {
-            let popped = self.queues[queue].pop(memory, &mut chain);
+        for n in 0..budget {
+            let popped = self.queues[queue].pop_in_time(memory, &mut chain, |_| n > 0);
             if self.settle(popped) != Some(true) {
                 self.signal(memory, queue);
                 return false;

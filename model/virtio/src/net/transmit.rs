@@ -114,21 +114,16 @@ impl Transport<Net> {
             popped = match queue.has_more(memory) {
                 Ok(false) if will_look => Ok(false),
                 Err(error) => Err(error),
-                Ok(_) => queue.pop(memory, &mut frame.chain),
+                // To read a head in many segments takes as long as to find them: it may be left for another time.
+                Ok(_) => queue.pop_in_time(memory, &mut frame.chain, |chain| {
+                    chain.segment_count() > SEGMENTS_AT_ONCE
+                }),
             };
             if popped != Ok(false) {
                 break;
             }
         }
         if self.settle(popped) != Some(true) {
-            return Next::Empty;
-        }
-        // To read a head in many segments takes as long as to find them: it may be left for another time.
-        if let [first, .., _] = frame.chain.readable()
-            && frame.chain.segment_count() > SEGMENTS_AT_ONCE
-            && memory.touch(first.ipa, 1, false, true) == 0
-        {
-            self.queues[frame.queue].put_back(1);
             return Next::Empty;
         }
         frame.resets = self.resets();

@@ -13,6 +13,7 @@ mod port;
 mod queue;
 mod races;
 mod records;
+mod time;
 mod wire;
 
 use proptest::test_runner::Config;
