@@ -11,7 +11,7 @@ use crate::cluster::span;
 use crate::drivers::{Extent, Io, Job, Move, Operation, Partition, disk, jobs::Kind};
 use crate::guest::Guest;
 use crate::machine::{self, due};
-use crate::memory::{Metal, sharing};
+use crate::memory::{Metal, frames, sharing, shortage};
 use crate::vcpu::attention;
 use abi::{Text, control::count};
 use arch::timer;
@@ -234,7 +234,7 @@ pub fn page_at(token: Token, operation: Operation) -> Io {
     }
 }
 
-/// Brings the page back that a device of the VM waits for, if one does.
+/// Brings the page back that a device of the VM waits for, if one does. Where it waits for a frame, it tries again.
 pub fn bring_wanted(vm: &Guest) {
     let wanted = vm.space.take_wanted();
     if vm.space.spans() {
@@ -248,6 +248,12 @@ pub fn bring_wanted(vm: &Guest) {
     };
     let coming = match vm.space.entry(gfn).backing {
         Backing::Discarded(token) => bring(vm, gfn, token, DEVICES),
+        Backing::Absent if frames::are_few() => {
+            shortage::may_wait_for_frames();
+            stall(vm, DEVICES);
+            due::request_at(timer::now() + timer::frequency() / 100);
+            Coming::Soon
+        }
         _ => Coming::Now,
     };
     if coming != Coming::Soon {

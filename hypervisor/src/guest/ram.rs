@@ -32,7 +32,10 @@ impl DeviceView<'_> {
     ) -> Result<R, GuestMemoryError> {
         let done = self.space.with_frame(ipa, access, self.node, with);
         done.map_err(|filled| match filled {
-            Filled::NoMemory => GuestMemoryError::NoFrame(ipa),
+            Filled::NoMemory => {
+                self.space.want(ipa.frame(), access.writes());
+                GuestMemoryError::NoFrame(ipa)
+            }
             Filled::Held(_) if !self.space.spans() => GuestMemoryError::NotMemory(ipa),
             Filled::Away(_) | Filled::Held(_) => {
                 self.space.want(ipa.frame(), access.writes());
@@ -187,7 +190,7 @@ impl GuestMemory for DeviceView<'_> {
             return len;
         }
         match self.pieces(ipa, len as usize, write, |_, _, _| ()) {
-            Err(GuestMemoryError::Away(at)) => at.0 - ipa.0,
+            Err(GuestMemoryError::Away(at) | GuestMemoryError::NoFrame(at)) => at.0 - ipa.0,
             _ => len,
         }
     }

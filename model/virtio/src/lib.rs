@@ -24,6 +24,7 @@ pub mod balloon;
 pub mod blk;
 mod chain;
 pub mod console;
+mod error;
 pub mod net;
 pub mod port;
 pub mod queue;
@@ -33,7 +34,8 @@ mod transport;
 mod window;
 
 pub use chain::{Chain, MAX_SEGMENTS, Runs, Segment};
-pub use queue::{MAX_QUEUE_SIZE, Queue, QueueError};
+pub use error::QueueError;
+pub use queue::{MAX_QUEUE_SIZE, Queue};
 pub use transport::{Causes, Device, DeviceCore, Effect, Status, Transport, register};
 pub use window::Window;
 

@@ -5,13 +5,13 @@
 //! it. What the driver cannot be forgiven is a [`QueueError`], upon which the transport breaks the
 //! device.
 
-use crate::{Chain, MAX_SEGMENTS, Segment};
+use crate::{Chain, MAX_SEGMENTS, QueueError, Segment};
 use abi::state::{
     self,
     queue::{EVENT_IDX, FLAGS, INDIRECT, MUTED, READY},
 };
 use core::sync::atomic::{Ordering, fence};
-use machine_contract::{GuestMemory, GuestMemoryError};
+use machine_contract::GuestMemory;
 use model_addr::{Gfn, Ipa};
 use zerocopy::IntoBytes as _;
 
@@ -40,39 +40,6 @@ const SHORT_MAX: usize = 4;
 const ENTRIES_AT_ONCE: usize = 32;
 const DESCRIPTORS_AT_ONCE: u16 = 8;
 
-/// How a driver broke the rules of a virtqueue or of the request in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueError {
-    /// The size is no power of two within the maximum, or an address is misaligned or wraps.
-    Layout,
-    /// The available index is ahead by more than the queue's size.
-    Overrun,
-    /// A descriptor index beyond its table.
-    NoSuchDescriptor,
-    /// A descriptor of no bytes.
-    EmptyDescriptor,
-    /// A buffer to read behind one to write.
-    ReadableAfterWritable,
-    /// More than [`MAX_SEGMENTS`] descriptors: a loop, or a driver deaf to `seg_max`.
-    TooManySegments,
-    /// 4 GiB or more in one chain.
-    TooManyBytes,
-    /// An indirect table that is nested, empty, oversized or continued.
-    Indirect,
-    /// A request too short for the device's own header and status.
-    Truncated,
-    /// A driver of the interface before virtio 1.0, or one that uses the device without agreed features.
-    Legacy,
-    /// A ring, table or buffer is not where the guest has memory.
-    Memory(GuestMemoryError),
-}
-
-impl From<GuestMemoryError> for QueueError {
-    fn from(error: GuestMemoryError) -> Self {
-        Self::Memory(error)
-    }
-}
-
 /// The device side of one split virtqueue. The default is a queue that is not ready: it yields
 /// nothing.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +56,8 @@ pub struct Queue {
     ahead: Ahead,
     /// The driver was asked to kick for the entry at `next_avail`.
     armed: bool,
+    /// The used ring has its frames. They stay, as the queue uses them, so that what was taken can be given back.
+    can_answer: bool,
 }
 
 /// One entry of a descriptor table (virtio 2.7.5).
@@ -275,8 +244,11 @@ impl Queue {
         chain: &mut Chain,
     ) -> Result<bool, QueueError> {
         let popped = self.pop_next(memory, chain);
-        if popped.is_err() {
-            self.at_hand = 0;
+        match popped {
+            // A ring or a table gets its frame later.
+            Err(error) if error.is_want_of_memory() => return Ok(false),
+            Err(_) => self.at_hand = 0,
+            Ok(_) => {}
         }
         popped
     }
@@ -312,16 +284,22 @@ impl Queue {
         }
         self.mute_kicks(memory)?;
         let head = self.head(memory)?;
-        match self.walk(memory, head, chain) {
-            Err(QueueError::Memory(GuestMemoryError::Away(_))) => return Ok(false),
-            walked => walked?,
-        }
+        self.walk(memory, head, chain)?;
         // What is not at hand is taken later.
-        if !self.is_at_hand(memory, chain) {
+        if !self.can_answer(memory) || !self.is_at_hand(memory, chain) {
             return Ok(false);
         }
         self.take_next();
         Ok(true)
+    }
+
+    fn can_answer(&mut self, memory: &impl GuestMemory) -> bool {
+        if !self.can_answer {
+            let bytes = RING_HEADER + USED_BYTES * u64::from(self.size()) + 2;
+            let touched = memory.touch(Ipa(self.state.device), bytes, true, false);
+            self.can_answer = touched == bytes;
+        }
+        self.can_answer
     }
 
     fn take_next(&mut self) {
@@ -359,7 +337,7 @@ impl Queue {
     #[inline]
     pub(crate) fn pop_buffer(&mut self, memory: &impl GuestMemory) -> Option<(u16, Segment)> {
         let is_ready = self.is_ready() && !self.armed && (self.has(EVENT_IDX) || self.has(MUTED));
-        if !is_ready || self.state.next_avail == self.seen_avail {
+        if !is_ready || !self.can_answer || self.state.next_avail == self.seen_avail {
             return None;
         }
         let head = self.head(memory).ok()?;

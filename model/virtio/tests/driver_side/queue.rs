@@ -346,6 +346,67 @@ fn a_chain_waits_for_its_memory() {
     assert!(queue.uses(RAM.frame()) && !queue.uses(DATA.frame()));
 }
 
+/// Memory of which one access finds no frame, after so many that do.
+struct Once<'a>(&'a FakeGuest, core::cell::Cell<i32>);
+
+impl Once<'_> {
+    fn frame(&self, ipa: Ipa) -> Result<(), GuestMemoryError> {
+        let has = self.1.replace(self.1.get() - 1) != 0;
+        has.then_some(()).ok_or(GuestMemoryError::NoFrame(ipa))
+    }
+}
+
+impl GuestMemory for Once<'_> {
+    fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
+        self.frame(ipa).and_then(|()| self.0.read(ipa, into))
+    }
+    fn write(&self, ipa: Ipa, from: &[u8]) -> Result<(), GuestMemoryError> {
+        self.frame(ipa).and_then(|()| self.0.write(ipa, from))
+    }
+    fn contains(&self, ipa: Ipa, len: u64) -> bool {
+        self.0.contains(ipa, len)
+    }
+    fn touch(&self, ipa: Ipa, len: u64, _: bool, _: bool) -> u64 {
+        self.frame(ipa).map_or(0, |()| len)
+    }
+}
+
+#[test]
+fn a_queue_waits_for_frames_of_its_rings_before_it_takes_a_chain() {
+    let mut accesses = 0;
+    loop {
+        let guest = ram();
+        let features = QueueFeatures {
+            indirect: true,
+            ..QueueFeatures::default()
+        };
+        let mut driver = Driver::new(0, 8, features);
+        let mut queue = Queue::of(driver.setup, 8).unwrap();
+        let buffer = Buffer {
+            ipa: DATA,
+            len: 100,
+            writable: true,
+        };
+        let head = driver.add(&guest, &[buffer], Shape::Indirect);
+        driver.publish(&guest);
+        let mut chain = Chain::default();
+        let once = Once(&guest, core::cell::Cell::new(accesses));
+        let popped = queue.pop(&once, &mut chain).unwrap();
+        if !popped {
+            assert_eq!(queue.pop(&guest, &mut chain), Ok(true), "{accesses}");
+        }
+        assert_eq!(Some(chain.head()), head);
+        assert_eq!(chain.writable_bytes(), 100);
+        assert_eq!(queue.push_used(&guest, chain.head(), 0), Ok(()));
+        if popped {
+            break;
+        }
+        accesses += 1;
+    }
+    // The index, that kicks are not wanted, the head, a descriptor of each table, and the used ring.
+    assert_eq!(accesses, 6);
+}
+
 /// Memory that stops a device before each frame that it has to get, once it may.
 struct Slow<'a>(&'a FakeGuest, core::cell::Cell<u32>);
 
@@ -359,11 +420,13 @@ impl GuestMemory for Slow<'_> {
     fn contains(&self, ipa: Ipa, len: u64) -> bool {
         self.0.contains(ipa, len)
     }
-    fn touch(&self, _: Ipa, len: u64, _: bool, may_stop: bool) -> u64 {
+    fn touch(&self, ipa: Ipa, len: u64, _: bool, may_stop: bool) -> u64 {
         if may_stop {
             return 0;
         }
-        self.1.set(self.1.get() + 1);
+        // The used ring gets its frames with the first chain.
+        let is_buffer = ipa >= DATA;
+        self.1.set(self.1.get() + u32::from(is_buffer));
         len
     }
 }
