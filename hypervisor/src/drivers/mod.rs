@@ -97,11 +97,16 @@ pub fn interrupt(cpu: &'static Cpu, intid: u32) {
             // Requests are served between guests, not in the middle of one.
             cpu.reschedule.store(true, Ordering::Relaxed);
         }
-        Some(Source::Card) => nic::interrupt(),
-        Some(Source::Disk(number)) if disk::interrupt(*number) => {
-            due::request();
-            cpu.reschedule.store(true, Ordering::Relaxed);
-        }
-        Some(Source::Disk(_)) | None => {}
+        Some(Source::Card) => is_left(cpu, nic::interrupt()),
+        Some(Source::Disk(number)) => is_left(cpu, disk::interrupt(*number)),
+        None => {}
+    }
+}
+
+/// Something that has come is left for later, or nothing is.
+fn is_left(cpu: &Cpu, is_left: bool) {
+    if is_left {
+        due::request();
+        cpu.reschedule.store(true, Ordering::Relaxed);
     }
 }

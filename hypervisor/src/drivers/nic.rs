@@ -6,9 +6,10 @@
 
 use crate::drivers::queue::{BufferQueue, Transport, begin};
 use crate::drivers::uplink;
-use crate::machine;
+use crate::machine::{self, Kind, stretch};
 use abi::link::ETHERTYPE;
 use alloc::boxed::Box;
+use core::sync::atomic::{AtomicBool, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use virtio_drivers::{Error, transport::Transport as _};
 
@@ -18,7 +19,7 @@ const BUFFERS: usize = 128;
 const HEADER_BYTES: usize = 12;
 /// The longest frame: 1500 bytes, an Ethernet header, a VLAN tag.
 const FRAME_MAX: usize = 1518;
-/// Frames taken for one interrupt; the rest has another.
+/// Frames taken in one go, if it does not get long before.
 const FRAMES_AT_ONCE: u32 = 256;
 
 struct Hardware {
@@ -28,6 +29,8 @@ struct Hardware {
 }
 
 static CARD: Once<SpinLock<Hardware>> = Once::new();
+/// Frames that have come were left for later.
+static LEFT: AtomicBool = AtomicBool::new(false);
 
 /// Takes each frame of the link between hosts, where the machine is one of a cluster: given at boot.
 pub static LINK: Once<fn(&[u8])> = Once::new();
@@ -123,18 +126,36 @@ impl Hardware {
     }
 }
 
-/// The card says that something has come or gone.
-pub fn interrupt() {
-    let Some(card) = CARD.get() else { return };
-    card.lock().transport.ack_interrupt();
+/// The card says that something has come or gone; whether some of that is left for [`go_on`].
+pub fn interrupt() -> bool {
+    CARD.get().is_some_and(|card| {
+        card.lock().transport.ack_interrupt();
+        take_some(card)
+    })
+}
+
+/// Takes frames that were left; whether there are more.
+pub fn go_on() -> bool {
+    LEFT.swap(false, Ordering::Relaxed) && {
+        stretch::look(Kind::Device);
+        CARD.get().is_some_and(take_some)
+    }
+}
+
+fn take_some(card: &SpinLock<Hardware>) -> bool {
     let mut frame = [0; FRAME_MAX];
-    for _ in 0..FRAMES_AT_ONCE {
+    for n in 0..FRAMES_AT_ONCE {
+        if n > 0 && stretch::is_long() {
+            break;
+        }
         let received = card.lock().receive(&mut frame);
-        let Some(bytes) = received else { return };
+        let Some(bytes) = received else { return false };
         uplink::count(0);
         match LINK.get() {
             Some(take) if frame[12..14] == ETHERTYPE => take(&frame[..bytes]),
             _ => uplink::hand_in(&frame[..bytes]),
         }
     }
+    LEFT.store(true, Ordering::Relaxed);
+    true
 }

@@ -1,7 +1,7 @@
 //! Work that is nobody's in particular: requests from outside, VMs to take apart, output that
 //! waits. Done between guests, a bounded piece at a time.
 
-use crate::drivers::disk;
+use crate::drivers::{disk, nic};
 use crate::economy::ledger;
 use crate::machine::{Cpu, Kind, cpu, due, stretch};
 use crate::run::hosts;
@@ -52,7 +52,9 @@ pub fn some() {
             ledger::tick();
             placement::tick();
         }
-        let more = disk::go_on() | cluster::pass() | hosts::pass() | life::settle() | take_apart();
+        let devices = disk::go_on() | nic::go_on();
+        let hosts = cluster::pass() | hosts::pass();
+        let more = devices | hosts | life::settle() | take_apart();
         stretch::look(Kind::Control);
         life::flush_terminals();
         due::end();
