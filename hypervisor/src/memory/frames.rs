@@ -194,10 +194,12 @@ fn allocate_above(
     })
 }
 
-/// Whether frames may be reserved that [`allocate`] has not come to yet: who found none tries again.
+/// Whether frames may be reserved, or hold blocks that nobody uses, that [`allocate`] has not come to yet: who found
+/// none tries again.
 pub fn may_be_reserved() -> bool {
     let mut nodes = machine::get().node_ids();
-    nodes.any(|node| with_pool(node, |pool| !pool.has_nothing_reserved()))
+    sharing::accounts().cached() > 0
+        || nodes.any(|node| with_pool(node, |pool| !pool.has_nothing_reserved()))
 }
 
 /// Gives back what [`allocate`] gave.

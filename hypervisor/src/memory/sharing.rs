@@ -126,8 +126,9 @@ pub fn group(name: Text<24>) -> Option<u16> {
     Some(place as u16 + 1)
 }
 
-/// Frames of a node that are looked at for one to evict.
-const EVICTION_BUDGET: u64 = 1 << 15;
+/// Frames of a node that are looked at for one to evict before a look at the clock, and such looks in one go.
+const EVICTION_BUDGET: u64 = 1 << 10;
+const LOOKS: u32 = 1 << 11;
 /// How many are evicted in one go.
 const EVICT_AT_ONCE: usize = 32;
 static CLOCKS: PerNode<SpinLock<Clock>> = {
@@ -144,7 +145,7 @@ const fn clock(node: u8) -> SpinLock<Clock> {
 }
 
 /// Gives frames back that hold a disk's block and that nobody uses, those of `home` first; whether
-/// any.
+/// any. The hand stays where it is as the stretch gets long: who got none has it go on the next time.
 #[cold]
 pub fn evict_some(home: NodeId) -> bool {
     let mut evicted = 0;
@@ -153,8 +154,8 @@ pub fn evict_some(home: NodeId) -> bool {
             continue;
         };
         // The hand passes a frame that was in use twice.
-        for _ in 0..2 * EVICT_AT_ONCE {
-            let is_enough = evicted == EVICT_AT_ONCE || evicted > 0 && stretch::is_long();
+        for look in 0..LOOKS {
+            let is_enough = evicted == EVICT_AT_ONCE || look > 0 && stretch::is_long();
             if ACCOUNTS_OF_VMS.cached() == 0 || is_enough {
                 return evicted > 0;
             }
