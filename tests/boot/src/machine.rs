@@ -477,6 +477,23 @@ impl Machine {
         }
     }
 
+    /// Waits until a VM has said that, and asks the machine nothing meanwhile: an answer is work of EL2.
+    ///
+    /// # Errors
+    /// The time is over or the machine has ended.
+    pub fn hear(&mut self, vm: &str, text: &str, within: Duration) -> Outcome {
+        let deadline = Instant::now() + within;
+        while !self.console(vm).contains(text) {
+            self.check_alive()?;
+            if Instant::now() > deadline {
+                let seconds = within.as_secs();
+                return Err(format!("'{vm}' did not say '{text}' in {seconds} s"));
+            }
+            sleep(POLL);
+        }
+        Ok(())
+    }
+
     /// Waits until a VM is in the state; gives its status.
     ///
     /// # Errors
