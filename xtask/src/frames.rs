@@ -31,7 +31,7 @@ const LARGER: [(&str, u64); 12] = [
         36_000,
     ),
     (
-        "hypervisor::life::create::with_memory::<hypervisor::life::state::read_instance::{closure#0}>",
+        "hypervisor::life::create::with_memory::<hypervisor::life::state::make_instance<abi::state::stream::Reader>::{closure#0}>",
         36_000,
     ),
     ("hypervisor::life::reaper::waiting", 33_500),

@@ -8,10 +8,11 @@ use abi::bundle::VmRecord;
 use abi::control::code;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
-use machine_locks::{Rank, SpinLock};
+use machine_locks::{Once, Rank, SpinLock};
 use model_addr::VmId;
 use model_control::Refusal;
 use model_guest_image::HostShare;
+use model_id_registers::GuestIdRegisters;
 use model_span::{Layout, Session};
 use model_vgic::Distributor;
 use xxhash_rust::xxh64::xxh64;
@@ -28,6 +29,8 @@ pub struct Span {
     pub session: SpinLock<Session>,
     /// Who has what.
     pub layout: Layout,
+    /// What it is shown of its CPUs, from its start on.
+    pub ids: Once<GuestIdRegisters>,
     host: u8,
 }
 
@@ -84,6 +87,7 @@ impl Span {
         Ok(Some(Box::new(Self {
             session: SpinLock::new(Rank::Device, session),
             layout,
+            ids: Once::new(),
             host,
         })))
     }

@@ -9,7 +9,7 @@ pub mod tally;
 pub mod terminal;
 
 use crate::cluster::calls::Span;
-use crate::machine::{self, due};
+use crate::machine::due;
 use crate::memory::{AddressSpace, Dismantling, VMS_MAX, Vmid};
 use crate::vcpu::{Vcpu, attention};
 use abi::{Text, control::VM_COUNTS, state};
@@ -17,10 +17,9 @@ use alloc::boxed::Box;
 use arch::timer;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use machine_locks::{Once, Rank, SpinLock};
+use machine_locks::{Rank, SpinLock};
 use model_addr::{NodeId, VmId};
 use model_entitlement::Debtor;
-use model_id_registers::GuestIdRegisters;
 use model_vgic::{Distributor, VcpuSet};
 pub use paging::{Coming, Paging};
 pub use ram::DeviceView;
@@ -53,8 +52,6 @@ pub struct Guest {
     vmid: Vmid,
     /// Its vCPUs.
     pub vcpus: Box<[Vcpu]>,
-    /// What it is shown of its CPUs; a VM that spans hosts, from its start on.
-    pub ids: Once<GuestIdRegisters>,
     /// Its part on this host, where it spans several.
     pub span: Option<Box<Span>>,
     /// Its shared interrupts.
@@ -125,10 +122,8 @@ impl Guest {
         span: Option<Box<Span>>,
     ) -> Self {
         let mut distributor = Distributor::new(layout::SPIS, vcpus.len());
-        let ids = Once::new();
-        match &span {
-            Some(span) => span.begin_interrupts(&mut distributor, &vcpus),
-            None => ids.set(machine::guest_ids()).unwrap_or_default(),
+        if let Some(span) = &span {
+            span.begin_interrupts(&mut distributor, &vcpus);
         }
         Self {
             id,
@@ -137,7 +132,6 @@ impl Guest {
             space: *space,
             vmid,
             vcpus,
-            ids,
             span,
             distributor: SpinLock::new(Rank::Distributor, distributor),
             fresh: AtomicU64::new(0),

@@ -378,13 +378,18 @@ impl AddressSpace {
 
     /// Readies a page for a device; `false` where it must be read first. See [`Maps::ready`].
     pub fn ready(&self, gfn: Gfn, writes: bool, overwrites: bool) -> bool {
-        let mut maps = self.maps.lock();
-        let is_away = maps.ready(gfn, overwrites, &Metal).is_some()
-            || self.spans && maps.entry(gfn).usable(writes).is_none();
+        let is_away = self.maps.lock().ready(gfn, overwrites, &Metal).is_some();
+        let is_away = is_away || self.spans && self.is_elsewhere(gfn, writes);
         if is_away {
             self.want(gfn, writes);
         }
         !is_away
+    }
+
+    /// Whether other hosts have to allow it before.
+    #[cold]
+    fn is_elsewhere(&self, gfn: Gfn, writes: bool) -> bool {
+        self.maps.lock().entry(gfn).usable(writes).is_none()
     }
 
     /// Who touches these pages next is noticed; see [`Maps::sample`].

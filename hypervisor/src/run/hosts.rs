@@ -106,10 +106,11 @@ fn act_upon(vm: &Arc<Instance>, wanted: &Todo) {
 
 /// All hosts have the VM.
 fn start(vm: &Instance) {
+    let Some(span) = &vm.span else { return };
     let ids = machine::guest_ids();
     let common = cluster::own().map(|(_, common)| ids.spanning(common));
-    let _ = vm.ids.set(common.unwrap_or(ids));
-    if vm.span.as_ref().is_some_and(|span| span.is_first()) {
+    let _ = span.ids.set(common.unwrap_or(ids));
+    if span.is_first() {
         turn_on_first(vm);
     }
     log::info!("{} runs on all its hosts", vm.name());

@@ -232,14 +232,15 @@ impl Page {
     /// Returns what is known of a page at the beginning, when its home owns it.
     pub fn first<const HOSTS: usize>(settings: &Settings<HOSTS>, page: u32) -> Self {
         let owner = settings.home(page);
-        let (state, version) = match owner == settings.host {
-            true => (State::Modified, 1),
-            false => (State::Invalid, 0),
+        let (version, state) = if owner == settings.host {
+            (1, State::Modified)
+        } else {
+            (0, State::Invalid)
         };
         Self {
+            version,
             owner,
             state,
-            version,
             ..Self::default()
         }
     }

@@ -1,6 +1,7 @@
 //! Trapped system registers: SGIs, CPU features, and what guests are not given.
 
 use crate::cluster::span;
+use crate::machine;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
 use crate::vcpu::{ExitClass, attention};
@@ -39,8 +40,11 @@ pub fn access(guest: &mut Loaded<'_>, access: SysregAccess) -> Flow {
         if !is_read {
             return undefined(guest, register);
         }
-        let ids = guest.vm.ids.get();
-        let value = ids.map_or(0, |ids| ids.read(register.crm(), register.op2()));
+        let (crm, op2) = (register.crm(), register.op2());
+        let value = match &guest.vm.span {
+            Some(span) => span.ids.get().map_or(0, |ids| ids.read(crm, op2)),
+            None => machine::guest_id(crm, op2),
+        };
         guest.core.context.set_register(rt, value);
         skip(guest);
         return Flow::Resume;
