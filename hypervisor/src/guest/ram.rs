@@ -31,18 +31,23 @@ impl DeviceView<'_> {
         with: impl FnOnce(Mfn) -> R,
     ) -> Result<R, GuestMemoryError> {
         let done = self.space.with_frame(ipa, access, self.node, with);
-        done.map_err(|filled| match filled {
-            Filled::NoMemory => {
-                self.space.want(ipa.frame(), access.writes());
-                GuestMemoryError::NoFrame(ipa)
+        done.map_err(|filled| self.missed(ipa, access, filled))
+    }
+
+    /// Why a frame cannot be used; what can come is asked for.
+    #[cold]
+    #[inline(never)]
+    fn missed(&self, ipa: Ipa, access: Access, filled: Filled) -> GuestMemoryError {
+        let error = match filled {
+            Filled::NoMemory => GuestMemoryError::NoFrame(ipa),
+            Filled::Away(_) => GuestMemoryError::Away(ipa),
+            Filled::Held(_) if self.space.spans() => GuestMemoryError::Away(ipa),
+            Filled::Done | Filled::Refused | Filled::Held(_) => {
+                return GuestMemoryError::NotMemory(ipa);
             }
-            Filled::Held(_) if !self.space.spans() => GuestMemoryError::NotMemory(ipa),
-            Filled::Away(_) | Filled::Held(_) => {
-                self.space.want(ipa.frame(), access.writes());
-                GuestMemoryError::Away(ipa)
-            }
-            Filled::Done | Filled::Refused => GuestMemoryError::NotMemory(ipa),
-        })
+        };
+        self.space.want(ipa.frame(), access.writes());
+        error
     }
 
     /// Lets `with` use the two bytes at `ipa`, which are in one page.
