@@ -4,11 +4,12 @@
 
 xtask = scripts/cargo host run --release --package xtask --
 
-.PHONY: help demo demo-attach check test bench bench-sharing bench-numa bench-os0 bench-cluster soak mutants clean
+.PHONY: help demo demo-attach demo-cluster check test bench bench-sharing bench-numa bench-os0 bench-cluster soak mutants clean
 
 help:
 	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
 	@echo 'make demo-attach  beneath a running Linux and away again, with a plot; KEEP=1 for a shell there'
+	@echo 'make demo-cluster  one Debian over two machines, one of which dies'
 	@echo 'make check  the quick part of make test, for people at work'
 	@echo 'make test   all tests'
 	@echo 'make bench  all benches, checked against aims and bench/accepted.toml; WITHOUT=numa leaves that one out'
@@ -18,8 +19,8 @@ help:
 	@echo 'make mutants  puts kept faults into a copy of the sources, one by one: each must be noticed by its test'
 	@echo 'make clean  removes what was built; what was downloaded stays in the cache'
 
-demo demo-attach check test bench bench-sharing bench-numa bench-os0 bench-cluster soak mutants:
-	@scripts/setup --for $(if $(findstring bench,$@),bench,$(if $(filter mutants check,$@),test,$@))
+demo demo-attach demo-cluster check test bench bench-sharing bench-numa bench-os0 bench-cluster soak mutants:
+	@scripts/setup --for $(if $(findstring bench,$@),bench,$(if $(filter mutants check demo-cluster,$@),test,$@))
 	@$(xtask) $@ $(if $(KEEP),--keep) $(if $(filter bench,$@),--check $(WITHOUT:%=--without %))
 
 clean:

@@ -8,6 +8,7 @@ mod bench_os0;
 mod bench_sharing;
 mod demo;
 mod demo_attach;
+mod demo_cluster;
 mod figures;
 mod frames;
 mod gate;
@@ -57,6 +58,8 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
+    /// Run the demo of one VM over two machines: a Debian kernel boots on both, and one dies
+    DemoCluster,
     /// Run all benches, or these, and print their figures beside aims and peers
     Bench {
         /// Only these
@@ -149,6 +152,7 @@ fn main() -> ExitCode {
         Task::Check => gate::quick(),
         Task::Demo { keep } => demo::run(keep),
         Task::DemoAttach { keep } => demo_attach::run(keep),
+        Task::DemoCluster => demo_cluster::run(),
         Task::Bench { short: true, .. } => gate::alone("figures"),
         Task::Bench {
             parts,

@@ -473,7 +473,7 @@ fn a_cluster_that_cannot_be_is_refused() {
         (
             "sim --hosts 2 --on web1.toml",
             2,
-            "'web1.toml' is not HOST=FILE",
+            "'web1.toml' does not begin with a host, as in host1=...",
         ),
         (
             "sim --hosts 2 --free --timeout 5s own.toml",

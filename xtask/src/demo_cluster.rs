@@ -1,0 +1,153 @@
+//! `xtask demo-cluster`: one Debian over two simulated machines, one of which dies.
+
+use crate::{
+    images, project,
+    step::{Outcome, Step, Steps, print_line},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tests_boot::{
+    assets,
+    machine::{Hardware, Machine},
+    status::{self, VmStatus},
+    vm::Vm,
+};
+
+/// The VM, and what its first program says when it is up.
+const VM: &str = "debian";
+const UP: &str = "ready kernel=";
+/// The Ethernet: frames take 10 us, and the second machine dies 20 s after its start.
+const WIRE: &str = "class=20us,die=1@20s";
+const POLL: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_mins(5);
+const INTRODUCTION: &str = "\
+QEMU simulates two arm64 machines of one CPU and 512 MiB each, joined by an Ethernet. Underpin takes both at EL2; they join a
+cluster. One Debian kernel boots on them as one NUMA machine of 2 CPUs and 256 MiB, whose pages move to where they are used.
+Then the second machine dies.";
+const CLUSTER: &str = "\
+key = \"cluster.key\"
+[[host]]
+name = \"left\"
+mac = \"52:54:00:00:00:00\"
+[[host]]
+name = \"right\"
+mac = \"52:54:00:00:00:01\"
+";
+
+/// Runs the demo; gives whether all went well.
+pub fn run() -> bool {
+    print_line(INTRODUCTION);
+    let steps = Steps::new(4, project::products().join("demo-logs"));
+    play(&steps).is_some()
+}
+
+fn play(steps: &Steps) -> Option<()> {
+    steps.run("build", |step| {
+        images::command(step)?;
+        images::hypervisor(step)?;
+        images::plugin(step)
+    })?;
+    let mut machine = steps.run("start two machines that join a cluster", start)?;
+    steps.run("one Debian boots on both", |step| boots(step, &machine))?;
+    let seen = steps.run("the second machine dies", |step| dies(step, &machine));
+    machine.kill();
+    seen
+}
+
+fn start(step: &Step<'_>) -> Outcome<Machine> {
+    let directory = project::products().join("demo-cluster");
+    let said = |error| format!("cannot make {}: {error}", directory.display());
+    if directory.exists() {
+        fs::remove_dir_all(&directory).map_err(said)?;
+    }
+    fs::create_dir_all(&directory).map_err(said)?;
+    let cluster = cluster(step, &directory)?;
+    let words = ["--hosts", "2", "--wire", WIRE, "--cluster"];
+    let hardware = words
+        .into_iter()
+        .fold(Hardware::new(1, "512M"), Hardware::option)
+        .option(cluster.display().to_string());
+    let vm = Vm::linux(VM, "trixie", "shell").memory("256MiB");
+    let vms = [vm.cpus(2).hosts(2)];
+    let mut machine = Machine::start(&assets::command(), &directory, &hardware, &vms)?;
+    machine.await_answer()?;
+    await_words(&machine, &["--host", "host0", "cluster"], "epoch 1")?;
+    step.say(&machine.run(&["--host", "host0", "cluster"])?);
+    Ok(machine)
+}
+
+/// Writes the key and the cluster file.
+fn cluster(step: &Step<'_>, directory: &Path) -> Outcome<PathBuf> {
+    let key = directory.join("cluster.key");
+    let mut make = Command::new(assets::command());
+    step.command(make.args(["cluster", "key"]).arg(key))?;
+    let file = directory.join("cluster.toml");
+    let said = |error| format!("cannot write {}: {error}", file.display());
+    fs::write(&file, CLUSTER).map_err(said)?;
+    Ok(file)
+}
+
+fn boots(step: &Step<'_>, machine: &Machine) -> Outcome {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let console = machine.host_console("host0", VM);
+        if let Some(line) = console.lines().find(|line| line.contains(UP)) {
+            step.say(line.trim());
+            break;
+        }
+        if Instant::now() > deadline {
+            let seconds = PATIENCE.as_secs();
+            return Err(format!("{VM} has not booted in {seconds} s:\n{console}"));
+        }
+        sleep(POLL);
+    }
+    for host in ["host0", "host1"] {
+        step.say(&machine.run(&["--host", host, "list"])?);
+    }
+    Ok(())
+}
+
+fn dies(step: &Step<'_>, machine: &Machine) -> Outcome {
+    let list = ["--host", "host0", "list", "-o", "json"];
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let vms: Vec<VmStatus> = status::parse("list", &machine.run(&list)?)?;
+        let ended = vms.iter().find(|vm| vm.name == VM && vm.state == "ended");
+        if let Some(vm) = ended {
+            step.say(&machine.run(&["--host", "host0", "list"])?);
+            step.say(&format!(
+                "{VM} has ended on the first machine: {}",
+                vm.reason
+            ));
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let seconds = PATIENCE.as_secs();
+            return Err(format!("{VM} has not ended in {seconds} s"));
+        }
+        sleep(POLL);
+    }
+}
+
+/// Asks until the answer has these words.
+fn await_words(machine: &Machine, asked: &[&str], words: &str) -> Outcome {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let answer = machine.run(asked)?;
+        if answer.contains(words) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let seconds = PATIENCE.as_secs();
+            return Err(format!(
+                "the machines have not joined in {seconds} s:\n{answer}"
+            ));
+        }
+        sleep(POLL);
+    }
+}
