@@ -52,7 +52,7 @@ fn play(steps: &Steps) -> Option<()> {
         images::hypervisor(step)?;
         images::plugin(step)
     })?;
-    let mut machine = steps.run("start two machines that join a cluster", start)?;
+    let mut machine = steps.run("start two machines that join a cluster", |step| start(step))?;
     steps.run("one Debian boots on both", |step| boots(step, &machine))?;
     let seen = steps.run("the second machine dies", |step| dies(step, &machine));
     machine.kill();
