@@ -60,7 +60,7 @@ fn memory() -> Scenario {
 /// A cut shorter than T_stop is survived. The death of a host ends the VM on the other one, which says why, and nothing else.
 fn lost() -> Scenario {
     let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
-    let wire = "class=20us,cut=0-1@20s+1s,die=1@30s";
+    let wire = "class=20us,cut=0-1@6s+1s,die=1@10s";
     let hardware = hardware.option("--wire").option(wire);
     let vm = Vm::bare("spanned", "spanned", "rounds=20 forever").flat();
     let other = Vm::bare("watcher", "spanned", "rounds=0 forever").flat();
@@ -86,7 +86,7 @@ fn lost() -> Scenario {
             let lost_ms = lost.and_then(time_ms);
             let is_told = vm.state == "ended" && vm.reason.contains("host right is lost");
             let is_good =
-                is_told && other.state == "running" && lost_ms.is_some_and(|ms| ms > 30_000);
+                is_told && other.state == "running" && lost_ms.is_some_and(|ms| ms > 10_000);
             return is_good
                 .then_some(())
                 .ok_or_else(|| format!("{vm:?}, {other:?}, {log}"));

@@ -25,7 +25,7 @@ const BYTES: u64 = 128 << 10;
 const SECTORS: u64 = BYTES / 512;
 const ROUNDS: u64 = 12;
 /// Microseconds after which nothing is under way any more.
-const A_WHILE: u64 = 100_000;
+const A_WHILE: u64 = 30_000;
 const PATIENCE: u64 = 60_000_000;
 /// Where headers and statuses are, in a queue's memory.
 const HEADERS: u64 = 0x8000;
