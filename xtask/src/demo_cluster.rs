@@ -76,8 +76,11 @@ fn start(step: &Step<'_>) -> Outcome<Machine> {
     let vms = [vm.cpus(2).hosts(2)];
     let mut machine = Machine::start(&assets::command(), &directory, &hardware, &vms)?;
     machine.await_answer()?;
-    await_words(&machine, &["--host", "host0", "cluster"], "epoch 1")?;
-    step.say(&machine.run(&["--host", "host0", "cluster"])?);
+    let members = until("the machines have not joined", || {
+        let said = machine.run(&["--host", "host0", "cluster"])?;
+        Ok(said.contains("epoch 1").then_some(said))
+    })?;
+    step.say(&members);
     Ok(machine)
 }
 
@@ -93,19 +96,12 @@ fn cluster(step: &Step<'_>, directory: &Path) -> Outcome<PathBuf> {
 }
 
 fn boots(step: &Step<'_>, machine: &Machine) -> Outcome {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    let line = until("Debian has not booted", || {
         let console = machine.host_console("host0", VM);
-        if let Some(line) = console.lines().find(|line| line.contains(UP)) {
-            step.say(line.trim());
-            break;
-        }
-        if Instant::now() > deadline {
-            let seconds = PATIENCE.as_secs();
-            return Err(format!("{VM} has not booted in {seconds} s:\n{console}"));
-        }
-        sleep(POLL);
-    }
+        let line = console.lines().find(|line| line.contains(UP));
+        Ok(line.map(|line| line.trim().to_owned()))
+    })?;
+    step.say(&line);
     for host in ["host0", "host1"] {
         step.say(&machine.run(&["--host", host, "list"])?);
     }
@@ -114,39 +110,26 @@ fn boots(step: &Step<'_>, machine: &Machine) -> Outcome {
 
 fn dies(step: &Step<'_>, machine: &Machine) -> Outcome {
     let list = ["--host", "host0", "list", "-o", "json"];
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    let vm = until("Debian has not ended", || {
         let vms: Vec<VmStatus> = status::parse("list", &machine.run(&list)?)?;
-        let ended = vms.iter().find(|vm| vm.name == VM && vm.state == "ended");
-        if let Some(vm) = ended {
-            step.say(&machine.run(&["--host", "host0", "list"])?);
-            step.say(&format!(
-                "{VM} has ended on the first machine: {}",
-                vm.reason
-            ));
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            let seconds = PATIENCE.as_secs();
-            return Err(format!("{VM} has not ended in {seconds} s"));
-        }
-        sleep(POLL);
-    }
+        let mut vms = vms.into_iter();
+        Ok(vms.find(|vm| vm.name == VM && vm.state == "ended"))
+    })?;
+    step.say(&machine.run(&["--host", "host0", "list"])?);
+    let reason = vm.reason;
+    step.say(&format!("{VM} has ended on the first machine: {reason}"));
+    Ok(())
 }
 
-/// Asks until the answer has these words.
-fn await_words(machine: &Machine, asked: &[&str], words: &str) -> Outcome {
+/// Looks until there is something; `failure` says what it means that there is nothing in the end.
+fn until<T>(failure: &str, mut look: impl FnMut() -> Outcome<Option<T>>) -> Outcome<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let answer = machine.run(asked)?;
-        if answer.contains(words) {
-            return Ok(());
+        if let Some(found) = look()? {
+            return Ok(found);
         }
         if Instant::now() > deadline {
-            let seconds = PATIENCE.as_secs();
-            return Err(format!(
-                "the machines have not joined in {seconds} s:\n{answer}"
-            ));
+            return Err(format!("{failure} in {} s", PATIENCE.as_secs()));
         }
         sleep(POLL);
     }
