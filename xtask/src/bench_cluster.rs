@@ -4,7 +4,7 @@
 //! `underpin cluster probe` measures, from one hypervisor to the other. Time is virtual, and an instruction takes 1 ns.
 
 use crate::{
-    bench::table::{markdown, replace_between},
+    bench::table::{keep, markdown},
     figures::{self, Measured},
     images, project,
     step::{Outcome, Step, Steps, print_line},
@@ -22,7 +22,6 @@ use tests_boot::{
     vm::Vm,
 };
 
-const SPECIFICATION: &str = "SPECIFICATION.md";
 /// Classes of the Ethernet: round trip of a short frame, card to card, and rate.
 const CLASSES: [(&str, &str); 5] = [
     ("4us", "4 us, 100 Gbit/s"),
@@ -90,7 +89,11 @@ fn measure(steps: &mut Steps, size: &str, format: Format, write: bool) -> Option
     }
     steps.run("files", |_| {
         figures::record("cluster", Measured::of_rows(&self::table(&rows)))?;
-        if write { keep(&table) } else { Ok(()) }
+        if write {
+            keep("cluster", &table)
+        } else {
+            Ok(())
+        }
     })?;
     Some(rows.iter().all(|row| row.left() >= LEFT_MIN))
 }
@@ -241,13 +244,6 @@ fn table(rows: &[Row]) -> Vec<Vec<String>> {
         all.push([&[row.what.to_owned()][..], &cells].concat());
     }
     all
-}
-
-fn keep(table: &str) -> Outcome {
-    let path = project::root().join(SPECIFICATION);
-    let said = |error: std::io::Error| format!("{SPECIFICATION}: {error}");
-    let text = fs::read_to_string(&path).map_err(said)?;
-    fs::write(&path, replace_between(&text, "cluster", table)?).map_err(said)
 }
 
 #[cfg(test)]

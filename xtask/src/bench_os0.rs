@@ -4,7 +4,7 @@
 //! Each machine has one CPU, whose clock counts instructions. What is measured is `assets/os0/services.c`.
 
 use crate::{
-    bench::table::{Figures, markdown, replace_between},
+    bench::table::{Figures, keep, markdown},
     figures::{Measured, Verdict},
     images, project,
     step::{Outcome, Step, Steps, print_line},
@@ -16,7 +16,6 @@ use tests_boot::{
 };
 
 const KERNEL: &str = "trixie-cloud";
-const SPECIFICATION: &str = "SPECIFICATION.md";
 /// The seconds that a machine may take to each of its figures.
 const MACHINE_MAX: u64 = 900;
 /// Where the kernel runs, as assets/os0/init says it and as people read it.
@@ -73,7 +72,7 @@ fn measure(steps: &Steps, write: bool, verdict: &mut Verdict) -> Option<()> {
     print_line(&format!("\n{}\n{}", table.0, table.1));
     steps.run("files", |_| {
         verdict.take("os0", Measured::plain(&all), std::iter::empty())?;
-        if write { keep(&table.0) } else { Ok(()) }
+        if write { keep("os0", &table.0) } else { Ok(()) }
     })
 }
 
@@ -153,13 +152,6 @@ fn table(all: &Figures) -> (String, String) {
         "Each is the least of five averages; the largest of five is {most:.1} % more at most."
     );
     (markdown(&rows), spread)
-}
-
-fn keep(table: &str) -> Outcome {
-    let path = project::root().join(SPECIFICATION);
-    let said = |error: std::io::Error| format!("{SPECIFICATION}: {error}");
-    let text = fs::read_to_string(&path).map_err(said)?;
-    fs::write(&path, replace_between(&text, "os0", table)?).map_err(said)
 }
 
 #[cfg(test)]

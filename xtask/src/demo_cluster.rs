@@ -6,13 +6,11 @@ use crate::{
 };
 use std::{
     fs,
-    path::{Path, PathBuf},
-    process::Command,
     thread::sleep,
     time::{Duration, Instant},
 };
 use tests_boot::{
-    assets,
+    assets, cluster_file,
     machine::{Hardware, Machine},
     status::{self, VmStatus},
     vm::Vm,
@@ -29,15 +27,6 @@ const INTRODUCTION: &str = "\
 QEMU simulates two arm64 machines of one CPU and 512 MiB each, joined by an Ethernet. Underpin takes both at EL2; they join a
 cluster. One Debian kernel boots on them as one NUMA machine of 2 CPUs and 256 MiB, whose pages move to where they are used.
 Then the second machine dies.";
-const CLUSTER: &str = "\
-key = \"cluster.key\"
-[[host]]
-name = \"left\"
-mac = \"52:54:00:00:00:00\"
-[[host]]
-name = \"right\"
-mac = \"52:54:00:00:00:01\"
-";
 
 /// Runs the demo; gives whether all went well.
 pub fn run() -> bool {
@@ -66,12 +55,12 @@ fn start(step: &Step<'_>) -> Outcome<Machine> {
         fs::remove_dir_all(&directory).map_err(said)?;
     }
     fs::create_dir_all(&directory).map_err(said)?;
-    let cluster = cluster(step, &directory)?;
-    let words = ["--hosts", "2", "--wire", WIRE, "--cluster"];
+    let cluster = cluster_file::write(&directory, "cluster", 'a', 2)?;
+    let words = ["--hosts", "2", "--wire", WIRE].map(str::to_owned);
     let hardware = words
         .into_iter()
-        .fold(Hardware::new(1, "512M"), Hardware::option)
-        .option(cluster.display().to_string());
+        .chain(cluster_file::options(&[cluster]))
+        .fold(Hardware::new(1, "512M"), Hardware::option);
     let vm = Vm::linux(VM, "trixie", "shell").memory("256MiB");
     let vms = [vm.cpus(2).hosts(2)];
     let mut machine = Machine::start(&assets::command(), &directory, &hardware, &vms)?;
@@ -82,17 +71,6 @@ fn start(step: &Step<'_>) -> Outcome<Machine> {
     })?;
     step.say(&members);
     Ok(machine)
-}
-
-/// Writes the key and the cluster file.
-fn cluster(step: &Step<'_>, directory: &Path) -> Outcome<PathBuf> {
-    let key = directory.join("cluster.key");
-    let mut make = Command::new(assets::command());
-    step.command(make.args(["cluster", "key"]).arg(key))?;
-    let file = directory.join("cluster.toml");
-    let said = |error| format!("cannot write {}: {error}", file.display());
-    fs::write(&file, CLUSTER).map_err(said)?;
-    Ok(file)
 }
 
 fn boots(step: &Step<'_>, machine: &Machine) -> Outcome {

@@ -2,10 +2,13 @@
 
 use crate::{
     figures::{Figure, Measured},
+    project,
     step::Outcome,
 };
 use serde::Deserialize;
 use std::{collections::BTreeMap, fs, path::Path};
+
+const SPECIFICATION: &str = "SPECIFICATION.md";
 
 /// Figures by key.
 pub type Figures = BTreeMap<String, f64>;
@@ -276,6 +279,17 @@ pub fn replace_between(text: &str, name: &str, new: &str) -> Outcome<String> {
         .and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1)));
     let (before, after) = parts.ok_or_else(|| format!("the markers of '{name}' are missing"))?;
     Ok(format!("{before}{begin}{new}{end}{after}"))
+}
+
+/// Puts a table between its markers in SPECIFICATION.md.
+///
+/// # Errors
+/// The page cannot be read or written, or has no such markers.
+pub fn keep(name: &str, table: &str) -> Outcome {
+    let path = project::root().join(SPECIFICATION);
+    let said = |error: std::io::Error| format!("{SPECIFICATION}: {error}");
+    let text = fs::read_to_string(&path).map_err(said)?;
+    fs::write(&path, replace_between(&text, name, table)?).map_err(said)
 }
 
 #[cfg(test)]
