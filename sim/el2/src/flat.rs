@@ -76,9 +76,9 @@ pub struct Memories {
 }
 
 impl Said {
-    /// Whether it is certain that it runs.
-    pub fn runs(self) -> bool {
-        self.begun > 0 && !self.is_done && !self.is_ended
+    /// The number of its life, if it is certain that it runs.
+    pub fn life(self) -> Option<u32> {
+        (self.begun > 0 && !self.is_done && !self.is_ended).then_some(self.begun)
     }
 }
 
@@ -132,7 +132,7 @@ impl Memories {
                 let flat = self.vms.get(vm).ok_or("no such VM sends")?;
                 let frame = (at..at + bytes).map(|place| flat.byte(place)).collect();
                 let sums = self.sums.borrow();
-                wire.send(vm, frame, |other| sums.vms[other].runs());
+                wire.send(vm, frame, |other| sums.vms[other].life());
             }
             _ => {
                 let bytes = bytes.saturating_sub(network::HEADER).min(2048);
@@ -143,8 +143,9 @@ impl Memories {
                 };
                 let mut frame: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
                 frame.truncate(bytes as usize);
-                wire.got_vm(vm, &frame)?;
-                self.sums.borrow_mut().arrived += 1;
+                let mut sums = self.sums.borrow_mut();
+                wire.got_vm(vm, &frame, |other| sums.vms[other].life())?;
+                sums.arrived += 1;
             }
         }
         Ok(())

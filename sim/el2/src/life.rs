@@ -237,12 +237,13 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         }
         let mut wire = self.wire.borrow_mut();
         while let Some(frame) = machine::with(machine::Machine::take_frame) {
-            wire.got_outside(&frame)?;
-            self.sums.borrow_mut().arrived += 1;
+            let mut sums = self.sums.borrow_mut();
+            wire.got_outside(&frame, |vm| sums.vms[vm].life())?;
+            sums.arrived += 1;
         }
         if self.control.phase == Phase::Asks && self.rng.below(400) == 0 {
             let sums = self.sums.borrow();
-            let frame = wire.make_outside(&mut self.rng, |vm| sums.vms[vm].runs());
+            let frame = wire.make_outside(&mut self.rng, |vm| sums.vms[vm].life());
             machine::with(|machine| machine.send_frame(&frame));
         }
         Ok(())

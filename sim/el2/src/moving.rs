@@ -87,6 +87,7 @@ struct Place<'a> {
     /// When it is switched on.
     time: u64,
     wire: Rc<RefCell<Wire>>,
+    sums: Rc<RefCell<Sums>>,
 }
 
 impl Place<'_> {
@@ -158,7 +159,9 @@ impl Place<'_> {
         log(&String::from_utf8_lossy(&text));
         while let Some(frame) = machine::with(Machine::take_frame) {
             // A switch that does not know who was on the first machine lets frames for them go out.
-            let got = self.wire.borrow_mut().got_outside(&frame);
+            let sums = self.sums.borrow();
+            let life = |vm: usize| sums.vms[vm].life();
+            let got = self.wire.borrow_mut().got_outside(&frame, life);
             got.or_else(|what| {
                 if self.described > 0 {
                     Err(what)
@@ -198,6 +201,7 @@ pub fn live(seed: u64, scene: &Scene, log: &mut dyn FnMut(&str)) -> Result<(Move
         described: scene.in_bundle,
         time: switched_on(&mut rng),
         wire,
+        sums: Rc::clone(&sums),
     };
     let rest = Rest {
         observer: Box::new(memories),

@@ -51,8 +51,8 @@ struct Frame {
     /// `None`: it was never sent.
     bytes: Option<Vec<u8>>,
     from: Option<End>,
-    /// The VM that it is for ran when it was sent: it is no other's.
-    is_only_for: Option<usize>,
+    /// The VM that it is for ran when it was sent, in that life: while that lasts, it is no other's.
+    is_only_for: Option<(usize, u32)>,
     got: BTreeSet<End>,
 }
 
@@ -81,24 +81,25 @@ impl Wire {
         self.frames.len() as u64 - 1
     }
 
-    /// A VM sends a frame; `runs` says of which VMs it is certain that they do.
-    pub fn send(&mut self, vm: usize, bytes: Vec<u8>, runs: impl Fn(usize) -> bool) {
-        self.note(End::Vm(vm), bytes, runs);
+    /// A VM sends a frame; `life` gives the number of a VM's life, if it is certain that it runs.
+    pub fn send(&mut self, vm: usize, bytes: Vec<u8>, life: impl Fn(usize) -> Option<u32>) {
+        self.note(End::Vm(vm), bytes, life);
     }
 
-    fn note(&mut self, from: End, bytes: Vec<u8>, runs: impl Fn(usize) -> bool) {
+    fn note(&mut self, from: End, bytes: Vec<u8>, life: impl Fn(usize) -> Option<u32>) {
         let to = usize::from(bytes[5]);
         let is_here =
             bytes[..5] == address(0)[..5] && self.nets.get(to).is_some_and(Option::is_some);
         let number = number_of(&bytes);
         if let Some(frame) = self.frames.get_mut(number) {
-            frame.is_only_for = (is_here && runs(to)).then_some(to);
+            let life = is_here.then(|| life(to)).flatten();
+            frame.is_only_for = life.map(|life| (to, life));
             (frame.bytes, frame.from) = (Some(bytes), Some(from));
         }
     }
 
     /// A frame of the world outside.
-    pub fn make_outside(&mut self, rng: &mut Rng, runs: impl Fn(usize) -> bool) -> Vec<u8> {
+    pub fn make_outside(&mut self, rng: &mut Rng, life: impl Fn(usize) -> Option<u32>) -> Vec<u8> {
         let number = self.begin();
         let to = match rng.below(self.nets.len() as u64 + 1) as u8 {
             vm if usize::from(vm) < self.nets.len() => address(vm),
@@ -111,27 +112,41 @@ impl Wire {
         while bytes.len() < length {
             bytes.push(rng.next() as u8);
         }
-        self.note(End::Outside, bytes.clone(), runs);
+        self.note(End::Outside, bytes.clone(), life);
         bytes
     }
 
-    /// The card was given a frame to send.
+    /// The card was given a frame to send; `life` as for [`Self::send`].
     ///
     /// # Errors
     /// What is wrong with that.
-    pub fn got_outside(&mut self, bytes: &[u8]) -> Result<(), String> {
-        self.got(End::Outside, bytes)
+    pub fn got_outside(
+        &mut self,
+        bytes: &[u8],
+        life: impl Fn(usize) -> Option<u32>,
+    ) -> Result<(), String> {
+        self.got(End::Outside, bytes, life)
     }
 
-    /// A VM has got a frame.
+    /// A VM has got a frame; `life` as for [`Self::send`].
     ///
     /// # Errors
     /// What is wrong with that.
-    pub fn got_vm(&mut self, vm: usize, bytes: &[u8]) -> Result<(), String> {
-        self.got(End::Vm(vm), bytes)
+    pub fn got_vm(
+        &mut self,
+        vm: usize,
+        bytes: &[u8],
+        life: impl Fn(usize) -> Option<u32>,
+    ) -> Result<(), String> {
+        self.got(End::Vm(vm), bytes, life)
     }
 
-    fn got(&mut self, end: End, bytes: &[u8]) -> Result<(), String> {
+    fn got(
+        &mut self,
+        end: End,
+        bytes: &[u8],
+        life: impl Fn(usize) -> Option<u32>,
+    ) -> Result<(), String> {
         let number = if bytes.len() < HEAD + 8 {
             usize::MAX
         } else {
@@ -183,10 +198,9 @@ impl Wire {
             (None, Some(net)) => net.has_uplink,
             _ => false,
         };
-        if frame
-            .is_only_for
-            .is_some_and(|vm| same_switch(vm) && !is_mine(vm))
-        {
+        // A frame for a VM that has ended while it was on its way is for all, as one for an address that nobody has.
+        let is_its = |(vm, sent_to)| life(vm) == Some(sent_to) && same_switch(vm) && !is_mine(vm);
+        if frame.is_only_for.is_some_and(is_its) {
             return wrong("it is for another VM");
         }
         self.arrived += 1;
@@ -210,6 +224,9 @@ mod tests {
         has_uplink: true,
     };
 
+    /// All are in their first life.
+    const RUNS: fn(usize) -> Option<u32> = |_| Some(1);
+
     /// A frame of 64 bytes to `to`, from VM `from`.
     fn frame(wire: &mut Wire, from: u8, to: [u8; 6]) -> Vec<u8> {
         let number = wire.begin();
@@ -217,7 +234,7 @@ mod tests {
         let mut bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
         bytes.extend(number.to_le_bytes());
         bytes.resize(64, 7);
-        wire.send(from.into(), bytes.clone(), |_| true);
+        wire.send(from.into(), bytes.clone(), RUNS);
         bytes
     }
 
@@ -231,22 +248,36 @@ mod tests {
         let to_one = frame(&mut wire, 0, address(1));
         let mut changed = to_one.clone();
         changed[40] = 8;
-        assert!(wire.got_vm(1, &changed).is_err());
-        assert!(wire.got_vm(1, &to_one).is_ok());
-        assert!(wire.got_vm(1, &to_one).is_err(), "twice");
-        assert!(wire.got_vm(2, &to_one).is_err(), "another's");
-        assert!(wire.got_outside(&to_one).is_err(), "another's, outside");
+        assert!(wire.got_vm(1, &changed, RUNS).is_err());
+        assert!(wire.got_vm(1, &to_one, RUNS).is_ok());
+        assert!(wire.got_vm(1, &to_one, RUNS).is_err(), "twice");
+        assert!(wire.got_vm(2, &to_one, RUNS).is_err(), "another's");
+        assert!(
+            wire.got_outside(&to_one, RUNS).is_err(),
+            "another's, outside"
+        );
         let to_all = frame(&mut wire, 0, [0xff; 6]);
-        assert!(wire.got_vm(2, &to_all).is_ok() && wire.got_outside(&to_all).is_ok());
-        assert!(wire.got_vm(0, &to_all).is_err(), "its own");
-        assert!(wire.got_vm(3, &to_all).is_err(), "another switch");
-        assert!(wire.got_vm(4, &to_all).is_err(), "no device");
+        assert!(wire.got_vm(2, &to_all, RUNS).is_ok() && wire.got_outside(&to_all, RUNS).is_ok());
+        assert!(wire.got_vm(0, &to_all, RUNS).is_err(), "its own");
+        assert!(wire.got_vm(3, &to_all, RUNS).is_err(), "another switch");
+        assert!(wire.got_vm(4, &to_all, RUNS).is_err(), "no device");
         let mut lies = frame(&mut wire, 0, [0xff; 6]);
         lies[11] = 0x77;
-        wire.send(0, lies.clone(), |_| true);
+        wire.send(0, lies.clone(), RUNS);
         assert!(
-            wire.got_vm(1, &lies).is_err(),
+            wire.got_vm(1, &lies, RUNS).is_err(),
             "from an address that is not its"
         );
+    }
+    #[test]
+    fn a_frame_for_a_vm_that_has_ended_since_is_for_all() {
+        let mut wire = Wire::new(vec![Some(LAN); 3]);
+        let to_one = frame(&mut wire, 0, address(1));
+        assert!(wire.got_vm(2, &to_one, RUNS).is_err(), "another's");
+        let to_one = frame(&mut wire, 0, address(1));
+        assert!(wire.got_vm(2, &to_one, |_| None).is_ok());
+        let to_one = frame(&mut wire, 0, address(1));
+        let again = |vm| Some(1 + u32::from(vm == 1));
+        assert!(wire.got_vm(2, &to_one, again).is_ok());
     }
 }
