@@ -96,9 +96,7 @@ impl DeviceView<'_> {
         }
         Ok(())
     }
-}
 
-impl DeviceView<'_> {
     /// Copies from another VM's memory, or this one's, until one of both runs is used up. Where the stretch gets
     /// long meanwhile, the rest is away.
     pub fn copy_from(
@@ -108,21 +106,17 @@ impl DeviceView<'_> {
         from: &mut Runs<'_>,
     ) -> Result<(), GuestMemoryError> {
         while let (Some(into), Some(out)) = (to.front(), from.front()) {
-            if self.space.copy_from(to, source.space, from, COPIED_AT_ONCE) > 0 {
-                if from.front().is_some() && stretch::is_long() {
-                    return Err(GuestMemoryError::Away(into.ipa));
-                }
-                continue;
+            if self.space.copy_from(to, source.space, from, COPIED_AT_ONCE) == 0 {
+                // Something has to be filled first: through EL2.
+                let mut bytes = [0; 512];
+                let piece = into.len.min(out.len).min(bytes.len() as u32);
+                let part = &mut bytes[..piece as usize];
+                source.read(out.ipa, part)?;
+                self.write(into.ipa, part)?;
+                to.advance(piece);
+                from.advance(piece);
             }
-            // Something has to be filled first: through EL2.
-            let mut bytes = [0; 512];
-            let piece = into.len.min(out.len).min(bytes.len() as u32);
-            let part = &mut bytes[..piece as usize];
-            source.read(out.ipa, part)?;
-            self.write(into.ipa, part)?;
-            to.advance(piece);
-            from.advance(piece);
-            if stretch::is_long() {
+            if from.front().is_some() && stretch::is_long() {
                 return Err(GuestMemoryError::Away(into.ipa));
             }
         }

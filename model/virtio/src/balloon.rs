@@ -223,7 +223,7 @@ impl Transport<Balloon> {
         let reports = self.has_negotiated(F_PAGE_REPORTING);
         let left = &mut budget;
         let Self { device, queues, .. } = self;
-        let result = (|| {
+        let result: Result<(), QueueError> = (|| {
             device.deflate(&mut queues[DEFLATE], memory, left)?;
             let queue = &mut queues[INFLATE];
             device.inflate(queue, memory, left, |runs| release(Source::Inflated, runs))?;
@@ -235,7 +235,10 @@ impl Transport<Balloon> {
             }
             Ok(())
         })();
-        self.settle(result);
+        match result {
+            Err(error) if error.is_want_of_memory() => device.put_back(queues),
+            result => _ = self.settle(result),
+        }
         for queue in 0..=REPORTING {
             self.signal(memory, queue);
         }

@@ -271,7 +271,7 @@ impl Transport<Blk> {
                 Next::Answered
             }
             Err(Unserved::Broken(error)) => {
-                self.settle::<()>(Err(error));
+                self.settle_chain::<()>(REQUESTS, Err(error));
                 Next::Empty
             }
         }
@@ -289,21 +289,18 @@ impl Transport<Blk> {
         if !self.awaits(request) {
             return;
         }
-        let read = matches!(request.operation, Operation::Read { .. });
-        let data = if read && status == Status::Ok {
-            request.data_bytes()
-        } else {
-            0
+        let data = match request.operation {
+            Operation::Read { .. } if status == Status::Ok => request.data_bytes(),
+            _ => 0,
         };
-        self.answer(memory, request, Answer { status, data });
+        self.answer(memory, request, (status, data));
     }
 
     /// Writes the status and hands the chain back. `used.len` counts the data and the status byte.
-    fn answer(&mut self, memory: &impl GuestMemory, request: &Request, answer: Answer) {
-        let written = memory.write(request.status, &[answer.status as u8]);
+    fn answer(&mut self, memory: &impl GuestMemory, request: &Request, (status, data): Answer) {
+        let written = memory.write(request.status, &[status as u8]);
         let result = written.map_err(QueueError::from).and_then(|()| {
-            let len = answer.data.saturating_add(1);
-            self.queues[REQUESTS].push_used(memory, request.chain.head(), len)
+            self.queues[REQUESTS].push_used(memory, request.chain.head(), data.saturating_add(1))
         });
         self.settle(result);
         self.signal(memory, REQUESTS);
@@ -329,10 +326,7 @@ impl Transport<Blk> {
             kind::WRITE_ZEROES => Operation::WriteZeroes,
             kind::GET_ID => {
                 let data = chain.write(memory, &self.device.options.id)? as u32;
-                return Err(Unserved::Answer(Answer {
-                    status: Status::Ok,
-                    data,
-                }));
+                return Err(Unserved::Answer((Status::Ok, data)));
             }
             _ => return Err(Status::Unsupported.into()),
         };
@@ -398,13 +392,8 @@ impl Transport<Blk> {
 /// `VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP`.
 const FLAG_UNMAP: u32 = 1;
 
-/// What the driver is told of a request.
-#[derive(Clone, Copy)]
-struct Answer {
-    status: Status,
-    /// Bytes of data written before the status byte.
-    data: u32,
-}
+/// What the driver is told of a request, and bytes of data written before the status byte.
+type Answer = (Status, u32);
 
 /// Why the owner does not get to see a request.
 enum Unserved {
@@ -416,7 +405,7 @@ enum Unserved {
 
 impl From<Status> for Unserved {
     fn from(status: Status) -> Self {
-        Self::Answer(Answer { status, data: 0 })
+        Self::Answer((status, 0))
     }
 }
 

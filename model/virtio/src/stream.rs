@@ -80,17 +80,18 @@ impl Bytes {
         let mut progress = Progress::default();
         let mut buffer = [0; 256];
         while budget > 0 {
-            if !self.transmitting {
+            // Where its bytes are not to be had yet, the chain is the next one again.
+            if !core::mem::take(&mut self.transmitting) {
                 if !queue.pop(memory, &mut self.outgoing)? {
                     return Ok(progress);
                 }
-                self.transmitting = true;
                 self.outgoing.skip_readable(self.done);
                 let cost = DESCRIPTOR_COST * self.outgoing.segment_count();
                 budget = budget.saturating_sub(cost);
             }
             let room = buffer.len().min(budget);
             let n = self.outgoing.read(memory, &mut buffer[..room])?;
+            self.transmitting = true;
             if n > 0 {
                 out(&buffer[..n]);
                 progress.bytes += n;
@@ -121,7 +122,13 @@ impl Bytes {
             {
                 break;
             }
-            let n = self.incoming.write(memory, &bytes[accepted..])?;
+            let written = self.incoming.write(memory, &bytes[accepted..]);
+            if written.is_err() && accepted > 0 {
+                // The driver has those; what is wrong is found again with the rest.
+                queue.put_back(1);
+                break;
+            }
+            let n = written?;
             queue.push_used(memory, self.incoming.head(), n as u32)?;
             accepted += n;
         }

@@ -323,6 +323,20 @@ impl<D: Device> Transport<D> {
         }
     }
 
+    /// As [`Self::settle`], of the chain that queue `index` gave last: where memory is to come first, it is the next one
+    /// again.
+    pub(crate) fn settle_chain<T>(
+        &mut self,
+        index: usize,
+        result: Result<T, QueueError>,
+    ) -> Option<T> {
+        if result.as_ref().is_err_and(QueueError::is_want_of_memory) {
+            self.queues[index].put_back(1);
+            return None;
+        }
+        self.settle(result)
+    }
+
     /// Lets the device do `work` with queue `index` of a driver that is there, and raises the interrupt if the driver
     /// wants one.
     pub(crate) fn with_queue<T: Default>(
@@ -335,7 +349,7 @@ impl<D: Device> Transport<D> {
             return T::default();
         }
         let done = work(&mut self.device, &mut self.queues[index]);
-        let done = self.settle(done).unwrap_or_default();
+        let done = self.settle_chain(index, done).unwrap_or_default();
         self.signal(memory, index);
         done
     }
@@ -346,7 +360,9 @@ impl<D: Device> Transport<D> {
             return;
         }
         let wanted = self.queues[index].needs_interrupt(memory);
-        if self.settle(wanted) == Some(true) {
+        // One too many does no harm.
+        let or_wait = |error: QueueError| error.is_want_of_memory().then_some(true).ok_or(error);
+        if self.settle(wanted.or_else(or_wait)) == Some(true) {
             self.registers.interrupt |= USED_BUFFER;
             self.used |= 1 << index;
         }

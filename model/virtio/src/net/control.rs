@@ -2,7 +2,7 @@
 
 use super::{CONFIG_STATUS, Net, STATUS_ANNOUNCE, feature};
 use crate::{Chain, QueueError, Transport};
-use machine_contract::{GuestMemory, GuestMemoryError};
+use machine_contract::GuestMemory;
 
 const OK: u8 = 0;
 const ERR: u8 = 1;
@@ -15,19 +15,8 @@ mod command {
     pub const GUEST_OFFLOADS: [u8; 2] = [5, 0];
 }
 
-/// What a command could not be done for.
-enum Unserved {
-    /// It is not one of these, too short, or not to be had.
-    Refused,
-    /// It breaks the queue.
-    Broken(QueueError),
-}
-
-impl From<GuestMemoryError> for Unserved {
-    fn from(error: GuestMemoryError) -> Self {
-        Self::Broken(error.into())
-    }
-}
+/// Why a command could not be done: none where it is not one of these, too short, or not to be had.
+type Unserved = Option<QueueError>;
 
 impl Transport<Net> {
     /// Does up to `budget` commands, one at least and as far as the owner's time goes; whether there may be more.
@@ -43,7 +32,7 @@ impl Transport<Net> {
                 return false;
             }
             let answered = self.answer(memory, &mut chain);
-            if self.settle(answered).is_none() {
+            if self.settle_chain(queue, answered).is_none() {
                 return false;
             }
         }
@@ -55,8 +44,8 @@ impl Transport<Net> {
         let at = chain.take_last_writable().ok_or(QueueError::Truncated)?;
         let ack = match self.command(memory, chain) {
             Ok(()) => OK,
-            Err(Unserved::Refused) => ERR,
-            Err(Unserved::Broken(error)) => return Err(error),
+            Err(None) => ERR,
+            Err(Some(error)) => return Err(error),
         };
         memory.write(at, &[ack])?;
         let queue = self.control_queue();
@@ -67,7 +56,7 @@ impl Transport<Net> {
         let negotiated = self.negotiated();
         let needs = |feature: u64| {
             let has = negotiated & feature != 0;
-            has.then_some(()).ok_or(Unserved::Refused)
+            has.then_some(()).ok_or(None)
         };
         let device = &mut self.device;
         match take(memory, chain)? {
@@ -76,7 +65,7 @@ impl Transport<Net> {
                 needs(feature::CTRL_MAC_ADDR)?;
                 let mac: [u8; 6] = take(memory, chain)?;
                 if mac != device.options.mac {
-                    return Err(Unserved::Refused);
+                    return Err(None);
                 }
             }
             command::ANNOUNCED => {
@@ -87,7 +76,7 @@ impl Transport<Net> {
                 needs(feature::MQ)?;
                 let pairs = u16::from_le_bytes(take(memory, chain)?);
                 if !(1..=device.options.pairs).contains(&pairs) {
-                    return Err(Unserved::Refused);
+                    return Err(None);
                 }
                 device.used = pairs;
             }
@@ -95,7 +84,7 @@ impl Transport<Net> {
                 needs(feature::CTRL_GUEST_OFFLOADS)?;
                 device.taken = u64::from_le_bytes(take(memory, chain)?);
             }
-            _ => return Err(Unserved::Refused),
+            _ => return Err(None),
         }
         Ok(())
     }
@@ -104,8 +93,7 @@ impl Transport<Net> {
 /// The next `N` bytes of a command.
 fn take<const N: usize>(memory: &impl GuestMemory, chain: &mut Chain) -> Result<[u8; N], Unserved> {
     let mut bytes = [0; N];
-    if chain.read(memory, &mut bytes)? != N {
-        return Err(Unserved::Refused);
-    }
-    Ok(bytes)
+    let read = chain.read(memory, &mut bytes);
+    let read = read.map_err(|error| Some(error.into()))?;
+    (read == N).then_some(bytes).ok_or(None)
 }

@@ -113,9 +113,8 @@ impl Transport<Net> {
             let queue = &mut self.queues[frame.queue];
             popped = match queue.has_more(memory) {
                 Ok(false) if will_look => Ok(false),
-                Err(error) => Err(error),
                 // To read a head in many segments takes as long as to find them: it may be left for another time.
-                Ok(_) => queue.pop_in_time(memory, &mut frame.chain, |chain| {
+                _ => queue.pop_in_time(memory, &mut frame.chain, |chain| {
                     chain.segment_count() > SEGMENTS_AT_ONCE
                 }),
             };
@@ -128,7 +127,7 @@ impl Transport<Net> {
         }
         frame.resets = self.resets();
         let opened = self.open(memory, frame);
-        match self.settle(opened) {
+        match self.settle_chain(frame.queue, opened) {
             Some(true) => Next::Frame,
             Some(false) => {
                 self.sent(memory, frame);

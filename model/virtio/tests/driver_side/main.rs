@@ -13,6 +13,7 @@ mod port;
 mod queue;
 mod races;
 mod records;
+mod scarce;
 mod time;
 mod wire;
 
