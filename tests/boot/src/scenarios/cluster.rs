@@ -42,6 +42,8 @@ pub fn scenarios() -> Vec<Scenario> {
         without_random_bits(),
         forge(),
         repeat(),
+        bulk("cluster/bulk", "class=20us"),
+        bulk("cluster/bulk-loss", "class=20us,lose=5%"),
     ]
 }
 
@@ -216,6 +218,27 @@ fn forge() -> Scenario {
                 .then_some(())
                 .ok_or_else(|| format!("host1 sees {seen:?}"))
         })
+}
+
+/// A transfer of 256 MiB, of which the receiver computes a checksum, as the sender does.
+fn bulk(name: &'static str, wire: &'static str) -> Scenario {
+    let scenario = hosts(name, 2, wire, one_key).slow();
+    scenario.check(|stage| {
+        let machine = stage.machine()?;
+        for host in [0, 1] {
+            await_seen(machine, host, |it| it.state == "in")?;
+        }
+        let before = seen_by(machine, 0)?;
+        let line = "--host host0 cluster probe right --rounds 0 --bytes 256MiB -o json";
+        let words: Vec<&str> = line.split(' ').collect();
+        let told = machine.run(&words)?;
+        let json: Value = serde_json::from_str(&told).map_err(because("no JSON"))?;
+        let after = seen_by(machine, 0)?;
+        let is_right = json["transfer"]["bytes"] == 256_u64 << 20 && after.epoch == before.epoch;
+        is_right
+            .then_some(())
+            .ok_or_else(|| format!("it tells {told}; {before:?}, then {after:?}"))
+    })
 }
 
 /// VMs on both hosts ping each other by the cards of the link; two runs are equal to the bit.
