@@ -323,15 +323,10 @@ impl<D: Device> Transport<D> {
         }
     }
 
-    /// As [`Self::settle`], of the chain that queue `index` gave last: where memory is to come first, it is the next one
-    /// again.
-    pub(crate) fn settle_chain<T>(
-        &mut self,
-        index: usize,
-        result: Result<T, QueueError>,
-    ) -> Option<T> {
+    /// As [`Self::settle`], of the chain that queue `n` gave last: where memory is to come first, it is the next one again.
+    pub(crate) fn settle_chain<T>(&mut self, n: usize, result: Result<T, QueueError>) -> Option<T> {
         if result.as_ref().is_err_and(QueueError::is_want_of_memory) {
-            self.queues[index].put_back(1);
+            self.queues[n].put_back(1);
             return None;
         }
         self.settle(result)

@@ -15,8 +15,13 @@ mod command {
     pub const GUEST_OFFLOADS: [u8; 2] = [5, 0];
 }
 
-/// Why a command could not be done: none where it is not one of these, too short, or not to be had.
-type Unserved = Option<QueueError>;
+/// Why a command could not be done.
+enum Unserved {
+    /// It is not one of these, too short, or not to be had.
+    Refused,
+    /// Its memory is not there yet, or the queue is broken.
+    Queue(QueueError),
+}
 
 impl Transport<Net> {
     /// Does up to `budget` commands, one at least and as far as the owner's time goes; whether there may be more.
@@ -44,8 +49,8 @@ impl Transport<Net> {
         let at = chain.take_last_writable().ok_or(QueueError::Truncated)?;
         let ack = match self.command(memory, chain) {
             Ok(()) => OK,
-            Err(None) => ERR,
-            Err(Some(error)) => return Err(error),
+            Err(Unserved::Refused) => ERR,
+            Err(Unserved::Queue(error)) => return Err(error),
         };
         memory.write(at, &[ack])?;
         let queue = self.control_queue();
@@ -56,7 +61,7 @@ impl Transport<Net> {
         let negotiated = self.negotiated();
         let needs = |feature: u64| {
             let has = negotiated & feature != 0;
-            has.then_some(()).ok_or(None)
+            has.then_some(()).ok_or(Unserved::Refused)
         };
         let device = &mut self.device;
         match take(memory, chain)? {
@@ -65,7 +70,7 @@ impl Transport<Net> {
                 needs(feature::CTRL_MAC_ADDR)?;
                 let mac: [u8; 6] = take(memory, chain)?;
                 if mac != device.options.mac {
-                    return Err(None);
+                    return Err(Unserved::Refused);
                 }
             }
             command::ANNOUNCED => {
@@ -76,7 +81,7 @@ impl Transport<Net> {
                 needs(feature::MQ)?;
                 let pairs = u16::from_le_bytes(take(memory, chain)?);
                 if !(1..=device.options.pairs).contains(&pairs) {
-                    return Err(None);
+                    return Err(Unserved::Refused);
                 }
                 device.used = pairs;
             }
@@ -84,7 +89,7 @@ impl Transport<Net> {
                 needs(feature::CTRL_GUEST_OFFLOADS)?;
                 device.taken = u64::from_le_bytes(take(memory, chain)?);
             }
-            _ => return Err(None),
+            _ => return Err(Unserved::Refused),
         }
         Ok(())
     }
@@ -94,6 +99,6 @@ impl Transport<Net> {
 fn take<const N: usize>(memory: &impl GuestMemory, chain: &mut Chain) -> Result<[u8; N], Unserved> {
     let mut bytes = [0; N];
     let read = chain.read(memory, &mut bytes);
-    let read = read.map_err(|error| Some(error.into()))?;
-    (read == N).then_some(bytes).ok_or(None)
+    let read = read.map_err(|error| Unserved::Queue(error.into()))?;
+    (read == N).then_some(bytes).ok_or(Unserved::Refused)
 }

@@ -113,6 +113,7 @@ impl Transport<Net> {
             let queue = &mut self.queues[frame.queue];
             popped = match queue.has_more(memory) {
                 Ok(false) if will_look => Ok(false),
+                // An error is the pop's, too, which knows what is only to be waited for.
                 // To read a head in many segments takes as long as to find them: it may be left for another time.
                 _ => queue.pop_in_time(memory, &mut frame.chain, |chain| {
                     chain.segment_count() > SEGMENTS_AT_ONCE
