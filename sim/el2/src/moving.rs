@@ -87,6 +87,7 @@ struct Place<'a> {
     /// When it is switched on.
     time: u64,
     wire: Rc<RefCell<Wire>>,
+    /// What its VMs say.
     sums: Rc<RefCell<Sums>>,
 }
 

@@ -199,8 +199,8 @@ impl Wire {
             _ => false,
         };
         // A frame for a VM that has ended while it was on its way is for all, as one for an address that nobody has.
-        let is_its = |(vm, sent_to)| life(vm) == Some(sent_to) && same_switch(vm) && !is_mine(vm);
-        if frame.is_only_for.is_some_and(is_its) {
+        let is_anothers = |(vm, its)| life(vm) == Some(its) && same_switch(vm) && !is_mine(vm);
+        if frame.is_only_for.is_some_and(is_anothers) {
             return wrong("it is for another VM");
         }
         self.arrived += 1;
@@ -269,6 +269,7 @@ mod tests {
             "from an address that is not its"
         );
     }
+
     #[test]
     fn a_frame_for_a_vm_that_has_ended_since_is_for_all() {
         let mut wire = Wire::new(vec![Some(LAN); 3]);
