@@ -16,7 +16,7 @@ use std::{
 /// The most lines that Underpin may have at EL2. The aim (mission row A19) is 36,000, which is missed: `STATUS.md` says
 /// by how much. This keeps them from growing unnoticed. It was to fall only, and rose twice: from 39,266 with floors, reasons and
 /// bounded passes, and from 39,302 with places for spanning VMs, sinks and sources of state, and more bounds of device work.
-const LINES_MAX: usize = 39_969;
+const LINES_MAX: usize = 39_968;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed.
