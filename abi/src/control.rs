@@ -37,7 +37,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// [`FrameHeader::magic`]: "UPCT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"UPCT");
 /// The protocol's version, told by [`request::HELLO`].
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 /// The most bytes that may follow a frame's header.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 /// How many exit classes there are; `tools_abi::names` has the names of these, as of all kinds that are

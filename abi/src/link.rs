@@ -18,6 +18,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// Version of this layout.
 pub const VERSION: u8 = 1;
+/// Bit of [`Prefix::version`]: the sender neither seals frames nor takes sealed ones. Tags of its frames are zeroes.
+pub const OPEN: u8 = 0x80;
 /// Bytes of a nonce and of a tag.
 pub const NONCE_BYTES: usize = 16;
 /// Bytes of a tag.
@@ -52,7 +54,7 @@ pub struct Prefix {
     pub macs: [[u8; 6]; 2],
     /// [`ETHERTYPE`].
     pub ethertype: [u8; 2],
-    /// [`VERSION`].
+    /// [`VERSION`], and [`OPEN`] or not.
     pub version: u8,
     /// [`HELLO`], [`CHALLENGE`] or [`SEALED`].
     pub kind: u8,

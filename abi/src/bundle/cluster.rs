@@ -15,8 +15,10 @@ pub struct ClusterRecord {
     pub host: u8,
     /// How many hosts there are, from 2.
     pub hosts: u8,
-    /// Zeroes.
-    pub reserved: [u8; 2],
+    /// 1: frames of the link are neither secret nor authentic, as the machine's owner has said. Else 0.
+    pub is_open: u8,
+    /// Zero.
+    pub reserved: u8,
     /// Key of the cluster: secret.
     pub key: [u8; 32],
     /// Address of each host's card of the link.
@@ -38,6 +40,7 @@ impl ClusterRecord {
         let differs = |n: usize| !macs[..n].contains(&macs[n]) && !names[..n].contains(&names[n]);
         hosts >= 2
             && self.host < self.hosts
+            && self.is_open <= 1
             && self.key != [0; 32]
             && macs.iter().all(is_host)
             && names.iter().all(is_said)

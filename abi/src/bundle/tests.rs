@@ -224,7 +224,8 @@ fn cluster() -> ClusterRecord {
         number: 1,
         host: 1,
         hosts: 2,
-        reserved: [0; 2],
+        is_open: 0,
+        reserved: 0,
         key: [7; 32],
         macs: [[0; 6]; 16],
         names: [Text::default(); 16],
@@ -251,7 +252,8 @@ fn a_cluster_is_taken_only_if_its_hosts_differ() {
             .unwrap()
             .is_none()
     );
-    let wrong: [fn(&mut ClusterRecord); 9] = [
+    let wrong: [fn(&mut ClusterRecord); 10] = [
+        |it| it.is_open = 2,
         |it| it.host = 2,
         |it| it.hosts = 1,
         |it| it.hosts = 17,

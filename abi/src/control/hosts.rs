@@ -12,6 +12,8 @@ pub mod host {
     pub const IN: u32 = 1 << 1;
     /// There is a session with it.
     pub const SESSION: u32 = 1 << 2;
+    /// Frames between the hosts are neither secret nor authentic.
+    pub const OPEN: u32 = 1 << 3;
 }
 
 /// What happened to a host, in [`super::TraceEvent::detail`].
@@ -64,14 +66,14 @@ pub struct HostStatus {
     pub repeated: u64,
     /// Frames dropped, by `model_link::Dropped`. Of the machine that is asked: in the first place, those of no host and those
     /// that came at a time of too many that open nothing.
-    pub dropped: [u64; 8],
+    pub dropped: [u64; 9],
     /// Messages of the latest probe of the link to it that were not sent yet, when the probe began and ended in nanoseconds
     /// (0: it has not), and 1 if all came as they were sent.
     pub probe: [u64; 4],
     /// What it said that it is; zeroes where it has said nothing.
     pub description: Description,
 }
-const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 4 + 4 + 4 + 8 + 4) + 152);
+const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 4 + 4 + 4 + 9 + 4) + 152);
 
 /// Begins a probe of the link to a host, in place of the one before: [`HostStatus::probe`] tells how it goes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

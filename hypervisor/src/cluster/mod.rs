@@ -71,6 +71,8 @@ struct State {
     out: &'static mut [u8],
     names: Names,
     hosts: u8,
+    /// 1: frames are neither secret nor authentic.
+    is_open: u8,
     /// The VM that spans hosts.
     span: Option<Box<Session>>,
     /// Bit n: that VM is there at host n.
@@ -119,6 +121,8 @@ fn arrive(frame: &[u8]) {
     if worked(|| state.lock().keep(frame)) {
         due::request();
         cpu::this().reschedule.store(true, Ordering::Relaxed);
+    } else {
+        nic::rest();
     }
 }
 
@@ -238,10 +242,8 @@ fn now_ns() -> u64 {
 
 /// What this machine is.
 fn description(life: u64) -> Description {
-    let part = |text: &str| text.parse::<u32>().unwrap_or(0) & 0xff;
-    let major = part(env!("CARGO_PKG_VERSION_MAJOR")) << 16;
-    let minor = part(env!("CARGO_PKG_VERSION_MINOR")) << 8;
-    let patch = part(env!("CARGO_PKG_VERSION_PATCH"));
+    let parts = env!("CARGO_PKG_VERSION").split('.');
+    let parts = parts.map(|part| part.parse::<u32>().unwrap_or(0) & 0xff);
     let mut words = [U64::ZERO; FEATURES_MAX];
     for (word, register) in words.iter_mut().zip(registers()) {
         *word = machine::guest_id(register.crm, register.op2).into();
@@ -251,7 +253,7 @@ fn description(life: u64) -> Description {
         protocol: PROTOCOL,
         page_log2: FRAME_SIZE.ilog2() as u8,
         zva_log2: features::zeroed_block_log2(),
-        version: (major | minor | patch).into(),
+        version: parts.fold(0, |all, part| all << 8 | part).into(),
         clock_hz: (timer::frequency() as u32).into(),
         cache_lines: cache::lines().into(),
         life: life.into(),
@@ -268,7 +270,7 @@ impl State {
         if !nic::plug() {
             return Err(Unable::NoCard);
         }
-        if machine::guest_id(ISAR0.0, ISAR0.1) >> 4 & 0xf < 2 {
+        if record.is_open == 0 && machine::guest_id(ISAR0.0, ISAR0.1) >> 4 & 0xf < 2 {
             return Err(Unable::NoCipher);
         }
         let [life] = entropy::words().ok_or(Unable::NoRandomBits)?;
@@ -297,6 +299,7 @@ impl State {
             out,
             names: record.names,
             hosts: record.hosts,
+            is_open: record.is_open,
             span: None,
             ready: 0,
             calls: Box::new(Calls::new()),
@@ -304,11 +307,12 @@ impl State {
         })
     }
 
-    /// Keeps a frame for the next pass, unless too many strange ones have come, or too many at once.
+    /// Keeps a frame for the next pass if there is room; `false` if too many like it were of no use.
     fn keep(&mut self, frame: &[u8]) -> bool {
-        let is_kept = !self.cluster.is_deaf(now_ns()) && self.inbox.push([frame, &[]]);
+        let is_heard = self.cluster.hears(now_ns(), frame);
+        let is_kept = is_heard && self.inbox.push([frame, &[]]);
         self.cluster.unheard += u64::from(!is_kept);
-        is_kept
+        is_heard
     }
 
     /// Does a piece of work; gives the time until which there is none.
@@ -354,7 +358,8 @@ impl State {
         let mut status = HostStatus::new_zeroed();
         status.name = self.names[usize::from(number)];
         status.number = number.into();
-        status.flags = if is_in { host::IN } else { 0 };
+        status.flags = u32::from(is_in) * host::IN;
+        status.flags |= u32::from(self.is_open) * host::OPEN;
         status.epoch = membership.view().epoch();
         status.runs_ns = membership.runs_until().saturating_sub(now_ns());
         let Some(peer) = cluster.peers().iter().find(|peer| peer.host == number) else {

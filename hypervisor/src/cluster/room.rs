@@ -181,6 +181,7 @@ pub fn link(
         timeout_floor_ns: TIMEOUT_FLOOR_NS,
         delay_ns: ACK_DELAY_NS,
         hello_ns: HELLO_NS,
+        is_open: record.is_open == 1,
     };
     let mut rest = take(LINK_ORDER)?;
     let mut part = |lane: Lane| {

@@ -6,10 +6,11 @@
 
 use crate::drivers::queue::{BufferQueue, Transport, begin};
 use crate::drivers::uplink;
-use crate::machine::{self, Kind, stretch};
+use crate::machine::{self, Kind, due, stretch};
 use abi::link::ETHERTYPE;
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicBool, Ordering};
+use arch::timer;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use virtio_drivers::{Error, transport::Transport as _};
 
@@ -22,6 +23,9 @@ const FRAME_MAX: usize = 1518;
 /// Frames taken in one go, if it does not get long before: where an instruction takes 1 ns, as in a simulated cluster, time
 /// alone lets 120,000 pass, and 117,696 were seen with 256 frames.
 const FRAMES_AT_ONCE: u32 = 64;
+/// What passes after frames that the link dropped unread, in nanoseconds: a flood of them has no more of a CPU than
+/// [`FRAMES_AT_ONCE`] in that time. The card has no room for more than [`BUFFERS`] meanwhile, and raises no interrupt.
+const REST_NS: u64 = 500_000;
 
 struct Hardware {
     transport: Transport,
@@ -32,6 +36,8 @@ struct Hardware {
 static CARD: Once<SpinLock<Hardware>> = Once::new();
 /// Frames that have come were left for later.
 static LEFT: AtomicBool = AtomicBool::new(false);
+/// When frames are taken again, in counts.
+static REST_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// Takes each frame of the link between hosts, where the machine is one of a cluster: given at boot.
 pub static LINK: Once<fn(&[u8])> = Once::new();
@@ -143,14 +149,37 @@ pub fn go_on() -> bool {
     }
 }
 
+/// A frame was dropped unread, as too many were of no use: no other is taken for a while, beyond the present batch.
+pub fn rest() {
+    let until = timer::now() + machine::counts(REST_NS);
+    REST_UNTIL.store(until, Ordering::Relaxed);
+    if let Some(card) = CARD.get() {
+        card.lock().receive.queue.set_dev_notify(false);
+    }
+}
+
+/// Whether the card rests. What comes meanwhile is left.
+fn rests() -> bool {
+    let rests = !due::has_come(REST_UNTIL.load(Ordering::Relaxed));
+    LEFT.store(rests, Ordering::Relaxed);
+    rests
+}
+
 fn take_some(card: &SpinLock<Hardware>) -> bool {
+    if rests() {
+        return false;
+    }
+    card.lock().receive.queue.set_dev_notify(true);
     let mut frame = [0; FRAME_MAX];
     for n in 0..FRAMES_AT_ONCE {
         if n > 0 && stretch::is_long() {
             break;
         }
         let received = card.lock().receive(&mut frame);
-        let Some(bytes) = received else { return false };
+        let Some(bytes) = received else {
+            rests();
+            return false;
+        };
         uplink::count(0);
         match LINK.get() {
             Some(take) if frame[12..14] == ETHERTYPE => take(&frame[..bytes]),

@@ -62,7 +62,8 @@ enum Slot {
 /// hands holds, behind bytes that are skipped, what the device reads, and behind that what it
 /// writes.
 pub struct BufferQueue<const SIZE: usize, const SLOTS: usize> {
-    queue: VirtQueue<El2Memory, SIZE>,
+    /// Descriptors.
+    pub queue: VirtQueue<El2Memory, SIZE>,
     /// All of them.
     pub buffers: [Ram; SLOTS],
     slots: [Slot; SLOTS],

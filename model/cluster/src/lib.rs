@@ -16,7 +16,8 @@
 //! Whoever shares something ends it at [`Change::Lost`].
 //!
 //! **Strangers.** A frame that opens nothing costs a token of a budget: [`STRANGE_MAX`], and one more each
-//! [`STRANGE_EVERY_NS`]. The owner drops frames unread while [`Cluster::is_deaf`].
+//! [`STRANGE_EVERY_NS`]. There are two, one for frames that name a session which is up: who knows none cannot keep those of
+//! members from being heard. The owner drops frames unread which it does not [hear](`Cluster::hears`).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -94,7 +95,8 @@ pub struct Cluster<'a, C, B, const SLOTS: usize> {
     peers: &'a mut [Peer<C, B, SLOTS>],
     /// The peer whose link is looked at first.
     next: usize,
-    strangers: Budget<STRANGE_MAX, STRANGE_EVERY_NS>,
+    /// Of frames that name no session, and of those that name one.
+    strangers: [Budget<STRANGE_MAX, STRANGE_EVERY_NS>; 2],
     /// When the membership may tick again, and when the card may have room.
     tick_at: u64,
     room_at: u64,
@@ -120,7 +122,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
             own,
             peers,
             next: 0,
-            strangers: Budget::default(),
+            strangers: Default::default(),
             tick_at: 0,
             room_at: 0,
             has_news: false,
@@ -145,20 +147,25 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         self.peers
     }
 
-    /// Returns whether frames are dropped unread, as too many of late opened nothing.
-    pub fn is_deaf(&self, now_ns: u64) -> bool {
-        !self.strangers.is_left(now_ns)
+    /// Returns whether a frame is worth a look; `false` if too many like it opened nothing of late.
+    pub fn hears(&self, now_ns: u64, frame: &[u8]) -> bool {
+        self.strangers[self.class(frame)].is_left(now_ns)
+    }
+
+    fn class(&self, frame: &[u8]) -> usize {
+        usize::from(self.peers.iter().any(|peer| peer.link.is_named_by(frame)))
     }
 
     /// Takes a frame, which is decrypted in place, or drops it.
     pub fn frame(&mut self, now_ns: u64, frame: &mut [u8], owner: &mut impl Owner) {
+        let class = self.class(frame);
         let from = Prefix::ref_from_prefix(frame).ok();
         let from = from.map(|(prefix, _)| prefix.from);
         let mut peers = self.peers.iter_mut();
         let peer = peers.find(|peer| Some(peer.host) == from);
         let Some(peer) = peer else {
             self.unheard += 1;
-            self.strangers.take(now_ns);
+            self.strangers[class].take(now_ns);
             return;
         };
         let (bytes, before) = (frame.len() as u64, peer.link.counters.opened);
@@ -166,7 +173,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         let [_, is_kept, _] = End::step(peer, &mut self.membership, owner, (now_ns, event));
         self.kept |= u16::from(is_kept) << peer.host;
         if peer.link.counters.opened == before {
-            self.strangers.take(now_ns);
+            self.strangers[class].take(now_ns);
         } else {
             peer.bytes[1] += bytes;
             peer.probes.waits = false;

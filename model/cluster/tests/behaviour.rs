@@ -4,7 +4,7 @@
 
 mod world;
 
-use abi::link::{BULK_MAX, ETHERTYPE, HELLO, Prefix, URGENT_MAX, VERSION};
+use abi::link::{BULK_MAX, ETHERTYPE, HELLO, Prefix, SEALED, Sealed, URGENT_MAX, VERSION};
 use model_cluster::{Change, MESSAGES_AT_ONCE, News, STRANGE_EVERY_NS, STRANGE_MAX};
 use model_link::Refused;
 use model_membership::Unfit;
@@ -106,16 +106,40 @@ fn a_flood_makes_a_host_deaf_for_a_while() {
     };
     let now = world.now;
     let Host { node, said, .. } = &mut world.hosts[0];
-    assert!(!node.is_deaf(now));
-    for from in [1, 9] {
-        let prefix = Prefix { from, ..prefix };
-        let mut frame = prefix.as_bytes().to_vec();
+    // As the peer's frames begin, and replayed ones.
+    let named = Sealed {
+        prefix: Prefix {
+            kind: SEALED,
+            ..prefix
+        },
+        session: node.peers()[0].link.session().unwrap().into(),
+        counter: 1.into(),
+    };
+    let [hello, stranger] = [1, 9].map(|from| Prefix { from, ..prefix });
+    let elsewhere = Sealed {
+        session: (named.session.get() ^ 1).into(),
+        ..named
+    };
+    let frames = [
+        hello.as_bytes(),
+        stranger.as_bytes(),
+        elsewhere.as_bytes(),
+        named.as_bytes(),
+    ];
+    let mut now = now;
+    for (n, bytes) in frames.into_iter().enumerate() {
+        let mut frame = bytes.to_vec();
         frame.resize(80, 0);
+        assert!(node.hears(now, &frame));
         for _ in 0..STRANGE_MAX {
             node.frame(now, &mut frame, said);
         }
-        assert!(node.is_deaf(now));
-        assert!(!node.is_deaf(now + STRANGE_EVERY_NS));
+        // The peer is heard whatever strangers send.
+        let heard = frames.map(|bytes| node.hears(now, bytes));
+        assert_eq!(heard, [n == 3, n == 3, n == 3, n != 3]);
+        now += STRANGE_EVERY_NS;
+        assert!(node.hears(now, &frame));
+        now += STRANGE_MAX * STRANGE_EVERY_NS;
     }
     assert!(world.is_in(0, 1));
     world.run(500 * MS);

@@ -7,14 +7,15 @@ use abi::link::{BODY_AT, TAG_BYTES};
 /// Seals frames to the peer and opens those from it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Channel<C> {
-    secret: Secret,
+    /// `None` where frames are open.
+    secret: Option<Secret>,
     /// This host, and the peer.
     hosts: [u8; 2],
-    sealing: C,
+    sealing: Option<C>,
     /// Counter of the last frame that was sealed.
     pub(crate) sealed: u64,
     /// Keys of the peer's generation and the next; generation `n` stands at `n % 2`.
-    opening: [C; 2],
+    opening: [Option<C>; 2],
     generation: u64,
     /// Highest counter that has come.
     pub(crate) seen: u64,
@@ -23,11 +24,11 @@ pub(crate) struct Channel<C> {
 }
 
 impl<C: Cipher> Channel<C> {
-    pub(crate) fn new(secret: Secret, hosts: [u8; 2]) -> Self {
+    pub(crate) fn new(secret: Option<Secret>, hosts: [u8; 2]) -> Self {
         Self {
-            sealing: C::new(&secret.key(hosts[0], 0)),
+            sealing: cipher(secret.as_ref(), hosts[0], 0),
             sealed: 0,
-            opening: [0, 1].map(|generation| C::new(&secret.key(hosts[1], generation))),
+            opening: [0, 1].map(|generation| cipher(secret.as_ref(), hosts[1], generation)),
             generation: 0,
             seen: 0,
             window: 1,
@@ -42,7 +43,7 @@ impl<C: Cipher> Channel<C> {
         self.sealed += 1;
         if self.sealed.trailing_zeros() >= C::FRAMES_PER_KEY_LOG2 {
             let generation = self.sealed >> C::FRAMES_PER_KEY_LOG2;
-            self.sealing = C::new(&self.secret.key(self.hosts[0], generation));
+            self.sealing = cipher(self.secret.as_ref(), self.hosts[0], generation);
         }
         self.sealed
     }
@@ -51,7 +52,9 @@ impl<C: Cipher> Channel<C> {
     pub(crate) fn seal(&self, frame: &mut [u8]) {
         let (head, rest) = frame.split_at_mut(BODY_AT);
         let (body, tag) = rest.split_at_mut(rest.len() - TAG_BYTES);
-        tag.copy_from_slice(&self.sealing.seal(&nonce(self.sealed), head, body));
+        let sealing = self.sealing.as_ref();
+        let sealed = sealing.map(|it| it.seal(&nonce(self.sealed), head, body));
+        tag.copy_from_slice(&sealed.unwrap_or_default());
     }
 
     /// Returns whether a frame with that counter may be opened: new, not too old, and under a key that is known.
@@ -67,14 +70,14 @@ impl<C: Cipher> Channel<C> {
         let (head, rest) = frame.split_at_mut_checked(BODY_AT)?;
         let (body, tag) = rest.split_last_chunk_mut::<TAG_BYTES>()?;
         let generation = counter >> C::FRAMES_PER_KEY_LOG2;
-        let cipher = &self.opening[(generation % 2) as usize];
-        if !cipher.open(&nonce(counter), head, body, tag) {
+        let opening = self.opening[(generation % 2) as usize].as_ref();
+        if opening.is_some_and(|it| !it.open(&nonce(counter), head, body, tag)) {
             return None;
         }
         self.mark(counter);
         if generation > self.generation {
-            let key = self.secret.key(self.hosts[1], generation + 1);
-            self.opening[(self.generation % 2) as usize] = C::new(&key);
+            let next = cipher(self.secret.as_ref(), self.hosts[1], generation + 1);
+            self.opening[(self.generation % 2) as usize] = next;
             self.generation = generation;
         }
         Some(body)
@@ -86,6 +89,11 @@ impl<C: Cipher> Channel<C> {
         self.seen = self.seen.max(counter);
         self.window |= 1 << (self.seen - counter);
     }
+}
+
+/// Makes the cipher of a host's frames in a generation.
+fn cipher<C: Cipher>(secret: Option<&Secret>, from: u8, generation: u64) -> Option<C> {
+    Some(C::new(&secret?.key(from, generation)))
 }
 
 fn nonce(counter: u64) -> Iv {

@@ -1,7 +1,7 @@
 //! Hellos and challenges: how a session begins, and why a replayed hello cannot begin one.
 
 use crate::{Actions, Cipher, Dropped, Link, Nonce};
-use abi::link::{CHALLENGE, ETHERTYPE, HELLO, HELLO_BYTES, Hello, Prefix, TAG_BYTES, VERSION};
+use abi::link::{CHALLENGE, ETHERTYPE, HELLO, HELLO_BYTES, Hello, Prefix, TAG_BYTES};
 use zerocopy::{FromBytes, transmute};
 
 /// A hello or challenge that is to be sent: its kind, and both nonces.
@@ -14,7 +14,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         Prefix {
             macs: [settings.macs[1], settings.macs[0]],
             ethertype: ETHERTYPE,
-            version: VERSION,
+            version: settings.version(),
             kind,
             from: settings.host,
             to: settings.peer,

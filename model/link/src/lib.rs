@@ -45,11 +45,15 @@ pub use cipher::{Cipher, Iv, KEY_BYTES, Tag};
 pub use keys::{Nonce, Secret};
 pub use timing::Budget;
 
-use abi::link::{LANES, MESSAGE_MAX, NONCE_BYTES, PARTS_MAX, SLOTS_MAX, piece_bytes};
+use abi::link::{
+    LANES, MESSAGE_MAX, NONCE_BYTES, OPEN, PARTS_MAX, SEALED, SLOTS_MAX, Sealed, VERSION,
+    piece_bytes,
+};
 use channel::Channel;
 use incoming::Incoming;
 use outgoing::Outgoing;
 use timing::RoundTrip;
+use zerocopy::FromBytes;
 
 /// Budget of frames that fail to open. A frame that opens adds one, and so does each [`FORGERY_EVERY_NS`]: beyond that
 /// rate, at most half of all openings are for strangers. Sealed frames are dropped unopened while the budget is used up.
@@ -115,6 +119,8 @@ pub enum Dropped {
     Unproved,
     /// The peer broke the protocol, and the session ended.
     Malformed,
+    /// One of the hosts seals frames and the other does not.
+    Open,
 }
 
 /// Reason why a session ended.
@@ -173,6 +179,20 @@ pub struct Settings {
     pub delay_ns: u64,
     /// Nanoseconds between the first two hellos; the interval doubles up to 64 times this.
     pub hello_ns: u64,
+    /// Frames are neither secret nor authentic, only hellos are; the same at both hosts. What a network or a stranger changes in
+    /// a frame is taken as it is.
+    pub is_open: bool,
+}
+
+impl Settings {
+    /// Returns the version that frames of such a link have.
+    const fn version(&self) -> u8 {
+        if self.is_open {
+            VERSION | OPEN
+        } else {
+            VERSION
+        }
+    }
 }
 
 /// Counts since the link was made.
@@ -191,7 +211,7 @@ pub struct Counters {
     /// Pieces received more than once.
     pub repeated: u64,
     /// Frames dropped, by [`Dropped`].
-    pub dropped: [u64; Dropped::Malformed as usize + 1],
+    pub dropped: [u64; Dropped::Open as usize + 1],
 }
 
 /// State of a session.
@@ -330,6 +350,22 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         session.map(Session::number)
     }
 
+    /// Returns whether a frame says that it is of the session that is up, as the peer's do, and replayed ones.
+    pub fn is_named_by(&self, frame: &[u8]) -> bool {
+        let head = Sealed::ref_from_prefix(frame).ok();
+        head.is_some_and(
+            |(
+                Sealed {
+                    prefix, session, ..
+                },
+                _,
+            )| {
+                (prefix.kind, prefix.from) == (SEALED, self.settings.peer)
+                    && self.session() == Some(session.get())
+            },
+        )
+    }
+
     /// Returns how many pieces can be queued on a lane.
     pub const fn room(&self, lane: Lane) -> usize {
         self.outgoing[lane as usize].room()
@@ -430,7 +466,10 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         let hosts = [(settings.host, &mine), (settings.peer, &theirs)];
         let secret = self.key.session(settings.epoch, hosts);
         self.session = Some(Session {
-            channel: Channel::new(secret, [settings.host, settings.peer]),
+            channel: Channel::new(
+                (!settings.is_open).then_some(secret),
+                [settings.host, settings.peer],
+            ),
             mine,
             theirs,
             is_up: false,

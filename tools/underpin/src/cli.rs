@@ -3,7 +3,7 @@
 mod cluster;
 mod set;
 
-pub use cluster::{ClusterVerb, Membership, Probe};
+pub use cluster::{Auth, ClusterVerb, Membership, Probe};
 pub use set::{Blocks, Claim, Set};
 
 use crate::{beneath::Served, codes, sim::Shape, units, vmfile::NODES_MAX};

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
 /// Reasons for a dropped frame, in the order of `model_link::Dropped`.
-pub const DROPPED: [&str; 8] = [
+pub const DROPPED: [&str; 9] = [
     "foreign",
     "other-cluster",
     "other-session",
@@ -20,10 +20,12 @@ pub const DROPPED: [&str; 8] = [
     "unopened",
     "unproved",
     "malformed",
+    "other-auth",
 ];
-/// Places in that of a wrong key, and of another cluster's number.
+/// Places in that of a wrong key, of another cluster's number, and of frames that are sealed at one host alone.
 const FORGED: usize = 4;
 const OTHER_CLUSTER: usize = 1;
+const OTHER_AUTH: usize = 8;
 
 /// All states of a host.
 pub const STATES: [&str; 5] = ["own", "in", "joining", "unfit", "away"];
@@ -31,6 +33,11 @@ pub const STATES: [&str; 5] = ["own", "in", "joining", "unfit", "away"];
 /// The machine that was asked.
 pub fn own(hosts: &[HostStatus]) -> Option<&HostStatus> {
     hosts.iter().find(|it| it.flags & host::OWN != 0)
+}
+
+/// Whether frames between the hosts are neither secret nor authentic.
+pub fn is_open(it: &HostStatus) -> bool {
+    it.flags & host::OPEN != 0
 }
 
 /// What a host said that it is, if it has said something.
@@ -93,6 +100,13 @@ pub fn state(it: &HostStatus, own: Option<&HostStatus>) -> (&'static str, Tone, 
                 )
             } else if count(OTHER_CLUSTER) > 0 {
                 "its cluster has another number: give all hosts one cluster file".to_owned()
+            } else if count(OTHER_AUTH) > 0 {
+                let (here, there) = if is_open(it) {
+                    ("off", "on")
+                } else {
+                    ("on", "off")
+                };
+                format!("it has auth {there}, and this machine auth {here}: give both the same")
             } else {
                 "no answer: is it up, is its mac right, are both cards on one network?".to_owned()
             };
@@ -123,7 +137,7 @@ pub fn to_json(it: &HostStatus, own: Option<&HostStatus>) -> Value {
     let features: Vec<String> = words.map(|word| format!("{:#x}", word.get())).collect();
     json!({
         "name": it.name.to_string(), "number": it.number, "state": state,
-        "why": (!why.is_empty()).then_some(why), "epoch": it.epoch,
+        "why": (!why.is_empty()).then_some(why), "epoch": it.epoch, "auth": if is_open(it) { "off" } else { "on" },
         "runs_ns": (it.epoch != 0).then_some(it.runs_ns),
         "work_ns": (it.flags & host::OWN != 0).then_some(it.work_ns),
         "round_trip_ns": it.round_trip_ns,

@@ -99,7 +99,7 @@ fn report_records_a_run_and_draws_one_again() {
     let fake = Fake::start("report");
     let directory = fake.run_dir.join("report");
     let words = format!(
-        "-o json report {} --for 300ms --every 100ms",
+        "-o json report {} --for 2s --every 100ms",
         directory.display()
     );
     let output = fake.run(&words);

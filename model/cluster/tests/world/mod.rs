@@ -107,6 +107,7 @@ impl Plan {
                 timeout_floor_ns: 2 * MS,
                 delay_ns: MS / 2,
                 hello_ns: 20 * MS,
+                is_open: false,
             };
             let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
             let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));

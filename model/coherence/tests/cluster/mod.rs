@@ -146,6 +146,7 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
                 timeout_floor_ns: 50_000,
                 delay_ns: 5_000,
                 hello_ns: 100_000,
+                is_open: false,
             };
             let bytes = |lane: Lane| vec![0; lane.buffer_bytes(LINK_SLOTS, FRAME_BYTES)];
             let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));

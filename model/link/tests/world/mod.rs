@@ -169,6 +169,7 @@ pub fn settings(host: u8, frame_bytes: usize) -> Settings {
         timeout_floor_ns: 20_000,
         delay_ns: 5_000,
         hello_ns: 1_000_000,
+        is_open: false,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Machines that join a cluster, or do not, in lock-step of virtual time.
 
+mod strangers;
+
 use super::network::hosts as ring;
 use crate::{
     Outcome, because,
@@ -30,21 +32,21 @@ const IMPOSSIBLE: i32 = 15;
 const STRETCH_NS_MAX: u64 = 100_000;
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![
+    let mut all = strangers::scenarios();
+    all.extend([
         hosts("cluster/join-2", 2, "class=20us", one_key).check(join),
         hosts("cluster/join-4", 4, "class=60us,lose=5%", four_hosts).check(join_all),
-        hosts("cluster/wrong-key", 2, "class=20us", two_keys).check(stay_apart),
         hosts("cluster/dies", 2, "class=20us,die=1@60s", one_key).check(die),
         hosts("cluster/cut-and-back", 2, CUT, one_key).check(come_back),
         other_clock(),
         other_cpu(),
         hosts("cluster/probe", 2, "class=20us,lose=5%", one_key).check(measure),
         without_random_bits(),
-        forge(),
         repeat(),
         bulk("cluster/bulk", "class=20us"),
         bulk("cluster/bulk-loss", "class=20us,lose=5%"),
-    ]
+    ]);
+    all
 }
 
 /// A cut of 5 s, with 2 % loss.
@@ -68,12 +70,6 @@ pub(super) fn one_key(directory: &Path) -> Outcome<Vec<String>> {
 fn four_hosts(directory: &Path) -> Outcome<Vec<String>> {
     let file = cluster(directory, "cluster", 'a', 4)?;
     Ok(options(&[file]))
-}
-
-fn two_keys(directory: &Path) -> Outcome<Vec<String>> {
-    let file = cluster(directory, "cluster", 'a', 2)?;
-    let other = cluster(directory, "other", 'b', 2)?;
-    Ok(options(&[file, format!("host1={other}")]))
 }
 
 /// A host with another clock stays out, and each side names both frequencies.
@@ -180,44 +176,6 @@ fn without_random_bits() -> Scenario {
         }
         Err(format!("the command ended with {status}, the log is {log}"))
     })
-}
-
-/// A VM that sends frames which look like the link's, to the other host's card, makes that host no work.
-fn forge() -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
-    let hardware = hardware.option("--wire").option("class=20us");
-    let vm = Vm::bare(
-        "forger",
-        "ring",
-        "link rounds=1000000000 patience=2000 pause=100",
-    );
-    let vm = vm.uplink("lan").address("52:54:00:00:00:00");
-    Scenario::new("cluster/forger", hardware, vec![vm])
-        .prepare(one_key)
-        .check(|stage| {
-            let machine = stage.machine()?;
-            let is_in = |it: &HostStatus| it.state == "in";
-            await_seen(machine, 1, is_in)?;
-            let deadline = Instant::now() + PATIENCE;
-            loop {
-                let said = machine.run(&["--host", "host0", "show", "forger", "-o", "json"])?;
-                let json: Value = serde_json::from_str(&said).map_err(because("no JSON"))?;
-                let lost = json["net"]["dropped"]["nowhere"].as_u64();
-                if lost.is_some_and(|lost| lost > 1000) {
-                    break;
-                }
-                if Instant::now() > deadline {
-                    return Err(format!("the forger has lost {lost:?} frames: {said}"));
-                }
-                sleep(POLL);
-            }
-            let seen = await_seen(machine, 1, is_in)?;
-            let dropped: u64 = seen.dropped.values().sum();
-            // Hellos that cross can cost a frame or two; of the forger's there were more than a thousand.
-            (dropped <= 4)
-                .then_some(())
-                .ok_or_else(|| format!("host1 sees {seen:?}"))
-        })
 }
 
 /// A transfer of 256 MiB, of which the receiver computes a checksum, as the sender does.
@@ -387,23 +345,6 @@ fn check_stretches(machine: &Machine) -> Outcome {
         let longest = kinds.and_then(|kinds| kinds.values().filter_map(Value::as_u64).max());
         if longest.is_none_or(|ns| ns > STRETCH_NS_MAX) {
             return Err(format!("stretches of {host}: {kinds:?}"));
-        }
-    }
-    Ok(())
-}
-
-/// A host with another key stays out, and both say why.
-fn stay_apart(stage: &mut Stage) -> Outcome {
-    let machine = stage.machine()?;
-    for number in [0, 1] {
-        let refused = |it: &HostStatus| it.dropped["forged"] > 3;
-        let seen = await_seen(machine, number, refused)?;
-        let says = seen
-            .why
-            .as_ref()
-            .is_some_and(|why| why.contains("another key"));
-        if seen.state != "away" || seen.epoch != 0 || !says {
-            return Err(format!("host{number} sees {seen:?}"));
         }
     }
     Ok(())

@@ -83,6 +83,7 @@ impl Host {
             timeout_floor_ns: 1000,
             delay_ns: 100,
             hello_ns: 1000,
+            is_open: false,
         };
         let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
         let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));

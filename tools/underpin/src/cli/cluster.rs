@@ -2,7 +2,7 @@
 
 use crate::{cluster::ClusterFile, failure::Result, units};
 use abi::bundle::ClusterRecord;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// A cluster file, for people.
@@ -28,6 +28,33 @@ pub struct Membership {
     /// The machine's name in the cluster's file
     #[arg(long = "as", value_name = "NAME", requires = "cluster")]
     pub own: Option<String>,
+    /// `off`: frames between hosts are neither secret nor authentic; hosts with and without do not talk to each other
+    #[arg(
+        long,
+        value_name = "on|off",
+        requires = "cluster",
+        default_value = "on",
+        hide_default_value = true
+    )]
+    pub auth: Auth,
+}
+
+/// Whether frames between hosts are secret and authentic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Auth {
+    /// They are.
+    #[default]
+    On,
+    /// They are neither.
+    Off,
+}
+
+impl Auth {
+    /// Writes it to what the machine's hypervisor takes.
+    pub fn apply(self, mut record: ClusterRecord) -> ClusterRecord {
+        record.is_open = u8::from(self == Self::Off);
+        record
+    }
 }
 
 impl Membership {
@@ -37,7 +64,10 @@ impl Membership {
     /// The files have problems, or no such host.
     pub fn record(&self) -> Result<Option<ClusterRecord>> {
         match (&self.cluster, &self.own) {
-            (Some(file), Some(host)) => ClusterFile::read(file)?.record(host).map(Some),
+            (Some(file), Some(host)) => {
+                let record = ClusterFile::read(file)?.record(host)?;
+                Ok(Some(self.auth.apply(record)))
+            }
             _ => Ok(None),
         }
     }

@@ -9,11 +9,12 @@ use super::{
     shape::{Arguments, prefixed},
 };
 use crate::{
+    cli::Auth,
     cluster::ClusterFile,
     failure::{Failure, Result, exit, reason},
 };
 use abi::bundle::ClusterRecord;
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
@@ -48,6 +49,9 @@ pub struct Cluster {
     /// and so on. HOST=FILE is for one host (repeatable)
     #[arg(long, value_name = "[HOST=]FILE", requires = "hosts")]
     pub cluster: Vec<OsString>,
+    /// `off`: frames between hypervisors are neither secret nor authentic. HOST=off is for one host (repeatable)
+    #[arg(long, value_name = "[HOST=]on|off", requires = "cluster", value_parser = auth)]
+    pub auth: Vec<(Option<String>, Auth)>,
     /// Options of the Ethernet (see sim/README.md), as in class=20us,lose=0.1%,die=1@2s
     #[arg(long, value_name = "KEY=VALUE,...", requires = "hosts", value_delimiter = ',', value_parser = wire)]
     pub wire: Vec<String>,
@@ -71,6 +75,17 @@ fn of_host(text: &str) -> std::result::Result<(String, String), String> {
 fn on(text: &str) -> std::result::Result<(String, PathBuf), String> {
     let (host, file) = of_host(text)?;
     Ok((host, file.into()))
+}
+
+/// `off`, or `HOST=off`.
+fn auth(text: &str) -> std::result::Result<(Option<String>, Auth), String> {
+    let (host, word) = match text.split_once('=') {
+        Some((host, word)) => (Some(host.to_owned()), word),
+        None => (None, text),
+    };
+    let auth = Auth::from_str(word, false);
+    let auth = auth.map_err(|_| format!("'{word}' is neither on nor off"))?;
+    Ok((host, auth))
 }
 
 /// One option of the wire.
@@ -144,7 +159,18 @@ impl Cluster {
             let help = "name a host for each simulated one, in order, with that mac";
             return Err(Failure::new(exit::FILE, message).help(help));
         };
-        file.record(&known.name).map(Some)
+        let record = file.record(&known.name)?;
+        Ok(Some(self.auth_of(host).apply(record)))
+    }
+
+    /// Whether a host seals frames: as the last word for it says, or for all.
+    fn auth_of(&self, host: &str) -> Auth {
+        let of = |name: Option<&str>| {
+            let mut said = self.auth.iter().rev();
+            let found = said.find(|(it, _)| it.as_deref() == name);
+            found.map(|(_, auth)| *auth)
+        };
+        of(Some(host)).or_else(|| of(None)).unwrap_or_default()
     }
 
     /// The host, where its bundle is unlike that of others.

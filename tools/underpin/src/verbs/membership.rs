@@ -5,7 +5,7 @@ use crate::{
     cli::ClusterVerb,
     cluster::{self, ClusterFile, Host},
     failure::{Failure, Result, exit},
-    hosts::{differing, loss_percent, members, own, state, to_json, unfit},
+    hosts::{differing, is_open, loss_percent, members, own, state, to_json, unfit},
     order::natural_by,
     output::{
         Output,
@@ -43,6 +43,11 @@ fn host_table(hosts: &[HostStatus], output: Output) -> String {
     };
     let work = units::nanoseconds(own.work_ns);
     let _ = writeln!(text, "; the hypervisor worked {work} for the cluster");
+    if is_open(own) {
+        text.push_str(
+            "auth is off: whoever reaches the wire can read and change what hosts send\n",
+        );
+    }
     let mut table = Table::new(&[
         ("HOST", Left),
         ("STATE", Left),
