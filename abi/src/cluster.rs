@@ -5,13 +5,15 @@
 //!  Propose          leader to all: the next membership
 //!  Beat             all to all: asks for an answer, answers, or both
 //!  Probe            one to another, as its owner asks: measures the link (`model/cluster`)
+//!  Errand           one to another, as a control VM asks: a request, or its answer
 //! ```
 
-use zerocopy::little_endian::{U32, U64};
+use crate::Text;
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the messages between hosts, of the link's layout and of all that is said over it.
-pub const PROTOCOL: u8 = 1;
+pub const PROTOCOL: u8 = 2;
 /// The most hosts of a cluster, numbered from 0.
 pub const HOSTS_MAX: usize = 16;
 /// The most ID registers in a description.
@@ -28,6 +30,32 @@ pub const BEAT: u8 = 0x42;
 pub const PROBE: u8 = 0x60;
 /// Kind of the answer to a [`Probe`], on the urgent lane.
 pub const PROBED: u8 = 0x61;
+
+/// Kind of an [`Errand`] before what belongs to the request; on either lane.
+pub const ASKED: u8 = 0x62;
+/// Kind of an [`Errand`] before a [`crate::control::ReplyHeader`] and what follows that.
+pub const ANSWERED: u8 = 0x63;
+
+/// Request of a control VM to a member, or its answer, which repeats all but the kind.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Errand {
+    /// [`ASKED`] or [`ANSWERED`].
+    pub kind: u8,
+    /// What the VM may ([`crate::bundle::control_rights`]).
+    pub rights: u8,
+    /// Zeroes.
+    pub zeroes: [u8; 2],
+    /// The VM, for its own host: its slot, and which occupant.
+    pub vm: [U16; 2],
+    /// Number of the request ([`crate::control::request`]).
+    pub request: U32,
+    /// The VM's tag of it.
+    pub tag: U32,
+    /// Share group of the VM.
+    pub group: Text<24>,
+}
+const _: () = assert!(size_of::<Errand>() == 40);
 
 /// What a host is: compared when it joins.
 #[derive(

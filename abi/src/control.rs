@@ -136,6 +136,9 @@ pub mod request {
     pub const HOSTS: u32 = 53;
     /// A [`super::ProbeRequest`].
     pub const PROBE: u32 = 54;
+    /// By VMs only: a [`super::ReadRequest`] with the name of a member of the cluster and, as its number, that of a request, and then
+    /// what belongs to that one, at most 4,000 bytes; replies what the member answers.
+    pub const AT_HOST: u32 = 55;
     /// A `u64`: where to go on, 0 at first; looks at some frames more and compares what the frame
     /// table says of them with the maps of VMs. Replies a [`super::RecountStatus`] of all so far. Exact
     /// while all VMs are paused.

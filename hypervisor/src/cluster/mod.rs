@@ -10,11 +10,14 @@ mod room;
 pub mod span;
 
 use crate::drivers::nic;
+use crate::drivers::requests::{self, Incoming};
 use crate::machine::{self, Kind, cpu, due, entropy, give_up, stretch};
 use abi::Text;
 use abi::bundle::{Bundle, BundleError, ClusterRecord};
-use abi::cluster::{DESCRIPTION, Description, FEATURES_MAX, HOSTS_MAX, PROTOCOL};
-use abi::control::{HostStatus, ProbeRequest, code, host, news, trace};
+use abi::cluster::{ANSWERED, ASKED, DESCRIPTION, Description, Errand};
+use abi::cluster::{FEATURES_MAX, HOSTS_MAX, PROTOCOL};
+use abi::control::{FrameHeader, HostStatus, ProbeRequest, code, host, news, trace};
+use abi::link::PARTS_MAX;
 use alloc::{boxed::Box, vec::Vec};
 use arch::{cache, features, timer};
 use cipher::Gcm;
@@ -27,10 +30,10 @@ use model_control::Refusal;
 use model_id_registers::{HostIdRegisters, registers};
 use model_link::{Down, Lane, Nonce};
 use model_membership::{Change, Settings, Standing};
-use room::{Inbox, SLOTS};
+use room::{Inbox, Messages, SLOTS};
 use span::Session;
 use zerocopy::little_endian::U64;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A message of [`abi::span`].
 pub type Call = [u8; size_of::<abi::span::Message>()];
@@ -81,6 +84,8 @@ struct State {
     calls: Box<Calls>,
     /// Those that leave after the answers to an invalidation of TLB entries: to whom.
     later: Box<Calls>,
+    /// Requests of other hosts' VMs, and answers to this one's.
+    errands: Messages,
 }
 
 static STATE: Once<SpinLock<State>> = Once::new();
@@ -205,6 +210,37 @@ pub fn forget_call(number: usize) {
     }
 }
 
+/// Takes the oldest request of another host's VM, if requests are taken, or answer to this one's: from whom, and what follows.
+/// It stays where there is no memory for it, or no room for an answer.
+pub fn errand(takes_requests: bool) -> Option<(u8, Errand, Incoming)> {
+    let state = &mut *STATE.get()?.lock();
+    let (from, message) = state.errands.first()?.split_first()?;
+    let (errand, rest) = Errand::read_from_prefix(message).ok()?;
+    let mut peers = state.cluster.peers().iter();
+    let peer = peers.find(|peer| peer.host == *from)?;
+    if errand.kind == ASKED && !(takes_requests && peer.link.room(Lane::Bulk) >= PARTS_MAX) {
+        requests::ring_later();
+        return None;
+    }
+    let incoming = requests::take(|bytes| {
+        bytes.get_mut(..rest.len())?.copy_from_slice(rest);
+        FrameHeader::of(errand.request.get(), errand.tag.get(), &[rest])
+    })?;
+    let taken = (*from, errand, incoming);
+    state.errands.pop();
+    Some(taken)
+}
+
+/// Returns the host of that name, if errands to it are secret and authentic.
+pub fn find(name: &str) -> Option<u8> {
+    let state = STATE.get()?.lock();
+    let found = state
+        .names
+        .iter()
+        .position(|it| it.as_str() == Some(name))?;
+    (state.is_open == 0).then_some(found as u8)
+}
+
 /// Returns this host's number, and the ID registers that all members have in common.
 pub fn own() -> Option<(u8, HostIdRegisters)> {
     let state = STATE.get()?.lock();
@@ -304,6 +340,7 @@ impl State {
             ready: 0,
             calls: Box::new(Calls::new()),
             later: Box::new(Calls::new()),
+            errands: Messages::of(room::bytes(room::MESSAGES_BYTES).ok_or(Unable::NoMemory)?),
         })
     }
 
@@ -325,6 +362,7 @@ impl State {
             span: &mut self.span,
             ready: &mut self.ready,
             calls: &mut self.calls,
+            errands: (self.is_open == 0).then_some(&mut self.errands),
         };
         let is_done = if card.span.as_mut().is_some_and(|span| span.work(now_ns)) {
             true
@@ -405,6 +443,8 @@ struct Card<'a> {
     span: &'a mut Option<Box<Session>>,
     ready: &'a mut u16,
     calls: &'a mut Calls,
+    /// `None` where they could be anybody's.
+    errands: Option<&'a mut Messages>,
 }
 
 impl Card<'_> {
@@ -471,6 +511,11 @@ impl Owner for Card<'_> {
         match message.first() {
             Some(&span::READY) => *self.ready |= 1 << from,
             Some(&span::LEFT) => *self.ready &= !(1 << from),
+            Some(&(ASKED | ANSWERED)) if message.len() >= size_of::<Errand>() => {
+                requests::ring();
+                let errands = self.errands.as_mut();
+                return errands.is_none_or(|it| it.push([&[from], message]));
+            }
             Some(&kind) if kind >= abi::span::Kind::Offer as u8 => {
                 let call = message.try_into().map(|call| self.calls.push((from, call)));
                 return call.is_ok_and(|pushed| pushed.is_ok());

@@ -1,5 +1,6 @@
 //! Requests from outside: decoded and checked, then done, then answered.
 
+mod errands;
 mod pages;
 mod recount;
 mod sessions;
@@ -39,13 +40,15 @@ pub struct Answer {
     /// Where the next request goes on; 0: nothing is left.
     next: u64,
     records: Vec<u8>,
+    /// Bytes of [`ROOM`] that are not used.
+    less: usize,
 }
 
 impl Answer {
     /// Adds a record; `false` where there is no room for it, or no memory.
     pub fn push(&mut self, record: &(impl IntoBytes + Immutable + ?Sized)) -> bool {
         let bytes = record.as_bytes();
-        let fits = self.records.len() + bytes.len() <= ROOM;
+        let fits = self.records.len() + bytes.len() + self.less <= ROOM;
         if !fits || self.records.try_reserve(bytes.len()).is_err() {
             return false;
         }
@@ -85,6 +88,7 @@ pub fn serve() {
         return;
     }
     serve_owner();
+    errands::serve();
     sessions::serve();
     requests::retry();
 }
@@ -144,14 +148,14 @@ fn check(caller: Caller, kind: u32, request: &Request<'_>) -> Result<(), Refusal
         })
 }
 
-/// What a request is answered: a header, and what follows it.
-fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
+/// What a request is answered, with so much `less` than the most room: a header, and what follows it.
+fn answer_to(incoming: &Incoming, caller: Caller, less: usize) -> (ReplyHeader, Vec<u8>) {
     let header = incoming.header;
     let decoded = Request::decode(header.kind, incoming.payload.bytes());
     let reserved = heap::reserve(2 * ROOM);
     let result = match decoded {
         Some(request) if reserved.is_some() => {
-            check(caller, header.kind, &request).and_then(|()| act(request, caller))
+            check(caller, header.kind, &request).and_then(|()| act(request, caller, less))
         }
         Some(_) => {
             let what = format_args!("no memory left to answer");
@@ -165,6 +169,11 @@ fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
             Err(Refusal::new(code::MALFORMED, kind.into(), what))
         }
     };
+    reply_of(result)
+}
+
+/// The parts of an answer.
+fn reply_of(result: Result<Answer, Refusal>) -> (ReplyHeader, Vec<u8>) {
     let (code, count, value, rest) = match result {
         Ok(answer) => (code::OK, answer.count, answer.next, answer.records),
         Err(refusal) => {
@@ -178,12 +187,15 @@ fn answer_to(incoming: &Incoming, caller: Caller) -> (ReplyHeader, Vec<u8>) {
 }
 
 fn answer(incoming: &Incoming) -> Owed {
-    let (reply, rest) = answer_to(incoming, Caller::owner());
+    let (reply, rest) = answer_to(incoming, Caller::owner(), 0);
     (incoming.header, reply, rest)
 }
 
-fn act(request: Request<'_>, caller: Caller) -> Result<Answer, Refusal> {
-    let mut answer = Answer::default();
+fn act(request: Request<'_>, caller: Caller, less: usize) -> Result<Answer, Refusal> {
+    let mut answer = Answer {
+        less,
+        ..Answer::default()
+    };
     match request {
         Request::Hello => {
             answer.push(&machine(caller));

@@ -65,13 +65,16 @@ impl Payload {
     }
 }
 
-/// The next complete frame of an inbox. Where there is no memory for it, it stays, and is looked at again. Not inlined: its payload is made on the stack, which whoever acts
-/// on the request needs for itself.
-#[inline(never)]
+/// The next complete frame of an inbox. Where there is no memory for it, it stays, and is looked at again.
 pub fn next(inbox: &mut Inbox) -> Option<Incoming> {
-    if !inbox.has_frame() {
-        return None;
-    }
+    let has_frame = inbox.has_frame();
+    has_frame.then(|| take(|bytes| inbox.take(bytes)))?
+}
+
+/// Takes what `fill` writes, with its header; nothing where there is no memory for it. Not inlined: the payload is made on the
+/// stack, which whoever acts on the request needs for itself.
+#[inline(never)]
+pub fn take(fill: impl FnOnce(&mut [u8; PAYLOAD_MAX]) -> Option<FrameHeader>) -> Option<Incoming> {
     let empty = Payload {
         bytes: [0; PAYLOAD_MAX],
         len: 0,
@@ -81,7 +84,7 @@ pub fn next(inbox: &mut Inbox) -> Option<Incoming> {
         SHORT.store(true, Ordering::Relaxed);
         return None;
     };
-    let header = inbox.take(&mut payload.bytes)?;
+    let header = fill(&mut payload.bytes)?;
     payload.len = header.length as usize;
     Some(Incoming { header, payload })
 }

@@ -34,7 +34,9 @@ struct Way {
     caller: Caller,
     is_open: bool,
     out: VecDeque<u8>,
-    /// When its next request is taken, in counts.
+    /// The host and the tag of a request to another host that is not answered yet.
+    asked: Option<(u8, u32)>,
+    /// When its next request is taken, in counts, or that one is given up.
     not_before: u64,
 }
 
@@ -53,6 +55,7 @@ pub fn enter(vm: VmId, name: Text<32>, group: Text<24>, rights: u8) -> bool {
         caller: Caller::vm(rights, group),
         is_open: false,
         out: VecDeque::with_capacity(ROOM),
+        asked: None,
         not_before: 0,
     };
     SOME.store(true, Ordering::Relaxed);
@@ -171,6 +174,16 @@ fn tell(kind: u32, parts: &[&[u8]], concerns: impl Fn(&Way) -> bool) {
 /// Whether any control VM runs, or has.
 pub fn are_some() -> bool {
     SOME.load(Ordering::Relaxed)
+}
+
+/// Another host is asked for a VM, until that count.
+pub fn await_host(vm: VmId, asked: (u8, u32), until: u64) {
+    with(vm, |way| (way.asked, way.not_before) = (Some(asked), until));
+}
+
+/// Gives the request that is not answered yet, for its answer: of that host and tag, or of any.
+pub fn take_asked(vm: VmId, is_it: impl FnOnce((u8, u32)) -> bool) -> Option<(u8, u32)> {
+    with(vm, |way| way.asked.take_if(|asked| is_it(*asked))).flatten()
 }
 
 /// Who asks by a VM's port, whether there is room for an answer, and when its next request is taken.

@@ -38,9 +38,9 @@ pub fn right(rights: u8, kind: u32) -> Right {
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     /// One of [`control_rights`].
-    rights: u8,
+    pub rights: u8,
     /// Its share group, where it is a VM.
-    group: Text<24>,
+    pub group: Text<24>,
 }
 
 /// Why a request is refused before anybody acts on it.

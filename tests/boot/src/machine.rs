@@ -310,17 +310,26 @@ impl Machine {
     /// # Errors
     /// The console cannot be opened.
     pub fn type_line(&mut self, vm: &str, line: &str) -> Outcome {
-        let tried = || format!("cannot type at the console of '{vm}'");
-        if !self.typists.contains_key(vm) {
-            let mut console = self.verb(&["console", vm]);
+        self.type_by(&["console", vm], line)
+    }
+
+    /// Types where that verb leads to.
+    ///
+    /// # Errors
+    /// The console cannot be opened.
+    pub fn type_by(&mut self, words: &[&str], line: &str) -> Outcome {
+        let typist = words.join(" ");
+        let tried = || format!("cannot type by '{typist}'");
+        if !self.typists.contains_key(&typist) {
+            let mut console = self.verb(words);
             console
                 .stdin(Stdio::piped())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null());
-            let typist = console.spawn().map_err(because(tried()))?;
-            self.typists.insert(vm.to_owned(), typist);
+            let child = console.spawn().map_err(because(tried()))?;
+            self.typists.insert(typist.clone(), child);
         }
-        let input = self.typists.get_mut(vm).and_then(|t| t.stdin.as_mut());
+        let input = self.typists.get_mut(&typist).and_then(|t| t.stdin.as_mut());
         let input = input.ok_or_else(tried)?;
         writeln!(input, "{line}").map_err(because(tried()))
     }

@@ -87,7 +87,8 @@ pub struct Cli {
     /// system, and sim elsewhere
     #[arg(long, global = true, value_name = "NAME")]
     pub machine: Option<String>,
-    /// Which host of a cluster is meant (sim --hosts), host0 and so on; left out: `list` and `shutdown` mean all
+    /// Which host of a cluster is meant: of sim --hosts, host0 and so on; left out: `list` and `shutdown` mean all.
+    /// Inside a VM with control = "read" or "all", a host that `underpin cluster` shows, by its name
     #[arg(long, global = true, value_name = "HOST")]
     pub host: Option<String>,
     /// Say nothing but results and errors

@@ -1,5 +1,6 @@
 //! Machines that join a cluster, or do not, in lock-step of virtual time.
 
+mod errands;
 mod strangers;
 
 use super::network::hosts as ring;
@@ -33,6 +34,7 @@ const STRETCH_NS_MAX: u64 = 100_000;
 
 pub fn scenarios() -> Vec<Scenario> {
     let mut all = strangers::scenarios();
+    all.push(errands::scenario());
     all.extend([
         hosts("cluster/join-2", 2, "class=20us", one_key).check(join),
         hosts("cluster/join-4", 4, "class=60us,lose=5%", four_hosts).check(join_all),

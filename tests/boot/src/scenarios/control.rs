@@ -9,7 +9,7 @@ use crate::{
 };
 use std::{fs, path::Path, time::Duration};
 
-const KERNEL: &str = "trixie-cloud";
+pub(super) const KERNEL: &str = "trixie-cloud";
 const WITHIN: Duration = Duration::from_secs(BOOT);
 
 pub fn scenarios() -> Vec<Scenario> {
@@ -128,7 +128,7 @@ fn all_at_a_time(stage: &mut Stage) -> Outcome {
 }
 
 /// `initrd`: that of the kernel, with the command.
-fn files(directory: &Path) -> Outcome<Vec<String>> {
+pub(super) fn files(directory: &Path) -> Outcome<Vec<String>> {
     let path = assets::arm64_command();
     let command = fs::read(&path).map_err(because(format!("cannot read {}", path.display())))?;
     let files = [("underpin", command)];
@@ -146,7 +146,7 @@ fn ask(machine: &mut Machine, vm: &str, mark: &str, line: &str) -> Outcome<Strin
     Ok(machine.console(vm).split_off(before))
 }
 
-fn holds(said: &str, wanted: &[&str]) -> Outcome {
+pub(super) fn holds(said: &str, wanted: &[&str]) -> Outcome {
     match wanted.iter().find(|word| !said.contains(**word)) {
         None => Ok(()),
         Some(word) => Err(format!("'{word}' is not in: {said}")),

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::failure::{Failure, Result, exit, reason};
 use abi::{
+    Text,
     bundle::VmRecord,
     control::{
         CpuStatus, EntryStatus, EventsHeader, EventsRequest, HostStatus, MachineStatus,
@@ -79,6 +80,8 @@ pub struct Client {
     tag: u32,
     /// The machine's end is no accident.
     shut_down: bool,
+    /// The member of the cluster that is asked, where it is another machine than the one that the stream leads to.
+    at: Option<VmName>,
 }
 
 impl Client {
@@ -90,7 +93,20 @@ impl Client {
             events: VecDeque::new(),
             tag: 0,
             shut_down: false,
+            at: None,
         }
+    }
+
+    /// The same, for requests to that member of the machine's cluster. Its events do not come.
+    ///
+    /// # Errors
+    /// No host can have that name.
+    pub fn at(mut self, host: &str) -> Result<Self> {
+        let name = Text::new(host).filter(|name| !name.is_empty());
+        let failure = || Failure::new(exit::USAGE, format!("'{host}' cannot be a host's name"));
+        let help = "use a name that `underpin cluster` shows";
+        self.at = Some(name.ok_or_else(|| failure().help(help))?);
+        Ok(self)
     }
 
     /// Sends a request (`abi::control::request` or [`super::local`]) and waits for its answer.
@@ -103,7 +119,14 @@ impl Client {
     pub fn request_within(&mut self, kind: u32, parts: &[&[u8]], time: Duration) -> Result<Reply> {
         let deadline = Instant::now() + time;
         self.tag = self.tag.wrapping_add(1);
-        let sent = self.stream.write_all(&encode(kind, self.tag, parts));
+        let to = self.at.map(|name| ReadRequest {
+            name,
+            from: kind.into(),
+        });
+        let kind = to.map_or(kind, |_| request::AT_HOST);
+        let before = to.iter().map(ReadRequest::as_bytes);
+        let parts: Vec<&[u8]> = before.chain(parts.iter().copied()).collect();
+        let sent = self.stream.write_all(&encode(kind, self.tag, &parts));
         if let Err(error) = sent {
             // What was sent before the end may say why.
             while let Ok(Some(_)) = self.frame(Some(deadline)) {}

@@ -53,10 +53,12 @@ impl RunDir {
         })
     }
 
-    /// That of one host, where the machine is a cluster.
+    /// That of one host, where the machine is a cluster. Inside a VM, hosts have the names of the cluster's file.
     pub fn of_host(&self, host: &str) -> Result<Self> {
         let number = host.strip_prefix("host").unwrap_or_default();
-        if number.is_empty() || number.contains(|c: char| !c.is_ascii_digit()) {
+        let is_simulated = !number.is_empty() && number.chars().all(|c| c.is_ascii_digit());
+        let is_known = is_simulated || guest_port::find().is_some() && vmfile::is_name(host);
+        if !is_known {
             let message = format!("'{host}' cannot be a host's name");
             return Err(Failure::new(exit::USAGE, message).help("use host0, host1 and so on"));
         }
@@ -247,7 +249,11 @@ impl RunDir {
             return Ok(Client::new(stream));
         }
         if let Some(port) = guest_port::find().filter(|_| !self.is_beneath()) {
-            return guest_port::connect(&port, self.consoles());
+            let client = guest_port::connect(&port, self.consoles())?;
+            return match self.host() {
+                None => Ok(client),
+                Some(host) => client.at(host),
+            };
         }
         let hosts = self.hosts();
         if let Some(first) = hosts.first().and_then(Self::host) {
