@@ -33,6 +33,10 @@ pub struct Tally {
     pub corrupt: u64,
 }
 
+/// A frame arrived before its receiver learnt of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Past;
+
 /// A frame that arrives.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Arrival {
@@ -56,11 +60,21 @@ impl Inbox {
         }
     }
 
-    /// Takes a frame that another host has sent, if it is for this one.
-    pub fn take(&mut self, from: usize, head: &Head, bytes: &[u8]) {
-        if head.receivers >> self.me & 1 == 0 {
-            return;
+    /// Takes at `now` a frame that another host has sent, if it is for this one.
+    ///
+    /// # Errors
+    /// It has arrived by now, for whomever it is: time cannot be turned back.
+    pub fn take(&mut self, now: i64, from: usize, head: &Head, bytes: &[u8]) -> Result<(), Past> {
+        if head.arrival_ns <= now {
+            return Err(Past);
         }
+        if head.receivers >> self.me & 1 == 1 {
+            self.accept(from, head, bytes);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, from: usize, head: &Head, bytes: &[u8]) {
         let fate = self.faults.fate(head, from, self.me);
         if fate.cut || fate.lost {
             self.tally.cut += u64::from(fate.cut);
@@ -145,11 +159,11 @@ mod tests {
     #[test]
     fn arrivals_are_by_time_sender_and_number() {
         let mut inbox = Inbox::new(1, Faults::NONE);
-        inbox.take(2, &head(50, 4, 2), b"c");
-        inbox.take(0, &head(50, 9, 2), b"b");
-        inbox.take(0, &head(50, 8, 2), b"a");
-        inbox.take(0, &head(40, 10, 3), b"first");
-        inbox.take(0, &head(30, 7, 1), b"another's");
+        inbox.take(2, 2, &head(50, 4, 2), b"c").unwrap();
+        inbox.take(2, 0, &head(50, 9, 2), b"b").unwrap();
+        inbox.take(2, 0, &head(50, 8, 2), b"a").unwrap();
+        inbox.take(2, 0, &head(40, 10, 3), b"first").unwrap();
+        inbox.take(2, 0, &head(30, 7, 1), b"another's").unwrap();
         assert_eq!(
             all(&mut inbox),
             [(40, 0, 10), (50, 0, 8), (50, 0, 9), (50, 2, 4)]
@@ -158,10 +172,19 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_of_the_past_is_refused() {
+        let mut inbox = Inbox::new(1, Faults::NONE);
+        assert_eq!(inbox.take(50, 0, &head(50, 0, 2), b"a"), Err(Past));
+        assert_eq!(inbox.take(50, 0, &head(50, 0, 4), b"b"), Err(Past));
+        assert_eq!(inbox.take(50, 0, &head(51, 1, 2), b"c"), Ok(()));
+        assert_eq!(all(&mut inbox), [(51, 0, 1)]);
+    }
+
+    #[test]
     fn the_digest_is_of_times_and_bytes() {
         let digest = |at, bytes: &[u8]| {
             let mut inbox = Inbox::new(0, Faults::NONE);
-            inbox.take(1, &head(at, 0, 1), bytes);
+            inbox.take(2, 1, &head(at, 0, 1), bytes).unwrap();
             all(&mut inbox);
             inbox.digest()
         };
@@ -175,7 +198,7 @@ mod tests {
         let full = 1_000_000;
         let arrivals = |faults: Faults| {
             let mut inbox = Inbox::new(0, faults);
-            inbox.take(1, &head(50, 0, 1), &[0; 8]);
+            inbox.take(2, 1, &head(50, 0, 1), &[0; 8]).unwrap();
             let at = inbox.next_ns();
             let first = at.and_then(|at| inbox.arrived(at));
             let ones = first.map(|f| f.bytes.iter().map(|b| b.count_ones()).sum::<u32>());

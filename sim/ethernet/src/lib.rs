@@ -12,7 +12,8 @@
 //! Hosts meet at the same virtual times. At a meeting each says when it can next do something of its own accord
 //! ([`Said`]), and takes the frames that the others have sent. A frame sent at `t` arrives at `t` + latency at the earliest,
 //! so the hosts may run until the earliest of what was said, plus the latency ([`Meetings`]): no frame can come before that
-//! is not known by then.
+//! is not known by then. A frame that is not known in time is refused by its receiver; a host that is woken from outside the
+//! cluster, while all have leapt, lets what it sends arrive after that ([`Rest`]).
 //!
 //! Nothing here knows QEMU, a clock or chance: the same events give the same arrivals. Times are nanoseconds of virtual time.
 #![forbid(unsafe_code)]
@@ -28,9 +29,9 @@ mod units;
 
 pub use digest::Digest;
 pub use faults::{Cut, Fate, Faults, Stall};
-pub use inbox::{Arrival, Inbox, Tally};
+pub use inbox::{Arrival, Inbox, Past, Tally};
 pub use line::{CLASSES, Class, Line, Sender, Sent};
-pub use meeting::{LOOK_AGAIN_NS, Meetings, NEVER, Said};
+pub use meeting::{LOOK_AGAIN_NS, Meetings, NEVER, Rest, Said};
 pub use options::Options;
 
 /// The most hosts on a wire.

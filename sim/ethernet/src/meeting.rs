@@ -23,6 +23,32 @@ impl Said {
     }
 }
 
+/// How long a host had nothing to do, by what was seen when it had met the others: its CPUs slept, and no timer was due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rest {
+    until_ns: i64,
+}
+
+impl Rest {
+    /// Of a host at `now`: whether its CPUs sleep, and its next timer.
+    pub fn of(now: i64, asleep: bool, timer: Option<i64>) -> Self {
+        let until = timer.unwrap_or(NEVER).max(now);
+        Self {
+            until_ns: if asleep { until } else { 0 },
+        }
+    }
+
+    /// When a frame arrives that the host sends at `now`, and that the line brings at `arrival_ns`. Where others would learn
+    /// of it too late, at `meeting_ns`, it arrives right after that if the host was woken from outside; else nothing is
+    /// given: what the host has said was wrong.
+    pub fn arrival_ns(&self, now: i64, arrival_ns: i64, meeting_ns: i64) -> Option<i64> {
+        if arrival_ns > meeting_ns {
+            return Some(arrival_ns);
+        }
+        (now < self.until_ns).then_some(meeting_ns + 1)
+    }
+}
+
 /// The meetings of all hosts.
 #[derive(Clone, Debug)]
 pub struct Meetings {
@@ -80,6 +106,21 @@ mod tests {
         assert_eq!(next(true, None, 120), 120);
         assert_eq!(next(true, None, NEVER), NEVER);
         assert_eq!(next(true, Some(90), NEVER), 100, "due by now");
+    }
+
+    #[test]
+    fn a_frame_may_be_early_where_its_host_was_woken_from_outside() {
+        let rest = Rest::of(100, true, Some(500));
+        assert_eq!(rest.arrival_ns(120, 611, 610), Some(611), "in time");
+        assert_eq!(rest.arrival_ns(120, 610, 610), Some(611));
+        assert_eq!(rest.arrival_ns(499, 510, 610), Some(611));
+        assert_eq!(rest.arrival_ns(500, 510, 610), None, "its own timer");
+        let rest = Rest::of(100, true, None);
+        assert_eq!(rest.arrival_ns(NEVER - 1, 5, 10), Some(11));
+        let rest = Rest::of(100, false, Some(500));
+        assert_eq!(rest.arrival_ns(120, 130, 610), None, "its CPUs worked");
+        assert_eq!(rest.arrival_ns(120, 611, 610), Some(611));
+        assert_eq!(Rest::default().arrival_ns(0, 10, 10), None);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use peers::{Peers, wake};
 use rustix::process::{Signal, getpid, kill_process};
 use shared::Table;
 use sim_ethernet::{
-    Digest, Inbox, Meetings, NEVER, Options, Said, Sender,
+    Digest, Inbox, Meetings, NEVER, Options, Past, Rest, Said, Sender,
     frame::{Frames, Head, append, receivers},
     name,
 };
@@ -80,6 +80,7 @@ struct State {
     has_left: bool,
     /// The time of the last meeting.
     met_ns: i64,
+    rest: Rest,
     counts: Counts,
     digest: Digest,
 }
@@ -94,6 +95,8 @@ struct Counts {
     no_room: u64,
     /// How often the card had to wait for the line.
     waits: u64,
+    /// Frames that arrive later than the line brings them, as this host was woken from outside while all had leapt.
+    outside: u64,
 }
 
 static WIRE: OnceLock<Wire> = OnceLock::new();
@@ -208,6 +211,7 @@ impl State {
             record: record.transpose()?,
             has_left: false,
             met_ns: 0,
+            rest: Rest::default(),
             counts: Counts::default(),
             digest: Digest::default(),
         })
@@ -272,9 +276,18 @@ impl Wire {
             return false;
         }
         let times = state.sender.send(now, frame.len());
+        let meeting_ns = state.meetings.at_ns();
+        let Some(arrival_ns) = state.rest.arrival_ns(now, times.arrival_ns, meeting_ns) else {
+            refuse(format_args!(
+                "{} sends a frame at {now} ns that arrives at {} ns, before others learn of it at {meeting_ns} ns; the run is worth nothing, repeat it, and report it with QEMU's version",
+                name(options.me),
+                times.arrival_ns,
+            ));
+        };
+        state.counts.outside += u64::from(arrival_ns > times.arrival_ns);
         let head = Head {
             start_ns: times.start_ns,
-            arrival_ns: times.arrival_ns,
+            arrival_ns,
             number: state.counts.sent,
             receivers: receivers(frame, options.me, options.hosts),
         };
@@ -344,20 +357,25 @@ impl Wire {
             }
             said.push(self.table.said(host, meeting, &mut state.theirs));
             for frame in Frames::new(&state.theirs) {
-                match frame {
-                    Ok((head, bytes)) => {
-                        // A request from outside makes a host act in the midst of a leap: what it sends comes after that.
-                        let arrival_ns = head.arrival_ns.max(now + 1);
-                        state.inbox.take(host, &Head { arrival_ns, ..head }, bytes);
-                    }
-                    Err(_) => refuse(format_args!(
+                let Ok((head, bytes)) = frame else {
+                    refuse(format_args!(
                         "{} has written frames that make no sense at {now} ns; are its plugin and this one of the same build?",
                         name(host)
-                    )),
+                    ));
+                };
+                if state.inbox.take(now, host, &head, bytes) == Err(Past) {
+                    refuse(format_args!(
+                        "{} tells at {now} ns of a frame that arrived at {} ns; the run is worth nothing, repeat it, and report it with QEMU's version",
+                        name(host),
+                        head.arrival_ns
+                    ));
                 }
             }
         }
         self.arm_delivery(state);
+        // Looked at again, and not taken from what was said: one is held against the other.
+        let timer = self.qemu.until_any_timer().map(|ahead| now + ahead);
+        state.rest = Rest::of(now, leap::are_all_idle(), timer);
         state.counts.meetings += 1;
         state.met_ns = now;
         state.digest.add_number(now as u64);
@@ -443,7 +461,7 @@ impl Wire {
         };
         let (counts, tally) = (&state.counts, state.inbox.tally());
         let text = format!(
-            "host={} met_ns={} meetings={} busy={} leaps={} sent={} waits={} received={} no_room={} cut={} lost={} repeated={} late={} corrupt={} meetings_digest={:016x} arrivals_digest={:016x}\n",
+            "host={} met_ns={} meetings={} busy={} leaps={} sent={} waits={} outside={} received={} no_room={} cut={} lost={} repeated={} late={} corrupt={} meetings_digest={:016x} arrivals_digest={:016x}\n",
             name(self.options.me),
             state.met_ns,
             counts.meetings,
@@ -451,6 +469,7 @@ impl Wire {
             leap::count(),
             counts.sent,
             counts.waits,
+            counts.outside,
             tally.received,
             counts.no_room,
             tally.cut,
