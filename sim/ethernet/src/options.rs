@@ -14,9 +14,10 @@ const SECOND_NS: i64 = 1_000_000_000;
 const PATIENCE_NS: i64 = 60 * SECOND_NS;
 
 /// All options, each as KEY=VALUE.
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 22] = [
     "me", "hosts", "shared", "class", "latency", "rate", "frame", "seed", "lose", "repeat",
-    "reorder", "corrupt", "spread", "cut", "die", "stall", "patience", "report", "record", "cure",
+    "reorder", "corrupt", "spread", "cut", "die", "stall", "ask", "end", "patience", "report",
+    "record", "cure",
 ];
 
 /// What is asked for.
@@ -36,6 +37,10 @@ pub struct Options {
     pub die_ns: Option<i64>,
     /// When this host's CPUs stand still, by time.
     pub stalls: Vec<Stall>,
+    /// From when on this host waits to be asked something from outside, by time: once for each.
+    pub asks_ns: Vec<i64>,
+    /// When all hosts end.
+    pub end_ns: Option<i64>,
     /// How long to wait for a host, in real nanoseconds; none: for ever.
     pub patience_ns: Option<i64>,
     /// Where counts go in the end.
@@ -106,8 +111,18 @@ impl Options {
             Ok((host, units::time(at)?))
         })?;
         let stalls = stalls(&arguments, hosts)?;
+        let mut asks = arguments.all("ask", |text| {
+            let (host, at) = at(text, hosts, "HOST@TIME, as in 0@5s")?;
+            Ok((host, units::time(at)?))
+        })?;
+        asks.sort_unstable();
+        let end_ns = arguments.one("end", |text| match units::time(text)? {
+            0 => Err("hosts that end need 1ns or more".into()),
+            ns => Ok(ns),
+        })?;
         let patience = arguments.one("patience", units::time)?;
-        let common = format!("{hosts} {line:?} {faults:?} {deaths:?} {stalls:?}");
+        let common =
+            format!("{hosts} {line:?} {faults:?} {deaths:?} {stalls:?} {asks:?} {end_ns:?}");
         let mut fingerprint = Digest::default();
         fingerprint.add(common.as_bytes());
         Ok(Self {
@@ -125,6 +140,12 @@ impl Options {
                 .into_iter()
                 .filter(|stall| stall.host == me)
                 .collect(),
+            asks_ns: asks
+                .iter()
+                .filter(|(host, _)| *host == me)
+                .map(|(_, at)| *at)
+                .collect(),
+            end_ns,
             patience_ns: Some(patience.unwrap_or(PATIENCE_NS)).filter(|ns| *ns > 0),
             report: arguments.one("report", path)?,
             record: arguments.one("record", path)?,
@@ -324,7 +345,7 @@ mod tests {
     fn all_can_be_said() {
         let words = "me=host2 hosts=3 shared=f class=1ms latency=10us rate=100M frame=2us seed=7 lose=1% repeat=2% \
              reorder=3% corrupt=0.5% spread=5us cut=0-host2@5ms+1ms die=2@9ms die=0@1ms stall=2@7ms+1us \
-             stall=2@3ms+4ms stall=1@0+1s patience=0 report=r";
+             stall=2@3ms+4ms stall=1@0+1s ask=2@5ms ask=2@4ms ask=1@9ms end=20ms patience=0 report=r";
         let options = read(words).unwrap();
         assert_eq!((options.me, options.hosts), (2, 3));
         let line = Line {
@@ -360,6 +381,8 @@ mod tests {
             [stall(3_000_000, 4_000_000), stall(7_000_000, 1_000)]
         );
         assert_eq!(options.patience_ns, None);
+        assert_eq!(options.asks_ns, [4_000_000, 5_000_000]);
+        assert_eq!(options.end_ns, Some(20_000_000));
         // The other hosts have the same in common, and not what is theirs alone.
         let other = read(
             &words
@@ -367,7 +390,13 @@ mod tests {
                 .replace("report=r", "report=s"),
         );
         assert_eq!(other.unwrap().fingerprint, options.fingerprint);
-        for (one, another) in [("seed=7", "seed=8"), ("9ms", "8ms"), ("lose=1%", "lose=2%")] {
+        for (one, another) in [
+            ("seed=7", "seed=8"),
+            ("die=2@9ms", "die=2@8ms"),
+            ("lose=1%", "lose=2%"),
+            ("ask=1@9ms", "ask=1@8ms"),
+            ("end=20ms", "end=21ms"),
+        ] {
             let other = read(&words.replace(one, another)).unwrap();
             assert_ne!(other.fingerprint, options.fingerprint, "{another}");
         }
@@ -406,6 +435,8 @@ mod tests {
             ("die=1", "expected HOST@TIME"),
             ("die=1@x", "'x' is no time"),
             ("stall=1@1us", "expected HOST@TIME+TIME"),
+            ("ask=1", "expected HOST@TIME"),
+            ("end=0", "hosts that end need 1ns or more"),
             (
                 "stall=1@1us+2us stall=1@2us+1us",
                 "of host1 overlap, at 2000 ns",

@@ -28,6 +28,13 @@ pub trait Leaper: Sync {
         let _ = now;
     }
 
+    /// Whether time is to stand still until somebody outside has woken a CPU; asked while all CPUs are idle and no timer is
+    /// due.
+    fn waits(&self, now: i64) -> bool {
+        let _ = now;
+        false
+    }
+
     /// The clock is about to move to `to`.
     fn leaps(&self, to: i64) {
         let _ = to;
@@ -133,6 +140,9 @@ impl Leaps {
             return true;
         };
         if ahead > 0 {
+            if self.leaper.waits(qemu.now()) {
+                return true;
+            }
             self.leap(ahead);
         }
         self.leaper.has_leapt(qemu.now());

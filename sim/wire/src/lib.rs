@@ -24,7 +24,7 @@ use sim_ethernet::{
     name,
 };
 use sim_qemu::{
-    Loading, interface,
+    Loading, finish, interface,
     leap::{self, Leaper},
     net::Client,
     private::{Qemu, Timer},
@@ -81,6 +81,9 @@ struct State {
     /// The time of the last meeting.
     met_ns: i64,
     rest: Rest,
+    /// How often this host has begun to wait to be asked, and since when.
+    asked: usize,
+    waits_ns: Option<i64>,
     counts: Counts,
     digest: Digest,
 }
@@ -182,6 +185,27 @@ extern "C" fn at_exit(_: interface::qemu_plugin_id_t, _: *mut c_void) {
 }
 
 impl Leaper for Wire {
+    fn waits(&self, now: i64) -> bool {
+        let mut state = self.state();
+        if state.waits_ns == Some(now) {
+            return true;
+        }
+        let asks = &self.options.asks_ns;
+        let is_to_wait = asks.get(state.asked).is_some_and(|from| now >= *from);
+        state.waits_ns = is_to_wait.then_some(now);
+        if is_to_wait {
+            state.asked += 1;
+            // Whoever asks waits for this line.
+            eprintln!(
+                "underpin sim: {} waits at {now} ns to be asked, {} of {}",
+                name(self.options.me),
+                state.asked,
+                asks.len()
+            );
+        }
+        is_to_wait
+    }
+
     fn has_leapt(&self, now: i64) {
         // Here and not by its timer, which would wake QEMU's main thread.
         if self.state().meetings.at_ns() == now {
@@ -212,6 +236,8 @@ impl State {
             has_left: false,
             met_ns: 0,
             rest: Rest::default(),
+            asked: 0,
+            waits_ns: None,
             counts: Counts::default(),
             digest: Digest::default(),
         })
@@ -379,6 +405,10 @@ impl Wire {
         state.counts.meetings += 1;
         state.met_ns = now;
         state.digest.add_number(now as u64);
+        if self.options.end_ns.is_some_and(|end| now >= end) {
+            self.report(state);
+            finish();
+        }
         state.meetings.arrange(said);
         self.qemu.arm(&self.meeting, state.meetings.at_ns());
     }
@@ -456,6 +486,10 @@ impl Wire {
             return;
         };
         self.leave(&mut state);
+        self.report(&state);
+    }
+
+    fn report(&self, state: &State) {
         let Some(path) = &self.options.report else {
             return;
         };

@@ -1,214 +1,12 @@
 //! Hosts on a wire: bare programs that ping each other. Skipped, with a sentence, where there is no QEMU.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
-use sim_ethernet::{
-    Options,
-    frame::{Head, append},
-};
-use sim_qemu::trial::{self, QEMU, has_qemu};
-use std::{
-    env, fmt,
-    fs::{self, File},
-    os::unix::fs::FileExt as _,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    thread::{self, JoinHandle},
-    time::Duration,
-};
+mod cluster;
+mod past;
 
-fn guest() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| trial::flat_guest("ring").unwrap())
-}
-
-fn plugin() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| trial::plugin("wire").unwrap())
-}
-
-/// Hosts that are started together.
-#[derive(Clone)]
-struct Cluster {
-    name: &'static str,
-    hosts: usize,
-    /// Options of the wire.
-    wire: String,
-    /// The guests' command line.
-    guest: String,
-    /// What stands before that, host by host.
-    extra: [&'static str; 3],
-    cpus: usize,
-    card: &'static str,
-}
-
-/// What a host leaves behind.
-#[derive(PartialEq, Eq)]
-struct Outcome {
-    /// What the guest says.
-    said: String,
-    /// What the plugin counted.
-    report: String,
-    record: String,
-    /// What QEMU says.
-    words: String,
-    succeeded: bool,
-}
-
-impl fmt::Debug for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let arrivals = self.record.lines().count();
-        let (said, words) = (self.said.trim(), self.words.trim());
-        write!(
-            f,
-            "{said} / {} / {arrivals} arrivals / {words}",
-            self.report.trim()
-        )
-    }
-}
-
-impl Outcome {
-    fn guest(&self, key: &str) -> u64 {
-        trial::number(&self.said, key).unwrap_or_else(|| panic!("no {key} in {self:?}"))
-    }
-
-    fn wire(&self, key: &str) -> u64 {
-        trial::number(&self.report, key).unwrap_or_else(|| panic!("no {key} in {self:?}"))
-    }
-}
-
-impl Cluster {
-    fn new(name: &'static str, hosts: usize, wire: &str, guest: &str) -> Self {
-        Self {
-            name,
-            hosts,
-            wire: wire.to_owned(),
-            guest: format!("hosts={hosts} {guest}"),
-            extra: [""; 3],
-            cpus: 1,
-            card: "tx=timer,x-txtimer=1",
-        }
-    }
-
-    fn directory(&self) -> PathBuf {
-        env::temp_dir().join(format!("wire-{}-{}", self.name, std::process::id()))
-    }
-
-    /// The machine of one host, with a nanosecond for each instruction and each count of the guest's counter.
-    fn qemu(&self, host: usize) -> Command {
-        let directory = self.directory();
-        let here = directory.display();
-        let mut qemu = Command::new(QEMU);
-        qemu.args("-nodefaults -no-user-config -display none -monitor none".split(' '));
-        qemu.args("-M virt,gic-version=3,dtb-randomness=off -m 64".split(' '));
-        qemu.args("-cpu neoverse-n1,cntfrq=1000000000 -rtc base=2020-01-01,clock=vm".split(' '));
-        qemu.arg("-smp").arg(self.cpus.to_string());
-        qemu.args("-accel tcg,thread=single -icount shift=0,sleep=off -seed 1".split(' '));
-        qemu.args("-global virtio-mmio.force-legacy=false".split(' '));
-        qemu.args("-global virtio-mmio.ioeventfd=off".split(' '));
-        qemu.arg("-serial").arg(format!("file:{here}/{host}.said"));
-        qemu.arg("-kernel").arg(guest());
-        qemu.arg("-append")
-            .arg(format!("{} {}", self.extra[host], self.guest));
-        let plugin = plugin().display();
-        let wire = if self.wire.is_empty() {
-            String::new()
-        } else {
-            format!(",{}", self.wire)
-        };
-        let hosts = self.hosts;
-        qemu.arg("-plugin").arg(format!(
-            "{plugin},me={host},hosts={hosts},shared={here}/shared,report={here}/{host}.report,record={here}/{host}.record{wire}"
-        ));
-        qemu.arg("-device").arg(format!(
-            "virtio-net-device,netdev=wire,mac=52:54:00:00:00:0{host},{}",
-            self.card
-        ));
-        qemu.stdin(Stdio::null()).stderr(Stdio::piped());
-        qemu
-    }
-
-    fn start(&self) -> Vec<Child> {
-        let _ = fs::remove_dir_all(self.directory());
-        fs::create_dir_all(self.directory()).unwrap();
-        (0..self.hosts)
-            .map(|host| self.qemu(host).spawn().unwrap())
-            .collect()
-    }
-
-    fn end(&self, hosts: Vec<Child>) -> Vec<Outcome> {
-        let directory = self.directory();
-        let read = |host: usize, what: &str| {
-            fs::read_to_string(directory.join(format!("{host}.{what}"))).unwrap_or_default()
-        };
-        let outcome = |(host, child): (usize, Child)| {
-            let output = child.wait_with_output().unwrap();
-            Outcome {
-                said: read(host, "said"),
-                report: read(host, "report"),
-                record: read(host, "record"),
-                words: String::from_utf8_lossy(&output.stderr).into_owned(),
-                succeeded: output.status.success(),
-            }
-        };
-        let outcomes = hosts.into_iter().enumerate().map(outcome).collect();
-        fs::remove_dir_all(directory).unwrap();
-        outcomes
-    }
-
-    fn run(&self) -> Vec<Outcome> {
-        self.end(self.start())
-    }
-
-    /// Runs, and all must end well.
-    fn succeed(&self) -> Vec<Outcome> {
-        let outcomes = self.run();
-        for outcome in &outcomes {
-            assert!(
-                outcome.succeeded && outcome.said.contains("underpin-guest: ring ok"),
-                "{outcome:?}"
-            );
-            assert_eq!(outcome.wire("outside"), 0, "nobody asks: {outcome:?}");
-        }
-        outcomes
-    }
-}
-
-/// Runs must be the same, whatever else the host has to do.
-fn repeat(cluster: &Cluster, times: usize) -> Vec<Outcome> {
-    let first = cluster.succeed();
-    for _ in 1..times {
-        assert_eq!(cluster.succeed(), first);
-    }
-    first
-}
-
-/// Keeps all CPUs of this machine busy until it is dropped.
-struct Load(Arc<AtomicBool>, Vec<JoinHandle<()>>);
-
-impl Load {
-    fn new() -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let busy = || {
-            let stop = Arc::clone(&stop);
-            thread::spawn(move || while !stop.load(Relaxed) {})
-        };
-        let threads = (0..2).map(|_| busy()).collect();
-        Self(stop, threads)
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-        for thread in self.1.drain(..) {
-            thread.join().unwrap();
-        }
-    }
-}
+use cluster::{Cluster, Load, Outcome, repeat};
+use sim_qemu::trial::{self, has_qemu};
+use std::{fs, process::Command, thread, time::Duration};
 
 /// Of a round trip, what the two guests take, but for a few instructions that depend on what else they do.
 const GUESTS_NS: u64 = 504;
@@ -457,6 +255,29 @@ fn a_host_that_ends_sends_its_last_frames() {
     assert_eq!(hosts[1].words, "");
 }
 
+/// All end at the same moment, in the midst of what they do, and what they have said by then repeats.
+#[test]
+fn hosts_end_at_a_time() {
+    if !has_qemu() {
+        return;
+    }
+    let ends = |guest: &str| {
+        let cluster = Cluster::new("ends-at", 2, "latency=10us,end=5ms", guest);
+        let hosts = cluster.run();
+        for host in &hosts {
+            assert!(host.succeeded && host.words.is_empty(), "{host:?}");
+            assert!((5_000_000..5_020_000).contains(&host.wire("met_ns")));
+            assert_eq!(host.wire("met_ns"), hosts[0].wire("met_ns"));
+        }
+        hosts
+    };
+    let guest = "rounds=100000000 pause=1000 spin";
+    let first = ends(guest);
+    assert!(first[0].wire("received") > 100 && first[0].said.is_empty());
+    let _load = Load::new();
+    assert_eq!(ends(guest), first);
+}
+
 #[test]
 fn a_host_that_hangs_is_named() {
     if !has_qemu() {
@@ -529,59 +350,6 @@ fn a_late_timer_ends_the_run() {
         }
     }
     panic!("no timer was late in 50 runs, although QEMU leaps");
-}
-
-/// The desk of a host in the memory that hosts share, by `sim_wire::shared`.
-fn desk(host: u64) -> u64 {
-    host * 4096
-}
-
-/// This process plays host1, which tells of a frame when its arrival is past.
-#[test]
-fn a_frame_of_the_past_ends_the_run() {
-    if !has_qemu() {
-        return;
-    }
-    let cluster = Cluster::new("past", 2, "latency=10us,patience=5s", "rounds=3");
-    fs::create_dir_all(cluster.directory()).unwrap();
-    let shared = cluster.directory().join("shared");
-    let words = ["me=1", "hosts=2", "shared=s", "latency=10us"].map(str::to_owned);
-    let room = Options::read(&words).unwrap().room();
-    for (arrival_ns, is_past) in [(10_000, true), (10_001, false)] {
-        fs::write(&shared, []).unwrap();
-        let host = cluster.qemu(0).spawn().unwrap();
-        let file = File::options().read(true).write(true).open(&shared);
-        let file = file.unwrap();
-        let mut word = [0; 8];
-        // Its fingerprint, which is that of all.
-        while file.read_exact_at(&mut word, desk(0) + 16).is_err() || word == [0; 8] {
-            thread::sleep(Duration::from_millis(5));
-        }
-        let tell = |at: u64, bytes: &[u8]| file.write_all_at(bytes, desk(1) + at).unwrap();
-        tell(12, &std::process::id().to_ne_bytes());
-        tell(16, &word);
-        let head = Head {
-            start_ns: 1,
-            arrival_ns,
-            number: 0,
-            receivers: 1,
-        };
-        let mut frames = vec![0; room];
-        let used = append(&mut frames, 0, &head, &[0xff; 60]).unwrap();
-        let half_1_of_host_1 = desk(2) + 3 * room as u64;
-        file.write_all_at(&frames, half_1_of_host_1).unwrap();
-        tell(40, &10_000_i64.to_ne_bytes());
-        tell(48, &(used as u64).to_ne_bytes());
-        tell(0, &1_u32.to_ne_bytes());
-        let output = host.wait_with_output().unwrap();
-        let words = String::from_utf8_lossy(&output.stderr);
-        let said = "host1 tells at 10000 ns of a frame that arrived at 10000 ns";
-        assert!(!output.status.success());
-        assert_eq!(words.contains(said), is_past, "{words}");
-        // What came in time is taken: then host1 hangs.
-        assert_eq!(words.contains("host1 hangs"), !is_past, "{words}");
-    }
-    fs::remove_dir_all(cluster.directory()).unwrap();
 }
 
 #[test]
