@@ -63,7 +63,7 @@ struct Row {
 /// Measures, and prints; with `write`, also puts the table into SPECIFICATION.md. Gives whether that could be done, and
 /// loss cost no more than it may.
 pub fn run(size: &str, format: Format, write: bool) -> bool {
-    let mut steps = Steps::new(1 + CLASSES.len(), directory());
+    let mut steps = Steps::new(2 + CLASSES.len(), directory());
     measure(&mut steps, size, format, write).unwrap_or(false)
 }
 
