@@ -36,6 +36,8 @@ pub use rundir::{Lock, RunDir, tail};
 pub use shape::{Files, NodeShape, Shape};
 
 const QEMU: &str = "qemu-system-aarch64";
+/// How long QEMU may take to end once it has closed the control channel.
+const GONE_TIME: Duration = Duration::from_secs(2);
 
 /// A machine that runs. It ends when this value is dropped, or with the thread that started it
 /// (however that ends).
@@ -150,9 +152,21 @@ impl Machine {
         }
     }
 
+    /// Whether QEMU has ended as if all were well, or does so soon.
+    pub fn has_ended_well(&mut self) -> bool {
+        let deadline = Instant::now() + GONE_TIME;
+        loop {
+            match self.qemu.try_wait() {
+                Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
+                Ok(Some(status)) => return status.success(),
+                _ => return false,
+            }
+        }
+    }
+
     /// Why the machine, which is gone, died.
     fn death(&mut self) -> Failure {
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + GONE_TIME;
         loop {
             match self.qemu.try_wait() {
                 Ok(Some(status)) if status.code() == Some(127) => {

@@ -188,6 +188,11 @@ impl Cluster {
             .map(|(_, model)| &**model)
     }
 
+    /// Whether the wire ends all hosts at a virtual time, by its option `end=`.
+    pub fn ends(&self) -> bool {
+        self.wire.iter().any(|option| option.starts_with("end="))
+    }
+
     /// The files of VMs for one host alone.
     pub fn files_on(&self, host: &str) -> Vec<PathBuf> {
         let on = self.on.iter().filter(|(name, _)| name == host);
@@ -332,7 +337,7 @@ mod tests {
 
     #[test]
     fn hosts_have_names_and_files() {
-        let cluster = Cluster {
+        let mut cluster = Cluster {
             hosts: Some(2),
             on: vec![on("host1=a").unwrap(), on("host1=b").unwrap()],
             ..Cluster::default()
@@ -348,6 +353,9 @@ mod tests {
             assert!(on(text).is_err(), "{text}");
         }
         assert!(wire("lose=1%").is_ok());
+        assert!(!cluster.ends());
+        cluster.wire = ["lose=1%", "end=5s"].map(str::to_owned).into();
+        assert!(cluster.ends());
         for text in ["lose", "=1", "me=1", "shared=x", "record=y"] {
             assert!(wire(text).is_err(), "{text}");
         }

@@ -140,7 +140,11 @@ fn follow(
     if interrupted.load(Ordering::Relaxed) {
         return Ok(Ending::Interrupted);
     }
+    let ends = options.shape.cluster.ends();
     match outcome {
+        Err(gone) if gone.is_gone() && ends && machine.has_ended_well() => {
+            Ok(Ending::PoweredOff(Failure::join(seen.refused)))
+        }
         Err(gone) if gone.is_gone() && !machine.broker().is_powering_off() => {
             Err(machine.explain(gone))
         }
@@ -223,6 +227,7 @@ fn events(
     seen: &mut Seen,
 ) -> Result<()> {
     let deadline = options.timeout.map(|time| seen.started + time);
+    let ends = options.shape.cluster.ends();
     if !options.unasked {
         for vm in client.list()? {
             seen.note(context, client, &vm);
@@ -231,7 +236,7 @@ fn events(
     let mut told = false;
     loop {
         let over = !seen.states.is_empty() && seen.left(vms).is_empty();
-        if over && (options.exit_when_done || options.unasked) {
+        if over && (options.exit_when_done || options.unasked) && !ends {
             client.request(request::POWER_OFF, &[])?;
             client.wait_gone(END_TIME)?;
             return Ok(());
