@@ -20,6 +20,7 @@ pub mod scenarios;
 pub mod status;
 pub mod suite;
 pub mod timeline;
+pub mod twice;
 pub mod vm;
 pub mod write_log;
 

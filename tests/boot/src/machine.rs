@@ -416,6 +416,11 @@ impl Machine {
         Some(self.run_directory()?.join("qmp.sock"))
     }
 
+    /// The socket at which a host of a cluster is asked.
+    pub fn control_socket(&self, host: &str) -> Option<PathBuf> {
+        Some(self.run_directory()?.join(host).join("control.sock"))
+    }
+
     /// What EL2 has said, last words included.
     pub fn hypervisor_log(&self) -> String {
         let log = self.run_directory().map(|run| run.join("hypervisor.log"));

@@ -4,6 +4,7 @@ use crate::{
     Outcome, because, bounds,
     machine::{Hardware, Machine},
     os0::Os0,
+    twice::Twice,
     vm::Vm,
 };
 use std::{
@@ -36,9 +37,10 @@ pub struct Scenario {
     pub name: String,
     /// Only in `xtask soak`.
     pub slow: bool,
-    prepare: Option<Prepare>,
-    hardware: Hardware,
-    vms: Vec<Vm>,
+    pub(crate) prepare: Option<Prepare>,
+    pub(crate) hardware: Hardware,
+    pub(crate) vms: Vec<Vm>,
+    twice: Option<Twice>,
     expects: Vec<Expect>,
     checks: Vec<Check>,
     /// The machine's owner, where it is not Underpin.
@@ -75,7 +77,15 @@ impl Scenario {
             checks,
             os0: None,
             console: None,
+            twice: None,
         }
+    }
+
+    /// In place of checks: its hosts run twice. All that they leave must be equal to the bit.
+    #[must_use]
+    pub fn twice(mut self, twice: Twice) -> Self {
+        self.twice = Some(twice);
+        self.slow()
     }
 
     /// With files that the machine or its VMs need. VM files may name them as `../FILE`.
@@ -104,6 +114,11 @@ impl Scenario {
         self
     }
 
+    /// Whether its machine is several hosts.
+    pub fn has_hosts(&self) -> bool {
+        self.hardware.options.iter().any(|word| word == "--hosts")
+    }
+
     /// Left to `xtask soak`.
     #[must_use]
     pub fn slow(mut self) -> Self {
@@ -122,6 +137,10 @@ impl Scenario {
                 .console
                 .map_or(Ok(()), |check| check(&said))
                 .map_err(Failure::of_machine);
+        }
+        if let Some(twice) = &self.twice {
+            let compared = twice.play(self, command, directory, logs);
+            return compared.map_err(Failure::of_machine);
         }
         let mut stage = Stage {
             command: command.to_owned(),

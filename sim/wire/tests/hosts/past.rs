@@ -24,7 +24,7 @@ fn a_frame_of_the_past_ends_the_run() {
     if !has_qemu() {
         return;
     }
-    let cluster = Cluster::new("past", 2, "latency=10us,patience=5s", "rounds=3");
+    let cluster = Cluster::new("past", 2, "latency=10us,patience=1s", "rounds=3");
     fs::create_dir_all(cluster.directory()).unwrap();
     let shared = cluster.directory().join("shared");
     let words = ["me=1", "hosts=2", "shared=s", "latency=10us"].map(str::to_owned);

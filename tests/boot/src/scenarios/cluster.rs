@@ -10,6 +10,7 @@ use crate::{
     machine::{Hardware, Machine},
     scenario::{Prepare, Scenario, Stage},
     status::HostStatus,
+    twice::{Transfer, Twice, again},
     vm::Vm,
 };
 use serde_json::Value;
@@ -32,7 +33,38 @@ const IMPOSSIBLE: i32 = 15;
 /// The most that a stretch at EL2 may take.
 const STRETCH_NS_MAX: u64 = 100_000;
 
+/// All; and again each that starts several hosts, to compare two runs of these.
 pub fn scenarios() -> Vec<Scenario> {
+    let pings = ring::twice("twice/repeats", |directory| {
+        Ok([one_key(directory)?, ring::words(directory)?].concat())
+    });
+    once()
+        .into_iter()
+        .chain(again(once(), twice))
+        .chain([pings])
+        .collect()
+}
+
+/// Until when two runs of a scenario are compared, and what is transferred meanwhile. The hosts of others are asked nothing:
+/// what befalls them is over at 65 s, and they join soon after that.
+fn twice(name: &str) -> Twice {
+    let transfer = |bytes: u64| Transfer {
+        from_s: 5,
+        pages: (bytes / 4096) as u32,
+    };
+    let (seconds, transfer) = match name {
+        "cluster/probe" => (15, Some(transfer(PROBED))),
+        "cluster/bulk" | "cluster/bulk-loss" => (20, Some(transfer(BULK))),
+        // Their VMs never rest.
+        "cluster/forger" | "cluster/flood" => (1, None),
+        // Nobody types at its VMs.
+        "cluster/control" => (5, None),
+        _ => (75, None),
+    };
+    Twice { seconds, transfer }
+}
+
+fn once() -> Vec<Scenario> {
     let mut all = strangers::scenarios();
     all.push(errands::scenario());
     all.extend([
@@ -127,8 +159,9 @@ fn other_cpu() -> Scenario {
     })
 }
 
-/// Bytes that the host of `cluster/probe` transfers.
+/// Bytes that the hosts of `cluster/probe` and `cluster/bulk` transfer.
 const PROBED: u64 = 16 << 20;
+const BULK: u64 = 256 << 20;
 
 /// A transfer arrives as it was sent though frames are lost, while the hosts stay members.
 fn measure(stage: &mut Stage) -> Outcome {
@@ -194,7 +227,7 @@ fn bulk(name: &'static str, wire: &'static str) -> Scenario {
         let told = machine.run(&words)?;
         let json: Value = serde_json::from_str(&told).map_err(because("no JSON"))?;
         let after = seen_by(machine, 0)?;
-        let is_right = json["transfer"]["bytes"] == 256_u64 << 20 && after.epoch == before.epoch;
+        let is_right = json["transfer"]["bytes"] == BULK && after.epoch == before.epoch;
         is_right
             .then_some(())
             .ok_or_else(|| format!("it tells {told}; {before:?}, then {after:?}"))

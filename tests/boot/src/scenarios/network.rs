@@ -24,6 +24,7 @@ pub fn scenarios() -> Vec<Scenario> {
         exchange("net/tcp", 1),
         outside(),
         hosts::ping(),
+        hosts::twice("twice/net-hosts", hosts::words),
         crowd::malformed(),
         crowd::storm().slow(),
         exchange("net/long-tcp", 116).slow(),

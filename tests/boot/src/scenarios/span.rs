@@ -6,6 +6,7 @@ use crate::{
     machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
     status::{self, VmStatus},
+    twice::{Twice, again},
     vm::Vm,
 };
 use std::{
@@ -19,7 +20,17 @@ const POLL: Duration = Duration::from_millis(250);
 const HOSTS: [&str; 2] = ["host0", "host1"];
 
 pub fn scenarios() -> Vec<Scenario> {
-    vec![vcpus(), memory(), linux(), lost()]
+    let once = || vec![vcpus(), memory(), linux(), lost()];
+    once().into_iter().chain(again(once(), twice)).collect()
+}
+
+/// Until when two runs of a scenario are compared. A death comes at 10 s; the others are busy for as long as they run.
+fn twice(name: &str) -> Twice {
+    let seconds = if name == "span/lost" { 13 } else { 2 };
+    Twice {
+        seconds,
+        transfer: None,
+    }
 }
 
 /// Debian's kernel boots on two hosts, with a CPU of each, to its first program, and powers off.

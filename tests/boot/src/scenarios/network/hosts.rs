@@ -3,7 +3,8 @@
 use crate::{
     Outcome, assets, because,
     machine::{Hardware, Machine},
-    scenario::{Scenario, Stage},
+    scenario::{Prepare, Scenario, Stage},
+    twice::Twice,
     vm::Vm,
 };
 use std::{fs, path::Path};
@@ -30,6 +31,28 @@ pub fn ping() -> Scenario {
     })
 }
 
+/// The same, but for what the hypervisors do once their VMs have ended: all that two runs leave is compared.
+pub fn twice(name: &str, prepare: Prepare) -> Scenario {
+    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
+    let hardware = hardware.option("--wire").option("class=20us");
+    let other = Vm::bare("hello", "hello", "").flat();
+    let scenario = Scenario::new(name, hardware, vec![other]).prepare(prepare);
+    scenario.twice(Twice {
+        seconds: 5,
+        transfer: None,
+    })
+}
+
+/// The words that name the hosts' VMs.
+pub fn words(directory: &Path) -> Outcome<Vec<String>> {
+    let mut words = Vec::new();
+    for host in 0..2 {
+        let file = vm_file(directory, host)?;
+        words.extend(["--on".to_owned(), format!("host{host}={file}")]);
+    }
+    Ok(words)
+}
+
 /// Runs the cluster to its end; returns what each host's guest and hypervisor said.
 pub fn run(stage: &mut Stage, name: &str, more: &[String]) -> Outcome<[[String; 2]; 2]> {
     let directory = stage.directory.clone();
@@ -37,10 +60,7 @@ pub fn run(stage: &mut Stage, name: &str, more: &[String]) -> Outcome<[[String; 
     let kept_text = kept.display().to_string();
     let line = "sim --hosts 2 --cpus 1 --memory 512M --wire class=20us --exit-when-done --unasked --timeout 3m";
     let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-    for host in 0..2 {
-        let file = vm_file(&directory, host)?;
-        words.extend(["--on".to_owned(), format!("host{host}={file}")]);
-    }
+    words.extend(self::words(&directory)?);
     words.extend(["--keep-logs".to_owned(), kept_text]);
     words.extend(more.iter().cloned());
     let plugin = assets::target().join("sim/release/libsim_wire.so");
