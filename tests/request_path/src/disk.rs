@@ -77,7 +77,7 @@ impl<'a> Disk<'a> {
             }
             Kind::ReadOnly(image) => (Backing::ReadOnly(image, true), image.blocks() * FRAME_SIZE),
             Kind::Persistent(partition) => {
-                let size = partition.bytes().len() as u64;
+                let size = partition.len() as u64;
                 (Backing::Partition(Box::new(partition)), size)
             }
         };
@@ -210,7 +210,7 @@ impl<'a> Disk<'a> {
         let failed = Err(Turn::Done(Status::IoError));
         let partition = self.backing.partition(side).unwrap();
         let (at, len) = ((io.sector * SECTOR_SIZE) as usize, io.bytes as usize);
-        if io.bytes > DATA_AT_ONCE || at + len > partition.bytes().len() || !partition.works() {
+        if io.bytes > DATA_AT_ONCE || at + len > partition.len() || !partition.works() {
             return failed;
         }
         let (host, all) = (Host(self.frames), Bytes::frames(page, 1 << BUFFER_ORDER));
@@ -222,7 +222,7 @@ impl<'a> Disk<'a> {
                 host.store(data, &bytes);
             }
             Transfer::Write => partition.store(at, &host.load(data)),
-            Transfer::Flush => {}
+            Transfer::Flush => partition.flush(),
         }
         // The status is behind the data.
         host.store(all.part(io.bytes, 1).unwrap(), &[0]);

@@ -60,9 +60,28 @@ impl TableMemory for Tables {
     }
 }
 
+/// What holds a partition's bytes.
+pub trait Medium {
+    /// Reads from byte `at` on.
+    fn load(&self, at: usize, into: &mut [u8]);
+    /// Writes from byte `at` on.
+    fn store(&self, at: usize, bytes: &[u8]);
+    /// What was written outlives a loss of power.
+    fn flush(&self) {}
+}
+
+impl Medium for RefCell<Vec<u8>> {
+    fn load(&self, at: usize, into: &mut [u8]) {
+        into.copy_from_slice(&self.borrow()[at..at + into.len()]);
+    }
+    fn store(&self, at: usize, bytes: &[u8]) {
+        self.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
 struct Plate {
     number: u8,
-    bytes: Vec<u8>,
+    size: usize,
     /// What is known of each block: 0 where nothing is, 1 where it is taken, else a hash.
     known: Vec<u64>,
     /// Transfers that succeed before all fail.
@@ -74,31 +93,48 @@ struct Plate {
 pub struct Partition<'a> {
     frames: &'a FakeFrames,
     plate: Rc<RefCell<Plate>>,
+    medium: Rc<dyn Medium + 'a>,
 }
 
 impl<'a> Partition<'a> {
     /// A partition with that number and these bytes, whole sectors.
     pub fn new(frames: &'a FakeFrames, number: u8, bytes: &[u8]) -> Self {
+        let medium = RefCell::new(bytes.to_vec());
+        Self::on(frames, number, bytes.len(), Rc::new(medium))
+    }
+
+    /// A partition with that number, whose bytes the medium holds: so many, whole sectors.
+    pub fn on(
+        frames: &'a FakeFrames,
+        number: u8,
+        size: usize,
+        medium: Rc<dyn Medium + 'a>,
+    ) -> Self {
         let plate = Plate {
             number,
-            bytes: bytes.to_vec(),
-            known: vec![0; bytes.len() / PAGE],
+            size,
+            known: vec![0; size / PAGE],
             fails_after: None,
         };
         Self {
             frames,
             plate: Rc::new(RefCell::new(plate)),
+            medium,
         }
     }
 
     /// Its bytes.
     pub fn bytes(&self) -> Vec<u8> {
-        self.plate.borrow().bytes.clone()
+        let mut bytes = vec![0; self.len()];
+        self.medium.load(0, &mut bytes);
+        bytes
     }
 
     /// Changes a byte, as no VM does.
     pub fn corrupt(&self, at: usize) {
-        self.plate.borrow_mut().bytes[at] ^= 1;
+        let mut byte = [0];
+        self.medium.load(at, &mut byte);
+        self.medium.store(at, &[byte[0] ^ 1]);
     }
 
     /// Lets the transfer after so many more fail, and all that follow, until it is called with `None`.
@@ -119,11 +155,19 @@ impl<'a> Partition<'a> {
     }
 
     pub(crate) fn load(&self, at: usize, into: &mut [u8]) {
-        into.copy_from_slice(&self.plate.borrow().bytes[at..at + into.len()]);
+        self.medium.load(at, into);
     }
 
     pub(crate) fn store(&self, at: usize, bytes: &[u8]) {
-        self.plate.borrow_mut().bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        self.medium.store(at, bytes);
+    }
+
+    pub(crate) fn flush(&self) {
+        self.medium.flush();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.plate.borrow().size
     }
 
     fn hash(&self, page: Mfn) -> u64 {
@@ -146,7 +190,7 @@ impl Store for Partition<'_> {
         self.plate.borrow().number
     }
     fn size(&self) -> u64 {
-        self.plate.borrow().bytes.len() as u64 & !(FRAME_SIZE - 1)
+        self.len() as u64 & !(FRAME_SIZE - 1)
     }
     fn check(&self, block: u64, page: Mfn) -> bool {
         let hash = self.hash(page);

@@ -18,10 +18,11 @@ mod guest;
 mod host;
 mod image;
 mod interrupts;
+pub mod world;
 
 pub use disk::{Disk, Kind as DiskKind};
 pub use driver::{Driver, Kind};
 pub use guest::Guest;
-pub use host::{Host, Partition};
+pub use host::{Host, Medium, Partition};
 pub use image::Image;
 pub use interrupts::Interrupts;

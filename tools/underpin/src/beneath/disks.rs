@@ -335,6 +335,9 @@ fn open_disk(path: &Path, format: Format) -> Result<(Image, u64)> {
 }
 
 #[cfg(test)]
+mod kinds;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
