@@ -7,6 +7,8 @@ use crate::life::{self, moving};
 use crate::memory::{frames, heap, sharing};
 use crate::{machine, vms};
 
+pub use crate::cluster::outside as cluster;
+
 use abi::control::{RawVm, VmName, code};
 use abi::state::{ByteSink, ByteSource, ROOM};
 use alloc::{boxed::Box, string::String, vec, vec::Vec};

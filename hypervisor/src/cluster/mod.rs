@@ -6,6 +6,8 @@
 
 pub mod calls;
 mod cipher;
+#[cfg(not(target_os = "none"))]
+pub mod outside;
 mod room;
 pub mod span;
 
@@ -133,10 +135,7 @@ fn arrive(frame: &[u8]) {
 
 /// Does some of what is due; whether more is.
 pub fn pass() -> bool {
-    let Some(state) = STATE.get() else {
-        return false;
-    };
-    let is_more = pieces(state);
+    let is_more = STATE.get().is_some_and(pieces);
     span::end_if_broken();
     is_more
 }

@@ -124,6 +124,8 @@ pub enum Progress {
     Slept,
     /// All CPUs sleep, and nothing will wake one.
     Idle,
+    /// All CPUs sleep until the time to which the machine was to run, or longer.
+    Reached,
     /// The machine is off.
     Off,
 }
@@ -159,6 +161,8 @@ pub struct Machine {
     pub(crate) rng: Rng,
     /// Counts since it was switched on.
     pub time: u64,
+    /// The time to which it runs while all CPUs sleep; `u64::MAX`: to whatever wakes one.
+    pub limit: u64,
     /// Points at which another CPU could go on.
     pub steps: u64,
     pause_every: u64,
@@ -252,8 +256,11 @@ impl Cpu {
         );
         // 40 bits of physical address; 8 bits of VMID.
         set(const { number("id_aa64mmfr0_el1") }, 2);
-        // Atomics and RNDR.
-        set(const { number("id_aa64isar0_el1") }, 1 << 60 | 2 << 20);
+        // RNDR, atomics, AES and PMULL.
+        set(
+            const { number("id_aa64isar0_el1") },
+            1 << 60 | 2 << 20 | 2 << 4,
+        );
         // Four list registers, five bits of priority.
         set(const { number("s3_4_c12_c11_1") }, 4 << 29 | 4 << 26 | 3);
         Self {
@@ -295,6 +302,7 @@ impl Machine {
             silent: config.silent,
             rng: Rng::new(config.seed),
             time: 1_000_000,
+            limit: u64::MAX,
             steps: 0,
             pause_every: config.pause_every.max(1),
             is_off: false,
@@ -350,12 +358,7 @@ impl Machine {
         let mut able: [usize; 16] = [0; 16];
         let mut count = 0;
         for cpu in 0..self.cpus.len().min(able.len()) {
-            let goes = match self.cpus[cpu].state {
-                State::Ready => true,
-                State::Asleep => self.is_interrupted(cpu),
-                State::Off | State::Halted => false,
-            };
-            if goes {
+            if self.is_able(cpu) {
                 able[count] = cpu;
                 count += 1;
             }
@@ -363,20 +366,41 @@ impl Machine {
         (count > 0).then(|| able[self.rng.below(count as u64) as usize])
     }
 
+    fn is_able(&mut self, cpu: usize) -> bool {
+        match self.cpus[cpu].state {
+            State::Ready => true,
+            State::Asleep => self.is_interrupted(cpu),
+            State::Off | State::Halted => false,
+        }
+    }
+
+    /// When a timer or a device wakes a CPU that sleeps.
+    fn next_alarm(&self) -> Option<u64> {
+        let alarms = self.cpus.iter().filter_map(Cpu::next_alarm);
+        alarms
+            .chain((self.due != u64::MAX).then_some(self.due))
+            .min()
+    }
+
+    /// When it goes on by itself: at once where a CPU can, and `u64::MAX` for never.
+    pub fn goes_on_at(&mut self) -> u64 {
+        if (0..self.cpus.len()).any(|cpu| self.is_able(cpu)) {
+            self.time
+        } else {
+            self.next_alarm().unwrap_or(u64::MAX)
+        }
+    }
+
     /// All CPUs sleep: it becomes the time at which a timer wakes one.
     pub(crate) fn pass_time(&mut self) -> Progress {
-        let alarms = self.cpus.iter().filter_map(Cpu::next_alarm);
-        let next = alarms
-            .chain((self.due != u64::MAX).then_some(self.due))
-            .min();
-        match next {
-            Some(at) => {
-                self.time = self.time.max(at);
-                self.work();
-                Progress::Slept
-            }
-            None => Progress::Idle,
-        }
+        let (at, progress) = match self.next_alarm() {
+            Some(at) if at < self.limit => (at, Progress::Slept),
+            _ if self.limit != u64::MAX => (self.limit, Progress::Reached),
+            _ => return Progress::Idle,
+        };
+        self.time = self.time.max(at);
+        self.work();
+        progress
     }
 
     pub(crate) fn find_cpu(&self, affinity: u64) -> Option<usize> {

@@ -3,8 +3,9 @@
 use crate::wire::{self, Net};
 use abi::Text;
 use abi::bundle::{
-    DEFAULT_GROUP, DiskRecord, ENTRY_ALIGN, Entry, Header, MAGIC, NET_UPLINK, NO_ENTRY, NetRecord,
-    VERSION, VM_AUTOSTART, VM_RESTART, VmRecord, block_policy, disk_mode, kind,
+    ClusterRecord, DEFAULT_GROUP, DiskRecord, ENTRY_ALIGN, Entry, Header, MAGIC, NET_UPLINK,
+    NO_ENTRY, NetRecord, VERSION, VM_AUTOSTART, VM_RESTART, VmRecord, block_policy, disk_mode,
+    kind,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -71,31 +72,38 @@ pub fn build(vms: &[Vm], described: usize) -> Vec<u8> {
     let kernels = kernels(vms);
     let records = vms.iter().take(described).map(|vm| record(vm, vms));
     let records: Vec<VmRecord> = records.collect();
-    let count = records.len() + kernels.len();
-    let mut bytes = vec![0; size_of::<Header>() + count * size_of::<Entry>()];
+    let kernels = kernels.iter().enumerate();
+    let kernels = kernels.map(|(n, kernel)| (kind::KERNEL, format!("kernel{n}"), *kernel));
+    let records = vms.iter().zip(&records);
+    let records = records.map(|(vm, record)| (kind::VM, vm.name.clone(), record.as_bytes()));
+    lay_out(&kernels.chain(records).collect::<Vec<_>>())
+}
+
+/// The bundle of a host of a cluster, without VMs.
+pub fn of_host(cluster: &ClusterRecord) -> Vec<u8> {
+    lay_out(&[(kind::CLUSTER, "cluster".into(), cluster.as_bytes())])
+}
+
+/// A bundle of entries: their kinds, names and contents.
+fn lay_out(contents: &[(u32, String, &[u8])]) -> Vec<u8> {
+    let mut bytes = vec![0; size_of::<Header>() + contents.len() * size_of::<Entry>()];
     let mut entries: Vec<Entry> = Vec::new();
-    let mut add = |kind: u32, name: &str, content: &[u8]| {
+    for (kind, name, content) in contents {
         bytes.resize(bytes.len().next_multiple_of(ENTRY_ALIGN as usize), 0);
         entries.push(Entry {
-            kind,
+            kind: *kind,
             reserved: 0,
             offset: bytes.len() as u64,
             size: content.len() as u64,
             name: text(name),
         });
         bytes.extend_from_slice(content);
-    };
-    for (number, kernel) in kernels.iter().enumerate() {
-        add(kind::KERNEL, &format!("kernel{number}"), kernel);
-    }
-    for (vm, record) in vms.iter().zip(&records) {
-        add(kind::VM, &vm.name, record.as_bytes());
     }
     bytes.resize(bytes.len().next_multiple_of(ENTRY_ALIGN as usize), 0);
     let header = Header {
         magic: MAGIC,
         version: VERSION,
-        entries: count as u32,
+        entries: contents.len() as u32,
         size: bytes.len() as u64,
         reserved: 0,
     };

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
+mod cluster;
 mod control;
 mod disk;
 mod driver;
@@ -57,12 +58,26 @@ struct Options {
     /// A VM moves to another machine, instead of requests and faults.
     #[arg(long)]
     moves: bool,
+    /// Two or three hosts of a cluster over a bad network, each in a process of its own, instead of one machine with VMs.
+    #[arg(long, conflicts_with = "moves")]
+    cluster: bool,
+    /// Is that host of a cluster, on the standard input and output.
+    #[arg(long, requires = "hosts", hide = true)]
+    host: Option<u8>,
+    /// Hosts of it.
+    #[arg(long, requires = "host", hide = true)]
+    hosts: Option<u8>,
     #[command(flatten)]
     limits: Limits,
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    if let (Some(host), Some(hosts)) = (options.host, options.hosts) {
+        let seed = options.seed;
+        let been = cluster::be(cluster::Birth { host, hosts, seed });
+        return ExitCode::from(u8::from(been.is_err()));
+    }
     let is_well = match (options.lives, options.seconds) {
         (None, None) => one(&options),
         (lives, seconds) => many(&options, lives.unwrap_or(u64::MAX), seconds),
@@ -72,10 +87,13 @@ fn main() -> ExitCode {
 
 /// Lives one life.
 fn one(options: &Options) -> bool {
-    let scene = Scene::new(options.seed, options.limits);
     if options.moves {
         return moves(options);
     }
+    if options.cluster {
+        return joins(options);
+    }
+    let scene = Scene::new(options.seed, options.limits);
     if options.tell {
         scene.describe().iter().for_each(|line| println!("{line}"));
     }
@@ -128,6 +146,24 @@ fn moves(options: &Options) -> bool {
     true
 }
 
+/// Lives a life of a cluster.
+fn joins(options: &Options) -> bool {
+    let mut log = |text: &str| {
+        if options.log {
+            print!("{text}");
+        }
+    };
+    let seed = options.seed;
+    match cluster::live(seed, &mut log) {
+        Ok(life) => println!("seed {seed}: {life:?}"),
+        Err(what) => {
+            println!("seed {seed}: {what}");
+            return false;
+        }
+    }
+    true
+}
+
 /// Lives many lives; says which went wrong, and makes the first of them small.
 fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
     let began = Instant::now();
@@ -157,7 +193,7 @@ fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
     let (bad, seconds) = (bad.into_inner(), began.elapsed().as_secs_f64());
     let rate = lives as f64 * 60.0 / seconds;
     println!("{lives} lives in {seconds:.1} s, {rate:.0} a minute; {bad} went wrong");
-    if bad > 0 && !options.as_is && !options.moves {
+    if bad > 0 && !options.as_is && !options.moves && !options.cluster {
         let seed = options.seed.wrapping_add(first.into_inner());
         shrink::tell(seed, options.limits);
     }
@@ -178,7 +214,11 @@ fn in_process(seed: u64, limits: Limits, more: &[&str]) -> Result<Output, String
 
 /// Lives one life in a process of its own.
 fn is_well(options: &Options, seed: u64) -> bool {
-    let more: &[&str] = if options.moves { &["--moves"] } else { &[] };
+    let more: &[&str] = match (options.moves, options.cluster) {
+        (true, _) => &["--moves"],
+        (_, true) => &["--cluster"],
+        _ => &[],
+    };
     match in_process(seed, options.limits, more) {
         Ok(output) if output.status.success() => true,
         Ok(output) => {

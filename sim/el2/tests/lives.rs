@@ -34,6 +34,17 @@ fn vms_go_on_at_another_machine() {
     assert!(moved >= 12 && refused >= 2, "{lives:?}");
 }
 
+/// Complete hypervisors join, part and come together again over a network that loses, repeats, delays, corrupts and cuts,
+/// while hosts crash and stand still.
+#[test]
+fn hosts_come_together_again() {
+    let output = sim(&["--cluster", "--seed", "1", "--lives", "40", "--first"]);
+    assert!(output.status.success(), "{}", text(&output));
+    let [first, again] =
+        [7, 7].map(|seed: u64| text(&sim(&["--cluster", "--seed", &seed.to_string()])));
+    assert_eq!(first, again);
+}
+
 /// For kept faults that fewer lives do not find.
 #[test]
 #[ignore = "takes a minute"]

@@ -1,0 +1,52 @@
+//! What a program asks of a host of a cluster that runs the hypervisor in an ordinary process. No part of the image.
+
+use crate::cluster::{STATE, now_ns};
+use abi::cluster::HOSTS_MAX;
+use machine_locks::SpinLock;
+use model_link::Lane;
+
+/// How a host stands in its cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// What its clock shows, in nanoseconds.
+    pub now_ns: u64,
+    /// Id of the membership that it is in; 0: it is alone.
+    pub id: u64,
+    /// Life of each member, by host; 0 for hosts that are not in.
+    pub lives: [u64; HOSTS_MAX],
+    /// Until when it may run what it shares, by its clock.
+    pub runs_until_ns: u64,
+    /// Until when a host that is no member may run what it shared with this one, by this one's clock.
+    pub owes_until_ns: u64,
+    /// Bit n: its latest probe of the link to host n is over, and was answered as it should.
+    pub probed: u16,
+}
+
+/// Returns how this host stands; `None` while a CPU is at it, or where it is in no cluster.
+pub fn standing() -> Option<Standing> {
+    let state = STATE.get().and_then(SpinLock::try_lock)?;
+    let membership = state.cluster.membership();
+    let peers = state.cluster.peers().iter();
+    let is_probed = |probes: &model_cluster::Probes| probes.left == 0 && probes.is_whole;
+    let probed = peers.filter(|peer| is_probed(&peer.probes));
+    Some(Standing {
+        now_ns: now_ns(),
+        id: membership.view().id,
+        lives: membership.view().lives,
+        runs_until_ns: membership.runs_until(),
+        owes_until_ns: membership.owes_until(),
+        probed: probed.fold(0, |all, peer| all | 1 << peer.host),
+    })
+}
+
+/// Returns whether this host has joined its cluster as a machine: it has a card, a cipher and links.
+pub fn has_links() -> bool {
+    STATE.get().is_some()
+}
+
+/// Asks a host for so many messages back, pages where `has_pages`; returns whether that has begun.
+pub fn probe(host: u8, messages: u32, has_pages: bool) -> bool {
+    let lane = Lane::ALL[usize::from(has_pages)];
+    let state = STATE.get().and_then(SpinLock::try_lock);
+    state.is_some_and(|mut state| state.cluster.probe(host.into(), messages, lane))
+}

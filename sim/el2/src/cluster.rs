@@ -1,0 +1,91 @@
+//! Lives of a cluster: complete hypervisors, each in a process of its own, as what a hypervisor keeps for ever is one a
+//! process. The network between them loses, repeats, delays, reorders, corrupts and cuts; hosts stall, crash and come
+//! back. All of it is decided by a seed, in virtual time.
+//!
+//! ```text
+//!   world: the network, and what may be seen of hosts        one process
+//!     │ Turn: frames that arrive, the time to run to
+//!     │ Report: the time reached, frames that left, how the host stands
+//!   host 0      host 1      host 2                           a process each, from its start to its crash
+//! ```
+
+mod host;
+mod judge;
+mod network;
+mod pipe;
+mod world;
+
+pub use host::{Birth, be};
+
+use machine_host::rng::Rng;
+use network::Network;
+use world::World;
+
+/// Nanoseconds in a millisecond.
+const MS: u64 = 1_000_000;
+/// How long there are faults, at least and at most.
+const FAULTS_NS: [u64; 2] = [3_000 * MS, 8_000 * MS];
+/// How long it may take until all are one membership after that, while frames still get lost.
+const PEACE_NS: u64 = 20_000 * MS;
+/// How long they then stay one, without loss: longer than a silent host is waited for.
+const CALM_NS: u64 = 2_500 * MS;
+/// Messages of the probe to each other host, within that time.
+const PROBES: u32 = 40;
+
+/// What became of a cluster.
+#[derive(Debug, Default)]
+pub struct Life {
+    /// Frames that hosts have sent.
+    pub frames: u64,
+    /// Memberships that a host has entered.
+    pub entered: u64,
+    /// Hosts that were started, also those that came back.
+    pub starts: u64,
+    /// Turns of hosts.
+    pub turns: u64,
+    /// A sum of all reports: equal for two lives of one seed.
+    pub trace: u64,
+    /// Milliseconds of virtual time.
+    pub ms: u64,
+}
+
+/// Lives the life of `seed`; `log` is given what hypervisors write to their logs.
+///
+/// # Errors
+/// What went wrong.
+pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
+    let mut rng = Rng::new(seed ^ 0x636c_7573_7465_7200);
+    let hosts = 2 + rng.below(2) as usize;
+    let mut network = Network::new(&mut rng, hosts);
+    let mut world = World::new(&mut rng, hosts, network.latency_ns);
+    let faults_ns = FAULTS_NS[0] + rng.below(FAULTS_NS[1] - FAULTS_NS[0]);
+    let mut next_fault = 500 * MS + rng.below(1_500 * MS);
+    while world.now < faults_ns {
+        if world.now >= next_fault {
+            network::fault(&mut rng, &mut network, &mut world);
+            next_fault = world.now + 1 + rng.below(1_500 * MS);
+        }
+        world.run(next_fault.min(faults_ns), &mut network, log)?;
+    }
+    network.mend();
+    world.start_all();
+    let end = world.now + PEACE_NS;
+    while !world.is_one() {
+        if world.now >= end {
+            return Err(format!("hosts stay apart: {}", world.describe()));
+        }
+        let until = end.min(world.now + 20 * MS);
+        world.run(until, &mut network, log)?;
+    }
+    network.calm();
+    let view = world.view();
+    world.probe_all(PROBES);
+    world.run(world.now + CALM_NS, &mut network, log)?;
+    if !world.is_one() || world.view() != view {
+        return Err(format!("hosts part without a fault: {}", world.describe()));
+    }
+    if !world.are_probed() {
+        return Err(format!("messages were lost: {}", world.describe()));
+    }
+    Ok(world.end())
+}

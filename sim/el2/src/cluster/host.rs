@@ -1,0 +1,191 @@
+//! A host of a cluster, in this process: takes turns from its standard input, and reports to its standard output.
+
+use super::pipe::{Report, Turn};
+use crate::bundle;
+use crate::life::{BUNDLE_AT, TREE_AT};
+use crate::tree;
+use abi::Text;
+use abi::bundle::ClusterRecord;
+use hypervisor::outside::cluster;
+use machine_host::machine::{self, Config, Entries, Machine, Progress};
+use machine_host::rng::Rng;
+use std::io::{self, StdinLock, StdoutLock};
+use std::panic::{self, AssertUnwindSafe};
+use zerocopy::FromZeros;
+
+/// Bytes of a host's memory.
+const MEMORY: usize = 24 << 20;
+/// After so many points at which another CPU could go on, a host has hung that should have come to the end of a turn.
+const STEPS_MAX: u64 = 5_000_000;
+/// The clusters' key: it is the same for all, and nobody who writes to the network has it.
+const KEY: [u8; 32] = [0x5a; 32];
+
+/// What makes a host what it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Birth {
+    /// Its number.
+    pub host: u8,
+    /// Hosts that there are.
+    pub hosts: u8,
+    /// Another one at each start.
+    pub seed: u64,
+}
+
+/// The address of a host's card.
+pub fn mac(host: u8) -> [u8; 6] {
+    [0x52, 0x54, 0, 0, 0, host]
+}
+
+fn record(birth: Birth) -> ClusterRecord {
+    let mut record = ClusterRecord::new_zeroed();
+    (record.number, record.key) = (7, KEY);
+    (record.host, record.hosts) = (birth.host, birth.hosts);
+    for host in 0..birth.hosts {
+        record.macs[usize::from(host)] = mac(host);
+        record.names[usize::from(host)] = Text::new(&format!("host{host}")).unwrap_or_default();
+    }
+    record
+}
+
+/// Is that host until nobody wants it any more.
+///
+/// # Errors
+/// What went wrong, which was reported, too.
+pub fn be(birth: Birth) -> Result<(), String> {
+    let mut rng = Rng::new(birth.seed);
+    let config = Config {
+        seed: rng.next(),
+        cpus: 1 + rng.below(3) as usize,
+        memory: MEMORY,
+        pause_every: 4 + rng.below(60),
+        refused: 0,
+        silent: 0,
+    };
+    // A machine's counter does not begin with its hypervisor.
+    let bits = 20 + rng.below(20);
+    let offset = rng.below(1 << bits);
+    let bundle = bundle::of_host(&record(birth));
+    let range = (BUNDLE_AT.0, BUNDLE_AT.0 + bundle.len() as u64);
+    let tree = tree::write((&config, 1), "zeroed=off", range);
+    let tree = tree.map_err(|error| format!("no device tree: {error}"))?;
+    let prepare = |machine: &mut Machine| {
+        let placed = machine
+            .fill(TREE_AT, &tree)
+            .and(machine.fill(BUNDLE_AT, &bundle));
+        let is_outside = placed.is_none();
+        machine.violation = is_outside.then(|| "tree or bundle lie outside memory".into());
+        machine.attach_card();
+        machine.time += offset;
+        machine.limit = machine.time;
+        TREE_AT.0
+    };
+    let entries = Entries {
+        first: |tree| hypervisor::primary(tree, 0),
+        other: || hypervisor::secondary(),
+    };
+    let mut turns = Turns {
+        birth,
+        began: None,
+        report: Report::default(),
+        turn_steps: 0,
+        probes: 0,
+        input: io::stdin().lock(),
+        output: io::stdout().lock(),
+    };
+    let run = || machine::run(config, entries, prepare, |progress| turns.goes_on(progress));
+    let ran = panic::catch_unwind(AssertUnwindSafe(run));
+    if let Ok(ran) = ran {
+        return ran;
+    }
+    let wrong = "the hypervisor has stopped by a bug of its own".to_owned();
+    let rest = machine::with(|machine| std::mem::take(&mut machine.log));
+    turns.report.log += &String::from_utf8_lossy(&rest);
+    turns.report.wrong.clone_from(&wrong);
+    let _ = turns.report.write(&mut turns.output);
+    Err(wrong)
+}
+
+/// A host's turns.
+struct Turns<'a> {
+    birth: Birth,
+    /// The count at its first turn.
+    began: Option<u64>,
+    /// What is reported next.
+    report: Report,
+    /// Steps when this turn began.
+    turn_steps: u64,
+    /// Messages of probes that are to begin.
+    probes: u32,
+    input: StdinLock<'a>,
+    output: StdoutLock<'a>,
+}
+
+impl Turns<'_> {
+    /// Looks at what has happened; whether the host goes on.
+    fn goes_on(&mut self, progress: Progress) -> bool {
+        let (violation, has_reached) = machine::with(|machine| {
+            let began = *self.began.get_or_insert(machine.limit);
+            let time = machine.time.saturating_sub(began);
+            while let Some(frame) = machine.take_frame() {
+                self.report.frames.push((time, frame));
+            }
+            let log = std::mem::take(&mut machine.log);
+            self.report.log += &String::from_utf8_lossy(&log);
+            (self.report.at, self.report.steps) = (time, machine.steps);
+            (machine.violation.take(), machine.time >= machine.limit)
+        });
+        let is_off = progress == Progress::Off;
+        let is_idle = progress == Progress::Idle;
+        let hangs = self.report.steps - self.turn_steps > STEPS_MAX;
+        self.report.wrong = match violation {
+            Some(what) => what,
+            None if is_off || is_idle => format!("the machine has stopped: {progress:?}"),
+            None if hangs => machine::with(|machine| machine.describe()),
+            None => String::new(),
+        };
+        if !self.report.wrong.is_empty() {
+            let _ = self.report.write(&mut self.output);
+            return false;
+        }
+        !has_reached || self.reports()
+    }
+
+    /// Reports and takes the next turn if no CPU is at the cluster; whether the host goes on.
+    fn reports(&mut self) -> bool {
+        self.report.standing = cluster::standing();
+        if self.report.standing.is_none() && cluster::has_links() {
+            return true;
+        }
+        if self.probes > 0 {
+            let others = (0..self.birth.hosts).filter(|host| *host != self.birth.host);
+            let probes = self.probes;
+            for host in others {
+                cluster::probe(host, probes, true);
+            }
+            self.probes = 0;
+        }
+        self.report.goes_on_at = machine::with(|machine| {
+            let at = machine.goes_on_at();
+            let began = self.began.filter(|_| at != u64::MAX);
+            at.saturating_sub(began.unwrap_or(0))
+        });
+        if self.report.write(&mut self.output).is_err() {
+            return false;
+        }
+        self.report = Report::default();
+        let Ok(Some(turn)) = Turn::read(&mut self.input) else {
+            return false;
+        };
+        let began = self.began.unwrap_or(0);
+        machine::with(|machine| {
+            machine.time = machine.time.max(began + turn.at);
+            machine.limit = began + turn.until;
+            for frame in &turn.frames {
+                machine.send_frame(frame);
+            }
+            self.turn_steps = machine.steps;
+        });
+        self.probes = turn.probes;
+        true
+    }
+}

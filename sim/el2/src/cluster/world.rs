@@ -1,0 +1,385 @@
+//! Hosts and the network in virtual time. Each host runs until the others' frames could reach it, and no further.
+
+use super::judge::{self, Numbers, Seen, View};
+use super::network::Network;
+use super::pipe::{Report, Turn};
+use super::{Birth, Life, MS};
+use hypervisor::outside::cluster::Standing;
+use machine_host::machine::FREQUENCY;
+use machine_host::rng::Rng;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::BufReader;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// The most that a host's clock is wrong, in parts per million (`model_membership::DRIFT_PPM`).
+const DRIFT_PPM: u64 = 100;
+const MILLION: u128 = 1_000_000;
+/// Nanoseconds of a second, times a million.
+const SECOND: u128 = 1_000_000_000 * MILLION;
+
+/// A host's process, which ends with this.
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(birth: Birth) -> Result<Self, String> {
+        let failed = |error| format!("cannot start a host: {error}");
+        let own = std::env::current_exe().map_err(failed)?;
+        let mut child = Command::new(own)
+            .args(["--host", &birth.host.to_string()])
+            .args(["--hosts", &birth.hosts.to_string()])
+            .args(["--seed", &birth.seed.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let pipes = (child.stdin.take(), child.stdout.take());
+        let (Some(input), Some(output)) = pipes else {
+            return Err("a host has no pipes".into());
+        };
+        Ok(Self {
+            child,
+            input,
+            output: BufReader::new(output),
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A host, from its first start on.
+struct Host {
+    process: Option<Process>,
+    /// When it is started again, where it has crashed.
+    starts_at: u64,
+    /// How often it was started, and when last.
+    starts: u64,
+    born: u64,
+    /// Parts of a million that its clock shows of a million.
+    rate: u128,
+    /// It does nothing until then.
+    stalled_until: u64,
+    /// When it goes on by itself.
+    goes_on_at: u64,
+    /// Frames that have come while it stood still.
+    waiting: Vec<Vec<u8>>,
+    probes: u32,
+    standing: Option<Standing>,
+    /// When it stood so.
+    seen_at: u64,
+    past: Vec<View>,
+}
+
+impl Host {
+    /// Counts of its clock from its start until `now`.
+    fn counts(&self, now: u64) -> u64 {
+        let ns = u128::from(now.saturating_sub(self.born));
+        (ns * u128::from(FREQUENCY) * self.rate / SECOND) as u64
+    }
+
+    /// When its clock shows so many counts.
+    fn time(&self, counts: u64) -> u64 {
+        let ns = (u128::from(counts) * SECOND).div_ceil(u128::from(FREQUENCY) * self.rate);
+        u64::try_from(ns).map_or(u64::MAX, |ns| self.born.saturating_add(ns))
+    }
+
+    /// When it next does something.
+    fn acts_at(&self) -> u64 {
+        if self.process.is_none() {
+            return self.starts_at;
+        }
+        let has_mail = !self.waiting.is_empty() || self.probes > 0;
+        let at = if has_mail { 0 } else { self.goes_on_at };
+        at.max(self.stalled_until)
+    }
+
+    fn seen(&self, now: u64) -> Option<Seen<'_>> {
+        let standing = self.standing.as_ref().filter(|_| self.process.is_some())?;
+        let passed = u128::from(now.saturating_sub(self.seen_at)) * self.rate / MILLION;
+        Some(Seen {
+            standing,
+            clock_ns: standing.now_ns + passed as u64,
+            past: &self.past,
+        })
+    }
+
+    /// Takes a turn from `now` to `until`, of which [`Self::report`] is the end.
+    fn turn(&mut self, now: u64, until: u64) -> Result<(), String> {
+        let turn = Turn {
+            at: self.counts(now),
+            until: self.counts(until),
+            frames: std::mem::take(&mut self.waiting),
+            probes: std::mem::take(&mut self.probes),
+        };
+        let Some(process) = &mut self.process else {
+            return Ok(());
+        };
+        let written = turn.write(&mut process.input);
+        written.map_err(|error| format!("takes no turn: {error}"))
+    }
+
+    fn report(&mut self, now: u64, trace: &mut u64) -> Result<Report, String> {
+        let Some(process) = &mut self.process else {
+            return Err("is not there".into());
+        };
+        let report = Report::read(&mut process.output, trace);
+        let report = report.map_err(|error| format!("has ended: {error}"))?;
+        self.goes_on_at = match report.goes_on_at {
+            u64::MAX => u64::MAX,
+            counts => self.time(counts).max(now),
+        };
+        self.standing = report.standing;
+        self.seen_at = now;
+        if let Some(it) = report.standing.filter(|it| it.id != 0)
+            && self.past.last() != Some(&(it.id, it.lives))
+        {
+            self.past.push((it.id, it.lives));
+        }
+        Ok(report)
+    }
+}
+
+/// Hosts and frames that are on their way.
+pub struct World {
+    /// The time, in nanoseconds.
+    pub now: u64,
+    quantum_ns: u64,
+    hosts: Vec<Host>,
+    /// By arrival, and by the order in which they were sent.
+    flying: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
+    numbers: Numbers,
+    rng: Rng,
+    life: Life,
+}
+
+impl World {
+    /// So many hosts, which are started one after the other. No frame arrives sooner than `latency_ns`.
+    pub fn new(rng: &mut Rng, hosts: usize, latency_ns: u64) -> Self {
+        let host = |_| Host {
+            process: None,
+            starts_at: rng.below(500 * MS),
+            starts: 0,
+            born: 0,
+            rate: MILLION + u128::from(rng.below(2 * DRIFT_PPM + 1)) - u128::from(DRIFT_PPM),
+            stalled_until: 0,
+            goes_on_at: 0,
+            waiting: Vec::new(),
+            probes: 0,
+            standing: None,
+            seen_at: 0,
+            past: Vec::new(),
+        };
+        let hosts = (0..hosts).map(host).collect();
+        Self {
+            now: 0,
+            quantum_ns: latency_ns,
+            hosts,
+            flying: BTreeMap::new(),
+            numbers: Numbers::default(),
+            rng: Rng::new(rng.next()),
+            life: Life::default(),
+        }
+    }
+
+    /// Lets time pass until then.
+    ///
+    /// # Errors
+    /// What has gone wrong.
+    pub fn run(
+        &mut self,
+        until: u64,
+        network: &mut Network,
+        log: &mut dyn FnMut(&str),
+    ) -> Result<(), String> {
+        while self.now < until {
+            let next = self.hosts.iter().map(Host::acts_at).min();
+            let arrival = self.flying.keys().next().map(|(at, _)| *at);
+            let begin = next.into_iter().chain(arrival).min().unwrap_or(u64::MAX);
+            let begin = begin.max(self.now);
+            if begin >= until {
+                self.now = until;
+                break;
+            }
+            while let Some(entry) = self.flying.first_entry() {
+                if entry.key().0 > begin {
+                    break;
+                }
+                let (to, frame) = entry.remove();
+                if self.hosts[to].process.is_some() {
+                    self.hosts[to].waiting.push(frame);
+                }
+            }
+            let arrival = self.flying.keys().next().map_or(until, |(at, _)| *at);
+            let end = until.min(begin + self.quantum_ns).min(arrival);
+            self.turns(begin, end, network, log)?;
+            self.now = end;
+            let seen: Vec<_> = self.hosts.iter().map(|host| host.seen(end)).collect();
+            judge::check(&seen).map_err(|what| format!("after {} ms: {what}", end / MS))?;
+        }
+        Ok(())
+    }
+
+    /// Lets hosts that have something to do run from `begin` to `end`, all at the same time.
+    fn turns(
+        &mut self,
+        begin: u64,
+        end: u64,
+        network: &mut Network,
+        log: &mut dyn FnMut(&str),
+    ) -> Result<(), String> {
+        let of = |host: usize, what: String| format!("after {} ms: host{host} {what}", end / MS);
+        let acts = |host: &Host| host.acts_at() < end;
+        let active: Vec<usize> = (0..self.hosts.len())
+            .filter(|host| acts(&self.hosts[*host]))
+            .collect();
+        for &number in &active {
+            self.start_if_off(number, begin)?;
+            let turned = self.hosts[number].turn(begin, end);
+            turned.map_err(|what| of(number, what))?;
+        }
+        for &number in &active {
+            let host = &mut self.hosts[number];
+            let before = host.past.len();
+            let report = host.report(end, &mut self.life.trace);
+            let report = report.map_err(|what| of(number, what))?;
+            self.life.entered += (host.past.len() - before) as u64;
+            self.life.turns += 1;
+            for line in report.log.lines() {
+                log(&format!("{} ms, host{number}: {line}\n", end / MS));
+            }
+            if !report.wrong.is_empty() {
+                return Err(of(
+                    number,
+                    format!("goes wrong: {}{}", report.wrong, report.log),
+                ));
+            }
+            for (counts, frame) in report.frames {
+                let sent = self.hosts[number].time(counts);
+                self.send(number, (sent, end), &frame, network)
+                    .map_err(|what| of(number, what))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A host has sent a frame; no copy of it arrives before `end`.
+    fn send(
+        &mut self,
+        from: usize,
+        (sent, end): (u64, u64),
+        frame: &[u8],
+        network: &mut Network,
+    ) -> Result<(), String> {
+        self.numbers.sent(from, self.hosts[from].starts, frame)?;
+        let to =
+            (0..self.hosts.len()).find(|host| frame.starts_with(&super::host::mac(*host as u8)));
+        let to = to.ok_or("sends a frame to nobody")?;
+        self.life.frames += 1;
+        for (number, (late, copy)) in (0..).zip(network.copies(from, to, frame)) {
+            let at = sent.saturating_add(late).max(end);
+            let order = 2 * self.life.frames + number;
+            self.flying.insert((at, order), (to, copy));
+        }
+        Ok(())
+    }
+
+    fn start_if_off(&mut self, number: usize, now: u64) -> Result<(), String> {
+        let hosts = self.hosts.len() as u8;
+        let host = &mut self.hosts[number];
+        if host.process.is_some() {
+            return Ok(());
+        }
+        let process = Process::start(Birth {
+            host: number as u8,
+            hosts,
+            seed: self.rng.next(),
+        })?;
+        host.process = Some(process);
+        host.starts += 1;
+        (host.born, host.goes_on_at) = (now, now);
+        host.past.clear();
+        self.life.starts += 1;
+        host.report(now, &mut self.life.trace).map(drop)
+    }
+
+    /// A host crashes, and comes back at a time.
+    pub fn crash(&mut self, host: usize, until: u64) {
+        let host = &mut self.hosts[host];
+        host.process = None;
+        (host.starts_at, host.stalled_until) = (until, 0);
+        (host.standing, host.probes) = (None, 0);
+        host.waiting.clear();
+    }
+
+    /// A host does nothing until a time, and its clock goes on.
+    pub fn stall(&mut self, host: usize, until: u64) {
+        self.hosts[host].stalled_until = until;
+    }
+
+    /// Hosts that crashed come back, and those that stand still go on.
+    pub fn start_all(&mut self) {
+        for host in &mut self.hosts {
+            host.starts_at = host.starts_at.min(self.now);
+            host.stalled_until = 0;
+        }
+    }
+
+    /// Whether all hosts are in one membership, and run.
+    pub fn is_one(&self) -> bool {
+        let view = self.view();
+        let is_in = |host: &Host| {
+            host.seen(self.now).is_some_and(|seen| {
+                seen.runs() && Some((seen.standing.id, seen.standing.lives)) == view
+            })
+        };
+        let is_whole = view.is_some_and(|(_, lives)| {
+            lives.iter().filter(|life| **life != 0).count() == self.hosts.len()
+        });
+        is_whole && self.hosts.iter().all(is_in)
+    }
+
+    /// The membership of the first host.
+    pub fn view(&self) -> Option<View> {
+        self.hosts[0].standing.map(|it| (it.id, it.lives))
+    }
+
+    /// Each host asks each other one for so many messages back.
+    pub fn probe_all(&mut self, messages: u32) {
+        self.hosts
+            .iter_mut()
+            .for_each(|host| host.probes = messages);
+    }
+
+    /// Whether all of them have come as they were.
+    pub fn are_probed(&self) -> bool {
+        let all = (1_u16 << self.hosts.len()) - 1;
+        let others = |n: usize| all & !(1 << n);
+        let mut hosts = self.hosts.iter().enumerate();
+        hosts.all(|(n, host)| host.standing.is_some_and(|it| it.probed == others(n)))
+    }
+
+    /// How all hosts stand.
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        for (n, host) in self.hosts.iter().enumerate() {
+            let seen = host.seen(self.now);
+            let _ = write!(text, "host{n} at {} ms: {seen:?}; ", self.now / MS);
+        }
+        text
+    }
+
+    /// Ends all hosts; what was counted.
+    pub fn end(mut self) -> Life {
+        self.life.ms = self.now / MS;
+        self.life
+    }
+}
