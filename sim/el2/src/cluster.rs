@@ -24,13 +24,13 @@ use world::World;
 /// Nanoseconds in a millisecond.
 const MS: u64 = 1_000_000;
 /// How long there are faults, at least and at most.
-const FAULTS_NS: [u64; 2] = [3_000 * MS, 8_000 * MS];
+const FAULTS_NS: [u64; 2] = [2_500 * MS, 6_000 * MS];
 /// How long it may take until all are one membership after that, while frames still get lost.
 const PEACE_NS: u64 = 20_000 * MS;
 /// How long they then stay one, without loss: longer than a silent host is waited for.
-const CALM_NS: u64 = 2_500 * MS;
+const CALM_NS: u64 = 2_100 * MS;
 /// Messages of the probe to each other host, within that time.
-const PROBES: u32 = 40;
+const PROBES: u32 = 12;
 
 /// What became of a cluster.
 #[derive(Debug, Default)]

@@ -218,8 +218,8 @@ impl World {
                     self.hosts[to].waiting.push(frame);
                 }
             }
-            let arrival = self.flying.keys().next().map_or(until, |(at, _)| *at);
-            let end = until.min(begin + self.quantum_ns).min(arrival);
+            // What arrives meanwhile waits for the next turn.
+            let end = until.min(begin + self.quantum_ns);
             self.turns(begin, end, network, log)?;
             self.now = end;
             let seen: Vec<_> = self.hosts.iter().map(|host| host.seen(end)).collect();
