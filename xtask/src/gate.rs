@@ -21,6 +21,9 @@ const FUZZ_SECONDS: &str = "10";
 /// How long machines live in the gate, in seconds: as many lives as that is time for.
 const LIVES_SECONDS: &str = "60";
 
+/// Lives of clusters in the gate, always the same ones: a minute of CPU time.
+const CLUSTERS: &str = "1000";
+
 /// The seed of all property tests in the gate, so that what passed passes again; `soak` looks further.
 pub const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261121");
 
@@ -106,7 +109,14 @@ pub fn quick() -> bool {
 /// Lives of the whole hypervisor in processes of the host, one seed after the other.
 fn machine_lives(step: &mut Step<'_>) -> Outcome {
     let words = format!("run -q -p sim_el2 -- --seconds {LIVES_SECONDS}");
-    step.command(&mut cargo("host", &words)).map(drop)
+    step.command(&mut cargo("host", &words))?;
+    step.command(&mut cluster_lives("1", CLUSTERS)).map(drop)
+}
+
+/// So many lives of clusters over a bad network, from a seed on.
+pub fn cluster_lives(seed: &str, lives: &str) -> Command {
+    let words = format!("run -q -p sim_el2 -- --cluster --seed {seed} --lives {lives}");
+    cargo("host", &words)
 }
 
 fn host_tests() -> Command {

@@ -18,6 +18,9 @@ const RELEASES: [&str; 2] = ["bookworm", "trixie"];
 /// Random cases of each property test in a round.
 const CASES: &str = "20000";
 
+/// Lives of clusters in a round, others in each.
+const CLUSTERS: u64 = 100_000;
+
 /// Runs rounds until the time is over; gives whether all passed.
 pub fn run(hours: f64) -> bool {
     let time = Duration::try_from_secs_f64(hours * 3600.0).unwrap_or_default();
@@ -41,19 +44,24 @@ pub fn run(hours: f64) -> bool {
     {
         return false;
     }
-    let mut rounds = 0;
+    let mut rounds = 0_u64;
     while rounds == 0 || start.elapsed() < time {
         rounds += 1;
         print_line(&format!(
             "round {rounds}, after {:.1} h",
             start.elapsed().as_secs_f64() / 3600.0
         ));
-        let steps = Steps::new(4, project::products().join("soak-logs"));
+        let steps = Steps::new(5, project::products().join("soak-logs"));
+        let (seed, clusters) = (CLUSTERS * rounds, CLUSTERS.to_string());
         for (name, mut command) in [
             ("boot tests", gate::boot_tests(true)),
             ("fuzzing", gate::fuzz(FUZZ_SECONDS)),
             ("property tests", gate::properties(CASES)),
             ("lock-step of hosts", gate::long_lock_step()),
+            (
+                "lives of clusters",
+                gate::cluster_lives(&seed.to_string(), &clusters),
+            ),
         ] {
             let done = steps.run(name, |step| {
                 let (good, _) = step.watch(&mut command, |line| step.say(line))?;

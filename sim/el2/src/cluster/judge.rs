@@ -87,9 +87,19 @@ fn disagree((one, h): (&Seen<'_>, usize), (other, g): (&Seen<'_>, usize)) -> boo
     know_each_other && !pairs.all(|(old, new)| *old == 0 || old == new)
 }
 
+/// Whether a host may be in one membership after another: the later one has all lives of the earlier one, or the host has
+/// left it and begun a new life.
+pub fn may_follow(host: usize, (earlier, before): View, (later, after): View) -> bool {
+    let mut pairs = before.iter().zip(&after);
+    let has_grown = earlier <= later && pairs.all(|(old, new)| *old == 0 || old == new);
+    has_grown || before[host] != after[host]
+}
+
 /// Numbers that may serve once only.
 #[derive(Debug, Default)]
 pub struct Numbers {
+    /// The start of a host in which it had a life.
+    lives: HashMap<(usize, u64), u64>,
     /// Sender, receiver, session and counter of sealed frames.
     sealed: HashSet<(u8, u8, u32, u64)>,
     /// The start of a host in which it used a nonce of a hello.
@@ -97,12 +107,23 @@ pub struct Numbers {
 }
 
 impl Numbers {
+    /// A host has a life in its so manieth start.
+    ///
+    /// # Errors
+    /// It had that life before it crashed.
+    pub fn lived(&mut self, host: usize, start: u64, life: u64) -> Result<(), String> {
+        match *self.lives.entry((host, life)).or_insert(start) {
+            first if first == start => Ok(()),
+            _ => Err(format!("has come back in its old life {life:#x}")),
+        }
+    }
+
     /// A host has sent a frame, in its so manieth start.
     ///
     /// # Errors
     /// It is none of the link's, or a number in it has served before.
     pub fn sent(&mut self, from: usize, start: u64, frame: &[u8]) -> Result<(), String> {
-        let wrong = |what: &str| Err(format!("host{from} has sent {what}: {frame:x?}"));
+        let wrong = |what: &str| Err(format!("has sent {what}: {frame:x?}"));
         let Ok((prefix, _)) = Prefix::ref_from_prefix(frame) else {
             return wrong("a fragment");
         };
@@ -169,6 +190,18 @@ mod tests {
         assert!(judge(host, standing(0, [0, 3, 0], 60), &past), "it waits");
         assert!(!judge(host, standing(0, [0, 3, 0], 40), &past));
         assert!(!judge(host, standing(512, [0, 3, 0], 60), &past));
+    }
+
+    #[test]
+    fn who_leaves_or_restarts_has_a_new_life() {
+        let view = |id, lives| (id, standing(id, lives, 0).lives);
+        let (first, grown) = (view(256, [1, 2, 0]), view(512, [1, 2, 3]));
+        assert!(may_follow(0, first, grown) && !may_follow(0, grown, first));
+        assert!(may_follow(0, grown, view(0, [4, 0, 0])));
+        assert!(!may_follow(0, grown, view(0, [1, 0, 0])));
+        let mut numbers = Numbers::default();
+        assert!(numbers.lived(0, 1, 9).is_ok() && numbers.lived(0, 1, 9).is_ok());
+        assert!(numbers.lived(1, 2, 9).is_ok() && numbers.lived(0, 2, 9).is_err());
     }
 
     #[test]

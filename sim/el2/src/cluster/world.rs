@@ -127,7 +127,7 @@ impl Host {
         written.map_err(|error| format!("takes no turn: {error}"))
     }
 
-    fn report(&mut self, now: u64, trace: &mut u64) -> Result<Report, String> {
+    fn report(&mut self, number: usize, now: u64, trace: &mut u64) -> Result<Report, String> {
         let Some(process) = &mut self.process else {
             return Err("is not there".into());
         };
@@ -137,12 +137,19 @@ impl Host {
             u64::MAX => u64::MAX,
             counts => self.time(counts).max(now),
         };
+        let view = |it: &Standing| (it.id, it.lives);
+        let views = (self.standing.as_ref(), report.standing.as_ref());
+        if let (Some(before), Some(after)) = views
+            && !judge::may_follow(number, view(before), view(after))
+        {
+            return Err(format!("keeps a life that it has left: {views:?}"));
+        }
         self.standing = report.standing;
         self.seen_at = now;
         if let Some(it) = report.standing.filter(|it| it.id != 0)
-            && self.past.last() != Some(&(it.id, it.lives))
+            && self.past.last() != Some(&view(&it))
         {
-            self.past.push((it.id, it.lives));
+            self.past.push(view(&it));
         }
         Ok(report)
     }
@@ -249,8 +256,12 @@ impl World {
         for &number in &active {
             let host = &mut self.hosts[number];
             let before = host.past.len();
-            let report = host.report(end, &mut self.life.trace);
+            let report = host.report(number, end, &mut self.life.trace);
             let report = report.map_err(|what| of(number, what))?;
+            if let Some(it) = report.standing {
+                let lived = self.numbers.lived(number, host.starts, it.lives[number]);
+                lived.map_err(|what| of(number, what))?;
+            }
             self.life.entered += (host.past.len() - before) as u64;
             self.life.turns += 1;
             for line in report.log.lines() {
@@ -308,7 +319,8 @@ impl World {
         (host.born, host.goes_on_at) = (now, now);
         host.past.clear();
         self.life.starts += 1;
-        host.report(now, &mut self.life.trace).map(drop)
+        let report = host.report(number, now, &mut self.life.trace);
+        report.map(drop)
     }
 
     /// A host crashes, and comes back at a time.
