@@ -90,7 +90,7 @@ struct State {
     errands: Messages,
 }
 
-static STATE: Once<SpinLock<State>> = Once::new();
+static STATE: Once<SpinLock<Box<State>>> = Once::new();
 static UNABLE: Once<Unable> = Once::new();
 /// Counts that CPUs have worked for the cluster.
 static WORKED: AtomicU64 = AtomicU64::new(0);
@@ -140,7 +140,7 @@ pub fn pass() -> bool {
     is_more
 }
 
-fn pieces(state: &SpinLock<State>) -> bool {
+fn pieces(state: &SpinLock<Box<State>>) -> bool {
     for _ in 0..PIECES_AT_ONCE {
         stretch::look(Kind::Tick);
         let wait_until = worked(|| state.lock().piece(now_ns()));
@@ -213,10 +213,10 @@ pub fn forget_call(number: usize) {
 /// It stays where there is no memory for it, or no room for an answer.
 pub fn errand(takes_requests: bool) -> Option<(u8, Errand, Incoming)> {
     let state = &mut *STATE.get()?.lock();
-    let (from, message) = state.errands.first()?.split_first()?;
+    let (&from, message) = state.errands.first()?.split_first()?;
     let (errand, rest) = Errand::read_from_prefix(message).ok()?;
     let mut peers = state.cluster.peers().iter();
-    let peer = peers.find(|peer| peer.host == *from)?;
+    let peer = peers.find(|peer| peer.host == from)?;
     if errand.kind == ASKED && !(takes_requests && peer.link.room(Lane::Bulk) >= PARTS_MAX) {
         requests::ring_later();
         return None;
@@ -225,9 +225,8 @@ pub fn errand(takes_requests: bool) -> Option<(u8, Errand, Incoming)> {
         bytes.get_mut(..rest.len())?.copy_from_slice(rest);
         FrameHeader::of(errand.request.get(), errand.tag.get(), &[rest])
     })?;
-    let taken = (*from, errand, incoming);
     state.errands.pop();
-    Some(taken)
+    Some((from, errand, incoming))
 }
 
 /// Returns the host of that name, if errands to it are secret and authentic.
@@ -259,7 +258,7 @@ pub fn own() -> Option<(u8, HostIdRegisters)> {
 /// There is no session with it.
 pub fn probe(asked: &ProbeRequest) -> Result<(), Refusal> {
     let lane = Lane::ALL[usize::from(asked.has_pages == 1)];
-    let begins = |state: &SpinLock<State>| {
+    let begins = |state: &SpinLock<Box<State>>| {
         let mut state = state.lock();
         state.cluster.probe(asked.host, asked.messages, lane)
     };
@@ -296,8 +295,26 @@ fn description(life: u64) -> Description {
     }
 }
 
+/// Makes the links to the other hosts: not in [`State::new`], whose frame holds the state.
+#[inline(never)]
+fn peers(record: &ClusterRecord) -> Option<Vec<Peer<Gcm, &'static mut [u8], SLOTS>>> {
+    let mut peers = Vec::new();
+    let others = usize::from(record.hosts).saturating_sub(1);
+    peers.try_reserve_exact(others).ok()?;
+    for host in (0..record.hosts).filter(|host| *host != record.host) {
+        peers.push(Peer {
+            host,
+            link: room::link(record, host, nonce())?,
+            bytes: [0; 2],
+            described: None,
+            probes: Probes::default(),
+        });
+    }
+    Some(peers)
+}
+
 impl State {
-    fn new(record: &ClusterRecord) -> Result<Self, Unable> {
+    fn new(record: &ClusterRecord) -> Result<Box<Self>, Unable> {
         // The cipher uses SIMD registers, which beside OS-0 may be wider than what is put aside (docs/decisions/0092).
         if machine::os0::is_here() {
             return Err(Unable::Os0);
@@ -309,26 +326,13 @@ impl State {
             return Err(Unable::NoCipher);
         }
         let [life] = entropy::words().ok_or(Unable::NoRandomBits)?;
-        let mut peers: Vec<Peer<Gcm, &'static mut [u8], SLOTS>> = Vec::new();
-        let others = usize::from(record.hosts).saturating_sub(1);
-        let reserved = peers.try_reserve_exact(others);
-        reserved.map_err(|_| Unable::NoMemory)?;
-        for host in (0..record.hosts).filter(|host| *host != record.host) {
-            let link = room::link(record, host, nonce()).ok_or(Unable::NoMemory)?;
-            peers.push(Peer {
-                host,
-                link,
-                bytes: [0; 2],
-                described: None,
-                probes: Probes::default(),
-            });
-        }
+        let peers = peers(record).ok_or(Unable::NoMemory)?;
         let (inbox, out) = room::inbox().ok_or(Unable::NoMemory)?;
         // Half of all lives are left, so that none after it overflows.
         let own = description((life >> 1).max(1));
         let settings = Settings::new(record.host);
         let cluster = Cluster::new(settings, own, peers.leak()).ok_or(Unable::NoMemory)?;
-        Ok(Self {
+        Ok(Box::new(Self {
             cluster,
             inbox,
             out,
@@ -340,7 +344,7 @@ impl State {
             calls: Box::new(Calls::new()),
             later: Box::new(Calls::new()),
             errands: Messages::of(room::bytes(room::MESSAGES_BYTES).ok_or(Unable::NoMemory)?),
-        })
+        }))
     }
 
     /// Keeps a frame for the next pass if there is room; `false` if too many like it were of no use.

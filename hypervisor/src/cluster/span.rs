@@ -196,7 +196,7 @@ pub fn leave(id: VmId) {
     due::request();
 }
 
-fn lock() -> Option<machine_locks::SpinGuard<'static, State>> {
+fn lock() -> Option<machine_locks::SpinGuard<'static, Box<State>>> {
     STATE.get().map(|state| state.lock())
 }
 

@@ -1,7 +1,7 @@
 //! Every kind of disk that may lie on served ones, raw and qcow2, against plain bytes: what a guest asks of its device
 //! comes to the server as EL2 asks for it, in slots of an area.
 
-use super::*;
+use super::super::*;
 use abi::served::{AREA_BYTES, SLOTS};
 use imago::{FormatCreateBuilder as _, file, qcow2::Qcow2};
 use machine_fake::FakeFrames;
@@ -34,7 +34,9 @@ impl Lane {
         let taken = (0..=self.asked.get() % SLOTS).map(|_| slots.claim().unwrap());
         let taken: Vec<usize> = taken.collect();
         let (&slot, others) = taken.split_last().unwrap();
-        others.iter().for_each(|slot| slots.release(*slot));
+        for slot in others {
+            slots.release(*slot);
+        }
         let place = HEAD_BYTES + slot as u64 * DATA_BYTES;
         let area = &self.server.area;
         if let Data::From(bytes) = data {
