@@ -33,7 +33,7 @@ use model_id_registers::{HostIdRegisters, registers};
 use model_link::{Down, Lane, Nonce};
 use model_membership::{Change, Settings, Standing};
 use room::{Inbox, Messages, SLOTS};
-use span::Session;
+use span::Memory;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -79,7 +79,7 @@ struct State {
     /// 1: frames are neither secret nor authentic.
     is_open: u8,
     /// The VM that spans hosts.
-    span: Option<Box<Session>>,
+    span: Option<Box<Memory>>,
     /// Bit n: that VM is there at host n.
     ready: u16,
     /// Messages about a VM that spans hosts, oldest first: from whom.
@@ -183,7 +183,7 @@ pub fn send(host: u8, message: [&[u8]; 2]) -> bool {
     };
     let sent = worked(|| {
         let state = &mut *state.lock();
-        let is_held = |span: &mut Box<Session>| !state.later.is_empty() || !span.is_flushed();
+        let is_held = |span: &mut Box<Memory>| !state.later.is_empty() || !span.is_flushed();
         if let (true, Ok(call)) = (
             state.span.as_mut().is_some_and(is_held),
             message[0].try_into(),
@@ -443,7 +443,7 @@ fn nonce() -> Nonce {
 struct Card<'a> {
     out: &'a mut [u8],
     names: &'a Names,
-    span: &'a mut Option<Box<Session>>,
+    span: &'a mut Option<Box<Memory>>,
     ready: &'a mut u16,
     calls: &'a mut Calls,
     /// `None` where they could be anybody's.
@@ -520,8 +520,9 @@ impl Owner for Card<'_> {
                 return errands.is_none_or(|it| it.push([&[from], message]));
             }
             Some(&kind) if kind >= abi::span::Kind::Offer as u8 => {
-                let call = message.try_into().map(|call| self.calls.push((from, call)));
-                return call.is_ok_and(|pushed| pushed.is_ok());
+                // One of another length would never find room.
+                let call = message.try_into();
+                return call.map_or(true, |call| self.calls.push((from, call)).is_ok());
             }
             _ => {}
         }

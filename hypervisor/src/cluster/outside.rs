@@ -50,3 +50,10 @@ pub fn probe(host: u8, messages: u32, has_pages: bool) -> bool {
     let state = STATE.get().and_then(SpinLock::try_lock);
     state.is_some_and(|mut state| state.cluster.probe(host.into(), messages, lane))
 }
+
+/// Sends a member a message, whatever it says.
+pub fn say(host: u8, message: &[u8]) {
+    if let Some(mut state) = STATE.get().and_then(SpinLock::try_lock) {
+        let _ = state.cluster.send(host, [message, &[]]);
+    }
+}

@@ -85,8 +85,8 @@ enum Behind {
     Operations,
 }
 
-/// The VM's part on this host.
-pub struct Session {
+/// The VM's memory on this host.
+pub struct Memory {
     coherence: Host<Pages, HOSTS, SLOTS, HELD>,
     hands: Option<Hands>,
     inbox: Messages,
@@ -155,24 +155,24 @@ pub fn reserve(hosts: u16, vcpus: usize, bytes: u64) -> Result<(), Refusal> {
         hold_ns: HOLD_NS,
         switches: Switches::ALL,
     };
-    let session = Session::new(settings, members, count).ok_or_else(|| {
+    let memory = Memory::new(settings, members, count).ok_or_else(|| {
         let most = (Pages::MAX * FRAME_SIZE) >> 20;
         let what = format_args!("no memory for the pages' states: a VM over several hosts has at most {most} MiB, this one {}", bytes >> 20);
         Refusal::new(code::NO_MEMORY, bytes, what)
     })?;
-    state.lock().span = Some(session);
+    state.lock().span = Some(memory);
     Ok(())
 }
 
 /// The VM is there and waits for the other hosts.
 pub fn enter(vm: Arc<dyn Spanned>) {
-    if let Some(session) = lock().as_mut().and_then(|state| state.span.as_mut()) {
-        session.hands = Some(Hands {
+    if let Some(memory) = lock().as_mut().and_then(|state| state.span.as_mut()) {
+        memory.hands = Some(Hands {
             first: vm.space().range().start.frame(),
             vm,
             backlog: Deque::new(),
             operations: Vec::new(),
-            vcpus: session.vcpus,
+            vcpus: memory.vcpus,
             resumed: 0,
             has_failed: false,
         });
@@ -184,12 +184,12 @@ pub fn enter(vm: Arc<dyn Spanned>) {
 pub fn leave(id: VmId) {
     let mut state = lock();
     let Some(state) = state.as_mut() else { return };
-    let is_its = |it: &mut Box<Session>| it.hands.as_ref().is_some_and(|it| it.vm.id() == id);
-    let Some(session) = state.span.take_if(is_its) else {
+    let is_its = |it: &mut Box<Memory>| it.hands.as_ref().is_some_and(|it| it.vm.id() == id);
+    let Some(memory) = state.span.take_if(is_its) else {
         return;
     };
     RUNS_UNTIL.store(0, Ordering::Relaxed);
-    for host in session.others() {
+    for host in memory.others() {
         // A host that cannot be told has left the membership, and knows.
         let _ = state.cluster.send(host, [&[LEFT], &[]]);
     }
@@ -207,29 +207,29 @@ pub fn may_run() -> bool {
 
 /// A vCPU misses a page at `pc`; whether it can try again now. Otherwise it is called.
 pub fn fault(vcpu: u16, gfn: Gfn, writes: bool, pc: u64) -> bool {
-    let resumed = with(|session| session.fault(usize::from(vcpu), gfn, writes, pc));
+    let resumed = with(|memory| memory.fault(usize::from(vcpu), gfn, writes, pc));
     resumed.unwrap_or(false)
 }
 
 /// The VM's devices miss a page, and try again as soon as it is there.
 pub fn device_fault(gfn: Gfn, writes: bool) {
     DEVICES_WAITED.store(true, Ordering::Relaxed);
-    with(|session| session.fault(session.vcpus, gfn, writes, 0));
+    with(|memory| memory.fault(memory.vcpus, gfn, writes, 0));
 }
 
 /// Its devices wait for nothing.
 pub fn devices_went_on() {
     if DEVICES_WAITED.swap(false, Ordering::Relaxed) {
-        with(|session| session.step(Event::Retired(session.vcpus)));
+        with(|memory| memory.step(Event::Retired(memory.vcpus)));
     }
 }
 
 /// Somebody waits for what a vCPU keeps, which is at `pc` by now; or it has `left` its CPU.
 pub fn let_go(vcpu: u16, pc: u64, left: bool) {
     let n = usize::from(vcpu);
-    with(|session| match left {
-        true => session.step(Event::Away(n)),
-        false if session.pcs.get(n) != Some(&pc) => session.step(Event::Retired(n)),
+    with(|memory| match left {
+        true => memory.step(Event::Away(n)),
+        false if memory.pcs.get(n) != Some(&pc) => memory.step(Event::Retired(n)),
         false => {}
     });
 }
@@ -237,13 +237,13 @@ pub fn let_go(vcpu: u16, pc: u64, left: bool) {
 /// A vCPU invalidates TLB entries: all of its VM, here at once, and on other hosts before the next message leaves.
 pub fn tlbi(vcpu: u16) {
     tlb::flush_vmid(tlb::Reaches::AllCpus);
-    if let Some(session) = lock().as_mut().and_then(|state| state.span.as_mut()) {
-        session.step(Event::Tlbi(vcpu.into(), 0));
+    if let Some(memory) = lock().as_mut().and_then(|state| state.span.as_mut()) {
+        memory.step(Event::Tlbi(vcpu.into(), 0));
     }
 }
 
-fn with<R>(act: impl FnOnce(&mut Session) -> R) -> Option<R> {
-    let result = lock()?.span.as_mut().map(|session| act(session));
+fn with<R>(act: impl FnOnce(&mut Memory) -> R) -> Option<R> {
+    let result = lock()?.span.as_mut().map(|memory| act(memory));
     // What is to be sent is, as soon as this CPU can.
     due::request();
     cpu::this().reschedule.store(true, Ordering::Relaxed);
@@ -253,9 +253,9 @@ fn with<R>(act: impl FnOnce(&mut Session) -> R) -> Option<R> {
 /// Ends the VM if it cannot go on.
 pub(super) fn end_if_broken() {
     let Some((vm, why, name)) = lock().and_then(|mut state| {
-        let session = state.span.as_mut()?;
-        let why = session.why?;
-        let vm = Arc::clone(&session.hands.as_ref()?.vm);
+        let memory = state.span.as_mut()?;
+        let why = memory.why?;
+        let vm = Arc::clone(&memory.hands.as_ref()?.vm);
         let host = match why {
             Why::Lost(host) => host,
             _ => 0,
@@ -271,7 +271,7 @@ pub(super) fn end_if_broken() {
     }
 }
 
-impl Session {
+impl Memory {
     /// Makes one without a VM. On the heap, and apart, as it passes through the stack.
     #[inline(never)]
     fn new(settings: Settings<HOSTS>, members: [u8; HOSTS], count: u32) -> Option<Box<Self>> {
@@ -386,55 +386,55 @@ impl Session {
 impl State {
     /// Sends what the VM that spans hosts has to say, and lets its vCPUs run as long as its hosts promise.
     pub(super) fn serve_span(&mut self, now_ns: u64) {
-        let (cluster, Some(session)) = (&mut self.cluster, &mut self.span) else {
+        let (cluster, Some(memory)) = (&mut self.cluster, &mut self.span) else {
             return;
         };
-        let others = session.others();
-        let Some(hands) = &mut session.hands else {
+        let others = memory.others();
+        let Some(hands) = &mut memory.hands else {
             return;
         };
-        if !session.is_told {
+        if !memory.is_told {
             let mut all = others.map(|host| cluster.send(host, [&[READY], &[]]));
-            session.is_told = all.all(|sent| sent.is_ok());
+            memory.is_told = all.all(|sent| sent.is_ok());
         }
-        while let (None, Some((to, message, behind))) = (session.why, hands.backlog.front()) {
+        while let (None, Some((to, message, behind))) = (memory.why, hands.backlog.front()) {
             let tail = match *behind {
                 Behind::Nothing => &[],
                 Behind::Page(page) => match hands.frame(page) {
                     Some(frame) => {
                         cache::clean_to_coherency(frame.address(), FRAME_SIZE);
-                        frames::ram(frame, 1).read(0, &mut session.page);
-                        &session.page[..]
+                        frames::ram(frame, 1).read(0, &mut memory.page);
+                        &memory.page[..]
                     }
-                    None => return session.end(Why::NoMemory),
+                    None => return memory.end(Why::NoMemory),
                 },
                 Behind::Operations => hands.operations.as_bytes(),
             };
-            let host = session.members[usize::from(*to)];
+            let host = memory.members[usize::from(*to)];
             match cluster.send(host, [message.as_bytes(), tail]) {
                 Ok(()) => _ = hands.backlog.pop_front(),
                 Err(Refused::Full) => break,
-                Err(_) => session.why = Some(Why::Lost(host)),
+                Err(_) => memory.why = Some(Why::Lost(host)),
             }
         }
-        while !self.later.is_empty() && session.is_flushed() {
+        while !self.later.is_empty() && memory.is_flushed() {
             let (host, call) = self.later.remove(0);
             if cluster.send(host, [&call, &[]]).is_err() {
-                session.end(Why::Lost(host));
+                memory.end(Why::Lost(host));
             }
         }
-        let is_there = session.others().all(|host| self.ready >> host & 1 != 0);
-        let starts = session.is_told && is_there && session.why.is_none();
+        let is_there = memory.others().all(|host| self.ready >> host & 1 != 0);
+        let starts = memory.is_told && is_there && memory.why.is_none();
         let until = if starts {
             cluster.membership().runs_until()
         } else {
             0
         };
         RUNS_UNTIL.store(machine::counts(until), Ordering::Relaxed);
-        if core::mem::replace(&mut session.runs, now_ns < until) == (now_ns < until) {
+        if core::mem::replace(&mut memory.runs, now_ns < until) == (now_ns < until) {
             return;
         }
-        if let Some(hands) = &session.hands {
+        if let Some(hands) = &memory.hands {
             for vcpu in hands.vm.vcpus() {
                 vcpu.call(attention::PAGE);
                 sched::wake(vcpu.entity);

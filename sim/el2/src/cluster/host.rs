@@ -6,6 +6,8 @@ use crate::life::{BUNDLE_AT, TREE_AT};
 use crate::tree;
 use abi::Text;
 use abi::bundle::ClusterRecord;
+use abi::cluster::{ASKED, BEAT, DESCRIPTION, PROBE, PROBED};
+use abi::link::BULK_MAX;
 use hypervisor::outside::cluster;
 use machine_host::machine::{self, Config, Entries, Machine, Progress};
 use machine_host::rng::Rng;
@@ -17,6 +19,8 @@ use zerocopy::FromZeros;
 const MEMORY: usize = 24 << 20;
 /// After so many points at which another CPU could go on, a host has hung that should have come to the end of a turn.
 const STEPS_MAX: u64 = 5_000_000;
+/// One turn in so many, a host says nonsense to another one.
+const BABBLE_ONE_IN: u64 = 64;
 /// The clusters' key: it is the same for all, and nobody who writes to the network has it.
 const KEY: [u8; 32] = [0x5a; 32];
 
@@ -45,6 +49,22 @@ fn record(birth: Birth) -> ClusterRecord {
         record.names[usize::from(host)] = Text::new(&format!("host{host}")).unwrap_or_default();
     }
     record
+}
+
+/// A message of any kind but those by which hosts join and probes are answered, of any length. Of a request to the
+/// host it has the rights of nobody.
+fn babble(rng: &mut Rng) -> Vec<u8> {
+    let longest = if rng.below(2) == 0 { 48 } else { BULK_MAX };
+    let length = 2 + rng.below(longest as u64 - 1);
+    let mut message: Vec<u8> = (0..length).map(|_| rng.next() as u8).collect();
+    match message[0] {
+        DESCRIPTION..=BEAT | PROBE | PROBED => message[0] = ASKED,
+        _ => {}
+    }
+    if message[0] == ASKED {
+        message[1] = 0;
+    }
+    message
 }
 
 /// Is that host until nobody wants it any more.
@@ -89,6 +109,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         report: Report::default(),
         turn_steps: 0,
         probes: 0,
+        rng,
         input: io::stdin().lock(),
         output: io::stdout().lock(),
     };
@@ -116,6 +137,7 @@ struct Turns<'a> {
     turn_steps: u64,
     /// Messages of probes that are to begin.
     probes: u32,
+    rng: Rng,
     input: StdinLock<'a>,
     output: StdoutLock<'a>,
 }
@@ -156,13 +178,14 @@ impl Turns<'_> {
         if self.report.standing.is_none() && cluster::has_links() {
             return true;
         }
-        if self.probes > 0 {
-            let others = (0..self.birth.hosts).filter(|host| *host != self.birth.host);
-            let probes = self.probes;
-            for host in others {
+        let probes = std::mem::take(&mut self.probes);
+        for host in (0..self.birth.hosts).filter(|host| *host != self.birth.host) {
+            if self.rng.below(BABBLE_ONE_IN) == 0 || probes > 0 {
+                cluster::say(host, &babble(&mut self.rng));
+            }
+            if probes > 0 {
                 cluster::probe(host, probes, true);
             }
-            self.probes = 0;
         }
         self.report.goes_on_at = machine::with(|machine| {
             let at = machine.goes_on_at();
