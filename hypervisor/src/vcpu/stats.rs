@@ -119,7 +119,8 @@ impl Stats {
             if is_number {
                 amount
             } else {
-                nanoseconds(amount)
+                // What was slept in an exit is taken from EL2's time first, and added with all of the exit at its end.
+                nanoseconds(amount.cast_signed().max(0).cast_unsigned())
             }
         })
     }

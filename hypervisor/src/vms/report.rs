@@ -83,11 +83,9 @@ fn read_instance(instance: &Instance, raw: &mut RawVm) {
     raw.given_back = instance.given_back();
     raw.console = instance.terminal.counts();
     for vcpu in &instance.vcpus {
-        let used = vcpu.stats.used();
-        raw.work
-            .iter_mut()
-            .zip(used)
-            .for_each(|(sum, used)| *sum += used);
+        for (sum, used) in raw.work.iter_mut().zip(vcpu.stats.used()) {
+            *sum += used;
+        }
     }
     let errors = instance.virtio.iter().map(|device| device.errors());
     raw.broken_queues += errors.sum::<u64>();

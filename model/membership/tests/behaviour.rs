@@ -4,7 +4,7 @@
 
 mod world;
 
-use abi::cluster::{BEAT, Beat};
+use abi::cluster::{BEAT, Beat, PROTOCOL};
 use model_membership::{
     Description, Event, Membership, NEVER, Settings, Standing, Unfit, common, differences,
 };
@@ -21,7 +21,10 @@ fn changed(change: impl FnOnce(&mut Description)) -> Result<(), Unfit> {
 #[test]
 fn every_field_that_must_be_equal_is_named() {
     assert_eq!(changed(|_| {}), Ok(()));
-    assert_eq!(changed(|it| it.protocol = 9), Err(Unfit::Protocol(9, 1)));
+    assert_eq!(
+        changed(|it| it.protocol = 9),
+        Err(Unfit::Protocol(9, PROTOCOL))
+    );
     assert_eq!(
         changed(|it| it.page_log2 = 16),
         Err(Unfit::PageSize(16, 12))

@@ -62,6 +62,14 @@ fn a_cpu_that_kicks_itself_takes_other_interrupts() {
     assert!(output.status.success(), "{}", text(&output));
 }
 
+/// A life in which one CPU asked how long a vCPU had run, while another one was between a sleep in an exit and the end of
+/// that exit. Another life with these words shows nothing, so the fault is tried anew where lives change.
+#[test]
+fn a_sleep_in_an_exit_is_no_negative_time() {
+    let output = sim(&["--as-is", "--seed", "2135"]);
+    assert!(output.status.success(), "{}", text(&output));
+}
+
 /// Steps, accesses and a sum of all times are the same, and another seed's are not.
 #[test]
 fn a_seed_repeats_its_life() {
