@@ -42,6 +42,8 @@ pub mod access {
     pub const WRITE: u8 = 1;
     /// The first store of a loop that overwrites the page.
     pub const OVERWRITE: u8 = 2;
+    /// An access to a page that another host of the VM has: this, and 1 more if it writes. The wait follows.
+    pub const AWAY: u8 = 3;
 }
 
 /// What became of a page, in [`TraceEvent::detail`].

@@ -119,7 +119,7 @@ pub const TRACE_CLASSES: [&str; TRACE_CLASS_COUNT] = [
 pub const HOST_NEWS: [&str; 7] = ["up", "down", "unfit", "grown", "stopped", "resumed", "lost"];
 
 /// The names of what a fault was for, by [`abi::control::access`].
-pub const ACCESSES: [&str; 3] = ["read", "write", "overwrite"];
+pub const ACCESSES: [&str; 5] = ["read", "write", "overwrite", "away-read", "away-write"];
 
 /// The names of what became of a page, by [`abi::control::share`].
 pub const SHARES: [&str; 6] = [

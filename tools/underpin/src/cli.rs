@@ -2,9 +2,11 @@
 
 mod cluster;
 mod set;
+mod span;
 
 pub use cluster::{Auth, ClusterVerb, Membership, Probe};
 pub use set::{Blocks, Claim, Set};
+pub use span::{SpanVerb, SpanWhy};
 
 use crate::{beneath::Served, codes, sim::Shape, units, vmfile::NODES_MAX};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -136,6 +138,12 @@ pub enum Verb {
         /// What to do.
         #[command(subcommand)]
         verb: Option<ClusterVerb>,
+    },
+    /// Tell what the hosts of a VM take from each other
+    Span {
+        /// What to do.
+        #[command(subcommand)]
+        verb: SpanVerb,
     },
     /// Start a simulated machine with these VMs
     Sim(Box<Sim>),
@@ -543,7 +551,8 @@ const TRACE: &str = "\
 Classes of events:
 
   exits       a vCPU left its guest: why, and the time until it was back
-  faults      memory was not there, or with fewer rights: the time until it was
+  faults      memory was not there, or with fewer rights: the time until it was; away-read and
+              away-write: another host of the VM has the page (underpin span why)
   shares      a page changed who uses it: mapped, zeroes, offered, private, broken, claimed
   switches    a vCPU was on a CPU: from when to when, and why it left
   interrupts  a CPU took a physical interrupt

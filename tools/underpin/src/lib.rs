@@ -15,6 +15,7 @@ pub mod failure;
 mod hosts;
 mod layout;
 pub mod metrics;
+mod misses;
 mod order;
 pub mod output;
 pub mod progress;

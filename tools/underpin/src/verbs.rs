@@ -43,6 +43,7 @@ mod report;
 mod serve;
 mod show;
 mod simulate;
+mod span;
 mod top;
 mod trace;
 
@@ -77,6 +78,7 @@ pub fn run(cli: Cli) -> Result<u8> {
         } => files::bundle(&context, &files, &out, &membership)?,
         Verb::Cluster { verb: None } => membership::status(&context)?,
         Verb::Cluster { verb: Some(verb) } => membership::cluster(&context, &verb)?,
+        Verb::Span { verb } => span::span(&context, &verb)?,
         Verb::Sim(options) => return simulate::run(&context, &options),
         Verb::Run(options) if options.dry_run => return fit::run_dry(&context, &options.files),
         Verb::Run(options) => return context.run_files(&options),

@@ -130,11 +130,12 @@ fn elsewhere(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injectio
     {
         writes = intent::access(word, writes) == Asked::Write;
     }
+    let detail = access::AWAY + u8::from(writes);
+    guest.note(trace::FAULT, detail, timer::now(), ipa.0);
     if span::fault(vcpu, ipa.frame(), writes, pc) {
-        Flow::Resume
-    } else {
-        Flow::Leave(Outcome::Waiting)
+        return Flow::Resume;
     }
+    Flow::Leave(Outcome::Waiting)
 }
 
 /// A region that the guest shares with others: shown to it, or not allowed so.

@@ -2,13 +2,14 @@
 
 use super::cluster::{one_key, time_ms};
 use crate::{
-    Outcome,
+    Outcome, because,
     machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
     status::{self, VmStatus},
     twice::{Twice, again},
     vm::Vm,
 };
+use serde_json::Value;
 use std::{
     thread::sleep,
     time::{Duration, Instant},
@@ -82,6 +83,7 @@ fn lost() -> Scenario {
     );
     scenario.prepare(one_key).check(|stage| {
         let machine = stage.machine()?;
+        lock_is_told(machine)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let (vm, other) = (
@@ -103,6 +105,32 @@ fn lost() -> Scenario {
                 .ok_or_else(|| format!("{vm:?}, {other:?}, {log}"));
         }
     })
+}
+
+/// Each host adds to one word, over and over: its page is the one that costs most, and what it is used for is told.
+fn lock_is_told(machine: &Machine) -> Outcome {
+    let deadline = Instant::now() + PATIENCE;
+    while !machine
+        .host_console("host0", "spanned")
+        .contains("SB forbidden")
+    {
+        if Instant::now() > deadline {
+            return Err("'spanned' does not come to its end".to_owned());
+        }
+        sleep(POLL);
+    }
+    let told = machine.run(&["span", "why", "spanned", "--for", "1s", "-o", "json"])?;
+    let json: Value = serde_json::from_str(&told).map_err(because("no JSON"))?;
+    let page = &json["pages"][0];
+    let has_missed = |host: &str| page["misses"][host].as_u64() > Some(0);
+    if page["kind"] != "lock" || !HOSTS.into_iter().all(has_missed) {
+        return Err(format!("a word of both hosts is told as {json:#}"));
+    }
+    let status = machine.refused(&["span", "why", "watcher"])?;
+    let is_told = status == 2;
+    is_told
+        .then_some(())
+        .ok_or_else(|| format!("pages of a VM of one machine: {status}"))
 }
 
 /// vCPUs of two hosts use each other and the devices of the first; either ends the VM, and so does somebody at either host.

@@ -35,7 +35,8 @@ const EVENTS_MAX: usize = 3_000_000;
 
 /// Records, and tells what was seen.
 pub fn trace(context: &Context, options: &cli::Trace) -> Result<()> {
-    let mut client = context.connect()?;
+    let mut clients = [context.connect()?];
+    let [client] = &mut clients;
     if options.stop {
         client.trace(0)?;
         return context.done(context.run.machine(), "traces nothing");
@@ -43,8 +44,12 @@ pub fn trace(context: &Context, options: &cli::Trace) -> Result<()> {
     if let Some(vm) = &options.vm {
         client.show(vm)?; // there is one of that name
     }
-    let recorded = record(&mut client, options)?;
-    let trace = recorded.checked(&mut client, options.vm.as_deref())?;
+    let recorded = record(&mut clients, classes(options), options.time)?;
+    let [client] = &mut clients;
+    let Some(recorded) = recorded.into_iter().next() else {
+        return Ok(());
+    };
+    let trace = recorded.checked(client, options.vm.as_deref())?;
     if let Some(path) = &options.out {
         fs::write(path, chrome::json(&trace))
             .map_err(|error| Failure::file("cannot write", path, &error))?;
@@ -74,36 +79,50 @@ fn classes(options: &cli::Trace) -> u32 {
     }
 }
 
-/// Turns tracing on, takes what comes until the time is over or a signal ends it, and turns it
-/// off whatever happened meanwhile.
-fn record(client: &mut Client, options: &cli::Trace) -> Result<Recorded> {
+/// Turns tracing on at all these machines, takes what comes until the time is over or a signal ends it, and turns it off
+/// whatever happened meanwhile.
+pub fn record(clients: &mut [Client], classes: u32, time: Duration) -> Result<Vec<Recorded>> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended))
             .map_err(|error| no_signals(&error))?;
     }
-    let cpus = client
-        .hello(Duration::from_secs(10))?
-        .cpus
-        .min(TRACE_CPUS as u32);
-    let status = client.trace(classes(options))?;
-    let mut recorded = Recorded::new(&status.next, cpus);
-    let deadline = Instant::now() + options.time;
-    let taken = loop {
-        if let Err(failure) = recorded.take(client) {
-            break Err(failure);
+    let taken = follow(clients, classes, time, &ended);
+    // All are told, also after one has failed.
+    let off: Vec<_> = clients.iter_mut().map(|it| it.trace(0)).collect();
+    let mut all = taken?;
+    off.into_iter().collect::<Result<Vec<_>>>()?;
+    for (recorded, client) in all.iter_mut().zip(clients) {
+        recorded.take(client)?;
+    }
+    Ok(all)
+}
+
+fn follow(
+    clients: &mut [Client],
+    classes: u32,
+    time: Duration,
+    ended: &AtomicBool,
+) -> Result<Vec<Recorded>> {
+    let mut all = Vec::new();
+    for client in &mut *clients {
+        let hello = client.hello(Duration::from_secs(10))?;
+        let status = client.trace(classes)?;
+        let cpus = hello.cpus.min(TRACE_CPUS as u32);
+        all.push(Recorded::new(&status.next, cpus));
+    }
+    let deadline = Instant::now() + time;
+    loop {
+        for (recorded, client) in all.iter_mut().zip(&mut *clients) {
+            recorded.take(client)?;
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || ended.load(Ordering::Relaxed) || recorded.is_full() {
-            break Ok(());
+        let is_over = left.is_zero() || ended.load(Ordering::Relaxed);
+        if is_over || all.iter().any(Recorded::is_full) {
+            return Ok(all);
         }
         thread::sleep(left.min(PAUSE));
-    };
-    let off = client.trace(0);
-    taken?;
-    off?;
-    recorded.take(client)?;
-    Ok(recorded)
+    }
 }
 
 fn no_signals(error: &Error) -> Failure {
@@ -114,7 +133,7 @@ fn no_signals(error: &Error) -> Failure {
 }
 
 /// What came, unchecked.
-struct Recorded {
+pub struct Recorded {
     /// For each pCPU, the number of the next event.
     next: Vec<u64>,
     parts: Vec<(u32, Vec<TraceEvent>)>,
@@ -156,7 +175,7 @@ impl Recorded {
     }
 
     /// What of it makes sense, of one VM or of all.
-    fn checked(self, client: &mut Client, vm: Option<&str>) -> Result<Trace> {
+    pub fn checked(self, client: &mut Client, vm: Option<&str>) -> Result<Trace> {
         let vms = client.list()?;
         let vms: Vec<String> = vms.iter().map(|vm| vm.name.to_string()).collect();
         let only = vm.and_then(|vm| vms.iter().position(|name| name == vm));

@@ -1,0 +1,39 @@
+//! `underpin span`.
+
+use crate::units;
+use clap::{Args, Subcommand};
+use std::{path::PathBuf, time::Duration};
+
+const WHY: &str = "\
+A VM that spans hosts waits when a vCPU uses a page that another host has. This command watches all
+its hosts for a while and shows the pages for which vCPUs waited longest, with what its misses tell:
+
+  false sharing          hosts use different lines of 64 bytes, and one writes
+  lock                   hosts write one line
+  migrating              hosts write the same lines, one after the other
+  producer and consumer  one host writes, others read
+  unclear                less than 8 misses, of one host, or nobody writes
+
+MOST AT is the program counter of most misses: a function with --map, if the guest's kernel boots
+with nokaslr.";
+
+/// What `underpin span` does.
+#[derive(Debug, Subcommand)]
+pub enum SpanVerb {
+    /// Tell which pages cost most, of what kind they are, and what their owner can do
+    #[command(after_help = WHY)]
+    Why(SpanWhy),
+}
+
+/// `underpin span why`.
+#[derive(Args, Debug)]
+pub struct SpanWhy {
+    /// The VM
+    pub vm: String,
+    /// Watch for so long; ends before that with Ctrl-C
+    #[arg(long = "for", default_value = "2s", value_name = "TIME", value_parser = units::parse_duration)]
+    pub time: Duration,
+    /// The guest kernel's System.map: functions are shown by name
+    #[arg(long, value_name = "FILE")]
+    pub map: Option<PathBuf>,
+}
