@@ -107,5 +107,11 @@ fn ask_and_act(stage: &mut Stage) -> Outcome {
     let said = ask(machine, "boss", "--host nowhere list")?;
     holds(&said, &["nowhere is no member of the cluster"])?;
     let said = ask(machine, "boss", "--host right resume there")?;
-    holds(&said, &["there: goes on", "status=0."])
+    holds(&said, &["there: goes on", "status=0."])?;
+    // A host that dies owes an answer: who asked is told so, and asks its own host as before.
+    let words = "--host right shutdown; /underpin --host right list";
+    let said = ask(machine, "boss", words)?;
+    holds(&said, &["no answer came in 3 s"])?;
+    let said = ask(machine, "boss", "list")?;
+    holds(&said, &["boss", "eye", "status=0."])
 }
