@@ -27,14 +27,6 @@ fn extent(backing: &Backing, side: Side) -> Option<Extent> {
     backing.partition(side).map(|partition| **partition)
 }
 
-/// A request that is done, of which a disk with a limited rate tells later.
-struct Held {
-    until: u64,
-    since: u64,
-    request: Box<Request>,
-    status: Status,
-}
-
 /// State of a disk.
 pub struct State {
     transport: Transport<Blk>,
@@ -42,7 +34,7 @@ pub struct State {
     window: usize,
     backing: Backing,
     /// Where the next request is taken to.
-    request: Option<Box<Request>>,
+    spare: Option<Box<Part>>,
     /// Requests that go on in the next pass, or when there is a buffer of the physical disk.
     parked: Option<Box<Part>>,
     /// Requests that the physical disk is at.
@@ -51,30 +43,61 @@ pub struct State {
     limit: u64,
     /// When the disk is done with what it was limited to.
     busy_until: u64,
-    held: Option<Held>,
+    /// Requests that are done, of which the driver is told later: at a limited rate, or once there is a frame to tell it in.
+    held: Option<Box<Part>>,
 }
 
 impl State {
-    /// The requests that are parked.
-    fn waiting(&self) -> impl Iterator<Item = &Part> {
-        core::iter::successors(self.parked.as_deref(), |part| part.next.as_deref())
+    /// Tells the driver of a request that is done: in its time, or `at_once`, and when there is a frame to tell it in.
+    fn tell(&mut self, vm: &Guest, mut part: Box<Part>, at_once: bool) {
+        let ((status, until), now) = (part.end, timer::now());
+        if at_once || now >= until || !self.transport.awaits(&part.request) {
+            if complete(&mut self.transport, vm, &part, status) {
+                return;
+            }
+            part.end.1 = now + timer::frequency() / 100;
+        }
+        due::request_at(part.end.1);
+        push(&mut self.held, part);
     }
 
-    /// Takes a parked request.
-    fn unpark(&mut self) -> Option<Box<Part>> {
-        let mut part = self.parked.take()?;
-        self.parked = part.next.take();
-        Some(part)
+    /// Tells of all that is held, as [`Self::tell`].
+    fn tell_held(&mut self, vm: &Guest, at_once: bool) {
+        let mut held = self.held.take();
+        while let Some(part) = pop(&mut held) {
+            self.tell(vm, part, at_once);
+        }
     }
+}
 
-    /// Answers a request that was taken from the ring at that count.
-    fn complete(&mut self, vm: &Guest, request: &Request, status: Status, since: u64) {
-        let took = machine::nanoseconds(timer::now().saturating_sub(since));
-        vm.count(count::DISK_NS, took);
-        vm.count(count::DISK_LATENCY + latency_bucket(took), 1);
-        vm.count(count::DISK_ERRORS, (status == Status::IoError).into());
-        self.transport.complete(&vm.memory(), request, status);
+/// Puts a request before those of a list.
+fn push(list: &mut Option<Box<Part>>, mut part: Box<Part>) {
+    part.next = list.take();
+    *list = Some(part);
+}
+
+/// Takes the first of a list.
+fn pop(list: &mut Option<Box<Part>>) -> Option<Box<Part>> {
+    let mut part = list.take()?;
+    *list = part.next.take();
+    Some(part)
+}
+
+/// All requests of a list that begins with this one.
+fn each(first: Option<&Part>) -> impl Iterator<Item = &Part> {
+    core::iter::successors(first, |part| part.next.as_deref())
+}
+
+/// Answers a request; `false` where the driver's memory has to come first.
+fn complete(transport: &mut Transport<Blk>, vm: &Guest, part: &Part, status: Status) -> bool {
+    if !transport.complete(&vm.memory(), &part.request, status) {
+        return false;
     }
+    let took = machine::nanoseconds(timer::now().saturating_sub(part.since));
+    vm.count(count::DISK_NS, took);
+    vm.count(count::DISK_LATENCY + latency_bucket(took), 1);
+    vm.count(count::DISK_ERRORS, (status == Status::IoError).into());
+    true
 }
 
 /// A disk.
@@ -88,7 +111,7 @@ impl Block {
             transport: Transport::new(device),
             window,
             backing,
-            request: Some(Box::default()),
+            spare: None,
             parked: None,
             under_way: 0,
             limit,
@@ -118,7 +141,7 @@ impl Block {
             paging::charge_request(vm, budget.pages() - before);
         } else {
             drop(buffer);
-            fail(&mut state, vm, &part);
+            fail(&mut state, vm, part);
         }
         self.show_line(vm, &mut state);
         // Requests may wait for the buffer that became free.
@@ -159,32 +182,21 @@ impl Behaviour for State {
     /// Serves requests, as far as one pass goes; vCPU 0 comes back for the rest.
     fn work(&mut self, vm: &Guest) {
         let mut budget = Budget::until(stretch::is_past);
-        let Self {
-            transport, held, ..
-        } = self;
-        let is_over =
-            |held: &mut Held| timer::now() >= held.until || !transport.awaits(&held.request);
-        if let Some(held) = held.take_if(is_over) {
-            self.complete(vm, &held.request, held.status, held.since);
-        }
+        self.tell_held(vm, false);
         serve_parked(self, vm, &mut budget);
-        if let Some(mut request) = self.request.take() {
-            serve_next(self, &mut request, vm, &mut budget);
-            self.request = Some(request);
-        }
+        serve_next(self, vm, &mut budget);
         paging::charge_request(vm, budget.pages());
     }
 
-    /// A request that is held.
+    /// Requests that are held.
     fn due(&mut self) -> Option<u64> {
-        self.held.as_ref().map(|held| held.until)
+        each(self.held.as_deref()).map(|part| part.end.1).min()
     }
 
     /// Whether the rings, or a request that is not answered, use a guest frame.
     fn uses(&mut self, gfn: Gfn) -> bool {
-        let held = self.held.iter().map(|held| &*held.request);
-        let mut requests = self.waiting().map(|part| &part.request).chain(held);
-        self.transport.uses(gfn) || requests.any(|request| request.uses(gfn))
+        let mut parts = each(self.parked.as_deref()).chain(each(self.held.as_deref()));
+        self.transport.uses(gfn) || parts.any(|part| part.request.uses(gfn))
     }
 
     fn record(&mut self) -> Result<abi::state::Device, &'static str> {
@@ -194,7 +206,7 @@ impl Behaviour for State {
     }
 }
 
-fn serve_next(state: &mut State, request: &mut Request, vm: &Guest, budget: &mut Budget) {
+fn serve_next(state: &mut State, vm: &Guest, budget: &mut Budget) {
     let memory = vm.memory();
     loop {
         // A disk with a limited rate does one request after the other, too.
@@ -209,13 +221,19 @@ fn serve_next(state: &mut State, request: &mut Request, vm: &Guest, budget: &mut
         if must_wait_for_frames(vm) {
             return;
         }
+        if state.spare.is_none() {
+            state.spare = heap::try_box(Part::new(vm.id, state.window)).ok();
+        }
+        let Some(part) = &mut state.spare else {
+            return vm.put_off_device_work();
+        };
         budget.began();
-        match state.transport.next_request(&memory, request) {
+        match state.transport.next_request(&memory, &mut part.request) {
             Next::Empty => return,
             Next::Answered => drop(vm.count(count::DISK_REFUSED, 1)),
             Next::Request => {
-                count_request(vm, request);
-                start(state, request, vm, budget);
+                count_request(vm, &part.request);
+                start(state, vm, budget);
             }
         }
     }
@@ -241,7 +259,9 @@ fn serve_parked(state: &mut State, vm: &Guest, budget: &mut Budget) {
         if must_wait_for_frames(vm) {
             return;
         }
-        let Some(part) = state.unpark() else { return };
+        let Some(part) = pop(&mut state.parked) else {
+            return;
+        };
         if !advance(state, vm, part, budget) {
             return;
         }
@@ -276,30 +296,21 @@ fn pass<'a>(vm: &'a Guest, budget: &'a mut Budget) -> Pass<'a, Near, Guest> {
     }
 }
 
-/// Begins with a request.
-fn start(state: &mut State, request: &mut Request, vm: &Guest, budget: &mut Budget) {
-    let since = timer::now();
-    let mut progress = Progress::new(state.limit > 0);
-    let mut pass = pass(vm, budget);
-    match execute(&mut pass, &mut state.backing, request, &mut progress, None) {
-        Turn::Done(status) => finish(state, vm, request, status, (progress.moved, since)),
-        turn => {
-            let part = Part {
-                vm: vm.id,
-                window: state.window,
-                request: core::mem::take(request),
-                progress,
-                side: Side::default(),
-                came: None,
-                filling: None,
-                since,
-                next: None,
-            };
-            match heap::try_box(part) {
-                Ok(part) => drop(follow(state, vm, (part, turn), budget)),
-                Err(part) => finish(state, vm, &part.request, Status::IoError, (None, since)),
-            }
+/// Begins with the request that was taken.
+fn start(state: &mut State, vm: &Guest, budget: &mut Budget) {
+    let Some(part) = &mut state.spare else { return };
+    part.since = timer::now();
+    part.progress = Progress::new(state.limit > 0);
+    let (mut pass, backing) = (pass(vm, budget), &mut state.backing);
+    let turn = execute(&mut pass, backing, &part.request, &mut part.progress, None);
+    let is_told = match turn {
+        Turn::Done(status) if part.progress.moved.unwrap_or(0) == 0 => {
+            complete(&mut state.transport, vm, part, status)
         }
+        _ => false,
+    };
+    if !is_told && let Some(part) = state.spare.take() {
+        follow(state, vm, (part, turn), budget);
     }
 }
 
@@ -334,7 +345,7 @@ fn follow(
     match turn {
         Turn::Needs(side, io) => return begin(state, vm, part, (side, io), budget),
         Turn::More => {
-            park(state, part);
+            push(&mut state.parked, part);
             vm.put_off_device_work();
             return false;
         }
@@ -344,21 +355,15 @@ fn follow(
         }
         Turn::Done(status) => {
             part.came = None;
-            let moved = part.progress.moved;
-            finish(state, vm, &part.request, status, (moved, part.since));
+            finish(state, vm, part, status);
         }
     }
     true
 }
 
-fn park(state: &mut State, mut part: Box<Part>) {
-    part.next = state.parked.take();
-    state.parked = Some(part);
-}
-
 /// Parks a request for want of a buffer or a slot, which the end of another may bring.
 fn park_until_freed(state: &mut State, vm: &Guest, part: Box<Part>) -> bool {
-    park(state, part);
+    push(&mut state.parked, part);
     if state.under_way == 0 {
         // Nobody else comes back to it.
         vm.put_off_device_work();
@@ -366,36 +371,21 @@ fn park_until_freed(state: &mut State, vm: &Guest, part: Box<Part>) -> bool {
     false
 }
 
-fn fail(state: &mut State, vm: &Guest, part: &Part) {
-    let moved = (None, part.since);
-    finish(state, vm, &part.request, Status::IoError, moved);
+fn fail(state: &mut State, vm: &Guest, mut part: Box<Part>) {
+    part.progress.moved = None;
+    finish(state, vm, part, Status::IoError);
 }
 
-/// Tells the guest how a request ended for which so many bytes were really moved, since then: now, or when a
-/// disk of the rate it is limited to would be done with them.
-fn finish(
-    state: &mut State,
-    vm: &Guest,
-    request: &Request,
-    status: Status,
-    (moved, since): (Option<u64>, u64),
-) {
-    let moved = moved.unwrap_or(0);
-    let waits = state.limit > 0 && moved > 0;
-    let held = waits.then(|| heap::try_box(request.clone()).ok());
-    let Some(Some(held)) = held else {
-        state.complete(vm, request, status, since);
-        return;
-    };
-    let takes = u128::from(moved) * u128::from(timer::frequency()) / u128::from(state.limit);
-    let begins = state.busy_until.max(timer::now());
-    let until = begins.saturating_add(u64::try_from(takes).unwrap_or(u64::MAX));
-    state.busy_until = until;
-    due::request_at(until);
-    state.held = Some(Held {
-        until,
-        since,
-        request: held,
-        status,
-    });
+/// Tells the guest how a request ended: now, or when a disk of the rate it is limited to would be done with the bytes that
+/// were really moved.
+fn finish(state: &mut State, vm: &Guest, mut part: Box<Part>, status: Status) {
+    let moved = part.progress.moved.unwrap_or(0);
+    part.end = (status, 0);
+    if state.limit > 0 && moved > 0 {
+        let takes = u128::from(moved) * u128::from(timer::frequency()) / u128::from(state.limit);
+        let begins = state.busy_until.max(timer::now());
+        part.end.1 = begins.saturating_add(u64::try_from(takes).unwrap_or(u64::MAX));
+        state.busy_until = part.end.1;
+    }
+    state.tell(vm, part, false);
 }

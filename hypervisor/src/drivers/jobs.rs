@@ -6,7 +6,7 @@ use machine_locks::Once;
 use model_addr::{Gfn, Mfn, VmId};
 use model_disk::{Budget, Loaded, Progress, Side, UnderWay};
 use model_paging::Token;
-use model_virtio::blk::Request;
+use model_virtio::blk::{Request, Status};
 
 /// Who hears of a transfer's end: a disk of a VM, or a VM of which a page comes or goes.
 pub type Job = model_disk::Job<Box<Part>, Move>;
@@ -28,7 +28,7 @@ pub type Came = Option<(Buffer, Loaded)>;
 /// A buffer that is being filled for the next transfer of a partition.
 pub type Filling = (Buffer, Side, Io);
 
-/// A request of a VM that a physical disk is at, or that goes on in a later pass.
+/// A request of a VM, which a physical disk may be at, or which goes on in a later pass.
 pub struct Part {
     /// The VM.
     pub vm: VmId,
@@ -46,8 +46,28 @@ pub struct Part {
     pub filling: Option<Filling>,
     /// When it was taken from the ring, in counts.
     pub since: u64,
+    /// How it ended, and the count before which its driver is not told.
+    pub end: (Status, u64),
     /// The one that waits behind it.
     pub next: Option<Box<Part>>,
+}
+
+impl Part {
+    /// Of a VM's device at that window; of no request yet.
+    pub fn new(vm: VmId, window: usize) -> Self {
+        Self {
+            vm,
+            window,
+            request: Request::default(),
+            progress: Progress::default(),
+            side: Side::default(),
+            came: None,
+            filling: None,
+            since: 0,
+            end: (Status::Ok, 0),
+            next: None,
+        }
+    }
 }
 
 impl UnderWay for Box<Part> {

@@ -217,30 +217,20 @@ impl Transport<Balloon> {
         is_block: impl Fn(Gfn) -> bool,
         mut release: impl FnMut(Source, &[Run]),
     ) -> bool {
-        if !self.is_live() {
-            return false;
-        }
         let reports = self.has_negotiated(F_PAGE_REPORTING);
         let left = &mut budget;
-        let Self { device, queues, .. } = self;
-        let result: Result<(), QueueError> = (|| {
-            device.deflate(&mut queues[DEFLATE], memory, left)?;
-            let queue = &mut queues[INFLATE];
-            device.inflate(queue, memory, left, |runs| release(Source::Inflated, runs))?;
-            if reports {
-                let queue = &mut queues[REPORTING];
-                device.report(queue, memory, now, left, is_block, |runs| {
-                    release(Source::Reported, runs);
-                })?;
-            }
-            Ok(())
-        })();
-        match result {
-            Err(error) if error.is_want_of_memory() => device.put_back(queues),
-            result => _ = self.settle(result),
-        }
-        for queue in 0..=REPORTING {
-            self.signal(memory, queue);
+        self.with_queue(memory, DEFLATE, |device, queue| {
+            device.deflate(queue, memory, left)
+        });
+        self.with_queue(memory, INFLATE, |device, queue| {
+            let release = |runs: &[Run]| release(Source::Inflated, runs);
+            device.inflate(queue, memory, left, release)
+        });
+        if reports {
+            self.with_queue(memory, REPORTING, |device, queue| {
+                let release = |runs: &[Run]| release(Source::Reported, runs);
+                device.report(queue, memory, now, left, is_block, release)
+            });
         }
         budget == 0 && self.is_live()
     }
@@ -270,7 +260,10 @@ impl Balloon {
     ) -> Result<(), QueueError> {
         while *budget > 0 && self.inflating.open(queue, memory, budget)? {
             let mut raw = [0; 4 * NUMBERS];
-            let read = self.inflating.chain.read(memory, &mut raw)?;
+            let read = self.inflating.chain.read(memory, &mut raw);
+            // Where its numbers are not to be had yet, the chain is the next one again.
+            self.inflating.open = read.is_ok();
+            let read = read?;
             *budget = budget.saturating_sub(read as u64 / 4);
             self.take_numbers(memory, &raw[..read], &mut release);
             if self.inflating.chain.readable().is_empty() {

@@ -264,17 +264,16 @@ impl Transport<Blk> {
             return Next::Empty;
         }
         request.resets = self.resets();
-        match self.decode(memory, request) {
-            Ok(()) => Next::Request,
-            Err(Unserved::Answer(answer)) => {
-                self.answer(memory, request, answer);
-                Next::Answered
-            }
-            Err(Unserved::Broken(error)) => {
-                self.settle_chain::<()>(REQUESTS, Err(error));
-                Next::Empty
-            }
+        let decoded = match self.decode(memory, request) {
+            Ok(None) => return Next::Request,
+            Ok(Some(answer)) => self.answer(memory, request, answer),
+            Err(error) => Err(error),
+        };
+        if self.settle_chain(REQUESTS, decoded).is_none() {
+            return Next::Empty;
         }
+        self.signal(memory, REQUESTS);
+        Next::Answered
     }
 
     /// Whether the driver that made a request is still there. Where it has reset the device, the memory that the
@@ -283,37 +282,53 @@ impl Transport<Blk> {
         request.resets == self.resets() && self.is_live()
     }
 
-    /// Tells the driver how `request` ended. Whatever a read brought must be in its memory. A
-    /// request from before the last reset is dropped: its driver is gone.
-    pub fn complete(&mut self, memory: &impl GuestMemory, request: &Request, status: Status) {
+    /// Tells the driver how `request` ended; `false` where the frame to tell it in is to come first: try again. Whatever
+    /// a read brought must be in its memory. A request from before the last reset is dropped: its driver is gone.
+    pub fn complete(
+        &mut self,
+        memory: &impl GuestMemory,
+        request: &Request,
+        status: Status,
+    ) -> bool {
         if !self.awaits(request) {
-            return;
+            return true;
         }
         let data = match request.operation {
             Operation::Read { .. } if status == Status::Ok => request.data_bytes(),
             _ => 0,
         };
-        self.answer(memory, request, (status, data));
+        let answered = self.answer(memory, request, (status, data));
+        if answered.is_err_and(|error| error.is_want_of_memory()) {
+            return false;
+        }
+        self.settle(answered);
+        self.signal(memory, REQUESTS);
+        true
     }
 
     /// Writes the status and hands the chain back. `used.len` counts the data and the status byte.
-    fn answer(&mut self, memory: &impl GuestMemory, request: &Request, (status, data): Answer) {
-        let written = memory.write(request.status, &[status as u8]);
-        let result = written.map_err(QueueError::from).and_then(|()| {
-            self.queues[REQUESTS].push_used(memory, request.chain.head(), data.saturating_add(1))
-        });
-        self.settle(result);
-        self.signal(memory, REQUESTS);
+    fn answer(
+        &mut self,
+        memory: &impl GuestMemory,
+        request: &Request,
+        (status, data): Answer,
+    ) -> Result<(), QueueError> {
+        memory.write(request.status, &[status as u8])?;
+        self.queues[REQUESTS].push_used(memory, request.chain.head(), data.saturating_add(1))
     }
 
-    /// Takes header and status off the chain and checks what is left.
-    fn decode(&self, memory: &impl GuestMemory, request: &mut Request) -> Result<(), Unserved> {
+    /// Takes header and status off the chain and checks what is left: gives the answer, where the owner is not to see it.
+    fn decode(
+        &self,
+        memory: &impl GuestMemory,
+        request: &mut Request,
+    ) -> Result<Option<Answer>, QueueError> {
         let chain = &mut request.chain;
         request.status = chain.take_last_writable().ok_or(QueueError::Truncated)?;
         // struct virtio_blk_req: le32 type, le32 reserved, le64 sector.
         let mut header = [0; 16];
         if chain.read(memory, &mut header)? != header.len() {
-            return Err(QueueError::Truncated.into());
+            return Err(QueueError::Truncated);
         }
         let header = u128::from_le_bytes(header);
         let (kind, sector) = (header as u32, (header >> 64) as u64);
@@ -326,31 +341,31 @@ impl Transport<Blk> {
             kind::WRITE_ZEROES => Operation::WriteZeroes,
             kind::GET_ID => {
                 let data = chain.write(memory, &self.device.options.id)? as u32;
-                return Err(Unserved::Answer((Status::Ok, data)));
+                return Ok(Some((Status::Ok, data)));
             }
-            _ => return Err(Status::Unsupported.into()),
+            _ => return Ok(Some((Status::Unsupported, 0))),
         };
         match request.operation {
             Operation::Read { sector } | Operation::Write { sector } => {
-                self.check_transfer(request, sector)
+                Ok(self.check_transfer(request, sector))
             }
             Operation::Discard => self.take_ranges(memory, request, feature::DISCARD, 0),
             Operation::WriteZeroes => {
                 self.take_ranges(memory, request, feature::WRITE_ZEROES, FLAG_UNMAP)
             }
-            Operation::Flush => Ok(()),
+            Operation::Flush => Ok(None),
         }
     }
 
-    fn check_transfer(&self, request: &Request, sector: u64) -> Result<(), Unserved> {
+    fn check_transfer(&self, request: &Request, sector: u64) -> Option<Answer> {
         let bytes = u64::from(request.data_bytes());
         let write = matches!(request.operation, Operation::Write { .. });
         let refused = write && self.device.options.read_only;
         let whole = bytes.is_multiple_of(SECTOR_SIZE);
         if refused || !whole || !self.device.holds(sector, bytes / SECTOR_SIZE) {
-            return Err(Status::IoError.into());
+            return Some((Status::IoError, 0));
         }
-        Ok(())
+        None
     }
 
     /// Decodes `struct virtio_blk_discard_write_zeroes[]`: le64 sector, le32 count, le32 flags.
@@ -360,32 +375,34 @@ impl Transport<Blk> {
         request: &mut Request,
         feature: u64,
         known_flags: u32,
-    ) -> Result<(), Unserved> {
+    ) -> Result<Option<Answer>, QueueError> {
         const RANGE_BYTES: usize = 16;
         if self.device.options.read_only {
-            return Err(Status::IoError.into());
+            return Ok(Some((Status::IoError, 0)));
         }
         if !self.has_negotiated(feature) {
-            return Err(Status::Unsupported.into());
+            return Ok(Some((Status::Unsupported, 0)));
         }
         let bytes = request.chain.readable_bytes() as usize;
         if bytes == 0 || !bytes.is_multiple_of(RANGE_BYTES) || bytes / RANGE_BYTES > MAX_RANGES {
-            return Err(Status::IoError.into());
+            return Ok(Some((Status::IoError, 0)));
         }
         let mut raw = [0; RANGE_BYTES];
         while request.chain.read(memory, &mut raw)? == RANGE_BYTES {
             let word = u128::from_le_bytes(raw);
             let (sector, count, flags) = (word as u64, (word >> 64) as u32, (word >> 96) as u32);
             if flags & !known_flags != 0 {
-                return Err(Status::Unsupported.into());
+                return Ok(Some((Status::Unsupported, 0)));
             }
             if count > MAX_RANGE_SECTORS || !self.device.holds(sector, u64::from(count)) {
-                return Err(Status::IoError.into());
+                return Ok(Some((Status::IoError, 0)));
             }
             let range = SectorRange { sector, count };
-            request.ranges.push(range).map_err(|_| Status::IoError)?;
+            if request.ranges.push(range).is_err() {
+                return Ok(Some((Status::IoError, 0)));
+            }
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -394,23 +411,3 @@ const FLAG_UNMAP: u32 = 1;
 
 /// What the driver is told of a request, and bytes of data written before the status byte.
 type Answer = (Status, u32);
-
-/// Why the owner does not get to see a request.
-enum Unserved {
-    /// It has its answer.
-    Answer(Answer),
-    /// It breaks the device.
-    Broken(QueueError),
-}
-
-impl From<Status> for Unserved {
-    fn from(status: Status) -> Self {
-        Self::Answer((status, 0))
-    }
-}
-
-impl<E: Into<QueueError>> From<E> for Unserved {
-    fn from(error: E) -> Self {
-        Self::Broken(error.into())
-    }
-}

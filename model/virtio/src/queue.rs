@@ -387,8 +387,9 @@ impl Queue {
         }
         // The index makes the driver look at them.
         fence(Ordering::Release);
+        memory.write_u16(Ipa(self.state.device + 2), next)?;
         self.state.next_used = next;
-        Ok(memory.write_u16(Ipa(self.state.device + 2), next)?)
+        Ok(())
     }
 
     /// Takes back that the last `count` chains were taken: they are the next ones again, unless the driver has stopped

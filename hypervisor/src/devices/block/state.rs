@@ -19,12 +19,10 @@ impl Block {
         self.state.lock().parked.is_none() || must_wait_for_frames(vm)
     }
 
-    /// Tells of a request that is done and was held, while the VM's vCPUs stand still: it is in no record.
+    /// Tells of requests that are done and were held, while the VM's vCPUs stand still: they are in no record.
     pub fn end_held(&self, vm: &Guest) {
         let mut state = self.state.lock();
-        if let Some(held) = state.held.take() {
-            state.complete(vm, &held.request, held.status, held.since);
-        }
+        state.tell_held(vm, true);
         self.show_line(vm, &mut state);
     }
 

@@ -18,7 +18,7 @@ pub(super) fn begin(
     budget: &mut Budget,
 ) -> bool {
     let Some(partition) = extent(&state.backing, side) else {
-        fail(state, vm, &part);
+        fail(state, vm, part);
         return true;
     };
     let came = part.came.take();
@@ -70,13 +70,13 @@ pub(super) fn fill_buffer(
         }
     };
     let Some(partition) = extent(&state.backing, side) else {
-        fail(state, vm, &part);
+        fail(state, vm, part);
         return true;
     };
     part.side = side;
     match partition.begin(buffer, io, Job::Request(part)) {
         Ok(()) => state.under_way += 1,
-        Err(Job::Request(part)) => fail(state, vm, &part),
+        Err(Job::Request(part)) => fail(state, vm, part),
         Err(Job::Page(_)) => {}
     }
     true

@@ -1,7 +1,7 @@
 //! Pages that get frames one at a time, as a machine without memory has them: no device breaks, and each does what it was
 //! asked for once.
 
-use crate::driver::{Buffer, DATA, Driver, Shape, ram, start};
+use crate::driver::{Buffer, DATA, Driver, Shape, ram, set_up_queue, start};
 use core::cell::{Cell, RefCell};
 use machine_contract::{GuestMemory, GuestMemoryError};
 use machine_fake::FakeGuest;
@@ -137,6 +137,56 @@ fn a_disk_request_waits_for_the_frames_of_its_header() {
         );
         assert_eq!((back, taken), (vec![written], u32::from(kind != 8)));
         assert_eq!(guest.get(DATA, 1), [0]);
+    }
+}
+
+/// The status is in a page of its own, and the used ring crosses into another: both lose their frames once a request is
+/// taken, as pages do that a driver gives to its balloon. Each is answered once.
+#[test]
+fn an_answer_waits_for_the_frames_of_status_and_ring() {
+    let options = Options {
+        capacity: 64,
+        ..Options::default()
+    };
+    // A read, the identification, a request of no known kind, and a read beyond the end.
+    for (kind, sector, status, written) in
+        [(0, 0, 0, 513), (8, 0, 0, 21), (99, 0, 2, 1), (0, 64, 1, 1)]
+    {
+        let guest = ram();
+        let (mut device, mut drivers) = start(Blk::new(options), 0, 16);
+        drivers[0].setup.device += FRAME_SIZE - 4;
+        device.write(0x044, 4, 0);
+        set_up_queue(&mut device, 0, &drivers[0].setup);
+        guest.put(DATA, &[kind, 0, 0, 0, 0, 0, 0, 0, sector]);
+        let data = at(2, 0, if kind == 8 { 20 } else { 512 }, true);
+        let buffers = [at(0, 0, 16, false), data, at(4, 0, 1, true)];
+        guest.put(buffers[2].ipa, &[0xee]);
+        offer(&guest, &mut drivers[0], &buffers);
+        let (mut request, mut next, mut refused) = (Request::default(), Next::Empty, 0);
+        let back = until_back(
+            &mut device,
+            (&guest, &mut drivers[0], 1),
+            |device, memory| {
+                if next != Next::Request {
+                    next = device.next_request(memory, &mut request);
+                    if next == Next::Request {
+                        memory.frames.borrow_mut().clear();
+                        memory.left.set(0);
+                    }
+                }
+                if next == Next::Request && device.complete(memory, &request, Status::Ok) {
+                    next = Next::Empty;
+                } else if next == Next::Request {
+                    refused += 1;
+                }
+            },
+        );
+        assert_eq!(
+            (back, guest.get(buffers[2].ipa, 1)),
+            (vec![written], vec![status])
+        );
+        // The status, an element and the index have a page each.
+        assert_eq!(refused, if status == 0 && kind == 0 { 3 } else { 0 });
     }
 }
 
