@@ -4,6 +4,7 @@
 
 mod world;
 
+use abi::cluster::PROTOCOL;
 use abi::link::{BULK_MAX, ETHERTYPE, HELLO, Prefix, SEALED, Sealed, URGENT_MAX, VERSION};
 use model_cluster::{Change, MESSAGES_AT_ONCE, News, STRANGE_EVERY_NS, STRANGE_MAX};
 use model_link::Refused;
@@ -59,6 +60,42 @@ fn a_host_of_another_version_is_named_once() {
     assert_eq!(world.news(0), [News::Up(1), unfit]);
     assert!(!world.is_in(0, 1));
     assert_eq!(world.send(0, 1, 40, 0), Err(Refused::NoSession));
+}
+
+/// Hosts of one build alone are in the boot tests, so these two fields differ here: over sealed links, by the code that EL2
+/// runs.
+#[test]
+fn another_protocol_or_page_size_keeps_a_host_out_by_name() {
+    let fits = Plan::of(3);
+    let protocol = Plan {
+        protocol: PROTOCOL + 1,
+        ..fits
+    };
+    let pages = Plan {
+        page_log2: 16,
+        ..fits
+    };
+    let why = format!("its protocol has version {}, here {PROTOCOL}", PROTOCOL + 1);
+    let of_pages = "its pages have 2^16 bytes, here 2^12";
+    for (other, why) in [(protocol, why.as_str()), (pages, of_pages)] {
+        let hosts = vec![fits.make(0), fits.make(1), other.make(2)];
+        let mut world = World::new(hosts);
+        world.run(2_000 * MS);
+        for host in [0, 1] {
+            let named = world.news(host).into_iter().filter_map(|news| match news {
+                News::Unfit(from, why) => Some((from, why.to_string())),
+                _ => None,
+            });
+            let named: Vec<_> = named.collect();
+            let [(2, said)] = &named[..] else {
+                panic!("host {host}: {named:?}");
+            };
+            assert!(said.starts_with(why), "{said}");
+            assert!(world.is_in(host, 1 - host as u8) && !world.is_in(host, 2));
+        }
+        assert!(!world.is_in(2, 0) && !world.is_in(2, 1));
+        assert_eq!(world.send(0, 2, 40, 0), Err(Refused::NoSession));
+    }
 }
 
 #[test]

@@ -77,6 +77,8 @@ pub struct Plan {
     pub key: u8,
     pub start: u64,
     pub version: u32,
+    pub protocol: u8,
+    pub page_log2: u8,
     /// Drift of its clock, in ppm.
     pub drift: i64,
 }
@@ -88,6 +90,8 @@ impl Plan {
             key: 5,
             start: 1,
             version: 0x100,
+            protocol: PROTOCOL,
+            page_log2: 12,
             drift: 0,
         }
     }
@@ -124,6 +128,7 @@ impl Plan {
         let peers: Vec<_> = others.map(&mut peer).collect();
         let mut own = description(self.start << 32 | u64::from(host + 1) << 24);
         own.version = self.version.into();
+        (own.protocol, own.page_log2) = (self.protocol, self.page_log2);
         Host {
             node: Cluster::new(Settings::new(host), own, peers.leak()).unwrap(),
             said,
