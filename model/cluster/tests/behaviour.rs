@@ -82,8 +82,8 @@ fn another_protocol_or_page_size_keeps_a_host_out_by_name() {
         let mut world = World::new(hosts);
         world.run(2_000 * MS);
         for host in [0, 1] {
-            let named = world.news(host).into_iter().filter_map(|news| match news {
-                News::Unfit(from, why) => Some((from, why.to_string())),
+            let named = world.news(host).iter().filter_map(|news| match news {
+                News::Unfit(from, why) => Some((*from, why.to_string())),
                 _ => None,
             });
             let named: Vec<_> = named.collect();
