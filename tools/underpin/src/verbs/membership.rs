@@ -180,17 +180,21 @@ mod tests {
     fn an_unfit_host_is_told_in_full() {
         let own = host_of("left", host::OWN | host::IN);
         let mut it = host_of("right", host::SESSION);
+        it.description.protocol = 9;
+        it.description.page_log2 = 16;
         it.description.zva_log2 = 8;
         it.description.clock_hz = 50_000_000.into();
         it.description.features[1] = 0x21.into();
         let text = why_text(&it, &own);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(lines.len(), 6, "{text}");
         assert_eq!(lines[0], "right: unfit, and so not in");
-        assert!(lines[1].contains("2^8 bytes, here 2^0") && lines[2].contains("50000000 Hz"));
-        assert!(lines[3].contains("is 0x21 there and 0x0 here: VMs of both get 0x0"));
+        assert!(lines[1].contains("its protocol has version 9, here"));
+        assert!(lines[2].contains("its pages have 2^16 bytes, here 2^0"));
+        assert!(lines[3].contains("2^8 bytes, here 2^0") && lines[4].contains("50000000 Hz"));
+        assert!(lines[5].contains("is 0x21 there and 0x0 here: VMs of both get 0x0"));
         let json = why_json(&it, &own);
-        assert_eq!(json["unfit"].as_array().map(Vec::len), Some(2));
+        assert_eq!(json["unfit"].as_array().map(Vec::len), Some(4));
         assert_eq!(json["registers"][0]["there"], "0x21");
     }
 }
