@@ -47,6 +47,25 @@ pub enum Format {
     Json,
 }
 
+/// Whether frames are encrypted and authenticated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Auth {
+    /// As by default.
+    On,
+    /// `--auth off` on both hosts.
+    Off,
+}
+
+impl Auth {
+    /// Name of the products and of the table in SPECIFICATION.md.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::On => "cluster",
+            Self::Off => "cluster-open",
+        }
+    }
+}
+
 /// What was measured of a class.
 struct Row {
     what: &'static str,
@@ -62,16 +81,16 @@ struct Row {
 
 /// Measures, and prints; with `write`, also puts the table into SPECIFICATION.md. Gives whether that could be done, and
 /// loss cost no more than it may.
-pub fn run(size: &str, format: Format, write: bool) -> bool {
-    let mut steps = Steps::new(2 + CLASSES.len(), directory());
-    measure(&mut steps, size, format, write).unwrap_or(false)
+pub fn run(auth: Auth, size: &str, format: Format, write: bool) -> bool {
+    let mut steps = Steps::new(2 + CLASSES.len(), directory(auth));
+    measure(&mut steps, auth, size, format, write).unwrap_or(false)
 }
 
-fn directory() -> PathBuf {
-    project::products().join("bench/cluster")
+fn directory(auth: Auth) -> PathBuf {
+    project::products().join("bench").join(auth.name())
 }
 
-fn measure(steps: &mut Steps, size: &str, format: Format, write: bool) -> Option<bool> {
+fn measure(steps: &mut Steps, auth: Auth, size: &str, format: Format, write: bool) -> Option<bool> {
     steps.run("build", |step| {
         images::plugin(step)?;
         images::command(step)?;
@@ -80,7 +99,7 @@ fn measure(steps: &mut Steps, size: &str, format: Format, write: bool) -> Option
     })?;
     let mut rows = Vec::new();
     for (class, what) in CLASSES {
-        rows.push(steps.run(what, |step| of_class(step, class, what, size))?);
+        rows.push(steps.run(what, |step| of_class(step, auth, class, what, size))?);
     }
     let table = markdown(&table(&rows));
     match format {
@@ -88,9 +107,9 @@ fn measure(steps: &mut Steps, size: &str, format: Format, write: bool) -> Option
         Format::Json => print_line(&rows.iter().map(Row::to_json).collect::<Value>().to_string()),
     }
     steps.run("files", |_| {
-        figures::record("cluster", Measured::of_rows(&self::table(&rows)))?;
+        figures::record(auth.name(), Measured::of_rows(&self::table(&rows)))?;
         if write {
-            keep("cluster", &table)
+            keep(auth.name(), &table)
         } else {
             Ok(())
         }
@@ -98,9 +117,15 @@ fn measure(steps: &mut Steps, size: &str, format: Format, write: bool) -> Option
     Some(rows.iter().all(|row| row.left() >= LEFT_MIN))
 }
 
-fn of_class(step: &Step<'_>, class: &str, what: &'static str, size: &str) -> Outcome<Row> {
+fn of_class(
+    step: &Step<'_>,
+    auth: Auth,
+    class: &str,
+    what: &'static str,
+    size: &str,
+) -> Outcome<Row> {
     step.doing("without loss");
-    let mut pair = Pair::start(class, "")?;
+    let mut pair = Pair::start(auth, class, "")?;
     let rounds = ROUNDS.to_string();
     let (trips, _) = pair.probe(&["--rounds", &rounds, "--bytes", "0MiB"])?;
     let burst = BURST.to_string();
@@ -109,7 +134,7 @@ fn of_class(step: &Step<'_>, class: &str, what: &'static str, size: &str) -> Out
     let (whole, whole_theirs) = pair.probe(&["--rounds", "0", "--bytes", size])?;
     pair.end()?;
     step.doing("at 5 % loss");
-    let mut pair = Pair::start(class, ",lose=5%")?;
+    let mut pair = Pair::start(auth, class, ",lose=5%")?;
     let (lossy, _) = pair.probe(&["--rounds", "0", "--bytes", size])?;
     pair.end()?;
     let pages = number(&whole["transfer"]["pages"])?;
@@ -134,8 +159,8 @@ fn number(value: &Value) -> Outcome<f64> {
 struct Pair(Machine);
 
 impl Pair {
-    fn start(class: &str, more: &str) -> Outcome<Self> {
-        let directory = directory().join(format!("{class}{}", more.len()));
+    fn start(auth: Auth, class: &str, more: &str) -> Outcome<Self> {
+        let directory = directory(auth).join(format!("{class}{}", more.len()));
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory)
             .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
@@ -146,6 +171,9 @@ impl Pair {
             .option(format!("class={class}{more}"));
         for word in cluster_file::options(&[file]) {
             hardware = hardware.option(word);
+        }
+        if auth == Auth::Off {
+            hardware = hardware.option("--auth=off");
         }
         let vm = Vm::bare("hello", "hello", "").flat();
         let mut machine = Machine::start(&assets::command(), &directory, &hardware, &[vm])?;

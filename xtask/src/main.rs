@@ -111,6 +111,9 @@ enum Task {
     },
     /// Print what the link between two hosts carries and costs, by classes of the simulated Ethernet
     BenchCluster {
+        /// Whether the link encrypts and authenticates
+        #[arg(long, value_enum, default_value_t = bench_cluster::Auth::On)]
+        auth: bench_cluster::Auth,
         /// What to transfer in each class, with loss and without
         #[arg(long, default_value = "256MiB", value_name = "SIZE")]
         bytes: String,
@@ -174,10 +177,11 @@ fn main() -> ExitCode {
         } => bench_numa::run(&cases, &only, built, write, &mut Verdict::print()),
         Task::BenchOs0 { write } => bench_os0::run(write, &mut Verdict::print()),
         Task::BenchCluster {
+            auth,
             bytes,
             output,
             write,
-        } => bench_cluster::run(&bytes, output, write),
+        } => bench_cluster::run(auth, &bytes, output, write),
         Task::Soak { hours } => soak::run(hours),
         Task::Mutants { names, trusted } => mutants::run(&names, trusted),
         Task::Frames => gate::alone("stack frames"),
