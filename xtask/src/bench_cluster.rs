@@ -267,7 +267,12 @@ fn table(rows: &[Row]) -> Vec<Vec<String>> {
         let whole = |value: f64| format!("{value:.0}");
         let [message, page] = [row.message, row.page].map(|sides| sides.map(whole));
         let rates = row.throughput.map(|rate| format!("{:.1}", rate / 1e6));
-        let left = [format!("{:.2}", row.left())];
+        let missed = if row.left() < LEFT_MIN {
+            ", missed"
+        } else {
+            ""
+        };
+        let left = [format!("{:.2}{missed}", row.left())];
         let cells = [&us[..], &message, &page, &rates, &left].concat();
         all.push([&[row.what.to_owned()][..], &cells].concat());
     }
@@ -287,7 +292,7 @@ mod tests {
             page: [20_000.0, 22_000.0],
             throughput: [100e6, 71e6],
         };
-        let rows = table(&[row]);
+        let rows = table(std::slice::from_ref(&row));
         let cells = rows[1].iter().map(String::as_str).collect::<Vec<_>>();
         let expected = [
             "20 us, 25 Gbit/s",
@@ -303,5 +308,10 @@ mod tests {
         ];
         assert_eq!(cells, expected);
         assert_eq!(rows[0].len(), cells.len());
+        let missed = Row {
+            throughput: [100e6, 65e6],
+            ..row
+        };
+        assert_eq!(table(&[missed])[1][9], "0.65, missed");
     }
 }
