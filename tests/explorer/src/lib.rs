@@ -1,11 +1,11 @@
-//! Search of all states that a model can reach, breadth first, for the tests of model crates.
+//! Search of all states that a model can reach, breadth first or depth first, for the tests of model crates.
 //!
 //! A [`State`] says what can happen next, and panics where something must not be. [`explore`] then prints the shortest
 //! way there. States are told apart by a fingerprint of 128 bits: among 10^9 states, two have the same with a probability
 //! of 10^-21.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -41,34 +41,49 @@ pub struct Found {
 /// # Panics
 /// A state must not be, or there are more than `states_max`.
 pub fn explore<S: State>(first: S, states_max: usize) -> Found {
+    look(first, states_max, VecDeque::pop_front)
+}
+
+/// As [`explore`], depth first: needs memory for the states of one way only, and a way that it prints is not the shortest.
+///
+/// # Panics
+/// A state must not be, or there are more than `states_max`.
+pub fn explore_deep<S: State>(first: S, states_max: usize) -> Found {
+    look(first, states_max, VecDeque::pop_back)
+}
+
+/// States that were reached and not looked at, with their numbers.
+type Reached<S> = VecDeque<(usize, S)>;
+
+fn look<S: State>(
+    first: S,
+    states_max: usize,
+    pop: fn(&mut Reached<S>) -> Option<(usize, S)>,
+) -> Found {
     let mut numbers = HashMap::from([(first.fingerprint(), 0_usize)]);
     // How each state was reached first, by its number, and what follows it.
     let mut origins: Vec<Option<(usize, S::Label)>> = vec![None];
     let mut edges: Vec<(usize, usize)> = Vec::new();
-    let mut layer = vec![(0, first)];
-    while !layer.is_empty() {
-        let mut next_layer = Vec::new();
-        for (number, state) in layer {
-            let looked = catch_unwind(AssertUnwindSafe(|| {
-                state.check();
-                state.successors()
-            }));
-            let successors = looked.unwrap_or_else(|panic| {
-                print_way(&origins, number);
-                resume_unwind(panic)
-            });
-            for (label, next) in successors {
-                let count = numbers.len();
-                let reached = *numbers.entry(next.fingerprint()).or_insert(count);
-                if reached == count {
-                    assert!(count < states_max, "more than {states_max} states");
-                    origins.push(Some((number, label)));
-                    next_layer.push((count, next));
-                }
-                edges.push((number, reached));
+    let mut reached = Reached::from([(0, first)]);
+    while let Some((number, state)) = pop(&mut reached) {
+        let looked = catch_unwind(AssertUnwindSafe(|| {
+            state.check();
+            state.successors()
+        }));
+        let successors = looked.unwrap_or_else(|panic| {
+            print_way(&origins, number);
+            resume_unwind(panic)
+        });
+        for (label, next) in successors {
+            let count = numbers.len();
+            let to = *numbers.entry(next.fingerprint()).or_insert(count);
+            if to == count {
+                assert!(count < states_max, "more than {states_max} states");
+                origins.push(Some((number, label)));
+                reached.push_back((count, next));
             }
+            edges.push((number, to));
         }
-        layer = next_layer;
     }
     Found {
         states: origins.len(),
@@ -184,7 +199,7 @@ impl Hasher for Fingerprint {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fingerprint, Found, State, explore};
+    use super::{Fingerprint, Found, State, explore, explore_deep};
 
     /// A counter that goes up to a limit, by one or two, and perhaps back to zero.
     #[derive(Clone)]
@@ -231,6 +246,12 @@ mod tests {
         let found = counter(100, false);
         assert_eq!((found.states, found.steps), (100, 99 + 98));
         assert!(found.terminates);
+        let first = Counter {
+            at: 0,
+            most: 100,
+            returns: false,
+        };
+        assert_eq!(explore_deep(first, 10_000), found);
         assert!(!counter(100, true).terminates);
     }
 
