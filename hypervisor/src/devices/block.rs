@@ -255,13 +255,10 @@ fn count_request(vm: &Guest, request: &Request) {
 
 /// Goes on with requests that were parked, until one is parked again.
 fn serve_parked(state: &mut State, vm: &Guest, budget: &mut Budget) {
-    while state.parked.is_some() {
-        if must_wait_for_frames(vm) {
-            return;
-        }
-        let Some(part) = pop(&mut state.parked) else {
-            return;
-        };
+    while state.parked.is_some()
+        && !must_wait_for_frames(vm)
+        && let Some(part) = pop(&mut state.parked)
+    {
         if !advance(state, vm, part, budget) {
             return;
         }
