@@ -148,6 +148,14 @@ pub fn properties(cases: &str) -> Command {
     command
 }
 
+/// Searches of all states of clusters that are too long for the gate.
+pub fn deep_searches() -> Command {
+    cargo(
+        "host",
+        "test --release -p model_cluster --test exhaustive -- --ignored",
+    )
+}
+
 /// A million meetings of simulated hosts, twice.
 pub fn long_lock_step() -> Command {
     let mut command = project::sim_cargo("test -p sim_wire");

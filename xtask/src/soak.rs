@@ -51,13 +51,14 @@ pub fn run(hours: f64) -> bool {
             "round {rounds}, after {:.1} h",
             start.elapsed().as_secs_f64() / 3600.0
         ));
-        let steps = Steps::new(5, project::products().join("soak-logs"));
+        let steps = Steps::new(6, project::products().join("soak-logs"));
         let (seed, clusters) = (CLUSTERS * rounds, CLUSTERS.to_string());
         for (name, mut command) in [
             ("boot tests", gate::boot_tests(true)),
             ("fuzzing", gate::fuzz(FUZZ_SECONDS)),
             ("property tests", gate::properties(CASES)),
             ("lock-step of hosts", gate::long_lock_step()),
+            ("searches of clusters", gate::deep_searches()),
             (
                 "lives of clusters",
                 gate::cluster_lives(&seed.to_string(), &clusters),
