@@ -30,6 +30,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("psci_call", targets::exits::psci_call),
     ("served", targets::served::served),
     ("shared_disk", targets::shared_disk::shared_disk),
+    ("span_message", targets::span::span_message),
     ("state", targets::state::state),
     ("switch", targets::switch::switch),
     ("syndrome", targets::exits::syndrome),

@@ -11,6 +11,7 @@ pub mod overlay;
 pub mod partitions;
 pub mod served;
 pub mod shared_disk;
+pub mod span;
 pub mod state;
 pub mod switch;
 pub mod uplink;
