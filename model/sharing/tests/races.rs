@@ -216,3 +216,18 @@ fn nobody_sees_a_charge_below_zero() {
         assert_eq!(account.units, model_sharing::UNIT / u64::from(VMS));
     }
 }
+
+/// A user that comes takes a record, as there is one already; that one leaves before it is there.
+#[test]
+fn a_record_that_is_not_needed_after_all_goes_back() {
+    const IMAGE: Mfn = Mfn(machine::IMAGE);
+    let machine = Machine::new(1, 1, 1);
+    join(&machine, IMAGE, user(0, 0), Expect::Image).unwrap();
+    machine.meanwhile(Some(|machine| {
+        assert_eq!(leave(machine, IMAGE, user(0, 0), true), Some(Left::Kept));
+    }));
+    join(&machine, IMAGE, user(1, 0), Expect::Image).unwrap();
+    assert!(machine.meanwhile(None), "nobody left");
+    leave(&machine, IMAGE, user(1, 0), true);
+    assert_eq!(machine.records(Size::One), (0, 0));
+}

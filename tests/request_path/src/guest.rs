@@ -46,6 +46,11 @@ impl<'a> Guest<'a> {
         self.never_shared.set(Some(gfn));
     }
 
+    /// Marks a page so where its memory is looked after only, as another CPU does while a device is at work.
+    pub fn keep_secret(&self, gfn: Gfn) -> bool {
+        self.lock().set_never_share(gfn, true)
+    }
+
     pub(crate) fn never_shares(&self, gfn: Gfn) -> bool {
         self.never_shared.get() == Some(gfn)
     }

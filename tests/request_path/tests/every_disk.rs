@@ -82,8 +82,14 @@ fn a_long_pass_ends_after_a_piece() {
             world.step(&Step::Transfer(writes, 0, vec![(0, 40 * FRAME_SIZE)]));
             let passes = world.disk.passes();
             let is_refused = writes && !world.takes.0;
+            // What goes to an overlay on a partition is hashed, too, a block at a time.
+            let least = if writes && [2, 3].contains(&kind) {
+                80
+            } else {
+                40
+            };
             assert!(
-                is_refused || passes >= 40,
+                is_refused || passes >= least,
                 "{kind}, {writes}: {passes} passes"
             );
         }

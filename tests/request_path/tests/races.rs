@@ -7,7 +7,7 @@ use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, VmId};
 use model_address_space::Policy;
 use std::cell::Cell;
 use std::rc::Rc;
-use tests_request_path::{Disk, DiskKind, Driver, Guest, Kind, Partition};
+use tests_request_path::{Disk, DiskKind, Driver, Guest, Host, Kind, Partition};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),
@@ -137,5 +137,50 @@ fn a_block_is_what_was_read_whatever_the_guest_does() {
                 assert!(is_over.is_some_and(|moments| moments >= 6), "{is_over:?}");
             }
         }
+    }
+}
+
+/// A page cannot get the frame that has its block, and before the block is copied to it the frame goes: the block is
+/// read from the partition again. Whether the read had such a moment.
+fn lose(page: u64, moment: u32) -> bool {
+    let frames = &FakeFrames::new(&NODES);
+    let partition = Partition::new(frames, 1, &base());
+    let guests = [0, 1].map(|index| Guest::new(frames, vm(index), RAM, SHARES));
+    let moments = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&moments);
+    for (guest, index) in guests.iter().zip(0..) {
+        let kind = DiskKind::CowPartition(partition.clone());
+        let mut disk = Disk::of(frames, kind, vm(index), BLOCKS);
+        let mut driver = Driver::start(guest, &mut disk, RAM.start);
+        if index == 1 {
+            let counted = Rc::clone(&counted);
+            guest.between(move |guest| {
+                let now = counted.replace(counted.get() + 1);
+                let all = (0..NODES[0].count).map(|n| NODES[0].start.add(n));
+                if now == moment {
+                    guest.keep_secret(Ipa(DATA + page * FRAME_SIZE).frame());
+                } else if now > moment {
+                    Host(frames).evict_all(all);
+                }
+            });
+        }
+        driver.submit(guest, (Kind::Read, 0), &[(Ipa(DATA), BLOCKS * FRAME_SIZE)]);
+        assert_eq!(driver.ring(guest, &mut disk), 0);
+        let seen = guest.get(Ipa(DATA), BLOCKS as usize * PAGE);
+        assert!(seen == base(), "page {page} at {moment}");
+        if index == 0 {
+            // Its blocks stay in frames that nobody uses.
+            guest.release(Ipa(DATA).frame(), BLOCKS);
+        }
+    }
+    moment < moments.get()
+}
+
+#[test]
+fn a_block_that_is_lost_on_its_way_is_read_again() {
+    for page in 0..BLOCKS {
+        let mut moments = 0..MOMENTS;
+        let is_over = moments.find(|moment| !lose(page, *moment));
+        assert!(is_over.is_some_and(|moments| moments >= 6), "{is_over:?}");
     }
 }

@@ -76,6 +76,8 @@ pub struct Machine {
     /// Pages that were compared.
     pub compares: AtomicU64,
     contents: Vec<AtomicU64>,
+    /// What another CPU does once, before the next record is taken.
+    meanwhile: Mutex<Option<fn(&Self)>>,
 }
 
 impl Machine {
@@ -112,7 +114,14 @@ impl Machine {
             records: Default::default(),
             compares: AtomicU64::new(0),
             contents: (0..frames + images).map(|_| AtomicU64::new(0)).collect(),
+            meanwhile: Mutex::default(),
         }
+    }
+
+    /// Lets another CPU do this before the next record is taken; whether what was to be done before is done.
+    pub fn meanwhile(&self, deed: Option<fn(&Self)>) -> bool {
+        let mut meanwhile = self.meanwhile.lock().unwrap();
+        std::mem::replace(&mut *meanwhile, deed).is_none()
     }
 
     /// A private frame of `user` that holds `content`.
@@ -179,6 +188,10 @@ impl Ground for Machine {
     fn clean(&self, _: Mfn) {}
 
     fn take_record(&self, _: NodeId, size: Size) -> Option<RecordId> {
+        let deed = self.meanwhile.lock().unwrap().take();
+        if let Some(deed) = deed {
+            deed(self);
+        }
         let (slab, tables) = &mut *self.slab.lock().unwrap();
         let frames = slab.frames();
         let id = slab.take(tables, size)?;

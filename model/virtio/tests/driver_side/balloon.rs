@@ -303,6 +303,22 @@ fn deflating_is_counted_and_acknowledged() {
     assert_eq!(balloon.device().counts(), counts);
 }
 
+/// A driver may let pages out of the balloon without end, each a request of its own.
+#[test]
+fn deflating_is_done_in_pieces() {
+    let guest = guest();
+    let (mut balloon, mut drivers) = start(Balloon::default(), 0, 64);
+    for _ in 0..40 {
+        put_numbers(&guest, &mut drivers[DEFLATE], &[1], &BTreeSet::new());
+    }
+    let mut passes = 1;
+    while serve(&mut balloon, &guest, 8).0 {
+        assert_eq!(balloon.device().counts().deflated, 8 * passes);
+        passes += 1;
+    }
+    assert_eq!((passes, balloon.device().counts().deflated), (6, 40));
+}
+
 #[test]
 fn a_driver_that_does_not_report_has_no_such_queue() {
     let guest = guest();
