@@ -3,6 +3,7 @@
 mod code;
 mod crates;
 mod floors;
+mod indices;
 mod prose;
 mod text;
 mod titles;
@@ -55,6 +56,7 @@ pub fn check(root: &Path) -> io::Result<Vec<Finding>> {
 fn check_tree(tree: &Tree) -> Vec<Finding> {
     let mut findings = crates::check(tree);
     findings.extend(floors::check(tree));
+    findings.extend(indices::check(tree));
     for (path, content) in tree {
         findings.extend(text::check(path, content, tree));
         findings.extend(prose::check(path, content));
