@@ -220,7 +220,7 @@ fn by_hand() -> Scenario {
 }
 
 /// Two nodes write the same pages in turn, which is no reason to move them, but one of them more lines: by hand they go
-/// to the other one, where fewer misses are local, and back to where more are, which is told each time.
+/// to the other one and back, and each time it is told that more misses are local, or fewer.
 fn gain() -> Scenario {
     let args = "work=turns uneven kib=256 passes=1 rounds=10000000";
     let vm = Vm::bare("guest", "placement", args).cpus(2);
@@ -232,7 +232,11 @@ fn gain() -> Scenario {
             let home = await_misses(machine)?;
             let (before, after) = moved(machine, 1 - home)?;
             let (_, back) = moved(machine, home)?;
-            if before > 55 && after < 45 && back > 55 {
+            // Which vCPU runs on which node is the scheduler's to say, so either node may have more.
+            let is_told = |more, less| more > 55 && less < 45;
+            let is_less = is_told(before, after) && is_told(back, after);
+            let is_more = is_told(after, before) && is_told(after, back);
+            if is_less || is_more {
                 Ok(())
             } else {
                 Err(format!(
