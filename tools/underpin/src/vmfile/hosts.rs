@@ -146,7 +146,8 @@ impl VmFile {
             Err(Failure::new(exit::FILE, format!("{place}: {message}")).help(help))
         };
         let Some(cluster) = cluster else {
-            let help = "build a bundle for each host: underpin bundle --cluster FILE --as NAME";
+            let help = "build a bundle for each host: underpin bundle --cluster FILE --as NAME; or \
+                        start simulated ones: underpin sim --hosts N --cluster FILE";
             let message = format!("{} spans hosts, and the bundle has no cluster", self.name);
             return failure(message, help.to_owned());
         };
