@@ -4,7 +4,7 @@
 
 mod world;
 
-use abi::cluster::{BEAT, Beat, PROTOCOL};
+use abi::cluster::{BEAT, Beat, HOSTS_MAX, PROPOSE, PROTOCOL, Propose};
 use model_membership::{
     Description, Event, Membership, NEVER, Settings, Standing, Unfit, common, differences,
 };
@@ -173,4 +173,50 @@ fn a_new_life_proves_nothing_for_the_old_one() {
     assert_eq!(world.hosts[0].membership.runs_until(), 0);
     world.step(0, Event::Tick);
     assert_eq!(world.hosts[0].membership.view().lives[1], 0);
+}
+
+/// A leader that has heard of a member's new life sooner than of the end of its old one would take the old one out of a
+/// membership that this host is still in.
+#[test]
+fn a_proposal_without_a_present_member_is_not_accepted() {
+    let mut world = World::<3>::new();
+    for _ in 0..4 {
+        world.deliver_all(|_, _| false);
+        world.advance(None);
+    }
+    assert!(world.is_one());
+    let view = *world.hosts[1].membership.view();
+    let mut lives = [0; HOSTS_MAX];
+    lives[..3].copy_from_slice(&view.lives);
+    lives[2] += 1;
+    let beat = Beat {
+        kind: BEAT,
+        with: 0,
+        zeroes: [0; 2],
+        number: 0.into(),
+        echo: 0.into(),
+        accepted: 0.into(),
+        life: lives[2].into(),
+    };
+    world.step(1, Event::Message(2, beat.as_bytes()));
+    let id = view.id + 0x500;
+    let proposal = Propose {
+        kind: PROPOSE,
+        zeroes: [0; 7],
+        id: (id & !0xff).into(),
+        lives: lives.map(Into::into),
+    };
+    world.queues[1][0].clear();
+    world.step(1, Event::Message(0, proposal.as_bytes()));
+    for _ in 0..4 {
+        world.step(1, Event::Tick);
+        world.advance(None);
+    }
+    let accepted = world.queues[1][0].iter().filter_map(|item| match item {
+        Item::Message(_, message) => Some(Beat::ref_from_bytes(message).ok()?.accepted.get()),
+        Item::Up(_) => None,
+    });
+    let accepted: Vec<u64> = accepted.collect();
+    assert!(!accepted.is_empty());
+    assert!(accepted.iter().all(|it| *it == view.id), "{accepted:x?}");
 }
