@@ -375,21 +375,20 @@ impl VirtualDevice for Net {
             Effect::Notify(queue) => Some(state.transport.role(queue)),
             _ => None,
         };
-        if role == Some(Role::Control) || effect == Effect::Live {
+        if role == Some(Role::Control) {
             control(&mut state, vm);
         }
-        if matches!(effect, Effect::Live | Effect::Reset) {
-            state.is_stuck = false;
-        }
+        state.is_stuck &= !matches!(effect, Effect::Live | Effect::Reset);
         show_line(vm, self.window, &mut state.transport);
         drop(state);
+        // A frame travels without the lock: before the driver goes on, nobody reads its memory any longer.
+        while effect == Effect::Reset && self.state.lock().sending.is_none() {
+            arch::cpu::relax();
+        }
         match (effect, role) {
             (_, Some(Role::Receive)) | (Effect::Reset, _) => self.wake_senders(vm),
             (_, Some(Role::Transmit)) => sched::patiently(|| self.send(vm)),
-            (Effect::Live, _) => {
-                self.wake_senders(vm);
-                self.send(vm);
-            }
+            (Effect::Live, _) => self.proceed(vm),
             _ => {}
         }
         read
