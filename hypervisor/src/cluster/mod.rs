@@ -299,8 +299,7 @@ fn description(life: u64) -> Description {
 #[inline(never)]
 fn peers(record: &ClusterRecord) -> Option<Vec<Peer<Gcm, &'static mut [u8], SLOTS>>> {
     let mut peers = Vec::new();
-    let others = usize::from(record.hosts).saturating_sub(1);
-    peers.try_reserve_exact(others).ok()?;
+    peers.try_reserve_exact(record.hosts.into()).ok()?;
     for host in (0..record.hosts).filter(|host| *host != record.host) {
         peers.push(Peer {
             host,
@@ -330,10 +329,11 @@ impl State {
         let (inbox, out) = room::inbox().ok_or(Unable::NoMemory)?;
         // Half of all lives are left, so that none after it overflows.
         let own = description((life >> 1).max(1));
-        let settings = Settings::new(record.host);
-        let cluster = Cluster::new(settings, own, peers.leak()).ok_or(Unable::NoMemory)?;
+        #[cfg(not(target_os = "none"))]
+        let own = outside::told(own);
+        let cluster = Cluster::new(Settings::new(record.host), own, peers.leak());
         Ok(Box::new(Self {
-            cluster,
+            cluster: cluster.ok_or(Unable::NoMemory)?,
             inbox,
             out,
             names: record.names,

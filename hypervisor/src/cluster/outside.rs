@@ -1,9 +1,24 @@
 //! What a program asks of a host of a cluster that runs the hypervisor in an ordinary process. No part of the image.
 
 use crate::cluster::{STATE, now_ns};
-use abi::cluster::HOSTS_MAX;
-use machine_locks::SpinLock;
+use abi::cluster::{Description, HOSTS_MAX};
+use machine_locks::{Once, SpinLock};
 use model_link::Lane;
+
+static TELLS: Once<fn(&mut Description)> = Once::new();
+
+/// Before the machine boots: what it says of itself when it joins goes through that.
+pub fn tell(change: fn(&mut Description)) {
+    let _ = TELLS.set(change);
+}
+
+/// Returns what this host says of itself.
+pub(super) fn told(mut own: Description) -> Description {
+    if let Some(change) = TELLS.get() {
+        change(&mut own);
+    }
+    own
+}
 
 /// How a host stands in its cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

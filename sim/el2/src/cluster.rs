@@ -15,7 +15,7 @@ mod network;
 mod pipe;
 mod world;
 
-pub use host::{Birth, be};
+pub use host::{Birth, Odd, be};
 
 use machine_host::rng::Rng;
 use network::Network;
@@ -29,6 +29,8 @@ const FAULTS_NS: [u64; 2] = [2_500 * MS, 6_000 * MS];
 const PEACE_NS: u64 = 20_000 * MS;
 /// How long they then stay one, without loss: longer than a silent host is waited for.
 const CALM_NS: u64 = 2_100 * MS;
+/// How long a host that does not fit has to be let in.
+const APART_NS: u64 = 4_000 * MS;
 /// Messages of the probe to each other host, within that time.
 const PROBES: u32 = 12;
 
@@ -57,7 +59,7 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     let mut rng = Rng::new(seed ^ 0x636c_7573_7465_7200);
     let hosts = 2 + rng.below(2) as usize;
     let mut network = Network::new(&mut rng, hosts);
-    let mut world = World::new(&mut rng, hosts, network.latency_ns);
+    let mut world = World::new(&mut rng, (hosts, None), network.latency_ns);
     let faults_ns = FAULTS_NS[0] + rng.below(FAULTS_NS[1] - FAULTS_NS[0]);
     let mut next_fault = 500 * MS + rng.below(1_500 * MS);
     while world.now < faults_ns {
@@ -88,4 +90,20 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
         return Err(format!("messages were lost: {}", world.describe()));
     }
     Ok(world.end())
+}
+
+/// Lives a life of three hosts, of which the last one does not fit; `log` as for [`live`].
+///
+/// # Errors
+/// It was let in, or the others did not come together.
+pub fn live_apart(seed: u64, odd: Odd, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
+    let mut rng = Rng::new(seed ^ 0x6170_6172_7400);
+    let mut network = Network::new(&mut rng, 3);
+    let mut world = World::new(&mut rng, (3, Some(odd)), network.latency_ns);
+    world.run(APART_NS, &mut network, log)?;
+    if world.is_last_alone() {
+        Ok(world.end())
+    } else {
+        Err(format!("host2 is not alone: {}", world.describe()))
+    }
 }

@@ -61,6 +61,9 @@ struct Options {
     /// Two or three hosts of a cluster over a bad network, each in a process of its own, instead of one machine with VMs.
     #[arg(long, conflicts_with = "moves")]
     cluster: bool,
+    /// The last host of the cluster says something else of itself, and must stay alone.
+    #[arg(long, value_name = "WHAT", conflicts_with = "moves")]
+    odd: Option<cluster::Odd>,
     /// Is that host of a cluster, on the standard input and output.
     #[arg(long, requires = "hosts", hide = true)]
     host: Option<u8>,
@@ -74,8 +77,13 @@ struct Options {
 fn main() -> ExitCode {
     let options = Options::parse();
     if let (Some(host), Some(hosts)) = (options.host, options.hosts) {
-        let seed = options.seed;
-        let been = cluster::be(cluster::Birth { host, hosts, seed });
+        let (seed, odd) = (options.seed, options.odd);
+        let been = cluster::be(cluster::Birth {
+            host,
+            hosts,
+            seed,
+            odd,
+        });
         return ExitCode::from(u8::from(been.is_err()));
     }
     let is_well = match (options.lives, options.seconds) {
@@ -154,7 +162,11 @@ fn joins(options: &Options) -> bool {
         }
     };
     let seed = options.seed;
-    match cluster::live(seed, &mut log) {
+    let lived = match options.odd {
+        Some(odd) => cluster::live_apart(seed, odd, &mut log),
+        None => cluster::live(seed, &mut log),
+    };
+    match lived {
         Ok(life) => println!("seed {seed}: {life:?}"),
         Err(what) => {
             println!("seed {seed}: {what}");

@@ -45,6 +45,32 @@ fn hosts_come_together_again() {
     assert_eq!(first, again);
 }
 
+/// A host that does not fit stays alone, and the others say why.
+#[test]
+fn a_host_that_does_not_fit_stays_alone() {
+    for (odd, why) in [
+        ("protocol", "its protocol has version 9, here 2"),
+        ("version", "its Underpin has version 0x90909, here 0x100"),
+        ("pages", "its pages have 2^16 bytes, here 2^12"),
+        ("zeroed", "its DC ZVA zeroes 2^0 bytes, here 2^6"),
+        ("lines", "its cache lines are 0x8442c002 in CTR_EL0"),
+        ("clock", "its clock has 1000000000 Hz, here 62500000 Hz"),
+    ] {
+        let output = sim(&["--cluster", "--odd", odd, "--log"]);
+        let text = text(&output);
+        assert!(output.status.success(), "{odd}: {text}");
+        for host in ["host0", "host1"] {
+            let says = |line: &&str| line.contains(&format!(" {host}: ")) && line.contains(why);
+            let said: Vec<&str> = text.lines().filter(says).collect();
+            let names = |line: &&str| line.contains("cluster: host2 cannot join");
+            assert!(
+                said.iter().any(names),
+                "{odd}: {host} does not say why: {text}"
+            );
+        }
+    }
+}
+
 /// For kept faults that fewer lives do not find.
 #[test]
 #[ignore = "takes a minute"]

@@ -6,7 +6,7 @@ use crate::life::{BUNDLE_AT, TREE_AT};
 use crate::tree;
 use abi::Text;
 use abi::bundle::ClusterRecord;
-use abi::cluster::{ASKED, BEAT, DESCRIPTION, PROBE, PROBED};
+use abi::cluster::{ASKED, BEAT, DESCRIPTION, Description, PROBE, PROBED};
 use abi::link::BULK_MAX;
 use hypervisor::outside::cluster;
 use machine_host::machine::{self, Config, Entries, Machine, Progress};
@@ -24,6 +24,37 @@ const BABBLE_ONE_IN: u64 = 64;
 /// The clusters' key: it is the same for all, and nobody who writes to the network has it.
 const KEY: [u8; 32] = [0x5a; 32];
 
+/// What a host says of itself that no other does.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Odd {
+    /// The version of its messages is 9.
+    Protocol,
+    /// It is Underpin 9.9.9.
+    Version,
+    /// Its pages have 64 KiB.
+    Pages,
+    /// Guests may not use DC ZVA.
+    Zeroed,
+    /// Its cache lines have 16 bytes.
+    Lines,
+    /// Its counter has 1 GHz.
+    Clock,
+}
+
+impl Odd {
+    /// What the hypervisor is to change.
+    fn change(self) -> fn(&mut Description) {
+        match self {
+            Self::Protocol => |own| own.protocol = 9,
+            Self::Version => |own| own.version = 0x09_09_09.into(),
+            Self::Pages => |own| own.page_log2 = 16,
+            Self::Zeroed => |own| own.zva_log2 = 0,
+            Self::Lines => |own| own.cache_lines = 0x8442_c002.into(),
+            Self::Clock => |own| own.clock_hz = 1_000_000_000.into(),
+        }
+    }
+}
+
 /// What makes a host what it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Birth {
@@ -33,6 +64,7 @@ pub struct Birth {
     pub hosts: u8,
     /// Another one at each start.
     pub seed: u64,
+    pub odd: Option<Odd>,
 }
 
 /// The address of a host's card.
@@ -113,6 +145,9 @@ pub fn be(birth: Birth) -> Result<(), String> {
         input: io::stdin().lock(),
         output: io::stdout().lock(),
     };
+    if let Some(odd) = birth.odd {
+        cluster::tell(odd.change());
+    }
     let run = || machine::run(config, entries, prepare, |progress| turns.goes_on(progress));
     let ran = panic::catch_unwind(AssertUnwindSafe(run));
     if let Ok(ran) = ran {

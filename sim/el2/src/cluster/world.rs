@@ -3,7 +3,8 @@
 use super::judge::{self, Numbers, Seen, View};
 use super::network::Network;
 use super::pipe::{Report, Turn};
-use super::{Birth, Life, MS};
+use super::{Birth, Life, MS, Odd};
+use clap::ValueEnum;
 use hypervisor::outside::cluster::Standing;
 use machine_host::machine::FREQUENCY;
 use machine_host::rng::Rng;
@@ -29,7 +30,10 @@ impl Process {
     fn start(birth: Birth) -> Result<Self, String> {
         let failed = |error| format!("cannot start a host: {error}");
         let own = std::env::current_exe().map_err(failed)?;
+        let odd = birth.odd.as_ref().and_then(ValueEnum::to_possible_value);
+        let odd = odd.map(|value| format!("--odd={}", value.get_name()));
         let mut child = Command::new(own)
+            .args(odd)
             .args(["--host", &birth.host.to_string()])
             .args(["--hosts", &birth.hosts.to_string()])
             .args(["--seed", &birth.seed.to_string()])
@@ -161,6 +165,8 @@ pub struct World {
     pub now: u64,
     quantum_ns: u64,
     hosts: Vec<Host>,
+    /// What the last of them says of itself.
+    odd: Option<Odd>,
     /// By arrival, and by the order in which they were sent.
     flying: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     numbers: Numbers,
@@ -169,8 +175,9 @@ pub struct World {
 }
 
 impl World {
-    /// So many hosts, which are started one after the other. No frame arrives sooner than `latency_ns`.
-    pub fn new(rng: &mut Rng, hosts: usize, latency_ns: u64) -> Self {
+    /// So many hosts, which are started one after the other; the last may be odd. No frame arrives sooner than
+    /// `latency_ns`.
+    pub fn new(rng: &mut Rng, (hosts, odd): (usize, Option<Odd>), latency_ns: u64) -> Self {
         let host = |_| Host {
             process: None,
             starts_at: rng.below(500 * MS),
@@ -190,6 +197,7 @@ impl World {
             now: 0,
             quantum_ns: latency_ns,
             hosts,
+            odd,
             flying: BTreeMap::new(),
             numbers: Numbers::default(),
             rng: Rng::new(rng.next()),
@@ -313,6 +321,7 @@ impl World {
             host: number as u8,
             hosts,
             seed: self.rng.next(),
+            odd: self.odd.filter(|_| number + 1 == usize::from(hosts)),
         })?;
         host.process = Some(process);
         host.starts += 1;
@@ -347,16 +356,29 @@ impl World {
 
     /// Whether all hosts are in one membership, and run.
     pub fn is_one(&self) -> bool {
+        self.are_one(self.hosts.len())
+    }
+
+    /// Whether that is so of all but the last, and it is alone.
+    pub fn is_last_alone(&self) -> bool {
+        let Some((host, others)) = self.hosts.split_last() else {
+            return false;
+        };
+        let knows = |it: Standing| it.lives[..others.len()].iter().any(|life| *life != 0);
+        host.standing.is_some_and(|it| !knows(it)) && self.are_one(others.len())
+    }
+
+    /// Whether the first so many hosts are in one membership, nobody else is, and they run.
+    fn are_one(&self, count: usize) -> bool {
         let view = self.view();
         let is_in = |host: &Host| {
             host.seen(self.now).is_some_and(|seen| {
                 seen.runs() && Some((seen.standing.id, seen.standing.lives)) == view
             })
         };
-        let is_whole = view.is_some_and(|(_, lives)| {
-            lives.iter().filter(|life| **life != 0).count() == self.hosts.len()
-        });
-        is_whole && self.hosts.iter().all(is_in)
+        let is_whole =
+            view.is_some_and(|(_, lives)| lives.iter().filter(|life| **life != 0).count() == count);
+        is_whole && self.hosts[..count].iter().all(is_in)
     }
 
     /// The membership of the first host.
