@@ -1,25 +1,46 @@
-//! The link's cipher by the CPU's instructions.
+//! The link's cipher: the CPU's instructions, or a kept crate where a CPU has none.
 
+use crate::machine;
 use arch::gcm::Key;
-use model_link::{Cipher, Iv, KEY_BYTES, Tag};
+use model_link::{Aes128Gcm, Cipher, Iv, KEY_BYTES, Tag};
 
-/// AES-128-GCM. Made and used only where every CPU has the instructions, and no SVE state is anybody's.
+/// AES-128-GCM.
 #[derive(Clone)]
-pub struct Gcm(Key);
+pub enum Gcm {
+    /// By the instructions of every CPU, while no SVE state is anybody's.
+    Cpu(Key),
+    /// Without them, for 17 to 20 times as many others (docs/decisions/0092).
+    Portable(Aes128Gcm),
+}
+
+/// Returns whether every CPU has AES and PMULL, as `ID_AA64ISAR0_EL1` tells guests and EL2.
+pub fn is_in_cpus() -> bool {
+    machine::guest_id(6, 0) >> 4 & 0xf >= 2
+}
 
 impl Cipher for Gcm {
-    // As the kept crate's: hosts must agree.
-    const FRAMES_PER_KEY_LOG2: u32 = 24;
+    // Hosts must agree, whichever they have.
+    const FRAMES_PER_KEY_LOG2: u32 = Aes128Gcm::FRAMES_PER_KEY_LOG2;
 
     fn new(key: &[u8; KEY_BYTES]) -> Self {
-        Self(Key::new(key))
+        if is_in_cpus() {
+            Self::Cpu(Key::new(key))
+        } else {
+            Self::Portable(Aes128Gcm::new(key))
+        }
     }
 
     fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag {
-        self.0.seal(nonce, head, body)
+        match self {
+            Self::Cpu(key) => key.seal(nonce, head, body),
+            Self::Portable(key) => key.seal(nonce, head, body),
+        }
     }
 
     fn open(&self, nonce: &Iv, head: &[u8], body: &mut [u8], tag: &Tag) -> bool {
-        self.0.open(nonce, head, body, tag)
+        match self {
+            Self::Cpu(key) => key.open(nonce, head, body, tag),
+            Self::Portable(key) => key.open(nonce, head, body, tag),
+        }
     }
 }

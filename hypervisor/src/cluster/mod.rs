@@ -30,7 +30,7 @@ use model_addr::FRAME_SIZE;
 use model_cluster::{Cluster, News, Owner, Peer, Probes};
 use model_control::Refusal;
 use model_id_registers::{HostIdRegisters, registers};
-use model_link::{Down, Lane, Nonce};
+use model_link::{Lane, Nonce};
 use model_membership::{Change, Settings, Standing};
 use room::{Inbox, Messages, SLOTS};
 use span::Memory;
@@ -43,8 +43,6 @@ pub type Call = [u8; size_of::<abi::span::Message>()];
 const CALLS_MAX: usize = 64;
 /// Pieces of work in one pass; vCPUs come before the rest.
 const PIECES_AT_ONCE: usize = 16;
-/// `ID_AA64ISAR0_EL1`, by which guests and EL2 see the instructions of the cipher (AES, PMULL) on every CPU.
-const ISAR0: (u8, u8) = (6, 0);
 
 /// Messages with a host each.
 type Calls = heapless::Vec<(u8, Call), CALLS_MAX>;
@@ -63,8 +61,6 @@ enum Unable {
         "no source of random bits: give the machine rng-seed in its device tree, RNDR, or firmware with TRNG"
     )]
     NoRandomBits,
-    #[error("a CPU of this machine lacks the AES and PMULL instructions (FEAT_AES, FEAT_PMULL)")]
-    NoCipher,
     #[error("no memory is left for links to the other hosts")]
     NoMemory,
 }
@@ -321,8 +317,8 @@ impl State {
         if !nic::plug() {
             return Err(Unable::NoCard);
         }
-        if record.is_open == 0 && machine::guest_id(ISAR0.0, ISAR0.1) >> 4 & 0xf < 2 {
-            return Err(Unable::NoCipher);
+        if record.is_open == 0 && !cipher::is_in_cpus() {
+            log::warn!("cluster: a CPU has no AES or PMULL: each byte costs 18 times as much");
         }
         let [life] = entropy::words().ok_or(Unable::NoRandomBits)?;
         let peers = peers(record).ok_or(Unable::NoMemory)?;
@@ -411,8 +407,7 @@ impl State {
             return status;
         };
         let (link, counters) = (&peer.link, &peer.link.counters);
-        let has_session = standing != Standing::Away;
-        status.flags |= if has_session { host::SESSION } else { 0 };
+        status.flags |= u32::from(standing != Standing::Away) * host::SESSION;
         status.round_trip_ns = link.round_trip_ns();
         status.frames = [counters.sent, counters.opened];
         status.bytes = peer.bytes;
@@ -423,9 +418,7 @@ impl State {
         status.dropped = counters.dropped;
         let ([began, ended], probes) = (peer.probes.times, &peer.probes);
         status.probe = [probes.left.into(), began, ended, probes.is_whole.into()];
-        if let Some(described) = peer.described {
-            status.description = described;
-        }
+        status.description = peer.described.unwrap_or(status.description);
         status
     }
 }
@@ -487,13 +480,7 @@ impl Owner for Card<'_> {
         let name = self.name(about);
         match news {
             News::Up(_) => log::info!("cluster: the link to {name} is up"),
-            News::Down(_, why) => {
-                let why = match why {
-                    Down::Replaced => "it has begun another session",
-                    Down::Malformed => "it broke the protocol",
-                };
-                log::info!("cluster: the link to {name} is down: {why}");
-            }
+            News::Down(_, why) => log::info!("cluster: the link to {name} is down: {why}"),
             News::Unfit(_, why) => log::warn!("cluster: {name} cannot join: {why}"),
             News::Changed(Change::Grown) => calls::grown(),
             News::Changed(Change::Stopped) => {

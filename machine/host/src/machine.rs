@@ -317,6 +317,13 @@ impl Machine {
         self.ram.fill(at, bytes)
     }
 
+    /// Its CPUs lose AES and PMULL.
+    pub fn lose_aes(&mut self) {
+        for cpu in &mut self.cpus {
+            cpu.registers[const { number("id_aa64isar0_el1") }] &= !0xf0;
+        }
+    }
+
     /// Time passes; whether another CPU is to go on.
     pub(crate) fn tick(&mut self) -> bool {
         self.steps += 1;

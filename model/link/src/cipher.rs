@@ -1,7 +1,6 @@
 //! Authenticated ciphers that seal frames.
 
 use abi::link::TAG_BYTES;
-#[cfg(feature = "portable")]
 use aes_gcm::{AeadInOut, KeyInit, aead::inout::InOutBuf};
 
 /// Bytes of a key.
@@ -26,12 +25,10 @@ pub trait Cipher {
     fn open(&self, nonce: &Iv, head: &[u8], body: &mut [u8], tag: &Tag) -> bool;
 }
 
-/// AES-128-GCM (NIST SP 800-38D) of the crate `aes-gcm`, for hosts and for CPUs without FEAT_AES and FEAT_PMULL.
-#[cfg(feature = "portable")]
+/// AES-128-GCM (NIST SP 800-38D) of the crate `aes-gcm`, for CPUs without FEAT_AES and FEAT_PMULL, and for tests.
 #[derive(Clone, Debug)]
 pub struct Aes128Gcm(aes_gcm::Aes128Gcm);
 
-#[cfg(feature = "portable")]
 impl Cipher for Aes128Gcm {
     // 2^24 frames of 9,000 bytes are 2^33 blocks: an observer tells them from noise with probability 2^-62.
     const FRAMES_PER_KEY_LOG2: u32 = 24;

@@ -39,9 +39,7 @@ mod keys;
 mod outgoing;
 mod timing;
 
-#[cfg(feature = "portable")]
-pub use cipher::Aes128Gcm;
-pub use cipher::{Cipher, Iv, KEY_BYTES, Tag};
+pub use cipher::{Aes128Gcm, Cipher, Iv, KEY_BYTES, Tag};
 pub use keys::{Nonce, Secret};
 pub use timing::Budget;
 
@@ -124,11 +122,13 @@ pub enum Dropped {
 }
 
 /// Reason why a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Down {
     /// The peer was restarted: it proved that it has no session and begins another.
+    #[error("it has begun another session")]
     Replaced,
     /// The peer broke the protocol in a frame under the session's key.
+    #[error("it broke the protocol")]
     Malformed,
 }
 

@@ -127,6 +127,9 @@ pub fn be(birth: Birth) -> Result<(), String> {
         let is_outside = placed.is_none();
         machine.violation = is_outside.then(|| "tree or bundle lie outside memory".into());
         machine.attach_card();
+        if birth.seed.is_multiple_of(4) {
+            machine.lose_aes();
+        }
         machine.time += offset;
         machine.limit = machine.time;
         TREE_AT.0
