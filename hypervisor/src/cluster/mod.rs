@@ -465,6 +465,10 @@ impl Owner for Card<'_> {
         nonce()
     }
 
+    fn is_late(&self) -> bool {
+        stretch::is_long()
+    }
+
     fn told(&mut self, news: News) {
         let (detail, about) = match news {
             News::Up(host) => (news::UP, host),

@@ -66,7 +66,8 @@ impl<O: Owner> End<'_, O> {
 
 impl<O: Owner> model_link::Actions for End<'_, O> {
     fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool {
-        if self.frames_left == 0 {
+        // Each piece makes one, so that all come to an end.
+        if self.frames_left == 0 || self.frames_left < FRAMES_AT_ONCE && self.owner.is_late() {
             return false;
         }
         self.frames_left -= 1;

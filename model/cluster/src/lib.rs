@@ -65,6 +65,10 @@ pub trait Owner {
     fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool;
     /// As [`model_link::Actions::nonce`].
     fn nonce(&mut self) -> Nonce;
+    /// Returns whether a piece of work makes no further frame, but leaves the rest to the next piece.
+    fn is_late(&self) -> bool {
+        false
+    }
     /// Notes what has happened.
     fn told(&mut self, news: News);
     /// Takes a message of that host which is not the membership's. Returns `false` if the owner cannot take it now; it is

@@ -46,6 +46,25 @@ fn a_probe_brings_all_pages_over_a_bad_network() {
 }
 
 #[test]
+fn a_piece_of_a_late_host_makes_one_frame() {
+    let mut world = World::of(2);
+    world.run(500 * MS);
+    for host in &mut world.hosts {
+        host.said.is_late = true;
+    }
+    assert!(world.hosts[0].node.probe(1, 300, Lane::Bulk));
+    let Host { node, said, .. } = &mut world.hosts[0];
+    let mut made = 0;
+    while node.work(world.now, said) {
+        assert!(said.frames.len() <= made + 1);
+        made = said.frames.len();
+    }
+    assert!(made > 8);
+    world.run(1_000 * MS);
+    assert_eq!(probed(&world), (0, true, true));
+}
+
+#[test]
 fn a_probe_that_is_cut_off_has_not_ended() {
     let mut world = World::of(2);
     world.run(500 * MS);

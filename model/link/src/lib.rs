@@ -353,17 +353,10 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
     /// Returns whether a frame says that it is of the session that is up, as the peer's do, and replayed ones.
     pub fn is_named_by(&self, frame: &[u8]) -> bool {
         let head = Sealed::ref_from_prefix(frame).ok();
-        head.is_some_and(
-            |(
-                Sealed {
-                    prefix, session, ..
-                },
-                _,
-            )| {
-                (prefix.kind, prefix.from) == (SEALED, self.settings.peer)
-                    && self.session() == Some(session.get())
-            },
-        )
+        head.is_some_and(|(head, _)| {
+            (head.prefix.kind, head.prefix.from) == (SEALED, self.settings.peer)
+                && self.session() == Some(head.session.get())
+        })
     }
 
     /// Returns how many pieces can be queued on a lane.

@@ -23,6 +23,7 @@ pub struct Said {
     pub frames: Vec<Vec<u8>>,
     pub news: Vec<News>,
     pub has_no_room: bool,
+    pub is_late: bool,
     pub messages: Vec<(u8, Vec<u8>)>,
     pub takes_nothing: bool,
 }
@@ -42,6 +43,10 @@ impl Owner for Said {
     fn nonce(&mut self) -> Nonce {
         self.nonces += 1;
         u128::from(self.nonces).to_le_bytes()
+    }
+
+    fn is_late(&self) -> bool {
+        self.is_late
     }
 
     fn told(&mut self, news: News) {
