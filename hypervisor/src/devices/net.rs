@@ -424,9 +424,8 @@ impl VirtualDevice for Net {
     /// A frame that waits for its receiver is in its queue again.
     fn record(&self) -> Result<state::Device, &'static str> {
         let state = &mut *self.state.lock();
-        if let Some(sending) = &mut state.sending
-            && sending.waits.take().is_some()
-        {
+        let sending = state.sending.as_mut().ok_or("a frame that travels")?;
+        if sending.waits.take().is_some() {
             state.transport.unsend(&sending.frame);
         }
         Ok(state.transport.record())
