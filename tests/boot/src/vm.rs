@@ -61,6 +61,8 @@ struct Disk {
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    directory: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<&'static str>,
     mode: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -329,6 +331,17 @@ impl Vm {
             file: Some(file.to_owned()),
             size,
             mode: "persistent",
+            ..Disk::default()
+        });
+        self
+    }
+
+    /// With a copy of a directory of the host as a disk.
+    #[must_use]
+    pub fn directory_disk(mut self, directory: &str) -> Self {
+        self.disk.push(Disk {
+            directory: Some(directory.to_owned()),
+            mode: "cow",
             ..Disk::default()
         });
         self

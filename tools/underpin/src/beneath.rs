@@ -12,7 +12,7 @@ use crate::{
     progress::Progress,
     sim::{Lock, RunDir},
     units,
-    vmfile::{VmFile, cache_dir},
+    vmfile::{DiskFile, VmFile, cache_dir},
 };
 use serde_json::Value;
 use std::{
@@ -111,7 +111,11 @@ impl Machine {
 
     /// Takes the memory back; refused while a VM runs, or has not quite ended.
     pub fn repay(&self) -> Result<()> {
-        ask("repay").map(|_| self.broker.expect_end())
+        ask("repay")?;
+        self.broker.expect_end();
+        // They may be large.
+        let _ = self.run.remove_copies();
+        Ok(())
     }
 }
 
@@ -125,8 +129,7 @@ impl Drop for Machine {
 /// Lends memory that begins with the bundle of these VMs, and offers disks.
 fn make(run: &RunDir, vms: &[VmFile], loan: &Loan, progress: Progress) -> Result<Option<Server>> {
     Server::forget(run);
-    run.keep_disk_files(vms)?;
-    let disks = disks_for(loan, vms);
+    let disks = disks_for(loan, &run.make_disks(vms, progress)?);
     let server = if disks.is_empty() {
         None
     } else {
@@ -142,9 +145,9 @@ fn make(run: &RunDir, vms: &[VmFile], loan: &Loan, progress: Progress) -> Result
     lent.map(|_| server)
 }
 
-/// What is served to these VMs: what the command names, and their own files.
-fn disks_for(loan: &Loan, vms: &[VmFile]) -> Vec<Served> {
-    let own = vms.iter().flat_map(VmFile::disk_files).map(Served::own);
+/// What is served to VMs: what the command names, and their own files.
+fn disks_for(loan: &Loan, files: &[DiskFile]) -> Vec<Served> {
+    let own = files.iter().map(Served::own);
     loan.disks.iter().cloned().chain(own).collect()
 }
 
@@ -280,30 +283,17 @@ fn carry(mut from: impl Read, mut to: impl Write) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vmfile::{Backing, Disk, DiskFile};
 
     #[test]
     fn files_of_vms_are_served_beside_what_is_named() {
-        let path = std::env::temp_dir().join(format!("underpin-lent-{}", std::process::id()));
-        fs::write(&path, "flat").unwrap();
-        let text = "name = 'a'\nmemory = '64MiB'\n[boot]\nformat = 'flat'\nkernel = '";
-        let mut vm =
-            VmFile::parse(Path::new("a.toml"), &format!("{text}{}'", path.display())).unwrap();
         let file = DiskFile {
             path: "/srv/a=b".into(),
             size: 4096,
             name: "a-1".to_owned(),
         };
-        vm.disks.push(Disk {
-            backing: Backing::File(file),
-            block_size: 512,
-            limit: 0,
-            never_share: false,
-        });
         let disks = vec![Served::parse("data=/x").unwrap()];
-        let served = disks_for(&Loan { lend: None, disks }, &[vm]);
+        let served = disks_for(&Loan { lend: None, disks }, &[file]);
         let words: Vec<_> = served.iter().map(Served::word).collect();
         assert_eq!(words, ["data=/x,format=raw", "a-1=/srv/a=b,format=raw"]);
-        fs::remove_file(path).unwrap();
     }
 }

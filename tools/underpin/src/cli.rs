@@ -64,6 +64,10 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   [[disk]]
   file      = \"data.img\"   raw, of this VM alone: what it writes stays in the file
   size      = \"8GiB\"       where the file is not there, it is made (sparse); else the file's own
+  [[disk]]
+  directory = \"www\"       a copy of it in an ext4 file system, made when the machine starts; writes
+                           go to an overlay, as over an image; VMs that name it share the copy
+  size      = \"1GiB\"       of the file system; left out: what is in it, and some room
   [[net]]                  up to 2
   switch    = \"lan\"        VMs on one switch reach each other, and no others
   mac       = \"02:00:00:00:00:01\"  left out: made of the VM's name

@@ -63,7 +63,7 @@ impl Machine {
         let qmp = run.path().join("qmp.sock");
         let log = run.hypervisor_log();
         let lock = run.take()?;
-        run.keep_disk_files(vms)?;
+        let own_disks = run.make_disks(vms, progress)?;
         let written = plan.write(&bundle, progress)?;
         if written.anew && written.tally.images > 0 {
             progress.say(&format!("the bundle has {}", written.tally));
@@ -74,7 +74,7 @@ impl Machine {
             log: &log,
             qmp: &qmp,
             ram: &run.memory(),
-            own_disks: own_disks::compose(run.path(), vms)?,
+            own_disks: own_disks::compose(run.path(), &own_disks)?,
             port: run.port(&shape.cluster)?,
         };
         if shape.flash.flash {
@@ -221,6 +221,7 @@ impl Drop for Machine {
         self.run.clear_sockets();
         // As large as the machine's memory, and of no use to anybody.
         let _ = fs::remove_dir_all(self.run.memory());
+        let _ = self.run.remove_copies();
     }
 }
 

@@ -240,7 +240,7 @@ impl Context {
             Err(failure) => return Err(failure),
         };
         for vm in &vms {
-            self.run.has_disk_files(vm)?;
+            self.run.has_disks(vm)?;
             let record = record_of(&mut client, vm)?;
             client.create(&record)?;
             if !vm.autostart {

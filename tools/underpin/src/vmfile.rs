@@ -18,6 +18,7 @@ use std::{
 };
 
 mod decode;
+mod directory;
 mod disk;
 mod disk_file;
 mod hosts;
@@ -28,6 +29,7 @@ mod partitions;
 mod region;
 pub(crate) mod section;
 
+pub use directory::DiskDirectory;
 pub use disk::{Backing, Base, Disk, Overlay};
 pub use disk_file::DiskFile;
 pub use hosts::Hosts;

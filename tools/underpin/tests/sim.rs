@@ -252,23 +252,32 @@ fn interrupts_and_even_a_kill_leave_nothing_running() {
     assert_eq!(sim.wait_with_output().unwrap().status.code(), Some(130));
 }
 
-/// A file that is a VM's disk is made when its machine starts, not when it is checked; and a machine that
-/// runs takes no more files.
+/// A file that is a VM's disk is made when its machine starts, not when it is checked, and a directory is copied; and
+/// a machine that runs takes no more of them.
 #[test]
 fn files_of_vms_are_disks_from_the_start() {
     let place = Place::new("files");
-    let vm = |name: &str| {
+    let vm = |name: &str, disks: &str| {
         let vm = fs::read_to_string(place.0.join("web1.toml")).unwrap();
-        let disk = format!("[[disk]]\nfile = '{name}.img'\nsize = '1GiB'\n");
-        let vm = vm.replace("web1", name) + &disk;
-        fs::write(place.0.join(format!("{name}.toml")), vm).unwrap();
+        let vm = vm.replace("web1", name);
+        fs::write(place.0.join(format!("{name}.toml")), vm + disks).unwrap();
     };
-    vm("own");
-    vm("late");
+    let directory = "[[disk]]\ndirectory = 'www'\n";
+    fs::create_dir(place.0.join("www")).unwrap();
+    fs::write(place.0.join("www/notice"), "open till six").unwrap();
+    let own = "[[disk]]\nfile = 'own.img'\nsize = '1GiB'\n";
+    vm("own", &format!("{own}{directory}"));
+    vm("late", "[[disk]]\nfile = 'late.img'\nsize = '1GiB'\n");
+    vm("two", directory);
+    vm("larger", &format!("{directory}size = '64MiB'\n"));
     let file = place.0.join("own.img");
     assert!(place.run("check own.toml").status.success() && !file.exists());
-    let (sim, _said) = place.sim("own.toml");
+    let (sim, _said) = place.sim("own.toml two.toml");
     assert_eq!(fs::metadata(&file).unwrap().len(), 1 << 30);
+    // Two VMs, one copy.
+    let copy = fs::canonicalize(place.run_dir().join("file-1")).unwrap();
+    assert!(fs::metadata(&copy).unwrap().len() >= 16 << 20);
+    assert!(!place.run_dir().join("file-2").exists());
     assert_eq!(
         fs::canonicalize(place.run_dir().join("file-0")).unwrap(),
         fs::canonicalize(&file).unwrap()
@@ -284,11 +293,17 @@ fn files_of_vms_are_disks_from_the_start() {
         "{late:?}"
     );
     assert!(!place.0.join("late.img").exists());
+    let larger = place.run("run larger.toml");
+    assert!(
+        stderr(&larger).contains("www is no disk of the running machine"),
+        "{larger:?}"
+    );
     // This one gets as far as its kernel.
     let again = place.run("run own.toml");
     assert!(stderr(&again).contains("bundle"), "{again:?}");
     assert!(place.run("shutdown").status.success());
     assert!(sim.wait_with_output().unwrap().status.success());
+    assert!(!copy.exists());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::{
     Outcome,
     assets::DEBIAN13,
     because, disk_image,
-    machine::Hardware,
+    machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
     vm::Vm,
     write_log,
@@ -108,8 +108,15 @@ fn writer(name: &str, pattern: u32) -> Vm {
     vm.cow_disk("../scratch.img").persistent_disk("spare")
 }
 
-/// A file of the host that is a VM's disk: every byte of it is this one.
+/// What a VM reads in a directory of the host.
+const NOTICE: &str = "open till six\n";
+
+/// A file of the host that is a VM's disk, whose bytes are all one; and a directory.
 fn with_file(directory: &Path) -> Outcome<Vec<String>> {
+    let www = directory.join("www");
+    fs::create_dir(&www)
+        .and_then(|()| fs::write(www.join("notice"), NOTICE))
+        .map_err(because("cannot make www"))?;
     fs::write(directory.join("given.img"), [b'g'; 12288])
         .map_err(because("cannot make given.img"))?;
     with_disk(directory)
@@ -117,7 +124,7 @@ fn with_file(directory: &Path) -> Outcome<Vec<String>> {
 
 /// What a guest has written and synced is there after the machine's plug was pulled: the host
 /// finds it in the image, and so does another guest on the next machine. That one has disks that are
-/// files, too: one that is made for it, and one that holds something.
+/// files, too: one that is made for it, and one that holds something; and one that is a directory.
 fn persistent() -> Scenario {
     Scenario::new(
         "disk/persistent",
@@ -130,7 +137,8 @@ fn persistent() -> Scenario {
         let reader = Vm::linux("reader", "trixie-cloud", "shell")
             .persistent_disk("spare")
             .file_disk("../made.img", Some("8MiB"))
-            .file_disk("../given.img", None);
+            .file_disk("../given.img", None)
+            .directory_disk("../www");
         stage.lose_power(&[reader])?;
         let expected: Vec<u8> = b"underpin 5\n"
             .iter()
@@ -151,6 +159,7 @@ fn persistent() -> Scenario {
             "echo given-$(tr -d g </dev/vdc | wc -c)-$(wc -c </dev/vdc)",
         )?;
         machine.expect("reader", "given-0-12288", 1, Duration::from_mins(1))?;
+        reads_and_writes_a_directory(machine)?;
         machine.type_line(
             "reader",
             "echo found-$(head -c 22 /dev/vda | tr ' \\n' '__'); poweroff -f",
@@ -166,6 +175,17 @@ fn persistent() -> Scenario {
     })
 }
 
+/// The guest finds what the directory has, and writes over it: what is written is its own.
+fn reads_and_writes_a_directory(machine: &mut Machine) -> Outcome {
+    let line = "mount -t ext4 /dev/vdd /mnt && tr ' ' _ </mnt/notice >/n && sed -i s/six/ten/ /mnt/notice && \
+        umount /mnt && mount -t ext4 /dev/vdd /mnt && echo read-$(cat /n)-$(tr ' ' _ </mnt/notice)";
+    machine.type_line("reader", line)?;
+    let read = "read-open_till_six-open_till_ten";
+    machine
+        .expect("reader", read, 1, Duration::from_mins(1))
+        .map(drop)
+}
+
 /// The guest wrote `w` to the second block and the last of the file that was made.
 fn holds_what_was_written(directory: &Path) -> Outcome {
     let made = fs::read(directory.join("made.img")).map_err(because("cannot read made.img"))?;
@@ -178,6 +198,10 @@ fn holds_what_was_written(directory: &Path) -> Outcome {
     let given = fs::read(directory.join("given.img")).map_err(because("cannot read given.img"))?;
     if given != [b'g'; 12288] {
         return Err("given.img, which was only read, has changed".into());
+    }
+    let notice = fs::read_to_string(directory.join("www/notice"));
+    if notice.map_err(because("cannot read the notice"))? != NOTICE {
+        return Err("the directory www has changed, and VMs write to a copy".into());
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 
 use crate::{
     failure::{Failure, Result, exit},
-    vmfile::{DiskFile, VmFile},
+    vmfile::DiskFile,
 };
 use std::{
     fs::{self, File},
@@ -30,25 +30,27 @@ const LINUX: [u8; 16] = [
     0xaf, 0x3d, 0xc6, 0x0f, 0x83, 0x84, 0x72, 0x47, 0x8e, 0x79, 0x3d, 0x69, 0xd8, 0x47, 0x7d, 0xe4,
 ];
 
-/// Makes a disk of all files in a machine's directory; gives its descriptor, or `None` where the VMs have
+/// Makes a disk of all files in a machine's directory; gives its descriptor, or `None` where there are
 /// no files.
-pub fn compose(directory: &Path, vms: &[VmFile]) -> Result<Option<PathBuf>> {
-    let files: Vec<&DiskFile> = vms.iter().flat_map(VmFile::disk_files).collect();
+pub fn compose(directory: &Path, files: &[DiskFile]) -> Result<Option<PathBuf>> {
     if files.is_empty() {
         return Ok(None);
     }
     if files.len() > FILES_MAX {
-        let message = format!("{} files that are disks of VMs are too many", files.len());
+        let message = format!(
+            "{} files and directories that are disks of VMs are too many",
+            files.len()
+        );
         let help = format!("use at most {FILES_MAX}, or partitions of one disk: --disk");
         return Err(Failure::new(exit::FILE, message).help(help));
     }
     let failed = |error: io::Error| Failure::file("cannot set up disks in", directory, &error);
     let descriptor = directory.join("files.vmdk");
-    write(directory, &descriptor, &files).map_err(failed)?;
+    write(directory, &descriptor, files).map_err(failed)?;
     Ok(Some(descriptor))
 }
 
-fn write(directory: &Path, descriptor: &Path, files: &[&DiskFile]) -> io::Result<()> {
+fn write(directory: &Path, descriptor: &Path, files: &[DiskFile]) -> io::Result<()> {
     let head = File::create(directory.join("files.head"))?;
     head.set_len(HEAD)?;
     head.write_all_at(&table(files), 0)?;
@@ -75,7 +77,7 @@ fn extent(bytes: u64, name: &str) -> String {
 
 /// A GUID partition table with a partition for each file (UEFI 2.10 section 5). It has no second copy: it
 /// is made anew each time.
-fn table(files: &[&DiskFile]) -> Vec<u8> {
+fn table(files: &[DiskFile]) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut first = HEAD / SECTOR;
     for file in files {
@@ -152,7 +154,6 @@ mod tests {
             file("nineteen.letters.xx", 5 << 40),
             file("c", 8192),
         ];
-        let files: Vec<_> = files.iter().collect();
         let bytes = table(&files);
         assert!(bytes.len() as u64 <= HEAD);
         let sectors = (HEAD + files.iter().map(|file| file.size).sum::<u64>()) / SECTOR;
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(table.copy, model_partitions::Copy::Primary);
         let mut first = HEAD / SECTOR;
         assert_eq!(table.partitions.len(), files.len());
-        for (found, file) in table.partitions.iter().zip(files) {
+        for (found, file) in table.partitions.iter().zip(&files) {
             let sectors = found.last_lba - found.first_lba + 1;
             assert_eq!((&*found.name, found.first_lba), (&*file.name, first));
             assert_eq!(sectors * SECTOR, file.size);
@@ -183,7 +184,6 @@ mod tests {
         for file in &mut files {
             file.path = directory.join(format!("{} \"x\", y", file.name));
         }
-        let files: Vec<_> = files.iter().collect();
         // A second start finds the first one's links.
         for _ in 0..2 {
             write(&directory, &directory.join("d"), &files).unwrap();

@@ -5,7 +5,9 @@ use crate::{
     beneath,
     control::{Client, console_log, guest_port},
     failure::{Failure, Result, exit},
-    vmfile::{self, DiskFile, VmFile},
+    progress::Progress,
+    units,
+    vmfile::{self, DiskFile, VmFile, cache_dir},
 };
 use std::{
     collections::BTreeSet,
@@ -18,6 +20,7 @@ use std::{
     },
     path::{Path, PathBuf},
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Where a machine's files are; it may run or not.
 #[derive(Clone, Debug)]
@@ -145,30 +148,71 @@ impl RunDir {
         self.path.join("files.list")
     }
 
-    /// Makes the files that are disks of these VMs, where they are not there, and keeps in mind that the
-    /// machine has them.
-    pub fn keep_disk_files(&self, vms: &[VmFile]) -> Result<()> {
-        let mut list = String::new();
-        for file in vms.iter().flat_map(VmFile::disk_files) {
-            file.make()?;
-            list.push_str(&file.name);
-            list.push('\n');
-        }
-        let path = self.disk_files();
-        fs::write(&path, list).map_err(|error| Failure::file("cannot write", &path, &error))
+    /// Where copies of directories are that are disks of the machine's VMs.
+    fn copies(&self) -> PathBuf {
+        let hash = xxh3_64(self.path.as_os_str().as_encoded_bytes());
+        let name = format!("{}-{hash:016x}", self.machine);
+        cache_dir().join("directories").join(name)
     }
 
-    /// Refuses a VM with a file that the running machine has no disk of.
-    pub fn has_disk_files(&self, vm: &VmFile) -> Result<()> {
+    /// Removes the copies of directories, which are made anew for the next start.
+    pub fn remove_copies(&self) -> io::Result<()> {
+        match fs::remove_dir_all(self.copies()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the files that are disks of these VMs, where they are not there, and copies of directories, and keeps in
+    /// mind that the machine has them: all of them.
+    pub fn make_disks(&self, vms: &[VmFile], progress: Progress) -> Result<Vec<DiskFile>> {
+        let mut all: Vec<DiskFile> = vms.iter().flat_map(VmFile::disk_files).cloned().collect();
+        all.iter().try_for_each(DiskFile::make)?;
+        all.extend(self.copy_directories(vms, progress)?);
+        let names: Vec<&str> = all.iter().map(|file| &*file.name).collect();
+        let path = self.disk_files();
+        fs::write(&path, names.join("\n"))
+            .map_err(|error| Failure::file("cannot write", &path, &error))?;
+        Ok(all)
+    }
+
+    /// Copies directories that are disks of these VMs, each once.
+    fn copy_directories(&self, vms: &[VmFile], progress: Progress) -> Result<Vec<DiskFile>> {
+        let copies = self.copies();
+        let failed =
+            |error: io::Error| Failure::file("cannot copy directories to", &copies, &error);
+        self.remove_copies().map_err(failed)?;
+        let mut made: Vec<DiskFile> = Vec::new();
+        for directory in vms.iter().flat_map(VmFile::disk_directories) {
+            if made.iter().any(|copy| copy.name == directory.name) {
+                continue;
+            }
+            let copy = directory.copy_in(&copies);
+            let (size, path) = (units::size(copy.size), directory.path.display());
+            progress.say(&format!("copying {path} into a file system of {size}"));
+            fs::create_dir_all(&copies).map_err(failed)?;
+            directory.make(&copy.path)?;
+            made.push(copy);
+        }
+        Ok(made)
+    }
+
+    /// Refuses a VM with a file or directory that the running machine has no disk of.
+    pub fn has_disks(&self, vm: &VmFile) -> Result<()> {
         let list = fs::read_to_string(self.disk_files()).unwrap_or_default();
-        let is_there = |file: &&DiskFile| list.lines().any(|name| name == file.name);
-        let Some(missing) = vm.disk_files().find(|file| !is_there(file)) else {
+        let files = vm.disk_files().map(|file| (&file.name, &file.path, "file"));
+        let directories = vm.disk_directories();
+        let directories = directories.map(|it| (&it.name, &it.path, "directory"));
+        let is_missing = |(name, ..): &(&String, _, _)| !list.lines().any(|it| it == *name);
+        let Some((_, path, kind)) = files.chain(directories).find(is_missing) else {
             return Ok(());
         };
-        let path = missing.path.display();
-        let message = format!("the file {path} is no disk of the running machine");
+        let message = format!(
+            "the {kind} {} is no disk of the running machine",
+            path.display()
+        );
         let help = format!(
-            "the machine takes files only when it starts: end it, and start it with {} too",
+            "the machine takes files and directories only when it starts: end it, and start it with {} too",
             vm.path.display()
         );
         Err(Failure::new(exit::FILE, message).help(help))

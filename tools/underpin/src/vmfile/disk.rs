@@ -2,6 +2,7 @@
 
 use super::{
     decode::Decoder,
+    directory::DiskDirectory,
     disk_file::DiskFile,
     image::Wanted,
     section::{Found, Section},
@@ -12,10 +13,11 @@ use std::path::{Path, PathBuf};
 /// Where an overlay is that is on no partition.
 const MEMORY: &str = "memory";
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "image",
     "partition",
     "file",
+    "directory",
     "size",
     "mode",
     "overlay",
@@ -25,10 +27,11 @@ const KEYS: [&str; 9] = [
 ];
 
 /// What may be behind a disk, by the key that names it.
-const BACKINGS: [(&str, &str); 3] = [
+const BACKINGS: [(&str, &str); 4] = [
     ("image", "an image"),
     ("partition", "a partition"),
     ("file", "a file"),
+    ("directory", "a directory"),
 ];
 
 /// A disk of a VM.
@@ -73,6 +76,8 @@ pub enum Base {
     Image(PathBuf),
     /// The partition of that name of a disk of the machine, which is only read.
     Partition(String),
+    /// A copy of a directory of this system.
+    Directory(DiskDirectory),
 }
 
 impl Disk {
@@ -80,7 +85,7 @@ impl Disk {
     pub fn image(&self) -> Option<&Path> {
         match &self.backing {
             Backing::CopyOnWrite(Base::Image(image), _) | Backing::ReadOnly(image) => Some(image),
-            Backing::CopyOnWrite(Base::Partition(_), _)
+            Backing::CopyOnWrite(Base::Partition(_) | Base::Directory(_), _)
             | Backing::Partition(_)
             | Backing::File(_) => None,
         }
@@ -91,6 +96,7 @@ impl Disk {
         match &self.backing {
             Backing::CopyOnWrite(Base::Partition(name), _) | Backing::Partition(name) => Some(name),
             Backing::File(file) => Some(&file.name),
+            Backing::CopyOnWrite(Base::Directory(directory), _) => Some(&directory.name),
             Backing::CopyOnWrite(Base::Image(_), _) | Backing::ReadOnly(_) => None,
         }
     }
@@ -117,7 +123,7 @@ impl Decoder<'_> {
         let never_share = disk.boolean("never_share", false);
         let mut named = BACKINGS.iter().filter(|(key, _)| disk.has(key).is_some());
         let (key, one) = named.next().copied().unwrap_or_else(|| {
-            let help = "add image = \"PATH\", partition = \"NAME\", or file = \"PATH\"";
+            let help = "add image = \"PATH\", partition = \"NAME\", file = \"PATH\", or directory = \"PATH\"";
             disk.missing("image", help);
             ("", "")
         });
@@ -128,14 +134,17 @@ impl Decoder<'_> {
             self.problems.add(&span, message, help);
             return None;
         }
-        if let (Some(span), true) = (disk.has("size"), key != "file") {
-            let message = "only a disk that is a file has a size of its own".to_owned();
+        let has_size = ["file", "directory"].contains(&key);
+        if let (Some(span), false) = (disk.has("size"), has_size) {
+            let message = "only a disk that is a file or a directory has a size of its own";
+            let message = message.to_owned();
             self.problems.add(&span, message, "remove it");
         }
         let backing = match key {
             "image" => self.image(disk, block_size)?,
             "partition" => self.partition(disk)?,
             "file" => self.disk_file(disk)?,
+            "directory" => self.disk_directory(disk)?,
             _ => return None,
         };
         Some(Disk {
@@ -196,15 +205,22 @@ impl Decoder<'_> {
             "persistent",
             "remove it, as what is written stays in the file",
         );
-        let size = disk.size("size", "\"8GiB\"");
-        let found = disk.text("file", "\"PATH\"")?;
-        if disk.has("size").is_some() && size.is_none() {
-            return None;
-        }
-        DiskFile::inspect(&self.path(found.value), size.map(|size| size.value))
+        let (found, size) = sized(disk, "file")?;
+        DiskFile::inspect(&self.path(found.value), size)
             .map_err(|(message, help)| self.problems.add(&found.span, message, &help))
             .ok()
             .map(Backing::File)
+    }
+
+    /// `directory = "www"`, with `size = "8GiB"` where its file system is to have more room than it needs.
+    fn disk_directory(&self, disk: &Section<'_, '_>) -> Option<Backing> {
+        disk.choice("mode", &["cow"]);
+        let overlay = self.overlay(disk);
+        let (found, size) = sized(disk, "directory")?;
+        DiskDirectory::inspect(&self.path(found.value), size)
+            .map_err(|(message, help)| self.problems.add(&found.span, message, &help))
+            .ok()
+            .map(|directory| Backing::CopyOnWrite(Base::Directory(directory), overlay))
     }
 
     fn no_overlay(&self, disk: &Section<'_, '_>, mode: &str, help: &str) {
@@ -230,4 +246,12 @@ impl Decoder<'_> {
         let size = bytes(overlay.size("size", example));
         Overlay { size, on }
     }
+}
+
+/// A path, and the size that is wanted, if one is.
+fn sized<'s>(disk: &Section<'s, '_>, key: &str) -> Option<(Found<&'s str>, Option<u64>)> {
+    let size = disk.size("size", "\"8GiB\"");
+    let found = disk.text(key, "\"PATH\"")?;
+    let is_wrong = disk.has("size").is_some() && size.is_none();
+    (!is_wrong).then(|| (found, size.map(|size| size.value)))
 }

@@ -11,7 +11,7 @@ use std::{
     io::{self, Read as _},
     path::{Path, PathBuf},
 };
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A disk's bytes are a multiple of this many, so that one can begin where another ends.
 const STEP: u64 = 4096;
@@ -70,7 +70,7 @@ impl DiskFile {
             return Err((format!("{shown} {what}"), format!("{command} {shown}")));
         }
         let path = one_path(path).map_err(|error| cannot(&error))?;
-        let name = name_of(&path);
+        let name = name_of(&path, None);
         Ok(Self { path, size, name })
     }
 
@@ -137,7 +137,7 @@ fn head(path: &Path) -> Option<Vec<u8>> {
 }
 
 /// The same path for a file however it is named, there or not.
-fn one_path(path: &Path) -> io::Result<PathBuf> {
+pub fn one_path(path: &Path) -> io::Result<PathBuf> {
     if let Ok(path) = fs::canonicalize(path) {
         return Ok(path);
     }
@@ -148,8 +148,16 @@ fn one_path(path: &Path) -> io::Result<PathBuf> {
         .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// The beginning of a file's own name, and a hash of its path.
-fn name_of(path: &Path) -> String {
+/// The beginning of a file's own name, and a hash of its path and of the size that it is to have, if that is said.
+pub fn name_of(path: &Path, wanted: Option<u64>) -> String {
+    let own = own_name(path, OWN_NAME);
+    let seed = wanted.unwrap_or(0);
+    let hash = xxh3_64_with_seed(path.as_os_str().as_encoded_bytes(), seed);
+    format!("{own}-{hash:016x}")
+}
+
+/// The beginning of a file's own name, in letters that need no quotes.
+pub fn own_name(path: &Path, characters: usize) -> String {
     let own = path.file_name().unwrap_or_default().to_string_lossy();
     let plain = |c: char| {
         if c.is_ascii_alphanumeric() || ".-_".contains(c) {
@@ -158,7 +166,5 @@ fn name_of(path: &Path) -> String {
             '_'
         }
     };
-    let own: String = own.chars().map(plain).take(OWN_NAME).collect();
-    let hash = xxh3_64(path.as_os_str().as_encoded_bytes());
-    format!("{own}-{hash:016x}")
+    own.chars().map(plain).take(characters).collect()
 }

@@ -90,7 +90,7 @@ fn obstacles(vm: &VmFile) -> impl Iterator<Item = Obstacle> {
     let has_disks = vm.disks.iter().any(|disk| match &disk.backing {
         Backing::ReadOnly(_) => false,
         Backing::CopyOnWrite(base, overlay) => {
-            matches!(base, super::Base::Partition(_)) || overlay.on.is_some()
+            !matches!(base, super::Base::Image(_)) || overlay.on.is_some()
         }
         Backing::Partition(_) | Backing::File(_) => true,
     });

@@ -61,7 +61,7 @@ fn uses(vm: &VmFile) -> impl Iterator<Item = (&str, &str, Use)> {
         Backing::CopyOnWrite(base, overlay) => {
             let base = match base {
                 Base::Partition(name) => Some((name, Use::Base)),
-                Base::Image(_) => None,
+                Base::Image(_) | Base::Directory(_) => None,
             };
             let on = overlay.on.as_ref().map(|name| (name, Use::Overlay));
             [base, on]

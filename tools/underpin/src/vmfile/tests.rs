@@ -3,6 +3,7 @@ use crate::failure::exit;
 use abi::bundle::{REGION_READ_ONLY, block_policy, claim};
 use proptest::prelude::*;
 
+mod directories;
 mod disk_files;
 mod hosts;
 

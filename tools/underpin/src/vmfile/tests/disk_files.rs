@@ -46,7 +46,7 @@ fn a_file_is_the_disk_of_one_vm_and_made_by_its_size() {
         ),
         (
             "image = \"disk.img\"\nsize = \"8KiB\"",
-            "only a disk that is a file has a size",
+            "only a disk that is a file or a directory has a size",
         ),
     ] {
         assert!(faults(lines).contains(why), "{lines}: {}", faults(lines));
@@ -76,7 +76,7 @@ fn a_file_is_the_disk_of_one_vm_and_made_by_its_size() {
 
 #[test]
 fn a_file_is_no_disk_twice() {
-    let files = Files::new("twice");
+    let files = Files::new("file-twice");
     let vm = |name: &str, own: &str| {
         let text =
             format!("name = \"{name}\"\nmemory = \"512MiB\"\n{BOOT}[[disk]]\nfile = \"{own}\"\n");
