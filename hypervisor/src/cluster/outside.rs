@@ -1,5 +1,6 @@
 //! What a program asks of a host of a cluster that runs the hypervisor in an ordinary process. No part of the image.
 
+pub use crate::cluster::cipher::Gcm;
 use crate::cluster::{STATE, now_ns};
 use abi::cluster::{Description, HOSTS_MAX};
 use machine_locks::{Once, SpinLock};

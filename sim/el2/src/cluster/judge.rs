@@ -67,15 +67,19 @@ fn has_given_up(host: &Seen<'_>, other: &Seen<'_>, h: usize) -> bool {
     has_left && !waits
 }
 
-/// Whether two hosts that run, each with the present life of the other, are in memberships of which neither has grown out of
-/// the other.
+/// Whether two hosts that run are in memberships that cannot be: of one id with a life in common, and not the same; or, each
+/// with the present life of the other, of which neither has grown out of the other.
+///
+/// A leader that was started anew may give an id again, to hosts of which none has been in its first membership.
 fn disagree((one, h): (&Seen<'_>, usize), (other, g): (&Seen<'_>, usize)) -> bool {
     let (own, theirs) = (one.standing, other.standing);
     if theirs.id == 0 || !other.runs() {
         return false;
     }
     if own.id == theirs.id {
-        return own.lives != theirs.lives;
+        let mut pairs = own.lives.iter().zip(&theirs.lives);
+        let have_one_in_common = pairs.any(|(own, theirs)| *own != 0 && own == theirs);
+        return have_one_in_common && own.lives != theirs.lives;
     }
     let know_each_other = own.lives[h] == theirs.lives[h] && own.lives[g] == theirs.lives[g];
     let (older, newer) = if own.id < theirs.id {
@@ -209,6 +213,10 @@ mod tests {
         let host = standing(256, [1, 2, 0], 0);
         assert!(judge(host, standing(512, [1, 2, 3], 0), &[]));
         assert!(!judge(host, standing(256, [1, 2, 3], 0), &[]));
+        assert!(
+            judge(host, standing(256, [4, 5, 3], 0), &[]),
+            "a leader came back"
+        );
         let three = standing(256, [1, 2, 4], 0);
         assert!(!judge(three, standing(512, [1, 2, 3], 0), &[]));
     }
