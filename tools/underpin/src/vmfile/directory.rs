@@ -32,6 +32,8 @@ const ENTRY: u64 = 8;
 const SHORT_LINK: u64 = 59;
 /// What is left for VMs to write, at least: bytes and inodes.
 const FREE: (u64, u64) = (16 * MIB, 1024);
+/// The largest file system: of a hundred times as much, the empty tables alone take minutes to write.
+const MOST: u64 = 1 << 40;
 /// The longest label of a file system, which guests mount it by.
 const LABEL: usize = 16;
 
@@ -68,10 +70,10 @@ impl DiskDirectory {
         let content = Content::of(path).map_err(|(at, error)| cannot(&at, &error))?;
         let needed = content.needed();
         let size = wanted.unwrap_or(needed);
-        if size < needed || !size.is_multiple_of(MIB) {
-            let [size, needed] = [size, needed].map(units::size);
+        if !(needed..=MOST).contains(&size) || !size.is_multiple_of(MIB) {
+            let [size, needed, most] = [size, needed, MOST].map(units::size);
             let message = format!("a file system of {size} is none for {shown}");
-            let help = format!("use whole MiB, {needed} or more; or leave size out");
+            let help = format!("use whole MiB, from {needed} to {most}; or leave size out");
             return Err((message, help));
         }
         let path = one_path(path).map_err(|error| cannot(path, &error))?;
@@ -194,6 +196,9 @@ impl Content {
                 names += ENTRY + (entry.file_name().len() as u64).next_multiple_of(4);
                 let found = entry.metadata().map_err(|error| (path.clone(), error))?;
                 content.inodes += 1;
+                // What does not fit into the inode takes a block.
+                let attributes = rustix::fs::llistxattr_query(&path);
+                content.bytes += BLOCK * u64::from(attributes.is_ok_and(|bytes| bytes > 0));
                 if found.is_dir() {
                     left.push(path);
                 } else if found.is_file() {

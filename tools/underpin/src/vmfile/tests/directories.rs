@@ -37,11 +37,15 @@ fn a_directory_is_a_base_below_an_overlay() {
         ),
         (
             "directory = \"www\"\nsize = \"1MiB\"",
-            "a file system of 1 MiB is none for www / use whole MiB, 17 MiB or more",
+            "a file system of 1 MiB is none for www / use whole MiB, from 17 MiB to 1 TiB;",
         ),
         (
             "directory = \"www\"\nsize = \"65537KiB\"",
             "none for www / use whole MiB",
+        ),
+        (
+            "directory = \"www\"\nsize = \"2TiB\"",
+            "a file system of 2 TiB is none for www",
         ),
         ("directory = \"www\"\nsize = 4096", "'size' has no unit"),
         ("directory = \"www\"\nmode = \"persistent\"", "use \"cow\""),
@@ -124,6 +128,27 @@ fn a_directory_that_is_full_of_names_fits() {
     directory.make(&files.0.join("copy")).unwrap();
     let last = debugfs(&files.0.join("copy"), &format!("stat /{}", name(999)));
     assert!(last.contains("Type: symlink"), "{last}");
+}
+
+#[test]
+fn attributes_of_files_fit() {
+    let files = Files::new("attributes");
+    let www = files.0.join("www");
+    fs::create_dir(&www).unwrap();
+    for n in 0..6000 {
+        let path = www.join(n.to_string());
+        fs::write(&path, "").unwrap();
+        let set = rustix::fs::setxattr(&path, "user.n", &[7; 1500], rustix::fs::XattrFlags::CREATE);
+        // Not all file systems have attributes; of those, nothing is copied.
+        if set == Err(rustix::io::Errno::OPNOTSUPP) {
+            return;
+        }
+        set.unwrap();
+    }
+    let directory = directory(&files, "directory = 'www'");
+    directory.make(&files.0.join("copy")).unwrap();
+    let last = debugfs(&files.0.join("copy"), "ea_list /5999");
+    assert!(last.contains("user.n (1500)"), "{last}");
 }
 
 #[test]
