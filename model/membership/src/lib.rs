@@ -28,11 +28,12 @@
 //! of it. What they shared ends: none continues alone. A host that leaves begins a new *life*, and so does one that
 //! restarts; a membership consists of lives, so a host that comes back is a new one.
 //!
-//! **Growth.** A membership is replaced without a stop by one that has all its lives and more. The leader proposes one: the
-//! host with the lowest number among those that hear each other. Its number is in the id, so two leaders never give two
-//! memberships one id. One that restarts may give an id again, as it has forgotten it: to hosts of which none has accepted
-//! the first, as the id is higher than all that members have accepted. A host enters when the beats of all members say that they have accepted it, so no host has to commit.
-//! Hosts that a broken network divides have one membership on each side, and share nothing across.
+//! **Growth.** A membership is replaced without a stop by one that has all its lives and more. The leader proposes one:
+//! the host with the lowest number among those that hear each other. Its number is in the id, so two leaders never give
+//! two memberships one id. One that restarts may give an id again, as it has forgotten it: to hosts of which none has
+//! accepted the first, as the id is higher than all that members have accepted. A host enters when the beats of all
+//! members say that they have accepted it, so no host has to commit. Hosts that a broken network divides have one
+//! membership on each side, and share nothing across.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -280,71 +280,70 @@ impl Vm {
         self
     }
 
+    fn with_disk(mut self, disk: Disk) -> Self {
+        self.disk.push(disk);
+        self
+    }
+
     /// With a private copy-on-write disk over an image.
     #[must_use]
-    pub fn cow_disk(mut self, image: &str) -> Self {
-        self.disk.push(Disk {
+    pub fn cow_disk(self, image: &str) -> Self {
+        self.with_disk(Disk {
             image: Some(image.to_owned()),
             mode: "cow",
             ..Disk::default()
-        });
-        self
+        })
     }
 
     /// With an image that it only reads.
     #[must_use]
-    pub fn read_only_disk(mut self, image: &str) -> Self {
-        self.disk.push(Disk {
+    pub fn read_only_disk(self, image: &str) -> Self {
+        self.with_disk(Disk {
             image: Some(image.to_owned()),
             mode: "read-only",
             ..Disk::default()
-        });
-        self
+        })
     }
 
     /// With a private copy-on-write disk over a partition of the machine's physical disk.
     #[must_use]
-    pub fn cow_partition(mut self, partition: &str) -> Self {
-        self.disk.push(Disk {
+    pub fn cow_partition(self, partition: &str) -> Self {
+        self.with_disk(Disk {
             partition: Some(partition.to_owned()),
             mode: "cow",
             ..Disk::default()
-        });
-        self
+        })
     }
 
     /// With a partition of the machine's physical disk.
     #[must_use]
-    pub fn persistent_disk(mut self, partition: &str) -> Self {
-        self.disk.push(Disk {
+    pub fn persistent_disk(self, partition: &str) -> Self {
+        self.with_disk(Disk {
             partition: Some(partition.to_owned()),
             mode: "persistent",
             ..Disk::default()
-        });
-        self
+        })
     }
 
     /// With a file of the host as its own disk; made where a size is given.
     #[must_use]
-    pub fn file_disk(mut self, file: &str, size: Option<&'static str>) -> Self {
-        self.disk.push(Disk {
+    pub fn file_disk(self, file: &str, size: Option<&'static str>) -> Self {
+        self.with_disk(Disk {
             file: Some(file.to_owned()),
             size,
             mode: "persistent",
             ..Disk::default()
-        });
-        self
+        })
     }
 
     /// With a copy of a directory of the host as a disk.
     #[must_use]
-    pub fn directory_disk(mut self, directory: &str) -> Self {
-        self.disk.push(Disk {
+    pub fn directory_disk(self, directory: &str) -> Self {
+        self.with_disk(Disk {
             directory: Some(directory.to_owned()),
             mode: "cow",
             ..Disk::default()
-        });
-        self
+        })
     }
 
     /// Whose last disk's overlay is of that size, on a partition of the machine's physical disk or in

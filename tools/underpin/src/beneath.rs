@@ -113,7 +113,7 @@ impl Machine {
     pub fn repay(&self) -> Result<()> {
         ask("repay")?;
         self.broker.expect_end();
-        // They may be large.
+        // Copies of directories may be large.
         let _ = self.run.remove_copies();
         Ok(())
     }

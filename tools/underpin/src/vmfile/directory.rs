@@ -80,7 +80,7 @@ impl DiskDirectory {
         // Two sizes are two copies.
         let name = name_of(&path, wanted);
         Ok(Self {
-            inodes: content.inodes + content.inodes / 4 + FREE.1,
+            inodes: content.inodes_needed(),
             path,
             size,
             name,
@@ -130,28 +130,12 @@ impl DiskDirectory {
     fn words(&self, copy: &Path) -> Vec<OsString> {
         let id = uuid(xxh3_128(self.name.as_bytes()));
         let label = own_name(&self.path, LABEL);
-        let words = [
-            "-q",
-            "-F",
-            "-t",
-            "ext4",
-            "-b",
-            "4096",
-            "-m",
-            "0",
-            "-O",
-            "^has_journal,^resize_inode",
-            "-U",
-            &id,
-            "-L",
-            &label,
-            "-N",
-            &self.inodes.to_string(),
-            "-E",
-        ];
-        let mut words: Vec<OsString> = words.map(OsString::from).into();
-        words.push(format!("hash_seed={id},lazy_itable_init=0").into());
-        words.push("-d".into());
+        let inodes = self.inodes;
+        let words = format!(
+            "-q -F -t ext4 -b {BLOCK} -m 0 -O ^has_journal,^resize_inode -U {id} -L {label} -N {inodes} \
+             -E hash_seed={id},lazy_itable_init=0 -d"
+        );
+        let mut words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
         words.push(self.path.clone().into());
         words.push(copy.into());
         words.push(format!("{}k", self.size >> 10).into());
@@ -215,10 +199,14 @@ impl Content {
         Ok(content)
     }
 
+    /// Inodes of a file system that has enough for all of it, and for some to write.
+    fn inodes_needed(&self) -> u64 {
+        self.inodes + self.inodes / 4 + FREE.1
+    }
+
     /// Bytes of a file system that has room for all of it, and some to write.
     fn needed(&self) -> u64 {
-        let inodes = self.inodes + self.inodes / 4 + FREE.1;
-        let used = self.bytes + inodes * INODE;
+        let used = self.bytes + self.inodes_needed() * INODE;
         let free = (self.bytes / 8).max(FREE.0);
         (used + used / 16 + free).next_multiple_of(MIB)
     }

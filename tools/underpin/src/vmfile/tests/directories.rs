@@ -15,6 +15,13 @@ fn directory(files: &Files, lines: &str) -> DiskDirectory {
     vm.disk_directories().next().unwrap().clone()
 }
 
+/// A directory to copy, with nothing in it.
+fn www(files: &Files) -> PathBuf {
+    let www = files.0.join("www");
+    fs::create_dir(&www).unwrap();
+    www
+}
+
 /// What debugfs says of a file system.
 fn debugfs(image: &Path, request: &str) -> String {
     let said = Command::new("/usr/sbin/debugfs")
@@ -27,7 +34,7 @@ fn debugfs(image: &Path, request: &str) -> String {
 #[test]
 fn a_directory_is_a_base_below_an_overlay() {
     let files = Files::new("directory");
-    fs::create_dir(files.0.join("www")).unwrap();
+    www(&files);
     let faults = |lines: &str| files.problems(&disk(lines)).join("; ");
     for (lines, why) in [
         ("directory = \"gone\"", "7:13 cannot read gone: no such"),
@@ -81,7 +88,7 @@ fn a_directory_is_a_base_below_an_overlay() {
 #[test]
 fn two_vms_may_have_one_directory() {
     let files = Files::new("two-of-one");
-    fs::create_dir(files.0.join("www")).unwrap();
+    www(&files);
     for name in ["a", "b"] {
         let text =
             format!("name = '{name}'\nmemory = '512MiB'\n{BOOT}[[disk]]\ndirectory = 'www'\n");
@@ -94,7 +101,7 @@ fn two_vms_may_have_one_directory() {
 #[test]
 fn a_copy_holds_what_the_directory_has() {
     let files = Files::new("copied");
-    let www = files.0.join("www");
+    let www = www(&files);
     fs::create_dir_all(www.join("deep/er")).unwrap();
     fs::write(www.join("index.html"), "<p>here</p>\n").unwrap();
     fs::write(www.join("deep/er/large"), vec![7; 3 << 20]).unwrap();
@@ -118,8 +125,7 @@ fn a_copy_holds_what_the_directory_has() {
 #[test]
 fn a_directory_that_is_full_of_names_fits() {
     let files = Files::new("full-of-names");
-    let www = files.0.join("www");
-    fs::create_dir(&www).unwrap();
+    let www = www(&files);
     let name = |n: u32| format!("{n:0>200}");
     for n in 0..1000 {
         symlink(name(n), www.join(name(n))).unwrap();
@@ -133,8 +139,7 @@ fn a_directory_that_is_full_of_names_fits() {
 #[test]
 fn attributes_of_files_fit() {
     let files = Files::new("attributes");
-    let www = files.0.join("www");
-    fs::create_dir(&www).unwrap();
+    let www = www(&files);
     for n in 0..6000 {
         let path = www.join(n.to_string());
         fs::write(&path, "").unwrap();
@@ -154,8 +159,7 @@ fn attributes_of_files_fit() {
 #[test]
 fn what_cannot_be_copied_is_said() {
     let files = Files::new("no-copy");
-    let www = files.0.join("www");
-    fs::create_dir(&www).unwrap();
+    let www = www(&files);
     let directory = directory(&files, "directory = 'www'");
     let inside = directory.make(&www.join("copy")).unwrap_err();
     assert!(inside.message().contains("www would be in it: "));
