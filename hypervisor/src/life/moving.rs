@@ -64,10 +64,10 @@ fn write(vm: &Vm, instance: &Instance, to: &mut impl Sink) -> Result<(), Refusal
     if regions::records(&record).next().is_some() {
         return no(code::WRONG_STATE, "a shared region");
     }
-    for device in &instance.virtio {
-        if let Err(what) = device.record() {
-            return no(code::BUSY, what);
-        }
+    // Its disks tell nothing by themselves while it is paused.
+    instance.disks().for_each(|block| block.end_held(instance));
+    if let Some(what) = instance.virtio.iter().find_map(|it| it.record().err()) {
+        return no(code::BUSY, what);
     }
     to.put(kind::ORIGIN, &origin(&record));
     write_vm(vm, to).or_else(|what| no(code::WRONG_STATE, what))

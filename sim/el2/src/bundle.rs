@@ -49,6 +49,8 @@ pub struct Vm {
     pub net: Option<Net>,
     /// What is behind its disk.
     pub disk: Backing,
+    /// Bytes that its disk may move in a second; 0: no limit.
+    pub disk_limit: u64,
     /// It may be swapped out.
     pub swaps: bool,
 }
@@ -161,6 +163,7 @@ pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
         entry: NO_ENTRY,
         block_size: 512,
         partition: text(if is_own { &own } else { crate::disk::NAME }),
+        limit: vm.disk_limit,
         ..DiskRecord::default()
     };
     if vm.disk == Backing::Partition {

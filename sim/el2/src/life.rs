@@ -217,14 +217,18 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         }
         let hangs = steps > STEPS_MAX || self.sleeps > SLEEPS_MAX;
         if hangs || progress == Progress::Idle && self.control.is_quiet() {
-            self.life.wrong = Some(format!(
-                "nothing goes on: {progress:?} after {steps} steps, {:?}; {}; {:?}",
-                self.control.phase,
-                machine::with(|machine| machine.describe()),
+            let states = || {
                 outside::vms()
                     .iter()
                     .map(|vm| (vm.name, vm.state))
-                    .collect::<Vec<_>>(),
+                    .collect()
+            };
+            // A CPU that does not sleep may hold a lock that who asks about VMs would wait for.
+            let states: Option<Vec<_>> = rests.then(states);
+            self.life.wrong = Some(format!(
+                "nothing goes on: {progress:?} after {steps} steps, {:?}; {}; {states:?}",
+                self.control.phase,
+                machine::with(|machine| machine.describe()),
             ));
         }
         self.life.wrong.is_none()

@@ -157,8 +157,8 @@ impl Scene {
             };
             let kernel = vm.kernel.len();
             lines.push(format!(
-                "{}, {place}: {} vCPUs, group {}, cap {}, restarts {}, keeps blocks {}, hides {}, never shares {}, {:?}, disk {:?}, swaps {}, kernel of {kernel} bytes",
-                vm.name, vm.vcpus, vm.group, vm.cap, vm.restarts, vm.keeps_blocks, vm.hides, vm.never_shares, vm.net, vm.disk, vm.swaps
+                "{}, {place}: {} vCPUs, group {}, cap {}, restarts {}, keeps blocks {}, hides {}, never shares {}, {:?}, disk {:?} of {} bytes a second, swaps {}, kernel of {kernel} bytes",
+                vm.name, vm.vcpus, vm.group, vm.cap, vm.restarts, vm.keeps_blocks, vm.hides, vm.never_shares, vm.net, vm.disk, vm.disk_limit, vm.swaps
             ));
             lines.extend(crate::program::describe(*plan));
         }
@@ -185,7 +185,16 @@ fn vm((plan, net): (Plan, Option<Net>), rng: &mut Rng) -> Vm {
             1 => Backing::Partition,
             _ => Backing::Memory,
         },
+        disk_limit: disk_limit(&mut Rng::new(plan.seed)),
         swaps: rng.below(5) == 0,
+    }
+}
+
+/// A third of the disks are so slow that answers are held: a block takes 60 to 500 us.
+fn disk_limit(rng: &mut Rng) -> u64 {
+    match rng.below(3) {
+        0 => (8 << 20) << rng.below(4),
+        _ => 0,
     }
 }
 
