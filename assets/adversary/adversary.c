@@ -1,5 +1,8 @@
 // A program in a Linux guest that does with its devices and memory what no program should, at random from a seed.
 //
+// Usage: adversary race DISK
+//   Reads all of a disk once, with O_DIRECT, into pages that a thread stores into as soon as they are filled; says into how
+//   many it did.
 // Usage: adversary SEED SECONDS DISK...
 //   SECONDS 0 means for ever. The first disk is a base that others read, too: it is read with O_DIRECT into pages that a
 //   thread stores into, drops and takes again meanwhile. All disks are written, discarded and zeroed at random;
@@ -29,6 +32,7 @@
 #define RACED 16
 #define DISKS 8
 #define MEMORY (24ul << 20)
+#define MARK 0x0bad0bad0bad0badul
 
 static uint64_t state;
 static _Atomic int racing = -1;
@@ -63,7 +67,7 @@ static void *race(void *nothing)
             if (way == 1 && turn % 64 == 0)
                 madvise(raced + n * PAGE, PAGE, MADV_DONTNEED);
             else if (*word != 1)
-                word[64] = 0x0bad0bad0bad0bad;
+                word[64] = MARK;
         }
     }
     return nothing;
@@ -80,6 +84,47 @@ static void read_raced(void)
     if (pread(disk[0], raced, RACED * PAGE, at) < 0)
         usleep(1);
     atomic_store(&racing, -1);
+}
+
+// Stores into each page of a read, in order, as soon as its first word is there.
+static void *chase(void *nothing)
+{
+    for (;;) {
+        while (atomic_load(&racing) < 0)
+            ;
+        for (int n = 0; n < RACED; n++) {
+            volatile uint64_t *word = (uint64_t *)(raced + n * PAGE);
+            while (*word == 1)
+                ;
+            word[1] = MARK;
+        }
+        atomic_store(&racing, -1);
+    }
+    return nothing;
+}
+
+// Reads each block once, raced.
+static int race_all(const char *name)
+{
+    pthread_t thread;
+    uint64_t blocks = 0, stores = 0;
+    disk[0] = open(name, O_RDONLY | O_DIRECT);
+    raced = pages(RACED * PAGE);
+    if (disk[0] < 0 || !raced || ioctl(disk[0], BLKGETSIZE64, &size[0]) || pthread_create(&thread, 0, chase, 0))
+        return perror(name), 1;
+    for (uint64_t at = 0; at + RACED * PAGE <= size[0]; at += RACED * PAGE) {
+        for (int n = 0; n < RACED; n++)
+            *(uint64_t *)(raced + n * PAGE) = 1;
+        atomic_store(&racing, 0);
+        if (pread(disk[0], raced, RACED * PAGE, at) != RACED * PAGE)
+            return perror(name), 1;
+        while (atomic_load(&racing) >= 0)
+            ;
+        for (int n = 0; n < RACED; n++, blocks++)
+            stores += ((uint64_t *)(raced + n * PAGE))[1] == MARK;
+    }
+    printf("adversary: stored into %lu of %lu blocks\n", (unsigned long)stores, (unsigned long)blocks);
+    return 0;
 }
 
 static void transfer(unsigned char *buffer)
@@ -159,6 +204,8 @@ static void look(void)
 
 int main(int count, char **words)
 {
+    if (count == 3 && !strcmp(words[1], "race"))
+        return race_all(words[2]);
     if (count < 4)
         return 2;
     uint64_t seed = strtoull(words[1], 0, 0), steps = 0;

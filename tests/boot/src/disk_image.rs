@@ -70,6 +70,16 @@ pub fn scratch(directory: &Path) -> Outcome {
     blank(&directory.join("scratch.img"), 4 << 20)
 }
 
+/// A script as a disk, which the guest runs.
+///
+/// # Errors
+/// It cannot be written.
+pub fn script(directory: &Path, name: &str, text: &str) -> Outcome {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.resize(bytes.len().next_multiple_of(4096), 0);
+    fs::write(directory.join(name), bytes).map_err(because(format!("cannot write {name}")))
+}
+
 /// A file of so many bytes of nothing.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ mod crowd;
 pub mod hosts;
 
 use super::kernels::powered_off;
-use crate::{Outcome, because, machine::Hardware, scenario::Scenario, vm::Vm};
+use crate::{Outcome, because, disk_image::script, machine::Hardware, scenario::Scenario, vm::Vm};
 use std::{
     fs,
     io::{Read as _, Write as _},
@@ -65,13 +65,6 @@ fn exchange(name: &'static str, rounds: u32) -> Scenario {
 fn with_talk(directory: &Path) -> Outcome<Vec<String>> {
     script(directory, "talk.sh", include_str!("network/talk.sh"))?;
     Ok(Vec::new())
-}
-
-/// A script as a disk, which the guest runs.
-fn script(directory: &Path, name: &str, text: &str) -> Outcome {
-    let mut bytes = text.as_bytes().to_vec();
-    bytes.resize(bytes.len().next_multiple_of(4096), 0);
-    fs::write(directory.join(name), bytes).map_err(because(format!("cannot write {name}")))
 }
 
 /// A VM gets its address from outside, asks a web server there, and is asked itself.

@@ -1,8 +1,10 @@
 //! One copy of what many VMs read, and nobody who notices.
 
+mod raced;
+
 use super::kernels::powered_off;
-use crate::{Outcome, because, disk_image, machine::Hardware, scenario::Scenario, vm::Vm};
-use std::{fs, path::Path, time::Duration};
+use crate::{Outcome, because, machine::Hardware, scenario::Scenario, vm::Vm};
+use std::{fs, path::Path};
 
 /// Blocks of 4 KiB on the image that bare guests read, and words in each.
 const BLOCKS: u64 = 1024;
@@ -14,7 +16,8 @@ pub fn scenarios() -> Vec<Scenario> {
         bare("share/bare", 2, 2000),
         hidden(),
         secret(),
-        raced(),
+        raced::by_bare_guest(),
+        raced::by_linux(),
         bare("share/bare-long", 2, 200_000).slow(),
     ]
 }
@@ -73,30 +76,6 @@ fn secret() -> Scenario {
         })
 }
 
-/// A guest stores into the pages of its reads while they are under way, from a base that nobody has read;
-/// another one then reads the same base, and finds what is on it.
-fn raced() -> Scenario {
-    let vm = |name: &str, args: &str| Vm::bare(name, "sharing", args).cow_partition("data");
-    // One CPU takes the interrupt of the disk; one of the others can store meanwhile.
-    let racer = vm("racer", "race").cpus(3);
-    let reader = vm("reader", "compare rounds=0").asleep();
-    Scenario::new("share/raced", Hardware::new(3, "1G"), vec![racer, reader])
-        .prepare(|directory| {
-            with_blocks(directory)?;
-            let disk = directory.join("disk.img");
-            disk_image::with_image(&disk, "data", &directory.join("blocks.img"))?;
-            Ok(vec!["--disk".into(), disk.display().to_string()])
-        })
-        .expect("racer", "sharing: has raced", 120)
-        .check(|stage| {
-            let machine = stage.machine()?;
-            machine.run(&["start", "reader"])?;
-            let done = "underpin-guest: sharing ok";
-            let patience = Duration::from_mins(2);
-            machine.expect("reader", done, 1, patience).map(drop)
-        })
-}
-
 fn vm(name: &str, salt: u32, rounds: u32) -> Vm {
     let args = format!("salt={salt} rounds={rounds}");
     Vm::bare(name, "sharing", &args).cow_disk("../blocks.img")
@@ -118,11 +97,16 @@ fn both(name: &str, pcpus: u32, rounds: u32, vms: [Vm; 2]) -> Scenario {
 
 /// `blocks.img`, whose words the guest `sharing` knows.
 fn with_blocks(directory: &Path) -> Outcome<Vec<String>> {
-    let bytes: Vec<u8> = (0..BLOCKS * WORDS)
+    write_blocks(directory, BLOCKS)?;
+    Ok(Vec::new())
+}
+
+/// So many of its blocks.
+fn write_blocks(directory: &Path, blocks: u64) -> Outcome {
+    let bytes: Vec<u8> = (0..blocks * WORDS)
         .flat_map(|word| image_word(word / WORDS, word % WORDS).to_le_bytes())
         .collect();
-    fs::write(directory.join("blocks.img"), bytes).map_err(because("cannot write blocks.img"))?;
-    Ok(Vec::new())
+    fs::write(directory.join("blocks.img"), bytes).map_err(because("cannot write blocks.img"))
 }
 
 /// Every eighth block is zero, and every eighth has the same words as block 6.

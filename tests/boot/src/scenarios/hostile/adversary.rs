@@ -240,10 +240,9 @@ fn programs(directory: &Path) -> Outcome {
     let sources = assets::root().join("assets/adversary");
     for name in ["second", "control"] {
         let source = sources.join(format!("{name}.sh"));
-        let mut script = read(&source)?;
-        script.resize(script.len().next_multiple_of(4096), 0);
-        let image = directory.join(format!("{name}.img"));
-        fs::write(&image, script).map_err(because(format!("cannot write {}", image.display())))?;
+        let text = fs::read_to_string(&source);
+        let text = text.map_err(because(format!("cannot read {}", source.display())))?;
+        disk_image::script(directory, &format!("{name}.img"), &text)?;
     }
     let cache = assets::cache().ok_or("there is no asset cache")?;
     let programs = [

@@ -1,8 +1,9 @@
 //! Many VMs on one switch, and such as misbehave there.
 
-use super::{KERNEL, script};
+use super::KERNEL;
 use crate::{
     Outcome, because,
+    disk_image::script,
     machine::{Hardware, Machine},
     scenario::Scenario,
     vm::Vm,
