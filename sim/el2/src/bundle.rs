@@ -3,9 +3,9 @@
 use crate::wire::{self, Net};
 use abi::Text;
 use abi::bundle::{
-    ClusterRecord, DEFAULT_GROUP, DiskRecord, ENTRY_ALIGN, Entry, Header, MAGIC, NET_UPLINK,
-    NO_ENTRY, NetRecord, VERSION, VM_AUTOSTART, VM_RESTART, VmRecord, block_policy, disk_mode,
-    kind,
+    ClusterRecord, DEFAULT_GROUP, DISK_NEVER_SHARE, DiskRecord, ENTRY_ALIGN, Entry, Header, MAGIC,
+    NET_UPLINK, NO_ENTRY, NetRecord, VERSION, VM_AUTOSTART, VM_RESTART, VmRecord, block_policy,
+    disk_mode, kind,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -51,6 +51,12 @@ pub struct Vm {
     pub disk: Backing,
     /// Bytes that its disk may move in a second; 0: no limit.
     pub disk_limit: u64,
+    /// Bytes that an overlay may grow to; 0: as many as the disk has.
+    pub overlay_max: u64,
+    /// Nothing that is read from its disk is shared.
+    pub disk_never_shares: bool,
+    /// Its share of CPU time.
+    pub weight: u32,
     /// It may be swapped out.
     pub swaps: bool,
 }
@@ -143,7 +149,7 @@ pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
     record.vcpus = vm.vcpus;
     record.memory = vm.memory;
     record.base = vm.memory;
-    record.weight = 256;
+    record.weight = vm.weight;
     record.kernel = kernel.map_or(NO_ENTRY, |number| number as u32);
     record.initrd = NO_ENTRY;
     let group = if vm.group.is_empty() {
@@ -164,6 +170,8 @@ pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
         block_size: 512,
         partition: text(if is_own { &own } else { crate::disk::NAME }),
         limit: vm.disk_limit,
+        overlay_max: if is_own { 0 } else { vm.overlay_max },
+        flags: u32::from(vm.disk_never_shares) * DISK_NEVER_SHARE,
         ..DiskRecord::default()
     };
     if vm.disk == Backing::Partition {

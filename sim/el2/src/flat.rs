@@ -31,6 +31,8 @@ struct Flat {
     /// It keeps what is written, and sectors that are being written.
     lasts: bool,
     writes: Range<u64>,
+    /// Requests of its disk may fail.
+    may_fail: bool,
 }
 
 /// What guests say of a VM.
@@ -70,7 +72,6 @@ pub struct Sums {
 pub struct Memories {
     vms: Vec<Flat>,
     base: Vec<u8>,
-    may_fail: bool,
     sums: Rc<RefCell<Sums>>,
     wire: Rc<RefCell<Wire>>,
 }
@@ -84,7 +85,7 @@ impl Said {
 
 impl Memories {
     /// Flat memories for these VMs, by number, whose disks begin as `base`, and what is counted.
-    /// Requests of disks `may_fail`.
+    /// Requests of disks `may_fail`; else those only that an overlay has no room for.
     pub fn new(
         vms: &[Vm],
         base: &[u8],
@@ -93,6 +94,7 @@ impl Memories {
         let flat = |vm: &Vm| Flat {
             kernel: vm.kernel.clone(),
             lasts: vm.disk == Backing::Own,
+            may_fail: may_fail || vm.disk != Backing::Own && vm.overlay_max > 0,
             disk: vec![0; base.len()],
             ..Flat::default()
         };
@@ -105,7 +107,6 @@ impl Memories {
         let all = Self {
             vms,
             base: base.to_vec(),
-            may_fail,
             sums: Rc::clone(&sums),
             wire: Rc::new(RefCell::new(Wire::new(nets))),
         };
@@ -320,7 +321,7 @@ impl Observer for Memories {
         look: &mut dyn FnMut(Ipa) -> Option<u64>,
     ) -> Result<(), String> {
         let [at, sector, bytes, status] = [10, 11, 12, 13].map(|n| vcpu.register(n));
-        let (vm, may_fail) = (vcpu.register(VM) as usize, self.may_fail);
+        let vm = vcpu.register(VM) as usize;
         if [FRAME_BEGINS, FRAME_GOES, FRAME_COMES].contains(&number) {
             return self.frame(vcpu, number, look);
         }
@@ -345,7 +346,7 @@ impl Observer for Memories {
         }
         let flat = self.of(vcpu)?;
         match number {
-            READ_ENDS | WRITE_ENDS if status != 0 && may_fail => {
+            READ_ENDS | WRITE_ENDS if status != 0 && flat.may_fail => {
                 flat.has_failed(number == WRITE_ENDS, at, sector, bytes);
                 self.sums.borrow_mut().failed += 1;
             }

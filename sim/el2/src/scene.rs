@@ -155,10 +155,13 @@ impl Scene {
             } else {
                 "for who creates it"
             };
+            let rest = Vm {
+                kernel: Vec::new(),
+                ..vm.clone()
+            };
             let kernel = vm.kernel.len();
             lines.push(format!(
-                "{}, {place}: {} vCPUs, group {}, cap {}, restarts {}, keeps blocks {}, hides {}, never shares {}, {:?}, disk {:?} of {} bytes a second, swaps {}, kernel of {kernel} bytes",
-                vm.name, vm.vcpus, vm.group, vm.cap, vm.restarts, vm.keeps_blocks, vm.hides, vm.never_shares, vm.net, vm.disk, vm.disk_limit, vm.swaps
+                "{place}, with a kernel of {kernel} bytes: {rest:?}"
             ));
             lines.extend(crate::program::describe(*plan));
         }
@@ -167,6 +170,8 @@ impl Scene {
 }
 
 fn vm((plan, net): (Plan, Option<Net>), rng: &mut Rng) -> Vm {
+    // Apart, so that lives of known seeds stay what they were in all else.
+    let mut more = Rng::new(plan.seed);
     Vm {
         name: format!("vm{}", plan.vm),
         group: ["all", "all", "others"][rng.below(3) as usize].into(),
@@ -185,7 +190,14 @@ fn vm((plan, net): (Plan, Option<Net>), rng: &mut Rng) -> Vm {
             1 => Backing::Partition,
             _ => Backing::Memory,
         },
-        disk_limit: disk_limit(&mut Rng::new(plan.seed)),
+        disk_limit: disk_limit(&mut more),
+        overlay_max: match more.below(4) {
+            // What is written beyond that fails.
+            0 => 4096 * (4 << more.below(4)),
+            _ => 0,
+        },
+        disk_never_shares: more.below(6) == 0,
+        weight: [64, 256, 256, 1024][more.below(4) as usize],
         swaps: rng.below(5) == 0,
     }
 }
