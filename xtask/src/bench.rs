@@ -217,16 +217,6 @@ fn disk() -> PathBuf {
     directory().join("disk.img")
 }
 
-/// A file of the asset cache.
-///
-/// # Errors
-/// There is no cache.
-pub fn cached(path: &str) -> Outcome<PathBuf> {
-    let cache = assets::cache()
-        .ok_or("there is no asset cache, because neither UNDERPIN_CACHE nor HOME is set")?;
-    Ok(cache.join(path))
-}
-
 /// Builds Underpin, the guests, and what the Linux guest boots and reads.
 fn build(step: &mut Step<'_>) -> Outcome {
     images::all(step)?;
@@ -248,7 +238,12 @@ pub fn linux_program(step: &Step<'_>) -> Outcome {
         "build --release --manifest-path bench/linux/Cargo.toml",
     ))?;
     let program = assets::target().join("linux/aarch64-unknown-linux-gnu/release/bench_linux");
-    let archive = initramfs::archive(&program, &cached(&format!("kernels/{KERNEL}"))?, &[], None)?;
+    let archive = initramfs::archive(
+        &program,
+        &assets::cached(&format!("kernels/{KERNEL}"))?,
+        &[],
+        None,
+    )?;
     fs::create_dir_all(directory())
         .and_then(|()| fs::write(initrd(), archive))
         .map_err(|error| format!("cannot write {}: {error}", initrd().display()))
@@ -340,7 +335,7 @@ fn linux(step: &mut Step<'_>, rows: &Rows, cpus: u32, name: &'static str) -> Out
     let guest = Guest {
         name,
         cpus,
-        kernel: cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
+        kernel: assets::cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
         initrd: Some(initrd()),
         args: LINUX_ARGS,
         disk: Some(disk()),

@@ -4,7 +4,7 @@
 use crate::devices::{Backing, Block, Devices, VirtualDevice, disk::Remains};
 use crate::guest::{self, End, sessions, spanning};
 use crate::life::verbs;
-use crate::machine::stretch;
+use crate::machine::stretch::{self, Kind};
 use crate::memory::{Dismantling, VMS_MAX};
 use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::disconnect, report, seats, table};
@@ -148,7 +148,8 @@ fn dismantling(vm: Arc<Vm>, mut left: Leftovers, end: End) -> Option<Stage> {
     } else if let Some(device) = left.devices.pop() {
         left.disk = remains_of(device);
     } else if goes_on(|| left.space.step(ENTRIES as usize)) {
-        stretch::look(stretch::Kind::End);
+        // A VM that starts again has a stretch of its own.
+        stretch::look(Kind::End);
         if !matches!(end, End::Reset) || vm.record().flags & VM_RESTART == 0 || !starts_again(&vm) {
             vm.settle();
             report::send_state(&vm);

@@ -170,7 +170,7 @@ pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
         block_size: 512,
         partition: text(if is_own { &own } else { crate::disk::NAME }),
         limit: vm.disk_limit,
-        overlay_max: if is_own { 0 } else { vm.overlay_max },
+        overlay_max: vm.overlay_max,
         flags: u32::from(vm.disk_never_shares) * DISK_NEVER_SHARE,
         ..DiskRecord::default()
     };

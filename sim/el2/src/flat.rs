@@ -94,7 +94,7 @@ impl Memories {
         let flat = |vm: &Vm| Flat {
             kernel: vm.kernel.clone(),
             lasts: vm.disk == Backing::Own,
-            may_fail: may_fail || vm.disk != Backing::Own && vm.overlay_max > 0,
+            may_fail: may_fail || vm.overlay_max > 0,
             disk: vec![0; base.len()],
             ..Flat::default()
         };

@@ -172,7 +172,7 @@ impl Scene {
 fn vm((plan, net): (Plan, Option<Net>), rng: &mut Rng) -> Vm {
     // Apart, so that lives of known seeds stay what they were in all else.
     let mut more = Rng::new(plan.seed);
-    Vm {
+    let mut vm = Vm {
         name: format!("vm{}", plan.vm),
         group: ["all", "all", "others"][rng.below(3) as usize].into(),
         vcpus: plan.vcpus as u32,
@@ -199,7 +199,12 @@ fn vm((plan, net): (Plan, Option<Net>), rng: &mut Rng) -> Vm {
         disk_never_shares: more.below(6) == 0,
         weight: [64, 256, 256, 1024][more.below(4) as usize],
         swaps: rng.below(5) == 0,
+    };
+    if vm.disk == Backing::Own {
+        // It has no overlay.
+        vm.overlay_max = 0;
     }
+    vm
 }
 
 /// A third of the disks are so slow that answers are held: a block takes 60 to 500 us.

@@ -13,11 +13,8 @@ const DIRECTORY: u32 = 0o40_755;
 /// # Errors
 /// The one of the cache is missing, or the new one cannot be written.
 pub fn initrd(path: &Path, kernel: &str, files: &[(&str, Vec<u8>)]) -> Outcome {
-    let cache = assets::cache().ok_or("there is no asset cache")?;
-    let base = cache.join("initramfs").join(format!("{kernel}.cpio.gz"));
     let mut bytes = newc(files);
-    let rest = fs::read(&base).map_err(because(format!("cannot read {}", base.display())))?;
-    bytes.extend(rest);
+    bytes.extend(assets::read_cached(&format!("initramfs/{kernel}.cpio.gz"))?);
     fs::write(path, bytes).map_err(because(format!("cannot write {}", path.display())))
 }
 

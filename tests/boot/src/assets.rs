@@ -107,6 +107,32 @@ pub fn cache() -> Option<PathBuf> {
     set("UNDERPIN_CACHE").or_else(|| Some(user()?.join("underpin")))
 }
 
+/// A file of the asset cache.
+///
+/// # Errors
+/// There is no cache.
+pub fn cached(path: &str) -> Outcome<PathBuf> {
+    let cache =
+        cache().ok_or("there is no asset cache, because neither UNDERPIN_CACHE nor HOME is set")?;
+    Ok(cache.join(path))
+}
+
+/// What is in a file of the asset cache.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read_cached(path: &str) -> Outcome<Vec<u8>> {
+    read(&cached(path)?)
+}
+
+/// What is in a file.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read(path: &Path) -> Outcome<Vec<u8>> {
+    fs::read(path).map_err(because(format!("cannot read {}", path.display())))
+}
+
 /// A kernel of the asset cache, as VM files name it.
 pub fn kernel(name: &str) -> String {
     format!("cache:kernels/{name}/vmlinuz")

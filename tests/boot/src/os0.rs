@@ -329,7 +329,7 @@ impl Os0 {
         if let Kernel::Debian(name) = self.kernel {
             let program = |name| {
                 let file = assets::root().join("assets/os0").join(name);
-                fs::read(&file).map_err(because(format!("cannot read {}", file.display())))
+                assets::read(&file)
             };
             let mut files = vec![("os0", program("init")?)];
             for part in PARTS {
@@ -419,9 +419,7 @@ impl Os0 {
                 format!("kernels/{kernel}/vmlinuz"),
                 format!("initramfs/{kernel}.cpio.gz"),
             ] {
-                let path = cached(&asset)?;
-                let bytes =
-                    fs::read(&path).map_err(because(format!("cannot read {}", path.display())))?;
+                let bytes = assets::read_cached(&asset)?;
                 files.push((format!("cache/{asset}"), bytes));
             }
         }
@@ -430,7 +428,7 @@ impl Os0 {
 
     fn kernel_file(&self, directory: &Path) -> Outcome<PathBuf> {
         match self.kernel {
-            Kernel::Debian(name) => cached(&format!("kernels/{name}/vmlinuz")),
+            Kernel::Debian(name) => assets::cached(&format!("kernels/{name}/vmlinuz")),
             Kernel::Nonsense => {
                 let path = directory.join("kernel");
                 fs::write(&path, [0x5a; 4096]).map_err(because("cannot write a kernel"))?;
@@ -464,7 +462,7 @@ impl Os0 {
             }
             Some(Disk::Cached(name)) => {
                 let name = name.strip_prefix("cache:").unwrap_or(name);
-                (cached(name)?, ",snapshot=on".to_owned())
+                (assets::cached(name)?, ",snapshot=on".to_owned())
             }
         };
         let file = path.display();
@@ -550,11 +548,6 @@ fn images(own: PathBuf) -> Outcome<Vec<(&'static str, Vec<u8>)>> {
         ("images/changed", changed),
         ("images/future", future),
     ])
-}
-
-fn cached(name: &str) -> Outcome<PathBuf> {
-    let cache = assets::cache().ok_or("there is no asset cache")?;
-    Ok(cache.join(name))
 }
 
 /// One boot module for QEMU's guest-loader.

@@ -4,7 +4,7 @@
 //! one after the other, and the time that it takes is a count of instructions.
 
 use super::{
-    KERNEL, LINUX_ARGS, Measured, cached, directory, figures,
+    KERNEL, LINUX_ARGS, Measured, directory, figures,
     initramfs::archive,
     table::{Figures, Rows, Table, Unit},
 };
@@ -38,10 +38,10 @@ struct Talk {
 /// A VM does not do its work.
 pub fn measure(step: &mut Step<'_>, rows: &Rows) -> Outcome<Measured> {
     let program = assets::target().join("linux/aarch64-unknown-linux-gnu/release/bench_linux");
-    let kernel = cached(&format!("kernels/{KERNEL}"))?;
-    let (busybox, region) = (cached("busybox")?, cached("region")?);
+    let kernel = assets::cached(&format!("kernels/{KERNEL}"))?;
+    let (busybox, region) = (assets::cached("busybox")?, assets::cached("region")?);
     let programs: [(&str, &Path); 2] = [("busybox", &busybox), ("region", &region)];
-    let pmem = cached(&format!("pmem/{KERNEL}"))?;
+    let pmem = assets::cached(&format!("pmem/{KERNEL}"))?;
     for (path, programs, more) in [
         (initrd("network"), &programs[..1], None),
         (initrd("region"), &programs[1..], Some(&*pmem)),
@@ -84,7 +84,7 @@ fn initrd(what: &str) -> PathBuf {
 
 /// The file of a VM whose first program has a role in the network, or with a region.
 fn vm(name: &str, (what, role): (&str, &str), more: &str) -> Outcome<String> {
-    let kernel = cached(&format!("kernels/{KERNEL}/vmlinuz"))?;
+    let kernel = assets::cached(&format!("kernels/{KERNEL}/vmlinuz"))?;
     Ok(format!(
         "name = '{name}'\nmemory = '256MiB'\n{more}[boot]\nkernel = '{}'\ninitrd = '{}'\nargs = '{LINUX_ARGS} -- {what} {role}'\n",
         kernel.display(),

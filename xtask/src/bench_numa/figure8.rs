@@ -163,12 +163,7 @@ fn at_size(
 }
 
 fn files() -> Outcome<Vec<(String, Vec<u8>)>> {
-    let modules = assets::cache().ok_or("there is no asset cache")?;
-    let modules = modules.join("pmem").join(KERNEL);
-    let read = |name: &str| {
-        let path = modules.join(name);
-        fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
-    };
+    let read = |name: &str| assets::read_cached(&format!("pmem/{KERNEL}/{name}"));
     let order = read("modules.order")?;
     let names = String::from_utf8_lossy(&order).into_owned();
     let mut files = vec![
@@ -248,8 +243,7 @@ fn in_vms(count: u32, line: &str, initrd: &Path, jobs: u32) -> Outcome<Run> {
 fn bare(initrd: &Path, line: &str, jobs: u32) -> Outcome<Run> {
     let place = fresh(0)?;
     let (results, console) = (results(0, line)?, place.join("console.log"));
-    let kernel = assets::cache().ok_or("there is no asset cache")?;
-    let kernel = kernel.join("kernels").join(KERNEL).join("vmlinuz");
+    let kernel = assets::cached(&format!("kernels/{KERNEL}/vmlinuz"))?;
     let plugin = assets::target().join("sim/release/libsim_plugin.so");
     let words = machine_words(&place, &results, &plugin).map_err(|error| cannot(&error))?;
     let mut qemu = Command::new("setpriv");

@@ -98,9 +98,7 @@ fn files((work, size): (&str, u32)) -> Outcome<Vec<(String, Vec<u8>)>> {
         "solve" => ("problem".to_owned(), problem(size).into()),
         _ => ("source.c".to_owned(), source(size).into()),
     };
-    let programs = assets::cache()
-        .ok_or("there is no asset cache")?
-        .join("programs");
+    let programs = assets::cached("programs")?;
     let mut files = vec![
         ("work".to_owned(), WORK.into()),
         ("begin".to_owned(), mark(BEGIN, 2)),

@@ -3,9 +3,10 @@
 
 use super::{Found, Vm, lab::Lab, plot::Plot, plot_of, unique::event};
 use crate::{
-    bench::{self, KERNEL, LINUX_ARGS, cached, figures},
+    bench::{self, KERNEL, LINUX_ARGS, figures},
     step::{Outcome, Step},
 };
+use tests_boot::assets;
 
 /// Times that reports are held, and the smallest blocks that Linux reports, by their order.
 const CASES: [(&str, u32); 8] = [
@@ -88,7 +89,7 @@ impl Run {
         let memory = format!("{{ base = '{MEMORY}MiB', hold = '{hold}' }}");
         let vm = Vm {
             name: "reporter",
-            kernel: &cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
+            kernel: &assets::cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
             initrd: Some(&bench::initrd()),
             args: format!("{LINUX_ARGS} page_reporting.page_reporting_order={order} -- reports"),
             memory: &memory,

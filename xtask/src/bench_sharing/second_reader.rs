@@ -3,10 +3,11 @@
 
 use super::{Found, Vm, image, lab::Lab, plot::write_bars, plot_of, unique::event};
 use crate::{
-    bench::{self, KERNEL, LINUX_ARGS, cached, figures},
+    bench::{self, KERNEL, LINUX_ARGS, figures},
     step::{Outcome, Step},
 };
 use std::path::Path;
+use tests_boot::assets;
 
 /// MiB of the disk, and what it gives in a second.
 const MIB: u64 = 32;
@@ -71,7 +72,7 @@ fn measure(
     disk: &Path,
 ) -> Outcome<(Vec<String>, [f64; 2])> {
     let (kernel, initrd) = (
-        cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
+        assets::cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
         bench::initrd(),
     );
     let sharing = format!("blocks = '{blocks}'");

@@ -2,10 +2,11 @@
 
 use super::{Found, Vm, image, lab::Lab, plot::write_bars, plot_of};
 use crate::{
-    bench::{self, KERNEL, LINUX_ARGS, cached, figures},
+    bench::{self, KERNEL, LINUX_ARGS, figures},
     step::{Outcome, Step},
 };
 use std::path::Path;
+use tests_boot::assets;
 use tools_abi::MEM_EVENTS;
 use tools_abi::status::MemStatus;
 
@@ -136,7 +137,7 @@ impl Read {
     fn run(case: &Case, init: u32, sharing: &str, disk: &Path) -> Outcome<Self> {
         let vm = Vm {
             name: "reader",
-            kernel: &cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
+            kernel: &assets::cached(&format!("kernels/{KERNEL}/vmlinuz"))?,
             initrd: Some(&bench::initrd()),
             args: format!("{LINUX_ARGS} init_on_alloc={init} -- read"),
             memory: case.memory,

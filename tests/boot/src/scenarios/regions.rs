@@ -8,7 +8,7 @@ use crate::{
     vm::Vm,
 };
 use serde_json::Value;
-use std::{fs, path::Path, thread::sleep, time::Duration};
+use std::{path::Path, thread::sleep, time::Duration};
 
 const KERNEL: &str = "trixie-cloud";
 /// Blocks of 1 MiB that go from one VM to the other.
@@ -47,11 +47,7 @@ pub fn scenarios() -> Vec<Scenario> {
 
 /// `initrd`: that of the kernel, with the modules for regions and the program that uses one.
 fn files(directory: &Path) -> Outcome<Vec<String>> {
-    let cache = assets::cache().ok_or("there is no asset cache")?;
-    let read = |path: &str| {
-        let path = cache.join(path);
-        fs::read(&path).map_err(because(format!("cannot read {}", path.display())))
-    };
+    let read = assets::read_cached;
     let order = read(&format!("pmem/{KERNEL}/modules.order"))?;
     let names = String::from_utf8_lossy(&order).into_owned();
     let mut files = vec![("region", read("region")?), ("pmem.order", order)];

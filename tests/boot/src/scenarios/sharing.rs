@@ -103,14 +103,18 @@ fn with_blocks(directory: &Path) -> Outcome<Vec<String>> {
 
 /// So many of its blocks.
 fn write_blocks(directory: &Path, blocks: u64) -> Outcome {
-    let bytes: Vec<u8> = (0..blocks * WORDS)
-        .flat_map(|word| image_word(word / WORDS, word % WORDS).to_le_bytes())
-        .collect();
-    fs::write(directory.join("blocks.img"), bytes).map_err(because("cannot write blocks.img"))
+    let written = fs::write(directory.join("blocks.img"), self::blocks(blocks));
+    written.map_err(because("cannot write blocks.img"))
+}
+
+/// What is in so many of them.
+pub fn blocks(count: u64) -> Vec<u8> {
+    let words = (0..count * WORDS).map(|word| image_word(word / WORDS, word % WORDS));
+    words.flat_map(u64::to_le_bytes).collect()
 }
 
 /// Every eighth block is zero, and every eighth has the same words as block 6.
-pub const fn image_word(block: u64, index: u64) -> u64 {
+const fn image_word(block: u64, index: u64) -> u64 {
     let content = match block % 8 {
         7 => return 0,
         6 => 6,

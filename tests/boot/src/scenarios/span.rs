@@ -91,7 +91,7 @@ fn lost() -> Scenario {
                 seen_by(machine, "host0", "watcher")?,
             );
             let log = machine.host_log("host0");
-            if vm.state == "running" && Instant::now() < deadline && other.state == "running" {
+            if vm.state != "ended" && Instant::now() < deadline && other.state == "running" {
                 sleep(POLL);
                 continue;
             }

@@ -12,7 +12,7 @@
 //!
 //! `UNDERPIN_SEED` and `UNDERPIN_SECONDS` (of the watcher's time) choose another run.
 
-use super::super::kernels::BOOT;
+use super::super::{kernels::BOOT, sharing};
 use crate::{
     Outcome, archive, assets, because,
     disk_image::{self, FIRST_PARTITION, FOR_OVERLAYS, LINUX},
@@ -32,9 +32,8 @@ use std::{
 
 const KERNEL: &str = "trixie-cloud";
 const MIB: u64 = 1 << 20;
-/// Blocks of 4 KiB of the base, and words in each.
+/// Blocks of 4 KiB of the base.
 const BLOCKS: u64 = 64 << 8;
-const WORDS: u64 = 512;
 /// Why a VM of adversaries may have ended: then it is started again.
 const ENDS: [&str; 3] = ["AArch32", "powered off", "killed"];
 /// How long the machine may take for a second of the watcher's time.
@@ -230,7 +229,7 @@ fn files(directory: &Path) -> Outcome<Vec<String>> {
     let tried = "cannot write the base";
     let file = File::options().write(true).open(&disk);
     let written = file.map_err(because(tried))?;
-    let written = written.write_all_at(&base(), FIRST_PARTITION);
+    let written = written.write_all_at(&sharing::blocks(BLOCKS), FIRST_PARTITION);
     written.map_err(because(tried))?;
     Ok(vec!["--disk".into(), disk.display().to_string()])
 }
@@ -244,23 +243,11 @@ fn programs(directory: &Path) -> Outcome {
         let text = text.map_err(because(format!("cannot read {}", source.display())))?;
         disk_image::script(directory, &format!("{name}.img"), &text)?;
     }
-    let cache = assets::cache().ok_or("there is no asset cache")?;
     let programs = [
-        ("adversary", read(&cache.join("adversary"))?),
-        ("underpin", read(&assets::arm64_command())?),
+        ("adversary", assets::read_cached("adversary")?),
+        ("underpin", assets::read(&assets::arm64_command())?),
     ];
     archive::initrd(&directory.join("initrd"), KERNEL, &programs)
-}
-
-fn read(path: &Path) -> Outcome<Vec<u8>> {
-    fs::read(path).map_err(because(format!("cannot read {}", path.display())))
-}
-
-/// What is on the base, as the guests know it.
-fn base() -> Vec<u8> {
-    let words = (0..BLOCKS * WORDS)
-        .map(|word| super::super::sharing::image_word(word / WORDS, word % WORDS));
-    words.flat_map(u64::to_le_bytes).collect()
 }
 
 /// Starts the watcher and waits for what it says; starts the adversaries again where they brought themselves to an end.
@@ -307,7 +294,7 @@ fn attend(stage: &mut Stage, seconds: u32) -> Outcome {
 fn base_is_unchanged(stage: &mut Stage) -> Outcome {
     let tried = "cannot read the base";
     let file = File::open(stage.directory.join("disk.img")).map_err(because(tried))?;
-    let wanted = base();
+    let wanted = sharing::blocks(BLOCKS);
     let mut found = vec![0; wanted.len()];
     let read = file.read_exact_at(&mut found, FIRST_PARTITION);
     read.map_err(because(tried))?;

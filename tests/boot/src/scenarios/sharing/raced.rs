@@ -4,13 +4,13 @@
 use super::super::kernels::{BOOT, powered_off};
 use super::{BLOCKS, write_blocks};
 use crate::{
-    Outcome, archive, assets, because,
+    Outcome, archive, assets,
     disk_image::{self, script},
     machine::Hardware,
     scenario::Scenario,
     vm::Vm,
 };
-use std::{fs, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 const KERNEL: &str = "trixie-cloud";
 /// Blocks of the base that Linux reads: 32 MiB.
@@ -44,12 +44,8 @@ pub fn by_linux() -> Scenario {
     let vms = vec![racer, reader.asleep()];
     Scenario::new("share/raced-linux", Hardware::new(2, "1G"), vms)
         .prepare(|directory| {
-            let program = assets::cache()
-                .ok_or("there is no asset cache")?
-                .join("adversary");
-            let tried = format!("cannot read {}", program.display());
-            let program = fs::read(program).map_err(because(tried))?;
-            archive::initrd(&directory.join("initrd"), KERNEL, &[("adversary", program)])?;
+            let programs = [("adversary", assets::read_cached("adversary")?)];
+            archive::initrd(&directory.join("initrd"), KERNEL, &programs)?;
             script(directory, "race.sh", RACE)?;
             script(directory, "compare.sh", COMPARE)?;
             with_base(directory, MANY)
