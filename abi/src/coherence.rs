@@ -4,7 +4,7 @@
 //!  Message, 32 bytes | nothing, a page (Data, Full), or operations (Tlbi)
 //! ```
 
-use zerocopy::little_endian::{U16, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, TryFromBytes, Unaligned};
 
 /// Bytes of a page, the unit of coherence.
@@ -98,7 +98,9 @@ pub struct Message {
     /// vCPU that waits, by its host (upper half) and its number there; decides between two that began at the same time.
     pub vcpu: U16,
     /// Page, by its number in the guest's physical address space.
-    pub page: U64,
+    pub page: U32,
+    /// Number of the VM's life ([`crate::span::Message::life`]).
+    pub life: U32,
     /// Version of the bytes that the requester has, or gets; 0 if it has none.
     pub version: U64,
     /// Time at which the instruction that waits first faulted, in nanoseconds of the guest's counter.
@@ -117,6 +119,7 @@ impl Message {
             acks: 0,
             vcpu: 0.into(),
             page: 0.into(),
+            life: 0.into(),
             version: 0.into(),
             since: 0.into(),
         }

@@ -7,7 +7,7 @@ use crate::vcpu::Vcpu;
 use abi::bundle::VmRecord;
 use abi::control::code;
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::VmId;
 use model_control::Refusal;
@@ -27,6 +27,8 @@ const ALL_GROUPS: u64 = 3;
 pub struct Span {
     /// What is under way.
     pub session: SpinLock<Session>,
+    /// The life that the session is in, for messages about pages.
+    pub life: AtomicU32,
     /// Who has what.
     pub layout: Layout,
     /// What it is shown of its CPUs, from its start on.
@@ -86,6 +88,7 @@ impl Span {
         let session = Session::new(layout, host, shape, machine::counts(AHEAD_MAX_NS));
         Ok(Some(Box::new(Self {
             session: SpinLock::new(Rank::Device, session),
+            life: AtomicU32::new(0),
             layout,
             ids: Once::new(),
             host,

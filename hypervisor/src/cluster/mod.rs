@@ -30,7 +30,7 @@ use model_addr::FRAME_SIZE;
 use model_cluster::{Cluster, News, Owner, Peer, Probes};
 use model_control::Refusal;
 use model_id_registers::{HostIdRegisters, registers};
-use model_link::{Lane, Nonce};
+use model_link::{Lane, Nonce, Refused};
 use model_membership::{Change, Settings, Standing};
 use room::{Inbox, Messages, SLOTS};
 use span::Memory;
@@ -76,12 +76,10 @@ struct State {
     is_open: u8,
     /// The VM that spans hosts.
     span: Option<Box<Memory>>,
-    /// Bit n: that VM is there at host n.
-    ready: u16,
     /// Messages about a VM that spans hosts, oldest first: from whom.
     calls: Box<Calls>,
-    /// Those that leave after the answers to an invalidation of TLB entries: to whom.
-    later: Box<Calls>,
+    /// Those of this host that have not left: to whom.
+    said: Box<Calls>,
     /// Requests of other hosts' VMs, and answers to this one's.
     errands: Messages,
 }
@@ -174,23 +172,22 @@ pub fn statuses() -> Result<Vec<HostStatus>, Refusal> {
 
 /// Queues a message to a member; `false` where that is none, or the link has no room. The executing CPU sends it soon.
 pub fn send(host: u8, message: [&[u8]; 2]) -> bool {
-    let Some(state) = STATE.get() else {
-        return false;
-    };
-    let sent = worked(|| {
-        let state = &mut *state.lock();
-        let is_held = |span: &mut Box<Memory>| !state.later.is_empty() || !span.is_flushed();
-        if let (true, Ok(call)) = (
-            state.span.as_mut().is_some_and(is_held),
-            message[0].try_into(),
-        ) {
-            return state.later.push((host, call)).is_ok();
-        }
-        state.cluster.send(host, message).is_ok()
-    });
+    queue(|state| state.cluster.send(host, message).is_ok())
+}
+
+/// Queues a message about a VM that spans hosts, which leaves when there is room for it, and after what its vCPUs have
+/// invalidated; `false` where too many wait.
+pub fn say(host: u8, call: Call) -> bool {
+    queue(|state| state.said.push((host, call)).is_ok())
+}
+
+fn queue(add: impl FnOnce(&mut State) -> bool) -> bool {
+    let added = STATE
+        .get()
+        .is_some_and(|state| worked(|| add(&mut state.lock())));
     due::request();
     cpu::this().reschedule.store(true, Ordering::Relaxed);
-    sent
+    added
 }
 
 /// Returns a message about a VM that spans hosts, with its sender; 0 is the oldest.
@@ -336,9 +333,8 @@ impl State {
             hosts: record.hosts,
             is_open: record.is_open,
             span: None,
-            ready: 0,
             calls: Box::new(Calls::new()),
-            later: Box::new(Calls::new()),
+            said: Box::new(Calls::new()),
             errands: Messages::of(room::bytes(room::MESSAGES_BYTES).ok_or(Unable::NoMemory)?),
         }))
     }
@@ -353,13 +349,13 @@ impl State {
 
     /// Does a piece of work; gives the time until which there is none.
     fn piece(&mut self, now_ns: u64) -> Option<u64> {
+        self.send_said();
         self.serve_span(now_ns);
         let before = self.cluster.membership().view().id;
         let mut card = Card {
             out: &mut *self.out,
             names: &self.names,
             span: &mut self.span,
-            ready: &mut self.ready,
             calls: &mut self.calls,
             errands: (self.is_open == 0).then_some(&mut self.errands),
         };
@@ -378,6 +374,21 @@ impl State {
         }
         let span = self.span.as_ref().map_or(u64::MAX, |span| span.deadline());
         (!is_done).then(|| self.cluster.deadline().min(span))
+    }
+
+    /// Sends what was said of a VM that spans hosts, in order, also of one that has ended.
+    fn send_said(&mut self) {
+        while let Some((host, call)) = self.said.first() {
+            let is_held = |span: &mut Box<Memory>| !span.is_flushed();
+            if self.span.as_mut().is_some_and(is_held) {
+                return;
+            }
+            // One that is no member needs to know nothing.
+            if let Err(Refused::Full) = self.cluster.send(*host, [call, &[]]) {
+                return;
+            }
+            self.said.remove(0);
+        }
     }
 
     fn say_members(&self) {
@@ -437,7 +448,6 @@ struct Card<'a> {
     out: &'a mut [u8],
     names: &'a Names,
     span: &'a mut Option<Box<Memory>>,
-    ready: &'a mut u16,
     calls: &'a mut Calls,
     /// `None` where they could be anybody's.
     errands: Option<&'a mut Messages>,
@@ -493,7 +503,6 @@ impl Owner for Card<'_> {
             News::Changed(Change::Resumed) => log::info!("cluster: all members answer again"),
             News::Changed(Change::Lost(host)) => {
                 log::warn!("cluster: {name} is lost: this machine has left the membership");
-                *self.ready = 0;
                 if let Some(span) = self.span {
                     span.lose(host);
                 }
@@ -503,8 +512,6 @@ impl Owner for Card<'_> {
 
     fn message(&mut self, from: u8, message: &[u8]) -> bool {
         match message.first() {
-            Some(&span::READY) => *self.ready |= 1 << from,
-            Some(&span::LEFT) => *self.ready &= !(1 << from),
             Some(&(ASKED | ANSWERED)) if message.len() >= size_of::<Errand>() => {
                 requests::ring();
                 let errands = self.errands.as_mut();

@@ -43,10 +43,6 @@ const PREFETCHES: usize = 1;
 const LEASE_NS: u64 = 400_000;
 const HOLD_NS: u64 = 50_000;
 
-/// Kind of a message: the VM is there and waits for the others.
-pub const READY: u8 = 0x48;
-/// Kind of a message: the VM has ended.
-pub const LEFT: u8 = 0x49;
 /// Kinds from here on are not `abi::coherence`'s.
 const KINDS_END: u8 = 0x40;
 
@@ -59,6 +55,8 @@ static DEVICES_WAITED: AtomicBool = AtomicBool::new(false);
 pub trait Spanned: Send + Sync {
     /// Which it is.
     fn id(&self) -> VmId;
+    /// The number of its life.
+    fn life(&self) -> u32;
     /// Its memory.
     fn space(&self) -> &AddressSpace;
     /// Its vCPUs on this host.
@@ -96,7 +94,6 @@ pub struct Memory {
     pcs: [u64; SLOTS],
     vcpus: usize,
     members: [u8; HOSTS],
-    is_told: bool,
     runs: bool,
     why: Option<Why>,
 }
@@ -180,20 +177,14 @@ pub fn enter(vm: Arc<dyn Spanned>) {
     due::request();
 }
 
-/// The VM has ended here, and ends on the other hosts.
+/// A VM has ended here, be it that it spans hosts.
 pub fn leave(id: VmId) {
-    let mut state = lock();
-    let Some(state) = state.as_mut() else { return };
     let is_its = |it: &mut Box<Memory>| it.hands.as_ref().is_some_and(|it| it.vm.id() == id);
-    let Some(memory) = state.span.take_if(is_its) else {
-        return;
-    };
-    RUNS_UNTIL.store(0, Ordering::Relaxed);
-    for host in memory.others() {
-        // A host that cannot be told has left the membership, and knows.
-        let _ = state.cluster.send(host, [&[LEFT], &[]]);
+    let mut state = lock();
+    let memory = state.as_mut().and_then(|state| state.span.take_if(is_its));
+    if memory.is_some() {
+        RUNS_UNTIL.store(0, Ordering::Relaxed);
     }
-    due::request();
 }
 
 fn lock() -> Option<machine_locks::SpinGuard<'static, Box<State>>> {
@@ -284,18 +275,9 @@ impl Memory {
             pcs: [0; SLOTS],
             vcpus: usize::from(settings.vcpus) - 1,
             members,
-            is_told: false,
             runs: false,
             why: None,
         }))
-    }
-
-    fn others(&self) -> impl Iterator<Item = u8> + use<> {
-        let (members, own) = (self.members, self.coherence.host());
-        let others = members.into_iter().enumerate();
-        others
-            .filter(move |it| it.0 != usize::from(own))
-            .map(|it| it.1)
     }
 
     fn step(&mut self, event: Event<'_>) {
@@ -389,14 +371,9 @@ impl State {
         let (cluster, Some(memory)) = (&mut self.cluster, &mut self.span) else {
             return;
         };
-        let others = memory.others();
         let Some(hands) = &mut memory.hands else {
             return;
         };
-        if !memory.is_told {
-            let mut all = others.map(|host| cluster.send(host, [&[READY], &[]]));
-            memory.is_told = all.all(|sent| sent.is_ok());
-        }
         while let (None, Some((to, message, behind))) = (memory.why, hands.backlog.front()) {
             let tail = match *behind {
                 Behind::Nothing => &[],
@@ -417,18 +394,9 @@ impl State {
                 Err(_) => memory.why = Some(Why::Lost(host)),
             }
         }
-        while !self.later.is_empty() && memory.is_flushed() {
-            let (host, call) = self.later.remove(0);
-            if cluster.send(host, [&call, &[]]).is_err() {
-                memory.end(Why::Lost(host));
-            }
-        }
-        let is_there = memory.others().all(|host| self.ready >> host & 1 != 0);
-        let starts = memory.is_told && is_there && memory.why.is_none();
-        let until = if starts {
-            cluster.membership().runs_until()
-        } else {
-            0
+        let until = match memory.why {
+            None => cluster.membership().runs_until(),
+            Some(_) => 0,
         };
         RUNS_UNTIL.store(machine::counts(until), Ordering::Relaxed);
         if core::mem::replace(&mut memory.runs, now_ns < until) == (now_ns < until) {
@@ -512,6 +480,10 @@ impl Actions for Hands {
             frames::ram(frame, 1).read(at, &mut piece);
             piece.iter().all(|byte| *byte == 0)
         })
+    }
+
+    fn life(&self) -> u32 {
+        self.vm.life()
     }
 
     fn send(&mut self, to: u8, message: &Message, tail: Tail<'_>) {

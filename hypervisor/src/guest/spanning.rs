@@ -3,8 +3,8 @@
 use crate::cluster;
 use crate::guest::{End, Guest};
 use arch::timer;
-use model_span::{Kind, Message, Session, State, end};
-use zerocopy::IntoBytes;
+use core::sync::atomic::Ordering;
+use model_span::{Kind, Message, Session, end};
 
 impl Guest {
     /// Returns whether another host has that vCPU.
@@ -14,27 +14,23 @@ impl Guest {
         span.is_some_and(|span| span.is_elsewhere(vcpu))
     }
 
-    /// Does something with the session; what that sends has the guest's count. A link that takes no message of a VM that
-    /// runs ends it.
+    /// Does something with the session; what that sends has the guest's count. A VM whose messages find no room ends.
     pub fn with_session<R>(
         &self,
         act: impl FnOnce(&mut Session, &mut dyn FnMut(u8, Message)) -> R,
     ) -> Option<R> {
         let span = self.span.as_ref()?;
-        let mut lost = None;
-        let (result, runs) = {
-            let mut session = span.session.lock();
-            let mut send = |to: u8, mut message: Message| {
-                message.count = timer::now().wrapping_sub(self.time_offset()).into();
-                if !cluster::send(to, [message.as_bytes(), &[]]) {
-                    lost = Some(to);
-                }
-            };
-            let result = act(&mut session, &mut send);
-            (result, session.state() == State::Running)
+        let mut has_room = true;
+        let mut session = span.session.lock();
+        let mut send = |to: u8, mut message: Message| {
+            message.count = timer::now().wrapping_sub(self.time_offset()).into();
+            has_room &= cluster::say(to, zerocopy::transmute!(message));
         };
-        if let Some(host) = lost.filter(|_| runs) {
-            self.end(format_args!("the link to host {host} takes no messages"));
+        let result = act(&mut session, &mut send);
+        span.life.store(session.life(), Ordering::Relaxed);
+        drop(session);
+        if !has_room {
+            self.end(format_args!("its hosts take no messages"));
         }
         Some(result)
     }

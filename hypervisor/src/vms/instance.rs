@@ -175,6 +175,11 @@ impl Spanned for Instance {
         self.guest.id
     }
 
+    fn life(&self) -> u32 {
+        let span = self.guest.span.as_ref();
+        span.map_or(0, |span| span.life.load(Ordering::Relaxed))
+    }
+
     fn space(&self) -> &AddressSpace {
         &self.guest.space
     }
@@ -210,9 +215,7 @@ pub fn connect(vm: &Arc<Instance>) {
 
 /// A VM has ended: no frame finds it any more.
 pub fn disconnect(vm: &Instance) {
-    if vm.space.spans() {
-        span::leave(vm.id);
-    }
+    span::leave(vm.id);
     for cable in vm.all().map(Net::cable) {
         cable.lan().set_end(cable.port(), None);
     }

@@ -301,6 +301,8 @@ pub trait Actions {
     fn fill(&mut self, page: u32, bytes: Option<&[u8]>);
     /// Returns whether all bytes of the page are zero. No vCPU can write it then.
     fn is_zero(&mut self, page: u32) -> bool;
+    /// Returns the number of the VM's life, by which messages of another are known. 0 is none.
+    fn life(&self) -> u32;
     /// Queues a message for that host. A link with room for as many messages as there can be never refuses.
     fn send(&mut self, to: u8, message: &Message, tail: Tail<'_>);
     /// Lets a vCPU go on. `is_zeroed` says that its page was overwritten with zeroes, so its instructions that do this
@@ -421,6 +423,10 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
                 let is_other = usize::from(from) < HOSTS && from != self.settings.host;
                 let error = Broken::Misdirected(from, message.kind);
                 is_other.then_some(()).ok_or(error)?;
+                // What another life of the VM was about means nothing.
+                if message.life.get() != actions.life() {
+                    return Ok(());
+                }
                 self.receive(now_ns, from, &message, tail, actions)
             }
             Event::Quiet(page) => self.quiet(page, actions),
@@ -443,8 +449,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
         let m = message;
-        let pages = self.pages.as_ref().len() as u64;
-        let is_sound = m.page.get() < pages
+        let is_sound = (number(m) as usize) < self.pages.as_ref().len()
             && usize::from(m.host) < HOSTS
             && (usize::from(m.slot) < SLOTS || m.slot == PUSH && can_be_pushed(m.kind))
             && m.access != Access::None;
@@ -513,9 +518,9 @@ const fn can_be_pushed(kind: Kind) -> bool {
     matches!(kind, Kind::Forward | Kind::Data | Kind::Done)
 }
 
-/// Returns the page of a message whose page exists.
+/// Returns the page of a message.
 const fn number(message: &Message) -> u32 {
-    message.page.get() as u32
+    message.page.get()
 }
 
 /// Age of an instruction or a transaction; the older is less.

@@ -15,7 +15,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             return Ok(());
         }
         let message = Message {
-            page: u64::from(page).into(),
+            page: page.into(),
             ..Message::plain(Kind::Push, self.settings.host)
         };
         self.send(self.home(page), message, actions)

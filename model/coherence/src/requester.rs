@@ -213,7 +213,8 @@ impl Open {
             slot,
             acks: 0,
             vcpu: self.age.1.into(),
-            page: u64::from(self.page).into(),
+            page: self.page.into(),
+            life: 0.into(),
             version: version.into(),
             since: self.age.0.into(),
         }

@@ -66,7 +66,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         let others = ((1_u32 << HOSTS) - 1) as Hosts & !bit(me);
         let message = Message::plain(Kind::Tlbi, me);
         for host in members(others) {
-            actions.send(host, &message, Tail::Operations(&tlb.batch));
+            transmit(host, message, Some(Tail::Operations(&tlb.batch)), actions);
         }
         tlb.batch.clear();
         (tlb.is_due, tlb.unanswered, tlb.covered) = (false, others, tlb.held.len());
@@ -84,7 +84,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         actions.invalidate(operations);
         // Its sender waits for it: it never waits itself.
         let message = Message::plain(Kind::TlbiDone, self.settings.host);
-        actions.send(from, &message, Tail::None);
+        transmit(from, message, None, actions);
         Ok(true)
     }
 
@@ -95,7 +95,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         tlb.unanswered &= !bit(from);
         if tlb.unanswered == 0 {
             for (to, message) in tlb.held.drain(..tlb.covered) {
-                transmit(to, &message, actions);
+                transmit(to, message, None, actions);
             }
             tlb.covered = 0;
             if !tlb.is_due {
@@ -122,7 +122,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             return self.local.push(message).map_err(|_| Broken::Full(capacity));
         }
         if !self.tlb.is_due && self.tlb.unanswered == 0 {
-            transmit(to, &message, actions);
+            transmit(to, message, None, actions);
             return Ok(());
         }
         let tlb = &mut self.tlb;
@@ -134,12 +134,14 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
     }
 }
 
-fn transmit(to: u8, message: &Message, actions: &mut impl Actions) {
+/// Sends a message with what follows it: `None` stands for the page, where it has one.
+fn transmit(to: u8, mut message: Message, tail: Option<Tail<'_>>, actions: &mut impl Actions) {
     let has_bytes = message.kind == Kind::Data && message.form == Form::Full;
-    let tail = if has_bytes {
-        Tail::Page(number(message))
+    let page = if has_bytes {
+        Tail::Page(number(&message))
     } else {
         Tail::None
     };
-    actions.send(to, message, tail);
+    message.life = actions.life().into();
+    actions.send(to, &message, tail.unwrap_or(page));
 }

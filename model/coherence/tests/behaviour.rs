@@ -7,7 +7,7 @@ mod world;
 use abi::coherence::{Access, Form, Kind, Message};
 use model_coherence::{Broken, Event, NEVER, State, Switches};
 use std::collections::VecDeque;
-use world::{Doing, HOLD_NS, LEASE_NS, Op, Scenario, WORDS, Word, World};
+use world::{Doing, HOLD_NS, LEASE_NS, LIFE, Op, Scenario, WORDS, Word, World};
 use zerocopy::IntoBytes;
 
 const X: Word = (0, 0);
@@ -143,7 +143,7 @@ fn a_lock_brings_what_it_protects() {
     line.sent.clear();
     line.run(0);
     let asks = |message: &&Message| message.kind == Kind::Get;
-    let pages: Vec<u64> = line
+    let pages: Vec<u32> = line
         .sent
         .iter()
         .filter(asks)
@@ -253,19 +253,25 @@ fn many_invalidations_become_one() {
 
 /// Host 1's answer to a message of host 0, which is home of page 0 while host 1 is home of page 1.
 fn told(message: Message, tail: &[u8]) -> Result<(), Broken> {
+    answered(message, tail).0
+}
+
+/// As [`told`], with what host 1 then sends.
+fn answered(message: Message, tail: &[u8]) -> (Result<(), Broken>, Vec<(u8, Vec<u8>)>) {
     let scripts: [(usize, &[Op]); 2] = [(0, &[]), (1, &[Op::Store(X, 1)])];
     let mut line = Line::<2>::new(&scripts, &[0, 1], Switches::ALL);
     // Its request for page 0 is open, in slot 0.
     line.world.run(1, 0);
     let bytes = [message.as_bytes(), tail].concat();
     let node = &mut line.world.nodes[1];
+    node.machine.sent.clear();
     let event = Event::Message(0, &bytes);
     let done = node.core.step(0, event, &mut node.machine);
     if let Err(why) = done {
         let again = node.core.step(1, Event::Tick, &mut node.machine);
         assert_eq!(again, Err(why), "the session has ended");
     }
-    done
+    (done, core::mem::take(&mut node.machine.sent))
 }
 
 const MALFORMED: Result<(), Broken> = Err(Broken::Malformed(0));
@@ -278,9 +284,10 @@ const fn unexpected(kind: Kind) -> Result<(), Broken> {
     Err(Broken::Unexpected(0, kind))
 }
 
-fn message(kind: Kind, host: u8, page: u64) -> Message {
+fn message(kind: Kind, host: u8, page: u32) -> Message {
     Message {
         access: Access::Write,
+        life: LIFE.into(),
         page: page.into(),
         ..Message::plain(kind, host)
     }
@@ -323,6 +330,27 @@ fn messages_that_no_host_sends_end_the_session() {
         assert_eq!(told(message, &[]), answer, "{message:?}");
     }
     assert_eq!(told(message(Kind::Tlbi, 0, 0), &[0; 7]), MALFORMED);
+}
+
+/// Neither what would be granted nor what would end the session, be it of a life before or of none.
+#[test]
+fn messages_of_another_life_mean_nothing() {
+    for life in [0, LIFE - 1] {
+        for page in [1, 2] {
+            let get = Message {
+                life: life.into(),
+                ..message(Kind::Get, 0, page)
+            };
+            let (answer, sent) = answered(get, &[]);
+            assert_eq!((answer, sent.len()), (Ok(()), 0), "{get:?}");
+        }
+    }
+    let (answer, sent) = answered(message(Kind::Get, 0, 1), &[]);
+    assert_eq!(answer, Ok(()));
+    let lives = sent
+        .iter()
+        .map(|(_, bytes)| Message::parse(bytes).unwrap().0.life.get());
+    assert!(!sent.is_empty() && lives.eq(sent.iter().map(|_| LIFE)));
 }
 
 #[test]

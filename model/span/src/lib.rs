@@ -132,6 +132,11 @@ impl Session {
         self.state
     }
 
+    /// Returns the number of the VM's life; 0 where no host has given one yet.
+    pub const fn life(&self) -> u32 {
+        self.life
+    }
+
     /// Says that the VM is here and waits; again whenever the membership grows. The first host gives `life`, a number that it
     /// gives no other life of the VM.
     pub fn announce(&mut self, life: u32, mut send: impl FnMut(u8, Message)) {
@@ -172,7 +177,8 @@ impl Session {
         Ok((is_this && ahead > 0).then_some(message.count.get()))
     }
 
-    /// Takes a message of another host. Messages of a life that has ended mean nothing.
+    /// Takes a message of another host. Messages of a life that has ended mean nothing, nor do those of hosts that have no
+    /// share: they are about another VM.
     ///
     /// # Errors
     /// The message is not sound: the VM must end.
@@ -182,6 +188,9 @@ impl Session {
         bytes: &[u8],
         send: impl FnMut(u8, Message),
     ) -> Result<Todo, Broken> {
+        if !self.layout.has(from) {
+            return Ok(Todo::Nothing);
+        }
         let malformed = Broken::Malformed(from);
         let m = Message::try_read_from_bytes(bytes).map_err(|_| malformed)?;
         let unexpected = Err(Broken::Unexpected(from, m.kind));
@@ -194,7 +203,7 @@ impl Session {
             Kind::Ready | Kind::Load | Kind::Store => self.host == first,
             _ => true,
         };
-        if !is_allowed || !self.layout.has(from) || from == self.host {
+        if !is_allowed || from == self.host {
             return unexpected;
         }
         let (is_this, waits) = (m.life.get() == self.life, self.state == State::Waiting);

@@ -342,9 +342,11 @@ fn what_hosts_must_not_say_ends_the_vm() {
         unexpected(Kind::Load),
         "it has no devices"
     );
-    for from in [0, 3, 15] {
-        let said = world.forge(from, 0, |m| m.kind = Kind::Pause);
-        assert_eq!(said, Err(Broken::Unexpected(from, Kind::Pause)));
+    let own = world.forge(0, 0, |m| m.kind = Kind::Pause);
+    assert_eq!(own, Err(Broken::Unexpected(0, Kind::Pause)));
+    for from in [3, 15] {
+        let ends = world.forge(from, 0, |m| (m.kind, m.zero) = (Kind::End, 1));
+        assert_eq!(ends, Ok(Todo::Nothing), "it has another VM");
     }
     let short = world.act(0, |session, send| {
         session.receive(1, &[Kind::Sgi as u8; 31], send)

@@ -1,7 +1,7 @@
 //! A VM over two hosts, with a vCPU on each: PSCI, SGIs, the console, the distributor and the counter reach across.
 //!
 //! Command line: `rounds=N` (100) of turns taken and of SGIs; `end=N` (0): the vCPU that powers off; `stay`: it says so and
-//! waits for somebody to end it.
+//! invalidates TLB entries until somebody ends it.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
@@ -10,6 +10,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use machine_bare::gic::Line;
 use machine_bare::machine::Machine;
+use machine_bare::memory::PAGE_SIZE;
+use machine_bare::mmu::Window;
 use machine_bare::psci::{self, Error};
 use machine_bare::vectors::{self, Frame};
 use machine_bare::verdict::{self, Verdict, check, equal};
@@ -62,8 +64,9 @@ fn main(machine: &'static Machine) -> Verdict {
     println!("span: {rounds} SGIs each way");
     if machine.flag("stay") {
         println!("span: stays");
+        let window = Window::open(machine.scratch().part(0, PAGE_SIZE), 1);
         loop {
-            cpu::wait_for_interrupt();
+            window.map(0, 0, true);
         }
     }
     ENDS.store(1, Ordering::Release);

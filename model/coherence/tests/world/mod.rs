@@ -17,6 +17,9 @@ pub const LEASE_NS: u64 = 1000;
 /// The shortest that a page which bounces is held.
 pub const HOLD_NS: u64 = 100;
 
+/// The VM's life.
+pub const LIFE: u32 = 7;
+
 /// A word of the VM's memory: page and place.
 pub type Word = (u32, usize);
 
@@ -150,6 +153,10 @@ impl Actions for Machine {
 
     fn is_zero(&mut self, page: u32) -> bool {
         self.memory[page as usize] == [0; WORDS]
+    }
+
+    fn life(&self) -> u32 {
+        LIFE
     }
 
     fn send(&mut self, to: u8, message: &Message, tail: Tail<'_>) {

@@ -33,6 +33,10 @@ impl Actions for Machine {
         page == 2
     }
 
+    fn life(&self) -> u32 {
+        0
+    }
+
     fn send(&mut self, to: u8, _: &Message, tail: Tail<'_>) {
         assert!(to != 1 && usize::from(to) < HOSTS);
         let (tail, most) = match tail {
