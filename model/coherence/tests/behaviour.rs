@@ -256,8 +256,11 @@ fn told(message: Message, tail: &[u8]) -> Result<(), Broken> {
     answered(message, tail).0
 }
 
+/// Messages, each with its receiver.
+type Sent = Vec<(u8, Vec<u8>)>;
+
 /// As [`told`], with what host 1 then sends.
-fn answered(message: Message, tail: &[u8]) -> (Result<(), Broken>, Vec<(u8, Vec<u8>)>) {
+fn answered(message: Message, tail: &[u8]) -> (Result<(), Broken>, Sent) {
     let scripts: [(usize, &[Op]); 2] = [(0, &[]), (1, &[Op::Store(X, 1)])];
     let mut line = Line::<2>::new(&scripts, &[0, 1], Switches::ALL);
     // Its request for page 0 is open, in slot 0.
