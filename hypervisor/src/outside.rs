@@ -55,6 +55,8 @@ pub enum Ask {
     GoOn(VmName),
     /// To make it of that, and let it go on.
     Restore(Vec<u8>),
+    /// To start it again.
+    Start(VmName),
 }
 
 static ASKED: SpinLock<Option<Ask>> = SpinLock::new(Rank::Vm, None);
@@ -86,6 +88,7 @@ pub(crate) fn serve() {
         Ask::Save(name) => save(*name),
         Ask::GoOn(name) => life::resume(*name, true).map(|()| Vec::new()),
         Ask::Restore(bytes) => restore(bytes),
+        Ask::Start(name) => life::start(*name).map(|()| Vec::new()),
     };
     match done {
         Err(refusal) if refusal.code == code::BUSY => self::ask(ask),

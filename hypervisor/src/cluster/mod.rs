@@ -512,9 +512,10 @@ impl Owner for Card<'_> {
 
     fn message(&mut self, from: u8, message: &[u8]) -> bool {
         match message.first() {
-            Some(&(ASKED | ANSWERED)) if message.len() >= size_of::<Errand>() => {
+            Some(&(ASKED | ANSWERED)) => {
                 requests::ring();
-                let errands = self.errands.as_mut();
+                let is_whole = message.len() >= size_of::<Errand>();
+                let errands = self.errands.as_mut().filter(|_| is_whole);
                 return errands.is_none_or(|it| it.push([&[from], message]));
             }
             Some(&kind) if kind >= abi::span::Kind::Offer as u8 => {

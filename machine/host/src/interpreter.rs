@@ -12,6 +12,7 @@ use model_addr::{Ipa, Pa};
 const ESR: usize = number("esr_el2");
 const FAR: usize = number("far_el2");
 const HPFAR: usize = number("hpfar_el2");
+const HCR: usize = number("hcr_el2");
 const VTTBR: usize = number("vttbr_el2");
 const VTCR: usize = number("vtcr_el2");
 /// Exception classes (Arm ARM, `ESR_EL2`).
@@ -22,6 +23,8 @@ const EC_FETCH: u64 = 0x20;
 const EC_DATA: u64 = 0x24;
 /// The instruction has 32 bits.
 const IL: u64 = 1 << 25;
+/// `HCR_EL2.TTLB`.
+const TTLB: u64 = 1 << 25;
 /// `PSTATE.I`.
 const MASKS_INTERRUPTS: u64 = 1 << 7;
 
@@ -239,6 +242,14 @@ impl Machine {
                 return After::Leave;
             }
             I::System(write, register, name) => return self.system(context, write, register, name),
+            I::Barrier(word)
+                if is_tlb_maintenance(word) && self.cpu().registers[HCR] & TTLB != 0 =>
+            {
+                let [op1, crn, crm, op2] = [16, 12, 8, 5].map(|at| u64::from(word) >> at & 0xf);
+                let name = 1 << 20 | (op2 & 7) << 17 | (op1 & 7) << 14 | crn << 10 | crm << 1;
+                self.leave(EC_SYSREG, name | u64::from(word & 0x1f) << 5);
+                return After::Leave;
+            }
             I::Return => {
                 let cpu = self.cpu();
                 context.pstate = cpu.registers[const { number("spsr_el1") }];
@@ -434,6 +445,11 @@ fn direct(name: [u8; 5]) -> Option<usize> {
         [3, 2, 0, 0, 0] => const { number("csselr_el1") },
         _ => return None,
     })
+}
+
+/// `SYS` of CRn 8, among what [`Instruction::Barrier`] stands for.
+const fn is_tlb_maintenance(word: u32) -> bool {
+    word & 0xffff_f000 == 0xd508_8000
 }
 
 const fn calculate(operation: Operation, one: u64, other: u64) -> u64 {

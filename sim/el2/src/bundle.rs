@@ -87,9 +87,16 @@ pub fn build(vms: &[Vm], described: usize) -> Vec<u8> {
     lay_out(&kernels.chain(records).collect::<Vec<_>>())
 }
 
-/// The bundle of a host of a cluster, without VMs.
-pub fn of_host(cluster: &ClusterRecord) -> Vec<u8> {
-    lay_out(&[(kind::CLUSTER, "cluster".into(), cluster.as_bytes())])
+/// The bundle of a host of a cluster, with a VM and its kernel if it has one.
+pub fn of_host(cluster: &ClusterRecord, vm: Option<(&VmRecord, &[u8])>) -> Vec<u8> {
+    let mut contents = Vec::new();
+    if let Some((record, kernel)) = vm {
+        contents.push((kind::KERNEL, "kernel".into(), kernel));
+        let name = record.name.as_str().unwrap_or_default();
+        contents.push((kind::VM, name.to_owned(), record.as_bytes()));
+    }
+    contents.push((kind::CLUSTER, "cluster".into(), cluster.as_bytes()));
+    lay_out(&contents)
 }
 
 /// A bundle of entries: their kinds, names and contents.

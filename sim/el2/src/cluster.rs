@@ -9,6 +9,7 @@
 //!   host 0      host 1      host 2                           a process each, from its start to its crash
 //! ```
 
+mod guest;
 mod host;
 mod judge;
 mod network;
@@ -49,6 +50,9 @@ pub struct Life {
     pub trace: u64,
     /// Milliseconds of virtual time.
     pub ms: u64,
+    /// How often the VM over two hosts ran to its end, and was ended by the loss of a host, on each.
+    pub whole: u64,
+    pub lost: u64,
 }
 
 /// Lives the life of `seed`; `log` is given what hypervisors write to their logs.
@@ -59,7 +63,8 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     let mut rng = Rng::new(seed ^ 0x636c_7573_7465_7200);
     let hosts = 2 + rng.below(2) as usize;
     let mut network = Network::new(&mut rng, hosts);
-    let mut world = World::new(&mut rng, (hosts, None), network.latency_ns);
+    let vm = Some(rng.next()).filter(|_| seed.is_multiple_of(2));
+    let mut world = World::new(&mut rng, (hosts, None, vm), network.latency_ns);
     let faults_ns = FAULTS_NS[0] + rng.below(FAULTS_NS[1] - FAULTS_NS[0]);
     let mut next_fault = 500 * MS + rng.below(1_500 * MS);
     while world.now < faults_ns {
@@ -82,9 +87,17 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     network.calm();
     let view = world.view();
     world.probe_all(PROBES);
+    world.await_vm();
     world.run(world.now + CALM_NS, &mut network, log)?;
     if !world.is_one() || world.view() != view {
         return Err(format!("hosts part without a fault: {}", world.describe()));
+    }
+    let end = world.now + PEACE_NS;
+    while !world.vm_goes_on() {
+        if world.now >= end {
+            return Err(format!("the VM does not go on: {}", world.describe()));
+        }
+        world.run(world.now + 20 * MS, &mut network, log)?;
     }
     if !world.are_probed() {
         return Err(format!("messages were lost: {}", world.describe()));
@@ -99,7 +112,7 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
 pub fn live_apart(seed: u64, odd: Odd, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     let mut rng = Rng::new(seed ^ 0x6170_6172_7400);
     let mut network = Network::new(&mut rng, 3);
-    let mut world = World::new(&mut rng, (3, Some(odd)), network.latency_ns);
+    let mut world = World::new(&mut rng, (3, Some(odd), None), network.latency_ns);
     world.run(APART_NS, &mut network, log)?;
     if world.is_last_alone() {
         Ok(world.end())

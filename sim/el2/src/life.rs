@@ -364,7 +364,7 @@ fn makes_sense(vm: &RawVm, has_begun: bool) -> bool {
 }
 
 /// The whole lines of a log, which keeps the rest.
-fn take_lines(log: &mut Vec<u8>) -> String {
+pub fn take_lines(log: &mut Vec<u8>) -> String {
     let end = log
         .iter()
         .rposition(|byte| *byte == b'\n')

@@ -70,6 +70,9 @@ struct Options {
     /// Hosts of it.
     #[arg(long, requires = "host", hide = true)]
     hosts: Option<u8>,
+    /// What decides the VM that spans two of them.
+    #[arg(long, requires = "host", hide = true)]
+    vm: Option<u64>,
     #[command(flatten)]
     limits: Limits,
 }
@@ -77,12 +80,13 @@ struct Options {
 fn main() -> ExitCode {
     let options = Options::parse();
     if let (Some(host), Some(hosts)) = (options.host, options.hosts) {
-        let (seed, odd) = (options.seed, options.odd);
+        let (seed, odd, vm) = (options.seed, options.odd, options.vm);
         let been = cluster::be(cluster::Birth {
             host,
             hosts,
             seed,
             odd,
+            vm,
         });
         return ExitCode::from(u8::from(been.is_err()));
     }

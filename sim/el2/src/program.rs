@@ -36,7 +36,8 @@ const PSCI_CPU_ON: u64 = 0xc400_0003;
 const PSCI_SYSTEM_OFF: u64 = 0x8400_0008;
 const PSCI_VERSION: u64 = 0x8400_0000;
 const NEVER_SHARE: u64 = abi::hypercall::NEVER_SHARE as u64;
-const DISTRIBUTOR: u64 = 0x0800_0000;
+/// The interrupt controller's distributor.
+pub const DISTRIBUTOR: u64 = 0x0800_0000;
 const REDISTRIBUTORS: u64 = 0x080a_0000;
 const UART: u64 = 0x0900_0000;
 const TIMER: u64 = 27;
@@ -48,7 +49,8 @@ const IAR: [u8; 5] = [3, 0, 12, 12, 0];
 const EOIR: [u8; 5] = [3, 0, 12, 12, 1];
 const PMR: [u8; 5] = [3, 0, 4, 6, 0];
 const GROUP: [u8; 5] = [3, 0, 12, 12, 7];
-const SGI: [u8; 5] = [3, 0, 12, 11, 5];
+/// The register that sends interrupts to vCPUs: bit n of it is for vCPU n, and bits 24 to 27 are which.
+pub const SGI: [u8; 5] = [3, 0, 12, 11, 5];
 const TIME: [u8; 5] = [3, 3, 14, 0, 2];
 const TIMER_CONTROL: [u8; 5] = [3, 3, 14, 3, 1];
 const TIMER_COMPARE: [u8; 5] = [3, 3, 14, 3, 2];
@@ -71,6 +73,7 @@ const OWN: [[u8; 5]; 13] = [
 ];
 
 /// A program that grows.
+#[derive(Default)]
 pub struct Program {
     words: Vec<I>,
     /// What each step is, for people, and where it begins.
@@ -120,7 +123,13 @@ impl Program {
         }]);
     }
 
-    fn call(&mut self, arguments: &[u64]) {
+    /// Copies register `from` to register `to`.
+    pub fn move_to(&mut self, to: u8, from: u8) {
+        self.add([I::CalculateWith(Operation::Add, to, from, 0)]);
+    }
+
+    /// Calls firmware, or the hypervisor.
+    pub fn call(&mut self, arguments: &[u64]) {
         for (register, argument) in arguments.iter().enumerate() {
             self.put(register as u8, *argument);
         }
@@ -128,7 +137,7 @@ impl Program {
     }
 
     /// Adds one to the word at `at`, whoever else does.
-    fn count(&mut self, at: u64) {
+    pub fn count(&mut self, at: u64) {
         self.put(1, at);
         self.add([
             I::LoadExclusive(2, 1),
@@ -186,6 +195,11 @@ impl Program {
         self.add([I::System(true, 9, EOIR)]);
     }
 
+    /// Its instructions, as words.
+    pub fn encode(&self) -> impl Iterator<Item = u32> + use<'_> {
+        self.words.iter().map(|word| word.encode())
+    }
+
     /// Instructions so far.
     pub fn len(&self) -> usize {
         self.words.len()
@@ -206,7 +220,7 @@ impl Program {
     }
 
     /// Waits until the word at `at` is 1, asleep between two looks.
-    fn wait_for(&mut self, at: u64) {
+    pub fn wait_for(&mut self, at: u64) {
         let start = self.words.len();
         self.load(3, at);
         self.add([I::CalculateWith(Operation::Subtract, 3, 3, 1)]);
@@ -214,7 +228,7 @@ impl Program {
     }
 
     /// Makes the interrupt controller give SGIs and the timer's interrupt to this vCPU.
-    fn open_interrupts(&mut self, vcpu: u64) {
+    pub fn open_interrupts(&mut self, vcpu: u64) {
         let own = REDISTRIBUTORS + vcpu * 0x2_0000;
         if vcpu == 0 {
             self.store(2, DISTRIBUTOR, 0x12);
@@ -380,11 +394,11 @@ pub fn kernel(plan: Plan) -> Vec<u8> {
     let mut words: Vec<u32> = vec![0];
     for body in bodies {
         entries.push(RAM + 4 * words.len() as u64);
-        words.extend(body.words.into_iter().map(I::encode));
+        words.extend(body.encode());
     }
     words[0] = I::Branch(words.len() as i32).encode();
     let first = first(plan, &entries, &mut Rng::new(plan.seed));
-    words.extend(first.words.into_iter().map(I::encode));
+    words.extend(first.encode());
     let mut image: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
     assert!(
         image.len() <= 0x8000,
@@ -427,12 +441,7 @@ pub fn describe(plan: Plan) -> Vec<String> {
 }
 
 fn begin(plan: Plan, vcpu: u64) -> Program {
-    let mut program = Program {
-        words: Vec::new(),
-        notes: Vec::new(),
-        own: [None; OWN.len()],
-        letters: 0,
-    };
+    let mut program = Program::default();
     program.put(VM, plan.vm);
     program.put(VCPU, vcpu);
     program

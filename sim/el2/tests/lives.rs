@@ -15,6 +15,11 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// What became of a cluster.
+fn cluster(seed: u64) -> String {
+    text(&sim(&["--cluster", "--seed", &seed.to_string()]))
+}
+
 #[test]
 fn lives_go_well() {
     let output = sim(&["--seed", "1", "--lives", "100", "--first"]);
@@ -35,14 +40,19 @@ fn vms_go_on_at_another_machine() {
 }
 
 /// Complete hypervisors join, part and come together again over a network that loses, repeats, delays, corrupts and cuts,
-/// while hosts crash and stand still.
+/// while hosts crash and stand still. A VM spans two of them in every other life: its vCPUs see what the others have written,
+/// the loss of a host ends it on both, and it runs again once all have come together.
 #[test]
 fn hosts_come_together_again() {
     let output = sim(&["--cluster", "--seed", "1", "--lives", "40", "--first"]);
     assert!(output.status.success(), "{}", text(&output));
-    let [first, again] =
-        [7, 7].map(|seed: u64| text(&sim(&["--cluster", "--seed", &seed.to_string()])));
-    assert_eq!(first, again);
+    let lives: Vec<String> = (2..=40).step_by(2).map(cluster).collect();
+    let has_lost = |life: &&String| !life.contains("lost: 0 ");
+    let lost = lives.iter().filter(has_lost).count();
+    assert!(lost >= 10, "{lives:?}");
+    for seed in [7, 8] {
+        assert_eq!(cluster(seed), cluster(seed));
+    }
 }
 
 /// A host that does not fit stays alone, and the others say why.

@@ -1,14 +1,15 @@
 //! A host of a cluster, in this process: takes turns from its standard input, and reports to its standard output.
 
+use super::guest::{self, Plan, Witness};
 use super::pipe::{Report, Turn};
 use crate::bundle;
-use crate::life::{BUNDLE_AT, TREE_AT};
+use crate::life::{BUNDLE_AT, TREE_AT, take_lines};
 use crate::tree;
 use abi::Text;
 use abi::bundle::ClusterRecord;
-use abi::cluster::{ASKED, BEAT, DESCRIPTION, Description, PROBE, PROBED};
+use abi::cluster::{ANSWERED, ASKED, BEAT, DESCRIPTION, Description, PROBE, PROBED};
 use abi::link::BULK_MAX;
-use hypervisor::outside::cluster;
+use hypervisor::outside::{self, Ask, cluster};
 use machine_host::machine::{self, Config, Entries, Machine, Progress};
 use machine_host::rng::Rng;
 use std::io::{self, StdinLock, StdoutLock};
@@ -65,6 +66,16 @@ pub struct Birth {
     /// Another one at each start.
     pub seed: u64,
     pub odd: Option<Odd>,
+    /// What decides the VM over two hosts, if there is one.
+    pub vm: Option<u64>,
+}
+
+impl Birth {
+    /// The VM, if this host has a share of it.
+    fn plan(self) -> Option<Plan> {
+        let plan = self.vm.map(|seed| Plan::new(seed, self.hosts));
+        plan.filter(|plan| plan.hosts >> self.host & 1 != 0)
+    }
 }
 
 /// The address of a host's card.
@@ -84,13 +95,14 @@ fn record(birth: Birth) -> ClusterRecord {
 }
 
 /// A message of any kind but those by which hosts join and probes are answered, of any length. Of a request to the
-/// host it has the rights of nobody.
-fn babble(rng: &mut Rng) -> Vec<u8> {
+/// host it has the rights of nobody. With `has_vm` it is none about a VM, which may end by that.
+fn babble(rng: &mut Rng, has_vm: bool) -> Vec<u8> {
     let longest = if rng.below(2) == 0 { 48 } else { BULK_MAX };
     let length = 2 + rng.below(longest as u64 - 1);
     let mut message: Vec<u8> = (0..length).map(|_| rng.next() as u8).collect();
     match message[0] {
         DESCRIPTION..=BEAT | PROBE | PROBED => message[0] = ASKED,
+        kind if has_vm && kind != ANSWERED => message[0] = ASKED,
         _ => {}
     }
     if message[0] == ASKED {
@@ -116,7 +128,10 @@ pub fn be(birth: Birth) -> Result<(), String> {
     // A machine's counter does not begin with its hypervisor.
     let bits = 20 + rng.below(20);
     let offset = rng.below(1 << bits);
-    let bundle = bundle::of_host(&record(birth));
+    let plan = birth.plan();
+    let vm = plan.as_ref().map(|plan| (plan.record(), &plan.image[..]));
+    let vm = vm.as_ref().map(|(record, image)| (record, *image));
+    let bundle = bundle::of_host(&record(birth), vm);
     let range = (BUNDLE_AT.0, BUNDLE_AT.0 + bundle.len() as u64);
     let tree = tree::write((&config, 1), "zeroed=off", range);
     let tree = tree.map_err(|error| format!("no device tree: {error}"))?;
@@ -129,6 +144,9 @@ pub fn be(birth: Birth) -> Result<(), String> {
         machine.attach_card();
         if birth.seed.is_multiple_of(4) {
             machine.lose_aes();
+        }
+        if let Some(plan) = &plan {
+            machine.observer = Some(Box::new(Witness::new(plan, birth.seed)));
         }
         machine.time += offset;
         machine.limit = machine.time;
@@ -144,6 +162,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         report: Report::default(),
         turn_steps: 0,
         probes: 0,
+        starts_vm: false,
         rng,
         input: io::stdin().lock(),
         output: io::stdout().lock(),
@@ -175,6 +194,8 @@ struct Turns<'a> {
     turn_steps: u64,
     /// Messages of probes that are to begin.
     probes: u32,
+    /// The VM has ended, and is to be started.
+    starts_vm: bool,
     rng: Rng,
     input: StdinLock<'a>,
     output: StdoutLock<'a>,
@@ -189,8 +210,9 @@ impl Turns<'_> {
             while let Some(frame) = machine.take_frame() {
                 self.report.frames.push((time, frame));
             }
-            let log = std::mem::take(&mut machine.log);
-            self.report.log += &String::from_utf8_lossy(&log);
+            let log = take_lines(&mut machine.log);
+            self.starts_vm |= guest::is_to_be_started(&log);
+            self.report.log += &log;
             (self.report.at, self.report.steps) = (time, machine.steps);
             (machine.violation.take(), machine.time >= machine.limit)
         });
@@ -216,10 +238,14 @@ impl Turns<'_> {
         if self.report.standing.is_none() && cluster::has_links() {
             return true;
         }
+        if matches!(outside::answer(), Some(Err(_))) || std::mem::take(&mut self.starts_vm) {
+            // Until what is left of it has gone.
+            outside::ask(Ask::Start(guest::name()));
+        }
         let probes = std::mem::take(&mut self.probes);
         for host in (0..self.birth.hosts).filter(|host| *host != self.birth.host) {
             if self.rng.below(BABBLE_ONE_IN) == 0 || probes > 0 {
-                cluster::say(host, &babble(&mut self.rng));
+                cluster::say(host, &babble(&mut self.rng, self.birth.vm.is_some()));
             }
             if probes > 0 {
                 cluster::probe(host, probes, true);

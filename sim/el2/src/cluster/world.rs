@@ -1,5 +1,6 @@
 //! Hosts and the network in virtual time. Each host runs until the others' frames could reach it, and no further.
 
+use super::guest;
 use super::judge::{self, Numbers, Seen, View};
 use super::network::Network;
 use super::pipe::{Report, Turn};
@@ -37,6 +38,7 @@ impl Process {
             .args(["--host", &birth.host.to_string()])
             .args(["--hosts", &birth.hosts.to_string()])
             .args(["--seed", &birth.seed.to_string()])
+            .args(birth.vm.map(|seed| format!("--vm={seed}")))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -81,6 +83,8 @@ struct Host {
     /// When it stood so.
     seen_at: u64,
     past: Vec<View>,
+    /// How often the VM over two hosts is still to run to its end here.
+    awaited: u32,
 }
 
 impl Host {
@@ -167,6 +171,8 @@ pub struct World {
     hosts: Vec<Host>,
     /// What the last of them says of itself.
     odd: Option<Odd>,
+    /// What decides the VM over two hosts, if there is one.
+    vm: Option<u64>,
     /// By arrival, and by the order in which they were sent.
     flying: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     numbers: Numbers,
@@ -175,9 +181,13 @@ pub struct World {
 }
 
 impl World {
-    /// So many hosts, which are started one after the other; the last may be odd. No frame arrives sooner than
-    /// `latency_ns`.
-    pub fn new(rng: &mut Rng, (hosts, odd): (usize, Option<Odd>), latency_ns: u64) -> Self {
+    /// So many hosts, which are started one after the other; the last may be odd, and a VM may span two of them. No frame
+    /// arrives sooner than `latency_ns`.
+    pub fn new(
+        rng: &mut Rng,
+        (hosts, odd, vm): (usize, Option<Odd>, Option<u64>),
+        latency_ns: u64,
+    ) -> Self {
         let host = |_| Host {
             process: None,
             starts_at: rng.below(500 * MS),
@@ -191,6 +201,7 @@ impl World {
             standing: None,
             seen_at: 0,
             past: Vec::new(),
+            awaited: 0,
         };
         let hosts = (0..hosts).map(host).collect();
         Self {
@@ -198,6 +209,7 @@ impl World {
             quantum_ns: latency_ns,
             hosts,
             odd,
+            vm,
             flying: BTreeMap::new(),
             numbers: Numbers::default(),
             rng: Rng::new(rng.next()),
@@ -273,6 +285,7 @@ impl World {
             self.life.entered += (host.past.len() - before) as u64;
             self.life.turns += 1;
             for line in report.log.lines() {
+                self.hear(number, line).map_err(|what| of(number, what))?;
                 log(&format!("{} ms, host{number}: {line}\n", end / MS));
             }
             if !report.wrong.is_empty() {
@@ -322,6 +335,7 @@ impl World {
             hosts,
             seed: self.rng.next(),
             odd: self.odd.filter(|_| number + 1 == usize::from(hosts)),
+            vm: self.vm,
         })?;
         host.process = Some(process);
         host.starts += 1;
@@ -399,6 +413,36 @@ impl World {
         let others = |n: usize| all & !(1 << n);
         let mut hosts = self.hosts.iter().enumerate();
         hosts.all(|(n, host)| host.standing.is_some_and(|it| it.probed == others(n)))
+    }
+
+    /// From now on the VM over two hosts is to run to its end on each of them.
+    pub fn await_vm(&mut self) {
+        let hosts = self.hosts.len() as u8;
+        let plan = self.vm.map(|seed| guest::Plan::new(seed, hosts));
+        for (number, host) in self.hosts.iter_mut().enumerate() {
+            let has_share = plan.as_ref().is_some_and(|it| it.hosts >> number & 1 != 0);
+            host.awaited = u32::from(has_share) * 2;
+        }
+    }
+
+    /// Whether it has, a second time on each so that one began meanwhile.
+    pub fn vm_goes_on(&self) -> bool {
+        self.hosts.iter().all(|host| host.awaited == 0)
+    }
+
+    /// A host has written a line to its log.
+    fn hear(&mut self, number: usize, line: &str) -> Result<(), String> {
+        match guest::ended(line) {
+            None => {}
+            Some("reset") => {
+                let awaited = &mut self.hosts[number].awaited;
+                *awaited = awaited.saturating_sub(1);
+                self.life.whole += 1;
+            }
+            Some(why) if guest::is_of_loss(why) => self.life.lost += 1,
+            Some(why) => return Err(format!("has ended the VM: {why}")),
+        }
+        Ok(())
     }
 
     /// How all hosts stand.
