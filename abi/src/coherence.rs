@@ -1,7 +1,7 @@
 //! Messages between the hosts of one VM that keep its pages coherent (`model/coherence`).
 //!
 //! ```text
-//!  Message, 32 bytes | nothing, a page (Data, Full), or operations (Tlbi)
+//!  Message, 40 bytes | nothing, a page (Data, Full), or operations (Tlbi)
 //! ```
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -105,6 +105,8 @@ pub struct Message {
     pub version: U64,
     /// Time at which the instruction that waits first faulted, in nanoseconds of the guest's counter.
     pub since: U64,
+    /// The guest's counter at the sender when the message left; 0 until then.
+    pub count: U64,
 }
 
 impl Message {
@@ -122,6 +124,7 @@ impl Message {
             life: 0.into(),
             version: 0.into(),
             since: 0.into(),
+            count: 0.into(),
         }
     }
 
@@ -131,6 +134,6 @@ impl Message {
     }
 }
 
-const _: () = assert!(size_of::<Message>() == 32);
+const _: () = assert!(size_of::<Message>() == 40);
 const _: () = assert!(size_of::<Message>() + PAGE_BYTES == crate::link::BULK_MAX);
 const _: () = assert!(size_of::<Message>() + 8 * OPERATIONS_MAX <= crate::link::URGENT_MAX);

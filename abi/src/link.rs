@@ -30,8 +30,8 @@ pub const LANES: usize = 2;
 pub const SLOTS_MAX: usize = 256;
 /// The most pieces of a message.
 pub const PARTS_MAX: usize = 3;
-/// The longest bulk message: a page, and 32 bytes that say what it is.
-pub const BULK_MAX: usize = 4096 + 32;
+/// The longest bulk message: a page, and 40 bytes that say what it is.
+pub const BULK_MAX: usize = 4096 + 40;
 /// The longest urgent message.
 pub const URGENT_MAX: usize = 512;
 /// Bytes of the longest frame on an Ethernet of 1,500 bytes.

@@ -19,7 +19,7 @@ use xxhash_rust::xxh64::xxh64;
 use zerocopy::IntoBytes;
 
 /// The longest that a peer's clock may be ahead.
-const AHEAD_MAX_NS: u64 = 10_000_000_000;
+pub const AHEAD_MAX_NS: u64 = 10_000_000_000;
 /// `GICD_CTLR` with all groups let through.
 const ALL_GROUPS: u64 = 3;
 

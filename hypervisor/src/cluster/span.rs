@@ -57,6 +57,10 @@ pub trait Spanned: Send + Sync {
     fn id(&self) -> VmId;
     /// The number of its life.
     fn life(&self) -> u32;
+    /// What its counter shows.
+    fn count(&self) -> u64;
+    /// Its counter shows that much or more; whether no vCPU reads less. `None` where that is further ahead than clocks drift.
+    fn reaches(&self, count: u64) -> Option<bool>;
     /// Its memory.
     fn space(&self) -> &AddressSpace;
     /// Its vCPUs on this host.
@@ -71,6 +75,7 @@ pub trait Spanned: Send + Sync {
 #[derive(Clone, Copy, Debug)]
 enum Why {
     Lost(u8),
+    Ahead(u8),
     Broken(Broken),
     NoMemory,
 }
@@ -248,7 +253,7 @@ pub(super) fn end_if_broken() {
         let why = memory.why?;
         let vm = Arc::clone(&memory.hands.as_ref()?.vm);
         let host = match why {
-            Why::Lost(host) => host,
+            Why::Lost(host) | Why::Ahead(host) => host,
             _ => 0,
         };
         Some((vm, why, state.name(host)))
@@ -257,6 +262,7 @@ pub(super) fn end_if_broken() {
     };
     match why {
         Why::Lost(_) => vm.end(format_args!("host {name} is lost")),
+        Why::Ahead(_) => vm.end(format_args!("the clock of host {name} is far ahead")),
         Why::Broken(broken) => vm.end(format_args!("its hosts disagree: {broken}")),
         Why::NoMemory => vm.end(format_args!("the machine has no memory left for it")),
     }
@@ -283,10 +289,7 @@ impl Memory {
     fn step(&mut self, event: Event<'_>) {
         if let (Some(hands), None) = (&mut self.hands, self.why) {
             let done = self.coherence.step(super::now_ns(), event, hands);
-            self.why = done.err().map(Why::Broken);
-            if hands.has_failed {
-                self.why = Some(Why::NoMemory);
-            }
+            self.why = hands.why(done);
         }
     }
 
@@ -347,6 +350,14 @@ impl Memory {
         };
         let done = if let Some((from, message)) = self.inbox.first().and_then(|it| it.split_first())
         {
+            match hands.reaches(message) {
+                Some(true) => {}
+                Some(false) => return false,
+                None => {
+                    self.why = Some(Why::Ahead(*from));
+                    return true;
+                }
+            }
             let from = u8::from(self.members[1] == *from);
             let event = Event::Message(from, message);
             let done = self.coherence.step(now_ns, event, hands);
@@ -357,10 +368,7 @@ impl Memory {
         } else {
             return false;
         };
-        self.why = done.err().map(Why::Broken);
-        if hands.has_failed {
-            self.why = Some(Why::NoMemory);
-        }
+        self.why = hands.why(done);
         true
     }
 }
@@ -375,6 +383,8 @@ impl State {
             return;
         };
         while let (None, Some((to, message, behind))) = (memory.why, hands.backlog.front()) {
+            let count = hands.vm.count().into();
+            let message = Message { count, ..*message };
             let tail = match *behind {
                 Behind::Nothing => &[],
                 Behind::Page(page) => match hands.frame(page) {
@@ -417,6 +427,19 @@ impl State {
 }
 
 impl Hands {
+    /// Why the VM cannot go on behind a step, if it cannot.
+    fn why(&self, done: Result<(), Broken>) -> Option<Why> {
+        let broken = done.err().map(Why::Broken);
+        self.has_failed.then_some(Why::NoMemory).or(broken)
+    }
+
+    /// The guest's counter shows what a message's sender knows of; the rest as for [`Spanned::reaches`].
+    fn reaches(&self, message: &[u8]) -> Option<bool> {
+        let message = Message::parse(message).map(|(message, _)| message);
+        let of_this = message.filter(|it| it.life.get() == self.vm.life());
+        of_this.map_or(Some(true), |it| self.vm.reaches(it.count.get()))
+    }
+
     /// The frame behind a page, which gets one if it has none.
     fn frame(&self, page: u32) -> Option<Mfn> {
         let gfn = self.first.add(page.into());

@@ -171,13 +171,6 @@ impl Guest {
         self.time_offset.load(Ordering::Relaxed)
     }
 
-    /// The guest's counter shows `count` now, and goes on from there.
-    pub fn set_count(&self, count: u64) {
-        let offset = timer::now().wrapping_sub(count);
-        self.time_offset.store(offset, Ordering::Relaxed);
-        self.call_vcpus(VcpuSet::first(self.vcpus.len()), attention::CLOCK);
-    }
-
     /// Its memory, for devices.
     pub fn memory(&self) -> DeviceView<'_> {
         DeviceView {

@@ -1,10 +1,14 @@
 //! What a VM that spans hosts tells the others.
 
 use crate::cluster;
+use crate::cluster::calls::AHEAD_MAX_NS;
 use crate::guest::{End, Guest};
+use crate::machine::{self, due};
+use crate::vcpu::{Vcpu, attention};
 use arch::timer;
 use core::sync::atomic::Ordering;
 use model_span::{Kind, Message, Session, end};
+use model_vgic::VcpuSet;
 
 impl Guest {
     /// Returns whether another host has that vCPU.
@@ -23,7 +27,7 @@ impl Guest {
         let mut has_room = true;
         let mut session = span.session.lock();
         let mut send = |to: u8, mut message: Message| {
-            message.count = timer::now().wrapping_sub(self.time_offset()).into();
+            message.count = self.time().into();
             has_room &= cluster::say(to, zerocopy::transmute!(message));
         };
         let result = act(&mut session, &mut send);
@@ -33,6 +37,54 @@ impl Guest {
             self.end(format_args!("its hosts take no messages"));
         }
         Some(result)
+    }
+
+    /// What the guest's counter shows.
+    pub fn time(&self) -> u64 {
+        timer::now().wrapping_sub(self.time_offset())
+    }
+
+    /// The guest's counter shows `count` now, and goes on from there.
+    pub fn set_count(&self, count: u64) {
+        let offset = timer::now().wrapping_sub(count);
+        self.time_offset.store(offset, Ordering::Relaxed);
+        self.call_vcpus(VcpuSet::first(self.vcpus.len()), attention::CLOCK);
+    }
+
+    /// Returns the number of the life that it is in on all its hosts.
+    pub fn life(&self) -> u32 {
+        let span = self.span.as_ref();
+        span.map_or(0, |span| span.life.load(Ordering::Relaxed))
+    }
+
+    /// Sets the counter forward to `count`, which another host has read; whether all vCPUs here show that: not before all
+    /// hosts have the VM, as its start sets the counter. `None` where it is further ahead than clocks drift.
+    pub fn reaches(&self, count: u64) -> Option<bool> {
+        let ahead = count.saturating_sub(self.time());
+        if self
+            .span
+            .as_ref()
+            .is_none_or(|span| span.ids.get().is_none())
+        {
+            return Some(false);
+        }
+        if ahead > 0 {
+            self.set_count(count);
+        }
+        (ahead <= machine::counts(AHEAD_MAX_NS)).then(|| self.shows_count())
+    }
+
+    /// Whether all vCPUs here show the counter as it was set last; somebody looks again where one does not yet.
+    pub fn shows_count(&self) -> bool {
+        let is_behind = |vcpu: &Vcpu| {
+            let asked = vcpu.attention.load(Ordering::SeqCst);
+            asked & attention::CLOCK != 0 && vcpu.running_on().is_some()
+        };
+        let shows = !self.vcpus.iter().any(is_behind);
+        if !shows {
+            due::request();
+        }
+        shows
     }
 }
 

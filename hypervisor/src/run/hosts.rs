@@ -7,10 +7,9 @@ use crate::life::create::turn_on_first;
 use crate::machine::{self, due};
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{mmio, skip};
-use crate::vcpu::{Asked, Outcome, Vcpu, attention};
+use crate::vcpu::{Asked, Outcome, attention};
 use crate::vms::{Instance, report, table};
 use alloc::sync::Arc;
-use arch::timer;
 use core::sync::atomic::Ordering;
 use model_addr::Ipa;
 use model_span::{Broken, GROUP1_TOO, Kind, Message, Todo, end};
@@ -54,17 +53,11 @@ fn act(vm: &Arc<Instance>, from: u8, call: &Call) -> bool {
 
 /// Takes a message, once no vCPU reads a count less than the sender's; `None` before.
 fn heard(vm: &Guest, from: u8, call: &Call) -> Result<Option<Todo>, Broken> {
-    let count = timer::now().wrapping_sub(vm.time_offset());
-    let behind = vm.with_session(|session, _| session.behind(from, call, count));
+    let behind = vm.with_session(|session, _| session.behind(from, call, vm.time()));
     if let Some(count) = behind.transpose()?.flatten() {
         vm.set_count(count);
     }
-    let is_behind = |vcpu: &Vcpu| {
-        let asked = vcpu.attention.load(Ordering::SeqCst);
-        asked & attention::CLOCK != 0 && vcpu.running_on().is_some()
-    };
-    if vm.vcpus.iter().any(is_behind) {
-        due::request();
+    if !vm.shows_count() {
         return Ok(None);
     }
     let wanted = vm.with_session(|session, send| session.receive(from, call, send));
@@ -114,6 +107,8 @@ fn start(vm: &Instance) {
     if span.is_first() {
         turn_on_first(vm);
     }
+    // Messages about pages may have come before.
+    due::request();
     log::info!("{} runs on all its hosts", vm.name());
 }
 

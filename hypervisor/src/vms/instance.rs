@@ -176,8 +176,15 @@ impl Spanned for Instance {
     }
 
     fn life(&self) -> u32 {
-        let span = self.guest.span.as_ref();
-        span.map_or(0, |span| span.life.load(Ordering::Relaxed))
+        self.guest.life()
+    }
+
+    fn count(&self) -> u64 {
+        self.guest.time()
+    }
+
+    fn reaches(&self, count: u64) -> Option<bool> {
+        self.guest.reaches(count)
     }
 
     fn space(&self) -> &AddressSpace {

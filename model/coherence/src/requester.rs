@@ -217,6 +217,7 @@ impl Open {
             life: 0.into(),
             version: version.into(),
             since: self.age.0.into(),
+            count: 0.into(),
         }
     }
 }

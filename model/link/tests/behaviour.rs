@@ -124,7 +124,7 @@ fn a_page_takes_three_standard_frames_or_half_a_jumbo() {
     send(&mut pair, Lane::Bulk, &[7; BULK_MAX]);
     let frames = pair.step(0, now, Event::Tick);
     let found = pieces(&frames, body);
-    assert_eq!(found, [[(1, 1380)], [(1, 1380)], [(1, 1368)]]);
+    assert_eq!(found, [[(1, 1380)], [(1, 1380)], [(1, 1376)]]);
     let (mut pair, now) = joined::<Clear>(FRAME_JUMBO);
     send(&mut pair, Lane::Bulk, &[7; BULK_MAX]);
     send(&mut pair, Lane::Bulk, &[8; BULK_MAX]);

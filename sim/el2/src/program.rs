@@ -51,7 +51,8 @@ const PMR: [u8; 5] = [3, 0, 4, 6, 0];
 const GROUP: [u8; 5] = [3, 0, 12, 12, 7];
 /// The register that sends interrupts to vCPUs: bit n of it is for vCPU n, and bits 24 to 27 are which.
 pub const SGI: [u8; 5] = [3, 0, 12, 11, 5];
-const TIME: [u8; 5] = [3, 3, 14, 0, 2];
+/// The guest's counter.
+pub const TIME: [u8; 5] = [3, 3, 14, 0, 2];
 const TIMER_CONTROL: [u8; 5] = [3, 3, 14, 3, 1];
 const TIMER_COMPARE: [u8; 5] = [3, 3, 14, 3, 2];
 const ID: [u8; 5] = [3, 0, 0, 4, 0];

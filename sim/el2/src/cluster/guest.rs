@@ -1,7 +1,7 @@
 //! The VM over two hosts: its vCPUs write numbers that grow into words of their own, in pages that all write into, and read
 //! those of others. Whoever has seen a number must see all that was written before it.
 
-use crate::program::{BEGINS, COMPARE, DISTRIBUTOR, Program, RAM, SGI, TREE, VCPU};
+use crate::program::{BEGINS, COMPARE, DISTRIBUTOR, Program, RAM, SGI, TIME, TREE, VCPU};
 use abi::Text;
 use abi::bundle::{DEFAULT_GROUP, NO_ENTRY, VM_AUTOSTART, VM_RESTART, VmRecord};
 use abi::control::VmName;
@@ -9,6 +9,8 @@ use machine_host::instruction::{DMB, DSB, Instruction as I, Operation, TLBI};
 use machine_host::machine::{Observer, Registers};
 use machine_host::rng::Rng;
 use model_addr::Ipa;
+use std::cell::Cell;
+use std::rc::Rc;
 use zerocopy::FromZeros;
 
 /// Its name.
@@ -18,14 +20,19 @@ const SHARE: u64 = 2 << 20;
 /// The pages that all use, half of them at home on each host. The other host's share begins with the device tree.
 const PAGE_COUNT: u64 = 12;
 const PAGES: [u64; 2] = [RAM + (1 << 20), TREE.end];
-/// In each page, a word for each vCPU, and one that all add to.
+/// In some lines of each page, a word for each vCPU; in the first also one that all add to, and the time at which each vCPU was there.
 const WORDS_MAX: u64 = 4;
+const LINE: u64 = 64;
+const LINES: [u64; 4] = [0, 0x7c0, 0x800, 0xfc0];
 const ADDED: u64 = 8 * WORDS_MAX;
+const TIMES: u64 = 0x100;
 /// A page with a word for each vCPU that is done.
 const DONE: u64 = PAGES[1] + PAGE_COUNT * 0x1000;
 
 /// What `HLT` says: x3 was read from x1.
 const SAW: u16 = 12;
+/// It is x4 o'clock, and x3 is past.
+const KNOWS: u16 = 13;
 /// The register with the number of this life of the VM, in bits that steps of programs leave free.
 const LIFE: u8 = 26;
 const STEP_BITS: u32 = 16;
@@ -101,9 +108,10 @@ impl Plan {
         let mut rng = Rng::new(seed);
         let left_out = if hosts == 2 { 2 } else { rng.below(3) };
         let vcpus = 2 + rng.below(WORDS_MAX - 1);
-        let steps = 20 + rng.below(60);
+        let steps = 40 + rng.below(160);
+        let pages = 1 + rng.below(PAGE_COUNT);
         let mut bodies: Vec<Body> = (0..vcpus)
-            .map(|vcpu| Body::new(vcpu, (vcpus, steps), &mut rng))
+            .map(|vcpu| Body::new(vcpu, (vcpus, pages, steps), &mut rng))
             .collect();
         let added = |page| bodies.iter().map(|body| body.added[page]).sum();
         let added: [u64; PAGE_COUNT as usize] = std::array::from_fn(added);
@@ -161,7 +169,7 @@ fn image(bodies: &[Body]) -> Vec<u8> {
 }
 
 impl Body {
-    fn new(vcpu: u64, (vcpus, steps): (u64, u64), rng: &mut Rng) -> Self {
+    fn new(vcpu: u64, (vcpus, pages, steps): (u64, u64, u64), rng: &mut Rng) -> Self {
         let mut body = Self {
             program: Program::default(),
             vcpu,
@@ -175,40 +183,50 @@ impl Body {
         body.program.put(VCPU, vcpu);
         body.program.open_interrupts(vcpu);
         for step in 1..=steps {
-            body.step(step, vcpus, rng);
+            body.step(step, (vcpus, pages), rng);
         }
         body
     }
 
-    fn step(&mut self, step: u64, vcpus: u64, rng: &mut Rng) {
-        let number = rng.below(PAGE_COUNT);
+    fn step(&mut self, step: u64, (vcpus, pages): (u64, u64), rng: &mut Rng) {
+        // Those in the middle are at home on different hosts.
+        let number = (PAGE_COUNT - pages) / 2 + rng.below(pages);
         let other = rng.below(vcpus);
-        match rng.below(16) {
-            0..=3 => self.write(step, page(number) + 8 * self.vcpu),
-            4..=7 => {
-                self.program.load(3, page(number) + 8 * other);
+        let line = page(number) + LINES[rng.below(4) as usize];
+        match rng.below(24) {
+            0..=5 => self.write(step, line + 8 * self.vcpu),
+            6..=11 => {
+                self.program.load(3, line + 8 * other);
                 self.program.add([I::Ask(SAW)]);
             }
-            8 | 9 => {
+            12 | 13 => {
                 self.added[number as usize] += 1;
                 self.program.count(page(number) + ADDED);
             }
-            10 => self.program.add([[DMB, DSB, TLBI][rng.below(3) as usize]]),
-            11 => {
+            14 => self.program.add([[DMB, DSB, TLBI][rng.below(3) as usize]]),
+            15 => {
                 self.program.put(1, 1 << other | rng.below(8) << 24);
                 self.program.add([I::System(true, 1, SGI)]);
             }
-            12 if rng.below(4) == 0 => {
+            16 if rng.below(4) == 0 => {
                 self.program.load(2, PIDR2[0]);
                 self.compare(PIDR2[1]);
             }
-            12 => {
+            16 => {
                 // vCPU 0 is on.
                 self.program.call(&[PSCI_AFFINITY_INFO, 0, 0]);
                 self.program.move_to(3, 0);
                 self.compare(0);
             }
-            13 => self.program.sleep(rng.below(1_000_000) as u32),
+            17 | 18 => {
+                self.program.put(1, page(number) + TIMES + 8 * self.vcpu);
+                self.program.add([I::System(false, 2, TIME), STORE]);
+            }
+            19 | 20 => {
+                self.program.load(3, page(number) + TIMES + 8 * other);
+                self.program.add([I::System(false, 4, TIME), I::Ask(KNOWS)]);
+            }
+            21 => self.program.sleep(rng.below(1_000_000) as u32),
             _ => self.program.sleep(rng.below(60_000) as u32),
         }
     }
@@ -266,24 +284,24 @@ pub struct Witness {
     seen: Vec<(u64, Vec<u64>)>,
     rng: Rng,
     /// Words of others that were looked at.
-    pub looks: u64,
+    looks: Rc<Cell<u64>>,
 }
 
 impl Witness {
-    /// Of a VM of that plan.
-    pub fn new(plan: &Plan, seed: u64) -> Self {
+    /// Of a VM of that plan; `looks` counts what its vCPUs have seen.
+    pub fn new(plan: &Plan, seed: u64, looks: Rc<Cell<u64>>) -> Self {
         let vcpus = plan.writes.len();
         Self {
             writes: plan.writes.clone(),
             seen: vec![(0, vec![0; vcpus]); vcpus],
             rng: Rng::new(seed),
-            looks: 0,
+            looks,
         }
     }
 
     /// A vCPU of that life has read a word.
     fn sees(&mut self, (vcpu, life): (usize, u64), at: u64, value: u64) -> Result<(), String> {
-        let writer = (at % 0x1000 / 8) as usize;
+        let writer = (at % LINE / 8) as usize;
         let writes = self.writes.get(writer).map_or(&[][..], Vec::as_slice);
         let count = writes.len();
         let Some((known, seen)) = self.seen.get_mut(vcpu) else {
@@ -305,7 +323,7 @@ impl Witness {
             ));
         }
         *latest = step.max(*latest);
-        self.looks += 1;
+        self.looks.update(|looks| looks + 1);
         Ok(())
     }
 }
@@ -331,6 +349,12 @@ impl Observer for Witness {
                 vcpu.set_register(LIFE, life >> STEP_BITS << STEP_BITS);
             }
             SAW => return self.sees((own, life), vcpu.register(1), vcpu.register(3)),
+            KNOWS if vcpu.register(4) < vcpu.register(3) => {
+                let (now, past) = (vcpu.register(4), vcpu.register(3));
+                return Err(format!(
+                    "vCPU {own} reads {now} from its clock, and knows of {past}"
+                ));
+            }
             COMPARE if found != meant => {
                 return Err(format!(
                     "vCPU {own} at {:#x} finds {found:#x} and not {meant:#x}",

@@ -12,14 +12,18 @@ use abi::link::BULK_MAX;
 use hypervisor::outside::{self, Ask, cluster};
 use machine_host::machine::{self, Config, Entries, Machine, Progress};
 use machine_host::rng::Rng;
+use std::cell::Cell;
 use std::io::{self, StdinLock, StdoutLock};
 use std::panic::{self, AssertUnwindSafe};
+use std::rc::Rc;
 use zerocopy::FromZeros;
 
 /// Bytes of a host's memory.
 const MEMORY: usize = 24 << 20;
 /// After so many points at which another CPU could go on, a host has hung that should have come to the end of a turn.
 const STEPS_MAX: u64 = 5_000_000;
+/// The longest that vCPUs take to stop.
+const STOPS_NS: u64 = 500_000;
 /// One turn in so many, a host says nonsense to another one.
 const BABBLE_ONE_IN: u64 = 64;
 /// The clusters' key: it is the same for all, and nobody who writes to the network has it.
@@ -111,6 +115,12 @@ fn babble(rng: &mut Rng, has_vm: bool) -> Vec<u8> {
     message
 }
 
+/// What a machine's counter shows when it is switched on: it does not begin with its hypervisor.
+fn offset(rng: &mut Rng) -> u64 {
+    let bits = 20 + rng.below(20);
+    rng.below(1 << bits)
+}
+
 /// Is that host until nobody wants it any more.
 ///
 /// # Errors
@@ -125,9 +135,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         refused: 0,
         silent: 0,
     };
-    // A machine's counter does not begin with its hypervisor.
-    let bits = 20 + rng.below(20);
-    let offset = rng.below(1 << bits);
+    let offset = offset(&mut rng);
     let plan = birth.plan();
     let vm = plan.as_ref().map(|plan| (plan.record(), &plan.image[..]));
     let vm = vm.as_ref().map(|(record, image)| (record, *image));
@@ -135,6 +143,20 @@ pub fn be(birth: Birth) -> Result<(), String> {
     let range = (BUNDLE_AT.0, BUNDLE_AT.0 + bundle.len() as u64);
     let tree = tree::write((&config, 1), "zeroed=off", range);
     let tree = tree.map_err(|error| format!("no device tree: {error}"))?;
+    let looks = Rc::new(Cell::new(0));
+    let mut turns = Turns {
+        birth,
+        began: None,
+        report: Report::default(),
+        turn_steps: 0,
+        probes: 0,
+        starts_vm: false,
+        looks: (0, Rc::clone(&looks)),
+        stopped_at: None,
+        rng,
+        input: io::stdin().lock(),
+        output: io::stdout().lock(),
+    };
     let prepare = |machine: &mut Machine| {
         let placed = machine
             .fill(TREE_AT, &tree)
@@ -146,7 +168,8 @@ pub fn be(birth: Birth) -> Result<(), String> {
             machine.lose_aes();
         }
         if let Some(plan) = &plan {
-            machine.observer = Some(Box::new(Witness::new(plan, birth.seed)));
+            let witness = Witness::new(plan, birth.seed, Rc::clone(&looks));
+            machine.observer = Some(Box::new(witness));
         }
         machine.time += offset;
         machine.limit = machine.time;
@@ -155,17 +178,6 @@ pub fn be(birth: Birth) -> Result<(), String> {
     let entries = Entries {
         first: |tree| hypervisor::primary(tree, 0),
         other: || hypervisor::secondary(),
-    };
-    let mut turns = Turns {
-        birth,
-        began: None,
-        report: Report::default(),
-        turn_steps: 0,
-        probes: 0,
-        starts_vm: false,
-        rng,
-        input: io::stdin().lock(),
-        output: io::stdout().lock(),
     };
     if let Some(odd) = birth.odd {
         cluster::tell(odd.change());
@@ -196,6 +208,10 @@ struct Turns<'a> {
     probes: u32,
     /// The VM has ended, and is to be started.
     starts_vm: bool,
+    /// What vCPUs had seen when that was looked at last, and have seen.
+    looks: (u64, Rc<Cell<u64>>),
+    /// Since when the host must not run what it shares.
+    stopped_at: Option<u64>,
     rng: Rng,
     input: StdinLock<'a>,
     output: StdoutLock<'a>,
@@ -216,6 +232,7 @@ impl Turns<'_> {
             (self.report.at, self.report.steps) = (time, machine.steps);
             (machine.violation.take(), machine.time >= machine.limit)
         });
+        let violation = violation.or_else(|| self.runs_on());
         let is_off = progress == Progress::Off;
         let is_idle = progress == Progress::Idle;
         let hangs = self.report.steps - self.turn_steps > STEPS_MAX;
@@ -230,6 +247,21 @@ impl Turns<'_> {
             return false;
         }
         !has_reached || self.reports()
+    }
+
+    /// Says that vCPUs of the VM over two hosts run, though this host has had time to stop them.
+    fn runs_on(&mut self) -> Option<String> {
+        let standing = cluster::standing()?;
+        let now_ns = standing.now_ns;
+        self.stopped_at = match self.stopped_at {
+            _ if now_ns < standing.runs_until_ns => None,
+            since => since.or(Some(now_ns)),
+        };
+        let seen = self.looks.1.get();
+        let has_seen = std::mem::replace(&mut self.looks.0, seen) != seen;
+        let since = self.stopped_at.filter(|_| has_seen)?;
+        let runs_on = now_ns > since + STOPS_NS;
+        runs_on.then(|| format!("runs what it shares {} ns too long", now_ns - since))
     }
 
     /// Reports and takes the next turn if no CPU is at the cluster; whether the host goes on.
