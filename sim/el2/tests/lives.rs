@@ -62,7 +62,7 @@ fn hosts_come_together_again() {
 #[test]
 fn a_host_that_does_not_fit_stays_alone() {
     for (odd, why) in [
-        ("protocol", "its protocol has version 9, here 3"),
+        ("protocol", "its protocol has version 9, here 4"),
         ("version", "its Underpin has version 0x90909, here 0x100"),
         ("pages", "its pages have 2^16 bytes, here 2^12"),
         ("zeroed", "its DC ZVA zeroes 2^0 bytes, here 2^6"),
