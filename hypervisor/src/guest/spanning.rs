@@ -57,8 +57,11 @@ impl Guest {
         span.map_or(0, |span| span.life.load(Ordering::Relaxed))
     }
 
-    /// Sets the counter forward to `count`, which another host has read; whether all vCPUs here show that: not before all
-    /// hosts have the VM, as its start sets the counter. `None` where it is further ahead than clocks drift.
+    /// Sets the counter forward to `count`, which another host has read; whether all vCPUs here show that. `None` where it is
+    /// further ahead than clocks drift.
+    ///
+    /// Before the VM has started here, no vCPU reads anything, and its start sets the counter. Messages that come before must
+    /// not wait: that start leaves its sender behind the answer to an invalidation of TLB entries.
     pub fn reaches(&self, count: u64) -> Option<bool> {
         let ahead = count.saturating_sub(self.time());
         if self
@@ -66,7 +69,7 @@ impl Guest {
             .as_ref()
             .is_none_or(|span| span.ids.get().is_none())
         {
-            return Some(false);
+            return Some(true);
         }
         if ahead > 0 {
             self.set_count(count);

@@ -4,7 +4,7 @@ use crate::cluster::calls;
 use crate::cluster::{self, Call};
 use crate::guest::{End, Guest};
 use crate::life::create::turn_on_first;
-use crate::machine::{self, due};
+use crate::machine;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{mmio, skip};
 use crate::vcpu::{Asked, Outcome, attention};
@@ -107,8 +107,6 @@ fn start(vm: &Instance) {
     if span.is_first() {
         turn_on_first(vm);
     }
-    // Messages about pages may have come before.
-    due::request();
     log::info!("{} runs on all its hosts", vm.name());
 }
 

@@ -50,9 +50,12 @@ fn hosts_come_together_again() {
     let has_lost = |life: &&String| !life.contains("lost: 0 ");
     let lost = lives.iter().filter(has_lost).count();
     assert!(lost >= 10, "{lives:?}");
-    // The start of the VM comes late in this life, and its pages sooner.
-    let late = cluster(240);
-    assert!(late.contains("whole"), "{late}");
+    // The start of the VM comes late in the first of these lives, and its pages sooner. In the second, the start waits until
+    // the other host has invalidated TLB entries.
+    for seed in [240, 1206] {
+        let late = cluster(seed);
+        assert!(late.contains("whole"), "{late}");
+    }
     for seed in [7, 8] {
         assert_eq!(cluster(seed), cluster(seed));
     }
