@@ -9,7 +9,7 @@ use crate::{machine, vms};
 
 pub use crate::cluster::outside as cluster;
 
-use abi::control::{RawVm, VmName, code};
+use abi::control::{RawVm, STRETCH_COUNT, VmName, code};
 use abi::state::{ByteSink, ByteSource, ROOM};
 use alloc::{boxed::Box, string::String, vec, vec::Vec};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -122,6 +122,17 @@ fn restore(bytes: &[u8]) -> Result<Vec<u8>, Refusal> {
     };
     let name = moving::restore(&mut ByteSource::new(&mut room, input)?)?;
     life::resume(name, true).map(|()| Vec::new())
+}
+
+/// The longest stretch of each kind that any CPU has worked at EL2 between two looks at interrupts, in nanoseconds.
+pub fn stretches() -> [u64; STRETCH_COUNT] {
+    let mut longest = [0; STRETCH_COUNT];
+    for cpu in machine::cpus() {
+        for (longest, own) in longest.iter_mut().zip(cpu.stretch.longest_ns()) {
+            *longest = own.max(*longest);
+        }
+    }
+    longest
 }
 
 /// Whether nothing is left to do.

@@ -42,6 +42,14 @@ impl Machine {
         self.look_ahead();
     }
 
+    /// Nobody takes what the console port is given to send, for so many counts.
+    pub fn stop_hearing(&mut self, counts: u64) {
+        let until = self.time + counts;
+        self.port
+            .iter_mut()
+            .for_each(|port| port.model.deaf_until = until);
+    }
+
     /// What the console port was given to send, a buffer at a time.
     pub fn hear(&mut self) -> Option<Vec<u8>> {
         self.port.as_mut()?.model.outgoing.pop_front()

@@ -19,6 +19,8 @@ pub(crate) struct Line<const ID: u64> {
     pub(crate) incoming: VecDeque<Vec<u8>>,
     /// Messages of the machine.
     pub(crate) outgoing: VecDeque<Vec<u8>>,
+    /// Until then nobody takes what the machine sends.
+    pub(crate) deaf_until: u64,
     /// When the queues are looked at.
     due: Option<u64>,
     is_ready: bool,
@@ -79,7 +81,12 @@ impl<const ID: u64> Model for Line<ID> {
         }
         self.due = None;
         let mut worked = false;
-        while let Some(head) = queues[SEND].take(ram) {
+        if now < self.deaf_until {
+            self.due = Some(self.deaf_until);
+        }
+        while self.deaf_until <= now
+            && let Some(head) = queues[SEND].take(ram)
+        {
             let parts = queues[SEND].parts(ram, head);
             let (read, _) = parts.unwrap_or_default();
             self.outgoing.push_back(gather(ram, &read));

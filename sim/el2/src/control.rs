@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use zerocopy::FromBytes;
 
 const HEADER: usize = size_of::<FrameHeader>();
-/// Requests that are not answered yet, at most.
-const AT_ONCE: usize = 3;
+/// Requests that are not answered yet, at most; and where nobody takes answers now and then: more than the port has buffers.
+const AT_ONCE: [usize; 2] = [3, 40];
 /// Steps between two requests, at most.
 const PAUSE: u64 = 4000;
 /// What is known of a VM.
@@ -87,6 +87,7 @@ pub struct Control {
     nodes: usize,
     cpus: usize,
     is_short: bool,
+    at_once: usize,
     /// Whether there is a port.
     has_port: bool,
     left: u64,
@@ -131,6 +132,7 @@ impl Control {
             nodes: scene.nodes,
             cpus: scene.config.cpus - scene.config.refused.count_ones() as usize,
             is_short,
+            at_once: AT_ONCE[usize::from(scene.naps)],
             has_port: scene.requests.is_some(),
             left: scene.requests.unwrap_or(0),
             not_before: 0,
@@ -180,7 +182,7 @@ impl Control {
             heard = true;
             self.hear(header, &payload, said)?;
         }
-        if self.left > 0 && self.asked.len() < AT_ONCE && (rests || steps >= self.not_before) {
+        if self.left > 0 && self.asked.len() < self.at_once && (rests || steps >= self.not_before) {
             self.left -= 1;
             self.not_before = steps + self.rng.below(PAUSE);
             self.ask_something();

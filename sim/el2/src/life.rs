@@ -10,7 +10,7 @@ use crate::tree;
 use crate::wire::Wire;
 use abi::control::{RawVm, request, state, work};
 use hypervisor::outside;
-use machine_host::machine::{self, Entries, Machine, Progress, RAM};
+use machine_host::machine::{self, Entries, FREQUENCY, Machine, Progress, RAM};
 use machine_host::rng::Rng;
 use model_addr::Pa;
 use std::cell::RefCell;
@@ -25,6 +25,12 @@ pub const BUNDLE_AT: Pa = Pa(RAM.0 + (6 << 20));
 pub const STEPS_MAX: u64 = 5_000_000;
 /// How often all CPUs may sleep in a row while nothing is told or answered.
 pub const SLEEPS_MAX: u64 = 2_000;
+
+/// How long whoever asks takes no answers, at most, in counts: 30 ms.
+const NAP_MAX: u64 = 30 * FREQUENCY / 1000;
+/// The longest that a CPU may work at EL2 without a look at interrupts, in nanoseconds. Time passes here by locks and waits
+/// of all CPUs, so whoever works takes a tenth of it, and whoever waits for somebody outside takes more.
+const STRETCH_MAX_NS: u64 = 1_000_000;
 
 /// What became of a life.
 #[derive(Debug, Default)]
@@ -61,6 +67,7 @@ pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Lif
         sums: Rc::clone(&sums),
         wire,
         rng: Rng::new(seed.rotate_left(32)),
+        naps: Rng::new(seed.rotate_left(16)),
         sleeps: 0,
         requests: 0,
         is_booted: false,
@@ -117,6 +124,8 @@ struct Watch<'a, L> {
     wire: Rc<RefCell<Wire>>,
     /// Decides what comes from outside.
     rng: Rng,
+    /// Decides when whoever asks takes no answers.
+    naps: Rng,
     /// How often all CPUs have slept since something was told, answered or read.
     sleeps: u64,
     /// Requests of disks so far.
@@ -176,6 +185,10 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         if let Err(what) = self.exchange_frames() {
             self.life.wrong = Some(what);
             return false;
+        }
+        if self.scene.naps && self.control.phase == Phase::Asks && self.naps.below(200) == 0 {
+            let counts = self.naps.below(NAP_MAX);
+            machine::with(|machine| machine.stop_hearing(counts));
         }
         let rests = matches!(progress, Progress::Slept | Progress::Idle) && self.is_booted;
         for (said, known) in self
@@ -309,6 +322,13 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         if missing != 0 {
             wrong = Some(format!(
                 "{missing} frames are missing after all VMs have ended"
+            ));
+        }
+        let stretch = outside::stretches().into_iter().max().unwrap_or(0);
+        if stretch > STRETCH_MAX_NS && self.scene.config.silent == 0 {
+            let all = outside::stretches();
+            wrong = Some(format!(
+                "a CPU worked at EL2 for {stretch} ns without a look at interrupts: {all:?}"
             ));
         }
         if vms.len() != self.control.count() {

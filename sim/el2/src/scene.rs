@@ -65,6 +65,8 @@ pub struct Scene {
     pub in_bundle: usize,
     /// Requests to the control port; `None`: there is no such port.
     pub requests: Option<u64>,
+    /// Whoever asks takes no answers now and then.
+    pub naps: bool,
     /// It has a network card.
     pub has_card: bool,
     /// What goes wrong once it has booted.
@@ -133,6 +135,7 @@ impl Scene {
             plans,
             vms,
             requests: (requests > 0).then_some(requests),
+            naps: limits.faults > 0 && seed % 8 == 3,
             faults: if limits.faults == 0 {
                 Faults::default()
             } else {
