@@ -14,6 +14,7 @@ use machine_host::machine::{self, Entries, FREQUENCY, Machine, Progress, RAM};
 use machine_host::rng::Rng;
 use model_addr::Pa;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 
@@ -71,6 +72,7 @@ pub fn live(seed: u64, scene: &Scene, tells: bool, log: impl FnMut(&str)) -> Lif
         sleeps: 0,
         requests: 0,
         is_booted: false,
+        counted: BTreeMap::new(),
         lacks_cpu: false,
         log,
     };
@@ -131,6 +133,8 @@ struct Watch<'a, L> {
     /// Requests of disks so far.
     requests: u64,
     is_booted: bool,
+    /// The last count in the log, by who was counted.
+    counted: BTreeMap<String, u64>,
     /// The log has said that a CPU does not come.
     lacks_cpu: bool,
     log: L,
@@ -146,13 +150,14 @@ impl<L: FnMut(&str)> Watch<'_, L> {
 
     /// Notes what has happened; what was written to the log.
     fn note(&mut self, progress: Progress) -> String {
-        let (text, violation, steps, time) = machine::with(|machine| {
+        let (text, mut violation, steps, time) = machine::with(|machine| {
             let text = take_lines(&mut machine.log);
             (text, machine.violation.take(), machine.steps, machine.time)
         });
         if !text.is_empty() {
             self.sleeps = 0;
             self.lacks_cpu |= text.contains("does not come up");
+            violation = violation.or_else(|| self.repeats(&text));
             (self.log)(&text);
         }
         if !self.is_booted && outside::has_booted() {
@@ -170,6 +175,19 @@ impl<L: FnMut(&str)> Watch<'_, L> {
         self.life.trace = trace;
         self.life.wrong = violation;
         text
+    }
+
+    /// What the log says too often of what a guest does as often as it likes: the log may be a slow line. Each count is at least
+    /// twice the one before it, or the first of another start.
+    fn repeats(&mut self, text: &str) -> Option<String> {
+        text.lines().find_map(|line| {
+            let (what, count) = line.strip_suffix(" so far)")?.rsplit_once('(')?;
+            let (_, whose) = what.split_once("warn  ")?;
+            let (whose, _) = whose.split_once(": ")?;
+            let count: u64 = count.parse().ok()?;
+            let before = self.counted.insert(whose.to_owned(), count).unwrap_or(0);
+            (count != 1 && count < 2 * before).then(|| format!("the log repeats itself: {line}"))
+        })
     }
 
     /// Looks at what has happened; whether the life goes on.
