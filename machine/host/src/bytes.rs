@@ -5,6 +5,14 @@ use core::ptr;
 use model_addr::{FRAME_SIZE, Pa};
 
 const FRAME: usize = FRAME_SIZE as usize;
+/// Bytes that are copied or compared in a count, and that are zeroed. Work on pages takes time, so that it is cut here as it is
+/// elsewhere: to copy a frame takes a microsecond.
+const COPIED: u64 = 64;
+const ZEROED: u64 = 4 * COPIED;
+
+fn pass(counts: u64) {
+    machine::with(|machine| machine.time += counts);
+}
 
 /// Zeroes frames.
 ///
@@ -14,6 +22,7 @@ pub(crate) unsafe fn frame_zero_clean(start: u64, frames: u64) {
     machine::with(|machine| {
         machine.ram.note_cleaned(Pa(start), frames * FRAME_SIZE);
     });
+    pass(frames * FRAME_SIZE / ZEROED);
     let start = ptr::with_exposed_provenance_mut::<u8>(start as usize);
     // SAFETY: the caller's promise: so many frames of RAM that nobody uses.
     unsafe { ptr::write_bytes(start, 0, frames as usize * FRAME) }
@@ -24,6 +33,7 @@ pub(crate) unsafe fn frame_zero_clean(start: u64, frames: u64) {
 /// # Safety
 /// Both are frames of RAM.
 pub(crate) unsafe fn frame_copy(to: *mut u8, from: *const u8) {
+    pass(FRAME_SIZE / COPIED);
     // SAFETY: the caller's promise: two frames of RAM.
     unsafe { ptr::copy(from, to, FRAME) }
 }
@@ -33,6 +43,7 @@ pub(crate) unsafe fn frame_copy(to: *mut u8, from: *const u8) {
 /// # Safety
 /// Both are frames of RAM.
 pub(crate) unsafe fn frame_equal(one: *const u8, two: *const u8) -> bool {
+    pass(FRAME_SIZE / COPIED);
     // SAFETY: the caller's promise: two frames of RAM, which nothing writes meanwhile, as one CPU runs at a time.
     unsafe { core::slice::from_raw_parts(one, FRAME) == core::slice::from_raw_parts(two, FRAME) }
 }
@@ -42,6 +53,7 @@ pub(crate) unsafe fn frame_equal(one: *const u8, two: *const u8) -> bool {
 /// # Safety
 /// Both are runs of so many bytes.
 pub(crate) unsafe fn bytes_copy(to: *mut u8, from: *const u8, bytes: u64) {
+    pass(bytes / COPIED);
     // SAFETY: the caller's promise: two runs of so many bytes.
     unsafe { ptr::copy(from, to, bytes as usize) }
 }

@@ -336,6 +336,11 @@ impl Machine {
         self.current.is_some() && self.rng.below(self.pause_every) == 0
     }
 
+    /// Whether a CPU has a lock, or is about to take one, as far as locks tell.
+    pub fn holds_locks(&self) -> bool {
+        self.cpus.iter().any(|cpu| !cpu.held.is_empty())
+    }
+
     /// What each CPU is at: for whoever looks into a life that hangs.
     pub fn describe(&self) -> String {
         let cpu = |cpu: &Cpu| {
