@@ -279,12 +279,9 @@ impl Cpu {
 impl Machine {
     fn new(config: Config) -> Result<Self, String> {
         let affinities: Vec<u64> = (0..config.cpus as u64).collect();
-        let ram = Ram::new(config.memory).map_err(|error| {
-            format!(
-                "cannot map {} bytes of RAM at {RAM}: {error}",
-                config.memory
-            )
-        })?;
+        let bytes = config.memory;
+        let ram = Ram::new(bytes)
+            .map_err(|error| format!("cannot map {bytes} bytes of RAM at {RAM}: {error}"))?;
         Ok(Self {
             cpus: affinities
                 .iter()

@@ -204,10 +204,7 @@ impl<L: FnMut(&str)> Watch<'_, L> {
             self.life.wrong = Some(what);
             return false;
         }
-        if self.scene.naps && self.control.phase == Phase::Asks && self.naps.below(200) == 0 {
-            let counts = self.naps.below(NAP_MAX);
-            machine::with(|machine| machine.stop_hearing(counts));
-        }
+        self.nap();
         let rests = matches!(progress, Progress::Slept | Progress::Idle) && self.is_booted;
         for (said, known) in self
             .sums
@@ -263,6 +260,14 @@ impl<L: FnMut(&str)> Watch<'_, L> {
             ));
         }
         self.life.wrong.is_none()
+    }
+
+    /// In some lives whoever asks takes no answers for a while, now and then.
+    fn nap(&mut self) {
+        if self.scene.naps && self.control.phase == Phase::Asks && self.naps.below(200) == 0 {
+            let counts = self.naps.below(NAP_MAX);
+            machine::with(|machine| machine.stop_hearing(counts));
+        }
     }
 
     /// Takes what the network card sends, and sends it something now and then.
