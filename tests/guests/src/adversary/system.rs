@@ -13,6 +13,9 @@ use crate::second;
 
 /// Interrupts that are taken in a row before all are held back.
 const MOST_INTERRUPTS: u64 = 2_000;
+/// `ICC_BPR1_EL1`. QEMU 10.0 keeps three bits of what is written there, and an assertion ends it where those are 0 and
+/// another one was not.
+const BINARY_POINT: Register = Register(3, 0, 12, 12, 3);
 /// The first number that means no interrupt.
 const NONE: u32 = 1020;
 /// Where devices are, and how large.
@@ -87,6 +90,7 @@ pub fn any_system(random: &mut Random, memory: &Scratch) {
         let register = any_register(random);
         let value = match random.below(4) {
             0 => 0,
+            1 if register == BINARY_POINT => random.number() & 7,
             1 => random.number(),
             _ => u64::MAX,
         };
