@@ -52,6 +52,8 @@ pub struct Config {
     pub refused: u16,
     /// CPUs that firmware says it starts and does not.
     pub silent: u16,
+    /// Work on pages takes time, as locks do.
+    pub works_in_time: bool,
 }
 
 /// Where CPUs begin.
@@ -141,7 +143,7 @@ pub struct Cpu {
     pub(crate) guest_pc: u64,
     /// What its exclusive monitor watches: address and value.
     pub(crate) exclusive: Option<(Pa, u64)>,
-    held: HeldRanks,
+    pub(crate) held: HeldRanks,
 }
 
 /// A machine.
@@ -158,6 +160,7 @@ pub struct Machine {
     pub(crate) faults: Faults,
     refused: u16,
     silent: u16,
+    pub(crate) works_in_time: bool,
     pub(crate) rng: Rng,
     /// Counts since it was switched on.
     pub time: u64,
@@ -297,6 +300,7 @@ impl Machine {
             faults: Faults::default(),
             refused: config.refused,
             silent: config.silent,
+            works_in_time: config.works_in_time,
             rng: Rng::new(config.seed),
             time: 1_000_000,
             limit: u64::MAX,
@@ -331,11 +335,6 @@ impl Machine {
             self.disturb();
         }
         self.current.is_some() && self.rng.below(self.pause_every) == 0
-    }
-
-    /// Whether a CPU has a lock, or is about to take one, as far as locks tell.
-    pub fn holds_locks(&self) -> bool {
-        self.cpus.iter().any(|cpu| !cpu.held.is_empty())
     }
 
     /// What each CPU is at: for whoever looks into a life that hangs.

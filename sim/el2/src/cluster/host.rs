@@ -134,6 +134,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         pause_every: 4 + rng.below(60),
         refused: 0,
         silent: 0,
+        works_in_time: false,
     };
     let offset = offset(&mut rng);
     let plan = birth.plan();
