@@ -21,7 +21,7 @@ const LINES_MAX: usize = 40_091;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed. It rose twice: from 5,364 with links that are open, and errands, and from 5,467 with the guest's counter in messages about
-/// pages.
+/// pages. From 5,509 it fell as a VM's start no longer calls for messages that came before it.
 const CLUSTER_LINES_MAX: usize = 5_508;
 
 /// The row of that. Its crates count before EL2 is linked with them.

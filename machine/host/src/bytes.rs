@@ -12,7 +12,7 @@ const ZEROED: u64 = 4 * COPIED;
 
 fn pass(counts: u64) {
     machine::with(|machine| {
-        if machine.works_in_time {
+        if machine.config.works_in_time {
             machine.time += counts;
         }
     });

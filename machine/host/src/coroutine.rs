@@ -1,6 +1,6 @@
 //! CPUs as coroutines on the thread of whoever runs the machine.
 
-use crate::machine::{self, Entries, Machine, Pause, Progress, State};
+use crate::machine::{self, Entries, Pause, Progress, State};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::cell::Cell;
@@ -92,11 +92,4 @@ fn body_of(entries: Entries, cpu: usize) -> Body {
             machine::Start::Other => (entries.other)(),
         }
     })
-}
-
-impl Machine {
-    /// Whether a CPU has a lock, or is about to take one, as far as locks tell.
-    pub fn holds_locks(&self) -> bool {
-        self.cpus.iter().any(|cpu| !cpu.held.is_empty())
-    }
 }

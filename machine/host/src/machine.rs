@@ -143,7 +143,7 @@ pub struct Cpu {
     pub(crate) guest_pc: u64,
     /// What its exclusive monitor watches: address and value.
     pub(crate) exclusive: Option<(Pa, u64)>,
-    pub(crate) held: HeldRanks,
+    held: HeldRanks,
 }
 
 /// A machine.
@@ -158,9 +158,7 @@ pub struct Machine {
     /// When a device has something to do; `u64::MAX`: never.
     pub(crate) due: u64,
     pub(crate) faults: Faults,
-    refused: u16,
-    silent: u16,
-    pub(crate) works_in_time: bool,
+    pub(crate) config: Config,
     pub(crate) rng: Rng,
     /// Counts since it was switched on.
     pub time: u64,
@@ -168,7 +166,6 @@ pub struct Machine {
     pub limit: u64,
     /// Points at which another CPU could go on.
     pub steps: u64,
-    pause_every: u64,
     /// The firmware was asked to switch it off.
     pub is_off: bool,
     /// What EL2 has written to its log.
@@ -199,7 +196,11 @@ pub fn step() {
 pub fn pause(why: Pause) {
     with(|machine| {
         // Who waits for a CPU that never comes need not wait for long.
-        machine.time += if machine.silent == 0 { 8 } else { 100_000 };
+        machine.time += if machine.config.silent == 0 {
+            8
+        } else {
+            100_000
+        };
         machine.work();
     });
     coroutine::leave(why);
@@ -298,14 +299,11 @@ impl Machine {
             card: None,
             due: u64::MAX,
             faults: Faults::default(),
-            refused: config.refused,
-            silent: config.silent,
-            works_in_time: config.works_in_time,
+            config,
             rng: Rng::new(config.seed),
             time: 1_000_000,
             limit: u64::MAX,
             steps: 0,
-            pause_every: config.pause_every.max(1),
             is_off: false,
             log: Vec::new(),
             observer: None,
@@ -334,7 +332,12 @@ impl Machine {
         if often > 0 && self.rng.below(often) == 0 {
             self.disturb();
         }
-        self.current.is_some() && self.rng.below(self.pause_every) == 0
+        self.current.is_some() && self.rng.below(self.config.pause_every.max(1)) == 0
+    }
+
+    /// Whether a CPU has a lock, or is about to take one, as far as locks tell.
+    pub fn holds_locks(&self) -> bool {
+        self.cpus.iter().any(|cpu| !cpu.held.is_empty())
     }
 
     /// What each CPU is at: for whoever looks into a life that hangs.
@@ -422,10 +425,10 @@ impl Machine {
     pub(crate) fn start_cpu(&mut self, cpu: usize, record: u64) -> bool {
         let own = &mut self.cpus[cpu];
         let bit = 1 << cpu;
-        if own.state != State::Off || self.refused & bit != 0 {
+        if own.state != State::Off || self.config.refused & bit != 0 {
             return false;
         }
-        if self.silent & bit != 0 {
+        if self.config.silent & bit != 0 {
             return true;
         }
         let record =

@@ -79,14 +79,10 @@ impl<const ID: u64> Model for Line<ID> {
         if self.due.is_none_or(|due| due > now) {
             return false;
         }
-        self.due = None;
+        let hears = self.deaf_until <= now;
+        self.due = (!hears).then_some(self.deaf_until);
         let mut worked = false;
-        if now < self.deaf_until {
-            self.due = Some(self.deaf_until);
-        }
-        while self.deaf_until <= now
-            && let Some(head) = queues[SEND].take(ram)
-        {
+        while hears && let Some(head) = queues[SEND].take(ram) {
             let parts = queues[SEND].parts(ram, head);
             let (read, _) = parts.unwrap_or_default();
             self.outgoing.push_back(gather(ram, &read));

@@ -30,7 +30,8 @@ pub const SLEEPS_MAX: u64 = 2_000;
 /// How long whoever asks takes no answers, at most, in counts: 30 ms.
 const NAP_MAX: u64 = 30 * FREQUENCY / 1000;
 /// The longest that a CPU may work at EL2 without a look at interrupts, in nanoseconds: alone, and beside others, whose work
-/// takes time meanwhile. Whoever waits for somebody outside takes more.
+/// takes time meanwhile. Whoever waits for somebody outside takes more. Time here is no count of instructions, so that this is
+/// no measure of EL2's own bound (`LONG_STRETCH_NS`): up to 138 us and 523 us were seen.
 const STRETCH_MAX_NS: [u64; 2] = [200_000, 1_000_000];
 
 /// What became of a life.
@@ -347,12 +348,11 @@ impl<L: FnMut(&str)> Watch<'_, L> {
                 "{missing} frames are missing after all VMs have ended"
             ));
         }
-        let stretch = outside::stretches().into_iter().max().unwrap_or(0);
+        let stretches = outside::stretches();
         let most = STRETCH_MAX_NS[usize::from(self.scene.config.cpus > 1)];
-        if stretch > most && self.scene.config.silent == 0 {
-            let all = outside::stretches();
+        if stretches.iter().any(|took| *took > most) && self.scene.config.silent == 0 {
             wrong = Some(format!(
-                "a CPU worked at EL2 for {stretch} ns without a look at interrupts: {all:?}"
+                "a CPU worked at EL2 for more than {most} ns without a look at interrupts: {stretches:?}"
             ));
         }
         if vms.len() != self.control.count() {
