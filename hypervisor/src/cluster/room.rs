@@ -14,11 +14,11 @@ use model_frame_table::{MAX_ORDER, Purpose};
 use model_link::{Lane, Link, Nonce, Secret, Settings};
 
 /// Pieces in each window of a link.
-pub const SLOTS: usize = 32;
-/// A link's buffers, as an order of frames: 128 KiB.
-const LINK_ORDER: u8 = 5;
-/// The inbox, as an order of frames: 64 KiB.
-const INBOX_ORDER: u8 = 4;
+pub const SLOTS: usize = 64;
+/// A link's buffers, as an order of frames: 256 KiB.
+const LINK_ORDER: u8 = 6;
+/// The inbox, as an order of frames: 128 KiB.
+const INBOX_ORDER: u8 = 5;
 /// Bytes between two frames of the inbox.
 const STRIDE: usize = 2048;
 /// Frames that may wait.
