@@ -109,9 +109,13 @@ fn ask_and_act(stage: &mut Stage) -> Outcome {
     let said = ask(machine, "boss", "--host right resume there")?;
     holds(&said, &["there: goes on", "status=0."])?;
     // A host that dies owes an answer: who asked is told so, and asks its own host as before.
-    let words = "--host right shutdown; /underpin --host right list";
+    let words = "--version; read a b </proc/uptime; /underpin --host right shutdown; \
+        read c b </proc/uptime; echo took=$((${c%%.*}-${a%%.*}))s";
     let said = ask(machine, "boss", words)?;
     holds(&said, &["no answer came in 3 s"])?;
+    if !["took=3s", "took=4s"].iter().any(|it| said.contains(it)) {
+        return Err(format!("the VM waited for longer: {said}"));
+    }
     let said = ask(machine, "boss", "list")?;
     holds(&said, &["boss", "eye", "status=0."])
 }
