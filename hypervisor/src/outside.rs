@@ -4,8 +4,10 @@
 use crate::devices::network;
 use crate::drivers::disk;
 use crate::life::{self, moving};
+use crate::machine::{self, ENTITIES_MAX};
 use crate::memory::{frames, heap, sharing};
-use crate::{machine, vms};
+use crate::vcpu::sched;
+use crate::vms;
 
 pub use crate::cluster::outside as cluster;
 
@@ -144,4 +146,9 @@ pub fn is_idle() -> bool {
 /// where there are more than there were.
 pub fn frames_missing() -> i64 {
     BEFORE.load(Ordering::Relaxed).cast_signed() - free_or_known().cast_signed()
+}
+
+/// vCPUs that may still be made, of all.
+pub fn vcpus_free() -> [u64; 2] {
+    [sched::free_entities(), ENTITIES_MAX as u64]
 }

@@ -348,6 +348,11 @@ impl<L: FnMut(&str)> Watch<'_, L> {
                 "{missing} frames are missing after all VMs have ended"
             ));
         }
+        let [free, all] = outside::vcpus_free();
+        if free != all {
+            let kept = all - free;
+            wrong = Some(format!("{kept} vCPUs are kept after all VMs have ended"));
+        }
         let stretches = outside::stretches();
         let most = STRETCH_MAX_NS[usize::from(self.scene.config.cpus > 1)];
         if stretches.iter().any(|took| *took > most) && self.scene.config.silent == 0 {
