@@ -182,9 +182,8 @@ pub fn say(host: u8, call: Call) -> bool {
 }
 
 fn queue(add: impl FnOnce(&mut State) -> bool) -> bool {
-    let added = STATE
-        .get()
-        .is_some_and(|state| worked(|| add(&mut state.lock())));
+    let state = STATE.get();
+    let added = state.is_some_and(|state| worked(|| add(&mut state.lock())));
     due::request();
     cpu::this().reschedule.store(true, Ordering::Relaxed);
     added
@@ -225,10 +224,8 @@ pub fn errand(takes_requests: bool) -> Option<(u8, Errand, Incoming)> {
 /// Returns the host of that name, if errands to it are secret and authentic.
 pub fn find(name: &str) -> Option<u8> {
     let state = STATE.get()?.lock();
-    let found = state
-        .names
-        .iter()
-        .position(|it| it.as_str() == Some(name))?;
+    let mut names = state.names.iter();
+    let found = names.position(|it| it.as_str() == Some(name))?;
     (state.is_open == 0).then_some(found as u8)
 }
 
@@ -512,21 +509,22 @@ impl Owner for Card<'_> {
     }
 
     fn message(&mut self, from: u8, message: &[u8]) -> bool {
+        let span = self.span.as_mut();
         match message.first() {
             Some(&(ASKED | ANSWERED)) => {
                 requests::ring();
                 let is_whole = message.len() >= size_of::<Errand>();
                 let errands = self.errands.as_mut().filter(|_| is_whole);
-                return errands.is_none_or(|it| it.push([&[from], message]));
+                // Without room it is lost, as beats would wait behind it: who asked gives up in time.
+                let _ = errands.map(|it| it.push([&[from], message]));
+                true
             }
             Some(&kind) if kind >= abi::span::Kind::Offer as u8 => {
                 // One of another length would never find room.
                 let call = message.try_into();
-                return call.map_or(true, |call| self.calls.push((from, call)).is_ok());
+                call.map_or(true, |call| self.calls.push((from, call)).is_ok())
             }
-            _ => {}
+            _ => span.is_none_or(|span| span.keep(from, message)),
         }
-        let span = self.span.as_mut();
-        span.is_none_or(|span| span.keep(from, message))
     }
 }

@@ -315,12 +315,12 @@ impl Memory {
     /// Keeps a message of a host for the next piece of work; `false` where there is no room.
     pub(super) fn keep(&mut self, from: u8, message: &[u8]) -> bool {
         match message.first() {
-            Some(..KINDS_END) if self.members.contains(&from) => {
-                return self.inbox.push([&[from], message]);
+            // One that has ended takes none: beats would wait behind them.
+            Some(..KINDS_END) if self.why.is_none() && self.members.contains(&from) => {
+                self.inbox.push([&[from], message])
             }
-            _ => {}
+            _ => true,
         }
-        true
     }
 
     fn end(&mut self, why: Why) {

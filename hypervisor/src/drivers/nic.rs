@@ -153,6 +153,8 @@ pub fn go_on() -> bool {
 pub fn rest() {
     let until = timer::now() + machine::counts(REST_NS);
     REST_UNTIL.store(until, Ordering::Relaxed);
+    // Also where the rest is over before this batch is: the interrupt is off.
+    LEFT.store(true, Ordering::Relaxed);
     if let Some(card) = CARD.get() {
         card.lock().receive.queue.set_dev_notify(false);
     }
@@ -177,7 +179,6 @@ fn take_some(card: &SpinLock<Hardware>) -> bool {
         }
         let received = card.lock().receive(&mut frame);
         let Some(bytes) = received else {
-            rests();
             return false;
         };
         uplink::count(0);

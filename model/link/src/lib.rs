@@ -336,10 +336,14 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
 
     /// Returns when to tick next even if nothing happens, or [`NEVER`].
     pub fn deadline(&self) -> u64 {
-        if self.hello.is_some() || self.outgoing.iter().any(|lane| lane.due(0).is_some()) {
+        let session = self.session.as_ref();
+        // What waits for credit needs a timeout, too: the report that gives it may be lost.
+        let has_none = session.is_some_and(|session| session.timeout_at == NEVER);
+        let is_due =
+            |lane: &Outgoing<B, SLOTS>| lane.due(0).is_some() || has_none && lane.is_busy();
+        if self.hello.is_some() || self.outgoing.iter().any(is_due) {
             return 0;
         }
-        let session = self.session.as_ref();
         let session = session.map_or(NEVER, |session| session.report_at.min(session.timeout_at));
         session.min(self.hello_at)
     }

@@ -46,12 +46,12 @@ pub struct Budget<const MOST: u64, const EVERY_NS: u64>(u64);
 
 impl<const MOST: u64, const EVERY_NS: u64> Budget<MOST, EVERY_NS> {
     fn after_token(self, now_ns: u64) -> u64 {
-        self.0.max(now_ns) + EVERY_NS
+        self.0.max(now_ns).saturating_add(EVERY_NS)
     }
 
     /// Returns whether a token is left.
     pub fn is_left(&self, now_ns: u64) -> bool {
-        self.after_token(now_ns) <= now_ns + MOST * EVERY_NS
+        self.after_token(now_ns) <= now_ns.saturating_add(MOST * EVERY_NS)
     }
 
     /// Takes a token; `false` if none is left.

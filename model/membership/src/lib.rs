@@ -261,7 +261,8 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     pub fn deadline(&self) -> u64 {
         let beat = |peer: &Peer| match peer.standing {
             Standing::Away => NEVER,
-            _ if !peer.is_described || peer.is_due || peer.owes != 0 => 0,
+            _ if !peer.is_described => 0,
+            Standing::Fit if peer.is_due || peer.owes != 0 => 0,
             Standing::Fit if peer.is_answered => self.beat_at(peer),
             _ => NEVER,
         };

@@ -1,0 +1,203 @@
+//! What hosts say and refuse, in an order that they seldom bring about.
+#![allow(clippy::unwrap_used)]
+mod world;
+use abi::link::FRAME_STANDARD;
+use model_cluster::{Change, News, TICK_NS};
+use model_link::{Actions, Aes128Gcm, Down, Event, Lane, Link, Nonce, Secret};
+use model_membership::Standing;
+use world::{MS, World};
+use zerocopy::IntoBytes;
+
+/// A host that leaves has no session with anybody.
+#[test]
+fn a_host_that_leaves_has_no_session() {
+    let mut world = World::of(2);
+    world.run(500 * MS);
+    world.dead = Some(1);
+    world.run(2_200 * MS);
+    assert_eq!(world.news(0).last(), Some(&News::Changed(Change::Lost(1))));
+    assert_eq!(world.hosts[0].node.standing(1), (Standing::Away, false));
+}
+
+/// What an owner refused is offered again by itself, soon.
+#[test]
+fn what_is_refused_is_offered_again_soon() {
+    let mut world = World::of(2);
+    world.run(520 * MS);
+    world.hosts[1].said.takes_nothing = true;
+    world.hosts[0].node.send(1, [&[0x50], &[0; 39]]).unwrap();
+    world.run(5 * MS);
+    let host = &mut world.hosts[1];
+    while host.node.work(world.now, &mut host.said) {}
+    assert!(host.node.deadline() <= world.now + TICK_NS);
+    host.said.takes_nothing = false;
+    world.run(MS);
+    assert_eq!(world.hosts[1].said.messages.len(), 1);
+}
+
+/// The other end of host 0's link, which says what it likes.
+#[derive(Default)]
+struct Other(Vec<Vec<u8>>, u8);
+impl Actions for Other {
+    fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool {
+        let mut frame = vec![0; FRAME_STANDARD];
+        let bytes = fill(&mut frame);
+        frame.truncate(bytes);
+        self.0.push(frame);
+        true
+    }
+    fn deliver(&mut self, _: Lane, _: &[u8]) -> bool {
+        true
+    }
+    fn nonce(&mut self) -> Nonce {
+        self.1 += 1;
+        [self.1 | 0x80; 16]
+    }
+    fn up(&mut self) {}
+    fn down(&mut self, _: Down) {}
+}
+
+/// Gives host 0 of a world after a host of that protocol said these messages.
+fn hears(protocol: u8, messages: &[(Lane, &[u8])]) -> World {
+    let mut world = World::of(2);
+    let mut owner = Other::default();
+    let settings = model_link::Settings {
+        host: 1,
+        peer: 0,
+        macs: [[1; 6], [0; 6]],
+        epoch: 7,
+        frame_bytes: FRAME_STANDARD,
+        timeout_floor_ns: 2 * MS,
+        delay_ns: MS / 2,
+        hello_ns: 20 * MS,
+        is_open: false,
+    };
+    let bytes = |lane: Lane| vec![0; lane.buffer_bytes(32, FRAME_STANDARD)];
+    let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));
+    let mut link: Link<Aes128Gcm, Vec<u8>, 32> =
+        Link::new(settings, Secret([5; 32]), buffers, owner.nonce()).unwrap();
+    let (mut now, mut said) = (0, 0);
+    for _ in 0..100 {
+        now += MS;
+        if said == 0 && link.session().is_some() {
+            let theirs = model_membership::Description {
+                protocol,
+                life: 77.into(),
+                ..*world.hosts[0].node.own()
+            };
+            link.send(Lane::Urgent, [theirs.as_bytes(), &[]]).unwrap();
+        }
+        if let (true, Some((lane, message))) = (link.session().is_some(), messages.get(said)) {
+            link.send(*lane, [message, &[]]).unwrap();
+            said += 1;
+        }
+        link.step(now, Event::Tick, &mut owner).unwrap();
+        let host = &mut world.hosts[0];
+        for mut frame in owner.0.drain(..) {
+            host.node.frame(now, &mut frame, &mut host.said);
+        }
+        while host.node.work(now, &mut host.said) {}
+        for mut frame in host.said.frames.drain(..) {
+            link.step(now, Event::Frame(&mut frame), &mut owner)
+                .unwrap();
+        }
+    }
+    assert_eq!(said, messages.len());
+    world
+}
+
+/// Only hosts that fit are heard by the owner.
+#[test]
+fn an_unfit_host_says_nothing_to_the_owner() {
+    let messages: [(Lane, &[u8]); 1] = [(Lane::Urgent, &[0x50, 1])];
+    let fit = hears(abi::cluster::PROTOCOL, &messages);
+    assert_eq!(fit.hosts[0].said.messages, [(1, vec![0x50, 1])]);
+    let unfit = hears(abi::cluster::PROTOCOL + 1, &messages);
+    assert!(matches!(
+        unfit.hosts[0].node.standing(1).0,
+        Standing::Unfit(_)
+    ));
+    assert!(unfit.hosts[0].said.messages.is_empty());
+    // The membership listens to the urgent lane alone.
+    let beat: [(Lane, &[u8]); 1] = [(Lane::Bulk, &[abi::cluster::BEAT; 28])];
+    let bulk = hears(abi::cluster::PROTOCOL, &beat);
+    assert_eq!(bulk.hosts[0].said.messages.len(), 1);
+}
+
+#[test]
+fn credit_whose_report_is_lost_is_asked_for() {
+    let mut world = World::of(2);
+    // Between two beats, so that only the messages' own frames go.
+    world.run(520 * MS);
+    world.hosts[1].said.takes_nothing = true;
+    let mut sent = 0_u8;
+    let mut send = |world: &mut World| {
+        let page = [sent; 1000];
+        let done = world.hosts[0].node.send(1, [&[0x50], &page]);
+        sent += u8::from(done.is_ok());
+    };
+    for _ in 0..32 {
+        send(&mut world);
+    }
+    // All have come and none was taken: nothing is in flight, and no credit is left.
+    world.run(10 * MS);
+    world.hosts[1].said.takes_nothing = false;
+    // All are taken, and the frames that tell of the new credit are lost.
+    let end = world.now + 5 * MS;
+    while world.now < end {
+        world.step(end, &mut |from, _, frame| {
+            if from == 1 {
+                Vec::new()
+            } else {
+                vec![(0, frame.to_vec())]
+            }
+        });
+    }
+    let taken = |world: &World| {
+        world.hosts[1]
+            .said
+            .messages
+            .iter()
+            .filter(|it| it.1[0] == 0x50)
+            .count()
+    };
+    assert_eq!(taken(&world), 32);
+    send(&mut world);
+    let began = world.now;
+    while taken(&world) < 33 && world.now < began + 1_000 * MS {
+        world.run(MS / 10);
+    }
+    let took = world.now - began;
+    assert!(took < 20 * MS, "the message waited for {took} ns");
+}
+
+#[test]
+fn two_lost_reports_of_credit_do_not_end_a_membership() {
+    let mut world = World::of(2);
+    world.run(520 * MS);
+    assert!(world.is_in(0, 1) && world.is_in(1, 0));
+    for host in &mut world.hosts {
+        host.said.takes_nothing = true;
+    }
+    for _ in 0..32 {
+        for host in [0, 1] {
+            let _ = world.hosts[host]
+                .node
+                .send(1 - host as u8, [&[0x50], &[9; 39]]);
+        }
+    }
+    world.run(10 * MS);
+    for host in &mut world.hosts {
+        host.said.takes_nothing = false;
+    }
+    // The owners take all; what tells of the new credit is lost. After that, the network is good.
+    let end = world.now + 5 * MS;
+    while world.now < end {
+        world.step(end, &mut |_, _, _| Vec::new());
+    }
+    world.run(3_000 * MS);
+    for host in [0, 1] {
+        let sessions = world.hosts[host].node.peers()[0].link.counters.sessions;
+        assert_eq!(sessions, 1, "the session of host {host} ended");
+    }
+}
