@@ -149,7 +149,7 @@ pub fn go_on() -> bool {
     }
 }
 
-/// A frame was dropped unread, as too many were of no use: no other is taken for a while, beyond the present batch.
+/// A frame was dropped unread, as too many were of no use or wait: no other is taken for a while, beyond the present batch.
 pub fn rest() {
     let until = timer::now() + machine::counts(REST_NS);
     REST_UNTIL.store(until, Ordering::Relaxed);

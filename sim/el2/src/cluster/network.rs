@@ -2,6 +2,7 @@
 
 use super::MS;
 use super::world::World;
+use abi::link::ETHERTYPE;
 use machine_host::rng::Rng;
 
 /// How much later a frame arrives that another one overtakes, and the second copy of one, at most: such a copy may come
@@ -11,6 +12,8 @@ const LATE_NS: [u64; 2] = [MS, 3_000 * MS];
 const AWAY_NS: u64 = 3_500 * MS;
 /// Bytes of the addresses of a frame, which are the switch's affair.
 const ADDRESSES: usize = 12;
+/// Bytes of a stranger's frame behind its head.
+const STRANGE_BYTES: usize = 46;
 
 /// A network.
 #[derive(Debug)]
@@ -70,6 +73,23 @@ impl Network {
         (self.loss_percent, self.repeats, self.corrupts) = (0, u64::MAX, u64::MAX);
         self.late_ns = [MS; 2];
     }
+}
+
+/// A frame of somebody without the key: bytes that mean nothing, or made of a frame that went to that host.
+pub fn strange(rng: &mut Rng, to: &[u8], heard: &[u8]) -> Vec<u8> {
+    let mut frame = heard.to_vec();
+    let after = ADDRESSES + ETHERTYPE.len();
+    match (rng.below(8), frame.len().checked_sub(after)) {
+        (0, Some(1..)) => {}
+        (1, Some(rest @ 1..)) => frame[after + rng.below(rest as u64) as usize] ^= 1,
+        (2, Some(rest @ 1..)) => frame.truncate(after + rng.below(rest as u64) as usize),
+        _ => {
+            let mut bytes = [0; STRANGE_BYTES];
+            bytes.fill_with(|| rng.next() as u8);
+            frame = [to, &bytes[..ADDRESSES - to.len()], &ETHERTYPE, &bytes].concat();
+        }
+    }
+    frame
 }
 
 /// Something goes wrong, or is mended.

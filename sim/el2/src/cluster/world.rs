@@ -2,7 +2,7 @@
 
 use super::guest;
 use super::judge::{self, Numbers, Seen, View};
-use super::network::Network;
+use super::network::{self, Network};
 use super::pipe::{Report, Turn};
 use super::{Birth, Life, MS, Odd};
 use clap::ValueEnum;
@@ -79,6 +79,8 @@ struct Host {
     /// Frames that have come while it stood still.
     waiting: Vec<Vec<u8>>,
     probes: u32,
+    /// The last frame that a host has sent it.
+    heard: Vec<u8>,
     standing: Option<Standing>,
     /// When it stood so.
     seen_at: u64,
@@ -198,6 +200,7 @@ impl World {
             goes_on_at: 0,
             waiting: Vec::new(),
             probes: 0,
+            heard: Vec::new(),
             standing: None,
             seen_at: 0,
             past: Vec::new(),
@@ -316,6 +319,7 @@ impl World {
             (0..self.hosts.len()).find(|host| frame.starts_with(&super::host::mac(*host as u8)));
         let to = to.ok_or("sends a frame to nobody")?;
         self.life.frames += 1;
+        frame.clone_into(&mut self.hosts[to].heard);
         for (number, (late, copy)) in (0..).zip(network.copies(from, to, frame)) {
             let at = sent.saturating_add(late).max(end);
             let order = 2 * self.life.frames + number;
@@ -413,6 +417,21 @@ impl World {
         let others = |n: usize| all & !(1 << n);
         let mut hosts = self.hosts.iter().enumerate();
         hosts.all(|(n, host)| host.standing.is_some_and(|it| it.probed == others(n)))
+    }
+
+    /// Somebody without the key sends the first host a frame every so many nanoseconds, until then.
+    pub fn flood(&mut self, every_ns: u64, until: u64) {
+        let to = &super::host::mac(0);
+        for n in 0..(until - self.now) / every_ns {
+            let frame = network::strange(&mut self.rng, to, &self.hosts[0].heard);
+            let at = self.now + n * every_ns;
+            self.flying.insert((at, u64::MAX), (0, frame));
+        }
+    }
+
+    /// Frames that the first host has dropped unread.
+    pub fn unheard(&self) -> u64 {
+        self.hosts[0].standing.map_or(0, |it| it.unheard)
     }
 
     /// From now on the VM over two hosts is to run to its end on each of them.
