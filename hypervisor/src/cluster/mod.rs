@@ -336,12 +336,12 @@ impl State {
         }))
     }
 
-    /// Keeps a frame for the next pass; `false` if too many like it were of no use, or too many wait.
+    /// Keeps a frame for the next pass if there is room; `false` if too many like it were of no use.
     fn keep(&mut self, frame: &[u8]) -> bool {
         let is_heard = self.cluster.hears(now_ns(), frame);
         let is_kept = is_heard && self.inbox.push([frame, &[]]);
         self.cluster.unheard += u64::from(!is_kept);
-        is_kept
+        is_heard
     }
 
     /// Does a piece of work; gives the time until which there is none.

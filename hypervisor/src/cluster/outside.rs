@@ -36,8 +36,6 @@ pub struct Standing {
     pub owes_until_ns: u64,
     /// Bit n: its latest probe of the link to host n is over, and was answered as it should.
     pub probed: u16,
-    /// Frames that were dropped unread.
-    pub unheard: u64,
 }
 
 /// Returns how this host stands; `None` while a CPU is at it, or where it is in no cluster.
@@ -54,7 +52,6 @@ pub fn standing() -> Option<Standing> {
         runs_until_ns: membership.runs_until(),
         owes_until_ns: membership.owes_until(),
         probed: probed.fold(0, |all, peer| all | 1 << peer.host),
-        unheard: state.cluster.unheard,
     })
 }
 

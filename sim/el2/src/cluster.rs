@@ -36,9 +36,6 @@ const APART_NS: u64 = 4_000 * MS;
 const FLOODED: u64 = 32;
 const FLOOD_NS: u64 = 100 * MS;
 const FLOOD_EVERY_NS: u64 = 3_333;
-/// The most of its 30,000 frames that the host takes off its card and drops: a CPU takes 32 in 0.25 ms, between rests of the
-/// card, and another one as many if it begins at the same time. Without rests it is 27,000.
-const FLOOD_TAKEN_MAX: u64 = 22_000;
 /// Messages of the probe to each other host, within that time.
 const PROBES: u32 = 12;
 
@@ -96,7 +93,7 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     world.probe_all(PROBES);
     world.await_vm();
     if seed % FLOODED == 1 {
-        flood(&mut world, &mut network, log)?;
+        world.flood(FLOOD_EVERY_NS, world.now + FLOOD_NS);
     }
     world.run(world.now + CALM_NS, &mut network, log)?;
     if !world.is_one() || world.view() != view {
@@ -113,25 +110,6 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
         return Err(format!("messages were lost: {}", world.describe()));
     }
     Ok(world.end())
-}
-
-/// Somebody without the key floods the first host, which takes no more than it must.
-fn flood(
-    world: &mut World,
-    network: &mut Network,
-    log: &mut dyn FnMut(&str),
-) -> Result<(), String> {
-    let (until, before) = (world.now + FLOOD_NS, world.unheard());
-    world.flood(FLOOD_EVERY_NS, until);
-    world.run(until, network, log)?;
-    let taken = world.unheard() - before;
-    if taken > FLOOD_TAKEN_MAX {
-        return Err(format!(
-            "takes {taken} frames of a flood in {} ms",
-            FLOOD_NS / MS
-        ));
-    }
-    Ok(())
 }
 
 /// Lives a life of three hosts, of which the last one does not fit; `log` as for [`live`].

@@ -155,8 +155,7 @@ impl Report {
         writer.word(self.standing.is_some().into());
         if let Some(it) = &self.standing {
             let words = [it.now_ns, it.id, it.runs_until_ns, it.owes_until_ns];
-            let own = [it.probed.into(), it.unheard];
-            let words = words.into_iter().chain(own).chain(it.lives);
+            let words = words.into_iter().chain([it.probed.into()]).chain(it.lives);
             words.for_each(|word| writer.word(word));
         }
         writer.bytes(self.log.as_bytes());
@@ -207,7 +206,6 @@ fn standing(reader: &mut Reader<'_>) -> Option<Standing> {
         runs_until_ns: reader.word()?,
         owes_until_ns: reader.word()?,
         probed: reader.word()? as u16,
-        unheard: reader.word()?,
         ..Standing::default()
     };
     for life in &mut standing.lives {

@@ -429,11 +429,6 @@ impl World {
         }
     }
 
-    /// Frames that the first host has dropped unread.
-    pub fn unheard(&self) -> u64 {
-        self.hosts[0].standing.map_or(0, |it| it.unheard)
-    }
-
     /// From now on the VM over two hosts is to run to its end on each of them.
     pub fn await_vm(&mut self) {
         let hosts = self.hosts.len() as u8;
