@@ -22,7 +22,8 @@ const HEADER_BYTES: usize = 12;
 const FRAME_MAX: usize = 1518;
 /// Frames taken in one go, if it does not get long before: a full one takes some 2,300 instructions, a stretch has 100,000.
 const FRAMES_AT_ONCE: u32 = 32;
-/// How long the card rests, in nanoseconds: a flood has no more of a CPU than [`FRAMES_AT_ONCE`] in that time.
+/// What passes after frames that the link dropped unread, in nanoseconds: a flood of them has no more of a CPU than
+/// [`FRAMES_AT_ONCE`] in that time. The card has no room for more than [`BUFFERS`] meanwhile, and raises no interrupt.
 const REST_NS: u64 = 250_000;
 
 struct Hardware {
@@ -151,6 +152,7 @@ pub fn go_on() -> bool {
 pub fn rest() {
     let until = timer::now() + machine::counts(REST_NS);
     REST_UNTIL.store(until, Ordering::Relaxed);
+    // The interrupt is off, also where the rest is over before this batch is: the card is looked at then.
     LEFT.store(true, Ordering::Relaxed);
     due::request_at(until);
     if let Some(card) = CARD.get() {
@@ -175,8 +177,7 @@ fn take_some(card: &SpinLock<Hardware>) -> bool {
         if n > 0 && stretch::is_long() {
             break;
         }
-        let received = card.lock().receive(&mut frame);
-        let Some(bytes) = received else {
+        let Some(bytes) = card.lock().receive(&mut frame) else {
             return false;
         };
         uplink::count(0);
