@@ -148,7 +148,7 @@ pub fn frames_missing() -> i64 {
     BEFORE.load(Ordering::Relaxed).cast_signed() - free_or_known().cast_signed()
 }
 
-/// vCPUs that may still be made, of all.
-pub fn vcpus_free() -> [u64; 2] {
-    [sched::free_entities(), ENTITIES_MAX as u64]
+/// vCPUs that were made and not given back: lost ones, once all VMs have ended.
+pub fn vcpus_kept() -> u64 {
+    ENTITIES_MAX as u64 - sched::free_entities()
 }

@@ -336,14 +336,11 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
 
     /// Returns when to tick next even if nothing happens, or [`NEVER`].
     pub fn deadline(&self) -> u64 {
-        let session = self.session.as_ref();
-        // What waits for credit needs a timeout, too: the report that gives it may be lost.
-        let has_none = session.is_some_and(|session| session.timeout_at == NEVER);
-        let is_due =
-            |lane: &Outgoing<B, SLOTS>| lane.due(0).is_some() || has_none && lane.is_busy();
-        if self.hello.is_some() || self.outgoing.iter().any(is_due) {
+        let is_due = self.outgoing.iter().any(|lane| lane.due(0).is_some());
+        if is_due || self.hello.is_some() || self.lacks_timeout() {
             return 0;
         }
+        let session = self.session.as_ref();
         let session = session.map_or(NEVER, |session| session.report_at.min(session.timeout_at));
         session.min(self.hello_at)
     }
@@ -386,10 +383,15 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         self.time_out(now_ns);
         self.greet(now_ns, actions);
         while self.is_due(now_ns) && actions.transmit(|frame| self.fill(now_ns, frame)) {}
-        let session = self.session.as_ref();
-        if session.is_some_and(|session| session.timeout_at == NEVER) {
+        if self.lacks_timeout() {
             self.wait_for_answer(now_ns);
         }
+    }
+
+    /// Whether pieces are queued, and nothing asks for the answer to them or for credit: the report that gives it may be lost.
+    fn lacks_timeout(&self) -> bool {
+        let timeout_at = self.session.as_ref().map(|it| it.timeout_at);
+        timeout_at == Some(NEVER) && self.outgoing.iter().any(Outgoing::is_busy)
     }
 
     /// Offers messages again that the owner refused.
@@ -434,8 +436,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         } = self.settings;
         if let Some(session) = &mut self.session {
             let wait = session.round_trip.timeout_ns(floor_ns, delay_ns);
-            let is_busy = self.outgoing.iter().any(Outgoing::is_busy);
-            let at = if is_busy {
+            let at = if self.outgoing.iter().any(Outgoing::is_busy) {
                 now_ns.saturating_add(wait)
             } else {
                 NEVER

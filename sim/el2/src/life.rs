@@ -348,9 +348,8 @@ impl<L: FnMut(&str)> Watch<'_, L> {
                 "{missing} frames are missing after all VMs have ended"
             ));
         }
-        let [free, all] = outside::vcpus_free();
-        if free != all {
-            let kept = all - free;
+        let kept = outside::vcpus_kept();
+        if kept != 0 {
             wrong = Some(format!("{kept} vCPUs are kept after all VMs have ended"));
         }
         let stretches = outside::stretches();
