@@ -1,11 +1,10 @@
 //! What hosts say and refuse, in an order that they seldom bring about.
 #![allow(clippy::unwrap_used)]
 mod world;
-use abi::link::FRAME_STANDARD;
-use model_cluster::{Change, News, TICK_NS};
-use model_link::{Actions, Aes128Gcm, Down, Event, Lane, Link, Nonce, Secret};
+use model_cluster::{Change, News, Owner, TICK_NS};
+use model_link::{Actions, Down, Event, Lane, Nonce};
 use model_membership::Standing;
-use world::{MS, World};
+use world::{MS, Said, World, link};
 use zerocopy::IntoBytes;
 
 /// A host that leaves has no session with anybody.
@@ -36,46 +35,34 @@ fn what_is_refused_is_offered_again_soon() {
 }
 
 /// The other end of host 0's link, which says what it likes.
-#[derive(Default)]
-struct Other(Vec<Vec<u8>>, u8);
+struct Other(Said);
+
 impl Actions for Other {
     fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool {
-        let mut frame = vec![0; FRAME_STANDARD];
-        let bytes = fill(&mut frame);
-        frame.truncate(bytes);
-        self.0.push(frame);
-        true
+        self.0.transmit(fill)
     }
+
     fn deliver(&mut self, _: Lane, _: &[u8]) -> bool {
         true
     }
+
     fn nonce(&mut self) -> Nonce {
-        self.1 += 1;
-        [self.1 | 0x80; 16]
+        self.0.nonce()
     }
+
     fn up(&mut self) {}
+
     fn down(&mut self, _: Down) {}
 }
 
 /// Gives host 0 of a world after a host of that protocol said these messages.
 fn hears(protocol: u8, messages: &[(Lane, &[u8])]) -> World {
     let mut world = World::of(2);
-    let mut owner = Other::default();
-    let settings = model_link::Settings {
-        host: 1,
-        peer: 0,
-        macs: [[1; 6], [0; 6]],
-        epoch: 7,
-        frame_bytes: FRAME_STANDARD,
-        timeout_floor_ns: 2 * MS,
-        delay_ns: MS / 2,
-        hello_ns: 20 * MS,
-        is_open: false,
-    };
-    let bytes = |lane: Lane| vec![0; lane.buffer_bytes(32, FRAME_STANDARD)];
-    let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));
-    let mut link: Link<Aes128Gcm, Vec<u8>, 32> =
-        Link::new(settings, Secret([5; 32]), buffers, owner.nonce()).unwrap();
+    let mut owner = Other(Said {
+        nonces: 0x80,
+        ..Said::default()
+    });
+    let mut link = link([1, 0], 5, owner.nonce());
     let (mut now, mut said) = (0, 0);
     for _ in 0..100 {
         now += MS;
@@ -93,7 +80,7 @@ fn hears(protocol: u8, messages: &[(Lane, &[u8])]) -> World {
         }
         link.step(now, Event::Tick, &mut owner).unwrap();
         let host = &mut world.hosts[0];
-        for mut frame in owner.0.drain(..) {
+        for mut frame in owner.0.frames.drain(..) {
             host.node.frame(now, &mut frame, &mut host.said);
         }
         while host.node.work(now, &mut host.said) {}

@@ -1,13 +1,17 @@
 //! Single frames, in an order that a network seldom brings about: credit, gaps, timeouts, hellos, replays.
 #![allow(clippy::unwrap_used)]
 mod world;
-use abi::link::{FRAME_JUMBO, FRAME_STANDARD};
-use model_link::{Actions, Aes128Gcm, Dropped, Event, Lane, Link, NEVER, Settings};
+use abi::link::{FRAME_JUMBO, FRAME_STANDARD, HELLO_BYTES};
+use model_link::{Actions, Aes128Gcm, Cipher, Dropped, Event, Lane, Link, NEVER, Settings};
 use world::{KEY, Owner, Pair, Said, Toy, link, settings};
 
-type One<const SLOTS: usize> = (Link<Toy, Vec<u8>, SLOTS>, Owner);
+type One<const SLOTS: usize, C = Toy> = (Link<C, Vec<u8>, SLOTS>, Owner);
 
-fn host<const SLOTS: usize>(host: u8, peer: u8, frame_bytes: usize) -> One<SLOTS> {
+fn host<const SLOTS: usize, C: Cipher + Clone>(
+    host: u8,
+    peer: u8,
+    frame_bytes: usize,
+) -> One<SLOTS, C> {
     let mut owner = Owner::new(u64::from(host) * 16 + u64::from(peer), frame_bytes);
     let mac = |host| [2, 0, 0, 0, 0, host];
     let settings = Settings {
@@ -19,26 +23,37 @@ fn host<const SLOTS: usize>(host: u8, peer: u8, frame_bytes: usize) -> One<SLOTS
     (link(settings, KEY, &mut owner), owner)
 }
 
-fn tick<const SLOTS: usize>((link, owner): &mut One<SLOTS>, now: u64) -> Vec<Vec<u8>> {
+fn tick<const SLOTS: usize, C: Cipher + Clone>(
+    (link, owner): &mut One<SLOTS, C>,
+    now: u64,
+) -> Vec<Vec<u8>> {
     link.step(now, Event::Tick, owner).unwrap();
     std::mem::take(&mut owner.sent)
 }
 
-fn take<const SLOTS: usize>((link, owner): &mut One<SLOTS>, now: u64, frames: Vec<Vec<u8>>) {
+fn take<const SLOTS: usize, C: Cipher + Clone>(
+    (link, owner): &mut One<SLOTS, C>,
+    now: u64,
+    frames: Vec<Vec<u8>>,
+) {
     for mut frame in frames {
         link.step(now, Event::Frame(&mut frame), owner).unwrap();
     }
 }
 
-fn join<const SLOTS: usize>(a: &mut One<SLOTS>, b: &mut One<SLOTS>) -> u64 {
+/// Two hosts with a session, and the time.
+fn joined<const SLOTS: usize, C: Cipher + Clone>(
+    frame_bytes: usize,
+) -> (One<SLOTS, C>, One<SLOTS, C>, u64) {
+    let (mut a, mut b) = (host(0, 1, frame_bytes), host(1, 0, frame_bytes));
     for now in (0..40_000_000).step_by(1_000_000) {
-        let frames = tick(a, now);
-        take(b, now, frames);
-        let frames = tick(b, now);
-        take(a, now, frames);
+        let frames = tick(&mut a, now);
+        take(&mut b, now, frames);
+        let frames = tick(&mut b, now);
+        take(&mut a, now, frames);
     }
     assert!(a.0.session().is_some() && a.0.session() == b.0.session());
-    40_000_000
+    (a, b, 40_000_000)
 }
 
 /// A stranger sends this host what a host has said to a third: the key is that of all.
@@ -57,8 +72,7 @@ fn what_a_host_says_to_a_third_is_foreign() {
 /// A frame counts its pieces in a byte.
 #[test]
 fn more_messages_than_a_frame_counts_go_in_two() {
-    let (mut a, mut b): (One<256>, One<256>) = (host(0, 1, FRAME_JUMBO), host(1, 0, FRAME_JUMBO));
-    let now = join(&mut a, &mut b);
+    let (mut a, mut b, now) = joined::<256, Toy>(FRAME_JUMBO);
     for _ in 0..256 {
         a.0.send(Lane::Urgent, [&[], &[]]).unwrap();
     }
@@ -80,19 +94,14 @@ fn an_answer_to_before_a_restart_proves_nothing() {
     a.0.restart(nonce);
     take(&mut a, 0, answers);
     assert_eq!(a.0.counters.dropped[Dropped::Unproved as usize], 1);
-    assert!(
-        tick(&mut a, 0)
-            .iter()
-            .all(|frame| frame.len() == abi::link::HELLO_BYTES),
-        "a session has begun"
-    );
+    let is_hello = |frame: &Vec<u8>| frame.len() == HELLO_BYTES;
+    assert!(tick(&mut a, 0).iter().all(is_hello), "a session has begun");
 }
 
 /// A report that was overtaken takes no credit back.
 #[test]
 fn a_late_report_takes_no_credit_back() {
-    let (mut a, mut b): (One<8>, One<8>) = (host(0, 1, FRAME_STANDARD), host(1, 0, FRAME_STANDARD));
-    let mut now = join(&mut a, &mut b);
+    let (mut a, mut b, mut now) = joined::<8, Toy>(FRAME_STANDARD);
     let mut reports = Vec::new();
     for _ in 0..2 {
         a.0.send(Lane::Urgent, [&[1], &[]]).unwrap();
@@ -116,8 +125,7 @@ fn a_late_report_takes_no_credit_back() {
 /// A gap is told of at once.
 #[test]
 fn a_gap_is_told_at_once() {
-    let (mut a, mut b): (One<8>, One<8>) = (host(0, 1, FRAME_STANDARD), host(1, 0, FRAME_STANDARD));
-    let now = join(&mut a, &mut b);
+    let (mut a, mut b, now) = joined::<8, Toy>(FRAME_STANDARD);
     for n in 0..2 {
         a.0.send(Lane::Urgent, [&[n], &[]]).unwrap();
         let frames = tick(&mut a, now);
@@ -131,8 +139,7 @@ fn a_gap_is_told_at_once() {
 /// Two frames that change places are not taken for lost.
 #[test]
 fn frames_that_change_places_are_not_sent_again() {
-    let (mut a, mut b): (One<8>, One<8>) = (host(0, 1, FRAME_STANDARD), host(1, 0, FRAME_STANDARD));
-    let now = join(&mut a, &mut b);
+    let (mut a, mut b, now) = joined::<8, Toy>(FRAME_STANDARD);
     let mut first = Vec::new();
     for n in 0..2 {
         a.0.send(Lane::Urgent, [&[n], &[]]).unwrap();
@@ -165,8 +172,7 @@ fn exchange(a: &mut One<8>, b: &mut One<8>, now: u64) {
 /// Timeouts: the shortest, the peer's delay, what is sent again is not measured, and an answer ends the doubling.
 #[test]
 fn timeouts_are_neither_too_short_nor_too_long() {
-    let (mut a, mut b): (One<8>, One<8>) = (host(0, 1, FRAME_STANDARD), host(1, 0, FRAME_STANDARD));
-    let mut now = join(&mut a, &mut b);
+    let (mut a, mut b, mut now) = joined::<8, Toy>(FRAME_STANDARD);
     for _ in 0..40 {
         now += 1_000_000;
         exchange(&mut a, &mut b, now);
@@ -227,43 +233,21 @@ fn hellos_go_on() {
 /// A frame that so many others overtake is still opened, once.
 #[test]
 fn a_frame_that_127_overtake_is_opened_once() {
-    let mut owners = [0, 1].map(|host| Owner::new(host, FRAME_STANDARD));
-    let mut links = [0, 1].map(|host: usize| {
-        link::<Aes128Gcm, 256>(settings(host as u8, FRAME_STANDARD), KEY, &mut owners[host])
-    });
-    for now in (0..40_000_000).step_by(1_000_000) {
-        for host in [0, 1] {
-            links[host]
-                .step(now, Event::Tick, &mut owners[host])
-                .unwrap();
-            for mut frame in std::mem::take(&mut owners[host].sent) {
-                links[1 - host]
-                    .step(now, Event::Frame(&mut frame), &mut owners[1 - host])
-                    .unwrap();
-            }
-        }
-    }
-    assert!(links[0].session().is_some() && links[0].session() == links[1].session());
+    let (mut a, mut b, now) = joined::<256, Aes128Gcm>(FRAME_STANDARD);
     let mut frames = Vec::new();
     for n in 0..129 {
-        links[0].send(Lane::Urgent, [&[n], &[]]).unwrap();
-        links[0]
-            .step(40_000_000, Event::Tick, &mut owners[0])
-            .unwrap();
-        frames.append(&mut owners[0].sent);
+        a.0.send(Lane::Urgent, [&[n], &[]]).unwrap();
+        frames.append(&mut tick(&mut a, now));
     }
     assert_eq!(frames.len(), 129);
-    let opened = links[1].counters.opened;
+    let opened = b.0.counters.opened;
     // The last, then those that are 127 and 128 behind it, each twice.
     for (n, opens) in [(128, 1), (1, 1), (1, 0), (0, 0), (128, 0)] {
-        let before = links[1].counters.opened;
-        let mut frame: Vec<u8> = frames[n].clone();
-        links[1]
-            .step(40_000_000, Event::Frame(&mut frame), &mut owners[1])
-            .unwrap();
-        assert_eq!(links[1].counters.opened - before, opens, "frame {n}");
+        let before = b.0.counters.opened;
+        take(&mut b, now, vec![frames[n].clone()]);
+        assert_eq!(b.0.counters.opened - before, opens, "frame {n}");
     }
-    assert_eq!(links[1].counters.opened - opened, 2);
+    assert_eq!(b.0.counters.opened - opened, 2);
 }
 
 /// A message that waits for credit needs a timeout: the report that gives the credit may be lost.

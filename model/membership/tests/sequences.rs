@@ -1,20 +1,70 @@
 //! Single messages, in an order that hosts seldom bring about: promises, lives, proposals.
 #![allow(clippy::unwrap_used)]
 mod world;
-use abi::cluster::{BEAT, Beat, PROPOSE};
-use model_membership::{Actions, Change, Event, Membership, Settings, Standing};
-use world::description;
+use abi::cluster::{BEAT, Beat, HOSTS_MAX, PROPOSE, Propose};
+use model_membership::{Change, Event, Membership, Settings, Standing};
+use world::{Said, description};
+use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-#[derive(Default)]
-struct Out(Vec<(u8, Vec<u8>)>, Vec<Change>);
-impl Actions for Out {
-    fn send(&mut self, host: u8, message: &[u8]) -> bool {
-        self.0.push((host, message.to_vec()));
-        true
+/// A host, and what it has said.
+struct Own<const HOSTS: usize> {
+    membership: Membership<HOSTS>,
+    said: Said,
+}
+
+impl<const HOSTS: usize> Own<HOSTS> {
+    fn new(host: u8, life: u64) -> Self {
+        Self {
+            membership: Membership::new(Settings::new(host), description(life)).unwrap(),
+            said: Said::default(),
+        }
     }
-    fn changed(&mut self, change: Change) {
-        self.1.push(change);
+
+    /// Host 0, to which hosts of these lives have said what they are, after its first tick, at 0.
+    fn among(lives: &[u64]) -> Self {
+        let mut own = Self::new(0, 10);
+        for (host, life) in (1..).zip(lives) {
+            own.meets(0, host, *life);
+            assert_eq!(own.membership.standing(host), Standing::Fit);
+        }
+        own.tick(0);
+        own
+    }
+
+    fn tick(&mut self, now: u64) {
+        self.membership.step(now, Event::Tick, &mut self.said);
+    }
+
+    fn hears(&mut self, now: u64, from: u8, message: &[u8]) {
+        let event = Event::Message(from, message);
+        self.membership.step(now, event, &mut self.said);
+    }
+
+    /// A session with a host of that life is up, and it says what it is.
+    fn meets(&mut self, now: u64, host: u8, life: u64) {
+        self.membership.step(now, Event::Up(host), &mut self.said);
+        self.hears(now, host, description(life).as_bytes());
+    }
+
+    /// The beats that it has said, and to whom.
+    fn beats(&self) -> impl DoubleEndedIterator<Item = (usize, Beat)> {
+        let messages = self.said.messages.iter();
+        messages.filter_map(|(to, message)| Some((*to, Beat::read_from_bytes(message).ok()?)))
+    }
+
+    /// The number of the latest beat to a host that is to be answered.
+    fn asked(&self, host: u8) -> u32 {
+        let mut beats = self.beats();
+        let beat = beats.rfind(|(to, beat)| *to == usize::from(host) && beat.number.get() != 0);
+        beat.unwrap().1.number.get()
+    }
+
+    fn has_proposed(&self) -> bool {
+        self.said
+            .messages
+            .iter()
+            .any(|(_, message)| message[0] == PROPOSE)
     }
 }
 
@@ -30,269 +80,158 @@ fn beat(number: u32, echo: u32, with: u8, accepted: u64, life: u64) -> Beat {
     }
 }
 
-/// Host 0, to which hosts of these lives have said what they are, and what it said at its first tick, at 0.
-fn own<const HOSTS: usize>(lives: &[u64]) -> (Membership<HOSTS>, Out) {
-    let mut out = Out::default();
-    let mut own = Membership::new(Settings::new(0), description(10)).unwrap();
-    for (host, life) in (1_u8..).zip(lives) {
-        own.step(0, Event::Up(host), &mut out);
-        own.step(
-            0,
-            Event::Message(host, description(*life).as_bytes()),
-            &mut out,
-        );
-        assert_eq!(own.standing(host), Standing::Fit);
+/// A membership of hosts with these numbers and lives.
+fn proposal<const N: usize>(id: u64, hosts: [(usize, u64); N]) -> Propose {
+    let mut lives = [U64::ZERO; HOSTS_MAX];
+    for (host, life) in hosts {
+        lives[host] = life.into();
     }
-    own.step(0, Event::Tick, &mut out);
-    (own, out)
+    Propose {
+        kind: PROPOSE,
+        zeroes: [0; 7],
+        id: id.into(),
+        lives,
+    }
 }
 
-/// The number of the latest beat to a host that is to be answered.
-fn asked(out: &Out, host: u8) -> u32 {
-    let beats = out
-        .0
-        .iter()
-        .filter(|(to, message)| *to == host && message[0] == BEAT);
-    let mut numbers =
-        beats.map(|(_, message)| Beat::read_from_bytes(message).unwrap().number.get());
-    numbers.rfind(|number| *number != 0).unwrap()
+/// Host 0, which has proposed a membership with host 1, of life 20; it is 0.1 s.
+fn proposed() -> Own<2> {
+    let mut own = Own::among(&[20]);
+    own.hears(1_000, 1, beat(0, own.asked(1), 1, 0, 20).as_bytes());
+    own.tick(100_000_000);
+    assert!(own.has_proposed());
+    own
+}
+
+/// The two in one membership, in which host 0 has just given a promise; the time.
+fn entered() -> (Own<2>, u64) {
+    let mut own = proposed();
+    own.hears(
+        100_001_000,
+        1,
+        beat(5, own.asked(1), 1, 1 << 8, 20).as_bytes(),
+    );
+    assert_eq!(own.membership.view().id, 1 << 8);
+    own.tick(100_002_000);
+    (own, 100_002_000)
 }
 
 #[test]
 fn an_answer_to_a_host_that_is_not_with_this_one_promises_nothing() {
-    let (mut own, mut out) = own::<2>(&[20]);
-    own.step(
-        1_000,
-        Event::Message(1, beat(7, 0, 0, 0, 20).as_bytes()),
-        &mut out,
-    );
-    own.step(1_000, Event::Tick, &mut out);
-    let echo = |(_, message): &(u8, Vec<u8>)| {
-        Beat::read_from_bytes(message).is_ok_and(|it| it.echo.get() == 7)
-    };
-    assert!(out.0.iter().any(echo));
-    assert_eq!(own.owes_until(), 0);
+    let mut own = Own::<2>::among(&[20]);
+    own.hears(1_000, 1, beat(7, 0, 0, 0, 20).as_bytes());
+    own.tick(1_000);
+    assert!(own.beats().any(|(_, beat)| beat.echo.get() == 7));
+    assert_eq!(own.membership.owes_until(), 0);
 }
 
 #[test]
 fn a_promise_that_is_too_old_lets_nobody_enter() {
-    let (mut own, mut out) = own::<2>(&[20]);
-    let number = asked(&out, 1);
-    own.step(
-        1_000,
-        Event::Message(1, beat(0, number, 1, 0, 20).as_bytes()),
-        &mut out,
-    );
-    own.step(100_000_000, Event::Tick, &mut out);
-    assert!(out.0.iter().any(|(_, message)| message[0] == PROPOSE));
-    own.step(
-        1_500_000_000,
-        Event::Message(1, beat(0, 0, 1, 1 << 8, 20).as_bytes()),
-        &mut out,
-    );
-    assert_eq!(own.view().id, 0, "entered by a promise of T_stop ago");
+    let mut own = proposed();
+    own.hears(1_500_000_000, 1, beat(0, 0, 1, 1 << 8, 20).as_bytes());
+    let id = own.membership.view().id;
+    assert_eq!(id, 0, "entered by a promise of T_stop ago");
 }
 
 #[test]
 fn a_new_life_has_heard_nobody() {
-    let (mut own, mut out) = own::<3>(&[20, 30]);
-    for host in [1, 2] {
-        let number = asked(&out, host);
-        let life = 10 + 10 * u64::from(host);
-        own.step(
-            1_000,
-            Event::Message(host, beat(0, number, 1, 0, life).as_bytes()),
-            &mut out,
-        );
+    let mut own = Own::<3>::among(&[20, 30]);
+    for (now, accepted, tick) in [(1_000, 0, 100_000_000), (100_001_000, 1 << 8, 200_000_000)] {
+        for (host, life) in [(1, 20), (2, 30)] {
+            let answer = beat(0, own.asked(host), 1, accepted, life);
+            own.hears(now, host, answer.as_bytes());
+        }
+        own.tick(tick);
     }
-    own.step(100_000_000, Event::Tick, &mut out);
-    for host in [1, 2] {
-        let life = 10 + 10 * u64::from(host);
-        own.step(
-            100_001_000,
-            Event::Message(host, beat(0, asked(&out, host), 1, 1 << 8, life).as_bytes()),
-            &mut out,
-        );
-    }
-    assert_eq!(own.view().id, 1 << 8);
-    own.step(200_000_000, Event::Tick, &mut out);
+    assert_eq!(own.membership.view().id, 1 << 8);
     // Host 2 has a new life: this host leaves, and what it heard of host 1 was an answer to another life.
-    own.step(
-        200_001_000,
-        Event::Message(2, beat(1, 0, 0, 0, 31).as_bytes()),
-        &mut out,
-    );
-    out.0.clear();
-    own.step(300_000_000, Event::Tick, &mut out);
-    assert_eq!(out.1.last(), Some(&Change::Lost(2)));
+    own.hears(200_001_000, 2, beat(1, 0, 0, 0, 31).as_bytes());
+    own.said.messages.clear();
+    own.tick(300_000_000);
+    assert_eq!(own.said.changes.last(), Some(&Change::Lost(2)));
     assert!(
-        out.0.iter().all(|(_, message)| message[0] != PROPOSE),
+        !own.has_proposed(),
         "proposes by what it heard in another life"
     );
 }
 
 #[test]
 fn a_beat_that_answers_nothing_proves_nothing() {
-    let mut out = Out::default();
-    let mut own = Membership::<2>::new(Settings::new(0), description(10)).unwrap();
-    own.step(1_000, Event::Up(1), &mut out);
-    own.step(
-        1_000,
-        Event::Message(1, description(20).as_bytes()),
-        &mut out,
-    );
+    let mut own = Own::<2>::new(0, 10);
+    own.meets(1_000, 1, 20);
     // Before this host has asked anything: 0 is no number.
-    own.step(
-        1_000,
-        Event::Message(1, beat(1, 0, 1, 0, 20).as_bytes()),
-        &mut out,
-    );
-    own.step(1_000, Event::Tick, &mut out);
-    own.step(150_000_000, Event::Tick, &mut out);
-    assert!(out.0.iter().all(|(_, message)| message[0] != PROPOSE));
-}
-
-/// What this host has accepted, as its latest beat says.
-fn accepted(own: &mut Membership<2>, now: u64) -> u64 {
-    let mut out = Out::default();
-    own.step(
-        now,
-        Event::Message(1, beat(9, 0, 0, 0, 20).as_bytes()),
-        &mut out,
-    );
-    own.step(now, Event::Tick, &mut out);
-    let mut beats = out
-        .0
-        .iter()
-        .filter_map(|(_, message)| Beat::read_from_bytes(message).ok());
-    beats.next_back().unwrap().accepted.get()
+    own.hears(1_000, 1, beat(1, 0, 1, 0, 20).as_bytes());
+    own.tick(1_000);
+    own.tick(150_000_000);
+    assert!(!own.has_proposed());
 }
 
 #[test]
 fn proposals_that_make_no_sense_are_dropped() {
-    let proposal = |id: u64, own: u64, theirs: u64, beyond: u64| {
-        let mut lives = [zerocopy::little_endian::U64::ZERO; abi::cluster::HOSTS_MAX];
-        (lives[0], lives[1], lives[9]) = (own.into(), theirs.into(), beyond.into());
-        abi::cluster::Propose {
-            kind: PROPOSE,
-            zeroes: [0; 7],
-            id: id.into(),
-            lives,
-        }
-    };
     // Good; another leader's id; another life of this host; a host beyond the last.
     let cases = [
-        (proposal(0x101, 10, 20, 0), 0x101),
-        (proposal(0x100, 10, 20, 0), 0),
-        (proposal(0x101, 9, 20, 0), 0),
-        (proposal(0x101, 10, 20, 1), 0),
+        (proposal(0x101, [(0, 10), (1, 20)]), 0x101),
+        (proposal(0x100, [(0, 10), (1, 20)]), 0),
+        (proposal(0x101, [(0, 9), (1, 20)]), 0),
+        (proposal(0x101, [(0, 10), (1, 20), (9, 1)]), 0),
     ];
     for (proposal, expected) in cases {
-        let (mut own, mut out) = own::<2>(&[20]);
-        own.step(1_000, Event::Message(1, proposal.as_bytes()), &mut out);
-        assert_eq!(accepted(&mut own, 2_000), expected);
+        let mut own = Own::<2>::among(&[20]);
+        own.hears(1_000, 1, proposal.as_bytes());
+        own.said.messages.clear();
+        own.hears(2_000, 1, beat(9, 0, 0, 0, 20).as_bytes());
+        own.tick(2_000);
+        let (_, latest) = own.beats().next_back().unwrap();
+        assert_eq!(latest.accepted.get(), expected);
     }
-}
-
-/// Two hosts in one membership, in which this one has just given a promise; the time.
-fn entered() -> (Membership<2>, Out, u64) {
-    let (mut own, mut out) = own::<2>(&[20]);
-    let number = asked(&out, 1);
-    own.step(
-        1_000,
-        Event::Message(1, beat(0, number, 1, 0, 20).as_bytes()),
-        &mut out,
-    );
-    own.step(100_000_000, Event::Tick, &mut out);
-    own.step(
-        100_001_000,
-        Event::Message(1, beat(5, asked(&out, 1), 1, 1 << 8, 20).as_bytes()),
-        &mut out,
-    );
-    assert_eq!(own.view().id, 1 << 8);
-    own.step(100_002_000, Event::Tick, &mut out);
-    (own, out, 100_002_000)
 }
 
 #[test]
 fn a_member_is_owed_nothing_beyond_its_membership_nor_a_new_life() {
-    let (mut own, mut out, now) = entered();
-    assert_eq!(own.owes_until(), 0);
-    own.step(
-        now,
-        Event::Message(1, beat(6, 0, 0, 0, 21).as_bytes()),
-        &mut out,
-    );
-    own.step(now, Event::Tick, &mut out);
-    assert_eq!(out.1.last(), Some(&Change::Lost(1)));
-    assert_eq!(own.owes_until(), 0);
+    let (mut own, now) = entered();
+    assert_eq!(own.membership.owes_until(), 0);
+    own.hears(now, 1, beat(6, 0, 0, 0, 21).as_bytes());
+    own.tick(now);
+    assert_eq!(own.said.changes.last(), Some(&Change::Lost(1)));
+    assert_eq!(own.membership.owes_until(), 0);
 }
 
 #[test]
 fn a_host_that_has_stopped_waits() {
-    let (mut own, mut out, now) = entered();
+    let (mut own, now) = entered();
     let now = now + 1_500_000_000;
-    own.step(now, Event::Tick, &mut out);
-    own.step(now, Event::Tick, &mut out);
-    assert_eq!(out.1.last(), Some(&Change::Stopped));
-    assert!(own.deadline() > now);
+    own.tick(now);
+    own.tick(now);
+    assert_eq!(own.said.changes.last(), Some(&Change::Stopped));
+    assert!(own.membership.deadline() > now);
 }
 
 #[test]
 fn another_life_of_a_host_enters_nothing() {
-    let (mut own, mut out) = own::<2>(&[20]);
-    let number = asked(&out, 1);
-    own.step(
-        1_000,
-        Event::Message(1, beat(0, number, 1, 0, 20).as_bytes()),
-        &mut out,
-    );
-    own.step(100_000_000, Event::Tick, &mut out);
+    let mut own = proposed();
     // It answers the next beat as another, which has accepted another membership of that id.
-    own.step(
-        100_001_000,
-        Event::Message(1, beat(0, asked(&out, 1), 1, 1 << 8, 21).as_bytes()),
-        &mut out,
-    );
-    assert_eq!(own.view().id, 0);
+    let answer = beat(0, own.asked(1), 1, 1 << 8, 21);
+    own.hears(100_001_000, 1, answer.as_bytes());
+    assert_eq!(own.membership.view().id, 0);
 }
 
 /// A proposal names a host that has not yet said what it is.
 #[test]
 fn a_tick_does_all_that_is_due() {
-    let mut out = Out::default();
     // Host 1 of three: host 0 leads, and host 2 has a session with this one, but its description is late.
-    let mut own = Membership::<3>::new(Settings::new(1), description(11)).unwrap();
-    own.step(1_000, Event::Up(0), &mut out);
-    own.step(
-        1_000,
-        Event::Message(0, description(10).as_bytes()),
-        &mut out,
-    );
-    own.step(1_000, Event::Up(2), &mut out);
-    own.step(1_000, Event::Tick, &mut out);
-    let mut lives = [zerocopy::little_endian::U64::ZERO; abi::cluster::HOSTS_MAX];
-    (lives[0], lives[1], lives[2]) = (10.into(), 11.into(), 12.into());
-    let proposal = abi::cluster::Propose {
-        kind: PROPOSE,
-        zeroes: [0; 7],
-        id: (1 << 8).into(),
-        lives,
-    };
-    own.step(2_000, Event::Message(0, proposal.as_bytes()), &mut out);
-    own.step(3_000, Event::Tick, &mut out);
-    out.0.clear();
-    let mut now = 3_000;
-    let mut ticks = 0;
+    let mut own = Own::<3>::new(1, 11);
+    own.meets(1_000, 0, 10);
+    own.membership.step(1_000, Event::Up(2), &mut own.said);
+    own.tick(1_000);
+    let proposal = proposal(1 << 8, [(0, 10), (1, 11), (2, 12)]);
+    own.hears(2_000, 0, proposal.as_bytes());
+    own.tick(3_000);
+    let (mut now, mut ticks) = (3_000, 0);
     // 50 ms: the next beats are due after 100 ms.
     while now < 50_000_000 && ticks < 1000 {
-        now = own.deadline().max(now + 100_000);
-        own.step(now, Event::Tick, &mut out);
+        now = own.membership.deadline().max(now + 100_000);
+        own.tick(now);
         ticks += 1;
     }
-    assert!(
-        ticks < 10,
-        "{ticks} ticks, the last at {now}, of which {} sent anything",
-        out.0.len()
-    );
+    assert!(ticks < 10, "{ticks} ticks, the last at {now}");
 }

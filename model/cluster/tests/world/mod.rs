@@ -75,6 +75,24 @@ fn description(life: u64) -> Description {
     }
 }
 
+/// One end of the link between a host and its peer.
+pub fn link([host, peer]: [u8; 2], key: u8, nonce: Nonce) -> Link<Aes128Gcm, Vec<u8>, SLOTS> {
+    let settings = model_link::Settings {
+        host,
+        peer,
+        macs: [[host; 6], [peer; 6]],
+        epoch: 7,
+        frame_bytes: FRAME_STANDARD,
+        timeout_floor_ns: 2 * MS,
+        delay_ns: MS / 2,
+        hello_ns: 20 * MS,
+        is_open: false,
+    };
+    let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
+    let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));
+    Link::new(settings, Secret([key; 32]), buffers, nonce).unwrap()
+}
+
 /// What a host is made of.
 #[derive(Clone, Copy)]
 pub struct Plan {
@@ -107,20 +125,7 @@ impl Plan {
             ..Said::default()
         };
         let mut peer = |peer: u8| {
-            let settings = model_link::Settings {
-                host,
-                peer,
-                macs: [[host; 6], [peer; 6]],
-                epoch: 7,
-                frame_bytes: FRAME_STANDARD,
-                timeout_floor_ns: 2 * MS,
-                delay_ns: MS / 2,
-                hello_ns: 20 * MS,
-                is_open: false,
-            };
-            let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
-            let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));
-            let link = Link::new(settings, Secret([self.key; 32]), buffers, said.nonce()).unwrap();
+            let link = link([host, peer], self.key, said.nonce());
             Peer {
                 host: peer,
                 link,
