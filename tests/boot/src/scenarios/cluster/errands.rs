@@ -109,6 +109,7 @@ fn ask_and_act(stage: &mut Stage) -> Outcome {
     let said = ask(machine, "boss", "--host right resume there")?;
     holds(&said, &["there: goes on", "status=0."])?;
     // A host that dies owes an answer: who asked is told so, and asks its own host as before.
+    // The first words are for the `/underpin` that `ask` types.
     let words = "--version; read a b </proc/uptime; /underpin --host right shutdown; \
         read c b </proc/uptime; echo took=$((${c%%.*}-${a%%.*}))s";
     let said = ask(machine, "boss", words)?;
