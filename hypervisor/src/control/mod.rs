@@ -291,7 +291,7 @@ fn read(
 
 /// Somebody typed at a VM's console: at the one the guest uses. How many bytes it took.
 fn type_at(name: VmName, typed: &[u8]) -> Result<u64, Refusal> {
-    let instance = pages::running(name)?;
+    let instance = vms::find(name)?.running()?;
     if !instance.terminal.is_uart.load(Ordering::Relaxed) {
         let mut consoles = instance.all::<Console>();
         if let Some(taken) = consoles.find_map(|it| it.receive(&instance, typed)) {

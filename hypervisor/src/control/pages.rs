@@ -5,8 +5,7 @@ use crate::machine::{self, Kind, stretch};
 use crate::memory::sharing;
 use crate::placement;
 use crate::vms::{self, Instance};
-use abi::control::{MoveRequest, PageCounts, PageStatus, ReadRequest, VmName, code, page};
-use alloc::sync::Arc;
+use abi::control::{MoveRequest, PageCounts, PageStatus, ReadRequest, code, page};
 use model_addr::{FRAME_SIZE, Gfn, Ipa, NodeId};
 use model_control::Refusal;
 use model_frame_table::Use;
@@ -32,15 +31,6 @@ const HASHED: Pieces = Pieces {
     most: 16,
 };
 
-/// The VM of that name, which runs.
-pub fn running(name: VmName) -> Result<Arc<Instance>, Refusal> {
-    let running = vms::find(name)?.instance();
-    running.ok_or_else(|| {
-        let what = format_args!("{name} is not running");
-        Refusal::new(code::WRONG_STATE, 0, what)
-    })
-}
-
 /// Calls `visit` for guest frames that something is behind, from where the request says; where to go on, 0 at
 /// the end. The guest runs on: what it changes meanwhile counts once.
 fn visit_some(
@@ -62,7 +52,7 @@ fn visit_some(
 
 /// What is behind a VM's guest frames, why it is not shared, and where it is.
 pub fn page_counts(request: &ReadRequest, answer: &mut Answer) -> Result<(), Refusal> {
-    let instance = running(request.name)?;
+    let instance = vms::find(request.name)?.running()?;
     let mut counts = PageCounts::new_zeroed();
     answer.next = visit_some((&instance, request), COUNTED, |_, entry| {
         let node = entry.frame().and_then(placement::node_of);
@@ -84,7 +74,7 @@ pub fn page_counts(request: &ReadRequest, answer: &mut Answer) -> Result<(), Ref
 
 /// Lets a VM's memory move to a node.
 pub fn move_to(request: &MoveRequest) -> Result<(), Refusal> {
-    let instance = running(request.name)?;
+    let instance = vms::find(request.name)?.running()?;
     let nodes = machine::get().nodes() as u64;
     let Some(node) = u8::try_from(request.node)
         .ok()
@@ -111,7 +101,7 @@ fn is_alone(entry: Entry) -> bool {
 
 /// The pages of a VM from an address on: as many as one request looks at fit.
 pub fn pages(request: &ReadRequest, answer: &mut Answer) -> Result<(), Refusal> {
-    let instance = running(request.name)?;
+    let instance = vms::find(request.name)?.running()?;
     if !sharing::has_fingerprints() {
         let what =
             format_args!("pages have no secret hashes: the machine has no source of random bits");

@@ -19,9 +19,7 @@ pub fn serve() {
         return;
     }
     for vm in vms::all() {
-        let Some(instance) = vm.instance().filter(|instance| !instance.is_ending()) else {
-            continue;
-        };
+        let Some(instance) = vm.live() else { continue };
         for port in instance.all::<ControlPort>() {
             serve_one(&instance, port);
             stretch::look(Kind::Control);

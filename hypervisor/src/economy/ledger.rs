@@ -86,12 +86,7 @@ fn admit_to(vm: &Vm, base: u64, bases: u64) -> Result<(), Refusal> {
 
 /// Asks a guest to give back as much as that; how many bytes it was asked for.
 pub fn reclaim(request: &ReclaimRequest) -> Result<u64, Refusal> {
-    let vm = table::find(request.name)?;
-    let instance = vm.instance().filter(|instance| !instance.is_ending());
-    let instance = instance.ok_or_else(|| {
-        let what = format_args!("{} is not running", request.name);
-        Refusal::new(code::WRONG_STATE, 0, what)
-    })?;
+    let instance = table::find(request.name)?.running()?;
     let frames = request.bytes / FRAME_SIZE;
     let max = size(&instance);
     let before = instance.target(max).unwrap_or(max);
@@ -134,9 +129,7 @@ pub fn tick() {
     let short = shortage::is_short();
     let mut standings = heapless::Vec::<_, { VMS_MAX }>::new();
     for vm in table::all() {
-        let Some(instance) = vm.instance().filter(|instance| !instance.is_ending()) else {
-            continue;
-        };
+        let Some(instance) = vm.live() else { continue };
         stretch::look(Kind::Tick);
         instance.wake_devices();
         if instance.paging.take_news() {

@@ -8,7 +8,6 @@ use crate::machine::stretch::{self, Kind};
 use crate::memory::{Dismantling, VMS_MAX};
 use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::disconnect, report, seats, table};
-use abi::bundle::VM_RESTART;
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::any::Any;
 use machine_locks::{Rank, SpinLock};
@@ -150,7 +149,7 @@ fn dismantling(vm: Arc<Vm>, mut left: Leftovers, end: End) -> Option<Stage> {
     } else if goes_on(|| left.space.step(ENTRIES as usize)) {
         // A VM that starts again has a stretch of its own.
         stretch::look(Kind::End);
-        if !matches!(end, End::Reset) || vm.record().flags & VM_RESTART == 0 || !starts_again(&vm) {
+        if !matches!(end, End::Reset) || !vm.restarts() || !starts_again(&vm) {
             vm.settle();
             report::send_state(&vm);
         }

@@ -95,6 +95,7 @@ pub fn begin_again(vm: &Arc<Vm>) -> Result<(), Refusal> {
     stretch::look(stretch::Kind::Control);
     let instance = create::instance(vm, id)?;
     vm.starts.store(starts, Ordering::Relaxed);
+    vm.is_killed.store(false, Ordering::Relaxed);
     *vm.life.lock() = Life::Running(Arc::clone(&instance));
     log::info!(
         "{} starts: {} vCPUs, {} MiB, {}",
@@ -134,9 +135,15 @@ pub fn stop(name: VmName) -> Result<(), Refusal> {
     Err(Refusal::new(code::IMPOSSIBLE, 0, what))
 }
 
-/// Ends a VM now.
+/// Ends a VM now and for good: one that is being reset does not start again.
 pub fn kill(name: VmName) -> Result<(), Refusal> {
-    find(name)?.running()?.finish(End::Killed);
+    let vm = find(name)?;
+    match vm.running() {
+        Ok(instance) => instance.finish(End::Killed),
+        Err(refusal) if vm.is_settled() => return Err(refusal),
+        Err(_) => {}
+    }
+    vm.is_killed.store(true, Ordering::Relaxed);
     Ok(())
 }
 

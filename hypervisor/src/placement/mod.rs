@@ -434,8 +434,7 @@ pub fn move_vm(instance: &Instance, to: NodeId) {
 fn move_vms() -> bool {
     let mut more = false;
     for vm in vms::all() {
-        let running = vm.instance().filter(|instance| !instance.is_ending());
-        let Some(instance) = running else { continue };
+        let Some(instance) = vm.live() else { continue };
         let wanted = instance.numa.wanted.load(Ordering::Acquire);
         if let Some(to) = wanted.checked_sub(1) {
             more |= move_some(&instance, NodeId(to as u8));

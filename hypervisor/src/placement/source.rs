@@ -183,8 +183,8 @@ fn next_vm() -> Option<Arc<Instance>> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let vms = vms::all();
     let next = NEXT.fetch_add(1, Ordering::Relaxed) % vms.len().max(1);
-    let running = vms.get(next).and_then(|vm| vm.instance());
-    running.filter(|vm| !vm.is_ending() && !vm.space.policy().hide)
+    let running = vms.get(next).and_then(|vm| vm.live());
+    running.filter(|vm| !vm.space.policy().hide)
 }
 
 /// Goes on with a VM's pages: those are worth a sample that are far from one of its vCPUs.

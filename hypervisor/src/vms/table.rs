@@ -4,10 +4,11 @@ use crate::devices::Block;
 use crate::drivers::{Buffer, Io, Part};
 use crate::memory::VMS_MAX;
 use crate::vms::instance::Instance;
+use abi::Text;
+use abi::bundle::{VM_RESTART, VmRecord};
 use abi::control::{RawVm, VmName, code, state};
-use abi::{Text, bundle::VmRecord};
 use alloc::{boxed::Box, sync::Arc};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::VmId;
 use model_control::Refusal;
@@ -24,6 +25,8 @@ pub struct Vm {
     pub record: SpinLock<VmRecord>,
     /// How often it was started.
     pub starts: AtomicU32,
+    /// Whether it stays as it is once it has ended, be it by a reset.
+    pub is_killed: AtomicBool,
     /// How it stands.
     pub life: SpinLock<Life>,
 }
@@ -57,6 +60,7 @@ pub fn enter(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
         name: record.name,
         record: SpinLock::new(Rank::Vm, *record),
         starts: AtomicU32::new(0),
+        is_killed: AtomicBool::new(false),
         life: SpinLock::new(Rank::Vm, Life::Defined),
     });
     table.push(Arc::clone(&vm)).map_err(|_| {
@@ -123,6 +127,11 @@ impl Vm {
         *self.record.lock()
     }
 
+    /// Whether it starts again after a reset.
+    pub fn restarts(&self) -> bool {
+        self.record.lock().flags & VM_RESTART != 0 && !self.is_killed.load(Ordering::Relaxed)
+    }
+
     /// The name of its share group.
     pub fn group(&self) -> Text<24> {
         self.record.lock().group
@@ -174,17 +183,20 @@ impl Vm {
         }
     }
 
+    /// The VM as it runs, unless its end has begun.
+    pub fn live(&self) -> Option<Arc<Instance>> {
+        self.instance().filter(|instance| !instance.is_ending())
+    }
+
     /// As it runs, for whoever asks something of it.
     ///
     /// # Errors
     /// It does not run.
     pub fn running(&self) -> Result<Arc<Instance>, Refusal> {
-        self.instance()
-            .filter(|instance| !instance.is_ending())
-            .ok_or_else(|| {
-                let what = format_args!("{} is not running", self.name);
-                Refusal::new(code::WRONG_STATE, 0, what)
-            })
+        self.live().ok_or_else(|| {
+            let what = format_args!("{} is not running", self.name);
+            Refusal::new(code::WRONG_STATE, 0, what)
+        })
     }
 }
 

@@ -142,6 +142,7 @@ fn after(stand: Stand, kind: u32, answer: u32, freedom: Freedom) -> Option<Stand
             };
         }
         request::START => (code::WRONG_STATE, stand),
+        request::KILL if matches!(stand, S::Ending | S::Restarting) => (code::OK, S::Ending),
         _ if !runs => (code::WRONG_STATE, stand),
         request::RESET if freedom.restarts => (code::OK, S::Restarting),
         request::KILL | request::RESET => (code::OK, S::Ending),
@@ -178,6 +179,19 @@ mod tests {
         assert!(!stands.clone().answered(request::RESUME, code::OK, FREEDOM));
         assert!(stands.answered(request::START, code::OK, FREEDOM));
         assert!(stands.keep(|stand| stand.is_said(state::RUNNING)));
+    }
+
+    #[test]
+    fn a_vm_that_is_killed_in_its_reset_stays_ended() {
+        let restarts = Freedom {
+            restarts: true,
+            ..FREEDOM
+        };
+        let mut stands = Stands::only(S::Running);
+        assert!(stands.answered(request::RESET, code::OK, restarts));
+        assert!(stands.answered(request::KILL, code::OK, restarts));
+        stands.pass(restarts);
+        assert!(!stands.may(|stand| stand.is_said(state::RUNNING)));
     }
 
     #[test]
