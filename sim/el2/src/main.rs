@@ -23,6 +23,7 @@ mod wire;
 
 use clap::Parser;
 use life::Life;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use scene::{Limits, Scene};
 use std::process::{Command, ExitCode, Output};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -190,8 +191,12 @@ fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
             || options.first && bad.load(Ordering::Relaxed) > 0
     };
     std::thread::scope(|scope| {
-        for _ in 0..options.jobs.max(1) {
-            scope.spawn(|| {
+        for job in 0..options.jobs.max(1) {
+            let (next, bad, first, is_over) = (&next, &bad, &first, &is_over);
+            scope.spawn(move || {
+                if options.cluster {
+                    stay(job as usize);
+                }
                 while !is_over() {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= lives {
@@ -214,6 +219,21 @@ fn many(options: &Options, lives: u64, seconds: Option<u64>) -> bool {
         shrink::tell(seed, options.limits);
     }
     bad == 0
+}
+
+/// Keeps a job, and the processes that it starts, on one CPU: the hosts of a cluster take turns, and to wake the next one on
+/// another CPU takes longer than its turn.
+fn stay(job: usize) {
+    let Ok(allowed) = sched_getaffinity(None) else {
+        return;
+    };
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .collect();
+    let mut only = CpuSet::new();
+    only.set(cpus[job % cpus.len()]);
+    // Where it may not, the lives only take longer.
+    let _ = sched_setaffinity(None, &only);
 }
 
 /// A life in a process of its own.
