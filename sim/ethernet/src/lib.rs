@@ -12,8 +12,8 @@
 //! Hosts meet at the same virtual times. At a meeting each says when it can next do something of its own accord
 //! ([`Said`]), and takes the frames that the others have sent. A frame sent at `t` arrives at `t` + latency at the earliest,
 //! so the hosts may run until the earliest of what was said, plus the latency ([`Meetings`]): no frame can come before that
-//! is not known by then. A frame that is not known in time is refused by its receiver; a host that is woken from outside the
-//! cluster, while all have leapt, lets what it sends arrive after that ([`Rest`]).
+//! is not known by then. A frame that is not known in time is refused by its receiver. A host that is woken from outside the
+//! cluster acts from the time on until which the others believe it asleep ([`Rest`]).
 //!
 //! Nothing here knows QEMU, a clock or chance: the same events give the same arrivals. Times are nanoseconds of virtual time.
 #![forbid(unsafe_code)]

@@ -38,14 +38,11 @@ impl Rest {
         }
     }
 
-    /// When a frame arrives that the host sends at `now`, and that the line brings at `arrival_ns`. Where others would learn
-    /// of it too late, at `meeting_ns`, it arrives right after that if the host was woken from outside; else nothing is
-    /// given: what the host has said was wrong.
-    pub fn arrival_ns(&self, now: i64, arrival_ns: i64, meeting_ns: i64) -> Option<i64> {
-        if arrival_ns > meeting_ns {
-            return Some(arrival_ns);
-        }
-        (now < self.until_ns).then_some(meeting_ns + 1)
+    /// Until when the others believe the host asleep whose CPUs act at `now`, though no timer of its own has come: they were
+    /// woken from outside. A frame that it sends from then on arrives after the next meeting.
+    pub fn woken_early(&self, now: i64, meetings: &Meetings) -> Option<i64> {
+        let until = self.until_ns.min(meetings.at_ns - meetings.latency_ns);
+        (now < until).then_some(until)
     }
 }
 
@@ -109,18 +106,21 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_may_be_early_where_its_host_was_woken_from_outside() {
+    fn a_host_that_is_woken_from_outside_is_to_sleep_on() {
+        let mut meetings = Meetings::new(10);
+        meetings.arrange([Said { next_ns: 600 }]);
+        assert_eq!(meetings.at_ns(), 610);
+        let early = |rest: Rest, now| rest.woken_early(now, &meetings);
         let rest = Rest::of(100, true, Some(500));
-        assert_eq!(rest.arrival_ns(120, 611, 610), Some(611), "in time");
-        assert_eq!(rest.arrival_ns(120, 610, 610), Some(611));
-        assert_eq!(rest.arrival_ns(499, 510, 610), Some(611));
-        assert_eq!(rest.arrival_ns(500, 510, 610), None, "its own timer");
+        assert_eq!(early(rest, 100), Some(500), "its own timer");
+        assert_eq!(early(rest, 499), Some(500));
+        assert_eq!(early(rest, 500), None);
         let rest = Rest::of(100, true, None);
-        assert_eq!(rest.arrival_ns(NEVER - 1, 5, 10), Some(11));
+        assert_eq!(early(rest, 100), Some(600), "another host's");
+        assert_eq!(early(rest, 600), None);
         let rest = Rest::of(100, false, Some(500));
-        assert_eq!(rest.arrival_ns(120, 130, 610), None, "its CPUs worked");
-        assert_eq!(rest.arrival_ns(120, 611, 610), Some(611));
-        assert_eq!(Rest::default().arrival_ns(0, 10, 10), None);
+        assert_eq!(early(rest, 120), None, "its CPUs worked");
+        assert_eq!(early(Rest::default(), 0), None);
     }
 
     #[test]

@@ -54,6 +54,8 @@ struct Wire {
     sending: Timer,
     stall: Timer,
     death: Timer,
+    /// CPUs act that slept.
+    waking: Timer,
     /// How many stalls have begun.
     stalls: AtomicUsize,
     /// When the stall ends in which this host is; 0 for none.
@@ -98,7 +100,7 @@ struct Counts {
     no_room: u64,
     /// How often the card had to wait for the line.
     waits: u64,
-    /// Frames that arrive later than the line brings them, as this host was woken from outside while all had leapt.
+    /// How often this host was woken from outside while all others believed it asleep.
     outside: u64,
 }
 
@@ -138,6 +140,7 @@ fn prepare(loading: &Loading) -> Result<(), String> {
         sending: Timer::new(),
         stall: Timer::new(),
         death: Timer::new(),
+        waking: Timer::new(),
         stalls: AtomicUsize::new(0),
         stalled_until: AtomicI64::new(0),
         state,
@@ -180,11 +183,19 @@ extern "C" fn host_dies(_: *mut c_void) {
     wire().die();
 }
 
+extern "C" fn cpus_act(_: *mut c_void) {
+    wire().sleep_on();
+}
+
 extern "C" fn at_exit(_: interface::qemu_plugin_id_t, _: *mut c_void) {
     wire().end();
 }
 
 impl Leaper for Wire {
+    fn falls_asleep(&self, _: i64) {
+        self.qemu.disarm(&self.waking);
+    }
+
     fn waits(&self, now: i64) -> bool {
         let mut state = self.state();
         if state.waits_ns == Some(now) {
@@ -202,6 +213,7 @@ impl Leaper for Wire {
                 state.asked,
                 asks.len()
             );
+            self.watch(now);
         }
         is_to_wait
     }
@@ -212,6 +224,7 @@ impl Leaper for Wire {
             self.qemu.disarm(&self.meeting);
             self.meet();
         }
+        self.watch(now);
     }
 }
 
@@ -252,6 +265,7 @@ impl Wire {
         qemu.make_timer(&self.sending, line_is_free);
         qemu.make_timer(&self.stall, stall_begins);
         qemu.make_timer(&self.death, host_dies);
+        qemu.make_timer(&self.waking, cpus_act);
         qemu.arm(&self.meeting, self.state().meetings.at_ns());
         if let Some(first) = options.stalls.first() {
             qemu.arm(&self.stall, first.from_ns);
@@ -265,6 +279,24 @@ impl Wire {
     /// Never held while QEMU is called that may come back.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All CPUs are idle at `now`, and QEMU's big lock is let go: notices the first instruction that one executes.
+    fn watch(&self, now: i64) {
+        self.qemu.arm(&self.waking, now + 1);
+    }
+
+    /// CPUs act. Where the others believe them asleep, they were woken from outside, and act from the time on until which
+    /// they were to sleep: what they send is then known in time.
+    fn sleep_on(&self) {
+        let now = self.qemu.now();
+        let mut state = self.state();
+        let until = state.rest.woken_early(now, &state.meetings);
+        state.counts.outside += u64::from(until.is_some());
+        drop(state);
+        if let Some(until) = until {
+            leap::leap(until - now);
+        }
     }
 
     /// The time, which a timer was due at.
@@ -303,17 +335,16 @@ impl Wire {
         }
         let times = state.sender.send(now, frame.len());
         let meeting_ns = state.meetings.at_ns();
-        let Some(arrival_ns) = state.rest.arrival_ns(now, times.arrival_ns, meeting_ns) else {
+        if times.arrival_ns <= meeting_ns {
             refuse(format_args!(
                 "{} sends a frame at {now} ns that arrives at {} ns, before others learn of it at {meeting_ns} ns; the run is worth nothing, repeat it, and report it with QEMU's version",
                 name(options.me),
                 times.arrival_ns,
             ));
-        };
-        state.counts.outside += u64::from(arrival_ns > times.arrival_ns);
+        }
         let head = Head {
             start_ns: times.start_ns,
-            arrival_ns,
+            arrival_ns: times.arrival_ns,
             number: state.counts.sent,
             receivers: receivers(frame, options.me, options.hosts),
         };

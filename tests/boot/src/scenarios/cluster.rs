@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(250);
 /// The least round trip: twice the latency of the line.
 const LINE_NS: u64 = 20_000;
+/// More than a round trip takes where EL2 has nothing else to do. Less than from one beat to the next, over which hosts leap.
+const LATE_NS: u64 = 200_000;
 /// A host of which nothing is heard is declared dead after so many milliseconds, and the next beat is due.
 const DECLARED_MS: std::ops::Range<u64> = 1_900..2_200;
 
@@ -345,9 +347,21 @@ fn join(stage: &mut Stage) -> Outcome {
     check_stretches(machine)?;
     let text = machine.run(&["cluster"])?;
     let is_told = |text: &str| text.contains("left: in epoch") && text.contains("with 2 members");
-    is_told(&text)
+    if !is_told(&text) {
+        return Err(format!("the table is {text}"));
+    }
+    be_in_time(machine)
+}
+
+/// The moment at which a host is asked for a round trip changes nothing of what it takes.
+fn be_in_time(machine: &mut Machine) -> Outcome {
+    let words = "--host host0 cluster probe right --rounds 400 --bytes 0MiB -o json";
+    let told = machine.run(&words.split(' ').collect::<Vec<_>>())?;
+    let json: Value = serde_json::from_str(&told).map_err(because("no JSON"))?;
+    let most = json["round_trips"]["most_ns"].as_u64();
+    most.is_some_and(|most| (LINE_NS..LATE_NS).contains(&most))
         .then_some(())
-        .ok_or_else(|| format!("the table is {text}"))
+        .ok_or_else(|| format!("a round trip takes too long: {told}"))
 }
 
 /// All of four hosts are in one membership, though frames are lost.
