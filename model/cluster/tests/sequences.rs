@@ -188,3 +188,21 @@ fn two_lost_reports_of_credit_do_not_end_a_membership() {
         assert_eq!(sessions, 1, "the session of host {host} ended");
     }
 }
+
+/// A link of which much is queued leaves others their turns, also where each frame is a piece of work.
+#[test]
+fn links_take_turns() {
+    let mut world = World::of(3);
+    world.run(520 * MS);
+    let host = &mut world.hosts[0];
+    host.said.is_late = true;
+    for other in [1, 2] {
+        for _ in 0..8 {
+            host.node.send(other, [&[0x50], &[0; 999]]).unwrap();
+        }
+    }
+    while host.node.work(world.now, &mut host.said) {}
+    let receivers: Vec<u8> = host.said.frames.iter().map(|frame| frame[17]).collect();
+    let take_turns = receivers.chunks(2).all(|two| two.contains(&1) && two.contains(&2));
+    assert!(receivers.len() >= 16 && take_turns, "{receivers:?}");
+}
