@@ -54,14 +54,10 @@ fn layout(record: &VmRecord) -> Result<Layout, Refusal> {
 /// Returns the shares of hosts as the guest's tree has them; none of a VM that is this machine's alone.
 pub fn shares(record: &VmRecord) -> heapless::Vec<HostShare, { model_span::HOSTS_MAX }> {
     let layout = layout(record).ok().filter(|_| record.hosts != 0);
-    let layout = layout.iter();
-    let shares = layout.flat_map(|layout| {
-        layout.hosts().map(|host| {
-            let (vcpus, memory) = (layout.vcpus_of(host), layout.memory_of(host));
-            HostShare {
-                vcpus: vcpus.len() as u16,
-                memory: memory.end - memory.start,
-            }
+    let shares = layout.iter().flat_map(|layout| {
+        layout.hosts().map(|host| HostShare {
+            vcpus: layout.vcpus_of(host).len() as u16,
+            memory: record.memory / u64::from(record.hosts.count_ones()),
         })
     });
     shares.collect()
@@ -76,12 +72,10 @@ impl Span {
         if record.hosts == 0 {
             return Ok(None);
         }
-        let refuse = |what| Err(Refusal::new(code::IMPOSSIBLE, 0, what));
         let layout = layout(record)?;
         let Some((host, _)) = cluster::own().filter(|(host, _)| layout.has(*host)) else {
-            return refuse(format_args!(
-                "this machine is none of the hosts that the VM spans"
-            ));
+            let what = format_args!("this machine is none of the hosts that the VM spans");
+            return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
         };
         let mut shape = xxh64(record.name.as_bytes(), record.memory);
         shape ^= u64::from(record.vcpus) << 16 | u64::from(record.hosts);

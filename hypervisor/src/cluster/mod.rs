@@ -242,6 +242,13 @@ pub fn own() -> Option<(u8, HostIdRegisters)> {
     Some((membership.host(), HostIdRegisters::new(find)))
 }
 
+/// Returns whether a host is in this one's membership, as this one itself is in its own.
+pub fn has(host: u8) -> bool {
+    STATE
+        .get()
+        .is_some_and(|state| state.lock().cluster.standing(host).1)
+}
+
 /// Begins a probe of the link to a host.
 ///
 /// # Errors
@@ -499,10 +506,10 @@ impl Owner for Card<'_> {
                 log::warn!("cluster: a member is silent: what is shared has stopped");
             }
             News::Changed(Change::Resumed) => log::info!("cluster: all members answer again"),
-            News::Changed(Change::Lost(host)) => {
+            News::Changed(Change::Lost(_)) => {
                 log::warn!("cluster: {name} is lost: this machine has left the membership");
                 if let Some(span) = self.span {
-                    span.lose(host);
+                    span.lose(name);
                 }
             }
         }

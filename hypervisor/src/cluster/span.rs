@@ -24,7 +24,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use heapless::{Deque, Vec};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, VmId};
 use model_coherence::{
-    Access, Actions, Broken, Event, Host, Message, Page, Settings, Switches, Tail, held_max,
+    Access, Actions, Broken, Event, Host, Message, NO_PAGE, Page, Settings, Switches, Tail,
+    held_max,
 };
 use model_control::Refusal;
 use model_link::Refused;
@@ -32,8 +33,8 @@ use model_pmap::Reasons;
 use room::{Messages, Pages};
 use zerocopy::IntoBytes;
 
-/// Hosts of a VM.
-const HOSTS: usize = 2;
+/// The most hosts of a VM.
+const HOSTS: usize = 4;
 /// Transactions of a host: one for each vCPU and one for the devices, and prefetches.
 const SLOTS: usize = 8;
 const HELD: usize = held_max(HOSTS, SLOTS);
@@ -72,13 +73,20 @@ pub trait Spanned: Send + Sync {
 }
 
 /// Why the VM cannot go on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
 enum Why {
-    Lost(u8),
-    Ahead(u8),
+    #[error("host {0} is lost")]
+    Lost(Text<24>),
+    #[error("the clock of host {0} is far ahead")]
+    Ahead(Text<24>),
+    #[error("its hosts disagree: {0}")]
     Broken(Broken),
+    #[error("the machine has no memory left for it")]
     NoMemory,
 }
+
+/// The VM's hosts as [`model_coherence`] numbers them: number in the cluster, and name.
+type Members = Vec<(u8, Text<24>), HOSTS>;
 
 /// What follows a message.
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +106,7 @@ pub struct Memory {
     /// Where each vCPU was that missed.
     pcs: [u64; SLOTS],
     vcpus: usize,
-    members: [u8; HOSTS],
+    members: Members,
     runs: bool,
     why: Option<Why>,
 }
@@ -115,18 +123,14 @@ struct Hands {
     has_failed: bool,
 }
 
-fn impossible(value: u64, sentence: fmt::Arguments<'_>) -> Refusal {
-    Refusal::new(code::IMPOSSIBLE, value, sentence)
-}
-
 /// Takes what a VM over these hosts, a bit each, needs on this one, where it is not there already for another.
 ///
 /// # Errors
 /// Why the VM cannot span these hosts.
 pub fn reserve(hosts: u16, vcpus: usize, bytes: u64) -> Result<(), Refusal> {
     let Some(state) = STATE.get() else {
-        let what = "this machine is a host of no cluster: build its bundle with --cluster";
-        return Err(impossible(hosts.into(), format_args!("{what}")));
+        let what = format_args!("this machine is in no cluster: build its bundle with --cluster");
+        return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
     };
     let own = {
         let state = state.lock();
@@ -137,21 +141,25 @@ pub fn reserve(hosts: u16, vcpus: usize, bytes: u64) -> Result<(), Refusal> {
         state.cluster.membership().host()
     };
     let is_member = hosts >> own & 1 != 0;
-    if hosts.count_ones() as usize != HOSTS || !is_member || vcpus > SLOTS - 1 - PREFETCHES {
+    if hosts.count_ones() as usize > HOSTS || !is_member || vcpus > SLOTS - 1 - PREFETCHES {
         let most = SLOTS - 1 - PREFETCHES;
         let what = format_args!(
-            "a VM spans {HOSTS} hosts, of which this machine is one, with at most {most} vCPUs on each; this one names the hosts {hosts:#x} and has {vcpus}"
+            "a VM spans at most {HOSTS} hosts, of which this machine is one, with at most {most} vCPUs on each; this one names the hosts {hosts:#x} and has {vcpus}"
         );
-        return Err(impossible(hosts.into(), what));
+        return Err(Refusal::new(code::IMPOSSIBLE, hosts.into(), what));
     }
-    let mut all = (0..16).filter(|host| hosts >> host & 1 != 0);
-    let members = [(); HOSTS].map(|()| all.next().unwrap_or(own));
+    let members = (0..).zip(state.lock().names);
+    let members: Members = members.filter(|it| hosts >> it.0 & 1 != 0).collect();
     let host = (hosts & ((1 << own) - 1)).count_ones() as u8;
     let count = (bytes / FRAME_SIZE) as u32;
+    let mut first_pages = [NO_PAGE; HOSTS];
+    for (n, first) in (0..members.len() as u32).zip(&mut first_pages) {
+        *first = count / members.len() as u32 * n;
+    }
     let settings = Settings {
         host,
         vcpus: vcpus as u8 + 1,
-        first_pages: [0, count / HOSTS as u32],
+        first_pages,
         page_bytes: FRAME_SIZE as usize,
         lease_ns: LEASE_NS,
         hold_ns: HOLD_NS,
@@ -248,30 +256,19 @@ fn with<R>(act: impl FnOnce(&mut Memory) -> R) -> Option<R> {
 
 /// Ends the VM if it cannot go on.
 pub(super) fn end_if_broken() {
-    let Some((vm, why, name)) = lock().and_then(|mut state| {
-        let memory = state.span.as_mut()?;
-        let why = memory.why?;
-        let vm = Arc::clone(&memory.hands.as_ref()?.vm);
-        let host = match why {
-            Why::Lost(host) | Why::Ahead(host) => host,
-            _ => 0,
-        };
-        Some((vm, why, state.name(host)))
-    }) else {
-        return;
-    };
-    match why {
-        Why::Lost(_) => vm.end(format_args!("host {name} is lost")),
-        Why::Ahead(_) => vm.end(format_args!("the clock of host {name} is far ahead")),
-        Why::Broken(broken) => vm.end(format_args!("its hosts disagree: {broken}")),
-        Why::NoMemory => vm.end(format_args!("the machine has no memory left for it")),
+    let broken = lock().and_then(|state| {
+        let memory = state.span.as_ref()?;
+        Some((Arc::clone(&memory.hands.as_ref()?.vm), memory.why?))
+    });
+    if let Some((vm, why)) = broken {
+        vm.end(format_args!("{why}"));
     }
 }
 
 impl Memory {
     /// Makes one without a VM. On the heap, and apart, as it passes through the stack.
     #[inline(never)]
-    fn new(settings: Settings<HOSTS>, members: [u8; HOSTS], count: u32) -> Option<Box<Self>> {
+    fn new(settings: Settings<HOSTS>, members: Members, count: u32) -> Option<Box<Self>> {
         let pages = Pages::new(count as usize, |n| Page::first(&settings, n))?;
         Some(Box::new(Self {
             coherence: Host::of(settings, pages)?,
@@ -314,10 +311,11 @@ impl Memory {
 
     /// Keeps a message of a host for the next piece of work; `false` where there is no room.
     pub(super) fn keep(&mut self, from: u8, message: &[u8]) -> bool {
-        match message.first() {
+        let member = self.members.iter().position(|it| it.0 == from);
+        match (message.first(), member) {
             // One that has ended takes none: beats would wait behind them.
-            Some(..KINDS_END) if self.why.is_none() && self.members.contains(&from) => {
-                self.inbox.push([&[from], message])
+            (Some(..KINDS_END), Some(member)) if self.why.is_none() => {
+                self.inbox.push([&[member as u8], message])
             }
             _ => true,
         }
@@ -328,7 +326,7 @@ impl Memory {
     }
 
     /// A host is lost, and with it what was shared with any.
-    pub(super) fn lose(&mut self, host: u8) {
+    pub(super) fn lose(&mut self, host: Text<24>) {
         self.end(Why::Lost(host));
     }
 
@@ -354,12 +352,11 @@ impl Memory {
                 Some(true) => {}
                 Some(false) => return false,
                 None => {
-                    self.why = Some(Why::Ahead(*from));
+                    self.why = Some(Why::Ahead(self.members[usize::from(*from)].1));
                     return true;
                 }
             }
-            let from = u8::from(self.members[1] == *from);
-            let event = Event::Message(from, message);
+            let event = Event::Message(*from, message);
             let done = self.coherence.step(now_ns, event, hands);
             self.inbox.pop();
             done
@@ -397,11 +394,11 @@ impl State {
                 },
                 Behind::Operations => hands.operations.as_bytes(),
             };
-            let host = memory.members[usize::from(*to)];
+            let (host, name) = memory.members[usize::from(*to)];
             match cluster.send(host, [message.as_bytes(), tail]) {
                 Ok(()) => _ = hands.backlog.pop_front(),
                 Err(Refused::Full) => break,
-                Err(_) => memory.why = Some(Why::Lost(host)),
+                Err(_) => memory.why = Some(Why::Lost(name)),
             }
         }
         let until = match memory.why {
@@ -418,11 +415,6 @@ impl State {
                 sched::wake(vcpu.entity);
             }
         }
-    }
-
-    fn name(&self, host: u8) -> Text<24> {
-        let name = self.names.get(usize::from(host));
-        name.copied().unwrap_or_default()
     }
 }
 
@@ -454,6 +446,12 @@ impl Hands {
                 Filled::NoMemory if frames::may_be_reserved() => {}
                 _ => return None,
             }
+        }
+    }
+
+    fn call(&self, vcpu: usize, bits: u32) {
+        if let Some(vcpu) = self.vm.vcpus().get(vcpu) {
+            vcpu.call(bits);
         }
     }
 }
@@ -538,13 +536,5 @@ impl Actions for Hands {
     fn invalidate(&mut self, _operations: &[Operation]) {
         let vmid = self.vm.space().vmid();
         guest::with_vmid(vmid, || tlb::flush_vmid(tlb::Reaches::AllCpus));
-    }
-}
-
-impl Hands {
-    fn call(&self, vcpu: usize, bits: u32) {
-        if let Some(vcpu) = self.vm.vcpus().get(vcpu) {
-            vcpu.call(bits);
-        }
     }
 }

@@ -23,7 +23,10 @@ pub fn pass() -> bool {
     if let Some(vm) = vm.as_ref().filter(|_| calls::has_grown()) {
         // Another VM's may be as old.
         let life = u32::from(vm.id.generation) << 16 | (u32::from(vm.id.index) + 1);
-        vm.with_session(|session, send| session.announce(life, send));
+        vm.with_session(|session, send| {
+            let is_complete = session.layout().hosts().all(cluster::has);
+            session.announce(life, is_complete, send);
+        });
     }
     let (mut held, mut number) = (0_u16, 0);
     while let Some((from, call)) = cluster::call(number) {
@@ -74,11 +77,7 @@ fn act_upon(vm: &Arc<Instance>, wanted: &Todo) {
             end::POWER_OFF => End::PowerOff,
             end::RESET => End::Reset,
             end::KILLED => End::Killed,
-            end::UNLIKE => {
-                return vm.end(format_args!(
-                    "another host has another description of the VM"
-                ));
-            }
+            end::UNLIKE => return vm.end(format_args!("a host describes the VM otherwise")),
             _ => return vm.end(format_args!("another host could not go on with it")),
         }),
         Todo::Asked(asked) => {

@@ -203,6 +203,8 @@ fn links_take_turns() {
     }
     while host.node.work(world.now, &mut host.said) {}
     let receivers: Vec<u8> = host.said.frames.iter().map(|frame| frame[17]).collect();
-    let take_turns = receivers.chunks(2).all(|two| two.contains(&1) && two.contains(&2));
+    let take_turns = receivers
+        .chunks(2)
+        .all(|two| two.contains(&1) && two.contains(&2));
     assert!(receivers.len() >= 16 && take_turns, "{receivers:?}");
 }

@@ -54,6 +54,8 @@ use tlb::Tlb;
 pub const NEVER: u64 = u64::MAX;
 /// The most hosts of a VM.
 pub const HOSTS_MAX: usize = 16;
+/// First page of a host that is not there.
+pub const NO_PAGE: u32 = u32::MAX;
 /// Slot of a transaction that the home began for a reader.
 const PUSH: u8 = u8::MAX;
 /// No transaction, where one is named by a number.
@@ -129,7 +131,8 @@ pub struct Settings<const HOSTS: usize> {
     pub host: u8,
     /// vCPUs of this host, at most one for each transaction. The transactions that are left are for prefetches.
     pub vcpus: u8,
-    /// First page of each host's range, ascending from 0. A host is home and first owner of the pages of its range.
+    /// First page of each host's range, ascending from 0; of those that are not there [`NO_PAGE`]. A host is home and first
+    /// owner of the pages of its range.
     pub first_pages: [u32; HOSTS],
     /// Bytes of a page: [`PAGE_BYTES`], or fewer in tests.
     pub page_bytes: usize,
@@ -149,8 +152,13 @@ impl<const HOSTS: usize> Settings<HOSTS> {
         ranges.filter(|first| **first <= page).count() as u8 - 1
     }
 
+    /// Returns the number of hosts.
+    pub fn hosts(&self) -> u8 {
+        self.home(NO_PAGE - 1) + 1
+    }
+
     fn are_sound(&self) -> bool {
-        usize::from(self.host) < HOSTS && self.first_pages[0] == 0 && self.first_pages.is_sorted()
+        self.first_pages[0] == 0 && self.host < self.hosts() && self.first_pages.is_sorted()
     }
 }
 
@@ -420,7 +428,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             }
             Event::Message(from, bytes) => {
                 let (message, tail) = Message::parse(bytes).ok_or(Broken::Malformed(from))?;
-                let is_other = usize::from(from) < HOSTS && from != self.settings.host;
+                let is_other = from < self.settings.hosts() && from != self.settings.host;
                 let error = Broken::Misdirected(from, message.kind);
                 is_other.then_some(()).ok_or(error)?;
                 // What another life of the VM was about means nothing.
@@ -450,7 +458,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
     ) -> Result<(), Broken> {
         let m = message;
         let is_sound = (number(m) as usize) < self.pages.as_ref().len()
-            && usize::from(m.host) < HOSTS
+            && m.host < self.settings.hosts()
             && (usize::from(m.slot) < SLOTS || m.slot == PUSH && can_be_pushed(m.kind))
             && m.access != Access::None;
         is_sound.then_some(()).ok_or(Broken::Malformed(from))?;

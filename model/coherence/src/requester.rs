@@ -127,7 +127,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             return Ok(false);
         };
         open.came = open.came.saturating_add(1);
-        if usize::from(open.came) >= HOSTS {
+        if open.came >= self.settings.hosts() {
             return Ok(false);
         }
         self.complete(now_ns, message, actions)?;

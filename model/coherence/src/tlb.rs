@@ -48,7 +48,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         if !is_whole && tlb.batch.push(operation.into()).is_err() {
             tlb.batch.clear();
         }
-        if self.settings.switches.lazy_tlbi || HOSTS == 1 {
+        if self.settings.switches.lazy_tlbi || self.settings.hosts() == 1 {
             actions.resume(vcpu, false);
         } else {
             self.vcpus[vcpu].waits_for_tlb = true;
@@ -63,7 +63,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         if !tlb.is_due || tlb.unanswered != 0 {
             return;
         }
-        let others = ((1_u32 << HOSTS) - 1) as Hosts & !bit(me);
+        let others = ((1_u32 << self.settings.hosts()) - 1) as Hosts & !bit(me);
         let message = Message::plain(Kind::Tlbi, me);
         for host in members(others) {
             transmit(host, message, Some(Tail::Operations(&tlb.batch)), actions);

@@ -103,6 +103,9 @@ pub struct Session {
     ahead_max: u64,
     life: u32,
     state: State,
+    /// All hosts are in this one's membership: it can send to each.
+    is_complete: bool,
+    /// Of the first host: others that are ready.
     ready: Hosts,
     slots: [Slot; VCPUS_MAX],
 }
@@ -117,7 +120,8 @@ impl Session {
             ahead_max,
             life: 0,
             state: State::Waiting,
-            ready: bit(host),
+            is_complete: false,
+            ready: 0,
             slots: [Slot::default(); VCPUS_MAX],
         }
     }
@@ -137,13 +141,15 @@ impl Session {
         self.life
     }
 
-    /// Says that the VM is here and waits; again whenever the membership grows. The first host gives `life`, a number that it
-    /// gives no other life of the VM.
-    pub fn announce(&mut self, life: u32, mut send: impl FnMut(u8, Message)) {
+    /// Says that the VM is here and waits; again whenever the membership grows, `is_complete` once all its hosts are in. The
+    /// first host gives `life`, a number that it gives no other life of the VM.
+    pub fn announce(&mut self, life: u32, is_complete: bool, mut send: impl FnMut(u8, Message)) {
+        self.is_complete = is_complete;
         if self.state == State::Waiting && self.host == self.layout.first() {
-            self.life = life;
+            // Whoever was ready may have come back since.
+            (self.life, self.ready) = (life, 0);
             self.send_all(Kind::Offer, (0, self.shape), send);
-        } else if self.state == State::Waiting {
+        } else if self.state == State::Waiting && is_complete {
             send(self.layout.first(), self.message(Kind::Ready, (0, 0)));
         }
     }
@@ -186,7 +192,7 @@ impl Session {
         &mut self,
         from: u8,
         bytes: &[u8],
-        send: impl FnMut(u8, Message),
+        mut send: impl FnMut(u8, Message),
     ) -> Result<Todo, Broken> {
         if !self.layout.has(from) {
             return Ok(Todo::Nothing);
@@ -213,6 +219,10 @@ impl Session {
             _ if !is_this => Ok(Todo::Nothing),
             Kind::End if m.detail <= end::LAST => {
                 self.state = State::Ended;
+                // Before what this host says of another life.
+                for host in self.others().filter(|host| *host != from) {
+                    send(host, m);
+                }
                 Ok(Todo::Live(Kind::End, m.detail))
             }
             Kind::Start if waits => {
@@ -241,7 +251,9 @@ impl Session {
                 self.tell(Kind::End, end::UNLIKE, send);
                 return Some(Todo::Live(Kind::End, end::UNLIKE));
             }
-            send(from, self.message(Kind::Ready, (0, 0)));
+            if self.is_complete {
+                send(from, self.message(Kind::Ready, (0, 0)));
+            }
             return Some(Todo::Nothing);
         }
         if !waits || self.life == 0 {
@@ -253,7 +265,7 @@ impl Session {
             return Some(Todo::Nothing);
         }
         self.ready |= bit(from);
-        if self.layout.hosts().any(|host| self.ready & bit(host) == 0) {
+        if !self.is_complete || self.others().any(|host| self.ready & bit(host) == 0) {
             return Some(Todo::Nothing);
         }
         self.state = State::Running;

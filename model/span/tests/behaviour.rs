@@ -95,7 +95,7 @@ impl World {
     }
 
     fn announce(&mut self, host: u8) {
-        self.act(host, |session, send| session.announce(LIFE, send));
+        self.act(host, |session, send| session.announce(LIFE, true, send));
     }
 
     /// Delivers the first message of a wire; whether one was taken.
@@ -225,6 +225,67 @@ fn hosts_begin_together_whoever_comes_first() {
 }
 
 #[test]
+fn hosts_that_do_not_know_all_others_do_not_begin() {
+    for late in [0, 1, 2] {
+        let mut world = World::new(0b111, 3);
+        for host in [0, 1, 2] {
+            let has_all = host != late;
+            world.act(host, |session, send| {
+                session.announce(LIFE, has_all, send);
+            });
+        }
+        world.settle();
+        assert!(world.hosts.values().all(|it| it.state() == State::Waiting));
+        world.announce(late);
+        world.settle();
+        assert!(world.hosts.values().all(|it| it.state() == State::Running));
+    }
+}
+
+/// Of a host that was ready and comes back, nothing is known.
+#[test]
+fn hosts_are_ready_anew_where_the_membership_has_grown() {
+    let mut world = World::new(0b111, 3);
+    for host in [0, 2] {
+        world.announce(host);
+    }
+    world.settle();
+    let layout = *world.hosts[&0].layout();
+    let fresh = Session::new(layout, 2, SHAPE, AHEAD_MAX);
+    world.hosts.insert(2, fresh);
+    for host in [0, 1] {
+        world.announce(host);
+    }
+    world.settle();
+    assert!(world.hosts.values().all(|it| it.state() == State::Waiting));
+    world.announce(2);
+    world.settle();
+    assert!(world.hosts.values().all(|it| it.state() == State::Running));
+}
+
+/// A host that cannot reach all others ends the VM: who hears of it tells them, before what it says of another life.
+#[test]
+fn an_end_comes_before_the_next_life() {
+    let mut world = World::started(0b111, 3);
+    world.act(1, |session, send| {
+        session.tell(Kind::End, end::FAILED, send);
+    });
+    world.wires.remove(&(1, 2));
+    world.deliver((1, 0)).unwrap();
+    let layout = *world.hosts[&0].layout();
+    world
+        .hosts
+        .insert(0, Session::new(layout, 0, SHAPE, AHEAD_MAX));
+    world.act(0, |session, send| {
+        session.announce(LIFE + 1, true, send);
+    });
+    world.settle();
+    let failed = Todo::Live(Kind::End, end::FAILED);
+    assert!(world.done.contains(&(2, failed)));
+    assert_eq!(world.hosts[&2].state(), State::Ended);
+}
+
+#[test]
 fn hosts_with_another_description_do_not_begin() {
     let mut world = World::new(0b11, 2);
     let layout = *world.hosts[&0].layout();
@@ -273,6 +334,8 @@ fn any_host_pauses_resumes_and_ends_all() {
         world.done.clear();
         world.act(host, |session, send| session.tell(kind, detail, send));
         world.settle();
+        // Who hears of an end tells it once more, which means nothing.
+        world.done.retain(|it| it.1 != Todo::Nothing);
         let heard: Vec<u8> = world.done.iter().map(|it| it.0).collect();
         assert!(heard.len() == 2 && !heard.contains(&host));
         assert!(world.done.iter().all(|it| it.1 == Todo::Live(kind, detail)));

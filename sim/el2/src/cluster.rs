@@ -54,7 +54,7 @@ pub struct Life {
     pub trace: u64,
     /// Milliseconds of virtual time.
     pub ms: u64,
-    /// How often the VM over two hosts ran to its end, and was ended by the loss of a host, on each.
+    /// How often the VM over several hosts ran to its end, and was ended by the loss of a host, on each.
     pub whole: u64,
     pub lost: u64,
 }

@@ -6,7 +6,9 @@ pub mod random;
 pub mod reference;
 
 use abi::coherence::{Access, Kind, Message};
-use model_coherence::{Actions, Broken, Event, Host, Page, Settings, State, Switches, Tail};
+use model_coherence::{
+    Actions, Broken, Event, Host, NO_PAGE, Page, Settings, State, Switches, Tail,
+};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
@@ -190,10 +192,13 @@ impl Actions for Machine {
     }
 }
 
+/// Hosts that a part has room for, of which some are not there.
+const ROOM: usize = 8;
+
 /// A host: its core, and its machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Node<const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
-    pub core: Host<Vec<Page>, HOSTS, SLOTS, HELD>,
+pub struct Node<const SLOTS: usize, const HELD: usize> {
+    pub core: Host<Vec<Page>, ROOM, SLOTS, HELD>,
     pub machine: Machine,
     pub broken: Option<Broken>,
 }
@@ -230,7 +235,7 @@ impl Vcpu {
 /// All hosts, and the memory as a single machine would have it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World<const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
-    pub nodes: Vec<Node<HOSTS, SLOTS, HELD>>,
+    pub nodes: Vec<Node<SLOTS, HELD>>,
     pub vcpus: Vec<Vcpu>,
     pub truth: Vec<[u8; WORDS]>,
 }
@@ -279,7 +284,12 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> World<HOSTS, SLO
         let pages = scenario.homes.len();
         assert!(scenario.homes.is_sorted(), "ranges ascend");
         let first_pages = std::array::from_fn(|host| {
-            scenario.homes.iter().filter(|home| **home < host).count() as u32
+            let before = scenario.homes.iter().filter(|home| **home < host);
+            if host < HOSTS {
+                before.count() as u32
+            } else {
+                NO_PAGE
+            }
         });
         let mut vcpus: Vec<Vcpu> = Vec::new();
         for (host, script) in &scenario.scripts {
@@ -440,7 +450,7 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> World<HOSTS, SLO
     /// When nothing is under way, no transaction is open, and owners are owners.
     pub fn check_quiet(&self) {
         for page in 0..self.truth.len() as u32 {
-            let owns = |node: &&Node<HOSTS, SLOTS, HELD>| {
+            let owns = |node: &&Node<SLOTS, HELD>| {
                 matches!(node.core.state(page), State::Owned | State::Modified)
             };
             assert_eq!(

@@ -1,4 +1,4 @@
-//! The VM over two hosts: its vCPUs write numbers that grow into words of their own, in pages that all write into, and read
+//! The VM over two or three hosts: its vCPUs write numbers that grow into words of their own, in pages that all write into, and read
 //! those of others. Whoever has seen a number must see all that was written before it.
 
 use crate::program::{BEGINS, COMPARE, DISTRIBUTOR, Program, RAM, SGI, TIME, TREE, VCPU};
@@ -17,9 +17,9 @@ use zerocopy::FromZeros;
 pub const NAME: &str = "wide";
 /// A host's share of its memory.
 const SHARE: u64 = 2 << 20;
-/// The pages that all use, half of them at home on each host. The other host's share begins with the device tree.
+/// The pages that all use, as many at home on each host. The second host's share begins with the device tree.
 const PAGE_COUNT: u64 = 12;
-const PAGES: [u64; 2] = [RAM + (1 << 20), TREE.end];
+const PAGES: [u64; 3] = [RAM + (1 << 20), TREE.end, RAM + 2 * SHARE];
 /// In some lines of each page, a word for each vCPU; in the first also one that all add to, and the time at which each vCPU was there.
 const WORDS_MAX: u64 = 4;
 const LINE: u64 = 64;
@@ -58,7 +58,7 @@ type Write = (u64, u64);
 /// What a VM is made by, and what its vCPUs do.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The two hosts, a bit each.
+    /// Its hosts, a bit each.
     pub hosts: u16,
     /// Its kernel.
     pub image: Vec<u8>,
@@ -70,6 +70,8 @@ pub struct Plan {
 struct Body {
     program: Program,
     vcpu: u64,
+    /// How many hosts the VM has.
+    hosts: u64,
     writes: Vec<Write>,
     /// How often it adds to the word of each page.
     added: [u64; PAGE_COUNT as usize],
@@ -97,9 +99,9 @@ pub fn is_of_loss(why: &str) -> bool {
     why.ends_with("is lost") || why == "another host could not go on with it"
 }
 
-fn page(number: u64) -> u64 {
-    let half = PAGE_COUNT / 2;
-    PAGES[(number / half) as usize] + number % half * 0x1000
+fn page(number: u64, hosts: u64) -> u64 {
+    let each = PAGE_COUNT / hosts;
+    PAGES[(number / each) as usize] + number % each * 0x1000
 }
 
 impl Plan {
@@ -107,11 +109,14 @@ impl Plan {
     pub fn new(seed: u64, hosts: u8) -> Self {
         let mut rng = Rng::new(seed);
         let left_out = if hosts == 2 { 2 } else { rng.below(3) };
-        let vcpus = 2 + rng.below(WORDS_MAX - 1);
+        let has_all = hosts == 3 && seed.is_multiple_of(2);
+        let hosts: u16 = if has_all { 7 } else { 7 & !(1 << left_out) };
+        let shares = u64::from(hosts.count_ones());
+        let vcpus = (2 + rng.below(WORDS_MAX - 1)).max(shares);
         let steps = 40 + rng.below(160);
         let pages = 1 + rng.below(PAGE_COUNT);
         let mut bodies: Vec<Body> = (0..vcpus)
-            .map(|vcpu| Body::new(vcpu, (vcpus, pages, steps), &mut rng))
+            .map(|vcpu| Body::new(vcpu, shares, (vcpus, pages, steps), &mut rng))
             .collect();
         let added = |page| bodies.iter().map(|body| body.added[page]).sum();
         let added: [u64; PAGE_COUNT as usize] = std::array::from_fn(added);
@@ -124,7 +129,7 @@ impl Plan {
             }
         }
         Self {
-            hosts: 7 & !(1 << left_out),
+            hosts,
             image: image(&bodies),
             writes: bodies.into_iter().map(|body| body.writes).collect(),
         }
@@ -136,7 +141,8 @@ impl Plan {
         record.name = name();
         record.flags = VM_AUTOSTART | VM_RESTART;
         (record.hosts, record.vcpus) = (self.hosts, self.writes.len() as u32);
-        (record.memory, record.base) = (2 * SHARE, 2 * SHARE);
+        record.memory = u64::from(self.hosts.count_ones()) * SHARE;
+        record.base = record.memory;
         record.weight = 256;
         (record.kernel, record.initrd) = (0, NO_ENTRY);
         record.group = Text::new(DEFAULT_GROUP).unwrap_or_default();
@@ -169,10 +175,11 @@ fn image(bodies: &[Body]) -> Vec<u8> {
 }
 
 impl Body {
-    fn new(vcpu: u64, (vcpus, pages, steps): (u64, u64, u64), rng: &mut Rng) -> Self {
+    fn new(vcpu: u64, hosts: u64, (vcpus, pages, steps): (u64, u64, u64), rng: &mut Rng) -> Self {
         let mut body = Self {
             program: Program::default(),
             vcpu,
+            hosts,
             writes: Vec::new(),
             added: [0; _],
         };
@@ -192,7 +199,7 @@ impl Body {
         // Those in the middle are at home on different hosts.
         let number = (PAGE_COUNT - pages) / 2 + rng.below(pages);
         let other = rng.below(vcpus);
-        let line = page(number) + LINES[rng.below(4) as usize];
+        let line = page(number, self.hosts) + LINES[rng.below(4) as usize];
         match rng.below(24) {
             0..=5 => self.write(step, line + 8 * self.vcpu),
             6..=11 => {
@@ -201,7 +208,7 @@ impl Body {
             }
             12 | 13 => {
                 self.added[number as usize] += 1;
-                self.program.count(page(number) + ADDED);
+                self.program.count(page(number, self.hosts) + ADDED);
             }
             14 => self.program.add([[DMB, DSB, TLBI][rng.below(3) as usize]]),
             15 => {
@@ -219,11 +226,13 @@ impl Body {
                 self.compare(0);
             }
             17 | 18 => {
-                self.program.put(1, page(number) + TIMES + 8 * self.vcpu);
+                self.program
+                    .put(1, page(number, self.hosts) + TIMES + 8 * self.vcpu);
                 self.program.add([I::System(false, 2, TIME), STORE]);
             }
             19 | 20 => {
-                self.program.load(3, page(number) + TIMES + 8 * other);
+                self.program
+                    .load(3, page(number, self.hosts) + TIMES + 8 * other);
                 self.program.add([I::System(false, 4, TIME), I::Ask(KNOWS)]);
             }
             21 => self.program.sleep(rng.below(1_000_000) as u32),
@@ -268,7 +277,7 @@ impl Body {
             self.program.wait_for(DONE + 8 * vcpu);
         }
         for (number, added) in (0..).zip(added) {
-            self.program.load(3, page(number) + ADDED);
+            self.program.load(3, page(number, self.hosts) + ADDED);
             self.compare(*added);
         }
         self.program.call(&[PSCI_SYSTEM_RESET]);

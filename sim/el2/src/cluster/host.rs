@@ -70,7 +70,7 @@ pub struct Birth {
     /// Another one at each start.
     pub seed: u64,
     pub odd: Option<Odd>,
-    /// What decides the VM over two hosts, if there is one.
+    /// What decides the VM over several hosts, if there is one.
     pub vm: Option<u64>,
 }
 
@@ -250,7 +250,7 @@ impl Turns<'_> {
         !has_reached || self.reports()
     }
 
-    /// Says that vCPUs of the VM over two hosts run, though this host has had time to stop them.
+    /// Says that vCPUs of the VM over several hosts run, though this host has had time to stop them.
     fn runs_on(&mut self) -> Option<String> {
         let standing = cluster::standing()?;
         let now_ns = standing.now_ns;

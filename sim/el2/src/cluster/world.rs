@@ -85,7 +85,7 @@ struct Host {
     /// When it stood so.
     seen_at: u64,
     past: Vec<View>,
-    /// How often the VM over two hosts is still to run to its end here.
+    /// How often the VM over several hosts is still to run to its end here.
     awaited: u32,
 }
 
@@ -173,7 +173,7 @@ pub struct World {
     hosts: Vec<Host>,
     /// What the last of them says of itself.
     odd: Option<Odd>,
-    /// What decides the VM over two hosts, if there is one.
+    /// What decides the VM over several hosts, if there is one.
     vm: Option<u64>,
     /// By arrival, and by the order in which they were sent.
     flying: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
@@ -429,7 +429,7 @@ impl World {
         }
     }
 
-    /// From now on the VM over two hosts is to run to its end on each of them.
+    /// From now on the VM over several hosts is to run to its end on each of them.
     pub fn await_vm(&mut self) {
         let hosts = self.hosts.len() as u8;
         let plan = self.vm.map(|seed| guest::Plan::new(seed, hosts));

@@ -103,7 +103,8 @@ pub(super) fn one_key(directory: &Path) -> Outcome<Vec<String>> {
     Ok(options(&[file]))
 }
 
-fn four_hosts(directory: &Path) -> Outcome<Vec<String>> {
+/// A cluster of four hosts.
+pub(super) fn four_hosts(directory: &Path) -> Outcome<Vec<String>> {
     let file = cluster(directory, "cluster", 'a', 4)?;
     Ok(options(&[file]))
 }

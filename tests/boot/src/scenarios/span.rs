@@ -1,10 +1,10 @@
 //! VMs that span the hosts of a cluster, in lock-step of virtual time.
 
-use super::cluster::{one_key, time_ms};
+use super::cluster::{four_hosts, one_key, time_ms};
 use crate::{
     Outcome, because,
     machine::{Hardware, Machine},
-    scenario::{Scenario, Stage},
+    scenario::{Prepare, Scenario, Stage},
     status::{self, VmStatus},
     twice::{Twice, again},
     vm::Vm,
@@ -16,12 +16,12 @@ use std::{
 };
 
 /// How long something may take to come, on a busy host.
-const PATIENCE: Duration = Duration::from_mins(4);
+const PATIENCE: Duration = Duration::from_mins(15);
 const POLL: Duration = Duration::from_millis(250);
-const HOSTS: [&str; 2] = ["host0", "host1"];
+const HOSTS: [&str; 4] = ["host0", "host1", "host2", "host3"];
 
 pub fn scenarios() -> Vec<Scenario> {
-    let once = || vec![vcpus(), memory(), linux(), lost()];
+    let once = || vec![vcpus(), memory(), linux(2), linux(4), lost()];
     once().into_iter().chain(again(once(), twice)).collect()
 }
 
@@ -34,21 +34,28 @@ fn twice(name: &str) -> Twice {
     }
 }
 
-/// Debian's kernel boots on two hosts, with a CPU of each, to its first program, and powers off.
-fn linux() -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
+/// Debian's kernel boots on so many hosts, with a CPU of each, to its first program, and powers off.
+fn linux(hosts: u8) -> Scenario {
+    let hardware = Hardware::new(1, "512M").option("--hosts");
+    let hardware = hardware.option(hosts.to_string());
     let hardware = hardware.option("--wire").option("class=20us");
     let vm = Vm::linux("debian", "trixie", "poweroff").memory("256MiB");
-    let scenario = Scenario::new("span/linux", hardware, vec![vm.cpus(2).hosts(2)]);
-    scenario.prepare(one_key).check(|stage| {
+    let name = format!("span/linux-{hosts}");
+    let scenario = Scenario::new(name, hardware, vec![vm.cpus(hosts.into()).hosts(hosts)]);
+    let (join, is_slow): (Prepare, _) = match hosts {
+        2 => (one_key, false),
+        _ => (four_hosts, true),
+    };
+    let scenario = scenario.prepare(join).check(move |stage| {
         let machine = stage.machine()?;
-        await_both(machine, "debian", |it| {
+        await_all(machine, hosts, "debian", |it| {
             it.state == "ended" && it.reason == "powered off"
         })?;
         let console = machine.host_console("host0", "debian");
-        let is_there = console.contains("cpus=2");
+        let is_there = console.contains(&format!("cpus={hosts}"));
         is_there.then_some(()).ok_or(console)
-    })
+    });
+    if is_slow { scenario.slow() } else { scenario }
 }
 
 /// Two vCPUs on two hosts see one memory: counts, false sharing, litmus tests, and what the other has written.
@@ -123,7 +130,7 @@ fn lock_is_told(machine: &Machine) -> Outcome {
     let json: Value = serde_json::from_str(&told).map_err(because("no JSON"))?;
     let page = &json["pages"][0];
     let has_missed = |host: &str| page["misses"][host].as_u64() > Some(0);
-    if page["kind"] != "lock" || !HOSTS.into_iter().all(has_missed) {
+    if page["kind"] != "lock" || !HOSTS[..2].iter().all(|host| has_missed(host)) {
         return Err(format!("a word of both hosts is told as {json:#}"));
     }
     let status = machine.refused(&["span", "why", "watcher"])?;
@@ -201,7 +208,7 @@ fn stays(machine: &Machine) -> Outcome {
 
 /// Starts a VM on both hosts.
 fn start(machine: &Machine, vm: &str) -> Outcome {
-    for host in HOSTS {
+    for host in &HOSTS[..2] {
         machine.run(&["--host", host, "start", vm])?;
     }
     Ok(())
@@ -209,9 +216,20 @@ fn start(machine: &Machine, vm: &str) -> Outcome {
 
 /// Waits until both hosts have the VM as `wanted`.
 fn await_both(machine: &Machine, vm: &str, wanted: impl Fn(&VmStatus) -> bool) -> Outcome {
+    await_all(machine, 2, vm, wanted)
+}
+
+/// Waits until so many hosts have the VM as `wanted`.
+fn await_all(
+    machine: &Machine,
+    hosts: u8,
+    vm: &str,
+    wanted: impl Fn(&VmStatus) -> bool,
+) -> Outcome {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let seen = HOSTS.map(|host| seen_by(machine, host, vm));
+        let hosts = HOSTS.iter().take(hosts.into());
+        let seen: Vec<_> = hosts.map(|host| seen_by(machine, host, vm)).collect();
         let is_wanted = |it: &Outcome<VmStatus>| it.as_ref().is_ok_and(&wanted);
         if seen.iter().all(is_wanted) {
             return Ok(());

@@ -59,7 +59,7 @@ pub fn span_message(data: &[u8]) {
         match kind % 8 {
             0 => {
                 life = argument.into();
-                session.announce(life, send);
+                session.announce(life, kind & 8 == 0, send);
             }
             1 => session.tell(Kind::Pause, argument & 1, send),
             2 if !session.waits(vcpu) && session.state() == State::Running => {
