@@ -4,6 +4,9 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{Immutable, IntoBytes, TryFromBytes, Unaligned};
 
+/// The most hosts of a VM.
+pub const HOSTS_MAX: usize = 4;
+
 /// Kind of a message, with its sender and receiver. Kinds of [`crate::coherence`] and [`crate::cluster`] are below.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes, IntoBytes, Immutable, Unaligned,

@@ -17,6 +17,7 @@ use crate::vcpu::{Vcpu, attention, sched};
 use abi::Text;
 use abi::coherence::{OPERATIONS_MAX, Operation};
 use abi::control::code;
+use abi::span::HOSTS_MAX as HOSTS;
 use alloc::{boxed::Box, sync::Arc};
 use arch::{cache, guest, timer, tlb};
 use core::fmt;
@@ -33,8 +34,6 @@ use model_pmap::Reasons;
 use room::{Messages, Pages};
 use zerocopy::IntoBytes;
 
-/// The most hosts of a VM.
-const HOSTS: usize = 4;
 /// Transactions of a host: one for each vCPU and one for the devices, and prefetches.
 const SLOTS: usize = 8;
 const HELD: usize = held_max(HOSTS, SLOTS);

@@ -7,7 +7,7 @@ use crate::{
 };
 use abi::{
     bundle::{ClusterRecord, control_rights},
-    cluster::HOSTS_MAX,
+    span::HOSTS_MAX,
 };
 use model_span::MEMORY_STEP;
 
@@ -49,9 +49,9 @@ impl Decoder<'_> {
                 "name each host once",
             );
         }
-        if count < 2 {
+        if !(2..=HOSTS_MAX as u32).contains(&count) {
             let message = format!("'hosts' names {count} hosts, and a VM spans 2 to {HOSTS_MAX}");
-            problem(message, "name more, or leave 'hosts' out");
+            problem(message, "name as many, or leave 'hosts' out");
         } else if cpus < count {
             let message = format!("{cpus} vCPUs are fewer than the {count} hosts");
             problem(message, "give the VM at least one vCPU for each host: cpus");

@@ -11,9 +11,9 @@ fn hosts_are_checked_with_what_is_shared_out() {
         assert!(is_told && found.len() == 1, "{lines}: {found:?}");
     };
     one(
-        "cpus = 4\nhosts = 17",
-        "'hosts' is 17, outside 2 to 16",
-        "use a number from 2 to 16",
+        "cpus = 4\nhosts = 5",
+        "'hosts' is 5, outside 2 to 4",
+        "use a number from 2 to 4",
     );
     one(
         "hosts = 2",
@@ -27,8 +27,8 @@ fn hosts_are_checked_with_what_is_shared_out() {
     );
     one(
         "cpus = 2\nhosts = [\"left\"]",
-        "'hosts' names 1 hosts, and a VM spans 2 to 16",
-        "name more, or leave 'hosts' out",
+        "'hosts' names 1 hosts, and a VM spans 2 to 4",
+        "name as many, or leave 'hosts' out",
     );
     one(
         "cpus = 2\nhosts = [\"left\", \"left\"]",
