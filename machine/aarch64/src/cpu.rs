@@ -34,10 +34,10 @@ pub fn isb() {
     unsafe { asm!("isb", options(nostack)) }
 }
 
-/// Sleeps until an interrupt is pending, masked or not.
+/// Sleeps until an interrupt is pending, masked or not. A count that is read next is no earlier than that.
 pub fn wait_for_interrupt() {
     // SAFETY: WFI completes all earlier stores first through the barrier; it changes nothing.
-    unsafe { asm!("dsb sy", "wfi", options(nostack)) }
+    unsafe { asm!("dsb sy", "wfi", "isb", options(nostack)) }
 }
 
 /// Whether an interrupt is pending, masked or not, so that WFI would return at once.
