@@ -199,6 +199,7 @@ impl Leaper for Wire {
     fn waits(&self, now: i64) -> bool {
         let mut state = self.state();
         if state.waits_ns == Some(now) {
+            self.watch(now);
             return true;
         }
         let asks = &self.options.asks_ns;
