@@ -16,7 +16,9 @@ use std::{
 };
 
 /// How long something may take to come, on a busy host.
-const PATIENCE: Duration = Duration::from_mins(15);
+const PATIENCE: Duration = Duration::from_mins(4);
+/// The same, where four hosts boot a kernel.
+const LONG_PATIENCE: Duration = Duration::from_mins(15);
 const POLL: Duration = Duration::from_millis(250);
 const HOSTS: [&str; 4] = ["host0", "host1", "host2", "host3"];
 
@@ -42,13 +44,15 @@ fn linux(hosts: u8) -> Scenario {
     let vm = Vm::linux("debian", "trixie", "poweroff").memory("256MiB");
     let name = format!("span/linux-{hosts}");
     let scenario = Scenario::new(name, hardware, vec![vm.cpus(hosts.into()).hosts(hosts)]);
-    let (join, is_slow): (Prepare, _) = match hosts {
-        2 => (one_key, false),
-        _ => (four_hosts, true),
+    let is_slow = hosts > 2;
+    let (join, patience): (Prepare, _) = if is_slow {
+        (four_hosts, LONG_PATIENCE)
+    } else {
+        (one_key, PATIENCE)
     };
     let scenario = scenario.prepare(join).check(move |stage| {
         let machine = stage.machine()?;
-        await_all(machine, hosts, "debian", |it| {
+        await_all(machine, (hosts, patience), "debian", |it| {
             it.state == "ended" && it.reason == "powered off"
         })?;
         let console = machine.host_console("host0", "debian");
@@ -216,17 +220,17 @@ fn start(machine: &Machine, vm: &str) -> Outcome {
 
 /// Waits until both hosts have the VM as `wanted`.
 fn await_both(machine: &Machine, vm: &str, wanted: impl Fn(&VmStatus) -> bool) -> Outcome {
-    await_all(machine, 2, vm, wanted)
+    await_all(machine, (2, PATIENCE), vm, wanted)
 }
 
 /// Waits until so many hosts have the VM as `wanted`.
 fn await_all(
     machine: &Machine,
-    hosts: u8,
+    (hosts, patience): (u8, Duration),
     vm: &str,
     wanted: impl Fn(&VmStatus) -> bool,
 ) -> Outcome {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + patience;
     loop {
         let hosts = HOSTS.iter().take(hosts.into());
         let seen: Vec<_> = hosts.map(|host| seen_by(machine, host, vm)).collect();
