@@ -1,7 +1,7 @@
 //! This host's part of a VM that spans hosts, beside its pages. [`model_span`] decides; [`crate::cluster`] sends, and keeps
 //! what comes for housekeeping.
 
-use crate::cluster;
+use crate::cluster::span;
 use crate::machine::{self, due};
 use crate::vcpu::Vcpu;
 use abi::bundle::VmRecord;
@@ -55,28 +55,28 @@ fn layout(record: &VmRecord) -> Result<Layout, Refusal> {
 pub fn shares(record: &VmRecord) -> heapless::Vec<HostShare, { model_span::HOSTS_MAX }> {
     let layout = layout(record).ok().filter(|_| record.hosts != 0);
     let shares = layout.iter().flat_map(|layout| {
-        layout.hosts().map(|host| HostShare {
-            vcpus: layout.vcpus_of(host).len() as u16,
-            memory: record.memory / u64::from(record.hosts.count_ones()),
+        layout.hosts().map(|host| {
+            let memory = layout.memory_of(host);
+            HostShare {
+                vcpus: layout.vcpus_of(host).len() as u16,
+                memory: memory.end - memory.start,
+            }
         })
     });
     shares.collect()
 }
 
 impl Span {
-    /// Makes this host's part of a VM, if it spans hosts.
+    /// Makes this host's part of a VM, if it spans hosts, and takes what its memory needs.
     ///
     /// # Errors
-    /// The description has what such a VM cannot have, or this machine is none of its hosts.
+    /// Why the VM cannot span these hosts.
     pub fn of(record: &VmRecord) -> Result<Option<Box<Self>>, Refusal> {
         if record.hosts == 0 {
             return Ok(None);
         }
         let layout = layout(record)?;
-        let Some((host, _)) = cluster::own().filter(|(host, _)| layout.has(*host)) else {
-            let what = format_args!("this machine is none of the hosts that the VM spans");
-            return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
-        };
+        let host = span::reserve(&layout, record.vcpus as usize, record.memory)?;
         let mut shape = xxh64(record.name.as_bytes(), record.memory);
         shape ^= u64::from(record.vcpus) << 16 | u64::from(record.hosts);
         let session = Session::new(layout, host, shape, machine::counts(AHEAD_MAX_NS));

@@ -242,11 +242,10 @@ pub fn own() -> Option<(u8, HostIdRegisters)> {
     Some((membership.host(), HostIdRegisters::new(find)))
 }
 
-/// Returns whether a host is in this one's membership, as this one itself is in its own.
+/// Returns whether a host is in this one's membership, be it this one.
 pub fn has(host: u8) -> bool {
-    STATE
-        .get()
-        .is_some_and(|state| state.lock().cluster.standing(host).1)
+    let state = STATE.get().map(SpinLock::lock);
+    state.is_some_and(|state| state.cluster.standing(host).1)
 }
 
 /// Begins a probe of the link to a host.

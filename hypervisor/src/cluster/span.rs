@@ -31,6 +31,7 @@ use model_coherence::{
 use model_control::Refusal;
 use model_link::Refused;
 use model_pmap::Reasons;
+use model_span::Layout;
 use room::{Messages, Pages};
 use zerocopy::IntoBytes;
 
@@ -117,46 +118,46 @@ struct Hands {
     /// Of the invalidation that is in the backlog: there is one at most.
     operations: Vec<Operation, OPERATIONS_MAX>,
     first: Gfn,
-    vcpus: usize,
     resumed: u32,
     has_failed: bool,
 }
 
-/// Takes what a VM over these hosts, a bit each, needs on this one, where it is not there already for another.
+/// Takes what a VM of that layout needs on this host, where it is not there already for another. Gives the host's number.
 ///
 /// # Errors
 /// Why the VM cannot span these hosts.
-pub fn reserve(hosts: u16, vcpus: usize, bytes: u64) -> Result<(), Refusal> {
+pub fn reserve(layout: &Layout, vcpus: usize, bytes: u64) -> Result<u8, Refusal> {
     let Some(state) = STATE.get() else {
         let what = format_args!("this machine is in no cluster: build its bundle with --cluster");
         return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
     };
-    let own = {
+    let (own, names) = {
         let state = state.lock();
         if state.span.as_ref().is_some_and(|it| it.hands.is_some()) {
             let what = format_args!("another VM spans hosts already (limit 1)");
             return Err(Refusal::new(code::BUSY, 1, what));
         }
-        state.cluster.membership().host()
+        (state.cluster.membership().host(), state.names)
     };
-    let is_member = hosts >> own & 1 != 0;
-    if hosts.count_ones() as usize > HOSTS || !is_member || vcpus > SLOTS - 1 - PREFETCHES {
+    let count = layout.hosts().count();
+    if count > HOSTS || vcpus > SLOTS - 1 - PREFETCHES {
         let most = SLOTS - 1 - PREFETCHES;
-        let what = format_args!(
-            "a VM spans at most {HOSTS} hosts, of which this machine is one, with at most {most} vCPUs on each; this one names the hosts {hosts:#x} and has {vcpus}"
-        );
-        return Err(Refusal::new(code::IMPOSSIBLE, hosts.into(), what));
+        let what = format_args!("{vcpus} vCPUs on {count} hosts: at most {most} on {HOSTS}");
+        return Err(Refusal::new(code::IMPOSSIBLE, count as u64, what));
     }
-    let members = (0..).zip(state.lock().names);
-    let members: Members = members.filter(|it| hosts >> it.0 & 1 != 0).collect();
-    let host = (hosts & ((1 << own) - 1)).count_ones() as u8;
-    let count = (bytes / FRAME_SIZE) as u32;
+    let members = layout.hosts().map(|host| (host, names[usize::from(host)]));
+    let members: Members = members.collect();
+    let Some(host) = members.iter().position(|it| it.0 == own) else {
+        let what = format_args!("this machine is none of the hosts that the VM spans");
+        return Err(Refusal::new(code::IMPOSSIBLE, own.into(), what));
+    };
     let mut first_pages = [NO_PAGE; HOSTS];
-    for (n, first) in (0..members.len() as u32).zip(&mut first_pages) {
-        *first = count / members.len() as u32 * n;
+    for (first, (host, _)) in first_pages.iter_mut().zip(&members) {
+        *first = (layout.memory_of(*host).start / FRAME_SIZE) as u32;
     }
+    let count = (bytes / FRAME_SIZE) as u32;
     let settings = Settings {
-        host,
+        host: host as u8,
         vcpus: vcpus as u8 + 1,
         first_pages,
         page_bytes: FRAME_SIZE as usize,
@@ -170,7 +171,7 @@ pub fn reserve(hosts: u16, vcpus: usize, bytes: u64) -> Result<(), Refusal> {
         Refusal::new(code::NO_MEMORY, bytes, what)
     })?;
     state.lock().span = Some(memory);
-    Ok(())
+    Ok(own)
 }
 
 /// The VM is there and waits for the other hosts.
@@ -181,7 +182,6 @@ pub fn enter(vm: Arc<dyn Spanned>) {
             vm,
             backlog: Deque::new(),
             operations: Vec::new(),
-            vcpus: memory.vcpus,
             resumed: 0,
             has_failed: false,
         });
@@ -521,7 +521,7 @@ impl Actions for Hands {
 
     fn resume(&mut self, vcpu: usize, _is_zeroed: bool) {
         self.resumed |= 1 << vcpu;
-        if vcpu == self.vcpus {
+        if vcpu == self.vm.vcpus().len() {
             self.vm.put_off_device_work();
         } else {
             self.call(vcpu, attention::PAGE);

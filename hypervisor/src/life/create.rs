@@ -3,7 +3,6 @@
 mod disks;
 
 use crate::cluster::calls::{self, Span};
-use crate::cluster::span;
 use crate::devices::{
     Block, Cable, Console, Devices, Net, Rng, VirtualDevice, balloon::Balloon,
     control_port::ControlPort, virtio::as_a,
@@ -160,9 +159,7 @@ pub fn instance_with(
         Refusal::new(code::NO_MEMORY, HEAP_FOR_A_VM as u64, what)
     })?;
     stretch::look(stretch::Kind::Control);
-    if record.hosts != 0 {
-        span::reserve(record.hosts, record.vcpus as usize, record.memory)?;
-    }
+    let span = Span::of(record)?;
     let (weight, cap) = (record.weight as u16, record.cap as u8);
     let nodes = sched::node_set(record.nodes);
     let load = u64::from(weight) * u64::from(record.vcpus);
@@ -171,7 +168,6 @@ pub fn instance_with(
     if let Some(group) = sharing::group(record.group) {
         sharing::enter_group(id.index, group);
     }
-    let span = Span::of(record)?;
     let virtio = devices(record, id, home, span.as_deref())?;
     let swaps = !record.swap.is_empty();
     let swap = swaps.then(|| disks::scratch(record.swap)).transpose()?;

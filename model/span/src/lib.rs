@@ -220,9 +220,8 @@ impl Session {
             Kind::End if m.detail <= end::LAST => {
                 self.state = State::Ended;
                 // Before what this host says of another life.
-                for host in self.others().filter(|host| *host != from) {
-                    send(host, m);
-                }
+                let others = self.others().filter(|host| *host != from);
+                others.for_each(|host| send(host, m));
                 Ok(Todo::Live(Kind::End, m.detail))
             }
             Kind::Start if waits => {

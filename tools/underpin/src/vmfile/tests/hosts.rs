@@ -40,6 +40,9 @@ fn hosts_are_checked_with_what_is_shared_out() {
         "'hosts' may hold texts only",
         "as in hosts = [\"left\", \"right\"]",
     );
+    let found = problems("cpus = 5\nhosts = [\"a\", \"b\", \"c\", \"d\", \"e\"]");
+    let wanted = "'hosts' names 5 hosts, and a VM spans 2 to 4";
+    assert!(found[0].contains(wanted), "{found:?}");
     for (lines, what) in [
         ("sharing = { hide = true }", "memory shared with other VMs"),
         ("nodes = [0]", "a choice of nodes"),
