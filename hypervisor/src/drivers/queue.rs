@@ -48,15 +48,23 @@ unsafe impl Hal for El2Memory {
     unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
 }
 
-/// Whose a buffer is.
+/// What the device does with a buffer.
 #[derive(Clone, Copy)]
-enum Slot {
-    Free,
-    /// Somebody at EL2 fills or reads it.
-    Claimed,
-    /// The device has it, with this token: it reads so many bytes, and writes so many behind them.
-    Lent(u16, u32, u32),
+struct Lent {
+    /// Its name for it, or [`NONE`].
+    token: u16,
+    /// It reads so many bytes, and writes so many behind them.
+    reads: u32,
+    writes: u32,
 }
+
+/// No token: a queue has fewer.
+const NONE: u16 = u16::MAX;
+const NOT_LENT: Lent = Lent {
+    token: NONE,
+    reads: 0,
+    writes: 0,
+};
 
 /// A queue of `SIZE` descriptors and `SLOTS` buffers of whole frames. A buffer in the device's
 /// hands holds, behind bytes that are skipped, what the device reads, and behind that what it
@@ -66,7 +74,11 @@ pub struct BufferQueue<const SIZE: usize, const SLOTS: usize> {
     pub queue: VirtQueue<El2Memory, SIZE>,
     /// All of them.
     pub buffers: [Ram; SLOTS],
-    slots: [Slot; SLOTS],
+    /// Those that are free, a bit each.
+    free: u128,
+    lent: [Lent; SLOTS],
+    /// The buffer that was lent last with each token.
+    slots: [u8; SIZE],
     number: u16,
     skip: u64,
 }
@@ -80,6 +92,7 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
         order: u8,
         skip: u64,
     ) -> Result<Self, Error> {
+        const { assert!(SLOTS <= 128) }
         let queue = VirtQueue::new(transport, number, false, false)?;
         let mut buffers = [Ram::EMPTY; SLOTS];
         for buffer in &mut buffers {
@@ -89,7 +102,9 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
         Ok(Self {
             queue,
             buffers,
-            slots: [Slot::Free; SLOTS],
+            free: u128::MAX >> (128 - SLOTS),
+            lent: [NOT_LENT; SLOTS],
+            slots: [0; SIZE],
             number,
             skip,
         })
@@ -97,25 +112,20 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
 
     /// How many buffers are free.
     pub fn free(&self) -> usize {
-        self.slots
-            .iter()
-            .filter(|slot| matches!(slot, Slot::Free))
-            .count()
+        self.free.count_ones() as usize
     }
 
     /// Takes a free buffer, to be filled and lent, or released.
     pub fn claim(&mut self) -> Option<(usize, Ram)> {
-        let slot = self
-            .slots
-            .iter()
-            .position(|slot| matches!(slot, Slot::Free))?;
-        self.slots[slot] = Slot::Claimed;
-        Some((slot, self.buffers[slot]))
+        let slot = self.free.trailing_zeros() as usize;
+        let buffer = self.buffers.get(slot)?;
+        self.free &= self.free - 1;
+        Some((slot, *buffer))
     }
 
     /// Gives back a claimed buffer.
     pub fn release(&mut self, slot: usize) {
-        self.slots[slot] = Slot::Free;
+        self.free |= 1 << slot;
     }
 
     /// Lends a claimed buffer to the device: it reads `reads` bytes behind those that are skipped
@@ -136,7 +146,12 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
                 _ => self.queue.add(&[read], &mut [written]),
             }?
         };
-        self.slots[slot] = Slot::Lent(token, reads, writes);
+        self.lent[slot] = Lent {
+            token,
+            reads,
+            writes,
+        };
+        self.slots[usize::from(token)] = slot as u8;
         if self.queue.should_notify() {
             transport.notify(self.number);
         }
@@ -145,12 +160,14 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
 
     /// A buffer that the device is done with, claimed now, and how many bytes it wrote.
     pub fn take_back(&mut self) -> Option<(usize, Ram, u32)> {
-        let used = self.queue.peek_used()?;
-        let lent = |slot: &Slot| matches!(slot, Slot::Lent(token, ..) if *token == used);
-        let slot = self.slots.iter().position(lent)?;
-        let Slot::Lent(token, reads, writes) = self.slots[slot] else {
+        let token = self.queue.peek_used()?;
+        // The device names it: it may be none that it has.
+        let slot = usize::from(*self.slots.get(usize::from(token))?);
+        let lent = &mut self.lent[slot];
+        if lent.token != token {
             return None;
-        };
+        }
+        let Lent { reads, writes, .. } = core::mem::replace(lent, NOT_LENT);
         let (read, written) = parts(self.buffers[slot], self.skip, reads, writes);
         // SAFETY: the same buffers as in `lend`.
         let len = unsafe {
@@ -160,7 +177,6 @@ impl<const SIZE: usize, const SLOTS: usize> BufferQueue<SIZE, SLOTS> {
                 _ => self.queue.pop_used(token, &[read], &mut [written]),
             }
         };
-        self.slots[slot] = Slot::Claimed;
         Some((slot, self.buffers[slot], len.unwrap_or(0).min(writes)))
     }
 }

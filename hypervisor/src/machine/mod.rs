@@ -170,14 +170,25 @@ pub fn cpus_of(node: NodeId) -> impl Iterator<Item = &'static Cpu> {
     })
 }
 
+/// Nanoseconds of a second.
+const SECOND: u64 = 1_000_000_000;
+
 /// Counts to nanoseconds.
 pub fn nanoseconds(counts: u64) -> u64 {
-    (u128::from(counts) * 1_000_000_000 / u128::from(timer::frequency().max(1))) as u64
+    in_units(counts, timer::frequency().max(1), SECOND)
 }
 
 /// Nanoseconds to counts.
 pub fn counts(nanoseconds: u64) -> u64 {
-    (u128::from(nanoseconds) * u128::from(timer::frequency()) / 1_000_000_000) as u64
+    in_units(nanoseconds, SECOND, timer::frequency())
+}
+
+/// A time of `per` units a second in such of `wanted`, both below 2^33. A division of 128 bits would take a hundred times as long.
+const fn in_units(time: u64, per: u64, wanted: u64) -> u64 {
+    let (seconds, rest) = (time / per, time % per);
+    seconds
+        .wrapping_mul(wanted)
+        .wrapping_add(rest * wanted / per)
 }
 
 /// An ID register of the executing CPU, op0 3, op1 0, CRn 0.

@@ -45,42 +45,97 @@ frame_zero_clean:
     dsb     ish
 9:  ret
 
-// bytes_copy(x0 = to, x1 = from, x2 = bytes): Normal memory of any alignment, apart.
+// memcpy and bytes_copy(x0 = to, x1 = from, x2 = bytes): memory of any alignment, apart; x0 stays. The compiler's own
+// builds each word of an odd place from two. While the MMU is off, all memory is Device memory, which refuses odd accesses.
+    .global memcpy
     .global bytes_copy
+memcpy:
 bytes_copy:
-    subs    x2, x2, #64
-    b.lo    2f
-1:  ldp     x3, x4, [x1], #64
+    orr     x3, x0, x1
+    mov     x11, x0
+    tst     x3, #7
+    b.ne    9f
+1:  subs    x2, x2, #64
+    b.lo    3f
+2:  ldp     x3, x4, [x1], #64
     ldp     x5, x6, [x1, #-48]
     ldp     x7, x8, [x1, #-32]
     ldp     x9, x10, [x1, #-16]
-    stp     x3, x4, [x0], #64
-    stp     x5, x6, [x0, #-48]
-    stp     x7, x8, [x0, #-32]
-    stp     x9, x10, [x0, #-16]
+    stp     x3, x4, [x11], #64
+    stp     x5, x6, [x11, #-48]
+    stp     x7, x8, [x11, #-32]
+    stp     x9, x10, [x11, #-16]
     subs    x2, x2, #64
-    b.hs    1b
-2:  tbz     x2, #5, 3f
+    b.hs    2b
+3:  tbz     x2, #5, 4f
     ldp     x3, x4, [x1], #32
     ldp     x5, x6, [x1, #-16]
-    stp     x3, x4, [x0], #32
-    stp     x5, x6, [x0, #-16]
-3:  tbz     x2, #4, 4f
+    stp     x3, x4, [x11], #32
+    stp     x5, x6, [x11, #-16]
+4:  tbz     x2, #4, 5f
     ldp     x3, x4, [x1], #16
-    stp     x3, x4, [x0], #16
-4:  tbz     x2, #3, 5f
+    stp     x3, x4, [x11], #16
+5:  tbz     x2, #3, 6f
     ldr     x3, [x1], #8
-    str     x3, [x0], #8
-5:  tbz     x2, #2, 6f
+    str     x3, [x11], #8
+6:  tbz     x2, #2, 7f
     ldr     w3, [x1], #4
-    str     w3, [x0], #4
-6:  tbz     x2, #1, 7f
+    str     w3, [x11], #4
+7:  tbz     x2, #1, 8f
     ldrh    w3, [x1], #2
-    strh    w3, [x0], #2
-7:  tbz     x2, #0, 8f
+    strh    w3, [x11], #2
+8:  tbz     x2, #0, 11f
     ldrb    w3, [x1]
-    strb    w3, [x0]
-8:  ret
+    strb    w3, [x11]
+    ret
+9:  mrs     x3, sctlr_el2
+    tbnz    x3, #0, 1b
+    cbz     x2, 11f
+10: ldrb    w3, [x1], #1
+    strb    w3, [x11], #1
+    subs    x2, x2, #1
+    b.ne    10b
+11: ret
+
+// memset(x0 = to, w1 = byte, x2 = bytes): as memcpy.
+    .global memset
+memset:
+    and     x1, x1, #0xff
+    orr     x1, x1, x1, lsl #8
+    orr     x1, x1, x1, lsl #16
+    orr     x1, x1, x1, lsl #32
+    mov     x11, x0
+    tst     x0, #7
+    b.ne    8f
+1:  subs    x2, x2, #64
+    b.lo    3f
+2:  stp     x1, x1, [x11], #64
+    stp     x1, x1, [x11, #-48]
+    stp     x1, x1, [x11, #-32]
+    stp     x1, x1, [x11, #-16]
+    subs    x2, x2, #64
+    b.hs    2b
+3:  tbz     x2, #5, 4f
+    stp     x1, x1, [x11], #32
+    stp     x1, x1, [x11, #-16]
+4:  tbz     x2, #4, 5f
+    stp     x1, x1, [x11], #16
+5:  tbz     x2, #3, 6f
+    str     x1, [x11], #8
+6:  tbz     x2, #2, 7f
+    str     w1, [x11], #4
+7:  tbz     x2, #1, 12f
+    strh    w1, [x11], #2
+12: tbz     x2, #0, 10f
+    strb    w1, [x11]
+    ret
+8:  mrs     x3, sctlr_el2
+    tbnz    x3, #0, 1b
+    cbz     x2, 10f
+9:  strb    w1, [x11], #1
+    subs    x2, x2, #1
+    b.ne    9b
+10: ret
 
 // bytes_copy_wide(x0 = to, x1 = from, x2 = bytes): the same by SIMD registers, whosever they are: they
 // are put aside on the stack and brought back. What SVE has beyond their 128 bits is lost.

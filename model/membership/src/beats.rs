@@ -106,7 +106,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         if let Some(host) = dead {
             return self.leave(host as u8, actions);
         }
-        let is_stopped = now_ns >= self.runs_until();
+        let is_stopped = now_ns >= self.promised_until();
         if core::mem::replace(&mut self.is_stopped, is_stopped) != is_stopped {
             actions.changed(if is_stopped {
                 Change::Stopped

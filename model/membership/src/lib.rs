@@ -178,6 +178,8 @@ pub struct Membership<const HOSTS: usize> {
     accepted: u64,
     is_stopped: bool,
     propose_at: u64,
+    /// What [`Self::runs_until`] and [`Self::deadline`] give: they are asked for far more often than anything happens.
+    times: [u64; 2],
 }
 
 impl<const HOSTS: usize> Membership<HOSTS> {
@@ -194,6 +196,8 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             accepted: 0,
             is_stopped: false,
             propose_at: 0,
+            // Nobody else's promise lapses, and the first tick is due.
+            times: [NEVER, 0],
             settings,
             own,
         })
@@ -208,6 +212,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             Event::Message(host, message) => self.receive(now_ns, host, message, actions),
             Event::Tick => self.tick(now_ns, actions),
         }
+        self.times = [self.promised_until(), self.due_at()];
     }
 
     /// Returns the number of this host.
@@ -227,7 +232,11 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     }
 
     /// Returns the time before which what is shared may run: a CPU that enters a guest compares it with its clock.
-    pub fn runs_until(&self) -> u64 {
+    pub const fn runs_until(&self) -> u64 {
+        self.times[0]
+    }
+
+    fn promised_until(&self) -> u64 {
         let times = self.others(&self.view).map(|host| self.proof(host));
         let first = times.min().unwrap_or(Some(NEVER));
         first.map_or(0, |at| at.saturating_add(self.settings.stop_ns))
@@ -258,7 +267,11 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     }
 
     /// Returns when to tick next even if nothing happens.
-    pub fn deadline(&self) -> u64 {
+    pub const fn deadline(&self) -> u64 {
+        self.times[1]
+    }
+
+    fn due_at(&self) -> u64 {
         let beat = |peer: &Peer| match peer.standing {
             Standing::Away => NEVER,
             _ if !peer.is_described => 0,
@@ -267,7 +280,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             _ => NEVER,
         };
         let beats = self.peers.iter().map(beat).min().unwrap_or(NEVER);
-        let stop = self.runs_until();
+        let stop = self.promised_until();
         let until_lost = self.settings.declare_ns - self.settings.stop_ns;
         let behind = if self.is_stopped { until_lost } else { 0 };
         let lapse = stop.saturating_add(behind);
