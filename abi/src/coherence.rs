@@ -12,6 +12,17 @@ pub const PAGE_BYTES: usize = 4096;
 /// The most operations in a message; more become one that invalidates everything.
 pub const OPERATIONS_MAX: usize = 56;
 
+/// What hosts can leave out of the protocol, all of one VM alike: without all of it, it is IVY's.
+pub const SWITCHES: [&str; 7] = [
+    "versions",
+    "zero",
+    "lazy-tlbi",
+    "burst",
+    "companions",
+    "hold",
+    "push",
+];
+
 /// A TLB invalidation, as the owners of both ends write it.
 pub type Operation = U64;
 

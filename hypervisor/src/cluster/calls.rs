@@ -76,9 +76,11 @@ impl Span {
             return Ok(None);
         }
         let layout = layout(record)?;
-        let host = span::reserve(&layout, record.vcpus as usize, record.memory)?;
+        let host = span::reserve(&layout, record)?;
         let mut shape = xxh64(record.name.as_bytes(), record.memory);
-        shape ^= u64::from(record.vcpus) << 16 | u64::from(record.hosts);
+        shape ^= u64::from(record.without) << 48
+            | u64::from(record.vcpus) << 16
+            | u64::from(record.hosts);
         let session = Session::new(layout, host, shape, machine::counts(AHEAD_MAX_NS));
         Ok(Some(Box::new(Self {
             session: SpinLock::new(Rank::Device, session),

@@ -6,7 +6,10 @@ use crate::memory::frames;
 use abi::bundle::ClusterRecord;
 use abi::link::{BULK_MAX, FRAME_STANDARD};
 use alloc::{boxed::Box, vec::Vec};
-use core::{mem::size_of, slice};
+use core::{
+    mem::size_of,
+    ops::{Index, IndexMut},
+};
 use model_addr::FRAME_SIZE;
 use model_addr::Mfn;
 use model_coherence::Page;
@@ -27,6 +30,9 @@ const WAITING_MAX: usize = ((FRAME_SIZE as usize) << INBOX_ORDER) / STRIDE - 1;
 const MESSAGE_STRIDE: usize = BULK_MAX + 32;
 /// Those that may wait.
 const MESSAGES_MAX: usize = 8;
+/// Entries in a run of frames, the longest that there is: 2 MiB.
+const PAGES_IN_RUN: usize = (FRAME_SIZE as usize) << MAX_ORDER >> size_of::<Page>().ilog2();
+const _: () = assert!(size_of::<Page>().is_power_of_two());
 /// Entries of a table of pages that are made between two looks at interrupts.
 const PAGES_AT_ONCE: usize = 1024;
 /// Bytes for them.
@@ -104,64 +110,74 @@ impl<B: AsMut<[u8]>, const STRIDE: usize, const MAX: usize> Waiting<B, STRIDE, M
     }
 }
 
-/// What is known of the pages of a VM that spans hosts, in frames that go back with it.
+/// What is known of the pages of a VM that spans hosts, in runs of frames that go back with it.
 pub struct Pages {
-    first: Mfn,
-    order: u8,
+    /// Each has [`PAGES_IN_RUN`], the last one as many as are left.
+    runs: Vec<Mfn>,
     count: usize,
 }
 
 impl Pages {
-    /// The most pages: frames of EL2 come in runs of 2 MiB at most.
-    pub const MAX: u64 = (FRAME_SIZE << MAX_ORDER) / size_of::<Page>() as u64;
-
     /// Makes so many, in pieces; `None` where there is no room.
     pub fn new(count: usize, page: impl Fn(u32) -> Page) -> Option<Self> {
-        let bytes = (count * size_of::<Page>()) as u64;
-        let frames = bytes.div_ceil(FRAME_SIZE).next_power_of_two();
-        let order = frames.ilog2() as u8;
-        let first = (order <= MAX_ORDER)
-            .then(|| frames::allocate(cpu::this().node, order, Purpose::Hypervisor))
-            .flatten()?;
-        let mut pages = Self {
-            first,
-            order,
-            count: 0,
-        };
+        let mut runs = Vec::new();
+        runs.try_reserve_exact(count.div_ceil(PAGES_IN_RUN)).ok()?;
+        let mut pages = Self { runs, count: 0 };
         for n in 0..count {
+            if n % PAGES_IN_RUN == 0 {
+                let order = order_of(count - n);
+                let run = frames::allocate(cpu::this().node, order, Purpose::Hypervisor)?;
+                pages.runs.push(run);
+            }
             if n % PAGES_AT_ONCE == 0 {
                 stretch::look(Kind::Control);
             }
-            // SAFETY: inside the frames, which the pool gave to nobody else and EL2 maps one to one; aligned, as 32 divides
-            // a frame.
-            unsafe { pages.start().add(n).write(page(n as u32)) };
+            pages.count = n + 1;
+            // SAFETY: see `place`.
+            unsafe { pages.place(n).write(page(n as u32)) };
         }
-        pages.count = count;
         Some(pages)
     }
 
-    fn start(&self) -> *mut Page {
-        core::ptr::with_exposed_provenance_mut(self.first.address().0 as usize)
+    /// Where a page's entry is: below `count`, inside a run, which the pool gave to nobody else and EL2 maps one to one;
+    /// aligned, as 32 divides a frame. Nothing but this names the frames until they go back.
+    fn place(&self, n: usize) -> *mut Page {
+        assert!(n < self.count, "page {n} of {}", self.count);
+        let run = self.runs[n / PAGES_IN_RUN].address().0 as usize;
+        let at = n % PAGES_IN_RUN * size_of::<Page>();
+        core::ptr::with_exposed_provenance_mut(run + at)
     }
 }
 
-impl AsRef<[Page]> for Pages {
-    fn as_ref(&self) -> &[Page] {
-        // SAFETY: `new` has written so many, and nothing else names the frames until they go back with this.
-        unsafe { slice::from_raw_parts(self.start(), self.count) }
+/// The order of frames that a run for so many pages has.
+fn order_of(pages: usize) -> u8 {
+    let bytes = pages.min(PAGES_IN_RUN) * size_of::<Page>();
+    let frames = (bytes as u64).div_ceil(FRAME_SIZE);
+    frames.next_power_of_two().ilog2() as u8
+}
+
+impl Index<usize> for Pages {
+    type Output = Page;
+
+    fn index(&self, n: usize) -> &Page {
+        // SAFETY: see `place`; `new` has written it.
+        unsafe { &*self.place(n) }
     }
 }
 
-impl AsMut<[Page]> for Pages {
-    fn as_mut(&mut self) -> &mut [Page] {
+impl IndexMut<usize> for Pages {
+    fn index_mut(&mut self, n: usize) -> &mut Page {
         // SAFETY: as above.
-        unsafe { slice::from_raw_parts_mut(self.start(), self.count) }
+        unsafe { &mut *self.place(n) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        frames::free(self.first, self.order);
+        let left = |n: usize| self.count - n * PAGES_IN_RUN;
+        for (n, run) in self.runs.iter().enumerate() {
+            frames::free(*run, order_of(left(n)));
+        }
     }
 }
 

@@ -15,12 +15,14 @@ use crate::machine::{self, cpu, due};
 use crate::memory::{Access as Use, AddressSpace, Filled, frames};
 use crate::vcpu::{Vcpu, attention, sched};
 use abi::Text;
+use abi::bundle::VmRecord;
 use abi::coherence::{OPERATIONS_MAX, Operation};
 use abi::control::code;
 use abi::span::HOSTS_MAX as HOSTS;
 use alloc::{boxed::Box, sync::Arc};
 use arch::{cache, guest, timer, tlb};
 use core::fmt;
+use core::mem::size_of;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use heapless::{Deque, Vec};
 use model_addr::{FRAME_SIZE, Gfn, Mfn, VmId};
@@ -126,7 +128,8 @@ struct Hands {
 ///
 /// # Errors
 /// Why the VM cannot span these hosts.
-pub fn reserve(layout: &Layout, vcpus: usize, bytes: u64) -> Result<u8, Refusal> {
+pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
+    let vcpus = record.vcpus as usize;
     let Some(state) = STATE.get() else {
         let what = format_args!("this machine is in no cluster: build its bundle with --cluster");
         return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
@@ -155,19 +158,19 @@ pub fn reserve(layout: &Layout, vcpus: usize, bytes: u64) -> Result<u8, Refusal>
     for (first, (host, _)) in first_pages.iter_mut().zip(&members) {
         *first = (layout.memory_of(*host).start / FRAME_SIZE) as u32;
     }
-    let count = (bytes / FRAME_SIZE) as u32;
     let settings = Settings {
         host: host as u8,
         vcpus: vcpus as u8 + 1,
         first_pages,
+        pages: (record.memory / FRAME_SIZE) as u32,
         page_bytes: FRAME_SIZE as usize,
         lease_ns: LEASE_NS,
         hold_ns: HOLD_NS,
-        switches: Switches::ALL,
+        switches: Switches::without(record.without),
     };
-    let memory = Memory::new(settings, members, count).ok_or_else(|| {
-        let most = (Pages::MAX * FRAME_SIZE) >> 20;
-        let what = format_args!("no memory for the pages' states: a VM over several hosts has at most {most} MiB, this one {}", bytes >> 20);
+    let memory = Memory::new(settings, members).ok_or_else(|| {
+        let bytes = u64::from(settings.pages) * size_of::<Page>() as u64;
+        let what = format_args!("no {bytes} bytes for the states of its pages");
         Refusal::new(code::NO_MEMORY, bytes, what)
     })?;
     state.lock().span = Some(memory);
@@ -237,12 +240,24 @@ pub fn let_go(vcpu: u16, pc: u64, left: bool) {
     });
 }
 
-/// A vCPU invalidates TLB entries: all of its VM, here at once, and on other hosts before the next message leaves.
-pub fn tlbi(vcpu: u16) {
+/// A vCPU invalidates TLB entries: all of its VM, here at once, and on other hosts before the next message leaves. Returns
+/// whether it can go on; otherwise it is called.
+pub fn tlbi(vcpu: u16) -> bool {
     tlb::flush_vmid(tlb::Reaches::AllCpus);
-    if let Some(memory) = lock().as_mut().and_then(|state| state.span.as_mut()) {
-        memory.step(Event::Tlbi(vcpu.into(), 0));
+    let mut state = lock();
+    let Some(memory) = state.as_mut().and_then(|state| state.span.as_mut()) else {
+        return true;
+    };
+    if let Some(hands) = &mut memory.hands {
+        hands.resumed = 0;
     }
+    memory.step(Event::Tlbi(vcpu.into(), 0));
+    let goes_on = memory.has_resumed(vcpu.into());
+    drop(state);
+    if !goes_on {
+        due::request();
+    }
+    goes_on
 }
 
 fn with<R>(act: impl FnOnce(&mut Memory) -> R) -> Option<R> {
@@ -267,13 +282,15 @@ pub(super) fn end_if_broken() {
 impl Memory {
     /// Makes one without a VM. On the heap, and apart, as it passes through the stack.
     #[inline(never)]
-    fn new(settings: Settings<HOSTS>, members: Members, count: u32) -> Option<Box<Self>> {
-        let pages = Pages::new(count as usize, |n| Page::first(&settings, n))?;
+    fn new(settings: Settings<HOSTS>, members: Members) -> Option<Box<Self>> {
+        let pages = Pages::new(settings.pages as usize, |n| Page::first(&settings, n))?;
+        let inbox = Messages::of(room::bytes(room::MESSAGES_BYTES)?);
+        let page = room::bytes(FRAME_SIZE as usize)?;
         Some(Box::new(Self {
             coherence: Host::of(settings, pages)?,
             hands: None,
-            inbox: Messages::of(room::bytes(room::MESSAGES_BYTES)?),
-            page: room::bytes(FRAME_SIZE as usize)?,
+            inbox,
+            page,
             pcs: [0; SLOTS],
             vcpus: usize::from(settings.vcpus) - 1,
             members,
@@ -299,13 +316,17 @@ impl Memory {
         self.pcs[vcpu] = pc;
         self.step(Event::Fault { vcpu, page, access });
         let allowed = self.coherence.state(page).access();
-        match &mut self.hands {
-            Some(hands) if hands.resumed >> vcpu & 1 != 0 => {
-                hands.protect(page, allowed);
-                true
-            }
-            _ => false,
+        let has_resumed = self.has_resumed(vcpu);
+        if let Some(hands) = self.hands.as_mut().filter(|_| has_resumed) {
+            hands.protect(page, allowed);
         }
+        has_resumed
+    }
+
+    /// Whether the step before let that vCPU go on.
+    fn has_resumed(&self, vcpu: usize) -> bool {
+        let hands = self.hands.as_ref();
+        hands.is_some_and(|hands| hands.resumed >> vcpu & 1 != 0)
     }
 
     /// Keeps a message of a host for the next piece of work; `false` where there is no room.
@@ -498,7 +519,8 @@ impl Actions for Hands {
         let mut pieces = (0..FRAME_SIZE).step_by(piece.len());
         pieces.all(|at| {
             frames::ram(frame, 1).read(at, &mut piece);
-            piece.iter().all(|byte| *byte == 0)
+            let (words, _) = piece.as_chunks();
+            words.iter().all(|word| u64::from_ne_bytes(*word) == 0)
         })
     }
 

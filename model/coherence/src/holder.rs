@@ -5,6 +5,7 @@ use crate::{
     Access, Actions, Age, Broken, Form, Host, Kind, Message, PUSH, Page, Settings, State, age,
     number, set_age,
 };
+use core::ops::IndexMut;
 use heapless::Vec;
 
 /// The most pages of a lease: an instruction needs its own, two of data and the page tables of each.
@@ -70,7 +71,7 @@ impl Vcpu {
     }
 }
 
-impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
     /// Handles the home's request for a page that this host has: answers it, or defers it.
@@ -95,6 +96,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             message: *message,
             until_ns,
         });
+        self.waiting += 1;
         for (n, vcpu) in self.vcpus.iter().enumerate() {
             if vcpu.keeps(now_ns, number(message), true, age(message)) {
                 actions.kick(n);
@@ -115,7 +117,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             switches,
             ..
         } = self.settings;
-        let page = &self.pages.as_ref()[number(message) as usize];
+        let page = &self.pages[number(message) as usize];
         let loses = takes_all || page.state == State::Modified;
         let held = page.held_until([hold_ns, lease_ns / 4]);
         let held = (switches.hold && loses && now_ns < held).then_some(held);
@@ -128,6 +130,9 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         now_ns: u64,
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
+        if self.waiting == 0 {
+            return Ok(());
+        }
         for (host, slot) in (0..HOSTS).flat_map(|host| (0..SLOTS).map(move |slot| (host, slot))) {
             let Some(Deferred { message, .. }) = self.deferred[host][slot] else {
                 continue;
@@ -135,6 +140,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             let kept = self.kept_until(now_ns, &message);
             self.deferred[host][slot] = kept.map(|until_ns| Deferred { message, until_ns });
             if kept.is_none() {
+                self.waiting -= 1;
                 self.answer(&message, actions)?;
             }
         }

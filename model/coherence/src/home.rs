@@ -4,6 +4,7 @@ use crate::{
     Access, Actions, Age, Broken, Host, Hosts, Kind, Message, NONE, PUSH, Page, age, bit, members,
     number, set_age,
 };
+use core::ops::IndexMut;
 
 /// A transaction that is under way or waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,7 +14,7 @@ pub(crate) struct Request {
     next: u16,
 }
 
-impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
     pub(crate) fn id(message: &Message) -> u16 {

@@ -42,7 +42,8 @@ mod tlb;
 
 pub use abi::coherence::{Access, Form, Kind, Message, Operation};
 
-use abi::coherence::PAGE_BYTES;
+use abi::coherence::{PAGE_BYTES, SWITCHES};
+use core::ops::IndexMut;
 use heapless::Vec;
 use holder::{Deferred, Vcpu};
 use home::Request;
@@ -122,6 +123,21 @@ impl Switches {
         hold: true,
         push: true,
     };
+
+    /// Returns all but those of these bits, by their places in [`SWITCHES`].
+    pub fn without(bits: u8) -> Self {
+        let has: [bool; SWITCHES.len()] = core::array::from_fn(|n| bits >> n & 1 == 0);
+        let [versions, zero, lazy_tlbi, burst, companions, hold, push] = has;
+        Self {
+            versions,
+            zero,
+            lazy_tlbi,
+            burst,
+            companions,
+            hold,
+            push,
+        }
+    }
 }
 
 /// Parameters of a host's part.
@@ -134,6 +150,8 @@ pub struct Settings<const HOSTS: usize> {
     /// First page of each host's range, ascending from 0; of those that are not there [`NO_PAGE`]. A host is home and first
     /// owner of the pages of its range.
     pub first_pages: [u32; HOSTS],
+    /// Pages of the VM.
+    pub pages: u32,
     /// Bytes of a page: [`PAGE_BYTES`], or fewer in tests.
     pub page_bytes: usize,
     /// The longest that pages are kept for a vCPU after its last grant, in nanoseconds; 0 keeps none.
@@ -322,7 +340,7 @@ pub trait Actions {
     fn invalidate(&mut self, operations: &[Operation]);
 }
 
-/// One host's part. `P` is the memory of its pages. Of each of `HOSTS`, at most `SLOTS` transactions are open at a time:
+/// One host's part. `P` is the memory of its pages, by number. Of each of `HOSTS`, at most `SLOTS` transactions are open at a time:
 /// one of each vCPU, and prefetches. `HELD` messages can wait for the answers to a TLB invalidation; [`held_max`] says how many may.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Host<P, const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
@@ -335,6 +353,8 @@ pub struct Host<P, const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
     requests: [[Option<Request>; SLOTS]; HOSTS],
     /// Of the owner or sharer: messages that wait for a lease to end, by requester and slot.
     deferred: [[Option<Deferred>; SLOTS]; HOSTS],
+    /// How many those are.
+    waiting: usize,
     /// Of the home: hosts that a page is being pushed to.
     pushing: Hosts,
     tlb: Tlb<HELD>,
@@ -350,28 +370,32 @@ pub const fn held_max(hosts: usize, slots: usize) -> usize {
     hosts * slots * (2 * hosts + 1) + 3 * slots + 2 * hosts + 1
 }
 
-impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
     /// Makes a host's part, which owns the pages of its range. `None` if the settings are out of range, or there are more
-    /// hosts or pages than can be numbered.
+    /// hosts than can be numbered. `pages` has as many as the settings say.
     pub fn new(settings: Settings<HOSTS>, mut pages: P) -> Option<Self> {
         if settings.are_sound() {
-            for (page, n) in pages.as_mut().iter_mut().zip(0..) {
-                *page = Page::first(&settings, n);
+            for n in 0..settings.pages {
+                pages[n as usize] = Page::first(&settings, n);
             }
         }
         Self::of(settings, pages)
     }
 
     /// As [`Self::new`], with pages that [`Page::first`] made: for an owner that makes them in pieces.
+    #[expect(clippy::inline_always, reason = "it passes through the stack else")]
+    #[inline(always)]
     pub fn of(settings: Settings<HOSTS>, pages: P) -> Option<Self> {
         let is_sound = HOSTS <= HOSTS_MAX
             && SLOTS < usize::from(u8::MAX)
             && settings.are_sound()
-            && usize::from(settings.vcpus) <= SLOTS
-            && u32::try_from(pages.as_ref().len()).is_ok();
-        is_sound.then(|| Self {
+            && usize::from(settings.vcpus) <= SLOTS;
+        if !is_sound {
+            return None;
+        }
+        Some(Self {
             settings,
             pages,
             vcpus: [const { Vcpu::NEW }; SLOTS],
@@ -379,6 +403,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
             open: [None; SLOTS],
             requests: [[None; SLOTS]; HOSTS],
             deferred: [[None; SLOTS]; HOSTS],
+            waiting: 0,
             pushing: 0,
             tlb: Tlb::NEW,
             local: Vec::new(),
@@ -457,7 +482,7 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
         let m = message;
-        let is_sound = (number(m) as usize) < self.pages.as_ref().len()
+        let is_sound = number(m) < self.settings.pages
             && m.host < self.settings.hosts()
             && (usize::from(m.slot) < SLOTS || m.slot == PUSH && can_be_pushed(m.kind))
             && m.access != Access::None;
@@ -502,22 +527,25 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
 
     /// Returns the state of this host's copy of a page.
     pub fn state(&self, page: u32) -> State {
-        self.pages.as_ref()[page as usize].state
+        self.pages[page as usize].state
     }
 
     /// Returns the version of the bytes of a page that this host keeps.
     pub fn version(&self, page: u32) -> u64 {
-        self.pages.as_ref()[page as usize].version
+        self.pages[page as usize].version
     }
 
     /// Returns when the next [`Event::Tick`] is due, or [`NEVER`].
     pub fn deadline(&self) -> u64 {
+        if self.waiting == 0 {
+            return NEVER;
+        }
         let deferred = self.deferred.iter().flatten().flatten();
         deferred.map(|d| d.until_ns).min().unwrap_or(NEVER)
     }
 
     fn page(&mut self, page: u32) -> &mut Page {
-        &mut self.pages.as_mut()[page as usize]
+        &mut self.pages[page as usize]
     }
 }
 

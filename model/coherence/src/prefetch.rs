@@ -1,6 +1,7 @@
 //! Pages that are asked for before a vCPU needs them. No vCPU waits for them, so they are younger than all that one does.
 
 use crate::{Access, Actions, Broken, Host, Page};
+use core::ops::IndexMut;
 
 /// The most pages of a burst.
 const BURST_MAX: u32 = 16;
@@ -64,7 +65,7 @@ impl Misses {
     }
 }
 
-impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
     /// Asks for pages that a vCPU which misses this one may need next.
@@ -112,8 +113,9 @@ impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, c
     ) -> Result<(), Broken> {
         let first = usize::from(self.settings.vcpus);
         let free = (first..SLOTS).find(|slot| self.open[*slot].is_none());
-        let known = self.pages.as_ref().get(page as usize);
-        let is_missing = known.is_some_and(|p| !p.state.allows(access) && p.slot == u8::MAX);
+        let is_missing = page < self.settings.pages
+            && !self.page(page).state.allows(access)
+            && self.page(page).slot == u8::MAX;
         match free.filter(|_| is_missing) {
             Some(slot) => self.request(slot, page, access, (u64::MAX, u16::MAX), actions),
             None => Ok(()),

@@ -4,8 +4,9 @@ use crate::{
     Access, Actions, Broken, Form, Host, Kind, Message, NONE, PUSH, Page, State, bit, members,
     number,
 };
+use core::ops::IndexMut;
 
-impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
     /// Tells the home that this host has done with a page that it wrote.

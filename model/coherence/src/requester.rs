@@ -1,6 +1,7 @@
 //! Requester of a page: from the fault of a vCPU to its next access.
 
 use crate::{Access, Actions, Age, Broken, Form, Host, Kind, Message, Page, State, number};
+use core::ops::IndexMut;
 
 /// An open transaction of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,7 +15,7 @@ pub(crate) struct Open {
     came: u8,
 }
 
-impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
     /// Handles a fault: the vCPU waits for a transaction of the page, which is opened if there is none.

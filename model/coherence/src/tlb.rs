@@ -4,6 +4,7 @@ use crate::{
     Actions, Broken, Form, Host, Hosts, Kind, Message, Operation, Page, Tail, bit, members, number,
 };
 use abi::coherence::OPERATIONS_MAX;
+use core::ops::IndexMut;
 use heapless::Vec;
 use zerocopy::FromBytes;
 
@@ -32,7 +33,7 @@ impl<const HELD: usize> Tlb<HELD> {
     };
 }
 
-impl<P: AsRef<[Page]> + AsMut<[Page]>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
     /// Returns whether messages wait for answers to an invalidation.

@@ -13,6 +13,8 @@ pub struct Vm {
     cpus: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     hosts: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    coherence: Option<String>,
     memory: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<u32>,
@@ -93,6 +95,7 @@ impl Vm {
             name: name.to_owned(),
             cpus: 1,
             hosts: None,
+            coherence: None,
             memory: "256MiB".into(),
             weight: None,
             cap: None,
@@ -172,6 +175,13 @@ impl Vm {
     #[must_use]
     pub fn hosts(mut self, hosts: u8) -> Self {
         self.hosts = Some(hosts);
+        self
+    }
+
+    /// With this of what is done for pages of several hosts.
+    #[must_use]
+    pub fn coherence(mut self, word: &str) -> Self {
+        self.coherence = Some(word.to_owned());
         self
     }
 

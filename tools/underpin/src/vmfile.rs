@@ -68,6 +68,8 @@ pub struct VmFile {
     pub nodes: u64,
     /// The hosts that it spans.
     pub hosts: Hosts,
+    /// What they leave out of the protocol for its pages: a bit each by the place in `abi::coherence::SWITCHES`.
+    pub without: u8,
     /// Whether it starts with the machine.
     pub autostart: bool,
     /// Whether it starts again when it asks for a reset.
@@ -170,7 +172,7 @@ impl VmFile {
             blocks: sharing.blocks,
             never_share: sharing.never.into(),
             control: self.control,
-            reserved: 0,
+            without: self.without,
             hold_ms: *hold_ms,
             swap: swap.as_deref().map_or_else(Text::default, Text::cut),
             disks,

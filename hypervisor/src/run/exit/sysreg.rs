@@ -4,7 +4,7 @@ use crate::cluster::span;
 use crate::machine;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
-use crate::vcpu::{ExitClass, attention};
+use crate::vcpu::{ExitClass, Outcome, attention};
 use abi::control::count;
 use arch::timer;
 use model_trap::{Injection, SysregAccess, SysregId};
@@ -110,8 +110,11 @@ fn others(
         ACTLR_EL1 => 0,
         // TLBI, which traps where a VM spans hosts.
         register if register.op0() == 1 && guest.vm.space.spans() => {
-            span::tlbi(guest.vcpu.index);
+            let goes_on = span::tlbi(guest.vcpu.index);
             skip(guest);
+            if !goes_on {
+                return Flow::Leave(Outcome::Waiting);
+            }
             return Flow::Resume;
         }
         // Debug: guests see no breakpoint that works (op0 = 2).

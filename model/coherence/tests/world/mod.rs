@@ -310,6 +310,7 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> World<HOSTS, SLO
                 host: host as u8,
                 vcpus: of_host(host).count() as u8,
                 first_pages,
+                pages: pages as u32,
                 page_bytes: WORDS,
                 lease_ns: scenario.lease_ns,
                 hold_ns: HOLD_NS,

@@ -37,11 +37,13 @@ fn twice(name: &str) -> Twice {
 }
 
 /// Debian's kernel boots on so many hosts, with a CPU of each, to its first program, and powers off.
+///
+/// Its memory is more than a run of frames has entries for.
 fn linux(hosts: u8) -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts");
+    let hardware = Hardware::new(1, "768M").option("--hosts");
     let hardware = hardware.option(hosts.to_string());
     let hardware = hardware.option("--wire").option("class=20us");
-    let vm = Vm::linux("debian", "trixie", "poweroff").memory("256MiB");
+    let vm = Vm::linux("debian", "trixie", "poweroff").memory("320MiB");
     let name = format!("span/linux-{hosts}");
     let scenario = Scenario::new(name, hardware, vec![vm.cpus(hosts.into()).hosts(hosts)]);
     let is_slow = hosts > 2;

@@ -71,6 +71,7 @@ pub fn coherence_message(data: &[u8]) {
         host: 1,
         vcpus: VCPUS as u8,
         first_pages: [0, 2, 4],
+        pages: PAGES as u32,
         page_bytes: PAGE_BYTES,
         lease_ns: 1000,
         hold_ns: 50,

@@ -12,7 +12,7 @@ use abi::{Text, bundle::control_rights};
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "name",
     "cpus",
     "memory",
@@ -21,6 +21,7 @@ const KEYS: [&str; 15] = [
     "cap",
     "nodes",
     "hosts",
+    "coherence",
     "autostart",
     "on_reset",
     "boot",
@@ -78,6 +79,7 @@ impl Decoder<'_> {
         let cap = root.number("cap", 0..101, 0);
         let nodes = nodes(root);
         let hosts = self.hosts(root, cpus, memory.as_ref().map(|told| &told.memory));
+        let without = self.without(root);
         let autostart = root.boolean("autostart", true);
         let restart = root.choice("on_reset", &["restart", "end"]) == "restart";
         let sharing = self.sharing(root);
@@ -96,6 +98,7 @@ impl Decoder<'_> {
             cap,
             nodes,
             hosts,
+            without,
             autostart,
             restart,
             kernel,

@@ -7,6 +7,7 @@ use crate::{
 };
 use abi::{
     bundle::{ClusterRecord, control_rights},
+    coherence::SWITCHES,
     span::HOSTS_MAX,
 };
 use model_span::MEMORY_STEP;
@@ -69,6 +70,38 @@ impl Decoder<'_> {
 }
 
 impl Decoder<'_> {
+    /// `coherence = "all"`, `"ivy"`, or what is done beyond IVY's protocol, as in `["versions", "burst"]`.
+    pub fn without(&self, root: &Section<'_, '_>) -> u8 {
+        const ALL: u8 = u8::MAX >> (8 - SWITCHES.len());
+        let Some(span) = root.has("coherence") else {
+            return 0;
+        };
+        if root.has("hosts").is_none() {
+            let message =
+                "'coherence' is about pages of several hosts, and the VM is one machine's";
+            let help = "name its hosts, as in hosts = 2, or leave 'coherence' out";
+            self.problems.add(&span, message.to_owned(), help);
+        }
+        if !root.is_array("coherence") {
+            let is_ivy = root.choice("coherence", &["all", "ivy"]) == "ivy";
+            return if is_ivy { ALL } else { 0 };
+        }
+        let mut without = ALL;
+        for name in root
+            .texts("coherence", "[\"versions\", \"burst\"]")
+            .unwrap_or_default()
+        {
+            if let Some(place) = SWITCHES.iter().position(|it| *it == name) {
+                without &= !(1 << place);
+            } else {
+                let message = format!("'coherence' has no '{name}'");
+                let help = format!("use some of {}", SWITCHES.join(", "));
+                self.problems.add(&span, message, &help);
+            }
+        }
+        without
+    }
+
     /// Tells what a VM that spans hosts must not have.
     pub fn spans(&self, root: &Section<'_, '_>, vm: &VmFile) {
         let Some(span) = root.has("hosts") else {

@@ -40,6 +40,21 @@ fn hosts_are_checked_with_what_is_shared_out() {
         "'hosts' may hold texts only",
         "as in hosts = [\"left\", \"right\"]",
     );
+    one(
+        "cpus = 2\nhosts = 2\ncoherence = [\"zero\", \"zeal\"]",
+        "'coherence' has no 'zeal'",
+        "use some of versions, zero, lazy-tlbi, burst, companions, hold, push",
+    );
+    one(
+        "cpus = 2\nhosts = 2\ncoherence = \"none\"",
+        "'coherence' is \"none\", which is not known",
+        "use \"all\" or \"ivy\"",
+    );
+    one(
+        "coherence = \"ivy\"",
+        "'coherence' is about pages of several hosts, and the VM is one machine's",
+        "name its hosts, as in hosts = 2, or leave 'coherence' out",
+    );
     let found = problems("cpus = 5\nhosts = [\"a\", \"b\", \"c\", \"d\", \"e\"]");
     let wanted = "'hosts' names 5 hosts, and a VM spans 2 to 4";
     assert!(found[0].contains(wanted), "{found:?}");
@@ -55,6 +70,24 @@ fn hosts_are_checked_with_what_is_shared_out() {
         let found = problems(&format!("cpus = 2\nhosts = 2\n{lines}"));
         let wanted = format!("a VM that spans hosts cannot have {what} yet");
         assert!(found.iter().any(|it| it.contains(&wanted)), "{found:?}");
+    }
+}
+
+#[test]
+fn what_is_left_out_of_the_protocol_is_by_name() {
+    let files = Files::new("coherence");
+    for (word, without) in [
+        ("'all'", 0),
+        ("'ivy'", 0b111_1111),
+        ("[]", 0b111_1111),
+        ("['versions', 'push']", 0b011_1110),
+    ] {
+        let lines = format!("cpus = 2\nhosts = 2\ncoherence = {word}");
+        assert_eq!(
+            files.parse(&with(&lines)).unwrap().without,
+            without,
+            "{word}"
+        );
     }
 }
 
