@@ -45,6 +45,10 @@ const PREFETCHES: usize = 1;
 /// The longest that a page is kept for an instruction, and the shortest that one which bounces is kept.
 const LEASE_NS: u64 = 400_000;
 const HOLD_NS: u64 = 50_000;
+/// How long a page that others had read is its writer's alone before they are given it again.
+const QUIET_NS: u64 = 30_000;
+/// Pages that can be within that time.
+const WRITTEN_MAX: usize = 16;
 
 /// Kinds from here on are not `abi::coherence`'s.
 const KINDS_END: u8 = 0x40;
@@ -119,6 +123,8 @@ struct Hands {
     backlog: Deque<(u8, Message, Behind), HELD>,
     /// Of the invalidation that is in the backlog: there is one at most.
     operations: Vec<Operation, OPERATIONS_MAX>,
+    /// Pages of which the readers are waiting to be given them again, and when they are.
+    written: Deque<(u32, u64), WRITTEN_MAX>,
     first: Gfn,
     resumed: u32,
     has_failed: bool,
@@ -185,6 +191,7 @@ pub fn enter(vm: Arc<dyn Spanned>) {
             vm,
             backlog: Deque::new(),
             operations: Vec::new(),
+            written: Deque::new(),
             resumed: 0,
             has_failed: false,
         });
@@ -212,15 +219,16 @@ pub fn may_run() -> bool {
 }
 
 /// A vCPU misses a page at `pc`; whether it can try again now. Otherwise it is called.
-pub fn fault(vcpu: u16, gfn: Gfn, writes: bool, pc: u64) -> bool {
-    let resumed = with(|memory| memory.fault(usize::from(vcpu), gfn, writes, pc));
+pub fn fault(vcpu: u16, gfn: Gfn, access: Access, pc: u64) -> bool {
+    let resumed = with(|memory| memory.fault(usize::from(vcpu), gfn, access, pc));
     resumed.unwrap_or(false)
 }
 
 /// The VM's devices miss a page, and try again as soon as it is there.
 pub fn device_fault(gfn: Gfn, writes: bool) {
     DEVICES_WAITED.store(true, Ordering::Relaxed);
-    with(|memory| memory.fault(memory.vcpus, gfn, writes, 0));
+    let access = if writes { Access::Write } else { Access::Read };
+    with(|memory| memory.fault(memory.vcpus, gfn, access, 0));
 }
 
 /// Its devices wait for nothing.
@@ -306,13 +314,12 @@ impl Memory {
         }
     }
 
-    fn fault(&mut self, vcpu: usize, gfn: Gfn, writes: bool, pc: u64) -> bool {
+    fn fault(&mut self, vcpu: usize, gfn: Gfn, access: Access, pc: u64) -> bool {
         let Some(hands) = &mut self.hands else {
             return false;
         };
         hands.resumed = 0;
         let page = (gfn.0 - hands.first.0) as u32;
-        let access = if writes { Access::Write } else { Access::Read };
         self.pcs[vcpu] = pc;
         self.step(Event::Fault { vcpu, page, access });
         let allowed = self.coherence.state(page).access();
@@ -358,7 +365,9 @@ impl Memory {
 
     /// Returns when it has work next.
     pub(super) fn deadline(&self) -> u64 {
-        self.coherence.deadline()
+        let written = self.hands.as_ref().and_then(|hands| hands.written.front());
+        let quiet = written.map_or(u64::MAX, |written| written.1);
+        self.coherence.deadline().min(quiet)
     }
 
     /// Does a piece of what is due; whether there was any.
@@ -382,6 +391,9 @@ impl Memory {
             done
         } else if self.coherence.deadline() <= now_ns {
             self.coherence.step(now_ns, Event::Tick, hands)
+        } else if let Some((page, _)) = hands.written.front().filter(|it| it.1 <= now_ns).copied() {
+            hands.written.pop_front();
+            self.coherence.step(now_ns, Event::Quiet(page), hands)
         } else {
             return false;
         };
@@ -548,6 +560,12 @@ impl Actions for Hands {
         } else {
             self.call(vcpu, attention::PAGE);
         }
+    }
+
+    fn written(&mut self, page: u32) {
+        let quiet_at = super::now_ns().saturating_add(QUIET_NS);
+        // Without room, they ask for it.
+        let _ = self.written.push_back((page, quiet_at));
     }
 
     fn kick(&mut self, vcpu: usize) {

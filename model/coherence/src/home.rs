@@ -140,12 +140,18 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
             self.pushing &= !bit(message.host);
         }
         let asked = request.map_or(read, |request| request.message);
+        let pushes = self.settings.switches.push;
         let page = self.page(n);
         if Self::only_reads(&asked, page.owner) {
             page.sharers |= bit(message.host);
         } else {
+            let is_its_again = page.owner == message.host;
             page.readers = page.sharers & !bit(message.host);
             (page.owner, page.sharers) = (message.host, 0);
+            // A page that others write next is not one to be read.
+            if pushes && is_its_again && page.readers != 0 {
+                actions.written(n);
+            }
         }
         page.current = page.queue;
         let next = page.queue;

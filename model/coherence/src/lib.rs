@@ -42,7 +42,7 @@ mod tlb;
 
 pub use abi::coherence::{Access, Form, Kind, Message, Operation};
 
-use abi::coherence::{PAGE_BYTES, SWITCHES};
+use abi::coherence::PAGE_BYTES;
 use core::ops::IndexMut;
 use heapless::Vec;
 use holder::{Deferred, Vcpu};
@@ -114,28 +114,18 @@ pub struct Switches {
 
 impl Switches {
     /// All of them.
-    pub const ALL: Self = Self {
-        versions: true,
-        zero: true,
-        lazy_tlbi: true,
-        burst: true,
-        companions: true,
-        hold: true,
-        push: true,
-    };
+    pub const ALL: Self = Self::without(0);
 
-    /// Returns all but those of these bits, by their places in [`SWITCHES`].
-    pub fn without(bits: u8) -> Self {
-        let has: [bool; SWITCHES.len()] = core::array::from_fn(|n| bits >> n & 1 == 0);
-        let [versions, zero, lazy_tlbi, burst, companions, hold, push] = has;
+    /// Returns all but those of these bits, by their places in [`abi::coherence::SWITCHES`].
+    pub const fn without(bits: u8) -> Self {
         Self {
-            versions,
-            zero,
-            lazy_tlbi,
-            burst,
-            companions,
-            hold,
-            push,
+            versions: bits & 1 == 0,
+            zero: bits & 1 << 1 == 0,
+            lazy_tlbi: bits & 1 << 2 == 0,
+            burst: bits & 1 << 3 == 0,
+            companions: bits & 1 << 4 == 0,
+            hold: bits & 1 << 5 == 0,
+            push: bits & 1 << 6 == 0,
         }
     }
 }
@@ -334,6 +324,10 @@ pub trait Actions {
     /// Lets a vCPU go on. `is_zeroed` says that its page was overwritten with zeroes, so its instructions that do this
     /// are to be skipped; otherwise the access is tried again.
     fn resume(&mut self, vcpu: usize, is_zeroed: bool);
+    /// The page, of which this host is the home, is being written again by the host that wrote it before, and others had read
+    /// it: [`Event::Quiet`] as soon as the writer may have done with it.
+    fn written(&mut self, _page: u32) {}
+
     /// Asks for [`Event::Retired`] of that vCPU as soon as may be: somebody waits for its pages.
     fn kick(&mut self, vcpu: usize);
     /// Invalidates TLB entries on all CPUs of this host before it returns; all entries if `operations` is empty.

@@ -9,16 +9,20 @@ use core::ops::IndexMut;
 impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
     Host<P, HOSTS, SLOTS, HELD>
 {
-    /// Tells the home that this host has done with a page that it wrote.
+    /// The writer of a page has done with it: its home gives it to those that read it before.
     pub(crate) fn quiet(&mut self, page: u32, actions: &mut impl Actions) -> Result<(), Broken> {
-        let is_held = self.holds_messages();
-        if !self.settings.switches.push || is_held || self.state(page) != State::Modified {
+        let is_home = self.home(page) == self.settings.host;
+        let is_owner = self.state(page) == State::Modified;
+        if !self.settings.switches.push || self.holds_messages() || !(is_home || is_owner) {
             return Ok(());
         }
         let message = Message {
             page: page.into(),
             ..Message::plain(Kind::Push, self.settings.host)
         };
+        if is_home {
+            return self.push(&message, actions);
+        }
         self.send(self.home(page), message, actions)
     }
 

@@ -7,7 +7,7 @@ mod world;
 use abi::coherence::{Access, Form, Kind, Message};
 use model_coherence::{Broken, Event, NEVER, State, Switches};
 use std::collections::VecDeque;
-use world::{Doing, HOLD_NS, LEASE_NS, LIFE, Op, Scenario, WORDS, Word, World};
+use world::{Doing, HOLD_NS, LEASE_NS, LIFE, Op, Scenario, WORDS, WRITTEN, Word, World};
 use zerocopy::IntoBytes;
 
 const X: Word = (0, 0);
@@ -164,12 +164,33 @@ fn readers_get_a_page_that_was_written() {
         let mut line = Line::<3>::new(&scripts, &[0], Switches { push, ..IVY });
         line.run(0);
         line.run(1);
+        WRITTEN.set(None);
         line.run_all(2, Kind::Get);
+        assert_eq!(WRITTEN.take(), push.then_some(0));
         line.event(0, Event::Quiet(0));
         assert_eq!(line.run_all(0, Kind::Get).len(), misses);
         assert_eq!(line.run_all(1, Kind::Get).len(), misses);
         assert_eq!(line.world.vcpus[1].registers, [1, 7]);
     }
+}
+
+#[test]
+fn the_home_gives_on_what_another_host_wrote() {
+    let scripts: [(usize, &[Op]); 2] = [(2, &[Op::Load(X), Op::Load(X)]), (1, &[Op::Store(X, 7)])];
+    let mut line = Line::<3>::new(&scripts, &[0], Switches { push: true, ..IVY });
+    line.run(0);
+    WRITTEN.set(None);
+    line.run_all(1, Kind::Get);
+    assert_eq!(WRITTEN.get(), None, "another wrote it before");
+    line.event(2, Event::Quiet(0));
+    assert_eq!(
+        line.world.nodes[2].core.state(0),
+        State::Invalid,
+        "neither home nor owner"
+    );
+    line.event(0, Event::Quiet(0));
+    assert_eq!(line.run_all(0, Kind::Get), []);
+    assert_eq!(line.world.vcpus[0].registers, [1, 7]);
 }
 
 #[test]

@@ -125,7 +125,9 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> Net<HOSTS, SLOTS
             all.push((Label::Tick(host), next.hold(host, sent)));
         }
         for page in (0..self.world.truth.len() as u32).filter(|_| self.left.quiets > 0) {
-            if self.world.nodes[host].core.state(page) == PageState::Modified {
+            let core = &self.world.nodes[host].core;
+            let is_home = core.home(page) == core.host();
+            if is_home || core.state(page) == PageState::Modified {
                 let mut next = self.clone();
                 next.left.quiets -= 1;
                 let sent = next.world.step(host, self.now[host], Event::Quiet(page));

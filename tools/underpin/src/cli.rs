@@ -30,8 +30,8 @@ A VM file is TOML; paths are relative to it, and cache: stands for the cache dir
   nodes     = \"auto\"       or a list of NUMA nodes, as in [0, 1]
   hosts     = 2            so many hosts of the cluster, or their names, as in [\"a\", \"b\"]: each has
                            an equal share of vCPUs and memory; left out: this machine alone
-  coherence = \"all\"        what the hosts do for its pages beyond IVY's protocol: \"ivy\": nothing; or
-                           some, as in [\"versions\", \"burst\"] (docs/span.md)
+  coherence = \"best\"       what the hosts do for its pages beyond IVY's protocol: \"all\"; \"ivy\":
+                           nothing; or some, as in [\"versions\", \"burst\"] (docs/span.md)
   autostart = true         start with the machine
   on_reset  = \"restart\"    or \"end\"
   regions   = [{ name = \"table\", size = \"64MiB\", access = \"rw\" }]

@@ -31,7 +31,7 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
         None => return inject(guest, refusal),
     };
     if guest.vm.space.contains(ipa) {
-        let access = if data.is_refused_store() && overwrites(guest, va) {
+        let access = if data.is_refused_store() && overwrites(guest, va).is_some() {
             Access::Overwrite
         } else {
             Access::of(data.wants_write())
@@ -80,9 +80,9 @@ fn address(abort: &Abort) -> Option<Ipa> {
     abort.ipa.or_else(|| cpu::translate_stage1(abort.va?))
 }
 
-/// Whether the refused store to `va` begins a loop that overwrites all of its page.
+/// With what the refused store to `va` begins to overwrite all of its page, if it does.
 #[inline(never)]
-fn overwrites(guest: &Loaded<'_>, va: u64) -> bool {
+fn overwrites(guest: &Loaded<'_>, va: u64) -> Option<Overwrite> {
     let context = &guest.core.context;
     let store = Store {
         va,
@@ -92,11 +92,12 @@ fn overwrites(guest: &Loaded<'_>, va: u64) -> bool {
         dczid: cpu::dczid(),
     };
     let start = context.pc.wrapping_sub(4 * COPY_BEFORE as u64);
-    match store.candidate() {
-        Some(Overwrite::Clear) => mmio::code(guest, context.pc).is_some_and(|c| is_clear_loop(&c)),
-        Some(Overwrite::Copy) => mmio::code(guest, start).is_some_and(|c| is_copy_loop(&c)),
-        None => false,
-    }
+    let candidate = store.candidate()?;
+    let is_loop = match candidate {
+        Overwrite::Clear => mmio::code(guest, context.pc).is_some_and(|c| is_clear_loop(&c)),
+        Overwrite::Copy => mmio::code(guest, start).is_some_and(|c| is_copy_loop(&c)),
+    };
+    is_loop.then_some(candidate)
 }
 
 /// Memory of the guest that has no frame yet, or fewer rights than it needs.
@@ -124,18 +125,27 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
 #[cold]
 fn elsewhere(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) -> Flow {
     let (vcpu, pc) = (guest.vcpu.index, guest.core.context.pc);
-    let mut writes = access.writes();
-    if let Injection::DataAbort { .. } = refusal
-        && let Some([word]) = mmio::code(guest, pc)
-    {
-        writes = intent::access(word, writes) == Asked::Write;
-    }
-    let detail = access::AWAY + u8::from(writes);
+    let asked = match refusal {
+        Injection::DataAbort { va, .. } => asked_for(guest, va, access.writes()),
+        _ if access.writes() => Asked::Write,
+        _ => Asked::Read,
+    };
+    let detail = access::AWAY + u8::from(asked != Asked::Read);
     guest.note(trace::FAULT, detail, timer::now(), ipa.0);
-    if span::fault(vcpu, ipa.frame(), writes, pc) {
+    if span::fault(vcpu, ipa.frame(), asked, pc) {
         return Flow::Resume;
     }
     Flow::Leave(Outcome::Waiting)
+}
+
+/// What the instruction that aborted needs of a page in the end.
+fn asked_for(guest: &Loaded<'_>, va: u64, writes: bool) -> Asked {
+    if writes && overwrites(guest, va) == Some(Overwrite::Clear) {
+        return Asked::Zero;
+    }
+    let word = mmio::code(guest, guest.core.context.pc);
+    let only_aborts = if writes { Asked::Write } else { Asked::Read };
+    word.map_or(only_aborts, |[word]| intent::access(word, writes))
 }
 
 /// A region that the guest shares with others: shown to it, or not allowed so.

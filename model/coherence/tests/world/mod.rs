@@ -9,6 +9,7 @@ use abi::coherence::{Access, Kind, Message};
 use model_coherence::{
     Actions, Broken, Event, Host, NO_PAGE, Page, Settings, State, Switches, Tail,
 };
+use std::cell::Cell;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
@@ -140,6 +141,11 @@ impl Machine {
     }
 }
 
+thread_local! {
+    /// The page that a home told of last as being written; no part of a state that is searched.
+    pub static WRITTEN: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
 impl Actions for Machine {
     fn protect(&mut self, page: u32, access: Access) -> bool {
         let page = page as usize;
@@ -176,6 +182,10 @@ impl Actions for Machine {
 
     fn resume(&mut self, vcpu: usize, is_zeroed: bool) {
         self.resumed.push((vcpu, is_zeroed));
+    }
+
+    fn written(&mut self, page: u32) {
+        WRITTEN.set(Some(page));
     }
 
     fn kick(&mut self, vcpu: usize) {

@@ -7,7 +7,7 @@ use crate::{
 };
 use abi::{
     bundle::{ClusterRecord, control_rights},
-    coherence::SWITCHES,
+    coherence::{SWITCHES, WITHOUT},
     span::HOSTS_MAX,
 };
 use model_span::MEMORY_STEP;
@@ -70,11 +70,15 @@ impl Decoder<'_> {
 }
 
 impl Decoder<'_> {
-    /// `coherence = "all"`, `"ivy"`, or what is done beyond IVY's protocol, as in `["versions", "burst"]`.
+    /// `coherence = "best"`, `"all"`, `"ivy"`, or what is done beyond IVY's protocol, as in `["versions", "burst"]`.
     pub fn without(&self, root: &Section<'_, '_>) -> u8 {
         const ALL: u8 = u8::MAX >> (8 - SWITCHES.len());
         let Some(span) = root.has("coherence") else {
-            return 0;
+            return if root.has("hosts").is_some() {
+                WITHOUT
+            } else {
+                0
+            };
         };
         if root.has("hosts").is_none() {
             let message =
@@ -83,8 +87,11 @@ impl Decoder<'_> {
             self.problems.add(&span, message.to_owned(), help);
         }
         if !root.is_array("coherence") {
-            let is_ivy = root.choice("coherence", &["all", "ivy"]) == "ivy";
-            return if is_ivy { ALL } else { 0 };
+            return match root.choice("coherence", &["best", "all", "ivy"]) {
+                "all" => 0,
+                "ivy" => ALL,
+                _ => WITHOUT,
+            };
         }
         let mut without = ALL;
         for name in root

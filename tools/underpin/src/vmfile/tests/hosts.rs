@@ -48,7 +48,7 @@ fn hosts_are_checked_with_what_is_shared_out() {
     one(
         "cpus = 2\nhosts = 2\ncoherence = \"none\"",
         "'coherence' is \"none\", which is not known",
-        "use \"all\" or \"ivy\"",
+        "use \"best\" or \"all\" or \"ivy\"",
     );
     one(
         "coherence = \"ivy\"",
@@ -76,7 +76,10 @@ fn hosts_are_checked_with_what_is_shared_out() {
 #[test]
 fn what_is_left_out_of_the_protocol_is_by_name() {
     let files = Files::new("coherence");
+    assert_eq!(abi::coherence::WITHOUT, 1 << 6);
+    assert_eq!(abi::coherence::SWITCHES[6], "push");
     for (word, without) in [
+        ("'best'", abi::coherence::WITHOUT),
         ("'all'", 0),
         ("'ivy'", 0b111_1111),
         ("[]", 0b111_1111),
