@@ -4,7 +4,7 @@
 
 xtask = scripts/cargo host run --release --package xtask --
 
-.PHONY: help demo demo-attach demo-cluster check test bench bench-sharing bench-numa bench-os0 bench-cluster soak mutants clean
+.PHONY: help demo demo-attach demo-cluster check test bench bench-sharing bench-numa bench-os0 bench-cluster bench-span soak mutants clean
 
 help:
 	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
@@ -15,11 +15,12 @@ help:
 	@echo 'make bench  all benches, checked against aims and bench/accepted.toml; WITHOUT=numa leaves that one out'
 	@echo 'make bench-sharing, bench-numa, bench-os0  one of them: shared memory, near and far memory, beneath a Linux'
 	@echo 'make bench-cluster  the link between two hosts: round trips, throughput, loss, instructions; and without the cipher'
+	@echo 'make bench-span  parallel programs in a VM over two hosts, beside one CPU'
 	@echo 'make soak   random work for hours'
 	@echo 'make mutants  puts kept faults into a copy of the sources, one by one: each must be noticed by its test'
 	@echo 'make clean  removes what was built; what was downloaded stays in the cache'
 
-demo demo-attach demo-cluster check test bench bench-sharing bench-numa bench-os0 bench-cluster soak mutants:
+demo demo-attach demo-cluster check test bench bench-sharing bench-numa bench-os0 bench-cluster bench-span soak mutants:
 	@scripts/setup --for $(if $(findstring bench,$@),bench,$(if $(filter mutants check demo-cluster,$@),test,$@))
 	@$(xtask) $@ $(if $(KEEP),--keep) $(if $(filter bench,$@),--check $(WITHOUT:%=--without %))
 	@$(if $(filter bench-cluster,$@),$(xtask) $@ --auth off --bytes 16MiB,:)

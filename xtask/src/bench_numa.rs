@@ -12,7 +12,7 @@ mod movement;
 mod sampling;
 mod seeds;
 mod thresholds;
-mod workloads;
+pub mod workloads;
 
 use crate::{
     bench::table::{markdown, replace_between},

@@ -6,6 +6,7 @@ mod bench_cluster;
 mod bench_numa;
 mod bench_os0;
 mod bench_sharing;
+mod bench_span;
 mod demo;
 mod demo_attach;
 mod demo_cluster;
@@ -124,6 +125,8 @@ enum Task {
         #[arg(long)]
         write: bool,
     },
+    /// Print how fast parallel programs run in a VM over several hosts, beside one CPU
+    BenchSpan(bench_span::Asked),
     /// Run also the slow boot tests, and fuzz, again and again
     Soak {
         /// For at least so many hours; 0: once
@@ -182,6 +185,7 @@ fn main() -> ExitCode {
             output,
             write,
         } => bench_cluster::run(auth, &bytes, output, write),
+        Task::BenchSpan(asked) => bench_span::run(&asked),
         Task::Soak { hours } => soak::run(hours),
         Task::Mutants { names, trusted } => mutants::run(&names, trusted),
         Task::Frames => gate::alone("stack frames"),

@@ -14,7 +14,7 @@ pub struct Vm {
     #[serde(skip_serializing_if = "Option::is_none")]
     hosts: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    coherence: Option<String>,
+    coherence: Option<Value>,
     memory: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<u32>,
@@ -178,10 +178,16 @@ impl Vm {
         self
     }
 
-    /// With this of what is done for pages of several hosts.
+    /// With this of what is done for pages of several hosts: a word of VM files, or names with `+` between them.
     #[must_use]
-    pub fn coherence(mut self, word: &str) -> Self {
-        self.coherence = Some(word.to_owned());
+    pub fn coherence(mut self, words: &str) -> Self {
+        let names = || words.split('+').map(Value::from).collect();
+        let is_word = ["best", "all", "ivy"].contains(&words);
+        self.coherence = Some(if is_word {
+            words.into()
+        } else {
+            Value::Array(names())
+        });
         self
     }
 
