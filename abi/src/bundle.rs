@@ -277,9 +277,9 @@ pub struct VmRecord {
     pub never_share: u8,
     /// One of [`control_rights`].
     pub control: u8,
-    /// What its hosts leave out of the protocol for its pages: a bit each by the place in
-    /// [`SWITCHES`](crate::coherence::SWITCHES); 0: nothing.
-    pub without: u8,
+    /// What its hosts do for its pages otherwise than where nothing is said: a bit each by the place in
+    /// [`SWITCHES`](crate::coherence::SWITCHES).
+    pub switched: u8,
     /// Milliseconds, at most [`HOLD_MS_MAX`], that memory which its guest reports free stays bound before
     /// it is given away.
     pub hold_ms: u16,

@@ -23,7 +23,7 @@ pub const SWITCHES: [&str; 7] = [
     "push",
 ];
 
-/// Those that are left out where nothing is said: what is pushed costs more than it saves (docs/span.md).
+/// Those that are left out where nothing is said, a bit each: what is pushed costs more than it saves (docs/span.md).
 pub const WITHOUT: u8 = 1 << 6;
 
 /// A TLB invalidation, as the owners of both ends write it.

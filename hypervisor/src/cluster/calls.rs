@@ -78,7 +78,7 @@ impl Span {
         let layout = layout(record)?;
         let host = span::reserve(&layout, record)?;
         let mut shape = xxh64(record.name.as_bytes(), record.memory);
-        shape ^= u64::from(record.without) << 48
+        shape ^= u64::from(record.switched) << 48
             | u64::from(record.vcpus) << 16
             | u64::from(record.hosts);
         let session = Session::new(layout, host, shape, machine::counts(AHEAD_MAX_NS));

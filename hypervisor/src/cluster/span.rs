@@ -16,7 +16,7 @@ use crate::memory::{Access as Use, AddressSpace, Filled, frames};
 use crate::vcpu::{Vcpu, attention, sched};
 use abi::Text;
 use abi::bundle::VmRecord;
-use abi::coherence::{OPERATIONS_MAX, Operation};
+use abi::coherence::{OPERATIONS_MAX, Operation, WITHOUT};
 use abi::control::code;
 use abi::span::HOSTS_MAX as HOSTS;
 use alloc::{boxed::Box, sync::Arc};
@@ -172,8 +172,11 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
         page_bytes: FRAME_SIZE as usize,
         lease_ns: LEASE_NS,
         hold_ns: HOLD_NS,
-        switches: Switches::without(record.without),
+        switches: Switches::without(record.switched ^ WITHOUT),
     };
+    // One that was taken for a VM which then could not be made.
+    let unused = state.lock().span.take();
+    drop(unused);
     let memory = Memory::new(settings, members).ok_or_else(|| {
         let bytes = u64::from(settings.pages) * size_of::<Page>() as u64;
         let what = format_args!("no {bytes} bytes for the states of its pages");
@@ -249,7 +252,8 @@ pub fn let_go(vcpu: u16, pc: u64, left: bool) {
 }
 
 /// A vCPU invalidates TLB entries: all of its VM, here at once, and on other hosts before the next message leaves. Returns
-/// whether it can go on; otherwise it is called.
+/// whether it can go on; otherwise it is called. If it goes on before, by an interrupt, nobody learns of what it does until all
+/// hosts have answered.
 pub fn tlbi(vcpu: u16) -> bool {
     tlb::flush_vmid(tlb::Reaches::AllCpus);
     let mut state = lock();

@@ -183,7 +183,7 @@ pub fn counts(nanoseconds: u64) -> u64 {
     in_units(nanoseconds, SECOND, timer::frequency())
 }
 
-/// A time of `per` units a second in such of `wanted`, both below 2^33. A division of 128 bits would take a hundred times as long.
+/// A time of `per` units a second in such of `wanted`, whose product is below 2^64. A division of 128 bits would take a hundred times as long.
 const fn in_units(time: u64, per: u64, wanted: u64) -> u64 {
     let (seconds, rest) = (time / per, time % per);
     seconds

@@ -27,6 +27,10 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
         access: Access,
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
+        let access = match access {
+            Access::Zero if !self.settings.switches.zero => Access::Write,
+            access => access,
+        };
         let tie = u16::from(self.settings.host) << 8 | vcpu as u16;
         let age = *self.vcpus[vcpu].age.get_or_insert((now_ns, tie));
         let Page { state, slot, .. } = *self.page(page);

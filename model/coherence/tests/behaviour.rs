@@ -110,6 +110,9 @@ fn zeroes_are_not_sent() {
     let mut line = Line::<2>::new(&scripts, &[0], Switches { zero: true, ..IVY });
     assert_eq!(line.run_all(0, Kind::Data)[0].form, Form::None);
     assert_eq!(line.run_all(1, Kind::Data)[0].form, Form::Zero);
+    let mut line = Line::<2>::new(&scripts, &[0], IVY);
+    assert_eq!(line.run_all(0, Kind::Data)[0].form, Form::Full);
+    assert_eq!(line.run_all(1, Kind::Data)[0].form, Form::Full);
 }
 
 #[test]

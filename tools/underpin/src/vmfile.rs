@@ -10,6 +10,7 @@ use abi::{
         self, DISK_NEVER_SHARE, DISKS_MAX, DiskRecord, NET_PLAIN, NET_UPLINK, NETS_MAX, NO_ENTRY,
         NetRecord, VM_AUTOSTART, VM_RESTART, VmRecord, disk_mode, kind,
     },
+    coherence::WITHOUT,
 };
 use std::{
     env, fs,
@@ -172,7 +173,7 @@ impl VmFile {
             blocks: sharing.blocks,
             never_share: sharing.never.into(),
             control: self.control,
-            without: self.without,
+            switched: self.without ^ WITHOUT,
             hold_ms: *hold_ms,
             swap: swap.as_deref().map_or_else(Text::default, Text::cut),
             disks,

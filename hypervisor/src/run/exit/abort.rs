@@ -31,7 +31,7 @@ pub fn data(guest: &mut Loaded<'_>, data: DataAbort) -> Flow {
         None => return inject(guest, refusal),
     };
     if guest.vm.space.contains(ipa) {
-        let access = if data.is_refused_store() && overwrites(guest, va).is_some() {
+        let access = if data.is_refused_store() && overwrites(guest, va) {
             Access::Overwrite
         } else {
             Access::of(data.wants_write())
@@ -80,9 +80,9 @@ fn address(abort: &Abort) -> Option<Ipa> {
     abort.ipa.or_else(|| cpu::translate_stage1(abort.va?))
 }
 
-/// With what the refused store to `va` begins to overwrite all of its page, if it does.
+/// Whether the refused store to `va` begins a loop that overwrites all of its page.
 #[inline(never)]
-fn overwrites(guest: &Loaded<'_>, va: u64) -> Option<Overwrite> {
+fn overwrites(guest: &Loaded<'_>, va: u64) -> bool {
     let context = &guest.core.context;
     let store = Store {
         va,
@@ -92,12 +92,11 @@ fn overwrites(guest: &Loaded<'_>, va: u64) -> Option<Overwrite> {
         dczid: cpu::dczid(),
     };
     let start = context.pc.wrapping_sub(4 * COPY_BEFORE as u64);
-    let candidate = store.candidate()?;
-    let is_loop = match candidate {
-        Overwrite::Clear => mmio::code(guest, context.pc).is_some_and(|c| is_clear_loop(&c)),
-        Overwrite::Copy => mmio::code(guest, start).is_some_and(|c| is_copy_loop(&c)),
-    };
-    is_loop.then_some(candidate)
+    match store.candidate() {
+        Some(Overwrite::Clear) => mmio::code(guest, context.pc).is_some_and(|c| is_clear_loop(&c)),
+        Some(Overwrite::Copy) => mmio::code(guest, start).is_some_and(|c| is_copy_loop(&c)),
+        None => false,
+    }
 }
 
 /// Memory of the guest that has no frame yet, or fewer rights than it needs.
@@ -125,27 +124,24 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
 #[cold]
 fn elsewhere(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) -> Flow {
     let (vcpu, pc) = (guest.vcpu.index, guest.core.context.pc);
-    let asked = match refusal {
-        Injection::DataAbort { va, .. } => asked_for(guest, va, access.writes()),
-        _ if access.writes() => Asked::Write,
-        _ => Asked::Read,
+    let mut asked = if access.writes() {
+        Asked::Write
+    } else {
+        Asked::Read
     };
+    // A page that is being cleared is asked for with its bytes: until it is here, this vCPU may turn to something else, and the
+    // loop that clears go on elsewhere.
+    if let Injection::DataAbort { .. } = refusal
+        && let Some([word]) = mmio::code(guest, pc)
+    {
+        asked = intent::access(word, access.writes());
+    }
     let detail = access::AWAY + u8::from(asked != Asked::Read);
     guest.note(trace::FAULT, detail, timer::now(), ipa.0);
     if span::fault(vcpu, ipa.frame(), asked, pc) {
         return Flow::Resume;
     }
     Flow::Leave(Outcome::Waiting)
-}
-
-/// What the instruction that aborted needs of a page in the end.
-fn asked_for(guest: &Loaded<'_>, va: u64, writes: bool) -> Asked {
-    if writes && overwrites(guest, va) == Some(Overwrite::Clear) {
-        return Asked::Zero;
-    }
-    let word = mmio::code(guest, guest.core.context.pc);
-    let only_aborts = if writes { Asked::Write } else { Asked::Read };
-    word.map_or(only_aborts, |[word]| intent::access(word, writes))
 }
 
 /// A region that the guest shares with others: shown to it, or not allowed so.

@@ -74,11 +74,7 @@ impl Decoder<'_> {
     pub fn without(&self, root: &Section<'_, '_>) -> u8 {
         const ALL: u8 = u8::MAX >> (8 - SWITCHES.len());
         let Some(span) = root.has("coherence") else {
-            return if root.has("hosts").is_some() {
-                WITHOUT
-            } else {
-                0
-            };
+            return WITHOUT;
         };
         if root.has("hosts").is_none() {
             let message =
