@@ -222,16 +222,15 @@ pub fn may_run() -> bool {
 }
 
 /// A vCPU misses a page at `pc`; whether it can try again now. Otherwise it is called.
-pub fn fault(vcpu: u16, gfn: Gfn, access: Access, pc: u64) -> bool {
-    let resumed = with(|memory| memory.fault(usize::from(vcpu), gfn, access, pc));
+pub fn fault(vcpu: u16, gfn: Gfn, writes: bool, pc: u64) -> bool {
+    let resumed = with(|memory| memory.fault(usize::from(vcpu), gfn, writes, pc));
     resumed.unwrap_or(false)
 }
 
 /// The VM's devices miss a page, and try again as soon as it is there.
 pub fn device_fault(gfn: Gfn, writes: bool) {
     DEVICES_WAITED.store(true, Ordering::Relaxed);
-    let access = if writes { Access::Write } else { Access::Read };
-    with(|memory| memory.fault(memory.vcpus, gfn, access, 0));
+    with(|memory| memory.fault(memory.vcpus, gfn, writes, 0));
 }
 
 /// Its devices wait for nothing.
@@ -260,11 +259,7 @@ pub fn tlbi(vcpu: u16) -> bool {
     let Some(memory) = state.as_mut().and_then(|state| state.span.as_mut()) else {
         return true;
     };
-    if let Some(hands) = &mut memory.hands {
-        hands.resumed = 0;
-    }
-    memory.step(Event::Tlbi(vcpu.into(), 0));
-    let goes_on = memory.has_resumed(vcpu.into());
+    let goes_on = memory.resumes(vcpu.into(), Event::Tlbi(vcpu.into(), 0));
     drop(state);
     if !goes_on {
         due::request();
@@ -318,24 +313,27 @@ impl Memory {
         }
     }
 
-    fn fault(&mut self, vcpu: usize, gfn: Gfn, access: Access, pc: u64) -> bool {
-        let Some(hands) = &mut self.hands else {
+    fn fault(&mut self, vcpu: usize, gfn: Gfn, writes: bool, pc: u64) -> bool {
+        let Some(hands) = &self.hands else {
             return false;
         };
-        hands.resumed = 0;
         let page = (gfn.0 - hands.first.0) as u32;
+        let access = if writes { Access::Write } else { Access::Read };
         self.pcs[vcpu] = pc;
-        self.step(Event::Fault { vcpu, page, access });
+        let goes_on = self.resumes(vcpu, Event::Fault { vcpu, page, access });
         let allowed = self.coherence.state(page).access();
-        let has_resumed = self.has_resumed(vcpu);
-        if let Some(hands) = self.hands.as_mut().filter(|_| has_resumed) {
+        if let Some(hands) = self.hands.as_mut().filter(|_| goes_on) {
             hands.protect(page, allowed);
         }
-        has_resumed
+        goes_on
     }
 
-    /// Whether the step before let that vCPU go on.
-    fn has_resumed(&self, vcpu: usize) -> bool {
+    /// Applies an event of a vCPU; whether it can go on at once.
+    fn resumes(&mut self, vcpu: usize, event: Event<'_>) -> bool {
+        if let Some(hands) = &mut self.hands {
+            hands.resumed = 0;
+        }
+        self.step(event);
         let hands = self.hands.as_ref();
         hands.is_some_and(|hands| hands.resumed >> vcpu & 1 != 0)
     }

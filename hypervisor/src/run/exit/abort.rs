@@ -124,21 +124,17 @@ fn memory(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) 
 #[cold]
 fn elsewhere(guest: &mut Loaded<'_>, ipa: Ipa, access: Access, refusal: Injection) -> Flow {
     let (vcpu, pc) = (guest.vcpu.index, guest.core.context.pc);
-    let mut asked = if access.writes() {
-        Asked::Write
-    } else {
-        Asked::Read
-    };
+    let mut writes = access.writes();
     // A page that is being cleared is asked for with its bytes: until it is here, this vCPU may turn to something else, and the
     // loop that clears go on elsewhere.
     if let Injection::DataAbort { .. } = refusal
         && let Some([word]) = mmio::code(guest, pc)
     {
-        asked = intent::access(word, access.writes());
+        writes = intent::access(word, writes) == Asked::Write;
     }
-    let detail = access::AWAY + u8::from(asked != Asked::Read);
+    let detail = access::AWAY + u8::from(writes);
     guest.note(trace::FAULT, detail, timer::now(), ipa.0);
-    if span::fault(vcpu, ipa.frame(), asked, pc) {
+    if span::fault(vcpu, ipa.frame(), writes, pc) {
         return Flow::Resume;
     }
     Flow::Leave(Outcome::Waiting)

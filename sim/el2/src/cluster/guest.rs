@@ -4,6 +4,7 @@
 use crate::program::{BEGINS, COMPARE, DISTRIBUTOR, Program, RAM, SGI, TIME, TREE, VCPU};
 use abi::Text;
 use abi::bundle::{DEFAULT_GROUP, NO_ENTRY, VM_AUTOSTART, VM_RESTART, VmRecord};
+use abi::coherence::SWITCHES;
 use abi::control::VmName;
 use machine_host::instruction::{DMB, DSB, Instruction as I, Operation, TLBI};
 use machine_host::machine::{Observer, Registers};
@@ -154,12 +155,12 @@ impl Plan {
     }
 }
 
-/// What the hosts do for its pages otherwise than where nothing is said: in two of three lives nothing. Not drawn, as that
+/// What the hosts do for its pages otherwise than where nothing is said: in two of three lives nothing. Drawn apart, as that
 /// would change all that is drawn behind it.
-const fn switched(seed: u64) -> u8 {
-    let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    if mixed >> 40 & 0xff < 0x55 {
-        (mixed >> 48) as u8 & 0x7f
+fn switched(seed: u64) -> u8 {
+    let mut rng = Rng::new(!seed);
+    if rng.below(3) == 0 {
+        rng.below(1 << SWITCHES.len()) as u8
     } else {
         0
     }
