@@ -164,14 +164,8 @@ impl Pair {
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory)
             .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
-        let file = cluster_file::write(&directory, "cluster", 'a', 2)?;
-        let mut hardware = Hardware::new(1, "512M").option("--hosts").option("2");
-        hardware = hardware
-            .option("--wire")
-            .option(format!("class={class}{more}"));
-        for word in cluster_file::options(&[file]) {
-            hardware = hardware.option(word);
-        }
+        let hardware = Hardware::hosts(2, "512M", &format!("class={class}{more}"));
+        let mut hardware = cluster_file::joined(hardware, &directory, 2)?;
         if auth == Auth::Off {
             hardware = hardware.option("--auth=off");
         }

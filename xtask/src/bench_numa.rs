@@ -210,7 +210,8 @@ fn measure(step: &mut Step<'_>, only: &[String]) -> Outcome<Vec<Vec<String>>> {
 }
 
 /// Whether a workload is among these; all are among none.
-fn is_asked(only: &[String], name: &str) -> bool {
+/// Whether a workload is among those that are asked for, or all are.
+pub fn is_asked(only: &[String], name: &str) -> bool {
     only.is_empty() || only.iter().any(|asked| asked == name)
 }
 

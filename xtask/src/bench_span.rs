@@ -6,14 +6,14 @@
 
 use crate::{
     bench::table::{keep, markdown},
-    bench_numa::workloads::Workload,
+    bench_numa::{self, workloads::Workload},
     figures::{self, Measured},
     images, project,
     step::{Outcome, Step, Steps, print_line},
 };
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -24,17 +24,53 @@ use tests_boot::{
 };
 
 const KERNEL: &str = "trixie-cloud";
+/// The wire of the host that runs the program on one CPU, which uses none.
+const ALONE: &str = "class=20us";
 /// How long a run may take, on a host that is busy.
 const WORK_MAX: Duration = Duration::from_mins(40);
-/// The programs: the workload, what the guest is told behind the number of threads, and the guest's memory.
-const PROGRAMS: [(&str, &str, &str, &str); 4] = [
-    ("ocean-squares", "ocean", "-squares", "480MiB"),
-    ("ocean-strips", "ocean", "-strips", "480MiB"),
-    ("water", "water", "", "192MiB"),
-    ("barnes", "barnes", "", "192MiB"),
+/// A program, and what it needs.
+#[derive(Clone, Copy)]
+struct Program {
+    /// Its workload in `bench/workloads.toml`.
+    workload: &'static str,
+    /// Its file, and what the guest is told behind the number of threads and the size.
+    file: &'static str,
+    layout: &'static str,
+    memory: &'static str,
+    /// How far checks of two runs may lie apart, as a part of them.
+    spread: f64,
+}
+
+const OCEAN: Program = Program {
+    workload: "ocean-squares",
+    file: "ocean",
+    layout: "-squares",
+    memory: "480MiB",
+    spread: 0.0,
+};
+const BARNES: Program = Program {
+    workload: "barnes",
+    file: "barnes",
+    layout: "",
+    memory: "192MiB",
+    spread: 0.0,
+};
+const PROGRAMS: [Program; 4] = [
+    OCEAN,
+    Program {
+        workload: "ocean-strips",
+        layout: "-strips",
+        ..OCEAN
+    },
+    Program {
+        workload: "water",
+        file: "water",
+        // Forces are added in the order in which threads come.
+        spread: WATER_SPREAD,
+        ..BARNES
+    },
+    BARNES,
 ];
-/// How far checks of two runs of Water may lie apart, as a part of them: it adds forces in the order in which threads come. The
-/// other programs' are equal.
 const WATER_SPREAD: f64 = 1e-8;
 /// What the guest does instead of `/init`: the program that its command line names, with the words behind it.
 const WORK: &str = "#!/bin/busybox sh
@@ -52,7 +88,7 @@ shift
 #[derive(Clone, Debug, clap::Args)]
 pub struct Asked {
     /// Only these workloads of bench/workloads.toml
-    #[arg(long, value_name = "WORKLOAD")]
+    #[arg(long, value_name = "WORKLOAD", value_parser = PROGRAMS.map(|it| it.workload))]
     only: Vec<String>,
     /// Hosts of the VM, beside one CPU
     #[arg(long, default_values_t = [2], value_name = "N", value_parser = clap::value_parser!(u8).range(2..=4))]
@@ -89,24 +125,17 @@ impl Run {
 
 /// Measures, and prints; gives whether that could be done.
 pub fn run(asked: &Asked) -> bool {
-    let programs = PROGRAMS
-        .iter()
-        .filter(|it| asked.only.is_empty() || asked.only.iter().any(|only| only == it.0));
-    let programs: Vec<_> = programs.collect();
+    let is_asked = |it: &Program| bench_numa::is_asked(&asked.only, it.workload);
+    let programs: Vec<_> = PROGRAMS.into_iter().filter(is_asked).collect();
     let mut steps = Steps::new(programs.len() + 2, directory());
-    let measured = measure(&mut steps, asked, &programs);
-    measured.is_some()
+    measure(&mut steps, asked, &programs).is_some()
 }
 
 fn directory() -> PathBuf {
     project::products().join("bench").join("span")
 }
 
-fn measure(
-    steps: &mut Steps,
-    asked: &Asked,
-    programs: &[&(&'static str, &'static str, &'static str, &'static str)],
-) -> Option<()> {
+fn measure(steps: &mut Steps, asked: &Asked, programs: &[Program]) -> Option<()> {
     steps.run("build", |step| {
         if asked.built {
             return Ok(());
@@ -117,7 +146,7 @@ fn measure(
     })?;
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     for program in programs {
-        rows.extend(steps.run(program.0, |step| of_program(step, asked, **program))?);
+        rows.extend(steps.run(program.workload, |step| of_program(step, asked, program))?);
     }
     let table = markdown(&rows);
     print_line(&format!("\n{table}"));
@@ -141,54 +170,45 @@ const HEAD: [&str; 7] = [
     "times as fast",
 ];
 
-/// The rows of a program, at each of its sizes.
-fn of_program(
-    step: &mut Step<'_>,
-    asked: &Asked,
-    (name, program, more, memory): (&str, &str, &str, &str),
-) -> Outcome<Vec<Vec<String>>> {
-    let workload = Workload::named(name)?;
-    let spread = if program == "water" {
-        WATER_SPREAD
-    } else {
-        0.0
-    };
-    let mut rows = Vec::new();
-    for size in workload.sizes() {
-        if size.is_extra && !asked.extra {
-            continue;
-        }
-        let title = workload.title(size);
-        let start = |step: &mut Step<'_>, hosts: u8, wire: &str, coherence: Option<&str>| {
-            step.doing(&format!(
-                "{title}: {hosts} hosts, {wire}, {}",
-                coherence.unwrap_or("one CPU")
-            ));
-            let work = format!("{program}-{hosts}-{}{more}", size.count);
-            run_once(&work, hosts, (wire, coherence), memory)
-        };
-        let alone = start(step, 1, "class=20us", None)?;
-        for hosts in &asked.hosts {
-            for wire in &asked.wire {
-                for coherence in &asked.coherence {
-                    let run = start(step, *hosts, wire, Some(coherence))?;
-                    if !run.agrees_with(&alone, spread) {
-                        let (found, wanted) = (run.check, alone.check);
-                        return Err(format!("{title}: {found} on {hosts} hosts, not {wanted}"));
-                    }
-                    rows.push(row((&title, *hosts, wire, coherence), &alone, &run));
-                }
+/// Where a program runs: so many hosts, on such a wire, with this done for pages.
+type Place<'a> = (u8, &'a str, &'a str);
+
+impl Asked {
+    fn places(&self) -> Vec<Place<'_>> {
+        let mut places = Vec::new();
+        for hosts in &self.hosts {
+            for wire in &self.wire {
+                places.extend(self.coherence.iter().map(|it| (*hosts, &**wire, &**it)));
             }
+        }
+        places
+    }
+}
+
+/// The rows of a program, at each of its sizes.
+fn of_program(step: &Step<'_>, asked: &Asked, program: &Program) -> Outcome<Vec<Vec<String>>> {
+    let workload = Workload::named(program.workload)?;
+    let mut rows = Vec::new();
+    let sizes = workload.sizes().into_iter();
+    for size in sizes.filter(|size| asked.extra || !size.is_extra) {
+        let title = workload.title(size);
+        step.doing(&format!("{title}: one CPU"));
+        let alone = run_once(program, size.count, None)?;
+        for place in asked.places() {
+            let (hosts, wire, coherence) = place;
+            step.doing(&format!("{title}: {hosts} hosts, {wire}, {coherence}"));
+            let run = run_once(program, size.count, Some(place))?;
+            if !run.agrees_with(&alone, program.spread) {
+                let (found, wanted) = (run.check, alone.check);
+                return Err(format!("{title}: {found} on {hosts} hosts, not {wanted}"));
+            }
+            rows.push(row(&title, place, [&alone, &run]));
         }
     }
     Ok(rows)
 }
 
-fn row(
-    (title, hosts, wire, coherence): (&str, u8, &str, &str),
-    alone: &Run,
-    run: &Run,
-) -> Vec<String> {
+fn row(title: &str, (hosts, wire, coherence): Place<'_>, [alone, run]: [&Run; 2]) -> Vec<String> {
     let ms = |ns: f64| format!("{:.1}", ns / 1e6);
     vec![
         title.to_owned(),
@@ -201,59 +221,36 @@ fn row(
     ]
 }
 
-/// Boots a guest that does this work, and waits for its end. On one host it is an ordinary VM with one CPU.
-fn run_once(
-    work: &str,
-    hosts: u8,
-    (wire, coherence): (&str, Option<&str>),
-    memory: &str,
-) -> Outcome<Run> {
+/// Boots a guest that runs the program, and waits for its end. Without a place it is an ordinary VM with one CPU.
+fn run_once(program: &Program, size: u32, place: Option<Place<'_>>) -> Outcome<Run> {
     let directory = directory().join("run");
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory)
         .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
     let initrd = directory.join("initrd");
-    archive::initrd(&initrd, KERNEL, &files()?)?;
-    let args = format!("rdinit=/work work={work} numa_balancing=disable nokaslr");
-    let mut vm = Vm::linux("guest", KERNEL, "poweroff")
-        .initrd(&initrd.display().to_string())
-        .args(&args)
-        .memory(memory)
-        .cpus(hosts.into());
-    if let Some(coherence) = coherence {
-        vm = vm.hosts(hosts).coherence(coherence);
+    archive::initrd(&initrd, KERNEL, &files(program)?)?;
+    let (file, layout) = (program.file, program.layout);
+    let threads = place.map_or(1, |place| place.0);
+    let args =
+        format!("rdinit=/work work={file}-{threads}-{size}{layout} numa_balancing=disable nokaslr");
+    let vm = Vm::linux("guest", KERNEL, "poweroff").initrd(&initrd.display().to_string());
+    let mut vm = vm.args(&args).memory(program.memory).cpus(threads.into());
+    let (mut hosts, mut wire) = (2, ALONE);
+    if let Some((count, between, coherence)) = place {
+        vm = vm.hosts(count).coherence(coherence);
+        (hosts, wire) = (count, between);
     }
-    let mut machine = start(&directory, hosts.max(2), wire, &vm)?;
+    let hardware = Hardware::hosts(hosts, "1G", wire);
+    let hardware = cluster_file::joined(hardware, &directory, hosts.into())?;
+    let mut machine = Machine::start(&assets::command(), &directory, &hardware, &[vm])?;
     let run = await_work(&mut machine);
     machine.kill();
     run
 }
 
-fn start(directory: &Path, hosts: u8, wire: &str, vm: &Vm) -> Outcome<Machine> {
-    let cluster = cluster_file::write(directory, "cluster", 'a', hosts.into())?;
-    let mut hardware = Hardware::new(1, "1G").option("--hosts");
-    hardware = hardware.option(hosts.to_string());
-    hardware = hardware.option("--wire").option(wire);
-    for word in cluster_file::options(&[cluster]) {
-        hardware = hardware.option(word);
-    }
-    Machine::start(
-        &assets::command(),
-        directory,
-        &hardware,
-        std::slice::from_ref(vm),
-    )
-}
-
-fn files() -> Outcome<Vec<(&'static str, Vec<u8>)>> {
-    let mut files = vec![("work", WORK.into())];
-    for program in ["ocean", "water", "barnes"] {
-        files.push((
-            program,
-            assets::read_cached(&format!("parallel/{program}"))?,
-        ));
-    }
-    Ok(files)
+fn files(program: &Program) -> Outcome<Vec<(&'static str, Vec<u8>)>> {
+    let content = assets::read_cached(&format!("parallel/{}", program.file))?;
+    Ok(vec![("work", WORK.into()), (program.file, content)])
 }
 
 /// Waits for the program's word.
@@ -306,18 +303,18 @@ mod tests {
             ns: 3e6,
             ..run.clone()
         };
-        let cells = row(("Ocean", 2, "class=20us", "all"), &alone, &run);
+        let cells = row("Ocean", (2, "class=20us", "all"), [&alone, &run]);
         assert_eq!(cells[4..], ["3.0", "1.5", "2.00"]);
         assert_eq!(cells.len(), HEAD.len());
     }
 
     #[test]
     fn every_program_has_a_size() {
-        for (name, ..) in PROGRAMS {
-            let size = Workload::named(name).unwrap().sizes()[0];
+        for Program { workload, .. } in PROGRAMS {
+            let size = Workload::named(workload).unwrap().sizes()[0];
             assert!(
                 matches!(size, Size { is_extra: false, count } if count > 0),
-                "{name}"
+                "{workload}"
             );
         }
     }

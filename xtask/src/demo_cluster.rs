@@ -55,12 +55,8 @@ fn start(step: &Step<'_>) -> Outcome<Machine> {
         fs::remove_dir_all(&directory).map_err(said)?;
     }
     fs::create_dir_all(&directory).map_err(said)?;
-    let cluster = cluster_file::write(&directory, "cluster", 'a', 2)?;
-    let words = ["--hosts", "2", "--wire", WIRE].map(str::to_owned);
-    let hardware = words
-        .into_iter()
-        .chain(cluster_file::options(&[cluster]))
-        .fold(Hardware::new(1, "512M"), Hardware::option);
+    let hardware = Hardware::hosts(2, "512M", WIRE);
+    let hardware = cluster_file::joined(hardware, &directory, 2)?;
     let vm = Vm::linux(VM, "trixie", "shell").memory("256MiB");
     let vms = [vm.cpus(2).hosts(2)];
     let mut machine = Machine::start(&assets::command(), &directory, &hardware, &vms)?;

@@ -1,6 +1,6 @@
 //! Cluster files of simulated hosts.
 
-use crate::{Outcome, assets, because};
+use crate::{Outcome, assets, because, machine::Hardware};
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 /// The names of host0 and so on in their cluster.
@@ -23,6 +23,17 @@ pub fn write(directory: &Path, name: &str, digit: char, hosts: usize) -> Outcome
     let file = directory.join(format!("{name}.toml"));
     fs::write(&file, text).map_err(because(tried))?;
     Ok(file.display().to_string())
+}
+
+/// Hardware of hosts that join a cluster of their own, whose file is written.
+///
+/// # Errors
+/// As for [`write`].
+pub fn joined(hardware: Hardware, directory: &Path, hosts: usize) -> Outcome<Hardware> {
+    let file = write(directory, "cluster", 'a', hosts)?;
+    Ok(options(&[file])
+        .into_iter()
+        .fold(hardware, Hardware::option))
 }
 
 /// The command's words by which simulated hosts join the clusters of these files.

@@ -13,6 +13,7 @@ pub mod cluster_file;
 mod control_log;
 pub mod debugger;
 pub mod disk_image;
+pub mod hardware;
 pub mod machine;
 pub mod os0;
 pub mod scenario;

@@ -1,5 +1,6 @@
 //! One simulated machine, driven through the `underpin` command.
 
+pub use crate::hardware::Hardware;
 use crate::{
     Outcome, assets, because,
     status::{
@@ -26,77 +27,6 @@ const POLL: Duration = Duration::from_millis(250);
 const START_MAX: Duration = Duration::from_mins(3);
 /// How long a machine may take to power itself off before it is killed.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(30);
-
-/// What `underpin sim` is asked to simulate.
-#[derive(Clone, Debug)]
-pub struct Hardware {
-    /// Options of `underpin sim`.
-    pub options: Vec<String>,
-    /// Whether the hypervisor has hooks for benches.
-    has_hooks: bool,
-}
-
-impl Hardware {
-    /// A machine with so many pCPUs and with RAM such as `2G`, all in one node.
-    pub fn new(cpus: u32, memory: &str) -> Self {
-        let words = ["--cpus", &cpus.to_string(), "--memory", memory].map(str::to_owned);
-        Self {
-            options: words.into(),
-            has_hooks: false,
-        }
-    }
-
-    /// A machine of unlike nodes, each such as `cpus=2,memory=3G`.
-    pub fn uneven(nodes: &[&str]) -> Self {
-        let words = nodes
-            .iter()
-            .flat_map(|node| ["--node".to_owned(), (*node).to_owned()]);
-        Self {
-            options: words.collect(),
-            has_hooks: false,
-        }
-    }
-
-    /// With CPUs and memory split evenly over so many nodes.
-    #[must_use]
-    pub fn nodes(self, nodes: u32) -> Self {
-        self.option("--nodes").option(nodes.to_string())
-    }
-
-    /// With a hypervisor that has hooks for benches.
-    #[must_use]
-    pub fn hooks(self) -> Self {
-        Self {
-            has_hooks: true,
-            ..self
-        }
-    }
-
-    /// With deterministic time: two nanoseconds for each instruction.
-    #[must_use]
-    pub fn counted(self) -> Self {
-        self.option("--icount").option("1")
-    }
-
-    /// Whether an instruction takes 2 ns there.
-    pub fn is_counted(&self) -> bool {
-        let is_icount = |pair: &[String]| pair == ["--icount", "1"];
-        self.options.windows(2).any(is_icount)
-    }
-
-    /// Whether it has one CPU. Time is counted for all of them together.
-    pub fn is_single(&self) -> bool {
-        self.options
-            .starts_with(&["--cpus".to_owned(), "1".to_owned()])
-    }
-
-    /// With one more word for `underpin sim`.
-    #[must_use]
-    pub fn option(mut self, word: impl Into<String>) -> Self {
-        self.options.push(word.into());
-        self
-    }
-}
 
 /// A machine that runs. Dropped, it is killed.
 #[derive(Debug)]
@@ -216,7 +146,11 @@ impl Machine {
             .map_err(because("cannot look after the machine"))?
         {
             None => Ok(()),
-            Some(status) => Err(format!("the machine ended by itself ({status})")),
+            Some(status) => {
+                let said = fs::read_to_string(self.directory.join("sim.log")).unwrap_or_default();
+                let said = said.trim_end();
+                Err(format!("the machine ended by itself ({status}): {said}"))
+            }
         }
     }
 

@@ -90,9 +90,7 @@ const CUT: &str = "class=20us,lose=2%,cut=0-1@60s+5s";
 
 /// Hosts with a VM each.
 fn hosts(name: &'static str, count: u8, wire: &'static str, prepare: Prepare) -> Scenario {
-    let hardware = Hardware::new(1, "512M");
-    let hardware = hardware.option("--hosts").option(count.to_string());
-    let hardware = hardware.option("--wire").option(wire);
+    let hardware = Hardware::hosts(count, "512M", wire);
     let vm = Vm::bare("hello", "hello", "").flat();
     Scenario::new(name, hardware, vec![vm]).prepare(prepare)
 }

@@ -40,9 +40,7 @@ fn twice(name: &str) -> Twice {
 ///
 /// Its memory is more than a run of frames has entries for.
 fn linux(hosts: u8) -> Scenario {
-    let hardware = Hardware::new(1, "768M").option("--hosts");
-    let hardware = hardware.option(hosts.to_string());
-    let hardware = hardware.option("--wire").option("class=20us");
+    let hardware = Hardware::hosts(hosts, "768M", "class=20us");
     let vm = Vm::linux("debian", "trixie", "poweroff").memory("320MiB");
     let name = format!("span/linux-{hosts}");
     let scenario = Scenario::new(name, hardware, vec![vm.cpus(hosts.into()).hosts(hosts)]);
@@ -66,8 +64,7 @@ fn linux(hosts: u8) -> Scenario {
 
 /// Two vCPUs on two hosts see one memory: counts, false sharing, litmus tests, and what the other has written.
 fn memory() -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
-    let hardware = hardware.option("--wire").option("class=20us");
+    let hardware = Hardware::hosts(2, "512M", "class=20us");
     let vm = Vm::bare("spanned", "spanned", "rounds=1000").flat();
     let scenario = Scenario::new("span/memory", hardware, vec![vm.cpus(2).hosts(2)]);
     scenario.prepare(one_key).check(|stage| {
@@ -84,9 +81,8 @@ fn memory() -> Scenario {
 
 /// A cut shorter than T_stop is survived. The death of a host ends the VM on the other one, which says why, and nothing else.
 fn lost() -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
     let wire = "class=20us,cut=0-1@6s+1s,die=1@20s";
-    let hardware = hardware.option("--wire").option(wire);
+    let hardware = Hardware::hosts(2, "512M", wire);
     let vm = Vm::bare("spanned", "spanned", "rounds=20 forever").flat();
     let other = Vm::bare("watcher", "spanned", "rounds=0 forever").flat();
     let scenario = Scenario::new(
@@ -148,8 +144,7 @@ fn lock_is_told(machine: &Machine) -> Outcome {
 
 /// vCPUs of two hosts use each other and the devices of the first; either ends the VM, and so does somebody at either host.
 fn vcpus() -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
-    let hardware = hardware.option("--wire").option("class=20us");
+    let hardware = Hardware::hosts(2, "512M", "class=20us");
     let vm = |name, args| Vm::bare(name, "span", args).cpus(2).hosts(2);
     let vms = vec![
         vm("second", "end=1 rounds=20"),

@@ -20,8 +20,7 @@ const PATIENCE: Duration = Duration::from_mins(4);
 
 /// A VM of host0 that may do everything, and one that may read, talk to VMs of host1.
 pub fn scenario() -> Scenario {
-    let hardware = Hardware::new(1, "768M").option("--hosts").option("2");
-    let hardware = hardware.option("--wire").option("class=20us");
+    let hardware = Hardware::hosts(2, "768M", "class=20us");
     let other = Vm::bare("hello", "hello", "").flat();
     let scenario = Scenario::new("cluster/control", hardware, vec![other]);
     scenario.prepare(places).check(ask_and_act).slow()

@@ -81,8 +81,7 @@ fn stay_apart(stage: &mut Stage) -> Outcome {
 
 /// A VM that sends frames which look like the link's, to the other host's card, makes that host no work.
 fn forge() -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
-    let hardware = hardware.option("--wire").option("class=20us");
+    let hardware = Hardware::hosts(2, "512M", "class=20us");
     let vm = Vm::bare(
         "forger",
         "ring",
@@ -127,8 +126,7 @@ const FLOOD_MS: u64 = 2_500;
 /// A machine that is no host sends 10^5 frames a second, which look like the link's, to a host: it takes a bounded part of that
 /// host's CPU, whose VM and membership go on.
 fn flood() -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts").option("3");
-    let hardware = hardware.option("--wire").option("class=20us");
+    let hardware = Hardware::hosts(3, "512M", "class=20us");
     let other = Vm::bare("hello", "hello", "").flat();
     let scenario = Scenario::new("cluster/flood", hardware, vec![other]);
     let scenario = scenario.prepare(|directory| {

@@ -33,8 +33,7 @@ pub fn ping() -> Scenario {
 
 /// The same, but for what the hypervisors do once their VMs have ended: all that two runs leave is compared.
 pub fn twice(name: &str, prepare: Prepare) -> Scenario {
-    let hardware = Hardware::new(1, "512M").option("--hosts").option("2");
-    let hardware = hardware.option("--wire").option("class=20us");
+    let hardware = Hardware::hosts(2, "512M", "class=20us");
     let other = Vm::bare("hello", "hello", "").flat();
     let scenario = Scenario::new(name, hardware, vec![other]).prepare(prepare);
     scenario.twice(Twice {
