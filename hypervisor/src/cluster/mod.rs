@@ -30,9 +30,9 @@ use model_addr::FRAME_SIZE;
 use model_cluster::{Cluster, News, Owner, Peer, Probes};
 use model_control::Refusal;
 use model_id_registers::{HostIdRegisters, registers};
-use model_link::{Lane, Nonce, Refused};
+use model_link::{Lane, Nonce, Refused, WINDOW};
 use model_membership::{Change, Settings, Standing};
-use room::{Inbox, Messages, SLOTS};
+use room::{Inbox, Messages};
 use span::Memory;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -66,7 +66,7 @@ enum Unable {
 }
 
 struct State {
-    cluster: Cluster<'static, Gcm, &'static mut [u8], SLOTS>,
+    cluster: Cluster<'static, Gcm, &'static mut [u8], WINDOW>,
     inbox: Inbox,
     /// Where a frame is written before the card copies it.
     out: &'static mut [u8],
@@ -293,7 +293,7 @@ fn description(life: u64) -> Description {
 
 /// Makes the links to the other hosts: not in [`State::new`], whose frame holds the state.
 #[inline(never)]
-fn peers(record: &ClusterRecord) -> Option<Vec<Peer<Gcm, &'static mut [u8], SLOTS>>> {
+fn peers(record: &ClusterRecord) -> Option<Vec<Peer<Gcm, &'static mut [u8], WINDOW>>> {
     let mut peers = Vec::new();
     peers.try_reserve_exact(record.hosts.into()).ok()?;
     for host in (0..record.hosts).filter(|host| *host != record.host) {
@@ -344,7 +344,7 @@ impl State {
 
     /// Keeps a frame for the next pass if there is room; `false` if too many like it were of no use.
     fn keep(&mut self, frame: &[u8]) -> bool {
-        let is_heard = self.cluster.hears(now_ns(), frame);
+        let is_heard = self.cluster.admit(now_ns(), frame);
         let is_kept = is_heard && self.inbox.push([frame, &[]]);
         self.cluster.unheard += u64::from(!is_kept);
         is_heard

@@ -2,6 +2,7 @@
 
 pub use crate::cluster::cipher::Gcm;
 use crate::cluster::{STATE, now_ns};
+use crate::drivers::uplink;
 use abi::cluster::{Description, HOSTS_MAX};
 use machine_locks::{Once, SpinLock};
 use model_link::Lane;
@@ -36,6 +37,8 @@ pub struct Standing {
     pub owes_until_ns: u64,
     /// Bit n: its latest probe of the link to host n is over, and was answered as it should.
     pub probed: u16,
+    /// Frames that were taken off its card.
+    pub taken: u64,
 }
 
 /// Returns how this host stands; `None` while a CPU is at it, or where it is in no cluster.
@@ -52,6 +55,7 @@ pub fn standing() -> Option<Standing> {
         runs_until_ns: membership.runs_until(),
         owes_until_ns: membership.owes_until(),
         probed: probed.fold(0, |all, peer| all | 1 << peer.host),
+        taken: uplink::counts()[0],
     })
 }
 

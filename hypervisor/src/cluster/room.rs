@@ -14,14 +14,12 @@ use model_addr::FRAME_SIZE;
 use model_addr::Mfn;
 use model_coherence::Page;
 use model_frame_table::{MAX_ORDER, Purpose};
-use model_link::{Lane, Link, Nonce, Secret, Settings};
+use model_link::{Lane, Link, Nonce, Secret, Settings, WINDOW};
 
-/// Pieces in each window of a link.
-pub const SLOTS: usize = 64;
-/// A link's buffers, as an order of frames: 256 KiB.
-const LINK_ORDER: u8 = 6;
-/// The inbox, as an order of frames: 128 KiB.
-const INBOX_ORDER: u8 = 5;
+/// A link's buffers, as an order of frames: 1 MiB.
+const LINK_ORDER: u8 = 8;
+/// The inbox, as an order of frames: 512 KiB.
+const INBOX_ORDER: u8 = 7;
 /// Bytes between two frames of the inbox.
 const STRIDE: usize = 2048;
 /// Frames that may wait.
@@ -186,7 +184,7 @@ pub fn link(
     record: &ClusterRecord,
     peer: u8,
     nonce: Nonce,
-) -> Option<Link<Gcm, &'static mut [u8], SLOTS>> {
+) -> Option<Link<Gcm, &'static mut [u8], WINDOW>> {
     let mac = |host: u8| record.macs.get(usize::from(host)).copied();
     let settings = Settings {
         host: record.host,
@@ -201,7 +199,7 @@ pub fn link(
     };
     let mut rest = take(LINK_ORDER)?;
     let mut part = |lane: Lane| {
-        let bytes = lane.buffer_bytes(SLOTS, FRAME_STANDARD);
+        let bytes = lane.buffer_bytes(WINDOW, FRAME_STANDARD);
         rest.split_off_mut(..bytes)
     };
     let mut both = || Some([part(Lane::Urgent)?, part(Lane::Bulk)?]);

@@ -15,9 +15,10 @@
 //! **Leaving.** A host that loses its membership restarts all its links, so that no message of that membership comes any more.
 //! Whoever shares something ends it at [`Change::Lost`].
 //!
-//! **Strangers.** A frame that opens nothing costs a token of a budget: [`STRANGE_MAX`], and one more each
-//! [`STRANGE_EVERY_NS`]. There are two, one for frames that name a session which is up: who knows none cannot keep those of
-//! members from being heard. The owner drops frames unread which it does not [hear](`Cluster::hears`).
+//! **Strangers.** A frame that comes costs a token of a budget until it has opened: of [`STRANGE_MAX`], and one more each
+//! [`STRANGE_EVERY_NS`]. Frames that name a session which is up have a budget of their own ([`NAMED_MAX`]): who knows none
+//! cannot keep those of members from being heard, nor take the room in which they wait. The owner drops frames unread which
+//! find no token ([`Cluster::admit`]).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -36,7 +37,10 @@ use zerocopy::FromBytes;
 
 /// Budget of frames that open nothing: strangers' ones, hellos, frames that the network repeats.
 pub const STRANGE_MAX: u64 = 128;
-/// Nanoseconds that add one to that budget.
+/// The same of frames that name a session which is up, of which a member's take one each until they are opened: more than
+/// wait at once.
+pub const NAMED_MAX: u64 = 512;
+/// Nanoseconds that add one to either budget.
 pub const STRANGE_EVERY_NS: u64 = 50_000;
 /// The most frames that a piece of work sends.
 pub const FRAMES_AT_ONCE: u32 = 8;
@@ -99,8 +103,9 @@ pub struct Cluster<'a, C, B, const SLOTS: usize> {
     peers: &'a mut [Peer<C, B, SLOTS>],
     /// The peer whose link is looked at first.
     next: usize,
-    /// Of frames that name no session, and of those that name one.
-    strangers: [Budget<STRANGE_MAX, STRANGE_EVERY_NS>; 2],
+    /// Of frames that name no session.
+    strangers: Budget<STRANGE_MAX, STRANGE_EVERY_NS>,
+    named: Budget<NAMED_MAX, STRANGE_EVERY_NS>,
     /// When the membership may tick again, and when the card may have room.
     tick_at: u64,
     room_at: u64,
@@ -126,7 +131,8 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
             own,
             peers,
             next: 0,
-            strangers: Default::default(),
+            strangers: Budget::default(),
+            named: Budget::default(),
             tick_at: 0,
             room_at: 0,
             has_news: false,
@@ -151,34 +157,42 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         self.peers
     }
 
-    /// Returns whether a frame is worth a look; `false` if too many like it opened nothing of late.
-    pub fn hears(&self, now_ns: u64, frame: &[u8]) -> bool {
-        self.strangers[self.class(frame)].is_left(now_ns)
+    /// Takes a token for a frame that has come; `false` if too many like it opened nothing of late, so that it is not worth
+    /// a look. [`Self::frame`] gives the token back if the frame opens.
+    pub fn admit(&mut self, now_ns: u64, frame: &[u8]) -> bool {
+        if self.is_named(frame) {
+            self.named.take(now_ns)
+        } else {
+            self.strangers.take(now_ns)
+        }
     }
 
-    fn class(&self, frame: &[u8]) -> usize {
-        usize::from(self.peers.iter().any(|peer| peer.link.is_named_by(frame)))
+    /// Returns whether a frame names a session that is up.
+    fn is_named(&self, frame: &[u8]) -> bool {
+        self.peers.iter().any(|peer| peer.link.is_named_by(frame))
     }
 
     /// Takes a frame, which is decrypted in place, or drops it.
     pub fn frame(&mut self, now_ns: u64, frame: &mut [u8], owner: &mut impl Owner) {
-        let class = self.class(frame);
+        let is_named = self.is_named(frame);
         let from = Prefix::ref_from_prefix(frame).ok();
         let from = from.map(|(prefix, _)| prefix.from);
         let mut peers = self.peers.iter_mut();
         let peer = peers.find(|peer| Some(peer.host) == from);
         let Some(peer) = peer else {
             self.unheard += 1;
-            self.strangers[class].take(now_ns);
             return;
         };
         let (bytes, before) = (frame.len() as u64, peer.link.counters.opened);
         let event = model_link::Event::Frame(frame);
         let [_, is_kept, _] = End::step(peer, &mut self.membership, owner, (now_ns, event));
         self.kept |= u16::from(is_kept) << peer.host;
-        if peer.link.counters.opened == before {
-            self.strangers[class].take(now_ns);
-        } else {
+        if peer.link.counters.opened != before {
+            if is_named {
+                self.named.give(1);
+            } else {
+                self.strangers.give(1);
+            }
             peer.bytes[1] += bytes;
             peer.probes.waits = false;
             self.has_news = true;

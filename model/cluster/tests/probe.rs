@@ -65,6 +65,20 @@ fn a_piece_of_a_late_host_makes_one_frame() {
 }
 
 #[test]
+fn a_members_frames_find_tokens() {
+    let mut world = World::of(2);
+    world.run(500 * MS);
+    assert!(world.hosts[0].node.probe(1, 3000, Lane::Bulk));
+    world.run(MS);
+    let (left, ..) = probed(&world);
+    world.run(MS);
+    // More frames than would be admitted of strangers.
+    assert!(probed(&world).0 + 100 < left);
+    world.run(1_000 * MS);
+    assert_eq!((probed(&world), world.unread), ((0, true, true), 0));
+}
+
+#[test]
 fn a_probe_that_is_cut_off_has_not_ended() {
     let mut world = World::of(2);
     world.run(500 * MS);

@@ -1,7 +1,8 @@
 //! Receive window of a lane: pieces that wait for the rest of their message, or for those before it.
 
-use crate::outgoing::place;
+use crate::outgoing::{place, slots};
 use abi::link::{LaneReport, PARTS_MAX, Piece};
+use alloc::boxed::Box;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
@@ -11,7 +12,7 @@ pub(crate) struct Incoming<B, const SLOTS: usize> {
     buffer: B,
     piece_bytes: usize,
     /// Bytes, part and number of parts of each piece that is kept.
-    slots: [Option<(u16, u8, u8)>; SLOTS],
+    slots: Box<[Option<(u16, u8, u8)>]>,
     /// First piece not delivered, first that has not come, end of those that have.
     taken: u64,
     next: u64,
@@ -19,20 +20,20 @@ pub(crate) struct Incoming<B, const SLOTS: usize> {
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Incoming<B, SLOTS> {
-    pub(crate) const fn new(buffer: B, piece_bytes: usize) -> Self {
-        Self {
+    pub(crate) fn new(buffer: B, piece_bytes: usize) -> Option<Self> {
+        Some(Self {
             buffer,
             piece_bytes,
-            slots: [None; SLOTS],
+            slots: slots(SLOTS)?,
             taken: 0,
             next: 0,
             end: 0,
-        }
+        })
     }
 
     /// Forgets all pieces, before a new session.
     pub(crate) fn reset(&mut self) {
-        self.slots = [None; SLOTS];
+        self.slots.fill(None);
         (self.taken, self.next, self.end) = (0, 0, 0);
     }
 

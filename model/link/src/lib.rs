@@ -10,7 +10,7 @@
 //!  Actions::nonce ──► hello ◄─────── MAC by the cluster's key ──────► hello ◄── Actions::nonce
 //! ```
 //!
-//! A [`Link`] is one host's end. The link has no clock, allocates nothing and has no randomness: [`Link::step`] takes the
+//! A [`Link`] is one host's end. The link has no clock, allocates nothing once it is made and has no randomness: [`Link::step`] takes the
 //! time and an [`Event`], and all input and output goes through [`Actions`]. [`Event::Send`] and [`Event::Frame`] transmit
 //! nothing; the owner calls [`Event::Tick`] for that, after a batch of them and at [`Link::deadline`].
 //!
@@ -29,6 +29,8 @@
 //! Failed MACs and tags cost work only within a budget: [`FORGERIES_MAX`], [`HELLOS_MAX`].
 #![no_std]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
 
 mod channel;
 mod cipher;
@@ -62,6 +64,9 @@ pub const FORGERY_EVERY_NS: u64 = 100_000;
 pub const HELLOS_MAX: u64 = 16;
 /// Nanoseconds that add one to the budget of hellos.
 pub const HELLO_EVERY_NS: u64 = 1_000_000;
+/// Pieces in each window of a link between hosts. At 1 ms and 1 Gbit/s, 82 pieces of 1.4 KiB are on the wire, and a lost one
+/// holds the window for two round trips or three.
+pub const WINDOW: usize = 256;
 /// A time that does not come.
 pub const NEVER: u64 = u64::MAX;
 
@@ -268,7 +273,7 @@ pub struct Link<C, B, const SLOTS: usize> {
 impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLOTS> {
     /// Makes a link without a session, which sends a hello at the first tick. `buffers` has those to send from, then those
     /// to receive in, by lane, of at least [`Lane::buffer_bytes`] each. `None` if one is shorter, if both hosts have one
-    /// number, or if frames are too short for a piece.
+    /// number, if frames are too short for a piece, or without memory.
     pub fn new(
         settings: Settings,
         key: Secret,
@@ -285,13 +290,19 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
             return None;
         }
         let [urgent, bulk] = [0, 1].map(|lane| piece_bytes(lane, settings.frame_bytes));
-        let [outgoing, incoming] = buffers.map(|[first, second]| [(first, urgent), (second, bulk)]);
+        let [[sent, sent_bulk], [come, come_bulk]] = buffers;
         Some(Self {
             settings,
             key,
             session: None,
-            outgoing: outgoing.map(|(buffer, bytes)| Outgoing::new(buffer, bytes)),
-            incoming: incoming.map(|(buffer, bytes)| Incoming::new(buffer, bytes)),
+            outgoing: [
+                Outgoing::new(sent, urgent)?,
+                Outgoing::new(sent_bulk, bulk)?,
+            ],
+            incoming: [
+                Incoming::new(come, urgent)?,
+                Incoming::new(come_bulk, bulk)?,
+            ],
             fresh: nonce,
             heard: [0; NONCE_BYTES],
             hello: None,

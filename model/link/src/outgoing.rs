@@ -2,6 +2,7 @@
 
 use crate::Refused;
 use abi::link::{LaneReport, PARTS_MAX, Piece};
+use alloc::{boxed::Box, vec::Vec};
 use zerocopy::little_endian::U64;
 
 /// A piece in flight is lost once a frame that was sent so many frames later has come.
@@ -27,7 +28,7 @@ const COME: u64 = u64::MAX;
 pub(crate) struct Outgoing<B, const SLOTS: usize> {
     buffer: B,
     piece_bytes: usize,
-    slots: [Slot; SLOTS],
+    slots: Box<[Slot]>,
     /// First piece that is not acknowledged, first never sent, end of the queue.
     first: u64,
     next: u64,
@@ -45,18 +46,26 @@ pub(crate) const fn place(number: u64, part: u8, slots: usize, piece_bytes: usiz
     (slot + if wrapped { slots } else { 0 }) * piece_bytes
 }
 
+/// Makes the slots of a window, which would be long on a stack; `None` without memory.
+pub(crate) fn slots<T: Clone + Default>(count: usize) -> Option<Box<[T]>> {
+    let mut slots = Vec::new();
+    slots.try_reserve_exact(count).ok()?;
+    slots.resize(count, T::default());
+    Some(slots.into_boxed_slice())
+}
+
 impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
-    pub(crate) fn new(buffer: B, piece_bytes: usize) -> Self {
-        Self {
+    pub(crate) fn new(buffer: B, piece_bytes: usize) -> Option<Self> {
+        Some(Self {
             buffer,
             piece_bytes,
-            slots: [Slot::default(); SLOTS],
+            slots: slots(SLOTS)?,
             first: 0,
             next: 0,
             end: 0,
             limit: 0,
             lost: 0,
-        }
+        })
     }
 
     /// Forgets all pieces, before a new session.

@@ -6,7 +6,7 @@ mod world;
 
 use abi::link::{FRAME_JUMBO, FRAME_STANDARD};
 use model_link::{
-    Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Settings, Tag,
+    Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Settings, Tag, WINDOW,
 };
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -46,7 +46,7 @@ const MESSAGE: [u8; 4128] = [5; 4128];
 const CARD_FRAMES: u64 = 32;
 /// Bytes on the wire around a frame: preamble, checksum, gap.
 const AROUND: u64 = 24;
-const SLOTS: usize = 256;
+const SLOTS: usize = WINDOW;
 /// Messages of a measurement.
 const PAGES: u64 = 3000;
 

@@ -194,6 +194,8 @@ pub struct World {
     pub dead: Option<usize>,
     /// The most messages that a frame or a piece of work has brought an owner.
     pub most_at_once: usize,
+    /// Frames that found no token.
+    pub unread: u64,
 }
 
 impl World {
@@ -205,6 +207,7 @@ impl World {
             sent: 0,
             dead: None,
             most_at_once: 0,
+            unread: 0,
         }
     }
 
@@ -237,6 +240,10 @@ impl World {
                 let host = &mut self.hosts[to];
                 let clock = host.clock(self.now);
                 let before = host.said.messages.len();
+                if !host.node.admit(clock, &frame) {
+                    self.unread += 1;
+                    continue;
+                }
                 host.node.frame(clock, &mut frame, &mut host.said);
                 host.note_view();
                 let brought = host.said.messages.len() - before;

@@ -155,7 +155,8 @@ impl Report {
         writer.word(self.standing.is_some().into());
         if let Some(it) = &self.standing {
             let words = [it.now_ns, it.id, it.runs_until_ns, it.owes_until_ns];
-            let words = words.into_iter().chain([it.probed.into()]).chain(it.lives);
+            let words = words.into_iter().chain([it.probed.into(), it.taken]);
+            let words = words.chain(it.lives);
             words.for_each(|word| writer.word(word));
         }
         writer.bytes(self.log.as_bytes());
@@ -206,6 +207,7 @@ fn standing(reader: &mut Reader<'_>) -> Option<Standing> {
         runs_until_ns: reader.word()?,
         owes_until_ns: reader.word()?,
         probed: reader.word()? as u16,
+        taken: reader.word()?,
         ..Standing::default()
     };
     for life in &mut standing.lives {

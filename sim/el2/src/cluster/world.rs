@@ -404,6 +404,11 @@ impl World {
         self.hosts[0].standing.map(|it| (it.id, it.lives))
     }
 
+    /// Frames that the first host has taken off its card.
+    pub fn taken(&self) -> u64 {
+        self.hosts[0].standing.map_or(0, |it| it.taken)
+    }
+
     /// Each host asks each other one for so many messages back.
     pub fn probe_all(&mut self, messages: u32) {
         self.hosts
