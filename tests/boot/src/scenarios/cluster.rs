@@ -101,6 +101,12 @@ pub(super) fn one_key(directory: &Path) -> Outcome<Vec<String>> {
     Ok(options(&[file]))
 }
 
+/// A cluster of three hosts.
+pub(super) fn three_hosts(directory: &Path) -> Outcome<Vec<String>> {
+    let file = cluster(directory, "cluster", 'a', 3)?;
+    Ok(options(&[file]))
+}
+
 /// A cluster of four hosts.
 pub(super) fn four_hosts(directory: &Path) -> Outcome<Vec<String>> {
     let file = cluster(directory, "cluster", 'a', 4)?;

@@ -1,5 +1,7 @@
 //! VMs that span the hosts of a cluster, in lock-step of virtual time.
 
+mod systemd;
+
 use super::cluster::{four_hosts, one_key, time_ms};
 use crate::{
     Outcome, because,
@@ -24,7 +26,10 @@ const HOSTS: [&str; 4] = ["host0", "host1", "host2", "host3"];
 
 pub fn scenarios() -> Vec<Scenario> {
     let once = || vec![vcpus(), memory(), linux(2), linux(4), lost()];
-    once().into_iter().chain(again(once(), twice)).collect()
+    let all = once().into_iter().chain(again(once(), twice));
+    let systemd = [(2, "trixie-cloud"), (3, "bookworm"), (4, "newest")];
+    let systemd = systemd.map(|(hosts, kernel)| systemd::systemd(hosts, kernel));
+    all.chain(systemd).collect()
 }
 
 /// Until when two runs of a scenario are compared. A death comes at 20 s; the others are busy for as long as they run.
