@@ -189,6 +189,23 @@ fn a_flood_makes_a_host_deaf_for_a_while() {
 }
 
 #[test]
+fn a_cut_of_less_than_the_patience_is_survived() {
+    for shift in 0..20 {
+        let mut world = World::of(2);
+        world.run(500 * MS + 7 * MS * shift);
+        let view = world.hosts[0].node.membership().view().clone();
+        assert!(world.is_in(0, 1));
+        let end = world.now + 1_800 * MS;
+        while world.now < end {
+            world.step(end, &mut |_, _, _| Vec::new());
+        }
+        world.run(1_000 * MS);
+        assert!(world.is_in(0, 1) && world.is_in(1, 0), "{shift}");
+        assert_eq!(*world.hosts[0].node.membership().view(), view, "{shift}");
+    }
+}
+
+#[test]
 fn a_full_card_is_tried_again_later() {
     let mut world = World::of(2);
     world.hosts[0].said.has_no_room = true;

@@ -6,6 +6,9 @@ use core::hash::{Hash, Hasher};
 const FIRST_TIMEOUT_NS: u64 = 10_000_000;
 /// The longest timeout.
 const TIMEOUT_MAX_NS: u64 = 1_000_000_000;
+/// What doubled timeouts come to: after a cut, the peer hears of this host within that time. Members declare each other
+/// dead after 2 s.
+const DOUBLED_MAX_NS: u64 = 100_000_000;
 
 /// Estimate of the round trip (RFC 6298), in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,7 +38,9 @@ impl RoundTrip {
             // A margin, for a round trip that hardly varies.
             smooth => smooth + (4 * self.spread_ns).max(smooth / 2) + delay_ns,
         };
-        (ns.max(floor_ns) << self.doubled.min(8)).min(TIMEOUT_MAX_NS)
+        let ns = ns.max(floor_ns);
+        let doubled = (ns << self.doubled.min(8)).min(DOUBLED_MAX_NS);
+        doubled.max(ns).min(TIMEOUT_MAX_NS)
     }
 }
 

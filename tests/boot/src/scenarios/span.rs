@@ -84,9 +84,9 @@ fn memory() -> Scenario {
     })
 }
 
-/// A cut shorter than T_stop is survived. The death of a host ends the VM on the other one, which says why, and nothing else.
+/// A cut shorter than T_stop is survived, and one in which vCPUs stop, but shorter than T_declare. The death of a host ends the VM on the other one, which says why, and nothing else.
 fn lost() -> Scenario {
-    let wire = "class=20us,cut=0-1@6s+1s,die=1@20s";
+    let wire = "class=20us,cut=0-1@6s+1s,cut=0-1@9s+1700ms,die=1@20s";
     let hardware = Hardware::hosts(2, "512M", wire);
     let vm = Vm::bare("spanned", "spanned", "rounds=20 forever").flat();
     let other = Vm::bare("watcher", "spanned", "rounds=0 forever").flat();
