@@ -193,7 +193,7 @@ fn a_cut_of_less_than_the_patience_is_survived() {
     for shift in 0..20 {
         let mut world = World::of(2);
         world.run(500 * MS + 7 * MS * shift);
-        let view = world.hosts[0].node.membership().view().clone();
+        let view = *world.hosts[0].node.membership().view();
         assert!(world.is_in(0, 1));
         let end = world.now + 1_800 * MS;
         while world.now < end {
