@@ -38,7 +38,7 @@ const STRETCH_NS_MAX: u64 = 100_000;
 /// All; and again each that starts several hosts, to compare two runs of these.
 pub fn scenarios() -> Vec<Scenario> {
     let pings = ring::twice("twice/repeats", |directory| {
-        Ok([one_key(directory)?, ring::words(directory)?].concat())
+        Ok([one_key::<2>(directory)?, ring::words(directory)?].concat())
     });
     once()
         .into_iter()
@@ -70,13 +70,13 @@ fn once() -> Vec<Scenario> {
     let mut all = strangers::scenarios();
     all.push(errands::scenario());
     all.extend([
-        hosts("cluster/join-2", 2, "class=20us", one_key).check(join),
-        hosts("cluster/join-4", 4, "class=60us,lose=5%", four_hosts).check(join_all),
-        hosts("cluster/dies", 2, "class=20us,die=1@60s", one_key).check(die),
-        hosts("cluster/cut-and-back", 2, CUT, one_key).check(come_back),
+        hosts("cluster/join-2", 2, "class=20us", one_key::<2>).check(join),
+        hosts("cluster/join-4", 4, "class=60us,lose=5%", one_key::<4>).check(join_all),
+        hosts("cluster/dies", 2, "class=20us,die=1@60s", one_key::<2>).check(die),
+        hosts("cluster/cut-and-back", 2, CUT, one_key::<2>).check(come_back),
         other_clock(),
         other_cpu(),
-        hosts("cluster/probe", 2, "class=20us,lose=5%", one_key).check(measure),
+        hosts("cluster/probe", 2, "class=20us,lose=5%", one_key::<2>).check(measure),
         without_random_bits(),
         repeat(),
         bulk("cluster/bulk", "class=20us"),
@@ -95,28 +95,16 @@ fn hosts(name: &'static str, count: u8, wire: &'static str, prepare: Prepare) ->
     Scenario::new(name, hardware, vec![vm]).prepare(prepare)
 }
 
-/// A cluster of two hosts.
-pub(super) fn one_key(directory: &Path) -> Outcome<Vec<String>> {
-    let file = cluster(directory, "cluster", 'a', 2)?;
-    Ok(options(&[file]))
-}
-
-/// A cluster of three hosts.
-pub(super) fn three_hosts(directory: &Path) -> Outcome<Vec<String>> {
-    let file = cluster(directory, "cluster", 'a', 3)?;
-    Ok(options(&[file]))
-}
-
-/// A cluster of four hosts.
-pub(super) fn four_hosts(directory: &Path) -> Outcome<Vec<String>> {
-    let file = cluster(directory, "cluster", 'a', 4)?;
+/// A cluster of so many hosts that have one key.
+pub(super) fn one_key<const HOSTS: usize>(directory: &Path) -> Outcome<Vec<String>> {
+    let file = cluster(directory, "cluster", 'a', HOSTS)?;
     Ok(options(&[file]))
 }
 
 /// A host with another clock stays out, and each side names both frequencies.
 fn other_clock() -> Scenario {
     let scenario = hosts("cluster/other-clock", 2, "class=20us", |directory| {
-        let mut words = one_key(directory)?;
+        let mut words = one_key::<2>(directory)?;
         words.push("--cpu-on=host1=neoverse-n1,cntfrq=50000000".to_owned());
         Ok(words)
     });
@@ -146,7 +134,7 @@ fn other_clock() -> Scenario {
 /// A host with other CPUs stays out, as guests would see other caches; each side names all ID registers that differ.
 fn other_cpu() -> Scenario {
     let scenario = hosts("cluster/other-cpu", 2, "class=20us", |directory| {
-        let mut words = one_key(directory)?;
+        let mut words = one_key::<2>(directory)?;
         words.push("--cpu-on=host1=neoverse-v1".to_owned());
         Ok(words)
     });
@@ -203,7 +191,7 @@ fn measure(stage: &mut Stage) -> Outcome {
 /// A machine without a source of random bits does not join, and says why.
 fn without_random_bits() -> Scenario {
     let scenario = hosts("cluster/no-random-bits", 2, "class=20us", |directory| {
-        let mut words = one_key(directory)?;
+        let mut words = one_key::<2>(directory)?;
         let no_seed = ["-M", "dtb-randomness=off"];
         words.extend(no_seed.map(|word| format!("--qemu-arg={word}")));
         Ok(words)
@@ -222,7 +210,7 @@ fn without_random_bits() -> Scenario {
 
 /// A transfer of 256 MiB, of which the receiver computes a checksum, as the sender does.
 fn bulk(name: &'static str, wire: &'static str) -> Scenario {
-    let scenario = hosts(name, 2, wire, one_key).slow();
+    let scenario = hosts(name, 2, wire, one_key::<2>).slow();
     scenario.check(|stage| {
         let machine = stage.machine()?;
         for host in [0, 1] {

@@ -2,7 +2,7 @@
 
 mod systemd;
 
-use super::cluster::{four_hosts, one_key, time_ms};
+use super::cluster::{one_key, time_ms};
 use crate::{
     Outcome, because,
     machine::{Hardware, Machine},
@@ -51,9 +51,9 @@ fn linux(hosts: u8) -> Scenario {
     let scenario = Scenario::new(name, hardware, vec![vm.cpus(hosts.into()).hosts(hosts)]);
     let is_slow = hosts > 2;
     let (join, patience): (Prepare, _) = if is_slow {
-        (four_hosts, LONG_PATIENCE)
+        (one_key::<4>, LONG_PATIENCE)
     } else {
-        (one_key, PATIENCE)
+        (one_key::<2>, PATIENCE)
     };
     let scenario = scenario.prepare(join).check(move |stage| {
         let machine = stage.machine()?;
@@ -72,7 +72,7 @@ fn memory() -> Scenario {
     let hardware = Hardware::hosts(2, "512M", "class=20us");
     let vm = Vm::bare("spanned", "spanned", "rounds=1000").flat();
     let scenario = Scenario::new("span/memory", hardware, vec![vm.cpus(2).hosts(2)]);
-    scenario.prepare(one_key).check(|stage| {
+    scenario.prepare(one_key::<2>).check(|stage| {
         let machine = stage.machine()?;
         await_both(machine, "spanned", |it| {
             it.state == "ended" && it.reason == "powered off"
@@ -84,7 +84,8 @@ fn memory() -> Scenario {
     })
 }
 
-/// A cut shorter than T_stop is survived, and one in which vCPUs stop, but shorter than T_declare. The death of a host ends the VM on the other one, which says why, and nothing else.
+/// A cut shorter than T_stop is survived, and one in which vCPUs stop, but shorter than T_declare. The death of a host ends
+/// the VM on the other one, which says why, and nothing else.
 fn lost() -> Scenario {
     let wire = "class=20us,cut=0-1@6s+1s,cut=0-1@9s+1700ms,die=1@20s";
     let hardware = Hardware::hosts(2, "512M", wire);
@@ -95,7 +96,7 @@ fn lost() -> Scenario {
         hardware,
         vec![vm.cpus(2).hosts(2), other.cpus(2)],
     );
-    scenario.prepare(one_key).check(|stage| {
+    scenario.prepare(one_key::<2>).check(|stage| {
         let machine = stage.machine()?;
         lock_is_told(machine)?;
         let deadline = Instant::now() + PATIENCE;
@@ -156,7 +157,7 @@ fn vcpus() -> Scenario {
         vm("first", "end=0 rounds=2").asleep(),
         vm("stays", "stay rounds=2").asleep(),
     ];
-    let scenario = Scenario::new("span/vcpus", hardware, vms).prepare(one_key);
+    let scenario = Scenario::new("span/vcpus", hardware, vms).prepare(one_key::<2>);
     scenario.check(use_and_end)
 }
 

@@ -28,7 +28,7 @@ pub fn scenario() -> Scenario {
 
 fn places(directory: &Path) -> Outcome<Vec<String>> {
     files(directory)?;
-    let mut words = one_key(directory)?;
+    let mut words = one_key::<2>(directory)?;
     let asks = |name: &str, rights| {
         let vm = Vm::linux(name, KERNEL, "shell").initrd("initrd");
         vm.memory("256MiB").control(rights)

@@ -89,7 +89,7 @@ fn forge() -> Scenario {
     );
     let vm = vm.uplink("lan").address("52:54:00:00:00:00");
     Scenario::new("cluster/forger", hardware, vec![vm])
-        .prepare(one_key)
+        .prepare(one_key::<2>)
         .check(|stage| {
             let machine = stage.machine()?;
             let is_in = |it: &HostStatus| it.state == "in";

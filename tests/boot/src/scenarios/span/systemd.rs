@@ -6,7 +6,7 @@ use crate::{
     assets::DEBIAN13,
     machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
-    scenarios::cluster::{four_hosts, one_key, three_hosts},
+    scenarios::cluster::one_key,
     vm::Vm,
 };
 use std::{
@@ -28,9 +28,9 @@ pub(super) fn systemd(hosts: u8, kernel: &str) -> Scenario {
     let vm = vm.cpus(hosts.into()).hosts(hosts);
     let scenario = Scenario::new(format!("span/systemd-{hosts}"), hardware, vec![vm]);
     let scenario = scenario.prepare(match hosts {
-        2 => one_key,
-        3 => three_hosts,
-        _ => four_hosts,
+        2 => one_key::<2>,
+        3 => one_key::<3>,
+        _ => one_key::<4>,
     });
     scenario.check(move |stage| compiles(stage, hosts)).slow()
 }
