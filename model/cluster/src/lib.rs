@@ -35,10 +35,10 @@ use model_link::{Budget, Cipher, Down, Lane, Link, NEVER, Nonce, Refused};
 use model_membership::{Event, Membership, Settings, Standing, Unfit};
 use zerocopy::FromBytes;
 
-/// Budget of frames that open nothing: strangers' ones, hellos, frames that the network repeats.
+/// Budget of frames that name no session: strangers' ones, hellos.
 pub const STRANGE_MAX: u64 = 128;
-/// The same of frames that name a session which is up, of which a member's take one each until they are opened: more than
-/// wait at once.
+/// The same of frames that name a session which is up, also of those that the network repeats: more than wait at once, as a
+/// member's take one each until they have opened.
 pub const NAMED_MAX: u64 = 512;
 /// Nanoseconds that add one to either budget.
 pub const STRANGE_EVERY_NS: u64 = 50_000;
