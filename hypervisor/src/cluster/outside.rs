@@ -39,6 +39,8 @@ pub struct Standing {
     pub probed: u16,
     /// Frames that were taken off its card.
     pub taken: u64,
+    /// Those for which there was no token or no room, and those of nobody.
+    pub unheard: u64,
 }
 
 /// Returns how this host stands; `None` while a CPU is at it, or where it is in no cluster.
@@ -56,6 +58,7 @@ pub fn standing() -> Option<Standing> {
         owes_until_ns: membership.owes_until(),
         probed: probed.fold(0, |all, peer| all | 1 << peer.host),
         taken: uplink::counts()[0],
+        unheard: state.cluster.unheard,
     })
 }
 

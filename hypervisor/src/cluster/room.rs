@@ -12,18 +12,21 @@ use core::{
 };
 use model_addr::FRAME_SIZE;
 use model_addr::Mfn;
+use model_cluster::{NAMED_MAX, STRANGE_MAX};
 use model_coherence::Page;
 use model_frame_table::{MAX_ORDER, Purpose};
 use model_link::{Lane, Link, Nonce, Secret, Settings, WINDOW};
 
 /// A link's buffers, as an order of frames: 1 MiB.
 const LINK_ORDER: u8 = 8;
-/// The inbox, as an order of frames: 512 KiB.
-const INBOX_ORDER: u8 = 7;
+/// The inbox, as an order of frames: 2 MiB.
+const INBOX_ORDER: u8 = 9;
 /// Bytes between two frames of the inbox.
 const STRIDE: usize = 2048;
 /// Frames that may wait.
 const WAITING_MAX: usize = ((FRAME_SIZE as usize) << INBOX_ORDER) / STRIDE - 1;
+// What has a token has room, but for the tokens that come back with time.
+const _: () = assert!(WAITING_MAX as u64 == NAMED_MAX + STRANGE_MAX);
 /// Bytes between two messages about a VM that spans hosts: sender and the longest message.
 const MESSAGE_STRIDE: usize = BULK_MAX + 32;
 /// Those that may wait.

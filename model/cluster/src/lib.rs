@@ -39,7 +39,7 @@ use zerocopy::FromBytes;
 pub const STRANGE_MAX: u64 = 128;
 /// The same of frames that name a session which is up, also of those that the network repeats: more than wait at once, as a
 /// member's take one each until they have opened.
-pub const NAMED_MAX: u64 = 512;
+pub const NAMED_MAX: u64 = 895;
 /// Nanoseconds that add one to either budget.
 pub const STRANGE_EVERY_NS: u64 = 50_000;
 /// The most frames that a piece of work sends.

@@ -2,7 +2,14 @@
 
 use crate::cipher::{Cipher, Iv};
 use crate::keys::Secret;
-use abi::link::{BODY_AT, TAG_BYTES};
+use abi::link::{BODY_AT, SLOTS_MAX, TAG_BYTES};
+
+/// Counters that the window has bits for.
+const WINDOW_BITS: u64 = 1024;
+/// A frame so far behind the highest that has come may have come, too. Those of both windows are in flight at once, and
+/// acknowledgements.
+const BEHIND_MAX: u64 = WINDOW_BITS - 64;
+const _: () = assert!(BEHIND_MAX >= 3 * SLOTS_MAX as u64);
 
 /// Seals frames to the peer and opens those from it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -19,19 +26,21 @@ pub(crate) struct Channel<C> {
     generation: u64,
     /// Highest counter that has come.
     pub(crate) seen: u64,
-    /// Bit `n` says that counter `seen - n` has come.
-    window: u128,
+    /// Bit `n % WINDOW_BITS` says that counter `n` has come, of the last [`BEHIND_MAX`].
+    window: [u64; WINDOW_BITS as usize / 64],
 }
 
 impl<C: Cipher> Channel<C> {
     pub(crate) fn new(secret: Option<Secret>, hosts: [u8; 2]) -> Self {
+        let mut first = [0; _];
+        first[0] = 1;
         Self {
             sealing: cipher(secret.as_ref(), hosts[0], 0),
             sealed: 0,
             opening: [0, 1].map(|generation| cipher(secret.as_ref(), hosts[1], generation)),
             generation: 0,
             seen: 0,
-            window: 1,
+            window: first,
             secret,
             hosts,
         }
@@ -60,8 +69,9 @@ impl<C: Cipher> Channel<C> {
     /// Returns whether a frame with that counter may be opened: new, not too old, and under a key that is known.
     pub(crate) fn may_open(&self, counter: u64) -> bool {
         let generations = (counter >> C::FRAMES_PER_KEY_LOG2).wrapping_sub(self.generation);
-        let behind = self.seen.saturating_sub(counter);
-        let is_new = counter > self.seen || behind < 128 && self.window >> behind & 1 == 0;
+        let (word, bit) = place(counter);
+        let is_kept = self.seen.saturating_sub(counter) < BEHIND_MAX;
+        let is_new = counter > self.seen || is_kept && self.window[word] >> bit & 1 == 0;
         generations < 2 && is_new
     }
 
@@ -84,11 +94,18 @@ impl<C: Cipher> Channel<C> {
     }
 
     fn mark(&mut self, counter: u64) {
-        let ahead = counter.saturating_sub(self.seen).min(128);
-        self.window = self.window.checked_shl(ahead as u32).unwrap_or(0);
+        for word in (self.seen / 64 + 1..=counter / 64).take(self.window.len()) {
+            self.window[word as usize % self.window.len()] = 0;
+        }
         self.seen = self.seen.max(counter);
-        self.window |= 1 << (self.seen - counter);
+        let (word, bit) = place(counter);
+        self.window[word] |= 1 << bit;
     }
+}
+
+/// Word and bit of a counter in the window.
+const fn place(counter: u64) -> (usize, u64) {
+    ((counter % WINDOW_BITS) as usize / 64, counter % 64)
 }
 
 /// Makes the cipher of a host's frames in a generation.
@@ -100,4 +117,38 @@ fn nonce(counter: u64) -> Iv {
     let mut nonce = Iv::default();
     nonce[..8].copy_from_slice(&counter.to_le_bytes());
     nonce
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Aes128Gcm;
+    use alloc::{collections::BTreeSet, vec::Vec};
+    use proptest::prelude::*;
+
+    /// Counters that come, each so far from the highest before.
+    fn counters() -> impl Strategy<Value = Vec<i64>> {
+        let near = prop_oneof![-2..=2_i64, -70..70_i64, -1100..1100_i64];
+        let edge = (-2..=2_i64).prop_map(|off| -(BEHIND_MAX as i64) + off);
+        let far = prop_oneof![Just(WINDOW_BITS as i64), 1000..5000_i64];
+        prop::collection::vec(prop_oneof![4 => near, 2 => edge, 1 => far], 1..300)
+    }
+
+    proptest! {
+        /// A frame is opened once, as long as fewer than so many have overtaken it.
+        #[test]
+        fn frames_are_opened_once(steps in counters()) {
+            let mut channel = Channel::<Aes128Gcm>::new(None, [0, 1]);
+            let mut come = BTreeSet::from([0]);
+            for step in steps {
+                let counter = channel.seen.saturating_add_signed(step);
+                let is_kept = channel.seen < counter + BEHIND_MAX;
+                prop_assert_eq!(channel.may_open(counter), is_kept && !come.contains(&counter));
+                if channel.may_open(counter) {
+                    channel.mark(counter);
+                    come.insert(counter);
+                }
+            }
+        }
+    }
 }

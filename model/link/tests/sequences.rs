@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 mod world;
 use abi::link::{FRAME_JUMBO, FRAME_STANDARD, HELLO_BYTES};
-use model_link::{Actions, Aes128Gcm, Cipher, Dropped, Event, Lane, Link, NEVER, Settings};
+use model_link::{Actions, Cipher, Dropped, Event, Lane, Link, NEVER, Settings};
 use world::{KEY, Owner, Pair, Said, Toy, link, settings};
 
 type One<const SLOTS: usize, C = Toy> = (Link<C, Vec<u8>, SLOTS>, Owner);
@@ -228,26 +228,6 @@ fn hellos_go_on() {
         assert!(own.0.deadline() > now && own.0.deadline() - now <= 64_000_000);
         now = own.0.deadline();
     }
-}
-
-/// A frame that so many others overtake is still opened, once.
-#[test]
-fn a_frame_that_127_overtake_is_opened_once() {
-    let (mut a, mut b, now) = joined::<256, Aes128Gcm>(FRAME_STANDARD);
-    let mut frames = Vec::new();
-    for n in 0..129 {
-        a.0.send(Lane::Urgent, [&[n], &[]]).unwrap();
-        frames.append(&mut tick(&mut a, now));
-    }
-    assert_eq!(frames.len(), 129);
-    let opened = b.0.counters.opened;
-    // The last, then those that are 127 and 128 behind it, each twice.
-    for (n, opens) in [(128, 1), (1, 1), (1, 0), (0, 0), (128, 0)] {
-        let before = b.0.counters.opened;
-        take(&mut b, now, vec![frames[n].clone()]);
-        assert_eq!(b.0.counters.opened - before, opens, "frame {n}");
-    }
-    assert_eq!(b.0.counters.opened - opened, 2);
 }
 
 /// A message that waits for credit needs a timeout: the report that gives the credit may be lost.

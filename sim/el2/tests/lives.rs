@@ -61,6 +61,16 @@ fn hosts_come_together_again() {
     }
 }
 
+/// Two and three hosts send each other 1,500 pages each at once, over a network in which hundreds of frames overtake others:
+/// none is dropped.
+#[test]
+fn hosts_are_not_overrun() {
+    for seed in [3, 19, 51, 99] {
+        let life = cluster(seed);
+        assert!(life.contains("Life {"), "{life}");
+    }
+}
+
 /// A host that does not fit stays alone, and the others say why.
 #[test]
 fn a_host_that_does_not_fit_stays_alone() {

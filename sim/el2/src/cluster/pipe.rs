@@ -155,7 +155,9 @@ impl Report {
         writer.word(self.standing.is_some().into());
         if let Some(it) = &self.standing {
             let words = [it.now_ns, it.id, it.runs_until_ns, it.owes_until_ns];
-            let words = words.into_iter().chain([it.probed.into(), it.taken]);
+            let words = words
+                .into_iter()
+                .chain([it.probed.into(), it.taken, it.unheard]);
             let words = words.chain(it.lives);
             words.for_each(|word| writer.word(word));
         }
@@ -208,6 +210,7 @@ fn standing(reader: &mut Reader<'_>) -> Option<Standing> {
         owes_until_ns: reader.word()?,
         probed: reader.word()? as u16,
         taken: reader.word()?,
+        unheard: reader.word()?,
         ..Standing::default()
     };
     for life in &mut standing.lives {

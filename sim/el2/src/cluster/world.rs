@@ -409,6 +409,12 @@ impl World {
         self.hosts[0].standing.map_or(0, |it| it.taken)
     }
 
+    /// Frames that hosts had no token or no room for, in their present starts.
+    pub fn unheard(&self) -> u64 {
+        let standings = self.hosts.iter().filter_map(|host| host.standing);
+        standings.map(|it| it.unheard).sum()
+    }
+
     /// Each host asks each other one for so many messages back.
     pub fn probe_all(&mut self, messages: u32) {
         self.hosts
