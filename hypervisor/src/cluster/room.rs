@@ -46,7 +46,7 @@ const ACK_DELAY_NS: u64 = 500_000;
 /// The first pause between hellos to a host that does not answer; it doubles to 64 times this.
 const HELLO_NS: u64 = 20_000_000;
 
-/// Frames that wait for the next pass.
+/// Frames that wait for the next pass, each before its token.
 pub type Inbox = Waiting<&'static mut [u8], STRIDE, WAITING_MAX>;
 /// Messages that wait for it, each behind the number of its sender.
 pub type Messages = Waiting<Box<[u8]>, MESSAGE_STRIDE, MESSAGES_MAX>;

@@ -23,8 +23,8 @@ const FRAME_MAX: usize = 1518;
 /// Frames taken in one go, if it does not get long before: a full one takes some 2,300 instructions, a stretch has 100,000.
 const FRAMES_AT_ONCE: u32 = 32;
 /// What passes after frames that the link dropped unread, in nanoseconds: a flood of them has no more of a CPU than
-/// [`FRAMES_AT_ONCE`] in that time. The card has no room for more than [`BUFFERS`] meanwhile, and raises no interrupt.
-const REST_NS: u64 = 250_000;
+/// [`FRAMES_AT_ONCE`] in that time. What is sent again after 2 ms, 4 ms and so on does not meet each rest at the same place. The card has no room for more than [`BUFFERS`] meanwhile, and raises no interrupt.
+const REST_NS: u64 = 270_000;
 
 struct Hardware {
     transport: Transport,
@@ -152,12 +152,14 @@ pub fn go_on() -> bool {
 pub fn rest() {
     let until = timer::now() + machine::counts(REST_NS);
     REST_UNTIL.store(until, Ordering::Relaxed);
-    // The interrupt is off, also where the rest is over before this batch is: the card is looked at then.
-    LEFT.store(true, Ordering::Relaxed);
-    due::request_at(until);
     if let Some(card) = CARD.get() {
-        card.lock().receive.queue.set_dev_notify(false);
+        let mut card = card.lock();
+        card.receive.queue.set_dev_notify(false);
+        // It is off, also where the rest is over before this batch is: the card is looked at then. Not before it is off, as
+        // another CPU that finds the last rest over may have turned it on.
+        LEFT.store(true, Ordering::Release);
     }
+    due::request_at(until);
 }
 
 /// Whether the card rests. What comes meanwhile is left.

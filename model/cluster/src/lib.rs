@@ -50,6 +50,26 @@ pub const MESSAGES_AT_ONCE: u32 = 4;
 /// is tried again, in nanoseconds.
 pub const TICK_NS: u64 = 100_000;
 
+/// What a frame that has come was charged to, until it has opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// The budget of frames that name no session which is up.
+    Stranger = 0,
+    /// The budget of those that do.
+    Named = 1,
+}
+
+impl Token {
+    /// Returns the token of that number.
+    pub const fn of(number: u8) -> Self {
+        if number == 0 {
+            Self::Stranger
+        } else {
+            Self::Named
+        }
+    }
+}
+
 /// What a host's owner is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
@@ -157,14 +177,15 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         self.peers
     }
 
-    /// Takes a token for a frame that has come; `false` if too many like it opened nothing of late, so that it is not worth
+    /// Takes a token for a frame that has come; `None` if too many like it opened nothing of late, so that it is not worth
     /// a look. [`Self::frame`] gives the token back if the frame opens.
-    pub fn admit(&mut self, now_ns: u64, frame: &[u8]) -> bool {
-        if self.is_named(frame) {
-            self.named.take(now_ns)
+    pub fn admit(&mut self, now_ns: u64, frame: &[u8]) -> Option<Token> {
+        let (token, is_left) = if self.is_named(frame) {
+            (Token::Named, self.named.take(now_ns))
         } else {
-            self.strangers.take(now_ns)
-        }
+            (Token::Stranger, self.strangers.take(now_ns))
+        };
+        is_left.then_some(token)
     }
 
     /// Returns whether a frame names a session that is up.
@@ -173,8 +194,12 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
     }
 
     /// Takes a frame, which is decrypted in place, or drops it.
-    pub fn frame(&mut self, now_ns: u64, frame: &mut [u8], owner: &mut impl Owner) {
-        let is_named = self.is_named(frame);
+    pub fn frame(
+        &mut self,
+        now_ns: u64,
+        (frame, token): (&mut [u8], Token),
+        owner: &mut impl Owner,
+    ) {
         let from = Prefix::ref_from_prefix(frame).ok();
         let from = from.map(|(prefix, _)| prefix.from);
         let mut peers = self.peers.iter_mut();
@@ -188,10 +213,9 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         let [_, is_kept, _] = End::step(peer, &mut self.membership, owner, (now_ns, event));
         self.kept |= u16::from(is_kept) << peer.host;
         if peer.link.counters.opened != before {
-            if is_named {
-                self.named.give(1);
-            } else {
-                self.strangers.give(1);
+            match token {
+                Token::Named => self.named.give(1),
+                Token::Stranger => self.strangers.give(1),
             }
             peer.bytes[1] += bytes;
             peer.probes.waits = false;

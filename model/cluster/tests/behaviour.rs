@@ -6,7 +6,9 @@ mod world;
 
 use abi::cluster::PROTOCOL;
 use abi::link::{BULK_MAX, ETHERTYPE, HELLO, Prefix, SEALED, Sealed, URGENT_MAX, VERSION};
-use model_cluster::{Change, MESSAGES_AT_ONCE, NAMED_MAX, News, STRANGE_EVERY_NS, STRANGE_MAX};
+use model_cluster::{
+    Change, MESSAGES_AT_ONCE, NAMED_MAX, News, STRANGE_EVERY_NS, STRANGE_MAX, Token,
+};
 use model_link::Refused;
 use model_membership::Unfit;
 use world::{Host, MS, Plan, World};
@@ -167,20 +169,24 @@ fn a_flood_makes_a_host_deaf_for_a_while() {
     for (n, bytes) in frames.into_iter().enumerate() {
         let mut frame = bytes.to_vec();
         frame.resize(80, 0);
-        let most = if n == 3 { NAMED_MAX } else { STRANGE_MAX };
+        let (most, token) = match n {
+            3 => (NAMED_MAX, Token::Named),
+            _ => (STRANGE_MAX, Token::Stranger),
+        };
         // Those that wait count, also before they are looked at, and nothing comes of any.
         for _ in 0..most {
-            assert!(node.admit(now, &frame));
+            assert_eq!(node.admit(now, &frame), Some(token));
         }
-        assert!(!node.admit(now, &frame));
+        assert_eq!(node.admit(now, &frame), None);
         for _ in 0..most {
-            node.frame(now, &mut frame, said);
+            node.frame(now, (&mut frame, token), said);
         }
         // The peer is heard whatever strangers send.
-        let heard = frames.map(|bytes| node.admit(now, bytes));
+        let heard = frames.map(|bytes| node.admit(now, bytes).is_some());
         assert_eq!(heard, [n == 3, n == 3, n == 3, n != 3]);
         now += STRANGE_EVERY_NS;
-        assert!(node.admit(now, &frame) && !node.admit(now, &frame));
+        let [first, second] = [0, 1].map(|_| node.admit(now, &frame));
+        assert_eq!((first, second), (Some(token), None));
         now += most * STRANGE_EVERY_NS;
     }
     assert!(world.is_in(0, 1));

@@ -157,6 +157,54 @@ fn frames_that_change_places_are_not_sent_again() {
     assert_eq!(a.0.counters.resent, 0);
 }
 
+/// A piece is lost once a frame that was sent three later has come, and not before.
+#[test]
+fn a_frame_that_three_overtake_is_lost() {
+    for overtake in 1..=4_u8 {
+        let (mut a, mut b, now) = joined::<8, Toy>(FRAME_STANDARD);
+        for n in 0..=overtake {
+            a.0.send(Lane::Urgent, [&[n], &[]]).unwrap();
+            let frames = tick(&mut a, now);
+            if n > 0 {
+                take(&mut b, now, frames);
+            }
+        }
+        let reports = tick(&mut b, now);
+        take(&mut a, now + 100, reports);
+        tick(&mut a, now + 100);
+        assert_eq!(a.0.counters.resent, u64::from(overtake >= 3), "{overtake}");
+    }
+}
+
+/// A timeout says nothing of the pieces behind the first.
+#[test]
+fn one_piece_is_sent_again_after_a_timeout() {
+    let (mut a, _, now) = joined::<8, Toy>(FRAME_STANDARD);
+    for n in 0..5 {
+        a.0.send(Lane::Urgent, [&[n], &[]]).unwrap();
+        tick(&mut a, now);
+    }
+    let later = a.0.deadline();
+    assert!(later > now && tick(&mut a, later).len() == 1);
+    assert_eq!(a.0.counters.resent, 1);
+}
+
+/// Who sends a piece again has missed its acknowledgement, and waits for no delay.
+#[test]
+fn a_repeated_piece_is_answered_at_once() {
+    let (mut a, mut b, now) = joined::<8, Toy>(FRAME_STANDARD);
+    a.0.send(Lane::Urgent, [&[1], &[]]).unwrap();
+    let frames = tick(&mut a, now);
+    take(&mut b, now, frames);
+    let lost = b.0.deadline();
+    assert!(lost > now && tick(&mut b, lost).len() == 1);
+    assert_eq!(b.0.deadline(), NEVER);
+    let later = a.0.deadline();
+    let frames = tick(&mut a, later);
+    take(&mut b, later, frames);
+    assert_eq!(b.0.deadline(), 0);
+}
+
 /// One message there and its acknowledgement back, within 100 ns.
 fn exchange(a: &mut One<8>, b: &mut One<8>, now: u64) {
     a.0.send(Lane::Urgent, [&[1], &[]]).unwrap();
@@ -210,12 +258,39 @@ fn timeouts_are_neither_too_short_nor_too_long() {
         a.0.deadline() - now <= 2 * wait,
         "an answer ends the doubling"
     );
+    let mut longest = 0;
     for _ in 0..100 {
         let next = a.0.deadline();
-        assert!(next >= now + 20_000 && next <= now + 1_000_000_000);
+        assert!(next >= now + 20_000);
+        longest = longest.max(next - now);
         now = next;
         tick(&mut a, now);
     }
+    assert_eq!(
+        longest, 100_000_000,
+        "after a cut, a peer is heard within 0.1 s"
+    );
+}
+
+/// Where a round trip is longer than doubled timeouts may be, nothing is sent again before an answer can come.
+#[test]
+fn timeouts_are_longer_than_round_trips() {
+    let (mut a, mut b, mut now) = joined::<8, Toy>(FRAME_STANDARD);
+    for _ in 0..40 {
+        a.0.send(Lane::Urgent, [&[1], &[]]).unwrap();
+        let frames = tick(&mut a, now);
+        take(&mut b, now, frames);
+        now += 1_000_000;
+        let frames = tick(&mut b, now);
+        now += 150_000_000;
+        take(&mut a, now, frames);
+    }
+    a.0.send(Lane::Urgent, [&[1], &[]]).unwrap();
+    tick(&mut a, now);
+    assert!(a.0.deadline() - now > 150_000_000);
+    now = a.0.deadline();
+    tick(&mut a, now);
+    assert!(a.0.deadline() - now > 150_000_000, "it was doubled");
 }
 
 /// Hellos to nobody come at least each 64 intervals.

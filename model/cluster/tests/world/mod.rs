@@ -240,11 +240,12 @@ impl World {
                 let host = &mut self.hosts[to];
                 let clock = host.clock(self.now);
                 let before = host.said.messages.len();
-                if !host.node.admit(clock, &frame) {
+                let Some(token) = host.node.admit(clock, &frame) else {
                     self.unread += 1;
                     continue;
-                }
-                host.node.frame(clock, &mut frame, &mut host.said);
+                };
+                let frame = (&mut frame[..], token);
+                host.node.frame(clock, frame, &mut host.said);
                 host.note_view();
                 let brought = host.said.messages.len() - before;
                 self.most_at_once = self.most_at_once.max(brought);
