@@ -1,7 +1,7 @@
 //! Messages between the hosts of one VM that keep its pages coherent (`model/coherence`).
 //!
 //! ```text
-//!  Message, 40 bytes | nothing, a page (Data, Full), or operations (Tlbi)
+//!  Message, 40 bytes | nothing, a page (Data, Full), what changed in it (Data, Changes), or operations (Tlbi)
 //! ```
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -13,7 +13,7 @@ pub const PAGE_BYTES: usize = 4096;
 pub const OPERATIONS_MAX: usize = 56;
 
 /// What hosts can leave out of the protocol, all of one VM alike: without all of it, it is IVY's.
-pub const SWITCHES: [&str; 7] = [
+pub const SWITCHES: [&str; 8] = [
     "versions",
     "zero",
     "lazy-tlbi",
@@ -21,6 +21,7 @@ pub const SWITCHES: [&str; 7] = [
     "companions",
     "hold",
     "push",
+    "changes",
 ];
 
 /// Those that are left out where nothing is said, a bit each: what is pushed costs more than it saves (docs/span.md).
@@ -89,6 +90,8 @@ pub enum Form {
     Zero = 1,
     /// The page follows the message.
     Full = 2,
+    /// What changed since the version that the requester has follows the message (`model_coherence::changes`).
+    Changes = 3,
 }
 
 /// Beginning of every message. Fields that a kind does not need are those of the request that it belongs to, or zero.
@@ -117,7 +120,8 @@ pub struct Message {
     pub life: U32,
     /// Version of the bytes that the requester has, or gets; 0 if it has none.
     pub version: U64,
-    /// Time at which the instruction that waits first faulted, in nanoseconds of the guest's counter.
+    /// Time at which the instruction that waits first faulted, in nanoseconds of the guest's counter. Of [`Form::Changes`],
+    /// the version that they follow.
     pub since: U64,
     /// The guest's counter at the sender when the message left; 0 until then.
     pub count: U64,

@@ -10,29 +10,33 @@
 //! A page that is not written here has [`Reasons::COHERENT`], and one that is not read here [`Reasons::HIDDEN`], so that a
 //! fault ends as `Filled::Held`. All pages have both as they get frames, as no message asks for that of untouched ones.
 
+mod earlier;
+mod hands;
+
 use super::{STATE, State, room};
 use crate::machine::{self, cpu, due};
-use crate::memory::{Access as Use, AddressSpace, Filled, frames};
+use crate::memory::AddressSpace;
 use crate::vcpu::{Vcpu, attention, sched};
 use abi::Text;
 use abi::bundle::VmRecord;
-use abi::coherence::{OPERATIONS_MAX, Operation, WITHOUT};
+use abi::coherence::{Form, WITHOUT};
 use abi::control::code;
 use abi::span::HOSTS_MAX as HOSTS;
 use alloc::{boxed::Box, sync::Arc};
-use arch::{cache, guest, timer, tlb};
+use arch::{timer, tlb};
 use core::fmt;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use earlier::{Earlier, words};
+use hands::{Behind, Hands};
 use heapless::{Deque, Vec};
-use model_addr::{FRAME_SIZE, Gfn, Mfn, VmId};
+use model_addr::{FRAME_SIZE, Gfn, VmId};
 use model_coherence::{
-    Access, Actions, Broken, Event, Host, Message, NO_PAGE, Page, Settings, Switches, Tail,
-    held_max,
+    Access, Actions, Broken, Event, Host, Message, NO_PAGE, Page, Settings, Switches,
+    changes::Words, held_max,
 };
 use model_control::Refusal;
 use model_link::Refused;
-use model_pmap::Reasons;
 use model_span::Layout;
 use room::{Messages, Pages};
 use zerocopy::IntoBytes;
@@ -94,40 +98,19 @@ enum Why {
 /// The VM's hosts as [`model_coherence`] numbers them: number in the cluster, and name.
 type Members = Vec<(u8, Text<24>), HOSTS>;
 
-/// What follows a message.
-#[derive(Clone, Copy, Debug)]
-enum Behind {
-    Nothing,
-    Page(u32),
-    Operations,
-}
-
 /// The VM's memory on this host.
 pub struct Memory {
     coherence: Host<Pages, HOSTS, SLOTS, HELD>,
     hands: Option<Hands>,
     inbox: Messages,
     /// Where a page is read to before the link copies it.
-    page: Box<[u8]>,
+    page: Box<Words>,
     /// Where each vCPU was that missed.
     pcs: [u64; SLOTS],
     vcpus: usize,
     members: Members,
     runs: bool,
     why: Option<Why>,
-}
-
-/// What the decisions are done with.
-struct Hands {
-    vm: Arc<dyn Spanned>,
-    backlog: Deque<(u8, Message, Behind), HELD>,
-    /// Of the invalidation that is in the backlog: there is one at most.
-    operations: Vec<Operation, OPERATIONS_MAX>,
-    /// Pages of which the readers are waiting to be given them again, and when they are.
-    written: Deque<(u32, u64), WRITTEN_MAX>,
-    first: Gfn,
-    resumed: u32,
-    has_failed: bool,
 }
 
 /// Takes what a VM of that layout needs on this host, where it is not there already for another. Gives the host's number.
@@ -192,6 +175,8 @@ pub fn enter(vm: Arc<dyn Spanned>) {
         memory.hands = Some(Hands {
             first: vm.space().range().start.frame(),
             vm,
+            // Without it, all of each page is sent.
+            earlier: Earlier::new(),
             backlog: Deque::new(),
             operations: Vec::new(),
             written: Deque::new(),
@@ -292,7 +277,7 @@ impl Memory {
     fn new(settings: Settings<HOSTS>, members: Members) -> Option<Box<Self>> {
         let pages = Pages::new(settings.pages as usize, |n| Page::first(&settings, n))?;
         let inbox = Messages::of(room::bytes(room::MESSAGES_BYTES)?);
-        let page = room::bytes(FRAME_SIZE as usize)?;
+        let page = words()?;
         Some(Box::new(Self {
             coherence: Host::of(settings, pages)?,
             hands: None,
@@ -415,20 +400,27 @@ impl State {
         };
         while let (None, Some((to, message, behind))) = (memory.why, hands.backlog.front()) {
             let count = hands.vm.count().into();
-            let message = Message { count, ..*message };
-            let tail = match *behind {
+            let mut message = Message { count, ..*message };
+            let (to, behind) = (*to, *behind);
+            if let Behind::Page(page) | Behind::Changes(page, _) = behind
+                && !hands.read(page, memory.page.as_mut_bytes())
+            {
+                return memory.end(Why::NoMemory);
+            }
+            let tail = match behind {
                 Behind::Nothing => &[],
-                Behind::Page(page) => match hands.frame(page) {
-                    Some(frame) => {
-                        cache::clean_to_coherency(frame.address(), FRAME_SIZE);
-                        frames::ram(frame, 1).read(0, &mut memory.page);
-                        &memory.page[..]
-                    }
-                    None => return memory.end(Why::NoMemory),
-                },
+                Behind::Page(_) => memory.page.as_bytes(),
+                Behind::Changes(page, since) => {
+                    let earlier = hands.earlier.as_mut();
+                    let changes = earlier.and_then(|it| it.changes(page, since, &memory.page));
+                    changes.unwrap_or_else(|| {
+                        message.form = Form::Full;
+                        memory.page.as_bytes()
+                    })
+                }
                 Behind::Operations => hands.operations.as_bytes(),
             };
-            let (host, name) = memory.members[usize::from(*to)];
+            let (host, name) = memory.members[usize::from(to)];
             match cluster.send(host, [message.as_bytes(), tail]) {
                 Ok(()) => _ = hands.backlog.pop_front(),
                 Err(Refused::Full) => break,
@@ -449,133 +441,5 @@ impl State {
                 sched::wake(vcpu.entity);
             }
         }
-    }
-}
-
-impl Hands {
-    /// Why the VM cannot go on behind a step, if it cannot.
-    fn why(&self, done: Result<(), Broken>) -> Option<Why> {
-        let broken = done.err().map(Why::Broken);
-        self.has_failed.then_some(Why::NoMemory).or(broken)
-    }
-
-    /// The guest's counter shows what a message's sender knows of; the rest as for [`Spanned::reaches`].
-    fn reaches(&self, message: &[u8]) -> Option<bool> {
-        let message = Message::parse(message).map(|(message, _)| message);
-        let of_this = message.filter(|it| it.life.get() == self.vm.life());
-        of_this.map_or(Some(true), |it| self.vm.reaches(it.count.get()))
-    }
-
-    /// The frame behind a page, which gets one if it has none.
-    fn frame(&self, page: u32) -> Option<Mfn> {
-        let gfn = self.first.add(page.into());
-        let space = self.vm.space();
-        loop {
-            if let Some(frame) = space.entry(gfn).frame() {
-                return Some(frame);
-            }
-            let node = cpu::this().node;
-            match space.fill(gfn.address(), node, Use::Read) {
-                Filled::Done | Filled::Held(_) => {}
-                Filled::NoMemory if frames::may_be_reserved() => {}
-                _ => return None,
-            }
-        }
-    }
-
-    fn call(&self, vcpu: usize, bits: u32) {
-        if let Some(vcpu) = self.vm.vcpus().get(vcpu) {
-            vcpu.call(bits);
-        }
-    }
-}
-
-impl Actions for Hands {
-    fn protect(&mut self, page: u32, access: Access) -> bool {
-        let pages = [self.first.add(page.into())];
-        let taken = match access {
-            Access::None => Reasons::COHERENT | Reasons::HIDDEN,
-            Access::Read => Reasons::COHERENT,
-            Access::Write | Access::Zero => Reasons::empty(),
-        };
-        let mut maps = self.vm.space().maps();
-        let entry = maps.entry(pages[0]);
-        if !entry.reasons.contains(taken) {
-            maps.restrict(&pages, taken);
-        }
-        let given = (Reasons::COHERENT | Reasons::HIDDEN).difference(taken);
-        if entry.reasons.intersects(given) {
-            maps.lift(pages[0], given);
-        }
-        // What has no frame was not touched, and what was held could not be written.
-        entry.frame().is_some() && !entry.reasons.contains(Reasons::COHERENT)
-    }
-
-    fn fill(&mut self, page: u32, bytes: Option<&[u8]>) {
-        let Some(frame) = self.frame(page) else {
-            self.has_failed = true;
-            return;
-        };
-        match bytes {
-            Some(bytes) => frames::ram(frame, 1).write(0, bytes),
-            None => frames::ram(frame, 1).zero(0, FRAME_SIZE as usize),
-        }
-        // A guest may have its caches off, and executes what comes.
-        cache::publish(frame.address(), FRAME_SIZE);
-    }
-
-    fn is_zero(&mut self, page: u32) -> bool {
-        let Some(frame) = self.frame(page) else {
-            self.has_failed = true;
-            return false;
-        };
-        let mut piece = [0_u8; 256];
-        let mut pieces = (0..FRAME_SIZE).step_by(piece.len());
-        pieces.all(|at| {
-            frames::ram(frame, 1).read(at, &mut piece);
-            let (words, _) = piece.as_chunks();
-            words.iter().all(|word| u64::from_ne_bytes(*word) == 0)
-        })
-    }
-
-    fn life(&self) -> u32 {
-        self.vm.life()
-    }
-
-    fn send(&mut self, to: u8, message: &Message, tail: Tail<'_>) {
-        let behind = match tail {
-            Tail::None => Behind::Nothing,
-            Tail::Page(page) => Behind::Page(page),
-            Tail::Operations(operations) => {
-                self.operations.clear();
-                let _ = self.operations.extend_from_slice(operations);
-                Behind::Operations
-            }
-        };
-        self.has_failed |= self.backlog.push_back((to, *message, behind)).is_err();
-    }
-
-    fn resume(&mut self, vcpu: usize, _is_zeroed: bool) {
-        self.resumed |= 1 << vcpu;
-        if vcpu == self.vm.vcpus().len() {
-            self.vm.put_off_device_work();
-        } else {
-            self.call(vcpu, attention::PAGE);
-        }
-    }
-
-    fn written(&mut self, page: u32) {
-        let quiet_at = super::now_ns().saturating_add(QUIET_NS);
-        // Without room, they ask for it.
-        let _ = self.written.push_back((page, quiet_at));
-    }
-
-    fn kick(&mut self, vcpu: usize) {
-        self.call(vcpu, attention::LEASE);
-    }
-
-    fn invalidate(&mut self, _operations: &[Operation]) {
-        let vmid = self.vm.space().vmid();
-        guest::with_vmid(vmid, || tlb::flush_vmid(tlb::Reaches::AllCpus));
     }
 }

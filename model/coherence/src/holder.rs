@@ -175,8 +175,12 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
             answer.form = match () {
                 () if version == message.version.get() || overwrites => Form::None,
                 () if switches.zero && actions.is_zero(n) => Form::Zero,
+                () if switches.changes && message.version.get() != 0 => Form::Changes,
                 () => Form::Full,
             };
+            if answer.form == Form::Changes {
+                answer.since = message.version;
+            }
             answer.version = version.into();
         }
         self.send(message.host, answer, actions)

@@ -138,6 +138,10 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
         };
         if message.slot == PUSH {
             self.pushing &= !bit(message.host);
+            // It asked for the page with the version that it had before.
+            let requests = self.requests[usize::from(message.host)].iter_mut();
+            let waiting = requests.flatten().filter(|r| number(&r.message) == n);
+            waiting.for_each(|request| request.message.version = 0.into());
         }
         let asked = request.map_or(read, |request| request.message);
         let pushes = self.settings.switches.push;

@@ -32,6 +32,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod changes;
 mod holder;
 mod home;
 pub mod intent;
@@ -110,6 +111,8 @@ pub struct Switches {
     pub hold: bool,
     /// A page that its owner has done with is given to those that read it before ([`Event::Quiet`]).
     pub push: bool,
+    /// A host that has an earlier version is sent what changed since.
+    pub changes: bool,
 }
 
 impl Switches {
@@ -126,6 +129,7 @@ impl Switches {
             companions: bits & 1 << 4 == 0,
             hold: bits & 1 << 5 == 0,
             push: bits & 1 << 6 == 0,
+            changes: bits & 1 << 7 == 0,
         }
     }
 }
@@ -304,6 +308,8 @@ pub enum Tail<'a> {
     None,
     /// The bytes of that page.
     Page(u32),
+    /// What changed in that page since it had that version.
+    Changes(u32, u64),
     /// Operations of a [`Kind::Tlbi`].
     Operations(&'a [Operation]),
 }
@@ -315,11 +321,18 @@ pub trait Actions {
     fn protect(&mut self, page: u32, access: Access) -> bool;
     /// Replaces the bytes of a page, by zeroes if there are none. No vCPU can write it then.
     fn fill(&mut self, page: u32, bytes: Option<&[u8]>);
+    /// A page of that version is about to be written here: what it is now may be remembered, for [`Tail::Changes`].
+    fn remember(&mut self, _page: u32, _version: u64) {}
+    /// Replaces those bytes of a page that changed; `false` if `changes` are no such thing. No vCPU can write it then.
+    fn change(&mut self, _page: u32, _changes: &[u8]) -> bool {
+        false
+    }
     /// Returns whether all bytes of the page are zero. No vCPU can write it then.
     fn is_zero(&mut self, page: u32) -> bool;
     /// Returns the number of the VM's life, by which messages of another are known. 0 is none.
     fn life(&self) -> u32;
-    /// Queues a message for that host. A link with room for as many messages as there can be never refuses.
+    /// Queues a message for that host. A link with room for as many messages as there can be never refuses. Who does not
+    /// remember the version of [`Tail::Changes`] sends the page, with [`Form::Full`].
     fn send(&mut self, to: u8, message: &Message, tail: Tail<'_>);
     /// Lets a vCPU go on. `is_zeroed` says that its page was overwritten with zeroes, so its instructions that do this
     /// are to be skipped; otherwise the access is tried again.

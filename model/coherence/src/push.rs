@@ -69,7 +69,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
         } else {
             0
         };
-        if self.state(n) != State::Invalid || message.form == Form::None || tail.len() != bytes {
+        let is_whole = has_bytes || message.form == Form::Zero;
+        if self.state(n) != State::Invalid || !is_whole || tail.len() != bytes {
             return Ok(false);
         }
         actions.fill(n, has_bytes.then_some(tail));

@@ -106,14 +106,23 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
         let is_sound = match (message.kind, message.form) {
             (Kind::Grant, _) => is_ours,
             (_, Form::None) => !is_ours && (!needs_bytes || version == message.version.get()),
+            (_, Form::Changes) => !is_ours && version != 0 && version == message.since.get(),
             _ => !is_ours && tail.len() == if bytes { self.settings.page_bytes } else { 0 },
         };
         if !is_sound {
             return Ok(false);
         }
         if message.kind == Kind::Data {
-            if message.form != Form::None {
-                actions.fill(n, bytes.then_some(tail));
+            let is_changed = match message.form {
+                Form::None => true,
+                Form::Changes => actions.change(n, tail),
+                Form::Zero | Form::Full => {
+                    actions.fill(n, bytes.then_some(tail));
+                    true
+                }
+            };
+            if !is_changed {
+                return Ok(false);
             }
             self.page(n).version = message.version.get();
         }
@@ -162,10 +171,12 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
             Access::Read if !is_owner => State::Shared,
             _ => State::Modified,
         };
-        let access = page.state.access();
+        let (access, version) = (page.state.access(), page.version);
         if open.access == Access::Zero {
             page.version = page.version.saturating_add(1);
             actions.fill(n, None);
+        } else if access == Access::Write && self.settings.switches.changes {
+            actions.remember(n, version);
         }
         actions.protect(n, access);
         let until_ns = now_ns.saturating_add(self.settings.lease_ns);

@@ -137,11 +137,10 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
 
 /// Sends a message with what follows it: `None` stands for the page, where it has one.
 fn transmit(to: u8, mut message: Message, tail: Option<Tail<'_>>, actions: &mut impl Actions) {
-    let has_bytes = message.kind == Kind::Data && message.form == Form::Full;
-    let page = if has_bytes {
-        Tail::Page(number(&message))
-    } else {
-        Tail::None
+    let page = match (message.kind, message.form) {
+        (Kind::Data, Form::Full) => Tail::Page(number(&message)),
+        (Kind::Data, Form::Changes) => Tail::Changes(number(&message), message.since.get()),
+        _ => Tail::None,
     };
     message.life = actions.life().into();
     actions.send(to, &message, tail.unwrap_or(page));

@@ -87,6 +87,7 @@ const IVY: Switches = Switches {
     companions: false,
     hold: false,
     push: false,
+    changes: false,
 };
 
 #[test]
@@ -102,6 +103,33 @@ fn equal_versions_send_no_bytes() {
         forms(Switches { versions, ..IVY }),
         [Form::Full, Form::None]
     );
+}
+
+#[test]
+fn hosts_with_an_earlier_version_are_sent_what_changed() {
+    let scripts: [(usize, &[Op]); 2] = [
+        (1, &[Op::Load(X), Op::Load(X), Op::Add(X)]),
+        (0, &[Op::Store(X, 7), Op::Load(X)]),
+    ];
+    let forms = |switches| {
+        let mut line = Line::<2>::new(&scripts, &[0], switches);
+        // Read by the one, written by the other, read and written by the one, read by the other.
+        for vcpu in [0, 1, 0, 0, 1] {
+            line.run(vcpu);
+        }
+        let data = line.sent.iter().filter(|it| it.kind == Kind::Data);
+        let forms: Vec<_> = data.map(|message| message.form).collect();
+        assert_eq!(line.world.vcpus[0].registers, [1, 7, 7]);
+        assert_eq!(line.world.vcpus[1].registers, [8]);
+        forms
+    };
+    let versions = true;
+    let without = Switches { versions, ..IVY };
+    let [full, none, changed] = [Form::Full, Form::None, Form::Changes];
+    assert_eq!(forms(without), [full, full, none, full]);
+    let changes = true;
+    let with = Switches { changes, ..without };
+    assert_eq!(forms(with), [full, changed, none, changed]);
 }
 
 #[test]
@@ -403,4 +431,39 @@ fn bytes_that_nobody_asked_for_end_the_session() {
     ] {
         assert_eq!(told(message, &[]), answer, "{message:?}");
     }
+}
+
+/// What changed is of use to whoever has the version that it follows.
+#[test]
+fn changes_of_another_version_end_the_session() {
+    let scripts: [(usize, &[Op]); 2] = [(1, &[Op::Load(X), Op::Load(X)]), (0, &[Op::Store(X, 7)])];
+    for (since, answer) in [
+        (1, Ok(())),
+        (0, unexpected(Kind::Data)),
+        (2, unexpected(Kind::Data)),
+    ] {
+        let mut line = Line::<2>::new(&scripts, &[0], Switches::ALL);
+        line.run(0);
+        line.run(1);
+        // Its request is open, and it keeps the first version.
+        line.world.run(0, 0);
+        let node = &mut line.world.nodes[1];
+        assert_eq!(node.core.version(0), 1);
+        let changes = Message {
+            form: Form::Changes,
+            access: Access::Read,
+            version: 2.into(),
+            since: since.into(),
+            ..message(Kind::Data, 1, 0)
+        };
+        let bytes = [changes.as_bytes(), &[1; WORDS], &[7; WORDS]].concat();
+        let event = Event::Message(0, &bytes);
+        assert_eq!(node.core.step(0, event, &mut node.machine), answer);
+    }
+    let pushed = Message {
+        form: Form::Changes,
+        access: Access::Read,
+        ..with_slot(u8::MAX, message(Kind::Data, 1, 0))
+    };
+    assert_eq!(told(pushed, &[]), unexpected(Kind::Data));
 }

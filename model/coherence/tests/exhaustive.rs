@@ -302,6 +302,7 @@ const BOTH: [Switches; 2] = [
         companions: false,
         hold: false,
         push: false,
+        changes: false,
     },
 ];
 

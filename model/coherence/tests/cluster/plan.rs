@@ -44,6 +44,7 @@ impl Plan {
             companions: switch(),
             hold: switch(),
             push: switch(),
+            changes: switch(),
         };
         let bad = random.below(4) as u64;
         let at = random.within(0, 3_000_000);

@@ -5,7 +5,7 @@
 pub mod random;
 pub mod reference;
 
-use abi::coherence::{Access, Kind, Message};
+use abi::coherence::{Access, Form, Kind, Message};
 use model_coherence::{
     Actions, Broken, Event, Host, NO_PAGE, Page, Settings, State, Switches, Tail,
 };
@@ -128,6 +128,8 @@ pub struct Machine {
     pub sent: Vec<(u8, Vec<u8>)>,
     pub resumed: Vec<(usize, bool)>,
     pub kicked: Vec<usize>,
+    /// What pages were when they were written last, with their versions.
+    pub remembered: Vec<(u64, [u8; WORDS])>,
 }
 
 impl Machine {
@@ -159,6 +161,23 @@ impl Actions for Machine {
         self.memory[page as usize] = bytes.try_into().unwrap();
     }
 
+    fn remember(&mut self, page: u32, version: u64) {
+        assert_ne!(self.allowed[page as usize], Access::Write, "may change");
+        let page = page as usize;
+        let pages = self.memory.len();
+        self.remembered.resize(pages, (0, [0; WORDS]));
+        self.remembered[page] = (version, self.memory[page]);
+    }
+
+    fn change(&mut self, page: u32, changes: &[u8]) -> bool {
+        assert!(self.allowed[page as usize] as u8 <= Access::Read as u8);
+        // Whoever has the version that they follow has its bytes.
+        let (old, new) = changes.split_at(WORDS);
+        assert_eq!(self.memory[page as usize], old, "of another version");
+        self.memory[page as usize] = new.try_into().unwrap();
+        true
+    }
+
     fn is_zero(&mut self, page: u32) -> bool {
         self.memory[page as usize] == [0; WORDS]
     }
@@ -173,6 +192,20 @@ impl Actions for Machine {
             Tail::None => {}
             Tail::Page(page) => {
                 assert_ne!(self.allowed[page as usize], Access::Write, "may change");
+                bytes.extend(self.memory[page as usize]);
+            }
+            Tail::Changes(page, since) => {
+                assert_ne!(self.allowed[page as usize], Access::Write, "may change");
+                let remembered = self.remembered.get(page as usize);
+                let form = match remembered.filter(|(version, _)| *version == since) {
+                    Some((_, old)) => {
+                        bytes.extend(old);
+                        Form::Changes
+                    }
+                    None => Form::Full,
+                };
+                let message = Message { form, ..*message };
+                bytes[..size_of::<Message>()].copy_from_slice(message.as_bytes());
                 bytes.extend(self.memory[page as usize]);
             }
             Tail::Operations(operations) => bytes.extend(operations.as_bytes()),

@@ -3,7 +3,9 @@
 use crate::input::Input;
 use abi::coherence::{Access, Message};
 use abi::link::{BULK_MAX, URGENT_MAX};
-use model_coherence::{Actions, Event, Host, Operation, Page, Settings, State, Switches, Tail};
+use model_coherence::{
+    Actions, Event, Host, Operation, Page, Settings, State, Switches, Tail, changes,
+};
 
 const HOSTS: usize = 3;
 const SLOTS: usize = 4;
@@ -29,6 +31,11 @@ impl Actions for Machine {
         assert!((page as usize) < PAGES && bytes.is_none_or(|bytes| bytes.len() == PAGE_BYTES));
     }
 
+    fn change(&mut self, page: u32, changes: &[u8]) -> bool {
+        assert!((page as usize) < PAGES && self.allowed[page as usize] < Access::Write as u8);
+        changes::read(changes).is_some()
+    }
+
     fn is_zero(&mut self, page: u32) -> bool {
         page == 2
     }
@@ -43,6 +50,10 @@ impl Actions for Machine {
             Tail::None => (0, URGENT_MAX),
             Tail::Page(page) => {
                 assert!(self.allowed[page as usize] < Access::Write as u8);
+                (abi::coherence::PAGE_BYTES, BULK_MAX)
+            }
+            Tail::Changes(page, since) => {
+                assert!(self.allowed[page as usize] < Access::Write as u8 && since != 0);
                 (abi::coherence::PAGE_BYTES, BULK_MAX)
             }
             Tail::Operations(operations) => (8 * operations.len(), URGENT_MAX),
@@ -83,6 +94,7 @@ pub fn coherence_message(data: &[u8]) {
             companions: switches & 16 != 0,
             hold: switches & 32 != 0,
             push: switches & 64 != 0,
+            changes: switches & 128 != 0,
         },
     };
     let pages = [Page::default(); PAGES];

@@ -43,7 +43,7 @@ fn hosts_are_checked_with_what_is_shared_out() {
     one(
         "cpus = 2\nhosts = 2\ncoherence = [\"zero\", \"zeal\"]",
         "'coherence' has no 'zeal'",
-        "use some of versions, zero, lazy-tlbi, burst, companions, hold, push",
+        "use some of versions, zero, lazy-tlbi, burst, companions, hold, push, changes",
     );
     one(
         "cpus = 2\nhosts = 2\ncoherence = \"none\"",
@@ -81,9 +81,9 @@ fn what_is_left_out_of_the_protocol_is_by_name() {
     for (word, without) in [
         ("'best'", abi::coherence::WITHOUT),
         ("'all'", 0),
-        ("'ivy'", 0b111_1111),
-        ("[]", 0b111_1111),
-        ("['versions', 'push']", 0b011_1110),
+        ("'ivy'", 0b1111_1111),
+        ("[]", 0b1111_1111),
+        ("['versions', 'push']", 0b1011_1110),
     ] {
         let lines = format!("cpus = 2\nhosts = 2\ncoherence = {word}");
         assert_eq!(

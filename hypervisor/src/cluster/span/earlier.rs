@@ -1,0 +1,66 @@
+//! Pages as they were before they were written here, so that other hosts are sent what changed.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use model_coherence::changes::{self, CHANGES_MAX, Words};
+use zerocopy::IntoBytes;
+
+/// Pages that are remembered, each in the place of its number modulo this: 1 MiB.
+const PLACES: usize = 256;
+
+/// Which page is in a place, and its version.
+type Name = (u32, u64);
+
+/// Pages that are remembered.
+pub struct Earlier {
+    /// Those in use, which are none without memory.
+    names: Vec<Name>,
+    pages: Vec<Box<Words>>,
+    /// Where changes are written before the link copies them.
+    changes: Box<[u64; CHANGES_MAX]>,
+}
+
+impl Earlier {
+    /// Makes an empty one; `None` without memory.
+    pub fn new() -> Option<Self> {
+        let mut pages = Vec::new();
+        pages.try_reserve_exact(PLACES).ok()?;
+        for _ in 0..PLACES {
+            pages.push(words()?);
+        }
+        let mut names = Vec::new();
+        names.try_reserve_exact(PLACES).ok()?;
+        names.resize(PLACES, (0, 0));
+        let changes = words()?;
+        Some(Self {
+            names,
+            pages,
+            changes,
+        })
+    }
+
+    /// Remembers a page, which `read` reads.
+    pub fn remember(&mut self, page: u32, version: u64, read: impl FnOnce(&mut [u8])) {
+        let place = page as usize % PLACES;
+        self.names[place] = (page, version);
+        read(self.pages[place].as_mut_bytes());
+    }
+
+    /// Returns what changed in a page since that version; `None` where that is not remembered, or the page is no longer.
+    pub fn changes(&mut self, page: u32, since: u64, now: &Words) -> Option<&[u8]> {
+        let place = page as usize % PLACES;
+        if self.names[place] != (page, since) {
+            return None;
+        }
+        let words = changes::write(&self.pages[place], now, &mut self.changes)?;
+        Some(self.changes[..words].as_bytes())
+    }
+}
+
+/// Zeroed words on the heap.
+pub fn words<const N: usize>() -> Option<Box<[u64; N]>> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(N).ok()?;
+    words.resize(N, 0);
+    words.into_boxed_slice().try_into().ok()
+}

@@ -1,0 +1,54 @@
+//! What changed in a page makes the new one of the old one, and nothing that a peer says leads beyond a page.
+
+#![allow(clippy::unwrap_used)]
+
+use model_coherence::changes::{CHANGES_MAX, LINE, LINES_MAX, WORDS, Words, read, write};
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+
+fn page(words: &[(usize, u64)], of: &Words) -> Words {
+    let mut page = *of;
+    for (at, word) in words {
+        page[at % WORDS] = *word;
+    }
+    page
+}
+
+fn words(most: usize) -> impl Strategy<Value = Vec<(usize, u64)>> {
+    prop::collection::vec((any::<usize>(), any::<u64>()), 0..most)
+}
+
+proptest! {
+    /// Whoever has the old page comes to have the new one.
+    #[test]
+    fn changes_make_the_new_page(first in words(40), few in words(9), many in words(200), is_wide: bool) {
+        let old = page(&first, &[0; WORDS]);
+        let new = page(if is_wide { &many } else { &few }, &old);
+        let differ = old.chunks(LINE).zip(new.chunks(LINE)).filter(|(old, new)| old != new);
+        let differ = differ.count();
+        let mut changes = [0; CHANGES_MAX];
+        let length = write(&old, &new, &mut changes);
+        prop_assert_eq!(length, (differ <= LINES_MAX).then_some(1 + differ * LINE));
+        let Some(length) = length else { return Ok(()) };
+        let mut theirs = old;
+        for (at, line) in read(changes[..length].as_bytes()).unwrap() {
+            theirs.as_mut_bytes()[at as usize..][..line.len()].copy_from_slice(line);
+        }
+        prop_assert_eq!(theirs, new);
+    }
+
+    /// Nothing that a peer sends leads beyond a page.
+    #[test]
+    fn changes_of_a_peer_lie_in_a_page(bits: u64, few in any::<u8>(), odd in 0..3_usize) {
+        let bits = if few < 128 { bits & 1 << (few & 63) } else { bits };
+        let count = bits.count_ones() as usize;
+        let mut bytes = bits.to_le_bytes().to_vec();
+        bytes.resize(8 + 64 * count + odd, 7);
+        let lines = read(&bytes);
+        prop_assert_eq!(lines.is_some(), odd == 0 && count <= LINES_MAX);
+        for (at, line) in lines.into_iter().flatten() {
+            prop_assert!(line.len() == 64 && at.is_multiple_of(64) && at + 64 <= 4096);
+        }
+        prop_assert!(read(&bytes[..few as usize % 8]).is_none());
+    }
+}
