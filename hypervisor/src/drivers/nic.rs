@@ -153,12 +153,11 @@ pub fn rest() {
     let until = timer::now() + machine::counts(REST_NS);
     REST_UNTIL.store(until, Ordering::Relaxed);
     if let Some(card) = CARD.get() {
-        let mut card = card.lock();
-        card.receive.queue.set_dev_notify(false);
-        // It is off, also where the rest is over before this batch is: the card is looked at then. Not before it is off, as
-        // another CPU that finds the last rest over may have turned it on.
-        LEFT.store(true, Ordering::Release);
+        card.lock().receive.queue.set_dev_notify(false);
     }
+    // It is off, also where the rest is over before this batch is: the card is looked at then. Not said before it is off, as
+    // another CPU that finds the last rest over may turn it on.
+    LEFT.store(true, Ordering::Release);
     due::request_at(until);
 }
 
