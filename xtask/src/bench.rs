@@ -11,7 +11,8 @@ mod network;
 pub mod table;
 
 use crate::{
-    bench_numa, bench_os0, bench_sharing,
+    bench_cluster, bench_numa, bench_os0, bench_sharing,
+    bench_span::{self, Asked},
     figures::Verdict,
     images,
     project::{self, cargo},
@@ -68,6 +69,10 @@ pub enum Part {
     Os0,
     /// NUMA placement
     Numa,
+    /// The link between hosts, with its cipher and without
+    Cluster,
+    /// Parallel programs in a VM over several hosts
+    Span,
 }
 
 /// Runs all parts, or those, and prints; with `write`, also puts the tables into SPECIFICATION.md. Gives whether all
@@ -96,6 +101,8 @@ pub fn run(parts: &[Part], without: &[Part], check: bool, write: bool) -> bool {
             Part::Sharing => bench_sharing::run(&[], false, write, &mut verdict),
             Part::Os0 => bench_os0::run(write, &mut verdict),
             Part::Numa => bench_numa::run(&[], &[], false, write, &mut verdict),
+            Part::Cluster => bench_cluster::run_both(write),
+            Part::Span => bench_span::run(&Asked::all(write)),
         };
     }
     for part in Part::value_variants()

@@ -35,6 +35,8 @@ const ROUNDS: u64 = 200;
 const BURST: u64 = 20_000;
 /// The least part of the throughput without loss that is to be left at 5 % loss.
 const LEFT_MIN: f64 = 0.7;
+/// What is transferred in each class, with loss and without.
+pub const BYTES: &str = "256MiB";
 /// How long hosts may take to join.
 const PATIENCE: Duration = Duration::from_mins(3);
 
@@ -84,6 +86,12 @@ struct Row {
 pub fn run(auth: Auth, size: &str, format: Format, write: bool) -> bool {
     let mut steps = Steps::new(2 + CLASSES.len(), directory(auth));
     measure(&mut steps, auth, size, format, write).unwrap_or(false)
+}
+
+/// Measures with the cipher and, with less to transfer, without.
+pub fn run_both(write: bool) -> bool {
+    let is_good = run(Auth::On, BYTES, Format::Table, write);
+    run(Auth::Off, "16MiB", Format::Table, write) && is_good
 }
 
 fn directory(auth: Auth) -> PathBuf {

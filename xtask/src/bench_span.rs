@@ -84,6 +84,11 @@ shift
 /bin/busybox poweroff -f
 ";
 
+/// What is measured where nothing else is said.
+const HOSTS: [u8; 1] = [2];
+const WIRES: [&str; 1] = ["class=20us"];
+const COHERENCE: [&str; 2] = ["hold", "best"];
+
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Asked {
@@ -91,13 +96,13 @@ pub struct Asked {
     #[arg(long, value_name = "WORKLOAD", value_parser = PROGRAMS.map(|it| it.workload))]
     only: Vec<String>,
     /// Hosts of the VM, beside one CPU
-    #[arg(long, default_values_t = [2], value_name = "N", value_parser = clap::value_parser!(u8).range(2..=4))]
+    #[arg(long, default_values_t = HOSTS, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=4))]
     hosts: Vec<u8>,
     /// Networks between them, as `--wire` of `underpin sim` takes them
-    #[arg(long, default_values_t = ["class=20us".to_owned()], value_name = "WIRE")]
+    #[arg(long, default_values_t = WIRES.map(str::to_owned), value_name = "WIRE")]
     wire: Vec<String>,
     /// What is done for pages beyond IVY's protocol: a word as `coherence` of VM files takes it, or names with + between
-    #[arg(long, default_values_t = ["hold".to_owned(), "best".to_owned()], value_name = "WORDS")]
+    #[arg(long, default_values_t = COHERENCE.map(str::to_owned), value_name = "WORDS")]
     coherence: Vec<String>,
     /// Sizes beside the declared ones, too
     #[arg(long)]
@@ -108,6 +113,21 @@ pub struct Asked {
     /// Put the figures into SPECIFICATION.md, too
     #[arg(long, conflicts_with = "only")]
     write: bool,
+}
+
+impl Asked {
+    /// Returns what is measured where nothing else is said.
+    pub fn all(write: bool) -> Self {
+        Self {
+            only: Vec::new(),
+            hosts: HOSTS.to_vec(),
+            wire: WIRES.map(str::to_owned).to_vec(),
+            coherence: COHERENCE.map(str::to_owned).to_vec(),
+            extra: false,
+            built: false,
+            write,
+        }
+    }
 }
 
 /// A run: nanoseconds of the parallel part, and what the program found.

@@ -116,7 +116,7 @@ enum Task {
         #[arg(long, value_enum, default_value_t = bench_cluster::Auth::On)]
         auth: bench_cluster::Auth,
         /// What to transfer in each class, with loss and without
-        #[arg(long, default_value = "256MiB", value_name = "SIZE")]
+        #[arg(long, default_value = bench_cluster::BYTES, value_name = "SIZE")]
         bytes: String,
         /// How to print it
         #[arg(short, long, value_enum, default_value_t = bench_cluster::Format::Table)]
