@@ -10,7 +10,6 @@
 //! A page that is not written here has [`Reasons::COHERENT`], and one that is not read here [`Reasons::HIDDEN`], so that a
 //! fault ends as `Filled::Held`. All pages have both as they get frames, as no message asks for that of untouched ones.
 
-mod earlier;
 mod hands;
 
 use super::{STATE, State, room};
@@ -27,13 +26,14 @@ use arch::{timer, tlb};
 use core::fmt;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use earlier::{Earlier, words};
 use hands::{Behind, Hands};
 use heapless::{Deque, Vec};
 use model_addr::{FRAME_SIZE, Gfn, VmId};
 use model_coherence::{
     Access, Actions, Broken, Event, Host, Message, NO_PAGE, Page, Settings, Switches,
-    changes::Words, held_max,
+    changes::Words,
+    earlier::{Earlier, words},
+    held_max,
 };
 use model_control::Refusal;
 use model_link::Refused;
@@ -171,12 +171,17 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
 
 /// The VM is there and waits for the other hosts.
 pub fn enter(vm: Arc<dyn Spanned>) {
+    let remembers = lock().as_ref().and_then(|state| {
+        let memory = state.span.as_ref()?;
+        Some(memory.coherence.switches().remembers())
+    });
+    // Without it, all of each page is sent.
+    let earlier = (remembers == Some(true)).then(Earlier::new).flatten();
     if let Some(memory) = lock().as_mut().and_then(|state| state.span.as_mut()) {
         memory.hands = Some(Hands {
             first: vm.space().range().start.frame(),
             vm,
-            // Without it, all of each page is sent.
-            earlier: Earlier::new(),
+            earlier,
             backlog: Deque::new(),
             operations: Vec::new(),
             written: Deque::new(),
@@ -195,6 +200,8 @@ pub fn leave(id: VmId) {
     if memory.is_some() {
         RUNS_UNTIL.store(0, Ordering::Relaxed);
     }
+    // Not what it frees under the lock.
+    drop(state);
 }
 
 fn lock() -> Option<machine_locks::SpinGuard<'static, Box<State>>> {

@@ -32,7 +32,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
+
 pub mod changes;
+pub mod earlier;
 mod holder;
 mod home;
 pub mod intent;
@@ -131,6 +134,11 @@ impl Switches {
             push: bits & 1 << 6 == 0,
             changes: bits & 1 << 7 == 0,
         }
+    }
+
+    /// Returns whether pages are remembered: without versions, requests do not say what their hosts have.
+    pub const fn remembers(&self) -> bool {
+        self.changes && self.versions
     }
 }
 
@@ -530,6 +538,11 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
     /// Returns the number of this host among those of the VM.
     pub const fn host(&self) -> u8 {
         self.settings.host
+    }
+
+    /// Returns what is done beyond IVY's protocol.
+    pub const fn switches(&self) -> &Switches {
+        &self.settings.switches
     }
 
     /// Returns the state of this host's copy of a page.

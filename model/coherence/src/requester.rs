@@ -175,7 +175,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
         if open.access == Access::Zero {
             page.version = page.version.saturating_add(1);
             actions.fill(n, None);
-        } else if access == Access::Write && self.settings.switches.changes {
+        } else if access == Access::Write && self.settings.switches.remembers() {
             actions.remember(n, version);
         }
         actions.protect(n, access);

@@ -437,10 +437,11 @@ fn bytes_that_nobody_asked_for_end_the_session() {
 #[test]
 fn changes_of_another_version_end_the_session() {
     let scripts: [(usize, &[Op]); 2] = [(1, &[Op::Load(X), Op::Load(X)]), (0, &[Op::Store(X, 7)])];
-    for (since, answer) in [
-        (1, Ok(())),
-        (0, unexpected(Kind::Data)),
-        (2, unexpected(Kind::Data)),
+    for (since, bytes, answer) in [
+        (1, 2 * WORDS, Ok(())),
+        (1, 2 * WORDS - 1, unexpected(Kind::Data)),
+        (0, 2 * WORDS, unexpected(Kind::Data)),
+        (2, 2 * WORDS, unexpected(Kind::Data)),
     ] {
         let mut line = Line::<2>::new(&scripts, &[0], Switches::ALL);
         line.run(0);
@@ -456,7 +457,8 @@ fn changes_of_another_version_end_the_session() {
             since: since.into(),
             ..message(Kind::Data, 1, 0)
         };
-        let bytes = [changes.as_bytes(), &[1; WORDS], &[7; WORDS]].concat();
+        let tail = [[1; WORDS], [7; WORDS]].concat();
+        let bytes = [changes.as_bytes(), &tail[..bytes]].concat();
         let event = Event::Message(0, &bytes);
         assert_eq!(node.core.step(0, event, &mut node.machine), answer);
     }
@@ -466,4 +468,12 @@ fn changes_of_another_version_end_the_session() {
         ..with_slot(u8::MAX, message(Kind::Data, 1, 0))
     };
     assert_eq!(told(pushed, &[]), unexpected(Kind::Data));
+    // Nothing is kept, which no version names.
+    let first = Message {
+        form: Form::Changes,
+        version: 1.into(),
+        since: 0.into(),
+        ..message(Kind::Data, 1, 0)
+    };
+    assert_eq!(told(first, &[0; 2 * WORDS]), unexpected(Kind::Data));
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use model_coherence::changes::{CHANGES_MAX, LINE, LINES_MAX, WORDS, Words, read, write};
+use model_coherence::earlier::{Earlier, PLACES};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
@@ -39,8 +40,8 @@ proptest! {
 
     /// Nothing that a peer sends leads beyond a page.
     #[test]
-    fn changes_of_a_peer_lie_in_a_page(bits: u64, few in any::<u8>(), odd in 0..3_usize) {
-        let bits = if few < 128 { bits & 1 << (few & 63) } else { bits };
+    fn changes_of_a_peer_lie_in_a_page(bits in prop_oneof![any::<u64>(), any::<u64>().prop_map(|it| !(it & it >> 7 & it >> 13))], few in any::<u8>(), odd in 0..3_usize) {
+        let bits = if few < 64 { bits & 1 << (few & 63) } else { bits };
         let count = bits.count_ones() as usize;
         let mut bytes = bits.to_le_bytes().to_vec();
         bytes.resize(8 + 64 * count + odd, 7);
@@ -51,4 +52,23 @@ proptest! {
         }
         prop_assert!(read(&bytes[..few as usize % 8]).is_none());
     }
+}
+
+#[test]
+fn pages_of_one_place_are_told_apart() {
+    let mut earlier = Earlier::new().unwrap();
+    let far = PLACES as u32;
+    let page = |word: u64| {
+        let mut page: Words = [0; WORDS];
+        page[9] = word;
+        page
+    };
+    earlier.remember(0, 1, |into| into.copy_from_slice(page(1).as_bytes()));
+    assert!(earlier.changes(0, 2, &page(3)).is_none());
+    assert!(earlier.changes(far, 1, &page(3)).is_none());
+    earlier.remember(far, 1, |into| into.copy_from_slice(page(2).as_bytes()));
+    assert!(earlier.changes(0, 1, &page(3)).is_none());
+    assert_eq!(earlier.changes(far, 1, &page(2)), Some(&[0; 8][..]));
+    let changes = earlier.changes(far, 1, &page(3)).unwrap();
+    assert_eq!((changes.len(), changes[0], changes[16]), (8 + 64, 2, 3));
 }

@@ -1,6 +1,5 @@
 //! What [`model_coherence`] decides, done to stage 2, to frames and to vCPUs; and what it says, until the link takes it.
 
-use super::earlier::Earlier;
 use super::{HELD, QUIET_NS, Spanned, WRITTEN_MAX, Why};
 use crate::cluster::now_ns;
 use crate::machine::cpu;
@@ -11,6 +10,7 @@ use alloc::sync::Arc;
 use arch::{cache, guest, tlb};
 use heapless::{Deque, Vec};
 use model_addr::{FRAME_SIZE, Gfn, Mfn};
+use model_coherence::earlier::Earlier;
 use model_coherence::{Access, Actions, Broken, Message, Tail, changes};
 use model_pmap::Reasons;
 
@@ -149,6 +149,7 @@ impl Actions for Hands {
             self.has_failed = true;
             return false;
         };
+        cache::clean_to_coherency(frame.address(), FRAME_SIZE);
         let mut piece = [0_u8; 256];
         let mut pieces = (0..FRAME_SIZE).step_by(piece.len());
         pieces.all(|at| {

@@ -171,6 +171,9 @@ impl Actions for Machine {
 
     fn change(&mut self, page: u32, changes: &[u8]) -> bool {
         assert!(self.allowed[page as usize] as u8 <= Access::Read as u8);
+        if changes.len() != 2 * WORDS {
+            return false;
+        }
         // Whoever has the version that they follow has its bytes.
         let (old, new) = changes.split_at(WORDS);
         assert_eq!(self.memory[page as usize], old, "of another version");

@@ -1,17 +1,18 @@
 //! Pages as they were before they were written here, so that other hosts are sent what changed.
 
+use crate::changes::{self, CHANGES_MAX, Words};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use model_coherence::changes::{self, CHANGES_MAX, Words};
 use zerocopy::IntoBytes;
 
 /// Pages that are remembered, each in the place of its number modulo this: 1 MiB.
-const PLACES: usize = 256;
+pub const PLACES: usize = 256;
 
 /// Which page is in a place, and its version.
 type Name = (u32, u64);
 
-/// Pages that are remembered.
+/// Pages that are remembered. Allocates when it is made, and never after.
+#[derive(Debug)]
 pub struct Earlier {
     /// Those in use, which are none without memory.
     names: Vec<Name>,
