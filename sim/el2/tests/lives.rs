@@ -52,7 +52,7 @@ fn hosts_come_together_again() {
     assert!(lost >= 10, "{lives:?}");
     // The start of the VM comes late in the first of these lives, and its pages sooner. In the second, the start waits until
     // the other host has invalidated TLB entries. In the others, a page comes before the time at which it was written.
-    for seed in [240, 1206, 96, 118] {
+    for seed in [240, 1206, 94, 448, 480, 804] {
         let late = cluster(seed);
         assert!(late.contains("whole"), "{late}");
     }
