@@ -24,6 +24,8 @@ const BATCH: u64 = 128;
 /// Bytes between the words of two rounds.
 const STRIDE: u64 = PAGE_SIZE / BATCH;
 const CPUS_MAX: usize = 4;
+/// How often a CPU looks whether the others have come: some seconds, where a batch takes 0.03.
+const SPINS_MAX: u64 = 500_000_000;
 /// How late a thread may be in a round, in pairs of instructions.
 const LATE: [u64; 4] = [1, 1_000, 10_000, 50_000];
 
@@ -316,7 +318,10 @@ fn go(machine: &Machine, mut judge: impl FnMut(&Batch)) {
 /// Waits until CPUs have come here so often.
 fn meet(times: u64) {
     STEP.0[0].fetch_add(1, AcqRel);
+    let mut spins = 0_u64;
     while STEP.0[0].load(Acquire) < times {
         core::hint::spin_loop();
+        spins += 1;
+        assert!(spins < SPINS_MAX, "the others do not come");
     }
 }
