@@ -22,8 +22,7 @@ help:
 
 demo demo-attach demo-cluster check test bench bench-sharing bench-numa bench-os0 bench-cluster bench-span soak mutants:
 	@scripts/setup --for $(if $(findstring bench,$@),bench,$(if $(filter mutants check demo-cluster,$@),test,$@))
-	@$(xtask) $@ $(if $(KEEP),--keep) $(if $(filter bench,$@),--check $(WITHOUT:%=--without %))
-	@$(if $(filter bench-cluster,$@),$(xtask) $@ --auth off --bytes 16MiB,:)
+	@$(xtask) $(if $(filter bench-cluster,$@),bench cluster,$@) $(if $(KEEP),--keep) $(if $(filter bench,$@),--check $(WITHOUT:%=--without %))
 
 clean:
 	rm -rf target

@@ -23,7 +23,8 @@ const FRAME_MAX: usize = 1518;
 /// Frames taken in one go, if it does not get long before: a full one takes some 2,300 instructions, a stretch has 100,000.
 const FRAMES_AT_ONCE: u32 = 32;
 /// What passes after frames that the link dropped unread, in nanoseconds: a flood of them has no more of a CPU than
-/// [`FRAMES_AT_ONCE`] in that time. What is sent again after 2 ms, 4 ms and so on does not meet each rest at the same place. The card has no room for more than [`BUFFERS`] meanwhile, and raises no interrupt.
+/// [`FRAMES_AT_ONCE`] in that time. The card has no room for more than [`BUFFERS`] meanwhile, and raises no interrupt. No
+/// timeout of a link (2 ms, doubled) is a multiple, so what is sent again does not meet each rest at the same place.
 const REST_NS: u64 = 270_000;
 
 struct Hardware {

@@ -8,15 +8,13 @@ use zerocopy::IntoBytes;
 /// Pages that are remembered, each in the place of its number modulo this: 1 MiB.
 pub const PLACES: usize = 256;
 
-/// Which page is in a place, and its version.
+/// Which page is in a place, and its version: 0 where none is.
 type Name = (u32, u64);
 
 /// Pages that are remembered. Allocates when it is made, and never after.
 #[derive(Debug)]
 pub struct Earlier {
-    /// Those in use, which are none without memory.
-    names: Vec<Name>,
-    pages: Vec<Box<Words>>,
+    places: Vec<(Name, Box<Words>)>,
     /// Where changes are written before the link copies them.
     changes: Box<[u64; CHANGES_MAX]>,
 }
@@ -24,36 +22,29 @@ pub struct Earlier {
 impl Earlier {
     /// Makes an empty one; `None` without memory.
     pub fn new() -> Option<Self> {
-        let mut pages = Vec::new();
-        pages.try_reserve_exact(PLACES).ok()?;
+        let mut places = Vec::new();
+        places.try_reserve_exact(PLACES).ok()?;
         for _ in 0..PLACES {
-            pages.push(words()?);
+            places.push(((0, 0), words()?));
         }
-        let mut names = Vec::new();
-        names.try_reserve_exact(PLACES).ok()?;
-        names.resize(PLACES, (0, 0));
         let changes = words()?;
-        Some(Self {
-            names,
-            pages,
-            changes,
-        })
+        Some(Self { places, changes })
     }
 
     /// Remembers a page, which `read` reads.
     pub fn remember(&mut self, page: u32, version: u64, read: impl FnOnce(&mut [u8])) {
-        let place = page as usize % PLACES;
-        self.names[place] = (page, version);
-        read(self.pages[place].as_mut_bytes());
+        let (name, bytes) = &mut self.places[page as usize % PLACES];
+        *name = (page, version);
+        read(bytes.as_mut_bytes());
     }
 
     /// Returns what changed in a page since that version; `None` where that is not remembered, or the page is no longer.
     pub fn changes(&mut self, page: u32, since: u64, now: &Words) -> Option<&[u8]> {
-        let place = page as usize % PLACES;
-        if self.names[place] != (page, since) {
+        let (name, before) = &self.places[page as usize % PLACES];
+        if *name != (page, since) {
             return None;
         }
-        let words = changes::write(&self.pages[place], now, &mut self.changes)?;
+        let words = changes::write(before, now, &mut self.changes)?;
         Some(self.changes[..words].as_bytes())
     }
 }

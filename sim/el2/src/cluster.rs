@@ -38,7 +38,7 @@ const FLOOD_NS: u64 = 100 * MS;
 const FLOOD_EVERY_NS: u64 = 3_333;
 /// The most frames that a host takes off its card meanwhile: 32 in 0.27 ms, those that are worth a look, and those of its
 /// peers.
-const FLOOD_TAKEN_MAX: u64 = 13_300;
+const FLOOD_TAKEN_MAX: u64 = 12_350;
 /// Messages of the probe to each other host, within that time; and one life in so many in which they are this many: frames
 /// come faster than they are worked at, and overtake each other by hundreds, and none is dropped.
 const PROBES: u32 = 12;

@@ -69,11 +69,17 @@ impl Hands {
         }
     }
 
-    /// Reads a page, of which no vCPU can write; `false` without memory for it.
+    /// The frame behind a page that no vCPU can write, for reading what a guest wrote that had its caches off.
+    fn written_frame(&self, page: u32) -> Option<Mfn> {
+        let frame = self.frame(page)?;
+        cache::clean_to_coherency(frame.address(), FRAME_SIZE);
+        Some(frame)
+    }
+
+    /// Reads a page that no vCPU can write; `false` without memory for it.
     pub fn read(&self, page: u32, into: &mut [u8]) -> bool {
-        let frame = self.frame(page);
+        let frame = self.written_frame(page);
         if let Some(frame) = frame {
-            cache::clean_to_coherency(frame.address(), FRAME_SIZE);
             frames::ram(frame, 1).read(0, into);
         }
         frame.is_some()
@@ -145,11 +151,10 @@ impl Actions for Hands {
     }
 
     fn is_zero(&mut self, page: u32) -> bool {
-        let Some(frame) = self.frame(page) else {
+        let Some(frame) = self.written_frame(page) else {
             self.has_failed = true;
             return false;
         };
-        cache::clean_to_coherency(frame.address(), FRAME_SIZE);
         let mut piece = [0_u8; 256];
         let mut pieces = (0..FRAME_SIZE).step_by(piece.len());
         pieces.all(|at| {
