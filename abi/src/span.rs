@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{Immutable, IntoBytes, TryFromBytes, Unaligned};
 
 /// The most hosts of a VM.
-pub const HOSTS_MAX: usize = 4;
+pub const HOSTS_MAX: usize = 8;
 
 /// Kind of a message, with its sender and receiver. Kinds of [`crate::coherence`] and [`crate::cluster`] are below.
 #[derive(

@@ -96,7 +96,7 @@ pub struct Asked {
     #[arg(long, value_name = "WORKLOAD", value_parser = PROGRAMS.map(|it| it.workload))]
     only: Vec<String>,
     /// Hosts of the VM, beside one CPU
-    #[arg(long, default_values_t = HOSTS, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=4))]
+    #[arg(long, default_values_t = HOSTS, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=8))]
     hosts: Vec<u8>,
     /// Networks between them, as `--wire` of `underpin sim` takes them
     #[arg(long, default_values_t = WIRES.map(str::to_owned), value_name = "WIRE")]

@@ -23,9 +23,10 @@ const LINES_MAX: usize = 40_103;
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed. It first rose three times: from 5,364 with links that are open, and errands, from 5,467 with the guest's counter in messages about
 /// pages, and from 5,508 with memory of any size, switches in VM files, and pages that are pushed. From 5,509 it fell as a VM's start
-/// no longer calls for messages that came before it. It rose twice more: from 5,612 with tokens for frames that come, and
-/// from 5,639 with changes of pages and a longer memory of frames that have come.
-const CLUSTER_LINES_MAX: usize = 5_853;
+/// no longer calls for messages that came before it. It rose three times more: from 5,612 with tokens for frames that come,
+/// from 5,639 with changes of pages and a longer memory of frames that have come, and from
+/// 5,853 with room for eight hosts and 16 vCPUs.
+const CLUSTER_LINES_MAX: usize = 5_875;
 
 /// The row of that. Its crates count before EL2 is linked with them.
 const CLUSTER: &str = "cluster and span";

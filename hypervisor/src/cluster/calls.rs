@@ -7,6 +7,7 @@ use crate::vcpu::Vcpu;
 use abi::bundle::VmRecord;
 use abi::control::code;
 use alloc::boxed::Box;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::VmId;
@@ -96,9 +97,15 @@ impl Span {
         self.host == self.layout.first()
     }
 
+    /// Returns this host's vCPUs.
+    pub fn vcpus(&self) -> Range<usize> {
+        let Range { start, end } = self.layout.vcpus_of(self.host);
+        start.into()..end.into()
+    }
+
     /// Returns whether another host has that vCPU.
     pub fn is_elsewhere(&self, vcpu: usize) -> bool {
-        !self.layout.vcpus_of(self.host).contains(&(vcpu as u8))
+        !self.vcpus().contains(&vcpu)
     }
 
     /// Lets SGIs and PPIs of all groups through, where the guest's word about that goes to another host; SPIs for vCPUs of

@@ -24,9 +24,10 @@ use abi::span::HOSTS_MAX as HOSTS;
 use alloc::{boxed::Box, sync::Arc};
 use arch::{timer, tlb};
 use core::fmt;
-use core::mem::size_of;
+use core::mem;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use hands::{Behind, Hands};
+use hands::{Backlog, Behind, Hands};
 use heapless::{Deque, Vec};
 use model_addr::{FRAME_SIZE, Gfn, VmId};
 use model_coherence::{
@@ -37,15 +38,12 @@ use model_coherence::{
 };
 use model_control::Refusal;
 use model_link::Refused;
-use model_span::Layout;
+use model_span::{Layout, VCPUS_MAX};
 use room::{Messages, Pages};
 use zerocopy::IntoBytes;
 
-/// Transactions of a host: one for each vCPU and one for the devices, and prefetches.
-const SLOTS: usize = 8;
-const HELD: usize = held_max(HOSTS, SLOTS);
-/// Those that are left for prefetches.
-const PREFETCHES: usize = 1;
+/// Transactions of a host: one for each of its vCPUs, one for the devices, and at least one for prefetches.
+const SLOTS: usize = VCPUS_MAX / 2 + 2;
 /// The longest that a page is kept for an instruction, and the shortest that one which bounces is kept.
 const LEASE_NS: u64 = 400_000;
 const HOLD_NS: u64 = 50_000;
@@ -100,14 +98,18 @@ type Members = Vec<(u8, Text<24>), HOSTS>;
 
 /// The VM's memory on this host.
 pub struct Memory {
-    coherence: Host<Pages, HOSTS, SLOTS, HELD>,
+    coherence: Host<Pages, HOSTS, SLOTS>,
     hands: Option<Hands>,
+    /// Until there are hands: room for what the link has not taken, and for pages as they were.
+    backlog: Backlog,
+    earlier: Option<Earlier>,
     inbox: Messages,
     /// Where a page is read to before the link copies it.
     page: Box<Words>,
-    /// Where each vCPU was that missed.
+    /// Its vCPUs on this host.
+    vcpus: Range<u8>,
+    /// Where each of them was that missed.
     pcs: [u64; SLOTS],
-    vcpus: usize,
     members: Members,
     runs: bool,
     why: Option<Why>,
@@ -118,7 +120,6 @@ pub struct Memory {
 /// # Errors
 /// Why the VM cannot span these hosts.
 pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
-    let vcpus = record.vcpus as usize;
     let Some(state) = STATE.get() else {
         let what = format_args!("this machine is in no cluster: build its bundle with --cluster");
         return Err(Refusal::new(code::IMPOSSIBLE, 0, what));
@@ -132,9 +133,8 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
         (state.cluster.membership().host(), state.names)
     };
     let count = layout.hosts().count();
-    if count > HOSTS || vcpus > SLOTS - 1 - PREFETCHES {
-        let most = SLOTS - 1 - PREFETCHES;
-        let what = format_args!("{vcpus} vCPUs on {count} hosts: at most {most} on {HOSTS}");
+    if count > HOSTS {
+        let what = format_args!("{count} hosts: a VM spans at most {HOSTS}");
         return Err(Refusal::new(code::IMPOSSIBLE, count as u64, what));
     }
     let members = layout.hosts().map(|host| (host, names[usize::from(host)]));
@@ -147,9 +147,10 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
     for (first, (host, _)) in first_pages.iter_mut().zip(&members) {
         *first = (layout.memory_of(*host).start / FRAME_SIZE) as u32;
     }
+    let vcpus = layout.vcpus_of(own);
     let settings = Settings {
         host: host as u8,
-        vcpus: vcpus as u8 + 1,
+        vcpus: vcpus.len() as u8 + 1,
         first_pages,
         pages: (record.memory / FRAME_SIZE) as u32,
         page_bytes: FRAME_SIZE as usize,
@@ -160,7 +161,7 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
     // One that was taken for a VM which then could not be made.
     let unused = state.lock().span.take();
     drop(unused);
-    let memory = Memory::new(settings, members).ok_or_else(|| {
+    let memory = Memory::new(settings, vcpus, members).ok_or_else(|| {
         let bytes = u64::from(settings.pages) * size_of::<Page>() as u64;
         let what = format_args!("no {bytes} bytes for the states of its pages");
         Refusal::new(code::NO_MEMORY, bytes, what)
@@ -171,18 +172,12 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
 
 /// The VM is there and waits for the other hosts.
 pub fn enter(vm: Arc<dyn Spanned>) {
-    let remembers = lock().as_ref().and_then(|state| {
-        let memory = state.span.as_ref()?;
-        Some(memory.coherence.switches().remembers())
-    });
-    // Without it, all of each page is sent.
-    let earlier = (remembers == Some(true)).then(Earlier::new).flatten();
     if let Some(memory) = lock().as_mut().and_then(|state| state.span.as_mut()) {
         memory.hands = Some(Hands {
             first: vm.space().range().start.frame(),
             vm,
-            earlier,
-            backlog: Deque::new(),
+            earlier: memory.earlier.take(),
+            backlog: mem::take(&mut memory.backlog),
             operations: Vec::new(),
             written: Deque::new(),
             resumed: 0,
@@ -215,30 +210,29 @@ pub fn may_run() -> bool {
 
 /// A vCPU misses a page at `pc`; whether it can try again now. Otherwise it is called.
 pub fn fault(vcpu: u16, gfn: Gfn, writes: bool, pc: u64) -> bool {
-    let resumed = with(|memory| memory.fault(usize::from(vcpu), gfn, writes, pc));
-    resumed.unwrap_or(false)
+    let resumed = with(|memory| Some(memory.fault(memory.slot(vcpu)?, gfn, writes, pc)));
+    resumed.flatten() == Some(true)
 }
 
 /// The VM's devices miss a page, and try again as soon as it is there.
 pub fn device_fault(gfn: Gfn, writes: bool) {
     DEVICES_WAITED.store(true, Ordering::Relaxed);
-    with(|memory| memory.fault(memory.vcpus, gfn, writes, 0));
+    with(|memory| memory.fault(memory.vcpus.len(), gfn, writes, 0));
 }
 
 /// Its devices wait for nothing.
 pub fn devices_went_on() {
     if DEVICES_WAITED.swap(false, Ordering::Relaxed) {
-        with(|memory| memory.step(Event::Retired(memory.vcpus)));
+        with(|memory| memory.step(Event::Retired(memory.vcpus.len())));
     }
 }
 
 /// Somebody waits for what a vCPU keeps, which is at `pc` by now; or it has `left` its CPU.
 pub fn let_go(vcpu: u16, pc: u64, left: bool) {
-    let n = usize::from(vcpu);
-    with(|memory| match left {
-        true => memory.step(Event::Away(n)),
-        false if memory.pcs.get(n) != Some(&pc) => memory.step(Event::Retired(n)),
-        false => {}
+    with(|memory| match (memory.slot(vcpu), left) {
+        (Some(slot), true) => memory.step(Event::Away(slot)),
+        (Some(slot), false) if memory.pcs[slot] != pc => memory.step(Event::Retired(slot)),
+        _ => {}
     });
 }
 
@@ -248,10 +242,11 @@ pub fn let_go(vcpu: u16, pc: u64, left: bool) {
 pub fn tlbi(vcpu: u16) -> bool {
     tlb::flush_vmid(tlb::Reaches::AllCpus);
     let mut state = lock();
-    let Some(memory) = state.as_mut().and_then(|state| state.span.as_mut()) else {
+    let memory = state.as_mut().and_then(|state| state.span.as_mut());
+    let Some((slot, memory)) = memory.and_then(|it| Some((it.slot(vcpu)?, it))) else {
         return true;
     };
-    let goes_on = memory.resumes(vcpu.into(), Event::Tlbi(vcpu.into(), 0));
+    let goes_on = memory.resumes(slot, Event::Tlbi(slot, 0));
     drop(state);
     if !goes_on {
         due::request();
@@ -281,21 +276,32 @@ pub(super) fn end_if_broken() {
 impl Memory {
     /// Makes one without a VM. On the heap, and apart, as it passes through the stack.
     #[inline(never)]
-    fn new(settings: Settings<HOSTS>, members: Members) -> Option<Box<Self>> {
+    fn new(settings: Settings<HOSTS>, vcpus: Range<u8>, members: Members) -> Option<Box<Self>> {
         let pages = Pages::new(settings.pages as usize, |n| Page::first(&settings, n))?;
         let inbox = Messages::of(room::bytes(room::MESSAGES_BYTES)?);
         let page = words()?;
+        let mut backlog = Backlog::new();
+        let most = held_max(members.len(), SLOTS);
+        backlog.try_reserve_exact(most).ok()?;
         Some(Box::new(Self {
             coherence: Host::of(settings, pages)?,
             hands: None,
+            backlog,
+            // Without it, all of each page is sent.
+            earlier: settings.switches.remembers().then(Earlier::new).flatten(),
             inbox,
             page,
             pcs: [0; SLOTS],
-            vcpus: usize::from(settings.vcpus) - 1,
+            vcpus,
             members,
             runs: false,
             why: None,
         }))
+    }
+
+    /// The slot of one of this host's vCPUs, by its number in the VM.
+    fn slot(&self, vcpu: u16) -> Option<usize> {
+        self.vcpus.clone().position(|it| u16::from(it) == vcpu)
     }
 
     fn step(&mut self, event: Event<'_>) {
@@ -439,7 +445,7 @@ impl State {
             Some(_) => 0,
         };
         RUNS_UNTIL.store(machine::counts(until), Ordering::Relaxed);
-        if core::mem::replace(&mut memory.runs, now_ns < until) == (now_ns < until) {
+        if mem::replace(&mut memory.runs, now_ns < until) == (now_ns < until) {
             return;
         }
         if let Some(hands) = &memory.hands {

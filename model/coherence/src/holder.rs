@@ -71,8 +71,8 @@ impl Vcpu {
     }
 }
 
-impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
-    Host<P, HOSTS, SLOTS, HELD>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
+    Host<P, HOSTS, SLOTS>
 {
     /// Handles the home's request for a page that this host has: answers it, or defers it.
     pub(crate) fn asked(

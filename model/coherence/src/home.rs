@@ -14,8 +14,8 @@ pub(crate) struct Request {
     next: u16,
 }
 
-impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
-    Host<P, HOSTS, SLOTS, HELD>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
+    Host<P, HOSTS, SLOTS>
 {
     pub(crate) fn id(message: &Message) -> u16 {
         if message.slot == PUSH {

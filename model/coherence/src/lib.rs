@@ -12,7 +12,7 @@
 //!      │ Done ──────────────────► │ new owner or sharer; next    │
 //! ```
 //!
-//! A [`Host`] is one host's part. It has no clock, allocates nothing and has no randomness: [`Host::step`] takes the time
+//! A [`Host`] is one host's part. It has no clock, allocates only when it is made, and has no randomness: [`Host::step`] takes the time
 //! and an [`Event`], all output goes through [`Actions`], and a step's work is bounded by hosts, vCPUs and transactions.
 //! Messages between two hosts must come exactly once; those of at most [`abi::link::URGENT_MAX`] bytes in order among
 //! themselves. `model/link` does this.
@@ -356,9 +356,9 @@ pub trait Actions {
 }
 
 /// One host's part. `P` is the memory of its pages, by number. Of each of `HOSTS`, at most `SLOTS` transactions are open at a time:
-/// one of each vCPU, and prefetches. `HELD` messages can wait for the answers to a TLB invalidation; [`held_max`] says how many may.
+/// one of each vCPU, and prefetches.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Host<P, const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
+pub struct Host<P, const HOSTS: usize, const SLOTS: usize> {
     settings: Settings<HOSTS>,
     pages: P,
     vcpus: [Vcpu; SLOTS],
@@ -372,21 +372,21 @@ pub struct Host<P, const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
     waiting: usize,
     /// Of the home: hosts that a page is being pushed to.
     pushing: Hosts,
-    tlb: Tlb<HELD>,
+    tlb: Tlb,
     /// Messages from this host to itself, empty between steps.
     local: Vec<Message, 8>,
     broken: Option<Broken>,
 }
 
-/// Returns how many messages can wait for the answers to a TLB invalidation. Meanwhile no transaction of this home ends, so
+/// Returns how many messages of a host can wait for the answers to a TLB invalidation. Meanwhile no transaction of this home ends, so
 /// each vCPU or prefetch can have sent one [`Kind::Get`] and one [`Kind::Hurry`]: each leads to at most one message to each
 /// host, and to one answer. Beside those are the messages of this host's own transactions, and pushes.
 pub const fn held_max(hosts: usize, slots: usize) -> usize {
     hosts * slots * (2 * hosts + 1) + 3 * slots + 2 * hosts + 1
 }
 
-impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
-    Host<P, HOSTS, SLOTS, HELD>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
+    Host<P, HOSTS, SLOTS>
 {
     /// Makes a host's part, which owns the pages of its range. `None` if the settings are out of range, or there are more
     /// hosts than can be numbered. `pages` has as many as the settings say.
@@ -399,7 +399,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
         Self::of(settings, pages)
     }
 
-    /// As [`Self::new`], with pages that [`Page::first`] made: for an owner that makes them in pieces.
+    /// As [`Self::new`], with pages that [`Page::first`] made: for an owner that makes them in pieces. Also `None` without memory
+    /// for messages that wait.
     #[expect(clippy::inline_always, reason = "it passes through the stack else")]
     #[inline(always)]
     pub fn of(settings: Settings<HOSTS>, pages: P) -> Option<Self> {
@@ -410,6 +411,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
         if !is_sound {
             return None;
         }
+        let hosts = settings.hosts().into();
         Some(Self {
             settings,
             pages,
@@ -420,7 +422,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
             deferred: [[None; SLOTS]; HOSTS],
             waiting: 0,
             pushing: 0,
-            tlb: Tlb::NEW,
+            tlb: Tlb::new(held_max(hosts, SLOTS))?,
             local: Vec::new(),
             broken: None,
         })

@@ -65,8 +65,8 @@ impl Misses {
     }
 }
 
-impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
-    Host<P, HOSTS, SLOTS, HELD>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
+    Host<P, HOSTS, SLOTS>
 {
     /// Asks for pages that a vCPU which misses this one may need next.
     pub(crate) fn prefetch(

@@ -6,8 +6,8 @@ use crate::{
 };
 use core::ops::IndexMut;
 
-impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
-    Host<P, HOSTS, SLOTS, HELD>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
+    Host<P, HOSTS, SLOTS>
 {
     /// The writer of a page has done with it: its home gives it to those that read it before.
     pub(crate) fn quiet(&mut self, page: u32, actions: &mut impl Actions) -> Result<(), Broken> {

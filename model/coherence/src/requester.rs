@@ -15,8 +15,8 @@ pub(crate) struct Open {
     came: u8,
 }
 
-impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
-    Host<P, HOSTS, SLOTS, HELD>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
+    Host<P, HOSTS, SLOTS>
 {
     /// Handles a fault: the vCPU waits for a transaction of the page, which is opened if there is none.
     pub(crate) fn fault(

@@ -1,40 +1,46 @@
 //! TLB invalidations to other hosts, and messages that wait for their answers.
 
 use crate::{
-    Actions, Broken, Form, Host, Hosts, Kind, Message, Operation, Page, Tail, bit, members, number,
+    Actions, Broken, Form, Host, Hosts, Kind, Message, Operation, Page, Tail, bit, held_max,
+    members, number,
 };
 use abi::coherence::OPERATIONS_MAX;
+use alloc::vec::Vec;
 use core::ops::IndexMut;
-use heapless::Vec;
 use zerocopy::FromBytes;
 
 /// Invalidations that others have not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tlb<const HELD: usize> {
+pub(crate) struct Tlb {
     /// Operations that were not sent.
-    batch: Vec<Operation, OPERATIONS_MAX>,
+    batch: heapless::Vec<Operation, OPERATIONS_MAX>,
     /// Whether there are operations that were not sent; if the batch is empty, there were too many.
     is_due: bool,
     /// Hosts that have not answered what was sent.
     unanswered: Hosts,
     /// Messages that wait, with their receivers.
-    held: Vec<(u8, Message), HELD>,
+    held: Vec<(u8, Message)>,
     /// How many of them precede the operations that were not sent.
     covered: usize,
 }
 
-impl<const HELD: usize> Tlb<HELD> {
-    pub(crate) const NEW: Self = Self {
-        batch: Vec::new(),
-        is_due: false,
-        unanswered: 0,
-        held: Vec::new(),
-        covered: 0,
-    };
+impl Tlb {
+    /// Makes one with room for so many messages; `None` without memory.
+    pub(crate) fn new(held_max: usize) -> Option<Self> {
+        let mut held = Vec::new();
+        held.try_reserve_exact(held_max).ok()?;
+        Some(Self {
+            batch: heapless::Vec::new(),
+            is_due: false,
+            unanswered: 0,
+            held,
+            covered: 0,
+        })
+    }
 }
 
-impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, const HELD: usize>
-    Host<P, HOSTS, SLOTS, HELD>
+impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
+    Host<P, HOSTS, SLOTS>
 {
     /// Returns whether messages wait for answers to an invalidation.
     pub const fn holds_messages(&self) -> bool {
@@ -127,8 +133,11 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize, 
             return Ok(());
         }
         let tlb = &mut self.tlb;
-        let held = tlb.held.push((to, message));
-        held.map_err(|_| Broken::Full(HELD))?;
+        let most = held_max(self.settings.hosts().into(), SLOTS);
+        if tlb.held.len() >= most {
+            return Err(Broken::Full(most));
+        }
+        tlb.held.push((to, message));
         tlb.covered += usize::from(!tlb.is_due);
         self.flush(actions);
         Ok(())

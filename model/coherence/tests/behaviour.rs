@@ -15,7 +15,7 @@ const Y: Word = (1, 0);
 
 /// Hosts whose messages come at once, in order; what was sent is kept.
 struct Line<const HOSTS: usize> {
-    world: World<HOSTS, 8, 64>,
+    world: World<HOSTS, 8>,
     sent: Vec<Message>,
     now: u64,
 }

@@ -26,8 +26,8 @@ struct Left {
 }
 
 #[derive(Clone)]
-struct Net<const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
-    world: World<HOSTS, SLOTS, HELD>,
+struct Net<const HOSTS: usize, const SLOTS: usize> {
+    world: World<HOSTS, SLOTS>,
     /// Messages under way, by sender, receiver and lane.
     lanes: Vec<VecDeque<Vec<u8>>>,
     now: Vec<u64>,
@@ -51,7 +51,7 @@ enum Label {
     Lost(usize),
 }
 
-impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> Net<HOSTS, SLOTS, HELD> {
+impl<const HOSTS: usize, const SLOTS: usize> Net<HOSTS, SLOTS> {
     fn new(scenario: &Scenario, ages: &[u64], left: Left) -> Self {
         Self {
             world: World::new(scenario),
@@ -153,7 +153,7 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> Net<HOSTS, SLOTS
     }
 }
 
-impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> State for Net<HOSTS, SLOTS, HELD> {
+impl<const HOSTS: usize, const SLOTS: usize> State for Net<HOSTS, SLOTS> {
     type Label = Label;
 
     fn fingerprint(&self) -> u128 {
@@ -208,13 +208,13 @@ fn is_soak() -> bool {
 const STATES_MAX: usize = 20_000_000;
 
 /// Explores a scenario; every way ends, and every outcome is one of a single machine.
-fn search<const HOSTS: usize, const SLOTS: usize, const HELD: usize>(
+fn search<const HOSTS: usize, const SLOTS: usize>(
     name: &str,
     scenario: &Scenario,
     ages: &[u64],
     left: Left,
 ) -> Found {
-    let net = Net::<HOSTS, SLOTS, HELD>::new(scenario, ages, left);
+    let net = Net::<HOSTS, SLOTS>::new(scenario, ages, left);
     let seen = net.seen.clone();
     let start = std::time::Instant::now();
     let found = explore(net, STATES_MAX);
@@ -318,8 +318,8 @@ fn litmus_tests_on_two_and_three_hosts() {
             };
             let ages = [0, 1, 2];
             match hosts {
-                2 => search::<2, 1, 8>(name, &scenario, &ages, Left::default()),
-                _ => search::<3, 1, 9>(name, &scenario, &ages, Left::default()),
+                2 => search::<2, 1>(name, &scenario, &ages, Left::default()),
+                _ => search::<3, 1>(name, &scenario, &ages, Left::default()),
             };
         }
     }
@@ -336,7 +336,7 @@ fn independent_reads_of_independent_writes() {
         (2, readers[1]),
     ];
     let scenario = scenario(&scripts, &[1, 2]);
-    search::<3, 2, 18>("IRIW", &scenario, &[0, 1, 2, 3], Left::default());
+    search::<3, 2>("IRIW", &scenario, &[0, 1, 2, 3], Left::default());
 }
 
 /// Instructions that need two pages, each of which another wants.
@@ -355,13 +355,13 @@ fn instructions_that_need_two_pages_complete() {
             ticks: 1,
             ..Left::default()
         };
-        search::<2, 1, 8>("two pages at once", &crossed, &ages, left);
+        search::<2, 1>("two pages at once", &crossed, &ages, left);
     }
     let three = [(0, CROSSED[2]), (1, CROSSED[1]), (2, CROSSED[2])];
     let three = scenario(&three, &[0, 1]);
     for ages in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
         let name = "two pages at once, three hosts";
-        search::<3, 1, 9>(name, &three, &ages, Left::default());
+        search::<3, 1>(name, &three, &ages, Left::default());
     }
 }
 
@@ -379,7 +379,7 @@ fn long_scripts_on_three_hosts() {
             ..Left::default()
         };
         let scenario = scenario(&scripts, &[0, 1]);
-        search::<3, 1, 9>("long scripts", &scenario, &[2, 1, 0], left);
+        search::<3, 1>("long scripts", &scenario, &[2, 1, 0], left);
     }
 }
 
@@ -388,7 +388,7 @@ fn without_leases_two_pages_can_be_missed_for_ever() {
     let mut crossed = scenario(&[(0, CROSSED[0]), (1, CROSSED[1])], &[0, 1]);
     crossed.lease_ns = 0;
     let found = explore(
-        Net::<2, 1, 8>::new(&crossed, &[0, 1], Left::default()),
+        Net::<2, 1>::new(&crossed, &[0, 1], Left::default()),
         STATES_MAX,
     );
     println!("without leases: {found:?}");
@@ -408,7 +408,7 @@ fn vcpus_of_a_host_share_its_pages() {
             aways: 1,
             ..Left::default()
         };
-        search::<2, 2, 8>("several vCPUs", &scenario(&scripts, &[0, 1]), ages, left);
+        search::<2, 2>("several vCPUs", &scenario(&scripts, &[0, 1]), ages, left);
     }
 }
 
@@ -420,7 +420,7 @@ fn pages_overwritten_with_zeroes() {
         (2, &[Op::Add(X)]),
     ];
     for home in 0..2 {
-        search::<3, 1, 9>(
+        search::<3, 1>(
             "zeroes",
             &scenario(&scripts, &[home]),
             &[0, 1, 2],
@@ -441,7 +441,7 @@ fn a_death_stops_all_and_shows_nothing_old() {
         ..Left::default()
     };
     let scenario = scenario(&scripts, &[0, 1]);
-    search::<3, 1, 9>("a death", &scenario, &[0, 1, 2], left);
+    search::<3, 1>("a death", &scenario, &[0, 1, 2], left);
 }
 
 /// A page-table entry, and the words that it translates to, before and after.
@@ -494,8 +494,8 @@ fn lazy_invalidations_are_seen_in_time() {
             };
             let (ages, left) = ([0, 1, 2], Left::default());
             match scripts.len() {
-                2 => search::<2, 1, 8>(name, &scenario, &ages, left),
-                _ => search::<3, 1, 9>(name, &scenario, &ages, left),
+                2 => search::<2, 1>(name, &scenario, &ages, left),
+                _ => search::<3, 1>(name, &scenario, &ages, left),
             };
         }
     }
@@ -517,7 +517,7 @@ fn messages_wait_for_the_batch_that_precedes_them() {
         initial: vec![[5, 7], [0; WORDS], [0; WORDS]],
         ..scenario(&scripts, &[0, 1, 1])
     };
-    search::<2, 2, 8>("two batches", &scenario, &[0, 1, 2], Left::default());
+    search::<2, 2>("two batches", &scenario, &[0, 1, 2], Left::default());
 }
 
 #[test]
@@ -529,7 +529,7 @@ fn pages_that_come_early() {
         (0, &[Load(X), Load(Y), Load(Z)]),
         (1, &[Store(Z, 1), Add(Y), Store(Z, 2)]),
     ];
-    search::<2, 2, 8>(
+    search::<2, 2>(
         "burst",
         &scenario(&scripts, &[1, 1, 1]),
         &[0, 1],
@@ -540,7 +540,7 @@ fn pages_that_come_early() {
         (0, &[Op::Zero(0), Op::Zero(1), Add(X)]),
         (1, &[Store(Z, 1), Load(Z)]),
     ];
-    search::<2, 2, 8>(
+    search::<2, 2>(
         "clearing in sequence",
         &scenario(&scripts, &[1, 1, 1]),
         &[0, 1],
@@ -552,7 +552,7 @@ fn pages_that_come_early() {
         (1, &[Add(X), Add(Y), Copy(X, Y)]),
     ];
     for ages in [[0, 1], [1, 0]] {
-        search::<2, 2, 8>(
+        search::<2, 2>(
             "companions",
             &scenario(&scripts, &[0, 1]),
             &ages,
@@ -574,6 +574,6 @@ fn pages_pushed_to_readers() {
             quiets: 1,
             ..Left::default()
         };
-        search::<3, 1, 9>("push", &scenario(&scripts, &[home]), &[0, 1, 2], left);
+        search::<3, 1>("push", &scenario(&scripts, &[home]), &[0, 1, 2], left);
     }
 }

@@ -44,6 +44,8 @@ const FLOOD_TAKEN_MAX: u64 = 12_350;
 const PROBES: u32 = 12;
 const CROWDED: u64 = 16;
 const PROBES_AT_ONCE: u32 = 1_500;
+/// One life in so many is of four to eight hosts.
+const WIDE: u64 = 128;
 
 /// What became of a cluster.
 #[derive(Debug, Default)]
@@ -71,7 +73,11 @@ pub struct Life {
 /// What went wrong.
 pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     let mut rng = Rng::new(seed ^ 0x636c_7573_7465_7200);
-    let hosts = 2 + rng.below(2) as usize;
+    let few = 2 + rng.below(2) as usize;
+    let hosts = match seed % WIDE {
+        2 => 4 + rng.below(5) as usize,
+        _ => few,
+    };
     let mut network = Network::new(&mut rng, hosts);
     let vm = Some(rng.next()).filter(|_| seed.is_multiple_of(2));
     let mut world = World::new(&mut rng, (hosts, None, vm), network.latency_ns);

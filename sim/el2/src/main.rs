@@ -59,7 +59,8 @@ struct Options {
     /// A VM moves to another machine, instead of requests and faults.
     #[arg(long)]
     moves: bool,
-    /// Two or three hosts of a cluster over a bad network, each in a process of its own, instead of one machine with VMs.
+    /// Two or three hosts of a cluster, seldom up to eight, over a bad network, each in a process of its own, instead of one
+    /// machine with VMs.
     #[arg(long, conflicts_with = "moves")]
     cluster: bool,
     /// The last host of the cluster says something else of itself, and must stay alone.

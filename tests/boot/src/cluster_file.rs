@@ -4,7 +4,9 @@ use crate::{Outcome, assets, because, machine::Hardware};
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 /// The names of host0 and so on in their cluster.
-pub const NAMES: [&str; 4] = ["left", "right", "third", "fourth"];
+pub const NAMES: [&str; 8] = [
+    "left", "right", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
+];
 
 /// Writes a cluster file and its key, one digit 64 times; gives its path.
 ///

@@ -1,12 +1,12 @@
 //! What [`model_coherence`] decides, done to stage 2, to frames and to vCPUs; and what it says, until the link takes it.
 
-use super::{HELD, QUIET_NS, Spanned, WRITTEN_MAX, Why};
+use super::{QUIET_NS, Spanned, WRITTEN_MAX, Why};
 use crate::cluster::now_ns;
 use crate::machine::cpu;
 use crate::memory::{Access as Use, Filled, frames};
 use crate::vcpu::attention;
 use abi::coherence::{OPERATIONS_MAX, Operation};
-use alloc::sync::Arc;
+use alloc::{collections::VecDeque, sync::Arc};
 use arch::{cache, guest, tlb};
 use heapless::{Deque, Vec};
 use model_addr::{FRAME_SIZE, Gfn, Mfn};
@@ -24,11 +24,14 @@ pub enum Behind {
     Operations,
 }
 
+/// Messages that the link has not taken, oldest first, with their receivers. What it has room for is all that it ever holds.
+pub type Backlog = VecDeque<(u8, Message, Behind)>;
+
 /// What the decisions are done with.
 pub struct Hands {
     pub vm: Arc<dyn Spanned>,
     pub earlier: Option<Earlier>,
-    pub backlog: Deque<(u8, Message, Behind), HELD>,
+    pub backlog: Backlog,
     /// Of the invalidation that is in the backlog: there is one at most.
     pub operations: Vec<Operation, OPERATIONS_MAX>,
     /// Pages of which the readers are waiting to be given them again, and when they are.
@@ -179,7 +182,11 @@ impl Actions for Hands {
                 Behind::Operations
             }
         };
-        self.has_failed |= self.backlog.push_back((to, *message, behind)).is_err();
+        let has_room = self.backlog.len() < self.backlog.capacity();
+        if has_room {
+            self.backlog.push_back((to, *message, behind));
+        }
+        self.has_failed |= !has_room;
     }
 
     fn resume(&mut self, vcpu: usize, _is_zeroed: bool) {

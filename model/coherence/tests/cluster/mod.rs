@@ -39,7 +39,6 @@ impl Cipher for Open {
 const FRAME_BYTES: usize = 320;
 const LINK_SLOTS: usize = 32;
 /// Messages that a host holds at most.
-const HELD: usize = model_coherence::held_max(8, SLOTS);
 /// vCPUs of a host at most.
 pub const SLOTS: usize = 4;
 
@@ -116,7 +115,7 @@ pub struct Counts {
 
 pub struct Cluster<const HOSTS: usize> {
     plan: Plan,
-    world: World<HOSTS, SLOTS, HELD>,
+    world: World<HOSTS, SLOTS>,
     ends: Vec<Option<End>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     serial: u64,

@@ -243,8 +243,8 @@ const ROOM: usize = 8;
 
 /// A host: its core, and its machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Node<const SLOTS: usize, const HELD: usize> {
-    pub core: Host<Vec<Page>, ROOM, SLOTS, HELD>,
+pub struct Node<const SLOTS: usize> {
+    pub core: Host<Vec<Page>, ROOM, SLOTS>,
     pub machine: Machine,
     pub broken: Option<Broken>,
 }
@@ -280,8 +280,8 @@ impl Vcpu {
 
 /// All hosts, and the memory as a single machine would have it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct World<const HOSTS: usize, const SLOTS: usize, const HELD: usize> {
-    pub nodes: Vec<Node<SLOTS, HELD>>,
+pub struct World<const HOSTS: usize, const SLOTS: usize> {
+    pub nodes: Vec<Node<SLOTS>>,
     pub vcpus: Vec<Vcpu>,
     pub truth: Vec<[u8; WORDS]>,
 }
@@ -325,7 +325,7 @@ impl Memory for View<'_> {
     }
 }
 
-impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> World<HOSTS, SLOTS, HELD> {
+impl<const HOSTS: usize, const SLOTS: usize> World<HOSTS, SLOTS> {
     pub fn new(scenario: &Scenario) -> Self {
         let pages = scenario.homes.len();
         assert!(scenario.homes.is_sorted(), "ranges ascend");
@@ -497,7 +497,7 @@ impl<const HOSTS: usize, const SLOTS: usize, const HELD: usize> World<HOSTS, SLO
     /// When nothing is under way, no transaction is open, and owners are owners.
     pub fn check_quiet(&self) {
         for page in 0..self.truth.len() as u32 {
-            let owns = |node: &&Node<SLOTS, HELD>| {
+            let owns = |node: &&Node<SLOTS>| {
                 matches!(node.core.state(page), State::Owned | State::Modified)
             };
             assert_eq!(

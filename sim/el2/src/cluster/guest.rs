@@ -1,4 +1,4 @@
-//! The VM over two or three hosts: its vCPUs write numbers that grow into words of their own, in pages that all write into, and read
+//! The VM over two to seven hosts: its vCPUs write numbers that grow into words of their own, in pages that all write into, and read
 //! those of others. Whoever has seen a number must see all that was written before it.
 
 use crate::program::{BEGINS, COMPARE, DISTRIBUTOR, Program, RAM, SGI, TIME, TREE, VCPU};
@@ -18,17 +18,16 @@ use zerocopy::FromZeros;
 pub const NAME: &str = "wide";
 /// A host's share of its memory.
 const SHARE: u64 = 2 << 20;
-/// The pages that all use, as many at home on each host. The second host's share begins with the device tree.
+/// The pages that all use, which are at home on all hosts.
 const PAGE_COUNT: u64 = 12;
-const PAGES: [u64; 3] = [RAM + (1 << 20), TREE.end, RAM + 2 * SHARE];
 /// In some lines of each page, a word for each vCPU; in the first also one that all add to, and the time at which each vCPU was there.
-const WORDS_MAX: u64 = 4;
+const WORDS_MAX: u64 = 7;
 const LINE: u64 = 64;
 const LINES: [u64; 4] = [0, 0x7c0, 0x800, 0xfc0];
 const ADDED: u64 = 8 * WORDS_MAX;
 const TIMES: u64 = 0x100;
 /// A page with a word for each vCPU that is done.
-const DONE: u64 = PAGES[1] + PAGE_COUNT * 0x1000;
+const DONE: u64 = TREE.end + PAGE_COUNT * 0x1000;
 
 /// What `HLT` says: x3 was read from x1.
 const SAW: u16 = 12;
@@ -102,20 +101,32 @@ pub fn is_of_loss(why: &str) -> bool {
     why.ends_with("is lost") || why == "another host could not go on with it"
 }
 
+/// Where a page is: behind the kernel in the first host's share, behind the device tree in the second's.
 fn page(number: u64, hosts: u64) -> u64 {
     let each = PAGE_COUNT / hosts;
-    PAGES[(number / each) as usize] + number % each * 0x1000
+    let host = (number / each).min(hosts - 1);
+    let first = match host {
+        0 => RAM + (1 << 20),
+        1 => TREE.end,
+        _ => RAM + host * SHARE,
+    };
+    first + (number - host * each) * 0x1000
 }
 
 impl Plan {
     /// The plan of `seed` on a cluster of so many hosts.
     pub fn new(seed: u64, hosts: u8) -> Self {
         let mut rng = Rng::new(seed);
-        let left_out = if hosts == 2 { 2 } else { rng.below(3) };
-        let has_all = hosts == 3 && seed.is_multiple_of(2);
-        let hosts: u16 = if has_all { 7 } else { 7 & !(1 << left_out) };
+        let left_out = if hosts == 2 {
+            2
+        } else {
+            rng.below(hosts.into())
+        };
+        let has_all = u64::from(hosts) <= WORDS_MAX && seed.is_multiple_of(2);
+        let all = (1 << hosts) - 1;
+        let hosts: u16 = if has_all { all } else { all & !(1 << left_out) };
         let shares = u64::from(hosts.count_ones());
-        let vcpus = (2 + rng.below(WORDS_MAX - 1)).max(shares);
+        let vcpus = (2 + rng.below(3)).max(shares);
         let steps = 40 + rng.below(160);
         let pages = 1 + rng.below(PAGE_COUNT);
         let mut bodies: Vec<Body> = (0..vcpus)

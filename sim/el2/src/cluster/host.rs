@@ -18,8 +18,9 @@ use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use zerocopy::FromZeros;
 
-/// Bytes of a host's memory.
+/// Bytes of the memory of one of three hosts, and how much more it has for each further one: its link, and its share of the VM.
 const MEMORY: usize = 24 << 20;
+const MEMORY_EACH: usize = 4 << 20;
 /// After so many points at which another CPU could go on, a host has hung that should have come to the end of a turn.
 const STEPS_MAX: u64 = 5_000_000;
 /// The longest that vCPUs take to stop.
@@ -130,7 +131,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
     let config = Config {
         seed: rng.next(),
         cpus: 1 + rng.below(3) as usize,
-        memory: MEMORY,
+        memory: MEMORY + MEMORY_EACH * usize::from(birth.hosts).saturating_sub(3),
         pause_every: 4 + rng.below(60),
         refused: 0,
         silent: 0,

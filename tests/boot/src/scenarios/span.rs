@@ -19,15 +19,25 @@ use std::{
 
 /// How long something may take to come, on a busy host.
 const PATIENCE: Duration = Duration::from_mins(4);
-/// The same, where four hosts boot a kernel.
+/// The same, where four or more hosts boot a kernel.
 const LONG_PATIENCE: Duration = Duration::from_mins(15);
 const POLL: Duration = Duration::from_millis(250);
-const HOSTS: [&str; 4] = ["host0", "host1", "host2", "host3"];
+const HOSTS: [&str; 8] = [
+    "host0", "host1", "host2", "host3", "host4", "host5", "host6", "host7",
+];
 
 pub fn scenarios() -> Vec<Scenario> {
     let once = || {
         let litmus = litmus(10_000, 1);
-        vec![vcpus(), memory(), litmus, linux(2), linux(4), lost()]
+        vec![
+            vcpus(),
+            memory(),
+            litmus,
+            linux(2),
+            linux(4),
+            linux(8),
+            lost(),
+        ]
     };
     let all = once().into_iter().chain(again(once(), twice));
     let systemd = [(2, "trixie-cloud"), (3, "bookworm"), (4, "newest")];
@@ -54,10 +64,11 @@ fn linux(hosts: u8) -> Scenario {
     let name = format!("span/linux-{hosts}");
     let scenario = Scenario::new(name, hardware, vec![vm.cpus(hosts.into()).hosts(hosts)]);
     let is_slow = hosts > 2;
-    let (join, patience): (Prepare, _) = if is_slow {
-        (one_key::<4>, LONG_PATIENCE)
-    } else {
-        (one_key::<2>, PATIENCE)
+    let patience = if is_slow { LONG_PATIENCE } else { PATIENCE };
+    let join: Prepare = match hosts {
+        2 => one_key::<2>,
+        4 => one_key::<4>,
+        _ => one_key::<8>,
     };
     let scenario = scenario.prepare(join).check(move |stage| {
         let machine = stage.machine()?;

@@ -9,7 +9,6 @@ use model_coherence::{
 
 const HOSTS: usize = 3;
 const SLOTS: usize = 4;
-const HELD: usize = model_coherence::held_max(HOSTS, SLOTS);
 const PAGES: usize = 6;
 const PAGE_BYTES: usize = 8;
 const VCPUS: usize = 2;
@@ -98,7 +97,7 @@ pub fn coherence_message(data: &[u8]) {
         },
     };
     let pages = [Page::default(); PAGES];
-    let Some(mut host) = Host::<_, HOSTS, SLOTS, HELD>::new(settings, pages) else {
+    let Some(mut host) = Host::<_, HOSTS, SLOTS>::new(settings, pages) else {
         return;
     };
     let mut machine = Machine::default();
