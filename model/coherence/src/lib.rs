@@ -61,6 +61,8 @@ pub const NEVER: u64 = u64::MAX;
 pub const HOSTS_MAX: usize = 16;
 /// First page of a host that is not there.
 pub const NO_PAGE: u32 = u32::MAX;
+/// Messages of a host to itself: it asks itself for a page in each slot, and each leads to two at most.
+const LOCAL_MAX: usize = 32;
 /// Slot of a transaction that the home began for a reader.
 const PUSH: u8 = u8::MAX;
 /// No transaction, where one is named by a number.
@@ -374,7 +376,7 @@ pub struct Host<P, const HOSTS: usize, const SLOTS: usize> {
     pushing: Hosts,
     tlb: Tlb,
     /// Messages from this host to itself, empty between steps.
-    local: Vec<Message, 8>,
+    local: Vec<Message, LOCAL_MAX>,
     broken: Option<Broken>,
 }
 
@@ -404,6 +406,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     #[expect(clippy::inline_always, reason = "it passes through the stack else")]
     #[inline(always)]
     pub fn of(settings: Settings<HOSTS>, pages: P) -> Option<Self> {
+        const { assert!(2 * SLOTS <= LOCAL_MAX) };
         let is_sound = HOSTS <= HOSTS_MAX
             && SLOTS < usize::from(u8::MAX)
             && settings.are_sound()

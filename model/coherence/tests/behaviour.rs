@@ -15,7 +15,7 @@ const Y: Word = (1, 0);
 
 /// Hosts whose messages come at once, in order; what was sent is kept.
 struct Line<const HOSTS: usize> {
-    world: World<HOSTS, 8>,
+    world: World<HOSTS, 10>,
     sent: Vec<Message>,
     now: u64,
 }
@@ -73,6 +73,8 @@ impl<const HOSTS: usize> Line<HOSTS> {
         self.sent.clear();
         while !self.world.vcpus[n].is_done() {
             self.run(n);
+            let mut nodes = self.world.nodes.iter();
+            assert_eq!(nodes.find_map(|node| node.broken), None);
         }
         let sent = self.sent.iter().copied();
         sent.filter(|message| message.kind == kind).collect()
@@ -154,10 +156,22 @@ fn a_sequence_is_fetched_in_bursts() {
         (gets.len() - early.clone().count(), early.count())
     };
     assert_eq!(faults(IVY), (30, 0));
-    // Two misses, then bursts of four, eight and as many as transactions are left, of which there are seven.
+    // Two misses, then bursts of four, eight and as many as transactions are left, of which there are nine.
     let (misses, early) = faults(Switches { burst: true, ..IVY });
     assert_eq!(misses + early, 30);
     assert!(misses < 12, "{misses} misses");
+}
+
+/// The home of a sequence that another host has written asks itself for all of a burst.
+#[test]
+fn a_home_fetches_its_own_pages_in_bursts() {
+    let writes: Vec<Op> = (0..30).map(|page| Op::Store((page, 0), 7)).collect();
+    let reads: Vec<Op> = (0..30).map(|page| Op::Load((page, 0))).collect();
+    let scripts: [(usize, &[Op]); 2] = [(1, &writes), (0, &reads)];
+    let mut line = Line::<2>::new(&scripts, &[0; 30], Switches { burst: true, ..IVY });
+    line.run_all(0, Kind::Get);
+    line.run_all(1, Kind::Get);
+    assert_eq!(line.world.vcpus[1].registers, [7; 30]);
 }
 
 #[test]
@@ -362,7 +376,7 @@ fn messages_that_no_host_sends_end_the_session() {
         (message(Kind::Get, 0, 1), Ok(())),
         (message(Kind::Get, 0, 2), MALFORMED),
         (message(Kind::Get, 2, 1), MALFORMED),
-        (with_slot(8, message(Kind::Get, 0, 1)), MALFORMED),
+        (with_slot(10, message(Kind::Get, 0, 1)), MALFORMED),
         (with_slot(u8::MAX, message(Kind::Get, 0, 1)), MALFORMED),
         (none, MALFORMED),
         (message(Kind::Get, 0, 0), misdirected(Kind::Get)),
