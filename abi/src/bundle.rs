@@ -258,7 +258,10 @@ pub struct VmRecord {
     /// Its share of CPU time against other VMs' vCPUs; 256 is usual.
     pub weight: u32,
     /// The most CPU time it may have, in percent of one CPU for each vCPU; 0: no limit.
-    pub cap: u32,
+    pub cap: u16,
+    /// What its hosts do for its pages otherwise than where nothing is said: a bit each by the place in
+    /// [`SWITCHES`](crate::coherence::SWITCHES).
+    pub switched: u16,
     /// The nodes it may use, a bit each; 0: the hypervisor chooses.
     pub nodes: u64,
     /// The kernel's entry number.
@@ -277,9 +280,8 @@ pub struct VmRecord {
     pub never_share: u8,
     /// One of [`control_rights`].
     pub control: u8,
-    /// What its hosts do for its pages otherwise than where nothing is said: a bit each by the place in
-    /// [`SWITCHES`](crate::coherence::SWITCHES).
-    pub switched: u8,
+    /// Zero.
+    pub reserved: u8,
     /// Milliseconds, at most [`HOLD_MS_MAX`], that memory which its guest reports free stays bound before
     /// it is given away.
     pub hold_ms: u16,

@@ -13,7 +13,7 @@ pub const PAGE_BYTES: usize = 4096;
 pub const OPERATIONS_MAX: usize = 56;
 
 /// What hosts can leave out of the protocol, all of one VM alike: without all of it, it is IVY's.
-pub const SWITCHES: [&str; 8] = [
+pub const SWITCHES: [&str; 9] = [
     "versions",
     "zero",
     "lazy-tlbi",
@@ -22,10 +22,11 @@ pub const SWITCHES: [&str; 8] = [
     "hold",
     "push",
     "changes",
+    "migratory",
 ];
 
 /// Those that are left out where nothing is said, a bit each: what is pushed costs more than it saves (docs/span.md).
-pub const WITHOUT: u8 = 1 << 6;
+pub const WITHOUT: u16 = 1 << 6;
 
 /// A TLB invalidation, as the owners of both ends write it.
 pub type Operation = U64;
@@ -76,6 +77,9 @@ pub enum Access {
     Write = 2,
     /// As [`Access::Write`]; in a request, the requester overwrites the whole page with zeroes, so its bytes are of no use.
     Zero = 3,
+    /// Of a request to the owner: [`Access::Read`], or the only copy if the owner has written the page. Of its answer, and when
+    /// the transaction ends: the only copy was given, though the requester asked to read.
+    Any = 4,
 }
 
 /// Form of the bytes of [`Kind::Data`].

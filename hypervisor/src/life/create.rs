@@ -67,7 +67,7 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
     for (what, value, least, most) in [
         ("vcpus", vcpus, 1, VCPUS_MAX),
         ("weight", weight, 1, 10_000),
-        ("cap", cap, 0, 100),
+        ("cap", cap.into(), 0, 100),
         ("hold_ms", hold_ms.into(), 0, HOLD_MS_MAX.into()),
     ] {
         if !(least..=most).contains(&value) {

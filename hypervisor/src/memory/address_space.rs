@@ -350,6 +350,11 @@ impl AddressSpace {
         self.maps.lock().entry(gfn)
     }
 
+    /// Whether a guest frame reads as zero because nobody has touched it, and nothing is in it from the start.
+    pub fn is_untouched(&self, gfn: Gfn) -> bool {
+        self.entry(gfn).backing == Backing::Absent && !self.ram.has_sources(gfn, 1)
+    }
+
     /// Whether any of it may be on a disk.
     #[inline]
     pub fn may_be_away(&self) -> bool {

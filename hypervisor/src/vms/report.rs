@@ -31,7 +31,7 @@ pub fn read_vm(vm: &Vm) -> RawVm {
     let mut raw = vm.last().unwrap_or_else(RawVm::new_zeroed);
     let (record, terms) = (vm.record(), vm.terms());
     (raw.name, raw.kernel, raw.group) = (vm.name, kernel_name(&record), record.group);
-    (raw.vcpus, raw.weight, raw.cap) = (record.vcpus, record.weight, record.cap);
+    (raw.vcpus, raw.weight, raw.cap) = (record.vcpus, record.weight, record.cap.into());
     (raw.nets, raw.links_down) = (0, 0);
     for net in record.nets.iter().filter(|net| !net.switch.is_empty()) {
         raw.links_down |= u32::from(net.flags & NET_DOWN != 0) << raw.nets;

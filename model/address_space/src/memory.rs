@@ -128,7 +128,7 @@ impl<B: AsRef<[u8]>> GuestRam<B> {
 
     /// Whether any bytes are in these guest frames from the start.
     #[inline]
-    pub(crate) fn has_sources(&self, first: Gfn, count: u64) -> bool {
+    pub fn has_sources(&self, first: Gfn, count: u64) -> bool {
         first.address().0 < self.sources_end && self.sources_in(first, count).next().is_some()
     }
 

@@ -33,6 +33,13 @@ pub(crate) struct Deferred {
     pub(crate) until_ns: u64,
 }
 
+impl Deferred {
+    /// Returns whether a message is of the same transaction.
+    fn is_of(&self, message: &Message) -> bool {
+        (self.message.host, self.message.slot) == (message.host, message.slot)
+    }
+}
+
 impl Vcpu {
     pub(crate) const NEW: Self = Self {
         age: None,
@@ -81,22 +88,22 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         message: &Message,
         actions: &mut impl Actions,
     ) -> Result<bool, Broken> {
-        let is_owner = matches!(self.state(number(message)), State::Owned | State::Modified);
+        let is_owner = self.state(number(message)).is_owner();
         if message.slot == PUSH {
             return Ok(is_owner && self.answer(message, actions).map(|()| true)?);
         }
-        let deferred = self.deferred[usize::from(message.host)][usize::from(message.slot)];
-        if is_owner != (message.kind == Kind::Forward) || deferred.is_some() {
+        let mut deferred = self.deferred.iter();
+        let is_deferred = deferred.any(|it| it.is_of(message));
+        if is_owner != (message.kind == Kind::Forward) || is_deferred {
             return Ok(false);
         }
         let Some(until_ns) = self.kept_until(now_ns, message) else {
             return self.answer(message, actions).map(|()| true);
         };
-        self.deferred[usize::from(message.host)][usize::from(message.slot)] = Some(Deferred {
+        self.deferred.push(Deferred {
             message: *message,
             until_ns,
         });
-        self.waiting += 1;
         for (n, vcpu) in self.vcpus.iter().enumerate() {
             if vcpu.keeps(now_ns, number(message), true, age(message)) {
                 actions.kick(n);
@@ -130,17 +137,13 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         now_ns: u64,
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
-        if self.waiting == 0 {
-            return Ok(());
-        }
-        for (host, slot) in (0..HOSTS).flat_map(|host| (0..SLOTS).map(move |slot| (host, slot))) {
-            let Some(Deferred { message, .. }) = self.deferred[host][slot] else {
-                continue;
-            };
-            let kept = self.kept_until(now_ns, &message);
-            self.deferred[host][slot] = kept.map(|until_ns| Deferred { message, until_ns });
-            if kept.is_none() {
-                self.waiting -= 1;
+        let mut n = 0;
+        while let Some(Deferred { message, .. }) = self.deferred.get(n).copied() {
+            if let Some(until_ns) = self.kept_until(now_ns, &message) {
+                self.deferred[n].until_ns = until_ns;
+                n += 1;
+            } else {
+                self.deferred.remove(n);
                 self.answer(&message, actions)?;
             }
         }
@@ -150,11 +153,17 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     /// Gives the page up, or the right to write it, and tells the requester.
     fn answer(&mut self, message: &Message, actions: &mut impl Actions) -> Result<(), Broken> {
         let n = number(message);
-        let only_reads = message.kind == Kind::Forward && message.access == Access::Read;
-        let state = if only_reads {
-            State::Owned
-        } else {
-            State::Invalid
+        let Page { state, version, .. } = *self.page(n);
+        let is_first = version == 1 && self.home(n) == self.settings.host;
+        let is_untouched = state == State::Modified && is_first && actions.is_untouched(n);
+        // What its home has touched may be there for all to read.
+        let access = match message.access {
+            Access::Any if state != State::Modified || is_first && !is_untouched => Access::Read,
+            access => access,
+        };
+        let state = match (message.kind, access) {
+            (Kind::Forward, Access::Read) => State::Owned,
+            _ => State::Invalid,
         };
         let was = core::mem::replace(&mut self.page(n).state, state);
         if was.access() != state.access() {
@@ -171,10 +180,10 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             let switches = self.settings.switches;
             let version = self.version(n);
             let overwrites = message.access == Access::Zero;
-            answer.kind = Kind::Data;
+            (answer.kind, answer.access) = (Kind::Data, access);
             answer.form = match () {
                 () if version == message.version.get() || overwrites => Form::None,
-                () if switches.zero && actions.is_zero(n) => Form::Zero,
+                () if switches.zero && (is_untouched || actions.is_zero(n)) => Form::Zero,
                 () if switches.changes && message.version.get() != 0 => Form::Changes,
                 () => Form::Full,
             };
@@ -193,9 +202,9 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         message: &Message,
         actions: &mut impl Actions,
     ) -> Result<bool, Broken> {
-        let deferred = &mut self.deferred[usize::from(message.host)][usize::from(message.slot)];
+        let mut deferred = self.deferred.iter_mut();
         // What is not deferred was answered before this came.
-        if let Some(deferred) = deferred.as_mut() {
+        if let Some(deferred) = deferred.find(|it| it.is_of(message)) {
             if deferred.message.page == message.page {
                 set_age(&mut deferred.message, age(message));
             }

@@ -90,15 +90,28 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
 
     /// Asks the owner and the sharers for what the current transaction needs.
     fn start(&mut self, message: &Message, actions: &mut impl Actions) -> Result<(), Broken> {
-        let Page { owner, sharers, .. } = *self.page(number(message));
-        let gone = if Self::only_reads(message, owner) {
+        let Page {
+            owner,
+            sharers,
+            migrates,
+            ..
+        } = *self.page(number(message));
+        let mut message = *message;
+        let reads = Self::only_reads(&message, owner);
+        if reads && migrates && sharers == 0 && self.settings.switches.migratory {
+            message.access = Access::Any;
+            if let Some(request) = self.request_of(Self::id(&message)) {
+                request.message.access = Access::Any;
+            }
+        }
+        let gone = if reads {
             0
         } else {
             sharers & !bit(message.host)
         };
         for sharer in members(gone) {
             let kind = Kind::Invalidate;
-            self.send(sharer, Message { kind, ..*message }, actions)?;
+            self.send(sharer, Message { kind, ..message }, actions)?;
         }
         let kind = if owner == message.host {
             Kind::Grant
@@ -109,7 +122,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         let message = Message {
             kind,
             acks,
-            ..*message
+            ..message
         };
         self.send(owner, message, actions)
     }
@@ -143,9 +156,16 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             let waiting = requests.flatten().filter(|r| number(&r.message) == n);
             waiting.for_each(|request| request.message.version = 0.into());
         }
-        let asked = request.map_or(read, |request| request.message);
+        let mut asked = request.map_or(read, |request| request.message);
+        if asked.access != Access::Any && message.access == Access::Any {
+            return Ok(false);
+        }
         let pushes = self.settings.switches.push;
         let page = self.page(n);
+        page.learn(asked.access, message);
+        if asked.access == Access::Any {
+            asked.access = message.access;
+        }
         if Self::only_reads(&asked, page.owner) {
             page.sharers |= bit(message.host);
         } else {
@@ -212,5 +232,25 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         };
         let holders: Hosts = (bit(owner) | sharers) & !bit(message.host);
         members(holders).try_for_each(|holder| self.send(holder, message, actions))
+    }
+}
+
+impl Page {
+    /// Notes whether the page migrates, from a transaction that ends and what was asked of the owner for it (Stenström,
+    /// Brorsson and Sandberg, An Adaptive Cache Coherence Protocol Optimized for Migratory Sharing, 1993).
+    fn learn(&mut self, asked: Access, done: &Message) {
+        match (asked, done.access) {
+            // The owner gave the only copy, as it had written it; the requester has not yet.
+            (Access::Any, Access::Any) => self.writer = self.owner,
+            (Access::Any, _) => self.migrates = false,
+            (Access::Read | Access::None, _) => {}
+            (Access::Write | Access::Zero, _) => {
+                let has_read = self.sharers == bit(done.host);
+                let is_others = self.owner != done.host;
+                self.migrates = is_others
+                    && (has_read && self.writer != done.host || self.sharers == 0 && self.migrates);
+                self.writer = done.host;
+            }
+        }
     }
 }

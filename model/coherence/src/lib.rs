@@ -39,12 +39,14 @@ pub mod earlier;
 mod holder;
 mod home;
 pub mod intent;
+mod page;
 mod prefetch;
 mod push;
 mod requester;
 mod tlb;
 
 pub use abi::coherence::{Access, Form, Kind, Message, Operation};
+pub use page::{Page, State};
 
 use abi::coherence::PAGE_BYTES;
 use core::ops::IndexMut;
@@ -118,6 +120,9 @@ pub struct Switches {
     pub push: bool,
     /// A host that has an earlier version is sent what changed since.
     pub changes: bool,
+    /// Who reads a page that each host reads and then writes is given the only copy, so that it need not ask again. So is the first
+    /// who reads one that nobody has touched.
+    pub migratory: bool,
 }
 
 impl Switches {
@@ -125,7 +130,7 @@ impl Switches {
     pub const ALL: Self = Self::without(0);
 
     /// Returns all but those of these bits, by their places in [`abi::coherence::SWITCHES`].
-    pub const fn without(bits: u8) -> Self {
+    pub const fn without(bits: u16) -> Self {
         Self {
             versions: bits & 1 == 0,
             zero: bits & 1 << 1 == 0,
@@ -135,6 +140,7 @@ impl Switches {
             hold: bits & 1 << 5 == 0,
             push: bits & 1 << 6 == 0,
             changes: bits & 1 << 7 == 0,
+            migratory: bits & 1 << 8 == 0,
         }
     }
 
@@ -171,7 +177,7 @@ impl<const HOSTS: usize> Settings<HOSTS> {
     /// Returns the home of a page.
     pub fn home(&self, page: u32) -> u8 {
         let ranges = self.first_pages.iter();
-        ranges.filter(|first| **first <= page).count() as u8 - 1
+        ranges.take_while(|first| **first <= page).count() as u8 - 1
     }
 
     /// Returns the number of hosts.
@@ -181,98 +187,6 @@ impl<const HOSTS: usize> Settings<HOSTS> {
 
     fn are_sound(&self) -> bool {
         self.first_pages[0] == 0 && self.host < self.hosts() && self.first_pages.is_sorted()
-    }
-}
-
-/// State of a host's copy of a page.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum State {
-    /// No copy that can be used.
-    #[default]
-    Invalid,
-    /// One of several copies.
-    Shared,
-    /// One of several copies, and the one that is given to others.
-    Owned,
-    /// The only copy, which can be written.
-    Modified,
-}
-
-impl State {
-    /// Returns what vCPUs may do.
-    pub const fn access(self) -> Access {
-        match self {
-            Self::Invalid => Access::None,
-            Self::Shared | Self::Owned => Access::Read,
-            Self::Modified => Access::Write,
-        }
-    }
-
-    const fn allows(self, access: Access) -> bool {
-        let most = match access {
-            Access::Zero => Access::Write,
-            other => other,
-        };
-        most as u8 <= self.access() as u8
-    }
-}
-
-/// What a host knows of a page. The owner of a [`Host`] gives it one for each page of the VM, made by `default` or [`Page::first`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(C)]
-pub struct Page {
-    /// Version of the bytes that are kept, usable or not; 0 if none are.
-    version: u64,
-    /// When the page came last.
-    came_at_ns: u64,
-    /// Of the home: hosts with [`State::Shared`].
-    sharers: Hosts,
-    /// Of the home: hosts that read the page before it was last written, and are to be given it again.
-    readers: Hosts,
-    /// Of the home: the transaction that is under way, and the first of those that wait.
-    current: u16,
-    queue: u16,
-    /// Of the home: host with [`State::Owned`] or [`State::Modified`].
-    owner: u8,
-    /// Open transaction of this host.
-    slot: u8,
-    state: State,
-    /// How often the page came within short times.
-    heat: u8,
-}
-
-impl Default for Page {
-    fn default() -> Self {
-        Self {
-            version: 0,
-            came_at_ns: 0,
-            sharers: 0,
-            readers: 0,
-            current: NONE,
-            queue: NONE,
-            owner: 0,
-            slot: u8::MAX,
-            state: State::Invalid,
-            heat: 0,
-        }
-    }
-}
-
-impl Page {
-    /// Returns what is known of a page at the beginning, when its home owns it.
-    pub fn first<const HOSTS: usize>(settings: &Settings<HOSTS>, page: u32) -> Self {
-        let owner = settings.home(page);
-        let (version, state) = if owner == settings.host {
-            (1, State::Modified)
-        } else {
-            (0, State::Invalid)
-        };
-        Self {
-            version,
-            owner,
-            state,
-            ..Self::default()
-        }
     }
 }
 
@@ -339,6 +253,10 @@ pub trait Actions {
     }
     /// Returns whether all bytes of the page are zero. No vCPU can write it then.
     fn is_zero(&mut self, page: u32) -> bool;
+    /// Returns whether nothing has ever touched the page, so that its bytes are zero.
+    fn is_untouched(&self, _page: u32) -> bool {
+        false
+    }
     /// Returns the number of the VM's life, by which messages of another are known. 0 is none.
     fn life(&self) -> u32;
     /// Queues a message for that host. A link with room for as many messages as there can be never refuses. Who does not
@@ -368,10 +286,8 @@ pub struct Host<P, const HOSTS: usize, const SLOTS: usize> {
     open: [Option<Open>; SLOTS],
     /// Of the home: transactions of its pages, by requester and slot.
     requests: [[Option<Request>; SLOTS]; HOSTS],
-    /// Of the owner or sharer: messages that wait for a lease to end, by requester and slot.
-    deferred: [[Option<Deferred>; SLOTS]; HOSTS],
-    /// How many those are.
-    waiting: usize,
+    /// Of the owner or sharer: messages that wait for a lease to end, at most one of each requester and slot.
+    deferred: alloc::vec::Vec<Deferred>,
     /// Of the home: hosts that a page is being pushed to.
     pushing: Hosts,
     tlb: Tlb,
@@ -415,6 +331,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             return None;
         }
         let hosts = settings.hosts().into();
+        let mut deferred = alloc::vec::Vec::new();
+        deferred.try_reserve_exact(hosts * SLOTS).ok()?;
         Some(Self {
             settings,
             pages,
@@ -422,8 +340,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             locks: [Lock::default(); LOCKS],
             open: [None; SLOTS],
             requests: [[None; SLOTS]; HOSTS],
-            deferred: [[None; SLOTS]; HOSTS],
-            waiting: 0,
+            deferred,
             pushing: 0,
             tlb: Tlb::new(held_max(hosts, SLOTS))?,
             local: Vec::new(),
@@ -505,7 +422,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         let is_sound = number(m) < self.settings.pages
             && m.host < self.settings.hosts()
             && (usize::from(m.slot) < SLOTS || m.slot == PUSH && can_be_pushed(m.kind))
-            && m.access != Access::None;
+            && m.access != Access::None
+            && (m.access != Access::Any || self.settings.switches.migratory && can_be_any(m.kind));
         is_sound.then_some(()).ok_or(Broken::Malformed(from))?;
         let home = self.home(number(m));
         let me = self.settings.host;
@@ -562,11 +480,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
 
     /// Returns when the next [`Event::Tick`] is due, or [`NEVER`].
     pub fn deadline(&self) -> u64 {
-        if self.waiting == 0 {
-            return NEVER;
-        }
-        let deferred = self.deferred.iter().flatten().flatten();
-        deferred.map(|d| d.until_ns).min().unwrap_or(NEVER)
+        let until = self.deferred.iter().map(|it| it.until_ns);
+        until.min().unwrap_or(NEVER)
     }
 
     fn page(&mut self, page: u32) -> &mut Page {
@@ -577,6 +492,11 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
 /// Returns whether messages of this kind can belong to a transaction that the home began.
 const fn can_be_pushed(kind: Kind) -> bool {
     matches!(kind, Kind::Forward | Kind::Data | Kind::Done)
+}
+
+/// Returns whether messages of this kind can be about [`Access::Any`].
+const fn can_be_any(kind: Kind) -> bool {
+    matches!(kind, Kind::Forward | Kind::Yield | Kind::Data | Kind::Done)
 }
 
 /// Returns the page of a message.

@@ -1,10 +1,12 @@
 //! Pages that are asked for before a vCPU needs them. No vCPU waits for them, so they are younger than all that one does.
 
-use crate::{Access, Actions, Broken, Host, Page};
+use crate::{Access, Actions, Broken, Host, Page, State};
 use core::ops::IndexMut;
 
 /// The most pages of a burst.
 const BURST_MAX: u32 = 16;
+/// The most pages that are under way before they are needed. Eight were not found to be better (docs/decisions/0116).
+const EARLY_MAX: usize = 5;
 /// Pages whose companions are known at a time.
 pub(crate) const LOCKS: usize = 8;
 /// The most companions of a page.
@@ -112,9 +114,11 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
         let first = usize::from(self.settings.vcpus);
-        let free = (first..SLOTS).find(|slot| self.open[*slot].is_none());
+        let mut slots = (first..SLOTS).take(EARLY_MAX);
+        let free = slots.find(|slot| self.open[*slot].is_none());
         let is_missing = page < self.settings.pages
             && !self.page(page).state.allows(access)
+            && self.page(page).state != State::Exclusive
             && self.page(page).slot == u8::MAX;
         match free.filter(|_| is_missing) {
             Some(slot) => self.request(slot, page, access, (u64::MAX, u16::MAX), actions),

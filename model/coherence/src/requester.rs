@@ -33,6 +33,9 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         };
         let tie = u16::from(self.settings.host) << 8 | vcpu as u16;
         let age = *self.vcpus[vcpu].age.get_or_insert((now_ns, tie));
+        if self.state(page) == State::Exclusive && access != Access::Read {
+            self.write_first(page, actions);
+        }
         let Page { state, slot, .. } = *self.page(page);
         if state.allows(access) {
             self.vcpus[vcpu].keep(page, access, now_ns.saturating_add(self.settings.lease_ns));
@@ -55,6 +58,15 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         open.age = age;
         let message = open.message(Kind::Hurry, self.settings.host, slot, 0);
         self.send(self.home(page), message, actions)
+    }
+
+    /// The only copy of a page, which came to be read, is about to be written.
+    fn write_first(&mut self, page: u32, actions: &mut impl Actions) {
+        if self.settings.switches.remembers() {
+            actions.remember(page, self.version(page));
+        }
+        self.page(page).state = State::Modified;
+        actions.protect(page, Access::Write);
     }
 
     pub(crate) fn request(
@@ -100,8 +112,14 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             return Ok(false);
         };
         open.acks = Some(message.acks);
+        if message.access == Access::Any {
+            if open.access != Access::Read {
+                return Ok(false);
+            }
+            open.access = Access::Any;
+        }
         let needs_bytes = open.access != Access::Zero;
-        let is_ours = matches!(state, State::Owned | State::Modified);
+        let is_ours = state.is_owner();
         let bytes = message.form == Form::Full;
         let is_sound = match (message.kind, message.form) {
             (Kind::Grant, _) => is_ours,
@@ -160,7 +178,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             return Ok(());
         };
         self.open[slot] = None;
-        let is_owner = matches!(self.state(n), State::Owned | State::Modified);
+        let is_owner = self.state(n).is_owner();
         let holds = self.settings.switches.hold;
         let page = self.page(n);
         page.slot = u8::MAX;
@@ -169,6 +187,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         }
         page.state = match open.access {
             Access::Read if !is_owner => State::Shared,
+            Access::Any => State::Exclusive,
             _ => State::Modified,
         };
         let (access, version) = (page.state.access(), page.version);

@@ -22,10 +22,15 @@ struct Line<const HOSTS: usize> {
 
 impl<const HOSTS: usize> Line<HOSTS> {
     fn new(scripts: &[(usize, &[Op])], homes: &[usize], switches: Switches) -> Self {
+        Self::with(1, scripts, homes, switches)
+    }
+
+    /// As [`Self::new`], where all words are `word` at first.
+    fn with(word: u8, scripts: &[(usize, &[Op])], homes: &[usize], switches: Switches) -> Self {
         let scripts = scripts.iter().map(|(host, s)| (*host, s.to_vec()));
         let scenario = Scenario {
             scripts: scripts.collect(),
-            initial: vec![[1; WORDS]; homes.len()],
+            initial: vec![[word; WORDS]; homes.len()],
             homes: homes.to_vec(),
             switches,
             lease_ns: LEASE_NS,
@@ -90,6 +95,7 @@ const IVY: Switches = Switches {
     hold: false,
     push: false,
     changes: false,
+    migratory: false,
 };
 
 #[test]
@@ -156,7 +162,7 @@ fn a_sequence_is_fetched_in_bursts() {
         (gets.len() - early.clone().count(), early.count())
     };
     assert_eq!(faults(IVY), (30, 0));
-    // Two misses, then bursts of four, eight and as many as transactions are left, of which there are nine.
+    // Two misses, then bursts of four, eight and as many as may be under way early, which are five.
     let (misses, early) = faults(Switches { burst: true, ..IVY });
     assert_eq!(misses + early, 30);
     assert!(misses < 12, "{misses} misses");
@@ -196,6 +202,72 @@ fn a_lock_brings_what_it_protects() {
         .collect();
     assert_eq!(pages, [0, 1]);
     assert_eq!(line.run_all(0, Kind::Get), []);
+}
+
+const MIGRATORY: Switches = Switches {
+    migratory: true,
+    ..IVY
+};
+
+/// Two hosts read and then write a page in turns: once that is known, they ask for it once each.
+#[test]
+fn a_page_that_migrates_is_given_whole() {
+    let twice = [Op::Load(X), Op::Store(X, 5), Op::Load(X), Op::Store(X, 7)];
+    let scripts: [(usize, &[Op]); 2] = [(1, &twice), (2, &twice)];
+    for (switches, misses) in [(IVY, 8), (MIGRATORY, 5)] {
+        let mut line = Line::<3>::new(&scripts, &[0], switches);
+        for vcpu in [0, 0, 1, 1, 0, 0, 1, 1] {
+            line.run(vcpu);
+        }
+        let gets = line.sent.iter().filter(|it| it.kind == Kind::Get);
+        assert_eq!(gets.count(), misses);
+        assert_eq!(line.world.vcpus[0].registers, [1, 5]);
+        assert_eq!(line.world.vcpus[1].registers, [5, 7]);
+    }
+}
+
+/// Whoever reads such a page and leaves it at that keeps a copy when others read it.
+#[test]
+fn a_page_that_is_read_migrates_no_longer() {
+    let writes = [Op::Load(X), Op::Store(X, 5), Op::Load(X), Op::Load(X)];
+    let reads = [Op::Load(X), Op::Load(X)];
+    let scripts: [(usize, &[Op]); 3] = [(1, &writes), (2, &reads), (0, &reads)];
+    let mut line = Line::<3>::new(&scripts, &[0], MIGRATORY);
+    let state = |line: &Line<3>, host: usize| line.world.nodes[host].core.state(0);
+    for vcpu in [0, 0, 1] {
+        line.run(vcpu);
+    }
+    assert_eq!(state(&line, 2), State::Exclusive);
+    for vcpu in [0, 1, 2] {
+        line.run(vcpu);
+    }
+    let states = [0, 1, 2].map(|host| state(&line, host));
+    assert_eq!(states, [State::Shared, State::Shared, State::Owned]);
+}
+
+/// A page that one host writes and another reads was taken for one that migrates, and is not again.
+#[test]
+fn a_page_of_one_writer_does_not_migrate() {
+    let writes = [Op::Load(X), Op::Store(X, 5), Op::Load(X), Op::Store(X, 7)];
+    let reads = [Op::Load(X), Op::Load(X)];
+    let scripts: [(usize, &[Op]); 2] = [(1, &writes), (2, &reads)];
+    let mut line = Line::<3>::new(&scripts, &[0], MIGRATORY);
+    for vcpu in [0, 0, 1, 0, 0, 1] {
+        line.run(vcpu);
+    }
+    let states = [1, 2].map(|host| line.world.nodes[host].core.state(0));
+    assert_eq!(states, [State::Owned, State::Shared]);
+}
+
+/// The first who reads what nobody has touched may write it, too.
+#[test]
+fn an_untouched_page_is_given_whole() {
+    let script = [Op::Load(X), Op::Store(X, 5)];
+    let scripts: [(usize, &[Op]); 1] = [(1, &script)];
+    for (word, switches, misses) in [(0, IVY, 2), (1, MIGRATORY, 2), (0, MIGRATORY, 1)] {
+        let mut line = Line::<2>::with(word, &scripts, &[0], switches);
+        assert_eq!(line.run_all(0, Kind::Get).len(), misses);
+    }
 }
 
 #[test]
@@ -399,6 +471,31 @@ fn messages_that_no_host_sends_end_the_session() {
         assert_eq!(told(message, &[]), answer, "{message:?}");
     }
     assert_eq!(told(message(Kind::Tlbi, 0, 0), &[0; 7]), MALFORMED);
+}
+
+/// Only who asked to read is given the only copy instead, and says so at the end.
+#[test]
+fn nobody_else_is_given_the_only_copy() {
+    let any = |message| Message {
+        access: Access::Any,
+        ..message
+    };
+    let data = any(Message {
+        form: Form::Full,
+        version: 2.into(),
+        ..message(Kind::Data, 1, 0)
+    });
+    assert_eq!(told(data, &[0; WORDS]), unexpected(Kind::Data));
+    assert_eq!(told(any(message(Kind::Get, 0, 1)), &[]), MALFORMED);
+    let mut line = Line::<2>::new(&[(0, &[])], &[0, 1], Switches::ALL);
+    let node = &mut line.world.nodes[1];
+    for (message, answer) in [
+        (message(Kind::Get, 0, 1), Ok(())),
+        (any(message(Kind::Done, 0, 1)), unexpected(Kind::Done)),
+    ] {
+        let event = Event::Message(0, message.as_bytes());
+        assert_eq!(node.core.step(0, event, &mut node.machine), answer);
+    }
 }
 
 /// Neither what would be granted nor what would end the session, be it of a life before or of none.

@@ -303,6 +303,7 @@ const BOTH: [Switches; 2] = [
         hold: false,
         push: false,
         changes: false,
+        migratory: false,
     },
 ];
 

@@ -150,7 +150,7 @@ pub fn record(vm: &Vm, vms: &[Vm]) -> VmRecord {
     let mut record = VmRecord::new_zeroed();
     record.name = text(&vm.name);
     record.flags = VM_AUTOSTART | if vm.restarts { VM_RESTART } else { 0 };
-    record.cap = vm.cap;
+    record.cap = vm.cap as u16;
     record.blocks = u8::from(vm.keeps_blocks) * block_policy::KEEP;
     (record.hide, record.never_share) = (vm.hides.into(), vm.never_shares.into());
     record.vcpus = vm.vcpus;

@@ -520,7 +520,7 @@ impl Known {
         let (least, most) = self.starts;
         let record = &self.record;
         let is_as_described = (raw.vcpus, raw.cap, raw.weight, raw.group)
-            == (record.vcpus, record.cap, record.weight, record.group);
+            == (record.vcpus, record.cap.into(), record.weight, record.group);
         if !is_as_described {
             return Err(format!(
                 "cap {} weight {} group {}, and not {} {} {}",

@@ -64,13 +64,13 @@ pub struct VmFile {
     /// Its share of CPU time against other VMs; 256 is usual.
     pub weight: u32,
     /// The most CPU time it may have, in percent of one CPU for each vCPU; 0: no limit.
-    pub cap: u32,
+    pub cap: u16,
     /// The nodes it may use, a bit each; 0: the hypervisor chooses.
     pub nodes: u64,
     /// The hosts that it spans.
     pub hosts: Hosts,
     /// What they leave out of the protocol for its pages: a bit each by the place in `abi::coherence::SWITCHES`.
-    pub without: u8,
+    pub without: u16,
     /// Whether it starts with the machine.
     pub autostart: bool,
     /// Whether it starts again when it asks for a reset.
@@ -164,6 +164,7 @@ impl VmFile {
             base: *base,
             weight: self.weight,
             cap: self.cap,
+            switched: self.without ^ WITHOUT,
             nodes: self.nodes,
             kernel: entry(kind::KERNEL, &self.kernel)?,
             initrd: initrd.map_or(Ok(NO_ENTRY), |initrd| entry(kind::INITRD, initrd))?,
@@ -173,7 +174,7 @@ impl VmFile {
             blocks: sharing.blocks,
             never_share: sharing.never.into(),
             control: self.control,
-            switched: self.without ^ WITHOUT,
+            reserved: 0,
             hold_ms: *hold_ms,
             swap: swap.as_deref().map_or_else(Text::default, Text::cut),
             disks,

@@ -101,7 +101,7 @@ impl Actions for Hands {
         let taken = match access {
             Access::None => Reasons::COHERENT | Reasons::HIDDEN,
             Access::Read => Reasons::COHERENT,
-            Access::Write | Access::Zero => Reasons::empty(),
+            Access::Write | Access::Zero | Access::Any => Reasons::empty(),
         };
         let mut maps = self.vm.space().maps();
         let entry = maps.entry(pages[0]);
@@ -165,6 +165,10 @@ impl Actions for Hands {
             let (words, _) = piece.as_chunks();
             words.iter().all(|word| u64::from_ne_bytes(*word) == 0)
         })
+    }
+
+    fn is_untouched(&self, page: u32) -> bool {
+        self.vm.space().is_untouched(self.first.add(page.into()))
     }
 
     fn life(&self) -> u32 {

@@ -45,6 +45,7 @@ impl Plan {
             hold: switch(),
             push: switch(),
             changes: switch(),
+            migratory: switch(),
         };
         let bad = random.below(4) as u64;
         let at = random.within(0, 3_000_000);

@@ -185,6 +185,10 @@ impl Actions for Machine {
         self.memory[page as usize] == [0; WORDS]
     }
 
+    fn is_untouched(&self, page: u32) -> bool {
+        self.memory[page as usize] == [0; WORDS]
+    }
+
     fn life(&self) -> u32 {
         LIFE
     }
@@ -498,7 +502,8 @@ impl<const HOSTS: usize, const SLOTS: usize> World<HOSTS, SLOTS> {
     pub fn check_quiet(&self) {
         for page in 0..self.truth.len() as u32 {
             let owns = |node: &&Node<SLOTS>| {
-                matches!(node.core.state(page), State::Owned | State::Modified)
+                let state = node.core.state(page);
+                matches!(state, State::Owned | State::Exclusive | State::Modified)
             };
             assert_eq!(
                 self.nodes.iter().filter(owns).count(),

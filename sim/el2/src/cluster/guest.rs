@@ -61,7 +61,7 @@ pub struct Plan {
     /// Its hosts, a bit each.
     pub hosts: u16,
     /// What they do for its pages otherwise than where nothing is said.
-    switched: u8,
+    switched: u16,
     /// Its kernel.
     pub image: Vec<u8>,
     /// What each vCPU writes, in order.
@@ -168,10 +168,10 @@ impl Plan {
 
 /// What the hosts do for its pages otherwise than where nothing is said: in two of three lives nothing. Drawn apart, as that
 /// would change all that is drawn behind it.
-fn switched(seed: u64) -> u8 {
+fn switched(seed: u64) -> u16 {
     let mut rng = Rng::new(!seed);
     if rng.below(3) == 0 {
-        rng.below(1 << SWITCHES.len()) as u8
+        rng.below(1 << SWITCHES.len()) as u16
     } else {
         0
     }

@@ -211,7 +211,7 @@ impl Control {
         let mut is_possible = true;
         match self.rng.below(4) {
             0 => {
-                (set.to.cap, set.mask.cap) = (self.rng.below(120) as u32, !0);
+                (set.to.cap, set.mask.cap) = (self.rng.below(120) as u16, !0);
                 is_possible = set.to.cap <= 100;
             }
             1 => (set.to.weight, set.mask.weight) = (1 + self.rng.below(1000) as u32, !0),

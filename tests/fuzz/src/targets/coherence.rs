@@ -76,7 +76,7 @@ impl Actions for Machine {
 /// Events at host 1 of three: faults of its vCPUs, and messages whose fields are small more often than not.
 pub fn coherence_message(data: &[u8]) {
     let mut input = Input(data);
-    let switches = input.u8().unwrap_or(0);
+    let switches = input.u16().unwrap_or(0);
     let settings = Settings {
         host: 1,
         vcpus: VCPUS as u8,
@@ -94,6 +94,7 @@ pub fn coherence_message(data: &[u8]) {
             hold: switches & 32 != 0,
             push: switches & 64 != 0,
             changes: switches & 128 != 0,
+            migratory: switches & 256 != 0,
         },
     };
     let pages = [Page::default(); PAGES];

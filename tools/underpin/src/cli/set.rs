@@ -15,8 +15,8 @@ pub struct Set {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10000))]
     pub weight: Option<u32>,
     /// The most CPU time it may have, in percent of one CPU for each of its CPUs; 0: no limit
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
-    pub cap: Option<u32>,
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u16).range(0..=100))]
+    pub cap: Option<u16>,
     /// The memory that it is sure of, as in 512MiB
     #[arg(long, value_name = "SIZE", value_parser = whole_blocks)]
     pub base: Option<u64>,

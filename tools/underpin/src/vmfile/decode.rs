@@ -95,7 +95,7 @@ impl Decoder<'_> {
             memory: memory?.memory,
             sharing,
             weight,
-            cap,
+            cap: cap as u16,
             nodes,
             hosts,
             without,

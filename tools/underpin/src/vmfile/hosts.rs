@@ -71,8 +71,8 @@ impl Decoder<'_> {
 
 impl Decoder<'_> {
     /// `coherence = "best"`, `"all"`, `"ivy"`, or what is done beyond IVY's protocol, as in `["versions", "burst"]`.
-    pub fn without(&self, root: &Section<'_, '_>) -> u8 {
-        const ALL: u8 = u8::MAX >> (8 - SWITCHES.len());
+    pub fn without(&self, root: &Section<'_, '_>) -> u16 {
+        const ALL: u16 = u16::MAX >> (16 - SWITCHES.len());
         let Some(span) = root.has("coherence") else {
             return WITHOUT;
         };

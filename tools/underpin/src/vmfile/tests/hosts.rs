@@ -43,7 +43,7 @@ fn hosts_are_checked_with_what_is_shared_out() {
     one(
         "cpus = 2\nhosts = 2\ncoherence = [\"zero\", \"zeal\"]",
         "'coherence' has no 'zeal'",
-        "use some of versions, zero, lazy-tlbi, burst, companions, hold, push, changes",
+        "use some of versions, zero, lazy-tlbi, burst, companions, hold, push, changes, migratory",
     );
     one(
         "cpus = 2\nhosts = 2\ncoherence = \"none\"",
