@@ -281,7 +281,8 @@ impl Memory {
         let inbox = Messages::of(room::bytes(room::MESSAGES_BYTES)?);
         let page = words()?;
         let mut backlog = Backlog::new();
-        let most = held_max(members.len(), SLOTS);
+        // Each of 16 vCPUs can make a transaction older.
+        let most = 4 * held_max(members.len(), SLOTS);
         backlog.try_reserve_exact(most).ok()?;
         Some(Box::new(Self {
             coherence: Host::of(settings, pages)?,

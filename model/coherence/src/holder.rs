@@ -155,7 +155,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         let n = number(message);
         let Page { state, version, .. } = *self.page(n);
         let is_first = version == 1 && self.home(n) == self.settings.host;
-        let is_untouched = state == State::Modified && is_first && actions.is_untouched(n);
+        let mut is_untouched = state == State::Modified && is_first && actions.is_untouched(n);
         // What its home has touched may be there for all to read.
         let access = match message.access {
             Access::Any if state != State::Modified || is_first && !is_untouched => Access::Read,
@@ -169,6 +169,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         if was.access() != state.access() {
             let is_written = actions.protect(n, state.access());
             let page = self.page(n);
+            // It may have been touched just before.
+            is_untouched &= !is_written;
             let is_new = u64::from(is_written && was == State::Modified);
             page.version = page.version.saturating_add(is_new);
         }

@@ -253,7 +253,8 @@ pub trait Actions {
     }
     /// Returns whether all bytes of the page are zero. No vCPU can write it then.
     fn is_zero(&mut self, page: u32) -> bool;
-    /// Returns whether nothing has ever touched the page, so that its bytes are zero.
+    /// Returns whether nothing has ever touched the page, so that its bytes are zero. What is touched before [`Actions::protect`]
+    /// returns is written, as that says.
     fn is_untouched(&self, _page: u32) -> bool {
         false
     }
@@ -297,8 +298,8 @@ pub struct Host<P, const HOSTS: usize, const SLOTS: usize> {
 }
 
 /// Returns how many messages of a host can wait for the answers to a TLB invalidation. Meanwhile no transaction of this home ends, so
-/// each vCPU or prefetch can have sent one [`Kind::Get`] and one [`Kind::Hurry`]: each leads to at most one message to each
-/// host, and to one answer. Beside those are the messages of this host's own transactions, and pushes.
+/// each vCPU or prefetch can have sent one [`Kind::Get`], and each older vCPU a [`Kind::Hurry`], of which the oldest is kept: both lead
+/// to at most one message to each host, and to one answer. Beside those are the messages of this host's own transactions, and pushes.
 pub const fn held_max(hosts: usize, slots: usize) -> usize {
     hosts * slots * (2 * hosts + 1) + 3 * slots + 2 * hosts + 1
 }

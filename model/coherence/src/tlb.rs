@@ -1,8 +1,8 @@
 //! TLB invalidations to other hosts, and messages that wait for their answers.
 
 use crate::{
-    Actions, Broken, Form, Host, Hosts, Kind, Message, Operation, Page, Tail, bit, held_max,
-    members, number,
+    Actions, Broken, Form, Host, Hosts, Kind, Message, Operation, Page, Tail, age, bit, held_max,
+    members, number, set_age,
 };
 use abi::coherence::OPERATIONS_MAX;
 use alloc::vec::Vec;
@@ -133,6 +133,16 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             return Ok(());
         }
         let tlb = &mut self.tlb;
+        // Each older vCPU can make a transaction older: only the oldest counts.
+        let makes_older = matches!(message.kind, Kind::Hurry | Kind::Yield);
+        let of = |m: &Message| (m.kind, m.host, m.slot, m.page);
+        let is_same = |it: &&mut (u8, Message)| it.0 == to && of(&it.1) == of(&message);
+        if let Some((_, held)) = tlb.held.iter_mut().find(is_same)
+            && makes_older
+        {
+            set_age(held, age(held).min(age(&message)));
+            return Ok(());
+        }
         let most = held_max(self.settings.hosts().into(), SLOTS);
         if tlb.held.len() >= most {
             return Err(Broken::Full(most));

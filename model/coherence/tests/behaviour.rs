@@ -6,97 +6,12 @@ mod world;
 
 use abi::coherence::{Access, Form, Kind, Message};
 use model_coherence::{Broken, Event, NEVER, State, Switches};
-use std::collections::VecDeque;
-use world::{Doing, HOLD_NS, LEASE_NS, LIFE, Op, Scenario, WORDS, WRITTEN, Word, World};
+use world::line::{IVY, Line};
+use world::{Doing, HOLD_NS, LEASE_NS, LIFE, Op, WORDS, WRITTEN, Word};
 use zerocopy::IntoBytes;
 
 const X: Word = (0, 0);
 const Y: Word = (1, 0);
-
-/// Hosts whose messages come at once, in order; what was sent is kept.
-struct Line<const HOSTS: usize> {
-    world: World<HOSTS, 10>,
-    sent: Vec<Message>,
-    now: u64,
-}
-
-impl<const HOSTS: usize> Line<HOSTS> {
-    fn new(scripts: &[(usize, &[Op])], homes: &[usize], switches: Switches) -> Self {
-        Self::with(1, scripts, homes, switches)
-    }
-
-    /// As [`Self::new`], where all words are `word` at first.
-    fn with(word: u8, scripts: &[(usize, &[Op])], homes: &[usize], switches: Switches) -> Self {
-        let scripts = scripts.iter().map(|(host, s)| (*host, s.to_vec()));
-        let scenario = Scenario {
-            scripts: scripts.collect(),
-            initial: vec![[word; WORDS]; homes.len()],
-            homes: homes.to_vec(),
-            switches,
-            lease_ns: LEASE_NS,
-        };
-        Self {
-            world: World::new(&scenario),
-            sent: Vec::new(),
-            now: 0,
-        }
-    }
-
-    fn carry(&mut self, from: usize, sent: Vec<(u8, Vec<u8>)>) {
-        let with_sender = |from: usize| move |(to, bytes): (u8, Vec<u8>)| (from, to, bytes);
-        let mut under_way: VecDeque<_> = sent.into_iter().map(with_sender(from)).collect();
-        while let Some((from, to, bytes)) = under_way.pop_front() {
-            self.sent.push(Message::parse(&bytes).unwrap().0);
-            let to = usize::from(to);
-            let event = Event::Message(from as u8, &bytes);
-            let sent = self.world.step(to, self.now, event);
-            under_way.extend(sent.into_iter().map(with_sender(to)));
-        }
-    }
-
-    fn event(&mut self, host: usize, event: Event<'_>) {
-        let sent = self.world.step(host, self.now, event);
-        self.carry(host, sent);
-    }
-
-    /// Runs the next instruction of a vCPU, until it waits or has retired.
-    fn run(&mut self, n: usize) {
-        let at = self.world.vcpus[n].at;
-        while self.world.vcpus[n].at == at && self.world.vcpus[n].doing == Doing::Runs {
-            let host = self.world.vcpus[n].host;
-            let sent = self.world.run(n, self.now);
-            self.carry(host, sent);
-        }
-        if self.world.vcpus[n].doing == Doing::Retires {
-            let sent = self.world.retire(n, self.now);
-            self.carry(self.world.vcpus[n].host, sent);
-        }
-    }
-
-    /// Runs a whole script; returns the messages of that kind meanwhile.
-    fn run_all(&mut self, n: usize, kind: Kind) -> Vec<Message> {
-        self.sent.clear();
-        while !self.world.vcpus[n].is_done() {
-            self.run(n);
-            let mut nodes = self.world.nodes.iter();
-            assert_eq!(nodes.find_map(|node| node.broken), None);
-        }
-        let sent = self.sent.iter().copied();
-        sent.filter(|message| message.kind == kind).collect()
-    }
-}
-
-const IVY: Switches = Switches {
-    versions: false,
-    zero: false,
-    lazy_tlbi: false,
-    burst: false,
-    companions: false,
-    hold: false,
-    push: false,
-    changes: false,
-    migratory: false,
-};
 
 #[test]
 fn equal_versions_send_no_bytes() {
@@ -392,6 +307,41 @@ fn many_invalidations_become_one() {
 /// Host 1's answer to a message of host 0, which is home of page 0 while host 1 is home of page 1.
 fn told(message: Message, tail: &[u8]) -> Result<(), Broken> {
     answered(message, tail).0
+}
+
+/// Two older vCPUs wait for what a third has asked for, while messages of the home wait: it passes the oldest age on.
+#[test]
+fn hurries_of_many_vcpus_become_one() {
+    let lazy_tlbi = true;
+    let scripts: [(usize, &[Op]); 4] = [(1, &[]), (1, &[]), (1, &[]), (2, &[Op::Load(X)])];
+    let mut line = Line::<3>::new(&scripts, &[0, 1], Switches { lazy_tlbi, ..IVY });
+    line.run_all(3, Kind::Get);
+    let mut step = |host: usize, now, event: Event<'_>| {
+        let node = &mut line.world.nodes[host];
+        node.core.step(now, event, &mut node.machine).unwrap();
+        core::mem::take(&mut node.machine.sent)
+    };
+    let fault = |vcpu, page| {
+        let access = Access::Write;
+        Event::Fault { vcpu, page, access }
+    };
+    for vcpu in [0, 1] {
+        step(1, 1 + vcpu as u64, fault(vcpu, 1));
+    }
+    step(0, 3, Event::Tlbi(0, 1));
+    step(0, 3, Event::Flush);
+    for (now, vcpu) in [(4, 2), (5, 1), (6, 0)] {
+        let asked = step(1, now, fault(vcpu, 0));
+        assert_eq!(asked.len(), 1);
+        assert_eq!(step(0, now, Event::Message(1, &asked[0].1)).len(), 0);
+    }
+    let done = message(Kind::TlbiDone, 0, 0);
+    let let_go = [1, 2].map(|host| step(0, 7, Event::Message(host, done.as_bytes())));
+    let let_go = let_go.concat().into_iter();
+    let let_go = let_go.map(|(to, bytes)| (to, Message::parse(&bytes).unwrap().0));
+    let yields: Vec<_> = let_go.filter(|it| it.1.kind == Kind::Yield).collect();
+    assert_eq!(yields.len(), 1);
+    assert_eq!((yields[0].0, yields[0].1.since.get()), (2, 1));
 }
 
 /// Messages, each with its receiver.

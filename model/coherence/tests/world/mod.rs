@@ -5,6 +5,8 @@
 pub mod random;
 pub mod reference;
 
+pub mod line;
+
 use abi::coherence::{Access, Form, Kind, Message};
 use model_coherence::{
     Actions, Broken, Event, Host, NO_PAGE, Page, Settings, State, Switches, Tail,
