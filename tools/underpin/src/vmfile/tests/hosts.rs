@@ -81,9 +81,9 @@ fn what_is_left_out_of_the_protocol_is_by_name() {
     for (word, without) in [
         ("'best'", abi::coherence::WITHOUT),
         ("'all'", 0),
-        ("'ivy'", 0b1111_1111),
-        ("[]", 0b1111_1111),
-        ("['versions', 'push']", 0b1011_1110),
+        ("'ivy'", 0b1_1111_1111),
+        ("[]", 0b1_1111_1111),
+        ("['versions', 'push']", 0b1_1011_1110),
     ] {
         let lines = format!("cpus = 2\nhosts = 2\ncoherence = {word}");
         assert_eq!(
