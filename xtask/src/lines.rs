@@ -23,10 +23,11 @@ const LINES_MAX: usize = 40_107;
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed. It first rose three times: from 5,364 with links that are open, and errands, from 5,467 with the guest's counter in messages about
 /// pages, and from 5,508 with memory of any size, switches in VM files, and pages that are pushed. From 5,509 it fell as a VM's start
-/// no longer calls for messages that came before it. It rose three times more: from 5,612 with tokens for frames that come,
+/// no longer calls for messages that came before it. It rose five times more: from 5,612 with tokens for frames that come,
 /// from 5,639 with changes of pages and a longer memory of frames that have come, from
-/// 5,853 with room for eight hosts and 16 vCPUs, and from 5,875 with pages that migrate.
-const CLUSTER_LINES_MAX: usize = 5_972;
+/// 5,853 with room for eight hosts and 16 vCPUs, from 5,875 with pages that migrate, and from 5,962 to 5,972 with hurries of which the
+/// oldest is kept. From there it fell as what a host knows of its vCPUs is worked out once.
+const CLUSTER_LINES_MAX: usize = 5_969;
 
 /// The row of that. Its crates count before EL2 is linked with them.
 const CLUSTER: &str = "cluster and span";

@@ -35,6 +35,8 @@ pub struct Span {
     /// What it is shown of its CPUs, from its start on.
     pub ids: Once<GuestIdRegisters>,
     host: u8,
+    /// This host's vCPUs.
+    vcpus: Range<usize>,
 }
 
 /// The VM that spans hosts: messages name none, so there is one at a time.
@@ -78,6 +80,7 @@ impl Span {
         }
         let layout = layout(record)?;
         let host = span::reserve(&layout, record)?;
+        let Range { start, end } = layout.vcpus_of(host);
         let mut shape = xxh64(record.name.as_bytes(), record.memory);
         shape ^= u64::from(record.switched) << 48
             | u64::from(record.vcpus) << 16
@@ -89,6 +92,7 @@ impl Span {
             layout,
             ids: Once::new(),
             host,
+            vcpus: start.into()..end.into(),
         })))
     }
 
@@ -97,15 +101,14 @@ impl Span {
         self.host == self.layout.first()
     }
 
-    /// Returns this host's vCPUs.
-    pub fn vcpus(&self) -> Range<usize> {
-        let Range { start, end } = self.layout.vcpus_of(self.host);
-        start.into()..end.into()
+    /// Returns those of all vCPUs that this host has.
+    pub fn own<'a>(&self, all: &'a [Vcpu]) -> &'a [Vcpu] {
+        &all[self.vcpus.clone()]
     }
 
     /// Returns whether another host has that vCPU.
     pub fn is_elsewhere(&self, vcpu: usize) -> bool {
-        !self.vcpus().contains(&vcpu)
+        !self.vcpus.contains(&vcpu)
     }
 
     /// Lets SGIs and PPIs of all groups through, where the guest's word about that goes to another host; SPIs for vCPUs of

@@ -192,7 +192,7 @@ impl Spanned for Instance {
     }
 
     fn vcpus(&self) -> &[Vcpu] {
-        self.span.as_ref().map_or(&[], |it| &self.vcpus[it.vcpus()])
+        self.span.as_ref().map_or(&[], |it| it.own(&self.vcpus))
     }
 
     fn put_off_device_work(&self) {

@@ -464,11 +464,6 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         self.settings.host
     }
 
-    /// Returns what is done beyond IVY's protocol.
-    pub const fn switches(&self) -> &Switches {
-        &self.settings.switches
-    }
-
     /// Returns the state of this host's copy of a page.
     pub fn state(&self, page: u32) -> State {
         self.pages[page as usize].state

@@ -5,7 +5,8 @@ use core::ops::IndexMut;
 
 /// The most pages of a burst.
 const BURST_MAX: u32 = 16;
-/// The most pages that are under way before they are needed. Eight were not found to be better (docs/decisions/0116).
+/// The most pages that are under way before they are needed. With eight, times differ no more than between images
+/// (docs/decisions/0116).
 const EARLY_MAX: usize = 5;
 /// Pages whose companions are known at a time.
 pub(crate) const LOCKS: usize = 8;

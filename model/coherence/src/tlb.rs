@@ -137,9 +137,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         let makes_older = matches!(message.kind, Kind::Hurry | Kind::Yield);
         let of = |m: &Message| (m.kind, m.host, m.slot, m.page);
         let is_same = |it: &&mut (u8, Message)| it.0 == to && of(&it.1) == of(&message);
-        if let Some((_, held)) = tlb.held.iter_mut().find(is_same)
-            && makes_older
-        {
+        if makes_older && let Some((_, held)) = tlb.held.iter_mut().find(is_same) {
             set_age(held, age(held).min(age(&message)));
             return Ok(());
         }

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use tests_explorer::{Fingerprint, Found, State, explore};
+use world::line::IVY;
 use world::reference::{Outcome, outcomes};
 use world::{Doing, LEASE_NS, Op, Scenario, WORDS, Word, World, entry_to, is_bulk};
 
@@ -294,17 +295,7 @@ const BOTH: [Switches; 2] = [
         hold: false,
         ..Switches::ALL
     },
-    Switches {
-        versions: false,
-        zero: false,
-        lazy_tlbi: false,
-        burst: false,
-        companions: false,
-        hold: false,
-        push: false,
-        changes: false,
-        migratory: false,
-    },
+    IVY,
 ];
 
 #[test]

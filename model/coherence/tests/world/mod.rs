@@ -2,10 +2,9 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod line;
 pub mod random;
 pub mod reference;
-
-pub mod line;
 
 use abi::coherence::{Access, Form, Kind, Message};
 use model_coherence::{

@@ -55,6 +55,16 @@ fn twice(name: &str) -> Twice {
     }
 }
 
+/// So many hosts are of one cluster.
+fn all_join(hosts: u8) -> Prepare {
+    match hosts {
+        2 => one_key::<2>,
+        3 => one_key::<3>,
+        4 => one_key::<4>,
+        _ => one_key::<8>,
+    }
+}
+
 /// Debian's kernel boots on so many hosts, with a CPU of each, to its first program, and powers off.
 ///
 /// Its memory is more than a run of frames has entries for.
@@ -65,12 +75,7 @@ fn linux(hosts: u8) -> Scenario {
     let scenario = Scenario::new(name, hardware, vec![vm.cpus(hosts.into()).hosts(hosts)]);
     let is_slow = hosts > 2;
     let patience = if is_slow { LONG_PATIENCE } else { PATIENCE };
-    let join: Prepare = match hosts {
-        2 => one_key::<2>,
-        4 => one_key::<4>,
-        _ => one_key::<8>,
-    };
-    let scenario = scenario.prepare(join).check(move |stage| {
+    let scenario = scenario.prepare(all_join(hosts)).check(move |stage| {
         let machine = stage.machine()?;
         await_all(machine, (hosts, patience), "debian", |it| {
             it.state == "ended" && it.reason == "powered off"

@@ -1,12 +1,11 @@
 //! All of Debian over several hosts, which compiles with all their CPUs what one of them compiles alike.
 
-use super::{HOSTS, POLL, await_all, seen_by};
+use super::{HOSTS, POLL, all_join, await_all, seen_by};
 use crate::{
     Outcome,
     assets::DEBIAN13,
     machine::{Hardware, Machine},
     scenario::{Scenario, Stage},
-    scenarios::cluster::one_key,
     vm::Vm,
 };
 use std::{
@@ -27,11 +26,7 @@ pub(super) fn systemd(hosts: u8, kernel: &str) -> Scenario {
     let vm = vm.memory("576MiB").cow_disk(DEBIAN13);
     let vm = vm.cpus(hosts.into()).hosts(hosts);
     let scenario = Scenario::new(format!("span/systemd-{hosts}"), hardware, vec![vm]);
-    let scenario = scenario.prepare(match hosts {
-        2 => one_key::<2>,
-        3 => one_key::<3>,
-        _ => one_key::<4>,
-    });
+    let scenario = scenario.prepare(all_join(hosts));
     scenario.check(move |stage| compiles(stage, hosts)).slow()
 }
 
