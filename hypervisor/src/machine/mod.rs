@@ -120,17 +120,15 @@ pub fn set_guest_id(registers: GuestIdRegisters) {
     assert!(GUEST_ID.set(registers).is_ok(), "the CPUs are known once");
 }
 
-/// CPU feature registers as guests read them.
-pub fn guest_ids() -> GuestIdRegisters {
-    GUEST_ID.get().copied().unwrap_or_default()
+/// CPU feature registers as guests read them; none before the CPUs are known.
+#[inline]
+pub fn guest_ids() -> Option<&'static GuestIdRegisters> {
+    GUEST_ID.get()
 }
 
 /// A CPU feature register as guests read it.
-#[inline]
 pub fn guest_id(crm: u8, op2: u8) -> u64 {
-    GUEST_ID
-        .get()
-        .map_or(0, |registers| registers.read(crm, op2))
+    guest_ids().map_or(0, |ids| ids.read(crm, op2))
 }
 
 /// Registers a CPU that is about to come up.

@@ -100,7 +100,7 @@ fn act_upon(vm: &Arc<Instance>, wanted: &Todo) {
 /// All hosts have the VM.
 fn start(vm: &Instance) {
     let Some(span) = &vm.span else { return };
-    let ids = machine::guest_ids();
+    let ids = machine::guest_ids().copied().unwrap_or_default();
     let common = cluster::own().map(|(_, common)| ids.spanning(common));
     let _ = span.ids.set(common.unwrap_or(ids));
     if span.is_first() {

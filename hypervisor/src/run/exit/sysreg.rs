@@ -40,11 +40,11 @@ pub fn access(guest: &mut Loaded<'_>, access: SysregAccess) -> Flow {
         if !is_read {
             return undefined(guest, register);
         }
-        let (crm, op2) = (register.crm(), register.op2());
-        let value = match &guest.vm.span {
-            Some(span) => span.ids.get().map_or(0, |ids| ids.read(crm, op2)),
-            None => machine::guest_id(crm, op2),
+        let ids = match &guest.vm.span {
+            Some(span) => span.ids.get(),
+            None => machine::guest_ids(),
         };
+        let value = ids.map_or(0, |ids| ids.read(register.crm(), register.op2()));
         guest.core.context.set_register(rt, value);
         skip(guest);
         return Flow::Resume;
