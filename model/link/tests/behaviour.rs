@@ -5,81 +5,23 @@
 mod world;
 
 use abi::link::{
-    ASK, BODY_AT, BULK_MAX, FRAME_JUMBO, FRAME_STANDARD, HELLO_BYTES, Piece, Prefix, Report,
-    TAG_BYTES, URGENT_MAX,
+    BODY_AT, BULK_MAX, FRAME_JUMBO, FRAME_STANDARD, HELLO_BYTES, Prefix, Report, URGENT_MAX,
 };
 use model_link::{
     Actions, Aes128Gcm, Cipher, Counters, Down, Dropped, Event, FORGERIES_MAX, FORGERY_EVERY_NS,
-    HELLO_EVERY_NS, HELLOS_MAX, Iv, KEY_BYTES, Lane, Link, NEVER, Refused, Secret, Settings, Tag,
+    HELLO_EVERY_NS, HELLOS_MAX, Lane, Link, NEVER, Refused, Secret, Settings,
 };
-use std::cell::Cell;
-use world::{KEY, Owner, Pair, Said, Toy, link, settings};
-use zerocopy::FromBytes;
+use world::clear::{Clear, OPENED, pieces};
+use world::{KEY, Owner, Pair, Said, Toy, link, rounds, send, settings};
 
 const SLOTS: usize = 8;
 
 fn joined<C: Cipher + Clone>(frame_bytes: usize) -> (Pair<C, SLOTS>, u64) {
-    let mut pair = Pair::new(frame_bytes);
-    let now = pair.settle(0, Vec::new());
-    assert!(pair.agree());
-    (pair, now)
+    world::joined(frame_bytes)
 }
 
 fn dropped(counters: &Counters, why: Dropped) -> u64 {
     counters.dropped[why as usize]
-}
-
-fn send<C: Cipher + Clone>(pair: &mut Pair<C, SLOTS>, lane: Lane, message: &[u8]) {
-    pair.step(0, 0, Event::Send(lane, [message, &[]]));
-}
-
-/// Frames of a tick of host 0, and what is in them: lanes and lengths of pieces.
-fn pieces(frames: &[Vec<u8>], body: impl Fn(&[u8]) -> Vec<u8>) -> Vec<Vec<(u8, usize)>> {
-    let of_frame = |frame: &Vec<u8>| {
-        let body = body(frame);
-        let (report, mut rest) = Report::read_from_prefix(&body).unwrap();
-        let words: u8 = report.lanes.iter().map(|lane| lane.words).sum();
-        rest = &rest[8 * usize::from(words)..];
-        let mut found = Vec::new();
-        for _ in 0..report.pieces {
-            let (piece, behind) = Piece::read_from_prefix(rest).unwrap();
-            let bytes = usize::from(piece.bytes.get());
-            found.push((piece.lane, bytes));
-            rest = &behind[bytes..];
-        }
-        found
-    };
-    frames.iter().map(of_frame).collect()
-}
-
-/// A cipher that hides nothing, so that tests can read and write bodies.
-#[derive(Clone, Copy, Debug)]
-struct Clear;
-
-thread_local! {
-    /// How often a frame was tried to open.
-    static OPENED: Cell<u64> = const { Cell::new(0) };
-}
-
-impl Cipher for Clear {
-    const FRAMES_PER_KEY_LOG2: u32 = 24;
-
-    fn new(_: &[u8; KEY_BYTES]) -> Self {
-        Self
-    }
-
-    fn seal(&self, _: &Iv, _: &[u8], _: &mut [u8]) -> Tag {
-        [1; TAG_BYTES]
-    }
-
-    fn open(&self, _: &Iv, _: &[u8], _: &mut [u8], tag: &Tag) -> bool {
-        OPENED.set(OPENED.get() + 1);
-        *tag == [1; TAG_BYTES]
-    }
-}
-
-fn body(frame: &[u8]) -> Vec<u8> {
-    frame[BODY_AT..frame.len() - TAG_BYTES].to_vec()
 }
 
 #[test]
@@ -123,13 +65,13 @@ fn a_page_takes_three_standard_frames_or_half_a_jumbo() {
     let (mut pair, now) = joined::<Clear>(FRAME_STANDARD);
     send(&mut pair, Lane::Bulk, &[7; BULK_MAX]);
     let frames = pair.step(0, now, Event::Tick);
-    let found = pieces(&frames, body);
+    let found = pieces(&frames);
     assert_eq!(found, [[(1, 1380)], [(1, 1380)], [(1, 1376)]]);
     let (mut pair, now) = joined::<Clear>(FRAME_JUMBO);
     send(&mut pair, Lane::Bulk, &[7; BULK_MAX]);
     send(&mut pair, Lane::Bulk, &[8; BULK_MAX]);
     let frames = pair.step(0, now, Event::Tick);
-    assert_eq!(pieces(&frames, body), [[(1, BULK_MAX); 2]]);
+    assert_eq!(pieces(&frames), [[(1, BULK_MAX); 2]]);
 }
 
 #[test]
@@ -139,7 +81,7 @@ fn urgent_pieces_leave_first() {
     send(&mut pair, Lane::Bulk, &[8; 700]);
     send(&mut pair, Lane::Urgent, &[9; 20]);
     send(&mut pair, Lane::Urgent, &[9; URGENT_MAX]);
-    let found = pieces(&pair.step(0, now, Event::Tick), body);
+    let found = pieces(&pair.step(0, now, Event::Tick));
     assert_eq!(found[0][..2], [(0, 20), (0, URGENT_MAX)]);
     assert_eq!(found[1..], [vec![(1, 1380)], vec![(1, 700)]]);
 }
@@ -169,21 +111,6 @@ fn messages_without_room_or_session_are_refused() {
     assert_eq!(refused, Err(Refused::NoSession));
 }
 
-/// Frames of host 0 go to host 1 and back, for so many rounds.
-fn rounds<C: Cipher + Clone>(pair: &mut Pair<C, SLOTS>, now: &mut u64, rounds: usize) -> usize {
-    let mut sent = 0;
-    for _ in 0..rounds {
-        for host in 0..2 {
-            *now += 30_000;
-            for mut frame in pair.step(host, *now, Event::Tick) {
-                sent += usize::from(host == 0);
-                pair.step(1 - host, *now, Event::Frame(&mut frame));
-            }
-        }
-    }
-    sent
-}
-
 #[test]
 fn a_receiver_is_never_sent_more_than_its_credit() {
     let (mut pair, mut now) = joined::<Toy>(FRAME_STANDARD);
@@ -202,21 +129,6 @@ fn a_receiver_is_never_sent_more_than_its_credit() {
     // The urgent lane is not held up.
     pair.hosts[1].owner.refuses = false;
     send(&mut pair, Lane::Urgent, b"now");
-    pair.settle(now, Vec::new());
-}
-
-#[test]
-fn credit_is_asked_for_if_its_report_was_lost() {
-    let (mut pair, mut now) = joined::<Toy>(FRAME_STANDARD);
-    pair.hosts[1].owner.refuses = true;
-    for n in 0..2 * SLOTS as u8 {
-        send(&mut pair, Lane::Bulk, &[n; 10]);
-        rounds(&mut pair, &mut now, 2);
-    }
-    pair.hosts[1].owner.refuses = false;
-    let lost = pair.step(1, now, Event::Tick);
-    assert_eq!(lost.len(), 1);
-    assert!(!pair.is_done());
     pair.settle(now, Vec::new());
 }
 
@@ -242,43 +154,6 @@ fn a_gap_is_filled_without_a_timeout() {
     assert!(pair.is_done());
     assert_eq!(pair.hosts[0].link.counters.resent, 1);
     assert_eq!(pair.hosts[0].link.counters.timeouts, 0);
-}
-
-#[test]
-fn timeouts_follow_the_round_trip_and_double() {
-    let (mut pair, mut now) = joined::<Toy>(FRAME_STANDARD);
-    for n in 0..20 {
-        send(&mut pair, Lane::Bulk, &[n; 1380]);
-        let frames = pair.step(0, now, Event::Tick);
-        now += 400_000;
-        for mut frame in frames {
-            pair.step(1, now, Event::Frame(&mut frame));
-        }
-        for mut report in pair.step(1, now + 5_000, Event::Tick) {
-            pair.step(0, now + 5_000, Event::Frame(&mut report));
-        }
-        now += 10_000;
-    }
-    let round_trip = pair.hosts[0].link.round_trip_ns();
-    assert!((400_000..500_000).contains(&round_trip), "{round_trip}");
-    send(&mut pair, Lane::Bulk, b"lost");
-    pair.step(0, now, Event::Tick);
-    let mut waits = Vec::new();
-    for _ in 0..4 {
-        let at = pair.hosts[0].link.deadline();
-        waits.push(at - now);
-        now = at;
-        assert_eq!(pair.step(0, now, Event::Tick).len(), 1, "it is sent again");
-    }
-    assert_eq!(pair.hosts[0].link.counters.resent, 4);
-    assert!(
-        (round_trip..2 * round_trip).contains(&waits[0]),
-        "{waits:?}"
-    );
-    assert!(
-        waits.windows(2).all(|pair| pair[1] == 2 * pair[0]),
-        "{waits:?}"
-    );
 }
 
 #[test]
@@ -475,23 +350,6 @@ fn a_message_of_parts_that_do_not_belong_together_ends_the_session() {
             .unwrap();
     }
     assert_eq!(host.owner.said, [Said::Down(Down::Malformed)]);
-}
-
-#[test]
-fn a_question_is_answered_at_once() {
-    let (mut pair, now) = joined::<Clear>(FRAME_STANDARD);
-    send(&mut pair, Lane::Bulk, &[7; 100]);
-    let mut frame = pair.step(0, now, Event::Tick).remove(0);
-    let mut asking = frame.clone();
-    pair.step(1, now, Event::Frame(&mut frame));
-    assert!(
-        pair.step(1, now, Event::Tick).is_empty(),
-        "a report may wait"
-    );
-    asking[size_of::<Prefix>() + 4] += 1;
-    asking[BODY_AT + 30] = ASK;
-    pair.step(1, now, Event::Frame(&mut asking));
-    assert_eq!(pair.step(1, now, Event::Tick).len(), 1);
 }
 
 #[test]

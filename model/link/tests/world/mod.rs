@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
+pub mod clear;
+
 use abi::link::{Hello, LANES, Prefix, SEALED, Sealed};
 use model_link::{
     Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Refused, Secret,
@@ -361,4 +363,40 @@ impl<C: Cipher + Clone, const SLOTS: usize> Pair<C, SLOTS> {
             self.hosts.each_ref().map(|host| host.link.counters)
         );
     }
+}
+
+/// Two hosts that have joined, and when.
+pub fn joined<C: Cipher + Clone, const SLOTS: usize>(frame_bytes: usize) -> (Pair<C, SLOTS>, u64) {
+    let mut pair = Pair::new(frame_bytes);
+    let now = pair.settle(0, Vec::new());
+    assert!(pair.agree());
+    (pair, now)
+}
+
+/// Host 0 queues a message.
+pub fn send<C: Cipher + Clone, const SLOTS: usize>(
+    pair: &mut Pair<C, SLOTS>,
+    lane: Lane,
+    message: &[u8],
+) {
+    pair.step(0, 0, Event::Send(lane, [message, &[]]));
+}
+
+/// Frames of host 0 go to host 1 and back, for so many rounds; gives how many host 0 sent.
+pub fn rounds<C: Cipher + Clone, const SLOTS: usize>(
+    pair: &mut Pair<C, SLOTS>,
+    now: &mut u64,
+    rounds: usize,
+) -> usize {
+    let mut sent = 0;
+    for _ in 0..rounds {
+        for host in 0..2 {
+            *now += 30_000;
+            for mut frame in pair.step(host, *now, Event::Tick) {
+                sent += usize::from(host == 0);
+                pair.step(1 - host, *now, Event::Frame(&mut frame));
+            }
+        }
+    }
+    sent
 }
