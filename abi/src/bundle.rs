@@ -198,6 +198,8 @@ const _: () = assert!(size_of::<RegionRecord>() == 40);
 pub const VM_AUTOSTART: u16 = 1 << 0;
 /// [`VmRecord::flags`]: started again when it asks for a reset (otherwise a reset ends it).
 pub const VM_RESTART: u16 = 1 << 1;
+/// [`VmRecord::flags`]: all of them.
+pub const VM_FLAGS: u16 = VM_AUTOSTART | VM_RESTART;
 
 /// The share group of VMs that name none.
 pub const DEFAULT_GROUP: &str = "default";

@@ -17,10 +17,10 @@ use crate::vcpu::{Vcpu, sched};
 use crate::vms::{Instance, Vm, instance::connect, seats};
 use abi::bundle::{
     DISK_NEVER_SHARE, DiskRecord, HOLD_MS_MAX, NET_DOWN, NET_PLAIN, NET_UPLINK, NO_ENTRY,
-    NetRecord, REGION_READ_ONLY, REGIONS_MAX, VmRecord, block_policy, claim, control_rights,
-    disk_mode, kind,
+    NetRecord, REGION_READ_ONLY, REGIONS_MAX, VM_FLAGS, VmRecord, block_policy, claim,
+    control_rights, disk_mode, kind,
 };
-use abi::{Text, control::code};
+use abi::{Text, coherence::SWITCHES, control::code};
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::iter::repeat;
 use model_addr::{FRAME_SIZE, Gfn, Ipa, IpaRange, NodeId, VmId};
@@ -52,6 +52,7 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         base,
         weight,
         cap,
+        switched,
         hold_ms,
         nodes,
         ..
@@ -69,18 +70,20 @@ pub fn check(record: &VmRecord) -> Result<(), Refusal> {
         ("weight", weight, 1, 10_000),
         ("cap", cap.into(), 0, 100),
         ("hold_ms", hold_ms.into(), 0, HOLD_MS_MAX.into()),
+        ("switched", switched.into(), 0, (1 << SWITCHES.len()) - 1),
     ] {
         if !(least..=most).contains(&value) {
             let sentence = format_args!("{what} is {value}; it must be between {least} and {most}");
             return Err(impossible(value.into(), sentence));
         }
     }
-    let known = record.claim <= claim::LAST
+    let known = (record.flags | VM_FLAGS, record.reserved) == (VM_FLAGS, 0)
+        && record.claim <= claim::LAST
         && record.blocks <= block_policy::LAST
         && record.control <= control_rights::LAST;
     if !(known && record.hide <= 1 && record.never_share <= 1 && record.has_texts()) {
         let sentence = format_args!(
-            "invalid VM description: unknown sharing policy, or a text that is not UTF-8"
+            "invalid VM description: unknown flag or sharing policy, or a text that is not UTF-8"
         );
         return Err(impossible(0, sentence));
     }

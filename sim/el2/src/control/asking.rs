@@ -4,6 +4,7 @@ use crate::bundle;
 use crate::control::{Asked, Control, Phase, What};
 use abi::Text;
 use abi::bundle::VM_AUTOSTART;
+use abi::coherence::SWITCHES;
 use abi::control::{
     EventsRequest, FrameHeader, MAGIC, MoveRequest, ReadRequest, ReclaimRequest, SetRequest,
     TRACE_ALL, TraceRequest, VmName, request,
@@ -193,11 +194,14 @@ impl Control {
         }
         let is_wrong = self.rng.below(6) == 0;
         if is_wrong {
-            match self.rng.below(5) {
+            match self.rng.below(8) {
                 0 => record.vcpus = 17,
                 1 => record.memory += 4096,
                 2 => record.cap = 101,
                 3 => record.nodes = 1 << 40,
+                4 => record.switched = 1 << SWITCHES.len(),
+                5 => record.flags = !VM_AUTOSTART,
+                6 => record.reserved = 1,
                 _ => record.claim = 9,
             }
         }
