@@ -13,7 +13,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the messages between hosts, of the link's layout and of all that is said over it.
-pub const PROTOCOL: u8 = 4;
+pub const PROTOCOL: u8 = 5;
 /// The most hosts of a cluster, numbered from 0.
 pub const HOSTS_MAX: usize = 16;
 /// The most ID registers in a description.

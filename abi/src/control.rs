@@ -16,7 +16,7 @@ mod raw;
 mod stretch;
 
 pub use asked::Request;
-pub use hosts::{HostStatus, ProbeRequest, host, news};
+pub use hosts::{HostStatus, ProbeRequest, SpanMoveRequest, host, news};
 pub use latency::{LATENCY_BUCKETS, LATENCY_FIRST_NS, latency_bucket};
 pub use mem::{
     PageCounts, PageStatus, ReclaimRequest, RecountStatus, RegionStatus, WHY_COUNT, page,
@@ -139,6 +139,8 @@ pub mod request {
     /// By VMs only: a [`super::ReadRequest`] with the name of a member of the cluster and, as its number, that of a request, and then
     /// what belongs to that one, at most 4,000 bytes; replies what the member answers.
     pub const AT_HOST: u32 = 55;
+    /// A [`super::SpanMoveRequest`], at the host that has the vCPU: [`Self::SHOW`](SHOW) tells when another one has it.
+    pub const SPAN_MOVE: u32 = 56;
     /// A `u64`: where to go on, 0 at first; looks at some frames more and compares what the frame
     /// table says of them with the maps of VMs. Replies a [`super::RecountStatus`] of all so far. Exact
     /// while all VMs are paused.
@@ -323,6 +325,10 @@ pub mod vcpu_state {
     pub const READY: u32 = 2;
     /// It runs.
     pub const RUNNING: u32 = 3;
+    /// Another host of its VM has it: that one's number is in [`RawVcpu::cpu`](super::RawVcpu::cpu).
+    pub const ELSEWHERE: u32 = 4;
+    /// It is about to go over to another host.
+    pub const LEAVES: u32 = 5;
 }
 
 /// An entry of the machine's bundle.

@@ -37,6 +37,14 @@ pub enum Kind {
     Sgi = 0x5a,
     /// Answer to those of vCPU `vcpu` from [`Kind::CpuOn`] on; `value` is what it reads.
     Reply = 0x5b,
+    /// Host of vCPU `detail` to all others: it goes over to host `at`. They ask nothing of it until they hear where it is.
+    Move = 0x5c,
+    /// To the host of vCPU `detail`, in answer: nobody here asks anything of it, or `at` is not 0 and it must stay.
+    Held = 0x5d,
+    /// Who was the host of vCPU `detail` to all but its new one: it is at host `at`, where it was if any refused it.
+    Moved = 0x5e,
+    /// To the new host of vCPU `detail`: its state follows, an [`crate::state::Vcpu`].
+    State = 0x5f,
 }
 
 /// In [`Message::detail`] of a [`Kind::Sgi`]: it may be an interrupt of group 1 at the receiver.

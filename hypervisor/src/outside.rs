@@ -11,7 +11,7 @@ use crate::vms;
 
 pub use crate::cluster::outside as cluster;
 
-use abi::control::{RawVm, STRETCH_COUNT, VmName, code};
+use abi::control::{RawVm, STRETCH_COUNT, SpanMoveRequest, VmName, code};
 use abi::state::{ByteSink, ByteSource, ROOM};
 use alloc::{boxed::Box, string::String, vec, vec::Vec};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -64,6 +64,13 @@ pub enum Ask {
 static ASKED: SpinLock<Option<Ask>> = SpinLock::new(Rank::Vm, None);
 static ANSWER: SpinLock<Option<Result<Vec<u8>, String>>> = SpinLock::new(Rank::Vm, None);
 
+static MOVES: SpinLock<Option<SpanMoveRequest>> = SpinLock::new(Rank::Vm, None);
+
+/// Asks a CPU to move a vCPU to another host of its VM; nobody says what came of it.
+pub fn ask_to_move(request: SpanMoveRequest) {
+    *MOVES.lock() = Some(request);
+}
+
 /// Asks a CPU, once one does what is nobody's in particular.
 pub fn ask(ask: Ask) {
     *ASKED.lock() = Some(ask);
@@ -71,7 +78,7 @@ pub fn ask(ask: Ask) {
 
 /// Whoever does what is nobody's in particular is to look.
 pub(crate) fn request() {
-    if ASKED.lock().is_some() {
+    if ASKED.lock().is_some() || MOVES.lock().is_some() {
         machine::due::request();
     }
 }
@@ -83,6 +90,8 @@ pub fn answer() -> Option<Result<Vec<u8>, String>> {
 
 /// Does what was asked; a VM that was asked to pause is looked at again until it has.
 pub(crate) fn serve() {
+    let moves = MOVES.lock().take();
+    moves.map(|request| life::move_vcpu(&request));
     let Some(ask) = ASKED.lock().take() else {
         return;
     };

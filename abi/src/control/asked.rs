@@ -2,7 +2,7 @@
 
 use super::{
     EventsRequest, KEEP, MoveRequest, ProbeRequest, ReadRequest, ReclaimRequest, SetRequest,
-    TRACE_ALL, TraceRequest, VmName, request,
+    SpanMoveRequest, TRACE_ALL, TraceRequest, VmName, request,
 };
 use crate::bundle::VmRecord;
 use zerocopy::FromBytes;
@@ -34,6 +34,8 @@ pub enum Request<'a> {
     Events(EventsRequest),
     /// [`request::PROBE`].
     Probe(ProbeRequest),
+    /// [`request::SPAN_MOVE`].
+    SpanMove(SpanMoveRequest),
     /// [`request::RECOUNT`].
     Recount(u64),
 }
@@ -83,6 +85,10 @@ impl<'a> Request<'a> {
                 .ok()
                 .map(Self::Events),
             request::PROBE => ProbeRequest::read_from_bytes(payload).ok().map(Self::Probe),
+            request::SPAN_MOVE => {
+                let wanted = SpanMoveRequest::read_from_bytes(payload).ok()?;
+                checked(wanted.name).map(|_| Self::SpanMove(wanted))
+            }
             request::RECOUNT => u64::read_from_bytes(payload).ok().map(Self::Recount),
             request::SET => {
                 let set = SetRequest::ref_from_bytes(payload).ok()?;

@@ -2,6 +2,7 @@
 
 use crate::Text;
 use crate::cluster::Description;
+use crate::control::VmName;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bits of [`HostStatus::flags`].
@@ -87,3 +88,16 @@ pub struct ProbeRequest {
     pub has_pages: u64,
 }
 const _: () = assert!(size_of::<ProbeRequest>() == 16);
+
+/// Begins to move a vCPU of a VM that spans hosts to another of them.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SpanMoveRequest {
+    /// The VM.
+    pub name: VmName,
+    /// The vCPU's number.
+    pub vcpu: u32,
+    /// Number of the host.
+    pub host: u32,
+}
+const _: () = assert!(size_of::<SpanMoveRequest>() == 40);

@@ -7,15 +7,14 @@ use crate::vcpu::Vcpu;
 use abi::bundle::VmRecord;
 use abi::control::code;
 use alloc::boxed::Box;
-use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use model_addr::VmId;
 use model_control::Refusal;
 use model_guest_image::HostShare;
 use model_id_registers::GuestIdRegisters;
 use model_span::{Layout, Session};
-use model_vgic::Distributor;
+use model_vgic::{Distributor, VcpuSet};
 use xxhash_rust::xxh64::xxh64;
 use zerocopy::IntoBytes;
 
@@ -35,8 +34,10 @@ pub struct Span {
     /// What it is shown of its CPUs, from its start on.
     pub ids: Once<GuestIdRegisters>,
     host: u8,
-    /// This host's vCPUs.
-    vcpus: Range<usize>,
+    /// This host's vCPUs, a bit each.
+    own: AtomicU64,
+    /// A vCPU is to leave this host.
+    pub is_left: AtomicBool,
 }
 
 /// The VM that spans hosts: messages name none, so there is one at a time.
@@ -80,7 +81,6 @@ impl Span {
         }
         let layout = layout(record)?;
         let host = span::reserve(&layout, record)?;
-        let Range { start, end } = layout.vcpus_of(host);
         let mut shape = xxh64(record.name.as_bytes(), record.memory);
         shape ^= u64::from(record.switched) << 48
             | u64::from(record.vcpus) << 16
@@ -92,7 +92,8 @@ impl Span {
             layout,
             ids: Once::new(),
             host,
-            vcpus: start.into()..end.into(),
+            own: AtomicU64::new(layout.bits_of(host)),
+            is_left: AtomicBool::new(false),
         })))
     }
 
@@ -101,20 +102,24 @@ impl Span {
         self.host == self.layout.first()
     }
 
-    /// Returns those of all vCPUs that this host has.
-    pub fn own<'a>(&self, all: &'a [Vcpu]) -> &'a [Vcpu] {
-        &all[self.vcpus.clone()]
-    }
-
     /// Returns whether another host has that vCPU.
     pub fn is_elsewhere(&self, vcpu: usize) -> bool {
-        !self.vcpus.contains(&vcpu)
+        self.own.load(Ordering::SeqCst) >> vcpu & 1 == 0
+    }
+
+    /// This host has that vCPU, or has it no more.
+    pub fn seat(&self, vcpu: u16, is_here: bool) {
+        if is_here {
+            self.own.fetch_or(1 << vcpu, Ordering::SeqCst);
+        } else {
+            self.own.fetch_and(!(1 << vcpu), Ordering::SeqCst);
+        }
     }
 
     /// Lets SGIs and PPIs of all groups through, where the guest's word about that goes to another host; SPIs for vCPUs of
     /// other hosts go to vCPU 0.
     pub fn begin_interrupts(&self, distributor: &mut Distributor, vcpus: &[Vcpu]) {
-        distributor.keep_at(self.layout.vcpus_of(self.layout.first()).len());
+        distributor.keep_at(VcpuSet(self.layout.bits_of(self.layout.first())));
         if !self.is_first() {
             let effects = distributor.write(0, 4, ALL_GROUPS);
             for (vcpu, groups) in vcpus.iter().zip(core::iter::repeat(effects.groups)) {

@@ -6,6 +6,7 @@
 
 pub mod calls;
 mod cipher;
+pub mod messages;
 #[cfg(not(target_os = "none"))]
 pub mod outside;
 mod room;
@@ -13,19 +14,22 @@ pub mod span;
 
 use crate::drivers::nic;
 use crate::drivers::requests::{self, Incoming};
-use crate::machine::{self, Kind, cpu, due, entropy, give_up, stretch};
+use crate::machine::{self, cpu, due, entropy, give_up, stretch};
 use abi::Text;
 use abi::bundle::{Bundle, BundleError, ClusterRecord};
 use abi::cluster::{ANSWERED, ASKED, DESCRIPTION, Description, Errand};
 use abi::cluster::{FEATURES_MAX, HOSTS_MAX, PROTOCOL};
 use abi::control::{FrameHeader, HostStatus, ProbeRequest, code, host, news, trace};
 use abi::link::PARTS_MAX;
+use abi::span::Kind;
+use abi::state::Vcpu;
 use alloc::{boxed::Box, vec::Vec};
 use arch::{cache, features, timer};
 use cipher::Gcm;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
+use messages::{Call, Calls, States};
 use model_addr::FRAME_SIZE;
 use model_cluster::{Cluster, News, Owner, Peer, Probes, Token};
 use model_control::Refusal;
@@ -37,15 +41,9 @@ use span::Memory;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A message of [`abi::span`].
-pub type Call = [u8; size_of::<abi::span::Message>()];
-/// Messages that may wait: one of each vCPU, its answer, and some about the VM's life.
-const CALLS_MAX: usize = 64;
 /// Pieces of work in one pass; vCPUs come before the rest.
 const PIECES_AT_ONCE: usize = 16;
 
-/// Messages with a host each.
-type Calls = heapless::Vec<(u8, Call), CALLS_MAX>;
 type Names = [Text<24>; HOSTS_MAX];
 
 /// Reason why this machine is in no cluster, though its bundle names one.
@@ -77,9 +75,10 @@ struct State {
     /// The VM that spans hosts.
     span: Option<Box<Memory>>,
     /// Messages about a VM that spans hosts, oldest first: from whom.
-    calls: Box<Calls>,
+    calls: Calls,
     /// Those of this host that have not left: to whom.
-    said: Box<Calls>,
+    said: Calls,
+    states: Box<States>,
     /// Requests of other hosts' VMs, and answers to this one's.
     errands: Messages,
 }
@@ -136,7 +135,7 @@ pub fn pass() -> bool {
 
 fn pieces(state: &SpinLock<Box<State>>) -> bool {
     for _ in 0..PIECES_AT_ONCE {
-        stretch::look(Kind::Tick);
+        stretch::look(machine::Kind::Tick);
         let wait_until = worked(|| state.lock().piece(now_ns()));
         if let Some(at) = wait_until {
             due::request_at(machine::counts(at).saturating_add(1));
@@ -178,7 +177,7 @@ pub fn send(host: u8, message: [&[u8]; 2]) -> bool {
 /// Queues a message about a VM that spans hosts, which leaves when there is room for it, and after what its vCPUs have
 /// invalidated; `false` where too many wait.
 pub fn say(host: u8, call: Call) -> bool {
-    queue(|state| state.said.push((host, call)).is_ok())
+    queue(|state| state.said.push(host, call))
 }
 
 fn queue(add: impl FnOnce(&mut State) -> bool) -> bool {
@@ -189,15 +188,31 @@ fn queue(add: impl FnOnce(&mut State) -> bool) -> bool {
     added
 }
 
+/// Keeps the state of a vCPU for the message of [`Kind::State`] that follows. The one before has been sent: hosts have answered
+/// since that they hold this one.
+pub fn depart(state: &Vcpu) {
+    if let Some(it) = STATE.get() {
+        it.lock().states.leaves = *state;
+    }
+}
+
+/// Returns the state behind the message of a vCPU that has come.
+pub fn arrival() -> Option<Vcpu> {
+    STATE.get()?.lock().states.come()
+}
+
 /// Returns a message about a VM that spans hosts, with its sender; 0 is the oldest.
 pub fn call(number: usize) -> Option<(u8, Call)> {
-    STATE.get()?.lock().calls.get(number).copied()
+    STATE.get()?.lock().calls.get(number)
 }
 
 /// Forgets a message that was acted upon.
 pub fn forget_call(number: usize) {
     if let Some(state) = STATE.get() {
-        state.lock().calls.remove(number);
+        let state = &mut *state.lock();
+        if let Some(call) = state.calls.remove(number) {
+            state.states.forget(&call);
+        }
     }
 }
 
@@ -336,8 +351,9 @@ impl State {
             hosts: record.hosts,
             is_open: record.is_open,
             span: None,
-            calls: Box::new(Calls::new()),
-            said: Box::new(Calls::new()),
+            calls: Calls::new().ok_or(Unable::NoMemory)?,
+            said: Calls::new().ok_or(Unable::NoMemory)?,
+            states: Box::new(States::NONE),
             errands: Messages::of(room::bytes(room::MESSAGES_BYTES).ok_or(Unable::NoMemory)?),
         }))
     }
@@ -360,6 +376,7 @@ impl State {
             names: &self.names,
             span: &mut self.span,
             calls: &mut self.calls,
+            states: &mut self.states,
             errands: (self.is_open == 0).then_some(&mut self.errands),
         };
         let is_done = if card.span.as_mut().is_some_and(|span| span.work(now_ns)) {
@@ -382,13 +399,14 @@ impl State {
 
     /// Sends what was said of a VM that spans hosts, in order, also of one that has ended.
     fn send_said(&mut self) {
-        while let Some((host, call)) = self.said.first() {
+        while let Some((host, call)) = self.said.get(0) {
             let is_held = |span: &mut Box<Memory>| !span.is_flushed();
             if self.span.as_mut().is_some_and(is_held) {
                 return;
             }
             // One that is no member needs to know nothing.
-            if let Err(Refused::Full) = self.cluster.send(*host, [call, &[]]) {
+            if let Err(Refused::Full) = self.cluster.send(host, [&call, self.states.behind(&call)])
+            {
                 return;
             }
             self.said.remove(0);
@@ -453,6 +471,7 @@ struct Card<'a> {
     names: &'a Names,
     span: &'a mut Option<Box<Memory>>,
     calls: &'a mut Calls,
+    states: &'a mut States,
     /// `None` where they could be anybody's.
     errands: Option<&'a mut Messages>,
 }
@@ -526,11 +545,7 @@ impl Owner for Card<'_> {
                 let _ = errands.map(|it| it.push([&[from], message]));
                 true
             }
-            Some(&kind) if kind >= abi::span::Kind::Offer as u8 => {
-                // One of another length would never find room.
-                let call = message.try_into();
-                call.map_or(true, |call| self.calls.push((from, call)).is_ok())
-            }
+            Some(&kind) if kind >= Kind::Offer as u8 => self.states.keep(self.calls, from, message),
             _ => span.is_none_or(|span| span.keep(from, message)),
         }
     }

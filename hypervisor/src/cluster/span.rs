@@ -25,25 +25,26 @@ use alloc::{boxed::Box, sync::Arc};
 use arch::{timer, tlb};
 use core::fmt;
 use core::mem;
-use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use hands::{Backlog, Behind, Hands};
+use hands::{Backlog, Behind, Hands, Seats};
 use heapless::{Deque, Vec};
 use model_addr::{FRAME_SIZE, Gfn, VmId};
 use model_coherence::{
-    Access, Actions, Broken, Event, Host, Message, NO_PAGE, Page, Settings, Switches,
+    Access, Actions, Broken, EARLY_MAX, Event, Host, Message, NO_PAGE, Page, Settings, Switches,
     changes::Words,
     earlier::{Earlier, words},
     held_max,
 };
 use model_control::Refusal;
 use model_link::Refused;
-use model_span::{Layout, VCPUS_MAX};
+use model_span::{Layout, OWN_MAX};
 use room::{Messages, Pages};
 use zerocopy::IntoBytes;
 
-/// Transactions of a host: one for each of its vCPUs, one for the devices, and at least one for prefetches.
-const SLOTS: usize = VCPUS_MAX / 2 + 2;
+/// The slot of the VM's devices, behind those of vCPUs.
+const DEVICES: usize = OWN_MAX;
+/// Transactions of a host: one for each vCPU that it can have, one for the devices, and those of prefetches.
+const SLOTS: usize = DEVICES + 1 + EARLY_MAX;
 /// The longest that a page is kept for an instruction, and the shortest that one which bounces is kept.
 const LEASE_NS: u64 = 400_000;
 const HOLD_NS: u64 = 50_000;
@@ -72,8 +73,10 @@ pub trait Spanned: Send + Sync {
     fn reaches(&self, count: u64) -> Option<bool>;
     /// Its memory.
     fn space(&self) -> &AddressSpace;
-    /// Its vCPUs on this host.
+    /// Its vCPUs, also those that other hosts have.
     fn vcpus(&self) -> &[Vcpu];
+    /// Whether another host has that vCPU.
+    fn is_elsewhere(&self, vcpu: usize) -> bool;
     /// Its devices try again.
     fn put_off_device_work(&self);
     /// Ends it.
@@ -106,9 +109,7 @@ pub struct Memory {
     inbox: Messages,
     /// Where a page is read to before the link copies it.
     page: Box<Words>,
-    /// Its vCPUs on this host.
-    vcpus: Range<u8>,
-    /// Where each of them was that missed.
+    /// Where each vCPU of this host was that missed.
     pcs: [u64; SLOTS],
     members: Members,
     runs: bool,
@@ -147,10 +148,9 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
     for (first, (host, _)) in first_pages.iter_mut().zip(&members) {
         *first = (layout.memory_of(*host).start / FRAME_SIZE) as u32;
     }
-    let vcpus = layout.vcpus_of(own);
     let settings = Settings {
         host: host as u8,
-        vcpus: vcpus.len() as u8 + 1,
+        vcpus: DEVICES as u8 + 1,
         first_pages,
         pages: (record.memory / FRAME_SIZE) as u32,
         page_bytes: FRAME_SIZE as usize,
@@ -161,7 +161,7 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
     // One that was taken for a VM which then could not be made.
     let unused = state.lock().span.take();
     drop(unused);
-    let memory = Memory::new(settings, vcpus, members).ok_or_else(|| {
+    let memory = Memory::new(settings, members).ok_or_else(|| {
         let bytes = u64::from(settings.pages) * size_of::<Page>() as u64;
         let what = format_args!("no {bytes} bytes for the states of its pages");
         Refusal::new(code::NO_MEMORY, bytes, what)
@@ -175,6 +175,7 @@ pub fn enter(vm: Arc<dyn Spanned>) {
     if let Some(memory) = lock().as_mut().and_then(|state| state.span.as_mut()) {
         memory.hands = Some(Hands {
             first: vm.space().range().start.frame(),
+            seats: Seats::of(&*vm),
             vm,
             earlier: memory.earlier.take(),
             backlog: mem::take(&mut memory.backlog),
@@ -217,13 +218,13 @@ pub fn fault(vcpu: u16, gfn: Gfn, writes: bool, pc: u64) -> bool {
 /// The VM's devices miss a page, and try again as soon as it is there.
 pub fn device_fault(gfn: Gfn, writes: bool) {
     DEVICES_WAITED.store(true, Ordering::Relaxed);
-    with(|memory| memory.fault(memory.vcpus.len(), gfn, writes, 0));
+    with(|memory| memory.fault(DEVICES, gfn, writes, 0));
 }
 
 /// Its devices wait for nothing.
 pub fn devices_went_on() {
     if DEVICES_WAITED.swap(false, Ordering::Relaxed) {
-        with(|memory| memory.step(Event::Retired(memory.vcpus.len())));
+        with(|memory| memory.step(Event::Retired(DEVICES)));
     }
 }
 
@@ -233,6 +234,18 @@ pub fn let_go(vcpu: u16, pc: u64, left: bool) {
         (Some(slot), true) => memory.step(Event::Away(slot)),
         (Some(slot), false) if memory.pcs[slot] != pc => memory.step(Event::Retired(slot)),
         _ => {}
+    });
+}
+
+/// A vCPU has come to this host, or leaves it and keeps nothing.
+pub fn seat(vcpu: u16, is_here: bool) {
+    with(|memory| {
+        if let Some(slot) = memory.slot(vcpu) {
+            memory.step(Event::Away(slot));
+        }
+        if let Some(hands) = &mut memory.hands {
+            hands.seats.set(vcpu, is_here);
+        }
     });
 }
 
@@ -276,7 +289,7 @@ pub(super) fn end_if_broken() {
 impl Memory {
     /// Makes one without a VM. On the heap, and apart, as it passes through the stack.
     #[inline(never)]
-    fn new(settings: Settings<HOSTS>, vcpus: Range<u8>, members: Members) -> Option<Box<Self>> {
+    fn new(settings: Settings<HOSTS>, members: Members) -> Option<Box<Self>> {
         let pages = Pages::new(settings.pages as usize, |n| Page::first(&settings, n))?;
         let inbox = Messages::of(room::bytes(room::MESSAGES_BYTES)?);
         let page = words()?;
@@ -293,7 +306,6 @@ impl Memory {
             inbox,
             page,
             pcs: [0; SLOTS],
-            vcpus,
             members,
             runs: false,
             why: None,
@@ -302,7 +314,7 @@ impl Memory {
 
     /// The slot of one of this host's vCPUs, by its number in the VM.
     fn slot(&self, vcpu: u16) -> Option<usize> {
-        self.vcpus.clone().position(|it| u16::from(it) == vcpu)
+        self.hands.as_ref()?.seats.slot(vcpu)
     }
 
     fn step(&mut self, event: Event<'_>) {
@@ -450,7 +462,7 @@ impl State {
             return;
         }
         if let Some(hands) = &memory.hands {
-            for vcpu in hands.vm.vcpus() {
+            for vcpu in hands.seats.all().filter_map(|it| hands.vm.vcpus().get(it)) {
                 vcpu.call(attention::PAGE);
                 sched::wake(vcpu.entity);
             }

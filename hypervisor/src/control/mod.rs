@@ -14,7 +14,7 @@ use crate::economy::ledger;
 use crate::life;
 use crate::machine::{self, Cpu, Kind, stretch};
 use crate::memory::{VMS_MAX, frames, heap, regions};
-use crate::vcpu::sched;
+use crate::vcpu::{Vcpu, sched};
 use crate::vms::{self, Vm, report};
 use abi::bundle::Entry;
 use abi::control::{
@@ -218,6 +218,7 @@ fn act(request: Request<'_>, caller: Caller, less: usize) -> Result<Answer, Refu
         }
         Request::Events(request) => tracing::read(&request, &mut answer)?,
         Request::Probe(asked) => cluster::probe(&asked)?,
+        Request::SpanMove(request) => life::move_vcpu(&request)?,
         Request::Recount(from) => {
             answer.push(&recount::go_on(from));
         }
@@ -267,7 +268,8 @@ fn read(
         }
         request::SHOW => {
             if let Some(instance) = vms::find(asked.name)?.instance() {
-                answer.fill(asked.from, &instance.vcpus, report::read_vcpu);
+                let read = |vcpu: &Vcpu| report::read_vcpu(&instance, vcpu);
+                answer.fill(asked.from, &instance.vcpus, read);
             }
         }
         request::NODES => answer.fill(asked.from, machine.node_ids().zip(sched::loads()), node),

@@ -7,7 +7,7 @@ use crate::machine::{self, due};
 use crate::vcpu::{Vcpu, attention};
 use arch::timer;
 use core::sync::atomic::Ordering;
-use model_span::{Kind, Message, Session, end};
+use model_span::{GROUP1_TOO, Kind, Message, Session, end};
 use model_vgic::VcpuSet;
 
 impl Guest {
@@ -16,6 +16,32 @@ impl Guest {
     pub fn is_elsewhere(&self, vcpu: usize) -> bool {
         let span = self.span.as_ref();
         span.is_some_and(|span| span.is_elsewhere(vcpu))
+    }
+
+    /// Returns whether a vCPU is to leave this host.
+    pub fn is_left(&self) -> bool {
+        let span = self.span.as_ref();
+        span.is_some_and(|span| span.is_left.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether it is that vCPU.
+    pub fn is_left_by(&self, vcpu: u16) -> bool {
+        let leaves = |session: &mut Session| session.leaves().map(|it| it.0);
+        self.is_left() && self.with_session(|session, _| leaves(session)) == Some(Some(vcpu as u8))
+    }
+
+    /// An SGI, with [`GROUP1_TOO`], comes to vCPUs of this host, a bit each.
+    pub fn receive_sgi(&self, sgi: u8, targets: u64) {
+        let (intid, group1_too) = (sgi & 0xf, sgi & GROUP1_TOO != 0);
+        let targets = self.vcpus.iter().filter(|it| targets >> it.index & 1 != 0);
+        for vcpu in targets {
+            let mut redistributor = vcpu.redistributor.lock();
+            let is_called = redistributor.receive_sgi(intid.into(), group1_too);
+            drop(redistributor);
+            if is_called {
+                vcpu.call(attention::DELIVER);
+            }
+        }
     }
 
     /// Does something with the session; what that sends has the guest's count. A VM whose messages find no room ends.
@@ -32,6 +58,8 @@ impl Guest {
         };
         let result = act(&mut session, &mut send);
         span.life.store(session.life(), Ordering::Relaxed);
+        let is_left = session.leaves().is_some();
+        span.is_left.store(is_left, Ordering::Relaxed);
         drop(session);
         if !has_room {
             self.end(format_args!("its hosts take no messages"));

@@ -163,9 +163,9 @@ pub fn instance_with(
     })?;
     stretch::look(stretch::Kind::Control);
     let span = Span::of(record)?;
-    let (weight, cap) = (record.weight as u16, record.cap as u8);
-    let nodes = sched::node_set(record.nodes);
-    let load = u64::from(weight) * u64::from(record.vcpus);
+    let parameters = parameters(record);
+    let nodes = parameters.nodes;
+    let load = u64::from(parameters.weight) * u64::from(record.vcpus);
     let loads = sched::loads();
     let home = model_scheduler::place(load, nodes, &loads).unwrap_or(NodeId(0));
     if let Some(group) = sharing::group(record.group) {
@@ -195,13 +195,21 @@ pub fn instance_with(
         if instance.is_elsewhere(vcpu.index.into()) {
             continue;
         }
-        let parameters = Parameters { weight, cap, nodes };
         seats::enter(vcpu.entity, &instance, vcpu.index, home, parameters).map_err(|refused| {
             sessions::leave(id);
             impossible(0, format_args!("{refused}"))
         })?;
     }
     Ok(instance)
+}
+
+/// What the scheduler is told of each of its vCPUs.
+pub fn parameters(record: &VmRecord) -> Parameters {
+    Parameters {
+        weight: record.weight as u16,
+        cap: record.cap as u8,
+        nodes: sched::node_set(record.nodes),
+    }
 }
 
 /// Puts a VM together from what was made for it. Apart, as it passes through the stack, on which its devices are made

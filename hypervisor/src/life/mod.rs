@@ -7,7 +7,9 @@ pub mod reaper;
 pub mod state;
 mod verbs;
 
-pub use verbs::{define, flush_terminals, kill, pause, reset, resume, set, settle, start, stop};
+pub use verbs::{
+    define, flush_terminals, kill, move_vcpu, pause, reset, resume, set, settle, start, stop,
+};
 
 /// Describes the bundle's VMs, and starts those that are to start by themselves.
 pub fn init() {

@@ -76,7 +76,8 @@ fn head(vm: &Instance) -> state::Vm {
 fn settle_all(vm: &Instance) {
     vm.disks().for_each(|block| block.end_held(vm));
     for vcpu in &vm.vcpus {
-        vcpu.give_back_interrupts(&vm.distributor);
+        // All of them look again before they run on.
+        let _ = vcpu.give_back_interrupts(&vm.distributor);
     }
     for node in machine::get().node_ids() {
         let mut from = Some(Gfn(0));

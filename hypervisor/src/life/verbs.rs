@@ -8,13 +8,13 @@ use crate::machine::{self, stretch};
 use crate::vms::table::{Life, all, enter, find};
 use crate::vms::{Instance, Vm, report};
 use abi::bundle::{NET_DOWN, VM_AUTOSTART, VmRecord, kind};
-use abi::control::{SetRequest, VmName, code};
+use abi::control::{SetRequest, SpanMoveRequest, VmName, code};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use model_addr::VmId;
 use model_control::Refusal;
 use model_entitlement::Terms;
-use model_span::Kind;
+use model_span::{Kind, Stays};
 
 /// Describes the bundle's VMs, and starts those that are to start by themselves. Who asked cannot be told
 /// what is refused: that VM has ended, and its reason says why.
@@ -237,4 +237,29 @@ pub fn flush_terminals() {
             instance.terminal.flush();
         }
     }
+}
+
+/// Begins to move a vCPU to another host of its VM.
+///
+/// # Errors
+/// Why it stays.
+pub fn move_vcpu(request: &SpanMoveRequest) -> Result<(), Refusal> {
+    let vm = find(request.name)?.running()?;
+    let [vcpu, host] = [request.vcpu, request.host].map(|it| u8::try_from(it).unwrap_or(u8::MAX));
+    let begun = vm.with_session(|session, send| session.move_vcpu(vcpu, host, send));
+    let stays = match begun {
+        Some(Ok(())) => return Ok(()),
+        Some(Err(stays)) => stays,
+        None => {
+            let what = format_args!("{} spans no hosts", request.name);
+            return Err(Refusal::new(code::WRONG_STATE, 0, what));
+        }
+    };
+    let code = match stays {
+        Stays::Busy(_) => code::BUSY,
+        Stays::Apart => code::WRONG_STATE,
+        _ => code::IMPOSSIBLE,
+    };
+    let what = format_args!("{}: {stays}", request.name);
+    Err(Refusal::new(code, vcpu.into(), what))
 }

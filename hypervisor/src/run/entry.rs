@@ -155,7 +155,7 @@ impl Loaded<'_> {
             .vcpu
             .attention
             .fetch_and(attention::STAYS, Ordering::SeqCst);
-        if asked & attention::STAND_STILL != 0 && self.vm.must_stand_still() {
+        if asked & attention::STAND_STILL != 0 && self.stands_still() {
             // What else was asked stays to be done when it runs again.
             self.vcpu
                 .attention
@@ -200,6 +200,19 @@ impl Loaded<'_> {
             return self.take_answer();
         }
         Flow::Resume
+    }
+
+    /// Whether the vCPU leaves the CPU: its VM stands still, or another host is to get the vCPU.
+    #[cold]
+    fn stands_still(&self) -> bool {
+        if self.vm.must_stand_still() {
+            return true;
+        }
+        let is_left = self.core.asked.is_none() && self.vm.is_left_by(self.vcpu.index);
+        if is_left {
+            due::request();
+        }
+        is_left
     }
 
     /// Times the exit that ends now, and notes it where exits are traced. What it was is told by

@@ -1,12 +1,14 @@
 //! What hosts of a VM ask of each other: done for others in housekeeping, and asked by vCPUs that leave their guest.
 
+use crate::cluster;
 use crate::cluster::calls;
-use crate::cluster::{self, Call};
+use crate::cluster::messages::{Call, is_state};
 use crate::guest::{End, Guest};
 use crate::life::create::turn_on_first;
 use crate::machine;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{mmio, skip};
+use crate::run::moving;
 use crate::vcpu::{Asked, Outcome, attention};
 use crate::vms::{Instance, report, table};
 use alloc::sync::Arc;
@@ -30,8 +32,8 @@ pub fn pass() -> bool {
     }
     let (mut held, mut number) = (0_u16, 0);
     while let Some((from, call)) = cluster::call(number) {
-        // Those of one host stay in order.
-        let is_held = held >> from & 1 != 0;
+        // Those of one host stay in order, but for a vCPU's state, which others may wait for.
+        let is_held = held >> from & 1 != 0 && !is_state(&call);
         let is_done = !is_held && vm.as_ref().is_none_or(|vm| act(vm, from, &call));
         if is_done {
             cluster::forget_call(number);
@@ -39,6 +41,9 @@ pub fn pass() -> bool {
             held |= 1 << from;
             number += 1;
         }
+    }
+    if let Some(vm) = vm.as_ref().filter(|vm| vm.is_left()) {
+        moving::go_on(vm);
     }
     false
 }
@@ -84,6 +89,8 @@ fn act_upon(vm: &Arc<Instance>, wanted: &Todo) {
             let answer = serve(vm, &asked);
             vm.with_session(|session, send| session.reply(&asked, answer, send));
         }
+        Todo::TryAgain => moving::try_again(vm),
+        Todo::Arrives(vcpu) => moving::arrive(vm, vcpu),
         Todo::Wake(vcpu) => {
             if let Some(vcpu) = vm.vcpus.get(usize::from(vcpu)) {
                 vcpu.call(attention::PAGE);
@@ -122,17 +129,7 @@ fn serve(vm: &Instance, asked: &Message) -> u64 {
         }
         (Kind::AffinityInfo, Some(vcpu)) => vcpu.power.lock().state.affinity_info(),
         _ => {
-            let (intid, group1_too) = (asked.detail & 0xf, asked.detail & GROUP1_TOO != 0);
-            let targets = vm.vcpus.iter().filter(|vcpu| at >> vcpu.index & 1 != 0);
-            for vcpu in targets {
-                if vcpu
-                    .redistributor
-                    .lock()
-                    .receive_sgi(intid.into(), group1_too)
-                {
-                    vcpu.call(attention::DELIVER);
-                }
-            }
+            vm.receive_sgi(asked.detail, at);
             Reply::SUCCESS
         }
     };
@@ -145,12 +142,7 @@ impl Loaded<'_> {
     /// Asks the host of the vCPU that a call is about.
     #[cold]
     pub fn ask(&mut self, (kind, target, at, value): (Kind, u8, u64, u64), how: Asked) -> Flow {
-        let to = self
-            .vm
-            .span
-            .as_ref()
-            .and_then(|span| span.layout.host_of(target));
-        self.ask_host(to, (kind, target, at, value), how)
+        self.ask_host((kind, target, at, value), how)
     }
 
     /// Asks the host that has the device.
@@ -162,30 +154,22 @@ impl Loaded<'_> {
         } else {
             (Kind::Load, 0)
         };
-        let to = self.vm.span.as_ref().map(|span| span.layout.first());
-        self.ask_host(to, (kind, access.size, ipa.0, value), Asked::Access(access))
+        self.ask_host((kind, access.size, ipa.0, value), Asked::Access(access))
     }
 
-    fn ask_host(&mut self, to: Option<u8>, what: (Kind, u8, u64, u64), how: Asked) -> Flow {
+    fn ask_host(&mut self, what: (Kind, u8, u64, u64), how: Asked) -> Flow {
         let vcpu = self.vcpu.index as u8;
         self.core.asked = Some(how);
-        self.vm.with_session(|session, send| {
-            if let Some(to) = to {
-                session.ask(vcpu, to, what, send);
-            }
-        });
+        self.vm
+            .with_session(|session, send| session.ask(vcpu, what, send));
         self.wait_for_host()
     }
 
-    /// Sends an SGI to those of its targets that other hosts have, at the first of them.
+    /// Sends an SGI to vCPUs that other hosts have, a bit each.
     #[cold]
-    pub fn send_sgi_elsewhere(&mut self, sgi: &Sgi, index: usize) {
-        let elsewhere = sgi.targets.iter().filter(|it| self.vm.is_elsewhere(*it));
+    pub fn send_sgi_elsewhere(&mut self, sgi: &Sgi, targets: u64) {
         let group1 = if sgi.group1_too { GROUP1_TOO } else { 0 };
-        let what = (sgi.intid as u8 | group1, sgi.targets.0);
-        if elsewhere.min() == Some(index) {
-            self.send_sgi(what);
-        }
+        self.send_sgi((sgi.intid as u8 | group1, targets));
     }
 
     /// Sends an SGI to other hosts, or waits until the last one has come.
@@ -194,9 +178,14 @@ impl Loaded<'_> {
         let sent = self
             .vm
             .with_session(|session, send| session.send_sgi(vcpu, what, send));
-        if sent == Some(false) {
-            self.core.asked = Some(Asked::Sgi(what));
-            let _ = self.wait_for_host();
+        match sent {
+            // One that came here meanwhile.
+            Some(Some(own)) => self.vm.receive_sgi(what.0, own),
+            Some(None) => {
+                self.core.asked = Some(Asked::Sgi(what));
+                let _ = self.wait_for_host();
+            }
+            None => {}
         }
         // This CPU sends it.
         self.cpu.kick();
@@ -237,7 +226,12 @@ impl Loaded<'_> {
                 }
                 skip(self);
             }
-            (Some(Asked::Sgi(what)), _) => self.send_sgi(what),
+            (Some(Asked::Sgi(what)), _) => {
+                self.send_sgi(what);
+                if self.core.asked.is_some() {
+                    return Flow::Leave(Outcome::Waiting);
+                }
+            }
             (Some(Asked::Access(_)) | None, _) => {}
         }
         Flow::Resume

@@ -6,5 +6,6 @@ pub mod exit;
 pub mod hosts;
 pub mod housekeeping;
 mod load;
+pub mod moving;
 pub mod os0;
 mod stolen_time;

@@ -1,32 +1,52 @@
 //! vCPUs as records, for the image that takes this one's place (`abi::state`).
 
-use crate::vcpu::{Vcpu, attention};
+use crate::vcpu::{Core, PowerState, Vcpu, attention};
 use abi::control::work;
 use abi::state::{self, power};
 use core::sync::atomic::Ordering;
 use machine_locks::SpinLock;
 use model_addr::Ipa;
-use model_vgic::{Distributor, Groups};
+use model_vgic::{Distributor, Groups, Redistributor, VcpuSet};
 use model_vpsci::Power;
 use model_vtimer::PhysicalTimer;
 use zerocopy::transmute;
 
 impl Vcpu {
     /// Its interrupts go back to where they came from, as records have them. It stands still.
-    pub fn give_back_interrupts(&self, distributor: &SpinLock<Distributor>) {
+    ///
+    /// Returns vCPUs that must look again, where others than this one run on.
+    pub fn give_back_interrupts(&self, distributor: &SpinLock<Distributor>) -> VcpuSet {
         let mut core = self.core.lock();
         let mut distributor = distributor.lock();
         let mut redistributor = self.redistributor.lock();
-        // All of them look again before they run on.
-        let _ = core
-            .lists
-            .give_back(&mut redistributor, Some(&mut distributor));
         self.attention
             .fetch_or(attention::DELIVER, Ordering::SeqCst);
+        core.lists
+            .give_back(&mut redistributor, Some(&mut distributor))
     }
 
     /// Its record, after that.
     pub fn record(&self) -> state::Vcpu {
+        self.recorded(|redistributor| redistributor.record())
+    }
+
+    /// The same, and nothing of it is here any more: it is off. `groups` as the distributor lets them through. `leave` is done
+    /// while nobody can send it an SGI or look whether it is on.
+    pub fn take(&self, groups: Groups, vcpus: usize, leave: impl FnOnce()) -> state::Vcpu {
+        let record = self.recorded(|redistributor| {
+            let record = redistributor.record();
+            *redistributor = Redistributor::new(self.index.into(), vcpus);
+            redistributor.set_groups(groups);
+            leave();
+            record
+        });
+        *self.core.lock() = Core::new(self.mpidr);
+        *self.power.lock() = PowerState::default();
+        self.stats.waiting_since.store(0, Ordering::Relaxed);
+        record
+    }
+
+    fn recorded(&self, private: impl FnOnce(&mut Redistributor) -> state::Private) -> state::Vcpu {
         let core = self.core.lock();
         let (on, shown) = (self.power.lock(), core.stolen_shown);
         let state = match on.state {
@@ -47,13 +67,19 @@ impl Vcpu {
                 self.stats.get(work::STEAL),
             ],
             power: [state, on.entry.0, on.context],
-            private: self.redistributor.lock().record(),
+            private: private(&mut self.redistributor.lock()),
         }
     }
 
     /// As a record has it; `false` where that makes no sense. `groups` as the distributor lets them through.
     #[must_use]
     pub fn restore(&self, record: &state::Vcpu, groups: Groups) -> bool {
+        self.restore_with(record, groups, || {})
+    }
+
+    /// The same; `come` is done before anybody can send it an SGI.
+    #[must_use]
+    pub fn restore_with(&self, record: &state::Vcpu, groups: Groups, come: impl FnOnce()) -> bool {
         let [state, entry, context] = record.power;
         let state = match state {
             power::OFF => Power::Off,
@@ -79,6 +105,9 @@ impl Vcpu {
             .fetch_or(attention::DELIVER, Ordering::SeqCst);
         // EL0, or EL1 with either stack pointer, in AArch64.
         let is_el1 = matches!(core.context.pstate & 0x1f, 0 | 4 | 5);
-        is_el1 && self.redistributor.lock().restore(&record.private, groups)
+        let mut redistributor = self.redistributor.lock();
+        let is_sound = is_el1 && redistributor.restore(&record.private, groups);
+        come();
+        is_sound
     }
 }

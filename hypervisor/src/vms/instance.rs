@@ -192,7 +192,11 @@ impl Spanned for Instance {
     }
 
     fn vcpus(&self) -> &[Vcpu] {
-        self.span.as_ref().map_or(&[], |it| it.own(&self.vcpus))
+        &self.guest.vcpus
+    }
+
+    fn is_elsewhere(&self, vcpu: usize) -> bool {
+        self.guest.is_elsewhere(vcpu)
     }
 
     fn put_off_device_work(&self) {

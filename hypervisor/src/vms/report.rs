@@ -2,7 +2,7 @@
 
 use crate::devices::uart::TYPED_ROOM;
 use crate::drivers::port;
-use crate::guest::{End, sessions, terminal::ROOM};
+use crate::guest::{End, Guest, sessions, terminal::ROOM};
 use crate::machine;
 use crate::memory::regions;
 use crate::vcpu::Vcpu;
@@ -97,18 +97,24 @@ fn read_instance(instance: &Instance, raw: &mut RawVm) {
 }
 
 /// What is counted of a vCPU. Nothing is asked of the vCPU itself.
-pub fn read_vcpu(vcpu: &Vcpu) -> RawVcpu {
+pub fn read_vcpu(vm: &Guest, vcpu: &Vcpu) -> RawVcpu {
     let stats = &vcpu.stats;
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let index = vcpu.index as u8;
+    let (host, leaves) = vm
+        .with_session(|session, _| (session.host_of(index), session.is_leaving(index)))
+        .unwrap_or_default();
+    let host = host.filter(|_| vm.is_elsewhere(index.into()));
     let state = match (vcpu.power.lock().state, vcpu.running_on()) {
+        _ if leaves => vcpu_state::LEAVES,
         (model_vpsci::Power::Off, _) => vcpu_state::OFF,
         (_, Some(_)) => vcpu_state::RUNNING,
         (_, None) if stats.ready.load(Ordering::Relaxed) => vcpu_state::READY,
         (_, None) => vcpu_state::WAITING,
     };
     RawVcpu {
-        state,
-        cpu: load(&stats.last_cpu) as u32,
+        state: host.map_or(state, |_| vcpu_state::ELSEWHERE),
+        cpu: host.map_or(load(&stats.last_cpu) as u32, u32::from),
         migrations: load(&stats.migrations),
         pc: load(&stats.pc),
         work: stats.used(),

@@ -47,6 +47,7 @@ mod tlb;
 
 pub use abi::coherence::{Access, Form, Kind, Message, Operation};
 pub use page::{Page, State};
+pub use prefetch::EARLY_MAX;
 
 use abi::coherence::PAGE_BYTES;
 use core::ops::IndexMut;

@@ -7,7 +7,7 @@ use core::ops::IndexMut;
 const BURST_MAX: u32 = 16;
 /// The most pages that are under way before they are needed. With eight, times differ no more than between images
 /// (docs/decisions/0116).
-const EARLY_MAX: usize = 5;
+pub const EARLY_MAX: usize = 5;
 /// Pages whose companions are known at a time.
 pub(crate) const LOCKS: usize = 8;
 /// The most companions of a page.

@@ -108,6 +108,7 @@ fn about(request: &Request<'_>) -> Option<VmName> {
         Request::Reclaim(asked) => Some(asked.name),
         Request::Read(_, asked) => (!asked.name.is_empty()).then_some(asked.name),
         Request::NumaMove(asked) => Some(asked.name),
+        Request::SpanMove(asked) => Some(asked.name),
         Request::Hello
         | Request::Create(_)
         | Request::PowerOff

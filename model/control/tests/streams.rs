@@ -106,6 +106,7 @@ fn rights_are_what_they_are_called() {
         request::POWER_OFF,
         request::RECLAIM,
         request::NUMA_MOVE,
+        request::SPAN_MOVE,
         request::TRACE,
         request::EVENTS,
         request::RECOUNT,

@@ -22,11 +22,14 @@
 #![forbid(unsafe_code)]
 
 mod layout;
+mod moves;
 
 pub use abi::cluster::HOSTS_MAX;
 pub use abi::span::{GROUP1_TOO, Kind, Message, end};
 pub use layout::{Layout, MEMORY_STEP, Unfit};
+pub use moves::{OWN_MAX, Stays};
 
+use moves::Seats;
 use zerocopy::TryFromBytes;
 
 /// The most vCPUs.
@@ -79,6 +82,10 @@ pub enum Todo {
     Asked(Message),
     /// A vCPU that waited goes on: [`Session::take_answer`] has the answer, or it asks again.
     Wake(u8),
+    /// Own vCPUs that wait may go on: a vCPU that was on its way is where it goes.
+    TryAgain,
+    /// A vCPU of another host comes here, with the state behind the message: [`Session::arrived`] follows.
+    Arrives(u8),
 }
 
 /// What a vCPU has under way.
@@ -107,6 +114,7 @@ pub struct Session {
     is_complete: bool,
     /// Of the first host: others that are ready.
     ready: Hosts,
+    seats: Seats,
     slots: [Slot; VCPUS_MAX],
 }
 
@@ -122,6 +130,7 @@ impl Session {
             state: State::Waiting,
             is_complete: false,
             ready: 0,
+            seats: Seats::new(&layout),
             slots: [Slot::default(); VCPUS_MAX],
         }
     }
@@ -233,8 +242,10 @@ impl Session {
             _ if waits => Ok(Todo::Later),
             Kind::Pause | Kind::Resume if m.detail <= 1 => Ok(Todo::Live(m.kind, m.detail)),
             Kind::Reply => self.replied(from, &m).map_or(unexpected, Ok),
-            _ if self.is_sound(from, &m) => Ok(Todo::Asked(m)),
-            _ => Err(malformed),
+            Kind::Move | Kind::Held | Kind::Moved | Kind::State => {
+                self.moves(from, &m, send).map_or(unexpected, Ok)
+            }
+            _ => self.meaning(from, &m),
         }
     }
 
@@ -272,20 +283,6 @@ impl Session {
         Some(Todo::Start)
     }
 
-    /// Returns whether what a vCPU of another host asks has a meaning.
-    fn is_sound(&self, from: u8, m: &Message) -> bool {
-        let own = self.layout.vcpus_of(self.host);
-        let is_meant = match m.kind {
-            Kind::CpuOn | Kind::AffinityInfo => own.contains(&m.detail),
-            Kind::Load | Kind::Store => matches!(m.detail, 1 | 2 | 4 | 8),
-            Kind::Sgi => {
-                m.detail < 2 * GROUP1_TOO && m.at.get() & !self.layout.bits_of(self.host) == 0
-            }
-            _ => false,
-        };
-        is_meant && self.layout.host_of(m.vcpu) == Some(from)
-    }
-
     fn replied(&mut self, from: u8, m: &Message) -> Option<Todo> {
         let slot = self.slots.get_mut(usize::from(m.vcpu))?;
         if slot.missing & bit(from) == 0 {
@@ -303,43 +300,52 @@ impl Session {
 
     /// Answers what a vCPU of another host asked.
     pub fn reply(&self, asked: &Message, value: u64, mut send: impl FnMut(u8, Message)) {
-        if let Some(host) = self.layout.host_of(asked.vcpu) {
+        if let Some(host) = self.host_of(asked.vcpu) {
             let mut message = self.message(Kind::Reply, (0, 0));
             (message.vcpu, message.value) = (asked.vcpu, value.into());
             send(host, message);
         }
     }
 
-    /// Asks a host on behalf of an own vCPU, which waits for [`Todo::Wake`]: then [`Self::take_answer`] has the answer, or
-    /// `None`, as the vCPU had an SGI under way and must ask again.
+    /// Asks the host of a vCPU or device on behalf of an own vCPU, which waits for [`Todo::Wake`] or [`Todo::TryAgain`] as long as
+    /// [`Self::waits`] says. Then [`Self::take_answer`] has the answer, or `None`, as the vCPU had an SGI under way or that
+    /// other vCPU is on its way or here, and it must ask again.
     pub fn ask(
         &mut self,
         vcpu: u8,
-        to: u8,
         (kind, detail, at, value): (Kind, u8, u64, u64),
         mut send: impl FnMut(u8, Message),
     ) {
         let mut message = self.message(kind, (detail, at));
         (message.vcpu, message.value) = (vcpu, value.into());
+        let (to, is_held) = match kind {
+            Kind::Load | Kind::Store => (Some(self.layout.first()), false),
+            _ => (
+                self.host_of(detail),
+                detail != vcpu && self.seats.is_moving(detail),
+            ),
+        };
+        let to = to.filter(|to| *to != self.host);
         let slot = &mut self.slots[usize::from(vcpu)];
-        slot.waits = true;
-        if slot.missing == 0 {
+        slot.waits = is_held || slot.missing != 0 || to.is_some();
+        if let Some(to) = to.filter(|_| slot.missing == 0 && !is_held) {
             (slot.missing, slot.has_asked) = (bit(to), true);
             send(to, message);
         }
     }
 
-    /// Sends an SGI of an own vCPU, with [`GROUP1_TOO`], to vCPUs of other hosts among `targets`, a bit each. Returns `false`
-    /// if the vCPU must wait for [`Todo::Wake`] and try again.
+    /// Sends an SGI of an own vCPU, with [`GROUP1_TOO`], to vCPUs of other hosts among `targets`, a bit each. Returns those of
+    /// them that this host has, or `None` if the vCPU must wait for [`Todo::Wake`] or [`Todo::TryAgain`] and try again.
     pub fn send_sgi(
         &mut self,
         vcpu: u8,
         (sgi, targets): (u8, u64),
         mut send: impl FnMut(u8, Message),
-    ) -> bool {
+    ) -> Option<u64> {
         let is_free = self.slots[usize::from(vcpu)].missing == 0;
-        for host in self.others().filter(|_| is_free) {
-            let its = targets & self.layout.bits_of(host);
+        let can_go = is_free && targets & self.seats.moving() & !(1 << vcpu) == 0;
+        for host in self.others().filter(|_| can_go) {
+            let its = targets & self.seats.bits_of(host);
             if its != 0 {
                 let mut message = self.message(Kind::Sgi, (sgi, its));
                 message.vcpu = vcpu;
@@ -347,8 +353,8 @@ impl Session {
                 send(host, message);
             }
         }
-        self.slots[usize::from(vcpu)].waits = !is_free;
-        is_free
+        self.slots[usize::from(vcpu)].waits = !can_go;
+        can_go.then(|| targets & self.seats.bits_of(self.host))
     }
 
     /// Returns whether an own vCPU must not go on yet.

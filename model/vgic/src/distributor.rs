@@ -43,8 +43,8 @@ pub struct Distributor {
     /// How many of `banks` there are.
     count: u8,
     vcpus: u8,
-    /// How many vCPUs this host has, from 0 on; what is routed to others goes to vCPU 0.
-    own: u8,
+    /// vCPUs to which SPIs go; of the others, another host has each.
+    own: VcpuSet,
 }
 
 /// 32 SPIs.
@@ -83,13 +83,35 @@ impl Distributor {
             groups: Groups::empty(),
             count: spis.div_ceil(32) as u8,
             vcpus: vcpus as u8,
-            own: vcpus as u8,
+            own: VcpuSet::first(vcpus),
         }
     }
 
-    /// Other hosts have the vCPUs from `own` on: SPIs that are routed to them go to vCPU 0.
-    pub const fn keep_at(&mut self, own: usize) {
-        self.own = own as u8;
+    /// Other hosts have the vCPUs that are not `own`: SPIs that are routed to them go to vCPU 0.
+    pub const fn keep_at(&mut self, own: VcpuSet) {
+        self.own = own;
+    }
+
+    /// Lets SPIs of that vCPU go to vCPU 0, as another host gets it, after [`crate::ListFile::give_back`]. Whether vCPU 0 must
+    /// run [`crate::ListFile::deliver`]; `None`, and nothing is done, while an SPI is active at that vCPU.
+    pub fn give_away(&mut self, vcpu: u8) -> Option<bool> {
+        let is_its = |owners: &[u8; 32], among: u32| owned_by(vcpu.into(), owners, among) != 0;
+        let is_busy = |spis: &SpiBank| is_its(&spis.holders, spis.bank.state.active);
+        if self.banks().any(is_busy) {
+            return None;
+        }
+        self.own = self.own.without(VcpuSet::only(vcpu.into()));
+        let mut is_concerned = false;
+        for spis in self.banks.iter_mut().take(self.count.into()) {
+            for (bit, target) in spis.targets.iter_mut().enumerate() {
+                if *target == vcpu {
+                    *target = 0;
+                    spis.bank.mark_stale(1 << bit);
+                    is_concerned = true;
+                }
+            }
+        }
+        Some(is_concerned)
     }
 
     /// The records of its SPIs, after [`crate::ListFile::give_back`] of all vCPUs.
@@ -335,7 +357,7 @@ impl Distributor {
         };
         spis.routes[bit] = new;
         let target = target_of(new, self.vcpus);
-        let is_elsewhere = (self.own..self.vcpus).contains(&target);
+        let is_elsewhere = target < self.vcpus && !self.own.contains(target.into());
         spis.targets[bit] = if is_elsewhere { 0 } else { target };
         spis.bank.mark_stale(1 << bit);
         Effects {

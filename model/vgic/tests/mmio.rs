@@ -131,7 +131,7 @@ fn routes_are_read_and_written_whole_and_in_halves() {
 #[test]
 fn what_is_routed_to_another_host_comes_to_vcpu_0() {
     let (mut dist, _) = booted(3);
-    dist.keep_at(2);
+    dist.keep_at(VcpuSet::first(2));
     let at = 0x6000 + 8 * 40;
     for (route, vcpu) in [(2, 0), (1, 1), (0, 0)] {
         let _ = dist.write(at, 8, route);
@@ -141,6 +141,40 @@ fn what_is_routed_to_another_host_comes_to_vcpu_0() {
     }
     let _ = dist.write(at, 8, 3);
     assert_eq!(dist.set_pending(40), VcpuSet::NONE, "nobody has it");
+}
+
+#[test]
+fn a_vcpu_that_goes_to_another_host_leaves_its_spis_to_vcpu_0() {
+    let (mut dist, _) = booted(2);
+    let mut redist = Redistributor::new(1, 2);
+    redist.set_groups(dist.groups());
+    let (mut file, mut lrs) = (ListFile::new(), FakeListRegisters::new(4));
+    for intid in [40, 90] {
+        let _ = dist.write(0x6000 + 8 * intid, 8, 1);
+        assert_eq!(dist.set_pending(intid), VcpuSet::only(1));
+    }
+    let mut leave = |dist: &mut Distributor, ends: bool| {
+        file.deliver(&mut redist, Some(dist), &mut lrs);
+        if ends {
+            lrs.guest_end(40);
+        } else {
+            assert_eq!(lrs.guest_acknowledge(), Some(40));
+        }
+        file.save(&mut redist, Some(dist), &mut lrs);
+        file.give_back(&mut redist, Some(dist));
+        dist.give_away(1)
+    };
+    assert_eq!(leave(&mut dist, false), None, "it is handling one");
+    assert_eq!(dist.write(0x6000 + 8 * 90, 8, 1).deliver, VcpuSet::only(1));
+    assert_eq!(leave(&mut dist, true), Some(true));
+    assert_eq!(
+        read(&dist, 0x6000 + 8 * 90, 8),
+        1,
+        "the guest reads what it wrote"
+    );
+    assert_eq!(dist.set_pending(40), VcpuSet::only(0));
+    assert_eq!(dist.write(0x6000 + 8 * 90, 8, 1).deliver, VcpuSet::only(0));
+    assert_eq!(dist.give_away(1), Some(false), "it had no more");
 }
 
 #[test]

@@ -65,6 +65,8 @@ pub struct Life {
     /// How often the VM over several hosts ran to its end, and was ended by the loss of a host, on each.
     pub whole: u64,
     pub lost: u64,
+    /// How often a vCPU of it came from another host.
+    pub moved: u64,
 }
 
 /// Lives the life of `seed`; `log` is given what hypervisors write to their logs.

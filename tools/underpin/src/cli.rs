@@ -6,7 +6,7 @@ mod span;
 
 pub use cluster::{Auth, ClusterVerb, Membership, Probe};
 pub use set::{Blocks, Claim, Set};
-pub use span::{SpanVerb, SpanWhy};
+pub use span::{SpanMove, SpanVerb, SpanWhy};
 
 use crate::{beneath::Served, codes, sim::Shape, units, vmfile::NODES_MAX};
 use clap::{Args, Parser, Subcommand, ValueEnum};

@@ -1,6 +1,6 @@
 //! What [`model_coherence`] decides, done to stage 2, to frames and to vCPUs; and what it says, until the link takes it.
 
-use super::{QUIET_NS, Spanned, WRITTEN_MAX, Why};
+use super::{DEVICES, QUIET_NS, Spanned, WRITTEN_MAX, Why};
 use crate::cluster::now_ns;
 use crate::machine::cpu;
 use crate::memory::{Access as Use, Filled, frames};
@@ -13,6 +13,7 @@ use model_addr::{FRAME_SIZE, Gfn, Mfn};
 use model_coherence::earlier::Earlier;
 use model_coherence::{Access, Actions, Broken, Message, Tail, changes};
 use model_pmap::Reasons;
+use model_span::OWN_MAX;
 
 /// What follows a message.
 #[derive(Clone, Copy, Debug)]
@@ -27,9 +28,45 @@ pub enum Behind {
 /// Messages that the link has not taken, oldest first, with their receivers. What it has room for is all that it ever holds.
 pub type Backlog = VecDeque<(u8, Message, Behind)>;
 
+/// vCPUs of this host, by slot.
+pub struct Seats([Option<u16>; OWN_MAX]);
+
+impl Seats {
+    /// Those that a VM begins with here.
+    pub fn of(vm: &dyn Spanned) -> Self {
+        let mut seats = Self([None; OWN_MAX]);
+        let own = (0..vm.vcpus().len()).filter(|vcpu| !vm.is_elsewhere(*vcpu));
+        own.for_each(|vcpu| seats.set(vcpu as u16, true));
+        seats
+    }
+
+    /// The slot of a vCPU.
+    pub fn slot(&self, vcpu: u16) -> Option<usize> {
+        self.0.iter().position(|it| *it == Some(vcpu))
+    }
+
+    /// Gives a slot to a vCPU, or takes it away.
+    pub fn set(&mut self, vcpu: u16, is_here: bool) {
+        let (from, to) = if is_here {
+            (None, Some(vcpu))
+        } else {
+            (Some(vcpu), None)
+        };
+        if let Some(seat) = self.0.iter_mut().find(|it| **it == from) {
+            *seat = to;
+        }
+    }
+
+    /// All vCPUs.
+    pub fn all(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().flatten().copied().map(usize::from)
+    }
+}
+
 /// What the decisions are done with.
 pub struct Hands {
     pub vm: Arc<dyn Spanned>,
+    pub seats: Seats,
     pub earlier: Option<Earlier>,
     pub backlog: Backlog,
     /// Of the invalidation that is in the backlog: there is one at most.
@@ -88,8 +125,9 @@ impl Hands {
         frame.is_some()
     }
 
-    fn call(&self, vcpu: usize, bits: u32) {
-        if let Some(vcpu) = self.vm.vcpus().get(vcpu) {
+    fn call(&self, slot: usize, bits: u32) {
+        let vcpu = self.seats.0.get(slot).copied().flatten();
+        if let Some(vcpu) = vcpu.and_then(|vcpu| self.vm.vcpus().get(usize::from(vcpu))) {
             vcpu.call(bits);
         }
     }
@@ -195,7 +233,7 @@ impl Actions for Hands {
 
     fn resume(&mut self, vcpu: usize, _is_zeroed: bool) {
         self.resumed |= 1 << vcpu;
-        if vcpu == self.vm.vcpus().len() {
+        if vcpu == DEVICES {
             self.vm.put_off_device_work();
         } else {
             self.call(vcpu, attention::PAGE);

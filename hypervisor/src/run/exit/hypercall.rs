@@ -5,7 +5,7 @@ use crate::machine::{entropy, stretch};
 use crate::memory::hooks;
 use crate::run::entry::{Flow, Loaded};
 use crate::run::exit::{inject, skip};
-use crate::vcpu::{Asked, ExitClass, Outcome};
+use crate::vcpu::{Asked, ExitClass, Outcome, PowerState, sched};
 use abi::{control::count, hypercall::PAGES_AT_ONCE};
 use model_addr::{FRAME_SIZE, Ipa};
 use model_span::Kind;
@@ -77,11 +77,12 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             entry,
             context,
         } => {
-            if let Some(n) = elsewhere(guest, target) {
-                return guest.ask((Kind::CpuOn, n, entry.0, context), Asked::Call);
-            }
-            let answer = turn_on(guest, target, entry, context);
-            reply(guest, answer)
+            let is_memory = guest.vm.space.contains(entry);
+            let turn_on = |power: &mut PowerState| {
+                let on = power.turn_on(entry, is_memory, context);
+                on.map(|()| Reply::SUCCESS)
+            };
+            with_power(guest, target, (Kind::CpuOn, entry.0, context), turn_on)
         }
         Call::CpuOff => Flow::Leave(Outcome::Off),
         Call::Standby => {
@@ -89,14 +90,8 @@ fn act(guest: &mut Loaded<'_>, call: Call) -> Flow {
             guest.idle_in_place()
         }
         Call::AffinityInfo { target } => {
-            if let Some(n) = elsewhere(guest, target) {
-                return guest.ask((Kind::AffinityInfo, n, 0, 0), Asked::Call);
-            }
-            let vcpu = vcpu_at(target, guest.vm.vcpus.len()).and_then(|n| guest.vm.vcpus.get(n));
-            let answer = vcpu.map_or(Refusal::InvalidParameters.reply(), |vcpu| {
-                vcpu.power.lock().state.affinity_info()
-            });
-            reply(guest, answer)
+            let info = |power: &mut PowerState| Ok(power.state.affinity_info());
+            with_power(guest, target, (Kind::AffinityInfo, 0, 0), info)
         }
         Call::SystemOff => {
             guest.vm.finish(End::PowerOff);
@@ -170,22 +165,28 @@ fn never_share(guest: &mut Loaded<'_>, first: Ipa, pages: u64, never: bool) -> F
     reply(guest, Reply::X0(done))
 }
 
-/// The vCPU of that affinity, where another host has it.
-fn elsewhere(guest: &Loaded<'_>, affinity: u32) -> Option<u8> {
-    let vcpu = vcpu_at(affinity, guest.vm.vcpus.len());
-    let vcpu = vcpu.filter(|n| guest.vm.is_elsewhere(*n))?;
-    Some(vcpu as u8)
-}
-
-/// CPU_ON.
-fn turn_on(guest: &mut Loaded<'_>, target: u32, entry: Ipa, context: u64) -> Reply {
-    let vcpu = vcpu_at(target, guest.vm.vcpus.len()).and_then(|n| guest.vm.vcpus.get(n));
+/// CPU_ON and AFFINITY_INFO of the vCPU of that affinity, by its power state; or what its host answers, where that is another.
+fn with_power(
+    guest: &mut Loaded<'_>,
+    affinity: u32,
+    (kind, at, value): (Kind, u64, u64),
+    act: impl FnOnce(&mut PowerState) -> Result<Reply, Refusal>,
+) -> Flow {
+    let vm = guest.vm;
+    let vcpu = vcpu_at(affinity, vm.vcpus.len()).and_then(|n| vm.vcpus.get(n));
     let Some(vcpu) = vcpu else {
-        return Refusal::InvalidParameters.reply();
+        return reply(guest, Refusal::InvalidParameters.reply());
     };
-    let is_memory = guest.vm.space.contains(entry);
-    match vcpu.turn_on(entry, is_memory, context) {
-        Ok(()) => Reply::SUCCESS,
-        Err(refusal) => refusal.reply(),
+    // It leaves this host with that lock held.
+    let mut power = vcpu.power.lock();
+    if vm.is_elsewhere(vcpu.index.into()) {
+        drop(power);
+        return guest.ask((kind, vcpu.index as u8, at, value), Asked::Call);
     }
+    let answer = act(&mut power);
+    drop(power);
+    if kind == Kind::CpuOn && answer.is_ok() {
+        sched::wake(vcpu.entity);
+    }
+    reply(guest, answer.unwrap_or_else(Refusal::reply))
 }

@@ -248,11 +248,11 @@ fn redistributor(guest: &mut Loaded<'_>, offset: u64, size: u8, value: Option<u6
                 .read(offset, size, fresh.contains(index))
         });
     };
-    // Those of other hosts' vCPUs are where these are.
-    if guest.vm.is_elsewhere(index) {
-        return Access::Done(0);
-    }
-    if vcpu.redistributor.lock().write(offset, size, value) {
+    let mut redistributor = vcpu.redistributor.lock();
+    // Those of other hosts' vCPUs are where these are. They come and go with the lock held.
+    let is_called = !guest.vm.is_elsewhere(index) && redistributor.write(offset, size, value);
+    drop(redistributor);
+    if is_called {
         vcpu.call(attention::DELIVER);
     }
     Access::Done(0)

@@ -66,26 +66,26 @@ fn send(guest: &mut Loaded<'_>, register: SgiRegister, value: u64) {
     guest.vcpu.stats.count(ExitClass::Sgi);
     let own = usize::from(guest.vcpu.index);
     let sgi = Sgi::decode(register, value, own, guest.vm.vcpus.len());
+    let mut elsewhere = 0;
     for index in sgi.targets.iter() {
         let Some(vcpu) = guest.vm.vcpus.get(index) else {
             continue;
         };
-        let deliverable = vcpu
-            .redistributor
-            .lock()
-            .receive_sgi(sgi.intid, sgi.group1_too);
-        if !deliverable {
-            // Those of other hosts' vCPUs are delivered there.
-            if guest.vm.is_elsewhere(index) {
-                guest.send_sgi_elsewhere(&sgi, index);
-            }
+        let mut redistributor = vcpu.redistributor.lock();
+        if !redistributor.receive_sgi(sgi.intid, sgi.group1_too) {
+            // Those of other hosts' vCPUs are delivered there. They come and go with the lock held.
+            elsewhere |= u64::from(guest.vm.is_elsewhere(index)) << index;
             continue;
         }
+        drop(redistributor);
         if index == own {
             guest.deliver_private();
         } else {
             vcpu.call(attention::DELIVER);
         }
+    }
+    if elsewhere != 0 {
+        guest.send_sgi_elsewhere(&sgi, elsewhere);
     }
 }
 

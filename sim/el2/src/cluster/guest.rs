@@ -96,6 +96,11 @@ pub fn ended(line: &str) -> Option<&str> {
     Some(why)
 }
 
+/// Whether a line of a log says that a vCPU has come from another host.
+pub fn has_come(line: &str) -> bool {
+    line.contains("wide: vCPU ") && line.ends_with("has come")
+}
+
 /// Whether that follows from the loss of a host, here or where that was noticed first.
 pub fn is_of_loss(why: &str) -> bool {
     why.ends_with("is lost") || why == "another host could not go on with it"
@@ -148,6 +153,11 @@ impl Plan {
             image: image(&bodies),
             writes: bodies.into_iter().map(|body| body.writes).collect(),
         }
+    }
+
+    /// How many vCPUs it has.
+    pub fn vcpus(&self) -> u64 {
+        self.writes.len() as u64
     }
 
     /// Its description, whose kernel is entry 0.

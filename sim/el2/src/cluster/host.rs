@@ -8,6 +8,7 @@ use crate::tree;
 use abi::Text;
 use abi::bundle::ClusterRecord;
 use abi::cluster::{ANSWERED, ASKED, BEAT, DESCRIPTION, Description, PROBE, PROBED};
+use abi::control::SpanMoveRequest;
 use abi::link::BULK_MAX;
 use hypervisor::outside::{self, Ask, cluster};
 use machine_host::machine::{self, Config, Entries, Machine, Progress};
@@ -27,6 +28,8 @@ const STEPS_MAX: u64 = 5_000_000;
 const STOPS_NS: u64 = 500_000;
 /// One turn in so many, a host says nonsense to another one.
 const BABBLE_ONE_IN: u64 = 64;
+/// One turn in so many, a vCPU is to go over to another host, in every second life with a VM over several.
+const MOVE_ONE_IN: u64 = 16;
 /// The clusters' key: it is the same for all, and nobody who writes to the network has it.
 const KEY: [u8; 32] = [0x5a; 32];
 
@@ -81,6 +84,25 @@ impl Birth {
         let plan = self.vm.map(|seed| Plan::new(seed, self.hosts));
         plan.filter(|plan| plan.hosts >> self.host & 1 != 0)
     }
+
+    fn config(self, rng: &mut Rng) -> Config {
+        Config {
+            seed: rng.next(),
+            cpus: 1 + rng.below(3) as usize,
+            memory: MEMORY + MEMORY_EACH * usize::from(self.hosts).saturating_sub(3),
+            pause_every: 4 + rng.below(60),
+            refused: 0,
+            silent: 0,
+            works_in_time: false,
+        }
+    }
+
+    /// What draws moves of vCPUs and how many there are, in every second life with a VM over several hosts. Drawn apart, as it would
+    /// change all that is drawn behind it.
+    fn moves(self, plan: Option<&Plan>) -> Option<(Rng, u64)> {
+        let plan = plan.filter(|_| self.vm.is_some_and(|vm| vm >> 1 & 1 == 0))?;
+        Some((Rng::new(!self.seed), plan.vcpus()))
+    }
 }
 
 /// The address of a host's card.
@@ -128,15 +150,7 @@ fn offset(rng: &mut Rng) -> u64 {
 /// What went wrong, which was reported, too.
 pub fn be(birth: Birth) -> Result<(), String> {
     let mut rng = Rng::new(birth.seed);
-    let config = Config {
-        seed: rng.next(),
-        cpus: 1 + rng.below(3) as usize,
-        memory: MEMORY + MEMORY_EACH * usize::from(birth.hosts).saturating_sub(3),
-        pause_every: 4 + rng.below(60),
-        refused: 0,
-        silent: 0,
-        works_in_time: false,
-    };
+    let config = birth.config(&mut rng);
     let offset = offset(&mut rng);
     let plan = birth.plan();
     let vm = plan.as_ref().map(|plan| (plan.record(), &plan.image[..]));
@@ -153,6 +167,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         turn_steps: 0,
         probes: 0,
         starts_vm: false,
+        moves: birth.moves(plan.as_ref()),
         looks: (0, Rc::clone(&looks)),
         stopped_at: None,
         rng,
@@ -210,6 +225,8 @@ struct Turns<'a> {
     probes: u32,
     /// The VM has ended, and is to be started.
     starts_vm: bool,
+    /// What draws moves, and vCPUs that the VM has.
+    moves: Option<(Rng, u64)>,
     /// What vCPUs had seen when that was looked at last, and have seen.
     looks: (u64, Rc<Cell<u64>>),
     /// Since when the host must not run what it shares.
@@ -275,6 +292,15 @@ impl Turns<'_> {
         if matches!(outside::answer(), Some(Err(_))) || std::mem::take(&mut self.starts_vm) {
             // Until what is left of it has gone.
             outside::ask(Ask::Start(guest::name()));
+        }
+        if let Some((rng, vcpus)) = &mut self.moves
+            && rng.below(MOVE_ONE_IN) == 0
+        {
+            outside::ask_to_move(SpanMoveRequest {
+                name: guest::name(),
+                vcpu: rng.below(*vcpus) as u32,
+                host: rng.below(self.birth.hosts.into()) as u32,
+            });
         }
         let probes = std::mem::take(&mut self.probes);
         for host in (0..self.birth.hosts).filter(|host| *host != self.birth.host) {

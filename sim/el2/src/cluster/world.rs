@@ -457,6 +457,7 @@ impl World {
 
     /// A host has written a line to its log.
     fn hear(&mut self, number: usize, line: &str) -> Result<(), String> {
+        self.life.moved += u64::from(guest::has_come(line));
         match guest::ended(line) {
             None => {}
             Some("reset") => {

@@ -295,7 +295,7 @@ fn await_seen(
 }
 
 /// Waits until a host's log has these, one after the other; gives the time of each in milliseconds.
-fn await_log(machine: &Machine, host: &str, wanted: &[&str]) -> Outcome<Vec<u64>> {
+pub(super) fn await_log(machine: &Machine, host: &str, wanted: &[&str]) -> Outcome<Vec<u64>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let log = machine.host_log(host);

@@ -1,5 +1,6 @@
 //! VMs that span the hosts of a cluster, in lock-step of virtual time.
 
+mod moves;
 mod systemd;
 
 use super::cluster::{one_key, time_ms};
@@ -33,6 +34,7 @@ pub fn scenarios() -> Vec<Scenario> {
             vcpus(),
             memory(),
             litmus,
+            moves::litmus(),
             linux(2),
             linux(4),
             linux(8),
@@ -43,6 +45,7 @@ pub fn scenarios() -> Vec<Scenario> {
     let systemd = [(2, "trixie-cloud"), (3, "bookworm"), (4, "newest")];
     let systemd = systemd.map(|(hosts, kernel)| systemd::systemd(hosts, kernel));
     let long = [litmus(100_000, 2).slow()];
+    let long = long.into_iter().chain([moves::linux()]);
     all.chain(long).chain(systemd).collect()
 }
 

@@ -23,6 +23,25 @@ pub enum SpanVerb {
     /// Tell which pages cost most, of what kind they are, and what their owner can do
     #[command(after_help = WHY)]
     Why(SpanWhy),
+    /// Move a vCPU of a VM to another of its hosts, while it runs
+    #[command(after_help = MOVE)]
+    Move(SpanMove),
+}
+
+const MOVE: &str = "\
+The vCPU stands still for a few round trips of the link. What it uses of the VM's memory follows it
+page by page; the shares of memory stay where they are. vCPU 0 stays with the devices, and a host
+has at most 8 vCPUs. When the VM starts again, its vCPUs begin where its file puts them.";
+
+/// `underpin span move`.
+#[derive(Args, Debug)]
+pub struct SpanMove {
+    /// The VM
+    pub vm: String,
+    /// The vCPU's number; `underpin show` lists them
+    pub vcpu: u32,
+    /// The host's name; `underpin cluster` lists them
+    pub to: String,
 }
 
 /// `underpin span why`.

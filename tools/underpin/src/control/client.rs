@@ -1,5 +1,7 @@
 //! One command's side of the control channel.
 
+mod hosts;
+
 use super::{
     codec::{Codec, Frame, encode},
     local,
@@ -9,10 +11,10 @@ use abi::{
     Text,
     bundle::VmRecord,
     control::{
-        CpuStatus, EntryStatus, EventsHeader, EventsRequest, HostStatus, MachineStatus,
-        MoveRequest, NodeStatus, PageCounts, PageStatus, ProbeRequest, REPLY, RawVcpu, RawVm,
-        ReadRequest, ReclaimRequest, RecountStatus, RegionStatus, ReplyHeader, SetRequest,
-        TraceEvent, TraceRequest, TraceStatus, VmName, code, event, request, state,
+        CpuStatus, EntryStatus, EventsHeader, EventsRequest, MachineStatus, MoveRequest,
+        NodeStatus, PageCounts, PageStatus, REPLY, RawVcpu, RawVm, ReadRequest, ReclaimRequest,
+        RecountStatus, RegionStatus, ReplyHeader, SetRequest, TraceEvent, TraceRequest,
+        TraceStatus, VmName, code, event, request, state,
     },
 };
 use model_entitlement::Terms;
@@ -259,16 +261,6 @@ impl Client {
     /// The regions of memory that VMs share on purpose.
     pub fn regions(&mut self) -> Result<Vec<RegionStatus>> {
         self.read(request::REGIONS, VmName::default())
-    }
-
-    /// The hosts of the machine's cluster; none where it is in none.
-    pub fn hosts(&mut self) -> Result<Vec<HostStatus>> {
-        self.read(request::HOSTS, VmName::default())
-    }
-
-    /// Begins a probe of the link to a host.
-    pub fn probe(&mut self, asked: &ProbeRequest) -> Result<()> {
-        self.request(request::PROBE, &[asked.as_bytes()]).map(drop)
     }
 
     /// What is behind the pages of a VM.

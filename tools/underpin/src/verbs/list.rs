@@ -20,14 +20,23 @@ use tools_abi::{EXIT_CLASSES, NET_DROPS, latency_bound_ns, links};
 /// A VM, and the names of the hosts that it spans.
 type Listed = (VmStatus, Vec<String>);
 
-/// The names of the hosts that a VM spans; none of a VM that is the machine's alone.
-pub fn host_names(client: &mut Client, vm: &VmStatus) -> Result<Vec<String>> {
+/// A host's number, and its name.
+pub type Host = (u32, String);
+
+/// The hosts that a VM spans; none of a VM that is the machine's alone.
+pub fn hosts_of(client: &mut Client, vm: &VmStatus) -> Result<Vec<Host>> {
     if vm.hosts == 0 {
         return Ok(Vec::new());
     }
     let hosts = client.hosts()?;
     let its = hosts.iter().filter(|host| vm.hosts >> host.number & 1 != 0);
-    Ok(its.map(|host| host.name.to_string()).collect())
+    Ok(its.map(|it| (it.number, it.name.to_string())).collect())
+}
+
+/// Their names.
+pub fn host_names(client: &mut Client, vm: &VmStatus) -> Result<Vec<String>> {
+    let hosts = hosts_of(client, vm)?;
+    Ok(hosts.into_iter().map(|(_, name)| name).collect())
 }
 
 /// Lists the VMs, of all hosts where no host is named.

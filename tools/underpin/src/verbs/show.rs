@@ -1,6 +1,9 @@
 //! `underpin show`: one VM in full.
 
-use super::{Context, list};
+use super::{
+    Context,
+    list::{self, Host},
+};
 use crate::{
     failure::Result,
     output::{
@@ -23,7 +26,7 @@ const BAR: u64 = 30;
 pub fn show(context: &Context, vm: &str) -> Result<()> {
     let mut client = context.connect()?;
     let (vm, vcpus) = client.show(vm)?;
-    let hosts = list::host_names(&mut client, &vm)?;
+    let hosts = list::hosts_of(&mut client, &vm)?;
     context.output.result(
         || to_json(&vm, &vcpus, &hosts),
         |output| to_text(&vm, &vcpus, &hosts, output),
@@ -37,29 +40,44 @@ pub fn vcpu_state_name(state: u32) -> &'static str {
         vcpu_state::WAITING => "waiting",
         vcpu_state::READY => "ready",
         vcpu_state::RUNNING => "running",
+        vcpu_state::ELSEWHERE => "away",
+        vcpu_state::LEAVES => "leaves",
         _ => "unknown",
     }
 }
 
-fn to_json(vm: &VmStatus, vcpus: &[VcpuStatus], hosts: &[String]) -> Value {
+/// The name of the host that has a vCPU, where that is another one.
+fn away<'a>(vcpu: &VcpuStatus, hosts: &'a [Host]) -> Option<&'a str> {
+    let mut hosts = hosts.iter().filter(|_| vcpu.state == vcpu_state::ELSEWHERE);
+    let host = hosts.find(|(number, _)| *number == vcpu.cpu);
+    host.map(|(_, name)| name.as_str())
+}
+
+fn names(hosts: &[Host]) -> Vec<String> {
+    hosts.iter().map(|(_, name)| name.clone()).collect()
+}
+
+fn to_json(vm: &VmStatus, vcpus: &[VcpuStatus], hosts: &[Host]) -> Value {
     let vcpu = |vcpu: &VcpuStatus| {
+        let away = away(vcpu, hosts);
         json!({
-            "state": vcpu_state_name(vcpu.state), "cpu": vcpu.cpu, "run_ns": vcpu.run_ns,
+            "state": vcpu_state_name(vcpu.state), "host": away,
+            "cpu": away.is_none().then_some(vcpu.cpu), "run_ns": vcpu.run_ns,
             "steal_ns": vcpu.steal_ns, "hypervisor_ns": vcpu.hypervisor_ns, "idle_ns": vcpu.idle_ns,
             "migrations": vcpu.migrations, "pc": vcpu.pc, "exits": list::exits_json(&vcpu.exits),
             "exit_ns": list::exits_json(&vcpu.exit_ns),
         })
     };
-    let mut object = list::vm_json(vm, hosts);
+    let mut object = list::vm_json(vm, &names(hosts));
     object["vcpu"] = vcpus.iter().map(vcpu).collect();
     object
 }
 
-fn to_text(vm: &VmStatus, vcpus: &[VcpuStatus], hosts: &[String], output: Output) -> String {
+fn to_text(vm: &VmStatus, vcpus: &[VcpuStatus], hosts: &[Host], output: Output) -> String {
     let mut text = String::new();
     head(&mut text, vm, output);
     if !hosts.is_empty() {
-        lines(&mut text, &[("hosts", hosts.join(", "))]);
+        lines(&mut text, &[("hosts", names(hosts).join(", "))]);
     }
     heading(&mut text, output, "Memory");
     memory(&mut text, vm);
@@ -74,7 +92,7 @@ fn to_text(vm: &VmStatus, vcpus: &[VcpuStatus], hosts: &[String], output: Output
     heading(&mut text, output, "Exits");
     text.push_str(&indent(&exit_table(vm).render(output)));
     heading(&mut text, output, "vCPUs");
-    text.push_str(&indent(&vcpu_table(vcpus).render(output)));
+    text.push_str(&indent(&vcpu_table(vcpus, hosts).render(output)));
     heading(&mut text, output, "Devices");
     devices(&mut text, vm);
     text
@@ -247,7 +265,7 @@ fn latency(counts: &[u64; LATENCY_BUCKETS], ns: u64, what: &str) -> String {
     format!("mean {mean}; {}", [50, 90, 99].map(within).join(", "))
 }
 
-fn vcpu_table(vcpus: &[VcpuStatus]) -> Table {
+fn vcpu_table(vcpus: &[VcpuStatus], hosts: &[Host]) -> Table {
     let mut table = Table::new(&[
         ("VCPU", Right),
         ("STATE", Left),
@@ -263,7 +281,7 @@ fn vcpu_table(vcpus: &[VcpuStatus]) -> Table {
         table.row([
             n.to_string(),
             vcpu_state_name(vcpu.state).to_owned(),
-            vcpu.cpu.to_string(),
+            away(vcpu, hosts).map_or_else(|| vcpu.cpu.to_string(), str::to_owned),
             units::nanoseconds(vcpu.run_ns),
             units::nanoseconds(vcpu.hypervisor_ns),
             units::nanoseconds(vcpu.steal_ns),

@@ -2,7 +2,8 @@
 
 use super::{Context, list::host_names, trace::record};
 use crate::{
-    cli::{SpanVerb, SpanWhy},
+    cli::{SpanMove, SpanVerb, SpanWhy},
+    control::Client,
     failure::{Failure, Result, exit},
     misses::{Miss, Page, Symbols, misses, pages},
     output::{
@@ -12,9 +13,17 @@ use crate::{
     },
     units,
 };
-use abi::control::trace;
+use abi::control::{host, trace, vcpu_state};
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tools_abi::status::VcpuStatus;
 
 /// What tells misses.
 const CLASSES: u32 = 1 << trace::EXIT | 1 << trace::FAULT | 1 << trace::SWITCH;
@@ -25,7 +34,103 @@ const SHOWN: usize = 10;
 pub fn span(context: &Context, verb: &SpanVerb) -> Result<()> {
     match verb {
         SpanVerb::Why(options) => why(context, options),
+        SpanVerb::Move(options) => move_vcpu(context, options),
     }
+}
+
+/// How long one waits between two looks at a vCPU that moves, and for all of it.
+const LOOK: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn move_vcpu(context: &Context, options: &SpanMove) -> Result<()> {
+    let SpanMove { vm, vcpu, to } = options;
+    let (from, mut client) = host_with(context, vm, *vcpu)?;
+    let hosts = client.hosts()?;
+    let Some(number) = hosts.iter().find(|host| host.name.as_str() == Some(to)) else {
+        let message = format!("there is no host {to}");
+        let names: Vec<String> = hosts.iter().map(|host| host.name.to_string()).collect();
+        let help = format!("the cluster's hosts are {}", names.join(", "));
+        return Err(Failure::new(exit::USAGE, message).help(help));
+    };
+    let began = Instant::now();
+    while !goes_over(&mut client, (vm, *vcpu), number.number)? {
+        if began.elapsed() > PATIENCE {
+            let message = format!("vCPU {vcpu} of {vm} stays at {from}");
+            let help = format!(
+                "{to} has 8 vCPUs of {vm} already, another vCPU is on its way, or this one handles interrupts of devices: try again later"
+            );
+            return Err(Failure::new(exit::TIMEOUT, message).help(help));
+        }
+        sleep(LOOK);
+    }
+    let took = began.elapsed();
+    context.output.result(
+        || json!({ "vm": vm, "vcpu": vcpu, "from": from, "to": to }),
+        |_| {
+            format!(
+                "vCPU {vcpu} of {vm} has moved from {from} to {to} ({} ms)\n",
+                took.as_millis()
+            )
+        },
+    )
+}
+
+/// Lets a vCPU go over; `false` where it stays, as a host refused it or it had something to do first.
+fn goes_over(client: &mut Client, (vm, vcpu): (&str, u32), to: u32) -> Result<bool> {
+    client.span_move(vm, vcpu, to)?;
+    loop {
+        let now = look(client, vm, vcpu)?;
+        if now.state != vcpu_state::LEAVES {
+            return Ok((now.state, now.cpu) == (vcpu_state::ELSEWHERE, to));
+        }
+        sleep(LOOK);
+    }
+}
+
+/// A vCPU of a VM that runs.
+fn look(client: &mut Client, vm: &str, vcpu: u32) -> Result<VcpuStatus> {
+    let (status, vcpus) = client.show(vm)?;
+    vcpus.get(vcpu as usize).copied().ok_or_else(|| {
+        let what = match vcpus.len() {
+            0 => "does not run".to_owned(),
+            count => format!("has no vCPU {vcpu}: it has {count}"),
+        };
+        Failure::new(exit::USAGE, format!("{} {what}", status.name))
+    })
+}
+
+/// The host that has a vCPU, of those that the command reaches.
+fn host_with(context: &Context, vm: &str, vcpu: u32) -> Result<(String, Client)> {
+    let (mut elsewhere, mut unreached) = (None, None);
+    for host in context.hosts() {
+        let mut client = match host.connect() {
+            Ok(client) => client,
+            Err(failure) => {
+                unreached = Some(failure);
+                continue;
+            }
+        };
+        let hosts = client.hosts()?;
+        let name = |number: u32| {
+            let host = hosts.iter().find(|host| host.number == number);
+            host.map_or_else(|| format!("host {number}"), |host| host.name.to_string())
+        };
+        let now = look(&mut client, vm, vcpu)?;
+        if now.state == vcpu_state::ELSEWHERE {
+            elsewhere = Some(name(now.cpu));
+            continue;
+        }
+        let own = hosts.iter().find(|host| host.flags & host::OWN != 0);
+        let own = own.map_or_else(|| "this host".to_owned(), |own| name(own.number));
+        return Ok((own, client));
+    }
+    let Some(host) = elsewhere else {
+        let message = format!("no host tells where vCPU {vcpu} of {vm} is");
+        return Err(unreached.unwrap_or_else(|| Failure::new(exit::NO_MACHINE, message)));
+    };
+    let message = format!("{host} has vCPU {vcpu} of {vm}");
+    let help = format!("ask there: underpin --host {host} span move {vm} {vcpu} HOST");
+    Err(Failure::new(exit::USAGE, message).help(help))
 }
 
 /// What was seen of a VM.

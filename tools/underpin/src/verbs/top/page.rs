@@ -14,6 +14,7 @@ use crate::{
         rates::{Exits, Shares, VcpuRates, VmRates},
     },
 };
+use abi::control::vcpu_state;
 use ratatui::text::{Line, Span};
 use tools_abi::status::{MemStatus, VcpuStatus};
 use tools_abi::{EXIT_CLASSES, MEM_EVENTS};
@@ -102,7 +103,12 @@ fn vcpu_lines(vcpus: &[VcpuStatus], rates: &[VcpuRates], look: &Look) -> Vec<Lin
         let exits = rates
             .map(|rates| by_class(&rates.exits))
             .unwrap_or_default();
-        let cpu = vcpu.cpu;
+        let is_away = vcpu.state == vcpu_state::ELSEWHERE;
+        let cpu = if is_away {
+            "-".to_owned()
+        } else {
+            vcpu.cpu.to_string()
+        };
         let line = format!(
             "{n:>4} {state:7} {cpu:>3} {run:>5} {steal:>5} {hypervisor:>5} {idle:>5}  {exits}"
         );
