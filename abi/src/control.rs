@@ -139,7 +139,7 @@ pub mod request {
     /// By VMs only: a [`super::ReadRequest`] with the name of a member of the cluster and, as its number, that of a request, and then
     /// what belongs to that one, at most 4,000 bytes; replies what the member answers.
     pub const AT_HOST: u32 = 55;
-    /// A [`super::SpanMoveRequest`], at the host that has the vCPU: [`Self::SHOW`](SHOW) tells when another one has it.
+    /// A [`super::SpanMoveRequest`], at the host that has the vCPU: [`SHOW`] tells when another one has it.
     pub const SPAN_MOVE: u32 = 56;
     /// A `u64`: where to go on, 0 at first; looks at some frames more and compares what the frame
     /// table says of them with the maps of VMs. Replies a [`super::RecountStatus`] of all so far. Exact

@@ -18,6 +18,13 @@ fn beliefs(world: &World, vcpu: u8) -> Vec<u8> {
     hosts.map(|it| it.host_of(vcpu).unwrap()).collect()
 }
 
+/// The other two hosts of three hear that a vCPU of host 1 moves, and answer.
+fn all_hold(world: &mut World) {
+    for wire in [(1, 0), (1, 2), (0, 1), (2, 1)] {
+        assert!(world.deliver(wire).unwrap());
+    }
+}
+
 #[test]
 fn a_vcpu_goes_over_with_its_state_and_back() {
     let mut world = three();
@@ -131,9 +138,7 @@ fn a_vcpu_that_cannot_leave_stays_and_nobody_waits_for_it() {
     // Not all hold.
     world.act(1, |session, send| session.stays(send));
     assert!(world.hosts[&1].is_leaving(3));
-    for wire in [(1, 0), (1, 2), (0, 1), (2, 1)] {
-        assert!(world.deliver(wire).unwrap());
-    }
+    all_hold(&mut world);
     world.ask(0, 1, (Kind::AffinityInfo, 3, 0, 0));
     assert!(world.hosts[&0].waits(1));
     world.act(1, |session, send| session.stays(send));
@@ -164,9 +169,7 @@ fn what_overtakes_the_state_waits_for_it() {
     for asks in [0, 1] {
         let mut world = three();
         assert_eq!(world.move_vcpu(1, 3, 2), Ok(()));
-        for wire in [(1, 0), (1, 2), (0, 1), (2, 1)] {
-            assert!(world.deliver(wire).unwrap());
-        }
+        all_hold(&mut world);
         assert!(world.leave(1));
         assert!(world.deliver((1, 0)).unwrap());
         let asker = 1 + asks;

@@ -34,9 +34,8 @@ pub fn hosts_of(client: &mut Client, vm: &VmStatus) -> Result<Vec<Host>> {
 }
 
 /// Their names.
-pub fn host_names(client: &mut Client, vm: &VmStatus) -> Result<Vec<String>> {
-    let hosts = hosts_of(client, vm)?;
-    Ok(hosts.into_iter().map(|(_, name)| name).collect())
+pub fn names(hosts: &[Host]) -> Vec<String> {
+    hosts.iter().map(|(_, name)| name.clone()).collect()
 }
 
 /// Lists the VMs, of all hosts where no host is named.
@@ -45,7 +44,7 @@ pub fn list(context: &Context) -> Result<()> {
         let mut client = host.connect()?;
         let mut vms = client.list()?;
         natural_by(&mut vms, |vm| vm.name.to_string());
-        let named = |vm: VmStatus| Ok((vm, host_names(&mut client, &vm)?));
+        let named = |vm: VmStatus| Ok((vm, names(&hosts_of(&mut client, &vm)?)));
         vms.into_iter().map(named).collect()
     };
     let json = |vms: &[Listed]| vms.iter().map(|(vm, hosts)| vm_json(vm, hosts)).collect();

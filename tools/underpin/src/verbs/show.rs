@@ -2,7 +2,7 @@
 
 use super::{
     Context,
-    list::{self, Host},
+    list::{self, Host, names},
 };
 use crate::{
     failure::Result,
@@ -51,10 +51,6 @@ fn away<'a>(vcpu: &VcpuStatus, hosts: &'a [Host]) -> Option<&'a str> {
     let mut hosts = hosts.iter().filter(|_| vcpu.state == vcpu_state::ELSEWHERE);
     let host = hosts.find(|(number, _)| *number == vcpu.cpu);
     host.map(|(_, name)| name.as_str())
-}
-
-fn names(hosts: &[Host]) -> Vec<String> {
-    hosts.iter().map(|(_, name)| name.clone()).collect()
 }
 
 fn to_json(vm: &VmStatus, vcpus: &[VcpuStatus], hosts: &[Host]) -> Value {

@@ -1,6 +1,6 @@
 //! `underpin span`: what the hosts of a VM take from each other.
 
-use super::{Context, list::host_names, trace::record};
+use super::{Context, list::hosts_of, trace::record};
 use crate::{
     cli::{SpanMove, SpanVerb, SpanWhy},
     control::Client,
@@ -90,6 +90,13 @@ fn goes_over(client: &mut Client, (vm, vcpu): (&str, u32), to: u32) -> Result<bo
 /// A vCPU of a VM that runs.
 fn look(client: &mut Client, vm: &str, vcpu: u32) -> Result<VcpuStatus> {
     let (status, vcpus) = client.show(vm)?;
+    if status.hosts == 0 {
+        let message = format!(
+            "{} spans no hosts: its vCPUs are this machine's",
+            status.name
+        );
+        return Err(Failure::new(exit::USAGE, message));
+    }
     vcpus.get(vcpu as usize).copied().ok_or_else(|| {
         let what = match vcpus.len() {
             0 => "does not run".to_owned(),
@@ -148,7 +155,7 @@ fn why(context: &Context, options: &SpanWhy) -> Result<()> {
     for host in context.hosts() {
         let mut client = host.connect()?;
         let (vm, _) = client.show(&options.vm)?;
-        if host_names(&mut client, &vm)?.is_empty() {
+        if hosts_of(&mut client, &vm)?.is_empty() {
             let message = format!("{} spans no hosts: its pages are this machine's", vm.name);
             let help = "`underpin mem why` and `underpin numa why` tell of the memory of such a VM";
             return Err(Failure::new(exit::USAGE, message).help(help));
