@@ -11,6 +11,7 @@ use crate::{
     gate::PROPERTY_SEED,
     project,
     step::{Outcome, Step, Steps, print_line},
+    tidy::Finding,
 };
 use std::{
     fmt, fs,
@@ -125,6 +126,23 @@ fn try_one(steps: &Steps, mutant: &Mutant, sound: &[&Test], copy: &Path) -> bool
         }
     });
     caught.is_some()
+}
+
+/// The faults that cannot be put in any more, as the lines around their place have changed.
+pub fn check(root: &Path) -> Vec<Finding> {
+    let directory = root.join("tests/mutants");
+    let mutants = match read(&directory) {
+        Ok(mutants) => mutants,
+        Err(why) => return vec![Finding::new("tests/mutants", 1, why)],
+    };
+    let stale = mutants.iter().filter_map(|mutant| {
+        let path = format!("tests/mutants/{}.patch", mutant.name);
+        let applies = must(git(root).args(["apply", "--check"]).arg(&mutant.patch));
+        let why = applies.err()?;
+        let what = format!("does not apply any more: {}", why.trim_end());
+        Some(Finding::new(&path, 1, what))
+    });
+    stale.collect()
 }
 
 /// All faults that are kept, by name.
@@ -299,11 +317,16 @@ mod tests {
     }
 
     #[test]
-    fn every_kept_mutant_applies() {
-        let root = project::root();
-        for mutant in read(&root.join("tests/mutants")).unwrap() {
-            let applies = must(git(&root).args(["apply", "--check"]).arg(&mutant.patch));
-            assert_eq!(applies, Ok(()), "{}", mutant.name);
-        }
+    fn a_mutant_whose_place_is_gone_is_found() {
+        let root = std::env::temp_dir().join(format!("mutants-{}", std::process::id()));
+        fs::create_dir_all(root.join("tests/mutants")).unwrap();
+        let head = "What: x is y.\nCaught-by: host -p model_x\n\n";
+        let diff = "--- a/x\n+++ b/x\n@@ -1,1 +1,1 @@\n-x\n+y\n";
+        fs::write(root.join("tests/mutants/x.patch"), head.to_owned() + diff).unwrap();
+        fs::write(root.join("x"), "x\n").unwrap();
+        assert_eq!(check(&root), []);
+        fs::write(root.join("x"), "z\n").unwrap();
+        assert_eq!(check(&root).len(), 1);
+        fs::remove_dir_all(root).unwrap();
     }
 }

@@ -10,6 +10,7 @@ mod titles;
 
 pub use floors::count as circles;
 
+use crate::mutants;
 use std::{
     collections::BTreeMap,
     fmt, fs, io,
@@ -25,7 +26,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
+    /// What is wrong at a line of a file below the project's root.
+    pub fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),
             line,
@@ -50,6 +52,7 @@ pub type Tree = BTreeMap<String, String>;
 pub fn check(root: &Path) -> io::Result<Vec<Finding>> {
     let mut findings = check_tree(&read_tree(root)?);
     findings.extend(titles::check(root));
+    findings.extend(mutants::check(root));
     Ok(findings)
 }
 
