@@ -60,7 +60,7 @@ struct Options {
     #[arg(long)]
     moves: bool,
     /// Two or three hosts of a cluster, seldom up to eight, over a bad network, each in a process of its own, instead of one
-    /// machine with VMs.
+    /// machine. In every other life a VM spans some of them.
     #[arg(long, conflicts_with = "moves")]
     cluster: bool,
     /// The last host of the cluster says something else of itself, and must stay alone.

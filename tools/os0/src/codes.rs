@@ -220,7 +220,7 @@ pub const REFUSALS: [Code; 29] = [
         "not-recorded",
         "a parked VM has what another image of the hypervisor could not go on with",
         &[
-            "A disk in memory, a network device, swap, a shared region, or a console in the middle of a write; `underpin log` says which VM.",
+            "A disk at work, single pages that are lent, a VM that spans hosts, or pages on a disk that is gone; `underpin log` says which VM.",
         ],
         &["Let that VM end, or go on (`underpin attach`), and upgrade then. Nothing was changed."],
     ),
