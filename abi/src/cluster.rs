@@ -10,7 +10,7 @@
 
 use crate::Text;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the messages between hosts, of the link's layout and of all that is said over it.
 pub const PROTOCOL: u8 = 5;
@@ -81,6 +81,18 @@ pub struct Description {
     pub life: U64,
     /// ID registers in the order of `model/id_registers`, then zeroes.
     pub features: [U64; FEATURES_MAX],
+}
+
+impl Description {
+    /// Returns what a message says. A host of another protocol may say more or less: then it is what both have, so that the
+    /// host is refused by its protocol. `None` if it makes no sense.
+    pub fn of(message: &[u8]) -> Option<Self> {
+        let mut it = Self::new_zeroed();
+        let len = message.len().min(size_of::<Self>());
+        it.as_mut_bytes()[..len].copy_from_slice(&message[..len]);
+        let is_whole = message.len() == size_of::<Self>();
+        (is_whole || len > 1 && it.protocol != PROTOCOL).then_some(it)
+    }
 }
 
 /// Proposal of a membership.

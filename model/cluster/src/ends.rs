@@ -4,7 +4,6 @@ use crate::{FRAMES_AT_ONCE, MESSAGES_AT_ONCE, News, Owner, Peer, Probes};
 use abi::cluster::{BEAT, DESCRIPTION, Description, HOSTS_MAX, PROBE, PROBED};
 use model_link::{Cipher, Down, Event, Lane, Nonce};
 use model_membership::{Change, Membership, Standing};
-use zerocopy::FromBytes;
 
 /// Owner of a link for one step.
 pub(crate) struct End<'e, O> {
@@ -92,15 +91,16 @@ impl<O: Owner> model_link::Actions for End<'_, O> {
             return true;
         }
         if lane == Lane::Urgent && matches!(message.first(), Some(DESCRIPTION..=BEAT)) {
-            if message.first() == Some(&DESCRIPTION) {
-                *self.described = Description::read_from_bytes(message).ok();
+            let is_first = self.membership.standing(self.host) == Standing::Unknown;
+            if is_first && message.first() == Some(&DESCRIPTION) {
+                *self.described = Description::of(message);
             }
             self.tell(model_membership::Event::Message(self.host, message));
             return true;
         }
-        // No host sends these before it has a membership with this one, to which both are fit.
-        let is_taken = self.membership.standing(self.host) != Standing::Fit
-            || self.owner.message(self.host, message);
+        // No host sends these before it has a membership with this one, which has accepted that before.
+        let is_taken =
+            !self.membership.is_with(self.host) || self.owner.message(self.host, message);
         self.is_kept |= !is_taken;
         self.is_refused |= !is_taken;
         is_taken

@@ -1,11 +1,13 @@
 //! What hosts say and refuse, in an order that they seldom bring about.
 #![allow(clippy::unwrap_used)]
 mod world;
+use abi::cluster::{PROPOSE, Propose};
 use model_cluster::{Change, News, Owner, TICK_NS, Token};
 use model_link::{Actions, Down, Event, Lane, Nonce};
 use model_membership::Standing;
 use world::{MS, Said, World, link};
 use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
 /// A host that leaves has no session with anybody.
 #[test]
@@ -94,12 +96,29 @@ fn hears(protocol: u8, messages: &[(Lane, &[u8])]) -> World {
     world
 }
 
-/// Only hosts that fit are heard by the owner.
+/// A proposal of host 1 to host 0 of a world.
+fn proposal() -> Vec<u8> {
+    let mut lives = [U64::ZERO; abi::cluster::HOSTS_MAX];
+    (lives[0], lives[1]) = (World::of(2).hosts[0].node.own().life, 77.into());
+    let proposal = Propose {
+        kind: PROPOSE,
+        zeroes: [0; 7],
+        id: 0xff01.into(),
+        lives,
+    };
+    proposal.as_bytes().to_vec()
+}
+
+/// Only hosts with which this one shares, or is about to, are heard by the owner.
 #[test]
-fn an_unfit_host_says_nothing_to_the_owner() {
-    let messages: [(Lane, &[u8]); 1] = [(Lane::Urgent, &[0x50, 1])];
-    let fit = hears(abi::cluster::PROTOCOL, &messages);
-    assert_eq!(fit.hosts[0].said.messages, [(1, vec![0x50, 1])]);
+fn a_host_that_is_no_member_says_nothing_to_the_owner() {
+    let proposal = proposal();
+    let messages: [(Lane, &[u8]); 2] = [(Lane::Urgent, &proposal), (Lane::Urgent, &[0x50, 1])];
+    let with = hears(abi::cluster::PROTOCOL, &messages);
+    assert_eq!(with.hosts[0].said.messages, [(1, vec![0x50, 1])]);
+    let fit = hears(abi::cluster::PROTOCOL, &messages[1..]);
+    assert_eq!(fit.hosts[0].node.standing(1).0, Standing::Fit);
+    assert!(fit.hosts[0].said.messages.is_empty());
     let unfit = hears(abi::cluster::PROTOCOL + 1, &messages);
     assert!(matches!(
         unfit.hosts[0].node.standing(1).0,
@@ -107,9 +126,20 @@ fn an_unfit_host_says_nothing_to_the_owner() {
     ));
     assert!(unfit.hosts[0].said.messages.is_empty());
     // The membership listens to the urgent lane alone.
-    let beat: [(Lane, &[u8]); 1] = [(Lane::Bulk, &[abi::cluster::BEAT; 28])];
+    let beat = (Lane::Bulk, &[abi::cluster::BEAT; 28][..]);
+    let beat = [messages[0], beat];
     let bulk = hears(abi::cluster::PROTOCOL, &beat);
     assert_eq!(bulk.hosts[0].said.messages.len(), 1);
+}
+
+/// What a host is, it says once in a session.
+#[test]
+fn a_second_description_changes_nothing() {
+    let mut other = *World::of(2).hosts[0].node.own();
+    other.clock_hz = 1.into();
+    let world = hears(abi::cluster::PROTOCOL, &[(Lane::Urgent, other.as_bytes())]);
+    let peer = &world.hosts[0].node.peers()[0];
+    assert_ne!(peer.described.unwrap().clock_hz.get(), 1);
 }
 
 #[test]

@@ -5,7 +5,17 @@ use abi::cluster::{HOSTS_MAX, PROPOSE, Propose};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
+/// Epochs that are left for later, as each proposal takes one: how far the next may be ahead of the last that this host has
+/// accepted, and up to which a host may be behind that has only begun.
+const AHEAD_MAX: u64 = 1 << 24;
+const YOUNG_MAX: u64 = 1 << 40;
+
 impl<const HOSTS: usize> Membership<HOSTS> {
+    /// Returns whether a membership may have that id. A host that lies cannot use up all ids, so that none is left.
+    pub(crate) fn is_near(&self, id: u64) -> bool {
+        id >> 8 <= YOUNG_MAX.max((self.accepted >> 8).saturating_add(AHEAD_MAX))
+    }
+
     /// Takes another host's proposal, or drops it; the leader makes it again.
     pub(crate) fn proposed(&mut self, now_ns: u64, host: u8, proposal: &Propose) {
         let life = |host: usize| proposal.lives[host].get();
@@ -14,7 +24,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             lives: core::array::from_fn(life),
         };
         let is_sound = view.id & 0xff == host.into() && (HOSTS..HOSTS_MAX).all(|n| life(n) == 0);
-        if is_sound && view.lives[usize::from(host)] != 0 {
+        if is_sound && self.is_near(view.id) && view.lives[usize::from(host)] != 0 {
             self.accept(now_ns, view);
         }
     }
@@ -81,7 +91,10 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         let latest = latest.unwrap_or(0).max(self.accepted);
         let is_pending = |view: View<HOSTS>| view.id == latest && view.lives == lives;
         if !self.pending.is_some_and(is_pending) {
-            let id = ((latest >> 8) + 1) << 8 | u64::from(self.settings.host);
+            let Some(next) = (latest | 0xff).checked_add(1) else {
+                return;
+            };
+            let id = next | u64::from(self.settings.host);
             if !self.accept(now_ns, View { id, lives }) {
                 return;
             }

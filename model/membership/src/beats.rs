@@ -32,8 +32,8 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         let standing = self.standing(host);
         match (standing, message.first()) {
             (Standing::Unknown, Some(&DESCRIPTION)) => {
-                if let Ok(theirs) = Description::ref_from_bytes(message) {
-                    self.described(host, theirs);
+                if let Some(theirs) = Description::of(message) {
+                    self.described(host, &theirs);
                 }
             }
             (Standing::Fit, Some(&BEAT)) => {
@@ -60,9 +60,11 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     }
 
     fn beaten(&mut self, host: u8, beat: &Beat) {
+        let accepted = beat.accepted.get();
+        let is_near = self.is_near(accepted);
         let peer = &mut self.peers[usize::from(host)];
         peer.lives(beat.life.get());
-        peer.accepted = beat.accepted.get();
+        peer.accepted = if is_near { accepted } else { 0 };
         if beat.number.get() != 0 {
             peer.owes = beat.number.get();
         }
@@ -75,9 +77,10 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         }
     }
 
-    /// Returns whether this host shares with the present life of a host, or is about to.
-    fn is_with(&self, host: usize) -> bool {
-        let life = self.peers[host].life;
+    /// Returns whether this host shares with the present life of a host, or is about to: that host may be in their membership already.
+    pub fn is_with(&self, host: u8) -> bool {
+        let host = usize::from(host);
+        let life = self.peers.get(host).map_or(0, |peer| peer.life);
         let pending = self.pending.as_ref().map_or(0, |view| view.lives[host]);
         life != 0 && [self.view.lives[host], pending].contains(&life)
     }
@@ -118,7 +121,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
 
     /// Sends the description or the beat that is due to a host.
     fn talk(&mut self, now_ns: u64, host: usize, actions: &mut impl Actions) {
-        let with = self.is_with(host);
+        let with = self.is_with(host as u8);
         let beat_at = self.beat_at(&self.peers[host]);
         let peer = &mut self.peers[host];
         if peer.standing == Standing::Away {

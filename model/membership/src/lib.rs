@@ -22,7 +22,8 @@
 //! membership without that host for [`Settings::declare_ns`] from then on. The answer proves the promise to the other host,
 //! which counts from the time at which it *sent* the beat, and runs what it shares for [`Settings::stop_ns`] from then. The
 //! beat left before it was answered, and T_stop is shorter than T_declare on clocks that drift by [`DRIFT_PPM`]. So a host
-//! that others give up has stopped before.
+//! has stopped before others go on without it. One that leaves may have answered a beat just before: until
+//! [`Membership::owes_until`] the other may run.
 //!
 //! **Fail-stop.** A member that is silent stops all others. If it stays silent they leave, and so does every host that hears
 //! of it. What they shared ends: none continues alone. A host that leaves begins a new *life*, and so does one that

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 mod world;
 use abi::cluster::{BEAT, Beat, HOSTS_MAX, PROPOSE, Propose};
-use model_membership::{Change, Event, Membership, Settings, Standing};
+use model_membership::{Change, Event, Membership, Settings, Standing, Unfit};
 use world::{Said, description};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
@@ -183,6 +183,58 @@ fn proposals_that_make_no_sense_are_dropped() {
         own.tick(2_000);
         let (_, latest) = own.beats().next_back().unwrap();
         assert_eq!(latest.accepted.get(), expected);
+    }
+}
+
+/// Ids are used up by no message, and by none with many others after it.
+#[test]
+fn a_lie_about_ids_keeps_nobody_from_joining() {
+    let far = [((1 << 40) + 1) << 8 | 2, u64::MAX << 8 | 2, u64::MAX];
+    for id in far {
+        let mut own = Own::<3>::among(&[20, 30]);
+        let lie = proposal(id & !0xff | 2, [(0, 10), (1, 20), (2, 30)]);
+        own.hears(1_000, 2, lie.as_bytes());
+        own.hears(1_000, 2, beat(0, 0, 0, id, 30).as_bytes());
+        own.hears(1_000, 1, beat(0, own.asked(1), 0, 0, 20).as_bytes());
+        own.tick(200_000_000);
+        let ids = own.said.messages.iter();
+        let ids = ids.filter_map(|(_, message)| Propose::read_from_bytes(message).ok());
+        let ids: Vec<u64> = ids.map(|it| it.id.get()).collect();
+        assert_eq!(ids, [0x100], "{id:#x}");
+    }
+    // A host that has just begun joins an old cluster, and one that has been there for long goes on.
+    for (accepted, next) in [(0, 1 << 40), (1 << 40, (1 << 40) + (1 << 24)), (0, 1)] {
+        let mut own = Own::<2>::among(&[20]);
+        for epoch in [accepted, next] {
+            let proposal = proposal(epoch << 8 | 1, [(0, 10), (1, 20)]);
+            own.hears(1_000, 1, proposal.as_bytes());
+        }
+        own.hears(2_000, 1, beat(9, 0, 0, 0, 20).as_bytes());
+        own.tick(2_000);
+        let (_, latest) = own.beats().next_back().unwrap();
+        assert_eq!(latest.accepted.get(), next << 8 | 1);
+    }
+}
+
+/// A description of another protocol, which says more or less.
+#[test]
+fn a_host_of_another_protocol_is_refused_by_it() {
+    let mut theirs = description(20).as_bytes().to_vec();
+    theirs[1] += 1;
+    let protocol = abi::cluster::PROTOCOL;
+    let unfit = Standing::Unfit(Unfit::Protocol(protocol + 1, protocol));
+    for len in [2, theirs.len() - 1, theirs.len() + 8] {
+        let mut own = Own::<2>::new(0, 10);
+        own.membership.step(0, Event::Up(1), &mut own.said);
+        let mut message = theirs.clone();
+        message.resize(len, 0);
+        own.hears(0, 1, &message);
+        assert_eq!(own.membership.standing(1), unfit, "{len}");
+        // One of this protocol has one length.
+        own.membership.step(0, Event::Up(1), &mut own.said);
+        message[1] = protocol;
+        own.hears(0, 1, &message);
+        assert_eq!(own.membership.standing(1), Standing::Unknown, "{len}");
     }
 }
 

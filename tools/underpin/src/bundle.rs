@@ -17,9 +17,9 @@ use std::{
     collections::HashSet,
     ffi::OsString,
     fmt::Write as _,
-    fs::{self, File, Permissions},
+    fs::{self, File},
     io::{self, Read as _},
-    os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -222,14 +222,17 @@ impl Plan {
         written
     }
 
-    /// Makes a file or empties it; its owner alone may read it if the bundle has a cluster's key.
+    /// Makes a file or empties it. If the bundle has a cluster's key, the file is a new one, which its owner alone can ever read.
     fn create(&self, path: &Path) -> io::Result<File> {
         let mut options = File::options();
-        let options = options.read(true).write(true).create(true).truncate(true);
-        let file = options.open(path)?;
+        options.read(true).write(true).create(true).truncate(true);
         if self.entries.iter().any(|e| e.entry.kind == kind::CLUSTER) {
-            file.set_permissions(Permissions::from_mode(0o600))?;
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => options.create_new(true).mode(0o600),
+            };
         }
+        let file = options.open(path)?;
         Ok(file)
     }
 

@@ -95,7 +95,7 @@ pub fn state(it: &HostStatus, own: Option<&HostStatus>) -> (&'static str, Tone, 
         _ => {
             let why = if count(FORGED) > 0 {
                 format!(
-                    "{} of its frames have another key: give all hosts one key file",
+                    "no answer, and {} frames in its name have another key: give all hosts one key file if it is up",
                     count(FORGED)
                 )
             } else if count(OTHER_CLUSTER) > 0 {

@@ -1,6 +1,6 @@
 use super::*;
 use abi::bundle::{BLOCK_SIZE, Bundle, NO_ENTRY, Place};
-use std::env;
+use std::{env, fs::Permissions, os::unix::fs::PermissionsExt as _};
 
 struct Dir(PathBuf);
 
@@ -354,7 +354,12 @@ fn a_bundle_with_a_key_is_its_owners_alone() {
     let out = dir.0.join("bundle");
     build(&dir, &vms);
     let plan = Plan::with_cluster(&vms, Some(cluster.record("b").unwrap())).unwrap();
+    // What was left half written is open to somebody, who sees nothing of what follows.
+    let part = with_suffix(&out, ".part");
+    fs::write(&part, b"old").unwrap();
+    let seen = fs::File::open(&part).unwrap();
     assert!(plan.write(&out, Progress::silent()).unwrap().anew);
+    assert_eq!(seen.metadata().unwrap().len(), 3);
     for file in [&out, &with_suffix(&out, ".fingerprint")] {
         let mode = fs::metadata(file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{}", file.display());
