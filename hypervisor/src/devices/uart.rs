@@ -65,12 +65,16 @@ impl Uart {
         read.into()
     }
 
-    /// The guest writes the register at `offset`.
+    /// The guest writes the register at `offset`. Most writes are bytes that it sends.
     #[inline(never)]
     pub fn store(&self, vm: &Guest, offset: u64, value: u64) {
         let sent = {
             let mut state = self.state.lock();
-            let sent = state.pl011.write(offset as u32, value as u32);
+            let sent = if offset == DATA {
+                state.pl011.send(value as u8)
+            } else {
+                state.pl011.write(offset as u32, value as u32)
+            };
             state.update_line(vm);
             sent
         };

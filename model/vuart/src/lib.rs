@@ -187,7 +187,8 @@ impl Pl011 {
 
     /// Sends `byte`, which is gone at once: the FIFO falls through its trigger level. A guest
     /// that never switches the transmitter on is heard all the same, as its early consoles expect.
-    fn send(&mut self, byte: u8) -> Option<u8> {
+    /// The guest sends a byte, as by [`Self::write`]: the answer, unless it loops back.
+    pub fn send(&mut self, byte: u8) -> Option<u8> {
         self.state.raw |= TRANSMIT;
         if self.state.control & CR_LOOPBACK != 0 && self.state.control & CR_UART_ENABLE != 0 {
             self.receive(byte);
