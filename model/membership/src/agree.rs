@@ -91,10 +91,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         let latest = latest.unwrap_or(0).max(self.accepted);
         let is_pending = |view: View<HOSTS>| view.id == latest && view.lives == lives;
         if !self.pending.is_some_and(is_pending) {
-            let Some(next) = (latest | 0xff).checked_add(1) else {
-                return;
-            };
-            let id = next | u64::from(self.settings.host);
+            let id = ((latest >> 8) + 1) << 8 | u64::from(self.settings.host);
             if !self.accept(now_ns, View { id, lives }) {
                 return;
             }
