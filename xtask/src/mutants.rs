@@ -11,7 +11,6 @@ use crate::{
     gate::PROPERTY_SEED,
     project,
     step::{Outcome, Step, Steps, print_line},
-    tidy::Finding,
 };
 use std::{
     fmt, fs,
@@ -128,19 +127,18 @@ fn try_one(steps: &Steps, mutant: &Mutant, sound: &[&Test], copy: &Path) -> bool
     caught.is_some()
 }
 
-/// The faults that cannot be put in any more, as the lines around their place have changed.
-pub fn check(root: &Path) -> Vec<Finding> {
-    let directory = root.join("tests/mutants");
-    let mutants = match read(&directory) {
+/// The files of faults that cannot be put in any more, as the lines around their place have changed, and why.
+pub fn stale(root: &Path) -> Vec<(String, String)> {
+    let directory = "tests/mutants";
+    let mutants = match read(&root.join(directory)) {
         Ok(mutants) => mutants,
-        Err(why) => return vec![Finding::new("tests/mutants", 1, why)],
+        Err(why) => return vec![(directory.to_owned(), why)],
     };
     let stale = mutants.iter().filter_map(|mutant| {
-        let path = format!("tests/mutants/{}.patch", mutant.name);
         let applies = must(git(root).args(["apply", "--check"]).arg(&mutant.patch));
         let why = applies.err()?;
-        let what = format!("does not apply any more: {}", why.trim_end());
-        Some(Finding::new(&path, 1, what))
+        let path = format!("{directory}/{}.patch", mutant.name);
+        Some((path, format!("does not apply any more: {}", why.trim_end())))
     });
     stale.collect()
 }
@@ -324,9 +322,9 @@ mod tests {
         let diff = "--- a/x\n+++ b/x\n@@ -1,1 +1,1 @@\n-x\n+y\n";
         fs::write(root.join("tests/mutants/x.patch"), head.to_owned() + diff).unwrap();
         fs::write(root.join("x"), "x\n").unwrap();
-        assert_eq!(check(&root), []);
+        assert_eq!(stale(&root), []);
         fs::write(root.join("x"), "z\n").unwrap();
-        assert_eq!(check(&root).len(), 1);
+        assert_eq!(stale(&root)[0].0, "tests/mutants/x.patch");
         fs::remove_dir_all(root).unwrap();
     }
 }

@@ -26,8 +26,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// What is wrong at a line of a file below the project's root.
-    pub fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
+    fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),
             line,
@@ -52,7 +51,8 @@ pub type Tree = BTreeMap<String, String>;
 pub fn check(root: &Path) -> io::Result<Vec<Finding>> {
     let mut findings = check_tree(&read_tree(root)?);
     findings.extend(titles::check(root));
-    findings.extend(mutants::check(root));
+    let stale = mutants::stale(root).into_iter();
+    findings.extend(stale.map(|(path, why)| Finding::new(&path, 1, why)));
     Ok(findings)
 }
 

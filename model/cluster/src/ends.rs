@@ -98,7 +98,7 @@ impl<O: Owner> model_link::Actions for End<'_, O> {
             self.tell(model_membership::Event::Message(self.host, message));
             return true;
         }
-        // No host sends these before it has a membership with this one, which has accepted that before.
+        // Who sends these has a membership with this host, which has accepted that before.
         let is_taken =
             !self.membership.is_with(self.host) || self.owner.message(self.host, message);
         self.is_kept |= !is_taken;

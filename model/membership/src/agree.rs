@@ -5,9 +5,11 @@ use abi::cluster::{HOSTS_MAX, PROPOSE, Propose};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// Epochs that are left for later, as each proposal takes one: how far the next may be ahead of the last that this host has
-/// accepted, and up to which a host may be behind that has only begun.
+/// How far an epoch may be ahead of the last that this host has accepted. A leader takes one a beat at most, so a host that has
+/// heard of none for 19 days is that far behind.
 const AHEAD_MAX: u64 = 1 << 24;
+/// The last epoch that a host may accept from however far behind: it may have begun just now, in a cluster that is old. A lie
+/// takes as many as that, and further ones [`AHEAD_MAX`] each: 2^32 lies would use up all 2^56.
 const YOUNG_MAX: u64 = 1 << 40;
 
 impl<const HOSTS: usize> Membership<HOSTS> {

@@ -207,7 +207,9 @@ impl Plan {
         }
         // A bundle that is half written never has the name of a whole one.
         let part = with_suffix(out, ".part");
-        let _ = fs::remove_file(&side);
+        for old in [&side, &part] {
+            let _ = fs::remove_file(old);
+        }
         let written = self.write_all(&part, progress).and_then(|written| {
             let side_text = fingerprint + &written.line();
             fs::rename(&part, out)
@@ -222,18 +224,14 @@ impl Plan {
         written
     }
 
-    /// Makes a file or empties it. If the bundle has a cluster's key, the file is a new one, which its owner alone can ever read.
+    /// Makes a file that is not there yet. If the bundle has a cluster's key, its owner alone can ever read it.
     fn create(&self, path: &Path) -> io::Result<File> {
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
+        options.read(true).write(true).create_new(true);
         if self.entries.iter().any(|e| e.entry.kind == kind::CLUSTER) {
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => options.create_new(true).mode(0o600),
-            };
+            options.mode(0o600);
         }
-        let file = options.open(path)?;
-        Ok(file)
+        options.open(path)
     }
 
     fn write_all(&self, path: &Path, progress: Progress) -> Result<Written> {
