@@ -7,11 +7,10 @@ use arch::timer;
 use model_virtio::Transport;
 use model_virtio::balloon::{self, Counts, Run, Source};
 
-/// Pages released before a look at the clock, or one step more: each takes 1,200 instructions where none is beside
-/// another.
-const PAGES_AT_ONCE: u64 = 8;
+/// Pages released before a look at the clock: each takes 1,200 instructions where none is beside another.
+const PAGES_AT_ONCE: u64 = 16;
 /// Looks in one go.
-const LOOKS: u32 = 16;
+const LOOKS: u32 = 32;
 
 /// A balloon.
 pub type Balloon = Virtio<Transport<balloon::Balloon>>;

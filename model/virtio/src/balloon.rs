@@ -44,8 +44,6 @@ const F_PAGE_REPORTING: u64 = 1 << 5;
 
 /// Page numbers read at a time, and released in one step: each may be a run of its own.
 const NUMBERS: usize = 16;
-/// Pages of a report that are released in one step.
-const REPORTED: u64 = 32;
 /// A report is cut here at least, so that whole blocks stay whole and no run has more than 512 frames.
 const BLOCK: u64 = 2 << 20;
 
@@ -204,11 +202,10 @@ impl Transport<Balloon> {
         self.device.hold = time;
     }
 
-    /// Goes through the queues, for about `budget` pages (and at most [`REPORTED`] or a block more); whether there
-    /// is more to do now. What is `release`d is whole pages of memory in runs, at most [`MAX_RUNS`] at
-    /// a time; when it returns, the owner has done with them what it wants. What `is_block` says of the first page of
-    /// 2 MiB, all of which goes in one step then, is not cut. `now` is any clock of
-    /// the owner's; a report that is held until [`Balloon::due`] needs a call by then.
+    /// Goes through the queues, for at most `budget` pages; whether there is more to do now. What is `release`d is whole
+    /// pages of memory in runs, at most [`MAX_RUNS`] at a time; when it returns, the owner has done with them what it
+    /// wants. 2 MiB of which `is_block` holds for the first page are not cut: they go in one step, whatever is left of
+    /// the budget. `now` is any clock of the owner's; a report that is held until [`Balloon::due`] needs a call by then.
     pub fn serve(
         &mut self,
         memory: &impl GuestMemory,
@@ -260,7 +257,8 @@ impl Balloon {
     ) -> Result<(), QueueError> {
         while *budget > 0 && self.inflating.open(queue, memory, budget)? {
             let mut raw = [0; 4 * NUMBERS];
-            let read = self.inflating.chain.read(memory, &mut raw);
+            let count = NUMBERS.min(usize::try_from(*budget).unwrap_or(NUMBERS));
+            let read = self.inflating.chain.read(memory, &mut raw[..4 * count]);
             // Where its numbers are not to be had yet, the chain is the next one again.
             self.inflating.open = read.is_ok();
             let read = read?;
@@ -348,9 +346,10 @@ impl Balloon {
             let most = if whole && is_block(segment.ipa.frame()) {
                 BLOCK
             } else {
-                REPORTED * FRAME_SIZE
+                budget.saturating_mul(FRAME_SIZE) - segment.ipa.0 % FRAME_SIZE
             };
-            let piece = (most - segment.ipa.0 % most).min(segment.len.into());
+            let in_block = BLOCK - segment.ipa.0 % BLOCK;
+            let piece = most.min(in_block).min(segment.len.into());
             let (start, end) = (segment.ipa, Ipa(segment.ipa.0 + piece));
             self.reporting.chain.skip_writable(piece as u32);
             let first = start.align_up(FRAME_SIZE).unwrap_or(end).frame();
