@@ -184,7 +184,7 @@ impl<T: Translation> Maps<T> {
             return Err(NotShown::Present);
         }
         let filled = self.pmap.fill::<N>(&mut self.tables, first, frame);
-        let Survey { entry, region } = filled.map_err(|error| match error {
+        let (Survey { entry, region }, is_new) = filled.map_err(|error| match error {
             PmapError::Present => NotShown::Present,
             PmapError::NoMemory => NotShown::NoMemory,
             PmapError::Ram | PmapError::NotRam(_) | PmapError::Run => NotShown::Refused,
@@ -196,9 +196,10 @@ impl<T: Translation> Maps<T> {
         let _ = if let Some(base) = region.block() {
             merge((&mut self.stage2, &mut self.tables), first, base, rights)
         } else {
-            let (ipa, pa) = (first.address(), frame.address());
+            // What nothing ever was behind was never mapped.
+            let (ipa, leads_to) = (first.address(), (frame.address(), rights));
             self.stage2
-                .map_chunk::<N>(&mut self.tables, ipa, pa, rights)
+                .map_chunk::<N>(&mut self.tables, ipa, leads_to, is_new)
         };
         if !self.roots.is_empty() {
             self.show_around(node, first);

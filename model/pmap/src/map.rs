@@ -254,7 +254,8 @@ impl Pmap {
     }
 
     /// Puts private frames, from `frame` on, behind the `N` guest frames from `gfn` on, an aligned
-    /// chunk of a power of two that nothing is behind. Returns what is now known of the region and of `gfn`.
+    /// chunk of a power of two that nothing is behind. Returns what is now known of the region and of `gfn`, and whether
+    /// nothing ever was behind any of them.
     ///
     /// `N` is a constant since this is the hot path: its loops are unrolled.
     ///
@@ -267,7 +268,7 @@ impl Pmap {
         memory: &mut impl TableMemory,
         gfn: Gfn,
         frame: Mfn,
-    ) -> Result<Survey, PmapError> {
+    ) -> Result<(Survey, bool), PmapError> {
         let count = N as u64;
         if !count.is_power_of_two() || !gfn.is_aligned(count) {
             return Err(PmapError::Run);
@@ -288,8 +289,7 @@ impl Pmap {
         } else {
             for n in 0..N {
                 let kept = memory.read(leaf, index + n) & NEVER_SHARE;
-                let word = first.wrapping_add(step * n as u64);
-                memory.write(leaf, index + n, word | kept);
+                memory.write(leaf, index + n, first.wrapping_add(step * n as u64) | kept);
             }
         }
         self.counts[ABSENT as usize] -= count;
@@ -300,7 +300,7 @@ impl Pmap {
         slot.set_region(memory, region);
         // It was none: nothing was behind these.
         self.blocks += u64::from(region.block().is_some());
-        Ok(Survey { entry, region })
+        Ok((Survey { entry, region }, old == 0))
     }
 
     /// Sets `count` guest frames from `gfn` on, of one region: the first to `entry`, the others

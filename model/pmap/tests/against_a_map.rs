@@ -236,8 +236,10 @@ impl World {
             Err(PmapError::NoMemory) => {}
             Err(PmapError::Present) => assert!(!run.clone().all(is_absent)),
             Err(error) => assert_eq!(Self::expected(gfn, N as u64), Err(error)),
-            Ok(filled) => {
+            Ok((filled, is_new)) => {
                 assert!(run.clone().all(is_absent));
+                let is_plain = |gfn| !self.touched.contains(&gfn) && !self.entry(gfn).never_share;
+                assert_eq!(is_new, run.clone().all(is_plain));
                 self.touched.extend(run.clone());
                 for (n, gfn) in (0..).zip(run) {
                     let never_share = self.entry(gfn).never_share;
@@ -512,15 +514,37 @@ fn what_is_remembered_goes_with_a_change() {
     }
 }
 
-#[test]
-fn a_full_region_is_a_block() {
-    let mut tables = FakeTables::new();
+/// The map of one region of RAM, and its first guest frame.
+fn one_region(tables: &mut FakeTables) -> (Pmap, Gfn) {
     let range = IpaRange {
         start: Ipa(0x4000_0000),
         size: 0x20_0000,
     };
-    let mut pmap = Pmap::new(&mut tables, &[range]).unwrap();
-    let first = Gfn(0x4_0000);
+    (Pmap::new(tables, &[range]).unwrap(), Gfn(0x4_0000))
+}
+
+#[test]
+fn only_what_nothing_ever_was_behind_is_new() {
+    let mut tables = FakeTables::new();
+    let (mut pmap, first) = one_region(&mut tables);
+    let fill = |pmap: &mut Pmap, tables: &mut FakeTables, n| {
+        let filled = pmap.fill::<16>(tables, first.add(n), Mfn(n));
+        filled.unwrap().1
+    };
+    assert!(fill(&mut pmap, &mut tables, 0));
+    pmap.clear(&mut tables, first, 1).unwrap();
+    pmap.clear(&mut tables, first.add(1), 15).unwrap();
+    assert!(!fill(&mut pmap, &mut tables, 0));
+    pmap.set_never_share(&mut tables, first.add(31), 1, true)
+        .unwrap();
+    assert!(!fill(&mut pmap, &mut tables, 16));
+    assert!(fill(&mut pmap, &mut tables, 32));
+}
+
+#[test]
+fn a_full_region_is_a_block() {
+    let mut tables = FakeTables::new();
+    let (mut pmap, first) = one_region(&mut tables);
     let base = Mfn(0x80_0000);
     pmap.set_base(&mut tables, first, Some(base)).unwrap();
     assert_eq!(

@@ -144,7 +144,8 @@ impl Stage2 {
     }
 
     /// Maps the `N` pages from `ipa` on, an aligned chunk of a power of two up to 2 MiB, to the
-    /// frames from `pa` on. It is [`Self::map`] for each page, with one walk.
+    /// frames from `pa` on. It is [`Self::map`] for each page, with one walk. Who knows that none of them was ever mapped
+    /// says so: their entries are not read then.
     ///
     /// `N` is a constant since this is the hot path: its loops are unrolled.
     ///
@@ -156,33 +157,33 @@ impl Stage2 {
         &mut self,
         memory: &mut impl TableMemory,
         ipa: Ipa,
-        pa: Pa,
-        rights: Rights,
+        (pa, rights): (Pa, Rights),
+        is_new: bool,
     ) -> Result<(), MapError> {
         let bytes = N as u64 * FRAME_SIZE;
-        if !N.is_power_of_two() || N > ENTRIES || !ipa.is_aligned(bytes) {
+        let last = pa.0.wrapping_add(bytes - FRAME_SIZE);
+        let is_chunk = N.is_power_of_two() && N <= ENTRIES && ipa.is_aligned(bytes);
+        // What either has too much, both have together.
+        if !is_chunk || !descriptor::holds(Pa(pa.0 | last), Size::Page) {
             return Err(MapError::Misaligned);
         }
-        let last = pa.checked_add(bytes - FRAME_SIZE);
         self.check(ipa, pa, Size::Page)?;
-        self.check(ipa, last.ok_or(MapError::Misaligned)?, Size::Page)?;
         let slot = self.reach(memory, ipa, Size::Page)?;
         if slot.size != Size::Page {
             return covered(memory, slot, ipa, pa, rights);
         }
         let value = descriptor::leaf(pa, Size::Page, rights);
         let first = slot.index & !(N - 1);
-        // Most chunks were never mapped.
-        let is_empty = (0..N).fold(0, |all, n| all | memory.read(slot.table, first + n)) == 0;
-        if is_empty {
+        let is_empty = || (0..N).fold(0, |all, n| all | memory.read(slot.table, first + n)) == 0;
+        debug_assert!(!is_new || is_empty(), "{ipa:?} was mapped before");
+        if is_new || is_empty() {
             memory.write_series::<N>(slot.table, first, value, FRAME_SIZE);
             return Ok(());
         }
-        for n in 0..N {
+        (0..N).try_for_each(|n| {
             let (index, value) = (first + n, value + n as u64 * FRAME_SIZE);
-            fill(memory, Slot { index, ..slot }, value)?;
-        }
-        Ok(())
+            fill(memory, Slot { index, ..slot }, value)
+        })
     }
 
     /// Takes out all leaves with an address in the `pages` pages from `ipa` on, blocks as a whole.

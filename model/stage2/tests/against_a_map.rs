@@ -1,7 +1,7 @@
 //! Any interleaving of the operations, with a TLB that is as stale as it may be, against a plain
 //! map from page to (frame, rights, leaf).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use machine_fake::{FakeMmu, FakeTables, Walker};
 use model_addr::{Ipa, Pa};
@@ -126,6 +126,8 @@ struct World {
     mmu: FakeMmu,
     stage2: Stage2,
     model: BTreeMap<u64, Page>,
+    /// Pages that were ever mapped.
+    ever: BTreeSet<u64>,
     motion: Option<Motion>,
 }
 
@@ -161,6 +163,7 @@ impl World {
             mmu,
             stage2,
             model: BTreeMap::new(),
+            ever: BTreeSet::new(),
             motion: None,
         }
     }
@@ -198,9 +201,10 @@ impl World {
         let result = if count == 1 {
             self.stage2.map(&mut self.mmu, ipa, pa, Size::Page, rights)
         } else {
+            let is_new = self.ever.range(page..page + count).next().is_none();
             let mmu = &mut self.mmu;
             self.stage2
-                .map_chunk::<{ CHUNK as usize }>(mmu, ipa, pa, rights)
+                .map_chunk::<{ CHUNK as usize }>(mmu, ipa, (pa, rights), is_new)
         };
         if !page.is_multiple_of(count) {
             assert_eq!(result, Err(MapError::Misaligned));
@@ -455,6 +459,7 @@ proptest! {
         let mut world = World::new();
         for step in steps {
             world.step(&step);
+            world.ever.extend(world.model.keys());
             world.check();
         }
         world.finish();

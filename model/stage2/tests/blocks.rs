@@ -130,12 +130,12 @@ fn what_is_out_of_range_is_refused() {
         Err(MapError::Misaligned)
     );
     let last = Pa((1 << 48) - 0x1000);
-    let beyond = stage2.map_chunk::<2>(&mut mmu, Ipa(0), last, ALL);
+    let beyond = stage2.map_chunk::<2>(&mut mmu, Ipa(0), (last, ALL), false);
     assert_eq!(beyond, Err(MapError::Misaligned));
     for odd in [
-        stage2.map_chunk::<1024>(&mut mmu, Ipa(0), Pa(0), ALL),
-        stage2.map_chunk::<3>(&mut mmu, Ipa(0), Pa(0), ALL),
-        stage2.map_chunk::<2>(&mut mmu, Ipa(0x1000), Pa(0), ALL),
+        stage2.map_chunk::<1024>(&mut mmu, Ipa(0), (Pa(0), ALL), false),
+        stage2.map_chunk::<3>(&mut mmu, Ipa(0), (Pa(0), ALL), false),
+        stage2.map_chunk::<2>(&mut mmu, Ipa(0x1000), (Pa(0), ALL), false),
     ] {
         assert_eq!(odd, Err(MapError::Misaligned));
     }
