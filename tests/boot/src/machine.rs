@@ -500,6 +500,26 @@ impl Machine {
         }
     }
 
+    /// Kills the QEMU of one of several hosts.
+    ///
+    /// # Errors
+    /// It is not there, or `kill` fails.
+    pub fn kill_host(&self, host: &str) -> Outcome {
+        let run = self.run_directory().ok_or("no machine runs")?.join(host);
+        let run = run.display().to_string();
+        let processes = fs::read_dir("/proc").map_err(because("cannot list processes"))?;
+        let is_its = |words: &str| words.contains("qemu-system-") && words.contains(&run);
+        let found = processes.flatten().find(|process| {
+            fs::read_to_string(process.path().join("cmdline")).is_ok_and(|words| is_its(&words))
+        });
+        let found = found.ok_or_else(|| format!("no QEMU of {host} is there"))?;
+        let mut kill = Command::new("kill");
+        let status = kill.arg("-KILL").arg(found.file_name()).status();
+        let status = status.map_err(because("cannot run kill"))?;
+        let failed = || format!("kill failed ({status})");
+        status.success().then_some(()).ok_or_else(failed)
+    }
+
     /// Copies consoles and logs to where people find them after the test.
     pub fn save_logs(&self, to: &Path) {
         let run = self.run_directory();

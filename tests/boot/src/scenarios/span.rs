@@ -1,6 +1,8 @@
 //! VMs that span the hosts of a cluster, in lock-step of virtual time.
 
+mod killed;
 mod moves;
+mod storms;
 mod systemd;
 
 use super::cluster::{one_key, time_ms};
@@ -35,7 +37,6 @@ pub fn scenarios() -> Vec<Scenario> {
             memory(),
             litmus,
             moves::litmus(),
-            linux(2),
             linux(4),
             linux(8),
             lost(),
@@ -44,9 +45,16 @@ pub fn scenarios() -> Vec<Scenario> {
     let all = once().into_iter().chain(again(once(), twice));
     let systemd = [(2, "trixie-cloud"), (3, "bookworm"), (4, "newest")];
     let systemd = systemd.map(|(hosts, kernel)| systemd::systemd(hosts, kernel));
-    let long = [litmus(100_000, 2).slow()];
-    let long = long.into_iter().chain([moves::linux()]);
-    all.chain(long).chain(systemd).collect()
+    let lossy = "class=20us,lose=5%";
+    let others = [
+        storms::storms("span/storms-2", 2, 8, "class=20us"),
+        storms::storms("span/storms-4", 4, 12, "class=20us"),
+        storms::storms("span/storms-lossy", 2, 12, lossy),
+        litmus(100_000, 2).slow(),
+        moves::linux(),
+        killed::killed(),
+    ];
+    all.chain(others).chain(systemd).collect()
 }
 
 /// Until when two runs of a scenario are compared. A death comes at 20 s; the others are busy for as long as they run.
