@@ -108,14 +108,14 @@ pub fn quick() -> bool {
 
 /// Lives of the whole hypervisor in processes of the host, one seed after the other.
 fn machine_lives(step: &mut Step<'_>) -> Outcome {
-    let words = format!("run -q -p sim_el2 -- --seconds {LIVES_SECONDS}");
+    let words = format!("run --release -q -p sim_el2 -- --seconds {LIVES_SECONDS}");
     step.command(&mut cargo("host", &words))?;
     step.command(&mut cluster_lives("1", CLUSTERS)).map(drop)
 }
 
 /// So many lives of clusters over a bad network, from a seed on.
 pub fn cluster_lives(seed: &str, lives: &str) -> Command {
-    let words = format!("run -q -p sim_el2 -- --cluster --seed {seed} --lives {lives}");
+    let words = format!("run --release -q -p sim_el2 -- --cluster --seed {seed} --lives {lives}");
     cargo("host", &words)
 }
 
