@@ -212,8 +212,10 @@ impl Control {
     }
 
     fn freedom(&self, vm: usize, said: Said) -> Freedom {
+        // Two answers can be heard at once: by then the guest of a start that is not heard of may have begun.
+        let has_begun_again = said.begun > self.known[vm].starts.1;
         Freedom {
-            may_end: said.is_done,
+            may_end: said.is_done || has_begun_again,
             restarts: self.vms[vm].restarts,
             may_owe: self.known[vm].may_owe,
             is_alone: self.known[vm].record.is_alone(),

@@ -26,6 +26,13 @@ fn lives_go_well() {
     assert!(output.status.success(), "{}", text(&output));
 }
 
+/// The answers to two starts of a VM are heard at once, when the guest of the second has begun.
+#[test]
+fn two_starts_are_heard_at_once() {
+    let output = sim(&["--seed", "4995"]);
+    assert!(output.status.success(), "{}", text(&output));
+}
+
 /// A VM is said in bytes on one machine, and goes on at another: its memory and disk are what they were, its interrupts and
 /// its timers come. What is damaged is refused, and leaves no frame behind.
 #[test]
