@@ -9,7 +9,7 @@ xtask = scripts/cargo host run --release --package xtask --
 help:
 	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
 	@echo 'make demo-attach  beneath a running Linux and away again, with a plot; KEEP=1 for a shell there'
-	@echo 'make demo-cluster  one Debian over two machines, one of which dies'
+	@echo 'make demo-cluster  one Debian over two machines computes on both; then one is killed'
 	@echo 'make check  the quick part of make test, for people at work'
 	@echo 'make test   all tests'
 	@echo 'make bench  all benches, checked against aims and bench/accepted.toml; WITHOUT=numa leaves that one out'

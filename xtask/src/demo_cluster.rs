@@ -1,4 +1,4 @@
-//! `xtask demo-cluster`: one Debian over two simulated machines, one of which dies.
+//! `xtask demo-cluster`: one Debian over two simulated machines computes on both, and then one of them is killed.
 
 use crate::{
     images, project,
@@ -10,28 +10,37 @@ use std::{
     time::{Duration, Instant},
 };
 use tests_boot::{
-    assets, cluster_file,
+    archive, assets, cluster_file,
     machine::{Hardware, Machine},
     status::{self, VmStatus},
     vm::Vm,
 };
 
-/// The VM, and what its first program says when it is up.
+/// The VM, its kernel, and what its first program says when it is up.
 const VM: &str = "debian";
+const KERNEL: &str = "trixie-cloud";
 const UP: &str = "ready kernel=";
-/// The Ethernet: frames take 10 us, and the second machine dies 20 s after its start.
-const WIRE: &str = "class=20us,die=1@20s";
+/// What the guest does: a program with one thread, then with two, and with two again and again.
+const WORK: &str = "#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+echo ready kernel=$(/bin/busybox uname -r) cpus=$(/bin/busybox grep -c ^processor /proc/cpuinfo)
+/water 1 512 1
+while /water 2 512 1; do :; done
+";
+/// The Ethernet: frames take 10 us.
+const WIRE: &str = "class=20us";
 const POLL: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_mins(5);
 const INTRODUCTION: &str = "\
 QEMU simulates two arm64 machines of one CPU and 512 MiB each, joined by an Ethernet. Underpin takes both at EL2; they join a
 cluster. One Debian kernel boots on them as one NUMA machine of 2 CPUs and 256 MiB, whose pages move to where they are used.
-Then the second machine dies.";
+It computes the motion of 512 molecules of water (Water-Nsquared of SPLASH-2) with one CPU and with both. Then the second machine
+is killed.";
 
 /// Runs the demo; gives whether all went well.
 pub fn run() -> bool {
     print_line(INTRODUCTION);
-    let steps = Steps::new(4, project::products().join("demo-logs"));
+    let steps = Steps::new(6, project::products().join("demo-logs"));
     play(&steps).is_some()
 }
 
@@ -43,9 +52,21 @@ fn play(steps: &Steps) -> Option<()> {
     })?;
     let mut machine = steps.run("start two machines that join a cluster", |step| start(step))?;
     steps.run("one Debian boots on both", |step| boots(step, &machine))?;
-    let seen = steps.run("the second machine dies", |step| dies(step, &machine));
+    let seen = goes_on(steps, &machine);
     machine.kill();
     seen
+}
+
+fn goes_on(steps: &Steps, machine: &Machine) -> Option<()> {
+    steps.run("it computes on one CPU, and on both", |step| {
+        computes(step, machine)
+    })?;
+    steps.run("which pages cost most", |step| {
+        let words = ["--host", "host0", "span", "why", VM, "--for", "1s"];
+        step.say(&machine.run(&words)?);
+        Ok(())
+    })?;
+    steps.run("the second machine is killed", |step| dies(step, machine))
 }
 
 fn start(step: &Step<'_>) -> Outcome<Machine> {
@@ -57,8 +78,12 @@ fn start(step: &Step<'_>) -> Outcome<Machine> {
     fs::create_dir_all(&directory).map_err(said)?;
     let hardware = Hardware::hosts(2, "512M", WIRE);
     let hardware = cluster_file::joined(hardware, &directory, 2)?;
-    let vm = Vm::linux(VM, "trixie", "shell").memory("256MiB");
-    let vms = [vm.cpus(2).hosts(2)];
+    let initrd = directory.join("initrd");
+    let program = ("water", assets::read_cached("parallel/water")?);
+    archive::initrd(&initrd, KERNEL, &[("work", WORK.into()), program])?;
+    let vm = Vm::linux(VM, KERNEL, "none").initrd(&initrd.display().to_string());
+    let vm = vm.args("rdinit=/work numa_balancing=disable");
+    let vms = [vm.memory("256MiB").cpus(2).hosts(2)];
     let mut machine = Machine::start(&assets::command(), &directory, &hardware, &vms)?;
     machine.await_answer()?;
     let members = until("the machines have not joined", || {
@@ -82,7 +107,41 @@ fn boots(step: &Step<'_>, machine: &Machine) -> Outcome {
     Ok(())
 }
 
+/// Waits for the program's times with one thread and with two, and shows them.
+fn computes(step: &Step<'_>, machine: &Machine) -> Outcome {
+    let [one, both] = until("the program has not come to its end", || {
+        let console = machine.host_console("host0", VM);
+        let times = [1, 2].map(|threads| time_ms(&console, threads));
+        let [Some(one), Some(both)] = times else {
+            return Ok(None);
+        };
+        Ok(Some([one, both]))
+    })?;
+    step.say("THREADS  MACHINES    TIME  TIMES AS FAST");
+    for (threads, ms) in [(1, one), (2, both)] {
+        let times = one / ms;
+        step.say(&format!(
+            "{threads:7}  {threads:8}  {ms:3.0} ms  {times:13.2}"
+        ));
+    }
+    Ok(())
+}
+
+/// The time of the program with so many threads, in milliseconds of the guest.
+fn time_ms(console: &str, threads: u8) -> Option<f64> {
+    let threads = format!("threads={threads} ");
+    let mut lines = console.lines();
+    let line = lines.find(|line| line.contains(" check=") && line.contains(&threads))?;
+    let mut words = line.split_whitespace();
+    let ns: f64 = words
+        .find_map(|word| word.strip_prefix("ns="))?
+        .parse()
+        .ok()?;
+    Some(ns / 1e6)
+}
+
 fn dies(step: &Step<'_>, machine: &Machine) -> Outcome {
+    machine.kill_host("host1")?;
     let list = ["--host", "host0", "list", "-o", "json"];
     let vm = until("Debian has not ended", || {
         let vms: Vec<VmStatus> = status::parse("list", &machine.run(&list)?)?;
@@ -106,5 +165,18 @@ fn until<T>(failure: &str, mut look: impl FnMut() -> Outcome<Option<T>>) -> Outc
             return Err(format!("{failure} in {} s", PATIENCE.as_secs()));
         }
         sleep(POLL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_that_of_its_threads() {
+        let console = "water: measured ns=5\r\nwater: threads=1 ns=1500000 check=1.5\r\nwater: threads=2 ns=750000 check=1.5\r\n";
+        assert_eq!(time_ms(console, 1), Some(1.5));
+        assert_eq!(time_ms(console, 2), Some(0.75));
+        assert_eq!(time_ms("water: threads=1 ns=15", 1), None);
     }
 }

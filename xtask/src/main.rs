@@ -59,7 +59,7 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
-    /// Run the demo of one VM over two machines: a Debian kernel boots on both, and one dies
+    /// Run the demo of one VM over two machines: a Debian kernel computes on both, and one is killed
     DemoCluster,
     /// Run all benches, or these, and print their figures beside aims and peers
     Bench {
