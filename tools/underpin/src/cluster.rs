@@ -51,7 +51,7 @@ impl ClusterFile {
     pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path);
         let text =
-            text.map_err(|error| Failure::file("cannot read the cluster file", path, &error))?;
+            text.map_err(|error| Failure::vm_file("cannot read the cluster file", path, &error))?;
         Self::parse(path, &text)
     }
 
@@ -180,7 +180,7 @@ fn decode_host(section: &Section<'_, '_>, before: &[Host], problems: &Problems) 
 
 /// Reads a key file: 64 hexadecimal digits, readable by its owner alone.
 fn read_key(path: &Path) -> Result<[u8; KEY_BYTES]> {
-    let failed = |error| Failure::file("cannot read the cluster's key", path, &error);
+    let failed = |error| Failure::vm_file("cannot read the cluster's key", path, &error);
     let mode = fs::metadata(path).map_err(failed)?.permissions().mode();
     if mode & 0o077 != 0 {
         let message = format!(
@@ -255,13 +255,12 @@ mod tests {
         let path = directory.join("cluster.toml");
         let key = directory.join("cluster.key");
         let file = ClusterFile::parse(&path, GOOD).unwrap();
-        assert!(
-            file.record("a")
-                .err()
-                .unwrap()
-                .message()
-                .contains("cannot read the cluster's key")
-        );
+        let missing = file.record("a").err().unwrap();
+        assert!(missing.message().contains("cannot read the cluster's key"));
+        assert_eq!(missing.code(), exit::FILE);
+        let missing = ClusterFile::read(&path).err().unwrap();
+        assert!(missing.message().contains("cannot read the cluster file"));
+        assert_eq!(missing.code(), exit::FILE);
         make_key(&key).unwrap();
         assert_eq!(
             fs::metadata(&key).unwrap().permissions().mode() & 0o777,

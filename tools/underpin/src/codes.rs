@@ -91,10 +91,10 @@ const STATUSES: [Code; 19] = [
     Code {
         number: Some(exit::FILE),
         name: "file",
-        meaning: "a VM file, kernel or image is wrong, or not there",
+        meaning: "a VM file, cluster file, key, kernel or image is wrong, or not there",
         causes: &[
             "A key is misspelt or its value out of range; the message points at it.",
-            "A VM file cannot be read.",
+            "A VM file, a cluster file or its key cannot be read.",
             "The kernel is compressed, or no arm64 Image.",
             "The running machine's bundle lacks a file that the VM needs.",
         ],

@@ -19,7 +19,7 @@ pub mod exit {
     pub const MACHINE_DIED: u8 = 4;
     /// Something took longer than allowed.
     pub const TIMEOUT: u8 = 5;
-    /// A VM file, kernel or image is wrong, or not there.
+    /// A VM file, cluster file, key, kernel or image is wrong, or not there.
     pub const FILE: u8 = 6;
     /// In OS-0: something that attaching needs is missing or not proved.
     pub const NOT_READY: u8 = 7;

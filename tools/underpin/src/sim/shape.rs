@@ -64,6 +64,17 @@ pub struct Shape {
     #[arg(long, value_name = "PORTS", value_parser = forward, requires = "net")]
     pub forward: Vec<(u16, u16)>,
     /// The hypervisor's own command line, as in log=debug
+    ///
+    /// log=LEVEL: what is logged, one of error, warn, info (default), debug, trace.
+    ///
+    /// zeroed=64M: how much memory of each node idle CPUs keep zeroed, in MiB; off: none. Default: an eighth of what is
+    /// free, from 8 to 256 MiB.
+    ///
+    /// numa=off: pages are not moved to where they are used; numa=sample: also where the machine does not count misses.
+    ///
+    /// trace=all: events of all classes are recorded from the start.
+    ///
+    /// bhb=off: exits leave the guest's branches in the CPU's history (Spectre-BHB). For measurements only.
     #[arg(long, value_name = "TEXT")]
     pub append: Option<String>,
     /// Count instructions for time: each takes 2^SHIFT ns, on one host CPU. Random seeds and the calendar are fixed, so
