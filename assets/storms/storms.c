@@ -35,7 +35,6 @@ static struct {
     _Alignas(64) _Atomic uint64_t round; // odd while its pages change
     _Atomic uint64_t checked;            // what showed something
     volatile uint64_t *pages;
-    int file;
 } part[THREADS_MAX];
 
 static int threads;
@@ -126,7 +125,6 @@ static void look_at(int owner, uint64_t *random)
     is_guarded = 1;
     if (sigsetjmp(fault, 1) == 0) {
         uint64_t found = part[owner].pages[at];
-        is_guarded = 0;
         atomic_thread_fence(memory_order_seq_cst);
         if (atomic_load(&part[owner].round) == before) {
             if (found != word(owner, before, at))
@@ -235,14 +233,14 @@ static void fork_storm(int me, uint64_t *random)
 
 static void file_storm(int me, uint64_t *random)
 {
-    part[me].file = memfd_create("storm", 0);
-    if (part[me].file < 0 || ftruncate(part[me].file, BYTES))
+    int file = memfd_create("storm", 0);
+    if (file < 0 || ftruncate(file, BYTES))
         failed("memfd_create");
-    part[me].pages = mapped(0, MAP_SHARED, part[me].file);
+    part[me].pages = mapped(0, MAP_SHARED, file);
     pthread_barrier_wait(&barrier);
     for (uint64_t round = 2; round <= 2 * rounds; round += 2) {
         atomic_store(&part[me].round, round - 1);
-        if (ftruncate(part[me].file, 0) || ftruncate(part[me].file, BYTES))
+        if (ftruncate(file, 0) || ftruncate(file, BYTES))
             failed("ftruncate");
         uint64_t at = below(random, PAGES * WORDS);
         if (part[me].pages[at] != 0)

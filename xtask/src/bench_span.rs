@@ -142,8 +142,9 @@ impl Asked {
 
 /// A run: nanoseconds of the parallel part, and what the program found.
 #[derive(Clone, Debug, PartialEq)]
-struct Run {
-    ns: f64,
+pub struct Run {
+    /// Nanoseconds of the guest.
+    pub ns: f64,
     check: f64,
 }
 
@@ -320,8 +321,8 @@ fn await_work(machine: &mut Machine) -> Outcome<Run> {
     }
 }
 
-/// What a program has reported: `NAME: threads=N ns=N check=N`.
-fn reported(console: &str) -> Option<Run> {
+/// What a program has reported first: `NAME: threads=N ns=N check=N`.
+pub fn reported(console: &str) -> Option<Run> {
     let line = console.lines().find(|line| line.contains(" check="))?;
     let word = |key: &str| {
         let mut words = line.split_whitespace();

@@ -1,6 +1,7 @@
 //! `xtask demo-cluster`: one Debian over two simulated machines computes on both, and then one of them is killed.
 
 use crate::{
+    bench_span::reported,
     images, project,
     step::{Outcome, Step, Steps, print_line},
 };
@@ -130,14 +131,8 @@ fn computes(step: &Step<'_>, machine: &Machine) -> Outcome {
 /// The time of the program with so many threads, in milliseconds of the guest.
 fn time_ms(console: &str, threads: u8) -> Option<f64> {
     let threads = format!("threads={threads} ");
-    let mut lines = console.lines();
-    let line = lines.find(|line| line.contains(" check=") && line.contains(&threads))?;
-    let mut words = line.split_whitespace();
-    let ns: f64 = words
-        .find_map(|word| word.strip_prefix("ns="))?
-        .parse()
-        .ok()?;
-    Some(ns / 1e6)
+    let mut lines = console.lines().filter(|line| line.contains(&threads));
+    lines.find_map(reported).map(|run| run.ns / 1e6)
 }
 
 fn dies(step: &Step<'_>, machine: &Machine) -> Outcome {

@@ -21,7 +21,7 @@ const FUZZ_SECONDS: &str = "10";
 /// How long machines live in the gate, in seconds: as many lives as that is time for.
 const LIVES_SECONDS: &str = "60";
 
-/// Lives of clusters in the gate, always the same ones: a minute of CPU time.
+/// Lives of clusters in the gate, always the same ones: three minutes of CPU time.
 const CLUSTERS: &str = "1000";
 
 /// The seed of all property tests in the gate, so that what passed passes again; `soak` looks further.

@@ -7,7 +7,8 @@ use arch::timer;
 use model_virtio::Transport;
 use model_virtio::balloon::{self, Counts, Run, Source};
 
-/// Pages released before a look at the clock: each takes 1,200 instructions where none is beside another.
+/// Pages released before a look at the clock: each takes 1,200 instructions where none is beside another, and all of them less
+/// than a piece of work may (`machine::stretch`).
 const PAGES_AT_ONCE: u64 = 16;
 /// Looks in one go.
 const LOOKS: u32 = 32;

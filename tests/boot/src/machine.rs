@@ -123,7 +123,10 @@ impl Machine {
     }
 
     /// Waits until the machine's process has ended; its exit status.
-    fn await_exit(&mut self, within: Duration) -> Outcome<ExitStatus> {
+    ///
+    /// # Errors
+    /// It does not end in time.
+    pub fn await_exit(&mut self, within: Duration) -> Outcome<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
             let ended = self.sim.try_wait();

@@ -192,7 +192,7 @@ const fn image(mib: u64) -> u64 {
 }
 
 /// Numbers that do not repeat (`SplitMix64`).
-const fn random(n: u64) -> u64 {
+pub(super) const fn random(n: u64) -> u64 {
     let x = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb)

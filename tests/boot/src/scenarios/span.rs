@@ -47,9 +47,9 @@ pub fn scenarios() -> Vec<Scenario> {
     let systemd = systemd.map(|(hosts, kernel)| systemd::systemd(hosts, kernel));
     let lossy = "class=20us,lose=5%";
     let others = [
-        storms::storms("span/storms-2", 2, 8, "class=20us"),
-        storms::storms("span/storms-4", 4, 12, "class=20us"),
-        storms::storms("span/storms-lossy", 2, 12, lossy),
+        storms::storms("span/storms-2", (2, 8), "class=20us", PATIENCE),
+        storms::storms("span/storms-4", (4, 12), "class=20us", LONG_PATIENCE).slow(),
+        storms::storms("span/storms-lossy", (2, 12), lossy, LONG_PATIENCE).slow(),
         litmus(100_000, 2).slow(),
         moves::linux(),
         killed::killed(),
@@ -148,27 +148,33 @@ fn lost() -> Scenario {
     scenario.prepare(one_key::<2>).check(|stage| {
         let machine = stage.machine()?;
         lock_is_told(machine)?;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let (vm, other) = (
-                seen_by(machine, "host0", "spanned")?,
-                seen_by(machine, "host0", "watcher")?,
-            );
-            let log = machine.host_log("host0");
-            if vm.state != "ended" && Instant::now() < deadline && other.state == "running" {
-                sleep(POLL);
-                continue;
-            }
-            let lost = log.lines().find(|line| line.contains("right is lost"));
-            let lost_ms = lost.and_then(time_ms);
-            let is_told = vm.state == "ended" && vm.reason.contains("host right is lost");
-            let is_good =
-                is_told && other.state == "running" && lost_ms.is_some_and(|ms| ms > 20_000);
-            return is_good
-                .then_some(())
-                .ok_or_else(|| format!("{vm:?}, {other:?}, {log}"));
-        }
+        await_loss(machine, ("host0", "right"), "watcher")?;
+        let log = machine.host_log("host0");
+        let lost = log.lines().find(|line| line.contains("right is lost"));
+        let lost_ms = lost.and_then(time_ms);
+        let is_late = lost_ms.is_some_and(|ms| ms > 20_000);
+        is_late.then_some(()).ok_or(log)
     })
+}
+
+/// Waits until 'spanned' has ended on `host` as it has lost the one of that name. Its neighbour runs on.
+fn await_loss(machine: &Machine, (host, lost): (&str, &str), neighbour: &str) -> Outcome {
+    let why = format!("host {lost} is lost");
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let vm = seen_by(machine, host, "spanned")?;
+        let other = seen_by(machine, host, neighbour)?;
+        let is_over = vm.state == "ended" || Instant::now() > deadline;
+        if other.state == "running" && !is_over {
+            sleep(POLL);
+            continue;
+        }
+        let is_told = vm.state == "ended" && vm.reason.contains(&why);
+        let is_good = is_told && other.state == "running";
+        return is_good
+            .then_some(())
+            .ok_or_else(|| format!("{vm:?}, {other:?}"));
+    }
 }
 
 /// Each host adds to one word, over and over: its page is the one that costs most, and what it is used for is told.

@@ -1,17 +1,17 @@
 //! A host's process that is killed, again and again: the VM that it had a share of ends on the other one, and nothing else.
 
-use super::super::cluster::{await_log, one_key};
-use super::{HOSTS, PATIENCE, POLL, seen_by};
+use super::super::{
+    cluster::{await_log, one_key},
+    reading::random,
+};
+use super::{HOSTS, PATIENCE, await_loss};
 use crate::{
     Outcome,
     machine::Hardware,
     scenario::{Scenario, Stage},
     vm::Vm,
 };
-use std::{
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{thread::sleep, time::Duration};
 
 const NAMES: [&str; 2] = ["left", "right"];
 const TIMES: u32 = 100;
@@ -31,12 +31,8 @@ fn vms() -> Vec<Vm> {
 }
 
 fn all(stage: &mut Stage) -> Outcome {
-    // xorshift64
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for time in 0..TIMES {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
+        let random = random(time.into());
         let after = Duration::from_millis(random % LIFE_MAX_MS);
         let victim = (random >> 32) as usize % 2;
         let told = |why| format!("time {time}, {} after {after:?}: {why}", HOSTS[victim]);
@@ -52,14 +48,8 @@ fn all(stage: &mut Stage) -> Outcome {
 fn end(stage: &mut Stage, survivor: &str) -> Outcome {
     let machine = stage.machine()?;
     machine.run(&["--host", survivor, "shutdown"])?;
-    let deadline = Instant::now() + PATIENCE;
-    while !machine.has_ended() {
-        if Instant::now() > deadline {
-            return Err("it does not end".to_owned());
-        }
-        sleep(POLL);
-    }
-    Ok(())
+    // It fails, as one of its hosts has.
+    machine.await_exit(PATIENCE).map(drop)
 }
 
 fn once(stage: &mut Stage, victim: usize, after: Duration) -> Outcome {
@@ -69,23 +59,5 @@ fn once(stage: &mut Stage, victim: usize, after: Duration) -> Outcome {
     }
     sleep(after);
     machine.kill_host(HOSTS[victim])?;
-    let survivor = HOSTS[1 - victim];
-    let why = format!("host {} is lost", NAMES[victim]);
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let (vm, other) = (
-            seen_by(machine, survivor, "spanned")?,
-            seen_by(machine, survivor, "watcher")?,
-        );
-        if other.state != "running" {
-            return Err(format!("{other:?}"));
-        }
-        if vm.state == "ended" && vm.reason.contains(&why) {
-            return Ok(());
-        }
-        if vm.state == "ended" || Instant::now() > deadline {
-            return Err(format!("{vm:?}"));
-        }
-        sleep(POLL);
-    }
+    await_loss(machine, (HOSTS[1 - victim], NAMES[victim]), "watcher")
 }

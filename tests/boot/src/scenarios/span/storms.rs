@@ -2,40 +2,42 @@
 //! what is gone.
 
 use super::super::cluster::one_key;
-use super::{LONG_PATIENCE, PATIENCE, await_all};
+use super::await_all;
 use crate::{
     Outcome, archive, assets,
     machine::Hardware,
     scenario::{Prepare, Scenario, Stage},
     vm::Vm,
 };
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 const KERNEL: &str = "trixie";
 /// What the program says of each storm.
 const STORMS: [&str; 4] = ["map", "protect", "fork", "file"];
 
 /// The storms pass on two or four hosts, each with so many rounds.
-pub(super) fn storms(name: &str, hosts: u8, rounds: u32, wire: &str) -> Scenario {
+pub(super) fn storms(
+    name: &str,
+    (hosts, rounds): (u8, u32),
+    wire: &str,
+    patience: Duration,
+) -> Scenario {
     // Its memory is more than a run of frames has entries for.
     let hardware = Hardware::hosts(hosts, "768M", wire);
     let vm = Vm::linux("debian", KERNEL, "storms").memory("320MiB");
     let vm = vm.args(&format!("underpin.seed={hosts} underpin.rounds={rounds}"));
     let vm = vm.initrd("../initrd").cpus(hosts.into()).hosts(hosts);
-    let is_slow = hosts > 2 || wire.contains("lose");
-    let patience = if is_slow { LONG_PATIENCE } else { PATIENCE };
     let prepare: Prepare = match hosts {
         2 => prepared::<2>,
         _ => prepared::<4>,
     };
     let scenario = Scenario::new(name, hardware, vec![vm]).prepare(prepare);
-    let scenario = scenario.check(move |stage| {
+    scenario.check(move |stage| {
         await_all(stage.machine()?, (hosts, patience), "debian", |it| {
             it.state == "ended" && it.reason == "powered off"
         })?;
         all_have_passed(stage, hosts)
-    });
-    if is_slow { scenario.slow() } else { scenario }
+    })
 }
 
 /// Hosts of one cluster, and an initial RAM disk with the program.
