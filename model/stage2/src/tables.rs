@@ -167,7 +167,9 @@ impl Stage2 {
         if !is_chunk || !descriptor::holds(Pa(pa.0 | last), Size::Page) {
             return Err(MapError::Misaligned);
         }
-        self.check(ipa, pa, Size::Page)?;
+        if ipa.0 >= self.ipa_size.bytes() {
+            return Err(MapError::OutOfRange);
+        }
         let slot = self.reach(memory, ipa, Size::Page)?;
         if slot.size != Size::Page {
             return covered(memory, slot, ipa, pa, rights);
@@ -180,10 +182,11 @@ impl Stage2 {
             memory.write_series::<N>(slot.table, first, value, FRAME_SIZE);
             return Ok(());
         }
-        (0..N).try_for_each(|n| {
+        for n in 0..N {
             let (index, value) = (first + n, value + n as u64 * FRAME_SIZE);
-            fill(memory, Slot { index, ..slot }, value)
-        })
+            fill(memory, Slot { index, ..slot }, value)?;
+        }
+        Ok(())
     }
 
     /// Takes out all leaves with an address in the `pages` pages from `ipa` on, blocks as a whole.
