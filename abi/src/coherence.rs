@@ -1,11 +1,11 @@
 //! Messages between the hosts of one VM that keep its pages coherent (`model/coherence`).
 //!
 //! ```text
-//!  Message, 40 bytes | nothing, a page (Data, Full), what changed in it (Data, Changes), or operations (Tlbi)
+//!  Message, 40 bytes | nothing, a page (Data, Full), what changed in it (Data, Changes), operations (Tlbi), or entries
 //! ```
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{Immutable, IntoBytes, TryFromBytes, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// Bytes of a page, the unit of coherence.
 pub const PAGE_BYTES: usize = 4096;
@@ -61,6 +61,16 @@ pub enum Kind {
     TlbiDone = 11,
     /// Owner to home: give the page to those that read it before. A hint, which nothing answers.
     Push = 12,
+    /// Leaver to all: how far it is, in `acks`.
+    Leave = 13,
+    /// In answer, with the same `acks`: nothing of this host is under way to it any more.
+    Held = 14,
+    /// Leaver to heir: what it knows as the home of pages from this one on, an [`Entry`] for those that are alike.
+    Entries = 15,
+    /// In answer: those up to this page are the heir's. Home to leaver: this page has another owner.
+    Taken = 16,
+    /// Leaver to home: take this page.
+    Give = 17,
 }
 
 /// Access to a page.
@@ -116,7 +126,8 @@ pub struct Message {
     pub slot: u8,
     /// Sharers that tell the requester when their copies are gone.
     pub acks: u8,
-    /// vCPU that waits, by its host (upper half) and its number there; decides between two that began at the same time.
+    /// vCPU that waits, by its host (upper half) and its number there; decides between two that began at the same time. Of what a home
+    /// gives without being asked, the home.
     pub vcpu: U16,
     /// Page, by its number in the guest's physical address space.
     pub page: U32,
@@ -129,6 +140,49 @@ pub struct Message {
     pub since: U64,
     /// The guest's counter at the sender when the message left; 0 until then.
     pub count: U64,
+}
+
+/// What a home knows of pages that follow each other and are alike.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Entry {
+    /// Host that owns them.
+    pub owner: u8,
+    /// Host that is known to have written them last.
+    pub writer: u8,
+    /// Hosts that have copies, a bit each.
+    pub sharers: U16,
+    /// Hosts that had copies before they were written.
+    pub readers: U16,
+    /// How many they are.
+    pub pages: u8,
+    /// [`Self::MIGRATES`], [`Self::UNTOUCHED`].
+    pub flags: u8,
+}
+
+impl Entry {
+    /// Each host reads them and then writes them.
+    pub const MIGRATES: u8 = 1 << 0;
+    /// They are all zero, and become the receiver's, though `owner` has been theirs.
+    pub const UNTOUCHED: u8 = 1 << 1;
+
+    /// Returns whether another is like it, but for its pages.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let pages = self.pages;
+        Self { pages, ..*other } == *self
+    }
+
+    /// Returns entries as what follows a message: they have the size of operations.
+    pub fn words(entries: &[Self]) -> &[Operation] {
+        <[Operation]>::ref_from_bytes(entries.as_bytes()).unwrap_or_default()
+    }
+
+    /// Takes what follows [`Kind::Entries`] apart; `None` if a part of an entry is missing.
+    pub fn all(bytes: &[u8]) -> Option<&[Self]> {
+        <[Self]>::ref_from_bytes(bytes).ok()
+    }
 }
 
 impl Message {
@@ -156,6 +210,7 @@ impl Message {
     }
 }
 
+const _: () = assert!(size_of::<Entry>() == size_of::<Operation>());
 const _: () = assert!(size_of::<Message>() == 40);
 const _: () = assert!(size_of::<Message>() + PAGE_BYTES == crate::link::BULK_MAX);
 const _: () = assert!(size_of::<Message>() + 8 * OPERATIONS_MAX <= crate::link::URGENT_MAX);

@@ -154,7 +154,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     fn answer(&mut self, message: &Message, actions: &mut impl Actions) -> Result<(), Broken> {
         let n = number(message);
         let Page { state, version, .. } = *self.page(n);
-        let is_first = version == 1 && self.home(n) == self.settings.host;
+        let is_first = version == 1 && self.settings.home(n) == self.settings.host;
         let mut is_untouched = state == State::Modified && is_first && actions.is_untouched(n);
         // What its home has touched may be there for all to read.
         let access = match message.access {

@@ -90,12 +90,15 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
 
     /// Asks the owner and the sharers for what the current transaction needs.
     fn start(&mut self, message: &Message, actions: &mut impl Actions) -> Result<(), Broken> {
+        let present = self.leavers.present;
+        let page = self.page(number(message));
+        page.sharers &= present;
         let Page {
             owner,
             sharers,
             migrates,
             ..
-        } = *self.page(number(message));
+        } = *page;
         let mut message = *message;
         let reads = Self::only_reads(&message, owner);
         if reads && migrates && sharers == 0 && self.settings.switches.migratory {
@@ -230,7 +233,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             kind,
             ..request.message
         };
-        let holders: Hosts = (bit(owner) | sharers) & !bit(message.host);
+        let holders: Hosts = (bit(owner) | sharers) & self.leavers.present & !bit(message.host);
         members(holders).try_for_each(|holder| self.send(holder, message, actions))
     }
 }

@@ -39,6 +39,7 @@ pub mod earlier;
 mod holder;
 mod home;
 pub mod intent;
+mod leave;
 mod page;
 mod prefetch;
 mod push;
@@ -49,11 +50,12 @@ pub use abi::coherence::{Access, Form, Kind, Message, Operation};
 pub use page::{Page, State};
 pub use prefetch::EARLY_MAX;
 
-use abi::coherence::PAGE_BYTES;
+use abi::coherence::{Entry, PAGE_BYTES};
 use core::ops::IndexMut;
 use heapless::Vec;
 use holder::{Deferred, Vcpu};
 use home::Request;
+use leave::Leavers;
 use prefetch::{LOCKS, Lock};
 use requester::Open;
 use tlb::Tlb;
@@ -175,7 +177,7 @@ pub struct Settings<const HOSTS: usize> {
 }
 
 impl<const HOSTS: usize> Settings<HOSTS> {
-    /// Returns the home of a page.
+    /// Returns the first home of a page.
     pub fn home(&self, page: u32) -> u8 {
         let ranges = self.first_pages.iter();
         ranges.take_while(|first| **first <= page).count() as u8 - 1
@@ -224,6 +226,9 @@ pub enum Event<'a> {
     Tick,
     /// That host is lost, or its session has ended.
     Lost(u8),
+    /// This host, which has no vCPU any more, leaves: what it is home of and what it owns goes to others, until
+    /// [`Host::has_left`]. Host 0 does not leave.
+    Leave,
 }
 
 /// Bytes that follow a message.
@@ -237,6 +242,8 @@ pub enum Tail<'a> {
     Changes(u32, u64),
     /// Operations of a [`Kind::Tlbi`].
     Operations(&'a [Operation]),
+    /// What a leaver knows of pages, of which it sends no more until these are taken.
+    Entries(&'a [Entry]),
 }
 
 /// Output of a host's part.
@@ -292,6 +299,7 @@ pub struct Host<P, const HOSTS: usize, const SLOTS: usize> {
     deferred: alloc::vec::Vec<Deferred>,
     /// Of the home: hosts that a page is being pushed to.
     pushing: Hosts,
+    leavers: Leavers<HOSTS>,
     tlb: Tlb,
     /// Messages from this host to itself, empty between steps.
     local: Vec<Message, LOCAL_MAX>,
@@ -300,9 +308,11 @@ pub struct Host<P, const HOSTS: usize, const SLOTS: usize> {
 
 /// Returns how many messages of a host can wait for the answers to a TLB invalidation. Meanwhile no transaction of this home ends, so
 /// each vCPU or prefetch can have sent one [`Kind::Get`], and each older vCPU a [`Kind::Hurry`], of which the oldest is kept: both lead
-/// to at most one message to each host, and to one answer. Beside those are the messages of this host's own transactions, and pushes.
+/// to at most one message to each host, and to one answer. Beside those are the messages of this host's own transactions, pushes, and
+/// what is said to leavers, or by one.
 pub const fn held_max(hosts: usize, slots: usize) -> usize {
-    hosts * slots * (2 * hosts + 1) + 3 * slots + 2 * hosts + 1
+    let of_leavers = hosts * (leave::GIVEN_MAX + 4) + leave::GIVEN_MAX;
+    hosts * slots * (2 * hosts + 1) + 3 * slots + 2 * hosts + 1 + of_leavers
 }
 
 impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
@@ -344,6 +354,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             requests: [[None; SLOTS]; HOSTS],
             deferred,
             pushing: 0,
+            leavers: Leavers::none(settings.hosts()),
             tlb: Tlb::new(held_max(hosts, SLOTS))?,
             local: Vec::new(),
             broken: None,
@@ -362,9 +373,16 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     ) -> Result<(), Broken> {
         self.broken.map_or(Ok(()), Err)?;
         let mut done = self.apply(now_ns, event, actions);
-        while done.is_ok() && !self.local.is_empty() {
+        while done.is_ok() {
+            if self.local.is_empty() {
+                done = self.go_on(actions);
+                if self.local.is_empty() {
+                    break;
+                }
+            }
             let message = self.local.remove(0);
-            done = self.receive(now_ns, self.settings.host, &message, &[], actions);
+            done = done
+                .and_then(|()| self.receive(now_ns, self.settings.host, &message, &[], actions));
         }
         self.broken = done.err();
         done
@@ -408,6 +426,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             }
             Event::Tick => self.reconsider(now_ns, actions),
             Event::Lost(host) => Err(Broken::Lost(host)),
+            Event::Leave => self.leave(actions),
         }
     }
 
@@ -430,11 +449,16 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         let home = self.home(number(m));
         let me = self.settings.host;
         let is_allowed = match m.kind {
-            Kind::Get | Kind::Done | Kind::Hurry | Kind::Push => home == me && m.host == from,
-            Kind::Forward | Kind::Invalidate | Kind::Yield => home == from && m.host != me,
+            Kind::Get => home == me && m.host == from && self.is_present(from),
+            Kind::Done | Kind::Hurry | Kind::Push => home == me && m.host == from,
+            Kind::Forward | Kind::Invalidate | Kind::Yield => {
+                (home == from || self.may_inherit(from, home)) && m.host != me
+            }
             Kind::Grant => home == from && m.host == me,
             Kind::Data | Kind::Ack => m.host == me,
-            Kind::Tlbi | Kind::TlbiDone => from != me,
+            Kind::Tlbi | Kind::TlbiDone | Kind::Leave | Kind::Held | Kind::Taken => from != me,
+            Kind::Entries => home == from && from != me,
+            Kind::Give => (home == me || self.leaves()) && from != me,
         };
         let error = Broken::Misdirected(from, m.kind);
         is_allowed.then_some(()).ok_or(error)?;
@@ -450,6 +474,11 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             Kind::Ack => self.ack(now_ns, m, actions),
             Kind::Tlbi => self.invalidate(from, tail, actions),
             Kind::TlbiDone => Ok(self.invalidated(from, actions)),
+            Kind::Leave => self.left(from, m, actions),
+            Kind::Held => Ok(self.held(from, m)),
+            Kind::Entries => self.take_over(from, (m, tail), actions),
+            Kind::Taken => self.taken(from, m, actions),
+            Kind::Give => Ok(self.given(from, m)),
         }?;
         let error = Broken::Unexpected(from, m.kind);
         is_known.then_some(()).ok_or(error)
@@ -457,7 +486,12 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
 
     /// Returns the home of a page.
     pub fn home(&self, page: u32) -> u8 {
-        self.settings.home(page)
+        self.leavers.homes[usize::from(self.settings.home(page))]
+    }
+
+    /// Returns the number of pages.
+    pub const fn pages(&self) -> u32 {
+        self.settings.pages
     }
 
     /// Returns the number of this host among those of the VM.
@@ -477,6 +511,9 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
 
     /// Returns when the next [`Event::Tick`] is due, or [`NEVER`].
     pub fn deadline(&self) -> u64 {
+        if self.is_busy() {
+            return 0;
+        }
         let until = self.deferred.iter().map(|it| it.until_ns);
         until.min().unwrap_or(NEVER)
     }

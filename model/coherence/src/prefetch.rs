@@ -108,7 +108,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     }
 
     /// Asks for a page, if it exists, is not here or asked for, and a transaction is left.
-    fn ask_early(
+    pub(crate) fn ask_early(
         &mut self,
         page: u32,
         access: Access,
@@ -118,6 +118,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         let mut slots = (first..SLOTS).take(EARLY_MAX);
         let free = slots.find(|slot| self.open[*slot].is_none());
         let is_missing = page < self.settings.pages
+            && !self.is_held(page)
             && !self.page(page).state.allows(access)
             && self.page(page).state != State::Exclusive
             && self.page(page).slot == u8::MAX;

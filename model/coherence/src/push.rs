@@ -13,7 +13,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     pub(crate) fn quiet(&mut self, page: u32, actions: &mut impl Actions) -> Result<(), Broken> {
         let is_home = self.home(page) == self.settings.host;
         let is_owner = self.state(page) == State::Modified;
-        if !self.settings.switches.push || self.holds_messages() || !(is_home || is_owner) {
+        let has_home = is_home || is_owner && !self.is_held(page);
+        if !self.settings.switches.push || self.holds_messages() || !has_home {
             return Ok(());
         }
         let message = Message {
@@ -33,11 +34,17 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         message: &Message,
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
-        let pushing = self.pushing;
+        let home = u16::from(self.settings.host);
+        let stay = self.leavers.present & !self.leavers.leave;
+        let free = if self.leaves() {
+            0
+        } else {
+            stay & !self.pushing
+        };
         let page = self.page(number(message));
         let owner = page.owner;
         page.readers &= !(page.sharers | bit(owner));
-        let mut readers = members(page.readers & !pushing);
+        let mut readers = members(page.readers & free);
         let Some(host) = readers.next().filter(|_| page.current == NONE) else {
             return Ok(());
         };
@@ -47,6 +54,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             access: Access::Read,
             host,
             slot: PUSH,
+            vcpu: home.into(),
             version: 0.into(),
             ..*message
         };
@@ -70,6 +78,10 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             0
         };
         let is_whole = has_bytes || message.form == Form::Zero;
+        let (home, known) = (message.vcpu.get() as u8, self.home(n));
+        if home != known && !self.may_inherit(home, known) {
+            return Ok(false);
+        }
         if self.state(n) != State::Invalid || !is_whole || tail.len() != bytes {
             return Ok(false);
         }
@@ -81,7 +93,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             kind: Kind::Done,
             ..*message
         };
-        self.send(self.home(n), message, actions)?;
+        self.send(home, message, actions)?;
         Ok(true)
     }
 }

@@ -6,7 +6,7 @@ use core::ops::IndexMut;
 /// An open transaction of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Open {
-    page: u32,
+    pub(crate) page: u32,
     access: Access,
     age: Age,
     /// Sharers that must tell, once that is known.
@@ -45,7 +45,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         // After an interrupt, a vCPU can fault elsewhere while its transaction is open.
         let waits_for = self.open[vcpu].map_or(page, |open| open.page);
         self.vcpus[vcpu].waits_for = Some(waits_for);
-        if waits_for != page {
+        if waits_for != page || slot == u8::MAX && self.is_held(page) {
             return Ok(());
         }
         let Some(open) = self.open.get_mut(usize::from(slot)) else {
@@ -178,6 +178,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             return Ok(());
         };
         self.open[slot] = None;
+        self.ended(slot);
         let is_owner = self.state(n).is_owner();
         let holds = self.settings.switches.hold;
         let page = self.page(n);

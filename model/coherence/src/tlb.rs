@@ -47,6 +47,11 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         self.tlb.unanswered != 0
     }
 
+    /// Returns whether all invalidations were sent and answered.
+    pub(crate) const fn has_invalidated(&self) -> bool {
+        !self.tlb.is_due && self.tlb.unanswered == 0
+    }
+
     /// Notes an invalidation of a vCPU.
     pub(crate) fn tlbi(&mut self, vcpu: usize, operation: u64, actions: &mut impl Actions) {
         let tlb = &mut self.tlb;
@@ -55,7 +60,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         if !is_whole && tlb.batch.push(operation.into()).is_err() {
             tlb.batch.clear();
         }
-        if self.settings.switches.lazy_tlbi || self.settings.hosts() == 1 {
+        if self.settings.switches.lazy_tlbi {
             actions.resume(vcpu, false);
         } else {
             self.vcpus[vcpu].waits_for_tlb = true;
@@ -70,13 +75,16 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         if !tlb.is_due || tlb.unanswered != 0 {
             return;
         }
-        let others = ((1_u32 << self.settings.hosts()) - 1) as Hosts & !bit(me);
+        let others = self.leavers.present & !bit(me);
         let message = Message::plain(Kind::Tlbi, me);
         for host in members(others) {
             transmit(host, message, Some(Tail::Operations(&tlb.batch)), actions);
         }
         tlb.batch.clear();
         (tlb.is_due, tlb.unanswered, tlb.covered) = (false, others, tlb.held.len());
+        if others == 0 {
+            self.release(actions);
+        }
     }
 
     /// Takes the invalidations of another host.
@@ -101,20 +109,26 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         let is_awaited = tlb.unanswered & bit(from) != 0;
         tlb.unanswered &= !bit(from);
         if tlb.unanswered == 0 {
-            for (to, message) in tlb.held.drain(..tlb.covered) {
-                transmit(to, message, None, actions);
-            }
-            tlb.covered = 0;
-            if !tlb.is_due {
-                for (n, vcpu) in self.vcpus.iter_mut().enumerate() {
-                    if core::mem::take(&mut vcpu.waits_for_tlb) {
-                        actions.resume(n, false);
-                    }
-                }
-            }
-            self.flush(actions);
+            self.release(actions);
         }
         is_awaited
+    }
+
+    /// Lets go what all hosts have answered.
+    fn release(&mut self, actions: &mut impl Actions) {
+        let tlb = &mut self.tlb;
+        for (to, message) in tlb.held.drain(..tlb.covered) {
+            transmit(to, message, None, actions);
+        }
+        tlb.covered = 0;
+        if !tlb.is_due {
+            for (n, vcpu) in self.vcpus.iter_mut().enumerate() {
+                if core::mem::take(&mut vcpu.waits_for_tlb) {
+                    actions.resume(n, false);
+                }
+            }
+        }
+        self.flush(actions);
     }
 
     /// Sends a message, behind the invalidations that precede it and their answers.
@@ -153,7 +167,12 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
 }
 
 /// Sends a message with what follows it: `None` stands for the page, where it has one.
-fn transmit(to: u8, mut message: Message, tail: Option<Tail<'_>>, actions: &mut impl Actions) {
+pub(crate) fn transmit(
+    to: u8,
+    mut message: Message,
+    tail: Option<Tail<'_>>,
+    actions: &mut impl Actions,
+) {
     let page = match (message.kind, message.form) {
         (Kind::Data, Form::Full) => Tail::Page(number(&message)),
         (Kind::Data, Form::Changes) => Tail::Changes(number(&message), message.since.get()),

@@ -5,7 +5,7 @@ use crate::cluster::now_ns;
 use crate::machine::cpu;
 use crate::memory::{Access as Use, Filled, frames};
 use crate::vcpu::attention;
-use abi::coherence::{OPERATIONS_MAX, Operation};
+use abi::coherence::{Entry, OPERATIONS_MAX, Operation};
 use alloc::{collections::VecDeque, sync::Arc};
 use arch::{cache, guest, tlb};
 use heapless::{Deque, Vec};
@@ -69,7 +69,7 @@ pub struct Hands {
     pub seats: Seats,
     pub earlier: Option<Earlier>,
     pub backlog: Backlog,
-    /// Of the invalidation that is in the backlog: there is one at most.
+    /// Of the invalidation, or of the entries, that are in the backlog: there is one of them at most.
     pub operations: Vec<Operation, OPERATIONS_MAX>,
     /// Pages of which the readers are waiting to be given them again, and when they are.
     pub written: Deque<(u32, u64), WRITTEN_MAX>,
@@ -123,6 +123,13 @@ impl Hands {
             frames::ram(frame, 1).read(0, into);
         }
         frame.is_some()
+    }
+
+    /// Keeps words that follow a message.
+    fn behind(&mut self, words: &[Operation]) -> Behind {
+        self.operations.clear();
+        let _ = self.operations.extend_from_slice(words);
+        Behind::Operations
     }
 
     fn call(&self, slot: usize, bits: u32) {
@@ -218,11 +225,9 @@ impl Actions for Hands {
             Tail::None => Behind::Nothing,
             Tail::Page(page) => Behind::Page(page),
             Tail::Changes(page, since) => Behind::Changes(page, since),
-            Tail::Operations(operations) => {
-                self.operations.clear();
-                let _ = self.operations.extend_from_slice(operations);
-                Behind::Operations
-            }
+            Tail::Operations(operations) => self.behind(operations),
+            // A host that hands pages over has no vCPU that invalidates.
+            Tail::Entries(entries) => self.behind(Entry::words(entries)),
         };
         let has_room = self.backlog.len() < self.backlog.capacity();
         if has_room {

@@ -122,6 +122,8 @@ pub struct Cluster<const HOSTS: usize> {
     random: Random,
     now: u64,
     is_dead: Vec<bool>,
+    /// A host has died.
+    is_lost: bool,
     /// What each host knows, by host; and which invalidations of others it has done.
     knows: Vec<Clocks>,
     executed: Vec<Clocks>,
@@ -165,6 +167,7 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
             random: Random(plan.seed),
             now: 0,
             is_dead: vec![false; HOSTS],
+            is_lost: false,
             knows: vec![vec![0; HOSTS]; HOSTS],
             executed: vec![vec![0; HOSTS]; HOSTS],
             announced: vec![0; HOSTS],
@@ -198,11 +201,12 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
     /// Something is wrong, or the scripts take too long.
     pub fn run(&mut self) {
         for _ in 0..3_000_000 {
-            let vcpus = &self.world.vcpus;
-            if vcpus
-                .iter()
-                .all(|vcpu| vcpu.is_done() || self.stops(vcpu.host))
-            {
+            let mut vcpus = self.world.vcpus.iter();
+            let are_done = vcpus.all(|vcpu| vcpu.is_done() || self.stops(vcpu.host));
+            let mut leavers = self.plan.leavers.iter();
+            let has_lost =
+                self.is_lost || (0..HOSTS).any(|host| self.world.nodes[host].broken.is_some());
+            if are_done && (has_lost || leavers.all(|host| self.is_off(*host))) {
                 self.counts.ns = self.now;
                 return;
             }
@@ -214,6 +218,10 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
                 println!("{:>9} {event:?}", self.now);
             }
             self.handle(event);
+            for host in self.plan.leavers.clone() {
+                self.leave(host);
+                self.is_dead[host] |= self.is_off(host);
+            }
         }
         panic!(
             "not all complete after {} ns: {:?}",
@@ -251,8 +259,9 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
                     self.after(host, sent, false);
                 }
             }
+            Event::Die(host) if self.is_dead[host] => {}
             Event::Die(host) => {
-                self.is_dead[host] = true;
+                (self.is_dead[host], self.is_lost) = (true, true);
                 for peer in (0..HOSTS).filter(|peer| *peer != host) {
                     let later = self.random.within(100_000, 3_000_000);
                     self.at(self.now + later, Event::Lost(peer, host));
@@ -262,6 +271,27 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
                 self.core(host, CoreEvent::Lost(dead as u8), false);
             }
         }
+    }
+
+    /// Lets a host leave whose scripts are done.
+    fn leave(&mut self, host: usize) {
+        let mut vcpus = self.world.vcpus.iter();
+        let are_done = vcpus.all(|vcpu| vcpu.host != host || vcpu.is_done());
+        let core = &self.world.nodes[host].core;
+        if self.plan.leavers.contains(&host) && are_done && !core.leaves() && !self.stops(host) {
+            self.core(host, CoreEvent::Leave, false);
+        }
+    }
+
+    /// Whether a host has left, and its last urgent message has come: it is switched off then.
+    fn is_off(&self, host: usize) -> bool {
+        let is_idle = |peer: usize| {
+            let end = self.ends[host * HOSTS + peer].as_ref().unwrap();
+            let urgent = Lane::Urgent;
+            end.link.room(urgent) == LINK_SLOTS && end.waiting[urgent as usize].is_empty()
+        };
+        let mut others = (0..HOSTS).filter(|peer| *peer != host && !self.is_dead[*peer]);
+        self.is_dead[host] || self.world.nodes[host].core.has_left() && others.all(is_idle)
     }
 
     fn run_vcpu(&mut self, n: usize) {
@@ -408,8 +438,9 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
             _ => {}
         }
         for other in (0..HOSTS).filter(|other| *other != host) {
+            // Who leaves has no vCPU that could use an entry.
             assert!(
-                knew[other] <= self.executed[host][other],
+                knew[other] <= self.executed[host][other] || self.world.nodes[host].core.leaves(),
                 "host {host} hears from {peer} of what followed an invalidation of {other}"
             );
             let known = &mut self.knows[host][other];

@@ -19,6 +19,8 @@ pub struct Plan {
     /// A host that nothing comes to or from, and when.
     pub cut: Option<(usize, u64, u64)>,
     pub death: Option<(usize, u64)>,
+    /// Hosts that leave when their scripts are done, and are switched off.
+    pub leavers: Vec<usize>,
 }
 
 impl Plan {
@@ -49,6 +51,7 @@ impl Plan {
         };
         let bad = random.below(4) as u64;
         let at = random.within(0, 3_000_000);
+        let leave = [0, 0, 300, 700][random.below(4)];
         Self {
             seed,
             hosts,
@@ -67,6 +70,7 @@ impl Plan {
                 .permille(100)
                 .then(|| (random.below(hosts), at, at + 20_000_000)),
             death: random.permille(100).then(|| (random.below(hosts), at)),
+            leavers: (1..hosts).filter(|_| random.permille(leave)).collect(),
         }
     }
 
@@ -126,6 +130,9 @@ impl Plan {
             with(&|plan| plan.cut = None);
             with(&|plan| plan.death = None);
         }
+        for n in 0..self.leavers.len() {
+            with(&|plan| _ = plan.leavers.remove(n));
+        }
         all
     }
 
@@ -135,7 +142,7 @@ impl Plan {
         let accidents = u64::from(self.cut.is_some()) + u64::from(self.death.is_some());
         let noise = [self.loss_permille, self.repeat_permille, self.away_permille];
         let noises = noise.iter().filter(|n| **n > 0).count() as u64;
-        10 * ops as u64 + accidents + noises
+        10 * ops as u64 + self.leavers.len() as u64 + accidents + noises
     }
 
     /// Makes a plan smaller as long as `fails` says that it still does, with at most so many tries.

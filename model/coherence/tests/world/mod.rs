@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod line;
+pub mod net;
 pub mod random;
 pub mod reference;
 
@@ -217,6 +218,7 @@ impl Actions for Machine {
                 bytes.extend(self.memory[page as usize]);
             }
             Tail::Operations(operations) => bytes.extend(operations.as_bytes()),
+            Tail::Entries(entries) => bytes.extend(entries.as_bytes()),
         }
         self.sent.push((to, bytes));
     }
@@ -496,6 +498,17 @@ impl<const HOSTS: usize, const SLOTS: usize> World<HOSTS, SLOTS> {
                 writers == 0 || readers == 1,
                 "page {page}: {writers} of {readers} write"
             );
+        }
+    }
+
+    /// A host has left, and has nothing.
+    pub fn check_left(&self, host: usize) {
+        let core = &self.nodes[host].core;
+        assert!(core.has_left(), "{core:?}");
+        assert_eq!(core.pages_left(), 0);
+        for page in 0..self.truth.len() as u32 {
+            assert_eq!(core.state(page), State::Invalid);
+            assert_ne!(usize::from(core.home(page)), host);
         }
     }
 
