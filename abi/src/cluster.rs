@@ -25,6 +25,8 @@ pub const DESCRIPTION: u8 = 0x40;
 pub const PROPOSE: u8 = 0x41;
 /// Kind of a [`Beat`].
 pub const BEAT: u8 = 0x42;
+/// Kind of a [`Farewell`].
+pub const FAREWELL: u8 = 0x43;
 
 /// Kind of a [`Probe`], on either lane.
 pub const PROBE: u8 = 0x60;
@@ -126,6 +128,18 @@ pub struct Beat {
     /// The latest membership that the sender accepted.
     pub accepted: U64,
     /// Life of the sender.
+    pub life: U64,
+}
+
+/// A host leaves the membership, and shares nothing any more; or the answer to one.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Farewell {
+    /// [`FAREWELL`].
+    pub kind: u8,
+    /// Zeroes.
+    pub zeroes: [u8; 7],
+    /// The life that it has left; of an answer, that which is answered.
     pub life: U64,
 }
 

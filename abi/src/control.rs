@@ -141,6 +141,11 @@ pub mod request {
     pub const AT_HOST: u32 = 55;
     /// A [`super::SpanMoveRequest`], at the host that has the vCPU: [`SHOW`] tells when another one has it.
     pub const SPAN_MOVE: u32 = 56;
+    /// A [`super::VmName`]: the machine begins to leave a VM that goes on, or goes on with that. Replies as two `u64`s the pages
+    /// at which it has not looked, and how many there are.
+    pub const SPAN_LEAVE: u32 = 57;
+    /// Nothing: the machine leaves its cluster until it restarts. Replies as a `u64` 1 once all members go on without it.
+    pub const CLUSTER_LEAVE: u32 = 58;
     /// A `u64`: where to go on, 0 at first; looks at some frames more and compares what the frame
     /// table says of them with the maps of VMs. Replies a [`super::RecountStatus`] of all so far. Exact
     /// while all VMs are paused.

@@ -45,10 +45,17 @@ pub enum Kind {
     Moved = 0x5e,
     /// To the new host of vCPU `detail`: its state follows, an [`crate::state::Vcpu`].
     State = 0x5f,
+    /// Leaver to all: nothing of the VM is here any more.
+    Leave = 0x70,
+    /// In answer: the sender tells it nothing more.
+    Left = 0x71,
 }
 
 /// In [`Message::detail`] of a [`Kind::Sgi`]: it may be an interrupt of group 1 at the receiver.
 pub const GROUP1_TOO: u8 = 1 << 4;
+
+/// Why a VM has ended on a host that has left it.
+pub const PARTED: &str = "its vCPUs and pages are on its other hosts";
 
 /// Why a VM ended, in [`Message::detail`] of a [`Kind::End`].
 pub mod end {

@@ -36,6 +36,8 @@ pub enum Request<'a> {
     Probe(ProbeRequest),
     /// [`request::SPAN_MOVE`].
     SpanMove(SpanMoveRequest),
+    /// [`request::CLUSTER_LEAVE`].
+    ClusterLeave,
     /// [`request::RECOUNT`].
     Recount(u64),
 }
@@ -47,7 +49,8 @@ impl<'a> Request<'a> {
         match kind {
             request::HELLO if payload.is_empty() => Some(Self::Hello),
             request::POWER_OFF if payload.is_empty() => Some(Self::PowerOff),
-            request::START..=request::RESET | request::CONTINUE => {
+            request::CLUSTER_LEAVE if payload.is_empty() => Some(Self::ClusterLeave),
+            request::START..=request::RESET | request::CONTINUE | request::SPAN_LEAVE => {
                 let name = VmName::read_from_bytes(payload).ok()?;
                 Some(Self::About(kind, checked(name)?))
             }

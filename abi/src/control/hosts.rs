@@ -15,6 +15,8 @@ pub mod host {
     pub const SESSION: u32 = 1 << 2;
     /// Frames between the hosts are neither secret nor authentic.
     pub const OPEN: u32 = 1 << 3;
+    /// It has left the cluster, and has not restarted.
+    pub const LEFT: u32 = 1 << 4;
 }
 
 /// What happened to a host, in [`super::TraceEvent::detail`].
@@ -33,6 +35,8 @@ pub mod news {
     pub const RESUMED: u8 = 5;
     /// The host is lost, and the machine that is asked has left the membership.
     pub const LOST: u8 = 6;
+    /// The host has left on purpose.
+    pub const LEFT: u8 = 7;
 }
 
 /// A host of a cluster, as one of its machines sees it. Counts are of the link to it, since the machine started.

@@ -129,7 +129,7 @@ fn arrive(frame: &[u8]) {
 /// Does some of what is due; whether more is.
 pub fn pass() -> bool {
     let is_more = STATE.get().is_some_and(pieces);
-    span::end_if_broken();
+    span::end_or_part();
     is_more
 }
 
@@ -281,6 +281,25 @@ pub fn probe(asked: &ProbeRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Leaves the cluster for good. Returns whether all members go on without this machine.
+///
+/// # Errors
+/// The machine is in no cluster, or a VM that spans hosts is here.
+pub fn retire() -> Result<bool, Refusal> {
+    let Some(state) = STATE.get() else {
+        let what = format_args!("this machine is in no cluster");
+        return Err(Refusal::new(code::WRONG_STATE, 0, what));
+    };
+    let state = &mut *state.lock();
+    if state.span.as_ref().is_some_and(|span| span.is_taken()) {
+        let what = format_args!("a VM that spans hosts runs on this one");
+        return Err(Refusal::new(code::WRONG_STATE, 0, what));
+    }
+    state.cluster.retire();
+    due::request();
+    Ok(state.cluster.membership().has_left())
+}
+
 fn now_ns() -> u64 {
     machine::nanoseconds(timer::now())
 }
@@ -430,10 +449,12 @@ impl State {
         status.number = number.into();
         status.flags = u32::from(is_in) * host::IN;
         status.flags |= u32::from(self.is_open) * host::OPEN;
+        status.flags |= u32::from(standing == Standing::Left) * host::LEFT;
         status.epoch = membership.view().epoch();
         status.runs_ns = membership.runs_until().saturating_sub(now_ns());
         let Some(peer) = cluster.peers().iter().find(|peer| peer.host == number) else {
             status.flags |= host::OWN;
+            status.flags |= u32::from(membership.is_retired()) * host::LEFT;
             status.dropped[0] = cluster.unheard;
             status.work_ns = machine::nanoseconds(WORKED.load(Ordering::Relaxed));
             status.description = *cluster.own();
@@ -512,6 +533,7 @@ impl Owner for Card<'_> {
             News::Changed(Change::Stopped) => (news::STOPPED, 0),
             News::Changed(Change::Resumed) => (news::RESUMED, 0),
             News::Changed(Change::Lost(host)) => (news::LOST, host),
+            News::Changed(Change::Left(host)) => (news::LEFT, host),
         };
         let trace = &cpu::this().trace;
         trace.note((trace::HOST, detail), None, timer::now(), about.into());
@@ -525,6 +547,7 @@ impl Owner for Card<'_> {
                 log::warn!("cluster: a member is silent: what is shared has stopped");
             }
             News::Changed(Change::Resumed) => log::info!("cluster: all members answer again"),
+            News::Changed(Change::Left(_)) => log::info!("cluster: {name} has left"),
             News::Changed(Change::Lost(_)) => {
                 log::warn!("cluster: {name} is lost: this machine has left the membership");
                 if let Some(span) = self.span {

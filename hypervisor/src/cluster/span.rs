@@ -11,6 +11,7 @@
 //! fault ends as `Filled::Held`. All pages have both as they get frames, as no message asks for that of untouched ones.
 
 mod hands;
+pub mod leaving;
 
 use super::{STATE, State, room};
 use crate::machine::{self, cpu, due};
@@ -81,6 +82,8 @@ pub trait Spanned: Send + Sync {
     fn put_off_device_work(&self);
     /// Ends it.
     fn end(&self, why: fmt::Arguments<'_>);
+    /// It goes on without this host.
+    fn part(&self);
 }
 
 /// Why the VM cannot go on.
@@ -275,14 +278,18 @@ fn with<R>(act: impl FnOnce(&mut Memory) -> R) -> Option<R> {
     result
 }
 
-/// Ends the VM if it cannot go on.
-pub(super) fn end_if_broken() {
-    let broken = lock().and_then(|state| {
+/// Ends the VM if it cannot go on, or goes on without this host.
+pub(super) fn end_or_part() {
+    let ends = lock().and_then(|state| {
         let memory = state.span.as_ref()?;
-        Some((Arc::clone(&memory.hands.as_ref()?.vm), memory.why?))
+        let vm = &memory.hands.as_ref()?.vm;
+        let ends = memory.why.is_some() || memory.has_gone();
+        ends.then(|| (Arc::clone(vm), memory.why))
     });
-    if let Some((vm, why)) = broken {
-        vm.end(format_args!("{why}"));
+    match ends {
+        Some((vm, Some(why))) => vm.end(format_args!("{why}")),
+        Some((vm, None)) => vm.part(),
+        None => {}
     }
 }
 
@@ -310,6 +317,11 @@ impl Memory {
             runs: false,
             why: None,
         }))
+    }
+
+    /// Whether it is a VM's.
+    pub(super) fn is_taken(&self) -> bool {
+        self.hands.is_some()
     }
 
     /// The slot of one of this host's vCPUs, by its number in the VM.

@@ -201,6 +201,9 @@ fn act(request: Request<'_>, caller: Caller, less: usize) -> Result<Answer, Refu
             answer.push(&machine(caller));
         }
         Request::Read(kind, asked) => read(kind, &asked, caller, &mut answer)?,
+        Request::About(request::SPAN_LEAVE, name) => {
+            answer.push(&life::leave(name)?);
+        }
         Request::About(kind, name) => about(kind, name)?,
         Request::ConsoleInput(name, typed) => {
             answer.push(&type_at(name, typed)?);
@@ -219,6 +222,9 @@ fn act(request: Request<'_>, caller: Caller, less: usize) -> Result<Answer, Refu
         Request::Events(request) => tracing::read(&request, &mut answer)?,
         Request::Probe(asked) => cluster::probe(&asked)?,
         Request::SpanMove(request) => life::move_vcpu(&request)?,
+        Request::ClusterLeave => {
+            answer.push(&u64::from(cluster::retire()?));
+        }
         Request::Recount(from) => {
             answer.push(&recount::go_on(from));
         }

@@ -8,7 +8,7 @@ pub mod state;
 mod verbs;
 
 pub use verbs::{
-    define, flush_terminals, kill, move_vcpu, pause, reset, resume, set, settle, start, stop,
+    define, flush_terminals, kill, leave, move_vcpu, pause, reset, resume, set, settle, start, stop,
 };
 
 /// Describes the bundle's VMs, and starts those that are to start by themselves.

@@ -1,5 +1,6 @@
 //! What may be asked of VMs: to be described, to start and to end, and to change.
 
+use crate::cluster::span::leaving;
 use crate::devices::{Net, balloon::Balloon};
 use crate::economy::ledger;
 use crate::guest::{self, End, spanning};
@@ -247,19 +248,38 @@ pub fn move_vcpu(request: &SpanMoveRequest) -> Result<(), Refusal> {
     let vm = find(request.name)?.running()?;
     let [vcpu, host] = [request.vcpu, request.host].map(|it| u8::try_from(it).unwrap_or(u8::MAX));
     let begun = vm.with_session(|session, send| session.move_vcpu(vcpu, host, send));
+    begun_or_stays(request.name, vcpu.into(), begun)
+}
+
+/// Begins to leave a VM, or goes on with that: the pages at which this host has not looked, of how many.
+///
+/// # Errors
+/// Why this host cannot.
+pub fn leave(name: VmName) -> Result<[u64; 2], Refusal> {
+    let vm = find(name)?.running()?;
+    begun_or_stays(name, 0, vm.with_session(|session, _| session.leave()))?;
+    leaving::hand_over();
+    Ok(leaving::pages_left().unwrap_or_default())
+}
+
+fn begun_or_stays(
+    name: VmName,
+    number: u64,
+    begun: Option<Result<(), Stays>>,
+) -> Result<(), Refusal> {
     let stays = match begun {
         Some(Ok(())) => return Ok(()),
         Some(Err(stays)) => stays,
         None => {
-            let what = format_args!("{} spans no hosts", request.name);
+            let what = format_args!("{name} spans no hosts");
             return Err(Refusal::new(code::WRONG_STATE, 0, what));
         }
     };
     let code = match stays {
         Stays::Busy(_) => code::BUSY,
-        Stays::Apart => code::WRONG_STATE,
+        Stays::Apart | Stays::Occupied(_) => code::WRONG_STATE,
         _ => code::IMPOSSIBLE,
     };
-    let what = format_args!("{}: {stays}", request.name);
-    Err(Refusal::new(code, vcpu.into(), what))
+    let what = format_args!("{name}: {stays}");
+    Err(Refusal::new(code, number, what))
 }

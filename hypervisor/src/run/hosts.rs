@@ -11,6 +11,7 @@ use crate::run::exit::{mmio, skip};
 use crate::run::moving;
 use crate::vcpu::{Asked, Outcome, attention};
 use crate::vms::{Instance, report, table};
+use abi::span::PARTED;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use model_addr::Ipa;
@@ -91,6 +92,7 @@ fn act_upon(vm: &Arc<Instance>, wanted: &Todo) {
         }
         Todo::TryAgain => moving::try_again(vm),
         Todo::Arrives(vcpu) => moving::arrive(vm, vcpu),
+        Todo::Part => vm.end(format_args!("{PARTED}")),
         Todo::Wake(vcpu) => {
             if let Some(vcpu) = vm.vcpus.get(usize::from(vcpu)) {
                 vcpu.call(attention::PAGE);

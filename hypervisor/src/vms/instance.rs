@@ -206,6 +206,10 @@ impl Spanned for Instance {
     fn end(&self, why: fmt::Arguments<'_>) {
         self.guest.end(why);
     }
+
+    fn part(&self) {
+        self.guest.with_session(|session, send| session.part(send));
+    }
 }
 
 /// A VM is about to run: frames and other hosts find it.

@@ -1,7 +1,7 @@
 //! What links and the membership say to each other, and to the owner.
 
 use crate::{FRAMES_AT_ONCE, MESSAGES_AT_ONCE, News, Owner, Peer, Probes};
-use abi::cluster::{BEAT, DESCRIPTION, Description, HOSTS_MAX, PROBE, PROBED};
+use abi::cluster::{DESCRIPTION, Description, FAREWELL, HOSTS_MAX, PROBE, PROBED};
 use model_link::{Cipher, Down, Event, Lane, Nonce};
 use model_membership::{Change, Membership, Standing};
 
@@ -90,7 +90,7 @@ impl<O: Owner> model_link::Actions for End<'_, O> {
             self.probes.receive(self.now_ns, message);
             return true;
         }
-        if lane == Lane::Urgent && matches!(message.first(), Some(DESCRIPTION..=BEAT)) {
+        if lane == Lane::Urgent && matches!(message.first(), Some(DESCRIPTION..=FAREWELL)) {
             let is_first = self.membership.standing(self.host) == Standing::Unknown;
             if is_first && message.first() == Some(&DESCRIPTION) {
                 *self.described = Description::of(message);

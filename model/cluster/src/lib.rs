@@ -261,6 +261,12 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         ticks || self.peers.iter_mut().any(probe)
     }
 
+    /// Leaves the membership, which goes on ([`Membership::has_left`]).
+    pub fn retire(&mut self) {
+        self.membership.retire();
+        self.has_news = true;
+    }
+
     /// Begins a probe of the link to a host, in place of the one before; `false` if there is no session with it.
     pub fn probe(&mut self, host: u32, messages: u32, lane: Lane) -> bool {
         let mut peers = self.peers.iter_mut();

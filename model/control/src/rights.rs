@@ -115,6 +115,7 @@ fn about(request: &Request<'_>) -> Option<VmName> {
         | Request::Trace(_)
         | Request::Events(_)
         | Request::Probe(_)
+        | Request::ClusterLeave
         | Request::Recount(_) => None,
     }
 }

@@ -107,6 +107,8 @@ fn rights_are_what_they_are_called() {
         request::RECLAIM,
         request::NUMA_MOVE,
         request::SPAN_MOVE,
+        request::SPAN_LEAVE,
+        request::CLUSTER_LEAVE,
         request::TRACE,
         request::EVENTS,
         request::RECOUNT,

@@ -32,14 +32,15 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     }
 
     /// Accepts a proposal that is later than all before, and has this host's membership in it and all hosts that are owed a
-    /// promise. Returns whether it was accepted.
+    /// promise, and no life that has been left. Returns whether it was accepted.
     fn accept(&mut self, now_ns: u64, view: View<HOSTS>) -> bool {
         let own = usize::from(self.settings.host);
         let declare_ns = self.settings.declare_ns;
         let is_kept = |(host, peer): (usize, &Peer)| {
             let promised = peer.promised;
             let is_owed = Peer::is_within(promised.map(|(at, _)| at), now_ns, declare_ns);
-            !is_owed || promised.is_some_and(|(_, life)| view.lives[host] == life)
+            let has_left = peer.standing == Standing::Left && view.lives[host] == peer.life;
+            !has_left && (!is_owed || promised.is_some_and(|(_, life)| view.lives[host] == life))
         };
         let is_taken = view.id > self.accepted
             && view.lives[own] == self.own.life.get()

@@ -1,7 +1,7 @@
 //! Descriptions and beats: what a host hears of others, and promises to them.
 
 use crate::{Actions, Change, Membership, Peer, Standing, differences};
-use abi::cluster::{BEAT, Beat, DESCRIPTION, Description, PROPOSE, Propose};
+use abi::cluster::{BEAT, Beat, DESCRIPTION, Description, FAREWELL, Farewell, PROPOSE, Propose};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Returns the number of the beat after this one; 0 is no number.
@@ -31,6 +31,12 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     ) {
         let standing = self.standing(host);
         match (standing, message.first()) {
+            (Standing::Unknown | Standing::Fit, Some(&FAREWELL)) => {
+                if let Ok(farewell) = Farewell::ref_from_bytes(message) {
+                    self.parted(host, farewell, actions);
+                }
+            }
+            _ if self.is_retired() => {}
             (Standing::Unknown, Some(&DESCRIPTION)) => {
                 if let Some(theirs) = Description::of(message) {
                     self.described(host, &theirs);
@@ -121,6 +127,10 @@ impl<const HOSTS: usize> Membership<HOSTS> {
 
     /// Sends the description or the beat that is due to a host.
     fn talk(&mut self, now_ns: u64, host: usize, actions: &mut impl Actions) {
+        let standing = self.peers[host].standing;
+        if standing != Standing::Away && self.is_retired() || standing == Standing::Left {
+            return self.part(host, actions);
+        }
         let with = self.is_with(host as u8);
         let beat_at = self.beat_at(&self.peers[host]);
         let peer = &mut self.peers[host];

@@ -35,11 +35,15 @@
 //! accepted the first, as the id is higher than all that members have accepted. A host enters when the beats of all
 //! members say that they have accepted it, so no host has to commit. Hosts that a broken network divides have one
 //! membership on each side, and share nothing across.
+//!
+//! **Farewell.** A host that shares nothing any more says so, of its life, and is silent until it restarts. Each member takes
+//! that life out of its membership and owes it nothing; the others' promises and the id stay as they are.
 #![no_std]
 #![forbid(unsafe_code)]
 
 mod agree;
 mod beats;
+mod farewell;
 mod fit;
 mod view;
 
@@ -113,6 +117,8 @@ pub enum Change {
     /// The host is lost, and what was shared with any member has ended. This host is alone, in a new life. The owner makes
     /// its links anew, so that no message of the old membership comes any more.
     Lost(u8),
+    /// The host has left on purpose, and the membership goes on without it.
+    Left(u8),
 }
 
 /// Output of a membership.
@@ -136,6 +142,8 @@ pub enum Standing {
     Unfit(Unfit),
     /// The host can join.
     Fit,
+    /// The host has left, and has not restarted.
+    Left,
 }
 
 /// Another host.
@@ -179,6 +187,9 @@ pub struct Membership<const HOSTS: usize> {
     accepted: u64,
     is_stopped: bool,
     propose_at: u64,
+    /// The life that this host has left on purpose, or 0; and hosts that may still wait for it, a bit each.
+    retired: u64,
+    partners: u16,
     /// What [`Self::runs_until`] and [`Self::deadline`] give: they are asked for far more often than anything happens.
     times: [u64; 2],
 }
@@ -197,6 +208,8 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             accepted: 0,
             is_stopped: false,
             propose_at: 0,
+            retired: 0,
+            partners: 0,
             // Nobody else's promise lapses, and the first tick is due.
             times: [NEVER, 0],
             settings,
@@ -213,6 +226,10 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             Event::Message(host, message) => self.receive(now_ns, host, message, actions),
             Event::Tick => self.tick(now_ns, actions),
         }
+        self.keep_times();
+    }
+
+    fn keep_times(&mut self) {
         self.times = [self.promised_until(), self.due_at()];
     }
 
@@ -273,8 +290,16 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     }
 
     fn due_at(&self) -> u64 {
+        let is_retired = self.is_retired();
         let beat = |peer: &Peer| match peer.standing {
             Standing::Away => NEVER,
+            standing if is_retired || standing == Standing::Left => {
+                if peer.is_due {
+                    0
+                } else {
+                    NEVER
+                }
+            }
             _ if !peer.is_described => 0,
             Standing::Fit if peer.is_due || peer.owes != 0 => 0,
             Standing::Fit if peer.is_answered => self.beat_at(peer),
@@ -310,12 +335,16 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     /// Begins or ends a session. A member whose session ended has no proof any more, so that the next tick finds it lost.
     fn session(&mut self, host: u8, standing: Standing) {
         let own = self.settings.host;
+        let is_retired = self.is_retired();
         let peer = self.peers.get_mut(usize::from(host));
         if let Some(peer) = peer.filter(|_| host != own) {
+            // Whoever was in a session that ends takes this host for lost, or has ended.
+            self.partners &= !(1 << host);
             *peer = Peer {
                 standing,
                 promised: peer.promised,
                 is_answered: true,
+                is_due: is_retired,
                 ..Peer::default()
             };
         }
@@ -323,10 +352,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
 
     /// Leaves the membership for a new life, as a member is lost.
     fn leave(&mut self, lost: u8, actions: &mut impl Actions) {
-        self.own.life = self.own.life.get().checked_add(1).unwrap_or(1).into();
-        self.view = View::alone(self.settings.host, self.own.life.get());
-        self.pending = None;
-        self.is_stopped = false;
+        self.begin_life();
         self.propose_at = 0;
         for peer in &mut self.peers {
             // Answers to beats of the last life are of no use.

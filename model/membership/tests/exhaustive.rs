@@ -13,6 +13,7 @@ struct Left {
     units: u8,
     restarts: u8,
     crashes: u8,
+    retires: u8,
     slow: u8,
     cuts: u8,
     /// A host takes all that came in a unit before it ticks.
@@ -26,6 +27,7 @@ enum Happened {
     Unit(Option<usize>),
     Restarted(usize),
     Crashed(usize),
+    Retired(usize),
     /// All messages came but those that are cut: bit `n * from + to`.
     Round(u16, Option<usize>),
 }
@@ -45,6 +47,15 @@ fn faults<const N: usize>(world: &World<N>, left: Left) -> Vec<(Happened, World<
                 ..left
             };
             all.push((Happened::Restarted(host), next, left));
+        }
+        if left.retires > 0 && !world.hosts[host].membership.is_retired() {
+            let mut next = world.clone();
+            next.retire(host);
+            let left = Left {
+                retires: left.retires - 1,
+                ..left
+            };
+            all.push((Happened::Retired(host), next, left));
         }
         if left.crashes > 0 {
             let mut next = world.clone();
@@ -259,4 +270,37 @@ fn three_hosts_in_batches() {
         ..Left::default()
     };
     rounds(joined::<3>(), left, 1_000);
+}
+
+#[test]
+fn a_host_of_two_leaves() {
+    let left = Left {
+        units: 5,
+        retires: 1,
+        slow: 1,
+        ..Left::default()
+    };
+    fine(joined::<2>(), left, 1_000);
+    fine(World::<2>::new(), Left { units: 3, ..left }, 1_000);
+}
+
+#[test]
+fn a_host_of_three_leaves() {
+    let left = Left {
+        units: 6,
+        cuts: 2,
+        restarts: 1,
+        retires: 1,
+        ..Left::default()
+    };
+    rounds(joined::<3>(), left, 1_000);
+    fine(
+        World::<3>::new(),
+        Left {
+            units: 0,
+            retires: 1,
+            ..Left::default()
+        },
+        1_000,
+    );
 }

@@ -1,8 +1,8 @@
 //! Single messages, in an order that hosts seldom bring about: promises, lives, proposals.
 #![allow(clippy::unwrap_used)]
 mod world;
-use abi::cluster::{BEAT, Beat, HOSTS_MAX, PROPOSE, Propose};
-use model_membership::{Change, Event, Membership, Settings, Standing, Unfit};
+use abi::cluster::{BEAT, Beat, FAREWELL, Farewell, HOSTS_MAX, PROPOSE, Propose};
+use model_membership::{Change, Event, Membership, NEVER, Settings, Standing, Unfit};
 use world::{Said, description};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
@@ -265,6 +265,63 @@ fn another_life_of_a_host_enters_nothing() {
     let answer = beat(0, own.asked(1), 1, 1 << 8, 21);
     own.hears(100_001_000, 1, answer.as_bytes());
     assert_eq!(own.membership.view().id, 0);
+}
+
+fn farewell(life: u64) -> Farewell {
+    Farewell {
+        kind: FAREWELL,
+        zeroes: [0; 7],
+        life: life.into(),
+    }
+}
+
+#[test]
+fn a_member_that_says_farewell_stops_nobody() {
+    let (mut own, now) = entered();
+    own.said.messages.clear();
+    own.hears(now, 1, farewell(20).as_bytes());
+    assert_eq!(own.said.changes.last(), Some(&Change::Left(1)));
+    assert_eq!(own.membership.view().lives, [10, 0]);
+    assert_eq!(own.membership.runs_until(), NEVER);
+    own.tick(now);
+    own.tick(now + 1_000_000);
+    let answer = (1, farewell(20).as_bytes().to_vec());
+    assert_eq!(own.said.messages, [answer], "it answers once");
+    // Neither its silence nor the end of its session is a loss, and it joins again as it restarts.
+    own.membership.step(now, Event::Down(1), &mut own.said);
+    own.tick(now + 9_000_000_000);
+    assert_eq!(own.said.changes.last(), Some(&Change::Left(1)));
+    own.meets(now, 1, 21);
+    assert_eq!(own.membership.standing(1), Standing::Fit);
+}
+
+#[test]
+fn a_farewell_of_another_life_is_none_of_this_one() {
+    let (mut own, now) = entered();
+    own.hears(now, 1, farewell(19).as_bytes());
+    assert_eq!(own.membership.view().lives, [10, 20]);
+    own.tick(now + 2_000_000_000);
+    assert_eq!(own.said.changes.last(), Some(&Change::Lost(1)));
+}
+
+#[test]
+fn a_host_that_leaves_falls_silent_once_it_is_heard() {
+    let (mut own, now) = entered();
+    own.said.messages.clear();
+    own.membership.retire();
+    own.hears(now, 1, beat(9, 0, 1, 1 << 8, 20).as_bytes());
+    own.tick(now);
+    own.tick(now);
+    assert_eq!(own.said.messages, [(1, farewell(10).as_bytes().to_vec())]);
+    assert_eq!(own.membership.view().lives, [11, 0]);
+    assert!(!own.membership.has_left());
+    own.hears(now, 1, farewell(10).as_bytes());
+    assert!(own.membership.has_left());
+    assert_eq!(own.membership.deadline(), NEVER);
+    // Whoever comes later is told as well.
+    own.meets(now, 1, 21);
+    own.tick(now);
+    assert_eq!(own.said.messages.len(), 2);
 }
 
 /// A proposal names a host that has not yet said what it is.

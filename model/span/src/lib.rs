@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod layout;
+mod leave;
 mod moves;
 
 pub use abi::cluster::HOSTS_MAX;
@@ -29,6 +30,7 @@ pub use abi::span::{GROUP1_TOO, Kind, Message, end};
 pub use layout::{Layout, MEMORY_STEP, Unfit};
 pub use moves::{OWN_MAX, Stays};
 
+use leave::Way;
 use moves::Seats;
 use zerocopy::TryFromBytes;
 
@@ -86,6 +88,8 @@ pub enum Todo {
     TryAgain,
     /// A vCPU of another host comes here, with the state behind the message: [`Session::arrived`] follows.
     Arrives(u8),
+    /// The VM goes on without this host, and has ended here.
+    Part,
 }
 
 /// What a vCPU has under way.
@@ -116,6 +120,9 @@ pub struct Session {
     ready: Hosts,
     seats: Seats,
     slots: [Slot; VCPUS_MAX],
+    /// Hosts that have left, and how far this one is.
+    gone: Hosts,
+    way: Way,
 }
 
 impl Session {
@@ -132,6 +139,8 @@ impl Session {
             ready: 0,
             seats: Seats::new(&layout),
             slots: [Slot::default(); VCPUS_MAX],
+            gone: 0,
+            way: Way::Stays,
         }
     }
 
@@ -181,6 +190,9 @@ impl Session {
     pub fn behind(&self, from: u8, bytes: &[u8], count: u64) -> Result<Option<u64>, Broken> {
         let (message, _) =
             Message::try_read_from_prefix(bytes).map_err(|_| Broken::Malformed(from))?;
+        if !self.has(from) {
+            return Ok(None);
+        }
         if message.kind == Kind::Start && self.state == State::Waiting {
             return Ok(Some(message.count.get()));
         }
@@ -193,7 +205,7 @@ impl Session {
     }
 
     /// Takes a message of another host. Messages of a life that has ended mean nothing, nor do those of hosts that have no
-    /// share: they are about another VM.
+    /// share, which are about another VM, or have left.
     ///
     /// # Errors
     /// The message is not sound: the VM must end.
@@ -203,7 +215,7 @@ impl Session {
         bytes: &[u8],
         mut send: impl FnMut(u8, Message),
     ) -> Result<Todo, Broken> {
-        if !self.layout.has(from) {
+        if !self.has(from) {
             return Ok(Todo::Nothing);
         }
         let malformed = Broken::Malformed(from);
@@ -245,6 +257,7 @@ impl Session {
             Kind::Move | Kind::Held | Kind::Moved | Kind::State => {
                 self.moves(from, &m, send).map_or(unexpected, Ok)
             }
+            Kind::Leave | Kind::Left => self.parts(from, &m, send).map_or(unexpected, Ok),
             _ => self.meaning(from, &m),
         }
     }
@@ -369,9 +382,15 @@ impl Session {
         has_answer.then_some(slot.answer)
     }
 
+    /// Returns whether a host has a share, and has not left.
+    fn has(&self, host: u8) -> bool {
+        self.layout.has(host) && self.gone & bit(host) == 0
+    }
+
     fn others(&self) -> impl Iterator<Item = u8> + use<> {
-        let own = self.host;
-        self.layout.hosts().filter(move |host| *host != own)
+        let (own, gone) = (self.host, self.gone);
+        let is_other = move |host: &u8| *host != own && gone & bit(*host) == 0;
+        self.layout.hosts().filter(is_other)
     }
 
     fn send_all(&self, kind: Kind, body: (u8, u64), mut send: impl FnMut(u8, Message)) {

@@ -13,6 +13,7 @@
 //! later may overtake its state, and waits for that at its new host. One vCPU is on its way at a time, as two could wait for each
 //! other: a host that knows of one refuses another, and where two hosts begin at once, both vCPUs stay.
 
+use crate::leave::Way;
 use crate::{
     Broken, GROUP1_TOO, Hosts, Kind, Layout, Message, Session, State, Todo, VCPUS_MAX, bit,
 };
@@ -47,6 +48,9 @@ pub enum Stays {
     /// One is on its way.
     #[error("vCPU {0} is on its way to another host: try again")]
     Busy(u8),
+    /// Of a host that is to leave: so many vCPUs are there.
+    #[error("{0} of its vCPUs are on this host: move them first")]
+    Occupied(u32),
 }
 
 /// Why a host refuses a vCPU, in [`Message::at`] of a [`Kind::Held`].
@@ -106,6 +110,12 @@ impl Seats {
         self.moving.map_or(0, |it| 1 << it.vcpu)
     }
 
+    /// The vCPU that is on its way to a host.
+    pub(crate) fn coming_to(&self, host: u8) -> Option<u8> {
+        let moving = self.moving.filter(|it| it.to == host);
+        moving.map(|it| it.vcpu)
+    }
+
     pub(crate) fn is_moving(&self, vcpu: u8) -> bool {
         self.moving.is_some_and(|it| it.vcpu == vcpu)
     }
@@ -136,7 +146,7 @@ impl Session {
         if self.state != State::Running {
             return Err(Stays::Apart);
         }
-        if !self.layout.has(to) {
+        if !self.has(to) {
             return Err(Stays::Stranger(to));
         }
         if to == host {
@@ -242,6 +252,7 @@ impl Session {
         match (m.kind, moving) {
             (Kind::Move, None) if at != from && self.layout.has(at) => {
                 let is_full = self.seats.bits_of(own).count_ones() as usize >= OWN_MAX;
+                let is_full = is_full || self.way != Way::Stays;
                 let why = match self.seats.moving {
                     Some(_) => refused::BUSY,
                     None if at == own && is_full => refused::FULL,
@@ -283,11 +294,28 @@ impl Session {
         }
         moving.missing &= !bit(from);
         moving.is_refused |= why != refused::NOT;
-        if moving.missing != 0 || !moving.is_refused {
-            return Some(Todo::Nothing);
+        Some(self.settle_refused(send))
+    }
+
+    /// Lets the vCPU that was to leave stay, if all have answered and one has refused it.
+    fn settle_refused(&mut self, send: impl FnMut(u8, Message)) -> Todo {
+        let is_refused = |it: &Move| it.missing == 0 && it.is_refused;
+        match self.seats.moving.filter(is_refused) {
+            Some(moving) => {
+                self.take_back(moving.vcpu, send);
+                Todo::TryAgain
+            }
+            None => Todo::Nothing,
         }
-        self.take_back(vcpu, send);
-        Some(Todo::TryAgain)
+    }
+
+    /// A host has left: it asks nothing of a vCPU that leaves, and refuses it.
+    pub(crate) fn without(&mut self, host: u8, send: impl FnMut(u8, Message)) {
+        if let Some(moving) = &mut self.seats.moving {
+            moving.is_refused |= moving.to == host && moving.missing & bit(host) != 0;
+            moving.missing &= !bit(host);
+            self.settle_refused(send);
+        }
     }
 
     /// Whether what a vCPU of another host asks has a meaning, perhaps once a vCPU has come that is on its way here.

@@ -6,7 +6,7 @@ mod span;
 
 pub use cluster::{Auth, ClusterVerb, Membership, Probe};
 pub use set::{Blocks, Claim, Set};
-pub use span::{SpanMove, SpanVerb, SpanWhy};
+pub use span::{Drain, SpanMove, SpanVerb, SpanWhy};
 
 use crate::{beneath::Served, codes, sim::Shape, units, vmfile::NODES_MAX};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -151,6 +151,9 @@ pub enum Verb {
         #[command(subcommand)]
         verb: SpanVerb,
     },
+    /// Free a host of VMs that span hosts while they run, so that it can be switched off
+    #[command(after_help = span::DRAIN)]
+    Drain(Drain),
     /// Start a simulated machine with these VMs
     Sim(Box<Sim>),
     /// List the VMs

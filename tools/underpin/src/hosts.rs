@@ -28,7 +28,7 @@ const OTHER_CLUSTER: usize = 1;
 const OTHER_AUTH: usize = 8;
 
 /// All states of a host.
-pub const STATES: [&str; 5] = ["own", "in", "joining", "unfit", "away"];
+pub const STATES: [&str; 6] = ["own", "in", "joining", "unfit", "away", "left"];
 
 /// The machine that was asked.
 pub fn own(hosts: &[HostStatus]) -> Option<&HostStatus> {
@@ -83,6 +83,10 @@ pub fn state(it: &HostStatus, own: Option<&HostStatus>) -> (&'static str, Tone, 
     let count = |place: usize| it.dropped.get(place).copied().unwrap_or(0);
     match it.flags {
         flags if flags & host::OWN != 0 => (STATES[0], Tone::Strong, String::new()),
+        flags if flags & host::LEFT != 0 => {
+            let why = "it was drained, and joins again when it restarts".to_owned();
+            (STATES[5], Tone::Still, why)
+        }
         flags if flags & host::IN != 0 => (STATES[1], Tone::Good, String::new()),
         flags if flags & host::SESSION != 0 => {
             if let Some(why) = own.and_then(|own| unfit(it, own).into_iter().next()) {

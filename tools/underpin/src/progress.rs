@@ -45,6 +45,16 @@ impl Progress {
         bar.with_style(style(template)).with_prefix(what)
     }
 
+    /// A bar that fills.
+    pub fn parts(&self, what: String, all: u64) -> ProgressBar {
+        if !self.terminal {
+            self.say(&what);
+        }
+        let bar = ProgressBar::with_draw_target(Some(all), self.target());
+        bar.with_style(style("{prefix} {wide_bar} {percent} %"))
+            .with_prefix(what)
+    }
+
     /// A spinner for a wait of unknown length.
     pub fn wait(&self, what: String) -> ProgressBar {
         if !self.terminal {

@@ -28,6 +28,7 @@ use std::{
 
 mod cluster;
 mod console;
+mod drain;
 mod explain;
 mod files;
 mod fit;
@@ -79,6 +80,7 @@ pub fn run(cli: Cli) -> Result<u8> {
         Verb::Cluster { verb: None } => membership::status(&context)?,
         Verb::Cluster { verb: Some(verb) } => membership::cluster(&context, &verb)?,
         Verb::Span { verb } => span::span(&context, &verb)?,
+        Verb::Drain(options) => drain::drain(&context, &options.name)?,
         Verb::Sim(options) => return simulate::run(&context, &options),
         Verb::Run(options) if options.dry_run => return fit::run_dry(&context, &options.files),
         Verb::Run(options) => return context.run_files(&options),

@@ -75,6 +75,8 @@ pub struct World<const N: usize> {
     /// The session that a host has with another, and the latest of both.
     sessions: [[u32; N]; N],
     latest: [[u32; N]; N],
+    /// Lives that hosts have left on purpose.
+    left: Vec<u64>,
 }
 
 fn settings(host: usize) -> Settings {
@@ -106,6 +108,7 @@ impl<const N: usize> World<N> {
             queues: core::array::from_fn(|_| core::array::from_fn(|_| VecDeque::new())),
             sessions: [[0; N]; N],
             latest: [[0; N]; N],
+            left: Vec::new(),
         };
         for (a, b) in (0..N).flat_map(|a| (0..a).map(move |b| (a, b))) {
             world.connect(a, b);
@@ -139,6 +142,25 @@ impl<const N: usize> World<N> {
         self.hosts[host].is_dead = true;
         for other in 0..N {
             self.queues[host][other].clear();
+        }
+    }
+
+    /// A host leaves on purpose.
+    pub fn retire(&mut self, host: usize) {
+        let life = self.hosts[host].membership.view().lives[host];
+        if !self.hosts[host].membership.is_retired() {
+            self.left.push(life);
+        }
+        self.hosts[host].membership.retire();
+        self.step(host, Event::Tick);
+    }
+
+    /// A membership without lives that have been left.
+    fn of_those_that_stay(&self, view: &View<N>) -> View<N> {
+        let stays = |life: u64| if self.left.contains(&life) { 0 } else { life };
+        View {
+            lives: view.lives.map(stays),
+            ..*view
         }
     }
 
@@ -240,7 +262,10 @@ impl<const N: usize> World<N> {
 
     /// Checks that hosts agree, and that no host runs what others have given up.
     pub fn check(&self) {
-        let all = || self.hosts.iter().flat_map(|host| &host.past);
+        let all = || {
+            let past = self.hosts.iter().flat_map(|host| &host.past);
+            past.map(|view| self.of_those_that_stay(view))
+        };
         for (a, b) in all().flat_map(|a| all().map(move |b| (a, b))) {
             let mut pairs = a.lives.iter().zip(&b.lives);
             let have_one_in_common = pairs.any(|(a, b)| *a != 0 && a == b);
@@ -254,11 +279,13 @@ impl<const N: usize> World<N> {
             .enumerate()
             .filter(|(_, host)| Self::runs(host))
         {
-            let view = host.membership.view();
+            let view = self.of_those_that_stay(host.membership.view());
             let others = self.hosts.iter().enumerate();
             for (g, other) in others.filter(|(g, _)| *g != h && view.lives[*g] != 0) {
                 let has = other.membership.view();
-                let has_left = other.past.contains(view) && has.lives[h] != view.lives[h];
+                let mut past = other.past.iter();
+                let was_in = past.any(|it| self.of_those_that_stay(it) == view);
+                let has_left = was_in && has.lives[h] != view.lives[h];
                 if !has_left || other.is_dead {
                     continue;
                 }
@@ -274,11 +301,12 @@ impl<const N: usize> World<N> {
 
     /// Returns whether all hosts that live are in one membership, and run.
     pub fn is_one(&self) -> bool {
-        let mut living = self.hosts.iter().filter(|host| !host.is_dead);
+        let is_there = |host: &Host<N>| !host.is_dead && !host.membership.is_retired();
+        let mut living = self.hosts.iter().filter(|host| is_there(host));
         let life = |host: &Host<N>| {
             let own = usize::from(host.membership.host());
             let life = host.membership.view().lives[own];
-            if host.is_dead { 0 } else { life }
+            if is_there(host) { life } else { 0 }
         };
         let lives = self.hosts.each_ref().map(life);
         living.all(|host| Self::runs(host) && host.membership.view().lives == lives)
@@ -287,11 +315,15 @@ impl<const N: usize> World<N> {
     /// From here, if nothing more goes wrong, all that live come to be in one membership.
     pub fn check_future(&self) {
         let mut world = self.clone();
-        let living = world.hosts.iter().filter(|host| !host.is_dead).count();
+        let is_there = |host: &&Host<N>| !host.is_dead && !host.membership.is_retired();
+        let living = world.hosts.iter().filter(is_there).count();
         for _ in 0..4 * DECLARE {
             world.deliver_all(|_, _| false);
             world.check();
-            if world.is_one() || living == 1 {
+            let has_left = |host: &Host<N>| {
+                !host.membership.is_retired() || host.is_dead || host.membership.has_left()
+            };
+            if (world.is_one() || living <= 1) && world.hosts.iter().all(has_left) {
                 return;
             }
             world.advance(None);

@@ -1,5 +1,6 @@
 //! VMs that span the hosts of a cluster, in lock-step of virtual time.
 
+mod drain;
 mod killed;
 mod moves;
 mod storms;
@@ -53,6 +54,7 @@ pub fn scenarios() -> Vec<Scenario> {
         litmus(100_000, 2).slow(),
         moves::linux(),
         killed::killed(),
+        drain::litmus(),
     ];
     all.chain(others).chain(systemd).collect()
 }

@@ -33,6 +33,20 @@ The vCPU stands still for a few round trips of the link. What it uses of the VM'
 page by page; the shares of memory stay where they are. vCPU 0 stays with the devices, and a host
 has at most 8 vCPUs. When the VM starts again, its vCPUs begin where its file puts them.";
 
+pub const DRAIN: &str = "\
+The vCPUs that such a VM has on the host go to its other hosts, as with `underpin span move`. Its
+pages follow, and the first host of the VM answers for them from then on. Then the host leaves the
+cluster, and the VM goes on without it. The host that has a VM's vCPU 0 and devices stays. VMs of
+this machine alone run on. When the VM starts again, it waits for all hosts that its file names.";
+
+/// `underpin drain`.
+#[derive(Args, Debug)]
+pub struct Drain {
+    /// The host's name; `underpin cluster` lists them
+    #[arg(value_name = "HOST")]
+    pub name: String,
+}
+
 /// `underpin span move`.
 #[derive(Args, Debug)]
 pub struct SpanMove {

@@ -38,6 +38,12 @@ fn host_table(hosts: &[HostStatus], output: Output) -> String {
     };
     let members = members(hosts);
     let mut text = match own.epoch {
+        0 if own.flags & host::LEFT != 0 => {
+            format!(
+                "{}: has left its cluster, and joins again when it restarts",
+                own.name
+            )
+        }
         0 => format!("{}: alone", own.name),
         epoch => format!("{}: in epoch {epoch} with {members} members", own.name),
     };

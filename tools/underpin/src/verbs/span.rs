@@ -39,8 +39,8 @@ pub fn span(context: &Context, verb: &SpanVerb) -> Result<()> {
 }
 
 /// How long one waits between two looks at a vCPU that moves, and for all of it.
-const LOOK: Duration = Duration::from_millis(20);
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const LOOK: Duration = Duration::from_millis(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 fn move_vcpu(context: &Context, options: &SpanMove) -> Result<()> {
     let SpanMove { vm, vcpu, to } = options;
@@ -76,7 +76,7 @@ fn move_vcpu(context: &Context, options: &SpanMove) -> Result<()> {
 }
 
 /// Lets a vCPU go over; `false` where it stays, as a host refused it or it had something to do first.
-fn goes_over(client: &mut Client, (vm, vcpu): (&str, u32), to: u32) -> Result<bool> {
+pub(super) fn goes_over(client: &mut Client, (vm, vcpu): (&str, u32), to: u32) -> Result<bool> {
     client.span_move(vm, vcpu, to)?;
     loop {
         let now = look(client, vm, vcpu)?;

@@ -23,4 +23,16 @@ impl Client {
         self.request(request::SPAN_MOVE, &[asked.as_bytes()])
             .map(drop)
     }
+
+    /// Lets a machine leave a VM that goes on, or go on with that: the pages at which it has not looked, of how many.
+    pub fn span_leave(&mut self, vm: &str) -> Result<[u64; 2]> {
+        let reply = self.request(request::SPAN_LEAVE, &[vm_name(vm)?.as_bytes()])?;
+        Ok(reply.first()?.0)
+    }
+
+    /// Lets a machine leave its cluster; whether all members go on without it.
+    pub fn cluster_leave(&mut self) -> Result<bool> {
+        let reply = self.request(request::CLUSTER_LEAVE, &[])?;
+        Ok(reply.first::<u64>()?.0 == 1)
+    }
 }

@@ -1,0 +1,233 @@
+//! `underpin drain`: what of VMs that span hosts is on one goes to the others, and the host leaves the cluster.
+
+use super::{
+    Context,
+    span::{LOOK, PATIENCE, goes_over},
+};
+use crate::{
+    control::Client,
+    failure::{Failure, Result, exit},
+    hosts::own,
+};
+use abi::control::{HostStatus, code, host, state, vcpu_state};
+use abi::span::PARTED;
+use serde_json::json;
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tools_abi::status::VcpuStatus;
+
+/// The most vCPUs of a VM on a host.
+const OWN_MAX: usize = 8;
+/// States of VMs that are there.
+const RUNS: [u32; 2] = [state::RUNNING, state::PAUSED];
+/// How long pages may stay where they are, and how long others may take to see that the host has left.
+const STILL: Duration = Duration::from_secs(60);
+
+/// The host that is drained.
+struct Drained<'a> {
+    context: &'a Context,
+    client: Client,
+    hosts: Vec<HostStatus>,
+    name: &'a str,
+}
+
+/// Drains a host.
+pub fn drain(context: &Context, name: &str) -> Result<()> {
+    let mut drained = Drained::find(context, name)?;
+    let began = Instant::now();
+    let mut vms = drained.client.list()?;
+    vms.retain(|vm| RUNS.contains(&vm.state));
+    let (spanning, others): (Vec<_>, Vec<_>) = vms.iter().partition(|vm| vm.hosts != 0);
+    let named = |vms: &[&tools_abi::status::VmStatus]| -> Vec<String> {
+        vms.iter().map(|vm| vm.name.to_string()).collect()
+    };
+    let (spanning, others) = (named(&spanning), named(&others));
+    let plans = spanning.iter().map(|vm| drained.plan(vm));
+    let plans = plans.collect::<Result<Vec<_>>>()?;
+    for (vm, plan) in spanning.iter().zip(plans) {
+        for (vcpu, to) in plan {
+            drained.move_vcpu(vm, vcpu, to)?;
+        }
+        drained.hand_over(vm)?;
+    }
+    drained.leave()?;
+    let took = began.elapsed();
+    context.output.result(
+        || json!({ "host": name, "vms": spanning, "stay": others }),
+        |_| {
+            let mut text = format!("{name} has left the cluster ({} ms)", took.as_millis());
+            if !spanning.is_empty() {
+                text += &format!(": {} on without it", go(&spanning));
+            }
+            text += "\n";
+            if !others.is_empty() {
+                let are = if others.len() == 1 { "runs" } else { "run" };
+                text += &format!("{} {are} there still\n", others.join(", "));
+            }
+            text + "it joins again when it restarts\n"
+        },
+    )
+}
+
+fn go(vms: &[String]) -> String {
+    let go = if vms.len() == 1 { "goes" } else { "go" };
+    format!("{} {go}", vms.join(", "))
+}
+
+impl<'a> Drained<'a> {
+    /// The host of that name, of those that the command reaches.
+    fn find(context: &'a Context, name: &'a str) -> Result<Self> {
+        let mut unreached = None;
+        for host in context.hosts() {
+            let mut client = match host.connect() {
+                Ok(client) => client,
+                Err(failure) => {
+                    unreached = Some(failure);
+                    continue;
+                }
+            };
+            let hosts = client.hosts()?;
+            let is_it = |it: &HostStatus| it.name.as_str() == Some(name);
+            if own(&hosts).is_some_and(is_it) {
+                return Ok(Self {
+                    context,
+                    client,
+                    hosts,
+                    name,
+                });
+            }
+            if !hosts.iter().any(is_it) {
+                let message = format!("the machine's cluster has no host '{name}'");
+                return Err(
+                    Failure::new(exit::USAGE, message).help("`underpin cluster` lists them")
+                );
+            }
+        }
+        let message = format!("{name} cannot be asked from here");
+        let help = format!("ask there: underpin --host {name} drain {name}");
+        Err(unreached.unwrap_or_else(|| Failure::new(exit::USAGE, message).help(help)))
+    }
+
+    fn number(&self) -> u32 {
+        own(&self.hosts).map_or(0, |own| own.number)
+    }
+
+    fn name_of(&self, number: u32) -> String {
+        let named = self.hosts.iter().find(|host| host.number == number);
+        named.map_or_else(|| format!("host {number}"), |host| host.name.to_string())
+    }
+
+    /// The vCPUs of a VM that are here, and where they are to go: to the host that has fewest.
+    fn plan(&mut self, vm: &str) -> Result<Vec<(u32, u32)>> {
+        let (status, vcpus) = self.client.show(vm)?;
+        let me = self.number();
+        let is_here = |it: &VcpuStatus| it.state != vcpu_state::ELSEWHERE;
+        let here: Vec<u32> = (0..)
+            .zip(&vcpus)
+            .filter(|it| is_here(it.1))
+            .map(|it| it.0)
+            .collect();
+        if here.contains(&0) {
+            let message = format!(
+                "{} has vCPU 0 and the devices of {vm}, which stay",
+                self.name
+            );
+            let help = format!("stop {vm}, or drain another host");
+            return Err(Failure::new(exit::USAGE, message).help(help));
+        }
+        let has = |host: &HostStatus| {
+            let is_there =
+                |it: &&VcpuStatus| it.state == vcpu_state::ELSEWHERE && it.cpu == host.number;
+            (vcpus.iter().filter(is_there).count(), host.number)
+        };
+        let others = self.hosts.iter().filter(|it| {
+            it.number != me && status.hosts >> it.number & 1 != 0 && it.flags & host::IN != 0
+        });
+        let mut others: Vec<(usize, u32)> = others.map(has).collect();
+        let free: usize = others.iter().map(|it| OWN_MAX.saturating_sub(it.0)).sum();
+        if let Some(many) = here.len().checked_sub(free).filter(|many| *many > 0) {
+            let message = format!(
+                "{many} of the {} vCPUs that {vm} has on {} do not fit on its other hosts",
+                here.len(),
+                self.name
+            );
+            let help = format!("a host has at most {OWN_MAX}; nothing was moved");
+            return Err(Failure::new(exit::USAGE, message).help(help));
+        }
+        let mut plan = Vec::new();
+        for vcpu in here {
+            if let Some(fewest) = others.iter_mut().min() {
+                fewest.0 += 1;
+                plan.push((vcpu, fewest.1));
+            }
+        }
+        Ok(plan)
+    }
+
+    fn move_vcpu(&mut self, vm: &str, vcpu: u32, to: u32) -> Result<()> {
+        let what = format!("moving vCPU {vcpu} of {vm} to {}", self.name_of(to));
+        let waiting = self.context.progress.wait(what);
+        let began = Instant::now();
+        while !goes_over(&mut self.client, (vm, vcpu), to)? {
+            if began.elapsed() > PATIENCE {
+                let message = format!("vCPU {vcpu} of {vm} stays on {}", self.name);
+                let help = "it handles interrupts of devices, or another is on its way: try again";
+                return Err(Failure::new(exit::TIMEOUT, message).help(help));
+            }
+            sleep(LOOK);
+        }
+        waiting.finish_and_clear();
+        Ok(())
+    }
+
+    /// Lets the memory of a VM go to its other hosts.
+    fn hand_over(&mut self, vm: &str) -> Result<()> {
+        let [left, all] = self.client.span_leave(vm)?;
+        let what = format!("handing over the pages of {vm}");
+        let bar = self.context.progress.parts(what, all);
+        let (mut before, mut since) = (left, Instant::now());
+        let status = loop {
+            let status = self.client.show(vm)?.0;
+            if !RUNS.contains(&status.state) {
+                break status;
+            }
+            let left = match self.client.span_leave(vm) {
+                Ok([left, _]) => left,
+                // It has ended here in between.
+                Err(failure) if failure.code() == code::WRONG_STATE as u8 => 0,
+                Err(failure) => return Err(failure),
+            };
+            bar.set_position(all - left.min(all));
+            if left != before {
+                (before, since) = (left, Instant::now());
+            } else if since.elapsed() > STILL {
+                let message = format!("{left} pages of {vm} are on {} still", self.name);
+                let help =
+                    "do all its hosts answer? `underpin cluster` tells; it goes on by itself";
+                return Err(Failure::new(exit::TIMEOUT, message).help(help));
+            }
+            sleep(LOOK);
+        };
+        bar.finish_and_clear();
+        if status.reason.as_str() == Some(PARTED) {
+            return Ok(());
+        }
+        let message = format!("{vm} has ended meanwhile: {}", status.reason);
+        Err(Failure::new(exit::USAGE, message).help("what else was to be drained is where it was"))
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while !self.client.cluster_leave()? {
+            if began.elapsed() > STILL {
+                let message = format!("not all hosts have answered that {} leaves", self.name);
+                let help = "do all answer? `underpin cluster` tells";
+                return Err(Failure::new(exit::TIMEOUT, message).help(help));
+            }
+            sleep(LOOK);
+        }
+        Ok(())
+    }
+}
