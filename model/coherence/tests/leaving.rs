@@ -4,8 +4,12 @@
 
 mod world;
 
-use world::net::{BOTH, Left, scenario, search};
-use world::{Op, Scenario, WORDS, Word, entry_to};
+use abi::coherence::{Entry, Kind, Message};
+use model_coherence::{Broken, Event, Switches};
+use world::line::{IVY, Line};
+use world::net::{BOTH, Left, is_soak, scenario, search};
+use world::{LIFE, Op, Scenario, WORDS, Word, entry_to};
+use zerocopy::IntoBytes;
 
 const X: Word = (0, 0);
 const Y: Word = (1, 0);
@@ -59,9 +63,10 @@ fn an_owner_leaves() {
 fn two_hosts_leave() {
     use Op::{Add, Load};
     let scripts: [(usize, &[Op]); 3] = [(0, &[Add(X), Load(Y)]), (1, &[Add(Y)]), (2, &[Add(X)])];
-    for homes in [[1, 2], [1, 1]] {
+    let all = [[1, 1], [1, 2]];
+    for homes in &all[..if is_soak() { 2 } else { 1 }] {
         let left = Left { leaves: 2, ..ONE };
-        let scenario = scenario(&scripts, &homes);
+        let scenario = scenario(&scripts, homes);
         search::<3, 2>("two hosts leave", &scenario, &[0, 1, 2], left);
     }
 }
@@ -106,4 +111,131 @@ fn a_host_dies_while_it_leaves() {
     let left = Left { deaths: 1, ..ONE };
     let scenario = scenario(&scripts, &[1]);
     search::<2, 2>("a death", &scenario, &[0, 1], left);
+}
+
+/// Its bytes are zero, and were not when another host read it.
+#[test]
+fn a_page_that_was_touched_is_not_taken_for_untouched() {
+    let scripts: [(usize, &[Op]); 2] = [
+        (0, &[Op::Load(X), Op::Load(X), Op::Store(X, 1)]),
+        (1, &[Op::Store(X, 0)]),
+    ];
+    for switches in [Switches::ALL, IVY] {
+        let mut line = Line::<2>::new(&scripts, &[1], switches);
+        line.world.nodes[1].machine.memory[0] = [1, 0];
+        line.world.truth[0] = [1, 0];
+        line.run(0);
+        line.run(1);
+        line.event(1, Event::Leave);
+        line.world.check_left(1);
+        line.run(0);
+        line.run(0);
+        assert_eq!(line.world.vcpus[0].registers, [1, 0]);
+    }
+}
+
+#[test]
+fn the_last_host_waits_for_nobody() {
+    use Op::{Load, Tlbi};
+    let scripts: [(usize, &[Op]); 1] = [(0, &[Tlbi(X), Tlbi(X), Load(X)])];
+    for switches in [Switches::ALL, IVY] {
+        let mut line = Line::<2>::new(&scripts, &[1], switches);
+        line.run(0);
+        line.event(1, Event::Leave);
+        line.world.check_left(1);
+        line.run_all(0, Kind::Tlbi);
+        assert!(!line.world.nodes[0].core.holds_messages());
+    }
+}
+
+/// A leaver of five pages behind one of the heir, which has heard its word.
+fn leaver() -> Line<2> {
+    let mut line = Line::<2>::new(&[(0, &[Op::Load(Y)])], &[0, 1, 1, 1, 1, 1], Switches::ALL);
+    line.run(0);
+    let sent = line.world.step(1, 0, Event::Leave);
+    let held = line.world.step(0, 0, Event::Message(1, &sent[0].1));
+    assert_eq!(Message::parse(&held[0].1).unwrap().0.kind, Kind::Held);
+    line
+}
+
+/// Gives the heir entries from that page on; what it says of it.
+fn hand_over(line: &mut Line<2>, page: u32, entries: &[Entry]) -> Option<Broken> {
+    let message = Message {
+        page: page.into(),
+        life: LIFE.into(),
+        ..Message::plain(Kind::Entries, 1)
+    };
+    let bytes = [message.as_bytes(), entries.as_bytes()].concat();
+    line.world.step(0, 0, Event::Message(1, &bytes));
+    line.world.nodes[0].broken
+}
+
+#[test]
+fn what_is_no_entry_ends_the_session() {
+    let good = Entry {
+        owner: 1,
+        writer: 1,
+        sharers: 0.into(),
+        readers: 0.into(),
+        pages: 4,
+        flags: 0,
+    };
+    // The heir has a copy of page 1.
+    let shared = Entry {
+        sharers: 1.into(),
+        pages: 1,
+        ..good
+    };
+    assert_eq!(hand_over(&mut leaver(), 1, &[shared, good]), None);
+    let bad = |page, change: &dyn Fn(&mut Entry)| {
+        let mut entry = good;
+        change(&mut entry);
+        let entries = [shared, entry];
+        let entries = if page == 1 {
+            &entries[..]
+        } else {
+            &entries[1..]
+        };
+        hand_over(&mut leaver(), page, entries)
+    };
+    let unexpected = Some(Broken::Unexpected(1, Kind::Entries));
+    let none = bad(2, &|_| ());
+    assert_eq!(none, None, "it goes on behind");
+    assert_eq!(bad(1, &|it| it.pages = 5), unexpected, "more pages");
+    assert_eq!(bad(2, &|it| it.pages = 0), unexpected, "of no page");
+    assert_eq!(bad(1, &|it| it.owner = 2), unexpected, "no such owner");
+    assert_eq!(bad(1, &|it| it.writer = 2), unexpected, "no such writer");
+    assert_eq!(
+        bad(1, &|it| it.readers = 4.into()),
+        unexpected,
+        "no such reader"
+    );
+    assert_eq!(
+        bad(1, &|it| it.sharers = 2.into()),
+        unexpected,
+        "the owner shares"
+    );
+    assert_eq!(
+        bad(1, &|it| it.sharers = 1.into()),
+        unexpected,
+        "it has no copy"
+    );
+    assert_eq!(bad(1, &|it| it.owner = 0), unexpected, "it is no owner");
+    let untouched = |it: &mut Entry| (it.flags, it.owner) = (Entry::UNTOUCHED, 0);
+    assert_eq!(bad(1, &untouched), unexpected, "its own");
+    // Of another home, of none that leaves, and less than an entry.
+    let foreign = Entry {
+        owner: 0,
+        pages: 1,
+        ..good
+    };
+    let misdirected = Some(Broken::Misdirected(1, Kind::Entries));
+    assert_eq!(hand_over(&mut leaver(), 0, &[foreign]), misdirected);
+    let mut stays = Line::<2>::new(&[], &[1], Switches::ALL);
+    assert_eq!(
+        hand_over(&mut stays, 0, &[Entry { pages: 1, ..good }]),
+        unexpected
+    );
+    let mut line = leaver();
+    assert_eq!(hand_over(&mut line, 1, &[]), unexpected);
 }
