@@ -352,8 +352,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             sharers: page.sharers.into(),
             readers: page.readers.into(),
             pages: 1,
-            flags: u8::from(page.migrates) * Entry::MIGRATES
-                | u8::from(is_untouched) * Entry::UNTOUCHED,
+            flags: (u8::from(page.migrates) * Entry::MIGRATES)
+                | (u8::from(is_untouched) * Entry::UNTOUCHED),
         }
     }
 
@@ -372,7 +372,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         };
         for entry in entries {
             for _ in 0..entry.pages {
-                if !self.is_of(from, end) || !self.enter(end, entry, actions) {
+                if !self.is_of(from, end) || !self.enter(end, *entry, actions) {
                     return Ok(false);
                 }
                 end += 1;
@@ -389,7 +389,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     }
 
     /// Takes over what a leaver knows of a page; `false` if it does not fit what this heir has.
-    fn enter(&mut self, n: u32, entry: &Entry, actions: &mut impl Actions) -> bool {
+    fn enter(&mut self, n: u32, entry: Entry, actions: &mut impl Actions) -> bool {
         let hosts = self.settings.hosts();
         let is_untouched = entry.flags & Entry::UNTOUCHED != 0;
         let [sharers, readers] = [entry.sharers.get(), entry.readers.get()];

@@ -4,7 +4,6 @@
 
 mod world;
 
-use model_coherence::Switches;
 use tests_explorer::explore;
 use world::net::{BOTH, Left, Net, STATES_MAX, is_soak, scenario, search};
 use world::{Op, Scenario, WORDS, Word, entry_to};

@@ -44,7 +44,7 @@ fn the_others_go_on_without_it() {
     assert_eq!(world.hosts[&2].state(), State::Ended);
     // Nothing is sent to it any more, and all else goes on.
     world.act(2, |session, send| {
-        session.tell(Kind::End, end::KILLED, send)
+        session.tell(Kind::End, end::KILLED, send);
     });
     world.act(0, |session, send| session.tell(Kind::Pause, 0, send));
     assert!(

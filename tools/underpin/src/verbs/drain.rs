@@ -23,7 +23,7 @@ const OWN_MAX: usize = 8;
 /// States of VMs that are there.
 const RUNS: [u32; 2] = [state::RUNNING, state::PAUSED];
 /// How long pages may stay where they are, and how long others may take to see that the host has left.
-const STILL: Duration = Duration::from_secs(60);
+const STILL: Duration = Duration::from_mins(1);
 
 /// The host that is drained.
 struct Drained<'a> {
@@ -57,23 +57,20 @@ pub fn drain(context: &Context, name: &str) -> Result<()> {
     context.output.result(
         || json!({ "host": name, "vms": spanning, "stay": others }),
         |_| {
-            let mut text = format!("{name} has left the cluster ({} ms)", took.as_millis());
-            if !spanning.is_empty() {
-                text += &format!(": {} on without it", go(&spanning));
-            }
-            text += "\n";
-            if !others.is_empty() {
-                let are = if others.len() == 1 { "runs" } else { "run" };
-                text += &format!("{} {are} there still\n", others.join(", "));
-            }
-            text + "it joins again when it restarts\n"
+            let on = match spanning.len() {
+                0 => String::new(),
+                1 => format!(": {} goes on without it", spanning[0]),
+                _ => format!(": {} go on without it", spanning.join(", ")),
+            };
+            let still = match others.len() {
+                0 => String::new(),
+                1 => format!("{} runs there still\n", others[0]),
+                _ => format!("{} run there still\n", others.join(", ")),
+            };
+            let ms = took.as_millis();
+            format!("{name} has left the cluster ({ms} ms){on}\n{still}it joins again when it restarts\n")
         },
     )
-}
-
-fn go(vms: &[String]) -> String {
-    let go = if vms.len() == 1 { "goes" } else { "go" };
-    format!("{} {go}", vms.join(", "))
 }
 
 impl<'a> Drained<'a> {
