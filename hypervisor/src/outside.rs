@@ -12,6 +12,7 @@ use crate::vms;
 pub use crate::cluster::outside as cluster;
 
 use abi::control::{RawVm, STRETCH_COUNT, SpanMoveRequest, VmName, code};
+use abi::span::PARTED;
 use abi::state::{ByteSink, ByteSource, ROOM};
 use alloc::{boxed::Box, string::String, vec, vec::Vec};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -71,6 +72,34 @@ pub fn ask_to_move(request: SpanMoveRequest) {
     *MOVES.lock() = Some(request);
 }
 
+static DRAINS: SpinLock<Option<VmName>> = SpinLock::new(Rank::Vm, None);
+
+/// Asks a CPU to do the next step of freeing this host of a VM and of leaving the cluster; nobody says what came of it.
+pub fn ask_to_drain(name: VmName) {
+    *DRAINS.lock() = Some(name);
+}
+
+/// A vCPU goes to the first host; where there is none, the VM's pages go; where it has ended by that, this host leaves.
+fn drain(name: VmName) -> Result<(), Refusal> {
+    let vm = vms::find(name)?;
+    let Some(instance) = vm.live() else {
+        let is_gone = vm
+            .last()
+            .is_some_and(|it| it.reason.as_str() == Some(PARTED));
+        return is_gone.then(crate::cluster::retire).transpose().map(drop);
+    };
+    let mut vcpus = instance.vcpus.iter();
+    let own = vcpus.find(|vcpu| !instance.is_elsewhere(vcpu.index.into()));
+    match (own, &instance.span) {
+        (Some(vcpu), Some(span)) => life::move_vcpu(&SpanMoveRequest {
+            name,
+            vcpu: vcpu.index.into(),
+            host: span.layout.first().into(),
+        }),
+        _ => life::leave(name).map(drop),
+    }
+}
+
 /// Asks a CPU, once one does what is nobody's in particular.
 pub fn ask(ask: Ask) {
     *ASKED.lock() = Some(ask);
@@ -78,7 +107,8 @@ pub fn ask(ask: Ask) {
 
 /// Whoever does what is nobody's in particular is to look.
 pub(crate) fn request() {
-    if ASKED.lock().is_some() || MOVES.lock().is_some() {
+    let is_asked = ASKED.lock().is_some() || MOVES.lock().is_some();
+    if is_asked || DRAINS.lock().is_some() {
         machine::due::request();
     }
 }
@@ -92,6 +122,8 @@ pub fn answer() -> Option<Result<Vec<u8>, String>> {
 pub(crate) fn serve() {
     let moves = MOVES.lock().take();
     moves.map(|request| life::move_vcpu(&request));
+    let drains = DRAINS.lock().take();
+    drains.map(drain);
     let Some(ask) = ASKED.lock().take() else {
         return;
     };

@@ -41,6 +41,10 @@ pub struct Standing {
     pub taken: u64,
     /// Those for which there was no token or no room, and those of nobody.
     pub unheard: u64,
+    /// The life that it has left on purpose, or 0.
+    pub retired: u64,
+    /// All others go on without it.
+    pub has_left: bool,
 }
 
 /// Returns how this host stands; `None` while a CPU is at it, or where it is in no cluster.
@@ -59,6 +63,8 @@ pub fn standing() -> Option<Standing> {
         probed: probed.fold(0, |all, peer| all | 1 << peer.host),
         taken: uplink::counts()[0],
         unheard: state.cluster.unheard,
+        retired: membership.retired(),
+        has_left: membership.has_left(),
     })
 }
 

@@ -143,7 +143,8 @@ fn the_last_host_waits_for_nobody() {
         line.run(0);
         line.event(1, Event::Leave);
         line.world.check_left(1);
-        line.run_all(0, Kind::Tlbi);
+        (0..2).for_each(|_| line.run(0));
+        assert!(line.world.vcpus[0].is_done());
         assert!(!line.world.nodes[0].core.holds_messages());
     }
 }
@@ -159,7 +160,11 @@ fn leaver() -> Line<2> {
 }
 
 /// Gives the heir entries from that page on; what it says of it.
-fn hand_over(line: &mut Line<2>, page: u32, entries: &[Entry]) -> Option<Broken> {
+fn hand_over<const HOSTS: usize>(
+    line: &mut Line<HOSTS>,
+    page: u32,
+    entries: &[Entry],
+) -> Option<Broken> {
     let message = Message {
         page: page.into(),
         life: LIFE.into(),
@@ -170,16 +175,21 @@ fn hand_over(line: &mut Line<2>, page: u32, entries: &[Entry]) -> Option<Broken>
     line.world.nodes[0].broken
 }
 
-#[test]
-fn what_is_no_entry_ends_the_session() {
-    let good = Entry {
+/// What a leaver says of four pages that it owns.
+fn good() -> Entry {
+    Entry {
         owner: 1,
         writer: 1,
         sharers: 0.into(),
         readers: 0.into(),
         pages: 4,
         flags: 0,
-    };
+    }
+}
+
+#[test]
+fn what_is_no_entry_ends_the_session() {
+    let good = good();
     // The heir has a copy of page 1.
     let shared = Entry {
         sharers: 1.into(),
@@ -223,6 +233,20 @@ fn what_is_no_entry_ends_the_session() {
     assert_eq!(bad(1, &|it| it.owner = 0), unexpected, "it is no owner");
     let untouched = |it: &mut Entry| (it.flags, it.owner) = (Entry::UNTOUCHED, 0);
     assert_eq!(bad(1, &untouched), unexpected, "its own");
+}
+
+#[test]
+fn entries_of_others_end_the_session() {
+    let good = good();
+    let unexpected = Some(Broken::Unexpected(1, Kind::Entries));
+    // Behind the leaver's last page is one of a third host.
+    let mut line = Line::<3>::new(&[], &[1, 2], Switches::ALL);
+    let sent = line.world.step(1, 0, Event::Leave);
+    line.world.step(0, 0, Event::Message(1, &sent[0].1));
+    assert_eq!(
+        hand_over(&mut line, 0, &[Entry { pages: 2, ..good }]),
+        unexpected
+    );
     // Of another home, of none that leaves, and less than an entry.
     let foreign = Entry {
         owner: 0,

@@ -28,6 +28,11 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         self.keep_times();
     }
 
+    /// Returns the life that this host has left by [`Self::retire`], or 0.
+    pub const fn retired(&self) -> u64 {
+        self.retired
+    }
+
     /// Returns whether this host has left by [`Self::retire`].
     pub const fn is_retired(&self) -> bool {
         self.retired != 0

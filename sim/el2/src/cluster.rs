@@ -44,6 +44,8 @@ const FLOOD_TAKEN_MAX: u64 = 12_350;
 const PROBES: u32 = 12;
 const CROWDED: u64 = 16;
 const PROBES_AT_ONCE: u32 = 1_500;
+/// How often a VM must come to its end on a host while another one is drained, so that this need not happen.
+const ENDS_MANY: u64 = 40;
 /// One life in so many is of four to eight hosts.
 const WIDE: u64 = 128;
 
@@ -65,8 +67,9 @@ pub struct Life {
     /// How often the VM over several hosts ran to its end, and was ended by the loss of a host, on each.
     pub whole: u64,
     pub lost: u64,
-    /// How often a vCPU of it came from another host.
+    /// How often a vCPU of it came from another host, and a host left it.
     pub moved: u64,
+    pub drained: u64,
 }
 
 /// Lives the life of `seed`; `log` is given what hypervisors write to their logs.
@@ -128,7 +131,44 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     if is_crowded && unheard > 0 {
         return Err(format!("hosts were overrun: {unheard} frames had no room"));
     }
+    if let Some(host) = world.drain() {
+        drain(host, &mut world, &mut network, log)?;
+    }
     Ok(world.end())
+}
+
+/// A host is drained and switched off: the others are in one membership, and the VM comes to its end on them. One that comes to
+/// its end too often, where messages take long, begins anew each time before the host has left.
+fn drain(
+    host: usize,
+    world: &mut World,
+    network: &mut Network,
+    log: &mut dyn FnMut(&str),
+) -> Result<(), String> {
+    let (end, before) = (world.now + PEACE_NS, world.whole());
+    while !world.has_left(host) {
+        if world.now >= end && world.whole() > before + ENDS_MANY {
+            return Ok(());
+        }
+        if world.now >= end {
+            return Err(format!("host{host} does not leave: {}", world.describe()));
+        }
+        world.run(world.now + 20 * MS, network, log)?;
+    }
+    world.crash(host, u64::MAX);
+    let (calm, end) = (world.now + CALM_NS, world.now + PEACE_NS);
+    while world.now < calm || !world.vm_goes_on() {
+        world.run(world.now + 20 * MS, network, log)?;
+        if !world.are_one_without(host) {
+            let what = world.describe();
+            return Err(format!("hosts part as host{host} has left: {what}"));
+        }
+        if world.now >= end {
+            let what = world.describe();
+            return Err(format!("the VM does not go on without host{host}: {what}"));
+        }
+    }
+    Ok(())
 }
 
 /// Somebody without the key floods the first host, whose CPU is to bear a bounded part of it.

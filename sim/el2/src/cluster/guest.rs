@@ -6,6 +6,7 @@ use abi::Text;
 use abi::bundle::{DEFAULT_GROUP, NO_ENTRY, VM_AUTOSTART, VM_RESTART, VmRecord};
 use abi::coherence::SWITCHES;
 use abi::control::VmName;
+use abi::span::PARTED;
 use machine_host::instruction::{DMB, DSB, Instruction as I, Operation, TLBI};
 use machine_host::machine::{Observer, Registers};
 use machine_host::rng::Rng;
@@ -96,6 +97,11 @@ pub fn ended(line: &str) -> Option<&str> {
     Some(why)
 }
 
+/// Whether a line of a log says that it begins on all its hosts.
+pub fn has_begun(line: &str) -> bool {
+    line.ends_with("wide runs on all its hosts")
+}
+
 /// Whether a line of a log says that a vCPU has come from another host.
 pub fn has_come(line: &str) -> bool {
     line.contains("wide: vCPU ") && line.ends_with("has come")
@@ -104,6 +110,11 @@ pub fn has_come(line: &str) -> bool {
 /// Whether that follows from the loss of a host, here or where that was noticed first.
 pub fn is_of_loss(why: &str) -> bool {
     why.ends_with("is lost") || why == "another host could not go on with it"
+}
+
+/// Whether that is how it ends on a host that is drained.
+pub fn is_of_drain(why: &str) -> bool {
+    why == PARTED
 }
 
 /// Where a page is: behind the kernel in the first host's share, behind the device tree in the second's.

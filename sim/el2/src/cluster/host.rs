@@ -166,6 +166,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         report: Report::default(),
         turn_steps: 0,
         probes: 0,
+        drains: false,
         starts_vm: false,
         moves: birth.moves(plan.as_ref()),
         looks: (0, Rc::clone(&looks)),
@@ -223,6 +224,8 @@ struct Turns<'a> {
     turn_steps: u64,
     /// Messages of probes that are to begin.
     probes: u32,
+    /// The host is to free itself of the VM, and to leave.
+    drains: bool,
     /// The VM has ended, and is to be started.
     starts_vm: bool,
     /// What draws moves, and vCPUs that the VM has.
@@ -246,7 +249,7 @@ impl Turns<'_> {
                 self.report.frames.push((time, frame));
             }
             let log = take_lines(&mut machine.log);
-            self.starts_vm |= guest::is_to_be_started(&log);
+            self.starts_vm |= !self.drains && guest::is_to_be_started(&log);
             self.report.log += &log;
             (self.report.at, self.report.steps) = (time, machine.steps);
             (machine.violation.take(), machine.time >= machine.limit)
@@ -293,7 +296,9 @@ impl Turns<'_> {
             // Until what is left of it has gone.
             outside::ask(Ask::Start(guest::name()));
         }
-        if let Some((rng, vcpus)) = &mut self.moves
+        if self.drains {
+            outside::ask_to_drain(guest::name());
+        } else if let Some((rng, vcpus)) = &mut self.moves
             && rng.below(MOVE_ONE_IN) == 0
         {
             outside::ask_to_move(SpanMoveRequest {
@@ -332,7 +337,7 @@ impl Turns<'_> {
             }
             self.turn_steps = machine.steps;
         });
-        self.probes = turn.probes;
+        (self.probes, self.drains) = (turn.probes, turn.drains);
         true
     }
 }

@@ -91,6 +91,11 @@ fn disagree((one, h): (&Seen<'_>, usize), (other, g): (&Seen<'_>, usize)) -> boo
     know_each_other && !pairs.all(|(old, new)| *old == 0 || old == new)
 }
 
+/// A membership without the lives that hosts have left on purpose.
+pub fn without(left: &[u64], lives: [u64; HOSTS_MAX]) -> [u64; HOSTS_MAX] {
+    lives.map(|life| if left.contains(&life) { 0 } else { life })
+}
+
 /// Whether a host may be in one membership after another: the later one has all lives of the earlier one, or the host has
 /// left it and begun a new life.
 pub fn may_follow(host: usize, (earlier, before): View, (later, after): View) -> bool {

@@ -17,6 +17,8 @@ pub struct Turn {
     pub frames: Vec<Vec<u8>>,
     /// Messages of a probe to each other host that it is to begin; 0: none.
     pub probes: u32,
+    /// It is to free itself of the VM over several hosts, and to leave.
+    pub drains: bool,
 }
 
 /// What came of it.
@@ -102,7 +104,7 @@ impl Turn {
     /// The host's process has ended.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let mut writer = Writer::default();
-        [self.at, self.until, self.probes.into()]
+        [self.at, self.until, self.probes.into(), self.drains.into()]
             .into_iter()
             .chain([self.frames.len() as u64])
             .for_each(|word| writer.word(word));
@@ -126,6 +128,7 @@ impl Turn {
 
     fn parse(reader: &mut Reader<'_>) -> Option<Self> {
         let (at, until, probes) = (reader.word()?, reader.word()?, reader.word()? as u32);
+        let drains = reader.word()? != 0;
         let count = reader.word()?;
         let frames = (0..count).map(|_| reader.bytes()).collect::<Option<_>>()?;
         Some(Self {
@@ -133,6 +136,7 @@ impl Turn {
             until,
             frames,
             probes,
+            drains,
         })
     }
 }
@@ -157,7 +161,8 @@ impl Report {
             let words = [it.now_ns, it.id, it.runs_until_ns, it.owes_until_ns];
             let words = words
                 .into_iter()
-                .chain([it.probed.into(), it.taken, it.unheard]);
+                .chain([it.probed.into(), it.taken, it.unheard])
+                .chain([it.retired, it.has_left.into()]);
             let words = words.chain(it.lives);
             words.for_each(|word| writer.word(word));
         }
@@ -211,6 +216,8 @@ fn standing(reader: &mut Reader<'_>) -> Option<Standing> {
         probed: reader.word()? as u16,
         taken: reader.word()?,
         unheard: reader.word()?,
+        retired: reader.word()?,
+        has_left: reader.word()? != 0,
         ..Standing::default()
     };
     for life in &mut standing.lives {
@@ -230,6 +237,7 @@ mod tests {
             until: 2,
             frames: vec![vec![3; 64], Vec::new()],
             probes: 4,
+            drains: true,
         };
         let report = Report {
             at: 5,

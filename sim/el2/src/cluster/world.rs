@@ -87,6 +87,10 @@ struct Host {
     past: Vec<View>,
     /// How often the VM over several hosts is still to run to its end here.
     awaited: u32,
+    /// Whether it runs here.
+    runs: bool,
+    /// It is to leave, or has left.
+    drains: bool,
 }
 
 impl Host {
@@ -122,6 +126,15 @@ impl Host {
         })
     }
 
+    /// Lives that hosts have left on purpose are in no membership.
+    fn forget(&mut self, left: &[u64]) {
+        let standing = self.standing.iter_mut().map(|it| &mut it.lives);
+        let past = self.past.iter_mut().map(|(_, lives)| lives);
+        for lives in standing.chain(past) {
+            *lives = judge::without(left, *lives);
+        }
+    }
+
     /// Takes a turn from `now` to `until`, of which [`Self::report`] is the end.
     fn turn(&mut self, now: u64, until: u64) -> Result<(), String> {
         let turn = Turn {
@@ -129,6 +142,7 @@ impl Host {
             until: self.counts(until),
             frames: std::mem::take(&mut self.waiting),
             probes: std::mem::take(&mut self.probes),
+            drains: self.drains,
         };
         let Some(process) = &mut self.process else {
             return Ok(());
@@ -137,16 +151,30 @@ impl Host {
         written.map_err(|error| format!("takes no turn: {error}"))
     }
 
-    fn report(&mut self, number: usize, now: u64, trace: &mut u64) -> Result<Report, String> {
+    fn report(
+        &mut self,
+        number: usize,
+        now: u64,
+        (left, trace): (&mut Vec<u64>, &mut u64),
+    ) -> Result<Report, String> {
         let Some(process) = &mut self.process else {
             return Err("is not there".into());
         };
         let report = Report::read(&mut process.output, trace);
-        let report = report.map_err(|error| format!("has ended: {error}"))?;
+        let mut report = report.map_err(|error| format!("has ended: {error}"))?;
         self.goes_on_at = match report.goes_on_at {
             u64::MAX => u64::MAX,
             counts => self.time(counts).max(now),
         };
+        if let Some(it) = report.standing.filter(|it| it.retired != 0)
+            && !left.contains(&it.retired)
+        {
+            left.push(it.retired);
+        }
+        self.forget(left);
+        if let Some(it) = &mut report.standing {
+            it.lives = judge::without(left, it.lives);
+        }
         let view = |it: &Standing| (it.id, it.lives);
         let views = (self.standing.as_ref(), report.standing.as_ref());
         if let (Some(before), Some(after)) = views
@@ -177,6 +205,8 @@ pub struct World {
     vm: Option<u64>,
     /// By arrival, and by the order in which they were sent.
     flying: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
+    /// Lives that hosts have left on purpose.
+    left: Vec<u64>,
     numbers: Numbers,
     rng: Rng,
     life: Life,
@@ -205,6 +235,8 @@ impl World {
             seen_at: 0,
             past: Vec::new(),
             awaited: 0,
+            runs: false,
+            drains: false,
         };
         let hosts = (0..hosts).map(host).collect();
         Self {
@@ -214,6 +246,7 @@ impl World {
             odd,
             vm,
             flying: BTreeMap::new(),
+            left: Vec::new(),
             numbers: Numbers::default(),
             rng: Rng::new(rng.next()),
             life: Life::default(),
@@ -279,7 +312,8 @@ impl World {
         for &number in &active {
             let host = &mut self.hosts[number];
             let before = host.past.len();
-            let report = host.report(number, end, &mut self.life.trace);
+            let sums = (&mut self.left, &mut self.life.trace);
+            let report = host.report(number, end, sums);
             let report = report.map_err(|what| of(number, what))?;
             if let Some(it) = report.standing {
                 let lived = self.numbers.lived(number, host.starts, it.lives[number]);
@@ -297,6 +331,8 @@ impl World {
                     format!("goes wrong: {}{}", report.wrong, report.log),
                 ));
             }
+            let left = &self.left;
+            self.hosts.iter_mut().for_each(|host| host.forget(left));
             for (counts, frame) in report.frames {
                 let sent = self.hosts[number].time(counts);
                 self.send(number, (sent, end), &frame, network)
@@ -346,8 +382,8 @@ impl World {
         (host.born, host.goes_on_at) = (now, now);
         host.past.clear();
         self.life.starts += 1;
-        let report = host.report(number, now, &mut self.life.trace);
-        report.map(drop)
+        let sums = (&mut self.left, &mut self.life.trace);
+        host.report(number, now, sums).map(drop)
     }
 
     /// A host crashes, and comes back at a time.
@@ -355,7 +391,7 @@ impl World {
         let host = &mut self.hosts[host];
         host.process = None;
         (host.starts_at, host.stalled_until) = (until, 0);
-        (host.standing, host.probes) = (None, 0);
+        (host.standing, host.probes, host.runs) = (None, 0, false);
         host.waiting.clear();
     }
 
@@ -384,6 +420,40 @@ impl World {
         };
         let knows = |it: Standing| it.lives[..others.len()].iter().any(|life| *life != 0);
         host.standing.is_some_and(|it| !knows(it)) && self.are_one(others.len())
+    }
+
+    /// Lets the last host of the VM over several free itself of it and leave, if there is such a VM; which one.
+    pub fn drain(&mut self) -> Option<usize> {
+        let hosts = self.hosts.len() as u8;
+        let plan = self.vm.map(|seed| guest::Plan::new(seed, hosts))?;
+        let last = plan.hosts.ilog2() as usize;
+        self.hosts[last].drains = true;
+        Some(last)
+    }
+
+    /// How often the VM over several hosts has come to its end on a host.
+    pub fn whole(&self) -> u64 {
+        self.life.whole
+    }
+
+    /// Whether that host has left, and all others go on without it.
+    pub fn has_left(&self, host: usize) -> bool {
+        self.hosts[host].standing.is_some_and(|it| it.has_left)
+    }
+
+    /// Whether all hosts but one are in one membership, and run.
+    pub fn are_one_without(&self, left: usize) -> bool {
+        let view = self.view();
+        let mut others = self.hosts.iter().enumerate().filter(|(n, _)| *n != left);
+        let is_whole = view.is_some_and(|(_, lives)| {
+            (0..self.hosts.len()).all(|host| (lives[host] != 0) == (host != left))
+        });
+        is_whole
+            && others.all(|(_, host)| {
+                host.seen(self.now).is_some_and(|seen| {
+                    seen.runs() && Some((seen.standing.id, seen.standing.lives)) == view
+                })
+            })
     }
 
     /// Whether the first so many hosts are in one membership, nobody else is, and they run.
@@ -458,7 +528,10 @@ impl World {
     /// A host has written a line to its log.
     fn hear(&mut self, number: usize, line: &str) -> Result<(), String> {
         self.life.moved += u64::from(guest::has_come(line));
-        match guest::ended(line) {
+        self.hosts[number].runs |= guest::has_begun(line);
+        let ended = guest::ended(line);
+        self.hosts[number].runs &= ended.is_none();
+        match ended {
             None => {}
             Some("reset") => {
                 let awaited = &mut self.hosts[number].awaited;
@@ -466,6 +539,14 @@ impl World {
                 self.life.whole += 1;
             }
             Some(why) if guest::is_of_loss(why) => self.life.lost += 1,
+            Some(why) if guest::is_of_drain(why) && self.hosts[number].drains => {
+                self.life.drained += 1;
+                let hosts = self.hosts.iter_mut().enumerate();
+                for (_, host) in hosts.filter(|(other, _)| *other != number) {
+                    // It may have come to its end already, and cannot begin again.
+                    host.awaited = u32::from(host.runs);
+                }
+            }
             Some(why) => return Err(format!("has ended the VM: {why}")),
         }
         Ok(())
