@@ -16,6 +16,7 @@ const VCPUS: usize = 2;
 /// What the host may access, and which vCPUs wait.
 #[derive(Default)]
 struct Machine {
+    host: u8,
     allowed: [u8; PAGES],
     waits: [bool; VCPUS],
 }
@@ -44,7 +45,7 @@ impl Actions for Machine {
     }
 
     fn send(&mut self, to: u8, _: &Message, tail: Tail<'_>) {
-        assert!(to != 1 && usize::from(to) < HOSTS);
+        assert!(to != self.host && usize::from(to) < HOSTS);
         let (tail, most) = match tail {
             Tail::None => (0, URGENT_MAX),
             Tail::Page(page) => {
@@ -56,6 +57,7 @@ impl Actions for Machine {
                 (abi::coherence::PAGE_BYTES, BULK_MAX)
             }
             Tail::Operations(operations) => (8 * operations.len(), URGENT_MAX),
+            Tail::Entries(entries) => (size_of_val(entries), URGENT_MAX),
         };
         assert!(size_of::<Message>() + tail <= most);
     }
@@ -73,12 +75,13 @@ impl Actions for Machine {
     }
 }
 
-/// Events at host 1 of three: faults of its vCPUs, and messages whose fields are small more often than not.
+/// Events at host 1 of three, which may leave, or at host 0, its heir: faults of its vCPUs, and messages whose fields are small
+/// more often than not.
 pub fn coherence_message(data: &[u8]) {
     let mut input = Input(data);
     let switches = input.u16().unwrap_or(0);
     let settings = Settings {
-        host: 1,
+        host: u8::from(switches & 512 == 0),
         vcpus: VCPUS as u8,
         first_pages: [0, 2, 4],
         pages: PAGES as u32,
@@ -101,7 +104,10 @@ pub fn coherence_message(data: &[u8]) {
     let Some(mut host) = Host::<_, HOSTS, SLOTS>::new(settings, pages) else {
         return;
     };
-    let mut machine = Machine::default();
+    let mut machine = Machine {
+        host: settings.host,
+        ..Machine::default()
+    };
     for page in 0..PAGES {
         machine.allowed[page] = host.state(page as u32).access() as u8;
     }
@@ -112,12 +118,12 @@ pub fn coherence_message(data: &[u8]) {
         let vcpu = usize::from(argument) % VCPUS;
         let page = u32::from(argument / 2) % PAGES as u32;
         let event = match kind % 16 {
-            0..=2 if !machine.waits[vcpu] => {
+            0..=2 if !machine.waits[vcpu] && !host.leaves() => {
                 machine.waits[vcpu] = true;
                 let access = [Access::Read, Access::Write, Access::Zero][usize::from(kind % 3)];
                 Event::Fault { vcpu, page, access }
             }
-            3 if !machine.waits[vcpu] => {
+            3 if !machine.waits[vcpu] && !host.leaves() => {
                 machine.waits[vcpu] = true;
                 Event::Tlbi(vcpu, argument.into())
             }
@@ -126,8 +132,9 @@ pub fn coherence_message(data: &[u8]) {
             6 => Event::Quiet(page),
             7 => Event::Flush,
             8 => Event::Tick,
+            9 if machine.waits == [false; VCPUS] => Event::Leave,
             _ => {
-                let length = size_of::<Message>() + usize::from(kind / 16);
+                let length = size_of::<Message>() + usize::from(kind & 0xf8);
                 Event::Message(argument % 4, input.bytes(length))
             }
         };

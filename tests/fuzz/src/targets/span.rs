@@ -15,6 +15,7 @@ fn is_sound(session: &Session, (host, from): (u8, u8), todo: &Todo) -> bool {
     let has = |vcpu: u8| session.host_of(vcpu) == Some(host);
     match todo {
         Todo::Nothing | Todo::Later | Todo::Start | Todo::TryAgain => true,
+        Todo::Part => session.state() == State::Ended,
         Todo::Arrives(vcpu) => session.host_of(*vcpu) == Some(from),
         Todo::Live(Kind::End, why) => *why <= end::LAST,
         Todo::Live(kind, detail) => {
@@ -63,6 +64,7 @@ fn act(
             let mut here = (0..8).filter(|it| sent.unwrap_or(0) >> it & 1 != 0);
             assert!(here.all(|it| own.contains(&it)));
         }
+        (4, _) if kind & 16 != 0 && session.leave().is_ok() => session.part(send),
         (4, _) if kind & 8 != 0 => {
             let _ = session.move_vcpu(argument % 8, argument >> 5, send);
         }
