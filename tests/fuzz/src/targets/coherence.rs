@@ -88,17 +88,7 @@ pub fn coherence_message(data: &[u8]) {
         page_bytes: PAGE_BYTES,
         lease_ns: 1000,
         hold_ns: 50,
-        switches: Switches {
-            versions: switches & 1 != 0,
-            zero: switches & 2 != 0,
-            lazy_tlbi: switches & 4 != 0,
-            burst: switches & 8 != 0,
-            companions: switches & 16 != 0,
-            hold: switches & 32 != 0,
-            push: switches & 64 != 0,
-            changes: switches & 128 != 0,
-            migratory: switches & 256 != 0,
-        },
+        switches: Switches::without(switches),
     };
     let pages = [Page::default(); PAGES];
     let Some(mut host) = Host::<_, HOSTS, SLOTS>::new(settings, pages) else {
