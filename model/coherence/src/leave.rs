@@ -106,12 +106,12 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     }
 
     /// Returns the pages at which a leaver has not looked, in each of its two rounds.
-    pub fn pages_left(&self) -> u32 {
-        let pages = self.settings.pages;
+    pub fn pages_left(&self) -> u64 {
+        let pages = u64::from(self.settings.pages);
         match self.leavers.way {
             Way::Stays | Way::Begins => 2 * pages,
-            Way::Hands(at) => 2 * pages - at.min(pages),
-            Way::Gives(at) => pages - at.min(pages),
+            Way::Hands(at) => 2 * pages - u64::from(at),
+            Way::Gives(at) => pages - u64::from(at),
             Way::Empty | Way::Left => 0,
         }
     }
@@ -231,7 +231,8 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
                 self.hand_from(first, actions)
             }
             Way::Gives(at) => self.give_from(at, actions),
-            Way::Empty if self.leavers.missing == 0 => {
+            // What holds keep from others is answered before.
+            Way::Empty if self.leavers.missing == 0 && self.deferred.is_empty() => {
                 self.leavers.way = Way::Left;
                 Ok(())
             }
@@ -365,14 +366,17 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         actions: &mut impl Actions,
     ) -> Result<bool, Broken> {
         let mut end = number(message);
-        let has_begun = self.leavers.leave & bit(from) != 0;
+        // Nothing of this host is open at it.
+        let has_begun = self.leavers.leave & !self.leavers.unheld & bit(from) != 0;
         let Some(entries) = Entry::all(tail).filter(|_| self.settings.host == HEIR && has_begun)
         else {
             return Ok(false);
         };
+        let most = number(message).saturating_add(PAGES_AT_ONCE);
         for entry in entries {
             for _ in 0..entry.pages {
-                if !self.is_of(from, end) || !self.enter(end, *entry, actions) {
+                let is_meant = end < most && self.is_of(from, end);
+                if !is_meant || !self.enter(end, *entry, actions) {
                     return Ok(false);
                 }
                 end += 1;

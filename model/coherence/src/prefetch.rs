@@ -86,7 +86,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         // What is overwritten with zeroes must not be so before its time.
         let behind = self.vcpus[vcpu].misses.sequence(page);
         if self.settings.switches.burst && access != Access::Zero {
-            for next in (page..).skip(1).take(behind as usize) {
+            for next in (page..u32::MAX).skip(1).take(behind as usize) {
                 self.ask_early(next, access, actions)?;
             }
         }

@@ -5,10 +5,11 @@
 mod world;
 
 use abi::coherence::{Entry, Kind, Message};
-use model_coherence::{Broken, Event, Switches};
+use model_coherence::{Broken, Event, NEVER, State, Switches};
+use std::collections::VecDeque;
 use world::line::{IVY, Line};
 use world::net::{BOTH, Left, is_soak, scenario, search};
-use world::{LIFE, Op, Scenario, WORDS, Word, entry_to};
+use world::{Doing, LEASE_NS, LIFE, Op, Scenario, WORDS, Word, World, entry_to};
 use zerocopy::IntoBytes;
 
 const X: Word = (0, 0);
@@ -247,6 +248,24 @@ fn entries_of_others_end_the_session() {
         hand_over(&mut line, 0, &[Entry { pages: 2, ..good }]),
         unexpected
     );
+    // More than are looked at in a step, and before this heir has said that it asks for nothing.
+    let pages = [0; 1].into_iter().chain([1; 200]).collect::<Vec<_>>();
+    let mut line = Line::<2>::new(&[], &pages, Switches::ALL);
+    let sent = line.world.step(1, 0, Event::Leave);
+    line.world.step(0, 0, Event::Message(1, &sent[0].1));
+    assert_eq!(
+        hand_over(&mut line, 1, &[Entry { pages: 129, ..good }]),
+        unexpected
+    );
+    let mut line = Line::<2>::new(&[(0, &[Op::Load(X)])], &[1], Switches::ALL);
+    let get = line.world.run(0, 0);
+    let sent = line.world.step(1, 0, Event::Leave);
+    let held = line.world.step(0, 0, Event::Message(1, &sent[0].1));
+    assert_eq!((get.len(), held.len()), (1, 0));
+    assert_eq!(
+        hand_over(&mut line, 0, &[Entry { pages: 1, ..good }]),
+        unexpected
+    );
     // Of another home, of none that leaves, and less than an entry.
     let foreign = Entry {
         owner: 0,
@@ -262,4 +281,105 @@ fn entries_of_others_end_the_session() {
     );
     let mut line = leaver();
     assert_eq!(hand_over(&mut line, 1, &[]), unexpected);
+}
+
+/// Hosts whose messages come when they are let.
+struct Slow {
+    world: World<3, 10>,
+    wires: [[VecDeque<Vec<u8>>; 3]; 3],
+    now: u64,
+}
+
+impl Slow {
+    fn put(&mut self, from: usize, sent: Vec<(u8, Vec<u8>)>) {
+        for (to, bytes) in sent {
+            self.wires[from][usize::from(to)].push_back(bytes);
+        }
+    }
+
+    /// Delivers all but from where a leaver says that it is empty to host 0, if that is late.
+    fn flow(&mut self, is_late: bool) {
+        let ways = || (0..3).flat_map(|from| (0..3).map(move |to| (from, to)));
+        let next = |wires: &[[VecDeque<Vec<u8>>; 3]; 3]| {
+            let mut ways = ways();
+            ways.find(|(from, to)| {
+                let message = wires[*from][*to].front();
+                let message = message.map(|bytes| Message::parse(bytes).unwrap().0);
+                let is_empty = |m: &Message| m.kind == Kind::Leave && m.acks == 2 && *to == 0;
+                message.is_some_and(|it| !(is_late && is_empty(&it)))
+            })
+        };
+        while let Some((from, to)) = next(&self.wires) {
+            let bytes = self.wires[from][to].pop_front().unwrap();
+            let event = Event::Message(from as u8, &bytes);
+            let sent = self.world.step(to, self.now, event);
+            self.put(to, sent);
+        }
+    }
+
+    /// Lets a vCPU do an instruction; what is held meanwhile is let go.
+    fn run(&mut self, vcpu: usize) {
+        let (at, host) = (self.world.vcpus[vcpu].at, self.world.vcpus[vcpu].host);
+        while self.world.vcpus[vcpu].at == at {
+            if self.world.vcpus[vcpu].doing == Doing::Runs {
+                let sent = self.world.run(vcpu, self.now);
+                self.put(host, sent);
+            }
+            self.flow(false);
+            self.tick();
+        }
+        let sent = self.world.retire(vcpu, self.now);
+        self.put(host, sent);
+    }
+
+    fn tick(&mut self) {
+        for host in 0..3 {
+            let deadline = self.world.nodes[host].core.deadline();
+            if deadline != NEVER {
+                self.now = self.now.max(deadline);
+                let sent = self.world.step(host, self.now, Event::Tick);
+                self.put(host, sent);
+                self.flow(false);
+            }
+        }
+    }
+}
+
+/// It had a copy of a page that bounces, which a home that has not heard of it asks back.
+#[test]
+fn a_leaver_that_holds_an_answer_has_not_left() {
+    let adds = vec![Op::Add(X); 12];
+    let mut last = adds[..11].to_vec();
+    last.push(Op::Load(X));
+    let scenario = Scenario {
+        scripts: vec![(0, adds), (1, vec![Op::Store(X, 99)]), (2, last)],
+        initial: vec![[1; WORDS]; 2],
+        homes: vec![0, 1],
+        switches: Switches { hold: true, ..IVY },
+        lease_ns: LEASE_NS,
+    };
+    let mut slow = Slow {
+        world: World::new(&scenario),
+        wires: Default::default(),
+        now: 0,
+    };
+    for _ in 0..12 {
+        slow.run(0);
+        slow.run(2);
+    }
+    assert_eq!(slow.world.nodes[2].core.state(0), State::Shared);
+    let sent = slow.world.step(2, slow.now, Event::Leave);
+    slow.put(2, sent);
+    slow.flow(true);
+    let sent = slow.world.run(1, slow.now);
+    slow.put(1, sent);
+    slow.flow(true);
+    slow.flow(false);
+    let leaver = &slow.world.nodes[2].core;
+    assert_ne!(leaver.deadline(), NEVER, "it holds an answer");
+    assert!(!leaver.has_left());
+    slow.tick();
+    slow.flow(false);
+    slow.world.check_left(2);
+    assert_eq!(slow.world.vcpus[1].doing, Doing::Runs);
 }

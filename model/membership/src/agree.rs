@@ -67,6 +67,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         };
         if self.others(&view).all(has_promised) {
             self.view = view;
+            self.has_parted = false;
             self.pending = None;
             self.is_stopped = false;
             actions.changed(Change::Grown);
@@ -87,7 +88,8 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         };
         let lives: [u64; HOSTS] = core::array::from_fn(life);
         let is_leader = lives[..own].iter().all(|life| *life == 0);
-        if !is_leader || lives == self.view.lives {
+        let is_same = lives == self.view.lives && self.pending.is_none() && !self.has_parted;
+        if !is_leader || is_same {
             return;
         }
         let latest = self.peers.iter().map(|peer| peer.accepted).max();

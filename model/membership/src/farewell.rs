@@ -13,6 +13,8 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         }
         let pending = self.pending.iter().flat_map(|view| self.others(view));
         let partners = self.others(&self.view).chain(pending);
+        // Without a session, a host finds this one lost, or has not entered.
+        let partners = partners.filter(|host| self.peers[*host].standing != Standing::Away);
         self.partners = partners.fold(0, |all, host| all | 1 << host);
         self.retired = self.own.life.get();
         self.begin_life();
@@ -50,11 +52,14 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             return;
         }
         let (host, life) = (usize::from(host), farewell.life.get());
-        let was_in = self.view.lives[host] == life;
-        let views = self.pending.iter_mut().chain([&mut self.view]);
-        for view in views.filter(|view| view.lives[host] == life) {
-            view.lives[host] = 0;
+        let has = |view: &View<HOSTS>| life != 0 && view.lives[host] == life;
+        let was_in = has(&self.view);
+        if was_in {
+            self.view.lives[host] = 0;
         }
+        // Some may have accepted what others cannot enter any more: the leader proposes again.
+        let is_proposed = self.pending.take_if(|view| has(view)).is_some();
+        self.has_parted |= was_in || is_proposed;
         let promised = self.peers[host].promised.filter(|it| it.1 != life);
         self.peers[host] = Peer {
             standing: Standing::Left,
@@ -91,5 +96,6 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         self.view = View::alone(self.settings.host, self.own.life.get());
         self.pending = None;
         self.is_stopped = false;
+        self.has_parted = false;
     }
 }

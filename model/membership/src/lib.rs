@@ -37,7 +37,8 @@
 //! membership on each side, and share nothing across.
 //!
 //! **Farewell.** A host that shares nothing any more says so, of its life, and is silent until it restarts. Each member takes
-//! that life out of its membership and owes it nothing; the others' promises and the id stay as they are.
+//! that life out of its membership and owes it nothing; the others' promises stay as they are. The leader then proposes a
+//! membership of those that are left.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -186,6 +187,8 @@ pub struct Membership<const HOSTS: usize> {
     pending: Option<View<HOSTS>>,
     accepted: u64,
     is_stopped: bool,
+    /// A member has left since this membership was entered: another one is proposed.
+    has_parted: bool,
     propose_at: u64,
     /// The life that this host has left on purpose, or 0; and hosts that may still wait for it, a bit each.
     retired: u64,
@@ -207,6 +210,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             pending: None,
             accepted: 0,
             is_stopped: false,
+            has_parted: false,
             propose_at: 0,
             retired: 0,
             partners: 0,

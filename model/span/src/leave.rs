@@ -57,14 +57,25 @@ impl Session {
     ) -> Option<Todo> {
         if m.kind == Kind::Leave {
             let has_any = self.seats.bits_of(from) != 0;
+            let coming = self.seats.coming_to(self.host);
+            // The state of its last vCPU may be overtaken.
+            if coming.is_some_and(|it| self.seats.bits_of(from) == 1 << it) {
+                return Some(Todo::Later);
+            }
             if has_any || from == self.layout.first() {
                 return None;
             }
             send(from, self.message(Kind::Left, (0, 0)));
             self.gone |= bit(from);
             self.without(from, send);
-            return Some(Todo::TryAgain);
+            // Its word is its answer as well: what it says later is not heard.
+            return Some(self.answered(from).unwrap_or(Todo::TryAgain));
         }
+        self.answered(from)
+    }
+
+    /// A host tells this leaver nothing more; `None` if it was not asked.
+    fn answered(&mut self, from: u8) -> Option<Todo> {
         let Way::Parts(missing) = &mut self.way else {
             return None;
         };

@@ -6,7 +6,7 @@ mod world;
 
 use model_span::{Kind, State, Todo};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use world::World;
 
 const VCPUS: u8 = 8;
@@ -22,6 +22,7 @@ enum Step {
     Leave(u8),
     Stay(u8),
     Part(u8),
+    Empty(u8, u8),
     Deliver(u8, u8),
     DeliverState(u8, u8),
     Pass(u8, u64),
@@ -36,7 +37,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..VCPUS, 0..4_u8).prop_map(|(vcpu, to)| Step::Move(vcpu, to)),
         2 => (0..4_u8).prop_map(Step::Leave),
         1 => (0..4_u8).prop_map(Step::Stay),
-        1 => (0..4_u8).prop_map(Step::Part),
+        3 => (0..4_u8).prop_map(Step::Part),
+        6 => (1..4_u8, 0..VCPUS).prop_map(|(host, vcpu)| Step::Empty(host, vcpu)),
         16 => (0..4_u8, 0..4_u8).prop_map(|(from, to)| Step::Deliver(from, to)),
         3 => (0..4_u8, 0..4_u8).prop_map(|(from, to)| Step::DeliverState(from, to)),
         1 => (0..4_u8, 1..100_u64).prop_map(|(host, counts)| Step::Pass(host, counts)),
@@ -50,6 +52,8 @@ struct History {
     sent: [u32; VCPUS as usize],
     /// What each vCPU asked last, and the answer of a PSCI call.
     asked: BTreeMap<u8, Option<u64>>,
+    /// Hosts that have left.
+    parted: BTreeSet<u8>,
 }
 
 impl History {
@@ -125,11 +129,17 @@ impl History {
                 self.world.leave(host);
             }
             Step::Stay(host) => self.world.act(host, |session, send| session.stays(send)),
-            Step::Part(host) => self.world.act(host, |session, send| {
-                if session.leave().is_ok() {
-                    session.part(send);
+            Step::Part(host) => {
+                let parts = self.world.act(host, |session, send| {
+                    session.leave().map(|()| session.part(send)).is_ok()
+                });
+                self.parted.extend(parts.then_some(host));
+            }
+            Step::Empty(host, vcpu) => {
+                if self.world.runs_at(vcpu) == Some(host) {
+                    let _ = self.world.move_vcpu(host, vcpu, 0);
                 }
-            }),
+            }
             Step::Pass(host, counts) => self.world.clocks[usize::from(host)] += counts,
         }
     }
@@ -143,7 +153,8 @@ proptest! {
     #[test]
     fn hosts_do_as_one_machine(steps in steps()) {
         let world = World::started(0b1111, VCPUS);
-        let mut history = History { world, sent: [0; VCPUS as usize], asked: BTreeMap::new() };
+        let (asked, parted) = (BTreeMap::new(), BTreeSet::new());
+        let mut history = History { world, sent: [0; VCPUS as usize], asked, parted };
         for step in steps {
             history.step(step);
         }
@@ -151,7 +162,8 @@ proptest! {
             history.world.settle();
             history.take_answers();
         }
-        let History { world, sent, .. } = history;
+        let History { world, sent, parted, .. } = history;
+        prop_assert!(parted.iter().all(|host| world.hosts[host].state() == State::Ended));
         for (vcpu, sent) in (0..).zip(sent) {
             prop_assert_eq!(world.sgis(vcpu), sent);
             let at = world.runs_at(vcpu);

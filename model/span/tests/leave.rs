@@ -94,6 +94,42 @@ fn no_vcpu_comes_to_a_host_that_leaves() {
 }
 
 #[test]
+fn two_hosts_that_leave_at_once_hear_each_other() {
+    let mut world = emptied();
+    for vcpu in [2, 3, 4, 5] {
+        assert_eq!(world.move_vcpu(1, vcpu, 0), Ok(()));
+        world.settle();
+    }
+    for host in [1, 2] {
+        assert_eq!(leave(&mut world, host), Ok(()));
+    }
+    part(&mut world, 1);
+    part(&mut world, 2);
+    world.settle();
+    for host in [1, 2] {
+        assert_eq!(world.hosts[&host].state(), State::Ended);
+    }
+}
+
+#[test]
+fn the_state_of_the_last_vcpu_may_come_behind() {
+    let mut world = World::started(0b111, 6);
+    assert_eq!(world.move_vcpu(2, 4, 1), Ok(()));
+    world.settle();
+    assert_eq!(world.move_vcpu(2, 5, 1), Ok(()));
+    for wire in [(2, 0), (2, 1), (0, 2), (1, 2)] {
+        assert!(world.deliver(wire).unwrap());
+    }
+    assert!(world.leave(2));
+    assert_eq!(leave(&mut world, 2), Ok(()));
+    part(&mut world, 2);
+    assert_eq!(world.deliver((2, 1)), Ok(false), "it waits");
+    world.settle();
+    assert_eq!(world.runs_at(5), Some(1));
+    assert_eq!(world.hosts[&2].state(), State::Ended);
+}
+
+#[test]
 fn forged_words_of_leavers_end_the_vm() {
     let mut world = World::started(0b111, 6);
     for (from, to, kind) in [(2, 1, Kind::Leave), (0, 1, Kind::Leave), (2, 1, Kind::Left)] {

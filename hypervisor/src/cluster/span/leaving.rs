@@ -12,7 +12,8 @@ pub fn hand_over() {
 pub fn pages_left() -> Option<[u64; 2]> {
     let state = lock()?;
     let coherence = &state.span.as_ref()?.coherence;
-    Some([coherence.pages_left(), 2 * coherence.pages()].map(u64::from))
+    let all = 2 * u64::from(coherence.pages());
+    Some([coherence.pages_left(), all])
 }
 
 impl Memory {

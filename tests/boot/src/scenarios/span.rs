@@ -55,6 +55,7 @@ pub fn scenarios() -> Vec<Scenario> {
         moves::linux(),
         killed::killed(),
         drain::litmus(),
+        drain::linux(),
     ];
     all.chain(others).chain(systemd).collect()
 }

@@ -187,7 +187,7 @@ impl<'a> Drained<'a> {
         let (mut before, mut since) = (left, Instant::now());
         let status = loop {
             let status = self.client.show(vm)?.0;
-            if !RUNS.contains(&status.state) {
+            if status.state == state::ENDED {
                 break status;
             }
             let left = match self.client.span_leave(vm) {
@@ -217,14 +217,19 @@ impl<'a> Drained<'a> {
 
     fn leave(&mut self) -> Result<()> {
         let began = Instant::now();
-        while !self.client.cluster_leave()? {
-            if began.elapsed() > STILL {
-                let message = format!("not all hosts have answered that {} leaves", self.name);
-                let help = "do all answer? `underpin cluster` tells";
-                return Err(Failure::new(exit::TIMEOUT, message).help(help));
+        loop {
+            match self.client.cluster_leave() {
+                Ok(true) => return Ok(()),
+                Err(failure) if failure.code() != code::WRONG_STATE as u8 => return Err(failure),
+                // Until what is left of VMs has gone, and all hosts have answered.
+                Err(failure) if began.elapsed() > STILL => return Err(failure),
+                Ok(false) if began.elapsed() > STILL => {
+                    let message = format!("not all hosts have answered that {} leaves", self.name);
+                    let help = "do all answer? `underpin cluster` tells";
+                    return Err(Failure::new(exit::TIMEOUT, message).help(help));
+                }
+                _ => sleep(LOOK),
             }
-            sleep(LOOK);
         }
-        Ok(())
     }
 }

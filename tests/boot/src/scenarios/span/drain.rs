@@ -1,8 +1,10 @@
 //! Hosts that are drained and then killed, while their VM runs.
 
 use super::super::cluster::{await_log, one_key};
-use super::{HOSTS, PATIENCE, await_all, seen_by};
+use super::super::kernels::{WORK, WORK_ARGS};
+use super::{HOSTS, LONG_PATIENCE, PATIENCE, POLL, await_all, seen_by};
 use crate::{Outcome, machine::Hardware, machine::Machine, scenario::Scenario, vm::Vm};
+use std::{thread::sleep, time::Instant};
 
 /// Two of three hosts are drained and killed, one after the other, while all vCPUs run litmus tests. The VM comes to its end on the
 /// first, and no outcome is forbidden.
@@ -32,6 +34,35 @@ pub fn litmus() -> Scenario {
         let is_good = console.contains("4 CPUs, 0 forbidden") && console.contains("litmus ok");
         is_good.then_some(()).ok_or(console)
     })
+}
+
+/// One of two hosts is drained and killed while Debian's kernel computes on both: its result is that of one machine.
+pub fn linux() -> Scenario {
+    let hardware = Hardware::hosts(2, "768M", "class=20us");
+    let vm = Vm::linux("litmus", "trixie", "work").args(WORK_ARGS);
+    let vms = vec![
+        vm.memory("320MiB").cpus(4).hosts(2),
+        Vm::bare("watcher", "spanned", "forever").flat().cpus(2),
+    ];
+    let scenario = Scenario::new("span/drain-linux", hardware, vms).prepare(one_key::<2>);
+    let scenario = scenario.check(|stage| {
+        let machine = stage.machine()?;
+        await_log(machine, "host0", &["litmus runs on all its hosts"])?;
+        let deadline = Instant::now() + LONG_PATIENCE;
+        while !machine.host_console("host0", "litmus").contains("cpus=4") {
+            if Instant::now() > deadline {
+                return Err(machine.host_console("host0", "litmus"));
+            }
+            sleep(POLL);
+        }
+        drain(machine, (1, "right"))?;
+        await_all(machine, (1, LONG_PATIENCE), "litmus", |it| {
+            it.state == "ended" && it.reason == "powered off"
+        })?;
+        let console = machine.host_console("host0", "litmus");
+        console.contains(WORK).then_some(()).ok_or(console)
+    });
+    scenario.slow()
 }
 
 /// Drains a host and kills it; the VM goes on, and so did the host's own.
