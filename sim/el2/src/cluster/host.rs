@@ -7,7 +7,7 @@ use crate::life::{BUNDLE_AT, TREE_AT, take_lines};
 use crate::tree;
 use abi::Text;
 use abi::bundle::ClusterRecord;
-use abi::cluster::{ANSWERED, ASKED, BEAT, DESCRIPTION, Description, PROBE, PROBED};
+use abi::cluster::{ANSWERED, ASKED, DESCRIPTION, Description, FAREWELL, PROBE, PROBED};
 use abi::control::SpanMoveRequest;
 use abi::link::BULK_MAX;
 use hypervisor::outside::{self, Ask, cluster};
@@ -121,14 +121,14 @@ fn record(birth: Birth) -> ClusterRecord {
     record
 }
 
-/// A message of any kind but those by which hosts join and probes are answered, of any length. Of a request to the
+/// A message of any kind but those by which hosts join and leave and probes are answered, of any length. Of a request to the
 /// host it has the rights of nobody. With `has_vm` it is none about a VM, which may end by that.
 fn babble(rng: &mut Rng, has_vm: bool) -> Vec<u8> {
     let longest = if rng.below(2) == 0 { 48 } else { BULK_MAX };
     let length = 2 + rng.below(longest as u64 - 1);
     let mut message: Vec<u8> = (0..length).map(|_| rng.next() as u8).collect();
     match message[0] {
-        DESCRIPTION..=BEAT | PROBE | PROBED => message[0] = ASKED,
+        DESCRIPTION..=FAREWELL | PROBE | PROBED => message[0] = ASKED,
         kind if has_vm && kind != ANSWERED => message[0] = ASKED,
         _ => {}
     }

@@ -441,17 +441,18 @@ impl World {
         self.hosts[host].standing.is_some_and(|it| it.has_left)
     }
 
-    /// Whether all hosts but one are in one membership, and run.
-    pub fn are_one_without(&self, left: usize) -> bool {
-        let view = self.view();
+    /// Whether all hosts but one are with each other, and run; with `is_same`, in one membership.
+    pub fn are_one_without(&self, left: usize, is_same: bool) -> bool {
+        let Some((id, lives)) = self.view() else {
+            return false;
+        };
         let mut others = self.hosts.iter().enumerate().filter(|(n, _)| *n != left);
-        let is_whole = view.is_some_and(|(_, lives)| {
-            (0..self.hosts.len()).all(|host| (lives[host] != 0) == (host != left))
-        });
+        let is_whole = (0..self.hosts.len()).all(|n| (lives[n] != 0) == (n != left));
         is_whole
             && others.all(|(_, host)| {
                 host.seen(self.now).is_some_and(|seen| {
-                    seen.runs() && Some((seen.standing.id, seen.standing.lives)) == view
+                    let it = seen.standing;
+                    seen.runs() && it.lives == lives && (it.id == id || !is_same)
                 })
             })
     }
