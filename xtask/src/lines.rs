@@ -20,7 +20,7 @@ use std::{
 /// 40,103 with the question whether a page was ever touched, from 40,107 with SPIs and states of vCPUs that go over to
 /// another host, from 40,212 with a UART that sends a byte at once, from 40,216 with new chunks whose entries are not read, and
 /// from 40,219 with hosts that are drained. It fell once, from 40,091, with one way to ask for a VM that lives.
-const LINES_MAX: usize = 40_247;
+const LINES_MAX: usize = 40_250;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed. It first rose three times: from 5,364 with links that are open, and errands, from 5,467 with the guest's counter in messages about
@@ -30,7 +30,7 @@ const LINES_MAX: usize = 40_247;
 /// 5,853 with room for eight hosts and 16 vCPUs, from 5,875 with pages that migrate, and from 5,962 to 5,972 with hurries of which the
 /// oldest is kept. From there it fell as what a host knows of its vCPUs is worked out once, from 5,969 it rose with vCPUs that go over to
 /// another host, from 6,489 with bounds on what a member can say of ids and of itself, and from 6,506 with hosts that leave.
-const CLUSTER_LINES_MAX: usize = 7_304;
+const CLUSTER_LINES_MAX: usize = 7_308;
 
 /// The row of that. Its crates count before EL2 is linked with them.
 const CLUSTER: &str = "cluster and span";

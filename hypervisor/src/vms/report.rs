@@ -69,6 +69,9 @@ fn read_instance(instance: &Instance, raw: &mut RawVm) {
         .or_else(|| instance.paging.complaint())
         .unwrap_or_default();
     let space = &instance.space;
+    if let Some(hosts) = instance.with_session(|session, _| session.hosts()) {
+        raw.hosts = hosts;
+    }
     raw.node = instance.home.0.into();
     raw.memory = space.range().size;
     raw.target = holding::target(instance);

@@ -32,15 +32,19 @@ fn a_home_leaves() {
         (1, &[Add(X), Load(X)]),
         (2, &[Add(X)]),
     ];
-    for switches in BOTH {
-        for initial in [[0; WORDS], [3; WORDS]] {
-            let scenario = Scenario {
-                switches,
-                initial: vec![initial],
-                ..scenario(&scripts, &[2])
-            };
-            search::<3, 2>("a home leaves", &scenario, &[0, 1, 2], ONE);
-        }
+    let all = [
+        (BOTH[0], [0; WORDS]),
+        (BOTH[1], [3; WORDS]),
+        (BOTH[0], [3; WORDS]),
+        (BOTH[1], [0; WORDS]),
+    ];
+    for (switches, initial) in &all[..if is_soak() { 4 } else { 2 }] {
+        let scenario = Scenario {
+            switches: *switches,
+            initial: vec![*initial],
+            ..scenario(&scripts, &[2])
+        };
+        search::<3, 2>("a home leaves", &scenario, &[0, 1, 2], ONE);
     }
 }
 

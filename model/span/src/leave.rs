@@ -19,6 +19,12 @@ pub(crate) enum Way {
 }
 
 impl Session {
+    /// Returns the hosts that have not left, a bit each.
+    pub fn hosts(&self) -> Hosts {
+        self.others()
+            .fold(bit(self.host), |all, host| all | bit(host))
+    }
+
     /// Begins to leave: no vCPU comes to this host any more. Its pages go next, then follows [`Self::part`].
     ///
     /// # Errors

@@ -42,6 +42,7 @@ fn the_others_go_on_without_it() {
         1
     );
     assert_eq!(world.hosts[&2].state(), State::Ended);
+    assert_eq!(world.hosts[&0].hosts(), 0b011);
     // Nothing is sent to it any more, and all else goes on.
     world.act(2, |session, send| {
         session.tell(Kind::End, end::KILLED, send);

@@ -142,25 +142,16 @@ impl<'a> Drained<'a> {
         let others = self.hosts.iter().filter(|it| {
             it.number != me && status.hosts >> it.number & 1 != 0 && it.flags & host::IN != 0
         });
-        let mut others: Vec<(usize, u32)> = others.map(has).collect();
-        let free: usize = others.iter().map(|it| OWN_MAX.saturating_sub(it.0)).sum();
-        if let Some(many) = here.len().checked_sub(free).filter(|many| *many > 0) {
+        let others = others.map(has).collect();
+        places(&here, others).map_err(|many| {
             let message = format!(
                 "{many} of the {} vCPUs that {vm} has on {} do not fit on its other hosts",
                 here.len(),
                 self.name
             );
             let help = format!("a host has at most {OWN_MAX}; nothing was moved");
-            return Err(Failure::new(exit::USAGE, message).help(help));
-        }
-        let mut plan = Vec::new();
-        for vcpu in here {
-            if let Some(fewest) = others.iter_mut().min() {
-                fewest.0 += 1;
-                plan.push((vcpu, fewest.1));
-            }
-        }
-        Ok(plan)
+            Failure::new(exit::USAGE, message).help(help)
+        })
     }
 
     fn move_vcpu(&mut self, vm: &str, vcpu: u32, to: u32) -> Result<()> {
@@ -231,5 +222,38 @@ impl<'a> Drained<'a> {
                 _ => sleep(LOOK),
             }
         }
+    }
+}
+
+/// Where vCPUs go, each to the host that has fewest; `others` is how many each has, and its number. An error is how many do not fit.
+fn places(
+    vcpus: &[u32],
+    mut others: Vec<(usize, u32)>,
+) -> std::result::Result<Vec<(u32, u32)>, usize> {
+    let free = others.iter().map(|it| OWN_MAX.saturating_sub(it.0)).sum();
+    if vcpus.len() > free {
+        return Err(vcpus.len() - free);
+    }
+    let mut plan = Vec::new();
+    for vcpu in vcpus {
+        if let Some(fewest) = others.iter_mut().min() {
+            fewest.0 += 1;
+            plan.push((*vcpu, fewest.1));
+        }
+    }
+    Ok(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::places;
+
+    #[test]
+    fn vcpus_go_where_fewest_are_or_it_is_said_how_many_do_not_fit() {
+        let plan = places(&[3, 4, 5], vec![(2, 0), (1, 7)]);
+        assert_eq!(plan, Ok(vec![(3, 7), (4, 0), (5, 7)]));
+        assert_eq!(places(&[3, 4, 5], vec![(8, 0), (7, 7)]), Err(2));
+        assert_eq!(places(&[3], Vec::new()), Err(1));
+        assert_eq!(places(&[], Vec::new()), Ok(Vec::new()));
     }
 }

@@ -79,6 +79,10 @@ fn drain(machine: &Machine, (number, name): (usize, &str)) -> Outcome {
         return Err(format!("{host} has {vm:?}, {own:?}"));
     }
     await_log(machine, "host0", &[&format!("cluster: {name} has left")])?;
+    let listed = machine.run(&["--host", "host0", "list"])?;
+    if !listed.contains("left") || listed.contains(name) {
+        return Err(format!("hosts of a VM that {name} has left: {listed}"));
+    }
     machine.kill_host(host)?;
     let vm = seen_by(machine, "host0", "litmus")?;
     let goes_on = vm.state == "running";
