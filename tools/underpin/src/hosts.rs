@@ -87,6 +87,9 @@ pub fn state(it: &HostStatus, own: Option<&HostStatus>) -> (&'static str, Tone, 
             let why = "it was drained, and joins again when it restarts".to_owned();
             (STATES[5], Tone::Still, why)
         }
+        _ if own.is_some_and(|own| own.flags & host::LEFT != 0) => {
+            (STATES[4], Tone::Still, "this machine has left".to_owned())
+        }
         flags if flags & host::IN != 0 => (STATES[1], Tone::Good, String::new()),
         flags if flags & host::SESSION != 0 => {
             if let Some(why) = own.and_then(|own| unfit(it, own).into_iter().next()) {
@@ -196,6 +199,15 @@ pub(crate) mod tests {
         let said = line(&[own, it]);
         let expected = "cluster: epoch 3, 2 members  right in 45 us, loss 2.1%";
         assert_eq!(said.as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn hosts_that_have_left_are_told_from_those_that_join() {
+        let (own, left) = (host_of("left", host::OWN), host::SESSION | host::LEFT);
+        assert_eq!(state(&host_of("right", left), Some(&own)).0, "left");
+        let own = host_of("left", host::OWN | host::LEFT);
+        let (state, _, why) = state(&host_of("right", host::SESSION), Some(&own));
+        assert_eq!((state, why.as_str()), ("away", "this machine has left"));
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub fn drain(context: &Context, name: &str) -> Result<()> {
                 _ => format!("{} run there still\n", others.join(", ")),
             };
             let ms = took.as_millis();
-            format!("{name} has left the cluster ({ms} ms){on}\n{still}it joins again when it restarts\n")
+            format!("{name} has left the cluster ({ms} ms){on}\n{still}{name} joins again when it restarts\n")
         },
     )
 }
