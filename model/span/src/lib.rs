@@ -266,6 +266,11 @@ impl Session {
     fn meet(&mut self, from: u8, m: &Message, mut send: impl FnMut(u8, Message)) -> Option<Todo> {
         let waits = self.state == State::Waiting;
         if m.kind == Kind::Offer {
+            // The VM has ended on those that it has left, and begins anew; not all may answer that they let it go.
+            if self.state == State::Running && matches!(self.way, Way::Parts(_)) {
+                self.state = State::Ended;
+                return Some(Todo::Part);
+            }
             if !waits || m.life.get() == 0 {
                 return None;
             }

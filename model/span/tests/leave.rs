@@ -131,6 +131,20 @@ fn the_state_of_the_last_vcpu_may_come_behind() {
 }
 
 #[test]
+fn a_vm_that_begins_anew_lets_a_leaver_go() {
+    let mut world = emptied();
+    assert_eq!(leave(&mut world, 2), Ok(()));
+    let offer =
+        |world: &mut World| world.forge(0, 2, |m| (m.kind, m.life) = (Kind::Offer, 8.into()));
+    assert!(offer(&mut world).is_err(), "it has not parted");
+    let mut world = emptied();
+    assert_eq!(leave(&mut world, 2), Ok(()));
+    part(&mut world, 2);
+    assert_eq!(offer(&mut world), Ok(Todo::Part));
+    assert_eq!(world.hosts[&2].state(), State::Ended);
+}
+
+#[test]
 fn forged_words_of_leavers_end_the_vm() {
     let mut world = World::started(0b111, 6);
     for (from, to, kind) in [(2, 1, Kind::Leave), (0, 1, Kind::Leave), (2, 1, Kind::Left)] {
