@@ -130,7 +130,7 @@ pub fn reserve(layout: &Layout, record: &VmRecord) -> Result<u8, Refusal> {
     };
     let (own, names) = {
         let state = state.lock();
-        if state.span.as_ref().is_some_and(|it| it.hands.is_some()) {
+        if state.span.as_ref().is_some_and(|it| it.is_taken()) {
             let what = format_args!("another VM spans hosts already (limit 1)");
             return Err(Refusal::new(code::BUSY, 1, what));
         }

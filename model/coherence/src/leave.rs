@@ -159,8 +159,10 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         let me = self.settings.host;
         let others = self.leavers.present & !bit(me);
         self.leavers.missing = if stage == stage::HANDED { 0 } else { others };
-        let mut message = Message::plain(Kind::Leave, me);
-        message.acks = stage;
+        let message = Message {
+            acks: stage,
+            ..Message::plain(Kind::Leave, me)
+        };
         members(others).try_for_each(|host| self.send(host, message, actions))
     }
 
@@ -323,10 +325,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             end += 1;
         }
         self.leavers.way = Way::Hands(end);
-        let message = Message {
-            page: page.into(),
-            ..Message::plain(Kind::Entries, me)
-        };
+        let message = self.about(Kind::Entries, page);
         transmit(HEIR, message, Some(Tail::Entries(&entries)), actions);
         Ok(())
     }
@@ -425,11 +424,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         page: u32,
         actions: &mut impl Actions,
     ) -> Result<(), Broken> {
-        let message = Message {
-            page: page.into(),
-            ..Message::plain(Kind::Taken, self.settings.host)
-        };
-        self.send(leaver, message, actions)
+        self.send(leaver, self.about(Kind::Taken, page), actions)
     }
 
     /// Notes that a piece of the directory, or a page, is taken; `false` if none was to be.
@@ -480,11 +475,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
     }
 
     fn give(&mut self, page: u32, actions: &mut impl Actions) -> Result<(), Broken> {
-        let message = Message {
-            page: page.into(),
-            ..Message::plain(Kind::Give, self.settings.host)
-        };
-        self.send(self.home(page), message, actions)
+        self.send(self.home(page), self.about(Kind::Give, page), actions)
     }
 
     /// A leaver wants this home to take a page; `false` if it wants too many. One that leaves as well leaves that to the heir.

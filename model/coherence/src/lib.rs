@@ -518,6 +518,14 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         until.min().unwrap_or(NEVER)
     }
 
+    /// Returns a message about a page that belongs to no transaction.
+    fn about(&self, kind: Kind, page: u32) -> Message {
+        Message {
+            page: page.into(),
+            ..Message::plain(kind, self.settings.host)
+        }
+    }
+
     fn page(&mut self, page: u32) -> &mut Page {
         &mut self.pages[page as usize]
     }

@@ -17,10 +17,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
         if !self.settings.switches.push || self.holds_messages() || !has_home {
             return Ok(());
         }
-        let message = Message {
-            page: page.into(),
-            ..Message::plain(Kind::Push, self.settings.host)
-        };
+        let message = self.about(Kind::Push, page);
         if is_home {
             return self.push(&message, actions);
         }

@@ -7,27 +7,12 @@ mod world;
 
 use model_membership::{Change, Event, Membership, Settings};
 use std::collections::VecDeque;
+use tests_explorer::random::Random;
 use world::{Said, description};
 
 const N: usize = 4;
 const MS: u64 = 1_000_000;
 const S: u64 = 1000 * MS;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 /// Messages, with when they come.
 type Wire = VecDeque<(u64, Vec<u8>)>;
@@ -61,7 +46,7 @@ impl Net {
             cut: [[0; N]; N],
             lives: 0,
             now: 1,
-            slow_ns: [MS / 5, 20 * MS, 300 * MS][random.below(3) as usize],
+            slow_ns: [MS / 5, 20 * MS, 300 * MS][random.below(3)],
             random,
         }
     }
@@ -90,7 +75,7 @@ impl Net {
         membership.step(self.now, event, &mut self.said[host]);
         for (to, message) in std::mem::take(&mut self.said[host].messages) {
             if self.up[host][to] && self.up[to][host] {
-                let at = self.now + MS / 20 + self.random.below(self.slow_ns);
+                let at = self.now + MS / 20 + self.random.within(0, self.slow_ns);
                 self.wires[host][to].push_back((at, message));
             }
         }
@@ -161,10 +146,10 @@ impl Net {
     /// Lets time pass; some of what is due happens.
     fn advance(&mut self, is_calm: bool) {
         let most = if is_calm { 5 * MS } else { 20 * MS };
-        self.now += MS + self.random.below(most);
+        self.now += MS + self.random.within(0, most);
         let mut ways: Vec<_> = pairs().collect();
         for n in (1..ways.len()).rev() {
-            ways.swap(n, self.random.below(n as u64 + 1) as usize);
+            ways.swap(n, self.random.below(n + 1));
         }
         for (a, b) in ways {
             let is_due = |wire: &Wire, now| wire.front().is_some_and(|it| it.0 <= now);
@@ -206,8 +191,7 @@ impl Net {
     }
 
     fn fault(&mut self, [crashes, cuts]: [bool; 2]) {
-        let [host, other] = [self.random.below(N as u64), self.random.below(N as u64)];
-        let [host, other] = [host as usize, other as usize];
+        let [host, other] = [self.random.below(N), self.random.below(N)];
         match self.random.below(400) {
             0..8 if !self.is_on(host) => self.boot(host),
             8..12 => {
@@ -217,7 +201,7 @@ impl Net {
             }
             12..30 if self.has_left(host) => self.off(host),
             30 | 31 if crashes && self.is_on(host) => self.off(host),
-            32..35 if cuts => self.cut[host][other] = self.now + self.random.below(4 * S),
+            32..35 if cuts => self.cut[host][other] = self.now + self.random.within(0, 4 * S),
             _ => {}
         }
     }

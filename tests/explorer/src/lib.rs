@@ -3,7 +3,11 @@
 //! A [`State`] says what can happen next, and panics where something must not be. [`explore`] then prints the shortest
 //! way there. States are told apart by a fingerprint of 128 bits: among 10^9 states, two have the same with a probability
 //! of 10^-21.
+//!
+//! What is too large to be searched is drawn by seed, with [`random`].
 #![forbid(unsafe_code)]
+
+pub mod random;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;

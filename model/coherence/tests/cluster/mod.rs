@@ -2,7 +2,6 @@
 
 pub mod plan;
 
-use crate::world::random::Random;
 use crate::world::{Doing, Op, World, is_bulk};
 use abi::coherence::{Kind, Message};
 use abi::link::{LANES, TAG_BYTES};
@@ -14,6 +13,7 @@ use model_link::{
 use plan::Plan;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use tests_explorer::random::Random;
 
 /// A cipher that hides nothing: this network does not forge.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,10 @@
 //! What a seed stands for: scripts, network and accidents; and how a failing one becomes small.
 
 use crate::cluster::{Cluster, Counts, SLOTS};
-use crate::world::random::Random;
 use crate::world::{LEASE_NS, Op, Scenario, WORDS, Word, entry_to};
 use model_coherence::Switches;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use tests_explorer::random::Random;
 
 /// A run, without chance but that of its seed.
 #[derive(Clone, Debug)]

@@ -4,7 +4,6 @@
 
 pub mod line;
 pub mod net;
-pub mod random;
 pub mod reference;
 
 use abi::coherence::{Access, Form, Kind, Message};

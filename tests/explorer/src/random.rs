@@ -2,9 +2,13 @@
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
-pub struct Random(pub u64);
+pub struct Random(
+    /// The seed.
+    pub u64,
+);
 
 impl Random {
+    /// Returns 64 of them.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -18,6 +22,7 @@ impl Random {
         from + self.bits() % (to - from)
     }
 
+    /// Returns a number below `most`.
     pub fn below(&mut self, most: usize) -> usize {
         self.within(0, most as u64) as usize
     }
