@@ -161,7 +161,7 @@ fn drain(
     let (calm, end) = (world.now + CALM_NS, world.now + PEACE_NS);
     while world.now < calm || !world.vm_goes_on() {
         world.run(world.now + 20 * MS, network, log)?;
-        if !world.are_one_without(host, world.now >= calm) {
+        if !world.are_one_but(Some(host), world.now >= calm) {
             let what = world.describe();
             return Err(format!("hosts part as host{host} has left: {what}"));
         }

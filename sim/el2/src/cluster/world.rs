@@ -171,7 +171,6 @@ impl Host {
         {
             left.push(it.retired);
         }
-        self.forget(left);
         if let Some(it) = &mut report.standing {
             it.lives = judge::without(left, it.lives);
         }
@@ -312,6 +311,7 @@ impl World {
         for &number in &active {
             let host = &mut self.hosts[number];
             let before = host.past.len();
+            let left = self.left.len();
             let sums = (&mut self.left, &mut self.life.trace);
             let report = host.report(number, end, sums);
             let report = report.map_err(|what| of(number, what))?;
@@ -331,8 +331,10 @@ impl World {
                     format!("goes wrong: {}{}", report.wrong, report.log),
                 ));
             }
-            let left = &self.left;
-            self.hosts.iter_mut().for_each(|host| host.forget(left));
+            if self.left.len() > left {
+                let left = &self.left;
+                self.hosts.iter_mut().for_each(|host| host.forget(left));
+            }
             for (counts, frame) in report.frames {
                 let sent = self.hosts[number].time(counts);
                 self.send(number, (sent, end), &frame, network)
@@ -410,7 +412,7 @@ impl World {
 
     /// Whether all hosts are in one membership, and run.
     pub fn is_one(&self) -> bool {
-        self.are_one(self.hosts.len())
+        self.are_one_but(None, true)
     }
 
     /// Whether that is so of all but the last, and it is alone.
@@ -419,14 +421,18 @@ impl World {
             return false;
         };
         let knows = |it: Standing| it.lives[..others.len()].iter().any(|life| *life != 0);
-        host.standing.is_some_and(|it| !knows(it)) && self.are_one(others.len())
+        host.standing.is_some_and(|it| !knows(it)) && self.are_one_but(Some(others.len()), true)
+    }
+
+    /// What the VM over several hosts is made by.
+    fn plan(&self) -> Option<guest::Plan> {
+        let hosts = self.hosts.len() as u8;
+        self.vm.map(|seed| guest::Plan::new(seed, hosts))
     }
 
     /// Lets the last host of the VM over several free itself of it and leave, if there is such a VM; which one.
     pub fn drain(&mut self) -> Option<usize> {
-        let hosts = self.hosts.len() as u8;
-        let plan = self.vm.map(|seed| guest::Plan::new(seed, hosts))?;
-        let last = plan.hosts.ilog2() as usize;
+        let last = self.plan()?.hosts.ilog2() as usize;
         self.hosts[last].drains = true;
         Some(last)
     }
@@ -441,33 +447,21 @@ impl World {
         self.hosts[host].standing.is_some_and(|it| it.has_left)
     }
 
-    /// Whether all hosts but one are with each other, and run; with `is_same`, in one membership.
-    pub fn are_one_without(&self, left: usize, is_same: bool) -> bool {
+    /// Whether all hosts but `out` are with each other, nobody else is, and they run; with `is_same`, in one membership.
+    pub fn are_one_but(&self, out: Option<usize>, is_same: bool) -> bool {
         let Some((id, lives)) = self.view() else {
             return false;
         };
-        let mut others = self.hosts.iter().enumerate().filter(|(n, _)| *n != left);
-        let is_whole = (0..self.hosts.len()).all(|n| (lives[n] != 0) == (n != left));
-        is_whole
-            && others.all(|(_, host)| {
-                host.seen(self.now).is_some_and(|seen| {
-                    let it = seen.standing;
-                    seen.runs() && it.lives == lives && (it.id == id || !is_same)
-                })
-            })
-    }
-
-    /// Whether the first so many hosts are in one membership, nobody else is, and they run.
-    fn are_one(&self, count: usize) -> bool {
-        let view = self.view();
+        let is_meant = |number: usize| number < self.hosts.len() && Some(number) != out;
+        let are_with = (0..lives.len()).all(|number| (lives[number] != 0) == is_meant(number));
         let is_in = |host: &Host| {
             host.seen(self.now).is_some_and(|seen| {
-                seen.runs() && Some((seen.standing.id, seen.standing.lives)) == view
+                let it = seen.standing;
+                seen.runs() && it.lives == lives && (it.id == id || !is_same)
             })
         };
-        let is_whole =
-            view.is_some_and(|(_, lives)| lives.iter().filter(|life| **life != 0).count() == count);
-        is_whole && self.hosts[..count].iter().all(is_in)
+        let mut hosts = self.hosts.iter().enumerate();
+        are_with && hosts.all(|(number, host)| !is_meant(number) || is_in(host))
     }
 
     /// The membership of the first host.
@@ -513,8 +507,7 @@ impl World {
 
     /// From now on the VM over several hosts is to run to its end on each of them.
     pub fn await_vm(&mut self) {
-        let hosts = self.hosts.len() as u8;
-        let plan = self.vm.map(|seed| guest::Plan::new(seed, hosts));
+        let plan = self.plan();
         for (number, host) in self.hosts.iter_mut().enumerate() {
             let has_share = plan.as_ref().is_some_and(|it| it.hosts >> number & 1 != 0);
             host.awaited = u32::from(has_share) * 2;
