@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_mins(4);
 /// The same, where four or more hosts boot a kernel.
 const LONG_PATIENCE: Duration = Duration::from_mins(15);
 const POLL: Duration = Duration::from_millis(250);
+/// What litmus tests say in the end.
+const LITMUS: [&str; 2] = ["4 CPUs, 0 forbidden", "litmus ok"];
 const HOSTS: [&str; 8] = [
     "host0", "host1", "host2", "host3", "host4", "host5", "host6", "host7",
 ];
@@ -91,12 +93,12 @@ fn linux(hosts: u8) -> Scenario {
     let patience = if is_slow { LONG_PATIENCE } else { PATIENCE };
     let scenario = scenario.prepare(all_join(hosts)).check(move |stage| {
         let machine = stage.machine()?;
-        await_all(machine, (hosts, patience), "debian", |it| {
-            it.state == "ended" && it.reason == "powered off"
-        })?;
-        let console = machine.host_console("host0", "debian");
-        let is_there = console.contains(&format!("cpus={hosts}"));
-        is_there.then_some(()).ok_or(console)
+        await_off(
+            machine,
+            (hosts, patience),
+            "debian",
+            &[&format!("cpus={hosts}")],
+        )
     });
     if is_slow { scenario.slow() } else { scenario }
 }
@@ -106,15 +108,9 @@ fn memory() -> Scenario {
     let hardware = Hardware::hosts(2, "512M", "class=20us");
     let vm = Vm::bare("spanned", "spanned", "").flat();
     let scenario = Scenario::new("span/memory", hardware, vec![vm.cpus(2).hosts(2)]);
-    scenario.prepare(one_key::<2>).check(|stage| {
-        let machine = stage.machine()?;
-        await_both(machine, "spanned", |it| {
-            it.state == "ended" && it.reason == "powered off"
-        })?;
-        let console = machine.host_console("host0", "spanned");
-        let is_good = console.contains("spanned ok");
-        is_good.then_some(()).ok_or(console)
-    })
+    scenario
+        .prepare(one_key::<2>)
+        .check(|stage| await_off(stage.machine()?, (2, PATIENCE), "spanned", &["spanned ok"]))
 }
 
 /// Litmus tests, up to IRIW, of vCPUs on four hosts: no outcome that no order of their accesses has.
@@ -127,12 +123,7 @@ fn litmus(rounds: u64, seed: u64) -> Scenario {
     let scenario = Scenario::new(format!("span/litmus-{rounds}"), hardware, vec![vm]);
     scenario.prepare(one_key::<4>).check(move |stage| {
         let machine = stage.machine()?;
-        await_all(machine, (hosts, LONG_PATIENCE), "litmus", |it| {
-            it.state == "ended" && it.reason == "powered off"
-        })?;
-        let console = machine.host_console("host0", "litmus");
-        let is_good = console.contains("4 CPUs, 0 forbidden") && console.contains("litmus ok");
-        is_good.then_some(()).ok_or(console)
+        await_off(machine, (hosts, LONG_PATIENCE), "litmus", &LITMUS)
     })
 }
 
@@ -182,16 +173,7 @@ fn await_loss(machine: &Machine, (host, lost): (&str, &str), neighbour: &str) ->
 
 /// Each host adds to one word, over and over: its page is the one that costs most, and what it is used for is told.
 fn lock_is_told(machine: &Machine) -> Outcome {
-    let deadline = Instant::now() + PATIENCE;
-    while !machine
-        .host_console("host0", "spanned")
-        .contains("spanned: sum")
-    {
-        if Instant::now() > deadline {
-            return Err("'spanned' does not come to its end".to_owned());
-        }
-        sleep(POLL);
-    }
+    await_said(machine, PATIENCE, "spanned", "spanned: sum")?;
     let told = machine.run(&["span", "why", "spanned", "--for", "1s", "-o", "json"])?;
     let json: Value = serde_json::from_str(&told).map_err(because("no JSON"))?;
     let page = &json["pages"][0];
@@ -221,19 +203,11 @@ fn vcpus() -> Scenario {
 
 fn use_and_end(stage: &mut Stage) -> Outcome {
     let machine = stage.machine()?;
-    await_both(machine, "second", |it| {
-        it.state == "ended" && it.reason == "powered off"
-    })?;
-    let console = machine.host_console("host0", "second");
-    for said in ["vCPU 1 has the console", "span ok"] {
-        if !console.contains(said) {
-            return Err(format!("the console has no '{said}': {console}"));
-        }
-    }
+    let both = (2, PATIENCE);
+    let said = ["vCPU 1 has the console", "span ok"];
+    await_off(machine, both, "second", &said)?;
     start(machine, "first")?;
-    await_both(machine, "first", |it| {
-        it.state == "ended" && it.reason == "powered off"
-    })?;
+    await_off(machine, both, "first", &[])?;
     stays(machine)?;
     machine.run(&["--host", "host1", "pause", "stays"])?;
     await_both(machine, "stays", |it| it.state == "paused")?;
@@ -275,6 +249,36 @@ fn stays(machine: &Machine) -> Outcome {
 fn start(machine: &Machine, vm: &str) -> Outcome {
     for host in &HOSTS[..2] {
         machine.run(&["--host", host, "start", vm])?;
+    }
+    Ok(())
+}
+
+/// Waits until so many hosts have seen the VM power itself off; its console has all that is to be `said`.
+fn await_off(
+    machine: &Machine,
+    (hosts, patience): (u8, Duration),
+    vm: &str,
+    said: &[&str],
+) -> Outcome {
+    await_all(machine, (hosts, patience), vm, |it| {
+        it.state == "ended" && it.reason == "powered off"
+    })?;
+    let console = machine.host_console("host0", vm);
+    match said.iter().find(|said| !console.contains(**said)) {
+        Some(said) => Err(format!("the console has no '{said}': {console}")),
+        None => Ok(()),
+    }
+}
+
+/// Waits until a VM's console has that.
+fn await_said(machine: &Machine, patience: Duration, vm: &str, said: &str) -> Outcome {
+    let deadline = Instant::now() + patience;
+    while !machine.host_console("host0", vm).contains(said) {
+        if Instant::now() > deadline {
+            let console = machine.host_console("host0", vm);
+            return Err(format!("{vm} does not say '{said}': {console}"));
+        }
+        sleep(POLL);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::super::cluster::{await_log, one_key};
 use super::super::kernels::{WORK, WORK_ARGS};
-use super::{HOSTS, LONG_PATIENCE, PATIENCE, POLL, await_all, await_both};
+use super::{HOSTS, LITMUS, LONG_PATIENCE, PATIENCE, POLL, await_off};
 use crate::{
     Outcome, because,
     machine::{Hardware, Machine},
@@ -47,33 +47,28 @@ pub fn litmus() -> Scenario {
                 return Err(format!("vCPU {vcpu} to {to}: {status}"));
             }
         }
-        await_both(machine, "litmus", |it| {
-            it.state == "ended" && it.reason == "powered off"
-        })?;
-        let console = machine.host_console("host0", "litmus");
-        let is_good = console.contains("4 CPUs, 0 forbidden") && console.contains("litmus ok");
-        is_good.then_some(()).ok_or(console)
+        await_off(machine, (2, PATIENCE), "litmus", &LITMUS)
     })
+}
+
+/// Debian's kernel, which computes on two CPUs of each of two hosts.
+pub fn computing() -> Vm {
+    let vm = Vm::linux("debian", "trixie", "work").args(WORK_ARGS);
+    vm.memory("320MiB").cpus(4).hosts(2)
 }
 
 /// They go all ways twice, while Debian's kernel boots and computes on them.
 pub fn linux() -> Scenario {
     let hardware = Hardware::hosts(2, "768M", "class=20us");
-    let vm = Vm::linux("debian", "trixie", "work").args(WORK_ARGS);
-    let vm = vm.memory("320MiB").cpus(4).hosts(2);
-    let scenario = Scenario::new("span/move-linux", hardware, vec![vm]).prepare(one_key::<2>);
+    let scenario =
+        Scenario::new("span/move-linux", hardware, vec![computing()]).prepare(one_key::<2>);
     let scenario = scenario.check(|stage| {
         let machine = stage.machine()?;
         await_log(machine, "host0", &["debian runs on all its hosts"])?;
         for _ in 0..2 {
             move_around(machine, "debian")?;
         }
-        await_all(machine, (2, LONG_PATIENCE), "debian", |it| {
-            it.state == "ended" && it.reason == "powered off"
-        })?;
-        let console = machine.host_console("host0", "debian");
-        let is_good = console.contains("cpus=4") && console.contains(WORK);
-        is_good.then_some(()).ok_or(console)
+        await_off(machine, (2, LONG_PATIENCE), "debian", &["cpus=4", WORK])
     });
     scenario.slow()
 }

@@ -2,7 +2,7 @@
 //! what is gone.
 
 use super::super::cluster::one_key;
-use super::await_all;
+use super::await_off;
 use crate::{
     Outcome, archive, assets,
     machine::Hardware,
@@ -33,9 +33,7 @@ pub(super) fn storms(
     };
     let scenario = Scenario::new(name, hardware, vec![vm]).prepare(prepare);
     scenario.check(move |stage| {
-        await_all(stage.machine()?, (hosts, patience), "debian", |it| {
-            it.state == "ended" && it.reason == "powered off"
-        })?;
+        await_off(stage.machine()?, (hosts, patience), "debian", &[])?;
         all_have_passed(stage, hosts)
     })
 }
