@@ -35,6 +35,12 @@ pub fn own(hosts: &[HostStatus]) -> Option<&HostStatus> {
     hosts.iter().find(|it| it.flags & host::OWN != 0)
 }
 
+/// The name of a host.
+pub fn name_of(hosts: &[HostStatus], number: u32) -> String {
+    let named = hosts.iter().find(|host| host.number == number);
+    named.map_or_else(|| format!("host {number}"), |host| host.name.to_string())
+}
+
 /// Whether frames between the hosts are neither secret nor authentic.
 pub fn is_open(it: &HostStatus) -> bool {
     it.flags & host::OPEN != 0

@@ -169,6 +169,25 @@ impl Context {
         hosts.into_iter().map(|host| self.of(host)).collect()
     }
 
+    /// Looks at each host that it reaches until one has what is looked for; otherwise, why it has not reached one, if so.
+    fn search<T>(
+        &self,
+        mut look: impl FnMut(Client) -> Result<Option<T>>,
+    ) -> Result<std::result::Result<T, Option<Failure>>> {
+        let mut unreached = None;
+        for host in self.hosts() {
+            match host.connect() {
+                Ok(client) => {
+                    if let Some(found) = look(client)? {
+                        return Ok(Ok(found));
+                    }
+                }
+                Err(failure) => unreached = Some(failure),
+            }
+        }
+        Ok(Err(unreached))
+    }
+
     /// Shows what each host tells: to programs in one list, to people beneath each host's name.
     fn show_of_hosts<T>(
         &self,

@@ -7,10 +7,11 @@ use super::{
 use crate::{
     control::Client,
     failure::{Failure, Result, exit},
-    hosts::own,
+    hosts::{name_of, own},
 };
 use abi::control::{HostStatus, code, host, state, vcpu_state};
 use abi::span::PARTED;
+use model_span::OWN_MAX;
 use serde_json::json;
 use std::{
     thread::sleep,
@@ -18,8 +19,6 @@ use std::{
 };
 use tools_abi::status::VcpuStatus;
 
-/// The most vCPUs of a VM on a host.
-const OWN_MAX: usize = 8;
 /// States of VMs that are there.
 const RUNS: [u32; 2] = [state::RUNNING, state::PAUSED];
 /// How long pages may stay where they are, and how long others may take to see that the host has left.
@@ -76,44 +75,36 @@ pub fn drain(context: &Context, name: &str) -> Result<()> {
 impl<'a> Drained<'a> {
     /// The host of that name, of those that the command reaches.
     fn find(context: &'a Context, name: &'a str) -> Result<Self> {
-        let mut unreached = None;
-        for host in context.hosts() {
-            let mut client = match host.connect() {
-                Ok(client) => client,
-                Err(failure) => {
-                    unreached = Some(failure);
-                    continue;
-                }
-            };
+        let found = context.search(|mut client| {
             let hosts = client.hosts()?;
             let is_it = |it: &HostStatus| it.name.as_str() == Some(name);
-            if own(&hosts).is_some_and(is_it) {
-                return Ok(Self {
-                    context,
-                    client,
-                    hosts,
-                    name,
-                });
+            if hosts.is_empty() {
+                let message = "this machine is in no cluster: its bundle names none";
+                return Err(Failure::new(exit::USAGE, message));
             }
             if !hosts.iter().any(is_it) {
                 let message = format!("the machine's cluster has no host '{name}'");
-                return Err(
-                    Failure::new(exit::USAGE, message).help("`underpin cluster` lists them")
-                );
+                let help = "`underpin cluster` lists them";
+                return Err(Failure::new(exit::USAGE, message).help(help));
             }
-        }
-        let message = format!("{name} cannot be asked from here");
-        let help = format!("ask there: underpin --host {name} drain {name}");
-        Err(unreached.unwrap_or_else(|| Failure::new(exit::USAGE, message).help(help)))
+            let is_here = own(&hosts).is_some_and(is_it);
+            Ok(is_here.then_some((client, hosts)))
+        })?;
+        let (client, hosts) = found.map_err(|unreached| {
+            let message = format!("{name} cannot be asked from here");
+            let help = format!("ask there: underpin --host {name} drain {name}");
+            unreached.unwrap_or_else(|| Failure::new(exit::USAGE, message).help(help))
+        })?;
+        Ok(Self {
+            context,
+            client,
+            hosts,
+            name,
+        })
     }
 
     fn number(&self) -> u32 {
         own(&self.hosts).map_or(0, |own| own.number)
-    }
-
-    fn name_of(&self, number: u32) -> String {
-        let named = self.hosts.iter().find(|host| host.number == number);
-        named.map_or_else(|| format!("host {number}"), |host| host.name.to_string())
     }
 
     /// The vCPUs of a VM that are here, and where they are to go: to the host that has fewest.
@@ -155,7 +146,7 @@ impl<'a> Drained<'a> {
     }
 
     fn move_vcpu(&mut self, vm: &str, vcpu: u32, to: u32) -> Result<()> {
-        let what = format!("moving vCPU {vcpu} of {vm} to {}", self.name_of(to));
+        let what = format!("moving vCPU {vcpu} of {vm} to {}", name_of(&self.hosts, to));
         let waiting = self.context.progress.wait(what);
         let began = Instant::now();
         while !goes_over(&mut self.client, (vm, vcpu), to)? {

@@ -5,6 +5,7 @@ use crate::{
     cli::{SpanMove, SpanVerb, SpanWhy},
     control::Client,
     failure::{Failure, Result, exit},
+    hosts::{name_of, own},
     misses::{Miss, Page, Symbols, misses, pages},
     output::{
         Output,
@@ -13,7 +14,8 @@ use crate::{
     },
     units,
 };
-use abi::control::{host, trace, vcpu_state};
+use abi::control::{trace, vcpu_state};
+use model_span::OWN_MAX;
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
@@ -57,7 +59,7 @@ fn move_vcpu(context: &Context, options: &SpanMove) -> Result<()> {
         if began.elapsed() > PATIENCE {
             let message = format!("vCPU {vcpu} of {vm} stays at {from}");
             let help = format!(
-                "{to} has 8 vCPUs of {vm} already, another vCPU is on its way, or this one handles interrupts of devices: try again later"
+                "{to} has {OWN_MAX} vCPUs of {vm} already, another vCPU is on its way, or this one handles interrupts of devices: try again later"
             );
             return Err(Failure::new(exit::TIMEOUT, message).help(help));
         }
@@ -108,29 +110,21 @@ fn look(client: &mut Client, vm: &str, vcpu: u32) -> Result<VcpuStatus> {
 
 /// The host that has a vCPU, of those that the command reaches.
 fn host_with(context: &Context, vm: &str, vcpu: u32) -> Result<(String, Client)> {
-    let (mut elsewhere, mut unreached) = (None, None);
-    for host in context.hosts() {
-        let mut client = match host.connect() {
-            Ok(client) => client,
-            Err(failure) => {
-                unreached = Some(failure);
-                continue;
-            }
-        };
+    let mut elsewhere = None;
+    let found = context.search(|mut client| {
         let hosts = client.hosts()?;
-        let name = |number: u32| {
-            let host = hosts.iter().find(|host| host.number == number);
-            host.map_or_else(|| format!("host {number}"), |host| host.name.to_string())
-        };
         let now = look(&mut client, vm, vcpu)?;
         if now.state == vcpu_state::ELSEWHERE {
-            elsewhere = Some(name(now.cpu));
-            continue;
+            elsewhere = Some(name_of(&hosts, now.cpu));
+            return Ok(None);
         }
-        let own = hosts.iter().find(|host| host.flags & host::OWN != 0);
-        let own = own.map_or_else(|| "this host".to_owned(), |own| name(own.number));
-        return Ok((own, client));
-    }
+        let own = own(&hosts).map_or_else(|| "this host".to_owned(), |own| own.name.to_string());
+        Ok(Some((own, client)))
+    })?;
+    let unreached = match found {
+        Ok(found) => return Ok(found),
+        Err(unreached) => unreached,
+    };
     let Some(host) = elsewhere else {
         let message = format!("no host tells where vCPU {vcpu} of {vm} is");
         return Err(unreached.unwrap_or_else(|| Failure::new(exit::NO_MACHINE, message)));
