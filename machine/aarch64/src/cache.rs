@@ -9,6 +9,14 @@ use model_addr::Pa;
 /// Instruction caches see what data caches hold (`CTR_EL0.DIC`): they hold nothing that is stale.
 const DIC: u64 = 1 << 29;
 
+/// One of the lines of [`each_line`]. They are written out, since the compiler takes a `.rept` for one turn of it where it sees
+/// how far its branches reach.
+macro_rules! one_line {
+    ($operation:literal) => {
+        concat!($operation, ", {at}\n", "add {at}, {at}, {line}")
+    };
+}
+
 /// Goes through lines, eight at a time: never out of a frame, as longer lines are gone through twice.
 macro_rules! each_line {
     ($operation:literal, $pa:expr, $size:expr, $line:expr) => {
@@ -17,7 +25,9 @@ macro_rules! each_line {
         while at < $pa.0 + $size {
             // SAFETY: it writes back what was stored already, or drops what memory has.
             unsafe {
-                asm!(".rept 8", concat!($operation, ", {at}"), "add {at}, {at}, {line}", ".endr",
+                asm!(
+                    one_line!($operation), one_line!($operation), one_line!($operation), one_line!($operation),
+                    one_line!($operation), one_line!($operation), one_line!($operation), one_line!($operation),
                     at = inout(reg) at, line = in(reg) line, options(nostack, preserves_flags));
             }
         }

@@ -8,6 +8,7 @@ use core::arch::asm;
 /// Eight reads see one edge, for a counter that changes with every eight instructions (62.5 MHz, as
 /// QEMU's `-icount shift=1` has it): how many of them came before it are waited for again. Where the
 /// counter is slower or faster than that, what is left is the time of one loop.
+#[inline(never)] // The compiler takes what is repeated for one turn of it where it sees how far branches reach.
 pub fn wait_for_edge(at: u64) {
     // SAFETY: reads of a counter, and a jump within this code to one of the `nop`s at its end.
     unsafe {
