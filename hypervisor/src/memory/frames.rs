@@ -320,6 +320,11 @@ impl TableMemory for Tables {
     }
 
     #[inline]
+    fn read_together<const N: usize>(&self, table: Mfn, index: usize) -> u64 {
+        view(table).read_together::<N>(index)
+    }
+
+    #[inline]
     fn write(&mut self, table: Mfn, index: usize, value: u64) {
         view(table).write(index, value);
     }

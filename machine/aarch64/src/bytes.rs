@@ -36,3 +36,28 @@ pub(crate) unsafe fn store_pairs<const N: usize>(at: *mut u64, first: u64, step:
         );
     }
 }
+
+/// `N` words (even) from `at` on, ORed: two are loaded at a time.
+///
+/// # Safety
+///
+/// `at` is a run of `N` words that EL2 may read.
+#[inline]
+pub(crate) unsafe fn load_pairs<const N: usize>(mut at: *mut u64) -> u64 {
+    let mut all = 0;
+    for _ in 0..N / 2 {
+        let (even, odd): (u64, u64);
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(
+                "ldp {even}, {odd}, [{at}], #16",
+                even = out(reg) even,
+                odd = out(reg) odd,
+                at = inout(reg) at,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        all |= even | odd;
+    }
+    all
+}

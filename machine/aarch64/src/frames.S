@@ -3,7 +3,7 @@
 
 // frame_zero_clean(x0 = first byte, x1 = frames)
 // DC ZVA zeroes a block (DCZID_EL0.BS), DC CIVAC cleans each cache line of it to the point of
-// coherency. The common case of 64-byte blocks and lines is unrolled to two frames.
+// coherency. The common case of 64-byte blocks and lines is unrolled to four frames.
     .global frame_zero_clean
 frame_zero_clean:
     cbz     x1, 9f
@@ -24,11 +24,15 @@ frame_zero_clean:
     tbz     x1, #0, 2f
     zero_clean_lines 64
     subs    x1, x1, #1
-    b.eq    3f
-2:  zero_clean_lines 128            // two frames
+    b.eq    4f
+2:  tbz     x1, #1, 3f
+    zero_clean_lines 128
     subs    x1, x1, #2
-    b.ne    2b
-3:  dsb     ish
+    b.eq    4f
+3:  zero_clean_lines 256            // four frames
+    subs    x1, x1, #4
+    b.ne    3b
+4:  dsb     ish
     ret
 5:  // Any block and line size: stores, then cleaning by lines.
     mov     x5, #4

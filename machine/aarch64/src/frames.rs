@@ -4,7 +4,7 @@
 //! the callers expect: what a guest says is an allegation, read once and checked afterwards.
 
 use crate::bytes::{
-    bytes_copy, bytes_copy_wide, frame_copy, frame_equal, frame_zero_clean, store_pairs,
+    bytes_copy, bytes_copy_wide, frame_copy, frame_equal, frame_zero_clean, load_pairs, store_pairs,
 };
 use core::ptr;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -209,18 +209,32 @@ impl Table {
         self.word(index).store(value, Ordering::Relaxed);
     }
 
-    /// Sets the `N` words from `index` on, an aligned run of a power of two: the first to `first`, each
-    /// other one to `step` more. Two at a time: to a walker each word of a pair is a store of its own
-    /// (Arm ARM, single-copy atomicity).
+    /// Where the `N` words from `index` on begin, an aligned run of a power of two, and more than one. Each word of a pair is
+    /// an access of its own (Arm ARM, single-copy atomicity).
+    #[inline]
+    fn pairs<const N: usize>(&self, index: usize) -> *mut u64 {
+        const { assert!(N.is_power_of_two() && N <= Self::WORDS) }
+        self.word(index & !(N - 1)).as_ptr()
+    }
+
+    /// The `N` words of such a run, ORed.
+    #[inline]
+    pub fn read_together<const N: usize>(self, index: usize) -> u64 {
+        if N == 1 {
+            return self.read(index);
+        }
+        // SAFETY: the run is aligned, so all of it is inside the frame, of which `word` says what it is.
+        unsafe { load_pairs::<N>(self.pairs::<N>(index)) }
+    }
+
+    /// Sets the words of such a run: the first to `first`, each other one to `step` more.
     #[inline]
     pub fn write_series<const N: usize>(self, index: usize, first: u64, step: u64) {
-        const { assert!(N.is_power_of_two() && N <= Self::WORDS) }
         if N == 1 {
             return self.write(index, first);
         }
-        let at = self.word(index & !(N - 1)).as_ptr();
-        // SAFETY: the run is aligned, so all of it is inside the frame, of which `word` says what it is.
-        unsafe { store_pairs::<N>(at, first, step) }
+        // SAFETY: as in `read_together`.
+        unsafe { store_pairs::<N>(self.pairs::<N>(index), first, step) }
     }
 }
 

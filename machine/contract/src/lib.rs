@@ -20,6 +20,11 @@ pub trait TableMemory {
     fn free_table(&mut self, table: Mfn);
     /// Word `index` (below 512) of `table`.
     fn read(&self, table: Mfn, index: usize) -> u64;
+    /// The `N` words (a power of two) of `table` from `index` (a multiple of `N`) on, ORed.
+    #[inline]
+    fn read_together<const N: usize>(&self, table: Mfn, index: usize) -> u64 {
+        (0..N).fold(0, |all, n| all | self.read(table, index + n))
+    }
     /// Sets word `index` (below 512) of `table`.
     fn write(&mut self, table: Mfn, index: usize, value: u64);
 

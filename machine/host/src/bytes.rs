@@ -85,3 +85,13 @@ pub(crate) unsafe fn store_pairs<const N: usize>(at: *mut u64, first: u64, step:
         }
     }
 }
+
+/// `N` words from `at` on, ORed.
+///
+/// # Safety
+///
+/// `at` is a run of `N` words that EL2 may read.
+pub(crate) unsafe fn load_pairs<const N: usize>(at: *mut u64) -> u64 {
+    // SAFETY: the caller's promise.
+    (0..N).fold(0, |all, n| all | unsafe { at.add(n).read_volatile() })
+}

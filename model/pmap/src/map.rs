@@ -277,7 +277,7 @@ impl Pmap {
         let slot = self.add_region_table(memory, gfn)?;
         let leaf = self.add_leaf(memory, slot)?;
         let index = index(gfn.align_down(count));
-        let old = together::<N>(memory, leaf, index);
+        let old = memory.read_together::<N>(leaf, index);
         if !is_absent(old) {
             return Err(PmapError::Present);
         }
@@ -545,13 +545,7 @@ impl Pmap {
     }
 }
 
-/// The `N` entries of `leaf` from `index` on, ORed.
-#[inline]
-fn together<const N: usize>(memory: &impl TableMemory, leaf: Mfn, index: usize) -> u64 {
-    (0..N).fold(0, |all, n| all | memory.read(leaf, index + n))
-}
-
-/// Whether nothing is behind the entries of [`together`].
+/// Whether nothing is behind these entries, ORed.
 fn is_absent(words: u64) -> bool {
     words & KIND == ABSENT
 }

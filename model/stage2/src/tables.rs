@@ -176,7 +176,7 @@ impl Stage2 {
         }
         let value = descriptor::leaf(pa, Size::Page, rights);
         let first = slot.index & !(N - 1);
-        let is_empty = || (0..N).fold(0, |all, n| all | memory.read(slot.table, first + n)) == 0;
+        let is_empty = || memory.read_together::<N>(slot.table, first) == 0;
         debug_assert!(!is_new || is_empty(), "{ipa:?} was mapped before");
         if is_new || is_empty() {
             memory.write_series::<N>(slot.table, first, value, FRAME_SIZE);
