@@ -195,8 +195,11 @@ impl Behaviour for State {
 
     /// Whether the rings, or a request that is not answered, use a guest frame.
     fn uses(&mut self, gfn: Gfn) -> bool {
-        let mut parts = each(self.parked.as_deref()).chain(each(self.held.as_deref()));
-        self.transport.uses(gfn) || parts.any(|part| part.request.uses(gfn))
+        let (mut parked, mut held) = (each(self.parked.as_deref()), each(self.held.as_deref()));
+        // What is held is done with its data, for as long as a low rate says.
+        self.transport.uses(gfn)
+            || parked.any(|part| part.request.uses(gfn))
+            || held.any(|part| part.request.is_told_in(gfn))
     }
 
     fn record(&mut self) -> Result<abi::state::Device, &'static str> {
@@ -269,9 +272,10 @@ fn serve_parked(state: &mut State, vm: &Guest, budget: &mut Budget) {
 }
 
 /// Whether no request is to be begun, for want of frames for it: the devices are told when there are
-/// some. What a request needs beyond those is taken of the emergency reserve.
+/// some. What a request needs beyond those is taken of the emergency reserve. Who is paused ends what it began, whatever it
+/// owes: until then no page of the request can be taken.
 fn must_wait_for_frames(vm: &Guest) -> bool {
-    if !paging::may_begin_request(vm) {
+    if !vm.is_paused() && !paging::may_begin_request(vm) {
         return true;
     }
     if !frames::are_few()

@@ -411,6 +411,10 @@ impl VirtualDevice for Net {
         })
     }
 
+    fn let_go(&self) {
+        self.state.lock().transport.let_go();
+    }
+
     fn is_due(&self) -> bool {
         let state = self.state.lock();
         let waits = state.sending.as_ref().and_then(|sending| sending.waits);

@@ -24,6 +24,8 @@ pub trait VirtualDevice: Any + Send + Sync {
     fn proceed(&self, vm: &Guest);
     /// Whether its queues, or a request under way, use a guest frame; yes where that cannot be told.
     fn uses(&self, gfn: Gfn) -> bool;
+    /// Its VM stands still: no page is kept for what its queues hold and nobody has taken.
+    fn let_go(&self);
     /// Whether work that waited for its time may be done; asks to be asked again where it may later.
     fn is_due(&self) -> bool;
     /// Queues that its driver broke since the start, and pages that it gave and were not its to give.
@@ -132,6 +134,10 @@ impl<B: Behaviour> VirtualDevice for Virtio<B> {
     fn uses(&self, gfn: Gfn) -> bool {
         let state = self.state.try_lock();
         state.is_none_or(|mut state| state.uses(gfn))
+    }
+
+    fn let_go(&self) {
+        self.state.lock().transport().let_go();
     }
 
     fn is_due(&self) -> bool {

@@ -61,6 +61,9 @@ pub fn describe(record: &VmRecord) -> Result<Arc<Vm>, Refusal> {
 pub fn settle() -> bool {
     if guest::take_unsettled() {
         for vm in all().iter().filter_map(|vm| vm.instance()) {
+            // A chain that was not all at hand is asked for again once it goes on.
+            let devices = vm.virtio.iter().filter(|_| vm.is_paused());
+            devices.for_each(|device| device.let_go());
             for block in vm.disks().take_while(|_| vm.is_paused()) {
                 stretch::look(stretch::Kind::Device);
                 block.settle(&vm);

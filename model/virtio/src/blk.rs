@@ -231,7 +231,12 @@ impl Request {
             let last = segment.ipa.0 + u64::from(segment.len.max(1)) - 1;
             (segment.ipa.frame()..=Ipa(last).frame()).contains(&gfn)
         };
-        self.status.frame() == gfn || self.data().iter().any(covers)
+        self.is_told_in(gfn) || self.data().iter().any(covers)
+    }
+
+    /// Whether its status is in this guest frame: all that is used of one that is done.
+    pub fn is_told_in(&self, gfn: Gfn) -> bool {
+        self.status.frame() == gfn
     }
 
     /// The sectors of a discard or write-zeroes, each range within the disk; they may overlap.

@@ -229,6 +229,11 @@ impl Queue {
         self.at_hand > 0 || self.is_ready() && areas.into_iter().any(covers)
     }
 
+    /// What came to be at hand of the next chain is to be asked for again.
+    pub(crate) fn let_go(&mut self) {
+        self.at_hand = 0;
+    }
+
     /// Entries; of a queue that is ready.
     #[inline]
     pub const fn size(&self) -> u16 {

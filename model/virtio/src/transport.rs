@@ -247,9 +247,15 @@ impl<D: Device> Transport<D> {
         self.registers.driver_features
     }
 
-    /// Whether a queue lies in this guest frame, or a part of it.
+    /// Whether a queue lies in this guest frame, or a part of it. Those of a device that is broken, or not live yet, are
+    /// not touched: a driver that breaks it while a chain comes to be at hand would keep all its pages.
     pub fn uses(&self, gfn: Gfn) -> bool {
-        self.queues.iter().any(|queue| queue.uses(gfn))
+        self.is_live() && self.queues.iter().any(|queue| queue.uses(gfn))
+    }
+
+    /// Keeps no page for a chain that was not all at hand: nobody comes back to it soon.
+    pub fn let_go(&mut self) {
+        self.queues.iter_mut().for_each(Queue::let_go);
     }
 
     /// Its record. What it had taken of its queues and not answered is in them again.

@@ -42,6 +42,8 @@ pub struct Disk<'a> {
     /// The device, as the guest's driver reaches it.
     pub transport: Transport<Blk>,
     frames: &'a FakeFrames,
+    /// Bytes.
+    size: u64,
     backing: Backing<Host<'a>>,
     tables: Tables,
     /// The buffers for the base's partition and for the overlay's.
@@ -61,9 +63,24 @@ impl<'a> Disk<'a> {
 
     /// A disk of `vm` of that kind, which keeps `limit` blocks of its own over a base.
     pub fn of(frames: &'a FakeFrames, kind: Kind<'a>, vm: VmId, limit: u64) -> Self {
-        let tables = Tables::default();
+        Self::numbered(frames, kind, (vm, 0), limit)
+    }
+
+    /// The same, which is that disk of the VM's.
+    pub fn numbered(frames: &'a FakeFrames, kind: Kind<'a>, of: (VmId, u64), limit: u64) -> Self {
+        Self::sized(frames, kind, of, (None, limit))
+    }
+
+    /// The same, of so many bytes, which may be more than its base has.
+    pub fn sized(
+        frames: &'a FakeFrames,
+        kind: Kind<'a>,
+        (vm, number): (VmId, u64),
+        (size, limit): (Option<u64>, u64),
+    ) -> Self {
+        let (tables, gfn) = (Tables::default(), DISK.add(number));
         let cow = |base: Base<Host<'a>>, store| {
-            let (size, user) = (base.size(), Owner { vm, gfn: DISK });
+            let (size, user) = (size.unwrap_or(base.size()), Owner { vm, gfn });
             let place = (Host(frames), tables.clone());
             let disk = CowDisk::new((base, store), (size, limit * FRAME_SIZE), place, user, true);
             (Backing::Cow(disk.unwrap()), size)
@@ -90,6 +107,7 @@ impl<'a> Disk<'a> {
         let mut disk = Self {
             transport: Transport::new(Blk::new(options)),
             frames,
+            size,
             backing,
             tables,
             buffers: [Mfn(0); 2],
@@ -257,7 +275,9 @@ impl<'a> Disk<'a> {
             }
             Piece::Zero => vec![0; page],
         };
-        (0..base.len()).step_by(page).flat_map(block).collect()
+        let size = self.size;
+        let blocks = (0..size as usize).step_by(page).flat_map(block);
+        blocks.take(size as usize).collect()
     }
 
     fn image(&self, image: &Image) -> Vec<u8> {

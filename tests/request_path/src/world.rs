@@ -103,6 +103,7 @@ pub struct World<'a> {
     memory: Vec<u8>,
     /// Whether it takes writes, and discards.
     pub takes: (bool, bool),
+    sectors: u64,
 }
 
 impl<'a> World<'a> {
@@ -112,8 +113,19 @@ impl<'a> World<'a> {
         (frames, image): (&'a FakeFrames, &'a Image),
         partition: impl Fn(u8, &[u8]) -> Partition<'a>,
     ) -> Self {
-        let bytes = base(0);
-        let room = || partition(2, &vec![0xee; (BLOCKS + 3) * PAGE]);
+        Self::sized(kind, (frames, image), partition, (base(0), SECTORS))
+    }
+
+    /// The same, with these bytes below and so many sectors: beyond the base there are zeroes.
+    pub fn sized(
+        kind: usize,
+        (frames, image): (&'a FakeFrames, &'a Image),
+        partition: impl Fn(u8, &[u8]) -> Partition<'a>,
+        (mut bytes, sectors): (Vec<u8>, u64),
+    ) -> Self {
+        let size = sectors * 512;
+        let limit = size.div_ceil(FRAME_SIZE);
+        let room = || partition(2, &vec![0xee; (limit as usize + 3) * PAGE]);
         let kind_of = match kind {
             0 => DiskKind::Cow(image),
             1 => DiskKind::CowPartition(partition(1, &bytes)),
@@ -124,7 +136,8 @@ impl<'a> World<'a> {
         };
         let vm = VmId::default();
         let guest = Guest::new(frames, vm, RAM, SHARES);
-        let mut disk = Disk::of(frames, kind_of, vm, BLOCKS as u64);
+        bytes.resize(size as usize, 0);
+        let mut disk = Disk::sized(frames, kind_of, (vm, 0), (Some(size), limit));
         let driver = Driver::start(&guest, &mut disk, RAM.start);
         Self {
             guest,
@@ -133,6 +146,7 @@ impl<'a> World<'a> {
             blocks: bytes,
             memory: vec![0; DATA_BYTES as usize],
             takes: (kind != 4, kind < 4),
+            sectors,
         }
     }
 
@@ -195,7 +209,7 @@ impl<'a> World<'a> {
         let status = self.request((kind, 0), &[(Ipa(RANGES), list.len() as u64)]);
         let fits = ranges
             .iter()
-            .all(|(sector, count)| sector + count <= SECTORS);
+            .all(|(sector, count)| sector + count <= self.sectors);
         let takes = self.takes.1 && fits;
         assert!(
             status == 0 && takes || status != 0 && !(discard && takes),
@@ -207,7 +221,7 @@ impl<'a> World<'a> {
             let all = ranges
                 .iter()
                 .flat_map(|(sector, count)| *sector..sector + count);
-            for sector in all.filter(|sector| discard && *sector < SECTORS) {
+            for sector in all.filter(|sector| discard && *sector < self.sectors) {
                 let run = sector as usize * 512..(sector as usize + 1) * 512;
                 if now[run.clone()].iter().all(|byte| *byte == 0) {
                     self.blocks[run].fill(0);

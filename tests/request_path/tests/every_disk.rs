@@ -49,6 +49,39 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..Default::default() })]
+
+    /// Its last block is no whole one, and begins behind its base, or in it.
+    #[test]
+    fn a_disk_is_larger_than_its_base_and_ends_anywhere(
+        steps in prop::collection::vec(step(), 1..24),
+        (blocks, sectors) in (BLOCKS - 8..=BLOCKS, 1..56_u64),
+        is_long in any::<bool>(),
+    ) {
+        for kind in 0..4 {
+            let below = &base(0)[..blocks * FRAME_SIZE as usize];
+            let image = Image::new(IMAGE, below);
+            let frames = image.machine(&NODES);
+            let free = frames.counts()[0].free;
+            let partition = |number, bytes: &[u8]| Partition::new(&frames, number, bytes);
+            let sectors = blocks as u64 * 8 + sectors;
+            let mut world = World::sized(kind, (&frames, &image), partition, (below.to_vec(), sectors));
+            if is_long {
+                world.disk.take_long();
+            }
+            for step in &steps {
+                world.step(step);
+                assert!(world.disk.contents() == world.blocks, "the disk is another");
+            }
+            world.check();
+            prop_assert_eq!((world.disk.end(), world.guest.end()), (0, 0), "tables are left");
+            evict(&frames);
+            prop_assert_eq!(frames.counts()[0].free, free, "frames are left");
+        }
+    }
+}
+
 /// A write as a guest makes it whose partition begins at sector 63: every alignment of the first sector, and
 /// lengths around that of a transfer.
 #[test]
@@ -65,6 +98,26 @@ fn long_transfers_begin_anywhere() {
                 world.step(&Step::Transfer(false, (first + 5) % 9, data));
             }
         }
+        world.check();
+    }
+}
+
+/// A transfer from the overlay brought slots whose numbers are those of the next blocks: these are in the base all the
+/// same, and what others find there is what the base holds.
+#[test]
+fn what_an_overlay_brought_is_no_block_of_its_base() {
+    let image = Image::new(IMAGE, &base(0));
+    let frames = image.machine(&NODES);
+    let mut world = world(3, &frames, &image);
+    world.step(&Step::Store(0, 8, 3));
+    // Slots 0 and 1, and then 2 to 4: block 3 is in none, nor is block 4.
+    for (block, count) in [(20, 2), (0, 3)] {
+        let data = vec![(block % 5 * FRAME_SIZE, count * FRAME_SIZE)];
+        world.step(&Step::Transfer(true, 8 * block, data));
+    }
+    for first in [0, 1] {
+        let data = vec![(16 * FRAME_SIZE, 6 * FRAME_SIZE)];
+        world.step(&Step::Transfer(false, 8 * first, data));
         world.check();
     }
 }

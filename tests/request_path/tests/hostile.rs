@@ -135,3 +135,39 @@ fn a_request_is_finished_without_free_memory() {
     }
     assert!(guest.get(Ipa(DATA + 8), 3 * PAGE) == base()[..3 * PAGE]);
 }
+
+/// A part of a block that another disk uses, too, is written from a page that gets no frame: the block stays what it is,
+/// and the frame that was to hold it goes back.
+#[test]
+fn a_write_that_ends_for_want_of_memory_leaves_nothing_behind() {
+    let image = Image::new(IMAGE, &base());
+    let frames = image.machine(&NODES);
+    let fresh = free(&frames);
+    let mut both = [0, 1].map(|index| start(&frames, &image, index));
+    let page: Vec<u8> = (0..PAGE).map(|n| (n / 3) as u8).collect();
+    for (guest, disk, driver) in &mut both {
+        assert!(guest.put(Ipa(DATA), &page));
+        driver.submit(guest, (Kind::Write, 0), &[(Ipa(DATA), FRAME_SIZE)]);
+        assert_eq!(driver.ring(guest, disk), 0);
+    }
+    let (guest, disk, driver) = &mut both[0];
+    // Its chunk has its frames: what is to be there again takes one of the pool.
+    let gone = Ipa(DATA + FRAME_SIZE);
+    guest.release(gone.frame(), 1);
+    let before = free(&frames);
+    // The second is of a block that it has not written yet.
+    for (sector, bytes) in [(1, 512), (8, FRAME_SIZE)] {
+        driver.submit(guest, (Kind::Write, sector), &[(gone, bytes)]);
+        frames.fail_after(Some(1));
+        assert_eq!(driver.ring(guest, disk), 1);
+        frames.fail_after(None);
+        // Where the page had its frame first, the block got none.
+        guest.release(gone.frame(), 1);
+        assert_eq!(free(&frames), before, "a frame is left");
+    }
+    for (guest, disk, _) in both {
+        assert!(disk.contents()[..PAGE] == page);
+        assert_eq!((guest.end(), disk.end()), (0, 0));
+    }
+    assert_eq!(free(&frames), fresh, "frames are left");
+}

@@ -311,6 +311,17 @@ fn zeroes_are_written() {
     }
 }
 
+/// A page of the kernel is marked before anybody has touched it: it gets no frame that others use with those beside it.
+#[test]
+fn a_page_of_an_image_that_is_never_to_be_shared_is_the_guests_own() {
+    let mut world = World::new([SHARES; VMS]);
+    world.never_share(0, RAM.add(6), true);
+    assert!(world.touch(0, RAM.add(7), Access::Read) && world.touch(0, RAM.add(6), Access::Read));
+    let [own, other] = [6, 7].map(|n| world.vms[0].lock().entry(RAM.add(n)).backing);
+    assert!(matches!(own, Backing::Private(_)) && matches!(other, Backing::Shared(_)));
+    world.finish();
+}
+
 /// A chunk of the kernel is on its way when one of its pages is read as zeroes.
 #[test]
 fn zeroes_stay_while_a_chunk_is_on_its_way() {
@@ -577,9 +588,8 @@ fn a_shared_page_goes_to_the_disk_unseen() {
         assert!(world.touch(vm, gfn, Access::Read));
     }
     for (vm, token) in (0..VMS).zip(1..) {
-        let guest = &world.vms[vm];
+        let (guest, machine) = (&world.vms[vm], &world.machine);
         let frame = guest.find(0, gfn, false).unwrap();
-        let machine = &world.machine;
         assert!(guest.lock().discard(&guest.ram, gfn, frame, token, machine));
         assert_eq!(guest.find(0, gfn, false), None);
         assert_eq!(guest.lock().entry(gfn).backing, Backing::Discarded(token));

@@ -322,6 +322,8 @@ fn a_request_uses_its_data_and_its_status() {
         "data, and the status behind them"
     );
     assert!(!request.uses(model_addr::Gfn(WRITABLE.frame().0 - 1)));
+    let told = [0, 1, 2].map(|n| request.is_told_in(WRITABLE.frame().add(n)));
+    assert_eq!(told, [false, true, false], "the status alone");
 }
 
 #[test]

@@ -9,6 +9,8 @@ use model_virtio::net::{
 use model_virtio::{Runs, Transport, Window as _};
 use proptest::prelude::*;
 
+mod unfinished;
+
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const TX: Ipa = DATA;
 const RX: Ipa = Ipa(DATA.0 + 0x4_0000);

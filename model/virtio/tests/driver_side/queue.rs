@@ -1,11 +1,12 @@
 //! Every chain comes out once, in order, as it went in; bad ones do not come out.
 
 use crate::driver::QueueFeatures;
-use crate::driver::{Buffer, DATA, Driver, RAM, RAM_SIZE, Shape, ram};
+use crate::driver::{Buffer, DATA, Driver, RAM, RAM_SIZE, Shape, ram, start};
 use machine_contract::{GuestMemory, GuestMemoryError};
 use machine_fake::FakeGuest;
 use model_addr::Ipa;
-use model_virtio::{Chain, Queue, QueueError, Segment};
+use model_virtio::rng::Rng;
+use model_virtio::{Chain, Queue, QueueError, Segment, Window as _};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
@@ -344,6 +345,31 @@ fn a_chain_waits_for_its_memory() {
     assert_eq!(queue.pop(&Later(&guest, 40), &mut chain), Ok(true));
     assert_eq!(Some(chain.head()), head);
     assert!(queue.uses(RAM.frame()) && !queue.uses(DATA.frame()));
+}
+
+/// A driver that breaks its device while a chain comes to be at hand keeps none of its pages by that.
+#[test]
+fn a_broken_device_uses_no_page() {
+    let guest = ram();
+    let (mut rng, mut drivers) = start(Rng::default(), 0, 8);
+    let buffer = Buffer {
+        ipa: DATA,
+        len: 100,
+        writable: true,
+    };
+    drivers[0].add(&guest, &[buffer], Shape::Direct);
+    drivers[0].publish(&guest);
+    rng.fill(&Later(&guest, 40), 100, |_| {});
+    let pages = [RAM.frame(), DATA.frame(), DATA.frame().add(9)];
+    assert_eq!(pages.map(|gfn| rng.uses(gfn)), [true; 3]);
+    // Nor does one whose VM stands still, whatever of the chain was at hand; its rings stay.
+    rng.let_go();
+    assert_eq!(pages.map(|gfn| rng.uses(gfn)), [true, false, false]);
+    rng.fill(&Later(&guest, 40), 100, |_| {});
+    assert_eq!(pages.map(|gfn| rng.uses(gfn)), [true; 3]);
+    // The register of the interface before virtio 1.0.
+    rng.write(0x040, 4, 1);
+    assert_eq!(pages.map(|gfn| rng.uses(gfn)), [false; 3]);
 }
 
 /// Memory of which one access finds no frame, after so many that do.

@@ -1,0 +1,66 @@
+//! Frames that are on their way, and buffers that are not all at hand.
+
+use super::{RX, device, ethernet, send, writable};
+use crate::driver::{RAM, Shape, ram, start, start_again};
+use machine_contract::{GuestMemory, GuestMemoryError};
+use machine_fake::FakeGuest;
+use model_addr::Ipa;
+use model_virtio::Window as _;
+use model_virtio::net::{Frame, Next, Offload, Received};
+
+/// A frame is on its way while its driver starts over: it is nothing to the next one, which has as many buffers.
+#[test]
+fn a_frame_does_not_outlive_a_reset() {
+    let guest = ram();
+    let (mut net, mut drivers) = start(device(false), 0, 16);
+    let mut frame = Frame::default();
+    send(&guest, &mut drivers[1], [0; 12], &ethernet(60), &[]);
+    assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Frame);
+    assert!(net.awaits(&frame));
+    net.write(0x070, 4, 0);
+    assert!(!net.awaits(&frame));
+    let mut drivers = start_again(&mut net, 0, 16);
+    send(&guest, &mut drivers[1], [0; 12], &ethernet(60), &[]);
+    assert!(net.is_live() && !net.awaits(&frame));
+    guest.take_log();
+    net.sent(&guest, &frame);
+    net.unsend(&frame);
+    assert_eq!(guest.take_log(), []);
+    let mut next = Frame::default();
+    assert_eq!(net.next_frame(&guest, &mut next, false), Next::Frame);
+    assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Empty);
+}
+
+/// Memory of which a device gets no more than the first bytes of a run.
+struct First<'a>(&'a FakeGuest);
+
+impl GuestMemory for First<'_> {
+    fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
+        self.0.read(ipa, into)
+    }
+    fn write(&self, ipa: Ipa, from: &[u8]) -> Result<(), GuestMemoryError> {
+        self.0.write(ipa, from)
+    }
+    fn contains(&self, ipa: Ipa, len: u64) -> bool {
+        self.0.contains(ipa, len)
+    }
+    fn ready(&self, _: Ipa, len: u64, _: bool) -> u64 {
+        len.min(40)
+    }
+}
+
+/// Which frame comes next nobody knows: until then no page is kept for the buffer that was not all at hand.
+#[test]
+fn a_buffer_that_is_not_at_hand_keeps_no_page_until_the_next_frame() {
+    let guest = ram();
+    let (mut net, mut drivers) = start(device(false), 0, 16);
+    for shape in [Shape::Direct, Shape::Indirect] {
+        let buffers = [writable(RX, 2048)];
+        drivers[0].add(&guest, &buffers, shape).unwrap();
+        drivers[0].publish(&guest);
+        let what = (60, Offload::default(), 0);
+        let received = net.receive(&First(&guest), what, |_| Ok(()));
+        assert_eq!(received, Received::NoBuffers);
+        assert!(!net.uses(RX.frame()) && net.uses(RAM.frame()));
+    }
+}
