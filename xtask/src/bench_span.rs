@@ -116,6 +116,9 @@ pub struct Asked {
     /// Sizes beside the declared ones, too
     #[arg(long)]
     extra: bool,
+    /// Words more for the guest's kernel, also on one CPU
+    #[arg(long, default_value = "", conflicts_with = "write")]
+    words: String,
     /// Take what `xtask build` has left
     #[arg(long)]
     built: bool,
@@ -134,6 +137,7 @@ impl Asked {
             coherence: COHERENCE.map(str::to_owned).to_vec(),
             seeds: 1,
             extra: false,
+            words: String::new(),
             built: false,
             write,
         }
@@ -225,7 +229,7 @@ fn of_program(step: &Step<'_>, asked: &Asked, program: &Program) -> Outcome<Vec<
     for size in sizes.filter(|size| asked.extra || !size.is_extra) {
         let title = workload.title(size);
         step.doing(&format!("{title}: one CPU"));
-        let alone = run_once(program, size.count, None, 0)?;
+        let alone = run_once(program, (size.count, &asked.words), None, 0)?;
         for place in asked.places() {
             let (hosts, wire, coherence) = place;
             let mut all = Vec::new();
@@ -233,7 +237,7 @@ fn of_program(step: &Step<'_>, asked: &Asked, program: &Program) -> Outcome<Vec<
                 step.doing(&format!(
                     "{title}: {hosts} hosts, {wire}, {coherence}, seed {seed}"
                 ));
-                let run = run_once(program, size.count, Some(place), seed)?;
+                let run = run_once(program, (size.count, &asked.words), Some(place), seed)?;
                 if !run.agrees_with(&alone, program.spread) {
                     let (found, wanted) = (run.check, alone.check);
                     return Err(format!("{title}: {found} on {hosts} hosts, not {wanted}"));
@@ -271,7 +275,12 @@ fn row(
 
 /// Boots a guest that runs the program, and waits for its end. Without a place it is an ordinary VM with one CPU. Of another
 /// seed, it begins later.
-fn run_once(program: &Program, size: u32, place: Option<Place<'_>>, seed: u32) -> Outcome<Run> {
+fn run_once(
+    program: &Program,
+    (size, words): (u32, &str),
+    place: Option<Place<'_>>,
+    seed: u32,
+) -> Outcome<Run> {
     let directory = directory().join("run");
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory)
@@ -282,7 +291,7 @@ fn run_once(program: &Program, size: u32, place: Option<Place<'_>>, seed: u32) -
     let threads = place.map_or(1, |place| place.0);
     let later = seed * SEED_US;
     let args = format!(
-        "rdinit=/work work={file}-{threads}-{size}{layout} later={later} numa_balancing=disable nokaslr"
+        "rdinit=/work work={file}-{threads}-{size}{layout} later={later} numa_balancing=disable nokaslr {words}"
     );
     let vm = Vm::linux("guest", KERNEL, "poweroff").initrd(&initrd.display().to_string());
     let mut vm = vm.args(&args).memory(program.memory).cpus(threads.into());
