@@ -12,6 +12,14 @@ use model_pmap::{Backing, Entry, Why};
 
 const NODE: NodeId = NodeId(0);
 
+/// The first life of the VM in this slot.
+pub fn vm(index: u16) -> VmId {
+    VmId {
+        index,
+        generation: 1,
+    }
+}
+
 /// A VM with RAM that is filled as it is touched.
 pub struct Guest<'a> {
     ram: GuestRam<Vec<u8>>,

@@ -22,7 +22,7 @@ pub mod world;
 
 pub use disk::{Disk, Kind as DiskKind};
 pub use driver::{Driver, Kind};
-pub use guest::Guest;
+pub use guest::{Guest, vm};
 pub use host::{Host, Medium, Partition};
 pub use image::Image;
 pub use interrupts::Interrupts;

@@ -4,13 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use machine_fake::FakeFrames;
-use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn, VmId};
+use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn};
 use model_address_space::Policy;
 use model_virtio::Window as _;
 use proptest::prelude::*;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use tests_request_path::{Disk, DiskKind, Driver, Guest, Host, Image, Kind, Partition};
+use tests_request_path::{Disk, DiskKind, Driver, Guest, Host, Image, Kind, Partition, vm};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),
@@ -261,13 +261,6 @@ fn shares(keep_blocks: bool, hide: bool) -> Policy {
         share: true,
         keep_blocks,
         hide,
-    }
-}
-
-fn vm(index: u16) -> VmId {
-    VmId {
-        index,
-        generation: 1,
     }
 }
 

@@ -21,6 +21,32 @@ fn evict(frames: &FakeFrames) {
     Host(frames).evict_all(all);
 }
 
+/// The disk is what its model is after each step, and its guest's memory after some.
+fn live(mut world: World<'_>, steps: &[Step], is_long: bool) {
+    if is_long {
+        world.disk.take_long();
+    }
+    for (step, n) in steps.iter().zip(1..) {
+        world.step(step);
+        assert!(world.disk.contents() == world.blocks, "the disk is another");
+        if n % 5 == 0 || n == steps.len() {
+            world.check();
+        }
+    }
+    assert_eq!(
+        (world.disk.end(), world.guest.end()),
+        (0, 0),
+        "tables are left"
+    );
+}
+
+/// What all disks and guests had is back.
+fn nothing_is_left(frames: &FakeFrames, free: u64) {
+    evict(frames);
+    assert_eq!(frames.counts()[0].free, free, "frames are left");
+    assert_eq!(frames.record_frames(), 0, "records are left");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
@@ -30,21 +56,8 @@ proptest! {
             let image = Image::new(IMAGE, &base(0));
             let frames = image.machine(&NODES);
             let free = frames.counts()[0].free;
-            let mut world = world(kind, &frames, &image);
-            if is_long {
-                world.disk.take_long();
-            }
-            for (step, n) in steps.iter().zip(1..) {
-                world.step(step);
-                assert!(world.disk.contents() == world.blocks, "the disk is another");
-                if n % 5 == 0 || n == steps.len() {
-                    world.check();
-                }
-            }
-            prop_assert_eq!((world.disk.end(), world.guest.end()), (0, 0), "tables are left");
-            evict(&frames);
-            prop_assert_eq!(frames.counts()[0].free, free, "frames are left");
-            prop_assert_eq!(frames.record_frames(), 0, "records are left");
+            live(world(kind, &frames, &image), &steps, is_long);
+            nothing_is_left(&frames, free);
         }
     }
 }
@@ -66,18 +79,9 @@ proptest! {
             let free = frames.counts()[0].free;
             let partition = |number, bytes: &[u8]| Partition::new(&frames, number, bytes);
             let sectors = blocks as u64 * 8 + sectors;
-            let mut world = World::sized(kind, (&frames, &image), partition, (below.to_vec(), sectors));
-            if is_long {
-                world.disk.take_long();
-            }
-            for step in &steps {
-                world.step(step);
-                assert!(world.disk.contents() == world.blocks, "the disk is another");
-            }
-            world.check();
-            prop_assert_eq!((world.disk.end(), world.guest.end()), (0, 0), "tables are left");
-            evict(&frames);
-            prop_assert_eq!(frames.counts()[0].free, free, "frames are left");
+            let world = World::sized(kind, (&frames, &image), partition, (below.to_vec(), sectors));
+            live(world, &steps, is_long);
+            nothing_is_left(&frames, free);
         }
     }
 }

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use machine_fake::FakeFrames;
-use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, VmId};
+use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn};
 use model_address_space::Policy;
 use std::cell::Cell;
-use tests_request_path::{Disk, Driver, Guest, Image, Kind};
+use tests_request_path::{Disk, Driver, Guest, Image, Kind, vm};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),
@@ -34,13 +34,6 @@ fn base() -> Vec<u8> {
         _ => (n / 97) as u8 | 1,
     };
     (0..BLOCKS as usize * PAGE).map(byte).collect()
-}
-
-fn vm(index: u16) -> VmId {
-    VmId {
-        index,
-        generation: 1,
-    }
 }
 
 fn start<'a>(

@@ -8,7 +8,7 @@ use model_address_space::Policy;
 use model_disk::{Io, Job, Jobs, Lent, Transfer, UnderWay};
 use model_virtio::blk::{Next, Request};
 use proptest::prelude::*;
-use tests_request_path::{Disk, DiskKind, Driver, Guest, Kind, Partition};
+use tests_request_path::{Disk, DiskKind, Driver, Guest, Kind, Partition, vm};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),
@@ -52,13 +52,6 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..BUFFERS).prop_map(Step::Page),
         2 => (0..BUFFERS).prop_map(Step::Back),
     ]
-}
-
-fn vm(index: u16) -> VmId {
-    VmId {
-        index,
-        generation: 1,
-    }
 }
 
 /// The request that a driver makes of it, as its device reads it from the ring.

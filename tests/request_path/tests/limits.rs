@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use machine_fake::FakeFrames;
-use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn, VmId};
+use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn};
 use model_address_space::Policy;
-use tests_request_path::{Disk, DiskKind, Driver, Guest, Image, Kind, Partition};
+use tests_request_path::{Disk, DiskKind, Driver, Guest, Image, Kind, Partition, vm};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),
@@ -23,13 +23,6 @@ const SHARES: Policy = Policy {
     keep_blocks: false,
     hide: false,
 };
-
-fn vm(index: u16) -> VmId {
-    VmId {
-        index,
-        generation: 1,
-    }
-}
 
 /// Blocks that all differ, none of them zero.
 fn base() -> Vec<u8> {

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use machine_fake::FakeFrames;
-use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn, VmId};
+use model_addr::{FRAME_SIZE, FrameRange, Gfn, Ipa, IpaRange, Mfn};
 use model_address_space::Policy;
 use std::cell::Cell;
 use std::rc::Rc;
-use tests_request_path::{Disk, DiskKind, Driver, Guest, Host, Kind, Partition};
+use tests_request_path::{Disk, DiskKind, Driver, Guest, Host, Kind, Partition, vm};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),
@@ -54,13 +54,6 @@ const DEEDS: [Deed; 5] = [
 fn base() -> Vec<u8> {
     let byte = |n: usize| (n / 61 + n / PAGE * 5) as u8 | 1;
     (0..BLOCKS as usize * PAGE).map(byte).collect()
-}
-
-fn vm(index: u16) -> VmId {
-    VmId {
-        index,
-        generation: 1,
-    }
 }
 
 fn act(guest: &Guest<'_>, deed: Deed, page: u64) {

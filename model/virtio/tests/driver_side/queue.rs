@@ -302,7 +302,7 @@ fn bad_layouts_are_refused() {
 }
 
 /// Memory of which a device gets so many bytes at once.
-struct Later<'a>(&'a FakeGuest, u64);
+pub struct Later<'a>(pub &'a FakeGuest, pub u64);
 
 impl GuestMemory for Later<'_> {
     fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {

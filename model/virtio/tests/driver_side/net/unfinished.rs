@@ -2,9 +2,7 @@
 
 use super::{RX, device, ethernet, send, writable};
 use crate::driver::{RAM, Shape, ram, start, start_again};
-use machine_contract::{GuestMemory, GuestMemoryError};
-use machine_fake::FakeGuest;
-use model_addr::Ipa;
+use crate::queue::Later;
 use model_virtio::Window as _;
 use model_virtio::net::{Frame, Next, Offload, Received};
 
@@ -31,24 +29,6 @@ fn a_frame_does_not_outlive_a_reset() {
     assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Empty);
 }
 
-/// Memory of which a device gets no more than the first bytes of a run.
-struct First<'a>(&'a FakeGuest);
-
-impl GuestMemory for First<'_> {
-    fn read(&self, ipa: Ipa, into: &mut [u8]) -> Result<(), GuestMemoryError> {
-        self.0.read(ipa, into)
-    }
-    fn write(&self, ipa: Ipa, from: &[u8]) -> Result<(), GuestMemoryError> {
-        self.0.write(ipa, from)
-    }
-    fn contains(&self, ipa: Ipa, len: u64) -> bool {
-        self.0.contains(ipa, len)
-    }
-    fn ready(&self, _: Ipa, len: u64, _: bool) -> u64 {
-        len.min(40)
-    }
-}
-
 /// Which frame comes next nobody knows: until then no page is kept for the buffer that was not all at hand.
 #[test]
 fn a_buffer_that_is_not_at_hand_keeps_no_page_until_the_next_frame() {
@@ -59,7 +39,7 @@ fn a_buffer_that_is_not_at_hand_keeps_no_page_until_the_next_frame() {
         drivers[0].add(&guest, &buffers, shape).unwrap();
         drivers[0].publish(&guest);
         let what = (60, Offload::default(), 0);
-        let received = net.receive(&First(&guest), what, |_| Ok(()));
+        let received = net.receive(&Later(&guest, 40), what, |_| Ok(()));
         assert_eq!(received, Received::NoBuffers);
         assert!(!net.uses(RX.frame()) && net.uses(RAM.frame()));
     }
