@@ -224,7 +224,7 @@ pub fn free(first: Mfn, order: u8) {
 static CODE_IS_LEFT: AtomicBool = AtomicBool::new(true);
 /// When they may be emptied again, in counts; `u64::MAX` while a CPU is at it.
 static EMPTY_AT: AtomicU64 = AtomicU64::new(0);
-/// All CPUs lose what they have cached: no guest can make that happen more often.
+/// All CPUs lose what they have cached: for a few frames that is not done more often.
 const EMPTY_EVERY_NS: u64 = 20_000_000;
 
 /// Frames that were cleaned to be shared, and how often all instruction caches were emptied.
@@ -238,13 +238,15 @@ fn leave_code() {
     }
 }
 
-/// Empties all instruction caches where they were not of late, or drops the lines of these frames.
+/// Empties all instruction caches where they were not of late, or for so many frames that all are emptied anyhow;
+/// else it drops the lines of these frames.
 #[cold]
 fn drop_code(first: Mfn, count: u64) {
     let order = Ordering::SeqCst;
-    let (now, at) = (timer::now(), EMPTY_AT.load(order));
-    if now < at || { EMPTY_AT.compare_exchange(at, u64::MAX, order, order) }.is_err() {
-        return cache::drop_instructions(first.address(), count * FRAME_SIZE);
+    let (now, at, bytes) = (timer::now(), EMPTY_AT.load(order), count * FRAME_SIZE);
+    let may_empty = now >= at || at != u64::MAX && cache::drops_all_instructions(bytes);
+    if !may_empty || { EMPTY_AT.compare_exchange(at, u64::MAX, order, order) }.is_err() {
+        return cache::drop_instructions(first.address(), bytes);
     }
     // Whoever sees this sees that a CPU is at it, too; what is freed from now on leaves code again.
     CODE_IS_LEFT.store(false, order);

@@ -103,6 +103,8 @@ pub fn init() {
             log::warn!("pages of the bundle cannot be shared: {refused}");
         }
     }
+    // From now on nobody executes anything there but what the boot loader left.
+    cache::drop_all_instructions();
 }
 
 /// Forgets all that was learnt of VMs, beneath OS-0. None is left, and there was no index.
@@ -426,7 +428,11 @@ impl Ground for Metal {
 
     fn clean(&self, frame: Mfn) {
         frames::CLEANED.fetch_add(1, Ordering::Relaxed);
-        cache::publish(frame.address(), FRAME_SIZE);
+        cache::clean_to_coherency(frame.address(), FRAME_SIZE);
+    }
+
+    fn drop_instructions(&self, frame: Mfn) {
+        cache::drop_instructions(frame.address(), FRAME_SIZE);
     }
 
     fn take_record(&self, near: NodeId, size: Size) -> Option<RecordId> {

@@ -410,6 +410,7 @@ impl Frames for FakeFrames {
         self.zero(to, 1);
         self.store(to, 0, &page);
         self.clean_frame(to);
+        self.drop_code(to, 1);
     }
 
     fn relocate(&self, from: Mfn, to: Mfn) {

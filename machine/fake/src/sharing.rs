@@ -96,6 +96,10 @@ impl Ground for FakeFrames {
         self.clean_frame(frame);
     }
 
+    fn drop_instructions(&self, frame: Mfn) {
+        self.drop_code(frame, 1);
+    }
+
     fn take_record(&self, _: NodeId, size: Size) -> Option<RecordId> {
         if self.record_fails() {
             return None;

@@ -53,13 +53,14 @@ fn poison() -> Page {
 }
 
 impl Views {
-    /// A page that somebody wrote through the caches before anybody looked at them.
+    /// A page that a boot loader wrote through the caches, since when instruction caches were emptied.
     pub(crate) fn written(bytes: &[u8]) -> Self {
         let mut page = Box::new([0; SIZE]);
         page[..bytes.len()].copy_from_slice(bytes);
         Self {
             cache: Some(page),
             dirty: true,
+            instructions: Stale::Nothing,
             ..Self::default()
         }
     }
@@ -143,7 +144,7 @@ impl Views {
         self.memory = Some(page);
     }
 
-    /// Cleans and drops the lines of all caches, those for instructions among them.
+    /// Cleans and drops the lines of data caches.
     pub(crate) fn clean(&mut self) {
         if self.cache.is_none() {
             return;
@@ -154,7 +155,6 @@ impl Views {
             self.cache = Some(memory);
         }
         self.agree();
-        self.drop_code();
     }
 
     /// Stores bytes into a frame that nobody has seen since it was zeroed, and cleans their lines.

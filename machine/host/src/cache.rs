@@ -26,6 +26,11 @@ pub fn clean_to_coherency(pa: Pa, size: u64) {
     machine::with(|machine| machine.ram.note_cleaned(pa, size));
 }
 
+/// Whether dropping the instructions of `size` bytes drops all.
+pub fn drops_all_instructions(_size: u64) -> bool {
+    false
+}
+
 /// Drops what instruction caches of all CPUs hold of `size` bytes from `pa`.
 pub fn drop_instructions(_pa: Pa, _size: u64) {
     machine::step();

@@ -136,6 +136,7 @@ impl Ground for Machine<'_> {
     }
 
     fn clean(&self, _: Mfn) {}
+    fn drop_instructions(&self, _: Mfn) {}
 
     fn take_record(&self, _: NodeId, size: Size) -> Option<RecordId> {
         self.slab.borrow_mut().take(&mut &self.tables, size)

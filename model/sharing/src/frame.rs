@@ -98,7 +98,8 @@ pub fn join(
     expect: Expect,
 ) -> Result<Joined, NotJoined> {
     let entry = ground.map().entry(frame).ok_or(NotJoined::Gone)?;
-    // The boot loader wrote it. Whoever finds that it has users need not: it was done before the first.
+    // The boot loader wrote it. Whoever finds that it has users need not: it was done before the first. Instruction
+    // caches hold nothing of it but what it holds, as it never changes.
     if expect == Expect::Image && entry.state().usage == Use::CachedOnly {
         ground.clean(frame);
     }
@@ -229,6 +230,7 @@ pub fn enlist(ground: &impl Ground, frame: Mfn) {
         return;
     };
     ground.clean(frame);
+    ground.drop_instructions(frame);
     let (index, key) = (ground.index(), entry.cache_key());
     let content = index.content_bucket(key.group, |n| ground.word(frame, n));
     let block = (key.disk != 0).then(|| index.block_bucket(key));

@@ -74,9 +74,11 @@ pub trait Ground {
     fn word(&self, frame: Mfn, n: usize) -> u64;
     /// Whether a frame that nobody writes holds what `page` holds.
     fn is_equal(&self, frame: Mfn, page: Mfn) -> bool;
-    /// Makes what memory holds of a frame that nobody writes any more the same as what caches hold, and lets
-    /// no instruction cache hold anything else of it: guests see it with their caches on or off.
+    /// Makes what memory holds of a frame that nobody writes any more the same as what caches hold: guests see it
+    /// with their caches on or off.
     fn clean(&self, frame: Mfn);
+    /// Lets no instruction cache hold anything of a frame that is clean: what its own guest executed there may be old.
+    fn drop_instructions(&self, frame: Mfn);
     /// A record with unspecified contents, as near to `near` as there is one. No frame is
     /// locked. `None` where there is no memory left.
     fn take_record(&self, near: NodeId, size: Size) -> Option<RecordId>;

@@ -186,6 +186,7 @@ impl Ground for Machine {
     }
 
     fn clean(&self, _: Mfn) {}
+    fn drop_instructions(&self, _: Mfn) {}
 
     fn take_record(&self, _: NodeId, size: Size) -> Option<RecordId> {
         let deed = self.meanwhile.lock().unwrap().take();

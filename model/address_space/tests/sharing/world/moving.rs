@@ -101,6 +101,7 @@ impl World {
             frames.store(flight.new, 0, &page);
             // As all copies are.
             frames.clean(flight.new);
+            frames.drop_instructions(flight.new);
         }
     }
 
