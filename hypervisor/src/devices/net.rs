@@ -164,7 +164,7 @@ impl Net {
         }
     }
 
-    /// Sends frames, as many as one go allows; vCPU 0 comes back for the rest. The driver is told.
+    /// Sends frames, as many as one go allows; vCPU 0 comes back for the rest. Then the driver is told.
     pub fn send(&self, vm: &Guest) {
         let mut bytes = 0;
         for _ in 0..FRAMES_AT_ONCE {
@@ -192,7 +192,8 @@ impl Net {
                 break;
             }
         }
-        self.finish(&mut self.state.lock(), vm);
+        // The driver is told when all is sent. That is by the time that a vCPU waits or leaves its CPU.
+        vm.has_untold.store(true, Ordering::Relaxed);
         vm.put_off_device_work();
     }
 
@@ -400,7 +401,7 @@ impl VirtualDevice for Net {
         if stretch::is_long() {
             return vm.put_off_device_work();
         }
-        self.send(vm);
+        sched::patiently(|| self.send(vm));
     }
 
     fn uses(&self, gfn: Gfn) -> bool {

@@ -3,7 +3,7 @@
 use crate::machine::stretch;
 use crate::memory::{Access, AddressSpace, Filled, frames};
 use arch::frames::Ram;
-use machine_contract::{GuestMemory, GuestMemoryError};
+use machine_contract::{ENTRY_BYTES, GuestMemory, GuestMemoryError, read_one_by_one};
 use model_addr::{FRAME_SIZE, Ipa, Mfn, NodeId};
 use model_virtio::Runs;
 
@@ -24,6 +24,7 @@ pub struct DeviceView<'a> {
 
 impl DeviceView<'_> {
     /// Lets `with` use the frame behind `ipa`; see [`AddressSpace::with_frame`].
+    #[inline(never)]
     pub fn with<R>(
         &self,
         ipa: Ipa,
@@ -68,6 +69,7 @@ impl DeviceView<'_> {
 
     /// Calls `each` with every piece of the run of `len` bytes from `ipa` that lies in one frame:
     /// the frame, where in it, and which bytes of the run. It is read, or `write`n.
+    #[inline(never)]
     pub fn pieces(
         &self,
         ipa: Ipa,
@@ -151,7 +153,7 @@ impl GuestMemory for DeviceView<'_> {
         if self.space.at_hand(ipa, len, false, read).is_some() {
             return Ok(());
         }
-        self.pieces(ipa, into.len(), false, |frame, offset, part| {
+        self.pieces(ipa, len, false, |frame, offset, part| {
             frames::ram(frame, 1).read(offset, &mut into[part]);
         })
     }
@@ -164,6 +166,23 @@ impl GuestMemory for DeviceView<'_> {
         self.pieces(ipa, from.len(), true, |frame, offset, part| {
             frames::ram(frame, 1).write(offset, &from[part]);
         })
+    }
+
+    fn read_entries(
+        &self,
+        (table, count): (Ipa, u16),
+        places: &[u16],
+        into: &mut [u128],
+    ) -> Result<(), GuestMemoryError> {
+        let found = |(place, entry): (&u16, &mut u128), ram: Ram| {
+            ram.entry(*place).inspect(|found| *entry = *found).is_some()
+        };
+        let read = |ram: Ram| places.iter().zip(&mut *into).all(|one| found(one, ram));
+        let len = ENTRY_BYTES * usize::from(count);
+        if self.space.at_hand(table, len, false, read) == Some(true) {
+            return Ok(());
+        }
+        read_one_by_one(self, (table, count), places, into)
     }
 
     fn contains(&self, ipa: Ipa, len: u64) -> bool {

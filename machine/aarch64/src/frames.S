@@ -176,12 +176,22 @@ bytes_copy_wide:
     .endr
     subs    x2, x2, #512
     b.hs    1b
+    adds    x2, x2, #512 - 64
+    b.lo    4f
+3:  ldp     q0, q1, [x1], #64
+    ldp     q2, q3, [x1, #-32]
+    stp     q0, q1, [x0], #64
+    stp     q2, q3, [x0, #-32]
+    subs    x2, x2, #64
+    b.hs    3b
+4:  add     x2, x2, #64
     ldp     q2, q3, [sp, #32]
     ldp     q4, q5, [sp, #64]
     ldp     q6, q7, [sp, #96]
     ldp     q0, q1, [sp], #128
     msr     cptr_el2, x3
     isb
+    b       bytes_copy
 2:  add     x2, x2, #512
     b       bytes_copy
     .arch_extension nosimd

@@ -161,6 +161,19 @@ impl Ram {
         unsafe { AtomicU16::from_ptr(word).load(Ordering::Acquire) }
     }
 
+    /// Entry `place` of those of 16 bytes, little-endian, that begin here, at an aligned address; `None` outside.
+    #[inline]
+    pub fn entry(self, place: u16) -> Option<u128> {
+        let offset = 16 * u64::from(place);
+        if offset + 16 > self.size || !self.start.is_aligned(16) {
+            return None;
+        }
+        let entry = ptr::with_exposed_provenance_mut::<u64>((self.start.0 + offset) as usize);
+        // SAFETY: RAM for two words, aligned; all accesses of EL2 to it are atomic or copies.
+        let word = |n| unsafe { AtomicU64::from_ptr(entry.add(n)) }.load(Ordering::Relaxed);
+        Some(u128::from(word(1)) << 64 | u128::from(word(0)))
+    }
+
     /// Sets the aligned 16-bit word at `offset`, after all earlier stores.
     pub fn write_u16(self, offset: u64, value: u16) {
         let word = self.pointer(offset, 2).cast::<u16>();

@@ -58,6 +58,31 @@ pub enum GuestMemoryError {
     Away(Ipa),
 }
 
+/// Bytes of an entry that [`GuestMemory::read_entries`] reads.
+pub const ENTRY_BYTES: usize = size_of::<u128>();
+
+/// [`GuestMemory::read_entries`] by [`GuestMemory::read`].
+///
+/// # Errors
+/// As that.
+pub fn read_one_by_one(
+    memory: &(impl GuestMemory + ?Sized),
+    (table, count): (Ipa, u16),
+    places: &[u16],
+    into: &mut [u128],
+) -> Result<(), GuestMemoryError> {
+    for (place, entry) in places.iter().zip(into) {
+        if *place >= count {
+            return Err(GuestMemoryError::NotMemory(table));
+        }
+        let at = Ipa(table.0.wrapping_add(ENTRY_BYTES as u64 * u64::from(*place)));
+        let mut bytes = [0; ENTRY_BYTES];
+        memory.read(at, &mut bytes)?;
+        *entry = u128::from_le_bytes(bytes);
+    }
+    Ok(())
+}
+
 /// A guest's memory as its devices reach it: by guest-physical address, checked at every access.
 ///
 /// Runs may cross frames. A run that is partly outside fails as a whole or after a prefix was
@@ -91,6 +116,17 @@ pub trait GuestMemory {
         let mut bytes = [0; 2];
         self.read(ipa, &mut bytes)?;
         Ok(u16::from_le_bytes(bytes))
+    }
+
+    /// Fills `into` with those entries of a `table` of so many that `places` name, each of [`ENTRY_BYTES`],
+    /// little-endian. One behind the table is no memory.
+    fn read_entries(
+        &self,
+        table: (Ipa, u16),
+        places: &[u16],
+        into: &mut [u128],
+    ) -> Result<(), GuestMemoryError> {
+        read_one_by_one(self, table, places, into)
     }
 
     /// Stores a little-endian 16-bit word. Aligned words are written in one access, after every

@@ -67,7 +67,7 @@ proptest! {
     #[test]
     fn what_is_lent_is_seen_where_it_belongs(steps in steps()) {
         let frames = FakeFrames::new(&NODES);
-        let vms = [vm(0), vm(1)];
+        let vms: Vec<_> = (0..2).map(vm).collect();
         for step in steps {
             match step {
                 Step::Lend(who, page, how) => {

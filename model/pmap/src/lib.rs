@@ -17,6 +17,8 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
+
 mod entry;
 mod error;
 mod map;

@@ -392,7 +392,7 @@ impl World {
             let Some((frame, count)) = found else {
                 continue;
             };
-            assert!((1..=8 - gfn % 8).contains(&count));
+            assert!((1..=16 - gfn % 16).contains(&count));
             for n in 0..count {
                 assert_eq!(usable(gfn + n), Some(frame.add(n)));
             }

@@ -5,11 +5,14 @@
 //! it. What the driver cannot be forgiven is a [`QueueError`], upon which the transport breaks the
 //! device.
 
+mod buffers;
+
 use crate::{Chain, MAX_SEGMENTS, QueueError, Segment};
 use abi::state::{
     self,
     queue::{EVENT_IDX, FLAGS, INDIRECT, MUTED, READY},
 };
+pub(crate) use buffers::Scratch;
 use core::sync::atomic::{Ordering, fence};
 use machine_contract::GuestMemory;
 use model_addr::{Gfn, Ipa};
@@ -90,6 +93,21 @@ struct Ahead {
     raw: [u128; DESCRIPTORS_AT_ONCE as usize],
 }
 
+impl Descriptor {
+    #[inline]
+    const fn decode(raw: u128) -> Self {
+        let segment = Segment {
+            ipa: Ipa(raw as u64),
+            len: (raw >> 64) as u32,
+        };
+        Self {
+            segment,
+            flags: (raw >> 96) as u16,
+            next: (raw >> 112) as u16,
+        }
+    }
+}
+
 impl Ahead {
     /// Descriptor `index` of the table that all of this is of.
     #[inline]
@@ -113,16 +131,8 @@ impl Ahead {
         if place >= self.count {
             return None;
         }
-        let raw = u128::from_le(*self.raw.get(usize::from(place))?);
-        let segment = Segment {
-            ipa: Ipa(raw as u64),
-            len: (raw >> 64) as u32,
-        };
-        Some(Descriptor {
-            segment,
-            flags: (raw >> 96) as u16,
-            next: (raw >> 112) as u16,
-        })
+        let raw = self.raw.get(usize::from(place))?;
+        Some(Descriptor::decode(u128::from_le(*raw)))
     }
 
     fn fill(
@@ -294,7 +304,7 @@ impl Queue {
         if !self.can_answer(memory) || !self.is_at_hand(memory, chain) {
             return Ok(false);
         }
-        self.take_next();
+        self.take_next(1);
         Ok(true)
     }
 
@@ -307,8 +317,8 @@ impl Queue {
         self.can_answer
     }
 
-    fn take_next(&mut self) {
-        self.state.next_avail = self.state.next_avail.wrapping_add(1);
+    fn take_next(&mut self, count: u16) {
+        self.state.next_avail = self.state.next_avail.wrapping_add(count);
         self.at_hand = 0;
     }
 
@@ -336,25 +346,6 @@ impl Queue {
             }
         }
         true
-    }
-
-    /// Takes the next chain where it is one buffer to write; any other is for [`Self::pop`].
-    #[inline]
-    pub(crate) fn pop_buffer(&mut self, memory: &impl GuestMemory) -> Option<(u16, Segment)> {
-        let is_ready = self.is_ready() && !self.armed && (self.has(EVENT_IDX) || self.has(MUTED));
-        if !is_ready || !self.can_answer || self.state.next_avail == self.seen_avail {
-            return None;
-        }
-        let head = self.head(memory).ok()?;
-        let descriptor = self.ahead.read(memory, self.own_table(), head).ok()?;
-        let Descriptor { segment, flags, .. } = descriptor;
-        let (ipa, len) = (segment.ipa, u64::from(segment.len));
-        let is_buffer = flags == DESC_WRITE && len > 0 && ipa.checked_add(len).is_some();
-        if !is_buffer || !memory.contains(ipa, len) || memory.ready(ipa, len, true) < len {
-            return None;
-        }
-        self.take_next();
-        Some((head, segment))
     }
 
     /// Gives the chain of `head` back to the driver, `len` bytes of it written from the front.
@@ -460,7 +451,7 @@ impl Queue {
     fn head(&mut self, memory: &impl GuestMemory) -> Result<u16, QueueError> {
         let ahead = self.state.next_avail.wrapping_sub(self.heads.first);
         if ahead < self.heads.count {
-            return Ok(u16::from_le(self.heads.entries[usize::from(ahead)]));
+            return Ok(self.heads.entries[usize::from(ahead)]);
         }
         let slot = self.state.next_avail & (self.size() - 1);
         let available = self.seen_avail.wrapping_sub(self.state.next_avail);
@@ -468,8 +459,11 @@ impl Queue {
         (self.heads.count, self.ahead.count) = (0, 0);
         let at = Ipa(self.state.driver + RING_HEADER + 2 * u64::from(slot));
         memory.read(at, self.heads.entries[..count].as_mut_bytes())?;
+        for entry in &mut self.heads.entries[..count] {
+            *entry = u16::from_le(*entry);
+        }
         (self.heads.first, self.heads.count) = (self.state.next_avail, count as u16);
-        Ok(u16::from_le(self.heads.entries[0]))
+        Ok(self.heads.entries[0])
     }
 
     /// Reads the driver's index.

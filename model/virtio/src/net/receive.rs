@@ -2,6 +2,7 @@
 
 use super::header::{HEADER_BYTES, Offload};
 use super::{Net, feature};
+use crate::queue::Scratch;
 use crate::{Chain, Queue, QueueError, Runs, Segment, Transport};
 use heapless::Vec;
 use machine_contract::{GuestMemory, GuestMemoryError};
@@ -10,6 +11,8 @@ use machine_contract::{GuestMemory, GuestMemoryError};
 /// Linux's smallest mergeable buffers, of 1536 bytes, takes 43.
 const BUFFERS_MAX: usize = 64;
 const RUNS_MAX: usize = 160;
+/// Bytes of the buffers that Linux gives where frames are long.
+const USUAL: usize = 4096;
 
 /// What became of a frame for a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +37,7 @@ pub(super) struct Buffers {
     chain: Chain,
     /// The head of each, and its bytes.
     taken: Vec<(u16, u32), BUFFERS_MAX>,
+    ahead: Scratch,
     /// Where they are, one after the other.
     runs: Vec<Segment, RUNS_MAX>,
 }
@@ -147,13 +151,22 @@ impl Buffers {
             if !mergeable && room > 0 || self.taken.is_full() || segments > BUFFERS_MAX {
                 return Ok(Taken::TooSmall);
             }
-            // There is a place for it among those taken: this was asked above.
-            if let Some((head, buffer)) = queue.pop_buffer(memory) {
-                let _ = self.taken.push((head, buffer.len));
-                if !join(&mut self.runs, buffer) {
-                    return Ok(Taken::TooSmall);
-                }
+            let Self {
+                taken, runs, ahead, ..
+            } = self;
+            let (before, mut fits) = (taken.len(), true);
+            let expected = 1 + (needed - room) as usize / USUAL;
+            queue.pop_buffers(memory, (expected, ahead), |head, buffer| {
+                // There is a place for it: this was asked before.
+                let _ = taken.push((head, buffer.len));
+                fits = join(runs, buffer);
                 room = room.saturating_add(buffer.len);
+                fits && mergeable && room < needed && !taken.is_full()
+            });
+            if !fits {
+                return Ok(Taken::TooSmall);
+            }
+            if taken.len() > before {
                 continue;
             }
             if !queue.pop(memory, &mut self.chain)? {

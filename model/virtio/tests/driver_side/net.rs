@@ -9,6 +9,7 @@ use model_virtio::net::{
 use model_virtio::{Runs, Transport, Window as _};
 use proptest::prelude::*;
 
+mod in_a_row;
 mod unfinished;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -227,6 +227,21 @@ fn bad_descriptors_are_refused() {
     }
 }
 
+/// What lies behind the table is no descriptor, and those that come before are taken all the same.
+#[test]
+fn heads_outside_the_table_are_refused() {
+    for head in [8_u16, 9, u16::MAX] {
+        let (guest, mut queue, table) = one_available(true);
+        for n in 0..10 {
+            Driver::write_descriptor(&guest, table + 16 * n, buffer(DATA.0, 16), 0, 0);
+        }
+        guest.put(Ipa(RAM.0 + 0x1006), &head.to_le_bytes());
+        guest.put(Ipa(RAM.0 + 0x1002), &2_u16.to_le_bytes());
+        assert_eq!(pop(&mut queue, &guest), Ok(true));
+        assert_eq!(pop(&mut queue, &guest), Err(QueueError::NoSuchDescriptor));
+    }
+}
+
 #[test]
 fn indirect_tables_do_not_nest_nor_come_uninvited() {
     let (guest, mut queue, table) = one_available(true);
