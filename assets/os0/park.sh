@@ -115,6 +115,33 @@ EOF
     try 0 detach
 }
 
+# A VM has a copy of a directory of this system's, and a file that is made for it; only that one is changed.
+directory() {
+    export UNDERPIN_CACHE=/cache
+    insmod /underpin.ko || say "failed insmod"
+    try 0 attach >/dev/null
+    dd if=/dev/zero of=/tmp/first.img bs=1M count=1 2>/dev/null
+    mkdir /srv /srv/www
+    echo 'open till six' >/srv/www/notice
+    cat >/tmp/script <<'EOF'
+await /dev/vdc
+mount -t ext4 /dev/vdc /mnt
+read=$(tr ' ' _ </mnt/notice)
+sed -i s/six/ten/ /mnt/notice
+umount /mnt
+mount -t ext4 /dev/vdc /mnt
+say "directory read=$read wrote=$(tr ' ' _ </mnt/notice)"
+umount /mnt
+echo made | dd of=/dev/vdb bs=4096 seek=3 conv=fsync 2>/dev/null
+EOF
+    dd if=/tmp/script of=/tmp/first.img conv=notrunc 2>/dev/null
+    try 0 run --disk first=/tmp/first.img /vms
+    until [ "$(field lent)" = 0 ]; do sleep 0.5; done
+    sed 's/^/os0: console /' /tmp/underpin-0/os0/consoles/reader.log
+    say "directory kept=$(tr ' ' _ </srv/www/notice) made=$(tr -d '\000' </srv/made.img) bytes=$(wc -c </srv/made.img)"
+    try 0 detach
+}
+
 # The hypervisor is replaced beneath VMs that are parked: refused where the image does not fit, or fails, which
 # the VMs outlive; and then done.
 replace() {

@@ -66,6 +66,7 @@ pub struct Os0 {
     has_hooks: bool,
     vms: Vec<Vm>,
     has_images: bool,
+    has_mke2fs: bool,
     starts_anew: bool,
     expects: Vec<(String, Duration)>,
 }
@@ -121,6 +122,7 @@ impl Os0 {
             has_hooks: false,
             vms: Vec::new(),
             has_images: false,
+            has_mke2fs: false,
             starts_anew: false,
             expects: Vec::new(),
         }
@@ -253,6 +255,13 @@ impl Os0 {
         self.module()
     }
 
+    /// With what makes disks of directories, as Debian has it.
+    #[must_use]
+    pub fn mke2fs(mut self) -> Self {
+        self.has_mke2fs = true;
+        self
+    }
+
     /// With what it stages to be started in its place, in `again/`; it says that it panics, once.
     #[must_use]
     pub fn starts_anew(mut self) -> Self {
@@ -346,7 +355,10 @@ impl Os0 {
                 let again = fs::read(&initrd).map_err(because("cannot read an initrd"))?;
                 files.push(("again/initrd", again));
             }
-            let own = self.vm_files(name)?;
+            let mut own = self.vm_files(name)?;
+            if self.has_mke2fs {
+                own.extend(mke2fs()?);
+            }
             files.extend(
                 own.iter()
                     .map(|(path, bytes)| (path.as_str(), bytes.clone())),
@@ -519,6 +531,25 @@ fn beside_module(kernel: &str) -> Outcome<Vec<(&'static str, Vec<u8>)>> {
         Ok((name, fs::read(&path).map_err(because(tried))?))
     };
     parts.into_iter().map(read).collect()
+}
+
+/// `mke2fs`, and libraries where the loader finds them.
+fn mke2fs() -> Outcome<Vec<(String, Vec<u8>)>> {
+    let root = assets::cached("mke2fs")?;
+    let mut files = vec![(
+        "sbin/mke2fs".to_owned(),
+        assets::read(&root.join("mke2fs"))?,
+    )];
+    let libraries = fs::read_dir(root.join("lib")).map_err(because("cannot read mke2fs/lib"))?;
+    for library in libraries {
+        let library = library.map_err(because("cannot read mke2fs/lib"))?;
+        let name = library.file_name();
+        files.push((
+            format!("lib/{}", name.display()),
+            assets::read(&library.path())?,
+        ));
+    }
+    Ok(files)
 }
 
 /// Images of the hypervisor: `same` as the one that runs; `other`, laid out differently inside; `changed`

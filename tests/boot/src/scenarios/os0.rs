@@ -1,6 +1,7 @@
 //! An operating system that owns the machine, with EL2 beneath it.
 
 mod cost;
+mod directory;
 mod ending;
 mod network;
 mod overlay;
@@ -41,6 +42,7 @@ pub fn scenarios() -> Vec<Scenario> {
         served_image("trixie-cloud", 2, "max,pauth=off,sme=off"),
         power_lost("trixie-cloud", 2, "max,pauth=off,sme=off"),
         overlay::on_a_served_file(),
+        directory::is_copied(),
         network::routed("trixie-cloud", 2, "max,pauth=off,sme=off"),
         network::routed("bookworm", 4, "cortex-a76").slow(),
         network::routed("newest", 2, "neoverse-n1").slow(),
