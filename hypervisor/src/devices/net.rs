@@ -155,7 +155,7 @@ impl Net {
         for port in waiters.iter() {
             if stretch::is_long() {
                 self.state.lock().waiters.0 |= waiters.0;
-                return vm.put_off_device_work();
+                return vm.put_off_work_of(1 << self.window);
             }
             waiters.0 &= !(1 << port);
             if let Some(End::Vm(vm, window)) = self.cable.lan().end(port) {
@@ -194,7 +194,7 @@ impl Net {
         }
         // The driver is told when all is sent. That is by the time that a vCPU waits or leaves its CPU.
         vm.has_untold.store(true, Ordering::Relaxed);
-        vm.put_off_device_work();
+        vm.put_off_work_of(1 << self.window);
     }
 
     /// The frame that waits, or the next one of the queue; `None` where there is none, or somebody
@@ -228,7 +228,7 @@ impl Net {
                     state.sending = Some(sending);
                     vm.has_untold.fetch_or(will_look, Ordering::Relaxed);
                     if stretch::is_long() {
-                        vm.put_off_device_work();
+                        vm.put_off_work_of(1 << self.window);
                     }
                     self.finish(&mut state, vm);
                     return None;
@@ -237,7 +237,7 @@ impl Net {
         }
         state.sending = Some(sending);
         self.finish(&mut state, vm);
-        vm.put_off_device_work();
+        vm.put_off_work_of(1 << self.window);
         None
     }
 
@@ -399,7 +399,7 @@ impl VirtualDevice for Net {
         control(&mut self.state.lock(), vm);
         self.wake_senders(vm);
         if stretch::is_long() {
-            return vm.put_off_device_work();
+            return vm.put_off_work_of(1 << self.window);
         }
         sched::patiently(|| self.send(vm));
     }

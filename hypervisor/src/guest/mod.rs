@@ -16,7 +16,7 @@ use abi::{Text, control::VM_COUNTS, state};
 use alloc::boxed::Box;
 use arch::timer;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::{NodeId, VmId};
 use model_entitlement::Debtor;
@@ -72,6 +72,8 @@ pub struct Guest {
     paused_at: AtomicU64,
     /// A device has not told its driver yet what it has done.
     pub has_untold: AtomicBool,
+    /// Devices that have work that was put off: bit n, the one of window n.
+    put_off: AtomicU32,
     paused: AtomicBool,
     ending: AtomicBool,
     end: SpinLock<Option<End>>,
@@ -142,6 +144,7 @@ impl Guest {
             time_offset: AtomicU64::new(timer::now()),
             paused_at: AtomicU64::new(0),
             has_untold: AtomicBool::new(false),
+            put_off: AtomicU32::new(0),
             paused: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             end: SpinLock::new(Rank::Vm, None),
@@ -219,10 +222,21 @@ impl Guest {
 
     /// A device has more to do than one go allows: vCPU 0 comes back to it, or housekeeping while that stands still.
     pub fn put_off_device_work(&self) {
+        self.put_off_work_of(u32::MAX);
+    }
+
+    /// The same, of the devices of these windows, by [`Self::take_put_off`]'s bits.
+    pub fn put_off_work_of(&self, windows: u32) {
+        self.put_off.fetch_or(windows, Ordering::SeqCst);
         self.call_vcpus(VcpuSet::only(0), attention::DEVICE);
         if self.is_paused() {
             ask_to_settle();
         }
+    }
+
+    /// The devices that have such work, which is somebody's now: bit n, the one of window n.
+    pub fn take_put_off(&self) -> u32 {
+        self.put_off.swap(0, Ordering::SeqCst)
     }
 
     /// Whether its vCPUs must not run now.

@@ -123,12 +123,15 @@ impl Instance {
         let first = usize::from(self.next_device.load(Ordering::Relaxed));
         let (later, sooner) = self.virtio.split_at(first.min(self.virtio.len()));
         let in_turn = (first..).zip(sooner).chain((0..).zip(later));
-        for (at, (n, device)) in in_turn.enumerate() {
-            if at > 0 && stretch::is_long() {
+        let all = self.take_put_off();
+        let mut left = all;
+        for (n, device) in in_turn.filter(|(n, _)| all >> n & 1 != 0) {
+            if left != all && stretch::is_long() {
                 self.next_device.store(n as u8, Ordering::Relaxed);
-                self.put_off_device_work();
+                self.put_off_work_of(left);
                 break;
             }
+            left &= !(1 << n);
             device.proceed(self);
         }
         paging::bring_wanted(self);

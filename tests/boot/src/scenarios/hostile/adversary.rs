@@ -69,7 +69,7 @@ pub fn scenarios() -> Vec<Scenario> {
         bare_scenario("hostile/bare-adversary", one(), 1, 1),
         scenario("hostile/adversary", one(), 1, 4).slow(),
         // Reads are raced by vCPUs that run at the same time.
-        scenario("hostile/smp-adversary", Hardware::new(3, "1G"), 2, 12),
+        scenario("hostile/smp-adversary", Hardware::new(3, "1G"), 2, 60),
         scenario("hostile/long-adversary", one(), clock, 900).slow(),
         scenario(
             "hostile/long-smp-adversary",
