@@ -27,7 +27,7 @@ use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_ethernet::{PortSet, Why};
 use model_virtio::net::{self, Frame, Next, Received, Role};
-use model_virtio::{Effect, Transport};
+use model_virtio::{Effect, MAX_QUEUE_SIZE, Transport};
 
 /// Frames, and bytes of them, that are sent in one go.
 const FRAMES_AT_ONCE: u32 = 64;
@@ -192,7 +192,12 @@ impl Net {
                 break;
             }
         }
-        // The driver is told when all is sent. That is by the time that a vCPU waits or leaves its CPU.
+        // The driver is told when all is sent, or a ring full: by the time that a vCPU waits or leaves its CPU.
+        let mut state = self.state.lock();
+        if state.transport.untold() >= MAX_QUEUE_SIZE {
+            self.finish(&mut state, vm);
+        }
+        drop(state);
         vm.has_untold.store(true, Ordering::Relaxed);
         vm.put_off_work_of(1 << self.window);
     }

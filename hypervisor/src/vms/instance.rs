@@ -157,7 +157,13 @@ impl Instance {
 impl Plugged for Instance {
     fn take(&self, window: usize, incoming: Incoming<'_>, waiter: Option<u8>) -> Accepted {
         let net = self.at::<Net>(window);
-        net.map_or(Accepted::Over, |net| net.take(self, incoming, waiter))
+        let accepted = net.map_or(Accepted::Over, |net| net.take(self, incoming, waiter));
+        // Its own vCPUs may all wait, and touch no device: what it lacks is brought for it.
+        let lacks = matches!(accepted, Accepted::Full | Accepted::Away);
+        if lacks && !self.space.spans() && !self.must_stand_still() {
+            paging::bring_wanted(self);
+        }
+        accepted
     }
 
     fn send(&self, window: usize) {

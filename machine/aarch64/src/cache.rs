@@ -65,20 +65,20 @@ pub fn clean_to_coherency(pa: Pa, size: u64) {
     each_line!("dc civac", pa, size, line_size());
 }
 
-/// Whether dropping the instructions of `size` bytes drops all, or has nothing to do: where a line may be in several
-/// places, as the cache is not indexed by physical address (`L1Ip`), and where all CPUs would have to be told of more than
-/// [`LINES_MAX`] lines.
+/// Whether dropping the instructions of `size` bytes drops all: where a line may be in several places, as the cache is
+/// not indexed by physical address (`L1Ip`), and where all CPUs would have to be told of more than [`LINES_MAX`] lines.
 pub fn drops_all_instructions(size: u64) -> bool {
     let kind = cache_type();
-    kind & DIC != 0 || kind >> 14 & 3 != 3 || size > LINES_MAX << (kind & 0xf) + 2
+    kind & DIC == 0 && (kind >> 14 & 3 != 3 || size > LINES_MAX << (kind & 0xf) + 2)
 }
 
 /// Drops what instruction caches of all CPUs hold of `size` bytes from `pa`, which nobody fetches from now.
 pub fn drop_instructions(pa: Pa, size: u64) {
+    let kind = cache_type();
     if drops_all_instructions(size) {
         drop_all_instructions();
-    } else {
-        each_line!("ic ivau", pa, size, 4_u64 << (cache_type() & 0xf));
+    } else if kind & DIC == 0 {
+        each_line!("ic ivau", pa, size, 4_u64 << (kind & 0xf));
     }
 }
 

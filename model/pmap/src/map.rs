@@ -89,7 +89,7 @@ impl Pmap {
             tables: 0,
             blocks: 0,
             standing: Reasons::empty(),
-            seen: Seen::default(),
+            seen: Seen::new().ok_or(PmapError::NoMemory)?,
         };
         let border = 1 << (ROOT_SHIFT + FRAME_SHIFT);
         let needed = [

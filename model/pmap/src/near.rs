@@ -3,7 +3,7 @@
 use crate::entry::PAYLOAD_SHIFT;
 use crate::map::index;
 use crate::{Entry, Pmap};
-use alloc::boxed::Box;
+use alloc::{boxed::Box, vec::Vec};
 use core::cell::Cell;
 use machine_contract::TableMemory;
 use model_addr::{Gfn, Mfn};
@@ -14,7 +14,7 @@ const SEEN: u64 = 16;
 const LOOKS: u64 = 32;
 
 /// What [`Pmap::near`] found last, by the place of the guest frames.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Seen(Box<[Cell<Look>; LOOKS as usize]>);
 
 /// Guest frames whose entries are alike, with one frame after the other.
@@ -36,6 +36,14 @@ impl Look {
 }
 
 impl Seen {
+    /// Nothing; `None` where there is no memory for it.
+    pub(crate) fn new() -> Option<Self> {
+        let mut looks = Vec::new();
+        looks.try_reserve_exact(LOOKS as usize).ok()?;
+        looks.resize_with(LOOKS as usize, Cell::default);
+        looks.into_boxed_slice().try_into().ok().map(Self)
+    }
+
     /// Entries from `gfn` on change.
     pub(crate) fn forget(&self, gfn: Gfn, count: u64) {
         let places = gfn.0 / SEEN..gfn.add(count).0.div_ceil(SEEN);

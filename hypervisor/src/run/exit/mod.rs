@@ -141,7 +141,8 @@ impl Loaded<'_> {
     #[inline(never)]
     fn idle_in_place(&mut self) -> Flow {
         self.vm.tell_drivers();
-        if self.has_interrupt() {
+        // Nobody kicks its own CPU for what was put off meanwhile.
+        if self.has_interrupt() || self.vcpu.is_called() {
             return Flow::Resume;
         }
         let began = timer::now();

@@ -166,10 +166,10 @@ impl Transport<Net> {
         }
     }
 
-    /// How many frames were sent that the driver was not told of.
+    /// How many frames were sent that the driver was not told of, or as many as can be counted.
     pub fn untold(&self) -> u16 {
         let untold = |pair| self.queues[transmit_queue(pair)].unsignalled();
-        (0..self.pairs()).map(untold).sum()
+        (0..self.pairs()).map(untold).fold(0, u16::saturating_add)
     }
 
     /// Tells the driver of all frames that were sent, if it wants to know.

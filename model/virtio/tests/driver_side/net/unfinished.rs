@@ -1,6 +1,6 @@
 //! Frames that are on their way, and buffers that are not all at hand.
 
-use super::{RX, device, ethernet, send, writable};
+use super::{RX, device, ethernet, send, with_pairs, writable};
 use crate::driver::{RAM, Shape, ram, start, start_again};
 use crate::queue::Later;
 use model_virtio::Window as _;
@@ -43,4 +43,27 @@ fn a_buffer_that_is_not_at_hand_keeps_no_page_until_the_next_frame() {
         assert_eq!(received, Received::NoBuffers);
         assert!(!net.uses(RX.frame()) && net.uses(RAM.frame()));
     }
+}
+
+/// An owner that never tells a driver of what was sent counts no further than it can.
+#[test]
+fn what_is_untold_is_counted_as_far_as_it_goes() {
+    let guest = ram();
+    let (mut net, mut drivers) = start(with_pairs(2), 0, 16);
+    let mut frame = Frame::default();
+    for _ in 0..40_000 {
+        for pair in 0..2 {
+            send(
+                &guest,
+                &mut drivers[2 * pair + 1],
+                [0; 12],
+                &ethernet(60),
+                &[],
+            );
+            assert_eq!(net.next_frame(&guest, &mut frame, false), Next::Frame);
+            net.sent(&guest, &frame);
+            assert!(drivers[2 * pair + 1].reap(&guest).is_some());
+        }
+    }
+    assert_eq!(net.untold(), u16::MAX);
 }
