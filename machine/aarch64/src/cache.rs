@@ -69,7 +69,7 @@ pub fn clean_to_coherency(pa: Pa, size: u64) {
 /// not indexed by physical address (`L1Ip`), and where all CPUs would have to be told of more than [`LINES_MAX`] lines.
 pub fn drops_all_instructions(size: u64) -> bool {
     let kind = cache_type();
-    kind & DIC == 0 && (kind >> 14 & 3 != 3 || size > LINES_MAX << (kind & 0xf) + 2)
+    kind & DIC == 0 && (kind >> 14 & 3 != 3 || size > LINES_MAX << ((kind & 0xf) + 2))
 }
 
 /// Drops what instruction caches of all CPUs hold of `size` bytes from `pa`, which nobody fetches from now.
