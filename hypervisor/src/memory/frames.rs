@@ -252,7 +252,13 @@ fn drop_code(first: Mfn, count: u64) {
     CODE_IS_LEFT.store(false, order);
     cache::drop_all_instructions();
     EMPTIED.fetch_add(1, Ordering::Relaxed);
-    EMPTY_AT.store(now + machine::counts(EMPTY_EVERY_NS), order);
+    // Many frames put off nothing: those that are filled one by one would lose all their lines until then.
+    let next = if now < at {
+        at
+    } else {
+        now + machine::counts(EMPTY_EVERY_NS)
+    };
+    EMPTY_AT.store(next, order);
 }
 
 /// Frames for EL2 itself, zeroed in memory, too: guests may look at some of them.
