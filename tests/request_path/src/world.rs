@@ -236,9 +236,27 @@ impl<'a> World<'a> {
 
     /// Disk and memory hold what they must.
     pub fn check(&self) {
-        assert!(self.disk.contents() == self.blocks, "the disk is another");
+        self.check_disk();
         let seen = self.guest.get(Ipa(DATA), self.memory.len());
         let differs = seen.iter().zip(&self.memory).position(|(a, b)| a != b);
         assert_eq!(differs, None, "the memory is another");
+    }
+
+    fn check_disk(&self) {
+        assert!(self.disk.contents() == self.blocks, "the disk is another");
+    }
+
+    /// The disk is what its model is after each step, and its guest's memory after some; then both end.
+    pub fn live(mut self, steps: &[Step]) {
+        for (step, n) in steps.iter().zip(1..) {
+            self.step(step);
+            if n % 5 == 0 || n == steps.len() {
+                self.check();
+            } else {
+                self.check_disk();
+            }
+        }
+        let left = (self.disk.end(), self.guest.end());
+        assert_eq!(left, (0, 0), "tables are left");
     }
 }

@@ -21,25 +21,6 @@ fn evict(frames: &FakeFrames) {
     Host(frames).evict_all(all);
 }
 
-/// The disk is what its model is after each step, and its guest's memory after some.
-fn live(mut world: World<'_>, steps: &[Step], is_long: bool) {
-    if is_long {
-        world.disk.take_long();
-    }
-    for (step, n) in steps.iter().zip(1..) {
-        world.step(step);
-        assert!(world.disk.contents() == world.blocks, "the disk is another");
-        if n % 5 == 0 || n == steps.len() {
-            world.check();
-        }
-    }
-    assert_eq!(
-        (world.disk.end(), world.guest.end()),
-        (0, 0),
-        "tables are left"
-    );
-}
-
 /// What all disks and guests had is back.
 fn nothing_is_left(frames: &FakeFrames, free: u64) {
     evict(frames);
@@ -56,7 +37,11 @@ proptest! {
             let image = Image::new(IMAGE, &base(0));
             let frames = image.machine(&NODES);
             let free = frames.counts()[0].free;
-            live(world(kind, &frames, &image), &steps, is_long);
+            let mut world = world(kind, &frames, &image);
+            if is_long {
+                world.disk.take_long();
+            }
+            world.live(&steps);
             nothing_is_left(&frames, free);
         }
     }
@@ -79,8 +64,11 @@ proptest! {
             let free = frames.counts()[0].free;
             let partition = |number, bytes: &[u8]| Partition::new(&frames, number, bytes);
             let sectors = blocks as u64 * 8 + sectors;
-            let world = World::sized(kind, (&frames, &image), partition, (below.to_vec(), sectors));
-            live(world, &steps, is_long);
+            let mut world = World::sized(kind, (&frames, &image), partition, (below.to_vec(), sectors));
+            if is_long {
+                world.disk.take_long();
+            }
+            world.live(&steps);
             nothing_is_left(&frames, free);
         }
     }

@@ -37,6 +37,7 @@ pub(super) struct Buffers {
     chain: Chain,
     /// The head of each, and its bytes.
     taken: Vec<(u16, u32), BUFFERS_MAX>,
+    /// Their descriptors, as they are read.
     ahead: Scratch,
     /// Where they are, one after the other.
     runs: Vec<Segment, RUNS_MAX>,

@@ -174,18 +174,7 @@ fn is_its_bytes(directory: &Path, steps: &[Step], format: Format, kind: usize) {
         disk.store(0, bytes);
         Partition::on(&frames, number, bytes.len(), Rc::new(disk))
     };
-    let mut world = World::new(kind, (&frames, &image), served);
-    for (step, n) in steps.iter().zip(1..) {
-        world.step(step);
-        if n % 5 == 0 || n == steps.len() {
-            world.check();
-        }
-    }
-    assert_eq!(
-        (world.disk.end(), world.guest.end()),
-        (0, 0),
-        "tables are left"
-    );
+    World::new(kind, (&frames, &image), served).live(steps);
 }
 
 proptest! {
