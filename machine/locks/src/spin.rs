@@ -5,7 +5,10 @@ use core::fmt;
 use core::hint;
 use core::ops::{Deref, DerefMut};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
+
+/// Looks at a held lock after which a CPU has waited long: some 300 instructions.
+const PATIENCE: u32 = 64;
 
 use crate::rank::{RankEvent, track};
 use crate::{Once, Rank};
@@ -22,15 +25,79 @@ pub fn set_relax(relax: fn()) {
 }
 
 /// A value for one CPU at a time: a test-and-test-and-set lock. Taking a free one is a single
-/// atomic swap (LSE `SWPA`) and giving it back a store-release.
+/// atomic swap (LSE `SWPA`), and giving it back a load and a store-release.
 ///
 /// CPUs that wait are not queued. A queue would hand the lock to a CPU that may not be running
-/// (EL2 itself under a simulator or another hypervisor) while all others wait for it; and what
-/// EL2 does under a lock is short and bounded, so that nobody waits long.
+/// (EL2 itself under a simulator or another hypervisor) while all others wait for it. But one of
+/// those that have waited long is promised the lock: nobody else takes it before that one had it.
+/// So a CPU waits for those that were promised it before, and not for as long as others come by.
 pub struct SpinLock<T: ?Sized> {
-    held: AtomicBool,
+    raw: Raw,
     rank: Rank,
     value: UnsafeCell<T>,
+}
+
+/// Nobody has the lock.
+const FREE: u8 = 0;
+/// A CPU has it, or is about to find that it is promised.
+const HELD: u8 = 1;
+/// Nobody has it, and only the CPU that it is promised may take it.
+const PROMISED: u8 = 2;
+
+/// Whose a lock is.
+struct Raw {
+    /// Any of the three.
+    state: AtomicU8,
+    /// What whoever gives it back leaves: [`FREE`], or [`PROMISED`] once a CPU has waited long.
+    next: AtomicU8,
+}
+
+impl Raw {
+    /// What the lock was: this CPU took it where that is [`FREE`], and is to [`Self::give_back`] or
+    /// [`Self::wait`] else.
+    #[inline]
+    fn swap(&self) -> u8 {
+        self.state.swap(HELD, Ordering::Acquire)
+    }
+
+    /// Leaves a lock as [`Self::swap`] found it, which was not free.
+    #[cold]
+    #[inline(never)]
+    fn give_back(&self, found: u8) {
+        if found == PROMISED {
+            // Released: the one that takes it sees what the last one did.
+            self.state.store(PROMISED, Ordering::Release);
+        }
+    }
+
+    /// Waits until this CPU took the lock, in which [`Self::swap`] found that.
+    // Kept out of line, so that taking a free lock needs no stack frame.
+    #[cold]
+    #[inline(never)]
+    fn wait(&self, found: u8) {
+        self.give_back(found);
+        let relax = RELAX.get().copied().unwrap_or(hint::spin_loop);
+        // Looking only reads, so the line stays shared between the CPUs that wait.
+        let state = || self.state.load(Ordering::Relaxed);
+        for _ in 0..PATIENCE {
+            if state() == FREE {
+                match self.swap() {
+                    FREE => return,
+                    found => self.give_back(found),
+                }
+            }
+            relax();
+        }
+        // One is promised it at a time; the others try to be the next.
+        let is_promised = || self.next.load(Ordering::Relaxed) == PROMISED;
+        while is_promised() || self.next.swap(PROMISED, Ordering::Relaxed) == PROMISED {
+            relax();
+        }
+        while state() == HELD || self.swap() == HELD {
+            relax();
+        }
+        self.next.store(FREE, Ordering::Relaxed);
+    }
 }
 
 // SAFETY: the lock hands the value to one thread at a time, so sharing the lock only ever moves
@@ -42,8 +109,12 @@ unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
 impl<T> SpinLock<T> {
     /// A free lock around `value`, to be taken in the order `rank` says.
     pub const fn new(rank: Rank, value: T) -> Self {
+        let raw = Raw {
+            state: AtomicU8::new(FREE),
+            next: AtomicU8::new(FREE),
+        };
         Self {
-            held: AtomicBool::new(false),
+            raw,
             rank,
             value: UnsafeCell::new(value),
         }
@@ -63,16 +134,19 @@ impl<T: ?Sized> SpinLock<T> {
     #[inline]
     fn lock_as(&self, event: RankEvent) -> SpinGuard<'_, T> {
         track(self.rank, event);
-        if self.held.swap(true, Ordering::Acquire) {
-            self.wait();
+        let found = self.raw.swap();
+        if found != FREE {
+            self.raw.wait(found);
         }
         SpinGuard { lock: self }
     }
 
-    /// The value, if it is free at this moment.
+    /// The value, if it is free at this moment, and promised to nobody.
     #[inline]
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
-        if self.held.swap(true, Ordering::Acquire) {
+        let found = self.raw.swap();
+        if found != FREE {
+            self.raw.give_back(found);
             return None;
         }
         track(self.rank, RankEvent::TryLock);
@@ -85,23 +159,6 @@ impl<T: ?Sized> SpinLock<T> {
         T: Sized,
     {
         self.value.into_inner()
-    }
-
-    /// Waits until the lock was free and this CPU took it.
-    // Kept out of line, so that taking a free lock needs no stack frame.
-    #[cold]
-    #[inline(never)]
-    fn wait(&self) {
-        let relax = RELAX.get().copied().unwrap_or(hint::spin_loop);
-        loop {
-            // Looking only reads, so the line stays shared between the CPUs that wait.
-            while self.held.load(Ordering::Relaxed) {
-                relax();
-            }
-            if !self.held.swap(true, Ordering::Acquire) {
-                return;
-            }
-        }
     }
 }
 
@@ -167,13 +224,16 @@ impl<T: ?Sized> Drop for SpinGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         track(self.lock.rank, RankEvent::Unlock);
-        self.lock.held.store(false, Ordering::Release);
+        let raw = &self.lock.raw;
+        let next = raw.next.load(Ordering::Relaxed);
+        raw.state.store(next, Ordering::Release);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
 
     #[test]
     fn a_held_lock_cannot_be_tried() {
@@ -183,6 +243,32 @@ mod tests {
         drop(guard);
         *lock.try_lock().unwrap() += 1;
         assert_eq!(*lock.lock(), 2);
+    }
+
+    /// One that waited long has the lock before whoever comes by.
+    #[test]
+    fn a_lock_is_for_the_one_that_waited_long() {
+        let lock = SpinLock::new(Rank::Device, 0);
+        for round in 0..100 {
+            let guard = lock.lock();
+            thread::scope(|scope| {
+                scope.spawn(|| *lock.lock() += 1);
+                while lock.raw.next.load(Ordering::Relaxed) != PROMISED {
+                    thread::yield_now();
+                }
+                assert_eq!(*guard, round);
+                drop(guard);
+                let mut found = lock.try_lock();
+                while found.is_none() {
+                    thread::yield_now();
+                    found = lock.try_lock();
+                }
+                assert_eq!(found.as_deref(), Some(&(round + 1)));
+                drop(found);
+                assert_eq!(*lock.lock(), round + 1);
+            });
+            assert_eq!(lock.raw.next.load(Ordering::Relaxed), FREE);
+        }
     }
 
     #[test]
