@@ -32,8 +32,10 @@ const fn pool(node: u8) -> SpinLock<Pool> {
     SpinLock::new(Rank::NodePool, Pool::new(NodeId(node)))
 }
 
-/// Chunks of reserved frames that are looked at before an allocation is tried again, at some 40 instructions each.
+/// Chunks of reserved frames that are looked at before an allocation is tried again, at some 40 instructions each,
+/// and those while the pool is locked.
 const RECLAIM_BUDGET: usize = 1024;
+const RECLAIM_TOGETHER: usize = 64;
 
 /// Whether a node's reserve of zeroed blocks lacks any, so that idle CPUs need not lock the pool
 /// to know. Taken by the one that zeroes; written under the pool's lock otherwise.
@@ -183,9 +185,10 @@ fn allocate_above(
         })
     };
     take().or_else(|| {
-        let reclaim = |pool: &mut Pool| pool.reclaim_reserved(&machine.map, RECLAIM_BUDGET);
+        let reclaim = |pool: &mut Pool| pool.reclaim_reserved(&machine.map, RECLAIM_TOGETHER);
+        let pieces = 0..RECLAIM_BUDGET / RECLAIM_TOGETHER;
         let mut nodes = machine.preference.from(home).iter();
-        let freed = nodes.any(|&node| with_pool(node, reclaim) > 0);
+        let freed = nodes.any(|&node| pieces.clone().any(|_| with_pool(node, reclaim) > 0));
         if freed || order == 0 && sharing::evict_some(home) {
             take()
         } else {

@@ -4,7 +4,7 @@ use crate::machine::{Machine, RANGES, filled, owner};
 use model_addr::{FrameRange, Gfn, Mfn, NodeId, VmId};
 use model_frame_table::{
     CHUNK_FRAMES, CHUNK_ORDER, Contents, Event, FrameEntry, MAX_ORDER, MapError, MemoryMap,
-    MemoryRange, Origin, Owner, Pool, Purpose, Refused, Use, entries_bytes,
+    MemoryRange, Origin, Owner, Pool, Purpose, RUNS_TOGETHER, Refused, Use, entries_bytes,
 };
 
 /// What idle CPUs have zeroed is lost as soon as anybody else may have written it.
@@ -300,4 +300,30 @@ fn reserved_frames_are_found_however_few_are_looked_at_at_once() {
             assert_eq!(pool.reclaim_reserved(&map, 3), 0);
         }
     }
+}
+
+/// Others wait for the pool meanwhile.
+#[test]
+fn few_runs_are_freed_at_once() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [mut pool, _] = filled(&map);
+    let before = pool.counts().free;
+    let mut take = |_| {
+        let purpose = Purpose::Private(owner(1, 0));
+        pool.allocate(&map, 0, purpose, NodeId(0)).unwrap()
+    };
+    let mut frames: Vec<Mfn> = (0..6 * RUNS_TOGETHER).map(&mut take).collect();
+    frames.sort_unstable();
+    // Each third frame: no two of them are a run.
+    let (apart, rest): (Vec<_>, Vec<_>) = frames.iter().partition(|frame| frame.0 % 3 == 0);
+    assert!(apart.len() > RUNS_TOGETHER);
+    assert_eq!(pool.free_each(&map, &apart), RUNS_TOGETHER);
+    for left in [&apart[RUNS_TOGETHER..], &rest] {
+        let mut left = left;
+        while !left.is_empty() {
+            left = &left[pool.free_each(&map, left)..];
+        }
+    }
+    assert_eq!(pool.counts().free, before);
 }
