@@ -77,7 +77,7 @@ impl Balloon {
     pub fn set_target(&self, vm: &Guest, pages: u32) {
         let mut state = self.state.lock();
         state.set_target(pages);
-        self.show_line(vm, &mut state);
+        self.show(vm, &mut state);
     }
 
     /// Pages that should be in the balloon.

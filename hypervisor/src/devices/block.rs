@@ -16,7 +16,7 @@ use crate::memory::{frames, heap, sharing};
 use abi::control::{count, latency_bucket};
 use alloc::boxed::Box;
 use arch::timer;
-use model_addr::Gfn;
+use model_addr::{FRAME_SIZE, Gfn};
 use model_disk::{Budget, Loaded, Pass, Progress, Side, Store as _, Turn, execute};
 use model_virtio::Transport;
 use model_virtio::blk::{Blk, Next, Operation, Request, Status};
@@ -143,7 +143,7 @@ impl Block {
             drop(buffer);
             fail(&mut state, vm, part);
         }
-        self.show_line(vm, &mut state);
+        self.show(vm, &mut state);
         // Requests may wait for the buffer that became free.
         vm.put_off_device_work();
     }
@@ -191,6 +191,14 @@ impl Behaviour for State {
     /// Requests that are held.
     fn due(&mut self) -> Option<u64> {
         each(self.held.as_deref()).map(|part| part.end.1).min()
+    }
+
+    /// Those of its overlay that nobody else uses.
+    fn frames(&self) -> u64 {
+        match &self.backing {
+            Backing::Cow(disk) => disk.private() / FRAME_SIZE,
+            Backing::ReadOnly(..) | Backing::Partition(_) => 0,
+        }
     }
 
     /// Whether the rings, or a request that is not answered, use a guest frame.

@@ -422,9 +422,14 @@ impl VirtualDevice for Net {
     }
 
     fn is_due(&self) -> bool {
-        let state = self.state.lock();
-        let waits = state.sending.as_ref().and_then(|sending| sending.waits);
-        waits.is_some_and(|(_, until)| due::has_come(until))
+        self.state.try_lock().is_none_or(|state| {
+            let waits = state.sending.as_ref().and_then(|sending| sending.waits);
+            waits.is_some_and(|(_, until)| due::has_come(until))
+        })
+    }
+
+    fn frames(&self) -> u64 {
+        0
     }
 
     fn errors(&self) -> u64 {

@@ -6,7 +6,7 @@ use crate::machine::{due, entropy};
 use abi::state;
 use alloc::{boxed::Box, vec::Vec};
 use core::any::Any;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Rank, SpinLock};
 use model_addr::Gfn;
 use model_virtio::{Device, Effect, Status, Transport, console, rng};
@@ -26,8 +26,11 @@ pub trait VirtualDevice: Any + Send + Sync {
     fn uses(&self, gfn: Gfn) -> bool;
     /// Its VM stands still: no page is kept for what its queues hold and nobody has taken.
     fn let_go(&self);
-    /// Whether work that waited for its time may be done; asks to be asked again where it may later.
+    /// Whether work that waited for its time may be done; asks to be asked again where it may later. It does not
+    /// wait for whoever is at it: the VM is to see for itself.
     fn is_due(&self) -> bool;
+    /// Frames that it holds for its VM alone, as of its last work: whoever asks does not wait for what it is at.
+    fn frames(&self) -> u64;
     /// Queues that its driver broke since the start, and pages that it gave and were not its to give.
     fn errors(&self) -> u64;
     /// Makes its record, for the image that takes this one's place; an error says what has none.
@@ -70,6 +73,11 @@ pub trait Behaviour: Send + 'static {
         None
     }
 
+    /// Frames that it holds for its VM alone.
+    fn frames(&self) -> u64 {
+        0
+    }
+
     /// Counts what [`VirtualDevice::errors`] tells.
     fn errors(&mut self) -> u64 {
         self.transport().errors().0.into()
@@ -90,6 +98,8 @@ pub trait Behaviour: Send + 'static {
 pub struct Virtio<B> {
     /// Its place among the VM's devices.
     window: usize,
+    /// What [`VirtualDevice::frames`] tells.
+    frames: AtomicU64,
     pub(super) state: SpinLock<B>,
 }
 
@@ -97,12 +107,22 @@ impl<B: Behaviour> Virtio<B> {
     /// A device at that place among the VM's.
     pub(super) fn with(window: usize, state: B) -> Self {
         let state = SpinLock::new(Rank::Device, state);
-        Self { window, state }
+        Self {
+            window,
+            frames: AtomicU64::new(0),
+            state,
+        }
     }
 
-    /// Shows the guest the interrupt line.
-    pub(super) fn show_line(&self, vm: &Guest, state: &mut B) {
+    /// After its work: tells what it holds, and shows the guest the interrupt line.
+    pub(super) fn show(&self, vm: &Guest, state: &mut B) {
+        self.tell_frames(state);
         show_line(vm, self.window, state.transport());
+    }
+
+    /// Tells what it holds.
+    pub(super) fn tell_frames(&self, state: &B) {
+        self.frames.store(state.frames(), Ordering::Relaxed);
     }
 }
 
@@ -121,14 +141,14 @@ impl<B: Behaviour> VirtualDevice for Virtio<B> {
         if effect != Effect::None {
             state.notified(vm);
         }
-        self.show_line(vm, &mut state);
+        self.show(vm, &mut state);
         read
     }
 
     fn proceed(&self, vm: &Guest) {
         let mut state = self.state.lock();
         state.work(vm);
-        self.show_line(vm, &mut state);
+        self.show(vm, &mut state);
     }
 
     fn uses(&self, gfn: Gfn) -> bool {
@@ -141,8 +161,12 @@ impl<B: Behaviour> VirtualDevice for Virtio<B> {
     }
 
     fn is_due(&self) -> bool {
-        let due = self.state.lock().due();
-        due.is_some_and(due::has_come)
+        let state = self.state.try_lock();
+        state.is_none_or(|mut state| state.due().is_some_and(due::has_come))
+    }
+
+    fn frames(&self) -> u64 {
+        self.frames.load(Ordering::Relaxed)
     }
 
     fn errors(&self) -> u64 {
@@ -174,7 +198,7 @@ impl Console {
             return None;
         }
         let taken = state.receive(&vm.memory(), bytes);
-        self.show_line(vm, &mut state);
+        self.show(vm, &mut state);
         Some(taken)
     }
 }

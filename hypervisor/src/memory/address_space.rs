@@ -169,11 +169,14 @@ impl AddressSpace {
 
     /// Bytes of frames behind the guest's memory, and of tables.
     pub fn usage(&self) -> (u64, u64) {
+        let (counts, tables) = self.holds();
+        (counts.present() * FRAME_SIZE, tables * FRAME_SIZE)
+    }
+
+    /// How many guest frames have what behind them, and how many frames the tables take.
+    pub fn holds(&self) -> (Counts, u64) {
         let maps = self.maps.lock();
-        (
-            maps.counts().present() * FRAME_SIZE,
-            maps.tables().count() * FRAME_SIZE,
-        )
+        (maps.counts(), maps.tables().count())
     }
 
     /// How often TLBs were told of changes: one CPU's, and those of all.

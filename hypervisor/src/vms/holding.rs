@@ -1,6 +1,5 @@
 //! What a VM that runs has of the machine's memory.
 
-use crate::devices::disk::CowDisk;
 use crate::memory::sharing;
 use crate::vms::instance::Instance;
 use model_addr::FRAME_SIZE;
@@ -13,18 +12,15 @@ pub fn size(instance: &Instance) -> u64 {
 
 /// What a VM holds.
 pub fn holding(instance: &Instance) -> Holding {
-    let (counts, _) = instance.space.counts();
+    let (counts, tables) = instance.space.holds();
     let account = sharing::accounts().get(instance.id.index);
-    let overlays = instance
-        .disks()
-        .map(|disk| disk.of_overlay(CowDisk::private) / FRAME_SIZE);
     Holding {
         private: counts.private,
         shared: counts.shared,
         users: account.users,
         units: account.units,
-        overlay: overlays.sum(),
-        tables: instance.space.usage().1 / FRAME_SIZE,
+        overlay: instance.virtio.iter().map(|device| device.frames()).sum(),
+        tables,
         takeable: instance.paging.takeable(counts.private, counts.shared),
     }
 }

@@ -11,7 +11,7 @@ impl Block {
     pub fn settle(&self, vm: &Guest) {
         let mut state = self.state.lock();
         serve_parked(&mut state, vm, &mut Budget::default());
-        self.show_line(vm, &mut state);
+        self.show(vm, &mut state);
     }
 
     /// Whether nothing is left for [`Self::settle`]: requests that wait for memory stay.
@@ -23,7 +23,7 @@ impl Block {
     pub fn end_held(&self, vm: &Guest) {
         let mut state = self.state.lock();
         state.tell_held(vm, true);
-        self.show_line(vm, &mut state);
+        self.show(vm, &mut state);
     }
 
     /// Writes what was written over its base, if it has one; it is disk `disk` of its VM. `false` where that stays on a
@@ -42,11 +42,14 @@ impl Block {
     /// Puts over its base what records say.
     #[must_use]
     pub fn adopt(&self, runs: &Runs<'_>) -> bool {
-        match &mut self.state.lock().backing {
+        let mut state = self.state.lock();
+        let is_adopted = match &mut state.backing {
             Backing::Cow(disk) => disk.adopt(runs, |frame, page| {
                 frames::ram(frame, 1).write(0, page);
             }),
             Backing::ReadOnly(..) | Backing::Partition(_) => false,
-        }
+        };
+        self.tell_frames(&state);
+        is_adopted
     }
 }
