@@ -1,7 +1,7 @@
 //! What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep; and what it asks a CPU to do
 //! about VMs that move. No part of the image.
 
-use crate::devices::network;
+use crate::devices::{block::Block, disk::CowDisk, network, virtio::VirtualDevice as _};
 use crate::drivers::disk;
 use crate::life::{self, moving};
 use crate::machine::{self, ENTITIES_MAX};
@@ -176,6 +176,16 @@ pub fn stretches() -> [u64; STRETCH_COUNT] {
         }
     }
     longest
+}
+
+/// Frames of overlays that disks tell of and do not hold, or hold and do not tell of.
+pub fn frames_untold() -> u64 {
+    let of_disk = |disk: &Block| {
+        let holds = disk.of_overlay(CowDisk::private) / FRAME_SIZE;
+        disk.frames().abs_diff(holds)
+    };
+    let of_vm = |vm: &vms::Vm| vm.live().map_or(0, |it| it.disks().map(of_disk).sum());
+    vms::all().iter().map(|vm| of_vm(vm)).sum()
 }
 
 /// Whether nothing is left to do.

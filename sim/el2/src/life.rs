@@ -303,6 +303,10 @@ impl<L: FnMut(&str)> Watch<'_, L> {
     /// All CPUs sleep, and nothing is left to ask: lets VMs that stand still go on, and looks at what is left once all have
     /// ended. Whether nothing is left.
     fn winds_up(&mut self) -> bool {
+        let untold = outside::frames_untold();
+        if untold != 0 {
+            self.life.wrong = Some(format!("{untold} frames of overlays are not told of"));
+        }
         let vms = outside::vms();
         let is_over = |vm: &RawVm| [state::ENDED, state::DEFINED].contains(&vm.state);
         if !self.control.is_quiet() {
