@@ -18,6 +18,7 @@ pub type Balloon = Virtio<Transport<balloon::Balloon>>;
 
 impl Behaviour for Transport<balloon::Balloon> {
     type Device = balloon::Balloon;
+    const WAITS: bool = true;
 
     fn transport(&mut self) -> &mut Self {
         self

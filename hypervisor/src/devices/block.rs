@@ -174,6 +174,7 @@ impl Block {
 
 impl Behaviour for State {
     type Device = Blk;
+    const WAITS: bool = true;
 
     fn transport(&mut self) -> &mut Transport<Blk> {
         &mut self.transport

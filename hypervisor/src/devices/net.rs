@@ -308,6 +308,10 @@ impl Net {
                 sending.waits = Some((*to, until));
                 due::request_at(until);
             }
+            // Who tries before its time asks for that again: what was due is forgotten by then.
+            (Sent::Waits(_), Some((_, until))) => {
+                due::has_come(until);
+            }
             _ => {}
         }
         sent

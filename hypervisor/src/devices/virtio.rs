@@ -7,7 +7,7 @@ use abi::state;
 use alloc::{boxed::Box, vec::Vec};
 use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
-use machine_locks::{Rank, SpinLock};
+use machine_locks::{Rank, SpinGuard, SpinLock};
 use model_addr::Gfn;
 use model_virtio::{Device, Effect, Status, Transport, console, rng};
 
@@ -51,6 +51,8 @@ pub fn as_a<D: VirtualDevice>(device: &dyn VirtualDevice) -> Option<&D> {
 pub trait Behaviour: Send + 'static {
     /// As the driver sees it.
     type Device: Device;
+    /// Whether some of its work waits for its time, as [`Self::due`] says.
+    const WAITS: bool = false;
 
     /// Its registers and queues.
     fn transport(&mut self) -> &mut Transport<Self::Device>;
@@ -140,8 +142,9 @@ impl<B: Behaviour> VirtualDevice for Virtio<B> {
         let (read, effect) = access.on(state.transport());
         if effect != Effect::None {
             state.notified(vm);
+            self.tell_frames(&state);
         }
-        self.show(vm, &mut state);
+        show_line(vm, self.window, state.transport());
         read
     }
 
@@ -161,8 +164,8 @@ impl<B: Behaviour> VirtualDevice for Virtio<B> {
     }
 
     fn is_due(&self) -> bool {
-        let state = self.state.try_lock();
-        state.is_none_or(|mut state| state.due().is_some_and(due::has_come))
+        let is_due = |mut state: SpinGuard<'_, B>| state.due().is_some_and(due::has_come);
+        B::WAITS && self.state.try_lock().is_none_or(is_due)
     }
 
     fn frames(&self) -> u64 {

@@ -97,9 +97,10 @@ impl Instance {
         self.all()
     }
 
-    /// Puts off device work that waited for its time, where that has come.
+    /// Puts off device work that waited for its time, where that has come. All are asked: each asks for its next time.
     pub fn wake_devices(&self) {
-        if self.virtio.iter().any(|device| device.is_due()) {
+        let devices = self.virtio.iter();
+        if devices.fold(false, |is_due, device| is_due | device.is_due()) {
             self.put_off_device_work();
         }
     }

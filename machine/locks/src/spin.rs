@@ -29,8 +29,9 @@ pub fn set_relax(relax: fn()) {
 ///
 /// CPUs that wait are not queued. A queue would hand the lock to a CPU that may not be running
 /// (EL2 itself under a simulator or another hypervisor) while all others wait for it. But one of
-/// those that have waited long is promised the lock: nobody else takes it before that one had it.
-/// So a CPU waits for those that were promised it before, and not for as long as others come by.
+/// those that have waited long is promised the lock: nobody else takes it before that one had it, but for one that
+/// comes by as it is promised. So a CPU waits for those that were promised it before, in no order, and not for as long
+/// as others come by.
 pub struct SpinLock<T: ?Sized> {
     raw: Raw,
     rank: Rank,
@@ -153,6 +154,12 @@ impl<T: ?Sized> SpinLock<T> {
         Some(SpinGuard { lock: self })
     }
 
+    /// Whether a CPU has waited long for it: who has it may give it back midway.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.raw.next.load(Ordering::Relaxed) == PROMISED
+    }
+
     /// The value, out of its lock.
     pub fn into_inner(self) -> T
     where
@@ -253,7 +260,7 @@ mod tests {
             let guard = lock.lock();
             thread::scope(|scope| {
                 scope.spawn(|| *lock.lock() += 1);
-                while lock.raw.next.load(Ordering::Relaxed) != PROMISED {
+                while !lock.is_wanted() {
                     thread::yield_now();
                 }
                 assert_eq!(*guard, round);
@@ -267,7 +274,7 @@ mod tests {
                 drop(found);
                 assert_eq!(*lock.lock(), round + 1);
             });
-            assert_eq!(lock.raw.next.load(Ordering::Relaxed), FREE);
+            assert!(!lock.is_wanted());
         }
     }
 

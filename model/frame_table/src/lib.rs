@@ -53,6 +53,6 @@ mod state;
 
 pub use entry::{CacheKey, FrameEntry, LockedFrame, Owner};
 pub use map::{MAX_RANGES, MapError, MemoryMap, MemoryRange, entries_bytes};
-pub use pool::{CHUNK_FRAMES, CHUNK_ORDER, MAX_ORDER, Pool, PoolCounts, Purpose, RUNS_TOGETHER};
+pub use pool::{CHUNK_FRAMES, CHUNK_ORDER, MAX_ORDER, Pool, PoolCounts, Purpose};
 pub use preference::{MAX_NODES, PerNode, PreferenceOrder};
 pub use state::{Chain, Contents, Event, FrameState, Origin, Refused, Use, after};

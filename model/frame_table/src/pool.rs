@@ -12,8 +12,6 @@ use crate::{
 pub const MAX_ORDER: u8 = 9;
 /// What it costs to take a reserved chunk back, in looks at one, less the look itself.
 const TAKEN_COSTS: usize = 15;
-/// Runs that [`Pool::free_each`] takes back in one go, at some 130 instructions each.
-pub const RUNS_TOGETHER: usize = 4;
 /// Frames are reserved, taken by guests and reclaimed in aligned chunks of this many: 64 KiB.
 pub const CHUNK_FRAMES: u64 = 1 << CHUNK_ORDER;
 /// log2 of [`CHUNK_FRAMES`].
@@ -277,13 +275,16 @@ impl Pool {
     }
 
     /// Takes back guests' frames as [`Self::free`] does, aligned runs of up to [`CHUNK_FRAMES`] of
-    /// them together: their lists change once for all. At most [`RUNS_TOGETHER`] runs, as others wait for the
-    /// pool. How many of the first ones were taken back: it stops at one that is refused.
-    pub fn free_each(&mut self, map: &MemoryMap<'_>, frames: &[Mfn]) -> usize {
+    /// them together: their lists change once for all. How many of the first ones were taken back: it stops at one
+    /// that is refused, and after a run of some 130 instructions where others want the pool by then.
+    pub fn free_each(
+        &mut self,
+        map: &MemoryMap<'_>,
+        frames: &[Mfn],
+        is_wanted: impl Fn() -> bool,
+    ) -> usize {
         let mut freed = 0;
-        for _ in 0..RUNS_TOGETHER {
-            let rest = frames.get(freed..).and_then(<[Mfn]>::split_first);
-            let Some((first, others)) = rest else { break };
+        while let Some((first, others)) = frames.get(freed..).and_then(<[Mfn]>::split_first) {
             let aligned = first.0.trailing_zeros().min(CHUNK_ORDER.into());
             let follows = |(n, frame): &(u64, &Mfn)| **frame == first.add(*n);
             let following = (1..1 << aligned).zip(others).take_while(follows).count();
@@ -294,6 +295,9 @@ impl Pool {
                 .find(|order| self.free(map, *first, *order).is_ok());
             let Some(order) = taken else { break };
             freed += 1 << order;
+            if is_wanted() {
+                break;
+            }
         }
         freed
     }
