@@ -33,6 +33,8 @@ pub struct Known {
     /// Requests that ended it, and resets.
     kills: u32,
     resets: u32,
+    /// How often its guest had come to its end when a start of it was heard of.
+    ends: u32,
     /// Memory was asked of it.
     may_owe: bool,
     /// Somebody has asked to end it.
@@ -119,6 +121,7 @@ impl Control {
                 }),
                 starts: (if is_short { 0 } else { starts }, starts),
                 kills: 0,
+                ends: 0,
                 resets: 0,
                 may_owe: false,
                 may_be_ended: false,
@@ -212,10 +215,10 @@ impl Control {
     }
 
     fn freedom(&self, vm: usize, said: Said) -> Freedom {
-        // Two answers can be heard at once: by then the guest of a start that is not heard of may have begun.
-        let has_begun_again = said.begun > self.known[vm].starts.1;
+        // Several answers can be heard at once: by then the guest of a start that is not heard of may have begun.
+        let has_ended = said.ends > self.known[vm].ends;
         Freedom {
-            may_end: said.is_done || has_begun_again,
+            may_end: said.is_done || has_ended,
             restarts: self.vms[vm].restarts,
             may_owe: self.known[vm].may_owe,
             is_alone: self.known[vm].record.is_alone(),
@@ -290,6 +293,9 @@ impl Control {
             let freedom = self.freedom(vm, said[vm]);
             if let Some(stands) = &mut self.known[vm].stands {
                 stands.pass(freedom);
+            }
+            if reply.code == code::OK && [request::START, request::RESET].contains(&asked.kind) {
+                self.known[vm].ends = said[vm].ends;
             }
             return match &asked.what {
                 What::Create(record, is_possible) => {

@@ -42,6 +42,8 @@ pub struct Said {
     pub begun: u32,
     /// Its first vCPU has come to the end of its program since.
     pub is_done: bool,
+    /// How often it has.
+    pub ends: u32,
     /// Somebody has ended it, or may have.
     pub is_ended: bool,
     /// It is certain that it stands still.
@@ -77,6 +79,14 @@ pub struct Memories {
 }
 
 impl Said {
+    /// A vCPU of that number has come to its end.
+    const fn end(&mut self, vcpu: u64) {
+        if vcpu == 0 {
+            self.is_done = true;
+            self.ends += 1;
+        }
+    }
+
     /// The number of its life, if it is certain that it runs.
     pub fn life(self) -> Option<u32> {
         (self.begun > 0 && !self.is_done && !self.is_ended).then_some(self.begun)
@@ -378,7 +388,7 @@ impl Observer for Memories {
             ENDS => {
                 let mut sums = self.sums.borrow_mut();
                 sums.done += 1;
-                sums.vms[vm].is_done |= vcpu.register(VCPU) == 0;
+                sums.vms[vm].end(vcpu.register(VCPU));
             }
             other => return Err(format!("a guest asks {other}, which nobody knows")),
         }
