@@ -91,7 +91,7 @@ pub fn run(step: &mut Step<'_>) -> Outcome<Found> {
     found.notes.push(format!(
         "machine of {MACHINE}, of which {} KiB were free at the end beside the reserve; the others broke {} shared \
          pages meanwhile, {} on four CPUs; an interrupted fault has in it the switch to another VM and back, but not \
-         what that did; on four CPUs each VM has one of its own, and what a fault waits for locks is executed",
+         what that did; on four CPUs it has all that its CPU did meanwhile, and what a fault waits for locks is executed",
         storm.spare, storm.breaks, among.breaks
     ));
     let bars = |what: &str, run: &Run| {

@@ -53,7 +53,8 @@ pub fn run(doing: &str, disk: &Path) -> Outcome<Run> {
     vms.push(outsider.group("other").cow_disk(&disk));
     let mut machine = Machine::start(&assets::command(), &place, &hardware, &vms)?;
     machine.await_answer()?;
-    machine.expect("outsider", "timing: done", 1, WORK_MAX)?;
+    // Nobody asks meanwhile: an answer is work of EL2, which a fault would have to wait for.
+    machine.hear("outsider", "timing: done", WORK_MAX)?;
     let mut breaks = 0;
     for name in NAMES {
         breaks += machine
