@@ -308,9 +308,10 @@ impl Net {
                 sending.waits = Some((*to, until));
                 due::request_at(until);
             }
-            // Who tries before its time asks for that again: what was due is forgotten by then.
-            (Sent::Waits(_), Some((_, until))) => {
-                due::has_come(until);
+            // Who tries before its time asks for that again, as what was due may be forgotten by then; who tries
+            // later, once more.
+            (Sent::Waits(_), Some((_, until))) if due::has_come(until) => {
+                vm.put_off_work_of(1 << self.window);
             }
             _ => {}
         }
@@ -426,9 +427,11 @@ impl VirtualDevice for Net {
     }
 
     fn is_due(&self) -> bool {
+        // Where a frame travels, too: nobody can tell yet when it is due.
         self.state.try_lock().is_none_or(|state| {
-            let waits = state.sending.as_ref().and_then(|sending| sending.waits);
-            waits.is_some_and(|(_, until)| due::has_come(until))
+            let has_come = |(_, until)| due::has_come(until);
+            let sending = state.sending.as_ref();
+            sending.is_none_or(|it| it.waits.is_some_and(has_come))
         })
     }
 

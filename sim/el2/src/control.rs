@@ -33,8 +33,9 @@ pub struct Known {
     /// Requests that ended it, and resets.
     kills: u32,
     resets: u32,
-    /// How often its guest had come to its end when a start of it was heard of.
+    /// How often its guest had come to its end when a start of it was heard of last, and whether one was since.
     ends: u32,
+    has_started: bool,
     /// Memory was asked of it.
     may_owe: bool,
     /// Somebody has asked to end it.
@@ -122,6 +123,7 @@ impl Control {
                 starts: (if is_short { 0 } else { starts }, starts),
                 kills: 0,
                 ends: 0,
+                has_started: false,
                 resets: 0,
                 may_owe: false,
                 may_be_ended: false,
@@ -184,6 +186,11 @@ impl Control {
         while let Some((header, payload)) = self.next_frame()? {
             heard = true;
             self.hear(header, &payload, said)?;
+        }
+        for (known, said) in self.known.iter_mut().zip(said) {
+            if std::mem::take(&mut known.has_started) {
+                known.ends = said.ends;
+            }
         }
         if self.left > 0 && self.asked.len() < self.at_once && (rests || steps >= self.not_before) {
             self.left -= 1;
@@ -295,7 +302,7 @@ impl Control {
                 stands.pass(freedom);
             }
             if reply.code == code::OK && [request::START, request::RESET].contains(&asked.kind) {
-                self.known[vm].ends = said[vm].ends;
+                self.known[vm].has_started = true;
             }
             return match &asked.what {
                 What::Create(record, is_possible) => {
