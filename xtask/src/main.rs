@@ -17,6 +17,7 @@ mod images;
 mod licences;
 mod lines;
 mod mutants;
+mod profile;
 mod project;
 mod rust_source;
 mod soak;
@@ -141,6 +142,8 @@ enum Task {
         #[arg(long)]
         trusted: bool,
     },
+    /// Print what the hypervisor executed by function, as $UNDERPIN_SIM_PROFILE had it counted (see sim/README.md)
+    Profile(profile::Asked),
     /// Check how much stack the EL2 image takes that `xtask build` has left
     Frames,
     /// Check the house rules
@@ -188,6 +191,7 @@ fn main() -> ExitCode {
         Task::BenchSpan(asked) => bench_span::run(&asked),
         Task::Soak { hours } => soak::run(hours),
         Task::Mutants { names, trusted } => mutants::run(&names, trusted),
+        Task::Profile(asked) => profile::run(&asked),
         Task::Frames => gate::alone("stack frames"),
         Task::Tidy => gate::alone("house rules"),
         Task::Loc => lines::print(),

@@ -11,10 +11,11 @@ const FILE_LINES_MAX: usize = 600;
 const SAFETY_REACH: usize = 16;
 
 /// Where unsafe code may be.
-const UNSAFE: [&str; 5] = [
+const UNSAFE: [&str; 6] = [
     "machine",
     "hypervisor",
     "sim/plugin",
+    "sim/profile",
     "sim/qemu",
     "sim/wire",
 ];
@@ -228,7 +229,7 @@ mod tests {
         assert_eq!(
             found("model/a/src/lib.rs", bare),
             [
-                "model/a/src/lib.rs:1: unsafe code may be below machine, hypervisor, sim/plugin, sim/qemu, sim/wire only"
+                "model/a/src/lib.rs:1: unsafe code may be below machine, hypervisor, sim/plugin, sim/profile, sim/qemu, sim/wire only"
             ]
         );
         assert_eq!(

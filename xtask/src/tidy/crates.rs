@@ -8,9 +8,10 @@ use toml::{Table, Value};
 /// The licence of everything.
 const LICENCE: &str = "MIT OR Apache-2.0";
 /// But for this: what is loaded into QEMU is under a licence that QEMU's permits.
-const OTHER_LICENCE: [(&str, &str); 4] = [
+const OTHER_LICENCE: [(&str, &str); 5] = [
     ("sim/clock", "GPL-2.0-or-later"),
     ("sim/plugin", "GPL-2.0-or-later"),
+    ("sim/profile", "GPL-2.0-or-later"),
     ("sim/qemu", "GPL-2.0-or-later"),
     ("sim/wire", "GPL-2.0-or-later"),
 ];
@@ -19,7 +20,7 @@ const EMPTY_NAMES: [&str; 3] = ["util", "common", "base"];
 /// Packages that are known by one name, wherever they lie.
 const OWN_NAME: [&str; 1] = ["underpin"];
 /// Crates that may hold unsafe code; all others forbid it.
-const UNSAFE: [&str; 12] = [
+const UNSAFE: [&str; 13] = [
     "machine/aarch64",
     "machine/bare",
     "machine/heap",
@@ -29,6 +30,7 @@ const UNSAFE: [&str; 12] = [
     "sim/guest",
     "sim/clock",
     "sim/plugin",
+    "sim/profile",
     "sim/qemu",
     "sim/twin",
     "sim/wire",

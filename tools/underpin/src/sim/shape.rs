@@ -233,6 +233,9 @@ impl Shape {
                 if files.port.is_none() || self.cluster.free {
                     args.pair("-plugin", self.flash.clock_plugin()?);
                 }
+                if let Some(plugin) = flash::profile_plugin()? {
+                    args.pair("-plugin", plugin);
+                }
                 // The machine's random bits and its calendar are the same in each run; hosts have random bits of their own.
                 let seed = files.port.as_ref().map_or(1, |port| port.me + 1);
                 args.pair("-seed", seed.to_string());

@@ -1,0 +1,87 @@
+//! What the hypervisor executes, by place: a plugin of QEMU's.
+//!
+//! It counts the instructions of an image by block of code, for all CPUs together and for each *visit* that was long: from
+//! where a CPU comes to the image to where it leaves it for a guest. The README beside the crates has the options and the
+//! layout of the results.
+//!
+//! The number of a CPU that QEMU 10.0 gives to callbacks is that of the CPU for which the block was translated, where one
+//! thread runs them all; so QEMU's own variable is asked ([`sim_qemu::private::Current`]).
+//!
+//! # Soundness
+//! Unsafe code is here (QEMU calls). All state is in one static cell. It is used by callbacks only, and these come from one
+//! thread: under `-icount`, which is asked for, QEMU has one thread for all CPUs. No callback calls anything of QEMU's that
+//! would come back to a callback.
+
+mod options;
+mod profile;
+
+use options::Options;
+use profile::Profile;
+use sim_qemu::{Loading, interface as qemu, refuse};
+use std::{
+    cell::UnsafeCell,
+    ffi::{c_uint, c_void},
+    ptr,
+};
+
+sim_qemu::plugin!(prepare);
+
+struct Cell(UnsafeCell<Option<Profile>>);
+
+// SAFETY: it is written once, before QEMU starts any thread for CPUs, and used by callbacks only,
+// which come from one thread (see Soundness).
+unsafe impl Sync for Cell {}
+
+static PROFILE: Cell = Cell(UnsafeCell::new(None));
+
+/// The profile, for the time of one callback.
+#[inline]
+fn profile() -> &'static mut Profile {
+    // SAFETY: each callback asks once and lets go before it returns, and callbacks neither overlap
+    // nor nest (see Soundness).
+    match unsafe { &mut *PROFILE.0.get() } {
+        Some(profile) => profile,
+        None => refuse("QEMU called the plugin before it was installed"),
+    }
+}
+
+fn prepare(loading: &Loading) -> Result<(), String> {
+    let options = Options::read(&loading.words)?;
+    loading.qemu.must_count()?;
+    // SAFETY: QEMU has no thread for CPUs yet, and nothing was registered to be called.
+    unsafe { *PROFILE.0.get() = Some(Profile::new(options)) };
+    // SAFETY: the number is the one that QEMU gave, and the function is as it must be.
+    unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(loading.id, Some(on_translation)) };
+    loading.at_exit(at_exit);
+    Ok(())
+}
+
+/// # Safety
+/// As QEMU promises: the block is one that is being translated.
+unsafe extern "C" fn on_translation(_: qemu::qemu_plugin_id_t, block: *mut qemu::qemu_plugin_tb) {
+    // SAFETY: QEMU gives the block that it translates, which has an instruction at least.
+    let (address, host, count) = unsafe {
+        let first = qemu::qemu_plugin_tb_get_insn(block, 0);
+        let host = qemu::qemu_plugin_insn_haddr(first) as u64;
+        let count = qemu::qemu_plugin_tb_n_insns(block);
+        (qemu::qemu_plugin_tb_vaddr(block), host, count as u64)
+    };
+    let number = profile().translated(address, host, count);
+    // SAFETY: as above; the data is no address, and only given back.
+    unsafe {
+        qemu::qemu_plugin_register_vcpu_tb_exec_cb(
+            block,
+            Some(on_block),
+            qemu::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS,
+            ptr::without_provenance_mut(number),
+        );
+    }
+}
+
+extern "C" fn on_block(_: c_uint, number: *mut c_void) {
+    profile().executes(number.addr());
+}
+
+extern "C" fn at_exit(_: qemu::qemu_plugin_id_t, _: *mut c_void) {
+    profile().finish();
+}
