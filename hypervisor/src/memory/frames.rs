@@ -19,7 +19,7 @@ use model_paging::{Store, Token};
 use model_pmap::Why;
 use model_stage2::Invalidation;
 
-static POOLS: PerNode<SpinLock<Pool>> = {
+static POOLS: PerNode<SpinLock<Pool, true>> = {
     let (mut pools, mut node) = ([const { pool(0) }; MAX_NODES], 1);
     while node < MAX_NODES {
         pools[node] = pool(node as u8);
@@ -28,8 +28,8 @@ static POOLS: PerNode<SpinLock<Pool>> = {
     PerNode(pools)
 };
 
-const fn pool(node: u8) -> SpinLock<Pool> {
-    SpinLock::new(Rank::NodePool, Pool::new(NodeId(node)))
+const fn pool(node: u8) -> SpinLock<Pool, true> {
+    SpinLock::promising(Rank::NodePool, Pool::new(NodeId(node)))
 }
 
 /// Chunks of reserved frames of a node that an allocation looks at, at some 40 instructions each, and those after which

@@ -25,14 +25,14 @@ pub fn set_relax(relax: fn()) {
 }
 
 /// A value for one CPU at a time: a test-and-test-and-set lock. Taking a free one is a single
-/// atomic swap (LSE `SWPA`), and giving it back a load and a store-release.
+/// atomic swap (LSE `SWPA`), and giving it back a store-release.
 ///
 /// CPUs that wait are not queued. A queue would hand the lock to a CPU that may not be running
-/// (EL2 itself under a simulator or another hypervisor) while all others wait for it. But one of
-/// those that have waited long is promised the lock: nobody else takes it before that one had it, but for one that
+/// (EL2 itself under a simulator or another hypervisor) while all others wait for it. But where it `PROMISES`, which
+/// giving it back takes a load for, one of those that have waited long is promised the lock: nobody else takes it before that one had it, but for one that
 /// comes by as it is promised. So a CPU waits for those that were promised it before, in no order, and not for as long
 /// as others come by.
-pub struct SpinLock<T: ?Sized> {
+pub struct SpinLock<T: ?Sized, const PROMISES: bool = false> {
     raw: Raw,
     rank: Rank,
     value: UnsafeCell<T>,
@@ -75,12 +75,14 @@ impl Raw {
     // Kept out of line, so that taking a free lock needs no stack frame.
     #[cold]
     #[inline(never)]
-    fn wait(&self, found: u8) {
+    fn wait(&self, found: u8, promises: bool) {
         self.give_back(found);
         let relax = RELAX.get().copied().unwrap_or(hint::spin_loop);
         // Looking only reads, so the line stays shared between the CPUs that wait.
         let state = || self.state.load(Ordering::Relaxed);
-        for _ in 0..PATIENCE {
+        let mut looks = 0;
+        while looks < PATIENCE {
+            looks += u32::from(promises);
             if state() == FREE {
                 match self.swap() {
                     FREE => return,
@@ -103,13 +105,26 @@ impl Raw {
 
 // SAFETY: the lock hands the value to one thread at a time, so sharing the lock only ever moves
 // the value's use between threads: `T: Send` is what that takes.
-unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
+unsafe impl<T: ?Sized + Send, const PROMISES: bool> Sync for SpinLock<T, PROMISES> {}
 // SAFETY: moving the lock moves the value.
-unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
+unsafe impl<T: ?Sized + Send, const PROMISES: bool> Send for SpinLock<T, PROMISES> {}
 
 impl<T> SpinLock<T> {
     /// A free lock around `value`, to be taken in the order `rank` says.
     pub const fn new(rank: Rank, value: T) -> Self {
+        Self::free(rank, value)
+    }
+}
+
+impl<T> SpinLock<T, true> {
+    /// The same, which is promised to CPUs that wait long: for what many CPUs want.
+    pub const fn promising(rank: Rank, value: T) -> Self {
+        Self::free(rank, value)
+    }
+}
+
+impl<T, const PROMISES: bool> SpinLock<T, PROMISES> {
+    const fn free(rank: Rank, value: T) -> Self {
         let raw = Raw {
             state: AtomicU8::new(FREE),
             next: AtomicU8::new(FREE),
@@ -122,29 +137,29 @@ impl<T> SpinLock<T> {
     }
 }
 
-impl<T: ?Sized> SpinLock<T> {
+impl<T: ?Sized, const PROMISES: bool> SpinLock<T, PROMISES> {
     /// Waits for the value.
     ///
     /// # Panics
     /// In debug builds, where the order of [`Rank`] forbids waiting for this lock now.
     #[inline]
-    pub fn lock(&self) -> SpinGuard<'_, T> {
+    pub fn lock(&self) -> SpinGuard<'_, T, PROMISES> {
         self.lock_as(RankEvent::Lock)
     }
 
     #[inline]
-    fn lock_as(&self, event: RankEvent) -> SpinGuard<'_, T> {
+    fn lock_as(&self, event: RankEvent) -> SpinGuard<'_, T, PROMISES> {
         track(self.rank, event);
         let found = self.raw.swap();
         if found != FREE {
-            self.raw.wait(found);
+            self.raw.wait(found, PROMISES);
         }
         SpinGuard { lock: self }
     }
 
     /// The value, if it is free at this moment, and promised to nobody.
     #[inline]
-    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T, PROMISES>> {
         let found = self.raw.swap();
         if found != FREE {
             self.raw.give_back(found);
@@ -189,7 +204,7 @@ pub fn lock_pair<'a, T>(
     }
 }
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLock<T> {
+impl<T: ?Sized + fmt::Debug, const PROMISES: bool> fmt::Debug for SpinLock<T, PROMISES> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.try_lock() {
             Some(value) => write!(f, "SpinLock({:?}, {:?})", self.rank, &*value),
@@ -200,15 +215,15 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLock<T> {
 
 /// The value of a [`SpinLock`], given back when this is dropped.
 #[must_use = "the lock is given back when the guard is dropped"]
-pub struct SpinGuard<'a, T: ?Sized> {
-    lock: &'a SpinLock<T>,
+pub struct SpinGuard<'a, T: ?Sized, const PROMISES: bool = false> {
+    lock: &'a SpinLock<T, PROMISES>,
 }
 
 // SAFETY: sharing a guard shares `&T` and nothing else. (Its `Send` follows from `SpinLock`'s
 // `Sync`; a guard that another thread drops gives the lock back all the same.)
-unsafe impl<T: ?Sized + Sync> Sync for SpinGuard<'_, T> {}
+unsafe impl<T: ?Sized + Sync, const PROMISES: bool> Sync for SpinGuard<'_, T, PROMISES> {}
 
-impl<T: ?Sized> Deref for SpinGuard<'_, T> {
+impl<T: ?Sized, const PROMISES: bool> Deref for SpinGuard<'_, T, PROMISES> {
     type Target = T;
 
     #[inline]
@@ -219,7 +234,7 @@ impl<T: ?Sized> Deref for SpinGuard<'_, T> {
     }
 }
 
-impl<T: ?Sized> DerefMut for SpinGuard<'_, T> {
+impl<T: ?Sized, const PROMISES: bool> DerefMut for SpinGuard<'_, T, PROMISES> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`; `&mut self` excludes other references through this guard.
@@ -227,12 +242,16 @@ impl<T: ?Sized> DerefMut for SpinGuard<'_, T> {
     }
 }
 
-impl<T: ?Sized> Drop for SpinGuard<'_, T> {
+impl<T: ?Sized, const PROMISES: bool> Drop for SpinGuard<'_, T, PROMISES> {
     #[inline]
     fn drop(&mut self) {
         track(self.lock.rank, RankEvent::Unlock);
         let raw = &self.lock.raw;
-        let next = raw.next.load(Ordering::Relaxed);
+        let next = if PROMISES {
+            raw.next.load(Ordering::Relaxed)
+        } else {
+            FREE
+        };
         raw.state.store(next, Ordering::Release);
     }
 }
@@ -255,7 +274,7 @@ mod tests {
     /// One that waited long has the lock before whoever comes by.
     #[test]
     fn a_lock_is_for_the_one_that_waited_long() {
-        let lock = SpinLock::new(Rank::Device, 0);
+        let lock = SpinLock::promising(Rank::Device, 0);
         for round in 0..100 {
             let guard = lock.lock();
             thread::scope(|scope| {
