@@ -12,11 +12,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     path::Path,
-    process::Command,
 };
 
-/// Programs that disassemble for another architecture.
-const OBJDUMP: [&str; 2] = ["llvm-objdump", "aarch64-linux-gnu-objdump"];
 /// The most bytes of a function's frame.
 const FRAME_MAX: u64 = 16 * 1024;
 /// Functions with larger frames, and the most bytes of each: they run at boot, once, or as VMs come and go.
@@ -72,20 +69,10 @@ struct Image {
 /// The functions whose frames are too large, and calls that are too deep.
 pub fn check(step: &Step<'_>, elf: &Path) -> Outcome {
     step.doing("reading frames of functions");
-    let program = project::first_program(&OBJDUMP)
-        .ok_or("cannot read frames, because there is neither llvm-objdump nor aarch64-linux-gnu-objdump; run scripts/setup")?;
-    let output = Command::new(program)
-        .args(["--disassemble", "--demangle", "--no-show-raw-insn"])
-        .arg(elf)
-        .output()
-        .map_err(|error| format!("cannot run {program}: {error}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{program}: {said}"));
-    }
-    let image = Image::read(&String::from_utf8_lossy(&output.stdout));
+    let arguments = ["--disassemble", "--demangle", "--no-show-raw-insn"];
+    let image = Image::read(&project::binutil("objdump", &arguments, elf)?);
     if image.functions.values().all(|function| function.frame == 0) {
-        return Err(format!("{program} shows no frames in {}", elf.display()));
+        return Err(format!("objdump shows no frames in {}", elf.display()));
     }
     let depth = image.judge(&LARGER, &POINTED)?;
     step.say(&format!(

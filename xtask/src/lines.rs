@@ -14,14 +14,15 @@ use std::{
 };
 
 /// The most lines that Underpin may have at EL2. The aim (mission row A19) is 36,000, which is missed: `STATUS.md` says
-/// by how much. This keeps them from growing unnoticed. It was to fall only, and rose ten times: from 39,266 with floors, reasons and
+/// by how much. This keeps them from growing unnoticed. It was to fall only, and rose eleven times: from 39,266 with floors, reasons and
 /// bounded passes, from 39,302 with places for spanning VMs, sinks and sources of state, and more bounds of device work, and from
 /// 39,968 with the card's rest in a flood and control VMs that ask other hosts, from 40,082 with copies of odd places, from
 /// 40,103 with the question whether a page was ever touched, from 40,107 with SPIs and states of vCPUs that go over to
 /// another host, from 40,212 with a UART that sends a byte at once, from 40,216 with new chunks whose entries are not read,
-/// from 40,219 with hosts that are drained, and from 40,314 with descriptors that are read together. It fell once, from 40,091,
+/// from 40,219 with hosts that are drained, from 40,314 with descriptors that are read together, and from 40,488 with pools that
+/// are promised to who waits, and devices that tell what they hold. It fell once, from 40,091,
 /// with one way to ask for a VM that lives.
-const LINES_MAX: usize = 40_609;
+const LINES_MAX: usize = 40_605;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed. It first rose three times: from 5,364 with links that are open, and errands, from 5,467 with the guest's counter in messages about

@@ -6,11 +6,8 @@ use std::{
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
-/// Programs that list the symbols of a file for another architecture.
-const NM: [&str; 2] = ["llvm-nm", "aarch64-linux-gnu-nm"];
 /// Where the boot protocol puts the image, whose symbols begin at 0.
 const IMAGE: u64 = 0x4020_0000;
 /// Functions that are shown of all visits together, and of each of the longest.
@@ -108,18 +105,8 @@ fn show(to: &mut String, what: &str, counts: &Counts, most: usize) {
 
 impl Symbols {
     fn of(elf: &Path) -> Outcome<Self> {
-        let program = project::first_program(&NM)
-            .ok_or("cannot read symbols, because there is neither llvm-nm nor aarch64-linux-gnu-nm; run scripts/setup")?;
-        let output = Command::new(program)
-            .arg("--demangle")
-            .arg(elf)
-            .output()
-            .map_err(|error| format!("cannot run {program}: {error}"))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(format!("{program}: {said}"));
-        }
-        Ok(Self::read(&String::from_utf8_lossy(&output.stdout)))
+        let text = project::binutil("nm", &["--demangle"], elf)?;
+        Ok(Self::read(&text))
     }
 
     fn read(text: &str) -> Self {

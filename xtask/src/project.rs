@@ -1,5 +1,6 @@
 //! Where things are in the checkout, and how its commands are called.
 
+use crate::step::Outcome;
 use std::{
     env,
     path::{Path, PathBuf},
@@ -86,11 +87,37 @@ pub fn existing(manifest: &str) -> bool {
     root().join(manifest).exists()
 }
 
+/// What a program of binutils says of a file for another architecture, or LLVM's of that name: the one that is there.
+///
+/// # Errors
+/// Neither is there, or what it says.
+pub fn binutil(name: &str, arguments: &[&str], file: &Path) -> Outcome<String> {
+    let names = [format!("llvm-{name}"), format!("aarch64-linux-gnu-{name}")];
+    let program = names.iter().find(|name| is_on_path(name)).ok_or_else(|| {
+        let [llvm, gnu] = &names;
+        format!(
+            "cannot read {}, because there is neither {llvm} nor {gnu}; run scripts/setup",
+            file.display()
+        )
+    })?;
+    let output = Command::new(program)
+        .args(arguments)
+        .arg(file)
+        .output()
+        .map_err(|error| format!("cannot run {program}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{program}: {said}"))
+}
+
 /// The first of these programs that is on the path.
 pub fn first_program(names: &[&'static str]) -> Option<&'static str> {
-    let path = env::var_os("PATH")?;
-    let is_there = |name: &&&str| {
-        env::split_paths(&path).any(|directory| Path::new(&directory).join(name).is_file())
-    };
-    names.iter().find(is_there).copied()
+    names.iter().find(|name| is_on_path(name)).copied()
+}
+
+fn is_on_path(name: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|directory| directory.join(name).is_file())
 }

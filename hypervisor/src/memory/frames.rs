@@ -200,23 +200,20 @@ fn take(home: NodeId, (order, purpose, kept): Wanted) -> Option<Mfn> {
 fn take_reclaimed(home: NodeId, what: Wanted) -> Option<Mfn> {
     let again = || take(home, what);
     let mut nodes = machine::get().preference.from(home).iter();
-    let reclaimed = nodes.find_map(|&node| reclaimed(node).find_map(|()| again()));
+    let reclaimed = nodes.find_map(|&node| reclaimed(node).find_map(|_| again()));
     let is_evicted = || what.0 == 0 && sharing::evict_some(home);
     reclaimed.or_else(|| is_evicted().then(again)?)
 }
 
-/// Takes frames of `node` back that were set aside for guests, a piece at a time; an item where some were.
-fn reclaimed(node: NodeId) -> impl Iterator<Item = ()> {
+/// Takes frames of `node` back that were set aside for guests, a piece at a time: how many, where there were some.
+fn reclaimed(node: NodeId) -> impl Iterator<Item = u64> {
     let map = &machine::get().map;
-    let mut looks = (0..RECLAIM_BUDGET).step_by(RECLAIM_TOGETHER);
-    core::iter::from_fn(move || {
-        let mut piece = |pool: &mut Pool| {
-            let is_over = looks.next().is_none() || pool.has_nothing_reserved();
-            (!is_over).then(|| pool.reclaim_reserved(map, RECLAIM_TOGETHER))
-        };
-        with_pool(node, &mut piece)
-    })
-    .filter_map(|freed| (freed > 0).then_some(()))
+    let piece = move |pool: &mut Pool| {
+        (!pool.has_nothing_reserved()).then(|| pool.reclaim_reserved(map, RECLAIM_TOGETHER))
+    };
+    let pieces = (0..RECLAIM_BUDGET).step_by(RECLAIM_TOGETHER);
+    let freed = pieces.map_while(move |_| with_pool(node, piece));
+    freed.filter(|freed| *freed > 0)
 }
 
 /// Whether frames may be reserved, or hold blocks that nobody uses, that [`allocate`] has not come to yet: who found

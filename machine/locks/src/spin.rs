@@ -7,11 +7,11 @@ use core::ops::{Deref, DerefMut};
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// Looks at a held lock after which a CPU has waited long: some 300 instructions.
-const PATIENCE: u32 = 64;
-
 use crate::rank::{RankEvent, track};
 use crate::{Once, Rank};
+
+/// Looks at a held lock after which a CPU has waited long: some 300 instructions.
+const PATIENCE: u64 = 64;
 
 static RELAX: Once<fn()> = Once::new();
 
@@ -28,10 +28,10 @@ pub fn set_relax(relax: fn()) {
 /// atomic swap (LSE `SWPA`), and giving it back a store-release.
 ///
 /// CPUs that wait are not queued. A queue would hand the lock to a CPU that may not be running
-/// (EL2 itself under a simulator or another hypervisor) while all others wait for it. But where it `PROMISES`, which
-/// giving it back takes a load for, one of those that have waited long is promised the lock: nobody else takes it before that one had it, but for one that
-/// comes by as it is promised. So a CPU waits for those that were promised it before, in no order, and not for as long
-/// as others come by.
+/// (EL2 itself under a simulator or another hypervisor) while all others wait for it. But a lock that
+/// `PROMISES` is promised to one of those that have waited long: nobody else takes it before that one had it, but for
+/// one that comes by as it is promised. So a CPU waits for those that were promised it before, in no order, and not for as
+/// long as others come by. To give such a lock back takes a load more.
 pub struct SpinLock<T: ?Sized, const PROMISES: bool = false> {
     raw: Raw,
     rank: Rank,
@@ -80,9 +80,8 @@ impl Raw {
         let relax = RELAX.get().copied().unwrap_or(hint::spin_loop);
         // Looking only reads, so the line stays shared between the CPUs that wait.
         let state = || self.state.load(Ordering::Relaxed);
-        let mut looks = 0;
-        while looks < PATIENCE {
-            looks += u32::from(promises);
+        let looks = if promises { PATIENCE } else { u64::MAX };
+        for _ in 0..looks {
             if state() == FREE {
                 match self.swap() {
                     FREE => return,

@@ -21,9 +21,8 @@ mod ram;
 use code::{Run, Special};
 use machine::Simulation;
 use options::Options;
-use sim_qemu::{Loading, interface as qemu, refuse};
+use sim_qemu::{Loading, interface as qemu, kept::Kept};
 use std::{
-    cell::UnsafeCell,
     ffi::{c_uint, c_void},
     ptr,
 };
@@ -32,30 +31,21 @@ sim_qemu::plugin!(prepare);
 
 const PAGE_SHIFT: u32 = sim_model::PAGE_SHIFT;
 
-struct Cell(UnsafeCell<Option<Simulation>>);
-
-// SAFETY: it is written once, before QEMU starts any thread for CPUs, and used by callbacks only,
-// which come from one thread (see Soundness).
-unsafe impl Sync for Cell {}
-
-static SIMULATION: Cell = Cell(UnsafeCell::new(None));
+static SIMULATION: Kept<Simulation> = Kept::nothing();
 
 /// The simulation, for the time of one callback.
 #[inline]
 fn simulation() -> &'static mut Simulation {
     // SAFETY: each callback asks once and lets go before it returns, and callbacks neither overlap
     // nor nest (see Soundness).
-    match unsafe { &mut *SIMULATION.0.get() } {
-        Some(simulation) => simulation,
-        None => refuse("QEMU called the plugin before it was installed"),
-    }
+    unsafe { SIMULATION.get() }
 }
 
 fn prepare(loading: &Loading) -> Result<(), String> {
     let options = Options::read(&loading.words, loading.cpus)?;
     let made = Simulation::new(loading.qemu, options)?;
     // SAFETY: QEMU has no thread for CPUs yet, and nothing was registered to be called.
-    unsafe { *SIMULATION.0.get() = Some(made) };
+    unsafe { SIMULATION.set(made) };
     // SAFETY: the number is the one that QEMU gave, and the function is as it must be.
     unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(loading.id, Some(on_translation)) };
     Ok(())

@@ -17,39 +17,29 @@ mod profile;
 
 use options::Options;
 use profile::Profile;
-use sim_qemu::{Loading, interface as qemu, refuse};
+use sim_qemu::{Loading, interface as qemu, kept::Kept};
 use std::{
-    cell::UnsafeCell,
     ffi::{c_uint, c_void},
     ptr,
 };
 
 sim_qemu::plugin!(prepare);
 
-struct Cell(UnsafeCell<Option<Profile>>);
-
-// SAFETY: it is written once, before QEMU starts any thread for CPUs, and used by callbacks only,
-// which come from one thread (see Soundness).
-unsafe impl Sync for Cell {}
-
-static PROFILE: Cell = Cell(UnsafeCell::new(None));
+static PROFILE: Kept<Profile> = Kept::nothing();
 
 /// The profile, for the time of one callback.
 #[inline]
 fn profile() -> &'static mut Profile {
     // SAFETY: each callback asks once and lets go before it returns, and callbacks neither overlap
     // nor nest (see Soundness).
-    match unsafe { &mut *PROFILE.0.get() } {
-        Some(profile) => profile,
-        None => refuse("QEMU called the plugin before it was installed"),
-    }
+    unsafe { PROFILE.get() }
 }
 
 fn prepare(loading: &Loading) -> Result<(), String> {
     let options = Options::read(&loading.words)?;
     loading.qemu.must_count()?;
     // SAFETY: QEMU has no thread for CPUs yet, and nothing was registered to be called.
-    unsafe { *PROFILE.0.get() = Some(Profile::new(options)) };
+    unsafe { PROFILE.set(Profile::new(options)?) };
     // SAFETY: the number is the one that QEMU gave, and the function is as it must be.
     unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(loading.id, Some(on_translation)) };
     loading.at_exit(at_exit);

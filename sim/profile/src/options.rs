@@ -1,6 +1,6 @@
 //! What the plugin's arguments ask for.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process};
 
 /// Where the boot protocol puts the hypervisor's image on QEMU's `virt` machine.
 const IMAGE: u64 = 0x4020_0000;
@@ -38,15 +38,16 @@ impl Options {
                 Some(("bytes", text)) => options.bytes = number(word, text)?,
                 Some(("over", text)) => options.over = number(word, text)?,
                 Some(("out", path)) => options.out = PathBuf::from(path),
+                Some(("each", path)) => options.out = format!("{path}.{}", process::id()).into(),
                 _ => {
                     return Err(format!(
-                        "'{word}' is no option of the profile's plugin; there are out=FILE, over=NUMBER, from=ADDRESS and bytes=NUMBER"
+                        "'{word}' is no option of the profile's plugin; there are out=FILE, each=FILE, over=NUMBER, from=ADDRESS and bytes=NUMBER"
                     ));
                 }
             }
         }
         if options.out.as_os_str().is_empty() {
-            return Err("the profile's plugin has nowhere to write; add out=FILE".into());
+            return Err("the profile's plugin has nowhere to write; add out=FILE, or each=FILE for FILE with the number of QEMU's process".into());
         }
         Ok(options)
     }

@@ -1,7 +1,10 @@
 //! What is counted, and how it is written.
 
 use crate::options::Options;
-use sim_qemu::private::{CpuState, Current};
+use sim_qemu::{
+    private::{CpuState, Current},
+    refuse,
+};
 use std::{fmt::Write as _, fs, mem};
 
 /// Results are written each time that so many instructions more were executed: many a machine is killed in the end.
@@ -43,8 +46,11 @@ pub struct Profile {
 
 impl Profile {
     /// Nothing is counted yet.
-    pub fn new(options: Options) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The results cannot be written.
+    pub fn new(options: Options) -> Result<Self, String> {
+        let profile = Self {
             options,
             host: None,
             current: None,
@@ -54,7 +60,8 @@ impl Profile {
             write_at: WRITE_EVERY,
             visits: 0,
             told: String::new(),
-        }
+        };
+        profile.write().map(|()| profile)
     }
 
     /// A block is translated that begins at a virtual address, which QEMU keeps at `host`; its number.
@@ -98,9 +105,9 @@ impl Profile {
 
     /// The place of the CPU that runs, in the order in which they came.
     fn cpu(&mut self) -> usize {
-        let current = *self.current.get_or_insert_with(|| {
-            Current::of_this_thread().unwrap_or_else(|why| sim_qemu::refuse(why))
-        });
+        let current = *self
+            .current
+            .get_or_insert_with(|| Current::of_this_thread().unwrap_or_else(|why| refuse(why)));
         let state = current.get();
         let found = self.cpus.iter().position(|cpu| cpu.state == state);
         found.unwrap_or_else(|| {
@@ -136,28 +143,32 @@ impl Profile {
         self.executed += instructions;
         if self.executed >= self.write_at {
             self.write_at = self.executed + WRITE_EVERY;
-            self.write();
+            self.must_write();
         }
     }
 
     /// The machine ends: visits that have not ended are told, too.
     pub fn finish(&mut self) {
         (0..self.cpus.len()).for_each(|cpu| self.leaves(cpu));
-        self.write();
+        self.must_write();
+    }
+
+    /// Writes, or ends QEMU.
+    fn must_write(&self) {
+        self.write().unwrap_or_else(|why| refuse(why));
     }
 
     /// Writes what was counted in visits that have ended.
-    fn write(&self) {
+    fn write(&self) -> Result<(), String> {
         let mut text = "visit,cpu,address,times,instructions\n".to_owned();
         let executed = self.blocks.iter().filter(|block| block.times > 0);
         for block in executed {
             let _ = row(&mut text, (0, &""), block, block.times);
         }
         text.push_str(&self.told);
-        if let Err(error) = fs::write(&self.options.out, text) {
-            let path = self.options.out.display();
-            sim_qemu::refuse(format_args!("cannot write '{path}': {error}"));
-        }
+        let path = self.options.out.display();
+        fs::write(&self.options.out, text)
+            .map_err(|error| format!("cannot write '{path}': {error}"))
     }
 }
 

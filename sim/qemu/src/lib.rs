@@ -4,6 +4,7 @@
 //! |---|---|
 //! | this one | how QEMU loads a plugin, and how a plugin ends QEMU |
 //! | [`private`] | functions and variables that QEMU exports and does not promise |
+//! | [`kept`] | what a plugin keeps for its callbacks |
 //! | [`leap`] | the leap over idle time of a counted clock, in the thread that runs CPUs |
 //! | [`net`] | a network back end of the plugin's own |
 //! | [`trial`] | programs, plugins and QEMU for the plugins' tests |
@@ -11,9 +12,10 @@
 //! A plugin is a shared object with a copy of this crate; copies of two plugins in one QEMU know nothing of each other.
 //!
 //! # Soundness
-//! Unsafe code is here (the plugin interface), in `net` (a frame's bytes) and in `private`, whose documentation says why
+//! Unsafe code is here (the plugin interface), in `kept` (state for callbacks), in `net` (a frame's bytes) and in `private`, whose documentation says why
 //! QEMU's functions may be called.
 
+pub mod kept;
 pub mod leap;
 pub mod net;
 pub mod private;

@@ -5,8 +5,6 @@ use std::{
     env, fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 /// The kernels that every release of Underpin carries, by their names in the asset cache.
@@ -44,16 +42,17 @@ pub fn hooked_image() -> PathBuf {
 /// counts what the hypervisor executes, where `$UNDERPIN_SIM_PROFILE` asks for it. Each machine with `-icount` has them: see
 /// `sim/README.md`.
 pub fn counted_clock() -> Vec<String> {
-    static MACHINES: AtomicU32 = AtomicU32::new(0);
     let plugin = |name: &str| target().join(format!("sim/release/libsim_{name}.so"));
     let mut words = vec!["-plugin".to_owned(), plugin("clock").display().to_string()];
-    let asked = env::var("UNDERPIN_SIM_PROFILE").unwrap_or_default();
-    if !asked.is_empty() {
-        let (file, options) = asked.split_once(',').unwrap_or((&asked, "over=0"));
-        let number = MACHINES.fetch_add(1, Ordering::Relaxed);
-        let (profile, own) = (plugin("profile"), process::id());
-        let out = format!("{},out={file}.{own}.{number},{options}", profile.display());
-        words.extend(["-plugin".to_owned(), out]);
+    if let Some(asked) = env::var("UNDERPIN_SIM_PROFILE")
+        .ok()
+        .filter(|it| !it.is_empty())
+    {
+        let profile = plugin("profile");
+        words.extend([
+            "-plugin".to_owned(),
+            format!("{},each={asked}", profile.display()),
+        ]);
     }
     words
 }

@@ -169,19 +169,14 @@ impl Flash {
 }
 
 /// QEMU's argument that loads the plugin which counts what the hypervisor executes, where `$UNDERPIN_SIM_PROFILE` asks for
-/// it: FILE, perhaps with options, as in FILE,over=9000. Each machine has a file of its own, FILE.NUMBER.
+/// it: FILE, perhaps with options, as in FILE,over=9000. The plugin makes a file of it for each machine.
 pub(super) fn profile_plugin() -> Result<Option<OsString>> {
     let asked = env::var("UNDERPIN_SIM_PROFILE").unwrap_or_default();
     if asked.is_empty() {
         return Ok(None);
     }
-    let (file, options) = match asked.split_once(',') {
-        Some((file, options)) => (file, format!(",{options}")),
-        None => (asked.as_str(), String::new()),
-    };
     let plugin = PROFILE.find(None)?;
-    let after = format!(",out={file}.{}{options}", std::process::id());
-    Ok(Some(prefixed("", &plugin, &after)))
+    Ok(Some(prefixed("", &plugin, &format!(",each={asked}"))))
 }
 
 /// A plugin of QEMU's, and where it is looked for.
