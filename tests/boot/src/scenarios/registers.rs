@@ -36,11 +36,15 @@ fn beside_os0(cpu: &'static str) -> Scenario {
 }
 
 /// Registers of OS-0 that change now and then, and why; what they hold is never what the VM has written.
-const OWN: [(&str, &str); 5] = [
+const OWN: [(&str, &str); 6] = [
     ("s3_0_c4_c0_0", "SPSR_EL1: what was interrupted"),
     ("s3_0_c4_c0_1", "ELR_EL1: and where"),
     ("s3_0_c6_c0_0", "FAR_EL1: where a program's last fault was"),
     ("s3_0_c7_c4_0", "PAR_EL1: its last look at a translation"),
+    (
+        "s3_0_c12_c12_2",
+        "ICC_HPPIR1_EL1: which interrupt waits, mostly its timer's",
+    ),
     ("s3_3_c14_c3_1", "CNTV_CTL_EL0: whether the time has come"),
 ];
 
