@@ -106,6 +106,7 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
         world.run(until, &mut network, log)?;
     }
     network.calm();
+    world.lose_damaged();
     let view = world.view();
     let (is_crowded, unheard) = (seed % CROWDED == 3, world.unheard());
     world.probe_all(if is_crowded { PROBES_AT_ONCE } else { PROBES });

@@ -30,6 +30,15 @@ pub struct Network {
     is_cut: Vec<Vec<bool>>,
 }
 
+/// A copy of a frame on its way.
+pub struct Sent {
+    /// Nanoseconds from when the frame left until this arrives.
+    pub after_ns: u64,
+    pub frame: Vec<u8>,
+    /// It is not what was sent.
+    pub is_damaged: bool,
+}
+
 impl Network {
     /// A network of so many hosts.
     pub fn new(rng: &mut Rng, hosts: usize) -> Self {
@@ -44,8 +53,8 @@ impl Network {
         }
     }
 
-    /// Copies of a frame that arrive, each so many nanoseconds after it left.
-    pub fn copies(&mut self, from: usize, to: usize, frame: &[u8]) -> Vec<(u64, Vec<u8>)> {
+    /// Copies of a frame that arrive.
+    pub fn copies(&mut self, from: usize, to: usize, frame: &[u8]) -> Vec<Sent> {
         let repeats = u64::from(self.rng.below(self.repeats) == 0);
         let mut copies = Vec::new();
         for copy in 0..=repeats {
@@ -53,12 +62,17 @@ impl Network {
                 continue;
             }
             let mut frame = frame.to_vec();
-            if self.rng.below(self.corrupts) == 0 {
+            let is_damaged = self.rng.below(self.corrupts) == 0;
+            if is_damaged {
                 let at = self.rng.below(frame.len() as u64) as usize;
                 frame[at.max(ADDRESSES)] ^= 1 << self.rng.below(8);
             }
             let late = self.rng.below(self.late_ns[copy as usize]);
-            copies.push((self.latency_ns + late, frame));
+            copies.push(Sent {
+                after_ns: self.latency_ns + late,
+                frame,
+                is_damaged,
+            });
         }
         copies
     }

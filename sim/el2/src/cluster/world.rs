@@ -2,7 +2,7 @@
 
 use super::guest;
 use super::judge::{self, Numbers, Seen, View};
-use super::network::{self, Network};
+use super::network::{self, Network, Sent};
 use super::pipe::{Report, Turn};
 use super::{Birth, Life, MS, Odd};
 use clap::ValueEnum;
@@ -203,7 +203,7 @@ pub struct World {
     /// What decides the VM over several hosts, if there is one.
     vm: Option<u64>,
     /// By arrival, and by the order in which they were sent.
-    flying: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
+    flying: BTreeMap<(u64, u64), (usize, Sent)>,
     /// Lives that hosts have left on purpose.
     left: Vec<u64>,
     numbers: Numbers,
@@ -275,9 +275,9 @@ impl World {
                 if entry.key().0 > begin {
                     break;
                 }
-                let (to, frame) = entry.remove();
+                let (to, sent) = entry.remove();
                 if self.hosts[to].process.is_some() {
-                    self.hosts[to].waiting.push(frame);
+                    self.hosts[to].waiting.push(sent.frame);
                 }
             }
             // What arrives meanwhile waits for the next turn.
@@ -358,8 +358,8 @@ impl World {
         let to = to.ok_or("sends a frame to nobody")?;
         self.life.frames += 1;
         frame.clone_into(&mut self.hosts[to].heard);
-        for (number, (late, copy)) in (0..).zip(network.copies(from, to, frame)) {
-            let at = sent.saturating_add(late).max(end);
+        for (number, copy) in (0..).zip(network.copies(from, to, frame)) {
+            let at = sent.saturating_add(copy.after_ns).max(end);
             let order = 2 * self.life.frames + number;
             self.flying.insert((at, order), (to, copy));
         }
@@ -474,6 +474,12 @@ impl World {
         self.hosts[0].standing.map_or(0, |it| it.taken)
     }
 
+    /// Damaged copies that are on their way do not arrive: one may name a host that is not there, and is then counted with the
+    /// frames that had no room.
+    pub fn lose_damaged(&mut self) {
+        self.flying.retain(|_, (_, sent)| !sent.is_damaged);
+    }
+
     /// Frames that hosts had no token or no room for, in their present starts.
     pub fn unheard(&self) -> u64 {
         let standings = self.hosts.iter().filter_map(|host| host.standing);
@@ -499,9 +505,14 @@ impl World {
     pub fn flood(&mut self, every_ns: u64, until: u64) {
         let to = &super::host::mac(0);
         for n in 0..(until - self.now) / every_ns {
-            let frame = network::strange(&mut self.rng, to, &self.hosts[0].heard);
-            let at = self.now + n * every_ns;
-            self.flying.insert((at, u64::MAX), (0, frame));
+            let after_ns = n * every_ns;
+            let sent = Sent {
+                after_ns,
+                frame: network::strange(&mut self.rng, to, &self.hosts[0].heard),
+                is_damaged: true,
+            };
+            self.flying
+                .insert((self.now + after_ns, u64::MAX), (0, sent));
         }
     }
 
