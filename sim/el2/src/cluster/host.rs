@@ -14,7 +14,9 @@ use hypervisor::outside::{self, Ask, cluster};
 use machine_host::machine::{self, Config, Entries, Machine, Progress};
 use machine_host::rng::Rng;
 use std::cell::Cell;
-use std::io::{self, StdinLock, StdoutLock};
+use std::fs::File;
+use std::io::{self, StdinLock};
+use std::os::fd::AsFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use zerocopy::FromZeros;
@@ -159,6 +161,9 @@ pub fn be(birth: Birth) -> Result<(), String> {
     let range = (BUNDLE_AT.0, BUNDLE_AT.0 + bundle.len() as u64);
     let tree = tree::write((&config, 1), "zeroed=off", range);
     let tree = tree.map_err(|error| format!("no device tree: {error}"))?;
+    // Standard output itself would write what is before the last newline apart.
+    let output = io::stdout().as_fd().try_clone_to_owned();
+    let output = output.map_err(|error| format!("no standard output: {error}"))?;
     let looks = Rc::new(Cell::new(0));
     let mut turns = Turns {
         birth,
@@ -173,7 +178,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         stopped_at: None,
         rng,
         input: io::stdin().lock(),
-        output: io::stdout().lock(),
+        output: File::from(output),
     };
     let prepare = |machine: &mut Machine| {
         let placed = machine
@@ -236,7 +241,7 @@ struct Turns<'a> {
     stopped_at: Option<u64>,
     rng: Rng,
     input: StdinLock<'a>,
-    output: StdoutLock<'a>,
+    output: File,
 }
 
 impl Turns<'_> {
