@@ -1,7 +1,7 @@
 //! What the hypervisor executes, by place: a plugin of QEMU's.
 //!
 //! It counts the instructions of an image by block of code, for all CPUs together and for each *visit* that was long: from
-//! where a CPU comes to the image to where it leaves it for a guest. The README beside the crates has the options and the
+//! where a CPU comes to the image, or wakes in it, to where it leaves it for a guest or waits. The README beside the crates has the options and the
 //! layout of the results.
 //!
 //! The number of a CPU that QEMU 10.0 gives to callbacks is that of the CPU for which the block was translated, where one
@@ -50,13 +50,17 @@ fn prepare(loading: &Loading) -> Result<(), String> {
 /// As QEMU promises: the block is one that is being translated.
 unsafe extern "C" fn on_translation(_: qemu::qemu_plugin_id_t, block: *mut qemu::qemu_plugin_tb) {
     // SAFETY: QEMU gives the block that it translates, which has an instruction at least.
-    let (address, host, count) = unsafe {
+    let (place, count, last) = unsafe {
         let first = qemu::qemu_plugin_tb_get_insn(block, 0);
         let host = qemu::qemu_plugin_insn_haddr(first) as u64;
         let count = qemu::qemu_plugin_tb_n_insns(block);
-        (qemu::qemu_plugin_tb_vaddr(block), host, count as u64)
+        let last = qemu::qemu_plugin_tb_get_insn(block, count - 1);
+        let mut bytes = [0_u8; 4];
+        qemu::qemu_plugin_insn_data(last, bytes.as_mut_ptr().cast(), bytes.len());
+        let place = (qemu::qemu_plugin_tb_vaddr(block), host);
+        (place, count as u64, u32::from_le_bytes(bytes))
     };
-    let number = profile().translated(address, host, count);
+    let number = profile().translated(place, count, last);
     // SAFETY: as above; the data is no address, and only given back.
     unsafe {
         qemu::qemu_plugin_register_vcpu_tb_exec_cb(

@@ -9,6 +9,8 @@ use std::{fmt::Write as _, fs, mem};
 
 /// Results are written each time that so many instructions more were executed: many a machine is killed in the end.
 const WRITE_EVERY: u64 = 4_000_000;
+/// The instruction at which a CPU waits for an interrupt (Arm ARM, WFI).
+const WFI: u32 = 0xd503_207f;
 /// Long visits that are kept, the first ones.
 const VISITS: u64 = 10_000;
 
@@ -17,6 +19,8 @@ struct Block {
     address: u64,
     instructions: u64,
     is_images: bool,
+    /// A CPU waits behind it, which ends a visit.
+    waits: bool,
     /// How often it was executed, in visits that have ended.
     times: u64,
 }
@@ -64,10 +68,16 @@ impl Profile {
         profile.write().map(|()| profile)
     }
 
-    /// A block is translated that begins at a virtual address, which QEMU keeps at `host`; its number.
+    /// A block is translated that begins at a virtual address, which QEMU keeps at `host`; its number. `last` is its last
+    /// instruction.
     ///
     /// Guests may have code at the image's addresses: it is the image's where QEMU keeps it there, too.
-    pub fn translated(&mut self, address: u64, host: u64, instructions: u64) -> usize {
+    pub fn translated(
+        &mut self,
+        (address, host): (u64, u64),
+        instructions: u64,
+        last: u32,
+    ) -> usize {
         let Options { from, bytes, .. } = self.options;
         if address == from && self.host.is_none() {
             self.host = Some(host);
@@ -78,6 +88,7 @@ impl Profile {
             address,
             instructions,
             is_images,
+            waits: last == WFI,
             times: 0,
         });
         self.blocks.len() - 1
@@ -92,15 +103,19 @@ impl Profile {
         if !block.is_images {
             return self.leaves(cpu);
         }
-        let cpu = &mut self.cpus[cpu];
-        if cpu.times.len() <= number {
-            cpu.times.resize(self.blocks.len(), 0);
+        let waits = block.waits;
+        let on = &mut self.cpus[cpu];
+        if on.times.len() <= number {
+            on.times.resize(self.blocks.len(), 0);
         }
-        if cpu.times[number] == 0 {
-            cpu.blocks.push(number);
+        if on.times[number] == 0 {
+            on.blocks.push(number);
         }
-        cpu.times[number] += 1;
-        cpu.instructions += block.instructions;
+        on.times[number] += 1;
+        on.instructions += block.instructions;
+        if waits {
+            self.leaves(cpu);
+        }
     }
 
     /// The place of the CPU that runs, in the order in which they came.
@@ -121,7 +136,7 @@ impl Profile {
         })
     }
 
-    /// A CPU executes something else: its visit, if it was on one, is over.
+    /// A CPU waits, or executes something else: its visit, if it was on one, is over.
     fn leaves(&mut self, number: usize) {
         let cpu = &mut self.cpus[number];
         if cpu.blocks.is_empty() {
