@@ -20,9 +20,9 @@ use std::{
 /// 40,103 with the question whether a page was ever touched, from 40,107 with SPIs and states of vCPUs that go over to
 /// another host, from 40,212 with a UART that sends a byte at once, from 40,216 with new chunks whose entries are not read,
 /// from 40,219 with hosts that are drained, from 40,314 with descriptors that are read together, and from 40,488 with pools that
-/// are promised to who waits, and devices that tell what they hold. It fell once, from 40,091,
+/// are promised to who waits, and devices that tell what they hold, from 40,605 with times at which no VM is looked at. It fell once, from 40,091,
 /// with one way to ask for a VM that lives.
-const LINES_MAX: usize = 40_605;
+const LINES_MAX: usize = 40_640;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed. It first rose three times: from 5,364 with links that are open, and errands, from 5,467 with the guest's counter in messages about
@@ -33,7 +33,7 @@ const LINES_MAX: usize = 40_605;
 /// oldest is kept. From there it fell as what a host knows of its vCPUs is worked out once, from 5,969 it rose with vCPUs that go over to
 /// another host, from 6,489 with bounds on what a member can say of ids and of itself, and from 6,506 with hosts that leave. From 7,312 it
 /// fell as messages about a page are made in one place.
-const CLUSTER_LINES_MAX: usize = 7_306;
+const CLUSTER_LINES_MAX: usize = 7_310;
 
 /// The row of that. Its crates count before EL2 is linked with them.
 const CLUSTER: &str = "cluster and span";

@@ -116,6 +116,8 @@ pub struct Memory {
     pcs: [u64; SLOTS],
     members: Members,
     runs: bool,
+    /// Until when it may run, as [`RUNS_UNTIL`] has it, in nanoseconds.
+    until: u64,
     why: Option<Why>,
 }
 
@@ -315,6 +317,7 @@ impl Memory {
             pcs: [0; SLOTS],
             members,
             runs: false,
+            until: 0,
             why: None,
         }))
     }
@@ -469,7 +472,9 @@ impl State {
             None => cluster.membership().runs_until(),
             Some(_) => 0,
         };
-        RUNS_UNTIL.store(machine::counts(until), Ordering::Relaxed);
+        if mem::replace(&mut memory.until, until) != until {
+            RUNS_UNTIL.store(machine::counts(until), Ordering::Relaxed);
+        }
         if mem::replace(&mut memory.runs, now_ns < until) == (now_ns < until) {
             return;
         }

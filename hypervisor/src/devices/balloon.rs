@@ -41,7 +41,7 @@ impl Behaviour for Transport<balloon::Balloon> {
             looks += 1;
         }
         if let Some(at) = self.device().due().filter(|at| *at > now) {
-            due::request_at(at);
+            due::tick_at(at);
         }
     }
 

@@ -57,7 +57,7 @@ impl State {
             }
             part.end.1 = now + timer::frequency() / 100;
         }
-        due::request_at(part.end.1);
+        due::tick_at(part.end.1);
         push(&mut self.held, part);
     }
 

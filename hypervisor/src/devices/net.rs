@@ -306,7 +306,7 @@ impl Net {
             (Sent::Waits(to), None | Some((_, NEXT_STRETCH))) => {
                 let until = timer::now() + timer::frequency() / PATIENCE_PARTS;
                 sending.waits = Some((*to, until));
-                due::request_at(until);
+                due::tick_at(until);
             }
             // Who tries before its time asks for that again, as what was due may be forgotten by then; who tries
             // later, once more.

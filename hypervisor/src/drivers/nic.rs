@@ -164,7 +164,11 @@ pub fn rest() {
 
 /// Whether the card rests. What comes meanwhile is left.
 fn rests() -> bool {
-    let rests = !due::has_come(REST_UNTIL.load(Ordering::Relaxed));
+    let until = REST_UNTIL.load(Ordering::Relaxed);
+    let rests = timer::now() < until;
+    if rests {
+        due::request_at(until);
+    }
     LEFT.store(rests, Ordering::Relaxed);
     rests
 }

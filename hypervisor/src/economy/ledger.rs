@@ -93,7 +93,7 @@ pub fn reclaim(request: &ReclaimRequest) -> Result<u64, Refusal> {
     if !instance.set_target(before.saturating_sub(frames), max) && instance.paging.is_used() {
         let taken = frames.min(holding(&instance).takeable);
         instance.paging.ask(taken);
-        due::request_at(timer::now());
+        due::tick_at(timer::now());
         return Ok(taken * FRAME_SIZE);
     }
     if instance.target(max).is_none() {
@@ -177,6 +177,11 @@ pub fn tick() {
     if is_second {
         ASK_AT.store(now + machine::counts(ASK_EVERY_NS), Ordering::Relaxed);
     }
-    let next = if owes { REPAY_EVERY_NS } else { ASK_EVERY_NS };
-    due::request_at(now + machine::counts(next));
+    // Ticks that came for something else put neither off.
+    let repay_at = owes.then(|| now + machine::counts(REPAY_EVERY_NS));
+    due::tick_at(
+        ASK_AT
+            .load(Ordering::Relaxed)
+            .min(repay_at.unwrap_or(u64::MAX)),
+    );
 }

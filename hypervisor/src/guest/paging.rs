@@ -116,7 +116,7 @@ impl Paging {
     /// The next go tells those who watch.
     pub fn note_news(&self) {
         self.is_news.store(true, Ordering::Relaxed);
-        due::request_at(timer::now());
+        due::tick_at(timer::now());
     }
 
     /// Pages that it owes, where it was paused for them.
@@ -251,7 +251,7 @@ pub fn bring_wanted(vm: &Guest) {
         Backing::Absent if frames::are_few() => {
             shortage::may_wait_for_frames();
             stall(vm, DEVICES);
-            due::request_at(timer::now() + timer::frequency() / 100);
+            due::tick_at(timer::now() + timer::frequency() / 100);
             Coming::Soon
         }
         _ => Coming::Now,

@@ -11,6 +11,14 @@ pub const ROOM: usize = 8192;
 /// Bytes from which on they are passed on while the vCPU still runs.
 const PASS_ON: usize = 1024;
 
+/// Output of some VM waits that [`Terminal::flush`] may pass on.
+static SOME: AtomicBool = AtomicBool::new(false);
+
+/// Whether output of some VM may wait: who asks flushes all.
+pub fn take_some() -> bool {
+    SOME.load(Ordering::Relaxed) && SOME.swap(false, Ordering::SeqCst)
+}
+
 /// A VM's output.
 pub struct Terminal {
     name: Text<32>,
@@ -42,6 +50,9 @@ impl Terminal {
         }
         let len = waiting.bytes.len();
         drop(waiting);
+        if len == 1 {
+            SOME.store(true, Ordering::SeqCst);
+        }
         if len >= PASS_ON {
             self.is_full.store(len == ROOM, Ordering::Relaxed);
             self.flush();
@@ -63,6 +74,7 @@ impl Terminal {
         while !waiting.bytes.is_empty() {
             let sent = sessions::console_output(self.name, waiting.bytes.as_slices().0);
             if sent == 0 {
+                SOME.store(true, Ordering::SeqCst);
                 return;
             }
             for _ in 0..sent {

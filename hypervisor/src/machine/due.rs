@@ -5,8 +5,10 @@ use crate::machine::cpu::{self, Cpu};
 use arch::timer;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// When there is something to do again, in counts; `u64::MAX`: not by itself.
+/// When VMs are looked at again, each of them, in counts; `u64::MAX`: not by itself.
 static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
+/// When a CPU comes again to what there is to do, VMs aside.
+static PASS_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// When hot pages are looked for again, in counts.
 pub static LOOK_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static NEEDED: AtomicBool = AtomicBool::new(false);
@@ -17,9 +19,18 @@ pub fn request() {
     NEEDED.store(true, Ordering::SeqCst);
 }
 
-/// There is something to do at that count.
+/// There is something to do at that count, for which each VM is looked at.
+pub fn tick_at(count: u64) {
+    request_by(&DUE, count);
+}
+
+/// There is something to do at that count: some CPU will come then.
 pub fn request_at(count: u64) {
-    if DUE.fetch_min(count, Ordering::SeqCst) > count {
+    request_by(&PASS_AT, count);
+}
+
+fn request_by(due: &AtomicU64, count: u64) {
+    if due.fetch_min(count, Ordering::SeqCst) > count {
         match cpu::this() {
             cpu if cpu.id.0 == 0 => set_alarm(cpu),
             // Its alarm is set anew.
@@ -28,24 +39,24 @@ pub fn request_at(count: u64) {
     }
 }
 
-/// What is due at a time is due once CPUs set their alarms: nobody has asked for it yet, as VMs came from another image.
+/// VMs are looked at once CPUs set their alarms: nobody has asked for it yet, as they came from another image.
 pub fn begin_anew() {
     DUE.store(0, Ordering::SeqCst);
 }
 
-/// Whether that count has come; where it has not, it will be asked again then.
+/// Whether that count has come; where it has not, it will be asked again at a tick then.
 pub fn has_come(count: u64) -> bool {
     let has_come = timer::now() >= count;
     if !has_come {
-        request_at(count);
+        tick_at(count);
     }
     has_come
 }
 
 /// When there is something to do again: the first CPU's alarm is no later.
 pub fn due_at() -> u64 {
-    DUE.load(Ordering::Relaxed)
-        .min(LOOK_AT.load(Ordering::Relaxed))
+    let all = [&DUE, &PASS_AT, &LOOK_AT].map(|at| at.load(Ordering::Relaxed));
+    all.into_iter().fold(u64::MAX, u64::min)
 }
 
 /// Whether there is something to do.
@@ -53,13 +64,15 @@ pub fn is_needed() -> bool {
     NEEDED.load(Ordering::SeqCst) && !BUSY.load(Ordering::SeqCst)
 }
 
-/// Whether what is due at a time is due, which is requested then.
-pub fn take_due(now: u64) -> bool {
-    let is_due = now >= DUE.load(Ordering::Relaxed);
-    if is_due {
-        DUE.store(u64::MAX, Ordering::SeqCst);
-    }
-    is_due
+/// Whether VMs are to be looked at, and whether something else is due: whoever takes it sees to it that it is requested.
+pub fn take_due(now: u64) -> [bool; 2] {
+    [&DUE, &PASS_AT].map(|due| {
+        let is_due = now >= due.load(Ordering::Relaxed);
+        if is_due {
+            due.store(u64::MAX, Ordering::SeqCst);
+        }
+        is_due
+    })
 }
 
 /// Whether there is something to do that no other CPU is at: it is this one's until [`end`].

@@ -23,7 +23,7 @@ pub fn may_wait_for_frames() -> bool {
     let (relaxed, met) = (Ordering::Relaxed, MET);
     let first = SHORTAGE.compare_exchange(NONE, met, relaxed, relaxed);
     if first.is_ok() {
-        due::request_at(timer::now());
+        due::tick_at(timer::now());
     }
     first != Err(NOBODYS) || SOMEBODY_OWES.load(relaxed)
 }

@@ -133,7 +133,7 @@ pub fn init() {
         IS_ON.store(true, Ordering::Release);
         log::info!("{how}: pages go where they are used");
         due::LOOK_AT.store(timer::now(), Ordering::Relaxed);
-        due::request_at(timer::now());
+        due::tick_at(timer::now());
     }
 }
 
@@ -158,7 +158,7 @@ fn begin_interval(now: u64) {
     }
     watch.jobs.rouse();
     if interval.is_multiple_of(GIVE_BACK_EVERY) {
-        due::request_at(now);
+        due::tick_at(now);
     }
 }
 
@@ -168,7 +168,7 @@ pub fn tick() {
         give_copies_back(node);
     });
     if move_vms() {
-        due::request_at(timer::now() + machine::counts(MOVE_EVERY_NS));
+        due::tick_at(timer::now() + machine::counts(MOVE_EVERY_NS));
     }
 }
 
@@ -427,7 +427,7 @@ pub fn move_vm(instance: &Instance, to: NodeId) {
     let tally = &instance.numa;
     tally.hand.store(RAM_START.frame().0, Ordering::Relaxed);
     tally.wanted.store(u64::from(to.0) + 1, Ordering::Release);
-    due::request_at(timer::now());
+    due::tick_at(timer::now());
 }
 
 /// Moves some pages of each VM that moves; whether one has more.

@@ -18,8 +18,12 @@ static TICKED: AtomicBool = AtomicBool::new(false);
 /// Requests what is due.
 fn notice(now: u64) {
     placement::notice(now);
-    if due::take_due(now) {
+    let [ticks, is_due] = due::take_due(now);
+    if ticks {
         TICKED.store(true, Ordering::SeqCst);
+    }
+    // Not before: another CPU may take it at once.
+    if ticks || is_due {
         due::request();
     }
 }

@@ -30,7 +30,7 @@ fn may_fill(vm: &Guest, faults: u32) -> bool {
 fn wait_for_go(vm: &Guest, waiter: u64) {
     stall(vm, waiter);
     if !vm.paging.is_slowed.load(Ordering::Relaxed) {
-        due::request_at(timer::now());
+        due::tick_at(timer::now());
     }
 }
 
