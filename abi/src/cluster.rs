@@ -52,8 +52,8 @@ pub struct Errand {
     pub vm: [U16; 2],
     /// Number of the request ([`crate::control::request`]).
     pub request: U32,
-    /// The VM's tag of it.
-    pub tag: U32,
+    /// The asking host's number of it, another one for each.
+    pub number: U32,
     /// Share group of the VM.
     pub group: Text<24>,
 }

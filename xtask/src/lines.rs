@@ -20,9 +20,10 @@ use std::{
 /// 40,103 with the question whether a page was ever touched, from 40,107 with SPIs and states of vCPUs that go over to
 /// another host, from 40,212 with a UART that sends a byte at once, from 40,216 with new chunks whose entries are not read,
 /// from 40,219 with hosts that are drained, from 40,314 with descriptors that are read together, and from 40,488 with pools that
-/// are promised to who waits, and devices that tell what they hold, from 40,605 with times at which no VM is looked at. It fell once, from 40,091,
+/// are promised to who waits, and devices that tell what they hold, from 40,605 with times at which no VM is looked at,
+/// and from 40,640 with VLAN tags before the ethertype of the link. It fell once, from 40,091,
 /// with one way to ask for a VM that lives.
-const LINES_MAX: usize = 40_640;
+const LINES_MAX: usize = 40_651;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed. It first rose three times: from 5,364 with links that are open, and errands, from 5,467 with the guest's counter in messages about

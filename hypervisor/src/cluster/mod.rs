@@ -230,7 +230,7 @@ pub fn errand(takes_requests: bool) -> Option<(u8, Errand, Incoming)> {
     }
     let incoming = requests::take(|bytes| {
         bytes.get_mut(..rest.len())?.copy_from_slice(rest);
-        FrameHeader::of(errand.request.get(), errand.tag.get(), &[rest])
+        FrameHeader::of(errand.request.get(), errand.number.get(), &[rest])
     })?;
     state.errands.pop();
     Some((from, errand, incoming))

@@ -9,7 +9,7 @@ use abi::cluster::{ANSWERED, ASKED, Errand};
 use abi::control::{REPLY, ReadRequest, code, request};
 use abi::link::BULK_MAX;
 use arch::timer;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use model_addr::VmId;
 use model_control::{Caller, Refusal};
 use zerocopy::little_endian::U16;
@@ -20,12 +20,14 @@ const LESS: usize = ROOM + size_of::<Errand>() + size_of::<abi::control::ReplyHe
 /// How long an answer is waited for, in seconds: longer than a dead host is taken for alive.
 const PATIENCE_S: u64 = 3;
 
+/// Number of the next request to another host.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// When the next request of another host is taken, in counts.
 static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 
 /// Sends a VM's request to the host that it names.
 pub fn ask(vm: VmId, caller: Caller, incoming: &Incoming) -> Result<(), Refusal> {
-    let tag = incoming.header.tag;
+    let (number, tag) = (NUMBER.fetch_add(1, Ordering::Relaxed), incoming.header.tag);
     let Ok((to, rest)) = ReadRequest::ref_from_prefix(incoming.payload.bytes()) else {
         let what = format_args!("malformed request to another host");
         return Err(Refusal::new(code::MALFORMED, 0, what));
@@ -36,7 +38,7 @@ pub fn ask(vm: VmId, caller: Caller, incoming: &Incoming) -> Result<(), Refusal>
         zeroes: [0; 2],
         vm: [vm.index.into(), vm.generation.into()],
         request: (to.from as u32).into(),
-        tag: tag.into(),
+        number: number.into(),
         group: caller.group,
     };
     let host = cluster::find(to.name.as_str().unwrap_or_default());
@@ -49,14 +51,14 @@ pub fn ask(vm: VmId, caller: Caller, incoming: &Incoming) -> Result<(), Refusal>
         Refusal::new(code::WRONG_STATE, 0, what)
     })?;
     let until = timer::now() + PATIENCE_S * timer::frequency();
-    sessions::await_host(vm, (host, tag), until);
+    sessions::await_host(vm, (host, number, tag), until);
     requests::ring_at(until);
     Ok(())
 }
 
 /// Answers a VM whose request no host has answered in time.
 pub fn give_up(vm: VmId) {
-    if let Some((host, tag)) = sessions::take_asked(vm, |_| true) {
+    if let Some((host, _, tag)) = sessions::take_asked(vm, |_| true) {
         let what =
             format_args!("no answer came in {PATIENCE_S} s: the host may have done what was asked");
         let (reply, rest) = reply_of(Err(Refusal::new(code::WRONG_STATE, host.into(), what)));
@@ -76,8 +78,9 @@ pub fn serve() {
     if errand.kind == ANSWERED {
         let [index, generation] = errand.vm.map(U16::get);
         let vm = VmId { index, generation };
-        let answered = sessions::take_asked(vm, |asked| asked == (from, errand.tag.get()));
-        if let Some((_, tag)) = answered {
+        let number = errand.number.get();
+        let answered = sessions::take_asked(vm, |(host, it, _)| (host, it) == (from, number));
+        if let Some((.., tag)) = answered {
             let what = (request::AT_HOST | REPLY, tag);
             sessions::answer(vm, what, &[incoming.payload.bytes()], after(since));
         }

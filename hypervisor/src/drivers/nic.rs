@@ -44,7 +44,7 @@ pub static LINK: Once<fn(&[u8])> = Once::new();
 
 /// Whether a frame in two parts is of the link between hosts, which a VM must not send to them.
 pub fn is_of_link(head: &[u8], rest: &[u8]) -> bool {
-    LINK.get().is_some() && head.iter().chain(rest).skip(12).take(2).eq(&ETHERTYPE)
+    LINK.get().is_some() && model_ethernet::is_of(ETHERTYPE, [head, rest])
 }
 
 /// Starts the card. Not inlined, as its queues pass through the stack.

@@ -27,6 +27,9 @@ const OUTPUT_AT_ONCE: usize = 2048;
 /// Bytes that are moved to a guest at once.
 const AT_ONCE: usize = 512;
 
+/// A request to another host: which host, this one's number of it, the VM's tag of it.
+pub type Asked = (u8, u32, u32);
+
 /// One control VM that runs.
 struct Way {
     vm: VmId,
@@ -34,8 +37,8 @@ struct Way {
     caller: Caller,
     is_open: bool,
     out: VecDeque<u8>,
-    /// The host and the tag of a request to another host that is not answered yet.
-    asked: Option<(u8, u32)>,
+    /// A request to another host that is not answered yet.
+    asked: Option<Asked>,
     /// When its next request is taken, in counts, or that one is given up.
     not_before: u64,
 }
@@ -177,12 +180,12 @@ pub fn are_some() -> bool {
 }
 
 /// Another host is asked for a VM, until that count.
-pub fn await_host(vm: VmId, asked: (u8, u32), until: u64) {
+pub fn await_host(vm: VmId, asked: Asked, until: u64) {
     with(vm, |way| (way.asked, way.not_before) = (Some(asked), until));
 }
 
-/// Gives the request that is not answered yet, for its answer: of that host and tag, or of any.
-pub fn take_asked(vm: VmId, is_it: impl FnOnce((u8, u32)) -> bool) -> Option<(u8, u32)> {
+/// Gives the request that is not answered yet, for its answer, if it is the one that is meant.
+pub fn take_asked(vm: VmId, is_it: impl FnOnce(Asked) -> bool) -> Option<Asked> {
     with(vm, |way| way.asked.take_if(|asked| is_it(*asked))).flatten()
 }
 

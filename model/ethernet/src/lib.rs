@@ -35,6 +35,19 @@ const KNOWN_MAX: usize = 512;
 /// Of them, those that can be learned: ports' own always fit.
 const LEARNED_MAX: usize = KNOWN_MAX - 2 * PORTS_MAX;
 
+/// What says that a VLAN tag follows, the customer's and the provider's (IEEE 802.1Q, 9.5).
+const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
+
+/// Returns whether a frame in two parts is of that ethertype, also behind one VLAN tag or two: a switch on its way may take them
+/// off.
+pub fn is_of(ethertype: [u8; 2], [head, rest]: [&[u8]; 2]) -> bool {
+    let byte = |at: usize| head.get(at).or_else(|| rest.get(at - head.len()));
+    let pair = |at: usize| Some([*byte(at)?, *byte(at + 1)?]);
+    let is_tag = |at: &usize| pair(*at).is_some_and(|it| TAGS.contains(&it));
+    let tags = [12, 16].iter().take_while(|at| is_tag(at)).count();
+    pair(12 + 4 * tags) == Some(ethertype)
+}
+
 /// A set of ports: bit n is port n.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortSet(pub u64);
