@@ -22,17 +22,21 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
-    thread,
-    time::Duration,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 /// How soon the end of a host or a signal is noticed.
 const LOOK_TIME: Duration = Duration::from_millis(50);
+/// How long a host's last words are waited for, once its process has ended.
+const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
 
 /// A host's process.
 struct Host {
     name: String,
     child: Child,
+    /// Passes on what it says.
+    said: Option<JoinHandle<()>>,
     /// VMs are to run on it.
     has_vms: bool,
     /// Its exit status, once it has ended.
@@ -126,10 +130,9 @@ impl Host {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(failed)?;
-        if let Some(said) = child.stderr.take() {
-            let before = format!("{name}: ");
-            thread::spawn(move || pass_on(said, &before));
-        }
+        let before = format!("{name}: ");
+        let said = child.stderr.take();
+        let said = said.map(|said| thread::spawn(move || pass_on(said, &before)));
         if let Some(out) = child.stdout.take() {
             let ready = ready.clone();
             thread::spawn(move || {
@@ -143,6 +146,7 @@ impl Host {
         Ok(Self {
             name: name.to_owned(),
             child,
+            said,
             has_vms: has_vms && options.exit_when_done,
             ended: None,
             told: false,
@@ -156,7 +160,7 @@ impl Host {
         }
     }
 
-    /// Whether it has just ended.
+    /// Whether it has just ended; what it said last has been passed on then, if that does not take too long.
     fn has_just_ended(&mut self) -> bool {
         if self.ended.is_some() {
             return false;
@@ -166,6 +170,11 @@ impl Host {
         };
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         self.ended = Some(code.unwrap_or(exit::MACHINE_DIED));
+        let until = Instant::now() + LAST_WORDS_TIME;
+        // A process that it has left behind may keep the pipe open.
+        while self.said.as_ref().is_some_and(|it| !it.is_finished()) && Instant::now() < until {
+            thread::sleep(LOOK_TIME / 10);
+        }
         true
     }
 
