@@ -178,10 +178,8 @@ pub fn tick() {
         ASK_AT.store(now + machine::counts(ASK_EVERY_NS), Ordering::Relaxed);
     }
     // Ticks that came for something else put neither off.
-    let repay_at = owes.then(|| now + machine::counts(REPAY_EVERY_NS));
-    due::tick_at(
-        ASK_AT
-            .load(Ordering::Relaxed)
-            .min(repay_at.unwrap_or(u64::MAX)),
-    );
+    due::tick_at(ASK_AT.load(Ordering::Relaxed));
+    if owes {
+        due::tick_at(now + machine::counts(REPAY_EVERY_NS));
+    }
 }

@@ -6,7 +6,7 @@ use arch::timer;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// When VMs are looked at again, each of them, in counts; `u64::MAX`: not by itself.
-static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
+static TICK_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// When a CPU comes again to what there is to do, VMs aside.
 static PASS_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// When hot pages are looked for again, in counts.
@@ -21,7 +21,7 @@ pub fn request() {
 
 /// There is something to do at that count, for which each VM is looked at.
 pub fn tick_at(count: u64) {
-    request_by(&DUE, count);
+    request_by(&TICK_AT, count);
 }
 
 /// There is something to do at that count: some CPU will come then.
@@ -41,7 +41,7 @@ fn request_by(due: &AtomicU64, count: u64) {
 
 /// VMs are looked at once CPUs set their alarms: nobody has asked for it yet, as they came from another image.
 pub fn begin_anew() {
-    DUE.store(0, Ordering::SeqCst);
+    TICK_AT.store(0, Ordering::SeqCst);
 }
 
 /// Whether that count has come; where it has not, it will be asked again at a tick then.
@@ -55,7 +55,7 @@ pub fn has_come(count: u64) -> bool {
 
 /// When there is something to do again: the first CPU's alarm is no later.
 pub fn due_at() -> u64 {
-    let all = [&DUE, &PASS_AT, &LOOK_AT].map(|at| at.load(Ordering::Relaxed));
+    let all = [&TICK_AT, &PASS_AT, &LOOK_AT].map(|at| at.load(Ordering::Relaxed));
     all.into_iter().fold(u64::MAX, u64::min)
 }
 
@@ -66,7 +66,7 @@ pub fn is_needed() -> bool {
 
 /// Whether VMs are to be looked at, and whether something else is due: whoever takes it sees to it that it is requested.
 pub fn take_due(now: u64) -> [bool; 2] {
-    [&DUE, &PASS_AT].map(|due| {
+    [&TICK_AT, &PASS_AT].map(|due| {
         let is_due = now >= due.load(Ordering::Relaxed);
         if is_due {
             due.store(u64::MAX, Ordering::SeqCst);

@@ -1,8 +1,8 @@
 //! What the hypervisor executes, by place: a plugin of QEMU's.
 //!
 //! It counts the instructions of an image by block of code, for all CPUs together and for each *visit* that was long: from
-//! where a CPU comes to the image, or wakes in it, to where it leaves it for a guest or waits. The README beside the crates has the options and the
-//! layout of the results.
+//! where a CPU comes to the image, or wakes in it, to where it leaves it for a guest or waits. The README beside the crates
+//! has the options and the layout of the results.
 //!
 //! The number of a CPU that QEMU 10.0 gives to callbacks is that of the CPU for which the block was translated, where one
 //! thread runs them all; so QEMU's own variable is asked ([`sim_qemu::private::Current`]).

@@ -32,8 +32,6 @@ pub struct Network {
 
 /// A copy of a frame on its way.
 pub struct Sent {
-    /// Nanoseconds from when the frame left until this arrives.
-    pub after_ns: u64,
     pub frame: Vec<u8>,
     /// It is not what was sent.
     pub is_damaged: bool,
@@ -53,8 +51,8 @@ impl Network {
         }
     }
 
-    /// Copies of a frame that arrive.
-    pub fn copies(&mut self, from: usize, to: usize, frame: &[u8]) -> Vec<Sent> {
+    /// Copies of a frame that arrive, each so many nanoseconds after it left.
+    pub fn copies(&mut self, from: usize, to: usize, frame: &[u8]) -> Vec<(u64, Sent)> {
         let repeats = u64::from(self.rng.below(self.repeats) == 0);
         let mut copies = Vec::new();
         for copy in 0..=repeats {
@@ -68,11 +66,7 @@ impl Network {
                 frame[at.max(ADDRESSES)] ^= 1 << self.rng.below(8);
             }
             let late = self.rng.below(self.late_ns[copy as usize]);
-            copies.push(Sent {
-                after_ns: self.latency_ns + late,
-                frame,
-                is_damaged,
-            });
+            copies.push((self.latency_ns + late, Sent { frame, is_damaged }));
         }
         copies
     }

@@ -358,8 +358,8 @@ impl World {
         let to = to.ok_or("sends a frame to nobody")?;
         self.life.frames += 1;
         frame.clone_into(&mut self.hosts[to].heard);
-        for (number, copy) in (0..).zip(network.copies(from, to, frame)) {
-            let at = sent.saturating_add(copy.after_ns).max(end);
+        for (number, (late, copy)) in (0..).zip(network.copies(from, to, frame)) {
+            let at = sent.saturating_add(late).max(end);
             let order = 2 * self.life.frames + number;
             self.flying.insert((at, order), (to, copy));
         }
@@ -505,14 +505,12 @@ impl World {
     pub fn flood(&mut self, every_ns: u64, until: u64) {
         let to = &super::host::mac(0);
         for n in 0..(until - self.now) / every_ns {
-            let after_ns = n * every_ns;
             let sent = Sent {
-                after_ns,
                 frame: network::strange(&mut self.rng, to, &self.hosts[0].heard),
                 is_damaged: true,
             };
-            self.flying
-                .insert((self.now + after_ns, u64::MAX), (0, sent));
+            let at = self.now + n * every_ns;
+            self.flying.insert((at, u64::MAX), (0, sent));
         }
     }
 
