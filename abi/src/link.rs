@@ -20,6 +20,8 @@ pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 pub const VERSION: u8 = 1;
 /// Bit of [`Prefix::version`]: the sender neither seals frames nor takes sealed ones. Tags of its frames are zeroes.
 pub const OPEN: u8 = 0x80;
+/// Bit of [`Prefix::version`]: the sender has no AES in its CPUs.
+pub const NO_AES: u8 = 0x40;
 /// Bytes of a nonce and of a tag.
 pub const NONCE_BYTES: usize = 16;
 /// Bytes of a tag.
@@ -54,7 +56,7 @@ pub struct Prefix {
     pub macs: [[u8; 6]; 2],
     /// [`ETHERTYPE`].
     pub ethertype: [u8; 2],
-    /// [`VERSION`], and [`OPEN`] or not.
+    /// [`VERSION`], with [`OPEN`] and [`NO_AES`] or without.
     pub version: u8,
     /// [`HELLO`], [`CHALLENGE`] or [`SEALED`].
     pub kind: u8,

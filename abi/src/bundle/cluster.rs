@@ -17,8 +17,8 @@ pub struct ClusterRecord {
     pub hosts: u8,
     /// 1: frames of the link are neither secret nor authentic, as the machine's owner has said. Else 0.
     pub is_open: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// 1: the machine seals frames as if its CPUs had no AES. Else 0.
+    pub no_aes: u8,
     /// Key of the cluster: secret.
     pub key: [u8; 32],
     /// Address of each host's card of the link.
@@ -41,6 +41,7 @@ impl ClusterRecord {
         hosts >= 2
             && self.host < self.hosts
             && self.is_open <= 1
+            && self.no_aes <= 1
             && self.key != [0; 32]
             && macs.iter().all(is_host)
             && names.iter().all(is_said)

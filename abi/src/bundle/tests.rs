@@ -225,7 +225,7 @@ fn cluster() -> ClusterRecord {
         host: 1,
         hosts: 2,
         is_open: 0,
-        reserved: 0,
+        no_aes: 0,
         key: [7; 32],
         macs: [[0; 6]; 16],
         names: [Text::default(); 16],
@@ -252,8 +252,9 @@ fn a_cluster_is_taken_only_if_its_hosts_differ() {
             .unwrap()
             .is_none()
     );
-    let wrong: [fn(&mut ClusterRecord); 10] = [
+    let wrong: [fn(&mut ClusterRecord); 11] = [
         |it| it.is_open = 2,
+        |it| it.no_aes = 2,
         |it| it.host = 2,
         |it| it.hosts = 1,
         |it| it.hosts = 17,

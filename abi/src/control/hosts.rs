@@ -17,6 +17,8 @@ pub mod host {
     pub const OPEN: u32 = 1 << 3;
     /// It has left the cluster, and has not restarted.
     pub const LEFT: u32 = 1 << 4;
+    /// Frames of the session with it are sealed by ChaCha20-Poly1305, not by AES-128-GCM.
+    pub const CHACHA: u32 = 1 << 5;
 }
 
 /// What happened to a host, in [`super::TraceEvent::detail`].

@@ -1,46 +1,50 @@
-//! The link's cipher: the CPU's instructions, or a kept crate where a CPU has none.
+//! Ciphers of the link: the CPU's instructions, and a kept crate for sessions of a host that lacks them.
 
 use crate::machine;
 use arch::gcm::Key;
-use model_link::{Aes128Gcm, Cipher, Iv, KEY_BYTES, Tag};
+use model_link::{ChaCha, Cipher, Iv, KEY_BYTES, Suite, Tag};
 
-/// AES-128-GCM.
+/// A key of either suite.
 #[derive(Clone)]
-pub enum Gcm {
+#[expect(clippy::large_enum_variant, reason = "most have the larger")]
+pub enum Sealer {
     /// By the instructions of every CPU, while no SVE state is anybody's.
-    Cpu(Key),
-    /// Without them, for 17 to 20 times as many others (docs/decisions/0092).
-    Portable(Aes128Gcm),
+    Aes(Key),
+    /// Without them, for thirteen times as many others (docs/decisions/0120).
+    ChaCha(ChaCha),
 }
 
-/// Returns whether every CPU has AES and PMULL, as `ID_AA64ISAR0_EL1` tells guests and EL2.
-pub fn is_in_cpus() -> bool {
-    machine::guest_id(6, 0) >> 4 & 0xf >= 2
+/// Returns the best suite of this machine, by what `ID_AA64ISAR0_EL1` tells guests and EL2 of AES and PMULL in every CPU.
+pub fn best() -> Suite {
+    if machine::guest_id(6, 0) >> 4 & 0xf >= 2 {
+        Suite::Aes
+    } else {
+        Suite::ChaCha
+    }
 }
 
-impl Cipher for Gcm {
+impl Cipher for Sealer {
     // Hosts must agree, whichever they have.
-    const FRAMES_PER_KEY_LOG2: u32 = Aes128Gcm::FRAMES_PER_KEY_LOG2;
+    const FRAMES_PER_KEY_LOG2: u32 = ChaCha::FRAMES_PER_KEY_LOG2;
 
-    fn new(key: &[u8; KEY_BYTES]) -> Self {
-        if is_in_cpus() {
-            Self::Cpu(Key::new(key))
-        } else {
-            Self::Portable(Aes128Gcm::new(key))
+    fn new(suite: Suite, key: &[u8; KEY_BYTES]) -> Self {
+        match (suite, key.first_chunk()) {
+            (Suite::Aes, Some(key)) => Self::Aes(Key::new(key)),
+            _ => Self::ChaCha(ChaCha::new(suite, key)),
         }
     }
 
     fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag {
         match self {
-            Self::Cpu(key) => key.seal(nonce, head, body),
-            Self::Portable(key) => key.seal(nonce, head, body),
+            Self::Aes(key) => key.seal(nonce, head, body),
+            Self::ChaCha(key) => key.seal(nonce, head, body),
         }
     }
 
     fn open(&self, nonce: &Iv, head: &[u8], body: &mut [u8], tag: &Tag) -> bool {
         match self {
-            Self::Cpu(key) => key.open(nonce, head, body, tag),
-            Self::Portable(key) => key.open(nonce, head, body, tag),
+            Self::Aes(key) => key.open(nonce, head, body, tag),
+            Self::ChaCha(key) => key.open(nonce, head, body, tag),
         }
     }
 }

@@ -25,7 +25,7 @@ use abi::span::Kind;
 use abi::state::Vcpu;
 use alloc::{boxed::Box, vec::Vec};
 use arch::{cache, features, timer};
-use cipher::Gcm;
+use cipher::Sealer;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
@@ -34,7 +34,7 @@ use model_addr::FRAME_SIZE;
 use model_cluster::{Cluster, News, Owner, Peer, Probes, Token};
 use model_control::Refusal;
 use model_id_registers::{HostIdRegisters, registers};
-use model_link::{Lane, Nonce, Refused, WINDOW};
+use model_link::{Lane, Nonce, Refused, Suite, WINDOW};
 use model_membership::{Change, Settings, Standing};
 use room::{Inbox, Messages};
 use span::Memory;
@@ -64,7 +64,7 @@ enum Unable {
 }
 
 struct State {
-    cluster: Cluster<'static, Gcm, &'static mut [u8], WINDOW>,
+    cluster: Cluster<'static, Sealer, &'static mut [u8], WINDOW>,
     inbox: Inbox,
     /// Where a frame is written before the card copies it.
     out: &'static mut [u8],
@@ -327,7 +327,7 @@ fn description(life: u64) -> Description {
 
 /// Makes the links to the other hosts: not in [`State::new`], whose frame holds the state.
 #[inline(never)]
-fn peers(record: &ClusterRecord) -> Option<Vec<Peer<Gcm, &'static mut [u8], WINDOW>>> {
+fn peers(record: &ClusterRecord) -> Option<Vec<Peer<Sealer, &'static mut [u8], WINDOW>>> {
     let mut peers = Vec::new();
     peers.try_reserve_exact(record.hosts.into()).ok()?;
     for host in (0..record.hosts).filter(|host| *host != record.host) {
@@ -351,8 +351,10 @@ impl State {
         if !nic::plug() {
             return Err(Unable::NoCard);
         }
-        if record.is_open == 0 && !cipher::is_in_cpus() {
-            log::warn!("cluster: a CPU has no AES or PMULL: each byte costs 18 times as much");
+        if record.is_open == 0 && room::suite(record) == Suite::ChaCha {
+            log::info!(
+                "cluster: frames are sealed by ChaCha20-Poly1305, as without AES in all CPUs"
+            );
         }
         let [life] = entropy::words().ok_or(Unable::NoRandomBits)?;
         let peers = peers(record).ok_or(Unable::NoMemory)?;
@@ -462,6 +464,7 @@ impl State {
         };
         let (link, counters) = (&peer.link, &peer.link.counters);
         status.flags |= u32::from(standing != Standing::Away) * host::SESSION;
+        status.flags |= u32::from(link.suite() == Some(Suite::ChaCha)) * host::CHACHA;
         status.round_trip_ns = link.round_trip_ns();
         status.frames = [counters.sent, counters.opened];
         status.bytes = peer.bytes;
@@ -520,8 +523,7 @@ impl Owner for Card<'_> {
     }
 
     fn is_late(&self) -> bool {
-        // A portable frame alone is a long stretch.
-        stretch::is_long() || !cipher::is_in_cpus()
+        stretch::is_long()
     }
 
     fn told(&mut self, news: News) {

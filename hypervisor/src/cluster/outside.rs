@@ -1,6 +1,6 @@
 //! What a program asks of a host of a cluster that runs the hypervisor in an ordinary process. No part of the image.
 
-pub use crate::cluster::cipher::Gcm;
+pub use crate::cluster::cipher::Sealer;
 use crate::cluster::{STATE, now_ns};
 use crate::drivers::uplink;
 use abi::cluster::{Description, HOSTS_MAX};

@@ -1,6 +1,6 @@
 //! Memory of a host: frames that wait, and the buffers of links. It is taken once, when the machine joins.
 
-use crate::cluster::cipher::Gcm;
+use crate::cluster::cipher::{self, Sealer};
 use crate::machine::{Kind, cpu, stretch};
 use crate::memory::frames;
 use abi::bundle::ClusterRecord;
@@ -15,7 +15,7 @@ use model_addr::Mfn;
 use model_cluster::{NAMED_MAX, STRANGE_MAX};
 use model_coherence::Page;
 use model_frame_table::{MAX_ORDER, Purpose};
-use model_link::{Lane, Link, Nonce, Secret, Settings, WINDOW};
+use model_link::{Lane, Link, Nonce, Secret, Settings, Suite, WINDOW};
 
 /// A link's buffers, as an order of frames: 1 MiB.
 const LINK_ORDER: u8 = 8;
@@ -182,12 +182,21 @@ impl Drop for Pages {
     }
 }
 
+/// Returns the best cipher that the machine has, or is told to have.
+pub fn suite(record: &ClusterRecord) -> Suite {
+    if record.no_aes == 1 {
+        Suite::ChaCha
+    } else {
+        cipher::best()
+    }
+}
+
 /// Makes the link to another host.
 pub fn link(
     record: &ClusterRecord,
     peer: u8,
     nonce: Nonce,
-) -> Option<Link<Gcm, &'static mut [u8], WINDOW>> {
+) -> Option<Link<Sealer, &'static mut [u8], WINDOW>> {
     let mac = |host: u8| record.macs.get(usize::from(host)).copied();
     let settings = Settings {
         host: record.host,
@@ -199,6 +208,7 @@ pub fn link(
         delay_ns: ACK_DELAY_NS,
         hello_ns: HELLO_NS,
         is_open: record.is_open == 1,
+        suite: suite(record),
     };
     let mut rest = take(LINK_ORDER)?;
     let mut part = |lane: Lane| {

@@ -1,6 +1,6 @@
 //! Sealing and opening of a session's frames, each once.
 
-use crate::cipher::{Cipher, Iv};
+use crate::cipher::{Cipher, Iv, Suite};
 use crate::keys::Secret;
 use abi::link::{BODY_AT, SLOTS_MAX, TAG_BYTES};
 
@@ -16,6 +16,7 @@ const _: () = assert!(BEHIND_MAX >= 3 * SLOTS_MAX as u64);
 pub(crate) struct Channel<C> {
     /// `None` where frames are open.
     secret: Option<Secret>,
+    pub(crate) suite: Suite,
     /// This host, and the peer.
     hosts: [u8; 2],
     sealing: Option<C>,
@@ -31,17 +32,19 @@ pub(crate) struct Channel<C> {
 }
 
 impl<C: Cipher> Channel<C> {
-    pub(crate) fn new(secret: Option<Secret>, hosts: [u8; 2]) -> Self {
+    pub(crate) fn new(secret: Option<Secret>, suite: Suite, hosts: [u8; 2]) -> Self {
         let mut first = [0; _];
         first[0] = 1;
+        let make = |from, generation| cipher(secret.as_ref(), suite, from, generation);
         Self {
-            sealing: cipher(secret.as_ref(), hosts[0], 0),
+            sealing: make(hosts[0], 0),
             sealed: 0,
-            opening: [0, 1].map(|generation| cipher(secret.as_ref(), hosts[1], generation)),
+            opening: [0, 1].map(|generation| make(hosts[1], generation)),
             generation: 0,
             seen: 0,
             window: first,
             secret,
+            suite,
             hosts,
         }
     }
@@ -52,7 +55,7 @@ impl<C: Cipher> Channel<C> {
         self.sealed += 1;
         if self.sealed.trailing_zeros() >= C::FRAMES_PER_KEY_LOG2 {
             let generation = self.sealed >> C::FRAMES_PER_KEY_LOG2;
-            self.sealing = cipher(self.secret.as_ref(), self.hosts[0], generation);
+            self.sealing = self.cipher(self.hosts[0], generation);
         }
         self.sealed
     }
@@ -86,11 +89,15 @@ impl<C: Cipher> Channel<C> {
         }
         self.mark(counter);
         if generation > self.generation {
-            let next = cipher(self.secret.as_ref(), self.hosts[1], generation + 1);
+            let next = self.cipher(self.hosts[1], generation + 1);
             self.opening[(self.generation % 2) as usize] = next;
             self.generation = generation;
         }
         Some(body)
+    }
+
+    fn cipher(&self, from: u8, generation: u64) -> Option<C> {
+        cipher(self.secret.as_ref(), self.suite, from, generation)
     }
 
     fn mark(&mut self, counter: u64) {
@@ -109,8 +116,13 @@ const fn place(counter: u64) -> (usize, u64) {
 }
 
 /// Makes the cipher of a host's frames in a generation.
-fn cipher<C: Cipher>(secret: Option<&Secret>, from: u8, generation: u64) -> Option<C> {
-    Some(C::new(&secret?.key(from, generation)))
+fn cipher<C: Cipher>(
+    secret: Option<&Secret>,
+    suite: Suite,
+    from: u8,
+    generation: u64,
+) -> Option<C> {
+    Some(C::new(suite, &secret?.key(from, generation)))
 }
 
 fn nonce(counter: u64) -> Iv {
@@ -122,7 +134,7 @@ fn nonce(counter: u64) -> Iv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Aes128Gcm;
+    use crate::ChaCha;
     use alloc::{collections::BTreeSet, vec::Vec};
     use proptest::prelude::*;
 
@@ -138,7 +150,7 @@ mod tests {
         /// A frame is opened once, as long as fewer than so many have overtaken it.
         #[test]
         fn frames_are_opened_once(steps in counters()) {
-            let mut channel = Channel::<Aes128Gcm>::new(None, [0, 1]);
+            let mut channel = Channel::<ChaCha>::new(None, Suite::Aes, [0, 1]);
             let mut come = BTreeSet::from([0]);
             for step in steps {
                 let counter = channel.seen.saturating_add_signed(step);

@@ -1,22 +1,50 @@
 //! Authenticated ciphers that seal frames.
 
-use abi::link::TAG_BYTES;
-use aes_gcm::{AeadInOut, KeyInit, aead::inout::InOutBuf};
+use abi::link::{NO_AES, TAG_BYTES};
+use chacha20poly1305::{AeadInOut, KeyInit, aead::inout::InOutBuf};
 
 /// Bytes of a key.
-pub const KEY_BYTES: usize = 16;
+pub const KEY_BYTES: usize = 32;
 /// Nonce of the cipher.
 pub type Iv = [u8; 12];
 /// Tag of the cipher.
 pub type Tag = [u8; TAG_BYTES];
+
+/// Cipher of a session, which both hosts must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Suite {
+    /// AES-128-GCM (NIST SP 800-38D), with the first 16 bytes of a key: where all CPUs of both hosts have it.
+    Aes,
+    /// ChaCha20-Poly1305 (RFC 8439), which takes half the instructions where a CPU has no AES.
+    ChaCha,
+}
+
+impl Suite {
+    /// Bits of a frame's version that say so.
+    pub(crate) const fn bit(self) -> u8 {
+        match self {
+            Self::Aes => 0,
+            Self::ChaCha => NO_AES,
+        }
+    }
+
+    /// Returns the suite of a session between hosts of which these are the versions of frames.
+    pub(crate) const fn of(versions: [u8; 2]) -> Self {
+        if (versions[0] | versions[1]) & NO_AES == 0 {
+            Self::Aes
+        } else {
+            Self::ChaCha
+        }
+    }
+}
 
 /// An authenticated cipher that works in place. The link never gives one key the same nonce twice.
 pub trait Cipher {
     /// log2 of the number of frames that are sealed with one key.
     const FRAMES_PER_KEY_LOG2: u32;
 
-    /// Makes the cipher with this key.
-    fn new(key: &[u8; KEY_BYTES]) -> Self;
+    /// Makes the cipher of this suite with this key.
+    fn new(suite: Suite, key: &[u8; KEY_BYTES]) -> Self;
 
     /// Encrypts `body` and returns the tag over `head` and `body`.
     fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag;
@@ -25,21 +53,21 @@ pub trait Cipher {
     fn open(&self, nonce: &Iv, head: &[u8], body: &mut [u8], tag: &Tag) -> bool;
 }
 
-/// AES-128-GCM (NIST SP 800-38D) of the crate `aes-gcm`, for CPUs without FEAT_AES and FEAT_PMULL, and for tests.
-#[derive(Clone, Debug)]
-pub struct Aes128Gcm(aes_gcm::Aes128Gcm);
+/// ChaCha20-Poly1305 of the crate `chacha20poly1305`, whatever the suite.
+#[derive(Clone)]
+pub struct ChaCha(chacha20poly1305::ChaCha20Poly1305);
 
-impl Cipher for Aes128Gcm {
-    // 2^24 frames of 9,000 bytes are 2^33 blocks: an observer tells them from noise with probability 2^-62.
+impl Cipher for ChaCha {
+    // The counter of blocks starts anew with each frame, so that nothing but frames' numbers wears a key out.
     const FRAMES_PER_KEY_LOG2: u32 = 24;
 
-    fn new(key: &[u8; KEY_BYTES]) -> Self {
-        Self(aes_gcm::Aes128Gcm::new(key.into()))
+    fn new(_: Suite, key: &[u8; KEY_BYTES]) -> Self {
+        Self(chacha20poly1305::ChaCha20Poly1305::new(key.into()))
     }
 
     fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag {
         let body = InOutBuf::from(body);
-        // An error says that a frame is longer than 64 GiB. Zeroes are a tag that nobody takes.
+        // An error says that a frame is longer than 256 GiB. Zeroes are a tag that nobody takes.
         let tag = self.0.encrypt_inout_detached(nonce.into(), head, body);
         tag.map_or([0; TAG_BYTES], Into::into)
     }

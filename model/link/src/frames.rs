@@ -3,8 +3,8 @@
 use crate::incoming::Incoming;
 use crate::{Actions, Cipher, Down, Dropped, Lane, Link, NEVER};
 use abi::link::{
-    ASK, BODY_AT, CHALLENGE, ETHERTYPE, HELLO, LANES, OPEN, Piece, Prefix, Report, SEALED, Sealed,
-    TAG_BYTES, VERSION, WORDS_MAX,
+    ASK, BODY_AT, CHALLENGE, ETHERTYPE, HELLO, LANES, NO_AES, OPEN, Piece, Prefix, Report, SEALED,
+    Sealed, TAG_BYTES, VERSION, WORDS_MAX,
 };
 use core::mem::replace;
 use zerocopy::little_endian::U64;
@@ -20,11 +20,12 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
     ) -> Result<(), Dropped> {
         let (prefix, _) = Prefix::read_from_prefix(frame).map_err(|_| Dropped::Foreign)?;
         let settings = &self.settings;
-        let is_ours = (prefix.ethertype, prefix.version & !OPEN) == (ETHERTYPE, VERSION)
+        let version = prefix.version & !NO_AES;
+        let is_ours = (prefix.ethertype, version & !OPEN) == (ETHERTYPE, VERSION)
             && (prefix.from, prefix.to) == (settings.peer, settings.host);
         match prefix.kind {
             _ if !is_ours => Err(Dropped::Foreign),
-            _ if prefix.version != settings.version() => Err(Dropped::Open),
+            _ if version != settings.version() & !NO_AES => Err(Dropped::Open),
             _ if prefix.epoch.get() != settings.epoch => Err(Dropped::Epoch),
             HELLO | CHALLENGE => self.greeted(now_ns, frame, actions),
             SEALED => self.unseal(now_ns, frame, actions),

@@ -1,6 +1,6 @@
 //! Hellos and challenges: how a session begins, and why a replayed hello cannot begin one.
 
-use crate::{Actions, Cipher, Dropped, Link, Nonce};
+use crate::{Actions, Cipher, Dropped, Link, Nonce, Suite};
 use abi::link::{CHALLENGE, ETHERTYPE, HELLO, HELLO_BYTES, Hello, Prefix, TAG_BYTES};
 use zerocopy::{FromBytes, transmute};
 
@@ -49,7 +49,8 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
             // An answer to a nonce that no session has used: the peer is alive and has the key.
             session if mine == self.fresh && (is_hello || session.is_none()) => {
                 self.hellos.give(1);
-                self.begin(now_ns, theirs, actions);
+                let suite = Suite::of([hello.prefix.version, self.settings.version()]);
+                self.begin(now_ns, theirs, suite, actions);
                 self.hello = Some((HELLO, mine, theirs));
                 Ok(())
             }

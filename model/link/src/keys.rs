@@ -51,7 +51,6 @@ impl Secret {
     /// Derives the key of a host's frames in a generation.
     pub(crate) fn key(&self, from: u8, generation: u64) -> [u8; KEY_BYTES] {
         let mac = self.mac(3, &[&[from], &generation.to_le_bytes()]);
-        let whole: [u8; 32] = mac.finalize().into_bytes().into();
-        core::array::from_fn(|n| whole[n])
+        mac.finalize().into_bytes().into()
     }
 }

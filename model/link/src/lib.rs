@@ -41,7 +41,7 @@ mod keys;
 mod outgoing;
 mod timing;
 
-pub use cipher::{Aes128Gcm, Cipher, Iv, KEY_BYTES, Tag};
+pub use cipher::{ChaCha, Cipher, Iv, KEY_BYTES, Suite, Tag};
 pub use keys::{Nonce, Secret};
 pub use timing::Budget;
 
@@ -187,16 +187,15 @@ pub struct Settings {
     /// Frames are neither secret nor authentic, only hellos are; the same at both hosts. What a network or a stranger changes in
     /// a frame is taken as it is.
     pub is_open: bool,
+    /// The best cipher that this host's CPUs have. A session has [`Suite::Aes`] if both hosts say so.
+    pub suite: Suite,
 }
 
 impl Settings {
     /// Returns the version that frames of such a link have.
     const fn version(&self) -> u8 {
-        if self.is_open {
-            VERSION | OPEN
-        } else {
-            VERSION
-        }
+        let open = if self.is_open { OPEN } else { 0 };
+        VERSION | open | self.suite.bit()
     }
 }
 
@@ -376,6 +375,11 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         self.outgoing[lane as usize].room()
     }
 
+    /// Returns the cipher of the session, where there is one.
+    pub fn suite(&self) -> Option<Suite> {
+        self.session.as_ref().map(|session| session.channel.suite)
+    }
+
     /// Returns the smoothed round trip in nanoseconds; zero before the first sample.
     pub fn round_trip_ns(&self) -> u64 {
         let session = self.session.as_ref();
@@ -466,7 +470,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
     }
 
     /// Begins a session, which is up once a frame of the peer has come.
-    fn begin(&mut self, now_ns: u64, theirs: Nonce, actions: &mut impl Actions) {
+    fn begin(&mut self, now_ns: u64, theirs: Nonce, suite: Suite, actions: &mut impl Actions) {
         if self.session.is_some() {
             self.end(Down::Replaced, actions);
         }
@@ -477,6 +481,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         self.session = Some(Session {
             channel: Channel::new(
                 (!settings.is_open).then_some(secret),
+                suite,
                 [settings.host, settings.peer],
             ),
             mine,

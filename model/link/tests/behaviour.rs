@@ -8,8 +8,8 @@ use abi::link::{
     BODY_AT, BULK_MAX, FRAME_JUMBO, FRAME_STANDARD, HELLO_BYTES, Prefix, Report, URGENT_MAX,
 };
 use model_link::{
-    Actions, Aes128Gcm, Cipher, Counters, Down, Dropped, Event, FORGERIES_MAX, FORGERY_EVERY_NS,
-    HELLO_EVERY_NS, HELLOS_MAX, Lane, Link, NEVER, Refused, Secret, Settings,
+    Actions, ChaCha, Cipher, Counters, Down, Dropped, Event, FORGERIES_MAX, FORGERY_EVERY_NS,
+    HELLO_EVERY_NS, HELLOS_MAX, Lane, Link, NEVER, Refused, Secret, Settings, Suite,
 };
 use world::clear::{Clear, OPENED, pieces};
 use world::{KEY, Owner, Pair, Said, Toy, link, rounds, send, settings};
@@ -25,25 +25,22 @@ fn dropped(counters: &Counters, why: Dropped) -> u64 {
 }
 
 #[test]
-fn gcm_gives_known_answers() {
-    // Test case 4 of McGrew and Viega, "The Galois/Counter Mode of Operation".
+fn chacha_gives_known_answers() {
+    // RFC 8439, section 2.8.2.
     let hex = |text: &str| -> Vec<u8> {
         let byte = |n| u8::from_str_radix(&text[n..n + 2], 16).unwrap();
         (0..text.len()).step_by(2).map(byte).collect()
     };
-    let key = hex("feffe9928665731c6d6a8f9467308308");
-    let nonce = hex("cafebabefacedbaddecaf888");
-    let head = hex("feedfacedeadbeeffeedfacedeadbeefabaddad2");
-    let plain = hex(concat!(
-        "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72",
-        "1c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b39"
-    ));
-    let cipher = Aes128Gcm::new(&key.try_into().unwrap());
-    let nonce = nonce.try_into().unwrap();
-    let mut body = plain.clone();
+    let key = std::array::from_fn(|n| 0x80 + n as u8);
+    let nonce = hex("070000004041424344454647").try_into().unwrap();
+    let head = hex("50515253c0c1c2c3c4c5c6c7");
+    let plain = b"Ladies and Gentlemen of the class of '99: \
+        If I could offer you only one tip for the future, sunscreen would be it.";
+    let cipher = ChaCha::new(Suite::ChaCha, &key);
+    let mut body = plain.to_vec();
     let tag = cipher.seal(&nonce, &head, &mut body);
-    assert_eq!(tag.to_vec(), hex("5bc94fbc3221a5db94fae95ae7121a47"));
-    assert_eq!(body[..8], hex("42831ec221777424"));
+    assert_eq!(tag.to_vec(), hex("1ae10b594f09e26a7e902ecbd0600691"));
+    assert_eq!(body[..8], hex("d31a8d34648e60db"));
     assert!(cipher.open(&nonce, &head, &mut body.clone(), &tag));
     assert!(!cipher.open(&nonce, &head[1..], &mut body.clone(), &tag));
     assert!(cipher.open(&nonce, &head, &mut body, &tag));
@@ -52,7 +49,7 @@ fn gcm_gives_known_answers() {
 
 #[test]
 fn messages_cannot_be_read_on_the_wire() {
-    let (mut pair, now) = joined::<Aes128Gcm>(FRAME_STANDARD);
+    let (mut pair, now) = joined::<ChaCha>(FRAME_STANDARD);
     let secret = [0x5a; 100];
     send(&mut pair, Lane::Bulk, &secret);
     let frames = pair.step(0, now, Event::Tick);

@@ -5,7 +5,7 @@
 mod world;
 
 use abi::link::{FRAME_STANDARD, TAG_BYTES};
-use model_link::{Cipher, Dropped, Event, Iv, KEY_BYTES, Lane, Link, Settings, Tag};
+use model_link::{Cipher, Dropped, Event, Iv, KEY_BYTES, Lane, Link, Settings, Suite, Tag};
 use world::{KEY, Owner, Said, Toy, link, settings};
 
 /// The cipher of a CPU that has none.
@@ -15,7 +15,7 @@ struct Missing;
 impl Cipher for Missing {
     const FRAMES_PER_KEY_LOG2: u32 = 5;
 
-    fn new(_: &[u8; KEY_BYTES]) -> Self {
+    fn new(_: Suite, _: &[u8; KEY_BYTES]) -> Self {
         panic!("a cipher was made")
     }
 

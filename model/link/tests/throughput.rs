@@ -6,7 +6,8 @@ mod world;
 
 use abi::link::{FRAME_JUMBO, FRAME_STANDARD};
 use model_link::{
-    Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Settings, Tag, WINDOW,
+    Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Settings, Suite, Tag,
+    WINDOW,
 };
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,7 +20,7 @@ struct Plain;
 impl Cipher for Plain {
     const FRAMES_PER_KEY_LOG2: u32 = 24;
 
-    fn new(_: &[u8; KEY_BYTES]) -> Self {
+    fn new(_: Suite, _: &[u8; KEY_BYTES]) -> Self {
         Self
     }
 

@@ -69,6 +69,8 @@ pub struct HostStatus {
     pub why: Option<String>,
     /// The membership of the host that was asked.
     pub epoch: u64,
+    /// Cipher of the session.
+    pub cipher: Option<String>,
     /// Nanoseconds of a round trip.
     pub round_trip_ns: u64,
     /// Pieces sent again.

@@ -1,5 +1,5 @@
 //! AES-128-GCM by the CPU's instructions, as `machine/aarch64` has it: NIST's vectors, forgeries, and frames of all lengths
-//! whose digest the crate's code gives as well (`model/link/tests/instructions.rs`).
+//! whose digest the crate's code gives as well (`machine/host/tests/gcm.rs`).
 //!
 //! Command line: `clock_ns=N` nanoseconds of an instruction, where a clock counts them; then a page must take at most three
 //! instructions a byte.

@@ -95,7 +95,7 @@ impl ClusterFile {
             host: own as u8,
             hosts: names.len() as u8,
             is_open: 0,
-            reserved: 0,
+            no_aes: 0,
             key: read_key(&self.key)?,
             macs: [[0; 6]; HOSTS_MAX],
             names: [Text::default(); HOSTS_MAX],

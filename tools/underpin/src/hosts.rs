@@ -27,6 +27,9 @@ const FORGED: usize = 4;
 const OTHER_CLUSTER: usize = 1;
 const OTHER_AUTH: usize = 8;
 
+/// The cipher of a session of which a host has no AES.
+pub const CHACHA: &str = "ChaCha20-Poly1305";
+
 /// All states of a host.
 pub const STATES: [&str; 6] = ["own", "in", "joining", "unfit", "away", "left"];
 
@@ -44,6 +47,13 @@ pub fn name_of(hosts: &[HostStatus], number: u32) -> String {
 /// Whether frames between the hosts are neither secret nor authentic.
 pub fn is_open(it: &HostStatus) -> bool {
     it.flags & host::OPEN != 0
+}
+
+/// The cipher of the session with a host, if there is one.
+pub fn cipher(it: &HostStatus) -> Option<&'static str> {
+    let has_one = it.flags & host::SESSION != 0 && !is_open(it);
+    let is_chacha = it.flags & host::CHACHA != 0;
+    has_one.then_some(if is_chacha { CHACHA } else { "AES-128-GCM" })
 }
 
 /// What a host said that it is, if it has said something.
@@ -151,6 +161,7 @@ pub fn to_json(it: &HostStatus, own: Option<&HostStatus>) -> Value {
     json!({
         "name": it.name.to_string(), "number": it.number, "state": state,
         "why": (!why.is_empty()).then_some(why), "epoch": it.epoch, "auth": if is_open(it) { "off" } else { "on" },
+        "cipher": cipher(it),
         "runs_ns": (it.epoch != 0).then_some(it.runs_ns),
         "work_ns": (it.flags & host::OWN != 0).then_some(it.work_ns),
         "round_trip_ns": it.round_trip_ns,

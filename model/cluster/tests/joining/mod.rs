@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use abi::cluster::{DESCRIPTION, Description, FEATURES_MAX, PROTOCOL};
-use model_link::{Actions, Cipher, Down, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Secret, Tag};
+use model_link::{
+    Actions, Cipher, Down, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Secret, Suite, Tag,
+};
 use model_membership::{Change, Membership, Standing, View};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -41,7 +43,7 @@ impl Toy {
 impl Cipher for Toy {
     const FRAMES_PER_KEY_LOG2: u32 = 10;
 
-    fn new(key: &[u8; KEY_BYTES]) -> Self {
+    fn new(_: Suite, key: &[u8; KEY_BYTES]) -> Self {
         Self(*key)
     }
 
@@ -235,6 +237,7 @@ impl<const N: usize> Host<N> {
                 delay_ns: UNIT / 64,
                 hello_ns: UNIT / 8,
                 is_open: false,
+                suite: Suite::Aes,
             };
             let bytes =
                 |lane: Lane| Memory(Rc::new(vec![0; lane.buffer_bytes(SLOTS, FRAME_BYTES)]));

@@ -5,7 +5,7 @@
 use abi::cluster::{DESCRIPTION, Description, FEATURES_MAX, HOSTS_MAX, PROTOCOL};
 use abi::link::FRAME_STANDARD;
 use model_cluster::{Cluster, News, Owner, Peer, Probes};
-use model_link::{Aes128Gcm, Lane, Link, NEVER, Nonce, Secret};
+use model_link::{ChaCha, Lane, Link, NEVER, Nonce, Secret, Suite};
 use model_membership::{Settings, Standing, View};
 use std::collections::BTreeMap;
 use zerocopy::little_endian::U64;
@@ -14,7 +14,7 @@ pub const SLOTS: usize = 32;
 pub const MS: u64 = 1_000_000;
 const LATENCY_NS: u64 = 10_000;
 
-pub type Node = Cluster<'static, Aes128Gcm, Vec<u8>, SLOTS>;
+pub type Node = Cluster<'static, ChaCha, Vec<u8>, SLOTS>;
 
 /// Owner of a host: its card, its random numbers, and what it was told.
 #[derive(Default)]
@@ -76,7 +76,7 @@ fn description(life: u64) -> Description {
 }
 
 /// One end of the link between a host and its peer.
-pub fn link([host, peer]: [u8; 2], key: u8, nonce: Nonce) -> Link<Aes128Gcm, Vec<u8>, SLOTS> {
+pub fn link([host, peer]: [u8; 2], key: u8, nonce: Nonce) -> Link<ChaCha, Vec<u8>, SLOTS> {
     let settings = model_link::Settings {
         host,
         peer,
@@ -87,6 +87,7 @@ pub fn link([host, peer]: [u8; 2], key: u8, nonce: Nonce) -> Link<Aes128Gcm, Vec
         delay_ns: MS / 2,
         hello_ns: 20 * MS,
         is_open: false,
+        suite: Suite::Aes,
     };
     let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
     let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));

@@ -8,7 +8,7 @@ use abi::link::{LANES, TAG_BYTES};
 use model_coherence::{Broken, Event as CoreEvent, NEVER};
 use model_link::{
     Actions, Cipher, Down, Event as LinkEvent, Iv, KEY_BYTES, Lane, Link, Nonce, Refused, Secret,
-    Settings, Tag,
+    Settings, Suite, Tag,
 };
 use plan::Plan;
 use std::cmp::Reverse;
@@ -22,7 +22,7 @@ pub struct Open;
 impl Cipher for Open {
     const FRAMES_PER_KEY_LOG2: u32 = 24;
 
-    fn new(_: &[u8; KEY_BYTES]) -> Self {
+    fn new(_: Suite, _: &[u8; KEY_BYTES]) -> Self {
         Self
     }
 
@@ -148,6 +148,7 @@ impl<const HOSTS: usize> Cluster<HOSTS> {
                 delay_ns: 5_000,
                 hello_ns: 100_000,
                 is_open: false,
+                suite: Suite::Aes,
             };
             let bytes = |lane: Lane| vec![0; lane.buffer_bytes(LINK_SLOTS, FRAME_BYTES)];
             let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));

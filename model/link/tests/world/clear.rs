@@ -1,7 +1,7 @@
 //! Frames whose bodies tests can read and write.
 
 use abi::link::{BODY_AT, Piece, Report, TAG_BYTES};
-use model_link::{Cipher, Iv, KEY_BYTES, Tag};
+use model_link::{Cipher, Iv, KEY_BYTES, Suite, Tag};
 use std::cell::Cell;
 use zerocopy::FromBytes;
 
@@ -17,7 +17,7 @@ thread_local! {
 impl Cipher for Clear {
     const FRAMES_PER_KEY_LOG2: u32 = 24;
 
-    fn new(_: &[u8; KEY_BYTES]) -> Self {
+    fn new(_: Suite, _: &[u8; KEY_BYTES]) -> Self {
         Self
     }
 

@@ -7,7 +7,7 @@ pub mod clear;
 use abi::link::{Hello, LANES, Prefix, SEALED, Sealed};
 use model_link::{
     Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, NEVER, Nonce, Refused, Secret,
-    Settings, Tag,
+    Settings, Suite, Tag,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -47,9 +47,10 @@ impl Toy {
 impl Cipher for Toy {
     const FRAMES_PER_KEY_LOG2: u32 = 5;
 
-    fn new(key: &[u8; KEY_BYTES]) -> Self {
-        let (low, high) = key.split_at(8);
-        Self([low, high].map(|half| u64::from_le_bytes(half.try_into().unwrap())))
+    /// Hosts with different suites have different keys.
+    fn new(suite: Suite, key: &[u8; KEY_BYTES]) -> Self {
+        let part = |n: usize| u64::from_le_bytes(key[8 * n..][..8].try_into().unwrap());
+        Self([part(0) ^ suite as u64, part(1)])
     }
 
     fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag {
@@ -83,8 +84,8 @@ pub struct Watched(Toy);
 impl Cipher for Watched {
     const FRAMES_PER_KEY_LOG2: u32 = Toy::FRAMES_PER_KEY_LOG2;
 
-    fn new(key: &[u8; KEY_BYTES]) -> Self {
-        Self(Toy::new(key))
+    fn new(suite: Suite, key: &[u8; KEY_BYTES]) -> Self {
+        Self(Toy::new(suite, key))
     }
 
     fn seal(&self, nonce: &Iv, head: &[u8], body: &mut [u8]) -> Tag {
@@ -172,6 +173,7 @@ pub fn settings(host: u8, frame_bytes: usize) -> Settings {
         delay_ns: 5_000,
         hello_ns: 1_000_000,
         is_open: false,
+        suite: Suite::Aes,
     }
 }
 

@@ -55,7 +55,7 @@ fn twice(name: &str) -> Twice {
         pages: (bytes / 4096) as u32,
     };
     let (seconds, transfer) = match name {
-        "cluster/probe" => (15, Some(transfer(PROBED))),
+        "cluster/probe" | "cluster/probe-chacha" => (15, Some(transfer(PROBED))),
         "cluster/bulk" | "cluster/bulk-loss" => (20, Some(transfer(BULK))),
         // Their VMs never rest.
         "cluster/forger" | "cluster/flood" => (1, None),
@@ -76,7 +76,10 @@ fn once() -> Vec<Scenario> {
         hosts("cluster/cut-and-back", 2, CUT, one_key::<2>).check(come_back),
         other_clock(),
         other_cpu(),
-        hosts("cluster/probe", 2, "class=20us,lose=5%", one_key::<2>).check(measure),
+        hosts("cluster/probe", 2, "class=20us,lose=5%", one_key::<2>)
+            .check(|stage| measure(stage, "AES-128-GCM")),
+        hosts("cluster/probe-chacha", 2, "class=20us,lose=5%", without_aes)
+            .check(|stage| measure(stage, "ChaCha20-Poly1305")),
         without_random_bits(),
         repeat(),
         bulk("cluster/bulk", "class=20us"),
@@ -158,8 +161,15 @@ fn other_cpu() -> Scenario {
 const PROBED: u64 = 16 << 20;
 const BULK: u64 = 256 << 20;
 
+/// A cluster of two hosts, of which the second has no AES.
+fn without_aes(directory: &Path) -> Outcome<Vec<String>> {
+    let mut words = one_key::<2>(directory)?;
+    words.push("--auth=host1=chacha20".to_owned());
+    Ok(words)
+}
+
 /// A transfer arrives as it was sent though frames are lost, while the hosts stay members.
-fn measure(stage: &mut Stage) -> Outcome {
+fn measure(stage: &mut Stage, cipher: &str) -> Outcome {
     let machine = stage.machine()?;
     let joined = [0, 1].map(|host| await_seen(machine, host, |it| it.state == "in"));
     let [before, _] = [joined[0].clone()?, joined[1].clone()?];
@@ -175,6 +185,7 @@ fn measure(stage: &mut Stage) -> Outcome {
     let is_right = json["transfer"]["bytes"] == PROBED
         && least >= LINE_NS
         && after.epoch == before.epoch
+        && after.cipher.as_deref() == Some(cipher)
         && after.resent > before.resent
         && after.dropped["forged"] == 0;
     if !is_right {

@@ -3,7 +3,7 @@
 use crate::input::Input;
 use abi::link::{BODY_AT, FRAME_STANDARD, HELLO_BYTES, SEALED, TAG_BYTES};
 use model_link::{
-    Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, Nonce, Secret, Settings, Tag,
+    Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, Nonce, Secret, Settings, Suite, Tag,
 };
 
 /// A cipher that takes every tag: the bodies that follow are a peer's who has the key.
@@ -13,7 +13,7 @@ struct Open;
 impl Cipher for Open {
     const FRAMES_PER_KEY_LOG2: u32 = 4;
 
-    fn new(_: &[u8; KEY_BYTES]) -> Self {
+    fn new(_: Suite, _: &[u8; KEY_BYTES]) -> Self {
         Self
     }
 
@@ -84,6 +84,7 @@ impl Host {
             delay_ns: 100,
             hello_ns: 1000,
             is_open: false,
+            suite: Suite::Aes,
         };
         let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
         let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));

@@ -28,10 +28,10 @@ pub struct Membership {
     /// The machine's name in the cluster's file
     #[arg(long = "as", value_name = "NAME", requires = "cluster")]
     pub own: Option<String>,
-    /// `off`: frames between hosts are neither secret nor authentic; hosts with and without do not talk to each other
+    /// How frames between hosts are sealed
     #[arg(
         long,
-        value_name = "on|off",
+        value_name = "on|chacha20|off",
         requires = "cluster",
         default_value = "on",
         hide_default_value = true
@@ -39,13 +39,16 @@ pub struct Membership {
     pub auth: Auth,
 }
 
-/// Whether frames between hosts are secret and authentic.
+/// How frames between hosts are sealed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Auth {
-    /// They are.
+    /// By AES-128-GCM, or by ChaCha20-Poly1305 if a CPU of either host has no AES
     #[default]
     On,
-    /// They are neither.
+    /// By ChaCha20-Poly1305, as if this host's CPUs had no AES
+    #[value(name = "chacha20")]
+    ChaCha20,
+    /// They are neither secret nor authentic; hosts with and without do not talk to each other
     Off,
 }
 
@@ -53,6 +56,7 @@ impl Auth {
     /// Writes it to what the machine's hypervisor takes.
     pub fn apply(self, mut record: ClusterRecord) -> ClusterRecord {
         record.is_open = u8::from(self == Self::Off);
+        record.no_aes = u8::from(self == Self::ChaCha20);
         record
     }
 }

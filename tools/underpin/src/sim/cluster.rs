@@ -49,8 +49,8 @@ pub struct Cluster {
     /// and so on. HOST=FILE is for one host (repeatable)
     #[arg(long, value_name = "[HOST=]FILE", requires = "hosts")]
     pub cluster: Vec<OsString>,
-    /// `off`: frames between hypervisors are neither secret nor authentic. HOST=off is for one host (repeatable)
-    #[arg(long, value_name = "[HOST=]on|off", requires = "cluster", value_parser = auth)]
+    /// How frames between hypervisors are sealed, as of `underpin bundle --auth`. HOST=off is for one host (repeatable)
+    #[arg(long, value_name = "[HOST=]on|chacha20|off", requires = "cluster", value_parser = auth)]
     pub auth: Vec<(Option<String>, Auth)>,
     /// Options of the Ethernet (see sim/README.md), as in class=20us,lose=0.1%,die=1@2s
     #[arg(long, value_name = "KEY=VALUE,...", requires = "hosts", value_delimiter = ',', value_parser = wire)]
@@ -84,7 +84,7 @@ fn auth(text: &str) -> std::result::Result<(Option<String>, Auth), String> {
         None => (None, text),
     };
     let auth = Auth::from_str(word, false);
-    let auth = auth.map_err(|_| format!("'{word}' is neither on nor off"))?;
+    let auth = auth.map_err(|_| format!("'{word}' is neither on, chacha20 nor off"))?;
     Ok((host, auth))
 }
 

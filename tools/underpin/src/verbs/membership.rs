@@ -5,7 +5,9 @@ use crate::{
     cli::ClusterVerb,
     cluster::{self, ClusterFile, Host},
     failure::{Failure, Result, exit},
-    hosts::{differing, is_open, loss_percent, members, own, state, to_json, unfit},
+    hosts::{
+        CHACHA, cipher, differing, is_open, loss_percent, members, own, state, to_json, unfit,
+    },
     order::natural_by,
     output::{
         Output,
@@ -82,6 +84,13 @@ fn host_table(hosts: &[HostStatus], output: Output) -> String {
         table.tone(1, tone);
         if !why.is_empty() {
             let _ = writeln!(reasons, "{}: {why}", it.name);
+        }
+        if cipher(it) == Some(CHACHA) {
+            let _ = writeln!(
+                reasons,
+                "{}: frames are sealed by {CHACHA}, as one side has no AES",
+                it.name
+            );
         }
     }
     text.push_str(&table.render(output));

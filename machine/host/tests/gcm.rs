@@ -4,17 +4,17 @@
 mod gcm_cases;
 
 use gcm_cases::{BODY_MAX, DIGEST, Sealing, digest};
-use model_link::{Aes128Gcm, Cipher};
+use machine_host::gcm::Key;
 
-struct Crate(Aes128Gcm);
+struct Crate(Key);
 
 impl Sealing for Crate {
     fn new(key: &[u8; 16]) -> Self {
-        Self(Cipher::new(key))
+        Self(Key::new(key))
     }
 
     fn seal(&self, nonce: &[u8; 12], head: &[u8], body: &mut [u8]) -> [u8; 16] {
-        Cipher::seal(&self.0, nonce, head, body)
+        self.0.seal(nonce, head, body)
     }
 }
 
