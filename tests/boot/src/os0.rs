@@ -4,7 +4,10 @@
 
 mod disk;
 
-use crate::{Outcome, archive, assets, because, vm::Vm};
+use crate::{
+    Outcome, archive, assets, because,
+    vm::{NO_SELF_TESTS, Vm},
+};
 use abi::upgrade::{Mark, VERSION};
 pub use disk::Format;
 use std::{
@@ -112,7 +115,7 @@ impl Os0 {
             cpus,
             memory,
             cpu: "max,pauth=off",
-            arguments: format!("console=ttyAMA0 rdinit=/os0 os0.do={actions}"),
+            arguments: format!("console=ttyAMA0 {NO_SELF_TESTS} rdinit=/os0 os0.do={actions}"),
             disk: None,
             has_nic: false,
             has_module: false,

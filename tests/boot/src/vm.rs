@@ -82,6 +82,10 @@ struct Net {
 
 /// Where an asset cache has bare guests.
 const CACHED: &str = "cache:guests/";
+/// For a kernel that is not to test its ciphers.
+pub const NO_SELF_TESTS: &str = "cryptomgr.notests";
+/// For one that is to all the same.
+pub const SELF_TESTS: &str = "cryptomgr.notests=0";
 
 impl Vm {
     fn new(name: &str, kernel: String, initrd: Option<String>, args: String) -> Self {
@@ -112,9 +116,10 @@ impl Vm {
     }
 
     /// A Debian kernel with the test guests' initial RAM disk, which does what `action` names. A
-    /// panic ends the VM at once, so that no test waits for it in vain.
+    /// panic ends the VM at once, so that no test waits for it in vain. Its ciphers are not tested, which takes a tenth of the
+    /// time; scenarios of kernels have [`SELF_TESTS`].
     pub fn linux(name: &str, kernel: &str, action: &str) -> Self {
-        let args = format!("console=ttyAMA0 quiet panic=-1 underpin.do={action}");
+        let args = format!("console=ttyAMA0 quiet panic=-1 {NO_SELF_TESTS} underpin.do={action}");
         Self::new(
             name,
             assets::kernel(kernel),
@@ -449,7 +454,7 @@ mod tests {
         );
         assert_eq!(
             back["boot"]["args"].as_str(),
-            Some("console=ttyAMA0 quiet panic=-1 underpin.do=work nosmp")
+            Some("console=ttyAMA0 quiet panic=-1 cryptomgr.notests underpin.do=work nosmp")
         );
         assert_eq!(back["disk"][0]["mode"].as_str(), Some("cow"));
         assert!(!text.contains("cap"));

@@ -5,7 +5,7 @@ use crate::{
     assets::{DEBIAN13, KERNELS},
     machine::Hardware,
     scenario::{Scenario, Stage},
-    vm::Vm,
+    vm::{SELF_TESTS, Vm},
 };
 
 /// What `seq 0 199999 | sha256sum` prints: a guest that computes it has a working machine.
@@ -41,6 +41,7 @@ pub fn scenarios() -> Vec<Scenario> {
 fn boot(kernel: &'static str, cpus: u32, memory: &'static str) -> Scenario {
     let name = format!("kernel/{kernel}-{cpus}-{}", memory.to_lowercase());
     let mut vm = Vm::linux("guest", kernel, "work")
+        .args(SELF_TESTS)
         .args(WORK_ARGS)
         .cpus(cpus)
         .memory(memory);
