@@ -16,7 +16,7 @@ use crate::{
     os0::{Beneath, Format, Os0},
     scenario::Scenario,
     timeline::{self, Timeline},
-    vm::Vm,
+    vm::{SELF_TESTS, Vm},
 };
 
 /// What `seq 0 19999 | sha256sum` prints.
@@ -111,6 +111,7 @@ const MANY_PAIRS: u64 = 1000;
 /// messages; CPUs come and go beneath it, and detached nothing enters EL2.
 fn switch(kernel: &'static str, cpus: u32, cpu: &'static str, pairs: u32) -> Scenario {
     let os0 = Os0::new(kernel, cpus, "1G", "disk,switch,work").cpu(cpu);
+    let os0 = os0.words(SELF_TESTS);
     let within = 4 * BOOT + 3 * u64::from(pairs);
     Scenario::os0(
         format!("os0/switch-{kernel}-{cpus}-{pairs}"),
