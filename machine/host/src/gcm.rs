@@ -1,15 +1,36 @@
 //! AES-128-GCM as the CPU's instructions have it, by a kept crate.
 
+use crate::machine::{MACHINE, Machine};
+use crate::registers::number;
 use aes_gcm::aead::inout::InOutBuf;
 use aes_gcm::{AeadInOut, Aes128Gcm, KeyInit};
+
+impl Machine {
+    /// Its CPUs lose AES and PMULL.
+    pub fn lose_aes(&mut self) {
+        for cpu in &mut self.cpus {
+            cpu.registers[const { number("id_aa64isar0_el1") }] &= !0xf0;
+        }
+    }
+}
+
+/// Whether the CPU has AES and PMULL, or there is no machine.
+fn has_aes() -> bool {
+    MACHINE.with_borrow_mut(|machine| {
+        let machine = machine.as_mut().filter(|it| it.current.is_some());
+        let aes = |it: &mut Box<Machine>| it.cpu().registers[const { number("id_aa64isar0_el1") }];
+        machine.map(aes).is_none_or(|features| features & 0xf0 != 0)
+    })
+}
 
 /// A key.
 #[derive(Clone)]
 pub struct Key(Aes128Gcm);
 
 impl Key {
-    /// Makes the key.
+    /// Makes the key, on a CPU that has the instructions.
     pub fn new(key: &[u8; 16]) -> Self {
+        assert!(has_aes(), "an instruction that the CPU lacks");
         Self(Aes128Gcm::new(key.into()))
     }
 

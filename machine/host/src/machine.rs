@@ -34,7 +34,7 @@ pub const HYPERVISOR_TIMER: u32 = 26;
 pub const MAINTENANCE: u32 = 25;
 
 thread_local! {
-    static MACHINE: RefCell<Option<Box<Machine>>> = const { RefCell::new(None) };
+    pub(crate) static MACHINE: RefCell<Option<Box<Machine>>> = const { RefCell::new(None) };
 }
 
 /// How a machine is.
@@ -314,13 +314,6 @@ impl Machine {
     /// Copies bytes into RAM, before the machine runs or as a device does.
     pub fn fill(&mut self, at: Pa, bytes: &[u8]) -> Option<()> {
         self.ram.fill(at, bytes)
-    }
-
-    /// Its CPUs lose AES and PMULL.
-    pub fn lose_aes(&mut self) {
-        for cpu in &mut self.cpus {
-            cpu.registers[const { number("id_aa64isar0_el1") }] &= !0xf0;
-        }
     }
 
     /// Time passes; whether another CPU is to go on.

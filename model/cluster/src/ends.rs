@@ -14,7 +14,8 @@ pub(crate) struct End<'e, O> {
     described: &'e mut Option<Description>,
     bytes: &'e mut u64,
     probes: &'e mut Probes,
-    frames_left: u32,
+    made: u32,
+    made_most: u32,
     messages_left: u32,
     /// The card had no room.
     is_blocked: bool,
@@ -42,7 +43,8 @@ impl<O: Owner> End<'_, O> {
             described: &mut peer.described,
             bytes: &mut peer.bytes[0],
             probes: &mut peer.probes,
-            frames_left: if is_slow { 1 } else { FRAMES_AT_ONCE },
+            made: 0,
+            made_most: if is_slow { 1 } else { FRAMES_AT_ONCE },
             messages_left: MESSAGES_AT_ONCE,
             is_blocked: false,
             is_kept: false,
@@ -68,10 +70,10 @@ impl<O: Owner> End<'_, O> {
 impl<O: Owner> model_link::Actions for End<'_, O> {
     fn transmit(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> bool {
         // Each piece makes one, so that all come to an end.
-        if self.frames_left == 0 || self.frames_left < FRAMES_AT_ONCE && self.owner.is_late() {
+        if self.made >= self.made_most || self.made > 0 && self.owner.is_late() {
             return false;
         }
-        self.frames_left -= 1;
+        self.made += 1;
         let bytes = &mut *self.bytes;
         let is_sent = self.owner.transmit(|frame| {
             let written = fill(frame);

@@ -11,7 +11,11 @@ use zerocopy::IntoBytes;
 
 /// What a probe has come to: messages left, whether it has ended, and whether all came as they were sent.
 fn probed(world: &World) -> (u32, bool, bool) {
-    let probes = &world.hosts[0].node.peers()[0].probes;
+    probed_to(world, 1)
+}
+
+fn probed_to(world: &World, other: u8) -> (u32, bool, bool) {
+    let probes = &world.hosts[0].node.peers()[usize::from(other) - 1].probes;
     (
         probes.left,
         probes.times[1] > probes.times[0],
@@ -47,21 +51,41 @@ fn a_probe_brings_all_pages_over_a_bad_network() {
 
 #[test]
 fn a_piece_of_a_late_host_makes_one_frame() {
-    let mut world = World::of(2);
-    world.run(500 * MS);
-    for host in &mut world.hosts {
-        host.said.is_late = true;
+    // With AES and without.
+    for other in [1, 2] {
+        let mut world = World::of(3);
+        world.run(600 * MS);
+        for host in &mut world.hosts {
+            host.said.is_late = true;
+        }
+        assert!(world.hosts[0].node.probe(other.into(), 300, Lane::Bulk));
+        let Host { node, said, .. } = &mut world.hosts[0];
+        let mut made = 0;
+        while node.work(world.now, said) {
+            assert!(said.frames.len() <= made + 1);
+            made = said.frames.len();
+        }
+        assert!(made > 8);
+        world.run(1_000 * MS);
+        assert_eq!(probed_to(&world, other), (0, true, true));
     }
-    assert!(world.hosts[0].node.probe(1, 300, Lane::Bulk));
-    let Host { node, said, .. } = &mut world.hosts[0];
-    let mut made = 0;
-    while node.work(world.now, said) {
-        assert!(said.frames.len() <= made + 1);
-        made = said.frames.len();
+}
+
+/// A piece makes all frames of a page with AES, and one without.
+#[test]
+fn a_piece_without_aes_makes_one_frame() {
+    for (other, most) in [(1, 3), (2, 1)] {
+        let mut world = World::of(3);
+        world.run(600 * MS);
+        assert!(world.hosts[0].node.probe(other, 300, Lane::Bulk));
+        let Host { node, said, .. } = &mut world.hosts[0];
+        let (mut made, mut longest) = (said.frames.len(), 0);
+        while node.work(world.now, said) {
+            longest = longest.max(said.frames.len() - made);
+            made = said.frames.len();
+        }
+        assert_eq!(longest, most);
     }
-    assert!(made > 8);
-    world.run(1_000 * MS);
-    assert_eq!(probed(&world), (0, true, true));
 }
 
 #[test]

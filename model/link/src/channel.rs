@@ -16,7 +16,7 @@ const _: () = assert!(BEHIND_MAX >= 3 * SLOTS_MAX as u64);
 pub(crate) struct Channel<C> {
     /// `None` where frames are open.
     secret: Option<Secret>,
-    pub(crate) suite: Suite,
+    suite: Suite,
     /// This host, and the peer.
     hosts: [u8; 2],
     sealing: Option<C>,
@@ -47,6 +47,11 @@ impl<C: Cipher> Channel<C> {
             suite,
             hosts,
         }
+    }
+
+    /// Returns the cipher, unless frames are open.
+    pub(crate) fn suite(&self) -> Option<Suite> {
+        self.secret.as_ref().map(|_| self.suite)
     }
 
     /// Takes a counter for the next frame, so that no nonce is used twice. At 10^7 frames a second, 64 bits last for 50,000
@@ -122,7 +127,7 @@ fn cipher<C: Cipher>(
     from: u8,
     generation: u64,
 ) -> Option<C> {
-    Some(C::new(suite, &secret?.key(from, generation)))
+    Some(C::new(suite, &secret?.key(suite, from, generation)))
 }
 
 fn nonce(counter: u64) -> Iv {

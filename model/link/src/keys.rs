@@ -1,6 +1,6 @@
 //! Keys and tags derived from the cluster's key by keyed BLAKE2s (RFC 7693).
 
-use crate::cipher::KEY_BYTES;
+use crate::cipher::{KEY_BYTES, Suite};
 use abi::link::{HELLO_BYTES, NONCE_BYTES, TAG_BYTES};
 use blake2::Blake2sMac256;
 use blake2::digest::{KeyInit, Mac};
@@ -48,9 +48,13 @@ impl Secret {
         Self(mac.finalize().into_bytes().into())
     }
 
-    /// Derives the key of a host's frames in a generation.
-    pub(crate) fn key(&self, from: u8, generation: u64) -> [u8; KEY_BYTES] {
-        let mac = self.mac(3, &[&[from], &generation.to_le_bytes()]);
+    /// Derives the key of a host's frames in a generation, for a cipher.
+    pub(crate) fn key(&self, suite: Suite, from: u8, generation: u64) -> [u8; KEY_BYTES] {
+        let label = match suite {
+            Suite::Aes => 3,
+            Suite::ChaCha => 4,
+        };
+        let mac = self.mac(label, &[&[from], &generation.to_le_bytes()]);
         mac.finalize().into_bytes().into()
     }
 }

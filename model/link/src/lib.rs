@@ -377,7 +377,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
 
     /// Returns the cipher of the session, where there is one.
     pub fn suite(&self) -> Option<Suite> {
-        self.session.as_ref().map(|session| session.channel.suite)
+        self.session.as_ref()?.channel.suite()
     }
 
     /// Returns the smoothed round trip in nanoseconds; zero before the first sample.

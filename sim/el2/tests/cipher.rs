@@ -1,11 +1,36 @@
 //! The ciphers of a host, by suite.
 
 use hypervisor::outside::cluster::Sealer;
-use model_link::{Cipher, KEY_BYTES, Suite};
+use machine_host::gcm::Key;
+use model_link::{ChaCha, Cipher, KEY_BYTES, Suite};
 
 const KEY: [u8; KEY_BYTES] = [7; _];
 const NONCE: [u8; 12] = [1; 12];
 const HEAD: &[u8] = b"a frame's head";
+
+/// Each is the cipher that its suite names, by the crate that other hosts' tests have.
+#[test]
+fn suites_are_what_they_are_called() {
+    let sealed = |seal: &dyn Fn(&mut [u8]) -> [u8; 16]| {
+        let mut body = [3; 100];
+        let tag = seal(&mut body);
+        (body, tag)
+    };
+    let by_suite = |suite| {
+        let sealer = Sealer::new(suite, &KEY);
+        sealed(&|body| sealer.seal(&NONCE, HEAD, body))
+    };
+    let chacha = ChaCha::new(Suite::ChaCha, &KEY);
+    assert_eq!(
+        by_suite(Suite::ChaCha),
+        sealed(&|body| chacha.seal(&NONCE, HEAD, body))
+    );
+    let aes = Key::new(&[7; 16]);
+    assert_eq!(
+        by_suite(Suite::Aes),
+        sealed(&|body| aes.seal(&NONCE, HEAD, body))
+    );
+}
 
 /// One opens what another host sealed, and nothing of which one bit is another.
 #[test]

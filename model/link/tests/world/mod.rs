@@ -177,6 +177,11 @@ pub fn settings(host: u8, frame_bytes: usize) -> Settings {
     }
 }
 
+/// What a host has at its start of that number: another than at the one before.
+pub fn suite(start: u32) -> Suite {
+    [Suite::ChaCha, Suite::Aes][start as usize % 2]
+}
+
 /// One end, and what is known of it.
 #[derive(Clone, Debug)]
 pub struct Host<C, const SLOTS: usize> {
@@ -241,9 +246,12 @@ impl<C: Cipher + Clone, const SLOTS: usize> Pair<C, SLOTS> {
     /// A host loses all it knew.
     pub fn restart(&mut self, host: usize) {
         let at = &mut self.hosts[host];
-        let settings = settings(host as u8, self.frame_bytes);
-        at.link = link(settings, KEY, &mut at.owner);
         at.starts += 1;
+        let settings = Settings {
+            suite: suite(at.starts),
+            ..settings(host as u8, self.frame_bytes)
+        };
+        at.link = link(settings, KEY, &mut at.owner);
     }
 
     /// Steps a host, checks what it says; gives the frames that it sent.

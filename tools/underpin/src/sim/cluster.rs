@@ -77,7 +77,7 @@ fn on(text: &str) -> std::result::Result<(String, PathBuf), String> {
     Ok((host, file.into()))
 }
 
-/// `off`, or `HOST=off`.
+/// A word of [`Auth`], or one for a host: `HOST=off`.
 fn auth(text: &str) -> std::result::Result<(Option<String>, Auth), String> {
     let (host, word) = match text.split_once('=') {
         Some((host, word)) => (Some(host.to_owned()), word),

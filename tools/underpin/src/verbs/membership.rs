@@ -88,7 +88,7 @@ fn host_table(hosts: &[HostStatus], output: Output) -> String {
         if cipher(it) == Some(CHACHA) {
             let _ = writeln!(
                 reasons,
-                "{}: frames are sealed by {CHACHA}, as one side has no AES",
+                "{}: frames are sealed by {CHACHA}, as without AES on one side",
                 it.name
             );
         }
