@@ -148,8 +148,8 @@ fn a_write_that_ends_for_want_of_memory_leaves_nothing_behind() {
     let gone = Ipa(DATA + FRAME_SIZE);
     guest.release(gone.frame(), 1);
     let before = free(&frames);
-    // The second is of a block that it has not written yet.
-    for (sector, bytes) in [(1, 512), (8, FRAME_SIZE)] {
+    // The others are of a block that it has not written yet.
+    for (sector, bytes) in [(1, 512), (8, FRAME_SIZE), (9, 512)] {
         driver.submit(guest, (Kind::Write, sector), &[(gone, bytes)]);
         frames.fail_after(Some(1));
         assert_eq!(driver.ring(guest, disk), 1);
