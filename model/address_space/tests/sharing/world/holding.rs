@@ -1,8 +1,8 @@
 //! Pages that must not be written, or not be seen, for reasons that no code of this crate knows.
 
 use super::{
-    Access, Backing, Block, Entry, Frames, Gfn, IMAGE, NodeId, Owner, RAM, Reasons, VMS, Vm, World,
-    page,
+    Access, Backing, Block, Entry, Filled, Frames, Gfn, IMAGE, NodeId, Owner, RAM, Reasons, VMS,
+    Vm, World, page,
 };
 use crate::SHARES;
 use model_address_space::Moved;
@@ -144,7 +144,8 @@ fn every_way_to_a_frame_keeps_reasons() {
     }
 }
 
-/// A page that goes to a disk forgets no reason of its own, and comes back with those of all pages.
+/// A page that goes to a disk forgets no reason of its own, and comes back with those of all pages: it does so though
+/// all of it is to be written, for whoever holds it has not had what it contains.
 #[test]
 fn a_page_comes_back_from_a_disk_with_its_reasons() {
     for standing in STANDING {
@@ -161,6 +162,11 @@ fn a_page_comes_back_from_a_disk_with_its_reasons() {
         world.lift_own(0, OWN);
         assert!(discard(&world));
         let guest = &world.vms[0];
+        let (at, lock) = (OWN.address(), || guest.lock());
+        for access in [Access::Read, Access::Write, Access::Overwrite] {
+            let filled = { &guest.ram }.fill(at, NodeId(0), access, &world.machine, &lock);
+            assert_eq!(filled, Filled::Away(token), "{access:?}");
+        }
         let user = Owner {
             vm: guest.ram.vm,
             gfn: OWN,
