@@ -3,6 +3,7 @@
 //! guest or a device last put there, and nothing is lost or counted wrong.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod blocks;
 mod machine;
 mod world;
 
@@ -341,50 +342,6 @@ fn zeroes_stay_while_a_chunk_is_on_its_way() {
     }
 }
 
-/// A block that was given back as a whole becomes a block again.
-#[test]
-fn a_released_block_is_a_block_again() {
-    let mut world = World::new([SHARES; VMS]);
-    let region = RAM.add(0);
-    for _ in 0..2 {
-        // The kernel's pages are written, so all is private.
-        world.fill_region(1);
-        world.fill_region(0);
-        world.release(0, region, REGION_FRAMES);
-        assert_eq!(world.vms[0].lock().counts().present(), 0);
-        world.check();
-    }
-    world.fill_region(0);
-    assert_eq!(world.vms[0].lock().leaves(), (1, 0));
-    world.finish();
-}
-
-/// All pages of a block move to the other node, and are used and given back there.
-#[test]
-fn a_block_moves_page_by_page() {
-    let mut world = World::new([SHARES; VMS]);
-    world.fill_region(0);
-    let pages = || (0..100).map(|n| RAM.add(n));
-    for (node, gfn) in [1, 0]
-        .into_iter()
-        .flat_map(|node| pages().map(move |gfn| (node, gfn)))
-    {
-        assert!(world.touch(0, gfn, Access::Write));
-        world.store(0, gfn);
-        assert_eq!(
-            world.place(0, gfn, (NodeId(node), false), false),
-            Some(Moved::Done)
-        );
-        world.check();
-        assert!(world.touch(0, gfn, Access::Write));
-        world.store(0, gfn);
-    }
-    world.check();
-    assert_eq!(world.vms[0].lock().events().moved, 200);
-    world.release(0, RAM, 60);
-    world.finish();
-}
-
 /// What is done with frames when a VM that hides writes to a page: of which others are users, and while one
 /// frame is free in all.
 fn hidden_write(block: Block, is_shared: bool, is_full: bool) -> Vec<&'static str> {
@@ -551,30 +508,6 @@ fn pages_on_their_way_survive_all_that_may_happen() {
 
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count * count).map(move |n| (n % count, n / count))
-}
-
-/// A page of a block gets copies: the others stay where they are.
-#[test]
-fn a_page_of_a_block_gets_copies() {
-    let mut world = World::new([SHARES; VMS]);
-    world.fill_region(1);
-    world.fill_region(0);
-    for n in (0..60).chain(500..512) {
-        let gfn = RAM.add(n);
-        let to = (NodeId(1), true);
-        assert_eq!(world.place(0, gfn, to, false), Some(Moved::Done));
-        world.check();
-    }
-    assert_eq!(world.vms[0].lock().copies(), 72);
-    for n in 0..40 {
-        assert!(world.touch(0, RAM.add(n), Access::Write));
-        world.store(0, RAM.add(n));
-        world.check();
-    }
-    assert_eq!(world.vms[0].lock().events().collapsed, 40);
-    world.give_copies_back(NodeId(1));
-    assert_eq!(world.vms[0].lock().copies(), 0);
-    world.finish();
 }
 
 /// A shared page whose contents are on a disk goes from its users, who all read it: none leaves the frame while a TLB
