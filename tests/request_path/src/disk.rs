@@ -131,6 +131,13 @@ impl<'a> Disk<'a> {
         self.tables.fail_after(successes);
     }
 
+    /// From now on others use nothing that it holds, and it nothing of theirs.
+    pub fn keep_alone(&mut self) {
+        if let Backing::Cow(disk) = &mut self.backing {
+            disk.share = false;
+        }
+    }
+
     /// From now on each pass ends after one piece of work.
     pub fn take_long(&mut self) {
         self.is_past = |_| true;

@@ -4,7 +4,9 @@
 use machine_fake::FakeFrames;
 use model_addr::{FRAME_SIZE, FrameRange, Ipa, IpaRange, Mfn};
 use model_address_space::Policy;
-use tests_request_path::{Disk, DiskKind, Driver, Guest, Image, Kind, Partition, vm};
+use std::cell::RefCell;
+use std::rc::Rc;
+use tests_request_path::{Disk, DiskKind, Driver, Guest, Image, Kind, Medium, Partition, vm};
 
 const RAM: IpaRange = IpaRange {
     start: Ipa(0x4000_0000),
@@ -170,6 +172,52 @@ fn a_later_piece_wins_in_either_of_its_pages() {
     }
 }
 
+/// Every other block has a slot, so that each transfer is of one block: the blocks behind it are neither copied nor
+/// hashed for it.
+#[test]
+fn a_write_in_many_transfers_pays_for_each_block_once() {
+    let image = Image::new(IMAGE, &base());
+    let frames = image.machine(&NODES);
+    let mut world = World::new(&frames, 0, DiskKind::CowOn(&image, store(&frames)));
+    for block in (1..40).step_by(2) {
+        assert_eq!(world.request(Kind::Write, 8 * block, &[(0, FRAME_SIZE)]), 0);
+    }
+    assert_eq!(world.request(Kind::Write, 0, &[(0, 40 * FRAME_SIZE)]), 0);
+    assert_eq!(world.disk.passes(), 41, "a transfer each, and its end");
+}
+
+/// A partition whose reads are noted: first block, and bytes.
+struct Noted(RefCell<Vec<u8>>, RefCell<Vec<(usize, usize)>>);
+
+impl Medium for Noted {
+    fn load(&self, at: usize, into: &mut [u8]) {
+        self.1.borrow_mut().push((at / PAGE, into.len()));
+        self.0.load(at, into);
+    }
+    fn store(&self, at: usize, bytes: &[u8]) {
+        self.0.store(at, bytes);
+    }
+}
+
+/// A read brings the blocks that it needs from a partition, and none behind them, in as few transfers as can be.
+#[test]
+fn a_read_brings_what_it_needs() {
+    for (sector, bytes, expected) in [
+        (0, 5 * FRAME_SIZE, vec![(0, 5 * PAGE)]),
+        (3, 5 * FRAME_SIZE, vec![(0, 6 * PAGE)]),
+        (8, 512, vec![(1, PAGE)]),
+        (15, 1024, vec![(1, 2 * PAGE)]),
+        (8, 20 * FRAME_SIZE, vec![(1, 16 * PAGE), (17, 4 * PAGE)]),
+    ] {
+        let frames = &FakeFrames::new(&NODES);
+        let medium = Rc::new(Noted(RefCell::new(base()), RefCell::default()));
+        let base = Partition::on(frames, 1, BLOCKS * PAGE, medium.clone());
+        let mut world = World::new(frames, 0, DiskKind::CowPartition(base));
+        assert_eq!(world.request(Kind::Read, sector, &[(0, bytes)]), 0);
+        assert_eq!(medium.1.take(), expected, "{bytes} bytes from {sector} on");
+    }
+}
+
 #[test]
 fn a_page_that_is_never_to_be_shared_is_not_when_it_is_written() {
     let image = Image::new(IMAGE, &base());
@@ -193,6 +241,40 @@ fn a_page_that_is_never_to_be_shared_is_not_when_it_is_written() {
         [1, 1],
         "a frame of its own, though there is an equal one"
     );
+}
+
+/// What a disk that is alone holds, or what came from a page that is never to be shared, nobody else finds: not even
+/// once a part of the block is zeroed.
+#[test]
+fn a_block_that_is_not_to_be_shared_is_found_by_nobody() {
+    for (secret, alone, zeroed) in [(true, false, 0), (true, false, 4_u8), (false, true, 0)] {
+        let image = Image::new(IMAGE, &base());
+        let frames = image.machine(&NODES);
+        let [mut own, mut other] =
+            [0, 1].map(|index| World::new(&frames, index, DiskKind::Cow(&image)));
+        let mut page = [0x5c; PAGE];
+        assert!(own.guest.put(Ipa(DATA), &page));
+        if secret {
+            own.guest.never_share(Ipa(DATA).frame());
+        }
+        if alone {
+            own.disk.keep_alone();
+        }
+        assert_eq!(own.request(Kind::Write, 8, &[(0, FRAME_SIZE)]), 0);
+        if zeroed > 0 {
+            let range = [8_u64.to_le_bytes(), u64::from(zeroed).to_le_bytes()].concat();
+            assert!(own.guest.put(Ipa(DATA + FRAME_SIZE), &range));
+            assert_eq!(own.request(Kind::WriteZeroes, 0, &[(FRAME_SIZE, 16)]), 0);
+            page[..zeroed as usize * 512].fill(0);
+        }
+        assert!(own.disk.contents()[PAGE..2 * PAGE] == page);
+        assert!(other.guest.put(Ipa(DATA), &page));
+        // Its tables are there.
+        assert_eq!(other.request(Kind::Write, 16, &[(0, 512)]), 0);
+        let before = frames.counts()[0].free;
+        assert_eq!(other.request(Kind::Write, 8, &[(0, FRAME_SIZE)]), 0);
+        assert_eq!(before - frames.counts()[0].free, 1, "a frame of its own");
+    }
 }
 
 /// What a partition gives is what was there before, or an error: of a read, and of what is written over a part.
