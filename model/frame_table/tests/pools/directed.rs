@@ -328,3 +328,75 @@ fn one_run_is_freed_at_once_where_others_want_the_pool() {
     }
     assert_eq!(pool.counts().free, before);
 }
+
+/// Under pressure a chunk that is taken back costs as much as sixteen looks.
+#[test]
+fn few_reserved_chunks_are_taken_back_at_once() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [mut pool, _] = filled(&map);
+    let run = pool.allocate(&map, MAX_ORDER, Purpose::Reserved(owner(1, 0)), NodeId(0));
+    assert!(run.is_some());
+    let mut freed = Vec::new();
+    while !pool.has_nothing_reserved() {
+        freed.push(pool.reclaim_reserved(&map, 32));
+    }
+    assert_eq!(freed.iter().sum::<u64>(), 1 << MAX_ORDER);
+    assert_eq!(freed.iter().max(), Some(&(2 * CHUNK_FRAMES)));
+}
+
+/// Blocks are zeroed anew when few are left, and not before.
+#[test]
+fn zeroing_waits_until_few_blocks_are_left() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [mut pool, _] = filled(&map);
+    while pool.zero_ahead(&map, |_| ()).is_some() {}
+    let mut wants = Vec::new();
+    while pool.counts().zeroed() > 0 {
+        wants.push(pool.wants_zeroing());
+        let purpose = Purpose::Reserved(owner(1, 0));
+        assert!(pool.allocate(&map, MAX_ORDER, purpose, NodeId(0)).is_some());
+    }
+    assert_eq!((wants, pool.wants_zeroing()), (vec![false; 2], true));
+}
+
+/// Frames in the midst of a free block, or of a reserved chunk, look as if no pool had them.
+#[test]
+fn parts_of_what_a_pool_has_are_not_added() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let [mut pool, _] = filled(&map);
+    let run = pool.allocate(&map, CHUNK_ORDER, Purpose::Reserved(owner(1, 0)), NodeId(0));
+    for first in [run.unwrap(), Mfn(RANGES[2].0)] {
+        for n in 0..CHUNK_FRAMES {
+            let one = FrameRange {
+                start: first.add(n),
+                count: 1,
+            };
+            let added = pool.add(&map, one, Origin::Lent);
+            assert_eq!(added, Err(Refused::Step(Use::Free, Event::Release)));
+        }
+    }
+}
+
+/// What is lent goes back some day: it is never in one block with what is the machine's.
+#[test]
+fn blocks_are_of_one_origin() {
+    let machine = Machine::new();
+    let map = machine.map();
+    let mut pool = Pool::new(NodeId(0));
+    for n in 0..4 {
+        let half = FrameRange {
+            start: Mfn(RANGES[2].0 + n * 256),
+            count: 256,
+        };
+        let origin = if n == 0 {
+            Origin::Lent
+        } else {
+            Origin::Machine
+        };
+        pool.add(&map, half, origin).unwrap();
+    }
+    assert_eq!(pool.counts().blocks[8..10], [2, 1]);
+}
