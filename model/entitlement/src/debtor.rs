@@ -253,18 +253,21 @@ mod tests {
     fn who_pays_at_all_has_time() {
         let mut debtor = Debtor::default();
         let steps = [
+            Go { owed: 999, ..OWES },
             Go {
                 takeable: 1,
                 ..OWES
             },
             Go { taken: 1, ..OWES },
-            Go { owed: 999, ..OWES },
         ];
         for step in steps {
             for _ in 0..PATIENCE - 1 {
                 assert_ne!(debtor.turn(OWES), Some(News::Pause));
             }
             assert_ne!(debtor.turn(step), Some(News::Pause));
+        }
+        for _ in 0..PATIENCE - 1 {
+            assert_ne!(debtor.turn(OWES), Some(News::Pause));
         }
         assert_eq!(debtor.turn(Go::default()), Some(News::Repaid));
     }
@@ -293,14 +296,33 @@ mod tests {
     #[test]
     fn who_is_forgiven_is_paused_again_where_nothing_changes() {
         let mut debtor = Debtor::default();
-        let pauses = |debtor: &mut Debtor| {
-            (0..=PATIENCE)
-                .filter(|_| debtor.turn(OWES) == Some(News::Pause))
-                .count()
-        };
-        assert_eq!(pauses(&mut debtor), 1);
-        debtor.forgive();
-        assert_eq!(pauses(&mut debtor), 1);
+        for _ in 0..2 {
+            let paused = (1..=PATIENCE).find(|_| debtor.turn(OWES) == Some(News::Pause));
+            assert_eq!(paused, Some(PATIENCE), "it has its time");
+            assert_eq!(debtor.turn(OWES), None);
+            debtor.forgive();
+        }
+    }
+
+    /// What the clock found before a VM repaid does not count when it owes again.
+    #[test]
+    fn who_repaid_begins_anew() {
+        for (before, after) in [(1999, Some(1)), (2000, None)] {
+            let mut debtor = Debtor::default();
+            debtor.passed(before, 1000, 0, 0);
+            assert_eq!(debtor.turn(OWES), Some(News::Owes));
+            assert_eq!(debtor.turn(Go::default()), Some(News::Repaid));
+            if let Some(looked) = after {
+                debtor.passed(looked, 1000, 0, 0);
+            }
+            assert!(!debtor.may_swap(1000, 1));
+            let takeable = Go {
+                takeable: 10,
+                ..OWES
+            };
+            let is_paused = |_| debtor.turn(takeable) == Some(News::Pause);
+            assert!(!(0..2 * PATIENCE).any(is_paused));
+        }
     }
 
     #[test]

@@ -304,6 +304,7 @@ mod tests {
         assert_eq!((standing.drawn, standing.balance), (100, -100));
         assert_eq!(standing.room, SLACK - 100);
         assert_eq!(standing.spare, 1000 + SLACK - 100);
+        assert_eq!(standing.help, standing.spare + HELP);
         let short = stand(TERMS, broken, true);
         assert_eq!((short.owed, short.slack, short.room), (100 + 5, 0, 0));
     }
@@ -329,6 +330,17 @@ mod tests {
         assert_eq!(fit(1000, 2900, 2000, 100), 1);
         assert_eq!(fit(1000, 2900, 2000, 99), 0);
         assert_eq!(fit(0, 2900, 2000, 99), 0);
+    }
+
+    /// Such a VM owes nothing, and has room for all of its memory; but where memory is short, for no more than that.
+    #[test]
+    fn who_was_promised_all_has_room() {
+        let all = Terms {
+            base: 1500,
+            ..TERMS
+        };
+        assert_eq!(stand(all, HOLDING, false).room, u64::MAX);
+        assert_eq!(stand(all, HOLDING, true).room, 500);
     }
 
     #[test]
