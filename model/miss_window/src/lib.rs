@@ -215,4 +215,24 @@ mod tests {
         assert_eq!(window.next_hot(), None);
         assert_eq!(window.words.0[offset::TAIL], 5000);
     }
+
+    /// What stands in the ring before it is opened is no news; from then on all of a full ring comes, wherever in it
+    /// that begins.
+    #[test]
+    fn a_ring_begins_anew_and_wraps() {
+        let mut memory = memory();
+        memory.0[offset::HEAD] = 4090;
+        let mut window = MissWindow::open(&mut memory, 2, BASE, 9).unwrap();
+        assert_eq!((window.hot(), window.words.0[offset::THRESHOLD]), (0, 9));
+        let page = |entry: u32| entry % RING_ENTRIES % 300;
+        for entry in 0..RING_ENTRIES {
+            window.words.0[offset::RING + 2 * entry as usize] = page(entry);
+        }
+        let end = 4090 + RING_ENTRIES;
+        window.words.0[offset::HEAD] = end;
+        for entry in 4090..end {
+            assert_eq!(window.next_hot(), Some(BASE.add(page(entry).into())));
+        }
+        assert_eq!(window.next_hot(), None);
+    }
 }

@@ -2,7 +2,7 @@
 //! leaving it where it is.
 
 use model_addr::NodeId;
-use model_placement::{Decision, NodeSet, Page, Placement, Set, Sight, Thresholds};
+use model_placement::{Decision, NodeSet, Page, Placement, Set, Sight, Stays, Thresholds, WAYS};
 use proptest::prelude::*;
 
 const NODES: usize = 8;
@@ -135,4 +135,67 @@ fn who_stays_goes_along() {
         outcome.moves,
         outcome.ns
     );
+}
+
+/// Whether a page that another node alone misses on is left alone all the same.
+fn is_left(placement: &mut Placement<'_>, page: Page, now: u32) -> bool {
+    let sight = Sight {
+        home: NodeId(0),
+        replicas: NodeSet::NONE,
+        misses: &[0, Thresholds::DEFAULT.trigger],
+        written: true,
+    };
+    let decision = placement.look(page, sight, NodeSet::NONE, now);
+    decision == Decision::Leave(Stays::MovedOften)
+}
+
+fn move_often(placement: &mut Placement<'_>, page: Page, now: u32) {
+    for _ in 0..Thresholds::DEFAULT.moves {
+        placement.moved(page, now);
+    }
+}
+
+/// Who moves again as soon as it may rests twice as long each time, but not for ever.
+#[test]
+fn a_rest_has_a_bound() {
+    let mut sets = [Set::EMPTY];
+    let mut placement = Placement::new(&mut sets, Thresholds::DEFAULT);
+    let mut now = 0;
+    for times in 0..19 {
+        move_often(&mut placement, Page(7), now);
+        let rest = Thresholds::DEFAULT.span << times.min(16);
+        assert!(is_left(&mut placement, Page(7), now + rest - 1));
+        assert!(!is_left(&mut placement, Page(7), now + rest));
+        now += rest;
+    }
+}
+
+/// Moves that do not count make no rest longer.
+#[test]
+fn who_moved_at_leisure_rests_as_others_do() {
+    let mut sets = [Set::EMPTY];
+    let mut placement = Placement::new(&mut sets, Thresholds::DEFAULT);
+    let span = Thresholds::DEFAULT.span;
+    let mut now = 0;
+    for _ in 0..6 {
+        placement.moved(Page(7), now);
+        now += span + span / 2;
+    }
+    move_often(&mut placement, Page(7), now);
+    assert!(is_left(&mut placement, Page(7), now + span - 1));
+    assert!(!is_left(&mut placement, Page(7), now + span));
+}
+
+/// The page that was quiet for longest is forgotten for a new one.
+#[test]
+fn the_quietest_page_is_forgotten() {
+    let mut sets = [Set::EMPTY];
+    let mut placement = Placement::new(&mut sets, Thresholds::DEFAULT);
+    let new = WAYS as u64;
+    for (page, now) in (0..new).chain([0, new]).zip(0..) {
+        move_often(&mut placement, Page(page), now);
+    }
+    let now = WAYS as u32 + 1;
+    let left = (0..=new).filter(|page| is_left(&mut placement, Page(*page), now));
+    assert!(left.eq((0..=new).filter(|page| *page != 1)));
 }
