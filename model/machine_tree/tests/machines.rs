@@ -213,6 +213,10 @@ fn add_cpu_and_controllers(fdt: &mut FdtWriter, node: u32) {
     fdt.property_array_u64("reg", &[0x800_0000, 0x1_0000, 0x80a_0000, 0x4_0000])
         .unwrap();
     fdt.property_array_u32("interrupts", &[1, 9, 4]).unwrap();
+    let translator = fdt.begin_node("its@8080000").unwrap();
+    fdt.property_string("compatible", "arm,gic-v3-its").unwrap();
+    fdt.property_string("status", "disabled").unwrap();
+    fdt.end_node(translator).unwrap();
     fdt.end_node(gic).unwrap();
     let timer = fdt.begin_node("timer").unwrap();
     fdt.property_string("compatible", "arm,armv8-timer")
@@ -229,14 +233,18 @@ fn add_cpu_and_controllers(fdt: &mut FdtWriter, node: u32) {
     fdt.end_node(psci).unwrap();
 }
 
-/// Two on a bus, the first of them switched off.
+/// Three on a bus, the first of them switched off.
 fn serial_ports(fdt: &mut FdtWriter) {
     let soc = fdt.begin_node("soc").unwrap();
     fdt.property_string("compatible", "simple-bus").unwrap();
     fdt.property_u32("#address-cells", 2).unwrap();
     fdt.property_u32("#size-cells", 2).unwrap();
     fdt.property_null("ranges").unwrap();
-    for (at, status) in [(0x100_0000_u64, "disabled"), (0x200_0000, "okay")] {
+    for (at, status) in [
+        (0x100_0000_u64, "disabled"),
+        (0x200_0000, "okay"),
+        (0x300_0000, "okay"),
+    ] {
         let uart = fdt.begin_node(&format!("serial@{at:x}")).unwrap();
         fdt.property_string("compatible", "arm,pl011").unwrap();
         fdt.property_string("status", status).unwrap();
@@ -248,6 +256,16 @@ fn serial_ports(fdt: &mut FdtWriter) {
 
 /// A tree made to order: (start, size, numa id) of memory, and triples of the distance map.
 fn made(memory: &[(u64, u64, u32)], map: &[u32], reserve: &[(u64, u64)]) -> Vec<u8> {
+    made_with(memory, map, reserve, |_| ())
+}
+
+/// The same, with what is chosen.
+fn made_with(
+    memory: &[(u64, u64, u32)],
+    map: &[u32],
+    reserve: &[(u64, u64)],
+    choose: impl FnOnce(&mut FdtWriter),
+) -> Vec<u8> {
     let reserve: Vec<_> = reserve
         .iter()
         .map(|(at, size)| FdtReserveEntry::new(*at, *size).unwrap())
@@ -269,7 +287,14 @@ fn made(memory: &[(u64, u64, u32)], map: &[u32], reserve: &[(u64, u64)]) -> Vec<
     let firmware = fdt.begin_node("firmware@100000").unwrap();
     fdt.property_array_u64("reg", &[0x10_0000, 0x1000]).unwrap();
     fdt.end_node(firmware).unwrap();
+    let unused = fdt.begin_node("unused@200000").unwrap();
+    fdt.property_array_u64("reg", &[0x20_0000, 0x1000]).unwrap();
+    fdt.property_string("status", "disabled").unwrap();
+    fdt.end_node(unused).unwrap();
     fdt.end_node(held).unwrap();
+    let chosen = fdt.begin_node("chosen").unwrap();
+    choose(&mut fdt);
+    fdt.end_node(chosen).unwrap();
     add_cpu_and_controllers(&mut fdt, memory.first().map_or(0, |memory| memory.2));
     serial_ports(&mut fdt);
     if !map.is_empty() {
@@ -285,18 +310,46 @@ fn made(memory: &[(u64, u64, u32)], map: &[u32], reserve: &[(u64, u64)]) -> Vec<
 
 #[test]
 fn holes_in_ids_and_memory() {
-    let memory = [(8 * GIB, GIB, 7), (0, GIB, 2), (4 * GIB, 2 * GIB, 2)];
+    let empty = (12 * GIB, 0, 2);
+    let memory = [(8 * GIB, GIB, 7), (0, GIB, 2), empty, (4 * GIB, 2 * GIB, 2)];
     let map = [2, 7, 15, 7, 2, 35, 2, 9, 80];
-    let machine = read(&made(&memory, &map, &[(0x8000, 0x1000)])).unwrap();
+    let machine = read(&made(
+        &memory,
+        &map,
+        &[(0x30_0000, 0x1000), (0x8000, 0x1000)],
+    ))
+    .unwrap();
+    assert_eq!(machine.memory.len(), 3);
     assert_eq!(memory_by_node(&machine), [(2, 3 * GIB), (7, GIB)]);
     assert_eq!(machine.cpus[0].node, NodeId(1));
     assert_eq!(machine.distances.between(NodeId(0), NodeId(1)), 15);
     assert_eq!(machine.distances.between(NodeId(1), NodeId(0)), 35);
     let reserved: Vec<u64> = machine.reserved.iter().map(|range| range.start.0).collect();
-    assert_eq!(reserved, [0x8000, 0x10_0000]);
+    assert_eq!(reserved, [0x8000, 0x10_0000, 0x30_0000]);
+    assert!(machine.gic.translators.is_empty());
     assert_eq!(machine.timer.hypervisor_timer, level(26));
     assert_eq!(machine.console.unwrap().base, Pa(0x200_0000));
     assert_eq!(machine.psci.conduit, Conduit::Hvc);
+}
+
+/// The console may be another than the first, with its settings; an initrd or a seed without bytes is none.
+#[test]
+fn what_is_chosen() {
+    let machine = |initrd_end| {
+        let tree = made_with(&[(0, GIB, 0)], &[], &[], |fdt| {
+            let path = "/soc/serial@3000000:115200n8";
+            fdt.property_string("stdout-path", path).unwrap();
+            fdt.property_u64("linux,initrd-start", 0x4000).unwrap();
+            fdt.property_u64("linux,initrd-end", initrd_end).unwrap();
+            fdt.property_null("rng-seed").unwrap();
+        });
+        read(&tree).unwrap()
+    };
+    let chosen = machine(0x4001);
+    assert_eq!(chosen.console.unwrap().base, Pa(0x300_0000));
+    assert_eq!(chosen.initrd.unwrap().size, 1);
+    assert_eq!(chosen.rng_seed, None);
+    assert_eq!(machine(0x4000).initrd, None);
 }
 
 #[test]
@@ -322,6 +375,18 @@ fn errors_name_node_and_value() {
         (none.node.as_str(), &none.problem),
         ("memory", &Problem::NoNode)
     );
+    // The number of a CPU has bits that are no affinity.
+    let mut tree = made(&[(0, GIB, 0)], &[], &[]);
+    let name = tree
+        .windows(8)
+        .position(|name| name == b"cpu@100\0")
+        .unwrap();
+    let number = (name..)
+        .step_by(4)
+        .find(|at| tree[*at..][..4] == [0, 0, 1, 0]);
+    tree[number.unwrap()] = 0x80;
+    let cpu = read(&tree).unwrap_err();
+    assert_eq!(cpu.problem, Problem::Value("reg", 0x8000_0100));
     let many: Vec<_> = (0..65).map(|i| (u64::from(i) * GIB, GIB, i)).collect();
     let many = read(&made(&many, &[], &[])).unwrap_err();
     assert_eq!(many.problem, Problem::TooMany("NUMA nodes", 64));
