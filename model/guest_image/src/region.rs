@@ -106,6 +106,11 @@ mod tests {
         let word = |at: usize| u64::from_le_bytes(block[at..at + 8].try_into().unwrap());
         assert!(block.starts_with(b"NVDIMM_DAX_INFO\0"));
         assert_eq!([word(56), word(64)], [2 << 20, 16384]);
+        // Version 1.4; `PFN_MODE_RAM`, with no padding in front; an alignment of 2 MiB; pages of 4 KiB, and notes of
+        // 64 bytes.
+        assert_eq!(word(48), 1 << 32 | 4 << 48);
+        assert_eq!([word(72), word(80)], [1, (2 << 20) << 32]);
+        assert_eq!(word(88), 4096 | 64 << 32);
         // Its checksum is over the block with a checksum of zero.
         let mut again = block;
         again[4088..].fill(0);
