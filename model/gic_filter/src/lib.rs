@@ -229,7 +229,9 @@ mod tests {
         let whole = word.prop_map(|offset| (offset, 4));
         let priority = (0..32_u16).prop_map(|n| (0x400 + n, 1));
         let priorities = (0..8_u16).prop_map(|n| (0x400 + 4 * n, 4));
-        prop_oneof![3 => whole, 1 => priority, 1 => priorities]
+        let wide = prop::sample::select([0x80, 0x300, 0x400, 0x418, 0xc00].to_vec());
+        let wide = wide.prop_map(|offset| (offset, 8));
+        prop_oneof![3 => whole, 1 => priority, 1 => priorities, 1 => wide]
     }
 
     proptest! {
@@ -238,7 +240,7 @@ mod tests {
         fn own_interrupts_stay_and_others_obey(
             own: u32,
             first: [u32; 8],
-            accesses in prop::collection::vec((offsets(), any::<u32>()), 0..60),
+            accesses in prop::collection::vec((offsets(), any::<u64>()), 0..60),
         ) {
             let filter = Filter::new(own);
             let mut alone = Frame::default();
@@ -250,7 +252,7 @@ mod tests {
             let mut shared = alone.clone();
             for ((offset, bytes), value) in accesses {
                 let rule = filter.look(Page::Private, offset, bytes);
-                let value = u64::from(value) & (u64::MAX >> (64 - u32::from(bytes) * 8));
+                let value = value & (u64::MAX >> (64 - u32::from(bytes) * 8));
                 let current = if rule.needs_current() { shared.read(offset, bytes) } else { 0 };
                 shared.write(offset, bytes, rule.write(value, current));
                 alone.write(offset, bytes, value);
