@@ -208,6 +208,20 @@ proptest! {
     }
 }
 
+/// A piece that is larger than the burst passes once all before it is paid for, and is paid for itself.
+#[test]
+fn a_piece_larger_than_the_burst_passes_alone() {
+    let limit = Limit {
+        per_second: 10,
+        burst: 5,
+    };
+    let mut limiter = Limiter::default();
+    assert!(limiter.take(limit, 20, 0, HZ));
+    assert!(!limiter.take(limit, 20, 2 * HZ - 1, HZ));
+    assert!(limiter.take(limit, 20, 2 * HZ, HZ));
+    assert!(!limiter.take(limit, 1, 2 * HZ, HZ));
+}
+
 #[test]
 fn what_is_not_heard_is_forgotten() {
     let mut switch = Switch::new(HZ);
