@@ -41,12 +41,16 @@ impl Naive {
             let was_left = self.moves.len() >= usize::from(limits.moves);
             let stayed = self.moves.last().map_or(0, |last| now - last);
             let rest = limits.span * if was_left { self.spans.max(1) } else { 1 };
+            let goes_on = was_left && stayed < 2 * rest;
+            if goes_on {
+                // It is left alone again after this move.
+                self.spans = 2 * self.spans.max(1);
+            } else {
+                self.moves.clear();
+            }
             if stayed >= 2 * rest {
                 self.spans = 1;
-            } else if was_left {
-                self.spans = 2 * self.spans.max(1);
             }
-            self.moves.clear();
         }
         self.moves.push(now);
     }

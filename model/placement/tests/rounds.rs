@@ -170,6 +170,21 @@ fn a_rest_has_a_bound() {
     }
 }
 
+/// It is left alone again after one move.
+#[test]
+fn after_a_rest_a_page_moves_once() {
+    let mut sets = [Set::EMPTY];
+    let mut placement = Placement::new(&mut sets, Thresholds::DEFAULT);
+    let mut now = 0;
+    move_often(&mut placement, Page(7), now);
+    for times in 0..4 {
+        now += Thresholds::DEFAULT.span << times;
+        assert!(!is_left(&mut placement, Page(7), now));
+        placement.moved(Page(7), now);
+        assert!(is_left(&mut placement, Page(7), now));
+    }
+}
+
 /// Moves that do not count make no rest longer.
 #[test]
 fn who_moved_at_leisure_rests_as_others_do() {
