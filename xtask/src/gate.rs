@@ -106,6 +106,13 @@ pub fn quick() -> bool {
     gate.sum_up()
 }
 
+/// Builds the program of [`machine_lives`], which keeps one CPU busy.
+fn build_lives(step: &Step<'_>) -> Outcome {
+    step.doing("building the simulation of EL2");
+    step.command(&mut cargo("host", "build --release -p sim_el2"))
+        .map(drop)
+}
+
 /// Lives of the whole hypervisor in processes of the host, one seed after the other.
 fn machine_lives(step: &mut Step<'_>) -> Outcome {
     let words = format!("run --release -q -p sim_el2 -- --seconds {LIVES_SECONDS}");
@@ -202,7 +209,10 @@ impl Gate {
         thread::scope(|scope| {
             let images = scope.spawn(|| {
                 self.check("lints of images", image_lints);
-                self.check("build", |step| images::all(step))
+                self.check("build", |step| {
+                    images::all(step)?;
+                    build_lives(step)
+                })
             });
             self.check("lints of the host", host_lints);
             self.tests("host tests", &mut host_tests(), false);
