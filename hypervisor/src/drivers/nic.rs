@@ -118,18 +118,18 @@ impl Hardware {
         lent.is_ok()
     }
 
-    /// Copies the next frame that came: how many bytes.
-    fn receive(&mut self, into: &mut [u8; FRAME_MAX]) -> Option<usize> {
+    /// Copies the next frame that came. Room is cleared for the first: most interrupts say that frames are sent.
+    fn receive<'f>(&mut self, into: &'f mut Option<[u8; FRAME_MAX]>) -> Option<&'f [u8]> {
         let (slot, buffer, written) = self.receive.take_back()?;
         let bytes = written.saturating_sub(HEADER_BYTES as u32) as usize;
-        let bytes = bytes.min(FRAME_MAX);
-        buffer.read(HEADER_BYTES as u64, &mut into[..bytes]);
+        let into = &mut into.get_or_insert([0; FRAME_MAX])[..bytes.min(FRAME_MAX)];
+        buffer.read(HEADER_BYTES as u64, into);
         let room = (HEADER_BYTES + FRAME_MAX) as u32;
         let lent = self.receive.lend(&mut self.transport, slot, 0, room);
         if lent.is_err() {
             self.receive.release(slot);
         }
-        Some(bytes)
+        Some(into)
     }
 }
 
@@ -178,18 +178,18 @@ fn take_some(card: &SpinLock<Hardware>) -> bool {
         return false;
     }
     card.lock().receive.queue.set_dev_notify(true);
-    let mut frame = [0; FRAME_MAX];
+    let mut room = None;
     for n in 0..FRAMES_AT_ONCE {
         if n > 0 && stretch::is_long() {
             break;
         }
-        let Some(bytes) = card.lock().receive(&mut frame) else {
+        let Some(frame) = card.lock().receive(&mut room) else {
             return false;
         };
         uplink::count(0);
         match LINK.get() {
-            Some(take) if frame[12..14] == ETHERTYPE => take(&frame[..bytes]),
-            _ => uplink::hand_in(&frame[..bytes]),
+            Some(take) if frame.get(12..14) == Some(&ETHERTYPE) => take(frame),
+            _ => uplink::hand_in(frame),
         }
     }
     LEFT.store(true, Ordering::Relaxed);

@@ -384,8 +384,7 @@ impl<P: IndexMut<usize, Output = Page>, const HOSTS: usize, const SLOTS: usize>
             done = done
                 .and_then(|()| self.receive(now_ns, self.settings.host, &message, &[], actions));
         }
-        self.broken = done.err();
-        done
+        done.map_err(|why| *self.broken.insert(why))
     }
 
     fn apply(
