@@ -225,6 +225,12 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
 
     /// Does a piece of what is due; `false` if nothing is.
     pub fn work(&mut self, now_ns: u64, owner: &mut impl Owner) -> bool {
+        let ticks = now_ns >= self.tick_at;
+        // Before links, as one may always have more to send.
+        if ticks && self.membership.deadline() <= now_ns {
+            self.tick(now_ns, owner);
+            return true;
+        }
         if now_ns >= self.room_at {
             let all = self.peers.len();
             for n in 0..all {
@@ -250,8 +256,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
                 return true;
             }
         }
-        let is_due = self.has_news || self.membership.deadline() <= now_ns;
-        let ticks = is_due && now_ns >= self.tick_at;
+        let ticks = ticks && self.has_news;
         if ticks {
             self.tick(now_ns, owner);
         }

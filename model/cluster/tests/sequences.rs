@@ -239,3 +239,27 @@ fn links_take_turns() {
         .all(|two| two.contains(&1) && two.contains(&2));
     assert!(receivers.len() >= 16 && take_turns, "{receivers:?}");
 }
+
+/// A host whose link is never done says all the same that it is there.
+#[test]
+fn who_always_has_more_to_send_stays_a_member() {
+    for other in [1, 2] {
+        let mut world = World::of(3);
+        world.run(600 * MS);
+        world.hosts[0].said.is_late = true;
+        world.pace = (1, MS / 20);
+        let end = world.now + 5_000 * MS;
+        while world.now < end {
+            while world.hosts[0]
+                .node
+                .send(other, [&[0x50], &[0; 999]])
+                .is_ok()
+            {}
+            let step = world.now + MS / 20;
+            world.step(step, &mut |_, _, frame| vec![(0, frame.to_vec())]);
+        }
+        for (host, other) in [(0, other), (usize::from(other), 0)] {
+            assert!(world.is_in(host, other), "host {host}, at {} ns", world.now);
+        }
+    }
+}

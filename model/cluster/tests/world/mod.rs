@@ -197,6 +197,8 @@ pub struct World {
     pub most_at_once: usize,
     /// Frames that found no token.
     pub unread: u64,
+    /// Pieces of work that each host does at a time, and how long they take.
+    pub pace: (usize, u64),
 }
 
 impl World {
@@ -209,6 +211,7 @@ impl World {
             dead: None,
             most_at_once: 0,
             unread: 0,
+            pace: (usize::MAX, 1),
         }
     }
 
@@ -231,7 +234,7 @@ impl World {
         }
         let due = self.hosts.iter().map(Host::due).min().unwrap();
         let arrives = self.flying.keys().next().map_or(end, |(at, _)| *at);
-        self.now = arrives.min(due).clamp(self.now + 1, end);
+        self.now = arrives.min(due).clamp(self.now + self.pace.1, end);
         while let Some(first) = self.flying.first_entry() {
             if first.key().0 > self.now {
                 break;
@@ -259,7 +262,7 @@ impl World {
         let clock = host.clock(self.now);
         let mut pieces = 0;
         let mut before = host.said.messages.len();
-        while host.node.work(clock, &mut host.said) {
+        while pieces < self.pace.0 && host.node.work(clock, &mut host.said) {
             host.note_view();
             let brought = host.said.messages.len() - before;
             before += brought;
