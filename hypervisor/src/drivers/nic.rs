@@ -118,11 +118,11 @@ impl Hardware {
         lent.is_ok()
     }
 
-    /// Copies the next frame that came. Room is cleared for the first: most interrupts say that frames are sent.
+    /// Copies the next frame that came. Room is cleared for the first: half of all interrupts say that frames are sent.
     fn receive<'f>(&mut self, into: &'f mut Option<[u8; FRAME_MAX]>) -> Option<&'f [u8]> {
         let (slot, buffer, written) = self.receive.take_back()?;
         let bytes = written.saturating_sub(HEADER_BYTES as u32) as usize;
-        let into = &mut into.get_or_insert([0; FRAME_MAX])[..bytes.min(FRAME_MAX)];
+        let into = &mut into.get_or_insert_with(|| [0; FRAME_MAX])[..bytes.min(FRAME_MAX)];
         buffer.read(HEADER_BYTES as u64, into);
         let room = (HEADER_BYTES + FRAME_MAX) as u32;
         let lent = self.receive.lend(&mut self.transport, slot, 0, room);

@@ -49,6 +49,10 @@ pub const MESSAGES_AT_ONCE: u32 = 4;
 /// The shortest time between two ticks of the membership, and until a card without room or an owner that refused a message
 /// is tried again, in nanoseconds.
 pub const TICK_NS: u64 = 100_000;
+/// Urgent messages that only the membership may queue.
+const KEPT_FOR_BEATS: usize = 2;
+/// After so many pieces of links the membership has its turn, if something is due: they offer all messages that a window brings.
+const PIECES_MOST: u32 = 64;
 
 /// What a frame that has come was charged to, until it has opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +135,8 @@ pub struct Cluster<'a, C, B, const SLOTS: usize> {
     room_at: u64,
     /// Messages or sessions have come since the membership ticked.
     has_news: bool,
+    /// Pieces of links since the last tick.
+    pieces: u32,
     /// Bit n: a message of host n is offered again; and when, after the owner has refused one.
     kept: u16,
     offer_at: u64,
@@ -159,6 +165,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
             kept: 0,
             offer_at: 0,
             unheard: 0,
+            pieces: 0,
         })
     }
 
@@ -225,13 +232,9 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
 
     /// Does a piece of what is due; `false` if nothing is.
     pub fn work(&mut self, now_ns: u64, owner: &mut impl Owner) -> bool {
-        let ticks = now_ns >= self.tick_at;
-        // Before links, as one may always have more to send.
-        if ticks && self.membership.deadline() <= now_ns {
-            self.tick(now_ns, owner);
-            return true;
-        }
-        if now_ns >= self.room_at {
+        // A link may always have more to send, and beats are to leave all the same.
+        let is_turn = self.pieces >= PIECES_MOST && self.membership.deadline() <= now_ns;
+        if now_ns >= self.room_at && !(is_turn && now_ns >= self.tick_at) {
             let all = self.peers.len();
             for n in 0..all {
                 let at = (self.next + n) % all;
@@ -241,6 +244,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
                     continue;
                 }
                 self.next = (at + 1) % all;
+                self.pieces = self.pieces.saturating_add(1);
                 let event = (now_ns, model_link::Event::Tick);
                 let [is_blocked, is_kept, is_refused] =
                     End::step(peer, &mut self.membership, owner, event);
@@ -256,7 +260,8 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
                 return true;
             }
         }
-        let ticks = ticks && self.has_news;
+        let is_due = self.has_news || self.membership.deadline() <= now_ns;
+        let ticks = is_due && now_ns >= self.tick_at;
         if ticks {
             self.tick(now_ns, owner);
         }
@@ -308,6 +313,9 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         let peer = self.peers.iter_mut().find(|peer| peer.host == host);
         let peer = peer.filter(|_| is_in).ok_or(Refused::NoSession)?;
         let lane = match message[0].len() + message[1].len() {
+            ..=URGENT_MAX if peer.link.room(Lane::Urgent) <= KEPT_FOR_BEATS => {
+                return Err(Refused::Full);
+            }
             ..=URGENT_MAX => Lane::Urgent,
             _ => Lane::Bulk,
         };
@@ -315,7 +323,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
     }
 
     fn tick(&mut self, now_ns: u64, owner: &mut impl Owner) {
-        self.has_news = false;
+        (self.has_news, self.pieces) = (false, 0);
         self.tick_at = now_ns.saturating_add(TICK_NS);
         let mut sender = Sender {
             peers: &mut *self.peers,

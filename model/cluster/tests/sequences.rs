@@ -240,26 +240,29 @@ fn links_take_turns() {
     assert!(receivers.len() >= 16 && take_turns, "{receivers:?}");
 }
 
-/// A host whose link is never done says all the same that it is there.
+/// A host whose link is never done says all the same that it is there, and its links have turns where its pieces take long.
 #[test]
 fn who_always_has_more_to_send_stays_a_member() {
-    for other in [1, 2] {
+    let (short, long) = (MS / 20, 2 * TICK_NS);
+    for (other, bytes, piece) in [(1, 999, short), (2, 999, short), (1, 99, long)] {
         let mut world = World::of(3);
         world.run(600 * MS);
         world.hosts[0].said.is_late = true;
-        world.pace = (1, MS / 20);
+        world.pace = (1, piece);
         let end = world.now + 5_000 * MS;
         while world.now < end {
             while world.hosts[0]
                 .node
-                .send(other, [&[0x50], &[0; 999]])
+                .send(other, [&[0x50], &[0; 999][..bytes]])
                 .is_ok()
             {}
-            let step = world.now + MS / 20;
+            let step = world.now + piece;
             world.step(step, &mut |_, _, frame| vec![(0, frame.to_vec())]);
         }
         for (host, other) in [(0, other), (usize::from(other), 0)] {
-            assert!(world.is_in(host, other), "host {host}, at {} ns", world.now);
+            let is_lost = |news: &News| matches!(news, News::Changed(Change::Lost(_)));
+            assert!(!world.news(host).iter().any(is_lost), "host {host}");
+            assert!(world.is_in(host, other), "host {host}");
         }
     }
 }

@@ -58,7 +58,7 @@ pub trait Cipher {
 pub struct ChaCha(chacha20poly1305::ChaCha20Poly1305);
 
 impl Cipher for ChaCha {
-    // As AES-GCM can have, and hosts must agree.
+    // As many as AES-GCM may have, as hosts must agree.
     const FRAMES_PER_KEY_LOG2: u32 = 24;
 
     fn new(_: Suite, key: &[u8; KEY_BYTES]) -> Self {
