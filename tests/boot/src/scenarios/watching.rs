@@ -333,7 +333,8 @@ fn agrees(said: &Value, before: &VmStatus, after: &VmStatus) -> Outcome {
         let (class, name) = (line["class"].as_str(), line["name"].as_str().unwrap_or(""));
         let count = line["count"].as_u64().unwrap_or(0);
         classes.extend(class.map(str::to_owned));
-        if line["vm"] != "one" || class == Some("exits") && count > counted(name) {
+        // An exit that was under way at first was counted before, and is recorded at its end.
+        if line["vm"] != "one" || class == Some("exits") && count > counted(name) + 1 {
             return Err(format!("{line} beside {} {name} counted", counted(name)));
         }
     }
