@@ -106,13 +106,6 @@ pub fn quick() -> bool {
     gate.sum_up()
 }
 
-/// Builds the program of [`machine_lives`], which keeps one CPU busy.
-fn build_lives(step: &Step<'_>) -> Outcome {
-    step.doing("building the simulation of EL2");
-    step.command(&mut cargo("host", "build --release -p sim_el2"))
-        .map(drop)
-}
-
 /// Lives of the whole hypervisor in processes of the host, one seed after the other.
 fn machine_lives(step: &mut Step<'_>) -> Outcome {
     let words = format!("run --release -q -p sim_el2 -- --seconds {LIVES_SECONDS}");
@@ -146,8 +139,7 @@ pub fn boot_tests(soak: bool) -> Command {
 /// # Errors
 /// As cargo says.
 pub fn build_boot_tests(step: &mut Step<'_>) -> Outcome {
-    step.command(&mut cargo("host", "build --release -p tests_boot"))
-        .map(drop)
+    images::program(step, "tests_boot")
 }
 
 /// The property tests, each with so many random cases that nobody saw before.
@@ -211,7 +203,8 @@ impl Gate {
                 self.check("lints of images", image_lints);
                 self.check("build", |step| {
                     images::all(step)?;
-                    build_lives(step)
+                    step.doing("building the simulation of EL2");
+                    images::program(step, "sim_el2")
                 })
             });
             self.check("lints of the host", host_lints);

@@ -25,8 +25,16 @@ const GUESTS: [&str; 2] = ["tests/guests/Cargo.toml", "bench/guest/Cargo.toml"];
 /// As cargo says.
 pub fn command(step: &Step<'_>) -> Outcome {
     step.doing("building the underpin command");
-    step.command(&mut cargo("host", "build --release -p underpin"))
-        .map(drop)
+    program(step, "underpin")
+}
+
+/// Builds the program of a package, for this machine.
+///
+/// # Errors
+/// As cargo says.
+pub fn program(step: &Step<'_>, package: &str) -> Outcome {
+    let words = format!("build --release -p {package}");
+    step.command(&mut cargo("host", &words)).map(drop)
 }
 
 /// Builds the EL2 image: `target/el2/underpin.img`.
