@@ -486,6 +486,16 @@ fn a_cluster_that_cannot_be_is_refused() {
             "'host2' is no host of this cluster",
         ),
         (
+            "sim --hosts 2 --cpu-on host3=max",
+            2,
+            "'host3' is no host of this cluster",
+        ),
+        (
+            "sim --hosts 2 --cluster c.toml --auth host4=off",
+            2,
+            "'host4' is no host of this cluster",
+        ),
+        (
             "sim --hosts 2 --on web1.toml",
             2,
             "'web1.toml' does not begin with a host, as in host1=...",

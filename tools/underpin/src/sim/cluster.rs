@@ -118,6 +118,14 @@ impl Cluster {
             .collect()
     }
 
+    /// Each host that an option names, which this cluster may not have.
+    pub fn named(&self) -> impl Iterator<Item = &str> {
+        let on = self.on.iter().map(|(host, _)| &**host);
+        let cpu_on = self.cpu_on.iter().map(|(host, _)| &**host);
+        let auth = self.auth.iter().filter_map(|(host, _)| host.as_deref());
+        on.chain(cpu_on).chain(auth)
+    }
+
     /// The number of a host of this cluster.
     ///
     /// # Errors

@@ -48,8 +48,7 @@ struct Host {
 /// Starts the hosts and follows them to their end, or leaves them running.
 pub fn run(context: &Context, options: &Sim) -> Result<u8> {
     let cluster = &options.shape.cluster;
-    let of_files = cluster.on.iter().map(|(host, _)| host);
-    for host in of_files.chain(cluster.cpu_on.iter().map(|(host, _)| host)) {
+    for host in cluster.named() {
         cluster.number(host)?;
     }
     // Fails here, once, and not in each host.
