@@ -12,7 +12,7 @@ pub mod table;
 
 use crate::{
     bench_cluster, bench_numa, bench_os0, bench_sharing,
-    bench_span::{self, Asked},
+    bench_span::{self, Asked, steps},
     figures::Verdict,
     images,
     project::{self, cargo},
@@ -71,7 +71,7 @@ pub enum Part {
     Numa,
     /// The link between hosts, with its cipher and without
     Cluster,
-    /// Parallel programs in a VM over several hosts
+    /// A VM over several hosts: single steps, and parallel programs
     Span,
 }
 
@@ -102,7 +102,10 @@ pub fn run(parts: &[Part], without: &[Part], check: bool, write: bool) -> bool {
             Part::Os0 => bench_os0::run(write, &mut verdict),
             Part::Numa => bench_numa::run(&[], &[], false, write, &mut verdict),
             Part::Cluster => bench_cluster::run_both(write),
-            Part::Span => bench_span::run(&Asked::all(write)),
+            Part::Span => {
+                let steps = steps::run(&steps::Asked::all(write));
+                bench_span::run(&Asked::all(write)) && steps
+            }
         };
     }
     for part in Part::value_variants()

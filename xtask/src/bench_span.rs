@@ -4,6 +4,8 @@
 //! The programs are those of vNUMA's paper (`assets/parallel`). Each runs in a Debian guest that has just booted, from its
 //! initial RAM disk; hosts have a CPU each and run in lock-step. Time is virtual, and an instruction takes 1 ns.
 
+pub mod steps;
+
 use crate::{
     bench::table::{keep, markdown},
     bench_numa::{self, workloads::Workload},

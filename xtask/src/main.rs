@@ -128,6 +128,8 @@ enum Task {
     },
     /// Print how fast parallel programs run in a VM over several hosts, beside one CPU
     BenchSpan(bench_span::Asked),
+    /// Print what single steps of a VM over two hosts cost: misses, words that both write, interrupts
+    BenchSpanSteps(bench_span::steps::Asked),
     /// Run also the slow boot tests, and fuzz, again and again
     Soak {
         /// For at least so many hours; 0: once
@@ -189,6 +191,7 @@ fn main() -> ExitCode {
             write,
         } => bench_cluster::run(auth, &bytes, output, write),
         Task::BenchSpan(asked) => bench_span::run(&asked),
+        Task::BenchSpanSteps(asked) => bench_span::steps::run(&asked),
         Task::Soak { hours } => soak::run(hours),
         Task::Mutants { names, trusted } => mutants::run(&names, trusted),
         Task::Profile(asked) => profile::run(&asked),

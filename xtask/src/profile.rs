@@ -28,7 +28,7 @@ pub struct Asked {
 }
 
 /// Instructions by function.
-type Counts = BTreeMap<String, u64>;
+pub type Counts = BTreeMap<String, u64>;
 
 /// The functions of an image by address.
 struct Symbols(BTreeMap<u64, String>);
@@ -47,18 +47,33 @@ pub fn run(asked: &Asked) -> bool {
     }
 }
 
+/// What the image of `xtask build` executed, as the plugin has written it to a file.
+///
+/// # Errors
+/// It cannot be read, or has nothing of the image.
+pub fn all(file: &Path) -> Outcome<Counts> {
+    let mut visits = visits(file, &project::el2_binary("underpin"))?;
+    Ok(visits.remove(&0).unwrap_or_default())
+}
+
+/// Instructions by visit, 0 being all, of which there are some.
+fn visits(file: &Path, elf: &Path) -> Outcome<BTreeMap<u64, Counts>> {
+    let path = file.display();
+    let text = fs::read_to_string(file).map_err(|error| format!("cannot read {path}: {error}"))?;
+    let visits = read(&text, &Symbols::of(elf)?).map_err(|why| format!("{path}: {why}"))?;
+    if !visits.contains_key(&0) {
+        let elf = elf.display();
+        return Err(format!("{path} has nothing of the image: was it {elf}?"));
+    }
+    Ok(visits)
+}
+
 fn table(asked: &Asked) -> Outcome<String> {
     let usual = || project::el2_binary("underpin");
     let elf = asked.elf.clone().unwrap_or_else(usual);
-    let symbols = Symbols::of(&elf)?;
-    let path = asked.file.display();
-    let text =
-        fs::read_to_string(&asked.file).map_err(|error| format!("cannot read {path}: {error}"))?;
-    let visits = read(&text, &symbols).map_err(|why| format!("{path}: {why}"))?;
+    let visits = visits(&asked.file, &elf)?;
     let mut said = String::new();
-    let all = visits
-        .get(&0)
-        .ok_or_else(|| format!("{path} has nothing of the image: was it {}?", elf.display()))?;
+    let all = &visits[&0];
     show(&mut said, "all visits", all, FUNCTIONS);
     let mut long: Vec<_> = visits.iter().filter(|(visit, _)| **visit > 0).collect();
     long.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.values().sum::<u64>()));

@@ -1,5 +1,7 @@
 //! Simulated machines as `underpin sim` is told of them.
 
+use std::path::{Path, PathBuf};
+
 /// What `underpin sim` is asked to simulate.
 #[derive(Clone, Debug)]
 pub struct Hardware {
@@ -7,6 +9,8 @@ pub struct Hardware {
     pub options: Vec<String>,
     /// Whether the hypervisor has hooks for benches.
     pub(crate) has_hooks: bool,
+    /// What file the instructions at EL2 are counted to.
+    pub(crate) counts: Option<PathBuf>,
 }
 
 impl Hardware {
@@ -16,6 +20,7 @@ impl Hardware {
         Self {
             options: words.into(),
             has_hooks: false,
+            counts: None,
         }
     }
 
@@ -36,6 +41,7 @@ impl Hardware {
         Self {
             options: words.collect(),
             has_hooks: false,
+            counts: None,
         }
     }
 
@@ -50,6 +56,15 @@ impl Hardware {
     pub fn hooks(self) -> Self {
         Self {
             has_hooks: true,
+            ..self
+        }
+    }
+
+    /// With instructions at EL2 counted by place, each QEMU's in this file with its process behind a dot (sim/README.md).
+    #[must_use]
+    pub fn counts_to(self, file: &Path) -> Self {
+        Self {
+            counts: Some(file.to_owned()),
             ..self
         }
     }

@@ -74,6 +74,12 @@ impl Machine {
         sim.env("XDG_RUNTIME_DIR", directory)
             .env("UNDERPIN_IMAGE", image)
             .env("UNDERPIN_CACHE", cache)
+            .envs(
+                hardware
+                    .counts
+                    .iter()
+                    .map(|file| ("UNDERPIN_SIM_PROFILE", file)),
+            )
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors);
@@ -503,11 +509,11 @@ impl Machine {
         }
     }
 
-    /// Kills the QEMU of one of several hosts.
+    /// The process of QEMU of one of several hosts.
     ///
     /// # Errors
-    /// It is not there, or `kill` fails.
-    pub fn kill_host(&self, host: &str) -> Outcome {
+    /// It is not there.
+    pub fn qemu_of(&self, host: &str) -> Outcome<String> {
         let run = self.run_directory().ok_or("no machine runs")?.join(host);
         let run = run.display().to_string();
         let processes = fs::read_dir("/proc").map_err(because("cannot list processes"))?;
@@ -516,8 +522,17 @@ impl Machine {
             fs::read_to_string(process.path().join("cmdline")).is_ok_and(|words| is_its(&words))
         });
         let found = found.ok_or_else(|| format!("no QEMU of {host} is there"))?;
+        Ok(found.file_name().display().to_string())
+    }
+
+    /// Kills the QEMU of one of several hosts.
+    ///
+    /// # Errors
+    /// It is not there, or `kill` fails.
+    pub fn kill_host(&self, host: &str) -> Outcome {
+        let process = self.qemu_of(host)?;
         let mut kill = Command::new("kill");
-        let status = kill.arg("-KILL").arg(found.file_name()).status();
+        let status = kill.arg("-KILL").arg(process).status();
         let status = status.map_err(because("cannot run kill"))?;
         let failed = || format!("kill failed ({status})");
         status.success().then_some(()).ok_or_else(failed)

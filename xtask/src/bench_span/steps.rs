@@ -1,0 +1,273 @@
+//! `xtask bench-span-steps`: what single steps of a VM over two hosts cost: a miss, a word that both write, an interrupt.
+//!
+//! `span_steps`, a bare guest, takes so many of one kind, and says how long they took. Two latencies tell how many round trips
+//! are among them; what each host's EL2 executed for more of them is counted by function.
+
+use super::directory;
+use crate::{
+    bench::table::{keep, markdown},
+    figures::{self, Measured},
+    images,
+    profile::{self, Counts},
+    step::{Outcome, Step, Steps, print_line},
+};
+use std::{
+    fs,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tests_boot::{
+    assets, cluster_file,
+    machine::{Hardware, Machine},
+    vm::Vm,
+};
+
+/// The kinds that the guest knows, and what each is.
+const STEPS: [(&str, &str); 8] = [
+    ("read", "a page is read that the other host has written"),
+    ("write", "a page is written that the other host has written"),
+    ("upgrade", "a page is written that the other host has read"),
+    ("turn", "both hosts write a word, in turns"),
+    (
+        "pair",
+        "each host adds to a word of its own 1,000 times, in one page",
+    ),
+    ("barrier", "both hosts meet"),
+    (
+        "sgi",
+        "an SGI goes to a vCPU that sleeps, and one comes back",
+    ),
+    (
+        "tlbi",
+        "a TLB entry is invalidated, then a page is written as above",
+    ),
+];
+/// Steps of a short run, and of a long one.
+const FEW: u32 = 1_000;
+const MANY: u32 = 3_000;
+/// Time of a frame between two cards, in microseconds: of the class of 20 us, and ten times that.
+const NEAR_US: f64 = 10.0;
+const FAR_US: f64 = 100.0;
+/// Functions that encrypt and authenticate, and those that copy and clear, by the beginnings of their names.
+const CIPHER: [&str; 2] = ["gcm_", "<machine_aarch64::gcm"];
+const COPIES: [&str; 3] = ["memcpy", "memset", "frame_"];
+/// How long steps may take, and how often their end is looked for.
+const STEPS_MAX: Duration = Duration::from_mins(3);
+const POLL: Duration = Duration::from_millis(50);
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Asked {
+    /// Only these kinds of steps
+    #[arg(long, value_name = "STEP", value_parser = STEPS.map(|it| it.0))]
+    only: Vec<String>,
+    /// What is done for pages beyond IVY's protocol, as for `bench-span`
+    #[arg(long, default_value = "best", value_name = "WORDS")]
+    coherence: String,
+    /// Show so many functions that take most of a step, too
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    functions: usize,
+    /// Take what `xtask build` has left
+    #[arg(long)]
+    built: bool,
+    /// Put the figures into SPECIFICATION.md, too
+    #[arg(long, conflicts_with = "only")]
+    write: bool,
+}
+
+impl Asked {
+    /// Returns what is measured where nothing else is said.
+    pub fn all(write: bool) -> Self {
+        Self {
+            only: Vec::new(),
+            coherence: "best".to_owned(),
+            functions: 0,
+            built: false,
+            write,
+        }
+    }
+}
+
+/// A run: nanoseconds of all its steps, and what each host's EL2 executed.
+struct Run {
+    ns: f64,
+    hosts: [Counts; 2],
+}
+
+/// Measures, and prints; gives whether that could be done.
+pub fn run(asked: &Asked) -> bool {
+    let is_asked =
+        |it: &&(&str, &str)| asked.only.is_empty() || asked.only.iter().any(|only| only == it.0);
+    let steps: Vec<_> = STEPS.iter().filter(is_asked).collect();
+    let mut progress = Steps::new(steps.len() + 2, directory().join("steps"));
+    measure(&mut progress, asked, &steps).is_some()
+}
+
+fn measure(progress: &mut Steps, asked: &Asked, steps: &[&(&str, &str)]) -> Option<()> {
+    progress.run("build", |step| {
+        if asked.built {
+            return Ok(());
+        }
+        images::plugin(step)?;
+        images::command(step)?;
+        images::guests(step)?;
+        images::hypervisor(step)
+    })?;
+    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+    for (name, what) in steps {
+        rows.push(progress.run(name, |step| of_step(step, asked, name, what))?);
+    }
+    let table = markdown(&rows);
+    print_line(&format!("\n{table}"));
+    progress.run("files", |_| {
+        figures::record("span-steps", Measured::of_rows(&rows))?;
+        if asked.write {
+            keep("span-steps", &table)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+const HEAD: [&str; 9] = [
+    "step",
+    "us, at 20 us",
+    "round trips",
+    "first host, instructions",
+    "cipher there",
+    "copies there",
+    "second host, instructions",
+    "cipher on it",
+    "copies on it",
+];
+
+fn of_step(step: &Step<'_>, asked: &Asked, name: &str, what: &str) -> Outcome<Vec<String>> {
+    let run = |count, one_way_us| run_once(step, asked, name, count, one_way_us);
+    let (few, many) = (run(FEW, NEAR_US)?, run(MANY, NEAR_US)?);
+    let far = [run(FEW, FAR_US)?, run(MANY, FAR_US)?];
+    for host in 0..2 {
+        let mut functions = more(&few.hosts[host], &many.hosts[host]);
+        functions.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for (function, count) in functions.iter().take(asked.functions) {
+            step.say(&format!("host{host} {count:>8.0} {function}"));
+        }
+    }
+    Ok(row(what, [&few, &many], [&far[0], &far[1]]))
+}
+
+/// What one step more takes of each function.
+fn more(few: &Counts, many: &Counts) -> Vec<(String, f64)> {
+    let of = |(name, count): (&String, &u64)| {
+        let few = few.get(name).copied().unwrap_or(0);
+        (
+            name.clone(),
+            (*count as f64 - few as f64) / f64::from(MANY - FEW),
+        )
+    };
+    many.iter().map(of).collect()
+}
+
+/// A row of a short and a long run near, and of such far away.
+fn row(what: &str, near: [&Run; 2], far: [&Run; 2]) -> Vec<String> {
+    let ns = |[few, many]: [&Run; 2]| (many.ns - few.ns) / f64::from(MANY - FEW);
+    let trips = (ns(far) - ns(near)) / (2000.0 * (FAR_US - NEAR_US));
+    let mut cells = vec![
+        what.to_owned(),
+        format!("{:.1}", ns(near) / 1000.0),
+        format!("{trips:.2}"),
+    ];
+    for host in 0..2 {
+        let [few, many] = near.map(|run| &run.hosts[host]);
+        let functions = more(few, many);
+        let of = |names: &[&str]| {
+            let is_one = |name: &str| names.iter().any(|start| name.starts_with(start));
+            let counts = functions.iter().filter(|(name, _)| is_one(name));
+            format!("{:.0}", counts.map(|it| it.1).sum::<f64>())
+        };
+        cells.extend([of(&[""]), of(&CIPHER), of(&COPIES)]);
+    }
+    cells
+}
+
+/// Takes so many steps on hosts that far apart.
+fn run_once(
+    step: &Step<'_>,
+    asked: &Asked,
+    name: &str,
+    count: u32,
+    one_way_us: f64,
+) -> Outcome<Run> {
+    step.doing(&format!("{count} of {name}, {one_way_us} us apart"));
+    let directory = directory().join("step");
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory)
+        .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
+    let args = format!("step={name} count={count}");
+    let vm = Vm::bare("steps", "span_steps", &args).cpus(2).hosts(2);
+    let vm = vm.memory("64MiB").coherence(&asked.coherence);
+    let wire = format!("class=20us,latency={one_way_us}us");
+    let counts = directory.join("counts");
+    let hardware = Hardware::hosts(2, "512M", &wire).counts_to(&counts);
+    let hardware = cluster_file::joined(hardware, &directory, 2)?;
+    let mut machine = Machine::start(&assets::command(), &directory, &hardware, &[vm])?;
+    let ns = await_steps(&mut machine)?;
+    let files = ["host0", "host1"].map(|host| {
+        let process = machine.qemu_of(host)?;
+        Ok::<_, String>(counts.with_extension(process))
+    });
+    machine.shut_down()?;
+    let [first, second] = files;
+    Ok(Run {
+        ns,
+        hosts: [profile::all(&first?)?, profile::all(&second?)?],
+    })
+}
+
+/// Waits for the guest's figure.
+fn await_steps(machine: &mut Machine) -> Outcome<f64> {
+    let deadline = Instant::now() + STEPS_MAX;
+    loop {
+        let alive = machine.check_alive();
+        let console = machine.host_console("host0", "steps");
+        if let Some(ns) = console
+            .split("steps: ns=")
+            .nth(1)
+            .filter(|rest| rest.contains('\n'))
+        {
+            let digits = ns.split_whitespace().next().unwrap_or("");
+            return digits
+                .parse()
+                .map_err(|_| format!("'{digits}' is no number"));
+        }
+        alive.map_err(|why| format!("{why}; the console: {console}"))?;
+        if console.contains("FAILED") || Instant::now() > deadline {
+            return Err(format!("the steps do not end; the console: {console}"));
+        }
+        sleep(POLL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_what_one_step_more_costs() {
+        let counts = |all: u64| {
+            let functions = [("gcm_run", all / 2), ("memcpy", 7), ("other", all / 2 - 7)];
+            Counts::from(functions.map(|(name, count)| (name.to_owned(), count)))
+        };
+        let run = |ns: f64, all: u64| Run {
+            ns,
+            hosts: [counts(all), counts(2 * all)],
+        };
+        let near = [run(1e6, 5_000), run(61e6, 2_005_000)];
+        let far = [run(2e6, 100), run(422e6, 100)];
+        let cells = row("it", [&near[0], &near[1]], [&far[0], &far[1]]);
+        let expected = [
+            "it", "30.0", "1.00", "1000", "500", "0", "2000", "1000", "0",
+        ];
+        assert_eq!(cells, expected);
+        assert_eq!(cells.len(), HEAD.len());
+    }
+}
