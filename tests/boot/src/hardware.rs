@@ -9,7 +9,7 @@ pub struct Hardware {
     pub options: Vec<String>,
     /// Whether the hypervisor has hooks for benches.
     pub(crate) has_hooks: bool,
-    /// What file the instructions at EL2 are counted to.
+    /// The file that gets the counts of instructions at EL2.
     pub(crate) counts: Option<PathBuf>,
 }
 

@@ -118,7 +118,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Each host that an option names, which this cluster may not have.
+    /// Each host that `--on`, `--cpu-on` and `--auth` name, which this cluster may not have.
     pub fn named(&self) -> impl Iterator<Item = &str> {
         let on = self.on.iter().map(|(host, _)| &**host);
         let cpu_on = self.cpu_on.iter().map(|(host, _)| &**host);
