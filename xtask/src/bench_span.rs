@@ -30,6 +30,8 @@ const KERNEL: &str = "trixie-cloud";
 const ALONE: &str = "class=20us";
 /// How long a run may take, on a host that is busy.
 const WORK_MAX: Duration = Duration::from_mins(40);
+/// How often a guest's end is looked for.
+const POLL: Duration = Duration::from_millis(50);
 /// A program, and what it needs.
 #[derive(Clone, Copy)]
 struct Program {
@@ -185,16 +187,26 @@ fn measure(steps: &mut Steps, asked: &Asked, programs: &[Program]) -> Option<()>
     for program in programs {
         rows.extend(steps.run(program.workload, |step| of_program(step, asked, program))?);
     }
-    let table = markdown(&rows);
+    finish(steps, "span", &rows, asked.write)
+}
+
+/// Prints the rows of a table, and keeps them under its name; with `write`, also in SPECIFICATION.md.
+fn finish(steps: &mut Steps, name: &str, rows: &[Vec<String>], write: bool) -> Option<()> {
+    let table = markdown(rows);
     print_line(&format!("\n{table}"));
     steps.run("files", |_| {
-        figures::record("span", Measured::of_rows(&rows))?;
-        if asked.write {
-            keep("span", &table)
-        } else {
-            Ok(())
-        }
+        figures::record(name, Measured::of_rows(rows))?;
+        if write { keep(name, &table) } else { Ok(()) }
     })
+}
+
+/// A directory below the bench's own, with nothing in it.
+fn emptied(name: &str) -> Outcome<PathBuf> {
+    let directory = directory().join(name);
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory)
+        .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
+    Ok(directory)
 }
 
 const HEAD: [&str; 8] = [
@@ -283,10 +295,7 @@ fn run_once(
     place: Option<Place<'_>>,
     seed: u32,
 ) -> Outcome<Run> {
-    let directory = directory().join("run");
-    let _ = fs::remove_dir_all(&directory);
-    fs::create_dir_all(&directory)
-        .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
+    let directory = emptied("run")?;
     let initrd = directory.join("initrd");
     archive::initrd(&initrd, KERNEL, &files(program)?)?;
     let (file, layout) = (program.file, program.layout);
@@ -317,18 +326,31 @@ fn files(program: &Program) -> Outcome<Vec<(&'static str, Vec<u8>)>> {
 
 /// Waits for the program's word.
 fn await_work(machine: &mut Machine) -> Outcome<Run> {
-    let deadline = Instant::now() + WORK_MAX;
+    await_said(machine, "guest", WORK_MAX, |console| {
+        let is_done = console.contains("underpin-guest: work ok");
+        is_done.then(|| reported(console).ok_or_else(|| format!("no figures: {console}")))
+    })
+}
+
+/// Waits until what a VM has said on the first host has a result, and asks the machine nothing meanwhile.
+fn await_said<T>(
+    machine: &mut Machine,
+    vm: &str,
+    within: Duration,
+    result: impl Fn(&str) -> Option<Outcome<T>>,
+) -> Outcome<T> {
+    let deadline = Instant::now() + within;
     loop {
         let alive = machine.check_alive();
-        let console = machine.host_console("host0", "guest");
-        if console.contains("underpin-guest: work ok") {
-            return reported(&console).ok_or_else(|| format!("no figures: {console}"));
+        let console = machine.host_console("host0", vm);
+        if let Some(result) = result(&console) {
+            return result;
         }
         alive.map_err(|why| format!("{why}; the console: {console}"))?;
         if Instant::now() > deadline {
-            return Err(format!("the work does not end; the console: {console}"));
+            return Err(format!("{vm} does not end; the console: {console}"));
         }
-        sleep(Duration::from_millis(200));
+        sleep(POLL);
     }
 }
 

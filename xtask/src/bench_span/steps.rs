@@ -3,19 +3,13 @@
 //! `span_steps`, a bare guest, takes so many of one kind, and says how long they took. Two latencies tell how many round trips
 //! are among them; what each host's EL2 executed for more of them is counted by function.
 
-use super::directory;
+use super::{await_said, directory, emptied, finish};
 use crate::{
-    bench::table::{keep, markdown},
-    figures::{self, Measured},
-    images,
+    bench_numa, images,
     profile::{self, Counts},
-    step::{Outcome, Step, Steps, print_line},
+    step::{Outcome, Step, Steps},
 };
-use std::{
-    env, fs,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{env, time::Duration};
 use tests_boot::{
     assets, cluster_file,
     machine::{Hardware, Machine},
@@ -68,9 +62,8 @@ const COPIES: [&str; 7] = [
     "frame_zero",
     "compiler_builtins::mem::",
 ];
-/// How long steps may take, and how often their end is looked for.
+/// How long steps may take.
 const STEPS_MAX: Duration = Duration::from_mins(3);
-const POLL: Duration = Duration::from_millis(50);
 
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
@@ -113,8 +106,7 @@ struct Run {
 
 /// Measures, and prints; gives whether that could be done.
 pub fn run(asked: &Asked) -> bool {
-    let is_asked =
-        |it: &&(&str, &str)| asked.only.is_empty() || asked.only.iter().any(|only| only == it.0);
+    let is_asked = |it: &&(&str, &str)| bench_numa::is_asked(&asked.only, it.0);
     let steps: Vec<_> = STEPS.iter().filter(is_asked).collect();
     let mut progress = Steps::new(steps.len() + 2, directory().join("steps"));
     measure(&mut progress, asked, &steps).is_some()
@@ -140,16 +132,7 @@ fn measure(progress: &mut Steps, asked: &Asked, steps: &[&(&str, &str)]) -> Opti
     for (name, what) in steps {
         rows.push(progress.run(name, |step| of_step(step, asked, name, what))?);
     }
-    let table = markdown(&rows);
-    print_line(&format!("\n{table}"));
-    progress.run("files", |_| {
-        figures::record("span-steps", Measured::of_rows(&rows))?;
-        if asked.write {
-            keep("span-steps", &table)
-        } else {
-            Ok(())
-        }
-    })
+    finish(progress, "span-steps", &rows, asked.write)
 }
 
 const HEAD: [&str; 9] = [
@@ -221,10 +204,7 @@ fn run_once(
     one_way_us: f64,
 ) -> Outcome<Run> {
     step.doing(&format!("{count} of {name}, {one_way_us} us apart"));
-    let directory = directory().join("step");
-    let _ = fs::remove_dir_all(&directory);
-    fs::create_dir_all(&directory)
-        .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
+    let directory = emptied("step")?;
     let args = format!("step={name} count={count}");
     let vm = Vm::bare("steps", "span_steps", &args).cpus(2).hosts(2);
     let vm = vm.memory("64MiB").coherence(&asked.coherence);
@@ -248,26 +228,16 @@ fn run_once(
 
 /// Waits for the guest's figure.
 fn await_steps(machine: &mut Machine) -> Outcome<f64> {
-    let deadline = Instant::now() + STEPS_MAX;
-    loop {
-        let alive = machine.check_alive();
-        let console = machine.host_console("host0", "steps");
-        if let Some(ns) = console
-            .split("steps: ns=")
-            .nth(1)
-            .filter(|rest| rest.contains('\n'))
-        {
-            let digits = ns.split_whitespace().next().unwrap_or("");
-            return digits
-                .parse()
-                .map_err(|_| format!("'{digits}' is no number"));
+    await_said(machine, "steps", STEPS_MAX, |console| {
+        if console.contains("FAILED") {
+            return Some(Err(format!("the steps failed; the console: {console}")));
         }
-        alive.map_err(|why| format!("{why}; the console: {console}"))?;
-        if console.contains("FAILED") || Instant::now() > deadline {
-            return Err(format!("the steps do not end; the console: {console}"));
-        }
-        sleep(POLL);
-    }
+        let rest = console.split("steps: ns=").nth(1);
+        let rest = rest.filter(|rest| rest.contains('\n'))?;
+        let digits = rest.split_whitespace().next().unwrap_or("");
+        let ns = digits.parse();
+        Some(ns.map_err(|_| format!("'{digits}' is no number")))
+    })
 }
 
 #[cfg(test)]
