@@ -7,6 +7,7 @@ use crate::{
 };
 use std::{
     fs,
+    path::PathBuf,
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -21,12 +22,18 @@ use tests_boot::{
 const VM: &str = "debian";
 const KERNEL: &str = "trixie-cloud";
 const UP: &str = "ready kernel=";
-/// What the guest does: a program with one thread, then with two, and with two again and again.
+/// What the guest does: a program with one thread, then with two. One of the lines below follows.
 const WORK: &str = "#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 echo ready kernel=$(/bin/busybox uname -r) cpus=$(/bin/busybox grep -c ^processor /proc/cpuinfo)
 /water 1 512 1
-while /water 2 512 1; do :; done
+";
+/// It goes on with two, again and again.
+const GOES_ON: &str = "while /water 2 512 1; do :; done\n";
+/// It is there for whoever types, after a while of which pages are traced.
+const ASKS: &str = "for run in 1 2 3 4 5 6 7 8; do /water 2 512 1; done
+echo 'Again: /water 2 512 1'
+while :; do /bin/busybox setsid /bin/busybox cttyhack /bin/busybox sh; done
 ";
 /// The Ethernet: frames take 10 us.
 const WIRE: &str = "class=20us";
@@ -38,24 +45,52 @@ cluster. One Debian kernel boots on them as one NUMA machine of 2 CPUs and 256 M
 It computes the motion of 512 molecules of water (Water-Nsquared of SPLASH-2) with one CPU and with both. Then the second machine
 is killed.";
 
-/// Runs the demo; gives whether all went well.
-pub fn run() -> bool {
+/// Runs the demo; gives whether all went well. To `keep` is to kill no machine, and to wait until somebody ends them.
+pub fn run(keep: bool) -> bool {
     print_line(INTRODUCTION);
-    let steps = Steps::new(6, project::products().join("demo-logs"));
-    play(&steps).is_some()
+    let count = if keep { 5 } else { 6 };
+    let steps = Steps::new(count, project::products().join("demo-logs"));
+    play(&steps, keep).is_some()
 }
 
-fn play(steps: &Steps) -> Option<()> {
+fn play(steps: &Steps, keep: bool) -> Option<()> {
     steps.run("build", |step| {
         images::command(step)?;
         images::hypervisor(step)?;
         images::plugin(step)
     })?;
-    let mut machine = steps.run("start two machines that join a cluster", |step| start(step))?;
+    let mut machine = steps.run("start two machines that join a cluster", |step| {
+        start(step, keep)
+    })?;
     steps.run("one Debian boots on both", |step| boots(step, &machine))?;
     let seen = goes_on(steps, &machine);
+    if keep && seen.is_some() {
+        print_line(&invitation());
+        return machine.wait().ok().map(drop);
+    }
+    let seen =
+        seen.and_then(|()| steps.run("the second machine is killed", |step| dies(step, &machine)));
     machine.kill();
     seen
+}
+
+fn directory() -> PathBuf {
+    project::products().join("demo-cluster")
+}
+
+/// What somebody who keeps the machines can do with them.
+fn invitation() -> String {
+    let command = assets::command().display().to_string();
+    let directory = directory().display().to_string();
+    format!(
+        "
+Both machines stay up as long as this runs: Ctrl-C ends them. In another terminal:
+  export XDG_RUNTIME_DIR={directory}
+  {command} list
+  {command} --host host0 cluster
+  {command} --host host0 console {VM}    (Ctrl-] leaves it; there: /water 2 512 1)
+  {command} --host host0 span why {VM}"
+    )
 }
 
 fn goes_on(steps: &Steps, machine: &Machine) -> Option<()> {
@@ -66,12 +101,11 @@ fn goes_on(steps: &Steps, machine: &Machine) -> Option<()> {
         let words = ["--host", "host0", "span", "why", VM, "--for", "1s"];
         step.say(&machine.run(&words)?);
         Ok(())
-    })?;
-    steps.run("the second machine is killed", |step| dies(step, machine))
+    })
 }
 
-fn start(step: &Step<'_>) -> Outcome<Machine> {
-    let directory = project::products().join("demo-cluster");
+fn start(step: &Step<'_>, keep: bool) -> Outcome<Machine> {
+    let directory = directory();
     let said = |error| format!("cannot make {}: {error}", directory.display());
     if directory.exists() {
         fs::remove_dir_all(&directory).map_err(said)?;
@@ -81,7 +115,8 @@ fn start(step: &Step<'_>) -> Outcome<Machine> {
     let hardware = cluster_file::joined(hardware, &directory, 2)?;
     let initrd = directory.join("initrd");
     let program = ("water", assets::read_cached("parallel/water")?);
-    archive::initrd(&initrd, KERNEL, &[("work", WORK.into()), program])?;
+    let work = [WORK, if keep { ASKS } else { GOES_ON }].concat();
+    archive::initrd(&initrd, KERNEL, &[("work", work.into()), program])?;
     let vm = Vm::linux(VM, KERNEL, "none").initrd(&initrd.display().to_string());
     let vm = vm.args("rdinit=/work numa_balancing=disable");
     let vms = [vm.memory("256MiB").cpus(2).hosts(2)];
@@ -173,5 +208,13 @@ mod tests {
         assert_eq!(time_ms(console, 1), Some(1.5));
         assert_eq!(time_ms(console, 2), Some(0.75));
         assert_eq!(time_ms("water: threads=1 ns=15", 1), None);
+    }
+
+    #[test]
+    fn an_invitation_names_verbs_that_there_are() {
+        for verb in ["list", "cluster", "console debian", "span why debian"] {
+            assert!(invitation().contains(verb), "{verb}");
+        }
+        assert!(invitation().contains(&directory().display().to_string()));
     }
 }

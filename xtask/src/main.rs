@@ -61,7 +61,11 @@ enum Task {
         keep: bool,
     },
     /// Run the demo of one VM over two machines: a Debian kernel computes on both, and one is killed
-    DemoCluster,
+    DemoCluster {
+        /// Kill none at the end, and leave both up until Ctrl-C
+        #[arg(long)]
+        keep: bool,
+    },
     /// Run all benches, or these, and print their figures beside aims and peers
     Bench {
         /// Only these
@@ -163,7 +167,7 @@ fn main() -> ExitCode {
         Task::Check => gate::quick(),
         Task::Demo { keep } => demo::run(keep),
         Task::DemoAttach { keep } => demo_attach::run(keep),
-        Task::DemoCluster => demo_cluster::run(),
+        Task::DemoCluster { keep } => demo_cluster::run(keep),
         Task::Bench { short: true, .. } => gate::alone("figures"),
         Task::Bench {
             parts,

@@ -499,6 +499,19 @@ impl Machine {
         self.await_exit(SHUTDOWN_MAX)
     }
 
+    /// Waits for its end, however long.
+    ///
+    /// # Errors
+    /// The operating system does not say.
+    pub fn wait(&mut self) -> Outcome<ExitStatus> {
+        let status = self
+            .sim
+            .wait()
+            .map_err(because("cannot wait for the machine"))?;
+        self.ended = true;
+        Ok(status)
+    }
+
     /// Kills the machine as a power failure would: QEMU dies with its broker.
     pub fn kill(&mut self) {
         self.ended = true;
