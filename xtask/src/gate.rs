@@ -129,7 +129,7 @@ fn host_tests() -> Command {
 
 /// The program that runs the boot tests, with the slow ones or without.
 pub fn boot_tests(soak: bool) -> Command {
-    let mut command = Command::new(assets::target().join("release/boot-tests"));
+    let mut command = Command::new(assets::target().join("debug/boot-tests"));
     command.args(soak.then_some("--soak"));
     command
 }
@@ -139,7 +139,8 @@ pub fn boot_tests(soak: bool) -> Command {
 /// # Errors
 /// As cargo says.
 pub fn build_boot_tests(step: &mut Step<'_>) -> Outcome {
-    images::program(step, "tests_boot")
+    step.command(&mut cargo("host", "build -p tests_boot"))
+        .map(drop)
 }
 
 /// The property tests, each with so many random cases that nobody saw before.

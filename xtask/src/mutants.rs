@@ -257,16 +257,13 @@ fn judge(step: &mut Step<'_>, test: &Test, copy: &Path) -> Outcome<Fate> {
             cargo(&format!("test {words}"))
         }
         Test::Boot(words) => {
-            step.command(&mut cargo(&format!(
-                "run --release -p xtask -- {}",
-                build(words)
-            )))?;
-            step.command(&mut cargo("build --release -p tests_boot"))?;
-            cargo(&format!("run --release -p tests_boot -- {words}"))
+            step.command(&mut cargo(&format!("run -p xtask -- {}", build(words))))?;
+            step.command(&mut cargo("build -p tests_boot"))?;
+            cargo(&format!("run -p tests_boot -- {words}"))
         }
         Test::Bench(words) => {
-            step.command(&mut cargo("run --release -p xtask -- build"))?;
-            cargo(&format!("run --release -p xtask -- bench {words}"))
+            step.command(&mut cargo("run -p xtask -- build"))?;
+            cargo(&format!("run -p xtask -- bench {words}"))
         }
     };
     let (passed, _) = step.watch(&mut test, |_| {})?;
