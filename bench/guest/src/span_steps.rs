@@ -1,6 +1,6 @@
-//! Times one kind of step of a VM over two hosts, which has a vCPU on each.
+//! Times one kind of step of a VM over two hosts or three, which has a vCPU on each.
 //!
-//! Command line: `step=NAME count=N`. The first vCPU says `steps: ns=N` of all N steps; then both compute until the VM is
+//! Command line: `step=NAME count=N`. The first vCPU says `steps: ns=N` of all N steps; then all compute until the VM is
 //! ended, so that no host's time passes idly.
 #![no_std]
 #![no_main]
@@ -52,7 +52,7 @@ struct Step {
     work: fn(usize, u64),
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 10] = [
     Step {
         name: "read",
         before: |vcpu, _| on(0, vcpu, || write(0..PAGES)),
@@ -113,6 +113,16 @@ const STEPS: [Step; 8] = [
             });
         },
     },
+    Step {
+        name: "third-read",
+        before: |vcpu, _| on(1, vcpu, || write(0..PAGES)),
+        work: |vcpu, count| on(2, vcpu, || read(0..count)),
+    },
+    Step {
+        name: "third-write",
+        before: |vcpu, _| on(1, vcpu, || write(0..PAGES)),
+        work: |vcpu, count| on(2, vcpu, || write(0..count)),
+    },
 ];
 
 fn main(machine: &'static Machine) -> Verdict {
@@ -122,17 +132,17 @@ fn main(machine: &'static Machine) -> Verdict {
     let Some(step) = chosen(machine) else {
         return fail("no step has that name");
     };
-    check(cpu::start(1, |_| second()).is_ok(), "CPU_ON is refused")?;
+    check(cpu::start_others(other).is_ok(), "CPU_ON is refused")?;
     let start = run(step, 0, count);
     let ns = u128::from(timer::now() - start) * 1_000_000_000 / u128::from(timer::frequency());
     println!("steps: ns={ns}");
     compute()
 }
 
-fn second() {
+fn other(vcpu: usize) {
     let machine = boot::machine();
     if let Some(step) = chosen(machine) {
-        run(step, 1, machine.number("count", 100));
+        run(step, vcpu, machine.number("count", 100));
     }
     compute()
 }
@@ -166,9 +176,10 @@ fn on(wanted: usize, vcpu: usize, work: impl FnOnce()) {
     }
 }
 
-/// Waits until both vCPUs are here.
+/// Waits until all vCPUs are here.
 fn meet() {
-    let target = (MEETINGS.0[0].fetch_add(1, AcqRel) / 2 + 1) * 2;
+    let all = boot::machine().cpus().len() as u64;
+    let target = (MEETINGS.0[0].fetch_add(1, AcqRel) / all + 1) * all;
     while MEETINGS.0[0].load(Acquire) < target {
         spin_loop();
     }

@@ -1,4 +1,4 @@
-//! `xtask bench-span-steps`: what single steps of a VM over two hosts cost: a miss, a word that both write, an interrupt.
+//! `xtask bench-span-steps`: what single steps of a VM over two hosts, or three, cost: a miss, a word that both write, an interrupt.
 //!
 //! `span_steps`, a bare guest, takes so many of one kind, and says how long they took. Two latencies tell how many round trips
 //! are among them; what each host's EL2 executed for more of them is counted by function.
@@ -16,8 +16,8 @@ use tests_boot::{
     vm::Vm,
 };
 
-/// The kinds that the guest knows, and what each is.
-const STEPS: [(&str, &str); 8] = [
+/// The kinds that the guest knows, and what each is: over two hosts, and over three.
+const STEPS: [(&str, &str); 10] = [
     (
         "read",
         "the second host reads a page that the first has written",
@@ -44,7 +44,17 @@ const STEPS: [(&str, &str); 8] = [
         "tlbi",
         "the second host invalidates a TLB entry, then writes a page as above",
     ),
+    (
+        "third-read",
+        "the third host reads a page of the first that the second has written",
+    ),
+    (
+        "third-write",
+        "the third host writes a page of the first that the second has written",
+    ),
 ];
+/// How kinds begin that are of three hosts.
+const THIRD: &str = "third-";
 /// Steps of a short run, and of a long one.
 const FEW: u32 = 1_000;
 const MANY: u32 = 3_000;
@@ -101,14 +111,16 @@ impl Asked {
 /// A run: nanoseconds of all its steps, and what each host's EL2 executed.
 struct Run {
     ns: f64,
-    hosts: [Counts; 2],
+    hosts: Vec<Counts>,
 }
 
 /// Measures, and prints; gives whether that could be done.
 pub fn run(asked: &Asked) -> bool {
     let is_asked = |it: &&(&str, &str)| bench_numa::is_asked(&asked.only, it.0);
     let steps: Vec<_> = STEPS.iter().filter(is_asked).collect();
-    let mut progress = Steps::new(steps.len() + 2, directory().join("steps"));
+    let tables = [2, 3].map(|count| steps.iter().any(|it| hosts(it.0) == count));
+    let files = tables.iter().filter(|is_there| **is_there).count();
+    let mut progress = Steps::new(1 + steps.len() + files, directory().join("steps"));
     measure(&mut progress, asked, &steps).is_some()
 }
 
@@ -128,31 +140,46 @@ fn measure(progress: &mut Steps, asked: &Asked, steps: &[&(&str, &str)]) -> Opti
         images::guests(step)?;
         images::hypervisor(step)
     })?;
-    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+    let (mut two, mut three) = (vec![head(2)], vec![head(3)]);
     for (name, what) in steps {
+        let rows = if hosts(name) == 2 {
+            &mut two
+        } else {
+            &mut three
+        };
         rows.push(progress.run(name, |step| of_step(step, asked, name, what))?);
     }
-    finish(progress, "span-steps", &rows, asked.write)
+    for (name, rows) in [("span-steps", two), ("span-steps-third", three)] {
+        if rows.len() > 1 {
+            finish(progress, name, &rows, asked.write)?;
+        }
+    }
+    Some(())
 }
 
-const HEAD: [&str; 9] = [
-    "step",
-    "us, at 20 us",
-    "round trips waited for",
-    "first host, instructions",
-    "cipher there",
-    "copies there",
-    "second host, instructions",
-    "cipher on it",
-    "copies on it",
-];
+/// How many hosts a kind is of.
+fn hosts(name: &str) -> u8 {
+    if name.starts_with(THIRD) { 3 } else { 2 }
+}
+
+/// The heads of a table of steps of so many hosts.
+fn head(hosts: usize) -> Vec<String> {
+    let mut heads = ["step", "us, at 20 us", "round trips waited for"]
+        .map(str::to_owned)
+        .to_vec();
+    for host in ["first", "second", "third"].iter().take(hosts) {
+        heads.push(format!("{host} host, instructions"));
+        heads.extend(["cipher", "copies"].map(|part| format!("{part} on the {host}")));
+    }
+    heads
+}
 
 fn of_step(step: &Step<'_>, asked: &Asked, name: &str, what: &str) -> Outcome<Vec<String>> {
     let run = |count, one_way_us| run_once(step, asked, name, count, one_way_us);
     let (few, many) = (run(FEW, NEAR_US)?, run(MANY, NEAR_US)?);
     let far = [run(FEW, FAR_US)?, run(MANY, FAR_US)?];
-    for host in 0..2 {
-        let mut functions = more(&few.hosts[host], &many.hosts[host]);
+    for (host, (few, many)) in few.hosts.iter().zip(&many.hosts).enumerate() {
+        let mut functions = more(few, many);
         functions.sort_by(|a, b| b.1.total_cmp(&a.1));
         for (function, count) in functions.iter().take(asked.functions) {
             step.say(&format!("host{host} {count:>8.0} {function}"));
@@ -182,8 +209,8 @@ fn row(what: &str, near: [&Run; 2], far: [&Run; 2]) -> Vec<String> {
         format!("{:.1}", ns(near) / 1000.0),
         format!("{trips:.2}"),
     ];
-    for host in 0..2 {
-        let [few, many] = near.map(|run| &run.hosts[host]);
+    let [few, many] = near.map(|run| &run.hosts);
+    for (few, many) in few.iter().zip(many) {
         let functions = more(few, many);
         let of = |names: &[&str]| {
             let is_one = |name: &str| names.iter().any(|start| name.starts_with(start));
@@ -206,23 +233,29 @@ fn run_once(
     step.doing(&format!("{count} of {name}, {one_way_us} us apart"));
     let directory = emptied("step")?;
     let args = format!("step={name} count={count}");
-    let vm = Vm::bare("steps", "span_steps", &args).cpus(2).hosts(2);
-    let vm = vm.memory("64MiB").coherence(&asked.coherence);
+    let hosts = hosts(name);
+    let vm = Vm::bare("steps", "span_steps", &args)
+        .cpus(hosts.into())
+        .hosts(hosts);
+    // Each host has as much of it.
+    let memory = format!("{}MiB", 32 * hosts);
+    let vm = vm.memory(&memory).coherence(&asked.coherence);
     let wire = format!("class=20us,latency={one_way_us}us");
     let counts = directory.join("counts");
-    let hardware = Hardware::hosts(2, "512M", &wire).counts_to(&counts);
-    let hardware = cluster_file::joined(hardware, &directory, 2)?;
+    let hardware = Hardware::hosts(hosts, "512M", &wire).counts_to(&counts);
+    let hardware = cluster_file::joined(hardware, &directory, hosts.into())?;
     let mut machine = Machine::start(&assets::command(), &directory, &hardware, &[vm])?;
     let ns = await_steps(&mut machine)?;
-    let files = ["host0", "host1"].map(|host| {
-        let process = machine.qemu_of(host)?;
-        Ok::<_, String>(counts.with_extension(process))
-    });
+    let file = |host| {
+        let process = machine.qemu_of(&format!("host{host}"))?;
+        Ok(counts.with_extension(process))
+    };
+    let files = (0..hosts).map(file).collect::<Outcome<Vec<_>>>()?;
     machine.shut_down()?;
-    let [first, second] = files;
+    let counts = files.iter().map(|file| profile::all(file));
     Ok(Run {
         ns,
-        hosts: [profile::all(&first?)?, profile::all(&second?)?],
+        hosts: counts.collect::<Outcome<_>>()?,
     })
 }
 
@@ -258,7 +291,7 @@ mod tests {
         };
         let run = |ns: f64, all: u64| Run {
             ns,
-            hosts: [counts(all), counts(2 * all)],
+            hosts: vec![counts(all), counts(2 * all)],
         };
         let near = [run(1e6, 5_000), run(61e6, 2_005_000)];
         let far = [run(2e6, 100), run(422e6, 100)];
@@ -267,6 +300,7 @@ mod tests {
             "it", "30.0", "1.00", "1000", "500", "200", "2000", "1000", "400",
         ];
         assert_eq!(cells, expected);
-        assert_eq!(cells.len(), HEAD.len());
+        assert_eq!(cells.len(), head(2).len());
+        assert_eq!(head(3).len(), head(2).len() + 3);
     }
 }
