@@ -3,12 +3,12 @@
 #[path = "../../../tests/guests/src/gcm_cases.rs"]
 mod gcm_cases;
 
-use gcm_cases::{BODY_MAX, DIGEST, Sealing, digest};
+use gcm_cases::{BODY_MAX, Cipher, DIGEST, digest};
 use machine_host::gcm::Key;
 
 struct Crate(Key);
 
-impl Sealing for Crate {
+impl Cipher for Crate {
     fn new(key: &[u8; 16]) -> Self {
         Self(Key::new(key))
     }
@@ -16,10 +16,14 @@ impl Sealing for Crate {
     fn seal(&self, nonce: &[u8; 12], head: &[u8], body: &mut [u8]) -> [u8; 16] {
         self.0.seal(nonce, head, body)
     }
+
+    fn open(&self, nonce: &[u8; 12], head: &[u8], body: &mut [u8], tag: &[u8; 16]) -> bool {
+        self.0.open(nonce, head, body, tag)
+    }
 }
 
 #[test]
 fn the_digest_is_that_of_the_instructions() {
     let found = digest::<Crate>(300, &mut [0; BODY_MAX]);
-    assert_eq!(found, DIGEST, "{found:#x}");
+    assert_eq!(found, Some(DIGEST), "{found:#x?}");
 }
