@@ -1,8 +1,10 @@
 //! What a program asks that runs the hypervisor in an ordinary process, while all CPUs sleep; and what it asks a CPU to do
 //! about VMs that move. No part of the image.
 
+use crate::control::errands;
 use crate::devices::{block::Block, disk::CowDisk, network, virtio::VirtualDevice as _};
-use crate::drivers::disk;
+use crate::drivers::{disk, requests};
+use crate::guest::sessions;
 use crate::life::{self, moving};
 use crate::machine::{self, ENTITIES_MAX};
 use crate::memory::{frames, heap, sharing};
@@ -11,14 +13,18 @@ use crate::vms;
 
 pub use crate::cluster::outside as cluster;
 
-use abi::control::{RawVm, STRETCH_COUNT, SpanMoveRequest, VmName, code};
+use abi::Text;
+use abi::bundle::{DEFAULT_GROUP, control_rights};
+use abi::control::{FrameHeader, RawVm, ReadRequest, STRETCH_COUNT, SpanMoveRequest, VmName};
+use abi::control::{code, request};
 use abi::span::PARTED;
 use abi::state::{ByteSink, ByteSource, ROOM};
 use alloc::{boxed::Box, string::String, vec, vec::Vec};
 use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Rank, SpinLock};
-use model_addr::FRAME_SIZE;
-use model_control::Refusal;
+use model_addr::{FRAME_SIZE, VmId};
+use model_control::{Caller, Refusal};
+use zerocopy::IntoBytes;
 
 /// Frames that were free, kept for disks and switches, or the heap's, before any VM.
 static BEFORE: AtomicU64 = AtomicU64::new(0);
@@ -100,6 +106,46 @@ fn drain(name: VmName) -> Result<(), Refusal> {
     }
 }
 
+/// A control VM that is not there.
+const ASKER: VmId = VmId {
+    index: u16::MAX,
+    generation: 1,
+};
+
+static ERRANDS: SpinLock<Option<VmName>> = SpinLock::new(Rank::Vm, None);
+
+/// Asks a CPU to ask a host for its nodes, for a VM that gives that up at once and then asks for the list of VMs.
+pub fn ask_host_twice(name: VmName) {
+    *ERRANDS.lock() = Some(name);
+}
+
+/// What that VM has been told so far: frames.
+pub fn told_asker() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    sessions::waiting(ASKER, |part| bytes.extend_from_slice(part));
+    bytes
+}
+
+fn errands_to(name: VmName) -> Option<()> {
+    let group = Text::new(DEFAULT_GROUP).unwrap_or_default();
+    sessions::enter(ASKER, name, group, control_rights::ALL).then_some(())?;
+    sessions::set_open(ASKER, true);
+    for (tag, kind) in [(1, request::NODES), (2, request::LIST)] {
+        let what = [(name, kind.into()), (VmName::default(), 0)];
+        let what = what.map(|(name, from)| ReadRequest { name, from });
+        let incoming = requests::take(|bytes| {
+            bytes[..size_of_val(&what)].copy_from_slice(what.as_bytes());
+            FrameHeader::of(request::AT_HOST, tag, &[what.as_bytes()])
+        })?;
+        let caller = Caller::vm(control_rights::ALL, group);
+        errands::ask(ASKER, caller, &incoming).ok()?;
+        if tag == 1 {
+            errands::give_up(ASKER);
+        }
+    }
+    Some(())
+}
+
 /// Asks a CPU, once one does what is nobody's in particular.
 pub fn ask(ask: Ask) {
     *ASKED.lock() = Some(ask);
@@ -108,7 +154,7 @@ pub fn ask(ask: Ask) {
 /// Whoever does what is nobody's in particular is to look.
 pub(crate) fn request() {
     let is_asked = ASKED.lock().is_some() || MOVES.lock().is_some();
-    if is_asked || DRAINS.lock().is_some() {
+    if is_asked || DRAINS.lock().is_some() || ERRANDS.lock().is_some() {
         machine::due::request();
     }
 }
@@ -124,6 +170,8 @@ pub(crate) fn serve() {
     moves.map(|request| life::move_vcpu(&request));
     let drains = DRAINS.lock().take();
     drains.map(drain);
+    let errands = ERRANDS.lock().take();
+    errands.map(errands_to);
     let Some(ask) = ASKED.lock().take() else {
         return;
     };

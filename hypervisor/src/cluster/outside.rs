@@ -3,8 +3,9 @@
 pub use crate::cluster::cipher::Sealer;
 use crate::cluster::{STATE, now_ns};
 use crate::drivers::uplink;
-use abi::cluster::{Description, HOSTS_MAX};
+use abi::cluster::{Description, FEATURES_MAX, HOSTS_MAX};
 use machine_locks::{Once, SpinLock};
+use model_id_registers::registers;
 use model_link::Lane;
 
 static TELLS: Once<fn(&mut Description)> = Once::new();
@@ -45,6 +46,10 @@ pub struct Standing {
     pub retired: u64,
     /// All others go on without it.
     pub has_left: bool,
+    /// The ID registers that it says it has, in the order of a description.
+    pub features: [u64; FEATURES_MAX],
+    /// Those that all members have in common.
+    pub common: [u64; FEATURES_MAX],
 }
 
 /// Returns how this host stands; `None` while a CPU is at it, or where it is in no cluster.
@@ -54,7 +59,7 @@ pub fn standing() -> Option<Standing> {
     let peers = state.cluster.peers().iter();
     let is_probed = |probes: &model_cluster::Probes| probes.left == 0 && probes.is_whole;
     let probed = peers.filter(|peer| is_probed(&peer.probes));
-    Some(Standing {
+    let mut standing = Standing {
         now_ns: now_ns(),
         id: membership.view().id,
         lives: membership.view().lives,
@@ -65,7 +70,16 @@ pub fn standing() -> Option<Standing> {
         unheard: state.cluster.unheard,
         retired: membership.retired(),
         has_left: membership.has_left(),
-    })
+        features: state.cluster.own().features.map(|word| word.get()),
+        common: [0; _],
+    };
+    drop(state);
+    if let Some((_, common)) = super::own() {
+        for (word, it) in standing.common.iter_mut().zip(registers()) {
+            *word = common.get(it.crm, it.op2);
+        }
+    }
+    Some(standing)
 }
 
 /// Returns whether this host has joined its cluster as a machine: it has a card, a cipher and links.

@@ -1,6 +1,6 @@
 //! Requests from outside: decoded and checked, then done, then answered.
 
-mod errands;
+pub mod errands;
 mod pages;
 mod recount;
 mod sessions;

@@ -12,6 +12,14 @@ impl Machine {
             cpu.registers[const { number("id_aa64isar0_el1") }] &= !0xf0;
         }
     }
+
+    /// Its CPUs have dot products, and no atomics: more than others have, and less.
+    pub fn differ(&mut self) {
+        for cpu in &mut self.cpus {
+            let features = &mut cpu.registers[const { number("id_aa64isar0_el1") }];
+            *features = *features & !(0xf << 20) | 1 << 44;
+        }
+    }
 }
 
 /// Whether the CPU has AES and PMULL, or there is no machine.

@@ -190,6 +190,52 @@ fn flood(
     (taken <= FLOOD_TAKEN_MAX).then_some(()).ok_or(told)
 }
 
+/// Lives a life of three hosts, of which the last has other CPU features; `log` as for [`live`]. A VM over all of them finds what
+/// they have in common.
+///
+/// # Errors
+/// What went wrong.
+pub fn live_unlike(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
+    let mut rng = Rng::new(seed ^ 0x756e_6c69_6b65);
+    let mut network = Network::new(&mut rng, 3);
+    let (odd, vm) = (Some(Odd::Features), Some(rng.next() & !1));
+    let mut world = World::new(&mut rng, (3, odd, vm), network.latency_ns);
+    let end = PEACE_NS;
+    while !world.is_one() && world.now < end {
+        world.run(world.now + 20 * MS, &mut network, log)?;
+    }
+    network.calm();
+    world.await_vm();
+    while !world.vm_goes_on() && world.now < 2 * end {
+        world.run(world.now + 20 * MS, &mut network, log)?;
+    }
+    let all = [world.is_one(), world.have_common(), world.vm_goes_on()];
+    if all == [true; 3] {
+        Ok(world.end())
+    } else {
+        let hosts = world.describe();
+        Err(format!(
+            "one, with what is common, and a VM: {all:?}: {hosts}"
+        ))
+    }
+}
+
+/// Lives a life of two hosts, of which the last one asks the other; `log` as for [`live`].
+///
+/// # Errors
+/// They did not come together.
+pub fn live_asking(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
+    let mut rng = Rng::new(seed ^ 0x6173_6b73);
+    let mut network = Network::new(&mut rng, 2);
+    let mut world = World::new(&mut rng, (2, Some(Odd::Asks), None), network.latency_ns);
+    world.run(APART_NS, &mut network, log)?;
+    if world.is_one() {
+        Ok(world.end())
+    } else {
+        Err(format!("hosts stay apart: {}", world.describe()))
+    }
+}
+
 /// Lives a life of three hosts, of which the last one does not fit; `log` as for [`live`].
 ///
 /// # Errors

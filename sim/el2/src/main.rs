@@ -63,7 +63,7 @@ struct Options {
     /// machine. In every other life a VM spans some of them.
     #[arg(long, conflicts_with = "moves")]
     cluster: bool,
-    /// The last host of the cluster says something else of itself, and must stay alone.
+    /// The last host of the cluster says something else of itself, and must stay alone; with other features it joins.
     #[arg(long, value_name = "WHAT", conflicts_with = "moves")]
     odd: Option<cluster::Odd>,
     /// Is that host of a cluster, on the standard input and output.
@@ -169,6 +169,8 @@ fn joins(options: &Options) -> bool {
     };
     let seed = options.seed;
     let lived = match options.odd {
+        Some(cluster::Odd::Features) => cluster::live_unlike(seed, &mut log),
+        Some(cluster::Odd::Asks) => cluster::live_asking(seed, &mut log),
         Some(odd) => cluster::live_apart(seed, odd, &mut log),
         None => cluster::live(seed, &mut log),
     };

@@ -124,6 +124,29 @@ fn a_host_that_does_not_fit_stays_alone() {
     }
 }
 
+/// A host whose CPUs lack a feature, and have one more, joins: all know what they have in common, and a VM over all of them finds no more.
+#[test]
+fn hosts_with_other_features_have_some_in_common() {
+    for seed in ["1", "2", "3"] {
+        let output = sim(&["--cluster", "--odd", "features", "--seed", seed, "--log"]);
+        let text = text(&output);
+        let begins = text.matches("wide runs on all its hosts").count();
+        assert!(output.status.success() && begins >= 3, "{text}");
+    }
+}
+
+/// A control VM that has given up a request to another host, and asks it another thing, is told the answer to that alone: the late one
+/// is nobody's. The first has a node, the second no VM.
+#[test]
+fn a_late_answer_of_another_host_is_nobodys() {
+    for seed in ["1", "2", "3"] {
+        let output = sim(&["--cluster", "--odd", "asks", "--seed", seed, "--log"]);
+        let text = text(&output);
+        let told = "the asker is told: [(1, None), (2, Some(0))]";
+        assert!(output.status.success() && text.contains(told), "{text}");
+    }
+}
+
 /// For kept faults that fewer lives do not find.
 #[test]
 #[ignore = "takes a minute"]

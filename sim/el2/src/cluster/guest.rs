@@ -5,7 +5,7 @@ use crate::program::{BEGINS, COMPARE, DISTRIBUTOR, Program, RAM, SGI, TIME, TREE
 use abi::Text;
 use abi::bundle::{DEFAULT_GROUP, NO_ENTRY, VM_AUTOSTART, VM_RESTART, VmRecord};
 use abi::coherence::SWITCHES;
-use abi::control::VmName;
+use abi::control::{FrameHeader, ReplyHeader, VmName, code};
 use abi::span::PARTED;
 use machine_host::instruction::{DMB, DSB, Instruction as I, Operation, TLBI};
 use machine_host::machine::{Observer, Registers};
@@ -13,7 +13,7 @@ use machine_host::rng::Rng;
 use model_addr::Ipa;
 use std::cell::Cell;
 use std::rc::Rc;
-use zerocopy::FromZeros;
+use zerocopy::{FromBytes, FromZeros};
 
 /// Its name.
 pub const NAME: &str = "wide";
@@ -44,6 +44,10 @@ const PSCI_AFFINITY_INFO: u64 = 0xc400_0004;
 const PSCI_SYSTEM_RESET: u64 = 0x8400_0009;
 /// What the distributor says that it is, and where.
 const PIDR2: [u64; 2] = [DISTRIBUTOR + 0xffe8, 0x3b];
+
+/// ID_AA64ISAR0_EL1, all of it but AES, which hosts may lack, and what a VM over several hosts finds there where one of them
+/// has no atomics, and others have no dot products: random numbers.
+const FEATURES: ([u8; 5], u64, u64) = ([3, 0, 0, 6, 0], !0xf0, 1 << 60);
 
 /// Stores x2 at x1.
 const STORE: I = I::Store {
@@ -130,8 +134,8 @@ fn page(number: u64, hosts: u64) -> u64 {
 }
 
 impl Plan {
-    /// The plan of `seed` on a cluster of so many hosts.
-    pub fn new(seed: u64, hosts: u8) -> Self {
+    /// The plan of `seed` on a cluster of so many hosts; with `reads_features` each vCPU looks what its CPU has.
+    pub fn new(seed: u64, hosts: u8, reads_features: bool) -> Self {
         let mut rng = Rng::new(seed);
         let left_out = if hosts == 2 {
             2
@@ -148,6 +152,9 @@ impl Plan {
         let mut bodies: Vec<Body> = (0..vcpus)
             .map(|vcpu| Body::new(vcpu, shares, (vcpus, pages, steps), &mut rng))
             .collect();
+        if reads_features {
+            bodies.iter_mut().for_each(Body::read_features);
+        }
         let added = |page| bodies.iter().map(|body| body.added[page]).sum();
         let added: [u64; PAGE_COUNT as usize] = std::array::from_fn(added);
         let closer = rng.below(vcpus);
@@ -301,6 +308,14 @@ impl Body {
         self.program.add([I::Ask(COMPARE)]);
     }
 
+    /// The CPU must have what all hosts have, be it on one that has more.
+    fn read_features(&mut self) {
+        self.program.add([I::System(false, 3, FEATURES.0)]);
+        self.program.put(2, FEATURES.1);
+        self.program.add([I::Calculate(Operation::And, 3, 3, 2)]);
+        self.compare(FEATURES.2);
+    }
+
     /// x3 must be that.
     fn compare(&mut self, value: u64) {
         self.program.move_to(10, 3);
@@ -331,6 +346,21 @@ impl Body {
         self.program.call(&[PSCI_SYSTEM_RESET]);
         self.program.add([I::Branch(0)]);
     }
+}
+
+/// The answers that a control VM has been told: their tags, and how many records each has; `None`: it is a refusal.
+pub fn answers(mut bytes: &[u8]) -> Vec<(u32, Option<u32>)> {
+    let mut answers = Vec::new();
+    while let Ok((header, rest)) = FrameHeader::read_from_prefix(bytes) {
+        let Some((payload, rest)) = rest.split_at_checked(header.length as usize) else {
+            break;
+        };
+        let reply = ReplyHeader::read_from_prefix(payload).ok();
+        let count = reply.filter(|(it, _)| it.code == code::OK);
+        answers.push((header.tag, count.map(|(it, _)| it.count)));
+        bytes = rest;
+    }
+    answers
 }
 
 /// What this host's vCPUs have seen.

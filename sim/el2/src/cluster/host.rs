@@ -14,6 +14,7 @@ use hypervisor::outside::{self, Ask, cluster};
 use machine_host::machine::{self, Config, Entries, Machine, Progress};
 use machine_host::rng::Rng;
 use std::cell::Cell;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, StdinLock};
 use std::os::fd::AsFd;
@@ -35,8 +36,8 @@ const MOVE_ONE_IN: u64 = 16;
 /// The clusters' key: it is the same for all, and nobody who writes to the network has it.
 const KEY: [u8; 32] = [0x5a; 32];
 
-/// What a host says of itself that no other does.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+/// What the last host says of itself that no other does, or does. With all but the last two of these it does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Odd {
     /// The version of its messages is 9.
     Protocol,
@@ -50,6 +51,10 @@ pub enum Odd {
     Lines,
     /// Its counter has 1 GHz.
     Clock,
+    /// Its CPUs have more features than others have, and lack some.
+    Features,
+    /// A control VM of it asks another host twice, and the first answer comes too late.
+    Asks,
 }
 
 impl Odd {
@@ -62,6 +67,8 @@ impl Odd {
             Self::Zeroed => |own| own.zva_log2 = 0,
             Self::Lines => |own| own.cache_lines = 0x8442_c002.into(),
             Self::Clock => |own| own.clock_hz = 1_000_000_000.into(),
+            // Its CPUs are others.
+            Self::Features | Self::Asks => |_| {},
         }
     }
 }
@@ -75,6 +82,7 @@ pub struct Birth {
     pub hosts: u8,
     /// Another one at each start.
     pub seed: u64,
+    /// In what the last of them differs.
     pub odd: Option<Odd>,
     /// What decides the VM over several hosts, if there is one.
     pub vm: Option<u64>,
@@ -83,7 +91,10 @@ pub struct Birth {
 impl Birth {
     /// The VM, if this host has a share of it.
     fn plan(self) -> Option<Plan> {
-        let plan = self.vm.map(|seed| Plan::new(seed, self.hosts));
+        let reads_features = self.odd == Some(Odd::Features);
+        let plan = self
+            .vm
+            .map(|seed| Plan::new(seed, self.hosts, reads_features));
         plan.filter(|plan| plan.hosts >> self.host & 1 != 0)
     }
 
@@ -165,6 +176,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
     let output = io::stdout().as_fd().try_clone_to_owned();
     let output = output.map_err(|error| format!("no standard output: {error}"))?;
     let looks = Rc::new(Cell::new(0));
+    let odd = birth.odd.filter(|_| birth.host + 1 == birth.hosts);
     let mut turns = Turns {
         birth,
         began: None,
@@ -173,6 +185,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         probes: 0,
         drains: false,
         starts_vm: false,
+        asks: (odd == Some(Odd::Asks)).then_some(false),
         moves: birth.moves(plan.as_ref()),
         looks: (0, Rc::clone(&looks)),
         stopped_at: None,
@@ -190,6 +203,9 @@ pub fn be(birth: Birth) -> Result<(), String> {
         if birth.seed.is_multiple_of(4) {
             machine.lose_aes();
         }
+        if odd == Some(Odd::Features) {
+            machine.differ();
+        }
         if let Some(plan) = &plan {
             let witness = Witness::new(plan, birth.seed, Rc::clone(&looks));
             machine.observer = Some(Box::new(witness));
@@ -202,7 +218,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         first: |tree| hypervisor::primary(tree, 0),
         other: || hypervisor::secondary(),
     };
-    if let Some(odd) = birth.odd {
+    if let Some(odd) = odd {
         cluster::tell(odd.change());
     }
     let run = || machine::run(config, entries, prepare, |progress| turns.goes_on(progress));
@@ -233,6 +249,8 @@ struct Turns<'a> {
     drains: bool,
     /// The VM has ended, and is to be started.
     starts_vm: bool,
+    /// A control VM is to ask another host twice; whether it has.
+    asks: Option<bool>,
     /// What draws moves, and vCPUs that the VM has.
     moves: Option<(Rng, u64)>,
     /// What vCPUs had seen when that was looked at last, and have seen.
@@ -291,6 +309,28 @@ impl Turns<'_> {
         runs_on.then(|| format!("runs what it shares {} ns too long", now_ns - since))
     }
 
+    /// Lets a control VM ask the first host twice, once all hosts are in; says when the second answer has come.
+    fn asks_host(&mut self) {
+        let lives = self.report.standing.map_or([0; _], |it| it.lives);
+        let are_in = lives[..usize::from(self.birth.hosts)]
+            .iter()
+            .all(|life| *life != 0);
+        match self.asks {
+            Some(false) if are_in => {
+                outside::ask_host_twice(Text::new("host0").unwrap_or_default());
+                self.asks = Some(true);
+            }
+            Some(true) => {
+                let answers = guest::answers(&outside::told_asker());
+                if answers.iter().any(|(tag, _)| *tag == 2) {
+                    let _ = writeln!(self.report.log, "the asker is told: {answers:?}");
+                    self.asks = None;
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Reports and takes the next turn if no CPU is at the cluster; whether the host goes on.
     fn reports(&mut self) -> bool {
         self.report.standing = cluster::standing();
@@ -301,6 +341,7 @@ impl Turns<'_> {
             // Until what is left of it has gone.
             outside::ask(Ask::Start(guest::name()));
         }
+        self.asks_host();
         if self.drains {
             outside::ask_to_drain(guest::name());
         } else if let Some((rng, vcpus)) = &mut self.moves

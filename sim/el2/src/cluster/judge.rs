@@ -180,7 +180,7 @@ mod tests {
         standing
     }
 
-    fn judge(one: Standing, other: Standing, past: &[View]) -> bool {
+    fn judge(one: &Standing, other: &Standing, past: &[View]) -> bool {
         let seen = |standing, past| {
             Some(Seen {
                 standing,
@@ -188,17 +188,17 @@ mod tests {
                 past,
             })
         };
-        check(&[seen(&one, &[]), seen(&other, past)]).is_ok()
+        check(&[seen(one, &[]), seen(other, past)]).is_ok()
     }
 
     #[test]
     fn nobody_runs_what_another_has_given_up() {
         let host = standing(256, [1, 2, 0], 0);
         let past = [(256, host.lives)];
-        assert!(judge(host, host, &past));
-        assert!(judge(host, standing(0, [0, 3, 0], 60), &past), "it waits");
-        assert!(!judge(host, standing(0, [0, 3, 0], 40), &past));
-        assert!(!judge(host, standing(512, [0, 3, 0], 60), &past));
+        assert!(judge(&host, &host, &past));
+        assert!(judge(&host, &standing(0, [0, 3, 0], 60), &past), "it waits");
+        assert!(!judge(&host, &standing(0, [0, 3, 0], 40), &past));
+        assert!(!judge(&host, &standing(512, [0, 3, 0], 60), &past));
     }
 
     #[test]
@@ -216,13 +216,13 @@ mod tests {
     #[test]
     fn memberships_grow_out_of_each_other() {
         let host = standing(256, [1, 2, 0], 0);
-        assert!(judge(host, standing(512, [1, 2, 3], 0), &[]));
-        assert!(!judge(host, standing(256, [1, 2, 3], 0), &[]));
+        assert!(judge(&host, &standing(512, [1, 2, 3], 0), &[]));
+        assert!(!judge(&host, &standing(256, [1, 2, 3], 0), &[]));
         assert!(
-            judge(host, standing(256, [4, 5, 3], 0), &[]),
+            judge(&host, &standing(256, [4, 5, 3], 0), &[]),
             "a leader came back"
         );
         let three = standing(256, [1, 2, 4], 0);
-        assert!(!judge(three, standing(512, [1, 2, 3], 0), &[]));
+        assert!(!judge(&three, &standing(512, [1, 2, 3], 0), &[]));
     }
 }

@@ -163,7 +163,7 @@ impl Report {
                 .into_iter()
                 .chain([it.probed.into(), it.taken, it.unheard])
                 .chain([it.retired, it.has_left.into()]);
-            let words = words.chain(it.lives);
+            let words = words.chain(it.lives).chain(it.features).chain(it.common);
             words.for_each(|word| writer.word(word));
         }
         writer.bytes(self.log.as_bytes());
@@ -220,8 +220,10 @@ fn standing(reader: &mut Reader<'_>) -> Option<Standing> {
         has_left: reader.word()? != 0,
         ..Standing::default()
     };
-    for life in &mut standing.lives {
-        *life = reader.word()?;
+    let words = standing.lives.iter_mut();
+    let words = words.chain(&mut standing.features);
+    for word in words.chain(&mut standing.common) {
+        *word = reader.word()?;
     }
     Some(standing)
 }
@@ -247,6 +249,8 @@ mod tests {
             standing: Some(Standing {
                 id: 9,
                 lives: [10; _],
+                features: [11; _],
+                common: [12; _],
                 ..Standing::default()
             }),
             log: "said".into(),

@@ -198,7 +198,7 @@ pub struct World {
     pub now: u64,
     quantum_ns: u64,
     hosts: Vec<Host>,
-    /// What the last of them says of itself.
+    /// In what the last of them differs.
     odd: Option<Odd>,
     /// What decides the VM over several hosts, if there is one.
     vm: Option<u64>,
@@ -376,7 +376,7 @@ impl World {
             host: number as u8,
             hosts,
             seed: self.rng.next(),
-            odd: self.odd.filter(|_| number + 1 == usize::from(hosts)),
+            odd: self.odd,
             vm: self.vm,
         })?;
         host.process = Some(process);
@@ -424,10 +424,27 @@ impl World {
         host.standing.is_some_and(|it| !knows(it)) && self.are_one_but(Some(others.len()), true)
     }
 
+    /// Whether every host knows what all have in common: the least of each field that some lack, and the rest as it is.
+    pub fn have_common(&self) -> bool {
+        let standings = || self.hosts.iter().filter_map(|host| host.standing);
+        let Some(first) = standings().next() else {
+            return false;
+        };
+        let mut least = first.features;
+        for (n, word) in standings().flat_map(|it| (0..).zip(it.features)) {
+            let field = |shift: u32| (least[n] & 0xf << shift).min(word & 0xf << shift);
+            least[n] = (0..64).step_by(4).map(field).sum();
+        }
+        let differs = |it: Standing| it.features != first.features;
+        standings().any(differs) && standings().all(|it| it.common == least)
+    }
+
     /// What the VM over several hosts is made by.
     fn plan(&self) -> Option<guest::Plan> {
         let hosts = self.hosts.len() as u8;
-        self.vm.map(|seed| guest::Plan::new(seed, hosts))
+        let reads_features = self.odd == Some(Odd::Features);
+        self.vm
+            .map(|seed| guest::Plan::new(seed, hosts, reads_features))
     }
 
     /// Lets the last host of the VM over several free itself of it and leave, if there is such a VM; which one.
