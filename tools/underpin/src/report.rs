@@ -204,6 +204,27 @@ pub(crate) mod tests {
         }
     }
 
+    #[test]
+    fn a_page_names_the_host_that_the_run_is_of() {
+        let of = |host: Option<&str>| {
+            let mut sample: Value = serde_json::from_str(&line(1, &[("a", 5.0)])).unwrap();
+            if let Some(host) = host {
+                sample["host"] = host.into();
+            }
+            html(&Run::parse(&sample.to_string()).unwrap())
+        };
+        for (host, title) in [
+            (None, "Underpin: a run"),
+            (Some("host1"), "Underpin: a run of host1"),
+            (Some("<b>"), "Underpin: a run of &lt;b&gt;"),
+        ] {
+            for element in ["title", "h1"] {
+                let text = format!("<{element}>{title}</{element}>");
+                assert!(of(host).contains(&text), "{text}");
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn any_run_is_a_page_whose_plots_stay_in_their_frames(

@@ -5,6 +5,7 @@ use crate::{
     cli::Top,
     control::Client,
     failure::{Failure, Result, exit, reason},
+    sim::RunDir,
     watch::Sample,
 };
 use draw::Look;
@@ -49,10 +50,7 @@ pub fn top(context: &Context, options: &Top) -> Result<()> {
     let screen = Screen::new(Sample::take(&mut client, |_| false)?);
     let sampler = Sampler::start(client, options.delay)?;
     let look = Look {
-        machine: match context.run.host() {
-            None => context.run.machine().to_owned(),
-            Some(host) => format!("{} {host}", context.run.machine()),
-        },
+        machine: name(&context.run),
         colour: context.output.is_coloured(),
     };
     let ended = Arc::new(AtomicBool::new(false));
@@ -63,6 +61,14 @@ pub fn top(context: &Context, options: &Top) -> Result<()> {
     let watched = watch(&mut terminal, screen, &sampler, &look, &ended);
     ratatui::try_restore().map_err(|error| broken(&error))?;
     watched
+}
+
+/// What the screen calls the machine, and the host of it if it is one.
+fn name(run: &RunDir) -> String {
+    match run.host() {
+        None => run.machine().to_owned(),
+        Some(host) => format!("{} {host}", run.machine()),
+    }
 }
 
 /// Draws what the sampler brings and does what keys say, until one says to end.

@@ -3,12 +3,17 @@
 use super::{
     columns::{percent, rate},
     draw::{Look, draw},
+    name,
     screen::{Screen, Sort, Then},
 };
-use crate::watch::{Sample, VmSample};
+use crate::{
+    hosts::tests::host_of,
+    sim::RunDir,
+    watch::{Sample, VmSample},
+};
 use abi::{
     Text,
-    control::{MachineStatus, state, vcpu_state},
+    control::{MachineStatus, host, state, vcpu_state},
 };
 use ratatui::{
     Terminal,
@@ -87,8 +92,12 @@ fn screen() -> Screen {
 
 /// What is seen, a string for each line.
 fn seen(screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
+    seen_of("sim".to_owned(), screen, width, height)
+}
+
+fn seen_of(machine: String, screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
     let look = Look {
-        machine: "sim".to_owned(),
+        machine,
         colour: false,
     };
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -114,6 +123,24 @@ fn press(screen: &mut Screen, code: KeyCode) -> Then {
 
 fn names(screen: &Screen) -> Vec<&str> {
     screen.rows().iter().map(|(vm, _)| &*vm.name).collect()
+}
+
+#[test]
+fn a_host_is_named_and_those_of_its_cluster_have_a_line() {
+    let run = RunDir::of("sim").unwrap().of_host("host1").unwrap();
+    let mut own = host_of("left", host::OWN | host::IN);
+    (own.epoch, own.number) = (3, 1);
+    let mut other = host_of("right", host::SESSION | host::IN);
+    (other.round_trip_ns, other.frames[0]) = (45_100, 1000);
+    let mut of_host = sample(1, vec![vm("web1", 100)]);
+    of_host.hosts = vec![own, other];
+    let lines = seen_of(name(&run), &mut Screen::new(of_host), 80, 24);
+    assert!(lines[0].starts_with("sim host1  up "), "{lines:?}");
+    assert_eq!(
+        lines[2],
+        "cluster: epoch 3, 2 members  right in 45 us, loss 0.0%"
+    );
+    assert!(lines[5].starts_with("web1"), "{lines:?}");
 }
 
 #[test]
