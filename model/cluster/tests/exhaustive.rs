@@ -165,3 +165,9 @@ fn two_hosts_crash_while_old_frames_come() {
 fn two_hosts_crash_twice() {
     search::<2>(Impostor::None, false, left(0, 0, 2), 1_000_000);
 }
+
+#[test]
+#[ignore = "takes minutes"]
+fn three_hosts_crash_while_a_frame_is_lost() {
+    search::<3>(Impostor::None, false, left(1, 0, 1), 8_000_000);
+}
