@@ -15,7 +15,7 @@ use std::{
 };
 use tests_boot::assets;
 
-/// How long each fuzz target runs in the gate, in seconds.
+/// How long the fuzz targets run in the gate, all together, in seconds.
 const FUZZ_SECONDS: &str = "10";
 
 /// How long machines live in the gate, in seconds: as many lives as that is time for.
@@ -165,7 +165,7 @@ pub fn long_lock_step() -> Command {
     command
 }
 
-/// The fuzz targets, each for so many seconds on its saved seeds.
+/// The fuzz targets, which share so many seconds, on their saved seeds.
 pub fn fuzz(seconds: &str) -> Command {
     cargo(
         "host",

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long each fuzz target runs in a round, in seconds.
+/// How long the fuzz targets run in a round, all together, in seconds.
 const FUZZ_SECONDS: &str = "300";
 
 /// The releases of Debian in which the set-up runs before the rounds, each fresh.

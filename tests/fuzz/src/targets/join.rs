@@ -2,7 +2,8 @@
 
 use crate::input::Input;
 use abi::cluster::{
-    BEAT, Beat, DESCRIPTION, Description, FEATURES_MAX, HOSTS_MAX, PROPOSE, PROTOCOL, Propose,
+    BEAT, Beat, DESCRIPTION, Description, FAREWELL, FEATURES_MAX, Farewell, HOSTS_MAX, PROPOSE,
+    PROTOCOL, Propose,
 };
 use model_membership::{Actions, Change, Event, Membership, Settings, Standing};
 use zerocopy::IntoBytes;
@@ -75,6 +76,14 @@ fn message(host: u8, owner: &Owner, input: &mut Input<'_>) -> Vec<u8> {
                 lives,
             };
             propose.as_bytes().to_vec()
+        }
+        _ if kind & 0x80 != 0 => {
+            let farewell = Farewell {
+                kind: FAREWELL,
+                zeroes: [0; 7],
+                life: small(input).into(),
+            };
+            farewell.as_bytes().to_vec()
         }
         _ => {
             let len = usize::from(input.u8().unwrap_or(0));

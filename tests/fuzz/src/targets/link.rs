@@ -1,10 +1,19 @@
 //! Frames that come to a host's link, from strangers and from a peer with the key.
 
 use crate::input::Input;
-use abi::link::{BODY_AT, FRAME_STANDARD, HELLO_BYTES, SEALED, TAG_BYTES};
+use abi::link::{
+    BODY_AT, CHALLENGE, ETHERTYPE, FRAME_STANDARD, HELLO, HELLO_BYTES, Hello, NO_AES, NONCE_BYTES,
+    Prefix, SEALED, TAG_BYTES, VERSION,
+};
+use blake2::Blake2sMac256;
+use blake2::digest::{KeyInit, Mac};
 use model_link::{
     Actions, Cipher, Down, Event, Iv, KEY_BYTES, Lane, Link, Nonce, Secret, Settings, Suite, Tag,
 };
+use zerocopy::IntoBytes;
+
+/// The cluster's key.
+const KEY: [u8; 32] = [1; 32];
 
 /// A cipher that takes every tag: the bodies that follow are a peer's who has the key.
 #[derive(Clone, Copy)]
@@ -26,10 +35,11 @@ impl Cipher for Open {
     }
 }
 
-/// Keeps the frame that was sent last.
+/// Keeps the frames that were sent last, and the nonce of the latest hello or challenge.
 #[derive(Default)]
 struct Owner {
-    nonces: u8,
+    nonces: u32,
+    said: Nonce,
     sent: Vec<Vec<u8>>,
     refuses: bool,
     sessions: i32,
@@ -40,6 +50,9 @@ impl Actions for Owner {
         let mut frame = vec![0; FRAME_STANDARD];
         let bytes = fill(&mut frame);
         frame.truncate(bytes);
+        if frame[SEALED_AT] != SEALED {
+            self.said.copy_from_slice(&frame[22..][..NONCE_BYTES]);
+        }
         self.sent.push(frame);
         true
     }
@@ -51,7 +64,7 @@ impl Actions for Owner {
 
     fn nonce(&mut self) -> Nonce {
         self.nonces += 1;
-        [self.nonces; 16]
+        u128::from(self.nonces).to_le_bytes()
     }
 
     fn up(&mut self) {
@@ -66,6 +79,8 @@ impl Actions for Owner {
 }
 
 const SLOTS: usize = 8;
+/// Where a frame says its kind.
+const SEALED_AT: usize = 15;
 
 struct Host {
     link: Link<Open, Vec<u8>, SLOTS>,
@@ -89,10 +104,10 @@ impl Host {
         let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
         let buffers = [(); 2].map(|()| Lane::ALL.map(bytes));
         let owner = Owner {
-            nonces: 100 * host,
+            nonces: 1_000_000 * u32::from(host),
             ..Owner::default()
         };
-        let link = Link::new(settings, Secret([1; 32]), buffers, [100 * host + 99; 16])?;
+        let link = Link::new(settings, Secret(KEY), buffers, [100 * host + 99; 16])?;
         Some(Self { link, owner })
     }
 
@@ -117,7 +132,34 @@ fn joined() -> Option<Host> {
     Some(host)
 }
 
-/// Frames to a host that has a session: each as it is, or as a body that the peer sealed with the next counter.
+/// A hello or a challenge under the right MAC, whether it is a hello, and whether it answers the host's latest nonce.
+fn hello(said: &Nonce, input: &mut Input<'_>) -> (Vec<u8>, bool, bool) {
+    let how = input.u8().unwrap_or(0);
+    let [mine, other] = [input.u8(), input.u8()].map(|byte| [byte.unwrap_or(0); NONCE_BYTES]);
+    let (is_hello, answers) = (how & 1 == 0, how & 2 == 0);
+    let hello = Hello {
+        prefix: Prefix {
+            macs: [[1; 6], [0; 6]],
+            ethertype: ETHERTYPE,
+            version: VERSION | how & NO_AES,
+            kind: if is_hello { HELLO } else { CHALLENGE },
+            from: 0,
+            to: 1 + (how >> 2 & 1),
+            epoch: (1 + u32::from(how >> 3 & 1)).into(),
+        },
+        mine,
+        theirs: if answers { *said } else { other },
+        tag: [0; TAG_BYTES],
+    };
+    let mut bytes = hello.as_bytes().to_vec();
+    let (head, tag) = bytes.split_at_mut(HELLO_BYTES - TAG_BYTES);
+    let mac = Blake2sMac256::new(&KEY.into()).chain_update([1]);
+    tag.copy_from_slice(&mac.chain_update(head).finalize().into_bytes()[..TAG_BYTES]);
+    (bytes, is_hello, answers)
+}
+
+/// Frames to a host that has a session: each as it is, as a body that the peer sealed with the next counter, or a hello of one that
+/// has the key, which ends the session only if it answers the host's latest nonce.
 pub fn link_frame(data: &[u8]) {
     let Some(mut host) = joined() else {
         return;
@@ -130,6 +172,13 @@ pub fn link_frame(data: &[u8]) {
         let mut frame = input.bytes(len).to_vec();
         now += 200;
         host.owner.refuses = kind & 0x80 != 0;
+        if kind & 0x40 != 0 {
+            let before = host.link.session();
+            let (mut hello, is_hello, answers) = hello(&host.owner.said, &mut input);
+            host.step(now, Event::Frame(&mut hello));
+            let may_begin = answers && (is_hello || before.is_none());
+            assert!(may_begin || host.link.session() == before);
+        }
         if kind & 1 == 0 {
             host.step(now, Event::Frame(&mut frame));
         } else if let Some(session) = host.link.session() {
