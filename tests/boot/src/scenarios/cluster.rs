@@ -2,8 +2,10 @@
 
 mod errands;
 mod strangers;
+mod transfers;
 
 use super::network::hosts as ring;
+use super::watching::{interrupt, said_by};
 use crate::{
     Outcome, because,
     cluster_file::{NAMES, options, write as cluster},
@@ -19,6 +21,7 @@ use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
+use transfers::{BULK_MIB, FAULTS_MIB};
 
 /// How long something may take to come, on a busy host.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -47,18 +50,19 @@ pub fn scenarios() -> Vec<Scenario> {
         .collect()
 }
 
-/// Until when two runs of a scenario are compared, and what is transferred meanwhile. The hosts of others are asked nothing:
+/// Until when two runs of a scenario are compared and what is transferred meanwhile. The hosts of others are asked nothing:
 /// what befalls them is over at 65 s, and they join soon after that.
 fn twice(name: &str) -> Twice {
-    let transfer = |bytes: u64| Transfer {
-        from_s: 5,
+    let transfer = |from_s, bytes: u64| Transfer {
+        from_s,
         pages: (bytes / 4096) as u32,
     };
     let (seconds, transfer) = match name {
-        "cluster/probe" | "cluster/probe-chacha" => (15, Some(transfer(PROBED))),
-        "cluster/bulk" | "cluster/bulk-loss" => (20, Some(transfer(BULK))),
-        // Their VMs never rest.
-        "cluster/forger" | "cluster/flood" => (1, None),
+        "cluster/probe" | "cluster/probe-chacha" => (15, Some(transfer(5, PROBED))),
+        "cluster/bulk" | "cluster/bulk-loss" => (20, Some(transfer(5, BULK_MIB << 20))),
+        "cluster/faults" => (8, Some(transfer(5, FAULTS_MIB << 20))),
+        // VMs of these never rest.
+        "cluster/forger" | "cluster/flood" | "cluster/registers" => (1, None),
         // Nobody types at its VMs.
         "cluster/control" => (5, None),
         _ => (75, None),
@@ -82,9 +86,8 @@ fn once() -> Vec<Scenario> {
             .check(|stage| measure(stage, "ChaCha20-Poly1305")),
         without_random_bits(),
         repeat(),
-        bulk("cluster/bulk", "class=20us"),
-        bulk("cluster/bulk-loss", "class=20us,lose=5%"),
     ]);
+    all.extend(transfers::scenarios());
     all
 }
 
@@ -157,9 +160,8 @@ fn other_cpu() -> Scenario {
     })
 }
 
-/// Bytes that the hosts of `cluster/probe` and `cluster/bulk` transfer.
+/// Bytes that the hosts of `cluster/probe` transfer.
 const PROBED: u64 = 16 << 20;
-const BULK: u64 = 256 << 20;
 
 /// A cluster of two hosts, of which the second has no AES.
 fn without_aes(directory: &Path) -> Outcome<Vec<String>> {
@@ -216,27 +218,6 @@ fn without_random_bits() -> Scenario {
             return Ok(());
         }
         Err(format!("the command ended with {status}, the log is {log}"))
-    })
-}
-
-/// A transfer of 256 MiB, of which the receiver computes a checksum, as the sender does.
-fn bulk(name: &'static str, wire: &'static str) -> Scenario {
-    let scenario = hosts(name, 2, wire, one_key::<2>).slow();
-    scenario.check(|stage| {
-        let machine = stage.machine()?;
-        for host in [0, 1] {
-            await_seen(machine, host, |it| it.state == "in")?;
-        }
-        let before = seen_by(machine, 0)?;
-        let line = "--host host0 cluster probe right --rounds 0 --bytes 256MiB -o json";
-        let words: Vec<&str> = line.split(' ').collect();
-        let told = machine.run(&words)?;
-        let json: Value = serde_json::from_str(&told).map_err(because("no JSON"))?;
-        let after = seen_by(machine, 0)?;
-        let is_right = json["transfer"]["bytes"] == BULK && after.epoch == before.epoch;
-        is_right
-            .then_some(())
-            .ok_or_else(|| format!("it tells {told}; {before:?}, then {after:?}"))
     })
 }
 
@@ -403,12 +384,25 @@ fn check_stretches(machine: &Machine) -> Outcome {
     Ok(())
 }
 
-/// A host that dies is declared dead in time, after what is shared has stopped.
+/// A host that dies is declared dead in time, after what is shared has stopped; a trace has that, too.
 fn die(stage: &mut Stage) -> Outcome {
     let machine = stage.machine()?;
+    let words = "--host host0 -o json trace --classes hosts --for 5m";
+    let trace = machine.spawn(&words.split(' ').collect::<Vec<_>>())?;
     let wanted = ["has left right", "is silent", "right is lost"];
     let times = await_log(machine, "host0", &wanted)?;
     let seen = await_seen(machine, 0, |it| it.state == "away")?;
+    interrupt(&trace)?;
+    let traced = said_by(trace)?;
+    let json: Value = serde_json::from_str(&traced).map_err(because("no JSON"))?;
+    let counted = |what: &str| {
+        let mut lines = json["seen"].as_array().into_iter().flatten();
+        let line = lines.find(|line| line["class"] == "hosts" && line["name"] == what);
+        line.and_then(|line| line["count"].as_u64())
+    };
+    if [counted("stopped"), counted("lost")] != [Some(1), Some(1)] {
+        return Err(format!("host0 has traced {traced}"));
+    }
     let silence = times[2].saturating_sub(60_000);
     machine.kill();
     if times[1] >= times[2] || !DECLARED_MS.contains(&silence) || seen.epoch != 0 {

@@ -206,7 +206,7 @@ fn traced_work(machine: &mut Machine, words: &[&str], nth: usize) -> Outcome<(St
 }
 
 /// What a verb printed that has worked for a while.
-fn said_by(verb: Child) -> Outcome<String> {
+pub(super) fn said_by(verb: Child) -> Outcome<String> {
     let output = verb.wait_with_output().map_err(because("no answer"))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let failed = || format!("the trace failed ({})", output.status);
@@ -220,7 +220,7 @@ fn stir(machine: &mut Machine, nth: usize) -> Outcome {
 }
 
 /// Ends a verb as a user at a terminal does.
-fn interrupt(verb: &Child) -> Outcome {
+pub(super) fn interrupt(verb: &Child) -> Outcome {
     let mut kill = Command::new("kill");
     let sent = kill.args(["-INT", &verb.id().to_string()]).status();
     let is_sent = sent.map_err(because("cannot run kill"))?.success();
