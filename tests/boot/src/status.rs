@@ -77,6 +77,8 @@ pub struct HostStatus {
     pub resent: u64,
     /// Frames dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
+    /// Nanoseconds that CPUs of the host that was asked have worked for the cluster; of itself only.
+    pub work_ns: Option<u64>,
 }
 
 /// A vCPU, as `underpin show` tells it.

@@ -5,9 +5,16 @@
 //! 1459), `pause=N` at most before a ping (50000), `patience=N` for an answer (10000000), `busy=N` turns of a loop before a
 //! ping (0), `link`: frames look like those of the link between hosts, `spin`: poll instead of WFI, `second`: CPU 1 works beside it, `end=N`: when it asks no more and prints its line
 //! (0: as soon as its pings are over).
+//!
+//! With `flood=foreign`, `flood=hellos` or `flood=sealed` it is one that floods host 1 of a cluster in the name of host 2, without
+//! their key: `length=N` bytes of a frame (60), `busy=N` turns of a loop before each, from `from=N` counts on. `sealed` names the
+//! session of the two, once it has overheard it.
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
+
+#[path = "ring/flood.rs"]
+mod flood;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -254,6 +261,9 @@ fn main(machine: &'static Machine) -> Verdict {
     let mut host = Host::new(machine)?;
     if machine.flag("second") {
         check(cpu::start_others(fight).is_ok(), "CPU_ON is refused")?;
+    }
+    if let Some(kind) = machine.option("flood") {
+        flood::run(machine, &mut host, kind);
     }
     let pings = ping(machine, &mut host);
     let mean = pings.sum / pings.answered.max(1);

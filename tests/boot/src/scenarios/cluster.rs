@@ -1,6 +1,7 @@
 //! Machines that join a cluster, or do not, in lock-step of virtual time.
 
 mod errands;
+mod floods;
 mod strangers;
 mod transfers;
 
@@ -62,7 +63,8 @@ fn twice(name: &str) -> Twice {
         "cluster/bulk" | "cluster/bulk-loss" => (20, Some(transfer(5, BULK_MIB << 20))),
         "cluster/faults" => (8, Some(transfer(5, FAULTS_MIB << 20))),
         // VMs of these never rest.
-        "cluster/forger" | "cluster/flood" | "cluster/registers" => (1, None),
+        "cluster/forger" | "cluster/flood" | "cluster/hello-flood" | "cluster/sealed-flood"
+        | "cluster/forged" | "cluster/registers" => (1, None),
         // Nobody types at its VMs.
         "cluster/control" => (5, None),
         _ => (75, None),
@@ -72,6 +74,7 @@ fn twice(name: &str) -> Twice {
 
 fn once() -> Vec<Scenario> {
     let mut all = strangers::scenarios();
+    all.extend(floods::scenarios());
     all.push(errands::scenario());
     all.extend([
         hosts("cluster/join-2", 2, "class=20us", one_key::<2>).check(join),

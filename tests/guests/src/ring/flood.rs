@@ -1,0 +1,86 @@
+//! A flood of frames that a host of a cluster must take for a member's until it has looked at them (`abi/src/link.rs`).
+
+use machine_bare::cpu;
+use machine_bare::machine::Machine;
+use machine_bare::timer;
+
+use super::{FRAME_AT, HEADER_BYTES, Host, Queue, RING, Words};
+
+const VERSION: u8 = 1;
+const HELLO: u8 = 1;
+const SEALED: u8 = 3;
+/// Who is flooded, and in whose name.
+const VICTIM: u8 = 1;
+const MEMBER: u8 = 2;
+
+/// Session of the two, and the counter of the member's latest frame.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    session: u32,
+    counter: u64,
+}
+
+/// Floods for ever.
+pub fn run(machine: &Machine, host: &mut Host, kind: &str) -> ! {
+    let kind = match kind {
+        "hellos" => HELLO,
+        "sealed" => SEALED,
+        _ => 0,
+    };
+    let [bytes, busy, from] =
+        [("length", 60), ("busy", 0), ("from", 0)].map(|(key, usual)| machine.number(key, usual));
+    let mut seen = Seen::default();
+    let mut counter = 0;
+    loop {
+        while host.overhear(&mut seen) {}
+        if timer::now() < from || (kind == SEALED && seen.session == 0) {
+            continue;
+        }
+        cpu::spin(busy);
+        // Ahead of the member's, so that none is taken for a replayed one.
+        counter = counter.max(seen.counter + (1 << 20)) + 1;
+        let words = forged(kind, Seen { counter, ..seen });
+        host.forge(&words, bytes);
+    }
+}
+
+/// The first words of a frame from the member to the victim.
+fn forged(kind: u8, seen: Seen) -> Words {
+    let [a, b, c, d] = seen.session.to_le_bytes();
+    [
+        u64::from_le_bytes([0x52, 0x54, 0, 0, 0, VICTIM, 0x52, 0x54]),
+        u64::from_le_bytes([0, 0, 0, 0, 0x88, 0xb5, VERSION, kind]),
+        u64::from_le_bytes([MEMBER, VICTIM, 0, 0, 0, 0, a, b]),
+        u64::from_le_bytes([c, d, 0, 0, 0, 0, 0, 0]) | seen.counter << 16,
+        seen.counter >> 48,
+    ]
+}
+
+impl Host {
+    /// Sends a frame that begins with these words.
+    fn forge(&mut self, words: &Words, bytes: u64) {
+        while self.sends.given.wrapping_sub(self.sends.used()) >= RING {}
+        let slot = self.sends.given % RING;
+        let place = Queue::slot(slot) + FRAME_AT;
+        for (n, word) in (0..).zip(words) {
+            self.sends.memory.write(place + 8 * n, *word);
+        }
+        self.sends.give(slot, (HEADER_BYTES + bytes) as u32, 0);
+        self.sends.show();
+    }
+
+    /// Learns from a frame of the member to the victim.
+    fn overhear(&mut self, seen: &mut Seen) -> bool {
+        let Some((words, ..)) = self.receive() else {
+            return false;
+        };
+        let [.., kind] = words[1].to_le_bytes();
+        let [from, to, .., a, b] = words[2].to_le_bytes();
+        let [c, d, ..] = words[3].to_le_bytes();
+        if (kind, from, to) == (SEALED, MEMBER, VICTIM) {
+            seen.session = u32::from_le_bytes([a, b, c, d]);
+            seen.counter = words[3] >> 16 | words[4] << 48;
+        }
+        true
+    }
+}
