@@ -35,6 +35,8 @@ pub struct Twice {
     pub seconds: u32,
     /// What host0 is asked meanwhile, at a set moment.
     pub transfer: Option<Transfer>,
+    /// What a console must say, so that it is compared.
+    pub says: Option<&'static str>,
 }
 
 /// A transfer of pages from host0 to host1.
@@ -143,8 +145,12 @@ impl Twice {
         }
     }
 
-    /// No host was woken from outside where none was asked; else what it was asked for has come.
+    /// A console says what it must. No host was woken from outside where none was asked; else what it was asked for has come.
     fn judge(&self, kept: &Kept) -> Outcome {
+        let is_said = |text: &&str| kept.values().any(|it| it.contains(text));
+        if let Some(text) = self.says.filter(|text| !is_said(text)) {
+            return Err(format!("no console says '{text}'"));
+        }
         let mut reports = kept.iter().filter(|(name, _)| name.ends_with(REPORT));
         reports.try_for_each(|(name, text)| {
             let number = |key: &str| {
@@ -256,10 +262,12 @@ mod tests {
         let mut twice = Twice {
             seconds: 1,
             transfer: None,
+            says: Some("received"),
         };
         assert_eq!(twice.judge(&report("outside=0 received=5\n")), Ok(()));
         assert!(twice.judge(&report("outside=3 received=5\n")).is_err());
         assert!(twice.judge(&report("received=5\n")).is_err());
+        assert!(twice.judge(&report("outside=0\n")).is_err());
         twice.transfer = Some(Transfer {
             from_s: 1,
             pages: 4,

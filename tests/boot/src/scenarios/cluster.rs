@@ -51,7 +51,7 @@ pub fn scenarios() -> Vec<Scenario> {
         .collect()
 }
 
-/// Until when two runs of a scenario are compared and what is transferred meanwhile. The hosts of others are asked nothing:
+/// Until when two runs of a scenario are compared, what is transferred meanwhile, and what a console says. The hosts of others are asked nothing:
 /// what befalls them is over at 65 s, and they join soon after that.
 fn twice(name: &str) -> Twice {
     let transfer = |from_s, bytes: u64| Transfer {
@@ -63,13 +63,19 @@ fn twice(name: &str) -> Twice {
         "cluster/bulk" | "cluster/bulk-loss" => (20, Some(transfer(5, BULK_MIB << 20))),
         "cluster/faults" => (8, Some(transfer(5, FAULTS_MIB << 20))),
         // VMs of these never rest.
-        "cluster/forger" | "cluster/flood" | "cluster/hello-flood" | "cluster/sealed-flood"
-        | "cluster/forged" | "cluster/registers" => (1, None),
-        // Nobody types at its VMs.
-        "cluster/control" => (5, None),
+        "cluster/forger" | "cluster/flood" => (2, None),
+        "cluster/hello-flood" | "cluster/sealed-flood" | "cluster/forged" | "cluster/registers" => {
+            (1, None)
+        }
+        "cluster/control" => (3, None),
         _ => (75, None),
     };
-    Twice { seconds, transfer }
+    let says = (name == "cluster/control").then_some(errands::ANSWERED);
+    Twice {
+        seconds,
+        transfer,
+        says,
+    }
 }
 
 fn once() -> Vec<Scenario> {

@@ -68,6 +68,7 @@ fn twice(name: &str) -> Twice {
     Twice {
         seconds,
         transfer: None,
+        says: None,
     }
 }
 

@@ -18,9 +18,18 @@ use std::{
 /// How long a VM may take to say something, on a busy host.
 const PATIENCE: Duration = Duration::from_mins(4);
 
-/// A VM of host0 that may do everything, and one that may read, talk to VMs of host1.
+/// What a VM of host0 asks of host1 by itself, and what it says of the last answer.
+const SCRIPT: &str = "for verb in list 'show there' 'pause there' list; do
+    /underpin --host right $verb
+    echo verb=$verb: $?
+done
+";
+pub const ANSWERED: &str = "verb=list: 0\r\nunderpin-guest: poweroff";
+
+/// A VM of host0 that may do everything, and one that may read, talk to VMs of host1; and one that asks as soon as it has
+/// started.
 pub fn scenario() -> Scenario {
-    let hardware = Hardware::hosts(2, "768M", "class=20us");
+    let hardware = Hardware::hosts(2, "1G", "class=20us");
     let other = Vm::bare("hello", "hello", "").flat();
     let scenario = Scenario::new("cluster/control", hardware, vec![other]);
     scenario.prepare(places).check(ask_and_act).slow()
@@ -33,10 +42,16 @@ fn places(directory: &Path) -> Outcome<Vec<String>> {
         let vm = Vm::linux(name, KERNEL, "shell").initrd("initrd");
         vm.memory("256MiB").control(rights)
     };
+    let script = directory.join("ask.sh");
+    // A disk has whole blocks; the guest leaves zeroes out.
+    fs::write(&script, format!("{SCRIPT:\0<4096}")).map_err(because("cannot write a script"))?;
+    let early = Vm::linux("early", KERNEL, "script").initrd("initrd");
+    let early = early.memory("256MiB").control("read");
     let idle = |name: &str| Vm::bare(name, "hello", "turns=1000000000000").flat();
     let vms = [
         (0, "boss", asks("boss", "all")),
         (0, "eye", asks("eye", "read")),
+        (0, "early", early.cow_disk("ask.sh")),
         (1, "there", idle("there")),
         (1, "apart", idle("apart").group("far")),
     ];

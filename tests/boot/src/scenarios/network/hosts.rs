@@ -39,6 +39,7 @@ pub fn twice(name: &str, prepare: Prepare) -> Scenario {
     scenario.twice(Twice {
         seconds: 5,
         transfer: None,
+        says: None,
     })
 }
 
