@@ -63,7 +63,7 @@ const SEALED: Flood = Flood {
 /// So few do not.
 const FORGED: Flood = Flood {
     rate_min: 14_000,
-    ms: 200,
+    ms: 400,
     is_borne: true,
     ..SEALED
 };
@@ -73,7 +73,11 @@ fn foreign(directory: &Path) -> Outcome<Vec<String>> {
 }
 
 fn hellos(directory: &Path) -> Outcome<Vec<String>> {
-    machines(directory, false, "flood=hellos length=70 busy=1100")
+    machines(
+        directory,
+        false,
+        "flood=hellos length=70 from=20000000 busy=1100",
+    )
 }
 
 fn sealed(directory: &Path) -> Outcome<Vec<String>> {
@@ -169,11 +173,13 @@ impl Flood {
         };
         let count = |seen: &Seen, why: &str| seen.member.dropped[why];
         let has_begun = |seen: &Seen| self.dropped.iter().any(|why| count(seen, why) > 0);
-        let before = await_seen(&|seen| seen.is_in() && has_begun(seen))?;
+        await_seen(&|seen| seen.is_in() && has_begun(seen))?;
+        // From here on little time passes between two questions, as the flood is slow to simulate.
+        let before = Seen::now(machine)?;
         let end = before.time_ns + 1_000_000 * self.ms;
         let after = await_seen(&|seen| seen.time_ns >= end)?;
         let time = after.time_ns - before.time_ns;
-        let percent = 100 - 100 * (after.ran_ns - before.ran_ns) / time;
+        let percent = 100_u64.saturating_sub(100 * (after.ran_ns - before.ran_ns) / time);
         let work = 1000 * (after.work_ns - before.work_ns) / time;
         let rate = (after.frames - before.frames) * 1_000_000_000 / time;
         let told = format!(
