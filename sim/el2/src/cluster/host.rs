@@ -89,6 +89,16 @@ pub struct Birth {
 }
 
 impl Birth {
+    /// Gives a machine the CPU features that the host has.
+    fn settle_features(self, machine: &mut Machine, odd: Option<Odd>) {
+        if self.seed.is_multiple_of(4) {
+            machine.lose_aes();
+        }
+        if odd == Some(Odd::Features) {
+            machine.differ();
+        }
+    }
+
     /// The VM, if this host has a share of it.
     fn plan(self) -> Option<Plan> {
         let reads_features = self.odd == Some(Odd::Features);
@@ -200,12 +210,7 @@ pub fn be(birth: Birth) -> Result<(), String> {
         let is_outside = placed.is_none();
         machine.violation = is_outside.then(|| "tree or bundle lie outside memory".into());
         machine.attach_card();
-        if birth.seed.is_multiple_of(4) {
-            machine.lose_aes();
-        }
-        if odd == Some(Odd::Features) {
-            machine.differ();
-        }
+        birth.settle_features(machine, odd);
         if let Some(plan) = &plan {
             let witness = Witness::new(plan, birth.seed, Rc::clone(&looks));
             machine.observer = Some(Box::new(witness));
