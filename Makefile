@@ -2,15 +2,15 @@
 #
 # KEEP=1 leaves the demo's virtual machines running, or gives you a shell in the Linux of demo-attach.
 
-# Without optimisation: it waits for others, and what it is made of is what the host tests are made of.
-xtask = scripts/cargo host run --package xtask --
+# Built as tests are, without optimisation: it waits for others, and they need most of what it is made of.
+xtask = CARGO_INCREMENTAL=0 scripts/cargo host run --package xtask --
 
 .PHONY: help demo demo-attach demo-cluster check test bench bench-sharing bench-numa bench-os0 bench-cluster bench-span soak mutants clean
 
 help:
 	@echo 'make demo   several Debian virtual machines on a simulated four-node machine; KEEP=1 leaves it up'
 	@echo 'make demo-attach  beneath a running Linux and away again, with a plot; KEEP=1 for a shell there'
-	@echo 'make demo-cluster  one Debian over two machines computes on both; then one is killed'
+	@echo 'make demo-cluster  one Debian over two machines computes on both; then one is killed, or with KEEP=1 none'
 	@echo 'make check  the quick part of make test, for people at work'
 	@echo 'make test   all tests'
 	@echo 'make bench  all benches, checked against aims and bench/accepted.toml; WITHOUT=numa leaves that one out'

@@ -1,7 +1,7 @@
 //! `xtask test`: everything that must hold before a change is kept, the quick checks first.
 
 use crate::{
-    figures, frames, images, licences,
+    figures, frames, images, licences, lines,
     project::{self, cargo},
     step::{Outcome, Step, Steps, print_line},
     tidy,
@@ -331,11 +331,12 @@ fn format(step: &mut Step<'_>) -> Outcome {
 fn house_rules(_: &mut Step<'_>) -> Outcome {
     let findings = tidy::check(&project::root())
         .map_err(|error| format!("cannot read the project: {error}"))?;
-    let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
-    if lines.is_empty() {
+    let mut told: Vec<String> = findings.iter().map(ToString::to_string).collect();
+    told.extend(lines::check().err());
+    if told.is_empty() {
         Ok(())
     } else {
-        Err(lines.join("\n"))
+        Err(told.join("\n"))
     }
 }
 

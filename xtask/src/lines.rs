@@ -3,7 +3,7 @@
 use crate::{
     project::{self, EL2_TARGET},
     rust_source::Source,
-    step::print_line,
+    step::{Outcome, print_line},
     tidy::{self, Tree, is_test_file},
 };
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use std::{
 };
 
 /// The most lines that Underpin may have at EL2. The aim (mission row A19) is 36,000, which is missed. This keeps them from
-/// growing unnoticed: docs/decisions/0122 has each value that it had, and why it rose.
+/// growing unnoticed: docs/decisions/0122 has what it was before.
 const LINES_MAX: usize = 40_649;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
@@ -113,6 +113,20 @@ impl Table {
 
     fn cluster(&self) -> Lines {
         self.rows.get(CLUSTER).copied().unwrap_or_default()
+    }
+
+    /// Whether its lines are within both ceilings.
+    fn is_within(&self) -> Outcome {
+        let parts = [
+            (format!("all but {CLUSTER}"), self.total().code, LINES_MAX),
+            (CLUSTER.to_owned(), self.cluster().code, CLUSTER_LINES_MAX),
+        ];
+        match parts.into_iter().find(|(_, code, most)| code > most) {
+            None => Ok(()),
+            Some((part, code, most)) => Err(format!(
+                "{part} has {code} lines at EL2, more than {most}: take some out, or do as docs/decisions/0122 says"
+            )),
+        }
     }
 }
 
@@ -235,13 +249,25 @@ pub fn print() -> bool {
             print_line(&format!(
                 "of {files} files in hypervisor/, so many are in each circle of imports: {circles:?}"
             ));
-            table.total().code <= LINES_MAX && table.cluster().code <= CLUSTER_LINES_MAX
+            let is_within = table.is_within();
+            if let Err(why) = &is_within {
+                print_line(why);
+            }
+            is_within.is_ok()
         }
         Err(why) => {
             print_line(&why);
             false
         }
     }
+}
+
+/// Checks that lines at EL2 are within their ceilings.
+///
+/// # Errors
+/// A part has more; or cargo does not tell what it is made of.
+pub fn check() -> Outcome {
+    table()?.0.is_within()
 }
 
 fn table() -> Result<(Table, (usize, Vec<usize>)), String> {
@@ -284,6 +310,25 @@ fn count(path: &str, text: &str) -> Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_than_a_ceiling_is_told() {
+        let table = |house: usize, cluster: usize| {
+            let lines = |code| Lines {
+                code,
+                ..Lines::default()
+            };
+            let rows = [("a", lines(house)), (CLUSTER, lines(cluster))];
+            Table {
+                rows: rows.map(|(name, lines)| (name.to_owned(), lines)).into(),
+            }
+        };
+        assert_eq!(table(LINES_MAX, CLUSTER_LINES_MAX).is_within(), Ok(()));
+        let [house, cluster] = [LINES_MAX, CLUSTER_LINES_MAX].map(|most| most + 1);
+        let told = |table: Table| table.is_within().unwrap_err();
+        assert!(told(table(house, 0)).starts_with(&format!("all but {CLUSTER} has {house} ")));
+        assert!(told(table(0, cluster)).starts_with(&format!("{CLUSTER} has {cluster} ")));
+    }
 
     #[test]
     fn only_what_is_linked_counts() {

@@ -132,7 +132,7 @@ enum Task {
     },
     /// Print how fast parallel programs run in a VM over several hosts, beside one CPU
     BenchSpan(bench_span::Asked),
-    /// Print what single steps of a VM over two hosts cost: misses, words that both write, interrupts
+    /// Print what single steps of a VM over two or three hosts cost: misses, words that both write, interrupts
     BenchSpanSteps(bench_span::steps::Asked),
     /// Run also the slow boot tests, and fuzz, again and again
     Soak {

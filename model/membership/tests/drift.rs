@@ -21,7 +21,7 @@ const RUN_NS: u64 = 30_000 * MS;
 const AGAIN_NS: u64 = 200 * MS;
 /// The longest way of a message.
 const WAY_NS: u64 = 20 * US;
-/// With 400 hosts that were given up, one stops so short before it is owed nothing.
+/// In 400 looks at hosts that were given up, one stops so short before it is owed nothing.
 const CLOSE_NS: u64 = 100 * US;
 
 /// The settings with the longest T_stop that is taken.
@@ -81,7 +81,7 @@ struct Net {
     again_at: BTreeMap<(usize, usize), u64>,
     next_cut: u64,
     random: Random,
-    /// How often a host that ran was given up, and by how much the closest of these stopped before it was owed nothing.
+    /// Looks at a host that ran and was given up, and by how much the closest of these stopped before it was owed nothing.
     given_up: u64,
     slack_ns: u64,
 }
@@ -242,6 +242,6 @@ fn nobody_runs_what_others_have_given_up() {
         given_up += net.given_up;
         slack_ns = slack_ns.min(net.slack_ns);
     }
-    println!("{given_up} times given up, {slack_ns} ns are left at least");
+    println!("{given_up} looks at who was given up, {slack_ns} ns are left at least");
     assert!(members > 10_000 && given_up > 400 && slack_ns < CLOSE_NS);
 }

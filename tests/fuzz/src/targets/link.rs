@@ -50,8 +50,9 @@ impl Actions for Owner {
         let mut frame = vec![0; FRAME_STANDARD];
         let bytes = fill(&mut frame);
         frame.truncate(bytes);
-        if frame[SEALED_AT] != SEALED {
-            self.said.copy_from_slice(&frame[22..][..NONCE_BYTES]);
+        if frame[KIND_AT] != SEALED {
+            self.said
+                .copy_from_slice(&frame[core::mem::offset_of!(Hello, mine)..][..NONCE_BYTES]);
         }
         self.sent.push(frame);
         true
@@ -80,7 +81,7 @@ impl Actions for Owner {
 
 const SLOTS: usize = 8;
 /// Where a frame says its kind.
-const SEALED_AT: usize = 15;
+const KIND_AT: usize = core::mem::offset_of!(Prefix, kind);
 
 struct Host {
     link: Link<Open, Vec<u8>, SLOTS>,

@@ -18,13 +18,14 @@ use std::{
 /// How long a VM may take to say something, on a busy host.
 const PATIENCE: Duration = Duration::from_mins(4);
 
-/// What a VM of host0 asks of host1 by itself, and what it says of the last answer.
+/// What a VM of host0 asks of host1 by itself, and what became of it: it may not pause.
 const SCRIPT: &str = "for verb in list 'show there' 'pause there' list; do
     /underpin --host right $verb
-    echo verb=$verb: $?
+    told=\"$told $?\"
 done
+echo told$told
 ";
-pub const ANSWERED: &str = "verb=list: 0\r\nunderpin-guest: poweroff";
+pub const ANSWERED: &str = "told 0 0 1 0";
 
 /// A VM of host0 that may do everything, and one that may read, talk to VMs of host1; and one that asks as soon as it has
 /// started.

@@ -14,6 +14,8 @@ use std::{fs, path::Path, thread::sleep, time::Instant};
 
 /// The most of a CPU that frames of strangers may take, in percent.
 const PERCENT_MAX: u64 = 20;
+/// How long is looked, in nanoseconds of the machine: longer than a member may be silent.
+const WINDOW_NS: u64 = 2_500_000_000;
 /// The least frames a second that are called a flood.
 const RATE_MIN: u64 = 100_000;
 
@@ -22,7 +24,7 @@ pub fn scenarios() -> Vec<Scenario> {
         FOREIGN.scenario("cluster/flood", foreign).slow(),
         HELLOS.scenario("cluster/hello-flood", hellos).slow(),
         SEALED.scenario("cluster/sealed-flood", sealed).slow(),
-        FORGED.scenario("cluster/forged", forged),
+        FORGED.scenario("cluster/forged", forged).slow(),
     ]
 }
 
@@ -33,8 +35,6 @@ struct Flood {
     dropped: &'static [&'static str],
     /// Frames a second.
     rate_min: u64,
-    /// How long, in milliseconds of the machine.
-    ms: u64,
     /// The membership goes on.
     is_borne: bool,
 }
@@ -43,7 +43,6 @@ struct Flood {
 const FOREIGN: Flood = Flood {
     dropped: &["foreign"],
     rate_min: RATE_MIN,
-    ms: 2_500,
     is_borne: true,
 };
 
@@ -63,7 +62,6 @@ const SEALED: Flood = Flood {
 /// So few do not.
 const FORGED: Flood = Flood {
     rate_min: 14_000,
-    ms: 400,
     is_borne: true,
     ..SEALED
 };
@@ -176,7 +174,7 @@ impl Flood {
         await_seen(&|seen| seen.is_in() && has_begun(seen))?;
         // From here on little time passes between two questions, as the flood is slow to simulate.
         let before = Seen::now(machine)?;
-        let end = before.time_ns + 1_000_000 * self.ms;
+        let end = before.time_ns + WINDOW_NS;
         let after = await_seen(&|seen| seen.time_ns >= end)?;
         let time = after.time_ns - before.time_ns;
         let percent = 100_u64.saturating_sub(100 * (after.ran_ns - before.ran_ns) / time);
