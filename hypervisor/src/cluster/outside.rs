@@ -46,10 +46,6 @@ pub struct Standing {
     pub retired: u64,
     /// All others go on without it.
     pub has_left: bool,
-    /// The ID registers that it says it has, in the order of a description.
-    pub features: [u64; FEATURES_MAX],
-    /// Those that all members have in common.
-    pub common: [u64; FEATURES_MAX],
 }
 
 /// Returns how this host stands; `None` while a CPU is at it, or where it is in no cluster.
@@ -59,7 +55,7 @@ pub fn standing() -> Option<Standing> {
     let peers = state.cluster.peers().iter();
     let is_probed = |probes: &model_cluster::Probes| probes.left == 0 && probes.is_whole;
     let probed = peers.filter(|peer| is_probed(&peer.probes));
-    let mut standing = Standing {
+    Some(Standing {
         now_ns: now_ns(),
         id: membership.view().id,
         lives: membership.view().lives,
@@ -70,16 +66,22 @@ pub fn standing() -> Option<Standing> {
         unheard: state.cluster.unheard,
         retired: membership.retired(),
         has_left: membership.has_left(),
-        features: state.cluster.own().features.map(|word| word.get()),
-        common: [0; _],
-    };
+    })
+}
+
+/// ID registers in the order of a description.
+pub type Features = [u64; FEATURES_MAX];
+
+/// Returns what this host says it has, and what all members have in common; `None` as for [`standing`].
+pub fn features() -> Option<[Features; 2]> {
+    let state = STATE.get().and_then(SpinLock::try_lock)?;
+    let own = state.cluster.own().features.map(|word| word.get());
     drop(state);
-    if let Some((_, common)) = super::own() {
-        for (word, it) in standing.common.iter_mut().zip(registers()) {
-            *word = common.get(it.crm, it.op2);
-        }
+    let (mut found, (_, common)) = (Features::default(), super::own()?);
+    for (word, it) in found.iter_mut().zip(registers()) {
+        *word = common.get(it.crm, it.op2);
     }
-    Some(standing)
+    Some([own, found])
 }
 
 /// Returns whether this host has joined its cluster as a machine: it has a card, a cipher and links.

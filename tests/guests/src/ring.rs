@@ -12,6 +12,10 @@
 #![no_std]
 #![no_main]
 #![forbid(unsafe_code)]
+#![expect(
+    clippy::inline_always,
+    reason = "tests of the wire know how many instructions a ping takes, whoever else calls these"
+)]
 
 #[path = "ring/flood.rs"]
 mod flood;
@@ -81,11 +85,13 @@ impl Queue {
         }
     }
 
+    #[inline(always)]
     fn slot(slot: u16) -> u64 {
         BUFFERS + u64::from(slot) * SLOT_BYTES
     }
 
     /// Gives the card a slot: `length` bytes from its header on.
+    #[inline(always)]
     fn give(&mut self, slot: u16, length: u32, flags: u16) {
         let entry = TABLE + 16 * u64::from(slot);
         let address = self.memory.base() + Self::slot(slot) + HEADER_AT;
@@ -97,6 +103,7 @@ impl Queue {
         self.given = self.given.wrapping_add(1);
     }
 
+    #[inline(always)]
     fn show(&self) {
         self.memory.write16(AVAILABLE + 2, self.given);
         let wants_no_kick = self.memory.read(USED) & 1 != 0;
@@ -105,6 +112,7 @@ impl Queue {
         }
     }
 
+    #[inline(always)]
     fn used(&self) -> u16 {
         (self.memory.read(USED) >> 16) as u16
     }
@@ -199,6 +207,7 @@ impl Host {
     }
 
     /// The next frame, its bytes, and when it was seen.
+    #[inline(always)]
     fn receive(&mut self) -> Option<(Words, u64, u64)> {
         let (slot, bytes) = self.receives.take()?;
         let place = Queue::slot(slot);

@@ -342,6 +342,9 @@ impl Turns<'_> {
         if self.report.standing.is_none() && cluster::has_links() {
             return true;
         }
+        if self.birth.odd == Some(Odd::Features) {
+            self.report.features = cluster::features();
+        }
         if matches!(outside::answer(), Some(Err(_))) || std::mem::take(&mut self.starts_vm) {
             // Until what is left of it has gone.
             outside::ask(Ask::Start(guest::name()));

@@ -1,6 +1,6 @@
 //! What goes between a host's process and the network: words of 64 bits and runs of bytes, each message behind its length.
 
-use hypervisor::outside::cluster::Standing;
+use hypervisor::outside::cluster::{Features, Standing};
 use std::io::{self, Read, Write};
 
 /// The most bytes of a message: what a host sends and logs in a turn is far less.
@@ -34,6 +34,8 @@ pub struct Report {
     pub frames: Vec<(u64, Vec<u8>)>,
     /// How it stands in the cluster; `None` before it has links.
     pub standing: Option<Standing>,
+    /// The features that it has, and those in common, where a host differs in them.
+    pub features: Option<[Features; 2]>,
     /// What it wrote to its log.
     pub log: String,
     /// What went wrong; empty if nothing has.
@@ -163,8 +165,12 @@ impl Report {
                 .into_iter()
                 .chain([it.probed.into(), it.taken, it.unheard])
                 .chain([it.retired, it.has_left.into()]);
-            let words = words.chain(it.lives).chain(it.features).chain(it.common);
+            let words = words.chain(it.lives);
             words.for_each(|word| writer.word(word));
+        }
+        writer.word(self.features.is_some().into());
+        for word in self.features.iter().flatten().flatten() {
+            writer.word(*word);
         }
         writer.bytes(self.log.as_bytes());
         writer.bytes(self.wrong.as_bytes());
@@ -195,12 +201,17 @@ impl Report {
             0 => None,
             _ => Some(standing(reader)?),
         };
+        let features = match reader.word()? {
+            0 => None,
+            _ => Some(features(reader)?),
+        };
         Some(Self {
             at,
             goes_on_at,
             steps,
             frames,
             standing,
+            features,
             log: reader.text()?,
             wrong: reader.text()?,
         })
@@ -220,12 +231,18 @@ fn standing(reader: &mut Reader<'_>) -> Option<Standing> {
         has_left: reader.word()? != 0,
         ..Standing::default()
     };
-    let words = standing.lives.iter_mut();
-    let words = words.chain(&mut standing.features);
-    for word in words.chain(&mut standing.common) {
-        *word = reader.word()?;
+    for life in &mut standing.lives {
+        *life = reader.word()?;
     }
     Some(standing)
+}
+
+fn features(reader: &mut Reader<'_>) -> Option<[Features; 2]> {
+    let mut features = [Features::default(); 2];
+    for word in features.iter_mut().flatten() {
+        *word = reader.word()?;
+    }
+    Some(features)
 }
 
 #[cfg(test)]
@@ -249,10 +266,9 @@ mod tests {
             standing: Some(Standing {
                 id: 9,
                 lives: [10; _],
-                features: [11; _],
-                common: [12; _],
                 ..Standing::default()
             }),
+            features: Some([[11; _], [12; _]]),
             log: "said".into(),
             wrong: String::new(),
         };

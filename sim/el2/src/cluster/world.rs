@@ -6,7 +6,7 @@ use super::network::{self, Network, Sent};
 use super::pipe::{Report, Turn};
 use super::{Birth, Life, MS, Odd};
 use clap::ValueEnum;
-use hypervisor::outside::cluster::Standing;
+use hypervisor::outside::cluster::{Features, Standing};
 use machine_host::machine::FREQUENCY;
 use machine_host::rng::Rng;
 use std::collections::BTreeMap;
@@ -82,6 +82,8 @@ struct Host {
     /// The last frame that a host has sent it.
     heard: Vec<u8>,
     standing: Option<Standing>,
+    /// Features that it has, and those in common, where a host differs in them.
+    features: Option<[Features; 2]>,
     /// When it stood so.
     seen_at: u64,
     past: Vec<View>,
@@ -182,6 +184,7 @@ impl Host {
             return Err(format!("keeps a life that it has left: {views:?}"));
         }
         self.standing = report.standing;
+        self.features = report.features;
         self.seen_at = now;
         if let Some(it) = report.standing.filter(|it| it.id != 0)
             && self.past.last() != Some(&view(&it))
@@ -231,6 +234,7 @@ impl World {
             probes: 0,
             heard: Vec::new(),
             standing: None,
+            features: None,
             seen_at: 0,
             past: Vec::new(),
             awaited: 0,
@@ -426,17 +430,16 @@ impl World {
 
     /// Whether every host knows what all have in common: the least of each field that some lack, and the rest as it is.
     pub fn have_common(&self) -> bool {
-        let standings = || self.hosts.iter().filter_map(|host| host.standing);
-        let Some(first) = standings().next() else {
+        let features = || self.hosts.iter().filter_map(|host| host.features);
+        let Some([first, _]) = features().next() else {
             return false;
         };
-        let mut least = first.features;
-        for (n, word) in standings().flat_map(|it| (0..).zip(it.features)) {
+        let mut least = first;
+        for (n, word) in features().flat_map(|[own, _]| (0..).zip(own)) {
             let field = |shift: u32| (least[n] & 0xf << shift).min(word & 0xf << shift);
             least[n] = (0..64).step_by(4).map(field).sum();
         }
-        let differs = |it: Standing| it.features != first.features;
-        standings().any(differs) && standings().all(|it| it.common == least)
+        features().any(|[own, _]| own != first) && features().all(|[_, common]| common == least)
     }
 
     /// What the VM over several hosts is made by.
