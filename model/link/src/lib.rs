@@ -451,12 +451,13 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         } = self.settings;
         if let Some(session) = &mut self.session {
             let wait = session.round_trip.timeout_ns(floor_ns, delay_ns);
-            let at = if self.outgoing.iter().any(Outgoing::is_busy) {
+            session.timeout_at = if self.outgoing.iter().any(Outgoing::is_busy) {
                 now_ns.saturating_add(wait)
             } else {
+                // Nobody waits for an answer any more. If it is lost, the next one says nothing of the round trip.
+                session.timed = (NEVER, 0);
                 NEVER
             };
-            session.timeout_at = at;
         }
     }
 

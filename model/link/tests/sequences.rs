@@ -122,6 +122,35 @@ fn a_late_report_takes_no_credit_back() {
     assert_eq!(came.count(), 10);
 }
 
+/// A frame went twice, and the answer to the second copy is lost: what the peer says a second later is no answer to it. The
+/// timeout was a second from there on, in which a member that loses one frame more is dead (life 40073729 of a cluster).
+#[test]
+fn what_comes_long_after_a_lost_answer_times_no_round_trip() {
+    let (mut a, mut b, now) = joined::<8, Toy>(FRAME_STANDARD);
+    a.0.send(Lane::Urgent, [&[1], &[]]).unwrap();
+    let frames = tick(&mut a, now);
+    take(&mut b, now, frames);
+    let at = b.0.deadline();
+    let late = tick(&mut b, at);
+    assert_eq!(late.len(), 1);
+    let now = a.0.deadline();
+    let again = tick(&mut a, now);
+    assert_eq!(again.len(), 1);
+    take(&mut a, now, late);
+    assert_eq!(a.0.deadline(), NEVER);
+    take(&mut b, now, again);
+    let lost = tick(&mut b, now);
+    assert_eq!(lost.len(), 1);
+
+    let now = now + 1_000_000_000;
+    b.0.send(Lane::Urgent, [&[2], &[]]).unwrap();
+    let frames = tick(&mut b, now);
+    take(&mut a, now, frames);
+    a.0.send(Lane::Urgent, [&[3], &[]]).unwrap();
+    tick(&mut a, now);
+    assert!(a.0.deadline() < now + 100_000_000);
+}
+
 /// A gap is told of at once.
 #[test]
 fn a_gap_is_told_at_once() {
