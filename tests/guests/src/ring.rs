@@ -85,13 +85,11 @@ impl Queue {
         }
     }
 
-    #[inline(always)]
     fn slot(slot: u16) -> u64 {
         BUFFERS + u64::from(slot) * SLOT_BYTES
     }
 
     /// Gives the card a slot: `length` bytes from its header on.
-    #[inline(always)]
     fn give(&mut self, slot: u16, length: u32, flags: u16) {
         let entry = TABLE + 16 * u64::from(slot);
         let address = self.memory.base() + Self::slot(slot) + HEADER_AT;
@@ -103,7 +101,6 @@ impl Queue {
         self.given = self.given.wrapping_add(1);
     }
 
-    #[inline(always)]
     fn show(&self) {
         self.memory.write16(AVAILABLE + 2, self.given);
         let wants_no_kick = self.memory.read(USED) & 1 != 0;
@@ -112,7 +109,6 @@ impl Queue {
         }
     }
 
-    #[inline(always)]
     fn used(&self) -> u16 {
         (self.memory.read(USED) >> 16) as u16
     }
@@ -187,9 +183,6 @@ impl Host {
     }
 
     fn send(&mut self, to: u8, kind: u8, [round, first, second]: [u64; 3], bytes: u64) {
-        let slot = self.sends.given % RING;
-        // The card is faster than this host, but for a wire that is busy.
-        while self.sends.given.wrapping_sub(self.sends.used()) >= RING {}
         let [high, low] = self.ethertype;
         let words: Words = [
             u64::from_le_bytes([0x52, 0x54, 0, 0, 0, to, 0x52, 0x54]),
@@ -198,6 +191,15 @@ impl Host {
             first,
             second,
         ];
+        self.put(words, bytes);
+    }
+
+    /// Sends a frame that begins with these words.
+    #[inline(always)]
+    fn put(&mut self, words: Words, bytes: u64) {
+        let slot = self.sends.given % RING;
+        // The card is faster than this host, but for a wire that is busy.
+        while self.sends.given.wrapping_sub(self.sends.used()) >= RING {}
         let place = Queue::slot(slot);
         for (n, word) in (0..).zip(words) {
             self.sends.memory.write(place + FRAME_AT + 8 * n, word);

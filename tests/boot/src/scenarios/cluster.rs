@@ -54,14 +54,14 @@ pub fn scenarios() -> Vec<Scenario> {
 /// Until when two runs of a scenario are compared, what is transferred meanwhile, and what a console says. The hosts of others are asked nothing:
 /// what befalls them is over at 65 s, and they join soon after that.
 fn twice(name: &str) -> Twice {
-    let transfer = |from_s, bytes: u64| Transfer {
-        from_s,
+    let transfer = |bytes: u64| Transfer {
+        from_s: 5,
         pages: (bytes / 4096) as u32,
     };
     let (seconds, transfer) = match name {
-        "cluster/probe" | "cluster/probe-chacha" => (15, Some(transfer(5, PROBED))),
-        "cluster/bulk" | "cluster/bulk-loss" => (20, Some(transfer(5, BULK_MIB << 20))),
-        "cluster/faults" => (8, Some(transfer(5, FAULTS_MIB << 20))),
+        "cluster/probe" | "cluster/probe-chacha" => (15, Some(transfer(PROBED))),
+        "cluster/bulk" | "cluster/bulk-loss" => (20, Some(transfer(BULK_MIB << 20))),
+        "cluster/faults" => (8, Some(transfer(FAULTS_MIB << 20))),
         // VMs of these never rest.
         "cluster/forger" | "cluster/flood" => (2, None),
         "cluster/hello-flood" | "cluster/sealed-flood" | "cluster/forged" | "cluster/registers" => {

@@ -4,7 +4,7 @@ use machine_bare::cpu;
 use machine_bare::machine::Machine;
 use machine_bare::timer;
 
-use super::{FRAME_AT, HEADER_BYTES, Host, Queue, RING, Words};
+use super::{Host, Words};
 
 const VERSION: u8 = 1;
 const HELLO: u8 = 1;
@@ -39,8 +39,7 @@ pub fn run(machine: &Machine, host: &mut Host, kind: &str) -> ! {
         cpu::spin(busy);
         // Ahead of the member's, so that none is taken for a replayed one.
         counter = counter.max(seen.counter + (1 << 20)) + 1;
-        let words = forged(kind, Seen { counter, ..seen });
-        host.forge(&words, bytes);
+        host.put(forged(kind, Seen { counter, ..seen }), bytes);
     }
 }
 
@@ -57,18 +56,6 @@ fn forged(kind: u8, seen: Seen) -> Words {
 }
 
 impl Host {
-    /// Sends a frame that begins with these words.
-    fn forge(&mut self, words: &Words, bytes: u64) {
-        while self.sends.given.wrapping_sub(self.sends.used()) >= RING {}
-        let slot = self.sends.given % RING;
-        let place = Queue::slot(slot) + FRAME_AT;
-        for (n, word) in (0..).zip(words) {
-            self.sends.memory.write(place + 8 * n, *word);
-        }
-        self.sends.give(slot, (HEADER_BYTES + bytes) as u32, 0);
-        self.sends.show();
-    }
-
     /// Learns from a frame of the member to the victim.
     fn overhear(&mut self, seen: &mut Seen) -> bool {
         let Some((words, ..)) = self.receive() else {
