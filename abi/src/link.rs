@@ -1,15 +1,16 @@
 //! Frames of the link between two hosts of a cluster (`model/link`).
 //!
 //! ```text
-//!          0              22                 34
+//!          0              22                                42
 //!  hello   | Prefix       | Hello: mine, theirs, tag                        |
-//!  sealed  | Prefix       | Sealed: session, counter | body           | tag |
-//!          └─ authenticated ─────────────────────────┴─ and encrypted ┘
+//!  sealed  | Prefix       | Sealed: session, stamp, counter | body           | tag |
+//!          └─ authenticated ────────────────────────────────┴─ and encrypted ┘
 //!  body    | Report | SACK words, urgent then bulk | Piece, bytes | Piece, bytes | ...
 //! ```
 //!
 //! A hello's tag is a MAC under the cluster's key over all bytes before it. A sealed frame's tag is that of the
-//! cipher, with the bytes before the body as associated data.
+//! cipher, with the bytes before the body as associated data. Its stamp is a MAC of the counter, by which a receiver tells
+//! strangers' frames before it keeps or opens them.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Ethertype of all frames: local experimental 1 (IEEE 802).
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// Version of this layout.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bit of [`Prefix::version`]: the sender neither seals frames nor takes sealed ones. Tags of its frames are zeroes.
 pub const OPEN: u8 = 0x80;
 /// Bit of [`Prefix::version`]: the sender has no AES in its CPUs.
@@ -90,6 +91,8 @@ pub struct Sealed {
     pub prefix: Prefix,
     /// Number that tells sessions of the same two hosts apart; not secret.
     pub session: U32,
+    /// SipHash-2-4 of `counter` (little-endian) under a key of the session and its sender; zero if frames are open.
+    pub stamp: U64,
     /// Number of the frame among those that its sender sealed in this session, from 1.
     pub counter: U64,
 }
@@ -98,8 +101,8 @@ pub struct Sealed {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LaneReport {
-    /// All pieces before this one have come.
-    pub next: U64,
+    /// All pieces before this one have come: the lower half of its number.
+    pub next: U32,
     /// Pieces that may be sent, from `next` on.
     pub credit: U16,
     /// SACK words: bit `n` of word `w` says that piece `next + 1 + 64 w + n` has come.
@@ -160,7 +163,7 @@ pub const fn piece_bytes(lane: usize, frame_bytes: usize) -> usize {
 }
 
 const _: () = assert!(size_of::<Prefix>() == 22 && size_of::<Hello>() == 70);
-const _: () = assert!(size_of::<Sealed>() == 34 && size_of::<Report>() == 32);
+const _: () = assert!(size_of::<Sealed>() == 42 && size_of::<Report>() == 24);
 const _: () = assert!(size_of::<Piece>() == 12);
 const _: () = assert!(piece_bytes(1, FRAME_STANDARD) * PARTS_MAX >= BULK_MAX);
 const _: () = assert!(piece_bytes(1, FRAME_JUMBO) == BULK_MAX);

@@ -31,7 +31,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
 use messages::{Call, Calls, States};
 use model_addr::FRAME_SIZE;
-use model_cluster::{Cluster, News, Owner, Peer, Probes, Token};
+use model_cluster::{Cluster, News, Owner, Peer, Probes};
 use model_control::Refusal;
 use model_id_registers::{HostIdRegisters, registers};
 use model_link::{Lane, Nonce, Refused, Suite, WINDOW};
@@ -381,10 +381,10 @@ impl State {
 
     /// Keeps a frame for the next pass if there is room; `false` if too many like it were of no use.
     fn keep(&mut self, frame: &[u8]) -> bool {
-        let token = self.cluster.admit(now_ns(), frame);
-        let is_kept = token.is_some_and(|token| self.inbox.push([frame, &[token as u8]]));
+        let is_worth = self.cluster.admit(now_ns(), frame);
+        let is_kept = is_worth && self.inbox.push([frame, &[]]);
         self.cluster.unheard += u64::from(!is_kept);
-        token.is_some()
+        is_worth
     }
 
     /// Does a piece of work; gives the time until which there is none.
@@ -402,8 +402,7 @@ impl State {
         };
         let is_done = if card.span.as_mut().is_some_and(|span| span.work(now_ns)) {
             true
-        } else if let Some((token, frame)) = self.inbox.first().and_then(|it| it.split_last_mut()) {
-            let frame = (frame, Token::of(*token));
+        } else if let Some(frame) = self.inbox.first() {
             self.cluster.frame(now_ns, frame, &mut card);
             self.inbox.pop();
             true

@@ -12,7 +12,7 @@ use core::{
 };
 use model_addr::FRAME_SIZE;
 use model_addr::Mfn;
-use model_cluster::{NAMED_MAX, STRANGE_MAX};
+use model_cluster::STRANGE_MAX;
 use model_coherence::Page;
 use model_frame_table::{MAX_ORDER, Purpose};
 use model_link::{Lane, Link, Nonce, Secret, Settings, Suite, WINDOW};
@@ -25,8 +25,8 @@ const INBOX_ORDER: u8 = 9;
 const STRIDE: usize = 2048;
 /// Frames that may wait.
 const WAITING_MAX: usize = ((FRAME_SIZE as usize) << INBOX_ORDER) / STRIDE - 1;
-// What has a token has room, but for the tokens that come back with time.
-const _: () = assert!(WAITING_MAX as u64 == NAMED_MAX + STRANGE_MAX);
+// Strangers take an eighth at most, but for what their budget earns while frames wait.
+const _: () = assert!(WAITING_MAX as u64 >= 7 * STRANGE_MAX);
 /// Bytes between two messages about a VM that spans hosts: sender and the longest message.
 const MESSAGE_STRIDE: usize = BULK_MAX + 32;
 /// Those that may wait.
@@ -46,7 +46,7 @@ const ACK_DELAY_NS: u64 = 500_000;
 /// The first pause between hellos to a host that does not answer; it doubles to 64 times this.
 const HELLO_NS: u64 = 20_000_000;
 
-/// Frames that wait for the next pass, each before its token.
+/// Frames that wait for the next pass.
 pub type Inbox = Waiting<&'static mut [u8], STRIDE, WAITING_MAX>;
 /// Messages that wait for it, each behind the number of its sender.
 pub type Messages = Waiting<Box<[u8]>, MESSAGE_STRIDE, MESSAGES_MAX>;

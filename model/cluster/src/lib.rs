@@ -15,10 +15,9 @@
 //! **Leaving.** A host that loses its membership restarts all its links, so that no message of that membership comes any more.
 //! Whoever shares something ends it at [`Change::Lost`].
 //!
-//! **Strangers.** A frame that comes costs a token of a budget until it has opened: of [`STRANGE_MAX`], and one more each
-//! [`STRANGE_EVERY_NS`]. Frames that name a session which is up have a budget of their own ([`NAMED_MAX`]): who knows none
-//! cannot keep those of members from being heard, nor take the room in which they wait. The owner drops frames unread which
-//! find no token ([`Cluster::admit`]).
+//! **Strangers.** A frame that comes without a peer's stamp costs a token of a budget: of [`STRANGE_MAX`], and one more each
+//! [`STRANGE_EVERY_NS`]. The owner drops frames unread which find none ([`Cluster::admit`]), so strangers, also those that
+//! replay frames or forge bodies, cannot keep members' frames from being heard, nor take the room in which they wait.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -35,12 +34,9 @@ use model_link::{Budget, Cipher, Down, Lane, Link, NEVER, Nonce, Refused};
 use model_membership::{Event, Membership, Settings, Standing, Unfit};
 use zerocopy::FromBytes;
 
-/// Budget of frames that name no session: strangers' ones, hellos.
+/// Budget of frames without a stamp of a session: strangers' ones, hellos, frames that the network repeats.
 pub const STRANGE_MAX: u64 = 128;
-/// The same of frames that name a session which is up, also of those that the network repeats: more than wait at once, as a
-/// member's take one each until they have opened.
-pub const NAMED_MAX: u64 = 895;
-/// Nanoseconds that add one to either budget.
+/// Nanoseconds that add one to it.
 pub const STRANGE_EVERY_NS: u64 = 50_000;
 /// The most frames that a piece of work sends.
 pub const FRAMES_AT_ONCE: u32 = 8;
@@ -53,26 +49,6 @@ pub const TICK_NS: u64 = 100_000;
 const KEPT_FOR_BEATS: usize = 2;
 /// After so many pieces of links the membership has its turn, if something is due: they offer all messages that a window brings.
 const PIECES_MOST: u32 = 64;
-
-/// What a frame that has come was charged to, until it has opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Token {
-    /// The budget of frames that name no session which is up.
-    Stranger = 0,
-    /// The budget of those that do.
-    Named = 1,
-}
-
-impl Token {
-    /// Returns the token of that number.
-    pub const fn of(number: u8) -> Self {
-        if number == 0 {
-            Self::Stranger
-        } else {
-            Self::Named
-        }
-    }
-}
 
 /// What a host's owner is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,9 +103,8 @@ pub struct Cluster<'a, C, B, const SLOTS: usize> {
     peers: &'a mut [Peer<C, B, SLOTS>],
     /// The peer whose link is looked at first.
     next: usize,
-    /// Of frames that name no session.
+    /// Of frames without a stamp.
     strangers: Budget<STRANGE_MAX, STRANGE_EVERY_NS>,
-    named: Budget<NAMED_MAX, STRANGE_EVERY_NS>,
     /// When the membership may tick again, and when the card may have room.
     tick_at: u64,
     room_at: u64,
@@ -158,7 +133,6 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
             peers,
             next: 0,
             strangers: Budget::default(),
-            named: Budget::default(),
             tick_at: 0,
             room_at: 0,
             has_news: false,
@@ -184,29 +158,14 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         self.peers
     }
 
-    /// Takes a token for a frame that has come; `None` if too many like it opened nothing of late, so that it is not worth
-    /// a look. [`Self::frame`] gives the token back if the frame opens.
-    pub fn admit(&mut self, now_ns: u64, frame: &[u8]) -> Option<Token> {
-        let (token, is_left) = if self.is_named(frame) {
-            (Token::Named, self.named.take(now_ns))
-        } else {
-            (Token::Stranger, self.strangers.take(now_ns))
-        };
-        is_left.then_some(token)
-    }
-
-    /// Returns whether a frame names a session that is up.
-    fn is_named(&self, frame: &[u8]) -> bool {
-        self.peers.iter().any(|peer| peer.link.is_named_by(frame))
+    /// Returns whether a frame that has come is worth a look: it bears a peer's stamp, or else there is a token for it.
+    pub fn admit(&mut self, now_ns: u64, frame: &[u8]) -> bool {
+        let mut peers = self.peers.iter();
+        peers.any(|peer| peer.link.is_stamped(frame)) || self.strangers.take(now_ns)
     }
 
     /// Takes a frame, which is decrypted in place, or drops it.
-    pub fn frame(
-        &mut self,
-        now_ns: u64,
-        (frame, token): (&mut [u8], Token),
-        owner: &mut impl Owner,
-    ) {
+    pub fn frame(&mut self, now_ns: u64, frame: &mut [u8], owner: &mut impl Owner) {
         let from = Prefix::ref_from_prefix(frame).ok();
         let from = from.map(|(prefix, _)| prefix.from);
         let mut peers = self.peers.iter_mut();
@@ -220,10 +179,6 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         let [_, is_kept, _] = End::step(peer, &mut self.membership, owner, (now_ns, event));
         self.kept |= u16::from(is_kept) << peer.host;
         if peer.link.counters.opened != before {
-            match token {
-                Token::Named => self.named.give(1),
-                Token::Stranger => self.strangers.give(1),
-            }
             peer.bytes[1] += bytes;
             peer.probes.waits = false;
             self.has_news = true;

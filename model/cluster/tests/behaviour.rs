@@ -1,18 +1,15 @@
-//! Hosts that join, do not fit, do not know the key, die and come back; strangers that flood them.
+//! Hosts that join, do not fit, do not know the key, die and come back.
 
 #![allow(clippy::unwrap_used)]
 
 mod world;
 
 use abi::cluster::PROTOCOL;
-use abi::link::{BULK_MAX, ETHERTYPE, HELLO, Prefix, SEALED, Sealed, URGENT_MAX, VERSION};
-use model_cluster::{
-    Change, MESSAGES_AT_ONCE, NAMED_MAX, News, STRANGE_EVERY_NS, STRANGE_MAX, Token,
-};
+use abi::link::{BULK_MAX, URGENT_MAX};
+use model_cluster::{Change, MESSAGES_AT_ONCE, News};
 use model_link::Refused;
 use model_membership::Unfit;
 use world::{Host, MS, Plan, World};
-use zerocopy::IntoBytes;
 
 #[test]
 fn hosts_join() {
@@ -128,70 +125,6 @@ fn a_dead_host_is_declared_and_comes_back_as_a_new_one() {
     world.hosts[2] = again.make(2);
     world.run(3_000 * MS);
     assert!(world.is_in(0, 2) && world.is_in(1, 2) && world.is_in(2, 0));
-}
-
-#[test]
-fn a_flood_makes_a_host_deaf_for_a_while() {
-    let mut world = World::of(2);
-    world.run(500 * MS);
-    let prefix = Prefix {
-        macs: [[0; 6], [1; 6]],
-        ethertype: ETHERTYPE,
-        version: VERSION,
-        kind: HELLO,
-        from: 1,
-        to: 0,
-        epoch: 7.into(),
-    };
-    let now = world.now;
-    let Host { node, said, .. } = &mut world.hosts[0];
-    // As the peer's frames begin, and replayed ones.
-    let named = Sealed {
-        prefix: Prefix {
-            kind: SEALED,
-            ..prefix
-        },
-        session: node.peers()[0].link.session().unwrap().into(),
-        counter: 1.into(),
-    };
-    let [hello, stranger] = [1, 9].map(|from| Prefix { from, ..prefix });
-    let elsewhere = Sealed {
-        session: (named.session.get() ^ 1).into(),
-        ..named
-    };
-    let frames = [
-        hello.as_bytes(),
-        stranger.as_bytes(),
-        elsewhere.as_bytes(),
-        named.as_bytes(),
-    ];
-    let mut now = now;
-    for (n, bytes) in frames.into_iter().enumerate() {
-        let mut frame = bytes.to_vec();
-        frame.resize(80, 0);
-        let (most, token) = match n {
-            3 => (NAMED_MAX, Token::Named),
-            _ => (STRANGE_MAX, Token::Stranger),
-        };
-        // Those that wait count, also before they are looked at, and nothing comes of any.
-        for _ in 0..most {
-            assert_eq!(node.admit(now, &frame), Some(token));
-        }
-        assert_eq!(node.admit(now, &frame), None);
-        for _ in 0..most {
-            node.frame(now, (&mut frame, token), said);
-        }
-        // The peer is heard whatever strangers send.
-        let heard = frames.map(|bytes| node.admit(now, bytes).is_some());
-        assert_eq!(heard, [n == 3, n == 3, n == 3, n != 3]);
-        now += STRANGE_EVERY_NS;
-        let [first, second] = [0, 1].map(|_| node.admit(now, &frame));
-        assert_eq!((first, second), (Some(token), None));
-        now += most * STRANGE_EVERY_NS;
-    }
-    assert!(world.is_in(0, 1));
-    world.run(500 * MS);
-    assert!(world.is_in(0, 1) && world.is_in(1, 0));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 mod world;
 use abi::cluster::{PROPOSE, Propose};
-use model_cluster::{Change, News, Owner, TICK_NS, Token};
+use model_cluster::{Change, News, Owner, TICK_NS};
 use model_link::{Actions, Down, Event, Lane, Nonce};
 use model_membership::Standing;
 use world::{MS, Said, World, link};
@@ -83,8 +83,7 @@ fn hears(protocol: u8, messages: &[(Lane, &[u8])]) -> World {
         link.step(now, Event::Tick, &mut owner).unwrap();
         let host = &mut world.hosts[0];
         for mut frame in owner.0.frames.drain(..) {
-            let frame = (&mut frame[..], Token::Stranger);
-            host.node.frame(now, frame, &mut host.said);
+            host.node.frame(now, &mut frame, &mut host.said);
         }
         while host.node.work(now, &mut host.said) {}
         for mut frame in host.said.frames.drain(..) {

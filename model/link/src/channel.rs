@@ -1,7 +1,7 @@
 //! Sealing and opening of a session's frames, each once.
 
 use crate::cipher::{Cipher, Iv, Suite};
-use crate::keys::Secret;
+use crate::keys::{Secret, Stamps};
 use abi::link::{BODY_AT, SLOTS_MAX, TAG_BYTES};
 
 /// Counters that the window has bits for.
@@ -19,13 +19,15 @@ pub(crate) struct Channel<C> {
     suite: Suite,
     /// This host, and the peer.
     hosts: [u8; 2],
+    /// Those of this host, and of the peer.
+    stamps: Option<[Stamps; 2]>,
     sealing: Option<C>,
     /// Counter of the last frame that was sealed.
     pub(crate) sealed: u64,
     /// Keys of the peer's generation and the next; generation `n` stands at `n % 2`.
     opening: [Option<C>; 2],
     generation: u64,
-    /// Highest counter that has come.
+    /// Highest counter that has come, under a stamp.
     pub(crate) seen: u64,
     /// Bit `n % WINDOW_BITS` says that counter `n` has come, of the last [`BEHIND_MAX`].
     window: [u64; WINDOW_BITS as usize / 64],
@@ -43,6 +45,7 @@ impl<C: Cipher> Channel<C> {
             generation: 0,
             seen: 0,
             window: first,
+            stamps: secret.as_ref().map(|it| hosts.map(|from| it.stamps(from))),
             secret,
             suite,
             hosts,
@@ -65,6 +68,18 @@ impl<C: Cipher> Channel<C> {
         self.sealed
     }
 
+    /// Returns the stamp of this host's frame with that counter.
+    pub(crate) fn stamp(&self, counter: u64) -> u64 {
+        let stamps = self.stamps.as_ref();
+        stamps.map_or(0, |[own, _]| own.of(counter))
+    }
+
+    /// Returns whether that is the stamp of the peer's frame with that counter.
+    pub(crate) fn is_stamped(&self, counter: u64, stamp: u64) -> bool {
+        let stamps = self.stamps.as_ref();
+        stamps.is_none_or(|[_, peers]| peers.of(counter) == stamp)
+    }
+
     /// Seals a frame under the counter that was taken last; the tag goes to its last bytes.
     pub(crate) fn seal(&self, frame: &mut [u8]) {
         let (head, rest) = frame.split_at_mut(BODY_AT);
@@ -83,16 +98,17 @@ impl<C: Cipher> Channel<C> {
         generations < 2 && is_new
     }
 
-    /// Opens a frame that may be opened; returns its body, or `None` if its sender does not have the key.
+    /// Opens a frame that may be opened and bears the peer's stamp; returns its body, or `None` if its sender does not have the
+    /// key. No other frame with that counter may be opened then, so that nobody has more opened than the peer has sealed.
     pub(crate) fn open<'f>(&mut self, counter: u64, frame: &'f mut [u8]) -> Option<&'f [u8]> {
         let (head, rest) = frame.split_at_mut_checked(BODY_AT)?;
         let (body, tag) = rest.split_last_chunk_mut::<TAG_BYTES>()?;
+        self.mark(counter);
         let generation = counter >> C::FRAMES_PER_KEY_LOG2;
         let opening = self.opening[(generation % 2) as usize].as_ref();
         if opening.is_some_and(|it| !it.open(&nonce(counter), head, body, tag)) {
             return None;
         }
-        self.mark(counter);
         if generation > self.generation {
             let next = self.cipher(self.hosts[1], generation + 1);
             self.opening[(self.generation % 2) as usize] = next;

@@ -47,15 +47,13 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         if !session.channel.may_open(counter) {
             return Err(Dropped::Replayed);
         }
-        if !self.forgeries.take(now_ns) {
-            return Err(Dropped::Unopened);
+        if !session.channel.is_stamped(counter, head.stamp.get()) {
+            return Err(Dropped::Forged);
         }
         let body = session
             .channel
             .open(counter, frame)
             .ok_or(Dropped::Forged)?;
-        // Puts back the one taken above, and earns one more.
-        self.forgeries.give(2);
         self.counters.opened += 1;
         if !replace(&mut session.is_up, true) {
             self.counters.sessions += 1;
@@ -83,7 +81,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         }
         let mut news = false;
         for lane in 0..LANES {
-            let report = &report.lanes[lane];
+            let report = report.lanes[lane];
             let (words, behind) =
                 <[U64]>::ref_from_prefix_with_elems(rest, report.words.into()).ok()?;
             news |= self.outgoing[lane].report(report, words, seen)?;
@@ -126,6 +124,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         let head = Sealed {
             prefix,
             session: session.number().into(),
+            stamp: session.channel.stamp(counter).into(),
             counter: counter.into(),
         };
         let asks = replace(&mut session.asks, false);

@@ -59,7 +59,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Incoming<B, SLOTS> {
             words += 1;
         }
         LaneReport {
-            next: self.next.into(),
+            next: (self.next as u32).into(),
             credit: ((self.taken + SLOTS as u64 - self.next) as u16).into(),
             words,
         }

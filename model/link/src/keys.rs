@@ -5,6 +5,7 @@ use abi::link::{HELLO_BYTES, NONCE_BYTES, TAG_BYTES};
 use blake2::Blake2sMac256;
 use blake2::digest::{KeyInit, Mac};
 use core::fmt;
+use siphasher::sip::SipHasher24;
 
 /// Random number that its host has never used before.
 pub type Nonce = [u8; NONCE_BYTES];
@@ -48,6 +49,12 @@ impl Secret {
         Self(mac.finalize().into_bytes().into())
     }
 
+    /// Derives the key of a host's stamps.
+    pub(crate) fn stamps(&self, from: u8) -> Stamps {
+        let whole = self.mac(5, &[&[from]]).finalize().into_bytes();
+        Stamps(core::array::from_fn(|n| whole[n]))
+    }
+
     /// Derives the key of a host's frames in a generation, for a cipher.
     pub(crate) fn key(&self, suite: Suite, from: u8, generation: u64) -> [u8; KEY_BYTES] {
         let label = match suite {
@@ -56,5 +63,22 @@ impl Secret {
         };
         let mac = self.mac(label, &[&[from], &generation.to_le_bytes()]);
         mac.finalize().into_bytes().into()
+    }
+}
+
+/// Key of a host's stamps in a session.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Stamps([u8; 16]);
+
+impl fmt::Debug for Stamps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stamps")
+    }
+}
+
+impl Stamps {
+    /// Returns the stamp of a counter: a proof that the host has sealed a frame with it.
+    pub(crate) fn of(&self, counter: u64) -> u64 {
+        SipHasher24::new_with_key(&self.0).hash(&counter.to_le_bytes())
     }
 }

@@ -25,8 +25,8 @@
 //! the session up only for a hello that answers the challenge. Each nonce serves one session, so no two sessions have a
 //! key in common, not even across restarts.
 //!
-//! **Strangers.** Foreign, old and replayed frames are dropped by their first 34 bytes, and counted ([`Counters`]).
-//! Failed MACs and tags cost work only within a budget: [`FORGERIES_MAX`], [`HELLOS_MAX`].
+//! **Strangers.** Foreign, old and replayed frames are dropped by their first 42 bytes, and counted ([`Counters`]).
+//! A failed MAC of a hello costs work within a budget ([`HELLOS_MAX`]), a failed tag once for each frame of the peer.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -55,11 +55,6 @@ use outgoing::Outgoing;
 use timing::RoundTrip;
 use zerocopy::FromBytes;
 
-/// Budget of frames that fail to open. A frame that opens adds one, and so does each [`FORGERY_EVERY_NS`]: beyond that
-/// rate, at most half of all openings are for strangers. Sealed frames are dropped unopened while the budget is used up.
-pub const FORGERIES_MAX: u64 = 64;
-/// Nanoseconds that add one to the budget of failures.
-pub const FORGERY_EVERY_NS: u64 = 100_000;
 /// Budget of hellos whose MAC is computed. A hello that begins a session is not charged.
 pub const HELLOS_MAX: u64 = 16;
 /// Nanoseconds that add one to the budget of hellos.
@@ -114,9 +109,9 @@ pub enum Dropped {
     Session,
     /// Replayed, or too far behind the latest frame to tell.
     Replayed,
-    /// Wrong MAC or tag.
+    /// Wrong MAC, stamp or tag.
     Forged,
-    /// The budget for forgeries or hellos was used up.
+    /// The budget for hellos was used up.
     Unopened,
     /// Authentic hello or challenge that proved nothing; the peer may be answered.
     Unproved,
@@ -264,7 +259,6 @@ pub struct Link<C, B, const SLOTS: usize> {
     hello_at: u64,
     hellos_sent: u32,
     hellos: Budget<HELLOS_MAX, HELLO_EVERY_NS>,
-    forgeries: Budget<FORGERIES_MAX, FORGERY_EVERY_NS>,
     /// Counts; the owner may clear them.
     pub counters: Counters,
 }
@@ -308,7 +302,6 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
             hello_at: 0,
             hellos_sent: 0,
             hellos: Budget::default(),
-            forgeries: Budget::default(),
             counters: Counters::default(),
         })
     }
@@ -361,12 +354,17 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         session.map(Session::number)
     }
 
-    /// Returns whether a frame says that it is of the session that is up, as the peer's do, and replayed ones.
-    pub fn is_named_by(&self, frame: &[u8]) -> bool {
+    /// Returns whether a frame bears the peer's stamp, and none with its counter was opened before: the peer's own, or a copy
+    /// of it.
+    pub fn is_stamped(&self, frame: &[u8]) -> bool {
         let head = Sealed::ref_from_prefix(frame).ok();
-        head.is_some_and(|(head, _)| {
+        let session = self.session.as_ref();
+        head.zip(session).is_some_and(|((head, _), session)| {
+            let counter = head.counter.get();
             (head.prefix.kind, head.prefix.from) == (SEALED, self.settings.peer)
-                && self.session() == Some(head.session.get())
+                && session.number() == head.session.get()
+                && session.channel.may_open(counter)
+                && session.channel.is_stamped(counter, head.stamp.get())
         })
     }
 

@@ -39,6 +39,12 @@ pub(crate) struct Outgoing<B, const SLOTS: usize> {
     lost: u32,
 }
 
+/// Returns the last number up to `most` with that lower half, if there is one.
+fn whole(most: u64, low: u32) -> Option<u64> {
+    let behind = (most as u32).wrapping_sub(low);
+    most.checked_sub(behind.into())
+}
+
 /// Returns where a piece's bytes are in its lane's buffer.
 pub(crate) const fn place(number: u64, part: u8, slots: usize, piece_bytes: usize) -> usize {
     let slot = (number % slots as u64) as usize;
@@ -157,11 +163,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
 
     /// Applies a report of the peer, whose latest frame was `seen`; returns whether there is news. `None` if the report
     /// acknowledges pieces that were never sent.
-    pub(crate) fn report(&mut self, report: &LaneReport, words: &[U64], seen: u64) -> Option<bool> {
-        let all_before = report.next.get();
-        if all_before > self.next {
-            return None;
-        }
+    pub(crate) fn report(&mut self, report: LaneReport, words: &[U64], seen: u64) -> Option<bool> {
+        let all_before = whole(self.next, report.next.get())?;
         let limit = all_before + u64::from(report.credit.get());
         let mut news = limit > self.limit;
         self.limit = self.limit.max(limit);
@@ -203,5 +206,26 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
             }
         }
         self.lost > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole;
+
+    #[test]
+    fn a_number_is_found_by_its_lower_half() {
+        let all = [0, 5, 6, 0xffff_ffff, 1 << 32, (1 << 32) + 5, (9 << 32) + 4];
+        for (most, number) in all
+            .iter()
+            .flat_map(|most| all.map(|number| (*most, number)))
+        {
+            let found = whole(most, number as u32);
+            let is_near = number <= most && most - number < 1 << 32;
+            assert_eq!(found == Some(number), is_near, "{number} up to {most}");
+            let fits = |it| it <= most && it as u32 == number as u32;
+            assert!(found.is_none_or(fits), "{found:?} up to {most}");
+        }
+        assert_eq!(whole(5, 6), None);
     }
 }

@@ -244,12 +244,11 @@ impl World {
                 let host = &mut self.hosts[to];
                 let clock = host.clock(self.now);
                 let before = host.said.messages.len();
-                let Some(token) = host.node.admit(clock, &frame) else {
+                if !host.node.admit(clock, &frame) {
                     self.unread += 1;
                     continue;
-                };
-                let frame = (&mut frame[..], token);
-                host.node.frame(clock, frame, &mut host.said);
+                }
+                host.node.frame(clock, &mut frame, &mut host.said);
                 host.note_view();
                 let brought = host.said.messages.len() - before;
                 self.most_at_once = self.most_at_once.max(brought);

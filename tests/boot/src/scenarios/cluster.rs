@@ -64,9 +64,10 @@ fn twice(name: &str) -> Twice {
         "cluster/faults" => (8, Some(transfer(FAULTS_MIB << 20))),
         // VMs of these never rest.
         "cluster/forger" | "cluster/flood" => (2, None),
-        "cluster/hello-flood" | "cluster/sealed-flood" | "cluster/forged" | "cluster/registers" => {
-            (1, None)
-        }
+        "cluster/hello-flood"
+        | "cluster/sealed-flood"
+        | "cluster/copied-flood"
+        | "cluster/registers" => (1, None),
         "cluster/control" => (3, None),
         _ => (75, None),
     };

@@ -3,7 +3,7 @@
 use crate::input::Input;
 use abi::link::{
     BODY_AT, CHALLENGE, ETHERTYPE, FRAME_STANDARD, HELLO, HELLO_BYTES, Hello, NO_AES, NONCE_BYTES,
-    Prefix, SEALED, TAG_BYTES, VERSION,
+    OPEN, Prefix, SEALED, TAG_BYTES, VERSION,
 };
 use blake2::Blake2sMac256;
 use blake2::digest::{KeyInit, Mac};
@@ -15,11 +15,11 @@ use zerocopy::IntoBytes;
 /// The cluster's key.
 const KEY: [u8; 32] = [1; 32];
 
-/// A cipher that takes every tag: the bodies that follow are a peer's who has the key.
+/// A cipher that is not used, as frames are open: they are as those of a peer who has the key.
 #[derive(Clone, Copy)]
-struct Open;
+struct Unused;
 
-impl Cipher for Open {
+impl Cipher for Unused {
     const FRAMES_PER_KEY_LOG2: u32 = 4;
 
     fn new(_: Suite, _: &[u8; KEY_BYTES]) -> Self {
@@ -31,7 +31,7 @@ impl Cipher for Open {
     }
 
     fn open(&self, _: &Iv, _: &[u8], _: &mut [u8], _: &Tag) -> bool {
-        true
+        false
     }
 }
 
@@ -84,7 +84,7 @@ const SLOTS: usize = 8;
 const KIND_AT: usize = core::mem::offset_of!(Prefix, kind);
 
 struct Host {
-    link: Link<Open, Vec<u8>, SLOTS>,
+    link: Link<Unused, Vec<u8>, SLOTS>,
     owner: Owner,
 }
 
@@ -99,7 +99,7 @@ impl Host {
             timeout_floor_ns: 1000,
             delay_ns: 100,
             hello_ns: 1000,
-            is_open: false,
+            is_open: true,
             suite: Suite::Aes,
         };
         let bytes = |lane: Lane| vec![0; lane.buffer_bytes(SLOTS, FRAME_STANDARD)];
@@ -142,7 +142,7 @@ fn hello(said: &Nonce, input: &mut Input<'_>) -> (Vec<u8>, bool, bool) {
         prefix: Prefix {
             macs: [[1; 6], [0; 6]],
             ethertype: ETHERTYPE,
-            version: VERSION | how & NO_AES,
+            version: VERSION | OPEN | how & NO_AES,
             kind: if is_hello { HELLO } else { CHALLENGE },
             from: 0,
             to: 1 + (how >> 2 & 1),
@@ -185,8 +185,9 @@ pub fn link_frame(data: &[u8]) {
         } else if let Some(session) = host.link.session() {
             let mut sealed = vec![1; 6];
             sealed.extend([0; 6]);
-            sealed.extend([0x88, 0xb5, 1, SEALED, 0, 1, 1, 0, 0, 0]);
+            sealed.extend([0x88, 0xb5, VERSION | OPEN, SEALED, 0, 1, 1, 0, 0, 0]);
             sealed.extend(session.to_le_bytes());
+            sealed.extend([0; 8]);
             counter += 1;
             sealed.extend(counter.to_le_bytes());
             assert_eq!(sealed.len(), BODY_AT);

@@ -6,25 +6,26 @@ use machine_bare::timer;
 
 use super::{Host, Words};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HELLO: u8 = 1;
 const SEALED: u8 = 3;
 /// Who is flooded, and in whose name.
 const VICTIM: u8 = 1;
 const MEMBER: u8 = 2;
 
-/// Session of the two, and the counter of the member's latest frame.
+/// What says whose a frame is.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     session: u32,
+    stamp: u64,
     counter: u64,
 }
 
 /// Floods for ever.
-pub fn run(machine: &Machine, host: &mut Host, kind: &str) -> ! {
-    let kind = match kind {
+pub fn run(machine: &Machine, host: &mut Host, what: &str) -> ! {
+    let kind = match what {
         "hellos" => HELLO,
-        "sealed" => SEALED,
+        "sealed" | "copies" => SEALED,
         _ => 0,
     };
     let [bytes, busy, from] =
@@ -33,13 +34,18 @@ pub fn run(machine: &Machine, host: &mut Host, kind: &str) -> ! {
     let mut counter = 0;
     loop {
         while host.overhear(&mut seen) {}
-        if timer::now() < from || (kind == SEALED && seen.session == 0) {
+        if timer::now() < from || (kind == SEALED && seen.counter == 0) {
             continue;
         }
         cpu::spin(busy);
-        // Ahead of the member's, so that none is taken for a replayed one.
+        // Ahead of the member's, so that none is taken for a replayed one; or as its latest frame begins.
         counter = counter.max(seen.counter + (1 << 20)) + 1;
-        host.put(forged(kind, Seen { counter, ..seen }), bytes);
+        let head = if what == "copies" {
+            seen
+        } else {
+            Seen { counter, ..seen }
+        };
+        host.put(forged(kind, head), bytes);
     }
 }
 
@@ -50,8 +56,8 @@ fn forged(kind: u8, seen: Seen) -> Words {
         u64::from_le_bytes([0x52, 0x54, 0, 0, 0, VICTIM, 0x52, 0x54]),
         u64::from_le_bytes([0, 0, 0, 0, 0x88, 0xb5, VERSION, kind]),
         u64::from_le_bytes([MEMBER, VICTIM, 0, 0, 0, 0, a, b]),
-        u64::from_le_bytes([c, d, 0, 0, 0, 0, 0, 0]) | seen.counter << 16,
-        seen.counter >> 48,
+        u64::from_le_bytes([c, d, 0, 0, 0, 0, 0, 0]) | seen.stamp << 16,
+        seen.stamp >> 48 | seen.counter << 16,
     ]
 }
 
@@ -65,8 +71,12 @@ impl Host {
         let [from, to, .., a, b] = words[2].to_le_bytes();
         let [c, d, ..] = words[3].to_le_bytes();
         if (kind, from, to) == (SEALED, MEMBER, VICTIM) {
-            seen.session = u32::from_le_bytes([a, b, c, d]);
-            seen.counter = words[3] >> 16 | words[4] << 48;
+            *seen = Seen {
+                session: u32::from_le_bytes([a, b, c, d]),
+                stamp: words[3] >> 16 | words[4] << 48,
+                // Its last bytes, which are zeroes, are in the next word.
+                counter: words[4] >> 16,
+            };
         }
         true
     }
