@@ -101,9 +101,9 @@ impl<C: Cipher> Channel<C> {
     /// Opens a frame that may be opened and bears the peer's stamp; returns its body, or `None` if its sender does not have the
     /// key. No other frame with that counter may be opened then, so that nobody has more opened than the peer has sealed.
     pub(crate) fn open<'f>(&mut self, counter: u64, frame: &'f mut [u8]) -> Option<&'f [u8]> {
+        self.mark(counter);
         let (head, rest) = frame.split_at_mut_checked(BODY_AT)?;
         let (body, tag) = rest.split_last_chunk_mut::<TAG_BYTES>()?;
-        self.mark(counter);
         let generation = counter >> C::FRAMES_PER_KEY_LOG2;
         let opening = self.opening[(generation % 2) as usize].as_ref();
         if opening.is_some_and(|it| !it.open(&nonce(counter), head, body, tag)) {

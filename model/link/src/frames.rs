@@ -18,6 +18,14 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         frame: &mut [u8],
         actions: &mut impl Actions,
     ) -> Result<(), Dropped> {
+        match self.kind(frame)? {
+            SEALED => self.unseal(now_ns, frame, actions),
+            _ => self.greeted(now_ns, frame, actions),
+        }
+    }
+
+    /// Returns the kind of a frame that says that the peer sends it to this host, in this cluster.
+    pub(crate) fn kind(&self, frame: &[u8]) -> Result<u8, Dropped> {
         let (prefix, _) = Prefix::read_from_prefix(frame).map_err(|_| Dropped::Foreign)?;
         let settings = &self.settings;
         let version = prefix.version & !NO_AES;
@@ -27,8 +35,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
             _ if !is_ours => Err(Dropped::Foreign),
             _ if version != settings.version() & !NO_AES => Err(Dropped::Open),
             _ if prefix.epoch.get() != settings.epoch => Err(Dropped::Epoch),
-            HELLO | CHALLENGE => self.greeted(now_ns, frame, actions),
-            SEALED => self.unseal(now_ns, frame, actions),
+            HELLO | CHALLENGE | SEALED => Ok(prefix.kind),
             _ => Err(Dropped::Foreign),
         }
     }

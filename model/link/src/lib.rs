@@ -355,13 +355,13 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
     }
 
     /// Returns whether a frame bears the peer's stamp, and none with its counter was opened before: the peer's own, or a copy
-    /// of it.
+    /// of it. [`Event::Frame`] uses the counter up, whatever becomes of the frame.
     pub fn is_stamped(&self, frame: &[u8]) -> bool {
         let head = Sealed::ref_from_prefix(frame).ok();
         let session = self.session.as_ref();
         head.zip(session).is_some_and(|((head, _), session)| {
             let counter = head.counter.get();
-            (head.prefix.kind, head.prefix.from) == (SEALED, self.settings.peer)
+            self.kind(frame) == Ok(SEALED)
                 && session.number() == head.session.get()
                 && session.channel.may_open(counter)
                 && session.channel.is_stamped(counter, head.stamp.get())

@@ -286,6 +286,36 @@ fn frames_are_opened_only_with_their_stamp() {
     assert_eq!(OPENED.get(), 2);
 }
 
+/// A stamp lets one frame in, so what has it uses its counter up, however it was changed or cut.
+#[test]
+fn a_stamp_serves_once_however_its_frame_is_changed() {
+    let (mut pair, now) = joined::<ChaCha>(FRAME_STANDARD);
+    send(&mut pair, Lane::Bulk, &[7; 100]);
+    let frame = pair.step(0, now, Event::Tick).remove(0);
+    let changed = (0..8 * BODY_AT).map(|bit| {
+        let mut frame = frame.clone();
+        frame[bit / 8] ^= 1 << (bit % 8);
+        frame
+    });
+    let cut = (0..frame.len()).map(|bytes| frame[..bytes].to_vec());
+    let before = pair.hosts[1].link.clone();
+    let mut let_in = 0;
+    for mut other in changed.chain(cut) {
+        if before.is_stamped(&other) {
+            let_in += 1;
+            pair.step(1, now, Event::Frame(&mut other.clone()));
+            assert!(!pair.hosts[1].link.is_stamped(&other), "{other:?}");
+            assert!(!pair.hosts[1].link.is_stamped(&frame), "{other:?}");
+            pair.hosts[1].link = before.clone();
+        } else {
+            pair.step(1, now, Event::Frame(&mut other));
+            assert!(pair.hosts[1].link.is_stamped(&frame), "{other:?}");
+        }
+    }
+    // Those with another MAC address or no AES, and those that have all bytes before the body.
+    assert_eq!(let_in, 8 * 12 + 1 + frame.len() - BODY_AT);
+}
+
 /// Whatever has a frame's stamp: the frame itself counts as lost if another one overtook it.
 #[test]
 fn forgers_have_one_frame_opened_for_each_of_the_peers() {
