@@ -25,7 +25,7 @@ const INBOX_ORDER: u8 = 9;
 const STRIDE: usize = 2048;
 /// Frames that may wait.
 const WAITING_MAX: usize = ((FRAME_SIZE as usize) << INBOX_ORDER) / STRIDE - 1;
-// Strangers take an eighth at most, but for what their budget earns while frames wait.
+// Strangers take an eighth at most, but for what their budget earns while frames wait, and copies of members' frames.
 const _: () = assert!(WAITING_MAX as u64 >= 7 * STRANGE_MAX);
 /// Bytes between two messages about a VM that spans hosts: sender and the longest message.
 const MESSAGE_STRIDE: usize = BULK_MAX + 32;

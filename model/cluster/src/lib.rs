@@ -16,8 +16,9 @@
 //! Whoever shares something ends it at [`Change::Lost`].
 //!
 //! **Strangers.** A frame that comes without a peer's stamp costs a token of a budget: of [`STRANGE_MAX`], and one more each
-//! [`STRANGE_EVERY_NS`]. The owner drops frames unread which find none ([`Cluster::admit`]), so strangers, also those that
-//! replay frames or forge bodies, cannot keep members' frames from being heard, nor take the room in which they wait.
+//! [`STRANGE_EVERY_NS`]. The owner drops frames unread which find none ([`Cluster::admit`]), so strangers
+//! cannot keep members' frames from being heard, nor take the room in which they wait, but by copies of a member's frame
+//! that come before it is looked at.
 #![no_std]
 #![forbid(unsafe_code)]
 
