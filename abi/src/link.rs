@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!          0              22                                42
-//!  hello   | Prefix       | Hello: mine, theirs, tag                        |
+//!  hello   | Prefix       | Hello: mine, theirs, tag                               |
 //!  sealed  | Prefix       | Sealed: session, stamp, counter | body           | tag |
 //!          └─ authenticated ────────────────────────────────┴─ and encrypted ┘
 //!  body    | Report | SACK words, urgent then bulk | Piece, bytes | Piece, bytes | ...

@@ -161,20 +161,23 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
 
     /// Returns whether a frame that has come is worth a look: it bears a peer's stamp, or else there is a token for it.
     pub fn admit(&mut self, now_ns: u64, frame: &[u8]) -> bool {
-        let mut peers = self.peers.iter();
-        peers.any(|peer| peer.link.is_stamped(frame)) || self.strangers.take(now_ns)
+        let peer = self.sender(frame).map(|at| &self.peers[at]);
+        peer.is_some_and(|peer| peer.link.is_stamped(frame)) || self.strangers.take(now_ns)
+    }
+
+    /// Returns which of the peers a frame says that it is from.
+    fn sender(&self, frame: &[u8]) -> Option<usize> {
+        let (prefix, _) = Prefix::ref_from_prefix(frame).ok()?;
+        self.peers.iter().position(|peer| peer.host == prefix.from)
     }
 
     /// Takes a frame, which is decrypted in place, or drops it.
     pub fn frame(&mut self, now_ns: u64, frame: &mut [u8], owner: &mut impl Owner) {
-        let from = Prefix::ref_from_prefix(frame).ok();
-        let from = from.map(|(prefix, _)| prefix.from);
-        let mut peers = self.peers.iter_mut();
-        let peer = peers.find(|peer| Some(peer.host) == from);
-        let Some(peer) = peer else {
+        let Some(at) = self.sender(frame) else {
             self.unheard += 1;
             return;
         };
+        let peer = &mut self.peers[at];
         let (bytes, before) = (frame.len() as u64, peer.link.counters.opened);
         let event = model_link::Event::Frame(frame);
         let [_, is_kept, _] = End::step(peer, &mut self.membership, owner, (now_ns, event));

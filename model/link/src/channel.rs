@@ -70,8 +70,7 @@ impl<C: Cipher> Channel<C> {
 
     /// Returns the stamp of this host's frame with that counter.
     pub(crate) fn stamp(&self, counter: u64) -> u64 {
-        let stamps = self.stamps.as_ref();
-        stamps.map_or(0, |[own, _]| own.of(counter))
+        self.stamps.as_ref().map_or(0, |[own, _]| own.of(counter))
     }
 
     /// Returns whether that is the stamp of the peer's frame with that counter.

@@ -162,7 +162,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
     }
 
     /// Applies a report of the peer, whose latest frame was `seen`; returns whether there is news. `None` if the report
-    /// acknowledges pieces that were never sent.
+    /// acknowledges pieces that were never sent; after 2^32 pieces it counts as an old one.
     pub(crate) fn report(&mut self, report: LaneReport, words: &[U64], seen: u64) -> Option<bool> {
         let all_before = whole(self.next, report.next.get())?;
         let limit = all_before + u64::from(report.credit.get());

@@ -19,46 +19,22 @@ const WINDOW_NS: u64 = 2_500_000_000;
 /// The least frames a second that are called a flood.
 const RATE_MIN: u64 = 100_000;
 
+/// Each with the reasons for which its frames are dropped.
 pub fn scenarios() -> Vec<Scenario> {
     vec![
-        FOREIGN.scenario("cluster/flood", foreign).slow(),
-        HELLOS.scenario("cluster/hello-flood", hellos).slow(),
-        SEALED.scenario("cluster/sealed-flood", sealed).slow(),
-        COPIED.scenario("cluster/copied-flood", copied).slow(),
+        scenario("cluster/flood", foreign, &["foreign"]),
+        scenario("cluster/hello-flood", hellos, &["forged", "unopened"]),
+        scenario("cluster/sealed-flood", sealed, &["forged"]),
+        scenario("cluster/copied-flood", copied, &["replayed"]),
     ]
 }
 
-/// What is looked at, and must be so.
-#[derive(Clone, Copy)]
-struct Flood {
-    /// Reasons for which frames are dropped.
-    dropped: &'static [&'static str],
-}
-
 /// They cost no look at a key, but a full frame is copied.
-const FOREIGN: Flood = Flood {
-    dropped: &["foreign"],
-};
-
-/// Each of them costs a MAC, within a budget.
-const HELLOS: Flood = Flood {
-    dropped: &["forged", "unopened"],
-};
-
-/// Frames that name the session, with stamps of other frames.
-const SEALED: Flood = Flood {
-    dropped: &["forged"],
-};
-
-/// Full frames that begin as the member's latest one does, which costs the decryption of those that overtake it.
-const COPIED: Flood = Flood {
-    dropped: &["replayed"],
-};
-
 fn foreign(directory: &Path) -> Outcome<Vec<String>> {
     machines(directory, false, "flood=foreign length=1514 busy=800")
 }
 
+/// Each of them costs a MAC, within a budget.
 fn hellos(directory: &Path) -> Outcome<Vec<String>> {
     machines(
         directory,
@@ -67,10 +43,12 @@ fn hellos(directory: &Path) -> Outcome<Vec<String>> {
     )
 }
 
+/// Frames that name the session, with stamps of other frames.
 fn sealed(directory: &Path) -> Outcome<Vec<String>> {
     machines(directory, true, "flood=sealed length=1200 from=20000000")
 }
 
+/// Full frames that begin as the member's latest one does, which costs the decryption of those that overtake it.
 fn copied(directory: &Path) -> Outcome<Vec<String>> {
     machines(directory, true, "flood=copies length=1514 from=20000000")
 }
@@ -134,51 +112,48 @@ impl Seen {
     }
 }
 
-impl Flood {
-    fn scenario(self, name: &str, prepare: Prepare) -> Scenario {
-        let hardware = Hardware::hosts(3, "512M", "class=20us");
-        let other = Vm::bare("hello", "hello", "").flat();
-        let scenario = Scenario::new(name, hardware, vec![other]);
-        scenario
-            .prepare(prepare)
-            .check(move |stage| self.look(stage.machine()?))
-    }
+fn scenario(name: &str, prepare: Prepare, dropped: &'static [&'static str]) -> Scenario {
+    let hardware = Hardware::hosts(3, "512M", "class=20us");
+    let other = Vm::bare("hello", "hello", "").flat();
+    let scenario = Scenario::new(name, hardware, vec![other]);
+    scenario
+        .prepare(prepare)
+        .check(move |stage| look(stage.machine()?, dropped))
+        .slow()
+}
 
-    /// A bounded part of the CPU goes to the flood, and the VM and the membership go on.
-    fn look(&self, machine: &Machine) -> Outcome {
-        let deadline = Instant::now() + 3 * PATIENCE;
-        let await_seen = |is_wanted: &dyn Fn(&Seen) -> bool| loop {
-            let seen = Seen::now(machine)?;
-            if is_wanted(&seen) {
-                return Ok(seen);
-            }
-            if Instant::now() > deadline {
-                return Err(format!("host1 still sees {:?}", seen.member));
-            }
-            sleep(POLL);
-        };
-        let count = |seen: &Seen, why: &str| seen.member.dropped[why];
-        let has_begun = |seen: &Seen| self.dropped.iter().any(|why| count(seen, why) > 0);
-        await_seen(&|seen| seen.is_in() && has_begun(seen))?;
-        // From here on little time passes between two questions, as the flood is slow to simulate.
-        let before = Seen::now(machine)?;
-        let end = before.time_ns + WINDOW_NS;
-        let after = await_seen(&|seen| seen.time_ns >= end)?;
-        let time = after.time_ns - before.time_ns;
-        let percent = 100_u64.saturating_sub(100 * (after.ran_ns - before.ran_ns) / time);
-        let work = 1000 * (after.work_ns - before.work_ns) / time;
-        let rate = (after.frames - before.frames) * 1_000_000_000 / time;
-        let told = format!(
-            "{rate} frames a second took {percent} % of a CPU, {work} in a thousand for the cluster's work; {:?}",
-            after.member
-        );
-        println!("{told}");
-        let goes_on = after.is_in() && after.member.epoch == before.member.epoch;
-        let is_counted = |why: &&str| count(&after, why) > count(&before, why);
-        let is_right = percent <= PERCENT_MAX
-            && rate >= RATE_MIN
-            && goes_on
-            && self.dropped.iter().all(is_counted);
-        is_right.then_some(()).ok_or(told)
-    }
+/// A bounded part of the CPU goes to the flood, and the VM and the membership go on.
+fn look(machine: &Machine, dropped: &[&str]) -> Outcome {
+    let deadline = Instant::now() + 3 * PATIENCE;
+    let await_seen = |is_wanted: &dyn Fn(&Seen) -> bool| loop {
+        let seen = Seen::now(machine)?;
+        if is_wanted(&seen) {
+            return Ok(seen);
+        }
+        if Instant::now() > deadline {
+            return Err(format!("host1 still sees {:?}", seen.member));
+        }
+        sleep(POLL);
+    };
+    let count = |seen: &Seen, why: &str| seen.member.dropped[why];
+    let has_begun = |seen: &Seen| dropped.iter().any(|why| count(seen, why) > 0);
+    await_seen(&|seen| seen.is_in() && has_begun(seen))?;
+    // From here on little time passes between two questions, as the flood is slow to simulate.
+    let before = Seen::now(machine)?;
+    let end = before.time_ns + WINDOW_NS;
+    let after = await_seen(&|seen| seen.time_ns >= end)?;
+    let time = after.time_ns - before.time_ns;
+    let percent = 100_u64.saturating_sub(100 * (after.ran_ns - before.ran_ns) / time);
+    let work = 1000 * (after.work_ns - before.work_ns) / time;
+    let rate = (after.frames - before.frames) * 1_000_000_000 / time;
+    let told = format!(
+        "{rate} frames a second took {percent} % of a CPU, {work} in a thousand for the cluster's work; {:?}",
+        after.member
+    );
+    println!("{told}");
+    let goes_on = after.is_in() && after.member.epoch == before.member.epoch;
+    let is_counted = |why: &&str| count(&after, why) > count(&before, why);
+    let is_right =
+        percent <= PERCENT_MAX && rate >= RATE_MIN && goes_on && dropped.iter().all(is_counted);
+    is_right.then_some(()).ok_or(told)
 }
