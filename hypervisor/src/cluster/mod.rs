@@ -269,11 +269,9 @@ pub fn has(host: u8) -> bool {
 /// There is no session with it.
 pub fn probe(asked: &ProbeRequest) -> Result<(), Refusal> {
     let lane = Lane::ALL[usize::from(asked.has_pages == 1)];
-    let begins = |state: &SpinLock<Box<State>>| {
-        let mut state = state.lock();
-        state.cluster.probe(asked.host, asked.messages, lane)
-    };
-    if !STATE.get().is_some_and(begins) {
+    let state = STATE.get().map(SpinLock::lock);
+    let begins = state.map(|mut it| it.cluster.probe(asked.host, asked.messages, lane));
+    if begins != Some(true) {
         let what = format_args!("there is no session with host {}", asked.host);
         return Err(Refusal::new(code::WRONG_STATE, asked.host.into(), what));
     }
@@ -381,9 +379,9 @@ impl State {
 
     /// Keeps a frame for the next pass if there is room; `false` if too many like it were of no use.
     fn keep(&mut self, frame: &[u8]) -> bool {
-        let is_worth = self.cluster.admit(now_ns(), frame);
-        let is_kept = is_worth && self.inbox.push([frame, &[]]);
-        self.cluster.unheard += u64::from(!is_kept);
+        let [is_kept, is_worth] = self.cluster.admit(now_ns(), frame);
+        let is_lost = is_kept && !self.inbox.push([frame, &[]]);
+        self.cluster.unheard += u64::from(is_lost);
         is_worth
     }
 

@@ -5,8 +5,9 @@ use crate::cluster::{STATE, now_ns};
 use crate::drivers::uplink;
 use abi::cluster::{Description, FEATURES_MAX, HOSTS_MAX};
 use machine_locks::{Once, SpinLock};
+use model_cluster::Peer;
 use model_id_registers::registers;
-use model_link::Lane;
+use model_link::{Dropped, Lane};
 
 static TELLS: Once<fn(&mut Description)> = Once::new();
 
@@ -40,7 +41,7 @@ pub struct Standing {
     pub probed: u16,
     /// Frames that were taken off its card.
     pub taken: u64,
-    /// Those for which there was no token or no room, and those of nobody.
+    /// Those for which there was no token or no room, those of nobody, and those that came before or too late.
     pub unheard: u64,
     /// The life that it has left on purpose, or 0.
     pub retired: u64,
@@ -53,6 +54,8 @@ pub fn standing() -> Option<Standing> {
     let state = STATE.get().and_then(SpinLock::try_lock)?;
     let membership = state.cluster.membership();
     let peers = state.cluster.peers().iter();
+    let dropped = |peer: &Peer<_, _, _>| peer.link.counters.dropped[Dropped::Replayed as usize];
+    let replayed: u64 = peers.clone().map(dropped).sum();
     let is_probed = |probes: &model_cluster::Probes| probes.left == 0 && probes.is_whole;
     let probed = peers.filter(|peer| is_probed(&peer.probes));
     Some(Standing {
@@ -63,7 +66,7 @@ pub fn standing() -> Option<Standing> {
         owes_until_ns: membership.owes_until(),
         probed: probed.fold(0, |all, peer| all | 1 << peer.host),
         taken: uplink::counts()[0],
-        unheard: state.cluster.unheard,
+        unheard: state.cluster.unheard + replayed,
         retired: membership.retired(),
         has_left: membership.has_left(),
     })

@@ -25,7 +25,7 @@ const INBOX_ORDER: u8 = 9;
 const STRIDE: usize = 2048;
 /// Frames that may wait.
 const WAITING_MAX: usize = ((FRAME_SIZE as usize) << INBOX_ORDER) / STRIDE - 1;
-// Strangers take an eighth at most, but for what their budget earns while frames wait, and copies of members' frames.
+// Strangers take an eighth at most, but for what their budget earns while frames wait.
 const _: () = assert!(WAITING_MAX as u64 >= 7 * STRANGE_MAX);
 /// Bytes between two messages about a VM that spans hosts: sender and the longest message.
 const MESSAGE_STRIDE: usize = BULK_MAX + 32;
@@ -184,10 +184,9 @@ impl Drop for Pages {
 
 /// Returns the best cipher that the machine has, or is told to have.
 pub fn suite(record: &ClusterRecord) -> Suite {
-    if record.no_aes == 1 {
-        Suite::ChaCha
-    } else {
-        cipher::best()
+    match record.no_aes {
+        1 => Suite::ChaCha,
+        _ => cipher::best(),
     }
 }
 

@@ -15,10 +15,9 @@
 //! **Leaving.** A host that loses its membership restarts all its links, so that no message of that membership comes any more.
 //! Whoever shares something ends it at [`Change::Lost`].
 //!
-//! **Strangers.** A frame that comes without a peer's stamp costs a token of a budget: of [`STRANGE_MAX`], and one more each
-//! [`STRANGE_EVERY_NS`]. The owner drops frames unread which find none ([`Cluster::admit`]), so strangers
-//! cannot keep members' frames from being heard, nor take the room in which they wait, but by copies of a member's frame
-//! that come before it is looked at.
+//! **Strangers.** A peer's frame is let in by its stamp, once; any other costs a token of a budget: of [`STRANGE_MAX`], and one
+//! more each [`STRANGE_EVERY_NS`]. The owner drops frames unread which find none ([`Cluster::admit`]), so strangers
+//! cannot keep members' frames from being heard, nor take the room in which they wait.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -159,10 +158,14 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         self.peers
     }
 
-    /// Returns whether a frame that has come is worth a look: it bears a peer's stamp, or else there is a token for it.
-    pub fn admit(&mut self, now_ns: u64, frame: &[u8]) -> bool {
-        let peer = self.sender(frame).map(|at| &self.peers[at]);
-        peer.is_some_and(|peer| peer.link.is_stamped(frame)) || self.strangers.take(now_ns)
+    /// Returns whether to keep a frame that has come for [`Self::frame`], and whether others like it are worth a look. A peer's
+    /// own frame is, once; for any other one there has to be a token.
+    pub fn admit(&mut self, now_ns: u64, frame: &[u8]) -> [bool; 2] {
+        let at = self.sender(frame);
+        let of_session = at.and_then(|at| self.peers[at].link.admit(frame));
+        let is_worth = of_session == Some(true) || self.strangers.take(now_ns);
+        self.unheard += u64::from(!is_worth && of_session.is_none());
+        [is_worth && of_session != Some(false), is_worth]
     }
 
     /// Returns which of the peers a frame says that it is from.

@@ -6,11 +6,17 @@ mod world;
 
 use abi::link::{HELLO, Prefix, SEALED, Sealed};
 use model_cluster::{STRANGE_EVERY_NS, STRANGE_MAX, TICK_NS};
-use world::{Host, MS, World};
+use proptest::{collection::vec, prelude::*};
+use world::{Host, MS, Node, World};
 use zerocopy::FromBytes;
 
 /// A frame of somebody who knows no session.
 const STRANGER: [u8; 80] = [0; 80];
+/// What becomes of a frame ([`Cluster::admit`](model_cluster::Cluster::admit)): it is kept, or is not without being too many, or
+/// is one of too many.
+const KEPT: [bool; 2] = [true; 2];
+const REFUSED: [bool; 2] = [false, true];
+const TOO_MANY: [bool; 2] = [false; 2];
 
 /// A world of two members.
 fn members() -> World {
@@ -38,23 +44,24 @@ fn message(world: &mut World) -> Vec<u8> {
     take_and_work(&mut world.hosts[1], now, None).pop().unwrap()
 }
 
-/// Forgeries of a member's frame: each with other bytes before its body, and one that has no room for them.
-fn forgeries(frame: &[u8]) -> Vec<Vec<u8>> {
-    let change = |change: fn(&mut Sealed)| {
+/// Forgeries of a member's frame: each with other bytes before its body, one that has no room for them, and one of no session;
+/// and whether they name the session.
+fn forgeries(frame: &[u8]) -> Vec<(Vec<u8>, bool)> {
+    let change = |change: fn(&mut Sealed), names_session| {
         let mut frame = frame.to_vec();
         change(Sealed::mut_from_prefix(&mut frame).unwrap().0);
-        frame
+        (frame, names_session)
     };
     vec![
-        change(|it| it.prefix.kind = HELLO),
-        change(|it| it.prefix.from = 0),
-        change(|it| it.prefix.from = 9),
-        change(|it| it.session += 1),
-        change(|it| it.stamp += 1),
-        change(|it| it.counter += 1),
-        change(|it| it.counter = u64::MAX.into()),
-        frame[..size_of::<Sealed>() - 1].to_vec(),
-        STRANGER.to_vec(),
+        change(|it| it.prefix.kind = HELLO, false),
+        change(|it| it.prefix.from = 0, false),
+        change(|it| it.prefix.from = 9, false),
+        change(|it| it.session += 1, false),
+        change(|it| it.stamp += 1, true),
+        change(|it| it.counter += 1, true),
+        change(|it| it.counter = u64::MAX.into(), true),
+        (frame[..size_of::<Sealed>() - 1].to_vec(), false),
+        (STRANGER.to_vec(), false),
     ]
 }
 
@@ -63,20 +70,35 @@ fn strangers_have_a_budget_and_members_need_none() {
     let mut world = members();
     let frame = message(&mut world);
     let mut now = world.now;
-    for mut forgery in forgeries(&frame) {
+    for (mut forgery, names_session) in forgeries(&frame) {
+        let next = message(&mut world);
         let Host { node, said, .. } = &mut world.hosts[0];
+        let counted =
+            |node: &Node| node.unheard + node.peers()[0].link.counters.dropped.iter().sum::<u64>();
+        let before = counted(node);
+        let (answer, refused) = if names_session {
+            (REFUSED, STRANGE_MAX + 1)
+        } else {
+            (KEPT, 1)
+        };
         for _ in 0..STRANGE_MAX {
-            assert!(node.admit(now, &forgery));
+            assert_eq!(node.admit(now, &forgery), answer);
         }
-        assert!(!node.admit(now, &forgery));
+        assert_eq!(node.admit(now, &forgery), TOO_MANY);
+        assert_eq!(counted(node) - before, refused);
         // Nothing comes of them, not even a token.
         for _ in 0..STRANGE_MAX {
             node.frame(now, &mut forgery, said);
         }
-        assert!(forgeries(&frame).iter().all(|it| !node.admit(now, it)));
-        assert!((0..10_000).all(|_| node.admit(now, &frame)));
+        assert!(
+            forgeries(&frame)
+                .iter()
+                .all(|it| node.admit(now, &it.0) == TOO_MANY)
+        );
+        assert_eq!([0, 1].map(|_| node.admit(now, &next)), [KEPT, TOO_MANY]);
         now += STRANGE_EVERY_NS;
-        assert_eq!([0, 1].map(|_| node.admit(now, &forgery)), [true, false]);
+        let answers = [0, 1].map(|_| node.admit(now, &STRANGER));
+        assert_eq!(answers, [KEPT, TOO_MANY]);
         now += STRANGE_MAX * STRANGE_EVERY_NS;
     }
     assert!(world.is_in(0, 1));
@@ -84,24 +106,50 @@ fn strangers_have_a_budget_and_members_need_none() {
     assert!(world.is_in(0, 1) && world.is_in(1, 0));
 }
 
-/// As strangers' frames are, once one with its counter has been opened, whatever came of it.
+/// Before anything has been looked at, and after. Copies of it are strangers' frames.
 #[test]
-fn a_frame_that_comes_again_is_a_strangers() {
+fn a_members_frame_is_kept_once() {
     let mut world = members();
-    let [first, second] = [0, 1].map(|_| message(&mut world));
+    let [mut first, second] = [0, 1].map(|_| message(&mut world));
     let mut forged = second.clone();
     *forged.last_mut().unwrap() ^= 1;
     let now = world.now;
     let Host { node, said, .. } = &mut world.hosts[0];
-    while node.admit(now, &STRANGER) {}
-    let opened = node.peers()[0].link.counters.opened;
-    for frame in [forged, first] {
-        assert!(node.admit(now, &frame));
-        node.frame(now, &mut frame.clone(), said);
-        assert!(!node.admit(now, &frame));
+    for frame in [&first, &forged] {
+        assert_eq!([0, 1].map(|_| node.admit(now, frame)), [KEPT, REFUSED]);
     }
-    assert!(!node.admit(now, &second));
+    while node.admit(now, &STRANGER) == KEPT {}
+    let opened = node.peers()[0].link.counters.opened;
+    node.frame(now, &mut forged, said);
+    node.frame(now, &mut first.clone(), said);
+    node.frame(now, &mut first, said);
+    for frame in [first, forged, second] {
+        assert_eq!(node.admit(now, &frame), TOO_MANY);
+    }
     assert_eq!(node.peers()[0].link.counters.opened, opened + 1);
+}
+
+proptest! {
+    /// Whoever hears, changes, repeats and overtakes members' frames, before any is looked at.
+    #[test]
+    fn copies_take_no_more_room_than_members(steps in vec((0..3_u8, 0..9_usize, any::<u16>()), 1..200)) {
+        let mut world = members();
+        let sent = [(); 9].map(|()| message(&mut world));
+        let Host { node, .. } = &mut world.hosts[0];
+        let mut has_come = [false; 9];
+        while node.admit(world.now, &STRANGER) == KEPT {}
+        for (change, n, at) in steps {
+            let mut frame = sent[n].clone();
+            let body = frame.len() - size_of::<Sealed>();
+            match change {
+                0 => frame[size_of::<Sealed>() + usize::from(at) % body] ^= 1,
+                1 => frame.truncate(size_of::<Sealed>() + usize::from(at) % body),
+                _ => {}
+            }
+            let is_first = !std::mem::replace(&mut has_come[n], true);
+            prop_assert_eq!(node.admit(world.now, &frame), [is_first; 2]);
+        }
+    }
 }
 
 /// Those that come before the first one has opened.
@@ -128,10 +176,10 @@ fn frames_of_a_session_that_is_not_up_are_members() {
         }
     }
     let Host { node, said, .. } = &mut world.hosts[0];
-    while node.admit(now, &STRANGER) {}
+    while node.admit(now, &STRANGER) == KEPT {}
     assert!(node.peers()[0].link.session().is_none());
     for mut frame in kept {
-        assert!(node.admit(now, &frame));
+        assert_eq!(node.admit(now, &frame), KEPT);
         node.frame(now, &mut frame, said);
     }
     assert_eq!(node.peers()[0].link.counters.opened, count as u64);

@@ -2,14 +2,8 @@
 
 use crate::cipher::{Cipher, Iv, Suite};
 use crate::keys::{Secret, Stamps};
-use abi::link::{BODY_AT, SLOTS_MAX, TAG_BYTES};
-
-/// Counters that the window has bits for.
-const WINDOW_BITS: u64 = 1024;
-/// A frame so far behind the highest that has come may have come, too. Those of both windows are in flight at once, and
-/// acknowledgements.
-const BEHIND_MAX: u64 = WINDOW_BITS - 64;
-const _: () = assert!(BEHIND_MAX >= 3 * SLOTS_MAX as u64);
+use crate::{Dropped, window::Window};
+use abi::link::{BODY_AT, TAG_BYTES};
 
 /// Seals frames to the peer and opens those from it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,24 +21,21 @@ pub(crate) struct Channel<C> {
     /// Keys of the peer's generation and the next; generation `n` stands at `n % 2`.
     opening: [Option<C>; 2],
     generation: u64,
-    /// Highest counter that has come, under a stamp.
-    pub(crate) seen: u64,
-    /// Bit `n % WINDOW_BITS` says that counter `n` has come, of the last [`BEHIND_MAX`].
-    window: [u64; WINDOW_BITS as usize / 64],
+    /// Counters of the peer's frames that were admitted, and of those that opened.
+    admitted: Window,
+    pub(crate) opened: Window,
 }
 
 impl<C: Cipher> Channel<C> {
     pub(crate) fn new(secret: Option<Secret>, suite: Suite, hosts: [u8; 2]) -> Self {
-        let mut first = [0; _];
-        first[0] = 1;
         let make = |from, generation| cipher(secret.as_ref(), suite, from, generation);
         Self {
             sealing: make(hosts[0], 0),
             sealed: 0,
             opening: [0, 1].map(|generation| make(hosts[1], generation)),
             generation: 0,
-            seen: 0,
-            window: first,
+            admitted: Window::default(),
+            opened: Window::default(),
             stamps: secret.as_ref().map(|it| hosts.map(|from| it.stamps(from))),
             secret,
             suite,
@@ -73,10 +64,17 @@ impl<C: Cipher> Channel<C> {
         self.stamps.as_ref().map_or(0, |[own, _]| own.of(counter))
     }
 
-    /// Returns whether that is the stamp of the peer's frame with that counter.
-    pub(crate) fn is_stamped(&self, counter: u64, stamp: u64) -> bool {
+    /// Admits a frame of the peer: the first that comes with that counter, and with its stamp.
+    pub(crate) fn admit(&mut self, counter: u64, stamp: u64) -> Result<(), Dropped> {
+        if !self.admitted.is_new(counter) {
+            return Err(Dropped::Replayed);
+        }
         let stamps = self.stamps.as_ref();
-        stamps.is_none_or(|[_, peers]| peers.of(counter) == stamp)
+        if stamps.is_some_and(|[_, peers]| peers.of(counter) != stamp) {
+            return Err(Dropped::Forged);
+        }
+        self.admitted.mark(counter);
+        Ok(())
     }
 
     /// Seals a frame under the counter that was taken last; the tag goes to its last bytes.
@@ -88,51 +86,35 @@ impl<C: Cipher> Channel<C> {
         tag.copy_from_slice(&sealed.unwrap_or_default());
     }
 
-    /// Returns whether a frame with that counter may be opened: new, not too old, and under a key that is known.
-    pub(crate) fn may_open(&self, counter: u64) -> bool {
-        let generations = (counter >> C::FRAMES_PER_KEY_LOG2).wrapping_sub(self.generation);
-        let (word, bit) = place(counter);
-        let is_kept = self.seen.saturating_sub(counter) < BEHIND_MAX;
-        let is_new = counter > self.seen || is_kept && self.window[word] >> bit & 1 == 0;
-        generations < 2 && is_new
-    }
-
-    /// Opens a frame that may be opened and bears the peer's stamp; returns its body, or `None` if its sender does not have the
-    /// key. No other frame with that counter may be opened then, so that nobody has more opened than the peer has sealed.
-    pub(crate) fn open<'f>(&mut self, counter: u64, frame: &'f mut [u8]) -> Option<&'f [u8]> {
-        self.mark(counter);
-        let (head, rest) = frame.split_at_mut_checked(BODY_AT)?;
-        let (body, tag) = rest.split_last_chunk_mut::<TAG_BYTES>()?;
+    /// Opens a frame with a counter that is new, not too old, and under a key that is known; returns its body.
+    pub(crate) fn open<'f>(
+        &mut self,
+        counter: u64,
+        frame: &'f mut [u8],
+    ) -> Result<&'f [u8], Dropped> {
         let generation = counter >> C::FRAMES_PER_KEY_LOG2;
+        if generation.wrapping_sub(self.generation) >= 2 || !self.opened.is_new(counter) {
+            return Err(Dropped::Replayed);
+        }
+        let parts = frame.split_at_mut_checked(BODY_AT);
+        let parts = parts.and_then(|(head, rest)| Some((head, rest.split_last_chunk_mut()?)));
+        let (head, (body, tag)) = parts.ok_or(Dropped::Forged)?;
         let opening = self.opening[(generation % 2) as usize].as_ref();
         if opening.is_some_and(|it| !it.open(&nonce(counter), head, body, tag)) {
-            return None;
+            return Err(Dropped::Forged);
         }
+        self.opened.mark(counter);
         if generation > self.generation {
             let next = self.cipher(self.hosts[1], generation + 1);
             self.opening[(self.generation % 2) as usize] = next;
             self.generation = generation;
         }
-        Some(body)
+        Ok(body)
     }
 
     fn cipher(&self, from: u8, generation: u64) -> Option<C> {
         cipher(self.secret.as_ref(), self.suite, from, generation)
     }
-
-    fn mark(&mut self, counter: u64) {
-        for word in (self.seen / 64 + 1..=counter / 64).take(self.window.len()) {
-            self.window[word as usize % self.window.len()] = 0;
-        }
-        self.seen = self.seen.max(counter);
-        let (word, bit) = place(counter);
-        self.window[word] |= 1 << bit;
-    }
-}
-
-/// Word and bit of a counter in the window.
-const fn place(counter: u64) -> (usize, u64) {
-    ((counter % WINDOW_BITS) as usize / 64, counter % 64)
 }
 
 /// Makes the cipher of a host's frames in a generation.
@@ -149,38 +131,4 @@ fn nonce(counter: u64) -> Iv {
     let mut nonce = Iv::default();
     nonce[..8].copy_from_slice(&counter.to_le_bytes());
     nonce
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ChaCha;
-    use alloc::{collections::BTreeSet, vec::Vec};
-    use proptest::prelude::*;
-
-    /// Counters that come, each so far from the highest before.
-    fn counters() -> impl Strategy<Value = Vec<i64>> {
-        let near = prop_oneof![-2..=2_i64, -70..70_i64, -1100..1100_i64];
-        let edge = (-2..=2_i64).prop_map(|off| -(BEHIND_MAX as i64) + off);
-        let far = prop_oneof![Just(WINDOW_BITS as i64), 1000..5000_i64];
-        prop::collection::vec(prop_oneof![4 => near, 2 => edge, 1 => far], 1..300)
-    }
-
-    proptest! {
-        /// A frame is opened once, as long as fewer than so many have overtaken it.
-        #[test]
-        fn frames_are_opened_once(steps in counters()) {
-            let mut channel = Channel::<ChaCha>::new(None, Suite::Aes, [0, 1]);
-            let mut come = BTreeSet::from([0]);
-            for step in steps {
-                let counter = channel.seen.saturating_add_signed(step);
-                let is_kept = channel.seen < counter + BEHIND_MAX;
-                prop_assert_eq!(channel.may_open(counter), is_kept && !come.contains(&counter));
-                if channel.may_open(counter) {
-                    channel.mark(counter);
-                    come.insert(counter);
-                }
-            }
-        }
-    }
 }

@@ -30,10 +30,9 @@ impl Suite {
 
     /// Returns the suite of a session between hosts of which these are the versions of frames.
     pub(crate) const fn of(versions: [u8; 2]) -> Self {
-        if (versions[0] | versions[1]) & NO_AES == 0 {
-            Self::Aes
-        } else {
-            Self::ChaCha
+        match (versions[0] | versions[1]) & NO_AES {
+            0 => Self::Aes,
+            _ => Self::ChaCha,
         }
     }
 }
@@ -74,9 +73,8 @@ impl Cipher for ChaCha {
 
     fn open(&self, nonce: &Iv, head: &[u8], body: &mut [u8], tag: &Tag) -> bool {
         let body = InOutBuf::from(body);
-        let opened = self
-            .0
-            .decrypt_inout_detached(nonce.into(), head, body, tag.into());
+        let (nonce, tag) = (nonce.into(), tag.into());
+        let opened = self.0.decrypt_inout_detached(nonce, head, body, tag);
         opened.is_ok()
     }
 }

@@ -50,17 +50,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         let session = self.session.as_mut();
         let session = session.filter(|session| session.number() == head.session.get());
         let session = session.ok_or(Dropped::Session)?;
-        let counter = head.counter.get();
-        if !session.channel.may_open(counter) {
-            return Err(Dropped::Replayed);
-        }
-        if !session.channel.is_stamped(counter, head.stamp.get()) {
-            return Err(Dropped::Forged);
-        }
-        let body = session
-            .channel
-            .open(counter, frame)
-            .ok_or(Dropped::Forged)?;
+        let body = session.channel.open(head.counter.get(), frame)?;
         self.counters.opened += 1;
         if !replace(&mut session.is_up, true) {
             self.counters.sessions += 1;
@@ -136,7 +126,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         };
         let asks = replace(&mut session.asks, false);
         let mut report = Report {
-            seen: session.channel.seen.into(),
+            seen: session.channel.opened.highest.into(),
             flags: if asks { ASK } else { 0 },
             ..Report::default()
         };

@@ -48,7 +48,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
             }
             // An answer to a nonce that no session has used: the peer is alive and has the key.
             session if mine == self.fresh && (is_hello || session.is_none()) => {
-                self.hellos.give(1);
+                self.hellos.give();
                 let suite = Suite::of([hello.prefix.version, self.settings.version()]);
                 self.begin(now_ns, theirs, suite, actions);
                 self.hello = Some((HELLO, mine, theirs));

@@ -40,6 +40,7 @@ mod join;
 mod keys;
 mod outgoing;
 mod timing;
+mod window;
 
 pub use cipher::{ChaCha, Cipher, Iv, KEY_BYTES, Suite, Tag};
 pub use keys::{Nonce, Secret};
@@ -354,18 +355,18 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         session.map(Session::number)
     }
 
-    /// Returns whether a frame bears the peer's stamp, and none with its counter was opened before: the peer's own, or a copy
-    /// of it. [`Event::Frame`] uses the counter up, whatever becomes of the frame.
-    pub fn is_stamped(&self, frame: &[u8]) -> bool {
-        let head = Sealed::ref_from_prefix(frame).ok();
-        let session = self.session.as_ref();
-        head.zip(session).is_some_and(|((head, _), session)| {
-            let counter = head.counter.get();
-            self.kind(frame) == Ok(SEALED)
-                && session.number() == head.session.get()
-                && session.channel.may_open(counter)
-                && session.channel.is_stamped(counter, head.stamp.get())
-        })
+    /// Returns whether a frame of the session is worth an [`Event::Frame`]: it bears the peer's stamp, and is the first to come
+    /// with its counter. `None` for any other frame, such as a hello.
+    pub fn admit(&mut self, frame: &[u8]) -> Option<bool> {
+        let (head, _) = Sealed::ref_from_prefix(frame).ok()?;
+        let kind = self.kind(frame);
+        let session = self.session.as_mut().filter(|_| kind == Ok(SEALED))?;
+        let channel = (session.number() == head.session.get()).then_some(&mut session.channel)?;
+        let admitted = channel.admit(head.counter.get(), head.stamp.get());
+        if let Err(why) = admitted {
+            self.counters.dropped[why as usize] += 1;
+        }
+        Some(admitted.is_ok())
     }
 
     /// Returns how many pieces can be queued on a lane.
@@ -442,11 +443,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
 
     /// Sets the timeout if pieces are queued or in flight.
     fn wait_for_answer(&mut self, now_ns: u64) {
-        let Settings {
-            timeout_floor_ns: floor_ns,
-            delay_ns,
-            ..
-        } = self.settings;
+        let (floor_ns, delay_ns) = (self.settings.timeout_floor_ns, self.settings.delay_ns);
         if let Some(session) = &mut self.session {
             let wait = session.round_trip.timeout_ns(floor_ns, delay_ns);
             session.timeout_at = if self.outgoing.iter().any(Outgoing::is_busy) {

@@ -50,27 +50,19 @@ impl RoundTrip {
 pub struct Budget<const MOST: u64, const EVERY_NS: u64>(u64);
 
 impl<const MOST: u64, const EVERY_NS: u64> Budget<MOST, EVERY_NS> {
-    fn after_token(self, now_ns: u64) -> u64 {
-        self.0.max(now_ns).saturating_add(EVERY_NS)
-    }
-
-    /// Returns whether a token is left.
-    pub fn is_left(&self, now_ns: u64) -> bool {
-        self.after_token(now_ns) <= now_ns.saturating_add(MOST * EVERY_NS)
-    }
-
     /// Takes a token; `false` if none is left.
     pub fn take(&mut self, now_ns: u64) -> bool {
-        let is_left = self.is_left(now_ns);
+        let after = self.0.max(now_ns).saturating_add(EVERY_NS);
+        let is_left = after <= now_ns.saturating_add(MOST * EVERY_NS);
         if is_left {
-            self.0 = self.after_token(now_ns);
+            self.0 = after;
         }
         is_left
     }
 
-    /// Puts back `n` tokens.
-    pub fn give(&mut self, n: u64) {
-        self.0 = self.0.saturating_sub(n * EVERY_NS);
+    /// Puts a token back.
+    pub fn give(&mut self) {
+        self.0 = self.0.saturating_sub(EVERY_NS);
     }
 }
 

@@ -106,7 +106,9 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
         world.run(until, &mut network, log)?;
     }
     network.calm();
-    world.lose_damaged();
+    world.lose_false();
+    // Those that have arrived are looked at.
+    world.run(world.now + 20 * MS, &mut network, log)?;
     let view = world.view();
     let (is_crowded, unheard) = (seed % CROWDED == 3, world.unheard());
     world.probe_all(if is_crowded { PROBES_AT_ONCE } else { PROBES });

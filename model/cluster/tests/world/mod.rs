@@ -244,8 +244,9 @@ impl World {
                 let host = &mut self.hosts[to];
                 let clock = host.clock(self.now);
                 let before = host.said.messages.len();
-                if !host.node.admit(clock, &frame) {
-                    self.unread += 1;
+                let [is_kept, is_worth] = host.node.admit(clock, &frame);
+                self.unread += u64::from(!is_worth);
+                if !is_kept {
                     continue;
                 }
                 host.node.frame(clock, &mut frame, &mut host.said);

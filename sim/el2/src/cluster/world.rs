@@ -494,13 +494,13 @@ impl World {
         self.hosts[0].standing.map_or(0, |it| it.taken)
     }
 
-    /// Damaged copies that are on their way do not arrive: one may name a host that is not there, and is then counted with the
-    /// frames that had no room.
-    pub fn lose_damaged(&mut self) {
-        self.flying.retain(|_, (_, sent)| !sent.is_damaged);
+    /// Damaged and second copies that are on their way do not arrive, as hosts would count them with the frames that they did not
+    /// hear.
+    pub fn lose_false(&mut self) {
+        self.flying.retain(|_, (_, sent)| !sent.is_false);
     }
 
-    /// Frames that hosts had no token or no room for, in their present starts.
+    /// Frames that hosts had no token or no room for, or that came too late, in their present starts.
     pub fn unheard(&self) -> u64 {
         let standings = self.hosts.iter().filter_map(|host| host.standing);
         standings.map(|it| it.unheard).sum()
@@ -527,7 +527,7 @@ impl World {
         for n in 0..(until - self.now) / every_ns {
             let sent = Sent {
                 frame: network::strange(&mut self.rng, to, &self.hosts[0].heard),
-                is_damaged: true,
+                is_false: true,
             };
             let at = self.now + n * every_ns;
             self.flying.insert((at, u64::MAX), (0, sent));
