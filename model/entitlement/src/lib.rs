@@ -289,6 +289,17 @@ mod tests {
         assert_eq!(stand(never, HOLDING, false).limit, 1000);
     }
 
+    /// A VM can be given more than its guest sees, or all of it: there is nothing beyond then.
+    #[test]
+    fn what_is_promised_covers_what_a_guest_may_have_beyond_its_base() {
+        let beyond = |base| Terms { base, ..TERMS }.beyond();
+        assert_eq!([1499, 1500, 1501].map(beyond), [SLACK + HELP, 0, 0]);
+        let promised = |base| Terms { base, ..TERMS }.promised();
+        let tables = 1500 / 256 + 4;
+        assert_eq!(promised(2000), 2000 + tables);
+        assert_eq!(promised(1000), 1000 + SLACK + HELP + tables);
+    }
+
     #[test]
     fn what_breaks_is_owed() {
         // It grew to 1100 and then wrote all that it shared.

@@ -56,6 +56,13 @@ fn headers() {
         ImageHeader::parse(&image(0, u64::MAX, 0)),
         Err(HeaderError::Absurd(u64::MAX))
     );
+    let parse = |offset, size| ImageHeader::parse(&image(offset, size, 0)).map(drop);
+    let (most, more) = (1 << 40, (1 << 40) + 1);
+    assert_eq!([parse(most, most), parse(0, 0)], [Ok(()); 2]);
+    assert_eq!(
+        [parse(more, 1), parse(0, more)],
+        [Err(HeaderError::Absurd(more)); 2]
+    );
     assert_eq!(ImageHeader::parse(&[0; 64]), Ok(None));
     assert_eq!(ImageHeader::parse(&image(0, 1, 0)[..63]), Ok(None));
 }

@@ -198,6 +198,8 @@ fn boot_modules_that_make_no_sense() {
     );
 }
 
+const REGIONS: &str = "#redistributor-regions";
+
 /// One CPU on `node`, and what every machine has: interrupt controller, timer, firmware.
 fn add_cpu_and_controllers(fdt: &mut FdtWriter, node: u32) {
     let cpus = fdt.begin_node("cpus").unwrap();
@@ -210,6 +212,7 @@ fn add_cpu_and_controllers(fdt: &mut FdtWriter, node: u32) {
     fdt.end_node(cpus).unwrap();
     let gic = fdt.begin_node("intc@8000000").unwrap();
     fdt.property_string("compatible", "arm,gic-v3").unwrap();
+    fdt.property_u32(REGIONS, 1).unwrap();
     fdt.property_array_u64("reg", &[0x800_0000, 0x1_0000, 0x80a_0000, 0x4_0000])
         .unwrap();
     fdt.property_array_u32("interrupts", &[1, 9, 4]).unwrap();
@@ -390,6 +393,29 @@ fn errors_name_node_and_value() {
     let many: Vec<_> = (0..65).map(|i| (u64::from(i) * GIB, GIB, i)).collect();
     let many = read(&made(&many, &[], &[])).unwrap_err();
     assert_eq!(many.problem, Problem::TooMany("NUMA nodes", 64));
+}
+
+/// None at all, and more than are kept or have an address.
+#[test]
+fn wrong_numbers_of_redistributor_regions_are_refused() {
+    let mut tree = made(&[(0, GIB, 0)], &[], &[]);
+    let word = |tree: &[u8], at: usize| u32::from_be_bytes(*tree[at..].first_chunk().unwrap());
+    let mut names = tree.windows(REGIONS.len());
+    let name = names.position(|it| it == REGIONS.as_bytes());
+    let name = name.unwrap() as u32 - word(&tree, 12);
+    // A property is its token, the length of its value, its name and the value.
+    let mut at = (0..tree.len()).step_by(4);
+    let is_it = |at: &usize| [0, 4, 8].map(|n| word(&tree, at + n)) == [3, 4, name];
+    let value = at.find(is_it).unwrap() + 12;
+    let mut with = |regions: u32| {
+        tree[value..][..4].copy_from_slice(&regions.to_be_bytes());
+        read(&tree).map(drop).map_err(|why| why.problem)
+    };
+    assert_eq!(with(1), Ok(()));
+    for wrong in [0, u32::MAX] {
+        assert_eq!(with(wrong), Err(Problem::Value(REGIONS, wrong.into())));
+    }
+    assert_eq!(with(2), Err(Problem::Missing("reg")));
 }
 
 #[test]

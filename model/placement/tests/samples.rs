@@ -111,6 +111,35 @@ fn judged(by: [u8; LOOKS], written: bool) -> Decision {
     decide(sight, Past::default(), NodeSet::NONE, &limits)
 }
 
+/// A page that was touched by one node, as often as makes it hot and no more.
+#[test]
+fn half_of_the_touches_make_a_page_hot_for_any_trigger() {
+    for trigger in [1, 2, 127, 128, u32::MAX / 2] {
+        let mut samples: Samples<()> = Samples::new(trigger);
+        for node in [2, 2, 1, 0] {
+            samples.touched((Mfn(1), ()), NodeId(0), NodeId(node), false);
+        }
+        let mut misses = [0; NODES];
+        samples.take(Mfn(1), &mut misses);
+        assert!(misses[2] >= trigger, "{misses:?}");
+        assert!(misses[1] < trigger || trigger == 1, "{misses:?}");
+    }
+}
+
+/// A page that moved for another reason is taken before enough is known of it.
+#[test]
+fn a_page_is_taken_with_the_touches_that_it_has() {
+    let mut samples: Samples<()> = Samples::new(128);
+    for (node, writes) in [(2, true), (3, false)] {
+        samples.touched((Mfn(1), ()), NodeId(0), NodeId(node), writes);
+    }
+    assert_eq!((samples.hot(), samples.next_hot()), (0, None));
+    let mut misses = [9; NODES];
+    assert!(samples.take(Mfn(1), &mut misses));
+    assert_eq!(misses, [0, 0, 64, 64]);
+    assert_eq!(samples.turn().count(), 0);
+}
+
 #[test]
 fn a_page_goes_to_the_only_node_that_touches_it() {
     for written in [false, true] {

@@ -189,3 +189,19 @@ pub fn homes(
         .cycle()
         .flat_map(move |(node, cpus)| repeat_n(node, cpus.min(most.max(1)).into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_runtime_keeps_its_distance_within_bounds() {
+        let (from, to) = (10 * MAX_LAG, 70 * MAX_LAG);
+        assert_eq!(translate(from + 5, from, to), to + 5);
+        assert_eq!(translate(from - 5, from, to), to - 5);
+        assert_eq!(translate(from + 2 * MAX_LAG, from, to), to + MAX_LAG);
+        assert_eq!(translate(from - 2 * MAX_LAG, from, to), to - MAX_LAG);
+        assert_eq!(translate(0, MAX_LAG, 5), 0);
+        assert_eq!(translate(u64::MAX, 0, u64::MAX - 1), u64::MAX);
+    }
+}

@@ -27,4 +27,5 @@ fn large_vms_are_spread() {
     assert_eq!(homes(&[(1, 2), (3, 0), (0, 3)], 6), [1, 1, 0, 0, 0, 1]);
     assert_eq!(homes(&[(2, 4), (1, 4)], 1), [2, 1, 2, 1, 2, 1]);
     assert_eq!(homes(&[(0, 0)], 1), [0; 0]);
+    assert_eq!(homes(&[(2, 4), (1, 4)], 0), [2, 1, 2, 1, 2, 1]);
 }
