@@ -1,7 +1,7 @@
 //! Sealing and opening of a session's frames, each once.
 
 use crate::cipher::{Cipher, Iv, Suite};
-use crate::keys::{Secret, Stamps};
+use crate::keys::Secret;
 use crate::{Dropped, window::Window};
 use abi::link::{BODY_AT, TAG_BYTES};
 
@@ -13,8 +13,8 @@ pub(crate) struct Channel<C> {
     suite: Suite,
     /// This host, and the peer.
     hosts: [u8; 2],
-    /// Those of this host, and of the peer.
-    stamps: Option<[Stamps; 2]>,
+    /// Keys of stamps of this host, and of the peer.
+    stamps: Option<[Secret; 2]>,
     sealing: Option<C>,
     /// Counter of the last frame that was sealed.
     pub(crate) sealed: u64,
@@ -61,16 +61,17 @@ impl<C: Cipher> Channel<C> {
 
     /// Returns the stamp of this host's frame with that counter.
     pub(crate) fn stamp(&self, counter: u64) -> u64 {
-        self.stamps.as_ref().map_or(0, |[own, _]| own.of(counter))
+        let stamps = self.stamps.as_ref();
+        stamps.map_or(0, |[own, _]| own.stamp(counter))
     }
 
     /// Admits a frame of the peer: the first that comes with that counter, and with its stamp.
     pub(crate) fn admit(&mut self, counter: u64, stamp: u64) -> Result<(), Dropped> {
-        if !self.admitted.is_new(counter) {
+        if !self.is_new(counter, &self.admitted) {
             return Err(Dropped::Replayed);
         }
         let stamps = self.stamps.as_ref();
-        if stamps.is_some_and(|[_, peers]| peers.of(counter) != stamp) {
+        if stamps.is_some_and(|[_, peers]| peers.stamp(counter) != stamp) {
             return Err(Dropped::Forged);
         }
         self.admitted.mark(counter);
@@ -86,19 +87,19 @@ impl<C: Cipher> Channel<C> {
         tag.copy_from_slice(&sealed.unwrap_or_default());
     }
 
-    /// Opens a frame with a counter that is new, not too old, and under a key that is known; returns its body.
+    /// Opens a frame with a counter of which none has opened; returns its body.
     pub(crate) fn open<'f>(
         &mut self,
         counter: u64,
         frame: &'f mut [u8],
     ) -> Result<&'f [u8], Dropped> {
-        let generation = counter >> C::FRAMES_PER_KEY_LOG2;
-        if generation.wrapping_sub(self.generation) >= 2 || !self.opened.is_new(counter) {
+        if !self.is_new(counter, &self.opened) {
             return Err(Dropped::Replayed);
         }
         let parts = frame.split_at_mut_checked(BODY_AT);
         let parts = parts.and_then(|(head, rest)| Some((head, rest.split_last_chunk_mut()?)));
         let (head, (body, tag)) = parts.ok_or(Dropped::Forged)?;
+        let generation = counter >> C::FRAMES_PER_KEY_LOG2;
         let opening = self.opening[(generation % 2) as usize].as_ref();
         if opening.is_some_and(|it| !it.open(&nonce(counter), head, body, tag)) {
             return Err(Dropped::Forged);
@@ -110,6 +111,12 @@ impl<C: Cipher> Channel<C> {
             self.generation = generation;
         }
         Ok(body)
+    }
+
+    /// Returns whether a counter is new to a window, and under a key that is known.
+    fn is_new(&self, counter: u64, window: &Window) -> bool {
+        let generations = (counter >> C::FRAMES_PER_KEY_LOG2).wrapping_sub(self.generation);
+        generations < 2 && window.is_new(counter)
     }
 
     fn cipher(&self, from: u8, generation: u64) -> Option<C> {

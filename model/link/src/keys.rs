@@ -4,7 +4,7 @@ use crate::cipher::{KEY_BYTES, Suite};
 use abi::link::{HELLO_BYTES, NONCE_BYTES, TAG_BYTES};
 use blake2::Blake2sMac256;
 use blake2::digest::{KeyInit, Mac};
-use core::fmt;
+use core::{array, fmt};
 use siphasher::sip::SipHasher24;
 
 /// Random number that its host has never used before.
@@ -50,9 +50,14 @@ impl Secret {
     }
 
     /// Derives the key of a host's stamps.
-    pub(crate) fn stamps(&self, from: u8) -> Stamps {
-        let whole = self.mac(5, &[&[from]]).finalize().into_bytes();
-        Stamps(core::array::from_fn(|n| whole[n]))
+    pub(crate) fn stamps(&self, from: u8) -> Self {
+        Self(self.mac(5, &[&[from]]).finalize().into_bytes().into())
+    }
+
+    /// Returns the stamp of a counter under such a key: a proof that the host has sealed a frame with it.
+    pub(crate) fn stamp(&self, counter: u64) -> u64 {
+        let key = array::from_fn(|n| self.0[n]);
+        SipHasher24::new_with_key(&key).hash(&counter.to_le_bytes())
     }
 
     /// Derives the key of a host's frames in a generation, for a cipher.
@@ -63,22 +68,5 @@ impl Secret {
         };
         let mac = self.mac(label, &[&[from], &generation.to_le_bytes()]);
         mac.finalize().into_bytes().into()
-    }
-}
-
-/// Key of a host's stamps in a session.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Stamps([u8; 16]);
-
-impl fmt::Debug for Stamps {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Stamps")
-    }
-}
-
-impl Stamps {
-    /// Returns the stamp of a counter: a proof that the host has sealed a frame with it.
-    pub(crate) fn of(&self, counter: u64) -> u64 {
-        SipHasher24::new_with_key(&self.0).hash(&counter.to_le_bytes())
     }
 }

@@ -134,10 +134,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Outgoing<B, SLOTS> {
             parts: slot.part << 4 | slot.parts,
             lane,
         };
-        Some((
-            piece,
-            &self.buffer.as_ref()[at..at + usize::from(slot.bytes)],
-        ))
+        let bytes = &self.buffer.as_ref()[at..at + usize::from(slot.bytes)];
+        Some((piece, bytes))
     }
 
     /// Notes that the due piece is in the frame with that counter; returns whether it was sent before.

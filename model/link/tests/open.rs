@@ -4,9 +4,10 @@
 
 mod world;
 
-use abi::link::{FRAME_STANDARD, TAG_BYTES};
+use abi::link::{FRAME_STANDARD, Sealed, TAG_BYTES};
 use model_link::{Cipher, Dropped, Event, Iv, KEY_BYTES, Lane, Link, Settings, Suite, Tag};
 use world::{KEY, Owner, Said, Toy, link, settings};
+use zerocopy::FromBytes;
 
 /// The cipher of a CPU that has none.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +80,11 @@ fn open_links_need_no_cipher() {
         };
         assert!(frame.windows(message.len()).any(|it| it == message));
         assert!(frame.ends_with(&[0; TAG_BYTES]));
+        // A counter of no key that is known would leave all others behind.
+        let mut far = frame.clone();
+        Sealed::mut_from_prefix(&mut far).unwrap().0.counter += 2 << Missing::FRAMES_PER_KEY_LOG2;
+        let answers = [&far, frame, frame].map(|it| right.0.admit(it));
+        assert_eq!(answers, [Some(false), Some(true), Some(false)]);
         take(&mut right, now, &mut frames);
         let mut answers = tick(&mut right, now);
         take(&mut left, now, &mut answers);
