@@ -6,6 +6,7 @@ mod world;
 
 use abi::link::{HELLO, Prefix, SEALED, Sealed};
 use model_cluster::{STRANGE_EVERY_NS, STRANGE_MAX, TICK_NS};
+use model_link::Dropped;
 use proptest::{collection::vec, prelude::*};
 use world::{Host, MS, Node, World};
 use zerocopy::FromBytes;
@@ -127,6 +128,37 @@ fn a_members_frame_is_kept_once() {
         assert_eq!(node.admit(now, &frame), TOO_MANY);
     }
     assert_eq!(node.peers()[0].link.counters.opened, opened + 1);
+}
+
+/// Somebody hears all frames, of which one in ten is lost, and sends each of them again 300 times with a wrong bit, a million a
+/// second.
+#[test]
+fn members_stay_while_all_their_frames_are_copied() {
+    let mut world = members();
+    let ids = |world: &World| [0, 1].map(|n: usize| world.hosts[n].node.membership().view().id);
+    let (before, end) = (ids(&world), world.now + 3_000 * MS);
+    let (mut sent, mut lost) = (0_u64, 0);
+    while world.now < end {
+        world.step(end, &mut |_, _, frame| {
+            sent += 1;
+            let is_lost = sent.is_multiple_of(10);
+            lost += u64::from(is_lost);
+            let mut forged = frame.to_vec();
+            *forged.last_mut().unwrap() ^= 1;
+            let copies = (0..300).map(|n| (1_000 * n, forged.clone()));
+            let own = (!is_lost).then(|| (0, frame.to_vec()));
+            own.into_iter().chain(copies).collect()
+        });
+    }
+    assert_eq!(ids(&world), before);
+    assert!(lost > 10, "{sent}");
+    // Those of the others were dropped where they came.
+    let dropped = |why: Dropped| {
+        let of = |host: &Host| host.node.peers()[0].link.counters.dropped[why as usize];
+        world.hosts.iter().map(of).sum::<u64>()
+    };
+    assert!(dropped(Dropped::Forged) <= lost);
+    assert!(dropped(Dropped::Replayed) >= 299 * sent);
 }
 
 proptest! {
