@@ -26,7 +26,8 @@
 //! key in common, not even across restarts.
 //!
 //! **Strangers.** Foreign, old and replayed frames are dropped by their first 42 bytes, and counted ([`Counters`]).
-//! A failed MAC of a hello costs work within a budget ([`HELLOS_MAX`]), a failed tag once for each frame of the peer.
+//! A failed MAC of a hello costs work within a budget ([`HELLOS_MAX`]). A failed tag costs work once for each frame of the
+//! peer, if the owner asks [`Link::admit`] of all frames as they come.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -136,7 +137,7 @@ pub enum Down {
 /// Input of a link.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A frame came, which is decrypted in place.
+    /// A frame came, which [`Link::admit`] has not refused. It is decrypted in place.
     Frame(&'a mut [u8]),
     /// A message is to be sent: these slices, one after the other.
     Send(Lane, [&'a [u8]; 2]),
@@ -356,7 +357,7 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
     }
 
     /// Returns whether a frame of the session is worth an [`Event::Frame`]: it bears the peer's stamp, and is the first to come
-    /// with its counter. `None` for any other frame, such as a hello.
+    /// with its counter, which is used up then. A refused frame is counted. `None` for any other frame, such as a hello.
     pub fn admit(&mut self, frame: &[u8]) -> Option<bool> {
         let (head, _) = Sealed::ref_from_prefix(frame).ok()?;
         let kind = self.kind(frame);
