@@ -252,6 +252,32 @@ fn interrupts_and_even_a_kill_leave_nothing_running() {
     assert_eq!(sim.wait_with_output().unwrap().status.code(), Some(130));
 }
 
+/// A Linux over several hosts is told of its ticks; other guests have none.
+#[test]
+fn check_warns_of_ticks_on_several_hosts() {
+    let place = Place::new("ticks");
+    let mut image = [0; 128];
+    image[56..60].copy_from_slice(b"ARM\x64");
+    fs::write(place.0.join("Image"), image).unwrap();
+    let warns = |root: &str, boot: &str| {
+        let vm = format!("name = 'wide'\nmemory = '64MiB'\n{root}\n[boot]\n{boot}\n");
+        fs::write(place.0.join("wide.toml"), vm).unwrap();
+        let said = place.run("check wide.toml");
+        assert!(said.status.success(), "{said:?}");
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        said.contains("wide.toml: warning: timer ticks") && said.contains("nohz_full=1-N")
+    };
+    let (wide, linux) = ("cpus = 2\nhosts = 2", "kernel = 'Image'");
+    assert!(warns(wide, linux));
+    assert!(warns(wide, &format!("{linux}\nargs = 'quiet'")));
+    assert!(!warns(
+        wide,
+        &format!("{linux}\nargs = 'quiet nohz_full=1'")
+    ));
+    assert!(!warns("cpus = 2", linux));
+    assert!(!warns(wide, "kernel = 'kernel'\nformat = 'flat'"));
+}
+
 /// A file that is a VM's disk is made when its machine starts, not when it is checked, and a directory is copied; and
 /// a machine that runs takes no more of them.
 #[test]

@@ -8,19 +8,27 @@ use crate::{
     layout::{self, Obstacle},
     output::Tone,
     units,
-    vmfile::{self, VmFile},
+    vmfile::{self, Hosts, VmFile},
 };
 use abi::bundle::kind;
+use model_guest_image::{HEADER_SIZE, ImageHeader};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeSet,
+    fs::File,
+    io::Read,
     path::{Path, PathBuf},
 };
 
 /// Tells whether the VM files are good, and what keeps their disks from being shared.
 pub fn check(context: &Context, files: &[PathBuf]) -> Result<()> {
     let vms = vmfile::read_all(files)?;
-    let size = Plan::new(&vms)?.size_at_most();
+    // Which hosts there are is said where a bundle is made.
+    let here = |vm: &VmFile| VmFile {
+        hosts: Hosts::One,
+        ..vm.clone()
+    };
+    let size = Plan::new(&vms.iter().map(here).collect::<Vec<_>>())?.size_at_most();
     let warnings = warnings(&vms)?;
     let json = || {
         let vm = |vm: &VmFile| {
@@ -53,7 +61,8 @@ pub fn check(context: &Context, files: &[PathBuf]) -> Result<()> {
     })
 }
 
-/// What keeps pages of the VMs' disk images from being shared, with the image.
+/// What keeps pages of the VMs' disk images from being shared, with the image; and VMs over several hosts whose kernel ticks on
+/// each of them.
 fn warnings(vms: &[VmFile]) -> Result<Vec<(&Path, Obstacle)>> {
     let files = vms.iter().flat_map(VmFile::files);
     let images: BTreeSet<&Path> = files.filter(|f| f.0 == kind::DISK).map(|f| f.1).collect();
@@ -63,7 +72,22 @@ fn warnings(vms: &[VmFile]) -> Result<Vec<(&Path, Obstacle)>> {
         let obstacles = obstacles.map_err(|error| Failure::file("cannot read", image, &error))?;
         warnings.extend(obstacles.into_iter().map(|found| (image, found)));
     }
+    for vm in vms.iter().filter(|vm| vm.hosts != Hosts::One) {
+        if !vm.args.contains("nohz_full") && is_linux(&vm.kernel)? {
+            let message = "timer ticks of its vCPUs touch the same pages on all hosts".to_owned();
+            let help = "add nohz_full=1-N to args, where N is its last vCPU";
+            warnings.push((&vm.path, Obstacle { message, help }));
+        }
+    }
     Ok(warnings)
+}
+
+fn is_linux(kernel: &Path) -> Result<bool> {
+    let mut head = Vec::new();
+    let read =
+        File::open(kernel).and_then(|file| file.take(HEADER_SIZE as u64).read_to_end(&mut head));
+    read.map_err(|error| Failure::file("cannot read", kernel, &error))?;
+    Ok(matches!(ImageHeader::parse(&head), Ok(Some(_))))
 }
 
 /// Writes the bundle of the VM files, unless it is there and they have not changed.
