@@ -107,6 +107,29 @@ fn strangers_have_a_budget_and_members_need_none() {
     assert!(world.is_in(0, 1) && world.is_in(1, 0));
 }
 
+/// Each frame that is sealed is a stamp to keep back, and to spend at once with others.
+#[test]
+fn copies_of_a_hello_have_few_frames_sealed() {
+    let (mut world, mut hello) = (World::of(2), Vec::new());
+    while world.now < 520 * MS {
+        world.step(520 * MS, &mut |from, _, frame| {
+            if (from, frame[15]) == (1, HELLO) {
+                hello = frame.to_vec();
+            }
+            vec![(0, frame.to_vec())]
+        });
+    }
+    assert!(world.is_in(0, 1));
+    let mut sealed = 0;
+    for n in 0..1_000 {
+        let now = world.now + n * MS;
+        sealed += take_and_work(&mut world.hosts[0], now, Some(hello.clone())).len();
+    }
+    let dropped = world.hosts[0].node.peers()[0].link.counters.dropped;
+    assert_eq!(dropped[Dropped::Forged as usize], 0);
+    assert!((10..120).contains(&sealed), "{sealed}");
+}
+
 /// Before anything has been looked at, and after. Copies of it are strangers' frames.
 #[test]
 fn a_members_frame_is_kept_once() {

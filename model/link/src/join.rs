@@ -36,13 +36,13 @@ impl<C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Link<C, B, SLO
         if !self.key.has_tagged(frame) {
             return Err(Dropped::Forged);
         }
-        let (theirs, mine) = (hello.mine, hello.theirs);
-        let is_hello = hello.prefix.kind == HELLO;
+        let (theirs, mine, is_hello) = (hello.mine, hello.theirs, hello.prefix.kind == HELLO);
         match &mut self.session {
             // The hello belongs to the present session. A peer that lacks the session learns of it by this host's hellos.
             Some(session) if is_hello && session.theirs == theirs => {
                 if session.mine == mine {
-                    session.report_at = 0;
+                    let later = now_ns.saturating_add(self.settings.hello_ns);
+                    session.report_at = session.report_at.min(later);
                 }
                 Ok(())
             }
