@@ -70,3 +70,23 @@ impl Secret {
         mac.finalize().into_bytes().into()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ninth of the vectors of SipHash-2-4's reference: bytes 0 to 7 under a key of bytes 0 to 15.
+    #[test]
+    fn stamps_are_those_of_siphash() {
+        let key = Secret(array::from_fn(|n| n as u8));
+        let counter = u64::from_le_bytes(array::from_fn(|n| n as u8));
+        assert_eq!(key.stamp(counter), 0x93f5_f579_9a93_2462);
+    }
+
+    #[test]
+    fn hosts_of_a_session_stamp_by_different_keys() {
+        let [one, other] = [0, 1].map(|from| Secret([7; 32]).stamps(from));
+        assert_ne!(one.0[..16], other.0[..16]);
+        assert_ne!(one.0[..8], one.0[8..16]);
+    }
+}
