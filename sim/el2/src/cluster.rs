@@ -106,11 +106,13 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
         world.run(until, &mut network, log)?;
     }
     network.calm();
-    world.lose_false();
-    // Those that have arrived are looked at.
-    world.run(world.now + 20 * MS, &mut network, log)?;
-    let view = world.view();
-    let (is_crowded, unheard) = (seed % CROWDED == 3, world.unheard());
+    let (view, is_crowded) = (world.view(), seed % CROWDED == 3);
+    world.lose_damaged(is_crowded);
+    if is_crowded {
+        // Those that have arrived are looked at.
+        world.run(world.now + 20 * MS, &mut network, log)?;
+    }
+    let unheard = world.unheard();
     world.probe_all(if is_crowded { PROBES_AT_ONCE } else { PROBES });
     world.await_vm();
     if seed % FLOODED == 1 {

@@ -33,8 +33,10 @@ pub struct Network {
 /// A copy of a frame on its way.
 pub struct Sent {
     pub frame: Vec<u8>,
-    /// It is not what was sent, or comes a second time.
-    pub is_false: bool,
+    /// It is not what was sent.
+    pub is_damaged: bool,
+    /// It comes a second time.
+    pub is_repeat: bool,
 }
 
 impl Network {
@@ -61,13 +63,17 @@ impl Network {
             }
             let mut frame = frame.to_vec();
             let is_damaged = self.rng.below(self.corrupts) == 0;
-            let is_false = is_damaged || copy > 0;
             if is_damaged {
                 let at = self.rng.below(frame.len() as u64) as usize;
                 frame[at.max(ADDRESSES)] ^= 1 << self.rng.below(8);
             }
             let late = self.rng.below(self.late_ns[copy as usize]);
-            copies.push((self.latency_ns + late, Sent { frame, is_false }));
+            let sent = Sent {
+                frame,
+                is_damaged,
+                is_repeat: copy > 0,
+            };
+            copies.push((self.latency_ns + late, sent));
         }
         copies
     }

@@ -494,10 +494,11 @@ impl World {
         self.hosts[0].standing.map_or(0, |it| it.taken)
     }
 
-    /// Damaged and second copies that are on their way do not arrive, as hosts would count them with the frames that they did not
-    /// hear.
-    pub fn lose_false(&mut self) {
-        self.flying.retain(|_, (_, sent)| !sent.is_false);
+    /// Damaged copies that are on their way do not arrive, nor second ones where `repeats`: hosts would count them with the frames
+    /// that they did not hear.
+    pub fn lose_damaged(&mut self, repeats: bool) {
+        let is_lost = |sent: &Sent| sent.is_damaged || repeats && sent.is_repeat;
+        self.flying.retain(|_, (_, sent)| !is_lost(sent));
     }
 
     /// Frames that hosts had no token or no room for, or that came too late, in their present starts.
@@ -527,7 +528,8 @@ impl World {
         for n in 0..(until - self.now) / every_ns {
             let sent = Sent {
                 frame: network::strange(&mut self.rng, to, &self.hosts[0].heard),
-                is_false: true,
+                is_damaged: true,
+                is_repeat: false,
             };
             let at = self.now + n * every_ns;
             self.flying.insert((at, u64::MAX), (0, sent));
