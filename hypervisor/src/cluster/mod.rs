@@ -118,10 +118,11 @@ pub fn init() {
 /// A frame of the link has come; it is copied, and waits for the next pass.
 fn arrive(frame: &[u8]) {
     let Some(state) = STATE.get() else { return };
-    if worked(|| state.lock().keep(frame)) {
+    let [is_kept, is_worth] = worked(|| state.lock().keep(frame));
+    if is_kept {
         due::request();
         cpu::this().reschedule.store(true, Ordering::Relaxed);
-    } else {
+    } else if !is_worth {
         nic::rest();
     }
 }
@@ -377,12 +378,12 @@ impl State {
         }))
     }
 
-    /// Keeps a frame for the next pass if there is room; `false` if too many like it were of no use.
-    fn keep(&mut self, frame: &[u8]) -> bool {
-        let [is_kept, is_worth] = self.cluster.admit(now_ns(), frame);
-        let is_lost = is_kept && !self.inbox.push([frame, &[]]);
+    /// Keeps a frame for the next pass if there is room. Returns whether it is let in, and whether others like it are worth a look.
+    fn keep(&mut self, frame: &[u8]) -> [bool; 2] {
+        let admitted = self.cluster.admit(now_ns(), frame);
+        let is_lost = admitted[0] && !self.inbox.push([frame, &[]]);
         self.cluster.unheard += u64::from(is_lost);
-        is_worth
+        admitted
     }
 
     /// Does a piece of work; gives the time until which there is none.

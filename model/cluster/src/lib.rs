@@ -17,7 +17,8 @@
 //!
 //! **Strangers.** A peer's frame is let in by its stamp, once; any other costs a token of a budget: of [`STRANGE_MAX`], and one
 //! more each [`STRANGE_EVERY_NS`]. The owner drops frames unread which find none ([`Cluster::admit`]), so strangers
-//! cannot keep members' frames from being heard, nor take the room in which they wait.
+//! cannot keep members' frames from being heard, nor take the room in which they wait, but by members' frames that they kept
+//! back.
 #![no_std]
 #![forbid(unsafe_code)]
 
