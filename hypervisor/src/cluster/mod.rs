@@ -334,7 +334,6 @@ fn peers(record: &ClusterRecord) -> Option<Vec<Peer<Sealer, &'static mut [u8], W
             host,
             link: room::link(record, host, nonce())?,
             bytes: [0; 2],
-            described: None,
             probes: Probes::default(),
         });
     }
@@ -401,12 +400,13 @@ impl State {
         };
         let is_done = if card.span.as_mut().is_some_and(|span| span.work(now_ns)) {
             true
-        } else if let Some(frame) = self.inbox.first() {
-            self.cluster.frame(now_ns, frame, &mut card);
-            self.inbox.pop();
-            true
         } else {
-            self.cluster.work(now_ns, &mut card)
+            let frame = self.inbox.first();
+            let [is_taken, is_done] = self.cluster.piece(now_ns, frame, &mut card);
+            if is_taken {
+                self.inbox.pop();
+            }
+            is_done
         };
         let after = self.cluster.membership().view().id;
         if after != before && after != 0 {
@@ -473,7 +473,8 @@ impl State {
         status.dropped = counters.dropped;
         let ([began, ended], probes) = (peer.probes.times, &peer.probes);
         status.probe = [probes.left.into(), began, ended, probes.is_whole.into()];
-        status.description = peer.described.unwrap_or(status.description);
+        let description = membership.description(number);
+        status.description = description.copied().unwrap_or(status.description);
         status
     }
 }

@@ -1,7 +1,7 @@
 //! What links and the membership say to each other, and to the owner.
 
 use crate::{FRAMES_AT_ONCE, MESSAGES_AT_ONCE, News, Owner, Peer, Probes};
-use abi::cluster::{DESCRIPTION, Description, FAREWELL, HOSTS_MAX, PROBE, PROBED};
+use abi::cluster::{DESCRIPTION, FAREWELL, HOSTS_MAX, PROBE, PROBED};
 use model_link::{Cipher, Down, Event, Lane, Nonce, Suite};
 use model_membership::{Change, Membership, Standing};
 
@@ -11,7 +11,6 @@ pub(crate) struct End<'e, O> {
     now_ns: u64,
     membership: &'e mut Membership<HOSTS_MAX>,
     owner: &'e mut O,
-    described: &'e mut Option<Description>,
     bytes: &'e mut u64,
     probes: &'e mut Probes,
     made: u32,
@@ -40,7 +39,6 @@ impl<O: Owner> End<'_, O> {
             now_ns,
             membership,
             owner,
-            described: &mut peer.described,
             bytes: &mut peer.bytes[0],
             probes: &mut peer.probes,
             made: 0,
@@ -95,10 +93,6 @@ impl<O: Owner> model_link::Actions for End<'_, O> {
             return true;
         }
         if lane == Lane::Urgent && matches!(message.first(), Some(DESCRIPTION..=FAREWELL)) {
-            let is_first = self.membership.standing(self.host) == Standing::Unknown;
-            if is_first && message.first() == Some(&DESCRIPTION) {
-                *self.described = Description::of(message);
-            }
             self.tell(model_membership::Event::Message(self.host, message));
             return true;
         }
@@ -115,7 +109,6 @@ impl<O: Owner> model_link::Actions for End<'_, O> {
     }
 
     fn up(&mut self) {
-        *self.described = None;
         self.owner.told(News::Up(self.host));
         self.tell(model_membership::Event::Up(self.host));
     }

@@ -50,6 +50,8 @@ pub const TICK_NS: u64 = 100_000;
 const KEPT_FOR_BEATS: usize = 2;
 /// After so many pieces of links the membership has its turn, if something is due: they offer all messages that a window brings.
 const PIECES_MOST: u32 = 64;
+/// After so many frames, what is due has its turn: frames may always wait.
+const FRAMES_MOST: u32 = 16;
 
 /// What a host's owner is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +92,6 @@ pub struct Peer<C, B, const SLOTS: usize> {
     pub link: Link<C, B, SLOTS>,
     /// Bytes of frames sent, and of those that opened.
     pub bytes: [u64; 2],
-    /// What it said that it is, in its latest session.
-    pub described: Option<Description>,
     /// Probes to it and from it.
     pub probes: Probes,
 }
@@ -113,6 +113,8 @@ pub struct Cluster<'a, C, B, const SLOTS: usize> {
     has_news: bool,
     /// Pieces of links since the last tick.
     pieces: u32,
+    /// Frames since the last turn of what is due.
+    frames: u32,
     /// Bit n: a message of host n is offered again; and when, after the owner has refused one.
     kept: u16,
     offer_at: u64,
@@ -141,6 +143,7 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
             offer_at: 0,
             unheard: 0,
             pieces: 0,
+            frames: 0,
         })
     }
 
@@ -173,6 +176,28 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
     fn sender(&self, frame: &[u8]) -> Option<usize> {
         let (prefix, _) = Prefix::ref_from_prefix(frame).ok()?;
         self.peers.iter().position(|peer| peer.host == prefix.from)
+    }
+
+    /// Does a piece: what is due if no frame waits, or many were taken, and else that frame. Returns whether it was taken, and
+    /// whether there was anything to do.
+    pub fn piece(
+        &mut self,
+        now_ns: u64,
+        waits: Option<&mut [u8]>,
+        owner: &mut impl Owner,
+    ) -> [bool; 2] {
+        if waits.is_none() || self.frames == FRAMES_MOST {
+            self.frames = 0;
+            if self.work(now_ns, owner) {
+                return [false, true];
+            }
+        }
+        let is_taken = waits.is_some();
+        if let Some(frame) = waits {
+            self.frames += 1;
+            self.frame(now_ns, frame, owner);
+        }
+        [is_taken; 2]
     }
 
     /// Takes a frame, which is decrypted in place, or drops it.
@@ -257,12 +282,8 @@ impl<'a, C: Cipher, B: AsRef<[u8]> + AsMut<[u8]>, const SLOTS: usize> Cluster<'a
         if self.peers.iter().any(|peer| peer.probes.is_due()) {
             return 0;
         }
-        let own = if self.has_news {
-            0
-        } else {
-            self.membership.deadline()
-        };
-        links.min(own.max(self.tick_at))
+        let own = (!self.has_news).then(|| self.membership.deadline());
+        links.min(own.unwrap_or(0).max(self.tick_at))
     }
 
     /// Queues a message to a member: these slices, one after the other, of which the first byte is the kind. At most

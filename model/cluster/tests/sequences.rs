@@ -137,8 +137,8 @@ fn a_second_description_changes_nothing() {
     let mut other = *World::of(2).hosts[0].node.own();
     other.clock_hz = 1.into();
     let world = hears(abi::cluster::PROTOCOL, &[(Lane::Urgent, other.as_bytes())]);
-    let peer = &world.hosts[0].node.peers()[0];
-    assert_ne!(peer.described.unwrap().clock_hz.get(), 1);
+    let description = world.hosts[0].node.membership().description(1);
+    assert_ne!(description.unwrap().clock_hz.get(), 1);
 }
 
 #[test]

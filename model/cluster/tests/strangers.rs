@@ -8,6 +8,7 @@ use abi::link::{HELLO, Prefix, SEALED, Sealed};
 use model_cluster::{STRANGE_EVERY_NS, STRANGE_MAX, TICK_NS};
 use model_link::Dropped;
 use proptest::{collection::vec, prelude::*};
+use std::collections::VecDeque;
 use world::{Host, MS, Node, World};
 use zerocopy::FromBytes;
 
@@ -151,6 +152,38 @@ fn a_members_frame_is_kept_once() {
         assert_eq!(node.admit(now, &frame), TOO_MANY);
     }
     assert_eq!(node.peers()[0].link.counters.opened, opened + 1);
+}
+
+/// For three seconds frames wait, as when somebody spends those that were kept back: most are a stranger's.
+#[test]
+fn a_host_stays_a_member_while_frames_always_wait() {
+    let mut world = members();
+    let ids = |world: &World| [0, 1].map(|n: usize| world.hosts[n].node.membership().view().id);
+    let read = |world: &World| {
+        let node = &world.hosts[0].node;
+        node.unheard + node.peers()[0].link.counters.opened
+    };
+    let (before, read_before, end) = (ids(&world), read(&world), world.now + 3_000 * MS);
+    let (mut waiting, mut taken) = (VecDeque::new(), 0);
+    while world.now < end {
+        world.now += MS / 100;
+        waiting.extend(take_and_work(&mut world.hosts[1], world.now, None));
+        if waiting.is_empty() {
+            waiting.push_back(STRANGER.to_vec());
+        }
+        let Host { node, said, .. } = &mut world.hosts[0];
+        let oldest = waiting.front_mut().map(Vec::as_mut_slice);
+        if node.piece(world.now, oldest, said) == [true; 2] {
+            waiting.pop_front();
+            taken += 1;
+        }
+        for frame in std::mem::take(&mut said.frames) {
+            let sent = take_and_work(&mut world.hosts[1], world.now, Some(frame));
+            waiting.extend(sent);
+        }
+    }
+    assert_eq!(ids(&world), before);
+    assert_eq!(read(&world), read_before + taken);
 }
 
 /// Somebody hears all frames, of which one in ten is lost, and sends each of them again 300 times with a wrong bit, a million a

@@ -39,7 +39,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
             _ if self.is_retired() => {}
             (Standing::Unknown, Some(&DESCRIPTION)) => {
                 if let Some(theirs) = Description::of(message) {
-                    self.described(host, &theirs);
+                    self.described(host, theirs);
                 }
             }
             (Standing::Fit, Some(&BEAT)) => {
@@ -57,12 +57,12 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         self.enter(now_ns, actions);
     }
 
-    fn described(&mut self, host: u8, theirs: &Description) {
-        let why = differences(theirs, &self.own).next();
+    fn described(&mut self, host: u8, theirs: Description) {
+        let why = differences(&theirs, &self.own).next();
         let peer = &mut self.peers[usize::from(host)];
         peer.standing = why.map_or(Standing::Fit, Standing::Unfit);
-        peer.features = theirs.features;
         peer.lives(theirs.life.get());
+        peer.description = Some(theirs);
     }
 
     fn beaten(&mut self, host: u8, beat: &Beat) {
@@ -117,11 +117,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         }
         let is_stopped = now_ns >= self.promised_until();
         if core::mem::replace(&mut self.is_stopped, is_stopped) != is_stopped {
-            actions.changed(if is_stopped {
-                Change::Stopped
-            } else {
-                Change::Resumed
-            });
+            actions.changed([Change::Resumed, Change::Stopped][usize::from(is_stopped)]);
         }
     }
 

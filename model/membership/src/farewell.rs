@@ -76,12 +76,9 @@ impl<const HOSTS: usize> Membership<HOSTS> {
 
     /// Sends the farewell, or the answer to one, that is due to a host.
     pub(crate) fn part(&mut self, host: usize, actions: &mut impl Actions) {
+        let is_retired = self.is_retired();
         let peer = &mut self.peers[host];
-        let life = if self.retired != 0 {
-            self.retired
-        } else {
-            peer.life
-        };
+        let life = [peer.life, self.retired][usize::from(is_retired)];
         let farewell = Farewell {
             kind: FAREWELL,
             zeroes: [0; 7],

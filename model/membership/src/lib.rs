@@ -152,7 +152,8 @@ pub enum Standing {
 struct Peer {
     standing: Standing,
     life: u64,
-    features: [U64; FEATURES_MAX],
+    /// What the host said that it is, and whether this one has said it.
+    description: Option<Description>,
     is_described: bool,
     /// The last beat that asks for an answer: its number, when it was sent, whether it was answered.
     number: u32,
@@ -253,6 +254,11 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         peer.map_or(Standing::Away, |peer| peer.standing)
     }
 
+    /// Returns what a host said that it is, in its present session.
+    pub fn description(&self, host: u8) -> Option<&Description> {
+        self.peers.get(usize::from(host))?.description.as_ref()
+    }
+
     /// Returns the time before which what is shared may run: a CPU that enters a guest compares it with its clock.
     pub const fn runs_until(&self) -> u64 {
         self.times[0]
@@ -283,9 +289,8 @@ impl<const HOSTS: usize> Membership<HOSTS> {
     /// Returns the ID registers that all members have in common, in the order of a description.
     pub fn features(&self) -> [U64; FEATURES_MAX] {
         let others = self.others(&self.view);
-        others.fold(self.own.features, |all, host| {
-            common(&all, &self.peers[host].features)
-        })
+        let said = others.filter_map(|host| self.peers[host].description);
+        said.fold(self.own.features, |all, it| common(&all, &it.features))
     }
 
     /// Returns when to tick next even if nothing happens.
@@ -297,13 +302,7 @@ impl<const HOSTS: usize> Membership<HOSTS> {
         let is_retired = self.is_retired();
         let beat = |peer: &Peer| match peer.standing {
             Standing::Away => NEVER,
-            standing if is_retired || standing == Standing::Left => {
-                if peer.is_due {
-                    0
-                } else {
-                    NEVER
-                }
-            }
+            it if is_retired || it == Standing::Left => [NEVER, 0][usize::from(peer.is_due)],
             _ if !peer.is_described => 0,
             Standing::Fit if peer.is_due || peer.owes != 0 => 0,
             Standing::Fit if peer.is_answered => self.beat_at(peer),

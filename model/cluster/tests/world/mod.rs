@@ -131,7 +131,6 @@ impl Plan {
                 host: peer,
                 link,
                 bytes: [0; 2],
-                described: None,
                 probes: Probes::default(),
             }
         };
