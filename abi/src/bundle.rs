@@ -12,7 +12,7 @@
 
 mod cluster;
 
-pub use cluster::ClusterRecord;
+pub use cluster::{ClusterRecord, MTU_PAGE, MTU_STANDARD};
 
 use crate::Text;
 use core::ops::Range;

@@ -13,7 +13,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the messages between hosts, of the link's layout and of all that is said over it.
-pub const PROTOCOL: u8 = 5;
+pub const PROTOCOL: u8 = 6;
 /// The most hosts of a cluster, numbered from 0.
 pub const HOSTS_MAX: usize = 16;
 /// The most ID registers in a description.
@@ -79,6 +79,8 @@ pub struct Description {
     pub clock_hz: U32,
     /// Sizes of cache lines (CTR_EL0), lower half.
     pub cache_lines: U32,
+    /// Bytes of the longest frame of the link.
+    pub frame_bytes: U64,
     /// Life of the sender; not 0.
     pub life: U64,
     /// ID registers in the order of `model/id_registers`, then zeroes.
@@ -160,5 +162,5 @@ pub struct Probe {
 }
 
 const _: () = assert!(size_of::<Probe>() == 16);
-const _: () = assert!(size_of::<Description>() == 152 && size_of::<Propose>() == 144);
+const _: () = assert!(size_of::<Description>() == 160 && size_of::<Propose>() == 144);
 const _: () = assert!(size_of::<Beat>() == 28);

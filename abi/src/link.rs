@@ -37,6 +37,8 @@ pub const PARTS_MAX: usize = 3;
 pub const BULK_MAX: usize = 4096 + 40;
 /// The longest urgent message.
 pub const URGENT_MAX: usize = 512;
+/// Bytes of a frame before those that an MTU counts.
+pub const ETHERNET_BYTES: usize = 14;
 /// Bytes of the longest frame on an Ethernet of 1,500 bytes.
 pub const FRAME_STANDARD: usize = 1514;
 /// Bytes of the longest frame on an Ethernet of 9,000 bytes.
@@ -150,11 +152,18 @@ pub const WORDS_MAX: [usize; LANES] = [1, SLOTS_MAX / 64];
 /// The longest message of each lane.
 pub const MESSAGE_MAX: [usize; LANES] = [URGENT_MAX, BULK_MAX];
 
+/// Bytes of a frame beside a full piece: the longest report is among them.
+const AROUND: usize = BODY_AT
+    + size_of::<Report>()
+    + 8 * (WORDS_MAX[0] + WORDS_MAX[1])
+    + size_of::<Piece>()
+    + TAG_BYTES;
+/// Bytes of the longest frame where a page takes one.
+pub const FRAME_PAGE: usize = AROUND + BULK_MAX;
+
 /// Returns the bytes of a full piece of a lane, which fits in a frame of `frame_bytes` beside the longest report.
 pub const fn piece_bytes(lane: usize, frame_bytes: usize) -> usize {
-    let words = WORDS_MAX[0] + WORDS_MAX[1];
-    let around = BODY_AT + size_of::<Report>() + 8 * words + size_of::<Piece>() + TAG_BYTES;
-    let room = frame_bytes.saturating_sub(around);
+    let room = frame_bytes.saturating_sub(AROUND);
     if room < MESSAGE_MAX[lane] {
         room
     } else {
@@ -166,6 +175,6 @@ const _: () = assert!(size_of::<Prefix>() == 22 && size_of::<Hello>() == 70);
 const _: () = assert!(size_of::<Sealed>() == 42 && size_of::<Report>() == 24);
 const _: () = assert!(size_of::<Piece>() == 12);
 const _: () = assert!(piece_bytes(1, FRAME_STANDARD) * PARTS_MAX >= BULK_MAX);
-const _: () = assert!(piece_bytes(1, FRAME_JUMBO) == BULK_MAX);
+const _: () = assert!(piece_bytes(1, FRAME_PAGE) == BULK_MAX && FRAME_PAGE < FRAME_JUMBO);
 // The shortest frame of Ethernet has 60 bytes, so that nothing is padded.
 const _: () = assert!(HELLO_BYTES >= 60 && BODY_AT + size_of::<Report>() + TAG_BYTES >= 60);

@@ -173,7 +173,7 @@ impl Pair {
         fs::create_dir_all(&directory)
             .map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
         let hardware = Hardware::hosts(2, "512M", &format!("class={class}{more}"));
-        let mut hardware = cluster_file::joined(hardware, &directory, 2)?;
+        let mut hardware = cluster_file::joined(hardware, &directory, (2, 1500))?;
         if auth == Auth::Off {
             hardware = hardware.option("--auth=off");
         }

@@ -126,8 +126,11 @@ pub struct Asked {
     /// Take what `xtask build` has left
     #[arg(long)]
     built: bool,
+    /// MTU of the hosts' Ethernet: from 4256 on, a page takes one frame
+    #[arg(long, default_value_t = 1500, value_name = "BYTES")]
+    mtu: u16,
     /// Put the figures into SPECIFICATION.md, too
-    #[arg(long, conflicts_with = "only")]
+    #[arg(long, conflicts_with_all = ["only", "mtu"])]
     write: bool,
 }
 
@@ -142,6 +145,7 @@ impl Asked {
             seeds: 1,
             extra: false,
             words: String::new(),
+            mtu: 1500,
             built: false,
             write,
         }
@@ -243,7 +247,7 @@ fn of_program(step: &Step<'_>, asked: &Asked, program: &Program) -> Outcome<Vec<
     for size in sizes.filter(|size| asked.extra || !size.is_extra) {
         let title = workload.title(size);
         step.doing(&format!("{title}: one CPU"));
-        let alone = run_once(program, (size.count, &asked.words), None, 0)?;
+        let alone = run_once(asked, program, size.count, (None, 0))?;
         for place in asked.places() {
             let (hosts, wire, coherence) = place;
             let mut all = Vec::new();
@@ -251,7 +255,7 @@ fn of_program(step: &Step<'_>, asked: &Asked, program: &Program) -> Outcome<Vec<
                 step.doing(&format!(
                     "{title}: {hosts} hosts, {wire}, {coherence}, seed {seed}"
                 ));
-                let run = run_once(program, (size.count, &asked.words), Some(place), seed)?;
+                let run = run_once(asked, program, size.count, (Some(place), seed))?;
                 if !run.agrees_with(&alone, program.spread) {
                     let (found, wanted) = (run.check, alone.check);
                     return Err(format!("{title}: {found} on {hosts} hosts, not {wanted}"));
@@ -290,10 +294,10 @@ fn row(
 /// Boots a guest that runs the program, and waits for its end. Without a place it is an ordinary VM with one CPU. Of another
 /// seed, it begins later.
 fn run_once(
+    asked: &Asked,
     program: &Program,
-    (size, words): (u32, &str),
-    place: Option<Place<'_>>,
-    seed: u32,
+    size: u32,
+    (place, seed): (Option<Place<'_>>, u32),
 ) -> Outcome<Run> {
     let directory = emptied("run")?;
     let initrd = directory.join("initrd");
@@ -302,7 +306,8 @@ fn run_once(
     let threads = place.map_or(1, |place| place.0);
     let later = seed * SEED_US;
     let args = format!(
-        "rdinit=/work work={file}-{threads}-{size}{layout} later={later} numa_balancing=disable nokaslr {words}"
+        "rdinit=/work work={file}-{threads}-{size}{layout} later={later} numa_balancing=disable nokaslr {}",
+        asked.words
     );
     let vm = Vm::linux("guest", KERNEL, "poweroff").initrd(&initrd.display().to_string());
     let mut vm = vm.args(&args).memory(program.memory).cpus(threads.into());
@@ -312,7 +317,7 @@ fn run_once(
         (hosts, wire) = (count, between);
     }
     let hardware = Hardware::hosts(hosts, "1G", wire);
-    let hardware = cluster_file::joined(hardware, &directory, hosts.into())?;
+    let hardware = cluster_file::joined(hardware, &directory, (hosts.into(), asked.mtu))?;
     let mut machine = Machine::start(&assets::command(), &directory, &hardware, &[vm])?;
     let run = await_work(&mut machine);
     machine.kill();

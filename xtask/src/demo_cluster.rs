@@ -113,7 +113,7 @@ fn start(step: &Step<'_>, keep: bool) -> Outcome<Machine> {
     }
     fs::create_dir_all(&directory).map_err(said)?;
     let hardware = Hardware::hosts(2, "512M", WIRE);
-    let hardware = cluster_file::joined(hardware, &directory, 2)?;
+    let hardware = cluster_file::joined(hardware, &directory, (2, 1500))?;
     let initrd = directory.join("initrd");
     let program = ("water", assets::read_cached("parallel/water")?);
     let work = [WORK, if keep { ASKS } else { GOES_ON }].concat();

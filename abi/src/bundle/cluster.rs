@@ -3,6 +3,7 @@
 use super::{Bundle, BundleError, kind};
 use crate::Text;
 use crate::cluster::HOSTS_MAX;
+use crate::link::{ETHERNET_BYTES, FRAME_PAGE, FRAME_STANDARD};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The hosts of a cluster, which of them this machine is, and the key of all. A host is known by its place in the lists.
@@ -19,6 +20,10 @@ pub struct ClusterRecord {
     pub is_open: u8,
     /// 1: the machine seals frames as if its CPUs had no AES. Else 0.
     pub no_aes: u8,
+    /// The most bytes that a frame carries on the link's Ethernet: [`MTU_STANDARD`], or [`MTU_PAGE`] and more.
+    pub mtu: u16,
+    /// Zeroes.
+    pub zeroes: [u8; 2],
     /// Key of the cluster: secret.
     pub key: [u8; 32],
     /// Address of each host's card of the link.
@@ -26,9 +31,23 @@ pub struct ClusterRecord {
     /// Name of each host.
     pub names: [Text<24>; HOSTS_MAX],
 }
-const _: () = assert!(size_of::<ClusterRecord>() == 8 + 32 + 16 * 6 + 16 * 24);
+const _: () = assert!(size_of::<ClusterRecord>() == 12 + 32 + 16 * 6 + 16 * 24);
+
+/// MTU of any Ethernet. A page takes three frames.
+pub const MTU_STANDARD: u16 = (FRAME_STANDARD - ETHERNET_BYTES) as u16;
+/// The least MTU with which a page takes one.
+pub const MTU_PAGE: u16 = (FRAME_PAGE - ETHERNET_BYTES) as u16;
 
 impl ClusterRecord {
+    /// Returns the bytes of the longest frame of the link.
+    pub const fn frame_bytes(&self) -> usize {
+        if self.mtu < MTU_PAGE {
+            FRAME_STANDARD
+        } else {
+            FRAME_PAGE
+        }
+    }
+
     /// Returns whether the hosts have names and addresses, all different, and there is a key.
     fn is_sound(&self) -> bool {
         let hosts = usize::from(self.hosts);
@@ -42,6 +61,8 @@ impl ClusterRecord {
             && self.host < self.hosts
             && self.is_open <= 1
             && self.no_aes <= 1
+            && self.zeroes == [0; 2]
+            && (self.mtu == MTU_STANDARD || self.mtu >= MTU_PAGE)
             && self.key != [0; 32]
             && macs.iter().all(is_host)
             && names.iter().all(is_said)

@@ -226,6 +226,8 @@ fn cluster() -> ClusterRecord {
         hosts: 2,
         is_open: 0,
         no_aes: 0,
+        mtu: 1500,
+        zeroes: [0; 2],
         key: [7; 32],
         macs: [[0; 6]; 16],
         names: [Text::default(); 16],
@@ -252,7 +254,11 @@ fn a_cluster_is_taken_only_if_its_hosts_differ() {
             .unwrap()
             .is_none()
     );
-    let wrong: [fn(&mut ClusterRecord); 11] = [
+    let wrong: [fn(&mut ClusterRecord); 15] = [
+        |it| it.zeroes[1] = 1,
+        |it| it.mtu = 0,
+        |it| it.mtu = 1501,
+        |it| it.mtu = 4255,
         |it| it.is_open = 2,
         |it| it.no_aes = 2,
         |it| it.host = 2,

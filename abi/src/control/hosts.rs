@@ -80,7 +80,7 @@ pub struct HostStatus {
     /// What it said that it is; zeroes where it has said nothing.
     pub description: Description,
 }
-const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 4 + 4 + 4 + 9 + 4) + 152);
+const _: () = assert!(size_of::<HostStatus>() == 24 + 8 * (1 + 4 + 4 + 4 + 9 + 4) + 160);
 
 /// Begins a probe of the link to a host, in place of the one before: [`HostStatus::probe`] tells how it goes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

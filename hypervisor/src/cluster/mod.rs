@@ -12,7 +12,7 @@ pub mod outside;
 mod room;
 pub mod span;
 
-use crate::drivers::nic;
+use crate::drivers::nic::{self, Arrived};
 use crate::drivers::requests::{self, Incoming};
 use crate::machine::{self, cpu, due, entropy, give_up, stretch};
 use abi::Text;
@@ -20,7 +20,7 @@ use abi::bundle::{Bundle, BundleError, ClusterRecord};
 use abi::cluster::{ANSWERED, ASKED, DESCRIPTION, Description, Errand};
 use abi::cluster::{FEATURES_MAX, HOSTS_MAX, PROTOCOL};
 use abi::control::{FrameHeader, HostStatus, ProbeRequest, code, host, news, trace};
-use abi::link::PARTS_MAX;
+use abi::link::{BODY_AT, PARTS_MAX};
 use abi::span::Kind;
 use abi::state::Vcpu;
 use alloc::{boxed::Box, vec::Vec};
@@ -116,7 +116,7 @@ pub fn init() {
 }
 
 /// A frame of the link has come; it is copied, and waits for the next pass.
-fn arrive(frame: &[u8]) {
+fn arrive(frame: Arrived) {
     let Some(state) = STATE.get() else { return };
     let [is_kept, is_worth] = worked(|| state.lock().keep(frame));
     if is_kept {
@@ -304,7 +304,7 @@ fn now_ns() -> u64 {
 }
 
 /// What this machine is.
-fn description(life: u64) -> Description {
+fn description(life: u64, frame_bytes: usize) -> Description {
     let parts = env!("CARGO_PKG_VERSION").split('.');
     let parts = parts.map(|part| part.parse::<u32>().unwrap_or(0) & 0xff);
     let mut words = [U64::ZERO; FEATURES_MAX];
@@ -318,6 +318,7 @@ fn description(life: u64) -> Description {
         zva_log2: features::zeroed_block_log2(),
         version: parts.fold(0, |all, part| all << 8 | part).into(),
         clock_hz: (timer::frequency() as u32).into(),
+        frame_bytes: (frame_bytes as u64).into(),
         cache_lines: cache::lines().into(),
         life: life.into(),
         features: words,
@@ -358,7 +359,7 @@ impl State {
         let peers = peers(record).ok_or(Unable::NoMemory)?;
         let (inbox, out) = room::inbox().ok_or(Unable::NoMemory)?;
         // Half of all lives are left, so that none after it overflows.
-        let own = description((life >> 1).max(1));
+        let own = description((life >> 1).max(1), record.frame_bytes());
         #[cfg(not(target_os = "none"))]
         let own = outside::told(own);
         let cluster = Cluster::new(Settings::new(record.host), own, peers.leak());
@@ -373,14 +374,20 @@ impl State {
             calls: Calls::new().ok_or(Unable::NoMemory)?,
             said: Calls::new().ok_or(Unable::NoMemory)?,
             states: Box::new(States::NONE),
-            errands: Messages::of(room::bytes(room::MESSAGES_BYTES).ok_or(Unable::NoMemory)?),
+            errands: room::messages().ok_or(Unable::NoMemory)?,
         }))
     }
 
     /// Keeps a frame for the next pass if there is room. Returns whether it is let in, and whether others like it are worth a look.
-    fn keep(&mut self, frame: &[u8]) -> [bool; 2] {
-        let admitted = self.cluster.admit(now_ns(), frame);
-        let is_lost = admitted[0] && !self.inbox.push([frame, &[]]);
+    fn keep(&mut self, frame: Arrived) -> [bool; 2] {
+        let mut head = [0; BODY_AT];
+        let head = &mut head[..frame.bytes.min(BODY_AT)];
+        frame.read(head);
+        let admitted = self.cluster.admit(now_ns(), head);
+        let is_lost = admitted[0] && {
+            let place = self.inbox.place(frame.bytes);
+            place.map(|place| frame.read(place)).is_none()
+        };
         self.cluster.unheard += u64::from(is_lost);
         admitted
     }
@@ -566,7 +573,7 @@ impl Owner for Card<'_> {
                 let is_whole = message.len() >= size_of::<Errand>();
                 let errands = self.errands.as_mut().filter(|_| is_whole);
                 // Without room it is lost, as beats would wait behind it: who asked gives up in time.
-                let _ = errands.map(|it| it.push([&[from], message]));
+                let _ = errands.map(|it| it.push(from, message));
                 true
             }
             Some(&kind) if kind >= Kind::Offer as u8 => self.states.keep(self.calls, from, message),

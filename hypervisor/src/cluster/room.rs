@@ -4,7 +4,7 @@ use crate::cluster::cipher::{self, Sealer};
 use crate::machine::{Kind, cpu, stretch};
 use crate::memory::frames;
 use abi::bundle::ClusterRecord;
-use abi::link::{BULK_MAX, FRAME_STANDARD};
+use abi::link::{BULK_MAX, FRAME_PAGE};
 use alloc::{boxed::Box, vec::Vec};
 use core::{
     mem::size_of,
@@ -12,32 +12,27 @@ use core::{
 };
 use model_addr::FRAME_SIZE;
 use model_addr::Mfn;
-use model_cluster::STRANGE_MAX;
+use model_cluster::{STRANGE_MAX, Waiting};
 use model_coherence::Page;
 use model_frame_table::{MAX_ORDER, Purpose};
 use model_link::{Lane, Link, Nonce, Secret, Settings, Suite, WINDOW};
 
-/// A link's buffers, as an order of frames: 1 MiB.
-const LINK_ORDER: u8 = 8;
-/// The inbox, as an order of frames: 2 MiB.
-const INBOX_ORDER: u8 = 9;
-/// Bytes between two frames of the inbox.
-const STRIDE: usize = 2048;
+/// Bytes of the inbox, and of a frame that leaves.
+const INBOX_BYTES: usize = 2 << 20;
 /// Frames that may wait.
-const WAITING_MAX: usize = ((FRAME_SIZE as usize) << INBOX_ORDER) / STRIDE - 1;
-// Strangers take an eighth at most, but for what their budget earns while frames wait.
+const WAITING_MAX: usize = 1023;
+// Strangers take an eighth at most, or less than a third where frames are long, but for what their budget earns meanwhile.
 const _: () = assert!(WAITING_MAX as u64 >= 7 * STRANGE_MAX);
-/// Bytes between two messages about a VM that spans hosts: sender and the longest message.
-const MESSAGE_STRIDE: usize = BULK_MAX + 32;
-/// Those that may wait.
+const _: () = assert!(INBOX_BYTES >= 3 * STRANGE_MAX as usize * FRAME_PAGE);
+/// Messages about a VM that spans hosts that may wait.
 const MESSAGES_MAX: usize = 8;
+/// Bytes for them, each with its sender, and for one more: none is in two pieces.
+const MESSAGES_BYTES: usize = (MESSAGES_MAX + 1) * (BULK_MAX + 1);
 /// Entries in a run of frames, the longest that there is: 2 MiB.
 const PAGES_IN_RUN: usize = (FRAME_SIZE as usize) << MAX_ORDER >> size_of::<Page>().ilog2();
 const _: () = assert!(size_of::<Page>().is_power_of_two());
 /// Entries of a table of pages that are made between two looks at interrupts.
 const PAGES_AT_ONCE: usize = 1024;
-/// Bytes for them.
-pub const MESSAGES_BYTES: usize = MESSAGE_STRIDE * MESSAGES_MAX;
 
 /// The shortest retransmission timeout: what the other host's pass may wait for a vCPU's exit.
 const TIMEOUT_FLOOR_NS: u64 = 2_000_000;
@@ -47,68 +42,22 @@ const ACK_DELAY_NS: u64 = 500_000;
 const HELLO_NS: u64 = 20_000_000;
 
 /// Frames that wait for the next pass.
-pub type Inbox = Waiting<&'static mut [u8], STRIDE, WAITING_MAX>;
+pub type Inbox = Waiting<&'static mut [u8], WAITING_MAX>;
 /// Messages that wait for it, each behind the number of its sender.
-pub type Messages = Waiting<Box<[u8]>, MESSAGE_STRIDE, MESSAGES_MAX>;
-
-/// What waits, oldest first.
-pub struct Waiting<B, const STRIDE: usize, const MAX: usize> {
-    bytes: B,
-    lengths: heapless::Deque<usize, MAX>,
-    /// Place of the oldest.
-    first: usize,
-}
+pub type Messages = Waiting<Box<[u8]>, MESSAGES_MAX>;
 
 /// Makes an inbox, and room for a frame that leaves.
 pub fn inbox() -> Option<(Inbox, &'static mut [u8])> {
-    let (bytes, out) = take(INBOX_ORDER)?.split_at_mut(WAITING_MAX * STRIDE);
-    Some((Inbox::of(bytes), out))
+    let (bytes, out) = take(INBOX_BYTES)?.split_at_mut(INBOX_BYTES - FRAME_PAGE);
+    Some((Waiting::of(bytes), out))
 }
 
-/// Zeroes on the heap.
-pub fn bytes(count: usize) -> Option<Box<[u8]>> {
+/// Makes room for messages.
+pub fn messages() -> Option<Messages> {
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(count).ok()?;
-    bytes.resize(count, 0);
-    Some(bytes.into_boxed_slice())
-}
-
-impl<B: AsMut<[u8]>, const STRIDE: usize, const MAX: usize> Waiting<B, STRIDE, MAX> {
-    pub const fn of(bytes: B) -> Self {
-        Self {
-            bytes,
-            lengths: heapless::Deque::new(),
-            first: 0,
-        }
-    }
-
-    /// Adds what is in two parts; `false` where there is no room.
-    pub fn push(&mut self, [head, rest]: [&[u8]; 2]) -> bool {
-        let at = (self.first + self.lengths.len()) % MAX * STRIDE;
-        let bytes = head.len() + rest.len();
-        let place = self.bytes.as_mut().get_mut(at..at + bytes);
-        let fits = bytes <= STRIDE && self.lengths.push_back(bytes).is_ok();
-        let Some(place) = place.filter(|_| fits) else {
-            return false;
-        };
-        let (first, second) = place.split_at_mut(head.len());
-        first.copy_from_slice(head);
-        second.copy_from_slice(rest);
-        true
-    }
-
-    /// Returns the oldest.
-    pub fn first(&mut self) -> Option<&mut [u8]> {
-        let (at, bytes) = (self.first * STRIDE, *self.lengths.front()?);
-        self.bytes.as_mut().get_mut(at..at + bytes)
-    }
-
-    /// Drops the oldest.
-    pub fn pop(&mut self) {
-        if self.lengths.pop_front().is_some() {
-            self.first = (self.first + 1) % MAX;
-        }
-    }
+    bytes.try_reserve_exact(MESSAGES_BYTES).ok()?;
+    bytes.resize(MESSAGES_BYTES, 0);
+    Some(Waiting::of(bytes.into_boxed_slice()))
 }
 
 /// What is known of the pages of a VM that spans hosts, in runs of frames that go back with it.
@@ -152,7 +101,11 @@ impl Pages {
 
 /// The order of frames that a run for so many pages has.
 fn order_of(pages: usize) -> u8 {
-    let bytes = pages.min(PAGES_IN_RUN) * size_of::<Page>();
+    order(pages.min(PAGES_IN_RUN) * size_of::<Page>())
+}
+
+/// The least order of frames with room for so many bytes.
+fn order(bytes: usize) -> u8 {
     let frames = (bytes as u64).div_ceil(FRAME_SIZE);
     frames.next_power_of_two().ilog2() as u8
 }
@@ -202,25 +155,26 @@ pub fn link(
         peer,
         macs: [mac(record.host)?, mac(peer)?],
         epoch: record.number,
-        frame_bytes: FRAME_STANDARD,
+        frame_bytes: record.frame_bytes(),
         timeout_floor_ns: TIMEOUT_FLOOR_NS,
         delay_ns: ACK_DELAY_NS,
         hello_ns: HELLO_NS,
         is_open: record.is_open == 1,
         suite: suite(record),
     };
-    let mut rest = take(LINK_ORDER)?;
-    let mut part = |lane: Lane| {
-        let bytes = lane.buffer_bytes(WINDOW, FRAME_STANDARD);
-        rest.split_off_mut(..bytes)
+    let [urgent, bulk] = Lane::ALL.map(|lane| lane.buffer_bytes(WINDOW, record.frame_bytes()));
+    // One way: a run of frames has 2 MiB at most.
+    let both = || {
+        let (first, rest) = take(urgent + bulk)?.split_at_mut(urgent);
+        Some([first, rest.get_mut(..bulk)?])
     };
-    let mut both = || Some([part(Lane::Urgent)?, part(Lane::Bulk)?]);
     let buffers = [both()?, both()?];
     Link::new(settings, Secret(record.key), buffers, nonce)
 }
 
-/// Takes memory of this CPU's node, for ever.
-fn take(order: u8) -> Option<&'static mut [u8]> {
+/// Takes memory of this CPU's node, for ever: so many bytes, or more.
+fn take(bytes: usize) -> Option<&'static mut [u8]> {
+    let order = order(bytes);
     let first = frames::take_for_el2(cpu::this().node, order)?;
     let start = core::ptr::with_exposed_provenance_mut(first.address().0 as usize);
     // SAFETY: these frames were just taken from the pool for EL2, which maps them one to one, and never go back; nothing

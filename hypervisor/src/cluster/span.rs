@@ -300,7 +300,7 @@ impl Memory {
     #[inline(never)]
     fn new(settings: Settings<HOSTS>, members: Members) -> Option<Box<Self>> {
         let pages = Pages::new(settings.pages as usize, |n| Page::first(&settings, n))?;
-        let inbox = Messages::of(room::bytes(room::MESSAGES_BYTES)?);
+        let inbox = room::messages()?;
         let page = words()?;
         let mut backlog = Backlog::new();
         // Each of 16 vCPUs can make a transaction older.
@@ -370,7 +370,7 @@ impl Memory {
         match (message.first(), member) {
             // One that has ended takes none: beats would wait behind them.
             (Some(..KINDS_END), Some(member)) if self.why.is_none() => {
-                self.inbox.push([&[member as u8], message])
+                self.inbox.push(member as u8, message)
             }
             _ => true,
         }

@@ -1,24 +1,26 @@
 //! The machine's network card: virtio-net driven at EL2, for switches with a way out.
 //!
-//! Frames go through buffers of EL2's own, a page each, so that a guest's memory is never in the
+//! Frames go through buffers of EL2's own, so that a guest's memory is never in the
 //! card's hands. It is asked for no offloads: what goes out is cut and summed before. Beside OS-0, whose
 //! cards all are, a network device of OS-0's takes its place ([`crate::drivers::uplink`]).
 
 use crate::drivers::queue::{BufferQueue, Transport, begin};
 use crate::drivers::uplink;
 use crate::machine::{self, Kind, due, stretch};
-use abi::link::ETHERTYPE;
+use abi::bundle::Bundle;
+use abi::link::{ETHERNET_BYTES, ETHERTYPE};
 use alloc::boxed::Box;
-use arch::timer;
+use arch::{frames::Ram, timer};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use machine_locks::{Once, Rank, SpinLock};
+use model_addr::FRAME_SIZE;
 use virtio_drivers::{Error, transport::Transport as _};
 
 const QUEUE: usize = 256;
 const BUFFERS: usize = 128;
 /// `struct virtio_net_hdr_v1`, all zero: nothing is left to do with a frame.
 const HEADER_BYTES: usize = 12;
-/// The longest frame: 1500 bytes, an Ethernet header, a VLAN tag.
+/// The longest frame from and to VMs: 1500 bytes, an Ethernet header, a VLAN tag.
 const FRAME_MAX: usize = 1518;
 /// Frames taken in one go, if it does not get long before: a full one takes some 2,300 instructions, a stretch has 100,000.
 const FRAMES_AT_ONCE: u32 = 32;
@@ -31,6 +33,23 @@ struct Hardware {
     transport: Transport,
     receive: Box<BufferQueue<QUEUE, BUFFERS>>,
     send: Box<BufferQueue<QUEUE, BUFFERS>>,
+    /// The longest frame, of VMs or of the link.
+    longest: usize,
+}
+
+/// A frame that has come, in a buffer of the card that is claimed.
+#[derive(Clone, Copy)]
+pub struct Arrived {
+    buffer: Ram,
+    /// Its length.
+    pub bytes: usize,
+}
+
+impl Arrived {
+    /// Copies its first bytes, of which there are as many.
+    pub fn read(self, into: &mut [u8]) {
+        self.buffer.read(HEADER_BYTES as u64, into);
+    }
 }
 
 static CARD: Once<SpinLock<Hardware>> = Once::new();
@@ -40,7 +59,7 @@ static LEFT: AtomicBool = AtomicBool::new(false);
 static REST_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// Takes each frame of the link between hosts, where the machine is one of a cluster: given at boot.
-pub static LINK: Once<fn(&[u8])> = Once::new();
+pub static LINK: Once<fn(Arrived)> = Once::new();
 
 /// Whether a frame in two parts is of the link between hosts, which a VM must not send to them.
 pub fn is_of_link(head: &[u8], rest: &[u8]) -> bool {
@@ -51,16 +70,25 @@ pub fn is_of_link(head: &[u8], rest: &[u8]) -> bool {
 #[inline(never)]
 pub fn start(mut transport: Transport) -> Result<(), Error> {
     begin(&mut transport, 0);
-    let mut receive = Box::new(BufferQueue::new(&mut transport, 0, 0, 0)?);
-    let send = Box::new(BufferQueue::new(&mut transport, 1, 0, 0)?);
+    let cluster = machine::get().bundle.as_ref().map(Bundle::cluster);
+    let of_link = cluster.and_then(Result::ok).flatten();
+    let longest = of_link.map_or(0, |it| it.frame_bytes()).max(FRAME_MAX);
+    let room = HEADER_BYTES + longest;
+    let order = room
+        .div_ceil(FRAME_SIZE as usize)
+        .next_power_of_two()
+        .ilog2() as u8;
+    let mut receive = Box::new(BufferQueue::new(&mut transport, 0, order, 0)?);
+    let send = Box::new(BufferQueue::new(&mut transport, 1, order, 0)?);
     transport.finish_init();
     while let Some((slot, _)) = receive.claim() {
-        receive.lend(&mut transport, slot, 0, (HEADER_BYTES + FRAME_MAX) as u32)?;
+        receive.lend(&mut transport, slot, 0, room as u32)?;
     }
     let hardware = Hardware {
         transport,
         receive,
         send,
+        longest,
     };
     let card = SpinLock::new(Rank::PhysicalDevice, hardware);
     CARD.set(card).map_err(|_| Error::AlreadyUsed)
@@ -87,7 +115,7 @@ pub fn has_room() -> bool {
 /// Sends a frame that is in two parts; `false` where it is lost.
 pub fn send(head: &[u8], rest: &[u8]) -> bool {
     let sent = match CARD.get() {
-        Some(card) => head.len() + rest.len() <= FRAME_MAX && card.lock().send(head, rest),
+        Some(card) => card.lock().send(head, rest),
         None => uplink::send(head, rest),
     };
     uplink::count(if sent { 1 } else { 2 });
@@ -102,6 +130,14 @@ impl Hardware {
     }
 
     fn send(&mut self, head: &[u8], rest: &[u8]) -> bool {
+        let most = if is_of_link(head, rest) {
+            self.longest
+        } else {
+            FRAME_MAX
+        };
+        if head.len() + rest.len() > most {
+            return false;
+        }
         self.take_back_sent();
         let Some((slot, buffer)) = self.send.claim() else {
             return false;
@@ -118,18 +154,36 @@ impl Hardware {
         lent.is_ok()
     }
 
-    /// Copies the next frame that came. Room is cleared for the first: half of all interrupts say that frames are sent.
-    fn receive<'f>(&mut self, into: &'f mut Option<[u8; FRAME_MAX]>) -> Option<&'f [u8]> {
+    /// Takes the next frame that came; its buffer goes back by [`Self::give_back`].
+    fn receive(&mut self) -> Option<(usize, Arrived)> {
         let (slot, buffer, written) = self.receive.take_back()?;
         let bytes = written.saturating_sub(HEADER_BYTES as u32) as usize;
-        let into = &mut into.get_or_insert_with(|| [0; FRAME_MAX])[..bytes.min(FRAME_MAX)];
-        buffer.read(HEADER_BYTES as u64, into);
-        let room = (HEADER_BYTES + FRAME_MAX) as u32;
+        Some((slot, Arrived { buffer, bytes }))
+    }
+
+    fn give_back(&mut self, slot: usize) {
+        let room = (HEADER_BYTES + self.longest) as u32;
         let lent = self.receive.lend(&mut self.transport, slot, 0, room);
         if lent.is_err() {
             self.receive.release(slot);
         }
-        Some(into)
+    }
+}
+
+/// Hands a frame to the link between hosts, or to VMs. Room is cleared for the first of these.
+fn hand_in(frame: Arrived, room: &mut Option<[u8; FRAME_MAX]>) {
+    let mut head = [0; ETHERNET_BYTES];
+    let head = &mut head[..frame.bytes.min(ETHERNET_BYTES)];
+    frame.read(head);
+    match LINK.get() {
+        Some(take) if head.get(12..) == Some(&ETHERTYPE) => take(frame),
+        _ => {
+            let room = room.get_or_insert([0; FRAME_MAX]);
+            if let Some(into) = room.get_mut(..frame.bytes) {
+                frame.read(into);
+                uplink::hand_in(into);
+            }
+        }
     }
 }
 
@@ -183,14 +237,12 @@ fn take_some(card: &SpinLock<Hardware>) -> bool {
         if n > 0 && stretch::is_long() {
             break;
         }
-        let Some(frame) = card.lock().receive(&mut room) else {
+        let Some((slot, frame)) = card.lock().receive() else {
             return false;
         };
         uplink::count(0);
-        match LINK.get() {
-            Some(take) if frame.get(12..14) == Some(&ETHERTYPE) => take(frame),
-            _ => uplink::hand_in(frame),
-        }
+        hand_in(frame, &mut room);
+        card.lock().give_back(slot);
     }
     LEFT.store(true, Ordering::Relaxed);
     true

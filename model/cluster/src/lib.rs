@@ -24,10 +24,12 @@
 
 mod ends;
 mod probe;
+mod waiting;
 
 pub use abi::cluster::{Description, HOSTS_MAX};
 pub use model_membership::Change;
 pub use probe::{PAGE_BYTES, Probes};
+pub use waiting::Waiting;
 
 use abi::link::{Prefix, URGENT_MAX};
 use ends::{Changes, End, Sender};

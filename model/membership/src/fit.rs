@@ -13,6 +13,11 @@ pub enum Unfit {
     /// Version of Underpin, as in [`Description::version`].
     #[error("its Underpin has version {0:#x}, here {1:#x}: run one version on all hosts")]
     Version(u32, u32),
+    /// Bytes of the longest frame of the link.
+    #[error(
+        "its frames on the link have up to {0} bytes, here {1}: give the same mtu in the cluster files of all hosts"
+    )]
+    Frames(u64, u64),
     /// log2 of the bytes of a page.
     #[error("its pages have 2^{0} bytes, here 2^{1}: they must be equal")]
     PageSize(u8, u8),
@@ -38,10 +43,12 @@ pub enum Unfit {
 pub fn differences(theirs: &Description, ours: &Description) -> impl Iterator<Item = Unfit> {
     let of = |it: &Description| (it.version.get(), it.clock_hz.get(), it.cache_lines.get());
     let ((version, clock, lines), (our_version, our_clock, our_lines)) = (of(theirs), of(ours));
+    let [frames, our_frames] = [theirs, ours].map(|it| it.frame_bytes.get());
     let (protocol, page, zva) = (theirs.protocol, theirs.page_log2, theirs.zva_log2);
     [
         (protocol != PROTOCOL, Unfit::Protocol(protocol, PROTOCOL)),
         (version != our_version, Unfit::Version(version, our_version)),
+        (frames != our_frames, Unfit::Frames(frames, our_frames)),
         (
             page != ours.page_log2,
             Unfit::PageSize(page, ours.page_log2),

@@ -34,6 +34,8 @@ fn every_field_that_must_be_equal_is_named() {
     assert_eq!(changed(|it| it.clock_hz = 25_000_000.into()), clock);
     let version = Err(Unfit::Version(7, 0x01_0200));
     assert_eq!(changed(|it| it.version = 7.into()), version);
+    let frames = Err(Unfit::Frames(4270, 1514));
+    assert_eq!(changed(|it| it.frame_bytes = 4270.into()), frames);
     let lines = Err(Unfit::CacheLines(1, 0x8444_c004));
     assert_eq!(changed(|it| it.cache_lines = 1.into()), lines);
     assert_eq!(changed(|it| it.features[0] = 0.into()), Ok(()));

@@ -48,12 +48,17 @@ const PROBES_AT_ONCE: u32 = 1_500;
 const ENDS_MANY: u64 = 40;
 /// One life in so many is of four to eight hosts.
 const WIDE: u64 = 128;
+/// Lives of 16 in which a page takes one frame, and one of so many in which hosts are crowded.
+const JUMBO: [u64; 3] = [5, 8, 13];
+const JUMBO_CROWDED: u64 = 128;
 
 /// What became of a cluster.
 #[derive(Debug, Default)]
 pub struct Life {
     /// Frames that hosts have sent.
     pub frames: u64,
+    /// Bytes of the longest.
+    pub longest: usize,
     /// Memberships that a host has entered.
     pub entered: u64,
     /// Hosts that were started, also those that came back.
@@ -84,8 +89,10 @@ pub fn live(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
         _ => few,
     };
     let mut network = Network::new(&mut rng, hosts);
-    let vm = Some(rng.next()).filter(|_| seed.is_multiple_of(2));
-    let mut world = World::new(&mut rng, (hosts, None, vm), network.latency_ns);
+    let mut birth = Birth::of(hosts as u8);
+    birth.vm = Some(rng.next()).filter(|_| seed.is_multiple_of(2));
+    birth.is_jumbo = JUMBO.contains(&(seed % 16)) || seed % JUMBO_CROWDED == 67;
+    let mut world = World::new(&mut rng, birth, network.latency_ns);
     let faults_ns = FAULTS_NS[0] + rng.below(FAULTS_NS[1] - FAULTS_NS[0]);
     let mut next_fault = 500 * MS + rng.below(1_500 * MS);
     while world.now < faults_ns {
@@ -202,8 +209,12 @@ fn flood(
 pub fn live_unlike(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     let mut rng = Rng::new(seed ^ 0x756e_6c69_6b65);
     let mut network = Network::new(&mut rng, 3);
-    let (odd, vm) = (Some(Odd::Features), Some(rng.next() & !1));
-    let mut world = World::new(&mut rng, (3, odd, vm), network.latency_ns);
+    let birth = Birth {
+        odd: Some(Odd::Features),
+        vm: Some(rng.next() & !1),
+        ..Birth::of(3)
+    };
+    let mut world = World::new(&mut rng, birth, network.latency_ns);
     let end = PEACE_NS;
     while !world.is_one() && world.now < end {
         world.run(world.now + 20 * MS, &mut network, log)?;
@@ -231,7 +242,12 @@ pub fn live_unlike(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String>
 pub fn live_asking(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     let mut rng = Rng::new(seed ^ 0x6173_6b73);
     let mut network = Network::new(&mut rng, 2);
-    let mut world = World::new(&mut rng, (2, Some(Odd::Asks), None), network.latency_ns);
+    let odd = Some(Odd::Asks);
+    let birth = Birth {
+        odd,
+        ..Birth::of(2)
+    };
+    let mut world = World::new(&mut rng, birth, network.latency_ns);
     world.run(APART_NS, &mut network, log)?;
     if world.is_one() {
         Ok(world.end())
@@ -247,7 +263,12 @@ pub fn live_asking(seed: u64, log: &mut dyn FnMut(&str)) -> Result<Life, String>
 pub fn live_apart(seed: u64, odd: Odd, log: &mut dyn FnMut(&str)) -> Result<Life, String> {
     let mut rng = Rng::new(seed ^ 0x6170_6172_7400);
     let mut network = Network::new(&mut rng, 3);
-    let mut world = World::new(&mut rng, (3, Some(odd), None), network.latency_ns);
+    let odd = Some(odd);
+    let birth = Birth {
+        odd,
+        ..Birth::of(3)
+    };
+    let mut world = World::new(&mut rng, birth, network.latency_ns);
     world.run(APART_NS, &mut network, log)?;
     if world.is_last_alone() {
         Ok(world.end())

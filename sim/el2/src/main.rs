@@ -75,6 +75,9 @@ struct Options {
     /// What decides the VM that spans two of them.
     #[arg(long, requires = "host", hide = true)]
     vm: Option<u64>,
+    /// A page takes one frame of their link.
+    #[arg(long, requires = "host", hide = true)]
+    jumbo: bool,
     #[command(flatten)]
     limits: Limits,
 }
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
             seed,
             odd,
             vm,
+            is_jumbo: options.jumbo,
         });
         return ExitCode::from(u8::from(been.is_err()));
     }

@@ -8,11 +8,27 @@ pub const NAMES: [&str; 8] = [
     "left", "right", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
 ];
 
+/// MTU of an Ethernet on which a page takes one frame.
+pub const JUMBO: u16 = 9000;
+
 /// Writes a cluster file and its key, one digit 64 times; gives its path.
 ///
 /// # Errors
 /// A file cannot be written.
 pub fn write(directory: &Path, name: &str, digit: char, hosts: usize) -> Outcome<String> {
+    write_for((directory, name), digit, hosts, 1500)
+}
+
+/// As [`write`], of hosts whose Ethernet has that MTU.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write_for(
+    (directory, name): (&Path, &str),
+    digit: char,
+    hosts: usize,
+    mtu: u16,
+) -> Outcome<String> {
     let key = directory.join(format!("{name}.key"));
     let tried = "cannot write a cluster file";
     fs::write(&key, digit.to_string().repeat(64)).map_err(because(tried))?;
@@ -21,18 +37,22 @@ pub fn write(directory: &Path, name: &str, digit: char, hosts: usize) -> Outcome
         format!("[[host]]\nname = \"{name}\"\nmac = \"52:54:00:00:00:{number:02x}\"\n")
     };
     let hosts: String = NAMES.iter().take(hosts).enumerate().map(host).collect();
-    let text = format!("key = \"{name}.key\"\n{hosts}");
+    let text = format!("key = \"{name}.key\"\nmtu = {mtu}\n{hosts}");
     let file = directory.join(format!("{name}.toml"));
     fs::write(&file, text).map_err(because(tried))?;
     Ok(file.display().to_string())
 }
 
-/// Hardware of hosts that join a cluster of their own, whose file is written.
+/// Hardware of hosts that join a cluster of their own, whose file is written; and the MTU of their Ethernet.
 ///
 /// # Errors
 /// As for [`write`].
-pub fn joined(hardware: Hardware, directory: &Path, hosts: usize) -> Outcome<Hardware> {
-    let file = write(directory, "cluster", 'a', hosts)?;
+pub fn joined(
+    hardware: Hardware,
+    directory: &Path,
+    (hosts, mtu): (usize, u16),
+) -> Outcome<Hardware> {
+    let file = write_for((directory, "cluster"), 'a', hosts, mtu)?;
     Ok(options(&[file])
         .into_iter()
         .fold(hardware, Hardware::option))

@@ -7,7 +7,11 @@ use crate::{
         section::{Problems, Section},
     },
 };
-use abi::{Text, bundle::ClusterRecord, cluster::HOSTS_MAX};
+use abi::{
+    Text,
+    bundle::{ClusterRecord, MTU_PAGE, MTU_STANDARD},
+    cluster::HOSTS_MAX,
+};
 use std::{
     fmt::Write as _,
     fs::{self, File},
@@ -17,7 +21,9 @@ use std::{
 };
 use toml::de::DeTable;
 
-const KEYS: [&str; 3] = ["number", "key", "host"];
+const KEYS: [&str; 4] = ["number", "key", "mtu", "host"];
+/// The most bytes that a frame carries on any Ethernet, but for its header.
+const MTU_MAX: u16 = 9216;
 const HOST_KEYS: [&str; 2] = ["name", "mac"];
 const KEY_BYTES: usize = 32;
 
@@ -37,6 +43,8 @@ pub struct ClusterFile {
     pub path: PathBuf,
     /// Number that tells clusters on one wire apart.
     pub number: u32,
+    /// The most bytes that frames of the link carry.
+    pub mtu: u16,
     /// The file with the key.
     pub key: PathBuf,
     /// The hosts, in the order of the file, which is the same on all machines.
@@ -96,6 +104,8 @@ impl ClusterFile {
             hosts: names.len() as u8,
             is_open: 0,
             no_aes: 0,
+            mtu: self.mtu,
+            zeroes: [0; 2],
             key: read_key(&self.key)?,
             macs: [[0; 6]; HOSTS_MAX],
             names: [Text::default(); HOSTS_MAX],
@@ -128,13 +138,31 @@ fn decode(path: &Path, root: &Section<'_, '_>, problems: &Problems) -> Option<Cl
     for section in &sections {
         hosts.extend(decode_host(section, &hosts, problems));
     }
+    let mtu = decode_mtu(root, problems);
     let directory = path.parent().unwrap_or(Path::new(""));
     Some(ClusterFile {
         path: path.to_owned(),
         number,
+        mtu,
         key: directory.join(key?.value),
         hosts,
     })
+}
+
+/// Decodes what frames carry: as everywhere, or enough for a page.
+fn decode_mtu(root: &Section<'_, '_>, problems: &Problems) -> u16 {
+    let standard = u32::from(MTU_STANDARD);
+    let mtu = root.number("mtu", standard..u32::from(MTU_MAX) + 1, standard) as u16;
+    if let Some(span) = root.has("mtu")
+        && (MTU_STANDARD + 1..MTU_PAGE).contains(&mtu)
+    {
+        let message = format!("'mtu' is {mtu}, with which a page takes three frames all the same");
+        let help = format!(
+            "use {MTU_STANDARD}, or {MTU_PAGE} to {MTU_MAX} if cards and switches carry as much"
+        );
+        problems.add(&span, message, &help);
+    }
+    mtu
 }
 
 /// Decodes a host, which differs from those before.
@@ -271,6 +299,15 @@ mod tests {
         assert_eq!((record.number, record.host, record.hosts), (3, 1, 2));
         assert_eq!(record.macs[1], [2, 0, 0, 0, 0x88, 2]);
         assert_eq!(record.names[0].as_str(), Some("a"));
+        assert_eq!((record.mtu, record.frame_bytes()), (1500, 1514));
+        for (mtu, frame_bytes) in [(1500, 1514), (4256, 4270), (9216, 4270)] {
+            let text = format!("mtu = {mtu}\n{GOOD}");
+            let record = ClusterFile::parse(&path, &text)
+                .unwrap()
+                .record("a")
+                .unwrap();
+            assert_eq!((record.mtu, record.frame_bytes()), (mtu, frame_bytes));
+        }
         assert_ne!(record.key, [0; 32]);
         let unknown = file.record("c").err().unwrap();
         assert_eq!(unknown.advice(), Some("use one of its names: a, b"));
@@ -310,6 +347,17 @@ mod tests {
         };
         problem("key = \"cluster.key\"", "", "'key' is missing");
         problem("number", "numbr", "unknown key 'numbr'");
+        for (mtu, told) in [
+            ("1499", "outside 1500 to 9216"),
+            (
+                "1501",
+                "'mtu' is 1501, with which a page takes three frames",
+            ),
+            ("4255", "'mtu' is 4255, with which"),
+            ("9217", "outside 1500 to 9216"),
+        ] {
+            problem("number = 3", &format!("mtu = {mtu}"), told);
+        }
         problem("\"b\"", "\"a\"", "two hosts have the name 'a'");
         problem("\"b\"", "\"B!\"", "'B!' cannot be a host's name");
         problem(

@@ -84,6 +84,9 @@ pub struct Asked {
     /// What is done for pages beyond IVY's protocol, as for `bench-span`
     #[arg(long, default_value = "best", value_name = "WORDS")]
     coherence: String,
+    /// MTU of the hosts' Ethernet: from 4256 on, a page takes one frame
+    #[arg(long, default_value_t = 1500, value_name = "BYTES")]
+    mtu: u16,
     /// Show so many functions that take most of a step, too
     #[arg(long, default_value_t = 0, value_name = "N")]
     functions: usize,
@@ -101,6 +104,7 @@ impl Asked {
         Self {
             only: Vec::new(),
             coherence: "best".to_owned(),
+            mtu: 1500,
             functions: 0,
             built: false,
             write,
@@ -149,9 +153,10 @@ fn measure(progress: &mut Steps, asked: &Asked, steps: &[&(&str, &str)]) -> Opti
         };
         rows.push(progress.run(name, |step| of_step(step, asked, name, what))?);
     }
+    let size = if asked.mtu == 1500 { "" } else { "-jumbo" };
     for (name, rows) in [("span-steps", two), ("span-steps-third", three)] {
         if rows.len() > 1 {
-            finish(progress, name, &rows, asked.write)?;
+            finish(progress, &format!("{name}{size}"), &rows, asked.write)?;
         }
     }
     Some(())
@@ -243,7 +248,7 @@ fn run_once(
     let wire = format!("class=20us,latency={one_way_us}us");
     let counts = directory.join("counts");
     let hardware = Hardware::hosts(hosts, "512M", &wire).counts_to(&counts);
-    let hardware = cluster_file::joined(hardware, &directory, hosts.into())?;
+    let hardware = cluster_file::joined(hardware, &directory, (hosts.into(), asked.mtu))?;
     let mut machine = Machine::start(&assets::command(), &directory, &hardware, &[vm])?;
     let ns = await_steps(&mut machine)?;
     let file = |host| {

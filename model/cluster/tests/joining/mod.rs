@@ -223,6 +223,7 @@ impl<const N: usize> Host<N> {
             version: 1.into(),
             clock_hz: 1000.into(),
             cache_lines: 4.into(),
+            frame_bytes: 1514.into(),
             life: ((host as u64 + 1) << 32 | starts << 16).into(),
             features: [U64::ZERO; FEATURES_MAX],
         };

@@ -70,6 +70,7 @@ fn description(life: u64) -> Description {
         version: 0x100.into(),
         clock_hz: 62_500_000.into(),
         cache_lines: 0x8444_c004.into(),
+        frame_bytes: 1514.into(),
         life: life.into(),
         features: [U64::ZERO; FEATURES_MAX],
     }

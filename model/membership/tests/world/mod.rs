@@ -23,6 +23,7 @@ pub fn description(life: u64) -> Description {
         version: 0x01_0200.into(),
         clock_hz: 62_500_000.into(),
         cache_lines: 0x8444_c004.into(),
+        frame_bytes: 1514.into(),
         life: life.into(),
         features,
     }

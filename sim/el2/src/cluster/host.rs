@@ -6,7 +6,7 @@ use crate::bundle;
 use crate::life::{BUNDLE_AT, TREE_AT, take_lines};
 use crate::tree;
 use abi::Text;
-use abi::bundle::ClusterRecord;
+use abi::bundle::{ClusterRecord, MTU_STANDARD};
 use abi::cluster::{ANSWERED, ASKED, DESCRIPTION, Description, FAREWELL, PROBE, PROBED};
 use abi::control::SpanMoveRequest;
 use abi::link::BULK_MAX;
@@ -25,6 +25,8 @@ use zerocopy::FromZeros;
 /// Bytes of the memory of one of three hosts, and how much more it has for each further one: its link, and its share of the VM.
 const MEMORY: usize = 24 << 20;
 const MEMORY_EACH: usize = 4 << 20;
+/// How much more each other host takes of it where a page takes one frame.
+const MEMORY_JUMBO: usize = 4 << 20;
 /// After so many points at which another CPU could go on, a host has hung that should have come to the end of a turn.
 const STEPS_MAX: u64 = 5_000_000;
 /// The longest that vCPUs take to stop.
@@ -43,6 +45,8 @@ pub enum Odd {
     Protocol,
     /// It is Underpin 9.9.9.
     Version,
+    /// A page takes one frame of its link.
+    Frames,
     /// Its pages have 64 KiB.
     Pages,
     /// Guests may not use DC ZVA.
@@ -63,6 +67,7 @@ impl Odd {
         match self {
             Self::Protocol => |own| own.protocol = 9,
             Self::Version => |own| own.version = 0x09_09_09.into(),
+            Self::Frames => |own| own.frame_bytes = 4_270.into(),
             Self::Pages => |own| own.page_log2 = 16,
             Self::Zeroed => |own| own.zva_log2 = 0,
             Self::Lines => |own| own.cache_lines = 0x8442_c002.into(),
@@ -86,9 +91,23 @@ pub struct Birth {
     pub odd: Option<Odd>,
     /// What decides the VM over several hosts, if there is one.
     pub vm: Option<u64>,
+    /// A page takes one frame of the link, on all hosts.
+    pub is_jumbo: bool,
 }
 
 impl Birth {
+    /// One of so many hosts that are alike, without a VM over several.
+    pub const fn of(hosts: u8) -> Self {
+        Self {
+            host: 0,
+            hosts,
+            seed: 0,
+            odd: None,
+            vm: None,
+            is_jumbo: false,
+        }
+    }
+
     /// Gives a machine the CPU features that the host has.
     fn settle_features(self, machine: &mut Machine, odd: Option<Odd>) {
         if self.seed.is_multiple_of(4) {
@@ -112,7 +131,9 @@ impl Birth {
         Config {
             seed: rng.next(),
             cpus: 1 + rng.below(3) as usize,
-            memory: MEMORY + MEMORY_EACH * usize::from(self.hosts).saturating_sub(3),
+            memory: MEMORY
+                + MEMORY_EACH * usize::from(self.hosts).saturating_sub(3)
+                + usize::from(self.is_jumbo) * MEMORY_JUMBO * usize::from(self.hosts),
             pause_every: 4 + rng.below(60),
             refused: 0,
             silent: 0,
@@ -137,6 +158,7 @@ fn record(birth: Birth) -> ClusterRecord {
     let mut record = ClusterRecord::new_zeroed();
     (record.number, record.key) = (7, KEY);
     (record.host, record.hosts) = (birth.host, birth.hosts);
+    record.mtu = if birth.is_jumbo { 9_000 } else { MTU_STANDARD };
     for host in 0..birth.hosts {
         record.macs[usize::from(host)] = mac(host);
         record.names[usize::from(host)] = Text::new(&format!("host{host}")).unwrap_or_default();

@@ -39,6 +39,7 @@ impl Process {
             .args(["--hosts", &birth.hosts.to_string()])
             .args(["--seed", &birth.seed.to_string()])
             .args(birth.vm.map(|seed| format!("--vm={seed}")))
+            .args(birth.is_jumbo.then_some("--jumbo"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -201,10 +202,8 @@ pub struct World {
     pub now: u64,
     quantum_ns: u64,
     hosts: Vec<Host>,
-    /// In what the last of them differs.
-    odd: Option<Odd>,
-    /// What decides the VM over several hosts, if there is one.
-    vm: Option<u64>,
+    /// Of each host, but for its number and its seed.
+    birth: Birth,
     /// By arrival, and by the order in which they were sent.
     flying: BTreeMap<(u64, u64), (usize, Sent)>,
     /// Lives that hosts have left on purpose.
@@ -217,11 +216,7 @@ pub struct World {
 impl World {
     /// So many hosts, which are started one after the other; the last may be odd, and a VM may span two of them. No frame
     /// arrives sooner than `latency_ns`.
-    pub fn new(
-        rng: &mut Rng,
-        (hosts, odd, vm): (usize, Option<Odd>, Option<u64>),
-        latency_ns: u64,
-    ) -> Self {
+    pub fn new(rng: &mut Rng, birth: Birth, latency_ns: u64) -> Self {
         let host = |_| Host {
             process: None,
             starts_at: rng.below(500 * MS),
@@ -241,13 +236,12 @@ impl World {
             runs: false,
             drains: false,
         };
-        let hosts = (0..hosts).map(host).collect();
+        let hosts = (0..birth.hosts).map(host).collect();
         Self {
             now: 0,
             quantum_ns: latency_ns,
             hosts,
-            odd,
-            vm,
+            birth,
             flying: BTreeMap::new(),
             left: Vec::new(),
             numbers: Numbers::default(),
@@ -361,6 +355,7 @@ impl World {
             (0..self.hosts.len()).find(|host| frame.starts_with(&super::host::mac(*host as u8)));
         let to = to.ok_or("sends a frame to nobody")?;
         self.life.frames += 1;
+        self.life.longest = self.life.longest.max(frame.len());
         frame.clone_into(&mut self.hosts[to].heard);
         for (number, (late, copy)) in (0..).zip(network.copies(from, to, frame)) {
             let at = sent.saturating_add(late).max(end);
@@ -371,17 +366,14 @@ impl World {
     }
 
     fn start_if_off(&mut self, number: usize, now: u64) -> Result<(), String> {
-        let hosts = self.hosts.len() as u8;
         let host = &mut self.hosts[number];
         if host.process.is_some() {
             return Ok(());
         }
         let process = Process::start(Birth {
             host: number as u8,
-            hosts,
             seed: self.rng.next(),
-            odd: self.odd,
-            vm: self.vm,
+            ..self.birth
         })?;
         host.process = Some(process);
         host.starts += 1;
@@ -445,8 +437,9 @@ impl World {
     /// What the VM over several hosts is made by.
     fn plan(&self) -> Option<guest::Plan> {
         let hosts = self.hosts.len() as u8;
-        let reads_features = self.odd == Some(Odd::Features);
-        self.vm
+        let reads_features = self.birth.odd == Some(Odd::Features);
+        self.birth
+            .vm
             .map(|seed| guest::Plan::new(seed, hosts, reads_features))
     }
 

@@ -9,6 +9,7 @@ mod systemd;
 use super::cluster::{one_key, time_ms};
 use crate::{
     Outcome, because,
+    cluster_file::{JUMBO, options, write_for},
     machine::{Hardware, Machine},
     scenario::{Prepare, Scenario, Stage},
     status::{self, VmStatus},
@@ -122,7 +123,12 @@ fn litmus(rounds: u64, seed: u64) -> Scenario {
     let vm = Vm::bare("litmus", "litmus", &args).flat();
     let vm = vm.cpus(hosts.into()).hosts(hosts);
     let scenario = Scenario::new(format!("span/litmus-{rounds}"), hardware, vec![vm]);
-    scenario.prepare(one_key::<4>).check(move |stage| {
+    // Pages take one frame each, which other scenarios do not.
+    let prepared = scenario.prepare(|directory| {
+        let file = write_for((directory, "cluster"), 'a', 4, JUMBO)?;
+        Ok(options(&[file]))
+    });
+    prepared.check(move |stage| {
         let machine = stage.machine()?;
         await_off(machine, (hosts, LONG_PATIENCE), "litmus", &LITMUS)
     })

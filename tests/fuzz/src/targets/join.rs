@@ -40,6 +40,7 @@ fn description(life: u64) -> Description {
         version: 1.into(),
         clock_hz: 1000.into(),
         cache_lines: 4.into(),
+        frame_bytes: 1514.into(),
         life: life.into(),
         features: [U64::ZERO; FEATURES_MAX],
     }

@@ -11,6 +11,8 @@ A cluster file is TOML, the same on all hosts; the key's path is relative to it:
 
   key       = \"cluster.key\"  64 hexadecimal digits, mode 600; the same on all hosts
   number    = 0              tells clusters on one wire apart
+  mtu       = 1500           or 4256 to 9216, if cards and switches carry as much: a page
+                             then takes one frame in place of three
   [[host]]                   2 to 16
   name      = \"a\"            small letters, digits and hyphens
   mac       = \"02:00:00:00:88:01\"  of its card of the link

@@ -178,7 +178,11 @@ pub fn cluster(context: &Context, verb: &ClusterVerb) -> Result<()> {
             }
             let name = |host: &Host| host.name.clone();
             let names: Vec<String> = cluster.hosts.iter().map(name).collect();
-            let json = || json!({ "file": file, "number": cluster.number, "hosts": names });
+            let json = || {
+                json!({
+                    "file": file, "number": cluster.number, "mtu": cluster.mtu, "hosts": names,
+                })
+            };
             let text =
                 |_: Output| format!("{}: good; hosts {}\n", file.display(), names.join(", "));
             context.output.result(json, text)
